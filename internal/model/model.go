@@ -1,0 +1,155 @@
+// Package model holds the nouns every other package shares: nodes, endpoints, addresses and the
+// names of paths and reasons. It depends on the standard library only, decides nothing and does no I/O.
+package model
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// NetworkID tells Heddle networks apart that share an underlay. It travels in the SYN option, where it
+// has 12 bits: 1..4095; 0 is never valid. See docs/protocols/syn-option.md.
+type NetworkID uint16
+
+// MaxNetworkID is the largest value the SYN option can carry.
+const MaxNetworkID NetworkID = 0xfff
+
+// Validate reports whether the id fits the SYN option.
+func (id NetworkID) Validate() error {
+	if id == 0 || id > MaxNetworkID {
+		return fmt.Errorf("network id %d: must be 1..%d", id, MaxNetworkID)
+	}
+	return nil
+}
+
+// EndpointID names an endpoint on its node. Ids are given out by the node's agent, are unique on that
+// node only, and are never 0. Socket tags carry them, so an id is not given out again while the agent
+// still knows a socket that carries it.
+type EndpointID uint32
+
+// MaxEndpointID bounds ids so that each maps to its own pair of loopback aliases (see LoopbackAlias).
+const MaxEndpointID EndpointID = 1<<22 - 1
+
+// PortRange is an inclusive range of TCP ports in host byte order.
+type PortRange struct {
+	First uint16 `json:"first"`
+	Last  uint16 `json:"last"`
+}
+
+// DefaultDirectPorts are the underlay ports direct connections are addressed to. Sixteen ports give a
+// pair of nodes 16 times the ephemeral range: about 450,000 concurrent connections.
+var DefaultDirectPorts = PortRange{First: 17440, Last: 17455}
+
+// ParsePortRange reads "FIRST-LAST" or "PORT".
+func ParsePortRange(s string) (PortRange, error) {
+	first, last, isRange := strings.Cut(s, "-")
+	if !isRange {
+		last = first
+	}
+	f, err := strconv.ParseUint(first, 10, 16)
+	if err != nil {
+		return PortRange{}, fmt.Errorf("port range %q: want FIRST-LAST with ports 1..65535", s)
+	}
+	l, err := strconv.ParseUint(last, 10, 16)
+	if err != nil {
+		return PortRange{}, fmt.Errorf("port range %q: want FIRST-LAST with ports 1..65535", s)
+	}
+	r := PortRange{First: uint16(f), Last: uint16(l)}
+	return r, r.Validate()
+}
+
+// Validate reports whether the range is usable for direct connections.
+func (r PortRange) Validate() error {
+	if r.First == 0 || r.Last < r.First {
+		return fmt.Errorf("port range %d-%d: want 1 <= FIRST <= LAST <= 65535", r.First, r.Last)
+	}
+	return nil
+}
+
+// Contains reports whether port p is in the range.
+func (r PortRange) Contains(p uint16) bool { return p >= r.First && p <= r.Last }
+
+// String gives "FIRST-LAST".
+func (r PortRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+
+// Node is one container host as its peers see it.
+type Node struct {
+	// Name is unique in the network: a DNS label (a-z, 0-9, '-').
+	Name string `json:"name"`
+	// Underlay is the address other nodes reach this node by.
+	Underlay netip.Addr `json:"underlay"`
+	// Prefixes are the overlay prefixes whose addresses live on this node; disjoint from every
+	// other node's. The first address after the network address is the node's gateway.
+	Prefixes []netip.Prefix `json:"prefixes"`
+	// VTEPMAC is the hardware address of the node's VXLAN device, "02:..." form.
+	VTEPMAC string `json:"vtep_mac"`
+	// DirectPorts is the node's direct port range. The zero range means that the node takes no
+	// direct connections (no agent with a datapath); the overlay carries everything to it.
+	DirectPorts PortRange `json:"direct_ports"`
+}
+
+// Direct reports whether the node accepts direct connections.
+func (n Node) Direct() bool { return n.DirectPorts != PortRange{} }
+
+// Gateway gives the node's own overlay address in prefix p: the first address after p's network
+// address. The node's processes talk to containers from it, and containers route through it.
+func Gateway(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
+
+// Endpoint is one container's attachment to the overlay.
+type Endpoint struct {
+	// ID is unique on Node.
+	ID EndpointID `json:"id"`
+	// Name is the operator's name for it, unique on Node: for a lab container "n1/c1".
+	Name string `json:"name"`
+	// Node is the name of the node it lives on.
+	Node string `json:"node"`
+	// Addrs are its overlay addresses, one a family at most.
+	Addrs []netip.Addr `json:"addrs"`
+	// Intercepted says that its TCP sockets are made in the node's network namespace. Peers send
+	// connections for an endpoint that is not intercepted over the overlay.
+	Intercepted bool `json:"intercepted"`
+	// NetnsPath names the container's network namespace on its node.
+	NetnsPath string `json:"netns_path"`
+	// Labels are the operator's, for policy.
+	Labels map[string]string `json:"labels,omitempty"`
+	// Created is when the agent made it.
+	Created time.Time `json:"created"`
+}
+
+// Addr4 gives the endpoint's IPv4 overlay address, or the zero Addr.
+func (e Endpoint) Addr4() netip.Addr {
+	for _, a := range e.Addrs {
+		if a.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}
+
+// LoopbackAlias gives the node addresses that stand for 127.0.0.1 and ::1 of endpoint id. Both are in
+// the upper half of 127.0.0.0/8, which is local in every network namespace without any set-up, and
+// differ for each endpoint, so one container's loopback is not another's.
+func LoopbackAlias(id EndpointID) (v4, v6 netip.Addr) {
+	n := uint32(id & MaxEndpointID)
+	mk := func(base byte) netip.Addr {
+		return netip.AddrFrom4([4]byte{127, base | byte(n>>16), byte(n >> 8), byte(n)})
+	}
+	return mk(0x80), mk(0xc0)
+}
+
+// ValidateName checks the name of a node or lab: a DNS label of at most 32 characters.
+func ValidateName(field, s string) error {
+	if s == "" || len(s) > 32 {
+		return fmt.Errorf("%s %q: want 1 to 32 characters", field, s)
+	}
+	for i, c := range s {
+		ok := c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' && i > 0 && i < len(s)-1
+		if !ok {
+			return fmt.Errorf("%s %q: use a-z, 0-9 and '-' (not first or last)", field, s)
+		}
+	}
+	return nil
+}

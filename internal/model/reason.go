@@ -1,0 +1,68 @@
+package model
+
+import "fmt"
+
+// Reason names why a packet was dropped, a call refused or a connection not sent direct. The numbers
+// are those of enum heddle_reason in bpf/abi.h; a test in internal/datapath ties the two. Each is a
+// counter of the datapath, a metric label and a line of `heddle status`.
+type Reason uint32
+
+// Kind groups reasons by what happened.
+type Kind string
+
+// Kinds.
+const (
+	KindPath     Kind = "path"     // a connection took this path: no fault
+	KindFallback Kind = "fallback" // a connection went over the overlay instead of direct
+	KindDrop     Kind = "drop"     // a packet was dropped
+	KindRefusal  Kind = "refusal"  // a system call was refused
+)
+
+// ReasonInfo describes one Reason.
+type ReasonInfo struct {
+	Reason Reason
+	Name   string // metric label
+	Kind   Kind
+	Help   string // one sentence for operators
+}
+
+// Reasons lists every reason in the order of enum heddle_reason.
+var Reasons = []ReasonInfo{
+	{0, "none", KindPath, "no reason"},
+	{1, "connect_direct", KindPath, "connects sent direct"},
+	{2, "connect_local", KindPath, "connects to an intercepted listener on the same node, over lo"},
+	{3, "connect_loopback", KindPath, "connects of a container to its own 127.0.0.1 or ::1"},
+	{4, "connect_node", KindPath, "connects to the container's own node"},
+	{5, "connect_outside", KindPath, "connects to addresses outside the overlay"},
+	{6, "accept_direct", KindPath, "connections accepted direct"},
+	{7, "accept_local", KindPath, "connections accepted over lo, the overlay or a veth"},
+	{8, "deliver_overlay", KindPath, "packets from the overlay device or a veth handed to a node socket"},
+	{9, "deliver_node", KindPath, "packets from the node's own processes handed to a node socket"},
+	{10, "relay_opened", KindPath, "direct connections relayed into a container's own namespace (its listener is not intercepted)"},
+	{11, "fallback_bound", KindFallback, "socket was bound before it connected, so its source address is fixed"},
+	{12, "fallback_node_overlay_only", KindFallback, "peer's node takes no direct connections"},
+	{13, "fallback_peer_plain", KindFallback, "peer endpoint is not intercepted"},
+	{14, "fallback_local_plain", KindFallback, "peer on the same node has no intercepted listener at that port"},
+	{15, "fallback_reconnect", KindFallback, "socket kept the source address of an earlier connect that failed"},
+	{16, "drop_option_malformed", KindDrop, "SYN to a direct port with a malformed Heddle option"},
+	{17, "drop_option_version", KindDrop, "SYN with an unknown version of the Heddle option"},
+	{18, "drop_option_network", KindDrop, "SYN of another Heddle network"},
+	{19, "drop_unknown_node", KindDrop, "SYN with a Heddle option from an address that is no known node"},
+	{20, "drop_source_not_of_node", KindDrop, "SYN whose overlay source does not live on the node that sent it"},
+	{21, "drop_no_endpoint", KindDrop, "SYN for an overlay address that is not on this node"},
+	{22, "drop_forged_direct", KindDrop, "packet from a container's own namespace to a direct port of a node"},
+	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own"},
+	{24, "drop_relay_conflict", KindDrop, "relayed connection whose addresses and ports are in use by another"},
+	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's (EADDRNOTAVAIL)"},
+	{26, "refuse_ipv6_unreachable", KindRefusal, "connect to an IPv6 address while the overlay is IPv4 only (ENETUNREACH)"},
+	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
+	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
+}
+
+// String gives the reason's metric label.
+func (r Reason) String() string {
+	if int(r) < len(Reasons) {
+		return Reasons[r].Name
+	}
+	return fmt.Sprintf("reason(%d)", uint32(r))
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Types and numbers shared with user space. bpf2go turns them into Go types in internal/datapath, so
+ * that there is one source. Addresses are four words in network byte order; IPv4 ones are v4-mapped
+ * (::ffff:a.b.c.d), so that every map and tag has room for both families. */
+#ifndef HEDDLE_ABI_H
+#define HEDDLE_ABI_H
+
+#include <linux/types.h>
+
+/* How a connection travels; internal/model.Path has the meanings. */
+enum heddle_path {
+	PATH_NONE,
+	PATH_DIRECT,
+	PATH_LOCAL,
+	PATH_LOOPBACK,
+	PATH_OVERLAY,
+	PATH_NODE,
+	PATH_OUTSIDE,
+	PATH_LISTEN,
+};
+
+/* Why something was counted; internal/model.Reasons has the meanings. */
+enum heddle_reason {
+	REASON_NONE,
+	REASON_CONNECT_DIRECT,
+	REASON_CONNECT_LOCAL,
+	REASON_CONNECT_LOOPBACK,
+	REASON_CONNECT_NODE,
+	REASON_CONNECT_OUTSIDE,
+	REASON_ACCEPT_DIRECT,
+	REASON_ACCEPT_LOCAL,
+	REASON_DELIVER_OVERLAY,
+	REASON_DELIVER_NODE,
+	REASON_RELAY_OPENED,
+	REASON_FALLBACK_BOUND,
+	REASON_FALLBACK_NODE_OVERLAY_ONLY,
+	REASON_FALLBACK_PEER_PLAIN,
+	REASON_FALLBACK_LOCAL_PLAIN,
+	REASON_FALLBACK_RECONNECT,
+	REASON_DROP_OPTION_MALFORMED,
+	REASON_DROP_OPTION_VERSION,
+	REASON_DROP_OPTION_NETWORK,
+	REASON_DROP_UNKNOWN_NODE,
+	REASON_DROP_SOURCE_NOT_OF_NODE,
+	REASON_DROP_NO_ENDPOINT,
+	REASON_DROP_FORGED_DIRECT,
+	REASON_DROP_SPOOFED_SOURCE,
+	REASON_DROP_RELAY_CONFLICT,
+	REASON_REFUSE_BIND_FOREIGN,
+	REASON_REFUSE_IPV6_UNREACHABLE,
+	REASON_REFUSE_SOCKOPT,
+	REASON_REFUSE_UNKNOWN_ENDPOINT,
+	REASON_MAX,
+};
+
+/* An address of either family, network byte order. */
+struct address {
+	__be32 word[4];
+};
+
+/* sock_tag.flags */
+enum sock_tag_flags {
+	TAG_BOUND = 1 << 0,   /* the program called bind() */
+	TAG_WILD = 1 << 1,    /* ... with 0.0.0.0 or ::, and has not connected since */
+	TAG_V6ONLY = 1 << 2,  /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,   /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4,  /* getpeername shows tag.remote and remote_port */
+	TAG_ROUTED = 1 << 5,  /* SO_MARK is the overlay mark: routed as if it were no node socket */
+};
+
+/* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
+ * (dup, fork, SCM_RIGHTS) and accepted sockets start with a copy of their listener's. */
+struct sock_tag {
+	__u32 endpoint_id; /* of the endpoint whose process asked for the socket */
+	__u32 flags;       /* enum sock_tag_flags */
+	struct address local;
+	struct address remote;
+	__be16 local_port; /* shown instead of the kernel's if not 0 */
+	__be16 remote_port;
+	__u8 path;   /* enum heddle_path */
+	__u8 reason; /* enum heddle_reason: why not direct */
+	__u16 pad;
+};
+
+/* endpoint.flags */
+enum endpoint_flags {
+	ENDPOINT_INTERCEPTED = 1 << 0,
+};
+
+/* One endpoint of this node. */
+struct endpoint {
+	struct address addr4; /* its IPv4 overlay address, v4-mapped */
+	__u32 id;
+	__u32 flags;   /* enum endpoint_flags */
+	__u32 ifindex; /* node side of its veth */
+	__u32 pad;
+};
+
+/* route.flags */
+enum route_flags {
+	ROUTE_SELF = 1 << 0,      /* the prefix of this node's own endpoints */
+	ROUTE_NODE_ADDR = 1 << 1, /* an address of this node itself */
+	ROUTE_DIRECT = 1 << 2,    /* the node takes direct connections */
+	ROUTE_PLAIN = 1 << 3,     /* one endpoint that is not intercepted */
+};
+
+struct route_key {
+	__u32 prefixlen; /* bits of addr that count: 96 + n for an IPv4 prefix of n bits */
+	struct address addr;
+};
+
+/* Where an overlay prefix lives. */
+struct route {
+	struct address underlay; /* of its node */
+	__u32 flags;             /* enum route_flags */
+	__u16 port_first;        /* the node's direct ports, host byte order */
+	__u16 port_last;
+};
+
+/* A direct connection as it stands on the wire: remote node to this node. */
+struct flow_key {
+	__be32 saddr;
+	__be32 daddr;
+	__be16 sport;
+	__be16 dport;
+};
+
+/* What the SYN of a direct connection asked for. Kept until it is accepted, because a SYN cookie
+ * loses the option, and for the life of a relayed connection. */
+struct flow {
+	__be32 src; /* overlay addresses */
+	__be32 dst;
+	__be16 dst_port;
+	__u16 relay;   /* 1: rewritten and handed to the endpoint's veth */
+	__u32 ifindex; /* of that veth, if relayed */
+};
+
+/* The SYN option of docs/protocols/syn-option.md, as on the wire. */
+struct syn_option {
+	__u8 kind;
+	__u8 length;
+	__be16 exid;
+	__be16 version_network; /* version in the upper 4 bits, network id in the lower 12 */
+	__be16 dst_port;
+	__be32 dst;
+	__be32 src;
+};
+
+/* One record of the connection listing (list.bpf.c). */
+struct connection_record {
+	struct sock_tag tag;
+	struct address node_local; /* as the kernel has it */
+	struct address node_remote;
+	__be16 node_local_port;
+	__be16 node_remote_port;
+	__u8 state; /* the kernel's TCP state */
+	__u8 family; /* AF_INET or AF_INET6 */
+	__u16 pad;
+	__u64 bytes_sent;     /* acknowledged by the peer */
+	__u64 bytes_received;
+	__u64 cookie;
+};
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Addresses: mapped form, loopback aliases, routes. Mirrors internal/model; a test ties the aliases. */
+#ifndef HEDDLE_ADDRESS_H
+#define HEDDLE_ADDRESS_H
+
+#define V4_MAPPED_PREFIX bpf_htonl(0xffff)
+#define LOOPBACK4 bpf_htonl(0x7f000001)
+#define ALIAS4_BASE 0x7f800000 /* 127.128.0.0: stands for 127.0.0.1 of endpoint n at offset n */
+#define ALIAS6_BASE 0x7fc00000 /* 127.192.0.0: stands for ::1 */
+#define ALIAS_ID_MASK 0x3fffff
+
+static __always_inline struct address mapped(__be32 v4)
+{
+	struct address a = {.word = {0, 0, V4_MAPPED_PREFIX, v4}};
+	return a;
+}
+
+static __always_inline struct address loopback6(void)
+{
+	struct address a = {.word = {0, 0, 0, bpf_htonl(1)}};
+	return a;
+}
+
+static __always_inline bool is_mapped(const struct address *a)
+{
+	return a->word[0] == 0 && a->word[1] == 0 && a->word[2] == V4_MAPPED_PREFIX;
+}
+
+static __always_inline bool is_unspecified6(const struct address *a)
+{
+	return (a->word[0] | a->word[1] | a->word[2] | a->word[3]) == 0;
+}
+
+static __always_inline bool is_loopback6(const struct address *a)
+{
+	return (a->word[0] | a->word[1] | a->word[2]) == 0 && a->word[3] == bpf_htonl(1);
+}
+
+static __always_inline bool is_loopback4(__be32 a)
+{
+	return (a & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+}
+
+static __always_inline __be32 alias4(__u32 endpoint_id)
+{
+	return bpf_htonl(ALIAS4_BASE | (endpoint_id & ALIAS_ID_MASK));
+}
+
+static __always_inline __be32 alias6(__u32 endpoint_id)
+{
+	return bpf_htonl(ALIAS6_BASE | (endpoint_id & ALIAS_ID_MASK));
+}
+
+/* Whether a stands for a container's 127.0.0.1 (or ::1), and so is never shown to a program. */
+static __always_inline bool is_alias4(__be32 a)
+{
+	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(ALIAS4_BASE);
+}
+
+static __always_inline bool is_alias6(__be32 a)
+{
+	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(ALIAS6_BASE);
+}
+
+static __always_inline struct route *route_to(__be32 dst)
+{
+	struct route_key key = {.prefixlen = 128, .addr = mapped(dst)};
+
+	return bpf_map_lookup_elem(&route_by_prefix, &key);
+}
+
+static __always_inline bool in_direct_ports(__be16 port)
+{
+	__u16 p = bpf_ntohs(port);
+
+	return p >= config_port_first && p <= config_port_last;
+}
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* bind(): a program binds the addresses of its container; the kernel binds node addresses.
+ *
+ *   0.0.0.0, own address   -> the overlay address
+ *   127.0.0.0/8            -> the endpoint's loopback alias
+ *   ::                     -> the overlay address, v4-mapped; with IPV6_V6ONLY the alias of ::1,
+ *                             since an IPv4 overlay gives it no other IPv6 address
+ *   ::1                    -> the alias of ::1
+ *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
+ */
+
+static __always_inline int refuse(__u32 reason, int err)
+{
+	count(reason);
+	bpf_set_retval(-err);
+	return 0;
+}
+
+/* Gives the node address to bind for IPv4 address a, 0 if a is not the container's. Notes in tag what
+ * getsockname must show. */
+static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct endpoint *ep, __be32 a)
+{
+	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->local_port = 0;
+	if (a == 0) {
+		tag->flags |= TAG_BOUND | TAG_WILD;
+		return ep->addr4.word[3];
+	}
+	if (a == ep->addr4.word[3]) {
+		tag->flags |= TAG_BOUND;
+		return a;
+	}
+	if (is_loopback4(a)) {
+		tag->flags |= TAG_BOUND | TAG_LOCAL;
+		tag->local = mapped(a);
+		return alias4(ep->id);
+	}
+	return 0;
+}
+
+SEC("cgroup/bind4")
+int bind4(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag;
+	struct endpoint *ep;
+	__be32 target;
+
+	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+		return 1;
+	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	if (!tag)
+		return 1;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	target = bind_target4(tag, ep, ctx->user_ip4);
+	if (!target)
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	ctx->user_ip4 = target;
+	return 1;
+}
+
+static __always_inline __be32 bind_target6(struct sock_tag *tag, const struct endpoint *ep,
+					   const struct address *a)
+{
+	bool v6only = tag->flags & TAG_V6ONLY;
+
+	if (is_mapped(a))
+		return v6only ? 0 : bind_target4(tag, ep, a->word[3]);
+	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->local_port = 0;
+	if (is_unspecified6(a)) {
+		tag->flags |= TAG_BOUND | TAG_WILD;
+		return v6only ? alias6(ep->id) : ep->addr4.word[3];
+	}
+	if (is_loopback6(a)) {
+		tag->flags |= TAG_BOUND | TAG_LOCAL;
+		tag->local = loopback6();
+		return alias6(ep->id);
+	}
+	return 0;
+}
+
+SEC("cgroup/bind6")
+int bind6(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag;
+	struct endpoint *ep;
+	struct address a;
+	__be32 target;
+
+	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+		return 1;
+	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	if (!tag)
+		return 1;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	a.word[0] = ctx->user_ip6[0];
+	a.word[1] = ctx->user_ip6[1];
+	a.word[2] = ctx->user_ip6[2];
+	a.word[3] = ctx->user_ip6[3];
+	target = bind_target6(tag, ep, &a);
+	if (!target)
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	ctx->user_ip6[0] = 0;
+	ctx->user_ip6[1] = 0;
+	ctx->user_ip6[2] = V4_MAPPED_PREFIX;
+	ctx->user_ip6[3] = target;
+	return 1;
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Settings of this node, written once before the programs are loaded. Constants to the verifier, so
+ * what a node does not use costs nothing. */
+#ifndef HEDDLE_CONFIG_H
+#define HEDDLE_CONFIG_H
+
+/* This node's underlay address. */
+const volatile __be32 config_underlay = 0;
+/* Network id, 1..4095, host byte order. */
+const volatile __u16 config_network_id = 0;
+/* This node's direct port range, host byte order, inclusive. */
+const volatile __u16 config_port_first = 0;
+const volatile __u16 config_port_last = 0;
+/* SO_MARK and skb mark that make the node treat overlay addresses of intercepted endpoints as local. */
+const volatile __u32 config_mark = 0;
+/* SO_MARK of a socket that must reach an address of this node's prefix through its veth instead. */
+const volatile __u32 config_overlay_mark = 0;
+/* Device whose ingress hands packets of the node's own processes to node sockets, and the underlay's. */
+const volatile __u32 config_deliver_ifindex = 0;
+const volatile __u32 config_underlay_ifindex = 0;
+
+#endif

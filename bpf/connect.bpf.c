@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* connect(): chooses the path and rewrites the destination for it.
+ *
+ *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard listens
+ *   this node, intercepted -> unchanged, from the overlay address, over lo
+ *   this node, plain       -> unchanged, from the overlay address, through the peer's veth
+ *   another node           -> that node's underlay address and one of its direct ports; sockops adds
+ *                             the option. Where it cannot be direct: unchanged, over the overlay
+ *   the node itself        -> unchanged, from the overlay address
+ *   outside                -> unchanged, from whatever address routing picks: the node's
+ */
+
+/* The listener of endpoint owner at addr:port, by the kernel's own lookup. Release it after use. A
+ * node process that listens on the wildcard matches too and is not ours: the tag decides. */
+static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
+				    __u32 owner, __u32 *flags)
+{
+	struct bpf_sock_tuple t = {};
+	struct sock_tag *tag;
+	struct bpf_sock *sk;
+	bool ours = false;
+
+	t.ipv4.saddr = src;
+	t.ipv4.daddr = addr;
+	t.ipv4.dport = port;
+	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	if (sk->state == BPF_TCP_LISTEN) {
+		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+		if (tag && tag->endpoint_id == owner) {
+			ours = true;
+			*flags = tag->flags;
+		}
+	}
+	bpf_sk_release(sk);
+	return ours;
+}
+
+static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag *tag, bool routed)
+{
+	__u32 mark = routed ? config_overlay_mark : config_mark;
+
+	if (!!(tag->flags & TAG_ROUTED) == routed)
+		return;
+	if (bpf_setsockopt(ctx, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		return;
+	if (routed)
+		tag->flags |= TAG_ROUTED;
+	else
+		tag->flags &= ~TAG_ROUTED;
+}
+
+/* Fixes the source address, leaving the port to connect(). Not for sockets that have one already. */
+static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __be32 src)
+{
+	if (ctx->sk->src_ip4)
+		return;
+	if (sk6) {
+		struct sockaddr_in6_ sa = {.family = AF_INET6};
+
+		sa.addr[2] = V4_MAPPED_PREFIX;
+		sa.addr[3] = src;
+		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
+	} else {
+		struct sockaddr_in_ sa = {.family = AF_INET, .addr = src};
+
+		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
+	}
+}
+
+/* The verifier lets a connect4 program touch no IPv6 field, so the family of the socket is a constant of
+ * each program (sk6) rather than read from ctx. */
+static __always_inline void set_destination(struct bpf_sock_addr *ctx, bool sk6, __be32 dst, __be16 port)
+{
+	if (sk6) {
+		ctx->user_ip6[0] = 0;
+		ctx->user_ip6[1] = 0;
+		ctx->user_ip6[2] = V4_MAPPED_PREFIX;
+		ctx->user_ip6[3] = dst;
+	} else {
+		ctx->user_ip4 = dst;
+	}
+	ctx->user_port = port;
+}
+
+static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, __u8 reason)
+{
+	tag->path = path;
+	tag->reason = reason;
+	count(reason ? reason : counted);
+	return 1;
+}
+
+/* dst is what the program asked for; v6 says that it asked for ::1. */
+static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+					    const struct endpoint *ep, __be32 dst, bool v6)
+{
+	__be32 alias = v6 ? alias6(ep->id) : alias4(ep->id);
+	__be32 own = ep->addr4.word[3], target = alias;
+	__be16 port = ctx->user_port;
+	__u32 flags = 0;
+
+	if (!listens(ctx, alias, alias, port, ep->id, &flags) &&
+	    listens(ctx, alias, own, port, ep->id, &flags) && (flags & TAG_WILD))
+		target = own;
+	set_mark(ctx, tag, false);
+	bind_source(ctx, sk6, alias);
+	tag->flags |= TAG_REMOTE;
+	tag->remote = v6 ? loopback6() : mapped(dst ? dst : LOOPBACK4);
+	tag->remote_port = port;
+	if (!(tag->flags & TAG_BOUND)) {
+		tag->flags |= TAG_LOCAL;
+		tag->local = v6 ? loopback6() : mapped(LOOPBACK4);
+	}
+	set_destination(ctx, sk6, target, port);
+	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+}
+
+static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+					     const struct endpoint *ep, __be32 dst)
+{
+	struct address key = mapped(dst);
+	struct endpoint *peer = bpf_map_lookup_elem(&endpoint_by_addr, &key);
+	__be16 port = ctx->user_port;
+	__u32 flags;
+	bool local;
+
+	/* Its own address never leaves by its own veth: the container's stack would drop it as martian. */
+	local = dst == ep->addr4.word[3] ||
+		(peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags));
+	set_mark(ctx, tag, !local);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	if (local)
+		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
+	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
+}
+
+static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+					      const struct endpoint *ep, const struct route *to, __be32 dst)
+{
+	__u32 ports = (__u32)to->port_last - to->port_first + 1;
+	__u8 reason = REASON_NONE;
+	__u16 port;
+
+	if (to->flags & ROUTE_PLAIN)
+		reason = REASON_FALLBACK_PEER_PLAIN;
+	else if (!(to->flags & ROUTE_DIRECT))
+		reason = REASON_FALLBACK_NODE_OVERLAY_ONLY;
+	else if (ctx->sk->src_ip4)
+		reason = tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
+	set_mark(ctx, tag, false);
+	if (reason) {
+		bind_source(ctx, sk6, ep->addr4.word[3]);
+		return take(tag, PATH_OVERLAY, 0, reason);
+	}
+	port = to->port_first + bpf_get_prandom_u32() % ports;
+	tag->flags |= TAG_LOCAL | TAG_REMOTE;
+	tag->local = ep->addr4;
+	tag->remote = mapped(dst);
+	tag->remote_port = ctx->user_port;
+	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
+	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);
+}
+
+static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+					const struct endpoint *ep, __be32 dst)
+{
+	struct route *to;
+
+	if (dst == 0 || is_loopback4(dst))
+		return connect_loopback(ctx, sk6, tag, ep, dst, false);
+	to = route_to(dst);
+	if (to && to->flags & ROUTE_SELF)
+		return connect_same_node(ctx, sk6, tag, ep, dst);
+	if (to && to->flags & ROUTE_NODE_ADDR) {
+		set_mark(ctx, tag, false);
+		bind_source(ctx, sk6, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
+	if (to)
+		return connect_other_node(ctx, sk6, tag, ep, to, dst);
+	set_mark(ctx, tag, false);
+	if (!ctx->sk->src_ip4) {
+		tag->flags |= TAG_LOCAL;
+		tag->local = ep->addr4;
+	}
+	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+}
+
+/* The tag of the caller's socket, cleared of what an earlier connect left. */
+static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag;
+
+	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+		return NULL;
+	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	if (!tag)
+		return NULL;
+	if (!ctx->sk->src_ip4)
+		tag->flags &= ~TAG_BOUND; /* a bind that failed */
+	tag->flags &= ~(TAG_WILD | TAG_REMOTE);
+	if (!(tag->flags & TAG_BOUND))
+		tag->flags &= ~TAG_LOCAL;
+	return tag;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = connecting(ctx);
+	struct endpoint *ep;
+
+	if (!tag)
+		return 1;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4);
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = connecting(ctx);
+	struct endpoint *ep;
+	struct address dst;
+
+	if (!tag)
+		return 1;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	dst.word[0] = ctx->user_ip6[0];
+	dst.word[1] = ctx->user_ip6[1];
+	dst.word[2] = ctx->user_ip6[2];
+	dst.word[3] = ctx->user_ip6[3];
+	if (is_unspecified6(&dst) || is_loopback6(&dst))
+		return connect_loopback(ctx, true, tag, ep, 0, true);
+	if (!is_mapped(&dst) || tag->flags & TAG_V6ONLY)
+		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
+	return connect_ipv4(ctx, true, tag, ep, dst.word[3]);
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* One object, so that all programs share one set of maps. One file a hook, in the order a connection
+ * meets them. */
+#include "kernel.h"
+#include "abi.h"
+#include "config.h"
+#include "maps.h"
+#include "address.h"
+#include "option.h"
+#include "packet.h"
+
+#include "bind.bpf.c"
+#include "connect.bpf.c"
+#include "sockops.bpf.c"
+#include "relay.bpf.c"
+#include "steer.bpf.c"
+#include "capture.bpf.c"
+#include "names.bpf.c"
+#include "sockopt.bpf.c"
+#include "list.bpf.c"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Types that only user space names in full: pointers to them keep them in the object's type
+ * information, from which bpf2go makes the Go types. */
+const struct connection_record *type_connection_record __attribute__((unused));
+const struct syn_option *type_syn_option __attribute__((unused));
+const enum heddle_path *type_heddle_path __attribute__((unused));
+const enum heddle_reason *type_heddle_reason __attribute__((unused));
+const enum sock_tag_flags *type_sock_tag_flags __attribute__((unused));
+const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
+const enum route_flags *type_route_flags __attribute__((unused));

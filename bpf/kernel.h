@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the UAPI headers lack: constants that live in glibc's headers, and the few kernel structs that
+ * the iterator reads, relocated at load time (CO-RE). */
+#ifndef HEDDLE_KERNEL_H
+#define HEDDLE_KERNEL_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+#define bool _Bool
+#define true 1
+#define false 0
+#define NULL ((void *)0)
+#define barrier() asm volatile("" ::: "memory")
+
+#define AF_INET 2
+#define AF_INET6 10
+#define ETH_P_IP 0x0800
+#define ETH_HLEN 14
+#define IPPROTO_TCP_ 6
+#define SOL_IP_ 0
+#define SOL_SOCKET_ 1
+#define SOL_TCP_ 6
+#define SOL_IPV6_ 41
+#define SOL_TLS_ 282
+#define EPERM_ 1
+#define EINVAL_ 22
+#define ENOPROTOOPT_ 92
+#define EADDRNOTAVAIL_ 99
+#define ENETDOWN_ 100
+#define ENETUNREACH_ 101
+#define TC_ACT_OK 0
+#define TC_ACT_SHOT 2
+
+struct sockaddr_in_ {
+	__u16 family;
+	__be16 port;
+	__be32 addr;
+	__u8 zero[8];
+};
+
+struct sockaddr_in6_ {
+	__u16 family;
+	__be16 port;
+	__be32 flowinfo;
+	__be32 addr[4];
+	__u32 scope_id;
+};
+
+struct iphdr_ {
+	__u8 version_ihl;
+	__u8 tos;
+	__be16 tot_len;
+	__be16 id;
+	__be16 frag_off;
+	__u8 ttl;
+	__u8 protocol;
+	__u16 check;
+	__be32 saddr;
+	__be32 daddr;
+};
+
+struct tcphdr_ {
+	__be16 source;
+	__be16 dest;
+	__be32 seq;
+	__be32 ack_seq;
+	__u8 doff_res; /* data offset in the upper 4 bits */
+	__u8 flags;
+	__be16 window;
+	__u16 check;
+	__be16 urg;
+};
+
+#define TCP_FLAG_FIN_ 0x01
+#define TCP_FLAG_SYN_ 0x02
+#define TCP_FLAG_RST_ 0x04
+#define TCP_FLAG_ACK_ 0x10
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	struct {
+		union {
+			__be32 u6_addr32[4];
+		} in6_u;
+	} skc_v6_daddr, skc_v6_rcv_saddr;
+};
+
+struct tcp_sock {
+	__u64 bytes_acked;
+	__u64 bytes_received;
+};
+
+struct seq_file;
+struct bpf_iter_meta {
+	struct seq_file *seq;
+};
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+};
+
+#pragma clang attribute pop
+
+#endif

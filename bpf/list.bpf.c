@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Lists the node's tagged TCP sockets: one connection_record each, for `heddle connections`. */
+
+SEC("iter/tcp")
+int list(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct connection_record r = {};
+	struct tcp_sock *tcp;
+	struct sock_tag *tag;
+
+	if (!sk)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (!tcp)
+		return 0;
+	r.tag = *tag;
+	r.node_local = mapped(sk->skc_rcv_saddr);
+	r.node_remote = mapped(sk->skc_daddr);
+	r.node_local_port = bpf_htons(sk->skc_num);
+	r.node_remote_port = sk->skc_dport;
+	r.state = sk->skc_state;
+	r.family = sk->skc_family;
+	r.bytes_sent = tcp->bytes_acked;
+	r.bytes_received = tcp->bytes_received;
+	r.cookie = bpf_get_socket_cookie(tcp);
+	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+	return 0;
+}

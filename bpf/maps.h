@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Every map: who writes it, who reads it, what bounds it. All are pinned by name (docs/protocols/pins.md). */
+#ifndef HEDDLE_MAPS_H
+#define HEDDLE_MAPS_H
+
+/* Tags of sockets. Written by the agent at creation and by these programs after; read by all.
+ * Bounded by the sockets themselves; freed with them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct sock_tag);
+} tag_by_sock SEC(".maps");
+
+/* Endpoints of this node. Written by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} endpoint_by_id SEC(".maps");
+
+/* The same by overlay address, for packets. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, struct endpoint);
+} endpoint_by_addr SEC(".maps");
+
+/* The same by the node side of its veth. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} endpoint_by_ifindex SEC(".maps");
+
+/* Overlay prefix -> node, longest match. Written by the agent: one entry a node and family, one for
+ * each endpoint that is not intercepted, one for each address of this node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct route_key);
+	__type(value, struct route);
+} route_by_prefix SEC(".maps");
+
+/* Known nodes by underlay address, this one too. Written by the agent. 16,384 nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, struct route);
+} node_by_underlay SEC(".maps");
+
+/* Direct connections not yet accepted, and relayed ones. Written here. LRU: a flood of SYNs evicts the
+ * oldest, which then can no longer be completed by a SYN cookie. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flow_by_wire SEC(".maps");
+
+/* Relayed connections as the container sees them (saddr: container), for the way back. Written here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow_key);
+} wire_by_relay SEC(".maps");
+
+/* Counts by enum heddle_reason. Written here, read by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} count_by_reason SEC(".maps");
+
+static __always_inline void count(__u32 reason)
+{
+	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);
+
+	if (n)
+		*n += 1; /* per CPU; preemption within one update loses a count at worst */
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* getsockname(), getpeername() and the address accept() returns: programs see overlay addresses. */
+
+static __always_inline struct sock_tag *named(struct bpf_sock_addr *ctx)
+{
+	if (!ctx->sk)
+		return NULL;
+	return bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+}
+
+SEC("cgroup/getsockname4")
+int getsockname4(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = named(ctx);
+
+	/* No address in the kernel: not bound, or a connect failed. Nothing to hide. */
+	if (!tag || !ctx->user_ip4)
+		return 1;
+	if (tag->flags & TAG_WILD) {
+		ctx->user_ip4 = 0;
+	} else if (tag->flags & TAG_LOCAL) {
+		ctx->user_ip4 = tag->local.word[3];
+		if (tag->local_port)
+			ctx->user_port = tag->local_port;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = named(ctx);
+
+	if (tag && tag->flags & TAG_REMOTE) {
+		ctx->user_ip4 = tag->remote.word[3];
+		if (tag->remote_port)
+			ctx->user_port = tag->remote_port;
+	}
+	return 1;
+}
+
+static __always_inline void show6(struct bpf_sock_addr *ctx, const struct address *a)
+{
+	ctx->user_ip6[0] = a->word[0];
+	ctx->user_ip6[1] = a->word[1];
+	ctx->user_ip6[2] = a->word[2];
+	ctx->user_ip6[3] = a->word[3];
+}
+
+SEC("cgroup/getsockname6")
+int getsockname6(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = named(ctx);
+	struct address any = {};
+
+	if (!tag || !ctx->user_ip6[3])
+		return 1;
+	if (tag->flags & TAG_WILD) {
+		show6(ctx, &any);
+	} else if (tag->flags & TAG_LOCAL) {
+		show6(ctx, &tag->local);
+		if (tag->local_port)
+			ctx->user_port = tag->local_port;
+	}
+	return 1;
+}
+
+SEC("cgroup/getpeername6")
+int getpeername6(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag = named(ctx);
+
+	if (tag && tag->flags & TAG_REMOTE) {
+		show6(ctx, &tag->remote);
+		if (tag->remote_port)
+			ctx->user_port = tag->remote_port;
+	}
+	return 1;
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Writes the option into the SYN of a direct connect, and gives accepted sockets their names. */
+
+static __always_inline struct sock_tag *tag_of(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk = ops->sk;
+
+	if (!sk)
+		return NULL;
+	return bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+}
+
+static __always_inline void write_option(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+	struct syn_option o;
+
+	if (!tag || tag->path != PATH_DIRECT)
+		return;
+	o = make_option(tag->local.word[3], tag->remote.word[3], tag->remote_port);
+	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
+}
+
+/* What the SYN of this accepted direct connection said: from the saved SYN, or, after a SYN cookie,
+ * from what steering remembered. */
+static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow *flow)
+{
+	struct flow_key key = {
+		.saddr = ops->remote_ip4,
+		.daddr = ops->local_ip4,
+		.sport = (__be16)(ops->remote_port >> 16), /* the upper half of a big-endian word */
+		.dport = bpf_htons((__u16)ops->local_port),
+	};
+	struct syn_option o = {.kind = OPTION_KIND, .length = 4, .exid = bpf_htons(OPTION_EXID)};
+	struct flow *remembered;
+
+	if (key.daddr != config_underlay || !in_direct_ports(key.dport))
+		return false;
+	remembered = bpf_map_lookup_elem(&flow_by_wire, &key);
+	if (bpf_load_hdr_opt(ops, &o, sizeof(o), BPF_LOAD_HDR_OPT_TCP_SYN) == sizeof(o)) {
+		flow->src = o.src;
+		flow->dst = o.dst;
+		flow->dst_port = o.dst_port;
+	} else if (remembered) {
+		*flow = *remembered;
+	} else {
+		return false;
+	}
+	if (remembered)
+		bpf_map_delete_elem(&flow_by_wire, &key);
+	return true;
+}
+
+static __always_inline void accept_direct(struct sock_tag *tag, const struct flow *flow)
+{
+	tag->flags |= TAG_LOCAL | TAG_REMOTE;
+	tag->local = mapped(flow->dst);
+	tag->local_port = flow->dst_port;
+	tag->remote = mapped(flow->src);
+	tag->path = PATH_DIRECT;
+	count(REASON_ACCEPT_DIRECT);
+}
+
+/* Not direct: the kernel's addresses are those the program expects, but for loopback. */
+static __always_inline void accept_as_is(struct sock_tag *tag, __be32 remote)
+{
+	struct route *from;
+
+	count(REASON_ACCEPT_LOCAL);
+	if (is_alias4(remote) || is_alias6(remote)) {
+		struct address shown = is_alias6(remote) ? loopback6() : mapped(LOOPBACK4);
+
+		tag->flags |= TAG_LOCAL | TAG_REMOTE;
+		tag->local = shown;
+		tag->remote = shown;
+		tag->path = PATH_LOOPBACK;
+		return;
+	}
+	from = route_to(remote);
+	if (!from)
+		tag->path = PATH_OUTSIDE;
+	else if (from->flags & ROUTE_NODE_ADDR)
+		tag->path = PATH_NODE;
+	else if (from->flags & ROUTE_SELF)
+		tag->path = PATH_LOCAL;
+	else
+		tag->path = PATH_OVERLAY;
+}
+
+static __always_inline void established_passive(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+	struct flow flow = {};
+
+	if (!tag)
+		return;
+	/* The tag is a copy of the listener's. */
+	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->local_port = 0;
+	tag->remote_port = 0;
+	tag->reason = REASON_NONE;
+	if (accepted_flow(ops, &flow))
+		accept_direct(tag, &flow);
+	else
+		accept_as_is(tag, ops->remote_ip4);
+}
+
+SEC("sockops")
+int tcp_events(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag;
+	int one = 1;
+
+	switch (ops->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		tag = tag_of(ops);
+		if (tag && tag->path == PATH_DIRECT)
+			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+							       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_TCP_LISTEN_CB:
+		tag = tag_of(ops);
+		if (tag) {
+			tag->path = PATH_LISTEN;
+			bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
+		}
+		break;
+	case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
+		if (ops->skb_tcp_flags & TCP_FLAG_SYN_)
+			bpf_reserve_hdr_opt(ops, sizeof(struct syn_option), 0);
+		break;
+	case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
+		if (ops->skb_tcp_flags & TCP_FLAG_SYN_)
+			write_option(ops);
+		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		/* Only the SYN and its retransmissions carry the option. */
+		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags &
+						       ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+		break;
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		established_passive(ops);
+		break;
+	}
+	return 1;
+}

@@ -1,0 +1,94 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+)
+
+// hook is one program of the agent's cgroup.
+type hook struct {
+	name   string // pin: link_<name>
+	attach ebpf.AttachType
+	prog   *ebpf.Program
+}
+
+func (d *Datapath) hooks() []hook {
+	return []hook{
+		{"bind4", ebpf.AttachCGroupInet4Bind, d.objs.Bind4},
+		{"bind6", ebpf.AttachCGroupInet6Bind, d.objs.Bind6},
+		{"connect4", ebpf.AttachCGroupInet4Connect, d.objs.Connect4},
+		{"connect6", ebpf.AttachCGroupInet6Connect, d.objs.Connect6},
+		{"getsockname4", ebpf.AttachCgroupInet4GetSockname, d.objs.Getsockname4},
+		{"getsockname6", ebpf.AttachCgroupInet6GetSockname, d.objs.Getsockname6},
+		{"getpeername4", ebpf.AttachCgroupInet4GetPeername, d.objs.Getpeername4},
+		{"getpeername6", ebpf.AttachCgroupInet6GetPeername, d.objs.Getpeername6},
+		{"setsockopt", ebpf.AttachCGroupSetsockopt, d.objs.Setsockopt},
+		{"getsockopt", ebpf.AttachCGroupGetsockopt, d.objs.Getsockopt},
+		{"sockops", ebpf.AttachCGroupSockOps, d.objs.TcpEvents},
+	}
+}
+
+// attachCgroup brings every hook to this object's program.
+func (d *Datapath) attachCgroup() error {
+	var st unix.Stat_t
+	if err := unix.Stat(d.cfg.Cgroup, &st); err != nil {
+		return fmt.Errorf("cgroup %s: %w", d.cfg.Cgroup, err)
+	}
+	for _, h := range d.hooks() {
+		l, err := d.attachHook(h, st.Ino)
+		if err != nil {
+			return fmt.Errorf("attach %s to cgroup %s: %w", h.name, d.cfg.Cgroup, err)
+		}
+		d.links = append(d.links, l)
+	}
+	return nil
+}
+
+// attachHook updates the link pinned by an earlier agent, or makes and pins one. A link to another
+// cgroup (one that was removed and made again has a new id) is replaced.
+func (d *Datapath) attachHook(h hook, cgroupID uint64) (link.Link, error) {
+	pin := filepath.Join(d.cfg.PinDir, "link_"+h.name)
+	old, err := link.LoadPinnedLink(pin, nil)
+	switch {
+	case err == nil && linkCgroup(old) == cgroupID:
+		if err := old.Update(h.prog); err != nil {
+			_ = old.Close()
+			return nil, fmt.Errorf("update pinned link: %w", err)
+		}
+		return old, nil
+	case err == nil:
+		_ = old.Close()
+		if err := os.Remove(pin); err != nil {
+			return nil, fmt.Errorf("remove stale pin: %w", err)
+		}
+	case !errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("load pinned link: %w", err)
+	}
+	l, err := link.AttachCgroup(link.CgroupOptions{Path: d.cfg.Cgroup, Attach: h.attach, Program: h.prog})
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Pin(pin); err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("pin link: %w", err)
+	}
+	return l, nil
+}
+
+// linkCgroup gives the id of the cgroup a link is attached to, 0 if it cannot be read.
+func linkCgroup(l link.Link) uint64 {
+	info, err := l.Info()
+	if err != nil {
+		return 0
+	}
+	if c := info.Cgroup(); c != nil {
+		return c.CgroupId
+	}
+	return 0
+}

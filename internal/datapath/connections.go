@@ -1,0 +1,105 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+
+	"github.com/cilium/ebpf/link"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the node's
+// network namespace. The list is not atomic: connections that come and go while it runs may be missing.
+func (d *Datapath) Connections() (_ []model.Connection, err error) {
+	it, err := link.AttachIter(link.IterOptions{Program: d.objs.List})
+	if err != nil {
+		return nil, fmt.Errorf("attach socket iterator: %w", err)
+	}
+	defer func() { err = errors.Join(err, it.Close()) }()
+	r, err := it.Open()
+	if err != nil {
+		return nil, fmt.Errorf("open socket iterator: %w", err)
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	raw, err := io.ReadAll(r)
+	if err != nil {
+		return nil, fmt.Errorf("read socket iterator: %w", err)
+	}
+	return parseConnections(raw)
+}
+
+func parseConnections(raw []byte) ([]model.Connection, error) {
+	var rec heddleConnectionRecord
+	size := binary.Size(rec)
+	if len(raw)%size != 0 {
+		return nil, fmt.Errorf("socket iterator: %d bytes are no whole number of records of %d", len(raw), size)
+	}
+	out := make([]model.Connection, 0, len(raw)/size)
+	for r := bytes.NewReader(raw); r.Len() > 0; {
+		if err := binary.Read(r, binary.NativeEndian, &rec); err != nil {
+			return nil, fmt.Errorf("socket iterator: %w", err)
+		}
+		if rec.Tag.Path != uint8(model.PathNone) || rec.State == tcpListen {
+			out = append(out, toConnection(&rec))
+		}
+	}
+	return out, nil
+}
+
+const tcpListen = 10
+
+// tcpStates names the kernel's TCP states, by number (include/net/tcp_states.h).
+var tcpStates = []string{"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",
+	"CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"}
+
+// toConnection applies to a record what names.bpf.c does for a program: where the tag has an address or
+// a port, that is what the program sees.
+func toConnection(rec *heddleConnectionRecord) model.Connection {
+	tag := &rec.Tag
+	c := model.Connection{
+		Endpoint:      model.EndpointID(tag.EndpointId),
+		NodeLocal:     netip.AddrPortFrom(toAddr(rec.NodeLocal), toPort(rec.NodeLocalPort)),
+		NodeRemote:    netip.AddrPortFrom(toAddr(rec.NodeRemote), toPort(rec.NodeRemotePort)),
+		Path:          model.Path(tag.Path),
+		BytesSent:     rec.BytesSent,
+		BytesReceived: rec.BytesReceived,
+		Cookie:        rec.Cookie,
+	}
+	if int(rec.State) < len(tcpStates) {
+		c.State = tcpStates[rec.State]
+	}
+	if tag.Reason != 0 {
+		c.Reason = model.Reason(tag.Reason).String()
+	}
+	c.Local, c.Remote = c.NodeLocal, c.NodeRemote
+	flags := heddleSockTagFlags(tag.Flags)
+	switch {
+	case flags&heddleSockTagFlagsTAG_WILD != 0:
+		any := netip.IPv4Unspecified()
+		if rec.Family == 10 {
+			any = netip.IPv6Unspecified()
+		}
+		c.Local = netip.AddrPortFrom(any, c.NodeLocal.Port())
+	case flags&heddleSockTagFlagsTAG_LOCAL != 0:
+		c.Local = shown(toAddr(tag.Local), tag.LocalPort, c.NodeLocal.Port())
+	}
+	if flags&heddleSockTagFlagsTAG_REMOTE != 0 {
+		c.Remote = shown(toAddr(tag.Remote), tag.RemotePort, c.NodeRemote.Port())
+	}
+	if rec.State == tcpListen {
+		c.Path, c.Remote, c.NodeRemote = model.PathListen, netip.AddrPort{}, netip.AddrPort{}
+	}
+	return c
+}
+
+func shown(a netip.Addr, portBE, kernelPort uint16) netip.AddrPort {
+	if portBE != 0 {
+		return netip.AddrPortFrom(a, toPort(portBE))
+	}
+	return netip.AddrPortFrom(a, kernelPort)
+}

@@ -1,0 +1,210 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Config is what a node's programs are specialised for. All of it is constant while they are loaded.
+type Config struct {
+	// PinDir is a directory on a BPF file system, this node's own.
+	PinDir string
+	// Cgroup is the agent's cgroup (version 2): the hooks are attached there, because a socket
+	// belongs to the cgroup of the process that made it.
+	Cgroup string
+	// NetworkID is carried and demanded in SYN options.
+	NetworkID model.NetworkID
+	// Underlay is the node's IPv4 underlay address.
+	Underlay netip.Addr
+	// DirectPorts is the range this node takes direct connections on.
+	DirectPorts model.PortRange
+	// Mark is the SO_MARK and packet mark that makes overlay addresses local; OverlayMark is the
+	// mark of sockets that reach their own node's prefix through a veth instead.
+	Mark, OverlayMark uint32
+	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
+	DeliverIfindex, UnderlayIfindex int
+}
+
+func (c Config) validate() error {
+	if err := c.NetworkID.Validate(); err != nil {
+		return err
+	}
+	if !c.Underlay.Is4() {
+		return fmt.Errorf("underlay %s: want an IPv4 address", c.Underlay)
+	}
+	if err := c.DirectPorts.Validate(); err != nil {
+		return fmt.Errorf("direct ports: %w", err)
+	}
+	if c.Mark == 0 || c.OverlayMark == 0 || c.Mark == c.OverlayMark {
+		return fmt.Errorf("marks %#x and %#x: want two different values, not 0", c.Mark, c.OverlayMark)
+	}
+	return nil
+}
+
+// Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
+// the maps are the kernel's, and the struct is not changed after Open.
+type Datapath struct {
+	cfg   Config
+	objs  heddleObjects
+	links []link.Link
+}
+
+// Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
+// and attaches the cgroup hooks: links pinned earlier are updated in place, so a hook is never missing
+// while an agent is replaced. The tc programs are attached by the caller, which knows the devices.
+func Open(cfg Config) (_ *Datapath, err error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if err := checkBPFFS(cfg.PinDir); err != nil {
+		return nil, err
+	}
+	spec, err := loadHeddle()
+	if err != nil {
+		return nil, fmt.Errorf("read BPF object: %w", err)
+	}
+	if err := setVariables(spec, cfg); err != nil {
+		return nil, err
+	}
+	for _, m := range spec.Maps {
+		if m.Name[0] != '.' { // not .rodata: that is this load's own
+			m.Pinning = ebpf.PinByName
+		}
+	}
+	d := &Datapath{cfg: cfg}
+	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: cfg.PinDir}}
+	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
+		return nil, explainLoad(cfg.PinDir, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = d.Close()
+		}
+	}()
+	if err := d.attachCgroup(); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Close gives up this process's handles. Pinned maps and links stay, and the programs keep running.
+func (d *Datapath) Close() error {
+	errs := []error{d.objs.Close()}
+	for _, l := range d.links {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds. Absent
+// pins are no error. For taking a node down, not for restarting its agent.
+func Unpin(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unpin: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+func checkBPFFS(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make pin directory: %w", err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return fmt.Errorf("pin directory %s: %w", dir, err)
+	}
+	if uint32(st.Type) != unix.BPF_FS_MAGIC {
+		return fmt.Errorf("pin directory %s: not on a BPF file system; mount one: mount -t bpf bpf %s", dir, dir)
+	}
+	return nil
+}
+
+func explainLoad(pinDir string, err error) error {
+	if errors.Is(err, ebpf.ErrMapIncompatible) {
+		return fmt.Errorf("pins in %s are of another version of Heddle: stop the node's containers, remove the pins and start again: %w", pinDir, err)
+	}
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("load BPF programs: %w (needs root: CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)", err)
+	}
+	return fmt.Errorf("load BPF programs: %w (`heddle doctor` names what this kernel lacks)", err)
+}
+
+func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
+	values := map[string]any{
+		"config_underlay":         fromAddr(cfg.Underlay).Word[3],
+		"config_network_id":       uint16(cfg.NetworkID),
+		"config_port_first":       cfg.DirectPorts.First,
+		"config_port_last":        cfg.DirectPorts.Last,
+		"config_mark":             cfg.Mark,
+		"config_overlay_mark":     cfg.OverlayMark,
+		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
+		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
+	}
+	for name, v := range values {
+		if err := spec.Variables[name].Set(v); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// TC programs, by the place they belong to. The descriptors stay valid until Close.
+type TCPrograms struct {
+	FromUnderlay int // ingress of the underlay device
+	FromOverlay  int // ingress of the VXLAN device
+	FromEndpoint int // ingress of the node side of each endpoint's veth
+	ToEndpoint   int // egress of the same
+	Deliver      int // ingress of the delivery device
+}
+
+// TCPrograms gives the descriptors of the programs the caller attaches to devices.
+func (d *Datapath) TCPrograms() TCPrograms {
+	return TCPrograms{
+		FromUnderlay: d.objs.FromUnderlay.FD(),
+		FromOverlay:  d.objs.FromOverlay.FD(),
+		FromEndpoint: d.objs.FromEndpoint.FD(),
+		ToEndpoint:   d.objs.ToEndpoint.FD(),
+		Deliver:      d.objs.Deliver.FD(),
+	}
+}
+
+// TagSocket marks the TCP socket fd as one of endpoint id. Until then no hook touches it.
+func (d *Datapath) TagSocket(fd int, id model.EndpointID) error {
+	tag := heddleSockTag{EndpointId: uint32(id)}
+	if err := d.objs.TagBySock.Put(uint32(fd), &tag); err != nil {
+		return fmt.Errorf("tag socket: %w", err)
+	}
+	return nil
+}
+
+// Counters gives the number of times each reason was counted, indexed by model.Reason.
+func (d *Datapath) Counters() ([]uint64, error) {
+	totals := make([]uint64, len(model.Reasons))
+	var perCPU []uint64
+	for i := range totals {
+		if err := d.objs.CountByReason.Lookup(uint32(i), &perCPU); err != nil {
+			return nil, fmt.Errorf("read counter %s: %w", model.Reason(i), err)
+		}
+		for _, n := range perCPU {
+			totals[i] += n
+		}
+	}
+	return totals, nil
+}

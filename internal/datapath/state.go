@@ -1,0 +1,213 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// fromAddr gives an address in the maps' form: IPv4 is v4-mapped, words keep network byte order.
+func fromAddr(a netip.Addr) heddleAddress {
+	b := a.As16()
+	var out heddleAddress
+	for i := range out.Word {
+		out.Word[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return out
+}
+
+// toAddr is the inverse of fromAddr; v4-mapped addresses come out as IPv4.
+func toAddr(a heddleAddress) netip.Addr {
+	var b [16]byte
+	for i, w := range a.Word {
+		binary.NativeEndian.PutUint32(b[4*i:], w)
+	}
+	return netip.AddrFrom16(b).Unmap()
+}
+
+// toPort converts a port as the kernel stores it (network byte order) to host byte order.
+func toPort(be uint16) uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], be)
+	return binary.BigEndian.Uint16(b[:])
+}
+
+func routeKey(p netip.Prefix) heddleRouteKey {
+	bits := p.Bits()
+	if p.Addr().Is4() {
+		bits += 96
+	}
+	return heddleRouteKey{Prefixlen: uint32(bits), Addr: fromAddr(p.Masked().Addr())}
+}
+
+// SetEndpoint makes an endpoint of this node known to the programs, or changes it. ifindex is the node
+// side of its veth.
+func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int) error {
+	addr := e.Addr4()
+	if !addr.IsValid() {
+		return fmt.Errorf("endpoint %s: has no IPv4 overlay address", e.Name)
+	}
+	v := heddleEndpoint{Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex)}
+	if e.Intercepted {
+		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
+	}
+	err := errors.Join(
+		d.objs.EndpointById.Put(v.Id, &v),
+		d.objs.EndpointByIfindex.Put(v.Ifindex, &v),
+		d.objs.EndpointByAddr.Put(v.Addr4, &v),
+	)
+	if err != nil {
+		return fmt.Errorf("endpoint %s: write maps: %w", e.Name, err)
+	}
+	return nil
+}
+
+// DeleteEndpoint forgets endpoint id. Its sockets keep their tags and are refused what is new
+// (REFUSE_UNKNOWN_ENDPOINT). An unknown id is no error.
+func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
+	var v heddleEndpoint
+	if err := d.objs.EndpointById.Lookup(uint32(id), &v); err != nil {
+		return ignoreAbsent(err)
+	}
+	return errors.Join(
+		ignoreAbsent(d.objs.EndpointById.Delete(v.Id)),
+		ignoreAbsent(d.objs.EndpointByIfindex.Delete(v.Ifindex)),
+		ignoreAbsent(d.objs.EndpointByAddr.Delete(v.Addr4)),
+	)
+}
+
+// KeepEndpoints forgets every endpoint that is not in keep: those an earlier agent left behind.
+func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) error {
+	var (
+		id    uint32
+		v     heddleEndpoint
+		stale []uint32
+	)
+	it := d.objs.EndpointById.Iterate()
+	for it.Next(&id, &v) {
+		if !keep[model.EndpointID(id)] {
+			stale = append(stale, id)
+		}
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list endpoints: %w", err)
+	}
+	var errs []error
+	for _, id := range stale {
+		errs = append(errs, d.DeleteEndpoint(model.EndpointID(id)))
+	}
+	return errors.Join(errs...)
+}
+
+// SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other nodes
+// that are not intercepted. self names this node among them; selfAddrs are addresses of this node
+// that its own processes listen on. Entries that do not change are not touched.
+func (d *Datapath) SetTopology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints []model.Endpoint) error {
+	routes, byUnderlay := topology(self, selfAddrs, nodes, endpoints)
+	if err := syncMap(d.objs.RouteByPrefix, routes); err != nil {
+		return fmt.Errorf("write routes: %w", err)
+	}
+	if err := syncMap(d.objs.NodeByUnderlay, byUnderlay); err != nil {
+		return fmt.Errorf("write nodes: %w", err)
+	}
+	return nil
+}
+
+// topology computes the contents of route_by_prefix and node_by_underlay.
+func topology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints []model.Endpoint) (map[heddleRouteKey]heddleRoute, map[heddleAddress]heddleRoute) {
+	routes := make(map[heddleRouteKey]heddleRoute)
+	byUnderlay := make(map[heddleAddress]heddleRoute)
+	byName := make(map[string]heddleRoute)
+	for _, n := range nodes {
+		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
+		if n.Direct() {
+			r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
+		}
+		byName[n.Name] = r
+		byUnderlay[r.Underlay] = r
+		if n.Name == self {
+			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
+		}
+		for _, p := range n.Prefixes {
+			routes[routeKey(p)] = r
+			if n.Name == self {
+				selfAddrs = append(selfAddrs, model.Gateway(p))
+			} else {
+				// The gateway address is the node's own: no intercepted listener is there.
+				plain := r
+				plain.Flags |= uint32(heddleRouteFlagsROUTE_PLAIN)
+				routes[routeKey(hostPrefix(model.Gateway(p)))] = plain
+			}
+		}
+	}
+	own := byName[self]
+	own.Flags = uint32(heddleRouteFlagsROUTE_NODE_ADDR)
+	for _, a := range selfAddrs {
+		routes[routeKey(hostPrefix(a))] = own
+	}
+	for _, e := range endpoints {
+		if e.Intercepted || e.Node == self {
+			continue
+		}
+		r, known := byName[e.Node]
+		if !known {
+			continue
+		}
+		r.Flags |= uint32(heddleRouteFlagsROUTE_PLAIN)
+		for _, a := range e.Addrs {
+			routes[routeKey(hostPrefix(a))] = r
+		}
+	}
+	return routes, byUnderlay
+}
+
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+// syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so no
+// key that stays is ever missing.
+func syncMap[K, V comparable](m *ebpf.Map, want map[K]V) error {
+	var (
+		k     K
+		v     V
+		stale []K
+	)
+	have := make(map[K]V)
+	it := m.Iterate()
+	for it.Next(&k, &v) {
+		have[k] = v
+	}
+	if err := it.Err(); err != nil {
+		return fmt.Errorf("list %s: %w", m, err)
+	}
+	for k, v := range want {
+		if old, ok := have[k]; ok && old == v {
+			continue
+		}
+		if err := m.Put(&k, &v); err != nil {
+			return fmt.Errorf("update: %w", err)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; !ok {
+			stale = append(stale, k)
+		}
+	}
+	for _, k := range stale {
+		if err := ignoreAbsent(m.Delete(&k)); err != nil {
+			return fmt.Errorf("delete: %w", err)
+		}
+	}
+	return nil
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	return err
+}

@@ -60,12 +60,12 @@ struct address {
 
 /* sock_tag.flags */
 enum sock_tag_flags {
-	TAG_BOUND = 1 << 0,   /* the program called bind() */
-	TAG_WILD = 1 << 1,    /* ... with 0.0.0.0 or ::, and has not connected since */
-	TAG_V6ONLY = 1 << 2,  /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
-	TAG_LOCAL = 1 << 3,   /* getsockname shows tag.local instead of the kernel's address */
-	TAG_REMOTE = 1 << 4,  /* getpeername shows tag.remote and remote_port */
-	TAG_ROUTED = 1 << 5,  /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_BOUND = 1 << 0,  /* the program called bind() */
+	TAG_WILD = 1 << 1,   /* ... with 0.0.0.0 or ::, and has not connected since */
+	TAG_V6ONLY = 1 << 2, /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
+	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
@@ -153,10 +153,10 @@ struct connection_record {
 	struct address node_remote;
 	__be16 node_local_port;
 	__be16 node_remote_port;
-	__u8 state; /* the kernel's TCP state */
+	__u8 state;  /* the kernel's TCP state */
 	__u8 family; /* AF_INET or AF_INET6 */
 	__u16 pad;
-	__u64 bytes_sent;     /* acknowledged by the peer */
+	__u64 bytes_sent; /* acknowledged by the peer */
 	__u64 bytes_received;
 	__u64 cookie;
 };

@@ -4,10 +4,10 @@
 #define HEDDLE_ADDRESS_H
 
 #define V4_MAPPED_PREFIX bpf_htonl(0xffff)
-#define LOOPBACK4 bpf_htonl(0x7f000001)
-#define ALIAS4_BASE 0x7f800000 /* 127.128.0.0: stands for 127.0.0.1 of endpoint n at offset n */
-#define ALIAS6_BASE 0x7fc00000 /* 127.192.0.0: stands for ::1 */
-#define ALIAS_ID_MASK 0x3fffff
+#define LOOPBACK4        bpf_htonl(0x7f000001)
+#define ALIAS4_BASE      0x7f800000 /* 127.128.0.0: stands for 127.0.0.1 of endpoint n at offset n */
+#define ALIAS6_BASE      0x7fc00000 /* 127.192.0.0: stands for ::1 */
+#define ALIAS_ID_MASK    0x3fffff
 
 static __always_inline struct address mapped(__be32 v4)
 {

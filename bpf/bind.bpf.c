@@ -61,7 +61,7 @@ int bind4(struct bpf_sock_addr *ctx)
 }
 
 static __always_inline __be32 bind_target6(struct sock_tag *tag, const struct endpoint *ep,
-					   const struct address *a)
+                                           const struct address *a)
 {
 	bool v6only = tag->flags & TAG_V6ONLY;
 

@@ -13,7 +13,7 @@
 /* The listener of endpoint owner at addr:port, by the kernel's own lookup. Release it after use. A
  * node process that listens on the wildcard matches too and is not ours: the tag decides. */
 static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-				    __u32 owner, __u32 *flags)
+                                    __u32 owner, __u32 *flags)
 {
 	struct bpf_sock_tuple t = {};
 	struct sock_tag *tag;
@@ -94,7 +94,7 @@ static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, _
 
 /* dst is what the program asked for; v6 says that it asked for ::1. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-					    const struct endpoint *ep, __be32 dst, bool v6)
+                                            const struct endpoint *ep, __be32 dst, bool v6)
 {
 	__be32 alias = v6 ? alias6(ep->id) : alias4(ep->id);
 	__be32 own = ep->addr4.word[3], target = alias;
@@ -118,7 +118,7 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 }
 
 static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-					     const struct endpoint *ep, __be32 dst)
+                                             const struct endpoint *ep, __be32 dst)
 {
 	struct address key = mapped(dst);
 	struct endpoint *peer = bpf_map_lookup_elem(&endpoint_by_addr, &key);
@@ -128,7 +128,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 
 	/* Its own address never leaves by its own veth: the container's stack would drop it as martian. */
 	local = dst == ep->addr4.word[3] ||
-		(peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags));
+	        (peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags));
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (local)
@@ -137,7 +137,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 }
 
 static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-					      const struct endpoint *ep, const struct route *to, __be32 dst)
+                                              const struct endpoint *ep, const struct route *to, __be32 dst)
 {
 	__u32 ports = (__u32)to->port_last - to->port_first + 1;
 	__u8 reason = REASON_NONE;
@@ -164,7 +164,7 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 }
 
 static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-					const struct endpoint *ep, __be32 dst)
+                                        const struct endpoint *ep, __be32 dst)
 {
 	struct route *to;
 

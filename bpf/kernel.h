@@ -12,27 +12,27 @@
 #define bool _Bool
 #define true 1
 #define false 0
-#define NULL ((void *)0)
+#define NULL      ((void *)0)
 #define barrier() asm volatile("" ::: "memory")
 
-#define AF_INET 2
-#define AF_INET6 10
-#define ETH_P_IP 0x0800
-#define ETH_HLEN 14
-#define IPPROTO_TCP_ 6
-#define SOL_IP_ 0
-#define SOL_SOCKET_ 1
-#define SOL_TCP_ 6
-#define SOL_IPV6_ 41
-#define SOL_TLS_ 282
-#define EPERM_ 1
-#define EINVAL_ 22
-#define ENOPROTOOPT_ 92
+#define AF_INET        2
+#define AF_INET6       10
+#define ETH_P_IP       0x0800
+#define ETH_HLEN       14
+#define IPPROTO_TCP_   6
+#define SOL_IP_        0
+#define SOL_SOCKET_    1
+#define SOL_TCP_       6
+#define SOL_IPV6_      41
+#define SOL_TLS_       282
+#define EPERM_         1
+#define EINVAL_        22
+#define ENOPROTOOPT_   92
 #define EADDRNOTAVAIL_ 99
-#define ENETDOWN_ 100
-#define ENETUNREACH_ 101
-#define TC_ACT_OK 0
-#define TC_ACT_SHOT 2
+#define ENETDOWN_      100
+#define ENETUNREACH_   101
+#define TC_ACT_OK      0
+#define TC_ACT_SHOT    2
 
 struct sockaddr_in_ {
 	__u16 family;

@@ -3,20 +3,20 @@
 #ifndef HEDDLE_OPTION_H
 #define HEDDLE_OPTION_H
 
-#define OPTION_KIND 253      /* RFC 4727: experiments */
-#define OPTION_EXID 0x4864   /* "Hd", RFC 6994 experiment identifier */
+#define OPTION_KIND    253    /* RFC 4727: experiments */
+#define OPTION_EXID    0x4864 /* "Hd", RFC 6994 experiment identifier */
 #define OPTION_VERSION 1
 
 static __always_inline struct syn_option make_option(__be32 src, __be32 dst, __be16 dst_port)
 {
 	struct syn_option o = {
-		.kind = OPTION_KIND,
-		.length = sizeof(o),
-		.exid = bpf_htons(OPTION_EXID),
-		.version_network = bpf_htons(OPTION_VERSION << 12 | config_network_id),
-		.dst_port = dst_port,
-		.dst = dst,
-		.src = src,
+	        .kind = OPTION_KIND,
+	        .length = sizeof(o),
+	        .exid = bpf_htons(OPTION_EXID),
+	        .version_network = bpf_htons(OPTION_VERSION << 12 | config_network_id),
+	        .dst_port = dst_port,
+	        .dst = dst,
+	        .src = src,
 	};
 	return o;
 }

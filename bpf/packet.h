@@ -31,16 +31,16 @@ static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
 static __always_inline struct flow_key wire_key(const struct packet *p)
 {
 	struct flow_key k = {
-		.saddr = p->ip.saddr,
-		.daddr = p->ip.daddr,
-		.sport = p->tcp.source,
-		.dport = p->tcp.dest,
+	        .saddr = p->ip.saddr,
+	        .daddr = p->ip.daddr,
+	        .sport = p->tcp.source,
+	        .dport = p->tcp.dest,
 	};
 	return k;
 }
 
 static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 saddr, __be16 sport,
-					       __be32 daddr, __be16 dport)
+                                               __be32 daddr, __be16 dport)
 {
 	struct bpf_sock_tuple t = {};
 

@@ -6,9 +6,9 @@
  * container's own stack. Decision 0004. */
 
 #define TCP_CHECK_OFFSET 16
-#define IP_CHECK_OFFSET (ETH_HLEN + 10)
-#define IP_SADDR_OFFSET (ETH_HLEN + 12)
-#define IP_DADDR_OFFSET (ETH_HLEN + 16)
+#define IP_CHECK_OFFSET  (ETH_HLEN + 10)
+#define IP_SADDR_OFFSET  (ETH_HLEN + 12)
+#define IP_DADDR_OFFSET  (ETH_HLEN + 16)
 
 /* Rewrites addresses and ports of p in place from (ip, tcp) to k. */
 static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
@@ -27,13 +27,14 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	return 0;
 }
 
-static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p, const struct flow *flow)
+static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
+                                         const struct flow *flow)
 {
 	struct flow_key inner = {
-		.saddr = flow->src,
-		.daddr = flow->dst,
-		.sport = p->tcp.source,
-		.dport = flow->dst_port,
+	        .saddr = flow->src,
+	        .daddr = flow->dst,
+	        .sport = p->tcp.source,
+	        .dport = flow->dst_port,
 	};
 	__u32 ifindex = flow->ifindex;
 
@@ -43,13 +44,13 @@ static __always_inline int relay_forward(struct __sk_buff *skb, const struct pac
 }
 
 static __always_inline int relay_open(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,
-				      struct flow *flow, __u32 ifindex)
+                                      struct flow *flow, __u32 ifindex)
 {
 	struct flow_key back = {
-		.saddr = flow->dst,
-		.daddr = flow->src,
-		.sport = flow->dst_port,
-		.dport = k->sport,
+	        .saddr = flow->dst,
+	        .daddr = flow->src,
+	        .sport = flow->dst_port,
+	        .dport = k->sport,
 	};
 	struct flow_key *other = bpf_map_lookup_elem(&wire_by_relay, &back);
 

@@ -26,10 +26,10 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
 	struct flow_key key = {
-		.saddr = ops->remote_ip4,
-		.daddr = ops->local_ip4,
-		.sport = (__be16)(ops->remote_port >> 16), /* the upper half of a big-endian word */
-		.dport = bpf_htons((__u16)ops->local_port),
+	        .saddr = ops->remote_ip4,
+	        .daddr = ops->local_ip4,
+	        .sport = (__be16)(ops->remote_port >> 16), /* the upper half of a big-endian word */
+	        .dport = bpf_htons((__u16)ops->local_port),
 	};
 	struct syn_option o = {.kind = OPTION_KIND, .length = 4, .exid = bpf_htons(OPTION_EXID)};
 	struct flow *remembered;
@@ -116,7 +116,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 		tag = tag_of(ops);
 		if (tag && tag->path == PATH_DIRECT)
 			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
-							       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+			                                       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
 		tag = tag_of(ops);
@@ -135,8 +135,8 @@ int tcp_events(struct bpf_sock_ops *ops)
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 		/* Only the SYN and its retransmissions carry the option. */
-		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags &
-						       ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+		bpf_sock_ops_cb_flags_set(ops,
+		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		established_passive(ops);

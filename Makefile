@@ -1,0 +1,84 @@
+# Heddle. `make help` lists the targets. Everything a target needs is installed by it: Debian packages by
+# apt-get (as root), Go modules at the versions go.mod pins.
+
+SHELL      := /bin/bash
+GO         ?= go
+BIN        := bin
+OUT        := out
+PROGRAMS   := heddle heddled heddle-runtime
+export CGO_ENABLED ?= 0
+
+# What each job needs beyond Go and gcc.
+LAB_PACKAGES   := runc iproute2 nftables util-linux procps
+BENCH_PACKAGES := iperf3
+TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached python3-minimal python3 \
+                  default-jdk-headless iputils-ping tcpdump libc6-dev
+CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
+
+# install PACKAGES: only what is missing, so that a second run needs no network.
+define install
+	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+		echo "installing:" $$missing; \
+		[ "$$(id -u)" = 0 ] || { echo "needs root to install:" $$missing; exit 1; }; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+endef
+
+.PHONY: help build demo test check generate bench clean lab-packages bench-packages test-packages check-packages need-root
+
+help:
+	@echo "make build   programs into $(BIN)/"
+	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
+	@echo "make test    every test, without and with root (root)"
+	@echo "make check   format, vet, lint, generated files up to date"
+	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
+	@echo "make clean   remove what was built, and the lab if one is up"
+
+build:
+	@mkdir -p $(BIN)
+	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+
+need-root:
+	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }
+
+lab-packages:
+	$(call install,$(LAB_PACKAGES))
+bench-packages: lab-packages
+	$(call install,$(BENCH_PACKAGES))
+test-packages: bench-packages
+	$(call install,$(TEST_PACKAGES))
+check-packages:
+	$(call install,$(CHECK_PACKAGES))
+
+demo: need-root build bench-packages
+	@mkdir -p $(OUT)
+	$(BIN)/heddle bench --quick --up --lab demo --plot $(OUT)/demo.svg
+
+bench: need-root build bench-packages
+	@mkdir -p $(OUT)
+	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
+
+# The race detector needs cgo. Packages run one after another: the machine has few cores and the root
+# tests time system calls.
+test: need-root build test-packages
+	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output -- -race -p 1 -timeout 20m ./cmd/... ./internal/...
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output -- -count=1 -p 1 -timeout 40m ./test/...
+
+check: check-packages
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
+	clang-format --dry-run -Werror bpf/*.c bpf/*.h
+	$(GO) vet ./...
+	$(GO) tool staticcheck ./...
+	$(GO) mod verify >/dev/null
+	$(GO) mod tidy -diff
+	$(GO) generate ./internal/datapath
+	@git diff --exit-code -- internal/datapath/heddle_bpfel.go internal/datapath/heddle_bpfel.o || \
+		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
+
+generate: check-packages
+	$(GO) generate ./internal/datapath
+
+clean:
+	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done
+	rm -rf $(BIN) $(OUT)

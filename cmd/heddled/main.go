@@ -1,0 +1,181 @@
+// Command heddled is the agent of one Heddle node. See docs/ARCHITECTURE.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/node"
+	"heddle.dev/heddle/internal/store"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := newCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "heddled:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:           "heddled",
+		Short:         "Run the agent of a Heddle node",
+		Long:          "Run the agent of a Heddle node: one process per container host, as root, in the host's network namespace.",
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
+	}
+	f.register(cmd)
+	cmd.AddCommand(newParkCommand(), newTeardownCommand())
+	return cmd
+}
+
+// flags are the agent's settings as they stand on the command line.
+type flags struct {
+	name, underlay, directPorts, store, logLevel string
+	networkID                                    uint16
+	pool, prefixes                               []string
+	vni                                          uint32
+	cfg                                          node.Config
+	noHolder                                     bool
+}
+
+func (f *flags) register(cmd *cobra.Command) {
+	hostname, _ := os.Hostname()
+	p := cmd.Flags()
+	p.StringVar(&f.name, "node", hostname, "name of this node in the network: a-z, 0-9 and '-'")
+	p.StringVar(&f.underlay, "underlay", "", "address other nodes reach this node by (required)")
+	p.StringVar(&f.directPorts, "direct-ports", model.DefaultDirectPorts.String(), "TCP ports this node takes direct connections on")
+	p.Uint16Var(&f.networkID, "network-id", uint16(store.DefaultNetworkID), "id of the network, 1..4095")
+	p.StringSliceVar(&f.pool, "pool", nil, "overlay prefixes of the whole network; set by the first node (default "+store.DefaultPool.String()+")")
+	p.StringSliceVar(&f.prefixes, "prefix", nil, "overlay prefix of this node (default: a free one of the pool)")
+	p.Uint32Var(&f.vni, "vni", 0, "VXLAN network identifier; set by the first node")
+	p.StringVar(&f.store, "store", node.EmbeddedStore, "'embedded' on the first node, or etcd addresses: http://ADDRESS:2379[,...]")
+	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
+	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
+	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")
+	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
+	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
+	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2)")
+	p.StringVar(&f.cfg.APISocket, "api-socket", api.DefaultSocket, "Unix socket of the API")
+	p.StringVar(&f.cfg.SeccompSocket, "seccomp-socket", "/run/heddle/seccomp.sock", "Unix socket where container runtimes hand over seccomp listeners")
+	p.BoolVar(&f.noHolder, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
+	p.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
+}
+
+func (f *flags) config() (node.Config, error) {
+	cfg := f.cfg
+	cfg.Name, cfg.Store, cfg.Version = f.name, f.store, version()
+	var err error
+	if cfg.Underlay, err = netip.ParseAddr(f.underlay); err != nil {
+		return cfg, fmt.Errorf("--underlay %q: give the address other nodes reach this node by", f.underlay)
+	}
+	if cfg.DirectPorts, err = model.ParsePortRange(f.directPorts); err != nil {
+		return cfg, fmt.Errorf("--direct-ports: %w", err)
+	}
+	cfg.Network = store.Network{ID: model.NetworkID(f.networkID), VNI: f.vni}
+	if cfg.Network.Pool, err = parsePrefixes("--pool", f.pool); err != nil {
+		return cfg, err
+	}
+	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
+		return cfg, err
+	}
+	if !f.noHolder {
+		if cfg.HolderExe, err = os.Executable(); err != nil {
+			return cfg, fmt.Errorf("find own program: %w", err)
+		}
+	}
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+		return cfg, fmt.Errorf("--log-level %q: want debug, info, warn or error", f.logLevel)
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	return cfg, nil
+}
+
+func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, s := range in {
+		p, err := netip.ParsePrefix(s)
+		if err != nil {
+			return nil, fmt.Errorf("%s %q: want an address prefix like 10.244.0.0/16", flag, s)
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("%s %s: has bits behind the prefix; did you mean %s?", flag, p, p.Masked())
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func run(ctx context.Context, f flags) error {
+	cfg, err := f.config()
+	if err != nil {
+		return err
+	}
+	agent, err := node.Start(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	return errors.Join(agent.Run(ctx), agent.Close())
+}
+
+// newParkCommand is the holder: a process of its own that keeps seccomp listeners open while no agent
+// runs.
+func newParkCommand() *cobra.Command {
+	var socket string
+	cmd := &cobra.Command{
+		Use: "park", Short: "Hold seccomp listeners while no agent runs (started by heddled itself)",
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
+		RunE: func(cmd *cobra.Command, _ []string) error { return park.RunHolder(cmd.Context(), socket) },
+	}
+	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
+	return cmd
+}
+
+// newTeardownCommand removes what an agent leaves in place when it stops.
+func newTeardownCommand() *cobra.Command {
+	var pinDir, stateDir string
+	cmd := &cobra.Command{
+		Use: "teardown", Short: "Remove Heddle's devices, routes, rules and pins from this node (its containers lose the network)",
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error {
+			return errors.Join(netcfg.Teardown(), datapath.Unpin(pinDir), park.NewClient(stateDir+"/holder.sock").Stop())
+		},
+	}
+	cmd.Flags().StringVar(&pinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory of the pins")
+	cmd.Flags().StringVar(&stateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
+	return cmd
+}
+
+// version is the module's version, or the commit it was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value[:12]
+		}
+	}
+	return info.Main.Version
+}

@@ -1,0 +1,90 @@
+package datapath
+
+import (
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf/btf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// enum gives the names and values of an enum of the BPF object.
+func enum(t *testing.T, name string) map[uint64]string {
+	t.Helper()
+	spec, err := loadHeddle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *btf.Enum
+	if err := spec.Types.TypeByName(name, &e); err != nil {
+		t.Fatal(err)
+	}
+	out := make(map[uint64]string)
+	for _, v := range e.Values {
+		out[v.Value] = v.Name
+	}
+	return out
+}
+
+// TestReasonsMatch ties model.Reasons, from which metric labels and `heddle status` are made, to the
+// numbers the programs count under.
+func TestReasonsMatch(t *testing.T) {
+	names := enum(t, "heddle_reason")
+	if n := len(names) - 1; n != len(model.Reasons) { // REASON_MAX is none
+		t.Fatalf("%d reasons in bpf/abi.h, %d in model.Reasons", n, len(model.Reasons))
+	}
+	for i, r := range model.Reasons {
+		if int(r.Reason) != i {
+			t.Errorf("%s: number %d at index %d", r.Name, r.Reason, i)
+		}
+		if want := "REASON_" + strings.ToUpper(r.Name); names[uint64(i)] != want {
+			t.Errorf("reason %d: %s in bpf/abi.h, %s in model.Reasons", i, names[uint64(i)], want)
+		}
+	}
+}
+
+// TestPathsMatch ties model.Path to enum heddle_path.
+func TestPathsMatch(t *testing.T) {
+	names := enum(t, "heddle_path")
+	for i, name := range names {
+		if want := "PATH_" + strings.ToUpper(model.Path(i).String()); name != want {
+			t.Errorf("path %d: %s in bpf/abi.h, want %s", i, name, want)
+		}
+	}
+	if last := model.Path(len(names)); !strings.HasPrefix(last.String(), "path(") {
+		t.Errorf("model has path %s that bpf/abi.h lacks", last)
+	}
+}
+
+// TestLoopbackAliasMatches ties model.LoopbackAlias to bpf/address.h.
+func TestLoopbackAliasMatches(t *testing.T) {
+	v4, v6 := model.LoopbackAlias(0x12345)
+	if want := netip.MustParseAddr("127.129.35.69"); v4 != want {
+		t.Errorf("127.0.0.1 of endpoint 0x12345: %s, want %s", v4, want)
+	}
+	if want := netip.MustParseAddr("127.193.35.69"); v6 != want {
+		t.Errorf("::1 of endpoint 0x12345: %s, want %s", v6, want)
+	}
+	src, err := os.ReadFile("../../bpf/address.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, def := range []string{"ALIAS4_BASE 0x7f800000", "ALIAS6_BASE 0x7fc00000", "ALIAS_ID_MASK 0x3fffff"} {
+		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
+			t.Errorf("bpf/address.h does not define %s", def)
+		}
+	}
+}
+
+// TestAddresses checks that addresses survive the maps' form.
+func TestAddresses(t *testing.T) {
+	for _, s := range []string{"10.244.1.2", "::1", "2001:db8::17"} {
+		a := netip.MustParseAddr(s)
+		if got := toAddr(fromAddr(a)); got != a {
+			t.Errorf("%s came back as %s", a, got)
+		}
+	}
+}

@@ -1,0 +1,250 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/endpoint"
+	"heddle.dev/heddle/internal/intercept"
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/store/etcd"
+)
+
+// storeAnswers bounds one operation on the store.
+const storeAnswers = 10 * time.Second
+
+// Agent runs one node.
+type Agent struct {
+	cfg     Config
+	log     *slog.Logger
+	started time.Time
+
+	// Set by Start, not changed after.
+	store     store.Store
+	network   store.Network
+	self      model.Node
+	devices   netcfg.NodeDevices
+	datapath  *datapath.Datapath
+	intercept *intercept.Server
+	features  []api.Check
+
+	// change serialises what alters endpoints, kernel state included.
+	change sync.Mutex
+	leases *endpoint.Leases // guarded by change
+
+	mu        sync.RWMutex // guards what follows; never held across a system call
+	endpoints map[string]model.Endpoint
+	byID      map[model.EndpointID]model.Endpoint
+	state     store.State // the last one applied
+	applyErr  error       // of that
+}
+
+// Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
+// When it returns, containers can be attached. Run serves them; Close gives up what Start opened and
+// leaves the node's network in place.
+func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("heddled must run as root: it loads BPF programs and makes network devices")
+	}
+	a := &Agent{
+		cfg: cfg, log: cfg.Log, started: time.Now(),
+		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint),
+	}
+	if a.log == nil {
+		a.log = slog.Default()
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.Close())
+		}
+	}()
+	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make state directory: %w", err)
+	}
+	if err := enterCgroup(cfg.Cgroup); err != nil {
+		return nil, err
+	}
+	if err := a.checkDirectPorts(); err != nil {
+		return nil, err
+	}
+	if err := a.join(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.setupKernel(); err != nil {
+		return nil, err
+	}
+	if err := a.setupInterception(); err != nil {
+		return nil, err
+	}
+	if err := a.restore(ctx); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// checkDirectPorts refuses a range in which something on the node already listens: its clients would
+// be told apart from Heddle's by the option alone.
+func (a *Agent) checkDirectPorts() error {
+	taken, err := netcfg.ListenersIn(a.cfg.DirectPorts)
+	if err != nil {
+		return fmt.Errorf("direct ports: %w", err)
+	}
+	if len(taken) > 0 {
+		return fmt.Errorf("direct ports %s: in use by a listener at %s; choose another range with --direct-ports, equal or different on other nodes",
+			a.cfg.DirectPorts, taken[0])
+	}
+	return nil
+}
+
+// join opens the store, sets or checks the network's parameters and registers this node.
+func (a *Agent) join(ctx context.Context) error {
+	s, err := a.openStore(ctx)
+	if err != nil {
+		return fmt.Errorf("open store: %w", err)
+	}
+	a.store = s
+	if a.network, err = s.InitNetwork(ctx, a.cfg.Network); err != nil {
+		return fmt.Errorf("network parameters: %w", err)
+	}
+	a.self, err = s.JoinNode(ctx, model.Node{
+		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
+		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts,
+	})
+	if err != nil {
+		return fmt.Errorf("join network %d: %w", a.network.ID, err)
+	}
+	a.log.Info("joined", "node", a.self.Name, "underlay", a.self.Underlay, "prefixes", a.self.Prefixes)
+	return nil
+}
+
+func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
+	if a.cfg.Store != EmbeddedStore {
+		return etcd.Connect(ctx, a.cfg.storeEndpoints(), a.cfg.Network.ID, etcd.WithLogger(a.log))
+	}
+	dir := a.cfg.StoreDir
+	if dir == "" {
+		dir = filepath.Join(a.cfg.StateDir, "etcd")
+	}
+	return etcd.Embedded(ctx, etcd.EmbeddedConfig{
+		NetworkID: a.cfg.Network.ID, Dir: dir, UnsafeNoFsync: a.cfg.StoreNoSync,
+		ClientURL: a.cfg.embeddedURL(),
+	}, etcd.WithLogger(a.log))
+}
+
+// setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
+func (a *Agent) setupKernel() (err error) {
+	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
+		Underlay: a.self.Underlay, Prefixes: a.self.Prefixes, Pool: a.network.Pool,
+		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+		Mark: mark, OverlayMark: overlayMark, Table: table, RulePref: rulePref,
+	})
+	if err != nil {
+		return fmt.Errorf("set up node devices: %w", err)
+	}
+	a.datapath, err = datapath.Open(datapath.Config{
+		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
+		Underlay: a.self.Underlay, DirectPorts: a.self.DirectPorts, Mark: mark, OverlayMark: overlayMark,
+		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+	})
+	if err != nil {
+		return err
+	}
+	progs := a.datapath.TCPrograms()
+	for _, t := range []struct {
+		ifindex, prog int
+		name          string
+	}{
+		{a.devices.DeliverIfindex, progs.Deliver, "deliver"},
+		{a.devices.OverlayIfindex, progs.FromOverlay, "from_overlay"},
+		{a.devices.UnderlayIfindex, progs.FromUnderlay, "from_underlay"},
+	} {
+		if err := netcfg.AttachTC(t.ifindex, netcfg.Ingress, t.prog, t.name); err != nil {
+			return fmt.Errorf("attach %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+func (a *Agent) setupInterception() (err error) {
+	cfg := intercept.Config{
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, Log: a.log,
+	}
+	if a.cfg.HolderExe != "" {
+		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
+		if err := park.EnsureHolder(a.cfg.HolderExe, socket); err != nil {
+			return err
+		}
+		cfg.Parker = park.NewClient(socket)
+	}
+	if a.intercept, err = intercept.Listen(cfg); err != nil {
+		return err
+	}
+	return nil
+}
+
+// Run serves containers and the API until ctx ends.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	states, err := a.store.Watch(ctx)
+	if err != nil {
+		return fmt.Errorf("watch store: %w", err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		api.NewCollector(a.Status))
+	var wg sync.WaitGroup
+	errs := make(chan error, 3)
+	serve := func(what string, f func() error) {
+		wg.Go(func() {
+			defer cancel() // one that ends takes the others along
+			if err := f(); err != nil {
+				errs <- fmt.Errorf("%s: %w", what, err)
+			}
+		})
+	}
+	serve("topology", func() error { return a.followTopology(ctx, states) })
+	serve("interception", func() error { return a.intercept.Serve(ctx) })
+	serve("API", func() error {
+		return api.Serve(ctx, a.cfg.APISocket, api.NewHandler(a, registry, a.log))
+	})
+	wg.Wait()
+	close(errs)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+// Close gives up what Start opened. Programs, devices and parked listeners stay: connections live on.
+func (a *Agent) Close() error {
+	var errs []error
+	if a.intercept != nil {
+		a.intercept.Close()
+	}
+	if a.datapath != nil {
+		errs = append(errs, a.datapath.Close())
+	}
+	if a.store != nil {
+		errs = append(errs, a.store.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,98 @@
+// Package node is the agent of one node: it brings the kernel's state (BPF programs, devices, routes)
+// to what the store says, makes the sockets that containers ask for, and answers the API. It is the
+// only caller of datapath, intercept and netcfg, and decides nothing they could decide for themselves.
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// Marks, table and rule priority are Heddle's own in a node's namespace. The marks spell "Hd".
+const (
+	mark        = 0x48640001
+	overlayMark = 0x48640002
+	table       = 0x4864
+	rulePref    = 100
+)
+
+// EmbeddedStore as a store address runs etcd inside the agent.
+const EmbeddedStore = "embedded"
+
+// Config is what an agent is started with.
+type Config struct {
+	// Name is the node's name in the network.
+	Name string
+	// Underlay is the address other nodes reach this one by.
+	Underlay netip.Addr
+	// DirectPorts is where the node takes direct connections.
+	DirectPorts model.PortRange
+	// Network is what this node wishes the network's parameters to be; zero fields take what is in
+	// force. Network.ID must be set.
+	Network store.Network
+	// Prefixes fixes the node's overlay prefixes; empty takes free ones.
+	Prefixes []netip.Prefix
+	// Store is EmbeddedStore or a comma-separated list of etcd addresses.
+	Store string
+	// StoreDir is where the embedded etcd keeps its data; StorePort is the port it serves.
+	StoreDir  string
+	StorePort uint16
+	// StoreNoSync lets the embedded etcd lose data in a crash of the machine. For labs.
+	StoreNoSync bool
+	// StateDir holds the agent's own files.
+	StateDir string
+	// PinDir is a directory on a BPF file system.
+	PinDir string
+	// Cgroup is the agent's cgroup, version 2, as a path in the file system.
+	Cgroup string
+	// APISocket and SeccompSocket are Unix sockets that the agent makes.
+	APISocket, SeccompSocket string
+	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of
+	// the agent: this one. Empty does without.
+	HolderExe string
+	Version   string
+	Log       *slog.Logger
+}
+
+// Validate reports the first field an agent cannot start with.
+func (c Config) Validate() error {
+	if err := model.ValidateName("node name", c.Name); err != nil {
+		return err
+	}
+	if !c.Underlay.IsValid() {
+		return errors.New("underlay: missing; give the address other nodes reach this node by")
+	}
+	if !c.Underlay.Is4() {
+		return fmt.Errorf("underlay %s: IPv6 underlays are not supported; give an IPv4 address", c.Underlay)
+	}
+	if err := c.DirectPorts.Validate(); err != nil {
+		return fmt.Errorf("direct ports: %w", err)
+	}
+	if err := c.Network.ID.Validate(); err != nil {
+		return err
+	}
+	for _, f := range []struct{ name, path string }{
+		{"state directory", c.StateDir}, {"BPF directory", c.PinDir}, {"cgroup", c.Cgroup},
+		{"API socket", c.APISocket}, {"seccomp socket", c.SeccompSocket},
+	} {
+		if !filepath.IsAbs(f.path) {
+			return fmt.Errorf("%s %q: want an absolute path", f.name, f.path)
+		}
+	}
+	if c.Store == "" {
+		return fmt.Errorf("store: missing; give %q on the first node and http://ADDRESS:PORT of it on others", EmbeddedStore)
+	}
+	return nil
+}
+
+func (c Config) storeEndpoints() []string { return strings.Split(c.Store, ",") }
+
+// embeddedURL is where the embedded etcd serves other nodes.
+func (c Config) embeddedURL() string { return fmt.Sprintf("http://%s:%d", c.Underlay, c.StorePort) }

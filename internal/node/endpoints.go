@@ -1,0 +1,236 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/endpoint"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/store"
+)
+
+// CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
+// the programs. If a step fails the earlier ones are undone.
+func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ model.Endpoint, err error) {
+	a.change.Lock()
+	defer a.change.Unlock()
+	if have, ok := a.endpointByName(req.Name); ok {
+		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted ||
+			req.Addr.IsValid() && req.Addr != have.Addr4() {
+			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
+				Remedy: "delete it first: heddle endpoints delete " + req.Name}
+		}
+		// The namespace may have been made anew under the same path.
+		return have, a.attach(have)
+	}
+	if _, err := os.Stat(req.NetnsPath); err != nil {
+		return model.Endpoint{}, &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
+			Remedy: "give the path of an existing network namespace"}
+	}
+	if req.Addr.IsValid() {
+		return model.Endpoint{}, &api.Error{Code: api.CodeUnsupported, Field: "addr", Message: "fixed addresses are not supported yet",
+			Remedy: "leave addr out; the agent chooses a free address"}
+	}
+	lease, err := a.leases.Lease(req.Name)
+	if err != nil {
+		return model.Endpoint{}, leaseError(err)
+	}
+	e := model.Endpoint{
+		ID: lease.ID, Name: req.Name, Node: a.self.Name, Addrs: lease.Addrs, Intercepted: req.Intercepted,
+		NetnsPath: req.NetnsPath, Labels: req.Labels, Created: time.Now().UTC(),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, a.detach(e))
+		}
+	}()
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := a.store.PutEndpoint(ctx, e); err != nil {
+		return model.Endpoint{}, storeError(err)
+	}
+	if err := a.attach(e); err != nil {
+		return model.Endpoint{}, err
+	}
+	a.remember(e)
+	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Intercepted)
+	return e, nil
+}
+
+// DeleteEndpoint detaches a container.
+func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
+	a.change.Lock()
+	defer a.change.Unlock()
+	e, ok := a.endpointByName(name)
+	if !ok {
+		return api.ErrNotFound
+	}
+	if err := a.detach(e); err != nil {
+		return err
+	}
+	a.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
+	return nil
+}
+
+// attach brings devices and programs to e. It may be repeated.
+func (a *Agent) attach(e model.Endpoint) error {
+	dev, err := netcfg.AddEndpoint(netcfg.EndpointConfig{
+		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath,
+		Table: table, Intercepted: e.Intercepted,
+	})
+	if err != nil {
+		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
+	}
+	progs := a.datapath.TCPrograms()
+	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	return a.datapath.SetEndpoint(e, dev.Ifindex)
+}
+
+// detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
+// goes back last, when nothing answers to it any more.
+func (a *Agent) detach(e model.Endpoint) error {
+	if a.intercept != nil {
+		a.intercept.Forget(e.ID)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
+	defer cancel()
+	err := errors.Join(
+		a.datapath.DeleteEndpoint(e.ID),
+		netcfg.DelEndpoint(e.ID, e.Addrs),
+		a.store.DeleteEndpoint(ctx, e.Node, e.ID),
+	)
+	if err != nil {
+		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
+	}
+	a.leases.Release(e.ID)
+	a.forget(e)
+	return nil
+}
+
+// restore takes over the endpoints that the store has for this node: an earlier agent's. Those whose
+// namespace is gone are removed, and so are devices and map entries of endpoints nobody knows.
+func (a *Agent) restore(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	states, err := a.store.Watch(ctx)
+	if err != nil {
+		return fmt.Errorf("read store: %w", err)
+	}
+	state, ok := <-states
+	if !ok {
+		return errors.New("read store: it closed")
+	}
+	a.change.Lock()
+	defer a.change.Unlock()
+	var mine []model.Endpoint
+	for _, e := range state.Endpoints {
+		if e.Node == a.self.Name {
+			mine = append(mine, e)
+		}
+	}
+	a.leases, err = endpoint.New(endpoint.Config{Node: a.self.Name, Prefixes: a.self.Prefixes, Endpoints: mine})
+	if err != nil {
+		return err
+	}
+	keep := make(map[model.EndpointID]bool)
+	for _, e := range mine {
+		if err := a.attach(e); err != nil {
+			a.log.Warn("endpoint not restored; removing it", "endpoint", e.Name, "err", err)
+			if err := a.detach(e); err != nil {
+				return err
+			}
+			continue
+		}
+		keep[e.ID] = true
+		a.remember(e)
+	}
+	if err := a.datapath.KeepEndpoints(keep); err != nil {
+		return err
+	}
+	if err := a.removeStaleDevices(keep); err != nil {
+		return err
+	}
+	return a.applyTopology(state)
+}
+
+func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
+	links, err := netcfg.Endpoints()
+	if err != nil {
+		return fmt.Errorf("list endpoint devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		if !keep[l.ID] {
+			errs = append(errs, netcfg.DelEndpoint(l.ID, nil))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// resolve finds the endpoint whose containers name it in their seccomp profile.
+func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
+	e, ok := a.endpointByName(metadata)
+	if !ok {
+		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
+	}
+	if !e.Intercepted {
+		return 0, fmt.Errorf("endpoint %q is not intercepted: create it with intercepted=true", metadata)
+	}
+	return e.ID, nil
+}
+
+func (a *Agent) endpointByName(name string) (model.Endpoint, bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	e, ok := a.endpoints[name]
+	return e, ok
+}
+
+func (a *Agent) remember(e model.Endpoint) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.endpoints[e.Name] = e
+	a.byID[e.ID] = e
+}
+
+func (a *Agent) forget(e model.Endpoint) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.endpoints, e.Name)
+	delete(a.byID, e.ID)
+}
+
+// leaseError gives a lease's failure its code on the wire.
+func leaseError(err error) error {
+	code, field := api.CodeInvalid, "addr"
+	switch {
+	case errors.Is(err, endpoint.ErrExhausted):
+		code = api.CodeExhausted
+	case errors.Is(err, endpoint.ErrNameInUse):
+		code, field = api.CodeConflict, "name"
+	}
+	return &api.Error{Code: code, Field: field, Message: err.Error()}
+}
+
+func storeError(err error) error {
+	var inUse *store.AddrInUseError
+	if errors.As(err, &inUse) {
+		return &api.Error{Code: api.CodeConflict, Field: "addr", Message: err.Error(), Remedy: "ask for another address or for none"}
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return &api.Error{Code: api.CodeUnavailable, Message: "store: " + err.Error(), Remedy: "check that etcd is up and try again"}
+	}
+	return fmt.Errorf("store: %w", err)
+}

@@ -1,0 +1,49 @@
+package node
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// tagger is the part of the datapath that making a socket needs.
+type tagger interface {
+	TagSocket(fd int, id model.EndpointID) error
+}
+
+// sockets makes the sockets that containers are handed. It has no state: any thread in the node's
+// network namespace may call it.
+type sockets struct{ tags tagger }
+
+// MakeSocket makes a TCP socket of endpoint ep in the calling thread's network namespace: marked, so
+// that overlay addresses are local to it; transparent, so that it may use them; tagged last, when it is
+// ready for the hooks.
+func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error) {
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+		return -1, fmt.Errorf("set SO_MARK: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
+		return -1, fmt.Errorf("set IP_TRANSPARENT: %w", err)
+	}
+	if family == unix.AF_INET6 {
+		// Underneath, IPv6 sockets use v4-mapped addresses; the program's own wish is kept in the tag.
+		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
+			return -1, fmt.Errorf("clear IPV6_V6ONLY: %w", err)
+		}
+	}
+	if err := s.tags.TagSocket(fd, ep); err != nil {
+		return -1, err
+	}
+	return fd, nil
+}

@@ -1,0 +1,101 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+// storeProbe bounds the question whether the store answers.
+const storeProbe = time.Second
+
+// Status reports the node's state.
+func (a *Agent) Status(ctx context.Context) (api.Status, error) {
+	counts, err := a.datapath.Counters()
+	if err != nil {
+		return api.Status{}, err
+	}
+	st := a.intercept.Stats()
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return api.Status{
+		Node: a.self,
+		Network: api.Network{
+			ID: a.network.ID, Pool: a.network.Pool, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+		},
+		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
+		Store:     a.storeStatus(ctx),
+		Endpoints: len(a.endpoints),
+		Peers:     max(len(a.state.Nodes)-1, 0),
+		Interception: api.Interception{
+			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Failed: st.Failed,
+			PremadeHits: st.Premade, PremadeMisses: st.Inline,
+		},
+		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
+		Features: a.features,
+	}, nil
+}
+
+// storeStatus asks the store for something small. Call it with mu held for reading.
+func (a *Agent) storeStatus(ctx context.Context) api.Store {
+	s := api.Store{Kind: "etcd", Endpoints: a.cfg.storeEndpoints(), Healthy: true, Revision: a.state.Revision}
+	if a.cfg.Store == EmbeddedStore {
+		s.Kind, s.Endpoints = EmbeddedStore, []string{a.cfg.embeddedURL()}
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeProbe)
+	defer cancel()
+	if _, err := a.store.Network(ctx); err != nil {
+		s.Healthy, s.Error = false, err.Error()
+	} else if a.applyErr != nil {
+		s.Healthy, s.Error = false, a.applyErr.Error()
+	}
+	return s
+}
+
+// Endpoints lists this node's endpoints by id.
+func (a *Agent) Endpoints(context.Context) ([]model.Endpoint, error) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	out := make([]model.Endpoint, 0, len(a.endpoints))
+	for _, e := range a.endpoints {
+		out = append(out, e)
+	}
+	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+	return out, nil
+}
+
+// Nodes lists the nodes of the network as last seen.
+func (a *Agent) Nodes(context.Context) ([]model.Node, error) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.Clone(a.state.Nodes), nil
+}
+
+// Connections lists the sockets of this node's endpoints.
+func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
+	if f.Endpoint != "" {
+		if _, ok := a.endpointByName(f.Endpoint); !ok {
+			return nil, api.ErrNotFound
+		}
+	}
+	all, err := a.datapath.Connections()
+	if err != nil {
+		return nil, err
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	out := make([]model.Connection, 0, len(all))
+	for _, c := range all {
+		c.Name = a.byID[c.Endpoint].Name
+		if c.Path == model.PathListen && !f.Listeners || f.Endpoint != "" && c.Name != f.Endpoint {
+			continue
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}

@@ -117,7 +117,7 @@ struct route {
 	__u16 port_last;
 };
 
-/* A direct connection as it stands on the wire: remote node to this node. */
+/* A connection as its packets show it, remote end first. */
 struct flow_key {
 	__be32 saddr;
 	__be32 daddr;

@@ -46,6 +46,16 @@ int from_overlay(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
+static __always_inline void remember_plain(const struct packet *p)
+{
+	struct flow_key k = wire_key(p);
+	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport};
+
+	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
+		bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY);
+}
+
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
 SEC("tc")
 int from_endpoint(struct __sk_buff *skb)
@@ -73,8 +83,10 @@ int from_endpoint(struct __sk_buff *skb)
 		return verdict;
 	peer = local_endpoint(p.ip.daddr);
 	if (peer) {
-		if (peer->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, peer->id))
+		if (peer->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, peer->id)) {
+			remember_plain(&p);
 			count(REASON_DELIVER_OVERLAY);
+		}
 		return TC_ACT_OK;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */

@@ -58,7 +58,8 @@ struct {
 	__type(value, struct route);
 } node_by_underlay SEC(".maps");
 
-/* Direct connections not yet accepted, and relayed ones. Written here. LRU: a flood of SYNs evicts the
+/* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to a
+ * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: a flood of SYNs evicts the
  * oldest, which then can no longer be completed by a SYN cookie. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -61,8 +61,41 @@ static __always_inline void accept_direct(struct sock_tag *tag, const struct flo
 	count(REASON_ACCEPT_DIRECT);
 }
 
+/* Whether the peer, an address of this node's prefix, is a process in its container's own namespace:
+ * from_endpoint remembered its SYN. */
+static __always_inline bool from_plain(struct bpf_sock_ops *ops)
+{
+	struct flow_key key = {
+	        .saddr = ops->remote_ip4,
+	        .daddr = ops->local_ip4,
+	        .sport = (__be16)(ops->remote_port >> 16),
+	        .dport = bpf_htons((__u16)ops->local_port),
+	};
+
+	if (!bpf_map_lookup_elem(&flow_by_wire, &key))
+		return false;
+	bpf_map_delete_elem(&flow_by_wire, &key);
+	return true;
+}
+
+/* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
+ * socket or not, and the capture program on the peer's veth tells them apart. Once it is known that
+ * both ends are node sockets, lo is shorter. */
+static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	__u32 mark = config_mark;
+
+	if (from_plain(ops)) {
+		tag->path = PATH_OVERLAY;
+		return;
+	}
+	tag->path = PATH_LOCAL;
+	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		tag->flags &= ~TAG_ROUTED;
+}
+
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
-static __always_inline void accept_as_is(struct sock_tag *tag, __be32 remote)
+static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag, __be32 remote)
 {
 	struct route *from;
 
@@ -82,7 +115,7 @@ static __always_inline void accept_as_is(struct sock_tag *tag, __be32 remote)
 	else if (from->flags & ROUTE_NODE_ADDR)
 		tag->path = PATH_NODE;
 	else if (from->flags & ROUTE_SELF)
-		tag->path = PATH_LOCAL;
+		accept_same_node(ops, tag);
 	else
 		tag->path = PATH_OVERLAY;
 }
@@ -102,14 +135,27 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
 	else
-		accept_as_is(tag, ops->remote_ip4);
+		accept_as_is(ops, tag, ops->remote_ip4);
+}
+
+static __always_inline void listening(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+	__u32 mark = config_overlay_mark;
+	int one = 1;
+
+	if (!tag)
+		return;
+	tag->path = PATH_LISTEN;
+	bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
+	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		tag->flags |= TAG_ROUTED;
 }
 
 SEC("sockops")
 int tcp_events(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag;
-	int one = 1;
 
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
@@ -119,11 +165,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 			                                       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
-		tag = tag_of(ops);
-		if (tag) {
-			tag->path = PATH_LISTEN;
-			bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
-		}
+		listening(ops);
 		break;
 	case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
 		if (ops->skb_tcp_flags & TCP_FLAG_SYN_)

@@ -1,0 +1,415 @@
+package netcfg
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
+)
+
+// ContainerDevice is the name of an endpoint's device in its container.
+const ContainerDevice = "eth0"
+
+// maxAlias bounds the name shown as a device's alias; the kernel takes 255 bytes.
+const maxAlias = 200
+
+// minMTU is the smallest packet every IPv4 host must take; IPv6 asks for 1280.
+const minMTU = 576
+
+// EndpointConfig is what AddEndpoint brings an endpoint to.
+type EndpointConfig struct {
+	ID model.EndpointID
+	// Name is shown as the alias of the node's device, for operators.
+	Name string
+	// Addrs are the endpoint's overlay addresses, one a family at most.
+	Addrs []netip.Addr
+	// Gateways are the node's own addresses (NodeDevices.Gateways): one for each family of Addrs.
+	Gateways []netip.Addr
+	// NetnsPath names the container's network namespace.
+	NetnsPath string
+	// MTU is that of the container's device, in bytes; 0 means the overlay device's.
+	MTU int
+	// Table is NodeConfig.Table.
+	Table int
+	// Intercepted makes the addresses local to the node for marked packets, because the node's sockets
+	// hold them.
+	Intercepted bool
+}
+
+// EndpointDevice describes an endpoint's veth pair.
+type EndpointDevice struct {
+	Ifindex          int    // node's side
+	Name             string // node's side
+	HostMAC          string // node's side
+	ContainerMAC     string
+	ContainerIfindex int // in the container's namespace
+}
+
+// EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
+type EndpointLink struct {
+	ID      model.EndpointID
+	Ifindex int
+	Name    string
+}
+
+func (c EndpointConfig) validate() error {
+	if c.ID == 0 || c.ID > model.MaxEndpointID {
+		return fmt.Errorf("endpoint id %d: want 1..%d", c.ID, model.MaxEndpointID)
+	}
+	if len(c.Addrs) == 0 {
+		return fmt.Errorf("endpoint %d: addrs: want at least one address", c.ID)
+	}
+	for i, a := range c.Addrs {
+		if !a.IsValid() || a.Is4In6() || i > 0 && a.Is4() == c.Addrs[0].Is4() {
+			return fmt.Errorf("endpoint %d: addrs %v: want one address a family at most", c.ID, c.Addrs)
+		}
+		if gw := sameFamily(a, c.Gateways); !gw.IsValid() || gw == a {
+			return fmt.Errorf("endpoint %d: address %v: want a gateway of its family that is another address, have %v", c.ID, a, c.Gateways)
+		}
+	}
+	if c.MTU != 0 && c.MTU < minMTU {
+		return fmt.Errorf("endpoint %d: mtu %d: want %d or more", c.ID, c.MTU, minMTU)
+	}
+	if c.Table <= 0 {
+		return fmt.Errorf("endpoint %d: table %d: want the table of SetupNode", c.ID, c.Table)
+	}
+	return nil
+}
+
+// AddEndpoint joins the container's network namespace to the overlay by a veth pair, or brings the pair that
+// is there to cfg. If it made the pair and then met an error, the pair is gone again when it returns.
+func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
+	if err := cfg.validate(); err != nil {
+		return EndpointDevice{}, err
+	}
+	ns, err := openContainer(cfg.NetnsPath)
+	if err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
+	}
+	defer ns.Close()
+	h, err := open()
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	defer h.Close()
+	if cfg.MTU == 0 {
+		overlay, err := h.LinkByName(OverlayDevice)
+		if err != nil {
+			return EndpointDevice{}, fmt.Errorf("endpoint %d: device %s: %w; set the node up first", cfg.ID, OverlayDevice, err)
+		}
+		cfg.MTU = overlay.Attrs().MTU
+	}
+	host, made, err := setPair(h, ns, cfg)
+	if err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+	}
+	if made {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs))
+			}
+		}()
+	}
+	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg) }); err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)
+	}
+	if err := setHostSide(h, host, cfg); err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+	}
+	return EndpointDevice{
+		Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
+		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
+	}, nil
+}
+
+// openContainer opens the namespace at path and refuses the node's own: what an endpoint gets would
+// replace the node's default route.
+func openContainer(path string) (*os.File, error) {
+	ns, err := netns.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	own, err := netns.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	defer own.Close()
+	same, err := netns.Same(ns, own)
+	if err == nil && same {
+		err = fmt.Errorf("%s is the node's own network namespace; give the container one of its own", path)
+	}
+	if err != nil {
+		ns.Close()
+		return nil, err
+	}
+	return ns, nil
+}
+
+// setPair makes sure of a pair whose one end is the node's and whose other end is in ns; made says that this
+// call added it. A pair that leads elsewhere, as after the container was made anew, is replaced.
+func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
+	name := deviceName(cfg.ID)
+	host, err = findLink(h, name)
+	if err != nil {
+		return nil, false, err
+	}
+	if host != nil {
+		if id, ours := endpointOf(host); !ours || id != cfg.ID {
+			return nil, false, fmt.Errorf("device %s: the name is taken by a device that is not Heddle's; rename or delete it", name)
+		}
+		joined, err := isJoined(ns, host, cfg.ID)
+		if err != nil {
+			return nil, false, err
+		}
+		if joined {
+			return host, false, nil
+		}
+		if err := deleteLink(h, host); err != nil {
+			return nil, false, err
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, cfg.MTU, hostMAC(cfg.ID)
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr = ContainerDevice, containerMAC(cfg.ID)
+	pair.PeerMTU, pair.PeerNamespace = uint32(cfg.MTU), netlink.NsFd(ns.Fd())
+	if err := h.LinkAdd(pair); err != nil {
+		if errors.Is(err, unix.EEXIST) {
+			return nil, false, fmt.Errorf("add device %s: %s has a device %s already; detach it from the other network: %w",
+				name, cfg.NetnsPath, ContainerDevice, err)
+		}
+		return nil, false, fmt.Errorf("add device %s: %w", name, err)
+	}
+	host, err = h.LinkByName(name)
+	if err != nil {
+		return nil, false, errors.Join(fmt.Errorf("device %s: %w", name, err), deleteLink(h, pair))
+	}
+	return host, true, nil
+}
+
+// isJoined reports whether the other end of host is the container's device in ns.
+func isJoined(ns *os.File, host netlink.Link, id model.EndpointID) (joined bool, err error) {
+	err = netns.DoIn(ns, func() error {
+		h, err := open()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := findLink(h, ContainerDevice)
+		if err != nil || l == nil {
+			return err
+		}
+		a := l.Attrs()
+		joined = a.Index == host.Attrs().ParentIndex && a.ParentIndex == host.Attrs().Index &&
+			a.HardwareAddr.String() == containerMAC(id).String()
+		return nil
+	})
+	return joined, err
+}
+
+// setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the gateway so
+// that nobody has to ask for it, and the default route.
+func setContainerSide(cfg EndpointConfig) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("device lo: %w", err)
+	}
+	if err := setUp(h, lo); err != nil {
+		return err
+	}
+	eth, err := h.LinkByName(ContainerDevice)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", ContainerDevice, err)
+	}
+	if err := setMTU(h, eth, cfg.MTU); err != nil {
+		return err
+	}
+	if err := setAddrs(h, eth, cfg.Addrs); err != nil {
+		return err
+	}
+	if err := setUp(h, eth); err != nil {
+		return err
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	index := eth.Attrs().Index
+	neighbours := map[netip.Addr]string{}
+	var routes []route
+	for _, a := range cfg.Addrs {
+		gw := sameFamily(a, cfg.Gateways)
+		neighbours[gw] = hostMAC(cfg.ID).String()
+		routes = append(routes, // in this order: the second needs the first
+			route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(gw, gw.BitLen()), kind: unix.RTN_UNICAST, link: index},
+			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
+	}
+	if err := setNeighbours(h, index, neighbours); err != nil {
+		return err
+	}
+	want := map[routeKey]bool{}
+	for _, r := range routes {
+		want[r.key()] = true
+		if err := ensureRoute(h, have, r); err != nil {
+			return err
+		}
+	}
+	return pruneRoutes(h, have, func(r route) bool { return !want[r.key()] })
+}
+
+// defaultDst is the destination of the default route of a's family.
+func defaultDst(a netip.Addr) netip.Prefix {
+	if a.Is6() {
+		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+}
+
+// setHostSide sets the node's end up and leads the endpoint's addresses to it.
+func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error {
+	name, index := host.Attrs().Name, host.Attrs().Index
+	alias := cfg.Name[:min(len(cfg.Name), maxAlias)]
+	if host.Attrs().Alias != alias {
+		if err := h.LinkSetAlias(host, alias); err != nil {
+			return fmt.Errorf("device %s: set alias: %w", name, err)
+		}
+	}
+	if err := quietIPv6(name); err != nil {
+		return err
+	}
+	if err := setMTU(h, host, cfg.MTU); err != nil {
+		return err
+	}
+	if err := setUp(h, host); err != nil {
+		return err
+	}
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("device lo: %w", err)
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	if err := dropOldAddrs(h, have, index, cfg); err != nil {
+		return err
+	}
+	neighbours := map[netip.Addr]string{}
+	for _, a := range cfg.Addrs {
+		neighbours[a] = containerMAC(cfg.ID).String()
+	}
+	if err := setNeighbours(h, index, neighbours); err != nil {
+		return err
+	}
+	for _, a := range cfg.Addrs {
+		dst := netip.PrefixFrom(a, a.BitLen())
+		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways)}
+		if err := ensureRoute(h, have, r); err != nil {
+			return err
+		}
+		local := route{table: cfg.Table, dst: dst, kind: unix.RTN_LOCAL, link: lo.Attrs().Index}
+		if cfg.Intercepted {
+			err = ensureRoute(h, have, local)
+		} else {
+			err = deleteRoute(h, local)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// dropOldAddrs deletes the routes of addresses the endpoint had and has no more: those by its device and their
+// like in cfg.Table.
+func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg EndpointConfig) error {
+	gone := map[netip.Prefix]bool{}
+	for _, r := range have {
+		if r.link == index && !slices.Contains(cfg.Addrs, r.dst.Addr()) {
+			gone[r.dst] = true
+		}
+	}
+	return pruneRoutes(h, have, func(r route) bool {
+		return gone[r.dst] && (r.link == index || r.kind == unix.RTN_LOCAL)
+	})
+}
+
+// DelEndpoint takes away what AddEndpoint made for id and addrs. What is not there, or went with the
+// container's namespace, is no error; a device of the same name that is not Heddle's stays.
+func DelEndpoint(id model.EndpointID, addrs []netip.Addr) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	// Local routes first: with the device, the addresses' other routes go.
+	have, err := ownRoutes(h)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: %w", id, err)
+	}
+	errs := []error{pruneRoutes(h, have, func(r route) bool {
+		return r.kind == unix.RTN_LOCAL && slices.Contains(addrs, r.dst.Addr())
+	})}
+	host, err := findLink(h, deviceName(id))
+	errs = append(errs, err)
+	if host != nil {
+		if found, ours := endpointOf(host); ours && found == id {
+			errs = append(errs, deleteLink(h, host))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("endpoint %d: %w", id, err)
+	}
+	return nil
+}
+
+// Endpoints lists the endpoint devices of this network namespace, sorted by id.
+func Endpoints() ([]EndpointLink, error) {
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	var out []EndpointLink
+	for _, l := range links {
+		if id, ours := endpointOf(l); ours {
+			out = append(out, EndpointLink{ID: id, Ifindex: l.Attrs().Index, Name: l.Attrs().Name})
+		}
+	}
+	slices.SortFunc(out, func(a, b EndpointLink) int { return cmp.Compare(a.ID, b.ID) })
+	return out, nil
+}
+
+// endpointOf tells whether l is the node's side of an endpoint's pair, and of which: kind, name and
+// hardware address must fit. The kernel sets all three at once, so a kill cannot leave one without the others.
+func endpointOf(l netlink.Link) (model.EndpointID, bool) {
+	digits, ok := strings.CutPrefix(l.Attrs().Name, "hd")
+	if !ok || l.Type() != "veth" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(digits, 16, 32)
+	id := model.EndpointID(n)
+	ours := err == nil && id != 0 && id <= model.MaxEndpointID && deviceName(id) == l.Attrs().Name &&
+		l.Attrs().HardwareAddr.String() == hostMAC(id).String()
+	return id, ours
+}

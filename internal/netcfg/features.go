@@ -1,0 +1,191 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Feature is the outcome of trying one thing in a network namespace of its own. What lacking it means, and
+// what to do about it, is internal/doctor's to say.
+type Feature struct {
+	// Name is stable: "net_" and what was tried.
+	Name string
+	// Detail says what was tried, in a few words.
+	Detail string
+	// Err is nil if the kernel did it, and says what it answered otherwise.
+	Err error
+}
+
+// Features tries what the overlay is built of in a network namespace that exists for the length of the call
+// only: it has no name and dies with the thread that made it, so nothing is left behind even if the
+// process is killed. An error means that there was no such namespace to try in, mostly for want of
+// CAP_SYS_ADMIN.
+func Features() ([]Feature, error) {
+	var found []Feature
+	err := inThrowAwayNetns(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return fmt.Errorf("open netlink: %w", err)
+		}
+		defer h.Close()
+		for _, p := range probes {
+			found = append(found, Feature{Name: p.name, Detail: p.detail, Err: p.try(h)})
+		}
+		return nil
+	})
+	return found, err
+}
+
+// probes are tried in order, in one namespace.
+var probes = []struct {
+	name, detail string
+	try          func(*netlink.Handle) error
+}{
+	{"net_veth", "a veth pair", tryVeth},
+	{"net_vxlan", "a VXLAN device that leaves addresses to its peers table", tryVXLAN},
+	{"net_clsact", "a clsact qdisc", tryClsact},
+	{"net_cls_bpf", "the tc classifier bpf", tryClsBPF},
+	{"net_rule_fwmark", "a routing rule by mark, and a table that makes an address local", tryFwmarkRule},
+	{"net_rule_fwmark_ipv6", "the same for IPv6", tryFwmarkRule6},
+	{"net_nft_masquerade", "an nftables chain that masquerades", tryMasquerade},
+	{"net_nft_socket", "an nftables rule that marks packets of a transparent socket", trySocketMatch},
+}
+
+// inThrowAwayNetns runs f on a thread in a new network namespace. The thread is never unlocked, so the
+// runtime ends it, and the namespace with it, when the goroutine ends.
+func inThrowAwayNetns(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			result <- fmt.Errorf("make a network namespace: %w", err)
+			return
+		}
+		result <- f()
+	}()
+	return <-result
+}
+
+func tryVeth(h *netlink.Handle) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "probe0"
+	return errnoOf("add veth", h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "probe1"}))
+}
+
+func tryVXLAN(h *netlink.Handle) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "probe-vxlan"
+	return errnoOf("add vxlan", h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789, Learning: false}))
+}
+
+// loopbackIndex is what every network namespace gives its lo.
+const loopbackIndex = 1
+
+func tryClsact(h *netlink.Handle) error {
+	return errnoOf("add clsact", h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: loopbackIndex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
+}
+
+func tryClsBPF(h *netlink.Handle) error {
+	return tryClassifier(h, &netlink.BpfFilter{FilterAttrs: probeFilter, Fd: -1, Name: "probe", DirectAction: true})
+}
+
+var probeFilter = netlink.FilterAttrs{LinkIndex: loopbackIndex, Parent: netlink.HANDLE_MIN_INGRESS,
+	Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}
+
+// tryClassifier adds a filter that lacks what it classifies by, since this package has no BPF program: a
+// kernel with the classifier says EINVAL to that, one without says ENOENT before it has looked. A
+// missing qdisc is EINVAL too, so that is ruled out first.
+func tryClassifier(h *netlink.Handle, filter netlink.Filter) error {
+	if err := tryClsact(h); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	err := h.FilterAdd(filter)
+	switch {
+	case err == nil:
+		return errors.New("add filter: the kernel took a filter without a program")
+	case errors.Is(err, unix.EINVAL):
+		return nil
+	}
+	return errnoOf("add filter", err)
+}
+
+// probeMark and probeTable are of the throw-away namespace only.
+const (
+	probeMark  = 0x1
+	probeTable = 100
+)
+
+func tryFwmarkRule(h *netlink.Handle) error {
+	return fwmarkRule(h, netlink.FAMILY_V4, netip.MustParsePrefix("192.0.2.0/24"))
+}
+
+func tryFwmarkRule6(h *netlink.Handle) error {
+	return fwmarkRule(h, netlink.FAMILY_V6, netip.MustParsePrefix("2001:db8::/64"))
+}
+
+func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
+	// A route may not go through a device that is down.
+	lo, err := h.LinkByIndex(loopbackIndex)
+	if err != nil {
+		return errnoOf("find lo", err)
+	}
+	if err := h.LinkSetUp(lo); err != nil {
+		return errnoOf("set lo up", err)
+	}
+	rule := netlink.NewRule()
+	rule.Family, rule.Mark, rule.Table, rule.Priority = family, probeMark, probeTable, 10
+	if err := h.RuleAdd(rule); err != nil {
+		return errnoOf("add rule", err)
+	}
+	route := &netlink.Route{LinkIndex: loopbackIndex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+	return errnoOf("add local route", h.RouteAdd(route))
+}
+
+func tryMasquerade(*netlink.Handle) error {
+	return nftRule("masquerade", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
+		&expr.Masq{})
+}
+
+func trySocketMatch(*netlink.Handle) error {
+	return nftRule("socket", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(probeMark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+}
+
+// nftRule makes a table for both families with one chain and one rule in it.
+func nftRule(name string, t nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority, exprs ...expr.Any) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return errnoOf("open nftables", err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-" + name})
+	chain := conn.AddChain(&nftables.Chain{Name: "probe", Table: table, Type: t, Hooknum: hook, Priority: prio})
+	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
+	return errnoOf("add "+name+" rule", conn.Flush())
+}
+
+// errnoOf wraps err without what the libraries say around the kernel's answer; nil stays nil.
+func errnoOf(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		err = errno
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

@@ -1,0 +1,142 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	"golang.org/x/sys/unix"
+)
+
+// firewallTable is the nftables table that holds everything of Heddle's.
+const firewallTable = "heddle"
+
+// deliverPriority places the marking of packets for node sockets after destination translation (-100),
+// which gives replies to translated connections their overlay address back.
+const deliverPriority = -50
+
+// setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
+// without it, and connections under translation keep theirs.
+func setFirewall(cfg NodeConfig) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}
+	c.AddTable(table) // so that there is one to delete
+	c.DelTable(table)
+	c.AddTable(table)
+	outside := c.AddChain(&nftables.Chain{
+		Name: "outside", Table: table, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+	})
+	deliver := c.AddChain(&nftables.Chain{
+		Name: "deliver", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
+	})
+	for _, p := range cfg.Prefixes {
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),
+			UserData: comment("containers reach the outside with the node's address"),
+		})
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: deliver, Exprs: deliverExprs(p, cfg.Mark),
+			UserData: comment("packets for a node socket that holds an overlay address are local"),
+		})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("set nftables table %s: %w", firewallTable, err)
+	}
+	return nil
+}
+
+// deleteFirewall deletes Heddle's nftables table; that there is none is no error.
+func deleteFirewall() error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
+	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+	}
+	return nil
+}
+
+// masqueradeExprs is "ip saddr own ip daddr != pool... oifname != overlay oifname != lo masquerade". What
+// leaves by lo stays on the node, and there the container's own address is wanted.
+func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
+	out := addrMatch(own, source, expr.CmpOpEq)
+	for _, p := range pool {
+		if p.Addr().Is4() == own.Addr().Is4() {
+			out = append(out, addrMatch(p, destination, expr.CmpOpNeq)...)
+		}
+	}
+	for _, name := range []string{OverlayDevice, "lo"} {
+		out = append(out,
+			&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: deviceNameData(name)})
+	}
+	return append(out, &expr.Masq{})
+}
+
+// deliverExprs is "meta mark != mark meta l4proto tcp ip daddr own socket transparent 1 meta mark set mark".
+// The mark is looked at first: packets that a tc program marked, and those of sockets that send with the
+// mark, need no socket lookup.
+func deliverExprs(own netip.Prefix, mark uint32) []expr.Any {
+	markData := binaryutil.NativeEndian.PutUint32(mark)
+	out := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: markData},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+	}
+	out = append(out, addrMatch(own, destination, expr.CmpOpEq)...)
+	return append(out,
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+		&expr.Immediate{Register: 1, Data: markData},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+	)
+}
+
+// side says which address of a packet addrMatch looks at.
+type side int
+
+const (
+	source side = iota
+	destination
+)
+
+// addrMatch compares one address of packets of p's family with p.
+func addrMatch(p netip.Prefix, which side, op expr.CmpOp) []expr.Any {
+	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(net.IPv4len)
+	if p.Addr().Is6() {
+		family, offset, length = unix.NFPROTO_IPV6, 8, net.IPv6len
+	}
+	if which == destination {
+		offset += length
+	}
+	network := toIPNet(p.Masked())
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: network.Mask, Xor: make([]byte, length)},
+		&expr.Cmp{Op: op, Register: 1, Data: network.IP},
+	}
+}
+
+// deviceNameData is a device name as nftables compares it: 16 bytes, zero padded.
+func deviceNameData(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func comment(text string) []byte { return userdata.AppendString(nil, userdata.TypeComment, text) }

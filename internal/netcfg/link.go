@@ -1,0 +1,195 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// dumpAttempts bounds how often a netlink dump is repeated that a concurrent change interrupted.
+const dumpAttempts = 10
+
+// open gives a netlink handle on the calling thread's network namespace.
+func open() (*netlink.Handle, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open netlink: %w", err)
+	}
+	return h, nil
+}
+
+// dump repeats a listing until no change interrupted it.
+func dump[T any](list func() ([]T, error)) ([]T, error) {
+	var out []T
+	var err error
+	for range dumpAttempts {
+		out, err = list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+// findLink gives the link called name, or nil if there is none.
+func findLink(h *netlink.Handle, name string) (netlink.Link, error) {
+	l, err := h.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w", name, err)
+	}
+	return l, nil
+}
+
+// deleteLink deletes l; that it has gone by itself is no error.
+func deleteLink(h *netlink.Handle, l netlink.Link) error {
+	err := h.LinkDel(l)
+	if err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete device %s: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// setUp brings l up unless it is.
+func setUp(h *netlink.Handle, l netlink.Link) error {
+	if l.Attrs().Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set device %s up: %w", l.Attrs().Name, err)
+	}
+	return nil
+}
+
+// setMTU sets l's MTU in bytes unless it has it.
+func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
+	if l.Attrs().MTU == mtu {
+		return nil
+	}
+	if err := h.LinkSetMTU(l, mtu); err != nil {
+		return fmt.Errorf("device %s: set mtu %d: %w", l.Attrs().Name, mtu, err)
+	}
+	return nil
+}
+
+// setAddrs makes want, as host addresses, the addresses of l. Link-local IPv6 addresses are the kernel's.
+func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
+	name := l.Attrs().Name
+	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("device %s: list addresses: %w", name, err)
+	}
+	var kept []netip.Addr
+	for _, a := range have {
+		p := fromIPNet(a.IPNet)
+		if p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() {
+			continue
+		}
+		if p.IsSingleIP() && slices.Contains(want, p.Addr()) {
+			kept = append(kept, p.Addr())
+			continue
+		}
+		if err := h.AddrDel(l, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return fmt.Errorf("device %s: remove address %v: %w", name, p, err)
+		}
+	}
+	for _, a := range want {
+		if slices.Contains(kept, a) {
+			continue
+		}
+		addr := &netlink.Addr{IPNet: hostNet(a)}
+		if a.Is6() {
+			addr.Flags = unix.IFA_F_NODAD // nobody else can have it: the prefix is the node's
+		}
+		if err := h.AddrAdd(l, addr); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("device %s: add address %v: %w", name, a, err)
+		}
+	}
+	return nil
+}
+
+// NodeAddrs lists the addresses of all devices of this network namespace, sorted, each once: what is local
+// here whatever its scope. Whole ranges that are local (127.0.0.0/8) appear by the address configured.
+func NodeAddrs() ([]netip.Addr, error) {
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return nodeAddrs(h)
+}
+
+func nodeAddrs(h *netlink.Handle) ([]netip.Addr, error) {
+	list, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	out := make([]netip.Addr, 0, len(list))
+	for _, a := range list {
+		out = append(out, fromIPNet(a.IPNet).Addr())
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
+// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it is there:
+// some writes have side effects even when they change nothing.
+func setSysctl(path, value string) error {
+	file := filepath.Join("/proc/sys/net", path)
+	have, err := os.ReadFile(file)
+	if err == nil && strings.TrimSpace(string(have)) == value {
+		return nil
+	}
+	if err == nil {
+		err = os.WriteFile(file, []byte(value), 0)
+	}
+	if err != nil {
+		return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(path, "/", "."), value, err)
+	}
+	return nil
+}
+
+// quietIPv6 stops the kernel from giving l a link-local address and announcing it: only Heddle's own
+// neighbour entries are used on it. A kernel without IPv6 has nothing to stop.
+func quietIPv6(device string) error {
+	err := setSysctl("ipv6/conf/"+device+"/addr_gen_mode", "1")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func hostNet(a netip.Addr) *net.IPNet { return toIPNet(netip.PrefixFrom(a, a.BitLen())) }
+
+func toIPNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// fromIPNet gives the zero Prefix for nil.
+func fromIPNet(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, bits := n.Mask.Size()
+	if bits == 32 {
+		a = a.Unmap()
+	}
+	return netip.PrefixFrom(a, ones)
+}
+
+// fromIP gives the zero Addr for nil.
+func fromIP(ip net.IP) netip.Addr {
+	a, _ := netip.AddrFromSlice(ip)
+	return a.Unmap()
+}

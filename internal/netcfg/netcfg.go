@@ -1,0 +1,206 @@
+// Package netcfg brings the kernel's network configuration of one node to what the agent wants: the
+// VXLAN overlay, one veth pair a container, routes, rules, address translation and tc filters. It decides
+// nothing.
+//
+// Every function works on the network namespace of the calling thread, which for the agent is the node's.
+// Each brings actual to desired and takes away what is stale, so a call can be repeated, and repeated after a
+// kill half-way through. What is Heddle's is known by its names and its hardware addresses (devices), by the
+// routing protocol number (routes, rules) and by the table's name (nftables); nothing else is changed or removed.
+//
+// The package keeps no state and takes no locks. Callers serialise calls that change the same node or the
+// same endpoint; internal/node's reconciler does.
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"net/netip"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Names of the devices of a node. Endpoints' devices are "hd" followed by the id in hexadecimal.
+const (
+	// OverlayDevice is the VXLAN device.
+	OverlayDevice = "heddle-vx0"
+	// DeliverDevice is where tc programs redirect packets that a node process sent to an intercepted
+	// container: packets enter the node's stack again on it.
+	DeliverDevice = "heddle-hd0"
+	// deliverPeer is the other end of DeliverDevice's pair; it only has to be up.
+	deliverPeer = "heddle-hd1"
+)
+
+// DeliverMAC is the hardware address of DeliverDevice: what a redirected packet must have as destination
+// for the stack to take it.
+const DeliverMAC = "02:48:44:00:00:01"
+
+const deliverPeerMAC = "02:48:44:00:00:02"
+
+// DefaultVXLANPort is IANA's UDP port for VXLAN.
+const DefaultVXLANPort = 4789
+
+// maxVNI is the largest VXLAN network identifier: 24 bits.
+const maxVNI = 1<<24 - 1
+
+// routeProtocol marks routes and rules as Heddle's (rtm_protocol); `ip route` shows "proto 72".
+const routeProtocol = 72
+
+// Bytes that VXLAN encapsulation adds to an inner packet: inner Ethernet, VXLAN, UDP and outer IP headers.
+const (
+	vxlanOverhead4 = 14 + 8 + 8 + 20
+	vxlanOverhead6 = 14 + 8 + 8 + 40
+)
+
+// NodeConfig is what SetupNode brings a node to.
+type NodeConfig struct {
+	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
+	Underlay netip.Addr
+	// Prefixes are the node's own overlay prefixes, one a family at most.
+	Prefixes []netip.Prefix
+	// Pool is what the prefixes of all nodes are taken from. Traffic of containers to addresses outside
+	// it leaves with the node's address.
+	Pool []netip.Prefix
+	// VNI is the VXLAN network identifier, 1..2^24-1, equal on all nodes.
+	VNI uint32
+	// VXLANPort is the UDP port of the overlay, equal on all nodes; 0 means DefaultVXLANPort.
+	VXLANPort uint16
+	// Mark is the packet mark (host byte order) that makes the addresses of intercepted endpoints local:
+	// "fwmark Mark lookup Table" at priority RulePref.
+	Mark uint32
+	// OverlayMark is the mark of node sockets whose packets must take the overlay's routes. It selects no
+	// table, so it only has to differ from Mark.
+	OverlayMark uint32
+	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
+	Table int
+	// RulePref is the rule's priority: smaller than 32766 to come before the main table.
+	RulePref int
+}
+
+// NodeDevices describes what SetupNode made or found.
+type NodeDevices struct {
+	UnderlayIfindex int
+	UnderlayName    string
+	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device anew.
+	OverlayIfindex int
+	// DeliverIfindex is that of DeliverDevice.
+	DeliverIfindex int
+	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address only.
+	VTEPMAC string
+	// OverlayMTU is the largest packet, in bytes, that the overlay carries; containers use it.
+	OverlayMTU int
+	// Prefixes are the node's own prefixes, and Gateways the node's address in each.
+	Prefixes []netip.Prefix
+	Gateways []netip.Addr
+}
+
+// validate fills defaults and reports the first wrong field.
+func (c *NodeConfig) validate() error {
+	if !c.Underlay.IsValid() || c.Underlay.IsUnspecified() || c.Underlay.IsMulticast() {
+		return fmt.Errorf("underlay %v: want the address other nodes reach this node by", c.Underlay)
+	}
+	if c.VNI == 0 || c.VNI > maxVNI {
+		return fmt.Errorf("vni %d: want 1..%d", c.VNI, maxVNI)
+	}
+	if c.VXLANPort == 0 {
+		c.VXLANPort = DefaultVXLANPort
+	}
+	if c.Mark == 0 || c.Mark == c.OverlayMark {
+		return fmt.Errorf("mark %#x, overlay mark %#x: want two different marks that are not 0", c.Mark, c.OverlayMark)
+	}
+	// 253..255 are the kernel's default, main and local tables; 0 means "any".
+	if c.Table <= 0 || c.Table >= 253 && c.Table <= 255 {
+		return fmt.Errorf("table %d: want a routing table of Heddle's own, 1..252 or above 255", c.Table)
+	}
+	if c.RulePref <= 0 || c.RulePref >= 32766 {
+		return fmt.Errorf("rule priority %d: want 1..32765, before the main table", c.RulePref)
+	}
+	return c.validatePrefixes()
+}
+
+func (c *NodeConfig) validatePrefixes() error {
+	seen := map[bool]bool{}
+	for _, p := range c.Prefixes {
+		if err := validPrefix(p); err != nil {
+			return err
+		}
+		if seen[p.Addr().Is4()] {
+			return fmt.Errorf("prefixes %v: want one a family at most", c.Prefixes)
+		}
+		seen[p.Addr().Is4()] = true
+		if !inPool(p, c.Pool) {
+			return fmt.Errorf("prefix %v: not inside the pool %v", p, c.Pool)
+		}
+		if p.Contains(c.Underlay) {
+			return fmt.Errorf("prefix %v: contains the underlay address %v; choose another pool", p, c.Underlay)
+		}
+	}
+	if len(c.Prefixes) == 0 {
+		return errors.New("prefixes: want at least one overlay prefix")
+	}
+	return nil
+}
+
+// validPrefix accepts masked unicast prefixes with room for a gateway and an endpoint.
+func validPrefix(p netip.Prefix) error {
+	if !p.IsValid() || p != p.Masked() || p.Addr().Is4In6() || p.Bits() > p.Addr().BitLen()-2 {
+		return fmt.Errorf("prefix %v: want a network address with room for two hosts, such as 10.1.2.0/24", p)
+	}
+	return nil
+}
+
+func inPool(p netip.Prefix, pool []netip.Prefix) bool {
+	for _, q := range pool {
+		if q.Contains(p.Addr()) && q.Bits() <= p.Bits() {
+			return true
+		}
+	}
+	return false
+}
+
+// gateways gives the node's own address in each prefix.
+func gateways(prefixes []netip.Prefix) []netip.Addr {
+	out := make([]netip.Addr, len(prefixes))
+	for i, p := range prefixes {
+		out[i] = model.Gateway(p)
+	}
+	return out
+}
+
+// sameFamily picks the address of a's family, or the zero Addr.
+func sameFamily(a netip.Addr, from []netip.Addr) netip.Addr {
+	for _, b := range from {
+		if a.Is4() == b.Is4() {
+			return b
+		}
+	}
+	return netip.Addr{}
+}
+
+// vtepMAC derives the overlay device's hardware address from the underlay address: unique among the nodes
+// of an IPv4 underlay, and the same after every restart, so that peers' entries stay right.
+func vtepMAC(underlay netip.Addr) net.HardwareAddr {
+	if underlay.Is4() {
+		a := underlay.As4()
+		return net.HardwareAddr{0x02, 0x48, a[0], a[1], a[2], a[3]}
+	}
+	h := fnv.New32a()
+	a := underlay.As16()
+	h.Write(a[:])
+	return net.HardwareAddr(h.Sum([]byte{0x02, 0x48}))
+}
+
+// hostMAC is the hardware address of the node's side of an endpoint's pair. With the name it tells an
+// endpoint's device from anybody else's.
+func hostMAC(id model.EndpointID) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0x48, 0x45, byte(id >> 16), byte(id >> 8), byte(id)}
+}
+
+// containerMAC is the hardware address of the container's side of an endpoint's pair.
+func containerMAC(id model.EndpointID) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0x48, 0x43, byte(id >> 16), byte(id >> 8), byte(id)}
+}
+
+// deviceName is the name of the node's side of an endpoint's pair: at most 8 characters.
+func deviceName(id model.EndpointID) string { return fmt.Sprintf("hd%x", uint32(id)) }

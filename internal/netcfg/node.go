@@ -1,0 +1,295 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's own routes,
+// sysctls and nftables. It does not touch peers and endpoints, but if the overlay device has to be made anew
+// (other VNI, port or underlay), SetPeers must follow. On an error what was done stays: repeat the call, or
+// call Teardown.
+func SetupNode(cfg NodeConfig) (NodeDevices, error) {
+	if err := cfg.validate(); err != nil {
+		return NodeDevices{}, err
+	}
+	h, err := open()
+	if err != nil {
+		return NodeDevices{}, err
+	}
+	defer h.Close()
+	underlay, err := findUnderlay(h, cfg.Underlay)
+	if err != nil {
+		return NodeDevices{}, err
+	}
+	overlay, err := setOverlayDevice(h, cfg, underlay)
+	if err != nil {
+		return NodeDevices{}, err
+	}
+	deliver, err := setDeliverPair(h, gateways(cfg.Prefixes))
+	if err != nil {
+		return NodeDevices{}, err
+	}
+	steps := []func() error{
+		func() error { return setNodeRoutes(h, cfg) },
+		func() error { return setRule(h, cfg) },
+		func() error { return setForwarding(cfg) },
+		func() error { return setFirewall(cfg) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return NodeDevices{}, err
+		}
+	}
+	return NodeDevices{
+		UnderlayIfindex: underlay.Attrs().Index,
+		UnderlayName:    underlay.Attrs().Name,
+		OverlayIfindex:  overlay.Attrs().Index,
+		DeliverIfindex:  deliver.Attrs().Index,
+		VTEPMAC:         overlay.Attrs().HardwareAddr.String(),
+		OverlayMTU:      overlay.Attrs().MTU,
+		Prefixes:        cfg.Prefixes,
+		Gateways:        gateways(cfg.Prefixes),
+	}, nil
+}
+
+// findUnderlay gives the device that has address want.
+func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
+	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	for _, a := range addrs {
+		if fromIPNet(a.IPNet).Addr() != want {
+			continue
+		}
+		l, err := h.LinkByIndex(a.LinkIndex)
+		if err != nil {
+			return nil, fmt.Errorf("underlay %v: %w", want, err)
+		}
+		if l.Attrs().Flags&net.FlagLoopback != 0 {
+			return nil, fmt.Errorf("underlay %v: it is on the loopback device %s; name an address of the device that leads to the other nodes", want, l.Attrs().Name)
+		}
+		if l.Attrs().Flags&net.FlagUp == 0 {
+			return nil, fmt.Errorf("underlay %v: its device %s is down; set it up (ip link set %[2]s up)", want, l.Attrs().Name)
+		}
+		return l, nil
+	}
+	all, err := nodeAddrs(h)
+	if err != nil {
+		return nil, err
+	}
+	var there []string
+	for _, a := range all {
+		if !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+			there = append(there, a.String())
+		}
+	}
+	if len(there) == 0 {
+		there = []string{"none"}
+	}
+	return nil, fmt.Errorf("underlay %v: no device here has this address; addresses there are: %s", want, strings.Join(there, ", "))
+}
+
+// setOverlayDevice makes the VXLAN device what cfg says: an existing one that differs in what cannot be changed
+// is made anew.
+func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
+	overhead := vxlanOverhead4
+	if cfg.Underlay.Is6() {
+		overhead = vxlanOverhead6
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, underlay.Attrs().MTU-overhead, vtepMAC(cfg.Underlay)
+	want := &netlink.Vxlan{
+		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
+		SrcAddr: cfg.Underlay.AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
+	}
+	have, err := findLink(h, OverlayDevice)
+	if err != nil {
+		return nil, err
+	}
+	if have != nil {
+		vx, ok := have.(*netlink.Vxlan)
+		if !ok {
+			return nil, fmt.Errorf("device %s: the name is taken by a device of kind %s; rename or delete it", OverlayDevice, have.Type())
+		}
+		if !sameVXLAN(vx, want) {
+			if err := deleteLink(h, have); err != nil {
+				return nil, err
+			}
+			have = nil
+		}
+	}
+	if have == nil {
+		if err := addOverlayDevice(h, want); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, deleteLink(h, want))
+			}
+		}()
+		if have, err = h.LinkByName(OverlayDevice); err != nil {
+			return nil, fmt.Errorf("device %s: %w", OverlayDevice, err)
+		}
+	}
+	if err := setMTU(h, have, attrs.MTU); err != nil {
+		return nil, err
+	}
+	have.Attrs().MTU = attrs.MTU
+	if err := quietIPv6(OverlayDevice); err != nil {
+		return nil, err
+	}
+	if err := setUp(h, have); errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("vxlan port %d: the UDP port is in use here; choose another one, equal on all nodes: %w", cfg.VXLANPort, err)
+	} else if err != nil {
+		return nil, err
+	}
+	return have, setAddrs(h, have, gateways(cfg.Prefixes))
+}
+
+func sameVXLAN(a, b *netlink.Vxlan) bool {
+	return a.VxlanId == b.VxlanId && a.VtepDevIndex == b.VtepDevIndex && fromIP(a.SrcAddr) == fromIP(b.SrcAddr) &&
+		a.Port == b.Port && a.Learning == b.Learning && a.HardwareAddr.String() == b.HardwareAddr.String()
+}
+
+// addOverlayDevice adds the device and explains the kernel's EEXIST, which here can only mean the VNI.
+func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
+	err := h.LinkAdd(want)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add device %s: %w", OverlayDevice, err)
+	}
+	holder := "another VXLAN device"
+	links, listErr := dump(h.LinkList)
+	if listErr != nil {
+		return errors.Join(err, listErr)
+	}
+	for _, l := range links {
+		if vx, ok := l.(*netlink.Vxlan); ok && vx.VxlanId == want.VxlanId && vx.Port == want.Port {
+			holder = "device " + vx.Name
+		}
+	}
+	return fmt.Errorf("vni %d, vxlan port %d: in use by %s; choose another vni or port, equal on all nodes, or delete that device: %w",
+		want.VxlanId, want.Port, holder, err)
+}
+
+// setDeliverPair makes the veth pair on which captured packets of node processes enter the stack again.
+// Their source is an address of the node itself, which the stack takes from a device only with
+// accept_local and without strict reverse-path filtering. The filter in force is the larger of the device's and
+// "all"'s value, so 0 here would lose against a machine-wide 1 (strict). 2 (loose) wins over both, and asks
+// that the device has an address: hence the gateway's.
+func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) {
+	if err := addDeliverPair(h); err != nil {
+		return nil, err
+	}
+	for key, value := range map[string]string{"accept_local": "1", "rp_filter": "2"} {
+		if err := setSysctl("ipv4/conf/"+DeliverDevice+"/"+key, value); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range []string{deliverPeer, DeliverDevice} {
+		if err := quietIPv6(name); err != nil {
+			return nil, err
+		}
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return nil, fmt.Errorf("device %s: %w", name, err)
+		}
+		if err := setUp(h, l); err != nil {
+			return nil, err
+		}
+	}
+	deliver, err := h.LinkByName(DeliverDevice)
+	if err != nil {
+		return nil, fmt.Errorf("device %s: %w", DeliverDevice, err)
+	}
+	return deliver, setAddrs(h, deliver, addrs)
+}
+
+// addDeliverPair adds the pair unless it is there. The kernel makes both ends at once, so one end alone or
+// with another hardware address is somebody else's.
+func addDeliverPair(h *netlink.Handle) error {
+	macs := map[string]string{DeliverDevice: DeliverMAC, deliverPeer: deliverPeerMAC}
+	found := 0
+	for name, mac := range macs {
+		l, err := findLink(h, name)
+		if err != nil {
+			return err
+		}
+		if l == nil {
+			continue
+		}
+		if l.Type() != "veth" || l.Attrs().HardwareAddr.String() != mac {
+			return fmt.Errorf("device %s: the name is taken by a device that is not Heddle's; rename or delete it", name)
+		}
+		found++
+	}
+	if found == len(macs) {
+		return nil
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr = DeliverDevice, mustMAC(DeliverMAC)
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr = deliverPeer, mustMAC(deliverPeerMAC)
+	if err := h.LinkAdd(pair); err != nil {
+		return fmt.Errorf("add devices %s and %s: %w", DeliverDevice, deliverPeer, err)
+	}
+	return nil
+}
+
+// mustMAC parses a constant.
+func mustMAC(s string) net.HardwareAddr {
+	mac, err := net.ParseMAC(s)
+	if err != nil {
+		panic(err)
+	}
+	return mac
+}
+
+// setNodeRoutes makes addresses of the node's own prefixes that no endpoint has answer at once instead of
+// following the default route, and drops what an earlier configuration left.
+func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	want := map[routeKey]bool{}
+	for _, p := range cfg.Prefixes {
+		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNREACHABLE}
+		want[r.key()] = true
+		if err := ensureRoute(h, have, r); err != nil {
+			return err
+		}
+	}
+	return pruneRoutes(h, have, func(r route) bool {
+		switch r.kind {
+		case unix.RTN_UNREACHABLE:
+			return !want[r.key()]
+		case unix.RTN_LOCAL:
+			return r.table != cfg.Table
+		}
+		return false
+	})
+}
+
+// setForwarding lets the node route between its containers, the overlay and the outside.
+func setForwarding(cfg NodeConfig) error {
+	if err := setSysctl("ipv4/ip_forward", "1"); err != nil {
+		return err
+	}
+	for _, p := range cfg.Prefixes {
+		if p.Addr().Is6() {
+			return setSysctl("ipv6/conf/all/forwarding", "1")
+		}
+	}
+	return nil
+}

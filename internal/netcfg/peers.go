@@ -1,0 +1,188 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// peers is the desired state of the overlay device, taken together from all nodes.
+type peers struct {
+	routes     map[routeKey]route
+	neighbours map[netip.Addr]string // gateway -> VTEP hardware address
+	forwarding map[string]netip.Addr // VTEP hardware address -> underlay address
+}
+
+// SetPeers makes the overlay lead to nodes, and nowhere else. devs comes from SetupNode; self is this node's
+// name, which is skipped. A node that cannot be used (bad hardware address, prefix that overlaps another's) is
+// left out and named in the error; the other nodes are set all the same.
+func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
+	want, invalid := desiredPeers(devs, self, nodes)
+	h, err := open()
+	if err != nil {
+		return errors.Join(invalid, err)
+	}
+	defer h.Close()
+	// Neighbours before routes, so that the first packet along a new route finds them.
+	return errors.Join(invalid,
+		setForwardingEntries(h, devs.OverlayIfindex, want.forwarding),
+		setNeighbours(h, devs.OverlayIfindex, want.neighbours),
+		setPeerRoutes(h, devs.OverlayIfindex, want.routes))
+}
+
+// desiredPeers gives the state for the usable nodes and an error that names the others.
+func desiredPeers(devs NodeDevices, self string, nodes []model.Node) (peers, error) {
+	want := peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
+	holder := map[netip.Prefix]string{}
+	for _, p := range devs.Prefixes {
+		holder[p] = self
+	}
+	var errs []error
+	for _, n := range nodes {
+		if n.Name == self {
+			continue
+		}
+		if err := want.add(devs, n, holder); err != nil {
+			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
+		}
+	}
+	return want, errors.Join(errs...)
+}
+
+// add adds node n, all of it or nothing. holder names the node of each prefix so far.
+func (w peers) add(devs NodeDevices, n model.Node, holder map[netip.Prefix]string) error {
+	mac, err := net.ParseMAC(n.VTEPMAC)
+	if err != nil || len(mac) != 6 {
+		return fmt.Errorf("vtep_mac %q: want a hardware address such as 02:48:0a:00:00:01", n.VTEPMAC)
+	}
+	if !n.Underlay.IsValid() {
+		return errors.New("underlay: the address is missing")
+	}
+	if other, ok := w.forwarding[mac.String()]; ok {
+		return fmt.Errorf("vtep_mac %s: the node at %v has it too", mac, other)
+	}
+	for _, p := range n.Prefixes {
+		if err := validPrefix(p); err != nil {
+			return err
+		}
+		for q, name := range holder {
+			if p.Overlaps(q) {
+				return fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
+			}
+		}
+	}
+	w.forwarding[mac.String()] = n.Underlay
+	for _, p := range n.Prefixes {
+		holder[p] = n.Name
+		src := sameFamily(p.Addr(), devs.Gateways)
+		if !src.IsValid() {
+			continue // this node has no address of the family, so nothing here could talk to it
+		}
+		gw := model.Gateway(p)
+		w.neighbours[gw] = mac.String()
+		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNICAST, link: devs.OverlayIfindex, gw: gw, src: src, onlink: true}
+		w.routes[r.key()] = r
+	}
+	return nil
+}
+
+func setPeerRoutes(h *netlink.Handle, overlay int, want map[routeKey]route) error {
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, r := range want {
+		errs = append(errs, ensureRoute(h, have, r))
+	}
+	errs = append(errs, pruneRoutes(h, have, func(r route) bool {
+		_, keep := want[r.key()]
+		return r.link == overlay && !keep
+	}))
+	return errors.Join(errs...)
+}
+
+// setNeighbours makes want the neighbours of a device of Heddle's, all of them permanent. Nobody else has
+// reason to write to such a device, so every other entry is stale.
+func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) error {
+	have := map[netip.Addr]string{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(link, family) })
+		if err != nil {
+			return fmt.Errorf("list neighbours of device %d: %w", link, err)
+		}
+		for _, n := range list {
+			if n.State&netlink.NUD_NOARP == 0 { // those are the kernel's multicast entries
+				have[fromIP(n.IP)] = entryMAC(n)
+			}
+		}
+	}
+	entry := func(a netip.Addr, mac string) *netlink.Neigh { return permanentNeighbour(link, a, mac) }
+	return setEntries(h, "neighbour", have, want, entry)
+}
+
+// setForwardingEntries makes want the forwarding database of the overlay device.
+func setForwardingEntries(h *netlink.Handle, overlay int, want map[string]netip.Addr) error {
+	list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
+	if err != nil {
+		return fmt.Errorf("list forwarding entries of %s: %w", OverlayDevice, err)
+	}
+	have := map[string]netip.Addr{}
+	for _, n := range list {
+		have[n.HardwareAddr.String()] = fromIP(n.IP)
+	}
+	entry := func(mac string, underlay netip.Addr) *netlink.Neigh {
+		hw, _ := net.ParseMAC(mac) // written by HardwareAddr.String
+		return &netlink.Neigh{
+			LinkIndex: overlay, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
+			HardwareAddr: hw, IP: underlay.AsSlice(),
+		}
+	}
+	return setEntries(h, "forwarding entry", have, want, entry)
+}
+
+// setEntries brings the neighbour or forwarding entries have to want; entry builds one.
+func setEntries[K, V comparable](h *netlink.Handle, what string, have, want map[K]V, entry func(K, V) *netlink.Neigh) error {
+	var errs []error
+	for k, v := range want {
+		if old, ok := have[k]; ok && old == v {
+			continue
+		}
+		if err := h.NeighSet(entry(k, v)); err != nil {
+			errs = append(errs, fmt.Errorf("set %s %v to %v: %w", what, k, v, err))
+		}
+	}
+	for k, v := range have {
+		if _, keep := want[k]; keep {
+			continue
+		}
+		if err := h.NeighDel(entry(k, v)); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("delete %s %v: %w", what, k, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// permanentNeighbour says that a is reached at hardware address mac on link, without asking.
+func permanentNeighbour(link int, a netip.Addr, mac string) *netlink.Neigh {
+	family := netlink.FAMILY_V4
+	if a.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	hw, _ := net.ParseMAC(mac) // empty for an incomplete entry that is to be deleted
+	return &netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: hw}
+}
+
+// entryMAC gives the hardware address of a permanent entry, and "" for any other, so that it is replaced.
+func entryMAC(n netlink.Neigh) string {
+	if n.State&netlink.NUD_PERMANENT == 0 {
+		return ""
+	}
+	return n.HardwareAddr.String()
+}

@@ -1,0 +1,203 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// route is one of Heddle's routes, comparable. Two routes with the same table and dst exclude each other.
+type route struct {
+	table  int
+	dst    netip.Prefix
+	kind   int // RTN_UNICAST, RTN_LOCAL or RTN_UNREACHABLE
+	link   int // 0 for RTN_UNREACHABLE
+	gw     netip.Addr
+	src    netip.Addr
+	onlink bool
+}
+
+// routeKey is what the kernel tells routes apart by.
+type routeKey struct {
+	table int
+	dst   netip.Prefix
+}
+
+func (r route) key() routeKey { return routeKey{r.table, r.dst} }
+
+func (r route) String() string {
+	return fmt.Sprintf("%v in table %d", r.dst, r.table)
+}
+
+// netlink gives the route as the netlink library wants it.
+func (r route) netlink() *netlink.Route {
+	out := &netlink.Route{
+		Table: r.table, Dst: toIPNet(r.dst), Type: r.kind, LinkIndex: r.link,
+		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol,
+	}
+	switch {
+	case r.kind == unix.RTN_LOCAL:
+		out.Scope = netlink.SCOPE_HOST
+	case r.kind == unix.RTN_UNICAST && !r.gw.IsValid():
+		out.Scope = netlink.SCOPE_LINK
+	}
+	if r.onlink {
+		out.Flags = int(netlink.FLAG_ONLINK)
+	}
+	return out
+}
+
+// parseRoute is the reverse of route.netlink.
+func parseRoute(n netlink.Route) route {
+	r := route{
+		table: n.Table, dst: fromIPNet(n.Dst), kind: n.Type, link: n.LinkIndex,
+		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0,
+	}
+	if r.kind == unix.RTN_UNREACHABLE {
+		r.link = 0 // IPv6 shows the loopback device
+	}
+	if !r.dst.IsValid() { // a default route may come without destination
+		zero := netip.IPv4Unspecified()
+		if n.Family == netlink.FAMILY_V6 {
+			zero = netip.IPv6Unspecified()
+		}
+		r.dst = netip.PrefixFrom(zero, 0)
+	}
+	return r
+}
+
+// ownRoutes lists Heddle's routes of all tables.
+func ownRoutes(h *netlink.Handle) (map[routeKey]route, error) {
+	out := map[routeKey]route{}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := dump(func() ([]netlink.Route, error) {
+			// Table 0 with this mask means every table.
+			return h.RouteListFiltered(family, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, n := range list {
+			r := parseRoute(n)
+			out[r.key()] = r
+		}
+	}
+	return out, nil
+}
+
+// ensureRoute makes want a route. have holds Heddle's routes; an equal one is left alone, because each change
+// makes every socket of the namespace look its route up again. A route to the same destination that is not
+// Heddle's is an error.
+func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
+	old, ours := have[want.key()]
+	if ours && old == want {
+		return nil
+	}
+	var err error
+	if ours {
+		err = h.RouteReplace(want.netlink())
+	} else {
+		err = h.RouteAdd(want.netlink())
+	}
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("route %v: there is one already that is not Heddle's; remove it or choose another overlay pool", want)
+	}
+	if err != nil {
+		return fmt.Errorf("route %v: %w", want, err)
+	}
+	have[want.key()] = want
+	return nil
+}
+
+// deleteRoute deletes r; that it is not there is no error.
+func deleteRoute(h *netlink.Handle, r route) error {
+	err := h.RouteDel(r.netlink())
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete route %v: %w", r, err)
+	}
+	return nil
+}
+
+// pruneRoutes deletes Heddle's routes that stale selects.
+func pruneRoutes(h *netlink.Handle, have map[routeKey]route, stale func(route) bool) error {
+	for k, r := range have {
+		if !stale(r) {
+			continue
+		}
+		if err := deleteRoute(h, r); err != nil {
+			return err
+		}
+		delete(have, k)
+	}
+	return nil
+}
+
+// ruleFamilies gives the families that need a rule: IPv4 always, because IPv4 is what listeners on [::] use
+// too, and IPv6 if the node has such a prefix.
+func ruleFamilies(prefixes []netip.Prefix) []int {
+	families := []int{netlink.FAMILY_V4}
+	for _, p := range prefixes {
+		if p.Addr().Is6() {
+			families = append(families, netlink.FAMILY_V6)
+		}
+	}
+	return families
+}
+
+// setRule makes "fwmark Mark lookup Table pref RulePref" the only rule that is Heddle's.
+func setRule(h *netlink.Handle, cfg NodeConfig) error {
+	missing := map[int]bool{}
+	for _, f := range ruleFamilies(cfg.Prefixes) {
+		missing[f] = true
+	}
+	err := eachOwnRule(h, func(r netlink.Rule) error {
+		if missing[r.Family] && r.Mark == cfg.Mark && r.Table == cfg.Table && r.Priority == cfg.RulePref {
+			missing[r.Family] = false
+			return nil
+		}
+		return deleteRule(h, r)
+	})
+	if err != nil {
+		return err
+	}
+	for family, add := range missing {
+		if !add {
+			continue
+		}
+		r := netlink.NewRule()
+		r.Family, r.Mark, r.Table, r.Priority, r.Protocol = family, cfg.Mark, cfg.Table, cfg.RulePref, routeProtocol
+		if err := h.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("add rule fwmark %#x lookup %d: %w", cfg.Mark, cfg.Table, err)
+		}
+	}
+	return nil
+}
+
+func eachOwnRule(h *netlink.Handle, fn func(netlink.Rule) error) error {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		rules, err := dump(func() ([]netlink.Rule, error) { return h.RuleList(family) })
+		if err != nil {
+			return fmt.Errorf("list rules: %w", err)
+		}
+		for _, r := range rules {
+			if r.Protocol != routeProtocol {
+				continue
+			}
+			r.Family = family
+			if err := fn(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func deleteRule(h *netlink.Handle, r netlink.Rule) error {
+	if err := h.RuleDel(&r); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete rule fwmark %#x lookup %d: %w", r.Mark, r.Table, err)
+	}
+	return nil
+}

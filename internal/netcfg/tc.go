@@ -1,0 +1,209 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Direction is the side of a device that a tc program is attached to, as the node's kernel sees it.
+type Direction int
+
+// Directions.
+const (
+	Ingress Direction = iota // packets the device hands to the node
+	Egress                   // packets the node hands to the device
+)
+
+// String gives tc's word.
+func (d Direction) String() string {
+	if d == Egress {
+		return "egress"
+	}
+	return "ingress"
+}
+
+func (d Direction) parent() uint32 {
+	if d == Egress {
+		return netlink.HANDLE_MIN_EGRESS
+	}
+	return netlink.HANDLE_MIN_INGRESS
+}
+
+// Every program of Heddle's has the same place in its direction, so attaching replaces.
+const (
+	filterHandle   = 1
+	filterPriority = 1
+	// filterOwner begins the names of Heddle's filters.
+	filterOwner = "heddle:"
+)
+
+// AttachTC attaches the BPF program progFD, of type sched_cls, to a device in direct-action mode, as handle 1
+// of priority 1 for all protocols. A program of Heddle's that is there is replaced in one step: every packet
+// meets the old or the new one. A filter of somebody else's in that place is an error. name is shown by
+// `tc filter`, after "heddle:".
+func AttachTC(ifindex int, dir Direction, progFD int, name string) error {
+	if err := attachTC(ifindex, dir, progFD, name); err != nil {
+		return fmt.Errorf("attach %s to %s of device %d: %w", name, dir, ifindex, err)
+	}
+	return nil
+}
+
+func attachTC(ifindex int, dir Direction, progFD int, name string) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByIndex(ifindex)
+	if err != nil {
+		return err
+	}
+	if err := ensureClsact(h, link); err != nil {
+		return err
+	}
+	if _, err := ownFilter(h, link, dir); err != nil {
+		return err
+	}
+	f := newFilter(ifindex, dir)
+	f.Fd, f.Name, f.DirectAction = progFD, filterOwner+name, true
+	return h.FilterReplace(f)
+}
+
+// DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That the device
+// or the program is not there is no error.
+func DetachTC(ifindex int, dir Direction) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByIndex(ifindex)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err == nil {
+		err = detach(h, link, dir)
+	}
+	if err != nil {
+		return fmt.Errorf("detach from %s of device %d: %w", dir, ifindex, err)
+	}
+	return nil
+}
+
+func detach(h *netlink.Handle, link netlink.Link, dir Direction) error {
+	clsact, err := hasClsact(h, link)
+	if err != nil || !clsact {
+		return err
+	}
+	present, err := ownFilter(h, link, dir)
+	if errors.Is(err, errForeignFilter) || err == nil && !present {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := h.FilterDel(newFilter(link.Attrs().Index, dir)); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	for _, d := range []Direction{Ingress, Egress} {
+		left, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, d.parent()) })
+		if err != nil || len(left) > 0 {
+			return err
+		}
+	}
+	if err := h.QdiscDel(newClsact(link.Attrs().Index)); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// errForeignFilter: the place of Heddle's filter is taken.
+var errForeignFilter = errors.New("priority 1 is taken by a filter that is not Heddle's; move it to another priority (tc filter)")
+
+// ownFilter reports whether Heddle's filter is there, and errForeignFilter if another is in its place.
+func ownFilter(h *netlink.Handle, link netlink.Link, dir Direction) (bool, error) {
+	list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
+	if err != nil {
+		return false, fmt.Errorf("list filters: %w", err)
+	}
+	present := false
+	for _, f := range list {
+		if f.Attrs().Priority != filterPriority {
+			continue
+		}
+		bpf, ok := f.(*netlink.BpfFilter)
+		if !ok || !strings.HasPrefix(bpf.Name, filterOwner) {
+			return false, errForeignFilter
+		}
+		present = present || bpf.Handle == filterHandle
+	}
+	return present, nil
+}
+
+func newFilter(ifindex int, dir Direction) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: dir.parent(), Handle: filterHandle, Priority: filterPriority, Protocol: unix.ETH_P_ALL,
+		},
+		Fd: -1,
+	}
+}
+
+func newClsact(ifindex int) *netlink.GenericQdisc {
+	return &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT,
+		},
+		QdiscType: "clsact",
+	}
+}
+
+func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
+	list, err := dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
+	if err != nil {
+		return false, fmt.Errorf("list qdiscs: %w", err)
+	}
+	for _, q := range list {
+		if q.Type() == "clsact" {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// ensureClsact adds the qdisc that holds filters of both directions unless it is there.
+func ensureClsact(h *netlink.Handle, link netlink.Link) error {
+	there, err := hasClsact(h, link)
+	if err != nil || there {
+		return err
+	}
+	err = h.QdiscAdd(newClsact(link.Attrs().Index))
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("device %s has an ingress qdisc, which excludes clsact; delete it (tc qdisc del dev %[1]s ingress)", link.Attrs().Name)
+	}
+	if err != nil {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+// detachAll detaches Heddle's programs from every device.
+func detachAll(h *netlink.Handle) error {
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		for _, dir := range []Direction{Ingress, Egress} {
+			if err := detach(h, l, dir); err != nil && !errors.Is(err, unix.ENODEV) {
+				errs = append(errs, fmt.Errorf("detach from %s of %s: %w", dir, l.Attrs().Name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

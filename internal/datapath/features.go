@@ -47,6 +47,7 @@ func Features() []Feature {
 		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
+		{"bpf_jit", "programs are compiled to machine code", probeJIT},
 		{"bpf_lsm", "BPF programs on security hooks", probeLSM},
 	}
 	found := make([]Feature, len(probes))
@@ -189,6 +190,24 @@ func probeSockDestroy() error {
 
 func probeLSM() error {
 	return load(&ebpf.ProgramSpec{Type: ebpf.LSM, AttachType: ebpf.AttachLSMMac, AttachTo: "socket_connect", Instructions: ret(0)})
+}
+
+// probeJIT looks at what became of a program: the sysctl is not to be seen from other network namespaces
+// than the machine's own.
+func probeJIT() error {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, Instructions: ret(0), License: "GPL"})
+	if err != nil {
+		return probeErr("load "+ebpf.SocketFilter.String(), err)
+	}
+	defer func() { _ = prog.Close() }() // nothing was written
+	info, err := prog.Info()
+	if err != nil {
+		return probeErr("program info", err)
+	}
+	if _, err := info.JitedSize(); err != nil {
+		return errors.New("programs are interpreted")
+	}
+	return nil
 }
 
 // ret is a program that does nothing but return v.

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/peer"
+	"heddle.dev/heddle/internal/bench/plot"
+)
+
+// benchSettings are the flags of `heddle bench` and `heddle demo`.
+type benchSettings struct {
+	workloads, scopes, modes []string
+	runs                     int
+	duration                 time.Duration
+	lab                      string
+	jsonFile, plotFile       string
+	quick, markdown, up      bool
+}
+
+// What --quick and `heddle demo` run: enough to see the shape, not to judge by.
+const (
+	quickRuns     = 3
+	quickDuration = time.Second
+)
+
+// newBenchCmd makes `heddle bench` and, hidden beneath it, the program it runs inside the containers.
+func newBenchCmd() *cobra.Command {
+	var s benchSettings
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Compare host, overlay and heddle: throughput, round trips, connections, CPU",
+		Long: `Runs every workload in every mode between containers of a lab that is up, interleaved and several times
+over, and prints median, spread and ratio to host.
+
+Workloads: iperf3 (throughput), rr (32-byte round trips), crr (new connections); memory (kernel memory of a
+connection) when named. Processor time is the whole machine's: keep it otherwise idle.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if s.quick && !cmd.Flags().Changed("runs") {
+				s.runs = quickRuns
+			}
+			if s.quick && !cmd.Flags().Changed("duration") {
+				s.duration = quickDuration
+			}
+			return runBench(cmd.Context(), s, cmd.OutOrStdout(), os.Stderr)
+		},
+	}
+	f := cmd.Flags()
+	f.StringSliceVar(&s.workloads, "workloads", nil, "workloads to run (default iperf3,rr,crr)")
+	f.StringSliceVar(&s.scopes, "scopes", []string{"inter", "intra"}, "inter (between nodes), intra (on one node)")
+	f.StringSliceVar(&s.modes, "modes", []string{"host", "overlay", "heddle"}, "modes to compare; host is needed")
+	f.IntVar(&s.runs, "runs", 5, "runs of each workload, scope and mode")
+	f.DurationVar(&s.duration, "duration", 3*time.Second, "length of one measurement (iperf3: whole seconds)")
+	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
+	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
+	f.StringVar(&s.plotFile, "plot", "", "draw the results into this SVG file")
+	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
+	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
+	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
+	cmd.AddCommand(newBenchPeerCmd())
+	return cmd
+}
+
+// newBenchPeerCmd makes the hidden command that the bench runs inside containers.
+func newBenchPeerCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:                "peer",
+		Hidden:             true,
+		DisableFlagParsing: true,
+		SilenceUsage:       true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return peer.Main(cmd.Context(), args, peer.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr})
+		},
+	}
+}
+
+// newDemoCmd makes `heddle demo`: the bench for somebody who sees Heddle for the first time.
+func newDemoCmd() *cobra.Command {
+	s := benchSettings{scopes: []string{"inter", "intra"}, modes: []string{"host", "overlay", "heddle"}, up: true}
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Bring a lab up, compare the three modes, print a table and draw a plot",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			out := cmd.OutOrStdout()
+			if _, err := fmt.Fprint(out, demoWelcome); err != nil {
+				return err
+			}
+			return runBench(cmd.Context(), s, out, os.Stderr)
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&s.runs, "runs", quickRuns, "runs of each workload, scope and mode")
+	f.DurationVar(&s.duration, "duration", quickDuration, "length of one measurement (iperf3: whole seconds)")
+	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
+	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
+	f.StringVar(&s.plotFile, "plot", "heddle-demo.svg", "draw the results into this SVG file")
+	return cmd
+}
+
+const demoWelcome = `Heddle demo: two nodes (network namespaces of this machine, joined by a veth), containers on each.
+A server and a client run in them, unmodified, on three networks in turn:
+
+  host     the node's own network, no container network at all: the yardstick
+  overlay  a plain container network: veth, bridge, VXLAN, two stacks for every packet
+  heddle   the same containers, with their TCP sockets in the node's stack: one pass
+
+A short run on a machine that does other things too: read the ratios. 'heddle bench' measures for longer.
+
+`
+
+// runBench measures, and then writes everything that was asked for. Files are written only once every
+// measurement has succeeded.
+func runBench(ctx context.Context, s benchSettings, out io.Writer, progress *os.File) (err error) {
+	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	o, err := s.options(progress)
+	if err != nil {
+		return err
+	}
+	program, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own program: %w", err)
+	}
+	place := bench.Lab{Heddle: program, Name: s.lab}
+	down, err := s.bringUp(ctx, place, progress)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, down()) }()
+	words, remove, err := bench.FindProgram(ctx, place, program)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	o.Program = words
+	busy, err := bench.Background(ctx)
+	if err != nil {
+		return err
+	}
+	if busy > bench.QuietMachine {
+		_, _ = fmt.Fprintf(progress, "other programs keep %.1f of %d processors busy: the figures will be noisy\n",
+			busy, runtime.NumCPU())
+	}
+	results, err := bench.Run(ctx, place, o)
+	if ctx.Err() != nil {
+		return errors.New("interrupted; nothing was written")
+	}
+	if err != nil {
+		return err
+	}
+	return s.report(results, out)
+}
+
+// options checks the flags.
+func (s benchSettings) options(progress io.Writer) (o bench.Options, err error) {
+	if o.Workloads, err = bench.ParseWorkloads(s.workloads); err != nil {
+		return bench.Options{}, err
+	}
+	if o.Scopes, err = bench.ParseScopes(s.scopes); err != nil {
+		return bench.Options{}, err
+	}
+	if o.Modes, err = bench.ParseModes(s.modes); err != nil {
+		return bench.Options{}, err
+	}
+	for _, file := range []string{s.jsonFile, s.plotFile} {
+		// Said before minutes of measuring, not after.
+		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
+			return bench.Options{}, fmt.Errorf("write %s: %s is no directory; make it first", file, filepath.Dir(file))
+		}
+	}
+	o.Runs, o.Duration = s.runs, s.duration
+	o.Progress = func(p bench.Progress) {
+		eta := ""
+		if p.Remaining > 0 {
+			eta = fmt.Sprintf(", %s left", p.Remaining.Round(time.Second))
+		}
+		// Progress is a courtesy; the measurement goes on without it.
+		_, _ = fmt.Fprintf(progress, "[%3d/%d] run %d: %s%s\n", p.Done+1, p.Total, p.Run, p.Cell, eta)
+	}
+	return o, o.Validate()
+}
+
+// downTimeout bounds taking the lab down, which happens even when the bench was interrupted.
+const downTimeout = 2 * time.Minute
+
+// bringUp makes sure that the lab is up; down undoes what it did, and nothing if the lab was up before.
+func (s benchSettings) bringUp(ctx context.Context, place bench.Lab, log *os.File) (down func() error, err error) {
+	down = func() error { return nil }
+	missing := place.Ready(ctx)
+	if missing == nil {
+		return down, nil
+	}
+	if !s.up {
+		return nil, fmt.Errorf("lab is not up: %w\nbring it up with `heddle lab up`, or use --up", missing)
+	}
+	down = func() error {
+		// The bench's context may be over; the lab must go all the same.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTimeout)
+		defer cancel()
+		return place.Down(ctx)
+	}
+	if err := place.Up(ctx, log); err != nil {
+		return nil, errors.Join(err, down())
+	}
+	return down, nil
+}
+
+// report prints the tables and writes the files.
+func (s benchSettings) report(results []bench.Result, out io.Writer) error {
+	write := bench.WriteTable
+	if s.markdown {
+		write = bench.WriteMarkdown
+	}
+	if err := write(out, results); err != nil {
+		return err
+	}
+	if s.jsonFile != "" {
+		if err := writeFile(s.jsonFile, func(w io.Writer) error { return bench.WriteJSON(w, results) }); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(out, "\nResults: %s\n", s.jsonFile); err != nil {
+			return err
+		}
+	}
+	if s.plotFile != "" {
+		text := plot.Text{Title: "Heddle: TCP between containers, compared with the host's own", Subtitle: s.subtitle()}
+		if err := writeFile(s.plotFile, func(w io.Writer) error { return plot.Write(w, results, text) }); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(out, "\nPlot: %s\n", s.plotFile); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// subtitle says under the plot's title what it was made from.
+func (s benchSettings) subtitle() string {
+	kernel := "?"
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	return fmt.Sprintf("%d runs of %s each, interleaved; Linux %s, %d processors; %s",
+		s.runs, s.duration, kernel, runtime.NumCPU(), time.Now().Format(time.DateOnly))
+}
+
+// writeFile writes a whole file or none: a reader never sees half of one.
+func writeFile(path string, write func(io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".heddle-bench-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
+		}
+	}()
+	if err = write(f); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	if err = errors.Join(f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

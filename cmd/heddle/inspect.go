@@ -1,0 +1,346 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/doctor"
+	"heddle.dev/heddle/internal/model"
+)
+
+// labRunFolder holds LAB/NODE/api.sock of every lab that is up.
+const labRunFolder = "/run/heddle/lab"
+
+// askTimeout bounds one question to all agents.
+const askTimeout = 15 * time.Second
+
+// startHint is what to do when no agent answers.
+const startHint = "start one with `heddled`, or a lab with `heddle lab up`"
+
+// outputFormat is the value of --output.
+type outputFormat string
+
+const (
+	tableOutput outputFormat = "table"
+	jsonOutput  outputFormat = "json"
+)
+
+// String implements pflag.Value.
+func (f *outputFormat) String() string { return string(*f) }
+
+// Set implements pflag.Value.
+func (f *outputFormat) Set(s string) error {
+	if s != string(tableOutput) && s != string(jsonOutput) {
+		return fmt.Errorf("want %s or %s", tableOutput, jsonOutput)
+	}
+	*f = outputFormat(s)
+	return nil
+}
+
+// Type implements pflag.Value.
+func (f *outputFormat) Type() string { return "table|json" }
+
+func addOutputFlag(cmd *cobra.Command, f *outputFormat) {
+	*f = tableOutput
+	cmd.Flags().VarP(f, "output", "o", "how to print")
+}
+
+// agentFlags say which agents to ask.
+type agentFlags struct {
+	api, lab, node string
+	output         outputFormat
+}
+
+func (f *agentFlags) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.api, "api", "", fmt.Sprintf("the agent's socket (default %s, or those of the lab that is up)", api.DefaultSocket))
+	flags.StringVar(&f.lab, "lab", "", "ask the agents of this lab")
+	flags.StringVar(&f.node, "node", "", "ask the agent of this lab node only")
+	addOutputFlag(cmd, &f.output)
+}
+
+// agents are the agents to ask; inLab says that they are a lab's, so that tables need a column NODE.
+type agents struct {
+	clients []*api.Client
+	inLab   bool
+}
+
+// find gives the agents that the flags mean. defaultSocket and labs are api.DefaultSocket and
+// labRunFolder except in tests.
+func (f agentFlags) find(defaultSocket, labs string) (agents, error) {
+	if f.api != "" {
+		if f.lab != "" || f.node != "" {
+			return agents{}, errors.New("--api: it names one agent already; leave out --lab and --node")
+		}
+		return agents{clients: []*api.Client{api.Dial(f.api)}}, nil
+	}
+	for flag, name := range map[string]string{"--lab": f.lab, "--node": f.node} {
+		if name == "" {
+			continue
+		}
+		if err := model.ValidateName(flag, name); err != nil {
+			return agents{}, err
+		}
+	}
+	if f.lab == "" && f.node == "" {
+		// Stat errors other than "no such file" are the client's to report.
+		if _, err := os.Stat(defaultSocket); !errors.Is(err, fs.ErrNotExist) {
+			return agents{clients: []*api.Client{api.Dial(defaultSocket)}}, nil
+		}
+	}
+	return f.findLab(defaultSocket, labs)
+}
+
+// findLab gives the agents of the lab that the flags mean, or of the only one that is up.
+func (f agentFlags) findLab(defaultSocket, labs string) (agents, error) {
+	lab, node := cmp.Or(f.lab, "*"), cmp.Or(f.node, "*")
+	sockets, err := filepath.Glob(filepath.Join(labs, lab, node, "api.sock"))
+	if err != nil {
+		return agents{}, err
+	}
+	byLab := map[string][]string{}
+	for _, s := range sockets {
+		l := filepath.Base(filepath.Dir(filepath.Dir(s)))
+		byLab[l] = append(byLab[l], s)
+	}
+	switch {
+	case len(byLab) == 0 && f.node != "":
+		return agents{}, fmt.Errorf("--node %s: no lab node of that name is up; `heddle lab up` brings a lab up", f.node)
+	case len(byLab) == 0 && f.lab != "":
+		return agents{}, fmt.Errorf("--lab %s: no node of that lab is up; `heddle lab up` brings a lab up", f.lab)
+	case len(byLab) == 0:
+		return agents{}, fmt.Errorf("%w on %s and no lab is up: %s", api.ErrNoAgent, defaultSocket, startHint)
+	case len(byLab) > 1:
+		var names []string
+		for l := range byLab {
+			names = append(names, l)
+		}
+		slices.Sort(names)
+		return agents{}, fmt.Errorf("several labs are up (%s): choose one with --lab", strings.Join(names, ", "))
+	}
+	found := agents{inLab: true}
+	for _, s := range sockets {
+		found.clients = append(found.clients, api.Dial(s))
+	}
+	return found, nil
+}
+
+// ask puts one question to every agent at once. It gives the answers in the order of the agents, without
+// those of agents that failed: their errors are joined, and say how to start an agent if none answers.
+func ask[T any](ctx context.Context, from agents, question func(context.Context, *api.Client) (T, error)) ([]T, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answers := make([]T, len(from.clients))
+	errs := make([]error, len(from.clients))
+	var wg sync.WaitGroup
+	for i, c := range from.clients {
+		wg.Go(func() {
+			defer c.Close()
+			answers[i], errs[i] = question(ctx, c)
+			if errors.Is(errs[i], api.ErrNoAgent) {
+				errs[i] = fmt.Errorf("%w: %s", errs[i], startHint)
+			} else if errors.Is(errs[i], fs.ErrPermission) {
+				errs[i] = fmt.Errorf("%w: run this as root", errs[i])
+			}
+		})
+	}
+	wg.Wait()
+	var good []T
+	for i, a := range answers {
+		if errs[i] == nil {
+			good = append(good, a)
+		}
+	}
+	return good, errors.Join(errs...)
+}
+
+func newStatusCmd() *cobra.Command {
+	var f agentFlags
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what an agent runs and counts",
+		Long: `Shows the agent, its store, peers, endpoints and interception, and every counter of paths, fallbacks, drops
+and refusals that is not zero. With --output json: a list with one status for each agent asked.`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := f.find(api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			list, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) (api.Status, error) { return c.Status(ctx) })
+			if f.output == jsonOutput {
+				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
+			}
+			if err != nil && len(list) == 0 {
+				return err // not beneath an empty table
+			}
+			return errors.Join(printStatus(cmd.OutOrStdout(), list, all, time.Now()), err)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().BoolVar(&all, "all", false, "show counters that are zero, too")
+	return cmd
+}
+
+func newEndpointsCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:          "endpoints",
+		Short:        "List the containers attached to a node",
+		Long:         "Lists the containers attached to a node. With --output json: a list of endpoints.",
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := f.find(api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) { return c.Endpoints(ctx) })
+			list := slices.Concat(lists...)
+			slices.SortFunc(list, func(a, b model.Endpoint) int {
+				return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
+			})
+			if f.output == jsonOutput {
+				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
+			}
+			if err != nil && len(list) == 0 {
+				return err // not beneath an empty table
+			}
+			return errors.Join(printEndpoints(cmd.OutOrStdout(), list, from.inLab), err)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// nodeConnection is a connection with the node it is a socket of: the same two ends are listed by both
+// nodes of a lab.
+type nodeConnection struct {
+	Node string `json:"node"`
+	model.Connection
+}
+
+func newConnectionsCmd() *cobra.Command {
+	var f agentFlags
+	var filter api.ConnectionFilter
+	cmd := &cobra.Command{
+		Use:   "connections",
+		Short: "List the live TCP connections of a node's containers",
+		Long: `Lists the live TCP connections of a node's containers: the addresses their programs see, those the node's
+kernel has, the path taken, why it was not the direct one, and the bytes carried.
+With --output json: a list of connections.`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := f.find(api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			list, err := askConnections(cmd.Context(), from, filter)
+			if f.output == jsonOutput {
+				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
+			}
+			if err != nil && len(list) == 0 {
+				return err // not beneath an empty table
+			}
+			return errors.Join(printConnections(cmd.OutOrStdout(), list, from.inLab), err)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVar(&filter.Endpoint, "endpoint", "", "only the connections of this endpoint")
+	cmd.Flags().BoolVar(&filter.Listeners, "listeners", false, "list listening sockets, too")
+	return cmd
+}
+
+// askConnections lists the connections of all agents. An endpoint lives on one node of a lab, so there it
+// is an error only if no node knows it.
+func askConnections(ctx context.Context, from agents, filter api.ConnectionFilter) ([]nodeConnection, error) {
+	type answer struct {
+		connections []nodeConnection
+		unknown     error
+	}
+	answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (answer, error) {
+		list, err := c.Connections(ctx, filter)
+		if filter.Endpoint != "" && errors.Is(err, api.ErrNotFound) {
+			return answer{unknown: fmt.Errorf("--endpoint %s: %w", filter.Endpoint, err)}, nil
+		}
+		if err != nil {
+			return answer{}, err
+		}
+		st, err := c.Status(ctx)
+		if err != nil {
+			return answer{}, err
+		}
+		var a answer
+		for _, conn := range list {
+			a.connections = append(a.connections, nodeConnection{st.Node.Name, conn})
+		}
+		return a, nil
+	})
+	var list []nodeConnection
+	var unknown error
+	known := false
+	for _, a := range answers {
+		list = append(list, a.connections...)
+		known = known || a.unknown == nil
+		unknown = cmp.Or(unknown, a.unknown)
+	}
+	if !known && err == nil {
+		err = unknown
+	}
+	slices.SortFunc(list, func(a, b nodeConnection) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name), a.Local.Compare(b.Local),
+			a.Remote.Compare(b.Remote), cmp.Compare(a.Cookie, b.Cookie))
+	})
+	return list, err
+}
+
+// doctorReport is what `heddle doctor --output json` prints.
+type doctorReport struct {
+	// OK is false if something is missing without which Heddle does not work.
+	OK     bool        `json:"ok"`
+	Checks []api.Check `json:"checks"`
+}
+
+func newDoctorCmd() *cobra.Command {
+	var output outputFormat
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Check this machine for what Heddle needs",
+		Long: `Tries every kernel feature, setting and program that Heddle builds on, and names what is missing, what that
+costs and the remedy. Needs root and no agent; changes nothing. The exit code is 1 if something is missing
+without which Heddle does not work. With --output json: an object with "ok" and "checks".`,
+		Args:         cobra.NoArgs,
+		SilenceUsage: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			checks := doctor.Run(cmd.Context())
+			missing := doctor.Missing(checks)
+			var err error
+			if output == jsonOutput {
+				err = printJSON(cmd.OutOrStdout(), doctorReport{OK: len(missing) == 0, Checks: checks})
+			} else {
+				err = printChecks(cmd.OutOrStdout(), checks)
+			}
+			if len(missing) > 0 {
+				err = errors.Join(err, fmt.Errorf("missing, and needed by Heddle: %s", strings.Join(missing, ", ")))
+			}
+			return err
+		},
+	}
+	addOutputFlag(cmd, &output)
+	return cmd
+}

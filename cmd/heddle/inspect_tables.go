@@ -1,0 +1,265 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+// printJSON prints v indented; an empty list is "[]".
+func printJSON(out io.Writer, v any) error {
+	if rv := reflect.ValueOf(v); rv.Kind() == reflect.Slice && rv.IsNil() {
+		v = []struct{}{}
+	}
+	enc := json.NewEncoder(out)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// table collects rows and prints them in columns.
+type table struct {
+	buf bytes.Buffer
+	tw  *tabwriter.Writer
+}
+
+func newTable(columns ...string) *table {
+	const padding = 2
+	t := &table{}
+	t.tw = tabwriter.NewWriter(&t.buf, 0, 0, padding, ' ', 0)
+	if len(columns) > 0 {
+		t.row(columns...)
+	}
+	return t
+}
+
+// row adds a row. Empty cells become "-", so that every column can be cut out by its number.
+func (t *table) row(cells ...string) {
+	for i, c := range cells {
+		if c == "" {
+			c = "-"
+		}
+		if i > 0 {
+			c = "\t" + c
+		}
+		_, _ = io.WriteString(t.tw, c) // into memory
+	}
+	_, _ = io.WriteString(t.tw, "\n")
+}
+
+// writeTo prints the rows without the blanks that tabwriter leaves at the ends of lines.
+func (t *table) writeTo(out io.Writer) error {
+	if err := t.tw.Flush(); err != nil {
+		return err
+	}
+	var trimmed strings.Builder
+	for line := range strings.Lines(t.buf.String()) {
+		trimmed.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+	_, err := io.WriteString(out, trimmed.String())
+	return err
+}
+
+// printStatus prints a block for each agent. Counters that are zero are left out unless all is set.
+func printStatus(out io.Writer, list []api.Status, all bool, now time.Time) error {
+	for i, st := range list {
+		if i > 0 {
+			if _, err := fmt.Fprintln(out); err != nil {
+				return err
+			}
+		}
+		if err := statusTable(st, now).writeTo(out); err != nil {
+			return err
+		}
+		if err := printCounters(out, st.Counters, all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func statusTable(st api.Status, now time.Time) *table {
+	t := newTable()
+	direct := "none: takes no direct connections"
+	if st.Node.Direct() {
+		direct = st.Node.DirectPorts.String()
+	}
+	store := fmt.Sprintf("%s %s, ", st.Store.Kind, strings.Join(st.Store.Endpoints, ","))
+	if st.Store.Healthy {
+		store += fmt.Sprintf("healthy, revision %d", st.Store.Revision)
+	} else {
+		store += fmt.Sprintf("NOT HEALTHY since revision %d: %s", st.Store.Revision, st.Store.Error)
+	}
+	in := st.Interception
+	answered := fmt.Sprint(in.Answered)
+	if made := in.PremadeHits + in.PremadeMisses; made > 0 {
+		answered += fmt.Sprintf(" (%d%% with a socket made ahead)", in.PremadeHits*100/made)
+	}
+	t.row("node", st.Node.Name)
+	t.row("agent", fmt.Sprintf("heddled %s, pid %d, up %s", st.Version, st.PID, now.Sub(st.Started).Round(time.Second)))
+	t.row("underlay", st.Node.Underlay.String())
+	t.row("prefixes", join(st.Node.Prefixes))
+	t.row("direct ports", direct)
+	t.row("network", fmt.Sprintf("%d, pool %s, vni %d, vxlan port %d", st.Network.ID, join(st.Network.Pool), st.Network.VNI, st.Network.VXLANPort))
+	t.row("store", store)
+	t.row("peers", fmt.Sprint(st.Peers))
+	t.row("endpoints", fmt.Sprint(st.Endpoints))
+	t.row("listeners", fmt.Sprint(in.Listeners))
+	t.row("calls answered", answered)
+	t.row("calls continued", fmt.Sprint(in.Continued))
+	t.row("calls failed", failures(in.Failed))
+	t.row("features", features(st.Features))
+	return t
+}
+
+// failures names the causes that occurred.
+func failures(byCause map[string]uint64) string {
+	var parts []string
+	for _, cause := range slices.Sorted(maps.Keys(byCause)) {
+		if n := byCause[cause]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", cause, n))
+		}
+	}
+	if len(parts) == 0 {
+		return "0"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// features names those that are not there.
+func features(checks []api.Check) string {
+	lacking := map[api.CheckStatus][]string{}
+	for _, c := range checks {
+		lacking[c.Status] = append(lacking[c.Status], c.Name)
+	}
+	var parts []string
+	for _, s := range []api.CheckStatus{api.CheckMissing, api.CheckDegraded} {
+		if names := lacking[s]; len(names) > 0 {
+			parts = append(parts, fmt.Sprintf("%s: %s", s, strings.Join(names, ", ")))
+		}
+	}
+	switch {
+	case len(checks) == 0:
+		return "not probed"
+	case len(parts) == 0:
+		return "all there"
+	}
+	return strings.Join(parts, "; ") + " (`heddle doctor` says more)"
+}
+
+func printCounters(out io.Writer, counters []api.Counter, all bool) error {
+	t := newTable("KIND", "REASON", "COUNT", "MEANING")
+	shown := false
+	for _, kind := range []model.Kind{model.KindPath, model.KindFallback, model.KindDrop, model.KindRefusal} {
+		for _, c := range counters {
+			if c.Kind == kind && (all || c.Value > 0) {
+				t.row(string(c.Kind), c.Name, fmt.Sprint(c.Value), c.Help)
+				shown = true
+			}
+		}
+	}
+	if !shown {
+		_, err := fmt.Fprintln(out, "\nNothing counted yet: no connection, fallback, drop or refusal.")
+		return err
+	}
+	if _, err := fmt.Fprintln(out); err != nil {
+		return err
+	}
+	return t.writeTo(out)
+}
+
+func printEndpoints(out io.Writer, list []model.Endpoint, withNode bool) error {
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS")...)
+	for _, e := range list {
+		intercepted := "no"
+		if e.Intercepted {
+			intercepted = "yes"
+		}
+		var labels []string
+		for _, k := range slices.Sorted(maps.Keys(e.Labels)) {
+			labels = append(labels, k+"="+e.Labels[k])
+		}
+		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
+			e.Created.UTC().Format(time.RFC3339), strings.Join(labels, ","))...)
+	}
+	return t.writeTo(out)
+}
+
+func printConnections(out io.Writer, list []nodeConnection, withNode bool) error {
+	t := newTable(nodeColumn(withNode, "NODE", "ENDPOINT", "STATE", "LOCAL", "REMOTE", "NODE-LOCAL", "NODE-REMOTE", "PATH",
+		"REASON", "SENT", "RECEIVED")...)
+	for _, c := range list {
+		t.row(nodeColumn(withNode, c.Node, c.Name, c.State, addrPort(c.Local), addrPort(c.Remote), addrPort(c.NodeLocal),
+			addrPort(c.NodeRemote), c.Path.String(), c.Reason, byteCount(c.BytesSent), byteCount(c.BytesReceived))...)
+	}
+	return t.writeTo(out)
+}
+
+// nodeColumn gives the cells of a row with or without the one for the node.
+func nodeColumn(withNode bool, node string, cells ...string) []string {
+	if withNode {
+		return append([]string{node}, cells...)
+	}
+	return cells
+}
+
+func printChecks(out io.Writer, checks []api.Check) error {
+	t := newTable("STATUS", "CHECK", "FOUND")
+	count := map[api.CheckStatus]int{}
+	var lacking strings.Builder
+	for _, c := range checks {
+		t.row(string(c.Status), c.Name, c.Detail)
+		count[c.Status]++
+		if c.Status != api.CheckOK {
+			fmt.Fprintf(&lacking, "%s is %s: %s\n  cost:   %s\n  remedy: %s\n\n", c.Name, c.Status, c.Detail, c.Cost, c.Remedy)
+		}
+	}
+	if err := t.writeTo(out); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(out, "\n%s%d checks: %d ok, %d degraded, %d missing\n", lacking.String(), len(checks),
+		count[api.CheckOK], count[api.CheckDegraded], count[api.CheckMissing])
+	return err
+}
+
+// addrPort gives "" for the zero address, which a listener's remote one is.
+func addrPort(ap netip.AddrPort) string {
+	if !ap.IsValid() {
+		return ""
+	}
+	return ap.String()
+}
+
+func join[T fmt.Stringer](list []T) string {
+	parts := make([]string, len(list))
+	for i, v := range list {
+		parts[i] = v.String()
+	}
+	return strings.Join(parts, ",")
+}
+
+// byteCount gives n in the largest binary unit that leaves at least one of it: "512B", "1.5KiB".
+func byteCount(n uint64) string {
+	const step = 1024
+	if n < step {
+		return fmt.Sprintf("%dB", n)
+	}
+	v, unit := float64(n)/step, 0
+	units := []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	// 1023.95 would be printed as 1024.0.
+	for v >= step-0.05 && unit < len(units)-1 {
+		v, unit = v/step, unit+1
+	}
+	return fmt.Sprintf("%.1f%s", v, units[unit])
+}

@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+// updateGolden, if set in the environment, makes the golden tests write what they compare with.
+const updateGolden = "HEDDLE_UPDATE_GOLDEN"
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if os.Getenv(updateGolden) != "" {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
+	}
+}
+
+var inspectNow = time.Date(2026, 11, 21, 17, 2, 3, 0, time.UTC)
+
+// inspectStatus is node n1 or n2 with something in every field.
+func inspectStatus(node string) api.Status {
+	counts := map[model.Reason]uint64{1: 12, 11: 3, 19: 1, 25: 4}
+	return api.Status{
+		Node: model.Node{Name: node, Underlay: netip.MustParseAddr("192.0.2.1"),
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: model.DefaultDirectPorts},
+		Network: api.Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, VNI: 4718593, VXLANPort: 4789},
+		Version: "0.1.0", PID: 42, Started: inspectNow.Add(-3*time.Hour - 2*time.Minute - 3*time.Second),
+		Store:     api.Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
+		Endpoints: 2, Peers: 1,
+		Interception: api.Interception{Listeners: 3, Answered: 100, Continued: 20,
+			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10},
+		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
+		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
+	}
+}
+
+func inspectEndpoints(node string) []model.Endpoint {
+	return []model.Endpoint{
+		{ID: 2, Name: node + "/c2", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3"), netip.MustParseAddr("fd00::3")},
+			NetnsPath: "/run/netns/c2", Created: inspectNow},
+		{ID: 1, Name: node + "/c1", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")}, Intercepted: true,
+			NetnsPath: "/run/netns/c1", Labels: map[string]string{"app": "web", "a": "b"}, Created: inspectNow},
+	}
+}
+
+func inspectConnections(node string) []model.Connection {
+	ap := netip.MustParseAddrPort
+	return []model.Connection{
+		{Endpoint: 1, Name: node + "/c1", State: "ESTABLISHED", Local: ap("10.244.1.2:40000"), Remote: ap("10.244.2.2:80"),
+			NodeLocal: ap("192.0.2.1:40000"), NodeRemote: ap("192.0.2.2:17440"), Path: model.PathDirect,
+			BytesSent: 1536, BytesReceived: 3 << 30, Cookie: 7},
+		{Endpoint: 1, Name: node + "/c1", State: "ESTABLISHED", Local: ap("10.244.1.2:1234"), Remote: ap("10.244.2.3:80"),
+			NodeLocal: ap("10.244.1.2:1234"), NodeRemote: ap("10.244.2.3:80"), Path: model.PathOverlay, Reason: "fallback_bound", Cookie: 8},
+		{Endpoint: 1, Name: node + "/c1", State: "LISTEN", Local: ap("10.244.1.2:80"), NodeLocal: ap("10.244.1.2:80"), Path: model.PathListen, Cookie: 9},
+	}
+}
+
+// inspectedAgent is the agent of one node.
+type inspectedAgent struct{ node string }
+
+func (a inspectedAgent) Status(context.Context) (api.Status, error) {
+	return inspectStatus(a.node), nil
+}
+func (a inspectedAgent) Endpoints(context.Context) ([]model.Endpoint, error) {
+	return inspectEndpoints(a.node), nil
+}
+func (a inspectedAgent) CreateEndpoint(context.Context, api.EndpointRequest) (model.Endpoint, error) {
+	return model.Endpoint{}, errors.New("inspecting must create nothing")
+}
+func (a inspectedAgent) DeleteEndpoint(context.Context, string) error {
+	return errors.New("inspecting must delete nothing")
+}
+func (a inspectedAgent) Nodes(context.Context) ([]model.Node, error) { return nil, nil }
+func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
+	if f.Endpoint != "" && f.Endpoint != a.node+"/c1" {
+		return nil, api.ErrNotFound
+	}
+	list := inspectConnections(a.node)
+	if !f.Listeners {
+		list = list[:2]
+	}
+	return list, nil
+}
+
+// startAgent serves node's agent on socket until the test ends.
+func startAgent(t *testing.T, socket, node string) {
+	t.Helper()
+	ln, err := api.Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() {
+		done <- api.ServeOn(ctx, ln, api.NewHandler(inspectedAgent{node}, nil, slog.New(slog.DiscardHandler)))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func runInspect(t *testing.T, cmd *cobra.Command, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SilenceErrors = true
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestInspectTables(t *testing.T) {
+	print := func(f func(*bytes.Buffer) error) string {
+		t.Helper()
+		var b bytes.Buffer
+		if err := f(&b); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	sick := inspectStatus("n2")
+	sick.Store.Healthy, sick.Store.Error = false, "context deadline exceeded"
+	sick.Node.DirectPorts = model.PortRange{}
+	sick.Counters, sick.Features, sick.Interception = api.CountersOf(func(model.Reason) uint64 { return 0 }), nil, api.Interception{}
+	golden(t, "status.txt", print(func(b *bytes.Buffer) error {
+		return printStatus(b, []api.Status{inspectStatus("n1"), sick}, false, inspectNow)
+	}))
+	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, inspectEndpoints("n1"), false) }))
+	var conns []nodeConnection
+	for _, c := range inspectConnections("n1") {
+		conns = append(conns, nodeConnection{"n1", c})
+	}
+	golden(t, "connections.txt", print(func(b *bytes.Buffer) error { return printConnections(b, conns, false) }))
+	golden(t, "connections-lab.txt", print(func(b *bytes.Buffer) error { return printConnections(b, conns, true) }))
+	golden(t, "doctor.txt", print(func(b *bytes.Buffer) error {
+		return printChecks(b, []api.Check{
+			{Name: "kernel", Status: api.CheckOK, Detail: "Linux 6.6"},
+			{Name: "bpf_lsm", Status: api.CheckDegraded, Detail: "not permitted", Cost: "a second lock", Remedy: "another kernel"},
+			{Name: "cgroup2", Status: api.CheckMissing, Detail: "only cgroup v1 is mounted", Cost: "everything", Remedy: "mount one"},
+		})
+	}))
+}
+
+func TestStatusAllShowsEveryReason(t *testing.T) {
+	var b bytes.Buffer
+	if err := printStatus(&b, []api.Status{inspectStatus("n1")}, true, inspectNow); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range model.Reasons {
+		if !strings.Contains(b.String(), " "+r.Name+" ") {
+			t.Errorf("--all does not show %s", r.Name)
+		}
+	}
+}
+
+func TestByteCount(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0B", 1023: "1023B", 1024: "1.0KiB", 1536: "1.5KiB", 1<<20 - 1: "1.0MiB",
+		1 << 30: "1.0GiB", 1<<64 - 1: "16.0EiB"} {
+		if got := byteCount(n); got != want {
+			t.Errorf("byteCount(%d) = %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestInspectOneAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	startAgent(t, socket, "n1")
+	out, err := runInspect(t, newStatusCmd(), "--api", socket, "--output", "json")
+	var statuses []api.Status
+	if jerr := json.Unmarshal([]byte(out), &statuses); err != nil || jerr != nil || len(statuses) != 1 || statuses[0].Node.Name != "n1" {
+		t.Errorf("status as JSON: %s (%v, %v)", out, err, jerr)
+	}
+	out, err = runInspect(t, newEndpointsCmd(), "--api", socket)
+	if lines := strings.Split(out, "\n"); err != nil || len(lines) < 3 || !strings.HasPrefix(lines[1], "n1/c1 ") {
+		t.Errorf("endpoints, sorted by name: %s (%v)", out, err)
+	}
+	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "-o", "json", "--listeners", "--endpoint", "n1/c1")
+	var conns []map[string]any
+	if jerr := json.Unmarshal([]byte(out), &conns); err != nil || jerr != nil || len(conns) != 3 {
+		t.Fatalf("connections as JSON: %s (%v, %v)", out, err, jerr)
+	}
+	for _, field := range []string{"node", "endpoint", "state", "local", "remote", "node_local", "node_remote", "path", "bytes_sent", "bytes_received"} {
+		if _, ok := conns[0][field]; !ok {
+			t.Errorf("connection has no field %s: %v", field, conns[0])
+		}
+	}
+	if _, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--endpoint", "n1/c9"); !errors.Is(err, api.ErrNotFound) {
+		t.Errorf("unknown endpoint: %v", err)
+	}
+	for _, args := range [][]string{{"--output", "xml"}, {"--api", socket, "--lab", "x"}, {"--lab", "../x"}, {"--node", "*"}, {"stray"}} {
+		if out, err = runInspect(t, newStatusCmd(), args...); err == nil {
+			t.Errorf("status %v: no error: %s", args, out)
+		}
+	}
+}
+
+func TestInspectNoAgent(t *testing.T) {
+	dir := t.TempDir()
+	_, err := agentFlags{}.find(filepath.Join(dir, "api.sock"), dir)
+	if !errors.Is(err, api.ErrNoAgent) || !strings.Contains(err.Error(), "heddle lab up") {
+		t.Errorf("nothing runs: %v", err)
+	}
+	out, err := runInspect(t, newEndpointsCmd(), "--api", filepath.Join(dir, "nobody.sock"), "-o", "json")
+	if !errors.Is(err, api.ErrNoAgent) || !strings.Contains(err.Error(), "heddled") || strings.TrimSpace(out) != "[]" {
+		t.Errorf("socket that is not there: %v, output %q", err, out)
+	}
+}
+
+func TestInspectLabs(t *testing.T) {
+	dir := t.TempDir()
+	socket := func(lab, node string) string { return filepath.Join(dir, "lab", lab, node, "api.sock") }
+	startAgent(t, socket("a", "n1"), "n1")
+	startAgent(t, socket("a", "n2"), "n2")
+	find := func(f agentFlags) (agents, error) {
+		return f.find(filepath.Join(dir, "api.sock"), filepath.Join(dir, "lab"))
+	}
+
+	from, err := find(agentFlags{})
+	if err != nil || !from.inLab || len(from.clients) != 2 {
+		t.Fatalf("the only lab: %+v, %v", from, err)
+	}
+	list, err := askConnections(t.Context(), from, api.ConnectionFilter{Endpoint: "n2/c1"})
+	if err != nil || len(list) != 2 || list[0].Node != "n2" || list[0].Local.Port() != 1234 {
+		t.Errorf("connections of an endpoint of one node: %+v, %v", list, err)
+	}
+	if _, err := askConnections(t.Context(), from, api.ConnectionFilter{Endpoint: "n3/c1"}); !errors.Is(err, api.ErrNotFound) {
+		t.Errorf("endpoint of no node: %v", err)
+	}
+	if from, err := find(agentFlags{node: "n2"}); err != nil || len(from.clients) != 1 || from.clients[0].SocketPath() != socket("a", "n2") {
+		t.Errorf("--node n2: %+v, %v", from, err)
+	}
+	if _, err := find(agentFlags{node: "n3"}); err == nil || !strings.Contains(err.Error(), "n3") {
+		t.Errorf("--node n3: %v", err)
+	}
+	if _, err := find(agentFlags{lab: "z"}); err == nil || !strings.Contains(err.Error(), "--lab z") {
+		t.Errorf("--lab z: %v", err)
+	}
+
+	// One dead agent does not hide the others.
+	if err := os.MkdirAll(filepath.Dir(socket("b", "n1")), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	startAgent(t, socket("b", "n2"), "n2")
+	if err := os.WriteFile(socket("b", "n1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := find(agentFlags{}); err == nil || !strings.Contains(err.Error(), "a, b") {
+		t.Errorf("two labs: %v", err)
+	}
+	from, err = find(agentFlags{lab: "b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	statuses, err := ask(t.Context(), from, func(ctx context.Context, c *api.Client) (api.Status, error) { return c.Status(ctx) })
+	if len(statuses) != 1 || statuses[0].Node.Name != "n2" || !errors.Is(err, api.ErrNoAgent) {
+		t.Errorf("one agent of two: %d answers, %v", len(statuses), err)
+	}
+
+	// The machine's own agent is asked before any lab.
+	startAgent(t, filepath.Join(dir, "api.sock"), "host")
+	if from, err := find(agentFlags{}); err != nil || from.inLab || len(from.clients) != 1 {
+		t.Errorf("own agent and labs: %+v, %v", from, err)
+	}
+}
+
+func TestDoctorCommand(t *testing.T) {
+	out, err := runInspect(t, newDoctorCmd(), "--output", "json")
+	var report doctorReport
+	if jerr := json.Unmarshal([]byte(out), &report); jerr != nil || len(report.Checks) == 0 {
+		t.Fatalf("doctor as JSON: %s (%v)", out, jerr)
+	}
+	if (err == nil) != report.OK {
+		t.Errorf("error %v beside ok=%v: the exit code must tell", err, report.OK)
+	}
+	if os.Geteuid() != 0 && report.OK {
+		t.Error("ok without root")
+	}
+}

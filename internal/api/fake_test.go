@@ -1,0 +1,124 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// fakeAgent keeps endpoints in a map, under mu. A set err is every call's answer.
+type fakeAgent struct {
+	mu        sync.Mutex
+	endpoints map[string]model.Endpoint
+	requests  []EndpointRequest
+	filters   []ConnectionFilter
+	err       error
+	conns     []model.Connection
+}
+
+func newFakeAgent() *fakeAgent { return &fakeAgent{endpoints: map[string]model.Endpoint{}} }
+
+var started = time.Date(2026, 11, 21, 14, 0, 0, 0, time.UTC)
+
+func testNode() model.Node {
+	return model.Node{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"),
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, VTEPMAC: "02:00:00:00:00:01",
+		DirectPorts: model.DefaultDirectPorts}
+}
+
+func testStatus() Status {
+	return Status{
+		Node:    testNode(),
+		Network: Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, VNI: 7, VXLANPort: 4789},
+		Version: "0.1.0", PID: 42, Started: started,
+		Store:     Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
+		Endpoints: 2, Peers: 1,
+		Interception: Interception{Listeners: 3, Answered: 100, Continued: 20,
+			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10},
+		Counters: CountersOf(func(r model.Reason) uint64 { return uint64(r) * 10 }),
+		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
+			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
+	}
+}
+
+func (a *fakeAgent) Status(context.Context) (Status, error) { return testStatus(), a.err }
+
+func (a *fakeAgent) Endpoints(context.Context) ([]model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var list []model.Endpoint
+	for _, e := range a.endpoints {
+		list = append(list, e)
+	}
+	return list, a.err
+}
+
+func (a *fakeAgent) CreateEndpoint(_ context.Context, req EndpointRequest) (model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests = append(a.requests, req)
+	if a.err != nil {
+		return model.Endpoint{}, a.err
+	}
+	e := model.Endpoint{ID: 1, Name: req.Name, Node: "n1", Addrs: []netip.Addr{req.Addr}, Intercepted: req.Intercepted,
+		NetnsPath: req.NetnsPath, Labels: req.Labels, Created: started}
+	a.endpoints[req.Name] = e
+	return e, nil
+}
+
+func (a *fakeAgent) DeleteEndpoint(_ context.Context, name string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.endpoints[name]; !ok {
+		return ErrNotFound
+	}
+	delete(a.endpoints, name)
+	return a.err
+}
+
+func (a *fakeAgent) Nodes(context.Context) ([]model.Node, error) {
+	return []model.Node{testNode()}, a.err
+}
+
+func (a *fakeAgent) Connections(_ context.Context, f ConnectionFilter) ([]model.Connection, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.filters = append(a.filters, f)
+	return a.conns, a.err
+}
+
+// panicAgent has a bug in one call.
+type panicAgent struct{ *fakeAgent }
+
+func (panicAgent) Nodes(context.Context) ([]model.Node, error) {
+	panic(fmt.Sprint("a bug: ", started))
+}
+
+// serve runs agent on a socket of its own until the test ends.
+func serve(t *testing.T, agent Agent) *Client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "api.sock")
+	ctx, cancel := context.WithCancel(context.Background())
+	ln, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- ServeOn(ctx, ln, NewHandler(agent, nil, slog.New(slog.DiscardHandler))) }()
+	client := Dial(socket)
+	t.Cleanup(func() {
+		client.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	return client
+}

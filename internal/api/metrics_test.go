@@ -1,0 +1,120 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+func TestMetrics(t *testing.T) {
+	h := NewHandler(newFakeAgent(), nil, slog.New(slog.DiscardHandler))
+	status, text := rawRequest(h, http.MethodGet, "/metrics", "")
+	if status != http.StatusOK {
+		t.Fatalf("%d %s", status, text)
+	}
+	lines := map[string]bool{}
+	for line := range strings.Lines(text) {
+		lines[strings.TrimSpace(line)] = true
+	}
+	want := []string{
+		"heddle_endpoints 2", "heddle_peers 1", "heddle_store_healthy 1", "heddle_store_revision 17",
+		"heddle_intercept_listeners 3", "heddle_intercept_answered_total 100", "heddle_intercept_continued_total 20",
+		`heddle_intercept_failed_total{cause="caller_gone"} 1`, `heddle_intercept_premade_total{result="hit"} 90`,
+		`heddle_intercept_premade_total{result="miss"} 10`, `heddle_feature{feature="bpf_btf"} 1`,
+		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
+	}
+	for _, r := range model.Reasons {
+		want = append(want, fmt.Sprintf("heddle_reason_total{kind=%q,reason=%q} %d", r.Kind, r.Name, r.Reason*10))
+	}
+	for _, line := range want {
+		if !lines[line] {
+			t.Errorf("no line %s", line)
+		}
+	}
+	if n := strings.Count(text, "\nheddle_reason_total{"); n != len(model.Reasons) {
+		t.Errorf("%d series of heddle_reason_total, want one for each of %d reasons", n, len(model.Reasons))
+	}
+}
+
+func TestMetricsFailWithStatus(t *testing.T) {
+	agent := newFakeAgent()
+	agent.err = errors.New("datapath gone")
+	h := NewHandler(agent, nil, slog.New(slog.DiscardHandler))
+	if status, text := rawRequest(h, http.MethodGet, "/metrics", ""); status != 500 || !strings.Contains(text, "datapath gone") {
+		t.Errorf("%d %s, want a failed scrape", status, text)
+	}
+}
+
+// agent-api.md is normative: it must have each metric with the help text that is exported, each error
+// code with its status, and each path.
+func TestDocumented(t *testing.T) {
+	b, err := os.ReadFile("../../docs/protocols/agent-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(b)
+	h := NewHandler(newFakeAgent(), nil, slog.New(slog.DiscardHandler))
+	_, metrics := rawRequest(h, http.MethodGet, "/metrics", "")
+	exported := 0
+	for line := range strings.Lines(metrics) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), "# HELP ")
+		if !ok {
+			continue
+		}
+		exported++
+		name, help, _ := strings.Cut(rest, " ")
+		if row := lineWith(doc, "| `"+name+"` |"); !strings.Contains(row, "| "+help+" |") {
+			t.Errorf("metric %s: row %q, want its help %q", name, row, help)
+		}
+	}
+	if exported != len(descs) || strings.Count(doc, "\n| `heddle_") != len(descs) {
+		t.Errorf("%d metrics exported, %d declared: want each exported and documented", exported, len(descs))
+	}
+	for code, status := range statusByCode {
+		if row := lineWith(doc, "| `"+string(code)+"` |"); !strings.Contains(row, fmt.Sprintf("| %d |", status)) {
+			t.Errorf("code %s: row %q, want status %d", code, row, status)
+		}
+	}
+	for _, heading := range []string{"GET /v1/status", "GET /v1/endpoints", "POST /v1/endpoints",
+		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /metrics"} {
+		if lineWith(doc, "### "+heading) == "" {
+			t.Errorf("no section %q", heading)
+		}
+	}
+}
+
+func lineWith(text, prefix string) string {
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, prefix) {
+			return line
+		}
+	}
+	return ""
+}
+
+func TestCollectorGivesUp(t *testing.T) {
+	// A status that never comes must not hold the scraper for ever: the collector's context has a deadline.
+	var bounded bool
+	status := func(ctx context.Context) (Status, error) {
+		_, bounded = ctx.Deadline()
+		return Status{}, context.DeadlineExceeded
+	}
+	h := NewHandler(statusAgent{newFakeAgent(), status}, nil, slog.New(slog.DiscardHandler))
+	if code, _ := rawRequest(h, http.MethodGet, "/metrics", ""); code != 500 || !bounded {
+		t.Errorf("status %d, deadline %v", code, bounded)
+	}
+}
+
+type statusAgent struct {
+	*fakeAgent
+	status func(context.Context) (Status, error)
+}
+
+func (a statusAgent) Status(ctx context.Context) (Status, error) { return a.status(ctx) }

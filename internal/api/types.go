@@ -1,0 +1,154 @@
+package api
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// DefaultSocket is where a node's agent listens unless it is told otherwise.
+const DefaultSocket = "/run/heddle/api.sock"
+
+// Version is the path prefix of everything but /metrics. It changes when a change would break a client.
+const Version = "v1"
+
+// Agent is what the server needs of the node's agent. Implementations are called from many goroutines at
+// once. An error that is, or wraps, an [*Error] keeps its code on the wire; every other is CodeInternal.
+type Agent interface {
+	// Status reports the node's state, counters and probed features.
+	Status(ctx context.Context) (Status, error)
+	// Endpoints lists this node's endpoints.
+	Endpoints(ctx context.Context) ([]model.Endpoint, error)
+	// CreateEndpoint attaches a container. It is idempotent: the same name, netns_path and intercepted
+	// give the endpoint that is there already. The same name with others is CodeConflict.
+	CreateEndpoint(ctx context.Context, req EndpointRequest) (model.Endpoint, error)
+	// DeleteEndpoint detaches a container and gives its addresses back. ErrNotFound if there is none
+	// of that name.
+	DeleteEndpoint(ctx context.Context, name string) error
+	// Nodes lists every node of the network, this one included.
+	Nodes(ctx context.Context) ([]model.Node, error)
+	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names
+	// an endpoint that is not there.
+	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
+}
+
+// EndpointRequest asks for an endpoint. See Validate for what is accepted.
+type EndpointRequest struct {
+	// Name is unique on the node, "n1/c1" or "namespace/pod".
+	Name string `json:"name"`
+	// NetnsPath is the absolute path of the container's network namespace.
+	NetnsPath string `json:"netns_path"`
+	// Intercepted says that the container's socket() calls reach the agent.
+	Intercepted bool `json:"intercepted"`
+	// Addr asks for this overlay address; the zero Addr leaves the choice to the agent.
+	Addr netip.Addr `json:"addr,omitzero"`
+	// Labels are the operator's, for policy.
+	Labels map[string]string `json:"labels,omitempty"`
+}
+
+// ConnectionFilter narrows Connections.
+type ConnectionFilter struct {
+	// Endpoint keeps the connections of the endpoint of that name only; "" keeps all.
+	Endpoint string
+	// Listeners adds listening sockets, which are left out otherwise.
+	Listeners bool
+}
+
+// Status is what an agent says of itself and its node.
+type Status struct {
+	Node         model.Node   `json:"node"`
+	Network      Network      `json:"network"`
+	Version      string       `json:"version"`
+	PID          int          `json:"pid"`
+	Started      time.Time    `json:"started"`
+	Store        Store        `json:"store"`
+	Endpoints    int          `json:"endpoints"` // on this node
+	Peers        int          `json:"peers"`     // other nodes of the network
+	Interception Interception `json:"interception"`
+	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
+	Counters []Counter `json:"counters"`
+	// Features are the outcomes of the probes that the agent ran at its start.
+	Features []Check `json:"features"`
+}
+
+// Network holds the parameters that all nodes of the Heddle network share.
+type Network struct {
+	ID model.NetworkID `json:"id"`
+	// Pool are the prefixes all nodes' prefixes are taken from.
+	Pool []netip.Prefix `json:"pool"`
+	// VNI is the VXLAN network identifier.
+	VNI uint32 `json:"vni"`
+	// VXLANPort is the UDP port of the overlay devices, in host byte order.
+	VXLANPort uint16 `json:"vxlan_port"`
+}
+
+// Store is the state of the agent's connection to the network's store.
+type Store struct {
+	// Kind is "embedded" or "etcd".
+	Kind string `json:"kind"`
+	// Endpoints are the addresses of the etcd members the agent uses.
+	Endpoints []string `json:"endpoints"`
+	// Healthy is false while the agent works from what it last saw.
+	Healthy bool `json:"healthy"`
+	// Revision is the store revision the agent has applied.
+	Revision int64 `json:"revision"`
+	// Error is why the store is not healthy.
+	Error string `json:"error,omitempty"`
+}
+
+// Interception counts what became of trapped system calls since the agent started.
+type Interception struct {
+	// Listeners is the number of seccomp listeners held: one a container or exec'd process tree.
+	Listeners int `json:"listeners"`
+	// Answered calls were given a socket of the node (or an ioctl's answer).
+	Answered uint64 `json:"answered"`
+	// Continued calls were left to the kernel: not TCP.
+	Continued uint64 `json:"continued"`
+	// Failed calls, by cause.
+	Failed map[string]uint64 `json:"failed"`
+	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.
+	PremadeHits   uint64 `json:"premade_hits"`
+	PremadeMisses uint64 `json:"premade_misses"`
+}
+
+// Counter is the count of one model.Reason since the datapath was loaded. It survives agent restarts.
+type Counter struct {
+	Name  string     `json:"name"`
+	Kind  model.Kind `json:"kind"`
+	Help  string     `json:"help"`
+	Value uint64     `json:"value"`
+}
+
+// CountersOf names the counts of the datapath: one Counter for every reason in model.Reasons, in order.
+// value gives the count of one reason.
+func CountersOf(value func(model.Reason) uint64) []Counter {
+	cs := make([]Counter, len(model.Reasons))
+	for i, r := range model.Reasons {
+		cs[i] = Counter{Name: r.Name, Kind: r.Kind, Help: r.Help, Value: value(r.Reason)}
+	}
+	return cs
+}
+
+// CheckStatus says how a checked feature stands.
+type CheckStatus string
+
+// The states of a check.
+const (
+	CheckOK       CheckStatus = "ok"       // there
+	CheckDegraded CheckStatus = "degraded" // Heddle works without it, at Cost
+	CheckMissing  CheckStatus = "missing"  // Heddle does not work without it
+)
+
+// Check is the outcome of probing one kernel feature or setting; internal/doctor makes them.
+type Check struct {
+	Name   string      `json:"name"`
+	Status CheckStatus `json:"status"`
+	// Detail is what was found.
+	Detail string `json:"detail"`
+	// Cost is what is lost; empty when Status is CheckOK.
+	Cost string `json:"cost,omitempty"`
+	// Remedy is what to do about it; empty when Status is CheckOK.
+	Remedy string `json:"remedy,omitempty"`
+}

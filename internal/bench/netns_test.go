@@ -1,0 +1,85 @@
+package bench
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// newNetnsPlace makes two nodes (network namespaces) joined by a veth. Every container of a node is the
+// node itself, in every mode: the bench's own machinery is what is tested.
+func newNetnsPlace(t *testing.T) loopPlace {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes network namespaces")
+	}
+	names := map[string]string{}
+	for _, node := range []string{"n1", "n2"} {
+		name := fmt.Sprintf("hbench-%d-%s", os.Getpid(), node)
+		names[node] = name
+		ip(t, "netns", "add", name)
+		t.Cleanup(func() { ip(t, "netns", "del", name) })
+		ip(t, "-n", name, "link", "set", "lo", "up")
+	}
+	ip(t, "-n", names["n1"], "link", "add", "u0", "type", "veth", "peer", "name", "u0", "netns", names["n2"])
+	addresses := map[string]string{"n1": "192.0.2.1", "n2": "192.0.2.2"}
+	for node, name := range names {
+		ip(t, "-n", name, "addr", "add", addresses[node]+"/24", "dev", "u0")
+		ip(t, "-n", name, "link", "set", "u0", "up")
+	}
+	node := func(container string) string { return strings.Split(container, "/")[0] }
+	return loopPlace{
+		prefix: func(_ Mode, c string) []string { return []string{"ip", "netns", "exec", names[node(c)]} },
+		ip:     func(_ Mode, c string) (netip.Addr, error) { return netip.ParseAddr(addresses[node(c)]) },
+	}
+}
+
+func ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %v: %v: %s", args, err, out)
+	}
+}
+
+// TestWholeBench runs every workload in both scopes between two network namespaces.
+func TestWholeBench(t *testing.T) {
+	place := newNetnsPlace(t)
+	names := []string{"rr", "crr", "memory"}
+	if _, err := exec.LookPath("iperf3"); err == nil {
+		names = append(names, "iperf3")
+	} else {
+		t.Log("without iperf3: it is not installed")
+	}
+	o := quickOptions(t, names...)
+	o.Scopes = Scopes
+	o.Duration = 300 * time.Millisecond
+	results, err := Run(t.Context(), place, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkResults(t, o, results)
+	var b strings.Builder
+	if err := WriteTable(&b, results); err != nil {
+		t.Fatal(err)
+	}
+	t.Log("\n" + b.String())
+	// Sizes that tell a wrong unit from a right one on any machine.
+	bounds := map[string][2]float64{
+		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},
+		"socket_connect_p50_us": {2, 5000}, "socket_p50_us": {0.3, 1000}, "connections_per_s": {100, 1e6},
+		"cpu_us_per_transaction": {1, 5000}, "connection_bytes": {2000, 60000},
+	}
+	for _, r := range results {
+		if within, ok := bounds[r.Metric]; ok && (r.Median < within[0] || r.Median > within[1]) {
+			t.Errorf("%s %s %s: %g %s is outside %v", r.Workload, r.Scope, r.Metric, r.Median, r.Unit, within)
+		}
+	}
+	if !slices.ContainsFunc(results, func(r Result) bool { return r.Metric == "connections_per_s" }) {
+		t.Error("no connections were measured")
+	}
+}

@@ -1,0 +1,198 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// Options say what to measure.
+type Options struct {
+	Workloads []Workload
+	Scopes    []Scope
+	Modes     []Mode // host first; see ParseModes
+	Runs      int    // of each workload, scope and mode
+	Duration  time.Duration
+	// Program is the command line that runs peer.Main inside the place.
+	Program []string
+	// Progress, if set, hears of every measurement before it starts.
+	Progress func(Progress)
+}
+
+// The limits of Options.
+const (
+	MaxRuns     = 100
+	MaxDuration = 5 * time.Minute
+)
+
+// Validate reports what is out of bounds.
+func (o Options) Validate() error {
+	switch {
+	case o.Runs < 1 || o.Runs > MaxRuns:
+		return fmt.Errorf("--runs %d: want 1..%d", o.Runs, MaxRuns)
+	case o.Duration < 100*time.Millisecond || o.Duration > MaxDuration:
+		return fmt.Errorf("--duration %s: want 100ms..%s", o.Duration, MaxDuration)
+	}
+	return nil
+}
+
+// Cell is one thing that is measured: a workload in a mode, with its ends in a scope.
+type Cell struct {
+	Workload Workload
+	Scope    Scope
+	Mode     Mode
+}
+
+// String names the cell in messages.
+func (c Cell) String() string { return fmt.Sprintf("%s %s %s", c.Workload.Name, c.Scope, c.Mode) }
+
+// Progress is what is about to be measured and how far the bench is.
+type Progress struct {
+	Cell        Cell
+	Run         int // from 1
+	Done, Total int // measurements
+	// Remaining is an estimate from the measurements so far; 0 before the first.
+	Remaining time.Duration
+}
+
+// RunError is a measurement that failed; its text says which, why and what to do.
+type RunError struct {
+	Cell Cell
+	Run  int // from 1
+	Err  error
+}
+
+// Error names the measurement, the cause and the remedy.
+func (e *RunError) Error() string {
+	modes := string(Host)
+	if e.Cell.Mode != Host {
+		modes += "," + string(e.Cell.Mode)
+	}
+	return fmt.Sprintf("%s, run %d: %v\nto see it alone: heddle bench --workloads %s --scopes %s --modes %s --runs 1; "+
+		"`heddle doctor` checks the node", e.Cell, e.Run, e.Err, e.Cell.Workload.Name, e.Cell.Scope, modes)
+}
+
+// Unwrap gives the cause.
+func (e *RunError) Unwrap() error { return e.Err }
+
+// schedule lists the measurements of one run (from 0): each workload and scope, its modes next to each
+// other and in an order that rotates from run to run, so that no mode is always first.
+func (o Options) schedule(run int) []Cell {
+	var cells []Cell
+	for _, w := range o.Workloads {
+		for _, s := range o.Scopes {
+			for i := range o.Modes {
+				cells = append(cells, Cell{w, s, o.Modes[(i+run)%len(o.Modes)]})
+			}
+		}
+	}
+	return cells
+}
+
+// Run measures everything and gives one result for each metric of each cell. It stops at the first
+// measurement that fails, with a *RunError: ratios of half a comparison would mislead.
+func Run(ctx context.Context, place Place, o Options) ([]Result, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	cpus, err := choosePinning()
+	if err != nil {
+		return nil, err
+	}
+	r := &runner{place: place, options: o, cpus: cpus, addresses: make(map[string]netip.Addr), series: newSeries()}
+	start := time.Now()
+	done, total := 0, o.Runs*len(o.Workloads)*len(o.Scopes)*len(o.Modes)
+	for run := range o.Runs {
+		for _, cell := range o.schedule(run) {
+			if o.Progress != nil {
+				p := Progress{Cell: cell, Run: run + 1, Done: done, Total: total}
+				if done > 0 {
+					p.Remaining = time.Since(start) / time.Duration(done) * time.Duration(total-done)
+				}
+				o.Progress(p)
+			}
+			sample, err := r.measure(ctx, cell, done)
+			if err == nil {
+				err = r.series.add(cell, sample)
+			}
+			if err != nil {
+				return nil, &RunError{cell, run + 1, err}
+			}
+			done++
+		}
+	}
+	return r.series.results(o)
+}
+
+// runner is the state of one Run; only its goroutine uses it.
+type runner struct {
+	place     Place
+	options   Options
+	cpus      pinning
+	addresses map[string]netip.Addr // of servers, by mode and container
+	series    *series
+}
+
+// Servers listen on one port after another, below the ephemeral range and clear of the direct ports: a
+// server that lingers after a fault cannot get in the way of the next.
+const (
+	firstPort = 21000
+	portCount = 4000
+)
+
+// measure runs one cell once. n counts the measurements of the bench.
+func (r *runner) measure(ctx context.Context, cell Cell, n int) (sample Sample, err error) {
+	lifetime := r.options.Duration + readyTimeout + clientSlack
+	ctx, cancel := context.WithTimeout(ctx, lifetime)
+	defer cancel()
+	client, server := cell.Scope.ends()
+	address, err := r.address(ctx, cell.Mode, server)
+	if err != nil {
+		return nil, err
+	}
+	port := uint16(firstPort + n%portCount)
+	w := cell.Workload
+	l := launch{
+		program: r.options.Program, duration: r.options.Duration, lifetime: lifetime, cpus: r.cpus,
+		address: netip.AddrPortFrom(unspecified(address), port),
+	}
+	process, err := startServer(ctx, r.place.Exec(ctx, cell.Mode, server, w.server(l)...), w.ready)
+	if err != nil {
+		return nil, fmt.Errorf("in %s: %w", server, err)
+	}
+	defer func() {
+		if stopErr := process.stop(); stopErr != nil {
+			err = errors.Join(err, fmt.Errorf("in %s: %w", server, stopErr))
+		}
+	}()
+	l.address = netip.AddrPortFrom(address, port)
+	stdout, err := runClient(r.place.Exec(ctx, cell.Mode, client, w.client(l)...))
+	if err != nil {
+		return nil, fmt.Errorf("client in %s to %s: %w (server said: %q)", client, l.address, err, process.output)
+	}
+	return w.read(stdout)
+}
+
+// unspecified gives the wildcard address of a's family.
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+// address asks for each address once.
+func (r *runner) address(ctx context.Context, mode Mode, container string) (netip.Addr, error) {
+	key := string(mode) + " " + container
+	if a, known := r.addresses[key]; known {
+		return a, nil
+	}
+	a, err := r.place.IP(ctx, mode, container)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("address of %s: %w", container, err)
+	}
+	r.addresses[key] = a
+	return a, nil
+}

@@ -1,0 +1,258 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"heddle.dev/heddle/internal/bench/peer"
+)
+
+// Unit is the unit of a metric's values, as it stands in JSON.
+type Unit string
+
+// The units.
+const (
+	BitsPerSecond Unit = "bit/s"
+	SecondsPerGB  Unit = "s/GB" // seconds of processor time for 1e9 bytes of payload
+	Microseconds  Unit = "us"
+	PerSecond     Unit = "1/s"
+	Bytes         Unit = "B"
+)
+
+// Metric is one figure a workload yields.
+type Metric struct {
+	Name   string // as it stands in JSON
+	Title  string // in tables and plots
+	Unit   Unit
+	Higher bool // higher is better
+	Plot   bool // worth a group of bars
+}
+
+// Workload is a client and a server, and how to read what the client prints.
+type Workload struct {
+	Name    string
+	Title   string
+	Metrics []Metric
+	// Optional workloads run only when they are asked for by name.
+	Optional bool
+
+	server func(launch) []string
+	ready  string // what the server prints, as part of a line, once it listens
+	client func(launch) []string
+	read   func(stdout []byte) (Sample, error)
+}
+
+// launch is what the command lines of one measurement are made from.
+type launch struct {
+	program  []string       // runs peer.Main
+	address  netip.AddrPort // where the server listens, or what the client dials
+	duration time.Duration  // of the measured phase
+	lifetime time.Duration  // of a server, at most
+	cpus     pinning
+}
+
+// Sample is what one run yields: a value for each metric of the workload, by name.
+type Sample map[string]float64
+
+// Workloads lists every workload in the order of reports.
+var Workloads = []Workload{
+	{
+		Name: "iperf3", Title: "throughput of one TCP stream (iperf3)",
+		Metrics: []Metric{
+			{Name: "throughput_bps", Title: "throughput", Unit: BitsPerSecond, Higher: true, Plot: true},
+			{Name: "cpu_s_per_gb", Title: "CPU per GB", Unit: SecondsPerGB, Plot: true},
+		},
+		server: iperfServer, ready: "Server listening", client: iperfClient, read: readIperf,
+	},
+	{
+		Name: "rr", Title: "round trips of 32 bytes on one connection",
+		Metrics: []Metric{
+			{Name: "rtt_p50_us", Title: "round trip p50", Unit: Microseconds, Plot: true},
+			{Name: "rtt_p99_us", Title: "round trip p99", Unit: Microseconds},
+			{Name: "transactions_per_s", Title: "transaction rate", Unit: PerSecond, Higher: true},
+			{Name: "cpu_us_per_transaction", Title: "CPU per transaction", Unit: Microseconds, Plot: true},
+		},
+		server: peerServer, ready: peer.Ready, client: peerClient("rr"), read: readRoundTrips,
+	},
+	{
+		Name: "crr", Title: "new connections, one byte there and back on each",
+		Metrics: []Metric{
+			{Name: "socket_connect_p50_us", Title: "socket+connect p50", Unit: Microseconds, Plot: true},
+			{Name: "socket_connect_p99_us", Title: "socket+connect p99", Unit: Microseconds},
+			{Name: "socket_p50_us", Title: "socket p50", Unit: Microseconds},
+			{Name: "connections_per_s", Title: "connection rate", Unit: PerSecond, Higher: true, Plot: true},
+			{Name: "cpu_us_per_connection", Title: "CPU per connection", Unit: Microseconds, Plot: true},
+		},
+		server: peerServer, ready: peer.Ready, client: peerClient("crr"), read: readConnections,
+	},
+	{
+		Name: "memory", Title: "kernel memory of an idle connection, both ends", Optional: true,
+		Metrics: []Metric{
+			{Name: "connection_bytes", Title: "memory per connection", Unit: Bytes},
+		},
+		server: peerServer, ready: peer.Ready, client: holdClient, read: readHeld,
+	},
+}
+
+// ParseWorkloads reads names of workloads and gives them in the order of reports; no names means all
+// that are not optional.
+func ParseWorkloads(names []string) ([]Workload, error) {
+	var known, standard []string
+	for _, w := range Workloads {
+		known = append(known, w.Name)
+		if !w.Optional {
+			standard = append(standard, w.Name)
+		}
+	}
+	if len(names) == 0 {
+		names = standard
+	}
+	picked, err := parse("--workloads", names, known)
+	if err != nil {
+		return nil, err
+	}
+	var workloads []Workload
+	for _, name := range picked {
+		workloads = append(workloads, workloadNamed(name))
+	}
+	return workloads, nil
+}
+
+// workloadNamed gives a workload of the table; the zero Workload for a name that is not in it.
+func workloadNamed(name string) Workload {
+	for _, w := range Workloads {
+		if w.Name == name {
+			return w
+		}
+	}
+	return Workload{}
+}
+
+// MetricNamed finds a metric of a workload.
+func MetricNamed(workload, metric string) (Metric, bool) {
+	for _, m := range workloadNamed(workload).Metrics {
+		if m.Name == metric {
+			return m, true
+		}
+	}
+	return Metric{}, false
+}
+
+// command appends args to the words a program is started by, without touching them.
+func command(program []string, args ...string) []string {
+	return append(append(make([]string, 0, len(program)+len(args)), program...), args...)
+}
+
+func peerServer(l launch) []string {
+	return command(l.program, "server", "-listen", l.address.String(), "-lifetime", l.lifetime.String(),
+		"-cpu", strconv.Itoa(l.cpus.server))
+}
+
+func peerClient(name string) func(launch) []string {
+	return func(l launch) []string {
+		return command(l.program, name, "-to", l.address.String(), "-duration", l.duration.String(),
+			"-cpu", strconv.Itoa(l.cpus.client))
+	}
+}
+
+// heldConnections are enough to tell a connection's memory from the slab caches' own ups and downs, and
+// few enough for the file descriptor limit of a container.
+const heldConnections = 4000
+
+func holdClient(l launch) []string {
+	return command(l.program, "hold", "-to", l.address.String(), "-connections", strconv.Itoa(heldConnections))
+}
+
+func iperfServer(l launch) []string {
+	return command(l.program, "guard", "-lifetime", l.lifetime.String(), "--",
+		"iperf3", "-s", "-1", "--forceflush", "-p", strconv.Itoa(int(l.address.Port())))
+}
+
+// iperfClient rounds the duration up to the whole seconds iperf3 knows. It pins the server, too.
+func iperfClient(l launch) []string {
+	seconds := int(math.Ceil(l.duration.Seconds()))
+	return command(l.program, "meter", "-lifetime", (time.Duration(seconds)*time.Second + clientSlack).String(), "--",
+		"iperf3", "-c", l.address.Addr().String(), "-p", strconv.Itoa(int(l.address.Port())),
+		"-t", strconv.Itoa(seconds), "-J", "--connect-timeout", "5000",
+		"-A", fmt.Sprintf("%d,%d", l.cpus.client, l.cpus.server))
+}
+
+func readIperf(stdout []byte) (Sample, error) {
+	var m peer.Metered
+	if err := json.Unmarshal(stdout, &m); err != nil {
+		return nil, fmt.Errorf("read meter: %w", err)
+	}
+	var out struct {
+		Error string `json:"error"`
+		End   struct {
+			Received struct {
+				Bytes         float64 `json:"bytes"`
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal([]byte(m.Output), &out); err != nil {
+		return nil, fmt.Errorf("read iperf3: %w", err)
+	}
+	received := out.End.Received
+	switch {
+	case out.Error != "":
+		return nil, fmt.Errorf("iperf3: %s", strings.TrimSpace(out.Error))
+	case received.Bytes <= 0:
+		return nil, errors.New("iperf3: nothing received")
+	}
+	return Sample{
+		"throughput_bps": received.BitsPerSecond,
+		"cpu_s_per_gb":   m.BusyCPUS / received.Bytes * 1e9,
+	}, nil
+}
+
+func readRoundTrips(stdout []byte) (Sample, error) {
+	var r peer.RoundTrips
+	if err := json.Unmarshal(stdout, &r); err != nil {
+		return nil, fmt.Errorf("read rr: %w", err)
+	}
+	if r.Transactions <= 0 || r.ElapsedS <= 0 {
+		return nil, errors.New("rr: no transactions")
+	}
+	return Sample{
+		"rtt_p50_us":             r.RTTP50Us,
+		"rtt_p99_us":             r.RTTP99Us,
+		"transactions_per_s":     float64(r.Transactions) / r.ElapsedS,
+		"cpu_us_per_transaction": r.BusyCPUS * 1e6 / float64(r.Transactions),
+	}, nil
+}
+
+func readConnections(stdout []byte) (Sample, error) {
+	var c peer.Connections
+	if err := json.Unmarshal(stdout, &c); err != nil {
+		return nil, fmt.Errorf("read crr: %w", err)
+	}
+	if c.Connections <= 0 || c.ElapsedS <= 0 {
+		return nil, errors.New("crr: no connections")
+	}
+	return Sample{
+		"socket_connect_p50_us": c.SocketConnectP50Us,
+		"socket_connect_p99_us": c.SocketConnectP99Us,
+		"socket_p50_us":         c.SocketP50Us,
+		"connections_per_s":     float64(c.Connections) / c.ElapsedS,
+		"cpu_us_per_connection": c.BusyCPUS * 1e6 / float64(c.Connections),
+	}, nil
+}
+
+func readHeld(stdout []byte) (Sample, error) {
+	var h peer.Held
+	if err := json.Unmarshal(stdout, &h); err != nil {
+		return nil, fmt.Errorf("read hold: %w", err)
+	}
+	if h.Connections <= 0 {
+		return nil, errors.New("hold: no connections")
+	}
+	return Sample{"connection_bytes": float64(h.SlabBytes) / float64(h.Connections)}, nil
+}

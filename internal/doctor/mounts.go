@@ -1,0 +1,72 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// probeMounts tries the file systems that Heddle mounts, in a mount namespace that dies with its thread.
+func probeMounts() []finding {
+	bpf := finding{name: "bpffs", detail: "file system bpf can be mounted"}
+	overlay := finding{name: "overlayfs", detail: "an overlay over / can be mounted"}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Never unlocked: the runtime ends the thread, and the namespace with it.
+		runtime.LockOSThread()
+		dir, err := scratchMount()
+		if err != nil {
+			bpf.err, overlay.err = err, err
+			return
+		}
+		bpf.err = tryBPFFS(dir)
+		overlay.err = tryOverlay(dir)
+	}()
+	<-done
+	return []finding{bpf, overlay}
+}
+
+// scratchMount puts the calling thread into a mount namespace of its own, with an empty tmpfs over the
+// folder for temporary files, and gives that folder.
+func scratchMount() (dir string, err error) {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return "", fmt.Errorf("make a mount namespace: %w", err)
+	}
+	// Without this, a mount would show in the namespace the machine lives in.
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return "", fmt.Errorf("make mounts private: %w", err)
+	}
+	dir = os.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=1m,mode=700"); err != nil {
+		return "", fmt.Errorf("mount tmpfs: %w", err)
+	}
+	return dir, nil
+}
+
+func tryBPFFS(dir string) error {
+	at := filepath.Join(dir, "bpf")
+	if err := os.Mkdir(at, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("none", at, "bpf", 0, ""); err != nil {
+		return fmt.Errorf("mount bpf: %w", err)
+	}
+	return nil
+}
+
+func tryOverlay(dir string) error {
+	at := func(name string) string { return filepath.Join(dir, name) }
+	if err := errors.Join(os.Mkdir(at("upper"), 0o700), os.Mkdir(at("work"), 0o700), os.Mkdir(at("merged"), 0o700)); err != nil {
+		return err
+	}
+	options := fmt.Sprintf("lowerdir=/,upperdir=%s,workdir=%s", at("upper"), at("work"))
+	if err := unix.Mount("none", at("merged"), "overlay", 0, options); err != nil {
+		return fmt.Errorf("mount overlay: %w", err)
+	}
+	return nil
+}

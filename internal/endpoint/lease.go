@@ -1,0 +1,276 @@
+// Package endpoint gives out what makes a container an endpoint of its node: an id, overlay addresses and
+// a name that nobody else on the node has. It keeps that in memory only and does no I/O; what was given
+// out is restored from the endpoints in the store.
+package endpoint
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// MaxNameLength bounds an endpoint's name, in bytes.
+const MaxNameLength = 128
+
+// ErrExhausted is what an *ExhaustedError is.
+var ErrExhausted = errors.New("no free endpoint address")
+
+// ErrNameInUse is what a *NameInUseError is.
+var ErrNameInUse = errors.New("endpoint name in use")
+
+// ErrNoID says that all ids are in use, or still tag sockets.
+var ErrNoID = errors.New("no free endpoint id: end containers, or restart the agent when their sockets are gone")
+
+// ExhaustedError says that every address of a node's prefixes is taken.
+type ExhaustedError struct {
+	Prefixes []netip.Prefix // of one address family
+	InUse    int            // addresses that endpoints hold in Prefixes
+}
+
+// Error implements error.
+func (e *ExhaustedError) Error() string {
+	return fmt.Sprintf("%v in %v: %d in use: remove endpoints, or give the node a shorter prefix", ErrExhausted, e.Prefixes, e.InUse)
+}
+
+// Is makes errors.Is(err, ErrExhausted) true.
+func (e *ExhaustedError) Is(target error) bool { return target == ErrExhausted }
+
+// NameInUseError says which endpoint has a name.
+type NameInUseError struct {
+	Name string
+	ID   model.EndpointID
+}
+
+// Error implements error.
+func (e *NameInUseError) Error() string {
+	return fmt.Sprintf("endpoint name %q: in use by endpoint %d: choose another, or remove that one", e.Name, e.ID)
+}
+
+// Is makes errors.Is(err, ErrNameInUse) true.
+func (e *NameInUseError) Is(target error) bool { return target == ErrNameInUse }
+
+// ValidateName checks an endpoint's name: "c1" or "n1/c1", parts as model.ValidateName has them, at most
+// MaxNameLength bytes together.
+func ValidateName(name string) error {
+	if len(name) > MaxNameLength {
+		return fmt.Errorf("endpoint name %.32q...: longer than %d characters", name, MaxNameLength)
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		if err := model.ValidateName("part", part); err != nil {
+			return fmt.Errorf("endpoint name %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Config says what a node has to give out.
+type Config struct {
+	// Node is the node's name.
+	Node string
+	// Prefixes are the node's overlay prefixes. An endpoint gets one address of each address family.
+	Prefixes []netip.Prefix
+	// Endpoints are those the node has already.
+	Endpoints []model.Endpoint
+	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are not
+	// given out again soon even if their endpoints were gone before a restart.
+	LastID model.EndpointID
+	// Busy, if set, tells ids that must not be given out although no endpoint has them, because sockets
+	// still carry them. It is called with the Leases locked and must not call them.
+	Busy func(model.EndpointID) bool
+}
+
+// Lease is what one endpoint holds.
+type Lease struct {
+	ID    model.EndpointID
+	Name  string
+	Addrs []netip.Addr // IPv4 first; one a family
+}
+
+// Leases gives out ids, addresses and names of one node. It is safe for concurrent use.
+type Leases struct {
+	node string
+	busy func(model.EndpointID) bool
+
+	mu     sync.Mutex // guards what follows
+	lastID model.EndpointID
+	byID   map[model.EndpointID]Lease
+	byName map[string]model.EndpointID
+	inUse  map[netip.Addr]model.EndpointID
+	pools  []*pool // one a family
+}
+
+// New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one outside
+// the prefixes and two that hold the same thing are errors that name the endpoint.
+func New(cfg Config) (*Leases, error) {
+	l := &Leases{
+		node:   cfg.Node,
+		busy:   cfg.Busy,
+		lastID: cfg.LastID,
+		byID:   make(map[model.EndpointID]Lease),
+		byName: make(map[string]model.EndpointID),
+		inUse:  make(map[netip.Addr]model.EndpointID),
+	}
+	if len(cfg.Prefixes) == 0 {
+		return nil, fmt.Errorf("leases of node %s: no prefixes", cfg.Node)
+	}
+	for _, is4 := range []bool{true, false} {
+		p, err := newPool(cfg.Prefixes, is4)
+		if err != nil {
+			return nil, fmt.Errorf("leases of node %s: %w", cfg.Node, err)
+		}
+		if p != nil {
+			l.pools = append(l.pools, p)
+		}
+	}
+	// In the order they were made, so that what was given out last is what is given out again last.
+	byAge := slices.Clone(cfg.Endpoints)
+	slices.SortStableFunc(byAge, func(a, b model.Endpoint) int { return a.Created.Compare(b.Created) })
+	for _, e := range byAge {
+		if err := l.restore(e); err != nil {
+			return nil, fmt.Errorf("restore endpoint %d %q: %w", e.ID, e.Name, err)
+		}
+		if cfg.LastID == 0 {
+			l.lastID = e.ID
+		}
+	}
+	return l, nil
+}
+
+// restore takes in an endpoint that exists.
+func (l *Leases) restore(e model.Endpoint) error {
+	if e.Node != l.node {
+		return fmt.Errorf("belongs to node %q, not %q", e.Node, l.node)
+	}
+	if e.ID == 0 || e.ID > model.MaxEndpointID {
+		return fmt.Errorf("id: want 1..%d", model.MaxEndpointID)
+	}
+	if other, used := l.byID[e.ID]; used {
+		return fmt.Errorf("id belongs to endpoint %q too", other.Name)
+	}
+	if err := ValidateName(e.Name); err != nil {
+		return err
+	}
+	if id, used := l.byName[e.Name]; used {
+		return &NameInUseError{Name: e.Name, ID: id}
+	}
+	for _, a := range e.Addrs {
+		if id, used := l.inUse[a]; used {
+			return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
+		}
+		i := slices.IndexFunc(l.pools, func(p *pool) bool { return p.has(a) })
+		if i < 0 {
+			return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
+		}
+		l.pools[i].last = a
+	}
+	l.hold(Lease{ID: e.ID, Name: e.Name, Addrs: slices.Clone(e.Addrs)})
+	return nil
+}
+
+// hold records a lease.
+func (l *Leases) hold(lease Lease) {
+	l.byID[lease.ID] = lease
+	l.byName[lease.Name] = lease.ID
+	for _, a := range lease.Addrs {
+		l.inUse[a] = lease.ID
+	}
+}
+
+// Lease gives a new endpoint called name its id and addresses. Errors: a malformed name,
+// *NameInUseError, *ExhaustedError, ErrNoID. On error nothing is taken.
+func (l *Leases) Lease(name string) (Lease, error) {
+	if err := ValidateName(name); err != nil {
+		return Lease{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if id, used := l.byName[name]; used {
+		return Lease{}, &NameInUseError{Name: name, ID: id}
+	}
+	id, err := l.freeID()
+	if err != nil {
+		return Lease{}, err
+	}
+	lease := Lease{ID: id, Name: name}
+	for _, p := range l.pools {
+		a, found := p.free(l.inUse)
+		if !found {
+			return Lease{}, &ExhaustedError{Prefixes: p.prefixes, InUse: p.count(l.inUse)}
+		}
+		lease.Addrs = append(lease.Addrs, a)
+	}
+	for i, p := range l.pools {
+		p.last = lease.Addrs[i]
+	}
+	l.lastID = id
+	l.hold(lease)
+	return clone(lease), nil
+}
+
+// freeID gives the next id after the last that is free.
+func (l *Leases) freeID() (model.EndpointID, error) {
+	id := l.lastID
+	for range model.MaxEndpointID {
+		if id++; id > model.MaxEndpointID {
+			id = 1
+		}
+		if _, used := l.byID[id]; !used && (l.busy == nil || !l.busy(id)) {
+			return id, nil
+		}
+	}
+	return 0, ErrNoID
+}
+
+// Release takes back what an endpoint holds; it is false if there is no such endpoint. Its addresses and
+// its id are the last in line to be given out again.
+func (l *Leases) Release(id model.EndpointID) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lease, ok := l.byID[id]
+	if !ok {
+		return false
+	}
+	delete(l.byID, id)
+	delete(l.byName, lease.Name)
+	for _, a := range lease.Addrs {
+		delete(l.inUse, a)
+	}
+	return true
+}
+
+// ByName gives the lease of the endpoint called name.
+func (l *Leases) ByName(name string) (Lease, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lease, ok := l.byID[l.byName[name]] // no lease has id 0
+	return clone(lease), ok
+}
+
+// All gives every lease, sorted by id.
+func (l *Leases) All() []Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make([]Lease, 0, len(l.byID))
+	for _, id := range slices.Sorted(maps.Keys(l.byID)) {
+		all = append(all, clone(l.byID[id]))
+	}
+	return all
+}
+
+// LastID gives the id that was given out last, for Config.LastID after a restart.
+func (l *Leases) LastID() model.EndpointID {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lastID
+}
+
+func clone(lease Lease) Lease {
+	lease.Addrs = slices.Clone(lease.Addrs)
+	return lease
+}

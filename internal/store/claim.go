@@ -1,0 +1,149 @@
+package store
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// The longest node prefixes: a network address, a gateway, at least one endpoint and, for IPv4, a
+// broadcast address have to fit. The shortest prefix: 0.0.0.0/0 or 64.0.0.0/2 would take in loopback and
+// multicast addresses.
+const (
+	minPrefixLen  = 8
+	maxPrefixLen4 = 30
+	maxPrefixLen6 = 126
+)
+
+// ClaimNode decides what JoinNode stores for n: the prefixes n asks for, or those it has already, or free
+// ones of the network's pool. nodes are all nodes of the store; n's own earlier record may be among them.
+// Errors: ErrPoolExhausted, *OverlapError, *UnderlayInUseError, or what is malformed about n.
+func ClaimNode(network Network, nodes []model.Node, n model.Node) (model.Node, error) {
+	var used []netip.Prefix
+	owner := make(map[netip.Prefix]string)
+	for _, other := range nodes {
+		if other.Name == n.Name {
+			if len(n.Prefixes) == 0 {
+				n.Prefixes = other.Prefixes
+			}
+			continue
+		}
+		if other.Underlay == n.Underlay {
+			return model.Node{}, &UnderlayInUseError{Addr: n.Underlay, Node: other.Name}
+		}
+		for _, p := range other.Prefixes {
+			used = append(used, p)
+			owner[p] = other.Name
+		}
+	}
+	if len(n.Prefixes) == 0 {
+		var err error
+		if n.Prefixes, err = freePrefixes(network, used); err != nil {
+			return model.Node{}, err
+		}
+	}
+	if err := validateNode(n); err != nil {
+		return model.Node{}, err
+	}
+	for _, p := range network.Pool {
+		if p.Contains(n.Underlay) {
+			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("underlay address %s of node %s", n.Underlay, n.Name)}
+		}
+	}
+	for _, p := range n.Prefixes {
+		if !network.inPool(p) {
+			return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("addresses outside pool %s", network.Pool)}
+		}
+		for _, u := range used {
+			if p.Overlaps(u) {
+				return model.Node{}, &OverlapError{Prefix: p, With: fmt.Sprintf("%s of node %s", u, owner[u])}
+			}
+		}
+	}
+	return n, nil
+}
+
+// CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is not
+// assignable in the node's prefixes.
+func CheckHeld(n model.Node, held map[netip.Addr]model.EndpointID) error {
+	for a, id := range held {
+		if CheckAddr(n, a) != nil {
+			return &PrefixInUseError{Node: n.Name, Addr: a, Endpoint: id}
+		}
+	}
+	return nil
+}
+
+// CheckAddr reports an *AddrOutsideError unless a is an address that an endpoint of n may have: inside
+// one of n's prefixes, and neither its network address, nor its gateway, nor its IPv4 broadcast address.
+func CheckAddr(n model.Node, a netip.Addr) error {
+	for _, p := range n.Prefixes {
+		if !p.Contains(a) {
+			continue
+		}
+		if a == p.Addr() || a == model.Gateway(p) || a.Is4() && a == lastAddr(p) {
+			return &AddrOutsideError{Addr: a, Node: n.Name, Why: "reserved (network, gateway or broadcast address) on"}
+		}
+		return nil
+	}
+	return &AddrOutsideError{Addr: a, Node: n.Name, Why: "not in the prefixes of"}
+}
+
+// freePrefixes gives the lowest free prefix of each address family of the pool.
+func freePrefixes(network Network, used []netip.Prefix) ([]netip.Prefix, error) {
+	var got []netip.Prefix
+	for _, is4 := range []bool{true, false} {
+		var tried []netip.Prefix
+		found := false
+		for _, pool := range network.Pool {
+			if pool.Addr().Is4() != is4 || found {
+				continue
+			}
+			tried = append(tried, pool)
+			var p netip.Prefix
+			if p, found = freePrefix(pool, network.prefixLen(pool), used); found {
+				got = append(got, p)
+			}
+		}
+		if len(tried) != 0 && !found {
+			return nil, fmt.Errorf("%w: no free /%d in pool %s, %d node prefixes in use: remove nodes that are gone",
+				ErrPoolExhausted, network.prefixLen(tried[0]), tried, len(used))
+		}
+	}
+	return got, nil
+}
+
+// freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It jumps from one
+// obstacle to the next, so its cost depends on the number of nodes and not on the size of the pool.
+func freePrefix(pool netip.Prefix, bits int, used []netip.Prefix) (netip.Prefix, bool) {
+	for a := pool.Addr(); a.IsValid() && pool.Contains(a); {
+		candidate := netip.PrefixFrom(a, bits)
+		i := slices.IndexFunc(used, candidate.Overlaps)
+		if i < 0 {
+			return candidate, true
+		}
+		obstacle := used[i]
+		if obstacle.Bits() > bits {
+			obstacle = candidate
+		}
+		a = lastAddr(obstacle).Next() // the zero Addr past the end of the address space
+	}
+	return netip.Prefix{}, false
+}
+
+// lastAddr gives the highest address in p; for IPv4 that is the broadcast address.
+func lastAddr(p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for bit := p.Bits(); bit < len(b)*8; bit++ {
+		b[bit/8] |= 0x80 >> (bit % 8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// contains reports whether all of inner lies in outer.
+func contains(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}

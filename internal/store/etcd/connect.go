@@ -1,0 +1,242 @@
+// Package etcd keeps a Heddle network's shared state in etcd, as docs/protocols/store-schema.md has it.
+// Connect uses an etcd that runs already; Embedded runs one inside this process and connects to it.
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// DefaultTimeout bounds every call, connecting included.
+const DefaultTimeout = 5 * time.Second
+
+// Store is a store.Store in etcd. Its fields do not change after Connect, but for the atomic counter.
+type Store struct {
+	id        model.NetworkID
+	keys      store.Keys
+	client    *clientv3.Client
+	server    *server // nil unless Embedded made it
+	endpoints []string
+	options   options
+
+	invalid atomic.Uint64
+	// ctx ends with the store; watches counts the goroutines that end with it.
+	ctx     context.Context
+	cancel  context.CancelFunc
+	watches sync.WaitGroup
+}
+
+var _ store.Store = (*Store)(nil)
+
+type options struct {
+	timeout     time.Duration
+	verifyEvery time.Duration // how often a watch makes sure that the store is still the same one
+	log         *slog.Logger
+}
+
+// Option changes how Connect and Embedded work.
+type Option func(*options)
+
+// WithTimeout bounds every call to d instead of DefaultTimeout.
+func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// WithLogger sends what the store has to report to log instead of the default logger.
+func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
+
+func withVerifyEvery(d time.Duration) Option { return func(o *options) { o.verifyEvery = d } }
+
+func optionsOf(opts []Option) options {
+	o := options{timeout: DefaultTimeout, verifyEvery: 5 * time.Second, log: slog.Default()}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return o
+}
+
+// UnreachableError says that no etcd answered in time.
+type UnreachableError struct {
+	Endpoints []string
+	After     time.Duration
+	Reason    string // what the network says, or what etcd did
+}
+
+// Error implements error.
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("etcd at %s does not answer within %s (%s): start the node or etcd that serves there, "+
+		"or check the store address and firewalls on the way", strings.Join(e.Endpoints, ", "), e.After, e.Reason)
+}
+
+// Connect uses the etcd at endpoints ("http://10.0.0.1:2379") for network id. An etcd that does not
+// answer gives an *UnreachableError. Close releases the store.
+func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts ...Option) (_ *Store, err error) {
+	if err := id.Validate(); err != nil {
+		return nil, err
+	}
+	if len(endpoints) == 0 {
+		return nil, errors.New("store endpoints: none given: name at least one, like http://10.0.0.1:2379")
+	}
+	for _, e := range endpoints {
+		if _, err := hostPort(e); err != nil {
+			return nil, err
+		}
+	}
+	if err := quietGRPC(); err != nil {
+		return nil, fmt.Errorf("set gRPC's logger: %w", err)
+	}
+	s := &Store{id: id, keys: store.KeysOf(id), endpoints: endpoints, options: optionsOf(opts)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			s.cancel()
+		}
+	}()
+	s.client, err = clientv3.New(clientv3.Config{
+		Endpoints:   endpoints,
+		DialTimeout: s.options.timeout,
+		// Notices a peer that vanished without a word in 13 s; etcd forbids less than 5 s between pings.
+		DialKeepAliveTime:    10 * time.Second,
+		DialKeepAliveTimeout: 3 * time.Second,
+		Context:              s.ctx,
+		Logger:               zapTo(s.options.log, new(atomic.Bool)),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(endpoints, ", "), err)
+	}
+	if _, err := s.get(ctx, s.keys.Network()); err != nil {
+		return nil, errors.Join(err, s.client.Close())
+	}
+	return s, nil
+}
+
+// Endpoints are the URLs this store is reached by; those of an embedded one are for other nodes to join.
+func (s *Store) Endpoints() []string { return s.endpoints }
+
+// InvalidValues implements store.Store.
+func (s *Store) InvalidValues() uint64 { return s.invalid.Load() }
+
+// Close implements store.Store.
+func (s *Store) Close() error {
+	s.cancel()
+	s.watches.Wait()
+	err := s.client.Close()
+	if errors.Is(err, context.Canceled) {
+		err = nil // it reports that its context has ended, which is how it is told to stop
+	}
+	if s.server != nil {
+		err = errors.Join(err, s.server.close())
+	}
+	return err
+}
+
+// get reads one key.
+func (s *Store) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	call, cancel := s.bound(ctx)
+	defer cancel()
+	for {
+		resp, err := s.client.Get(call, key, opts...)
+		if err == nil || !s.again(call, err) {
+			return resp, s.explain(ctx, "read "+key, err)
+		}
+	}
+}
+
+// bound gives the context of one call: it ends with the caller's, with the store and after the timeout.
+func (s *Store) bound(caller context.Context) (context.Context, context.CancelFunc) {
+	call, cancel := context.WithTimeout(caller, s.options.timeout)
+	stop := context.AfterFunc(s.ctx, cancel)
+	return call, func() { stop(); cancel() }
+}
+
+// again reports whether a call that failed with err may work a moment later, and waits for that moment.
+func (s *Store) again(call context.Context, err error) bool {
+	if codeOf(err) != codes.Unavailable || s.ctx.Err() != nil {
+		return false
+	}
+	return pause(call, 50*time.Millisecond)
+}
+
+// pause waits for d; it is false if ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// explain turns what etcd's client says about a call into what an operator can act on. caller is the
+// context that the caller gave, without the store's own time limit.
+func (s *Store) explain(caller context.Context, op string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case s.ctx.Err() != nil:
+		return fmt.Errorf("%s: store is closed", op)
+	case caller.Err() != nil:
+		return fmt.Errorf("%s: %w", op, caller.Err())
+	}
+	if c := codeOf(err); c == codes.DeadlineExceeded || c == codes.Unavailable {
+		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(err)})
+	}
+	return fmt.Errorf("%s: %w", op, err)
+}
+
+func codeOf(err error) codes.Code {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return codes.DeadlineExceeded
+	}
+	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
+		return e.Code()
+	}
+	return status.Code(err)
+}
+
+// probe finds out what stands between this node and etcd, which gRPC hides behind "deadline exceeded".
+func (s *Store) probe(err error) string {
+	for _, e := range s.endpoints {
+		addr, parseErr := hostPort(e)
+		if parseErr != nil {
+			return parseErr.Error()
+		}
+		conn, dialErr := net.DialTimeout("tcp", addr, 500*time.Millisecond)
+		if dialErr != nil {
+			return dialErr.Error()
+		}
+		if closeErr := conn.Close(); closeErr != nil {
+			return closeErr.Error()
+		}
+	}
+	return "it accepts connections, but: " + err.Error()
+}
+
+// hostPort gives what to dial for an endpoint.
+func hostPort(endpoint string) (string, error) {
+	wrong := fmt.Errorf("store endpoint %q: want http://ADDRESS:PORT", endpoint)
+	u, err := url.Parse(endpoint)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Path != "" {
+		return "", wrong
+	}
+	if _, port, err := net.SplitHostPort(u.Host); err != nil || port == "" || u.Hostname() == "" {
+		return "", wrong
+	}
+	return u.Host, nil
+}

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"io"
+	"log/slog"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// FuzzView feeds keys and values from a store nobody vouches for. What is accepted must be what a writer
+// of this schema would store, and states must keep the promises of State.
+func FuzzView(f *testing.F) {
+	const root = "/heddle/v1/1/"
+	const node = `{"name":"n1","underlay":"10.0.0.1","prefixes":["10.1.0.0/24"],"vtep_mac":"","direct_ports":{"first":0,"last":0}}`
+	f.Add(root+"nodes/n1", []byte(node))
+	f.Add(root+"nodes/n2", []byte(`{"name":"n2","underlay":"fd00::1","prefixes":["10.1.1.0/24","fd01::/64"],"new":{"a":[1]}}`))
+	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"n1/c1","node":"n1","addrs":["10.1.0.2"],"intercepted":true,"netns_path":"/x","labels":{"A":"b"},"created":"2026-01-02T03:04:05.6Z"}`))
+	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"vni":1,"vxlan_port":4789}`))
+	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))
+	f.Add(root+"endpoints/n1/7", []byte(`{"labels":{"a":"b","a":"c"}}`))
+	f.Fuzz(func(t *testing.T, key string, value []byte) {
+		keys := KeysOf(1)
+		v := NewView(keys, slog.New(slog.NewTextHandler(io.Discard, nil)), func() {})
+		v.Set(keys.Node("n1"), []byte(node), 1)
+		v.Set(key, value, 2)
+		s := v.State(2)
+		for _, n := range s.Nodes {
+			b, err := EncodeNode(n)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", n, err)
+			}
+			if again, err := ParseNode(n.Name, b); err != nil || !reflect.DeepEqual(again, n) {
+				t.Fatalf("%+v is read back as %+v, %v", n, again, err)
+			}
+		}
+		for _, e := range s.Endpoints {
+			if len(s.Nodes) == 0 {
+				t.Fatalf("endpoint %+v without a node", e)
+			}
+			b, err := EncodeEndpoint(e)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", e, err)
+			}
+			if again, err := ParseEndpoint(e.Node, e.ID, b); err != nil || !again.Created.Equal(e.Created) || !reflect.DeepEqual(again.Addrs, e.Addrs) {
+				t.Fatalf("%+v is read back as %+v, %v", e, again, err)
+			}
+		}
+		if n, err := ParseNetwork(1, value); err == nil {
+			if _, err := EncodeNetwork(n); err != nil {
+				t.Fatalf("accepted %+v, but: %v", n, err)
+			}
+			if claimed, err := ClaimNode(n, s.Nodes, model.Node{Name: "new", Underlay: netip.MustParseAddr("192.0.2.1")}); err == nil && !n.inPool(claimed.Prefixes[0]) {
+				t.Fatalf("%s is outside pool %s", claimed.Prefixes, n.Pool)
+			}
+		}
+		if id, err := ParseOwner(value); err == nil && string(EncodeOwner(id)) != string(value) {
+			t.Fatalf("owner %q is read as %d", value, id)
+		}
+	})
+}

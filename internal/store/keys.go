@@ -1,0 +1,120 @@
+package store
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// SchemaVersion is the version of the schema in docs/protocols/store-schema.md; it is part of every key.
+const SchemaVersion = 1
+
+// maxKeyBytes is more than any key of the schema has.
+const maxKeyBytes = 256
+
+// Keys builds and reads the keys of one network.
+type Keys struct{ root string }
+
+// KeysOf gives the keys of network id.
+func KeysOf(id model.NetworkID) Keys {
+	return Keys{root: fmt.Sprintf("/heddle/v%d/%d/", SchemaVersion, id)}
+}
+
+// Root is the prefix of every key of the network, with the slash at its end.
+func (k Keys) Root() string { return k.root }
+
+// Network is the key of the network's parameters.
+func (k Keys) Network() string { return k.root + "network" }
+
+// Nodes is the prefix of all node keys.
+func (k Keys) Nodes() string { return k.root + "nodes/" }
+
+// Node is the key of one node.
+func (k Keys) Node(name string) string { return k.Nodes() + name }
+
+// Endpoints is the prefix of the keys of a node's endpoints.
+func (k Keys) Endpoints(node string) string { return k.root + "endpoints/" + node + "/" }
+
+// Endpoint is the key of one endpoint.
+func (k Keys) Endpoint(node string, id model.EndpointID) string {
+	return k.Endpoints(node) + strconv.FormatUint(uint64(id), 10)
+}
+
+// Addrs is the prefix of the keys of the addresses that a node's endpoints hold.
+func (k Keys) Addrs(node string) string { return k.root + "addrs/" + node + "/" }
+
+// Addr is the key that says which endpoint holds an address.
+func (k Keys) Addr(node string, a netip.Addr) string { return k.Addrs(node) + a.String() }
+
+// KeyKind says what a key stands for.
+type KeyKind uint8
+
+// The kinds of keys.
+const (
+	KeyUnknown KeyKind = iota // of a later revision of the schema: to be ignored
+	KeyNetwork
+	KeyNode
+	KeyEndpoint
+	KeyAddr
+)
+
+// Key is a parsed key.
+type Key struct {
+	Kind     KeyKind
+	Node     string           // KeyNode, KeyEndpoint, KeyAddr
+	Endpoint model.EndpointID // KeyEndpoint
+	Addr     netip.Addr       // KeyAddr
+}
+
+// Parse reads a key. A key of no kind known here is KeyUnknown and no error; a key of a known kind that is
+// not spelled as this package spells it is an error.
+func (k Keys) Parse(key string) (Key, error) {
+	rest, ok := strings.CutPrefix(key, k.root)
+	if !ok || len(key) > maxKeyBytes {
+		return Key{}, fmt.Errorf("key %.80q: want one below %s, of at most %d bytes", key, k.root, maxKeyBytes)
+	}
+	kind, rest, _ := strings.Cut(rest, "/")
+	var parsed Key
+	switch kind {
+	case "network":
+		parsed = Key{Kind: KeyNetwork}
+		return parsed, k.checkSpelling(key, k.Network())
+	case "nodes":
+		parsed = Key{Kind: KeyNode, Node: rest}
+		return parsed, model.ValidateName("node", rest)
+	case "endpoints":
+		node, text, _ := strings.Cut(rest, "/")
+		id, err := strconv.ParseUint(text, 10, 32)
+		if err != nil || id == 0 || model.EndpointID(id) > model.MaxEndpointID {
+			return Key{}, fmt.Errorf("key %q: endpoint id %q: want 1..%d", key, text, model.MaxEndpointID)
+		}
+		parsed = Key{Kind: KeyEndpoint, Node: node, Endpoint: model.EndpointID(id)}
+		if err := model.ValidateName("node", node); err != nil {
+			return Key{}, fmt.Errorf("key %q: %w", key, err)
+		}
+		return parsed, k.checkSpelling(key, k.Endpoint(node, parsed.Endpoint))
+	case "addrs":
+		node, text, _ := strings.Cut(rest, "/")
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return Key{}, fmt.Errorf("key %q: %w", key, err)
+		}
+		parsed = Key{Kind: KeyAddr, Node: node, Addr: a}
+		if err := model.ValidateName("node", node); err != nil {
+			return Key{}, fmt.Errorf("key %q: %w", key, err)
+		}
+		return parsed, k.checkSpelling(key, k.Addr(node, a))
+	}
+	return Key{}, nil
+}
+
+// checkSpelling makes sure that nothing has two keys: "endpoints/n1/07" is not "endpoints/n1/7".
+func (k Keys) checkSpelling(key, canonical string) error {
+	if key != canonical {
+		return fmt.Errorf("key %q: want %q", key, canonical)
+	}
+	return nil
+}

@@ -1,0 +1,144 @@
+package store
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Network is the set of parameters all nodes of a network share. The first node sets them for good.
+type Network struct {
+	// ID tells networks on one underlay apart. It is part of every key.
+	ID model.NetworkID `json:"id"`
+	// Pool holds the overlay prefixes that nodes get theirs from; disjoint.
+	Pool []netip.Prefix `json:"pool"`
+	// NodePrefixLen is the length of the prefix a node gets from an IPv4 pool, in bits.
+	NodePrefixLen int `json:"node_prefix_len"`
+	// NodePrefixLen6 is the same for IPv6 pools. It is 0 exactly when there is no IPv6 pool.
+	NodePrefixLen6 int `json:"node_prefix_len6,omitempty"`
+	// VNI is the VXLAN network identifier: 1..2^24-1.
+	VNI uint32 `json:"vni"`
+	// VXLANPort is the UDP port of the overlay devices, in host byte order.
+	VXLANPort uint16 `json:"vxlan_port"`
+}
+
+// Defaults for fields of Network that nobody set.
+const (
+	DefaultNetworkID      model.NetworkID = 1
+	DefaultNodePrefixLen  int             = 24
+	DefaultNodePrefixLen6 int             = 64
+	DefaultVXLANPort      uint16          = 4789
+	// defaultVNIBase plus the network id is the default VNI, so that networks on one underlay differ.
+	defaultVNIBase uint32 = 0x480000
+)
+
+// Limits that readers enforce; they keep a hostile or broken store from making agents work without end.
+const (
+	maxPools        = 16
+	maxNodePrefixes = 16
+	maxVNI          = 1<<24 - 1
+)
+
+// DefaultPool is the overlay's address range when nobody set one.
+var DefaultPool = netip.MustParsePrefix("10.244.0.0/16")
+
+// WithDefaults fills zero fields.
+func (n Network) WithDefaults() Network {
+	if n.ID == 0 {
+		n.ID = DefaultNetworkID
+	}
+	if len(n.Pool) == 0 {
+		n.Pool = []netip.Prefix{DefaultPool}
+	}
+	if n.NodePrefixLen == 0 {
+		n.NodePrefixLen = DefaultNodePrefixLen
+	}
+	if n.NodePrefixLen6 == 0 && n.hasIPv6() {
+		n.NodePrefixLen6 = DefaultNodePrefixLen6
+	}
+	if n.VNI == 0 {
+		n.VNI = defaultVNIBase + uint32(n.ID)
+	}
+	if n.VXLANPort == 0 {
+		n.VXLANPort = DefaultVXLANPort
+	}
+	return n
+}
+
+// Validate reports the first field that no network may have.
+func (n Network) Validate() error {
+	if err := n.ID.Validate(); err != nil {
+		return err
+	}
+	if n.NodePrefixLen < minPrefixLen || n.NodePrefixLen > maxPrefixLen4 {
+		return fmt.Errorf("node_prefix_len %d: want %d..%d", n.NodePrefixLen, minPrefixLen, maxPrefixLen4)
+	}
+	if n.hasIPv6() != (n.NodePrefixLen6 != 0) || n.NodePrefixLen6 < 0 || n.NodePrefixLen6 > maxPrefixLen6 {
+		return fmt.Errorf("node_prefix_len6 %d: want 1..%d with an IPv6 pool, 0 without", n.NodePrefixLen6, maxPrefixLen6)
+	}
+	if len(n.Pool) == 0 || len(n.Pool) > maxPools {
+		return fmt.Errorf("pool: %d prefixes, want 1 to %d", len(n.Pool), maxPools)
+	}
+	for i, p := range n.Pool {
+		if err := validatePrefix(p); err != nil {
+			return fmt.Errorf("pool: %w", err)
+		}
+		if bits := n.prefixLen(p); p.Bits() > bits {
+			return fmt.Errorf("pool %s: has no room for a node prefix of length /%d: use a shorter pool prefix", p, bits)
+		}
+		for _, q := range n.Pool[:i] {
+			if p.Overlaps(q) {
+				return fmt.Errorf("pool: %s overlaps %s", p, q)
+			}
+		}
+	}
+	if n.VNI == 0 || n.VNI > maxVNI {
+		return fmt.Errorf("vni %d: want 1..%d", n.VNI, maxVNI)
+	}
+	if n.VXLANPort == 0 {
+		return fmt.Errorf("vxlan_port 0: want 1..65535")
+	}
+	return nil
+}
+
+// CheckAgainst compares a caller's wishes n with the parameters in force; zero fields of n wish nothing.
+// The error is a *MismatchError.
+func (n Network) CheckAgainst(inForce Network) error {
+	differ := func(field string, want, have any) error {
+		return &MismatchError{Field: field, Want: fmt.Sprint(want), Have: fmt.Sprint(have)}
+	}
+	switch {
+	case n.ID != 0 && n.ID != inForce.ID:
+		return differ("id", n.ID, inForce.ID)
+	case len(n.Pool) != 0 && !slices.Equal(n.Pool, inForce.Pool):
+		return differ("pool", n.Pool, inForce.Pool)
+	case n.NodePrefixLen != 0 && n.NodePrefixLen != inForce.NodePrefixLen:
+		return differ("node_prefix_len", n.NodePrefixLen, inForce.NodePrefixLen)
+	case n.NodePrefixLen6 != 0 && n.NodePrefixLen6 != inForce.NodePrefixLen6:
+		return differ("node_prefix_len6", n.NodePrefixLen6, inForce.NodePrefixLen6)
+	case n.VNI != 0 && n.VNI != inForce.VNI:
+		return differ("vni", n.VNI, inForce.VNI)
+	case n.VXLANPort != 0 && n.VXLANPort != inForce.VXLANPort:
+		return differ("vxlan_port", n.VXLANPort, inForce.VXLANPort)
+	}
+	return nil
+}
+
+// inPool reports whether p lies inside one of the pool's prefixes.
+func (n Network) inPool(p netip.Prefix) bool {
+	return slices.ContainsFunc(n.Pool, func(q netip.Prefix) bool { return contains(q, p) })
+}
+
+func (n Network) hasIPv6() bool {
+	return slices.ContainsFunc(n.Pool, func(p netip.Prefix) bool { return p.Addr().Is6() })
+}
+
+// prefixLen gives the length of node prefixes in p's address family.
+func (n Network) prefixLen(p netip.Prefix) int {
+	if p.Addr().Is6() {
+		return n.NodePrefixLen6
+	}
+	return n.NodePrefixLen
+}

@@ -1,0 +1,64 @@
+// Package store is what the nodes of one Heddle network agree on: the network's parameters, its nodes
+// and their overlay prefixes, and its endpoints. It defines the Store interface, the keys and values
+// behind it and the rules for claiming prefixes and addresses; docs/protocols/store-schema.md is the
+// normative text. Package store/etcd keeps the data in etcd; nothing here knows that.
+package store
+
+import (
+	"context"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Store is one network's shared state. Implementations are safe for concurrent use. Every call gives up
+// when its context ends, or earlier with an error that says what does not answer.
+type Store interface {
+	// InitNetwork sets the network's parameters if nobody did, and returns those in force. Zero fields
+	// of want mean "whatever is in force, or the default". A field that differs from the one in force
+	// gives a *MismatchError.
+	InitNetwork(ctx context.Context, want Network) (Network, error)
+
+	// Network returns the parameters in force, or ErrNoNetwork before InitNetwork.
+	Network(ctx context.Context) (Network, error)
+
+	// JoinNode registers n, or refreshes the record of a node of that name, and returns it as stored.
+	// Without n.Prefixes the node keeps those it has, or gets the first free one of each address family
+	// of the pool. Errors: ErrNoNetwork, ErrPoolExhausted, *OverlapError, *UnderlayInUseError,
+	// *PrefixInUseError.
+	JoinNode(ctx context.Context, n model.Node) (model.Node, error)
+
+	// LeaveNode removes a node, its endpoints and their addresses. An absent node is no error.
+	LeaveNode(ctx context.Context, name string) error
+
+	// PutEndpoint stores e and claims its addresses in one step. Errors: *UnknownNodeError,
+	// *AddrInUseError, *AddrOutsideError.
+	PutEndpoint(ctx context.Context, e model.Endpoint) error
+
+	// DeleteEndpoint removes an endpoint and frees its addresses. An absent one is no error.
+	DeleteEndpoint(ctx context.Context, node string, id model.EndpointID) error
+
+	// Watch sends the present state, then a complete new one after every change; changes that happen
+	// while the receiver is busy arrive as one. It recovers by itself from lost connections and from
+	// compaction. The channel is closed when ctx ends or the store is closed. A store that cannot be
+	// reached now is an error; one that is lost later is not.
+	Watch(ctx context.Context) (<-chan State, error)
+
+	// InvalidValues counts the stored values that this store's watches have skipped because they break
+	// the schema. A value counts again when it changes, and when a watch has to read everything anew.
+	InvalidValues() uint64
+
+	// Close ends every watch and releases connections; an embedded server stops.
+	Close() error
+}
+
+// State is everything a network's nodes know of each other, at one moment. It is immutable: receivers
+// share its slices with each other and must not write to them.
+type State struct {
+	// Revision orders states of one store. It falls only if the store was wiped or restored.
+	Revision int64
+	// Nodes are sorted by name. Their prefixes and underlay addresses are disjoint.
+	Nodes []model.Node
+	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with addresses inside the
+	// node's prefixes that no other endpoint has.
+	Endpoints []model.Endpoint
+}

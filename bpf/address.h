@@ -9,16 +9,31 @@
 #define ALIAS6_BASE      0x7fc00000 /* 127.192.0.0: stands for ::1 */
 #define ALIAS_ID_MASK    0x3fffff
 
-static __always_inline struct address mapped(__be32 v4)
+/* These store word by word. A constant struct that is copied makes clang 14's BPF backend drop
+ * neighbouring stores; a test in internal/datapath refuses objects with such constants. */
+static __always_inline void set_mapped(struct address *a, __be32 v4)
 {
-	struct address a = {.word = {0, 0, V4_MAPPED_PREFIX, v4}};
-	return a;
+	a->word[0] = 0;
+	a->word[1] = 0;
+	a->word[2] = V4_MAPPED_PREFIX;
+	a->word[3] = v4;
 }
 
-static __always_inline struct address loopback6(void)
+static __always_inline void set_loopback6(struct address *a)
 {
-	struct address a = {.word = {0, 0, 0, bpf_htonl(1)}};
-	return a;
+	a->word[0] = 0;
+	a->word[1] = 0;
+	a->word[2] = 0;
+	a->word[3] = bpf_htonl(1);
+}
+
+/* ::1, or the IPv4 loopback address v4. */
+static __always_inline void set_loopback(struct address *a, bool v6, __be32 v4)
+{
+	if (v6)
+		set_loopback6(a);
+	else
+		set_mapped(a, v4);
 }
 
 static __always_inline bool is_mapped(const struct address *a)
@@ -64,9 +79,20 @@ static __always_inline bool is_alias6(__be32 a)
 
 static __always_inline struct route *route_to(__be32 dst)
 {
-	struct route_key key = {.prefixlen = 128, .addr = mapped(dst)};
+	struct route_key key;
 
+	key.prefixlen = 128;
+	set_mapped(&key.addr, dst);
 	return bpf_map_lookup_elem(&route_by_prefix, &key);
+}
+
+/* The endpoint of this node with overlay address addr. */
+static __always_inline struct endpoint *endpoint_at(__be32 addr)
+{
+	struct address key;
+
+	set_mapped(&key, addr);
+	return bpf_map_lookup_elem(&endpoint_by_addr, &key);
 }
 
 static __always_inline bool in_direct_ports(__be16 port)

@@ -32,7 +32,7 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 	}
 	if (is_loopback4(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
-		tag->local = mapped(a);
+		set_mapped(&tag->local, a);
 		return alias4(ep->id);
 	}
 	return 0;
@@ -75,7 +75,7 @@ static __always_inline __be32 bind_target6(struct sock_tag *tag, const struct en
 	}
 	if (is_loopback6(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
-		tag->local = loopback6();
+		set_loopback6(&tag->local);
 		return alias6(ep->id);
 	}
 	return 0;

@@ -24,13 +24,6 @@ static __always_inline bool deliver_to_socket(struct __sk_buff *skb, const struc
 	return true;
 }
 
-static __always_inline struct endpoint *local_endpoint(__be32 addr)
-{
-	struct address key = mapped(addr);
-
-	return bpf_map_lookup_elem(&endpoint_by_addr, &key);
-}
-
 /* Ingress of the VXLAN device. */
 SEC("tc")
 int from_overlay(struct __sk_buff *skb)
@@ -40,7 +33,7 @@ int from_overlay(struct __sk_buff *skb)
 
 	if (read_packet(skb, &p) != 6)
 		return TC_ACT_OK;
-	ep = local_endpoint(p.ip.daddr);
+	ep = endpoint_at(p.ip.daddr);
 	if (ep && ep->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, ep->id))
 		count(REASON_DELIVER_OVERLAY);
 	return TC_ACT_OK;
@@ -81,7 +74,7 @@ int from_endpoint(struct __sk_buff *skb)
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
 		return verdict;
-	peer = local_endpoint(p.ip.daddr);
+	peer = endpoint_at(p.ip.daddr);
 	if (peer) {
 		if (peer->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, peer->id)) {
 			remember_plain(&p);
@@ -90,7 +83,7 @@ int from_endpoint(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
-	dst = mapped(p.ip.daddr);
+	set_mapped(&dst, p.ip.daddr);
 	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
 	if (node && bpf_ntohs(p.tcp.dest) >= node->port_first && bpf_ntohs(p.tcp.dest) <= node->port_last)
 		return drop(REASON_DROP_FORGED_DIRECT);
@@ -110,7 +103,7 @@ int to_endpoint(struct __sk_buff *skb)
 
 	if (read_packet(skb, &p) != 6)
 		return TC_ACT_OK;
-	ep = local_endpoint(p.ip.daddr);
+	ep = endpoint_at(p.ip.daddr);
 	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
 	sk = lookup(skb, p.ip.saddr, p.tcp.source, p.ip.daddr, p.tcp.dest);
@@ -134,7 +127,7 @@ int deliver(struct __sk_buff *skb)
 
 	if (read_packet(skb, &p) != 6)
 		return TC_ACT_OK;
-	ep = local_endpoint(p.ip.daddr);
+	ep = endpoint_at(p.ip.daddr);
 	if (ep && deliver_to_socket(skb, &p, ep->id))
 		count(REASON_DELIVER_NODE);
 	return TC_ACT_OK;

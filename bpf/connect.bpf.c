@@ -57,8 +57,9 @@ static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __b
 	if (ctx->sk->src_ip4)
 		return;
 	if (sk6) {
-		struct sockaddr_in6_ sa = {.family = AF_INET6};
+		struct sockaddr_in6_ sa = {};
 
+		sa.family = AF_INET6;
 		sa.addr[2] = V4_MAPPED_PREFIX;
 		sa.addr[3] = src;
 		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
@@ -107,11 +108,11 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	set_mark(ctx, tag, false);
 	bind_source(ctx, sk6, alias);
 	tag->flags |= TAG_REMOTE;
-	tag->remote = v6 ? loopback6() : mapped(dst ? dst : LOOPBACK4);
+	set_loopback(&tag->remote, v6, dst ? dst : LOOPBACK4);
 	tag->remote_port = port;
 	if (!(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
-		tag->local = v6 ? loopback6() : mapped(LOOPBACK4);
+		set_loopback(&tag->local, v6, LOOPBACK4);
 	}
 	set_destination(ctx, sk6, target, port);
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
@@ -120,15 +121,18 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                              const struct endpoint *ep, __be32 dst)
 {
-	struct address key = mapped(dst);
-	struct endpoint *peer = bpf_map_lookup_elem(&endpoint_by_addr, &key);
+	struct endpoint *peer = endpoint_at(dst);
 	__be16 port = ctx->user_port;
 	__u32 flags;
 	bool local;
 
-	/* Its own address never leaves by its own veth: the container's stack would drop it as martian. */
-	local = dst == ep->addr4.word[3] ||
-	        (peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags));
+	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags);
+	/* Its own address cannot be reached through its own veth (the container's stack would drop the
+	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
+	if (!local && dst == ep->addr4.word[3]) {
+		bpf_set_retval(-ECONNREFUSED_);
+		return 0;
+	}
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (local)
@@ -157,7 +161,7 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 	port = to->port_first + bpf_get_prandom_u32() % ports;
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	tag->local = ep->addr4;
-	tag->remote = mapped(dst);
+	set_mapped(&tag->remote, dst);
 	tag->remote_port = ctx->user_port;
 	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
 	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);

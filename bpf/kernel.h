@@ -31,6 +31,7 @@
 #define EADDRNOTAVAIL_ 99
 #define ENETDOWN_      100
 #define ENETUNREACH_   101
+#define ECONNREFUSED_  111
 #define TC_ACT_OK      0
 #define TC_ACT_SHOT    2
 

@@ -18,8 +18,8 @@ int list(struct bpf_iter__tcp *ctx)
 	if (!tcp)
 		return 0;
 	r.tag = *tag;
-	r.node_local = mapped(sk->skc_rcv_saddr);
-	r.node_remote = mapped(sk->skc_daddr);
+	set_mapped(&r.node_local, sk->skc_rcv_saddr);
+	set_mapped(&r.node_remote, sk->skc_daddr);
 	r.node_local_port = bpf_htons(sk->skc_num);
 	r.node_remote_port = sk->skc_dport;
 	r.state = sk->skc_state;

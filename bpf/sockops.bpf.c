@@ -31,11 +31,14 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 	        .sport = (__be16)(ops->remote_port >> 16), /* the upper half of a big-endian word */
 	        .dport = bpf_htons((__u16)ops->local_port),
 	};
-	struct syn_option o = {.kind = OPTION_KIND, .length = 4, .exid = bpf_htons(OPTION_EXID)};
+	struct syn_option o = {};
 	struct flow *remembered;
 
 	if (key.daddr != config_underlay || !in_direct_ports(key.dport))
 		return false;
+	o.kind = OPTION_KIND; /* what to look for: kind, and the first two bytes behind the length */
+	o.length = 4;
+	o.exid = bpf_htons(OPTION_EXID);
 	remembered = bpf_map_lookup_elem(&flow_by_wire, &key);
 	if (bpf_load_hdr_opt(ops, &o, sizeof(o), BPF_LOAD_HDR_OPT_TCP_SYN) == sizeof(o)) {
 		flow->src = o.src;
@@ -54,9 +57,9 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 static __always_inline void accept_direct(struct sock_tag *tag, const struct flow *flow)
 {
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
-	tag->local = mapped(flow->dst);
+	set_mapped(&tag->local, flow->dst);
 	tag->local_port = flow->dst_port;
-	tag->remote = mapped(flow->src);
+	set_mapped(&tag->remote, flow->src);
 	tag->path = PATH_DIRECT;
 	count(REASON_ACCEPT_DIRECT);
 }
@@ -101,11 +104,9 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 
 	count(REASON_ACCEPT_LOCAL);
 	if (is_alias4(remote) || is_alias6(remote)) {
-		struct address shown = is_alias6(remote) ? loopback6() : mapped(LOOPBACK4);
-
 		tag->flags |= TAG_LOCAL | TAG_REMOTE;
-		tag->local = shown;
-		tag->remote = shown;
+		set_loopback(&tag->local, is_alias6(remote), LOOPBACK4);
+		set_loopback(&tag->remote, is_alias6(remote), LOOPBACK4);
 		tag->path = PATH_LOOPBACK;
 		return;
 	}

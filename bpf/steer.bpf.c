@@ -49,9 +49,10 @@ static __always_inline int drop(__u32 reason)
 /* Why the sender may not speak for o->src; REASON_NONE if it may. */
 static __always_inline __u32 reject_sender(__be32 underlay, const struct syn_option *o)
 {
-	struct address key = mapped(underlay);
+	struct address key;
 	struct route *from;
 
+	set_mapped(&key, underlay);
 	if (!bpf_map_lookup_elem(&node_by_underlay, &key))
 		return REASON_DROP_UNKNOWN_NODE;
 	from = route_to(o->src);
@@ -93,7 +94,6 @@ static __always_inline bool assign_listener(struct __sk_buff *skb, const struct 
 static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
 	struct syn_option o = {};
-	struct address dst;
 	struct endpoint *ep;
 	struct flow flow = {};
 	__u32 reason, state;
@@ -111,8 +111,7 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 		return drop(reason);
 	if (has_socket(skb, k, &state))
 		return TC_ACT_OK; /* retransmitted */
-	dst = mapped(o.dst);
-	ep = bpf_map_lookup_elem(&endpoint_by_addr, &dst);
+	ep = endpoint_at(o.dst);
 	if (!ep) {
 		count(REASON_DROP_NO_ENDPOINT);
 		return TC_ACT_OK; /* RST: the sender sees a refusal at once */
@@ -133,7 +132,6 @@ int from_underlay(struct __sk_buff *skb)
 	struct packet p;
 	struct flow_key k;
 	struct endpoint *ep;
-	struct address dst;
 	struct flow *flow;
 	__u32 state = 0;
 
@@ -151,8 +149,7 @@ int from_underlay(struct __sk_buff *skb)
 	if (has_socket(skb, &k, &state))
 		return TC_ACT_OK;
 	/* The ACK of a SYN cookie: only the listener can make a connection of it. */
-	dst = mapped(flow->dst);
-	ep = bpf_map_lookup_elem(&endpoint_by_addr, &dst);
+	ep = endpoint_at(flow->dst);
 	if (ep)
 		assign_listener(skb, flow, ep->id);
 	return TC_ACT_OK;

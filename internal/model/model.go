@@ -39,9 +39,9 @@ type PortRange struct {
 	Last  uint16 `json:"last"`
 }
 
-// DefaultDirectPorts are the underlay ports direct connections are addressed to. Sixteen ports give a
-// pair of nodes 16 times the ephemeral range: about 450,000 concurrent connections.
-var DefaultDirectPorts = PortRange{First: 17440, Last: 17455}
+// DefaultDirectPorts are the underlay ports direct connections are addressed to. Sixty-four ports give a
+// pair of nodes 64 times the ephemeral range: about 1.8 million connections, those in TIME_WAIT included.
+var DefaultDirectPorts = PortRange{First: 17408, Last: 17471}
 
 // ParsePortRange reads "FIRST-LAST" or "PORT".
 func ParsePortRange(s string) (PortRange, error) {

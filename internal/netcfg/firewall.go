@@ -39,6 +39,7 @@ func setFirewall(cfg NodeConfig) error {
 		Name: "deliver", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
 	})
+	addUntracked(c, table, cfg)
 	for _, p := range cfg.Prefixes {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),

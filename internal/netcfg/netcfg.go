@@ -72,6 +72,9 @@ type NodeConfig struct {
 	// OverlayMark is the mark of node sockets whose packets must take the overlay's routes. It selects no
 	// table, so it only has to differ from Mark.
 	OverlayMark uint32
+	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use. Their
+	// packets are never translated, so they are not tracked either.
+	DirectPorts model.PortRange
 	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
 	Table int
 	// RulePref is the rule's priority: smaller than 32766 to come before the main table.

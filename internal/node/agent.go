@@ -152,7 +152,7 @@ func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
 func (a *Agent) setupKernel() (err error) {
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: a.self.Prefixes, Pool: a.network.Pool,
-		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
 		Mark: mark, OverlayMark: overlayMark, Table: table, RulePref: rulePref,
 	})
 	if err != nil {

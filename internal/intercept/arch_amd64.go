@@ -1,0 +1,6 @@
+package intercept
+
+import "golang.org/x/sys/unix"
+
+// auditArch is the architecture whose system call numbers unix.SYS_* are.
+const auditArch = unix.AUDIT_ARCH_X86_64

@@ -1,0 +1,84 @@
+package intercept
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// failure says why a trapped call was not answered with a socket, or a listener not served.
+type failure uint8
+
+const (
+	failNone           failure = iota
+	failUnknown                // no endpoint for the listener's metadata, or removed since
+	failCallerGone             // killed or interrupted before the answer: nobody to answer
+	failCallerNofile           // the caller's RLIMIT_NOFILE
+	failAgentNofile            // the agent's own, or the system's, file table is full
+	failMake                   // SocketMaker
+	failOwner                  // the caller's owner cannot be told, or given to the socket
+	failAnswer                 // the kernel refused the answer
+	failReceive                // the listener broke; its loop ended
+	failHandoff                // malformed hand-off from a runtime
+	failTooMany                // Config.MaxListeners
+	failPark                   // the parker did not take a listener
+	failParkedListener         // a parked listener could not be resumed
+	numFailures
+)
+
+// failureNames are the metric labels.
+var failureNames = [numFailures]string{
+	failNone: "none", failUnknown: "refuse_unknown_endpoint", failCallerGone: "caller_gone",
+	failCallerNofile: "caller_nofile", failAgentNofile: "agent_nofile", failMake: "make_socket",
+	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
+	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
+}
+
+// String gives the metric label.
+func (f failure) String() string { return failureNames[f] }
+
+// errnoOf is the one table from what went wrong to what the caller's socket() returns. err is the cause;
+// its errno is passed on only where it means the same to the caller as it does to the agent.
+func errnoOf(f failure, err error) unix.Errno {
+	var cause unix.Errno
+	errors.As(err, &cause)
+	switch f {
+	case failCallerNofile:
+		return unix.EMFILE
+	case failAgentNofile:
+		return unix.ENFILE // the node is out of descriptors, not the caller
+	case failMake, failAnswer:
+		switch cause {
+		case unix.ENOMEM, unix.ENOBUFS, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EACCES:
+			return cause
+		}
+	}
+	return unix.ENETDOWN
+}
+
+// makeFailure names why the agent could not make or prepare a socket.
+func makeFailure(err error) failure {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return failAgentNofile
+	}
+	return failMake
+}
+
+// injectFailure names why the kernel did not take a socket for a caller.
+func injectFailure(err error) failure {
+	switch {
+	case gone(err):
+		return failCallerGone
+	case errors.Is(err, unix.EMFILE):
+		return failCallerNofile // raised in the caller's context, by its own limit
+	case errors.Is(err, unix.ENFILE):
+		return failAgentNofile
+	}
+	return failAnswer
+}
+
+// gone reports whether an answer failed because nobody waits for it: the caller is dead (ENOENT), was
+// interrupted while it took the descriptor (ESRCH), or another reader has answered (EINPROGRESS).
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINPROGRESS)
+}

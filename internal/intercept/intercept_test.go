@@ -1,0 +1,556 @@
+package intercept
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+)
+
+// testEndpoint's sockets carry its id as SO_PRIORITY, which needs no privilege up to 6.
+const (
+	testEndpoint = model.EndpointID(5)
+	testName     = "n1/c1"
+)
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		if err := childMain(name); err != nil {
+			fmt.Fprintln(os.Stderr, name+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// testMaker makes sockets that carry their endpoint's id as SO_PRIORITY. Its fields are set before use.
+type testMaker struct {
+	gate    chan struct{} // if set, MakeSocket waits until it is closed
+	entered func()        // called at the start of MakeSocket
+	err     atomic.Pointer[error]
+	calls   atomic.Int64
+}
+
+func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
+	m.calls.Add(1)
+	if m.entered != nil {
+		m.entered()
+	}
+	if m.gate != nil {
+		<-m.gate
+	}
+	if err := m.err.Load(); err != nil {
+		return -1, *err
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, int(ep)); err != nil {
+		closeFD(fd)
+		return -1, os.NewSyscallError("setsockopt", err)
+	}
+	return fd, nil
+}
+
+func testConfig(socket, holder string, m SocketMaker) Config {
+	c := Config{SocketPath: socket, Maker: m, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
+			if metadata != testName {
+				return 0, fmt.Errorf("no endpoint %q", metadata)
+			}
+			return testEndpoint, nil
+		}}
+	if holder != "" {
+		c.Parker = park.NewClient(holder)
+	}
+	return c
+}
+
+// serve runs a server until the test ends or stop is called.
+func serve(t testing.TB, c Config) (s *Server, stop func()) {
+	t.Helper()
+	s, err := Listen(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(context.Background()) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		s.Close()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// child is a trapped program under test.
+type child struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+	fd  int // its listener, until handed over
+}
+
+// startChild starts a trapped program whose listener nobody reads yet. attr may be nil.
+func startChild(t testing.TB, attr *syscall.SysProcAttr, env ...string) *child {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "child end")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), append(env, childEnv+"=trapped")...)
+	cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr = os.Stderr, []*os.File{theirs}, attr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	c := &child{t: t, cmd: cmd, in: in, out: bufio.NewReader(out), fd: -1}
+	t.Cleanup(c.kill)
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	closeFD(pair[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fds, err := descriptors(oob[:n]); err == nil && len(fds) == 1 {
+		c.fd = fds[0]
+	}
+	return c
+}
+
+// kill ends the child and reaps it.
+func (c *child) kill() {
+	if c.fd >= 0 {
+		closeFD(c.fd)
+		c.fd = -1
+	}
+	if c.cmd.ProcessState == nil {
+		_ = c.cmd.Process.Kill()
+		_ = c.cmd.Wait()
+	}
+}
+
+// handOver does what a runtime does with the listener.
+func (c *child) handOver(path, metadata string) {
+	c.t.Helper()
+	state := specs.ContainerProcessState{Version: specs.Version, Fds: []string{specs.SeccompFdName},
+		Pid: c.cmd.Process.Pid, Metadata: metadata,
+		State: specs.State{Version: specs.Version, ID: "ctr", Status: specs.StateCreating, Pid: c.cmd.Process.Pid, Bundle: "/b"}}
+	msg, err := json.Marshal(state)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	sendHandoff(c.t, path, msg, c.fd)
+	closeFD(c.fd)
+	c.fd = -1
+}
+
+func sendHandoff(t testing.TB, path string, msg []byte, fds ...int) {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix(msg, unix.UnixRights(fds...), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tell sends a command without waiting for the answer.
+func (c *child) tell(cmd command) {
+	c.t.Helper()
+	b, err := json.Marshal(cmd)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := c.in.Write(append(b, '\n')); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// hear reads an answer. It waits at most 20 s.
+func (c *child) hear() (o outcome) {
+	c.t.Helper()
+	watchdog := time.AfterFunc(20*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer watchdog.Stop()
+	line, err := c.out.ReadBytes('\n')
+	if err != nil {
+		c.t.Fatalf("child gave no answer: %v", err)
+	}
+	if err := json.Unmarshal(line, &o); err != nil {
+		c.t.Fatal(err)
+	}
+	return o
+}
+
+func (c *child) do(cmd command) outcome {
+	c.t.Helper()
+	c.tell(cmd)
+	return c.hear()
+}
+
+func (c *child) socket(family, typ, proto int) outcome {
+	c.t.Helper()
+	return c.do(command{Op: "socket", Family: family, Type: typ, Proto: proto})
+}
+
+// tcp calls socket(family, SOCK_STREAM, 0).
+func (c *child) tcp(family int) outcome { c.t.Helper(); return c.socket(family, unix.SOCK_STREAM, 0) }
+
+// trapped starts a child and hands it to the server at path.
+func trapped(t testing.TB, path, metadata string) *child {
+	t.Helper()
+	c := startChild(t, nil)
+	c.handOver(path, metadata)
+	return c
+}
+
+func socketPath(t testing.TB) string { return filepath.Join(t.TempDir(), "s") }
+
+func needRoot(t testing.TB) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: changes the caller's user")
+	}
+}
+
+// eventually waits until f holds.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func TestFlagsAndFamilies(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	n := uint64(0)
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for _, flags := range []int{0, unix.SOCK_CLOEXEC, unix.SOCK_NONBLOCK, unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK} {
+			for _, proto := range []int{0, unix.IPPROTO_TCP, unix.IPPROTO_MPTCP} {
+				o := c.socket(family, unix.SOCK_STREAM|flags, proto)
+				n++
+				if o.Errno != 0 {
+					t.Fatalf("socket(%d, %#x, %d): %v", family, flags, proto, unix.Errno(o.Errno))
+				}
+				if o.CloExec != (flags&unix.SOCK_CLOEXEC != 0) || o.Nonblock != (flags&unix.SOCK_NONBLOCK != 0) {
+					t.Errorf("socket(%d, %#x, %d): close-on-exec %v, non-blocking %v", family, flags, proto, o.CloExec, o.Nonblock)
+				}
+				if o.Priority != int(testEndpoint) || o.Protocol != unix.IPPROTO_TCP || o.UID != uint32(os.Geteuid()) {
+					t.Errorf("socket(%d, %#x, %d): %+v is not a TCP socket of the agent's", family, flags, proto, o)
+				}
+			}
+		}
+	}
+	eventually(t, "counters", func() bool {
+		st := s.Stats()
+		return st.Answered == n && st.Premade+st.Inline == n && st.Continued == 0
+	})
+	if st := s.Stats(); st.Premade < n/2 {
+		t.Errorf("%d of %d sockets were ready", st.Premade, n)
+	}
+}
+
+// What is not a TCP socket ends as if it had not been trapped.
+func TestOthersContinue(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	plain := startChildPlain(t)
+	calls := [][3]int{
+		{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP},
+		{unix.AF_INET6, unix.SOCK_STREAM, unix.IPPROTO_SCTP},
+		{unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_UDP},
+		{unix.AF_INET, unix.SOCK_STREAM, -1},
+		{unix.AF_INET, unix.SOCK_STREAM | 0x100, 0},
+		{unix.AF_INET, unix.SOCK_STREAM | 0x40000000, 0},
+	}
+	for _, a := range calls {
+		got, want := c.socket(a[0], a[1], a[2]), plain.socket(a[0], a[1], a[2])
+		if got.Errno != want.Errno || got.Errno == 0 && got.Protocol != want.Protocol {
+			t.Errorf("socket(%d, %#x, %d): %v, without Heddle %v", a[0], a[1], a[2], unix.Errno(got.Errno), unix.Errno(want.Errno))
+		}
+	}
+	eventually(t, "counters", func() bool { return s.Stats().Continued == uint64(len(calls)) })
+}
+
+func startChildPlain(t testing.TB) *child { return startChild(t, nil, "HEDDLE_NO_FILTER=1") }
+
+func TestErrnos(t *testing.T) {
+	path := socketPath(t)
+	m := &testMaker{}
+	cfg := testConfig(path, "", m)
+	cfg.ReadyPerFamily = -1
+	s, _ := serve(t, cfg)
+	c := trapped(t, path, testName)
+	for _, e := range []struct {
+		err    error
+		want   unix.Errno
+		reason string
+	}{
+		{unix.EMFILE, unix.ENFILE, "agent_nofile"},
+		{fmt.Errorf("tag: %w", unix.ENOMEM), unix.ENOMEM, "make_socket"},
+		{unix.EAFNOSUPPORT, unix.EAFNOSUPPORT, "make_socket"},
+		{unix.EPERM, unix.ENETDOWN, "make_socket"},
+		{errors.New("no map"), unix.ENETDOWN, "make_socket"},
+	} {
+		m.err.Store(&e.err)
+		before := s.Stats().Failed[e.reason]
+		if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != e.want {
+			t.Errorf("%v: caller got %v, want %v", e.err, unix.Errno(o.Errno), e.want)
+		}
+		eventually(t, "counter", func() bool { return s.Stats().Failed[e.reason] == before+1 })
+	}
+	m.err.Store(nil)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Errorf("after failures: %v", unix.Errno(o.Errno))
+	}
+}
+
+func TestCallerOutOfDescriptors(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.do(command{Op: "nofile", N: 3}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	for range 3 {
+		if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.EMFILE {
+			t.Fatalf("got %v, want EMFILE", unix.Errno(o.Errno))
+		}
+	}
+	c.do(command{Op: "nofile", N: 1024})
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	if n := s.Stats().Failed["caller_nofile"]; n != 3 {
+		t.Errorf("caller_nofile = %d, want 3", n)
+	}
+}
+
+func TestOwner(t *testing.T) {
+	needRoot(t)
+	path := socketPath(t)
+	serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	for _, uid := range []int{0, 1000, 1000, 0, 65534, 0, 0} {
+		if o := c.do(command{Op: "euid", N: uid}); o.Errno != 0 {
+			t.Fatal(unix.Errno(o.Errno))
+		}
+		if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.UID != uint32(uid) {
+			t.Errorf("as uid %d: errno %v, socket of uid %d", uid, unix.Errno(o.Errno), o.UID)
+		}
+	}
+	nobody := startChild(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
+	nobody.handOver(path, testName)
+	if o := nobody.tcp(unix.AF_INET6); o.Errno != 0 || o.UID != 65534 {
+		t.Errorf("program of uid 65534: %+v", o)
+	}
+}
+
+func TestKilledCallerLeavesSocket(t *testing.T) {
+	path := socketPath(t)
+	received := make(chan struct{}, 256)
+	m := &testMaker{gate: make(chan struct{}), entered: func() { received <- struct{}{} }}
+	s, _ := serve(t, testConfig(path, "", m))
+	keeps, dies := trapped(t, path, testName), trapped(t, path, testName)
+	<-received // the first of the IPv4 stock
+	dies.tell(command{Op: "socket", Family: unix.AF_INET6, Type: unix.SOCK_STREAM})
+	<-received
+	dies.kill()
+	close(m.gate)
+	eventually(t, "caller gone, loop ended", func() bool {
+		st := s.Stats()
+		return st.Failed["caller_gone"] == 1 && st.Listeners == 1
+	})
+	if o := keeps.tcp(unix.AF_INET6); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	eventually(t, "answered", func() bool { return s.Stats().Answered == 1 })
+	if st := s.Stats(); st.Premade != 1 {
+		t.Errorf("the dead caller's socket was not used: %+v", st)
+	}
+}
+
+func TestManyThreadsAndSignals(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	killable, interruptible := trapped(t, path, testName), startChild(t, nil, "HEDDLE_INTERRUPTIBLE=1")
+	interruptible.handOver(path, testName)
+	const calls = 16 * 200
+	for what, c := range map[string]*child{"killable": killable, "interruptible": interruptible} {
+		for _, signals := range []bool{false, true} {
+			o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
+			// The program's handlers restart system calls (SA_RESTART), so none of them may end in EINTR.
+			if o.OK != calls || o.Errno != 0 || o.Strange != 0 {
+				t.Errorf("%s, signals %v: %d good of %d, %d strange, first errno %v", what, signals, o.OK, calls, o.Strange, unix.Errno(o.Errno))
+			}
+			if o.Open != 0 {
+				t.Errorf("%s, signals %v: %d stray descriptors", what, signals, o.Open)
+			}
+		}
+	}
+	if st := s.Stats(); st.Answered < 4*calls {
+		t.Errorf("%+v", st)
+	}
+	// Answers are quick, so few signals come in between. Go on until one has, or this tested nothing.
+	eventually(t, "a call is interrupted", func() bool {
+		o := interruptible.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: true})
+		if o.OK != calls || o.Open != 0 {
+			t.Errorf("%d good of %d, %d stray descriptors, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
+		}
+		return s.Stats().Failed["caller_gone"] > 0
+	})
+}
+
+func TestIdentityFailsClosed(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	known, unknown := trapped(t, path, testName), trapped(t, path, "n1/other")
+	if o := unknown.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENETDOWN {
+		t.Errorf("unknown endpoint: %v", unix.Errno(o.Errno))
+	}
+	if o := known.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Errorf("known endpoint: %v", unix.Errno(o.Errno))
+	}
+	eventually(t, "stock is filled", func() bool { return s.Stats().Ready > DefaultReadyPerFamily/2 })
+	s.Forget(testEndpoint)
+	if n := s.Stats().Ready; n != 0 {
+		t.Errorf("%d ready sockets after Forget", n)
+	}
+	if o := known.tcp(unix.AF_INET6); unix.Errno(o.Errno) != unix.ENETDOWN {
+		t.Errorf("removed endpoint: %v", unix.Errno(o.Errno))
+	}
+	// A new container under the same id is not the removed one.
+	if o := trapped(t, path, testName).tcp(unix.AF_INET); o.Errno != 0 {
+		t.Errorf("new container: %v", unix.Errno(o.Errno))
+	}
+	if n := s.Stats().Failed["refuse_unknown_endpoint"]; n != 2 {
+		t.Errorf("refuse_unknown_endpoint = %d, want 2", n)
+	}
+}
+
+func TestLimits(t *testing.T) {
+	path := socketPath(t)
+	cfg := testConfig(path, "", &testMaker{})
+	cfg.MaxListeners, cfg.MaxReady = 1, 3
+	s, _ := serve(t, cfg)
+	first := trapped(t, path, testName)
+	eventually(t, "stock is filled to MaxReady", func() bool { return s.Stats().Ready == 3 })
+	second := trapped(t, path, testName)
+	if o := second.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENOSYS {
+		t.Errorf("listener above the limit: %v", unix.Errno(o.Errno))
+	}
+	if o := first.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Errorf("listener within the limit: %v", unix.Errno(o.Errno))
+	}
+	if n := s.Stats().Failed["too_many_listeners"]; n != 1 {
+		t.Errorf("too_many_listeners = %d", n)
+	}
+}
+
+func count(t testing.TB, dir string) int {
+	t.Helper()
+	e, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
+
+func TestNothingLeaks(t *testing.T) {
+	path := socketPath(t)
+	s, stop := serve(t, testConfig(path, "", &testMaker{}))
+	trapped(t, path, testName).kill() // whatever the runtime opens once is open now
+	eventually(t, "idle", func() bool { return s.Stats().Listeners == 0 && s.Stats().Ready == 0 })
+	const n = 20
+	fds, threads := count(t, "/proc/self/fd"), count(t, "/proc/self/task")
+	var children []*child
+	for range n {
+		c := trapped(t, path, testName)
+		if o := c.tcp(unix.AF_INET6); o.Errno != 0 {
+			t.Fatal(unix.Errno(o.Errno))
+		}
+		children = append(children, c)
+	}
+	if s.Stats().Listeners != n {
+		t.Errorf("%d listeners, want %d", s.Stats().Listeners, n)
+	}
+	for _, c := range children {
+		c.kill()
+	}
+	eventually(t, "loops, sockets and threads have gone", func() bool {
+		st := s.Stats()
+		return st.Listeners == 0 && st.Ready == 0 && count(t, "/proc/self/fd") <= fds &&
+			count(t, "/proc/self/task") < threads+n/2
+	})
+	stop()
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("hand-off socket after Close: %v", err)
+	}
+}
+
+func TestListenRefuses(t *testing.T) {
+	path := socketPath(t)
+	serve(t, testConfig(path, "", &testMaker{}))
+	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("hand-off socket: %v %v, want mode 0600", st.Mode(), err)
+	}
+	for what, change := range map[string]func(*Config){
+		"another agent": func(*Config) {},
+		"SocketPath":    func(c *Config) { c.SocketPath = "/" + strings.Repeat("x", 120) },
+		"Maker":         func(c *Config) { c.Maker = nil },
+		"Resolve":       func(c *Config) { c.Resolve = nil },
+	} {
+		c := testConfig(path, "", &testMaker{})
+		change(&c)
+		if s, err := Listen(c); err == nil {
+			s.Close()
+			t.Errorf("%s: accepted", what)
+		} else if !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v does not say so", what, err)
+		}
+	}
+}

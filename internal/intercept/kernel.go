@@ -1,0 +1,148 @@
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// callData is the kernel's struct seccomp_data: the trapped call in host byte order.
+type callData struct {
+	Nr                 int32
+	Arch               uint32
+	InstructionPointer uint64
+	Args               [6]uint64
+}
+
+// notification is the kernel's struct seccomp_notif. PID is the calling thread, in the PID namespace of
+// the thread that received it; 0 if it is not visible there.
+type notification struct {
+	ID    uint64
+	PID   uint32
+	Flags uint32
+	Data  callData
+}
+
+// response is the kernel's struct seccomp_notif_resp.
+type response struct {
+	ID    uint64
+	Val   int64
+	Error int32
+	Flags uint32
+}
+
+// addFD is the kernel's struct seccomp_notif_addfd.
+type addFD struct {
+	ID         uint64
+	Flags      uint32
+	SrcFD      uint32
+	NewFD      uint32
+	NewFDFlags uint32
+}
+
+// notifyLink is what /proc/self/fd/N of a seccomp listener points to.
+const notifyLink = "anon_inode:seccomp notify"
+
+// isNotifyFD reports whether fd is a seccomp listener. It asks /proc, because trying an ioctl on a
+// descriptor of unknown kind could do anything.
+func isNotifyFD(fd int) bool {
+	link, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	return err == nil && link == notifyLink
+}
+
+// ioctl issues one ioctl through the scheduler-aware Syscall: each of ours can block.
+func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// receive blocks until a call is trapped and stores it in n, which must be zero. ENOENT means that the
+// caller went away before it could be received.
+func receive(fd int, n *notification) error {
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
+}
+
+// inject gives the caller of notification id the open file behind srcFD and returns its new descriptor
+// number to it, in one step. It sleeps until the caller has run. ENOENT, ESRCH and EINPROGRESS mean that
+// nobody waits for this answer any more; any other error leaves the caller waiting.
+func inject(fd int, id uint64, srcFD int, closeOnExec bool) error {
+	a := addFD{ID: id, Flags: unix.SECCOMP_ADDFD_FLAG_SEND, SrcFD: uint32(srcFD)}
+	if closeOnExec {
+		a.NewFDFlags = unix.O_CLOEXEC
+	}
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(&a))
+}
+
+// sendErrno makes the call return -errno.
+func sendErrno(fd int, id uint64, errno unix.Errno) error {
+	r := response{ID: id, Error: -int32(errno)}
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+}
+
+// sendContinue lets the kernel run the call as if it had not been trapped.
+func sendContinue(fd int, id uint64) error {
+	r := response{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+}
+
+// syncWakeUp remembers whether the kernel knows SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP (6.6 and later).
+type syncWakeUp struct{ unsupported atomic.Bool }
+
+// set asks that caller and reader wake each other on the same CPU, which about halves the cost of a
+// trapped call. It reports whether the kernel does so.
+func (s *syncWakeUp) set(fd int) bool {
+	if s.unsupported.Load() {
+		return false
+	}
+	// The flags are the argument itself, not a pointer to them.
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS,
+		unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
+	if errno == unix.EINVAL {
+		s.unsupported.Store(true)
+	}
+	return errno == 0
+}
+
+// owner is a task's effective user and group as the agent's user namespace numbers them.
+type owner struct{ uid, gid uint32 }
+
+// procDir is an open /proc.
+type procDir int
+
+func openProc() (procDir, error) {
+	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open /proc: %w", err)
+	}
+	return procDir(fd), nil
+}
+
+// ownerOf gives the effective owner of thread tid. The kernel derives the owner of the directory
+// /proc/TID from the task's credentials at every stat, and, unlike for the files in it, whether or not
+// the task is dumpable. No check follows that tid still is the same task: the answer that uses the owner
+// names the notification, and fails if the task that made the call has gone.
+func (p procDir) ownerOf(tid uint32) (owner, error) {
+	if tid == 0 {
+		return owner{}, errors.New("thread is not in the agent's PID namespace; run the agent in the host's")
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(int(p), strconv.FormatUint(uint64(tid), 10), &st, unix.AT_SYMLINK_NOFOLLOW)
+	return owner{st.Uid, st.Gid}, err
+}
+
+// blockSignals blocks every signal that can be blocked on the calling thread; doc.go says why.
+func blockSignals() error {
+	var all unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	return unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil)
+}

@@ -1,0 +1,199 @@
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// listener answers the trapped calls of one seccomp filter. Its loop goroutine owns all of it.
+type listener struct {
+	srv   *Server
+	ep    *endpoint // nil: unknown, every request for a socket gets ENETDOWN
+	fd    int
+	state specs.ContainerProcessState
+	key   string // the parker's name for it; empty if it is not parked
+	page  []byte // shared memory that holds call; nil if it is not parked
+
+	// call is the call being answered; zero while there is none. When the listener is parked, it lies
+	// in memory the parker keeps too, so that the next agent can answer a call this one received.
+	call   *notification
+	logged [numFailures]bool
+}
+
+// run answers calls until the filter has no users left (it reports true then), the server closes, or the
+// listener breaks.
+func (l *listener) run() (finished bool) {
+	// Not unlocked: the thread's signals stay blocked, so it must end with this goroutine.
+	runtime.LockOSThread()
+	if err := blockSignals(); err != nil {
+		l.fail(failReceive, fmt.Errorf("block signals: %w", err))
+		return false
+	}
+	if l.call.ID != 0 {
+		l.handle() // received, perhaps not answered, by the agent before us
+	}
+	for {
+		end, err := l.wait()
+		if err != nil {
+			l.fail(failReceive, err)
+			return false
+		}
+		switch end {
+		case endFilter:
+			return true
+		case endServer:
+			return false
+		}
+		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
+		switch err := receive(l.fd, l.call); {
+		case err == nil:
+			l.handle()
+		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR):
+			l.fail(failReceive, fmt.Errorf("receive: %w", err))
+			return false
+		}
+	}
+}
+
+type end int
+
+const (
+	endNot end = iota
+	endFilter
+	endServer
+)
+
+// wait blocks until a call is there or the loop has to end.
+func (l *listener) wait() (end, error) {
+	fds := [2]unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}, {Fd: int32(l.srv.stopFD), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(fds[:], -1)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return endNot, fmt.Errorf("poll: %w", err)
+		case fds[1].Revents != 0:
+			return endServer, nil
+		case fds[0].Revents&unix.POLLIN != 0:
+			return endNot, nil
+		case fds[0].Revents&unix.POLLHUP != 0:
+			return endFilter, nil
+		case fds[0].Revents&unix.POLLNVAL != 0:
+			return endNot, errors.New("poll: descriptor was closed")
+		}
+	}
+}
+
+// handle answers l.call and clears it: RECV insists on zeroes, and a zero id says that nothing waits.
+func (l *listener) handle() {
+	f, err := l.answer(l.call)
+	if f != failNone {
+		if f != failCallerGone {
+			serr := sendErrno(l.fd, l.call.ID, errnoOf(f, err))
+			if serr != nil && gone(serr) {
+				f, err = failCallerGone, serr
+			}
+		}
+		l.fail(f, err)
+	}
+	*l.call = notification{}
+}
+
+// answer answers one call with a socket or lets it continue. On failure the caller still waits, unless
+// the failure is that it has gone.
+func (l *listener) answer(n *notification) (failure, error) {
+	req, ok := classify(&n.Data)
+	if !ok {
+		if err := sendContinue(l.fd, n.ID); err != nil {
+			return injectFailure(err), err
+		}
+		l.srv.counters.continued.Add(1)
+		return failNone, nil
+	}
+	if l.ep == nil || l.ep.removed.Load() {
+		return failUnknown, errUnknownEndpoint
+	}
+	own, err := l.srv.proc.ownerOf(n.PID)
+	if err != nil {
+		return failOwner, fmt.Errorf("owner of thread %d: %w", n.PID, err)
+	}
+	return l.give(n, req, traits{own: own, nonblock: req.nonblock})
+}
+
+// give answers a call with a socket. What is not needed by the caller happens after it has its answer.
+func (l *listener) give(n *notification, req request, want traits) (failure, error) {
+	st, r := l.ep.stock(req.family), &l.srv.refiller
+	s, ready, refill, err := r.take(st, want)
+	if refill {
+		defer r.request(st)
+	}
+	if err != nil {
+		return makeFailure(err), err
+	}
+	if err := s.fit(want); err != nil {
+		closeFD(s.fd)
+		return failOwner, err
+	}
+	if err := inject(l.fd, n.ID, s.fd, req.closeOnExec); err != nil {
+		r.giveBack(st, s)
+		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)
+	}
+	closeFD(s.fd)
+	c := &l.srv.counters
+	c.answered.Add(1)
+	if ready {
+		c.premade.Add(1)
+	} else {
+		c.inline.Add(1)
+	}
+	return failNone, nil
+}
+
+var errUnknownEndpoint = errors.New("no such endpoint, or removed")
+
+// fail counts a failure and logs the first of its kind.
+func (l *listener) fail(f failure, err error) {
+	l.srv.counters.failed[f].Add(1)
+	if f == failCallerGone || f == failCallerNofile || l.logged[f] {
+		return // the container's own doing, or said before
+	}
+	l.logged[f] = true
+	l.srv.log.Error("socket call not answered with a socket", "reason", f.String(), "err", err,
+		"container", l.state.State.ID, "metadata", l.state.Metadata, "endpoint_id", l.endpointID())
+}
+
+func (l *listener) endpointID() model.EndpointID {
+	if l.ep == nil {
+		return 0
+	}
+	return l.ep.id
+}
+
+// callPageBytes is the size of the memory a parked listener keeps its current call in.
+const callPageBytes = 4096
+
+// mapCall places the current call in the shared memory behind fd, with what it holds.
+func (l *listener) mapCall(fd int) error {
+	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map call page: %w", err)
+	}
+	l.page, l.call = page, (*notification)(unsafe.Pointer(&page[0]))
+	return nil
+}
+
+// close releases what the loop held. The filter lives on if the parker holds the listener.
+func (l *listener) close() {
+	closeFD(l.fd)
+	if l.page != nil {
+		l.call = nil
+		_ = unix.Munmap(l.page) // fails only for an address that is not mapped
+	}
+}

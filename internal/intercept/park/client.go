@@ -1,0 +1,177 @@
+package park
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// Parked is one listener a holder keeps.
+type Parked struct {
+	Key  string
+	Meta []byte
+	FD   int // the seccomp listener; the receiver's to close
+	Page int // memfd of the call being answered; the receiver's to close
+}
+
+// Client talks to the holder at a socket. Its methods may be called from several goroutines: each call is
+// a connection of its own, so a holder that was restarted is no matter.
+type Client struct{ path string }
+
+// NewClient gives a client for the holder at socketPath. It does not connect.
+func NewClient(socketPath string) *Client { return &Client{path: socketPath} }
+
+// Put parks a listener and its page under key, replacing what the key held. The descriptors stay the
+// caller's: the holder gets duplicates.
+func (c *Client) Put(key string, meta []byte, fd, page int) error {
+	r := request{Op: opPut, Key: key, Meta: meta}
+	if err := r.check(fdsPerEntry); err != nil {
+		return fmt.Errorf("park %q: %w", key, err)
+	}
+	if _, err := c.do(r, fd, page); err != nil {
+		return fmt.Errorf("park %q: %w", key, err)
+	}
+	return nil
+}
+
+// Drop makes the holder close what key holds. A key that holds nothing is no error.
+func (c *Client) Drop(key string) error {
+	if _, err := c.do(request{Op: opDrop, Key: key}); err != nil {
+		return fmt.Errorf("unpark %q: %w", key, err)
+	}
+	return nil
+}
+
+// TakeAll fetches duplicates of everything parked. The holder keeps its own, so that an agent that dies
+// right after loses nothing.
+func (c *Client) TakeAll() ([]Parked, error) {
+	all, err := c.do(request{Op: opTake})
+	if err != nil {
+		return nil, fmt.Errorf("fetch parked listeners: %w", err)
+	}
+	return all, nil
+}
+
+// Stop ends the holder. Programs whose listener no agent serves then get ENOSYS from trapped calls.
+func (c *Client) Stop() error {
+	if _, err := c.do(request{Op: opStop}); err != nil {
+		return fmt.Errorf("stop holder: %w", err)
+	}
+	return nil
+}
+
+// do sends one request and collects the replies.
+func (c *Client) do(r request, fds ...int) (all []Parked, err error) {
+	conn, err := c.dial()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	defer func() {
+		if err != nil {
+			for _, p := range all {
+				closeAll([]int{p.FD, p.Page})
+			}
+			all = nil
+		}
+	}()
+	if err := send(conn, r, fds...); err != nil {
+		return nil, err
+	}
+	for {
+		msg, got, err := receive(conn)
+		if err != nil {
+			return all, err
+		}
+		var rep reply
+		if err := json.Unmarshal(msg, &rep); err != nil {
+			closeAll(got)
+			return all, fmt.Errorf("reply: %w", err)
+		}
+		if rep.Error != "" {
+			closeAll(got)
+			return all, errors.New(rep.Error)
+		}
+		if rep.Last {
+			closeAll(got)
+			return all, nil
+		}
+		if len(got) != fdsPerEntry {
+			closeAll(got)
+			return all, fmt.Errorf("reply: %d descriptors, want %d", len(got), fdsPerEntry)
+		}
+		all = append(all, Parked{Key: rep.Key, Meta: rep.Meta, FD: got[0], Page: got[1]})
+	}
+}
+
+func (c *Client) dial() (*net.UnixConn, error) {
+	conn, err := net.DialTimeout("unixpacket", c.path, exchangeTimeout)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// EnsureHolder makes sure that a holder serves socketPath: if none answers, it starts "exe park --socket
+// socketPath" in a session of its own, with no ties to the caller's terminal or output, and waits until
+// it answers. A service supervisor that kills whole control groups (systemd without KillMode=process) would
+// end it with the agent: run it as a service of its own there.
+func EnsureHolder(exe, socketPath string) error {
+	return ensure(exec.Command(exe, "park", "--socket", socketPath), socketPath)
+}
+
+func ensure(cmd *exec.Cmd, socketPath string) error {
+	client := NewClient(socketPath)
+	if client.answers() == nil {
+		return nil
+	}
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start holder %s: %w", cmd.Path, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // or it stays a zombie if it ends before the caller
+	deadline := time.Now().Add(exchangeTimeout)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := client.answers()
+		if err == nil {
+			return nil
+		}
+		select {
+		case werr := <-ended:
+			// Another agent may have started one at the same moment; then ours gave way.
+			if client.answers() == nil {
+				return nil
+			}
+			return fmt.Errorf("holder %s ended at start (%v); run \"%s park --socket %s\" to see why", cmd.Path, werr, cmd.Path, socketPath)
+		case now := <-tick.C:
+			if now.After(deadline) {
+				return fmt.Errorf("holder at %s does not answer within %v: %w", socketPath, exchangeTimeout, err)
+			}
+		}
+	}
+}
+
+// answers reports whether a holder accepts connections.
+func (c *Client) answers() error {
+	if _, err := os.Stat(c.path); err != nil {
+		return err
+	}
+	conn, err := c.dial()
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}

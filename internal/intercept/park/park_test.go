@@ -1,0 +1,272 @@
+package park
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// holderEnv makes the test binary a holder on the socket it names.
+const holderEnv = "HEDDLE_PARK_HOLDER"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(holderEnv); path != "" {
+		if err := RunHolder(context.Background(), path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+// run runs a holder until the test ends or stop is called.
+func run(t *testing.T) (c *Client, stop func()) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "h")
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- RunHolder(ctx, path) }()
+	c = NewClient(path)
+	eventually(t, "holder answers", func() bool { return c.answers() == nil })
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("RunHolder: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return c, stop
+}
+
+// pipe stands for a listener: its read end hangs up, as a listener does, once the write end is closed.
+func pipe(t *testing.T) (read int, hangUp func()) {
+	t.Helper()
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	open := true
+	hangUp = func() {
+		if open {
+			open = false
+			closeAll(p[1:])
+		}
+	}
+	t.Cleanup(func() { hangUp(); closeAll(p[:1]) })
+	return p[0], hangUp
+}
+
+func page(t *testing.T, content string) int {
+	t.Helper()
+	fd, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)
+	if err == nil {
+		_, err = unix.Pwrite(fd, []byte(content), 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAll([]int{fd}) })
+	return fd
+}
+
+func takeAll(t *testing.T, c *Client) map[string]Parked {
+	t.Helper()
+	all, err := c.TakeAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]Parked{}
+	for _, p := range all {
+		t.Cleanup(func() { closeAll([]int{p.FD, p.Page}) })
+		m[p.Key] = p
+	}
+	return m
+}
+
+func TestPutTakeDrop(t *testing.T) {
+	c, _ := run(t)
+	fd, _ := pipe(t)
+	for i := range 3 {
+		key := "k" + strconv.Itoa(i)
+		if err := c.Put(key, []byte("meta "+key), fd, page(t, key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Put("k1", []byte("again"), fd, page(t, "new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drop("k2"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Drop("never"); err != nil {
+		t.Errorf("drop of a key that holds nothing: %v", err)
+	}
+	for round := range 2 { // the holder keeps what it gave
+		all := takeAll(t, c)
+		if len(all) != 2 || string(all["k0"].Meta) != "meta k0" || string(all["k1"].Meta) != "again" {
+			t.Fatalf("round %d: %+v", round, all)
+		}
+		b := make([]byte, 3)
+		if _, err := unix.Pread(all["k1"].Page, b, 0); err != nil || !bytes.Equal(b, []byte("new")) {
+			t.Errorf("page of k1: %q %v", b, err)
+		}
+	}
+}
+
+func TestHungUpListenersAreDropped(t *testing.T) {
+	c, _ := run(t)
+	stays, _ := pipe(t)
+	goes, hangUp := pipe(t)
+	before := openFiles(t)
+	for key, fd := range map[string]int{"stays": stays, "goes": goes} {
+		if err := c.Put(key, nil, fd, page(t, "")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hangUp()
+	eventually(t, "dropped", func() bool {
+		all, err := c.TakeAll()
+		for _, p := range all {
+			closeAll([]int{p.FD, p.Page})
+		}
+		return err == nil && len(all) == 1 && all[0].Key == "stays"
+	})
+	if err := c.Drop("stays"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its descriptors are closed", func() bool { return openFiles(t) <= before+1 }) // +2 pages, -1 pipe end
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	e, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(e)
+}
+
+func TestOneHolderAPath(t *testing.T) {
+	c, stop := run(t)
+	if err := RunHolder(context.Background(), c.path); err == nil || !strings.Contains(err.Error(), "another holder") {
+		t.Errorf("second holder: %v", err)
+	}
+	if st, err := os.Stat(c.path); err != nil || st.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v %v, want mode 0600", st.Mode(), err)
+	}
+	stop()
+	if _, err := c.TakeAll(); err == nil {
+		t.Error("a stopped holder answers")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := RunHolder(ctx, c.path); err != nil {
+		t.Errorf("after the first has stopped: %v", err)
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	c, _ := run(t)
+	fd, _ := pipe(t)
+	if err := c.Put("", nil, fd, fd); err == nil {
+		t.Error("empty key accepted")
+	}
+	if err := c.Put("k", make([]byte, MaxMetaBytes+1), fd, fd); err == nil {
+		t.Error("long metadata accepted")
+	}
+	if err := c.Put("k", make([]byte, MaxMetaBytes), fd, page(t, "")); err != nil {
+		t.Errorf("metadata of the greatest length: %v", err)
+	}
+	for _, msg := range []string{"", "{", `{"op":"dance"}`, `{"op":"put","key":"x"}`, strings.Repeat("x", maxMessageBytes+1)} {
+		conn, err := net.Dial("unixpacket", c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte(msg)); err != nil {
+			t.Fatal(err)
+		}
+		b := make([]byte, 1024)
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+		n, _ := conn.Read(b)
+		if msg != "" && !strings.Contains(string(b[:n]), `"error":`) {
+			t.Errorf("%.30q: answer %q", msg, b[:n])
+		}
+		conn.Close()
+	}
+	if len(takeAll(t, c)) != 1 {
+		t.Error("the holder did not survive bad requests")
+	}
+}
+
+func TestEnsureStartsAndStopEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "h")
+	cmd := func() *exec.Cmd {
+		c := exec.Command("/proc/self/exe")
+		c.Env = append(os.Environ(), holderEnv+"="+path)
+		return c
+	}
+	first := cmd()
+	if err := ensure(first, path); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = first.Process.Kill() })
+	if sid, err := unix.Getsid(first.Process.Pid); err != nil || sid != first.Process.Pid {
+		t.Errorf("session %d of holder %d: %v", sid, first.Process.Pid, err)
+	}
+	second := cmd()
+	if err := ensure(second, path); err != nil || second.Process != nil {
+		t.Errorf("second start: %v, process %v", err, second.Process)
+	}
+	c := NewClient(path)
+	fd, hangUp := pipe(t)
+	if err := c.Put("k", nil, fd, page(t, "")); err != nil {
+		t.Fatal(err)
+	}
+	hangUp()
+	eventually(t, "dropped", func() bool { return len(takeAll(t, c)) == 0 })
+	if err := c.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ended", func() bool { return errors.Is(unix.Kill(first.Process.Pid, 0), unix.ESRCH) })
+	if err := EnsureHolder("/bin/false", path); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
+		t.Errorf("a program that ends at once: %v", err)
+	}
+}
+
+func FuzzParseRequest(f *testing.F) {
+	f.Add([]byte(`{"op":"put","key":"k","meta":"aGk="}`), 2)
+	f.Add([]byte(`{"op":"take"}`), 0)
+	f.Add([]byte(`{"op":"drop","key":""}`), 0)
+	f.Fuzz(func(t *testing.T, msg []byte, fds int) {
+		r, err := parseRequest(msg, fds)
+		if err == nil && (r.Op == opPut) != (fds == fdsPerEntry) {
+			t.Errorf("accepted %q with %d descriptors", msg, fds)
+		}
+	})
+}

@@ -1,0 +1,229 @@
+package intercept
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
+)
+
+// holder runs a holder in this process until the test ends.
+func holder(t *testing.T) (path string) {
+	t.Helper()
+	path = socketPath(t)
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- park.RunHolder(ctx, path) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Errorf("RunHolder: %v", err)
+		}
+	})
+	eventually(t, "holder answers", func() bool { _, err := park.NewClient(path).TakeAll(); return err == nil })
+	return path
+}
+
+func parked(t *testing.T, path string) int {
+	t.Helper()
+	all, err := park.NewClient(path).TakeAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		closeFD(p.FD)
+		closeFD(p.Page)
+	}
+	return len(all)
+}
+
+// agent starts an agent as a process of its own, to be killed. It returns the agent's output.
+func agent(t *testing.T, socket, holder string, env ...string) (*exec.Cmd, *bufio.Scanner) {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), append(env, childEnv+"=agent", "HEDDLE_SOCKET="+socket, "HEDDLE_HOLDER="+holder)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { killAgent(cmd) })
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "ready" {
+		t.Fatalf("agent said %q", lines.Text())
+	}
+	return cmd, lines
+}
+
+func killAgent(cmd *exec.Cmd) {
+	if cmd.ProcessState == nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
+func TestCallsWaitForTheNextServer(t *testing.T) {
+	hp, path := holder(t), socketPath(t)
+	_, stop := serve(t, testConfig(path, hp, &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	stop()
+	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
+	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	s, _ := serve(t, testConfig(path, hp, &testMaker{}))
+	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) {
+		t.Errorf("call made while no agent ran: %+v", o)
+	}
+	if st := s.Stats(); st.Listeners != 1 {
+		t.Errorf("%+v", st)
+	}
+	c.kill()
+	eventually(t, "listener is dropped everywhere", func() bool { return s.Stats().Listeners == 0 && parked(t, hp) == 0 })
+}
+
+// waitsInSeccomp reports whether a thread of pid sleeps in the kernel's socket().
+func waitsInSeccomp(t *testing.T, pid int) bool {
+	t.Helper()
+	tasks, err := os.ReadDir("/proc/" + strconv.Itoa(pid) + "/task")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + task.Name() + "/syscall")
+		if err == nil && strings.HasPrefix(string(b), strconv.Itoa(unix.SYS_SOCKET)+" ") {
+			return true
+		}
+	}
+	return false
+}
+
+// A call that an agent received and did not live to answer is answered by the next agent.
+func TestReceivedCallSurvivesItsAgent(t *testing.T) {
+	hp, path := holder(t), socketPath(t)
+	a, lines := agent(t, path, hp, "HEDDLE_HANG=1")
+	c := trapped(t, path, testName)
+	if !lines.Scan() || lines.Text() != "received" { // the refiller's
+		t.Fatalf("agent said %q", lines.Text())
+	}
+	c.tell(command{Op: "socket", Family: unix.AF_INET6, Type: unix.SOCK_STREAM | unix.SOCK_NONBLOCK})
+	if !lines.Scan() || lines.Text() != "received" {
+		t.Fatalf("agent said %q", lines.Text())
+	}
+	killAgent(a)
+	s, _ := serve(t, testConfig(path, hp, &testMaker{}))
+	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) || !o.Nonblock {
+		t.Errorf("call received by the dead agent: %+v", o)
+	}
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Error(unix.Errno(o.Errno))
+	}
+	if n := s.Stats().Answered; n < 1 {
+		t.Errorf("answered %d", n)
+	}
+}
+
+// underLoad lets a trapped program call socket() from several threads while end ends one agent after the
+// other, each once it has started answering, and returns what the program saw.
+func underLoad(t *testing.T, calls, rounds int, end func(*exec.Cmd)) outcome {
+	t.Helper()
+	hp, path := holder(t), socketPath(t)
+	a, lines := agent(t, path, hp)
+	c := trapped(t, path, testName)
+	// An agent that ends before it has parked a listener takes it to the grave.
+	eventually(t, "parked", func() bool { return parked(t, hp) == 1 })
+	const threads = 4
+	c.tell(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
+	for range rounds {
+		if !lines.Scan() || lines.Text() != "received" {
+			t.Fatalf("agent said %q", lines.Text())
+		}
+		end(a)
+		a, lines = agent(t, path, hp)
+	}
+	return c.hear()
+}
+
+// Every call gives a good socket, because Close lets each answer finish.
+func TestRestartsUnderLoad(t *testing.T) {
+	const calls = 12000
+	o := underLoad(t, calls, 8, func(a *exec.Cmd) {
+		if err := a.Process.Signal(unix.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Wait(); err != nil {
+			t.Errorf("agent: %v", err)
+		}
+	})
+	if o.OK != calls || o.Errno != 0 || o.Strange != 0 {
+		t.Errorf("%d good of %d, %d strange, first errno %v", o.OK, calls, o.Strange, unix.Errno(o.Errno))
+	}
+}
+
+// No call hangs or fails. A SIGKILL inside ADDFD may make the kernel return 0 (see the package comment):
+// each kill can do that to one call of each listener at most.
+func TestKillsUnderLoad(t *testing.T) {
+	const calls, kills = 12000, 20
+	o := underLoad(t, calls, kills, killAgent)
+	if o.OK+o.Strange != calls || o.Errno != 0 || o.Strange > kills {
+		t.Errorf("%d good of %d, %d strange, first errno %v", o.OK, calls, o.Strange, unix.Errno(o.Errno))
+	}
+	t.Logf("%d kills: %d calls returned 0", kills, o.Strange)
+}
+
+func TestUnparkedListenerGivesENOSYS(t *testing.T) {
+	path := socketPath(t)
+	_, stop := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	stop()
+	if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENOSYS {
+		t.Errorf("got %v; if the kernel's behaviour changed, the holder may not be needed", unix.Errno(o.Errno))
+	}
+}
+
+func TestHolderAbsent(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, socketPath(t), &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	if f := s.Stats().Failed; f["park"] != 1 || f["resume"] != 1 {
+		t.Errorf("counters %v", f)
+	}
+}
+
+// An endpoint removed while no agent ran is refused by the next.
+func TestResumeResolvesAgain(t *testing.T) {
+	hp, path := holder(t), socketPath(t)
+	_, stop := serve(t, testConfig(path, hp, &testMaker{}))
+	c := trapped(t, path, "n1/other")
+	if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENETDOWN {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	stop()
+	s, _ := serve(t, testConfig(path, hp, &testMaker{}))
+	eventually(t, "resumed", func() bool { return s.Stats().Listeners == 1 })
+	if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENETDOWN {
+		t.Errorf("after restart: %v", unix.Errno(o.Errno))
+	}
+	start := time.Now()
+	c.kill()
+	eventually(t, "dropped", func() bool { return parked(t, hp) == 0 })
+	t.Logf("dropped after %v", time.Since(start))
+}

@@ -1,0 +1,297 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+)
+
+// Defaults of Config.
+const (
+	DefaultReadyPerFamily = 16
+	DefaultMaxReady       = 4096
+	DefaultMaxListeners   = 2048
+
+	handoffTimeout      = 10 * time.Second
+	maxHandoffsAtOnce   = 32
+	maxSocketPathBytes  = 107 // sockaddr_un's
+	refillQueueCapacity = 1024
+)
+
+// SocketMaker makes one tagged socket, ready to be given to a container, in the calling thread's network
+// namespace: a TCP socket of family AF_INET or AF_INET6 with no status flags set (in particular not
+// O_NONBLOCK), close-on-exec in the agent. The caller owns the descriptor. It is called from several
+// goroutines, sometimes while a container waits, so it must neither block nor change its thread.
+type SocketMaker interface {
+	MakeSocket(ep model.EndpointID, family int) (fd int, err error)
+}
+
+// Parker keeps listeners open while no agent runs. *park.Client is one.
+type Parker interface {
+	Put(key string, meta []byte, fd, page int) error
+	Drop(key string) error
+	TakeAll() ([]park.Parked, error)
+}
+
+// Config says how a Server works.
+type Config struct {
+	// SocketPath is where OCI runtimes hand over listeners (listenerPath in config.json).
+	SocketPath string
+	// Maker makes the sockets.
+	Maker SocketMaker
+	// Resolve finds the endpoint a listener belongs to. metadata is listenerMetadata of config.json: an
+	// endpoint's id or name. If it fails the listener's requests for sockets are refused with ENETDOWN.
+	// A listener that was parked is resolved again, then without the container's annotations.
+	Resolve func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
+	// Log gets what operators must know. Nil means slog.Default().
+	Log *slog.Logger
+	// Parker keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
+	// trapped calls once the agent has gone.
+	Parker Parker
+	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
+	// 0 means DefaultReadyPerFamily, less than 0 none.
+	ReadyPerFamily int
+	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
+	MaxReady int
+	// MaxListeners bounds the listeners served at a time; each takes a thread and a descriptor. One
+	// that comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
+	MaxListeners int
+}
+
+// Stats are counters since the server started, and gauges where said.
+type Stats struct {
+	Listeners int               // gauge: listeners being served
+	Ready     int               // gauge: sockets made ahead
+	Answered  uint64            // calls answered with a socket
+	Continued uint64            // calls left to the kernel: not for TCP over IPv4 or IPv6
+	Premade   uint64            // of Answered, those whose socket was ready
+	Inline    uint64            // of Answered, those whose socket had to be made first
+	Failed    map[string]uint64 // everything else, by reason; every reason has an entry
+}
+
+// counters are written by every answering thread, with no order between them.
+type counters struct {
+	answered, continued, premade, inline atomic.Uint64
+
+	failed [numFailures]atomic.Uint64
+}
+
+// Server receives listeners and answers their calls.
+type Server struct {
+	cfg      Config
+	log      *slog.Logger
+	socket   *net.UnixListener
+	proc     procDir
+	stopFD   int // eventfd; readable once the server closes, which ends every loop
+	wake     syncWakeUp
+	counters counters
+	refiller refiller
+	stop     context.CancelFunc
+	ctx      context.Context // done once the server closes
+	tasks    sync.WaitGroup  // loops, hand-offs, refiller; added to under mu while not closed
+	released chan struct{}   // closed when Close has finished
+
+	mu        sync.Mutex // guards the rest; never held across a system call
+	closed    bool
+	endpoints map[model.EndpointID]*endpoint
+	listeners map[*listener]struct{}
+}
+
+// Listen binds the hand-off socket and prepares a server. Call Serve to run it and Close to release it.
+func Listen(cfg Config) (_ *Server, err error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	s := &Server{
+		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}),
+		endpoints: map[model.EndpointID]*endpoint{}, listeners: map[*listener]struct{}{},
+	}
+	s.refiller.maker, s.refiller.target = cfg.Maker, cfg.ReadyPerFamily
+	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
+	s.refiller.failed = func(id model.EndpointID, err error) {
+		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
+	}
+	defer func() {
+		if err != nil && s.proc >= 0 {
+			closeFD(int(s.proc))
+		}
+		if err != nil && s.stopFD >= 0 {
+			closeFD(s.stopFD)
+		}
+	}()
+	if s.proc, err = openProc(); err != nil {
+		return nil, err
+	}
+	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if s.socket, err = bind(cfg.SocketPath); err != nil {
+		return nil, err
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// fill checks a configuration and sets its defaults.
+func (c *Config) fill() error {
+	switch {
+	case c.SocketPath == "" || len(c.SocketPath) > maxSocketPathBytes:
+		return fmt.Errorf("config: SocketPath of %d bytes: want 1 to %d; choose a shorter state directory",
+			len(c.SocketPath), maxSocketPathBytes)
+	case c.Maker == nil:
+		return errors.New("config: Maker is missing")
+	case c.Resolve == nil:
+		return errors.New("config: Resolve is missing")
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if c.ReadyPerFamily == 0 {
+		c.ReadyPerFamily = DefaultReadyPerFamily
+	}
+	c.ReadyPerFamily = max(c.ReadyPerFamily, 0)
+	if c.MaxReady <= 0 {
+		c.MaxReady = DefaultMaxReady
+	}
+	if c.MaxListeners <= 0 {
+		c.MaxListeners = DefaultMaxListeners
+	}
+	return nil
+}
+
+// bind makes the hand-off socket, for its owner only. A socket a dead agent left is replaced; a living
+// agent's is not.
+func bind(path string) (*net.UnixListener, error) {
+	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
+		c.Close()
+		return nil, fmt.Errorf("hand-off socket %s: another agent serves it; stop that one or choose another path", path)
+	}
+	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("remove old hand-off socket: %w", err)
+		}
+	}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		// The mode of the socket before bind becomes the file's, so that it is never wider.
+		cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
+		return errors.Join(err, cerr)
+	}}
+	ln, err := lc.Listen(context.Background(), "unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("hand-off socket %s: %w", path, err)
+	}
+	return ln.(*net.UnixListener), nil
+}
+
+// Serve resumes what is parked, then takes hand-offs until ctx is done or the server is closed. It
+// closes the server and returns nil then; an error says that no hand-offs can be taken any more.
+func (s *Server) Serve(ctx context.Context) error {
+	defer s.Close()
+	defer context.AfterFunc(ctx, s.stop)()
+	defer context.AfterFunc(s.ctx, func() { s.socket.Close() })()
+	if !s.start(func() { s.refiller.run(s.ctx) }) {
+		return nil
+	}
+	s.resume()
+	slots := make(chan struct{}, maxHandoffsAtOnce)
+	for {
+		c, err := s.socket.AcceptUnix()
+		if s.ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		}
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			s.count(failAgentNofile)
+			s.log.Error("hand-off waits for a free descriptor; raise the agent's LimitNOFILE", "err", err)
+			s.pause(100 * time.Millisecond)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("accept on hand-off socket: %w", err)
+		}
+		slots <- struct{}{}
+		if !s.start(func() { defer func() { <-slots }(); s.handoff(c) }) {
+			c.Close()
+		}
+	}
+}
+
+// start runs f in a goroutine that Close waits for. It reports false if the server is closed.
+func (s *Server) start(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.tasks.Go(f)
+	return true
+}
+
+// pause waits for d or the end of the server.
+func (s *Server) pause(d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-s.ctx.Done():
+	}
+}
+
+// Close ends every loop after the answer it is giving, and releases the hand-off socket and all ready
+// sockets. Parked listeners stay parked: calls made from here on wait for the next server. Close may be
+// called more than once, and returns when all is released.
+func (s *Server) Close() {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if !first {
+		<-s.released
+		return
+	}
+	defer close(s.released)
+	s.stop()
+	_, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the only write ever: it cannot fail
+	s.socket.Close()
+	s.tasks.Wait()
+	s.mu.Lock()
+	endpoints := s.endpoints
+	s.endpoints = nil
+	s.mu.Unlock()
+	for _, e := range endpoints {
+		s.refiller.drop(e)
+	}
+	closeFD(s.stopFD)
+	closeFD(int(s.proc))
+}
+
+// handoff takes one listener from a runtime.
+func (s *Server) handoff(c *net.UnixConn) {
+	defer c.Close()
+	defer context.AfterFunc(s.ctx, func() { c.Close() })()
+	_ = c.SetDeadline(time.Now().Add(handoffTimeout)) // fails on a closed connection; so will the read
+	state, fd, err := readHandoff(c)
+	if err != nil {
+		s.count(failHandoff)
+		s.log.Error("hand-off refused", "err", err)
+		return
+	}
+	l := &listener{srv: s, fd: fd, state: state, call: new(notification)}
+	s.park(l)
+	s.serveListener(l)
+}

@@ -1,0 +1,245 @@
+package intercept
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// traits are what a caller wants of a socket and the agent can give it before it is injected.
+type traits struct {
+	own      owner
+	nonblock bool
+}
+
+// socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the answering
+// thread, the refiller or a stock.
+type socket struct {
+	fd  int
+	has traits
+}
+
+// fit gives the socket the traits a caller wants: no system call if it has them already.
+func (s *socket) fit(want traits) error {
+	if s.has.own != want.own {
+		// SO_REUSEPORT groups and sk_uid (firewall rules, ss) go by the socket's owner.
+		if err := unix.Fchown(s.fd, int(want.own.uid), int(want.own.gid)); err != nil {
+			return fmt.Errorf("give socket to %d:%d: %w", want.own.uid, want.own.gid, err)
+		}
+		s.has.own = want.own
+	}
+	if s.has.nonblock != want.nonblock {
+		flags := 0
+		if want.nonblock {
+			flags = unix.O_NONBLOCK
+		}
+		// A new socket has no other status flag, so there is nothing to read first.
+		if _, err := unix.FcntlInt(uintptr(s.fd), unix.F_SETFL, flags); err != nil {
+			return fmt.Errorf("set O_NONBLOCK: %w", err)
+		}
+		s.has.nonblock = want.nonblock
+	}
+	return nil
+}
+
+// endpoint is what the listeners of one endpoint share.
+type endpoint struct {
+	id      model.EndpointID
+	removed atomic.Bool // set once by Server.Forget, read for every call
+	users   int         // running listeners; guarded by Server.mu
+	v4, v6  stock
+}
+
+func newEndpoint(id model.EndpointID) *endpoint {
+	first := traits{own: self()} // as a socket is made, until a caller has shown what it wants
+	return &endpoint{
+		id: id,
+		v4: stock{endpoint: id, family: unix.AF_INET, want: first},
+		v6: stock{endpoint: id, family: unix.AF_INET6, want: first},
+	}
+}
+
+// self is the owner of the sockets the agent makes.
+func self() owner { return owner{uint32(unix.Geteuid()), uint32(unix.Getegid())} }
+
+// stock gives the endpoint's ready sockets of a family.
+func (e *endpoint) stock(family int) *stock {
+	if family == unix.AF_INET6 {
+		return &e.v6
+	}
+	return &e.v4
+}
+
+// stock holds the ready sockets of one endpoint and family. It owns them: the threads that answer take
+// them out, only the refiller (and an answer nobody waited for) puts them in, and Server.drop closes
+// what is left when the endpoint's last listener ends or the endpoint is forgotten.
+type stock struct {
+	endpoint model.EndpointID
+	family   int
+	queued   atomic.Bool // on the refiller's queue; keeps it there once
+
+	mu     sync.Mutex // guards the rest; never held across a system call
+	ready  []socket
+	want   traits // of the latest caller: the refiller's guess for the next
+	closed bool
+}
+
+// take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
+func (st *stock) take(want traits) (s socket, left int, ok bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.want = want
+	n := len(st.ready)
+	if n == 0 {
+		return socket{}, 0, false
+	}
+	s = st.ready[n-1]
+	st.ready = st.ready[:n-1]
+	return s, n - 1, true
+}
+
+// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock holds limit
+// sockets or is closed.
+func (st *stock) put(s socket, limit int) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.closed || len(st.ready) >= limit {
+		return false
+	}
+	st.ready = append(st.ready, s)
+	return true
+}
+
+// shortfall reports how many sockets are missing to target and what the next caller will probably want.
+func (st *stock) shortfall(target int) (int, traits) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.closed {
+		return 0, traits{}
+	}
+	return target - len(st.ready), st.want
+}
+
+// close empties the stock for good and returns what was in it.
+func (st *stock) close() []socket {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	left := st.ready
+	st.ready, st.closed = nil, true
+	return left
+}
+
+// refiller makes sockets ahead of need. One goroutine runs it; the answering threads only queue stocks.
+type refiller struct {
+	maker  SocketMaker
+	target int          // sockets a stock is filled up to; 0 turns stocks off
+	max    int64        // ready sockets of all stocks together
+	total  atomic.Int64 // sockets in stocks, or being made for one
+	queue  chan *stock
+	failed func(model.EndpointID, error)
+}
+
+// request queues st. It never blocks: if the queue is full the next use of the stock asks again.
+func (r *refiller) request(st *stock) {
+	if r.target == 0 || st.queued.Swap(true) {
+		return
+	}
+	select {
+	case r.queue <- st:
+	default:
+		st.queued.Store(false)
+	}
+}
+
+// run fills stocks until ctx is done.
+func (r *refiller) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case st := <-r.queue:
+			st.queued.Store(false)
+			if err := r.fill(ctx, st); err != nil {
+				r.failed(st.endpoint, err)
+			}
+		}
+	}
+}
+
+// fill brings one stock to the target, or to what the common limit leaves.
+func (r *refiller) fill(ctx context.Context, st *stock) error {
+	missing, want := st.shortfall(r.target)
+	for ; missing > 0 && ctx.Err() == nil; missing-- {
+		if r.total.Add(1) > r.max {
+			r.total.Add(-1)
+			return nil
+		}
+		s, err := makeSocket(r.maker, st.endpoint, st.family)
+		if err == nil {
+			if err = s.fit(want); err != nil {
+				closeFD(s.fd)
+			}
+		}
+		if err != nil {
+			r.total.Add(-1)
+			return err
+		}
+		if !st.put(s, r.target) {
+			r.discard(s)
+			return nil
+		}
+	}
+	return nil
+}
+
+// take gets a ready socket for a caller, or makes one on the spot. ready says which; refill says that
+// the stock wants filling.
+func (r *refiller) take(st *stock, want traits) (s socket, ready, refill bool, err error) {
+	s, left, ready := st.take(want)
+	if ready {
+		r.total.Add(-1)
+		return s, true, left <= r.target/2, nil
+	}
+	s, err = makeSocket(r.maker, st.endpoint, st.family)
+	return s, false, true, err
+}
+
+// giveBack returns a socket whose caller has gone.
+func (r *refiller) giveBack(st *stock, s socket) {
+	r.total.Add(1)
+	if !st.put(s, r.target) {
+		r.discard(s)
+	}
+}
+
+// drop closes an endpoint's stocks and the sockets in them.
+func (r *refiller) drop(e *endpoint) {
+	for _, st := range []*stock{&e.v4, &e.v6} {
+		for _, s := range st.close() {
+			r.discard(s)
+		}
+	}
+}
+
+// discard closes a socket that total counts.
+func (r *refiller) discard(s socket) {
+	r.total.Add(-1)
+	closeFD(s.fd)
+}
+
+func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) {
+	fd, err := m.MakeSocket(id, family)
+	if err != nil {
+		return socket{}, fmt.Errorf("make socket: %w", err)
+	}
+	return socket{fd: fd, has: traits{own: self()}}, nil
+}
+
+// closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can
+// report lost data, so there is nothing to do about an error.
+func closeFD(fd int) { _ = unix.Close(fd) }

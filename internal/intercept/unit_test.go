@@ -1,0 +1,176 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// The structures are the kernel's: their sizes are part of the ioctl numbers.
+func TestKernelStructs(t *testing.T) {
+	for _, s := range []struct {
+		name    string
+		size    uintptr
+		request uint
+	}{
+		{"notification", unsafe.Sizeof(notification{}), unix.SECCOMP_IOCTL_NOTIF_RECV},
+		{"response", unsafe.Sizeof(response{}), unix.SECCOMP_IOCTL_NOTIF_SEND},
+		{"addFD", unsafe.Sizeof(addFD{}), unix.SECCOMP_IOCTL_NOTIF_ADDFD},
+	} {
+		if want := uintptr(s.request >> 16 & 0x3fff); s.size != want {
+			t.Errorf("%s: %d bytes, the kernel's has %d", s.name, s.size, want)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	call := func(family, typ, proto uint64) callData {
+		return callData{Nr: unix.SYS_SOCKET, Arch: auditArch, Args: [6]uint64{family, typ, proto}}
+	}
+	const high = 0xdeadbeef << 32
+	yes := map[callData]request{
+		call(unix.AF_INET, unix.SOCK_STREAM, 0):                                            {family: unix.AF_INET},
+		call(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP):         {family: unix.AF_INET6, nonblock: true},
+		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP):         {family: unix.AF_INET, closeOnExec: true},
+		call(high|unix.AF_INET, high|unix.SOCK_STREAM, high|unix.IPPROTO_TCP):              {family: unix.AF_INET},
+		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 6|1<<40): {family: unix.AF_INET, closeOnExec: true, nonblock: true},
+	}
+	for d, want := range yes {
+		if got, ok := classify(&d); !ok || got != want {
+			t.Errorf("%+v: %+v %v, want %+v", d, got, ok, want)
+		}
+	}
+	other := call(unix.AF_INET, unix.SOCK_STREAM, 0)
+	otherNr, otherArch, x32 := other, other, other
+	otherNr.Nr, otherArch.Arch, x32.Nr = unix.SYS_IOCTL, unix.AUDIT_ARCH_I386, unix.SYS_SOCKET|0x40000000
+	for _, d := range []callData{
+		otherNr, otherArch, x32,
+		call(unix.AF_UNIX, unix.SOCK_STREAM, 0),
+		call(unix.AF_INET, unix.SOCK_DGRAM, 0),
+		call(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_TCP),
+		call(unix.AF_INET, unix.SOCK_STREAM|0x10, 0),
+		call(unix.AF_INET, unix.SOCK_STREAM|1<<31, 0),
+		call(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP),
+		call(unix.AF_INET, unix.SOCK_STREAM, 1<<32-1),
+	} {
+		if got, ok := classify(&d); ok {
+			t.Errorf("%+v: %+v, want it to continue", d, got)
+		}
+	}
+}
+
+func TestErrnoTable(t *testing.T) {
+	for _, c := range []struct {
+		f    failure
+		err  error
+		want unix.Errno
+	}{
+		{failUnknown, errUnknownEndpoint, unix.ENETDOWN},
+		{failOwner, unix.ENOENT, unix.ENETDOWN},
+		{injectFailure(unix.EMFILE), unix.EMFILE, unix.EMFILE},
+		{injectFailure(unix.ENOMEM), unix.ENOMEM, unix.ENOMEM},
+		{injectFailure(unix.EACCES), unix.EACCES, unix.EACCES},
+		{injectFailure(unix.EINVAL), unix.EINVAL, unix.ENETDOWN},
+		{makeFailure(unix.EMFILE), unix.EMFILE, unix.ENFILE},
+		{makeFailure(unix.ENFILE), unix.ENFILE, unix.ENFILE},
+		{makeFailure(unix.ENOBUFS), fmt.Errorf("x: %w", unix.ENOBUFS), unix.ENOBUFS},
+		{makeFailure(unix.EINTR), unix.EINTR, unix.ENETDOWN},
+	} {
+		if got := errnoOf(c.f, c.err); got != c.want {
+			t.Errorf("%v of %v: %v, want %v", c.f, c.err, got, c.want)
+		}
+	}
+	for _, e := range []unix.Errno{unix.ENOENT, unix.ESRCH, unix.EINPROGRESS} {
+		if injectFailure(e) != failCallerGone {
+			t.Errorf("%v: not taken for a caller that has gone", e)
+		}
+	}
+	seen := map[string]bool{}
+	for f := range numFailures {
+		if f.String() == "" || seen[f.String()] {
+			t.Errorf("failure %d: name %q is empty or taken", f, f)
+		}
+		seen[f.String()] = true
+	}
+}
+
+func TestStock(t *testing.T) {
+	m := &testMaker{}
+	r := &refiller{maker: m, target: 4, max: 6, queue: make(chan *stock, 1)}
+	e := newEndpoint(testEndpoint)
+	ctx := context.Background()
+	own := self()
+	if _, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true}); ready || !refill || err != nil {
+		t.Fatalf("empty stock: ready %v, refill %v, %v", ready, refill, err)
+	}
+	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 4 {
+		t.Fatalf("filled to %d, %v", len(e.v4.ready), err)
+	}
+	for i, wantRefill := range []bool{false, true, true, true} {
+		s, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true})
+		if !ready || refill != wantRefill || err != nil || !s.has.nonblock {
+			t.Errorf("take %d: ready %v, refill %v, %v, %+v", i, ready, refill, err, s.has)
+		}
+	}
+	for _, st := range []*stock{&e.v4, &e.v6} {
+		if err := r.fill(ctx, st); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(e.v4.ready) != 4 || len(e.v6.ready) != 2 || r.total.Load() != 6 {
+		t.Errorf("%d and %d ready, total %d: want 4 and 2, the limit is 6", len(e.v4.ready), len(e.v6.ready), r.total.Load())
+	}
+	bad := errors.New("no")
+	m.err.Store(&bad)
+	r.max = 100
+	if err := r.fill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
+		t.Errorf("fill with a maker that fails: %v, total %d", err, r.total.Load())
+	}
+	r.drop(e)
+	if r.total.Load() != 0 {
+		t.Errorf("total %d after drop", r.total.Load())
+	}
+	m.err.Store(nil)
+	if err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
+		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
+	}
+	r.request(&e.v4)
+	r.request(&e.v4)
+	r.request(&e.v6)
+	if len(r.queue) != 1 || e.v6.queued.Load() {
+		t.Errorf("queue holds %d; a stock that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
+	}
+}
+
+// take takes a socket and closes it when the test ends.
+func take(t *testing.T, r *refiller, st *stock, want traits) (s socket, ready, refill bool, err error) {
+	t.Helper()
+	s, ready, refill, err = r.take(st, want)
+	if err == nil {
+		t.Cleanup(func() { closeFD(s.fd) })
+	}
+	return s, ready, refill, err
+}
+
+func TestFit(t *testing.T) {
+	m := &testMaker{}
+	s, err := makeSocket(m, testEndpoint, unix.AF_INET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFD(s.fd)
+	own := s.has.own
+	for _, nonblock := range []bool{true, true, false} {
+		if err := s.fit(traits{own: own, nonblock: nonblock}); err != nil {
+			t.Fatal(err)
+		}
+		flags, err := unix.FcntlInt(uintptr(s.fd), unix.F_GETFL, 0)
+		if err != nil || flags&unix.O_NONBLOCK != 0 != nonblock {
+			t.Errorf("non-blocking %v: flags %#x, %v", nonblock, flags, err)
+		}
+	}
+}

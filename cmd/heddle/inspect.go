@@ -224,6 +224,7 @@ func newEndpointsCmd() *cobra.Command {
 		},
 	}
 	f.register(cmd)
+	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd())
 	return cmd
 }
 

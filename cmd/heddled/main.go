@@ -16,6 +16,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/doctor"
 	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -130,6 +131,10 @@ func run(ctx context.Context, f flags) error {
 	cfg, err := f.config()
 	if err != nil {
 		return err
+	}
+	cfg.Features = doctor.Run(ctx)
+	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
+		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)
 	}
 	agent, err := node.Start(ctx, cfg)
 	if err != nil {

@@ -24,6 +24,9 @@ var ErrExhausted = errors.New("no free endpoint address")
 // ErrNameInUse is what a *NameInUseError is.
 var ErrNameInUse = errors.New("endpoint name in use")
 
+// ErrAddr says that an address that was asked for cannot be had.
+var ErrAddr = errors.New("address not available")
+
 // ErrNoID says that all ids are in use, or still tag sockets.
 var ErrNoID = errors.New("no free endpoint id: end containers, or restart the agent when their sockets are gone")
 
@@ -182,9 +185,10 @@ func (l *Leases) hold(lease Lease) {
 	}
 }
 
-// Lease gives a new endpoint called name its id and addresses. Errors: a malformed name,
-// *NameInUseError, *ExhaustedError, ErrNoID. On error nothing is taken.
-func (l *Leases) Lease(name string) (Lease, error) {
+// Lease gives a new endpoint called name its id and addresses. want, if valid, becomes its address of
+// that family. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
+// nothing is taken.
+func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	if err := ValidateName(name); err != nil {
 		return Lease{}, err
 	}
@@ -198,12 +202,23 @@ func (l *Leases) Lease(name string) (Lease, error) {
 		return Lease{}, err
 	}
 	lease := Lease{ID: id, Name: name}
+	wanted := want.IsValid()
 	for _, p := range l.pools {
+		if want.IsValid() && p.has(want) {
+			if other, used := l.inUse[want]; used {
+				return Lease{}, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, want, l.byID[other].Name)
+			}
+			lease.Addrs, wanted = append(lease.Addrs, want), false
+			continue
+		}
 		a, found := p.free(l.inUse)
 		if !found {
 			return Lease{}, &ExhaustedError{Prefixes: p.prefixes, InUse: p.count(l.inUse)}
 		}
 		lease.Addrs = append(lease.Addrs, a)
+	}
+	if wanted {
+		return Lease{}, fmt.Errorf("%w: %s is not one that node %s can give", ErrAddr, want, l.node)
 	}
 	for i, p := range l.pools {
 		p.last = lease.Addrs[i]

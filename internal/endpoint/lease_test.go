@@ -33,7 +33,7 @@ func newLeases(t *testing.T, cfg Config) *Leases {
 
 func lease(t *testing.T, l *Leases, name string) Lease {
 	t.Helper()
-	got, err := l.Lease(name)
+	got, err := l.Lease(name, netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +53,7 @@ func TestReservedAddressesAreSkippedAndExhaustionNamesThePrefix(t *testing.T) {
 	if s := strings.Join(got, " "); s != "10.0.0.2 10.0.0.3 10.0.0.4 10.0.0.5 10.0.0.6" {
 		t.Errorf("addresses %s", s)
 	}
-	_, err := l.Lease("more")
+	_, err := l.Lease("more", netip.Addr{})
 	var exhausted *ExhaustedError
 	if !errors.Is(err, ErrExhausted) || !errors.As(err, &exhausted) || exhausted.InUse != 5 || !strings.Contains(err.Error(), "10.0.0.0/29") {
 		t.Errorf("sixth lease: %v", err)
@@ -94,7 +94,7 @@ func TestBothFamilies(t *testing.T) {
 	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[10.0.0.2 fd00::2]" {
 		t.Errorf("addresses %v", got.Addrs)
 	}
-	if _, err := l.Lease("c2"); !errors.Is(err, ErrExhausted) {
+	if _, err := l.Lease("c2", netip.Addr{}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("second lease: %v, want ErrExhausted for IPv4", err)
 	}
 	l.Release(1)
@@ -108,7 +108,7 @@ func TestAddressSpaceEnd(t *testing.T) {
 	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[255.255.255.254 ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe]" {
 		t.Errorf("addresses %v", got.Addrs)
 	}
-	if _, err := l.Lease("c2"); !errors.Is(err, ErrExhausted) {
+	if _, err := l.Lease("c2", netip.Addr{}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("second lease: %v, want ErrExhausted", err)
 	}
 }
@@ -116,7 +116,7 @@ func TestAddressSpaceEnd(t *testing.T) {
 func TestNames(t *testing.T) {
 	l := newLeases(t, Config{Prefixes: prefixes("10.0.0.0/24")})
 	first := lease(t, l, "n1/c1")
-	_, err := l.Lease("n1/c1")
+	_, err := l.Lease("n1/c1", netip.Addr{})
 	var inUse *NameInUseError
 	if !errors.Is(err, ErrNameInUse) || !errors.As(err, &inUse) || inUse.ID != first.ID {
 		t.Errorf("second lease of a name: %v", err)
@@ -125,7 +125,7 @@ func TestNames(t *testing.T) {
 		t.Errorf("ByName = %+v, %v", got, ok)
 	}
 	for _, bad := range []string{"", "/", "a/", "/a", "a//b", "A", "a b", "a/../b", "é", "a\x00", strings.Repeat("a", 33), strings.Repeat("abc/", 32) + "a"} {
-		if _, err := l.Lease(bad); err == nil {
+		if _, err := l.Lease(bad, netip.Addr{}); err == nil {
 			t.Errorf("name %q was accepted", bad)
 		}
 	}
@@ -137,7 +137,7 @@ func TestRestoreContinuesBehindTheNewestEndpoint(t *testing.T) {
 	if got := lease(t, l, "new"); got.ID != 3 || got.Addrs[0].String() != "10.0.0.5" {
 		t.Errorf("%+v, want id 3 and 10.0.0.5", got)
 	}
-	if _, err := l.Lease("c9"); !errors.Is(err, ErrNameInUse) {
+	if _, err := l.Lease("c9", netip.Addr{}); !errors.Is(err, ErrNameInUse) {
 		t.Errorf("restored name: %v", err)
 	}
 	if got := l.All(); len(got) != 3 || got[0].ID != 2 || got[2].ID != 9 {
@@ -160,7 +160,7 @@ func TestIDsWrapAndSkipThoseInUseOrBusy(t *testing.T) {
 		t.Errorf("ids %d and %d, want %d and 3", a.ID, b.ID, model.MaxEndpointID)
 	}
 	l = newLeases(t, Config{Prefixes: prefixes("10.0.0.0/24"), Busy: func(model.EndpointID) bool { return true }})
-	if _, err := l.Lease("a"); !errors.Is(err, ErrNoID) {
+	if _, err := l.Lease("a", netip.Addr{}); !errors.Is(err, ErrNoID) {
 		t.Errorf("all ids busy: %v", err)
 	}
 }
@@ -199,7 +199,7 @@ func TestRandomUse(t *testing.T) {
 	var held []Lease
 	for step := range 5000 {
 		if rng.IntN(2) == 0 {
-			got, err := l.Lease(fmt.Sprintf("c%d", step))
+			got, err := l.Lease(fmt.Sprintf("c%d", step), netip.Addr{})
 			if (err != nil) != (len(held) == size) {
 				t.Fatalf("step %d: %v with %d of %d held", step, err, len(held), size)
 			}
@@ -230,7 +230,7 @@ func TestConcurrentLeasesDiffer(t *testing.T) {
 	for w := range 8 {
 		wg.Go(func() {
 			for i := range 20 {
-				if _, err := l.Lease(fmt.Sprintf("w%d/c%d", w, i)); err != nil {
+				if _, err := l.Lease(fmt.Sprintf("w%d/c%d", w, i), netip.Addr{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -243,5 +243,26 @@ func TestConcurrentLeasesDiffer(t *testing.T) {
 	}
 	if len(seen) != 160 {
 		t.Errorf("%d different addresses, want 160", len(seen))
+	}
+}
+
+// TestLeaseOfWantedAddress checks that an endpoint may ask for its address, and what it may not ask for.
+func TestLeaseOfWantedAddress(t *testing.T) {
+	l, err := New(Config{Node: "n1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := netip.MustParseAddr("10.244.1.77")
+	lease, err := l.Lease("c1", want)
+	if err != nil || len(lease.Addrs) != 1 || lease.Addrs[0] != want {
+		t.Fatalf("got %v, %v; want %s", lease.Addrs, err, want)
+	}
+	for _, bad := range []string{"10.244.1.77", "10.244.1.1", "10.244.1.255", "10.244.2.5", "2001:db8::1"} {
+		if got, err := l.Lease("c2", netip.MustParseAddr(bad)); !errors.Is(err, ErrAddr) {
+			t.Errorf("%s: got %v, %v; want ErrAddr", bad, got, err)
+		}
+	}
+	if _, err := l.Lease("c2", netip.Addr{}); err != nil {
+		t.Errorf("after refusals: %v", err)
 	}
 }

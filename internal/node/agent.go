@@ -40,7 +40,6 @@ type Agent struct {
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
 	intercept *intercept.Server
-	features  []api.Check
 
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex

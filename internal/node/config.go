@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 )
@@ -58,7 +59,9 @@ type Config struct {
 	// the agent: this one. Empty does without.
 	HolderExe string
 	Version   string
-	Log       *slog.Logger
+	// Features are the outcomes of the probes of this host, for the status.
+	Features []api.Check
+	Log      *slog.Logger
 }
 
 // Validate reports the first field an agent cannot start with.

@@ -34,11 +34,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 		return model.Endpoint{}, &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
 			Remedy: "give the path of an existing network namespace"}
 	}
-	if req.Addr.IsValid() {
-		return model.Endpoint{}, &api.Error{Code: api.CodeUnsupported, Field: "addr", Message: "fixed addresses are not supported yet",
-			Remedy: "leave addr out; the agent chooses a free address"}
-	}
-	lease, err := a.leases.Lease(req.Name)
+	lease, err := a.leases.Lease(req.Name, req.Addr)
 	if err != nil {
 		return model.Endpoint{}, leaseError(err)
 	}

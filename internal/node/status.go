@@ -22,28 +22,29 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	}
 	st := a.intercept.Stats()
 	a.mu.RLock()
-	defer a.mu.RUnlock()
+	endpoints, nodes, revision, applyErr := len(a.endpoints), len(a.state.Nodes), a.state.Revision, a.applyErr
+	a.mu.RUnlock()
 	return api.Status{
 		Node: a.self,
 		Network: api.Network{
 			ID: a.network.ID, Pool: a.network.Pool, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		},
 		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
-		Store:     a.storeStatus(ctx),
-		Endpoints: len(a.endpoints),
-		Peers:     max(len(a.state.Nodes)-1, 0),
+		Store:     a.storeStatus(ctx, revision, applyErr),
+		Endpoints: endpoints,
+		Peers:     max(nodes-1, 0),
 		Interception: api.Interception{
 			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Failed: st.Failed,
 			PremadeHits: st.Premade, PremadeMisses: st.Inline,
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
-		Features: a.features,
+		Features: a.cfg.Features,
 	}, nil
 }
 
-// storeStatus asks the store for something small. Call it with mu held for reading.
-func (a *Agent) storeStatus(ctx context.Context) api.Store {
-	s := api.Store{Kind: "etcd", Endpoints: a.cfg.storeEndpoints(), Healthy: true, Revision: a.state.Revision}
+// storeStatus asks the store for something small.
+func (a *Agent) storeStatus(ctx context.Context, revision int64, applyErr error) api.Store {
+	s := api.Store{Kind: "etcd", Endpoints: a.cfg.storeEndpoints(), Healthy: true, Revision: revision}
 	if a.cfg.Store == EmbeddedStore {
 		s.Kind, s.Endpoints = EmbeddedStore, []string{a.cfg.embeddedURL()}
 	}
@@ -51,8 +52,8 @@ func (a *Agent) storeStatus(ctx context.Context) api.Store {
 	defer cancel()
 	if _, err := a.store.Network(ctx); err != nil {
 		s.Healthy, s.Error = false, err.Error()
-	} else if a.applyErr != nil {
-		s.Healthy, s.Error = false, a.applyErr.Error()
+	} else if applyErr != nil {
+		s.Healthy, s.Error = false, applyErr.Error()
 	}
 	return s
 }

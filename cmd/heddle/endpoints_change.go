@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+)
+
+// newEndpointAddCmd attaches a container's network namespace to the overlay.
+func newEndpointAddCmd() *cobra.Command {
+	var (
+		f    agentFlags
+		req  api.EndpointRequest
+		addr string
+	)
+	cmd := &cobra.Command{
+		Use:   "add NAME --netns PATH",
+		Short: "Attach a network namespace to the overlay as an endpoint",
+		Long: "Attach a network namespace to the overlay as an endpoint. Containers started in it through " +
+			"heddle-runtime with the annotation io.heddle.endpoint=NAME get their TCP sockets from the node.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			req.Name = args[0]
+			if addr != "" {
+				if req.Addr, err = netip.ParseAddr(addr); err != nil {
+					return fmt.Errorf("--addr %q: want an address of the node's prefix", addr)
+				}
+			}
+			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				e, err := c.CreateEndpoint(ctx, req)
+				if err != nil {
+					return err
+				}
+				if f.output == jsonOutput {
+					return printJSON(cmd.OutOrStdout(), e)
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: id %d, address %v\n", e.Name, e.ID, e.Addrs)
+				return err
+			})
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVar(&req.NetnsPath, "netns", "", "path of the container's network namespace (required)")
+	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "its containers' TCP sockets are made in the node's namespace")
+	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
+	return cmd
+}
+
+// newEndpointDeleteCmd detaches one.
+func newEndpointDeleteCmd() *cobra.Command {
+	var (
+		f             agentFlags
+		ignoreMissing bool
+	)
+	cmd := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Detach an endpoint and free its address",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				err := c.DeleteEndpoint(ctx, args[0])
+				if ignoreMissing && errors.Is(err, api.ErrNotFound) {
+					return nil
+				}
+				return err
+			})
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().BoolVar(&ignoreMissing, "ignore-missing", false, "an endpoint that is not there is no error")
+	return cmd
+}
+
+// oneAgent runs change on the one agent that the flags mean.
+func oneAgent(ctx context.Context, f agentFlags, change func(context.Context, *api.Client) error) error {
+	found, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return err
+	}
+	if len(found.clients) != 1 {
+		return fmt.Errorf("%d agents are up: choose one with --node or --api", len(found.clients))
+	}
+	_, err = ask(ctx, found, func(ctx context.Context, c *api.Client) (struct{}, error) {
+		return struct{}{}, change(ctx, c)
+	})
+	return err
+}

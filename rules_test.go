@@ -1,0 +1,151 @@
+// Package heddle_test holds the rules of the repository as tests.
+package heddle_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "heddle.dev/heddle/"
+
+// allowed says which of our packages each may import, beside internal/model: the dependency direction of
+// docs/ARCHITECTURE.md. A package that is missing here fails the test.
+var allowed = map[string][]string{
+	"internal/model":          {},
+	"internal/store":          {},
+	"internal/store/etcd":     {"internal/store"},
+	"internal/endpoint":       {},
+	"internal/netns":          {},
+	"internal/datapath":       {},
+	"internal/netcfg":         {"internal/netns"},
+	"internal/intercept":      {"internal/intercept/park"},
+	"internal/intercept/park": {},
+	"internal/api":            {},
+	"internal/doctor":         {"internal/api", "internal/datapath", "internal/netcfg", "internal/netns", "internal/runtime"},
+	"internal/runtime":        {},
+	"internal/node": {"internal/api", "internal/datapath", "internal/endpoint", "internal/intercept",
+		"internal/intercept/park", "internal/netcfg", "internal/store", "internal/store/etcd"},
+	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime"},
+	"internal/bench":      {"internal/bench/peer"},
+	"internal/bench/peer": {},
+	"internal/bench/plot": {"internal/bench"},
+}
+
+// only names the packages that may import a library, and why the others may not.
+var only = map[string]struct {
+	importers []string
+	why       string
+}{
+	"github.com/cilium/ebpf":         {[]string{"internal/datapath"}, "nothing else knows a BPF map's layout"},
+	"github.com/vishvananda/netlink": {[]string{"internal/netcfg"}, "devices and routes have one owner"},
+	"github.com/google/nftables":     {[]string{"internal/netcfg"}, "the firewall has one owner"},
+	"go.etcd.io/etcd":                {[]string{"internal/store/etcd"}, "the store can be replaced"},
+	"github.com/spf13/cobra":         {[]string{"cmd/heddle", "cmd/heddled"}, "flags are for programs"},
+}
+
+// source is one parsed Go file of ours that is no test and not generated.
+type source struct {
+	path, pkg string // pkg: its folder
+	file      *ast.File
+	fset      *token.FileSet
+	lines     int
+}
+
+func sources(t *testing.T) []source {
+	t.Helper()
+	var out []source
+	err := filepath.WalkDir(".", func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && p != "." || d.Name() == "testdata" || d.Name() == "bin" || d.Name() == "out") {
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") || strings.HasSuffix(p, "_bpfel.go") {
+			return nil
+		}
+		raw, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, p, raw, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		out = append(out, source{p, path.Dir(filepath.ToSlash(p)), f, fset, strings.Count(string(raw), "\n")})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) == 0 {
+		t.Fatal("no sources found")
+	}
+	return out
+}
+
+// TestImports enforces the dependency direction and the libraries that have one importer.
+func TestImports(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, spec := range s.file.Imports {
+			imported := strings.Trim(spec.Path.Value, `"`)
+			for library, rule := range only {
+				if (imported == library || strings.HasPrefix(imported, library+"/")) && !slices.Contains(rule.importers, s.pkg) {
+					t.Errorf("%s imports %s: only %v may: %s", s.path, imported, rule.importers, rule.why)
+				}
+			}
+			ours, isOurs := strings.CutPrefix(imported, module)
+			if !isOurs || strings.HasPrefix(s.pkg, "cmd/") || ours == "internal/model" {
+				continue
+			}
+			may, known := allowed[s.pkg]
+			if !known {
+				t.Errorf("%s: package %s is not in the table of dependencies", s.path, s.pkg)
+			}
+			if !slices.Contains(may, ours) {
+				t.Errorf("%s imports %s, against the dependency direction", s.path, ours)
+			}
+		}
+	}
+}
+
+// TestPackageDocs demands that every package says what it is for.
+func TestPackageDocs(t *testing.T) {
+	documented := map[string]bool{}
+	for _, s := range sources(t) {
+		documented[s.pkg] = documented[s.pkg] || s.file.Doc != nil
+	}
+	for pkg, ok := range documented {
+		if !ok {
+			t.Errorf("package %s has no package comment", pkg)
+		}
+	}
+}
+
+// TestSizes keeps functions and files readable.
+func TestSizes(t *testing.T) {
+	const maxFunction, maxFile = 80, 600
+	for _, s := range sources(t) {
+		if s.lines > maxFile {
+			t.Errorf("%s has %d lines; split it by what it is about (limit %d)", s.path, s.lines, maxFile)
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := s.fset.Position(f.End()).Line - s.fset.Position(f.Pos()).Line; n > maxFunction {
+				t.Errorf("%s: %s has %d lines (limit %d)", s.path, f.Name.Name, n, maxFunction)
+			}
+		}
+	}
+}

@@ -53,7 +53,7 @@ check-packages:
 
 demo: need-root build bench-packages
 	@mkdir -p $(OUT)
-	$(BIN)/heddle bench --quick --up --lab demo --plot $(OUT)/demo.svg
+	$(BIN)/heddle demo --lab demo --plot $(OUT)/demo.svg
 
 bench: need-root build bench-packages
 	@mkdir -p $(OUT)

@@ -1,0 +1,32 @@
+// Command heddle is the operator's command line: it inspects agents, runs labs and benchmarks.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := newRootCmd().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "heddle:", err)
+		os.Exit(1)
+	}
+}
+
+func newRootCmd() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "heddle",
+		Short:         "Container networking where every packet crosses the kernel's stack once",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newConnectionsCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd())
+	return root
+}

@@ -1,0 +1,224 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/runtime"
+)
+
+// How long parts of the lab may take.
+const (
+	agentReady   = 20 * time.Second
+	agentAnswers = time.Second
+	agentStops   = 3 * time.Second
+)
+
+// programs are the paths of what the lab runs.
+type programs struct{ self, agent, wrapper, runc string }
+
+// findPrograms finds Heddle's own programs beside this one, or in PATH, and runc.
+func findPrograms() (p programs, err error) {
+	if p.self, err = os.Executable(); err != nil {
+		return p, fmt.Errorf("find own program: %w", err)
+	}
+	if p.agent, err = findBeside(p.self, "heddled"); err != nil {
+		return p, err
+	}
+	if p.wrapper, err = findBeside(p.self, "heddle-runtime"); err != nil {
+		return p, err
+	}
+	p.runc, err = runtime.FindRuntime(os.Getenv(runtime.EnvRuntime))
+	return p, err
+}
+
+func findBeside(self, name string) (string, error) {
+	if path, err := exec.LookPath(filepath.Join(filepath.Dir(self), name)); err == nil {
+		return path, nil
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("program %s: neither beside %s nor in PATH: build it with `make build`", name, self)
+	}
+	return path, nil
+}
+
+func (l Lab) seccompSocket(node string) string { return filepath.Join(l.nodeDir(node), "seccomp.sock") }
+
+// agentCgroup is the cgroup of a node's agent, in the unified hierarchy.
+func (l Lab) agentCgroup(groups cgroups, node string) string {
+	return filepath.Join(groups.v2, l.cgroup(), node)
+}
+
+// ensureAgent starts the agent of a node, unless it runs, and waits until it answers. fresh says that no
+// process was left that keeps seccomp listeners: containers that an earlier agent intercepted are lost.
+func (l Lab) ensureAgent(ctx context.Context, s State, p programs, groups cgroups, node string) (fresh bool, err error) {
+	if l.agentAnswers(ctx, node) {
+		return false, nil
+	}
+	group := l.agentCgroup(groups, node)
+	agents, holders, err := agentProcesses(group)
+	if err != nil {
+		return false, err
+	}
+	if err := stopProcesses(ctx, agents, group); err != nil {
+		return false, fmt.Errorf("stop the agent that does not answer: %w", err)
+	}
+	pinDir := filepath.Join(l.nodeDir(node), "bpf")
+	if err := os.MkdirAll(pinDir, 0o755); err != nil {
+		return false, err
+	}
+	if mounted, err := isMount(pinDir, unix.BPF_FS_MAGIC); err != nil {
+		return false, err
+	} else if !mounted {
+		if err := unix.Mount("bpf", pinDir, "bpf", 0, "mode=700"); err != nil {
+			return false, fmt.Errorf("mount bpf at %s: %w", pinDir, err)
+		}
+	}
+	return len(holders) == 0, l.startAgent(ctx, s, p, node, group)
+}
+
+func (l Lab) agentAnswers(ctx context.Context, node string) bool {
+	ctx, cancel := context.WithTimeout(ctx, agentAnswers)
+	defer cancel()
+	client := api.Dial(l.apiSocket(node))
+	defer client.Close()
+	_, err := client.Status(ctx)
+	return err == nil
+}
+
+// agentArgs is the agent's command line.
+func (l Lab) agentArgs(s State, node, group string) []string {
+	dir := l.nodeDir(node)
+	args := []string{
+		"--node", node, "--network-id", strconv.Itoa(s.Index + 1), "--underlay", s.nodeAddr(node).String(),
+		"--state-dir", dir, "--bpf-dir", filepath.Join(dir, "bpf", "heddle"), "--cgroup", group,
+		"--api-socket", l.apiSocket(node), "--seccomp-socket", l.seccompSocket(node),
+	}
+	if first := nodeName(1); node != first {
+		return append(args, "--store", fmt.Sprintf("http://%s:2379", s.nodeAddr(first)))
+	}
+	// A lab does not outlive its machine, so the store need not wait for the disk.
+	return append(args, "--store", "embedded", "--store-dir", filepath.Join(dir, "etcd"), "--store-no-sync")
+}
+
+// startAgent starts the agent in the node's namespace and cgroup and waits until it answers. The agent
+// outlives this process.
+func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group string) error {
+	logPath := filepath.Join(l.nodeDir(node), "heddled.log")
+	logFile, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	defer logFile.Close()
+	// The shell waits until it is in the agent's cgroup; if this process is killed before, it ends. So
+	// an agent is never found anywhere else.
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh", p.agent}, l.agentArgs(s, node, group)...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", logFile, logFile
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	gate, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := netns.Start(l.netns(node), cmd); err != nil {
+		return fmt.Errorf("start %s: %w", p.agent, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	err = joinCgroup(group, cmd.Process.Pid)
+	if err == nil {
+		_, err = gate.Write([]byte("go\n"))
+	}
+	if err = errors.Join(err, gate.Close()); err != nil {
+		return fmt.Errorf("start %s: %w", p.agent, err)
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, agentReady)
+	defer cancel()
+	client := api.Dial(l.apiSocket(node))
+	defer client.Close()
+	ready := make(chan error, 1)
+	go func() { ready <- client.WaitReady(ctx) }()
+	select {
+	case err = <-ready:
+	case err = <-ended:
+		if err == nil {
+			err = errors.New("it ended")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("agent of %s: %w%s", node, err, tail(logPath))
+	}
+	return nil
+}
+
+// agentProcesses gives the processes in an agent's cgroup: agents, and the holders that keep seccomp
+// listeners for them.
+func agentProcesses(group string) (agents, holders []int, err error) {
+	pids, err := processes(group)
+	if err != nil {
+		return nil, nil, fmt.Errorf("look for agents: %w", err)
+	}
+	for _, pid := range pids {
+		args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
+			holders = append(holders, pid)
+		} else if len(args) > 0 { // a zombie has none
+			agents = append(agents, pid)
+		}
+	}
+	return agents, holders, nil
+}
+
+// stopProcesses asks processes of a cgroup to end, and kills what does not in time.
+func stopProcesses(ctx context.Context, pids []int, group string) error {
+	for _, pid := range pids {
+		_ = unix.Kill(pid, unix.SIGTERM) // it may have ended
+	}
+	deadline := time.Now().Add(agentStops)
+	for {
+		now, err := processes(group)
+		if err != nil {
+			return err
+		}
+		left := intersect(now, pids)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			for _, pid := range left {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+			if time.Now().After(deadline.Add(agentStops)) {
+				return fmt.Errorf("processes %v do not die", left)
+			}
+		}
+		time.Sleep(killPoll)
+	}
+}
+
+func intersect(a, b []int) (out []int) {
+	for _, x := range a {
+		for _, y := range b {
+			if x == y {
+				out = append(out, x)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,186 @@
+package lab
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// State is what a lab remembers between commands, in state.json.
+type State struct {
+	Name       string    `json:"name"`
+	Index      int       `json:"index"`      // tells labs' address ranges apart
+	Nodes      int       `json:"nodes"`      // number of nodes
+	Containers int       `json:"containers"` // number of containers on each node
+	Created    time.Time `json:"created"`
+	// Ready is set once every part of the lab is up.
+	Ready bool `json:"ready"`
+	// Overlay is each container's overlay address, by its name "n1/c1".
+	Overlay map[string]netip.Addr `json:"overlay"`
+}
+
+// Size is what a user asks a lab to be; a zero field means "as it is", or the default for a new lab.
+type Size struct{ Nodes, Containers int }
+
+// defaultSize is a lab's unless it is told otherwise.
+var defaultSize = Size{Nodes: 2, Containers: 2}
+
+func (z Size) validate() error {
+	if z.Nodes < 0 || z.Nodes > MaxNodes {
+		return fmt.Errorf("--nodes %d: want 1 to %d", z.Nodes, MaxNodes)
+	}
+	if z.Containers < 0 || z.Containers > MaxContainers {
+		return fmt.Errorf("--containers %d: want 1 to %d", z.Containers, MaxContainers)
+	}
+	return nil
+}
+
+// ErrNotUp means that there is no lab of that name.
+var ErrNotUp = errors.New("lab is not up")
+
+func (l Lab) statePath() string { return filepath.Join(l.Dir(), "state.json") }
+
+// Load reads the lab's state; ErrNotUp if there is none.
+func (l Lab) Load() (State, error) {
+	data, err := os.ReadFile(l.statePath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, fmt.Errorf("lab %s: %w: bring it up with `heddle lab up%s`", l.name, ErrNotUp, l.flag())
+	}
+	if err != nil {
+		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
+	}
+	var s State
+	if err := json.Unmarshal(data, &s); err != nil {
+		return State{}, fmt.Errorf("lab %s: %s: %w: remove the lab with `heddle lab down%s`", l.name, l.statePath(), err, l.flag())
+	}
+	if err := (Size{s.Nodes, s.Containers}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
+		return State{}, fmt.Errorf("lab %s: %s: not a lab's state: remove the lab with `heddle lab down%s`", l.name, l.statePath(), l.flag())
+	}
+	return s, nil
+}
+
+// flag gives what commands need to mean this lab.
+func (l Lab) flag() string {
+	if l.name == DefaultName {
+		return ""
+	}
+	return " --lab " + l.name
+}
+
+// save writes the state in one step: a killed command leaves the old or the new one.
+func (l Lab) save(s State) error {
+	data, err := json.MarshalIndent(s, "", "\t")
+	if err != nil {
+		return err
+	}
+	return replaceFile(l.statePath(), append(data, '\n'))
+}
+
+// replaceFile writes a file in one step.
+func replaceFile(path string, data []byte) (err error) {
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+// prepare gives the state of a lab that is about to be brought up: the one there is, or a new one.
+func (l Lab) prepare(size Size) (State, error) {
+	if err := size.validate(); err != nil {
+		return State{}, err
+	}
+	s, err := l.Load()
+	if err == nil {
+		if size.Nodes != 0 && size.Nodes != s.Nodes || size.Containers != 0 && size.Containers != s.Containers {
+			return State{}, fmt.Errorf("lab %s has %d nodes with %d containers each: to change that, remove it first with `heddle lab down%s`", l.name, s.Nodes, s.Containers, l.flag())
+		}
+		return s, nil
+	}
+	if !errors.Is(err, ErrNotUp) {
+		return State{}, err
+	}
+	if size.Nodes == 0 {
+		size.Nodes = defaultSize.Nodes
+	}
+	if size.Containers == 0 {
+		size.Containers = defaultSize.Containers
+	}
+	index, err := l.freeIndex()
+	if err != nil {
+		return State{}, err
+	}
+	if err := os.MkdirAll(l.Dir(), 0o755); err != nil {
+		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
+	}
+	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(), Overlay: map[string]netip.Addr{}}
+	return s, l.save(s)
+}
+
+// freeIndex gives an index that no other lab has.
+func (l Lab) freeIndex() (int, error) {
+	labs, err := list(l.root)
+	if err != nil {
+		return 0, err
+	}
+	for i := range maxLabs {
+		if !slices.ContainsFunc(labs, func(s State) bool { return s.Index == i }) {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("%d labs are up: remove one with `heddle lab down --lab NAME`", len(labs))
+}
+
+// List gives the states of all labs, sorted by name. A lab whose state cannot be read has only a name.
+func List() ([]State, error) { return list(Root) }
+
+func list(root string) ([]State, error) {
+	entries, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list labs: %w", err)
+	}
+	var out []State
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		s, err := Lab{name: e.Name(), root: root}.Load()
+		if err != nil {
+			s = State{Name: e.Name(), Index: -1}
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// lock keeps other commands from changing labs meanwhile. The kernel drops it when the process ends,
+// however it ends. One lock serves all labs, because they share the choice of an index.
+func (l Lab) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(l.root, 0o755); err != nil {
+		return nil, fmt.Errorf("lab: %w", err)
+	}
+	// O_CLOEXEC, which os.OpenFile sets, keeps agents and containers from holding the lock.
+	f, err := os.OpenFile(filepath.Join(l.root, ".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lab: %w", err)
+	}
+	for {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lab: lock %s: %w", f.Name(), err)
+	}
+	return func() { f.Close() }, nil
+}

@@ -1,0 +1,188 @@
+package runtime
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// Annotations that make a container Heddle's.
+const (
+	// AnnotationEndpoint holds the name of the container's endpoint at the node's agent. A container
+	// without it is left alone.
+	AnnotationEndpoint = "io.heddle.endpoint"
+	// AnnotationSocket holds the path of the agent's seccomp socket, if it is not the default.
+	AnnotationSocket = "io.heddle.seccomp-socket"
+)
+
+// DefaultSocket is where the node's agent waits for seccomp notification fds.
+const DefaultSocket = "/run/heddle/seccomp.sock"
+
+// EditBundle makes the container of an OCI bundle one whose TCP sockets the agent makes: it adds the
+// seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint. socket
+// overrides the annotation and the default; "" does not. It reports whether the file was changed; one
+// that was edited before is left as it is, and so is one whose profile forbids TCP sockets already.
+func EditBundle(bundle, socket string) (changed bool, err error) {
+	path := filepath.Join(bundle, "config.json")
+	config, err := readConfig(path)
+	if err != nil {
+		return false, err
+	}
+	if changed, err = addListener(config, socket); err != nil {
+		return false, fmt.Errorf("%s: %w", path, err)
+	}
+	if !changed {
+		return false, nil
+	}
+	return true, writeConfig(path, config)
+}
+
+// addListener edits a whole configuration in place.
+func addListener(config object, socket string) (changed bool, err error) {
+	endpoint, annotated, err := readAnnotations(config)
+	if err != nil || endpoint == "" {
+		return false, err
+	}
+	if socket == "" {
+		socket = annotated
+	}
+	if !filepath.IsAbs(socket) {
+		return false, fmt.Errorf("annotations.%s: %q: want an absolute path", AnnotationSocket, socket)
+	}
+	linux, err := readObject(config, "linux", "linux")
+	if err != nil {
+		return false, err
+	}
+	if linux == nil {
+		linux = object{}
+	}
+	profile, err := readObject(linux, "linux.seccomp", "seccomp")
+	if err != nil {
+		return false, err
+	}
+	if profile == nil {
+		profile = newProfile()
+	}
+	if there, err := hasListener(profile, socket, endpoint); there || err != nil {
+		return false, err
+	}
+	if trapped, err := addTraps(profile, traps); !trapped || err != nil {
+		return false, err
+	}
+	profile["listenerPath"] = socket
+	profile["listenerMetadata"] = endpoint
+	linux["seccomp"] = profile
+	config["linux"] = linux
+	return true, nil
+}
+
+// readAnnotations gives the endpoint's name, "" for a container that is not Heddle's, and the agent's
+// socket.
+func readAnnotations(config object) (endpoint, socket string, err error) {
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil || annotations[AnnotationEndpoint] == nil {
+		return "", "", err
+	}
+	if endpoint, err = readString(annotations, "annotations", AnnotationEndpoint); err != nil {
+		return "", "", err
+	}
+	if endpoint == "" {
+		return "", "", fmt.Errorf("annotations.%s: empty: want the name of an endpoint", AnnotationEndpoint)
+	}
+	if annotations[AnnotationSocket] == nil {
+		return endpoint, DefaultSocket, nil
+	}
+	socket, err = readString(annotations, "annotations", AnnotationSocket)
+	return endpoint, socket, err
+}
+
+// hasListener reports whether the profile has our listener already. Another's is an error: the kernel
+// gives a task tree one listener (EBUSY).
+func hasListener(profile object, socket, endpoint string) (bool, error) {
+	if profile["listenerPath"] == nil {
+		return false, nil
+	}
+	path, err := readString(profile, "linux.seccomp", "listenerPath")
+	if err != nil || path == "" {
+		return false, err
+	}
+	metadata, _ := profile["listenerMetadata"].(string)
+	if path == socket && metadata == endpoint {
+		return true, nil
+	}
+	return false, fmt.Errorf("linux.seccomp.listenerPath: the profile has a listener already (%q, metadata %q), and the kernel gives a container one only: take it out of the profile, or the %s annotation off the container", path, metadata, AnnotationEndpoint)
+}
+
+// readConfig reads a config.json; errors name the file and, where there is one, the line.
+func readConfig(path string) (object, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("%w: want an OCI bundle there: give its directory by --bundle", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read bundle: %w", err)
+	}
+	return decodeConfig(path, data)
+}
+
+// decodeConfig reads the bytes of the config.json at path, numbers as they are written.
+func decodeConfig(path string, data []byte) (object, error) {
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.UseNumber()
+	var v any
+	if err := dec.Decode(&v); err != nil {
+		offset := dec.InputOffset()
+		if syntax := new(json.SyntaxError); errors.As(err, &syntax) {
+			offset = syntax.Offset
+		}
+		line := 1 + bytes.Count(data[:min(offset, int64(len(data)))], []byte("\n"))
+		return nil, fmt.Errorf("%s: line %d: %w", path, line, err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: data after the configuration's closing brace", path)
+	}
+	config, ok := v.(object)
+	if !ok {
+		return nil, fmt.Errorf("%s: want an object, have %s", path, describe(v))
+	}
+	return config, nil
+}
+
+// writeConfig replaces the file at path in one step, so that a runtime never reads half of it, with
+// the owner and the mode it had.
+func writeConfig(path string, config object) (err error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".config.json.*")
+	if err != nil {
+		return fmt.Errorf("write bundle: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(tmp.Name())
+			err = fmt.Errorf("write bundle: %w", err)
+		}
+	}()
+	enc := json.NewEncoder(tmp)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "\t")
+	if err := errors.Join(enc.Encode(config), tmp.Chmod(info.Mode().Perm())); err != nil {
+		return errors.Join(err, tmp.Close())
+	}
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok {
+		if err := tmp.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
+			return errors.Join(err, tmp.Close())
+		}
+	}
+	if err := tmp.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}

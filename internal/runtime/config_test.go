@@ -1,0 +1,152 @@
+package runtime
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func bundle(t testing.TB, config string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func read(t testing.TB, dir string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, "config.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
+	dir := bundle(t, `{"ociVersion":"1.0.2","x-future":{"n":18446744073709551615,"f":1.50,"s":"<&>","z":null},
+		"annotations":{"io.heddle.endpoint":"n1/c1"},
+		"linux":{"namespaces":[{"type":"pid"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"flags":["SECCOMP_FILTER_FLAG_LOG"],
+		"syscalls":[{"names":["reboot"],"action":"SCMP_ACT_ERRNO","errnoRet":1,"x-why":"no"}]}}}`)
+	changed, err := EditBundle(dir, "")
+	if err != nil || !changed {
+		t.Fatalf("EditBundle = %v, %v", changed, err)
+	}
+	text := read(t, dir)
+	for _, want := range []string{`"n": 18446744073709551615`, `"f": 1.50`, `"<&>"`, `"z": null`, `"x-why": "no"`, `"SECCOMP_FILTER_FLAG_LOG"`, `"SCMP_ARCH_X86_64"`, `"type": "pid"`, `"listenerPath": "/run/heddle/seccomp.sock"`, `"listenerMetadata": "n1/c1"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("config.json lacks %s:\n%s", want, text)
+		}
+	}
+	if info, _ := os.Stat(filepath.Join(dir, "config.json")); info.Mode().Perm() != 0o640 {
+		t.Errorf("mode %v, want 0640", info.Mode())
+	}
+	if changed, err := EditBundle(dir, ""); changed || err != nil {
+		t.Errorf("second EditBundle = %v, %v: want an edited file left alone", changed, err)
+	}
+	if read(t, dir) != text {
+		t.Error("second EditBundle changed the file")
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, ".config*")); len(left) > 0 {
+		t.Errorf("files left behind: %v", left)
+	}
+}
+
+func TestEditBundleWithoutProfile(t *testing.T) {
+	for _, config := range []string{
+		`{"annotations":{"io.heddle.endpoint":"a"}}`,
+		`{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"/x"},"linux":{"seccomp":null}}`,
+	} {
+		dir := bundle(t, config)
+		if changed, err := EditBundle(dir, "/run/other.sock"); !changed || err != nil {
+			t.Fatalf("EditBundle = %v, %v", changed, err)
+		}
+		c, err := readConfig(filepath.Join(dir, "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := c["linux"].(object)["seccomp"].(object)
+		if p["listenerPath"] != "/run/other.sock" {
+			t.Errorf("listenerPath %v, want the caller's", p["listenerPath"])
+		}
+		if a, ok := p["architectures"].([]any); !ok || len(a) < 2 {
+			t.Errorf("architectures %v: 32-bit programs would be killed", p["architectures"])
+		}
+	}
+}
+
+func TestEditBundleLeavesOthersAlone(t *testing.T) {
+	for _, config := range []string{
+		`{}`, `{"annotations":null}`, `{"annotations":{"other":"x"},"linux":7}`,
+		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"}}}`, // no sockets at all
+	} {
+		dir := bundle(t, config)
+		if changed, err := EditBundle(dir, ""); changed || err != nil {
+			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
+		}
+		if read(t, dir) != config {
+			t.Errorf("%s became %s", config, read(t, dir))
+		}
+	}
+}
+
+func TestEditBundleRefuses(t *testing.T) {
+	const annotated = `"annotations":{"io.heddle.endpoint":"a"}`
+	for _, c := range []struct{ name, config, want string }{
+		{"empty", ``, "line 1"},
+		{"broken", "{\n\"a\":1,\n]}", "line 3"},
+		{"trailing", `{} {}`, "after the configuration"},
+		{"list", `[]`, "want an object"},
+		{"annotations", `{"annotations":[]}`, "annotations: want an object"},
+		{"endpoint type", `{"annotations":{"io.heddle.endpoint":1}}`, "annotations.io.heddle.endpoint"},
+		{"endpoint empty", `{"annotations":{"io.heddle.endpoint":""}}`, "annotations.io.heddle.endpoint"},
+		{"socket relative", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"x"}}`, "io.heddle.seccomp-socket"},
+		{"socket type", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":{}}}`, "io.heddle.seccomp-socket"},
+		{"linux", `{` + annotated + `,"linux":3}`, "linux: want an object"},
+		{"seccomp", `{` + annotated + `,"linux":{"seccomp":"unconfined"}}`, "linux.seccomp: want an object"},
+		{"listener", `{` + annotated + `,"linux":{"seccomp":{"listenerPath":"/o","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
+		{"listener's metadata", `{` + annotated + `,"linux":{"seccomp":{"listenerPath":"/run/heddle/seccomp.sock","listenerMetadata":"b","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := bundle(t, c.config)
+			_, err := EditBundle(dir, "")
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
+				t.Errorf("error %v, want one naming the file and %q", err, c.want)
+			}
+			if read(t, dir) != c.config {
+				t.Error("the file was changed")
+			}
+		})
+	}
+	if _, err := EditBundle(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "--bundle") {
+		t.Errorf("no config.json: %v", err)
+	}
+}
+
+func FuzzAddListener(f *testing.F) {
+	f.Add(`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["socket"],"action":"SCMP_ACT_ERRNO","args":[{"index":0,"op":"SCMP_CMP_EQ","value":2}]}]}}}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := decodeConfig("config.json", []byte(text))
+		if err != nil {
+			return
+		}
+		changed, err := addListener(c, "/s")
+		if err != nil || !changed {
+			return
+		}
+		out, err := json.Marshal(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := decodeConfig("config.json", out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if changed, err := addListener(again, "/s"); changed || err != nil {
+			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
+		}
+	})
+}

@@ -1,0 +1,106 @@
+// Package runtime is Heddle's OCI runtime wrapper. It is called as runc is, by Docker, containerd, podman
+// or the lab; before a container is created it adds Heddle's seccomp listener to the bundle's
+// config.json, and then it becomes the real runtime, with the same arguments. Nothing of it stays
+// running. `exec` needs no edit: the runtime connects the listener again from the configuration it saved.
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// Environment variables of the wrapper.
+const (
+	// EnvSocket is the path of the agent's seccomp socket. It outranks the annotation, because who
+	// starts the engine outranks who starts a container.
+	EnvSocket = "HEDDLE_SECCOMP_SOCKET"
+	// EnvRuntime is the real runtime: a path, or a name to be found in PATH.
+	EnvRuntime = "HEDDLE_RUNC"
+)
+
+// defaultRuntime is Debian's runc.
+const defaultRuntime = "runc"
+
+// sbin are searched after PATH: engines are often started without them.
+var sbin = []string{"/usr/local/sbin/", "/usr/sbin/", "/sbin/"}
+
+// Exec edits the bundle args name, if there is one to edit, and replaces the process by the real
+// runtime. It returns only with an error, which is also written to the file of --log: the place where
+// engines look for what to tell their user.
+func Exec(args []string) error {
+	cmd := parseArgs(args)
+	err := prepareAndExec(cmd, args)
+	if logErr := cmd.logError(err); logErr != nil {
+		return errors.Join(err, logErr)
+	}
+	return err
+}
+
+func prepareAndExec(cmd commandLine, args []string) error {
+	program, err := FindRuntime(os.Getenv(EnvRuntime))
+	if err != nil {
+		return err
+	}
+	if cmd.edits() {
+		if _, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket)); err != nil {
+			return err
+		}
+	}
+	err = syscall.Exec(program, append([]string{program}, args...), os.Environ())
+	return fmt.Errorf("exec %s: %w", program, err)
+}
+
+// FindRuntime gives the path of the real OCI runtime: name, or runc if name is "".
+func FindRuntime(name string) (string, error) {
+	wanted := name
+	if wanted == "" {
+		wanted = defaultRuntime
+	}
+	self, _ := os.Stat("/proc/self/exe")
+	candidates := []string{wanted}
+	if wanted == defaultRuntime {
+		for _, dir := range sbin {
+			candidates = append(candidates, dir+wanted)
+		}
+	}
+	for _, c := range candidates {
+		path, err := exec.LookPath(c)
+		if err != nil {
+			continue
+		}
+		// An installation may call the wrapper "runc"; it must not run itself for ever.
+		if info, err := os.Stat(path); err == nil && self != nil && os.SameFile(info, self) {
+			continue
+		}
+		return path, nil
+	}
+	if name != "" {
+		return "", fmt.Errorf("OCI runtime %q (%s): no such program, or it is this wrapper", name, EnvRuntime)
+	}
+	return "", fmt.Errorf("OCI runtime runc: not in PATH: install Debian's package runc, or name another by %s", EnvRuntime)
+}
+
+// logError appends err to the file of --log in the format of --log-format.
+func (c commandLine) logError(failure error) (err error) {
+	if c.log == "" {
+		return nil
+	}
+	f, err := os.OpenFile(c.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return fmt.Errorf("write --log: %w", err)
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	now := time.Now().Format(time.RFC3339)
+	message := "heddle-runtime: " + failure.Error()
+	if c.logFormat == "json" {
+		return json.NewEncoder(f).Encode(map[string]string{"level": "error", "msg": message, "time": now})
+	}
+	_, err = io.WriteString(f, fmt.Sprintf("time=%q level=error msg=%q\n", now, message))
+	return err
+}

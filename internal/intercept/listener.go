@@ -36,6 +36,9 @@ func (l *listener) run() (finished bool) {
 		l.fail(failReceive, fmt.Errorf("block signals: %w", err))
 		return false
 	}
+	if err := yieldToCallers(); err != nil {
+		l.srv.log.Warn("answers will be slower", "err", err)
+	}
 	if l.call.ID != 0 {
 		l.handle() // received, perhaps not answered, by the agent before us
 	}

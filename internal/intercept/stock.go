@@ -3,6 +3,8 @@ package intercept
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -158,6 +160,11 @@ func (r *refiller) request(st *stock) {
 
 // run fills stocks until ctx is done.
 func (r *refiller) run(ctx context.Context) {
+	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
+	runtime.LockOSThread()
+	if err := yieldToAll(); err != nil {
+		slog.Default().Warn("making sockets ahead competes with programs", "err", err)
+	}
 	for {
 		select {
 		case <-ctx.Done():

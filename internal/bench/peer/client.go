@@ -123,14 +123,14 @@ func roundTrips(to netip.AddrPort, s settings) (result RoundTrips, err error) {
 type connectionTimes struct{ began, hasSocket, connected, ended time.Duration }
 
 // connectOnce makes one connection, uses it and resets it. Time is read from start.
-func connectOnce(sa unix.Sockaddr, family int, start time.Time, b []byte) (t connectionTimes, err error) {
+func connectOnce(to *rawAddress, start time.Time, b []byte) (t connectionTimes, err error) {
 	t.began = time.Since(start)
-	fd, err := openSocket(family)
+	fd, err := openSocket(to.family)
 	if err != nil {
 		return t, err
 	}
 	t.hasSocket = time.Since(start)
-	err = unix.Connect(fd, sa)
+	err = rawConnect(fd, to)
 	t.connected = time.Since(start)
 	if err != nil {
 		err = fmt.Errorf("connect: %w", err)
@@ -146,18 +146,18 @@ func connections(to netip.AddrPort, s settings) (Connections, error) {
 	if err := pin(s.cpu); err != nil {
 		return Connections{}, err
 	}
-	sa, family := sockaddr(to)
+	address := newRawAddress(to)
 	message := make([]byte, 1)
 	start := time.Now()
 	for range warmUpConnections {
-		if _, err := connectOnce(sa, family, start, message); err != nil {
+		if _, err := connectOnce(address, start, message); err != nil {
 			return Connections{}, fmt.Errorf("warm up: %w", err)
 		}
 	}
 	sockets, connects := newSamples(), newSamples()
 	start = time.Now()
 	elapsed, busy, err := phase(s.duration, func(time.Duration) (time.Duration, error) {
-		t, err := connectOnce(sa, family, start, message)
+		t, err := connectOnce(address, start, message)
 		if err != nil {
 			return 0, fmt.Errorf("connection %d: %w", len(connects), err)
 		}

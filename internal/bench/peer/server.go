@@ -131,7 +131,7 @@ func (e *echo) close() error {
 func (e *echo) run() error {
 	events := make([]unix.EpollEvent, 64)
 	for {
-		n, err := unix.EpollWait(e.epoll, events, -1)
+		n, err := rawEpollWait(e.epoll, events)
 		if err == unix.EINTR {
 			continue
 		}
@@ -156,7 +156,7 @@ func (e *echo) run() error {
 }
 
 func (e *echo) accept() error {
-	fd, _, err := unix.Accept4(e.listener, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, err := rawAccept(e.listener)
 	switch err {
 	case nil:
 		return e.watch(fd)
@@ -170,17 +170,17 @@ func (e *echo) accept() error {
 // answer sends back what fd has received and closes it at its end. Messages are small and answered one
 // at a time, so the send buffer has room; a client that does not read loses its connection.
 func (e *echo) answer(fd int) error {
-	n, err := unix.Read(fd, e.buffer)
+	n, err := rawRead(fd, e.buffer)
 	if err == unix.EAGAIN || err == unix.EINTR {
 		return nil
 	}
 	if err == nil && n > 0 {
 		var sent int
-		if sent, err = unix.Write(fd, e.buffer[:n]); err == nil && sent == n {
+		if sent, err = rawWrite(fd, e.buffer[:n]); err == nil && sent == n {
 			return nil
 		}
 	}
-	if err := unix.Close(fd); err != nil {
+	if err := rawClose(fd); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil

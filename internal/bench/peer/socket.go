@@ -9,12 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openSocket makes a blocking TCP socket. It does not use unix.Socket, which enters the kernel behind
-// the Go scheduler's back: where socket() is trapped, the scheduler would take the long call for a busy
-// goroutine and interrupt it with signals.
+// openSocket makes a blocking TCP socket.
 func openSocket(family int) (int, error) {
 	for {
-		fd, _, errno := unix.Syscall(unix.SYS_SOCKET, uintptr(family), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(family), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		switch errno {
 		case 0:
 			return int(fd), nil
@@ -48,7 +46,7 @@ func dial(sa unix.Sockaddr, family int) (fd int, err error) {
 // writeFull writes all of b.
 func writeFull(fd int, b []byte) error {
 	for len(b) > 0 {
-		n, err := unix.Write(fd, b)
+		n, err := rawWrite(fd, b)
 		if err != nil && err != unix.EINTR {
 			return fmt.Errorf("write: %w", err)
 		}
@@ -60,7 +58,7 @@ func writeFull(fd int, b []byte) error {
 // readFull fills b.
 func readFull(fd int, b []byte) error {
 	for len(b) > 0 {
-		n, err := unix.Read(fd, b)
+		n, err := rawRead(fd, b)
 		if err != nil && err != unix.EINTR {
 			return fmt.Errorf("read: %w", err)
 		}
@@ -75,10 +73,10 @@ func readFull(fd int, b []byte) error {
 // abort closes fd with a reset, so that the port is free at once: a client that closes thousands of
 // connections a second would otherwise run out of ports in TIME_WAIT.
 func abort(fd int) error {
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
-		return errors.Join(fmt.Errorf("set SO_LINGER: %w", err), unix.Close(fd))
+	if err := rawLingerZero(fd); err != nil {
+		return errors.Join(fmt.Errorf("set SO_LINGER: %w", err), rawClose(fd))
 	}
-	if err := unix.Close(fd); err != nil {
+	if err := rawClose(fd); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil

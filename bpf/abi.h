@@ -50,6 +50,8 @@ enum heddle_reason {
 	REASON_REFUSE_IPV6_UNREACHABLE,
 	REASON_REFUSE_SOCKOPT,
 	REASON_REFUSE_UNKNOWN_ENDPOINT,
+	REASON_REFUSE_LISTEN_UNBOUND,
+	REASON_DROP_FORGED_OVERLAY,
 	REASON_MAX,
 };
 
@@ -60,12 +62,13 @@ struct address {
 
 /* sock_tag.flags */
 enum sock_tag_flags {
-	TAG_BOUND = 1 << 0,  /* the program called bind() */
-	TAG_WILD = 1 << 1,   /* ... with 0.0.0.0 or ::, and has not connected since */
-	TAG_V6ONLY = 1 << 2, /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
-	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
-	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
-	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_BOUND = 1 << 0,       /* the program called bind() */
+	TAG_WILD = 1 << 1,        /* ... with 0.0.0.0 or ::, and has not connected since */
+	TAG_V6ONLY = 1 << 2,      /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,       /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4,      /* getpeername shows tag.remote and remote_port */
+	TAG_ESTABLISHED = 1 << 6, /* has been connected */
+	TAG_ROUTED = 1 << 5,      /* SO_MARK is the overlay mark: routed as if it were no node socket */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes

@@ -49,6 +49,22 @@ static __always_inline void remember_plain(const struct packet *p)
 		bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY);
 }
 
+/* Whether this is VXLAN for a node: masqueraded, it would look like that of the container's own node, and
+ * what is inside may claim any source. */
+static __always_inline bool forges_overlay(struct __sk_buff *skb, const struct packet *p)
+{
+	__u32 offset = ETH_HLEN + (p->ip.version_ihl & 0xf) * 4 + 2;
+	struct address dst;
+	__be16 port;
+
+	if (p->ip.protocol != IPPROTO_UDP_ || p->ip.frag_off & bpf_htons(0x1fff))
+		return false;
+	if (bpf_skb_load_bytes(skb, offset, &port, sizeof(port)) || port != bpf_htons(config_vxlan_port))
+		return false;
+	set_mapped(&dst, p->ip.daddr);
+	return bpf_map_lookup_elem(&node_by_underlay, &dst);
+}
+
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
 SEC("tc")
 int from_endpoint(struct __sk_buff *skb)
@@ -70,7 +86,7 @@ int from_endpoint(struct __sk_buff *skb)
 	if (p.ip.saddr != self->addr4.word[3] && p.ip.saddr != 0)
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	if (kind != 6)
-		return TC_ACT_OK;
+		return forges_overlay(skb, &p) ? drop(REASON_DROP_FORGED_OVERLAY) : TC_ACT_OK;
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
 		return verdict;

@@ -15,6 +15,8 @@ const volatile __u16 config_port_last = 0;
 const volatile __u32 config_mark = 0;
 /* SO_MARK of a socket that must reach an address of this node's prefix through its veth instead. */
 const volatile __u32 config_overlay_mark = 0;
+/* UDP port of the overlay, host byte order. */
+const volatile __u16 config_vxlan_port = 0;
 /* Device whose ingress hands packets of the node's own processes to node sockets, and the underlay's. */
 const volatile __u32 config_deliver_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;

@@ -10,10 +10,16 @@
  *   outside                -> unchanged, from whatever address routing picks: the node's
  */
 
-/* The listener of endpoint owner at addr:port, by the kernel's own lookup. Release it after use. A
- * node process that listens on the wildcard matches too and is not ours: the tag decides. */
+/* What listens() found. */
+struct listener {
+	__u32 flags; /* of its tag */
+	__u32 family;
+};
+
+/* Finds the listener of endpoint owner at addr:port, by the kernel's own lookup. A node process that
+ * listens on the wildcard matches too and is not ours: the tag decides. */
 static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-                                    __u32 owner, __u32 *flags)
+                                    __u32 owner, struct listener *found)
 {
 	struct bpf_sock_tuple t = {};
 	struct sock_tag *tag;
@@ -30,7 +36,8 @@ static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be3
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 		if (tag && tag->endpoint_id == owner) {
 			ours = true;
-			*flags = tag->flags;
+			found->flags = tag->flags;
+			found->family = sk->family;
 		}
 	}
 	bpf_sk_release(sk);
@@ -70,6 +77,22 @@ static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __b
 	}
 }
 
+/* Undoes bind_source after a connect that failed: the kernel keeps an address that was bound. */
+static __always_inline void unbind_source(struct bpf_sock_addr *ctx, bool sk6)
+{
+	if (sk6) {
+		struct sockaddr_in6_ sa = {};
+
+		sa.family = AF_INET6;
+		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
+	} else {
+		struct sockaddr_in_ sa = {};
+
+		sa.family = AF_INET;
+		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
+	}
+}
+
 /* The verifier lets a connect4 program touch no IPv6 field, so the family of the socket is a constant of
  * each program (sk6) rather than read from ctx. */
 static __always_inline void set_destination(struct bpf_sock_addr *ctx, bool sk6, __be32 dst, __be16 port)
@@ -100,10 +123,11 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 alias = v6 ? alias6(ep->id) : alias4(ep->id);
 	__be32 own = ep->addr4.word[3], target = alias;
 	__be16 port = ctx->user_port;
-	__u32 flags = 0;
+	struct listener at = {};
 
-	if (!listens(ctx, alias, alias, port, ep->id, &flags) &&
-	    listens(ctx, alias, own, port, ep->id, &flags) && (flags & TAG_WILD))
+	/* A wildcard listener is bound to the overlay address; ::1 reaches those of IPv6 sockets only. */
+	if (!listens(ctx, alias, alias, port, ep->id, &at) && listens(ctx, alias, own, port, ep->id, &at) &&
+	    (at.flags & TAG_WILD) && (!v6 || at.family == AF_INET6))
 		target = own;
 	set_mark(ctx, tag, false);
 	bind_source(ctx, sk6, alias);
@@ -118,21 +142,34 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
+/* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a
+ * non-blocking connect learns it as from any network: EINPROGRESS first. A socket that is bound cannot go
+ * there (the RST would not find it) and is told at once. */
+static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                           const struct endpoint *ep)
+{
+	if (ctx->sk->src_ip4) {
+		bpf_set_retval(-ECONNREFUSED_);
+		return 0;
+	}
+	set_mark(ctx, tag, false);
+	set_destination(ctx, sk6, alias4(ep->id), 0);
+	return 1;
+}
+
 static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                              const struct endpoint *ep, __be32 dst)
 {
 	struct endpoint *peer = endpoint_at(dst);
 	__be16 port = ctx->user_port;
-	__u32 flags;
+	struct listener at = {};
 	bool local;
 
-	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &flags);
+	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &at);
 	/* Its own address cannot be reached through its own veth (the container's stack would drop the
 	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
-	if (!local && dst == ep->addr4.word[3]) {
-		bpf_set_retval(-ECONNREFUSED_);
-		return 0;
-	}
+	if (!local && dst == ep->addr4.word[3])
+		return connect_refused(ctx, sk6, tag, ep);
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (local)
@@ -193,7 +230,7 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 }
 
 /* The tag of the caller's socket, cleared of what an earlier connect left. */
-static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx)
+static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6)
 {
 	struct sock_tag *tag;
 
@@ -204,6 +241,8 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx)
 		return NULL;
 	if (!ctx->sk->src_ip4)
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */
+	else if (!(tag->flags & TAG_BOUND))
+		unbind_source(ctx, sk6);
 	tag->flags &= ~(TAG_WILD | TAG_REMOTE);
 	if (!(tag->flags & TAG_BOUND))
 		tag->flags &= ~TAG_LOCAL;
@@ -213,7 +252,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = connecting(ctx);
+	struct sock_tag *tag = connecting(ctx, false);
 	struct endpoint *ep;
 
 	if (!tag)
@@ -227,7 +266,7 @@ int connect4(struct bpf_sock_addr *ctx)
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = connecting(ctx);
+	struct sock_tag *tag = connecting(ctx, true);
 	struct endpoint *ep;
 	struct address dst;
 

@@ -20,6 +20,7 @@
 #define ETH_P_IP       0x0800
 #define ETH_HLEN       14
 #define IPPROTO_TCP_   6
+#define IPPROTO_UDP_   17
 #define SOL_IP_        0
 #define SOL_SOCKET_    1
 #define SOL_TCP_       6
@@ -99,6 +100,8 @@ struct sock_common {
 struct tcp_sock {
 	__u64 bytes_acked;
 	__u64 bytes_received;
+	__u64 bytes_sent; /* payload, retransmissions included */
+	__u64 bytes_retrans;
 };
 
 struct seq_file;

@@ -8,6 +8,7 @@ int list(struct bpf_iter__tcp *ctx)
 	struct connection_record r = {};
 	struct tcp_sock *tcp;
 	struct sock_tag *tag;
+	__u64 sent;
 
 	if (!sk)
 		return 0;
@@ -24,7 +25,9 @@ int list(struct bpf_iter__tcp *ctx)
 	r.node_remote_port = sk->skc_dport;
 	r.state = sk->skc_state;
 	r.family = sk->skc_family;
-	r.bytes_sent = tcp->bytes_acked;
+	/* bytes_acked counts SYN and FIN as well: no more than was sent can have been acknowledged. */
+	sent = tcp->bytes_sent - tcp->bytes_retrans;
+	r.bytes_sent = tcp->bytes_acked < sent ? tcp->bytes_acked : sent;
 	r.bytes_received = tcp->bytes_received;
 	r.cookie = bpf_get_socket_cookie(tcp);
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));

@@ -8,6 +8,13 @@ static __always_inline struct sock_tag *named(struct bpf_sock_addr *ctx)
 	return bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 }
 
+/* After a connect that failed the kernel keeps the source address that bind_source gave the socket; a
+ * program that never bound it sees none, as without Heddle. */
+static __always_inline bool has_no_name(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
+{
+	return ctx->sk->state == BPF_TCP_CLOSE && !(tag->flags & (TAG_BOUND | TAG_ESTABLISHED));
+}
+
 SEC("cgroup/getsockname4")
 int getsockname4(struct bpf_sock_addr *ctx)
 {
@@ -16,7 +23,7 @@ int getsockname4(struct bpf_sock_addr *ctx)
 	/* No address in the kernel: not bound, or a connect failed. Nothing to hide. */
 	if (!tag || !ctx->user_ip4)
 		return 1;
-	if (tag->flags & TAG_WILD) {
+	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
 		ctx->user_ip4 = 0;
 	} else if (tag->flags & TAG_LOCAL) {
 		ctx->user_ip4 = tag->local.word[3];
@@ -55,7 +62,7 @@ int getsockname6(struct bpf_sock_addr *ctx)
 
 	if (!tag || !ctx->user_ip6[3])
 		return 1;
-	if (tag->flags & TAG_WILD) {
+	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
 		show6(ctx, &any);
 	} else if (tag->flags & TAG_LOCAL) {
 		show6(ctx, &tag->local);

@@ -57,7 +57,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (!ifindex)
 		return TC_ACT_OK;
 	/* Two direct ports of one node pair may carry the same source port; behind the relay they
-	 * would be one. The sender retransmits and gives up; counted. */
+	 * would be one: the second is refused. */
 	if (other && (other->saddr != k->saddr || other->sport != k->sport || other->dport != k->dport)) {
 		count(REASON_DROP_RELAY_CONFLICT);
 		return TC_ACT_OK; /* RST */

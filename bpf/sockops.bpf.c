@@ -130,6 +130,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 		return;
 	/* The tag is a copy of the listener's. */
 	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->flags |= TAG_ESTABLISHED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
 	tag->reason = REASON_NONE;
@@ -148,6 +149,14 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	tag->path = PATH_LISTEN;
+	/* listen() without bind(): the kernel chose a port of the wildcard, which here is the node's. Tied
+	 * to the delivery device, nothing outside can reach it. */
+	if (!ops->local_ip4) {
+		__u32 ifindex = config_deliver_ifindex;
+
+		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));
+		count(REASON_REFUSE_LISTEN_UNBOUND);
+	}
 	bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
 	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
 		tag->flags |= TAG_ROUTED;
@@ -177,6 +186,9 @@ int tcp_events(struct bpf_sock_ops *ops)
 			write_option(ops);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		tag = tag_of(ops);
+		if (tag)
+			tag->flags |= TAG_ESTABLISHED;
 		/* Only the SYN and its retransmissions carry the option. */
 		bpf_sock_ops_cb_flags_set(ops,
 		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);

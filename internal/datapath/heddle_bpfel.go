@@ -110,7 +110,9 @@ const (
 	heddleHeddleReasonREASON_REFUSE_IPV6UNREACHABLE     heddleHeddleReason = 26
 	heddleHeddleReasonREASON_REFUSE_SOCKOPT             heddleHeddleReason = 27
 	heddleHeddleReasonREASON_REFUSE_UNKNOWN_ENDPOINT    heddleHeddleReason = 28
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 29
+	heddleHeddleReasonREASON_REFUSE_LISTEN_UNBOUND      heddleHeddleReason = 29
+	heddleHeddleReasonREASON_DROP_FORGED_OVERLAY        heddleHeddleReason = 30
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 31
 )
 
 type heddleRoute struct {
@@ -152,12 +154,13 @@ type heddleSockTag struct {
 type heddleSockTagFlags uint32
 
 const (
-	heddleSockTagFlagsTAG_BOUND  heddleSockTagFlags = 1
-	heddleSockTagFlagsTAG_WILD   heddleSockTagFlags = 2
-	heddleSockTagFlagsTAG_V6ONLY heddleSockTagFlags = 4
-	heddleSockTagFlagsTAG_LOCAL  heddleSockTagFlags = 8
-	heddleSockTagFlagsTAG_REMOTE heddleSockTagFlags = 16
-	heddleSockTagFlagsTAG_ROUTED heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_BOUND       heddleSockTagFlags = 1
+	heddleSockTagFlagsTAG_WILD        heddleSockTagFlags = 2
+	heddleSockTagFlagsTAG_V6ONLY      heddleSockTagFlags = 4
+	heddleSockTagFlagsTAG_LOCAL       heddleSockTagFlags = 8
+	heddleSockTagFlagsTAG_REMOTE      heddleSockTagFlags = 16
+	heddleSockTagFlagsTAG_ESTABLISHED heddleSockTagFlags = 64
+	heddleSockTagFlagsTAG_ROUTED      heddleSockTagFlags = 32
 )
 
 type heddleSynOption struct {
@@ -209,6 +212,7 @@ const (
 	heddleVarConfigPortLast        = "config_port_last"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
+	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
@@ -306,6 +310,7 @@ type heddleVariableSpecs struct {
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
+	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
@@ -372,6 +377,7 @@ type heddleVariables struct {
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
+	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`

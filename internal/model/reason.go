@@ -57,6 +57,8 @@ var Reasons = []ReasonInfo{
 	{26, "refuse_ipv6_unreachable", KindRefusal, "connect to an IPv6 address while the overlay is IPv4 only (ENETUNREACH)"},
 	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
+	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},
+	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay port of a node"},
 }
 
 // String gives the reason's metric label.

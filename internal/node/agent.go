@@ -74,8 +74,10 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 			err = errors.Join(err, a.Close())
 		}
 	}()
-	if err := os.MkdirAll(cfg.StateDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make state directory: %w", err)
+	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("make directory: %w", err)
+		}
 	}
 	if err := enterCgroup(cfg.Cgroup); err != nil {
 		return nil, err
@@ -105,9 +107,12 @@ func (a *Agent) checkDirectPorts() error {
 	if err != nil {
 		return fmt.Errorf("direct ports: %w", err)
 	}
-	if len(taken) > 0 {
-		return fmt.Errorf("direct ports %s: in use by a listener at %s; choose another range with --direct-ports, equal or different on other nodes",
-			a.cfg.DirectPorts, taken[0])
+	for _, at := range taken {
+		// Listeners of containers, bound to overlay addresses and aliases, are in nobody's way.
+		if addr := at.Addr().Unmap(); addr.IsUnspecified() || addr == a.cfg.Underlay {
+			return fmt.Errorf("direct ports %s: in use by a listener at %s; choose another range with --direct-ports, equal or different on other nodes",
+				a.cfg.DirectPorts, at)
+		}
 	}
 	return nil
 }
@@ -159,7 +164,7 @@ func (a *Agent) setupKernel() (err error) {
 	}
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
-		Underlay: a.self.Underlay, DirectPorts: a.self.DirectPorts, Mark: mark, OverlayMark: overlayMark,
+		Underlay: a.self.Underlay, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, Mark: mark, OverlayMark: overlayMark,
 		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {

@@ -86,7 +86,7 @@ func frame(src, dst netip.Addr, port uint16, flags byte, options []byte) []byte 
 
 // option gives a SYN option that B accepts from A, in its bytes.
 func option() []byte {
-	o := []byte{253, 16, 0x48, 0x64, 1<<4 | 0, 7, 0, 80}
+	o := []byte{253, 16, 0x48, 0x64, 1 << 4, 7, 0, 80}
 	o = append(o, overlayB.AsSlice()...)
 	return append(o, overlayA.AsSlice()...)
 }

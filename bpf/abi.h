@@ -128,14 +128,30 @@ struct flow_key {
 	__be16 dport;
 };
 
+/* flow.relay */
+enum flow_kind {
+	FLOW_PLAIN, /* neither of what follows */
+	FLOW_RELAY, /* rewritten and handed to the endpoint's veth */
+	FLOW_NAMES, /* both ends are one container's: src and dst are what its programs see */
+};
+
 /* What the SYN of a direct connection asked for. Kept until it is accepted, because a SYN cookie
  * loses the option, and for the life of a relayed connection. */
 struct flow {
 	__be32 src; /* overlay addresses */
 	__be32 dst;
 	__be16 dst_port;
-	__u16 relay;   /* 1: rewritten and handed to the endpoint's veth */
-	__u32 ifindex; /* of that veth, if relayed */
+	__u16 relay;       /* enum flow_kind */
+	__u32 ifindex;     /* of that veth, if relayed */
+	__be16 relay_port; /* source port there, if relayed */
+	__u16 ended;       /* enum flow_ended, if relayed */
+};
+
+/* flow.ended: who said by a FIN that a relayed connection ends; a RST says it for both. */
+enum flow_ended {
+	ENDED_BY_SENDER = 1 << 0,
+	ENDED_BY_ENDPOINT = 1 << 1,
+	ENDED = ENDED_BY_SENDER | ENDED_BY_ENDPOINT,
 };
 
 /* The SYN option of docs/protocols/syn-option.md, as on the wire. */

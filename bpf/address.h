@@ -77,6 +77,11 @@ static __always_inline bool is_alias6(__be32 a)
 	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(ALIAS6_BASE);
 }
 
+static __always_inline bool is_alias(__be32 a)
+{
+	return is_alias4(a) || is_alias6(a);
+}
+
 static __always_inline struct route *route_to(__be32 dst)
 {
 	struct route_key key;

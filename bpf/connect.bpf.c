@@ -116,9 +116,39 @@ static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, _
 	return 1;
 }
 
-/* dst is what the program asked for; v6 says that it asked for ::1. */
+/* A bound socket connects to its own container: tells the accepting side (sockops) which addresses the
+ * programs see, since those of the packets stand for several. 0 is ::1. */
+static __always_inline void remember_names(struct bpf_sock_addr *ctx, __be32 target, __be32 src, __be32 dst)
+{
+	struct flow_key k = {};
+	struct flow flow = {};
+
+	k.saddr = ctx->sk->src_ip4;
+	k.daddr = target;
+	k.sport = bpf_htons((__u16)ctx->sk->src_port);
+	k.dport = (__be16)ctx->user_port;
+	flow.src = src;
+	flow.dst = dst;
+	flow.dst_port = k.dport;
+	flow.relay = FLOW_NAMES;
+	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
+}
+
+/* The address the program sees on its bound socket: IPv4, or 0 for ::1. */
+static __always_inline __be32 shown_source(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
+{
+	__be32 src = ctx->sk->src_ip4;
+
+	barrier(); /* the compiler must not choose between pointers, one of them into the socket */
+	if (!(tag->flags & TAG_LOCAL))
+		return src;
+	return is_mapped(&tag->local) ? tag->local.word[3] : 0;
+}
+
+/* dst is what the program asked for; v6 says that it asked for ::1; wild that the socket is bound to a
+ * wildcard. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                            const struct endpoint *ep, __be32 dst, bool v6)
+                                            const struct endpoint *ep, __be32 dst, bool v6, bool wild)
 {
 	__be32 alias = v6 ? alias6(ep->id) : alias4(ep->id);
 	__be32 own = ep->addr4.word[3], target = alias;
@@ -129,15 +159,22 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	if (!listens(ctx, alias, alias, port, ep->id, &at) && listens(ctx, alias, own, port, ep->id, &at) &&
 	    (at.flags & TAG_WILD) && (!v6 || at.family == AF_INET6))
 		target = own;
+	/* The RST would not find a socket that is bound to the overlay address. */
+	if (target == alias && ctx->sk->src_ip4 == own && !listens(ctx, own, alias, port, ep->id, &at)) {
+		bpf_set_retval(-ECONNREFUSED_);
+		return 0;
+	}
 	set_mark(ctx, tag, false);
 	bind_source(ctx, sk6, alias);
 	tag->flags |= TAG_REMOTE;
 	set_loopback(&tag->remote, v6, dst ? dst : LOOPBACK4);
 	tag->remote_port = port;
-	if (!(tag->flags & TAG_BOUND)) {
+	if (wild || !(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
 		set_loopback(&tag->local, v6, LOOPBACK4);
 	}
+	if (tag->flags & TAG_BOUND)
+		remember_names(ctx, target, shown_source(ctx, tag), v6 ? 0 : (dst ? dst : LOOPBACK4));
 	set_destination(ctx, sk6, target, port);
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
@@ -172,6 +209,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		return connect_refused(ctx, sk6, tag, ep);
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
+	if (is_alias(ctx->sk->src_ip4))
+		remember_names(ctx, dst, shown_source(ctx, tag), dst);
 	if (local)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
@@ -205,12 +244,17 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 }
 
 static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                        const struct endpoint *ep, __be32 dst)
+                                        const struct endpoint *ep, __be32 dst, bool wild)
 {
 	struct route *to;
 
 	if (dst == 0 || is_loopback4(dst))
-		return connect_loopback(ctx, sk6, tag, ep, dst, false);
+		return connect_loopback(ctx, sk6, tag, ep, dst, false, wild);
+	/* A loopback address is no source beyond the container: a peer would take it for its own. */
+	if (is_alias(ctx->sk->src_ip4) && dst != ep->addr4.word[3]) {
+		bpf_set_retval(-EINVAL_);
+		return 0;
+	}
 	to = route_to(dst);
 	if (to && to->flags & ROUTE_SELF)
 		return connect_same_node(ctx, sk6, tag, ep, dst);
@@ -229,8 +273,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
 }
 
-/* The tag of the caller's socket, cleared of what an earlier connect left. */
-static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6)
+/* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
+static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6, bool *wild)
 {
 	struct sock_tag *tag;
 
@@ -243,8 +287,9 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
+	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
 	tag->flags &= ~(TAG_WILD | TAG_REMOTE);
-	if (!(tag->flags & TAG_BOUND))
+	if (!is_alias(ctx->sk->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
 	return tag;
 }
@@ -252,7 +297,8 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = connecting(ctx, false);
+	bool wild = false;
+	struct sock_tag *tag = connecting(ctx, false, &wild);
 	struct endpoint *ep;
 
 	if (!tag)
@@ -260,13 +306,14 @@ int connect4(struct bpf_sock_addr *ctx)
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4);
+	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
 }
 
 SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = connecting(ctx, true);
+	bool wild = false;
+	struct sock_tag *tag = connecting(ctx, true, &wild);
 	struct endpoint *ep;
 	struct address dst;
 
@@ -280,8 +327,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	dst.word[2] = ctx->user_ip6[2];
 	dst.word[3] = ctx->user_ip6[3];
 	if (is_unspecified6(&dst) || is_loopback6(&dst))
-		return connect_loopback(ctx, true, tag, ep, 0, true);
+		return connect_loopback(ctx, true, tag, ep, 0, true, wild);
 	if (!is_mapped(&dst) || tag->flags & TAG_V6ONLY)
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
-	return connect_ipv4(ctx, true, tag, ep, dst.word[3]);
+	return connect_ipv4(ctx, true, tag, ep, dst.word[3], wild);
 }

@@ -27,13 +27,81 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	return 0;
 }
 
+/* Source ports for relayed connections that cannot keep their own: above the ports that Linux gives out. */
+#define RELAY_PORT_FIRST 61000
+#define RELAY_PORTS      4536
+#define RELAY_PORT_TRIES 8
+
+/* The connection as the container's packets show it, if its source port behind the relay is port. */
+static __always_inline struct flow_key relay_key(const struct flow *flow, __be16 port)
+{
+	struct flow_key k = {
+	        .saddr = flow->dst,
+	        .daddr = flow->src,
+	        .sport = flow->dst_port,
+	        .dport = port,
+	};
+	return k;
+}
+
+/* The flow of wire, if it is the one that container packets with key back belong to. The two maps are
+ * LRU and a wire 4-tuple may come again for another target, so each is checked against the other. */
+static __always_inline struct flow *relayed_flow(const struct flow_key *wire, const struct flow_key *back)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, wire);
+
+	if (!flow || flow->relay != FLOW_RELAY || flow->relay_port != back->dport ||
+	    flow->src != back->daddr || flow->dst != back->saddr || flow->dst_port != back->sport)
+		return NULL;
+	return flow;
+}
+
+/* Whether behind the relay back belongs to a connection other than wire's that may still live. */
+static __always_inline bool relay_taken(const struct flow_key *back, const struct flow_key *wire)
+{
+	struct flow_key *other = bpf_map_lookup_elem(&wire_by_relay, back);
+	struct flow *flow;
+
+	if (!other ||
+	    (other->saddr == wire->saddr && other->sport == wire->sport && other->dport == wire->dport))
+		return false;
+	flow = relayed_flow(other, back);
+	return flow && flow->ended != ENDED;
+}
+
+/* The source port of a new connection behind the relay: its own, unless another connection of the same
+ * two addresses has it, by another direct port. 0 if none is found. */
+static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *wire)
+{
+	__be16 port = wire->sport;
+	struct flow_key back;
+	int i;
+
+	for (i = 0; i < RELAY_PORT_TRIES; i++) {
+		back = relay_key(flow, port);
+		if (!relay_taken(&back, wire))
+			return port;
+		port = bpf_htons(RELAY_PORT_FIRST + bpf_get_prandom_u32() % RELAY_PORTS);
+	}
+	return 0;
+}
+
+/* Remembers that one end said that it ends, so that a later connection may take the place. */
+static __always_inline void note_end(struct flow *flow, const struct packet *p, __u16 by)
+{
+	if (p->tcp.flags & TCP_FLAG_RST_)
+		flow->ended = ENDED;
+	else if (p->tcp.flags & TCP_FLAG_FIN_)
+		flow->ended |= by;
+}
+
 static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
                                          const struct flow *flow)
 {
 	struct flow_key inner = {
 	        .saddr = flow->src,
 	        .daddr = flow->dst,
-	        .sport = p->tcp.source,
+	        .sport = flow->relay_port,
 	        .dport = flow->dst_port,
 	};
 	__u32 ifindex = flow->ifindex;
@@ -46,29 +114,27 @@ static __always_inline int relay_forward(struct __sk_buff *skb, const struct pac
 static __always_inline int relay_open(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,
                                       struct flow *flow, __u32 ifindex)
 {
-	struct flow_key back = {
-	        .saddr = flow->dst,
-	        .daddr = flow->src,
-	        .sport = flow->dst_port,
-	        .dport = k->sport,
-	};
-	struct flow_key *other = bpf_map_lookup_elem(&wire_by_relay, &back);
+	struct flow *old = bpf_map_lookup_elem(&flow_by_wire, k);
+	struct flow_key back;
 
 	if (!ifindex)
 		return TC_ACT_OK;
-	/* Two direct ports of one node pair may carry the same source port; behind the relay they
-	 * would be one: the second is refused. */
-	if (other && (other->saddr != k->saddr || other->sport != k->sport || other->dport != k->dport)) {
+	/* Retransmitted: as before. */
+	if (old && old->relay == FLOW_RELAY && !old->ended && old->src == flow->src &&
+	    old->dst == flow->dst && old->dst_port == flow->dst_port)
+		return relay_forward(skb, p, old);
+	flow->relay = FLOW_RELAY;
+	flow->ifindex = ifindex;
+	flow->relay_port = relay_port(flow, k);
+	if (!flow->relay_port) {
 		count(REASON_DROP_RELAY_CONFLICT);
 		return TC_ACT_OK; /* RST */
 	}
-	flow->relay = 1;
-	flow->ifindex = ifindex;
+	back = relay_key(flow, flow->relay_port);
 	if (bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY) ||
 	    bpf_map_update_elem(&flow_by_wire, k, flow, BPF_ANY))
 		return TC_ACT_SHOT;
-	if (!other)
-		count(REASON_RELAY_OPENED);
+	count(REASON_RELAY_OPENED);
 	return relay_forward(skb, p, flow);
 }
 
@@ -79,9 +145,17 @@ static __always_inline int relay_return(struct __sk_buff *skb, const struct pack
 	struct flow_key k = wire_key(p);
 	struct flow_key *wire = bpf_map_lookup_elem(&wire_by_relay, &k);
 	struct flow_key out;
+	struct flow *flow;
 
 	if (!wire)
 		return -1;
+	flow = relayed_flow(wire, &k);
+	/* After the end, a SYN-ACK answers a SYN that came over the overlay. */
+	if (!flow || (flow->ended == ENDED && p->tcp.flags & TCP_FLAG_SYN_)) {
+		bpf_map_delete_elem(&wire_by_relay, &k);
+		return -1;
+	}
+	note_end(flow, p, ENDED_BY_ENDPOINT);
 	out.saddr = wire->daddr;
 	out.daddr = wire->saddr;
 	out.sport = wire->dport;

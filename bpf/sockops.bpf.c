@@ -64,9 +64,9 @@ static __always_inline void accept_direct(struct sock_tag *tag, const struct flo
 	count(REASON_ACCEPT_DIRECT);
 }
 
-/* Whether the peer, an address of this node's prefix, is a process in its container's own namespace:
- * from_endpoint remembered its SYN. */
-static __always_inline bool from_plain(struct bpf_sock_ops *ops)
+/* What was remembered of this accepted connection's SYN: by from_endpoint, if the peer is a process in its
+ * container's own namespace (FLOW_PLAIN); by connect, if both ends are one container's (FLOW_NAMES). */
+static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
 	struct flow_key key = {
 	        .saddr = ops->remote_ip4,
@@ -74,11 +74,22 @@ static __always_inline bool from_plain(struct bpf_sock_ops *ops)
 	        .sport = (__be16)(ops->remote_port >> 16),
 	        .dport = bpf_htons((__u16)ops->local_port),
 	};
+	struct flow *found = bpf_map_lookup_elem(&flow_by_wire, &key);
 
-	if (!bpf_map_lookup_elem(&flow_by_wire, &key))
+	if (!found)
 		return false;
+	*flow = *found;
 	bpf_map_delete_elem(&flow_by_wire, &key);
 	return true;
+}
+
+/* The container talks to itself: src and dst are the addresses its programs see. 0 is ::1. */
+static __always_inline void accept_names(struct sock_tag *tag, __be32 src, __be32 dst)
+{
+	tag->flags |= TAG_LOCAL | TAG_REMOTE;
+	set_loopback(&tag->local, !dst, dst);
+	set_loopback(&tag->remote, !src, src);
+	tag->path = !dst || is_loopback4(dst) ? PATH_LOOPBACK : PATH_LOCAL;
 }
 
 /* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
@@ -87,12 +98,16 @@ static __always_inline bool from_plain(struct bpf_sock_ops *ops)
 static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	__u32 mark = config_mark;
+	struct flow flow = {};
 
-	if (from_plain(ops)) {
-		tag->path = PATH_OVERLAY;
-		return;
-	}
 	tag->path = PATH_LOCAL;
+	if (remembered_flow(ops, &flow)) {
+		if (flow.relay == FLOW_PLAIN) {
+			tag->path = PATH_OVERLAY;
+			return;
+		}
+		accept_names(tag, flow.src, flow.dst);
+	}
 	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
 		tag->flags &= ~TAG_ROUTED;
 }
@@ -100,14 +115,15 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
 static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag, __be32 remote)
 {
+	__be32 local = ops->local_ip4;
+	struct flow flow = {};
 	struct route *from;
 
 	count(REASON_ACCEPT_LOCAL);
-	if (is_alias4(remote) || is_alias6(remote)) {
-		tag->flags |= TAG_LOCAL | TAG_REMOTE;
-		set_loopback(&tag->local, is_alias6(remote), LOOPBACK4);
-		set_loopback(&tag->remote, is_alias6(remote), LOOPBACK4);
-		tag->path = PATH_LOOPBACK;
+	if (is_alias(remote) || is_alias(local)) {
+		flow.src = flow.dst = is_alias6(remote) || is_alias6(local) ? 0 : LOOPBACK4;
+		remembered_flow(ops, &flow);
+		accept_names(tag, flow.src, flow.dst);
 		return;
 	}
 	from = route_to(remote);
@@ -158,6 +174,9 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		count(REASON_REFUSE_LISTEN_UNBOUND);
 	}
 	bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
+	/* Only the container itself reaches its loopback, and over lo. */
+	if (is_alias(ops->local_ip4))
+		return;
 	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
 		tag->flags |= TAG_ROUTED;
 }

@@ -144,8 +144,10 @@ int from_underlay(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!flow)
 		return TC_ACT_OK;
-	if (flow->relay)
+	if (flow->relay == FLOW_RELAY) {
+		note_end(flow, &p, ENDED_BY_SENDER);
 		return relay_forward(skb, &p, flow);
+	}
 	if (has_socket(skb, &k, &state))
 		return TC_ACT_OK;
 	/* The ACK of a SYN cookie: only the listener can make a connection of it. */

@@ -4,6 +4,7 @@ package test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,8 +20,9 @@ import (
 	"time"
 )
 
-// labName is this run's lab. A run that was killed leaves it behind; the next one takes it down first.
-const labName = "test"
+// labName is this run's lab: HEDDLE_TEST_LAB, so that two runs can go on side by side, or "test". A run that was
+// killed leaves its lab behind; the next one of that name takes it down first.
+var labName = cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test")
 
 // patience bounds every wait: for a program to be ready, to answer or to end.
 const patience = 30 * time.Second

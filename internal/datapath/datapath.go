@@ -67,7 +67,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if err := checkBPFFS(cfg.PinDir); err != nil {
+	if err := CheckPinDir(cfg.PinDir); err != nil {
 		return nil, err
 	}
 	spec, err := loadHeddle()
@@ -124,7 +124,8 @@ func Unpin(dir string) error {
 	return errors.Join(errs...)
 }
 
-func checkBPFFS(dir string) error {
+// CheckPinDir makes the directory for pins unless it is there, and reports if it is on no BPF file system.
+func CheckPinDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make pin directory: %w", err)
 	}

@@ -49,12 +49,14 @@ const (
 )
 
 type heddleFlow struct {
-	_       structs.HostLayout
-	Src     uint32
-	Dst     uint32
-	DstPort uint16
-	Relay   uint16
-	Ifindex uint32
+	_         structs.HostLayout
+	Src       uint32
+	Dst       uint32
+	DstPort   uint16
+	Relay     uint16
+	Ifindex   uint32
+	RelayPort uint16
+	Ended     uint16
 }
 
 type heddleFlowKey struct {

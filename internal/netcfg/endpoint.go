@@ -23,6 +23,11 @@ const ContainerDevice = "eth0"
 // maxAlias bounds the name shown as a device's alias; the kernel takes 255 bytes.
 const maxAlias = 200
 
+// loopbackMSS is what lo, with its MTU of 65,536, would ask for. A listener of the node answers every SYN from
+// an endpoint along the endpoint's route, but where the peer is a node socket too the data goes over lo; a
+// peer behind the route sends no more than its own device's MTU allows, whatever it is asked for.
+const loopbackMSS = 65536 - 40
+
 // minMTU is the smallest packet every IPv4 host must take; IPv6 asks for 1280.
 const minMTU = 576
 
@@ -319,7 +324,7 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error
 	}
 	for _, a := range cfg.Addrs {
 		dst := netip.PrefixFrom(a, a.BitLen())
-		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways)}
+		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS}
 		if err := ensureRoute(h, have, r); err != nil {
 			return err
 		}

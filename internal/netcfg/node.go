@@ -59,6 +59,18 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	}, nil
 }
 
+// CheckUnderlay reports why the calling thread's network namespace cannot be a node with underlay address
+// want; the error names the remedy. For before anything is set up.
+func CheckUnderlay(want netip.Addr) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	_, err = findUnderlay(h, want)
+	return err
+}
+
 // findUnderlay gives the device that has address want.
 func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 	addrs, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })

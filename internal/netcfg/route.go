@@ -18,6 +18,7 @@ type route struct {
 	gw     netip.Addr
 	src    netip.Addr
 	onlink bool
+	advMSS int // the TCP segment size to ask peers for, in bytes; 0 leaves it to the device's MTU
 }
 
 // routeKey is what the kernel tells routes apart by.
@@ -36,7 +37,7 @@ func (r route) String() string {
 func (r route) netlink() *netlink.Route {
 	out := &netlink.Route{
 		Table: r.table, Dst: toIPNet(r.dst), Type: r.kind, LinkIndex: r.link,
-		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol,
+		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol, AdvMSS: r.advMSS,
 	}
 	switch {
 	case r.kind == unix.RTN_LOCAL:
@@ -54,7 +55,7 @@ func (r route) netlink() *netlink.Route {
 func parseRoute(n netlink.Route) route {
 	r := route{
 		table: n.Table, dst: fromIPNet(n.Dst), kind: n.Type, link: n.LinkIndex,
-		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0,
+		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0, advMSS: n.AdvMSS,
 	}
 	if r.kind == unix.RTN_UNREACHABLE {
 		r.link = 0 // IPv6 shows the loopback device

@@ -79,10 +79,10 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 			return nil, fmt.Errorf("make directory: %w", err)
 		}
 	}
-	if err := enterCgroup(cfg.Cgroup); err != nil {
+	if err := a.checkHost(); err != nil {
 		return nil, err
 	}
-	if err := a.checkDirectPorts(); err != nil {
+	if err := enterCgroup(cfg.Cgroup); err != nil {
 		return nil, err
 	}
 	if err := a.join(ctx); err != nil {
@@ -98,6 +98,18 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// checkHost finds what would make a later step fail, before anything outside this process is changed: the
+// store must not hear of a node that cannot be.
+func (a *Agent) checkHost() error {
+	if err := netcfg.CheckUnderlay(a.cfg.Underlay); err != nil {
+		return err
+	}
+	if err := datapath.CheckPinDir(a.cfg.PinDir); err != nil {
+		return err
+	}
+	return a.checkDirectPorts()
 }
 
 // checkDirectPorts refuses a range in which something on the node already listens: its clients would

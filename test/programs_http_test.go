@@ -1,0 +1,76 @@
+package test
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// httpPort is where the Go and the Java server listen.
+const httpPort = "8080"
+
+// TestGoHTTP checks a server and a client in Go that are linked statically, so that nothing can be
+// preloaded into them.
+func TestGoHTTP(t *testing.T) {
+	serve := func(t testing.TB, e ends) *program {
+		server := start(t, e.serverMode, e.server, asNobody(e.dir+"/go-http", "server", ":"+httpPort)...)
+		server.waitFor("listening on")
+		return server
+	}
+	talk := func(t testing.TB, e ends, server *program, saw *observation) {
+		saw.add("client", maskPorts(mustRun(t, e.clientMode, e.client, asNobody(e.dir+"/go-http", "client", e.addr+":"+httpPort)...)))
+		server.stop()
+		saw.add("server", server.output())
+	}
+	compareModes(t, scenario{serve, talk}, buildGo)
+}
+
+func buildGo(t testing.TB, dir string) {
+	t.Helper()
+	path := filepath.Join(dir, "go-http")
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./testdata/programs/go-http")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	program, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	for _, p := range program.Progs {
+		if p.Type == elf.PT_INTERP {
+			t.Errorf("%s is linked dynamically", path)
+		}
+	}
+}
+
+// TestJavaHTTP checks the JDK's HttpServer and HttpClient.
+func TestJavaHTTP(t *testing.T) {
+	// Start quickly; what it does once it runs is the same. It would leave its statistics in /tmp.
+	java := func(dir string, args ...string) []string {
+		return asNobody(append([]string{"java", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-cp", dir + "/classes"}, args...)...)
+	}
+	serve := func(t testing.TB, e ends) *program {
+		server := start(t, e.serverMode, e.server, java(e.dir, "Server", httpPort)...)
+		server.waitFor("listening on")
+		return server
+	}
+	talk := func(t testing.TB, e ends, server *program, saw *observation) {
+		saw.add("client", maskPorts(mustRun(t, e.clientMode, e.client, java(e.dir, "Client", e.addr, httpPort)...)))
+		server.stop()
+		saw.add("server", maskPorts(server.output()))
+	}
+	compareModes(t, scenario{serve, talk}, buildJava)
+}
+
+func buildJava(t testing.TB, dir string) {
+	t.Helper()
+	out, err := exec.Command("javac", "-d", filepath.Join(dir, "classes"),
+		"testdata/programs/java/Server.java", "testdata/programs/java/Client.java").CombinedOutput()
+	if err != nil {
+		t.Fatalf("javac: %v\n%s", err, out)
+	}
+}

@@ -130,9 +130,10 @@ struct flow_key {
 
 /* flow.relay */
 enum flow_kind {
-	FLOW_PLAIN, /* neither of what follows */
-	FLOW_RELAY, /* rewritten and handed to the endpoint's veth */
-	FLOW_NAMES, /* both ends are one container's: src and dst are what its programs see */
+	FLOW_PLAIN,      /* neither of what follows */
+	FLOW_RELAY,      /* rewritten and handed to the endpoint's veth */
+	FLOW_CONTAINERS, /* between containers' own stacks, past a node socket in TIME_WAIT */
+	FLOW_NAMES,      /* both ends are one container's: src and dst are what its programs see */
 };
 
 /* What the SYN of a direct connection asked for. Kept until it is accepted, because a SYN cookie

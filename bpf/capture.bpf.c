@@ -4,24 +4,97 @@
  * socket is dropped by the kernel, so this cannot wait.) Everything else goes on as ordinary overlay
  * traffic. */
 
-/* Hands the packet to the node socket of endpoint owner it is for. */
-static __always_inline bool deliver_to_socket(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+/* Whether endpoint owner has a node socket that listens for this packet's destination. */
+static __always_inline bool has_listener(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	struct bpf_sock *sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
-	bool ours;
+	struct bpf_sock *sk = lookup(skb, p->ip.saddr, 0, p->ip.daddr, p->tcp.dest);
+	bool listens;
 
 	if (!sk)
 		return false;
-	ours = owned(sk, owner);
+	listens = sk->state == BPF_TCP_LISTEN && owned(sk, owner);
+	bpf_sk_release(sk);
+	return listens;
+}
+
+/* A packet that matches a node socket in TIME_WAIT may be of a new connection between the containers' own
+ * stacks, which know nothing of the node's ports. Its SYN tells (no node socket listens for it), or its
+ * SYN-ACK (one in TIME_WAIT expects none); the rest of it is recognised by what is remembered then. */
+static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct flow_key k = wire_key(p);
+	struct flow_key reverse = {.saddr = k.daddr, .daddr = k.saddr, .sport = k.dport, .dport = k.sport};
+	struct flow flow = {};
+	struct flow *found;
+
+	if (p->tcp.flags & TCP_FLAG_SYN_) {
+		if (!(p->tcp.flags & TCP_FLAG_ACK_) && has_listener(skb, p, owner))
+			return false;
+		flow.relay = FLOW_CONTAINERS;
+		bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
+		return true;
+	}
+	found = bpf_map_lookup_elem(&flow_by_wire, &k);
+	if (!found)
+		found = bpf_map_lookup_elem(&flow_by_wire, &reverse);
+	return found && found->relay == FLOW_CONTAINERS;
+}
+
+/* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is for. */
+static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *sk,
+                                      __u32 owner)
+{
+	if (sk->state == BPF_TCP_TIME_WAIT)
+		return !past_time_wait(skb, p, owner);
+	return owned(sk, owner);
+}
+
+/* What capture() did with a packet. */
+enum capture {
+	CAPTURE_NONE,     /* no node socket: it is the container's */
+	CAPTURE_TAKEN,    /* given to a node socket */
+	CAPTURE_TIMEWAIT, /* the container's, although a node socket in TIME_WAIT matches */
+};
+
+/* Hands the packet to the node socket of endpoint owner, if it is for one. */
+static __always_inline int capture(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct bpf_sock *sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	bool ours, waits;
+
+	if (!sk)
+		return CAPTURE_NONE;
+	waits = sk->state == BPF_TCP_TIME_WAIT;
+	ours = meant_for(skb, p, sk, owner);
 	/* Request and time-wait sockets are found again by the stack itself. */
-	if (ours && sk->state != BPF_TCP_TIME_WAIT && sk->state != BPF_TCP_NEW_SYN_RECV)
+	if (ours && !waits && sk->state != BPF_TCP_NEW_SYN_RECV)
 		bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);
 	if (!ours)
-		return false;
+		return waits ? CAPTURE_TIMEWAIT : CAPTURE_NONE;
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = config_mark;
-	return true;
+	return CAPTURE_TAKEN;
+}
+
+/* The verdict on a packet for endpoint ep that arrived at the node; taken: a node socket has it. */
+static __always_inline int towards(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
+                                   bool *taken)
+{
+	__u32 ifindex = ep->ifindex;
+
+	if (!(ep->flags & ENDPOINT_INTERCEPTED))
+		return TC_ACT_OK;
+	switch (capture(skb, p, ep->id)) {
+	case CAPTURE_TAKEN:
+		*taken = true;
+		count(REASON_DELIVER_OVERLAY);
+		return TC_ACT_OK;
+	case CAPTURE_TIMEWAIT:
+		/* Routing would match it to that socket, too, and drop it. */
+		return bpf_redirect_peer(ifindex, 0);
+	}
+	return TC_ACT_OK;
 }
 
 /* Ingress of the VXLAN device. */
@@ -29,14 +102,13 @@ SEC("tc")
 int from_overlay(struct __sk_buff *skb)
 {
 	struct endpoint *ep;
+	bool taken = false;
 	struct packet p;
 
 	if (read_packet(skb, &p) != 6)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
-	if (ep && ep->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, ep->id))
-		count(REASON_DELIVER_OVERLAY);
-	return TC_ACT_OK;
+	return ep ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
 }
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
@@ -73,6 +145,7 @@ int from_endpoint(struct __sk_buff *skb)
 	struct endpoint *self, *peer;
 	struct address dst;
 	struct route *node;
+	bool taken = false;
 	struct packet p;
 	int kind, verdict;
 
@@ -92,11 +165,10 @@ int from_endpoint(struct __sk_buff *skb)
 		return verdict;
 	peer = endpoint_at(p.ip.daddr);
 	if (peer) {
-		if (peer->flags & ENDPOINT_INTERCEPTED && deliver_to_socket(skb, &p, peer->id)) {
+		verdict = towards(skb, &p, peer, &taken);
+		if (taken)
 			remember_plain(&p);
-			count(REASON_DELIVER_OVERLAY);
-		}
-		return TC_ACT_OK;
+		return verdict;
 	}
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
 	set_mapped(&dst, p.ip.daddr);
@@ -125,7 +197,7 @@ int to_endpoint(struct __sk_buff *skb)
 	sk = lookup(skb, p.ip.saddr, p.tcp.source, p.ip.daddr, p.tcp.dest);
 	if (!sk)
 		return TC_ACT_OK;
-	ours = owned(sk, ep->id);
+	ours = meant_for(skb, &p, sk, ep->id);
 	bpf_sk_release(sk);
 	if (!ours)
 		return TC_ACT_OK;
@@ -144,7 +216,7 @@ int deliver(struct __sk_buff *skb)
 	if (read_packet(skb, &p) != 6)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
-	if (ep && deliver_to_socket(skb, &p, ep->id))
+	if (ep && capture(skb, &p, ep->id) == CAPTURE_TAKEN)
 		count(REASON_DELIVER_NODE);
 	return TC_ACT_OK;
 }

@@ -80,7 +80,7 @@ static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flo
 		return false;
 	*flow = *found;
 	bpf_map_delete_elem(&flow_by_wire, &key);
-	return true;
+	return flow->relay != FLOW_CONTAINERS;
 }
 
 /* The container talks to itself: src and dst are the addresses its programs see. 0 is ::1. */

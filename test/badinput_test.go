@@ -70,7 +70,7 @@ func bareNodes(t *testing.T) (a, b bareNode) {
 	}
 	sh(t, a.name, "ip link add eth0 type veth peer name eth0 netns "+b.name)
 	for _, n := range []bareNode{a, b} {
-		sh(t, n.name, "ip addr add "+n.underlay+"/24 dev eth0 && ip link set eth0 up && ip link set lo up")
+		sh(t, n.name, "echo 1 > /proc/sys/net/ipv6/conf/eth0/addr_gen_mode && ip addr add "+n.underlay+"/24 dev eth0 && ip link set eth0 up && ip link set lo up")
 	}
 	return a, b
 }

@@ -217,17 +217,6 @@ func (p *program) stop() {
 	<-p.done
 }
 
-// waitEnd waits until the program ends by itself and gives its output.
-func (p *program) waitEnd() string {
-	p.t.Helper()
-	select {
-	case <-p.done:
-	case <-time.After(patience):
-		p.t.Fatalf("%s did not end within %s\n%s", p.name, patience, p.output())
-	}
-	return p.output()
-}
-
 // waitFor waits until the program has printed text.
 func (p *program) waitFor(text string) {
 	p.t.Helper()

@@ -91,6 +91,15 @@ func (c EndpointConfig) validate() error {
 	return nil
 }
 
+// CheckNetns reports if the file at path is no network namespace, or is not there.
+func CheckNetns(path string) error {
+	f, err := netns.Open(path)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
 // AddEndpoint joins the container's network namespace to the overlay by a veth pair, or brings the pair that
 // is there to cfg. If it made the pair and then met an error, the pair is gone again when it returns.
 func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -40,6 +41,7 @@ type Agent struct {
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
 	intercept *intercept.Server
+	listener  net.Listener // of the API; Run serves it
 
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex
@@ -80,6 +82,10 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		}
 	}
 	if err := a.checkHost(); err != nil {
+		return nil, err
+	}
+	// The socket before anything else: whoever holds it is this node's one agent.
+	if a.listener, err = api.Listen(cfg.APISocket); err != nil {
 		return nil, err
 	}
 	if err := enterCgroup(cfg.Cgroup); err != nil {
@@ -239,7 +245,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	serve("topology", func() error { return a.followTopology(ctx, states) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {
-		return api.Serve(ctx, a.cfg.APISocket, api.NewHandler(a, registry, a.log))
+		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
 	})
 	wg.Wait()
 	close(errs)
@@ -253,6 +259,11 @@ func (a *Agent) Run(ctx context.Context) error {
 // Close gives up what Start opened. Programs, devices and parked listeners stay: connections live on.
 func (a *Agent) Close() error {
 	var errs []error
+	if a.listener != nil {
+		if err := a.listener.Close(); !errors.Is(err, net.ErrClosed) { // Run closes it, too
+			errs = append(errs, err)
+		}
+	}
 	if a.intercept != nil {
 		a.intercept.Close()
 	}

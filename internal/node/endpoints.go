@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -30,7 +29,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 		// The namespace may have been made anew under the same path.
 		return have, a.attach(have)
 	}
-	if _, err := os.Stat(req.NetnsPath); err != nil {
+	if err := netcfg.CheckNetns(req.NetnsPath); err != nil {
 		return model.Endpoint{}, &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
 			Remedy: "give the path of an existing network namespace"}
 	}

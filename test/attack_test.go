@@ -1,0 +1,196 @@
+package test
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+//go:embed testdata/forge.py
+var forgeScript string
+
+// forger is a peer that can make packets of its own.
+func forger(t testing.TB, p *peer) *peer {
+	t.Helper()
+	p.must("%s", forgeScript)
+	return p
+}
+
+// networkID is the id of the lab's network.
+func networkID(t testing.TB) int {
+	t.Helper()
+	var status []struct{ Network struct{ ID int } }
+	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+		t.Fatalf("%v: %s", err, raw)
+	}
+	return status[0].Network.ID
+}
+
+// TestForgedPackets sends what no node or container may send, and expects each to be dropped under its
+// reason, on the right node, with nothing reaching the listener it is for.
+func TestForgedPackets(t *testing.T) {
+	server := startPeer(t, "heddle", "n2/c1")
+	port := freePort()
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.must(`l.setblocking(False)`)
+	id := networkID(t)
+	c1, c2, victim := address(t, "heddle", "n1/c1"), address(t, "heddle", "n1/c2"), address(t, "heddle", "n2/c1")
+	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
+	outside := netip.MustParseAddr(n1).As4()
+	outside[3] = 250
+	unknown := netip.AddrFrom4(outside).String()
+	direct := model.DefaultDirectPorts.First + 5
+	option := func(src string) string { return fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id, src, victim, port) }
+	syn := func(src, dst string, dport int, options string) string {
+		return fmt.Sprintf("forge(syn(%q, 33333, %q, %d, %s), %q)", src, dst, dport, options, dst)
+	}
+	plain, intercepted := forger(t, startPeer(t, "overlay", "n1/c1")), forger(t, startPeer(t, "heddle", "n1/c1"))
+	host, stranger := forger(t, startPeer(t, "host", "n1/c1")), forger(t, startOutside(t))
+	for _, c := range []struct {
+		name   string
+		by     *peer
+		line   string
+		node   string
+		reason string
+	}{
+		{"SYN option from a plain process", plain, syn(c1, n2, int(direct), option(c1)), "n1", "drop_forged_direct"},
+		{"SYN option from a raw socket of an intercepted process", intercepted, syn(c1, n2, int(direct), option(c2)), "n1", "drop_forged_direct"},
+		{"SYN option to the own node", plain, syn(c1, n1, int(direct), option(c1)), "n1", "drop_forged_direct"},
+		{"plain SYN to a direct port", plain, syn(c1, n2, int(direct), `b""`), "n1", "drop_forged_direct"},
+		{"spoofed source, other container", plain, syn(c2, victim, port, `b""`), "n1", "drop_spoofed_source"},
+		{"spoofed source, node", plain, syn(n1, n2, int(direct), option(c1)), "n1", "drop_spoofed_source"},
+		{"spoofed source, other node's container", plain, syn(victim, c2, port, `b""`), "n1", "drop_spoofed_source"},
+		{"spoofed source, UDP", intercepted, fmt.Sprintf(`forge(udp(%q, 5, %q, 6, b"x"), %q)`, c2, victim, victim), "n1", "drop_spoofed_source"},
+		{"VXLAN from a container", plain, fmt.Sprintf(`forge(udp(%q, 4789, %q, 4789, b"\x08" + bytes(60)), %q)`, c1, n2, n2), "n1", "drop_forged_overlay"},
+		{"unknown underlay address", stranger, syn(unknown, n2, int(direct), option(c1)), "n2", "drop_unknown_node"},
+		{"source of another node", host, syn(n1, n2, int(direct), option(victim)), "n2", "drop_source_not_of_node"},
+		{"source of no node", host, syn(n1, n2, int(direct), option("192.0.2.1")), "n2", "drop_source_not_of_node"},
+		{"other network", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id+1, c1, victim, port)), "n2", "drop_option_network"},
+		{"other version", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d, version=2)", id, c1, victim, port)), "n2", "drop_option_version"},
+		{"port 0", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, 0)", id, c1, victim)), "n2", "drop_option_malformed"},
+		{"wrong length", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d, length=12)", id, c1, victim, port)), "n2", "drop_option_malformed"},
+		{"no such endpoint", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id, c1, victim[:strings.LastIndex(victim, ".")]+".222", port)), "n2", "drop_no_endpoint"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := counters(t, c.node)[c.reason]
+			c.by.in(t).must("%s", c.line)
+			eventually(t, c.reason+" of "+c.node+" to rise", func() (bool, string) {
+				after := counters(t, c.node)
+				return after[c.reason] > before, fmt.Sprint(after)
+			})
+			server.in(t).expect(`"EAGAIN"`, `error_of(l.accept)`)
+		})
+	}
+	// The listener is not deaf: the same SYN from where it may come from reaches it.
+	t.Run("a node may", func(t *testing.T) {
+		before := counters(t, "n2")
+		host.in(t).must("%s", syn(n1, n2, int(direct), option(c1)))
+		client := startPeer(t, "heddle", "n1/c1")
+		client.must(`s = connect(4, %q, %d)`, victim, port)
+		server.in(t).must(`l.setblocking(True)`)
+		server.in(t).must(`c, who = l.accept()`)
+		after := counters(t, "n2")
+		for reason, n := range after {
+			if strings.HasPrefix(reason, "drop_") && n != before[reason] {
+				t.Errorf("%s rose from %d to %d", reason, before[reason], n)
+			}
+		}
+	})
+}
+
+// TestDirectPortsFromContainer: an intercepted socket that dials a direct port itself gets no further than
+// anybody else.
+func TestDirectPortsFromContainer(t *testing.T) {
+	client := startPeer(t, "heddle", "n1/c1")
+	for _, container := range []string{"n1/c1", "n2/c1"} {
+		client.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, address(t, "host", container), model.DefaultDirectPorts.First)
+	}
+}
+
+// TestRefusedOptions: options that reach into the node.
+func TestRefusedOptions(t *testing.T) {
+	p := startPeer(t, "heddle", "n1/c1")
+	for _, c := range []struct{ name, set string }{
+		{"SO_MARK", `socket.SOL_SOCKET, 36, 0x48640001`},
+		{"SO_MARK 0", `socket.SOL_SOCKET, 36, 0`},
+		{"SO_BINDTODEVICE", `socket.SOL_SOCKET, 25, b"eth0"`},
+		{"SO_BINDTOIFINDEX", `socket.SOL_SOCKET, 62, 1`},
+		{"SO_SNDBUFFORCE", `socket.SOL_SOCKET, 32, 1 << 20`},
+		{"SO_RCVBUFFORCE", `socket.SOL_SOCKET, 33, 1 << 20`},
+		{"SO_DEBUG", `socket.SOL_SOCKET, 1, 1`},
+		{"IP_TRANSPARENT", `socket.IPPROTO_IP, 19, 0`},
+		{"IP_OPTIONS", `socket.IPPROTO_IP, 4, bytes(4)`},
+		{"IPV6_TRANSPARENT", `socket.IPPROTO_IPV6, 75, 1`},
+		{"TCP_REPAIR", `socket.IPPROTO_TCP, 19, 1`},
+		{"TCP_MD5SIG", `socket.IPPROTO_TCP, 14, bytes(216)`},
+		{"TCP_SAVE_SYN", `socket.IPPROTO_TCP, 27, 1`},
+		{"TCP_SAVED_SYN", `socket.IPPROTO_TCP, 28, 1`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := p.in(t)
+			family := 4
+			if strings.HasPrefix(c.name, "IPV6") {
+				family = 6
+			}
+			before := counters(t, "n1")["refuse_sockopt"]
+			p.expect(`"EPERM"`, `error_of(tcp(%d).setsockopt, %s)`, family, c.set)
+			level, name, _ := strings.Cut(c.set, ", ")
+			name, _, _ = strings.Cut(name, ",")
+			p.expect(`"EPERM"`, `error_of(tcp(%d).getsockopt, %s, %s)`, family, level, name)
+			if after := counters(t, "n1")["refuse_sockopt"]; after != before+2 {
+				t.Errorf("refuse_sockopt rose by %d, want 2", after-before)
+			}
+		})
+	}
+}
+
+// TestForeignBind: a container binds its own addresses only, whatever the node has and whatever options it sets.
+func TestForeignBind(t *testing.T) {
+	p := startPeer(t, "heddle", "n1/c1")
+	underlay := address(t, "host", "n1/c1")
+	for name, addr := range map[string]string{
+		"node": underlay, "gateway": gatewayOf("n1/c1")(t), "other container": address(t, "heddle", "n1/c2"),
+		"container of another node": address(t, "heddle", "n2/c1"), "other node": address(t, "host", "n2/c1"), "outside": outsideTarget(t),
+		"broadcast": "255.255.255.255", "multicast": "224.0.0.1", "mapped node": "::ffff:" + underlay,
+		"link-local": "fe80::1", "other container, mapped": "::ffff:" + address(t, "heddle", "n1/c2"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := p.in(t)
+			family, freebind := 4, "socket.IPPROTO_IP, 15, 1"
+			if strings.Contains(addr, ":") {
+				family, freebind = 6, "socket.IPPROTO_IPV6, 78, 1"
+			}
+			before := counters(t, "n1")["refuse_bind_foreign"]
+			p.expect(`"EADDRNOTAVAIL"`, `error_of(tcp(%d).bind, (%q, 0))`, family, addr)
+			p.must(`s = tcp(%d)`, family)
+			p.must(`s.setsockopt(%s)`, freebind)
+			p.expect(`"EADDRNOTAVAIL"`, `error_of(s.bind, (%q, 0))`, addr)
+			// What is refused leaves the socket as it was.
+			p.must(`s.listen(1)`)
+			if after := counters(t, "n1")["refuse_bind_foreign"]; after != before+2 {
+				t.Errorf("refuse_bind_foreign rose by %d, want 2", after-before)
+			}
+		})
+	}
+}
+
+// TestAliasBind: binding the address that stands for another container's loopback gives one's own.
+func TestAliasBind(t *testing.T) {
+	thief, owner := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
+	for id := range model.EndpointID(4) {
+		v4, v6 := model.LoopbackAlias(id)
+		for _, a := range []netip.Addr{v4, v6} {
+			port := freePort()
+			thief.must(`l = listen(4, %q, %d)`, a, port)
+			owner.expect(`{"error": "ECONNREFUSED"}`, `connect(4, "127.0.0.1", %d)`, port)
+			owner.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, a, port)
+			owner.must(`l = listen(4, "127.0.0.1", %d)`, port)
+		}
+	}
+}

@@ -1,0 +1,37 @@
+# Packets that a program may make itself where it has CAP_NET_RAW.
+
+
+def internet_sum(b):
+    if len(b) % 2:
+        b += b"\0"
+    n = sum(struct.unpack(f"!{len(b) // 2}H", b))
+    while n >> 16:
+        n = (n & 0xFFFF) + (n >> 16)
+    return ~n & 0xFFFF
+
+
+def ip_packet(src, dst, protocol, payload):
+    head = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 20 + len(payload), 4711, 0, 64, protocol, 0, socket.inet_aton(src), socket.inet_aton(dst))
+    return head[:10] + struct.pack("!H", internet_sum(head)) + head[12:] + payload
+
+
+def heddle_option(network, src, dst, port, version=1, length=16):
+    return struct.pack("!BBHHH", 253, length, 0x4864, version << 12 | network, port) + socket.inet_aton(dst) + socket.inet_aton(src)
+
+
+def syn(src, sport, dst, dport, options=b""):
+    options += b"\1" * (-len(options) % 4)
+    tcp = struct.pack("!HHIIBBHHH", sport, dport, 12345, 0, (20 + len(options)) // 4 << 4, 2, 64240, 0, 0) + options
+    pseudo = socket.inet_aton(src) + socket.inet_aton(dst) + struct.pack("!BBH", 0, 6, len(tcp))
+    return ip_packet(src, dst, 6, tcp[:16] + struct.pack("!H", internet_sum(pseudo + tcp)) + tcp[18:])
+
+
+def udp(src, sport, dst, dport, payload):
+    return ip_packet(src, dst, 17, struct.pack("!HHHH", sport, dport, 8 + len(payload), 0) + payload)
+
+
+def forge(packet, dst):
+    """Sends a whole IP packet."""
+    s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    s.sendto(packet, (dst, 0))
+    s.close()

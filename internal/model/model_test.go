@@ -1,0 +1,98 @@
+package model
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestParsePortRange(t *testing.T) {
+	for in, want := range map[string]PortRange{"80": {80, 80}, "17408-17471": {17408, 17471}, "1-65535": {1, 65535}} {
+		if got, err := ParsePortRange(in); err != nil || got != want {
+			t.Errorf("%q: got %v, %v; want %v", in, got, err, want)
+		}
+	}
+	for _, in := range []string{"", "0", "0-5", "9-3", "80-", "-80", "1-65536", "a-b", "80-90-100", " 80"} {
+		if got, err := ParsePortRange(in); err == nil {
+			t.Errorf("%q: got %v, want an error", in, got)
+		}
+	}
+}
+
+func TestValidateName(t *testing.T) {
+	for _, ok := range []string{"n1", "a", "node-7", strings.Repeat("x", 32)} {
+		if err := ValidateName("node name", ok); err != nil {
+			t.Errorf("%q: %v", ok, err)
+		}
+	}
+	for _, bad := range []string{"", "-a", "a-", "N1", "a_b", "a/b", "ä", strings.Repeat("x", 33)} {
+		if err := ValidateName("node name", bad); err == nil || !strings.HasPrefix(err.Error(), "node name ") {
+			t.Errorf("%q: got %v, want an error that names the field", bad, err)
+		}
+	}
+}
+
+func TestNetworkIDFitsTheOption(t *testing.T) {
+	for id, ok := range map[NetworkID]bool{0: false, 1: true, 4095: true, 4096: false} {
+		if err := id.Validate(); (err == nil) != ok {
+			t.Errorf("%d: %v", id, err)
+		}
+	}
+}
+
+// TestLoopbackAliasesAreApart checks that no two endpoints, and no two families of one, share an alias,
+// and that none is an address that programs use.
+func TestLoopbackAliasesAreApart(t *testing.T) {
+	seen := map[netip.Addr]EndpointID{}
+	for _, id := range []EndpointID{1, 2, 255, 256, 65535, 65536, MaxEndpointID - 1, MaxEndpointID} {
+		v4, v6 := LoopbackAlias(id)
+		for _, a := range []netip.Addr{v4, v6} {
+			if other, taken := seen[a]; taken {
+				t.Errorf("endpoints %d and %d share %s", id, other, a)
+			}
+			seen[a] = id
+			if !a.IsLoopback() || a.As4()[1] < 128 {
+				t.Errorf("endpoint %d: %s is not in 127.128.0.0/9", id, a)
+			}
+		}
+	}
+}
+
+func TestGateway(t *testing.T) {
+	if got := Gateway(netip.MustParsePrefix("10.244.3.0/24")); got != netip.MustParseAddr("10.244.3.1") {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestPathText(t *testing.T) {
+	for p := PathNone; p < numPaths; p++ {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var back Path
+		if err := json.Unmarshal(raw, &back); err != nil || back != p {
+			t.Errorf("%s came back as %s, %v", raw, back, err)
+		}
+	}
+	var p Path
+	if err := json.Unmarshal([]byte(`"sideways"`), &p); err == nil {
+		t.Error("an unknown path was accepted")
+	}
+}
+
+// TestReasons checks that reasons are complete and that names and kinds fit, since they are metric labels.
+func TestReasons(t *testing.T) {
+	names := map[string]bool{}
+	for i, r := range Reasons {
+		if int(r.Reason) != i || names[r.Name] || r.Help == "" {
+			t.Errorf("reason %d: %+v", i, r)
+		}
+		names[r.Name] = true
+		prefixes := map[Kind]string{KindFallback: "fallback_", KindDrop: "drop_", KindRefusal: "refuse_"}
+		if want := prefixes[r.Kind]; !strings.HasPrefix(r.Name, want) {
+			t.Errorf("%s: its kind is %s", r.Name, r.Kind)
+		}
+	}
+}

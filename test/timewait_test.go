@@ -1,6 +1,7 @@
 package test
 
 import (
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -19,14 +20,14 @@ while True:
     c.close()
 `
 
-// echoClient connects to ADDR PORT from the source ports given behind (0: any), echoes, closes first and
+// echoClient connects to ADDR PORT from each of the source ports given behind, echoes, closes first and
 // prints the ports it used.
 const echoClient = `
 import socket, sys
 ports = []
 for p in map(int, sys.argv[3:]):
     c = socket.socket(); c.settimeout(5); c.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if p: c.bind(("", p))
+    c.bind(("", p))
     c.connect((sys.argv[1], int(sys.argv[2]))); c.sendall(b"x" * 64)
     got = b""
     while len(got) < 64:
@@ -41,8 +42,12 @@ print(*ports)
 // connections between the containers' own stacks that have the same addresses and ports, on one node and
 // on two, whichever end is intercepted.
 func TestTimeWaitIsNotInTheWay(t *testing.T) {
-	const connections = 20
-	any := strings.Fields(strings.Repeat("0 ", connections))
+	// Outside the range the kernel gives out, which earlier tests have left full of TIME_WAIT.
+	var ports []string
+	for p := 20001; p <= 20020; p++ {
+		ports = append(ports, strconv.Itoa(p))
+	}
+	want := strings.Join(ports, " ")
 	for _, tc := range []struct{ name, server, client string }{
 		{"same node", "n1/c2", "n1/c1"},
 		{"other node", "n2/c1", "n1/c1"},
@@ -50,22 +55,20 @@ func TestTimeWaitIsNotInTheWay(t *testing.T) {
 		for port, second := range map[string]string{"7961": "overlay", "7962": "heddle"} {
 			t.Run(tc.name+", server "+second, func(t *testing.T) {
 				addr := address(t, "heddle", tc.server)
-				client := func(mode string, ports []string) []string {
-					return strings.Fields(mustRun(t, mode, tc.client, append([]string{"python3", "-c", echoClient, addr, port}, ports...)...))
+				client := func(mode string) {
+					argv := append([]string{"python3", "-c", echoClient, addr, port}, ports...)
+					if used := strings.TrimSpace(mustRun(t, mode, tc.client, argv...)); used != want {
+						t.Fatalf("%s client used ports %s, want %s", mode, used, want)
+					}
 				}
 				first := start(t, "heddle", tc.server, "python3", "-c", echoServer, port)
 				first.waitFor("listening")
-				used := client("heddle", any)
-				if len(used) != connections {
-					t.Fatalf("client used ports %v, want %d", used, connections)
-				}
+				client("heddle")
 				if second == "overlay" {
 					first.stop()
 					start(t, "overlay", tc.server, "python3", "-c", echoServer, port).waitFor("listening")
 				}
-				if again := client("overlay", used); strings.Join(again, " ") != strings.Join(used, " ") {
-					t.Errorf("plain client used ports %v, want %v", again, used)
-				}
+				client("overlay")
 			})
 		}
 	}

@@ -11,16 +11,19 @@ export CGO_ENABLED ?= 0
 # What each job needs beyond Go and gcc.
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
-TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached python3-minimal python3 \
+TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
-# install PACKAGES: only what is missing, so that a second run needs no network.
+# install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
+# started: the tests run their own.
 define install
 	@missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
 		echo "installing:" $$missing; \
 		[ "$$(id -u)" = 0 ] || { echo "needs root to install:" $$missing; exit 1; }; \
+		policy=/usr/sbin/policy-rc.d; \
+		[ -e $$policy ] || { trap 'rm -f /usr/sbin/policy-rc.d' EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; }; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
 	fi
 endef

@@ -119,7 +119,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}),
 		endpoints: map[model.EndpointID]*endpoint{}, listeners: map[*listener]struct{}{},
 	}
-	s.refiller.maker, s.refiller.target = cfg.Maker, cfg.ReadyPerFamily
+	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
 	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
 	s.refiller.failed = func(id model.EndpointID, err error) {
 		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)

@@ -138,6 +138,7 @@ func (st *stock) close() []socket {
 
 // refiller makes sockets ahead of need. One goroutine runs it; the answering threads only queue stocks.
 type refiller struct {
+	log    *slog.Logger
 	maker  SocketMaker
 	target int          // sockets a stock is filled up to; 0 turns stocks off
 	max    int64        // ready sockets of all stocks together
@@ -163,7 +164,7 @@ func (r *refiller) run(ctx context.Context) {
 	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
 	runtime.LockOSThread()
 	if err := yieldToAll(); err != nil {
-		slog.Default().Warn("making sockets ahead competes with programs", "err", err)
+		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
 	for {
 		select {

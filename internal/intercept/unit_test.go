@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"unsafe"
 
@@ -100,7 +101,7 @@ func TestErrnoTable(t *testing.T) {
 
 func TestStock(t *testing.T) {
 	m := &testMaker{}
-	r := &refiller{maker: m, target: 4, max: 6, queue: make(chan *stock, 1)}
+	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1)}
 	e := newEndpoint(testEndpoint)
 	ctx := context.Background()
 	own := self()

@@ -234,8 +234,10 @@ func TestMalformedRequests(t *testing.T) {
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","addr":"10.0.0.300"}`, "addr"},
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","addr":"fe80::1%eth0"}`, "addr"},
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","labels":{"":"x"}}`, "labels"},
-		{"POST", "/v1/endpoints", `{"name":"` + strings.Repeat("x", 1<<20) + `"}`, ""},
-		{"POST", "/v1/endpoints", strings.Repeat("[", 100000), ""},
+		// Larger ones than these are answered while the client still writes, and it may not see the answer:
+		// internal/api tests them.
+		{"POST", "/v1/endpoints", `{"name":"` + strings.Repeat("x", 20000) + `"}`, "name"},
+		{"POST", "/v1/endpoints", strings.Repeat("[", 20000), ""},
 	} {
 		t.Run(fmt.Sprintf("%s %.60q %.40q", c.method, c.path, c.body), func(t *testing.T) {
 			code, body := ask(t, socket, c.method, c.path, c.body)

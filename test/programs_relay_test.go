@@ -28,7 +28,8 @@ func TestManyToPlainListener(t *testing.T) {
 	connect("heddle")
 	counted := countPair(t, e).since(before)
 	checkPaths(t, e, counted)
-	if got := counted.server["relay_opened"]; got != 2*count {
+	// A SYN that is sent again after its relay was forgotten opens another.
+	if got := counted.server["relay_opened"]; got < 2*count || got > 2*count+count/50 {
 		t.Errorf("%d relays were opened for %d connections", got, 2*count)
 	}
 	connect("overlay")

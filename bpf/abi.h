@@ -69,6 +69,7 @@ enum sock_tag_flags {
 	TAG_REMOTE = 1 << 4,      /* getpeername shows tag.remote and remote_port */
 	TAG_ESTABLISHED = 1 << 6, /* has been connected */
 	TAG_ROUTED = 1 << 5,      /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_NAMES = 1 << 7,       /* connecting: the accepting side must be told the addresses shown here */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
@@ -80,9 +81,51 @@ struct sock_tag {
 	struct address remote;
 	__be16 local_port; /* shown instead of the kernel's if not 0 */
 	__be16 remote_port;
-	__u8 path;   /* enum heddle_path */
-	__u8 reason; /* enum heddle_reason: why not direct */
+	__u8 path;        /* enum heddle_path */
+	__u8 reason;      /* enum heddle_reason: why not direct */
+	__u8 claim;       /* enum claim_kind: the claim counted for this socket */
+	__u8 claim_wish;  /* enum claim_kind: what bind() asks for */
+	__u8 claim_flags; /* enum claim_flags */
+	__u8 pad;
+	__u16 claim_port; /* host byte order */
+	__u32 claim_uid;  /* of the process that bound it */
+};
+
+/* Which addresses of its container a bound socket holds a port of. Those at the same node address need no
+ * claim against each other: the kernel knows. */
+enum claim_kind {
+	CLAIM_NONE,      /* not bound, or an address that overlaps with no other node address */
+	CLAIM_ANY4,      /* 0.0.0.0 */
+	CLAIM_ANY,       /* ::, IPv4 included */
+	CLAIM_ANY6,      /* :: with IPV6_V6ONLY */
+	CLAIM_LOOPBACK4, /* in 127.0.0.0/8 */
+	CLAIM_LOOPBACK6, /* ::1 */
+	CLAIM_OWN6,      /* the IPv6 overlay address */
+	CLAIM_KINDS = 8,
+};
+
+enum claim_flags {
+	CLAIM_REUSEADDR = 1 << 0, /* SO_REUSEADDR is set */
+	CLAIM_REUSEPORT = 1 << 1, /* SO_REUSEPORT is set */
+	CLAIM_LISTENS = 1 << 2,   /* shares with no other address, whatever SO_REUSEADDR says */
+	CLAIM_PORT_ZERO = 1 << 3, /* the kernel chose the port */
+};
+
+/* A port of a container. */
+struct port_key {
+	__u32 endpoint_id;
+	__u16 port; /* host byte order */
 	__u16 pad;
+};
+
+/* The sockets of one container bound to one port, by what they hold. */
+struct port_claims {
+	struct {
+		__u32 sockets;
+		__u32 exclusive; /* those that SO_REUSEADDR does not open to others */
+		__u32 alone;     /* those without SO_REUSEPORT */
+	} by_kind[CLAIM_KINDS];
+	__u32 uid; /* of the last one */
 };
 
 /* endpoint.flags */
@@ -128,7 +171,7 @@ struct flow_key {
 	__be16 dport;
 };
 
-/* flow.relay */
+/* flow.kind */
 enum flow_kind {
 	FLOW_PLAIN,      /* neither of what follows */
 	FLOW_RELAY,      /* rewritten and handed to the endpoint's veth */
@@ -142,7 +185,7 @@ struct flow {
 	__be32 src; /* overlay addresses */
 	__be32 dst;
 	__be16 dst_port;
-	__u16 relay;       /* enum flow_kind */
+	__u16 kind;        /* enum flow_kind */
 	__u32 ifindex;     /* of that veth, if relayed */
 	__be16 relay_port; /* source port there, if relayed */
 	__u16 ended;       /* enum flow_ended, if relayed */

@@ -5,9 +5,15 @@
 
 #define V4_MAPPED_PREFIX bpf_htonl(0xffff)
 #define LOOPBACK4        bpf_htonl(0x7f000001)
-#define ALIAS4_BASE      0x7f800000 /* 127.128.0.0: stands for 127.0.0.1 of endpoint n at offset n */
-#define ALIAS6_BASE      0x7fc00000 /* 127.192.0.0: stands for ::1 */
-#define ALIAS_ID_MASK    0x3fffff
+
+/* Loopback aliases: 127.128.0.0/9 holds 512 addresses for each endpoint id, which stand for the loopback
+ * addresses of that endpoint's container. Local in every namespace without set-up. */
+#define ALIAS_BASE        0x7f800000
+#define ALIAS_ID_MASK     0x3fff
+#define ALIAS_SLOTS       512
+#define ALIAS_SLOT_SHARED 256 /* below: 127.0.0.0/24, one each; from here the rest of 127.0.0.0/8 by a hash */
+#define ALIAS_SLOT_LAST   509
+#define ALIAS_SLOT_IPV6   511 /* ::1 */
 
 /* These store word by word. A constant struct that is copied makes clang 14's BPF backend drop
  * neighbouring stores; a test in internal/datapath refuses objects with such constants. */
@@ -56,30 +62,46 @@ static __always_inline bool is_loopback4(__be32 a)
 	return (a & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
 }
 
-static __always_inline __be32 alias4(__u32 endpoint_id)
+static __always_inline __be32 alias(__u32 endpoint_id, __u32 slot)
 {
-	return bpf_htonl(ALIAS4_BASE | (endpoint_id & ALIAS_ID_MASK));
+	return bpf_htonl(ALIAS_BASE | (endpoint_id & ALIAS_ID_MASK) * ALIAS_SLOTS | slot);
 }
 
+/* The node address that stands for loopback address a of the endpoint's container. */
+static __always_inline __be32 alias4(__u32 endpoint_id, __be32 a)
+{
+	__u32 host = bpf_ntohl(a) & 0xffffff;
+
+	if (host >= ALIAS_SLOT_SHARED)
+		host = ALIAS_SLOT_SHARED + host % (ALIAS_SLOT_LAST + 1 - ALIAS_SLOT_SHARED);
+	return alias(endpoint_id, host);
+}
+
+/* The same for ::1. */
 static __always_inline __be32 alias6(__u32 endpoint_id)
 {
-	return bpf_htonl(ALIAS6_BASE | (endpoint_id & ALIAS_ID_MASK));
+	return alias(endpoint_id, ALIAS_SLOT_IPV6);
 }
 
-/* Whether a stands for a container's 127.0.0.1 (or ::1), and so is never shown to a program. */
-static __always_inline bool is_alias4(__be32 a)
+/* Whether a stands for a container's loopback address, and so is never shown to a program. */
+static __always_inline bool is_alias(__be32 a)
 {
-	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(ALIAS4_BASE);
+	return (a & bpf_htonl(0xff800000)) == bpf_htonl(ALIAS_BASE);
 }
 
 static __always_inline bool is_alias6(__be32 a)
 {
-	return (a & bpf_htonl(0xffc00000)) == bpf_htonl(ALIAS6_BASE);
+	return is_alias(a) && (a & bpf_htonl(ALIAS_SLOTS - 1)) == bpf_htonl(ALIAS_SLOT_IPV6);
 }
 
-static __always_inline bool is_alias(__be32 a)
+/* The loopback address that alias a stands for, 0 for ::1. Of a shared one only the range is known. */
+static __always_inline __be32 loopback_of(__be32 a)
 {
-	return is_alias4(a) || is_alias6(a);
+	__u32 slot = bpf_ntohl(a) & (ALIAS_SLOTS - 1);
+
+	if (slot == ALIAS_SLOT_IPV6)
+		return 0;
+	return slot < ALIAS_SLOT_SHARED ? bpf_htonl(0x7f000000 | slot) : LOOPBACK4;
 }
 
 static __always_inline struct route *route_to(__be32 dst)

@@ -2,7 +2,7 @@
 /* bind(): a program binds the addresses of its container; the kernel binds node addresses.
  *
  *   0.0.0.0, own address   -> the overlay address
- *   127.0.0.0/8            -> the endpoint's loopback alias
+ *   127.0.0.0/8            -> the endpoint's loopback alias for it
  *   ::                     -> the overlay address, v4-mapped; with IPV6_V6ONLY the alias of ::1,
  *                             since an IPv4 overlay gives it no other IPv6 address
  *   ::1                    -> the alias of ::1
@@ -18,22 +18,26 @@ static __always_inline int refuse(__u32 reason, int err)
 
 /* Gives the node address to bind for IPv4 address a, 0 if a is not the container's. Notes in tag what
  * getsockname must show. */
-static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct endpoint *ep, __be32 a)
+static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct endpoint *ep, __be32 a,
+                                           bool any_port)
 {
 	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
 	tag->local_port = 0;
 	if (a == 0) {
 		tag->flags |= TAG_BOUND | TAG_WILD;
+		ask_claim(tag, CLAIM_ANY4, any_port);
 		return ep->addr4.word[3];
 	}
 	if (a == ep->addr4.word[3]) {
 		tag->flags |= TAG_BOUND;
+		ask_claim(tag, CLAIM_NONE, any_port);
 		return a;
 	}
 	if (is_loopback4(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
 		set_mapped(&tag->local, a);
-		return alias4(ep->id);
+		ask_claim(tag, CLAIM_LOOPBACK4, any_port);
+		return alias4(ep->id, a);
 	}
 	return 0;
 }
@@ -53,7 +57,7 @@ int bind4(struct bpf_sock_addr *ctx)
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	target = bind_target4(tag, ep, ctx->user_ip4);
+	target = bind_target4(tag, ep, ctx->user_ip4, !ctx->user_port);
 	if (!target)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	ctx->user_ip4 = target;
@@ -61,21 +65,23 @@ int bind4(struct bpf_sock_addr *ctx)
 }
 
 static __always_inline __be32 bind_target6(struct sock_tag *tag, const struct endpoint *ep,
-                                           const struct address *a)
+                                           const struct address *a, bool any_port)
 {
 	bool v6only = tag->flags & TAG_V6ONLY;
 
 	if (is_mapped(a))
-		return v6only ? 0 : bind_target4(tag, ep, a->word[3]);
+		return v6only ? 0 : bind_target4(tag, ep, a->word[3], any_port);
 	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
 	tag->local_port = 0;
 	if (is_unspecified6(a)) {
 		tag->flags |= TAG_BOUND | TAG_WILD;
+		ask_claim(tag, v6only ? CLAIM_ANY6 : CLAIM_ANY, any_port);
 		return v6only ? alias6(ep->id) : ep->addr4.word[3];
 	}
 	if (is_loopback6(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
 		set_loopback6(&tag->local);
+		ask_claim(tag, CLAIM_LOOPBACK6, any_port);
 		return alias6(ep->id);
 	}
 	return 0;
@@ -101,7 +107,7 @@ int bind6(struct bpf_sock_addr *ctx)
 	a.word[1] = ctx->user_ip6[1];
 	a.word[2] = ctx->user_ip6[2];
 	a.word[3] = ctx->user_ip6[3];
-	target = bind_target6(tag, ep, &a);
+	target = bind_target6(tag, ep, &a, !ctx->user_port);
 	if (!target)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	ctx->user_ip6[0] = 0;

@@ -30,14 +30,14 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 	if (p->tcp.flags & TCP_FLAG_SYN_) {
 		if (!(p->tcp.flags & TCP_FLAG_ACK_) && has_listener(skb, p, owner))
 			return false;
-		flow.relay = FLOW_CONTAINERS;
+		flow.kind = FLOW_CONTAINERS;
 		bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
 		return true;
 	}
 	found = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!found)
 		found = bpf_map_lookup_elem(&flow_by_wire, &reverse);
-	return found && found->relay == FLOW_CONTAINERS;
+	return found && found->kind == FLOW_CONTAINERS;
 }
 
 /* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is for. */

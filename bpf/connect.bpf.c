@@ -116,65 +116,41 @@ static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, _
 	return 1;
 }
 
-/* A bound socket connects to its own container: tells the accepting side (sockops) which addresses the
- * programs see, since those of the packets stand for several. 0 is ::1. */
-static __always_inline void remember_names(struct bpf_sock_addr *ctx, __be32 target, __be32 src, __be32 dst)
-{
-	struct flow_key k = {};
-	struct flow flow = {};
-
-	k.saddr = ctx->sk->src_ip4;
-	k.daddr = target;
-	k.sport = bpf_htons((__u16)ctx->sk->src_port);
-	k.dport = (__be16)ctx->user_port;
-	flow.src = src;
-	flow.dst = dst;
-	flow.dst_port = k.dport;
-	flow.relay = FLOW_NAMES;
-	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
-}
-
-/* The address the program sees on its bound socket: IPv4, or 0 for ::1. */
-static __always_inline __be32 shown_source(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
-{
-	__be32 src = ctx->sk->src_ip4;
-
-	barrier(); /* the compiler must not choose between pointers, one of them into the socket */
-	if (!(tag->flags & TAG_LOCAL))
-		return src;
-	return is_mapped(&tag->local) ? tag->local.word[3] : 0;
-}
-
 /* dst is what the program asked for; v6 says that it asked for ::1; wild that the socket is bound to a
  * wildcard. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                             const struct endpoint *ep, __be32 dst, bool v6, bool wild)
 {
-	__be32 alias = v6 ? alias6(ep->id) : alias4(ep->id);
-	__be32 own = ep->addr4.word[3], target = alias;
+	__be32 asked = dst ? dst : LOOPBACK4;
+	__be32 source = v6 ? alias6(ep->id) : alias4(ep->id, LOOPBACK4);
+	__be32 at_alias = v6 ? source : alias4(ep->id, asked);
+	__be32 own = ep->addr4.word[3], target = at_alias;
 	__be16 port = ctx->user_port;
 	struct listener at = {};
 
 	/* A wildcard listener is bound to the overlay address; ::1 reaches those of IPv6 sockets only. */
-	if (!listens(ctx, alias, alias, port, ep->id, &at) && listens(ctx, alias, own, port, ep->id, &at) &&
-	    (at.flags & TAG_WILD) && (!v6 || at.family == AF_INET6))
+	if (!listens(ctx, source, at_alias, port, ep->id, &at) &&
+	    listens(ctx, source, own, port, ep->id, &at) && (at.flags & TAG_WILD) &&
+	    (!v6 || at.family == AF_INET6))
 		target = own;
 	/* The RST would not find a socket that is bound to the overlay address. */
-	if (target == alias && ctx->sk->src_ip4 == own && !listens(ctx, own, alias, port, ep->id, &at)) {
+	if (target == at_alias && ctx->sk->src_ip4 == own &&
+	    !listens(ctx, own, at_alias, port, ep->id, &at)) {
 		bpf_set_retval(-ECONNREFUSED_);
 		return 0;
 	}
 	set_mark(ctx, tag, false);
-	bind_source(ctx, sk6, alias);
+	bind_source(ctx, sk6, source);
 	tag->flags |= TAG_REMOTE;
-	set_loopback(&tag->remote, v6, dst ? dst : LOOPBACK4);
+	set_loopback(&tag->remote, v6, asked);
 	tag->remote_port = port;
 	if (wild || !(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
 		set_loopback(&tag->local, v6, LOOPBACK4);
 	}
-	if (tag->flags & TAG_BOUND)
-		remember_names(ctx, target, shown_source(ctx, tag), v6 ? 0 : (dst ? dst : LOOPBACK4));
+	/* The accepting side takes 127.0.0.1 (or ::1) for granted. */
+	if (tag->flags & TAG_BOUND || asked != LOOPBACK4)
+		tag->flags |= TAG_NAMES;
 	set_destination(ctx, sk6, target, port);
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
@@ -190,7 +166,7 @@ static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, 
 		return 0;
 	}
 	set_mark(ctx, tag, false);
-	set_destination(ctx, sk6, alias4(ep->id), 0);
+	set_destination(ctx, sk6, LOOPBACK4, 0);
 	return 1;
 }
 
@@ -210,7 +186,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (is_alias(ctx->sk->src_ip4))
-		remember_names(ctx, dst, shown_source(ctx, tag), dst);
+		tag->flags |= TAG_NAMES;
 	if (local)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
@@ -288,7 +264,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
 	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
-	tag->flags &= ~(TAG_WILD | TAG_REMOTE);
+	tag->flags &= ~(TAG_WILD | TAG_REMOTE | TAG_NAMES);
 	if (!is_alias(ctx->sk->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
 	return tag;

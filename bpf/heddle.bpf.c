@@ -9,6 +9,7 @@
 #include "option.h"
 #include "packet.h"
 
+#include "claim.bpf.c"
 #include "bind.bpf.c"
 #include "connect.bpf.c"
 #include "sockops.bpf.c"

@@ -29,6 +29,7 @@
 #define EPERM_         1
 #define EINVAL_        22
 #define ENOPROTOOPT_   92
+#define EADDRINUSE_    98
 #define EADDRNOTAVAIL_ 99
 #define ENETDOWN_      100
 #define ENETUNREACH_   101

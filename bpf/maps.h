@@ -76,6 +76,16 @@ struct {
 	__type(value, struct flow_key);
 } wire_by_relay SEC(".maps");
 
+/* Ports that bound sockets hold, where the kernel cannot tell that two conflict. Written and read by bind and
+ * close; an entry goes with the last socket. When it is full, conflicts between addresses are not seen. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct port_key);
+	__type(value, struct port_claims);
+} claims_by_port SEC(".maps");
+
 /* Counts by enum heddle_reason. Written here, read by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

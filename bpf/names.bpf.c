@@ -63,6 +63,8 @@ int getsockname6(struct bpf_sock_addr *ctx)
 	if (!tag || !ctx->user_ip6[3])
 		return 1;
 	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
+		if (tag->claim == CLAIM_ANY4)
+			any.word[2] = V4_MAPPED_PREFIX;
 		show6(ctx, &any);
 	} else if (tag->flags & TAG_LOCAL) {
 		show6(ctx, &tag->local);

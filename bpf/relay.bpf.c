@@ -50,7 +50,7 @@ static __always_inline struct flow *relayed_flow(const struct flow_key *wire, co
 {
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, wire);
 
-	if (!flow || flow->relay != FLOW_RELAY || flow->relay_port != back->dport ||
+	if (!flow || flow->kind != FLOW_RELAY || flow->relay_port != back->dport ||
 	    flow->src != back->daddr || flow->dst != back->saddr || flow->dst_port != back->sport)
 		return NULL;
 	return flow;
@@ -120,10 +120,10 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (!ifindex)
 		return TC_ACT_OK;
 	/* Retransmitted: as before. */
-	if (old && old->relay == FLOW_RELAY && !old->ended && old->src == flow->src &&
-	    old->dst == flow->dst && old->dst_port == flow->dst_port)
+	if (old && old->kind == FLOW_RELAY && !old->ended && old->src == flow->src && old->dst == flow->dst &&
+	    old->dst_port == flow->dst_port)
 		return relay_forward(skb, p, old);
-	flow->relay = FLOW_RELAY;
+	flow->kind = FLOW_RELAY;
 	flow->ifindex = ifindex;
 	flow->relay_port = relay_port(flow, k);
 	if (!flow->relay_port) {

@@ -80,7 +80,7 @@ static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flo
 		return false;
 	*flow = *found;
 	bpf_map_delete_elem(&flow_by_wire, &key);
-	return flow->relay != FLOW_CONTAINERS;
+	return flow->kind != FLOW_CONTAINERS;
 }
 
 /* The container talks to itself: src and dst are the addresses its programs see. 0 is ::1. */
@@ -102,7 +102,7 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 
 	tag->path = PATH_LOCAL;
 	if (remembered_flow(ops, &flow)) {
-		if (flow.relay == FLOW_PLAIN) {
+		if (flow.kind == FLOW_PLAIN) {
 			tag->path = PATH_OVERLAY;
 			return;
 		}
@@ -121,7 +121,9 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 
 	count(REASON_ACCEPT_LOCAL);
 	if (is_alias(remote) || is_alias(local)) {
-		flow.src = flow.dst = is_alias6(remote) || is_alias6(local) ? 0 : LOOPBACK4;
+		/* The own address stands for a wildcard. */
+		flow.src = is_alias(remote) ? loopback_of(remote) : loopback_of(local);
+		flow.dst = is_alias(local) ? loopback_of(local) : (is_alias6(remote) ? 0 : LOOPBACK4);
 		remembered_flow(ops, &flow);
 		accept_names(tag, flow.src, flow.dst);
 		return;
@@ -145,15 +147,51 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	/* The tag is a copy of the listener's. */
-	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE | TAG_NAMES);
 	tag->flags |= TAG_ESTABLISHED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
+	tag->claim = tag->claim_wish = CLAIM_NONE;
 	tag->reason = REASON_NONE;
 	if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
 	else
 		accept_as_is(ops, tag, ops->remote_ip4);
+}
+
+/* A connection within the container whose addresses on lo stand for several: tells the accepting side which
+ * ones the programs see. 0 is ::1. */
+static __always_inline void remember_names(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	struct flow_key k = {};
+	struct flow flow = {};
+
+	k.saddr = ops->local_ip4;
+	k.daddr = ops->remote_ip4;
+	k.sport = bpf_htons((__u16)ops->local_port);
+	k.dport = (__be16)(ops->remote_port >> 16);
+	flow.src = k.saddr;
+	if (tag->flags & TAG_LOCAL)
+		flow.src = is_mapped(&tag->local) ? tag->local.word[3] : 0;
+	flow.dst = k.daddr;
+	if (tag->flags & TAG_REMOTE)
+		flow.dst = is_mapped(&tag->remote) ? tag->remote.word[3] : 0;
+	flow.dst_port = k.dport;
+	flow.kind = FLOW_NAMES;
+	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
+}
+
+static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+
+	if (!tag)
+		return;
+	if (tag->path == PATH_DIRECT)
+		bpf_sock_ops_cb_flags_set(ops,
+		                          ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	else if (tag->flags & TAG_NAMES)
+		remember_names(ops, tag);
 }
 
 static __always_inline void listening(struct bpf_sock_ops *ops)
@@ -165,6 +203,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	tag->path = PATH_LISTEN;
+	set_claim_flag(tag, CLAIM_LISTENS, true);
 	/* listen() without bind(): the kernel chose a port of the wildcard, which here is the node's. Tied
 	 * to the delivery device, nothing outside can reach it. */
 	if (!ops->local_ip4) {
@@ -188,10 +227,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
-		tag = tag_of(ops);
-		if (tag && tag->path == PATH_DIRECT)
-			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
-			                                       BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+		connecting_cb(ops);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
 		listening(ops);

@@ -138,6 +138,24 @@ static __always_inline int set_v6only(struct bpf_sockopt *ctx, struct sock_tag *
 	return 1;
 }
 
+/* SO_REUSEADDR and SO_REUSEPORT decide about conflicts between addresses, too. */
+static __always_inline void note_reuse(struct bpf_sockopt *ctx, struct sock_tag *tag)
+{
+	__u8 *value = ctx->optval;
+	__u8 flag;
+
+	if (ctx->level != SOL_SOCKET_ || ctx->optlen < (int)sizeof(int) ||
+	    (void *)(value + sizeof(int)) > ctx->optval_end)
+		return;
+	if (ctx->optname == 2 /* SO_REUSEADDR */)
+		flag = CLAIM_REUSEADDR;
+	else if (ctx->optname == 15 /* SO_REUSEPORT */)
+		flag = CLAIM_REUSEPORT;
+	else
+		return;
+	set_claim_flag(tag, flag, *(int *)value != 0);
+}
+
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
@@ -150,6 +168,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 		goto pass;
 	switch (sockopt_verdict(ctx->level, ctx->optname)) {
 	case SOCKOPT_PASS:
+		note_reuse(ctx, tag);
 		goto pass;
 	case SOCKOPT_IGNORE:
 		ctx->optlen = -1;

@@ -144,7 +144,7 @@ int from_underlay(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!flow)
 		return TC_ACT_OK;
-	if (flow->relay == FLOW_RELAY) {
+	if (flow->kind == FLOW_RELAY) {
 		note_end(flow, &p, ENDED_BY_SENDER);
 		return relay_forward(skb, &p, flow);
 	}

@@ -184,8 +184,7 @@ func TestForeignBind(t *testing.T) {
 func TestAliasBind(t *testing.T) {
 	thief, owner := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
 	for id := range model.EndpointID(4) {
-		v4, v6 := model.LoopbackAlias(id)
-		for _, a := range []netip.Addr{v4, v6} {
+		for _, a := range loopbackAliases(id) {
 			port := freePort()
 			thief.must(`l = listen(4, %q, %d)`, a, port)
 			owner.expect(`{"error": "ECONNREFUSED"}`, `connect(4, "127.0.0.1", %d)`, port)

@@ -189,8 +189,9 @@ func TestLoopbackIsolation(t *testing.T) {
 			owner.must(`s, s6 = connect(4, "127.0.0.1", %d), connect(6, "::1", %d)`, port, port)
 			targets := []string{"127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", address(t, mode, "n1/c2")}
 			for id := range model.EndpointID(8) {
-				v4, v6 := model.LoopbackAlias(id)
-				targets = append(targets, v4.String(), v6.String(), "::ffff:"+v4.String())
+				for _, a := range loopbackAliases(id) {
+					targets = append(targets, a.String(), "::ffff:"+a.String())
+				}
 			}
 			for _, container := range []string{"n1/c1", "n2/c1"} {
 				other := startPeer(t, mode, container)
@@ -271,5 +272,12 @@ func TestCounters(t *testing.T) {
 				t.Errorf("%s of %s stayed %d", c.reason, c.node, before)
 			}
 		})
+	}
+}
+
+// loopbackAliases are node addresses that stand for loopback addresses of endpoint id.
+func loopbackAliases(id model.EndpointID) []netip.Addr {
+	return []netip.Addr{
+		model.LoopbackAlias(id, netip.MustParseAddr("127.0.0.1")), model.LoopbackAlias(id, netip.IPv6Loopback()),
 	}
 }

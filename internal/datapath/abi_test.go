@@ -63,18 +63,19 @@ func TestPathsMatch(t *testing.T) {
 
 // TestLoopbackAliasMatches ties model.LoopbackAlias to bpf/address.h.
 func TestLoopbackAliasMatches(t *testing.T) {
-	v4, v6 := model.LoopbackAlias(0x12345)
-	if want := netip.MustParseAddr("127.129.35.69"); v4 != want {
-		t.Errorf("127.0.0.1 of endpoint 0x12345: %s, want %s", v4, want)
-	}
-	if want := netip.MustParseAddr("127.193.35.69"); v6 != want {
-		t.Errorf("::1 of endpoint 0x12345: %s, want %s", v6, want)
+	for loopback, want := range map[string]string{
+		"127.0.0.1": "127.164.104.1", "127.0.0.255": "127.164.104.255", "127.0.1.0": "127.164.105.2",
+		"127.255.255.255": "127.164.105.7", "::1": "127.164.105.255",
+	} {
+		if got := model.LoopbackAlias(0x1234, netip.MustParseAddr(loopback)); got != netip.MustParseAddr(want) {
+			t.Errorf("%s of endpoint 0x1234: %s, want %s", loopback, got, want)
+		}
 	}
 	src, err := os.ReadFile("../../bpf/address.h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, def := range []string{"ALIAS4_BASE 0x7f800000", "ALIAS6_BASE 0x7fc00000", "ALIAS_ID_MASK 0x3fffff"} {
+	for _, def := range []string{"ALIAS_BASE 0x7f800000", "ALIAS_ID_MASK 0x3fff", "ALIAS_SLOTS 512", "ALIAS_SLOT_SHARED 256", "ALIAS_SLOT_LAST 509", "ALIAS_SLOT_IPV6 511"} {
 		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
 			t.Errorf("bpf/address.h does not define %s", def)
 		}

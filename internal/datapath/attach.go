@@ -22,6 +22,9 @@ func (d *Datapath) hooks() []hook {
 	return []hook{
 		{"bind4", ebpf.AttachCGroupInet4Bind, d.objs.Bind4},
 		{"bind6", ebpf.AttachCGroupInet6Bind, d.objs.Bind6},
+		{"post_bind4", ebpf.AttachCGroupInet4PostBind, d.objs.PostBind4},
+		{"post_bind6", ebpf.AttachCGroupInet6PostBind, d.objs.PostBind6},
+		{"sock_release", ebpf.AttachCgroupInetSockRelease, d.objs.SockRelease},
 		{"connect4", ebpf.AttachCGroupInet4Connect, d.objs.Connect4},
 		{"connect6", ebpf.AttachCGroupInet6Connect, d.objs.Connect6},
 		{"getsockname4", ebpf.AttachCgroupInet4GetSockname, d.objs.Getsockname4},

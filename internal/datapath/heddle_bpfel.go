@@ -53,7 +53,7 @@ type heddleFlow struct {
 	Src       uint32
 	Dst       uint32
 	DstPort   uint16
-	Relay     uint16
+	Kind      uint16
 	Ifindex   uint32
 	RelayPort uint16
 	Ended     uint16
@@ -117,6 +117,24 @@ const (
 	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 31
 )
 
+type heddlePortClaims struct {
+	_      structs.HostLayout
+	ByKind [8]struct {
+		_         structs.HostLayout
+		Sockets   uint32
+		Exclusive uint32
+		Alone     uint32
+	}
+	Uid uint32
+}
+
+type heddlePortKey struct {
+	_          structs.HostLayout
+	EndpointId uint32
+	Port       uint16
+	Pad        uint16
+}
+
 type heddleRoute struct {
 	_         structs.HostLayout
 	Underlay  heddleAddress
@@ -150,7 +168,12 @@ type heddleSockTag struct {
 	RemotePort uint16
 	Path       uint8
 	Reason     uint8
-	Pad        uint16
+	Claim      uint8
+	ClaimWish  uint8
+	ClaimFlags uint8
+	Pad        uint8
+	ClaimPort  uint16
+	ClaimUid   uint32
 }
 
 type heddleSockTagFlags uint32
@@ -163,6 +186,7 @@ const (
 	heddleSockTagFlagsTAG_REMOTE      heddleSockTagFlags = 16
 	heddleSockTagFlagsTAG_ESTABLISHED heddleSockTagFlags = 64
 	heddleSockTagFlagsTAG_ROUTED      heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_NAMES       heddleSockTagFlags = 128
 )
 
 type heddleSynOption struct {
@@ -180,6 +204,7 @@ type heddleSynOption struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	heddleMapClaimsByPort          = "claims_by_port"
 	heddleMapCountByReason         = "count_by_reason"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
@@ -203,7 +228,10 @@ const (
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
 	heddleProgList                 = "list"
+	heddleProgPostBind4            = "post_bind4"
+	heddleProgPostBind6            = "post_bind6"
 	heddleProgSetsockopt           = "setsockopt"
+	heddleProgSockRelease          = "sock_release"
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
@@ -280,7 +308,10 @@ type heddleProgramSpecs struct {
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
 	List         *ebpf.ProgramSpec `ebpf:"list"`
+	PostBind4    *ebpf.ProgramSpec `ebpf:"post_bind4"`
+	PostBind6    *ebpf.ProgramSpec `ebpf:"post_bind6"`
 	Setsockopt   *ebpf.ProgramSpec `ebpf:"setsockopt"`
+	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
 	TcpEvents    *ebpf.ProgramSpec `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.ProgramSpec `ebpf:"to_endpoint"`
 }
@@ -289,6 +320,7 @@ type heddleProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleMapSpecs struct {
+	ClaimsByPort      *ebpf.MapSpec `ebpf:"claims_by_port"`
 	CountByReason     *ebpf.MapSpec `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.MapSpec `ebpf:"endpoint_by_id"`
@@ -342,6 +374,7 @@ func (o *heddleObjects) Close() error {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleMaps struct {
+	ClaimsByPort      *ebpf.Map `ebpf:"claims_by_port"`
 	CountByReason     *ebpf.Map `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.Map `ebpf:"endpoint_by_id"`
@@ -355,6 +388,7 @@ type heddleMaps struct {
 
 func (m *heddleMaps) Close() error {
 	return _HeddleClose(
+		m.ClaimsByPort,
 		m.CountByReason,
 		m.EndpointByAddr,
 		m.EndpointById,
@@ -407,7 +441,10 @@ type heddlePrograms struct {
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
 	List         *ebpf.Program `ebpf:"list"`
+	PostBind4    *ebpf.Program `ebpf:"post_bind4"`
+	PostBind6    *ebpf.Program `ebpf:"post_bind6"`
 	Setsockopt   *ebpf.Program `ebpf:"setsockopt"`
+	SockRelease  *ebpf.Program `ebpf:"sock_release"`
 	TcpEvents    *ebpf.Program `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.Program `ebpf:"to_endpoint"`
 }
@@ -428,7 +465,10 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname6,
 		p.Getsockopt,
 		p.List,
+		p.PostBind4,
+		p.PostBind6,
 		p.Setsockopt,
+		p.SockRelease,
 		p.TcpEvents,
 		p.ToEndpoint,
 	)

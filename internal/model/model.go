@@ -30,8 +30,9 @@ func (id NetworkID) Validate() error {
 // still knows a socket that carries it.
 type EndpointID uint32
 
-// MaxEndpointID bounds ids so that each maps to its own pair of loopback aliases (see LoopbackAlias).
-const MaxEndpointID EndpointID = 1<<22 - 1
+// MaxEndpointID bounds ids so that each maps to its own loopback aliases (see LoopbackAlias). The programs'
+// maps have room for as many.
+const MaxEndpointID EndpointID = 1<<14 - 1
 
 // PortRange is an inclusive range of TCP ports in host byte order.
 type PortRange struct {
@@ -129,15 +130,22 @@ func (e Endpoint) Addr4() netip.Addr {
 	return netip.Addr{}
 }
 
-// LoopbackAlias gives the node addresses that stand for 127.0.0.1 and ::1 of endpoint id. Both are in
-// the upper half of 127.0.0.0/8, which is local in every network namespace without any set-up, and
-// differ for each endpoint, so one container's loopback is not another's.
-func LoopbackAlias(id EndpointID) (v4, v6 netip.Addr) {
-	n := uint32(id & MaxEndpointID)
-	mk := func(base byte) netip.Addr {
-		return netip.AddrFrom4([4]byte{127, base | byte(n>>16), byte(n >> 8), byte(n)})
+// LoopbackAlias gives the node address that stands for loopback address a, of 127.0.0.0/8 or ::1, of endpoint
+// id's container. Aliases are in 127.128.0.0/9, which is local in every network namespace without any set-up;
+// each endpoint has 512, so one container's loopback is not another's. 127.0.0.0/24 has an alias for each
+// address; the rest of 127.0.0.0/8 shares 254 by a hash.
+func LoopbackAlias(id EndpointID, a netip.Addr) netip.Addr {
+	const shared, last, ipv6 = 256, 509, 511
+	slot := uint32(ipv6)
+	if a.Is4() {
+		b := a.As4()
+		slot = uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
+		if slot >= shared {
+			slot = shared + slot%(last+1-shared)
+		}
 	}
-	return mk(0x80), mk(0xc0)
+	n := uint32(id&MaxEndpointID)<<9 | slot
+	return netip.AddrFrom4([4]byte{127, 0x80 | byte(n>>16), byte(n >> 8), byte(n)})
 }
 
 // ValidateName checks the name of a node or lab: a DNS label of at most 32 characters.

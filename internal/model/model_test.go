@@ -41,13 +41,13 @@ func TestNetworkIDFitsTheOption(t *testing.T) {
 	}
 }
 
-// TestLoopbackAliasesAreApart checks that no two endpoints, and no two families of one, share an alias,
+// TestLoopbackAliasesAreApart checks that no two endpoints, and no two common addresses of one, share an alias,
 // and that none is an address that programs use.
 func TestLoopbackAliasesAreApart(t *testing.T) {
 	seen := map[netip.Addr]EndpointID{}
-	for _, id := range []EndpointID{1, 2, 255, 256, 65535, 65536, MaxEndpointID - 1, MaxEndpointID} {
-		v4, v6 := LoopbackAlias(id)
-		for _, a := range []netip.Addr{v4, v6} {
+	for _, id := range []EndpointID{1, 2, 255, 256, 8191, 8192, MaxEndpointID - 1, MaxEndpointID} {
+		for _, loopback := range []string{"127.0.0.0", "127.0.0.1", "127.0.0.2", "127.0.0.255", "127.0.1.0", "127.0.1.1", "::1"} {
+			a := LoopbackAlias(id, netip.MustParseAddr(loopback))
 			if other, taken := seen[a]; taken {
 				t.Errorf("endpoints %d and %d share %s", id, other, a)
 			}

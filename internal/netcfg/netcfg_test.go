@@ -59,7 +59,7 @@ func TestEndpointConfigValidate(t *testing.T) {
 	}
 	for want, change := range map[string]func(*EndpointConfig){
 		"endpoint id 0":       func(c *EndpointConfig) { c.ID = 0 },
-		"endpoint id 4194304": func(c *EndpointConfig) { c.ID = model.MaxEndpointID + 1 },
+		"endpoint id 16384": func(c *EndpointConfig) { c.ID = model.MaxEndpointID + 1 },
 		"at least one":        func(c *EndpointConfig) { c.Addrs = nil },
 		"one address":         func(c *EndpointConfig) { c.Addrs = []netip.Addr{c1, c2} },
 		"mapped":              func(c *EndpointConfig) { c.Addrs = []netip.Addr{netip.MustParseAddr("::ffff:10.99.1.2")} },
@@ -90,7 +90,7 @@ func TestHardwareAddresses(t *testing.T) {
 	if hostMAC(1).String() == containerMAC(1).String() || hostMAC(1).String() == hostMAC(256).String() {
 		t.Error("hardware addresses of endpoints are not different")
 	}
-	if got := deviceName(model.MaxEndpointID); got != "hd3fffff" || len(got) >= unix.IFNAMSIZ {
+	if got := deviceName(model.MaxEndpointID); got != "hd3fff" || len(got) >= unix.IFNAMSIZ {
 		t.Errorf("deviceName = %s", got)
 	}
 }

@@ -26,6 +26,29 @@ def listen(family, addr, port, v6only=None, reuseport=False, backlog=64):
     return s
 
 
+def bound(family, addr, port, v6only=None, reuseaddr=False, reuseport=False):
+    s = tcp(family)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuseaddr)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, reuseport)
+    if v6only is not None:
+        s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
+    s.bind((addr, port))
+    return s
+
+
+def conflicts(port, names, listening=False, **how):
+    """What bind() says for each pair of names [family, address, v6only], when the first is bound (and listens)."""
+    out = {}
+    for first in names:
+        for second in names:
+            a = bound(*first[:2], port, *first[2:], **how)
+            if listening:
+                a.listen()
+            out[f"{first} then {second}"] = error_of(lambda: bound(*second[:2], port, *second[2:], **how))
+            a.close()
+    return out
+
+
 def connect(family, addr, port, source=None):
     s = tcp(family)
     if source:

@@ -69,6 +69,7 @@ enum sock_tag_flags {
 	TAG_REMOTE = 1 << 4,      /* getpeername shows tag.remote and remote_port */
 	TAG_ESTABLISHED = 1 << 6, /* has been connected */
 	TAG_ROUTED = 1 << 5,      /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_ANY6 = 1 << 8,        /* bound to ::, so that IPv6 connections reach it */
 	TAG_NAMES = 1 << 7,       /* connecting: the accepting side must be told the addresses shown here */
 };
 
@@ -165,10 +166,11 @@ struct route {
 
 /* A connection as its packets show it, remote end first. */
 struct flow_key {
-	__be32 saddr;
+	__be32 saddr; /* of IPv6 packets: what the overlay addresses embed */
 	__be32 daddr;
 	__be16 sport;
 	__be16 dport;
+	__u32 ipv6; /* 1 if the packets are IPv6 */
 };
 
 /* flow.kind */
@@ -185,7 +187,8 @@ struct flow {
 	__be32 src; /* overlay addresses */
 	__be32 dst;
 	__be16 dst_port;
-	__u16 kind;        /* enum flow_kind */
+	__u8 kind;         /* enum flow_kind */
+	__u8 ipv6;         /* 1 if src and dst stand for their IPv6 forms */
 	__u32 ifindex;     /* of that veth, if relayed */
 	__be16 relay_port; /* source port there, if relayed */
 	__u16 ended;       /* enum flow_ended, if relayed */

@@ -104,6 +104,41 @@ static __always_inline __be32 loopback_of(__be32 a)
 	return slot < ALIAS_SLOT_SHARED ? bpf_htonl(0x7f000000 | slot) : LOOPBACK4;
 }
 
+/* Whether the overlay has IPv6 addresses. */
+static __always_inline bool has_overlay6(void)
+{
+	return (config_prefix6[0] | config_prefix6[1] | config_prefix6[2]) != 0;
+}
+
+/* The IPv6 form of overlay address v4. */
+static __always_inline void set_overlay6(struct address *a, __be32 v4)
+{
+	a->word[0] = config_prefix6[0];
+	a->word[1] = config_prefix6[1];
+	a->word[2] = config_prefix6[2];
+	a->word[3] = v4;
+}
+
+static __always_inline void set_overlay(struct address *a, bool ipv6, __be32 v4)
+{
+	if (ipv6)
+		set_overlay6(a, v4);
+	else
+		set_mapped(a, v4);
+}
+
+/* Whether a is the IPv6 form of an overlay address: its last word is the IPv4 one. */
+static __always_inline bool is_overlay6(const struct address *a)
+{
+	return has_overlay6() && a->word[0] == config_prefix6[0] && a->word[1] == config_prefix6[1] &&
+	       a->word[2] == config_prefix6[2];
+}
+
+static __always_inline bool is_link_local6(const struct address *a)
+{
+	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
 static __always_inline struct route *route_to(__be32 dst)
 {
 	struct route_key key;

@@ -3,11 +3,35 @@
  *
  *   0.0.0.0, own address   -> the overlay address
  *   127.0.0.0/8            -> the endpoint's loopback alias for it
- *   ::                     -> the overlay address, v4-mapped; with IPV6_V6ONLY the alias of ::1,
- *                             since an IPv4 overlay gives it no other IPv6 address
- *   ::1                    -> the alias of ::1
+ *   ::                     -> the overlay address, v4-mapped (packets of both families are steered there);
+ *                             with IPV6_V6ONLY the IPv6 overlay address or, on an IPv4 overlay, the alias of ::1
+ *   ::1                    -> the alias of ::1, v4-mapped
+ *   own IPv6 address       -> unchanged
  *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
  */
+
+/* Flags that a bind() starts without. */
+#define TAGS_OF_NAMES (TAG_WILD | TAG_ANY6 | TAG_LOCAL | TAG_REMOTE)
+
+static __always_inline void set_user_ip6(struct bpf_sock_addr *ctx, const struct address *a)
+{
+	ctx->user_ip6[0] = a->word[0];
+	ctx->user_ip6[1] = a->word[1];
+	ctx->user_ip6[2] = a->word[2];
+	ctx->user_ip6[3] = a->word[3];
+}
+
+/* ctx->sk. In assembly, because the compiler would keep a pointer to the field in a register, and the verifier
+ * refuses a moved context pointer. */
+static __always_inline struct bpf_sock *sk_of(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk;
+
+	asm volatile("%[sk] = *(u64 *)(%[ctx] + %[offset])"
+	             : [sk] "=r"(sk)
+	             : [ctx] "r"(ctx), [offset] "i"(__builtin_offsetof(struct bpf_sock_addr, sk)));
+	return sk;
+}
 
 static __always_inline int refuse(__u32 reason, int err)
 {
@@ -21,7 +45,7 @@ static __always_inline int refuse(__u32 reason, int err)
 static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct endpoint *ep, __be32 a,
                                            bool any_port)
 {
-	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	tag->flags &= ~TAGS_OF_NAMES;
 	tag->local_port = 0;
 	if (a == 0) {
 		tag->flags |= TAG_BOUND | TAG_WILD;
@@ -49,9 +73,9 @@ int bind4(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	__be32 target;
 
-	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
 		return 1;
-	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
@@ -64,27 +88,44 @@ int bind4(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-static __always_inline __be32 bind_target6(struct sock_tag *tag, const struct endpoint *ep,
-                                           const struct address *a, bool any_port)
+/* Turns the address *a that the program asked for into the one to bind; false if it is not the container's. */
+static __always_inline bool bind_target6(struct sock_tag *tag, const struct endpoint *ep, struct address *a,
+                                         bool any_port)
 {
 	bool v6only = tag->flags & TAG_V6ONLY;
+	__be32 own = ep->addr4.word[3];
 
-	if (is_mapped(a))
-		return v6only ? 0 : bind_target4(tag, ep, a->word[3], any_port);
-	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE);
+	if (is_mapped(a)) {
+		own = v6only ? 0 : bind_target4(tag, ep, a->word[3], any_port);
+		set_mapped(a, own);
+		return own;
+	}
+	tag->flags &= ~TAGS_OF_NAMES;
 	tag->local_port = 0;
 	if (is_unspecified6(a)) {
-		tag->flags |= TAG_BOUND | TAG_WILD;
+		tag->flags |= TAG_BOUND | TAG_WILD | TAG_ANY6;
 		ask_claim(tag, v6only ? CLAIM_ANY6 : CLAIM_ANY, any_port);
-		return v6only ? alias6(ep->id) : ep->addr4.word[3];
+		if (!v6only)
+			set_mapped(a, own);
+		else if (has_overlay6())
+			set_overlay6(a, own);
+		else
+			set_mapped(a, alias6(ep->id));
+		return true;
 	}
 	if (is_loopback6(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
 		set_loopback6(&tag->local);
 		ask_claim(tag, CLAIM_LOOPBACK6, any_port);
-		return alias6(ep->id);
+		set_mapped(a, alias6(ep->id));
+		return true;
 	}
-	return 0;
+	if (is_overlay6(a) && a->word[3] == own) {
+		tag->flags |= TAG_BOUND;
+		ask_claim(tag, CLAIM_OWN6, any_port);
+		return true;
+	}
+	return false;
 }
 
 SEC("cgroup/bind6")
@@ -93,11 +134,10 @@ int bind6(struct bpf_sock_addr *ctx)
 	struct sock_tag *tag;
 	struct endpoint *ep;
 	struct address a;
-	__be32 target;
 
-	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
 		return 1;
-	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
@@ -107,12 +147,8 @@ int bind6(struct bpf_sock_addr *ctx)
 	a.word[1] = ctx->user_ip6[1];
 	a.word[2] = ctx->user_ip6[2];
 	a.word[3] = ctx->user_ip6[3];
-	target = bind_target6(tag, ep, &a, !ctx->user_port);
-	if (!target)
+	if (!bind_target6(tag, ep, &a, !ctx->user_port))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	ctx->user_ip6[0] = 0;
-	ctx->user_ip6[1] = 0;
-	ctx->user_ip6[2] = V4_MAPPED_PREFIX;
-	ctx->user_ip6[3] = target;
+	set_user_ip6(ctx, &a);
 	return 1;
 }

@@ -7,14 +7,35 @@
 /* Whether endpoint owner has a node socket that listens for this packet's destination. */
 static __always_inline bool has_listener(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	struct bpf_sock *sk = lookup(skb, p->ip.saddr, 0, p->ip.daddr, p->tcp.dest);
-	bool listens;
+	struct bpf_sock *sk = find_listener(skb, p->ipv6, p->ip.saddr, p->ip.daddr, p->tcp.dest, owner);
 
 	if (!sk)
 		return false;
-	listens = sk->state == BPF_TCP_LISTEN && owned(sk, owner);
 	bpf_sk_release(sk);
-	return listens;
+	return true;
+}
+
+/* Finds the socket for the packet as the kernel would; for IPv6 also a listener on [::] of endpoint owner. */
+static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct packet *p,
+                                                    __u32 owner)
+{
+	struct bpf_sock *sk;
+
+	if (!p->ipv6)
+		return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	sk = lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
+	if (sk) {
+		if (sk->state != BPF_TCP_LISTEN || owned(sk, owner))
+			return sk;
+		bpf_sk_release(sk); /* the node's own, on its wildcard */
+	}
+	sk = lookup(skb, 0, 0, p->ip.daddr, p->tcp.dest);
+	if (!sk)
+		return NULL;
+	if (takes_ipv6(sk, owner))
+		return sk;
+	bpf_sk_release(sk);
+	return NULL;
 }
 
 /* A packet that matches a node socket in TIME_WAIT may be of a new connection between the containers' own
@@ -23,7 +44,8 @@ static __always_inline bool has_listener(struct __sk_buff *skb, const struct pac
 static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct flow_key k = wire_key(p);
-	struct flow_key reverse = {.saddr = k.daddr, .daddr = k.saddr, .sport = k.dport, .dport = k.sport};
+	struct flow_key reverse = {
+	        .saddr = k.daddr, .daddr = k.saddr, .sport = k.dport, .dport = k.sport, .ipv6 = k.ipv6};
 	struct flow flow = {};
 	struct flow *found;
 
@@ -59,7 +81,7 @@ enum capture {
 /* Hands the packet to the node socket of endpoint owner, if it is for one. */
 static __always_inline int capture(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	struct bpf_sock *sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	struct bpf_sock *sk = find_socket(skb, p, owner);
 	bool ours, waits;
 
 	if (!sk)
@@ -105,7 +127,7 @@ int from_overlay(struct __sk_buff *skb)
 	bool taken = false;
 	struct packet p;
 
-	if (read_packet(skb, &p) != 6)
+	if (read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
 	return ep ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
@@ -115,7 +137,7 @@ int from_overlay(struct __sk_buff *skb)
 static __always_inline void remember_plain(const struct packet *p)
 {
 	struct flow_key k = wire_key(p);
-	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport};
+	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport, .ipv6 = k.ipv6};
 
 	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
 		bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY);
@@ -129,12 +151,23 @@ static __always_inline bool forges_overlay(struct __sk_buff *skb, const struct p
 	struct address dst;
 	__be16 port;
 
-	if (p->ip.protocol != IPPROTO_UDP_ || p->ip.frag_off & bpf_htons(0x1fff))
+	if (p->ipv6 || p->ip.protocol != IPPROTO_UDP_ || p->ip.frag_off & bpf_htons(0x1fff))
 		return false;
 	if (bpf_skb_load_bytes(skb, offset, &port, sizeof(port)) || port != bpf_htons(config_vxlan_port))
 		return false;
 	set_mapped(&dst, p->ip.daddr);
 	return bpf_map_lookup_elem(&node_by_underlay, &dst);
+}
+
+/* Whether packet p may leave endpoint self: from its own address, from none yet, or from a link-local one, which
+ * goes no further than the node. */
+static __always_inline bool may_send_from(const struct endpoint *self, const struct packet *p)
+{
+	if (!p->ipv6)
+		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
+	if (is_overlay6(&p->src6))
+		return p->ip.saddr == self->addr4.word[3];
+	return is_unspecified6(&p->src6) || is_link_local6(&p->src6);
 }
 
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
@@ -150,15 +183,15 @@ int from_endpoint(struct __sk_buff *skb)
 	int kind, verdict;
 
 	kind = read_packet(skb, &p);
-	if (!kind)
+	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	if (!self)
 		return TC_ACT_OK;
 	/* Identity on the overlay is the source address. */
-	if (p.ip.saddr != self->addr4.word[3] && p.ip.saddr != 0)
+	if (!may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	if (kind != 6)
+	if (kind != PACKET_TCP)
 		return forges_overlay(skb, &p) ? drop(REASON_DROP_FORGED_OVERLAY) : TC_ACT_OK;
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
@@ -170,6 +203,8 @@ int from_endpoint(struct __sk_buff *skb)
 			remember_plain(&p);
 		return verdict;
 	}
+	if (p.ipv6)
+		return TC_ACT_OK;
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
 	set_mapped(&dst, p.ip.daddr);
 	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
@@ -189,12 +224,12 @@ int to_endpoint(struct __sk_buff *skb)
 	struct packet p;
 	bool ours;
 
-	if (read_packet(skb, &p) != 6)
+	if (read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
 	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
-	sk = lookup(skb, p.ip.saddr, p.tcp.source, p.ip.daddr, p.tcp.dest);
+	sk = find_socket(skb, &p, ep->id);
 	if (!sk)
 		return TC_ACT_OK;
 	ours = meant_for(skb, &p, sk, ep->id);
@@ -213,7 +248,7 @@ int deliver(struct __sk_buff *skb)
 	struct endpoint *ep;
 	struct packet p;
 
-	if (read_packet(skb, &p) != 6)
+	if (read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
 	if (ep && capture(skb, &p, ep->id) == CAPTURE_TAKEN)

@@ -12,11 +12,13 @@ static __always_inline __u32 overlapping(__u32 kind)
 	case CLAIM_ANY4:
 		return 1 << CLAIM_LOOPBACK4;
 	case CLAIM_ANY:
-		return 1 << CLAIM_LOOPBACK4 | 1 << CLAIM_ANY6 | 1 << CLAIM_LOOPBACK6;
+		return 1 << CLAIM_LOOPBACK4 | 1 << CLAIM_ANY6 | 1 << CLAIM_LOOPBACK6 | 1 << CLAIM_OWN6;
 	case CLAIM_LOOPBACK4:
 		return 1 << CLAIM_ANY4 | 1 << CLAIM_ANY;
 	case CLAIM_ANY6:
 		return 1 << CLAIM_ANY | 1 << CLAIM_LOOPBACK6;
+	case CLAIM_OWN6:
+		return 1 << CLAIM_ANY;
 	case CLAIM_LOOPBACK6:
 		return 1 << CLAIM_ANY | 1 << CLAIM_ANY6;
 	}

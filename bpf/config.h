@@ -6,6 +6,9 @@
 
 /* This node's underlay address. */
 const volatile __be32 config_underlay = 0;
+/* The network's IPv6 prefix of 96 bits; an overlay address's IPv6 form is it and the IPv4 address. All 0 on a
+ * network or node without IPv6. */
+const volatile __be32 config_prefix6[3] = {0};
 /* Network id, 1..4095, host byte order. */
 const volatile __u16 config_network_id = 0;
 /* This node's direct port range, host byte order, inclusive. */

@@ -8,13 +8,31 @@
  *                             the option. Where it cannot be direct: unchanged, over the overlay
  *   the node itself        -> unchanged, from the overlay address
  *   outside                -> unchanged, from whatever address routing picks: the node's
+ *
+ * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
  */
 
 /* What listens() found. */
 struct listener {
 	__u32 flags; /* of its tag */
-	__u32 family;
 };
+
+/* Whether sk, which it releases, is a listener of endpoint owner. */
+static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, struct listener *found)
+{
+	struct sock_tag *tag;
+	bool ours = false;
+
+	if (sk->state == BPF_TCP_LISTEN) {
+		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+		if (tag && tag->endpoint_id == owner) {
+			ours = true;
+			found->flags = tag->flags;
+		}
+	}
+	bpf_sk_release(sk);
+	return ours;
+}
 
 /* Finds the listener of endpoint owner at addr:port, by the kernel's own lookup. A node process that
  * listens on the wildcard matches too and is not ours: the tag decides. */
@@ -22,26 +40,30 @@ static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be3
                                     __u32 owner, struct listener *found)
 {
 	struct bpf_sock_tuple t = {};
-	struct sock_tag *tag;
 	struct bpf_sock *sk;
-	bool ours = false;
 
 	t.ipv4.saddr = src;
 	t.ipv4.daddr = addr;
 	t.ipv4.dport = port;
 	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	if (sk->state == BPF_TCP_LISTEN) {
-		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (tag && tag->endpoint_id == owner) {
-			ours = true;
-			found->flags = tag->flags;
-			found->family = sk->family;
-		}
-	}
-	bpf_sk_release(sk);
-	return ours;
+	return sk && is_listener_of(sk, owner, found);
+}
+
+/* The same for the IPv6 forms of overlay addresses src and addr. */
+static __always_inline bool listens6(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
+                                     __u32 owner, struct listener *found)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	int i;
+
+	for (i = 0; i < 3; i++)
+		t.ipv6.saddr[i] = t.ipv6.daddr[i] = config_prefix6[i];
+	t.ipv6.saddr[3] = src;
+	t.ipv6.daddr[3] = addr;
+	t.ipv6.dport = port;
+	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return sk && is_listener_of(sk, owner, found);
 }
 
 static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag *tag, bool routed)
@@ -61,7 +83,7 @@ static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag 
 /* Fixes the source address, leaving the port to connect(). Not for sockets that have one already. */
 static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __be32 src)
 {
-	if (ctx->sk->src_ip4)
+	if (sk_of(ctx)->src_ip4)
 		return;
 	if (sk6) {
 		struct sockaddr_in6_ sa = {};
@@ -75,6 +97,21 @@ static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __b
 
 		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
 	}
+}
+
+/* The same for the IPv6 form of overlay address src. */
+static __always_inline void bind_source6(struct bpf_sock_addr *ctx, __be32 src)
+{
+	struct sockaddr_in6_ sa = {};
+	int i;
+
+	if (sk_of(ctx)->src_ip4)
+		return;
+	sa.family = AF_INET6;
+	for (i = 0; i < 3; i++)
+		sa.addr[i] = config_prefix6[i];
+	sa.addr[3] = src;
+	bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
 }
 
 /* Undoes bind_source after a connect that failed: the kernel keeps an address that was bound. */
@@ -108,6 +145,23 @@ static __always_inline void set_destination(struct bpf_sock_addr *ctx, bool sk6,
 	ctx->user_port = port;
 }
 
+/* An IPv6 socket goes to the IPv6 form of overlay address dst; its port stays. */
+static __always_inline void set_overlay_destination6(struct bpf_sock_addr *ctx, __be32 dst)
+{
+	ctx->user_ip6[0] = config_prefix6[0];
+	ctx->user_ip6[1] = config_prefix6[1];
+	ctx->user_ip6[2] = config_prefix6[2];
+	ctx->user_ip6[3] = dst;
+}
+
+/* Whether the socket is not bound to an address that is v4-mapped underneath. */
+static __always_inline bool may_use_ipv6(struct bpf_sock_addr *ctx)
+{
+	__be32 src = sk_of(ctx)->src_ip4;
+
+	return src == 0 || src == LOOPBACK4_IPV6;
+}
+
 static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, __u8 reason)
 {
 	tag->path = path;
@@ -116,43 +170,91 @@ static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, _
 	return 1;
 }
 
-/* dst is what the program asked for; v6 says that it asked for ::1; wild that the socket is bound to a
- * wildcard. */
+static __always_inline int refuse_connect(int err)
+{
+	bpf_set_retval(-err);
+	return 0;
+}
+
+/* The names of a connection to loopback address dst, 0 for ::1. wild: the socket is bound to a wildcard. */
+static __always_inline void name_loopback(struct bpf_sock_addr *ctx, struct sock_tag *tag, __be32 dst,
+                                          bool wild)
+{
+	tag->flags |= TAG_REMOTE;
+	set_loopback(&tag->remote, !dst, dst);
+	tag->remote_port = ctx->user_port;
+	if (wild || !(tag->flags & TAG_BOUND)) {
+		tag->flags |= TAG_LOCAL;
+		set_loopback(&tag->local, !dst, LOOPBACK4);
+	}
+	/* The accepting side takes 127.0.0.1 (or ::1) for granted. */
+	if (tag->flags & TAG_BOUND || (dst && dst != LOOPBACK4))
+		tag->flags |= TAG_NAMES;
+}
+
+/* Goes to target, the alias at_alias or the own address, from the alias source. dst as above. */
+static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                         const struct endpoint *ep, __be32 target, __be32 at_alias,
+                                         __be32 source, __be32 dst, bool wild)
+{
+	__be32 own = ep->addr4.word[3];
+	struct listener at = {};
+
+	/* The RST would not find a socket that is bound to the overlay address. */
+	if (target == at_alias && sk_of(ctx)->src_ip4 == own &&
+	    !listens(ctx, own, at_alias, ctx->user_port, ep->id, &at))
+		return refuse_connect(ECONNREFUSED_);
+	set_mark(ctx, tag, false);
+	bind_source(ctx, sk6, source);
+	name_loopback(ctx, tag, dst, wild);
+	set_destination(ctx, sk6, target, ctx->user_port);
+	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+}
+
+/* dst is in 127.0.0.0/8, or 0.0.0.0. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                            const struct endpoint *ep, __be32 dst, bool v6, bool wild)
+                                            const struct endpoint *ep, __be32 dst, bool wild)
 {
 	__be32 asked = dst ? dst : LOOPBACK4;
-	__be32 source = v6 ? alias6(ep->id) : alias4(ep->id, LOOPBACK4);
-	__be32 at_alias = v6 ? source : alias4(ep->id, asked);
+	__be32 source = alias4(ep->id, LOOPBACK4);
+	__be32 at_alias = alias4(ep->id, asked);
 	__be32 own = ep->addr4.word[3], target = at_alias;
+	struct listener at = {};
+
+	/* A wildcard listener is bound to the overlay address. */
+	if (!listens(ctx, source, at_alias, ctx->user_port, ep->id, &at) &&
+	    listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD)
+		target = own;
+	return connect_alias(ctx, sk6, tag, ep, target, at_alias, source, asked, wild);
+}
+
+/* To ::1, or ::. */
+static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                             const struct endpoint *ep, bool wild)
+{
+	__be32 source = alias6(ep->id), own = ep->addr4.word[3], target = source;
 	__be16 port = ctx->user_port;
 	struct listener at = {};
 
-	/* A wildcard listener is bound to the overlay address; ::1 reaches those of IPv6 sockets only. */
-	if (!listens(ctx, source, at_alias, port, ep->id, &at) &&
-	    listens(ctx, source, own, port, ep->id, &at) && (at.flags & TAG_WILD) &&
-	    (!v6 || at.family == AF_INET6))
-		target = own;
-	/* The RST would not find a socket that is bound to the overlay address. */
-	if (target == at_alias && ctx->sk->src_ip4 == own &&
-	    !listens(ctx, own, at_alias, port, ep->id, &at)) {
-		bpf_set_retval(-ECONNREFUSED_);
-		return 0;
+	if (!listens(ctx, source, source, port, ep->id, &at)) {
+		if (listens(ctx, source, own, port, ep->id, &at) && at.flags & TAG_ANY6) {
+			target = own;
+		} else if (has_overlay6() && listens6(ctx, own, own, port, ep->id, &at) &&
+		           at.flags & TAG_WILD) {
+			/* Listens on [::] with IPV6_V6ONLY. */
+			if (!may_use_ipv6(ctx))
+				return refuse_connect(ECONNREFUSED_);
+			set_mark(ctx, tag, false);
+			bind_source6(ctx, own);
+			name_loopback(ctx, tag, 0, wild);
+			tag->flags |= TAG_NAMES;
+			set_overlay_destination6(ctx, own);
+			return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+		}
 	}
-	set_mark(ctx, tag, false);
-	bind_source(ctx, sk6, source);
-	tag->flags |= TAG_REMOTE;
-	set_loopback(&tag->remote, v6, asked);
-	tag->remote_port = port;
-	if (wild || !(tag->flags & TAG_BOUND)) {
-		tag->flags |= TAG_LOCAL;
-		set_loopback(&tag->local, v6, LOOPBACK4);
-	}
-	/* The accepting side takes 127.0.0.1 (or ::1) for granted. */
-	if (tag->flags & TAG_BOUND || asked != LOOPBACK4)
-		tag->flags |= TAG_NAMES;
-	set_destination(ctx, sk6, target, port);
-	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+	if (sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6)
+		return refuse_connect(ECONNREFUSED_);
+	return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
 }
 
 /* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a
@@ -161,10 +263,8 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                            const struct endpoint *ep)
 {
-	if (ctx->sk->src_ip4) {
-		bpf_set_retval(-ECONNREFUSED_);
-		return 0;
-	}
+	if (sk_of(ctx)->src_ip4)
+		return refuse_connect(ECONNREFUSED_);
 	set_mark(ctx, tag, false);
 	set_destination(ctx, sk6, LOOPBACK4, 0);
 	return 1;
@@ -185,38 +285,51 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		return connect_refused(ctx, sk6, tag, ep);
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
-	if (is_alias(ctx->sk->src_ip4))
+	if (is_alias(sk_of(ctx)->src_ip4))
 		tag->flags |= TAG_NAMES;
 	if (local)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
 }
 
-static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                              const struct endpoint *ep, const struct route *to, __be32 dst)
+/* Why a connect to another node cannot be direct; REASON_NONE if it can. */
+static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct sock_tag *tag,
+                                       const struct route *to)
+{
+	if (to->flags & ROUTE_PLAIN)
+		return REASON_FALLBACK_PEER_PLAIN;
+	if (!(to->flags & ROUTE_DIRECT))
+		return REASON_FALLBACK_NODE_OVERLAY_ONLY;
+	if (sk_of(ctx)->src_ip4)
+		return tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
+	return REASON_NONE;
+}
+
+static __always_inline int connect_direct(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                          struct sock_tag *tag, const struct endpoint *ep,
+                                          const struct route *to, __be32 dst)
 {
 	__u32 ports = (__u32)to->port_last - to->port_first + 1;
-	__u8 reason = REASON_NONE;
-	__u16 port;
+	__u16 port = to->port_first + bpf_get_prandom_u32() % ports;
 
-	if (to->flags & ROUTE_PLAIN)
-		reason = REASON_FALLBACK_PEER_PLAIN;
-	else if (!(to->flags & ROUTE_DIRECT))
-		reason = REASON_FALLBACK_NODE_OVERLAY_ONLY;
-	else if (ctx->sk->src_ip4)
-		reason = tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
-	set_mark(ctx, tag, false);
-	if (reason) {
-		bind_source(ctx, sk6, ep->addr4.word[3]);
-		return take(tag, PATH_OVERLAY, 0, reason);
-	}
-	port = to->port_first + bpf_get_prandom_u32() % ports;
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
-	tag->local = ep->addr4;
-	set_mapped(&tag->remote, dst);
+	set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
+	set_overlay(&tag->remote, ipv6, dst);
 	tag->remote_port = ctx->user_port;
 	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
 	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);
+}
+
+static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                              const struct endpoint *ep, const struct route *to, __be32 dst)
+{
+	__u8 reason = not_direct(ctx, tag, to);
+
+	set_mark(ctx, tag, false);
+	if (!reason)
+		return connect_direct(ctx, sk6, false, tag, ep, to, dst);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	return take(tag, PATH_OVERLAY, 0, reason);
 }
 
 static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
@@ -224,13 +337,13 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 {
 	struct route *to;
 
+	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
+		return refuse_connect(EINVAL_);
 	if (dst == 0 || is_loopback4(dst))
-		return connect_loopback(ctx, sk6, tag, ep, dst, false, wild);
+		return connect_loopback(ctx, sk6, tag, ep, dst, wild);
 	/* A loopback address is no source beyond the container: a peer would take it for its own. */
-	if (is_alias(ctx->sk->src_ip4) && dst != ep->addr4.word[3]) {
-		bpf_set_retval(-EINVAL_);
-		return 0;
-	}
+	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
+		return refuse_connect(EINVAL_);
 	to = route_to(dst);
 	if (to && to->flags & ROUTE_SELF)
 		return connect_same_node(ctx, sk6, tag, ep, dst);
@@ -242,9 +355,75 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (to)
 		return connect_other_node(ctx, sk6, tag, ep, to, dst);
 	set_mark(ctx, tag, false);
-	if (!ctx->sk->src_ip4) {
+	if (!sk_of(ctx)->src_ip4) {
 		tag->flags |= TAG_LOCAL;
 		tag->local = ep->addr4;
+	}
+	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+}
+
+/* dst is the overlay address that an IPv6 address of this node embeds. */
+static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                              const struct endpoint *ep, __be32 dst)
+{
+	struct endpoint *peer = endpoint_at(dst);
+	__be32 own = ep->addr4.word[3];
+	__be16 port = ctx->user_port;
+	struct listener at = {};
+	bool local = false, dual = false;
+
+	if (peer) {
+		local = listens6(ctx, own, dst, port, peer->id, &at);
+		/* A listener on [::] is bound to the IPv4 address. The SYN is routed to the peer's veth, where it is
+		 * steered; sockops moves the connection to lo. */
+		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
+	}
+	if (!local && !dual && dst == own)
+		return connect_refused(ctx, true, tag, ep);
+	set_mark(ctx, tag, !local);
+	bind_source6(ctx, own);
+	if (local || dual)
+		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
+	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
+}
+
+/* dst is the overlay address that the IPv6 address asked for embeds. */
+static __always_inline int connect_overlay6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                            const struct endpoint *ep, const struct route *to, __be32 dst)
+{
+	__u8 reason;
+
+	if (to->flags & ROUTE_SELF)
+		return connect_same_node6(ctx, tag, ep, dst);
+	set_mark(ctx, tag, false);
+	if (to->flags & ROUTE_NODE_ADDR) {
+		bind_source6(ctx, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
+	reason = not_direct(ctx, tag, to);
+	if (!reason)
+		return connect_direct(ctx, true, true, tag, ep, to, dst);
+	bind_source6(ctx, ep->addr4.word[3]);
+	return take(tag, PATH_OVERLAY, 0, reason);
+}
+
+static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                        const struct endpoint *ep, const struct address *dst)
+{
+	struct route *to;
+
+	if (is_alias(sk_of(ctx)->src_ip4))
+		return refuse_connect(EINVAL_);
+	/* A link-local address is of the container's devices, which the node does not have. */
+	if (!has_overlay6() || is_link_local6(dst) || !may_use_ipv6(ctx))
+		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
+	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
+	if (to)
+		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
+	set_mark(ctx, tag, false);
+	if (!sk_of(ctx)->src_ip4) {
+		tag->flags |= TAG_LOCAL;
+		set_overlay6(&tag->local, ep->addr4.word[3]);
 	}
 	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
 }
@@ -254,18 +433,18 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 {
 	struct sock_tag *tag;
 
-	if (ctx->protocol != IPPROTO_TCP_ || !ctx->sk)
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
 		return NULL;
-	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return NULL;
-	if (!ctx->sk->src_ip4)
+	if (!sk_of(ctx)->src_ip4)
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
 	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
-	tag->flags &= ~(TAG_WILD | TAG_REMOTE | TAG_NAMES);
-	if (!is_alias(ctx->sk->src_ip4))
+	tag->flags &= ~(TAG_WILD | TAG_ANY6 | TAG_REMOTE | TAG_NAMES);
+	if (!is_alias(sk_of(ctx)->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
 	return tag;
 }
@@ -303,8 +482,10 @@ int connect6(struct bpf_sock_addr *ctx)
 	dst.word[2] = ctx->user_ip6[2];
 	dst.word[3] = ctx->user_ip6[3];
 	if (is_unspecified6(&dst) || is_loopback6(&dst))
-		return connect_loopback(ctx, true, tag, ep, 0, true, wild);
-	if (!is_mapped(&dst) || tag->flags & TAG_V6ONLY)
+		return connect_loopback6(ctx, tag, ep, wild);
+	if (!is_mapped(&dst))
+		return connect_ipv6(ctx, tag, ep, &dst);
+	if (tag->flags & TAG_V6ONLY)
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
 	return connect_ipv4(ctx, true, tag, ep, dst.word[3], wild);
 }

@@ -18,6 +18,7 @@
 #define AF_INET        2
 #define AF_INET6       10
 #define ETH_P_IP       0x0800
+#define ETH_P_IPV6     0x86dd
 #define ETH_HLEN       14
 #define IPPROTO_TCP_   6
 #define IPPROTO_UDP_   17
@@ -34,6 +35,8 @@
 #define ENETDOWN_      100
 #define ENETUNREACH_   101
 #define ECONNREFUSED_  111
+/* What the kernel keeps as the IPv4 address of a socket with an IPv6 one that is not v4-mapped. */
+#define LOOPBACK4_IPV6 bpf_htonl(0x7f000006)
 #define TC_ACT_OK      0
 #define TC_ACT_SHOT    2
 
@@ -63,6 +66,15 @@ struct iphdr_ {
 	__u16 check;
 	__be32 saddr;
 	__be32 daddr;
+};
+
+struct ip6hdr_ {
+	__be32 version_class_flow;
+	__be16 payload_len;
+	__u8 next_header;
+	__u8 hop_limit;
+	__be32 saddr[4];
+	__be32 daddr[4];
 };
 
 struct tcphdr_ {

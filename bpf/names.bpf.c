@@ -46,14 +46,6 @@ int getpeername4(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-static __always_inline void show6(struct bpf_sock_addr *ctx, const struct address *a)
-{
-	ctx->user_ip6[0] = a->word[0];
-	ctx->user_ip6[1] = a->word[1];
-	ctx->user_ip6[2] = a->word[2];
-	ctx->user_ip6[3] = a->word[3];
-}
-
 SEC("cgroup/getsockname6")
 int getsockname6(struct bpf_sock_addr *ctx)
 {
@@ -63,11 +55,11 @@ int getsockname6(struct bpf_sock_addr *ctx)
 	if (!tag || !ctx->user_ip6[3])
 		return 1;
 	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
-		if (tag->claim == CLAIM_ANY4)
+		if (tag->flags & TAG_WILD && !(tag->flags & TAG_ANY6))
 			any.word[2] = V4_MAPPED_PREFIX;
-		show6(ctx, &any);
+		set_user_ip6(ctx, &any);
 	} else if (tag->flags & TAG_LOCAL) {
-		show6(ctx, &tag->local);
+		set_user_ip6(ctx, &tag->local);
 		if (tag->local_port)
 			ctx->user_port = tag->local_port;
 	}
@@ -80,7 +72,7 @@ int getpeername6(struct bpf_sock_addr *ctx)
 	struct sock_tag *tag = named(ctx);
 
 	if (tag && tag->flags & TAG_REMOTE) {
-		show6(ctx, &tag->remote);
+		set_user_ip6(ctx, &tag->remote);
 		if (tag->remote_port)
 			ctx->user_port = tag->remote_port;
 	}

@@ -1,31 +1,71 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reading packets in tc programs. Headers are copied, not mapped: after GRO they need not be linear. */
+/* Reading packets in tc programs, and finding sockets for them. Headers are copied, not mapped: after GRO they
+ * need not be linear. */
 #ifndef HEDDLE_PACKET_H
 #define HEDDLE_PACKET_H
 
 struct packet {
-	struct iphdr_ ip;
+	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */
 	struct tcphdr_ tcp;
 	__u32 tcp_offset; /* from the start of the frame */
+	__u32 ipv6; /* 1 if it is IPv6: then ip has the IPv4 addresses that overlay addresses embed, else 0 */
+	struct address src6;
+	struct address dst6;
 };
 
-/* Reads IPv4 and, if it is TCP and not a later fragment, TCP headers. Gives 0 for anything that is not
- * IPv4, 4 for IPv4 of which only ip is valid, 6 for TCP. */
+/* What read_packet found. */
+enum packet_kind {
+	PACKET_OTHER, /* no IP */
+	PACKET_IP,    /* IP, but no TCP header can be read: only the addresses are valid */
+	PACKET_TCP,
+};
+
+static __always_inline int read_tcp(struct __sk_buff *skb, struct packet *p)
+{
+	if (bpf_skb_load_bytes(skb, p->tcp_offset, &p->tcp, sizeof(p->tcp)))
+		return PACKET_IP;
+	return PACKET_TCP;
+}
+
+static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ip6hdr_ h;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return PACKET_OTHER;
+	p->ipv6 = 1;
+	for (i = 0; i < 4; i++) {
+		p->src6.word[i] = h.saddr[i];
+		p->dst6.word[i] = h.daddr[i];
+	}
+	p->ip.saddr = is_overlay6(&p->src6) ? p->src6.word[3] : 0;
+	p->ip.daddr = is_overlay6(&p->dst6) ? p->dst6.word[3] : 0;
+	p->ip.protocol = h.next_header;
+	/* Node sockets send no extension headers, and those of others are for the container's own stack. */
+	if (h.next_header != IPPROTO_TCP_)
+		return PACKET_IP;
+	p->tcp_offset = ETH_HLEN + sizeof(h);
+	return read_tcp(skb, p);
+}
+
+/* Reads IP and, if it is TCP and not a later fragment, TCP headers. */
 static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 ihl;
 
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return has_overlay6() ? read_ipv6(skb, p) : PACKET_OTHER;
 	if (skb->protocol != bpf_htons(ETH_P_IP))
-		return 0;
+		return PACKET_OTHER;
+	p->ipv6 = 0;
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->ip, sizeof(p->ip)))
-		return 0;
+		return PACKET_OTHER;
 	ihl = (p->ip.version_ihl & 0xf) * 4;
 	if (p->ip.protocol != IPPROTO_TCP_ || p->ip.frag_off & bpf_htons(0x1fff) || ihl < sizeof(p->ip))
-		return 4;
+		return PACKET_IP;
 	p->tcp_offset = ETH_HLEN + ihl;
-	if (bpf_skb_load_bytes(skb, p->tcp_offset, &p->tcp, sizeof(p->tcp)))
-		return 4;
-	return 6;
+	return read_tcp(skb, p);
 }
 
 static __always_inline struct flow_key wire_key(const struct packet *p)
@@ -35,6 +75,7 @@ static __always_inline struct flow_key wire_key(const struct packet *p)
 	        .daddr = p->ip.daddr,
 	        .sport = p->tcp.source,
 	        .dport = p->tcp.dest,
+	        .ipv6 = p->ipv6,
 	};
 	return k;
 }
@@ -51,6 +92,21 @@ static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 sad
 	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
 }
 
+static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const struct address *saddr,
+                                                __be16 sport, const struct address *daddr, __be16 dport)
+{
+	struct bpf_sock_tuple t = {};
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		t.ipv6.saddr[i] = saddr->word[i];
+		t.ipv6.daddr[i] = daddr->word[i];
+	}
+	t.ipv6.sport = sport;
+	t.ipv6.dport = dport;
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a
  * wildcard of the node itself match the lookup too and are not: no tag. Request and time-wait sockets
  * carry no tag; they exist only as children of sockets that did. */
@@ -62,6 +118,45 @@ static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
 		return true;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 	return tag && tag->endpoint_id == owner;
+}
+
+/* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an IPv4
+ * address: one on [::], which underneath is at the IPv4 overlay address. */
+static __always_inline bool takes_ipv6(struct bpf_sock *sk, __u32 owner)
+{
+	struct sock_tag *tag;
+
+	if (sk->state != BPF_TCP_LISTEN || sk->family != AF_INET6)
+		return false;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	return tag && tag->endpoint_id == owner && tag->flags & TAG_ANY6;
+}
+
+/* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source port 0 never
+ * matches a connected socket. The caller releases it. */
+static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, bool ipv6, __be32 src,
+                                                      __be32 dst, __be16 port, __u32 owner)
+{
+	struct address src6, dst6;
+	struct bpf_sock *sk;
+
+	if (ipv6) {
+		set_overlay6(&src6, src);
+		set_overlay6(&dst6, dst);
+		sk = lookup6(skb, &src6, 0, &dst6, port);
+		if (sk) {
+			if (sk->state == BPF_TCP_LISTEN && owned(sk, owner))
+				return sk;
+			bpf_sk_release(sk);
+		}
+	}
+	sk = lookup(skb, src, 0, dst, port);
+	if (!sk)
+		return NULL;
+	if (ipv6 ? takes_ipv6(sk, owner) : sk->state == BPF_TCP_LISTEN && owned(sk, owner))
+		return sk;
+	bpf_sk_release(sk);
+	return NULL;
 }
 
 #endif

@@ -10,6 +10,57 @@ static __always_inline struct sock_tag *tag_of(struct bpf_sock_ops *ops)
 	return bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 }
 
+/* Whether the socket's addresses are IPv6 ones, not v4-mapped. */
+static __always_inline bool on_ipv6(struct bpf_sock_ops *ops)
+{
+	return ops->family == AF_INET6 && ops->remote_ip4 == LOOPBACK4_IPV6;
+}
+
+/* The socket's addresses: IPv4, or what overlay addresses embed, or 0. */
+static __always_inline __be32 overlay_of(const struct address *a)
+{
+	return is_overlay6(a) ? a->word[3] : 0;
+}
+
+static __always_inline __be32 remote_address(struct bpf_sock_ops *ops)
+{
+	struct address a;
+
+	if (!on_ipv6(ops))
+		return ops->remote_ip4;
+	a.word[0] = ops->remote_ip6[0];
+	a.word[1] = ops->remote_ip6[1];
+	a.word[2] = ops->remote_ip6[2];
+	a.word[3] = ops->remote_ip6[3];
+	return overlay_of(&a);
+}
+
+static __always_inline __be32 local_address(struct bpf_sock_ops *ops)
+{
+	struct address a;
+
+	if (!on_ipv6(ops))
+		return ops->local_ip4;
+	a.word[0] = ops->local_ip6[0];
+	a.word[1] = ops->local_ip6[1];
+	a.word[2] = ops->local_ip6[2];
+	a.word[3] = ops->local_ip6[3];
+	return overlay_of(&a);
+}
+
+/* The connection as packets from the other end show it. */
+static __always_inline struct flow_key remote_first(struct bpf_sock_ops *ops)
+{
+	struct flow_key k = {};
+
+	k.saddr = remote_address(ops);
+	k.daddr = local_address(ops);
+	k.sport = (__be16)(ops->remote_port >> 16); /* the upper half of a big-endian word */
+	k.dport = bpf_htons((__u16)ops->local_port);
+	k.ipv6 = on_ipv6(ops);
+	return k;
+}
+
 static __always_inline void write_option(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -17,7 +68,7 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 
 	if (!tag || tag->path != PATH_DIRECT)
 		return;
-	o = make_option(tag->local.word[3], tag->remote.word[3], tag->remote_port);
+	o = make_option(is_overlay6(&tag->remote), tag->local.word[3], tag->remote.word[3], tag->remote_port);
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
@@ -25,12 +76,7 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
  * from what steering remembered. */
 static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
-	struct flow_key key = {
-	        .saddr = ops->remote_ip4,
-	        .daddr = ops->local_ip4,
-	        .sport = (__be16)(ops->remote_port >> 16), /* the upper half of a big-endian word */
-	        .dport = bpf_htons((__u16)ops->local_port),
-	};
+	struct flow_key key = remote_first(ops);
 	struct syn_option o = {};
 	struct flow *remembered;
 
@@ -44,6 +90,7 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 		flow->src = o.src;
 		flow->dst = o.dst;
 		flow->dst_port = o.dst_port;
+		flow->ipv6 = option_is_ipv6(&o);
 	} else if (remembered) {
 		*flow = *remembered;
 	} else {
@@ -57,9 +104,9 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 static __always_inline void accept_direct(struct sock_tag *tag, const struct flow *flow)
 {
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
-	set_mapped(&tag->local, flow->dst);
+	set_overlay(&tag->local, flow->ipv6, flow->dst);
 	tag->local_port = flow->dst_port;
-	set_mapped(&tag->remote, flow->src);
+	set_overlay(&tag->remote, flow->ipv6, flow->src);
 	tag->path = PATH_DIRECT;
 	count(REASON_ACCEPT_DIRECT);
 }
@@ -68,12 +115,7 @@ static __always_inline void accept_direct(struct sock_tag *tag, const struct flo
  * container's own namespace (FLOW_PLAIN); by connect, if both ends are one container's (FLOW_NAMES). */
 static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
-	struct flow_key key = {
-	        .saddr = ops->remote_ip4,
-	        .daddr = ops->local_ip4,
-	        .sport = (__be16)(ops->remote_port >> 16),
-	        .dport = bpf_htons((__u16)ops->local_port),
-	};
+	struct flow_key key = remote_first(ops);
 	struct flow *found = bpf_map_lookup_elem(&flow_by_wire, &key);
 
 	if (!found)
@@ -83,13 +125,30 @@ static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flo
 	return flow->kind != FLOW_CONTAINERS;
 }
 
-/* The container talks to itself: src and dst are the addresses its programs see. 0 is ::1. */
-static __always_inline void accept_names(struct sock_tag *tag, __be32 src, __be32 dst)
+static __always_inline void set_name(struct address *a, bool ipv6, __be32 v4)
+{
+	if (v4)
+		set_overlay(a, ipv6, v4);
+	else
+		set_loopback6(a);
+}
+
+/* The container talks to itself: the flow's addresses are those its programs see. 0 is ::1. */
+static __always_inline void accept_names(struct sock_tag *tag, const struct flow *flow)
 {
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
-	set_loopback(&tag->local, !dst, dst);
-	set_loopback(&tag->remote, !src, src);
-	tag->path = !dst || is_loopback4(dst) ? PATH_LOOPBACK : PATH_LOCAL;
+	set_name(&tag->local, flow->ipv6, flow->dst);
+	set_name(&tag->remote, flow->ipv6, flow->src);
+	tag->path = !flow->dst || is_loopback4(flow->dst) ? PATH_LOOPBACK : PATH_LOCAL;
+}
+
+/* Both ends are node sockets: lo is the way from now on. */
+static __always_inline void move_to_lo(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	__u32 mark = config_mark;
+
+	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		tag->flags &= ~TAG_ROUTED;
 }
 
 /* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
@@ -97,7 +156,6 @@ static __always_inline void accept_names(struct sock_tag *tag, __be32 src, __be3
  * both ends are node sockets, lo is shorter. */
 static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
-	__u32 mark = config_mark;
 	struct flow flow = {};
 
 	tag->path = PATH_LOCAL;
@@ -106,16 +164,15 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 			tag->path = PATH_OVERLAY;
 			return;
 		}
-		accept_names(tag, flow.src, flow.dst);
+		accept_names(tag, &flow);
 	}
-	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
-		tag->flags &= ~TAG_ROUTED;
+	move_to_lo(ops, tag);
 }
 
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
-static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag, __be32 remote)
+static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
-	__be32 local = ops->local_ip4;
+	__be32 remote = remote_address(ops), local = local_address(ops);
 	struct flow flow = {};
 	struct route *from;
 
@@ -125,10 +182,10 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		flow.src = is_alias(remote) ? loopback_of(remote) : loopback_of(local);
 		flow.dst = is_alias(local) ? loopback_of(local) : (is_alias6(remote) ? 0 : LOOPBACK4);
 		remembered_flow(ops, &flow);
-		accept_names(tag, flow.src, flow.dst);
+		accept_names(tag, &flow);
 		return;
 	}
-	from = route_to(remote);
+	from = remote ? route_to(remote) : NULL;
 	if (!from)
 		tag->path = PATH_OUTSIDE;
 	else if (from->flags & ROUTE_NODE_ADDR)
@@ -147,7 +204,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	/* The tag is a copy of the listener's. */
-	tag->flags &= ~(TAG_WILD | TAG_LOCAL | TAG_REMOTE | TAG_NAMES);
+	tag->flags &= ~(TAGS_OF_NAMES | TAG_NAMES);
 	tag->flags |= TAG_ESTABLISHED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
@@ -156,27 +213,29 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
 	else
-		accept_as_is(ops, tag, ops->remote_ip4);
+		accept_as_is(ops, tag);
 }
 
 /* A connection within the container whose addresses on lo stand for several: tells the accepting side which
  * ones the programs see. 0 is ::1. */
 static __always_inline void remember_names(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
-	struct flow_key k = {};
+	struct flow_key remote = remote_first(ops), k = {};
 	struct flow flow = {};
 
-	k.saddr = ops->local_ip4;
-	k.daddr = ops->remote_ip4;
-	k.sport = bpf_htons((__u16)ops->local_port);
-	k.dport = (__be16)(ops->remote_port >> 16);
+	k.saddr = remote.daddr;
+	k.daddr = remote.saddr;
+	k.sport = remote.dport;
+	k.dport = remote.sport;
+	k.ipv6 = remote.ipv6;
 	flow.src = k.saddr;
 	if (tag->flags & TAG_LOCAL)
-		flow.src = is_mapped(&tag->local) ? tag->local.word[3] : 0;
+		flow.src = is_loopback6(&tag->local) ? 0 : tag->local.word[3];
 	flow.dst = k.daddr;
 	if (tag->flags & TAG_REMOTE)
-		flow.dst = is_mapped(&tag->remote) ? tag->remote.word[3] : 0;
+		flow.dst = is_loopback6(&tag->remote) ? 0 : tag->remote.word[3];
 	flow.dst_port = k.dport;
+	flow.ipv6 = k.ipv6;
 	flow.kind = FLOW_NAMES;
 	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
 }
@@ -192,6 +251,18 @@ static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
 		                          ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	else if (tag->flags & TAG_NAMES)
 		remember_names(ops, tag);
+}
+
+static __always_inline void established_active(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+
+	if (!tag)
+		return;
+	tag->flags |= TAG_ESTABLISHED;
+	/* Its SYN had to be steered to a listener on [::]. */
+	if (tag->path == PATH_LOCAL && tag->flags & TAG_ROUTED)
+		move_to_lo(ops, tag);
 }
 
 static __always_inline void listening(struct bpf_sock_ops *ops)
@@ -223,8 +294,6 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 SEC("sockops")
 int tcp_events(struct bpf_sock_ops *ops)
 {
-	struct sock_tag *tag;
-
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		connecting_cb(ops);
@@ -241,9 +310,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 			write_option(ops);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		tag = tag_of(ops);
-		if (tag)
-			tag->flags |= TAG_ESTABLISHED;
+		established_active(ops);
 		/* Only the SYN and its retransmissions carry the option. */
 		bpf_sock_ops_cb_flags_set(ops,
 		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);

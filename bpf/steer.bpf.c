@@ -79,14 +79,12 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct flow_
 /* Assigns the packet to the listener dst:dst_port of endpoint owner. */
 static __always_inline bool assign_listener(struct __sk_buff *skb, const struct flow *flow, __u32 owner)
 {
-	/* Source port 0 never matches a connected socket. */
-	struct bpf_sock *sk = lookup(skb, flow->src, 0, flow->dst, flow->dst_port);
-	bool assigned = false;
+	struct bpf_sock *sk = find_listener(skb, flow->ipv6, flow->src, flow->dst, flow->dst_port, owner);
+	bool assigned;
 
 	if (!sk)
 		return false;
-	if (sk->state == BPF_TCP_LISTEN && owned(sk, owner))
-		assigned = bpf_sk_assign(skb, sk, 0) == 0;
+	assigned = bpf_sk_assign(skb, sk, 0) == 0;
 	bpf_sk_release(sk);
 	return assigned;
 }
@@ -119,10 +117,13 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 	flow.src = o.src;
 	flow.dst = o.dst;
 	flow.dst_port = o.dst_port;
+	flow.ipv6 = option_is_ipv6(&o);
 	if (assign_listener(skb, &flow, ep->id)) {
 		bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY);
 		return TC_ACT_OK;
 	}
+	if (flow.ipv6)
+		return TC_ACT_OK;
 	return relay_open(skb, p, k, &flow, ep->ifindex);
 }
 
@@ -135,7 +136,8 @@ int from_underlay(struct __sk_buff *skb)
 	struct flow *flow;
 	__u32 state = 0;
 
-	if (read_packet(skb, &p) != 6 || !in_direct_ports(p.tcp.dest) || p.ip.daddr != config_underlay)
+	if (read_packet(skb, &p) != PACKET_TCP || p.ipv6 || !in_direct_ports(p.tcp.dest) ||
+	    p.ip.daddr != config_underlay)
 		return TC_ACT_OK;
 	k = wire_key(&p);
 	if ((p.tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)

@@ -25,6 +25,8 @@ type Config struct {
 	NetworkID model.NetworkID
 	// Underlay is the node's IPv4 underlay address.
 	Underlay netip.Addr
+	// Prefix6 is the network's IPv6 prefix of 96 bits; the zero Prefix on an IPv4 overlay.
+	Prefix6 netip.Prefix
 	// DirectPorts is the range this node takes direct connections on.
 	DirectPorts model.PortRange
 	// VXLANPort is the UDP port of the overlay.
@@ -42,6 +44,9 @@ func (c Config) validate() error {
 	}
 	if !c.Underlay.Is4() {
 		return fmt.Errorf("underlay %s: want an IPv4 address", c.Underlay)
+	}
+	if c.Prefix6.IsValid() && (!c.Prefix6.Addr().Is6() || c.Prefix6.Bits() != 96) {
+		return fmt.Errorf("prefix6 %s: want an IPv6 prefix of 96 bits", c.Prefix6)
 	}
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
@@ -152,6 +157,7 @@ func explainLoad(pinDir string, err error) error {
 func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 	values := map[string]any{
 		"config_underlay":         fromAddr(cfg.Underlay).Word[3],
+		"config_prefix6":          prefix6Words(cfg.Prefix6),
 		"config_network_id":       uint16(cfg.NetworkID),
 		"config_port_first":       cfg.DirectPorts.First,
 		"config_port_last":        cfg.DirectPorts.Last,
@@ -167,6 +173,15 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		}
 	}
 	return nil
+}
+
+// prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero Prefix.
+func prefix6Words(p netip.Prefix) (words [3]uint32) {
+	if p.IsValid() {
+		full := fromAddr(p.Masked().Addr())
+		copy(words[:], full.Word[:])
+	}
+	return words
 }
 
 // TC programs, by the place they belong to. The descriptors stay valid until Close.

@@ -53,7 +53,8 @@ type heddleFlow struct {
 	Src       uint32
 	Dst       uint32
 	DstPort   uint16
-	Kind      uint16
+	Kind      uint8
+	Ipv6      uint8
 	Ifindex   uint32
 	RelayPort uint16
 	Ended     uint16
@@ -65,6 +66,7 @@ type heddleFlowKey struct {
 	Daddr uint32
 	Sport uint16
 	Dport uint16
+	Ipv6  uint32
 }
 
 type heddleHeddlePath uint32
@@ -186,6 +188,7 @@ const (
 	heddleSockTagFlagsTAG_REMOTE      heddleSockTagFlags = 16
 	heddleSockTagFlagsTAG_ESTABLISHED heddleSockTagFlags = 64
 	heddleSockTagFlagsTAG_ROUTED      heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_ANY6        heddleSockTagFlags = 256
 	heddleSockTagFlagsTAG_NAMES       heddleSockTagFlags = 128
 )
 
@@ -240,6 +243,7 @@ const (
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPortFirst       = "config_port_first"
 	heddleVarConfigPortLast        = "config_port_last"
+	heddleVarConfigPrefix6         = "config_prefix6"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
@@ -342,6 +346,7 @@ type heddleVariableSpecs struct {
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.VariableSpec `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
+	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
@@ -411,6 +416,7 @@ type heddleVariables struct {
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.Variable `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
+	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`

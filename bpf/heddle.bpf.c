@@ -13,6 +13,7 @@
 #include "bind.bpf.c"
 #include "connect.bpf.c"
 #include "sockops.bpf.c"
+#include "relay6.bpf.c"
 #include "relay.bpf.c"
 #include "steer.bpf.c"
 #include "capture.bpf.c"

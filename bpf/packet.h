@@ -4,6 +4,8 @@
 #ifndef HEDDLE_PACKET_H
 #define HEDDLE_PACKET_H
 
+#define TCP_CHECK_OFFSET 16
+
 struct packet {
 	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */
 	struct tcphdr_ tcp;

@@ -5,10 +5,9 @@
  * need not know which of a container's listeners are intercepted, and a closed port is refused by the
  * container's own stack. Decision 0004. */
 
-#define TCP_CHECK_OFFSET 16
-#define IP_CHECK_OFFSET  (ETH_HLEN + 10)
-#define IP_SADDR_OFFSET  (ETH_HLEN + 12)
-#define IP_DADDR_OFFSET  (ETH_HLEN + 16)
+#define IP_CHECK_OFFSET (ETH_HLEN + 10)
+#define IP_SADDR_OFFSET (ETH_HLEN + 12)
+#define IP_DADDR_OFFSET (ETH_HLEN + 16)
 
 /* Rewrites addresses and ports of p in place from (ip, tcp) to k. */
 static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
@@ -40,6 +39,7 @@ static __always_inline struct flow_key relay_key(const struct flow *flow, __be16
 	        .daddr = flow->src,
 	        .sport = flow->dst_port,
 	        .dport = port,
+	        .ipv6 = flow->ipv6,
 	};
 	return k;
 }
@@ -51,7 +51,8 @@ static __always_inline struct flow *relayed_flow(const struct flow_key *wire, co
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, wire);
 
 	if (!flow || flow->kind != FLOW_RELAY || flow->relay_port != back->dport ||
-	    flow->src != back->daddr || flow->dst != back->saddr || flow->dst_port != back->sport)
+	    flow->ipv6 != back->ipv6 || flow->src != back->daddr || flow->dst != back->saddr ||
+	    flow->dst_port != back->sport)
 		return NULL;
 	return flow;
 }
@@ -106,7 +107,7 @@ static __always_inline int relay_forward(struct __sk_buff *skb, const struct pac
 	};
 	__u32 ifindex = flow->ifindex;
 
-	if (rewrite(skb, p, &inner))
+	if (flow->ipv6 ? translate_to_ipv6(skb, p, &inner) : rewrite(skb, p, &inner))
 		return TC_ACT_SHOT;
 	return bpf_redirect_peer(ifindex, 0);
 }
@@ -120,8 +121,8 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (!ifindex)
 		return TC_ACT_OK;
 	/* Retransmitted: as before. */
-	if (old && old->kind == FLOW_RELAY && !old->ended && old->src == flow->src && old->dst == flow->dst &&
-	    old->dst_port == flow->dst_port)
+	if (old && old->kind == FLOW_RELAY && !old->ended && old->ipv6 == flow->ipv6 &&
+	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port)
 		return relay_forward(skb, p, old);
 	flow->kind = FLOW_RELAY;
 	flow->ifindex = ifindex;
@@ -160,7 +161,7 @@ static __always_inline int relay_return(struct __sk_buff *skb, const struct pack
 	out.daddr = wire->saddr;
 	out.sport = wire->dport;
 	out.dport = wire->sport;
-	if (rewrite(skb, p, &out))
+	if (p->ipv6 ? translate_to_ipv4(skb, p, &out) : rewrite(skb, p, &out))
 		return TC_ACT_SHOT;
 	return bpf_redirect_neigh(config_underlay_ifindex, NULL, 0, 0);
 }

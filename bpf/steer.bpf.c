@@ -122,8 +122,6 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 		bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY);
 		return TC_ACT_OK;
 	}
-	if (flow.ipv6)
-		return TC_ACT_OK;
 	return relay_open(skb, p, k, &flow, ep->ifindex);
 }
 

@@ -32,8 +32,8 @@ var ErrNoID = errors.New("no free endpoint id: end containers, or restart the ag
 
 // ExhaustedError says that every address of a node's prefixes is taken.
 type ExhaustedError struct {
-	Prefixes []netip.Prefix // of one address family
-	InUse    int            // addresses that endpoints hold in Prefixes
+	Prefixes []netip.Prefix
+	InUse    int // addresses that endpoints hold in Prefixes
 }
 
 // Error implements error.
@@ -76,8 +76,11 @@ func ValidateName(name string) error {
 type Config struct {
 	// Node is the node's name.
 	Node string
-	// Prefixes are the node's overlay prefixes. An endpoint gets one address of each address family.
+	// Prefixes are the node's IPv4 overlay prefixes. An endpoint gets one address of them.
 	Prefixes []netip.Prefix
+	// Prefix6 makes an endpoint's IPv6 address of its IPv4 one (model.Overlay6). The zero Prefix:
+	// endpoints have no IPv6 address.
+	Prefix6 netip.Prefix
 	// Endpoints are those the node has already.
 	Endpoints []model.Endpoint
 	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are not
@@ -92,44 +95,38 @@ type Config struct {
 type Lease struct {
 	ID    model.EndpointID
 	Name  string
-	Addrs []netip.Addr // IPv4 first; one a family
+	Addrs []netip.Addr // the IPv4 address, then the IPv6 one that follows from it, if any
 }
 
 // Leases gives out ids, addresses and names of one node. It is safe for concurrent use.
 type Leases struct {
-	node string
-	busy func(model.EndpointID) bool
+	node    string
+	prefix6 netip.Prefix
+	busy    func(model.EndpointID) bool
 
 	mu     sync.Mutex // guards what follows
 	lastID model.EndpointID
 	byID   map[model.EndpointID]Lease
 	byName map[string]model.EndpointID
-	inUse  map[netip.Addr]model.EndpointID
-	pools  []*pool // one a family
+	inUse  map[netip.Addr]model.EndpointID // by IPv4 address
+	pool   *pool
 }
 
 // New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one outside
 // the prefixes and two that hold the same thing are errors that name the endpoint.
 func New(cfg Config) (*Leases, error) {
 	l := &Leases{
-		node:   cfg.Node,
-		busy:   cfg.Busy,
-		lastID: cfg.LastID,
-		byID:   make(map[model.EndpointID]Lease),
-		byName: make(map[string]model.EndpointID),
-		inUse:  make(map[netip.Addr]model.EndpointID),
+		node:    cfg.Node,
+		prefix6: cfg.Prefix6,
+		busy:    cfg.Busy,
+		lastID:  cfg.LastID,
+		byID:    make(map[model.EndpointID]Lease),
+		byName:  make(map[string]model.EndpointID),
+		inUse:   make(map[netip.Addr]model.EndpointID),
 	}
-	if len(cfg.Prefixes) == 0 {
-		return nil, fmt.Errorf("leases of node %s: no prefixes", cfg.Node)
-	}
-	for _, is4 := range []bool{true, false} {
-		p, err := newPool(cfg.Prefixes, is4)
-		if err != nil {
-			return nil, fmt.Errorf("leases of node %s: %w", cfg.Node, err)
-		}
-		if p != nil {
-			l.pools = append(l.pools, p)
-		}
+	var err error
+	if l.pool, err = newPool(cfg.Prefixes); err != nil {
+		return nil, fmt.Errorf("leases of node %s: %w", cfg.Node, err)
 	}
 	// In the order they were made, so that what was given out last is what is given out again last.
 	byAge := slices.Clone(cfg.Endpoints)
@@ -162,31 +159,29 @@ func (l *Leases) restore(e model.Endpoint) error {
 	if id, used := l.byName[e.Name]; used {
 		return &NameInUseError{Name: e.Name, ID: id}
 	}
-	for _, a := range e.Addrs {
-		if id, used := l.inUse[a]; used {
-			return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
-		}
-		i := slices.IndexFunc(l.pools, func(p *pool) bool { return p.has(a) })
-		if i < 0 {
-			return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
-		}
-		l.pools[i].last = a
+	a := e.Addr4()
+	if id, used := l.inUse[a]; used {
+		return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
 	}
-	l.hold(Lease{ID: e.ID, Name: e.Name, Addrs: slices.Clone(e.Addrs)})
+	if !l.pool.has(a) {
+		return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
+	}
+	l.hold(e.ID, e.Name, a)
 	return nil
 }
 
-// hold records a lease.
-func (l *Leases) hold(lease Lease) {
-	l.byID[lease.ID] = lease
-	l.byName[lease.Name] = lease.ID
-	for _, a := range lease.Addrs {
-		l.inUse[a] = lease.ID
-	}
+// hold records a lease, that of IPv4 address a.
+func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
+	lease := Lease{ID: id, Name: name, Addrs: model.OverlayAddrs(l.prefix6, a)}
+	l.byID[id] = lease
+	l.byName[name] = id
+	l.inUse[a] = id
+	l.pool.last = a
+	return lease
 }
 
 // Lease gives a new endpoint called name its id and addresses. want, if valid, becomes its address of
-// that family. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
+// that family, and decides the other. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
 // nothing is taken.
 func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	if err := ValidateName(name); err != nil {
@@ -201,31 +196,34 @@ func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	if err != nil {
 		return Lease{}, err
 	}
-	lease := Lease{ID: id, Name: name}
-	wanted := want.IsValid()
-	for _, p := range l.pools {
-		if want.IsValid() && p.has(want) {
-			if other, used := l.inUse[want]; used {
-				return Lease{}, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, want, l.byID[other].Name)
-			}
-			lease.Addrs, wanted = append(lease.Addrs, want), false
-			continue
-		}
-		a, found := p.free(l.inUse)
-		if !found {
-			return Lease{}, &ExhaustedError{Prefixes: p.prefixes, InUse: p.count(l.inUse)}
-		}
-		lease.Addrs = append(lease.Addrs, a)
-	}
-	if wanted {
-		return Lease{}, fmt.Errorf("%w: %s is not one that node %s can give", ErrAddr, want, l.node)
-	}
-	for i, p := range l.pools {
-		p.last = lease.Addrs[i]
+	a, err := l.freeAddr(want)
+	if err != nil {
+		return Lease{}, err
 	}
 	l.lastID = id
-	l.hold(lease)
-	return clone(lease), nil
+	return clone(l.hold(id, name, a)), nil
+}
+
+// freeAddr gives a free IPv4 address: the one that want is or stands for, or any if want is the zero Addr.
+func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
+	if !want.IsValid() {
+		a, found := l.pool.free(l.inUse)
+		if !found {
+			return netip.Addr{}, &ExhaustedError{Prefixes: l.pool.prefixes, InUse: len(l.inUse)}
+		}
+		return a, nil
+	}
+	a := want
+	if want.Is6() {
+		a = model.Overlay4(l.prefix6, want)
+	}
+	if !l.pool.has(a) {
+		return netip.Addr{}, fmt.Errorf("%w: %s is not one that node %s can give", ErrAddr, want, l.node)
+	}
+	if other, used := l.inUse[a]; used {
+		return netip.Addr{}, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, want, l.byID[other].Name)
+	}
+	return a, nil
 }
 
 // freeID gives the next id after the last that is free.
@@ -253,9 +251,7 @@ func (l *Leases) Release(id model.EndpointID) bool {
 	}
 	delete(l.byID, id)
 	delete(l.byName, lease.Name)
-	for _, a := range lease.Addrs {
-		delete(l.inUse, a)
-	}
+	delete(l.inUse, lease.Addrs[0])
 	return true
 }
 

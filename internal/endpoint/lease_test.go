@@ -90,22 +90,31 @@ func TestReleasedAddressesComeLast(t *testing.T) {
 }
 
 func TestBothFamilies(t *testing.T) {
-	l := newLeases(t, Config{Prefixes: prefixes("fd00::/64", "10.0.0.0/30")})
-	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[10.0.0.2 fd00::2]" {
+	old := model.Endpoint{ID: 1, Name: "old", Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.3")}}
+	l := newLeases(t, Config{Prefixes: prefixes("10.0.0.0/29"), Prefix6: netip.MustParsePrefix("fd00::/96"), Endpoints: []model.Endpoint{old}})
+	if got, ok := l.ByName("old"); !ok || fmt.Sprint(got.Addrs) != "[10.0.0.3 fd00::a00:3]" {
+		t.Errorf("endpoint from before there was IPv6: %v", got.Addrs)
+	}
+	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[10.0.0.4 fd00::a00:4]" {
 		t.Errorf("addresses %v", got.Addrs)
 	}
-	if _, err := l.Lease("c2", netip.Addr{}); !errors.Is(err, ErrExhausted) {
-		t.Errorf("second lease: %v, want ErrExhausted for IPv4", err)
+	if got, err := l.Lease("c2", netip.MustParseAddr("fd00::a00:2")); err != nil || fmt.Sprint(got.Addrs) != "[10.0.0.2 fd00::a00:2]" {
+		t.Errorf("IPv6 address asked for: %v, %v", got.Addrs, err)
+	}
+	for _, bad := range []string{"fd00::a00:2", "10.0.0.2", "fd00::a00:1", "fd00::a00:7", "fd01::a00:5", "fd00::5"} {
+		if got, err := l.Lease("c3", netip.MustParseAddr(bad)); !errors.Is(err, ErrAddr) {
+			t.Errorf("%s: got %v, %v; want ErrAddr", bad, got, err)
+		}
 	}
 	l.Release(1)
-	if got := lease(t, l, "c2"); fmt.Sprint(got.Addrs) != "[10.0.0.2 fd00::3]" {
-		t.Errorf("addresses %v: the refused lease must not have used up fd00::3", got.Addrs)
+	if got, err := l.Lease("c3", netip.MustParseAddr("fd00::a00:3")); err != nil {
+		t.Errorf("released address: %v, %v", got.Addrs, err)
 	}
 }
 
 func TestAddressSpaceEnd(t *testing.T) {
-	l := newLeases(t, Config{Prefixes: prefixes("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffc/126", "255.255.255.252/30")})
-	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[255.255.255.254 ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe]" {
+	l := newLeases(t, Config{Prefixes: prefixes("255.255.255.252/30")})
+	if got := lease(t, l, "c1"); fmt.Sprint(got.Addrs) != "[255.255.255.254]" {
 		t.Errorf("addresses %v", got.Addrs)
 	}
 	if _, err := l.Lease("c2", netip.Addr{}); !errors.Is(err, ErrExhausted) {
@@ -173,6 +182,8 @@ func TestNewRefusesContradictions(t *testing.T) {
 		"no prefixes":         {},
 		"host bits":           {Prefixes: prefixes("10.0.0.1/24")},
 		"overlap":             {Prefixes: prefixes("10.0.0.0/24", "10.0.0.0/25")},
+		"IPv6 prefix":         {Prefixes: prefixes("fd00::/120")},
+		"IPv6 only endpoint":  {Prefixes: prefixes("10.0.0.0/24"), Endpoints: []model.Endpoint{existing(2, "c2", "fd00::a00:2", 1)}},
 		"invalid prefix":      {Prefixes: []netip.Prefix{{}}},
 		"other node":          {Prefixes: prefixes("10.0.0.0/24"), Endpoints: []model.Endpoint{elsewhere}},
 		"same id":             {Prefixes: prefixes("10.0.0.0/24"), Endpoints: []model.Endpoint{ok, existing(1, "c2", "10.0.0.3", 1)}},

@@ -1,6 +1,7 @@
 package endpoint
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -8,21 +9,17 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// pool finds free addresses in a node's prefixes of one address family. Leases guards it.
+// pool finds free addresses in a node's prefixes. Leases guards it.
 type pool struct {
 	prefixes []netip.Prefix
 	last     netip.Addr // given out last; the search goes on behind it
 }
 
-// newPool gives the pool of one family, or nil if no prefix is of that family.
-func newPool(prefixes []netip.Prefix, is4 bool) (*pool, error) {
+func newPool(prefixes []netip.Prefix) (*pool, error) {
 	p := &pool{}
 	for _, prefix := range prefixes {
-		if prefix.Addr().Is4() != is4 {
-			continue
-		}
-		if !prefix.IsValid() || prefix != prefix.Masked() {
-			return nil, fmt.Errorf("prefix %s: want NETWORK-ADDRESS/LENGTH", prefix)
+		if !prefix.Addr().Is4() || prefix != prefix.Masked() {
+			return nil, fmt.Errorf("prefix %s: want NETWORK-ADDRESS/LENGTH in IPv4", prefix)
 		}
 		if slices.ContainsFunc(p.prefixes, prefix.Overlaps) {
 			return nil, fmt.Errorf("prefix %s: overlaps another of the node's", prefix)
@@ -30,7 +27,7 @@ func newPool(prefixes []netip.Prefix, is4 bool) (*pool, error) {
 		p.prefixes = append(p.prefixes, prefix)
 	}
 	if len(p.prefixes) == 0 {
-		return nil, nil
+		return nil, errors.New("no prefixes")
 	}
 	return p, nil
 }
@@ -41,12 +38,12 @@ func (p *pool) has(a netip.Addr) bool {
 }
 
 // usable reports whether an endpoint may have address a of prefix: it is neither the network address, nor
-// the gateway, nor the IPv4 broadcast address.
+// the gateway, nor the broadcast address.
 func usable(prefix netip.Prefix, a netip.Addr) bool {
 	if !prefix.Contains(a) || a == prefix.Addr() || a == model.Gateway(prefix) {
 		return false
 	}
-	return a.Is6() || prefix.Contains(a.Next())
+	return prefix.Contains(a.Next())
 }
 
 // free finds the first free address behind the one given out last, going round through all prefixes once.
@@ -77,14 +74,4 @@ func firstFree(prefix netip.Prefix, from netip.Addr, inUse map[netip.Addr]model.
 		}
 	}
 	return netip.Addr{}, false
-}
-
-// count gives how many of the addresses in use are the pool's.
-func (p *pool) count(inUse map[netip.Addr]model.EndpointID) (n int) {
-	for a := range inUse {
-		if p.has(a) {
-			n++
-		}
-	}
-	return n
 }

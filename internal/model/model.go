@@ -82,8 +82,9 @@ type Node struct {
 	Name string `json:"name"`
 	// Underlay is the address other nodes reach this node by.
 	Underlay netip.Addr `json:"underlay"`
-	// Prefixes are the overlay prefixes whose addresses live on this node; disjoint from every
-	// other node's. The first address after the network address is the node's gateway.
+	// Prefixes are the IPv4 overlay prefixes whose addresses live on this node; disjoint from every
+	// other node's. The first address after the network address is the node's gateway. The IPv6 ones
+	// follow from the network's prefix (see OverlayPrefix6).
 	Prefixes []netip.Prefix `json:"prefixes"`
 	// VTEPMAC is the hardware address of the node's VXLAN device, "02:..." form.
 	VTEPMAC string `json:"vtep_mac"`
@@ -107,7 +108,8 @@ type Endpoint struct {
 	Name string `json:"name"`
 	// Node is the name of the node it lives on.
 	Node string `json:"node"`
-	// Addrs are its overlay addresses, one a family at most.
+	// Addrs are its overlay addresses: the IPv4 one, which is leased, then the IPv6 one that follows
+	// from it (see Overlay6) if network and node have IPv6.
 	Addrs []netip.Addr `json:"addrs"`
 	// Intercepted says that its TCP sockets are made in the node's network namespace. Peers send
 	// connections for an endpoint that is not intercepted over the overlay.
@@ -121,9 +123,14 @@ type Endpoint struct {
 }
 
 // Addr4 gives the endpoint's IPv4 overlay address, or the zero Addr.
-func (e Endpoint) Addr4() netip.Addr {
-	for _, a := range e.Addrs {
-		if a.Is4() {
+func (e Endpoint) Addr4() netip.Addr { return first(e.Addrs, netip.Addr.Is4) }
+
+// Addr6 gives the endpoint's IPv6 overlay address, or the zero Addr.
+func (e Endpoint) Addr6() netip.Addr { return first(e.Addrs, netip.Addr.Is6) }
+
+func first(addrs []netip.Addr, match func(netip.Addr) bool) netip.Addr {
+	for _, a := range addrs {
+		if match(a) {
 			return a
 		}
 	}

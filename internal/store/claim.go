@@ -8,13 +8,11 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The longest node prefixes: a network address, a gateway, at least one endpoint and, for IPv4, a
-// broadcast address have to fit. The shortest prefix: 0.0.0.0/0 or 64.0.0.0/2 would take in loopback and
-// multicast addresses.
+// The longest node prefix: a network address, a gateway, at least one endpoint and a broadcast address have
+// to fit. The shortest prefix: 0.0.0.0/0 or 64.0.0.0/2 would take in loopback and multicast addresses.
 const (
-	minPrefixLen  = 8
-	maxPrefixLen4 = 30
-	maxPrefixLen6 = 126
+	minPrefixLen = 8
+	maxPrefixLen = 30
 )
 
 // ClaimNode decides what JoinNode stores for n: the prefixes n asks for, or those it has already, or free
@@ -39,10 +37,11 @@ func ClaimNode(network Network, nodes []model.Node, n model.Node) (model.Node, e
 		}
 	}
 	if len(n.Prefixes) == 0 {
-		var err error
-		if n.Prefixes, err = freePrefixes(network, used); err != nil {
+		p, err := freeNodePrefix(network, used)
+		if err != nil {
 			return model.Node{}, err
 		}
+		n.Prefixes = []netip.Prefix{p}
 	}
 	if err := validateNode(n); err != nil {
 		return model.Node{}, err
@@ -76,14 +75,14 @@ func CheckHeld(n model.Node, held map[netip.Addr]model.EndpointID) error {
 	return nil
 }
 
-// CheckAddr reports an *AddrOutsideError unless a is an address that an endpoint of n may have: inside
-// one of n's prefixes, and neither its network address, nor its gateway, nor its IPv4 broadcast address.
+// CheckAddr reports an *AddrOutsideError unless a is an IPv4 address that an endpoint of n may have: inside
+// one of n's prefixes, and neither its network address, nor its gateway, nor its broadcast address.
 func CheckAddr(n model.Node, a netip.Addr) error {
 	for _, p := range n.Prefixes {
 		if !p.Contains(a) {
 			continue
 		}
-		if a == p.Addr() || a == model.Gateway(p) || a.Is4() && a == lastAddr(p) {
+		if a == p.Addr() || a == model.Gateway(p) || a == lastAddr(p) {
 			return &AddrOutsideError{Addr: a, Node: n.Name, Why: "reserved (network, gateway or broadcast address) on"}
 		}
 		return nil
@@ -91,28 +90,23 @@ func CheckAddr(n model.Node, a netip.Addr) error {
 	return &AddrOutsideError{Addr: a, Node: n.Name, Why: "not in the prefixes of"}
 }
 
-// freePrefixes gives the lowest free prefix of each address family of the pool.
-func freePrefixes(network Network, used []netip.Prefix) ([]netip.Prefix, error) {
-	var got []netip.Prefix
-	for _, is4 := range []bool{true, false} {
-		var tried []netip.Prefix
-		found := false
-		for _, pool := range network.Pool {
-			if pool.Addr().Is4() != is4 || found {
-				continue
-			}
-			tried = append(tried, pool)
-			var p netip.Prefix
-			if p, found = freePrefix(pool, network.prefixLen(pool), used); found {
-				got = append(got, p)
-			}
-		}
-		if len(tried) != 0 && !found {
-			return nil, fmt.Errorf("%w: no free /%d in pool %s, %d node prefixes in use: remove nodes that are gone",
-				ErrPoolExhausted, network.prefixLen(tried[0]), tried, len(used))
+// CheckEndpoint reports an *AddrOutsideError unless e may have its addresses as an endpoint of n.
+func CheckEndpoint(network Network, n model.Node, e model.Endpoint) error {
+	if err := CheckAddr(n, e.Addr4()); err != nil {
+		return err
+	}
+	return network.checkAddr6(e)
+}
+
+// freeNodePrefix gives the lowest free prefix of the first prefix of the pool that has one.
+func freeNodePrefix(network Network, used []netip.Prefix) (netip.Prefix, error) {
+	for _, pool := range network.Pool {
+		if p, found := freePrefix(pool, network.NodePrefixLen, used); found {
+			return p, nil
 		}
 	}
-	return got, nil
+	return netip.Prefix{}, fmt.Errorf("%w: no free /%d in pool %s, %d node prefixes in use: remove nodes that are gone",
+		ErrPoolExhausted, network.NodePrefixLen, network.Pool, len(used))
 }
 
 // freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It jumps from one
@@ -133,7 +127,7 @@ func freePrefix(pool netip.Prefix, bits int, used []netip.Prefix) (netip.Prefix,
 	return netip.Prefix{}, false
 }
 
-// lastAddr gives the highest address in p; for IPv4 that is the broadcast address.
+// lastAddr gives the highest address in p, the broadcast address.
 func lastAddr(p netip.Prefix) netip.Addr {
 	b := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < len(b)*8; bit++ {

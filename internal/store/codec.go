@@ -18,13 +18,12 @@ import (
 
 // Limits of values. Writers refuse more, readers reject more.
 const (
-	maxValueBytes    = 64 << 10
-	maxEndpointName  = 128
-	maxNetnsPath     = 4096
-	maxLabels        = 64
-	maxLabelKey      = 63
-	maxLabelValue    = 255
-	maxEndpointAddrs = 2
+	maxValueBytes   = 64 << 10
+	maxEndpointName = 128
+	maxNetnsPath    = 4096
+	maxLabels       = 64
+	maxLabelKey     = 63
+	maxLabelValue   = 255
 )
 
 // EncodeNetwork gives the value stored for n, or why n is no valid network.
@@ -240,16 +239,8 @@ func validateEndpoint(e model.Endpoint) error {
 			return wrap(err)
 		}
 	}
-	if len(e.Addrs) == 0 || len(e.Addrs) > maxEndpointAddrs {
-		return wrap(fmt.Errorf("%d addresses, want 1 or 2", len(e.Addrs)))
-	}
-	for i, a := range e.Addrs {
-		if err := validateAddr(a); err != nil {
-			return wrap(err)
-		}
-		if i > 0 && a.Is4() == e.Addrs[0].Is4() {
-			return wrap(fmt.Errorf("addresses %s and %s: at most one of each family", e.Addrs[0], a))
-		}
+	if err := validateAddrs(e.Addrs); err != nil {
+		return wrap(err)
 	}
 	if len(e.NetnsPath) > maxNetnsPath || e.NetnsPath != "" && !isAbsolutePath(e.NetnsPath) {
 		return wrap(fmt.Errorf("netns_path %.40q: want an absolute path", e.NetnsPath))
@@ -270,6 +261,22 @@ func validateLabels(e model.Endpoint) error {
 	return nil
 }
 
+// validateAddrs accepts an IPv4 address, alone or followed by its IPv6 form.
+func validateAddrs(addrs []netip.Addr) error {
+	for _, a := range addrs {
+		if err := validateAddr(a); err != nil {
+			return err
+		}
+	}
+	if len(addrs) == 0 || len(addrs) > 2 || !addrs[0].Is4() {
+		return fmt.Errorf("addresses %s: want an IPv4 address and at most one more", addrs)
+	}
+	if len(addrs) == 2 && !model.Embeds(addrs[1], addrs[0]) {
+		return fmt.Errorf("addresses %s: the second has to be IPv6 and end in the 32 bits of the first", addrs)
+	}
+	return nil
+}
+
 // validateAddr accepts unicast addresses, each in one spelling only: no zones, no IPv4 in IPv6.
 func validateAddr(a netip.Addr) error {
 	if !a.IsValid() || a.Zone() != "" || a.Is4In6() || a.IsUnspecified() || a.IsMulticast() {
@@ -280,19 +287,17 @@ func validateAddr(a netip.Addr) error {
 
 // validatePrefix accepts prefixes that a node or a pool may have, each in one spelling only.
 func validatePrefix(p netip.Prefix) error {
-	longest := maxPrefixLen4
-	if p.IsValid() && p.Addr().Is6() {
-		longest = maxPrefixLen6
-	}
 	switch {
 	case !p.IsValid():
 		return fmt.Errorf("prefix %s: want ADDRESS/LENGTH", p)
+	case !p.Addr().Is4():
+		return fmt.Errorf("prefix %s: want an IPv4 prefix; IPv6 addresses follow from the network's prefix6", p)
 	case p != p.Masked():
 		return fmt.Errorf("prefix %s: has bits beyond its length: write %s", p, p.Masked())
-	case p.Bits() < minPrefixLen || p.Bits() > longest:
-		return fmt.Errorf("prefix %s: want a length of %d..%d", p, minPrefixLen, longest)
+	case p.Bits() < minPrefixLen || p.Bits() > maxPrefixLen:
+		return fmt.Errorf("prefix %s: want a length of %d..%d", p, minPrefixLen, maxPrefixLen)
 	}
-	if a := p.Addr(); a.Is4In6() || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() {
+	if a := p.Addr(); a.IsUnspecified() || a.IsMulticast() || a.IsLoopback() || a.IsLinkLocalUnicast() {
 		return fmt.Errorf("prefix %s: want unicast addresses that routers carry", p)
 	}
 	return nil

@@ -87,7 +87,7 @@ func (e *AddrInUseError) Error() string {
 type AddrOutsideError struct {
 	Addr netip.Addr
 	Node string
-	Why  string // "not in the prefixes of", "reserved on"
+	Why  string // "not in the prefixes of", "reserved on", "does not follow from ... on"
 }
 
 // Error implements error.

@@ -16,9 +16,11 @@ func FuzzView(f *testing.F) {
 	const root = "/heddle/v1/1/"
 	const node = `{"name":"n1","underlay":"10.0.0.1","prefixes":["10.1.0.0/24"],"vtep_mac":"","direct_ports":{"first":0,"last":0}}`
 	f.Add(root+"nodes/n1", []byte(node))
-	f.Add(root+"nodes/n2", []byte(`{"name":"n2","underlay":"fd00::1","prefixes":["10.1.1.0/24","fd01::/64"],"new":{"a":[1]}}`))
+	f.Add(root+"nodes/n2", []byte(`{"name":"n2","underlay":"fd00::1","prefixes":["10.1.1.0/24","10.1.2.0/30"],"new":{"a":[1]}}`))
 	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"n1/c1","node":"n1","addrs":["10.1.0.2"],"intercepted":true,"netns_path":"/x","labels":{"A":"b"},"created":"2026-01-02T03:04:05.6Z"}`))
+	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"c","node":"n1","addrs":["10.1.0.2","fd48:6464:1::a01:2"],"created":"2026-01-02T03:04:05Z"}`))
 	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"vni":1,"vxlan_port":4789}`))
+	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"prefix6":"fd48:6464:1::/96","vni":1,"vxlan_port":4789}`))
 	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))
 	f.Add(root+"endpoints/n1/7", []byte(`{"labels":{"a":"b","a":"c"}}`))
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
@@ -40,6 +42,9 @@ func FuzzView(f *testing.F) {
 			if len(s.Nodes) == 0 {
 				t.Fatalf("endpoint %+v without a node", e)
 			}
+			if a := e.Addr6(); !e.Addr4().IsValid() || a.IsValid() && !model.Embeds(a, e.Addr4()) {
+				t.Fatalf("addresses %v do not belong together", e.Addrs)
+			}
 			b, err := EncodeEndpoint(e)
 			if err != nil {
 				t.Fatalf("accepted %+v, but: %v", e, err)
@@ -51,6 +56,9 @@ func FuzzView(f *testing.F) {
 		if n, err := ParseNetwork(1, value); err == nil {
 			if _, err := EncodeNetwork(n); err != nil {
 				t.Fatalf("accepted %+v, but: %v", n, err)
+			}
+			if n.Prefix6.IsValid() && model.Overlay4(n.Prefix6, model.Overlay6(n.Prefix6, n.Pool[0].Addr())) != n.Pool[0].Addr() {
+				t.Fatalf("prefix6 %s does not map %s back", n.Prefix6, n.Pool[0].Addr())
 			}
 			if claimed, err := ClaimNode(n, s.Nodes, model.Node{Name: "new", Underlay: netip.MustParseAddr("192.0.2.1")}); err == nil && !n.inPool(claimed.Prefixes[0]) {
 				t.Fatalf("%s is outside pool %s", claimed.Prefixes, n.Pool)

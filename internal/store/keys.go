@@ -46,7 +46,7 @@ func (k Keys) Endpoint(node string, id model.EndpointID) string {
 // Addrs is the prefix of the keys of the addresses that a node's endpoints hold.
 func (k Keys) Addrs(node string) string { return k.root + "addrs/" + node + "/" }
 
-// Addr is the key that says which endpoint holds an address.
+// Addr is the key that says which endpoint holds an IPv4 address, and with it the IPv6 one that follows.
 func (k Keys) Addr(node string, a netip.Addr) string { return k.Addrs(node) + a.String() }
 
 // KeyKind says what a key stands for.
@@ -99,6 +99,9 @@ func (k Keys) Parse(key string) (Key, error) {
 	case "addrs":
 		node, text, _ := strings.Cut(rest, "/")
 		a, err := netip.ParseAddr(text)
+		if err == nil && !a.Is4() {
+			err = fmt.Errorf("address %s: want an IPv4 address", a)
+		}
 		if err != nil {
 			return Key{}, fmt.Errorf("key %q: %w", key, err)
 		}

@@ -12,12 +12,16 @@ import (
 type Network struct {
 	// ID tells networks on one underlay apart. It is part of every key.
 	ID model.NetworkID `json:"id"`
-	// Pool holds the overlay prefixes that nodes get theirs from; disjoint.
+	// Pool holds the IPv4 overlay prefixes that nodes get theirs from; disjoint.
 	Pool []netip.Prefix `json:"pool"`
-	// NodePrefixLen is the length of the prefix a node gets from an IPv4 pool, in bits.
+	// NodePrefixLen is the length of the prefix a node gets from the pool, in bits.
 	NodePrefixLen int `json:"node_prefix_len"`
-	// NodePrefixLen6 is the same for IPv6 pools. It is 0 exactly when there is no IPv6 pool.
-	NodePrefixLen6 int `json:"node_prefix_len6,omitempty"`
+	// Prefix6 is the IPv6 prefix that makes IPv6 addresses of the overlay's IPv4 ones (model.Overlay6). The
+	// zero Prefix: the network is IPv4-only.
+	Prefix6 netip.Prefix `json:"prefix6,omitzero"`
+	// NoPrefix6 wishes for a network without Prefix6, which the zero Prefix as a wish does not. It is not
+	// stored.
+	NoPrefix6 bool `json:"-"`
 	// VNI is the VXLAN network identifier: 1..2^24-1.
 	VNI uint32 `json:"vni"`
 	// VXLANPort is the UDP port of the overlay devices, in host byte order.
@@ -26,10 +30,9 @@ type Network struct {
 
 // Defaults for fields of Network that nobody set.
 const (
-	DefaultNetworkID      model.NetworkID = 1
-	DefaultNodePrefixLen  int             = 24
-	DefaultNodePrefixLen6 int             = 64
-	DefaultVXLANPort      uint16          = 4789
+	DefaultNetworkID     model.NetworkID = 1
+	DefaultNodePrefixLen int             = 24
+	DefaultVXLANPort     uint16          = 4789
 	// defaultVNIBase plus the network id is the default VNI, so that networks on one underlay differ.
 	defaultVNIBase uint32 = 0x480000
 )
@@ -44,7 +47,7 @@ const (
 // DefaultPool is the overlay's address range when nobody set one.
 var DefaultPool = netip.MustParsePrefix("10.244.0.0/16")
 
-// WithDefaults fills zero fields.
+// WithDefaults fills zero fields. A network is dual-stack unless NoPrefix6 is set.
 func (n Network) WithDefaults() Network {
 	if n.ID == 0 {
 		n.ID = DefaultNetworkID
@@ -55,8 +58,8 @@ func (n Network) WithDefaults() Network {
 	if n.NodePrefixLen == 0 {
 		n.NodePrefixLen = DefaultNodePrefixLen
 	}
-	if n.NodePrefixLen6 == 0 && n.hasIPv6() {
-		n.NodePrefixLen6 = DefaultNodePrefixLen6
+	if !n.Prefix6.IsValid() && !n.NoPrefix6 {
+		n.Prefix6 = model.DefaultPrefix6(n.ID)
 	}
 	if n.VNI == 0 {
 		n.VNI = defaultVNIBase + uint32(n.ID)
@@ -72,11 +75,16 @@ func (n Network) Validate() error {
 	if err := n.ID.Validate(); err != nil {
 		return err
 	}
-	if n.NodePrefixLen < minPrefixLen || n.NodePrefixLen > maxPrefixLen4 {
-		return fmt.Errorf("node_prefix_len %d: want %d..%d", n.NodePrefixLen, minPrefixLen, maxPrefixLen4)
+	if n.NodePrefixLen < minPrefixLen || n.NodePrefixLen > maxPrefixLen {
+		return fmt.Errorf("node_prefix_len %d: want %d..%d", n.NodePrefixLen, minPrefixLen, maxPrefixLen)
 	}
-	if n.hasIPv6() != (n.NodePrefixLen6 != 0) || n.NodePrefixLen6 < 0 || n.NodePrefixLen6 > maxPrefixLen6 {
-		return fmt.Errorf("node_prefix_len6 %d: want 1..%d with an IPv6 pool, 0 without", n.NodePrefixLen6, maxPrefixLen6)
+	if n.Prefix6 != (netip.Prefix{}) {
+		if err := model.ValidatePrefix6(n.Prefix6); err != nil {
+			return fmt.Errorf("prefix6: %w", err)
+		}
+		if n.NoPrefix6 {
+			return fmt.Errorf("prefix6 %s: asked for, and for none", n.Prefix6)
+		}
 	}
 	if len(n.Pool) == 0 || len(n.Pool) > maxPools {
 		return fmt.Errorf("pool: %d prefixes, want 1 to %d", len(n.Pool), maxPools)
@@ -85,8 +93,8 @@ func (n Network) Validate() error {
 		if err := validatePrefix(p); err != nil {
 			return fmt.Errorf("pool: %w", err)
 		}
-		if bits := n.prefixLen(p); p.Bits() > bits {
-			return fmt.Errorf("pool %s: has no room for a node prefix of length /%d: use a shorter pool prefix", p, bits)
+		if p.Bits() > n.NodePrefixLen {
+			return fmt.Errorf("pool %s: has no room for a node prefix of length /%d: use a shorter pool prefix", p, n.NodePrefixLen)
 		}
 		for _, q := range n.Pool[:i] {
 			if p.Overlaps(q) {
@@ -116,8 +124,8 @@ func (n Network) CheckAgainst(inForce Network) error {
 		return differ("pool", n.Pool, inForce.Pool)
 	case n.NodePrefixLen != 0 && n.NodePrefixLen != inForce.NodePrefixLen:
 		return differ("node_prefix_len", n.NodePrefixLen, inForce.NodePrefixLen)
-	case n.NodePrefixLen6 != 0 && n.NodePrefixLen6 != inForce.NodePrefixLen6:
-		return differ("node_prefix_len6", n.NodePrefixLen6, inForce.NodePrefixLen6)
+	case n.Prefix6.IsValid() && n.Prefix6 != inForce.Prefix6, n.NoPrefix6 && inForce.Prefix6.IsValid():
+		return differ("prefix6", prefix6Text(n.Prefix6), prefix6Text(inForce.Prefix6))
 	case n.VNI != 0 && n.VNI != inForce.VNI:
 		return differ("vni", n.VNI, inForce.VNI)
 	case n.VXLANPort != 0 && n.VXLANPort != inForce.VXLANPort:
@@ -131,14 +139,18 @@ func (n Network) inPool(p netip.Prefix) bool {
 	return slices.ContainsFunc(n.Pool, func(q netip.Prefix) bool { return contains(q, p) })
 }
 
-func (n Network) hasIPv6() bool {
-	return slices.ContainsFunc(n.Pool, func(p netip.Prefix) bool { return p.Addr().Is6() })
+// checkAddr6 reports an *AddrOutsideError unless e's IPv6 address is the one that follows from its IPv4 address.
+func (n Network) checkAddr6(e model.Endpoint) error {
+	if a := e.Addr6(); a.IsValid() && a != model.Overlay6(n.Prefix6, e.Addr4()) {
+		return &AddrOutsideError{Addr: a, Node: e.Node, Why: fmt.Sprintf("does not follow from %s and prefix6 %s on", e.Addr4(), prefix6Text(n.Prefix6))}
+	}
+	return nil
 }
 
-// prefixLen gives the length of node prefixes in p's address family.
-func (n Network) prefixLen(p netip.Prefix) int {
-	if p.Addr().Is6() {
-		return n.NodePrefixLen6
+// prefix6Text spells a wish for Prefix6, or its value.
+func prefix6Text(p netip.Prefix) string {
+	if !p.IsValid() {
+		return "none"
 	}
-	return n.NodePrefixLen
+	return p.String()
 }

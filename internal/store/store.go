@@ -22,16 +22,15 @@ type Store interface {
 	Network(ctx context.Context) (Network, error)
 
 	// JoinNode registers n, or refreshes the record of a node of that name, and returns it as stored.
-	// Without n.Prefixes the node keeps those it has, or gets the first free one of each address family
-	// of the pool. Errors: ErrNoNetwork, ErrPoolExhausted, *OverlapError, *UnderlayInUseError,
+	// Without n.Prefixes the node keeps those it has, or gets the first free one of the pool. Errors: ErrNoNetwork, ErrPoolExhausted, *OverlapError, *UnderlayInUseError,
 	// *PrefixInUseError.
 	JoinNode(ctx context.Context, n model.Node) (model.Node, error)
 
 	// LeaveNode removes a node, its endpoints and their addresses. An absent node is no error.
 	LeaveNode(ctx context.Context, name string) error
 
-	// PutEndpoint stores e and claims its addresses in one step. Errors: *UnknownNodeError,
-	// *AddrInUseError, *AddrOutsideError.
+	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. Errors:
+	// ErrNoNetwork, *UnknownNodeError, *AddrInUseError, *AddrOutsideError.
 	PutEndpoint(ctx context.Context, e model.Endpoint) error
 
 	// DeleteEndpoint removes an endpoint and frees its addresses. An absent one is no error.
@@ -58,7 +57,7 @@ type State struct {
 	Revision int64
 	// Nodes are sorted by name. Their prefixes and underlay addresses are disjoint.
 	Nodes []model.Node
-	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with addresses inside the
-	// node's prefixes that no other endpoint has.
+	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with an IPv4 address inside
+	// the node's prefixes that no other endpoint has, and perhaps an IPv6 address that ends in it.
 	Endpoints []model.Endpoint
 }

@@ -30,12 +30,16 @@ func TestNetworkDefaultsAreValid(t *testing.T) {
 	if err := n.Validate(); err != nil {
 		t.Error(err)
 	}
-	if n.Pool[0] != DefaultPool || n.NodePrefixLen != 24 || n.NodePrefixLen6 != 0 {
+	if n.Pool[0] != DefaultPool || n.NodePrefixLen != 24 || n.Prefix6.String() != "fd48:6464:1::/96" {
 		t.Errorf("defaults %+v", n)
 	}
-	dual := Network{Pool: prefixes("10.1.0.0/16", "fd00::/48")}.WithDefaults()
-	if err := dual.Validate(); err != nil || dual.NodePrefixLen6 != 64 {
-		t.Errorf("two families: %+v, %v", dual, err)
+	for want, wish := range map[string]Network{
+		"fd48:6464:2a::/96": {ID: 42}, "fd01::/96": {Prefix6: netip.MustParsePrefix("fd01::/96")}, "none": {NoPrefix6: true},
+	} {
+		got := wish.WithDefaults()
+		if err := got.Validate(); err != nil || prefix6Text(got.Prefix6) != want {
+			t.Errorf("wish %+v: %s, %v, want %s", wish, prefix6Text(got.Prefix6), err, want)
+		}
 	}
 }
 
@@ -48,7 +52,9 @@ func TestNetworkValidateNamesTheField(t *testing.T) {
 		"unicast":          func(n *Network) { n.Pool = prefixes("127.0.0.0/16") },
 		"a length of":      func(n *Network) { n.Pool = prefixes("0.0.0.0/0") },
 		"node_prefix_len ": func(n *Network) { n.NodePrefixLen = 31 },
-		"node_prefix_len6": func(n *Network) { n.NodePrefixLen6 = 64 },
+		"IPv4 prefix":      func(n *Network) { n.Pool = prefixes("fd00::/48") },
+		"prefix6":          func(n *Network) { n.Prefix6 = netip.MustParsePrefix("fd00::/64") },
+		"prefix6 fd":       func(n *Network) { n.NoPrefix6 = true },
 		"vni":              func(n *Network) { n.VNI = 1 << 24 },
 		"vxlan_port":       func(n *Network) { n.VXLANPort = 0 },
 	} {
@@ -66,12 +72,12 @@ func TestCheckAgainstNamesTheField(t *testing.T) {
 		t.Errorf("no wishes: %v", err)
 	}
 	for field, want := range map[string]Network{
-		"id":               {ID: 2},
-		"pool":             {Pool: prefixes("10.0.0.0/16")},
-		"node_prefix_len":  {NodePrefixLen: 25},
-		"node_prefix_len6": {NodePrefixLen6: 64},
-		"vni":              {VNI: 1},
-		"vxlan_port":       {VXLANPort: 8472},
+		"id":              {ID: 2},
+		"pool":            {Pool: prefixes("10.0.0.0/16")},
+		"node_prefix_len": {NodePrefixLen: 25},
+		"prefix6":         {Prefix6: netip.MustParsePrefix("fd01::/96")},
+		"vni":             {VNI: 1},
+		"vxlan_port":      {VXLANPort: 8472},
 	} {
 		var mismatch *MismatchError
 		if err := want.CheckAgainst(inForce); !errors.As(err, &mismatch) || mismatch.Field != field {
@@ -82,7 +88,7 @@ func TestCheckAgainstNamesTheField(t *testing.T) {
 
 func TestKeysAreReadAsTheyAreWritten(t *testing.T) {
 	k := KeysOf(7)
-	a := netip.MustParseAddr("fd00::2")
+	a := netip.MustParseAddr("10.0.0.2")
 	for key, want := range map[string]Key{
 		k.Network():          {Kind: KeyNetwork},
 		k.Node("n1"):         {Kind: KeyNode, Node: "n1"},
@@ -97,7 +103,7 @@ func TestKeysAreReadAsTheyAreWritten(t *testing.T) {
 	for _, bad := range []string{
 		"", "/heddle/v1/8/network", k.Root() + "network/", k.Nodes(), k.Node("n1/x"), k.Node("N1"),
 		k.Endpoints("n1"), k.Endpoints("n1") + "0", k.Endpoints("n1") + "07", k.Endpoints("n1") + "+7", k.Endpoints("n1") + "7/",
-		k.Endpoints("n1") + "4194304", k.Endpoints("") + "7", k.Addrs("n1") + "10.0.0.1/", k.Addrs("n1") + "FD00::1",
+		k.Endpoints("n1") + "4194304", k.Endpoints("") + "7", k.Addrs("n1") + "10.0.0.1/", k.Addrs("n1") + "fd00::1", k.Addrs("n1") + "::ffff:10.0.0.1",
 		k.Root() + "nodes", k.Root() + "endpoints", k.Root() + "new/" + strings.Repeat("x", 300),
 	} {
 		if got, err := k.Parse(bad); err == nil {
@@ -143,12 +149,60 @@ func TestClaimNode(t *testing.T) {
 	}
 }
 
-func TestClaimNodeInBothFamilies(t *testing.T) {
-	network := Network{Pool: prefixes("fd00::/62", "10.9.0.0/16")}.WithDefaults()
-	nodes := []model.Node{testNode("n1", "10.0.0.1", "10.9.0.0/24", "fd00::/64")}
-	got, err := ClaimNode(network, nodes, testNode("n2", "10.0.0.2"))
-	if err != nil || fmt.Sprint(got.Prefixes) != "[10.9.1.0/24 fd00:0:0:1::/64]" {
-		t.Errorf("%v, %v", got.Prefixes, err)
+// TestNetworksOfBothKindsAreRead: a record without prefix6, such as one from before there was any, is an
+// IPv4-only network.
+func TestNetworksOfBothKindsAreRead(t *testing.T) {
+	const common = `{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"vni":1,"vxlan_port":4789`
+	for value, want := range map[string]string{
+		common + `}`:                              "none",
+		common + `,"prefix6":""}`:                 "none",
+		common + `,"node_prefix_len6":0}`:         "none",
+		common + `,"prefix6":"fd48:6464:1::/96"}`: "fd48:6464:1::/96",
+	} {
+		n, err := ParseNetwork(1, []byte(value))
+		if err != nil || prefix6Text(n.Prefix6) != want {
+			t.Errorf("%s: %s, %v, want %s", value, prefix6Text(n.Prefix6), err, want)
+		}
+		if err := (Network{}).CheckAgainst(n); err != nil {
+			t.Errorf("%s: no wish: %v", value, err)
+		}
+		if err := (Network{NoPrefix6: true}).CheckAgainst(n); (err == nil) != (want == "none") {
+			t.Errorf("%s: wish for none: %v", value, err)
+		}
+		again, err := EncodeNetwork(n)
+		if err != nil || strings.Contains(string(again), "prefix6") != (want != "none") {
+			t.Errorf("%s: written as %s, %v", value, again, err)
+		}
+	}
+	for _, bad := range []string{`"fd00::/64"`, `"10.0.0.0/8"`, `7`, `"fd00::1/96"`, `"::/96"`} {
+		if n, err := ParseNetwork(1, []byte(common+`,"prefix6":`+bad+`}`)); err == nil {
+			t.Errorf("prefix6 %s: %+v, want an error", bad, n)
+		}
+	}
+}
+
+func TestCheckEndpointTiesTheFamilies(t *testing.T) {
+	network, n := Network{}.WithDefaults(), testNode("n1", "10.0.0.1", "10.244.1.0/24")
+	check := func(network Network, addrs ...string) error {
+		e := model.Endpoint{Node: "n1"}
+		for _, a := range addrs {
+			e.Addrs = append(e.Addrs, netip.MustParseAddr(a))
+		}
+		return CheckEndpoint(network, n, e)
+	}
+	for _, good := range [][]string{{"10.244.1.2"}, {"10.244.1.2", "fd48:6464:1::af4:102"}} {
+		if err := check(network, good...); err != nil {
+			t.Errorf("%v: %v", good, err)
+		}
+	}
+	for _, bad := range [][]string{{"10.244.2.2"}, {"10.244.2.2", "fd48:6464:1::af4:202"}, {"10.244.1.2", "fd48:6464:2::af4:102"}} {
+		var outside *AddrOutsideError
+		if err := check(network, bad...); !errors.As(err, &outside) {
+			t.Errorf("%v: %v, want an AddrOutsideError", bad, err)
+		}
+	}
+	if err := check(Network{}, "10.244.1.2", "fd48:6464:1::af4:102"); err == nil || !strings.Contains(err.Error(), "prefix6 none") {
+		t.Errorf("IPv4-only network: %v", err)
 	}
 }
 
@@ -279,6 +333,7 @@ func TestValuesThatReadersReject(t *testing.T) {
 		"zone":               strings.Replace(good, `"10.0.0.1"`, `"fe80::1%eth0"`, 1),
 		"IPv4 in IPv6":       strings.Replace(good, `"10.0.0.1"`, `"::ffff:10.0.0.1"`, 1),
 		"multicast underlay": strings.Replace(good, `"10.0.0.1"`, `"224.0.0.1"`, 1),
+		"IPv6 prefix":        strings.Replace(good, `10.1.0.0/24`, `fd00::/120`, 1),
 		"no prefix":          strings.Replace(good, `["10.1.0.0/24"]`, `[]`, 1),
 		"host bits":          strings.Replace(good, `10.1.0.0/24`, `10.1.0.1/24`, 1),
 		"overlapping":        strings.Replace(good, `["10.1.0.0/24"]`, `["10.1.0.0/24","10.1.0.0/25"]`, 1),
@@ -295,7 +350,7 @@ func TestValuesThatReadersReject(t *testing.T) {
 }
 
 func TestEndpointsThatWritersRefuse(t *testing.T) {
-	good := model.Endpoint{ID: 1, Name: "n1/c1", Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")}, NetnsPath: "/run/x"}
+	good := model.Endpoint{ID: 1, Name: "n1/c1", Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::a00:2")}, NetnsPath: "/run/x"}
 	if _, err := EncodeEndpoint(good); err != nil {
 		t.Fatal(err)
 	}
@@ -313,6 +368,10 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 		"long name":    func(e *model.Endpoint) { e.Name = strings.Repeat("abc/", 40) + "a" },
 		"no address":   func(e *model.Endpoint) { e.Addrs = nil },
 		"one family":   func(e *model.Endpoint) { e.Addrs = []netip.Addr{e.Addrs[0], e.Addrs[0].Next()} },
+		"three":        func(e *model.Endpoint) { e.Addrs = append(slices.Clone(e.Addrs), e.Addrs[1].Next()) },
+		"IPv6 first":   func(e *model.Endpoint) { e.Addrs = []netip.Addr{e.Addrs[1], e.Addrs[0]} },
+		"IPv6 only":    func(e *model.Endpoint) { e.Addrs = e.Addrs[1:] },
+		"does not fit": func(e *model.Endpoint) { e.Addrs = []netip.Addr{e.Addrs[0], e.Addrs[1].Next()} },
 		"zero address": func(e *model.Endpoint) { e.Addrs = []netip.Addr{{}} },
 		"path":         func(e *model.Endpoint) { e.NetnsPath = "x" },
 		"many labels":  func(e *model.Endpoint) { e.Labels = many },

@@ -120,9 +120,7 @@ func (v *View) State(revision int64) State {
 			exclude(v.keys.Endpoint(e.Node, e.ID), why)
 			continue
 		}
-		for _, a := range e.Addrs {
-			holder[a] = e.ID
-		}
+		holder[e.Addr4()] = e.ID
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	v.excluded = excluded
@@ -164,13 +162,11 @@ func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, holder map[ne
 	if !ok {
 		return "its node is not in the network"
 	}
-	for _, a := range e.Addrs {
-		if err := CheckAddr(n, a); err != nil {
-			return err.Error()
-		}
-		if id, used := holder[a]; used {
-			return fmt.Sprintf("address %s is held by endpoint %d", a, id)
-		}
+	if err := CheckAddr(n, e.Addr4()); err != nil {
+		return err.Error()
+	}
+	if id, used := holder[e.Addr4()]; used {
+		return fmt.Sprintf("address %s is held by endpoint %d", e.Addr4(), id)
 	}
 	return ""
 }

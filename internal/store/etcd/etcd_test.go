@@ -289,6 +289,62 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
+// TestDualStack: the IPv6 address is stored with the endpoint, needs no claim of its own, and has to be the one
+// that follows from the IPv4 address.
+func TestDualStack(t *testing.T) {
+	s := embedded(t, EmbeddedConfig{})
+	if err := s.PutEndpoint(t.Context(), endpoint("n1", 1, "10.244.0.2")); !errors.Is(err, store.ErrNoNetwork) {
+		t.Errorf("endpoint before the network: %v, want ErrNoNetwork", err)
+	}
+	network := initNetwork(t, s, store.Network{})
+	if want := model.DefaultPrefix6(testNetwork); network.Prefix6 != want {
+		t.Errorf("prefix6 %s, want %s", network.Prefix6, want)
+	}
+	var mismatch *store.MismatchError
+	if _, err := s.InitNetwork(t.Context(), store.Network{NoPrefix6: true}); !errors.As(err, &mismatch) || mismatch.Field != "prefix6" {
+		t.Errorf("wish for an IPv4-only network: %v", err)
+	}
+	join(t, s, node(1))
+	e := endpoint("n1", 1, "10.244.0.2")
+	for _, a := range []netip.Addr{model.Overlay6(network.Prefix6, e.Addrs[0].Next()), model.Overlay6(netip.MustParsePrefix("fd00::/96"), e.Addrs[0])} {
+		wrong := e
+		wrong.Addrs = []netip.Addr{e.Addrs[0], a}
+		if err := s.PutEndpoint(t.Context(), wrong); err == nil || !strings.Contains(err.Error(), a.String()) {
+			t.Errorf("%v: %v, want an error that names the second", wrong.Addrs, err)
+		}
+	}
+	e.Addrs = model.OverlayAddrs(network.Prefix6, e.Addrs[0])
+	put(t, s, e)
+	if got := (<-watch(t, s)).Endpoints; len(got) != 1 || !reflect.DeepEqual(got[0], e) {
+		t.Errorf("stored %+v, want %+v", got, e)
+	}
+	resp, err := s.client.Get(t.Context(), s.keys.Addrs("n1"), clientv3.WithPrefix())
+	if err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Key) != s.keys.Addr("n1", e.Addrs[0]) {
+		t.Errorf("claims: %v, %v", resp.Kvs, err)
+	}
+}
+
+func TestIPv4OnlyNetwork(t *testing.T) {
+	s := embedded(t, EmbeddedConfig{})
+	for range 2 { // made, then found
+		if got := initNetwork(t, s, store.Network{NoPrefix6: true}); got.Prefix6.IsValid() || got.NoPrefix6 {
+			t.Errorf("network %+v, want one without prefix6", got)
+		}
+	}
+	initNetwork(t, s, store.Network{})
+	var mismatch *store.MismatchError
+	if _, err := s.InitNetwork(t.Context(), store.Network{Prefix6: model.DefaultPrefix6(testNetwork)}); !errors.As(err, &mismatch) || mismatch.Have != "none" {
+		t.Errorf("wish for a dual-stack network: %v", err)
+	}
+	join(t, s, node(1))
+	e := endpoint("n1", 1, "10.244.0.2")
+	e.Addrs = model.OverlayAddrs(model.DefaultPrefix6(testNetwork), e.Addrs[0])
+	var outside *store.AddrOutsideError
+	if err := s.PutEndpoint(t.Context(), e); !errors.As(err, &outside) {
+		t.Errorf("endpoint with an IPv6 address: %v, want an AddrOutsideError", err)
+	}
+}
+
 func TestConnectSaysWhatDoesNotAnswer(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -126,6 +125,7 @@ func (s *Store) InitNetwork(ctx context.Context, want store.Network) (inForce st
 		if err != nil {
 			return nil, err
 		}
+		inForce.NoPrefix6 = false // a wish, and no parameter
 		return []clientv3.Op{clientv3.OpPut(s.keys.Network(), string(value))}, nil
 	})
 	if err != nil {
@@ -233,48 +233,43 @@ func (s *Store) PutEndpoint(ctx context.Context, e model.Endpoint) error {
 		return err
 	}
 	key := s.keys.Endpoint(e.Node, e.ID)
-	reads := []read{{key: s.keys.Node(e.Node)}, {key: key}}
-	for _, a := range e.Addrs {
-		reads = append(reads, read{key: s.keys.Addr(e.Node, a)})
-	}
+	addr := e.Addr4()
+	reads := []read{{key: s.keys.Network()}, {key: s.keys.Node(e.Node)}, {key: key}, {key: s.keys.Addr(e.Node, addr)}}
 	return s.update(ctx, fmt.Sprintf("store endpoint %s/%d", e.Node, e.ID), reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
-		if len(got[0]) == 0 {
-			return nil, &store.UnknownNodeError{Name: e.Node}
-		}
-		node, err := store.ParseNode(e.Node, got[0][0].Value)
+		network, err := s.parseNetwork(got[0])
 		if err != nil {
 			return nil, err
 		}
-		ops := []clientv3.Op{clientv3.OpPut(key, string(value))}
-		for i, a := range e.Addrs {
-			if err := store.CheckAddr(node, a); err != nil {
-				return nil, err
-			}
-			if kvs := got[2+i]; len(kvs) == 0 {
-				ops = append(ops, clientv3.OpPut(s.keys.Addr(e.Node, a), string(store.EncodeOwner(e.ID))))
-			} else if owner, err := store.ParseOwner(kvs[0].Value); err != nil || owner != e.ID {
-				return nil, &store.AddrInUseError{Addr: a, Node: e.Node, Owner: owner}
-			}
+		if len(got[1]) == 0 {
+			return nil, &store.UnknownNodeError{Name: e.Node}
 		}
-		if len(got[1]) != 0 {
-			ops = append(ops, s.releaseAddrs(e.Node, e.ID, got[1][0].Value, e.Addrs)...)
+		node, err := store.ParseNode(e.Node, got[1][0].Value)
+		if err != nil {
+			return nil, err
+		}
+		if err := store.CheckEndpoint(network, node, e); err != nil {
+			return nil, err
+		}
+		ops := []clientv3.Op{clientv3.OpPut(key, string(value))}
+		if kvs := got[3]; len(kvs) == 0 {
+			ops = append(ops, clientv3.OpPut(s.keys.Addr(e.Node, addr), string(store.EncodeOwner(e.ID))))
+		} else if owner, err := store.ParseOwner(kvs[0].Value); err != nil || owner != e.ID {
+			return nil, &store.AddrInUseError{Addr: addr, Node: e.Node, Owner: owner}
+		}
+		if len(got[2]) != 0 {
+			ops = append(ops, s.releaseAddr(e.Node, e.ID, got[2][0].Value, addr)...)
 		}
 		return ops, nil
 	})
 }
 
-// releaseAddrs frees the addresses in an endpoint's stored value, but for those it keeps.
-func (s *Store) releaseAddrs(node string, id model.EndpointID, value []byte, keep []netip.Addr) (ops []clientv3.Op) {
+// releaseAddr frees the address in an endpoint's stored value, unless the endpoint keeps it.
+func (s *Store) releaseAddr(node string, id model.EndpointID, value []byte, keep netip.Addr) []clientv3.Op {
 	old, err := store.ParseEndpoint(node, id, value)
-	if err != nil {
+	if err != nil || old.Addr4() == keep {
 		return nil
 	}
-	for _, a := range old.Addrs {
-		if !slices.Contains(keep, a) {
-			ops = append(ops, clientv3.OpDelete(s.keys.Addr(node, a)))
-		}
-	}
-	return ops
+	return []clientv3.Op{clientv3.OpDelete(s.keys.Addr(node, old.Addr4()))}
 }
 
 // DeleteEndpoint implements store.Store.

@@ -23,12 +23,21 @@ const ContainerDevice = "eth0"
 // maxAlias bounds the name shown as a device's alias; the kernel takes 255 bytes.
 const maxAlias = 200
 
-// loopbackMSS is what lo, with its MTU of 65,536, would ask for. A listener of the node answers every SYN from
-// an endpoint along the endpoint's route, but where the peer is a node socket too the data goes over lo; a
-// peer behind the route sends no more than its own device's MTU allows, whatever it is asked for.
-const loopbackMSS = 65536 - 40
+// loopbackMTU is that of lo, in bytes.
+const loopbackMTU = 65536
 
-// minMTU is the smallest packet every IPv4 host must take; IPv6 asks for 1280.
+// loopbackMSS is the segment size, in bytes, that lo would ask for in a's family. A listener of the node answers
+// every SYN from an endpoint along the endpoint's route, but where the peer is a node socket too the data goes
+// over lo; a peer behind the route sends no more than its own device's MTU allows, whatever it is asked for.
+func loopbackMSS(a netip.Addr) int {
+	const ip4, ip6, tcp = 20, 40, 20
+	if a.Is6() {
+		return loopbackMTU - ip6 - tcp
+	}
+	return loopbackMTU - ip4 - tcp
+}
+
+// minMTU is the smallest packet every IPv4 host must take; IPv6 asks for more (minMTU6).
 const minMTU = 576
 
 // EndpointConfig is what AddEndpoint brings an endpoint to.
@@ -82,8 +91,12 @@ func (c EndpointConfig) validate() error {
 			return fmt.Errorf("endpoint %d: address %v: want a gateway of its family that is another address, have %v", c.ID, a, c.Gateways)
 		}
 	}
-	if c.MTU != 0 && c.MTU < minMTU {
-		return fmt.Errorf("endpoint %d: mtu %d: want %d or more", c.ID, c.MTU, minMTU)
+	smallest := minMTU
+	if hasIPv6(c.Addrs) {
+		smallest = minMTU6
+	}
+	if c.MTU != 0 && c.MTU < smallest {
+		return fmt.Errorf("endpoint %d: mtu %d: want %d or more", c.ID, c.MTU, smallest)
 	}
 	if c.Table <= 0 {
 		return fmt.Errorf("endpoint %d: table %d: want the table of SetupNode", c.ID, c.Table)
@@ -254,10 +267,15 @@ func setContainerSide(cfg EndpointConfig) error {
 	if err := setMTU(h, eth, cfg.MTU); err != nil {
 		return err
 	}
-	if err := setAddrs(h, eth, cfg.Addrs); err != nil {
+	// After the MTU, since a device with too small a one has no IPv6 settings; up before the addresses,
+	// since going down takes IPv6 ones away.
+	if err := errors.Join(quietIPv6(ContainerDevice), enableIPv6(ContainerDevice, cfg.Addrs)); err != nil {
 		return err
 	}
 	if err := setUp(h, eth); err != nil {
+		return err
+	}
+	if err := setAddrs(h, eth, cfg.Addrs); err != nil {
 		return err
 	}
 	have, err := ownRoutes(h)
@@ -304,11 +322,16 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error
 			return fmt.Errorf("device %s: set alias: %w", name, err)
 		}
 	}
-	if err := quietIPv6(name); err != nil {
-		return err
-	}
 	if err := setMTU(h, host, cfg.MTU); err != nil {
 		return err
+	}
+	if err := errors.Join(quietIPv6(name), enableIPv6(name, cfg.Addrs)); err != nil {
+		return err
+	}
+	if hasIPv6(cfg.Addrs) {
+		if err := forwardFrom(name); err != nil {
+			return err
+		}
 	}
 	if err := setUp(h, host); err != nil {
 		return err
@@ -333,7 +356,7 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error
 	}
 	for _, a := range cfg.Addrs {
 		dst := netip.PrefixFrom(a, a.BitLen())
-		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS}
+		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)}
 		if err := ensureRoute(h, have, r); err != nil {
 			return err
 		}

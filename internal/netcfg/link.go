@@ -82,7 +82,8 @@ func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
 	return nil
 }
 
-// setAddrs makes want, as host addresses, the addresses of l. Link-local IPv6 addresses are the kernel's.
+// setAddrs makes want, as host addresses, the addresses of l. Link-local addresses, which the kernel made before
+// quietIPv6, go too.
 func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 	name := l.Attrs().Name
 	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
@@ -92,9 +93,6 @@ func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 	var kept []netip.Addr
 	for _, a := range have {
 		p := fromIPNet(a.IPNet)
-		if p.Addr().IsLinkLocalUnicast() && p.Addr().Is6() {
-			continue
-		}
 		if p.IsSingleIP() && slices.Contains(want, p.Addr()) {
 			kept = append(kept, p.Addr())
 			continue
@@ -142,31 +140,27 @@ func nodeAddrs(h *netlink.Handle) ([]netip.Addr, error) {
 	return slices.Compact(out), nil
 }
 
+// sysctl reads the file path under /proc/sys/net, in this network namespace.
+func sysctl(path string) (string, error) {
+	value, err := os.ReadFile(filepath.Join("/proc/sys/net", path))
+	if err != nil {
+		return "", fmt.Errorf("read sysctl net.%s: %w", strings.ReplaceAll(path, "/", "."), err)
+	}
+	return strings.TrimSpace(string(value)), nil
+}
+
 // setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it is there:
 // some writes have side effects even when they change nothing.
 func setSysctl(path, value string) error {
-	file := filepath.Join("/proc/sys/net", path)
-	have, err := os.ReadFile(file)
-	if err == nil && strings.TrimSpace(string(have)) == value {
-		return nil
+	have, err := sysctl(path)
+	if err != nil || have == value {
+		return err
 	}
-	if err == nil {
-		err = os.WriteFile(file, []byte(value), 0)
-	}
+	err = os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
 	if err != nil {
 		return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(path, "/", "."), value, err)
 	}
 	return nil
-}
-
-// quietIPv6 stops the kernel from giving l a link-local address and announcing it: only Heddle's own
-// neighbour entries are used on it. A kernel without IPv6 has nothing to stop.
-func quietIPv6(device string) error {
-	err := setSysctl("ipv6/conf/"+device+"/addr_gen_mode", "1")
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 func hostNet(a netip.Addr) *net.IPNet { return toIPNet(netip.PrefixFrom(a, a.BitLen())) }

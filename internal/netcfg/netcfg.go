@@ -18,6 +18,8 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/vishvananda/netlink"
+
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -57,7 +59,8 @@ const (
 type NodeConfig struct {
 	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
 	Underlay netip.Addr
-	// Prefixes are the node's own overlay prefixes, one a family at most.
+	// Prefixes are the node's own overlay prefixes, one a family at most. With an IPv6 one, CheckIPv6 has
+	// found nothing amiss.
 	Prefixes []netip.Prefix
 	// Pool is what the prefixes of all nodes are taken from. Traffic of containers to addresses outside
 	// it leaves with the node's address.
@@ -160,6 +163,14 @@ func inPool(p netip.Prefix, pool []netip.Prefix) bool {
 		}
 	}
 	return false
+}
+
+// overlayMTU is the largest packet, in bytes, that fits through an overlay over this underlay.
+func overlayMTU(link netlink.Link, underlay netip.Addr) int {
+	if underlay.Is6() {
+		return link.Attrs().MTU - vxlanOverhead6
+	}
+	return link.Attrs().MTU - vxlanOverhead4
 }
 
 // gateways gives the node's own address in each prefix.

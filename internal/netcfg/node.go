@@ -39,7 +39,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	steps := []func() error{
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
-		func() error { return setForwarding(cfg) },
+		func() error { return setForwarding(h, cfg, underlay) },
 		func() error { return setFirewall(cfg) },
 	}
 	for _, step := range steps {
@@ -112,12 +112,8 @@ func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 // setOverlayDevice makes the VXLAN device what cfg says: an existing one that differs in what cannot be changed
 // is made anew.
 func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
-	overhead := vxlanOverhead4
-	if cfg.Underlay.Is6() {
-		overhead = vxlanOverhead6
-	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, underlay.Attrs().MTU-overhead, vtepMAC(cfg.Underlay)
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.Underlay), vtepMAC(cfg.Underlay)
 	want := &netlink.Vxlan{
 		LinkAttrs: attrs, VxlanId: int(cfg.VNI), VtepDevIndex: underlay.Attrs().Index,
 		SrcAddr: cfg.Underlay.AsSlice(), Port: int(cfg.VXLANPort), Learning: false,
@@ -155,7 +151,7 @@ func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) 
 		return nil, err
 	}
 	have.Attrs().MTU = attrs.MTU
-	if err := quietIPv6(OverlayDevice); err != nil {
+	if err := errors.Join(quietIPv6(OverlayDevice), enableIPv6(OverlayDevice, gateways(cfg.Prefixes))); err != nil {
 		return nil, err
 	}
 	if err := setUp(h, have); errors.Is(err, unix.EADDRINUSE) {
@@ -209,7 +205,7 @@ func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error)
 		}
 	}
 	for _, name := range []string{deliverPeer, DeliverDevice} {
-		if err := quietIPv6(name); err != nil {
+		if err := errors.Join(quietIPv6(name), enableIPv6(name, addrs)); err != nil {
 			return nil, err
 		}
 		l, err := h.LinkByName(name)
@@ -294,14 +290,12 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 }
 
 // setForwarding lets the node route between its containers, the overlay and the outside.
-func setForwarding(cfg NodeConfig) error {
+func setForwarding(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) error {
 	if err := setSysctl("ipv4/ip_forward", "1"); err != nil {
 		return err
 	}
-	for _, p := range cfg.Prefixes {
-		if p.Addr().Is6() {
-			return setSysctl("ipv6/conf/all/forwarding", "1")
-		}
+	if !hasIPv6(gateways(cfg.Prefixes)) {
+		return nil
 	}
-	return nil
+	return setForwarding6(h, underlay)
 }

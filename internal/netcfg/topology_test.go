@@ -142,8 +142,14 @@ func dumpState(t *testing.T, ns string) string {
 // sameState fails if the dump of ns differs from want in more than the order of lines.
 func sameState(t *testing.T, ns, when, want string) {
 	t.Helper()
+	sameLines(t, when, want, dumpState(t, ns))
+}
+
+// sameLines fails if got differs from want in more than the order of lines.
+func sameLines(t *testing.T, when, want, got string) {
+	t.Helper()
 	count := map[string]int{}
-	for line := range strings.Lines(dumpState(t, ns)) {
+	for line := range strings.Lines(got) {
 		count[line]++
 	}
 	for line := range strings.Lines(want) {
@@ -320,29 +326,41 @@ func ping(ns string, to netip.Addr) error { return pingWithin(ns, to, testTimeou
 
 func pingWithin(ns string, to netip.Addr, timeout time.Duration) error {
 	var c *net.IPConn
+	network, echo, reply := "ip4:icmp", byte(8), byte(0)
+	if to.Is6() {
+		network, echo, reply = "ip6:ipv6-icmp", 128, 129 // the kernel sets the checksum
+	}
 	err := netns.Do(ns, func() (err error) {
-		c, err = net.DialIP("ip4:icmp", nil, &net.IPAddr{IP: to.AsSlice()})
+		c, err = net.DialIP(network, nil, &net.IPAddr{IP: to.AsSlice()})
 		return err
 	})
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(timeout))
 	// Echo request, id 0x4844, sequence 1, and the checksum of these.
-	request := []byte{8, 0, 0, 0, 0x48, 0x44, 0, 1}
+	request := []byte{echo, 0, 0, 0, 0x48, 0x44, 0, 1}
 	sum := ^uint16(0x0800 + 0x4844 + 1)
 	request[2], request[3] = byte(sum>>8), byte(sum)
-	if _, err := c.Write(request); err != nil {
-		return err
-	}
+	// More than once: a device that has just come up drops what is sent before the kernel has noticed its carrier.
+	deadline, next := time.Now().Add(timeout), time.Time{}
 	b := make([]byte, 128)
 	for {
+		if now := time.Now(); now.After(next) {
+			next = now.Add(timeout / 10)
+			c.SetDeadline(next)
+			if _, err := c.Write(request); err != nil {
+				return err
+			}
+		}
 		n, _, err := c.ReadFrom(b) // without the IP header, unlike Read
+		if errors.Is(err, os.ErrDeadlineExceeded) && next.Before(deadline) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		if n >= 6 && b[0] == 0 && b[4] == 0x48 && b[5] == 0x44 {
+		if n >= 6 && b[0] == reply && b[4] == 0x48 && b[5] == 0x44 {
 			return nil
 		}
 	}

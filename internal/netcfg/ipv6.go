@@ -1,0 +1,160 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// minMTU6 is the smallest packet every IPv6 link must carry; the kernel has no IPv6 on a device with less.
+const minMTU6 = 1280
+
+// IPv6Error says why this node can have no IPv6 overlay addresses.
+type IPv6Error struct {
+	// Check names what is lacking: "ipv6_mtu", or the name that `heddle doctor` has for it.
+	Check string
+	Err   error
+}
+
+// Error implements error.
+func (e *IPv6Error) Error() string { return fmt.Sprintf("%s: %v", e.Check, e.Err) }
+
+// Unwrap gives the cause.
+func (e *IPv6Error) Unwrap() error { return e.Err }
+
+// CheckIPv6 reports, as an *IPv6Error, what keeps the calling thread's network namespace from having IPv6
+// overlay addresses with this underlay address. Any other error is one of looking.
+func CheckIPv6(underlay netip.Addr) error {
+	for _, device := range []string{"all", "lo"} {
+		off, err := sysctl("ipv6/conf/" + device + "/disable_ipv6")
+		if errors.Is(err, os.ErrNotExist) {
+			return &IPv6Error{"ipv6", errors.New("the kernel has none")}
+		}
+		if err != nil {
+			return err
+		}
+		if off != "0" {
+			return &IPv6Error{"ipv6_enabled", fmt.Errorf("net.ipv6.conf.%s.disable_ipv6 = %s", device, off)}
+		}
+	}
+	can, err := canForward6()
+	if err != nil {
+		return err
+	}
+	if !can {
+		return &IPv6Error{"ipv6_forwarding", errors.New("net.ipv6.conf.all.forwarding = 0, and this kernel cannot forward for single devices")}
+	}
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	if _, err := dump(func() ([]netlink.Rule, error) { return h.RuleList(netlink.FAMILY_V6) }); err != nil {
+		return &IPv6Error{"net_rule_fwmark_ipv6", fmt.Errorf("list rules: %w", err)}
+	}
+	link, err := findUnderlay(h, underlay)
+	if err != nil {
+		return err
+	}
+	if mtu := overlayMTU(link, underlay); mtu < minMTU6 {
+		return &IPv6Error{"ipv6_mtu", fmt.Errorf("%d bytes fit through the overlay, IPv6 needs %d: raise the mtu of %s by %d",
+			mtu, minMTU6, link.Attrs().Name, minMTU6-mtu)}
+	}
+	return nil
+}
+
+// canForward6 reports whether IPv6 packets can be forwarded without changing what others see: single devices
+// can be allowed to (Linux 6.17), or the machine is a router already.
+func canForward6() (bool, error) {
+	if _, err := sysctl("ipv6/conf/all/force_forwarding"); err == nil || !errors.Is(err, os.ErrNotExist) {
+		return err == nil, err
+	}
+	on, err := sysctl("ipv6/conf/all/forwarding")
+	return on != "0", err
+}
+
+// forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole machine would
+// make it a router: the kernel discards default routes that router advertisements set, and takes no more.
+// "forwarding" of a single device forwards nothing.
+func forwardFrom(device string) error {
+	if on, err := sysctl("ipv6/conf/all/forwarding"); err != nil {
+		return err
+	} else if on != "0" {
+		return nil
+	}
+	return setSysctl("ipv6/conf/"+device+"/force_forwarding", "1")
+}
+
+// setForwarding6 lets IPv6 packets be forwarded that come in by the overlay and from outside: by the
+// underlay's device and those of default routes, where answers to masqueraded connections arrive.
+// AddEndpoint does the same for endpoints' devices.
+func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
+	devices := []string{OverlayDevice, underlay.Attrs().Name}
+	routes, err := dump(func() ([]netlink.Route, error) {
+		return h.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+	})
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	for _, r := range routes {
+		if fromIPNet(r.Dst).Bits() > 0 || r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		links := []int{r.LinkIndex}
+		for _, hop := range r.MultiPath {
+			links = append(links, hop.LinkIndex)
+		}
+		for _, index := range links {
+			l, err := h.LinkByIndex(index)
+			if err != nil {
+				continue // a route with several next hops has no device itself; others may just have gone
+			}
+			devices = append(devices, l.Attrs().Name)
+		}
+	}
+	for _, d := range devices {
+		if err := forwardFrom(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// quietIPv6 leaves a device of Heddle's nothing but the addresses and neighbours that Heddle gives it: no
+// link-local address, no router advertisements, no search for duplicates. A kernel without IPv6 has nothing
+// to stop.
+func quietIPv6(device string) error {
+	for _, s := range []struct{ key, value string }{
+		{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"},
+	} {
+		err := setSysctl("ipv6/conf/"+device+"/"+s.key, s.value)
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enableIPv6 undoes for one device what the namespace's default may say, if it is to have one of addrs.
+func enableIPv6(device string, addrs []netip.Addr) error {
+	if !hasIPv6(addrs) {
+		return nil
+	}
+	return setSysctl("ipv6/conf/"+device+"/disable_ipv6", "0")
+}
+
+func hasIPv6(addrs []netip.Addr) bool {
+	for _, a := range addrs {
+		if a.Is6() {
+			return true
+		}
+	}
+	return false
+}

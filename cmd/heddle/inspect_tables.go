@@ -110,8 +110,9 @@ func statusTable(st api.Status, now time.Time) *table {
 	t.row("agent", fmt.Sprintf("heddled %s, pid %d, up %s", st.Version, st.PID, now.Sub(st.Started).Round(time.Second)))
 	t.row("underlay", st.Node.Underlay.String())
 	t.row("prefixes", join(st.Node.Prefixes))
+	t.row("ipv6", families(st.IPv6))
 	t.row("direct ports", direct)
-	t.row("network", fmt.Sprintf("%d, pool %s, vni %d, vxlan port %d", st.Network.ID, join(st.Network.Pool), st.Network.VNI, st.Network.VXLANPort))
+	t.row("network", fmt.Sprintf("%d, pool %s, vni %d, vxlan port %d", st.Network.ID, join(pools(st.Network)), st.Network.VNI, st.Network.VXLANPort))
 	t.row("store", store)
 	t.row("peers", fmt.Sprint(st.Peers))
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
@@ -121,6 +122,22 @@ func statusTable(st api.Status, now time.Time) *table {
 	t.row("calls failed", failures(in.Failed))
 	t.row("features", features(st.Features))
 	return t
+}
+
+// families says which IPv6 prefixes a node has, or why none.
+func families(v6 api.IPv6) string {
+	if v6.Enabled {
+		return join(v6.Prefixes)
+	}
+	return fmt.Sprintf("none: %s: %s", v6.Reason, v6.Detail)
+}
+
+// pools gives the network's addresses in both families.
+func pools(n api.Network) []netip.Prefix {
+	if !n.Prefix6.IsValid() {
+		return n.Pool
+	}
+	return append(slices.Clone(n.Pool), n.Prefix6)
 }
 
 // failures names the causes that occurred.

@@ -50,7 +50,9 @@ func inspectStatus(node string) api.Status {
 	return api.Status{
 		Node: model.Node{Name: node, Underlay: netip.MustParseAddr("192.0.2.1"),
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: model.DefaultDirectPorts},
-		Network: api.Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, VNI: 4718593, VXLANPort: 4789},
+		Network: api.Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+			Prefix6: model.DefaultPrefix6(1), VNI: 4718593, VXLANPort: 4789},
+		IPv6:    api.IPv6{Enabled: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("fd48:6464:1::af4:100/120")}},
 		Version: "0.1.0", PID: 42, Started: inspectNow.Add(-3*time.Hour - 2*time.Minute - 3*time.Second),
 		Store:     api.Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
 		Endpoints: 2, Peers: 1,
@@ -63,7 +65,7 @@ func inspectStatus(node string) api.Status {
 
 func inspectEndpoints(node string) []model.Endpoint {
 	return []model.Endpoint{
-		{ID: 2, Name: node + "/c2", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3"), netip.MustParseAddr("fd00::3")},
+		{ID: 2, Name: node + "/c2", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3"), netip.MustParseAddr("fd48:6464:1::af4:103")},
 			NetnsPath: "/run/netns/c2", Created: inspectNow},
 		{ID: 1, Name: node + "/c1", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")}, Intercepted: true,
 			NetnsPath: "/run/netns/c1", Labels: map[string]string{"app": "web", "a": "b"}, Created: inspectNow},
@@ -150,6 +152,7 @@ func TestInspectTables(t *testing.T) {
 		return b.String()
 	}
 	sick := inspectStatus("n2")
+	sick.IPv6 = api.IPv6{Reason: "ipv6_forwarding", Detail: "net.ipv6.conf.all.forwarding = 0"}
 	sick.Store.Healthy, sick.Store.Error = false, "context deadline exceeded"
 	sick.Node.DirectPorts = model.PortRange{}
 	sick.Counters, sick.Features, sick.Interception = api.CountersOf(func(model.Reason) uint64 { return 0 }), nil, api.Interception{}

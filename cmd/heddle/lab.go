@@ -45,6 +45,7 @@ func newLabUpCmd(name *string) *cobra.Command {
 			return l.Up(cmd.Context(), size, cmd.ErrOrStderr())
 		},
 	}
+	cmd.Flags().StringVar(&size.Prefix6, "prefix6", "", "IPv6 prefix of the lab's overlay, 96 bits, or 'none' (default one made of the network's id)")
 	// 0 stands for "as the lab is, or 2".
 	cmd.Flags().IntVar(&size.Nodes, "nodes", 0, "number of nodes: n1, n2 ... (default 2)")
 	cmd.Flags().IntVar(&size.Containers, "containers", 0, "number of containers on each node: n1/c1, n1/c2 ... (default 2)")
@@ -124,6 +125,7 @@ func splitCommand(args []string) (container string, command []string) {
 
 func newLabIPCmd(name *string) *cobra.Command {
 	var mode string
+	var family int
 	cmd := &cobra.Command{
 		Use:   "ip [flags] NODE/CONTAINER",
 		Short: "Print the address a peer dials",
@@ -137,7 +139,7 @@ func newLabIPCmd(name *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			addr, err := l.Addr(args[0], m)
+			addr, err := l.Addr(args[0], m, lab.Family(family))
 			if err != nil {
 				return err
 			}
@@ -146,6 +148,7 @@ func newLabIPCmd(name *string) *cobra.Command {
 		},
 	}
 	addModeFlag(cmd, &mode)
+	cmd.Flags().IntVar(&family, "family", int(lab.IPv4), "address family: 4 or 6")
 	return cmd
 }
 

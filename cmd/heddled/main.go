@@ -52,6 +52,7 @@ func newCommand() *cobra.Command {
 // flags are the agent's settings as they stand on the command line.
 type flags struct {
 	name, underlay, directPorts, store, logLevel string
+	prefix6                                      string
 	networkID                                    uint16
 	pool, prefixes                               []string
 	vni                                          uint32
@@ -66,8 +67,9 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.underlay, "underlay", "", "address other nodes reach this node by (required)")
 	p.StringVar(&f.directPorts, "direct-ports", model.DefaultDirectPorts.String(), "TCP ports this node takes direct connections on")
 	p.Uint16Var(&f.networkID, "network-id", uint16(store.DefaultNetworkID), "id of the network, 1..4095")
-	p.StringSliceVar(&f.pool, "pool", nil, "overlay prefixes of the whole network; set by the first node (default "+store.DefaultPool.String()+")")
-	p.StringSliceVar(&f.prefixes, "prefix", nil, "overlay prefix of this node (default: a free one of the pool)")
+	p.StringSliceVar(&f.pool, "pool", nil, "IPv4 overlay prefixes of the whole network; set by the first node (default "+store.DefaultPool.String()+")")
+	p.StringVar(&f.prefix6, "prefix6", "", "IPv6 prefix of 96 bits that makes IPv6 overlay addresses of IPv4 ones, or 'none'; set by the first node (default fd48:6464:ID::/96)")
+	p.StringSliceVar(&f.prefixes, "prefix", nil, "IPv4 overlay prefix of this node (default: a free one of the pool)")
 	p.Uint32Var(&f.vni, "vni", 0, "VXLAN network identifier; set by the first node")
 	p.StringVar(&f.store, "store", node.EmbeddedStore, "'embedded' on the first node, or etcd addresses: http://ADDRESS:2379[,...]")
 	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
@@ -96,6 +98,9 @@ func (f *flags) config() (node.Config, error) {
 	if cfg.Network.Pool, err = parsePrefixes("--pool", f.pool); err != nil {
 		return cfg, err
 	}
+	if err := f.setPrefix6(&cfg.Network); err != nil {
+		return cfg, err
+	}
 	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
 		return cfg, err
 	}
@@ -112,12 +117,32 @@ func (f *flags) config() (node.Config, error) {
 	return cfg, nil
 }
 
+// setPrefix6 makes --prefix6 a wish: nothing, none or a prefix.
+func (f *flags) setPrefix6(n *store.Network) error {
+	switch f.prefix6 {
+	case "":
+		return nil
+	case "none":
+		n.NoPrefix6 = true
+		return nil
+	}
+	got, err := parsePrefixes("--prefix6", []string{f.prefix6})
+	if err != nil {
+		return err
+	}
+	n.Prefix6 = got[0]
+	if err := model.ValidatePrefix6(n.Prefix6); err != nil {
+		return fmt.Errorf("--prefix6: %w", err)
+	}
+	return nil
+}
+
 func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range in {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: want an address prefix like 10.244.0.0/16", flag, s)
+			return nil, fmt.Errorf("%s %q: want ADDRESS/LENGTH, such as 10.244.0.0/16 or fd48:6464:1::/96", flag, s)
 		}
 		if p != p.Masked() {
 			return nil, fmt.Errorf("%s %s: has bits behind the prefix; did you mean %s?", flag, p, p.Masked())

@@ -42,7 +42,7 @@ type EndpointRequest struct {
 	NetnsPath string `json:"netns_path"`
 	// Intercepted says that the container's socket() calls reach the agent.
 	Intercepted bool `json:"intercepted"`
-	// Addr asks for this overlay address; the zero Addr leaves the choice to the agent.
+	// Addr asks for this overlay address, of either family; the zero Addr leaves the choice to the agent.
 	Addr netip.Addr `json:"addr,omitzero"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
@@ -63,6 +63,7 @@ type Status struct {
 	Version      string       `json:"version"`
 	PID          int          `json:"pid"`
 	Started      time.Time    `json:"started"`
+	IPv6         IPv6         `json:"ipv6"`
 	Store        Store        `json:"store"`
 	Endpoints    int          `json:"endpoints"` // on this node
 	Peers        int          `json:"peers"`     // other nodes of the network
@@ -78,11 +79,26 @@ type Network struct {
 	ID model.NetworkID `json:"id"`
 	// Pool are the prefixes all nodes' prefixes are taken from.
 	Pool []netip.Prefix `json:"pool"`
+	// Prefix6 makes IPv6 overlay addresses of IPv4 ones; the zero Prefix in an IPv4-only network.
+	Prefix6 netip.Prefix `json:"prefix6,omitzero"`
 	// VNI is the VXLAN network identifier.
 	VNI uint32 `json:"vni"`
 	// VXLANPort is the UDP port of the overlay devices, in host byte order.
 	VXLANPort uint16 `json:"vxlan_port"`
 }
+
+// IPv6 says whether this node's endpoints have IPv6 overlay addresses.
+type IPv6 struct {
+	Enabled bool `json:"enabled"`
+	// Prefixes are the node's IPv6 overlay prefixes.
+	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
+	// Reason names why not: IPv6NetworkOff, "ipv6_mtu" or a check of `heddle doctor`. Detail says more.
+	Reason string `json:"reason,omitempty"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// IPv6NetworkOff is the reason of nodes of an IPv4-only network.
+const IPv6NetworkOff = "network_ipv4_only"
 
 // Store is the state of the agent's connection to the network's store.
 type Store struct {

@@ -29,7 +29,7 @@ func Run(ctx context.Context) []api.Check {
 		found = append(found, privileged()...)
 	}
 	found = append(found, memlock(), nofile(), h.sysctlsWritable(), h.ipForward(), h.synCookies(),
-		h.fwmarkAccept(), ipv6())
+		h.fwmarkAccept(), ipv6(), h.ipv6Enabled(), h.ipv6Forwarding())
 	found = append(found, runc(ctx)...)
 	return checks(found)
 }

@@ -146,7 +146,7 @@ func errText(err error) string {
 }
 
 func TestSettings(t *testing.T) {
-	ipv4 := "proc/sys/net/ipv4/"
+	ipv4, ipv6 := "proc/sys/net/ipv4/", "proc/sys/net/ipv6/conf/"
 	for _, tc := range []struct {
 		name  string
 		files map[string]string
@@ -164,6 +164,14 @@ func TestSettings(t *testing.T) {
 		{"syncookies always", map[string]string{ipv4 + "tcp_syncookies": "2\n"}, host.synCookies, true},
 		{"forwarding off, can be set", map[string]string{ipv4 + "ip_forward": "0\n"}, host.ipForward, true},
 		{"forwarding absent", nil, host.ipForward, false},
+		{"IPv6 on", map[string]string{ipv6 + "all/disable_ipv6": "0\n", ipv6 + "lo/disable_ipv6": "0\n"}, host.ipv6Enabled, true},
+		{"IPv6 off", map[string]string{ipv6 + "all/disable_ipv6": "1\n", ipv6 + "lo/disable_ipv6": "0\n"}, host.ipv6Enabled, false},
+		{"IPv6 off on lo", map[string]string{ipv6 + "all/disable_ipv6": "0\n", ipv6 + "lo/disable_ipv6": "1\n"}, host.ipv6Enabled, false},
+		{"IPv6 absent", nil, host.ipv6Enabled, false},
+		{"IPv6 host, 6.17", map[string]string{ipv6 + "all/forwarding": "0\n", ipv6 + "all/force_forwarding": "0\n"}, host.ipv6Forwarding, true},
+		{"IPv6 host, 6.16", map[string]string{ipv6 + "all/forwarding": "0\n"}, host.ipv6Forwarding, false},
+		{"IPv6 router, 6.16", map[string]string{ipv6 + "all/forwarding": "1\n"}, host.ipv6Forwarding, true},
+		{"IPv6 forwarding absent", nil, host.ipv6Forwarding, false},
 		{"sysctls absent", nil, host.sysctlsWritable, false},
 	} {
 		f := tc.probe(machine(t, tc.files))

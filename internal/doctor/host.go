@@ -215,17 +215,6 @@ func (h host) fwmarkAccept() finding {
 	return f
 }
 
-func ipv6() finding {
-	f := finding{name: "ipv6", detail: "AF_INET6 sockets can be made"}
-	fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		f.err = fmt.Errorf("socket(AF_INET6): %w", err)
-		return f
-	}
-	f.err = unix.Close(fd)
-	return f
-}
-
 // memlock matters to kernels that do not account BPF memory by cgroup.
 func memlock() finding {
 	f := finding{name: "memlock"}

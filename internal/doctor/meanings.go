@@ -7,6 +7,9 @@ type meaning struct {
 	remedy   string // what to do
 }
 
+// noIPv6 is what is lost where a node goes on with IPv4 alone.
+const noIPv6 = "this node's containers have no IPv6 overlay addresses; IPv4 works, for IPv6 sockets too"
+
 // meanings has an entry for every check. The versions are those of the mainline kernel that has the thing.
 var meanings = map[string]meaning{
 	"privileges": {true, "nothing works, and the checks that need privileges were left out",
@@ -54,7 +57,7 @@ var meanings = map[string]meaning{
 	"net_cls_bpf":   {true, "packets cannot be handed to BPF programs", "modprobe cls_bpf, or use a kernel with CONFIG_NET_CLS_BPF"},
 	"net_rule_fwmark": {true, "packets for sockets of the node cannot be delivered",
 		"use a kernel with CONFIG_IP_MULTIPLE_TABLES=y"},
-	"net_rule_fwmark_ipv6": {false, "no IPv6 overlay addresses; IPv6 sockets on the IPv4 overlay still work",
+	"net_rule_fwmark_ipv6": {false, noIPv6,
 		"use a kernel with CONFIG_IPV6_MULTIPLE_TABLES=y, booted without ipv6.disable=1"},
 	"net_nft_masquerade": {true, "containers cannot reach addresses outside the overlay",
 		"modprobe nft_masq nft_chain_nat, or use a kernel with CONFIG_NFT_MASQ and CONFIG_NFT_NAT"},
@@ -74,6 +77,10 @@ var meanings = map[string]meaning{
 	"tcp_fwmark_accept": {true, "accepted sockets take the mark of a packet instead of their listener's, and their answers go astray",
 		"sysctl -w net.ipv4.tcp_fwmark_accept=0"},
 	"ipv6": {false, "programs cannot make IPv6 sockets, dual-stack listeners included", "boot without ipv6.disable=1"},
+	"ipv6_enabled": {false, noIPv6,
+		"sysctl -w net.ipv6.conf.all.disable_ipv6=0, boot without ipv6.disable=1, and start the agent again"},
+	"ipv6_forwarding": {false, noIPv6,
+		"use Linux 6.17 or later, or make the host a router: give devices that take router advertisements accept_ra=2 first, then sysctl -w net.ipv6.conf.all.forwarding=1, and start the agent again"},
 	"overlayfs": {false, "lab containers have no root file system: `heddle lab` and `heddle bench` do not work",
 		"modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS"},
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},

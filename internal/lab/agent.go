@@ -107,6 +107,9 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 		"--state-dir", dir, "--bpf-dir", filepath.Join(dir, "bpf", "heddle"), "--cgroup", group,
 		"--api-socket", l.apiSocket(node), "--seccomp-socket", l.seccompSocket(node),
 	}
+	if s.Prefix6 != "" {
+		args = append(args, "--prefix6", s.Prefix6)
+	}
 	if first := nodeName(1); node != first {
 		return append(args, "--store", fmt.Sprintf("http://%s:2379", s.nodeAddr(first)))
 	}

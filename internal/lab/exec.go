@@ -113,8 +113,8 @@ func onTerminal() bool {
 	return true
 }
 
-// Addr gives the address at which a container's peers reach it in a mode.
-func (l Lab) Addr(containerName string, m Mode) (netip.Addr, error) {
+// Addr gives the address of family f at which a container's peers reach it in a mode.
+func (l Lab) Addr(containerName string, m Mode, f Family) (netip.Addr, error) {
 	s, err := l.Load()
 	if err != nil {
 		return netip.Addr{}, err
@@ -123,12 +123,24 @@ func (l Lab) Addr(containerName string, m Mode) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if m == ModeHost {
+	a, up := s.Overlay[c.String()]
+	switch {
+	case f != IPv4 && f != IPv6:
+		return netip.Addr{}, fmt.Errorf("--family %d: want 4 or 6", f)
+	case f == IPv6 && s.Prefix6 == NoPrefix6:
+		return netip.Addr{}, fmt.Errorf("lab %s is IPv4-only: it was made with --prefix6 %s", l.name, NoPrefix6)
+	case m == ModeHost && f == IPv6:
+		return s.underlay6(s.nodeHost(c.node)), nil
+	case m == ModeHost:
 		return s.nodeAddr(c.node), nil
-	}
-	a, ok := s.Overlay[c.String()]
-	if !ok || !s.Ready {
+	case !up || !s.Ready:
 		return netip.Addr{}, fmt.Errorf("container %s of lab %s is not up yet: complete it with `heddle lab up%s`", c, l.name, l.flag())
+	case f == IPv4:
+		return a, nil
+	}
+	a, up = s.Overlay6[c.String()]
+	if !up {
+		return netip.Addr{}, fmt.Errorf("container %s of lab %s has no IPv6 address: `heddle status%s` says why", c, l.name, l.flag())
 	}
 	return a, nil
 }

@@ -61,6 +61,18 @@ func ParseMode(s string) (Mode, error) {
 	return "", fmt.Errorf("--mode %q: want heddle, overlay or host", s)
 }
 
+// Family is an address family.
+type Family int
+
+// The families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// NoPrefix6 as Size.Prefix6 makes an IPv4-only lab.
+const NoPrefix6 = "none"
+
 // Lab names everything of one lab.
 type Lab struct {
 	name string
@@ -163,6 +175,7 @@ func (s State) find(name string) (container, error) {
 const (
 	outsideHost   = 250
 	underlayBits  = 24
+	underlay6Bits = 64
 	underlayFirst = 77 // 172.31.77.0/24 is lab 0's
 	maxLabs       = 128
 )
@@ -172,10 +185,26 @@ func (s State) underlay(host int) netip.Addr {
 	return netip.AddrFrom4([4]byte{172, 31, byte(underlayFirst + s.Index), byte(host)})
 }
 
-// nodeAddr gives a node's underlay address.
-func (s State) nodeAddr(node string) netip.Addr {
-	return s.underlay(1 + slices.Index(s.nodes(), node))
+// underlay6 gives the IPv6 address on the fabric with host part host. The overlay does not use it: it is for
+// what containers send to the outside. The prefix is not one that a network may have by default.
+func (s State) underlay6(host int) netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x48, 2: 0x65, 5: byte(underlayFirst + s.Index), 15: byte(host)})
 }
+
+// fabricAddrs gives the addresses on the fabric with host part host.
+func (s State) fabricAddrs(host int) []netip.Prefix {
+	addrs := []netip.Prefix{netip.PrefixFrom(s.underlay(host), underlayBits)}
+	if s.Prefix6 != NoPrefix6 {
+		addrs = append(addrs, netip.PrefixFrom(s.underlay6(host), underlay6Bits))
+	}
+	return addrs
+}
+
+// nodeHost gives the host part of a node's addresses on the fabric.
+func (s State) nodeHost(node string) int { return 1 + slices.Index(s.nodes(), node) }
+
+// nodeAddr gives a node's underlay address.
+func (s State) nodeAddr(node string) netip.Addr { return s.underlay(s.nodeHost(node)) }
 
 // outsideAddr is an address that is on no network the nodes are on: for connections that leave the overlay.
 func (s State) outsideAddr() netip.Addr {

@@ -143,21 +143,68 @@ func TestAddr(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Addr("n1/c1", ModeHeddle); err == nil || !strings.Contains(err.Error(), "lab up") {
+	if _, err := l.Addr("n1/c1", ModeHeddle, IPv4); err == nil || !strings.Contains(err.Error(), "lab up") {
 		t.Errorf("before it is up: %v", err)
 	}
 	s.Overlay["n1/c1"], s.Ready = netip.MustParseAddr("10.244.0.2"), true
+	s.Overlay6["n1/c1"] = netip.MustParseAddr("fd48:6464:1::af4:2")
 	if err := l.save(s); err != nil {
 		t.Fatal(err)
 	}
-	for m, want := range map[Mode]string{ModeHeddle: "10.244.0.2", ModeOverlay: "10.244.0.2", ModeHost: "172.31.77.1"} {
-		if got, err := l.Addr("n1/c1", m); err != nil || got.String() != want {
-			t.Errorf("Addr(%s) = %v, %v", m, got, err)
+	for m, want := range map[Mode][2]string{
+		ModeHeddle: {"10.244.0.2", "fd48:6464:1::af4:2"}, ModeOverlay: {"10.244.0.2", "fd48:6464:1::af4:2"}, ModeHost: {"172.31.77.1", "fd48:6500:4d::1"},
+	} {
+		for i, f := range []Family{IPv4, IPv6} {
+			if got, err := l.Addr("n1/c1", m, f); err != nil || got.String() != want[i] {
+				t.Errorf("Addr(%s, IPv%d) = %v, %v, want %s", m, f, got, err, want[i])
+			}
 		}
 	}
+	if got, err := l.Addr("n1/c1", ModeOverlay, 5); err == nil || !strings.Contains(err.Error(), "4 or 6") {
+		t.Errorf("family 5: %v, %v", got, err)
+	}
+	s.Overlay["n2/c1"] = netip.MustParseAddr("10.244.1.2")
+	if err := l.save(s); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := l.Addr("n2/c1", ModeOverlay, IPv6); err == nil || !strings.Contains(err.Error(), "heddle status --lab demo") {
+		t.Errorf("node without IPv6: %v, %v", got, err)
+	}
 	for _, name := range []string{"n1/c2", "n3/c1", "n1", ""} {
-		if _, err := l.Addr(name, ModeHeddle); err == nil || !strings.Contains(err.Error(), "n1/c1, n2/c1") {
+		if _, err := l.Addr(name, ModeHeddle, IPv4); err == nil || !strings.Contains(err.Error(), "n1/c1, n2/c1") {
 			t.Errorf("Addr(%q): %v: want an error that lists the containers", name, err)
+		}
+	}
+}
+
+func TestPrefix6OfALab(t *testing.T) {
+	for _, bad := range []string{"auto", "fd00::/64", "10.0.0.0/8", "fd00::1/96"} {
+		if _, err := testLab(t).prepare(Size{Prefix6: bad}); err == nil || !strings.Contains(err.Error(), "--prefix6") {
+			t.Errorf("%s: %v", bad, err)
+		}
+	}
+	for _, good := range []string{"", NoPrefix6, "fd00:1::/96"} {
+		l := testLab(t)
+		s, err := l.prepare(Size{Prefix6: good})
+		if err != nil {
+			t.Fatalf("%q: %v", good, err)
+		}
+		if again, err := l.prepare(Size{}); err != nil || again.Prefix6 != good {
+			t.Errorf("%q: again: %q, %v", good, again.Prefix6, err)
+		}
+		if _, err := l.prepare(Size{Prefix6: "fd00:2::/96"}); err == nil || !strings.Contains(err.Error(), "lab down") {
+			t.Errorf("%q: another prefix: %v", good, err)
+		}
+		args := strings.Join(l.agentArgs(s, "n1", "/cg"), " ")
+		if strings.Contains(args, "--prefix6") != (good != "") || !strings.Contains(args, good) {
+			t.Errorf("%q: agent's arguments %s", good, args)
+		}
+		if got := len(s.fabricAddrs(1)); (got == 1) != (good == NoPrefix6) {
+			t.Errorf("%q: %d addresses on the fabric", good, got)
+		}
+		_, err = l.Addr("n1/c1", ModeHost, IPv6)
+		if (err != nil) != (good == NoPrefix6) {
+			t.Errorf("%q: address of the node: %v", good, err)
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // State is what a lab remembers between commands, in state.json.
@@ -23,12 +25,20 @@ type State struct {
 	Created    time.Time `json:"created"`
 	// Ready is set once every part of the lab is up.
 	Ready bool `json:"ready"`
-	// Overlay is each container's overlay address, by its name "n1/c1".
-	Overlay map[string]netip.Addr `json:"overlay"`
+	// Prefix6 is the network's IPv6 prefix as heddled takes it: "" for the default, NoPrefix6 or a prefix.
+	Prefix6 string `json:"prefix6,omitempty"`
+	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one, if it
+	// has one.
+	Overlay  map[string]netip.Addr `json:"overlay"`
+	Overlay6 map[string]netip.Addr `json:"overlay6,omitempty"`
 }
 
 // Size is what a user asks a lab to be; a zero field means "as it is", or the default for a new lab.
-type Size struct{ Nodes, Containers int }
+type Size struct {
+	Nodes, Containers int
+	// Prefix6 is State.Prefix6.
+	Prefix6 string
+}
 
 // defaultSize is a lab's unless it is told otherwise.
 var defaultSize = Size{Nodes: 2, Containers: 2}
@@ -39,6 +49,16 @@ func (z Size) validate() error {
 	}
 	if z.Containers < 0 || z.Containers > MaxContainers {
 		return fmt.Errorf("--containers %d: want 1 to %d", z.Containers, MaxContainers)
+	}
+	if z.Prefix6 == "" || z.Prefix6 == NoPrefix6 {
+		return nil
+	}
+	p, err := netip.ParsePrefix(z.Prefix6)
+	if err == nil {
+		err = model.ValidatePrefix6(p)
+	}
+	if err != nil {
+		return fmt.Errorf("--prefix6 %q: %w, or %q", z.Prefix6, err, NoPrefix6)
 	}
 	return nil
 }
@@ -61,7 +81,7 @@ func (l Lab) Load() (State, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return State{}, fmt.Errorf("lab %s: %s: %w: remove the lab with `heddle lab down%s`", l.name, l.statePath(), err, l.flag())
 	}
-	if err := (Size{s.Nodes, s.Containers}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
+	if err := (Size{s.Nodes, s.Containers, s.Prefix6}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
 		return State{}, fmt.Errorf("lab %s: %s: not a lab's state: remove the lab with `heddle lab down%s`", l.name, l.statePath(), l.flag())
 	}
 	return s, nil
@@ -103,6 +123,12 @@ func (l Lab) prepare(size Size) (State, error) {
 		if size.Nodes != 0 && size.Nodes != s.Nodes || size.Containers != 0 && size.Containers != s.Containers {
 			return State{}, fmt.Errorf("lab %s has %d nodes with %d containers each: to change that, remove it first with `heddle lab down%s`", l.name, s.Nodes, s.Containers, l.flag())
 		}
+		if size.Prefix6 != "" && size.Prefix6 != s.Prefix6 {
+			return State{}, fmt.Errorf("lab %s was made with --prefix6 %q: to change that, remove it first with `heddle lab down%s`", l.name, s.Prefix6, l.flag())
+		}
+		if s.Overlay6 == nil {
+			s.Overlay6 = map[string]netip.Addr{}
+		}
 		return s, nil
 	}
 	if !errors.Is(err, ErrNotUp) {
@@ -121,7 +147,8 @@ func (l Lab) prepare(size Size) (State, error) {
 	if err := os.MkdirAll(l.Dir(), 0o755); err != nil {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
-	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(), Overlay: map[string]netip.Addr{}}
+	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
+		Prefix6: size.Prefix6, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

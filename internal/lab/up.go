@@ -139,23 +139,28 @@ func (u *up) wire(context.Context) error {
 	if err := u.plug(hosts); err != nil {
 		return err
 	}
-	for i, name := range hosts {
-		host := netcfg.FabricHost{
-			Addr:    netip.PrefixFrom(u.state.underlay(1+i), underlayBits),
-			Gateway: u.state.underlay(outsideHost),
-		}
-		if name == outside {
-			host.Addr = netip.PrefixFrom(host.Gateway, underlayBits)
-			host.Gateway, host.Loopback = netip.Addr{}, []netip.Addr{u.state.outsideAddr()}
-		}
-		err := netns.Do(u.lab.netns(name), func() error {
-			return errors.Join(netcfg.SetCongestionControl(congestionControl), netcfg.SetupFabricHost(host))
-		})
-		if err != nil {
+	for _, name := range hosts {
+		if err := netns.Do(u.lab.netns(name), func() error { return u.setupHost(name) }); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// setupHost configures the calling thread's network namespace, that of host name on the fabric.
+func (u *up) setupHost(name string) error {
+	if err := netcfg.SetCongestionControl(congestionControl); err != nil {
+		return err
+	}
+	if name == outside {
+		return netcfg.SetupFabricHost(netcfg.FabricHost{
+			Addrs: u.state.fabricAddrs(outsideHost), Loopback: []netip.Addr{u.state.outsideAddr()}})
+	}
+	if err := netcfg.AllowForwarding6(); err != nil {
+		return err
+	}
+	return netcfg.SetupFabricHost(netcfg.FabricHost{
+		Addrs: u.state.fabricAddrs(u.state.nodeHost(name)), Gateway: u.state.underlay(outsideHost)})
 }
 
 // plug joins hosts to the fabric.
@@ -220,6 +225,9 @@ func (u *up) startContainer(ctx context.Context, c container, running map[string
 	}
 	u.mu.Lock()
 	u.state.Overlay[c.String()] = e.Addr4()
+	if a := e.Addr6(); a.IsValid() {
+		u.state.Overlay6[c.String()] = a
+	}
 	lost := u.lost[c.node]
 	u.mu.Unlock()
 

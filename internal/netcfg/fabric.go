@@ -3,6 +3,7 @@ package netcfg
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 
@@ -26,8 +27,8 @@ type FabricPort struct {
 
 // FabricHost is the configuration of a host on a lab's fabric: a node, or the host outside the overlay.
 type FabricHost struct {
-	// Addr is the host's underlay address with the fabric's prefix length.
-	Addr netip.Prefix
+	// Addrs are the host's underlay addresses with the fabric's prefix lengths.
+	Addrs []netip.Prefix
 	// Gateway is where everything outside the fabric goes; the zero Addr means nowhere.
 	Gateway netip.Addr
 	// Loopback are further addresses of the host, on lo.
@@ -126,8 +127,10 @@ func SetupFabricHost(host FabricHost) error {
 	if err := setUp(h, dev); err != nil {
 		return err
 	}
-	if err := h.AddrReplace(dev, &netlink.Addr{IPNet: toIPNet(host.Addr)}); err != nil {
-		return fmt.Errorf("device %s: add address %v: %w", FabricDevice, host.Addr, err)
+	for _, p := range host.Addrs {
+		if err := h.AddrReplace(dev, fabricAddr(p)); err != nil {
+			return fmt.Errorf("device %s: add address %v: %w", FabricDevice, p, err)
+		}
 	}
 	if !host.Gateway.IsValid() {
 		return nil
@@ -137,6 +140,30 @@ func SetupFabricHost(host FabricHost) error {
 		return fmt.Errorf("default route via %v: %w", host.Gateway, err)
 	}
 	return nil
+}
+
+// fabricAddr is an address of a fabric, where the lab sees to it that no two hosts have the same.
+func fabricAddr(p netip.Prefix) *netlink.Addr {
+	mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
+	addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: mask}}
+	if p.Addr().Is6() {
+		addr.Flags = unix.IFA_F_NODAD
+	}
+	return addr
+}
+
+// AllowForwarding6 lets the calling thread's network namespace, a node of a lab's, forward IPv6 where the kernel
+// cannot allow it for single devices. No agent may do that on a host of somebody's; a lab's nodes take no router
+// advertisements. A kernel without IPv6 is left alone.
+func AllowForwarding6() error {
+	can, err := canForward6()
+	if can || errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return setSysctl("ipv6/conf/all/forwarding", "1")
 }
 
 // SetupLoopback brings lo up in the calling thread's network namespace and adds addresses to it.

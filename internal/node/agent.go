@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,6 +39,8 @@ type Agent struct {
 	// Set by Start, not changed after.
 	store     store.Store
 	network   store.Network
+	prefix6   netip.Prefix // the network's, if this node can have IPv6 addresses
+	ipv6      api.IPv6
 	self      model.Node
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
@@ -92,6 +96,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		return nil, err
 	}
 	if err := a.join(ctx); err != nil {
+		return nil, err
+	}
+	if err := a.chooseFamilies(); err != nil {
 		return nil, err
 	}
 	if err := a.setupKernel(); err != nil {
@@ -170,10 +177,42 @@ func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
 	}, etcd.WithLogger(a.log))
 }
 
+// chooseFamilies decides whether this node has IPv6 overlay addresses. A node that cannot goes on with IPv4.
+func (a *Agent) chooseFamilies() error {
+	if !a.network.Prefix6.IsValid() {
+		a.ipv6 = api.IPv6{Reason: api.IPv6NetworkOff, Detail: "the network was made without an IPv6 prefix"}
+		return nil
+	}
+	err := netcfg.CheckIPv6(a.cfg.Underlay)
+	var lacking *netcfg.IPv6Error
+	if errors.As(err, &lacking) {
+		a.ipv6 = api.IPv6{Reason: lacking.Check, Detail: lacking.Err.Error()}
+		a.log.Warn("no IPv6 overlay addresses on this node: run `heddle doctor`", "reason", lacking.Check, "err", lacking.Err)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("check IPv6: %w", err)
+	}
+	a.prefix6 = a.network.Prefix6
+	a.ipv6 = api.IPv6{Enabled: true}
+	for _, p := range a.self.Prefixes {
+		a.ipv6.Prefixes = append(a.ipv6.Prefixes, model.OverlayPrefix6(a.prefix6, p))
+	}
+	return nil
+}
+
+// pools gives the addresses of the whole overlay, in the families that this node has.
+func (a *Agent) pools() []netip.Prefix {
+	if !a.prefix6.IsValid() {
+		return a.network.Pool
+	}
+	return append(slices.Clone(a.network.Pool), a.prefix6)
+}
+
 // setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
 func (a *Agent) setupKernel() (err error) {
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
-		Underlay: a.self.Underlay, Prefixes: a.self.Prefixes, Pool: a.network.Pool,
+		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
 		Mark: mark, OverlayMark: overlayMark, Table: table, RulePref: rulePref,
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -22,7 +23,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	defer a.change.Unlock()
 	if have, ok := a.endpointByName(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted ||
-			req.Addr.IsValid() && req.Addr != have.Addr4() {
+			req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
@@ -135,12 +136,15 @@ func (a *Agent) restore(ctx context.Context) error {
 			mine = append(mine, e)
 		}
 	}
-	a.leases, err = endpoint.New(endpoint.Config{Node: a.self.Name, Prefixes: a.self.Prefixes, Endpoints: mine})
+	a.leases, err = endpoint.New(endpoint.Config{Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine})
 	if err != nil {
 		return err
 	}
 	keep := make(map[model.EndpointID]bool)
 	for _, e := range mine {
+		if e, err = a.refamily(ctx, e); err != nil {
+			return err
+		}
 		if err := a.attach(e); err != nil {
 			a.log.Warn("endpoint not restored; removing it", "endpoint", e.Name, "err", err)
 			if err := a.detach(e); err != nil {
@@ -158,6 +162,23 @@ func (a *Agent) restore(ctx context.Context) error {
 		return err
 	}
 	return a.applyTopology(state)
+}
+
+// refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and
+// tells the store if they are others.
+func (a *Agent) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint, error) {
+	addrs := model.OverlayAddrs(a.prefix6, e.Addr4())
+	if slices.Equal(addrs, e.Addrs) {
+		return e, nil
+	}
+	e.Addrs = addrs
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := a.store.PutEndpoint(ctx, e); err != nil {
+		return e, fmt.Errorf("endpoint %s: change addresses to %s: %w", e.Name, addrs, err)
+	}
+	a.log.Info("endpoint has other addresses", "endpoint", e.Name, "addrs", addrs)
+	return e, nil
 }
 
 func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {

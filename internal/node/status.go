@@ -27,9 +27,10 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	return api.Status{
 		Node: a.self,
 		Network: api.Network{
-			ID: a.network.ID, Pool: a.network.Pool, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+			ID: a.network.ID, Pool: a.network.Pool, Prefix6: a.network.Prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		},
 		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
+		IPv6:      a.ipv6,
 		Store:     a.storeStatus(ctx, revision, applyErr),
 		Endpoints: endpoints,
 		Peers:     max(nodes-1, 0),

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/store"
 )
@@ -47,7 +48,17 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State) e
 // over the overlay needs them.
 func (a *Agent) applyTopology(state store.State) error {
 	return errors.Join(
-		netcfg.SetPeers(a.devices, a.self.Name, state.Nodes),
+		netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)),
 		a.datapath.SetTopology(a.self.Name, []netip.Addr{a.self.Underlay}, state.Nodes, state.Endpoints),
 	)
+}
+
+// withOverlay6 gives nodes with the IPv6 forms of their prefixes beside these.
+func withOverlay6(prefix6 netip.Prefix, nodes []model.Node) []model.Node {
+	out := make([]model.Node, len(nodes))
+	for i, n := range nodes {
+		n.Prefixes = model.WithOverlay6(prefix6, n.Prefixes)
+		out[i] = n
+	}
+	return out
 }

@@ -362,6 +362,20 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
 }
 
+/* connect_refused for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. */
+static __always_inline int connect_refused6(struct bpf_sock_addr *ctx, struct sock_tag *tag)
+{
+	struct address to;
+
+	if (sk_of(ctx)->src_ip4)
+		return refuse_connect(ECONNREFUSED_);
+	set_mark(ctx, tag, false);
+	set_loopback6(&to);
+	set_user_ip6(ctx, &to);
+	ctx->user_port = 0;
+	return 1;
+}
+
 /* dst is the overlay address that an IPv6 address of this node embeds. */
 static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                               const struct endpoint *ep, __be32 dst)
@@ -379,7 +393,7 @@ static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct 
 		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
 	}
 	if (!local && !dual && dst == own)
-		return connect_refused(ctx, true, tag, ep);
+		return connect_refused6(ctx, tag);
 	set_mark(ctx, tag, !local);
 	bind_source6(ctx, own);
 	if (local || dual)

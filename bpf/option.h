@@ -35,6 +35,8 @@ static __always_inline __u32 reject_option(const struct syn_option *o)
 
 	if ((vn & ~OPTION_IPV6) >> 12 != OPTION_VERSION)
 		return REASON_DROP_OPTION_VERSION;
+	if (option_is_ipv6(o) && !has_overlay6())
+		return REASON_DROP_OPTION_VERSION;
 	if (o->length != sizeof(*o) || o->dst_port == 0)
 		return REASON_DROP_OPTION_MALFORMED;
 	if ((vn & 0xfff) != config_network_id)

@@ -13,7 +13,7 @@ static __always_inline struct sock_tag *tag_of(struct bpf_sock_ops *ops)
 /* Whether the socket's addresses are IPv6 ones, not v4-mapped. */
 static __always_inline bool on_ipv6(struct bpf_sock_ops *ops)
 {
-	return ops->family == AF_INET6 && ops->remote_ip4 == LOOPBACK4_IPV6;
+	return ops->family == AF_INET6 && ops->local_ip4 == LOOPBACK4_IPV6;
 }
 
 /* The socket's addresses: IPv4, or what overlay addresses embed, or 0. */

@@ -35,7 +35,7 @@ server: receive(c, 5000)`
 	refused := func(name, listen, connect string) script {
 		return script{name: name, fails: true, text: "server: l = listen(" + listen + ")\nclient: connect(" + connect + ")"}
 	}
-	compareAt(t, place{"loopback", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone},
+	compareAt(t, place{"loopback", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false},
 		sc("::1 to ::", `6, "::", $port`, `6, "::1", $port`),
 		sc("::1 to ::1", `6, "::1", $port`, `6, "::1", $port`),
 		sc("::1 to V6ONLY", `6, "::", $port, v6only=1`, `6, "::1", $port`),
@@ -55,7 +55,7 @@ server: receive(c, 5000)`
 
 // TestNames checks the names of sockets that are not connected.
 func TestNames(t *testing.T) {
-	compareAt(t, place{"names", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone},
+	compareAt(t, place{"names", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false},
 		script{name: "fresh", text: `
 client: s = tcp(4)
 client: s.getsockname()
@@ -158,7 +158,7 @@ client: receive(c, 5000) if r == "ok" else r`})
 			}
 		}
 	}
-	compareAt(t, place{"itself", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone}, scripts...)
+	compareAt(t, place{"itself", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false}, scripts...)
 }
 
 // TestLoopbackSource: nobody beyond the container may take a loopback address for its own.

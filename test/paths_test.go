@@ -29,6 +29,8 @@ type place struct {
 	target func(testing.TB) string
 	// modes are the modes of client and server; the first pair is what the others must equal.
 	modes [][2]string
+	// ipv6 says that target is IPv6, and so is what the nodes must show of both ends.
+	ipv6 bool
 }
 
 func overlayOf(container string) func(testing.TB) string {
@@ -64,17 +66,17 @@ var (
 )
 
 var places = []place{
-	{"other node", "n1/c1", "n2/c1", overlayOf("n2/c1"), containers},
-	{"same node", "n1/c1", "n1/c2", overlayOf("n1/c2"), containers},
-	{"own address", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone},
-	{"loopback", "n1/c1", "n1/c1", func(testing.TB) string { return "127.0.0.1" }, alone},
-	{"from own node", "n1/c2", "n1/c1", overlayOf("n1/c1"), fromHost},
-	{"from other node", "n2/c1", "n1/c1", overlayOf("n1/c1"), fromHost},
-	{"own node underlay", "n1/c1", "n1/c2", underlayOf("n1/c1"), toHost},
-	{"own node gateway", "n1/c1", "n1/c2", gatewayOf("n1/c1"), toHost},
-	{"other node underlay", "n1/c1", "n2/c1", underlayOf("n2/c1"), toHost},
-	{"other node gateway", "n1/c1", "n2/c1", gatewayOf("n2/c1"), toHost},
-	{"outside", "n1/c1", "outside", outsideTarget, toHost},
+	{"other node", "n1/c1", "n2/c1", overlayOf("n2/c1"), containers, false},
+	{"same node", "n1/c1", "n1/c2", overlayOf("n1/c2"), containers, false},
+	{"own address", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false},
+	{"loopback", "n1/c1", "n1/c1", func(testing.TB) string { return "127.0.0.1" }, alone, false},
+	{"from own node", "n1/c2", "n1/c1", overlayOf("n1/c1"), fromHost, false},
+	{"from other node", "n2/c1", "n1/c1", overlayOf("n1/c1"), fromHost, false},
+	{"own node underlay", "n1/c1", "n1/c2", underlayOf("n1/c1"), toHost, false},
+	{"own node gateway", "n1/c1", "n1/c2", gatewayOf("n1/c1"), toHost, false},
+	{"other node underlay", "n1/c1", "n2/c1", underlayOf("n2/c1"), toHost, false},
+	{"other node gateway", "n1/c1", "n2/c1", gatewayOf("n2/c1"), toHost, false},
+	{"outside", "n1/c1", "outside", outsideTarget, toHost, false},
 }
 
 // exchange is what a connection c-s does once it is there.
@@ -249,6 +251,9 @@ func (r pathRun) run(t *testing.T) string {
 	own := ""
 	if r.clientMode != "host" {
 		own = address(t, "overlay", r.place.client)
+		if r.place.ipv6 {
+			own = address6(t, r.place.client)
+		}
 	}
 	fill := strings.NewReplacer("$target", r.target, "$port", fmt.Sprint(r.port), "$source", fmt.Sprint(r.source), "$client", own)
 	for _, p := range []*peer{r.client, r.server} {
@@ -320,6 +325,10 @@ func awaitConnection(t testing.TB, container string, local, remote uint16, sent,
 func (r pathRun) look(t *testing.T) {
 	t.Helper()
 	sport := r.client.portOf("s")
+	if r.place.ipv6 {
+		r.lookIPv6(t, sport)
+		return
+	}
 	if r.clientMode == "heddle" {
 		c := awaitConnection(t, r.place.client, sport, uint16(r.port), 300000, 70001)
 		r.checkClient(t, c)

@@ -221,7 +221,7 @@ func (a *Agent) setupKernel() (err error) {
 	}
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
-		Underlay: a.self.Underlay, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, Mark: mark, OverlayMark: overlayMark,
+		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, Mark: mark, OverlayMark: overlayMark,
 		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {

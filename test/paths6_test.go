@@ -1,0 +1,152 @@
+package test
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// address6 is the IPv6 overlay address of a container.
+func address6(t testing.TB, container string) string {
+	return strings.TrimSpace(heddle(t, "lab", "ip", "--lab", labName, "--mode", "overlay", "--family", "6", container))
+}
+
+func overlay6Of(container string) func(testing.TB) string {
+	return func(t testing.TB) string { return address6(t, container) }
+}
+
+// gateway6Of is the IPv6 form of the overlay address of a container's node.
+func gateway6Of(container string) func(testing.TB) string {
+	return func(t testing.TB) string {
+		gateway := netip.MustParseAddr(gatewayOf(container)(t))
+		prefix, err := netip.MustParseAddr(address6(t, container)).Prefix(model.Prefix6Bits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return model.Overlay6(prefix, gateway).String()
+	}
+}
+
+var places6 = []place{
+	{"other node", "n1/c1", "n2/c1", overlay6Of("n2/c1"), containers, true},
+	{"same node", "n1/c1", "n1/c2", overlay6Of("n1/c2"), containers, true},
+	{"own address", "n1/c1", "n1/c1", overlay6Of("n1/c1"), alone, true},
+	{"loopback", "n1/c1", "n1/c1", func(testing.TB) string { return "::1" }, alone, true},
+	{"from own node", "n1/c2", "n1/c1", overlay6Of("n1/c1"), fromHost, true},
+	{"from other node", "n2/c1", "n1/c1", overlay6Of("n1/c1"), fromHost, true},
+	{"own node gateway", "n1/c1", "n1/c2", gateway6Of("n1/c1"), toHost, true},
+	{"other node gateway", "n1/c1", "n2/c1", gateway6Of("n2/c1"), toHost, true},
+}
+
+var scripts6 = []script{
+	{name: "dual-stack listener", text: `
+server: l = listen(6, "::", $port)
+server: l.getsockname()
+client: s = connect(6, "$target", $port)
+server: c, who = l.accept()` + exchange},
+	{name: "V6ONLY listener beside an ipv4 one", text: `
+server: l4 = listen(4, "0.0.0.0", $port)
+server: l = listen(6, "::", $port, v6only=1)
+server: l.getsockname()
+client: s = connect(6, "$target", $port)
+server: c, who = l.accept()` + exchange + `
+server: l4.close()`},
+	{name: "listener at a given address", text: `
+server: l = listen(6, "$target", $port)
+server: l.getsockname()
+client: s = connect(6, "$target", $port)
+server: c, who = l.accept()` + exchange},
+	{name: "bound to its own address", bound: true, skip: []string{"loopback", "from own node", "from other node"}, text: `
+server: l = listen(6, "::", $port)
+client: s = connect(6, "$target", $port, ("$client", 0))
+server: c, who = l.accept()` + exchange},
+	{name: "bound to its own address and a port", bound: true, skip: []string{"loopback", "from own node", "from other node"}, text: `
+server: l = listen(6, "::", $port)
+client: s = connect(6, "$target", $port, ("$client", $source))
+server: c, who = l.accept()` + exchange},
+	{name: "V6ONLY client socket", text: `
+server: l = listen(6, "::", $port)
+client: s = tcp(6)
+client: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+client: s.connect(("$target", $port))
+server: c, who = l.accept()` + exchange},
+	{name: "non-blocking", text: `
+server: l = listen(6, "::", $port)
+client: r, s = connect_polled(6, "$target", $port)
+client: r
+server: c, who = l.accept()` + exchange},
+	{name: "ipv4 listener only", fails: true, text: `
+server: l = listen(4, "0.0.0.0", $port)
+client: connect(6, "$target", $port)`},
+	{name: "refused", fails: true, text: `
+client: connect(6, "$target", $port)
+client: r, s = connect_polled(6, "$target", $port)
+client: r
+client: error_of(s.getpeername)
+client: s.close()
+client: s = tcp(6)
+client: error_of(s.connect, ("$target", $port))
+server: l = listen(6, "::", $port)
+client: error_of(s.connect, ("$target", $port))
+server: c, who = l.accept()
+server: who[0]
+client: send(s, 5000)
+server: receive(c, 5000)`},
+	{name: "reset", fails: true, text: `
+server: l = listen(6, "::", $port)
+client: s = connect(6, "$target", $port)
+server: c, who = l.accept()
+server: c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)
+server: c.close()
+client: s.recv(1)
+client: error_of(s.send, b"x")`},
+}
+
+// TestPathsIPv6 is TestPaths for IPv6 overlay addresses.
+func TestPathsIPv6(t *testing.T) {
+	for _, pl := range places6 {
+		t.Run(pl.name, func(t *testing.T) {
+			target := pl.target(t)
+			peers := startPeers(t, pl)
+			for _, sc := range scripts6 {
+				if !slices.Contains(sc.skip, pl.name) {
+					t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
+				}
+			}
+		})
+	}
+}
+
+// lookIPv6 is look for IPv6: path, and both ends' addresses as programs see them.
+func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
+	t.Helper()
+	if r.clientMode == "heddle" {
+		c := awaitConnection(t, r.place.client, sport, uint16(r.port), 300000, 70001)
+		want := map[string]model.Path{
+			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
+			"own node gateway": model.PathNode, "other node gateway": model.PathOverlay,
+		}[r.place.name]
+		if r.place.name == "other node" && r.script.bound || r.place.name == "same node" && r.serverMode == "overlay" {
+			want = model.PathOverlay
+		}
+		if c.Path != want || c.Remote.Addr() != netip.MustParseAddr(r.target) || !c.Local.Addr().Is6() {
+			t.Errorf("client: path %s from %s to %s, want %s to %s", c.Path, c.Local, c.Remote, want, r.target)
+		}
+	}
+	if r.serverMode == "heddle" {
+		c := awaitConnection(t, r.place.server, uint16(r.port), sport, 70001, 300000)
+		want := map[string]model.Path{
+			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
+			"from own node": model.PathNode, "from other node": model.PathOverlay,
+		}[r.place.name]
+		if r.place.name == "other node" && (r.script.bound || r.clientMode != "heddle") || r.place.name == "same node" && r.clientMode == "overlay" {
+			want = model.PathOverlay
+		}
+		if c.Path != want || c.Local.Addr() != netip.MustParseAddr(r.target) || !c.Remote.Addr().Is6() {
+			t.Errorf("server: path %s at %s from %s, want %s at %s", c.Path, c.Local, c.Remote, want, r.target)
+		}
+	}
+}

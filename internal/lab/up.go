@@ -225,6 +225,7 @@ func (u *up) startContainer(ctx context.Context, c container, running map[string
 	}
 	u.mu.Lock()
 	u.state.Overlay[c.String()] = e.Addr4()
+	delete(u.state.Overlay6, c.String()) // the node may have lost IPv6
 	if a := e.Addr6(); a.IsValid() {
 		u.state.Overlay6[c.String()] = a
 	}

@@ -27,7 +27,8 @@ type FabricPort struct {
 
 // FabricHost is the configuration of a host on a lab's fabric: a node, or the host outside the overlay.
 type FabricHost struct {
-	// Addrs are the host's underlay addresses with the fabric's prefix lengths.
+	// Addrs are the host's underlay addresses with the fabric's prefix lengths. A host without IPv6, or with
+	// IPv6 switched off, gets the IPv4 ones.
 	Addrs []netip.Prefix
 	// Gateway is where everything outside the fabric goes; the zero Addr means nowhere.
 	Gateway netip.Addr
@@ -127,7 +128,14 @@ func SetupFabricHost(host FabricHost) error {
 	if err := setUp(h, dev); err != nil {
 		return err
 	}
+	off, err := sysctl("ipv6/conf/" + FabricDevice + "/disable_ipv6")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
 	for _, p := range host.Addrs {
+		if p.Addr().Is6() && off != "0" {
+			continue
+		}
 		if err := h.AddrReplace(dev, fabricAddr(p)); err != nil {
 			return fmt.Errorf("device %s: add address %v: %w", FabricDevice, p, err)
 		}

@@ -13,7 +13,7 @@ func TestBindConflicts(t *testing.T) {
 	own := address(t, "overlay", "n1/c1")
 	names := fmt.Sprintf(`[[4, "0.0.0.0"], [4, "127.0.0.1"], [4, "127.0.0.2"], [4, "127.1.2.3"], [4, %q],
 		[6, "::"], [6, "::", 1], [6, "::1"], [6, "::ffff:0.0.0.0"], [6, "::ffff:127.0.0.1"], [6, %q], [6, %q], [6, %q, 1]]`,
-		own, "::ffff:"+own, address6(t, "n1/c1"), address6(t, "n1/c1"))
+		own, "::ffff:"+own, own6(t, "n1/c1"), own6(t, "n1/c1"))
 	plain, intercepted := startPeer(t, "overlay", "n1/c1"), startPeer(t, "heddle", "n1/c1")
 	for _, how := range []string{
 		"", ", reuseaddr=True", ", reuseport=True", ", listening=True", ", reuseaddr=True, listening=True",

@@ -3,26 +3,23 @@ package test
 import (
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
 )
 
-// address6 is the IPv6 overlay address of a container.
-func address6(t testing.TB, container string) string {
-	return strings.TrimSpace(heddle(t, "lab", "ip", "--lab", labName, "--mode", "overlay", "--family", "6", container))
-}
+// own6 is the IPv6 overlay address of a container.
+func own6(t testing.TB, container string) string { return address6(t, "overlay", container).String() }
 
 func overlay6Of(container string) func(testing.TB) string {
-	return func(t testing.TB) string { return address6(t, container) }
+	return func(t testing.TB) string { return own6(t, container) }
 }
 
 // gateway6Of is the IPv6 form of the overlay address of a container's node.
 func gateway6Of(container string) func(testing.TB) string {
 	return func(t testing.TB) string {
 		gateway := netip.MustParseAddr(gatewayOf(container)(t))
-		prefix, err := netip.MustParseAddr(address6(t, container)).Prefix(model.Prefix6Bits)
+		prefix, err := netip.MustParseAddr(own6(t, container)).Prefix(model.Prefix6Bits)
 		if err != nil {
 			t.Fatal(err)
 		}

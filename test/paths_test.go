@@ -252,7 +252,7 @@ func (r pathRun) run(t *testing.T) string {
 	if r.clientMode != "host" {
 		own = address(t, "overlay", r.place.client)
 		if r.place.ipv6 {
-			own = address6(t, r.place.client)
+			own = own6(t, r.place.client)
 		}
 	}
 	fill := strings.NewReplacer("$target", r.target, "$port", fmt.Sprint(r.port), "$source", fmt.Sprint(r.source), "$client", own)

@@ -188,7 +188,7 @@ func udp6(t *testing.T, client, server *peer, from, to netip.Addr, narrower bool
 		if narrower && size > 1402 {
 			server.must(`u.connect(who)`)
 			eventually(t, "the server to learn the path MTU", func() (bool, string) {
-				server.must(`error_of(u.send, data)`) // that it was too large is told to the next call
+				server.must(`error_of(u.send, data)`)                       // that it was too large is told to the next call
 				mtu := server.must(`u.getsockopt(socket.IPPROTO_IPV6, 24)`) // IPV6_MTU
 				return mtu == "1450", mtu
 			})

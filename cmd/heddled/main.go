@@ -142,7 +142,7 @@ func parsePrefixes(flag string, in []string) ([]netip.Prefix, error) {
 	for _, s := range in {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			return nil, fmt.Errorf("%s %q: want ADDRESS/LENGTH, such as 10.244.0.0/16 or fd48:6464:1::/96", flag, s)
+			return nil, fmt.Errorf("%s %q: want an address prefix, such as 10.244.0.0/16 or fd48:6464:1::/96", flag, s)
 		}
 		if p != p.Masked() {
 			return nil, fmt.Errorf("%s %s: has bits behind the prefix; did you mean %s?", flag, p, p.Masked())

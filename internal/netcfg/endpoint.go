@@ -268,8 +268,8 @@ func setContainerSide(cfg EndpointConfig) error {
 		return err
 	}
 	// After the MTU, since a device with too small a one has no IPv6 settings; up before the addresses,
-	// since going down takes IPv6 ones away.
-	if err := errors.Join(quietIPv6(ContainerDevice), enableIPv6(ContainerDevice, cfg.Addrs)); err != nil {
+	// since going down takes IPv6 ones away. lo carries what the container sends to itself.
+	if err := errors.Join(quietIPv6(ContainerDevice), enableIPv6(ContainerDevice, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
 		return err
 	}
 	if err := setUp(h, eth); err != nil {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -138,6 +140,38 @@ func quietIPv6(device string) error {
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// How long the kernel may take to deliver packets to a new IPv6 address, and how often it is asked.
+const (
+	addressUsable = 2 * time.Second
+	addressPoll   = time.Millisecond
+)
+
+// awaitAddrs6 waits until addresses that were just added to l receive packets: the kernel makes their local
+// routes in a worker of its own, mostly before this looks.
+func awaitAddrs6(h *netlink.Handle, l netlink.Link, addrs []netip.Addr) error {
+	deadline := time.Now().Add(addressUsable)
+	for len(addrs) > 0 {
+		filter := &netlink.Route{Table: unix.RT_TABLE_LOCAL, LinkIndex: l.Attrs().Index}
+		routes, err := dump(func() ([]netlink.Route, error) {
+			return h.RouteListFiltered(netlink.FAMILY_V6, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		})
+		if err != nil {
+			return fmt.Errorf("list routes: %w", err)
+		}
+		addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
+			return slices.ContainsFunc(routes, func(r netlink.Route) bool { return fromIPNet(r.Dst).Addr() == a })
+		})
+		if len(addrs) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("device %s: the kernel does not take address %v into use", l.Attrs().Name, addrs[0])
+		}
+		time.Sleep(addressPoll)
 	}
 	return nil
 }

@@ -256,18 +256,21 @@ func TestFamilyTakenAway(t *testing.T) {
 	sameState(t, both.NetnsPath, "back, container", container)
 }
 
-// TestNamespaceWithoutIPv6ByDefault: what the default of a namespace says of new devices is not for Heddle's.
-func TestNamespaceWithoutIPv6ByDefault(t *testing.T) {
+// TestNamespaceWithoutIPv6: what a node says of new devices is not for Heddle's; and container runtimes switch IPv6
+// off in namespaces for which they have no address.
+func TestNamespaceWithoutIPv6(t *testing.T) {
 	top := dualStack(t)
 	run(t, top.node[0], "sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
 	top.setup6(t, 0)
 	top.setup6(t, 1)
 	cfg, peer := top.endpoint6(t, 0, 1, c1), top.endpoint6(t, 1, 1, c3)
-	run(t, cfg.NetnsPath, "sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
+	run(t, cfg.NetnsPath, "sysctl -qw net.ipv6.conf.all.disable_ipv6=1")
 	top.add(t, 0, cfg)
 	top.add(t, 1, peer)
-	if err := ping(cfg.NetnsPath, six(c3)); err != nil {
-		t.Errorf("to another node: %v", err)
+	for _, to := range []netip.Addr{six(c3), six(c1), netip.IPv6Loopback()} {
+		if err := ping(cfg.NetnsPath, to); err != nil {
+			t.Errorf("to %s: %v", to, err)
+		}
 	}
 }
 

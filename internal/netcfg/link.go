@@ -101,9 +101,13 @@ func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 			return fmt.Errorf("device %s: remove address %v: %w", name, p, err)
 		}
 	}
+	var added6 []netip.Addr
 	for _, a := range want {
 		if slices.Contains(kept, a) {
 			continue
+		}
+		if a.Is6() {
+			added6 = append(added6, a)
 		}
 		addr := &netlink.Addr{IPNet: hostNet(a)}
 		if a.Is6() {
@@ -113,7 +117,7 @@ func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 			return fmt.Errorf("device %s: add address %v: %w", name, a, err)
 		}
 	}
-	return nil
+	return awaitAddrs6(h, l, added6)
 }
 
 // NodeAddrs lists the addresses of all devices of this network namespace, sorted, each once: what is local

@@ -3,10 +3,10 @@
 #ifndef HEDDLE_OPTION_H
 #define HEDDLE_OPTION_H
 
-#define OPTION_KIND    253    /* RFC 4727: experiments */
-#define OPTION_EXID    0x4864 /* "Hd", RFC 6994 experiment identifier */
-#define OPTION_VERSION 1
-#define OPTION_IPV6    0x8000 /* in version_network: src and dst stand for their IPv6 forms */
+#define OPTION_KIND 253    /* RFC 4727: experiments */
+#define OPTION_EXID 0x4864 /* "Hd", RFC 6994 experiment identifier */
+#define OPTION_IPV4 1      /* versions: src and dst are addresses */
+#define OPTION_IPV6 2      /* ... stand for their IPv6 forms */
 
 static __always_inline struct syn_option make_option(bool ipv6, __be32 src, __be32 dst, __be16 dst_port)
 {
@@ -14,8 +14,7 @@ static __always_inline struct syn_option make_option(bool ipv6, __be32 src, __be
 	        .kind = OPTION_KIND,
 	        .length = sizeof(o),
 	        .exid = bpf_htons(OPTION_EXID),
-	        .version_network =
-	                bpf_htons((ipv6 ? OPTION_IPV6 : 0) | OPTION_VERSION << 12 | config_network_id),
+	        .version_network = bpf_htons((ipv6 ? OPTION_IPV6 : OPTION_IPV4) << 12 | config_network_id),
 	        .dst_port = dst_port,
 	        .dst = dst,
 	        .src = src,
@@ -25,7 +24,7 @@ static __always_inline struct syn_option make_option(bool ipv6, __be32 src, __be
 
 static __always_inline bool option_is_ipv6(const struct syn_option *o)
 {
-	return o->version_network & bpf_htons(OPTION_IPV6);
+	return bpf_ntohs(o->version_network) >> 12 == OPTION_IPV6;
 }
 
 /* Why a receiver must reject o; REASON_NONE if it may not. o has the right kind and ExID. */
@@ -33,9 +32,7 @@ static __always_inline __u32 reject_option(const struct syn_option *o)
 {
 	__u16 vn = bpf_ntohs(o->version_network);
 
-	if ((vn & ~OPTION_IPV6) >> 12 != OPTION_VERSION)
-		return REASON_DROP_OPTION_VERSION;
-	if (option_is_ipv6(o) && !has_overlay6())
+	if (vn >> 12 != OPTION_IPV4 && (vn >> 12 != OPTION_IPV6 || !has_overlay6()))
 		return REASON_DROP_OPTION_VERSION;
 	if (o->length != sizeof(*o) || o->dst_port == 0)
 		return REASON_DROP_OPTION_MALFORMED;

@@ -127,7 +127,7 @@ func TestSteerRejects(t *testing.T) {
 		{"length 0", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 1, 0)), actShot, heddleHeddleReasonREASON_DROP_OPTION_MALFORMED},
 		{"port 0", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 7, 0)), actShot, heddleHeddleReasonREASON_DROP_OPTION_MALFORMED},
 		{"other experiment", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 2, 0x49)), actOK, 0},
-		{"version 2", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 4, 0x20)), actShot, heddleHeddleReasonREASON_DROP_OPTION_VERSION},
+		{"version 3", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 4, 0x30)), actShot, heddleHeddleReasonREASON_DROP_OPTION_VERSION},
 		{"version 0", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 4, 0)), actShot, heddleHeddleReasonREASON_DROP_OPTION_VERSION},
 		{"other network", frame(underlayA, underlayB, directPort, tcpSYN, with(option(), 5, 8)), actShot, heddleHeddleReasonREASON_DROP_OPTION_NETWORK},
 		{"unknown node", frame(netip.MustParseAddr("192.0.2.9"), underlayB, directPort, tcpSYN, option()), actShot, heddleHeddleReasonREASON_DROP_UNKNOWN_NODE},

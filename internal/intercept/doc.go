@@ -11,12 +11,13 @@
 //   - Only integers of the call are read, never the caller's memory, so nothing can change between the
 //     look and the answer; and letting a call continue is safe because it then acts on the container's
 //     own namespace only.
-//   - When a signal interrupts an ADDFD with the SEND flag, the caller is told "0", a descriptor it never got.
-//     So the answering threads run with every signal blocked, the Go runtime's preemption signal included.
-//     SIGKILL, a crash or os.Exit still do it to the call being answered at that moment (about one
-//     in eight kills under an unbroken stream of calls). End an agent by (*Server).Close, which lets each
-//     answer finish. Injecting and answering in two steps would not have this flaw, but takes two more
-//     context switches (about 5 us) and leaves a stray descriptor in a caller that a signal interrupts between.
+//   - An answer is two steps: ADDFD, which gives the caller the socket, then SEND, which tells it the number. In
+//     one step (ADDFD with the flag SEND) the kernel marks the call answered before the caller has taken the
+//     descriptor; if the agent's thread gets a signal before that, a SIGKILL at least, ADDFD takes the descriptor
+//     back and the caller returns 0, a descriptor it never got. Before ADDFD the agent notes the socket's inode
+//     in the call page. The next agent looks for it among the caller's descriptors: there it has only to tell the
+//     number. So no answer is lost or given twice (decision 0011). The answering threads block every signal
+//     they can, so that none makes them stop between the steps.
 //   - poll before RECV costs no measurable time, so the loops do that on every kernel: it tells a filter
 //     without users from a caller that was killed, and it lets Close end a loop.
 //   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package park.

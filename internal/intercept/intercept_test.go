@@ -420,6 +420,7 @@ func TestManyThreadsAndSignals(t *testing.T) {
 	killable, interruptible := trapped(t, path, testName), startChild(t, nil, "HEDDLE_INTERRUPTIBLE=1")
 	interruptible.handOver(path, testName)
 	const calls = 16 * 200
+	strays := 0
 	for what, c := range map[string]*child{"killable": killable, "interruptible": interruptible} {
 		for _, signals := range []bool{false, true} {
 			o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
@@ -427,20 +428,25 @@ func TestManyThreadsAndSignals(t *testing.T) {
 			if o.OK != calls || o.Errno != 0 || o.Strange != 0 {
 				t.Errorf("%s, signals %v: %d good of %d, %d strange, first errno %v", what, signals, o.OK, calls, o.Strange, unix.Errno(o.Errno))
 			}
-			if o.Open != 0 {
+			// A signal that comes to an interruptible caller between the agent's last step and the caller's next
+			// takes the answer away unseen: about one call in 30,000 under this many signals (decision 0011).
+			allowed := 0
+			if signals && c == interruptible {
+				allowed, strays = 2, o.Open
+			}
+			if o.Open > allowed {
 				t.Errorf("%s, signals %v: %d stray descriptors", what, signals, o.Open)
 			}
 		}
 	}
-	if st := s.Stats(); st.Answered < 4*calls {
-		t.Errorf("%+v", st)
-	}
+	eventually(t, "all are counted", func() bool { return s.Stats().Answered >= 4*calls })
 	// Answers are quick, so few signals come in between. Go on until one has, or this tested nothing.
 	eventually(t, "a call is interrupted", func() bool {
 		o := interruptible.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: true})
-		if o.OK != calls || o.Open != 0 {
+		if o.OK != calls || o.Open > strays+2 {
 			t.Errorf("%d good of %d, %d stray descriptors, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
 		}
+		strays = o.Open
 		return s.Stats().Failed["caller_gone"] > 0
 	})
 }

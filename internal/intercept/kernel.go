@@ -70,15 +70,25 @@ func receive(fd int, n *notification) error {
 	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 }
 
-// inject gives the caller of notification id the open file behind srcFD and returns its new descriptor
-// number to it, in one step. It sleeps until the caller has run. ENOENT, ESRCH and EINPROGRESS mean that
-// nobody waits for this answer any more; any other error leaves the caller waiting.
-func inject(fd int, id uint64, srcFD int, closeOnExec bool) error {
-	a := addFD{ID: id, Flags: unix.SECCOMP_ADDFD_FLAG_SEND, SrcFD: uint32(srcFD)}
+// addDescriptor gives the caller of notification id the open file behind srcFD and reports its number there. It
+// sleeps until the caller has run; the call goes on waiting for sendValue. Not in one step, by the flag SEND:
+// doc.go says why. ENOENT, ESRCH and EINPROGRESS mean that nobody waits for this answer any more.
+func addDescriptor(fd int, id uint64, srcFD int, closeOnExec bool) (number int, err error) {
+	a := addFD{ID: id, SrcFD: uint32(srcFD)}
 	if closeOnExec {
 		a.NewFDFlags = unix.O_CLOEXEC
 	}
-	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(&a))
+	n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SECCOMP_IOCTL_NOTIF_ADDFD, uintptr(unsafe.Pointer(&a)))
+	if errno != 0 {
+		return -1, errno
+	}
+	return int(n), nil
+}
+
+// sendValue makes the call return value.
+func sendValue(fd int, id uint64, value int) error {
+	r := response{ID: id, Val: int64(value)}
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
 // sendErrno makes the call return -errno.

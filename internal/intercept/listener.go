@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"unsafe"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -19,11 +18,13 @@ type listener struct {
 	fd    int
 	state specs.ContainerProcessState
 	key   string // the parker's name for it; empty if it is not parked
-	page  []byte // shared memory that holds call; nil if it is not parked
+	page  []byte // shared memory that holds flight; nil if it is not parked
 
-	// call is the call being answered; zero while there is none. When the listener is parked, it lies
+	// flight is the call being answered; zero while there is none. When the listener is parked, it lies
 	// in memory the parker keeps too, so that the next agent can answer a call this one received.
-	call   *notification
+	flight *flight
+	// strays are sockets that interrupted callers got and were not told of.
+	strays strays
 	logged [numFailures]bool
 }
 
@@ -39,8 +40,8 @@ func (l *listener) run() (finished bool) {
 	if err := yieldToCallers(); err != nil {
 		l.srv.log.Warn("answers will be slower", "err", err)
 	}
-	if l.call.ID != 0 {
-		l.handle() // received, perhaps not answered, by the agent before us
+	if l.flight.call.ID != 0 {
+		l.finish()
 	}
 	for {
 		end, err := l.wait()
@@ -55,7 +56,7 @@ func (l *listener) run() (finished bool) {
 			return false
 		}
 		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
-		switch err := receive(l.fd, l.call); {
+		switch err := receive(l.fd, &l.flight.call); {
 		case err == nil:
 			l.handle()
 		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR):
@@ -94,19 +95,45 @@ func (l *listener) wait() (end, error) {
 	}
 }
 
-// handle answers l.call and clears it: RECV insists on zeroes, and a zero id says that nothing waits.
+// finish answers the call that the agent before us received. How far it came is not known: the caller may
+// have its socket, and then must be told where, not be given another.
+func (l *listener) finish() {
+	n := &l.flight.call
+	if l.flight.inode == 0 {
+		l.handle()
+		return
+	}
+	number, found, err := l.srv.proc.findSocket(n.PID, l.flight.inode)
+	if err != nil {
+		l.srv.log.Warn("cannot tell whether a caller has its socket already; it may get a second one", "err", err,
+			"container", l.state.State.ID, "pid", n.PID)
+	}
+	if !found {
+		l.handle()
+		return
+	}
+	if err := sendValue(l.fd, n.ID, number); err == nil {
+		l.srv.counters.answered.Add(1)
+		l.srv.counters.inline.Add(1)
+	} // or it had its answer
+	*l.flight = flight{}
+}
+
+// handle answers the call in flight and clears it: RECV insists on zeroes, and a zero id says that nothing
+// waits.
 func (l *listener) handle() {
-	f, err := l.answer(l.call)
+	n := &l.flight.call
+	f, err := l.answer(n)
 	if f != failNone {
 		if f != failCallerGone {
-			serr := sendErrno(l.fd, l.call.ID, errnoOf(f, err))
+			serr := sendErrno(l.fd, n.ID, errnoOf(f, err))
 			if serr != nil && gone(serr) {
 				f, err = failCallerGone, serr
 			}
 		}
 		l.fail(f, err)
 	}
-	*l.call = notification{}
+	*l.flight = flight{}
 }
 
 // answer answers one call with a socket or lets it continue. On failure the caller still waits, unless
@@ -132,6 +159,9 @@ func (l *listener) answer(n *notification) (failure, error) {
 
 // give answers a call with a socket. What is not needed by the caller happens after it has its answer.
 func (l *listener) give(n *notification, req request, want traits) (failure, error) {
+	if len(l.strays) > 0 && l.giveStray(n, req) {
+		return failNone, nil
+	}
 	st, r := l.ep.stock(req.family), &l.srv.refiller
 	s, ready, refill, err := r.take(st, want)
 	if refill {
@@ -144,9 +174,16 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 		closeFD(s.fd)
 		return failOwner, err
 	}
-	if err := inject(l.fd, n.ID, s.fd, req.closeOnExec); err != nil {
+	l.flight.inode = s.inode // before the caller can have it: see finish
+	number, err := addDescriptor(l.fd, n.ID, s.fd, req.closeOnExec)
+	if err != nil {
 		r.giveBack(st, s)
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)
+	}
+	if err := sendValue(l.fd, n.ID, number); err != nil {
+		closeFD(s.fd) // not for others: the caller has it, if it lives
+		l.strays.add(n.PID, stray{inode: s.inode, number: number, request: req})
+		return injectFailure(err), fmt.Errorf("tell caller its socket: %w", err)
 	}
 	closeFD(s.fd)
 	c := &l.srv.counters
@@ -179,24 +216,11 @@ func (l *listener) endpointID() model.EndpointID {
 	return l.ep.id
 }
 
-// callPageBytes is the size of the memory a parked listener keeps its current call in.
-const callPageBytes = 4096
-
-// mapCall places the current call in the shared memory behind fd, with what it holds.
-func (l *listener) mapCall(fd int) error {
-	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map call page: %w", err)
-	}
-	l.page, l.call = page, (*notification)(unsafe.Pointer(&page[0]))
-	return nil
-}
-
 // close releases what the loop held. The filter lives on if the parker holds the listener.
 func (l *listener) close() {
 	closeFD(l.fd)
 	if l.page != nil {
-		l.call = nil
+		l.flight = nil
 		_ = unix.Munmap(l.page) // fails only for an address that is not mapped
 	}
 }

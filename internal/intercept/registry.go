@@ -149,7 +149,7 @@ func (s *Server) tryPark(l *listener) error {
 	if err := unix.Ftruncate(page, callPageBytes); err != nil {
 		return fmt.Errorf("call page: %w", err)
 	}
-	if err := l.mapCall(page); err != nil {
+	if err := l.mapFlight(page); err != nil {
 		return err
 	}
 	state := l.state
@@ -232,5 +232,5 @@ func (s *Server) unpack(p park.Parked) (l *listener, err error) {
 	if st.Size < callPageBytes { // touching it would be a SIGBUS
 		return nil, fmt.Errorf("call page of %d bytes, want %d", st.Size, callPageBytes)
 	}
-	return l, l.mapCall(p.Page)
+	return l, l.mapFlight(p.Page)
 }

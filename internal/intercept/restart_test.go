@@ -172,15 +172,14 @@ func TestRestartsUnderLoad(t *testing.T) {
 	}
 }
 
-// No call hangs or fails. A SIGKILL inside ADDFD may make the kernel return 0 (see the package comment):
-// each kill can do that to one call of each listener at most.
+// No call hangs or fails, gives anything else than a socket of the agent's, or leaves a second one behind,
+// wherever in an answer the SIGKILL falls.
 func TestKillsUnderLoad(t *testing.T) {
-	const calls, kills = 12000, 20
+	const calls, kills = 12000, 40
 	o := underLoad(t, calls, kills, killAgent)
-	if o.OK+o.Strange != calls || o.Errno != 0 || o.Strange > kills {
-		t.Errorf("%d good of %d, %d strange, first errno %v", o.OK, calls, o.Strange, unix.Errno(o.Errno))
+	if o.OK != calls || o.Errno != 0 || o.Strange != 0 || o.Open != 0 {
+		t.Errorf("%d good of %d, %d strange, %d left open, first errno %v", o.OK, calls, o.Strange, o.Open, unix.Errno(o.Errno))
 	}
-	t.Logf("%d kills: %d calls returned 0", kills, o.Strange)
 }
 
 func TestUnparkedListenerGivesENOSYS(t *testing.T) {

@@ -291,7 +291,7 @@ func (s *Server) handoff(c *net.UnixConn) {
 		s.log.Error("hand-off refused", "err", err)
 		return
 	}
-	l := &listener{srv: s, fd: fd, state: state, call: new(notification)}
+	l := &listener{srv: s, fd: fd, state: state, flight: new(flight)}
 	s.park(l)
 	s.serveListener(l)
 }

@@ -22,8 +22,9 @@ type traits struct {
 // socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the answering
 // thread, the refiller or a stock.
 type socket struct {
-	fd  int
-	has traits
+	fd    int
+	inode uint64
+	has   traits
 }
 
 // fit gives the socket the traits a caller wants: no system call if it has them already.
@@ -245,7 +246,12 @@ func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) 
 	if err != nil {
 		return socket{}, fmt.Errorf("make socket: %w", err)
 	}
-	return socket{fd: fd, has: traits{own: self()}}, nil
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		closeFD(fd)
+		return socket{}, fmt.Errorf("make socket: %w", err)
+	}
+	return socket{fd: fd, inode: st.Ino, has: traits{own: self()}}, nil
 }
 
 // closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can

@@ -1,0 +1,114 @@
+package intercept
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// flight is a call that was received and is not yet answered. It lies at the beginning of a call page, which
+// agents of different versions share: members are only ever added at the end, and zero must mean what it
+// meant before there was the member.
+type flight struct {
+	call notification
+	// inode is that of the socket the caller is being given; 0 before that. A caller that has it among its
+	// descriptors needs only to be told.
+	inode uint64
+}
+
+// callPageBytes is the size of the memory a parked listener keeps its current call in.
+const callPageBytes = 4096
+
+// mapFlight places the call in flight in the shared memory behind fd, with what it holds.
+func (l *listener) mapFlight(fd int) error {
+	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map call page: %w", err)
+	}
+	l.page, l.flight = page, (*flight)(unsafe.Pointer(&page[0]))
+	return nil
+}
+
+// stray is a socket that a thread has and was not told of: a signal took it out of its call in between. That
+// cannot happen under a filter with WAIT_KILLABLE_RECV.
+type stray struct {
+	inode   uint64
+	number  int
+	request request
+}
+
+// strays are a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
+// the program restarts it, it gets the one it has.
+type strays map[uint32]stray
+
+// maxStrays bounds the threads remembered: those that never come again stay.
+const maxStrays = 64
+
+func (m *strays) add(tid uint32, s stray) {
+	if *m == nil {
+		*m = make(strays)
+	}
+	for old := range *m {
+		if len(*m) < maxStrays {
+			break
+		}
+		delete(*m, old)
+	}
+	(*m)[tid] = s
+}
+
+// giveStray answers a call with the socket that an interrupted one left behind, if there is one that fits.
+func (l *listener) giveStray(n *notification, req request) (answered bool) {
+	s, ok := l.strays[n.PID]
+	if !ok {
+		return false
+	}
+	delete(l.strays, n.PID)
+	if s.request != req || !l.srv.proc.isSocket(n.PID, s.number, s.inode) {
+		return false
+	}
+	l.flight.inode = s.inode
+	switch err := sendValue(l.fd, n.ID, s.number); {
+	case err == nil:
+		l.srv.counters.answered.Add(1)
+		l.srv.counters.inline.Add(1)
+	case gone(err):
+		l.strays.add(n.PID, s) // interrupted again
+		l.fail(failCallerGone, err)
+	default:
+		return false
+	}
+	return true
+}
+
+// isSocket reports whether descriptor number of thread tid is the socket with that inode.
+func (p procDir) isSocket(tid uint32, number int, inode uint64) bool {
+	buf := make([]byte, 64)
+	path := strconv.FormatUint(uint64(tid), 10) + "/fd/" + strconv.Itoa(number)
+	n, err := unix.Readlinkat(int(p), path, buf)
+	return err == nil && string(buf[:n]) == "socket:["+strconv.FormatUint(inode, 10)+"]"
+}
+
+// findSocket looks for the socket with that inode among the descriptors of thread tid. A thread that is gone
+// has none.
+func (p procDir) findSocket(tid uint32, inode uint64) (number int, found bool, err error) {
+	fd, err := unix.Openat(int(p), strconv.FormatUint(uint64(tid), 10)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == unix.ENOENT || err == unix.ESRCH {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, fmt.Errorf("descriptors of thread %d: %w", tid, err)
+	}
+	dir := os.NewFile(uintptr(fd), "fd")
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	for _, name := range names {
+		if number, cerr := strconv.Atoi(name); cerr == nil && p.isSocket(tid, number, inode) {
+			return number, true, nil
+		}
+	}
+	return 0, false, err
+}

@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
 )
 
 // childEnv makes the test binary act as one of the programs of childMain instead.
@@ -53,6 +55,8 @@ func childMain(name string) error {
 		return trappedChild()
 	case "agent":
 		return agentChild()
+	case "holder":
+		return park.RunHolder(context.Background(), os.Getenv("HEDDLE_HOLDER"))
 	}
 	return fmt.Errorf("no child program %q", name)
 }
@@ -239,6 +243,15 @@ func installFilter() (int, error) {
 	return int(fd), nil
 }
 
+// startHolder makes sure that a holder runs: this program, told so by its environment.
+func startHolder() error {
+	// EnsureHolder's child inherits the environment of this process, whose own role is decided already.
+	if err := os.Setenv(childEnv, "holder"); err != nil {
+		return err
+	}
+	return park.EnsureHolder("/proc/self/exe", os.Getenv("HEDDLE_HOLDER"), nil)
+}
+
 // agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the holder at HEDDLE_HOLDER. It
 // says "ready" once it serves and "received" for each of its first two sockets. With HEDDLE_HANG it makes none.
 func agentChild() error {
@@ -253,7 +266,14 @@ func agentChild() error {
 	if os.Getenv("HEDDLE_HANG") != "" {
 		maker.gate = make(chan struct{})
 	}
-	s, err := Listen(testConfig(os.Getenv("HEDDLE_SOCKET"), os.Getenv("HEDDLE_HOLDER"), maker))
+	cfg := testConfig(os.Getenv("HEDDLE_SOCKET"), os.Getenv("HEDDLE_HOLDER"), maker)
+	if os.Getenv("HEDDLE_START_HOLDER") != "" {
+		cfg.StartParker = startHolder
+		if err := startHolder(); err != nil {
+			return err
+		}
+	}
+	s, err := Listen(cfg)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -11,14 +12,18 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// listener answers the trapped calls of one seccomp filter. Its loop goroutine owns all of it.
+// listener answers the trapped calls of one seccomp filter. Its loop goroutine owns all of it but what says
+// otherwise.
 type listener struct {
 	srv   *Server
 	ep    *endpoint // nil: unknown, every request for a socket gets ENETDOWN
 	fd    int
 	state specs.ContainerProcessState
-	key   string // the parker's name for it; empty if it is not parked
-	page  []byte // shared memory that holds flight; nil if it is not parked
+
+	// Set before the loop begins. Empty, -1 and nil if the listener cannot be parked.
+	key    string // the parker's name for it
+	pageFD int    // memfd of page
+	page   []byte // shared memory that holds flight
 
 	// flight is the call being answered; zero while there is none. When the listener is parked, it lies
 	// in memory the parker keeps too, so that the next agent can answer a call this one received.
@@ -26,6 +31,9 @@ type listener struct {
 	// strays are sockets that interrupted callers got and were not told of.
 	strays strays
 	logged [numFailures]bool
+
+	parkMu sync.Mutex // held while the descriptors are being parked; guards closed
+	closed bool       // the descriptors are not ours any more
 }
 
 // run answers calls until the filter has no users left (it reports true then), the server closes, or the
@@ -218,7 +226,13 @@ func (l *listener) endpointID() model.EndpointID {
 
 // close releases what the loop held. The filter lives on if the parker holds the listener.
 func (l *listener) close() {
+	l.parkMu.Lock()
+	defer l.parkMu.Unlock()
+	l.closed = true
 	closeFD(l.fd)
+	if l.pageFD >= 0 {
+		closeFD(l.pageFD)
+	}
 	if l.page != nil {
 		l.flight = nil
 		_ = unix.Munmap(l.page) // fails only for an address that is not mapped

@@ -1,16 +1,8 @@
 package intercept
 
 import (
-	"crypto/rand"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
-	"fmt"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
-
-	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -20,7 +12,7 @@ var (
 )
 
 // serveListener starts l's loop, or releases l.
-func (s *Server) serveListener(l *listener) {
+func (s *Server) serveListener(l *listener) (serves bool) {
 	id, err := s.cfg.Resolve(l.state.Metadata, l.state)
 	if err != nil {
 		l.logged[failUnknown] = true
@@ -30,14 +22,17 @@ func (s *Server) serveListener(l *listener) {
 	s.wake.set(l.fd)
 	switch refused := s.register(l, id, err == nil); refused {
 	case errClosed:
-		l.close() // it stays parked for the next server
+		l.close() // if it is parked it stays so for the next server
 	case errTooMany:
 		s.count(failTooMany)
 		s.log.Error("listener refused: its container's TCP sockets fail with ENOSYS; raise MaxListeners",
 			"container", l.state.State.ID, "metadata", l.state.Metadata, "limit", s.cfg.MaxListeners)
 		s.unpark(l)
 		l.close()
+	default:
+		return true
 	}
+	return false
 }
 
 // register ties l to its endpoint, if that is known, and starts the loop.
@@ -126,111 +121,3 @@ func (s *Server) Stats() Stats {
 }
 
 func (s *Server) count(f failure) { s.counters.failed[f].Add(1) }
-
-// park gives the parker a duplicate of l and moves l's call into memory the parker keeps. Without a
-// parker, or if it refuses, l works on unparked.
-func (s *Server) park(l *listener) {
-	if s.cfg.Parker == nil {
-		return
-	}
-	if err := s.tryPark(l); err != nil {
-		s.count(failPark)
-		s.log.Error("listener not parked: its container gets ENOSYS for new TCP sockets when this agent ends; see that the holder runs",
-			"container", l.state.State.ID, "err", err)
-	}
-}
-
-func (s *Server) tryPark(l *listener) error {
-	page, err := unix.MemfdCreate("heddle-call", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("call page: %w", err)
-	}
-	defer closeFD(page) // the mapping, and the parker's duplicate, keep the memory
-	if err := unix.Ftruncate(page, callPageBytes); err != nil {
-		return fmt.Errorf("call page: %w", err)
-	}
-	if err := l.mapFlight(page); err != nil {
-		return err
-	}
-	state := l.state
-	state.State.Annotations = nil // can be large, and metadata names the endpoint
-	meta, err := json.Marshal(state)
-	if err != nil {
-		return err
-	}
-	key := parkKey(state)
-	if err := s.cfg.Parker.Put(key, meta, l.fd, page); err != nil {
-		return err
-	}
-	l.key = key
-	return nil
-}
-
-// parkKey makes a name no other listener has: a container has one for every exec.
-func parkKey(state specs.ContainerProcessState) string {
-	var unique [8]byte
-	rand.Read(unique[:]) // never fails
-	id := state.State.ID
-	return fmt.Sprintf("%s/%d/%s", id[:min(len(id), 256)], state.Pid, hex.EncodeToString(unique[:]))
-}
-
-// unpark tells the parker that a listener is not needed any more. If it does not hear, it finds out by
-// itself once the filter has no users.
-func (s *Server) unpark(l *listener) {
-	if l.key == "" {
-		return
-	}
-	if err := s.cfg.Parker.Drop(l.key); err != nil {
-		s.log.Warn("listener stays parked until its filter has gone", "container", l.state.State.ID, "err", err)
-	}
-}
-
-// resume serves the listeners an earlier agent parked.
-func (s *Server) resume() {
-	if s.cfg.Parker == nil {
-		return
-	}
-	parked, err := s.cfg.Parker.TakeAll()
-	if err != nil {
-		s.count(failParkedListener)
-		s.log.Error("running containers are not served: their calls wait; start the holder and restart the agent", "err", err)
-		return
-	}
-	for _, p := range parked {
-		l, err := s.unpack(p)
-		if err != nil {
-			s.count(failParkedListener)
-			s.log.Error("parked listener not resumed", "key", p.Key, "err", err)
-			continue
-		}
-		s.serveListener(l)
-	}
-	if len(parked) > 0 {
-		s.log.Info("resumed parked listeners", "count", len(parked))
-	}
-}
-
-// unpack makes a listener of what the parker kept. It takes over the descriptors.
-func (s *Server) unpack(p park.Parked) (l *listener, err error) {
-	defer closeFD(p.Page)
-	defer func() {
-		if err != nil {
-			closeFD(p.FD)
-		}
-	}()
-	l = &listener{srv: s, fd: p.FD, key: p.Key}
-	if err := json.Unmarshal(p.Meta, &l.state); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
-	}
-	if !isNotifyFD(p.FD) {
-		return nil, errors.New("not a seccomp listener")
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(p.Page, &st); err != nil {
-		return nil, fmt.Errorf("call page: %w", err)
-	}
-	if st.Size < callPageBytes { // touching it would be a SIGBUS
-		return nil, fmt.Errorf("call page of %d bytes, want %d", st.Size, callPageBytes)
-	}
-	return l, l.mapFlight(p.Page)
-}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -180,6 +181,77 @@ func TestKillsUnderLoad(t *testing.T) {
 	if o.OK != calls || o.Errno != 0 || o.Strange != 0 || o.Open != 0 {
 		t.Errorf("%d good of %d, %d strange, %d left open, first errno %v", o.OK, calls, o.Strange, o.Open, unix.Errno(o.Errno))
 	}
+}
+
+// A holder that is killed is replaced, and gets every listener, while the agent goes on; so the agent's own
+// end loses nothing. A kill -9 of each, in turn.
+func TestHolderKilledThenAgent(t *testing.T) {
+	hp, path := socketPath(t), socketPath(t)
+	env := []string{"HEDDLE_START_HOLDER=1"}
+	a, _ := agent(t, path, hp, env...)
+	pid := func() (pid int) {
+		eventually(t, "holder runs", func() bool {
+			for _, p := range children(t, a.Process.Pid) {
+				if cmd, _ := os.ReadFile("/proc/" + strconv.Itoa(p) + "/environ"); strings.Contains(string(cmd), childEnv+"=holder") {
+					pid = p
+				}
+			}
+			return pid != 0
+		})
+		return pid
+	}
+	t.Cleanup(func() { _ = park.NewClient(hp).Stop() })
+	c, other := trapped(t, path, testName), trapped(t, path, testName)
+	count := func() int {
+		all, err := park.NewClient(hp).TakeAll()
+		for _, p := range all {
+			closeFD(p.FD)
+			closeFD(p.Page)
+		}
+		if err != nil {
+			return -1
+		}
+		return len(all)
+	}
+	eventually(t, "both are parked", func() bool { return count() == 2 })
+	for round := range 3 {
+		if err := unix.Kill(pid(), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "both are parked with the next holder", func() bool { return count() == 2 })
+		if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+			t.Errorf("round %d: %v", round, unix.Errno(o.Errno))
+		}
+	}
+	killAgent(a)
+	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
+	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	agent(t, path, hp, env...)
+	for _, o := range []outcome{c.hear(), other.tcp(unix.AF_INET6)} {
+		if o.Errno != 0 || o.Priority != int(testEndpoint) {
+			t.Errorf("after the agent's end: %+v", o)
+		}
+	}
+}
+
+// children lists the processes a process has started.
+func children(t *testing.T, pid int) (pids []int) {
+	t.Helper()
+	tasks, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/children")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task) // the thread may have ended
+		for word := range strings.FieldsSeq(string(b)) {
+			n, err := strconv.Atoi(word)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pids = append(pids, n)
+		}
+	}
+	return pids
 }
 
 func TestUnparkedListenerGivesENOSYS(t *testing.T) {

@@ -44,6 +44,8 @@ type Parker interface {
 	Put(key string, meta []byte, fd, page int) error
 	Drop(key string) error
 	TakeAll() ([]park.Parked, error)
+	// Watch returns nil when the parker has ended and an error if ctx ends first or the parker cannot be watched.
+	Watch(ctx context.Context) error
 }
 
 // Config says how a Server works.
@@ -61,6 +63,8 @@ type Config struct {
 	// Parker keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
 	// trapped calls once the agent has gone.
 	Parker Parker
+	// StartParker starts the parker, unless it runs. Nil means that its end is not looked for.
+	StartParker func() error
 	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
 	// 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
@@ -153,6 +157,8 @@ func (c *Config) fill() error {
 			len(c.SocketPath), maxSocketPathBytes)
 	case c.Maker == nil:
 		return errors.New("config: Maker is missing")
+	case c.StartParker != nil && c.Parker == nil:
+		return errors.New("config: StartParker without Parker")
 	case c.Resolve == nil:
 		return errors.New("config: Resolve is missing")
 	}
@@ -206,6 +212,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		return nil
 	}
 	s.resume()
+	if s.cfg.StartParker != nil && !s.start(func() { s.guardParker(s.ctx) }) {
+		return nil
+	}
 	slots := make(chan struct{}, maxHandoffsAtOnce)
 	for {
 		c, err := s.socket.AcceptUnix()
@@ -291,7 +300,9 @@ func (s *Server) handoff(c *net.UnixConn) {
 		s.log.Error("hand-off refused", "err", err)
 		return
 	}
-	l := &listener{srv: s, fd: fd, state: state, flight: new(flight)}
-	s.park(l)
-	s.serveListener(l)
+	l := &listener{srv: s, fd: fd, pageFD: -1, state: state, flight: new(flight)}
+	s.preparePark(l)
+	if s.serveListener(l) {
+		s.park(l) // once it is among those that are parked again should the parker end
+	}
 }

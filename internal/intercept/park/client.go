@@ -1,6 +1,7 @@
 package park
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,6 +56,31 @@ func (c *Client) TakeAll() ([]Parked, error) {
 		return nil, fmt.Errorf("fetch parked listeners: %w", err)
 	}
 	return all, nil
+}
+
+// Watch returns when the holder ends; nil then. It returns an error if ctx ends before, or no holder answers.
+func (c *Client) Watch(ctx context.Context) error {
+	conn, err := c.dial()
+	if err != nil {
+		return fmt.Errorf("watch holder: %w", err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if err := send(conn, request{Op: opWatch}); err != nil {
+		return fmt.Errorf("watch holder: %w", err)
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return errors.Join(ctx.Err(), fmt.Errorf("watch holder: %w", err))
+	}
+	msg, fds, err := receive(conn)
+	closeAll(fds)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if err == nil && len(msg) > 0 {
+		return fmt.Errorf("watch holder: it answers %.200q: it is of an older version", msg)
+	}
+	return nil
 }
 
 // Stop ends the holder. Programs whose listener no agent serves then get ENOSYS from trapped calls.
@@ -123,17 +149,30 @@ func (c *Client) dial() (*net.UnixConn, error) {
 
 // EnsureHolder makes sure that a holder serves socketPath: if none answers, it starts "exe park --socket
 // socketPath" in a session of its own, with no ties to the caller's terminal or output, and waits until
-// it answers. A service supervisor that kills whole control groups (systemd without KillMode=process) would
-// end it with the agent: run it as a service of its own there.
-func EnsureHolder(exe, socketPath string) error {
-	return ensure(exec.Command(exe, "park", "--socket", socketPath), socketPath)
+// it answers. lives, which may be nil, reports whether there is a holder all the same, whose socket was removed:
+// that one gets time to make it anew. A service supervisor that kills whole control groups (systemd without
+// KillMode=process) would end the holder with the agent: run it as a service of its own there.
+func EnsureHolder(exe, socketPath string, lives func() bool) error {
+	return ensure(exec.Command(exe, "park", "--socket", socketPath), socketPath, lives)
 }
 
-func ensure(cmd *exec.Cmd, socketPath string) error {
+func ensure(cmd *exec.Cmd, socketPath string, lives func() bool) error {
 	client := NewClient(socketPath)
-	if client.answers() == nil {
-		return nil
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.Now().Add(exchangeTimeout)
+	for client.answers() != nil {
+		if lives == nil || !lives() || time.Now().After(deadline) {
+			return startHolder(cmd, client)
+		}
+		<-tick.C
 	}
+	return nil
+}
+
+// startHolder starts a holder and waits until it answers.
+func startHolder(cmd *exec.Cmd, client *Client) error {
+	socketPath := client.path
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,20 +31,15 @@ type holder struct {
 }
 
 // RunHolder holds listeners for the clients of socketPath until ctx is done or a client says stop. It
-// fails if another holder serves the path already.
+// fails if another holder serves the path already. A socket that is removed is made again.
 func RunHolder(ctx context.Context, socketPath string) error {
-	lock, err := lockPath(socketPath)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	ln, err := listen(socketPath)
+	d, err := open(socketPath)
 	if err != nil {
 		return err
 	}
 	h := &holder{entries: map[string]entry{}, byFD: map[int32]string{}}
 	if h.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		ln.Close()
+		d.close()
 		return fmt.Errorf("epoll: %w", err)
 	}
 	// An eventfd ends watch: closing an epoll descriptor does not wake who waits on it.
@@ -55,18 +48,13 @@ func RunHolder(ctx context.Context, socketPath string) error {
 		err = unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, stopFD, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(stopFD)})
 	}
 	if err != nil {
-		ln.Close()
+		d.close()
 		closeAll([]int{h.epoll})
 		return fmt.Errorf("watch: %w", err)
 	}
-
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { h.watch(int32(stopFD)) })
-	stopAccept := context.AfterFunc(ctx, func() { ln.Close() })
-	defer stopAccept()
-	err = h.serve(ctx, cancel, ln)
+	err = h.serveAll(ctx, socketPath, d)
 	_, _ = unix.Write(stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // cannot fail: the counter is 0
 	wg.Wait()
 	h.closeAll()
@@ -74,44 +62,14 @@ func RunHolder(ctx context.Context, socketPath string) error {
 	return err
 }
 
-// lockPath makes sure that one holder at a time serves a path. The lock goes with the process.
-func lockPath(socketPath string) (*os.File, error) {
-	f, err := os.OpenFile(socketPath+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock holder socket: %w", err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("holder socket %s: another holder serves it: %w", socketPath, err)
-	}
-	return f, nil
-}
-
-// listen binds the socket, readable and writable by its owner only.
-func listen(socketPath string) (*net.UnixListener, error) {
-	if err := os.Remove(socketPath); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old holder socket: %w", err)
-	}
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The mode of the socket before bind becomes the file's, so that it is never wider.
-		cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, cerr)
-	}}
-	ln, err := lc.Listen(context.Background(), "unixpacket", socketPath)
-	if err != nil {
-		return nil, fmt.Errorf("holder socket %s: %w", socketPath, err)
-	}
-	return ln.(*net.UnixListener), nil
-}
-
-// serve answers clients until the listener closes, then waits for those it is answering.
-func (h *holder) serve(ctx context.Context, stop context.CancelFunc, ln *net.UnixListener) error {
+// serve answers clients until the door closes, then waits for those it is answering.
+func (h *holder) serve(ctx context.Context, stop context.CancelFunc, d *door) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
-		c, err := ln.AcceptUnix()
+		c, err := d.socket.AcceptUnix()
 		if err != nil {
-			if ctx.Err() != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return nil
 			}
 			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
@@ -123,13 +81,13 @@ func (h *holder) serve(ctx context.Context, stop context.CancelFunc, ln *net.Uni
 		wg.Go(func() {
 			defer c.Close()
 			_ = c.SetDeadline(time.Now().Add(exchangeTimeout)) // fails on a closed connection; so will the next call
-			h.answer(c, stop)
+			h.answer(ctx, c, stop)
 		})
 	}
 }
 
 // answer handles one client's request.
-func (h *holder) answer(c *net.UnixConn, stop context.CancelFunc) {
+func (h *holder) answer(ctx context.Context, c *net.UnixConn, stop context.CancelFunc) {
 	msg, fds, err := receive(c)
 	if errors.Is(err, io.EOF) {
 		return // a client that only asks whether anyone is there
@@ -147,6 +105,9 @@ func (h *holder) answer(c *net.UnixConn, stop context.CancelFunc) {
 		h.drop(r.Key)
 	case r.Op == opTake:
 		err = h.sendAll(c)
+	case r.Op == opWatch:
+		await(ctx, c)
+		return // hanging up is the answer
 	case r.Op == opStop:
 		defer stop()
 	}
@@ -155,6 +116,13 @@ func (h *holder) answer(c *net.UnixConn, stop context.CancelFunc) {
 		last.Error = err.Error()
 	}
 	_ = send(c, last) // the client may have hung up: nobody else to tell
+}
+
+// await returns when the client hangs up or ctx is done.
+func await(ctx context.Context, c *net.UnixConn) {
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	_ = c.SetDeadline(time.Time{}) // fails on a closed connection; so will the read
+	_, _ = c.Read(make([]byte, 1))
 }
 
 // put keeps e under key. It owns e's descriptors from here on.

@@ -43,7 +43,11 @@ func eventually(t *testing.T, what string, f func() bool) {
 // run runs a holder until the test ends or stop is called.
 func run(t *testing.T) (c *Client, stop func()) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "h")
+	return runAt(t, filepath.Join(t.TempDir(), "h"))
+}
+
+func runAt(t *testing.T, path string) (c *Client, stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- RunHolder(ctx, path) }()
@@ -224,6 +228,81 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
+// A holder whose socket, lock and directory were removed is found again, with what it holds.
+func TestRemovedSocketComesBack(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c, _ := runAt(t, filepath.Join(dir, "h"))
+	fd, _ := pipe(t)
+	if err := c.Put("k", nil, fd, page(t, "")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	started := exec.Command("/bin/false")
+	if err := ensure(started, c.path, func() bool { return true }); err != nil || started.Process != nil {
+		t.Fatalf("ensure: %v, process %v", err, started.Process)
+	}
+	if all := takeAll(t, c); len(all) != 1 {
+		t.Errorf("after its socket was removed: %v", all)
+	}
+	if err := RunHolder(context.Background(), c.path); !errors.Is(err, errOtherHolder) {
+		t.Errorf("second holder: %v", err)
+	}
+}
+
+// A holder that finds another at its path, because its socket was removed, gives it everything and ends.
+func TestHolderGivesWay(t *testing.T) {
+	first, _ := run(t)
+	fd, _ := pipe(t)
+	if err := first.Put("k", []byte("m"), fd, page(t, "")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "second holder takes the path", func() bool {
+		for _, p := range []string{first.path, first.path + ".lock"} {
+			if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
+				t.Fatal(err)
+			}
+		}
+		d, err := open(first.path) // fails if the first one was quicker
+		if err != nil {
+			return false
+		}
+		d.close()
+		runAt(t, first.path)
+		return true
+	})
+	eventually(t, "second has it", func() bool { m := takeAll(t, first); return string(m["k"].Meta) == "m" })
+}
+
+func TestWatch(t *testing.T) {
+	c, stop := run(t)
+	before := openFiles(t)
+	ended := make(chan error, 1)
+	go func() { ended <- c.Watch(context.Background()) }()
+	eventually(t, "watch begins", func() bool { return openFiles(t) >= before+2 }) // both ends are in this process
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := c.Watch(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("watch that was cancelled: %v", err)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("watch of a living holder ended: %v", err)
+	default:
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("watch of a holder that ended: %v", err)
+	}
+	if err := c.Watch(context.Background()); err == nil {
+		t.Error("no holder: no error")
+	}
+}
+
 func TestEnsureStartsAndStopEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h")
 	cmd := func() *exec.Cmd {
@@ -232,7 +311,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 		return c
 	}
 	first := cmd()
-	if err := ensure(first, path); err != nil {
+	if err := ensure(first, path, nil); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = first.Process.Kill() })
@@ -240,7 +319,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 		t.Errorf("session %d of holder %d: %v", sid, first.Process.Pid, err)
 	}
 	second := cmd()
-	if err := ensure(second, path); err != nil || second.Process != nil {
+	if err := ensure(second, path, nil); err != nil || second.Process != nil {
 		t.Errorf("second start: %v, process %v", err, second.Process)
 	}
 	c := NewClient(path)
@@ -254,7 +333,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "ended", func() bool { return errors.Is(unix.Kill(first.Process.Pid, 0), unix.ESRCH) })
-	if err := EnsureHolder("/bin/false", path); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
+	if err := EnsureHolder("/bin/false", path, nil); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
 		t.Errorf("a program that ends at once: %v", err)
 	}
 }

@@ -31,6 +31,8 @@ const (
 	opDrop = "drop"
 	opTake = "take"
 	opStop = "stop"
+	// opWatch is never answered: the connection ends with the holder.
+	opWatch = "watch"
 )
 
 // request is a client's message. Put carries the listener and its page by SCM_RIGHTS, in that order.
@@ -63,7 +65,7 @@ func (r request) check(fds int) error {
 		if len(r.Meta) > MaxMetaBytes {
 			return fmt.Errorf("metadata of %d bytes: want at most %d", len(r.Meta), MaxMetaBytes)
 		}
-	case opTake, opStop:
+	case opTake, opStop, opWatch:
 	default:
 		return fmt.Errorf("operation %q: unknown", r.Op)
 	}

@@ -56,7 +56,7 @@ func (d *Datapath) attachCgroup() error {
 // attachHook updates the link pinned by an earlier agent, or makes and pins one. A link to another
 // cgroup (one that was removed and made again has a new id) is replaced.
 func (d *Datapath) attachHook(h hook, cgroupID uint64) (link.Link, error) {
-	pin := filepath.Join(d.cfg.PinDir, "link_"+h.name)
+	pin := filepath.Join(d.cfg.PinDir, linkPin+h.name)
 	old, err := link.LoadPinnedLink(pin, nil)
 	switch {
 	case err == nil && linkCgroup(old) == cgroupID:

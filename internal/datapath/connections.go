@@ -15,7 +15,28 @@ import (
 
 // Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the node's
 // network namespace. The list is not atomic: connections that come and go while it runs may be missing.
-func (d *Datapath) Connections() (_ []model.Connection, err error) {
+func (d *Datapath) Connections() ([]model.Connection, error) {
+	raw, err := d.list()
+	if err != nil {
+		return nil, err
+	}
+	return parseConnections(raw)
+}
+
+// CarriedIDs gives the endpoint ids that sockets of this node carry. It sees the sockets that Connections can:
+// not those that were never bound nor connected.
+func (d *Datapath) CarriedIDs() (map[model.EndpointID]bool, error) {
+	raw, err := d.list()
+	if err != nil {
+		return nil, err
+	}
+	ids := make(map[model.EndpointID]bool)
+	err = eachRecord(raw, func(r *heddleConnectionRecord) { ids[model.EndpointID(r.Tag.EndpointId)] = true })
+	return ids, err
+}
+
+// list reads the records of all tagged sockets.
+func (d *Datapath) list() (raw []byte, err error) {
 	it, err := link.AttachIter(link.IterOptions{Program: d.objs.List})
 	if err != nil {
 		return nil, fmt.Errorf("attach socket iterator: %w", err)
@@ -26,29 +47,35 @@ func (d *Datapath) Connections() (_ []model.Connection, err error) {
 		return nil, fmt.Errorf("open socket iterator: %w", err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	raw, err := io.ReadAll(r)
-	if err != nil {
+	if raw, err = io.ReadAll(r); err != nil {
 		return nil, fmt.Errorf("read socket iterator: %w", err)
 	}
-	return parseConnections(raw)
+	return raw, nil
 }
 
 func parseConnections(raw []byte) ([]model.Connection, error) {
+	out := make([]model.Connection, 0, len(raw)/binary.Size(heddleConnectionRecord{}))
+	err := eachRecord(raw, func(r *heddleConnectionRecord) {
+		if r.Tag.Path != uint8(model.PathNone) || r.State == tcpListen {
+			out = append(out, toConnection(r))
+		}
+	})
+	return out, err
+}
+
+func eachRecord(raw []byte, f func(*heddleConnectionRecord)) error {
 	var rec heddleConnectionRecord
 	size := binary.Size(rec)
 	if len(raw)%size != 0 {
-		return nil, fmt.Errorf("socket iterator: %d bytes are no whole number of records of %d", len(raw), size)
+		return fmt.Errorf("socket iterator: %d bytes are no whole number of records of %d", len(raw), size)
 	}
-	out := make([]model.Connection, 0, len(raw)/size)
 	for r := bytes.NewReader(raw); r.Len() > 0; {
 		if err := binary.Read(r, binary.NativeEndian, &rec); err != nil {
-			return nil, fmt.Errorf("socket iterator: %w", err)
+			return fmt.Errorf("socket iterator: %w", err)
 		}
-		if rec.Tag.Path != uint8(model.PathNone) || rec.State == tcpListen {
-			out = append(out, toConnection(&rec))
-		}
+		f(&rec)
 	}
-	return out, nil
+	return nil
 }
 
 const tcpListen = 10

@@ -60,14 +60,15 @@ func (c Config) validate() error {
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
 // the maps are the kernel's, and the struct is not changed after Open.
 type Datapath struct {
-	cfg   Config
-	objs  heddleObjects
-	links []link.Link
+	cfg    Config
+	objs   heddleObjects
+	links  []link.Link
+	lastID *ebpf.Map
 }
 
 // Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
 // and attaches the cgroup hooks: links pinned earlier are updated in place, so a hook is never missing
-// while an agent is replaced. The tc programs are attached by the caller, which knows the devices.
+// while an agent is replaced. Maps of a version with other ones are refused: ErrABI. The tc programs are attached by the caller, which knows the devices.
 func Open(cfg Config) (_ *Datapath, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -82,30 +83,56 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := setVariables(spec, cfg); err != nil {
 		return nil, err
 	}
-	for _, m := range spec.Maps {
-		if m.Name[0] != '.' { // not .rodata: that is this load's own
-			m.Pinning = ebpf.PinByName
-		}
-	}
+	known := abiOf(spec)
 	d := &Datapath{cfg: cfg}
-	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: cfg.PinDir}}
-	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
-		return nil, explainLoad(cfg.PinDir, err)
-	}
 	defer func() {
 		if err != nil {
 			_ = d.Close()
 		}
 	}()
+	if err := d.load(spec, known); err != nil {
+		return nil, err
+	}
 	if err := d.attachCgroup(); err != nil {
 		return nil, err
 	}
-	return d, nil
+	return d, d.removeStalePins(known)
+}
+
+// load opens or pins the maps and loads the programs with them.
+func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
+	dir := d.cfg.PinDir
+	migrate, err := checkPins(dir, known)
+	if err != nil {
+		return err
+	}
+	var totals []uint64
+	if migrate {
+		if totals, err = takeCounters(dir); err != nil {
+			return err
+		}
+	}
+	if err := writeABI(dir, known); err != nil {
+		return err
+	}
+	if d.lastID, err = openLastID(dir); err != nil {
+		return err
+	}
+	for _, m := range spec.Maps {
+		if m.Name[0] != '.' { // not .rodata: that is this load's own
+			m.Pinning = ebpf.PinByName
+		}
+	}
+	opts := ebpf.CollectionOptions{Maps: ebpf.MapOptions{PinPath: dir}}
+	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
+		return explainLoad(dir, err)
+	}
+	return putCounters(d.objs.CountByReason, totals)
 }
 
 // Close gives up this process's handles. Pinned maps and links stay, and the programs keep running.
 func (d *Datapath) Close() error {
-	errs := []error{d.objs.Close()}
+	errs := []error{d.objs.Close(), d.lastID.Close()}
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
@@ -146,7 +173,7 @@ func CheckPinDir(dir string) error {
 
 func explainLoad(pinDir string, err error) error {
 	if errors.Is(err, ebpf.ErrMapIncompatible) {
-		return fmt.Errorf("pins in %s are of another version of Heddle: stop the node's containers, remove the pins and start again: %w", pinDir, err)
+		return refusal(pinDir, err.Error()) // the record of maps says otherwise: somebody else wrote one of the two
 	}
 	if errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("load BPF programs: %w (needs root: CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON)", err)
@@ -216,14 +243,24 @@ func (d *Datapath) TagSocket(fd int, id model.EndpointID) error {
 // Counters gives the number of times each reason was counted, indexed by model.Reason.
 func (d *Datapath) Counters() ([]uint64, error) {
 	totals := make([]uint64, len(model.Reasons))
-	var perCPU []uint64
 	for i := range totals {
-		if err := d.objs.CountByReason.Lookup(uint32(i), &perCPU); err != nil {
+		n, err := sum(d.objs.CountByReason, uint32(i))
+		if err != nil {
 			return nil, fmt.Errorf("read counter %s: %w", model.Reason(i), err)
 		}
-		for _, n := range perCPU {
-			totals[i] += n
-		}
+		totals[i] = n
 	}
 	return totals, nil
+}
+
+// sum adds up entry i of a per-CPU array.
+func sum(m *ebpf.Map, i uint32) (total uint64, err error) {
+	var perCPU []uint64
+	if err := m.Lookup(i, &perCPU); err != nil {
+		return 0, err
+	}
+	for _, n := range perCPU {
+		total += n
+	}
+	return total, nil
 }

@@ -46,6 +46,8 @@ type Agent struct {
 	datapath  *datapath.Datapath
 	intercept *intercept.Server
 	listener  net.Listener // of the API; Run serves it
+	group     *cgroup
+	record    record // an earlier agent's
 
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex
@@ -77,7 +79,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, a.Close())
+			err = errors.Join(err, a.Close(), a.group.leave())
 		}
 	}()
 	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
@@ -92,7 +94,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if a.listener, err = api.Listen(cfg.APISocket); err != nil {
 		return nil, err
 	}
-	if err := enterCgroup(cfg.Cgroup); err != nil {
+	if a.group, err = enterCgroup(cfg.Cgroup); err != nil {
 		return nil, err
 	}
 	if err := a.join(ctx); err != nil {
@@ -120,6 +122,9 @@ func (a *Agent) checkHost() error {
 		return err
 	}
 	if err := datapath.CheckPinDir(a.cfg.PinDir); err != nil {
+		return err
+	}
+	if err := datapath.CheckPins(a.cfg.PinDir); err != nil {
 		return err
 	}
 	return a.checkDirectPorts()
@@ -152,10 +157,13 @@ func (a *Agent) join(ctx context.Context) error {
 	if a.network, err = s.InitNetwork(ctx, a.cfg.Network); err != nil {
 		return fmt.Errorf("network parameters: %w", err)
 	}
-	a.self, err = s.JoinNode(ctx, model.Node{
+	if a.record, err = readRecord(a.cfg); err != nil {
+		a.log.Error("endpoints that the store has lost cannot be adopted", "err", err)
+	}
+	a.self, err = claim(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts,
-	})
+	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)
 	}
@@ -249,7 +257,10 @@ func (a *Agent) setupInterception() (err error) {
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
-		if err := park.EnsureHolder(a.cfg.HolderExe, socket); err != nil {
+		cfg.StartParker = func() error {
+			return park.EnsureHolder(a.cfg.HolderExe, socket, func() bool { return a.group.runs("park", "--socket", socket) })
+		}
+		if err := cfg.StartParker(); err != nil {
 			return err
 		}
 		cfg.Parker = park.NewClient(socket)

@@ -47,6 +47,9 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 			err = errors.Join(err, a.detach(e))
 		}
 	}()
+	if err := a.datapath.SetLastID(e.ID); err != nil {
+		return model.Endpoint{}, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	if err := a.store.PutEndpoint(ctx, e); err != nil {
@@ -56,6 +59,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 		return model.Endpoint{}, err
 	}
 	a.remember(e)
+	a.saveRecord(0)
 	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Intercepted)
 	return e, nil
 }
@@ -100,6 +104,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 	if a.intercept != nil {
 		a.intercept.Forget(e.ID)
 	}
+	a.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
 	err := errors.Join(
@@ -115,18 +120,13 @@ func (a *Agent) detach(e model.Endpoint) error {
 	return nil
 }
 
-// restore takes over the endpoints that the store has for this node: an earlier agent's. Those whose
-// namespace is gone are removed, and so are devices and map entries of endpoints nobody knows.
+// restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
+// store has lost. Those whose namespace is gone are removed, and so are devices and map entries of endpoints
+// nobody knows.
 func (a *Agent) restore(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	states, err := a.store.Watch(ctx)
+	state, err := firstState(ctx, a.store)
 	if err != nil {
-		return fmt.Errorf("read store: %w", err)
-	}
-	state, ok := <-states
-	if !ok {
-		return errors.New("read store: it closed")
+		return err
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
@@ -136,8 +136,8 @@ func (a *Agent) restore(ctx context.Context) error {
 			mine = append(mine, e)
 		}
 	}
-	a.leases, err = endpoint.New(endpoint.Config{Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine})
-	if err != nil {
+	mine = append(mine, adopt(ctx, a.store, a.record.lost(state), netcfg.CheckNetns, a.log)...)
+	if a.leases, err = a.restoreLeases(mine); err != nil {
 		return err
 	}
 	keep := make(map[model.EndpointID]bool)
@@ -155,6 +155,7 @@ func (a *Agent) restore(ctx context.Context) error {
 		keep[e.ID] = true
 		a.remember(e)
 	}
+	a.saveRecord(0)
 	if err := a.datapath.KeepEndpoints(keep); err != nil {
 		return err
 	}
@@ -181,6 +182,23 @@ func (a *Agent) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint,
 	return e, nil
 }
 
+// restoreLeases makes the leases of a node that has endpoints. An id is given out only when no socket carries it
+// any more: the hooks would take such a socket for the new endpoint's.
+func (a *Agent) restoreLeases(mine []model.Endpoint) (*endpoint.Leases, error) {
+	last, err := a.datapath.LastID()
+	if err != nil {
+		return nil, err
+	}
+	carried, err := a.datapath.CarriedIDs()
+	if err != nil {
+		return nil, fmt.Errorf("endpoint ids in use: %w", err)
+	}
+	return endpoint.New(endpoint.Config{
+		Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine, LastID: last,
+		Busy: func(id model.EndpointID) bool { return carried[id] },
+	})
+}
+
 func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	links, err := netcfg.Endpoints()
 	if err != nil {
@@ -189,6 +207,8 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	var errs []error
 	for _, l := range links {
 		if !keep[l.ID] {
+			a.log.Warn("removing the device of an endpoint nobody knows; if its container lives it has no network: restart it",
+				"device", l.Name, "endpoint_id", l.ID)
 			errs = append(errs, netcfg.DelEndpoint(l.ID, nil))
 		}
 	}

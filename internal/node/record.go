@@ -1,0 +1,159 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// record is what an agent writes down of its node beside its sockets, where it lives as long as the machine
+// runs, as containers do. The store has the same; the record is for the day the store has lost it.
+type record struct {
+	Node      string           `json:"node"`
+	Network   model.NetworkID  `json:"network"`
+	Prefixes  []netip.Prefix   `json:"prefixes"`
+	Endpoints []model.Endpoint `json:"endpoints"`
+}
+
+func (c Config) recordPath() string { return filepath.Join(filepath.Dir(c.APISocket), "node.json") }
+
+// readRecord reads what an earlier agent of this node wrote down: an empty record if there is none, or if it is
+// another node's or network's.
+func readRecord(cfg Config) (record, error) {
+	raw, err := os.ReadFile(cfg.recordPath())
+	if errors.Is(err, os.ErrNotExist) {
+		return record{}, nil
+	}
+	if err != nil {
+		return record{}, fmt.Errorf("read record of endpoints: %w", err)
+	}
+	var r record
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return record{}, fmt.Errorf("record of endpoints %s: %w", cfg.recordPath(), err)
+	}
+	if r.Node != cfg.Name || r.Network != cfg.Network.ID {
+		return record{}, nil
+	}
+	return r, nil
+}
+
+// write replaces the record at path in one step.
+func (r record) write(path string) error {
+	raw, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return fmt.Errorf("write record of endpoints: %w", err)
+	}
+	next := path + ".new"
+	if err := os.WriteFile(next, append(raw, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write record of endpoints: %w", err)
+	}
+	if err := os.Rename(next, path); err != nil {
+		return fmt.Errorf("write record of endpoints: %w", err)
+	}
+	return nil
+}
+
+// saveRecord writes down the endpoints there are, but for except, which is being deleted. That the store has an
+// endpoint the record lacks does no harm; the other way round the endpoint would come back.
+func (a *Agent) saveRecord(except model.EndpointID) {
+	r := record{Node: a.self.Name, Network: a.network.ID, Prefixes: a.self.Prefixes, Endpoints: []model.Endpoint{}}
+	a.mu.RLock()
+	for _, e := range a.endpoints {
+		if e.ID != except {
+			r.Endpoints = append(r.Endpoints, e)
+		}
+	}
+	a.mu.RUnlock()
+	slices.SortFunc(r.Endpoints, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+	if err := r.write(a.cfg.recordPath()); err != nil {
+		a.log.Error("endpoints will be lost if the store is", "err", err)
+	}
+}
+
+// lost gives the endpoints of the record that a state of the store does not have and that could live beside those
+// it has.
+func (r record) lost(state store.State) (lost []model.Endpoint) {
+	for _, e := range r.Endpoints {
+		known := slices.ContainsFunc(state.Endpoints, func(k model.Endpoint) bool {
+			return k.Node == r.Node && (k.ID == e.ID || k.Name == e.Name)
+		})
+		if e.Node == r.Node && !known {
+			lost = append(lost, e)
+		}
+	}
+	return lost
+}
+
+// knowsNode reports whether the store has this node.
+func knowsNode(state store.State, name string) bool {
+	return slices.ContainsFunc(state.Nodes, func(n model.Node) bool { return n.Name == name })
+}
+
+// firstState reads what the store holds.
+func firstState(ctx context.Context, s store.Store) (store.State, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	states, err := s.Watch(ctx)
+	if err != nil {
+		return store.State{}, fmt.Errorf("read store: %w", err)
+	}
+	state, ok := <-states
+	if !ok {
+		return store.State{}, errors.New("read store: it closed")
+	}
+	return state, nil
+}
+
+// claim registers this node. If the store does not know it although it has endpoints, because the store was
+// lost, it asks for the prefixes it had: its containers have addresses in them.
+func claim(ctx context.Context, s store.Store, r record, want model.Node, log *slog.Logger) (model.Node, error) {
+	if len(want.Prefixes) == 0 && len(r.Endpoints) > 0 {
+		state, err := firstState(ctx, s)
+		if err != nil {
+			return model.Node{}, err
+		}
+		if !knowsNode(state, want.Name) {
+			again := want
+			again.Prefixes = r.Prefixes
+			n, err := s.JoinNode(ctx, again)
+			if err == nil {
+				log.Warn("the store had lost this node; it has its prefixes again", "prefixes", n.Prefixes)
+				return n, nil
+			}
+			var taken *store.OverlapError
+			if !errors.As(err, &taken) {
+				return model.Node{}, err
+			}
+			log.Error("the store had lost this node, and its prefixes cannot be had again: restart its containers", "err", err)
+		}
+	}
+	return s.JoinNode(ctx, want)
+}
+
+// adopt gives the store back the endpoints it has lost whose containers live on, and returns them. Others are
+// refused: the containers keep running, without a network.
+func adopt(ctx context.Context, s store.Store, lost []model.Endpoint, alive func(netnsPath string) error, log *slog.Logger) (adopted []model.Endpoint) {
+	for _, e := range lost {
+		if alive(e.NetnsPath) != nil {
+			continue // it ended while no agent ran
+		}
+		if err := s.PutEndpoint(ctx, e); err != nil {
+			log.Error("endpoint that the store had lost is refused: its container has no network, and gets ENETDOWN for new TCP sockets; restart it",
+				"endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "err", err)
+			continue
+		}
+		log.Warn("endpoint that the store had lost is adopted", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs)
+		adopted = append(adopted, e)
+	}
+	return adopted
+}

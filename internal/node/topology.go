@@ -3,7 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/model"
@@ -33,9 +36,16 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State) e
 			return nil
 		}
 		retry = nil
-		err := a.applyTopology(state)
+		var err error
+		if knowsNode(state, a.self.Name) {
+			if err = a.applyTopology(state); err != nil {
+				err = fmt.Errorf("apply topology: %w", err)
+			}
+		} else {
+			err = a.rejoin(ctx, state) // what was applied last stays in force; the next state has this node
+		}
 		if err != nil {
-			a.log.Error("apply topology; will try again", "revision", state.Revision, "err", err)
+			a.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
 			retry = time.After(retryTopology)
 		}
 		a.mu.Lock()
@@ -61,4 +71,24 @@ func withOverlay6(prefix6 netip.Prefix, nodes []model.Node) []model.Node {
 		out[i] = n
 	}
 	return out
+}
+
+// rejoin tells a store that was lost, and replaced by an empty one, what it knew of this node.
+func (a *Agent) rejoin(ctx context.Context, state store.State) error {
+	a.change.Lock()
+	defer a.change.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if _, err := a.store.InitNetwork(ctx, a.network); err != nil {
+		return fmt.Errorf("join a store that lost this node: %w", err)
+	}
+	if _, err := a.store.JoinNode(ctx, a.self); err != nil {
+		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
+	}
+	a.mu.RLock()
+	r := record{Node: a.self.Name, Endpoints: slices.Collect(maps.Values(a.endpoints))}
+	a.mu.RUnlock()
+	adopted := adopt(ctx, a.store, r.lost(state), netcfg.CheckNetns, a.log)
+	a.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
+	return nil
 }

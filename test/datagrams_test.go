@@ -1,0 +1,329 @@
+package test
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+//go:embed testdata/datagrams.py
+var datagramsScript string
+
+// datagrams adds the functions of datagrams.py to a peer.
+func datagrams(p *peer) *peer {
+	p.t.Helper()
+	p.must("%s", datagramsScript)
+	return p
+}
+
+// datagramPlaces are where the two ends of an exchange are. The modes of a pair differ in nothing but
+// interception; of a server that is no container, in nothing at all.
+func datagramPlaces() []place {
+	own := place{name: "own address", client: "n1/c1", server: "n1/c1", target: overlayOf("n1/c1"), modes: alone}
+	local := place{name: "loopback", client: "n1/c1", server: "n1/c1", target: func(testing.TB) string { return "127.0.0.1" }, modes: alone}
+	out := []place{own, local}
+	for _, pl := range places {
+		if slices.Contains([]string{"same node", "other node", "own node gateway", "own node underlay", "other node underlay", "outside", "from own node", "from other node"}, pl.name) {
+			out = append(out, pl)
+		}
+	}
+	return out
+}
+
+// nodeExec runs a program in the network namespace of a node or container of the lab.
+func nodeExec(t testing.TB, suffix string, argv ...string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own has ended when it cleans up
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + labName + "-" + suffix}, argv...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s in %s: %v\n%s", strings.Join(argv, " "), suffix, err, out)
+	}
+	return string(out)
+}
+
+// unlimitedICMP lets every error be answered: the kernel sends one a second to each destination, which made
+// answers depend on what came before.
+func unlimitedICMP(t testing.TB) {
+	t.Helper()
+	for _, suffix := range []string{"n1", "n2", "n1-c1", "n1-c2", "n2-c1", "n2-c2", "outside"} {
+		setSysctl(t, suffix, "ipv4/icmp_ratelimit", "0")
+	}
+}
+
+// datagramSteps are what a client does with a server that echoes at $port; nobody has $closed. Answers that
+// match want are the same everywhere; without want they only have to be the same in all modes.
+var datagramSteps = []struct{ name, step, want string }{
+	{"small", `echo("$target", $port, 40)`, `^\[\[34, "\w+"\], true, `},
+	{"connected", `echo("$target", $port, 40, True)`, `^\[\[34, "\w+"\], true, `},
+	{"at the MTU", `echo("$target", $port, 1422)`, `^\[\[1416, `},
+	{"fragmented", `echo("$target", $port, 20000)`, `^\[\[19994, `},
+	{"the largest", `echo("$target", $port, 65507)`, `^\[\[65501, `},
+	{"too large", `outcome(echo, "$target", $port, 65508)`, `^"EMSGSIZE"$`},
+	{"connected, port unreachable", `refused("$target", $closed)`, `^\["ECONNREFUSED", `},
+	{"ancillary data", `ancillary("$target", $port)`, `^\[0, "`},
+	{"segments", `segments("$target", $port)`, `^10000$`},
+	{"path MTU", `path_mtu("$target", $port)`, `^\[\d+, \d+, "EMSGSIZE", \d+\]$`},
+	{"raw ICMP", `icmp("$target", socket.SOCK_RAW)`, `^\["\S+", 0, 0, "0007", \[56, `},
+	{"raw ICMP, fragmented", `icmp("$target", socket.SOCK_RAW, 9000)`, `, \[9000, `},
+	{"ping socket", `icmp("$target", socket.SOCK_DGRAM)`, `^\["\S+", 0, 0, "0007", \[56, `},
+	{"ping socket of a user", `forked(as_user, 1000, icmp, "$target", socket.SOCK_DGRAM)`, `^\["\S+", 0, 0, `},
+}
+
+// TestDatagrams compares UDP and ICMP of intercepted and plain programs at every place.
+func TestDatagrams(t *testing.T) {
+	unlimitedICMP(t)
+	for _, suffix := range []string{"n1-c1", "n1", "n2"} {
+		setSysctl(t, suffix, "ipv4/ping_group_range", "0 65535")
+	}
+	for _, pl := range datagramPlaces() {
+		t.Run(pl.name, func(t *testing.T) {
+			target, traces := pl.target(t), make([][]string, len(pl.modes))
+			for i, m := range pl.modes {
+				peers := startPeers(t, place{client: pl.client, server: pl.server, modes: [][2]string{m}})
+				client, server := datagrams(peers[pl.client+m[0]]), datagrams(peers[pl.server+m[1]])
+				ports := strings.NewReplacer("$target", target, "$port", fmt.Sprint(freePort()), "$closed", fmt.Sprint(freePort()))
+				server.must("%s", ports.Replace("serve_udp($port)"))
+				for _, s := range datagramSteps {
+					got := client.do("%s", ports.Replace(s.step))
+					if !regexp.MustCompile(s.want).MatchString(got) {
+						t.Errorf("%v: %s: %s, want %s", m, s.name, got, s.want)
+					}
+					traces[i] = append(traces[i], s.name+": "+got)
+				}
+			}
+			for i := range traces {
+				if !slices.Equal(traces[i], traces[0]) {
+					t.Errorf("%v:\n%s\n%v:\n%s", pl.modes[i], strings.Join(traces[i], "\n"), pl.modes[0], strings.Join(traces[0], "\n"))
+				}
+			}
+		})
+	}
+}
+
+// TestPathMTU checks the numbers: a container's path is as wide as the overlay, whatever it sends.
+func TestPathMTU(t *testing.T) {
+	for _, mode := range modes {
+		p, server := datagrams(startPeer(t, mode, "n1/c1")), datagrams(startPeer(t, mode, "n2/c1"))
+		port := freePort()
+		server.must(`serve_udp(%d)`, port)
+		p.expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, address(t, mode, "n2/c1"), port)
+		// TCP: plain sockets take the overlay's width, direct ones the underlay's. Timestamps take 12 bytes.
+		server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		want := map[string]string{"overlay": "1398", "heddle": "1448"}[mode]
+		p.expect(want, `segment_size(%q, %d)`, address(t, mode, "n2/c1"), port)
+	}
+}
+
+// TestMulticastAndBroadcast: within a container multicast works; between containers the overlay carries neither
+// multicast nor broadcast, for intercepted programs as for plain ones.
+func TestMulticastAndBroadcast(t *testing.T) {
+	group := freePort()
+	traces := map[string][]string{}
+	for _, mode := range modes {
+		sender := datagrams(startPeer(t, mode, "n1/c1"))
+		members := map[string]*peer{}
+		for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
+			members[c] = datagrams(startPeer(t, mode, c))
+			members[c].expect("null", `join(%d)`, group)
+		}
+		do := func(format string, args ...any) string {
+			got := sender.do(format, args...)
+			traces[mode] = append(traces[mode], got)
+			return got
+		}
+		do(`multicast(%d, 8)`, group)
+		members["n1/c1"].expect(`"multicast"`, `heard()`)
+		for _, c := range []string{"n1/c2", "n2/c1"} {
+			members[c].expect(`"timeout"`, `heard()`)
+		}
+		for _, addr := range []string{"255.255.255.255", strings.TrimSuffix(gatewayOf("n1/c1")(t), "1") + "255"} {
+			do(`broadcast(%q, %d, False)`, addr, group)
+			do(`broadcast(%q, %d, True)`, addr, group)
+			for _, c := range []string{"n1/c2", "n2/c1"} {
+				members[c].expect(`"timeout"`, `heard()`)
+			}
+		}
+	}
+	if !slices.Equal(traces["overlay"], traces["heddle"]) {
+		t.Errorf("overlay %v\nheddle %v", traces["overlay"], traces["heddle"])
+	}
+}
+
+var (
+	milliseconds = regexp.MustCompile(`\d+(\.\d+)? ?ms`)
+	pingSummary  = regexp.MustCompile(`rtt min.*`)
+)
+
+// TestPingAndTraceroute runs the programs in both modes: what they print must not differ but in times.
+func TestPingAndTraceroute(t *testing.T) {
+	unlimitedICMP(t)
+	port := fmt.Sprint(freePort())
+	for name, target := range map[string]string{
+		"same node": address(t, "heddle", "n1/c2"), "other node": address(t, "heddle", "n2/c1"),
+		"gateway": gatewayOf("n1/c1")(t), "outside": outsideTarget(t),
+	} {
+		for _, argv := range [][]string{
+			{"ping", "-n", "-c", "2", "-i", "0.01", "-W", "5", target},
+			{"ping", "-n", "-c", "1", "-W", "5", "-s", "9000", target},
+			{"ping", "-n", "-c", "1", "-W", "5", "-M", "do", "-s", "1422", target},
+			{"ping", "-n", "-c", "1", "-W", "5", "-M", "do", "-s", "1423", target},
+			{"traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-I", target},
+			{"traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-U", "-p", port, target},
+			{"traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", target},
+			{"traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-T", "-p", port, target},
+		} {
+			t.Run(name+" "+strings.Join(argv[:len(argv)-1], " "), func(t *testing.T) {
+				seen := map[string]string{}
+				for _, mode := range modes {
+					r := run(t, mode, "n1/c1", nil, argv...)
+					out := pingSummary.ReplaceAllString(milliseconds.ReplaceAllString(r.stdout+r.stderr, "T"), "")
+					seen[mode] = fmt.Sprintf("%s\nexit code %d", out, r.code)
+				}
+				if seen["overlay"] != seen["heddle"] {
+					t.Errorf("overlay:\n%s\nheddle:\n%s", seen["overlay"], seen["heddle"])
+				}
+				if !strings.Contains(seen["heddle"], target) || argv[0] == "traceroute" && !strings.Contains(seen["heddle"], target+"  T") {
+					t.Errorf("%s was not reached:\n%s", target, seen["heddle"])
+				}
+			})
+		}
+	}
+}
+
+// TestTracerouteToListener traces by TCP to a port on which an intercepted program listens.
+func TestTracerouteToListener(t *testing.T) {
+	for _, server := range []string{"n1/c2", "n2/c1"} {
+		port := freePort()
+		l := startPeer(t, "heddle", server)
+		l.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		target := address(t, "heddle", server)
+		for _, mode := range modes {
+			out := mustRun(t, mode, "n1/c1", "traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-T", "-O", "info", "-p", fmt.Sprint(port), target)
+			if !strings.Contains(out, target+" <syn,ack") {
+				t.Errorf("%s to %s:\n%s", mode, server, out)
+			}
+		}
+	}
+}
+
+// setUnderlayMTU makes the underlay of both nodes narrower until the end of the test.
+func setUnderlayMTU(t testing.TB, mtu string) {
+	t.Helper()
+	for _, node := range []string{"n1", "n2"} {
+		was := strings.Fields(strings.SplitN(nodeExec(t, node, "ip", "-o", "link", "show", "eth0"), " mtu ", 2)[1])[0]
+		nodeExec(t, node, "ip", "link", "set", "eth0", "mtu", mtu)
+		t.Cleanup(func() { nodeExec(t, node, "ip", "link", "set", "eth0", "mtu", was) })
+	}
+}
+
+// TestNarrowUnderlay makes the underlay narrower than it was when the overlay's devices were made. Direct
+// connections follow at once; what the overlay carries is fragmented outside, so that nothing is lost.
+func TestNarrowUnderlay(t *testing.T) {
+	setUnderlayMTU(t, "1400")
+	for _, mode := range modes {
+		client, server := datagrams(startPeer(t, mode, "n1/c1")), datagrams(startPeer(t, mode, "n2/c1"))
+		port, target := freePort(), address(t, mode, "n2/c1")
+		server.must(`serve_udp(%d)`, port)
+		server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, target, port)
+		client.must(`echo(%q, %d, 60000)`, target, port)
+		client.must(`s = connect(4, %q, %d)`, target, port)
+		server.must(`c, who = l.accept()`)
+		want := map[string]string{"overlay": "1398", "heddle": "1348"}[mode]
+		client.expect(want, `s.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)`)
+		client.must(`send(s, 3000000)`)
+		if got := server.must(`receive(c, 3000000)[0]`); got != "3000000" {
+			t.Errorf("%s: received %s bytes", mode, got)
+		}
+		client.must(`drained()`)
+		// A bound socket goes over the overlay.
+		client.must(`b = tcp(4)`)
+		client.must(`b.bind(("0.0.0.0", 0))`)
+		client.must(`b.connect((%q, %d))`, target, port)
+		server.must(`c, who = l.accept()`)
+		client.must(`send(b, 300000)`)
+		if got := server.must(`receive(c, 300000)[0]`); got != "300000" {
+			t.Errorf("%s, bound: received %s bytes", mode, got)
+		}
+		client.must(`drained()`)
+	}
+}
+
+// TestDNS asks a name server in a container, over UDP and TCP, by dig and by the C library.
+func TestDNS(t *testing.T) {
+	seen := map[string][]string{}
+	for _, mode := range modes {
+		server := start(t, mode, "n2/c1", "dnsmasq", "--keep-in-foreground", "--log-facility=-", "--no-resolv", "--no-hosts", "--conf-file=/dev/null",
+			"--user=root", "--pid-file=", "--address=/a.test/192.0.2.7", "--txt-record=long.test,"+strings.Repeat("x", 250)+","+strings.Repeat("y", 250)+","+strings.Repeat("z", 250))
+		server.waitFor("started")
+		at := address(t, mode, "n2/c1")
+		ask := func(argv ...string) {
+			r := run(t, mode, "n1/c1", nil, argv...)
+			if r.code != 0 {
+				t.Errorf("%s: %v: exit code %d\n%s%s\n%s", mode, argv, r.code, r.stdout, r.stderr, server.output())
+			}
+			seen[mode] = append(seen[mode], r.stdout)
+		}
+		ask("dig", "+short", "+tries=1", "@"+at, "a.test")
+		ask("dig", "+short", "+tries=1", "+tcp", "@"+at, "a.test")
+		ask("dig", "+short", "+tries=1", "+bufsize=512", "@"+at, "long.test", "TXT") // truncated, asked again by TCP
+		ask("host", "-W", "5", "-t", "A", "a.test", at)
+		for _, options := range []string{"timeout:5", "timeout:5 use-vc"} {
+			ask("sh", "-c", fmt.Sprintf(`cp -L /etc/resolv.conf /tmp/resolv.conf; trap "cp /tmp/resolv.conf /etc/resolv.conf" EXIT
+				printf 'nameserver %s\noptions %s\n' >/etc/resolv.conf && getent ahostsv4 a.test`, at, options))
+		}
+		server.stop()
+	}
+	if !slices.Equal(seen["overlay"], seen["heddle"]) {
+		t.Errorf("overlay %q\nheddle %q", seen["overlay"], seen["heddle"])
+	}
+	for i, want := range []string{"192.0.2.7\n", "192.0.2.7\n", "zzz", "has address 192.0.2.7", "192.0.2.7", "192.0.2.7"} {
+		if !strings.Contains(seen["heddle"][i], want) {
+			t.Errorf("answer %d: %q, want %q", i, seen["heddle"][i], want)
+		}
+	}
+}
+
+// testProgram copies this test's own program to where containers see it.
+func testProgram(t testing.TB) string {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, raw, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestQUIC exchanges streams larger than any window over QUIC, which finds the path's MTU by itself.
+func TestQUIC(t *testing.T) {
+	program := testProgram(t)
+	for _, m := range containers {
+		for _, server := range []string{"n1/c2", "n2/c1"} {
+			at := fmt.Sprintf("%s:%d", address(t, m[1], server), freePort())
+			s := start(t, m[1], server, program, quicServer, at)
+			s.waitFor("ready")
+			out := mustRun(t, m[0], "n1/c1", program, quicClient, at)
+			if want := fmt.Sprintf("%d bytes came back\n", quicBytes); out != want {
+				t.Errorf("%v to %s: %q, want %q\n%s", m, server, out, want, s.output())
+			}
+			s.stop()
+		}
+	}
+}

@@ -94,6 +94,24 @@ func TestHolderKilledThenAgent(t *testing.T) {
 	}
 }
 
+// TestExecWithoutAgent enters a container while its node has no agent: the program starts, and its first
+// socket() waits for the next agent.
+func TestExecWithoutAgent(t *testing.T) {
+	endAgent(t, "n2", syscall.SIGKILL)
+	p := startPeer(t, "heddle", "n2/c1")
+	p.begin(`s = tcp(4)`)
+	if err := labCommand("up"); err != nil {
+		t.Fatal(err)
+	}
+	if r := p.reply("s = tcp(4)"); r != "null" {
+		t.Errorf("socket() of a program that started without an agent: %s", r)
+	}
+	port := freePort()
+	server := startPeer(t, "heddle", "n1/c1")
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	p.must(`s.connect((%q, %d))`, address(t, "heddle", "n1/c1"), port)
+}
+
 // TestStateDirectoryRemoved takes an agent's files away while its containers live. The next one finds the
 // holder, which makes its socket again, and everything goes on.
 func TestStateDirectoryRemoved(t *testing.T) {

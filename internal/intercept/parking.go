@@ -93,6 +93,8 @@ func (s *Server) guardParker(ctx context.Context) {
 				return
 			}
 		}
+		s.parker.Add(1)
+		s.parkSocket()
 		s.parkAll()
 	}
 }
@@ -140,7 +142,14 @@ func (s *Server) resume() {
 		s.log.Error("running containers are not served: their calls wait; start the holder and restart the agent", "err", err)
 		return
 	}
+	count := 0
 	for _, p := range parked {
+		if p.Key == handoffKey {
+			closeFD(p.FD)
+			closeFD(p.Page)
+			continue
+		}
+		count++
 		l, err := s.unpack(p)
 		if err != nil {
 			s.count(failParkedListener)
@@ -149,8 +158,8 @@ func (s *Server) resume() {
 		}
 		s.serveListener(l)
 	}
-	if len(parked) > 0 {
-		s.log.Info("resumed parked listeners", "count", len(parked))
+	if count > 0 {
+		s.log.Info("resumed parked listeners", "count", count)
 	}
 }
 

@@ -39,11 +39,19 @@ func parked(t *testing.T, path string) int {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return listenersAmong(all)
+}
+
+// listenersAmong counts the listeners among what is parked, and closes everything.
+func listenersAmong(all []park.Parked) (n int) {
 	for _, p := range all {
+		if p.Key != handoffKey {
+			n++
+		}
 		closeFD(p.FD)
 		closeFD(p.Page)
 	}
-	return len(all)
+	return n
 }
 
 // agent starts an agent as a process of its own, to be killed. It returns the agent's output.
@@ -183,6 +191,39 @@ func TestKillsUnderLoad(t *testing.T) {
 	}
 }
 
+// A hand-off made while no agent runs waits in the socket, and so do the program's calls. A second agent does
+// not get the socket, and one that finds its path taken away makes another.
+func TestHandOffWithoutAgent(t *testing.T) {
+	hp, path := holder(t), socketPath(t)
+	a, _ := agent(t, path, hp)
+	eventually(t, "socket is parked", func() bool {
+		all, err := park.NewClient(hp).TakeAll()
+		n := len(all)
+		return err == nil && n-listenersAmong(all) == 1
+	})
+	if s, err := Listen(testConfig(path, hp, &testMaker{})); err == nil {
+		s.Close()
+		t.Error("a second agent got the socket")
+	}
+	killAgent(a)
+	c := trapped(t, path, testName)
+	c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
+	eventually(t, "the call waits", func() bool { return waitsInSeccomp(t, c.cmd.Process.Pid) })
+	s, stop := serve(t, testConfig(path, hp, &testMaker{}))
+	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) {
+		t.Errorf("call of a program handed over without an agent: %+v", o)
+	}
+	eventually(t, "it is parked", func() bool { return s.Stats().Listeners == 1 && parked(t, hp) == 1 })
+	stop()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	serve(t, testConfig(path, hp, &testMaker{}))
+	if o := trapped(t, path, testName).tcp(unix.AF_INET); o.Errno != 0 {
+		t.Errorf("after the socket was removed: %v", unix.Errno(o.Errno))
+	}
+}
+
 // A holder that is killed is replaced, and gets every listener, while the agent goes on; so the agent's own
 // end loses nothing. A kill -9 of each, in turn.
 func TestHolderKilledThenAgent(t *testing.T) {
@@ -204,14 +245,10 @@ func TestHolderKilledThenAgent(t *testing.T) {
 	c, other := trapped(t, path, testName), trapped(t, path, testName)
 	count := func() int {
 		all, err := park.NewClient(hp).TakeAll()
-		for _, p := range all {
-			closeFD(p.FD)
-			closeFD(p.Page)
-		}
 		if err != nil {
 			return -1
 		}
-		return len(all)
+		return listenersAmong(all)
 	}
 	eventually(t, "both are parked", func() bool { return count() == 2 })
 	for round := range 3 {
@@ -274,7 +311,8 @@ func TestHolderAbsent(t *testing.T) {
 	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
 		t.Fatal(unix.Errno(o.Errno))
 	}
-	if f := s.Stats().Failed; f["park"] != 1 || f["resume"] != 1 {
+	// The socket and the listener.
+	if f := s.Stats().Failed; f["park"] != 2 || f["resume"] != 1 {
 		t.Errorf("counters %v", f)
 	}
 }

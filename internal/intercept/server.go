@@ -9,7 +9,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -98,11 +97,13 @@ type Server struct {
 	cfg      Config
 	log      *slog.Logger
 	socket   *net.UnixListener
+	lock     *os.File // on the socket's path
 	proc     procDir
 	stopFD   int // eventfd; readable once the server closes, which ends every loop
 	wake     syncWakeUp
 	counters counters
 	refiller refiller
+	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
 	stop     context.CancelFunc
 	ctx      context.Context // done once the server closes
 	tasks    sync.WaitGroup  // loops, hand-offs, refiller; added to under mu while not closed
@@ -142,7 +143,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	if s.socket, err = bind(cfg.SocketPath); err != nil {
+	if err := s.openSocket(); err != nil {
 		return nil, err
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
@@ -178,30 +179,6 @@ func (c *Config) fill() error {
 	return nil
 }
 
-// bind makes the hand-off socket, for its owner only. A socket a dead agent left is replaced; a living
-// agent's is not.
-func bind(path string) (*net.UnixListener, error) {
-	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		c.Close()
-		return nil, fmt.Errorf("hand-off socket %s: another agent serves it; stop that one or choose another path", path)
-	}
-	if st, err := os.Lstat(path); err == nil && st.Mode()&os.ModeSocket != 0 {
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("remove old hand-off socket: %w", err)
-		}
-	}
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		// The mode of the socket before bind becomes the file's, so that it is never wider.
-		cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) })
-		return errors.Join(err, cerr)
-	}}
-	ln, err := lc.Listen(context.Background(), "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("hand-off socket %s: %w", path, err)
-	}
-	return ln.(*net.UnixListener), nil
-}
-
 // Serve resumes what is parked, then takes hand-offs until ctx is done or the server is closed. It
 // closes the server and returns nil then; an error says that no hand-offs can be taken any more.
 func (s *Server) Serve(ctx context.Context) error {
@@ -212,6 +189,9 @@ func (s *Server) Serve(ctx context.Context) error {
 		return nil
 	}
 	s.resume()
+	if s.cfg.Parker != nil {
+		s.parkSocket()
+	}
 	if s.cfg.StartParker != nil && !s.start(func() { s.guardParker(s.ctx) }) {
 		return nil
 	}
@@ -262,7 +242,8 @@ func (s *Server) pause(d time.Duration) {
 }
 
 // Close ends every loop after the answer it is giving, and releases the hand-off socket and all ready
-// sockets. Parked listeners stay parked: calls made from here on wait for the next server. Close may be
+// sockets. Parked listeners and the parked hand-off socket stay parked: calls and hand-offs made from here on wait
+// for the next server. Close may be
 // called more than once, and returns when all is released.
 func (s *Server) Close() {
 	s.mu.Lock()
@@ -287,6 +268,7 @@ func (s *Server) Close() {
 	}
 	closeFD(s.stopFD)
 	closeFD(int(s.proc))
+	s.lock.Close()
 }
 
 // handoff takes one listener from a runtime.
@@ -302,7 +284,9 @@ func (s *Server) handoff(c *net.UnixConn) {
 	}
 	l := &listener{srv: s, fd: fd, pageFD: -1, state: state, flight: new(flight)}
 	s.preparePark(l)
-	if s.serveListener(l) {
-		s.park(l) // once it is among those that are parked again should the parker end
+	parker := s.parker.Load()
+	s.park(l) // before the first call is received: it must not die with this agent
+	if s.serveListener(l) && s.parker.Load() != parker {
+		s.park(l) // with the new parker: parkAll may have come too early to see l
 	}
 }

@@ -9,5 +9,8 @@
 // the call it is about to answer. A call that an agent received but did not live to answer would be lost
 // to its caller otherwise: the kernel reports a call once.
 //
+// The agent also parks the socket on which runtimes hand listeners over, under a key of its own: for the holder it
+// is one more entry. While the agent is away the kernel queues what runtimes send there.
+//
 // Holder and client talk over a Unix SEQPACKET socket: one request, one or more replies, hang up.
 package park

@@ -58,15 +58,15 @@ func TestEndpointConfigValidate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, change := range map[string]func(*EndpointConfig){
-		"endpoint id 0":       func(c *EndpointConfig) { c.ID = 0 },
+		"endpoint id 0":     func(c *EndpointConfig) { c.ID = 0 },
 		"endpoint id 16384": func(c *EndpointConfig) { c.ID = model.MaxEndpointID + 1 },
-		"at least one":        func(c *EndpointConfig) { c.Addrs = nil },
-		"one address":         func(c *EndpointConfig) { c.Addrs = []netip.Addr{c1, c2} },
-		"mapped":              func(c *EndpointConfig) { c.Addrs = []netip.Addr{netip.MustParseAddr("::ffff:10.99.1.2")} },
-		"gateway":             func(c *EndpointConfig) { c.Gateways = []netip.Addr{netip.MustParseAddr("fd00::1")} },
-		"another address":     func(c *EndpointConfig) { c.Gateways = c.Addrs },
-		"mtu 100":             func(c *EndpointConfig) { c.MTU = 100 },
-		"table 0":             func(c *EndpointConfig) { c.Table = 0 },
+		"at least one":      func(c *EndpointConfig) { c.Addrs = nil },
+		"one address":       func(c *EndpointConfig) { c.Addrs = []netip.Addr{c1, c2} },
+		"mapped":            func(c *EndpointConfig) { c.Addrs = []netip.Addr{netip.MustParseAddr("::ffff:10.99.1.2")} },
+		"gateway":           func(c *EndpointConfig) { c.Gateways = []netip.Addr{netip.MustParseAddr("fd00::1")} },
+		"another address":   func(c *EndpointConfig) { c.Gateways = c.Addrs },
+		"mtu 100":           func(c *EndpointConfig) { c.MTU = 100 },
+		"table 0":           func(c *EndpointConfig) { c.Table = 0 },
 	} {
 		c := good
 		change(&c)

@@ -225,6 +225,24 @@ struct connection_record {
 	__u64 bytes_sent; /* acknowledged by the peer */
 	__u64 bytes_received;
 	__u64 cookie;
+	__u32 receive_queue; /* bytes not read yet; of a listener: connections not accepted yet */
+	__u32 send_queue;    /* bytes not acknowledged yet; of a listener: how many connections may wait */
+	__u32 retransmits;
+	__u32 pad2;
+};
+
+/* What an endpoint's sockets did. Bytes and retransmits are those of connections that have ended. */
+struct account {
+	__u64 opened;    /* connections made by connect() */
+	__u64 accepted;  /* connections taken by a listener */
+	__u64 refused;   /* connects that ended in ECONNREFUSED */
+	__u64 timed_out; /* connects that ended in ETIMEDOUT */
+	__u64 failed;    /* connects that ended otherwise: unreachable, given up by the program */
+	__u64 closed;    /* of those opened and accepted */
+	__u64 broken;    /* of those closed, by an error: RST, timeout */
+	__u64 bytes_sent;
+	__u64 bytes_received;
+	__u64 retransmits;
 };
 
 #endif

@@ -12,6 +12,7 @@
 #include "claim.bpf.c"
 #include "bind.bpf.c"
 #include "connect.bpf.c"
+#include "account.bpf.c"
 #include "sockops.bpf.c"
 #include "relay6.bpf.c"
 #include "relay.bpf.c"

@@ -34,6 +34,7 @@
 #define EADDRNOTAVAIL_ 99
 #define ENETDOWN_      100
 #define ENETUNREACH_   101
+#define ETIMEDOUT_     110
 #define ECONNREFUSED_  111
 /* What the kernel keeps as the IPv4 address of a socket with an IPv6 one that is not v4-mapped. */
 #define LOOPBACK4_IPV6 bpf_htonl(0x7f000006)
@@ -110,7 +111,18 @@ struct sock_common {
 	} skc_v6_daddr, skc_v6_rcv_saddr;
 };
 
+struct sock {
+	int sk_err;
+	__u32 sk_ack_backlog; /* of a listener: connections that wait for accept(), and how many may */
+	__u32 sk_max_ack_backlog;
+};
+
 struct tcp_sock {
+	__u32 rcv_nxt;
+	__u32 copied_seq; /* up to here the program has read */
+	__u32 write_seq;  /* up to here it has written */
+	__u32 snd_una;
+	__u32 total_retrans; /* segments */
 	__u64 bytes_acked;
 	__u64 bytes_received;
 	__u64 bytes_sent; /* payload, retransmissions included */

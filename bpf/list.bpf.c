@@ -24,7 +24,6 @@ int list(struct bpf_iter__tcp *ctx)
 	struct connection_record r = {};
 	struct tcp_sock *tcp;
 	struct sock_tag *tag;
-	__u64 sent;
 
 	if (!sk)
 		return 0;
@@ -40,10 +39,16 @@ int list(struct bpf_iter__tcp *ctx)
 	r.node_remote_port = sk->skc_dport;
 	r.state = sk->skc_state;
 	r.family = sk->skc_family;
-	/* bytes_acked counts SYN and FIN as well: no more than was sent can have been acknowledged. */
-	sent = tcp->bytes_sent - tcp->bytes_retrans;
-	r.bytes_sent = tcp->bytes_acked < sent ? tcp->bytes_acked : sent;
+	r.bytes_sent = payload_sent(tcp);
 	r.bytes_received = tcp->bytes_received;
+	r.retransmits = tcp->total_retrans;
+	if (r.state == BPF_TCP_LISTEN) {
+		r.receive_queue = ((struct sock *)tcp)->sk_ack_backlog;
+		r.send_queue = ((struct sock *)tcp)->sk_max_ack_backlog;
+	} else {
+		r.receive_queue = tcp->rcv_nxt - tcp->copied_seq;
+		r.send_queue = tcp->write_seq - tcp->snd_una;
+	}
 	r.cookie = bpf_get_socket_cookie(tcp);
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;

@@ -94,6 +94,16 @@ struct {
 	__type(value, __u64);
 } count_by_reason SEC(".maps");
 
+/* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in by
+ * account.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct account);
+} account_by_endpoint SEC(".maps");
+
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);

@@ -296,6 +296,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 {
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		account_connecting(ops);
 		connecting_cb(ops);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
@@ -310,13 +311,18 @@ int tcp_events(struct bpf_sock_ops *ops)
 			write_option(ops);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		account_opened(ops);
 		established_active(ops);
 		/* Only the SYN and its retransmissions carry the option. */
 		bpf_sock_ops_cb_flags_set(ops,
 		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		account_accepted(ops);
 		established_passive(ops);
+		break;
+	case BPF_SOCK_OPS_STATE_CB:
+		account_state(ops);
 		break;
 	}
 	return 1;

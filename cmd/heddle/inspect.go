@@ -181,7 +181,7 @@ and refusals that is not zero. With --output json: a list with one status for ea
 			if err != nil {
 				return err
 			}
-			list, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) (api.Status, error) { return c.Status(ctx) })
+			list, err := ask(cmd.Context(), from, askStatus)
 			if f.output == jsonOutput {
 				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
 			}
@@ -196,12 +196,65 @@ and refusals that is not zero. With --output json: a list with one status for ea
 	return cmd
 }
 
+// nodeStatus is an agent's status with the sum of what its endpoints' sockets did.
+type nodeStatus struct {
+	api.Status
+	Traffic model.Traffic `json:"traffic"`
+}
+
+func askStatus(ctx context.Context, c *api.Client) (nodeStatus, error) {
+	st, err := c.Status(ctx)
+	if err != nil {
+		return nodeStatus{}, err
+	}
+	traffic, err := c.Traffic(ctx)
+	if err != nil {
+		return nodeStatus{}, err
+	}
+	sum := model.Traffic{Live: map[model.Path]uint64{}}
+	for _, t := range traffic {
+		sum.Add(t)
+	}
+	return nodeStatus{st, sum}, nil
+}
+
+// endpointTraffic is an endpoint with what its sockets did.
+type endpointTraffic struct {
+	model.Endpoint
+	Traffic *model.Traffic `json:"traffic,omitempty"`
+}
+
+// askEndpoints lists the endpoints of one agent, with their traffic if stats is set.
+func askEndpoints(ctx context.Context, c *api.Client, stats bool) ([]endpointTraffic, error) {
+	endpoints, err := c.Endpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	traffic := map[model.EndpointID]*model.Traffic{}
+	if stats {
+		list, err := c.Traffic(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range list {
+			traffic[t.Endpoint] = &t
+		}
+	}
+	list := make([]endpointTraffic, len(endpoints))
+	for i, e := range endpoints {
+		list[i] = endpointTraffic{e, traffic[e.ID]}
+	}
+	return list, nil
+}
+
 func newEndpointsCmd() *cobra.Command {
 	var f agentFlags
+	var stats bool
 	cmd := &cobra.Command{
-		Use:          "endpoints",
-		Short:        "List the containers attached to a node",
-		Long:         "Lists the containers attached to a node. With --output json: a list of endpoints.",
+		Use:   "endpoints",
+		Short: "List the containers attached to a node",
+		Long: `Lists the containers attached to a node; with --stats the connections that their TCP sockets opened, accepted, failed
+to open and closed, those now live by path, and the payload sent and received. With --output json: a list of endpoints.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -209,9 +262,11 @@ func newEndpointsCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) { return c.Endpoints(ctx) })
+			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]endpointTraffic, error) {
+				return askEndpoints(ctx, c, stats)
+			})
 			list := slices.Concat(lists...)
-			slices.SortFunc(list, func(a, b model.Endpoint) int {
+			slices.SortFunc(list, func(a, b endpointTraffic) int {
 				return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name))
 			})
 			if f.output == jsonOutput {
@@ -220,94 +275,17 @@ func newEndpointsCmd() *cobra.Command {
 			if err != nil && len(list) == 0 {
 				return err // not beneath an empty table
 			}
-			return errors.Join(printEndpoints(cmd.OutOrStdout(), list, from.inLab), err)
+			print := printEndpoints
+			if stats {
+				print = printTraffic
+			}
+			return errors.Join(print(cmd.OutOrStdout(), list, from.inLab), err)
 		},
 	}
 	f.register(cmd)
+	cmd.Flags().BoolVar(&stats, "stats", false, "show what their TCP sockets did")
 	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd())
 	return cmd
-}
-
-// nodeConnection is a connection with the node it is a socket of: the same two ends are listed by both
-// nodes of a lab.
-type nodeConnection struct {
-	Node string `json:"node"`
-	model.Connection
-}
-
-func newConnectionsCmd() *cobra.Command {
-	var f agentFlags
-	var filter api.ConnectionFilter
-	cmd := &cobra.Command{
-		Use:   "connections",
-		Short: "List the live TCP connections of a node's containers",
-		Long: `Lists the live TCP connections of a node's containers: the addresses their programs see, those the node's
-kernel has, the path taken, why it was not the direct one, and the bytes carried.
-With --output json: a list of connections.`,
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			from, err := f.find(api.DefaultSocket, labRunFolder)
-			if err != nil {
-				return err
-			}
-			list, err := askConnections(cmd.Context(), from, filter)
-			if f.output == jsonOutput {
-				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
-			}
-			if err != nil && len(list) == 0 {
-				return err // not beneath an empty table
-			}
-			return errors.Join(printConnections(cmd.OutOrStdout(), list, from.inLab), err)
-		},
-	}
-	f.register(cmd)
-	cmd.Flags().StringVar(&filter.Endpoint, "endpoint", "", "only the connections of this endpoint")
-	cmd.Flags().BoolVar(&filter.Listeners, "listeners", false, "list listening sockets, too")
-	return cmd
-}
-
-// askConnections lists the connections of all agents. An endpoint lives on one node of a lab, so there it
-// is an error only if no node knows it.
-func askConnections(ctx context.Context, from agents, filter api.ConnectionFilter) ([]nodeConnection, error) {
-	type answer struct {
-		connections []nodeConnection
-		unknown     error
-	}
-	answers, err := ask(ctx, from, func(ctx context.Context, c *api.Client) (answer, error) {
-		list, err := c.Connections(ctx, filter)
-		if filter.Endpoint != "" && errors.Is(err, api.ErrNotFound) {
-			return answer{unknown: fmt.Errorf("--endpoint %s: %w", filter.Endpoint, err)}, nil
-		}
-		if err != nil {
-			return answer{}, err
-		}
-		st, err := c.Status(ctx)
-		if err != nil {
-			return answer{}, err
-		}
-		var a answer
-		for _, conn := range list {
-			a.connections = append(a.connections, nodeConnection{st.Node.Name, conn})
-		}
-		return a, nil
-	})
-	var list []nodeConnection
-	var unknown error
-	known := false
-	for _, a := range answers {
-		list = append(list, a.connections...)
-		known = known || a.unknown == nil
-		unknown = cmp.Or(unknown, a.unknown)
-	}
-	if !known && err == nil {
-		err = unknown
-	}
-	slices.SortFunc(list, func(a, b nodeConnection) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Name, b.Name), a.Local.Compare(b.Local),
-			a.Remote.Compare(b.Remote), cmp.Compare(a.Cookie, b.Cookie))
-	})
-	return list, err
 }
 
 // doctorReport is what `heddle doctor --output json` prints.

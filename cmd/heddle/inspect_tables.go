@@ -72,7 +72,7 @@ func (t *table) writeTo(out io.Writer) error {
 }
 
 // printStatus prints a block for each agent. Counters that are zero are left out unless all is set.
-func printStatus(out io.Writer, list []api.Status, all bool, now time.Time) error {
+func printStatus(out io.Writer, list []nodeStatus, all bool, now time.Time) error {
 	for i, st := range list {
 		if i > 0 {
 			if _, err := fmt.Fprintln(out); err != nil {
@@ -89,7 +89,7 @@ func printStatus(out io.Writer, list []api.Status, all bool, now time.Time) erro
 	return nil
 }
 
-func statusTable(st api.Status, now time.Time) *table {
+func statusTable(st nodeStatus, now time.Time) *table {
 	t := newTable()
 	direct := "none: takes no direct connections"
 	if st.Node.Direct() {
@@ -120,6 +120,10 @@ func statusTable(st api.Status, now time.Time) *table {
 	t.row("calls answered", answered)
 	t.row("calls continued", fmt.Sprint(in.Continued))
 	t.row("calls failed", failures(in.Failed))
+	tr := st.Traffic
+	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,
+		failedConnects(tr), tr.Closed, livePaths(tr)))
+	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t
 }
@@ -138,6 +142,29 @@ func pools(n api.Network) []netip.Prefix {
 		return n.Pool
 	}
 	return append(slices.Clone(n.Pool), n.Prefix6)
+}
+
+// failedConnects gives the number of connects that failed, with the causes that occurred.
+func failedConnects(t model.Traffic) string {
+	sum := t.Refused + t.TimedOut + t.Failed
+	if sum == 0 {
+		return "0 failed"
+	}
+	return fmt.Sprintf("%d failed (%s)", sum, failures(map[string]uint64{"refused": t.Refused, "timed out": t.TimedOut, "other": t.Failed}))
+}
+
+// livePaths gives the number of live connections on each path that has some.
+func livePaths(t model.Traffic) string {
+	var parts []string
+	for _, p := range slices.Sorted(maps.Keys(t.Live)) {
+		if n := t.Live[p]; n > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", p, n))
+		}
+	}
+	if len(parts) == 0 {
+		return "0"
+	}
+	return strings.Join(parts, ", ")
 }
 
 // failures names the causes that occurred.
@@ -196,7 +223,7 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 	return t.writeTo(out)
 }
 
-func printEndpoints(out io.Writer, list []model.Endpoint, withNode bool) error {
+func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
 	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS")...)
 	for _, e := range list {
 		intercepted := "no"
@@ -209,6 +236,42 @@ func printEndpoints(out io.Writer, list []model.Endpoint, withNode bool) error {
 		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
 			e.Created.UTC().Format(time.RFC3339), strings.Join(labels, ","))...)
+	}
+	return t.writeTo(out)
+}
+
+// printTraffic is printEndpoints for --stats.
+func printTraffic(out io.Writer, list []endpointTraffic, withNode bool) error {
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "OPENED", "ACCEPTED", "REFUSED", "TIMED-OUT", "FAILED", "CLOSED", "BROKEN",
+		"LIVE", "SENT", "RECEIVED", "RETRANSMITS")...)
+	for _, e := range list {
+		var tr model.Traffic
+		if e.Traffic != nil {
+			tr = *e.Traffic
+		}
+		cells := []string{e.Name}
+		for _, n := range []uint64{tr.Opened, tr.Accepted, tr.Refused, tr.TimedOut, tr.Failed, tr.Closed, tr.Broken} {
+			cells = append(cells, fmt.Sprint(n))
+		}
+		cells = append(cells, livePaths(tr), byteCount(tr.BytesSent), byteCount(tr.BytesReceived), fmt.Sprint(tr.Retransmits))
+		t.row(nodeColumn(withNode, e.Node, cells...)...)
+	}
+	return t.writeTo(out)
+}
+
+// printContainerConnections prints what ss would in the container: the program's addresses only.
+func printContainerConnections(out io.Writer, list []nodeConnection) error {
+	t := newTable("STATE", "RECV-Q", "SEND-Q", "LOCAL", "PEER", "PATH", "SENT", "RECEIVED")
+	for _, c := range list {
+		peer := addrPort(c.Remote)
+		if c.Path == model.PathListen {
+			peer = "0.0.0.0:*"
+			if c.Local.Addr().Is6() {
+				peer = "[::]:*"
+			}
+		}
+		t.row(c.State, fmt.Sprint(c.ReceiveQueue), fmt.Sprint(c.SendQueue), addrPort(c.Local), peer, c.Path.String(),
+			byteCount(c.BytesSent), byteCount(c.BytesReceived))
 	}
 	return t.writeTo(out)
 }

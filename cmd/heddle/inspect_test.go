@@ -111,6 +111,18 @@ func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) (
 	return list, nil
 }
 
+func (a inspectedAgent) Traffic(context.Context) ([]model.Traffic, error) {
+	return inspectTraffic(a.node), nil
+}
+
+func inspectTraffic(node string) []model.Traffic {
+	return []model.Traffic{
+		{Endpoint: 2, Name: node + "/c2"},
+		{Endpoint: 1, Name: node + "/c1", Opened: 100, Accepted: 20, Refused: 3, TimedOut: 2, Failed: 1, Closed: 118, Broken: 4,
+			Live: map[model.Path]uint64{model.PathLocal: 1, model.PathDirect: 1}, BytesSent: 1536, BytesReceived: 3 << 30, Retransmits: 5},
+	}
+}
+
 // startAgent serves node's agent on socket until the test ends.
 func startAgent(t *testing.T, socket, node string) {
 	t.Helper()
@@ -157,15 +169,25 @@ func TestInspectTables(t *testing.T) {
 	sick.Node.DirectPorts = model.PortRange{}
 	sick.Counters, sick.Features, sick.Interception = api.CountersOf(func(model.Reason) uint64 { return 0 }), nil, api.Interception{}
 	golden(t, "status.txt", print(func(b *bytes.Buffer) error {
-		return printStatus(b, []api.Status{inspectStatus("n1"), sick}, false, inspectNow)
+		busy := nodeStatus{Status: inspectStatus("n1")}
+		for _, tr := range inspectTraffic("n1") {
+			busy.Traffic.Add(tr)
+		}
+		return printStatus(b, []nodeStatus{busy, {Status: sick}}, false, inspectNow)
 	}))
-	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, inspectEndpoints("n1"), false) }))
+	var endpoints []endpointTraffic
+	for i, e := range inspectEndpoints("n1") {
+		endpoints = append(endpoints, endpointTraffic{e, &inspectTraffic("n1")[i]})
+	}
+	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
+	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))
 	var conns []nodeConnection
 	for _, c := range inspectConnections("n1") {
 		conns = append(conns, nodeConnection{"n1", c})
 	}
 	golden(t, "connections.txt", print(func(b *bytes.Buffer) error { return printConnections(b, conns, false) }))
 	golden(t, "connections-lab.txt", print(func(b *bytes.Buffer) error { return printConnections(b, conns, true) }))
+	golden(t, "connections-container.txt", print(func(b *bytes.Buffer) error { return printContainerConnections(b, conns) }))
 	golden(t, "doctor.txt", print(func(b *bytes.Buffer) error {
 		return printChecks(b, []api.Check{
 			{Name: "kernel", Status: api.CheckOK, Detail: "Linux 6.6"},
@@ -177,7 +199,7 @@ func TestInspectTables(t *testing.T) {
 
 func TestStatusAllShowsEveryReason(t *testing.T) {
 	var b bytes.Buffer
-	if err := printStatus(&b, []api.Status{inspectStatus("n1")}, true, inspectNow); err != nil {
+	if err := printStatus(&b, []nodeStatus{{Status: inspectStatus("n1")}}, true, inspectNow); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range model.Reasons {
@@ -216,6 +238,30 @@ func TestInspectOneAgent(t *testing.T) {
 	for _, field := range []string{"node", "endpoint", "state", "local", "remote", "node_local", "node_remote", "path", "bytes_sent", "bytes_received"} {
 		if _, ok := conns[0][field]; !ok {
 			t.Errorf("connection has no field %s: %v", field, conns[0])
+		}
+	}
+	for _, who := range []string{"n1/c1", "10.244.1.2", "1"} {
+		out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--container", who)
+		if lines := strings.Split(strings.TrimSpace(out), "\n"); err != nil || len(lines) != 3 || strings.Contains(out, "192.0.2.1") {
+			t.Errorf("connections of %s: %s (%v)", who, out, err)
+		}
+	}
+	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--container", "n1/c1", "--listen")
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); err != nil || len(lines) != 2 || !strings.HasPrefix(lines[1], "LISTEN ") {
+		t.Errorf("listeners of n1/c1: %s (%v)", out, err)
+	}
+	for _, args := range [][]string{{"--state", "sleeping"}, {"--container", "n1/c1", "--endpoint", "n1/c1"}} {
+		if out, err = runInspect(t, newConnectionsCmd(), append(args, "--api", socket)...); err == nil {
+			t.Errorf("connections %v: no error: %s", args, out)
+		}
+	}
+	out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "-o", "json", "--state", "listen,fin-wait-1")
+	if jerr := json.Unmarshal([]byte(out), &conns); err != nil || jerr != nil || len(conns) != 1 || conns[0]["state"] != "LISTEN" {
+		t.Errorf("listeners by state: %s (%v, %v)", out, err, jerr)
+	}
+	for _, who := range []string{"n1/c9", "10.244.1.9", "9", "0"} {
+		if out, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--container", who); !errors.Is(err, api.ErrNotFound) {
+			t.Errorf("container %s: %v: %s", who, err, out)
 		}
 	}
 	if _, err = runInspect(t, newConnectionsCmd(), "--api", socket, "--endpoint", "n1/c9"); !errors.Is(err, api.ErrNotFound) {

@@ -120,6 +120,13 @@ func (c *Client) Connections(ctx context.Context, filter ConnectionFilter) ([]mo
 	return list.Connections, err
 }
 
+// Traffic asks what the sockets of the node's endpoints did.
+func (c *Client) Traffic(ctx context.Context) ([]model.Traffic, error) {
+	var list trafficList
+	err := c.call(ctx, http.MethodGet, "/v1/traffic", nil, &list)
+	return list.Traffic, err
+}
+
 // WaitReady returns when the agent answers a status request, or when ctx ends: then with the error of the
 // last request that ended before, which says more than that time ran out.
 func (c *Client) WaitReady(ctx context.Context) error {

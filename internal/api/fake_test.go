@@ -94,6 +94,15 @@ func (a *fakeAgent) Connections(_ context.Context, f ConnectionFilter) ([]model.
 	return a.conns, a.err
 }
 
+func testTraffic() model.Traffic {
+	return model.Traffic{Endpoint: 1, Name: "n1/c1", Opened: 7, Accepted: 6, Refused: 5, TimedOut: 4, Failed: 3, Closed: 12, Broken: 2,
+		Live: map[model.Path]uint64{model.PathDirect: 1}, BytesSent: 1001, BytesReceived: 1002, Retransmits: 9}
+}
+
+func (a *fakeAgent) Traffic(context.Context) ([]model.Traffic, error) {
+	return []model.Traffic{testTraffic()}, a.err
+}
+
 // panicAgent has a bug in one call.
 type panicAgent struct{ *fakeAgent }
 

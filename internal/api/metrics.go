@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // scrapeTimeout bounds how long a scrape waits for the agent's status.
@@ -37,19 +39,48 @@ var (
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
+// The metrics of one endpoint.
+var (
+	openedDesc = prometheus.NewDesc("heddle_endpoint_opened_total",
+		"Connections made by connect() of an endpoint's sockets.", []string{"endpoint"}, nil)
+	acceptedDesc = prometheus.NewDesc("heddle_endpoint_accepted_total",
+		"Connections taken by an endpoint's listeners.", []string{"endpoint"}, nil)
+	connectFailedDesc = prometheus.NewDesc("heddle_endpoint_connect_failed_total",
+		"Connects of an endpoint's sockets that ended without a connection, by cause.", []string{"endpoint", "cause"}, nil)
+	closedDesc = prometheus.NewDesc("heddle_endpoint_closed_total",
+		"Connections of an endpoint that have ended.", []string{"endpoint"}, nil)
+	brokenDesc = prometheus.NewDesc("heddle_endpoint_broken_total",
+		"Connections of an endpoint that have ended by an error: reset by the peer, timeout.", []string{"endpoint"}, nil)
+	liveDesc = prometheus.NewDesc("heddle_endpoint_connections",
+		"Connections of an endpoint that are established or closing, by path.", []string{"endpoint", "path"}, nil)
+	sentDesc = prometheus.NewDesc("heddle_endpoint_sent_bytes_total",
+		"Payload that an endpoint's sockets sent and peers acknowledged.", []string{"endpoint"}, nil)
+	receivedDesc = prometheus.NewDesc("heddle_endpoint_received_bytes_total",
+		"Payload that an endpoint's sockets received in order.", []string{"endpoint"}, nil)
+	retransmitsDesc = prometheus.NewDesc("heddle_endpoint_retransmits_total",
+		"Segments that an endpoint's sockets sent again.", []string{"endpoint"}, nil)
+)
+
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
+	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
 
-// NewCollector turns what status gives into Heddle's metrics, once a scrape. If status fails, so does
+// Observed is what the metrics are made of; an [Agent] is one.
+type Observed interface {
+	Status(ctx context.Context) (Status, error)
+	Traffic(ctx context.Context) ([]model.Traffic, error)
+}
+
+// NewCollector turns what agent tells into Heddle's metrics, once a scrape. If it fails to tell, so does
 // the scrape: half the metrics would look like a reset.
-func NewCollector(status func(context.Context) (Status, error)) prometheus.Collector {
-	return collector{status}
+func NewCollector(agent Observed) prometheus.Collector {
+	return collector{agent}
 }
 
 type collector struct {
-	status func(context.Context) (Status, error)
+	agent Observed
 }
 
 // Describe implements prometheus.Collector.
@@ -63,7 +94,11 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeTimeout)
 	defer cancel()
-	st, err := c.status(ctx)
+	st, err := c.agent.Status(ctx)
+	var traffic []model.Traffic
+	if err == nil {
+		traffic, err = c.agent.Traffic(ctx)
+	}
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(reasonDesc, err)
 		return
@@ -95,6 +130,26 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(infoDesc, 1, st.Node.Name, st.Version)
 	gauge(startedDesc, float64(st.Started.UnixMilli())/1e3)
+	for _, t := range traffic {
+		collectTraffic(t, gauge, counter)
+	}
+}
+
+// collectTraffic gives the metrics of one endpoint. Paths that carry none of its connections have no series.
+func collectTraffic(t model.Traffic, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	counter(openedDesc, t.Opened, t.Name)
+	counter(acceptedDesc, t.Accepted, t.Name)
+	counter(connectFailedDesc, t.Refused, t.Name, "refused")
+	counter(connectFailedDesc, t.TimedOut, t.Name, "timed_out")
+	counter(connectFailedDesc, t.Failed, t.Name, "other")
+	counter(closedDesc, t.Closed, t.Name)
+	counter(brokenDesc, t.Broken, t.Name)
+	for path, n := range t.Live {
+		gauge(liveDesc, float64(n), t.Name, path.String())
+	}
+	counter(sentDesc, t.BytesSent, t.Name)
+	counter(receivedDesc, t.BytesReceived, t.Name)
+	counter(retransmitsDesc, t.Retransmits, t.Name)
 }
 
 func oneIf(b bool) float64 {

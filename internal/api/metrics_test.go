@@ -28,6 +28,13 @@ func TestMetrics(t *testing.T) {
 		"heddle_intercept_listeners 3", "heddle_intercept_answered_total 100", "heddle_intercept_continued_total 20",
 		`heddle_intercept_failed_total{cause="caller_gone"} 1`, `heddle_intercept_premade_total{result="hit"} 90`,
 		`heddle_intercept_premade_total{result="miss"} 10`, `heddle_feature{feature="bpf_btf"} 1`,
+		`heddle_endpoint_opened_total{endpoint="n1/c1"} 7`, `heddle_endpoint_accepted_total{endpoint="n1/c1"} 6`,
+		`heddle_endpoint_connect_failed_total{cause="refused",endpoint="n1/c1"} 5`,
+		`heddle_endpoint_connect_failed_total{cause="timed_out",endpoint="n1/c1"} 4`,
+		`heddle_endpoint_connect_failed_total{cause="other",endpoint="n1/c1"} 3`,
+		`heddle_endpoint_closed_total{endpoint="n1/c1"} 12`, `heddle_endpoint_broken_total{endpoint="n1/c1"} 2`,
+		`heddle_endpoint_connections{endpoint="n1/c1",path="direct"} 1`, `heddle_endpoint_sent_bytes_total{endpoint="n1/c1"} 1001`,
+		`heddle_endpoint_received_bytes_total{endpoint="n1/c1"} 1002`, `heddle_endpoint_retransmits_total{endpoint="n1/c1"} 9`,
 		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
 	}
 	for _, r := range model.Reasons {
@@ -83,7 +90,7 @@ func TestDocumented(t *testing.T) {
 		}
 	}
 	for _, heading := range []string{"GET /v1/status", "GET /v1/endpoints", "POST /v1/endpoints",
-		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /metrics"} {
+		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /v1/traffic", "GET /metrics"} {
 		if lineWith(doc, "### "+heading) == "" {
 			t.Errorf("no section %q", heading)
 		}

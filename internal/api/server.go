@@ -27,6 +27,9 @@ type (
 	connectionList struct {
 		Connections []model.Connection `json:"connections"`
 	}
+	trafficList struct {
+		Traffic []model.Traffic `json:"traffic"`
+	}
 	errorBody struct {
 		Error *Error `json:"error"`
 	}
@@ -37,7 +40,7 @@ type (
 func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) http.Handler {
 	if registry == nil {
 		registry = prometheus.NewRegistry()
-		registry.MustRegister(NewCollector(agent.Status))
+		registry.MustRegister(NewCollector(agent))
 	}
 	s := &server{agent: agent, log: log, mux: http.NewServeMux()}
 	s.handle("/v1/status", methods{http.MethodGet: s.status})
@@ -45,6 +48,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/endpoints/{name}", methods{http.MethodDelete: s.deleteEndpoint})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
+	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	})
@@ -180,6 +184,17 @@ func (s *server) connections(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return s.write(w, connectionList{orEmpty(cs)})
+}
+
+func (s *server) traffic(w http.ResponseWriter, r *http.Request) error {
+	if err := noQuery(r); err != nil {
+		return err
+	}
+	list, err := s.agent.Traffic(r.Context())
+	if err != nil {
+		return err
+	}
+	return s.write(w, trafficList{orEmpty(list)})
 }
 
 // orEmpty makes an empty list "[]" in JSON, never "null".

@@ -32,6 +32,8 @@ type Agent interface {
 	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names
 	// an endpoint that is not there.
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
+	// Traffic reports what the sockets of each of this node's endpoints did.
+	Traffic(ctx context.Context) ([]model.Traffic, error)
 }
 
 // EndpointRequest asks for an endpoint. See Validate for what is accepted.

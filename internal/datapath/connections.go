@@ -95,6 +95,9 @@ func toConnection(rec *heddleConnectionRecord) model.Connection {
 		Path:          model.Path(tag.Path),
 		BytesSent:     rec.BytesSent,
 		BytesReceived: rec.BytesReceived,
+		ReceiveQueue:  rec.ReceiveQueue,
+		SendQueue:     rec.SendQueue,
+		Retransmits:   rec.Retransmits,
 		Cookie:        rec.Cookie,
 	}
 	if int(rec.State) < len(tcpStates) {
@@ -106,7 +109,8 @@ func toConnection(rec *heddleConnectionRecord) model.Connection {
 	c.Local, c.Remote = c.NodeLocal, c.NodeRemote
 	flags := heddleSockTagFlags(tag.Flags)
 	switch {
-	case flags&heddleSockTagFlagsTAG_WILD != 0:
+	// A wildcard of the node, too: of a listener that was never bound.
+	case flags&heddleSockTagFlagsTAG_WILD != 0 || c.NodeLocal.Addr().IsUnspecified():
 		any := netip.IPv4Unspecified()
 		if rec.Family == 10 {
 			any = netip.IPv6Unspecified()

@@ -57,6 +57,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int) error {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
 	err := errors.Join(
+		d.openAccount(e.ID),
 		d.objs.EndpointById.Put(v.Id, &v),
 		d.objs.EndpointByIfindex.Put(v.Ifindex, &v),
 		d.objs.EndpointByAddr.Put(v.Addr4, &v),
@@ -75,6 +76,7 @@ func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
 		return ignoreAbsent(err)
 	}
 	return errors.Join(
+		d.closeAccount(id),
 		ignoreAbsent(d.objs.EndpointById.Delete(v.Id)),
 		ignoreAbsent(d.objs.EndpointByIfindex.Delete(v.Ifindex)),
 		ignoreAbsent(d.objs.EndpointByAddr.Delete(v.Addr4)),

@@ -67,5 +67,8 @@ type Connection struct {
 	Reason        string         `json:"reason,omitempty"` // why it did not go direct; a name from Reasons
 	BytesSent     uint64         `json:"bytes_sent"`       // payload acknowledged by the peer
 	BytesReceived uint64         `json:"bytes_received"`   // payload received in order
+	ReceiveQueue  uint32         `json:"receive_queue"`    // bytes the program has not read; of a listener: connections to accept
+	SendQueue     uint32         `json:"send_queue"`       // bytes the peer has not acknowledged; of a listener: its backlog
+	Retransmits   uint32         `json:"retransmits"`      // segments
 	Cookie        uint64         `json:"cookie"`           // the kernel's socket cookie
 }

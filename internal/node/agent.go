@@ -53,6 +53,8 @@ type Agent struct {
 	change sync.Mutex
 	leases *endpoint.Leases // guarded by change
 
+	reported reported
+
 	mu        sync.RWMutex // guards what follows; never held across a system call
 	endpoints map[string]model.Endpoint
 	byID      map[model.EndpointID]model.Endpoint
@@ -281,7 +283,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		api.NewCollector(a.Status))
+		api.NewCollector(a))
 	var wg sync.WaitGroup
 	errs := make(chan error, 3)
 	serve := func(what string, f func() error) {

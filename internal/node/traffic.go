@@ -1,0 +1,65 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// reported holds what was last said of each endpoint's traffic, so that no count falls: a connection that ends
+// between the reading of the accounts and that of the sockets is in neither for once.
+type reported struct {
+	mu   sync.Mutex // guards last
+	last map[incarnation]model.Traffic
+}
+
+// incarnation tells an endpoint from a later one with the same id.
+type incarnation struct {
+	id      model.EndpointID
+	created time.Time
+}
+
+// Traffic reports what the sockets of each of this node's endpoints did.
+func (a *Agent) Traffic(ctx context.Context) ([]model.Traffic, error) {
+	endpoints, err := a.Endpoints(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// Accounts first: what ends meanwhile is missed once rather than counted twice.
+	index := make(map[model.EndpointID]int)
+	list := make([]model.Traffic, len(endpoints))
+	for i, e := range endpoints {
+		if list[i], err = a.datapath.Account(e.ID); err != nil {
+			return nil, err
+		}
+		list[i].Name = e.Name
+		list[i].Live = make(map[model.Path]uint64)
+		index[e.ID] = i
+	}
+	live, err := a.datapath.Connections()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range live {
+		if i, ok := index[c.Endpoint]; ok {
+			list[i].AddLive(c)
+		}
+	}
+	a.reported.raise(endpoints, list)
+	return list, nil
+}
+
+// raise makes no count of list, which belongs to endpoints, less than what was reported before.
+func (r *reported) raise(endpoints []model.Endpoint, list []model.Traffic) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := make(map[incarnation]model.Traffic, len(list))
+	for i, e := range endpoints {
+		key := incarnation{e.ID, e.Created}
+		list[i].RaiseTo(r.last[key])
+		now[key] = list[i]
+	}
+	r.last = now
+}

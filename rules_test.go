@@ -29,6 +29,7 @@ var allowed = map[string][]string{
 	"internal/intercept":      {"internal/intercept/park"},
 	"internal/intercept/park": {},
 	"internal/api":            {},
+	"internal/capture":        {},
 	"internal/doctor":         {"internal/api", "internal/datapath", "internal/netcfg", "internal/netns", "internal/runtime"},
 	"internal/runtime":        {},
 	"internal/node": {"internal/api", "internal/datapath", "internal/endpoint", "internal/intercept",
@@ -48,6 +49,7 @@ var only = map[string]struct {
 	"github.com/vishvananda/netlink": {[]string{"internal/netcfg"}, "devices and routes have one owner"},
 	"github.com/google/nftables":     {[]string{"internal/netcfg"}, "the firewall has one owner"},
 	"go.etcd.io/etcd":                {[]string{"internal/store/etcd"}, "the store can be replaced"},
+	"github.com/gopacket/gopacket":   {[]string{"internal/capture"}, "one package writes packets down"},
 	"github.com/spf13/cobra":         {[]string{"cmd/heddle", "cmd/heddled"}, "flags are for programs"},
 }
 

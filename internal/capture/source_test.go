@@ -1,0 +1,97 @@
+package capture
+
+import (
+	"net"
+	"os"
+	"testing"
+	"time"
+)
+
+// TestSource captures a connection over lo, in the namespace that the test runs in.
+func TestSource(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: opens a packet socket")
+	}
+	src, err := Listen(false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	port := uint16(ln.Addr().(*net.TCPAddr).Port)
+	stop := make(chan struct{})
+	flags := make(chan uint8, 1000)
+	done := make(chan error, 1)
+	go func() {
+		done <- src.read(stop, func(f frame) {
+			if p, err := parse(f.raw); err == nil && (p.src.Port() == port || p.dst.Port() == port) && time.Since(f.at) < time.Minute {
+				flags <- p.flags
+			}
+		})
+	}()
+	c, err := net.Dial("tcp4", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	close(stop) // what was sent before is still read
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	close(flags)
+	var syns, all int
+	for f := range flags {
+		if all++; f&(flagSYN|flagACK) == flagSYN {
+			syns++
+		}
+	}
+	if syns != 1 || all < 4 {
+		t.Errorf("%d packets, %d SYNs: want a handshake and a FIN, each once", all, syns)
+	}
+	if _, err := src.Drops(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSourceUDP: without all, only TCP is read.
+func TestSourceUDP(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: opens a packet socket")
+	}
+	for _, all := range []bool{true, false} {
+		src, err := Listen(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := net.Dial("udp4", "127.0.0.1:9")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		port := uint16(conn.LocalAddr().(*net.UDPAddr).Port)
+		stop := make(chan struct{})
+		close(stop)
+		seen := false
+		if err := src.read(stop, func(f frame) {
+			p, err := parse(f.raw)
+			seen = seen || err == nil && p.proto == protoUDP && p.src.Port() == port
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if seen != all {
+			t.Errorf("all %v: UDP seen %v", all, seen)
+		}
+		_ = conn.Close()
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

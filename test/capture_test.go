@@ -1,0 +1,418 @@
+package test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// transferServer takes one connection, reads it to its end, answers and closes. Arguments: listening address, port,
+// bytes to answer.
+const transferServer = `
+import socket, sys
+host, port, put = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+l = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+l.bind((host, port))
+l.listen(8)
+print("listening", flush=True)
+c, _ = l.accept()
+while c.recv(1 << 16): pass
+c.sendall(bytes(i * 7 % 251 for i in range(put)))
+c.close()
+print("done", flush=True)
+`
+
+// transferClient sends, reads the answer to its end, and prints the addresses it saw. Arguments: address to bind or
+// "", address to dial, port, bytes to send, what to wait for on standard input before it sends, if any.
+const transferClient = `
+import socket, sys
+bind, host, port, put, wait = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
+s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+if bind: s.bind((bind, 0))
+s.connect((host, port))
+f = "[%s]:%d" if ":" in host else "%s:%d"
+print("names", f % s.getsockname()[:2], f % s.getpeername()[:2], flush=True)
+if wait: sys.stdin.readline()
+s.sendall(bytes(i * 5 % 251 for i in range(put)))
+s.shutdown(socket.SHUT_WR)
+while s.recv(1 << 16): pass
+s.close()
+`
+
+// Lengths of what a transfer carries: enough for several segments.
+const transferSent, transferAnswered = 100_000, 50_000
+
+// transfer is one connection with known content.
+type transfer struct {
+	name, client, server string
+	listen, bind, dial   string // dial "" is the server's overlay address
+	port                 string
+	// clientMode and serverMode are "heddle" if empty.
+	clientMode, serverMode string
+}
+
+// run makes the connection and gives the addresses that the client saw.
+func (x transfer) run(t *testing.T) (local, remote netip.AddrPort) {
+	t.Helper()
+	x.clientMode, x.serverMode = cmp.Or(x.clientMode, "heddle"), cmp.Or(x.serverMode, "heddle")
+	if x.dial == "" {
+		x.dial = address(t, x.serverMode, x.server)
+	}
+	if x.bind == "own" {
+		x.bind = address(t, "heddle", x.client)
+	}
+	server := start(t, x.serverMode, x.server, "python3", "-c", transferServer, x.listen, x.port, fmt.Sprint(transferAnswered))
+	server.waitFor("listening")
+	out := mustRun(t, x.clientMode, x.client, "python3", "-c", transferClient, x.bind, x.dial, x.port, fmt.Sprint(transferSent))
+	server.waitFor("done")
+	return seenNames(t, out)
+}
+
+func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
+	t.Helper()
+	words := strings.Fields(out)
+	if len(words) != 3 || words[0] != "names" {
+		t.Fatalf("the client printed %q", out)
+	}
+	return netip.MustParseAddrPort(words[1]), netip.MustParseAddrPort(words[2])
+}
+
+// capturing is a `heddle capture` that runs.
+type capturing struct {
+	cmd    *exec.Cmd
+	stderr *lockedBuffer
+}
+
+// startCapture starts one and waits until packets are kept for it.
+func startCapture(t *testing.T, stdout io.Writer, container string, args ...string) *capturing {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	c := &capturing{stderr: &lockedBuffer{}}
+	c.cmd = exec.CommandContext(ctx, heddleBin, append([]string{"capture", container, "--lab", labName}, args...)...)
+	c.cmd.Stdout, c.cmd.Stderr = stdout, c.stderr
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the capture to begin", func() (bool, string) {
+		s := c.stderr.String()
+		return strings.Contains(s, "capturing "), s
+	})
+	return c
+}
+
+// interrupt ends the capture as a user does, and gives what it counted.
+func (c *capturing) interrupt(t *testing.T) (captured, dropped int) {
+	t.Helper()
+	if err := c.cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Wait(); err != nil {
+		t.Fatalf("capture: %v\n%s", err, c.stderr)
+	}
+	return c.counts(t)
+}
+
+func (c *capturing) counts(t *testing.T) (captured, dropped int) {
+	t.Helper()
+	m := regexp.MustCompile(`(\d+) packets captured, (\d+) dropped by the kernel, \d+ unmatched, 0 malformed`).FindStringSubmatch(c.stderr.String())
+	if m == nil {
+		t.Fatalf("the capture printed %s", c.stderr)
+	}
+	_, _ = fmt.Sscan(m[1], &captured)
+	_, _ = fmt.Sscan(m[2], &dropped)
+	return captured, dropped
+}
+
+// captured is what a file holds of one direction of a connection.
+type captured struct {
+	syn, synAck, fin bool
+	first            uint32 // sequence number of the first byte
+	payload          map[uint32]byte
+	packets          int
+}
+
+// content gives the payload in order.
+func (c *captured) content() []byte {
+	out := make([]byte, len(c.payload))
+	for at, b := range c.payload {
+		if at >= uint32(len(out)) {
+			return nil // a hole
+		}
+		out[at] = b
+	}
+	return out
+}
+
+type direction struct{ src, dst netip.AddrPort }
+
+// readCapture reads a file's directions.
+func readCapture(t *testing.T, path string) map[direction]*captured {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	r, err := pcapgo.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[direction]*captured{}
+	for {
+		raw, _, err := r.ReadPacketData()
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, tcp := tcpOf(t, raw)
+		c := out[d]
+		if c == nil {
+			c = &captured{payload: map[uint32]byte{}}
+			out[d] = c
+		}
+		c.packets++
+		if tcp.SYN {
+			c.first = tcp.Seq + 1
+			c.syn, c.synAck = c.syn || !tcp.ACK, c.synAck || tcp.ACK
+		}
+		c.fin = c.fin || tcp.FIN
+		for i, b := range tcp.Payload {
+			c.payload[tcp.Seq-c.first+uint32(i)] = b
+		}
+	}
+}
+
+func tcpOf(t *testing.T, raw []byte) (direction, *layers.TCP) {
+	t.Helper()
+	first := gopacket.LayerType(layers.LayerTypeIPv4)
+	if raw[0]>>4 == 6 {
+		first = layers.LayerTypeIPv6
+	}
+	p := gopacket.NewPacket(raw, first, gopacket.Default)
+	tcp, ok := p.Layer(layers.LayerTypeTCP).(*layers.TCP)
+	if !ok {
+		t.Fatalf("no TCP packet: %s", p)
+	}
+	flow := p.NetworkLayer().NetworkFlow()
+	end := func(e gopacket.Endpoint, port layers.TCPPort) netip.AddrPort {
+		a, _ := netip.AddrFromSlice(e.Raw())
+		return netip.AddrPortFrom(a, uint16(port))
+	}
+	return direction{end(flow.Src(), tcp.SrcPort), end(flow.Dst(), tcp.DstPort)}, tcp
+}
+
+func counted(n, factor int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(i * factor % 251)
+	}
+	return b
+}
+
+// TestCapture: on every path the file shows one connection as its program saw it, whole, and nothing else.
+func TestCapture(t *testing.T) {
+	for i, x := range []transfer{
+		{name: "direct", client: "n1/c1", server: "n2/c1", listen: "0.0.0.0"},
+		{name: "direct, accepted", client: "n2/c1", server: "n1/c1", listen: "::"},
+		{name: "same node", client: "n1/c1", server: "n1/c2", listen: "0.0.0.0"},
+		{name: "same node, accepted", client: "n1/c2", server: "n1/c1", listen: "0.0.0.0"},
+		{name: "loopback", client: "n1/c1", server: "n1/c1", listen: "127.0.0.1", dial: "127.0.0.1"},
+		{name: "loopback to wildcard", client: "n1/c1", server: "n1/c1", listen: "0.0.0.0", dial: "127.0.0.1"},
+		{name: "IPv6 loopback", client: "n1/c1", server: "n1/c1", listen: "::1", dial: "::1"},
+		{name: "own address", client: "n1/c1", server: "n1/c1", listen: "0.0.0.0"},
+		{name: "overlay", client: "n1/c1", server: "n2/c1", listen: "0.0.0.0", bind: "own"},
+		{name: "overlay, accepted", client: "n2/c1", clientMode: "overlay", server: "n1/c1", listen: "0.0.0.0"},
+		{name: "same node, peer plain", client: "n1/c1", server: "n1/c2", serverMode: "overlay", listen: "0.0.0.0"},
+		{name: "relayed", client: "n2/c1", server: "n1/c1", serverMode: "overlay", listen: "0.0.0.0"},
+		{name: "plain", client: "n1/c1", clientMode: "overlay", server: "n2/c1", serverMode: "overlay", listen: "0.0.0.0"},
+		{name: "node's process", client: "n1/c1", clientMode: "host", server: "n1/c1", listen: "0.0.0.0"},
+		{name: "to the node", client: "n1/c1", server: "n1/c1", serverMode: "host", listen: "0.0.0.0"},
+		{name: "outside", client: "n1/c1", server: "n2/c1", serverMode: "host", listen: "0.0.0.0"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			x.port = fmt.Sprint(23000 + i)
+			file := filepath.Join(t.TempDir(), "c1.pcap")
+			c := startCapture(t, nil, "n1/c1", "-w", file)
+			transfer{client: "n1/c2", server: "n2/c2", listen: "0.0.0.0", port: "23100"}.run(t) // not to be seen
+			local, remote := x.run(t)
+			total, dropped := c.interrupt(t)
+			if dropped != 0 {
+				t.Errorf("the kernel dropped %d packets", dropped)
+			}
+			checkTransfer(t, file, local, remote, total)
+			checkByTcpdump(t, file, local, remote, total)
+		})
+	}
+}
+
+// checkTransfer reads the file and demands one whole connection between these addresses.
+func checkTransfer(t *testing.T, file string, local, remote netip.AddrPort, total int) {
+	t.Helper()
+	got := readCapture(t, file)
+	out, in := got[direction{local, remote}], got[direction{remote, local}]
+	if out == nil || in == nil || len(got) != 2 {
+		t.Fatalf("the program saw %s to %s; the file has %d directions: %v", local, remote, len(got), got)
+	}
+	if !out.syn || !in.synAck || !out.fin || !in.fin {
+		t.Errorf("handshake or FIN is missing: SYN %v, SYN-ACK %v, FIN %v and %v", out.syn, in.synAck, out.fin, in.fin)
+	}
+	if !bytes.Equal(out.content(), counted(transferSent, 5)) || !bytes.Equal(in.content(), counted(transferAnswered, 7)) {
+		t.Errorf("payload: %d bytes out, %d in, or others than were sent", len(out.payload), len(in.payload))
+	}
+	if n := out.packets + in.packets; n != total {
+		t.Errorf("%d packets in the file, %d counted", n, total)
+	}
+}
+
+// checkByTcpdump demands that tcpdump reads the file, and finds the addresses and every checksum right.
+func checkByTcpdump(t *testing.T, file string, local, remote netip.AddrPort, total int) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "tcpdump", "-nn", "-v", "-r", file).CombinedOutput()
+	if err != nil {
+		t.Fatalf("tcpdump: %v\n%s", err, out)
+	}
+	text := string(out)
+	if n := strings.Count(text, "(correct)"); n != total || strings.Contains(text, "incorrect") || strings.Contains(text, "bad cksum") {
+		t.Errorf("%d right checksums of %d\n%s", n, total, text)
+	}
+	name := func(a netip.AddrPort) string { return fmt.Sprintf("%s.%d", a.Addr(), a.Port()) }
+	if syn := name(local) + " > " + name(remote) + ": Flags [S],"; strings.Count(text, syn) != 1 {
+		t.Errorf("tcpdump does not show %q once\n%s", syn, text)
+	}
+	if strings.Contains(text, "unknown-253") || strings.Contains(text, "exp-") {
+		t.Errorf("the SYN shows Heddle's option\n%s", text)
+	}
+}
+
+// TestCaptureLive: what a connection has carried can be read while it goes on, also one that is older than the
+// capture, and a capture may end by itself.
+func TestCaptureLive(t *testing.T) {
+	server := start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23200", "10")
+	server.waitFor("listening")
+	client := start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", address(t, "heddle", "n2/c1"), "23200", "10", "wait")
+	client.waitFor("names")
+	local, remote := seenNames(t, client.output())
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	c := startCapture(t, write, "n1/c1", "--count", "2", "--port", "23200", "--peer", remote.Addr().String())
+	write.Close()
+	if _, err := client.stdin.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := read.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	r, err := pcapgo.NewReader(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		raw, _, err := r.ReadPacketData()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d, _ := tcpOf(t, raw); d != (direction{local, remote}) && d != (direction{remote, local}) {
+			t.Errorf("%v, want %s and %s", d, local, remote)
+		}
+	}
+	if err := c.cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, c.stderr)
+	}
+	if n, _ := c.counts(t); n != 2 {
+		t.Errorf("%d packets counted, want 2", n)
+	}
+}
+
+// TestCaptureAll: with --all the file has what is no TCP, each packet once.
+func TestCaptureAll(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "all.pcap")
+	c := startCapture(t, nil, "n1/c1", "--all", "-w", file)
+	mustRun(t, "heddle", "n1/c1", "ping", "-c", "2", "-i", "0.2", address(t, "heddle", "n2/c1"))
+	c.interrupt(t)
+	out, err := exec.CommandContext(t.Context(), "tcpdump", "-nn", "-r", file, "icmp").CombinedOutput()
+	if err != nil {
+		t.Fatalf("tcpdump: %v\n%s", err, out)
+	}
+	for _, kind := range []string{"echo request", "echo reply"} {
+		if n := strings.Count(string(out), kind); n != 2 {
+			t.Errorf("%d of %q, want 2\n%s", n, kind, out)
+		}
+	}
+}
+
+// TestCaptureKeepsOption: --keep-option shows the SYN as it was on the wire.
+func TestCaptureKeepsOption(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "option.pcap")
+	c := startCapture(t, nil, "n1/c1", "--keep-option", "-w", file)
+	_, remote := transfer{client: "n1/c1", server: "n2/c1", listen: "0.0.0.0", port: "23300"}.run(t)
+	c.interrupt(t)
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	option := []byte{253, 16, 0x48, 0x64}
+	dst := binary.BigEndian.AppendUint16(nil, remote.Port())
+	at := bytes.Index(raw, option)
+	if at < 0 || !bytes.Equal(raw[at+6:at+8], dst) || bytes.Count(raw, option) != 1 {
+		t.Errorf("the option to port %d is not once in the file", remote.Port())
+	}
+}
+
+// TestCaptureRefuses: what cannot be captured is refused, and leaves no file.
+func TestCaptureRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "none.pcap")
+	for _, args := range [][]string{{"n1/c9"}, {"10.244.255.254"}, {"n1/c1", "--peer", "n2"}, {"n1/c1", "--snaplen", "0"}, {"n1/c1", "--duration", "-1s"}} {
+		out, err := exec.CommandContext(t.Context(), heddleBin, append([]string{"capture", "--lab", labName, "-w", file}, args...)...).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), args[len(args)-1]) {
+			t.Errorf("%v: %v, %s", args, err, out)
+		}
+	}
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file was made: %v", err)
+	}
+}
+
+// lockedBuffer collects what a program prints while the test looks at it.
+type lockedBuffer struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+// String gives what was written so far.
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}

@@ -12,6 +12,19 @@ static __always_inline __u64 payload_sent(const struct tcp_sock *tcp)
 	return tcp->bytes_acked < sent ? tcp->bytes_acked : sent;
 }
 
+static __always_inline bool has_fin(const struct tcp_sock *tcp)
+{
+	return ((struct sock_common *)tcp)->skc_flags & 1UL << SOCK_DONE_;
+}
+
+/* bytes_received counts the FIN. */
+static __always_inline __u64 payload_received(const struct tcp_sock *tcp)
+{
+	__u64 n = tcp->bytes_received;
+
+	return n && has_fin(tcp) ? n - 1 : n;
+}
+
 /* The account of the socket's endpoint; NULL for sockets of no endpoint and of one that is gone. */
 static __always_inline struct account *account_of(struct bpf_sock_ops *ops)
 {
@@ -71,7 +84,7 @@ static __always_inline void account_closed(struct account *a, const struct tcp_s
 	if (err)
 		__sync_fetch_and_add(&a->broken, 1);
 	__sync_fetch_and_add(&a->bytes_sent, payload_sent(tcp));
-	__sync_fetch_and_add(&a->bytes_received, tcp->bytes_received);
+	__sync_fetch_and_add(&a->bytes_received, payload_received(tcp));
 	__sync_fetch_and_add(&a->retransmits, tcp->total_retrans);
 	__sync_fetch_and_add(&a->closed, 1);
 }

@@ -90,6 +90,8 @@ struct tcphdr_ {
 	__be16 urg;
 };
 
+#define SOCK_DONE_ 1 /* bit of skc_flags: the peer's FIN has come */
+
 #define TCP_FLAG_FIN_ 0x01
 #define TCP_FLAG_SYN_ 0x02
 #define TCP_FLAG_RST_ 0x04
@@ -109,6 +111,7 @@ struct sock_common {
 			__be32 u6_addr32[4];
 		} in6_u;
 	} skc_v6_daddr, skc_v6_rcv_saddr;
+	unsigned long skc_flags; /* bits of enum sock_flags */
 };
 
 struct sock {

@@ -40,13 +40,15 @@ int list(struct bpf_iter__tcp *ctx)
 	r.state = sk->skc_state;
 	r.family = sk->skc_family;
 	r.bytes_sent = payload_sent(tcp);
-	r.bytes_received = tcp->bytes_received;
+	r.bytes_received = payload_received(tcp);
 	r.retransmits = tcp->total_retrans;
 	if (r.state == BPF_TCP_LISTEN) {
 		r.receive_queue = ((struct sock *)tcp)->sk_ack_backlog;
 		r.send_queue = ((struct sock *)tcp)->sk_max_ack_backlog;
 	} else {
 		r.receive_queue = tcp->rcv_nxt - tcp->copied_seq;
+		if (r.receive_queue && has_fin(tcp))
+			r.receive_queue--;
 		r.send_queue = tcp->write_seq - tcp->snd_una;
 	}
 	r.cookie = bpf_get_socket_cookie(tcp);

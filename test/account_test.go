@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -131,6 +132,25 @@ c.close()
 		t.Errorf("the program saw errors %q, want refused, timed out, in progress, reset", out)
 	}
 	expectTraffic(t, "n1/c1", before, "opened 1 accepted 0 refused 1 timed_out 1 failed 1 closed 1 broken 1 sent 0 received 0 live 0")
+}
+
+// TestAccountsOutliveTheAgent: what ends while no agent runs is counted, and the next one goes on counting.
+func TestAccountsOutliveTheAgent(t *testing.T) {
+	before := traffic(t, "n1/c1")
+	s := start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23440", fmt.Sprint(transferAnswered))
+	s.waitFor("listening")
+	c := start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", address(t, "heddle", "n2/c1"), "23440", fmt.Sprint(transferSent), "wait")
+	c.waitFor("names")
+	endAgent(t, "n1", syscall.SIGKILL)
+	if _, err := c.stdin.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
+	s.waitFor("done")
+	if err := labCommand("up"); err != nil {
+		t.Fatal(err)
+	}
+	expectTraffic(t, "n1/c1", before, fmt.Sprintf("opened 1 accepted 0 refused 0 timed_out 0 failed 0 closed 1 broken 0 sent %d received %d live 0",
+		transferSent, transferAnswered))
 }
 
 // TestAccountMetrics: each endpoint is a label.

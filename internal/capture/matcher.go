@@ -27,22 +27,20 @@ const (
 
 // matcher finds out whose packets are and what their addresses are to the container's programs.
 type matcher struct {
-	addrs    map[netip.Addr]bool // of the endpoint, on the overlay
-	loopback map[netip.Addr]netip.Addr
-	node     map[netip.Addr]bool
-	flows    *recent[tuple, names]
+	id    model.EndpointID
+	addrs map[netip.Addr]bool // of the endpoint, on the overlay
+	node  map[netip.Addr]bool
+	flows *recent[tuple, names]
 }
 
 func newMatcher(e model.Endpoint, node []netip.Addr) *matcher {
-	m := &matcher{addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, flows: newRecent[tuple, names](maxFlows)}
+	m := &matcher{id: e.ID, addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, flows: newRecent[tuple, names](maxFlows)}
 	for _, a := range e.Addrs {
 		m.addrs[a] = true
 	}
 	for _, a := range node {
 		m.node[a.Unmap()] = true
 	}
-	alias4, alias6 := model.LoopbackAlias(e.ID)
-	m.loopback = map[netip.Addr]netip.Addr{alias4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), alias6: netip.IPv6Loopback()}
 	return m
 }
 
@@ -107,7 +105,7 @@ func (m *matcher) asItIs(p *packet) (src, dst netip.AddrPort, v verdict) {
 // ends tells which ends of a packet are addresses of the container, loopback ones included.
 func (m *matcher) ends(p *packet) (src, dst bool) {
 	own := func(a netip.Addr) bool {
-		_, loopback := m.loopback[a]
+		_, loopback := model.LoopbackShown(m.id, a)
 		return loopback || m.addrs[a]
 	}
 	return own(p.src.Addr()), own(p.dst.Addr())
@@ -144,7 +142,7 @@ func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
 	if ours, theirs := m.ends(p); ours && theirs {
 		n = names{p.src, p.dst}
 		for _, end := range []netip.Addr{p.src.Addr(), p.dst.Addr()} {
-			if shown, ok := m.loopback[end]; ok {
+			if shown, ok := model.LoopbackShown(m.id, end); ok {
 				n = names{netip.AddrPortFrom(shown, p.src.Port()), netip.AddrPortFrom(shown, p.dst.Port())}
 			}
 		}

@@ -152,9 +152,9 @@ func TestOverlayAddresses(t *testing.T) {
 
 // TestLoopback: aliases become what the agent says, and the usual addresses if it says nothing.
 func TestLoopback(t *testing.T) {
-	a4, a6 := model.LoopbackAlias(container.ID)
+	a4, a6 := loopbackAlias(container.ID, "127.0.0.1"), loopbackAlias(container.ID, "::1")
 	four, six := a4.String(), a6.String()
-	foreign, _ := model.LoopbackAlias(container.ID + 1)
+	foreign := loopbackAlias(container.ID+1, "127.0.0.1")
 	ask := func(context.Context) ([]model.Connection, error) {
 		return []model.Connection{{Local: addrPort("127.0.0.7:1"), Remote: addrPort("127.0.0.8:2"),
 			NodeLocal: addrPort(four + ":1"), NodeRemote: addrPort(four + ":2")}}, nil
@@ -194,7 +194,7 @@ func TestAsk(t *testing.T) {
 
 // TestAgentAway: an agent that does not answer costs what only it knows.
 func TestAgentAway(t *testing.T) {
-	a4, _ := model.LoopbackAlias(container.ID)
+	a4 := loopbackAlias(container.ID, "127.0.0.1")
 	ask := func(context.Context) ([]model.Connection, error) { return nil, errors.New("away") }
 	list, counts := runFrames(t, Options{Ask: ask},
 		data("192.0.2.1:40000", "198.51.100.1:443", "whose?").at(t, 0),
@@ -320,4 +320,8 @@ func TestRecentForgets(t *testing.T) {
 	if _, ok := r.get(50); ok || len(r.young)+len(r.older) > 10 {
 		t.Errorf("%d keys are remembered", len(r.young)+len(r.older))
 	}
+}
+
+func loopbackAlias(id model.EndpointID, a string) netip.Addr {
+	return model.LoopbackAlias(id, netip.MustParseAddr(a))
 }

@@ -13,6 +13,20 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type heddleAccount struct {
+	_             structs.HostLayout
+	Opened        uint64
+	Accepted      uint64
+	Refused       uint64
+	TimedOut      uint64
+	Failed        uint64
+	Closed        uint64
+	Broken        uint64
+	BytesSent     uint64
+	BytesReceived uint64
+	Retransmits   uint64
+}
+
 type heddleAddress struct {
 	_    structs.HostLayout
 	Word [4]uint32
@@ -31,6 +45,10 @@ type heddleConnectionRecord struct {
 	BytesSent      uint64
 	BytesReceived  uint64
 	Cookie         uint64
+	ReceiveQueue   uint32
+	SendQueue      uint32
+	Retransmits    uint32
+	Pad2           uint32
 }
 
 type heddleEndpoint struct {
@@ -207,6 +225,7 @@ type heddleSynOption struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	heddleMapAccountByEndpoint     = "account_by_endpoint"
 	heddleMapClaimsByPort          = "claims_by_port"
 	heddleMapCountByReason         = "count_by_reason"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
@@ -324,6 +343,7 @@ type heddleProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleMapSpecs struct {
+	AccountByEndpoint *ebpf.MapSpec `ebpf:"account_by_endpoint"`
 	ClaimsByPort      *ebpf.MapSpec `ebpf:"claims_by_port"`
 	CountByReason     *ebpf.MapSpec `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
@@ -379,6 +399,7 @@ func (o *heddleObjects) Close() error {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleMaps struct {
+	AccountByEndpoint *ebpf.Map `ebpf:"account_by_endpoint"`
 	ClaimsByPort      *ebpf.Map `ebpf:"claims_by_port"`
 	CountByReason     *ebpf.Map `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
@@ -393,6 +414,7 @@ type heddleMaps struct {
 
 func (m *heddleMaps) Close() error {
 	return _HeddleClose(
+		m.AccountByEndpoint,
 		m.ClaimsByPort,
 		m.CountByReason,
 		m.EndpointByAddr,

@@ -155,6 +155,27 @@ func LoopbackAlias(id EndpointID, a netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0x80 | byte(n>>16), byte(n >> 8), byte(n)})
 }
 
+// LoopbackShown gives the loopback address of its container that a stands for, if a is an alias of endpoint id.
+// An alias that several addresses share stands for 127.0.0.1.
+func LoopbackShown(id EndpointID, a netip.Addr) (netip.Addr, bool) {
+	if !a.Is4() {
+		return netip.Addr{}, false
+	}
+	b := a.As4()
+	slot := uint16(b[2]&1)<<8 | uint16(b[3])
+	b[2], b[3] = b[2]&^1, 0
+	if netip.AddrFrom4(b) != LoopbackAlias(id, netip.AddrFrom4([4]byte{127})) {
+		return netip.Addr{}, false
+	}
+	switch {
+	case slot == 511:
+		return netip.IPv6Loopback(), true
+	case slot < 256:
+		return netip.AddrFrom4([4]byte{127, 0, 0, byte(slot)}), true
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
+}
+
 // ValidateName checks the name of a node or lab: a DNS label of at most 32 characters.
 func ValidateName(field, s string) error {
 	if s == "" || len(s) > 32 {

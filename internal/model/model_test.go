@@ -52,6 +52,16 @@ func TestLoopbackAliasesAreApart(t *testing.T) {
 				t.Errorf("endpoints %d and %d share %s", id, other, a)
 			}
 			seen[a] = id
+			want := netip.MustParseAddr(loopback)
+			if !want.Is6() && want.As4()[2] != 0 {
+				want = netip.MustParseAddr("127.0.0.1")
+			}
+			if shown, ok := LoopbackShown(id, a); !ok || shown != want {
+				t.Errorf("endpoint %d: %s is shown as %s, want %s", id, a, shown, want)
+			}
+			if _, ok := LoopbackShown(id-1, a); ok {
+				t.Errorf("%s is taken for endpoint %d's", a, id-1)
+			}
 			if !a.IsLoopback() || a.As4()[1] < 128 {
 				t.Errorf("endpoint %d: %s is not in 127.128.0.0/9", id, a)
 			}

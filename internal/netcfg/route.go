@@ -180,6 +180,9 @@ func setRule(h *netlink.Handle, cfg NodeConfig) error {
 func eachOwnRule(h *netlink.Handle, fn func(netlink.Rule) error) error {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		rules, err := dump(func() ([]netlink.Rule, error) { return h.RuleList(family) })
+		if errors.Is(err, unix.EAFNOSUPPORT) {
+			continue // the kernel has no rules in this family: it has no IPv6, or no policy routing for it
+		}
 		if err != nil {
 			return fmt.Errorf("list rules: %w", err)
 		}

@@ -28,7 +28,23 @@ func dualStack(t *testing.T) *topology {
 	top := newTopology(t)
 	run(t, top.node[0], "ip addr add 2001:db8:50::1/64 dev out0 nodad\nip route add default via 2001:db8:50::2 dev out0")
 	run(t, top.ext, "ip addr add 2001:db8:50::2/64 dev out0 nodad")
+	in(t, top.node[0], func() error { return awaitAddr6("out0", out6) })
+	in(t, top.ext, func() error { return awaitAddr6("out0", ext6) })
 	return top
+}
+
+// awaitAddr6 waits until an address that `ip` added to device is in use: the kernel takes its time.
+func awaitAddr6(device string, a netip.Addr) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	l, err := h.LinkByName(device)
+	if err != nil {
+		return err
+	}
+	return awaitAddrs6(h, l, []netip.Addr{a})
 }
 
 func dualConfig(i int) NodeConfig {

@@ -310,12 +310,17 @@ func seenAs(ns, network string, addr netip.AddrPort, local net.Addr, control fun
 	}
 	defer c.Close()
 	if network == "udp" {
-		if _, err := c.Write([]byte("who am I")); err != nil {
-			return "", err
-		}
 		b := make([]byte, 64)
-		n, err := c.Read(b)
-		return string(b[:n]), err
+		for deadline := time.Now().Add(testTimeout); ; { // more than once, as pingWithin
+			c.SetDeadline(time.Now().Add(testTimeout / 10))
+			if _, err := c.Write([]byte("who am I")); err != nil {
+				return "", err
+			}
+			n, err := c.Read(b)
+			if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(deadline) {
+				return string(b[:n]), err
+			}
+		}
 	}
 	b, err := io.ReadAll(c)
 	return string(b), err

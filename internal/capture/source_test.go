@@ -40,16 +40,21 @@ func TestSource(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Fatal(err)
 	}
-	close(stop) // what was sent before is still read
+	var syns, all int
+	for fin := false; !fin; {
+		select {
+		case f := <-flags:
+			if all++; f&(flagSYN|flagACK) == flagSYN {
+				syns++
+			}
+			fin = f&flagFIN != 0
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%d packets, %d SYNs, and no FIN", all, syns)
+		}
+	}
+	close(stop)
 	if err := <-done; err != nil {
 		t.Fatal(err)
-	}
-	close(flags)
-	var syns, all int
-	for f := range flags {
-		if all++; f&(flagSYN|flagACK) == flagSYN {
-			syns++
-		}
 	}
 	if syns != 1 || all < 4 {
 		t.Errorf("%d packets, %d SYNs: want a handshake and a FIN, each once", all, syns)

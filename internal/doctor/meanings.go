@@ -44,7 +44,7 @@ var meanings = map[string]meaning{
 
 	"seccomp_notify": {true, "socket() calls cannot be intercepted",
 		"use a kernel with CONFIG_SECCOMP_FILTER=y, 5.14 or later, outside any container that is intercepted itself"},
-	"seccomp_addfd_send": {true, "socket() calls cannot be answered in one step", "use Linux 5.14 or later"},
+	"seccomp_addfd": {true, "socket() calls cannot be answered with a socket", "use Linux 5.9 or later"},
 	"seccomp_sync_wake_up": {false, "socket() takes about twice as long: caller and agent wake each other across cores",
 		"use Linux 6.6 or later"},
 	"seccomp_wait_killable": {false, "a signal can interrupt a trapped socket() call, which is then tried again",

@@ -30,7 +30,7 @@ func probeSeccomp() []finding {
 // seccompFindings leaves the calling thread with a filter, which cannot be taken off.
 func seccompFindings() []finding {
 	listener := finding{name: "seccomp_notify", detail: "a listener for trapped calls"}
-	send := finding{name: "seccomp_addfd_send", detail: "SECCOMP_ADDFD_FLAG_SEND"}
+	add := finding{name: "seccomp_addfd", detail: "SECCOMP_IOCTL_NOTIF_ADDFD"}
 	wake := finding{name: "seccomp_sync_wake_up", detail: "SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP"}
 	killable := finding{name: "seccomp_wait_killable", detail: "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"}
 
@@ -43,15 +43,15 @@ func seccompFindings() []finding {
 	if err != nil {
 		listener.err = listenerError(err)
 		noListener := errors.New("not tried: no listener")
-		send.err, wake.err = noListener, noListener
+		add.err, wake.err = noListener, noListener
 		if killable.err == nil && !errors.Is(err, unix.EBUSY) {
 			killable.err = noListener
 		}
-		return []finding{listener, send, wake, killable}
+		return []finding{listener, add, wake, killable}
 	}
-	send.err, wake.err = tryAddFDSend(fd), trySyncWakeUp(fd)
+	add.err, wake.err = tryAddFD(fd), trySyncWakeUp(fd)
 	listener.err = unix.Close(fd)
-	return []finding{listener, send, wake, killable}
+	return []finding{listener, add, wake, killable}
 }
 
 func newListener(flags uintptr) (fd int, err error) {
@@ -73,10 +73,10 @@ func listenerError(err error) error {
 	return fmt.Errorf("seccomp(SECCOMP_SET_MODE_FILTER, NEW_LISTENER): %w", err)
 }
 
-// tryAddFDSend answers a call that was never made: the kernel looks at the flags first (EINVAL for one it
-// does not know) and for the call then (ENOENT).
-func tryAddFDSend(listener int) error {
-	a := addFD{flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(listener)}
+// tryAddFD answers a call that was never made: a kernel that does not know the request says EINVAL, others
+// look for the call (ENOENT).
+func tryAddFD(listener int) error {
+	a := addFD{srcFD: uint32(listener)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_ADDFD, uintptr(unsafe.Pointer(&a)))
 	switch errno {
 	case unix.ENOENT:

@@ -144,6 +144,63 @@ func TestReceivedCallSurvivesItsAgent(t *testing.T) {
 	}
 }
 
+// An answer is ended wherever the agent that gave it was killed: before the caller had its socket, after, and after
+// the caller was told.
+func TestAnswerIsEndedWhereItStopped(t *testing.T) {
+	for name, done := range map[string]int{"noted": 0, "added": 1, "told": 2} {
+		t.Run(name, func(t *testing.T) {
+			hp, path := holder(t), socketPath(t)
+			c := startChild(t, nil)
+			page, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer closeFD(page)
+			if err := unix.Ftruncate(page, callPageBytes); err != nil {
+				t.Fatal(err)
+			}
+			dead := &listener{}
+			if err := dead.mapFlight(page); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = unix.Munmap(dead.page) }()
+			c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
+			if err := receive(c.fd, &dead.flight.call); err != nil {
+				t.Fatal(err)
+			}
+			s, err := makeSocket(&testMaker{}, testEndpoint, unix.AF_INET)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dead.flight.inode = s.inode
+			number := -1
+			if done >= 1 {
+				if number, err = addDescriptor(c.fd, dead.flight.call.ID, s.fd, false); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if done >= 2 {
+				if err := sendValue(c.fd, dead.flight.call.ID, number); err != nil {
+					t.Fatal(err)
+				}
+			}
+			closeFD(s.fd)
+			meta := []byte(`{"metadata":"` + testName + `"}`)
+			if err := park.NewClient(hp).Put("k", meta, c.fd, page); err != nil {
+				t.Fatal(err)
+			}
+			serve(t, testConfig(path, hp, &testMaker{}))
+			if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) || number >= 0 && o.FD != number {
+				t.Errorf("%+v, want descriptor %d", o, number)
+			}
+			// The child closed the one it was told of: nothing may be left.
+			if o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 1, N: 1}); o.OK != 1 || o.Open != 0 {
+				t.Errorf("next call: %+v", o)
+			}
+		})
+	}
+}
+
 // underLoad lets a trapped program call socket() from several threads while end ends one agent after the
 // other, each once it has started answering, and returns what the program saw.
 func underLoad(t *testing.T, calls, rounds int, end func(*exec.Cmd)) outcome {

@@ -133,7 +133,8 @@ func (m *matcher) direct(p *packet, o option) (src, dst netip.AddrPort, v verdic
 
 // settle judges a packet of a connection that the agent does not know. One between the container's own ends must
 // be its own: it ended before the agent was asked, and has the usual loopback addresses. Anything else is taken
-// for the node's until a SYN begins it anew.
+// for the node's until a SYN begins it anew; only its handshake proves nothing, since the agent lists no connection
+// that is about to be accepted.
 func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
 	if src, dst, v = m.match(p); v != verdictUnknown {
 		return src, dst, v
@@ -147,7 +148,9 @@ func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
 			}
 		}
 	}
-	m.flows.put(t, n)
+	if n != (names{}) || p.flags&flagSYN == 0 {
+		m.flows.put(t, n)
+	}
 	return n.local, n.remote, n.verdict()
 }
 

@@ -192,6 +192,28 @@ func TestAsk(t *testing.T) {
 	}
 }
 
+// TestHandshakeProvesNothing: the agent cannot list a connection before it is established, and is asked again then.
+func TestHandshakeProvesNothing(t *testing.T) {
+	m := newMatcher(container, nodeAddrs)
+	ask := func(s segment) verdict {
+		p := mustParse(t, s.bytes(t))
+		_, _, before := m.match(&p)
+		m.settle(&p)
+		return before
+	}
+	in := syn("198.51.100.1:5000", "192.0.2.1:17410")
+	answer := segment{src: in.dst, dst: in.src, flags: flagSYN | flagACK}
+	ack := data("198.51.100.1:5000", "192.0.2.1:17410", "")
+	for _, s := range []segment{in, answer, ack} {
+		if v := ask(s); v != verdictUnknown {
+			t.Errorf("flags %#x: verdict %d, want a question", s.flags, v)
+		}
+	}
+	if v := ask(ack); v != verdictForeign {
+		t.Errorf("asked about again: verdict %d", v)
+	}
+}
+
 // TestAgentAway: an agent that does not answer costs what only it knows.
 func TestAgentAway(t *testing.T) {
 	a4 := loopbackAlias(container.ID, "127.0.0.1")

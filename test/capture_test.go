@@ -68,6 +68,8 @@ type transfer struct {
 	port                 string
 	// clientMode and serverMode are "heddle" if empty.
 	clientMode, serverMode string
+	// hold, if set, is called while the connection is open and has carried nothing.
+	hold func()
 }
 
 // run makes the connection and gives the addresses that the client saw.
@@ -82,9 +84,17 @@ func (x transfer) run(t *testing.T) (local, remote netip.AddrPort) {
 	}
 	server := start(t, x.serverMode, x.server, "python3", "-c", transferServer, x.listen, x.port, fmt.Sprint(transferAnswered))
 	server.waitFor("listening")
-	out := mustRun(t, x.clientMode, x.client, "python3", "-c", transferClient, x.bind, x.dial, x.port, fmt.Sprint(transferSent))
+	client := start(t, x.clientMode, x.client, "python3", "-c", transferClient, x.bind, x.dial, x.port, fmt.Sprint(transferSent), "wait")
+	client.waitFor("names")
+	if x.hold != nil {
+		x.hold()
+	}
+	if _, err := client.stdin.Write([]byte("go\n")); err != nil {
+		t.Fatal(err)
+	}
 	server.waitFor("done")
-	return seenNames(t, out)
+	<-client.done
+	return seenNames(t, client.output())
 }
 
 func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
@@ -256,6 +266,14 @@ func TestCapture(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "c1.pcap")
 			c := startCapture(t, nil, "n1/c1", "-w", file)
 			transfer{client: "n1/c2", server: "n2/c2", listen: "0.0.0.0", port: "23100"}.run(t) // not to be seen
+			// What only the agent knows (outside) is asked while the connection lives.
+			x.hold = func() {
+				const fileHeader = 24
+				eventually(t, "the handshake to be in the file", func() (bool, string) {
+					info, err := os.Stat(file)
+					return err == nil && info.Size() > fileHeader, fmt.Sprint(err)
+				})
+			}
 			local, remote := x.run(t)
 			total, dropped := c.interrupt(t)
 			if dropped != 0 {

@@ -53,6 +53,9 @@ func TestRoundTrip(t *testing.T) {
 	if list, err := client.Nodes(ctx); err != nil || !reflect.DeepEqual(list, []model.Node{testNode()}) {
 		t.Errorf("nodes %+v, %v", list, err)
 	}
+	if list, err := client.Traffic(ctx); err != nil || !reflect.DeepEqual(list, []model.Traffic{testTraffic()}) {
+		t.Errorf("traffic %+v, %v", list, err)
+	}
 	filter := ConnectionFilter{Endpoint: "n1/c1", Listeners: true}
 	if list, err := client.Connections(ctx, filter); err != nil || !reflect.DeepEqual(list, agent.conns) {
 		t.Errorf("connections %+v, %v, want %+v", list, err, agent.conns)

@@ -18,9 +18,10 @@ import (
 )
 
 const (
-	// maxWaiting bounds the packets that wait for the agent's answer, maxWait how long each does.
-	maxWaiting = 4096
-	maxWait    = time.Second
+	// maxWaiting and maxWaitingBytes bound the packets that wait for the agent's answer, maxWait how long each does.
+	maxWaiting      = 4096
+	maxWaitingBytes = 32 << 20
+	maxWait         = time.Second
 	// askInterval is the least time between two questions, askTimeout how long one may take.
 	askInterval = 20 * time.Millisecond
 	askTimeout  = 2 * time.Second
@@ -29,7 +30,7 @@ const (
 	// maxSeen bounds the packets that are remembered for that.
 	maxSeen = 1 << 14
 	// frameBuffer is how many packets may wait between the reading and the writing part.
-	frameBuffer = 1024
+	frameBuffer = 256
 )
 
 // MaxSnapLen is the longest packet that is kept whole.
@@ -96,6 +97,7 @@ type session struct {
 	seed    maphash.Seed
 
 	waiting []held
+	bytes   int         // of those that wait
 	answers chan answer // of the question under way
 	asking  bool
 	asked   time.Time // when the last question was put
@@ -189,10 +191,12 @@ func (s *session) take(f frame) error {
 		return s.write(f, &p, src, dst)
 	}
 	s.waiting = append(s.waiting, held{frame: f, packet: p})
-	if len(s.waiting) > maxWaiting {
-		return s.settle(1)
+	s.bytes += len(f.raw)
+	n := 0
+	for over := s.bytes; len(s.waiting)-n > maxWaiting || over > maxWaitingBytes; n++ {
+		over -= len(s.waiting[n].frame.raw)
 	}
-	return nil
+	return s.settle(n)
 }
 
 // ask puts a question if packets wait for one and none is under way. It gives the channel of a timer that tells
@@ -257,6 +261,7 @@ func (s *session) release(now time.Time) error {
 func (s *session) settle(n int) error {
 	for i := range s.waiting[:n] {
 		h := &s.waiting[i]
+		s.bytes -= len(h.frame.raw)
 		src, dst, v := s.matcher.settle(&h.packet)
 		if v != verdictOurs {
 			s.counts.Unmatched++
@@ -266,7 +271,11 @@ func (s *session) settle(n int) error {
 			return err
 		}
 	}
-	s.waiting = append(s.waiting[:0], s.waiting[n:]...)
+	if n > 0 {
+		rest := copy(s.waiting, s.waiting[n:])
+		clear(s.waiting[rest:])
+		s.waiting = s.waiting[:rest]
+	}
 	return nil
 }
 

@@ -244,6 +244,20 @@ func TestWaitingIsBounded(t *testing.T) {
 	if len(s.waiting) != maxWaiting || s.counts.Unmatched != 100 {
 		t.Errorf("%d packets wait, %d given up", len(s.waiting), s.counts.Unmatched)
 	}
+	large := strings.Repeat("x", 60_000)
+	for n := range 2 * maxWaitingBytes / len(large) {
+		src := netip.AddrPortFrom(netip.MustParseAddr("198.51.100.2"), uint16(n+1))
+		if err := s.take(segment{src: src, dst: addrPort("192.0.2.1:22"), flags: flagACK, payload: []byte(large)}.at(t, 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sum := 0
+	for _, h := range s.waiting {
+		sum += len(h.frame.raw)
+	}
+	if sum != s.bytes || sum > maxWaitingBytes || sum < maxWaitingBytes/2 {
+		t.Errorf("%d bytes wait, counted as %d", sum, s.bytes)
+	}
 }
 
 // TestRepeated: what two devices saw is one packet, what one device saw twice is two.

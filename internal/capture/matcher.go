@@ -16,6 +16,9 @@ type names struct{ local, remote netip.AddrPort }
 // maxFlows bounds the connections that a matcher remembers. One that is forgotten is asked for again.
 const maxFlows = 1 << 16
 
+// prefix6Bytes is the length of the prefix in an IPv6 overlay address; the rest is the IPv4 address.
+const prefix6Bytes = 12
+
 // verdict says what a matcher makes of a packet.
 type verdict int
 
@@ -27,10 +30,11 @@ const (
 
 // matcher finds out whose packets are and what their addresses are to the container's programs.
 type matcher struct {
-	id    model.EndpointID
-	addrs map[netip.Addr]bool // of the endpoint, on the overlay
-	node  map[netip.Addr]bool
-	flows *recent[tuple, names]
+	id      model.EndpointID
+	addrs   map[netip.Addr]bool // of the endpoint, on the overlay
+	prefix6 []byte              // what makes an IPv6 overlay address of an IPv4 one; nil without IPv6
+	node    map[netip.Addr]bool
+	flows   *recent[tuple, names]
 }
 
 func newMatcher(e model.Endpoint, node []netip.Addr) *matcher {
@@ -40,6 +44,9 @@ func newMatcher(e model.Endpoint, node []netip.Addr) *matcher {
 	}
 	for _, a := range node {
 		m.node[a.Unmap()] = true
+	}
+	if a := e.Addr6(); a.IsValid() {
+		m.prefix6 = a.AsSlice()[:prefix6Bytes]
 	}
 	return m
 }
@@ -78,7 +85,7 @@ func (m *matcher) match(p *packet) (src, dst netip.AddrPort, v verdict) {
 	case m.addrs[p.src.Addr()] || m.addrs[p.dst.Addr()]:
 		return p.src, p.dst, verdictOurs
 	}
-	if o, ok := p.option(); ok {
+	if o, ok := p.option(m.prefix6); ok {
 		return m.direct(p, o)
 	}
 	if m.nodes(p.src.Addr()) || m.nodes(p.dst.Addr()) {
@@ -141,17 +148,29 @@ func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
 	}
 	t, n := tuple{p.src, p.dst}, names{}
 	if ours, theirs := m.ends(p); ours && theirs {
-		n = names{p.src, p.dst}
-		for _, end := range []netip.Addr{p.src.Addr(), p.dst.Addr()} {
-			if shown, ok := model.LoopbackShown(m.id, end); ok {
-				n = names{netip.AddrPortFrom(shown, p.src.Port()), netip.AddrPortFrom(shown, p.dst.Port())}
-			}
-		}
+		n = m.ownNames(p)
 	}
 	if n != (names{}) || p.flags&flagSYN == 0 {
 		m.flows.put(t, n)
 	}
 	return n.local, n.remote, n.verdict()
+}
+
+// ownNames guesses the names of a connection of the container with itself. A wildcard listener that was reached over
+// loopback has its overlay address in the packet.
+func (m *matcher) ownNames(p *packet) names {
+	n := names{p.src, p.dst}
+	src, fromLoopback := model.LoopbackShown(m.id, p.src.Addr())
+	dst, toLoopback := model.LoopbackShown(m.id, p.dst.Addr())
+	switch {
+	case fromLoopback && !toLoopback:
+		dst = src
+	case toLoopback && !fromLoopback:
+		src = dst
+	case !fromLoopback:
+		return n
+	}
+	return names{netip.AddrPortFrom(src, p.src.Port()), netip.AddrPortFrom(dst, p.dst.Port())}
 }
 
 // recent is a map that forgets: it holds at least the limit/2 keys that were used last.

@@ -7,10 +7,11 @@ import (
 
 // The SYN option of docs/protocols/syn-option.md.
 const (
-	optionKind    = 253
-	optionLength  = 16
-	optionExID    = 0x4864
-	optionVersion = 1
+	optionKind     = 253
+	optionLength   = 16
+	optionExID     = 0x4864
+	optionVersion  = 1 // the ends are the addresses in the option
+	optionVersion6 = 2 // the ends are the IPv6 forms of these
 )
 
 // option is what a direct SYN says of its connection.
@@ -47,8 +48,9 @@ func findOption(header []byte) (begin, end int) {
 	return 0, 0
 }
 
-// option reads Heddle's option of a SYN. Other versions are unknown here, and the agent is asked instead.
-func (p *packet) option() (o option, ok bool) {
+// option reads Heddle's option of a SYN. prefix6 makes the IPv6 form of an address. Other versions, and IPv6 in a
+// network without it, are unknown here, and the agent is asked instead.
+func (p *packet) option(prefix6 []byte) (o option, ok bool) {
 	if !p.opens() {
 		return o, false
 	}
@@ -59,11 +61,20 @@ func (p *packet) option() (o option, ok bool) {
 	}
 	raw := header[begin:end]
 	version := binary.BigEndian.Uint16(raw[4:])
-	if version>>12 != optionVersion {
+	o.network = version & 0xfff
+	var before []byte
+	switch {
+	case version>>12 == optionVersion:
+	case version>>12 == optionVersion6 && prefix6 != nil:
+		before = prefix6
+	default:
 		return o, false
 	}
-	o.network = version & 0xfff
-	o.dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(raw[8:12])), binary.BigEndian.Uint16(raw[6:]))
-	o.src = netip.AddrFrom4([4]byte(raw[12:16]))
+	address := func(b []byte) netip.Addr {
+		a, _ := netip.AddrFromSlice(append(append([]byte(nil), before...), b...))
+		return a
+	}
+	o.dst = netip.AddrPortFrom(address(raw[8:12]), binary.BigEndian.Uint16(raw[6:]))
+	o.src = address(raw[12:16])
 	return o, true
 }

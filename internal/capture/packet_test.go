@@ -175,7 +175,7 @@ func TestSynOption(t *testing.T) {
 	s := segment{src: addrPort("192.0.2.1:40000"), dst: addrPort("192.0.2.2:17410"), flags: flagSYN,
 		options: []layers.TCPOption{mss, synOption(x, y), scale}, payload: []byte("fast")}
 	p := mustParse(t, s.bytes(t))
-	o, ok := p.option()
+	o, ok := p.option(nil)
 	if !ok || o.src != x || o.dst != y || o.network != 7 {
 		t.Fatalf("option %+v, %v", o, ok)
 	}
@@ -200,7 +200,7 @@ func TestSynOption(t *testing.T) {
 	}
 	s.flags |= flagACK
 	p = mustParse(t, s.bytes(t))
-	if _, ok := p.option(); ok {
+	if _, ok := p.option(nil); ok {
 		t.Error("an option was read from a SYN-ACK")
 	}
 }

@@ -22,6 +22,9 @@ var (
 	nodeAddrs = []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 )
 
+// alias is the node's address for a loopback address of the container.
+func alias(a string) netip.Addr { return model.LoopbackAlias(container.ID, netip.MustParseAddr(a)) }
+
 // written is a packet of the file.
 type written struct {
 	at       time.Time
@@ -137,6 +140,23 @@ func TestDirect(t *testing.T) {
 	}
 }
 
+// TestDirect6: version 2 of the option names the IPv6 forms of its addresses.
+func TestDirect6(t *testing.T) {
+	both := container
+	both.Addrs = append(both.Addrs[:1:1], netip.MustParseAddr("fd00:48::10.244.1.2"))
+	o := synOption(netip.MustParseAddr("10.244.2.2"), addrPort("10.244.1.2:80"))
+	o.OptionData[2] = optionVersion6<<4 | o.OptionData[2]&0xf
+	p := mustParse(t, syn("192.0.2.2:50000", "192.0.2.1:17410", o).bytes(t))
+	src, dst, v := newMatcher(both, nodeAddrs).match(&p)
+	if v != verdictOurs || src != addrPort("[fd00:48::10.244.2.2]:50000") || dst != addrPort("[fd00:48::10.244.1.2]:80") {
+		t.Errorf("%s to %s, verdict %d", src, dst, v)
+	}
+	decode(t, p.rewrite(src, dst, false))
+	if _, _, v := newMatcher(container, nodeAddrs).match(&p); v != verdictUnknown {
+		t.Errorf("without IPv6: verdict %d, want a question", v)
+	}
+}
+
 // TestOverlayAddresses: packets that carry overlay addresses are taken as they are; those of others are not.
 func TestOverlayAddresses(t *testing.T) {
 	list, counts := runFrames(t, Options{},
@@ -152,9 +172,9 @@ func TestOverlayAddresses(t *testing.T) {
 
 // TestLoopback: aliases become what the agent says, and the usual addresses if it says nothing.
 func TestLoopback(t *testing.T) {
-	a4, a6 := loopbackAlias(container.ID, "127.0.0.1"), loopbackAlias(container.ID, "::1")
+	a4, a6 := alias("127.0.0.1"), alias("::1")
 	four, six := a4.String(), a6.String()
-	foreign := loopbackAlias(container.ID+1, "127.0.0.1")
+	foreign := model.LoopbackAlias(container.ID+1, netip.MustParseAddr("127.0.0.1"))
 	ask := func(context.Context) ([]model.Connection, error) {
 		return []model.Connection{{Local: addrPort("127.0.0.7:1"), Remote: addrPort("127.0.0.8:2"),
 			NodeLocal: addrPort(four + ":1"), NodeRemote: addrPort(four + ":2")}}, nil
@@ -165,8 +185,10 @@ func TestLoopback(t *testing.T) {
 		data(four+":3", four+":4", "c").at(t, 2),
 		data(six+":5", six+":6", "d").at(t, 3),
 		data(six+":7", "10.244.1.2:8", "e").at(t, 4),
-		data(foreign.String()+":1", foreign.String()+":2", "not ours").at(t, 5))
-	want := "127.0.0.7:1>127.0.0.8:2 a; 127.0.0.8:2>127.0.0.7:1 b; 127.0.0.1:3>127.0.0.1:4 c; [::1]:5>[::1]:6 d; [::1]:7>[::1]:8 e"
+		data(alias("127.0.0.9").String()+":9", alias("127.5.6.7").String()+":10", "f").at(t, 5),
+		data(foreign.String()+":1", foreign.String()+":2", "not ours").at(t, 6))
+	want := "127.0.0.7:1>127.0.0.8:2 a; 127.0.0.8:2>127.0.0.7:1 b; 127.0.0.1:3>127.0.0.1:4 c; [::1]:5>[::1]:6 d; [::1]:7>[::1]:8 e; " +
+		"127.0.0.9:9>127.0.0.1:10 f"
 	if got := ends(list); got != want || counts.Unmatched != 1 {
 		t.Errorf("got  %s\nwant %s\n%+v", got, want, counts)
 	}
@@ -216,7 +238,7 @@ func TestHandshakeProvesNothing(t *testing.T) {
 
 // TestAgentAway: an agent that does not answer costs what only it knows.
 func TestAgentAway(t *testing.T) {
-	a4 := loopbackAlias(container.ID, "127.0.0.1")
+	a4 := alias("127.0.0.1")
 	ask := func(context.Context) ([]model.Connection, error) { return nil, errors.New("away") }
 	list, counts := runFrames(t, Options{Ask: ask},
 		data("192.0.2.1:40000", "198.51.100.1:443", "whose?").at(t, 0),
@@ -356,8 +378,4 @@ func TestRecentForgets(t *testing.T) {
 	if _, ok := r.get(50); ok || len(r.young)+len(r.older) > 10 {
 		t.Errorf("%d keys are remembered", len(r.young)+len(r.older))
 	}
-}
-
-func loopbackAlias(id model.EndpointID, a string) netip.Addr {
-	return model.LoopbackAlias(id, netip.MustParseAddr(a))
 }

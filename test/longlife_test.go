@@ -144,7 +144,8 @@ func TestStateDirectoryRemoved(t *testing.T) {
 }
 
 // TestStoreLost replaces the store by an empty one while containers live on both nodes. The node whose agent
-// starts with it and the one whose agent sees it happen both tell it what it knew.
+// starts with it and the one whose agent sees it happen both tell it what it knew. On a busy machine the lab may find
+// that the latter answers too slowly, and start it anew, too.
 func TestStoreLost(t *testing.T) {
 	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
 	target, port := address(t, "heddle", "n2/c1"), freePort()
@@ -165,7 +166,7 @@ func TestStoreLost(t *testing.T) {
 	}
 	eventually(t, "n2 to join the new store", func() (bool, string) {
 		log := nodeLog(t, "n2")
-		return strings.Contains(log, "the store had lost this node; joined again"), log
+		return strings.Contains(log, "the store had lost this node; "), log
 	})
 	if log := nodeLog(t, "n1"); !strings.Contains(log, "endpoint that the store had lost is adopted") {
 		t.Errorf("log of n1:\n%s", log)

@@ -115,7 +115,9 @@ func (f captureFlags) run(ctx context.Context, what string, stdout, stderr io.Wr
 		ctx, cancel = context.WithTimeout(ctx, f.duration)
 		defer cancel()
 	}
-	fmt.Fprintf(stderr, "capturing %s (%s) on node %s to %s\n", c.endpoint.Name, join(c.endpoint.Addrs), c.endpoint.Node, name)
+	f.options.Begun = func() {
+		fmt.Fprintf(stderr, "capturing %s (%s) on node %s to %s\n", c.endpoint.Name, join(c.endpoint.Addrs), c.endpoint.Node, name)
+	}
 	counts, err := capture.Run(ctx, src, out, f.options)
 	fmt.Fprintf(stderr, "%d packets captured, %d dropped by the kernel, %d unmatched, %d malformed\n", counts.Captured, counts.Dropped,
 		counts.Unmatched, counts.Malformed)

@@ -41,6 +41,8 @@ type Options struct {
 	Endpoint model.Endpoint
 	// Ask lists the endpoint's connections, listeners excepted.
 	Ask func(context.Context) ([]model.Connection, error)
+	// Begun, if not nil, is called when every packet from now on will be judged: live connections are known.
+	Begun func()
 	// KeepOption leaves Heddle's option in the SYN of a direct connection, where programs of a container never
 	// see it.
 	KeepOption bool
@@ -73,6 +75,9 @@ func Run(ctx context.Context, src *Source, out io.Writer, o Options) (Counts, er
 		return Counts{}, fmt.Errorf("list connections: %w", err)
 	}
 	s.matcher.learn(first)
+	if o.Begun != nil {
+		o.Begun()
+	}
 	reading, stop := context.WithCancel(ctx)
 	defer stop()
 	frames := make(chan frame, frameBuffer)

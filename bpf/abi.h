@@ -73,6 +73,18 @@ enum sock_tag_flags {
 	TAG_NAMES = 1 << 7,       /* connecting: the accepting side must be told the addresses shown here */
 };
 
+/* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
+ * back as it was set. */
+enum sock_tag_options {
+	OPTION_TRANSPARENT = 1 << 0, /* IP_TRANSPARENT; the kernel's own is always on */
+	OPTION_RECVERR4 = 1 << 1,    /* IP_RECVERR */
+	OPTION_RECVERR6 = 1 << 2,    /* IPV6_RECVERR */
+	OPTION_PKTINFO = 1 << 3,     /* IP_PKTINFO */
+	OPTION_SAVE_SYN = 1 << 4,    /* TCP_SAVE_SYN, a value of two bits; the kernel's own is Heddle's */
+	OPTION_FASTOPEN = 1 << 6,    /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
+	OPTION_MPTCP = 1 << 7,       /* the program asked for IPPROTO_MPTCP */
+};
+
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
  * (dup, fork, SCM_RIGHTS) and accepted sockets start with a copy of their listener's. */
 struct sock_tag {
@@ -90,6 +102,9 @@ struct sock_tag {
 	__u8 pad;
 	__u16 claim_port; /* host byte order */
 	__u32 claim_uid;  /* of the process that bound it */
+	__u32 mark;       /* SO_MARK as the program set it; the kernel's is the node's */
+	__u32 ifindex;    /* device of the container to which the program bound the socket, or 0 */
+	__u32 options;    /* enum sock_tag_options */
 };
 
 /* Which addresses of its container a bound socket holds a port of. Those at the same node address need no
@@ -117,6 +132,9 @@ struct port_key {
 	__u32 endpoint_id;
 	__u16 port; /* host byte order */
 	__u16 pad;
+	__u32 mark;    /* SO_MARK as the program set it; the kernel's is the node's */
+	__u32 ifindex; /* device of the container to which the program bound the socket, or 0 */
+	__u32 options; /* enum sock_tag_options */
 };
 
 /* The sockets of one container bound to one port, by what they hold. */
@@ -141,6 +159,9 @@ struct endpoint {
 	__u32 flags;   /* enum endpoint_flags */
 	__u32 ifindex; /* node side of its veth */
 	__u32 pad;
+	__u32 netns;             /* inode of the container's network namespace */
+	__u32 container_ifindex; /* container side of its veth */
+	char device[16];         /* its name there */
 };
 
 /* route.flags */

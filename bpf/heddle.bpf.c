@@ -6,6 +6,7 @@
 #include "config.h"
 #include "maps.h"
 #include "address.h"
+#include "credential.h"
 #include "option.h"
 #include "packet.h"
 

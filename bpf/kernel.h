@@ -8,6 +8,7 @@
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
+#include <bpf/bpf_core_read.h>
 
 #define bool _Bool
 #define true 1
@@ -26,8 +27,11 @@
 #define SOL_SOCKET_    1
 #define SOL_TCP_       6
 #define SOL_IPV6_      41
-#define SOL_TLS_       282
+#define IPPROTO_MPTCP_ 262
 #define EPERM_         1
+#define ENOENT_        2
+#define EACCES_        13
+#define ENODEV_        19
 #define EINVAL_        22
 #define ENOPROTOOPT_   92
 #define EADDRINUSE_    98

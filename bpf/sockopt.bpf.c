@@ -1,182 +1,373 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Socket options: an allow-list, because the socket lives in the node's namespace and what the kernel
- * checks there are the node's rules. Three kinds of answer besides the kernel's own: EPERM for options
- * that would reach the node, success without effect for hints Heddle cannot take, and IPV6_V6ONLY,
- * which is kept in the tag (the kernel's own flag would forbid the v4-mapped addresses underneath). */
+/* Socket options. The socket lives in the node's namespace, so what the kernel would do to it there is asked
+ * first: an allow-list. What is not passed on is one of
+ *
+ *   kept      the program's wish is noted in the tag and read back; the kernel's own setting is Heddle's
+ *   denied    EPERM: it would reach the node, or show the underlay
+ *   unknown   the answer the kernel has for options that it does not know
+ *
+ * A get hook runs when the kernel has answered already, into the program's memory: it can change an answer, not
+ * hide one. So what must not be seen has to be prevented when it is set.
+ *
+ * ep is NULL for sockets that outlive their endpoint. */
 
-#define OPTVAL_PAGE 4096
+#define OPTVAL_PAGE    4096
+#define UNKNOWN_OPTION 0x7fff /* none of any kernel's */
+#define IFNAMSIZ_      16
+#define SOL_NETFILTER  64 /* first of 64 options of IP and IPv6 level that are netfilter's */
 
+/* What set_*_level decide. */
 enum sockopt_verdict {
 	SOCKOPT_DENY,
 	SOCKOPT_PASS,
-	SOCKOPT_IGNORE,
-	SOCKOPT_V6ONLY,
+	SOCKOPT_UNKNOWN,
+	SOCKOPT_DONE, /* answered: the kernel need not see it */
+	SOCKOPT_FAIL, /* answered, with an errno that is set */
 };
 
-static __always_inline int socket_level(int name)
+static __always_inline int fail_sockopt(int err)
 {
-	switch (name) {
-	case 36: /* SO_MARK */
+	bpf_set_retval(-err);
+	return SOCKOPT_FAIL;
+}
+
+/* The integer that a program sets, as most levels read it. */
+static __always_inline bool read_int(struct bpf_sockopt *ctx, int *value)
+{
+	__u8 *p = ctx->optval;
+
+	if (ctx->optlen < (int)sizeof(int) || (void *)(p + sizeof(int)) > ctx->optval_end)
+		return false;
+	*value = *(int *)p;
+	return true;
+}
+
+/* The same as IP level reads it: one byte will do, and nothing is 0. */
+static __always_inline int read_ip_int(struct bpf_sockopt *ctx)
+{
+	__u8 *p = ctx->optval;
+	int value = 0;
+
+	if (!read_int(ctx, &value) && ctx->optlen > 0 && (void *)(p + 1) <= ctx->optval_end)
+		value = *p;
+	return value;
+}
+
+/* Denied, unless the value is too short for the option: then the kernel would not have looked at rights. */
+static __always_inline int deny_if_whole(struct bpf_sockopt *ctx, int size)
+{
+	return ctx->optlen < size ? fail_sockopt(EINVAL_) : SOCKOPT_DENY;
+}
+
+static __always_inline int keep(struct sock_tag *tag, __u32 option, bool on)
+{
+	if (on)
+		tag->options |= option;
+	else
+		tag->options &= ~option;
+	return SOCKOPT_DONE;
+}
+
+/* SO_MARK means something to the container's own rules only, which this socket never meets. */
+static __always_inline int set_kept_mark(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                         const struct endpoint *ep)
+{
+	int value;
+
+	if (!read_int(ctx, &value))
+		return fail_sockopt(EINVAL_);
+	if (!capable_in(ep, CAP_NET_RAW_) && !capable_in(ep, CAP_NET_ADMIN_))
+		return fail_sockopt(EPERM_);
+	tag->mark = value;
+	return SOCKOPT_DONE;
+}
+
+static __always_inline int bind_device(struct sock_tag *tag, const struct endpoint *ep, __u32 ifindex)
+{
+	if (tag->ifindex && !capable_in(ep, CAP_NET_RAW_))
+		return fail_sockopt(EPERM_);
+	tag->ifindex = ifindex;
+	return SOCKOPT_DONE;
+}
+
+static __always_inline int bind_ifindex(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                        const struct endpoint *ep)
+{
+	int value;
+
+	if (!read_int(ctx, &value) || value < 0)
+		return fail_sockopt(EINVAL_);
+	return bind_device(tag, ep, value); /* the kernel does not ask whether there is such a device */
+}
+
+/* The device of the container that the program names; 0 for "", -1 for one that is not there. */
+static __always_inline int named_device(struct bpf_sockopt *ctx, const struct endpoint *ep)
+{
+	bool lo = true, own = true;
+	__u8 *p = ctx->optval;
+	int i;
+
+	for (i = 0; i < IFNAMSIZ_; i++) {
+		char c = 0;
+
+		if (i < IFNAMSIZ_ - 1 && i < ctx->optlen && (void *)(p + i + 1) <= ctx->optval_end)
+			c = p[i];
+		if (i == 0 && !c)
+			return 0;
+		if (c != (i == 0 ? 'l' : i == 1 ? 'o' : 0))
+			lo = false;
+		if (c != ep->device[i])
+			own = false;
+		if (!c)
+			break;
+	}
+	if (lo)
+		return 1;
+	return own ? (int)ep->container_ifindex : -1;
+}
+
+static __always_inline int bind_named(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                      const struct endpoint *ep)
+{
+	int ifindex = ep ? named_device(ctx, ep) : -1;
+
+	if (ifindex < 0)
+		return fail_sockopt(ENODEV_);
+	return bind_device(tag, ep, ifindex);
+}
+
+/* SO_REUSEADDR and SO_REUSEPORT decide about conflicts between addresses, too. */
+static __always_inline int note_reuse(struct bpf_sockopt *ctx, struct sock_tag *tag)
+{
+	int value;
+
+	if (read_int(ctx, &value))
+		set_claim_flag(tag, ctx->optname == 2 ? CLAIM_REUSEADDR : CLAIM_REUSEPORT, value != 0);
+	return SOCKOPT_PASS;
+}
+
+static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                            const struct endpoint *ep)
+{
+	switch (ctx->optname) {
+	case 2:  /* SO_REUSEADDR */
+	case 15: /* SO_REUSEPORT */
+		return note_reuse(ctx, tag);
 	case 25: /* SO_BINDTODEVICE */
+		return bind_named(ctx, tag, ep);
+	case 36: /* SO_MARK */
+		return set_kept_mark(ctx, tag, ep);
 	case 62: /* SO_BINDTOIFINDEX */
-	case 32: /* SO_SNDBUFFORCE */
-	case 33: /* SO_RCVBUFFORCE */
-	case 1:  /* SO_DEBUG */
-	case 52: /* SO_ATTACH_REUSEPORT_EBPF */
+		return bind_ifindex(ctx, tag, ep);
 	case 50: /* SO_ATTACH_BPF */
-	case 71: /* SO_NETNS_COOKIE */
+	case 52: /* SO_ATTACH_REUSEPORT_EBPF */
+		return deny_if_whole(ctx, sizeof(int));
+	}
+	return ctx->optname > 0 && ctx->optname <= 83 ? SOCKOPT_PASS : SOCKOPT_UNKNOWN;
+}
+
+/* IP_TRANSPARENT and IPV6_TRANSPARENT are one. */
+static __always_inline int set_transparent(struct sock_tag *tag, const struct endpoint *ep, bool on)
+{
+	if (on && !capable_in(ep, CAP_NET_RAW_) && !capable_in(ep, CAP_NET_ADMIN_))
+		return fail_sockopt(EPERM_);
+	return keep(tag, OPTION_TRANSPARENT, on);
+}
+
+/* IP_UNICAST_IF and IPV6_UNICAST_IF, in network byte order: TCP does not use them. */
+static __always_inline int set_unicast_if(struct bpf_sockopt *ctx, const struct endpoint *ep)
+{
+	int value;
+
+	if (!read_int(ctx, &value))
+		return fail_sockopt(EINVAL_);
+	value = bpf_ntohl(value);
+	if (value == 0 || value == 1 || (ep && value == (int)ep->container_ifindex))
+		return SOCKOPT_DONE;
+	return fail_sockopt(EADDRNOTAVAIL_);
+}
+
+static __always_inline int set_ip_level(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                        const struct endpoint *ep)
+{
+	int name = ctx->optname;
+
+	switch (name) {
+	case 4: /* IP_OPTIONS: they would be seen, and answered, by the underlay */
+		return ctx->optlen ? SOCKOPT_DENY : SOCKOPT_PASS;
+	case 8: /* IP_PKTINFO: read by IP_PKTOPTIONS, which has the kernel's addresses */
+		return keep(tag, OPTION_PKTINFO, read_ip_int(ctx));
+	case 11: /* IP_RECVERR: errors come with addresses of the underlay */
+		return keep(tag, OPTION_RECVERR4, read_ip_int(ctx));
+	case 19: /* IP_TRANSPARENT: bind() goes on to refuse foreign addresses */
+		return ctx->optlen < 1 ? fail_sockopt(EINVAL_) : set_transparent(tag, ep, read_ip_int(ctx));
+	case 50: /* IP_UNICAST_IF */
+		return set_unicast_if(ctx, ep);
+	case 16:            /* IP_IPSEC_POLICY */
+	case 17:            /* IP_XFRM_POLICY */
+	case SOL_NETFILTER: /* iptables, arptables */
+	case SOL_NETFILTER + 1:
+	case SOL_NETFILTER + 32:
+	case SOL_NETFILTER + 33:
 		return SOCKOPT_DENY;
 	}
-	return name > 0 && name <= 76 ? SOCKOPT_PASS : SOCKOPT_DENY;
+	if (name >= 37 && name <= 40) /* memberships: of the node's devices */
+		return deny_if_whole(ctx, 12 /* struct ip_mreq_source */);
+	if (name >= 42 && name <= 47)
+		return deny_if_whole(ctx, 132 /* struct group_req without its padding */);
+	return name > 0 && name <= 52 ? SOCKOPT_PASS : SOCKOPT_UNKNOWN;
 }
 
-static __always_inline int ip_level(int name)
-{
-	switch (name) {
-	case 1:  /* IP_TOS */
-	case 2:  /* IP_TTL */
-	case 8:  /* IP_PKTINFO */
-	case 10: /* IP_MTU_DISCOVER */
-	case 12: /* IP_RECVTTL */
-	case 13: /* IP_RECVTOS */
-	case 14: /* IP_MTU */
-	case 15: /* IP_FREEBIND: bind() still refuses foreign addresses */
-	case 21: /* IP_MINTTL */
-	case 24: /* IP_BIND_ADDRESS_NO_PORT */
-	case 51: /* IP_LOCAL_PORT_RANGE */
-		return SOCKOPT_PASS;
-	}
-	return SOCKOPT_DENY;
-}
-
-static __always_inline int ipv6_level(int name)
-{
-	switch (name) {
-	case 26: /* IPV6_V6ONLY */
-		return SOCKOPT_V6ONLY;
-	case 16: /* IPV6_UNICAST_HOPS */
-	case 23: /* IPV6_MTU_DISCOVER */
-	case 24: /* IPV6_MTU */
-	case 33: /* IPV6_FLOWINFO_SEND */
-	case 49: /* IPV6_RECVPKTINFO */
-	case 51: /* IPV6_RECVHOPLIMIT */
-	case 66: /* IPV6_RECVTCLASS */
-	case 67: /* IPV6_TCLASS */
-	case 70: /* IPV6_AUTOFLOWLABEL */
-	case 72: /* IPV6_ADDR_PREFERENCES */
-	case 73: /* IPV6_MINHOPCOUNT */
-	case 78: /* IPV6_FREEBIND */
-		return SOCKOPT_PASS;
-	}
-	return SOCKOPT_DENY;
-}
-
-static __always_inline int tcp_level(int name)
-{
-	switch (name) {
-	case 14: /* TCP_MD5SIG */
-	case 32: /* TCP_MD5SIG_EXT */
-	case 19: /* TCP_REPAIR */
-	case 20: /* TCP_REPAIR_QUEUE */
-	case 21: /* TCP_QUEUE_SEQ */
-	case 22: /* TCP_REPAIR_OPTIONS */
-	case 29: /* TCP_REPAIR_WINDOW */
-	case 27: /* TCP_SAVE_SYN: on for every listener */
-	case 28: /* TCP_SAVED_SYN: the SYN as it was on the underlay */
-		return SOCKOPT_DENY;
-	case 30: /* TCP_FASTOPEN_CONNECT: an optimisation; the option has no room beside a cookie */
-		return SOCKOPT_IGNORE;
-	}
-	return name > 0 && name <= 37 ? SOCKOPT_PASS : SOCKOPT_DENY;
-}
-
-static __always_inline int sockopt_verdict(int level, int name)
-{
-	switch (level) {
-	case SOL_SOCKET_:
-		return socket_level(name);
-	case SOL_IP_:
-		return ip_level(name);
-	case SOL_IPV6_:
-		return ipv6_level(name);
-	case SOL_TCP_:
-		return tcp_level(name);
-	case SOL_TLS_:
-		return SOCKOPT_PASS;
-	}
-	return SOCKOPT_DENY;
-}
-
-/* Levels the kernel does not know answer ENOPROTOOPT; denied options of known levels EPERM. */
-static __always_inline int deny_sockopt(int level)
-{
-	bool known = level == SOL_SOCKET_ || level == SOL_IP_ || level == SOL_IPV6_ || level == SOL_TCP_;
-
-	return refuse(REASON_REFUSE_SOCKOPT, known ? EPERM_ : ENOPROTOOPT_);
-}
-
+/* The kernel's own flag stays off: it would forbid the v4-mapped addresses underneath. */
 static __always_inline int set_v6only(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
-	__u8 *value = ctx->optval;
 	int on;
 
-	if (ctx->sk->family != AF_INET6) {
-		bpf_set_retval(-ENOPROTOOPT_);
-		return 0;
-	}
-	if (ctx->optlen < (int)sizeof(int) || (void *)(value + sizeof(int)) > ctx->optval_end ||
-	    ctx->sk->src_port) {
-		bpf_set_retval(-EINVAL_);
-		return 0;
-	}
-	on = *(int *)value;
+	if (!read_int(ctx, &on) || ctx->sk->src_port)
+		return fail_sockopt(EINVAL_);
 	if (on)
 		tag->flags |= TAG_V6ONLY;
 	else
 		tag->flags &= ~TAG_V6ONLY;
-	ctx->optlen = -1;
-	return 1;
+	return SOCKOPT_DONE;
 }
 
-/* SO_REUSEADDR and SO_REUSEPORT decide about conflicts between addresses, too. */
-static __always_inline void note_reuse(struct bpf_sockopt *ctx, struct sock_tag *tag)
+/* Makes an IPv4 socket of one that is connected to a v4-mapped address: to one that the program sees. */
+static __always_inline int set_addrform(struct bpf_sockopt *ctx, const struct sock_tag *tag)
 {
-	__u8 *value = ctx->optval;
-	__u8 flag;
+	int family;
 
-	if (ctx->level != SOL_SOCKET_ || ctx->optlen < (int)sizeof(int) ||
-	    (void *)(value + sizeof(int)) > ctx->optval_end)
-		return;
-	if (ctx->optname == 2 /* SO_REUSEADDR */)
-		flag = CLAIM_REUSEADDR;
-	else if (ctx->optname == 15 /* SO_REUSEPORT */)
-		flag = CLAIM_REUSEPORT;
-	else
-		return;
-	set_claim_flag(tag, flag, *(int *)value != 0);
+	if (read_int(ctx, &family) && family == AF_INET && tag->flags & TAG_REMOTE &&
+	    !is_mapped(&tag->remote))
+		return fail_sockopt(EADDRNOTAVAIL_);
+	return SOCKOPT_PASS;
+}
+
+static __always_inline int set_kept6(struct bpf_sockopt *ctx, struct sock_tag *tag, const struct endpoint *ep)
+{
+	int value;
+
+	if (!read_int(ctx, &value))
+		return fail_sockopt(EINVAL_);
+	if (ctx->optname == 25)
+		return keep(tag, OPTION_RECVERR6, value);
+	return set_transparent(tag, ep, value);
+}
+
+static __always_inline int set_ipv6_level(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                          const struct endpoint *ep)
+{
+	int name = ctx->optname;
+
+	if (ctx->sk->family != AF_INET6)
+		return SOCKOPT_PASS; /* the kernel refuses the whole level */
+	switch (name) {
+	case 1: /* IPV6_ADDRFORM */
+		return set_addrform(ctx, tag);
+	case 25: /* IPV6_RECVERR */
+	case 75: /* IPV6_TRANSPARENT */
+		return set_kept6(ctx, tag, ep);
+	case 26:
+		return set_v6only(ctx, tag);
+	case 76: /* IPV6_UNICAST_IF */
+		return set_unicast_if(ctx, ep);
+	case 6: /* IPV6_2292PKTOPTIONS: extension headers and source address, for the underlay */
+		return ctx->optlen < 16 /* no control message */ ? SOCKOPT_PASS : SOCKOPT_DENY;
+	case 54: /* IPV6_HOPOPTS, RTHDRDSTOPTS, RTHDR, DSTOPTS */
+	case 55:
+	case 57:
+	case 59:
+		return ctx->optlen ? deny_if_whole(ctx, 8) : SOCKOPT_PASS;
+	case 34: /* IPV6_IPSEC_POLICY, IPV6_XFRM_POLICY, netfilter's */
+	case 35:
+	case SOL_NETFILTER:
+	case SOL_NETFILTER + 1:
+		return SOCKOPT_DENY;
+	case 27: /* IPV6_JOIN_ANYCAST, IPV6_LEAVE_ANYCAST, IPV6_PKTINFO: of the node's devices */
+	case 28:
+	case 50:
+		return deny_if_whole(ctx, 20);
+	case 32: /* IPV6_FLOWLABEL_MGR: labels are the node's */
+		return deny_if_whole(ctx, 32 /* struct in6_flowlabel_req */);
+	case 68: /* netfilter's, to be read only */
+	case 69:
+		return SOCKOPT_UNKNOWN;
+	}
+	if (name >= 42 && name <= 47)
+		return deny_if_whole(ctx, 132);
+	return name > 0 && name <= 78 ? SOCKOPT_PASS : SOCKOPT_UNKNOWN;
+}
+
+static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_tag *tag)
+{
+	int value = -1;
+
+	switch (ctx->optname) {
+	case 14: /* TCP_MD5SIG */
+	case 32: /* TCP_MD5SIG_EXT: keys go by addresses, and those of the wire are the underlay's */
+		return deny_if_whole(ctx, 128);
+	case 19: /* TCP_REPAIR */
+	case 42: /* TCP_AO_REPAIR */
+		return deny_if_whole(ctx, sizeof(int));
+	case 27: /* TCP_SAVE_SYN: a saved SYN is as it was on the underlay */
+		if (!read_int(ctx, &value) || value < 0 || value > 2)
+			return fail_sockopt(EINVAL_);
+		tag->options &= ~(OPTION_SAVE_SYN * 3);
+		tag->options |= OPTION_SAVE_SYN * value;
+		return SOCKOPT_DONE;
+	case 30: /* TCP_FASTOPEN_CONNECT */
+		read_int(ctx, &value);
+		if (value == 0 || value == 1)
+			keep(tag, OPTION_FASTOPEN, value);
+		return SOCKOPT_PASS;
+	case 38: /* TCP_AO_ADD_KEY and its kin: keys again */
+	case 39:
+	case 40:
+	case 41:
+		return SOCKOPT_UNKNOWN;
+	}
+	return ctx->optname > 0 && ctx->optname <= 46 ? SOCKOPT_PASS : SOCKOPT_UNKNOWN;
+}
+
+static __always_inline int set_verdict(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                       const struct endpoint *ep)
+{
+	switch (ctx->level) {
+	case SOL_SOCKET_:
+		return set_socket_level(ctx, tag, ep);
+	case SOL_IP_:
+		return set_ip_level(ctx, tag, ep);
+	case SOL_IPV6_:
+		return set_ipv6_level(ctx, tag, ep);
+	case SOL_TCP_:
+		return set_tcp_level(ctx, tag);
+	}
+	return SOCKOPT_PASS; /* kTLS; a TCP socket knows no others */
 }
 
 SEC("cgroup/setsockopt")
 int setsockopt(struct bpf_sockopt *ctx)
 {
 	struct sock_tag *tag;
+	struct endpoint *ep;
 
 	if (!ctx->sk)
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (!tag)
 		goto pass;
-	switch (sockopt_verdict(ctx->level, ctx->optname)) {
-	case SOCKOPT_PASS:
-		note_reuse(ctx, tag);
-		goto pass;
-	case SOCKOPT_IGNORE:
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	switch (set_verdict(ctx, tag, ep)) {
+	case SOCKOPT_DENY:
+		return refuse(REASON_REFUSE_SOCKOPT, EPERM_);
+	case SOCKOPT_FAIL:
+		return 0;
+	case SOCKOPT_DONE:
 		ctx->optlen = -1;
 		return 1;
-	case SOCKOPT_V6ONLY:
-		return set_v6only(ctx, tag);
+	case SOCKOPT_UNKNOWN:
+		ctx->optname = UNKNOWN_OPTION;
 	}
-	return deny_sockopt(ctx->level);
 pass:
 	/* Longer values than a page are not shown to programs; 0 lets the kernel read them itself. */
 	if (ctx->optlen > OPTVAL_PAGE)
@@ -184,27 +375,174 @@ pass:
 	return 1;
 }
 
+/* Puts value in the place of the integer that the kernel answered with, or of the bytes of it there was room
+ * for. */
+static __always_inline void show_int(struct bpf_sockopt *ctx, __u32 value)
+{
+	__u8 *p = ctx->optval;
+	int i;
+
+	if ((void *)(p + sizeof(value)) <= ctx->optval_end) {
+		*(__u32 *)p = value;
+		return;
+	}
+	for (i = 0; i < (int)sizeof(value) - 1; i++)
+		if ((void *)(p + i + 1) <= ctx->optval_end)
+			p[i] = value >> 8 * i;
+}
+
+/* The kernel answered what it must not. */
+static __always_inline int deny_answer(int err)
+{
+	return refuse(REASON_REFUSE_SOCKOPT, err);
+}
+
+static __always_inline int show_device(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                       const struct endpoint *ep)
+{
+	__u8 *p = ctx->optval;
+	int i, len = 0;
+
+	if (!tag->ifindex)
+		return 1;
+	if ((void *)(p + IFNAMSIZ_) > ctx->optval_end) {
+		bpf_set_retval(-EINVAL_);
+		return 0;
+	}
+	if (tag->ifindex == 1) {
+		p[0] = 'l';
+		p[1] = 'o';
+		p[2] = 0;
+		ctx->optlen = 3;
+		return 1;
+	}
+	if (!ep || tag->ifindex != ep->container_ifindex) {
+		bpf_set_retval(-ENODEV_);
+		return 0;
+	}
+	for (i = 0; i < IFNAMSIZ_; i++) {
+		p[i] = ep->device[i];
+		if (!p[i])
+			break;
+		len++;
+	}
+	ctx->optlen = len + 1;
+	return 1;
+}
+
+static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                            const struct endpoint *ep)
+{
+	__u8 *p = ctx->optval;
+	struct net *net;
+
+	switch (ctx->optname) {
+	case 25: /* SO_BINDTODEVICE */
+		return show_device(ctx, tag, ep);
+	case 36: /* SO_MARK */
+		show_int(ctx, tag->mark);
+		return 1;
+	case 38: /* SO_PROTOCOL */
+		if (tag->options & OPTION_MPTCP)
+			show_int(ctx, IPPROTO_MPTCP_);
+		return 1;
+	case 62: /* SO_BINDTOIFINDEX */
+		show_int(ctx, tag->ifindex);
+		return 1;
+	case 71: /* SO_NETNS_COOKIE */
+		net = net_of(ep);
+		if (!net || !bpf_core_field_exists(net->net_cookie))
+			return deny_answer(EPERM_);
+		if ((void *)(p + sizeof(__u64)) <= ctx->optval_end)
+			*(__u64 *)p = net->net_cookie;
+		return 1;
+	}
+	return ctx->optname <= 83 ? 1 : deny_answer(ENOPROTOOPT_);
+}
+
+static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
+{
+	switch (ctx->optname) {
+	case 8: /* IP_PKTINFO */
+		show_int(ctx, !!(tag->options & OPTION_PKTINFO));
+		return 1;
+	case 11: /* IP_RECVERR */
+		show_int(ctx, !!(tag->options & OPTION_RECVERR4));
+		return 1;
+	case 19: /* IP_TRANSPARENT */
+		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));
+		return 1;
+	case 80: /* SO_ORIGINAL_DST: the node's translations */
+		return deny_answer(ENOENT_);
+	}
+	if (ctx->optname >= SOL_NETFILTER && ctx->optname < SOL_NETFILTER + 64)
+		return deny_answer(EPERM_);
+	return ctx->optname <= 52 ? 1 : deny_answer(ENOPROTOOPT_);
+}
+
+static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
+{
+	switch (ctx->optname) {
+	case 25: /* IPV6_RECVERR */
+		show_int(ctx, !!(tag->options & OPTION_RECVERR6));
+		return 1;
+	case 26: /* IPV6_V6ONLY */
+		show_int(ctx, !!(tag->flags & TAG_V6ONLY));
+		return 1;
+	case 75: /* IPV6_TRANSPARENT */
+		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));
+		return 1;
+	case 64: /* netfilter's */
+	case 65:
+	case 68:
+	case 69:
+		return deny_answer(EPERM_);
+	case 80: /* IP6T_SO_ORIGINAL_DST */
+		return deny_answer(ENOENT_);
+	}
+	return ctx->optname <= 78 ? 1 : deny_answer(ENOPROTOOPT_);
+}
+
+static __always_inline int get_tcp_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
+{
+	switch (ctx->optname) {
+	case 27: /* TCP_SAVE_SYN */
+		show_int(ctx, tag->options / OPTION_SAVE_SYN & 3);
+		return 1;
+	case 28: /* TCP_SAVED_SYN */
+		return ctx->optlen ? deny_answer(EPERM_) : 1;
+	}
+	return ctx->optname <= 46 ? 1 : deny_answer(ENOPROTOOPT_);
+}
+
 SEC("cgroup/getsockopt")
 int getsockopt(struct bpf_sockopt *ctx)
 {
 	struct sock_tag *tag;
-	__u8 *value = ctx->optval;
+	struct endpoint *ep;
+	int ret = 1;
 
 	if (!ctx->sk)
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
-	if (!tag)
+	if (!tag || ctx->retval) /* an error of the kernel's is as good an answer as any */
 		goto pass;
-	switch (sockopt_verdict(ctx->level, ctx->optname)) {
-	case SOCKOPT_V6ONLY:
-		if (ctx->sk->family == AF_INET6 && (void *)(value + sizeof(int)) <= ctx->optval_end)
-			*(int *)value = !!(tag->flags & TAG_V6ONLY);
-		return 1;
-	case SOCKOPT_PASS:
-	case SOCKOPT_IGNORE:
-		goto pass;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	switch (ctx->level) {
+	case SOL_SOCKET_:
+		ret = get_socket_level(ctx, tag, ep);
+		break;
+	case SOL_IP_:
+		ret = get_ip_level(ctx, tag);
+		break;
+	case SOL_IPV6_:
+		ret = get_ipv6_level(ctx, tag);
+		break;
+	case SOL_TCP_:
+		ret = get_tcp_level(ctx, tag);
 	}
-	return deny_sockopt(ctx->level);
+	if (!ret)
+		return 0;
 pass:
 	if (ctx->optlen > OPTVAL_PAGE)
 		ctx->optlen = 0;

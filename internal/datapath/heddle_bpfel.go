@@ -42,6 +42,7 @@ type heddleConnectionRecord struct {
 	State          uint8
 	Family         uint8
 	Pad            uint16
+	_              [4]byte
 	BytesSent      uint64
 	BytesReceived  uint64
 	Cookie         uint64
@@ -52,12 +53,15 @@ type heddleConnectionRecord struct {
 }
 
 type heddleEndpoint struct {
-	_       structs.HostLayout
-	Addr4   heddleAddress
-	Id      uint32
-	Flags   uint32
-	Ifindex uint32
-	Pad     uint32
+	_                structs.HostLayout
+	Addr4            heddleAddress
+	Id               uint32
+	Flags            uint32
+	Ifindex          uint32
+	Pad              uint32
+	Netns            uint32
+	ContainerIfindex uint32
+	Device           [16]int8
 }
 
 type heddleEndpointFlags uint32
@@ -153,6 +157,9 @@ type heddlePortKey struct {
 	EndpointId uint32
 	Port       uint16
 	Pad        uint16
+	Mark       uint32
+	Ifindex    uint32
+	Options    uint32
 }
 
 type heddleRoute struct {
@@ -194,6 +201,9 @@ type heddleSockTag struct {
 	Pad        uint8
 	ClaimPort  uint16
 	ClaimUid   uint32
+	Mark       uint32
+	Ifindex    uint32
+	Options    uint32
 }
 
 type heddleSockTagFlags uint32

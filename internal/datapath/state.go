@@ -45,14 +45,28 @@ func routeKey(p netip.Prefix) heddleRouteKey {
 	return heddleRouteKey{Prefixlen: uint32(bits), Addr: fromAddr(p.Masked().Addr())}
 }
 
+// ContainerSide is what the programs must know of an endpoint's network namespace: a socket of the node
+// answers for the container's devices and limits.
+type ContainerSide struct {
+	Netns   uint32 // inode of the namespace
+	Ifindex int    // of the endpoint's device there
+	Device  string // its name
+}
+
 // SetEndpoint makes an endpoint of this node known to the programs, or changes it. ifindex is the node
 // side of its veth.
-func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int) error {
+func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSide) error {
 	addr := e.Addr4()
 	if !addr.IsValid() {
 		return fmt.Errorf("endpoint %s: has no IPv4 overlay address", e.Name)
 	}
-	v := heddleEndpoint{Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex)}
+	v := heddleEndpoint{
+		Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex),
+		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex),
+	}
+	for i, b := range []byte(inside.Device[:min(len(inside.Device), len(v.Device)-1)]) {
+		v.Device[i] = int8(b)
+	}
 	if e.Intercepted {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}

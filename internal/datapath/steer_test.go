@@ -60,7 +60,7 @@ func loadForTest(t testing.TB) *Datapath {
 	if err := d.SetTopology("b", []netip.Addr{underlayB}, nodes, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SetEndpoint(model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Intercepted: true}, 0); err != nil {
+	if err := d.SetEndpoint(model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Intercepted: true}, 0, ContainerSide{}); err != nil {
 		t.Fatal(err)
 	}
 	return d

@@ -66,7 +66,8 @@ type EndpointDevice struct {
 	Name             string // node's side
 	HostMAC          string // node's side
 	ContainerMAC     string
-	ContainerIfindex int // in the container's namespace
+	ContainerIfindex int    // in the container's namespace
+	Netns            uint32 // inode of that namespace
 }
 
 // EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
@@ -153,8 +154,12 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := setHostSide(h, host, cfg); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
+	}
 	return EndpointDevice{
-		Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
+		Netns: uint32(st.Ino), Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
 	}, nil
 }

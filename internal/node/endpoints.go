@@ -10,6 +10,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -95,7 +96,9 @@ func (a *Agent) attach(e model.Endpoint) error {
 	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
-	return a.datapath.SetEndpoint(e, dev.Ifindex)
+	return a.datapath.SetEndpoint(e, dev.Ifindex, datapath.ContainerSide{
+		Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: netcfg.ContainerDevice,
+	})
 }
 
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address

@@ -8,7 +8,11 @@
  *   ::1                    -> the alias of ::1, v4-mapped
  *   own IPv6 address       -> unchanged
  *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
+ *
+ * Who may bind a port below 1024 is asked of the container, not of the node.
  */
+
+#define BIND_ANY_PORT 3 /* allowed, and without the kernel's own check of the port */
 
 /* Flags that a bind() starts without. */
 #define TAGS_OF_NAMES (TAG_WILD | TAG_ANY6 | TAG_LOCAL | TAG_REMOTE)
@@ -69,7 +73,7 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 SEC("cgroup/bind4")
 int bind4(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag;
+	struct sock_tag *tag, next;
 	struct endpoint *ep;
 	__be32 target;
 
@@ -81,11 +85,19 @@ int bind4(struct bpf_sock_addr *ctx)
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	target = bind_target4(tag, ep, ctx->user_ip4, !ctx->user_port);
+	next = *tag;
+	target = bind_target4(&next, ep, ctx->user_ip4, !ctx->user_port);
 	if (!target)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
+		bpf_set_retval(-EACCES_);
+		return 0;
+	}
+	/* The kernel refuses to bind a socket twice: then its names must stay. */
+	if (!ctx->sk->src_port)
+		*tag = next;
 	ctx->user_ip4 = target;
-	return 1;
+	return BIND_ANY_PORT;
 }
 
 /* Turns the address *a that the program asked for into the one to bind; false if it is not the container's. */
@@ -131,7 +143,7 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 SEC("cgroup/bind6")
 int bind6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag;
+	struct sock_tag *tag, next;
 	struct endpoint *ep;
 	struct address a;
 
@@ -147,8 +159,16 @@ int bind6(struct bpf_sock_addr *ctx)
 	a.word[1] = ctx->user_ip6[1];
 	a.word[2] = ctx->user_ip6[2];
 	a.word[3] = ctx->user_ip6[3];
-	if (!bind_target6(tag, ep, &a, !ctx->user_port))
+	next = *tag;
+	if (!bind_target6(&next, ep, &a, !ctx->user_port))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
+		bpf_set_retval(-EACCES_);
+		return 0;
+	}
+	/* The kernel refuses to bind a socket twice: then its names must stay. */
+	if (!sk_of(ctx)->src_port)
+		*tag = next;
 	set_user_ip6(ctx, &a);
-	return 1;
+	return BIND_ANY_PORT;
 }

@@ -292,6 +292,14 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
 }
 
+/* Whether the SYN may have to carry a cookie and data: MSG_FASTOPEN or TCP_FASTOPEN_CONNECT. */
+static __always_inline bool wants_fastopen(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
+{
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk_of(ctx));
+
+	return tag->options & OPTION_FASTOPEN || (tp && tp->fastopen_req);
+}
+
 /* Why a connect to another node cannot be direct; REASON_NONE if it can. */
 static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct sock_tag *tag,
                                        const struct route *to)
@@ -302,6 +310,8 @@ static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct s
 		return REASON_FALLBACK_NODE_OVERLAY_ONLY;
 	if (sk_of(ctx)->src_ip4)
 		return tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
+	if (wants_fastopen(ctx, tag))
+		return REASON_FALLBACK_FASTOPEN;
 	return REASON_NONE;
 }
 

@@ -32,5 +32,6 @@ const struct syn_option *type_syn_option __attribute__((unused));
 const enum heddle_path *type_heddle_path __attribute__((unused));
 const enum heddle_reason *type_heddle_reason __attribute__((unused));
 const enum sock_tag_flags *type_sock_tag_flags __attribute__((unused));
+const enum sock_tag_options *type_sock_tag_options __attribute__((unused));
 const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
 const enum route_flags *type_route_flags __attribute__((unused));

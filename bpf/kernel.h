@@ -134,6 +134,7 @@ struct tcp_sock {
 	__u64 bytes_received;
 	__u64 bytes_sent; /* payload, retransmissions included */
 	__u64 bytes_retrans;
+	void *fastopen_req; /* set while MSG_FASTOPEN connects */
 };
 
 struct seq_file;

@@ -209,6 +209,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->local_port = 0;
 	tag->remote_port = 0;
 	tag->claim = tag->claim_wish = CLAIM_NONE;
+	tag->options &= ~OPTION_MPTCP; /* not one of a peer that lacks it */
 	tag->reason = REASON_NONE;
 	if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);

@@ -231,9 +231,13 @@ func (d *Datapath) TCPrograms() TCPrograms {
 	}
 }
 
-// TagSocket marks the TCP socket fd as one of endpoint id. Until then no hook touches it.
-func (d *Datapath) TagSocket(fd int, id model.EndpointID) error {
+// TagSocket marks the new TCP socket fd as one of endpoint id, and as one that shows that it was asked for as an
+// MPTCP socket. Until then no hook touches it.
+func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	tag := heddleSockTag{EndpointId: uint32(id)}
+	if mptcp {
+		tag.Options = uint32(heddleSockTagOptionsOPTION_MPTCP)
+	}
 	if err := d.objs.TagBySock.Put(uint32(fd), &tag); err != nil {
 		return fmt.Errorf("tag socket: %w", err)
 	}

@@ -138,7 +138,8 @@ const (
 	heddleHeddleReasonREASON_REFUSE_UNKNOWN_ENDPOINT    heddleHeddleReason = 28
 	heddleHeddleReasonREASON_REFUSE_LISTEN_UNBOUND      heddleHeddleReason = 29
 	heddleHeddleReasonREASON_DROP_FORGED_OVERLAY        heddleHeddleReason = 30
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 31
+	heddleHeddleReasonREASON_FALLBACK_FASTOPEN          heddleHeddleReason = 31
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 32
 )
 
 type heddlePortClaims struct {
@@ -220,6 +221,18 @@ const (
 	heddleSockTagFlagsTAG_NAMES       heddleSockTagFlags = 128
 )
 
+type heddleSockTagOptions uint32
+
+const (
+	heddleSockTagOptionsOPTION_TRANSPARENT heddleSockTagOptions = 1
+	heddleSockTagOptionsOPTION_RECVERR4    heddleSockTagOptions = 2
+	heddleSockTagOptionsOPTION_RECVERR6    heddleSockTagOptions = 4
+	heddleSockTagOptionsOPTION_PKTINFO     heddleSockTagOptions = 8
+	heddleSockTagOptionsOPTION_SAVE_SYN    heddleSockTagOptions = 16
+	heddleSockTagOptionsOPTION_FASTOPEN    heddleSockTagOptions = 64
+	heddleSockTagOptionsOPTION_MPTCP       heddleSockTagOptions = 128
+)
+
 type heddleSynOption struct {
 	_              structs.HostLayout
 	Kind           uint8
@@ -282,6 +295,7 @@ const (
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
+	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
 	heddleVarTypeSynOption         = "type_syn_option"
 )
 
@@ -386,6 +400,7 @@ type heddleVariableSpecs struct {
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
+	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
 }
 
@@ -458,6 +473,7 @@ type heddleVariables struct {
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
+	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
 }
 

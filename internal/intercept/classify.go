@@ -7,7 +7,8 @@ const sockTypeMask = 0xf
 
 // request is a trapped call that asks for a TCP socket.
 type request struct {
-	family      int // AF_INET or AF_INET6
+	family      int  // AF_INET or AF_INET6
+	mptcp       bool // asked for by IPPROTO_MPTCP
 	closeOnExec bool
 	nonblock    bool
 }
@@ -40,6 +41,7 @@ func classify(d *callData) (request, bool) {
 	}
 	return request{
 		family:      family,
+		mptcp:       protocol == unix.IPPROTO_MPTCP,
 		closeOnExec: typ&unix.SOCK_CLOEXEC != 0,
 		nonblock:    typ&unix.SOCK_NONBLOCK != 0,
 	}, true

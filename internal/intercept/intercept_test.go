@@ -72,6 +72,15 @@ func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
 	return fd, nil
 }
 
+// SetMPTCP shows as SO_KEEPALIVE.
+func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, value))
+}
+
 func testConfig(socket, holder string, m SocketMaker) Config {
 	c := Config{SocketPath: socket, Maker: m, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {

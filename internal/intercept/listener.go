@@ -162,7 +162,7 @@ func (l *listener) answer(n *notification) (failure, error) {
 	if err != nil {
 		return failOwner, fmt.Errorf("owner of thread %d: %w", n.PID, err)
 	}
-	return l.give(n, req, traits{own: own, nonblock: req.nonblock})
+	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp})
 }
 
 // give answers a call with a socket. What is not needed by the caller happens after it has its answer.
@@ -178,7 +178,7 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 	if err != nil {
 		return makeFailure(err), err
 	}
-	if err := s.fit(want); err != nil {
+	if err := s.fit(r.maker, st.endpoint, want); err != nil {
 		closeFD(s.fd)
 		return failOwner, err
 	}

@@ -36,6 +36,8 @@ const (
 // goroutines, sometimes while a container waits, so it must neither block nor change its thread.
 type SocketMaker interface {
 	MakeSocket(ep model.EndpointID, family int) (fd int, err error)
+	// SetMPTCP says whether the program that gets a socket of MakeSocket asked for IPPROTO_MPTCP.
+	SetMPTCP(fd int, ep model.EndpointID, on bool) error
 }
 
 // Parker keeps listeners open while no agent runs. *park.Client is one.

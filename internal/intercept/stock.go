@@ -17,6 +17,7 @@ import (
 type traits struct {
 	own      owner
 	nonblock bool
+	mptcp    bool
 }
 
 // socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the answering
@@ -28,13 +29,19 @@ type socket struct {
 }
 
 // fit gives the socket the traits a caller wants: no system call if it has them already.
-func (s *socket) fit(want traits) error {
+func (s *socket) fit(m SocketMaker, id model.EndpointID, want traits) error {
 	if s.has.own != want.own {
 		// SO_REUSEPORT groups and sk_uid (firewall rules, ss) go by the socket's owner.
 		if err := unix.Fchown(s.fd, int(want.own.uid), int(want.own.gid)); err != nil {
 			return fmt.Errorf("give socket to %d:%d: %w", want.own.uid, want.own.gid, err)
 		}
 		s.has.own = want.own
+	}
+	if s.has.mptcp != want.mptcp {
+		if err := m.SetMPTCP(s.fd, id, want.mptcp); err != nil {
+			return err
+		}
+		s.has.mptcp = want.mptcp
 	}
 	if s.has.nonblock != want.nonblock {
 		flags := 0
@@ -190,7 +197,7 @@ func (r *refiller) fill(ctx context.Context, st *stock) error {
 		}
 		s, err := makeSocket(r.maker, st.endpoint, st.family)
 		if err == nil {
-			if err = s.fit(want); err != nil {
+			if err = s.fit(r.maker, st.endpoint, want); err != nil {
 				closeFD(s.fd)
 			}
 		}

@@ -36,7 +36,7 @@ func TestClassify(t *testing.T) {
 	yes := map[callData]request{
 		call(unix.AF_INET, unix.SOCK_STREAM, 0):                                            {family: unix.AF_INET},
 		call(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP):         {family: unix.AF_INET6, nonblock: true},
-		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP):         {family: unix.AF_INET, closeOnExec: true},
+		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_MPTCP):         {family: unix.AF_INET, mptcp: true, closeOnExec: true},
 		call(high|unix.AF_INET, high|unix.SOCK_STREAM, high|unix.IPPROTO_TCP):              {family: unix.AF_INET},
 		call(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 6|1<<40): {family: unix.AF_INET, closeOnExec: true, nonblock: true},
 	}
@@ -166,8 +166,12 @@ func TestFit(t *testing.T) {
 	defer closeFD(s.fd)
 	own := s.has.own
 	for _, nonblock := range []bool{true, true, false} {
-		if err := s.fit(traits{own: own, nonblock: nonblock}); err != nil {
+		if err := s.fit(m, testEndpoint, traits{own: own, nonblock: nonblock, mptcp: nonblock}); err != nil {
 			t.Fatal(err)
+		}
+		mptcp, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE)
+		if err != nil || mptcp != 0 != nonblock {
+			t.Errorf("mptcp %v: maker set %d, %v", nonblock, mptcp, err)
 		}
 		flags, err := unix.FcntlInt(uintptr(s.fd), unix.F_GETFL, 0)
 		if err != nil || flags&unix.O_NONBLOCK != 0 != nonblock {

@@ -59,6 +59,7 @@ var Reasons = []ReasonInfo{
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
 	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},
 	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay port of a node"},
+	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
 }
 
 // String gives the reason's metric label.

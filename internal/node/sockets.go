@@ -10,7 +10,7 @@ import (
 
 // tagger is the part of the datapath that making a socket needs.
 type tagger interface {
-	TagSocket(fd int, id model.EndpointID) error
+	TagSocket(fd int, id model.EndpointID, mptcp bool) error
 }
 
 // sockets makes the sockets that containers are handed. It has no state: any thread in the node's
@@ -42,8 +42,13 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 			return -1, fmt.Errorf("clear IPV6_V6ONLY: %w", err)
 		}
 	}
-	if err := s.tags.TagSocket(fd, ep); err != nil {
+	if err := s.tags.TagSocket(fd, ep, false); err != nil {
 		return -1, err
 	}
 	return fd, nil
+}
+
+// SetMPTCP says in the tag of a new socket whether its program asked for IPPROTO_MPTCP.
+func (s sockets) SetMPTCP(fd int, ep model.EndpointID, on bool) error {
+	return s.tags.TagSocket(fd, ep, on)
 }

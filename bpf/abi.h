@@ -63,15 +63,14 @@ struct address {
 
 /* sock_tag.flags */
 enum sock_tag_flags {
-	TAG_BOUND = 1 << 0,       /* the program called bind() */
-	TAG_WILD = 1 << 1,        /* ... with 0.0.0.0 or ::, and has not connected since */
-	TAG_V6ONLY = 1 << 2,      /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
-	TAG_LOCAL = 1 << 3,       /* getsockname shows tag.local instead of the kernel's address */
-	TAG_REMOTE = 1 << 4,      /* getpeername shows tag.remote and remote_port */
-	TAG_ESTABLISHED = 1 << 6, /* has been connected */
-	TAG_ROUTED = 1 << 5,      /* SO_MARK is the overlay mark: routed as if it were no node socket */
-	TAG_ANY6 = 1 << 8,        /* bound to ::, so that IPv6 connections reach it */
-	TAG_NAMES = 1 << 7,       /* connecting: the accepting side must be told the addresses shown here */
+	TAG_BOUND = 1 << 0,  /* the program called bind() */
+	TAG_WILD = 1 << 1,   /* ... with 0.0.0.0 or :: */
+	TAG_V6ONLY = 1 << 2, /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
+	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_ANY6 = 1 << 8,   /* bound to ::, so that IPv6 connections reach it */
+	TAG_NAMES = 1 << 7,  /* connecting: the accepting side must be told the addresses shown here */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read

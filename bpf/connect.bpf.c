@@ -279,6 +279,9 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	bool local;
 
 	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &at);
+	/* A socket may connect to itself: both ends send a SYN. */
+	if (sk_of(ctx)->src_ip4 == dst && bpf_htons((__u16)sk_of(ctx)->src_port) == port)
+		local = true;
 	/* Its own address cannot be reached through its own veth (the container's stack would drop the
 	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
 	if (!local && dst == ep->addr4.word[3])
@@ -304,7 +307,8 @@ static __always_inline bool wants_fastopen(struct bpf_sock_addr *ctx, const stru
 static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct sock_tag *tag,
                                        const struct route *to)
 {
-	if (to->flags & ROUTE_PLAIN)
+	/* Nothing listens at port 0, and no option names it. */
+	if (to->flags & ROUTE_PLAIN || !ctx->user_port)
 		return REASON_FALLBACK_PEER_PLAIN;
 	if (!(to->flags & ROUTE_DIRECT))
 		return REASON_FALLBACK_NODE_OVERLAY_ONLY;
@@ -467,7 +471,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
 	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
-	tag->flags &= ~(TAG_WILD | TAG_ANY6 | TAG_REMOTE | TAG_NAMES);
+	tag->flags &= ~(TAG_REMOTE | TAG_NAMES);
 	if (!is_alias(sk_of(ctx)->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
 	return tag;

@@ -8,11 +8,17 @@ static __always_inline struct sock_tag *named(struct bpf_sock_addr *ctx)
 	return bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 }
 
-/* After a connect that failed the kernel keeps the source address that bind_source gave the socket; a
- * program that never bound it sees none, as without Heddle. */
+/* After a connect that failed, or was undone (AF_UNSPEC), the kernel keeps the source address that bind_source
+ * gave the socket; a program that never bound it sees none, as without Heddle. */
 static __always_inline bool has_no_name(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
 {
-	return ctx->sk->state == BPF_TCP_CLOSE && !(tag->flags & (TAG_BOUND | TAG_ESTABLISHED));
+	return ctx->sk->state == BPF_TCP_CLOSE && !ctx->sk->dst_port && !(tag->flags & TAG_BOUND);
+}
+
+/* Bound to a wildcard, and not connected: neither now nor until its peer ended it. */
+static __always_inline bool is_wild(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
+{
+	return tag->flags & TAG_WILD && !ctx->sk->dst_port;
 }
 
 SEC("cgroup/getsockname4")
@@ -23,7 +29,7 @@ int getsockname4(struct bpf_sock_addr *ctx)
 	/* No address in the kernel: not bound, or a connect failed. Nothing to hide. */
 	if (!tag || !ctx->user_ip4)
 		return 1;
-	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
+	if (is_wild(ctx, tag) || has_no_name(ctx, tag)) {
 		ctx->user_ip4 = 0;
 	} else if (tag->flags & TAG_LOCAL) {
 		ctx->user_ip4 = tag->local.word[3];
@@ -54,7 +60,7 @@ int getsockname6(struct bpf_sock_addr *ctx)
 
 	if (!tag || !ctx->user_ip6[3])
 		return 1;
-	if (tag->flags & TAG_WILD || has_no_name(ctx, tag)) {
+	if (is_wild(ctx, tag) || has_no_name(ctx, tag)) {
 		if (tag->flags & TAG_WILD && !(tag->flags & TAG_ANY6))
 			any.word[2] = V4_MAPPED_PREFIX;
 		set_user_ip6(ctx, &any);

@@ -205,7 +205,6 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 		return;
 	/* The tag is a copy of the listener's. */
 	tag->flags &= ~(TAGS_OF_NAMES | TAG_NAMES);
-	tag->flags |= TAG_ESTABLISHED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
 	tag->claim = tag->claim_wish = CLAIM_NONE;
@@ -260,7 +259,6 @@ static __always_inline void established_active(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
-	tag->flags |= TAG_ESTABLISHED;
 	/* Its SYN had to be steered to a listener on [::]. */
 	if (tag->path == PATH_LOCAL && tag->flags & TAG_ROUTED)
 		move_to_lo(ops, tag);

@@ -110,7 +110,7 @@ func toConnection(rec *heddleConnectionRecord) model.Connection {
 	flags := heddleSockTagFlags(tag.Flags)
 	switch {
 	// A wildcard of the node, too: of a listener that was never bound.
-	case flags&heddleSockTagFlagsTAG_WILD != 0 || c.NodeLocal.Addr().IsUnspecified():
+	case flags&heddleSockTagFlagsTAG_WILD != 0 && rec.NodeRemotePort == 0 || c.NodeLocal.Addr().IsUnspecified():
 		any := netip.IPv4Unspecified()
 		if rec.Family == 10 {
 			any = netip.IPv6Unspecified()

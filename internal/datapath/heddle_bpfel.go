@@ -210,15 +210,14 @@ type heddleSockTag struct {
 type heddleSockTagFlags uint32
 
 const (
-	heddleSockTagFlagsTAG_BOUND       heddleSockTagFlags = 1
-	heddleSockTagFlagsTAG_WILD        heddleSockTagFlags = 2
-	heddleSockTagFlagsTAG_V6ONLY      heddleSockTagFlags = 4
-	heddleSockTagFlagsTAG_LOCAL       heddleSockTagFlags = 8
-	heddleSockTagFlagsTAG_REMOTE      heddleSockTagFlags = 16
-	heddleSockTagFlagsTAG_ESTABLISHED heddleSockTagFlags = 64
-	heddleSockTagFlagsTAG_ROUTED      heddleSockTagFlags = 32
-	heddleSockTagFlagsTAG_ANY6        heddleSockTagFlags = 256
-	heddleSockTagFlagsTAG_NAMES       heddleSockTagFlags = 128
+	heddleSockTagFlagsTAG_BOUND  heddleSockTagFlags = 1
+	heddleSockTagFlagsTAG_WILD   heddleSockTagFlags = 2
+	heddleSockTagFlagsTAG_V6ONLY heddleSockTagFlags = 4
+	heddleSockTagFlagsTAG_LOCAL  heddleSockTagFlags = 8
+	heddleSockTagFlagsTAG_REMOTE heddleSockTagFlags = 16
+	heddleSockTagFlagsTAG_ROUTED heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_ANY6   heddleSockTagFlags = 256
+	heddleSockTagFlagsTAG_NAMES  heddleSockTagFlags = 128
 )
 
 type heddleSockTagOptions uint32

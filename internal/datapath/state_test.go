@@ -69,6 +69,7 @@ func record() heddleConnectionRecord {
 func TestParseConnections(t *testing.T) {
 	direct := record()
 	listener := record()
+	listener.NodeRemotePort = 0
 	listener.State, listener.Tag.Flags = tcpListen, uint32(heddleSockTagFlagsTAG_WILD)
 	unused := record()
 	unused.Tag.Path, unused.State = 0, 7

@@ -12,7 +12,7 @@ export CGO_ENABLED ?= 0
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
-                  default-jdk-headless iputils-ping tcpdump openssl libc6-dev traceroute bind9-dnsutils dnsmasq-base
+                  default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not

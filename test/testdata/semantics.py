@@ -793,6 +793,50 @@ def case_mptcp():
     print(s.getsockopt(SOL, 38), e(tcp().getsockopt, 284, 1, 64), e(tcp(6).getsockopt, 284, 1, 64), e(socket.socket, 2, 1, 263), e(socket.socket, 2, 2, 262), e(socket.socket, 2, 5, 6))
 
 
+SYS_SOCKET, SYS_SECCOMP = {"x86_64": (41, 317), "aarch64": (198, 277)}[os.uname().machine]
+
+
+def filter_socket(action, flags=0):
+    """A seccomp filter as sandboxes install it: socket() of AF_INET gets action, all else is allowed."""
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    code = [(0x20, 0, 0, 0), (0x15, 0, 3, SYS_SOCKET), (0x20, 0, 0, 16), (0x15, 0, 1, 2), (6, 0, 0, action), (6, 0, 0, 0x7fff0000)]
+    buf = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *c) for c in code))
+    prog = struct.pack("HxxxxxxP", len(code), ctypes.addressof(buf))
+    return e(lambda: os.strerror(ctypes.get_errno()) if libc.syscall(SYS_SECCOMP, 1, flags, prog) < 0 else "ok")
+
+
+def case_filters():
+    def use(action, flags=0):
+        r = filter_socket(action, flags)
+        s = e(tcp)
+        if isinstance(s, str):
+            return r, s, e(tcp, 6) != "EACCES"
+        ask("names", s)
+        return r, s.recv(200), shown(s)
+    for action in (0x7fff0000, 0x7ffc0000, 0x50000 | errno.EACCES):  # ALLOW, LOG, ERRNO
+        print(hex(action), child(use, action))
+    print(child(use, 0x80000000))  # KILL_PROCESS
+
+    def twice():
+        return filter_socket(0x7fff0000), use(0x7fff0000)
+    print(child(twice))
+
+
+def case_strace():
+    code = "import socket, sys, os; s = socket.create_connection((sys.argv[1], int(sys.argv[2]))); s.send(b'names'.ljust(32)); s.recv(200); s.getsockname(); s.setsockopt(1, 36, 1); os.fork() or os._exit(0); os.wait(); s.close(); socket.create_connection((sys.argv[1], 9))"
+    with tempfile.NamedTemporaryFile("r") as f:
+        p = subprocess.run(["strace", "-f", "-q", "-e", "trace=%network", "-o", f.name, "/usr/bin/python3", "-S", "-c", code, IP, str(PORT)],
+                           capture_output=True, text=True)
+        for line in f:
+            if "AF_UNIX" in line or "exited with" in line or "SIGCHLD" in line:
+                continue
+            line = line.split(None, 1)[1].replace(str(PORT), "PORT").strip()
+            if "getsockname" in line:
+                line = line.split("sin_port")[0] + line.split("), ")[-1]
+            print(line)
+    print(p.returncode, p.stderr.strip().splitlines()[-1:])
+
+
 def case_addrform():
     s = tcp(6)
     print(e(s.setsockopt, 41, 1, 2))

@@ -82,6 +82,19 @@ static __always_inline int set_kept_mark(struct bpf_sockopt *ctx, struct sock_ta
 	return SOCKOPT_DONE;
 }
 
+/* Priorities above 6 take a capability. The kernel would ask for it in the node's user namespace. */
+static __always_inline int set_priority(struct bpf_sockopt *ctx, const struct endpoint *ep)
+{
+	int value;
+
+	if (!read_int(ctx, &value) || (value >= 0 && value <= 6))
+		return SOCKOPT_PASS;
+	if (!capable_in(ep, CAP_NET_RAW_) && !capable_in(ep, CAP_NET_ADMIN_))
+		return fail_sockopt(EPERM_);
+	bpf_setsockopt(ctx->sk, SOL_SOCKET_, 12, &value, sizeof(value));
+	return SOCKOPT_DONE;
+}
+
 static __always_inline int bind_device(struct sock_tag *tag, const struct endpoint *ep, __u32 ifindex)
 {
 	if (tag->ifindex && !capable_in(ep, CAP_NET_RAW_))
@@ -153,6 +166,8 @@ static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock
 	case 2:  /* SO_REUSEADDR */
 	case 15: /* SO_REUSEPORT */
 		return note_reuse(ctx, tag);
+	case 12: /* SO_PRIORITY */
+		return set_priority(ctx, ep);
 	case 25: /* SO_BINDTODEVICE */
 		return bind_named(ctx, tag, ep);
 	case 36: /* SO_MARK */

@@ -14,7 +14,7 @@ import (
 )
 
 // TestUserNamespace runs cases of semantics.py in containers with a user namespace of their own, which owns their network
-// namespace: their root is nobody on the node, and still may what it may in a plain container.
+// namespace, with no_new_privs and a seccomp profile of their own: their root is nobody on the node, and still may what it may in a plain container.
 func TestUserNamespace(t *testing.T) {
 	script := filepath.Join(sharedDir(t), "semantics.py")
 	raw, err := os.ReadFile("testdata/semantics.py")
@@ -56,7 +56,12 @@ func runInUserNamespace(t *testing.T, mode, name string, argv ...string) string 
 		t.Fatal(err)
 	}
 	bundle, id := t.TempDir(), labName+"-user-"+mode
-	spec.Process.Args, spec.Linux.Seccomp, spec.Linux.CgroupsPath = argv, nil, "/"+id
+	spec.Process.Args, spec.Process.NoNewPrivileges, spec.Linux.CgroupsPath = argv, true, "/"+id
+	eperm := uint(1)
+	spec.Linux.Seccomp = &specs.LinuxSeccomp{
+		DefaultAction: specs.ActAllow,
+		Syscalls:      []specs.LinuxSyscall{{Names: []string{"ptrace", "add_key"}, Action: specs.ActErrno, ErrnoRet: &eperm}},
+	}
 	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
 	spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
 	spec.Linux.Namespaces = nil

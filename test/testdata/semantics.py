@@ -153,6 +153,20 @@ def peer_packet(c):
     c.sendall(repr(out).encode())
 
 
+def peer_full(c, backlog):
+    """Listens elsewhere and accepts nothing until the other end is through; then, what is left in the queue."""
+    l = socket.socket(socket.AF_INET6)
+    l.bind(("::", 0))
+    l.listen(int(backlog))
+    c.sendall(b"%5d" % l.getsockname()[1])
+    c.recv(1)
+    l.setblocking(False)
+    n = 0
+    while e(l.accept) != "EAGAIN":
+        n += 1
+    c.sendall(b"%5d" % n)
+
+
 # --- cases
 
 def case_port_zero():
@@ -238,6 +252,30 @@ def case_backlog():
             continue
         full_listener(n)
         print(n, len(keep))
+
+
+def case_backlog_of_peer():
+    """The connects that a full queue lets through, and what becomes of the others."""
+    for backlog in (0, 2):
+        c = ask("full %d" % backlog)
+        port = int(c.recv(5, socket.MSG_WAITALL))
+        waiting = []
+        for _ in range(5):
+            s = tcp()
+            s.setsockopt(TCP, 7, 1)  # TCP_SYNCNT
+            s.setblocking(False)
+            s.connect_ex((IP, port))
+            waiting.append(s)
+            select.select([], [s], [], 0.3)
+        p = select.poll()
+        done = []
+        for s in waiting:
+            p.register(s, select.POLLOUT)
+            p.poll(10000)
+            done.append(errno.errorcode.get(s.getsockopt(SOL, socket.SO_ERROR), "ok"))
+            p.unregister(s)
+        c.sendall(b"x")
+        print(backlog, done, int(c.recv(5, socket.MSG_WAITALL)))
 
 
 def case_timed_out():

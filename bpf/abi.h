@@ -69,8 +69,8 @@ enum sock_tag_flags {
 	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
 	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
 	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
-	TAG_ANY6 = 1 << 8,   /* bound to ::, so that IPv6 connections reach it */
-	TAG_NAMES = 1 << 7,  /* connecting: the accepting side must be told the addresses shown here */
+	TAG_NAMES = 1 << 6,  /* connecting: the accepting side must be told the addresses shown here */
+	TAG_ANY6 = 1 << 7,   /* bound to ::, so that IPv6 connections reach it */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -132,9 +132,6 @@ struct port_key {
 	__u32 endpoint_id;
 	__u16 port; /* host byte order */
 	__u16 pad;
-	__u32 mark;    /* SO_MARK as the program set it; the kernel's is the node's */
-	__u32 ifindex; /* device of the container to which the program bound the socket, or 0 */
-	__u32 options; /* enum sock_tag_options */
 };
 
 /* The sockets of one container bound to one port, by what they hold. */

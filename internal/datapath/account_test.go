@@ -23,7 +23,7 @@ func TestAccountLives(t *testing.T) {
 	}
 	set := func() {
 		t.Helper()
-		if err := d.SetEndpoint(e, 777); err != nil {
+		if err := d.SetEndpoint(e, 777, ContainerSide{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -158,9 +158,6 @@ type heddlePortKey struct {
 	EndpointId uint32
 	Port       uint16
 	Pad        uint16
-	Mark       uint32
-	Ifindex    uint32
-	Options    uint32
 }
 
 type heddleRoute struct {
@@ -216,8 +213,8 @@ const (
 	heddleSockTagFlagsTAG_LOCAL  heddleSockTagFlags = 8
 	heddleSockTagFlagsTAG_REMOTE heddleSockTagFlags = 16
 	heddleSockTagFlagsTAG_ROUTED heddleSockTagFlags = 32
-	heddleSockTagFlagsTAG_ANY6   heddleSockTagFlags = 256
-	heddleSockTagFlagsTAG_NAMES  heddleSockTagFlags = 128
+	heddleSockTagFlagsTAG_NAMES  heddleSockTagFlags = 64
+	heddleSockTagFlagsTAG_ANY6   heddleSockTagFlags = 128
 )
 
 type heddleSockTagOptions uint32

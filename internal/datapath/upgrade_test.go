@@ -94,7 +94,7 @@ func TestSameVersionTakesOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := first.SetEndpoint(model.Endpoint{ID: 5, Name: "e", Addrs: []netip.Addr{overlayB}}, 9); err != nil {
+	if err := first.SetEndpoint(model.Endpoint{ID: 5, Name: "e", Addrs: []netip.Addr{overlayB}}, 9, ContainerSide{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := first.SetLastID(17); err != nil {

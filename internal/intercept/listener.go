@@ -188,12 +188,12 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 		r.giveBack(st, s)
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)
 	}
+	// Before the caller goes on: its close() must be the last.
+	closeFD(s.fd)
 	if err := sendValue(l.fd, n.ID, number); err != nil {
-		closeFD(s.fd) // not for others: the caller has it, if it lives
 		l.strays.add(n.PID, stray{inode: s.inode, number: number, request: req})
 		return injectFailure(err), fmt.Errorf("tell caller its socket: %w", err)
 	}
-	closeFD(s.fd)
 	c := &l.srv.counters
 	c.answered.Add(1)
 	if ready {

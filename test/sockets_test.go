@@ -184,3 +184,10 @@ func TestPassedListener(t *testing.T) {
 	client.must(`send(s, 5000)`)
 	user.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 }
+
+// TestCloseIsFinal: a socket that its program closed is closed, however soon after socket() that was: the agent,
+// which made it, holds it no longer than the program waits for it.
+func TestCloseIsFinal(t *testing.T) {
+	p := startPeer(t, "heddle", "n1/c1")
+	p.expect(`0`, `sum(closed_late() for _ in range(500))`)
+}

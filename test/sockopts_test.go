@@ -22,6 +22,7 @@ type optionDifference struct {
 }
 
 var optionDifferences = []optionDifference{
+	{level: "socket", numbers: []int{7, 8}, why: "SO_SNDBUF, SO_RCVBUF: grow with what a connection carries", chance: true},
 	{level: "socket", numbers: []int{28}, why: "SO_PEERNAME: a port of the kernel's choice", chance: true},
 	{level: "socket", numbers: []int{49}, why: "SO_INCOMING_CPU", chance: true},
 	{level: "socket", numbers: []int{56}, why: "SO_INCOMING_NAPI_ID", chance: true},

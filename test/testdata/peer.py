@@ -195,6 +195,17 @@ def exhaust(limit):
     return [failed, n > 0, again]
 
 
+def closed_late():
+    """Whether a port is still taken after close()."""
+    second, first = tcp(), tcp()
+    first.bind(("127.0.0.1", 0))
+    port = first.getsockname()[1]
+    first.close()
+    late = error_of(second.bind, ("127.0.0.1", port)) != "ok"
+    second.close()
+    return late
+
+
 def flags_of(s):
     """Close-on-exec and non-blocking, as the kernel has them."""
     fd = s.fileno()

@@ -12,7 +12,9 @@ export CGO_ENABLED ?= 0
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
-                  default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base
+                  default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base \
+                  libpython3.11-testsuite
+CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
@@ -28,7 +30,8 @@ define install
 	fi
 endef
 
-.PHONY: help build demo test check generate bench clean lab-packages bench-packages test-packages check-packages need-root
+.PHONY: help build demo test check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
@@ -36,6 +39,7 @@ help:
 	@echo "make test    every test, without and with root (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
+	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
 build:
@@ -53,6 +57,8 @@ test-packages: bench-packages
 	$(call install,$(TEST_PACKAGES))
 check-packages:
 	$(call install,$(CHECK_PACKAGES))
+conformance-packages: lab-packages
+	$(call install,$(CONFORMANCE_PACKAGES))
 
 demo: need-root build bench-packages
 	@mkdir -p $(OUT)
@@ -61,6 +67,10 @@ demo: need-root build bench-packages
 bench: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
+
+# Test suites of others in both modes of a container; docs/conformance.md says how to read the result.
+conformance: need-root build conformance-packages
+	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
 # The race detector needs cgo. Packages run one after another: the machine has few cores and the root
 # tests time system calls. A scenario that fails is tried once more, in a new lab, and the summary shows both: what

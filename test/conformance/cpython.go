@@ -21,6 +21,14 @@ var cpythonModules = []module{
 	cpython("test_selectors", 2*time.Minute, fast),
 	cpython("test_socketserver", time.Minute, fast, "--use", "network"),
 	cpython("test_httplib", time.Minute, fast),
+	cpython("test_asyncore", time.Minute, slow),
+	cpython("test_asynchat", time.Minute, slow),
+	cpython("test_httpservers", time.Minute, slow),
+	cpython("test_urllib2_localnet", time.Minute, slow),
+	cpython("test_smtplib", time.Minute, slow),
+	cpython("test_poplib", time.Minute, slow),
+	cpython("test_os", time.Minute, slow), // sendfile
+	cpython("test_eintr", time.Minute, slow),
 	cpython("test_ftplib", 2*time.Minute, slow),
 	cpython("test_xmlrpc", 3*time.Minute, slow),
 	// VSOCK tests wait for a host that answers on it.

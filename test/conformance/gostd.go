@@ -25,6 +25,9 @@ var goModules = []module{
 	goPackage("net/http", true, slow),
 	goPackage("crypto/tls", false, slow),
 	goPackage("crypto/tls", true, slow),
+	goPackage("net/rpc", false, slow),
+	goPackage("net/http/httptest", false, slow),
+	goPackage("net/http/httputil", false, slow),
 }
 
 func goPackage(path string, cgo, isFast bool) module {

@@ -44,14 +44,14 @@ const (
 func judge(ctx context.Context, l *lab, m module) (verdict, error) {
 	v := verdict{module: m}
 	var err error
-	if v.on, err = runModule(ctx, l, m, overlay, selection{}, m.limit); err != nil {
+	if v.on, err = runCounted(ctx, l, m, overlay, m.limit); err != nil {
 		return v, err
 	}
 	if v.on.broken != "" || len(v.on.cases) == 0 {
 		return v, fmt.Errorf("the overlay gives nothing to compare with: %d cases, %s", len(v.on.cases), v.on.broken)
 	}
 	limit := min(m.limit, max(leastLimit, slack*time.Duration(v.on.seconds*float64(time.Second)))).Round(time.Second)
-	if v.through, err = runModule(ctx, l, m, heddle, selection{}, limit); err != nil {
+	if v.through, err = runCounted(ctx, l, m, heddle, limit); err != nil {
 		return v, err
 	}
 	v.worse = compare(v.on.cases, v.through.cases)

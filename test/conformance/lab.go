@@ -80,7 +80,7 @@ func bringUp(ctx context.Context, bin, name, keep string) (*lab, error) {
 				return err
 			}
 		}
-		l.agent, err = l.runningAgent(ctx)
+		l.agent, _, err = l.runningAgent(ctx)
 		return err
 	}
 	if err := steps(); err != nil {
@@ -136,17 +136,23 @@ func (l *lab) heddle(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// runningAgent asks the node's agent who it is.
-func (l *lab) runningAgent(ctx context.Context) (agent, error) {
+// runningAgent asks the node's agent who it is, and how many sockets it has given out.
+func (l *lab) runningAgent(ctx context.Context) (a agent, sockets int, err error) {
 	raw, err := l.heddle(ctx, "status", "--output", "json")
 	if err != nil {
-		return agent{}, err
+		return agent{}, 0, err
 	}
-	var nodes []agent
-	if err := json.Unmarshal([]byte(raw), &nodes); err != nil || len(nodes) != 1 || nodes[0].Pid == 0 {
-		return agent{}, fmt.Errorf("heddle status: no agent of one node (%w):\n%s", err, raw)
+	var nodes []struct {
+		agent
+		Interception struct{ Answered int }
 	}
-	return nodes[0], nil
+	if err := json.Unmarshal([]byte(raw), &nodes); err != nil {
+		return agent{}, 0, fmt.Errorf("heddle status: %w:\n%s", err, raw)
+	}
+	if len(nodes) != 1 || nodes[0].Pid == 0 {
+		return agent{}, 0, fmt.Errorf("heddle status: want one node with an agent:\n%s", raw)
+	}
+	return nodes[0].agent, nodes[0].Interception.Answered, nil
 }
 
 // talkToSelf is a program that makes a connection to itself.
@@ -157,7 +163,7 @@ with socket.create_server(("127.0.0.1", 0)) as s, socket.create_connection(s.get
 
 // alive checks that the agent that answered at the start still does, and gives sockets that work.
 func (l *lab) alive(ctx context.Context) error {
-	now, err := l.runningAgent(ctx)
+	now, _, err := l.runningAgent(ctx)
 	if err != nil {
 		return fmt.Errorf("the agent is gone: %w", err)
 	}

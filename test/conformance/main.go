@@ -86,6 +86,9 @@ func conform(ctx context.Context, o options) (err error) {
 		verdicts = append(verdicts, v)
 	}
 	fmt.Print("\n" + table(verdicts))
+	if !intercepted(verdicts) {
+		return errors.New("no module got a socket through Heddle: nothing was compared")
+	}
 	if o.docs != "" {
 		if err := updatePage(o.docs, verdicts); err != nil {
 			return err
@@ -95,6 +98,11 @@ func conform(ctx context.Context, o options) (err error) {
 		return errDiffers
 	}
 	return nil
+}
+
+// intercepted reports whether any module's run through Heddle was that.
+func intercepted(verdicts []verdict) bool {
+	return slices.ContainsFunc(verdicts, func(v verdict) bool { return v.through.sockets > 0 })
 }
 
 // suites are all of them, in the order they run.

@@ -70,7 +70,7 @@ func table(verdicts []verdict) string {
 	return b.String()
 }
 
-var header = []string{"suite", "module", "mode", "run", "passed", "failed", "skipped", "seconds", "heddle only"}
+var header = []string{"suite", "module", "mode", "run", "passed", "failed", "skipped", "seconds", "sockets", "heddle only"}
 
 // rows are the table's, the header first.
 func rows(verdicts []verdict) [][]string {
@@ -86,7 +86,8 @@ func rows(verdicts []verdict) [][]string {
 			}
 			ran := len(r.run.cases) - r.run.count(skipped)
 			out = append(out, []string{v.suite, v.name, r.mode, fmt.Sprint(ran), fmt.Sprint(r.run.count(passed)),
-				fmt.Sprint(r.run.count(failed)), fmt.Sprint(r.run.count(skipped)), fmt.Sprintf("%.0f", r.run.seconds), only})
+				fmt.Sprint(r.run.count(failed)), fmt.Sprint(r.run.count(skipped)), fmt.Sprintf("%.0f", r.run.seconds),
+				fmt.Sprint(r.run.sockets), only})
 		}
 	}
 	return out

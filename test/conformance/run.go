@@ -48,6 +48,7 @@ type module struct {
 type moduleRun struct {
 	cases   map[string]caseResult
 	seconds float64
+	sockets int    // sockets that the agent gave out meanwhile
 	broken  string // why the module gave no result for all its cases; "" if it did
 }
 
@@ -64,6 +65,27 @@ func (r moduleRun) count(o outcome) int {
 
 // hangs is how many times a module is run again because a case did not end.
 const hangs = 3
+
+// runCounted is runModule, with the sockets that the agent gave out: none on the overlay, or the modes are mixed up.
+func runCounted(ctx context.Context, l *lab, m module, mode string, limit time.Duration) (moduleRun, error) {
+	_, before, err := l.runningAgent(ctx)
+	if err != nil {
+		return moduleRun{}, err
+	}
+	r, err := runModule(ctx, l, m, mode, selection{}, limit)
+	if err != nil {
+		return r, err
+	}
+	_, after, err := l.runningAgent(ctx)
+	if err != nil {
+		return r, fmt.Errorf("the agent is gone: %w", err)
+	}
+	r.sockets = after - before
+	if mode == overlay && r.sockets != 0 {
+		return r, fmt.Errorf("the agent gave out %d sockets while the module ran on the overlay", r.sockets)
+	}
+	return r, nil
+}
 
 // runModule runs the selected cases of m in mode. If the program does not end, the cases that it was at have
 // failed, and it is run again without them.

@@ -33,8 +33,8 @@ var stressModules = []module{{
 // icmp-flood, which are not about connections and send to random ports; dccp, sctp, rawpkt, tun, which this
 // kernel or a container's rights do not allow.
 var stressors = []string{
-	"sock", "sock --sock-domain ipv6", "sock --sock-domain unix", "sock --sock-opts sendmsg", "sock --sock-opts sendmmsg",
-	"sock --sock-nodelay", "sock --sock-zerocopy", "sock --sock-protocol mptcp", "sock --sock-type seqpacket --sock-domain unix",
+	"sock", "sock --sock-domain ipv6", "sock --sock-opts sendmsg", "sock --sock-opts sendmmsg",
+	"sock --sock-nodelay", "sock --sock-zerocopy", "sock --sock-protocol mptcp",
 	"sockabuse", "sockfd", "sockmany", "sockpair", "sockdiag", "epoll", "epoll --epoll-domain ipv4", "epoll --epoll-domain ipv6",
 	"netdev", "rawsock", "rawudp", "ping-sock", "udp", "udp --udp-domain ipv6",
 }

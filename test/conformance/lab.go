@@ -36,6 +36,7 @@ type lab struct {
 	scratch   string // in /tmp, which containers share with the machine
 	keep      bool
 	agent     agent
+	runs      int // of modules: each keeps its output
 }
 
 // agent tells one run of a node's agent from another.
@@ -229,10 +230,10 @@ const exitOverdue, exitKilled = 124, 137
 // exec runs argv in the container of mode, in dir, for at most limit. The output goes to the file at path: a
 // process that the program leaves behind would hold a pipe open. The limit is kept inside the container, where
 // the program can be killed whatever state it is in.
-func (l *lab) exec(ctx context.Context, mode, dir, path string, limit time.Duration, argv []string) (ending, error) {
+func (l *lab) exec(parent context.Context, mode, dir, path string, limit time.Duration, argv []string) (ending, error) {
 	inside := []string{"timeout", fmt.Sprintf("--kill-after=%ds", int(killedAfter.Seconds())), fmt.Sprintf("%ds", int(limit.Seconds())),
 		"sh", "-c", `cd "$1" && out=$2 && shift 2 && exec "$@" >"$out" 2>&1 </dev/null`, "sh", dir, path}
-	ctx, cancel := context.WithTimeout(ctx, limit+4*killedAfter)
+	ctx, cancel := context.WithTimeout(parent, limit+4*killedAfter)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, l.bin, append(append([]string{"lab", "exec", "--lab", l.name, "--mode", mode, container(mode), "--"}, inside...), argv...)...)
 	cmd.Dir = "/"
@@ -243,6 +244,9 @@ func (l *lab) exec(ctx context.Context, mode, dir, path string, limit time.Durat
 	began := time.Now()
 	err := cmd.Run()
 	e := ending{elapsed: time.Since(began)}
+	if parent.Err() != nil {
+		return e, fmt.Errorf("interrupted: %w", parent.Err())
+	}
 	if ctx.Err() != nil {
 		return e, fmt.Errorf("%s in %s (%s) could not be ended: %w", argv[0], container(mode), mode, ctx.Err())
 	}

@@ -74,7 +74,7 @@ func conform(ctx context.Context, o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.takeDown()) }()
 	var verdicts []verdict
-	for _, m := range chosen {
+	for i, m := range chosen {
 		if err := m.prepare(ctx, l.scratch); err != nil {
 			return fmt.Errorf("%s %s: %w", m.suite, m.name, err)
 		}
@@ -84,15 +84,16 @@ func conform(ctx context.Context, o options) (err error) {
 		}
 		fmt.Print(v.text())
 		verdicts = append(verdicts, v)
+		// What a suite took minutes to find is not lost if the next cannot be judged.
+		if o.docs != "" && (i+1 == len(chosen) || chosen[i+1].suite != m.suite) {
+			if err := updatePage(o.docs, verdicts); err != nil {
+				return err
+			}
+		}
 	}
 	fmt.Print("\n" + table(verdicts))
 	if !intercepted(verdicts) {
 		return errors.New("no module got a socket through Heddle: nothing was compared")
-	}
-	if o.docs != "" {
-		if err := updatePage(o.docs, verdicts); err != nil {
-			return err
-		}
 	}
 	if slices.ContainsFunc(verdicts, verdict.differs) {
 		return errDiffers

@@ -141,6 +141,10 @@ func TestParseGo(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
+	slow := goOutput + "^=== RUN   TestD\npanic: test timed out after 3m\n\trunning tests:\n\t\tTestD (1s)\n"
+	if _, running, err := parseGo(marked(slow), nil); err == nil {
+		t.Errorf("a program that was slow in all tests: running %q, want an error", running)
+	}
 	if _, _, err := parseGo([]byte("fatal error: oh\n"), nil); err == nil {
 		t.Error("a crash before all tests was accepted")
 	}

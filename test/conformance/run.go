@@ -92,8 +92,10 @@ func runCounted(ctx context.Context, l *lab, m module, mode string, limit time.D
 func runModule(ctx context.Context, l *lab, m module, mode string, s selection, limit time.Duration) (moduleRun, error) {
 	stuck := map[string]caseResult{}
 	total := moduleRun{}
+	late := false
 	for try := 0; ; try++ {
-		base := filepath.Join(l.scratch, fmt.Sprintf("%s-%s.%s", m.suite, strings.ReplaceAll(m.name, "/", "-"), mode))
+		l.runs++
+		base := filepath.Join(l.scratch, fmt.Sprintf("%s-%s.%s.%d", m.suite, strings.ReplaceAll(m.name, "/", "-"), mode, l.runs))
 		report := base + ".report"
 		if err := os.Remove(report); err != nil && !os.IsNotExist(err) {
 			return total, err
@@ -109,6 +111,11 @@ func runModule(ctx context.Context, l *lab, m module, mode string, s selection, 
 			return total, err
 		}
 		cases, running, err := m.parse(e.output, written)
+		if err != nil && e.elapsed >= limit-2*killedAfter && !late {
+			// Late without a case that is stuck: once more, with more time, before that counts.
+			late, limit = true, 3*limit
+			continue
+		}
 		switch {
 		case err != nil:
 			total.broken = fmt.Sprintf("exit code %d after %.0f s: %v", e.code, e.elapsed.Seconds(), err)
@@ -118,7 +125,7 @@ func runModule(ctx context.Context, l *lab, m module, mode string, s selection, 
 			total.broken = fmt.Sprintf("did not end %d times, last in %s", hangs+1, strings.Join(running, ", "))
 		}
 		for _, name := range running {
-			stuck[name] = caseResult{failed, fmt.Sprintf("did not end (exit code %d after %.0f s)\n%s", e.code, e.elapsed.Seconds(), tail(e.output))}
+			stuck[name] = caseResult{failed, fmt.Sprintf("did not end (exit code %d after %.0f s)\n%s", e.code, e.elapsed.Seconds(), about(e.output, name))}
 		}
 		if len(running) == 0 || total.broken != "" {
 			total.cases = cases
@@ -130,6 +137,28 @@ func runModule(ctx context.Context, l *lab, m module, mode string, s selection, 
 	}
 	maps.Copy(total.cases, stuck)
 	return total, nil
+}
+
+// about gives the paragraphs of a program's output that mention a case, such as the stacks of its threads, and
+// the last lines if none does.
+func about(output []byte, name string) string {
+	name, _, _ = strings.Cut(name, "/")
+	if at := strings.LastIndexAny(name, "."); at >= 0 {
+		name = name[at+1:]
+	}
+	// What runs TestX in Go's packages is often called testX.
+	name = strings.ToLower(strings.TrimSuffix(name, ")"))
+	var out []string
+	for _, p := range strings.Split(string(output), "\n\n") {
+		if p = tail([]byte(p)); strings.Contains(strings.ToLower(p), name) {
+			out = append(out, p)
+		}
+	}
+	const shown = 5
+	if out = out[max(0, len(out)-shown):]; len(out) > 0 {
+		return strings.Join(out, "\n\n")
+	}
+	return tail(output)
 }
 
 // tail gives the last lines of a program's output.

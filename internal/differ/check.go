@@ -1,0 +1,94 @@
+package differ
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+)
+
+// Runner runs a program in a mode: Lab.Run, or something else in tests.
+type Runner func(p Program, mode string, pace Pace) (Trace, error)
+
+// The modes that are compared.
+const modeOverlay, modeHeddle = "overlay", "heddle"
+
+// Finding is a program that sees something else in heddle mode than in overlay mode.
+type Finding struct {
+	Program         Program
+	Overlay, Heddle Trace
+}
+
+// String writes a finding for people, and the program so that it can be replayed.
+func (f Finding) String() string {
+	return fmt.Sprintf("%s\n\n(- overlay, + heddle)\n%s\nprogram:\n%s", f.header(), Diff(f.Program, f.Overlay, f.Heddle), f.Program.JSON())
+}
+
+func (f Finding) header() string {
+	return strings.SplitN(f.Program.String(), "\n", 2)[0]
+}
+
+// Kind says in a word what differs: the call of the first entry in which the traces do, and both answers. Findings of
+// one kind are likely to have one cause.
+func (f Finding) Kind() string {
+	i := f.Overlay.firstDifference(f.Heddle)
+	if i < 0 || i >= len(f.Overlay.Entries) || i >= len(f.Heddle.Entries) {
+		return "length"
+	}
+	what := "end"
+	if step := f.Overlay.Entries[i].Step; step < len(f.Program.Steps) {
+		s := f.Program.Steps[step]
+		what = s.Op
+		if s.Op == "getsockopt" || s.Op == "setsockopt" {
+			what += " " + strings.Join(s.named()[:2], " ")
+		}
+	}
+	a, b := f.Overlay.Entries[i].Result, f.Heddle.Entries[i].Result
+	if a == b {
+		return what + ": afterwards"
+	}
+	return fmt.Sprintf("%s: %s, not %s", what, firstWord(b), firstWord(a))
+}
+
+func firstWord(s string) string {
+	word, _, _ := strings.Cut(s, " ")
+	if word == "" || word[0] < '0' || word[0] > '9' {
+		return word
+	}
+	return "a number"
+}
+
+// Check compares a program's traces in both modes. A difference of the first, fast run counts only if no slow run of
+// one mode sees what one of the other does. tries says how many slow runs there are.
+func Check(runner Runner, p Program, tries int) (*Finding, error) {
+	overlay, heddle, err := both(runner, p, Fast)
+	if err != nil || overlay.Equal(heddle) {
+		return nil, err
+	}
+	var overlays, heddles []Trace
+	for range tries {
+		if overlay, heddle, err = both(runner, p, Slow); err != nil {
+			return nil, err
+		}
+		overlays, heddles = append(overlays, overlay), append(heddles, heddle)
+		for _, o := range overlays {
+			for _, h := range heddles {
+				if o.Equal(h) {
+					return nil, nil
+				}
+			}
+		}
+	}
+	return &Finding{p, overlay, heddle}, nil
+}
+
+func both(runner Runner, p Program, pace Pace) (overlay, heddle Trace, err error) {
+	var wait sync.WaitGroup
+	var failed error
+	wait.Go(func() { heddle, failed = runner(p, modeHeddle, pace) })
+	overlay, err = runner(p, modeOverlay, pace)
+	wait.Wait()
+	if err == nil {
+		err = failed
+	}
+	return overlay, heddle, err
+}

@@ -1,0 +1,201 @@
+// Package generate makes socket programs from seeds. Most are a conversation that works, with steps put in, left out,
+// moved and changed; some are steps at random. The same seed gives the same program.
+//
+// What is a known difference is not generated: Exclusions names each, with its row of docs/differences.md.
+package generate
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"heddle.dev/heddle/internal/differ"
+)
+
+// layout is where the two actors are.
+type layout struct {
+	a, b, plain string
+	weight      int
+}
+
+var layouts = []layout{
+	{"n1/c1", "n1/c1", "", 5},
+	{"n1/c1", "n1/c2", "", 3},
+	{"n1/c1", "n2/c1", "", 5},
+	{"n1/c1", "n1/c2", "b", 1},
+	{"n1/c1", "n2/c1", "b", 1},
+	{"n1/c1", "n1/c2", "a", 1},
+	{"n1/c1", "n2/c1", "a", 1},
+	{"n1/c1", differ.PlaceNode, "", 1},
+	{"n1/c1", differ.PlaceOutside, "", 1},
+}
+
+// generator makes one program.
+type generator struct {
+	r *rand.Rand
+	p differ.Program
+}
+
+// Program makes the program of a seed.
+func Program(seed uint64) differ.Program {
+	g := &generator{r: rand.New(rand.NewPCG(seed, 0x686564646c65))}
+	total := 0
+	for _, l := range layouts {
+		total += l.weight
+	}
+	n := g.r.IntN(total)
+	for _, l := range layouts {
+		if n -= l.weight; n < 0 {
+			g.p = differ.Program{Seed: seed, A: l.a, B: l.b, Plain: l.plain}
+			break
+		}
+	}
+	if g.chance(4, 5) {
+		g.conversation()
+		g.mutate()
+	} else {
+		for range 4 + g.r.IntN(14) {
+			g.add(g.randomStep())
+		}
+	}
+	g.p.Steps = exclude(g.p)
+	return g.p
+}
+
+func (g *generator) chance(n, of int) bool { return g.r.IntN(of) < n }
+
+func pick[T any](g *generator, list ...T) T { return list[g.r.IntN(len(list))] }
+
+func (g *generator) add(steps ...differ.Step) { g.p.Steps = append(g.p.Steps, steps...) }
+
+// conversation: b listens, a connects, both talk and end. a's socket is f0; b listens at f0 and accepts into f1.
+func (g *generator) conversation() {
+	form := pick(g, "4", "4", "6")
+	server, client := "b", "a"
+	// The host outside cannot reach a container, a process of the node can.
+	if g.p.B != differ.PlaceOutside && g.chance(1, 4) {
+		server, client = "a", "b"
+	}
+	listening, reached := g.hosts(server)
+	if form == "6" && (listening == server) {
+		form = "mapped"
+	}
+	connectForm := "4"
+	switch {
+	case form == "6" && listening == "lo":
+		connectForm = "6"
+	case g.chance(1, 3):
+		connectForm = "mapped"
+		if reached == "lo" && form == "6" && g.chance(1, 2) {
+			connectForm = "6"
+		}
+	}
+	g.add(g.socket(server, 0, form))
+	for g.chance(1, 3) {
+		g.add(g.setOption(server, 0))
+	}
+	g.add(differ.Step{At: server, Op: "bind", Fd: 0, Addr: &differ.Addr{Form: form, Host: listening, Port: "P1"}})
+	if g.chance(1, 4) {
+		g.add(differ.Step{At: server, Op: "getsockname", Fd: 0, Args: []int{128}})
+	}
+	g.add(differ.Step{At: server, Op: "listen", Fd: 0, Args: []int{pick(g, 1, 8, 128)}})
+	if g.chance(1, 5) {
+		g.add(g.epoll(server, 0, 3)...)
+	}
+	g.add(g.socket(client, 0, connectForm))
+	for g.chance(1, 3) {
+		g.add(g.setOption(client, 0))
+	}
+	if g.chance(1, 6) {
+		g.add(differ.Step{At: client, Op: "bind", Fd: 0, Addr: &differ.Addr{Form: connectForm, Host: pick(g, "any", client), Port: pick(g, "0", "P2")}})
+		if connectForm == "6" {
+			g.p.Steps[len(g.p.Steps)-1].Addr.Host = "any"
+		}
+	}
+	g.add(differ.Step{At: client, Op: "connect", Fd: 0, Addr: &differ.Addr{Form: connectForm, Host: reached, Port: "P1"}})
+	g.add(differ.Step{At: server, Op: "accept4", Fd: 0, To: 1, Args: []int{pick(g, 0, nonblock, nonblock|cloexec), pick(g, 128, 128, 128, 16, 0, -1)}})
+	if g.chance(1, 5) {
+		g.add(g.epoll(pick(g, client, server), 1, 3)...)
+	}
+	ends := []end{{client, 0}, {server, 1}}
+	for range 2 + g.r.IntN(9) {
+		e := pick(g, ends...)
+		g.add(g.talk(e.at, e.fd)...)
+	}
+	for _, e := range ends {
+		g.add(pick(g, differ.Step{At: e.at, Op: "shutdown", Fd: e.fd, Args: []int{g.r.IntN(3)}}, differ.Step{At: e.at, Op: "close", Fd: e.fd}, g.receive(e.at, e.fd)))
+	}
+}
+
+// end is one end of a connection.
+type end struct {
+	at string
+	fd int
+}
+
+// hosts gives where the server listens and which address the other connects to.
+func (g *generator) hosts(server string) (listening, reached string) {
+	listening = pick(g, "any", "any", server)
+	reached = server
+	if g.p.A == g.p.B && g.chance(1, 2) {
+		listening, reached = pick(g, "any", "lo"), "lo"
+	}
+	return listening, reached
+}
+
+// mutate changes a program that works.
+func (g *generator) mutate() {
+	for range g.r.IntN(6) {
+		i := g.r.IntN(len(g.p.Steps))
+		switch g.r.IntN(8) {
+		case 0:
+			g.p.Steps = slices.Delete(g.p.Steps, i, i+1)
+		case 1:
+			j := min(i+1, len(g.p.Steps)-1)
+			g.p.Steps[i], g.p.Steps[j] = g.p.Steps[j], g.p.Steps[i]
+		case 2:
+			g.p.Steps = slices.Insert(g.p.Steps, i, g.p.Steps[g.r.IntN(len(g.p.Steps))])
+		case 3:
+			g.distort(&g.p.Steps[i])
+		default:
+			g.p.Steps = slices.Insert(g.p.Steps, i, g.randomStep())
+		}
+		if len(g.p.Steps) == 0 {
+			g.add(g.randomStep())
+		}
+	}
+}
+
+// distort makes one argument of a step strange.
+func (g *generator) distort(s *differ.Step) {
+	s.Args = slices.Clone(s.Args)
+	switch {
+	case s.Addr != nil && g.chance(3, 4):
+		a := *s.Addr
+		switch g.r.IntN(4) {
+		case 0:
+			a.Form = pick(g, "4", "6", "mapped", "unspec", "unix", "junk")
+		case 1:
+			a.Host = g.host()
+		case 2:
+			a.Len = pick(g, 1, 2, 8, 15, 16, 17, 24, 27, 28, 29, 128)
+		case 3:
+			a.Port = pick(g, "0", "P1", "P2", "P3")
+		}
+		s.Addr = &a
+	case len(s.Args) > 0 && g.chance(2, 3):
+		s.Args[g.r.IntN(len(s.Args))] = pick(g, -1, 0, 1, 2, 3, 4, 7, 16, 4096, 1<<20, 1<<30)
+	default:
+		s.Fd = g.slot()
+	}
+}
+
+func (g *generator) host() string {
+	return pick(g, "a", "b", "any", "lo", "lo5", "nobody", "broadcast", "multicast")
+}
+
+func (g *generator) slot() int {
+	if g.chance(1, 20) {
+		return pick(g, -1, differ.Slots+1)
+	}
+	return pick(g, 0, 0, 0, 1, 1, 2, 3)
+}

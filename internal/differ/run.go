@@ -1,0 +1,193 @@
+package differ
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Lab is where programs run: the workers, and the addresses of the places.
+type Lab struct {
+	Hub   *Hub
+	Addrs map[string]string // IPv4 address by place
+	Spare string            // an address of the containers' network that nobody has
+}
+
+// Pace says how long things are given.
+type Pace struct {
+	Limit  time.Duration // a call that takes longer counts as blocked
+	Gap    time.Duration // between two looks at all sockets
+	Stable int           // how often nothing must have changed
+	Most   int           // looks, at most
+}
+
+// Fast is for the first try of a program, Slow to see whether a difference is one.
+var (
+	Fast = Pace{Limit: 8 * time.Millisecond, Gap: time.Millisecond, Stable: 1, Most: 30}
+	Slow = Pace{Limit: 150 * time.Millisecond, Gap: 15 * time.Millisecond, Stable: 3, Most: 60}
+)
+
+// Pool names the workers of a place in a mode. The node and the host outside are the same in every mode.
+func Pool(place, mode string) string {
+	if place == PlaceNode || place == PlaceOutside {
+		return place
+	}
+	return place + " " + mode
+}
+
+// run is one program on its way.
+type run struct {
+	lab     Lab
+	program Program
+	pace    Pace
+	workers map[string]*worker
+	hosts   map[string]string
+	ports   map[string]int
+	slots   map[string]string // what is ready, by actor and slot
+	trace   Trace
+}
+
+// Run runs a program in a mode and gives its trace. An error is one of the tester's, not of the program.
+func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
+	if err := p.Check(); err != nil {
+		return Trace{}, err
+	}
+	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, slots: map[string]string{}, ports: l.Hub.freshPorts()}
+	r.hosts = map[string]string{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": "0.0.0.0", "lo": "127.0.0.1", "lo5": "127.0.0.5",
+		"nobody": l.Spare, "broadcast": "255.255.255.255", "multicast": "224.0.0.5"}
+	for _, actor := range []string{"a", "b"} {
+		place := map[string]string{"a": p.A, "b": p.B}[actor]
+		m := mode
+		if p.Plain == actor {
+			m = "overlay"
+		}
+		w, err := l.Hub.take(Pool(place, m))
+		if err != nil {
+			return Trace{}, err
+		}
+		defer l.Hub.give(w)
+		r.workers[actor] = w
+	}
+	for i, s := range p.Steps {
+		if err := r.step(i, s); err != nil {
+			return Trace{}, fmt.Errorf("step %d, %s (%s): %w", i, s, mode, err)
+		}
+	}
+	if err := r.finish(); err != nil {
+		return Trace{}, fmt.Errorf("end of the program (%s): %w", mode, err)
+	}
+	r.trace.normalise(r.hosts, r.ports)
+	return r.trace, nil
+}
+
+func (r *run) ask(actor string, q Request) (Reply, error) {
+	name, child := strings.CutSuffix(actor, "+")
+	q.Child, q.Hosts, q.Ports = child, r.hosts, r.ports
+	return r.workers[name].ask(q)
+}
+
+func (r *run) step(i int, s Step) error {
+	reply, err := r.ask(s.At, Request{Kind: "step", Index: i, Step: s, LimitMS: int(r.pace.Limit.Milliseconds())})
+	if err != nil {
+		return err
+	}
+	e := Entry{Step: i, Result: reply.Result.String()}
+	if reply.Pending {
+		e.Result = "blocks"
+	}
+	r.trace.Entries = append(r.trace.Entries, e)
+	return r.settle(ops[s.Op].local)
+}
+
+// settle waits until nothing changes any more at any socket, and adds what changed to the last entry. After a step
+// that others cannot notice one look is enough.
+func (r *run) settle(local bool) error {
+	last := &r.trace.Entries[len(r.trace.Entries)-1]
+	before := maps.Clone(r.slots)
+	for look, stable := 0, 0; look < r.pace.Most && stable < r.pace.Stable; look++ {
+		if look > 0 {
+			time.Sleep(r.pace.Gap) // the pace of looking: the condition is that two looks are equal
+		}
+		previous := maps.Clone(r.slots)
+		done, moving, err := r.look()
+		if err != nil {
+			return err
+		}
+		last.Ended = append(last.Ended, done...)
+		if local && len(done) == 0 {
+			break
+		}
+		if look > 0 && !moving && len(done) == 0 && maps.Equal(previous, r.slots) {
+			stable++
+		} else {
+			stable = 0
+		}
+	}
+	last.Changes = changes(before, r.slots)
+	slices.Sort(last.Ended)
+	return nil
+}
+
+// look asks every worker what is ready and which calls have ended.
+func (r *run) look() (ended []string, moving bool, err error) {
+	r.slots = map[string]string{}
+	for _, actor := range []string{"a", "b"} {
+		reply, err := r.workers[actor].ask(Request{Kind: "sample"})
+		if err != nil {
+			return nil, false, err
+		}
+		for slot, text := range reply.Slots {
+			r.slots[fmt.Sprintf("%s f%d", actor, slot)] = text
+		}
+		for slot, text := range reply.Child {
+			r.slots[fmt.Sprintf("%s+ f%d", actor, slot)] = text
+		}
+		for _, d := range reply.Done {
+			ended = append(ended, fmt.Sprintf("%3d %s = %s", d.Index, r.program.Steps[d.Index], d.Result))
+		}
+		moving = moving || reply.Moving
+	}
+	return ended, moving, nil
+}
+
+// finish interrupts what still blocks and asks every open socket for its names and its error.
+func (r *run) finish() error {
+	e := Entry{Step: len(r.program.Steps)}
+	r.trace.Entries = append(r.trace.Entries, e)
+	last := &r.trace.Entries[len(r.trace.Entries)-1]
+	for _, actor := range []string{"a", "b"} {
+		reply, err := r.workers[actor].ask(Request{Kind: "interrupt"})
+		if err != nil {
+			return err
+		}
+		for _, d := range reply.Done {
+			last.Ended = append(last.Ended, fmt.Sprintf("%3d %s = %s", d.Index, r.program.Steps[d.Index], d.Result))
+		}
+	}
+	slices.Sort(last.Ended)
+	if _, _, err := r.look(); err != nil {
+		return err
+	}
+	const solSocket, soError = 1, 4
+	for _, at := range slices.Sorted(maps.Keys(r.slots)) {
+		var actor string
+		var slot int
+		if _, err := fmt.Sscanf(at, "%s f%d", &actor, &slot); err != nil {
+			return fmt.Errorf("slot %q: %w", at, err)
+		}
+		for _, s := range []Step{
+			{At: actor, Op: "getsockname", Fd: slot, Args: []int{128}},
+			{At: actor, Op: "getpeername", Fd: slot, Args: []int{128}},
+			{At: actor, Op: "getsockopt", Fd: slot, Args: []int{solSocket, soError, 4}},
+		} {
+			reply, err := r.ask(actor, Request{Kind: "step", Index: len(r.program.Steps), Step: s, LimitMS: 1000})
+			if err != nil {
+				return err
+			}
+			last.Ended = append(last.Ended, fmt.Sprintf("    %s = %s", s, reply.Result))
+		}
+	}
+	return nil
+}

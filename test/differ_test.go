@@ -1,0 +1,241 @@
+package test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/differ"
+	"heddle.dev/heddle/internal/differ/generate"
+)
+
+// How the differential tester is run by hand; see docs/howto/differential-tester.md.
+var (
+	differSeed    = flag.Uint64("differ.seed", 0, "run the program of this seed, or with -differ.programs those from it on; 0: a few thousand fixed ones")
+	differFor     = flag.Duration("differ.for", 0, "run programs of random seeds for this long")
+	differCount   = flag.Int("differ.programs", 0, "how many programs to run")
+	differProgram = flag.String("differ.program", "", "run the program in this JSON file")
+	differKeep    = flag.String("differ.keep", "", "folder for the programs of findings")
+	differKinds   = flag.Int("differ.findings", 5, "stop after findings of so many kinds")
+)
+
+// lanes is how many programs run at a time: they wait more than they compute.
+const lanes = 6
+
+// differLab starts workers in every place and mode until the end of the test.
+func differLab(t *testing.T) differ.Lab {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "heddle-differ-") // which the containers share
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	executor := filepath.Join(dir, "executor")
+	build := exec.Command("go", "build", "-trimpath", "-o", executor, "../internal/differ/executor")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the executor: %v\n%s", err, out)
+	}
+	hub, err := differ.Listen(filepath.Join(dir, "hub"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(hub.Close)
+	lab := differ.Lab{Hub: hub, Addrs: map[string]string{}}
+	serve := func(pool string) []string {
+		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * lanes)}
+	}
+	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
+		lab.Addrs[c] = address(t, "overlay", c)
+		if in := address(t, "heddle", c); in != lab.Addrs[c] {
+			t.Fatalf("%s is %s in heddle mode and %s in overlay mode", c, in, lab.Addrs[c])
+		}
+		for _, mode := range modes {
+			start(t, mode, c, serve(differ.Pool(c, mode))...)
+		}
+	}
+	lab.Addrs[differ.PlaceNode] = address(t, "host", "n1/c1")
+	start(t, "host", "n1/c1", serve(differ.PlaceNode)...)
+	lab.Addrs[differ.PlaceOutside] = outsideTarget(t)
+	startServeOutside(t, serve(differ.PlaceOutside))
+	// The prefix of n1 has room for many more containers than the lab has.
+	spare := netip.MustParseAddr(lab.Addrs["n1/c1"]).As4()
+	spare[3] = 99
+	lab.Spare = netip.AddrFrom4(spare).String()
+	return lab
+}
+
+func startServeOutside(t *testing.T, argv []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", labName + "-outside"}, argv...)...)
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		cancel()
+		t.Fatalf("start workers outside: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close() // ends it
+		_ = cmd.Wait()
+		cancel()
+	})
+}
+
+// hunt runs programs, several at a time, until next gives no more, and collects findings: one of each kind, shrunk.
+type hunt struct {
+	t      *testing.T
+	runner differ.Runner
+	next   func() (differ.Program, bool)
+
+	ran   atomic.Int64
+	mu     sync.Mutex // guards the rest
+	kinds  map[string]bool
+	failed int // programs that could not be run
+}
+
+// shrinkTime bounds the work on one finding.
+const shrinkTime = 20 * time.Second
+
+func (h *hunt) run() {
+	h.t.Helper()
+	h.kinds = map[string]bool{}
+	var wait sync.WaitGroup
+	for range lanes {
+		wait.Go(func() {
+			for h.more() {
+				p, ok := h.next()
+				if !ok {
+					return
+				}
+				h.try(p)
+			}
+		})
+	}
+	wait.Wait()
+	h.t.Logf("%d programs", h.ran.Load())
+}
+
+func (h *hunt) more() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.kinds) < *differKinds && h.failed < 3
+}
+
+func (h *hunt) try(p differ.Program) {
+	f, err := differ.Check(h.runner, p, 3)
+	h.ran.Add(1)
+	if err != nil {
+		h.t.Errorf("seed %d: %v\n%s", p.Seed, err, p)
+		h.mu.Lock()
+		h.failed++
+		h.mu.Unlock()
+		return
+	}
+	if f == nil {
+		return
+	}
+	kind := f.Kind()
+	h.mu.Lock()
+	known := h.kinds[kind]
+	h.kinds[kind] = true
+	h.mu.Unlock()
+	if known {
+		return
+	}
+	small := differ.Shrink(h.runner, *f, shrinkTime)
+	h.t.Errorf("seed %d: %s\n%s", p.Seed, kind, small)
+	h.keep(small)
+}
+
+func (h *hunt) keep(f differ.Finding) {
+	if *differKeep == "" {
+		return
+	}
+	path := filepath.Join(*differKeep, fmt.Sprintf("seed-%d.json", f.Program.Seed))
+	err := os.MkdirAll(*differKeep, 0o755)
+	if err == nil {
+		err = os.WriteFile(path, []byte(f.Program.JSON()), 0o644)
+	}
+	if err != nil {
+		h.t.Errorf("keep the program of a finding: %v", err)
+	}
+}
+
+// TestNamedPrograms runs the programs that once were findings.
+func TestNamedPrograms(t *testing.T) {
+	lab := differLab(t)
+	files, err := filepath.Glob("testdata/differ/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no programs in testdata/differ: %v", err)
+	}
+	if *differProgram != "" {
+		files = []string{*differProgram}
+	}
+	for _, file := range files {
+		programs, err := differ.Load(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range programs {
+			name := p.Name
+			if name == "" {
+				name = fmt.Sprintf("%s %d", strings.TrimSuffix(filepath.Base(file), ".json"), i)
+			}
+			t.Run(name, func(t *testing.T) {
+				f, err := differ.Check(lab.Run, p, 3)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if f != nil {
+					t.Error(f)
+				} else if *differProgram != "" {
+					overlay, err := lab.Run(p, "overlay", differ.Slow)
+					t.Logf("equal in both modes: %v\n%s", err, differ.Diff(p, overlay, overlay))
+				}
+			})
+		}
+	}
+}
+
+// firstSeed is that of the programs that every run has.
+const firstSeed = 1
+
+// TestDiffer runs generated programs in both modes.
+func TestDiffer(t *testing.T) {
+	h := &hunt{t: t, runner: differLab(t).Run}
+	began := time.Now()
+	seed, count := uint64(firstSeed), 3000
+	if *differSeed != 0 {
+		seed, count = *differSeed, 1
+	}
+	if *differCount != 0 {
+		count = *differCount
+	}
+	var n atomic.Uint64
+	h.next = func() (differ.Program, bool) {
+		i := n.Add(1) - 1
+		return generate.Program(seed + i), i < uint64(count)
+	}
+	if *differFor != 0 {
+		h.next = func() (differ.Program, bool) {
+			return generate.Program(rand.Uint64N(1 << 48)), time.Since(began) < *differFor
+		}
+	}
+	h.run()
+	if *differSeed != 0 && count == 1 && !t.Failed() {
+		t.Log(generate.Program(seed))
+	}
+}

@@ -14,7 +14,7 @@ func Shrink(runner Runner, f Finding, within time.Duration) Finding {
 		if time.Now().After(end) {
 			return false
 		}
-		g, err := Check(runner, p, 2)
+		g, err := Check(runner, p, 1)
 		if err != nil || g == nil || g.Kind() != kind {
 			return false
 		}

@@ -2,7 +2,6 @@ package generate
 
 import (
 	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -13,24 +12,130 @@ import (
 // what became equal, take the entry out.
 type Exclusion struct {
 	Name string
-	Row  string // the beginning of its row in docs/differences.md
-	// Excludes looks at a step and at the steps kept before it.
-	Excludes func(p differ.Program, before []differ.Step, s differ.Step) bool
+	Row  string // part of its row in docs/differences.md
+	// Excludes looks at a step and at what the steps kept before it did.
+	Excludes func(h history, s differ.Step) bool
 }
 
 // Exclusions is all that is not generated though the generator could.
-var Exclusions = []Exclusion{}
+var Exclusions = []Exclusion{
+	{"bind conflicts", "0.0.0.0:p and 127.0.0.1:p conflict", func(h history, s differ.Step) bool {
+		return s.Op == "bind" && s.Addr.Port != "0" && h.boundElsewhere(s)
+	}},
+	{"127.0.0.0/8", "127.0.0.1:p and 127.0.0.2:p are two addresses", func(h history, s differ.Step) bool {
+		return s.Addr != nil && s.Addr.Host == "lo5"
+	}},
+	{"listen without bind", "listen() without bind()", func(h history, s differ.Step) bool {
+		return s.Op == "listen" && !h.did("bind", s)
+	}},
+	{"v4-mapped wildcard", "`getsockname` after bind to ::ffff:0.0.0.0", func(h history, s differ.Step) bool {
+		return s.Op == "bind" && s.Addr.Form == "mapped" && s.Addr.Host == "any"
+	}},
+	{"unassigned address", "unassigned address of another node's prefix", func(h history, s differ.Step) bool {
+		return s.Op == "connect" && s.Addr.Host == "nobody"
+	}},
+	{"bound socket to a closed port of its own", "a blocking connect of a **bound** socket to a closed port", func(h history, s differ.Step) bool {
+		return s.Op == "connect" && h.own(s) && h.did("bind", s)
+	}},
+	{"name after a failed connect", "`getsockname` after a non-blocking connect that failed", func(h history, s differ.Step) bool {
+		return s.Op == "connect" && h.nonblocking(s) && !h.listens(s.Addr.Port)
+	}},
+	{"buffers and segments of a path", "SO_SNDBUF, SO_RCVBUF", func(h history, s differ.Step) bool {
+		return s.Op == "getsockopt" && ofPath[option2(s)]
+	}},
+	{"options of the socket level", "SO_MARK, SO_BINDTODEVICE", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (slices.Contains([]int{0, 1, 25, 32, 33, 36, 50, 52, 62, 71}, s.Arg(1)) || s.Arg(1) < 0 || s.Arg(1) > 76)
+	}},
+	{"options of the IP level", "IP level: all but", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_IP && !slices.Contains([]int{1, 2, 8, 10, 12, 13, 14, 15, 21, 24, 51}, s.Arg(1))
+	}},
+	{"options of the IPv6 level", "IPv6 level: all but", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_IPV6 && !slices.Contains([]int{16, 23, 24, 33, 49, 51, 66, 67, 70, 72, 73, 78}, s.Arg(1))
+	}},
+	{"options of the TCP level", "TCP_MD5SIG(_EXT), TCP_REPAIR", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_TCP && (slices.Contains([]int{14, 19, 20, 21, 22, 27, 28, 29, 32}, s.Arg(1)) || s.Arg(1) <= 0 || s.Arg(1) > 37)
+	}},
+	{"options of unknown levels", "ENOPROTOOPT for levels other than", func(h history, s differ.Step) bool {
+		return isOption(s) && !slices.Contains([]int{unix.SOL_SOCKET, unix.SOL_IP, unix.SOL_IPV6, unix.SOL_TCP}, s.Arg(0))
+	}},
+	{"TCP_FASTOPEN_CONNECT", "| TCP_FASTOPEN_CONNECT |", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_TCP && s.Arg(1) == unix.TCP_FASTOPEN_CONNECT
+	}},
+	{"IPV6_V6ONLY", "| IPV6_V6ONLY |", func(h history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_IPV6 && s.Arg(1) == unix.IPV6_V6ONLY
+	}},
+}
+
+// ofPath are the options whose values follow from the path's segment size.
+var ofPath = map[[2]int]bool{
+	{unix.SOL_SOCKET, unix.SO_SNDBUF}: true, {unix.SOL_SOCKET, unix.SO_RCVBUF}: true, {unix.SOL_TCP, unix.TCP_MAXSEG}: true,
+	{unix.SOL_TCP, unix.TCP_WINDOW_CLAMP}: true, {unix.SOL_IP, unix.IP_MTU}: true, {unix.SOL_IPV6, unix.IPV6_MTU}: true,
+}
+
+func isOption(s differ.Step) bool       { return s.Op == "getsockopt" || s.Op == "setsockopt" }
+func option2(s differ.Step) (id [2]int) { return [2]int{s.Arg(0), s.Arg(1)} }
+
+// history is what a program did before a step, as far as its text says.
+type history struct {
+	p      differ.Program
+	before []differ.Step
+}
+
+// place gives where an actor is: actors of one place share its ports.
+func (h history) place(at string) string {
+	if at[0] == 'a' {
+		return h.p.A
+	}
+	return h.p.B
+}
+
+// did reports whether the slot of a step, in the same container, was in such a call before: a child has the slots of
+// its parent.
+func (h history) did(op string, s differ.Step) bool {
+	return slices.ContainsFunc(h.before, func(e differ.Step) bool { return e.Op == op && e.Fd == s.Fd && e.At[0] == s.At[0] })
+}
+
+// boundElsewhere reports whether the port of a bind was bound before in the same place to another address.
+func (h history) boundElsewhere(s differ.Step) bool {
+	return slices.ContainsFunc(h.before, func(e differ.Step) bool {
+		return e.Op == "bind" && e.Addr.Port == s.Addr.Port && h.place(e.At) == h.place(s.At) && (e.Addr.Host != s.Addr.Host || e.Addr.Form != s.Addr.Form)
+	})
+}
+
+// own reports whether the address of a connect is in the caller's own container.
+func (h history) own(s differ.Step) bool {
+	switch s.Addr.Host {
+	case "lo", "lo5", "any":
+		return true
+	case "a", "b":
+		return h.place(s.At) == h.place(s.Addr.Host)
+	}
+	return false
+}
+
+// nonblocking reports whether the slot of a step may be non-blocking.
+func (h history) nonblocking(s differ.Step) bool {
+	return slices.ContainsFunc(h.before, func(e differ.Step) bool {
+		return e.Op == "socket" && e.To == s.Fd && e.Arg(1)&nonblock != 0 || e.Op == "accept4" && e.Arg(0)&nonblock != 0 || e.Op == "fcntl" || e.Op == "ioctl"
+	})
+}
+
+// listens reports whether somebody bound a port and then listened.
+func (h history) listens(port string) bool {
+	return slices.ContainsFunc(h.before, func(e differ.Step) bool {
+		return e.Op == "bind" && e.Addr.Port == port && slices.ContainsFunc(h.before, func(l differ.Step) bool {
+			return l.Op == "listen" && l.At == e.At && l.Fd == e.Fd
+		})
+	})
+}
 
 // exclude gives the steps of p that show no known difference.
 func exclude(p differ.Program) []differ.Step {
 	var kept []differ.Step
 	for _, s := range p.Steps {
-		if !slices.ContainsFunc(Exclusions, func(e Exclusion) bool { return e.Excludes(p, kept, s) }) {
+		if !slices.ContainsFunc(Exclusions, func(e Exclusion) bool { return e.Excludes(history{p, kept}, s) }) {
 			kept = append(kept, s)
 		}
 	}
 	return kept
 }
-
-var _ = strings.HasPrefix
-var _ = unix.AF_INET

@@ -100,7 +100,7 @@ type hunt struct {
 	runner differ.Runner
 	next   func() (differ.Program, bool)
 
-	ran   atomic.Int64
+	ran    atomic.Int64
 	mu     sync.Mutex // guards the rest
 	kinds  map[string]bool
 	failed int // programs that could not be run
@@ -155,7 +155,7 @@ func (h *hunt) try(p differ.Program) {
 	if known {
 		return
 	}
-	small := differ.Shrink(h.runner, *f, shrinkTime)
+	small := differ.Shrink(h.runner, *f, generate.Allowed, shrinkTime)
 	h.t.Errorf("seed %d: %s\n%s", p.Seed, kind, small)
 	h.keep(small)
 }

@@ -2,6 +2,8 @@ package differ
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -44,10 +46,20 @@ func (f Finding) Kind() string {
 	}
 	a, b := f.Overlay.Entries[i].Result, f.Heddle.Entries[i].Result
 	if a == b {
+		for _, line := range f.Overlay.Entries[i].Ended {
+			if !slices.Contains(f.Heddle.Entries[i].Ended, line) {
+				if call := calledIn.FindString(line); call != "" {
+					return what + ": " + call
+				}
+			}
+		}
 		return what + ": afterwards"
 	}
 	return fmt.Sprintf("%s: %s, not %s", what, firstWord(b), firstWord(a))
 }
+
+// calledIn finds the call in a line about one that has ended.
+var calledIn = regexp.MustCompile(`\w+\(`)
 
 func firstWord(s string) string {
 	word, _, _ := strings.Cut(s, " ")

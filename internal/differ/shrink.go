@@ -6,12 +6,13 @@ import (
 )
 
 // Shrink makes the program of a finding as small as it can within a time: it leaves steps out, halves at first and
-// single ones in the end, and takes simpler arguments, as long as a finding of the same kind remains.
-func Shrink(runner Runner, f Finding, within time.Duration) Finding {
+// single ones in the end, and takes simpler arguments, as long as a finding of the same kind remains. Programs that
+// are not allowed are not tried: they may show a known difference instead.
+func Shrink(runner Runner, f Finding, allowed func(Program) bool, within time.Duration) Finding {
 	kind, end := f.Kind(), time.Now().Add(within)
 	best := f
 	try := func(p Program) bool {
-		if time.Now().After(end) {
+		if time.Now().After(end) || !allowed(p) {
 			return false
 		}
 		g, err := Check(runner, p, 1)

@@ -45,7 +45,8 @@ type run struct {
 	workers map[string]*worker
 	hosts   map[string]string
 	ports   map[string]int
-	slots   map[string]string // what is ready, by actor and slot
+	seen    map[string]map[string]string // what is ready, by actor and slot
+	told    map[string]bool              // the workers that know the program's addresses
 	trace   Trace
 }
 
@@ -54,7 +55,7 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	if err := p.Check(); err != nil {
 		return Trace{}, err
 	}
-	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, slots: map[string]string{}, ports: l.Hub.freshPorts()}
+	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, seen: map[string]map[string]string{}, told: map[string]bool{}, ports: l.Hub.freshPorts()}
 	r.hosts = map[string]string{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": "0.0.0.0", "lo": "127.0.0.1", "lo5": "127.0.0.5",
 		"nobody": l.Spare, "broadcast": "255.255.255.255", "multicast": "224.0.0.5"}
 	for _, actor := range []string{"a", "b"} {
@@ -82,81 +83,105 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	return r.trace, nil
 }
 
-func (r *run) ask(actor string, q Request) (Reply, error) {
+// ask has an actor carry out a step, and notes what it sees at its sockets afterwards.
+func (r *run) ask(actor string, q Request) (Reply, []string, bool, error) {
 	name, child := strings.CutSuffix(actor, "+")
-	q.Child, q.Hosts, q.Ports = child, r.hosts, r.ports
-	return r.workers[name].ask(q)
+	q.Child = child
+	if !r.told[name] {
+		q.Hosts, q.Ports, r.told[name] = r.hosts, r.ports, true
+	}
+	reply, err := r.workers[name].ask(q)
+	if err != nil {
+		return Reply{}, nil, false, err
+	}
+	ended := r.note(name, reply)
+	return reply, ended, reply.Moving, nil
 }
 
 func (r *run) step(i int, s Step) error {
-	reply, err := r.ask(s.At, Request{Kind: "step", Index: i, Step: s, LimitMS: int(r.pace.Limit.Milliseconds())})
+	before := r.slots()
+	reply, ended, moving, err := r.ask(s.At, Request{Kind: "step", Index: i, Step: s, LimitMS: int(r.pace.Limit.Milliseconds())})
 	if err != nil {
 		return err
 	}
-	e := Entry{Step: i, Result: reply.Result.String()}
+	e := Entry{Step: i, Result: reply.Result.String(), Ended: ended}
 	if reply.Pending {
 		e.Result = "blocks"
 	}
+	if !ops[s.Op].local || len(ended) > 0 || moving {
+		if e.Ended, err = r.settle(ended); err != nil {
+			return err
+		}
+	}
+	slices.Sort(e.Ended)
+	e.Changes = changes(before, r.slots())
 	r.trace.Entries = append(r.trace.Entries, e)
-	return r.settle(ops[s.Op].local)
+	return nil
 }
 
-// settle waits until nothing changes any more at any socket, and adds what changed to the last entry. After a step
-// that others cannot notice one look is enough.
-func (r *run) settle(local bool) error {
-	last := &r.trace.Entries[len(r.trace.Entries)-1]
-	before := maps.Clone(r.slots)
+// settle waits until nothing changes any more at any socket, and gives the calls that ended meanwhile.
+func (r *run) settle(ended []string) ([]string, error) {
 	for look, stable := 0, 0; look < r.pace.Most && stable < r.pace.Stable; look++ {
 		if look > 0 {
 			time.Sleep(r.pace.Gap) // the pace of looking: the condition is that two looks are equal
 		}
-		previous := maps.Clone(r.slots)
+		before := r.slots()
 		done, moving, err := r.look()
 		if err != nil {
-			return err
+			return nil, err
 		}
-		last.Ended = append(last.Ended, done...)
-		if local && len(done) == 0 {
-			break
-		}
-		if look > 0 && !moving && len(done) == 0 && maps.Equal(previous, r.slots) {
+		ended = append(ended, done...)
+		if look > 0 && !moving && len(done) == 0 && maps.Equal(before, r.slots()) {
 			stable++
 		} else {
 			stable = 0
 		}
 	}
-	last.Changes = changes(before, r.slots)
-	slices.Sort(last.Ended)
-	return nil
+	return ended, nil
 }
 
 // look asks every worker what is ready and which calls have ended.
 func (r *run) look() (ended []string, moving bool, err error) {
-	r.slots = map[string]string{}
 	for _, actor := range []string{"a", "b"} {
 		reply, err := r.workers[actor].ask(Request{Kind: "sample"})
 		if err != nil {
 			return nil, false, err
 		}
-		for slot, text := range reply.Slots {
-			r.slots[fmt.Sprintf("%s f%d", actor, slot)] = text
-		}
-		for slot, text := range reply.Child {
-			r.slots[fmt.Sprintf("%s+ f%d", actor, slot)] = text
-		}
-		for _, d := range reply.Done {
-			ended = append(ended, fmt.Sprintf("%3d %s = %s", d.Index, r.program.Steps[d.Index], d.Result))
-		}
+		ended = append(ended, r.note(actor, reply)...)
 		moving = moving || reply.Moving
 	}
 	return ended, moving, nil
 }
 
+// note keeps what a worker saw, and gives the calls that ended.
+func (r *run) note(actor string, reply Reply) (ended []string) {
+	seen := map[string]string{}
+	for slot, text := range reply.Slots {
+		seen[fmt.Sprintf("%s f%d", actor, slot)] = text
+	}
+	for slot, text := range reply.Child {
+		seen[fmt.Sprintf("%s+ f%d", actor, slot)] = text
+	}
+	r.seen[actor] = seen
+	for _, d := range reply.Done {
+		ended = append(ended, fmt.Sprintf("%3d %s = %s", d.Index, r.program.Steps[d.Index], d.Result))
+	}
+	return ended
+}
+
+// slots gives what is ready at both actors.
+func (r *run) slots() map[string]string {
+	all := maps.Clone(r.seen["a"])
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, r.seen["b"])
+	return all
+}
+
 // finish interrupts what still blocks and asks every open socket for its names and its error.
 func (r *run) finish() error {
-	e := Entry{Step: len(r.program.Steps)}
-	r.trace.Entries = append(r.trace.Entries, e)
-	last := &r.trace.Entries[len(r.trace.Entries)-1]
+	last := Entry{Step: len(r.program.Steps)}
 	for _, actor := range []string{"a", "b"} {
 		reply, err := r.workers[actor].ask(Request{Kind: "interrupt"})
 		if err != nil {
@@ -171,7 +196,7 @@ func (r *run) finish() error {
 		return err
 	}
 	const solSocket, soError = 1, 4
-	for _, at := range slices.Sorted(maps.Keys(r.slots)) {
+	for _, at := range slices.Sorted(maps.Keys(r.slots())) {
 		var actor string
 		var slot int
 		if _, err := fmt.Sscanf(at, "%s f%d", &actor, &slot); err != nil {
@@ -182,12 +207,13 @@ func (r *run) finish() error {
 			{At: actor, Op: "getpeername", Fd: slot, Args: []int{128}},
 			{At: actor, Op: "getsockopt", Fd: slot, Args: []int{solSocket, soError, 4}},
 		} {
-			reply, err := r.ask(actor, Request{Kind: "step", Index: len(r.program.Steps), Step: s, LimitMS: 1000})
+			reply, _, _, err := r.ask(actor, Request{Kind: "step", Index: len(r.program.Steps), Step: s, LimitMS: 1000})
 			if err != nil {
 				return err
 			}
 			last.Ended = append(last.Ended, fmt.Sprintf("    %s = %s", s, reply.Result))
 		}
 	}
+	r.trace.Entries = append(r.trace.Entries, last)
 	return nil
 }

@@ -218,10 +218,19 @@ func (w *worker) answer(q differ.Request) differ.Reply {
 	}
 	switch q.Kind {
 	case "step":
+		var reply differ.Reply
 		if q.Child {
-			return w.askChild(q)
+			reply = w.askChild(q)
+		} else {
+			reply = w.step(q)
 		}
-		return w.step(q)
+		seen := w.sample(differ.Request{})
+		reply.Slots, reply.Child, reply.Moving = seen.Slots, seen.Child, seen.Moving
+		reply.Done = append(reply.Done, seen.Done...)
+		if seen.Mistake != "" {
+			reply.Mistake = seen.Mistake
+		}
+		return reply
 	case "sample":
 		return w.sample(q)
 	case "interrupt":

@@ -43,6 +43,15 @@ var Exclusions = []Exclusion{
 	{"binding what is no address of the container", "an address assigned to the container later can be bound", func(h history, s differ.Step) bool {
 		return s.Op == "bind" && (s.Addr.Host == "multicast" || s.Addr.Host == "broadcast")
 	}},
+	{"bind of a socket that has a name", "a bind() that fails changes nothing", func(h history, s differ.Step) bool {
+		return s.Op == "bind" && (h.did("bind", s) || h.did("connect", s) || h.did("listen", s) || h.accepted(s))
+	}},
+	{"bind with AF_UNSPEC", "bind() with AF_UNSPEC", func(h history, s differ.Step) bool {
+		return s.Op == "bind" && s.Addr.Form == "unspec"
+	}},
+	{"hops", "| IP_TTL, IP_MINTTL", func(h history, s differ.Step) bool {
+		return s.Op == "setsockopt" && ofHops[option2(s)]
+	}},
 	{"SO_DONTROUTE", "| SO_DONTROUTE |", func(h history, s differ.Step) bool {
 		return s.Op == "setsockopt" && option2(s) == [2]int{unix.SOL_SOCKET, unix.SO_DONTROUTE}
 	}},
@@ -81,6 +90,11 @@ var ofPath = map[[2]int]bool{
 	{unix.SOL_TCP, unix.TCP_WINDOW_CLAMP}: true, {unix.SOL_IP, unix.IP_MTU}: true, {unix.SOL_IPV6, unix.IPV6_MTU}: true,
 }
 
+// ofHops are the options that count routers.
+var ofHops = map[[2]int]bool{
+	{unix.SOL_IP, unix.IP_TTL}: true, {unix.SOL_IP, unix.IP_MINTTL}: true, {unix.SOL_IPV6, unix.IPV6_UNICAST_HOPS}: true, {unix.SOL_IPV6, 73}: true,
+}
+
 func isOption(s differ.Step) bool       { return s.Op == "getsockopt" || s.Op == "setsockopt" }
 func option2(s differ.Step) (id [2]int) { return [2]int{s.Arg(0), s.Arg(1)} }
 
@@ -102,6 +116,11 @@ func (h history) place(at string) string {
 // its parent.
 func (h history) did(op string, s differ.Step) bool {
 	return slices.ContainsFunc(h.before, func(e differ.Step) bool { return e.Op == op && e.Fd == s.Fd && e.At[0] == s.At[0] })
+}
+
+// accepted reports whether the slot of a step may hold an accepted socket.
+func (h history) accepted(s differ.Step) bool {
+	return slices.ContainsFunc(h.before, func(e differ.Step) bool { return e.Op == "accept4" && e.To == s.Fd && e.At[0] == s.At[0] })
 }
 
 // boundElsewhere reports whether the port of a bind was bound before in the same place to another address.
@@ -134,7 +153,7 @@ func (h history) listens(to differ.Addr) bool {
 	for i, l := range h.before {
 		if l.Op != "listen" || !slices.ContainsFunc(h.before[:i], func(e differ.Step) bool {
 			return e.Op == "bind" && e.Addr.Port == to.Port && e.At == l.At && e.Fd == l.Fd && (e.Addr.Host == to.Host || e.Addr.Host == "any")
-		}) {
+		}) || !slices.ContainsFunc(h.before[:i], func(e differ.Step) bool { return e.Op == "socket" && e.At == l.At && e.To == l.Fd }) {
 			continue
 		}
 		touched := slices.ContainsFunc(h.before[i+1:], func(e differ.Step) bool {

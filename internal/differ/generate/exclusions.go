@@ -148,18 +148,23 @@ func (h history) nonblocking(s differ.Step) bool {
 	})
 }
 
-// listens reports whether a listener, bound and not touched since, is where a connect goes.
+// listens reports whether a listener, made properly and not touched since, is where a connect goes.
 func (h history) listens(to differ.Addr) bool {
 	for i, l := range h.before {
-		if l.Op != "listen" || !slices.ContainsFunc(h.before[:i], func(e differ.Step) bool {
-			return e.Op == "bind" && e.Addr.Port == to.Port && e.At == l.At && e.Fd == l.Fd && (e.Addr.Host == to.Host || e.Addr.Host == "any")
-		}) || !slices.ContainsFunc(h.before[:i], func(e differ.Step) bool { return e.Op == "socket" && e.At == l.At && e.To == l.Fd }) {
+		if l.Op != "listen" {
 			continue
 		}
-		touched := slices.ContainsFunc(h.before[i+1:], func(e differ.Step) bool {
+		made := func(e differ.Step) bool {
+			return e.Op == "socket" && e.At == l.At && e.To == l.Fd && e.Arg(1)&^(nonblock|cloexec) == unix.SOCK_STREAM && (e.Arg(2) == 0 || e.Arg(2) == unix.IPPROTO_TCP)
+		}
+		bound := func(e differ.Step) bool {
+			return e.Op == "bind" && e.At == l.At && e.Fd == l.Fd && e.Addr.Port == to.Port && e.Addr.Len == 0 && (e.Addr.Host == to.Host || e.Addr.Host == "any")
+		}
+		touched := func(e differ.Step) bool {
 			return e.At[0] == l.At[0] && (e.Op == "close" || e.Op == "shutdown" || e.Op == "connect") && e.Fd == l.Fd
-		})
-		if !touched && (to.Host == "lo" || to.Host == "any" || to.Host == l.At[:1]) {
+		}
+		here := to.Host == "lo" || to.Host == "any" || to.Host == l.At[:1]
+		if here && slices.ContainsFunc(h.before[:i], made) && slices.ContainsFunc(h.before[:i], bound) && !slices.ContainsFunc(h.before[i+1:], touched) {
 			return true
 		}
 	}
@@ -169,13 +174,44 @@ func (h history) listens(to differ.Addr) bool {
 // Allowed reports whether no step of p may show a known difference.
 func Allowed(p differ.Program) bool { return len(exclude(p)) == len(p.Steps) }
 
-// exclude gives the steps of p that show no known difference.
+// exclude gives the steps of p that show no known difference, and nothing that is chance.
 func exclude(p differ.Program) []differ.Step {
 	var kept []differ.Step
 	for _, s := range p.Steps {
-		if !slices.ContainsFunc(Exclusions, func(e Exclusion) bool { return e.Excludes(history{p, kept}, s) }) {
+		h := history{p, kept}
+		if !chance(h, s) && !slices.ContainsFunc(Exclusions, func(e Exclusion) bool { return e.Excludes(h, s) }) {
 			kept = append(kept, s)
 		}
 	}
 	return kept
+}
+
+// oneSegment is how much reaches a reader at once on every path.
+const oneSegment = 1000
+
+// chance reports whether what a step brings about is chance in any mode: how much of data in several segments a reader
+// gets who waits already, and which of two readers that wait gets it.
+func chance(h history, s differ.Step) bool {
+	waits := slices.ContainsFunc(h.before, func(e differ.Step) bool { return waiting(e) && e.At[0] != s.At[0] })
+	if sends(s) && s.Arg(0) > oneSegment && waits {
+		return true
+	}
+	return waiting(s) && slices.ContainsFunc(h.before, func(e differ.Step) bool { return waiting(e) && e.At[0] == s.At[0] })
+}
+
+func sends(s differ.Step) bool {
+	return slices.Contains([]string{"write", "writev", "send", "sendmsg", "sendfile", "splice_to"}, s.Op)
+}
+
+// waiting reports whether a step may be a reader that waits.
+func waiting(s differ.Step) bool {
+	switch s.Op {
+	case "read", "readv":
+		return true
+	case "recv", "recvfrom", "recvmsg", "recvmmsg":
+		return s.Arg(1)&unix.MSG_DONTWAIT == 0
+	case "splice_from":
+		return true // the flag is about the pipe
+	}
+	return false
 }

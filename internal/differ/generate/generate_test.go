@@ -1,0 +1,59 @@
+package generate
+
+import (
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// TestProgram checks that a seed is a program, that all of them are well formed, and that the generator uses every
+// operation and leaves few programs without a connection.
+func TestProgram(t *testing.T) {
+	const many = 3000
+	used := map[string]int{}
+	connects := 0
+	for seed := range uint64(many) {
+		p := Program(seed)
+		if err := p.Check(); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		if !reflect.DeepEqual(p, Program(seed)) {
+			t.Fatalf("seed %d gives two programs", seed)
+		}
+		if !Allowed(p) {
+			t.Errorf("seed %d: shows a known difference: %s", seed, p)
+		}
+		seen := map[string]bool{}
+		for _, s := range p.Steps {
+			used[s.Op]++
+			seen[s.Op] = true
+		}
+		if seen["accept4"] && seen["connect"] && seen["listen"] {
+			connects++
+		}
+	}
+	for _, op := range []string{"socket", "bind", "listen", "connect", "accept4", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
+		"close", "dup", "dup2", "dup3", "fork", "exec", "fcntl", "ioctl", "poll", "epoll_create", "epoll_ctl", "epoll_wait", "write", "writev", "send",
+		"sendmsg", "sendfile", "splice_to", "read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "splice_from", "socketpair", "send_fd", "recv_fd"} {
+		if used[op] < many/200 {
+			t.Errorf("%s in %d steps of %d programs", op, used[op], many)
+		}
+	}
+	if connects < many/2 {
+		t.Errorf("%d of %d programs have a connection", connects, many)
+	}
+}
+
+// TestExclusions ties every exclusion to its row: one that was made equal, and so lost its row, must be taken out.
+func TestExclusions(t *testing.T) {
+	raw, err := os.ReadFile("../../../docs/differences.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range Exclusions {
+		if e.Row == "" || !strings.Contains(string(raw), e.Row) {
+			t.Errorf("exclusion %q stands for a row with %q: docs/differences.md has none", e.Name, e.Row)
+		}
+	}
+}

@@ -30,13 +30,14 @@ define install
 	fi
 endef
 
-.PHONY: help build demo test check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build demo test soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
+	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
@@ -79,6 +80,13 @@ test: need-root build test-packages
 	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output -- -race -p 1 -timeout 20m . ./cmd/... ./internal/...
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --rerun-fails=1 --rerun-fails-max-failures=3 \
 		--packages ./test/... -- -count=1 -p 1 -timeout 40m
+
+# Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
+# says how to replay it.
+SOAK := 10m
+soak: need-root build lab-packages
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run 'TestNamedPrograms|TestDiffer' -v \
+		-differ.for=$(SOAK) -differ.keep=$(CURDIR)/$(OUT)/differ -differ.findings=20
 
 check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }

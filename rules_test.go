@@ -38,6 +38,10 @@ var allowed = map[string][]string{
 	"internal/bench":      {"internal/bench/peer"},
 	"internal/bench/peer": {},
 	"internal/bench/plot": {"internal/bench"},
+
+	"internal/differ":          {},
+	"internal/differ/generate": {"internal/differ"},
+	"internal/differ/executor": {"internal/differ"},
 }
 
 // only names the packages that may import a library, and why the others may not.

@@ -174,40 +174,62 @@ func (h *hunt) keep(f differ.Finding) {
 	}
 }
 
-// TestNamedPrograms runs the programs that once were findings.
+// TestNamedPrograms runs the programs that once were findings, and some that must work. With -differ.program it runs
+// that one and prints its trace.
 func TestNamedPrograms(t *testing.T) {
 	lab := differLab(t)
-	files, err := filepath.Glob("testdata/differ/*.json")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no programs in testdata/differ: %v", err)
-	}
 	if *differProgram != "" {
-		files = []string{*differProgram}
+		for _, p := range namedPrograms(t, *differProgram) {
+			f, err := differ.Check(lab.Run, p, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f != nil {
+				t.Error(f)
+				continue
+			}
+			overlay, err := lab.Run(p, "overlay", differ.Slow)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("equal in both modes:\n%s", differ.Diff(p, overlay, overlay))
+		}
+		return
+	}
+	for _, p := range namedPrograms(t, "testdata/differ/*.json") {
+		t.Run(p.Name, func(t *testing.T) {
+			if f, err := differ.Check(lab.Run, p, 3); err != nil || f != nil {
+				t.Errorf("%v\n%v", err, f)
+			}
+		})
+	}
+	// Findings that wait: one that is equal belongs to the others, or it could come back unseen.
+	for _, p := range namedPrograms(t, "testdata/differ/open/*.json") {
+		t.Run("open/"+p.Name, func(t *testing.T) {
+			if f, err := differ.Check(lab.Run, p, 3); err != nil || f == nil {
+				t.Errorf("equal in both modes now: move it to testdata/differ, and take its exclusion out (error: %v)", err)
+			}
+		})
+	}
+}
+
+func namedPrograms(t *testing.T, pattern string) (all []differ.Program) {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, file := range files {
 		programs, err := differ.Load(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i, p := range programs {
-			name := p.Name
-			if name == "" {
-				name = fmt.Sprintf("%s %d", strings.TrimSuffix(filepath.Base(file), ".json"), i)
-			}
-			t.Run(name, func(t *testing.T) {
-				f, err := differ.Check(lab.Run, p, 3)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if f != nil {
-					t.Error(f)
-				} else if *differProgram != "" {
-					overlay, err := lab.Run(p, "overlay", differ.Slow)
-					t.Logf("equal in both modes: %v\n%s", err, differ.Diff(p, overlay, overlay))
-				}
-			})
-		}
+		all = append(all, programs...)
 	}
+	if len(all) == 0 && !strings.Contains(pattern, "/open/") {
+		t.Fatalf("no programs in %s", pattern)
+	}
+	return all
 }
 
 // firstSeed is that of the programs that every run has.

@@ -26,7 +26,7 @@ var Exclusions = []Exclusion{
 		return s.Addr != nil && s.Addr.Host == "lo5"
 	}},
 	{"listen without bind", "listen() without bind()", func(h history, s differ.Step) bool {
-		return s.Op == "listen" && !h.did("bind", s)
+		return s.Op == "listen" && !slices.ContainsFunc(h.before, func(e differ.Step) bool { return e.At == s.At && e.Fd == s.Fd && h.binds(e) })
 	}},
 	{"v4-mapped wildcard", "`getsockname` after bind to ::ffff:0.0.0.0", func(h history, s differ.Step) bool {
 		return s.Op == "bind" && s.Addr.Form == "mapped" && s.Addr.Host == "any"
@@ -148,23 +148,47 @@ func (h history) nonblocking(s differ.Step) bool {
 	})
 }
 
+// family gives the address family of the TCP socket that was put into the slot of a step last, 0 if it is something else.
+func (h history) family(s differ.Step) int {
+	for _, e := range slices.Backward(h.before) {
+		if e.Op == "socket" && e.At == s.At && e.To == s.Fd {
+			if e.Arg(1)&^(nonblock|cloexec) != unix.SOCK_STREAM || e.Arg(2) != 0 && e.Arg(2) != unix.IPPROTO_TCP {
+				return 0
+			}
+			return e.Arg(0)
+		}
+	}
+	return 0
+}
+
+// binds reports whether a step is a bind that succeeds, unless the port is taken.
+func (h history) binds(s differ.Step) bool {
+	if s.Op != "bind" || s.Addr.Len != 0 || !slices.Contains([]string{"any", "lo", s.At[:1]}, s.Addr.Host) {
+		return false
+	}
+	switch h.family(s) {
+	case unix.AF_INET:
+		return s.Addr.Form == "4"
+	case unix.AF_INET6:
+		return s.Addr.Form == "mapped" || s.Addr.Form == "6" && s.Addr.Host != s.At[:1]
+	}
+	return false
+}
+
 // listens reports whether a listener, made properly and not touched since, is where a connect goes.
 func (h history) listens(to differ.Addr) bool {
 	for i, l := range h.before {
 		if l.Op != "listen" {
 			continue
 		}
-		made := func(e differ.Step) bool {
-			return e.Op == "socket" && e.At == l.At && e.To == l.Fd && e.Arg(1)&^(nonblock|cloexec) == unix.SOCK_STREAM && (e.Arg(2) == 0 || e.Arg(2) == unix.IPPROTO_TCP)
-		}
 		bound := func(e differ.Step) bool {
-			return e.Op == "bind" && e.At == l.At && e.Fd == l.Fd && e.Addr.Port == to.Port && e.Addr.Len == 0 && (e.Addr.Host == to.Host || e.Addr.Host == "any")
+			return e.At == l.At && e.Fd == l.Fd && h.binds(e) && e.Addr.Port == to.Port && (e.Addr.Host == to.Host || e.Addr.Host == "any")
 		}
 		touched := func(e differ.Step) bool {
 			return e.At[0] == l.At[0] && (e.Op == "close" || e.Op == "shutdown" || e.Op == "connect") && e.Fd == l.Fd
 		}
 		here := to.Host == "lo" || to.Host == "any" || to.Host == l.At[:1]
-		if here && slices.ContainsFunc(h.before[:i], made) && slices.ContainsFunc(h.before[:i], bound) && !slices.ContainsFunc(h.before[i+1:], touched) {
+		if here && slices.ContainsFunc(h.before[:i], bound) && !slices.ContainsFunc(h.before[i+1:], touched) {
 			return true
 		}
 	}

@@ -68,7 +68,7 @@ func Program(seed uint64) differ.Program {
 func (g *generator) tame() {
 	for i := range g.p.Steps {
 		s := &g.p.Steps[i]
-		if !chance(history{g.p, g.p.Steps[:i]}, *s) {
+		if !chance(g.p.Steps[:i], *s) {
 			continue
 		}
 		s.Args = slices.Clone(s.Args)

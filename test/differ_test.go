@@ -239,7 +239,7 @@ const firstSeed = 1
 func TestDiffer(t *testing.T) {
 	h := &hunt{t: t, runner: differLab(t).Run}
 	began := time.Now()
-	seed, count := uint64(firstSeed), 3000
+	seed, count := uint64(firstSeed), 2500
 	if *differSeed != 0 {
 		seed, count = *differSeed, 1
 	}

@@ -37,8 +37,8 @@ var Exclusions = []Exclusion{
 	{"bound socket to a closed port of its own", "a blocking connect of a **bound** socket to a closed port", func(h *history, s differ.Step) bool {
 		return s.Op == "connect" && h.own(s) && h.socket(s) != nil && h.socket(s).named
 	}},
-	{"name after a failed connect", "`getsockname` after a non-blocking connect that failed", func(h *history, s differ.Step) bool {
-		return s.Op == "connect" && h.socket(s) != nil && h.socket(s).nonblocking && !h.listens(s)
+	{"name after a failed connect", "`getsockname` after a connect that failed", func(h *history, s differ.Step) bool {
+		return s.Op == "connect" && h.socket(s) != nil && (h.socket(s).nonblocking || h.socket(s).bound && h.socket(s).host == "any") && !h.listens(s)
 	}},
 	{"binding what is no address of the container", "an address assigned to the container later can be bound", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && (s.Addr.Host == "multicast" || s.Addr.Host == "broadcast")

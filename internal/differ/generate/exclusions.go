@@ -46,8 +46,11 @@ var Exclusions = []Exclusion{
 	{"bind of a socket that has a name", "a bind() that fails changes nothing", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && h.socket(s) != nil && h.socket(s).named
 	}},
-	{"bind with AF_UNSPEC", "bind() with AF_UNSPEC", func(h *history, s differ.Step) bool {
-		return s.Op == "bind" && s.Addr.Form == "unspec"
+	{"bind of another family", "bind() with AF_UNSPEC", func(h *history, s differ.Step) bool {
+		return s.Op == "bind" && (s.Addr.Form == "unspec" || s.Addr.Form == "unix" || s.Addr.Form == "junk")
+	}},
+	{"port 0 of another node", "connect() to port 0", func(h *history, s differ.Step) bool {
+		return s.Op == "connect" && s.Addr.Port == "0" && !h.own(s)
 	}},
 	{"hops", "| IP_TTL, IP_MINTTL", func(h *history, s differ.Step) bool {
 		return s.Op == "setsockopt" && ofHops[option2(s)]

@@ -53,6 +53,8 @@ enum heddle_reason {
 	REASON_REFUSE_LISTEN_UNBOUND,
 	REASON_DROP_FORGED_OVERLAY,
 	REASON_FALLBACK_FASTOPEN,
+	REASON_FALLBACK_OWN_PLAIN,
+	REASON_DROP_FORGED_LOOPBACK,
 	REASON_MAX,
 };
 
@@ -153,12 +155,13 @@ enum endpoint_flags {
 struct endpoint {
 	struct address addr4; /* its IPv4 overlay address, v4-mapped */
 	__u32 id;
-	__u32 flags;   /* enum endpoint_flags */
-	__u32 ifindex; /* node side of its veth */
-	__u32 pad;
+	__u32 flags;             /* enum endpoint_flags */
+	__u32 ifindex;           /* node side of its veth */
 	__u32 netns;             /* inode of the container's network namespace */
 	__u32 container_ifindex; /* container side of its veth */
 	char device[16];         /* its name there */
+	__s32 nsid;              /* of that namespace as the node names it; -1: none */
+	__s32 node_nsid;         /* of the node's as the container's names it; -1: none */
 };
 
 /* route.flags */

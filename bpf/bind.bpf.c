@@ -75,6 +75,7 @@ int bind4(struct bpf_sock_addr *ctx)
 {
 	struct sock_tag *tag, next;
 	struct endpoint *ep;
+	struct address asked;
 	__be32 target;
 
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
@@ -91,6 +92,11 @@ int bind4(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
 		bpf_set_retval(-EACCES_);
+		return 0;
+	}
+	set_mapped(&asked, ctx->user_ip4);
+	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
+		bpf_set_retval(-EADDRINUSE_);
 		return 0;
 	}
 	/* The kernel refuses to bind a socket twice: then its names must stay. */
@@ -145,7 +151,7 @@ int bind6(struct bpf_sock_addr *ctx)
 {
 	struct sock_tag *tag, next;
 	struct endpoint *ep;
-	struct address a;
+	struct address a, asked;
 
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
 		return 1;
@@ -160,10 +166,15 @@ int bind6(struct bpf_sock_addr *ctx)
 	a.word[2] = ctx->user_ip6[2];
 	a.word[3] = ctx->user_ip6[3];
 	next = *tag;
+	asked = a;
 	if (!bind_target6(&next, ep, &a, !ctx->user_port))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
 		bpf_set_retval(-EACCES_);
+		return 0;
+	}
+	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
+		bpf_set_retval(-EADDRINUSE_);
 		return 0;
 	}
 	/* The kernel refuses to bind a socket twice: then its names must stay. */

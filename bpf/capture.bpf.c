@@ -129,6 +129,9 @@ int from_overlay(struct __sk_buff *skb)
 
 	if (read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
+	/* What comes from there is taken for the container's own. */
+	if (is_mirror(p.ip.saddr))
+		return drop(REASON_DROP_FORGED_LOOPBACK);
 	ep = endpoint_at(p.ip.daddr);
 	return ep ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
 }
@@ -186,6 +189,9 @@ int from_endpoint(struct __sk_buff *skb)
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
 	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	/* The device routes loopback addresses (route_localnet): none but the container's own may pass. */
+	if (is_mirror(p.ip.saddr) || is_mirror(p.ip.daddr) || is_loopback4(p.ip.daddr))
+		return from_own_stack(skb, &p, kind, self);
 	if (!self)
 		return TC_ACT_OK;
 	/* Identity on the overlay is the source address. */
@@ -223,8 +229,14 @@ int to_endpoint(struct __sk_buff *skb)
 	struct bpf_sock *sk;
 	struct packet p;
 	bool ours;
+	int kind;
 
-	if (read_packet(skb, &p) != PACKET_TCP)
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
+		return TC_ACT_OK;
+	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
+		return to_own_stack(skb, &p, kind);
+	if (kind != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
 	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED))

@@ -2,6 +2,8 @@
 /* connect(): chooses the path and rewrites the destination for it.
  *
  *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard listens
+ *   own loopback, address, -> the mirror address (mirror.h), through the own veth
+ *   plain listener
  *   this node, intercepted -> unchanged, from the overlay address, over lo
  *   this node, plain       -> unchanged, from the overlay address, through the peer's veth
  *   another node           -> that node's underlay address and one of its direct ports; sockops adds
@@ -211,6 +213,41 @@ static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, st
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
+/* Whether a process listens at dst that is not intercepted: then connect_own_stack is the way. */
+static __always_inline bool own_stack_listens(struct bpf_sock_addr *ctx, const struct endpoint *ep, bool ipv6,
+                                              __be32 dst)
+{
+	return mirror_of(ep, ipv6, dst) && sk_of(ctx)->src_ip4 != LOOPBACK4_IPV6 &&
+	       own_stack_state(ctx, ep, ipv6, dst, 0, dst, ctx->user_port) == BPF_TCP_LISTEN;
+}
+
+/* To dst, an address of the container itself, through the veth (mirror.h). */
+static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                             const struct endpoint *ep, bool ipv6, __be32 dst, bool wild)
+{
+	__be32 own = ep->addr4.word[3], target = mirror_of(ep, ipv6, dst);
+	__be32 src = dst == own || ipv6 ? dst : LOOPBACK4, source;
+	__be16 port = ctx->user_port;
+
+	set_mark(ctx, tag, false);
+	if (!sk_of(ctx)->src_ip4) {
+		source = node_address(ep, ipv6, src);
+		if (!bind_own_stack_source(ctx, sk6, ep, source, ipv6, src, dst))
+			bind_source(ctx, sk6, source); /* the kernel's choice must do */
+	} else if (sk_of(ctx)->src_ip4 == own && (wild || ipv6)) {
+		target |= bpf_htonl(MIRROR_WILD);
+	}
+	tag->flags |= TAG_REMOTE;
+	set_name(&tag->remote, ipv6, dst);
+	tag->remote_port = port;
+	if (wild || !(tag->flags & TAG_BOUND)) {
+		tag->flags |= TAG_LOCAL;
+		set_name(&tag->local, ipv6, src);
+	}
+	set_destination(ctx, sk6, target, port);
+	return take(tag, dst == own ? PATH_LOCAL : PATH_LOOPBACK, 0, REASON_FALLBACK_OWN_PLAIN);
+}
+
 /* dst is in 127.0.0.0/8, or 0.0.0.0. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                             const struct endpoint *ep, __be32 dst, bool wild)
@@ -220,11 +257,15 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 at_alias = alias4(ep->id, asked);
 	__be32 own = ep->addr4.word[3], target = at_alias;
 	struct listener at = {};
+	bool found = listens(ctx, source, at_alias, ctx->user_port, ep->id, &at);
 
 	/* A wildcard listener is bound to the overlay address. */
-	if (!listens(ctx, source, at_alias, ctx->user_port, ep->id, &at) &&
-	    listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD)
+	if (!found && listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD) {
 		target = own;
+		found = true;
+	}
+	if (!found && own_stack_listens(ctx, ep, false, asked))
+		return connect_own_stack(ctx, sk6, tag, ep, false, asked, wild);
 	return connect_alias(ctx, sk6, tag, ep, target, at_alias, source, asked, wild);
 }
 
@@ -250,6 +291,8 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 			tag->flags |= TAG_NAMES;
 			set_overlay_destination6(ctx, own);
 			return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+		} else if (own_stack_listens(ctx, ep, true, 0)) {
+			return connect_own_stack(ctx, true, tag, ep, true, 0, wild);
 		}
 	}
 	if (sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6)
@@ -284,6 +327,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		local = true;
 	/* Its own address cannot be reached through its own veth (the container's stack would drop the
 	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
+	if (!local && dst == ep->addr4.word[3] && own_stack_listens(ctx, ep, false, dst))
+		return connect_own_stack(ctx, sk6, tag, ep, false, dst, false);
 	if (!local && dst == ep->addr4.word[3])
 		return connect_refused(ctx, sk6, tag, ep);
 	set_mark(ctx, tag, !local);
@@ -368,6 +413,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	}
 	if (to)
 		return connect_other_node(ctx, sk6, tag, ep, to, dst);
+	if (is_mirror(dst))
+		return refuse_connect(EHOSTUNREACH_);
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
 		tag->flags |= TAG_LOCAL;
@@ -406,6 +453,8 @@ static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct 
 		 * steered; sockops moves the connection to lo. */
 		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
 	}
+	if (!local && !dual && dst == own && own_stack_listens(ctx, ep, true, dst))
+		return connect_own_stack(ctx, true, tag, ep, true, dst, false);
 	if (!local && !dual && dst == own)
 		return connect_refused6(ctx, tag);
 	set_mark(ctx, tag, !local);

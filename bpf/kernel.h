@@ -40,6 +40,7 @@
 #define ENETUNREACH_   101
 #define ETIMEDOUT_     110
 #define ECONNREFUSED_  111
+#define EHOSTUNREACH_  113
 /* What the kernel keeps as the IPv4 address of a socket with an IPv6 one that is not v4-mapped. */
 #define LOOPBACK4_IPV6 bpf_htonl(0x7f000006)
 #define TC_ACT_OK      0

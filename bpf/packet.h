@@ -82,8 +82,10 @@ static __always_inline struct flow_key wire_key(const struct packet *p)
 	return k;
 }
 
-static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 saddr, __be16 sport,
-                                               __be32 daddr, __be16 dport)
+#define NODE_NETNS BPF_F_CURRENT_NETNS /* for programs on the node's devices */
+
+static __always_inline struct bpf_sock *lookup_in(struct __sk_buff *skb, __u64 netns, __be32 saddr,
+                                                  __be16 sport, __be32 daddr, __be16 dport)
 {
 	struct bpf_sock_tuple t = {};
 
@@ -91,11 +93,18 @@ static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 sad
 	t.ipv4.sport = sport;
 	t.ipv4.daddr = daddr;
 	t.ipv4.dport = dport;
-	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), netns, 0);
 }
 
-static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const struct address *saddr,
-                                                __be16 sport, const struct address *daddr, __be16 dport)
+static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 saddr, __be16 sport,
+                                               __be32 daddr, __be16 dport)
+{
+	return lookup_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
+}
+
+static __always_inline struct bpf_sock *lookup6_in(struct __sk_buff *skb, __u64 netns,
+                                                   const struct address *saddr, __be16 sport,
+                                                   const struct address *daddr, __be16 dport)
 {
 	struct bpf_sock_tuple t = {};
 	int i;
@@ -106,7 +115,13 @@ static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const str
 	}
 	t.ipv6.sport = sport;
 	t.ipv6.dport = dport;
-	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), netns, 0);
+}
+
+static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const struct address *saddr,
+                                                __be16 sport, const struct address *daddr, __be16 dport)
+{
+	return lookup6_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
 }
 
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a

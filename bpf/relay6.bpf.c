@@ -30,14 +30,14 @@ static __always_inline int replace_ports(struct __sk_buff *skb, const struct pac
 	return 0;
 }
 
-/* Makes the IPv4 packet p an IPv6 one from the IPv6 form of to->saddr to that of to->daddr. */
-static __always_inline int translate_to_ipv6(struct __sk_buff *skb, const struct packet *p,
-                                             const struct flow_key *to)
+/* Makes the IPv4 packet p an IPv6 one from src to dst, with to's ports. */
+static __always_inline int translate_between(struct __sk_buff *skb, const struct packet *p,
+                                             const struct flow_key *to, const struct address *src,
+                                             const struct address *dst)
 {
 	__be16 proto = bpf_htons(ETH_P_IPV6);
 	__be32 before[2] = {p->ip.saddr, p->ip.daddr};
 	struct ip6hdr_ h = {};
-	struct address a;
 	int i;
 
 	if ((p->ip.version_ihl & 0xf) != 5)
@@ -46,18 +46,27 @@ static __always_inline int translate_to_ipv6(struct __sk_buff *skb, const struct
 	h.payload_len = bpf_htons(bpf_ntohs(p->ip.tot_len) - sizeof(struct iphdr_));
 	h.next_header = IPPROTO_TCP_;
 	h.hop_limit = p->ip.ttl;
-	set_overlay6(&a, to->saddr);
-	for (i = 0; i < 4; i++)
-		h.saddr[i] = a.word[i];
-	set_overlay6(&a, to->daddr);
-	for (i = 0; i < 4; i++)
-		h.daddr[i] = a.word[i];
+	for (i = 0; i < 4; i++) {
+		h.saddr[i] = src->word[i];
+		h.daddr[i] = dst->word[i];
+	}
 	if (bpf_skb_change_proto(skb, proto, 0) ||
 	    bpf_skb_store_bytes(skb, ETH_PROTO_OFFSET, &proto, sizeof(proto), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0))
 		return -1;
 	return replace_ports(skb, p, to, IPV6_TCP_OFFSET,
 	                     bpf_csum_diff(before, sizeof(before), h.saddr, sizeof(h.saddr) * 2, 0));
+}
+
+/* The same from the IPv6 form of to->saddr to that of to->daddr. */
+static __always_inline int translate_to_ipv6(struct __sk_buff *skb, const struct packet *p,
+                                             const struct flow_key *to)
+{
+	struct address src, dst;
+
+	set_overlay6(&src, to->saddr);
+	set_overlay6(&dst, to->daddr);
+	return translate_between(skb, p, to, &src, &dst);
 }
 
 /* Makes the IPv6 packet p an IPv4 one from to->saddr to to->daddr. */

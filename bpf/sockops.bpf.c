@@ -125,14 +125,6 @@ static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flo
 	return flow->kind != FLOW_CONTAINERS;
 }
 
-static __always_inline void set_name(struct address *a, bool ipv6, __be32 v4)
-{
-	if (v4)
-		set_overlay(a, ipv6, v4);
-	else
-		set_loopback6(a);
-}
-
 /* The container talks to itself: the flow's addresses are those its programs see. 0 is ::1. */
 static __always_inline void accept_names(struct sock_tag *tag, const struct flow *flow)
 {
@@ -169,6 +161,16 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 	move_to_lo(ops, tag);
 }
 
+/* From a process of the container's own stack. */
+static __always_inline void accept_own_stack(struct sock_tag *tag, __be32 remote, __be32 local)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	struct flow flow = {};
+
+	if (ep && pod_names(ep, remote, local, &flow))
+		accept_names(tag, &flow);
+}
+
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
 static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
@@ -177,6 +179,10 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 	struct route *from;
 
 	count(REASON_ACCEPT_LOCAL);
+	if (is_mirror(remote)) {
+		accept_own_stack(tag, remote, local);
+		return;
+	}
 	if (is_alias(remote) || is_alias(local)) {
 		/* The own address stands for a wildcard. */
 		flow.src = is_alias(remote) ? loopback_of(remote) : loopback_of(local);

@@ -325,6 +325,10 @@ func awaitConnection(t testing.TB, container string, local, remote uint16, sent,
 func (r pathRun) look(t *testing.T) {
 	t.Helper()
 	sport := r.client.portOf("s")
+	if r.place.inPod() {
+		r.lookPod(t, sport)
+		return
+	}
 	if r.place.ipv6 {
 		r.lookIPv6(t, sport)
 		return

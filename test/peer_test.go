@@ -179,3 +179,10 @@ func normalise(trace []string) string {
 		return seen[m]
 	})
 }
+
+// runEntered starts a peer in a network namespace that it enters from outside, without interception.
+func runEntered(t testing.TB, netns string) *peer {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	return runPeer(t, netns, exec.CommandContext(ctx, "nsenter", "--net=/run/netns/"+netns, python, "-c", peerScript), cancel)
+}

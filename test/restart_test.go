@@ -64,6 +64,7 @@ func TestRestart(t *testing.T) {
 func restart(t *testing.T, node string, sig syscall.Signal) {
 	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
 	plain := startPeer(t, "overlay", "n1/c1")
+	pod := startPod(t, client, plain)
 	mine := map[string]*peer{"n1": client, "n2": server}[node]
 	target, port := address(t, "heddle", "n2/c1"), freePort()
 	server.must(`l = listen(6, "::", %d)`, port)
@@ -71,6 +72,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	server.must(`c, who = l.accept()`)
 	// Sockets made before: one for each kind of connect.
 	client.must(`direct, bound, local = tcp(4), tcp(6), tcp(4)`)
+	client.must(`inside = [tcp(4) for _ in range(2)]`)
 	names := client.must(`names(s)`) + server.must(`names(c)`)
 	endpoints := heddle(t, "endpoints", "--lab", labName, "--output", "json")
 	before, pinned := counters(t, node), pins(t, node)
@@ -82,6 +84,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		client.must(`send(s, 200000)`)
 		server.expect(`[200000, "16a7de9d66951288"]`, `receive(c, 200000)`)
 		client.must(`drained()`)
+		pod()
 		if got := client.must(`names(s)`) + server.must(`names(c)`); got != names {
 			t.Errorf("%s: names %s, were %s", when, got, names)
 		}

@@ -82,6 +82,24 @@ func TestLoopbackAliasMatches(t *testing.T) {
 	}
 }
 
+// TestMirrorMatches ties model.MirrorPrefix to bpf/mirror.h.
+func TestMirrorMatches(t *testing.T) {
+	for id, want := range map[model.EndpointID]string{1: "250.0.4.0/22", 0x1234: "250.72.208.0/22", model.MaxEndpointID: "250.255.252.0/22"} {
+		if got := model.MirrorPrefix(id); got != netip.MustParsePrefix(want) || !model.MirrorRange.Overlaps(got) {
+			t.Errorf("endpoint %d: %s, want %s in %s", id, got, want, model.MirrorRange)
+		}
+	}
+	src, err := os.ReadFile("../../bpf/mirror.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, def := range []string{"MIRROR_BASE 0xfa000000", "MIRROR_SLOTS 1024"} {
+		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
+			t.Errorf("bpf/mirror.h does not define %s", def)
+		}
+	}
+}
+
 // TestAddresses checks that addresses survive the maps' form.
 func TestAddresses(t *testing.T) {
 	for _, s := range []string{"10.244.1.2", "::1", "2001:db8::17"} {

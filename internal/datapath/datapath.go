@@ -218,6 +218,8 @@ type TCPrograms struct {
 	FromEndpoint int // ingress of the node side of each endpoint's veth
 	ToEndpoint   int // egress of the same
 	Deliver      int // ingress of the delivery device
+	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
+	IntoLoopback int // ingress of the container's side of its veth, with the same class
 }
 
 // TCPrograms gives the descriptors of the programs the caller attaches to devices.
@@ -228,6 +230,8 @@ func (d *Datapath) TCPrograms() TCPrograms {
 		FromEndpoint: d.objs.FromEndpoint.FD(),
 		ToEndpoint:   d.objs.ToEndpoint.FD(),
 		Deliver:      d.objs.Deliver.FD(),
+		OnLoopback:   d.objs.OnLoopback.FD(),
+		IntoLoopback: d.objs.IntoLoopback.FD(),
 	}
 }
 

@@ -58,10 +58,11 @@ type heddleEndpoint struct {
 	Id               uint32
 	Flags            uint32
 	Ifindex          uint32
-	Pad              uint32
 	Netns            uint32
 	ContainerIfindex uint32
 	Device           [16]int8
+	Nsid             int32
+	NodeNsid         int32
 }
 
 type heddleEndpointFlags uint32
@@ -139,7 +140,9 @@ const (
 	heddleHeddleReasonREASON_REFUSE_LISTEN_UNBOUND      heddleHeddleReason = 29
 	heddleHeddleReasonREASON_DROP_FORGED_OVERLAY        heddleHeddleReason = 30
 	heddleHeddleReasonREASON_FALLBACK_FASTOPEN          heddleHeddleReason = 31
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 32
+	heddleHeddleReasonREASON_FALLBACK_OWN_PLAIN         heddleHeddleReason = 32
+	heddleHeddleReasonREASON_DROP_FORGED_LOOPBACK       heddleHeddleReason = 33
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 34
 )
 
 type heddlePortClaims struct {
@@ -268,7 +271,9 @@ const (
 	heddleProgGetsockname4         = "getsockname4"
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
+	heddleProgIntoLoopback         = "into_loopback"
 	heddleProgList                 = "list"
+	heddleProgOnLoopback           = "on_loopback"
 	heddleProgPostBind4            = "post_bind4"
 	heddleProgPostBind6            = "post_bind6"
 	heddleProgSetsockopt           = "setsockopt"
@@ -350,7 +355,9 @@ type heddleProgramSpecs struct {
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
+	IntoLoopback *ebpf.ProgramSpec `ebpf:"into_loopback"`
 	List         *ebpf.ProgramSpec `ebpf:"list"`
+	OnLoopback   *ebpf.ProgramSpec `ebpf:"on_loopback"`
 	PostBind4    *ebpf.ProgramSpec `ebpf:"post_bind4"`
 	PostBind6    *ebpf.ProgramSpec `ebpf:"post_bind6"`
 	Setsockopt   *ebpf.ProgramSpec `ebpf:"setsockopt"`
@@ -490,7 +497,9 @@ type heddlePrograms struct {
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
+	IntoLoopback *ebpf.Program `ebpf:"into_loopback"`
 	List         *ebpf.Program `ebpf:"list"`
+	OnLoopback   *ebpf.Program `ebpf:"on_loopback"`
 	PostBind4    *ebpf.Program `ebpf:"post_bind4"`
 	PostBind6    *ebpf.Program `ebpf:"post_bind6"`
 	Setsockopt   *ebpf.Program `ebpf:"setsockopt"`
@@ -514,7 +523,9 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname4,
 		p.Getsockname6,
 		p.Getsockopt,
+		p.IntoLoopback,
 		p.List,
+		p.OnLoopback,
 		p.PostBind4,
 		p.PostBind6,
 		p.Setsockopt,

@@ -51,6 +51,13 @@ type ContainerSide struct {
 	Netns   uint32 // inode of the namespace
 	Ifindex int    // of the endpoint's device there
 	Device  string // its name
+	// IDs are nil if not known: then TCP with processes that are not intercepted does not find the other side.
+	IDs *NetnsIDs
+}
+
+// NetnsIDs are the ids that the container's and the node's network namespace have in each other.
+type NetnsIDs struct {
+	Container, Node int
 }
 
 // SetEndpoint makes an endpoint of this node known to the programs, or changes it. ifindex is the node
@@ -62,7 +69,10 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	}
 	v := heddleEndpoint{
 		Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex),
-		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex),
+		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex), Nsid: -1, NodeNsid: -1,
+	}
+	if inside.IDs != nil {
+		v.Nsid, v.NodeNsid = int32(inside.IDs.Container), int32(inside.IDs.Node)
 	}
 	for i, b := range []byte(inside.Device[:min(len(inside.Device), len(v.Device)-1)]) {
 		v.Device[i] = int8(b)

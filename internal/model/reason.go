@@ -60,6 +60,8 @@ var Reasons = []ReasonInfo{
 	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},
 	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay port of a node"},
 	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
+	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
+	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
 }
 
 // String gives the reason's metric label.

@@ -11,6 +11,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/userdata"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // firewallTable is the nftables table that holds everything of Heddle's.
@@ -40,6 +42,10 @@ func setFirewall(cfg NodeConfig) error {
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
 	})
 	addUntracked(c, table, cfg)
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: deliver, Exprs: forgedMirrorExprs(cfg.Mark),
+		UserData: comment("only the endpoint's own device brings packets of a container's own stack"),
+	})
 	for _, p := range cfg.Prefixes {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),
@@ -104,6 +110,15 @@ func deliverExprs(own netip.Prefix, mark uint32) []expr.Any {
 		&expr.Immediate{Register: 1, Data: markData},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
 	)
+}
+
+// forgedMirrorExprs is "ip saddr mirrors meta mark != mark drop": the tc program of an endpoint's device marks
+// what may pass.
+func forgedMirrorExprs(mark uint32) []expr.Any {
+	return append(addrMatch(model.MirrorRange, source, expr.CmpOpEq),
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Verdict{Kind: expr.VerdictDrop})
 }
 
 // side says which address of a packet addrMatch looks at.

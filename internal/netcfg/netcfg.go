@@ -138,6 +138,9 @@ func (c *NodeConfig) validatePrefixes() error {
 		if !inPool(p, c.Pool) {
 			return fmt.Errorf("prefix %v: not inside the pool %v", p, c.Pool)
 		}
+		if p.Overlaps(model.MirrorRange) {
+			return fmt.Errorf("prefix %v: overlaps %v, which stands for containers' own stacks; choose another pool", p, model.MirrorRange)
+		}
 		if p.Contains(c.Underlay) {
 			return fmt.Errorf("prefix %v: contains the underlay address %v; choose another pool", p, c.Underlay)
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's own routes,
@@ -271,7 +273,8 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 		return err
 	}
 	want := map[routeKey]bool{}
-	for _, p := range cfg.Prefixes {
+	// The same for mirror addresses, which must never follow the default route.
+	for _, p := range append([]netip.Prefix{model.MirrorRange}, cfg.Prefixes...) {
 		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNREACHABLE}
 		want[r.key()] = true
 		if err := ensureRoute(h, have, r); err != nil {

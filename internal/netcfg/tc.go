@@ -46,13 +46,18 @@ const (
 // meets the old or the new one. A filter of somebody else's in that place is an error. name is shown by
 // `tc filter`, after "heddle:".
 func AttachTC(ifindex int, dir Direction, progFD int, name string) error {
-	if err := attachTC(ifindex, dir, progFD, name); err != nil {
+	return attachClassTC(ifindex, dir, progFD, name, 0)
+}
+
+// attachClassTC is AttachTC with a class, which the program reads as tc_classid.
+func attachClassTC(ifindex int, dir Direction, progFD int, name string, class uint32) error {
+	if err := attachTC(ifindex, dir, progFD, name, class); err != nil {
 		return fmt.Errorf("attach %s to %s of device %d: %w", name, dir, ifindex, err)
 	}
 	return nil
 }
 
-func attachTC(ifindex int, dir Direction, progFD int, name string) error {
+func attachTC(ifindex int, dir Direction, progFD int, name string, class uint32) error {
 	h, err := open()
 	if err != nil {
 		return err
@@ -69,7 +74,7 @@ func attachTC(ifindex int, dir Direction, progFD int, name string) error {
 		return err
 	}
 	f := newFilter(ifindex, dir)
-	f.Fd, f.Name, f.DirectAction = progFD, filterOwner+name, true
+	f.Fd, f.Name, f.DirectAction, f.ClassId = progFD, filterOwner+name, true, class
 	return h.FilterReplace(f)
 }
 

@@ -31,6 +31,12 @@ func addUntracked(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
 				})
 			}
 		}
+		for _, which := range []side{source, destination} {
+			c.AddRule(&nftables.Rule{
+				Table: table, Chain: chain, Exprs: append(addrMatch(model.MirrorRange, which, expr.CmpOpEq), &expr.Notrack{}),
+				UserData: comment("connections of a container with itself are not translated"),
+			})
+		}
 		for _, p := range cfg.Prefixes {
 			c.AddRule(&nftables.Rule{
 				Table: table, Chain: chain, Exprs: untrackedLocalExprs(p, hook.num == nftables.ChainHookOutput),

@@ -10,7 +10,6 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -96,9 +95,7 @@ func (a *Agent) attach(e model.Endpoint) error {
 	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
-	return a.datapath.SetEndpoint(e, dev.Ifindex, datapath.ContainerSide{
-		Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: netcfg.ContainerDevice,
-	})
+	return a.joinOwnStack(e, dev)
 }
 
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
@@ -111,6 +108,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
 	err := errors.Join(
+		a.leaveOwnStack(e),
 		a.datapath.DeleteEndpoint(e.ID),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		a.store.DeleteEndpoint(ctx, e.Node, e.ID),

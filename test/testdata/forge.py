@@ -30,6 +30,19 @@ def udp(src, sport, dst, dport, payload):
     return ip_packet(src, dst, 17, struct.pack("!HHHH", sport, dport, 8 + len(payload), 0) + payload)
 
 
+def hardware_address(device):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    return fcntl.ioctl(s, 0x8927, struct.pack("16s16x", device.encode()))[18:24]  # SIOCGIFHWADDR
+
+
+def forge_frame(packet, device, mac):
+    """Sends a whole IP packet by a device, past routing."""
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    s.bind((device, 0))
+    s.send(bytes.fromhex(mac.replace(":", "")) + hardware_address(device) + b"\x08\x00" + packet)
+    s.close()
+
+
 def forge(packet, dst):
     """Sends a whole IP packet."""
     s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)

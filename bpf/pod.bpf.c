@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* TCP between node sockets of a container and the processes in its namespace that are not intercepted, over
+ * loopback and over the own address (mirror.h has the addresses):
+ *
+ *   own stack a:s -> b:p    on_loopback: mirror(a):s -> node(b):p, out by eth0    from_own_stack: node socket
+ *   node socket node(b):p -> mirror(a):s    to_own_stack: passed    into_loopback: b:p -> a:s, in by lo
+ *
+ * Between the two it is IPv4, whatever the programs use. The two programs in the container's namespace may be
+ * removed or changed by its root, and what they send may be forged there: what must hold for others is
+ * checked at the node's end of the veth. */
+
+/* What find_node_socket found. */
+enum node_socket {
+	NODE_SOCKET_NONE,
+	NODE_SOCKET_CONNECTED,
+	NODE_SOCKET_LISTENS,
+};
+
+static __always_inline bool is_syn(const struct packet *p)
+{
+	return (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_;
+}
+
+/* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags. With assign, the
+ * packet is given to it. */
+static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_sock *sk, __u32 owner,
+                                            __u32 flags, bool assign)
+{
+	int found = NODE_SOCKET_NONE;
+	struct sock_tag *tag;
+
+	if (!sk)
+		return found;
+	if (sk->state == BPF_TCP_LISTEN) {
+		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+		if (tag && tag->endpoint_id == owner && (tag->flags & flags) == flags)
+			found = NODE_SOCKET_LISTENS;
+	} else if (owned(sk, owner)) {
+		found = NODE_SOCKET_CONNECTED;
+	}
+	/* Request and time-wait sockets are found again by the stack itself. */
+	if (assign && found && sk->state != BPF_TCP_NEW_SYN_RECV && sk->state != BPF_TCP_TIME_WAIT)
+		bpf_sk_assign(skb, sk, 0);
+	bpf_sk_release(sk);
+	return found;
+}
+
+/* The node socket for a packet k, by the kernel's own lookup. TIME_WAIT has no use for a SYN. */
+static __always_inline int find_node_socket(struct __sk_buff *skb, __u64 netns, const struct flow_key *k,
+                                            bool syn, __u32 owner, bool assign)
+{
+	struct bpf_sock *sk = lookup_in(skb, netns, k->saddr, k->sport, k->daddr, k->dport);
+
+	if (sk && syn && sk->state == BPF_TCP_TIME_WAIT) {
+		bpf_sk_release(sk);
+		sk = lookup_in(skb, netns, k->saddr, 0, k->daddr, k->dport);
+	}
+	return take_node_socket(skb, sk, owner, 0, assign);
+}
+
+/* The listeners that are not at k's own destination: those at wildcards, and IPv6 ones. dst is the name of the
+ * destination. */
+static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns, const struct flow_key *k,
+                                              const struct endpoint *ep, bool ipv6, __be32 dst, bool assign)
+{
+	__be32 own = ep->addr4.word[3];
+	struct address own6;
+	int found;
+
+	if (k->daddr == own)
+		return NODE_SOCKET_NONE;
+	/* Source port 0 never matches a connected socket. */
+	found = take_node_socket(skb, lookup_in(skb, netns, k->saddr, 0, own, k->dport), ep->id,
+	                         ipv6 ? TAG_ANY6 : TAG_WILD, assign);
+	if (found || !ipv6 || !has_overlay6())
+		return found;
+	set_overlay6(&own6, own);
+	return take_node_socket(skb, lookup6_in(skb, netns, &own6, 0, &own6, k->dport), ep->id,
+	                        dst ? 0 : TAG_WILD, assign);
+}
+
+/* Whether the container's own stack has a socket that the packet is for. A listener is for a SYN, and for
+ * anything else only if no node socket wants it: the answer to one may go to a port where something listens. */
+static __always_inline bool own_stack_wants(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock *sk;
+	bool wants;
+
+	if (p->ipv6)
+		sk = lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
+	else
+		sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	if (!sk)
+		return false;
+	wants = sk->state != BPF_TCP_LISTEN || is_syn(p);
+	bpf_sk_release(sk);
+	return wants;
+}
+
+/* Finds the addresses under which the node has a socket for a packet of the container's own stack. */
+static __always_inline bool find_wire(struct __sk_buff *skb, const struct packet *p,
+                                      const struct endpoint *ep, struct flow_key *k)
+{
+	__u64 netns = (__u32)ep->node_nsid;
+	struct flow_key wild = {};
+	bool ipv6 = p->ipv6;
+
+	k->saddr = mirror_of(ep, ipv6, p->ip.saddr);
+	if (!k->saddr || !mirror_of(ep, ipv6, p->ip.daddr) || ep->node_nsid < 0)
+		return false;
+	k->daddr = node_address(ep, ipv6, p->ip.daddr);
+	k->sport = p->tcp.source;
+	k->dport = p->tcp.dest;
+	if (find_node_socket(skb, netns, k, is_syn(p), ep->id, false))
+		return true;
+	/* Who is bound to a wildcard is at the overlay address. */
+	wild.saddr = k->saddr | bpf_htonl(MIRROR_WILD);
+	wild.daddr = ep->addr4.word[3];
+	wild.sport = k->sport;
+	wild.dport = k->dport;
+	if (find_node_socket(skb, netns, &wild, false, ep->id, false) == NODE_SOCKET_CONNECTED) {
+		*k = wild;
+		return true;
+	}
+	return find_wild_listener(skb, netns, k, ep, ipv6, p->ip.daddr, false);
+}
+
+/* Reads a packet on the container's lo, in which ::1 is given by 0. */
+static __always_inline bool read_loopback(struct __sk_buff *skb, struct packet *p)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return read_packet(skb, p) == PACKET_TCP;
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || read_ipv6(skb, p) != PACKET_TCP)
+		return false;
+	return (is_loopback6(&p->src6) || p->ip.saddr) && (is_loopback6(&p->dst6) || p->ip.daddr);
+}
+
+/* Egress of the container's lo. The filter's class is the endpoint's id. */
+SEC("tc")
+int on_loopback(struct __sk_buff *skb)
+{
+	__u32 id = skb->tc_classid, ifindex;
+	struct flow_key k = {};
+	struct endpoint *ep;
+	struct packet p;
+	__u8 mac[6];
+
+	if (!read_loopback(skb, &p) || own_stack_wants(skb, &p))
+		return TC_ACT_OK;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
+	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED) || !find_wire(skb, &p, ep, &k))
+		return TC_ACT_OK;
+	ifindex = ep->container_ifindex;
+	mac[0] = 0x02; /* netcfg's hostMAC */
+	mac[1] = 0x48;
+	mac[2] = 0x45;
+	mac[3] = id >> 16;
+	mac[4] = id >> 8;
+	mac[5] = id;
+	if (p.ipv6 ? translate_to_ipv4(skb, &p, &k) : rewrite(skb, &p, &k))
+		return TC_ACT_SHOT;
+	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(ifindex, 0);
+}
+
+/* Ingress of the container's eth0: what to_own_stack let pass goes on by lo, as if it had been sent there. */
+SEC("tc")
+int into_loopback(struct __sk_buff *skb)
+{
+	__u32 id = skb->tc_classid;
+	struct address src6, dst6;
+	struct flow names = {};
+	struct flow_key k = {};
+	struct endpoint *ep;
+	struct packet p;
+	__u8 macs[12];
+	int err;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) || read_packet(skb, &p) != PACKET_TCP ||
+	    !is_mirror(p.ip.daddr))
+		return TC_ACT_OK;
+	ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
+	if (!ep || !pod_names(ep, p.ip.daddr, p.ip.saddr, &names))
+		return TC_ACT_SHOT;
+	k.saddr = names.dst;
+	k.daddr = names.src;
+	k.sport = p.tcp.source;
+	k.dport = p.tcp.dest;
+	if (names.ipv6) {
+		set_name(&src6, true, k.saddr);
+		set_name(&dst6, true, k.daddr);
+		err = translate_between(skb, &p, &k, &src6, &dst6);
+	} else {
+		err = rewrite(skb, &p, &k);
+	}
+	__builtin_memset(macs, 0, sizeof(macs));
+	if (err || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
+}
+
+/* A packet from the veth of self (NULL if unknown) that has a mirror address, or goes to a loopback address. kind
+ * is read_packet's. Only node sockets of self are reached by either. */
+static __always_inline int from_own_stack(struct __sk_buff *skb, const struct packet *p, int kind,
+                                          const struct endpoint *self)
+{
+	struct flow_key k = wire_key(p);
+	struct flow names = {};
+	int found;
+
+	if (!self || kind != PACKET_TCP || p->ipv6 || !(self->flags & ENDPOINT_INTERCEPTED) ||
+	    !pod_names(self, k.saddr, k.daddr, &names))
+		return drop(REASON_DROP_FORGED_LOOPBACK);
+	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id, true);
+	if (!found)
+		found = find_wild_listener(skb, NODE_NETNS, &k, self, names.ipv6, names.dst, true);
+	/* It went away since on_loopback saw it: sent again, the packet stays in the container. */
+	if (!found)
+		return TC_ACT_SHOT;
+	count(REASON_DELIVER_OVERLAY);
+	barrier(); /* the compiler must not write the mark through a moved context pointer */
+	skb->mark = config_mark;
+	return TC_ACT_OK;
+}
+
+/* A packet to or from a mirror address that the node sends to an endpoint's veth: from that endpoint's node
+ * sockets only. Their mark tells them from other processes of the node, their address from sockets of other
+ * endpoints. */
+static __always_inline int to_own_stack(struct __sk_buff *skb, const struct packet *p, int kind)
+{
+	__u32 ifindex = skb->ifindex, mark = skb->mark;
+	struct endpoint *self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	struct flow names = {};
+
+	if (!self || kind != PACKET_TCP || p->ipv6 || (mark != config_mark && mark != config_overlay_mark) ||
+	    !pod_names(self, p->ip.daddr, p->ip.saddr, &names))
+		return drop(REASON_DROP_FORGED_LOOPBACK);
+	return TC_ACT_OK;
+}

@@ -1,0 +1,164 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
+)
+
+// OwnStackConfig is what JoinOwnStack connects: a container's own stack, in which its processes are that are not
+// intercepted, and the node.
+type OwnStackConfig struct {
+	ID        model.EndpointID
+	NetnsPath string
+	Addr      netip.Addr // the endpoint's IPv4 overlay address
+	// OnLoopback and IntoLoopback are the programs for the container's namespace (datapath.TCPrograms).
+	OnLoopback, IntoLoopback int
+}
+
+// NetnsIDs are the names that a node's and a container's network namespace have for each other.
+type NetnsIDs struct {
+	Container int // the container's, in the node's namespace
+	Node      int // the node's, in the container's
+}
+
+// IdentifyNetns gives the ids by which the calling thread's network namespace and the one at path know each
+// other, and has the kernel choose those that are missing.
+func IdentifyNetns(path string) (NetnsIDs, error) {
+	container, err := openContainer(path)
+	if err != nil {
+		return NetnsIDs{}, err
+	}
+	defer container.Close()
+	node, err := netns.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return NetnsIDs{}, err
+	}
+	defer node.Close()
+	var ids NetnsIDs
+	if ids.Container, err = netnsID(container); err != nil {
+		return NetnsIDs{}, fmt.Errorf("id of network namespace %s: %w", path, err)
+	}
+	err = netns.DoIn(container, func() error {
+		ids.Node, err = netnsID(node)
+		return err
+	})
+	if err != nil {
+		return NetnsIDs{}, fmt.Errorf("id of the node in network namespace %s: %w", path, err)
+	}
+	return ids, nil
+}
+
+// netnsID gives the id of ns in the calling thread's network namespace.
+func netnsID(ns *os.File) (int, error) {
+	h, err := open()
+	if err != nil {
+		return 0, err
+	}
+	defer h.Close()
+	id, err := h.GetNetNsIdByFd(int(ns.Fd()))
+	if err != nil || id >= 0 {
+		return id, err
+	}
+	const kernelChooses = -1
+	if err := h.SetNetNsIdByFd(int(ns.Fd()), kernelChooses); err != nil && !errors.Is(err, unix.EEXIST) {
+		return 0, err
+	}
+	return h.GetNetNsIdByFd(int(ns.Fd()))
+}
+
+// JoinOwnStack lets node sockets of an endpoint and the processes in its container's own stack talk to each other
+// over the container's loopback and its own address. AddEndpoint, the programs on the endpoint's device and
+// the maps must come first: from here on, the node's side of the device routes loopback addresses, and its
+// programs are what limits them to the container's own.
+func JoinOwnStack(cfg OwnStackConfig) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	name := deviceName(cfg.ID)
+	host, err := h.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", name, err)
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	// By way of the endpoint's address, whose hardware address is known: nobody answers for a mirror address.
+	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
+		link: host.Attrs().Index, gw: cfg.Addr, onlink: true}
+	if err := ensureRoute(h, have, mirror); err != nil {
+		return err
+	}
+	if err := setSysctl("ipv4/conf/"+name+"/route_localnet", "1"); err != nil {
+		return err
+	}
+	return inContainer(cfg.NetnsPath, func(h *netlink.Handle) error { return joinLoopback(h, cfg) })
+}
+
+// joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come without the route
+// that those sent there have, and would be taken for martians.
+func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
+	for _, key := range []string{"accept_local", "route_localnet"} {
+		if err := setSysctl("ipv4/conf/lo/"+key, "1"); err != nil {
+			return err
+		}
+	}
+	eth, err := h.LinkByName(ContainerDevice)
+	if err != nil {
+		return fmt.Errorf("device %s: %w", ContainerDevice, err)
+	}
+	class := uint32(cfg.ID)
+	if err := attachClassTC(eth.Attrs().Index, Ingress, cfg.IntoLoopback, "into_loopback", class); err != nil {
+		return err
+	}
+	return attachClassTC(loopbackIndex, Egress, cfg.OnLoopback, "on_loopback", class)
+}
+
+// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there; the rest goes with the
+// endpoint's device. A namespace that is gone is no error.
+func LeaveOwnStack(path string) error {
+	err := inContainer(path, func(*netlink.Handle) error {
+		errs := []error{DetachTC(loopbackIndex, Egress)}
+		for _, key := range []string{"accept_local", "route_localnet"} {
+			errs = append(errs, setSysctl("ipv4/conf/lo/"+key, "0"))
+		}
+		return errors.Join(errs...)
+	})
+	if errors.Is(err, errNoContainer) {
+		return nil
+	}
+	return err
+}
+
+// errNoContainer: there is no network namespace of a container at the path.
+var errNoContainer = errors.New("no container")
+
+func inContainer(path string, do func(*netlink.Handle) error) error {
+	ns, err := openContainer(path)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNoContainer, err)
+	}
+	defer ns.Close()
+	err = netns.DoIn(ns, func() error {
+		h, err := open()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		return do(h)
+	})
+	if err != nil {
+		return fmt.Errorf("container: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package netcfg
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// TestOwnStack joins a container's own stack to its node, twice, and parts them again.
+func TestOwnStack(t *testing.T) {
+	top := newTopology(t)
+	top.setup(t, 0)
+	node := top.node[0]
+	cfg := top.endpoint(t, 0, 0x2a, c1)
+	cfg.Intercepted = true
+	bare, fresh := dumpState(t, node), dumpState(t, cfg.NetnsPath)
+	top.add(t, 0, cfg)
+	program := verdict(t, actOK)
+	join := func() error {
+		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, OnLoopback: program, IntoLoopback: program})
+	}
+	sysctls := func() string {
+		return run(t, cfg.NetnsPath, "sysctl -n net.ipv4.conf.lo.accept_local net.ipv4.conf.lo.route_localnet")
+	}
+	in(t, node, join)
+	joinedOutside, joinedInside := dumpState(t, node), dumpState(t, cfg.NetnsPath)
+	for device, want := range map[string]string{
+		"lo egress":    "handle 0x1 flowid :2a heddle:on_loopback direct-action",
+		"eth0 ingress": "handle 0x1 flowid :2a heddle:into_loopback direct-action",
+	} {
+		if got := run(t, cfg.NetnsPath, "tc filter show dev "+device); strings.Count(got, want) != 1 {
+			t.Errorf("%s: want %q once in\n%s", device, want, got)
+		}
+	}
+	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "1 1" {
+		t.Errorf("sysctls of lo: %v", got)
+	}
+	if got := run(t, node, "sysctl -n net.ipv4.conf.hd2a.route_localnet"); strings.TrimSpace(got) != "1" {
+		t.Errorf("route_localnet of hd2a: %s", got)
+	}
+	if got := run(t, node, "ip route show "+model.MirrorPrefix(cfg.ID).String()); !strings.Contains(got, "via 10.99.1.2 dev hd2a proto 72 onlink") {
+		t.Errorf("route: %s", got)
+	}
+	// What an agent that starts again does.
+	top.add(t, 0, cfg)
+	in(t, node, join)
+	sameState(t, node, "repeat", joinedOutside)
+	sameState(t, cfg.NetnsPath, "repeat, container", joinedInside)
+
+	if err := LeaveOwnStack(cfg.NetnsPath); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "0 0" {
+		t.Errorf("sysctls of lo, after: %v", got)
+	}
+	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	sameState(t, cfg.NetnsPath, "gone, container", fresh)
+	sameState(t, node, "gone", bare)
+	if err := LeaveOwnStack("/run/netns/not-there"); err != nil {
+		t.Errorf("a namespace that is gone: %v", err)
+	}
+}
+
+// TestIdentifyNetns: the ids stay, and lead to the other namespace.
+func TestIdentifyNetns(t *testing.T) {
+	top := newTopology(t)
+	container := newNetns(t)
+	var ids [2]NetnsIDs
+	for i := range ids {
+		in(t, top.node[0], func() (err error) {
+			ids[i], err = IdentifyNetns(container)
+			return err
+		})
+	}
+	if ids[0] != ids[1] || ids[0].Container < 0 || ids[0].Node < 0 {
+		t.Errorf("ids %+v, then %+v", ids[0], ids[1])
+	}
+	in(t, container, func() error {
+		f, err := os.Open(top.node[0])
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if id, err := netnsID(f); err != nil || id != ids[0].Node {
+			t.Errorf("the container calls the node %d, want %d: %v", id, ids[0].Node, err)
+		}
+		return nil
+	})
+	mustFail(t, top.node[0], func() error { _, err := IdentifyNetns(top.node[0]); return err }, "own network namespace")
+}

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"fmt"
+
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+)
+
+// joinOwnStack makes the endpoint known to the programs, and then, if it is intercepted, lets its node sockets
+// and the processes in its namespace that are not intercepted reach each other. A container's root can make
+// that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
+func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
+	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: netcfg.ContainerDevice}
+	if !e.Intercepted {
+		return a.datapath.SetEndpoint(e, dev.Ifindex, inside)
+	}
+	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
+	if err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	inside.IDs = &datapath.NetnsIDs{Container: ids.Container, Node: ids.Node}
+	if err := a.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {
+		return err
+	}
+	progs := a.datapath.TCPrograms()
+	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
+		ID: e.ID, NetnsPath: e.NetnsPath, Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+	})
+	if err != nil {
+		a.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)
+	}
+	return nil
+}
+
+// leaveOwnStack takes away what joinOwnStack left in the container's namespace.
+func (a *Agent) leaveOwnStack(e model.Endpoint) error {
+	if !e.Intercepted {
+		return nil
+	}
+	return netcfg.LeaveOwnStack(e.NetnsPath)
+}

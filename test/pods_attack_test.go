@@ -1,0 +1,121 @@
+package test
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// mirrorOf gives the mirror addresses of a container, which its node routes to its device: those of 127.0.0.0/24.
+func mirrorOf(t testing.TB, container string) func(slot byte) string {
+	t.Helper()
+	node, _, _ := strings.Cut(container, "/")
+	via := " via " + address(t, "overlay", container) + " "
+	for line := range strings.Lines(mustRun(t, "host", node+"/c1", "ip", "route")) {
+		if strings.Contains(line, via) && strings.HasPrefix(line, "250.") {
+			base := netip.MustParsePrefix(strings.Fields(line)[0]).Addr().As4()
+			return func(slot byte) string { return netip.AddrFrom4([4]byte{base[0], base[1], base[2], slot}).String() }
+		}
+	}
+	t.Fatalf("%s has no route to mirror addresses of %s", node, container)
+	return nil
+}
+
+// aliasOf gives the node's address for 127.0.0.1 of the container with these mirror addresses.
+func aliasOf(t testing.TB, mirror func(byte) string) string {
+	t.Helper()
+	for id := range model.EndpointID(64) {
+		if model.MirrorPrefix(id).Contains(netip.MustParseAddr(mirror(1))) {
+			return model.LoopbackAlias(id, netip.MustParseAddr("127.0.0.1")).String()
+		}
+	}
+	t.Fatal("no endpoint has mirror address " + mirror(1))
+	return ""
+}
+
+// TestForgedLoopback sends to one container's loopback, and as one, from everywhere else: other containers, the
+// overlay, the underlay and the node. Nothing may reach a listener.
+func TestForgedLoopback(t *testing.T) {
+	intercepted, plain := startPeer(t, "heddle", "n1/c1"), startPeer(t, "overlay", "n1/c1")
+	port, plainPort := freePort(), freePort()
+	intercepted.must(`l = listen(6, "::", %d)`, port)
+	plain.must(`l = listen(6, "::", %d)`, plainPort)
+	node := forger(t, startPeer(t, "host", "n1/c1"))
+	node.must(`l = listen(4, "127.0.0.1", %d)`, freePort())
+	nodePort := node.portOf("l")
+	listeners := []*peer{intercepted, plain, node}
+	for _, p := range listeners {
+		p.must(`l.setblocking(False)`)
+	}
+	mirror, otherMirror := mirrorOf(t, "n1/c1"), mirrorOf(t, "n1/c2")
+	alias, own, other := aliasOf(t, mirror), address(t, "overlay", "n1/c1"), address(t, "overlay", "n1/c2")
+	self, neighbour := forger(t, plain), forger(t, startPeer(t, "overlay", "n1/c2"))
+	remote := forger(t, startPeer(t, "host", "n2/c1"))
+	frame := func(src, dst string, port int, device, mac string) string {
+		return fmt.Sprintf(`forge_frame(syn(%q, 40000, %q, %d), %q, %q)`, src, dst, port, device, mac)
+	}
+	hardware := strings.Trim(node.must(`hardware_address("eth0").hex()`), `"`)
+	device := func(p *peer) string { // of the node, as the container's neighbour table has it
+		fields := strings.Fields(strings.Trim(p.must(`subprocess.run(["ip", "neigh", "show", "dev", "eth0", "nud", "permanent"], capture_output=True, text=True).stdout`), `"`))
+		for i, f := range fields {
+			if f == "lladdr" {
+				return fields[i+1][:17]
+			}
+		}
+		t.Fatalf("no hardware address of the node in %v", fields)
+		return ""
+	}
+	const forged, spoofed = "drop_forged_loopback", "drop_spoofed_source"
+	for _, c := range []struct {
+		name, line string
+		by         *peer
+		reason     string // "" if the packet is dropped by a rule that does not count
+	}{
+		{"the node's loopback, from a container", frame(own, "127.0.0.1", int(nodePort), "eth0", device(self)), self, forged},
+		{"the node's loopback, as a mirror address", frame(mirror(1), "127.0.0.1", int(nodePort), "eth0", device(self)), self, forged},
+		{"an alias, from the own address", frame(own, alias, port, "eth0", device(self)), self, forged},
+		{"a neighbour's alias", frame(other, alias, port, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's alias, as a mirror address", frame(otherMirror(1), alias, port, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's address, as its mirror address", frame(mirror(1), own, port, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's alias, as its mirror address", frame(mirror(1), alias, port, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's address, as one's own mirror address", frame(otherMirror(1), own, port, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's mirror address", frame(other, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
+		{"a neighbour's mirror address, as its alias", frame(alias, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
+		{"loopback as source", frame("127.0.0.1", own, port, "eth0", device(neighbour)), neighbour, spoofed},
+		{"over the overlay, as a mirror address", fmt.Sprintf(`forge(syn(%q, 40000, %q, %d), %[2]q)`, mirror(1), own, port), remote, forged},
+		{"over the underlay, as a mirror address", frame(mirror(1), own, port, "eth0", hardware), remote, ""},
+		{"over the underlay, a mirror address", frame(address(t, "host", "n2/c1"), mirror(1), plainPort, "eth0", hardware), remote, forged},
+		{"a node process", fmt.Sprintf(`[globals().update(s=tcp(4)), s.setblocking(False), s.connect_ex((%q, %d))][2]`, mirror(1), plainPort), node, forged},
+		{"a node process, from an alias", fmt.Sprintf(`[globals().update(s=tcp(4)), s.bind((%q, 0)), s.setblocking(False), s.connect_ex((%q, %d))][3]`, alias, mirror(1), plainPort), node, forged},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := counters(t, "n1")[c.reason]
+			c.by.in(t).must("%s", c.line)
+			if c.reason != "" {
+				eventually(t, c.reason+" to rise", func() (bool, string) {
+					after := counters(t, "n1")
+					return after[c.reason] > before, fmt.Sprint(after)
+				})
+			}
+			for _, p := range listeners {
+				p.in(t).expect(`"EAGAIN"`, `error_of(l.accept)`)
+			}
+		})
+	}
+	t.Run("an intercepted neighbour", func(t *testing.T) {
+		p := startPeer(t, "heddle", "n1/c2")
+		for _, target := range []string{mirror(1), mirror(254), otherMirror(1)} {
+			p.expect(`{"error": "EHOSTUNREACH"}`, `connect(4, %q, %d)`, target, plainPort)
+		}
+	})
+	t.Run("the container itself may", func(t *testing.T) {
+		self.in(t).must(`s = connect(4, "127.0.0.1", %d)`, port)
+		intercepted.in(t).must(`s = connect(4, "127.0.0.1", %d)`, plainPort)
+		for _, p := range []*peer{intercepted, plain} {
+			p.in(t).must(`select.select([l], [], [], 5)[0] and l.accept()`)
+		}
+	})
+}

@@ -30,7 +30,7 @@ const (
 
 // matcher finds out whose packets are and what their addresses are to the container's programs.
 type matcher struct {
-	id      model.EndpointID
+	whose   model.Endpoint
 	addrs   map[netip.Addr]bool // of the endpoint, on the overlay
 	prefix6 []byte              // what makes an IPv6 overlay address of an IPv4 one; nil without IPv6
 	node    map[netip.Addr]bool
@@ -38,7 +38,7 @@ type matcher struct {
 }
 
 func newMatcher(e model.Endpoint, node []netip.Addr) *matcher {
-	m := &matcher{id: e.ID, addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, flows: newRecent[tuple, names](maxFlows)}
+	m := &matcher{whose: e, addrs: map[netip.Addr]bool{}, node: map[netip.Addr]bool{}, flows: newRecent[tuple, names](maxFlows)}
 	for _, a := range e.Addrs {
 		m.addrs[a] = true
 	}
@@ -77,6 +77,9 @@ func (m *matcher) match(p *packet) (src, dst netip.AddrPort, v verdict) {
 	if n, ok := m.flows.get(tuple{p.dst, p.src}); ok {
 		return n.remote, n.local, n.verdict()
 	}
+	if src, dst, ok := m.inPod(p); ok {
+		return src, dst, verdictOurs
+	}
 	ours, theirs := m.ends(p)
 	switch {
 	case ours && theirs:
@@ -92,6 +95,16 @@ func (m *matcher) match(p *packet) (src, dst netip.AddrPort, v verdict) {
 		return src, dst, verdictUnknown
 	}
 	return src, dst, verdictForeign
+}
+
+// inPod gives the addresses of a packet between a node socket of the container and a process of it that is not
+// intercepted: they follow from those on the node.
+func (m *matcher) inPod(p *packet) (src, dst netip.AddrPort, ok bool) {
+	if plain, node, ok := model.MirrorNames(m.whose, p.src.Addr(), p.dst.Addr()); ok {
+		return netip.AddrPortFrom(plain, p.src.Port()), netip.AddrPortFrom(node, p.dst.Port()), true
+	}
+	plain, node, ok := model.MirrorNames(m.whose, p.dst.Addr(), p.src.Addr())
+	return netip.AddrPortFrom(node, p.src.Port()), netip.AddrPortFrom(plain, p.dst.Port()), ok
 }
 
 func (n names) verdict() verdict {
@@ -112,7 +125,7 @@ func (m *matcher) asItIs(p *packet) (src, dst netip.AddrPort, v verdict) {
 // ends tells which ends of a packet are addresses of the container, loopback ones included.
 func (m *matcher) ends(p *packet) (src, dst bool) {
 	own := func(a netip.Addr) bool {
-		_, loopback := model.LoopbackShown(m.id, a)
+		_, loopback := model.LoopbackShown(m.whose.ID, a)
 		return loopback || m.addrs[a]
 	}
 	return own(p.src.Addr()), own(p.dst.Addr())
@@ -160,8 +173,8 @@ func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
 // loopback has its overlay address in the packet.
 func (m *matcher) ownNames(p *packet) names {
 	n := names{p.src, p.dst}
-	src, fromLoopback := model.LoopbackShown(m.id, p.src.Addr())
-	dst, toLoopback := model.LoopbackShown(m.id, p.dst.Addr())
+	src, fromLoopback := model.LoopbackShown(m.whose.ID, p.src.Addr())
+	dst, toLoopback := model.LoopbackShown(m.whose.ID, p.dst.Addr())
 	switch {
 	case fromLoopback && !toLoopback:
 		dst = src

@@ -176,16 +176,6 @@ func LoopbackShown(id EndpointID, a netip.Addr) (netip.Addr, bool) {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1}), true
 }
 
-// MirrorRange holds the mirror addresses: on a node they stand for the addresses that containers have in their own
-// stacks. They are on no wire and must not be in use on the underlay or the overlay.
-var MirrorRange = netip.PrefixFrom(netip.AddrFrom4([4]byte{250}), 8)
-
-// MirrorPrefix gives the mirror addresses of endpoint id, which its node routes to its veth (bpf/mirror.h).
-func MirrorPrefix(id EndpointID) netip.Prefix {
-	n := uint32(id&MaxEndpointID) << 10
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{250, byte(n >> 16), byte(n >> 8), byte(n)}), 22)
-}
-
 // ValidateName checks the name of a node or lab: a DNS label of at most 32 characters.
 func ValidateName(field, s string) error {
 	if s == "" || len(s) > 32 {

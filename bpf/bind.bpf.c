@@ -80,6 +80,9 @@ int bind4(struct bpf_sock_addr *ctx)
 
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
 		return 1;
+	/* The kernel refuses other families, and AF_UNSPEC with any other address. */
+	if (ctx->user_family != AF_INET && (ctx->user_family != AF_UNSPEC || ctx->user_ip4))
+		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
@@ -153,7 +156,7 @@ int bind6(struct bpf_sock_addr *ctx)
 	struct endpoint *ep;
 	struct address a, asked;
 
-	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != AF_INET6)
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)

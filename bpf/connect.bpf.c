@@ -510,7 +510,8 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 {
 	struct sock_tag *tag;
 
-	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
+	/* The kernel refuses other families. */
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != (sk6 ? AF_INET6 : AF_INET))
 		return NULL;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)

@@ -16,6 +16,7 @@
 #define NULL      ((void *)0)
 #define barrier() asm volatile("" ::: "memory")
 
+#define AF_UNSPEC      0
 #define AF_INET        2
 #define AF_INET6       10
 #define ETH_P_IP       0x0800

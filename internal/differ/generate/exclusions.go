@@ -19,17 +19,8 @@ type Exclusion struct {
 
 // Exclusions is all that is not generated though the generator could.
 var Exclusions = []Exclusion{
-	{"bind conflicts", "0.0.0.0:p and 127.0.0.1:p conflict", func(h *history, s differ.Step) bool {
-		return s.Op == "bind" && s.Addr.Port != "0" && h.boundElsewhere(s)
-	}},
-	{"127.0.0.0/8", "127.0.0.1:p and 127.0.0.2:p are two addresses", func(h *history, s differ.Step) bool {
-		return s.Addr != nil && s.Addr.Host == "lo5"
-	}},
 	{"listen without bind", "listen() without bind()", func(h *history, s differ.Step) bool {
 		return s.Op == "listen" && h.socket(s) != nil && !h.socket(s).bound
-	}},
-	{"v4-mapped wildcard", "`getsockname` after bind to ::ffff:0.0.0.0", func(h *history, s differ.Step) bool {
-		return s.Op == "bind" && s.Addr.Form == "mapped" && s.Addr.Host == "any"
 	}},
 	{"unassigned address", "unassigned address of another node's prefix", func(h *history, s differ.Step) bool {
 		return s.Op == "connect" && s.Addr.Host == "nobody"
@@ -42,9 +33,6 @@ var Exclusions = []Exclusion{
 	}},
 	{"binding what is no address of the container", "an address assigned to the container later can be bound", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && (s.Addr.Host == "multicast" || s.Addr.Host == "broadcast")
-	}},
-	{"bind of a socket that has a name", "a bind() that fails changes nothing", func(h *history, s differ.Step) bool {
-		return s.Op == "bind" && h.socket(s) != nil && h.socket(s).named
 	}},
 	{"bind of another family", "bind() with AF_UNSPEC", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && (s.Addr.Form == "unspec" || s.Addr.Form == "unix" || s.Addr.Form == "junk")
@@ -67,26 +55,23 @@ var Exclusions = []Exclusion{
 	{"buffers and segments of a path", "SO_SNDBUF, SO_RCVBUF", func(h *history, s differ.Step) bool {
 		return s.Op == "getsockopt" && ofPath[option2(s)]
 	}},
-	{"options of the socket level", "SO_MARK, SO_BINDTODEVICE", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (slices.Contains([]int{0, 1, 25, 32, 33, 36, 50, 52, 62, 71}, s.Arg(1)) || s.Arg(1) < 0 || s.Arg(1) > 76)
+	{"options without effect", "SO_MARK, SO_BINDTODEVICE", func(h *history, s differ.Step) bool {
+		return s.Op == "setsockopt" && withoutEffect[option2(s)]
 	}},
-	{"options of the IP level", "IP level: all but", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_IP && !slices.Contains([]int{1, 2, 8, 10, 12, 13, 14, 15, 21, 24, 51}, s.Arg(1))
+	{"programs on sockets", "| SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF |", func(h *history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (s.Arg(1) == unix.SO_ATTACH_BPF || s.Arg(1) == unix.SO_ATTACH_REUSEPORT_EBPF)
 	}},
-	{"options of the IPv6 level", "IPv6 level: all but", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_IPV6 && !slices.Contains([]int{16, 23, 24, 33, 49, 51, 66, 67, 70, 72, 73, 78}, s.Arg(1))
+	{"SO_MEMINFO", "| SO_MEMINFO |", func(h *history, s differ.Step) bool {
+		return isOption(s) && option2(s) == [2]int{unix.SOL_SOCKET, unix.SO_MEMINFO}
 	}},
-	{"options of the TCP level", "TCP_MD5SIG(_EXT), TCP_REPAIR", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_TCP && (slices.Contains([]int{14, 19, 20, 21, 22, 27, 28, 29, 32}, s.Arg(1)) || s.Arg(1) <= 0 || s.Arg(1) > 37)
+	{"keys and repair", "| TCP_MD5SIG(_EXT), TCP_REPAIR", func(h *history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_TCP && (slices.Contains([]int{14, 19, 20, 21, 22, 29, 32}, s.Arg(1)) || s.Arg(1) > 37)
 	}},
-	{"options of unknown levels", "ENOPROTOOPT for levels other than", func(h *history, s differ.Step) bool {
-		return isOption(s) && !slices.Contains([]int{unix.SOL_SOCKET, unix.SOL_IP, unix.SOL_IPV6, unix.SOL_TCP}, s.Arg(0))
+	{"TCP_SAVED_SYN", "| TCP_SAVED_SYN |", func(h *history, s differ.Step) bool {
+		return isOption(s) && option2(s) == [2]int{unix.SOL_TCP, unix.TCP_SAVED_SYN}
 	}},
-	{"TCP_FASTOPEN_CONNECT", "| TCP_FASTOPEN_CONNECT |", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_TCP && s.Arg(1) == unix.TCP_FASTOPEN_CONNECT
-	}},
-	{"IPV6_V6ONLY", "| IPV6_V6ONLY |", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_IPV6 && s.Arg(1) == unix.IPV6_V6ONLY
+	{"options of the underlay", "| IP_OPTIONS; IPv6 extension headers", func(h *history, s differ.Step) bool {
+		return isOption(s) && ofUnderlay(s.Arg(0), s.Arg(1))
 	}},
 }
 
@@ -94,6 +79,26 @@ var Exclusions = []Exclusion{
 var ofPath = map[[2]int]bool{
 	{unix.SOL_SOCKET, unix.SO_SNDBUF}: true, {unix.SOL_SOCKET, unix.SO_RCVBUF}: true, {unix.SOL_TCP, unix.TCP_MAXSEG}: true,
 	{unix.SOL_TCP, unix.TCP_WINDOW_CLAMP}: true, {unix.SOL_IP, unix.IP_MTU}: true, {unix.SOL_IPV6, unix.IPV6_MTU}: true,
+}
+
+// withoutEffect are the options that Heddle keeps and the node's socket never gets.
+var withoutEffect = map[[2]int]bool{
+	{unix.SOL_SOCKET, unix.SO_MARK}: true, {unix.SOL_SOCKET, unix.SO_BINDTODEVICE}: true, {unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX}: true,
+	{unix.SOL_IP, unix.IP_TRANSPARENT}: true, {unix.SOL_IPV6, unix.IPV6_TRANSPARENT}: true, {unix.SOL_IP, unix.IP_RECVERR}: true,
+	{unix.SOL_IPV6, unix.IPV6_RECVERR}: true, {unix.SOL_IP, unix.IP_PKTINFO}: true, {unix.SOL_TCP, unix.TCP_SAVE_SYN}: true,
+}
+
+// ofUnderlay tells the options of the IP levels that reach the underlay or the node's devices: IP options and
+// extension headers, IPsec policies, memberships, packet filters.
+func ofUnderlay(level, name int) bool {
+	switch level {
+	case unix.SOL_IP:
+		return name == unix.IP_OPTIONS || name == 16 || name == 17 || name >= 32 && name <= 49 || name >= 64 && name <= 99
+	case unix.SOL_IPV6:
+		return name == 1 || name >= 2 && name <= 9 || name >= 17 && name <= 22 || name >= 27 && name <= 35 || name >= 42 && name <= 48 ||
+			name == 50 || name >= 54 && name <= 65 || name == 68 || name == 69
+	}
+	return false
 }
 
 // ofHops are the options that count routers.

@@ -170,12 +170,13 @@ int bind6(struct bpf_sock_addr *ctx)
 	a.word[3] = ctx->user_ip6[3];
 	next = *tag;
 	asked = a;
-	if (!bind_target6(&next, ep, &a, !ctx->user_port))
-		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	/* The kernel asks for IPv6 in another order than for IPv4: the port, a second bind, the address. */
 	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
 		bpf_set_retval(-EACCES_);
 		return 0;
 	}
+	if (!bind_target6(&next, ep, &a, !ctx->user_port))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, sk_of(ctx)->src_port ? EINVAL_ : EADDRNOTAVAIL_);
 	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
 		bpf_set_retval(-EADDRINUSE_);
 		return 0;

@@ -118,13 +118,6 @@ func (k *socket) takes(a differ.Addr, at string) bool {
 	return a.Form == "mapped" || a.Form == "6" && a.Host != at[:1]
 }
 
-// boundElsewhere reports whether the port of a bind was bound before in the same place to another address.
-func (h *history) boundElsewhere(s differ.Step) bool {
-	return slices.ContainsFunc(h.before, func(e differ.Step) bool {
-		return e.Op == "bind" && e.Addr.Port == s.Addr.Port && h.place(e.At) == h.place(s.At) && (e.Addr.Host != s.Addr.Host || e.Addr.Form != s.Addr.Form)
-	})
-}
-
 // own reports whether the address of a connect is in the caller's own container.
 func (h *history) own(s differ.Step) bool {
 	switch s.Addr.Host {

@@ -33,9 +33,9 @@ int getsockname4(struct bpf_sock_addr *ctx)
 		ctx->user_ip4 = 0;
 	} else if (tag->flags & TAG_LOCAL) {
 		ctx->user_ip4 = tag->local.word[3];
-		if (tag->local_port)
-			ctx->user_port = tag->local_port;
 	}
+	if (tag->local_port)
+		ctx->user_port = tag->local_port;
 	return 1;
 }
 
@@ -66,9 +66,9 @@ int getsockname6(struct bpf_sock_addr *ctx)
 		set_user_ip6(ctx, &any);
 	} else if (tag->flags & TAG_LOCAL) {
 		set_user_ip6(ctx, &tag->local);
-		if (tag->local_port)
-			ctx->user_port = tag->local_port;
 	}
+	if (tag->local_port)
+		ctx->user_port = tag->local_port;
 	return 1;
 }
 

@@ -209,7 +209,9 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
-	/* The tag is a copy of the listener's. */
+	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is disconnected. */
+	if (tag->flags & TAG_WILD)
+		tag->flags &= ~TAG_BOUND;
 	tag->flags &= ~(TAGS_OF_NAMES | TAG_NAMES);
 	tag->local_port = 0;
 	tag->remote_port = 0;

@@ -15,6 +15,19 @@ static __always_inline bool has_listener(struct __sk_buff *skb, const struct pac
 	return true;
 }
 
+/* Finds the listener of endpoint owner on ::1. */
+static __always_inline struct bpf_sock *find_loopback6(struct __sk_buff *skb, __be16 port, __u32 owner)
+{
+	struct bpf_sock *sk = lookup(skb, 0, 0, alias6(owner), port);
+
+	if (!sk)
+		return NULL;
+	if (sk->state == BPF_TCP_LISTEN && owned(sk, owner))
+		return sk;
+	bpf_sk_release(sk);
+	return NULL;
+}
+
 /* Finds the socket for the packet as the kernel would; for IPv6 also a listener on [::] of endpoint owner. */
 static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct packet *p,
                                                     __u32 owner)
@@ -30,12 +43,13 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 		bpf_sk_release(sk); /* the node's own, on its wildcard */
 	}
 	sk = lookup(skb, 0, 0, p->ip.daddr, p->tcp.dest);
-	if (!sk)
-		return NULL;
-	if (takes_ipv6(sk, owner))
-		return sk;
-	bpf_sk_release(sk);
-	return NULL;
+	if (sk) {
+		if (takes_ipv6(sk, owner))
+			return sk;
+		bpf_sk_release(sk);
+	}
+	/* connect_loopback6 sends this way what is for ::1. */
+	return p->ip.saddr == p->ip.daddr ? find_loopback6(skb, p->tcp.dest, owner) : NULL;
 }
 
 /* A packet that matches a node socket in TIME_WAIT may be of a new connection between the containers' own

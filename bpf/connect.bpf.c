@@ -269,35 +269,45 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	return connect_alias(ctx, sk6, tag, ep, target, at_alias, source, asked, wild);
 }
 
-/* To ::1, or ::. */
+/* To ::1 by IPv6, from the own address to the own address. */
+static __always_inline int connect_loopback_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                                 const struct endpoint *ep, bool steered, bool wild)
+{
+	set_mark(ctx, tag, steered);
+	bind_source6(ctx, ep->addr4.word[3]);
+	name_loopback(ctx, tag, 0, wild);
+	tag->flags |= TAG_NAMES;
+	set_overlay_destination6(ctx, ep->addr4.word[3]);
+	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
+}
+
+/* To ::1, or ::. The socket goes there as what it is bound to: by an alias, v4-mapped, or by IPv6. */
 static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                              const struct endpoint *ep, bool wild)
 {
-	__be32 source = alias6(ep->id), own = ep->addr4.word[3], target = source;
+	__be32 source = alias6(ep->id), own = ep->addr4.word[3], target = 0;
+	bool native = sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6;
 	__be16 port = ctx->user_port;
 	struct listener at = {};
 
-	if (!listens(ctx, source, source, port, ep->id, &at)) {
-		if (listens(ctx, source, own, port, ep->id, &at) && at.flags & TAG_ANY6) {
-			target = own;
-		} else if (has_overlay6() && listens6(ctx, own, own, port, ep->id, &at) &&
-		           at.flags & TAG_WILD) {
-			/* Listens on [::] with IPV6_V6ONLY. */
-			if (!may_use_ipv6(ctx))
-				return refuse_connect(ECONNREFUSED_);
-			set_mark(ctx, tag, false);
-			bind_source6(ctx, own);
-			name_loopback(ctx, tag, 0, wild);
-			tag->flags |= TAG_NAMES;
-			set_overlay_destination6(ctx, own);
-			return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
-		} else if (own_stack_listens(ctx, ep, true, 0)) {
-			return connect_own_stack(ctx, true, tag, ep, true, 0, wild);
-		}
-	}
-	if (sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6)
+	if (listens(ctx, source, source, port, ep->id, &at))
+		target = source;
+	else if (listens(ctx, source, own, port, ep->id, &at) && at.flags & TAG_ANY6)
+		target = own;
+	/* The listener is at an IPv4 address: the SYN must be steered to it. */
+	if (target && native)
+		return connect_loopback_ipv6(ctx, tag, ep, true, wild);
+	if (target)
+		return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
+	/* On [::] with IPV6_V6ONLY. */
+	if (has_overlay6() && listens6(ctx, own, own, port, ep->id, &at) && at.flags & TAG_WILD)
+		return may_use_ipv6(ctx) ? connect_loopback_ipv6(ctx, tag, ep, false, wild)
+		                         : refuse_connect(ECONNREFUSED_);
+	if (own_stack_listens(ctx, ep, true, 0))
+		return connect_own_stack(ctx, true, tag, ep, true, 0, wild);
+	if (native)
 		return refuse_connect(ECONNREFUSED_);
-	return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
+	return connect_alias(ctx, true, tag, ep, source, source, source, 0, wild);
 }
 
 /* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a

@@ -267,8 +267,8 @@ static __always_inline void established_active(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
-	/* Its SYN had to be steered to a listener on [::]. */
-	if (tag->path == PATH_LOCAL && tag->flags & TAG_ROUTED)
+	/* Its SYN had to be steered to a listener on [::] or ::1. */
+	if ((tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK) && tag->flags & TAG_ROUTED)
 		move_to_lo(ops, tag);
 }
 

@@ -3,6 +3,7 @@ package test
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -146,4 +147,35 @@ func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 			t.Errorf("server: path %s at %s from %s, want %s at %s", c.Path, c.Local, c.Remote, want, r.target)
 		}
 	}
+}
+
+// TestBoundLoopbackIPv6: a client reaches listeners on ::1 and [::] by ::1, whatever it is bound to.
+func TestBoundLoopbackIPv6(t *testing.T) {
+	var list []script
+	for _, listener := range []string{`6, "::1", $port`, `6, "::", $port`, `6, "::", $port, v6only=1`} {
+		for _, client := range []string{`"::", 0`, `"::", $source`, `"::1", 0`, `"$client", 0`} {
+			for _, v6only := range []string{"0", "1"} {
+				// The one pair that docs/differences.md has.
+				if strings.Contains(listener, "v6only") && (strings.Contains(client, "::1") || strings.Contains(client, "::\"") && v6only == "0") {
+					continue
+				}
+				list = append(list, script{name: listener + " from " + client + " v6only " + v6only, bound: true, text: `
+server: l = listen(` + listener + `)
+client: s = tcp(6)
+client: s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+client: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, ` + v6only + `)
+client: s.bind((` + client + `))
+client: s.connect(("::1", $port))
+server: c, who = l.accept()
+server: who
+client: names(s)
+server: names(c)
+client: send(s, 70001)
+server: receive(c, 70001)
+server: c.close()
+client: s.recv(1)`})
+			}
+		}
+	}
+	compareAt(t, places6[3], list...)
 }

@@ -64,7 +64,7 @@ const transferSent, transferAnswered = 100_000, 50_000
 // transfer is one connection with known content.
 type transfer struct {
 	name, client, server string
-	listen, bind, dial   string // dial "" is the server's overlay address
+	listen, bind, dial   string // dial "" is the server's overlay address; "6" its IPv6 one. bind "own" and "own6", listen "own6": the container's
 	port                 string
 	// clientMode and serverMode are "heddle" if empty.
 	clientMode, serverMode string
@@ -79,8 +79,17 @@ func (x transfer) run(t *testing.T) (local, remote netip.AddrPort) {
 	if x.dial == "" {
 		x.dial = address(t, x.serverMode, x.server)
 	}
-	if x.bind == "own" {
+	if x.dial == "6" {
+		x.dial = address6(t, x.serverMode, x.server).String()
+	}
+	switch x.bind {
+	case "own":
 		x.bind = address(t, "heddle", x.client)
+	case "own6":
+		x.bind = own6(t, x.client)
+	}
+	if x.listen == "own6" {
+		x.listen = own6(t, x.server)
 	}
 	server := start(t, x.serverMode, x.server, "python3", "-c", transferServer, x.listen, x.port, fmt.Sprint(transferAnswered))
 	server.waitFor("listening")
@@ -260,6 +269,23 @@ func TestCapture(t *testing.T) {
 		{name: "node's process", client: "n1/c1", clientMode: "host", server: "n1/c1", listen: "0.0.0.0"},
 		{name: "to the node", client: "n1/c1", server: "n1/c1", serverMode: "host", listen: "0.0.0.0"},
 		{name: "outside", client: "n1/c1", server: "n2/c1", serverMode: "host", listen: "0.0.0.0"},
+		{name: "IPv6, direct", client: "n1/c1", server: "n2/c1", listen: "::", dial: "6"},
+		{name: "IPv6, direct, accepted", client: "n2/c1", server: "n1/c1", listen: "::", dial: "6"},
+		{name: "IPv6, direct, accepted at its address", client: "n2/c1", server: "n1/c1", listen: "own6", dial: "6"},
+		{name: "IPv6, same node", client: "n1/c1", server: "n1/c2", listen: "::", dial: "6"},
+		{name: "IPv6, same node, accepted", client: "n1/c2", server: "n1/c1", listen: "own6", dial: "6"},
+		{name: "IPv6 loopback to wildcard", client: "n1/c1", server: "n1/c1", listen: "::", dial: "::1"},
+		{name: "IPv6, own address", client: "n1/c1", server: "n1/c1", listen: "::", dial: "6"},
+		{name: "IPv6, own address, listening there", client: "n1/c1", server: "n1/c1", listen: "own6", dial: "6"},
+		{name: "IPv6, overlay", client: "n1/c1", server: "n2/c1", listen: "::", bind: "own6", dial: "6"},
+		{name: "IPv6, overlay, accepted", client: "n2/c1", clientMode: "overlay", server: "n1/c1", listen: "::", dial: "6"},
+		{name: "IPv6, same node, peer plain", client: "n1/c1", server: "n1/c2", serverMode: "overlay", listen: "::", dial: "6"},
+		{name: "IPv6, relayed", client: "n2/c1", server: "n1/c1", serverMode: "overlay", listen: "::", dial: "6"},
+		{name: "IPv6, own address, peer plain", client: "n1/c1", server: "n1/c1", serverMode: "overlay", listen: "::", dial: "6"},
+		{name: "IPv6 loopback, peer plain", client: "n1/c1", server: "n1/c1", serverMode: "overlay", listen: "::1", dial: "::1"},
+		{name: "IPv6, plain", client: "n1/c1", clientMode: "overlay", server: "n2/c1", serverMode: "overlay", listen: "::", dial: "6"},
+		{name: "IPv6, node's process", client: "n1/c1", clientMode: "host", server: "n1/c1", listen: "::", dial: "6"},
+		{name: "IPv6, to the node", client: "n1/c1", server: "n1/c1", serverMode: "host", listen: "::", dial: "6"},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			x.port = fmt.Sprint(23000 + i)

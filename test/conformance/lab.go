@@ -180,16 +180,18 @@ func (l *lab) alive(ctx context.Context) error {
 // closed checks that no packet has come to the host outside the overlay, where the nodes' default routes lead:
 // that no suite dialed anything but loopback and the lab's own addresses.
 func (l *lab) closed(ctx context.Context) error {
-	out, err := exec.CommandContext(ctx, "nsenter", "--net=/run/netns/"+l.name+"-outside", "cat", "/proc/net/snmp").Output()
-	if err != nil {
-		return fmt.Errorf("count packets that left the lab: %w", err)
-	}
-	received, err := ipReceived(string(out))
-	if err != nil {
-		return err
-	}
-	if received > 0 {
-		return fmt.Errorf("%d packets left the lab: leave out the cases that send them", received)
+	for file, count := range map[string]func(string) (int, error){"/proc/net/snmp": ipReceived, "/proc/net/snmp6": ip6Received} {
+		out, err := exec.CommandContext(ctx, "nsenter", "--net=/run/netns/"+l.name+"-outside", "cat", file).Output()
+		if err != nil {
+			return fmt.Errorf("count packets that left the lab: %w", err)
+		}
+		received, err := count(string(out))
+		if err != nil {
+			return err
+		}
+		if received > 0 {
+			return fmt.Errorf("%d packets left the lab (%s of its outside): leave out the cases that send them", received, file)
+		}
 	}
 	return nil
 }
@@ -211,6 +213,25 @@ func ipReceived(snmp string) (int, error) {
 		}
 	}
 	return 0, errors.New("/proc/net/snmp does not count received IPv4 packets")
+}
+
+// ip6Received reads how many IPv6 packets a network namespace received from its /proc/net/snmp6. Multicast ones are
+// not among them: the nodes announce their groups by themselves, and what containers send to any goes nowhere.
+func ip6Received(snmp6 string) (int, error) {
+	count := func(name string) (int, error) {
+		for line := range strings.Lines(snmp6) {
+			if fields := strings.Fields(line); len(fields) == 2 && fields[0] == name {
+				return strconv.Atoi(fields[1])
+			}
+		}
+		return 0, fmt.Errorf("/proc/net/snmp6 has no %s", name)
+	}
+	all, err := count("Ip6InReceives")
+	if err != nil {
+		return 0, err
+	}
+	multicast, err := count("Ip6InMcastPkts")
+	return all - multicast, err
 }
 
 // ending is how a program ended.

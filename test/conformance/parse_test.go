@@ -188,6 +188,18 @@ func TestIPReceived(t *testing.T) {
 	}
 }
 
+func TestIP6Received(t *testing.T) {
+	got, err := ip6Received("Ip6InReceives                   \t19\nIp6InMcastPkts                  \t2\nIcmp6InMsgs                     \t3\n")
+	if err != nil || got != 17 {
+		t.Errorf("received %d, %v", got, err)
+	}
+	for _, partial := range []string{"", "Ip6InReceives 19\n", "Ip6InMcastPkts 2\n"} {
+		if _, err := ip6Received(partial); err == nil {
+			t.Errorf("%q: no count, and no error", partial)
+		}
+	}
+}
+
 // TestLimits checks that a module's own time limit comes before the one that kills it.
 func TestLimits(t *testing.T) {
 	all, err := choose(suiteNames(), nil)

@@ -48,8 +48,11 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 			return sk;
 		bpf_sk_release(sk);
 	}
-	/* connect_loopback6 sends this way what is for ::1. */
-	return p->ip.saddr == p->ip.daddr ? find_loopback6(skb, p->tcp.dest, owner) : NULL;
+	/* connect_loopback6 sends this way what is for ::1. Nobody else may: not from a device. */
+	if (p->ip.saddr != p->ip.daddr ||
+	    (skb->ingress_ifindex && skb->ingress_ifindex != config_deliver_ifindex))
+		return NULL;
+	return find_loopback6(skb, p->tcp.dest, owner);
 }
 
 /* A packet that matches a node socket in TIME_WAIT may be of a new connection between the containers' own

@@ -119,3 +119,20 @@ func TestForgedLoopback(t *testing.T) {
 		}
 	})
 }
+
+// TestForgedLoopbackIPv6: a packet from the own address to the own address, which is how a node's socket reaches a
+// listener on ::1, is believed of nobody else.
+func TestForgedLoopbackIPv6(t *testing.T) {
+	owner, remote, port := startPeer(t, "heddle", "n1/c1"), forger(t, startPeer(t, "host", "n2/c1")), freePort()
+	owner.must(`l = listen(6, "::1", %d)`, port)
+	own, before := own6(t, "n1/c1"), counters(t, "n1")["deliver_overlay"]
+	const forged = 40
+	remote.must(`[forge6(syn6(%q, 40000 + i, %[1]q, %[2]d), %[1]q) for i in range(%[3]d)]`, own, port, forged)
+	// What comes behind them on the same way has arrived, so they have.
+	after := freePort()
+	owner.must(`m = listen(6, "::", %d)`, after)
+	remote.must(`s = connect(6, %q, %d)`, own, after)
+	if n := counters(t, "n1")["deliver_overlay"] - before; n == 0 || n >= forged {
+		t.Errorf("%d packets from the overlay were given to node sockets: want those of the one connection, not %d forged ones", n, forged)
+	}
+}

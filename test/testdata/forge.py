@@ -26,6 +26,20 @@ def syn(src, sport, dst, dport, options=b""):
     return ip_packet(src, dst, 6, tcp[:16] + struct.pack("!H", internet_sum(pseudo + tcp)) + tcp[18:])
 
 
+def syn6(src, sport, dst, dport):
+    src, dst = (socket.inet_pton(socket.AF_INET6, a) for a in (src, dst))
+    tcp = struct.pack("!HHIIBBHHH", sport, dport, 12345, 0, 5 << 4, 2, 64240, 0, 0)
+    check = internet_sum(src + dst + struct.pack("!II", len(tcp), 6) + tcp)
+    return struct.pack("!IHBB", 6 << 28, len(tcp), 6, 64) + src + dst + tcp[:16] + struct.pack("!H", check) + tcp[18:]
+
+
+def forge6(packet, dst):
+    """Sends a whole IPv6 packet."""
+    s = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    s.sendto(packet, (dst, 0))
+    s.close()
+
+
 def udp(src, sport, dst, dport, payload):
     return ip_packet(src, dst, 17, struct.pack("!HHHH", sport, dport, 8 + len(payload), 0) + payload)
 

@@ -73,6 +73,7 @@ enum sock_tag_flags {
 	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
 	TAG_NAMES = 1 << 6,  /* connecting: the accepting side must be told the addresses shown here */
 	TAG_ANY6 = 1 << 7,   /* bound to ::, so that IPv6 connections reach it */
+	TAG_BOUND6 = 1 << 8, /* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read

@@ -117,11 +117,12 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 	__be32 own = ep->addr4.word[3];
 
 	if (is_mapped(a)) {
+		tag->flags &= ~TAG_BOUND6;
 		own = v6only ? 0 : bind_target4(tag, ep, a->word[3], any_port);
 		set_mapped(a, own);
 		return own;
 	}
-	tag->flags &= ~TAGS_OF_NAMES;
+	tag->flags &= ~(TAGS_OF_NAMES | TAG_BOUND6);
 	tag->local_port = 0;
 	if (is_unspecified6(a)) {
 		tag->flags |= TAG_BOUND | TAG_WILD | TAG_ANY6;
@@ -135,14 +136,14 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 		return true;
 	}
 	if (is_loopback6(a)) {
-		tag->flags |= TAG_BOUND | TAG_LOCAL;
+		tag->flags |= TAG_BOUND | TAG_BOUND6 | TAG_LOCAL;
 		set_loopback6(&tag->local);
 		ask_claim(tag, CLAIM_LOOPBACK6, any_port);
 		set_mapped(a, alias6(ep->id));
 		return true;
 	}
 	if (is_overlay6(a) && a->word[3] == own) {
-		tag->flags |= TAG_BOUND;
+		tag->flags |= TAG_BOUND | TAG_BOUND6;
 		ask_claim(tag, CLAIM_OWN6, any_port);
 		return true;
 	}
@@ -176,7 +177,10 @@ int bind6(struct bpf_sock_addr *ctx)
 		return 0;
 	}
 	if (!bind_target6(&next, ep, &a, !ctx->user_port))
-		return refuse(REASON_REFUSE_BIND_FOREIGN, sk_of(ctx)->src_port ? EINVAL_ : EADDRNOTAVAIL_);
+		return refuse(REASON_REFUSE_BIND_FOREIGN,
+		              sk_of(ctx)->src_port || (next.flags & TAG_V6ONLY && is_mapped(&asked))
+		                      ? EINVAL_
+		                      : EADDRNOTAVAIL_);
 	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
 		bpf_set_retval(-EADDRINUSE_);
 		return 0;

@@ -573,7 +573,7 @@ int connect6(struct bpf_sock_addr *ctx)
 		return connect_loopback6(ctx, tag, ep, wild);
 	if (!is_mapped(&dst))
 		return connect_ipv6(ctx, tag, ep, &dst);
-	if (tag->flags & TAG_V6ONLY)
+	if (tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND && tag->flags & TAG_BOUND6))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
 	return connect_ipv4(ctx, true, tag, ep, dst.word[3], wild);
 }

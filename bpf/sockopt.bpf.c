@@ -502,7 +502,7 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 		show_int(ctx, !!(tag->options & OPTION_RECVERR6));
 		return 1;
 	case 26: /* IPV6_V6ONLY */
-		show_int(ctx, !!(tag->flags & TAG_V6ONLY));
+		show_int(ctx, tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND6 && ctx->sk->src_port));
 		return 1;
 	case 75: /* IPV6_TRANSPARENT */
 		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));

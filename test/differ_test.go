@@ -17,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/differ"
 	"heddle.dev/heddle/internal/differ/generate"
+	"heddle.dev/heddle/internal/model"
 )
 
 // How the differential tester is run by hand; see docs/howto/differential-tester.md.
@@ -51,28 +52,38 @@ func differLab(t *testing.T) differ.Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(hub.Close)
-	lab := differ.Lab{Hub: hub, Addrs: map[string]string{}}
+	lab := differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{}}
 	serve := func(pool string) []string {
 		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * lanes)}
 	}
 	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
-		lab.Addrs[c] = address(t, "overlay", c)
-		if in := address(t, "heddle", c); in != lab.Addrs[c] {
-			t.Fatalf("%s is %s in heddle mode and %s in overlay mode", c, in, lab.Addrs[c])
+		lab.Addrs[c] = differAddrs(t, "overlay", c)
+		if in := differAddrs(t, "heddle", c); in != lab.Addrs[c] {
+			t.Fatalf("%s is %v in heddle mode and %v in overlay mode", c, in, lab.Addrs[c])
 		}
 		for _, mode := range modes {
 			start(t, mode, c, serve(differ.Pool(c, mode))...)
 		}
 	}
-	lab.Addrs[differ.PlaceNode] = address(t, "host", "n1/c1")
+	lab.Addrs[differ.PlaceNode] = differAddrs(t, "host", "n1/c1")
 	start(t, "host", "n1/c1", serve(differ.PlaceNode)...)
-	lab.Addrs[differ.PlaceOutside] = outsideTarget(t)
+	lab.Addrs[differ.PlaceOutside] = differ.Addrs{V4: outsideTarget(t), V6: outside6(t).String()}
 	startServeOutside(t, serve(differ.PlaceOutside))
 	// The prefix of n1 has room for many more containers than the lab has.
-	spare := netip.MustParseAddr(lab.Addrs["n1/c1"]).As4()
+	spare := netip.MustParseAddr(lab.Addrs["n1/c1"].V4).As4()
 	spare[3] = 99
-	lab.Spare = netip.AddrFrom4(spare).String()
+	prefix, err := netip.MustParseAddr(lab.Addrs["n1/c1"].V6).Prefix(model.Prefix6Bits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lab.Spare = differ.Addrs{V4: netip.AddrFrom4(spare).String(), V6: model.Overlay6(prefix, netip.AddrFrom4(spare)).String()}
+	lab.Gateway = differ.Addrs{V4: gatewayOf("n1/c1")(t), V6: gateway6Of("n1/c1")(t)}
 	return lab
+}
+
+func differAddrs(t *testing.T, mode, container string) differ.Addrs {
+	t.Helper()
+	return differ.Addrs{V4: address(t, mode, container), V6: address6(t, mode, container).String()}
 }
 
 func startServeOutside(t *testing.T, argv []string) {

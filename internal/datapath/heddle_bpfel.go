@@ -218,6 +218,7 @@ const (
 	heddleSockTagFlagsTAG_ROUTED heddleSockTagFlags = 32
 	heddleSockTagFlagsTAG_NAMES  heddleSockTagFlags = 64
 	heddleSockTagFlagsTAG_ANY6   heddleSockTagFlags = 128
+	heddleSockTagFlagsTAG_BOUND6 heddleSockTagFlags = 256
 )
 
 type heddleSockTagOptions uint32

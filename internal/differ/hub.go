@@ -17,9 +17,10 @@ const patience = 20 * time.Second
 // namespace.
 type Hub struct {
 	ln    *net.UnixListener
-	mu    sync.Mutex // guards idle and port
+	mu    sync.Mutex // guards the rest but ended
 	idle  map[string]chan *worker
 	port  int
+	low   int
 	ended chan struct{}
 }
 
@@ -36,7 +37,7 @@ func Listen(path string) (*Hub, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for workers: %w", err)
 	}
-	h := &Hub{ln: ln, idle: map[string]chan *worker{}, port: firstPort + rand.IntN(lastPort-firstPort), ended: make(chan struct{})}
+	h := &Hub{ln: ln, idle: map[string]chan *worker{}, port: firstPort + rand.IntN(lastPort-firstPort), low: firstLow + rand.IntN(lastLow-firstLow), ended: make(chan struct{})}
 	go h.accept()
 	return h, nil
 }
@@ -133,12 +134,21 @@ func (w *worker) ask(q Request) (Reply, error) {
 // Ports of programs: below the ephemeral ports, above Heddle's direct ones. One is used again only after all the
 // others were, when the connections of its last program have left TIME_WAIT; a run starts anywhere, because of those of
 // the run before.
-const firstPort, lastPort = 17600, 32700
+const (
+	firstPort, lastPort = 17600, 32700
+	firstLow, lastLow   = 200, 1023 // above those of the machine's services
+)
 
-func (h *Hub) freshPorts() map[string]int {
+// freshPorts gives the ports of a program; low says whether it has one below 1024, of which there are few.
+func (h *Hub) freshPorts(low bool) map[string]int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	ports := map[string]int{"0": 0}
+	ports := map[string]int{"0": 0, "low": h.low}
+	if low {
+		if h.low++; h.low > lastLow {
+			h.low = firstLow
+		}
+	}
 	for _, name := range []string{"P1", "P2", "P3"} {
 		ports[name] = h.port
 		if h.port++; h.port > lastPort {

@@ -133,7 +133,7 @@ func (s Step) named() []string {
 			text = nameOf(epollOps, n)
 		case "events":
 			text = EpollEvents(n)
-		case "addrlen", "len", "timeout", "n", "backlog", "arg", "max", "messages", "controllen":
+		case "addrlen", "len", "timeout", "n", "backlog", "arg", "max", "uid", "messages", "controllen":
 			text = name + " " + text
 		}
 		out = append(out, text)

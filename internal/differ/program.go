@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -41,8 +42,8 @@ type Step struct {
 // Addr is a socket address by symbols.
 type Addr struct {
 	Form string `json:"form"` // "4", "6", "mapped"; "unspec", "unix", "junk": wrong families of an IPv4 address
-	Host string `json:"host"` // "a", "b": that actor's own; "any", "lo", "lo5", "nobody", "broadcast", "multicast"
-	Port string `json:"port"` // "P1", "P2", "P3": ports nobody else uses; "0"
+	Host string `json:"host"` // "a", "b": that actor's own; "gateway": of a's node; "any", "lo", "lo5", "nobody", "broadcast", "multicast"
+	Port string `json:"port"` // "P1", "P2", "P3", "low" (below 1024): ports nobody else uses; "0"
 	Len  int    `json:"len,omitempty"`
 }
 
@@ -57,7 +58,7 @@ type op struct {
 
 var ops = map[string]op{
 	"socket":       {args: []string{"family", "type", "protocol"}, to: true, local: true},
-	"bind":         {addr: true, local: true},
+	"bind":         {args: []string{"uid"}, addr: true, local: true},
 	"connect":      {addr: true, blocks: true},
 	"listen":       {args: []string{"backlog"}},
 	"accept4":      {args: []string{"flags", "addrlen"}, to: true, blocks: true},
@@ -78,6 +79,7 @@ var ops = map[string]op{
 	"epoll_wait":   {args: []string{"max", "timeout"}, blocks: true, local: true},
 	"write":        {args: []string{"n"}, blocks: true},
 	"writev":       {args: []string{"n"}, blocks: true},
+	"sendto":       {args: []string{"n", "flags"}, addr: true, blocks: true},
 	"send":         {args: []string{"n", "flags"}, blocks: true},
 	"sendmsg":      {args: []string{"n", "flags"}, blocks: true},
 	"sendfile":     {args: []string{"n"}, blocks: true},
@@ -95,6 +97,11 @@ var ops = map[string]op{
 	"fork":         {local: true},
 	"exec":         {local: true},
 	"exit":         {},
+}
+
+// hasLowPort reports whether a step names a port below 1024.
+func (p Program) hasLowPort() bool {
+	return slices.ContainsFunc(p.Steps, func(s Step) bool { return s.Addr != nil && s.Addr.Port == "low" })
 }
 
 // Known reports whether there is such a step, and Blocks whether it may block.

@@ -11,9 +11,14 @@ import (
 // Lab is where programs run: the workers, and the addresses of the places.
 type Lab struct {
 	Hub   *Hub
-	Addrs map[string]string // IPv4 address by place
-	Spare string            // an address of the containers' network that nobody has
+	Addrs map[string]Addrs // by place
+	Spare Addrs            // of the containers' network, and nobody's
+	// Gateway is the overlay address of the node of actor a.
+	Gateway Addrs
 }
+
+// Addrs are addresses of one host. Without V6 the IPv6 form is the v4-mapped one.
+type Addrs struct{ V4, V6 string }
 
 // Pace says how long things are given.
 type Pace struct {
@@ -43,7 +48,7 @@ type run struct {
 	program Program
 	pace    Pace
 	workers map[string]*worker
-	hosts   map[string]string
+	hosts   map[string]Addrs
 	ports   map[string]int
 	seen    map[string]map[string]string // what is ready, by actor and slot
 	told    map[string]bool              // the workers that know the program's addresses
@@ -55,9 +60,9 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	if err := p.Check(); err != nil {
 		return Trace{}, err
 	}
-	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, seen: map[string]map[string]string{}, told: map[string]bool{}, ports: l.Hub.freshPorts()}
-	r.hosts = map[string]string{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": "0.0.0.0", "lo": "127.0.0.1", "lo5": "127.0.0.5",
-		"nobody": l.Spare, "broadcast": "255.255.255.255", "multicast": "224.0.0.5"}
+	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, seen: map[string]map[string]string{}, told: map[string]bool{}, ports: l.Hub.freshPorts(p.hasLowPort())}
+	r.hosts = map[string]Addrs{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": {"0.0.0.0", "::"}, "lo": {"127.0.0.1", "::1"}, "lo5": {V4: "127.0.0.5"},
+		"nobody": l.Spare, "gateway": l.Gateway, "broadcast": {V4: "255.255.255.255"}, "multicast": {V4: "224.0.0.5"}}
 	for _, actor := range []string{"a", "b"} {
 		place := map[string]string{"a": p.A, "b": p.B}[actor]
 		m := mode

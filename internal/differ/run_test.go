@@ -45,7 +45,8 @@ func localLab(t *testing.T) differ.Lab {
 			}
 		})
 	}
-	return differ.Lab{Hub: hub, Addrs: map[string]string{"n1/c1": "127.0.0.1"}, Spare: "127.0.0.9"}
+	return differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{"n1/c1": {V4: "127.0.0.1", V6: "::1"}},
+		Spare: differ.Addrs{V4: "127.0.0.9"}, Gateway: differ.Addrs{V4: "127.0.0.8"}}
 }
 
 // talk is a program in which something of everything happens.

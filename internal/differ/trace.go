@@ -53,11 +53,11 @@ var (
 
 // normalise names addresses and ports. Ports of the program have the names it gave them; those the kernel chose are
 // E1, E2 ... in the order in which they appear: which they are is chance, which of them are equal is not.
-func (t *Trace) normalise(hosts map[string]string, ports map[string]int) {
+func (t *Trace) normalise(hosts map[string]Addrs, ports map[string]int) {
 	names := map[string]string{}
 	for _, symbol := range slices.Backward(slices.Sorted(maps.Keys(hosts))) {
-		if symbol == "a" || symbol == "b" || symbol == "nobody" {
-			names[hosts[symbol]] = symbol
+		if symbol == "a" || symbol == "b" || symbol == "nobody" || symbol == "gateway" {
+			names[hosts[symbol].V4], names[hosts[symbol].V6] = symbol, symbol
 		}
 	}
 	portNames := map[string]string{"0": "0"}

@@ -4,13 +4,13 @@ import "encoding/json"
 
 // Request is what the Hub asks of a worker; one packet each way.
 type Request struct {
-	Kind    string            `json:"kind"` // "step", "sample", "interrupt", "reset"
-	Child   bool              `json:"child,omitempty"`
-	Index   int               `json:"index"` // of the step in its program; its data are made from it
-	Step    Step              `json:"step,omitzero"`
-	LimitMS int               `json:"limit_ms,omitempty"` // how long a call has before it counts as blocked
-	Hosts   map[string]string `json:"hosts,omitempty"`    // IPv4 addresses by symbol
-	Ports   map[string]int    `json:"ports,omitempty"`
+	Kind    string           `json:"kind"` // "step", "sample", "interrupt", "reset"
+	Child   bool             `json:"child,omitempty"`
+	Index   int              `json:"index"` // of the step in its program; its data are made from it
+	Step    Step             `json:"step,omitzero"`
+	LimitMS int              `json:"limit_ms,omitempty"` // how long a call has before it counts as blocked
+	Hosts   map[string]Addrs `json:"hosts,omitempty"`    // by symbol
+	Ports   map[string]int   `json:"ports,omitempty"`
 }
 
 // Result is what a call gave: a number, or the name of an errno, and what it wrote.

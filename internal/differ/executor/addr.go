@@ -17,7 +17,8 @@ type rawAddr [128]byte
 
 // sockaddr makes an address of its symbols.
 func (w *worker) sockaddr(a differ.Addr) (raw rawAddr, size int) {
-	ip := netip.MustParseAddr(w.hosts[a.Host])
+	host := w.hosts[a.Host]
+	ip := netip.MustParseAddr(host.V4)
 	family, size := unix.AF_INET, unix.SizeofSockaddrInet4
 	switch a.Form {
 	case "6", "mapped":
@@ -33,12 +34,8 @@ func (w *worker) sockaddr(a differ.Addr) (raw rawAddr, size int) {
 	binary.BigEndian.PutUint16(raw[2:], uint16(w.ports[a.Port]))
 	if family == unix.AF_INET6 {
 		sixteen := ip.As16()
-		switch {
-		case a.Form == "mapped":
-		case a.Host == "any":
-			sixteen = netip.IPv6Unspecified().As16()
-		case a.Host == "lo":
-			sixteen = netip.IPv6Loopback().As16()
+		if a.Form == "6" && host.V6 != "" {
+			sixteen = netip.MustParseAddr(host.V6).As16()
 		}
 		copy(raw[8:], sixteen[:])
 	} else {

@@ -125,7 +125,9 @@ func (w *worker) carryOut(index int, s differ.Step) differ.Result {
 		return w.opened(s.To, n, err)
 	case "bind":
 		a, size := w.sockaddr(*s.Addr)
-		return result(sys(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&a)), uintptr(size)))
+		return asUser(s.Arg(0), func() differ.Result {
+			return result(sys(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(&a)), uintptr(size)))
+		})
 	case "listen":
 		return result(sys(unix.SYS_LISTEN, uintptr(fd), uintptr(s.Arg(0))))
 	case "getsockname":
@@ -237,8 +239,34 @@ func (w *worker) blocking(index, fd int, s differ.Step) differ.Result {
 		return epollWait(fd, s.Arg(0), s.Arg(1))
 	}
 	var r differ.Result
-	if withSigpipe(func() { r = transfer(index, fd, s) }) {
+	if withSigpipe(func() { r = w.send(index, fd, s) }) {
 		r.Out += " SIGPIPE"
+	}
+	return r
+}
+
+// send sends, with an address or without, or receives.
+func (w *worker) send(index, fd int, s differ.Step) differ.Result {
+	if s.Op != "sendto" {
+		return transfer(index, fd, s)
+	}
+	n := max(0, min(s.Arg(0), maxTransfer))
+	data := append(pattern(index, n), 0) // never empty, so that it has an address
+	a, size := w.sockaddr(*s.Addr)
+	return result(sys(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&data[0])), uintptr(n), uintptr(s.Arg(1)), uintptr(unsafe.Pointer(&a)), uintptr(size)))
+}
+
+// asUser makes a call with the rights of a user: the thread's only, which the caller has locked.
+func asUser(uid int, call func() differ.Result) differ.Result {
+	if uid == 0 {
+		return call()
+	}
+	if _, err := sys(unix.SYS_SETRESUID, uintptr(uid), uintptr(uid), 0); err != nil {
+		return result(0, fmt.Errorf("become user %d: %w", uid, err))
+	}
+	r := call()
+	if _, err := sys(unix.SYS_SETRESUID, 0, 0, 0); err != nil {
+		return result(0, fmt.Errorf("become root again: %w", err))
 	}
 	return r
 }

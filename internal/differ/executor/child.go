@@ -18,7 +18,7 @@ import (
 type inheritance struct {
 	Slots map[int]int // descriptors by slot
 	Exec  []int       // those of them to mark close-on-exec: a fork keeps the mark
-	Hosts map[string]string
+	Hosts map[string]differ.Addrs
 	Ports map[string]int
 }
 

@@ -118,7 +118,7 @@ type worker struct {
 	pending map[int]*call
 	done    []differ.Done
 	child   int // process id, 0 if there is none
-	hosts   map[string]string
+	hosts   map[string]differ.Addrs
 	ports   map[string]int
 }
 

@@ -23,13 +23,26 @@ var Exclusions = []Exclusion{
 		return s.Op == "listen" && h.socket(s) != nil && !h.socket(s).bound
 	}},
 	{"unassigned address", "unassigned address of another node's prefix", func(h *history, s differ.Step) bool {
-		return s.Op == "connect" && s.Addr.Host == "nobody"
+		return connects(s) && s.Addr.Host == "nobody"
 	}},
 	{"bound socket to a closed port of its own", "a blocking connect of a **bound** socket to a closed port", func(h *history, s differ.Step) bool {
-		return s.Op == "connect" && h.own(s) && h.socket(s) != nil && h.socket(s).named
+		return connects(s) && h.own(s) && h.socket(s) != nil && h.socket(s).named
 	}},
 	{"name after a failed connect", "`getsockname` after a connect that failed", func(h *history, s differ.Step) bool {
-		return s.Op == "connect" && h.socket(s) != nil && (h.socket(s).nonblocking || h.socket(s).family == unix.AF_INET6 && h.socket(s).bound && h.socket(s).host == "any") && !h.listens(s)
+		return connects(s) && h.socket(s) != nil && (h.socket(s).nonblocking || s.Op == "sendto" && s.Arg(1)&unix.MSG_DONTWAIT != 0 || h.socket(s).family == unix.AF_INET6 && h.socket(s).bound && h.socket(s).host == "any") && !h.listens(s)
+	}},
+	{"IPv6 from a dual-stack wildcard", "a socket bound to [::] (not V6ONLY) and then connected", func(h *history, s differ.Step) bool {
+		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).wild6
+	}},
+	{"loopback between kinds of IPv6 sockets", "a socket bound to ::1 connects to a V6ONLY listener", func(h *history, s differ.Step) bool {
+		return connects(s) && s.Addr.Form == "6" && !toIPv6(s) && h.socket(s) != nil && h.socket(s).family == unix.AF_INET6 &&
+			(h.socket(s).own6 || h.socket(s).named && h.hasV6Only())
+	}},
+	{"IPv6 after an IPv6 connect that was IPv4 underneath", "an IPv6 socket whose connect failed connects again", func(h *history, s differ.Step) bool {
+		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).mapped
+	}},
+	{"the node's other addresses", "to an address of the node other than gateway", func(h *history, s differ.Step) bool {
+		return connects(s) && s.Addr.Form == "6" && h.place(s.At) != differ.PlaceNode && slices.Contains([]string{"a", "b"}, s.Addr.Host) && h.place(s.Addr.Host) == differ.PlaceNode
 	}},
 	{"binding what is no address of the container", "an address assigned to the container later can be bound", func(h *history, s differ.Step) bool {
 		return s.Op == "bind" && (s.Addr.Host == "multicast" || s.Addr.Host == "broadcast")
@@ -67,6 +80,11 @@ var Exclusions = []Exclusion{
 	{"options of the underlay", "| IP_OPTIONS; IPv6 extension headers", func(h *history, s differ.Step) bool {
 		return isOption(s) && ofUnderlay(s.Arg(0), s.Arg(1))
 	}},
+}
+
+// toIPv6 reports whether a connect is to an IPv6 address that is IPv6 underneath, or may be.
+func toIPv6(s differ.Step) bool {
+	return s.Addr.Form == "6" && s.Addr.Host != "lo" && s.Addr.Host != "any"
 }
 
 // ofPath are the options whose values follow from the path's segment size.
@@ -132,7 +150,7 @@ func chance(before []differ.Step, s differ.Step) bool {
 }
 
 func sends(s differ.Step) bool {
-	return slices.Contains([]string{"write", "writev", "send", "sendmsg", "sendfile", "splice_to"}, s.Op)
+	return slices.Contains([]string{"write", "writev", "send", "sendto", "sendmsg", "sendfile", "splice_to"}, s.Op)
 }
 
 // waiting reports whether a step may be a reader that waits.

@@ -51,10 +51,13 @@ func Program(seed uint64) differ.Program {
 			break
 		}
 	}
-	if g.chance(4, 5) {
+	switch {
+	case g.chance(1, 40):
+		g.crowd()
+	case g.chance(4, 5):
 		g.conversation()
 		g.mutate()
-	} else {
+	default:
 		for range 4 + g.r.IntN(14) {
 			g.add(g.randomStep())
 		}
@@ -98,20 +101,18 @@ func (g *generator) conversation() {
 		server, client = "a", "b"
 	}
 	listening, reached := g.hosts(server)
-	if form == "6" && (listening == server) {
-		form = "mapped"
+	if form == "6" && listening == server {
+		form = pick(g, "6", "mapped")
 	}
-	connectForm := "4"
-	switch {
-	case form == "6" && listening == "lo":
+	connectForm := pick(g, "4", "4", "mapped")
+	v6only := form == "6" && g.chance(1, 6)
+	if form == "6" && (listening != "any" || v6only || g.chance(1, 2)) {
 		connectForm = "6"
-	case g.chance(1, 3):
-		connectForm = "mapped"
-		if reached == "lo" && form == "6" && g.chance(1, 2) {
-			connectForm = "6"
-		}
 	}
 	g.add(g.socket(server, 0, form))
+	if v6only {
+		g.add(differ.Step{At: server, Op: "setsockopt", Fd: 0, Args: []int{unix.SOL_IPV6, unix.IPV6_V6ONLY, 4}, Data: "01000000"})
+	}
 	for g.chance(1, 3) {
 		g.add(g.setOption(server, 0))
 	}
@@ -129,11 +130,16 @@ func (g *generator) conversation() {
 	}
 	if g.chance(1, 6) {
 		g.add(differ.Step{At: client, Op: "bind", Fd: 0, Addr: &differ.Addr{Form: connectForm, Host: pick(g, "any", client), Port: pick(g, "0", "P2")}})
-		if connectForm == "6" {
-			g.p.Steps[len(g.p.Steps)-1].Addr.Host = "any"
-		}
 	}
-	g.add(differ.Step{At: client, Op: "connect", Fd: 0, Addr: &differ.Addr{Form: connectForm, Host: reached, Port: "P1"}})
+	if g.p.B == differ.PlaceNode && server == "b" && connectForm == "6" {
+		reached = "gateway"
+	}
+	to := &differ.Addr{Form: connectForm, Host: reached, Port: "P1"}
+	if g.chance(1, 8) {
+		g.add(differ.Step{At: client, Op: "sendto", Fd: 0, Addr: to, Args: []int{g.size(), pick(g, unix.MSG_FASTOPEN, unix.MSG_FASTOPEN|unix.MSG_DONTWAIT)}})
+	} else {
+		g.add(differ.Step{At: client, Op: "connect", Fd: 0, Addr: to})
+	}
 	g.add(differ.Step{At: server, Op: "accept4", Fd: 0, To: 1, Args: []int{pick(g, 0, nonblock, nonblock|cloexec), pick(g, 128, 128, 128, 16, 0, -1)}})
 	if g.chance(1, 5) {
 		g.add(g.epoll(pick(g, client, server), 1, 3)...)
@@ -145,6 +151,29 @@ func (g *generator) conversation() {
 	}
 	for _, e := range ends {
 		g.add(pick(g, differ.Step{At: e.at, Op: "shutdown", Fd: e.fd, Args: []int{g.r.IntN(3)}}, differ.Step{At: e.at, Op: "close", Fd: e.fd}, g.receive(e.at, e.fd)))
+	}
+}
+
+// crowd: more clients than a listener has room for, which accepts none.
+func (g *generator) crowd() {
+	server, client := "b", "a"
+	if g.p.B == differ.PlaceOutside {
+		g.p.B = g.p.A
+	}
+	form := pick(g, "4", "6")
+	g.add(g.socket(server, 5, form))
+	g.add(differ.Step{At: server, Op: "bind", Fd: 5, Addr: &differ.Addr{Form: form, Host: "any", Port: "P1"}})
+	g.add(differ.Step{At: server, Op: "listen", Fd: 5, Args: []int{g.r.IntN(3)}})
+	for i := range 2 + g.r.IntN(3) {
+		g.add(differ.Step{At: client, Op: "socket", To: i, Args: []int{unix.AF_INET6, unix.SOCK_STREAM | nonblock, 0}})
+		to := &differ.Addr{Form: pick(g, "mapped", form), Host: pick(g, server, server, "any"), Port: "P1"}
+		if to.Form == "4" {
+			to.Form = "mapped"
+		}
+		g.add(differ.Step{At: client, Op: "connect", Fd: i, Addr: to})
+		if g.chance(1, 4) {
+			g.add(g.inspect(client, i))
+		}
 	}
 }
 
@@ -160,6 +189,9 @@ func (g *generator) hosts(server string) (listening, reached string) {
 	reached = server
 	if g.p.A == g.p.B && g.chance(1, 2) {
 		listening, reached = pick(g, "any", "lo"), "lo"
+	}
+	if g.p.B == differ.PlaceNode && server == "b" && g.chance(1, 2) {
+		listening, reached = "any", "gateway"
 	}
 	return listening, reached
 }
@@ -201,7 +233,7 @@ func (g *generator) distort(s *differ.Step) {
 		case 2:
 			a.Len = pick(g, 1, 2, 8, 15, 16, 17, 24, 27, 28, 29, 128)
 		case 3:
-			a.Port = pick(g, "0", "P1", "P2", "P3")
+			a.Port = pick(g, "0", "P1", "P2", "P3", "low")
 		}
 		s.Addr = &a
 	case len(s.Args) > 0 && g.chance(2, 3):
@@ -212,7 +244,7 @@ func (g *generator) distort(s *differ.Step) {
 }
 
 func (g *generator) host() string {
-	return pick(g, "a", "b", "any", "lo", "lo5", "nobody", "broadcast", "multicast")
+	return pick(g, "a", "b", "any", "lo", "lo5", "nobody", "gateway", "broadcast", "multicast")
 }
 
 func (g *generator) slot() int {

@@ -34,7 +34,7 @@ func TestProgram(t *testing.T) {
 		}
 	}
 	for _, op := range []string{"socket", "bind", "listen", "connect", "accept4", "getsockname", "getpeername", "getsockopt", "setsockopt", "shutdown",
-		"close", "dup", "dup2", "dup3", "fork", "exec", "fcntl", "ioctl", "poll", "epoll_create", "epoll_ctl", "epoll_wait", "write", "writev", "send",
+		"close", "dup", "dup2", "dup3", "fork", "exec", "fcntl", "ioctl", "poll", "epoll_create", "epoll_ctl", "epoll_wait", "write", "writev", "send", "sendto",
 		"sendmsg", "sendfile", "splice_to", "read", "readv", "recv", "recvfrom", "recvmsg", "recvmmsg", "splice_from", "socketpair", "send_fd", "recv_fd"} {
 		if used[op] < many/200 {
 			t.Errorf("%s in %d steps of %d programs", op, used[op], many)

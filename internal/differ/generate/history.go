@@ -3,6 +3,7 @@ package generate
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -15,7 +16,12 @@ type socket struct {
 	nonblocking bool // or may be
 	named       bool // may have a name: bind, listen or connect was tried, or it was accepted
 	bound       bool
-	host, port  string // it is bound to
+	form        string // of the address it is bound to
+	host, port  string
+	v6only      bool
+	wild6       bool // may be bound to [::], not V6ONLY
+	own6        bool // may be bound to an IPv6 address other than ::1, [::] with V6ONLY among them
+	mapped      bool // may have tried a connect to an IPv6 address that is IPv4 underneath
 	listening   bool
 	place       string
 }
@@ -77,13 +83,25 @@ func (h *history) step(s differ.Step) {
 	}
 	switch s.Op {
 	case "bind":
+		sock.tryBind(*s.Addr)
 		if !sock.named && sock.takes(*s.Addr, s.At) {
-			sock.bound, sock.host, sock.port = true, s.Addr.Host, s.Addr.Port
+			sock.bound, sock.form, sock.host, sock.port = true, s.Addr.Form, s.Addr.Host, s.Addr.Port
 		}
 		sock.named = true
 	case "listen":
 		sock.named, sock.listening = true, sock.bound
+	case "setsockopt":
+		if option2(s) == [2]int{unix.SOL_IPV6, unix.IPV6_V6ONLY} && s.Arg(2) >= 4 && !sock.bound && sock.family == unix.AF_INET6 {
+			sock.v6only = strings.Trim(s.Data[:8], "0") != ""
+		}
+	case "sendto":
+		if !connects(s) {
+			break
+		}
+		sock.mapped = sock.mapped || h.mappedUnderneath(s)
+		sock.named, sock.listening = true, false
 	case "connect", "shutdown":
+		sock.mapped = sock.mapped || s.Op == "connect" && h.mappedUnderneath(s)
 		sock.named, sock.listening = true, false
 	case "accept4":
 		if sock.listening {
@@ -115,7 +133,71 @@ func (k *socket) takes(a differ.Addr, at string) bool {
 	if k.family == unix.AF_INET {
 		return a.Form == "4"
 	}
-	return a.Form == "mapped" || a.Form == "6" && a.Host != at[:1]
+	return a.Form == "mapped" || a.Form == "6"
+}
+
+// tryBind notes what an IPv6 socket may be bound to underneath.
+func (k *socket) tryBind(a differ.Addr) {
+	if k.family != unix.AF_INET6 || a.Form != "6" {
+		return
+	}
+	switch {
+	case a.Host == "any" && !k.v6only:
+		k.wild6 = true
+	case a.Host != "lo":
+		k.own6 = true
+	}
+}
+
+// connects reports whether a step makes a connection.
+func connects(s differ.Step) bool {
+	return s.Op == "connect" || s.Op == "sendto" && s.Arg(1)&unix.MSG_FASTOPEN != 0
+}
+
+// mappedUnderneath reports whether a connect goes to an IPv6 address, but over IPv4 on the node.
+func (h *history) mappedUnderneath(s differ.Step) bool {
+	if s.Addr.Form != "6" {
+		return false
+	}
+	switch s.Addr.Host {
+	case "any", "lo":
+		return true
+	case "a", "b":
+		return !sameNode(h.p.A, h.p.B)
+	}
+	return false
+}
+
+// sameNode reports whether two places are on one node.
+func sameNode(a, b string) bool {
+	node := func(place string) string {
+		if place == differ.PlaceNode {
+			return "n1"
+		}
+		name, _, _ := strings.Cut(place, "/")
+		return name
+	}
+	return node(a) == node(b)
+}
+
+// hasV6Only reports whether a socket has IPV6_V6ONLY.
+func (h *history) hasV6Only() bool {
+	for _, slots := range h.slots {
+		for _, k := range slots {
+			if k.v6only {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// serves reports whether a listener takes connections to addresses of a form.
+func (k *socket) serves(form string) bool {
+	if form == "6" {
+		return k.form == "6"
+	}
+	return k.form != "6" || k.host == "any" && !k.v6only
 }
 
 // own reports whether the address of a connect is in the caller's own container.
@@ -132,13 +214,16 @@ func (h *history) own(s differ.Step) bool {
 // listens reports whether a listener is where a connect goes.
 func (h *history) listens(s differ.Step) bool {
 	place := h.place(s.At)
-	if s.Addr.Host == "a" || s.Addr.Host == "b" {
+	switch s.Addr.Host {
+	case "a", "b":
 		place = h.place(s.Addr.Host)
+	case "gateway":
+		place = differ.PlaceNode
 	}
 	for _, slots := range h.slots {
 		for _, k := range slots {
 			reached := k.host == s.Addr.Host || k.host == "any" || k.host == "lo" && s.Addr.Host == "any" || h.place(s.At) == place && k.place == place && k.host != "lo" && s.Addr.Host != "lo" && s.Addr.Host != "any"
-			if k.listening && k.port == s.Addr.Port && k.place == place && reached {
+			if k.listening && k.port == s.Addr.Port && k.place == place && reached && k.serves(s.Addr.Form) {
 				return true
 			}
 		}

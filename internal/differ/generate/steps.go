@@ -147,7 +147,7 @@ func (g *generator) randomStep() differ.Step {
 	case 1:
 		return g.strangeSocket(at, max(fd, 0))
 	case 2:
-		return differ.Step{At: at, Op: "bind", Fd: fd, Addr: g.addr()}
+		return differ.Step{At: at, Op: "bind", Fd: fd, Addr: g.addr(), Args: []int{pick(g, 0, 0, 65534)}}
 	case 3:
 		return differ.Step{At: at, Op: "listen", Fd: fd, Args: []int{pick(g, 0, 1, 5, 4096, -1)}}
 	case 4, 5:
@@ -159,6 +159,9 @@ func (g *generator) randomStep() differ.Step {
 	case 8:
 		return differ.Step{At: at, Op: "close", Fd: fd}
 	case 9:
+		if g.chance(1, 3) {
+			return differ.Step{At: at, Op: "sendto", Fd: fd, Addr: g.addr(), Args: []int{g.size(), pick(g, unix.MSG_FASTOPEN, unix.MSG_FASTOPEN|unix.MSG_DONTWAIT, unix.MSG_NOSIGNAL, 0)}}
+		}
 		return g.send(at, fd)
 	case 10:
 		return g.receive(at, fd)
@@ -171,7 +174,7 @@ func (g *generator) randomStep() differ.Step {
 }
 
 func (g *generator) addr() *differ.Addr {
-	a := &differ.Addr{Form: pick(g, "4", "4", "4", "6", "mapped", "mapped"), Host: g.host(), Port: pick(g, "P1", "P1", "P2", "0")}
+	a := &differ.Addr{Form: pick(g, "4", "4", "4", "6", "6", "mapped"), Host: g.host(), Port: pick(g, "P1", "P1", "P1", "P2", "P2", "0", "low")}
 	if g.chance(1, 8) {
 		a.Form = pick(g, "unspec", "unspec", "unix", "junk")
 	}

@@ -290,10 +290,10 @@ type seen struct {
 }
 
 // connections lists a node's connections of one endpoint.
-func connections(t testing.TB, container string) []seen {
+func connections(t testing.TB, container string, args ...string) []seen {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
-	raw := heddle(t, "connections", "--lab", labName, "--node", node, "--endpoint", container, "--output", "json")
+	raw := heddle(t, append([]string{"connections", "--lab", labName, "--node", node, "--endpoint", container, "--output", "json"}, args...)...)
 	var all []seen
 	if err := json.Unmarshal([]byte(raw), &all); err != nil {
 		t.Fatalf("connections: %v\n%s", err, raw)

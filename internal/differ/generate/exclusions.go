@@ -31,12 +31,17 @@ var Exclusions = []Exclusion{
 	{"name after a failed connect", "`getsockname` after a connect that failed", func(h *history, s differ.Step) bool {
 		return connects(s) && h.socket(s) != nil && (h.socket(s).nonblocking || s.Op == "sendto" && s.Arg(1)&unix.MSG_DONTWAIT != 0 || h.socket(s).family == unix.AF_INET6 && h.socket(s).bound && h.socket(s).host == "any") && !h.listens(s)
 	}},
+	{"listening again beside a connection", "0.0.0.0:p conflicts with a connection of the container", func(h *history, s differ.Step) bool {
+		return s.Op == "listen" && h.socket(s) != nil && h.socket(s).reached && !h.socket(s).listening
+	}},
+	{"from ::1 to another IPv6 address", "a socket bound to ::1 connects to the own IPv6 address", func(h *history, s differ.Step) bool {
+		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).lo6
+	}},
 	{"IPv6 from a dual-stack wildcard", "a socket bound to [::] (not V6ONLY) and then connected", func(h *history, s differ.Step) bool {
 		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).wild6
 	}},
-	{"loopback between kinds of IPv6 sockets", "a socket bound to ::1 connects to a V6ONLY listener", func(h *history, s differ.Step) bool {
-		return connects(s) && s.Addr.Form == "6" && !toIPv6(s) && h.socket(s) != nil && h.socket(s).family == unix.AF_INET6 &&
-			(h.socket(s).own6 || h.socket(s).named && h.hasV6Only())
+	{"loopback between kinds of IPv6 sockets", "a socket bound to ::1 or, without V6ONLY, to [::] connects by ::1", func(h *history, s differ.Step) bool {
+		return connects(s) && s.Addr.Form == "6" && !toIPv6(s) && h.socket(s) != nil && (h.socket(s).lo6 || h.socket(s).wild6) && h.hasV6Only()
 	}},
 	{"IPv6 after an IPv6 connect that was IPv4 underneath", "an IPv6 socket whose connect failed connects again", func(h *history, s differ.Step) bool {
 		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).mapped

@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/differ"
 )
 
 // TestProgram checks that a seed is a program, that all of them are well formed, and that the generator uses every
@@ -12,6 +14,7 @@ import (
 func TestProgram(t *testing.T) {
 	const many = 3000
 	used := map[string]int{}
+	rare := map[string]int{}
 	connects := 0
 	for seed := range uint64(many) {
 		p := Program(seed)
@@ -28,6 +31,9 @@ func TestProgram(t *testing.T) {
 		for _, s := range p.Steps {
 			used[s.Op]++
 			seen[s.Op] = true
+			if what := special(s); what != "" {
+				rare[what]++
+			}
 		}
 		if seen["accept4"] && seen["connect"] && seen["listen"] {
 			connects++
@@ -40,9 +46,35 @@ func TestProgram(t *testing.T) {
 			t.Errorf("%s in %d steps of %d programs", op, used[op], many)
 		}
 	}
+	for _, what := range []string{"IPv6 connect", "IPv6 own bind", "fast open", "low port", "other user", "gateway"} {
+		if rare[what] < many/100 {
+			t.Errorf("%s in %d steps of %d programs", what, rare[what], many)
+		}
+	}
 	if connects < many/2 {
 		t.Errorf("%d of %d programs have a connection", connects, many)
 	}
+}
+
+// special tells a step that is worth generating now and then.
+func special(s differ.Step) string {
+	switch {
+	case s.Op == "bind" && s.Arg(0) != 0:
+		return "other user"
+	case s.Addr == nil:
+		return ""
+	case s.Addr.Port == "low":
+		return "low port"
+	case s.Addr.Host == "gateway":
+		return "gateway"
+	case s.Op == "sendto" && connects(s):
+		return "fast open"
+	case s.Op == "connect" && toIPv6(s):
+		return "IPv6 connect"
+	case s.Op == "bind" && s.Addr.Form == "6" && s.Addr.Host == s.At[:1]:
+		return "IPv6 own bind"
+	}
+	return ""
 }
 
 // TestExclusions ties every exclusion to its row: one that was made equal, and so lost its row, must be taken out.

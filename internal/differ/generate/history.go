@@ -20,7 +20,8 @@ type socket struct {
 	host, port  string
 	v6only      bool
 	wild6       bool // may be bound to [::], not V6ONLY
-	own6        bool // may be bound to an IPv6 address other than ::1, [::] with V6ONLY among them
+	lo6         bool // may be bound to ::1
+	reached     bool // listened, and a connect went to its port
 	mapped      bool // may have tried a connect to an IPv6 address that is IPv4 underneath
 	listening   bool
 	place       string
@@ -56,6 +57,9 @@ func (h *history) socket(s differ.Step) *socket { return h.slots[s.At][s.Fd] }
 // step follows one step.
 func (h *history) step(s differ.Step) {
 	h.before = append(h.before, s)
+	if connects(s) {
+		h.reach(s.Addr.Port)
+	}
 	slots := h.slots[s.At]
 	if slots == nil { // a child that is not there
 		return
@@ -144,8 +148,8 @@ func (k *socket) tryBind(a differ.Addr) {
 	switch {
 	case a.Host == "any" && !k.v6only:
 		k.wild6 = true
-	case a.Host != "lo":
-		k.own6 = true
+	case a.Host == "lo":
+		k.lo6 = true
 	}
 }
 
@@ -178,6 +182,15 @@ func sameNode(a, b string) bool {
 		return name
 	}
 	return node(a) == node(b)
+}
+
+// reach notes that a connect may have reached the listeners of a port.
+func (h *history) reach(port string) {
+	for _, slots := range h.slots {
+		for _, k := range slots {
+			k.reached = k.reached || k.listening && k.port == port
+		}
+	}
 }
 
 // hasV6Only reports whether a socket has IPV6_V6ONLY.

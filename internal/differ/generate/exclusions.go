@@ -151,6 +151,10 @@ func chance(before []differ.Step, s differ.Step) bool {
 	if sends(s) && s.Arg(0) > oneSegment && waits {
 		return true
 	}
+	// A process has one pipe, which a splice that waits keeps to itself.
+	if s.Op == "splice_to" && slices.ContainsFunc(before, func(e differ.Step) bool { return e.Op == "splice_from" && e.At[0] == s.At[0] }) {
+		return true
+	}
 	return waiting(s) && slices.ContainsFunc(before, func(e differ.Step) bool { return waiting(e) && e.At[0] == s.At[0] })
 }
 

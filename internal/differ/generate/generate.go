@@ -76,6 +76,8 @@ func (g *generator) tame() {
 		}
 		s.Args = slices.Clone(s.Args)
 		switch {
+		case s.Op == "splice_to":
+			s.Op, s.Args = "write", []int{min(s.Args[0], oneSegment)}
 		case sends(*s):
 			s.Args[0] = oneSegment
 		case len(s.Args) > 1 && s.Op != "splice_from":

@@ -194,6 +194,40 @@ static __always_inline void name_loopback(struct bpf_sock_addr *ctx, struct sock
 		tag->flags |= TAG_NAMES;
 }
 
+/* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a
+ * non-blocking connect learns it as from any network: EINPROGRESS first. A socket that is bound cannot go
+ * there (the RST would not find it) and is told at once. */
+static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                           const struct endpoint *ep)
+{
+	if (sk_of(ctx)->src_ip4)
+		return refuse_connect(ECONNREFUSED_);
+	set_mark(ctx, tag, false);
+	set_destination(ctx, sk6, LOOPBACK4, 0);
+	return 1;
+}
+
+/* Whether a process of the node listens where loopback alias addr is: on a wildcard, which takes in the aliases,
+ * or on the alias itself. */
+static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __u32 owner)
+{
+	struct bpf_sock_tuple t = {};
+	struct sock_tag *tag;
+	struct bpf_sock *sk;
+	bool foreign;
+
+	t.ipv4.saddr = src;
+	t.ipv4.daddr = addr;
+	t.ipv4.dport = (__be16)ctx->user_port;
+	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return false;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	foreign = !tag || tag->endpoint_id != owner;
+	bpf_sk_release(sk);
+	return foreign;
+}
+
 /* Goes to target, the alias at_alias or the own address, from the alias source. dst as above. */
 static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                          const struct endpoint *ep, __be32 target, __be32 at_alias,
@@ -202,6 +236,8 @@ static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, st
 	__be32 own = ep->addr4.word[3];
 	struct listener at = {};
 
+	if (target == at_alias && node_listens(ctx, source, at_alias, ep->id))
+		return connect_refused(ctx, sk6, tag, ep);
 	/* The RST would not find a socket that is bound to the overlay address. */
 	if (target == at_alias && sk_of(ctx)->src_ip4 == own &&
 	    !listens(ctx, own, at_alias, ctx->user_port, ep->id, &at))
@@ -308,19 +344,6 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 	if (native)
 		return refuse_connect(ECONNREFUSED_);
 	return connect_alias(ctx, true, tag, ep, source, source, source, 0, wild);
-}
-
-/* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a
- * non-blocking connect learns it as from any network: EINPROGRESS first. A socket that is bound cannot go
- * there (the RST would not find it) and is told at once. */
-static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                           const struct endpoint *ep)
-{
-	if (sk_of(ctx)->src_ip4)
-		return refuse_connect(ECONNREFUSED_);
-	set_mark(ctx, tag, false);
-	set_destination(ctx, sk6, LOOPBACK4, 0);
-	return 1;
 }
 
 static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,

@@ -192,3 +192,22 @@ func TestAliasBind(t *testing.T) {
 		}
 	}
 }
+
+// TestLoopbackIsNotTheNodes: a container that connects to its own loopback, where nothing of its own listens, does not
+// reach a process of the node that listens on a wildcard, which takes in the container's loopback aliases.
+func TestLoopbackIsNotTheNodes(t *testing.T) {
+	node, p := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1")
+	for _, family := range []int{4, 6} {
+		port := freePort()
+		node.must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
+		for _, target := range []string{"127.0.0.1", "127.0.0.2", "127.1.2.3", "0.0.0.0", address(t, "overlay", "n1/c1")} {
+			p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, target, port)
+			p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d, ("127.0.0.1", 0))`, target, port)
+			p.expect(`{"error": "ECONNREFUSED"}`, `connect(6, "::ffff:%s", %d)`, target, port)
+		}
+		for _, target := range []string{"::1", "::", own6(t, "n1/c1")} {
+			p.expect(`{"error": "ECONNREFUSED"}`, `connect(6, %q, %d)`, target, port)
+		}
+		node.must(`l.close()`)
+	}
+}

@@ -73,6 +73,9 @@ var Exclusions = []Exclusion{
 	{"programs on sockets", "| SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF |", func(h *history, s differ.Step) bool {
 		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (s.Arg(1) == unix.SO_ATTACH_BPF || s.Arg(1) == unix.SO_ATTACH_REUSEPORT_EBPF)
 	}},
+	{"raw sockets of TCP", "tcpdump and device counters in the container see TCP", func(h *history, s differ.Step) bool {
+		return s.Op == "socket" && s.Arg(1)&^(nonblock|cloexec) == unix.SOCK_RAW && s.Arg(2) == unix.IPPROTO_TCP
+	}},
 	{"SO_MEMINFO", "| SO_MEMINFO |", func(h *history, s differ.Step) bool {
 		return isOption(s) && option2(s) == [2]int{unix.SOL_SOCKET, unix.SO_MEMINFO}
 	}},

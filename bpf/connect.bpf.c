@@ -14,60 +14,6 @@
  * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
  */
 
-/* What listens() found. */
-struct listener {
-	__u32 flags; /* of its tag */
-};
-
-/* Whether sk, which it releases, is a listener of endpoint owner. */
-static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, struct listener *found)
-{
-	struct sock_tag *tag;
-	bool ours = false;
-
-	if (sk->state == BPF_TCP_LISTEN) {
-		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (tag && tag->endpoint_id == owner) {
-			ours = true;
-			found->flags = tag->flags;
-		}
-	}
-	bpf_sk_release(sk);
-	return ours;
-}
-
-/* Finds the listener of endpoint owner at addr:port, by the kernel's own lookup. A node process that
- * listens on the wildcard matches too and is not ours: the tag decides. */
-static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-                                    __u32 owner, struct listener *found)
-{
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *sk;
-
-	t.ipv4.saddr = src;
-	t.ipv4.daddr = addr;
-	t.ipv4.dport = port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	return sk && is_listener_of(sk, owner, found);
-}
-
-/* The same for the IPv6 forms of overlay addresses src and addr. */
-static __always_inline bool listens6(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-                                     __u32 owner, struct listener *found)
-{
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *sk;
-	int i;
-
-	for (i = 0; i < 3; i++)
-		t.ipv6.saddr[i] = t.ipv6.daddr[i] = config_prefix6[i];
-	t.ipv6.saddr[3] = src;
-	t.ipv6.daddr[3] = addr;
-	t.ipv6.dport = port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
-	return sk && is_listener_of(sk, owner, found);
-}
-
 static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag *tag, bool routed)
 {
 	__u32 mark = routed ? config_overlay_mark : config_mark;
@@ -205,27 +151,6 @@ static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, 
 	set_mark(ctx, tag, false);
 	set_destination(ctx, sk6, LOOPBACK4, 0);
 	return 1;
-}
-
-/* Whether a process of the node listens where loopback alias addr is: on a wildcard, which takes in the aliases,
- * or on the alias itself. */
-static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __u32 owner)
-{
-	struct bpf_sock_tuple t = {};
-	struct sock_tag *tag;
-	struct bpf_sock *sk;
-	bool foreign;
-
-	t.ipv4.saddr = src;
-	t.ipv4.daddr = addr;
-	t.ipv4.dport = (__be16)ctx->user_port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	foreign = !tag || tag->endpoint_id != owner;
-	bpf_sk_release(sk);
-	return foreign;
 }
 
 /* Goes to target, the alias at_alias or the own address, from the alias source. dst as above. */

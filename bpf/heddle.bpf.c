@@ -14,6 +14,7 @@
 #include "ownstack.bpf.c"
 #include "claim.bpf.c"
 #include "bind.bpf.c"
+#include "listener.bpf.c"
 #include "connect.bpf.c"
 #include "account.bpf.c"
 #include "sockops.bpf.c"

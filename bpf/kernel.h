@@ -118,6 +118,17 @@ struct sock_common {
 		} in6_u;
 	} skc_v6_daddr, skc_v6_rcv_saddr;
 	unsigned long skc_flags; /* bits of enum sock_flags */
+	__u32 skc_tw_rcv_nxt;    /* of one in TIME_WAIT: the sequence number it expects */
+};
+
+struct inet_timewait_sock {
+	struct sock_common __tw_common;
+};
+
+struct tcp_timewait_sock {
+	struct inet_timewait_sock tw_sk;
+	__u32 tw_ts_recent;     /* the latest timestamp of the other end */
+	int tw_ts_recent_stamp; /* 0: the connection had no timestamps */
 };
 
 struct sock {

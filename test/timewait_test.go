@@ -73,3 +73,44 @@ func TestTimeWaitIsNotInTheWay(t *testing.T) {
 		}
 	}
 }
+
+// countingClient makes COUNT connections to ADDR PORT, one after another, reads each to its end, which the server
+// makes, and prints how many went through.
+const countingClient = `
+import socket, sys
+for i in range(int(sys.argv[3])):
+    try:
+        c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+        while c.recv(64): pass
+        c.close()
+    except OSError as e:
+        sys.exit("connection %d: %s" % (i, e))
+print(i + 1)
+`
+
+// closingServer closes each connection as soon as it has accepted it: TIME_WAIT is on its side.
+const closingServer = `
+import socket, sys
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("", int(sys.argv[1]))); s.listen(64); print("listening", flush=True)
+while True:
+    c, _ = s.accept()
+    c.shutdown(socket.SHUT_WR); c.recv(64); c.close()
+`
+
+// TestTimeWaitIsTakenOver connects over so few wire 4-tuples that each comes again while the server's node has it in
+// TIME_WAIT: the new connection takes its place at once, as between hosts.
+func TestTimeWaitIsTakenOver(t *testing.T) {
+	const connections = 600
+	// The client's node gives out four ports: times 64 direct ports.
+	before := counters(t, "n2")["time_wait_ended"]
+	start(t, "heddle", "n2/c1", "python3", "-c", closingServer, "7963").waitFor("listening")
+	setSysctl(t, "n1", "ipv4/ip_local_port_range", "31001 31004")
+	got := mustRun(t, "heddle", "n1/c1", "python3", "-c", countingClient, address(t, "heddle", "n2/c1"), "7963", strconv.Itoa(connections))
+	if strings.TrimSpace(got) != strconv.Itoa(connections) {
+		t.Errorf("%s of %d connections went through", got, connections)
+	}
+	if counters(t, "n2")["time_wait_ended"] == before {
+		t.Error("no 4-tuple came again: the test has shown nothing")
+	}
+}

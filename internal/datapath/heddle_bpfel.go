@@ -142,7 +142,8 @@ const (
 	heddleHeddleReasonREASON_FALLBACK_FASTOPEN          heddleHeddleReason = 31
 	heddleHeddleReasonREASON_FALLBACK_OWN_PLAIN         heddleHeddleReason = 32
 	heddleHeddleReasonREASON_DROP_FORGED_LOOPBACK       heddleHeddleReason = 33
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 34
+	heddleHeddleReasonREASON_TIME_WAIT_ENDED            heddleHeddleReason = 34
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 35
 )
 
 type heddlePortClaims struct {

@@ -62,6 +62,7 @@ var Reasons = []ReasonInfo{
 	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
 	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
+	{34, "time_wait_ended", KindPath, "direct connections that took the place of one in TIME_WAIT with the same wire addresses and ports"},
 }
 
 // String gives the reason's metric label.

@@ -74,12 +74,16 @@ conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
 # The race detector needs cgo. Packages run one after another: the machine has few cores and the root
-# tests time system calls. A scenario that fails is tried once more, in a new lab, and the summary shows both: what
-# a scenario counts can be disturbed by whatever else the machine does.
+# tests time system calls. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
+# a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
+RETRY := --rerun-fails=1 --rerun-fails-max-failures=4
 test: need-root build test-packages
-	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output -- -race -p 1 -timeout 20m . ./cmd/... ./internal/...
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --rerun-fails=1 --rerun-fails-max-failures=3 \
-		--packages ./test/... -- -count=1 -p 1 -timeout 40m
+	@mkdir -p $(OUT)
+	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
+		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/lab.json $(RETRY) \
+		--packages ./test/... -- -count=1 -p 1 -timeout 50m
+	@echo "slowest tests:"; for f in unit lab; do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.

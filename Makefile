@@ -30,11 +30,12 @@ define install
 	fi
 endef
 
-.PHONY: help build demo test soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build attack demo test soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
+	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
@@ -46,6 +47,11 @@ help:
 build:
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+
+# Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
+attack:
+	@mkdir -p $(BIN)/attack
+	$(GO) build -trimpath -tags attack -o $(BIN)/attack/ $(addprefix ./cmd/,$(PROGRAMS))
 
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }
@@ -77,7 +83,7 @@ conformance: need-root build conformance-packages
 # tests time system calls. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
 # a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
 RETRY := --rerun-fails=1 --rerun-fails-max-failures=4
-test: need-root build test-packages
+test: need-root build attack test-packages
 	@mkdir -p $(OUT)
 	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
 		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m
@@ -96,6 +102,7 @@ check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
 	clang-format --dry-run -Werror bpf/*.c bpf/*.h
 	$(GO) vet ./...
+	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff

@@ -59,6 +59,15 @@ enum heddle_reason {
 	REASON_MAX,
 };
 
+/* What keeps hostile containers off; internal/model.Protections has the meanings. */
+enum heddle_protection {
+	PROTECT_BIND,
+	PROTECT_SOURCE,
+	PROTECT_DIRECT_PORTS,
+	PROTECT_SOCKET_OPTIONS,
+	PROTECT_MAX,
+};
+
 /* An address of either family, network byte order. */
 struct address {
 	__be32 word[4];

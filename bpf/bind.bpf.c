@@ -67,7 +67,7 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 		ask_claim(tag, CLAIM_LOOPBACK4, any_port);
 		return alias4(ep->id, a);
 	}
-	return 0;
+	return protects(PROTECT_BIND) ? 0 : a;
 }
 
 SEC("cgroup/bind4")

@@ -212,7 +212,7 @@ int from_endpoint(struct __sk_buff *skb)
 	if (!self)
 		return TC_ACT_OK;
 	/* Identity on the overlay is the source address. */
-	if (!may_send_from(self, &p))
+	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	if (kind != PACKET_TCP)
 		return forges_overlay(skb, &p) ? drop(REASON_DROP_FORGED_OVERLAY) : TC_ACT_OK;
@@ -231,7 +231,8 @@ int from_endpoint(struct __sk_buff *skb)
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
 	set_mapped(&dst, p.ip.daddr);
 	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
-	if (node && bpf_ntohs(p.tcp.dest) >= node->port_first && bpf_ntohs(p.tcp.dest) <= node->port_last)
+	if (protects(PROTECT_DIRECT_PORTS) && node && bpf_ntohs(p.tcp.dest) >= node->port_first &&
+	    bpf_ntohs(p.tcp.dest) <= node->port_last)
 		return drop(REASON_DROP_FORGED_DIRECT);
 	return TC_ACT_OK;
 }

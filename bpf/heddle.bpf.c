@@ -4,6 +4,7 @@
 #include "kernel.h"
 #include "abi.h"
 #include "config.h"
+#include "protection.h"
 #include "maps.h"
 #include "address.h"
 #include "credential.h"
@@ -35,6 +36,7 @@ const struct connection_record *type_connection_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));
 const enum heddle_path *type_heddle_path __attribute__((unused));
 const enum heddle_reason *type_heddle_reason __attribute__((unused));
+const enum heddle_protection *type_heddle_protection __attribute__((unused));
 const enum sock_tag_flags *type_sock_tag_flags __attribute__((unused));
 const enum sock_tag_options *type_sock_tag_options __attribute__((unused));
 const enum endpoint_flags *type_endpoint_flags __attribute__((unused));

@@ -366,7 +366,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 	struct sock_tag *tag;
 	struct endpoint *ep;
 
-	if (!ctx->sk)
+	if (!ctx->sk || !protects(PROTECT_SOCKET_OPTIONS))
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (!tag)
@@ -537,7 +537,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 	struct endpoint *ep;
 	int ret = 1;
 
-	if (!ctx->sk)
+	if (!ctx->sk || !protects(PROTECT_SOCKET_OPTIONS))
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (!tag || ctx->retval) /* an error of the kernel's is as good an answer as any */

@@ -2,7 +2,6 @@ package test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,20 +25,30 @@ func agentPID(t testing.TB, node string) int {
 // endAgent ends a node's agent and waits until it is gone; the lab gets it back at the end of the test.
 func endAgent(t testing.TB, node string, sig syscall.Signal) {
 	t.Helper()
-	pid := agentPID(t, node)
 	t.Cleanup(func() {
 		if err := labCommand("up"); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := syscall.Kill(pid, sig); err != nil {
+	if err := killAgent(agentPID(t, node), sig); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, fmt.Sprintf("agent %d of %s to end", pid, node), func() (bool, string) {
+}
+
+// killAgent ends the agent pid and waits until it is gone.
+func killAgent(pid int, sig syscall.Signal) error {
+	if err := syscall.Kill(pid, sig); err != nil {
+		return fmt.Errorf("end agent %d: %w", pid, err)
+	}
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		gone := errors.Is(err, os.ErrNotExist) || strings.Contains(string(state), ") Z ")
-		return gone, string(state)
-	})
+		if err != nil || strings.Contains(string(state), ") Z ") {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("agent %d did not end within %s", pid, patience)
+		}
+	}
 }
 
 // pins lists what is pinned for a node.

@@ -157,6 +157,11 @@ func run(ctx context.Context, f flags) error {
 	if err != nil {
 		return err
 	}
+	for _, p := range model.Protections {
+		if !p.Protection.On() {
+			cfg.Log.Warn("built for the attack suite: runs without a protection", "protection", p.Name)
+		}
+	}
 	cfg.Features = doctor.Run(ctx)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
 		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)

@@ -48,6 +48,25 @@ func TestReasonsMatch(t *testing.T) {
 	}
 }
 
+// TestProtectionsMatch ties model.Protections to enum heddle_protection.
+func TestProtectionsMatch(t *testing.T) {
+	names := enum(t, "heddle_protection")
+	if n := len(names) - 1; n != len(model.Protections) { // PROTECT_MAX is none
+		t.Fatalf("%d protections in bpf/abi.h, %d in model.Protections", n, len(model.Protections))
+	}
+	for i, p := range model.Protections {
+		if int(p.Protection) != i {
+			t.Errorf("%s: number %d at index %d", p.Name, p.Protection, i)
+		}
+		if want := "PROTECT_" + strings.ToUpper(p.Name); names[uint64(i)] != want {
+			t.Errorf("protection %d: %s in bpf/abi.h, %s in model.Protections", i, names[uint64(i)], want)
+		}
+	}
+	if len(model.Protections) > 64 {
+		t.Error("config_without has 64 bits")
+	}
+}
+
 // TestPathsMatch ties model.Path to enum heddle_path.
 func TestPathsMatch(t *testing.T) {
 	names := enum(t, "heddle_path")

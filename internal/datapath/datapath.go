@@ -199,7 +199,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	return nil
+	return setWithout(spec)
 }
 
 // prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero Prefix.

@@ -292,9 +292,11 @@ const (
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
+	heddleVarConfigWithout         = "config_without"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
+	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
@@ -399,9 +401,11 @@ type heddleVariableSpecs struct {
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
+	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
+	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
@@ -472,9 +476,11 @@ type heddleVariables struct {
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
+	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`
+	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`

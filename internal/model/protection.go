@@ -1,0 +1,62 @@
+package model
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Protection is one thing that keeps a hostile container from the node, from other containers or from the network.
+// All are always in force in the programs that are built for use. Agents built with the tag "attack" can do without
+// some, so that the attack suite shows that what it tries fails because of them. The numbers are those of enum
+// heddle_protection in bpf/abi.h; a test in internal/datapath ties the two.
+type Protection uint8
+
+// Protections.
+const (
+	ProtectBind          Protection = 0
+	ProtectSource        Protection = 1
+	ProtectDirectPorts   Protection = 2
+	ProtectSocketOptions Protection = 3
+)
+
+// ProtectionInfo describes one Protection.
+type ProtectionInfo struct {
+	Protection Protection
+	Name       string // as HEDDLE_WITHOUT has it
+	Help       string // what holds thanks to it
+}
+
+// Protections lists every protection in the order of enum heddle_protection. There are 64 at most.
+var Protections = []ProtectionInfo{
+	{ProtectBind, "bind", "a container binds its own addresses only"},
+	{ProtectSource, "source", "packets that leave a container's namespace have its source address"},
+	{ProtectDirectPorts, "direct_ports", "packets of a container's namespace do not reach direct ports of nodes"},
+	{ProtectSocketOptions, "socket_options", "socket options that reach or show the node are refused or kept"},
+}
+
+// String gives the protection's name.
+func (p Protection) String() string {
+	if int(p) < len(Protections) {
+		return Protections[p].Name
+	}
+	return fmt.Sprintf("protection(%d)", uint8(p))
+}
+
+// ParseProtections gives the set of the protections named in list, separated by commas: bit i for Protection i. An
+// empty list is the empty set.
+func ParseProtections(list string) (set uint64, err error) {
+	if list == "" {
+		return 0, nil
+	}
+next:
+	for name := range strings.SplitSeq(list, ",") {
+		for _, p := range Protections {
+			if p.Name == name {
+				set |= 1 << p.Protection
+				continue next
+			}
+		}
+		return 0, fmt.Errorf("no protection is called %q", name)
+	}
+	return set, nil
+}

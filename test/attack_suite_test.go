@@ -1,0 +1,183 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// attack is one thing that a hostile program tries, and the one protection that keeps it from success. TestAttacks
+// tries each twice: with all protections, when it must gain nothing, and without that one, when it must succeed, or
+// it would prove nothing. docs/howto/attack-suite.md says how to add one.
+type attack struct {
+	name       string
+	protection model.Protection
+	// node is the one whose agent does without the protection: "n1" or "n2". The attacker is mostly in n1/c1.
+	node string
+	// try reports what the attack gained: "" is nothing. What is neither that nor the success of the attack fails
+	// the test.
+	try func(t *testing.T) (gained string)
+}
+
+// attacks is the suite. Each file of attacks appends its own in an init function.
+var attacks []attack
+
+// attackBin is the program that make attack built beside heddleBin.
+func attackBin() string { return filepath.Join(filepath.Dir(heddleBin), "attack", "heddle") }
+
+// weakNode is a node whose agent can be one of make attack.
+type weakNode struct {
+	node string
+	pid  int // of its agent
+}
+
+// weaken takes a node of the lab; it gets its own agent back at the end of the test.
+func weaken(t *testing.T, node string) *weakNode {
+	t.Helper()
+	if _, err := os.Stat(attackBin()); err != nil {
+		t.Fatalf("%v: run `make attack` first", err)
+	}
+	w := &weakNode{node, agentPID(t, node)}
+	own := w.pid
+	t.Cleanup(func() {
+		if w.pid == own {
+			return
+		}
+		if w.pid != 0 {
+			if err := killAgent(w.pid, syscall.SIGTERM); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := labCommand("up"); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// without gives the node an agent without protections. Programs that run in containers go on, with their sockets.
+func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
+	t.Helper()
+	if err := killAgent(w.pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	w.pid = 0
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, attackBin(), "lab", "up", "--lab", labName)
+	cmd.Env = append(os.Environ(), withoutEnv(protections...))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s lab up: %v\n%s", attackBin(), err, out)
+	}
+	w.pid = agentPID(t, w.node)
+}
+
+// withoutEnv is the setting of the environment by which programs of make attack do without protections.
+func withoutEnv(protections ...model.Protection) string {
+	var names []string
+	for _, p := range protections {
+		names = append(names, p.String())
+	}
+	return "HEDDLE_WITHOUT=" + strings.Join(names, ",")
+}
+
+// TestAttacks runs the suite.
+func TestAttacks(t *testing.T) {
+	t.Run("protected", func(t *testing.T) {
+		for _, a := range attacks {
+			t.Run(a.protection.String()+"/"+a.name, func(t *testing.T) {
+				if gained := a.try(t); gained != "" {
+					t.Errorf("the attack gained: %s", gained)
+				}
+			})
+		}
+	})
+	for _, node := range []string{"n1", "n2"} {
+		weak := weaken(t, node)
+		for _, p := range model.Protections {
+			var mine []attack
+			for _, a := range attacks {
+				if a.protection == p.Protection && a.node == node {
+					mine = append(mine, a)
+				}
+			}
+			if len(mine) > 0 {
+				t.Run("without "+p.Name+" on "+node, func(t *testing.T) { succeed(t, weak, p.Protection, mine) })
+			}
+		}
+	}
+}
+
+// succeed demands that attacks succeed where the node's agent does without the protection.
+func succeed(t *testing.T, weak *weakNode, p model.Protection, mine []attack) {
+	weak.without(t, p)
+	for _, a := range mine {
+		t.Run(a.name, func(t *testing.T) {
+			if gained := a.try(t); gained == "" {
+				t.Error("the attack gains nothing without the protection either: it does not show that the protection works")
+			}
+		})
+	}
+}
+
+// TestEveryProtectionIsAttacked: a protection that no attack fails without could as well be missing.
+func TestEveryProtectionIsAttacked(t *testing.T) {
+	for _, p := range model.Protections {
+		if !slices.ContainsFunc(attacks, func(a attack) bool { return a.protection == p.Protection }) {
+			t.Errorf("no attack tries protection %s (%s)", p.Name, p.Help)
+		}
+	}
+	for _, a := range attacks {
+		if a.node != "n1" && a.node != "n2" {
+			t.Errorf("%s: node %q", a.name, a.node)
+		}
+	}
+}
+
+// TestProductHasNoSwitch: the programs for use hold neither the name of the variable that switches protections off nor
+// the set of those that are off; the suite's agent holds both.
+func TestProductHasNoSwitch(t *testing.T) {
+	product := filepath.Dir(heddleBin)
+	for path, want := range map[string]bool{
+		filepath.Join(product, "heddle"): false, filepath.Join(product, "heddled"): false, filepath.Join(product, "heddle-runtime"): false,
+		filepath.Join(product, "attack", "heddled"): true,
+	} {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatalf("%v: run `make build attack` first", err)
+		}
+		if got := bytes.Contains(raw, []byte("HEDDLE_WITHOUT")); got != want {
+			t.Errorf("%s contains the name of the switch: %v, want %v", path, got, want)
+		}
+		out, err := exec.Command("go", "tool", "nm", path).CombinedOutput()
+		if err != nil {
+			t.Fatalf("go tool nm %s: %v\n%s", path, err, out)
+		}
+		if got := bytes.Contains(out, []byte("internal/model.without")); got != want {
+			t.Errorf("%s contains the set of switched-off protections: %v, want %v", path, got, want)
+		}
+	}
+}
+
+// gained describes what an attack got: "" if want is what the hostile program was told, or the answer if it is success.
+func gained(t *testing.T, what, got, refused, success string) string {
+	t.Helper()
+	switch got {
+	case refused:
+		return ""
+	case success:
+		return fmt.Sprintf("%s: %s", what, got)
+	}
+	t.Errorf("%s: %s, want %s, or %s if the attack succeeds", what, got, refused, success)
+	return ""
+}

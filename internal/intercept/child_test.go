@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return"
 	Family  int
 	Type    int
 	Proto   int
@@ -103,6 +103,11 @@ func obey(c command) outcome {
 		return storm(c)
 	case "time":
 		return timeSockets(c)
+	case "unshare", "return":
+		if err := changeNetns(c.Op); err != nil {
+			return outcome{Errno: int(errnoIn(err))}
+		}
+		return outcome{}
 	case "euid":
 		// The raw call changes this thread only, which is the one that calls socket().
 		_, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(c.N), ^uintptr(0))

@@ -23,6 +23,8 @@ const (
 	failTooMany                // Config.MaxListeners
 	failPark                   // the parker did not take a listener
 	failParkedListener         // a parked listener could not be resumed
+	failNetns                  // the caller's network namespace cannot be told
+	failForeignNetns           // the caller is in another network namespace than its endpoint: it keeps to its own
 	numFailures
 )
 
@@ -32,6 +34,7 @@ var failureNames = [numFailures]string{
 	failCallerNofile: "caller_nofile", failAgentNofile: "agent_nofile", failMake: "make_socket",
 	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
 	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
+	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
 }
 
 // String gives the metric label.

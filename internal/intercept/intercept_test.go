@@ -88,7 +88,8 @@ func testConfig(socket, holder string, m SocketMaker) Config {
 				return 0, fmt.Errorf("no endpoint %q", metadata)
 			}
 			return testEndpoint, nil
-		}}
+		},
+		NetnsOf: func(model.EndpointID) (uint64, bool) { return testNetns, true }}
 	if holder != "" {
 		c.Parker = park.NewClient(holder)
 	}

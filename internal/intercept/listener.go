@@ -158,11 +158,41 @@ func (l *listener) answer(n *notification) (failure, error) {
 	if l.ep == nil || l.ep.removed.Load() {
 		return failUnknown, errUnknownEndpoint
 	}
+	if foreign, err := l.foreign(n.PID); err != nil {
+		return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
+	} else if foreign {
+		return l.leaveAlone(n)
+	}
 	own, err := l.srv.proc.ownerOf(n.PID)
 	if err != nil {
 		return failOwner, fmt.Errorf("owner of thread %d: %w", n.PID, err)
 	}
 	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp})
+}
+
+// foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or
+// changed its own, or its bundle names an endpoint that is not its. No check follows that tid still is the same
+// task: a task cannot change its namespace while it waits for an answer, and the answer fails if it has gone.
+func (l *listener) foreign(tid uint32) (bool, error) {
+	if l.srv.cfg.NetnsOf == nil {
+		return false, nil
+	}
+	have, err := l.srv.proc.netnsOf(tid)
+	if err != nil {
+		return false, err
+	}
+	want, ok := l.srv.cfg.NetnsOf(l.ep.id)
+	return !ok || have != want, nil
+}
+
+// leaveAlone lets a caller in another network namespace have its socket there, as it would without Heddle.
+func (l *listener) leaveAlone(n *notification) (failure, error) {
+	if err := sendContinue(l.fd, n.ID); err != nil {
+		return injectFailure(err), err
+	}
+	l.srv.counters.continued.Add(1)
+	l.fail(failForeignNetns, errForeignNetns)
+	return failNone, nil
 }
 
 // give answers a call with a socket. What is not needed by the caller happens after it has its answer.
@@ -204,7 +234,10 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 	return failNone, nil
 }
 
-var errUnknownEndpoint = errors.New("no such endpoint, or removed")
+var (
+	errUnknownEndpoint = errors.New("no such endpoint, or removed")
+	errForeignNetns    = errors.New("caller is not in its endpoint's network namespace: its sockets are of its own")
+)
 
 // fail counts a failure and logs the first of its kind.
 func (l *listener) fail(f failure, err error) {

@@ -3,6 +3,8 @@ package intercept
 import (
 	"errors"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -33,6 +35,23 @@ func (s *Server) serveListener(l *listener) (serves bool) {
 		return true
 	}
 	return false
+}
+
+// checkIdentity tells the operator of a container that names another's endpoint. It gets no socket of that endpoint
+// whatever this finds: each call is checked.
+func (s *Server) checkIdentity(ep *endpoint, state *specs.ContainerProcessState) {
+	if ep == nil || s.cfg.NetnsOf == nil {
+		return
+	}
+	have, err := s.proc.netnsOf(uint32(state.Pid))
+	if err != nil {
+		return // it has ended
+	}
+	if want, ok := s.cfg.NetnsOf(ep.id); !ok || have != want {
+		s.count(failForeignNetns)
+		s.log.Error("container is not in the network namespace of the endpoint it names: it gets none of its sockets; correct its annotation or the endpoint's netns_path",
+			"reason", failForeignNetns.String(), "metadata", state.Metadata, "container", state.State.ID, "pid", state.Pid)
+	}
 }
 
 // register ties l to its endpoint, if that is known, and starts the loop.

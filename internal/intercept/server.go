@@ -59,6 +59,10 @@ type Config struct {
 	// endpoint's id or name. If it fails the listener's requests for sockets are refused with ENETDOWN.
 	// A listener that was parked is resolved again, then without the container's annotations.
 	Resolve func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
+	// NetnsOf gives the inode of an endpoint's network namespace, false for an endpoint that is not known any
+	// more. Threads in other namespaces get no sockets of the endpoint, but the kernel's own. It is asked for every
+	// socket and must be quick. Nil means that namespaces are not compared.
+	NetnsOf func(model.EndpointID) (inode uint64, ok bool)
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
 	// Parker keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
@@ -288,7 +292,11 @@ func (s *Server) handoff(c *net.UnixConn) {
 	s.preparePark(l)
 	parker := s.parker.Load()
 	s.park(l) // before the first call is received: it must not die with this agent
-	if s.serveListener(l) && s.parker.Load() != parker {
+	if !s.serveListener(l) {
+		return
+	}
+	s.checkIdentity(l.ep, &state)
+	if s.parker.Load() != parker {
 		s.park(l) // with the new parker: parkAll may have come too early to see l
 	}
 }

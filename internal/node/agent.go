@@ -58,8 +58,9 @@ type Agent struct {
 	mu        sync.RWMutex // guards what follows; never held across a system call
 	endpoints map[string]model.Endpoint
 	byID      map[model.EndpointID]model.Endpoint
-	state     store.State // the last one applied
-	applyErr  error       // of that
+	netns     map[model.EndpointID]uint64 // inodes of network namespaces
+	state     store.State                 // the last one applied
+	applyErr  error                       // of that
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
@@ -74,7 +75,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	}
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, started: time.Now(),
-		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint),
+		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
 	}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -255,7 +256,7 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, Log: a.log,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, NetnsOf: a.netnsOf, Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")

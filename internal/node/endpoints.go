@@ -88,6 +88,9 @@ func (a *Agent) attach(e model.Endpoint) error {
 	if err != nil {
 		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
 	}
+	a.mu.Lock()
+	a.netns[e.ID] = uint64(dev.Netns)
+	a.mu.Unlock()
 	progs := a.datapath.TCPrograms()
 	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
@@ -228,6 +231,14 @@ func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.E
 	return e.ID, nil
 }
 
+// netnsOf gives the inode of an endpoint's network namespace.
+func (a *Agent) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	inode, ok = a.netns[id]
+	return inode, ok
+}
+
 func (a *Agent) endpointByName(name string) (model.Endpoint, bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -247,6 +258,7 @@ func (a *Agent) forget(e model.Endpoint) {
 	defer a.mu.Unlock()
 	delete(a.endpoints, e.Name)
 	delete(a.byID, e.ID)
+	delete(a.netns, e.ID)
 }
 
 // leaseError gives a lease's failure its code on the wire.

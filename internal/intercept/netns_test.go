@@ -1,0 +1,117 @@
+package intercept
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// ownNetns is the inode of the network namespace that the tests run in, which testConfig gives the endpoint.
+func ownNetns() uint64 {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
+		panic(err)
+	}
+	return st.Ino
+}
+
+var testNetns = ownNetns()
+
+// errnoIn gives the error number in err.
+func errnoIn(err error) (e unix.Errno) {
+	errors.As(err, &e)
+	return e
+}
+
+// logBuffer collects what a server logs.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// A program that leaves its endpoint's network namespace has the sockets of the one it is in, as without Heddle; so
+// has each of its threads.
+func TestForeignNetns(t *testing.T) {
+	needRoot(t)
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != int(testEndpoint) {
+		t.Fatalf("in the endpoint's namespace: %+v", o)
+	}
+	for i, op := range []string{"unshare", "return"} {
+		if o := c.do(command{Op: op}); o.Errno != 0 {
+			t.Fatalf("%s: %v", op, unix.Errno(o.Errno))
+		}
+		want := int(testEndpoint) * i
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			if o := c.tcp(family); o.Errno != 0 || o.Priority != want || o.Protocol != unix.IPPROTO_TCP {
+				t.Errorf("after %s: %+v, want a TCP socket with priority %d", op, o, want)
+			}
+		}
+	}
+	eventually(t, "counters", func() bool {
+		st := s.Stats()
+		return st.Failed["foreign_netns"] == 2 && st.Continued == 2
+	})
+}
+
+// A container that names an endpoint whose network namespace is not its own gets nothing of it, and the operator is told.
+func TestBundleThatLies(t *testing.T) {
+	needRoot(t)
+	for _, known := range []bool{true, false} {
+		path, logs := socketPath(t), &logBuffer{}
+		cfg := testConfig(path, "", &testMaker{})
+		cfg.Log = slog.New(slog.NewTextHandler(logs, nil))
+		if !known { // forgotten between the hand-off and the call
+			cfg.NetnsOf = func(model.EndpointID) (uint64, bool) { return ownNetns(), false }
+		}
+		s, _ := serve(t, cfg)
+		c := startChild(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET})
+		c.handOver(path, testName)
+		if o := c.tcp(unix.AF_INET); o.Errno != 0 || o.Priority != 0 {
+			t.Errorf("known %v: %+v, want a socket that is not the endpoint's", known, o)
+		}
+		eventually(t, "a line in the log", func() bool {
+			return strings.Contains(logs.String(), "names: it gets none") && strings.Contains(logs.String(), "reason=foreign_netns")
+		})
+		if n := s.Stats().Answered; n != 0 {
+			t.Errorf("known %v: %d sockets given", known, n)
+		}
+	}
+}
+
+// firstNetns is the one that changeNetns left.
+var firstNetns *os.File
+
+// changeNetns moves the calling thread of a child to a network namespace of its own, or back.
+func changeNetns(op string) (err error) {
+	if op == "return" {
+		return unix.Setns(int(firstNetns.Fd()), unix.CLONE_NEWNET)
+	}
+	if firstNetns, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		return err
+	}
+	return unix.Unshare(unix.CLONE_NEWNET)
+}

@@ -174,7 +174,7 @@ func (l *listener) answer(n *notification) (failure, error) {
 // changed its own, or its bundle names an endpoint that is not its. No check follows that tid still is the same
 // task: a task cannot change its namespace while it waits for an answer, and the answer fails if it has gone.
 func (l *listener) foreign(tid uint32) (bool, error) {
-	if l.srv.cfg.NetnsOf == nil {
+	if l.srv.cfg.NetnsOf == nil || !model.ProtectNetns.On() {
 		return false, nil
 	}
 	have, err := l.srv.proc.netnsOf(tid)

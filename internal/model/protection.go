@@ -17,6 +17,7 @@ const (
 	ProtectSource        Protection = 1
 	ProtectDirectPorts   Protection = 2
 	ProtectSocketOptions Protection = 3
+	ProtectNetns         Protection = 4
 )
 
 // ProtectionInfo describes one Protection.
@@ -32,6 +33,7 @@ var Protections = []ProtectionInfo{
 	{ProtectSource, "source", "packets that leave a container's namespace have its source address"},
 	{ProtectDirectPorts, "direct_ports", "packets of a container's namespace do not reach direct ports of nodes"},
 	{ProtectSocketOptions, "socket_options", "socket options that reach or show the node are refused or kept"},
+	{ProtectNetns, "netns", "only threads in an endpoint's network namespace get its sockets"},
 }
 
 // String gives the protection's name.

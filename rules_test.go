@@ -19,9 +19,13 @@ const module = "heddle.dev/heddle/"
 // allowed says which of our packages each may import, beside internal/model: the dependency direction of
 // docs/ARCHITECTURE.md. A package that is missing here fails the test.
 var allowed = map[string][]string{
-	"internal/model":          {},
-	"internal/store":          {},
-	"internal/store/etcd":     {"internal/store"},
+	"internal/model":           {},
+	"internal/policy":          {},
+	"internal/policy/document": {"internal/policy"},
+	"internal/policy/generate": {"internal/policy"},
+
+	"internal/store":          {"internal/policy"},
+	"internal/store/etcd":     {"internal/policy", "internal/store"},
 	"internal/endpoint":       {},
 	"internal/netns":          {},
 	"internal/datapath":       {},
@@ -53,6 +57,7 @@ var only = map[string]struct {
 	"github.com/vishvananda/netlink": {[]string{"internal/netcfg"}, "devices and routes have one owner"},
 	"github.com/google/nftables":     {[]string{"internal/netcfg"}, "the firewall has one owner"},
 	"go.etcd.io/etcd":                {[]string{"internal/store/etcd"}, "the store can be replaced"},
+	"go.yaml.in/yaml":                {[]string{"internal/policy/document"}, "documents have one reader"},
 	"github.com/gopacket/gopacket":   {[]string{"internal/capture"}, "one package writes packets down"},
 	"github.com/spf13/cobra":         {[]string{"cmd/heddle", "cmd/heddled"}, "flags are for programs"},
 }

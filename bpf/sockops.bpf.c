@@ -72,33 +72,48 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
-/* What the SYN of this accepted direct connection said: from the saved SYN, or, after a SYN cookie,
- * from what steering remembered. */
+/* Whether this accepted connection is a direct one: only steering leads packets from there to a listener. */
+static __always_inline bool is_direct(struct bpf_sock_ops *ops)
+{
+	struct flow_key key = remote_first(ops);
+
+	return key.daddr == config_underlay && in_direct_ports(key.dport);
+}
+
+/* What the SYN of this accepted direct connection asked for, as steering remembers it. The kernel could save the
+ * SYN; but what it saves, with the underlay's addresses, getsockopt(TCP_SAVED_SYN) writes into the program's memory
+ * before any hook can refuse it. */
 static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
 	struct flow_key key = remote_first(ops);
-	struct syn_option o = {};
-	struct flow *remembered;
+	struct flow *remembered = bpf_map_lookup_elem(&flow_by_wire, &key);
 
-	if (key.daddr != config_underlay || !in_direct_ports(key.dport))
+	if (!remembered || remembered->kind != FLOW_PLAIN)
 		return false;
-	o.kind = OPTION_KIND; /* what to look for: kind, and the first two bytes behind the length */
-	o.length = 4;
-	o.exid = bpf_htons(OPTION_EXID);
-	remembered = bpf_map_lookup_elem(&flow_by_wire, &key);
-	if (bpf_load_hdr_opt(ops, &o, sizeof(o), BPF_LOAD_HDR_OPT_TCP_SYN) == sizeof(o)) {
-		flow->src = o.src;
-		flow->dst = o.dst;
-		flow->dst_port = o.dst_port;
-		flow->ipv6 = option_is_ipv6(&o);
-	} else if (remembered) {
-		*flow = *remembered;
-	} else {
-		return false;
-	}
-	if (remembered)
-		bpf_map_delete_elem(&flow_by_wire, &key);
+	*flow = *remembered;
+	bpf_map_delete_elem(&flow_by_wire, &key);
 	return true;
+}
+
+/* Nobody knows any more who the peer is: a flood of SYNs pushed out what was remembered of this one. The socket is
+ * tied to a device that no packet of it comes or goes by: to what the peer sends, the kernel answers with a RST. The
+ * program is told by ETIMEDOUT, after two seconds or when it sends. */
+static __always_inline void cut_unknown_peer(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	__u32 ifindex = config_deliver_ifindex;
+	int one = 1;
+
+	tag->flags |= TAG_LOCAL | TAG_REMOTE;
+	set_mapped(&tag->local, 0);
+	set_mapped(&tag->remote, 0);
+	tag->path = PATH_NONE;
+	bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));
+	bpf_setsockopt(ops, SOL_TCP_, 4 /* TCP_KEEPIDLE */, &one, sizeof(one));
+	bpf_setsockopt(ops, SOL_TCP_, 5 /* TCP_KEEPINTVL */, &one, sizeof(one));
+	bpf_setsockopt(ops, SOL_TCP_, 6 /* TCP_KEEPCNT */, &one, sizeof(one));
+	bpf_setsockopt(ops, SOL_TCP_, 18 /* TCP_USER_TIMEOUT, in ms */, &one, sizeof(one));
+	bpf_setsockopt(ops, SOL_SOCKET_, 9 /* SO_KEEPALIVE */, &one, sizeof(one));
+	count(REASON_CUT_UNKNOWN_PEER);
 }
 
 static __always_inline void accept_direct(struct sock_tag *tag, const struct flow *flow)
@@ -218,10 +233,12 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->claim = tag->claim_wish = CLAIM_NONE;
 	tag->options &= ~OPTION_MPTCP; /* not one of a peer that lacks it */
 	tag->reason = REASON_NONE;
-	if (accepted_flow(ops, &flow))
-		accept_direct(tag, &flow);
-	else
+	if (!is_direct(ops))
 		accept_as_is(ops, tag);
+	else if (accepted_flow(ops, &flow))
+		accept_direct(tag, &flow);
+	else if (protects(PROTECT_UNKNOWN_PEER))
+		cut_unknown_peer(ops, tag);
 }
 
 /* A connection within the container whose addresses on lo stand for several: tells the accepting side which
@@ -276,7 +293,6 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 	__u32 mark = config_overlay_mark;
-	int one = 1;
 
 	if (!tag)
 		return;
@@ -290,7 +306,6 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));
 		count(REASON_REFUSE_LISTEN_UNBOUND);
 	}
-	bpf_setsockopt(ops, SOL_TCP_, 27 /* TCP_SAVE_SYN */, &one, sizeof(one));
 	/* Only the container itself reaches its loopback, and over lo. */
 	if (is_alias(ops->local_ip4))
 		return;

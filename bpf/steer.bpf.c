@@ -76,6 +76,15 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct flow_
 	return live;
 }
 
+/* Fills in what the connection that SYN option o asks for is to be remembered by. */
+static __always_inline void set_flow(struct flow *flow, const struct syn_option *o)
+{
+	flow->src = o->src;
+	flow->dst = o->dst;
+	flow->dst_port = o->dst_port;
+	flow->ipv6 = option_is_ipv6(o);
+}
+
 /* Assigns the packet to the listener dst:dst_port of endpoint owner. */
 static __always_inline bool assign_listener(struct __sk_buff *skb, const struct flow *flow, __u32 owner)
 {
@@ -203,8 +212,13 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 		reason = reject_sender(k->saddr, &o);
 	if (reason)
 		return drop(reason);
-	if (has_socket(skb, k, &state))
-		return TC_ACT_OK; /* retransmitted */
+	set_flow(&flow, &o);
+	if (has_socket(skb, k, &state)) { /* retransmitted */
+		/* It will be needed yet. If it was forgotten meanwhile, this SYN says it again. */
+		if (state == BPF_TCP_NEW_SYN_RECV)
+			bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_NOEXIST);
+		return TC_ACT_OK;
+	}
 	if (state == BPF_TCP_TIME_WAIT) {
 		if (end_time_wait(skb, p, k))
 			count(REASON_TIME_WAIT_ENDED);
@@ -219,10 +233,6 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 		count(REASON_DROP_NO_ENDPOINT);
 		return TC_ACT_OK; /* RST: the sender sees a refusal at once */
 	}
-	flow.src = o.src;
-	flow.dst = o.dst;
-	flow.dst_port = o.dst_port;
-	flow.ipv6 = option_is_ipv6(&o);
 	if (assign_listener(skb, &flow, ep->id)) {
 		bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY);
 		return TC_ACT_OK;

@@ -3,7 +3,9 @@ package test
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -180,4 +182,14 @@ func gained(t *testing.T, what, got, refused, success string) string {
 	}
 	t.Errorf("%s: %s, want %s, or %s if the attack succeeds", what, got, refused, success)
 	return ""
+}
+
+// netip4 is an IPv4 address as packets have it, in hexadecimal.
+func netip4(t *testing.T, addr string) string {
+	t.Helper()
+	a, err := netip.ParseAddr(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(a.AsSlice())
 }

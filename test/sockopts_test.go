@@ -37,7 +37,6 @@ var optionDifferences = []optionDifference{
 	{level: "ip", numbers: []int{14}, why: "IP_MTU: the underlay's"},
 	{level: "ipv6", numbers: []int{24, 61}, why: "IPV6_MTU, IPV6_PATHMTU: the underlay's"},
 	{level: "tcp", numbers: []int{2, 10}, why: "TCP_MAXSEG, TCP_WINDOW_CLAMP: the underlay's MTU"},
-	{level: "tcp", numbers: []int{28}, why: "TCP_SAVED_SYN"},
 }
 
 // difference finds the entry for an option.

@@ -143,7 +143,8 @@ const (
 	heddleHeddleReasonREASON_FALLBACK_OWN_PLAIN         heddleHeddleReason = 32
 	heddleHeddleReasonREASON_DROP_FORGED_LOOPBACK       heddleHeddleReason = 33
 	heddleHeddleReasonREASON_TIME_WAIT_ENDED            heddleHeddleReason = 34
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 35
+	heddleHeddleReasonREASON_CUT_UNKNOWN_PEER           heddleHeddleReason = 35
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 36
 )
 
 type heddlePortClaims struct {

@@ -18,6 +18,7 @@ const (
 	ProtectDirectPorts   Protection = 2
 	ProtectSocketOptions Protection = 3
 	ProtectNetns         Protection = 4
+	ProtectUnknownPeer   Protection = 5
 )
 
 // ProtectionInfo describes one Protection.
@@ -34,6 +35,7 @@ var Protections = []ProtectionInfo{
 	{ProtectDirectPorts, "direct_ports", "packets of a container's namespace do not reach direct ports of nodes"},
 	{ProtectSocketOptions, "socket_options", "socket options that reach or show the node are refused or kept"},
 	{ProtectNetns, "netns", "only threads in an endpoint's network namespace get its sockets"},
+	{ProtectUnknownPeer, "unknown_peer", "no direct connection lives whose peer is not known"},
 }
 
 // String gives the protection's name.

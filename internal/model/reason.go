@@ -16,6 +16,7 @@ const (
 	KindFallback Kind = "fallback" // a connection went over the overlay instead of direct
 	KindDrop     Kind = "drop"     // a packet was dropped
 	KindRefusal  Kind = "refusal"  // a system call was refused
+	KindCut      Kind = "cut"      // a live connection was ended
 )
 
 // ReasonInfo describes one Reason.
@@ -63,6 +64,7 @@ var Reasons = []ReasonInfo{
 	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
 	{34, "time_wait_ended", KindPath, "direct connections that took the place of one in TIME_WAIT with the same wire addresses and ports"},
+	{35, "cut_unknown_peer", KindCut, "direct connection whose SYN was pushed out of memory, by a flood of others, before it was accepted"},
 }
 
 // String gives the reason's metric label.

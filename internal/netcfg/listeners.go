@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -19,13 +20,18 @@ const tcpListen = 10
 // Sizes in bytes of inet_diag_req_v2 and of the part of inet_diag_msg that is read (linux/inet_diag.h).
 const (
 	diagRequestSize = 56
-	diagSocketSize  = 24
+	diagSocketSize  = 44
 )
 
 // ListenersIn lists the TCP sockets of this network namespace that listen on a port in r, IPv4 and IPv6,
-// sorted. A socket on [::] shows as such, whether it also takes IPv4 or not.
+// sorted. A socket on [::] shows as such, whether it also takes IPv4 or not. Sockets tied to DeliverDevice are left out:
+// they are of containers, which listen without an address, and nothing reaches them.
 func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
+	delivery, err := deliverIfindex()
+	if err != nil {
+		return nil, err
+	}
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 		req.AddRawData(listenRequest(family))
@@ -38,13 +44,27 @@ func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 		}
 		for _, m := range msgs {
 			ap, ok := parseDiagSocket(m)
-			if ok && r.Contains(ap.Port()) {
+			if ok && r.Contains(ap.Port()) && (delivery == 0 || boundDevice(m) != delivery) {
 				out = append(out, ap)
 			}
 		}
 	}
 	slices.SortFunc(out, netip.AddrPort.Compare)
 	return slices.Compact(out), nil
+}
+
+// deliverIfindex gives the index of DeliverDevice in this network namespace, 0 if there is none.
+func deliverIfindex() (int, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return 0, fmt.Errorf("open netlink: %w", err)
+	}
+	defer h.Close()
+	l, err := findLink(h, DeliverDevice)
+	if err != nil || l == nil {
+		return 0, err
+	}
+	return l.Attrs().Index, nil
 }
 
 // listenRequest is an inet_diag_req_v2 for the listening sockets of a family.
@@ -54,6 +74,9 @@ func listenRequest(family uint8) []byte {
 	binary.NativeEndian.PutUint32(b[4:], 1<<tcpListen)
 	return b
 }
+
+// boundDevice gives the index of the device that the socket of an inet_diag_msg is tied to, 0 for none.
+func boundDevice(m []byte) int { return int(binary.NativeEndian.Uint32(m[40:])) }
 
 // parseDiagSocket reads the local address of an inet_diag_msg: family and state in the first two bytes, the
 // port (network byte order) at 4, the address at 8.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -388,6 +389,7 @@ func TestSetPeersKeepsGoodNodes(t *testing.T) {
 
 func TestListenersIn(t *testing.T) {
 	top := newTopology(t)
+	top.setup(t, 0)
 	var want []netip.AddrPort
 	in(t, top.node[0], func() error {
 		for _, at := range []string{"127.0.0.1:17440", "192.168.50.1:17455", "[::]:17442", "[::1]:17443", "127.0.0.1:17439", "127.0.0.1:17456"} {
@@ -404,6 +406,19 @@ func TestListenersIn(t *testing.T) {
 				want = append(want, ap)
 			}
 		}
+		// What a container has without an address is tied to a device.
+		tied := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), DeliverDevice) }); e != nil {
+				return e
+			}
+			return err
+		}}
+		unreachable, err := tied.Listen(t.Context(), "tcp4", "0.0.0.0:17450")
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { unreachable.Close() })
 		c, err := net.Dial("tcp", "127.0.0.1:17440") // connected sockets do not count
 		if err != nil {
 			return err

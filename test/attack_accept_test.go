@@ -1,0 +1,163 @@
+package test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+func init() {
+	attacks = append(attacks,
+		attack{"have the SYN forgotten", model.ProtectUnknownPeer, "n2", forgottenSYN},
+		attack{"read a saved SYN", model.ProtectSocketOptions, "n2", savedSYN},
+	)
+}
+
+// filter adds rules to a chain of a node's input or output hook; the chain goes with the test, or with the function it
+// gives.
+func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
+	t.Helper()
+	table := "attack_" + hook
+	nft := func(script string) error {
+		cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-"+node, "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(script)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft: %w\n%s", err, out)
+		}
+		return nil
+	}
+	if err := nft(fmt.Sprintf("table inet %s { chain c { type filter hook %s priority 0; %s; }; }", table, hook, strings.Join(rules, "; "))); err != nil {
+		t.Fatal(err)
+	}
+	present := true
+	remove = func() {
+		if !present {
+			return
+		}
+		present = false
+		if err := nft("delete table inet " + table); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(remove)
+	return remove
+}
+
+// forget deletes what a node remembers of direct connections that are not yet accepted, and gives how many they were.
+func forget(t *testing.T, node string) (n int) {
+	t.Helper()
+	flows, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/"+node+"/bpf/heddle/flow_by_wire", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer flows.Close()
+	var keys [][]byte
+	var key, value []byte
+	all := flows.Iterate()
+	for all.Next(&key, &value) {
+		keys = append(keys, append([]byte(nil), key...))
+	}
+	if err := all.Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys {
+		if err := flows.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			t.Fatal(err)
+		}
+	}
+	return len(keys)
+}
+
+// forgottenSYN accepts a direct connection whose SYN nobody remembers: the server must not take it for one of nobody's.
+func forgottenSYN(t *testing.T) string {
+	server, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1")
+	port, before := freePort(), counters(t, "n2")["cut_unknown_peer"]
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.must(`s = tcp(4)`)
+	client.must(`s.setblocking(False)`)
+	forget(t, "n2")
+	direct := fmt.Sprintf("%d-%d", model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
+	answers := filter(t, "n1", "input", "tcp sport "+direct+" tcp flags & (syn|ack) == syn|ack drop")
+	client.expect(`115`, `s.connect_ex((%q, %d))`, address(t, "heddle", "n2/c1"), port)
+	eventually(t, "n2 to remember the SYN", func() (bool, string) { return forget(t, "n2") > 0, "" })
+	// The SYN is sent again before the SYN-ACK is, and would be remembered.
+	requests := filter(t, "n1", "output", "tcp dport "+direct+" tcp flags & (syn|ack) == syn drop")
+	forget(t, "n2")
+	answers()
+	server.must(`l.settimeout(%d)`, int(patience.Seconds()))
+	server.must(`c, who = l.accept()`)
+	requests()
+	client.must(`s.settimeout(%d)`, int(patience.Seconds()))
+	client.do(`s.sendall(b"hello")`)
+	server.must(`c.settimeout(%d)`, int(patience.Seconds()))
+	got := server.do(`c.recv(100).decode()`)
+	if cut := counters(t, "n2")["cut_unknown_peer"] - before; got != `"hello"` && cut != 1 {
+		t.Errorf("cut_unknown_peer rose by %d, want 1", cut)
+	}
+	if got != `"hello"` {
+		client.expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
+		// Nor is the name of the node shown.
+		server.expect(fmt.Sprintf(`"%s"`, "0.0.0.0"), `who[0]`)
+	}
+	return gained(t, "the server read", got, `{"error": "ETIMEDOUT"}`, `"hello"`)
+}
+
+// savedSYN asks for the SYN of an accepted direct connection, which came from the underlay, and looks at its memory
+// whatever the call said.
+func savedSYN(t *testing.T) string {
+	server, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1")
+	port := freePort()
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.must(`l.setsockopt(socket.IPPROTO_TCP, 27, 2)`)
+	client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), port)
+	server.must(`c, who = l.accept()`)
+	server.must(`import ctypes`)
+	server.must(`room, length = ctypes.create_string_buffer(200), ctypes.c_uint32(200)`)
+	server.must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 6, 28, room, ctypes.byref(length))`)
+	memory := server.must(`room.raw.hex()`)
+	underlay := netip4(t, address(t, "host", "n1/c1"))
+	var raw string
+	if err := json.Unmarshal([]byte(memory), &raw); err != nil {
+		t.Fatal(err)
+	}
+	return gained(t, "the program's memory has the node's address", fmt.Sprint(strings.Contains(raw, underlay)), "false", "true")
+}
+
+// TestRestartPastUnboundListener: a container that listens without an address, at a port of the direct range, does not
+// keep the agent from starting again.
+func TestRestartPastUnboundListener(t *testing.T) {
+	setting := func(value string) string {
+		t.Helper()
+		path := "/proc/sys/net/ipv4/ip_local_port_range"
+		script := "cat " + path
+		if value != "" {
+			script += "; echo " + value + " >" + path
+		}
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "sh", "-c", script).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	p := startPeer(t, "heddle", "n1/c1")
+	before := setting(fmt.Sprintf("%d %d", model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last))
+	t.Cleanup(func() { setting(before) })
+	p.must(`l = [tcp(4), tcp(6)]`)
+	p.must(`[s.listen(1) for s in l]`)
+	p.expect("[true, true]", `[%d <= s.getsockname()[1] <= %d for s in l]`, model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
+	setting(before)
+	endAgent(t, "n1", syscall.SIGTERM)
+	if err := labCommand("up"); err != nil {
+		t.Fatal(err)
+	}
+	p.must(`tcp(4)`)
+}

@@ -139,6 +139,13 @@ static __always_inline bool is_link_local6(const struct address *a)
 	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
 }
 
+/* Whether a is the link-local address of the device of endpoint id: of hardware address 02:48:43 and the id. */
+static __always_inline bool is_own_link_local6(const struct address *a, __u32 id)
+{
+	return a->word[0] == bpf_htonl(0xfe800000) && a->word[1] == 0 &&
+	       a->word[2] == bpf_htonl(0x004843ff) && a->word[3] == bpf_htonl(0xfe000000 | (id & 0xffffff));
+}
+
 static __always_inline struct route *route_to(__be32 dst)
 {
 	struct route_key key;

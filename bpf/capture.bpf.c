@@ -179,15 +179,15 @@ static __always_inline bool forges_overlay(struct __sk_buff *skb, const struct p
 	return bpf_map_lookup_elem(&node_by_underlay, &dst);
 }
 
-/* Whether packet p may leave endpoint self: from its own address, from none yet, or from a link-local one, which
- * goes no further than the node. */
+/* Whether packet p may leave endpoint self: from its own address, from none yet, or from the link-local one that its
+ * device's hardware address gives, which goes no further than the node. */
 static __always_inline bool may_send_from(const struct endpoint *self, const struct packet *p)
 {
 	if (!p->ipv6)
 		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
 	if (is_overlay6(&p->src6))
 		return p->ip.saddr == self->addr4.word[3];
-	return is_unspecified6(&p->src6) || is_link_local6(&p->src6);
+	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
 }
 
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
@@ -201,16 +201,20 @@ int from_endpoint(struct __sk_buff *skb)
 	bool taken = false;
 	struct packet p;
 	int kind, verdict;
+	__u32 reason;
 
+	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	reason = refuse_frame(skb, self ? self->addr4.word[3] : 0);
+	if (reason)
+		return drop(reason);
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
-	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
 	/* The device routes loopback addresses (route_localnet): none but the container's own may pass. */
 	if (is_mirror(p.ip.saddr) || is_mirror(p.ip.daddr) || is_loopback4(p.ip.daddr))
 		return from_own_stack(skb, &p, kind, self);
 	if (!self)
-		return TC_ACT_OK;
+		return drop(REASON_DROP_SPOOFED_SOURCE);
 	/* Identity on the overlay is the source address. */
 	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);

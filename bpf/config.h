@@ -20,6 +20,8 @@ const volatile __u32 config_mark = 0;
 const volatile __u32 config_overlay_mark = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
+/* VXLAN network identifier of the overlay, host byte order. */
+const volatile __u32 config_vni = 0;
 /* Device whose ingress hands packets of the node's own processes to node sockets, and the underlay's. */
 const volatile __u32 config_deliver_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;

@@ -21,6 +21,7 @@
 #include "sockops.bpf.c"
 #include "relay6.bpf.c"
 #include "relay.bpf.c"
+#include "guard.bpf.c"
 #include "steer.bpf.c"
 #include "pod.bpf.c"
 #include "capture.bpf.c"

@@ -248,9 +248,15 @@ int from_underlay(struct __sk_buff *skb)
 	struct endpoint *ep;
 	struct flow *flow;
 	__u32 state = 0;
+	__u32 reason;
+	int kind;
 
-	if (read_packet(skb, &p) != PACKET_TCP || p.ipv6 || !in_direct_ports(p.tcp.dest) ||
-	    p.ip.daddr != config_underlay)
+	kind = read_packet(skb, &p);
+	if (kind != PACKET_TCP) {
+		reason = refuse_overlay(skb);
+		return reason ? drop(reason) : TC_ACT_OK;
+	}
+	if (p.ipv6 || !in_direct_ports(p.tcp.dest) || p.ip.daddr != config_underlay)
 		return TC_ACT_OK;
 	k = wire_key(&p);
 	if ((p.tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)

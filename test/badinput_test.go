@@ -127,7 +127,7 @@ func heddled() string { return filepath.Join(filepath.Dir(heddleBin), "heddled")
 func (n bareNode) leftovers(t testing.TB) string {
 	t.Helper()
 	var out strings.Builder
-	out.WriteString(sh(t, n.name, "ls /run/netns | grep '^"+labName+"-' | sort; ip -o link 2>/dev/null | cut -d' ' -f2 ; ip -o addr | awk '{print $2, $4}' | grep -v fe80; ip rule; ip route show table all | grep -v 'ff00\\|fe80\\|cache'; nft list ruleset"))
+	out.WriteString(sh(t, n.name, "ls /run/netns | grep '^"+labName+"-' | sort; ip -o link 2>/dev/null | cut -d' ' -f2 ; ip -o addr | awk '{print $2, $4}' | grep -v fe80; ip rule; ip route show table all | grep -v 'ff00\\|fe80\\|cache'; nft -s list ruleset"))
 	for _, dir := range []string{filepath.Join(n.dir, "bpf"), n.cgroup()} {
 		_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 			if err == nil && (dir != n.cgroup() || d.IsDir()) && path != filepath.Join(n.dir, "bpf", "heddle") {

@@ -85,7 +85,7 @@ func TestForgedLoopback(t *testing.T) {
 		{"a neighbour's mirror address", frame(other, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
 		{"a neighbour's mirror address, as its alias", frame(alias, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
 		{"loopback as source", frame("127.0.0.1", own, port, "eth0", device(neighbour)), neighbour, spoofed},
-		{"over the overlay, as a mirror address", fmt.Sprintf(`forge(syn(%q, 40000, %q, %d), %[2]q)`, mirror(1), own, port), remote, forged},
+		{"over the overlay, as a mirror address", fmt.Sprintf(`forge(syn(%q, 40000, %q, %d), %[2]q)`, mirror(1), own, port), remote, "drop_overlay_source"},
 		{"over the underlay, as a mirror address", frame(mirror(1), own, port, "eth0", hardware), remote, ""},
 		{"over the underlay, a mirror address", frame(address(t, "host", "n2/c1"), mirror(1), plainPort, "eth0", hardware), remote, forged},
 		{"a node process", fmt.Sprintf(`[globals().update(s=tcp(4)), s.setblocking(False), s.connect_ex((%q, %d))][2]`, mirror(1), plainPort), node, forged},

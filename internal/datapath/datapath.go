@@ -29,8 +29,9 @@ type Config struct {
 	Prefix6 netip.Prefix
 	// DirectPorts is the range this node takes direct connections on.
 	DirectPorts model.PortRange
-	// VXLANPort is the UDP port of the overlay.
+	// VXLANPort is the UDP port of the overlay, VNI its VXLAN network identifier.
 	VXLANPort uint16
+	VNI       uint32
 	// Mark is the SO_MARK and packet mark that makes overlay addresses local; OverlayMark is the
 	// mark of sockets that reach their own node's prefix through a veth instead.
 	Mark, OverlayMark uint32
@@ -189,6 +190,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_port_first":       cfg.DirectPorts.First,
 		"config_port_last":        cfg.DirectPorts.Last,
 		"config_vxlan_port":       cfg.VXLANPort,
+		"config_vni":              cfg.VNI,
 		"config_mark":             cfg.Mark,
 		"config_overlay_mark":     cfg.OverlayMark,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),

@@ -144,7 +144,12 @@ const (
 	heddleHeddleReasonREASON_DROP_FORGED_LOOPBACK       heddleHeddleReason = 33
 	heddleHeddleReasonREASON_TIME_WAIT_ENDED            heddleHeddleReason = 34
 	heddleHeddleReasonREASON_CUT_UNKNOWN_PEER           heddleHeddleReason = 35
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 36
+	heddleHeddleReasonREASON_DROP_OVERLAY_STRANGER      heddleHeddleReason = 36
+	heddleHeddleReasonREASON_DROP_OVERLAY_SOURCE        heddleHeddleReason = 37
+	heddleHeddleReasonREASON_DROP_HIDDEN_TCP            heddleHeddleReason = 38
+	heddleHeddleReasonREASON_DROP_NOT_IP                heddleHeddleReason = 39
+	heddleHeddleReasonREASON_REFUSE_STORE               heddleHeddleReason = 40
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 41
 )
 
 type heddlePortClaims struct {
@@ -292,6 +297,7 @@ const (
 	heddleVarConfigPrefix6         = "config_prefix6"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
+	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
@@ -401,6 +407,7 @@ type heddleVariableSpecs struct {
 	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
+	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
@@ -476,6 +483,7 @@ type heddleVariables struct {
 	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
+	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`

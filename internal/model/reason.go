@@ -65,6 +65,11 @@ var Reasons = []ReasonInfo{
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
 	{34, "time_wait_ended", KindPath, "direct connections that took the place of one in TIME_WAIT with the same wire addresses and ports"},
 	{35, "cut_unknown_peer", KindCut, "direct connection whose SYN was pushed out of memory, by a flood of others, before it was accepted"},
+	{36, "drop_overlay_stranger", KindDrop, "VXLAN packet from an address that is no known node"},
+	{37, "drop_overlay_source", KindDrop, "VXLAN packet with something else inside than IP from an overlay address of the node that sent it"},
+	{38, "drop_hidden_tcp", KindDrop, "packet from a container's own namespace with its TCP header cut up by fragments or behind IPv6 extension headers"},
+	{39, "drop_not_ip", KindDrop, "frame from a container's own namespace that is neither IP nor ARP for its own address"},
+	{40, "refuse_store", KindRefusal, "packet of a container to the port of the nodes' store (RST)"},
 }
 
 // String gives the reason's metric label.

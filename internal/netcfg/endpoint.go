@@ -445,7 +445,7 @@ func Endpoints() ([]EndpointLink, error) {
 // endpointOf tells whether l is the node's side of an endpoint's pair, and of which: kind, name and
 // hardware address must fit. The kernel sets all three at once, so a kill cannot leave one without the others.
 func endpointOf(l netlink.Link) (model.EndpointID, bool) {
-	digits, ok := strings.CutPrefix(l.Attrs().Name, "hd")
+	digits, ok := strings.CutPrefix(l.Attrs().Name, endpointPrefix)
 	if !ok || l.Type() != "veth" {
 		return 0, false
 	}

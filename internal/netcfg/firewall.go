@@ -23,8 +23,13 @@ const firewallTable = "heddle"
 const deliverPriority = -50
 
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
-// without it, and connections under translation keep theirs.
-func setFirewall(cfg NodeConfig) error {
+// without it, and connections under translation keep theirs. nodes are those from which the overlay is accepted until
+// SetPeers says otherwise.
+func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
+	counts, err := GuardCounts()
+	if err != nil {
+		return err
+	}
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
@@ -41,6 +46,9 @@ func setFirewall(cfg NodeConfig) error {
 		Name: "deliver", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
 	})
+	if err := addGuards(c, table, cfg, nodes, counts); err != nil {
+		return err
+	}
 	addUntracked(c, table, cfg)
 	c.AddRule(&nftables.Rule{
 		Table: table, Chain: deliver, Exprs: forgedMirrorExprs(cfg.Mark),

@@ -23,7 +23,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Names of the devices of a node. Endpoints' devices are "hd" followed by the id in hexadecimal.
+// Names of the devices of a node. Endpoints' devices are endpointPrefix followed by the id in hexadecimal.
 const (
 	// OverlayDevice is the VXLAN device.
 	OverlayDevice = "heddle-vx0"
@@ -42,6 +42,9 @@ const deliverPeerMAC = "02:48:44:00:00:02"
 
 // DefaultVXLANPort is IANA's UDP port for VXLAN.
 const DefaultVXLANPort = 4789
+
+// endpointPrefix begins the names of endpoints' devices on the node.
+const endpointPrefix = "hd"
 
 // maxVNI is the largest VXLAN network identifier: 24 bits.
 const maxVNI = 1<<24 - 1
@@ -78,6 +81,8 @@ type NodeConfig struct {
 	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use. Their
 	// packets are never translated, so they are not tracked either.
 	DirectPorts model.PortRange
+	// Stores are where the nodes' store answers: containers are refused there.
+	Stores []netip.AddrPort
 	// Table is the routing table that Mark selects; it holds nothing but Heddle's routes.
 	Table int
 	// RulePref is the rule's priority: smaller than 32766 to come before the main table.

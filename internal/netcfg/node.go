@@ -38,11 +38,15 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
+	known, err := forwardingNodes(h, overlay.Attrs().Index)
+	if err != nil {
+		return NodeDevices{}, err
+	}
 	steps := []func() error{
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, underlay) },
-		func() error { return setFirewall(cfg) },
+		func() error { return setFirewall(cfg, known) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

@@ -31,6 +31,7 @@ func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
 	defer h.Close()
 	// Neighbours before routes, so that the first packet along a new route finds them.
 	return errors.Join(invalid,
+		setKnownNodes(want.forwarding),
 		setForwardingEntries(h, devs.OverlayIfindex, want.forwarding),
 		setNeighbours(h, devs.OverlayIfindex, want.neighbours),
 		setPeerRoutes(h, devs.OverlayIfindex, want.routes))
@@ -129,13 +130,9 @@ func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) erro
 
 // setForwardingEntries makes want the forwarding database of the overlay device.
 func setForwardingEntries(h *netlink.Handle, overlay int, want map[string]netip.Addr) error {
-	list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
+	have, err := forwardingEntries(h, overlay)
 	if err != nil {
-		return fmt.Errorf("list forwarding entries of %s: %w", OverlayDevice, err)
-	}
-	have := map[string]netip.Addr{}
-	for _, n := range list {
-		have[n.HardwareAddr.String()] = fromIP(n.IP)
+		return err
 	}
 	entry := func(mac string, underlay netip.Addr) *netlink.Neigh {
 		hw, _ := net.ParseMAC(mac) // written by HardwareAddr.String
@@ -145,6 +142,19 @@ func setForwardingEntries(h *netlink.Handle, overlay int, want map[string]netip.
 		}
 	}
 	return setEntries(h, "forwarding entry", have, want, entry)
+}
+
+// forwardingEntries gives the forwarding database of the overlay device: underlay addresses by hardware address.
+func forwardingEntries(h *netlink.Handle, overlay int) (map[string]netip.Addr, error) {
+	list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
+	if err != nil {
+		return nil, fmt.Errorf("list forwarding entries of %s: %w", OverlayDevice, err)
+	}
+	have := map[string]netip.Addr{}
+	for _, n := range list {
+		have[n.HardwareAddr.String()] = fromIP(n.IP)
+	}
+	return have, nil
 }
 
 // setEntries brings the neighbour or forwarding entries have to want; entry builds one.

@@ -126,7 +126,7 @@ ip -4 rule show
 ip -6 rule show
 ip neigh show nud permanent
 bridge fdb show
-nft list ruleset
+nft -s list ruleset
 tc qdisc show
 `
 

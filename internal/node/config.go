@@ -4,12 +4,17 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"net/url"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
@@ -23,6 +28,9 @@ const (
 	table       = 0x4864
 	rulePref    = 100
 )
+
+// nameAnswers bounds the question for the addresses of a store's name.
+const nameAnswers = 5 * time.Second
 
 // EmbeddedStore as a store address runs etcd inside the agent.
 const EmbeddedStore = "embedded"
@@ -99,3 +107,32 @@ func (c Config) storeEndpoints() []string { return strings.Split(c.Store, ",") }
 
 // embeddedURL is where the embedded etcd serves other nodes.
 func (c Config) embeddedURL() string { return fmt.Sprintf("http://%s:%d", c.Underlay, c.StorePort) }
+
+// storeAddrs gives where the store answers, for the guards that keep containers from it. A name stands for the
+// addresses it has now.
+func (c Config) storeAddrs(log *slog.Logger) []netip.AddrPort {
+	if c.Store == EmbeddedStore {
+		return []netip.AddrPort{netip.AddrPortFrom(c.Underlay, c.StorePort)}
+	}
+	var out []netip.AddrPort
+	for _, e := range c.storeEndpoints() {
+		u, err := url.Parse(e)
+		if err != nil {
+			continue // the store has refused it
+		}
+		port, err := strconv.ParseUint(u.Port(), 10, 16)
+		if err != nil {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), nameAnswers)
+		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
+		cancel()
+		if err != nil {
+			log.Error("containers are not kept from this store address, because its name is not known: give --store an address", "store", e, "err", err)
+		}
+		for _, a := range addrs {
+			out = append(out, netip.AddrPortFrom(a.Unmap(), uint16(port)))
+		}
+	}
+	return out
+}

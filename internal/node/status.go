@@ -9,6 +9,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
 )
 
 // storeProbe bounds the question whether the store answers.
@@ -16,7 +17,7 @@ const storeProbe = time.Second
 
 // Status reports the node's state.
 func (a *Agent) Status(ctx context.Context) (api.Status, error) {
-	counts, err := a.datapath.Counters()
+	counts, err := a.counts()
 	if err != nil {
 		return api.Status{}, err
 	}
@@ -41,6 +42,22 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: a.cfg.Features,
 	}, nil
+}
+
+// counts gives the counts by reason: those of the programs and those of nftables.
+func (a *Agent) counts() ([]uint64, error) {
+	counts, err := a.datapath.Counters()
+	if err != nil {
+		return nil, err
+	}
+	guards, err := netcfg.GuardCounts()
+	if err != nil {
+		return nil, err
+	}
+	for i := range counts {
+		counts[i] += guards[model.Reason(i).String()]
+	}
+	return counts, nil
 }
 
 // storeStatus asks the store for something small.

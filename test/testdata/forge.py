@@ -62,3 +62,34 @@ def forge(packet, dst):
     s = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
     s.sendto(packet, (dst, 0))
     s.close()
+
+
+def vxlan(vni, node, packet, kind=0x0800):
+    """A UDP payload: network vni with a packet for node's overlay device inside."""
+    frame = b"\x02\x48" + socket.inet_aton(node) + bytes(6)
+    return struct.pack("!II", 0x08000000, vni << 8) + frame + struct.pack("!H", kind) + packet
+
+
+def fragments(packet, size):
+    """Cuts an IPv4 packet into fragments with size bytes of payload each, a multiple of 8."""
+    head, payload = packet[:20], packet[20:]
+    out = []
+    for at in range(0, len(payload), size):
+        part = payload[at : at + size]
+        more = 0x2000 if at + size < len(payload) else 0
+        h = head[:2] + struct.pack("!HHH", 20 + len(part), 4711, more | at // 8) + head[8:10] + b"\0\0" + head[12:]
+        out.append(h[:10] + struct.pack("!H", internet_sum(h)) + h[12:] + part)
+    return out
+
+
+def forge_raw(payload, device, mac, kind):
+    """Sends a whole frame of any kind by a device."""
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    s.bind((device, 0))
+    s.send(bytes.fromhex(mac.replace(":", "")) + hardware_address(device) + struct.pack("!H", kind) + payload)
+    s.close()
+
+
+def arp_request(sender, target):
+    mac = hardware_address("eth0")
+    return struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + mac + socket.inet_aton(sender) + bytes(6) + socket.inet_aton(target)

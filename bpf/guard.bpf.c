@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What may leave a container at all, and what may arrive by the overlay. The programs of the devices read headers;
+ * these functions see to it that there are none beside those they read. They are functions of their own, with
+ * frames of their own, because their callers' are full. */
+
+#define ETH_P_ARP         0x0806
+#define ETH_P_8021Q       0x8100
+#define ETH_P_8021AD      0x88a8
+#define IP_MF_            0x2000
+#define IP_OFFSET_        0x1fff
+#define IPPROTO_ICMPV6_   58
+#define NEXTHDR_HOP_      0
+#define NEXTHDR_ROUTING_  43
+#define NEXTHDR_FRAGMENT_ 44
+#define NEXTHDR_AUTH_     51
+#define NEXTHDR_DEST_     60
+
+struct arp_ {
+	__be16 hardware, protocol;
+	__u8 hardware_length, protocol_length;
+	__be16 operation;
+	__u8 sender_hardware[6];
+	__u8 sender[4];
+};
+
+struct udphdr_ {
+	__be16 source, dest, length;
+	__u16 check;
+};
+
+struct vxlanhdr_ {
+	__be32 flags;
+	__be32 vni; /* in the upper 24 bits */
+};
+
+static __always_inline bool is_vlan(__u32 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/* Whether the frame still has a VLAN tag behind the one that the kernel took off and will ignore: then it takes off
+ * the next, too, and goes on with a packet that no program has read. */
+static __always_inline bool hides_in_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && !(skb->vlan_tci & 0xfff) && is_vlan(skb->protocol);
+}
+
+/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header. What lies behind its end is
+ * not part of it, whatever it looks like. */
+static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
+{
+	struct iphdr_ h;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) || h.protocol != IPPROTO_TCP_)
+		return false;
+	if ((h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_)) != bpf_htons(IP_MF_))
+		return false;
+	return bpf_ntohs(h.tot_len) < (h.version_ihl & 0xf) * 4 + sizeof(struct tcphdr_);
+}
+
+/* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else and the options of
+ * multicast listener discovery are what hosts send. */
+static __always_inline bool buries_tcp6(struct __sk_buff *skb)
+{
+	struct ip6hdr_ h;
+	__u8 next;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return true;
+	switch (h.next_header) {
+	case NEXTHDR_FRAGMENT_:
+	case NEXTHDR_HOP_:
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(h), &next, sizeof(next)))
+			return true;
+		return next != IPPROTO_ICMPV6_ &&
+		       !(next == IPPROTO_UDP_ && h.next_header == NEXTHDR_FRAGMENT_);
+	case NEXTHDR_ROUTING_:
+	case NEXTHDR_DEST_:
+	case NEXTHDR_AUTH_:
+		return true;
+	}
+	return false;
+}
+
+/* Whether an ARP packet speaks for another address than own. The node knows its neighbours without asking; entries
+ * for made-up ones would only fill its table. */
+static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
+{
+	struct arp_ arp;
+	__be32 sender;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &arp, sizeof(arp)))
+		return true;
+	__builtin_memcpy(&sender, arp.sender, sizeof(sender));
+	return sender && sender != own;
+}
+
+/* Why a frame that comes out of the container with overlay address own may go no further, whatever it says;
+ * REASON_NONE if its headers may be read and judged. */
+static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
+{
+	__u32 protocol = skb->protocol;
+
+	if (skb->vlan_present)
+		return REASON_DROP_NOT_IP;
+	if (protocol == bpf_htons(ETH_P_IP))
+		return cuts_tcp4(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
+	if (protocol == bpf_htons(ETH_P_IPV6) && has_overlay6())
+		return buries_tcp6(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
+	if (protocol == bpf_htons(ETH_P_ARP))
+		return spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
+	return REASON_DROP_NOT_IP;
+}
+
+/* Whether the IP packet at offset has a source of the node with underlay address sender, or is from that node
+ * itself. Nothing else is on the overlay: neighbours are permanent, so nobody asks for them. */
+static __always_inline bool inner_source_of(struct __sk_buff *skb, __u32 offset, __be32 sender)
+{
+	struct ip6hdr_ h6;
+	struct route *from;
+	struct address src;
+	struct iphdr_ h;
+	__be16 protocol;
+	__be32 overlay;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, offset - 2, &protocol, sizeof(protocol)))
+		return false;
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, offset, &h, sizeof(h)))
+			return false;
+		overlay = h.saddr;
+		if (overlay == sender)
+			return true;
+	} else if (protocol == bpf_htons(ETH_P_IPV6) && has_overlay6()) {
+		if (bpf_skb_load_bytes(skb, offset, &h6, sizeof(h6)))
+			return false;
+		for (i = 0; i < 4; i++)
+			src.word[i] = h6.saddr[i];
+		if (!is_overlay6(&src))
+			return false;
+		overlay = src.word[3];
+	} else {
+		return false;
+	}
+	from = route_to(overlay);
+	return from && from->underlay.word[3] == sender;
+}
+
+/* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it may, or is
+ * nothing of the kind. A first fragment shows all that is looked at; the others lead nowhere without it. */
+static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
+{
+	struct vxlanhdr_ vxlan = {};
+	struct address sender;
+	struct udphdr_ udp;
+	struct iphdr_ h;
+	__u32 offset;
+
+	if (hides_in_vlan(skb))
+		return REASON_DROP_NOT_IP;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return REASON_NONE;
+	if (h.protocol != IPPROTO_UDP_ || h.daddr != config_underlay || h.frag_off & bpf_htons(IP_OFFSET_))
+		return REASON_NONE;
+	offset = ETH_HLEN + (h.version_ihl & 0xf) * 4;
+	if (bpf_skb_load_bytes(skb, offset, &udp, sizeof(udp)) || udp.dest != bpf_htons(config_vxlan_port))
+		return REASON_NONE;
+	offset += sizeof(udp);
+	/* What lies behind the end of a short fragment is not part of it. */
+	if (h.frag_off & bpf_htons(IP_MF_) &&
+	    bpf_ntohs(h.tot_len) + ETH_HLEN < offset + sizeof(vxlan) + ETH_HLEN + sizeof(struct ip6hdr_))
+		return REASON_DROP_OVERLAY_SOURCE;
+	if (bpf_skb_load_bytes(skb, offset, &vxlan, sizeof(vxlan)) || bpf_ntohl(vxlan.vni) >> 8 != config_vni)
+		return REASON_NONE; /* another network's */
+	set_mapped(&sender, h.saddr);
+	if (!bpf_map_lookup_elem(&node_by_underlay, &sender))
+		return REASON_DROP_OVERLAY_STRANGER;
+	return inner_source_of(skb, offset + sizeof(vxlan) + ETH_HLEN, h.saddr) ? REASON_NONE
+	                                                                        : REASON_DROP_OVERLAY_SOURCE;
+}

@@ -1,0 +1,220 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// knownNodes is the nftables set of the underlay addresses from which the overlay is accepted.
+const knownNodes = "nodes"
+
+// Counters of what the guards drop, named for the reasons of internal/model.
+const (
+	dropOverlayStranger = "drop_overlay_stranger"
+	refuseStore         = "refuse_store"
+)
+
+// addGuards adds the chains that keep containers from the store and strangers from the overlay. nodes are the known
+// ones; counts is what the guards of an earlier table had counted. They come before everything that looks at ports or
+// addresses, and after fragments were put together, which connection tracking does.
+func addGuards(c *nftables.Conn, table *nftables.Table, cfg NodeConfig, nodes []netip.Addr, counts map[string]uint64) error {
+	set := &nftables.Set{Table: table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
+	if cfg.Underlay.Is6() {
+		set.KeyType = nftables.TypeIP6Addr
+	}
+	if err := c.AddSet(set, nodeElements(cfg.Underlay, nodes)); err != nil {
+		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
+	}
+	for _, name := range []string{dropOverlayStranger, refuseStore} {
+		c.AddObj(&nftables.CounterObj{Table: table, Name: name, Packets: counts[name]})
+	}
+	in := c.AddChain(&nftables.Chain{
+		Name: "guard-in", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+	})
+	overlay := c.AddChain(&nftables.Chain{
+		Name: "guard-overlay", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw,
+	})
+	out := c.AddChain(&nftables.Chain{
+		Name: "guard-out", Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
+	})
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: overlay, Exprs: overlayStrangerExprs(cfg, set),
+		UserData: comment("the overlay is for nodes"),
+	})
+	for _, at := range cfg.Stores {
+		for _, device := range [][]byte{[]byte(endpointPrefix), deviceNameData(OverlayDevice)} {
+			c.AddRule(&nftables.Rule{
+				Table: table, Chain: in, Exprs: append(deviceMatch(device), refuseStoreExprs(at)...),
+				UserData: comment("the store is not for containers"),
+			})
+		}
+		for _, mark := range []uint32{cfg.Mark, cfg.OverlayMark} {
+			c.AddRule(&nftables.Rule{
+				Table: table, Chain: out, Exprs: append(markMatch(mark), refuseStoreExprs(at)...),
+				UserData: comment("the store is not for sockets of containers"),
+			})
+		}
+	}
+	return nil
+}
+
+// overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever device it comes.
+func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
+	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(4)
+	if cfg.Underlay.Is6() {
+		family, offset, length = unix.NFPROTO_IPV6, 8, 16
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(cfg.VXLANPort)},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 12, Len: 3, DestRegister: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint32(cfg.VNI)[1:]},
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
+		countAs(dropOverlayStranger),
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	}
+}
+
+// refuseStoreExprs is "daddr at tcp dport at counter reject with tcp reset".
+func refuseStoreExprs(at netip.AddrPort) []expr.Any {
+	out := addrMatch(netip.PrefixFrom(at.Addr(), at.Addr().BitLen()), destination, expr.CmpOpEq)
+	return append(out,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2, DestRegister: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint16(at.Port())},
+		countAs(refuseStore),
+		&expr.Reject{Type: unix.NFT_REJECT_TCP_RST},
+	)
+}
+
+// deviceMatch compares the device a packet came in by with name, which is a prefix unless it is padded.
+func deviceMatch(name []byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
+	}
+}
+
+func markMatch(mark uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+	}
+}
+
+func countAs(reason string) expr.Any {
+	return &expr.Objref{Type: int(nftables.ObjTypeCounter), Name: reason}
+}
+
+// nodeElements gives the set elements of the addresses in underlay's family.
+func nodeElements(underlay netip.Addr, nodes []netip.Addr) []nftables.SetElement {
+	var out []nftables.SetElement
+	for _, a := range nodes {
+		if a.Is4() == underlay.Is4() {
+			out = append(out, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	return out
+}
+
+// forwardingNodes gives the nodes to which the overlay device leads: those of the last SetPeers, as long as the
+// device lives.
+func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
+	have, err := forwardingEntries(h, overlay)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[netip.Addr]bool{}
+	var out []netip.Addr
+	for _, a := range have {
+		if a.IsValid() && !seen[a] {
+			seen[a] = true
+			out = append(out, a)
+		}
+	}
+	return out, nil
+}
+
+// setKnownNodes makes nodes, and no others, those from which the overlay is accepted.
+func setKnownNodes(nodes map[string]netip.Addr) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}, knownNodes)
+	if err != nil {
+		return fmt.Errorf("nftables set %s: %w; set the node up first", knownNodes, err)
+	}
+	elements, err := c.GetSetElements(set)
+	if err != nil {
+		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
+	}
+	stale := map[netip.Addr]bool{}
+	for _, e := range elements {
+		if a, ok := netip.AddrFromSlice(e.Key); ok {
+			stale[a] = true
+		}
+	}
+	var add, remove []nftables.SetElement
+	for _, a := range nodes {
+		if stale[a] {
+			delete(stale, a)
+		} else if len(a.AsSlice()) == int(set.KeyType.Bytes) {
+			add = append(add, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	for a := range stale {
+		remove = append(remove, nftables.SetElement{Key: a.AsSlice()})
+	}
+	if len(add) > 0 {
+		err = c.SetAddElements(set, add)
+	}
+	if len(remove) > 0 {
+		err = errors.Join(err, c.SetDeleteElements(set, remove))
+	}
+	if err = errors.Join(err, c.Flush()); err != nil {
+		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
+	}
+	return nil
+}
+
+// GuardCounts gives how many packets the guards of this node have dropped or refused, by the name of the reason.
+// Restarts of the agent carry the counts on; there are none before SetupNode.
+func GuardCounts() (map[string]uint64, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	objects, err := c.GetNamedObjects(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read nftables counters: %w", err)
+	}
+	out := map[string]uint64{}
+	for _, o := range objects {
+		if named, ok := o.(*nftables.NamedObj); ok {
+			if counter, ok := named.Obj.(*expr.Counter); ok {
+				out[named.Name] = counter.Packets
+			}
+		}
+	}
+	return out, nil
+}

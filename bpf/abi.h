@@ -62,6 +62,13 @@ enum heddle_reason {
 	REASON_DROP_HIDDEN_TCP,
 	REASON_DROP_NOT_IP,
 	REASON_REFUSE_STORE,
+	REASON_REFUSE_POLICY_REJECTED,
+	REASON_REFUSE_POLICY_DROPPED,
+	REASON_REFUSE_POLICY_LATE,
+	REASON_CUT_POLICY,
+	REASON_DROP_POLICY_REJECTED,
+	REASON_DROP_POLICY_DROPPED,
+	REASON_DROP_UNDECIDABLE,
 	REASON_MAX,
 };
 
@@ -83,15 +90,17 @@ struct address {
 
 /* sock_tag.flags */
 enum sock_tag_flags {
-	TAG_BOUND = 1 << 0,  /* the program called bind() */
-	TAG_WILD = 1 << 1,   /* ... with 0.0.0.0 or :: */
-	TAG_V6ONLY = 1 << 2, /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
-	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
-	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
-	TAG_ROUTED = 1 << 5, /* SO_MARK is the overlay mark: routed as if it were no node socket */
-	TAG_NAMES = 1 << 6,  /* connecting: the accepting side must be told the addresses shown here */
-	TAG_ANY6 = 1 << 7,   /* bound to ::, so that IPv6 connections reach it */
-	TAG_BOUND6 = 1 << 8, /* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
+	TAG_BOUND = 1 << 0,    /* the program called bind() */
+	TAG_WILD = 1 << 1,     /* ... with 0.0.0.0 or :: */
+	TAG_V6ONLY = 1 << 2,   /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,    /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4,   /* getpeername shows tag.remote and remote_port */
+	TAG_ROUTED = 1 << 5,   /* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_NAMES = 1 << 6,    /* connecting: the accepting side must be told the addresses shown here */
+	TAG_ANY6 = 1 << 7,     /* bound to ::, so that IPv6 connections reach it */
+	TAG_BOUND6 = 1 << 8,   /* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
+	TAG_ACCEPTED = 1 << 9, /* the peer opened the connection */
+	TAG_DROPPED = 1 << 10, /* SO_MARK is the drop mark: policy lets nothing of the socket out */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -239,6 +248,60 @@ enum flow_ended {
 	ENDED_BY_SENDER = 1 << 0,
 	ENDED_BY_ENDPOINT = 1 << 1,
 	ENDED = ENDED_BY_SENDER | ENDED_BY_ENDPOINT,
+};
+
+/* What policy says of a connection or datagram; internal/model.Verdict has the meanings. The greater forbids more. */
+enum heddle_verdict {
+	VERDICT_ALLOW,
+	VERDICT_REJECT,
+	VERDICT_DROP,
+};
+
+/* policy_state. Every table but that of ports is there twice, so that a change comes into force at once: programs
+ * read the side in force, the agent writes the other one. */
+enum policy_flags {
+	POLICY_ACTIVE = 1 << 0, /* there are rules: without it nothing else is looked up */
+	POLICY_SIDE = 1 << 1,   /* the side in force: 0 or 1 */
+};
+
+struct class_key {
+	__u32 side;
+	struct address addr;
+};
+
+struct class_prefix_key {
+	__u32 prefixlen; /* of side and addr: 128 + n for an IPv4 prefix of n bits */
+	__u32 side;
+	struct address addr;
+};
+
+/* The class of an address, and what holds where no pair says otherwise. */
+struct class_info {
+	__u32 class_id;
+	__u8 egress; /* enum heddle_verdict */
+	__u8 ingress;
+	__u16 pad;
+};
+
+/* The classes of the two ends of a connection, the one that opens it first. */
+struct pair_key {
+	__u32 from;
+	__u32 to;
+	__u32 side;
+};
+
+struct pair_verdict {
+	__u32 ports;   /* the set of port ranges that differ; 0: none */
+	__u32 verdict; /* enum heddle_verdict: for all others */
+};
+
+/* Ranges of ports are cut into prefixes. A set never changes while a pair has it, so sets have no sides. */
+struct port_range_key {
+	__u32 prefixlen; /* of what follows: 48 + n for n bits of the port */
+	__u32 ports;     /* the set */
+	__u8 protocol;   /* as model.Protocol: ICMPv6 is ICMP */
+	__u8 pad;
+	__be16 port;
 };
 
 /* The SYN option of docs/protocols/syn-option.md, as on the wire. */

@@ -14,6 +14,9 @@
 
 #define BIND_ANY_PORT 3 /* allowed, and without the kernel's own check of the port */
 
+/* Flags that say what SO_MARK is. */
+#define TAGS_OF_MARK (TAG_ROUTED | TAG_DROPPED)
+
 /* Flags that a bind() starts without. */
 #define TAGS_OF_NAMES (TAG_WILD | TAG_ANY6 | TAG_LOCAL | TAG_REMOTE)
 

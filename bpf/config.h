@@ -18,6 +18,10 @@ const volatile __u16 config_port_last = 0;
 const volatile __u32 config_mark = 0;
 /* SO_MARK of a socket that must reach an address of this node's prefix through its veth instead. */
 const volatile __u32 config_overlay_mark = 0;
+/* SO_MARK of a socket whose packets nftables drops: its connect is one that policy says nothing to. */
+const volatile __u32 config_drop_mark = 0;
+/* skb mark of a packet that nftables answers by a RST or an ICMP error: policy rejects it. */
+const volatile __u32 config_reject_mark = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */

@@ -14,20 +14,6 @@
  * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
  */
 
-static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag *tag, bool routed)
-{
-	__u32 mark = routed ? config_overlay_mark : config_mark;
-
-	if (!!(tag->flags & TAG_ROUTED) == routed)
-		return;
-	if (bpf_setsockopt(ctx, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
-		return;
-	if (routed)
-		tag->flags |= TAG_ROUTED;
-	else
-		tag->flags &= ~TAG_ROUTED;
-}
-
 /* Fixes the source address, leaving the port to connect(). Not for sockets that have one already. */
 static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __be32 src)
 {
@@ -78,21 +64,6 @@ static __always_inline void unbind_source(struct bpf_sock_addr *ctx, bool sk6)
 	}
 }
 
-/* The verifier lets a connect4 program touch no IPv6 field, so the family of the socket is a constant of
- * each program (sk6) rather than read from ctx. */
-static __always_inline void set_destination(struct bpf_sock_addr *ctx, bool sk6, __be32 dst, __be16 port)
-{
-	if (sk6) {
-		ctx->user_ip6[0] = 0;
-		ctx->user_ip6[1] = 0;
-		ctx->user_ip6[2] = V4_MAPPED_PREFIX;
-		ctx->user_ip6[3] = dst;
-	} else {
-		ctx->user_ip4 = dst;
-	}
-	ctx->user_port = port;
-}
-
 /* An IPv6 socket goes to the IPv6 form of overlay address dst; its port stays. */
 static __always_inline void set_overlay_destination6(struct bpf_sock_addr *ctx, __be32 dst)
 {
@@ -116,12 +87,6 @@ static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, _
 	tag->reason = reason;
 	count(reason ? reason : counted);
 	return 1;
-}
-
-static __always_inline int refuse_connect(int err)
-{
-	bpf_set_retval(-err);
-	return 0;
 }
 
 /* The names of a connection to loopback address dst, 0 for ::1. wild: the socket is bound to a wildcard. */
@@ -353,6 +318,7 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
                                         const struct endpoint *ep, __be32 dst, bool wild)
 {
 	struct route *to;
+	__u32 verdict;
 
 	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
 		return refuse_connect(EINVAL_);
@@ -361,6 +327,13 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	/* A loopback address is no source beyond the container: a peer would take it for its own. */
 	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
 		return refuse_connect(EINVAL_);
+	verdict = has_policy() ? forbidden(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict == VERDICT_REJECT) {
+		count(REASON_REFUSE_POLICY_REJECTED);
+		return connect_refused(ctx, sk6, tag, ep);
+	}
+	if (verdict)
+		return connect_dropped(ctx, sk6, tag, ep, dst);
 	to = route_to(dst);
 	if (to && to->flags & ROUTE_SELF)
 		return connect_same_node(ctx, sk6, tag, ep, dst);
@@ -446,12 +419,20 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
                                         const struct endpoint *ep, const struct address *dst)
 {
 	struct route *to;
+	__u32 verdict;
 
 	if (is_alias(sk_of(ctx)->src_ip4))
 		return refuse_connect(EINVAL_);
 	/* A link-local address is of the container's devices, which the node does not have. */
 	if (!has_overlay6() || is_link_local6(dst) || !may_use_ipv6(ctx))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
+	verdict = has_policy() ? forbidden6(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict == VERDICT_REJECT) {
+		count(REASON_REFUSE_POLICY_REJECTED);
+		return connect_refused6(ctx, tag);
+	}
+	if (verdict)
+		return connect_dropped6(ctx, tag, ep, dst);
 	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
 	if (to)
 		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
@@ -479,7 +460,8 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
 	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
-	tag->flags &= ~(TAG_REMOTE | TAG_NAMES);
+	tag->flags &= ~(TAG_REMOTE | TAG_NAMES | TAG_ACCEPTED);
+	tag->path = PATH_NONE;
 	if (!is_alias(sk_of(ctx)->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
 	return tag;

@@ -11,11 +11,13 @@
 #include "mirror.h"
 #include "option.h"
 #include "packet.h"
+#include "policy.h"
 
 #include "ownstack.bpf.c"
 #include "claim.bpf.c"
 #include "bind.bpf.c"
 #include "listener.bpf.c"
+#include "forbid.bpf.c"
 #include "connect.bpf.c"
 #include "account.bpf.c"
 #include "sockops.bpf.c"
@@ -28,6 +30,7 @@
 #include "names.bpf.c"
 #include "sockopt.bpf.c"
 #include "list.bpf.c"
+#include "cut.bpf.c"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -41,4 +44,6 @@ const enum heddle_protection *type_heddle_protection __attribute__((unused));
 const enum sock_tag_flags *type_sock_tag_flags __attribute__((unused));
 const enum sock_tag_options *type_sock_tag_options __attribute__((unused));
 const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
+const enum heddle_verdict *type_heddle_verdict __attribute__((unused));
+const enum policy_flags *type_policy_flags __attribute__((unused));
 const enum route_flags *type_route_flags __attribute__((unused));

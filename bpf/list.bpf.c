@@ -2,19 +2,20 @@
 /* Lists the node's tagged TCP sockets: one connection_record each, for `heddle connections`. */
 
 /* The kernel's addresses of the socket. */
-static __always_inline void node_addresses(struct sock_common *sk, struct connection_record *r)
+static __always_inline void addresses_of(struct sock_common *sk, struct address *local,
+                                         struct address *remote)
 {
 	int i;
 
 	if (sk->skc_family == AF_INET6 && sk->skc_rcv_saddr == LOOPBACK4_IPV6) {
 		for (i = 0; i < 4; i++) {
-			r->node_local.word[i] = sk->skc_v6_rcv_saddr.in6_u.u6_addr32[i];
-			r->node_remote.word[i] = sk->skc_v6_daddr.in6_u.u6_addr32[i];
+			local->word[i] = sk->skc_v6_rcv_saddr.in6_u.u6_addr32[i];
+			remote->word[i] = sk->skc_v6_daddr.in6_u.u6_addr32[i];
 		}
 		return;
 	}
-	set_mapped(&r->node_local, sk->skc_rcv_saddr);
-	set_mapped(&r->node_remote, sk->skc_daddr);
+	set_mapped(local, sk->skc_rcv_saddr);
+	set_mapped(remote, sk->skc_daddr);
 }
 
 SEC("iter/tcp")
@@ -34,7 +35,7 @@ int list(struct bpf_iter__tcp *ctx)
 	if (!tcp)
 		return 0;
 	r.tag = *tag;
-	node_addresses(sk, &r);
+	addresses_of(sk, &r.node_local, &r.node_remote);
 	r.node_local_port = bpf_htons(sk->skc_num);
 	r.node_remote_port = sk->skc_dport;
 	r.state = sk->skc_state;

@@ -104,6 +104,50 @@ struct {
 	__type(value, struct account);
 } account_by_endpoint SEC(".maps");
 
+/* Whether there is policy, and which side of its tables is in force: enum policy_flags. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} policy_state SEC(".maps");
+
+/* Classes of single addresses, of both sides. Written by the agent: one entry an overlay address and side. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct class_key);
+	__type(value, struct class_info);
+} class_by_addr SEC(".maps");
+
+/* Classes of all others: longest match. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 131072);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct class_prefix_key);
+	__type(value, struct class_info);
+} class_by_prefix SEC(".maps");
+
+/* Verdicts on pairs of classes, of both sides. Written by the agent: those with an endpoint of this node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct pair_key);
+	__type(value, struct pair_verdict);
+} verdict_by_pair SEC(".maps");
+
+/* Verdicts on ports where a pair's differ. Written by the agent; pairs with equal ones share a set. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct port_range_key);
+	__type(value, __u32);
+} verdict_by_port SEC(".maps");
+
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);

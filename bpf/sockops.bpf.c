@@ -155,7 +155,7 @@ static __always_inline void move_to_lo(struct bpf_sock_ops *ops, struct sock_tag
 	__u32 mark = config_mark;
 
 	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
-		tag->flags &= ~TAG_ROUTED;
+		tag->flags &= ~TAGS_OF_MARK;
 }
 
 /* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
@@ -228,6 +228,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	if (tag->flags & TAG_WILD)
 		tag->flags &= ~TAG_BOUND;
 	tag->flags &= ~(TAGS_OF_NAMES | TAG_NAMES);
+	tag->flags |= TAG_ACCEPTED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
 	tag->claim = tag->claim_wish = CLAIM_NONE;
@@ -265,11 +266,38 @@ static __always_inline void remember_names(struct bpf_sock_ops *ops, const struc
 	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
 }
 
+/* The tables may have changed since connect() was decided, and the cut have passed before the socket was there to be
+ * seen. From here on the cut sees it; what is forbidden now must not leave: no SYN, no connection. */
+static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	__u32 mark = config_drop_mark;
+	struct address remote;
+
+	if (on_ipv6(ops)) {
+		remote.word[0] = ops->remote_ip6[0];
+		remote.word[1] = ops->remote_ip6[1];
+		remote.word[2] = ops->remote_ip6[2];
+		remote.word[3] = ops->remote_ip6[3];
+	} else {
+		set_mapped(&remote, ops->remote_ip4);
+	}
+	if (decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16) == VERDICT_ALLOW)
+		return false;
+	if (bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		return false; /* the cut will find it */
+	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
+	tag->path = PATH_NONE;
+	count(REASON_REFUSE_POLICY_LATE);
+	return true;
+}
+
 static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 
 	if (!tag)
+		return;
+	if (has_policy() && now_forbidden(ops, tag))
 		return;
 	if (tag->path == PATH_DIRECT)
 		bpf_sock_ops_cb_flags_set(ops,
@@ -307,10 +335,13 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		count(REASON_REFUSE_LISTEN_UNBOUND);
 	}
 	/* Only the container itself reaches its loopback, and over lo. */
-	if (is_alias(ops->local_ip4))
+	if (is_alias(ops->local_ip4)) {
+		if (tag->flags & TAG_DROPPED)
+			move_to_lo(ops, tag);
 		return;
+	}
 	if (!bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
-		tag->flags |= TAG_ROUTED;
+		tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_ROUTED;
 }
 
 SEC("sockops")

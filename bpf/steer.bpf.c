@@ -199,7 +199,7 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 	struct syn_option o = {};
 	struct endpoint *ep;
 	struct flow flow = {};
-	__u32 reason, state = 0;
+	__u32 reason, verdict, state = 0;
 	int found;
 
 	found = find_option(skb, p, &o);
@@ -213,6 +213,9 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 	if (reason)
 		return drop(reason);
 	set_flow(&flow, &o);
+	verdict = has_policy() ? decide_flow(&flow) : VERDICT_ALLOW;
+	if (verdict)
+		return stop(skb, verdict);
 	if (has_socket(skb, k, &state)) { /* retransmitted */
 		/* It will be needed yet. If it was forgotten meanwhile, this SYN says it again. */
 		if (state == BPF_TCP_NEW_SYN_RECV)
@@ -265,6 +268,9 @@ int from_underlay(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!flow)
 		return TC_ACT_OK;
+	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut, ends the other end. */
+	if (has_policy() && !(p.tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
+		return stop(skb, VERDICT_REJECT);
 	if (flow->kind == FLOW_RELAY) {
 		note_end(flow, &p, ENDED_BY_SENDER);
 		return relay_forward(skb, &p, flow);

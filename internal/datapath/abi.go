@@ -17,7 +17,7 @@ import (
 
 // abiVersion changes when what is in a map changes its meaning and none of its types shows that: a flag that
 // is used for something else, another byte order. Changes of layout are found without it.
-const abiVersion = 1
+const abiVersion = 2 // since 2, tags say who opened a connection
 
 // Pins that are no map of the programs.
 const (

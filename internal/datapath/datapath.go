@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -35,6 +36,9 @@ type Config struct {
 	// Mark is the SO_MARK and packet mark that makes overlay addresses local; OverlayMark is the
 	// mark of sockets that reach their own node's prefix through a veth instead.
 	Mark, OverlayMark uint32
+	// DropMark is the SO_MARK of sockets whose packets go nowhere, RejectMark the packet mark of what is answered by
+	// a RST or an ICMP error: netcfg's nftables rules do both.
+	DropMark, RejectMark uint32
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DeliverIfindex, UnderlayIfindex int
 }
@@ -52,19 +56,23 @@ func (c Config) validate() error {
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
 	}
-	if c.Mark == 0 || c.OverlayMark == 0 || c.Mark == c.OverlayMark {
-		return fmt.Errorf("marks %#x and %#x: want two different values, not 0", c.Mark, c.OverlayMark)
+	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark}
+	for i, m := range marks {
+		if slices.Contains(marks[:i], m) {
+			return fmt.Errorf("marks %#x: want different values, not 0", marks[1:])
+		}
 	}
 	return nil
 }
 
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open.
+// the maps are the kernel's, and the struct is not changed after Open, but for policy, which has a lock.
 type Datapath struct {
 	cfg    Config
 	objs   heddleObjects
 	links  []link.Link
 	lastID *ebpf.Map
+	policy policyTables
 }
 
 // Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
@@ -133,7 +141,7 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 
 // Close gives up this process's handles. Pinned maps and links stay, and the programs keep running.
 func (d *Datapath) Close() error {
-	errs := []error{d.objs.Close(), d.lastID.Close()}
+	errs := []error{d.objs.Close(), d.lastID.Close(), d.policy.grace.Close()}
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}
@@ -193,6 +201,8 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_vni":              cfg.VNI,
 		"config_mark":             cfg.Mark,
 		"config_overlay_mark":     cfg.OverlayMark,
+		"config_drop_mark":        cfg.DropMark,
+		"config_reject_mark":      cfg.RejectMark,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}

@@ -5,4 +5,4 @@
 // heddle_bpfel.go and an object file, both committed, both checked by `make check`.
 package datapath
 
-//go:generate go tool bpf2go -go-package datapath -cc clang -target bpfel -type heddle_path -type heddle_reason -type sock_tag -type sock_tag_flags -type sock_tag_options -type endpoint -type endpoint_flags -type route -type route_key -type route_flags -type flow -type flow_key -type syn_option -type connection_record -type account -type address heddle ../../bpf/heddle.bpf.c -- -O2 -mcpu=v3 -Wall -Werror -I../../bpf -I/usr/include/x86_64-linux-gnu
+//go:generate go tool bpf2go -go-package datapath -cc clang -target bpfel -type heddle_path -type heddle_reason -type sock_tag -type sock_tag_flags -type sock_tag_options -type endpoint -type endpoint_flags -type route -type route_key -type route_flags -type flow -type flow_key -type syn_option -type connection_record -type account -type heddle_verdict -type policy_flags -type class_key -type class_prefix_key -type class_info -type pair_key -type pair_verdict -type port_range_key -type address heddle ../../bpf/heddle.bpf.c -- -O2 -mcpu=v3 -Wall -Werror -I../../bpf -I/usr/include/x86_64-linux-gnu

@@ -32,6 +32,27 @@ type heddleAddress struct {
 	Word [4]uint32
 }
 
+type heddleClassInfo struct {
+	_       structs.HostLayout
+	ClassId uint32
+	Egress  uint8
+	Ingress uint8
+	Pad     uint16
+}
+
+type heddleClassKey struct {
+	_    structs.HostLayout
+	Side uint32
+	Addr heddleAddress
+}
+
+type heddleClassPrefixKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Side      uint32
+	Addr      heddleAddress
+}
+
 type heddleConnectionRecord struct {
 	_              structs.HostLayout
 	Tag            heddleSockTag
@@ -149,7 +170,42 @@ const (
 	heddleHeddleReasonREASON_DROP_HIDDEN_TCP            heddleHeddleReason = 38
 	heddleHeddleReasonREASON_DROP_NOT_IP                heddleHeddleReason = 39
 	heddleHeddleReasonREASON_REFUSE_STORE               heddleHeddleReason = 40
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 41
+	heddleHeddleReasonREASON_REFUSE_POLICY_REJECTED     heddleHeddleReason = 41
+	heddleHeddleReasonREASON_REFUSE_POLICY_DROPPED      heddleHeddleReason = 42
+	heddleHeddleReasonREASON_REFUSE_POLICY_LATE         heddleHeddleReason = 43
+	heddleHeddleReasonREASON_CUT_POLICY                 heddleHeddleReason = 44
+	heddleHeddleReasonREASON_DROP_POLICY_REJECTED       heddleHeddleReason = 45
+	heddleHeddleReasonREASON_DROP_POLICY_DROPPED        heddleHeddleReason = 46
+	heddleHeddleReasonREASON_DROP_UNDECIDABLE           heddleHeddleReason = 47
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 48
+)
+
+type heddleHeddleVerdict uint32
+
+const (
+	heddleHeddleVerdictVERDICT_ALLOW  heddleHeddleVerdict = 0
+	heddleHeddleVerdictVERDICT_REJECT heddleHeddleVerdict = 1
+	heddleHeddleVerdictVERDICT_DROP   heddleHeddleVerdict = 2
+)
+
+type heddlePairKey struct {
+	_    structs.HostLayout
+	From uint32
+	To   uint32
+	Side uint32
+}
+
+type heddlePairVerdict struct {
+	_       structs.HostLayout
+	Ports   uint32
+	Verdict uint32
+}
+
+type heddlePolicyFlags uint32
+
+const (
+	heddlePolicyFlagsPOLICY_ACTIVE heddlePolicyFlags = 1
+	heddlePolicyFlagsPOLICY_SIDE   heddlePolicyFlags = 2
 )
 
 type heddlePortClaims struct {
@@ -168,6 +224,15 @@ type heddlePortKey struct {
 	EndpointId uint32
 	Port       uint16
 	Pad        uint16
+}
+
+type heddlePortRangeKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Ports     uint32
+	Protocol  uint8
+	Pad       uint8
+	Port      uint16
 }
 
 type heddleRoute struct {
@@ -217,15 +282,17 @@ type heddleSockTag struct {
 type heddleSockTagFlags uint32
 
 const (
-	heddleSockTagFlagsTAG_BOUND  heddleSockTagFlags = 1
-	heddleSockTagFlagsTAG_WILD   heddleSockTagFlags = 2
-	heddleSockTagFlagsTAG_V6ONLY heddleSockTagFlags = 4
-	heddleSockTagFlagsTAG_LOCAL  heddleSockTagFlags = 8
-	heddleSockTagFlagsTAG_REMOTE heddleSockTagFlags = 16
-	heddleSockTagFlagsTAG_ROUTED heddleSockTagFlags = 32
-	heddleSockTagFlagsTAG_NAMES  heddleSockTagFlags = 64
-	heddleSockTagFlagsTAG_ANY6   heddleSockTagFlags = 128
-	heddleSockTagFlagsTAG_BOUND6 heddleSockTagFlags = 256
+	heddleSockTagFlagsTAG_BOUND    heddleSockTagFlags = 1
+	heddleSockTagFlagsTAG_WILD     heddleSockTagFlags = 2
+	heddleSockTagFlagsTAG_V6ONLY   heddleSockTagFlags = 4
+	heddleSockTagFlagsTAG_LOCAL    heddleSockTagFlags = 8
+	heddleSockTagFlagsTAG_REMOTE   heddleSockTagFlags = 16
+	heddleSockTagFlagsTAG_ROUTED   heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_NAMES    heddleSockTagFlags = 64
+	heddleSockTagFlagsTAG_ANY6     heddleSockTagFlags = 128
+	heddleSockTagFlagsTAG_BOUND6   heddleSockTagFlags = 256
+	heddleSockTagFlagsTAG_ACCEPTED heddleSockTagFlags = 512
+	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
 )
 
 type heddleSockTagOptions uint32
@@ -257,19 +324,25 @@ type heddleSynOption struct {
 const (
 	heddleMapAccountByEndpoint     = "account_by_endpoint"
 	heddleMapClaimsByPort          = "claims_by_port"
+	heddleMapClassByAddr           = "class_by_addr"
+	heddleMapClassByPrefix         = "class_by_prefix"
 	heddleMapCountByReason         = "count_by_reason"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
+	heddleMapPolicyState           = "policy_state"
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapTagBySock             = "tag_by_sock"
+	heddleMapVerdictByPair         = "verdict_by_pair"
+	heddleMapVerdictByPort         = "verdict_by_port"
 	heddleMapWireByRelay           = "wire_by_relay"
 	heddleProgBind4                = "bind4"
 	heddleProgBind6                = "bind6"
 	heddleProgConnect4             = "connect4"
 	heddleProgConnect6             = "connect6"
+	heddleProgCut                  = "cut"
 	heddleProgDeliver              = "deliver"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromOverlay          = "from_overlay"
@@ -289,12 +362,14 @@ const (
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
+	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPortFirst       = "config_port_first"
 	heddleVarConfigPortLast        = "config_port_last"
 	heddleVarConfigPrefix6         = "config_prefix6"
+	heddleVarConfigRejectMark      = "config_reject_mark"
 	heddleVarConfigUnderlay        = "config_underlay"
 	heddleVarConfigUnderlayIfindex = "config_underlay_ifindex"
 	heddleVarConfigVni             = "config_vni"
@@ -305,6 +380,8 @@ const (
 	heddleVarTypeHeddlePath        = "type_heddle_path"
 	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
+	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
+	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
 	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
@@ -357,6 +434,7 @@ type heddleProgramSpecs struct {
 	Bind6        *ebpf.ProgramSpec `ebpf:"bind6"`
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
+	Cut          *ebpf.ProgramSpec `ebpf:"cut"`
 	Deliver      *ebpf.ProgramSpec `ebpf:"deliver"`
 	FromEndpoint *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.ProgramSpec `ebpf:"from_overlay"`
@@ -383,14 +461,19 @@ type heddleProgramSpecs struct {
 type heddleMapSpecs struct {
 	AccountByEndpoint *ebpf.MapSpec `ebpf:"account_by_endpoint"`
 	ClaimsByPort      *ebpf.MapSpec `ebpf:"claims_by_port"`
+	ClassByAddr       *ebpf.MapSpec `ebpf:"class_by_addr"`
+	ClassByPrefix     *ebpf.MapSpec `ebpf:"class_by_prefix"`
 	CountByReason     *ebpf.MapSpec `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.MapSpec `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
 	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
+	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
+	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
+	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
 	WireByRelay       *ebpf.MapSpec `ebpf:"wire_by_relay"`
 }
 
@@ -399,12 +482,14 @@ type heddleMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleVariableSpecs struct {
 	ConfigDeliverIfindex  *ebpf.VariableSpec `ebpf:"config_deliver_ifindex"`
+	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.VariableSpec `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
+	ConfigRejectMark      *ebpf.VariableSpec `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.VariableSpec `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.VariableSpec `ebpf:"config_underlay_ifindex"`
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
@@ -415,6 +500,8 @@ type heddleVariableSpecs struct {
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
+	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
+	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
@@ -443,14 +530,19 @@ func (o *heddleObjects) Close() error {
 type heddleMaps struct {
 	AccountByEndpoint *ebpf.Map `ebpf:"account_by_endpoint"`
 	ClaimsByPort      *ebpf.Map `ebpf:"claims_by_port"`
+	ClassByAddr       *ebpf.Map `ebpf:"class_by_addr"`
+	ClassByPrefix     *ebpf.Map `ebpf:"class_by_prefix"`
 	CountByReason     *ebpf.Map `ebpf:"count_by_reason"`
 	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.Map `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.Map `ebpf:"endpoint_by_ifindex"`
 	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
 	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
+	PolicyState       *ebpf.Map `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
+	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
+	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
 	WireByRelay       *ebpf.Map `ebpf:"wire_by_relay"`
 }
 
@@ -458,14 +550,19 @@ func (m *heddleMaps) Close() error {
 	return _HeddleClose(
 		m.AccountByEndpoint,
 		m.ClaimsByPort,
+		m.ClassByAddr,
+		m.ClassByPrefix,
 		m.CountByReason,
 		m.EndpointByAddr,
 		m.EndpointById,
 		m.EndpointByIfindex,
 		m.FlowByWire,
 		m.NodeByUnderlay,
+		m.PolicyState,
 		m.RouteByPrefix,
 		m.TagBySock,
+		m.VerdictByPair,
+		m.VerdictByPort,
 		m.WireByRelay,
 	)
 }
@@ -475,12 +572,14 @@ func (m *heddleMaps) Close() error {
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleVariables struct {
 	ConfigDeliverIfindex  *ebpf.Variable `ebpf:"config_deliver_ifindex"`
+	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.Variable `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
+	ConfigRejectMark      *ebpf.Variable `ebpf:"config_reject_mark"`
 	ConfigUnderlay        *ebpf.Variable `ebpf:"config_underlay"`
 	ConfigUnderlayIfindex *ebpf.Variable `ebpf:"config_underlay_ifindex"`
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
@@ -491,6 +590,8 @@ type heddleVariables struct {
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
+	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
+	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
@@ -505,6 +606,7 @@ type heddlePrograms struct {
 	Bind6        *ebpf.Program `ebpf:"bind6"`
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
+	Cut          *ebpf.Program `ebpf:"cut"`
 	Deliver      *ebpf.Program `ebpf:"deliver"`
 	FromEndpoint *ebpf.Program `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.Program `ebpf:"from_overlay"`
@@ -531,6 +633,7 @@ func (p *heddlePrograms) Close() error {
 		p.Bind6,
 		p.Connect4,
 		p.Connect6,
+		p.Cut,
 		p.Deliver,
 		p.FromEndpoint,
 		p.FromOverlay,

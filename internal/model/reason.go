@@ -70,6 +70,13 @@ var Reasons = []ReasonInfo{
 	{38, "drop_hidden_tcp", KindDrop, "packet from a container's own namespace with its TCP header cut up by fragments or behind IPv6 extension headers"},
 	{39, "drop_not_ip", KindDrop, "frame from a container's own namespace that is neither IP nor ARP for its own address"},
 	{40, "refuse_store", KindRefusal, "packet of a container to the port of the nodes' store (RST)"},
+	{41, "refuse_policy_rejected", KindRefusal, "connect that policy rejects (ECONNREFUSED)"},
+	{42, "refuse_policy_dropped", KindRefusal, "connect that policy leaves without an answer (ETIMEDOUT)"},
+	{43, "refuse_policy_late", KindRefusal, "connect that a policy forbids which changed while it was being made (ETIMEDOUT)"},
+	{44, "cut_policy", KindCut, "live connection ended because a changed policy forbids it (ECONNABORTED)"},
+	{45, "drop_policy_rejected", KindDrop, "packet that policy rejects; its sender is answered by a RST or an ICMP error"},
+	{46, "drop_policy_dropped", KindDrop, "packet that policy drops"},
+	{47, "drop_undecidable", KindDrop, "packet whose protocol or ports cannot be read while there is policy: a fragment without the first one, too many extension headers"},
 }
 
 // String gives the reason's metric label.

@@ -46,6 +46,7 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 		Name: "deliver", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
 	})
+	addPolicy(c, table, cfg)
 	if err := addGuards(c, table, cfg, nodes, counts); err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"hash/fnv"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 
@@ -78,6 +79,9 @@ type NodeConfig struct {
 	// OverlayMark is the mark of node sockets whose packets must take the overlay's routes. It selects no
 	// table, so it only has to differ from Mark.
 	OverlayMark uint32
+	// DropMark is the mark of sockets whose packets are dropped on their way out, RejectMark the packet mark of what
+	// is answered by a RST or an ICMP error and goes no further. Both differ from the others.
+	DropMark, RejectMark uint32
 	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use. Their
 	// packets are never translated, so they are not tracked either.
 	DirectPorts model.PortRange
@@ -117,8 +121,11 @@ func (c *NodeConfig) validate() error {
 	if c.VXLANPort == 0 {
 		c.VXLANPort = DefaultVXLANPort
 	}
-	if c.Mark == 0 || c.Mark == c.OverlayMark {
-		return fmt.Errorf("mark %#x, overlay mark %#x: want two different marks that are not 0", c.Mark, c.OverlayMark)
+	marks := []uint32{0, c.Mark, c.OverlayMark, c.DropMark, c.RejectMark}
+	for i, m := range marks {
+		if slices.Contains(marks[:i], m) {
+			return fmt.Errorf("marks %#x: want different ones that are not 0", marks[1:])
+		}
 	}
 	// 253..255 are the kernel's default, main and local tables; 0 means "any".
 	if c.Table <= 0 || c.Table >= 253 && c.Table <= 255 {

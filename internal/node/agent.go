@@ -225,7 +225,7 @@ func (a *Agent) setupKernel() (err error) {
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
-		Mark: mark, OverlayMark: overlayMark, Table: table, RulePref: rulePref, Stores: a.cfg.storeAddrs(a.log),
+		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.cfg.storeAddrs(a.log),
 	})
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
@@ -233,7 +233,8 @@ func (a *Agent) setupKernel() (err error) {
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
 		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
-		Mark: mark, OverlayMark: overlayMark, DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
+		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
 		return err

@@ -25,6 +25,8 @@ import (
 const (
 	mark        = 0x48640001
 	overlayMark = 0x48640002
+	dropMark    = 0x48640003
+	rejectMark  = 0x48640004
 	table       = 0x4864
 	rulePref    = 100
 )

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Ends the connections that policy forbids: run by the agent after each change of it. It writes one byte for each
+ * of them: 1 if it was ended, 0 if the kernel cannot. */
+
+extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak; /* Linux 6.5 */
+
+/* Asks the kernel to end sk: the program sees ECONNABORTED, the other end a RST. */
+static __always_inline bool destroy(struct sock_common *sk)
+{
+	if (!bpf_sock_destroy)
+		return false;
+	return bpf_sock_destroy(sk) == 0;
+}
+
+SEC("iter/tcp")
+int cut(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct address local, remote;
+	__u8 ended;
+	struct sock_tag *tag;
+	__u32 ports;
+
+	if (!sk || !has_policy())
+		return 0;
+	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag)
+		return 0;
+	addresses_of(sk, &local, &remote);
+	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
+	if (decide_tagged(tag, &remote, ports) == VERDICT_ALLOW)
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_POLICY);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}

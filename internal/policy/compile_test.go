@@ -1,0 +1,251 @@
+package policy_test
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/policy/generate"
+)
+
+// apply does to tables what model.PolicyChange says, as a datapath would.
+func apply(t *model.PolicyTables, c model.PolicyChange) {
+	if c.Reset {
+		*t = model.PolicyTables{ByAddr: map[netip.Addr]model.ClassInfo{}, ByPrefix: map[netip.Prefix]model.ClassInfo{},
+			Pairs: map[model.ClassPair]model.PairVerdict{}}
+	}
+	maps.Copy(t.ByAddr, c.Set.ByAddr)
+	maps.Copy(t.ByPrefix, c.Set.ByPrefix)
+	maps.Copy(t.Pairs, c.Set.Pairs)
+	for _, a := range c.DeleteAddrs {
+		delete(t.ByAddr, a)
+	}
+	for _, p := range c.DeletePrefixes {
+		delete(t.ByPrefix, p)
+	}
+	for _, p := range c.DeletePairs {
+		delete(t.Pairs, p)
+	}
+}
+
+// lookUp finds a verdict as model.PolicyTables says it is found.
+func lookUp(t *model.PolicyTables, p policy.Probe) model.Verdict {
+	info := func(a netip.Addr) model.ClassInfo {
+		if i, ok := t.ByAddr[a]; ok {
+			return i
+		}
+		for bits := a.BitLen(); bits >= 0; bits-- {
+			if i, ok := t.ByPrefix[netip.PrefixFrom(a, bits).Masked()]; ok {
+				return i
+			}
+		}
+		return model.ClassInfo{}
+	}
+	from, to := info(p.From), info(p.To)
+	pair, ok := t.Pairs[model.ClassPair{From: from.Class, To: to.Class}]
+	if !ok {
+		return from.Egress.Worse(to.Ingress)
+	}
+	for _, r := range pair.Ports {
+		if r.Protocol == p.Protocol && p.Port >= r.First && p.Port <= r.Last {
+			return r.Verdict
+		}
+	}
+	return pair.Default
+}
+
+// world is a State that changes at random.
+type world struct {
+	*generate.Generator
+	state policy.State
+	next  int
+	addrs []netip.Addr // everything worth a probe
+}
+
+func newWorld(seed uint64) *world {
+	w := &world{Generator: generate.New(seed)}
+	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
+	addr := netip.MustParseAddr
+	w.state = policy.State{
+		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Prefix6: prefix6,
+		Nodes: []policy.Node{
+			{Name: "n1", Addrs: []netip.Addr{addr("172.31.0.1"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101")}},
+			{Name: "n2", Addrs: []netip.Addr{addr("172.31.0.2"), addr("10.244.2.1"), addr("172.31.0.1")}},
+		},
+	}
+	w.addrs = []netip.Addr{addr("192.0.2.7"), addr("192.0.2.8"), addr("2001:db8::1"), addr("10.244.9.9"), addr("fd48:6464:1::af4:909"),
+		addr("172.31.0.1"), addr("172.31.0.2"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101")}
+	for i := range 8 {
+		a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i%2), byte(2 + i/2)})
+		w.addrs = append(w.addrs, model.OverlayAddrs(prefix6, a)...)
+	}
+	w.Addrs = w.addrs
+	return w
+}
+
+func (w *world) endpoint(i int) model.Endpoint {
+	a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i%2), byte(2 + i/2)})
+	addrs := model.OverlayAddrs(w.state.Prefix6, a)
+	if w.Intn(8) == 0 {
+		addrs = addrs[:1]
+	}
+	return w.Endpoint(fmt.Sprintf("n%d", 1+i%2), model.EndpointID(1+i), addrs)
+}
+
+// step changes one thing, in copies: the last state stays as it was.
+func (w *world) step() {
+	s := w.state
+	switch w.Intn(8) {
+	case 0, 1, 2:
+		s.Policies = slices.Clone(s.Policies)
+		w.next++
+		s.Policies = append(s.Policies, w.Policy(fmt.Sprintf("p%d", w.next)))
+	case 3:
+		s.Policies = slices.Clone(s.Policies)
+		if n := len(s.Policies); n > 0 {
+			i := w.Intn(n)
+			s.Policies[i] = w.Policy(s.Policies[i].Name)
+		}
+	case 4:
+		if n := len(s.Policies); n > 0 {
+			i := w.Intn(n)
+			s.Policies = slices.Concat(s.Policies[:i], s.Policies[i+1:])
+		}
+		if w.Intn(6) == 0 {
+			s.Policies = nil
+		}
+	case 5, 6:
+		e := w.endpoint(w.Intn(8))
+		s.Endpoints = slices.DeleteFunc(slices.Clone(s.Endpoints), func(o model.Endpoint) bool { return o.ID == e.ID })
+		if w.Intn(4) > 0 {
+			s.Endpoints = append(s.Endpoints, e)
+		}
+	case 7:
+		name := w.Namespaces[w.Intn(len(w.Namespaces))]
+		s.Namespaces = slices.DeleteFunc(slices.Clone(s.Namespaces), func(n policy.Namespace) bool { return n.Name == name })
+		if w.Intn(3) > 0 {
+			s.Namespaces = append(s.Namespaces, policy.Namespace{Name: name, Labels: w.Labels()})
+		}
+		if w.Intn(3) == 0 { // a node takes or loses an address, perhaps one that an endpoint has
+			s.Nodes = slices.Clone(s.Nodes)
+			n := &s.Nodes[w.Intn(2)]
+			n.Addrs = slices.Concat(n.Addrs[:2], []netip.Addr{w.addrs[w.Intn(len(w.addrs))]})
+		}
+	}
+	w.state = s
+}
+
+// TestCompilerAgreesWithDecide: after any sequence of changes, applied one by one, the tables say what the rules say.
+func TestCompilerAgreesWithDecide(t *testing.T) {
+	worlds, steps := 60, 25
+	if testing.Short() {
+		worlds = 10
+	}
+	var allowed, denied int
+	for seed := range uint64(worlds) {
+		w := newWorld(seed)
+		c := policy.NewCompiler("n1")
+		var tables model.PolicyTables
+		for step := range steps {
+			for range 1 + w.Intn(3) {
+				w.step()
+			}
+			state := w.state
+			apply(&tables, c.Update(&state))
+			for range 150 {
+				p := w.Probe(w.addrs)
+				if p.From == p.To || !w.local(p.From) && !w.local(p.To) || w.itself(p) {
+					continue
+				}
+				want := policy.Decide(&state, p)
+				if got := lookUp(&tables, p); got != want {
+					t.Fatalf("seed %d, step %d: %v: tables say %v, rules %v", seed, step, p, got, want)
+				}
+				if want == model.VerdictAllow {
+					allowed++
+				} else {
+					denied++
+				}
+			}
+			checkWhole(t, seed, step, c, &tables, w.hidden())
+		}
+	}
+	t.Logf("%d allowed, %d denied", allowed, denied)
+	if min(allowed, denied) < (allowed+denied)/10 {
+		t.Errorf("the probes do not tell much: %d allowed, %d denied", allowed, denied)
+	}
+}
+
+// checkWhole compares the tables that changes led to with those that the compiler believes in, and makes sure that no
+// entry is left over. With hidden, a class may have no address to show.
+func checkWhole(t *testing.T, seed uint64, step int, c *policy.Compiler, tables *model.PolicyTables, hidden bool) {
+	t.Helper()
+	whole := c.Tables()
+	if !maps.Equal(tables.ByAddr, whole.ByAddr) || !maps.Equal(tables.ByPrefix, whole.ByPrefix) || len(tables.Pairs) != len(whole.Pairs) {
+		t.Fatalf("seed %d, step %d: changes lead to other tables: %v, want %v", seed, step, tables, whole)
+	}
+	used := map[model.Class]bool{}
+	for _, i := range whole.ByAddr {
+		used[i.Class] = true
+	}
+	for _, i := range whole.ByPrefix {
+		used[i.Class] = true
+	}
+	for p := range whole.Pairs {
+		if !hidden && (!used[p.From] || !used[p.To]) {
+			t.Fatalf("seed %d, step %d: pair %v of a class that nobody has", seed, step, p)
+		}
+	}
+}
+
+func (w *world) at(a netip.Addr) (model.Endpoint, bool) {
+	for _, e := range w.state.Endpoints {
+		if slices.Contains(e.Addrs, a) {
+			return e, true
+		}
+	}
+	return model.Endpoint{}, false
+}
+
+// hidden reports whether a node has an address that is an endpoint's.
+func (w *world) hidden() bool {
+	return slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool {
+		return slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { _, is := w.at(a); return is })
+	})
+}
+
+func (w *world) local(a netip.Addr) bool {
+	e, ok := w.at(a)
+	return ok && e.Node == "n1"
+}
+
+func (w *world) itself(p policy.Probe) bool {
+	a, isA := w.at(p.From)
+	b, isB := w.at(p.To)
+	return isA && isB && a.ID == b.ID
+}
+
+// TestNoPoliciesNoTables: without policies the datapath has nothing to look up.
+func TestNoPoliciesNoTables(t *testing.T) {
+	w := newWorld(1)
+	for range 20 {
+		w.step()
+	}
+	c := policy.NewCompiler("n1")
+	var tables model.PolicyTables
+	state := w.state
+	apply(&tables, c.Update(&state))
+	if len(tables.ByAddr) == 0 {
+		t.Fatal("no tables with policies")
+	}
+	empty := state
+	empty.Policies = nil
+	apply(&tables, c.Update(&empty))
+	if n := len(tables.ByAddr) + len(tables.ByPrefix) + len(tables.Pairs); n != 0 {
+		t.Errorf("%d entries without policies: %v", n, tables)
+	}
+}

@@ -1,9 +1,18 @@
 package test
 
 import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
 	"strings"
 	"syscall"
 	"testing"
+
+	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/trust"
 )
 
 const storePort = 2379
@@ -47,5 +56,58 @@ func TestGuardsReturn(t *testing.T) {
 	p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
 	if out := sh(t, labName+"-n2", "nft list set inet heddle nodes"); !strings.Contains(out, n1) {
 		t.Errorf("the overlay is not open to n1:\n%s", out)
+	}
+}
+
+// TestStoreAsksForCertificates: on the network of the nodes, too, the store answers to nobody without the network's
+// certificate, and there is no other way to it.
+func TestStoreAsksForCertificates(t *testing.T) {
+	n1 := address(t, "host", "n1/c1")
+	join, err := trust.ReadJoin("/run/heddle/lab/" + labName + "/n1/" + trust.JoinFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := join.TLS()
+	nobody.Certificates = nil
+	get := func(url string, cfg *tls.Config) (answer string) {
+		t.Helper()
+		err := netns.Do(netns.Path(labName+"-n2"), func() error {
+			// The connection is made here: goroutines of the client are in another namespace.
+			conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(n1), storePort).String())
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+			client := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
+			resp, err := client.Get(url)
+			if err != nil {
+				answer = err.Error()
+				return nil
+			}
+			defer resp.Body.Close()
+			raw, err := io.ReadAll(resp.Body)
+			answer = resp.Status + " " + string(raw)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	at := netip.MustParseAddr(n1).String() + ":2379/version"
+	if got := get("https://"+at, join.TLS()); !strings.HasPrefix(got, "200") || !strings.Contains(got, "etcdserver") {
+		t.Errorf("a node: %s", got)
+	}
+	if got := get("https://"+at, nobody); !strings.Contains(got, "certificate required") {
+		t.Errorf("without certificate: %s", got)
+	}
+	if got := get("http://"+at, nil); strings.Contains(got, "etcdserver") {
+		t.Errorf("without TLS: %s", got)
+	}
+	for line := range strings.Lines(sh(t, labName+"-n1", "ss -ltnpH")) {
+		if local := strings.Fields(line)[3]; strings.Contains(line, "heddled") && !strings.HasPrefix(local, "127.0.0.1:") && local != n1+":2379" {
+			t.Errorf("the agent listens at %s, too", local)
+		}
 	}
 }

@@ -85,7 +85,7 @@ func ask(t testing.TB, socket, method, path, body string) (code int, answer stri
 // TestSecondNodeRefused: settings that fit a network of one node but not beside this one.
 func TestSecondNodeRefused(t *testing.T) {
 	a, b := bareNodes(t)
-	store := "http://" + a.underlay + ":2379"
+	join := filepath.Join(a.dir, "state", "join.pem")
 	a.start(t, a.args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/28"))
 	for _, c := range []struct {
 		name string
@@ -100,7 +100,7 @@ func TestSecondNodeRefused(t *testing.T) {
 		{"unknown network", []string{"--network-id", "10", "--prefix", "10.9.0.16/28"}, []string{"10.9.0.16/28", "pool"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			said := b.fails(t, nil, b.args(append([]string{"--store", store}, c.args...)...))
+			said := b.fails(t, nil, b.args(append([]string{"--join-file", join}, c.args...)...))
 			for _, want := range c.says {
 				if !strings.Contains(said, want) {
 					t.Errorf("it said: %s\nwithout %q", said, want)
@@ -117,7 +117,7 @@ func TestSecondNodeRefused(t *testing.T) {
 		defer sh(t, b.name, "ip addr del "+a.underlay+"/32 dev eth0")
 		// The store is asked by an address of its own.
 		sh(t, a.name, "ip addr add 192.0.2.3/24 dev eth0")
-		said := b.fails(t, nil, b.args("--store", store, "--underlay", a.underlay, "--prefix", "10.9.0.16/28"))
+		said := b.fails(t, nil, b.args("--join-file", join, "--underlay", a.underlay, "--prefix", "10.9.0.16/28"))
 		// Whether the store or the network refuses it, it must say why.
 		if !strings.Contains(said, "bad-a") && !strings.Contains(said, "store") {
 			t.Errorf("it said: %s", said)

@@ -42,7 +42,12 @@ func newCommand() *cobra.Command {
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), f) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.cfg.JoinFile != "" && !cmd.Flags().Changed("store") {
+				f.store = "" // the join file says where it is
+			}
+			return run(cmd.Context(), f)
+		},
 	}
 	f.register(cmd)
 	cmd.AddCommand(newParkCommand(), newTeardownCommand())
@@ -71,7 +76,13 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.prefix6, "prefix6", "", "IPv6 prefix of 96 bits that makes IPv6 overlay addresses of IPv4 ones, or 'none'; set by the first node (default fd48:6464:ID::/96)")
 	p.StringSliceVar(&f.prefixes, "prefix", nil, "IPv4 overlay prefix of this node (default: a free one of the pool)")
 	p.Uint32Var(&f.vni, "vni", 0, "VXLAN network identifier; set by the first node")
-	p.StringVar(&f.store, "store", node.EmbeddedStore, "'embedded' on the first node, or etcd addresses: http://ADDRESS:2379[,...]")
+	p.StringVar(&f.cfg.JoinFile, "join-file", "", "join the network whose first node made this file (its STATE-DIR/join.pem)")
+	p.StringVar(&f.store, "store", node.EmbeddedStore, "'embedded' on the first node, or etcd addresses: https://ADDRESS:2379[,...]; with --join-file it is that network's")
+	p.StringVar(&f.cfg.StoreFiles.CA, "store-ca", "", "PEM file of who signed the certificate of an etcd of your own (default: the machine's authorities)")
+	p.StringVar(&f.cfg.StoreFiles.Cert, "store-cert", "", "PEM file of the certificate that this etcd asks of its clients")
+	p.StringVar(&f.cfg.StoreFiles.Key, "store-key", "", "PEM file of the key of --store-cert")
+	p.StringVar(&f.cfg.StoreUser, "store-user", "", "user of this etcd")
+	p.StringVar(&f.cfg.StorePasswordFile, "store-password-file", "", "file with the password of --store-user")
 	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
 	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")

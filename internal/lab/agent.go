@@ -111,7 +111,7 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 		args = append(args, "--prefix6", s.Prefix6)
 	}
 	if first := nodeName(1); node != first {
-		return append(args, "--store", fmt.Sprintf("http://%s:2379", s.nodeAddr(first)))
+		return append(args, "--join-file", filepath.Join(l.nodeDir(first), "join.pem"))
 	}
 	// A lab does not outlive its machine, so the store need not wait for the disk.
 	return append(args, "--store", "embedded", "--store-dir", filepath.Join(dir, "etcd"), "--store-no-sync")

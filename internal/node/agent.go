@@ -24,7 +24,6 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/store"
-	"heddle.dev/heddle/internal/store/etcd"
 )
 
 // storeAnswers bounds one operation on the store.
@@ -68,6 +67,9 @@ type Agent struct {
 // leaves the node's network in place.
 func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := cfg.chooseStore(); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
@@ -172,20 +174,6 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 	a.log.Info("joined", "node", a.self.Name, "underlay", a.self.Underlay, "prefixes", a.self.Prefixes)
 	return nil
-}
-
-func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
-	if a.cfg.Store != EmbeddedStore {
-		return etcd.Connect(ctx, a.cfg.storeEndpoints(), a.cfg.Network.ID, etcd.WithLogger(a.log))
-	}
-	dir := a.cfg.StoreDir
-	if dir == "" {
-		dir = filepath.Join(a.cfg.StateDir, "etcd")
-	}
-	return etcd.Embedded(ctx, etcd.EmbeddedConfig{
-		NetworkID: a.cfg.Network.ID, Dir: dir, UnsafeNoFsync: a.cfg.StoreNoSync,
-		ClientURL: a.cfg.embeddedURL(),
-	}, etcd.WithLogger(a.log))
 }
 
 // chooseFamilies decides whether this node has IPv6 overlay addresses. A node that cannot goes on with IPv4.

@@ -19,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/trust"
 )
 
 // Marks, table and rule priority are Heddle's own in a node's namespace. The marks spell "Hd".
@@ -50,8 +51,14 @@ type Config struct {
 	Network store.Network
 	// Prefixes fixes the node's overlay prefixes; empty takes free ones.
 	Prefixes []netip.Prefix
-	// Store is EmbeddedStore or a comma-separated list of etcd addresses.
+	// Store is EmbeddedStore or a comma-separated list of etcd addresses. Empty is that of JoinFile.
 	Store string
+	// JoinFile is the path of the join file that the network's first node made, for the others.
+	JoinFile string
+	// StoreFiles are the certificates for an etcd of somebody else's; StoreUser and the word in StorePasswordFile its
+	// login. All may be empty.
+	StoreFiles                   trust.ClientFiles
+	StoreUser, StorePasswordFile string
 	// StoreDir is where the embedded etcd keeps its data; StorePort is the port it serves.
 	StoreDir  string
 	StorePort uint16
@@ -99,8 +106,23 @@ func (c Config) Validate() error {
 			return fmt.Errorf("%s %q: want an absolute path", f.name, f.path)
 		}
 	}
-	if c.Store == "" {
-		return fmt.Errorf("store: missing; give %q on the first node and http://ADDRESS:PORT of it on others", EmbeddedStore)
+	return c.validateStore()
+}
+
+// validateStore reports settings of the store that cannot be meant.
+func (c Config) validateStore() error {
+	if c.Store == "" && c.JoinFile == "" {
+		return fmt.Errorf("store: missing; give %q on the first node and --join-file on others, or https://ADDRESS:PORT of an etcd", EmbeddedStore)
+	}
+	none := trust.ClientFiles{}
+	if c.JoinFile != "" && (c.StoreFiles != none || c.StoreUser != "") {
+		return errors.New("--join-file: it has everything for the store of the network's first node; leave out --store-ca, --store-cert, --store-key and --store-user, or it")
+	}
+	if c.Store == EmbeddedStore && (c.JoinFile != "" || c.StoreFiles != none || c.StoreUser != "") {
+		return fmt.Errorf("--store %s: it has certificates of its own; leave out the other --store flags and --join-file", EmbeddedStore)
+	}
+	if (c.StoreUser == "") != (c.StorePasswordFile == "") {
+		return errors.New("--store-user, --store-password-file: give both or neither")
 	}
 	return nil
 }
@@ -108,7 +130,7 @@ func (c Config) Validate() error {
 func (c Config) storeEndpoints() []string { return strings.Split(c.Store, ",") }
 
 // embeddedURL is where the embedded etcd serves other nodes.
-func (c Config) embeddedURL() string { return fmt.Sprintf("http://%s:%d", c.Underlay, c.StorePort) }
+func (c Config) embeddedURL() string { return fmt.Sprintf("https://%s:%d", c.Underlay, c.StorePort) }
 
 // storeAddrs gives where the store answers, for the guards that keep containers from it. A name stands for the
 // addresses it has now.

@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -48,6 +49,9 @@ type options struct {
 	timeout     time.Duration
 	verifyEvery time.Duration // how often a watch makes sure that the store is still the same one
 	log         *slog.Logger
+	tls         *tls.Config
+	user        string
+	password    string
 }
 
 // Option changes how Connect and Embedded work.
@@ -58,6 +62,14 @@ func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout =
 
 // WithLogger sends what the store has to report to log instead of the default logger.
 func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
+
+// WithTLS shows and asks for certificates at https endpoints; without it, the machine's authorities are trusted.
+func WithTLS(cfg *tls.Config) Option { return func(o *options) { o.tls = cfg } }
+
+// WithUser logs in to an etcd that asks for it.
+func WithUser(name, password string) Option {
+	return func(o *options) { o.user, o.password = name, password }
+}
 
 func withVerifyEvery(d time.Duration) Option { return func(o *options) { o.verifyEvery = d } }
 
@@ -82,14 +94,14 @@ func (e *UnreachableError) Error() string {
 		"or check the store address and firewalls on the way", strings.Join(e.Endpoints, ", "), e.After, e.Reason)
 }
 
-// Connect uses the etcd at endpoints ("http://10.0.0.1:2379") for network id. An etcd that does not
+// Connect uses the etcd at endpoints ("https://10.0.0.1:2379") for network id. An etcd that does not
 // answer gives an *UnreachableError. Close releases the store.
 func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts ...Option) (_ *Store, err error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
 	}
 	if len(endpoints) == 0 {
-		return nil, errors.New("store endpoints: none given: name at least one, like http://10.0.0.1:2379")
+		return nil, errors.New("store endpoints: none given: name at least one, like https://10.0.0.1:2379")
 	}
 	for _, e := range endpoints {
 		if _, err := hostPort(e); err != nil {
@@ -113,10 +125,14 @@ func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts .
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
 		Context:              s.ctx,
+		TLS:                  s.options.tls,
+		Username:             s.options.user,
+		Password:             s.options.password,
 		Logger:               zapTo(s.options.log, new(atomic.Bool)),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(endpoints, ", "), err)
+		// With a user, the client logs in at once.
+		return nil, s.explain(ctx, "connect to etcd at "+strings.Join(endpoints, ", "), err)
 	}
 	if _, err := s.get(ctx, s.keys.Network()); err != nil {
 		return nil, errors.Join(err, s.client.Close())
@@ -195,7 +211,10 @@ func (s *Store) explain(caller context.Context, op string, err error) error {
 		return fmt.Errorf("%s: %w", op, caller.Err())
 	}
 	if c := codeOf(err); c == codes.DeadlineExceeded || c == codes.Unavailable {
-		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(err)})
+		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(caller, err)})
+	}
+	if remedy := explainLogin(err); remedy != "" {
+		return fmt.Errorf("%s: %w: %s", op, err, remedy)
 	}
 	return fmt.Errorf("%s: %w", op, err)
 }
@@ -210,27 +229,9 @@ func codeOf(err error) codes.Code {
 	return status.Code(err)
 }
 
-// probe finds out what stands between this node and etcd, which gRPC hides behind "deadline exceeded".
-func (s *Store) probe(err error) string {
-	for _, e := range s.endpoints {
-		addr, parseErr := hostPort(e)
-		if parseErr != nil {
-			return parseErr.Error()
-		}
-		conn, dialErr := net.DialTimeout("tcp", addr, 500*time.Millisecond)
-		if dialErr != nil {
-			return dialErr.Error()
-		}
-		if closeErr := conn.Close(); closeErr != nil {
-			return closeErr.Error()
-		}
-	}
-	return "it accepts connections, but: " + err.Error()
-}
-
 // hostPort gives what to dial for an endpoint.
 func hostPort(endpoint string) (string, error) {
-	wrong := fmt.Errorf("store endpoint %q: want http://ADDRESS:PORT", endpoint)
+	wrong := fmt.Errorf("store endpoint %q: want https://ADDRESS:PORT, or http:// where it has no TLS", endpoint)
 	u, err := url.Parse(endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Path != "" {
 		return "", wrong

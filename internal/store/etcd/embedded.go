@@ -9,11 +9,13 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"google.golang.org/grpc"
 
@@ -23,8 +25,8 @@ import (
 // startTimeout bounds the server's start; it takes 0.2 s, and longer with much to replay on a slow disk.
 const startTimeout = 30 * time.Second
 
-// advertisedPeerURL is the name by which the only member of the cluster knows itself. Nobody dials it.
-const advertisedPeerURL = "http://127.0.0.1:2380"
+// advertisedPeer is the name by which the only member of the cluster knows itself. Nobody dials it.
+const advertisedPeer = "127.0.0.1:2380"
 
 // EmbeddedConfig says how to run etcd inside the agent.
 type EmbeddedConfig struct {
@@ -32,15 +34,27 @@ type EmbeddedConfig struct {
 	NetworkID model.NetworkID
 	// Dir keeps the data; it is made if missing. One process at a time may use it.
 	Dir string
-	// ClientURL is where nodes reach this etcd: "http://10.0.0.1:2379", with an address of this node.
-	// Port 0 takes a free one, which Store.Endpoints tells.
+	// ClientURL is where nodes reach this etcd: "https://10.0.0.1:2379", with an address of this node, or
+	// http:// without TLS. Port 0 takes a free one, which Store.Endpoints tells.
 	ClientURL string
+	// TLS is for https: the store's certificate, and the authority of its clients'.
+	TLS ServerTLS
 	// PeerURL is where other etcd members would reach this one. There are none; so empty, the default,
 	// takes a free port of the loopback address.
 	PeerURL string
 	// UnsafeNoFsync makes writes faster and loses data when the machine (not the process) crashes. For
 	// labs and tests.
 	UnsafeNoFsync bool
+}
+
+// ServerTLS names the PEM files of a server that asks its clients for certificates.
+type ServerTLS struct {
+	CertAndKey string // the server's certificate and its key, in one file
+	CA         string // who signs the certificates of clients
+}
+
+func (t ServerTLS) info() transport.TLSInfo {
+	return transport.TLSInfo{CertFile: t.CertAndKey, KeyFile: t.CertAndKey, TrustedCAFile: t.CA, ClientCertAuth: true}
 }
 
 // Embedded runs an etcd server with a single member in this process and connects to it as Connect does.
@@ -59,7 +73,8 @@ func Embedded(ctx context.Context, cfg EmbeddedConfig, opts ...Option) (_ *Store
 			err = errors.Join(err, srv.close())
 		}
 	}()
-	s, err := Connect(ctx, []string{"http://" + srv.etcd.Clients[0].Addr().String()}, cfg.NetworkID, opts...)
+	scheme, _, _ := strings.Cut(cfg.ClientURL, ":")
+	s, err := Connect(ctx, []string{scheme + "://" + srv.etcd.Clients[0].Addr().String()}, cfg.NetworkID, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -175,9 +190,12 @@ func etcdConfig(cfg EmbeddedConfig) (*embed.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	if secure := client.Scheme == "https"; secure != (cfg.TLS != ServerTLS{}) {
+		return nil, fmt.Errorf("store client URL %q: https needs certificates, and http takes none", cfg.ClientURL)
+	}
 	peerURL := cfg.PeerURL
 	if peerURL == "" {
-		peerURL = "http://127.0.0.1:0"
+		peerURL = client.Scheme + "://127.0.0.1:0"
 	}
 	peer, err := listenURL("store peer URL", peerURL)
 	if err != nil {
@@ -185,7 +203,7 @@ func etcdConfig(cfg EmbeddedConfig) (*embed.Config, error) {
 	}
 	advertised := peer
 	if peer.Port() == "0" {
-		if advertised, err = url.Parse(advertisedPeerURL); err != nil {
+		if advertised, err = url.Parse(client.Scheme + "://" + advertisedPeer); err != nil {
 			return nil, err
 		}
 	}
@@ -197,6 +215,12 @@ func etcdConfig(cfg EmbeddedConfig) (*embed.Config, error) {
 	ec.ListenPeerUrls = []url.URL{*peer}
 	ec.AdvertisePeerUrls = []url.URL{*advertised}
 	ec.InitialCluster = ec.InitialClusterFromName(ec.Name)
+	if client.Scheme == "https" {
+		ec.ClientTLSInfo = cfg.TLS.info()
+	}
+	if peer.Scheme == "https" {
+		ec.PeerTLSInfo = cfg.TLS.info()
+	}
 	ec.UnsafeNoFsync = cfg.UnsafeNoFsync
 	ec.AutoCompactionMode = embed.CompactorModePeriodic
 	ec.AutoCompactionRetention = "1h"
@@ -204,14 +228,14 @@ func etcdConfig(cfg EmbeddedConfig) (*embed.Config, error) {
 	return ec, nil
 }
 
-// listenURL checks a URL to listen on: plain http, an address (not a name) and a port.
+// listenURL checks a URL to listen on: an address (not a name) and a port.
 func listenURL(field, s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	if err != nil {
 		return nil, fmt.Errorf("%s %q: %w", field, s, err)
 	}
-	if _, err := netip.ParseAddrPort(u.Host); err != nil || u.Scheme != "http" || u.Path != "" {
-		return nil, fmt.Errorf("%s %q: want http://ADDRESS:PORT with an address of this node", field, s)
+	if _, err := netip.ParseAddrPort(u.Host); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Path != "" {
+		return nil, fmt.Errorf("%s %q: want https://ADDRESS:PORT with an address of this node", field, s)
 	}
 	return u, nil
 }

@@ -28,7 +28,7 @@ func TestEmbeddedRefusals(t *testing.T) {
 		"directory in use":    {EmbeddedConfig{Dir: dir, ClientURL: "http://127.0.0.1:0"}, "in use by another agent"},
 		"no directory":        {EmbeddedConfig{ClientURL: "http://127.0.0.1:0"}, "store directory"},
 		"directory is a file": {EmbeddedConfig{Dir: "/dev/null", ClientURL: "http://127.0.0.1:0"}, "store directory"},
-		"name in URL":         {EmbeddedConfig{Dir: t.TempDir(), ClientURL: "http://localhost:2379"}, "want http://ADDRESS:PORT"},
+		"name in URL":         {EmbeddedConfig{Dir: t.TempDir(), ClientURL: "http://localhost:2379"}, "want https://ADDRESS:PORT"},
 		"bad peer URL":        {EmbeddedConfig{Dir: t.TempDir(), ClientURL: "http://127.0.0.1:0", PeerURL: "x"}, "store peer URL"},
 	} {
 		c.cfg.NetworkID, c.cfg.UnsafeNoFsync = testNetwork, true

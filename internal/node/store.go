@@ -1,0 +1,104 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+
+	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/store/etcd"
+	"heddle.dev/heddle/internal/trust"
+)
+
+// trustDir is where the first node keeps the network's authority, in the state directory.
+const trustDir = "trust"
+
+// chooseStore fills in which store is meant when no flag says so.
+func (c *Config) chooseStore() error {
+	if c.Store != "" {
+		return nil
+	}
+	j, err := trust.ReadJoin(c.JoinFile)
+	if err != nil {
+		return err
+	}
+	c.Store = j.Store
+	return nil
+}
+
+// openStore starts the embedded store, or connects to the one there is.
+func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
+	if a.cfg.Store == EmbeddedStore {
+		return a.openEmbedded(ctx)
+	}
+	opts, err := a.cfg.storeOptions()
+	if err != nil {
+		return nil, err
+	}
+	if strings.Contains(a.cfg.Store, "http://") {
+		a.log.Warn("the store is reached without TLS: whoever can reach or read that network owns this one; give https:// and certificates", "store", a.cfg.Store)
+	}
+	return etcd.Connect(ctx, a.cfg.storeEndpoints(), a.cfg.Network.ID, append(opts, etcd.WithLogger(a.log))...)
+}
+
+// storeOptions says how to speak to a store that is not embedded.
+func (c Config) storeOptions() ([]etcd.Option, error) {
+	var settings *tls.Config
+	if c.JoinFile != "" {
+		j, err := trust.ReadJoin(c.JoinFile)
+		if err != nil {
+			return nil, err
+		}
+		settings = j.TLS()
+	} else {
+		var err error
+		if settings, err = c.StoreFiles.TLS(); err != nil {
+			return nil, err
+		}
+	}
+	if settings != nil && strings.Contains(c.Store, "http://") {
+		return nil, fmt.Errorf("--store %s: certificates are for https://; give that, or leave them out", c.Store)
+	}
+	opts := []etcd.Option{etcd.WithTLS(settings)}
+	if c.StoreUser != "" {
+		word, err := trust.ReadPassword(c.StorePasswordFile)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, etcd.WithUser(c.StoreUser, word))
+	}
+	return opts, nil
+}
+
+// openEmbedded runs etcd in this process, for the nodes that have the join file.
+func (a *Agent) openEmbedded(ctx context.Context) (store.Store, error) {
+	authority, err := trust.OpenAuthority(filepath.Join(a.cfg.StateDir, trustDir))
+	if err != nil {
+		return nil, err
+	}
+	files, err := authority.Server(a.cfg.Underlay, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(a.cfg.StateDir, trust.JoinFile)
+	join, err := authority.Join(path, a.cfg.embeddedURL())
+	if err != nil {
+		return nil, err
+	}
+	dir := a.cfg.StoreDir
+	if dir == "" {
+		dir = filepath.Join(a.cfg.StateDir, "etcd")
+	}
+	s, err := etcd.Embedded(ctx, etcd.EmbeddedConfig{
+		NetworkID: a.cfg.Network.ID, Dir: dir, UnsafeNoFsync: a.cfg.StoreNoSync, ClientURL: a.cfg.embeddedURL(),
+		TLS: etcd.ServerTLS{CertAndKey: files.CertAndKey, CA: files.CA},
+	}, etcd.WithLogger(a.log), etcd.WithTLS(join.TLS()))
+	if err != nil {
+		return nil, err
+	}
+	a.log.Info("store runs; further nodes join with the join file", "store", a.cfg.embeddedURL(), "join_file", path)
+	return s, nil
+}

@@ -154,13 +154,14 @@ int from_overlay(struct __sk_buff *skb)
 }
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
-static __always_inline void remember_plain(const struct packet *p)
+static __always_inline bool remember_plain(const struct packet *p)
 {
 	struct flow_key k = wire_key(p);
 	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport, .ipv6 = k.ipv6};
 
-	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
-		bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY);
+	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
+		return true;
+	return bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY) == 0;
 }
 
 /* Whether this is VXLAN for a node: masqueraded, it would look like that of the container's own node, and
@@ -226,8 +227,8 @@ int from_endpoint(struct __sk_buff *skb)
 	peer = endpoint_at(p.ip.daddr);
 	if (peer) {
 		verdict = towards(skb, &p, peer, &taken);
-		if (taken)
-			remember_plain(&p);
+		if (taken && !remember_plain(&p))
+			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
 	}
 	if (p.ipv6)

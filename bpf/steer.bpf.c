@@ -237,7 +237,9 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 		return TC_ACT_OK; /* RST: the sender sees a refusal at once */
 	}
 	if (assign_listener(skb, &flow, ep->id)) {
-		bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY);
+		/* A busy map refuses now and then. Who connects is not known without it: better the sender tries again. */
+		if (bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY))
+			return drop(REASON_DROP_NOT_REMEMBERED);
 		return TC_ACT_OK;
 	}
 	return relay_open(skb, p, k, &flow, ep->ifindex);

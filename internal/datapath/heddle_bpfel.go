@@ -177,7 +177,8 @@ const (
 	heddleHeddleReasonREASON_DROP_POLICY_REJECTED       heddleHeddleReason = 45
 	heddleHeddleReasonREASON_DROP_POLICY_DROPPED        heddleHeddleReason = 46
 	heddleHeddleReasonREASON_DROP_UNDECIDABLE           heddleHeddleReason = 47
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 48
+	heddleHeddleReasonREASON_DROP_NOT_REMEMBERED        heddleHeddleReason = 48
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 49
 )
 
 type heddleHeddleVerdict uint32

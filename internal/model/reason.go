@@ -77,6 +77,7 @@ var Reasons = []ReasonInfo{
 	{45, "drop_policy_rejected", KindDrop, "packet that policy rejects; its sender is answered by a RST or an ICMP error"},
 	{46, "drop_policy_dropped", KindDrop, "packet that policy drops"},
 	{47, "drop_undecidable", KindDrop, "packet whose protocol or ports cannot be read while there is policy: a fragment without the first one, too many extension headers"},
+	{48, "drop_not_remembered", KindDrop, "SYN that the kernel's table of new connections had no room for at that moment: the sender sends it again"},
 }
 
 // String gives the reason's metric label.

@@ -155,6 +155,21 @@ static __always_inline struct route *route_to(__be32 dst)
 	return bpf_map_lookup_elem(&route_by_prefix, &key);
 }
 
+/* Whether IPv6 address dst, no overlay address, is the node's own. */
+static __always_inline bool is_node_address6(const struct address *dst)
+{
+	struct route_key key;
+	struct route *to;
+
+	key.prefixlen = 128;
+	key.addr.word[0] = dst->word[0];
+	key.addr.word[1] = dst->word[1];
+	key.addr.word[2] = dst->word[2];
+	key.addr.word[3] = dst->word[3];
+	to = bpf_map_lookup_elem(&route_by_prefix, &key);
+	return to && to->flags & ROUTE_NODE_ADDR;
+}
+
 /* The endpoint of this node with overlay address addr. */
 static __always_inline struct endpoint *endpoint_at(__be32 addr)
 {

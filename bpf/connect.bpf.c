@@ -337,6 +337,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	to = route_to(dst);
 	if (to && to->flags & ROUTE_SELF)
 		return connect_same_node(ctx, sk6, tag, ep, dst);
+	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
+		to = NULL;
 	if (to && to->flags & ROUTE_NODE_ADDR) {
 		set_mark(ctx, tag, false);
 		bind_source(ctx, sk6, ep->addr4.word[3]);
@@ -437,6 +439,10 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	if (to)
 		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
 	set_mark(ctx, tag, false);
+	if (protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst)) {
+		bind_source6(ctx, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
 	if (!sk_of(ctx)->src_ip4) {
 		tag->flags |= TAG_LOCAL;
 		set_overlay6(&tag->local, ep->addr4.word[3]);

@@ -2,9 +2,12 @@ package test
 
 import (
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -17,6 +20,8 @@ func init() {
 		attack{"bind an address of another node's container", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return address(t, "heddle", "n2/c1") })},
 		attack{"send with another container's address", model.ProtectSource, "n1", spoofSource},
 		attack{"speak for another container by a forged SYN", model.ProtectDirectPorts, "n1", forgeSYN},
+		attack{"pass for the node", model.ProtectNodeAddress, "n1", passForNode(4, "198.51.100.77")},
+		attack{"pass for the node by IPv6", model.ProtectNodeAddress, "n1", passForNode(6, "2001:db8:77::77")},
 		attack{"set the node's mark", model.ProtectSocketOptions, "n1", setMark},
 	)
 }
@@ -90,4 +95,50 @@ func nodeSockets(t *testing.T, node string, port int) string {
 		t.Fatalf("ss: %v\n%s", err, out)
 	}
 	return string(out)
+}
+
+// addAddress gives a node an address until remove is called. Both wait until the agent has told the programs.
+func addAddress(t *testing.T, node, addr string) (remove func()) {
+	t.Helper()
+	ip := func(verb string) error {
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-"+node, "ip", "addr", verb, addr, "dev", "lo").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("ip addr %s %s: %w\n%s", verb, addr, err, out)
+		}
+		return nil
+	}
+	if err := ip("add"); err != nil {
+		t.Fatal(err)
+	}
+	knows := func() bool {
+		routes, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/"+node+"/bpf/heddle/route_by_prefix", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer routes.Close()
+		a := netip.MustParseAddr(addr).As16()
+		_, err = routes.LookupBytes(append([]byte{128, 0, 0, 0}, a[:]...))
+		return err == nil
+	}
+	t.Cleanup(func() { _ = ip("del") }) // if the test ends before it removes it
+	eventually(t, "the agent to know "+addr, func() (bool, string) { return knows(), "" })
+	return func() {
+		if err := ip("del"); err != nil {
+			t.Error(err)
+		}
+		eventually(t, "the agent to forget "+addr, func() (bool, string) { return !knows(), "" })
+	}
+}
+
+// passForNode connects to an address that the node was given while the agent runs, and sees who the node's process
+// takes the container for.
+func passForNode(family int, addr string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		defer addAddress(t, "n1", addr)()
+		node, attacker, port := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1"), freePort()
+		node.must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
+		attacker.must(`s = connect(%d, %q, %d)`, family, addr, port)
+		own := map[int]func() string{4: func() string { return address(t, "heddle", "n1/c1") }, 6: func() string { return own6(t, "n1/c1") }}[family]()
+		return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", own), fmt.Sprintf("%q", addr))
+	}
 }

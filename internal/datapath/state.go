@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 
@@ -131,10 +132,10 @@ func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) error {
 }
 
 // SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other nodes
-// that are not intercepted. self names this node among them; selfAddrs are addresses of this node
-// that its own processes listen on. Entries that do not change are not touched.
-func (d *Datapath) SetTopology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints []model.Endpoint) error {
-	routes, byUnderlay := topology(self, selfAddrs, nodes, endpoints)
+// that are not intercepted. self names this node among them; local is what its own processes may
+// listen on, beside its gateway and underlay addresses. Entries that do not change are not touched.
+func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.Node, endpoints []model.Endpoint) error {
+	routes, byUnderlay := topology(self, local, nodes, endpoints)
 	if err := syncMap(d.objs.RouteByPrefix, routes); err != nil {
 		return fmt.Errorf("write routes: %w", err)
 	}
@@ -145,10 +146,11 @@ func (d *Datapath) SetTopology(self string, selfAddrs []netip.Addr, nodes []mode
 }
 
 // topology computes the contents of route_by_prefix and node_by_underlay.
-func topology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints []model.Endpoint) (map[heddleRouteKey]heddleRoute, map[heddleAddress]heddleRoute) {
+func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints []model.Endpoint) (map[heddleRouteKey]heddleRoute, map[heddleAddress]heddleRoute) {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	byUnderlay := make(map[heddleAddress]heddleRoute)
 	byName := make(map[string]heddleRoute)
+	own := slices.Clone(local)
 	for _, n := range nodes {
 		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
 		if n.Direct() {
@@ -158,11 +160,12 @@ func topology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints
 		byUnderlay[r.Underlay] = r
 		if n.Name == self {
 			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
+			own = append(own, hostPrefix(n.Underlay))
 		}
 		for _, p := range n.Prefixes {
 			routes[routeKey(p)] = r
 			if n.Name == self {
-				selfAddrs = append(selfAddrs, model.Gateway(p))
+				own = append(own, hostPrefix(model.Gateway(p)))
 			} else {
 				// The gateway address is the node's own: no intercepted listener is there.
 				plain := r
@@ -171,10 +174,10 @@ func topology(self string, selfAddrs []netip.Addr, nodes []model.Node, endpoints
 			}
 		}
 	}
-	own := byName[self]
-	own.Flags = uint32(heddleRouteFlagsROUTE_NODE_ADDR)
-	for _, a := range selfAddrs {
-		routes[routeKey(hostPrefix(a))] = own
+	node := byName[self]
+	node.Flags = uint32(heddleRouteFlagsROUTE_NODE_ADDR)
+	for _, p := range own {
+		routes[routeKey(p)] = node
 	}
 	for _, e := range endpoints {
 		if e.Intercepted || e.Node == self {

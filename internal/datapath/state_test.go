@@ -23,17 +23,19 @@ func TestTopology(t *testing.T) {
 		{Name: "b/plain", Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.9")}},
 		{Name: "lost/plain", Node: "gone", Addrs: []netip.Addr{netip.MustParseAddr("10.244.4.9")}},
 	}
-	routes, byUnderlay := topology("b", []netip.Addr{underlayB}, nodes, endpoints)
+	routes, byUnderlay := topology("b", []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, endpoints)
 	const self, addr, direct, plain = heddleRouteFlagsROUTE_SELF, heddleRouteFlagsROUTE_NODE_ADDR, heddleRouteFlagsROUTE_DIRECT, heddleRouteFlagsROUTE_PLAIN
 	want := map[string]heddleRouteFlags{
-		"10.244.1.0/24": direct,
-		"10.244.1.1/32": direct | plain, // a's gateway: a's own processes
-		"10.244.1.9/32": direct | plain,
-		"10.244.2.0/24": direct | self,
-		"10.244.2.1/32": addr,
-		"192.0.2.2/32":  addr,
-		"10.244.3.0/24": 0,
-		"10.244.3.1/32": plain,
+		"10.244.1.0/24":   direct,
+		"10.244.1.1/32":   direct | plain, // a's gateway: a's own processes
+		"10.244.1.9/32":   direct | plain,
+		"10.244.2.0/24":   direct | self,
+		"10.244.2.1/32":   addr,
+		"192.0.2.2/32":    addr,
+		"198.51.100.7/32": addr,
+		"2001:db8::7/128": addr,
+		"10.244.3.0/24":   0,
+		"10.244.3.1/32":   plain,
 	}
 	if len(routes) != len(want) {
 		t.Errorf("%d routes, want %d", len(routes), len(want))

@@ -57,7 +57,7 @@ func loadForTest(t testing.TB) *Datapath {
 		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: cfg.DirectPorts},
 		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: cfg.DirectPorts},
 	}
-	if err := d.SetTopology("b", []netip.Addr{underlayB}, nodes, nil); err != nil {
+	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.SetEndpoint(model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Intercepted: true}, 0, ContainerSide{}); err != nil {

@@ -19,6 +19,7 @@ const (
 	ProtectSocketOptions Protection = 3
 	ProtectNetns         Protection = 4
 	ProtectUnknownPeer   Protection = 5
+	ProtectNodeAddress   Protection = 6
 )
 
 // ProtectionInfo describes one Protection.
@@ -36,6 +37,7 @@ var Protections = []ProtectionInfo{
 	{ProtectSocketOptions, "socket_options", "socket options that reach or show the node are refused or kept"},
 	{ProtectNetns, "netns", "only threads in an endpoint's network namespace get its sockets"},
 	{ProtectUnknownPeer, "unknown_peer", "no direct connection lives whose peer is not known"},
+	{ProtectNodeAddress, "node_address", "a container that connects to an address of its node does not pass for the node"},
 }
 
 // String gives the protection's name.

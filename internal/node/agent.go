@@ -284,7 +284,9 @@ func (a *Agent) Run(ctx context.Context) error {
 			}
 		})
 	}
-	serve("topology", func() error { return a.followTopology(ctx, states) })
+	locals := make(chan []netip.Prefix)
+	wg.Go(func() { a.followLocal(ctx, locals) })
+	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {
 		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))

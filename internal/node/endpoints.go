@@ -166,7 +166,11 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := a.removeStaleDevices(keep); err != nil {
 		return err
 	}
-	return a.applyTopology(state)
+	local, err := netcfg.LocalPrefixes()
+	if err != nil {
+		return err
+	}
+	return a.applyTopology(state, local)
 }
 
 // refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and

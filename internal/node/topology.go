@@ -18,10 +18,13 @@ import (
 const retryTopology = time.Second
 
 // followTopology applies each state of the network that the store reports, and tries again what fails.
-// It owns the overlay's routes and the datapath's topology.
-func (a *Agent) followTopology(ctx context.Context, states <-chan store.State) error {
+// Beside states it follows what is local to the node: a container that connects there must not pass for the node. It
+// owns the overlay's routes and the datapath's topology.
+func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, locals <-chan []netip.Prefix) error {
 	var (
 		state store.State
+		local []netip.Prefix
+		known bool // a state has come
 		retry <-chan time.Time
 	)
 	for {
@@ -30,15 +33,19 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State) e
 			if !ok {
 				return nil
 			}
-			state = next
+			state, known = next, true
+		case local = <-locals:
 		case <-retry:
 		case <-ctx.Done():
 			return nil
 		}
 		retry = nil
+		if !known || local == nil {
+			continue
+		}
 		var err error
 		if knowsNode(state, a.self.Name) {
-			if err = a.applyTopology(state); err != nil {
+			if err = a.applyTopology(state, local); err != nil {
 				err = fmt.Errorf("apply topology: %w", err)
 			}
 		} else {
@@ -56,11 +63,30 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State) e
 
 // applyTopology brings routes and programs to state. Routes first: a connection that the programs send
 // over the overlay needs them.
-func (a *Agent) applyTopology(state store.State) error {
+func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	return errors.Join(
 		netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)),
-		a.datapath.SetTopology(a.self.Name, []netip.Addr{a.self.Underlay}, state.Nodes, state.Endpoints),
+		a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints),
 	)
+}
+
+// followLocal sends what is local to the node, at once and after every change.
+func (a *Agent) followLocal(ctx context.Context, locals chan<- []netip.Prefix) {
+	for ctx.Err() == nil {
+		err := netcfg.FollowLocal(ctx, func(local []netip.Prefix) {
+			select {
+			case locals <- local:
+			case <-ctx.Done():
+			}
+		})
+		if err != nil {
+			a.log.Error("the node's own addresses not followed; will try again", "err", err)
+		}
+		select {
+		case <-time.After(retryTopology):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // withOverlay6 gives nodes with the IPv6 forms of their prefixes beside these.

@@ -1,0 +1,97 @@
+package netcfg
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// localSettles is how long changes of local routes are gathered: an address comes with several.
+const localSettles = 20 * time.Millisecond
+
+// LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices, and prefixes that
+// routes of the table "local" make so. Loopback and link-local addresses are left out: containers have their own.
+func LocalPrefixes() ([]netip.Prefix, error) {
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	var out []netip.Prefix
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := dump(func() ([]netlink.Route, error) {
+			return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list local routes: %w", err)
+		}
+		for _, r := range routes {
+			if p := fromIPNet(r.Dst); p.IsValid() && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+				out = append(out, p)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out), nil
+}
+
+// FollowLocal calls changed with LocalPrefixes at once, and again whenever they are others, until ctx ends or the
+// kernel's messages are lost: then it gives the error, and may be called again.
+func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
+	done := make(chan struct{})
+	defer close(done)
+	updates, lost := make(chan netlink.RouteUpdate, 256), make(chan error, 1)
+	err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{ErrorCallback: func(err error) {
+		select {
+		case lost <- err:
+		default:
+		}
+	}})
+	if err != nil {
+		return fmt.Errorf("follow routes: %w", err)
+	}
+	// Whoever subscribed has to read, or the library's goroutine never ends.
+	defer func() {
+		go func() {
+			for range updates {
+			}
+		}()
+	}()
+	last, err := LocalPrefixes()
+	if err != nil {
+		return err
+	}
+	changed(last)
+	var settled <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-lost:
+			return fmt.Errorf("follow routes: %w", err)
+		case u, ok := <-updates:
+			if !ok {
+				return errors.New("follow routes: the kernel's messages ended")
+			}
+			if u.Route.Table == unix.RT_TABLE_LOCAL && settled == nil {
+				settled = time.After(localSettles)
+			}
+		case <-settled:
+			settled = nil
+			next, err := LocalPrefixes()
+			if err != nil {
+				return err
+			}
+			if !slices.Equal(next, last) {
+				last = next
+				changed(next)
+			}
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package netcfg
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
+)
+
+// TestFollowLocal adds and removes addresses and a local route, and expects to be told of each.
+func TestFollowLocal(t *testing.T) {
+	top := newTopology(t)
+	in(t, top.node[0], func() error {
+		ctx, cancel := context.WithCancel(t.Context())
+		told, ended := make(chan []netip.Prefix, 100), make(chan error, 1)
+		// The subscription belongs to the namespace of the thread that makes it.
+		start := make(chan struct{})
+		go func() {
+			ended <- netns.Do(top.node[0], func() error {
+				close(start)
+				return FollowLocal(ctx, func(p []netip.Prefix) { told <- p })
+			})
+		}()
+		<-start
+		defer func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}()
+		expect := func(what string, present bool) error {
+			p := netip.MustParsePrefix(what)
+			for deadline := time.After(30 * time.Second); ; {
+				select {
+				case local := <-told:
+					if slices.Contains(local, p) == present {
+						return nil
+					}
+				case <-deadline:
+					return fmt.Errorf("not told within 30 s that %s is local: %v", p, present)
+				}
+			}
+		}
+		first := <-told
+		for _, p := range first {
+			if p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() {
+				t.Errorf("%s is among what is local", p)
+			}
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for _, a := range []string{"198.51.100.7/32", "2001:db8::7/128"} {
+			addr := &netlink.Addr{IPNet: toIPNet(netip.MustParsePrefix(a))}
+			if err := netlink.AddrAdd(lo, addr); err != nil {
+				return err
+			}
+			if err := expect(a, true); err != nil {
+				return err
+			}
+			if err := netlink.AddrDel(lo, addr); err != nil {
+				return err
+			}
+			if err := expect(a, false); err != nil {
+				return err
+			}
+		}
+		route := &netlink.Route{Dst: toIPNet(netip.MustParsePrefix("198.51.100.0/25")), LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
+		if err := netlink.RouteAdd(route); err != nil {
+			return err
+		}
+		return expect("198.51.100.0/25", true)
+	})
+}

@@ -117,8 +117,11 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 		}
 		defer routes.Close()
 		a := netip.MustParseAddr(addr).As16()
-		_, err = routes.LookupBytes(append([]byte{128, 0, 0, 0}, a[:]...))
-		return err == nil
+		found, err := routes.LookupBytes(append([]byte{128, 0, 0, 0}, a[:]...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found != nil
 	}
 	t.Cleanup(func() { _ = ip("del") }) // if the test ends before it removes it
 	eventually(t, "the agent to know "+addr, func() (bool, string) { return knows(), "" })

@@ -116,8 +116,16 @@ func encode(v any) ([]byte, error) {
 // (a member twice, names in another case, bytes that are no UTF-8), so those are refused first. Members it
 // does not know are ignored: a later revision of the schema may add some.
 func decode(value []byte, v any) error {
-	if len(value) > maxValueBytes {
-		return fmt.Errorf("%d bytes, at most %d are allowed", len(value), maxValueBytes)
+	if err := checkObject(value, maxValueBytes); err != nil {
+		return err
+	}
+	return json.Unmarshal(value, v)
+}
+
+// checkObject makes sure that value is one JSON object of at most limit bytes that every reader takes for the same.
+func checkObject(value []byte, limit int) error {
+	if len(value) > limit {
+		return fmt.Errorf("%d bytes, at most %d are allowed", len(value), limit)
 	}
 	if !utf8.Valid(value) {
 		return errors.New("not UTF-8")
@@ -134,7 +142,7 @@ func decode(value []byte, v any) error {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return errors.New("data after the JSON object")
 	}
-	return json.Unmarshal(value, v)
+	return nil
 }
 
 // checkMembers reads the rest of an object and refuses a name that occurs twice, and one that encoding/json

@@ -23,6 +23,9 @@ func FuzzView(f *testing.F) {
 	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"prefix6":"fd48:6464:1::/96","vni":1,"vxlan_port":4789}`))
 	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))
 	f.Add(root+"endpoints/n1/7", []byte(`{"labels":{"a":"b","a":"c"}}`))
+	f.Add(root+"policies/a", []byte(`{"name":"a","subject":{"labels":{"X":"y"}},"ingress":{"default":"deny","rules":[{"action":"allow","peers":[{"prefix":"10.0.0.0/8","except":["10.1.0.0/16"]}],"ports":["tcp/80"]}]}}`))
+	f.Add(root+"policies/a/b", []byte(`{"name":"a/b","subject":{"namespace":{"name":"a"}},"egress":{"rules":[{"action":"deny","new":1}]}}`))
+	f.Add(root+"namespaces/a", []byte(`{"name":"a","labels":{"X":"y"}}`))
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
 		keys := KeysOf(1)
 		v := NewView(keys, slog.New(slog.NewTextHandler(io.Discard, nil)), func() {})
@@ -51,6 +54,20 @@ func FuzzView(f *testing.F) {
 			}
 			if again, err := ParseEndpoint(e.Node, e.ID, b); err != nil || !again.Created.Equal(e.Created) || !reflect.DeepEqual(again.Addrs, e.Addrs) {
 				t.Fatalf("%+v is read back as %+v, %v", e, again, err)
+			}
+		}
+		for _, p := range s.Policies {
+			b, err := EncodePolicy(p)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", p, err)
+			}
+			if again, err := ParsePolicy(p.Name, b); err != nil || !reflect.DeepEqual(again, p) {
+				t.Fatalf("%s is read back as %+v, %v", b, again, err)
+			}
+		}
+		for _, n := range s.Namespaces {
+			if _, err := EncodeNamespace(n); err != nil {
+				t.Fatalf("accepted %+v, but: %v", n, err)
 			}
 		}
 		if n, err := ParseNetwork(1, value); err == nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
 )
 
 // SchemaVersion is the version of the schema in docs/protocols/store-schema.md; it is part of every key.
@@ -49,6 +50,18 @@ func (k Keys) Addrs(node string) string { return k.root + "addrs/" + node + "/" 
 // Addr is the key that says which endpoint holds an IPv4 address, and with it the IPv6 one that follows.
 func (k Keys) Addr(node string, a netip.Addr) string { return k.Addrs(node) + a.String() }
 
+// Policies is the prefix of all policies' keys.
+func (k Keys) Policies() string { return k.root + "policies/" }
+
+// Policy is the key of one policy.
+func (k Keys) Policy(name string) string { return k.Policies() + name }
+
+// Namespaces is the prefix of the keys of namespaces that somebody described.
+func (k Keys) Namespaces() string { return k.root + "namespaces/" }
+
+// Namespace is the key of one namespace.
+func (k Keys) Namespace(name string) string { return k.Namespaces() + name }
+
 // KeyKind says what a key stands for.
 type KeyKind uint8
 
@@ -59,6 +72,8 @@ const (
 	KeyNode
 	KeyEndpoint
 	KeyAddr
+	KeyPolicy
+	KeyNamespace
 )
 
 // Key is a parsed key.
@@ -67,6 +82,7 @@ type Key struct {
 	Node     string           // KeyNode, KeyEndpoint, KeyAddr
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr
+	Name     string           // KeyPolicy, KeyNamespace
 }
 
 // Parse reads a key. A key of no kind known here is KeyUnknown and no error; a key of a known kind that is
@@ -85,6 +101,10 @@ func (k Keys) Parse(key string) (Key, error) {
 	case "nodes":
 		parsed = Key{Kind: KeyNode, Node: rest}
 		return parsed, model.ValidateName("node", rest)
+	case "policies":
+		return Key{Kind: KeyPolicy, Name: rest}, policy.ValidateName(rest)
+	case "namespaces":
+		return Key{Kind: KeyNamespace, Name: rest}, policy.ValidateNamespace(rest)
 	case "endpoints":
 		node, text, _ := strings.Cut(rest, "/")
 		id, err := strconv.ParseUint(text, 10, 32)

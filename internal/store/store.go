@@ -8,6 +8,7 @@ import (
 	"context"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
 )
 
 // Store is one network's shared state. Implementations are safe for concurrent use. Every call gives up
@@ -36,6 +37,10 @@ type Store interface {
 	// DeleteEndpoint removes an endpoint and frees its addresses. An absent one is no error.
 	DeleteEndpoint(ctx context.Context, node string, id model.EndpointID) error
 
+	// EditPolicies makes all changes of an edit in one step, or none, and says what became of each. Errors:
+	// ErrNoNetwork, *PolicyLimitError, *UnknownPolicyError, or what is malformed.
+	EditPolicies(ctx context.Context, edit PolicyEdit) ([]PolicyOutcome, error)
+
 	// Watch sends the present state, then a complete new one after every change; changes that happen
 	// while the receiver is busy arrive as one. It recovers by itself from lost connections and from
 	// compaction. The channel is closed when ctx ends or the store is closed. A store that cannot be
@@ -60,4 +65,10 @@ type State struct {
 	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with an IPv4 address inside
 	// the node's prefixes that no other endpoint has, and perhaps an IPv6 address that ends in it.
 	Endpoints []model.Endpoint
+	// Policies are sorted by name. One that has not changed is the same pointer as in the state before.
+	Policies []*policy.Policy
+	// Namespaces are those that somebody described, sorted by name.
+	Namespaces []policy.Namespace
+	// PolicyFaults says which stored policies this version cannot read, and what became of them; sorted.
+	PolicyFaults []string
 }

@@ -94,6 +94,9 @@ func TestKeysAreReadAsTheyAreWritten(t *testing.T) {
 		k.Node("n1"):         {Kind: KeyNode, Node: "n1"},
 		k.Endpoint("n1", 12): {Kind: KeyEndpoint, Node: "n1", Endpoint: 12},
 		k.Addr("n1", a):      {Kind: KeyAddr, Node: "n1", Addr: a},
+		k.Policy("a"):        {Kind: KeyPolicy, Name: "a"},
+		k.Policy("shop/a.b"): {Kind: KeyPolicy, Name: "shop/a.b"},
+		k.Namespace("shop"):  {Kind: KeyNamespace, Name: "shop"},
 		k.Root() + "new/x":   {Kind: KeyUnknown},
 	} {
 		if got, err := k.Parse(key); err != nil || got != want {
@@ -104,6 +107,7 @@ func TestKeysAreReadAsTheyAreWritten(t *testing.T) {
 		"", "/heddle/v1/8/network", k.Root() + "network/", k.Nodes(), k.Node("n1/x"), k.Node("N1"),
 		k.Endpoints("n1"), k.Endpoints("n1") + "0", k.Endpoints("n1") + "07", k.Endpoints("n1") + "+7", k.Endpoints("n1") + "7/",
 		k.Endpoints("n1") + "4194304", k.Endpoints("") + "7", k.Addrs("n1") + "10.0.0.1/", k.Addrs("n1") + "fd00::1", k.Addrs("n1") + "::ffff:10.0.0.1",
+		k.Policies(), k.Policy("a/b/c"), k.Policy("A"), k.Policy("a/"), k.Namespaces(), k.Namespace("a.b"), k.Namespace("a/b"),
 		k.Root() + "nodes", k.Root() + "endpoints", k.Root() + "new/" + strings.Repeat("x", 300),
 	} {
 		if got, err := k.Parse(bad); err == nil {

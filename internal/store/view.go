@@ -19,6 +19,7 @@ type View struct {
 
 	nodes     map[string]nodeRecord
 	endpoints map[endpointKey]model.Endpoint
+	policies
 	// excluded holds why a valid value is not part of the last state, by key, so that the same
 	// contradiction is reported once.
 	excluded map[string]string
@@ -45,6 +46,7 @@ func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
 func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[endpointKey]model.Endpoint)
+	v.policies.reset()
 }
 
 // Set takes in the value of key, which the store's revision created made first. A value that breaks the
@@ -73,6 +75,18 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.endpoints[id] = e
+	case KeyPolicy:
+		if err := v.setPolicy(k.Name, value); err != nil {
+			v.skip(key, err.Error())
+		}
+	case KeyNamespace:
+		n, err := ParseNamespace(k.Name, value)
+		if err != nil {
+			delete(v.namespaces, k.Name)
+			v.skip(key, err.Error())
+			return
+		}
+		v.namespaces[k.Name] = n
 	}
 }
 
@@ -87,6 +101,10 @@ func (v *View) Delete(key string) {
 		delete(v.nodes, k.Node)
 	case KeyEndpoint:
 		delete(v.endpoints, endpointKey{k.Node, k.Endpoint})
+	case KeyPolicy:
+		v.deletePolicy(k.Name)
+	case KeyNamespace:
+		delete(v.namespaces, k.Name)
 	}
 }
 
@@ -124,6 +142,7 @@ func (v *View) State(revision int64) State {
 		s.Endpoints = append(s.Endpoints, e)
 	}
 	v.excluded = excluded
+	v.policies.addTo(&s)
 	return s
 }
 

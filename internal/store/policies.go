@@ -1,0 +1,273 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"heddle.dev/heddle/internal/policy"
+)
+
+// Limits of policies in the store. etcd takes 1.5 MiB in one request.
+const (
+	maxPolicyBytes = 1 << 20
+	maxEditBytes   = 1300 << 10
+	maxEditChanges = 3600
+)
+
+// PolicyEdit is a set of changes. What is put replaces what is there under the same name.
+type PolicyEdit struct {
+	Put              []*policy.Policy
+	PutNamespaces    []policy.Namespace
+	Delete           []string
+	DeleteNamespaces []string
+}
+
+// PolicyOutcome says what became of one change of an edit.
+type PolicyOutcome struct {
+	Kind   string `json:"kind"` // "policy" or "namespace"
+	Name   string `json:"name"`
+	Change string `json:"change"` // "created", "changed", "unchanged" or "deleted"
+}
+
+// PolicyLimitError says that an edit, or what it would lead to, is too much.
+type PolicyLimitError struct {
+	What   string // "rules in the network"
+	Have   int
+	Most   int
+	Remedy string
+}
+
+// Error implements error.
+func (e *PolicyLimitError) Error() string {
+	return fmt.Sprintf("%d %s, at most %d are taken: %s", e.Have, e.What, e.Most, e.Remedy)
+}
+
+// UnknownPolicyError says that something to delete is not there.
+type UnknownPolicyError struct{ Kind, Name string }
+
+// Error implements error.
+func (e *UnknownPolicyError) Error() string {
+	return fmt.Sprintf("%s %s is not there: nothing was deleted", e.Kind, e.Name)
+}
+
+// EncodePolicy gives the value stored for p, or why p is no valid policy.
+func EncodePolicy(p *policy.Policy) ([]byte, error) {
+	if err := p.Validate(); err != nil {
+		return nil, fmt.Errorf("policy %.60q: %w", p.Name, err)
+	}
+	b, err := json.Marshal(p)
+	if err != nil {
+		return nil, fmt.Errorf("encode policy %s: %w", p.Name, err)
+	}
+	if len(b) > maxPolicyBytes {
+		return nil, &PolicyLimitError{"bytes in policy " + p.Name, len(b), maxPolicyBytes, "split it into several"}
+	}
+	return b, nil
+}
+
+// ParsePolicy reads the value stored for the policy called name. Unlike other values it is refused for a member that
+// is not known: what is not understood might be what narrows an allow.
+func ParsePolicy(name string, value []byte) (*policy.Policy, error) {
+	p := &policy.Policy{}
+	if err := decodeStrictly(value, p); err != nil {
+		return nil, fmt.Errorf("policy %s: %w", name, err)
+	}
+	if p.Name != name {
+		return nil, fmt.Errorf("policy %s: its value says name %.60q", name, p.Name)
+	}
+	if err := p.Validate(); err != nil {
+		return nil, fmt.Errorf("policy %s: %w", name, err)
+	}
+	return p, nil
+}
+
+func decodeStrictly(value []byte, v any) error {
+	if err := checkObject(value, maxPolicyBytes); err != nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(value))
+	d.DisallowUnknownFields()
+	return d.Decode(v)
+}
+
+// closedPolicy gives the policy that stands for one of which only the name and the subject can be read: nothing may
+// reach or leave the subject.
+func closedPolicy(name string, value []byte) (*policy.Policy, bool) {
+	var members struct {
+		Subject json.RawMessage `json:"subject"`
+	}
+	if checkObject(value, maxPolicyBytes) != nil || json.Unmarshal(value, &members) != nil || members.Subject == nil {
+		return nil, false
+	}
+	closed := &policy.Direction{Rules: []policy.Rule{{Name: "not understood: closed", Action: policy.Block}}}
+	p := &policy.Policy{Name: name, Ingress: closed, Egress: closed}
+	if decodeStrictly(members.Subject, &p.Subject) != nil || p.Validate() != nil {
+		return nil, false
+	}
+	return p, true
+}
+
+// EncodeNamespace gives the value stored for n, or why n is no valid namespace.
+func EncodeNamespace(n policy.Namespace) ([]byte, error) {
+	if err := n.Validate(); err != nil {
+		return nil, fmt.Errorf("namespace %.60q: %w", n.Name, err)
+	}
+	return encode(n)
+}
+
+// ParseNamespace reads the value stored for the namespace called name.
+func ParseNamespace(name string, value []byte) (policy.Namespace, error) {
+	var n policy.Namespace
+	if err := decode(value, &n); err != nil {
+		return n, fmt.Errorf("namespace %s: %w", name, err)
+	}
+	if n.Name != name {
+		return n, fmt.Errorf("namespace %s: its value says name %.60q", name, n.Name)
+	}
+	if err := n.Validate(); err != nil {
+		return n, fmt.Errorf("namespace %s: %w", name, err)
+	}
+	return n, nil
+}
+
+// Written is one key's value that an edit leads to; nil to delete the key.
+type Written struct {
+	Key   string
+	Value []byte
+}
+
+// PlanEdit decides what an edit writes, given the values of all policies and of all namespaces by name.
+func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte) (writes []Written, outcomes []PolicyOutcome, err error) {
+	size := 0
+	named := make(map[string]bool)
+	change := func(kind, name, key string, value []byte, have map[string][]byte) error {
+		if named[kind+" "+name] {
+			return fmt.Errorf("%s %s is named twice", kind, name)
+		}
+		named[kind+" "+name] = true
+		old, there := have[name]
+		o := PolicyOutcome{Kind: kind, Name: name, Change: "created"}
+		switch {
+		case value == nil && !there:
+			return &UnknownPolicyError{kind, name}
+		case value == nil:
+			o.Change = "deleted"
+		case there && bytes.Equal(old, value):
+			o.Change = "unchanged"
+		case there:
+			o.Change = "changed"
+		}
+		outcomes = append(outcomes, o)
+		if o.Change != "unchanged" {
+			writes = append(writes, Written{key, value})
+			size += len(key) + len(value)
+		}
+		return nil
+	}
+	after := maps.Clone(policies)
+	for _, p := range edit.Put {
+		value, err := EncodePolicy(p)
+		if err == nil {
+			err = change("policy", p.Name, keys.Policy(p.Name), value, policies)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		after[p.Name] = value
+	}
+	for _, n := range edit.PutNamespaces {
+		value, err := EncodeNamespace(n)
+		if err == nil {
+			err = change("namespace", n.Name, keys.Namespace(n.Name), value, namespaces)
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+	}
+	for _, name := range edit.Delete {
+		if err := change("policy", name, keys.Policy(name), nil, policies); err != nil {
+			return nil, nil, err
+		}
+		delete(after, name)
+	}
+	for _, name := range edit.DeleteNamespaces {
+		if err := change("namespace", name, keys.Namespace(name), nil, namespaces); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := checkLimits(len(writes), size, after); err != nil {
+		return nil, nil, err
+	}
+	return writes, outcomes, nil
+}
+
+func checkLimits(changes, size int, after map[string][]byte) error {
+	const steps = "apply the files in several steps"
+	switch {
+	case changes > maxEditChanges:
+		return &PolicyLimitError{"changed documents in one step", changes, maxEditChanges, steps}
+	case size > maxEditBytes:
+		return &PolicyLimitError{"bytes of changed documents in one step", size, maxEditBytes, steps}
+	case len(after) > policy.MaxPolicies:
+		return &PolicyLimitError{"policies in the network", len(after), policy.MaxPolicies, "delete some"}
+	}
+	rules := 0
+	for name, value := range after {
+		if p, err := ParsePolicy(name, value); err == nil {
+			rules += p.RuleCount()
+		}
+	}
+	if rules > policy.MaxTotalRules {
+		return &PolicyLimitError{"rules in the network", rules, policy.MaxTotalRules, "delete some"}
+	}
+	return nil
+}
+
+// policies is the part of a View that is about them.
+type policies struct {
+	byName     map[string]*policy.Policy
+	faults     map[string]string // by name
+	namespaces map[string]policy.Namespace
+}
+
+func (v *policies) reset() {
+	*v = policies{make(map[string]*policy.Policy), make(map[string]string), make(map[string]policy.Namespace)}
+}
+
+// setPolicy takes in a value. One that is not understood closes its subject, so that a mistake or a newer version of
+// the schema opens nothing; where not even the subject can be read, there is nothing to close.
+func (v *policies) setPolicy(name string, value []byte) error {
+	v.deletePolicy(name)
+	p, err := ParsePolicy(name, value)
+	if err == nil {
+		v.byName[name] = p
+		return nil
+	}
+	if p, ok := closedPolicy(name, value); ok {
+		v.byName[name] = p
+		v.faults[name] = err.Error() + ": its subject is held closed"
+	} else {
+		v.faults[name] = err.Error() + ": NOT in force, for not even its subject can be read"
+	}
+	return err
+}
+
+func (v *policies) deletePolicy(name string) {
+	delete(v.byName, name)
+	delete(v.faults, name)
+}
+
+func (v *policies) addTo(s *State) {
+	for _, name := range slices.Sorted(maps.Keys(v.byName)) {
+		s.Policies = append(s.Policies, v.byName[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.namespaces)) {
+		s.Namespaces = append(s.Namespaces, v.namespaces[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
+		s.PolicyFaults = append(s.PolicyFaults, v.faults[name])
+	}
+}

@@ -1,0 +1,125 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/policy"
+)
+
+func testPolicy(name string, rules int) *policy.Policy {
+	p := &policy.Policy{Name: name, Ingress: &policy.Direction{Default: policy.DefaultDeny}}
+	for i := range rules {
+		p.Ingress.Rules = append(p.Ingress.Rules, policy.Rule{Name: fmt.Sprint("rule ", i), Action: policy.Allow})
+	}
+	return p
+}
+
+func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
+	k := KeysOf(1)
+	p := testPolicy("shop/web", 2)
+	value, err := EncodePolicy(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := NewView(k, slog.New(slog.DiscardHandler), func() { t.Error("a value was skipped") })
+	v.Set(k.Policy(p.Name), value, 1)
+	v.Set(k.Policy("a"), []byte(`{"name":"a","subject":{},"egress":{"default":"allow"}}`), 2)
+	v.Set(k.Namespace("shop"), []byte(`{"name":"shop","labels":{"Team":"x"},"later":1}`), 3)
+	s := v.State(3)
+	if len(s.Policies) != 2 || s.Policies[0].Name != "a" || s.Policies[1].RuleCount() != 2 || len(s.Namespaces) != 1 || s.Namespaces[0].Labels["Team"] != "x" {
+		t.Errorf("%+v", s)
+	}
+	if again := v.State(4); again.Policies[1] != s.Policies[1] {
+		t.Error("a policy that did not change is another pointer")
+	}
+	v.Delete(k.Policy("a"))
+	v.Delete(k.Namespace("shop"))
+	if s := v.State(5); len(s.Policies) != 1 || len(s.Namespaces) != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestBrokenPoliciesClose: a stored policy that is not understood as a whole closes its subject, and is reported; the
+// others stay in force.
+func TestBrokenPoliciesClose(t *testing.T) {
+	k := KeysOf(1)
+	const closed, ignored = "held closed", "NOT in force"
+	for value, want := range map[string]string{
+		`{"name":"p","subject":{"labels":{"a":"b"}},"ingress":{"rules":[{"action":"allow","unless":"x"}]}}`: closed,
+		`{"name":"p","subject":{"labels":{"a":"b"}},"ingress":{"default":"maybe"}}`:                         closed,
+		`{"name":"p","subject":{"labels":{"a":"b"}},"schedule":{}}`:                                         closed,
+		`{"name":"q","subject":{"labels":{"a":"b"}},"ingress":{"default":"allow"}}`:                         closed,
+		`{"name":"p","subject":{"newer":1},"ingress":{"default":"allow"}}`:                                  ignored,
+		`{"name":"p"}`:                          ignored,
+		`{"name":"p","name":"p","subject":{}}`:  ignored,
+		`[]`:                                    ignored,
+		`{"name":"p","subject":{}`:              ignored,
+		strings.Repeat(" ", 1<<20) + `{}`:       ignored,
+		"{\"name\":\"p\",\"subject\":\"\xff\"}": ignored,
+	} {
+		skipped := 0
+		v := NewView(k, slog.New(slog.DiscardHandler), func() { skipped++ })
+		v.Set(k.Policy("ok"), []byte(`{"name":"ok","subject":{},"ingress":{"default":"allow"}}`), 1)
+		v.Set(k.Policy("p"), []byte(value), 1)
+		s := v.State(1)
+		if skipped != 1 || len(s.PolicyFaults) != 1 || !strings.Contains(s.PolicyFaults[0], want) || len(s.Policies) == 0 || s.Policies[0].Name != "ok" {
+			t.Errorf("%.80s: %d skipped, %q", value, skipped, s.PolicyFaults)
+			continue
+		}
+		if want == ignored {
+			if len(s.Policies) != 1 {
+				t.Errorf("%.80s: in force", value)
+			}
+			continue
+		}
+		p := s.Policies[1]
+		if p.Subject.Labels["a"] != "b" || p.Ingress.Rules[0].Action != policy.Block || p.Egress.Rules[0].Action != policy.Block {
+			t.Errorf("%.80s: %+v", value, p)
+		}
+		v.Set(k.Policy("p"), []byte(`{"name":"p","subject":{},"ingress":{"default":"allow"}}`), 1)
+		if s := v.State(2); len(s.PolicyFaults) != 0 || s.Policies[1].Egress != nil {
+			t.Errorf("%.80s: mended, and still %+v", value, s)
+		}
+	}
+}
+
+func TestPlanEdit(t *testing.T) {
+	k := KeysOf(1)
+	value, err := EncodePolicy(testPolicy("a", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string][]byte{"a": value, "gone": value}
+	writes, outcomes, err := PlanEdit(k, PolicyEdit{
+		Put:           []*policy.Policy{testPolicy("a", 1), testPolicy("b", 1)},
+		PutNamespaces: []policy.Namespace{{Name: "shop"}},
+		Delete:        []string{"gone"},
+	}, have, map[string][]byte{"shop": []byte("{}")})
+	want := "[{policy a unchanged} {policy b created} {namespace shop changed} {policy gone deleted}]"
+	if err != nil || fmt.Sprint(outcomes) != want || len(writes) != 3 || writes[2].Value != nil || writes[0].Key != k.Policy("b") {
+		t.Errorf("%v %v %v", outcomes, writes, err)
+	}
+	var unknown *UnknownPolicyError
+	var limit *PolicyLimitError
+	for name, c := range map[string]struct {
+		edit PolicyEdit
+		err  any
+	}{
+		"absent":          {PolicyEdit{Delete: []string{"a", "x"}}, &unknown},
+		"absent ns":       {PolicyEdit{DeleteNamespaces: []string{"x"}}, &unknown},
+		"invalid":         {PolicyEdit{Put: []*policy.Policy{testPolicy("A", 1)}}, new(*policy.FieldError)},
+		"many bytes":      {PolicyEdit{Put: []*policy.Policy{testPolicy("x", 9000), testPolicy("y", 9000), testPolicy("z", 9000), testPolicy("u", 9000)}}, &limit},
+		"invalid and not": {PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1), testPolicy("d", policy.MaxRules+1)}}, new(*policy.FieldError)},
+	} {
+		if writes, _, err := PlanEdit(k, c.edit, have, nil); !errors.As(err, c.err) || writes != nil {
+			t.Errorf("%s: %d writes, %v", name, len(writes), err)
+		}
+	}
+	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}, Delete: []string{"c"}}, have, nil); err == nil {
+		t.Error("put and deleted at once")
+	}
+}

@@ -43,9 +43,25 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// runInUserNamespace runs a program in a container made for it, with n1/c1's root file system, whose network namespace is
-// attached as endpoint name by a hook, as a network plugin would. It gives the program's output.
+// runInUserNamespace is runContainer with a user namespace, no_new_privs and a seccomp profile.
 func runInUserNamespace(t *testing.T, mode, name string, argv ...string) string {
+	return runContainer(t, mode, name, func(spec *specs.Spec) {
+		spec.Process.NoNewPrivileges = true
+		eperm := uint(1)
+		spec.Linux.Seccomp = &specs.LinuxSeccomp{
+			DefaultAction: specs.ActAllow,
+			Syscalls:      []specs.LinuxSyscall{{Names: []string{"ptrace", "add_key"}, Action: specs.ActErrno, ErrnoRet: &eperm}},
+		}
+		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+	}, argv...)
+}
+
+// runContainer runs a program in a container made for it, with n1/c1's root file system, whose network namespace is
+// attached as endpoint name by a hook, as a network plugin would. change may alter what the container is. It gives the
+// program's output.
+func runContainer(t *testing.T, mode, name string, change func(*specs.Spec), argv ...string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("/run/heddle/lab", labName, "n1/c1", mode, "config.json"))
 	if err != nil {
@@ -55,17 +71,10 @@ func runInUserNamespace(t *testing.T, mode, name string, argv ...string) string 
 	if err := json.Unmarshal(raw, &spec); err != nil {
 		t.Fatal(err)
 	}
-	bundle, id := t.TempDir(), labName+"-user-"+mode
-	spec.Process.Args, spec.Process.NoNewPrivileges, spec.Linux.CgroupsPath = argv, true, "/"+id
-	eperm := uint(1)
-	spec.Linux.Seccomp = &specs.LinuxSeccomp{
-		DefaultAction: specs.ActAllow,
-		Syscalls:      []specs.LinuxSyscall{{Names: []string{"ptrace", "add_key"}, Action: specs.ActErrno, ErrnoRet: &eperm}},
-	}
-	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 65536}}
-	spec.Linux.UIDMappings, spec.Linux.GIDMappings = ids, ids
-	spec.Linux.Namespaces = nil
-	for _, kind := range []specs.LinuxNamespaceType{specs.UserNamespace, specs.MountNamespace, specs.NetworkNamespace, specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace} {
+	bundle, id := t.TempDir(), labName+"-"+filepath.Base(name)
+	spec.Process.Args, spec.Linux.CgroupsPath = argv, "/"+id
+	spec.Linux.Namespaces, spec.Linux.Seccomp = nil, nil
+	for _, kind := range []specs.LinuxNamespaceType{specs.MountNamespace, specs.NetworkNamespace, specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace} {
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: kind})
 	}
 	var mounts []specs.Mount
@@ -75,6 +84,7 @@ func runInUserNamespace(t *testing.T, mode, name string, argv ...string) string 
 		}
 	}
 	spec.Mounts = mounts
+	change(&spec)
 	add := fmt.Sprintf(`pid=$(sed 's/.*"pid": *\([0-9]*\).*/\1/') && exec %s endpoints add %s --lab %s --node n1 --netns /proc/$pid/ns/net --intercepted=%v`,
 		heddleBin, name, labName, mode == "heddle")
 	spec.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{Path: "/bin/sh", Args: []string{"sh", "-c", add}}}}

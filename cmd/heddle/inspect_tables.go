@@ -119,6 +119,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("listeners", fmt.Sprint(in.Listeners))
 	t.row("calls answered", answered)
 	t.row("calls continued", fmt.Sprint(in.Continued))
+	t.row("ioctls made", fmt.Sprint(in.Ioctls))
 	t.row("calls failed", failures(in.Failed))
 	tr := st.Traffic
 	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,

@@ -28,6 +28,8 @@ var (
 		"Trapped calls answered with a socket of the node or with the container's own view.", nil, nil)
 	continuedDesc = prometheus.NewDesc("heddle_intercept_continued_total",
 		"Trapped calls left to the kernel because they do not concern TCP.", nil, nil)
+	ioctlsDesc = prometheus.NewDesc("heddle_intercept_ioctls_total",
+		"ioctls of network devices that the agent made for their callers.", nil, nil)
 	failedDesc = prometheus.NewDesc("heddle_intercept_failed_total",
 		"Trapped calls that could not be answered, by cause.", []string{"cause"}, nil)
 	premadeDesc = prometheus.NewDesc("heddle_intercept_premade_total",
@@ -62,7 +64,7 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc,
+	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
@@ -120,6 +122,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(listenersDesc, float64(in.Listeners))
 	counter(answeredDesc, in.Answered)
 	counter(continuedDesc, in.Continued)
+	counter(ioctlsDesc, in.Ioctls)
 	for _, cause := range slices.Sorted(maps.Keys(in.Failed)) {
 		counter(failedDesc, in.Failed[cause], cause)
 	}

@@ -124,6 +124,8 @@ type Interception struct {
 	Answered uint64 `json:"answered"`
 	// Continued calls were left to the kernel: not TCP.
 	Continued uint64 `json:"continued"`
+	// Ioctls of network devices were made by the agent for their callers.
+	Ioctls uint64 `json:"ioctls"`
 	// Failed calls, by cause.
 	Failed map[string]uint64 `json:"failed"`
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.

@@ -1,4 +1,4 @@
-// Package intercept answers trapped socket() calls with sockets made in the agent's own network namespace.
+// Package intercept answers trapped calls: socket() with sockets made in the agent's own network namespace.
 //
 // An OCI runtime installs a seccomp filter whose listener it hands to the agent over a Unix socket
 // (handoff.go). Every listener gets one goroutine on one OS thread (listener.go) that receives the trapped
@@ -8,9 +8,9 @@
 //
 // Three facts of the kernel shape the package:
 //
-//   - Only integers of the call are read, never the caller's memory, so nothing can change between the
+//   - Only integers of a socket() call are read, never the caller's memory, so nothing can change between the
 //     look and the answer; and letting a call continue is safe because it then acts on the container's
-//     own namespace only.
+//     own namespace only. An ioctl never continues: ioctl.go, ioctlthread.go and caller.go make it for the caller.
 //   - An answer is two steps: ADDFD, which gives the caller the socket, then SEND, which tells it the number. In
 //     one step (ADDFD with the flag SEND) the kernel marks the call answered before the caller has taken the
 //     descriptor; if the agent's thread gets a signal before that, a SIGKILL at least, ADDFD takes the descriptor

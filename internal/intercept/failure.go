@@ -25,6 +25,7 @@ const (
 	failParkedListener         // a parked listener could not be resumed
 	failNetns                  // the caller's network namespace cannot be told
 	failForeignNetns           // the caller is in another network namespace than its endpoint: it keeps to its own
+	failIoctl                  // an ioctl of sockets could not be made for the caller
 	numFailures
 )
 
@@ -35,6 +36,7 @@ var failureNames = [numFailures]string{
 	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
 	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
 	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
+	failIoctl: "ioctl",
 }
 
 // String gives the metric label.

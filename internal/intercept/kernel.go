@@ -98,6 +98,11 @@ func sendErrno(fd int, id uint64, errno unix.Errno) error {
 	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
+// stillWaits fails, in a way that gone knows, if nobody waits for an answer to notification id any more.
+func stillWaits(fd int, id uint64) error {
+	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
+}
+
 // sendContinue lets the kernel run the call as if it had not been trapped.
 func sendContinue(fd int, id uint64) error {
 	r := response{ID: id, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
@@ -149,12 +154,17 @@ func (p procDir) ownerOf(tid uint32) (owner, error) {
 	return owner{st.Uid, st.Gid}, err
 }
 
-// netnsOf gives the inode of thread tid's network namespace. It reads the link instead of following it, which takes
-// half the time.
+// netnsOf gives the inode of thread tid's network namespace.
 func (p procDir) netnsOf(tid uint32) (inode uint64, err error) {
+	return p.netnsAt(strconv.FormatUint(uint64(tid), 10) + "/ns/net")
+}
+
+// netnsAt gives the inode of the network namespace at path in /proc. It reads the link instead of following it,
+// which takes half the time.
+func (p procDir) netnsAt(path string) (inode uint64, err error) {
 	const head, tail = "net:[", "]"
 	var buf [32]byte
-	n, err := unix.Readlinkat(int(p), strconv.FormatUint(uint64(tid), 10)+"/ns/net", buf[:])
+	n, err := unix.Readlinkat(int(p), path, buf[:])
 	if err != nil {
 		return 0, err
 	}

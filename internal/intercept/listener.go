@@ -147,6 +147,9 @@ func (l *listener) handle() {
 // answer answers one call with a socket or lets it continue. On failure the caller still waits, unless
 // the failure is that it has gone.
 func (l *listener) answer(n *notification) (failure, error) {
+	if c, ok := classifyIoctl(&n.Data); ok && model.ProtectIoctls.On() {
+		return l.answerIoctl(n, c)
+	}
 	req, ok := classify(&n.Data)
 	if !ok {
 		if err := sendContinue(l.fd, n.ID); err != nil {

@@ -131,6 +131,7 @@ func (s *Server) Stats() Stats {
 		Continued: c.continued.Load(),
 		Premade:   c.premade.Load(),
 		Inline:    c.inline.Load(),
+		Ioctls:    c.ioctls.Load(),
 		Failed:    make(map[string]uint64, numFailures-1),
 	}
 	for f := failNone + 1; f < numFailures; f++ {

@@ -88,12 +88,13 @@ type Stats struct {
 	Continued uint64            // calls left to the kernel: not for TCP over IPv4 or IPv6
 	Premade   uint64            // of Answered, those whose socket was ready
 	Inline    uint64            // of Answered, those whose socket had to be made first
+	Ioctls    uint64            // ioctls of sockets that the agent made for their callers
 	Failed    map[string]uint64 // everything else, by reason; every reason has an entry
 }
 
 // counters are written by every answering thread, with no order between them.
 type counters struct {
-	answered, continued, premade, inline atomic.Uint64
+	answered, continued, premade, inline, ioctls atomic.Uint64
 
 	failed [numFailures]atomic.Uint64
 }
@@ -105,7 +106,8 @@ type Server struct {
 	socket   *net.UnixListener
 	lock     *os.File // on the socket's path
 	proc     procDir
-	stopFD   int // eventfd; readable once the server closes, which ends every loop
+	netns    uint64 // inode of the agent's own network namespace
+	stopFD   int    // eventfd; readable once the server closes, which ends every loop
 	wake     syncWakeUp
 	counters counters
 	refiller refiller
@@ -144,6 +146,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if s.proc, err = openProc(); err != nil {
+		return nil, err
+	}
+	if s.netns, err = s.proc.netnsAt("self/ns/net"); err != nil {
 		return nil, err
 	}
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {

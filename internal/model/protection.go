@@ -20,6 +20,7 @@ const (
 	ProtectNetns         Protection = 4
 	ProtectUnknownPeer   Protection = 5
 	ProtectNodeAddress   Protection = 6
+	ProtectIoctls        Protection = 7
 )
 
 // ProtectionInfo describes one Protection.
@@ -38,6 +39,7 @@ var Protections = []ProtectionInfo{
 	{ProtectNetns, "netns", "only threads in an endpoint's network namespace get its sockets"},
 	{ProtectUnknownPeer, "unknown_peer", "no direct connection lives whose peer is not known"},
 	{ProtectNodeAddress, "node_address", "a container that connects to an address of its node does not pass for the node"},
+	{ProtectIoctls, "ioctls", "ioctls of sockets act on the caller's network namespace with the caller's rights"},
 }
 
 // String gives the protection's name.

@@ -27,9 +27,13 @@ type trap struct {
 	calls   []box
 }
 
-// traps are Heddle's: TCP sockets, and nothing else. The kernel keeps the socket's type in the low four
-// bits of the second argument, beside SOCK_CLOEXEC and SOCK_NONBLOCK.
-var traps = []trap{{syscall: "socket", calls: []box{streamSocket(afInet), streamSocket(afInet6)}}}
+// traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices through one. The
+// kernel keeps the socket's type in the low four bits of the second argument, beside SOCK_CLOEXEC and SOCK_NONBLOCK.
+// What comes first is what the others are for.
+var traps = []trap{
+	{syscall: "socket", calls: []box{streamSocket(afInet), streamSocket(afInet6)}},
+	{syscall: "ioctl", calls: []box{deviceIoctl()}},
+}
 
 // Linux's numbers, the same on every architecture Heddle builds for.
 const (
@@ -43,6 +47,14 @@ func streamSocket(domain uint64) box {
 	b := anyBox()
 	b[0] = point(domain)
 	b[1] = masked(sockTypeMask, sockStream)
+	return b
+}
+
+// deviceIoctl is the ioctls 0x8900-0x89ff (sockets, devices) and 0x8b00-0x8bff (wireless). The kernel takes the lower
+// half of the register, so the upper half must not make a difference here. internal/intercept has the same numbers.
+func deviceIoctl() box {
+	b := anyBox()
+	b[1] = masked(0xfffffd00, 0x8900)
 	return b
 }
 
@@ -66,7 +78,7 @@ func newProfile() object {
 
 // addTraps changes profile (the object linux.seccomp) so that traps are answered by a listener, and
 // everything else is treated as before. Calls the profile forbids stay forbidden. It reports whether
-// any call is left to trap; without one the profile is not changed.
+// any call of the first trap is left to trap; without one the profile is not changed.
 //
 // Where rules of the profile overlap with different actions, the stricter one counts.
 func addTraps(profile object, traps []trap) (trapped bool, err error) {
@@ -84,10 +96,9 @@ func addTraps(profile object, traps []trap) (trapped bool, err error) {
 		if entries, rules, err = trapSyscall(entries, def, t); err != nil {
 			return false, err
 		}
-		notify = append(notify, rules...)
-	}
-	if len(notify) == 0 {
-		return false, nil
+		if notify = append(notify, rules...); len(notify) == 0 {
+			return false, nil // no sockets of Heddle's
+		}
 	}
 	profile["syscalls"] = append(entries, notify...)
 	return true, nil

@@ -147,6 +147,24 @@ func probes(more ...uint64) (calls [][6]uint64) {
 	return calls
 }
 
+// isDeviceIoctl says what the kernel makes of ioctl's second argument, of which it takes the lower 32 bits.
+func isDeviceIoctl(args [6]uint64) bool {
+	cmd := uint32(args[1])
+	return cmd >= 0x8900 && cmd <= 0x89ff || cmd >= 0x8b00 && cmd <= 0x8bff
+}
+
+// ioctlProbes are ioctls around every edge of Heddle's rule, and of the values in more.
+func ioctlProbes(more ...uint64) (calls [][6]uint64) {
+	for _, low := range append([]uint64{0, 0x5401, 0x8800, 0x8900, 0x8912, 0x8a00, 0x8b00, 0x8b01, 0x8c00, 0x18912, 0x80108906, 0xc0008912, 0xffff8912}, more...) {
+		for _, v := range []uint64{low - 1, low, low + 1} {
+			for _, high := range []uint64{0, 1, 0x8912, math.MaxUint32} {
+				calls = append(calls, [6]uint64{3, high<<32 | v&math.MaxUint32, 0}, [6]uint64{v, high<<32 | 0x8927, v})
+			}
+		}
+	}
+	return calls
+}
+
 // checkEdit compares a profile before and after: a TCP socket that was let through is the listener's,
 // everything else is as it was. It reports whether anything was trapped.
 func checkEdit(t testing.TB, text string, more ...uint64) bool {
@@ -164,6 +182,17 @@ func checkEdit(t testing.TB, text string, more ...uint64) bool {
 			if is != want {
 				t.Fatalf("%s(%#x, %#x, %d): %s before, %s after, want %s\n%s", name, args[0], args[1], args[2], was, is, want, text)
 			}
+		}
+	}
+	b, a := newEvaluator(t, before, "ioctl"), newEvaluator(t, after, "ioctl")
+	for _, args := range ioctlProbes(more...) {
+		was, is := b.action(args), a.action(args)
+		want := was
+		if trapped && isDeviceIoctl(args) && (was == actAllow || was == actLog) {
+			want = actNotify
+		}
+		if is != want {
+			t.Fatalf("ioctl(%d, %#x, %#x): %s before, %s after, want %s\n%s", args[0], args[1], args[2], was, is, want, text)
 		}
 	}
 	return trapped
@@ -211,6 +240,12 @@ var mergeCases = []struct {
 	{"errno: any type but raw", errDef + oneArg("SCMP_ACT_ALLOW", cond(1, "NE", 3, 0)) + `]}`, true},
 	{"errno: IPv4 forbidden by a rule", errDef + allowRule + `,{"names":["socket"],"action":"SCMP_ACT_ERRNO","errnoRet":97,"args":[` + cond(0, "EQ", 2, 0) + `]}]}`, true},
 	{"errno: rule as the default", errDef + allowRule + "," + oneArg("SCMP_ACT_ERRNO", cond(0, "EQ", 2, 0)) + `]}`, true},
+	{"errno: ioctls, too", errDef + allowRule + `,{"names":["ioctl","close"],"action":"SCMP_ACT_ALLOW"}]}`, true},
+	{"errno: ioctls but TIOCSTI", errDef + allowRule + `,{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[` + cond(1, "NE", 0x5412, 0) + `]}]}`, true},
+	{"errno: low ioctls", errDef + allowRule + `,{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[` + cond(1, "LT", 0x8914, 0) + `]}]}`, true},
+	{"allow: SIOCSIF* forbidden", allowDef + `{"names":["ioctl"],"action":"SCMP_ACT_ERRNO","args":[` + cond(1, "EQ", 0x8914, 0) + `]}]}`, true},
+	{"allow: device ioctls forbidden", allowDef + `{"names":["ioctl"],"action":"SCMP_ACT_ERRNO","args":[` + cond(1, "MASKED_EQ", 0xff00, 0x8900) + `]}]}`, true},
+	{"errno: ioctls but no sockets", errDef + `{"names":["ioctl"],"action":"SCMP_ACT_ALLOW"}]}`, false},
 	{"kill default", `{"defaultAction":"SCMP_ACT_KILL_PROCESS","syscalls":[` + allowRule + `]}`, true},
 }
 
@@ -238,10 +273,22 @@ func TestAddTrapsDocker(t *testing.T) {
 			t.Errorf("%s: nothing trapped", f)
 		}
 		after, _ := edited(t, string(text))
-		if n := len(after["syscalls"].([]any)) - len(parseProfile(t, string(text))["syscalls"].([]any)); n > 30 {
-			t.Errorf("%s: %d rules more: every other socket() pays for them", f, n)
+		for _, name := range []string{"socket", "ioctl"} {
+			if n := rulesFor(after, name) - rulesFor(parseProfile(t, string(text)), name); n > 30 {
+				t.Errorf("%s: %d rules more: every other %s() pays for them", f, n, name)
+			}
 		}
 	}
+}
+
+// rulesFor counts the rules of a profile that name a system call.
+func rulesFor(profile object, syscall string) (n int) {
+	for _, r := range profile["syscalls"].([]any) {
+		if slices.Contains(r.(object)["names"].([]any), any(syscall)) {
+			n++
+		}
+	}
+	return n
 }
 
 func TestAddTrapsRefuses(t *testing.T) {

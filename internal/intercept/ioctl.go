@@ -1,0 +1,285 @@
+package intercept
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ioctlCall is a trapped ioctl of those that act on network devices.
+type ioctlCall struct {
+	fd     int32
+	cmd    uint32
+	arg    uint64 // address in the caller's memory
+	compat bool   // made by a 32-bit program, or as one
+}
+
+// The trapped requests: 0x8900-0x89ff and 0x8b00-0x8bff. internal/runtime's filter has the same.
+const (
+	ioctlMask   = 0xfffffd00
+	ioctlPrefix = 0x8900
+)
+
+// classifyIoctl reads a trapped call. It returns false for everything but the ioctls that the filter traps.
+func classifyIoctl(d *callData) (c ioctlCall, ok bool) {
+	switch {
+	case d.Arch == auditArch && d.Nr == unix.SYS_IOCTL:
+		c.arg = d.Args[2]
+	case compatIoctl(d):
+		c.arg, c.compat = uint64(uint32(d.Args[2])), true
+	default:
+		return ioctlCall{}, false
+	}
+	// The kernel takes an int and an unsigned int, whatever the registers' upper halves hold.
+	c.fd, c.cmd = int32(d.Args[0]), uint32(d.Args[1])
+	return c, c.cmd&ioctlMask == ioctlPrefix
+}
+
+// argument says what an ioctl's third argument points to.
+type argument uint8
+
+const (
+	argUnknown  argument = iota // no socket knows the request
+	argState                    // a number, of the socket itself
+	argSetOwner                 // a process or process group that signals are for
+	argGetOwner
+	argFlat     // a structure without pointers
+	argConf     // struct ifconf: a buffer for a list
+	argRoute    // struct rtentry, whose rt_dev is a string; of IPv6 sockets one without pointers
+	argData     // struct ifreq, whose ifr_data leads to a structure without pointers
+	argNoData   // struct ifreq, whose union leads anywhere: the kernel gets null instead
+	argBridge   // three words, the last two of which may be pointers: null instead
+	argWireless // struct iwreq, whose union may be a pointer: null instead
+	argNetns    // none: gives a descriptor
+	argPrivate  // of a protocol
+)
+
+// Requests that have a case of their own. linux/sockios.h has no names for x/sys to offer.
+const (
+	siocSetOwner1, siocSetOwner2 = 0x8901, 0x8902 // FIOSETOWN, SIOCSPGRP
+	siocGetOwner1, siocGetOwner2 = 0x8903, 0x8904 // FIOGETOWN, SIOCGPGRP
+	siocAtMark                   = 0x8905
+	siocGetStamp, siocGetStampNS = 0x8906, 0x8907 // of the old kind
+	siocOutqNSD                  = 0x894b
+	siocWANDev                   = 0x894a
+	siocGIfMap, siocSIfMap       = 0x8970, 0x8971
+	siocGetNetns                 = 0x894c // SIOCGSKNS
+	siocUnixFile                 = 0x89e0 // of Unix sockets: opens the file it is bound to
+)
+
+// argumentOf is the table of what Heddle knows. The rest is argUnknown.
+func argumentOf(cmd uint32) argument {
+	switch {
+	case cmd == siocSetOwner1 || cmd == siocSetOwner2:
+		return argSetOwner
+	case cmd == siocGetOwner1 || cmd == siocGetOwner2:
+		return argGetOwner
+	case cmd == siocAtMark || cmd == siocGetStamp || cmd == siocGetStampNS || cmd == siocOutqNSD:
+		return argState
+	case cmd == 0x890b || cmd == 0x890c: // SIOCADDRT, SIOCDELRT
+		return argRoute
+	case cmd == unix.SIOCGIFCONF:
+		return argConf
+	case cmd == 0x8940 || cmd == 0x8941: // SIOCGIFBR, SIOCSIFBR
+		return argBridge
+	case cmd == unix.SIOCETHTOOL || cmd == 0x8993 || cmd == 0x8994 || cmd == 0x89b0 || cmd == 0x89b1: // bonds, time stamps
+		return argData
+	case cmd == siocWANDev || cmd >= 0x89f0 && cmd <= 0x89ff: // SIOCDEVPRIVATE
+		return argNoData
+	case cmd == siocGetNetns:
+		return argNetns
+	case cmd >= 0x89e0 && cmd <= 0x89ef: // SIOCPROTOPRIVATE
+		return argPrivate
+	case cmd >= 0x8b00:
+		return argWireless
+	case cmd == 0x890d, // SIOCRTMSG
+		cmd >= 0x8910 && cmd <= 0x8938, // interfaces
+		cmd == 0x8942 || cmd == 0x8943, // queue lengths
+		cmd >= 0x8947 && cmd <= 0x8949, // MII
+		cmd >= 0x8953 && cmd <= 0x8955, // ARP
+		cmd >= 0x8960 && cmd <= 0x8962, // RARP
+		cmd == siocGIfMap || cmd == siocSIfMap,
+		cmd >= 0x8980 && cmd <= 0x8983, // DLCI, VLAN
+		cmd >= 0x8990 && cmd <= 0x8995, // bonds
+		cmd >= 0x89a0 && cmd <= 0x89a3: // bridges
+		return argFlat
+	}
+	return argUnknown
+}
+
+// Sizes in bytes.
+const (
+	nameBytes        = 16 // IFNAMSIZ
+	ifreqBytes       = 40
+	compatIfreqBytes = 32
+	flatBytes        = 256 // more than any structure without pointers has
+	dataBytes        = 64 << 10
+	confBytes        = 256 << 10 // a list of 6,553 addresses
+	routeDev         = 88        // offset of rt_dev in struct rtentry
+)
+
+// ioctlMemory is the caller's memory of one ioctl, read once: what a thread of the caller writes there afterwards
+// changes nothing.
+type ioctlMemory struct {
+	flat []byte // what arg points to, as much of it as can be read, flatBytes at most
+	data []byte // what its pointer leads to, likewise
+	name []byte // what rt_dev leads to, likewise
+	// where data came from, or goes to; 0 if arg holds no pointer
+	dataAddr uint64
+}
+
+// readIoctlMemory reads what c may need. How much there is to read is for the kernel to find too little.
+func readIoctlMemory(tid uint32, c ioctlCall) (m ioctlMemory, err error) {
+	if m.flat, err = readMemory(tid, c.arg, flatBytes); err != nil {
+		return m, err
+	}
+	pointer := func(native, compat int) uint64 {
+		switch {
+		case c.compat && len(m.flat) >= compat+4:
+			return uint64(binary.NativeEndian.Uint32(m.flat[compat:]))
+		case !c.compat && len(m.flat) >= native+8:
+			return binary.NativeEndian.Uint64(m.flat[native:])
+		}
+		return 0
+	}
+	switch argumentOf(c.cmd) {
+	case argConf:
+		m.dataAddr = pointer(8, 4)
+	case argData:
+		if m.dataAddr = pointer(nameBytes, nameBytes); m.dataAddr != 0 {
+			m.data, err = readMemory(tid, m.dataAddr, dataBytes)
+		}
+	case argRoute:
+		if at := pointer(routeDev, math.MaxInt32-8); at != 0 {
+			m.name, err = readMemory(tid, at, nameBytes-1)
+		}
+	}
+	return m, err
+}
+
+// answerIoctl answers an ioctl of those that act on network devices. The kernel does not go on with it, as
+// another thread may put another file under the descriptor meanwhile: the agent makes the call itself, on the file
+// that it finds, with the caller's rights (ioctlThread). On failure the caller still waits.
+func (l *listener) answerIoctl(n *notification, c ioctlCall) (failure, error) {
+	who, errno, err := l.srv.proc.callerOf(n.PID, c.fd)
+	if err != nil {
+		return failIoctl, err
+	}
+	defer who.close()
+	mem, err := readIoctlMemory(n.PID, c)
+	if err != nil {
+		return failIoctl, err
+	}
+	// From here on what was opened and read is known to be the caller's: it has been waiting all the time.
+	if err := stillWaits(l.fd, n.ID); err != nil {
+		return injectFailure(err), err
+	}
+	out := ioctlOutcome{errno: errno, fd: -1}
+	if errno == 0 {
+		if out, err = l.makeIoctl(who, c, mem); err != nil {
+			return failIoctl, err
+		}
+	}
+	return l.tellIoctl(n, c, mem, out)
+}
+
+// tellIoctl gives the caller the outcome of its ioctl.
+func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out ioctlOutcome) (failure, error) {
+	if out.fd >= 0 {
+		defer closeFD(out.fd)
+	}
+	if err := stillWaits(l.fd, n.ID); err != nil {
+		return injectFailure(err), err
+	}
+	err := writeIoctlMemory(n.PID, c, mem, out)
+	if err != nil && out.errno == 0 {
+		out.errno = unix.EFAULT
+	}
+	switch {
+	case out.errno != 0:
+		err = sendErrno(l.fd, n.ID, out.errno)
+	case out.fd >= 0:
+		if out.value, err = addDescriptor(l.fd, n.ID, out.fd, true); err != nil {
+			return injectFailure(err), fmt.Errorf("give descriptor to caller: %w", err)
+		}
+		fallthrough
+	default:
+		err = sendValue(l.fd, n.ID, out.value)
+	}
+	if err != nil {
+		return injectFailure(err), fmt.Errorf("tell caller its ioctl's outcome: %w", err)
+	}
+	l.srv.counters.ioctls.Add(1)
+	return failNone, nil
+}
+
+// writeIoctlMemory writes what the kernel changed, where it would have written itself.
+func writeIoctlMemory(tid uint32, c ioctlCall, before ioctlMemory, out ioctlOutcome) error {
+	if argumentOf(c.cmd) == argConf && before.dataAddr != 0 {
+		if err := writeMemory(tid, before.dataAddr, out.data); err != nil {
+			return err
+		}
+	} else if err := writeChanges(tid, before.dataAddr, before.data, out.data); err != nil {
+		return err
+	}
+	return writeChanges(tid, c.arg, before.flat, out.flat)
+}
+
+// writeChanges writes the part of after that differs from before. They begin at addr.
+func writeChanges(tid uint32, addr uint64, before, after []byte) error {
+	first, last := -1, -1
+	for i := range after {
+		if i >= len(before) || before[i] != after[i] {
+			if first < 0 {
+				first = i
+			}
+			last = i
+		}
+	}
+	if first < 0 {
+		return nil
+	}
+	return writeMemory(tid, addr+uint64(first), after[first:last+1])
+}
+
+// readMemory reads n bytes at addr in the memory of thread tid, or fewer if they end before. Nothing to read is no
+// error: a pointer may be wrong.
+func readMemory(tid uint32, addr uint64, n int) ([]byte, error) {
+	if addr == 0 || addr > math.MaxInt64 {
+		return nil, nil
+	}
+	b := make([]byte, n)
+	local := []unix.Iovec{{Base: &b[0]}}
+	local[0].SetLen(n)
+	got, err := unix.ProcessVMReadv(int(tid), local, []unix.RemoteIovec{{Base: uintptr(addr), Len: n}}, 0)
+	if err == unix.EFAULT {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read memory of thread %d: %w", tid, err)
+	}
+	return b[:got], nil
+}
+
+// writeMemory writes all of b at addr in the memory of thread tid.
+func writeMemory(tid uint32, addr uint64, b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	if addr == 0 || addr > math.MaxInt64 {
+		return unix.EFAULT
+	}
+	local := []unix.Iovec{{Base: &b[0]}}
+	local[0].SetLen(len(b))
+	got, err := unix.ProcessVMWritev(int(tid), local, []unix.RemoteIovec{{Base: uintptr(addr), Len: len(b)}}, 0)
+	if err == nil && got != len(b) {
+		err = unix.EFAULT
+	}
+	return err
+}
+
+// isSocketLink reports whether a link of /proc/TID/fd is a socket's.
+func isSocketLink(link string) bool { return strings.HasPrefix(link, "socket:[") }

@@ -17,7 +17,7 @@ const scrapeTimeout = 5 * time.Second
 // The metrics. docs/protocols/agent-api.md documents each; a test ties the two.
 var (
 	reasonDesc = prometheus.NewDesc("heddle_reason_total",
-		"Connections, packets and calls by reason: paths taken, fallbacks, drops and refusals.", []string{"reason", "kind"}, nil)
+		"Connections, packets and calls by reason: paths taken, fallbacks, drops, refusals and connections cut.", []string{"reason", "kind"}, nil)
 	endpointsDesc = prometheus.NewDesc("heddle_endpoints", "Endpoints on this node.", nil, nil)
 	peersDesc     = prometheus.NewDesc("heddle_peers", "Other nodes of the network.", nil, nil)
 	storeDesc     = prometheus.NewDesc("heddle_store_healthy",

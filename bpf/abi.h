@@ -307,6 +307,34 @@ struct port_range_key {
 	__be16 port;
 };
 
+/* Who talks to whom, as the packets of the end that began show it. */
+struct flow_id {
+	struct address from;
+	struct address to;
+	__be16 sport; /* of an ICMP echo: its identifier, in both */
+	__be16 dport;
+	__u8 protocol; /* as model.Protocol */
+	__u8 kind;     /* 1: not a flow, but the fragments of a packet; the ports are its identification */
+	__u16 pad;
+};
+
+enum fragment {
+	FRAGMENT_NONE,
+	FRAGMENT_FIRST,
+	FRAGMENT_LATER,
+};
+
+/* Where filter.bpf.c works: its callers' stacks are full. */
+struct filter_state {
+	struct flow_id flow;
+	struct flow_id other;
+	__u32 offset;   /* of the transport header in the frame */
+	__u32 fragment; /* enum fragment */
+	__be32 ident;
+	__u8 next; /* what the last header said comes next */
+	__u8 pad[3];
+};
+
 /* The SYN option of docs/protocols/syn-option.md, as on the wire. */
 struct syn_option {
 	__u8 kind;

@@ -47,6 +47,12 @@ static __always_inline bool is_mapped(const struct address *a)
 	return a->word[0] == 0 && a->word[1] == 0 && a->word[2] == V4_MAPPED_PREFIX;
 }
 
+static __always_inline bool same_address(const struct address *a, const struct address *b)
+{
+	return a->word[0] == b->word[0] && a->word[1] == b->word[1] && a->word[2] == b->word[2] &&
+	       a->word[3] == b->word[3];
+}
+
 static __always_inline bool is_unspecified6(const struct address *a)
 {
 	return (a->word[0] | a->word[1] | a->word[2] | a->word[3]) == 0;

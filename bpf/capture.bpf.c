@@ -91,18 +91,20 @@ static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet
 /* What capture() did with a packet. */
 enum capture {
 	CAPTURE_NONE,     /* no node socket: it is the container's */
-	CAPTURE_TAKEN,    /* given to a node socket */
 	CAPTURE_TIMEWAIT, /* the container's, although a node socket in TIME_WAIT matches */
+	CAPTURE_TAKEN,    /* given to a node socket */
+	CAPTURE_OPENING,  /* the same; with it, a connection comes to be */
 };
 
 /* Hands the packet to the node socket of endpoint owner, if it is for one. */
 static __always_inline int capture(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = find_socket(skb, p, owner);
-	bool ours, waits;
+	bool ours, waits, opening;
 
 	if (!sk)
 		return CAPTURE_NONE;
+	opening = sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_NEW_SYN_RECV;
 	waits = sk->state == BPF_TCP_TIME_WAIT;
 	ours = meant_for(skb, p, sk, owner);
 	/* Request and time-wait sockets are found again by the stack itself. */
@@ -113,19 +115,28 @@ static __always_inline int capture(struct __sk_buff *skb, const struct packet *p
 		return waits ? CAPTURE_TIMEWAIT : CAPTURE_NONE;
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = config_mark;
-	return CAPTURE_TAKEN;
+	return opening ? CAPTURE_OPENING : CAPTURE_TAKEN;
 }
 
-/* The verdict on a packet for endpoint ep that arrived at the node; taken: a node socket has it. */
+/* What becomes of a packet for endpoint ep that arrived at the node; taken: a node socket has it. */
 static __always_inline int towards(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
                                    bool *taken)
 {
 	__u32 ifindex = ep->ifindex;
+	int found, action;
 
 	if (!(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
-	switch (capture(skb, p, ep->id)) {
+	found = capture(skb, p, ep->id);
+	/* A SYN was asked about before. */
+	if (found != CAPTURE_TAKEN && !is_syn(p)) {
+		action = filter_tcp(skb, p);
+		if (action != FILTER_PASS)
+			return action;
+	}
+	switch (found) {
 	case CAPTURE_TAKEN:
+	case CAPTURE_OPENING:
 		*taken = true;
 		count(REASON_DELIVER_OVERLAY);
 		return TC_ACT_OK;
@@ -143,14 +154,40 @@ int from_overlay(struct __sk_buff *skb)
 	struct endpoint *ep;
 	bool taken = false;
 	struct packet p;
+	int kind, action;
 
-	if (read_packet(skb, &p) != PACKET_TCP)
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
 	/* What comes from there is taken for the container's own. */
-	if (is_mirror(p.ip.saddr))
+	if (kind == PACKET_TCP && is_mirror(p.ip.saddr))
 		return drop(REASON_DROP_FORGED_LOOPBACK);
 	ep = endpoint_at(p.ip.daddr);
-	return ep ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
+	action = filter_for(skb, &p, kind, false, ep);
+	if (action != FILTER_PASS)
+		return action;
+	return ep && kind == PACKET_TCP ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
+}
+
+/* A SYN of a host outside that the underlay device brings for an overlay address, if it is one. */
+static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
+{
+	struct endpoint *ep;
+	bool taken = false;
+	struct route *from;
+	int action;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	ep = endpoint_at(p->ip.daddr);
+	if (!ep || is_mirror(p->ip.saddr))
+		return TC_ACT_OK;
+	/* Endpoints are beyond the overlay's device. */
+	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
+	if (from && !(from->flags & ROUTE_NODE_ADDR))
+		return drop(REASON_DROP_SPOOFED_SOURCE);
+	action = filter_tcp(skb, p);
+	return action == FILTER_PASS ? towards(skb, p, ep, &taken) : action;
 }
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
@@ -219,12 +256,17 @@ int from_endpoint(struct __sk_buff *skb)
 	/* Identity on the overlay is the source address. */
 	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
+	if (kind != PACKET_TCP && forges_overlay(skb, &p))
+		return drop(REASON_DROP_FORGED_OVERLAY);
+	peer = endpoint_at(p.ip.daddr);
+	verdict = filter_for(skb, &p, kind, true, peer);
+	if (verdict != FILTER_PASS)
+		return verdict;
 	if (kind != PACKET_TCP)
-		return forges_overlay(skb, &p) ? drop(REASON_DROP_FORGED_OVERLAY) : TC_ACT_OK;
+		return TC_ACT_OK;
 	verdict = relay_return(skb, &p);
 	if (verdict >= 0)
 		return verdict;
-	peer = endpoint_at(p.ip.daddr);
 	if (peer) {
 		verdict = towards(skb, &p, peer, &taken);
 		if (taken && !remember_plain(&p))
@@ -242,38 +284,56 @@ int from_endpoint(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
+static __always_inline int redeliver(struct __sk_buff *skb)
+{
+	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+
+	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+}
+
+/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
+static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
+                                            const struct endpoint *ep, bool *established)
+{
+	struct bpf_sock *sk = find_socket(skb, p, ep->id);
+	bool ours;
+
+	if (!sk)
+		return false;
+	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
+	ours = meant_for(skb, p, sk, ep->id);
+	bpf_sk_release(sk);
+	return ours;
+}
+
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
  * what is routed to it. */
 SEC("tc")
 int to_endpoint(struct __sk_buff *skb)
 {
-	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+	bool ours = false, established = false;
 	struct endpoint *ep;
-	struct bpf_sock *sk;
 	struct packet p;
-	bool ours;
-	int kind;
+	int kind, action;
 
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
 	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
 		return to_own_stack(skb, &p, kind);
-	if (kind != PACKET_TCP)
-		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
-	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED))
-		return TC_ACT_OK;
-	sk = find_socket(skb, &p, ep->id);
-	if (!sk)
-		return TC_ACT_OK;
-	ours = meant_for(skb, &p, sk, ep->id);
-	bpf_sk_release(sk);
-	if (!ours)
-		return TC_ACT_OK;
-	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED)
+		ours = has_node_socket(skb, &p, ep, &established);
+	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
+		action = filter_for(skb, &p, kind, false, NULL);
+		/* Past nftables here: what is to be answered goes by it once more. */
+		if (action != FILTER_PASS)
+			return action == TC_ACT_SHOT ? action : redeliver(skb);
+	}
+	return ours ? redeliver(skb) : TC_ACT_OK;
 }
 
 /* Ingress of the delivery device: packets that to_endpoint sent here. */
@@ -283,10 +343,10 @@ int deliver(struct __sk_buff *skb)
 	struct endpoint *ep;
 	struct packet p;
 
-	if (read_packet(skb, &p) != PACKET_TCP)
+	if (skb->mark == config_reject_mark || read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
-	if (ep && capture(skb, &p, ep->id) == CAPTURE_TAKEN)
+	if (ep && capture(skb, &p, ep->id) >= CAPTURE_TAKEN)
 		count(REASON_DELIVER_NODE);
 	return TC_ACT_OK;
 }

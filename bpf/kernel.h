@@ -22,6 +22,7 @@
 #define ETH_P_IP       0x0800
 #define ETH_P_IPV6     0x86dd
 #define ETH_HLEN       14
+#define IPPROTO_ICMP_  1
 #define IPPROTO_TCP_   6
 #define IPPROTO_UDP_   17
 #define SOL_IP_        0
@@ -94,6 +95,14 @@ struct tcphdr_ {
 	__be16 window;
 	__u16 check;
 	__be16 urg;
+};
+
+struct icmphdr_ {
+	__u8 type;
+	__u8 code;
+	__u16 check;
+	__be16 id; /* of an echo */
+	__be16 seq;
 };
 
 #define SOCK_DONE_ 1 /* bit of skc_flags: the peer's FIN has come */

@@ -148,6 +148,32 @@ struct {
 	__type(value, __u32);
 } verdict_by_port SEC(".maps");
 
+/* TCP connections that packets have shown to be opened, for as long as they are heard of. Written here, policy or not:
+ * who opened a connection decides it when there is one. LRU: one that is pushed out is judged by its ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_id);
+	__type(value, __u32);
+} opener_by_flow SEC(".maps");
+
+/* Datagrams that were let through while there is policy, and when last, in seconds since boot: answers may follow.
+ * Written here. LRU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_id);
+	__type(value, __u32);
+} flow_by_datagram SEC(".maps");
+
+/* Work space of filter.bpf.c. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct filter_state);
+} filter_scratch SEC(".maps");
+
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);

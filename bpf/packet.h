@@ -70,6 +70,11 @@ static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
 	return read_tcp(skb, p);
 }
 
+static __always_inline bool is_syn(const struct packet *p)
+{
+	return (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_;
+}
+
 static __always_inline struct flow_key wire_key(const struct packet *p)
 {
 	struct flow_key k = {

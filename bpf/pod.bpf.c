@@ -16,11 +16,6 @@ enum node_socket {
 	NODE_SOCKET_LISTENS,
 };
 
-static __always_inline bool is_syn(const struct packet *p)
-{
-	return (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_;
-}
-
 /* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags. With assign, the
  * packet is given to it. */
 static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_sock *sk, __u32 owner,

@@ -63,8 +63,7 @@ static __noinline __u32 decide(const struct address *from, const struct address 
 
 	if (!(flags & POLICY_ACTIVE))
 		return VERDICT_ALLOW;
-	if (from->word[0] == to->word[0] && from->word[1] == to->word[1] && from->word[2] == to->word[2] &&
-	    from->word[3] == to->word[3])
+	if (same_address(from, to))
 		return VERDICT_ALLOW;
 	pair.from = 0;
 	pair.to = 0;

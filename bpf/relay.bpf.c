@@ -135,6 +135,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	if (bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY) ||
 	    bpf_map_update_elem(&flow_by_wire, k, flow, BPF_ANY))
 		return TC_ACT_SHOT;
+	note_relay(flow);
 	count(REASON_RELAY_OPENED);
 	return relay_forward(skb, p, flow);
 }

@@ -194,7 +194,7 @@ static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *
 	return make_reset(skb, p, bpf_htonl(expected)) == 0;
 }
 
-static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
+static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
 	struct syn_option o = {};
 	struct endpoint *ep;
@@ -245,6 +245,8 @@ static __always_inline int steer_syn(struct __sk_buff *skb, const struct packet 
 	return relay_open(skb, p, k, &flow, ep->ifindex);
 }
 
+static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p);
+
 SEC("tc")
 int from_underlay(struct __sk_buff *skb)
 {
@@ -261,7 +263,9 @@ int from_underlay(struct __sk_buff *skb)
 		reason = refuse_overlay(skb);
 		return reason ? drop(reason) : TC_ACT_OK;
 	}
-	if (p.ipv6 || !in_direct_ports(p.tcp.dest) || p.ip.daddr != config_underlay)
+	if (p.ip.daddr != config_underlay)
+		return is_syn(&p) ? from_outside(skb, &p) : TC_ACT_OK;
+	if (!in_direct_ports(p.tcp.dest))
 		return TC_ACT_OK;
 	k = wire_key(&p);
 	if ((p.tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)

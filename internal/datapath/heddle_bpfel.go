@@ -92,6 +92,17 @@ const (
 	heddleEndpointFlagsENDPOINT_INTERCEPTED heddleEndpointFlags = 1
 )
 
+type heddleFilterState struct {
+	_        structs.HostLayout
+	Flow     heddleFlowId
+	Other    heddleFlowId
+	Offset   uint32
+	Fragment uint32
+	Ident    uint32
+	Next     uint8
+	Pad      [3]uint8
+}
+
 type heddleFlow struct {
 	_         structs.HostLayout
 	Src       uint32
@@ -102,6 +113,17 @@ type heddleFlow struct {
 	Ifindex   uint32
 	RelayPort uint16
 	Ended     uint16
+}
+
+type heddleFlowId struct {
+	_        structs.HostLayout
+	From     heddleAddress
+	To       heddleAddress
+	Sport    uint16
+	Dport    uint16
+	Protocol uint8
+	Kind     uint8
+	Pad      uint16
 }
 
 type heddleFlowKey struct {
@@ -331,8 +353,11 @@ const (
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
+	heddleMapFilterScratch         = "filter_scratch"
+	heddleMapFlowByDatagram        = "flow_by_datagram"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
+	heddleMapOpenerByFlow          = "opener_by_flow"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapTagBySock             = "tag_by_sock"
@@ -468,8 +493,11 @@ type heddleMapSpecs struct {
 	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.MapSpec `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
+	FilterScratch     *ebpf.MapSpec `ebpf:"filter_scratch"`
+	FlowByDatagram    *ebpf.MapSpec `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
+	OpenerByFlow      *ebpf.MapSpec `ebpf:"opener_by_flow"`
 	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
@@ -537,8 +565,11 @@ type heddleMaps struct {
 	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.Map `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.Map `ebpf:"endpoint_by_ifindex"`
+	FilterScratch     *ebpf.Map `ebpf:"filter_scratch"`
+	FlowByDatagram    *ebpf.Map `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
 	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
+	OpenerByFlow      *ebpf.Map `ebpf:"opener_by_flow"`
 	PolicyState       *ebpf.Map `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
@@ -557,8 +588,11 @@ func (m *heddleMaps) Close() error {
 		m.EndpointByAddr,
 		m.EndpointById,
 		m.EndpointByIfindex,
+		m.FilterScratch,
+		m.FlowByDatagram,
 		m.FlowByWire,
 		m.NodeByUnderlay,
+		m.OpenerByFlow,
 		m.PolicyState,
 		m.RouteByPrefix,
 		m.TagBySock,

@@ -55,6 +55,10 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 		Table: table, Chain: deliver, Exprs: forgedMirrorExprs(cfg.Mark),
 		UserData: comment("only the endpoint's own device brings packets of a container's own stack"),
 	})
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: deliver, Exprs: strangeSYNExprs(),
+		UserData: comment("what opens a connection from elsewhere is routed to the endpoint's device, where policy is asked"),
+	})
 	for _, p := range cfg.Prefixes {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),

@@ -45,3 +45,23 @@ func addPolicy(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
 		UserData: comment("connects that policy drops"),
 	})
 }
+
+// strangeSYNExprs is "iifname != lo ... iifname != hd* tcp flags & (syn|ack) == syn return": SYNs from devices that no
+// tc program of Heddle's looks at, or, on the underlay device, let by.
+func strangeSYNExprs() []expr.Any {
+	const syn, ack = 0x02, 0x10
+	var out []expr.Any
+	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(OverlayDevice), deviceNameData(DeliverDevice), []byte("hd")} {
+		out = append(out,
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})
+	}
+	return append(out,
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1, DestRegister: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{syn}},
+		&expr.Verdict{Kind: expr.VerdictReturn},
+	)
+}

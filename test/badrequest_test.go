@@ -39,7 +39,7 @@ func (n bareNode) start(t *testing.T, args []string) {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		<-done
-		out, err := exec.Command("ip", "netns", "exec", n.name, heddled(), "teardown",
+		out, err := exec.Command("ip", "netns", "exec", n.name, heddled(), "teardown", "--force",
 			"--state-dir", filepath.Join(n.dir, "state"), "--bpf-dir", filepath.Join(n.dir, "bpf", "heddle")).CombinedOutput()
 		if err != nil {
 			t.Errorf("teardown: %v\n%s", err, out)

@@ -114,7 +114,11 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("direct ports", direct)
 	t.row("network", fmt.Sprintf("%d, pool %s, vni %d, vxlan port %d", st.Network.ID, join(pools(st.Network)), st.Network.VNI, st.Network.VXLANPort))
 	t.row("store", store)
-	t.row("peers", fmt.Sprint(st.Peers))
+	peers := fmt.Sprint(st.Peers)
+	if len(st.PeersAway) > 0 {
+		peers += ", away: " + strings.Join(st.PeersAway, " ")
+	}
+	t.row("peers", peers)
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
 	t.row("listeners", fmt.Sprint(in.Listeners))
 	t.row("calls answered", answered)

@@ -15,11 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/doctor"
 	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/store"
 )
@@ -86,6 +84,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.StoreDir, "store-dir", "", "data of the embedded etcd (default STATE-DIR/etcd)")
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
 	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")
+	p.BoolVar(&f.cfg.TakeOver, "take-over", false, "take the node's name from a live agent elsewhere, which ends")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2)")
@@ -194,21 +193,6 @@ func newParkCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return park.RunHolder(cmd.Context(), socket) },
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
-	return cmd
-}
-
-// newTeardownCommand removes what an agent leaves in place when it stops.
-func newTeardownCommand() *cobra.Command {
-	var pinDir, stateDir string
-	cmd := &cobra.Command{
-		Use: "teardown", Short: "Remove Heddle's devices, routes, rules and pins from this node (its containers lose the network)",
-		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true,
-		RunE: func(*cobra.Command, []string) error {
-			return errors.Join(netcfg.Teardown(), datapath.Unpin(pinDir), park.NewClient(stateDir+"/holder.sock").Stop())
-		},
-	}
-	cmd.Flags().StringVar(&pinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory of the pins")
-	cmd.Flags().StringVar(&stateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	return cmd
 }
 

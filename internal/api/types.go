@@ -60,15 +60,17 @@ type ConnectionFilter struct {
 
 // Status is what an agent says of itself and its node.
 type Status struct {
-	Node         model.Node   `json:"node"`
-	Network      Network      `json:"network"`
-	Version      string       `json:"version"`
-	PID          int          `json:"pid"`
-	Started      time.Time    `json:"started"`
-	IPv6         IPv6         `json:"ipv6"`
-	Store        Store        `json:"store"`
-	Endpoints    int          `json:"endpoints"` // on this node
-	Peers        int          `json:"peers"`     // other nodes of the network
+	Node      model.Node `json:"node"`
+	Network   Network    `json:"network"`
+	Version   string     `json:"version"`
+	PID       int        `json:"pid"`
+	Started   time.Time  `json:"started"`
+	IPv6      IPv6       `json:"ipv6"`
+	Store     Store      `json:"store"`
+	Endpoints int        `json:"endpoints"` // on this node
+	Peers     int        `json:"peers"`     // other nodes of the network
+	// PeersAway names those of them whose agents do not run, or do not reach the store.
+	PeersAway    []string     `json:"peers_away,omitempty"`
 	Interception Interception `json:"interception"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`

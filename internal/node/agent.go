@@ -41,6 +41,7 @@ type Agent struct {
 	prefix6   netip.Prefix // the network's, if this node can have IPv6 addresses
 	ipv6      api.IPv6
 	self      model.Node
+	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
 	intercept *intercept.Server
@@ -164,6 +165,9 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 	if a.record, err = readRecord(a.cfg); err != nil {
 		a.log.Error("endpoints that the store has lost cannot be adopted", "err", err)
+	}
+	if err := a.holdName(ctx); err != nil {
+		return err
 	}
 	a.self, err = claim(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
@@ -315,6 +319,7 @@ func (a *Agent) Close() error {
 		errs = append(errs, a.datapath.Close())
 	}
 	if a.store != nil {
+		a.releaseName()
 		errs = append(errs, a.store.Close())
 	}
 	return errors.Join(errs...)

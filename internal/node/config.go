@@ -64,6 +64,8 @@ type Config struct {
 	StorePort uint16
 	// StoreNoSync lets the embedded etcd lose data in a crash of the machine. For labs.
 	StoreNoSync bool
+	// TakeOver takes the node's name from an agent that holds it.
+	TakeOver bool
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.

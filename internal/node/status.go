@@ -24,6 +24,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	st := a.intercept.Stats()
 	a.mu.RLock()
 	endpoints, nodes, revision, applyErr := len(a.endpoints), len(a.state.Nodes), a.state.Revision, a.applyErr
+	gone := away(a.state, a.self.Name)
 	a.mu.RUnlock()
 	return api.Status{
 		Node: a.self,
@@ -35,6 +36,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Store:     a.storeStatus(ctx, revision, applyErr),
 		Endpoints: endpoints,
 		Peers:     max(nodes-1, 0),
+		PeersAway: gone,
 		Interception: api.Interception{
 			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, Failed: st.Failed,
 			PremadeHits: st.Premade, PremadeMisses: st.Inline,

@@ -43,6 +43,9 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		if !known || local == nil {
 			continue
 		}
+		if err := checkName(state, a.holder); err != nil {
+			return err
+		}
 		var err error
 		if knowsNode(state, a.self.Name) {
 			if err = a.applyTopology(state, local); err != nil {

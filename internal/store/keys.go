@@ -36,6 +36,9 @@ func (k Keys) Nodes() string { return k.root + "nodes/" }
 // Node is the key of one node.
 func (k Keys) Node(name string) string { return k.Nodes() + name }
 
+// Holder is the key of the agent that holds a node's name.
+func (k Keys) Holder(node string) string { return k.root + "holders/" + node }
+
 // Endpoints is the prefix of the keys of a node's endpoints.
 func (k Keys) Endpoints(node string) string { return k.root + "endpoints/" + node + "/" }
 
@@ -74,12 +77,13 @@ const (
 	KeyAddr
 	KeyPolicy
 	KeyNamespace
+	KeyHolder
 )
 
 // Key is a parsed key.
 type Key struct {
 	Kind     KeyKind
-	Node     string           // KeyNode, KeyEndpoint, KeyAddr
+	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyHolder
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr
 	Name     string           // KeyPolicy, KeyNamespace
@@ -105,6 +109,9 @@ func (k Keys) Parse(key string) (Key, error) {
 		return Key{Kind: KeyPolicy, Name: rest}, policy.ValidateName(rest)
 	case "namespaces":
 		return Key{Kind: KeyNamespace, Name: rest}, policy.ValidateNamespace(rest)
+	case "holders":
+		parsed = Key{Kind: KeyHolder, Node: rest}
+		return parsed, model.ValidateName("node", rest)
 	case "endpoints":
 		node, text, _ := strings.Cut(rest, "/")
 		id, err := strconv.ParseUint(text, 10, 32)

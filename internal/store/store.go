@@ -30,6 +30,14 @@ type Store interface {
 	// LeaveNode removes a node, its endpoints and their addresses. An absent node is no error.
 	LeaveNode(ctx context.Context, name string) error
 
+	// HoldName makes h the holder of its node's name until ReleaseName, and keeps it so: the store forgets it HoldTime
+	// after it was last heard of. A name that another instance holds gives a *NameHeldError, unless takeOver; whoever
+	// loses it so sees it in State.Holders. One name at a time.
+	HoldName(ctx context.Context, h Holder, takeOver bool) error
+
+	// ReleaseName gives the name up that HoldName took. That it is not held, or by somebody else, is no error.
+	ReleaseName(ctx context.Context, h Holder) error
+
 	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. Errors:
 	// ErrNoNetwork, *UnknownNodeError, *AddrInUseError, *AddrOutsideError.
 	PutEndpoint(ctx context.Context, e model.Endpoint) error
@@ -71,4 +79,6 @@ type State struct {
 	Namespaces []policy.Namespace
 	// PolicyFaults says which stored policies this version cannot read, and what became of them; sorted.
 	PolicyFaults []string
+	// Holders are the agents that are there, by the name of their node.
+	Holders map[string]Holder
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -20,6 +21,7 @@ type View struct {
 	nodes     map[string]nodeRecord
 	endpoints map[endpointKey]model.Endpoint
 	policies
+	holders map[string]Holder
 	// excluded holds why a valid value is not part of the last state, by key, so that the same
 	// contradiction is reported once.
 	excluded map[string]string
@@ -47,6 +49,7 @@ func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[endpointKey]model.Endpoint)
 	v.policies.reset()
+	v.holders = make(map[string]Holder)
 }
 
 // Set takes in the value of key, which the store's revision created made first. A value that breaks the
@@ -66,6 +69,14 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.nodes[k.Node] = nodeRecord{node: n, created: created}
+	case KeyHolder:
+		h, err := ParseHolder(k.Node, value)
+		if err != nil {
+			delete(v.holders, k.Node)
+			v.skip(key, err.Error())
+			return
+		}
+		v.holders[k.Node] = h
 	case KeyEndpoint:
 		id := endpointKey{k.Node, k.Endpoint}
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
@@ -99,6 +110,8 @@ func (v *View) Delete(key string) {
 	switch k.Kind {
 	case KeyNode:
 		delete(v.nodes, k.Node)
+	case KeyHolder:
+		delete(v.holders, k.Node)
 	case KeyEndpoint:
 		delete(v.endpoints, endpointKey{k.Node, k.Endpoint})
 	case KeyPolicy:
@@ -118,7 +131,7 @@ func (v *View) State(revision int64) State {
 			v.skip(key, why)
 		}
 	}
-	s := State{Revision: revision}
+	s := State{Revision: revision, Holders: maps.Clone(v.holders)}
 	accepted := v.acceptNodes(exclude)
 	for _, n := range accepted {
 		s.Nodes = append(s.Nodes, n)

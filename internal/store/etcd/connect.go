@@ -41,6 +41,9 @@ type Store struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	watches sync.WaitGroup
+
+	holding sync.Mutex // guards release
+	release func()     // ends the goroutine that keeps the node's name, and waits for it; nil without
 }
 
 var _ store.Store = (*Store)(nil)

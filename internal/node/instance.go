@@ -1,0 +1,90 @@
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"heddle.dev/heddle/internal/store"
+)
+
+// releaseAnswers bounds the wait for a store that is told that this agent ends.
+const releaseAnswers = time.Second
+
+// instanceFile is where a node keeps what tells it from another that calls itself the same.
+const instanceFile = "instance"
+
+// instance reads this node's instance, or makes one: 32 hexadecimal digits.
+func instance(stateDir string) (string, error) {
+	path := filepath.Join(stateDir, instanceFile)
+	raw, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		var b [16]byte
+		_, _ = rand.Read(b[:]) // it never fails
+		made := hex.EncodeToString(b[:])
+		next := path + ".new"
+		if err := os.WriteFile(next, []byte(made+"\n"), 0o600); err != nil {
+			return "", fmt.Errorf("write instance: %w", err)
+		}
+		if err := os.Rename(next, path); err != nil {
+			return "", fmt.Errorf("write instance: %w", err)
+		}
+		return made, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read instance: %w", err)
+	}
+	got := strings.TrimSuffix(string(raw), "\n")
+	if b, err := hex.DecodeString(got); err != nil || len(b) != 16 || got != strings.ToLower(got) {
+		return "", fmt.Errorf("instance %s: want 32 hexadecimal digits: remove the file to get new ones", path)
+	}
+	return got, nil
+}
+
+// holdName takes this node's name, before anything is written under it.
+func (a *Agent) holdName(ctx context.Context) error {
+	own, err := instance(a.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	a.holder = store.Holder{Node: a.cfg.Name, Instance: own, Underlay: a.cfg.Underlay, Since: time.Now().UTC()}
+	return a.store.HoldName(ctx, a.holder, a.cfg.TakeOver)
+}
+
+// releaseName says that the agent ends. A store that is away finds out by itself.
+func (a *Agent) releaseName() {
+	ctx, cancel := context.WithTimeout(context.Background(), releaseAnswers)
+	defer cancel()
+	if err := a.store.ReleaseName(ctx, a.holder); err != nil {
+		a.log.Info("node name stays held until its lease ends", "node", a.holder.Node, "err", err)
+	}
+}
+
+// checkName reports that another agent has taken this node's name. Two agents must not speak for one node: they would
+// give out the same addresses.
+func checkName(state store.State, own store.Holder) error {
+	h, held := state.Holders[own.Node]
+	if !held || h.Instance == own.Instance {
+		return nil
+	}
+	return fmt.Errorf("node name %s was taken over by the agent at %s: this agent ends, connections of its containers go on; "+
+		"start it under another name, or again with --take-over", own.Node, h.Underlay)
+}
+
+// away gives the names of other nodes whose agents hold no name: they do not run, or do not reach the store.
+func away(state store.State, own string) (names []string) {
+	for _, n := range state.Nodes {
+		if _, held := state.Holders[n.Name]; !held && n.Name != own {
+			names = append(names, n.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}

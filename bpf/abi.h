@@ -274,7 +274,7 @@ struct class_key {
 
 struct class_prefix_key {
 	__u32 prefixlen; /* of side and addr: 128 + n for an IPv4 prefix of n bits */
-	__u32 side;
+	__u32 side;      /* 2 more for IPv6: ::/0 holds no v4-mapped addresses */
 	struct address addr;
 };
 

@@ -30,7 +30,7 @@ static __always_inline struct class_info *class_of(const struct address *a, __u3
 	if (found)
 		return found;
 	prefix.prefixlen = 160;
-	prefix.side = side;
+	prefix.side = is_mapped(a) ? side : side + 2;
 	prefix.addr = *a;
 	return bpf_map_lookup_elem(&class_by_prefix, &prefix);
 }

@@ -281,6 +281,9 @@ func pairKey(pair model.ClassPair, side uint32) *heddlePairKey {
 
 func classPrefixKey(p netip.Prefix, side uint32) *heddleClassPrefixKey {
 	route := routeKey(p)
+	if p.Addr().Is6() {
+		side += 2
+	}
 	return &heddleClassPrefixKey{Prefixlen: 32 + route.Prefixlen, Side: side, Addr: route.Addr}
 }
 
@@ -303,7 +306,7 @@ func putPolicy(m *ebpf.Map, key, value any) (err error) {
 func (d *Datapath) clearSide(side uint32) error {
 	return errors.Join(
 		deleteWhere(d.objs.ClassByAddr, func(k *heddleClassKey, _ *heddleClassInfo) bool { return k.Side == side }),
-		deleteWhere(d.objs.ClassByPrefix, func(k *heddleClassPrefixKey, _ *heddleClassInfo) bool { return k.Side == side }),
+		deleteWhere(d.objs.ClassByPrefix, func(k *heddleClassPrefixKey, _ *heddleClassInfo) bool { return k.Side&1 == side }),
 		deleteWhere(d.objs.VerdictByPair, func(k *heddlePairKey, _ *heddlePairVerdict) bool { return k.Side == side }),
 	)
 }

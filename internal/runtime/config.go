@@ -26,20 +26,42 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // EditBundle makes the container of an OCI bundle one whose TCP sockets the agent makes: it adds the
 // seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint. socket
 // overrides the annotation and the default; "" does not. It reports whether the file was changed; one
-// that was edited before is left as it is, and so is one whose profile forbids TCP sockets already.
-func EditBundle(bundle, socket string) (changed bool, err error) {
+// that was edited before is left as it is, and so is one whose profile forbids TCP sockets already. A container
+// that must not be intercepted gets AnnotationLeft instead; kept says why, "" of any other.
+func EditBundle(bundle, socket string) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
-		return false, err
+		return false, "", err
 	}
-	if changed, err = addListener(config, socket); err != nil {
-		return false, fmt.Errorf("%s: %w", path, err)
+	if changed, kept, err = edit(config, socket); err != nil {
+		return false, "", fmt.Errorf("%s: %w", path, err)
 	}
 	if !changed {
-		return false, nil
+		return false, kept, nil
 	}
-	return true, writeConfig(path, config)
+	return true, kept, writeConfig(path, config)
+}
+
+// edit is EditBundle on a whole configuration, in place.
+func edit(config object, socket string) (changed bool, kept string, err error) {
+	endpoint, annotated, err := readAnnotations(config)
+	if err != nil || endpoint == "" {
+		return false, "", err
+	}
+	why, found, err := whyLeft(config)
+	if err != nil {
+		return false, "", err
+	}
+	if found {
+		if socket == "" {
+			socket = annotated
+		}
+		changed, err = leave(config, why, socket)
+		return changed, why.String(), err
+	}
+	changed, err = addListener(config, socket)
+	return changed, "", err
 }
 
 // addListener edits a whole configuration in place.

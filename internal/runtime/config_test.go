@@ -29,9 +29,9 @@ func read(t testing.TB, dir string) string {
 func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 	dir := bundle(t, `{"ociVersion":"1.0.2","x-future":{"n":18446744073709551615,"f":1.50,"s":"<&>","z":null},
 		"annotations":{"io.heddle.endpoint":"n1/c1"},
-		"linux":{"namespaces":[{"type":"pid"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"flags":["SECCOMP_FILTER_FLAG_LOG"],
+		"linux":{"namespaces":[{"type":"pid"},{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"flags":["SECCOMP_FILTER_FLAG_LOG"],
 		"syscalls":[{"names":["reboot"],"action":"SCMP_ACT_ERRNO","errnoRet":1,"x-why":"no"}]}}}`)
-	changed, err := EditBundle(dir, "")
+	changed, _, err := EditBundle(dir, "")
 	if err != nil || !changed {
 		t.Fatalf("EditBundle = %v, %v", changed, err)
 	}
@@ -44,7 +44,7 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 	if info, _ := os.Stat(filepath.Join(dir, "config.json")); info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, want 0640", info.Mode())
 	}
-	if changed, err := EditBundle(dir, ""); changed || err != nil {
+	if changed, _, err := EditBundle(dir, ""); changed || err != nil {
 		t.Errorf("second EditBundle = %v, %v: want an edited file left alone", changed, err)
 	}
 	if read(t, dir) != text {
@@ -57,11 +57,11 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 
 func TestEditBundleWithoutProfile(t *testing.T) {
 	for _, config := range []string{
-		`{"annotations":{"io.heddle.endpoint":"a"}}`,
-		`{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"/x"},"linux":{"seccomp":null}}`,
+		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"namespaces":[{"type":"network"}]}}`,
+		`{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"/x"},"linux":{"namespaces":[{"type":"network"}],"seccomp":null}}`,
 	} {
 		dir := bundle(t, config)
-		if changed, err := EditBundle(dir, "/run/other.sock"); !changed || err != nil {
+		if changed, _, err := EditBundle(dir, "/run/other.sock"); !changed || err != nil {
 			t.Fatalf("EditBundle = %v, %v", changed, err)
 		}
 		c, err := readConfig(filepath.Join(dir, "config.json"))
@@ -81,10 +81,10 @@ func TestEditBundleWithoutProfile(t *testing.T) {
 func TestEditBundleLeavesOthersAlone(t *testing.T) {
 	for _, config := range []string{
 		`{}`, `{"annotations":null}`, `{"annotations":{"other":"x"},"linux":7}`,
-		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"}}}`, // no sockets at all
+		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"}}}`, // no sockets at all
 	} {
 		dir := bundle(t, config)
-		if changed, err := EditBundle(dir, ""); changed || err != nil {
+		if changed, _, err := EditBundle(dir, ""); changed || err != nil {
 			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
 		}
 		if read(t, dir) != config {
@@ -103,16 +103,16 @@ func TestEditBundleRefuses(t *testing.T) {
 		{"annotations", `{"annotations":[]}`, "annotations: want an object"},
 		{"endpoint type", `{"annotations":{"io.heddle.endpoint":1}}`, "annotations.io.heddle.endpoint"},
 		{"endpoint empty", `{"annotations":{"io.heddle.endpoint":""}}`, "annotations.io.heddle.endpoint"},
-		{"socket relative", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"x"}}`, "io.heddle.seccomp-socket"},
-		{"socket type", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":{}}}`, "io.heddle.seccomp-socket"},
+		{"socket relative", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"x"},"linux":{"namespaces":[{"type":"network"}]}}`, "io.heddle.seccomp-socket"},
+		{"socket type", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":{}},"linux":{"namespaces":[{"type":"network"}]}}`, "io.heddle.seccomp-socket"},
 		{"linux", `{` + annotated + `,"linux":3}`, "linux: want an object"},
-		{"seccomp", `{` + annotated + `,"linux":{"seccomp":"unconfined"}}`, "linux.seccomp: want an object"},
-		{"listener", `{` + annotated + `,"linux":{"seccomp":{"listenerPath":"/o","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
-		{"listener's metadata", `{` + annotated + `,"linux":{"seccomp":{"listenerPath":"/run/heddle/seccomp.sock","listenerMetadata":"b","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
+		{"seccomp", `{` + annotated + `,"linux":{"namespaces":[{"type":"network"}],"seccomp":"unconfined"}}`, "linux.seccomp: want an object"},
+		{"listener", `{` + annotated + `,"linux":{"namespaces":[{"type":"network"}],"seccomp":{"listenerPath":"/o","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
+		{"listener's metadata", `{` + annotated + `,"linux":{"namespaces":[{"type":"network"}],"seccomp":{"listenerPath":"/run/heddle/seccomp.sock","listenerMetadata":"b","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := bundle(t, c.config)
-			_, err := EditBundle(dir, "")
+			_, _, err := EditBundle(dir, "")
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one naming the file and %q", err, c.want)
 			}
@@ -121,19 +121,19 @@ func TestEditBundleRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, err := EditBundle(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "--bundle") {
+	if _, _, err := EditBundle(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "--bundle") {
 		t.Errorf("no config.json: %v", err)
 	}
 }
 
 func FuzzAddListener(f *testing.F) {
-	f.Add(`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["socket"],"action":"SCMP_ACT_ERRNO","args":[{"index":0,"op":"SCMP_CMP_EQ","value":2}]}]}}}`)
+	f.Add(`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["socket"],"action":"SCMP_ACT_ERRNO","args":[{"index":0,"op":"SCMP_CMP_EQ","value":2}]}]}}}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		c, err := decodeConfig("config.json", []byte(text))
 		if err != nil {
 			return
 		}
-		changed, err := addListener(c, "/s")
+		changed, _, err := edit(c, "/s")
 		if err != nil || !changed {
 			return
 		}
@@ -145,7 +145,7 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if changed, err := addListener(again, "/s"); changed || err != nil {
+		if changed, _, err := edit(again, "/s"); changed || err != nil {
 			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
 		}
 	})

@@ -48,8 +48,14 @@ func prepareAndExec(cmd commandLine, args []string) error {
 		return err
 	}
 	if cmd.edits() {
-		if _, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket)); err != nil {
+		_, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket))
+		if err != nil {
 			return err
+		}
+		if kept != "" {
+			if err := cmd.warn("not intercepted, its TCP takes the overlay: " + kept); err != nil {
+				return err
+			}
 		}
 	}
 	err = syscall.Exec(program, append([]string{program}, args...), os.Environ())
@@ -87,7 +93,16 @@ func FindRuntime(name string) (string, error) {
 }
 
 // logError appends err to the file of --log in the format of --log-format.
-func (c commandLine) logError(failure error) (err error) {
+func (c commandLine) logError(failure error) error { return c.writeLog("error", failure.Error()) }
+
+// warn says something on standard error and in the file of --log.
+func (c commandLine) warn(text string) error {
+	fmt.Fprintln(os.Stderr, "heddle-runtime: "+text)
+	return c.writeLog("warning", text)
+}
+
+// writeLog appends a line to the file of --log, if there is one, in the format of --log-format.
+func (c commandLine) writeLog(level, text string) (err error) {
 	if c.log == "" {
 		return nil
 	}
@@ -97,10 +112,10 @@ func (c commandLine) logError(failure error) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	now := time.Now().Format(time.RFC3339)
-	message := "heddle-runtime: " + failure.Error()
+	message := "heddle-runtime: " + text
 	if c.logFormat == "json" {
-		return json.NewEncoder(f).Encode(map[string]string{"level": "error", "msg": message, "time": now})
+		return json.NewEncoder(f).Encode(map[string]string{"level": level, "msg": message, "time": now})
 	}
-	_, err = io.WriteString(f, fmt.Sprintf("time=%q level=error msg=%q\n", now, message))
+	_, err = io.WriteString(f, fmt.Sprintf("time=%q level=%s msg=%q\n", now, level, message))
 	return err
 }

@@ -116,6 +116,7 @@ enum sock_tag_options {
 	OPTION_SAVE_SYN = 1 << 4,    /* TCP_SAVE_SYN, a value of two bits; the kernel's own is Heddle's */
 	OPTION_FASTOPEN = 1 << 6,    /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
 	OPTION_MPTCP = 1 << 7,       /* the program asked for IPPROTO_MPTCP */
+	OPTION_TSONLY = 1 << 8,      /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes

@@ -29,6 +29,7 @@
 #include "pod.bpf.c"
 #include "capture.bpf.c"
 #include "names.bpf.c"
+#include "hidden.h"
 #include "sockopt.bpf.c"
 #include "list.bpf.c"
 #include "cut.bpf.c"

@@ -174,6 +174,11 @@ static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock
 		return set_kept_mark(ctx, tag, ep);
 	case 62: /* SO_BINDTOIFINDEX */
 		return bind_ifindex(ctx, tag, ep);
+	case 37: /* SO_TIMESTAMPING, in its old and new form */
+	case 65:
+		hide_sent_packets(ctx, tag);
+		return SOCKOPT_PASS;
+	case 26: /* SO_ATTACH_FILTER: filters read headers, and tell by what they let pass */
 	case 50: /* SO_ATTACH_BPF */
 	case 52: /* SO_ATTACH_REUSEPORT_EBPF */
 		return deny_if_whole(ctx, sizeof(int));
@@ -335,6 +340,8 @@ static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_ta
 		if (value == 0 || value == 1)
 			keep(tag, OPTION_FASTOPEN, value);
 		return SOCKOPT_PASS;
+	case 31: /* TCP_ULP */
+		return ctx->optlen < 1 || asks_for_tls(ctx) ? SOCKOPT_PASS : fail_sockopt(ENOENT_);
 	case 38: /* TCP_AO_ADD_KEY and its kin: keys again */
 	case 39:
 	case 40:
@@ -383,8 +390,13 @@ int setsockopt(struct bpf_sockopt *ctx)
 	case SOCKOPT_UNKNOWN:
 		ctx->optname = UNKNOWN_OPTION;
 	}
+	/* Of a longer value only a page is shown here, and no option has need of more. Read by the kernel once more, it
+	 * could be another. */
+	if (ctx->optlen > OPTVAL_PAGE)
+		ctx->optlen = OPTVAL_PAGE;
+	return 1;
 pass:
-	/* Longer values than a page are not shown to programs; 0 lets the kernel read them itself. */
+	/* 0 lets the kernel read the value itself. */
 	if (ctx->optlen > OPTVAL_PAGE)
 		ctx->optlen = 0;
 	return 1;
@@ -456,6 +468,10 @@ static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struc
 		return show_device(ctx, tag, ep);
 	case 36: /* SO_MARK */
 		show_int(ctx, tag->mark);
+		return 1;
+	case 37: /* SO_TIMESTAMPING */
+	case 65:
+		show_timestamping(ctx, tag);
 		return 1;
 	case 38: /* SO_PROTOCOL */
 		if (tag->options & OPTION_MPTCP)

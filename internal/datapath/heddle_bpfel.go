@@ -328,6 +328,7 @@ const (
 	heddleSockTagOptionsOPTION_SAVE_SYN    heddleSockTagOptions = 16
 	heddleSockTagOptionsOPTION_FASTOPEN    heddleSockTagOptions = 64
 	heddleSockTagOptionsOPTION_MPTCP       heddleSockTagOptions = 128
+	heddleSockTagOptionsOPTION_TSONLY      heddleSockTagOptions = 256
 )
 
 type heddleSynOption struct {

@@ -36,6 +36,12 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
 		return -1, fmt.Errorf("set IP_TRANSPARENT: %w", err)
 	}
+	if model.ProtectSocketOptions.On() {
+		// Timestamps on the error queue come without the packets, which have the underlay's addresses.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_OPT_TSONLY); err != nil {
+			return -1, fmt.Errorf("set SO_TIMESTAMPING: %w", err)
+		}
+	}
 	if family == unix.AF_INET6 {
 		// Underneath, IPv6 sockets use v4-mapped addresses; the program's own wish is kept in the tag.
 		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 0); err != nil {

@@ -1,0 +1,69 @@
+package test
+
+import (
+	"encoding/hex"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+func init() {
+	attacks = append(attacks,
+		attack{"find the underlay in what the kernel answers", model.ProtectSocketOptions, "n1", findUnderlay},
+	)
+}
+
+// compileC makes a static program of a C file of testdata/attack.
+func compileC(t *testing.T, name string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), strings.TrimSuffix(name, ".c"))
+	args := []string{"-D_GNU_SOURCE", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", path, filepath.Join("testdata/attack", name)}
+	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	return path
+}
+
+// echoBytes answers each byte on any number of connections.
+const echoBytes = `
+import socket, sys, threading
+s = socket.create_server(("0.0.0.0", int(sys.argv[1])), backlog=100)
+print("ready", flush=True)
+def echo(c):
+    with c:
+        while b := c.recv(100): c.sendall(b)
+while True: threading.Thread(target=echo, args=(s.accept()[0],), daemon=True).start()
+`
+
+// underlayDevice gives the hardware address of the device that a node reaches another one by.
+func underlayDevice(t *testing.T, node, other string) (mac []byte) {
+	t.Helper()
+	script := "cat /sys/class/net/$(ip -o route get " + other + " | sed 's/.* dev \\([^ ]*\\).*/\\1/')/address"
+	out, err := exec.Command("ip", "netns", "exec", labName+"-"+node, "sh", "-c", script).CombinedOutput()
+	if err != nil {
+		t.Fatalf("hardware address of %s: %v\n%s", node, err, out)
+	}
+	if mac, err = hex.DecodeString(strings.ReplaceAll(strings.TrimSpace(string(out)), ":", "")); err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
+// findUnderlay reads every option of every level, the error queue and control messages, and searches the program's
+// memory for addresses of the underlay and for names of the node's devices.
+func findUnderlay(t *testing.T) string {
+	program, port := compileC(t, "options.c"), strconv.Itoa(freePort())
+	start(t, "heddle", "n2/c1", python, "-c", echoBytes, port).waitFor("ready")
+	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
+	out := mustRun(t, "heddle", "n1/c1", program, address(t, "heddle", "n2/c1"), port,
+		netip4(t, n1), netip4(t, n2), hex.EncodeToString(underlayDevice(t, "n1", n2)), hex.EncodeToString([]byte("heddle-")))
+	finds, whole := strings.CutSuffix(out, "done\n")
+	if !whole || strings.Contains(out, "no timestamps") {
+		t.Fatalf("options printed\n%s", out)
+	}
+	return finds
+}

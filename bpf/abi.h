@@ -139,6 +139,7 @@ struct sock_tag {
 	__u32 mark;       /* SO_MARK as the program set it; the kernel's is the node's */
 	__u32 ifindex;    /* device of the container to which the program bound the socket, or 0 */
 	__u32 options;    /* enum sock_tag_options */
+	__u32 priority;   /* SO_PRIORITY above 6, which the kernel's is not; 0: as the kernel's */
 };
 
 /* Which addresses of its container a bound socket holds a port of. Those at the same node address need no
@@ -378,6 +379,39 @@ struct account {
 	__u64 bytes_sent;
 	__u64 bytes_received;
 	__u64 retransmits;
+};
+
+/* A block of classes of one endpoint and direction: of what is no connection, of one connection each, and, last, of
+ * all of these together. */
+#define LIMIT_SLOTS 256
+
+/* A cap in one direction. Classes are minor numbers in the shaping device's HTB qdisc. */
+struct limit_side {
+	__u64 rate;        /* the tighter of its caps, bytes a second; 0: none */
+	__u32 class;       /* of what is no connection, or of everything; 0: no cap */
+	__u32 connections; /* first of LIMIT_SLOTS classes; 0: no cap a connection */
+};
+
+/* limit.flags */
+enum limit_flags {
+	LIMIT_DSCP = 1 << 0,     /* dscp is written into what the endpoint sends */
+	LIMIT_PRIORITY = 1 << 1, /* so is priority into skb->priority */
+};
+
+/* What the operator allows one endpoint. */
+struct limit {
+	struct limit_side egress; /* what it sends */
+	struct limit_side ingress;
+	__u32 priority; /* of the kernel's TC_PRIO_* */
+	__u32 flags;    /* enum limit_flags */
+	__u32 dscp;     /* 0..63 */
+	__u32 pad;
+};
+
+/* Which connection has which class. */
+struct limit_slots {
+	__u64 owner[LIMIT_SLOTS];   /* addresses and ports, mixed; 0: nobody */
+	__u64 seen_ns[LIMIT_SLOTS]; /* its last packet, on the monotonic clock */
 };
 
 #endif

@@ -142,14 +142,13 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 		return TC_ACT_OK;
 	case CAPTURE_TIMEWAIT:
 		/* Routing would match it to that socket, too, and drop it. */
-		return bpf_redirect_peer(ifindex, 0);
+		return into_container(ifindex);
 	}
 	return TC_ACT_OK;
 }
 
 /* Ingress of the VXLAN device. */
-SEC("tc")
-int from_overlay(struct __sk_buff *skb)
+static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 {
 	struct endpoint *ep;
 	bool taken = false;
@@ -167,6 +166,12 @@ int from_overlay(struct __sk_buff *skb)
 	if (action != FILTER_PASS)
 		return action;
 	return ep && kind == PACKET_TCP ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
+}
+
+SEC("tc")
+int from_overlay(struct __sk_buff *skb)
+{
+	return or_next_filter(from_overlay_verdict(skb));
 }
 
 /* A SYN of a host outside that the underlay device brings for an overlay address, if it is one. */
@@ -229,8 +234,7 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 }
 
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
-SEC("tc")
-int from_endpoint(struct __sk_buff *skb)
+static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
 	struct endpoint *self, *peer;
@@ -284,6 +288,12 @@ int from_endpoint(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+SEC("tc")
+int from_endpoint(struct __sk_buff *skb)
+{
+	return or_next_filter(from_endpoint_verdict(skb));
+}
+
 /* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
 static __always_inline int redeliver(struct __sk_buff *skb)
 {
@@ -311,8 +321,7 @@ static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct 
 
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
  * what is routed to it. */
-SEC("tc")
-int to_endpoint(struct __sk_buff *skb)
+static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
 	bool ours = false, established = false;
 	struct endpoint *ep;
@@ -336,9 +345,14 @@ int to_endpoint(struct __sk_buff *skb)
 	return ours ? redeliver(skb) : TC_ACT_OK;
 }
 
-/* Ingress of the delivery device: packets that to_endpoint sent here. */
 SEC("tc")
-int deliver(struct __sk_buff *skb)
+int to_endpoint(struct __sk_buff *skb)
+{
+	return or_next_filter(to_endpoint_verdict(skb));
+}
+
+/* Ingress of the delivery device: packets that to_endpoint sent here. */
+static __always_inline int deliver_verdict(struct __sk_buff *skb)
 {
 	struct endpoint *ep;
 	struct packet p;
@@ -349,4 +363,10 @@ int deliver(struct __sk_buff *skb)
 	if (ep && capture(skb, &p, ep->id) >= CAPTURE_TAKEN)
 		count(REASON_DELIVER_NODE);
 	return TC_ACT_OK;
+}
+
+SEC("tc")
+int deliver(struct __sk_buff *skb)
+{
+	return or_next_filter(deliver_verdict(skb));
 }

@@ -28,6 +28,7 @@
 #include "steer.bpf.c"
 #include "pod.bpf.c"
 #include "capture.bpf.c"
+#include "limit.bpf.c"
 #include "names.bpf.c"
 #include "hidden.h"
 #include "sockopt.bpf.c"
@@ -48,4 +49,5 @@ const enum sock_tag_options *type_sock_tag_options __attribute__((unused));
 const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
 const enum heddle_verdict *type_heddle_verdict __attribute__((unused));
 const enum policy_flags *type_policy_flags __attribute__((unused));
+const enum limit_flags *type_limit_flags __attribute__((unused));
 const enum route_flags *type_route_flags __attribute__((unused));

@@ -45,6 +45,7 @@
 #define EHOSTUNREACH_  113
 /* What the kernel keeps as the IPv4 address of a socket with an IPv6 one that is not v4-mapped. */
 #define LOOPBACK4_IPV6 bpf_htonl(0x7f000006)
+#define TC_ACT_UNSPEC  -1
 #define TC_ACT_OK      0
 #define TC_ACT_SHOT    2
 

@@ -174,6 +174,28 @@ struct {
 	__type(value, struct filter_state);
 } filter_scratch SEC(".maps");
 
+/* Limits of endpoints. Written by the agent, read by limit.bpf.c. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct limit);
+} limit_by_endpoint SEC(".maps");
+
+/* Connections that have a class of their own, by the first of their classes. Entries are made and deleted by the
+ * agent, written by limit.bpf.c. As many as minor numbers leave room for. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 128);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct limit_slots);
+} slots_by_class SEC(".maps");
+
+/* Not 0 while some endpoint has a limit. Written by the agent. */
+volatile __u32 limits_in_force = 0;
+
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);

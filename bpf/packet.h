@@ -181,4 +181,19 @@ static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, boo
 	return NULL;
 }
 
+/* What a filter on the node's devices says to the kernel: what it lets pass goes on to the next filter, which may be
+ * limit.bpf.c's. */
+static __always_inline int or_next_filter(int verdict)
+{
+	return verdict == TC_ACT_OK ? TC_ACT_UNSPEC : verdict;
+}
+
+/* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its node side. */
+static __always_inline int into_container(__u32 ifindex)
+{
+	if (limits_in_force)
+		return bpf_redirect_neigh(ifindex, NULL, 0, 0);
+	return bpf_redirect_peer(ifindex, 0);
+}
+
 #endif

@@ -109,7 +109,7 @@ static __always_inline int relay_forward(struct __sk_buff *skb, const struct pac
 
 	if (flow->ipv6 ? translate_to_ipv6(skb, p, &inner) : rewrite(skb, p, &inner))
 		return TC_ACT_SHOT;
-	return bpf_redirect_peer(ifindex, 0);
+	return into_container(ifindex);
 }
 
 static __always_inline int relay_open(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,

@@ -82,16 +82,22 @@ static __always_inline int set_kept_mark(struct bpf_sockopt *ctx, struct sock_ta
 	return SOCKOPT_DONE;
 }
 
-/* Priorities above 6 take a capability. The kernel would ask for it in the node's user namespace. */
-static __always_inline int set_priority(struct bpf_sockopt *ctx, const struct endpoint *ep)
+/* Priorities above 6 take a capability. They name classes of queueing disciplines, which in the container are its
+ * own and here the node's: kept. */
+static __always_inline int set_priority(struct bpf_sockopt *ctx, struct sock_tag *tag,
+                                        const struct endpoint *ep)
 {
 	int value;
 
-	if (!read_int(ctx, &value) || (value >= 0 && value <= 6))
+	if (!read_int(ctx, &value))
 		return SOCKOPT_PASS;
+	if (value >= 0 && value <= 6) {
+		tag->priority = 0;
+		return SOCKOPT_PASS;
+	}
 	if (!capable_in(ep, CAP_NET_RAW_) && !capable_in(ep, CAP_NET_ADMIN_))
 		return fail_sockopt(EPERM_);
-	bpf_setsockopt(ctx->sk, SOL_SOCKET_, 12, &value, sizeof(value));
+	tag->priority = value;
 	return SOCKOPT_DONE;
 }
 
@@ -167,7 +173,7 @@ static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock
 	case 15: /* SO_REUSEPORT */
 		return note_reuse(ctx, tag);
 	case 12: /* SO_PRIORITY */
-		return set_priority(ctx, ep);
+		return set_priority(ctx, tag, ep);
 	case 25: /* SO_BINDTODEVICE */
 		return bind_named(ctx, tag, ep);
 	case 36: /* SO_MARK */
@@ -213,6 +219,9 @@ static __always_inline int set_ip_level(struct bpf_sockopt *ctx, struct sock_tag
 	int name = ctx->optname;
 
 	switch (name) {
+	case 1: /* IP_TOS: sets the priority as well */
+		tag->priority = 0;
+		return SOCKOPT_PASS;
 	case 4: /* IP_OPTIONS: they would be seen, and answered, by the underlay */
 		return ctx->optlen ? SOCKOPT_DENY : SOCKOPT_PASS;
 	case 8: /* IP_PKTINFO: read by IP_PKTOPTIONS, which has the kernel's addresses */
@@ -464,6 +473,10 @@ static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struc
 	struct net *net;
 
 	switch (ctx->optname) {
+	case 12: /* SO_PRIORITY */
+		if (tag->priority)
+			show_int(ctx, tag->priority);
+		return 1;
 	case 25: /* SO_BINDTODEVICE */
 		return show_device(ctx, tag, ep);
 	case 36: /* SO_MARK */

@@ -247,8 +247,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p);
 
-SEC("tc")
-int from_underlay(struct __sk_buff *skb)
+static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 {
 	struct packet p;
 	struct flow_key k;
@@ -288,4 +287,10 @@ int from_underlay(struct __sk_buff *skb)
 	if (ep)
 		assign_listener(skb, flow, ep->id);
 	return TC_ACT_OK;
+}
+
+SEC("tc")
+int from_underlay(struct __sk_buff *skb)
+{
+	return or_next_filter(from_underlay_verdict(skb));
 }

@@ -99,6 +99,9 @@ func (a inspectedAgent) CreateEndpoint(context.Context, api.EndpointRequest) (mo
 func (a inspectedAgent) DeleteEndpoint(context.Context, string) error {
 	return errors.New("inspecting must delete nothing")
 }
+func (a inspectedAgent) SetLimits(context.Context, string, model.Limits) (model.Endpoint, error) {
+	return model.Endpoint{}, errors.New("inspecting must change nothing")
+}
 func (a inspectedAgent) Nodes(context.Context) ([]model.Node, error) { return nil, nil }
 func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" && f.Endpoint != a.node+"/c1" {

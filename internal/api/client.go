@@ -95,6 +95,19 @@ func (c *Client) DeleteEndpoint(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/endpoints/"+url.PathEscape(name), nil, nil)
 }
 
+// SetLimits holds an endpoint to limits; see Agent.
+func (c *Client) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
+	var e model.Endpoint
+	if err := ValidateEndpointName("name", name); err != nil {
+		return e, err
+	}
+	if err := ValidateLimits(limits); err != nil {
+		return e, err
+	}
+	err := c.call(ctx, http.MethodPut, "/v1/endpoints/"+url.PathEscape(name)+"/limits", limits, &e)
+	return e, err
+}
+
 // Nodes lists the nodes of the network.
 func (c *Client) Nodes(ctx context.Context) ([]model.Node, error) {
 	var list nodeList

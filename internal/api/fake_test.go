@@ -83,6 +83,18 @@ func (a *fakeAgent) DeleteEndpoint(_ context.Context, name string) error {
 	return a.err
 }
 
+func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e, ok := a.endpoints[name]
+	if !ok {
+		return model.Endpoint{}, ErrNotFound
+	}
+	e.Limits = &l
+	a.endpoints[name] = e
+	return e, a.err
+}
+
 func (a *fakeAgent) Nodes(context.Context) ([]model.Node, error) {
 	return []model.Node{testNode()}, a.err
 }

@@ -46,6 +46,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/status", methods{http.MethodGet: s.status})
 	s.handle("/v1/endpoints", methods{http.MethodGet: s.endpoints, http.MethodPost: s.createEndpoint})
 	s.handle("/v1/endpoints/{name}", methods{http.MethodDelete: s.deleteEndpoint})
+	s.handle("/v1/endpoints/{name}/limits", methods{http.MethodPut: s.setLimits})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
 	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})

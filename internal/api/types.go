@@ -27,6 +27,9 @@ type Agent interface {
 	// DeleteEndpoint detaches a container and gives its addresses back. ErrNotFound if there is none
 	// of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
+	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero Limits lift
+	// them. ErrNotFound if there is none of that name.
+	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
 	// Nodes lists every node of the network, this one included.
 	Nodes(ctx context.Context) ([]model.Node, error)
 	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names

@@ -136,6 +136,13 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 	if err := spec.LoadAndAssign(&d.objs, &opts); err != nil {
 		return explainLoad(dir, err)
 	}
+	limits, err := d.Limits()
+	if err != nil {
+		return err
+	}
+	if err := d.limitsInForce(len(limits) > 0); err != nil {
+		return err
+	}
 	return putCounters(d.objs.CountByReason, totals)
 }
 
@@ -232,6 +239,8 @@ type TCPrograms struct {
 	Deliver      int // ingress of the delivery device
 	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
 	IntoLoopback int // ingress of the container's side of its veth, with the same class
+	// While an endpoint has a limit, on every device that its packets may take.
+	LimitIn, LimitOut int
 }
 
 // TCPrograms gives the descriptors of the programs the caller attaches to devices.
@@ -244,6 +253,8 @@ func (d *Datapath) TCPrograms() TCPrograms {
 		Deliver:      d.objs.Deliver.FD(),
 		OnLoopback:   d.objs.OnLoopback.FD(),
 		IntoLoopback: d.objs.IntoLoopback.FD(),
+		LimitIn:      d.objs.LimitIn.FD(),
+		LimitOut:     d.objs.LimitOut.FD(),
 	}
 }
 

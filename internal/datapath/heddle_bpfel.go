@@ -63,7 +63,6 @@ type heddleConnectionRecord struct {
 	State          uint8
 	Family         uint8
 	Pad            uint16
-	_              [4]byte
 	BytesSent      uint64
 	BytesReceived  uint64
 	Cookie         uint64
@@ -211,6 +210,36 @@ const (
 	heddleHeddleVerdictVERDICT_DROP   heddleHeddleVerdict = 2
 )
 
+type heddleLimit struct {
+	_        structs.HostLayout
+	Egress   heddleLimitSide
+	Ingress  heddleLimitSide
+	Priority uint32
+	Flags    uint32
+	Dscp     uint32
+	Pad      uint32
+}
+
+type heddleLimitFlags uint32
+
+const (
+	heddleLimitFlagsLIMIT_DSCP     heddleLimitFlags = 1
+	heddleLimitFlagsLIMIT_PRIORITY heddleLimitFlags = 2
+)
+
+type heddleLimitSide struct {
+	_           structs.HostLayout
+	Rate        uint64
+	Class       uint32
+	Connections uint32
+}
+
+type heddleLimitSlots struct {
+	_      structs.HostLayout
+	Owner  [256]uint64
+	SeenNs [256]uint64
+}
+
 type heddlePairKey struct {
 	_    structs.HostLayout
 	From uint32
@@ -300,6 +329,7 @@ type heddleSockTag struct {
 	Mark       uint32
 	Ifindex    uint32
 	Options    uint32
+	Priority   uint32
 }
 
 type heddleSockTagFlags uint32
@@ -357,10 +387,12 @@ const (
 	heddleMapFilterScratch         = "filter_scratch"
 	heddleMapFlowByDatagram        = "flow_by_datagram"
 	heddleMapFlowByWire            = "flow_by_wire"
+	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
 	heddleMapOpenerByFlow          = "opener_by_flow"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapRouteByPrefix         = "route_by_prefix"
+	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapTagBySock             = "tag_by_sock"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
@@ -380,6 +412,8 @@ const (
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
 	heddleProgIntoLoopback         = "into_loopback"
+	heddleProgLimitIn              = "limit_in"
+	heddleProgLimitOut             = "limit_out"
 	heddleProgList                 = "list"
 	heddleProgOnLoopback           = "on_loopback"
 	heddleProgPostBind4            = "post_bind4"
@@ -402,12 +436,14 @@ const (
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
+	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
 	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
+	heddleVarTypeLimitFlags        = "type_limit_flags"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
@@ -472,6 +508,8 @@ type heddleProgramSpecs struct {
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
 	IntoLoopback *ebpf.ProgramSpec `ebpf:"into_loopback"`
+	LimitIn      *ebpf.ProgramSpec `ebpf:"limit_in"`
+	LimitOut     *ebpf.ProgramSpec `ebpf:"limit_out"`
 	List         *ebpf.ProgramSpec `ebpf:"list"`
 	OnLoopback   *ebpf.ProgramSpec `ebpf:"on_loopback"`
 	PostBind4    *ebpf.ProgramSpec `ebpf:"post_bind4"`
@@ -497,10 +535,12 @@ type heddleMapSpecs struct {
 	FilterScratch     *ebpf.MapSpec `ebpf:"filter_scratch"`
 	FlowByDatagram    *ebpf.MapSpec `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
+	LimitByEndpoint   *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
 	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
 	OpenerByFlow      *ebpf.MapSpec `ebpf:"opener_by_flow"`
 	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
+	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
@@ -525,12 +565,14 @@ type heddleVariableSpecs struct {
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
+	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
+	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
@@ -569,10 +611,12 @@ type heddleMaps struct {
 	FilterScratch     *ebpf.Map `ebpf:"filter_scratch"`
 	FlowByDatagram    *ebpf.Map `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
+	LimitByEndpoint   *ebpf.Map `ebpf:"limit_by_endpoint"`
 	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
 	OpenerByFlow      *ebpf.Map `ebpf:"opener_by_flow"`
 	PolicyState       *ebpf.Map `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
+	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
@@ -592,10 +636,12 @@ func (m *heddleMaps) Close() error {
 		m.FilterScratch,
 		m.FlowByDatagram,
 		m.FlowByWire,
+		m.LimitByEndpoint,
 		m.NodeByUnderlay,
 		m.OpenerByFlow,
 		m.PolicyState,
 		m.RouteByPrefix,
+		m.SlotsByClass,
 		m.TagBySock,
 		m.VerdictByPair,
 		m.VerdictByPort,
@@ -621,12 +667,14 @@ type heddleVariables struct {
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
+	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`
 	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
+	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
@@ -653,6 +701,8 @@ type heddlePrograms struct {
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
 	IntoLoopback *ebpf.Program `ebpf:"into_loopback"`
+	LimitIn      *ebpf.Program `ebpf:"limit_in"`
+	LimitOut     *ebpf.Program `ebpf:"limit_out"`
 	List         *ebpf.Program `ebpf:"list"`
 	OnLoopback   *ebpf.Program `ebpf:"on_loopback"`
 	PostBind4    *ebpf.Program `ebpf:"post_bind4"`
@@ -680,6 +730,8 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname6,
 		p.Getsockopt,
 		p.IntoLoopback,
+		p.LimitIn,
+		p.LimitOut,
 		p.List,
 		p.OnLoopback,
 		p.PostBind4,

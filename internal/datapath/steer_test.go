@@ -100,7 +100,7 @@ func with(o []byte, at int, v byte) []byte {
 
 const (
 	tcpSYN, tcpACK = 0x02, 0x10
-	actOK, actShot = 0, 2
+	actOK, actShot = 0xffffffff, 2 // on to the next filter; dropped
 )
 
 // TestSteerRejects sends named packets through from_underlay. Each must give the verdict and be counted

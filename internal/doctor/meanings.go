@@ -63,6 +63,10 @@ var meanings = map[string]meaning{
 		"modprobe nft_masq nft_chain_nat, or use a kernel with CONFIG_NFT_MASQ and CONFIG_NFT_NAT"},
 	"net_nft_socket": {true, "packets of the overlay cannot be told from those for sockets of the node",
 		"modprobe nft_socket, or use a kernel with CONFIG_NFT_SOCKET"},
+	"net_shape": {false, "no limits on endpoints: `heddle limit set` is refused",
+		"modprobe ifb sch_htb, or use a kernel with CONFIG_IFB and CONFIG_NET_SCH_HTB"},
+	"net_mirred": {false, "no limits on endpoints: `heddle limit set` is refused",
+		"modprobe act_mirred, or use a kernel with CONFIG_NET_ACT_MIRRED"},
 
 	"memlock": {true, "BPF maps cannot be made: this kernel counts them against RLIMIT_MEMLOCK",
 		"use Linux 5.11 or later, or raise the limit (LimitMEMLOCK=infinity in the agent's unit)"},

@@ -118,6 +118,8 @@ type Endpoint struct {
 	NetnsPath string `json:"netns_path"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Limits are what the operator allows it; nil: everything.
+	Limits *Limits `json:"limits,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
 }

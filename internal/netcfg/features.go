@@ -12,7 +12,10 @@ import (
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // Feature is the outcome of trying one thing in a network namespace of its own. What lacking it means, and
@@ -59,6 +62,8 @@ var probes = []struct {
 	{"net_rule_fwmark_ipv6", "the same for IPv6", tryFwmarkRule6},
 	{"net_nft_masquerade", "an nftables chain that masquerades", tryMasquerade},
 	{"net_nft_socket", "an nftables rule that marks packets of a transparent socket", trySocketMatch},
+	{"net_shape", "an ifb device with an HTB qdisc and a size table", tryShape},
+	{"net_mirred", "the tc action that redirects to a device", tryMirred},
 }
 
 // inThrowAwayNetns runs f on a thread in a new network namespace. The thread is never unlocked, so the
@@ -176,6 +181,34 @@ func nftRule(name string, t nftables.ChainType, hook *nftables.ChainHook, prio *
 	chain := conn.AddChain(&nftables.Chain{Name: "probe", Table: table, Type: t, Hooknum: hook, Priority: prio})
 	conn.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs})
 	return errnoOf("add "+name+" rule", conn.Flush())
+}
+
+func tryShape(h *netlink.Handle) error {
+	dev, err := ensureShapeDevice(h)
+	if err != nil {
+		return err
+	}
+	return setClass(h, dev, shapeClass{minor: 1, rate: model.MinRate, ceil: model.MinRate, queue: queueBytes(model.MinRate)})
+}
+
+// actionMessage is struct tcamsg, of no family.
+type actionMessage [4]byte
+
+func (actionMessage) Len() int            { return len(actionMessage{}) }
+func (m actionMessage) Serialize() []byte { return m[:] }
+
+// tryMirred makes the action by itself: no filter is needed.
+func tryMirred(*netlink.Handle) error {
+	const rootTable = 1 // TCA_ROOT_TAB
+	req := nl.NewNetlinkRequest(unix.RTM_NEWACTION, unix.NLM_F_CREATE|unix.NLM_F_ACK)
+	req.AddData(actionMessage{})
+	actions := nl.NewRtAttr(rootTable, nil)
+	if err := netlink.EncodeActions(actions, []netlink.Action{netlink.NewMirredAction(loopbackIndex)}); err != nil {
+		return err
+	}
+	req.AddData(actions)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return errnoOf("add action mirred", err)
 }
 
 // errnoOf wraps err without what the libraries say around the kernel's answer; nil stays nil.

@@ -19,6 +19,7 @@ func Teardown() error {
 	defer h.Close()
 	return errors.Join(
 		detachAll(h),
+		detachLimiters(h),
 		deleteOwnLinks(h),
 		deleteOwnRoutes(h),
 		eachOwnRule(h, func(r netlink.Rule) error { return deleteRule(h, r) }),
@@ -36,7 +37,8 @@ func deleteOwnLinks(h *netlink.Handle) error {
 		_, endpoint := endpointOf(l)
 		overlay := l.Attrs().Name == OverlayDevice && l.Type() == "vxlan"
 		deliver := l.Attrs().Name == DeliverDevice && l.Attrs().HardwareAddr.String() == DeliverMAC
-		if endpoint || overlay || deliver { // deliverPeer goes with DeliverDevice
+		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
+		if endpoint || overlay || deliver || shape { // deliverPeer goes with DeliverDevice
 			errs = append(errs, deleteLink(h, l))
 		}
 	}

@@ -52,6 +52,9 @@ type Agent struct {
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex
 	leases *endpoint.Leases // guarded by change
+	// Guarded by change, too: the classes of endpoints' caps, and whether there are devices and filters for them.
+	blocks   blocks
+	limiting bool
 
 	reported reported
 

@@ -98,6 +98,11 @@ func (a *Agent) attach(e model.Endpoint) error {
 	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
+	if a.limiting {
+		if err := netcfg.AttachLimiter(dev.Ifindex, a.limiter()); err != nil {
+			return fmt.Errorf("endpoint %s: %w", e.Name, err)
+		}
+	}
 	return a.joinOwnStack(e, dev)
 }
 
@@ -121,7 +126,11 @@ func (a *Agent) detach(e model.Endpoint) error {
 	}
 	a.leases.Release(e.ID)
 	a.forget(e)
-	return nil
+	if e.Limits == nil {
+		return nil
+	}
+	e.Limits = nil
+	return a.applyLimits(e)
 }
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
@@ -164,6 +173,9 @@ func (a *Agent) restore(ctx context.Context) error {
 		return err
 	}
 	if err := a.removeStaleDevices(keep); err != nil {
+		return err
+	}
+	if err := a.restoreLimits(); err != nil {
 		return err
 	}
 	local, err := netcfg.LocalPrefixes()

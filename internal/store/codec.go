@@ -253,6 +253,11 @@ func validateEndpoint(e model.Endpoint) error {
 	if len(e.NetnsPath) > maxNetnsPath || e.NetnsPath != "" && !isAbsolutePath(e.NetnsPath) {
 		return wrap(fmt.Errorf("netns_path %.40q: want an absolute path", e.NetnsPath))
 	}
+	if e.Limits != nil {
+		if err := e.Limits.Validate(); err != nil {
+			return wrap(fmt.Errorf("limits: %w", err))
+		}
+	}
 	return validateLabels(e)
 }
 

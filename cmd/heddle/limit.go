@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+func newLimitCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "limit",
+		Short: "Cap, mark and prioritise what endpoints send and receive",
+		Long: "Cap, mark and prioritise what endpoints send and receive. Changes hold for live connections at once. " +
+			"What stays within a container is not limited.",
+	}
+	cmd.AddCommand(newLimitSetCmd(), newLimitClearCmd(), newLimitListCmd())
+	return cmd
+}
+
+// limitFlag is a flag of `heddle limit set` and the field that it sets.
+type limitFlag struct {
+	name, usage string
+	set         func(l *model.Limits, value string) error
+}
+
+// rateFlag is one whose field is a rate.
+func rateFlag(name, usage string, field func(*model.Limits) *model.Rate) limitFlag {
+	return limitFlag{name, usage + `, such as 100mbit; "none" lifts it`, func(l *model.Limits, value string) error {
+		r, err := model.ParseRate(value)
+		*field(l) = r
+		return err
+	}}
+}
+
+var limitFlags = []limitFlag{
+	rateFlag("egress", "cap of all that the endpoint sends", func(l *model.Limits) *model.Rate { return &l.Egress }),
+	rateFlag("ingress", "cap of all that it receives", func(l *model.Limits) *model.Rate { return &l.Ingress }),
+	rateFlag("connection-egress", "cap of what each of its TCP connections sends", func(l *model.Limits) *model.Rate { return &l.ConnectionEgress }),
+	rateFlag("connection-ingress", "cap of what each of them receives", func(l *model.Limits) *model.Rate { return &l.ConnectionIngress }),
+	{"priority", `class of what it sends: high, normal or low; "none" leaves it to its programs`, setPriority},
+	{"dscp", `differentiated services code point of what it sends, 0 to 63; "none" leaves it to its programs`, setDSCP},
+}
+
+func setPriority(l *model.Limits, value string) error {
+	if value == "none" {
+		value = string(model.PriorityOwn)
+	}
+	l.Priority = model.Priority(value)
+	return nil // Validate knows
+}
+
+func setDSCP(l *model.Limits, value string) error {
+	if value == "none" {
+		l.DSCP = nil
+		return nil
+	}
+	n, err := strconv.ParseUint(value, 10, 8)
+	if err != nil || n > model.MaxDSCP {
+		return fmt.Errorf("%.40q: want a number from 0 to %d, or none", value, model.MaxDSCP)
+	}
+	dscp := uint8(n)
+	l.DSCP = &dscp
+	return nil
+}
+
+func newLimitSetCmd() *cobra.Command {
+	var f agentFlags
+	values := make(map[string]*string)
+	cmd := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Set limits of an endpoint; those not named stay as they are",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return changeLimits(cmd, f, args[0], func(l *model.Limits) error {
+				given := false
+				for _, flag := range limitFlags {
+					if !cmd.Flags().Changed(flag.name) {
+						continue
+					}
+					given = true
+					if err := flag.set(l, *values[flag.name]); err != nil {
+						return fmt.Errorf("--%s: %w", flag.name, err)
+					}
+				}
+				if !given {
+					return errors.New("nothing to set: give at least one of --egress, --ingress, --connection-egress, --connection-ingress, --priority, --dscp")
+				}
+				return nil
+			})
+		},
+	}
+	f.register(cmd)
+	for _, flag := range limitFlags {
+		values[flag.name] = cmd.Flags().String(flag.name, "", flag.usage)
+	}
+	return cmd
+}
+
+func newLimitClearCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "clear NAME",
+		Short: "Lift all limits of an endpoint",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return changeLimits(cmd, f, args[0], func(l *model.Limits) error {
+				*l = model.Limits{}
+				return nil
+			})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// changeLimits changes the limits of the endpoint called name, on whichever of the agents has it, and prints them.
+func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*model.Limits) error) error {
+	from, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return err
+	}
+	changed, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) {
+		es, err := c.Endpoints(ctx)
+		if err != nil {
+			return nil, err
+		}
+		i := slices.IndexFunc(es, func(e model.Endpoint) bool { return e.Name == name })
+		if i < 0 {
+			return nil, nil
+		}
+		var l model.Limits
+		if es[i].Limits != nil {
+			l = *es[i].Limits
+		}
+		if err := change(&l); err != nil {
+			return nil, err
+		}
+		e, err := c.SetLimits(ctx, name, l)
+		return []model.Endpoint{e}, err
+	})
+	if err != nil {
+		return err
+	}
+	all := slices.Concat(changed...)
+	if len(all) == 0 {
+		return fmt.Errorf("endpoint %q: %w; `heddle endpoints` lists those there are", name, api.ErrNotFound)
+	}
+	return printLimits(cmd.OutOrStdout(), f.output, all)
+}
+
+func newLimitListCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the endpoints that have limits",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := f.find(api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) {
+				return c.Endpoints(ctx)
+			})
+			limited := slices.DeleteFunc(slices.Concat(lists...), func(e model.Endpoint) bool { return e.Limits == nil })
+			if err != nil && len(limited) == 0 {
+				return err
+			}
+			return errors.Join(printLimits(cmd.OutOrStdout(), f.output, limited), err)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// printLimits prints a row for each endpoint; as JSON, its name and limits.
+func printLimits(out io.Writer, format outputFormat, es []model.Endpoint) error {
+	type entry struct {
+		Endpoint string       `json:"endpoint"`
+		Node     string       `json:"node"`
+		Limits   model.Limits `json:"limits"`
+	}
+	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP")
+	entries := []entry{}
+	for _, e := range es {
+		var l model.Limits
+		if e.Limits != nil {
+			l = *e.Limits
+		}
+		entries = append(entries, entry{e.Name, e.Node, l})
+		dscp := ""
+		if l.DSCP != nil {
+			dscp = strconv.Itoa(int(*l.DSCP))
+		}
+		t.row(e.Name, rateCell(l.Egress), rateCell(l.Ingress), rateCell(l.ConnectionEgress), rateCell(l.ConnectionIngress),
+			string(l.Priority), dscp)
+	}
+	if format == jsonOutput {
+		return printJSON(out, entries)
+	}
+	return t.writeTo(out)
+}
+
+func rateCell(r model.Rate) string {
+	if r == 0 {
+		return ""
+	}
+	return r.String()
+}

@@ -1,0 +1,47 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// ValidateLimits checks limits. The error is an *Error that names the field.
+func ValidateLimits(l model.Limits) error {
+	var wrong *model.LimitError
+	if err := l.Validate(); errors.As(err, &wrong) {
+		return &Error{Code: CodeInvalid, Field: wrong.Field, Message: wrong.Message, Remedy: "leave the field out for no limit"}
+	}
+	return nil
+}
+
+// decodeLimits reads and checks the body of PUT /v1/endpoints/NAME/limits.
+func decodeLimits(body io.Reader) (model.Limits, error) {
+	var l model.Limits
+	if err := decodeStrict(body, &l); err != nil {
+		return model.Limits{}, err
+	}
+	return l, ValidateLimits(l)
+}
+
+func (s *server) setLimits(w http.ResponseWriter, r *http.Request) error {
+	if err := noQuery(r); err != nil {
+		return err
+	}
+	name := r.PathValue("name")
+	if err := ValidateEndpointName("name", name); err != nil {
+		return err
+	}
+	limits, err := decodeLimits(r.Body)
+	if err != nil {
+		return err
+	}
+	e, err := s.agent.SetLimits(r.Context(), name, limits)
+	if err != nil {
+		return fmt.Errorf("set limits of %s: %w", name, err)
+	}
+	return s.write(w, e)
+}

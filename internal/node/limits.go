@@ -1,0 +1,250 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+)
+
+// blocks says which blocks of classes the directions of endpoints have.
+type blocks map[blockKey]int
+
+type blockKey struct {
+	id     model.EndpointID
+	egress bool
+}
+
+// take gives a direction its block, or a free one.
+func (b blocks) take(id model.EndpointID, egress bool) (int, error) {
+	key := blockKey{id, egress}
+	if n, ok := b[key]; ok {
+		return n, nil
+	}
+	used := make(map[int]bool, len(b))
+	for _, n := range b {
+		used[n] = true
+	}
+	for n := range netcfg.ShapeBlocks {
+		if !used[n] {
+			b[key] = n
+			return n, nil
+		}
+	}
+	return 0, &api.Error{Code: api.CodeExhausted, Field: "connection_egress_bps",
+		Message: fmt.Sprintf("all %d places for caps a connection are taken on this node", netcfg.ShapeBlocks),
+		Remedy:  "lift the caps a connection of other endpoints; one direction of an endpoint takes one place"}
+}
+
+// shape makes of an endpoint's limits what netcfg sets up, and takes the blocks it needs.
+func (b blocks) shape(e model.Endpoint) (netcfg.Shape, error) {
+	l := limitsOf(e)
+	s := netcfg.Shape{ID: e.ID,
+		Egress:  netcfg.ShapedDirection{Rate: l.Egress, ConnectionRate: l.ConnectionEgress},
+		Ingress: netcfg.ShapedDirection{Rate: l.Ingress, ConnectionRate: l.ConnectionIngress},
+	}
+	var err error
+	if l.ConnectionEgress != 0 {
+		if s.Egress.Block, err = b.take(e.ID, true); err != nil {
+			return s, err
+		}
+	}
+	if l.ConnectionIngress != 0 {
+		if s.Ingress.Block, err = b.take(e.ID, false); err != nil {
+			return s, err
+		}
+	}
+	return s, nil
+}
+
+// trim gives back the blocks that no endpoint of es needs.
+func (b blocks) trim(es []model.Endpoint) {
+	needed := make(blocks)
+	for _, e := range es {
+		l := limitsOf(e)
+		if n, ok := b[blockKey{e.ID, true}]; ok && l.ConnectionEgress != 0 {
+			needed[blockKey{e.ID, true}] = n
+		}
+		if n, ok := b[blockKey{e.ID, false}]; ok && l.ConnectionIngress != 0 {
+			needed[blockKey{e.ID, false}] = n
+		}
+	}
+	clear(b)
+	maps.Copy(b, needed)
+}
+
+func limitsOf(e model.Endpoint) model.Limits {
+	if e.Limits == nil {
+		return model.Limits{}
+	}
+	return *e.Limits
+}
+
+// limitFor is what the programs are told of a shape.
+func limitFor(s netcfg.Shape, l model.Limits) datapath.Limit {
+	out := datapath.Limit{Priority: l.Priority, DSCP: l.DSCP}
+	out.Egress.Rate = tighter(l.Egress, l.ConnectionEgress)
+	out.Egress.Class, out.Egress.Connections = s.EgressClasses()
+	out.Ingress.Rate = tighter(l.Ingress, l.ConnectionIngress)
+	out.Ingress.Class, out.Ingress.Connections = s.IngressClasses()
+	return out
+}
+
+func tighter(a, b model.Rate) model.Rate {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// SetLimits holds an endpoint to limits, in place of those it had: the zero Limits lift them all.
+func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
+	a.change.Lock()
+	defer a.change.Unlock()
+	old, ok := a.endpointByName(name)
+	if !ok {
+		return model.Endpoint{}, api.ErrNotFound
+	}
+	if err := api.ValidateLimits(limits); err != nil {
+		return model.Endpoint{}, err
+	}
+	e := old
+	e.Limits = nil
+	if !limits.IsZero() {
+		e.Limits = &limits
+	}
+	// The kernel first: what it refuses must not come back with the next agent.
+	if err := a.applyLimits(e); err != nil {
+		return model.Endpoint{}, errors.Join(err, a.applyLimits(old))
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := a.store.PutEndpoint(ctx, e); err != nil {
+		return model.Endpoint{}, errors.Join(storeError(err), a.applyLimits(old))
+	}
+	a.remember(e)
+	a.saveRecord(0)
+	a.log.Info("limits set", "endpoint", e.Name, "limits", limits)
+	return e, nil
+}
+
+// applyLimits brings the kernel to the limits of e; those of the other endpoints are in force.
+func (a *Agent) applyLimits(e model.Endpoint) error {
+	es := a.limited(e)
+	if len(es) == 0 && !a.limiting {
+		return nil
+	}
+	if e.Limits != nil {
+		shape, err := a.blocks.shape(e)
+		if err != nil {
+			return err
+		}
+		a.limiting = true
+		if err := netcfg.SetShapes([]netcfg.Shape{shape}, a.limiter()); err != nil {
+			return &api.Error{Code: api.CodeUnsupported, Message: err.Error(),
+				Remedy: "run `heddle doctor`: it names what this kernel lacks for limits (net_shape, net_mirred)"}
+		}
+		if err := a.datapath.SetLimit(e.ID, limitFor(shape, *e.Limits)); err != nil {
+			return err
+		}
+	} else if err := a.datapath.ClearLimit(e.ID); err != nil {
+		return err
+	}
+	return a.pruneLimits(es)
+}
+
+// pruneLimits removes what the limits of es, all there are, do not need.
+func (a *Agent) pruneLimits(es []model.Endpoint) error {
+	a.blocks.trim(es)
+	shapes := make([]netcfg.Shape, 0, len(es))
+	for _, e := range es {
+		s, err := a.blocks.shape(e)
+		if err != nil {
+			return err
+		}
+		shapes = append(shapes, s)
+	}
+	if err := netcfg.PruneShapes(shapes); err != nil {
+		return fmt.Errorf("remove limits: %w", err)
+	}
+	a.limiting = len(es) > 0
+	return nil
+}
+
+// restoreLimits takes over the limits of an earlier agent and brings the kernel to those that the store has.
+func (a *Agent) restoreLimits() error {
+	have, err := a.datapath.Limits()
+	if err != nil {
+		return err
+	}
+	a.blocks = make(blocks)
+	for id, l := range have {
+		if n, ok := netcfg.ShapeBlockOf(l.Egress.Connections); ok {
+			a.blocks[blockKey{id, true}] = n
+		}
+		if n, ok := netcfg.ShapeBlockOf(l.Ingress.Connections); ok {
+			a.blocks[blockKey{id, false}] = n
+		}
+	}
+	es := a.limited(model.Endpoint{})
+	var shapes []netcfg.Shape
+	for _, e := range es {
+		s, err := a.blocks.shape(e)
+		if err != nil {
+			a.log.Error("limit not restored", "endpoint", e.Name, "err", err)
+			continue
+		}
+		shapes = append(shapes, s)
+	}
+	if len(shapes) > 0 {
+		if err := netcfg.SetShapes(shapes, a.limiter()); err != nil {
+			return fmt.Errorf("restore limits: %w", err)
+		}
+	}
+	byID := make(map[model.EndpointID]model.Endpoint)
+	for _, e := range es {
+		byID[e.ID] = e
+	}
+	for _, s := range shapes {
+		if err := a.datapath.SetLimit(s.ID, limitFor(s, *byID[s.ID].Limits)); err != nil {
+			return err
+		}
+	}
+	for id := range have {
+		if _, ok := byID[id]; !ok {
+			if err := a.datapath.ClearLimit(id); err != nil {
+				return err
+			}
+		}
+	}
+	return a.pruneLimits(es)
+}
+
+// limited lists the endpoints with limits by id, changed in place of what is known of it.
+func (a *Agent) limited(changed model.Endpoint) []model.Endpoint {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	var out []model.Endpoint
+	for _, e := range a.endpoints {
+		if e.Limits != nil && e.ID != changed.ID {
+			out = append(out, e)
+		}
+	}
+	if changed.Limits != nil {
+		out = append(out, changed)
+	}
+	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+	return out
+}
+
+func (a *Agent) limiter() netcfg.Limiter {
+	progs := a.datapath.TCPrograms()
+	return netcfg.Limiter{In: progs.LimitIn, Out: progs.LimitOut}
+}

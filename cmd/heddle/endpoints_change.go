@@ -17,6 +17,8 @@ func newEndpointAddCmd() *cobra.Command {
 		f    agentFlags
 		req  api.EndpointRequest
 		addr string
+
+		labels []string
 	)
 	cmd := &cobra.Command{
 		Use:   "add NAME --netns PATH",
@@ -31,6 +33,11 @@ func newEndpointAddCmd() *cobra.Command {
 					return fmt.Errorf("--addr %q: want an address of the node's prefix", addr)
 				}
 			}
+			given, err := parseLabels(labels)
+			if err != nil || len(given.Remove) > 0 {
+				return errors.Join(err, errors.New("--label: write KEY=VALUE"))
+			}
+			req.Labels = given.Set
 			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
 				e, err := c.CreateEndpoint(ctx, req)
 				if err != nil {
@@ -47,6 +54,7 @@ func newEndpointAddCmd() *cobra.Command {
 	f.register(cmd)
 	cmd.Flags().StringVar(&req.NetnsPath, "netns", "", "path of the container's network namespace (required)")
 	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "its containers' TCP sockets are made in the node's namespace")
+	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
 	return cmd
 }

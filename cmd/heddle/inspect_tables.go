@@ -128,9 +128,34 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	tr := st.Traffic
 	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,
 		failedConnects(tr), tr.Closed, livePaths(tr)))
+	t.row("policy", policyText(st.Policy))
+	for _, fault := range st.Policy.Faults {
+		t.row("policy fault", fault)
+	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t
+}
+
+// labelsText gives "key=value,..." in the order of keys.
+func labelsText(labels map[string]string) string {
+	var list []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		list = append(list, k+"="+labels[k])
+	}
+	return strings.Join(list, ",")
+}
+
+// policyText says what rules are in force.
+func policyText(p api.Policy) string {
+	switch {
+	case p.Error != "":
+		return fmt.Sprintf("NOT IN FORCE since revision %d: %s", p.Revision, p.Error)
+	case p.Policies == 0:
+		return fmt.Sprintf("none: everything is allowed; %d connections cut", p.Cut)
+	}
+	return fmt.Sprintf("%d policies, %d rules, revision %d; %d addresses, %d pairs; last change took %s; %d connections cut",
+		p.Policies, p.Rules, p.Revision, p.Addresses, p.Pairs, p.Took.Round(time.Microsecond), p.Cut)
 }
 
 // families says which IPv6 prefixes a node has, or why none.
@@ -235,12 +260,8 @@ func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error 
 		if e.Intercepted {
 			intercepted = "yes"
 		}
-		var labels []string
-		for _, k := range slices.Sorted(maps.Keys(e.Labels)) {
-			labels = append(labels, k+"="+e.Labels[k])
-		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
-			e.Created.UTC().Format(time.RFC3339), strings.Join(labels, ","))...)
+			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels))...)
 	}
 	return t.writeTo(out)
 }

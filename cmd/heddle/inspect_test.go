@@ -58,6 +58,8 @@ func inspectStatus(node string) api.Status {
 		Endpoints: 2, Peers: 1,
 		Interception: api.Interception{Listeners: 3, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10},
+		Policy: api.Policy{Policies: 2, Rules: 9, Revision: 16, Addresses: 12, Pairs: 4, Took: 1500 * time.Microsecond, Cut: 3,
+			Faults: []string{"policy x: member \"until\": held closed"}},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
 	}
@@ -84,8 +86,11 @@ func inspectConnections(node string) []model.Connection {
 	}
 }
 
-// inspectedAgent is the agent of one node.
-type inspectedAgent struct{ node string }
+// inspectedAgent is the agent of one node. What it does not have is what inspecting must not call.
+type inspectedAgent struct {
+	api.Agent
+	node string
+}
 
 func (a inspectedAgent) Status(context.Context) (api.Status, error) {
 	return inspectStatus(a.node), nil
@@ -136,7 +141,7 @@ func startAgent(t *testing.T, socket, node string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		done <- api.ServeOn(ctx, ln, api.NewHandler(inspectedAgent{node}, nil, slog.New(slog.DiscardHandler)))
+		done <- api.ServeOn(ctx, ln, api.NewHandler(inspectedAgent{node: node}, nil, slog.New(slog.DiscardHandler)))
 	}()
 	t.Cleanup(func() {
 		cancel()

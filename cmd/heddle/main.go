@@ -27,6 +27,6 @@ func newRootCmd() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newConnectionsCmd(), newLimitCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd())
+	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newConnectionsCmd(), newLimitCmd(), newPolicyCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd())
 	return root
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
 )
 
 // fakeAgent keeps endpoints in a map, under mu. A set err is every call's answer.
@@ -21,6 +22,7 @@ type fakeAgent struct {
 	filters   []ConnectionFilter
 	err       error
 	conns     []model.Connection
+	edit      PolicyEdit
 }
 
 func newFakeAgent() *fakeAgent { return &fakeAgent{endpoints: map[string]model.Endpoint{}} }
@@ -42,6 +44,7 @@ func testStatus() Status {
 		Endpoints: 2, Peers: 1,
 		Interception: Interception{Listeners: 3, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10},
+		Policy:   Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
 		Counters: CountersOf(func(r model.Reason) uint64 { return uint64(r) * 10 }),
 		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
 			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
@@ -113,6 +116,30 @@ func testTraffic() model.Traffic {
 
 func (a *fakeAgent) Traffic(context.Context) ([]model.Traffic, error) {
 	return []model.Traffic{testTraffic()}, a.err
+}
+
+func (a *fakeAgent) LabelEndpoint(_ context.Context, name string, req LabelRequest) (model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e, ok := a.endpoints[name]
+	if !ok {
+		return e, ErrNotFound
+	}
+	e.Labels = req.Set
+	return e, a.err
+}
+
+func (a *fakeAgent) Policies(context.Context) (PolicyDocuments, error) {
+	return PolicyDocuments{Policies: a.edit.Policies, Namespaces: a.edit.Namespaces}, a.err
+}
+
+func (a *fakeAgent) EditPolicies(_ context.Context, edit PolicyEdit) ([]PolicyOutcome, error) {
+	a.edit = edit
+	return []PolicyOutcome{{Kind: "policy", Name: "a", Change: "created"}}, a.err
+}
+
+func (a *fakeAgent) ExplainPolicy(_ context.Context, q ExplainRequest) (Explanation, error) {
+	return Explanation{Protocol: policy.ProtocolName(q.Ports.Protocol), Port: q.Ports.First, Verdict: q.From + q.To}, a.err
 }
 
 // panicAgent has a bug in one call.

@@ -21,7 +21,7 @@ func ValidateLimits(l model.Limits) error {
 // decodeLimits reads and checks the body of PUT /v1/endpoints/NAME/limits.
 func decodeLimits(body io.Reader) (model.Limits, error) {
 	var l model.Limits
-	if err := decodeStrict(body, &l); err != nil {
+	if err := decodeStrict(body, MaxRequestBytes, &l); err != nil {
 		return model.Limits{}, err
 	}
 	return l, ValidateLimits(l)

@@ -38,6 +38,14 @@ var (
 		"1 if the probed kernel feature or setting is there, 0 if not.", []string{"feature"}, nil)
 	infoDesc = prometheus.NewDesc("heddle_agent_info", "1; its labels say which agent this is.",
 		[]string{"node", "version"}, nil)
+	policiesDesc       = prometheus.NewDesc("heddle_policies", "Policies of the network.", nil, nil)
+	policyRulesDesc    = prometheus.NewDesc("heddle_policy_rules", "Rules of all policies.", nil, nil)
+	policyHealthyDesc  = prometheus.NewDesc("heddle_policy_healthy", "1 while all that the store says of policy is understood and in force on this node.", nil, nil)
+	policyRevisionDesc = prometheus.NewDesc("heddle_policy_revision", "Store revision whose policy is in force on this node.", nil, nil)
+	policyUpdateDesc   = prometheus.NewDesc("heddle_policy_update_seconds", "How long the last change of policy took on this node.", nil, nil)
+	policyPairsDesc    = prometheus.NewDesc("heddle_policy_pairs", "Pairs of classes with a verdict of their own in this node's tables.", nil, nil)
+	policyCutDesc      = prometheus.NewDesc("heddle_policy_cut_total", "Live connections ended because a changed policy forbids them.", nil, nil)
+
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
@@ -66,6 +74,7 @@ var (
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
+	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
 
@@ -118,6 +127,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(peersDesc, float64(st.Peers))
 	gauge(storeDesc, oneIf(st.Store.Healthy))
 	gauge(revisionDesc, float64(st.Store.Revision))
+	collectPolicy(st.Policy, gauge, counter)
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))
 	counter(answeredDesc, in.Answered)
@@ -160,4 +170,14 @@ func oneIf(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+func collectPolicy(p Policy, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	gauge(policiesDesc, float64(p.Policies))
+	gauge(policyRulesDesc, float64(p.Rules))
+	gauge(policyHealthyDesc, oneIf(p.Error == "" && len(p.Faults) == 0))
+	gauge(policyRevisionDesc, float64(p.Revision))
+	gauge(policyUpdateDesc, p.Took.Seconds())
+	gauge(policyPairsDesc, float64(p.Pairs))
+	counter(policyCutDesc, p.Cut)
 }

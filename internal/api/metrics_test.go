@@ -35,6 +35,8 @@ func TestMetrics(t *testing.T) {
 		`heddle_endpoint_closed_total{endpoint="n1/c1"} 12`, `heddle_endpoint_broken_total{endpoint="n1/c1"} 2`,
 		`heddle_endpoint_connections{endpoint="n1/c1",path="direct"} 1`, `heddle_endpoint_sent_bytes_total{endpoint="n1/c1"} 1001`,
 		`heddle_endpoint_received_bytes_total{endpoint="n1/c1"} 1002`, `heddle_endpoint_retransmits_total{endpoint="n1/c1"} 9`,
+		"heddle_policies 3", "heddle_policy_rules 8", "heddle_policy_healthy 0", "heddle_policy_revision 16",
+		"heddle_policy_update_seconds 1.5", "heddle_policy_pairs 6", "heddle_policy_cut_total 11",
 		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
 	}
 	for _, r := range model.Reasons {
@@ -90,7 +92,8 @@ func TestDocumented(t *testing.T) {
 		}
 	}
 	for _, heading := range []string{"GET /v1/status", "GET /v1/endpoints", "POST /v1/endpoints",
-		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /v1/traffic", "GET /metrics"} {
+		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /v1/traffic",
+		"PATCH /v1/endpoints/{name}/labels", "GET /v1/policies", "POST /v1/policies", "GET /v1/policies/explain", "GET /metrics"} {
 		if lineWith(doc, "### "+heading) == "" {
 			t.Errorf("no section %q", heading)
 		}

@@ -120,7 +120,7 @@ type endpointBody struct {
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
 func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	var b endpointBody
-	if err := decodeStrict(body, &b); err != nil {
+	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
 	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels}
@@ -138,11 +138,10 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	return req, nil
 }
 
-// decodeStrict reads exactly one JSON object into v: unknown fields, more than MaxRequestBytes, and
-// anything but white space behind the object are refused. The error is an *Error.
-func decodeStrict(body io.Reader, v any) error {
+// decodeStrict reads exactly one JSON object into v: unknown fields, more than most bytes, and anything but white space behind the object are refused. The error is an *Error.
+func decodeStrict(body io.Reader, most int64, v any) error {
 	// One byte beyond the limit tells "too large" from "cut off".
-	limited := &io.LimitedReader{R: body, N: MaxRequestBytes + 1}
+	limited := &io.LimitedReader{R: body, N: most + 1}
 	dec := json.NewDecoder(limited)
 	dec.DisallowUnknownFields()
 	var raw json.RawMessage
@@ -156,7 +155,7 @@ func decodeStrict(body io.Reader, v any) error {
 		}
 	}
 	if limited.N <= 0 {
-		return &Error{Code: CodeTooLarge, Message: fmt.Sprintf("request body exceeds %d bytes", MaxRequestBytes)}
+		return &Error{Code: CodeTooLarge, Message: fmt.Sprintf("request body exceeds %d bytes", most)}
 	}
 	switch {
 	case errors.Is(err, io.EOF):

@@ -37,6 +37,16 @@ type Agent interface {
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
 	// Traffic reports what the sockets of each of this node's endpoints did.
 	Traffic(ctx context.Context) ([]model.Traffic, error)
+	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what they mean.
+	// ErrNotFound if there is none of that name on this node.
+	LabelEndpoint(ctx context.Context, name string, req LabelRequest) (model.Endpoint, error)
+	// Policies lists the network's policies and the namespaces that somebody described.
+	Policies(ctx context.Context) (PolicyDocuments, error)
+	// EditPolicies makes all changes or none; when it returns, this node enforces them. It may be repeated. What
+	// is to be deleted and is not there is CodeNotFound, what is too much CodeExhausted.
+	EditPolicies(ctx context.Context, edit PolicyEdit) ([]PolicyOutcome, error)
+	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
+	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
 }
 
 // EndpointRequest asks for an endpoint. See Validate for what is accepted.
@@ -75,6 +85,7 @@ type Status struct {
 	// PeersAway names those of them whose agents do not run, or do not reach the store.
 	PeersAway    []string     `json:"peers_away,omitempty"`
 	Interception Interception `json:"interception"`
+	Policy       Policy       `json:"policy"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`
 	// Features are the outcomes of the probes that the agent ran at its start.

@@ -44,6 +44,7 @@ type Agent struct {
 	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
+	enforcer  *enforcer
 	intercept *intercept.Server
 	listener  net.Listener // of the API; Run serves it
 	group     *cgroup
@@ -234,6 +235,7 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return err
 	}
+	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	progs := a.datapath.TCPrograms()
 	for _, t := range []struct {
 		ifindex, prog int

@@ -55,6 +55,10 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	if err := a.store.PutEndpoint(ctx, e); err != nil {
 		return model.Endpoint{}, storeError(err)
 	}
+	// Its rules before its network: nothing it opens may be older than they.
+	if err := a.enforcer.set(e); err != nil {
+		return model.Endpoint{}, fmt.Errorf("policy: %w", err)
+	}
 	if err := a.attach(e); err != nil {
 		return model.Endpoint{}, err
 	}
@@ -120,6 +124,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 		a.datapath.DeleteEndpoint(e.ID),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		a.store.DeleteEndpoint(ctx, e.Node, e.ID),
+		a.enforcer.remove(e.ID),
 	)
 	if err != nil {
 		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
@@ -153,11 +158,22 @@ func (a *Agent) restore(ctx context.Context) error {
 	if a.leases, err = a.restoreLeases(mine); err != nil {
 		return err
 	}
-	keep := make(map[model.EndpointID]bool)
-	for _, e := range mine {
-		if e, err = a.refamily(ctx, e); err != nil {
+	local, err := netcfg.LocalPrefixes()
+	if err != nil {
+		return err
+	}
+	for i, e := range mine {
+		if mine[i], err = a.refamily(ctx, e); err != nil {
 			return err
 		}
+		a.enforcer.know(mine[i])
+	}
+	if err := a.enforcer.follow(state, local); err != nil {
+		// An earlier agent's tables are in force, and no new endpoint will be attached.
+		a.log.Error("policy not applied; will try again", "err", err)
+	}
+	keep := make(map[model.EndpointID]bool)
+	for _, e := range mine {
 		if err := a.attach(e); err != nil {
 			a.log.Warn("endpoint not restored; removing it", "endpoint", e.Name, "err", err)
 			if err := a.detach(e); err != nil {
@@ -176,10 +192,6 @@ func (a *Agent) restore(ctx context.Context) error {
 		return err
 	}
 	if err := a.restoreLimits(); err != nil {
-		return err
-	}
-	local, err := netcfg.LocalPrefixes()
-	if err != nil {
 		return err
 	}
 	return a.applyTopology(state, local)

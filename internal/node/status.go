@@ -26,8 +26,9 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	endpoints, nodes, revision, applyErr := len(a.endpoints), len(a.state.Nodes), a.state.Revision, a.applyErr
 	gone := away(a.state, a.self.Name)
 	a.mu.RUnlock()
+	enforced, _ := a.enforcer.snapshot()
 	return api.Status{
-		Node: a.self,
+		Node: a.self, Policy: enforced,
 		Network: api.Network{
 			ID: a.network.ID, Pool: a.network.Pool, Prefix6: a.network.Prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		},

@@ -48,9 +48,8 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		}
 		var err error
 		if knowsNode(state, a.self.Name) {
-			if err = a.applyTopology(state, local); err != nil {
-				err = fmt.Errorf("apply topology: %w", err)
-			}
+			// Policy first: what is new must not be reached before it is known what may reach it.
+			err = errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)))
 		} else {
 			err = a.rejoin(ctx, state) // what was applied last stays in force; the next state has this node
 		}
@@ -62,6 +61,13 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		a.state, a.applyErr = state, err
 		a.mu.Unlock()
 	}
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // applyTopology brings routes and programs to state. Routes first: a connection that the programs send
@@ -113,6 +119,9 @@ func (a *Agent) rejoin(ctx context.Context, state store.State) error {
 	}
 	if _, err := a.store.JoinNode(ctx, a.self); err != nil {
 		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
+	}
+	if err := a.enforcer.giveBack(ctx, a.store, state); err != nil {
+		return fmt.Errorf("give policies back to a store that lost them: %w", err)
 	}
 	a.mu.RLock()
 	r := record{Node: a.self.Name, Endpoints: slices.Collect(maps.Values(a.endpoints))}

@@ -1,0 +1,423 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/policy/document"
+)
+
+func newPolicyCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Say who may connect to whom",
+		Long: `Policies are kept in the network's store and enforced by every node. Files hold Heddle's documents or Kubernetes'
+NetworkPolicy and Namespace objects, in YAML or JSON: see docs/howto/policy.md.`,
+	}
+	cmd.AddCommand(newPolicyApplyCmd(), newPolicyCheckCmd(), newPolicyListCmd(), newPolicyGetCmd(), newPolicyDeleteCmd(), newPolicyExplainCmd())
+	return cmd
+}
+
+// readPolicies reads files, "-" for standard input, all or none.
+func readPolicies(names []string, stdin io.Reader) (document.Set, error) {
+	if len(names) == 0 {
+		return document.Set{}, errors.New("no file: name one with -f FILE, or - for standard input")
+	}
+	files := make([]document.File, len(names))
+	for i, name := range names {
+		files[i].Name = name
+		in := stdin
+		if name == "-" {
+			files[i].Name = "standard input"
+		} else {
+			f, err := os.Open(name)
+			if err != nil {
+				return document.Set{}, err
+			}
+			defer f.Close()
+			in = f
+		}
+		var err error
+		// One byte more than is taken tells "too large" from "all of it".
+		if files[i].Data, err = io.ReadAll(io.LimitReader(in, document.MaxBytes+1)); err != nil {
+			return document.Set{}, fmt.Errorf("read %s: %w", files[i].Name, err)
+		}
+	}
+	return document.Parse(files...)
+}
+
+func newPolicyApplyCmd() *cobra.Command {
+	var (
+		f     agentFlags
+		files []string
+	)
+	cmd := &cobra.Command{
+		Use:   "apply -f FILE...",
+		Short: "Put policies in force: all of the files, or nothing",
+		Long: `Reads policies and namespaces from files and puts them in force in one step; those of the same name are replaced, others
+stay. Doing it again changes nothing. It returns when the nodes whose agents were asked enforce them, live connections
+included. A file that is not understood as a whole is refused, and nothing is changed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			set, err := readPolicies(files, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			edit := api.PolicyEdit{Policies: set.Policies, Namespaces: set.Namespaces}
+			var first []api.PolicyOutcome
+			err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				made, err := c.EditPolicies(ctx, edit) // for all but the first agent nothing changes: they tell when it is in force
+				if first == nil {
+					first = made
+				}
+				return err
+			})
+			return errors.Join(printOutcomes(cmd.OutOrStdout(), first, f.output), err)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringArrayVarP(&files, "filename", "f", nil, "file with policies, - for standard input; may be given several times")
+	return cmd
+}
+
+// eachAgent calls each agent that the flags mean, one after the other, until one fails.
+func eachAgent(ctx context.Context, f agentFlags, call func(context.Context, *api.Client) error) error {
+	found, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return err
+	}
+	for _, c := range found.clients {
+		if _, err := ask(ctx, agents{clients: []*api.Client{c}}, func(ctx context.Context, c *api.Client) (struct{}, error) {
+			return struct{}{}, call(ctx, c)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// firstAgent calls one of the agents that the flags mean: of what the network has in common all know the same.
+func firstAgent[T any](ctx context.Context, f agentFlags, call func(context.Context, *api.Client) (T, error)) (answer T, err error) {
+	found, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return answer, err
+	}
+	found.clients = found.clients[:1]
+	answers, err := ask(ctx, found, call)
+	if err != nil {
+		return answer, err
+	}
+	return answers[0], nil
+}
+
+func printOutcomes(out io.Writer, list []api.PolicyOutcome, format outputFormat) error {
+	if format == jsonOutput {
+		return printJSON(out, list)
+	}
+	unchanged := 0
+	for _, o := range list {
+		if o.Change == "unchanged" {
+			unchanged++
+			continue
+		}
+		if _, err := fmt.Fprintf(out, "%s %s %s\n", o.Kind, o.Name, o.Change); err != nil {
+			return err
+		}
+	}
+	if unchanged == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintf(out, "%d unchanged\n", unchanged)
+	return err
+}
+
+func newPolicyCheckCmd() *cobra.Command {
+	var files []string
+	cmd := &cobra.Command{
+		Use:   "check -f FILE...",
+		Short: "Read policies and say what is wrong with them, without applying them",
+		Long:  "Reads files as apply does. Needs no agent.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			set, err := readPolicies(files, cmd.InOrStdin())
+			if err != nil {
+				return err
+			}
+			rules := 0
+			for _, p := range set.Policies {
+				rules += p.RuleCount()
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d policies with %d rules, %d namespaces: in order\n", len(set.Policies), rules, len(set.Namespaces))
+			return err
+		},
+	}
+	cmd.Flags().StringArrayVarP(&files, "filename", "f", nil, "file with policies, - for standard input; may be given several times")
+	return cmd
+}
+
+func newPolicyListCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the network's policies",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			docs, err := firstAgent(cmd.Context(), f, askPolicies)
+			if err != nil {
+				return err
+			}
+			if f.output == jsonOutput {
+				return printJSON(cmd.OutOrStdout(), docs)
+			}
+			t := newTable("POLICY", "SUBJECT", "INGRESS", "EGRESS", "RULES")
+			for _, p := range docs.Policies {
+				t.row(p.Name, subjectText(p.Subject), directionText(p.Ingress), directionText(p.Egress), fmt.Sprint(p.RuleCount()))
+			}
+			return t.writeTo(cmd.OutOrStdout())
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func askPolicies(ctx context.Context, c *api.Client) (api.PolicyDocuments, error) {
+	return c.Policies(ctx)
+}
+
+func directionText(d *policy.Direction) string {
+	switch {
+	case d == nil:
+		return ""
+	case d.Default == policy.DefaultDeny && d.Deny == policy.Drop:
+		return "default deny (drop)"
+	case d.Default != policy.DefaultNone:
+		return "default " + string(d.Default)
+	}
+	return "rules only"
+}
+
+func subjectText(s policy.Subject) string {
+	parts := requirementsText("", s.Requirements)
+	if n := s.Namespace; n != nil {
+		if n.Name != "" {
+			parts = append(parts, "namespace="+n.Name)
+		}
+		parts = append(parts, requirementsText("namespace ", n.Requirements)...)
+	}
+	for _, p := range s.Prefixes {
+		parts = append(parts, p.String())
+	}
+	if len(parts) == 0 {
+		return "all"
+	}
+	return strings.Join(parts, ",")
+}
+
+func requirementsText(of string, r policy.Requirements) (parts []string) {
+	for k, v := range r.Labels {
+		parts = append(parts, of+k+"="+v)
+	}
+	slices.Sort(parts)
+	for _, e := range r.Expressions {
+		parts = append(parts, strings.TrimSpace(fmt.Sprintf("%s%s %s %s", of, e.Key, e.Operator, strings.Join(e.Values, "|"))))
+	}
+	return parts
+}
+
+func newPolicyGetCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "get NAME",
+		Short: "Print one policy as a document that apply takes",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			docs, err := firstAgent(cmd.Context(), f, askPolicies)
+			if err != nil {
+				return err
+			}
+			for _, p := range docs.Policies {
+				if p.Name == args[0] {
+					return printJSON(cmd.OutOrStdout(), struct {
+						APIVersion string `json:"apiVersion"`
+						Kind       string `json:"kind"`
+						*policy.Policy
+					}{"heddle.dev/v1", "Policy", p})
+				}
+			}
+			return fmt.Errorf("no policy %s: `heddle policy list` shows those there are", args[0])
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newPolicyDeleteCmd() *cobra.Command {
+	var (
+		f          agentFlags
+		namespaces []string
+		all        bool
+	)
+	cmd := &cobra.Command{
+		Use:   "delete NAME...",
+		Short: "Delete policies: all that are named, or none",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args)+len(namespaces) > 0) {
+				return errors.New("name policies to delete, or give --all")
+			}
+			edit := api.PolicyEdit{Delete: args, DeleteNamespaces: namespaces}
+			if all {
+				docs, err := firstAgent(cmd.Context(), f, askPolicies)
+				if err != nil {
+					return err
+				}
+				for _, p := range docs.Policies {
+					edit.Delete = append(edit.Delete, p.Name)
+				}
+				for _, n := range docs.Namespaces {
+					edit.DeleteNamespaces = append(edit.DeleteNamespaces, n.Name)
+				}
+				if len(edit.Delete)+len(edit.DeleteNamespaces) == 0 {
+					return nil
+				}
+			}
+			made, err := firstAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+				return c.EditPolicies(ctx, edit)
+			})
+			if err != nil {
+				return err
+			}
+			err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error { return awaitDeleted(ctx, c, edit.Delete) })
+			return errors.Join(printOutcomes(cmd.OutOrStdout(), made, f.output), err)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringArrayVar(&namespaces, "namespace", nil, "forget the labels of this namespace; may be given several times")
+	cmd.Flags().BoolVar(&all, "all", false, "delete every policy, and the labels of every namespace")
+	return cmd
+}
+
+// awaitDeleted returns when an agent enforces none of the policies called names any more.
+func awaitDeleted(ctx context.Context, c *api.Client, names []string) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		docs, err := c.Policies(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(docs.Policies, func(p *policy.Policy) bool { return slices.Contains(names, p.Name) }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("agent at %s still enforces what was deleted: %w", c.SocketPath(), ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+func newPolicyExplainCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "explain FROM TO PORT[/PROTOCOL]",
+		Short: "Say what the rules make of a connection, and which rule it is",
+		Long: `Names the verdict on a connection, and the rule of either end that leads to it. FROM and TO are names of endpoints, of
+any node, or addresses. PORT is the destination's, with /tcp or /udp; or icmp.`,
+		Example: "  heddle policy explain n1/c1 n2/c1 80\n  heddle policy explain 192.0.2.7 n1/c1 53/udp",
+		Args:    cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ports, err := api.ParseExplainPort(args[2])
+			if err != nil {
+				return err
+			}
+			x, err := firstAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) (api.Explanation, error) {
+				return c.ExplainPolicy(ctx, api.ExplainRequest{From: args[0], To: args[1], Ports: ports})
+			})
+			if err != nil {
+				return err
+			}
+			if f.output == jsonOutput {
+				return printJSON(cmd.OutOrStdout(), x)
+			}
+			return printExplanation(cmd.OutOrStdout(), x)
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func printExplanation(out io.Writer, x api.Explanation) error {
+	what := x.Protocol
+	if x.Port != 0 {
+		what = fmt.Sprintf("%s/%d", x.Protocol, x.Port)
+	}
+	t := newTable()
+	t.row("verdict", x.Verdict)
+	t.row("connection", fmt.Sprintf("%s to %s, %s", x.From, x.To, what))
+	if x.Itself {
+		t.row("rules", "none: both ends are endpoint "+x.Egress.Endpoint)
+		return t.writeTo(out)
+	}
+	t.row("egress", x.Egress.Text)
+	t.row("ingress", x.Ingress.Text)
+	return t.writeTo(out)
+}
+
+// newEndpointLabelCmd changes labels.
+func newEndpointLabelCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "label NAME KEY=VALUE... KEY-...",
+		Short: "Set labels of a live endpoint, or remove them",
+		Long:  "Sets labels (KEY=VALUE) and removes others (KEY-). When it returns, the endpoint's node enforces what policies make of them.",
+		Args:  cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req, err := parseLabels(args[1:])
+			if err != nil {
+				return err
+			}
+			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				e, err := c.LabelEndpoint(ctx, args[0], req)
+				if err != nil {
+					return err
+				}
+				if f.output == jsonOutput {
+					return printJSON(cmd.OutOrStdout(), e)
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: labels %s\n", e.Name, labelsText(e.Labels))
+				return err
+			})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func parseLabels(args []string) (req api.LabelRequest, err error) {
+	req.Set = make(map[string]string)
+	for _, arg := range args {
+		k, v, isSet := strings.Cut(arg, "=")
+		switch {
+		case isSet && k != "":
+			if _, again := req.Set[k]; again {
+				return req, fmt.Errorf("label %s is given twice", k)
+			}
+			req.Set[k] = v
+		case !isSet && len(arg) > 1 && strings.HasSuffix(arg, "-"):
+			req.Remove = append(req.Remove, strings.TrimSuffix(arg, "-"))
+		default:
+			return req, fmt.Errorf("label %q: write KEY=VALUE to set it, KEY- to remove it", arg)
+		}
+	}
+	return req, nil
+}

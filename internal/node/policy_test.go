@@ -1,0 +1,115 @@
+package node
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/store"
+)
+
+// fakeVerdicts keeps what it is told, and fails as often as it is told.
+type fakeVerdicts struct {
+	changes         []model.PolicyChange
+	cuts            int
+	failApply, fail int
+}
+
+func (f *fakeVerdicts) ApplyPolicy(c model.PolicyChange) error {
+	if f.failApply > 0 {
+		f.failApply--
+		return errors.New("map full")
+	}
+	f.changes = append(f.changes, c)
+	return nil
+}
+
+func (f *fakeVerdicts) CutForbidden() (int, error) {
+	if f.fail > 0 {
+		f.fail--
+		return 0, errors.New("no iterator")
+	}
+	f.cuts++
+	return 1, nil
+}
+
+func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
+	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
+	e := newEnforcer(f, "n1", prefixes("10.244.0.0/16"), prefix6, quiet())
+	return e, store.State{Revision: 7,
+		Nodes: []model.Node{{Name: "n1", Underlay: netip.MustParseAddr("172.31.0.1"), Prefixes: prefixes("10.244.1.0/24")}},
+		Policies: []*policy.Policy{{Name: "p", Subject: policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"a": "b"}}}},
+			Ingress: &policy.Direction{Default: policy.DefaultDeny}}}}
+}
+
+// TestEnforcerAfterFailures: tables that may not be in force are sent whole, and a cut that failed is tried again, also
+// when nothing changes any more.
+func TestEnforcerAfterFailures(t *testing.T) {
+	f := &fakeVerdicts{}
+	e, state := testEnforcer(f)
+	if err := e.follow(state, prefixes("172.31.0.9/32", "192.0.2.0/24")); err != nil {
+		t.Fatal(err)
+	}
+	if len(f.changes) != 1 || !f.changes[0].Reset || f.cuts != 1 {
+		t.Fatalf("a new agent: %+v, %d cuts; want whole tables", f.changes, f.cuts)
+	}
+	if _, ok := f.changes[0].Set.ByAddr[netip.MustParseAddr("172.31.0.9")]; !ok {
+		t.Error("an address of the node's own has no class")
+	}
+	if err := e.follow(state, prefixes("172.31.0.9/32")); err != nil || len(f.changes) != 1 || f.cuts != 1 {
+		t.Errorf("nothing new: %d changes, %d cuts, %v", len(f.changes), f.cuts, err)
+	}
+	f.failApply = 1
+	ep := endpointOf(1, "c1", "10.244.1.2")
+	if err := e.set(ep); err == nil {
+		t.Error("an endpoint without rules in force")
+	}
+	if status, _ := e.snapshot(); status.Error == "" || status.Revision != 7 {
+		t.Errorf("status %+v", status)
+	}
+	if err := e.set(ep); err != nil || len(f.changes) != 2 || !f.changes[1].Reset {
+		t.Fatalf("after a failure: %v, %+v; want whole tables", err, f.changes[1:])
+	}
+	ep.Labels, f.fail = map[string]string{"a": "b"}, 1
+	if err := e.set(ep); err == nil {
+		t.Error("no error of the cut")
+	}
+	if len(f.changes) != 3 || f.changes[2].Reset || f.changes[2].Set.ByAddr[ep.Addr4()].Ingress != model.VerdictReject {
+		t.Fatalf("new labels: %+v", f.changes[2:])
+	}
+	cuts := f.cuts
+	if err := e.follow(state, prefixes("172.31.0.9/32")); err != nil || f.cuts != cuts+1 {
+		t.Errorf("a cut that failed was not tried again: %v", err)
+	}
+	if status, _ := e.snapshot(); status.Error != "" || status.Policies != 1 || status.Cut != uint64(f.cuts) {
+		t.Errorf("status %+v after %d cuts", status, f.cuts)
+	}
+}
+
+// TestEnforcerBelievesTheAgent: of this node's endpoints the store may lag behind.
+func TestEnforcerBelievesTheAgent(t *testing.T) {
+	f := &fakeVerdicts{}
+	e, state := testEnforcer(f)
+	mine := endpointOf(1, "c1", "10.244.1.2")
+	mine.Labels = map[string]string{"a": "b"}
+	e.know(mine)
+	stale := mine
+	stale.Labels = nil
+	gone := endpointOf(2, "c2", "10.244.1.3")
+	state.Endpoints = []model.Endpoint{stale, gone}
+	if err := e.follow(state, nil); err != nil {
+		t.Fatal(err)
+	}
+	tables := f.changes[0].Set
+	if tables.ByAddr[mine.Addr4()].Ingress != model.VerdictReject {
+		t.Error("the store's older labels count")
+	}
+	if _, ok := tables.ByAddr[gone.Addr4()]; ok {
+		t.Error("an endpoint that the agent has removed is still there")
+	}
+	if err := e.remove(mine.ID); err != nil || len(f.changes) != 2 || len(f.changes[1].DeleteAddrs) != 1 {
+		t.Errorf("removed: %v, %+v", err, f.changes[1:])
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"sync"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -352,5 +353,62 @@ func BenchmarkDecide(b *testing.B) {
 			}
 			b.ReportMetric(float64(took.Nanoseconds()), "ns/SYN")
 		})
+	}
+}
+
+// TestPolicyFlips changes between two tables a hundred times while SYNs are decided: what both forbid never passes and
+// what both allow always does, although every class and pair changes its meaning, so that any mixture of the two would
+// say otherwise.
+func TestPolicyFlips(t *testing.T) {
+	d := loadForTest(t)
+	a, b, y := policyPlace(1, 2, false), policyPlace(1, 3, false), policyPlace(2, 2, false)
+	allow, deny := model.PairVerdict{}, model.PairVerdict{Default: model.VerdictDrop}
+	// a may never connect, b always; they swap their classes, and the classes their verdicts.
+	tables := func(of, other model.Class) model.PolicyTables {
+		return model.PolicyTables{
+			ByAddr: map[netip.Addr]model.ClassInfo{
+				a: {Class: of, Egress: model.VerdictDrop}, b: {Class: other}, y: {Class: 10 + of}},
+			Pairs: map[model.ClassPair]model.PairVerdict{
+				{From: of, To: 10 + of}: deny, {From: other, To: 10 + of}: allow,
+				{From: of, To: 10 + other}: allow, {From: other, To: 10 + other}: deny,
+			},
+		}
+	}
+	states := []model.PolicyTables{tables(1, 2), tables(2, 1)}
+	apply(t, d, states[0])
+	stop, wrong := make(chan struct{}), make(chan string, 2)
+	var workers sync.WaitGroup
+	for from, want := range map[netip.Addr]uint32{a: actShot, b: actOK} {
+		packet := frame(underlayA, underlayB, directPort, tcpSYN, policyOption(from, y, 80))
+		workers.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				action, _, err := d.objs.FromUnderlay.Test(packet)
+				if err != nil || action != want {
+					wrong <- fmt.Sprintf("SYN %d from %s: action %d, want %d, %v", n, from, action, want, err)
+					return
+				}
+			}
+		})
+	}
+	for i := range 100 {
+		change := difference(states[i%2], states[(i+1)%2])
+		if i%10 == 9 {
+			change = model.PolicyChange{Reset: true, Set: states[(i+1)%2]}
+		}
+		if err := d.ApplyPolicy(change); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	workers.Wait()
+	close(wrong)
+	for w := range wrong {
+		t.Error(w)
 	}
 }

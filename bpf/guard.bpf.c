@@ -101,6 +101,8 @@ static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
 {
 	__u32 protocol = skb->protocol;
 
+	if (!protects(PROTECT_FRAMES))
+		return REASON_NONE;
 	if (skb->vlan_present)
 		return REASON_DROP_NOT_IP;
 	if (protocol == bpf_htons(ETH_P_IP))
@@ -157,6 +159,8 @@ static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 	struct iphdr_ h;
 	__u32 offset;
 
+	if (!protects(PROTECT_OVERLAY))
+		return REASON_NONE;
 	if (hides_in_vlan(skb))
 		return REASON_DROP_NOT_IP;
 	if (skb->protocol != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))

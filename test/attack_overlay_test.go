@@ -10,6 +10,89 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
+func init() {
+	attacks = append(attacks,
+		attack{"send into the overlay from outside", model.ProtectOverlay, "n2", strangerSends},
+		attack{"pass for a container of another node", model.ProtectOverlay, "n2", nodeSpoofs},
+		attack{"hide behind two VLAN tags", model.ProtectFrames, "n1", hideInVLAN},
+		attack{"fill the node's neighbour table", model.ProtectFrames, "n1", floodNeighbours},
+	)
+}
+
+// waitForDatagrams is a peer in n2/c1 that waits for datagrams at a port of its own stack.
+func waitForDatagrams(t *testing.T) (p *peer, port int) {
+	p, port = startPeer(t, "overlay", "n2/c1"), freePort()
+	p.must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	p.must(`d.bind(("0.0.0.0", %d))`, port)
+	p.must(`d.setblocking(False)`)
+	p.must(`def came():
+    try: return d.recv(1000)[:6].decode()
+    except OSError: return ""`)
+	return p, port
+}
+
+// cameOrDropped waits until a datagram came or a node counted a reason, and gives what came.
+func cameOrDropped(t *testing.T, server *peer, node, reason string, send func()) (came string) {
+	before := counters(t, node)[reason]
+	send()
+	eventually(t, "the datagram to come, or "+reason+" to rise", func() (bool, string) {
+		came = strings.Trim(server.must(`came()`), `"`)
+		after := counters(t, node)
+		return came != "" || after[reason] > before, fmt.Sprint(after)
+	})
+	return came
+}
+
+// strangerSends sends VXLAN from a host that is no node.
+func strangerSends(t *testing.T) string {
+	server, port := waitForDatagrams(t)
+	stranger, n2, target := forger(t, startOutside(t)), address(t, "host", "n2/c1"), address(t, "overlay", "n2/c1")
+	own := netip.MustParseAddr(address(t, "host", "n1/c1")).As4()
+	own[3] = 250
+	return cameOrDropped(t, server, "n2", "drop_overlay_stranger", func() {
+		stranger.must(`forge(udp(%q, 40000, %q, 4789, vxlan(%d, %q, udp(%q, 5, %q, %d, b"forged"))), %q)`, netip.AddrFrom4(own).String(), n2,
+			networkVNI(t), n2, address(t, "overlay", "n1/c1"), target, port, n2)
+	})
+}
+
+// nodeSpoofs sends VXLAN from a node, with a source of the other node's inside.
+func nodeSpoofs(t *testing.T) string {
+	server, port := waitForDatagrams(t)
+	host, n1, n2 := forger(t, startPeer(t, "host", "n1/c1")), address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
+	return cameOrDropped(t, server, "n2", "drop_overlay_source", func() {
+		host.must(`forge(udp(%q, 40000, %q, 4789, vxlan(%d, %q, udp("192.0.2.77", 5, %q, %d, b"forged"))), %q)`, n1, n2,
+			networkVNI(t), n2, address(t, "overlay", "n2/c1"), port, n2)
+	})
+}
+
+// hideInVLAN sends as another container of its node, behind two tags of VLAN 0.
+func hideInVLAN(t *testing.T) string {
+	server, port := waitForDatagrams(t)
+	p := forger(t, startPeer(t, "overlay", "n1/c1"))
+	return cameOrDropped(t, server, "n1", "drop_not_ip", func() {
+		p.must(`forge_raw(b"\0\0\x81\0\0\0\x08\0" + udp(%q, 5, %q, %d, b"forged"), "eth0", %q, 0x88a8)`,
+			address(t, "overlay", "n1/c2"), address(t, "overlay", "n2/c1"), port, gatewayMAC(t, p))
+	})
+}
+
+// floodNeighbours asks for the gateway as somebody whom the node does not know.
+func floodNeighbours(t *testing.T) (gained string) {
+	p := forger(t, startPeer(t, "overlay", "n1/c1"))
+	own := netip.MustParseAddr(address(t, "overlay", "n1/c1")).As4()
+	own[3] = 199
+	nobody := netip.AddrFrom4(own).String()
+	before := counters(t, "n1")["drop_spoofed_source"]
+	p.must(`forge_raw(arp_request(%q, %q), "eth0", %q, 0x0806)`, nobody, gatewayOf("n1/c1")(t), gatewayMAC(t, p))
+	eventually(t, "the node to drop it, or to know the neighbour", func() (bool, string) {
+		table := sh(t, labName+"-n1", "ip neigh show")
+		if strings.Contains(table, nobody+" ") {
+			gained = "an entry for " + nobody
+		}
+		return gained != "" || counters(t, "n1")["drop_spoofed_source"] > before, table
+	})
+	return gained
+}
+
 // networkVNI is the VXLAN network identifier of the lab's overlay.
 func networkVNI(t testing.TB) int {
 	t.Helper()

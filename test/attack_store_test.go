@@ -11,11 +11,37 @@ import (
 	"syscall"
 	"testing"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/trust"
 )
 
 const storePort = 2379
+
+func init() {
+	attacks = append(attacks,
+		attack{"connect to the store", model.ProtectStore, "n1", connectToStore("heddle")},
+		attack{"connect to the store from the container's own stack", model.ProtectStore, "n1", connectToStore("overlay")},
+		attack{"ask the store without a certificate", model.ProtectStoreCertificates, "n1", askStore},
+	)
+}
+
+// connectToStore connects to the nodes' store from a container.
+func connectToStore(mode string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		p := startPeer(t, mode, "n1/c1")
+		return gained(t, "connect to the store", p.do(`error_of(tcp(4).connect, (%q, %d))`, address(t, "host", "n1/c1"), storePort), `"ECONNREFUSED"`, `"ok"`)
+	}
+}
+
+// askStore asks the store for its version from the other node, without the network's certificate.
+func askStore(t *testing.T) string {
+	at := "https://" + address(t, "host", "n1/c1") + ":2379/version"
+	if got := getStore(t, at, &tls.Config{InsecureSkipVerify: true}); !strings.Contains(got, "certificate required") {
+		return got
+	}
+	return ""
+}
 
 // TestStoreIsNotForContainers: no container of any node, intercepted or not, reaches the nodes' store, whatever
 // address family its socket has; the nodes do.
@@ -59,6 +85,35 @@ func TestGuardsReturn(t *testing.T) {
 	}
 }
 
+// getStore asks the store of n1 from n2 by HTTP and gives the answer, or the error.
+func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
+	t.Helper()
+	n1 := address(t, "host", "n1/c1")
+	err := netns.Do(netns.Path(labName+"-n2"), func() error {
+		// The connection is made here: goroutines of the client are in another namespace.
+		conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(n1), storePort).String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
+		client := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
+		resp, err := client.Get(url)
+		if err != nil {
+			answer = err.Error()
+			return nil
+		}
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		answer = resp.Status + " " + string(raw)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
 // TestStoreAsksForCertificates: on the network of the nodes, too, the store answers to nobody without the network's
 // certificate, and there is no other way to it.
 func TestStoreAsksForCertificates(t *testing.T) {
@@ -69,40 +124,14 @@ func TestStoreAsksForCertificates(t *testing.T) {
 	}
 	nobody := join.TLS()
 	nobody.Certificates = nil
-	get := func(url string, cfg *tls.Config) (answer string) {
-		t.Helper()
-		err := netns.Do(netns.Path(labName+"-n2"), func() error {
-			// The connection is made here: goroutines of the client are in another namespace.
-			conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(n1), storePort).String())
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
-			client := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
-			resp, err := client.Get(url)
-			if err != nil {
-				answer = err.Error()
-				return nil
-			}
-			defer resp.Body.Close()
-			raw, err := io.ReadAll(resp.Body)
-			answer = resp.Status + " " + string(raw)
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return answer
-	}
 	at := netip.MustParseAddr(n1).String() + ":2379/version"
-	if got := get("https://"+at, join.TLS()); !strings.HasPrefix(got, "200") || !strings.Contains(got, "etcdserver") {
+	if got := getStore(t, "https://"+at, join.TLS()); !strings.HasPrefix(got, "200") || !strings.Contains(got, "etcdserver") {
 		t.Errorf("a node: %s", got)
 	}
-	if got := get("https://"+at, nobody); !strings.Contains(got, "certificate required") {
+	if got := getStore(t, "https://"+at, nobody); !strings.Contains(got, "certificate required") {
 		t.Errorf("without certificate: %s", got)
 	}
-	if got := get("http://"+at, nil); strings.Contains(got, "etcdserver") {
+	if got := getStore(t, "http://"+at, nil); strings.Contains(got, "etcdserver") {
 		t.Errorf("without TLS: %s", got)
 	}
 	for line := range strings.Lines(sh(t, labName+"-n1", "ss -ltnpH")) {

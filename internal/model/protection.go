@@ -13,14 +13,18 @@ type Protection uint8
 
 // Protections.
 const (
-	ProtectBind          Protection = 0
-	ProtectSource        Protection = 1
-	ProtectDirectPorts   Protection = 2
-	ProtectSocketOptions Protection = 3
-	ProtectNetns         Protection = 4
-	ProtectUnknownPeer   Protection = 5
-	ProtectNodeAddress   Protection = 6
-	ProtectIoctls        Protection = 7
+	ProtectBind              Protection = 0
+	ProtectSource            Protection = 1
+	ProtectDirectPorts       Protection = 2
+	ProtectSocketOptions     Protection = 3
+	ProtectNetns             Protection = 4
+	ProtectUnknownPeer       Protection = 5
+	ProtectNodeAddress       Protection = 6
+	ProtectIoctls            Protection = 7
+	ProtectStore             Protection = 8
+	ProtectStoreCertificates Protection = 9
+	ProtectOverlay           Protection = 10
+	ProtectFrames            Protection = 11
 )
 
 // ProtectionInfo describes one Protection.
@@ -40,6 +44,10 @@ var Protections = []ProtectionInfo{
 	{ProtectUnknownPeer, "unknown_peer", "no direct connection lives whose peer is not known"},
 	{ProtectNodeAddress, "node_address", "a container that connects to an address of its node does not pass for the node"},
 	{ProtectIoctls, "ioctls", "ioctls of sockets act on the caller's network namespace with the caller's rights"},
+	{ProtectStore, "store", "containers do not reach the nodes' store"},
+	{ProtectStoreCertificates, "store_certificates", "the embedded store answers to holders of the network's certificate only"},
+	{ProtectOverlay, "overlay", "the overlay is taken from known nodes only, with a source of theirs inside"},
+	{ProtectFrames, "frames", "no frame of a container passes unread: VLAN tags, cut-up TCP headers, ARP for others"},
 }
 
 // String gives the protection's name.

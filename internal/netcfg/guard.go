@@ -10,6 +10,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // knownNodes is the nftables set of the underlay addresses from which the overlay is accepted.
@@ -47,10 +49,15 @@ func addGuards(c *nftables.Conn, table *nftables.Table, cfg NodeConfig, nodes []
 		Name: "guard-out", Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
 	})
-	c.AddRule(&nftables.Rule{
-		Table: table, Chain: overlay, Exprs: overlayStrangerExprs(cfg, set),
-		UserData: comment("the overlay is for nodes"),
-	})
+	if model.ProtectOverlay.On() {
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: overlay, Exprs: overlayStrangerExprs(cfg, set),
+			UserData: comment("the overlay is for nodes"),
+		})
+	}
+	if !model.ProtectStore.On() {
+		return nil
+	}
 	for _, at := range cfg.Stores {
 		for _, device := range [][]byte{[]byte(endpointPrefix), deviceNameData(OverlayDevice)} {
 			c.AddRule(&nftables.Rule{

@@ -54,6 +54,9 @@ type ServerTLS struct {
 }
 
 func (t ServerTLS) info() transport.TLSInfo {
+	if !model.ProtectStoreCertificates.On() {
+		return transport.TLSInfo{CertFile: t.CertAndKey, KeyFile: t.CertAndKey}
+	}
 	return transport.TLSInfo{CertFile: t.CertAndKey, KeyFile: t.CertAndKey, TrustedCAFile: t.CA, ClientCertAuth: true}
 }
 

@@ -87,6 +87,7 @@ enum heddle_protection {
 	PROTECT_STORE_CERTIFICATES,
 	PROTECT_OVERLAY,
 	PROTECT_FRAMES,
+	PROTECT_INCARNATION,
 	PROTECT_MAX,
 };
 
@@ -138,12 +139,13 @@ struct sock_tag {
 	__u8 claim_wish;  /* enum claim_kind: what bind() asks for */
 	__u8 claim_flags; /* enum claim_flags */
 	__u8 pad;
-	__u16 claim_port; /* host byte order */
-	__u32 claim_uid;  /* of the process that bound it */
-	__u32 mark;       /* SO_MARK as the program set it; the kernel's is the node's */
-	__u32 ifindex;    /* device of the container to which the program bound the socket, or 0 */
-	__u32 options;    /* enum sock_tag_options */
-	__u32 priority;   /* SO_PRIORITY above 6, which the kernel's is not; 0: as the kernel's */
+	__u16 claim_port;  /* host byte order */
+	__u32 claim_uid;   /* of the process that bound it */
+	__u32 mark;        /* SO_MARK as the program set it; the kernel's is the node's */
+	__u32 ifindex;     /* device of the container to which the program bound the socket, or 0 */
+	__u32 options;     /* enum sock_tag_options */
+	__u32 priority;    /* SO_PRIORITY above 6, which the kernel's is not; 0: as the kernel's */
+	__u32 incarnation; /* of that endpoint: ids are given anew */
 };
 
 /* Which addresses of its container a bound socket holds a port of. Those at the same node address need no
@@ -199,6 +201,7 @@ struct endpoint {
 	char device[16];         /* its name there */
 	__s32 nsid;              /* of that namespace as the node names it; -1: none */
 	__s32 node_nsid;         /* of the node's as the container's names it; -1: none */
+	__u32 incarnation;       /* tells it from others that have had its id */
 };
 
 /* route.flags */

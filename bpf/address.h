@@ -161,6 +161,22 @@ static __always_inline struct route *route_to(__be32 dst)
 	return bpf_map_lookup_elem(&route_by_prefix, &key);
 }
 
+/* The endpoint that a socket with this tag is of; NULL if it is gone, also if another has its id by now. */
+static __always_inline struct endpoint *tagged_endpoint(const struct sock_tag *tag)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+
+	if (ep && protects(PROTECT_INCARNATION) && ep->incarnation != tag->incarnation)
+		return NULL;
+	return ep;
+}
+
+/* Whether a socket with this tag (which may be NULL) is of endpoint owner. */
+static __always_inline bool is_of(const struct sock_tag *tag, __u32 owner)
+{
+	return tag && tag->endpoint_id == owner && tagged_endpoint(tag);
+}
+
 /* Whether IPv6 address dst, no overlay address, is the node's own. */
 static __always_inline bool is_node_address6(const struct address *dst)
 {

@@ -89,7 +89,7 @@ int bind4(struct bpf_sock_addr *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	next = *tag;
@@ -165,7 +165,7 @@ int bind6(struct bpf_sock_addr *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	a.word[0] = ctx->user_ip6[0];

@@ -482,7 +482,7 @@ int connect4(struct bpf_sock_addr *ctx)
 
 	if (!tag)
 		return 1;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
@@ -498,7 +498,7 @@ int connect6(struct bpf_sock_addr *ctx)
 
 	if (!tag)
 		return 1;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	dst.word[0] = ctx->user_ip6[0];

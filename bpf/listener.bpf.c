@@ -14,7 +14,7 @@ static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, str
 
 	if (sk->state == BPF_TCP_LISTEN) {
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (tag && tag->endpoint_id == owner) {
+		if (is_of(tag, owner)) {
 			ours = true;
 			found->flags = tag->flags;
 		}
@@ -71,7 +71,7 @@ static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, 
 	if (!sk)
 		return false;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	foreign = !tag || tag->endpoint_id != owner;
+	foreign = !is_of(tag, owner);
 	bpf_sk_release(sk);
 	return foreign;
 }

@@ -139,7 +139,7 @@ static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
 	if (sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_TIME_WAIT)
 		return true;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	return tag && tag->endpoint_id == owner;
+	return is_of(tag, owner);
 }
 
 /* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an IPv4
@@ -151,7 +151,7 @@ static __always_inline bool takes_ipv6(struct bpf_sock *sk, __u32 owner)
 	if (sk->state != BPF_TCP_LISTEN || sk->family != AF_INET6)
 		return false;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	return tag && tag->endpoint_id == owner && tag->flags & TAG_ANY6;
+	return is_of(tag, owner) && tag->flags & TAG_ANY6;
 }
 
 /* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source port 0 never

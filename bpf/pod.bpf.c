@@ -28,7 +28,7 @@ static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_so
 		return found;
 	if (sk->state == BPF_TCP_LISTEN) {
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (tag && tag->endpoint_id == owner && (tag->flags & flags) == flags)
+		if (is_of(tag, owner) && (tag->flags & flags) == flags)
 			found = NODE_SOCKET_LISTENS;
 	} else if (owned(sk, owner)) {
 		found = NODE_SOCKET_CONNECTED;

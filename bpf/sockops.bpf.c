@@ -179,7 +179,7 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 /* From a process of the container's own stack. */
 static __always_inline void accept_own_stack(struct sock_tag *tag, __be32 remote, __be32 local)
 {
-	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	struct endpoint *ep = tagged_endpoint(tag);
 	struct flow flow = {};
 
 	if (ep && pod_names(ep, remote, local, &flow))

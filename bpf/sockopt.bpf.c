@@ -387,7 +387,7 @@ int setsockopt(struct bpf_sockopt *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (!tag)
 		goto pass;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	switch (set_verdict(ctx, tag, ep)) {
 	case SOCKOPT_DENY:
 		return refuse(REASON_REFUSE_SOCKOPT, EPERM_);
@@ -571,7 +571,7 @@ int getsockopt(struct bpf_sockopt *ctx)
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 	if (!tag || ctx->retval) /* an error of the kernel's is as good an answer as any */
 		goto pass;
-	ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	ep = tagged_endpoint(tag);
 	switch (ctx->level) {
 	case SOL_SOCKET_:
 		ret = get_socket_level(ctx, tag, ep);

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -66,13 +67,15 @@ func (c Config) validate() error {
 }
 
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open, but for policy, which has a lock.
+// the maps are the kernel's, and the struct is not changed after Open, but for policy, which has a lock, and incarnations.
 type Datapath struct {
 	cfg    Config
 	objs   heddleObjects
 	links  []link.Link
 	lastID *ebpf.Map
 	policy policyTables
+	// incarnations has those of the endpoints that were set last, by id.
+	incarnations sync.Map
 }
 
 // Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
@@ -258,10 +261,13 @@ func (d *Datapath) TCPrograms() TCPrograms {
 	}
 }
 
-// TagSocket marks the new TCP socket fd as one of endpoint id, and as one that shows that it was asked for as an
+// TagSocket marks the new TCP socket fd as one of the endpoint that SetEndpoint set for id last, and as one that shows that it was asked for as an
 // MPTCP socket. Until then no hook touches it.
 func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	tag := heddleSockTag{EndpointId: uint32(id)}
+	if v, ok := d.incarnations.Load(id); ok {
+		tag.Incarnation = v.(uint32)
+	}
 	if mptcp {
 		tag.Options = uint32(heddleSockTagOptionsOPTION_MPTCP)
 	}

@@ -63,6 +63,7 @@ type heddleConnectionRecord struct {
 	State          uint8
 	Family         uint8
 	Pad            uint16
+	_              [4]byte
 	BytesSent      uint64
 	BytesReceived  uint64
 	Cookie         uint64
@@ -83,6 +84,7 @@ type heddleEndpoint struct {
 	Device           [16]int8
 	Nsid             int32
 	NodeNsid         int32
+	Incarnation      uint32
 }
 
 type heddleEndpointFlags uint32
@@ -311,25 +313,26 @@ type heddleRouteKey struct {
 }
 
 type heddleSockTag struct {
-	_          structs.HostLayout
-	EndpointId uint32
-	Flags      uint32
-	Local      heddleAddress
-	Remote     heddleAddress
-	LocalPort  uint16
-	RemotePort uint16
-	Path       uint8
-	Reason     uint8
-	Claim      uint8
-	ClaimWish  uint8
-	ClaimFlags uint8
-	Pad        uint8
-	ClaimPort  uint16
-	ClaimUid   uint32
-	Mark       uint32
-	Ifindex    uint32
-	Options    uint32
-	Priority   uint32
+	_           structs.HostLayout
+	EndpointId  uint32
+	Flags       uint32
+	Local       heddleAddress
+	Remote      heddleAddress
+	LocalPort   uint16
+	RemotePort  uint16
+	Path        uint8
+	Reason      uint8
+	Claim       uint8
+	ClaimWish   uint8
+	ClaimFlags  uint8
+	Pad         uint8
+	ClaimPort   uint16
+	ClaimUid    uint32
+	Mark        uint32
+	Ifindex     uint32
+	Options     uint32
+	Priority    uint32
+	Incarnation uint32
 }
 
 type heddleSockTagFlags uint32

@@ -71,6 +71,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	v := heddleEndpoint{
 		Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex),
 		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex), Nsid: -1, NodeNsid: -1,
+		Incarnation: e.Incarnation(),
 	}
 	if inside.IDs != nil {
 		v.Nsid, v.NodeNsid = int32(inside.IDs.Container), int32(inside.IDs.Node)
@@ -81,6 +82,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	if e.Intercepted {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
+	d.incarnations.Store(e.ID, v.Incarnation)
 	err := errors.Join(
 		d.openAccount(e.ID),
 		d.objs.EndpointById.Put(v.Id, &v),

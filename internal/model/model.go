@@ -3,7 +3,9 @@
 package model
 
 import (
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -122,6 +124,16 @@ type Endpoint struct {
 	Limits *Limits `json:"limits,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
+}
+
+// Incarnation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.
+func (e Endpoint) Incarnation() uint32 {
+	if e.Created.IsZero() {
+		return 0
+	}
+	h := fnv.New32a()
+	_ = binary.Write(h, binary.BigEndian, e.Created.UnixNano()) // to a hash: no errors
+	return h.Sum32()
 }
 
 // Addr4 gives the endpoint's IPv4 overlay address, or the zero Addr.

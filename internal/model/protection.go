@@ -25,6 +25,7 @@ const (
 	ProtectStoreCertificates Protection = 9
 	ProtectOverlay           Protection = 10
 	ProtectFrames            Protection = 11
+	ProtectIncarnation       Protection = 12
 )
 
 // ProtectionInfo describes one Protection.
@@ -48,6 +49,7 @@ var Protections = []ProtectionInfo{
 	{ProtectStoreCertificates, "store_certificates", "the embedded store answers to holders of the network's certificate only"},
 	{ProtectOverlay, "overlay", "the overlay is taken from known nodes only, with a source of theirs inside"},
 	{ProtectFrames, "frames", "no frame of a container passes unread: VLAN tags, cut-up TCP headers, ARP for others"},
+	{ProtectIncarnation, "incarnation", "a socket that outlives its endpoint is not taken for one of the next with its id"},
 }
 
 // String gives the protection's name.

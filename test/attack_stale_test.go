@@ -1,0 +1,74 @@
+package test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// attackedElsewhere are the protections whose attack needs more than an agent without them, and its test.
+var attackedElsewhere = map[model.Protection]string{
+	model.ProtectIncarnation: "TestStaleEndpoint",
+}
+
+// TestStaleEndpoint keeps sockets of an endpoint past its end, until another has its id: they must not become that
+// one's. Without the protection they do.
+func TestStaleEndpoint(t *testing.T) {
+	t.Cleanup(func() { // the lab as others know it
+		if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+			t.Error(err)
+		}
+	})
+	id := func() (id uint32) {
+		var all []struct {
+			Name string
+			ID   uint32
+		}
+		raw := heddle(t, "endpoints", "--lab", labName, "--node", "n2", "--output", "json")
+		if err := json.Unmarshal([]byte(raw), &all); err != nil {
+			t.Fatalf("%v\n%s", err, raw)
+		}
+		for _, e := range all {
+			if e.Name == "n2/c2" {
+				return e.ID
+			}
+		}
+		t.Fatalf("no n2/c2 in\n%s", raw)
+		return 0
+	}
+	server, attacker, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c2"), freePort()
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	attacker.must(`kept = [tcp(4) for _ in range(4)]`)
+	before := id()
+	heddle(t, "endpoints", "delete", "--lab", labName, "--node", "n2", "n2/c2")
+	weak := weaken(t, "n2")
+	last, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/n2/bpf/heddle/last_endpoint", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer last.Close()
+	// As if 16,383 endpoints had been made meanwhile.
+	previous := before - 1
+	if previous == 0 {
+		previous = uint32(model.MaxEndpointID)
+	}
+	if err := last.Put(uint32(0), previous); err != nil {
+		t.Fatal(err)
+	}
+	weak.without(t)
+	if now := id(); now != before {
+		t.Fatalf("the endpoint that was made anew has id %d, want %d", now, before)
+	}
+	target := address(t, "heddle", "n1/c1")
+	attacker.expect(`"ENETDOWN"`, `error_of(kept[0].connect, (%q, %d))`, target, port)
+	attacker.expect(`"ENETDOWN"`, `error_of(kept[1].bind, ("0.0.0.0", %d))`, port)
+	weak.without(t, model.ProtectIncarnation)
+	attacker.expect(`"ok"`, `error_of(kept[2].connect, (%q, %d))`, target, port)
+	attacker.expect(`"ok"`, `error_of(kept[3].bind, ("0.0.0.0", %d))`, port)
+	server.expect(fmt.Sprintf(`"%s"`, address(t, "heddle", "n2/c2")), `l.accept()[1][0]`)
+}

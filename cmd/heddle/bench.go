@@ -70,7 +70,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
-	cmd.AddCommand(newBenchPeerCmd())
+	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd())
 	return cmd
 }
 
@@ -250,13 +250,17 @@ func (s benchSettings) report(results []bench.Result, out io.Writer) error {
 
 // subtitle says under the plot's title what it was made from.
 func (s benchSettings) subtitle() string {
+	return fmt.Sprintf("%d runs of %s each, interleaved; %s", s.runs, s.duration, machine())
+}
+
+// machine says where and when a measurement was made.
+func machine() string {
 	kernel := "?"
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	return fmt.Sprintf("%d runs of %s each, interleaved; Linux %s, %d processors; %s",
-		s.runs, s.duration, kernel, runtime.NumCPU(), time.Now().Format(time.DateOnly))
+	return fmt.Sprintf("Linux %s, %d processors; %s", kernel, runtime.NumCPU(), time.Now().Format(time.DateOnly))
 }
 
 // writeFile writes a whole file or none: a reader never sees half of one.

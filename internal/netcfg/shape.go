@@ -132,10 +132,11 @@ func queueBytes(r model.Rate) int {
 	return min(max(int(r/8/20), least), most)
 }
 
-// burstBytes is what a class may send at once after it was idle.
+// burstBytes is what a class may send at once after it was idle, or could not send because no processor was free:
+// 10 ms of it.
 func burstBytes(r model.Rate) int {
 	const least = 16 << 10
-	return max(int(r/8/1000), least)
+	return max(int(r/8/100), least)
 }
 
 // Limiter is the pair of tc programs that choose packets' classes.

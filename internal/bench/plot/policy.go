@@ -30,7 +30,7 @@ func WritePolicy(w io.Writer, result bench.PolicyResult, text Text) error {
 	limited, other := make([]float64, bins), make([]float64, bins)
 	top := 0.0
 	for _, s := range result.Samples {
-		i := int(s.AtS/policyBin) - 1 // a sample is about the half second before
+		i := int(math.Round(s.AtS/policyBin)) - 1 // a sample is about the half second before
 		if i < 0 || i >= bins {
 			continue
 		}

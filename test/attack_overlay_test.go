@@ -178,6 +178,22 @@ func TestForgedOverlay(t *testing.T) {
 		host.in(t).must("%s", cut(over(n1, vni, inside(c1)), 72))
 		server.in(t).must(`d.recv(1000)`)
 	})
+	t.Run("SYN option in the overlay", func(t *testing.T) {
+		// Steering is for the underlay's device: here nothing listens at the direct port.
+		before := counters(t, "n2")
+		option := fmt.Sprintf("heddle_option(%d, %q, %q, %d)", networkID(t), c1, victim, port)
+		host.in(t).must("%s", send(over(n1, vni, fmt.Sprintf("syn(%q, 33333, %q, %d, %s)", c1, n2, direct, option))))
+		host.in(t).must("%s", send(over(n1, vni, inside(c1))))
+		server.in(t).must(`d.recv(1000)`) // what came behind it has come
+		after := counters(t, "n2")
+		for _, reason := range []string{"relay_opened", "accept_direct", "accept_local"} {
+			if after[reason] != before[reason] {
+				t.Errorf("%s rose", reason)
+			}
+		}
+		server.in(t).must(`l.setblocking(False)`)
+		server.in(t).expect(`"EAGAIN"`, `error_of(l.accept)`)
+	})
 	t.Run("a container may ask for its gateway", func(t *testing.T) {
 		plain.in(t).must(`forge_raw(arp_request(%q, %q), "eth0", %q, 0x0806)`, c1, gatewayOf("n1/c1")(t), mac)
 		mustRun(t, "overlay", "n1/c1", "ping", "-c1", "-W5", victim)

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -137,6 +139,52 @@ func TestStoreAsksForCertificates(t *testing.T) {
 	for line := range strings.Lines(sh(t, labName+"-n1", "ss -ltnpH")) {
 		if local := strings.Fields(line)[3]; strings.Contains(line, "heddled") && !strings.HasPrefix(local, "127.0.0.1:") && local != n1+":2379" {
 			t.Errorf("the agent listens at %s, too", local)
+		}
+	}
+}
+
+// TestExternalStore: nodes on an etcd of somebody else's, with its certificates; containers are kept from it, too.
+func TestExternalStore(t *testing.T) {
+	a, b := bareNodes(t)
+	dir := t.TempDir()
+	authority, err := trust.OpenAuthority(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := authority.Server(netip.MustParseAddr(a.underlay))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := "https://" + a.underlay + ":2379"
+	cmd := exec.Command("etcd", "--name", "m1", "--data-dir", filepath.Join(dir, "data"), "--unsafe-no-fsync",
+		"--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", "http://127.0.0.1:2380",
+		"--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "m1=http://127.0.0.1:2380",
+		"--cert-file", files.CertAndKey, "--key-file", files.CertAndKey, "--client-cert-auth", "--trusted-ca-file", files.CA)
+	if err := netns.Start(netns.Path(a.name), cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait() // it was killed
+	})
+	eventually(t, "etcd to listen", func() (bool, string) {
+		out := sh(t, a.name, "ss -ltnH")
+		return strings.Contains(out, a.underlay+":2379"), out
+	})
+	said := a.fails(t, nil, a.args("--store", at))
+	if !strings.Contains(said, "--store-ca") {
+		t.Errorf("without certificates it said: %s", said)
+	}
+	own := []string{"--store", at, "--store-ca", files.CA, "--store-cert", files.CertAndKey, "--store-key", files.CertAndKey}
+	a.start(t, a.args(own...))
+	b.start(t, b.args(own...))
+	eventually(t, "the nodes to know each other", func() (bool, string) {
+		_, out := ask(t, b.socket(), "GET", "/v1/status", "")
+		return strings.Contains(out, `"peers":1`), out
+	})
+	for _, n := range []bareNode{a, b} {
+		if rules := sh(t, n.name, "nft list chain inet heddle guard-out"); !strings.Contains(rules, a.underlay) || !strings.Contains(rules, "2379") {
+			t.Errorf("%s does not keep containers from the store:\n%s", n.name, rules)
 		}
 	}
 }

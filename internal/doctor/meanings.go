@@ -61,6 +61,8 @@ var meanings = map[string]meaning{
 		"use a kernel with CONFIG_IPV6_MULTIPLE_TABLES=y, booted without ipv6.disable=1"},
 	"net_nft_masquerade": {true, "containers cannot reach addresses outside the overlay",
 		"modprobe nft_masq nft_chain_nat, or use a kernel with CONFIG_NFT_MASQ and CONFIG_NFT_NAT"},
+	"net_nft_guards": {true, "containers cannot be kept from the nodes' store",
+		"modprobe nft_reject_inet nft_objref, or use a kernel with CONFIG_NFT_REJECT and CONFIG_NFT_OBJREF"},
 	"net_nft_socket": {true, "packets of the overlay cannot be told from those for sockets of the node",
 		"modprobe nft_socket, or use a kernel with CONFIG_NFT_SOCKET"},
 	"net_shape": {false, "no limits on endpoints: `heddle limit set` is refused",

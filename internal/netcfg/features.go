@@ -62,6 +62,7 @@ var probes = []struct {
 	{"net_rule_fwmark_ipv6", "the same for IPv6", tryFwmarkRule6},
 	{"net_nft_masquerade", "an nftables chain that masquerades", tryMasquerade},
 	{"net_nft_socket", "an nftables rule that marks packets of a transparent socket", trySocketMatch},
+	{"net_nft_guards", "nftables sets, counters and rules that refuse", tryGuards},
 	{"net_shape", "an ifb device with an HTB qdisc and a size table", tryShape},
 	{"net_mirred", "the tc action that redirects to a device", tryMirred},
 }
@@ -169,6 +170,22 @@ func trySocketMatch(*netlink.Handle) error {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
 		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(probeMark)},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true})
+}
+
+// tryGuards sets up the guards of a node, as SetupNode does.
+func tryGuards(*netlink.Handle) error {
+	conn, err := nftables.New()
+	if err != nil {
+		return errnoOf("open nftables", err)
+	}
+	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-guards"})
+	at := netip.AddrFrom4([4]byte{192, 0, 2, 1})
+	cfg := NodeConfig{Underlay: at, VNI: 1, VXLANPort: DefaultVXLANPort, Mark: probeMark, OverlayMark: probeMark + 1,
+		Stores: []netip.AddrPort{netip.AddrPortFrom(at, 2379)}}
+	if err := addGuards(conn, table, cfg, []netip.Addr{at}, nil); err != nil {
+		return err
+	}
+	return errnoOf("add guards", conn.Flush())
 }
 
 // nftRule makes a table for both families with one chain and one rule in it.

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/trust"
 )
 
 func TestEmbeddedRefusals(t *testing.T) {
@@ -142,10 +144,39 @@ func TestExternalEtcd(t *testing.T) {
 	if err != nil {
 		t.Skip("needs etcd in PATH: apt-get install etcd-server")
 	}
-	client, peer := fmt.Sprintf("http://127.0.0.1:%d", freePort(t)), fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
-	cmd := exec.Command(path, "--name", "m1", "--data-dir", t.TempDir(), "--unsafe-no-fsync",
+	a, cfg := secure(t)
+	files := trust.ClientFiles{CA: cfg.TLS.CA, Cert: cfg.TLS.CertAndKey, Key: cfg.TLS.CertAndKey} // any of the authority's will do
+	settings, err := files.TLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("http", func(t *testing.T) { externalEtcd(t, path, "http", nil) })
+	t.Run("https", func(t *testing.T) {
+		externalEtcd(t, path, "https", settings, "--cert-file", files.Cert, "--key-file", files.Key, "--client-cert-auth", "--trusted-ca-file", files.CA)
+	})
+	t.Run("https, another's certificate", func(t *testing.T) {
+		client := startEtcd(t, path, "https", "--cert-file", files.Cert, "--key-file", files.Key, "--client-cert-auth", "--trusted-ca-file", files.CA)
+		if s, err := Connect(t.Context(), []string{client}, testNetwork, WithTimeout(20*time.Second), WithTLS(joinTLS(t, a))); err == nil {
+			closeStore(t, s)
+		} else {
+			t.Fatal(err) // it runs
+		}
+		other, _ := secure(t)
+		foreign := joinTLS(t, other)
+		foreign.RootCAs = settings.RootCAs
+		if _, err := Connect(t.Context(), []string{client}, testNetwork, WithTimeout(time.Second), WithTLS(foreign)); err == nil || !strings.Contains(err.Error(), "refuses this node's certificate") {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// startEtcd runs the etcd program until the end of the test and gives its URL.
+func startEtcd(t *testing.T, path, scheme string, args ...string) string {
+	t.Helper()
+	client, peer := fmt.Sprintf("%s://127.0.0.1:%d", scheme, freePort(t)), fmt.Sprintf("http://127.0.0.1:%d", freePort(t))
+	cmd := exec.Command(path, append(args, "--name", "m1", "--data-dir", t.TempDir(), "--unsafe-no-fsync",
 		"--listen-client-urls", client, "--advertise-client-urls", client,
-		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "m1="+peer)
+		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "m1="+peer)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,13 +186,22 @@ func TestExternalEtcd(t *testing.T) {
 		}
 		_ = cmd.Wait() // says that it was killed
 	})
-	s, err := Connect(t.Context(), []string{client}, testNetwork, WithTimeout(20*time.Second))
+	return client
+}
+
+// externalEtcd uses a store in the etcd program.
+func externalEtcd(t *testing.T, path, scheme string, settings *tls.Config, args ...string) {
+	s, err := Connect(t.Context(), []string{startEtcd(t, path, scheme, args...)}, testNetwork, WithTimeout(20*time.Second), WithTLS(settings))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { closeStore(t, s) })
 	initNetwork(t, s, store.Network{})
 	states := watch(t, s)
+	if err := s.HoldName(t.Context(), holder("a"), false); err != nil {
+		t.Fatal(err)
+	}
+	heldBy(t, states, "a")
 	join(t, s, node(1))
 	if n2 := join(t, s, node(2)); n2.Prefixes[0].String() != "10.244.1.0/24" {
 		t.Errorf("prefixes of the second node: %s", n2.Prefixes)

@@ -70,6 +70,8 @@ enum heddle_reason {
 	REASON_DROP_POLICY_DROPPED,
 	REASON_DROP_UNDECIDABLE,
 	REASON_DROP_NOT_REMEMBERED,
+	REASON_REFUSE_SOCKET_QUOTA,
+	REASON_CUT_SOCKET_QUOTA,
 	REASON_MAX,
 };
 
@@ -88,6 +90,7 @@ enum heddle_protection {
 	PROTECT_OVERLAY,
 	PROTECT_FRAMES,
 	PROTECT_INCARNATION,
+	PROTECT_SOCKET_QUOTA,
 	PROTECT_MAX,
 };
 
@@ -109,6 +112,7 @@ enum sock_tag_flags {
 	TAG_BOUND6 = 1 << 8,   /* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
 	TAG_ACCEPTED = 1 << 9, /* the peer opened the connection */
 	TAG_DROPPED = 1 << 10, /* SO_MARK is the drop mark: policy lets nothing of the socket out */
+	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read

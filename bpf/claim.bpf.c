@@ -171,7 +171,9 @@ int sock_release(struct bpf_sock *sk)
 {
 	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 
-	if (tag)
+	if (tag) {
 		unclaim(tag);
+		uncount_socket(tag);
+	}
 	return 1;
 }

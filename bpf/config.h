@@ -22,6 +22,8 @@ const volatile __u32 config_overlay_mark = 0;
 const volatile __u32 config_drop_mark = 0;
 /* skb mark of a packet that nftables answers by a RST or an ICMP error: policy rejects it. */
 const volatile __u32 config_reject_mark = 0;
+/* How many sockets an endpoint may have. */
+const volatile __u64 config_endpoint_sockets = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */

@@ -14,6 +14,7 @@
 #include "policy.h"
 
 #include "ownstack.bpf.c"
+#include "sockets.bpf.c"
 #include "claim.bpf.c"
 #include "bind.bpf.c"
 #include "listener.bpf.c"

@@ -145,6 +145,7 @@ struct sock {
 	int sk_err;
 	__u32 sk_ack_backlog; /* of a listener: connections that wait for accept(), and how many may */
 	__u32 sk_max_ack_backlog;
+	void *sk_socket; /* NULL: no program has it */
 };
 
 struct tcp_sock {

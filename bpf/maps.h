@@ -86,6 +86,16 @@ struct {
 	__type(value, struct port_claims);
 } claims_by_port SEC(".maps");
 
+/* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the endpoint; counted in by
+ * sockets.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u64);
+} sockets_by_endpoint SEC(".maps");
+
 /* Counts by enum heddle_reason. Written here, read by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

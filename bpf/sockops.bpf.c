@@ -95,10 +95,10 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 	return true;
 }
 
-/* Nobody knows any more who the peer is: a flood of SYNs pushed out what was remembered of this one. The socket is
+/* Ends a connection that must not be. The socket is
  * tied to a device that no packet of it comes or goes by: to what the peer sends, the kernel answers with a RST. The
  * program is told by ETIMEDOUT, after two seconds or when it sends. */
-static __always_inline void cut_unknown_peer(struct bpf_sock_ops *ops, struct sock_tag *tag)
+static __noinline void cut_accepted(struct bpf_sock_ops *ops, struct sock_tag *tag, __u32 reason)
 {
 	__u32 ifindex = config_deliver_ifindex;
 	int one = 1;
@@ -113,7 +113,7 @@ static __always_inline void cut_unknown_peer(struct bpf_sock_ops *ops, struct so
 	bpf_setsockopt(ops, SOL_TCP_, 6 /* TCP_KEEPCNT */, &one, sizeof(one));
 	bpf_setsockopt(ops, SOL_TCP_, 18 /* TCP_USER_TIMEOUT, in ms */, &one, sizeof(one));
 	bpf_setsockopt(ops, SOL_SOCKET_, 9 /* SO_KEEPALIVE */, &one, sizeof(one));
-	count(REASON_CUT_UNKNOWN_PEER);
+	count(reason);
 }
 
 static __always_inline void accept_direct(struct sock_tag *tag, const struct flow *flow)
@@ -221,6 +221,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 	struct flow flow = {};
+	bool allowed;
 
 	if (!tag)
 		return;
@@ -234,12 +235,16 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->claim = tag->claim_wish = CLAIM_NONE;
 	tag->options &= ~OPTION_MPTCP; /* not one of a peer that lacks it */
 	tag->reason = REASON_NONE;
+	tag->flags &= ~TAG_COUNTED;
+	allowed = count_socket(tag);
 	if (!is_direct(ops))
 		accept_as_is(ops, tag);
 	else if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
 	else if (protects(PROTECT_UNKNOWN_PEER))
-		cut_unknown_peer(ops, tag);
+		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
+	if (!allowed)
+		cut_accepted(ops, tag, REASON_CUT_SOCKET_QUOTA);
 }
 
 /* A connection within the container whose addresses on lo stand for several: tells the accepting side which
@@ -376,6 +381,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 		break;
 	case BPF_SOCK_OPS_STATE_CB:
 		account_state(ops);
+		uncount_unaccepted(ops);
 		break;
 	}
 	return 1;

@@ -382,9 +382,13 @@ int setsockopt(struct bpf_sockopt *ctx)
 	struct sock_tag *tag;
 	struct endpoint *ep;
 
-	if (!ctx->sk || !protects(PROTECT_SOCKET_OPTIONS))
+	if (!ctx->sk)
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	if (tag && ctx->level == SOL_HEDDLE)
+		return ask_to_count(ctx, tag);
+	if (!protects(PROTECT_SOCKET_OPTIONS))
+		return 1;
 	if (!tag)
 		goto pass;
 	ep = tagged_endpoint(tag);

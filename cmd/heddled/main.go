@@ -85,6 +85,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
 	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")
 	p.BoolVar(&f.cfg.TakeOver, "take-over", false, "take the node's name from a live agent elsewhere, which ends")
+	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2)")

@@ -63,6 +63,8 @@ var (
 		"Connections of an endpoint that have ended by an error: reset by the peer, timeout.", []string{"endpoint"}, nil)
 	liveDesc = prometheus.NewDesc("heddle_endpoint_connections",
 		"Connections of an endpoint that are established or closing, by path.", []string{"endpoint", "path"}, nil)
+	socketsDesc = prometheus.NewDesc("heddle_endpoint_sockets",
+		"TCP sockets of an endpoint: held by its programs, or waiting for accept().", []string{"endpoint"}, nil)
 	sentDesc = prometheus.NewDesc("heddle_endpoint_sent_bytes_total",
 		"Payload that an endpoint's sockets sent and peers acknowledged.", []string{"endpoint"}, nil)
 	receivedDesc = prometheus.NewDesc("heddle_endpoint_received_bytes_total",
@@ -75,7 +77,7 @@ var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
-	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, sentDesc, receivedDesc, retransmitsDesc,
+	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
 
 // Observed is what the metrics are made of; an [Agent] is one.
@@ -160,6 +162,7 @@ func collectTraffic(t model.Traffic, gauge func(*prometheus.Desc, float64, ...st
 	for path, n := range t.Live {
 		gauge(liveDesc, float64(n), t.Name, path.String())
 	}
+	gauge(socketsDesc, float64(t.Sockets), t.Name)
 	counter(sentDesc, t.BytesSent, t.Name)
 	counter(receivedDesc, t.BytesReceived, t.Name)
 	counter(retransmitsDesc, t.Retransmits, t.Name)

@@ -142,6 +142,8 @@ type Interception struct {
 	Continued uint64 `json:"continued"`
 	// Ioctls of network devices were made by the agent for their callers.
 	Ioctls uint64 `json:"ioctls"`
+	// EndpointSockets is how many TCP sockets an endpoint may have.
+	EndpointSockets uint64 `json:"endpoint_sockets"`
 	// Failed calls, by cause.
 	Failed map[string]uint64 `json:"failed"`
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.

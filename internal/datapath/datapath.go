@@ -40,6 +40,8 @@ type Config struct {
 	// DropMark is the SO_MARK of sockets whose packets go nowhere, RejectMark the packet mark of what is answered by
 	// a RST or an ICMP error: netcfg's nftables rules do both.
 	DropMark, RejectMark uint32
+	// EndpointSockets is how many sockets an endpoint may have.
+	EndpointSockets uint64
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DeliverIfindex, UnderlayIfindex int
 }
@@ -213,6 +215,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_overlay_mark":     cfg.OverlayMark,
 		"config_drop_mark":        cfg.DropMark,
 		"config_reject_mark":      cfg.RejectMark,
+		"config_endpoint_sockets": cfg.EndpointSockets,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}

@@ -201,7 +201,9 @@ const (
 	heddleHeddleReasonREASON_DROP_POLICY_DROPPED        heddleHeddleReason = 46
 	heddleHeddleReasonREASON_DROP_UNDECIDABLE           heddleHeddleReason = 47
 	heddleHeddleReasonREASON_DROP_NOT_REMEMBERED        heddleHeddleReason = 48
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 49
+	heddleHeddleReasonREASON_REFUSE_SOCKET_QUOTA        heddleHeddleReason = 49
+	heddleHeddleReasonREASON_CUT_SOCKET_QUOTA           heddleHeddleReason = 50
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 51
 )
 
 type heddleHeddleVerdict uint32
@@ -349,6 +351,7 @@ const (
 	heddleSockTagFlagsTAG_BOUND6   heddleSockTagFlags = 256
 	heddleSockTagFlagsTAG_ACCEPTED heddleSockTagFlags = 512
 	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
+	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
 )
 
 type heddleSockTagOptions uint32
@@ -396,6 +399,7 @@ const (
 	heddleMapPolicyState           = "policy_state"
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapSlotsByClass          = "slots_by_class"
+	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
 	heddleMapTagBySock             = "tag_by_sock"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
@@ -427,6 +431,7 @@ const (
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
+	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
@@ -544,6 +549,7 @@ type heddleMapSpecs struct {
 	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
+	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
@@ -556,6 +562,7 @@ type heddleMapSpecs struct {
 type heddleVariableSpecs struct {
 	ConfigDeliverIfindex  *ebpf.VariableSpec `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
+	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
@@ -620,6 +627,7 @@ type heddleMaps struct {
 	PolicyState       *ebpf.Map `ebpf:"policy_state"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
+	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
@@ -645,6 +653,7 @@ func (m *heddleMaps) Close() error {
 		m.PolicyState,
 		m.RouteByPrefix,
 		m.SlotsByClass,
+		m.SocketsByEndpoint,
 		m.TagBySock,
 		m.VerdictByPair,
 		m.VerdictByPort,
@@ -658,6 +667,7 @@ func (m *heddleMaps) Close() error {
 type heddleVariables struct {
 	ConfigDeliverIfindex  *ebpf.Variable `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
+	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`

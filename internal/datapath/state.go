@@ -85,6 +85,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	d.incarnations.Store(e.ID, v.Incarnation)
 	err := errors.Join(
 		d.openAccount(e.ID),
+		d.openSockets(e.ID),
 		d.objs.EndpointById.Put(v.Id, &v),
 		d.objs.EndpointByIfindex.Put(v.Ifindex, &v),
 		d.objs.EndpointByAddr.Put(v.Addr4, &v),
@@ -104,6 +105,7 @@ func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
 	}
 	return errors.Join(
 		d.closeAccount(id),
+		d.closeSockets(id),
 		ignoreAbsent(d.objs.EndpointById.Delete(v.Id)),
 		ignoreAbsent(d.objs.EndpointByIfindex.Delete(v.Ifindex)),
 		ignoreAbsent(d.objs.EndpointByAddr.Delete(v.Addr4)),

@@ -25,6 +25,7 @@ const (
 	failParkedListener         // a parked listener could not be resumed
 	failNetns                  // the caller's network namespace cannot be told
 	failForeignNetns           // the caller is in another network namespace than its endpoint: it keeps to its own
+	failQuota                  // the endpoint has as many sockets as it may
 	failIoctl                  // an ioctl of sockets could not be made for the caller
 	numFailures
 )
@@ -36,7 +37,7 @@ var failureNames = [numFailures]string{
 	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
 	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
 	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
-	failIoctl: "ioctl",
+	failIoctl: "ioctl", failQuota: "socket_quota",
 }
 
 // String gives the metric label.
@@ -50,8 +51,8 @@ func errnoOf(f failure, err error) unix.Errno {
 	switch f {
 	case failCallerNofile:
 		return unix.EMFILE
-	case failAgentNofile:
-		return unix.ENFILE // the node is out of descriptors, not the caller
+	case failAgentNofile, failQuota:
+		return unix.ENFILE // the node is out of descriptors, or the container of sockets; not the caller
 	case failMake, failAnswer:
 		switch cause {
 		case unix.ENOMEM, unix.ENOBUFS, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.EACCES:

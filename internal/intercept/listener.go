@@ -215,10 +215,18 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 		closeFD(s.fd)
 		return failOwner, err
 	}
+	if err := r.maker.Admit(s.fd); err != nil {
+		if !errors.Is(err, ErrQuota) {
+			closeFD(s.fd)
+			return failMake, err
+		}
+		r.giveBack(st, s)
+		return failQuota, err
+	}
 	l.flight.inode = s.inode // before the caller can have it: see finish
 	number, err := addDescriptor(l.fd, n.ID, s.fd, req.closeOnExec)
 	if err != nil {
-		r.giveBack(st, s)
+		closeFD(s.fd) // and with it what Admit counted
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)
 	}
 	// Before the caller goes on: its close() must be the last.
@@ -245,7 +253,7 @@ var (
 // fail counts a failure and logs the first of its kind.
 func (l *listener) fail(f failure, err error) {
 	l.srv.counters.failed[f].Add(1)
-	if f == failCallerGone || f == failCallerNofile || l.logged[f] {
+	if f == failCallerGone || f == failCallerNofile || f == failQuota || l.logged[f] {
 		return // the container's own doing, or said before
 	}
 	l.logged[f] = true

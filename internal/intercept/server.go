@@ -38,7 +38,13 @@ type SocketMaker interface {
 	MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	// SetMPTCP says whether the program that gets a socket of MakeSocket asked for IPPROTO_MPTCP.
 	SetMPTCP(fd int, ep model.EndpointID, on bool) error
+	// Admit counts a socket of MakeSocket as one that its endpoint has, until it is closed for good. ErrQuota says that
+	// the endpoint has as many as it may.
+	Admit(fd int) error
 }
+
+// ErrQuota says that an endpoint has as many sockets as it may.
+var ErrQuota = errors.New("endpoint has as many sockets as it may")
 
 // Parker keeps listeners open while no agent runs. *park.Client is one.
 type Parker interface {

@@ -225,7 +225,7 @@ func (r *refiller) take(st *stock, want traits) (s socket, ready, refill bool, e
 	return s, false, true, err
 }
 
-// giveBack returns a socket whose caller has gone.
+// giveBack returns a socket whose caller does not get it.
 func (r *refiller) giveBack(st *stock, s socket) {
 	r.total.Add(1)
 	if !st.put(s, r.target) {

@@ -27,7 +27,10 @@ const (
 )
 
 // programs are the paths of what the lab runs.
-type programs struct{ self, agent, wrapper, runc string }
+type programs struct {
+	self, agent, wrapper, runc string
+	agentArgs                  []string // added to the agent's command line
+}
 
 // findPrograms finds Heddle's own programs beside this one, or in PATH, and runc.
 func findPrograms() (p programs, err error) {
@@ -128,7 +131,7 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 	defer logFile.Close()
 	// The shell waits until it is in the agent's cgroup; if this process is killed before, it ends. So
 	// an agent is never found anywhere else.
-	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh", p.agent}, l.agentArgs(s, node, group)...)...)
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh", p.agent}, append(l.agentArgs(s, node, group), p.agentArgs...)...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	gate, err := cmd.StdinPipe()

@@ -36,6 +36,8 @@ type State struct {
 // Size is what a user asks a lab to be; a zero field means "as it is", or the default for a new lab.
 type Size struct {
 	Nodes, Containers int
+	// AgentArgs are added to the command lines of agents that are started now, and not remembered.
+	AgentArgs []string
 	// Prefix6 is State.Prefix6.
 	Prefix6 string
 }
@@ -81,7 +83,7 @@ func (l Lab) Load() (State, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return State{}, fmt.Errorf("lab %s: %s: %w: remove the lab with `heddle lab down%s`", l.name, l.statePath(), err, l.flag())
 	}
-	if err := (Size{s.Nodes, s.Containers, s.Prefix6}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
+	if err := (Size{Nodes: s.Nodes, Containers: s.Containers, Prefix6: s.Prefix6}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
 		return State{}, fmt.Errorf("lab %s: %s: not a lab's state: remove the lab with `heddle lab down%s`", l.name, l.statePath(), l.flag())
 	}
 	return s, nil

@@ -52,6 +52,7 @@ func (l Lab) Up(ctx context.Context, size Size, progress io.Writer) (err error) 
 	if u.programs, err = findPrograms(); err != nil {
 		return err
 	}
+	u.programs.agentArgs = size.AgentArgs
 	if u.groups, err = findCgroups(); err != nil {
 		return err
 	}

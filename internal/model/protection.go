@@ -26,6 +26,7 @@ const (
 	ProtectOverlay           Protection = 10
 	ProtectFrames            Protection = 11
 	ProtectIncarnation       Protection = 12
+	ProtectSocketQuota       Protection = 13
 )
 
 // ProtectionInfo describes one Protection.
@@ -50,6 +51,7 @@ var Protections = []ProtectionInfo{
 	{ProtectOverlay, "overlay", "the overlay is taken from known nodes only, with a source of theirs inside"},
 	{ProtectFrames, "frames", "no frame of a container passes unread: VLAN tags, cut-up TCP headers, ARP for others"},
 	{ProtectIncarnation, "incarnation", "a socket that outlives its endpoint is not taken for one of the next with its id"},
+	{ProtectSocketQuota, "socket_quota", "an endpoint has no more sockets than it may"},
 }
 
 // String gives the protection's name.

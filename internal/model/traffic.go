@@ -13,10 +13,12 @@ type Traffic struct {
 	Closed   uint64     `json:"closed"`    // of those opened and accepted
 	Broken   uint64     `json:"broken"`    // of those closed, by an error: reset by the peer, timeout
 	// Live are the connections that are established or closing, by path.
-	Live          map[Path]uint64 `json:"live"`
-	BytesSent     uint64          `json:"bytes_sent"`     // payload acknowledged by peers
-	BytesReceived uint64          `json:"bytes_received"` // payload received in order
-	Retransmits   uint64          `json:"retransmits"`    // segments
+	Live map[Path]uint64 `json:"live"`
+	// Sockets are those that programs hold now, connected or not, and connections that wait for accept().
+	Sockets       uint64 `json:"sockets"`
+	BytesSent     uint64 `json:"bytes_sent"`     // payload acknowledged by peers
+	BytesReceived uint64 `json:"bytes_received"` // payload received in order
+	Retransmits   uint64 `json:"retransmits"`    // segments
 }
 
 // counts are the fields that only grow.
@@ -31,6 +33,7 @@ func (t *Traffic) Add(other Traffic) {
 	for i, n := range t.counts() {
 		*n += *theirs[i]
 	}
+	t.Sockets += other.Sockets
 	for path, n := range other.Live {
 		t.live(path, n)
 	}

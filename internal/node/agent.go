@@ -80,6 +80,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("heddled must run as root: it loads BPF programs and makes network devices")
 	}
+	if cfg.EndpointSockets == 0 {
+		cfg.EndpointSockets = DefaultEndpointSockets
+	}
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
@@ -230,7 +233,8 @@ func (a *Agent) setupKernel() (err error) {
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
 		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
 		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
-		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+		EndpointSockets: a.cfg.EndpointSockets,
+		DeliverIfindex:  a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
 		return err

@@ -66,6 +66,8 @@ type Config struct {
 	StoreNoSync bool
 	// TakeOver takes the node's name from an agent that holds it.
 	TakeOver bool
+	// EndpointSockets is how many TCP sockets an endpoint may have. 0 means DefaultEndpointSockets.
+	EndpointSockets uint64
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.
@@ -83,6 +85,13 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+// DefaultEndpointSockets is how many TCP sockets an endpoint may have unless the operator says otherwise: more than there
+// are ports.
+const DefaultEndpointSockets = 65536
+
+// maxEndpointSockets is more than any machine can have.
+const maxEndpointSockets = 1 << 40
+
 // Validate reports the first field an agent cannot start with.
 func (c Config) Validate() error {
 	if err := model.ValidateName("node name", c.Name); err != nil {
@@ -99,6 +108,9 @@ func (c Config) Validate() error {
 	}
 	if err := c.Network.ID.Validate(); err != nil {
 		return err
+	}
+	if c.EndpointSockets > maxEndpointSockets {
+		return fmt.Errorf("sockets of an endpoint: %d: want at most %d", c.EndpointSockets, uint64(maxEndpointSockets))
 	}
 	for _, f := range []struct{ name, path string }{
 		{"state directory", c.StateDir}, {"BPF directory", c.PinDir}, {"cgroup", c.Cgroup},

@@ -5,12 +5,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/intercept"
 	"heddle.dev/heddle/internal/model"
 )
 
 // tagger is the part of the datapath that making a socket needs.
 type tagger interface {
 	TagSocket(fd int, id model.EndpointID, mptcp bool) error
+	CountSocket(fd int) (within bool, err error)
 }
 
 // sockets makes the sockets that containers are handed. It has no state: any thread in the node's
@@ -57,4 +59,13 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 // SetMPTCP says in the tag of a new socket whether its program asked for IPPROTO_MPTCP.
 func (s sockets) SetMPTCP(fd int, ep model.EndpointID, on bool) error {
 	return s.tags.TagSocket(fd, ep, on)
+}
+
+// Admit counts a socket as one of its endpoint's.
+func (s sockets) Admit(fd int) error {
+	within, err := s.tags.CountSocket(fd)
+	if err == nil && !within {
+		err = intercept.ErrQuota
+	}
+	return err
 }

@@ -39,7 +39,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Peers:     max(nodes-1, 0),
 		PeersAway: gone,
 		Interception: api.Interception{
-			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, Failed: st.Failed,
+			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, Failed: st.Failed,
 			PremadeHits: st.Premade, PremadeMisses: st.Inline,
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),

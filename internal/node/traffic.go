@@ -34,6 +34,9 @@ func (a *Agent) Traffic(ctx context.Context) ([]model.Traffic, error) {
 		if list[i], err = a.datapath.Account(e.ID); err != nil {
 			return nil, err
 		}
+		if list[i].Sockets, err = a.datapath.Sockets(e.ID); err != nil {
+			return nil, err
+		}
 		list[i].Name = e.Name
 		list[i].Live = make(map[model.Path]uint64)
 		index[e.ID] = i

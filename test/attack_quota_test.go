@@ -1,0 +1,227 @@
+package test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+func init() {
+	attacks = append(attacks, attack{"hold more sockets than an endpoint may have", model.ProtectSocketQuota, "n1", holdSockets})
+}
+
+// holdScript is Python that opens n sockets, or as many as it gets, and says why it got no more.
+const holdScript = `
+def hold(n):
+    while len(held) < n:
+        try:
+            held.append(socket.socket())
+        except OSError as e:
+            return errno.errorcode[e.errno]
+    return "ok"
+held = []
+`
+
+// limitOf gives how many sockets the endpoints of a node may have.
+func limitOf(t testing.TB, node string) uint64 {
+	t.Helper()
+	var status []struct {
+		Interception struct {
+			EndpointSockets uint64 `json:"endpoint_sockets"`
+		}
+	}
+	raw := heddle(t, "status", "--lab", labName, "--node", node, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.EndpointSockets == 0 {
+		t.Fatalf("status of %s: %v\n%s", node, err, raw)
+	}
+	return status[0].Interception.EndpointSockets
+}
+
+// socketsOf gives how many sockets an endpoint has, as its node counts them.
+func socketsOf(t testing.TB, container string) uint64 {
+	t.Helper()
+	node, _, _ := strings.Cut(container, "/")
+	var all []struct{ Traffic model.Traffic }
+	raw := heddle(t, "endpoints", "--stats", "--lab", labName, "--node", node, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &all); err != nil {
+		t.Fatalf("%v\n%s", err, raw)
+	}
+	for _, e := range all {
+		if e.Traffic.Name == container {
+			return e.Traffic.Sockets
+		}
+	}
+	t.Fatalf("no endpoint %s in %s", container, raw)
+	return 0
+}
+
+// holdSockets opens sockets in several processes of one container, none of which could hold so many.
+func holdSockets(t *testing.T) string {
+	const each = 17000
+	limit := limitOf(t, "n1")
+	refused := false
+	for held := uint64(0); held <= limit && !refused; held += each {
+		p := startPeer(t, "heddle", "n1/c1")
+		p.must(holdScript)
+		switch got := p.must(`hold(%d)`, each); got {
+		case `"ENFILE"`:
+			refused = true
+		case `"ok"`:
+		default:
+			t.Fatalf("socket() failed with %s", got)
+		}
+	}
+	switch n := socketsOf(t, "n1/c1"); {
+	case refused && n <= limit:
+		return ""
+	case refused:
+		t.Errorf("%d sockets before one was refused, of %d", n, limit)
+		return ""
+	default:
+		return fmt.Sprintf("%d sockets, of %d", n, limit)
+	}
+}
+
+// TestSocketQuota: an endpoint's sockets are counted exactly, however they come and go.
+func TestSocketQuota(t *testing.T) {
+	const limit = 40
+	endAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
+	if err := labCommand("up", "--agent-arg=--endpoint-sockets="+strconv.Itoa(limit)); err != nil {
+		t.Fatal(err)
+	}
+	limited := agentPID(t, "n1")
+	t.Cleanup(func() {
+		if err := killAgent(limited, syscall.SIGTERM); err != nil {
+			t.Error(err)
+		}
+	})
+	p := startPeer(t, "heddle", "n1/c1")
+	p.must(holdScript)
+	count := func(what string, want uint64) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%d sockets: %s", want, what), func() (bool, string) {
+			n := socketsOf(t, "n1/c1")
+			return n == want, fmt.Sprint(n)
+		})
+	}
+	count("nothing yet", 0)
+	t.Run("socket and close", func(t *testing.T) {
+		p := p.in(t)
+		p.expect(`"ENFILE"`, `hold(1000)`)
+		p.expect(strconv.Itoa(limit), `len(held)`)
+		count("all it may", limit)
+		p.must(`held[0].close()`)
+		p.expect(`"ENFILE"`, `hold(1000)`)
+		p.expect(`"ENFILE"`, `error_of(lambda: socket.socket(socket.AF_INET6))`)
+		if neighbour := startPeer(t, "heddle", "n1/c2"); neighbour.must(`error_of(tcp, 4)`) != `"ok"` {
+			t.Error("another endpoint pays for it")
+		}
+		p.must(`[s.close() for s in held]`)
+		p.must(`held.clear()`)
+		count("all closed", 0)
+	})
+	t.Run("dup, fork and death", func(t *testing.T) {
+		p := p.in(t)
+		p.must(`s = tcp(4)`)
+		p.must(`d = s.dup()`)
+		p.must(`s.close()`)
+		count("the duplicate", 1)
+		p.must(`child = subprocess.Popen(["sleep", "1000"], pass_fds=[d.fileno()])`)
+		p.must(`d.close()`)
+		count("the child's", 1)
+		p.must(`(child.kill(), child.wait())`)
+		count("the child is dead", 0)
+	})
+	t.Run("accepted and not accepted", func(t *testing.T) {
+		p, port := p.in(t), freePort()
+		client := startPeer(t, "heddle", "n2/c1")
+		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.must(`c = [connect(4, %q, %d) for _ in range(5)]`, address(t, "heddle", "n1/c1"), port)
+		count("the listener and five in its queue", 6)
+		p.must(`a = [l.accept()[0] for _ in range(2)]`)
+		count("two of them accepted", 6)
+		p.must(`a.pop().close()`)
+		count("one closed", 5)
+		client.must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in c]`)
+		client.must(`[s.close() for s in c]`)
+		count("those in the queue are reset", 2)
+		p.must(`l.close()`)
+		p.must(`a.pop().close()`)
+		count("all closed", 0)
+		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.must(`c = [connect(4, %q, %d) for _ in range(3)]`, address(t, "heddle", "n1/c1"), port)
+		count("three in the queue", 4)
+		p.must(`l.close()`)
+		count("they go with the listener", 0)
+		client.must(`[s.close() for s in c]`)
+	})
+	t.Run("above the limit accepted connections end", func(t *testing.T) {
+		p, port := p.in(t), freePort()
+		client := startPeer(t, "heddle", "n2/c1")
+		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		p.expect(`"ENFILE"`, `hold(1000)`)
+		before := counters(t, "n1")
+		client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n1/c1"), port)
+		p.must(`a = l.accept()[0]`)
+		p.expect(`"ETIMEDOUT"`, `error_of(a.recv, 1)`)
+		p.must(`a.close()`)
+		after := counters(t, "n1")
+		if after["cut_socket_quota"] != before["cut_socket_quota"]+1 {
+			t.Errorf("cut_socket_quota rose by %d", after["cut_socket_quota"]-before["cut_socket_quota"])
+		}
+		if after["refuse_socket_quota"] == 0 {
+			t.Error("refuse_socket_quota was not counted")
+		}
+		p.must(`[s.close() for s in held]`)
+		p.must(`l.close()`)
+		count("all closed", 0)
+	})
+}
+
+// latencyScript is Python that times socket() and close(), in microseconds: the median and the longest of n.
+const latencyScript = `
+def latency(n):
+    took = []
+    for _ in range(n):
+        t = time.perf_counter()
+        socket.socket().close()
+        took.append(time.perf_counter() - t)
+    took.sort()
+    return [round(1e6 * took[n // 2]), round(1e6 * took[-1])]
+`
+
+// TestSocketFlood: while a container does nothing but make sockets, and ioctls, in more processes than there are
+// processors, another one's socket() goes on. Each container has an answering thread of its own.
+func TestSocketFlood(t *testing.T) {
+	victim := startPeer(t, "heddle", "n1/c2")
+	victim.must(latencyScript)
+	t.Logf("alone: median and longest of 500, in us: %s", victim.must(`latency(500)`))
+	for what, line := range map[string]string{"socket": "socket.socket().close()", "ioctl": "fcntl.ioctl(s, 0x8912, bytes(16))"} {
+		flood := start(t, "heddle", "n1/c1", python, "-c", `
+import fcntl, os, socket
+s = socket.socket()
+for _ in range(7):
+    if os.fork() == 0:
+        break
+print("floods", flush=True)
+while os.getppid() != 1:
+    `+line)
+		flood.waitFor("floods")
+		got := victim.must(`latency(500)`)
+		flood.stop()
+		t.Logf("beside 8 processes that call %s(): %s", what, got)
+		var us [2]int
+		if err := json.Unmarshal([]byte(got), &us); err != nil {
+			t.Fatal(err)
+		}
+		if time.Duration(us[0])*time.Microsecond > time.Second {
+			t.Errorf("%s: half of the calls took longer than %d us", what, us[0])
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// live is one open connection of TestPolicyCut.
+type live struct {
+	what           string
+	client, server *peer
+	socket         string // the client's variable
+	port           int
+	cut            bool
+}
+
+// openLive opens connections at places, of each pair of modes one to a port that stays allowed and one to each that
+// will be forbidden.
+func openLive(t testing.TB, clients, servers map[string]*peer, at []place, ports map[string]policyPorts) (all []live) {
+	t.Helper()
+	for _, pl := range at {
+		for _, m := range pl.modes {
+			p := ports[m[1]]
+			c := clients[pl.client+m[0]]
+			for _, port := range p.all() {
+				addrs := map[int]string{4: pl.target(t)}
+				if isEndpoint(m[1], pl.server) && pl.client != pl.server {
+					addrs[6] = own6(t, pl.server)
+				}
+				for family, addr := range addrs {
+					l := live{
+						what:   fmt.Sprintf("%s, %s to %s, IPv%d, port %d", pl.name, m[0], m[1], family, port),
+						client: c, server: servers[pl.server+m[1]], socket: fmt.Sprintf("live%d", len(all)), port: port,
+						cut: p.want(pl, m, port) != "hi",
+					}
+					c.must("%s = opened(%d, %q, %d)", l.socket, family, addr, port)
+					all = append(all, l)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestPolicyCut opens connections at every place and then forbids some of them: those end at both ends, and no others.
+func TestPolicyCut(t *testing.T) {
+	ports := newPolicyPorts()
+	at := policyPlaces(t)
+	clients, servers := policyPeers(t, at, ports)
+	all := openLive(t, clients, servers, at, ports)
+	var egress, ingress []map[string]any
+	for _, p := range ports {
+		egress = append(egress, denyRule("reject", p.egressReject), denyRule("drop", p.egressDrop))
+		ingress = append(ingress, denyRule("reject", p.ingressReject), denyRule("drop", p.ingressDrop))
+	}
+	applyPolicy(t, "cut", ingress, egress)
+	want := map[*peer]map[int]int{}
+	for _, l := range all {
+		var how string
+		answer(t, l.client, &how, "outcome(%s, %s)", l.socket, map[bool]string{true: "False", false: "True"}[l.cut])
+		switch {
+		case l.cut && !slices.Contains([]string{"ECONNABORTED", "ECONNRESET", "EPIPE"}, how):
+			t.Errorf("%s: %s, want it cut", l.what, how)
+		case !l.cut && how != "alive":
+			t.Errorf("%s: %s, want it alive", l.what, how)
+		}
+		if want[l.server] == nil {
+			want[l.server] = map[int]int{}
+		}
+		if l.cut {
+			want[l.server][l.port]++
+		}
+	}
+	for key, s := range servers {
+		s.must("prod()")
+		eventually(t, "connections cut at "+key, func() (bool, string) {
+			var ended map[int][]string
+			answer(t, s, &ended, "ended")
+			ok := true
+			for port, n := range want[s] {
+				ok = ok && len(ended[port]) == n && !slices.Contains(ended[port], "EOF")
+			}
+			for port, how := range ended {
+				ok = ok && len(how) == want[s][port]
+			}
+			return ok, fmt.Sprintf("ended %v, want %v", ended, want[s])
+		})
+	}
+}
+
+// TestPolicyCutMany forbids half of 10,000 live connections, direct ones and ones on one node: within a second of the
+// change being in force both ends see that they ended, and the other half lives.
+func TestPolicyCutMany(t *testing.T) {
+	const each = 2500 // of 2 ports and 2 paths
+	stays, goes := freePort(), freePort()
+	pairs := map[string][2]*peer{}
+	for _, path := range [][2]string{{"n1/c1", "n2/c1"}, {"n1/c2", "n1/c1"}} {
+		c, s := startPolicyPeer(t, "heddle", path[0]), startPolicyPeer(t, "heddle", path[1])
+		s.must("serve_many([%d, %d])", stays, goes)
+		c.must("hold(4, %q, [%d, %d], %d)", address(t, "overlay", path[1]), stays, goes, each)
+		pairs[path[0]+" to "+path[1]] = [2]*peer{c, s}
+	}
+	began := time.Now()
+	applyPolicy(t, "many", []map[string]any{denyRule("reject", goes)}, nil)
+	applied := time.Now()
+	var slow []string
+	for name, ends := range pairs {
+		for i, end := range ends {
+			var n int
+			answer(t, end, &n, "await_lost(%d, %d, %f)", goes, each, max(0, time.Second-time.Since(applied)).Seconds())
+			if n != each {
+				slow = append(slow, fmt.Sprintf("%s, end %d: %d of %d", name, i, n, each))
+			}
+		}
+	}
+	t.Logf("in force after %s, all seen %s later", applied.Sub(began).Round(time.Millisecond), time.Since(applied).Round(time.Millisecond))
+	if len(slow) > 0 {
+		t.Errorf("not cut within a second: %s", strings.Join(slow, "; "))
+	}
+	for name, ends := range pairs {
+		for _, end := range ends {
+			if got := end.must("all_echo(%d, %d)", stays, each); got != "true" {
+				t.Errorf("%s: a connection that stays allowed did not live on", name)
+			}
+		}
+	}
+}
+
+// TestPolicyFlips changes policy again and again while programs connect and talk: what is forbidden all the time never
+// connects, what is allowed never fails, and of what comes and goes nothing outlives its being forbidden.
+func TestPolicyFlips(t *testing.T) {
+	const flips = 50 // and as many back
+	never, always, sometimes := freePort(), freePort(), freePort()
+	client := startPolicyPeer(t, "heddle", "n1/c1")
+	servers := map[string]*peer{}
+	applyPolicy(t, "flips", []map[string]any{denyRule("reject", never)}, nil)
+	for _, at := range []string{"n2/c1", "n1/c2"} {
+		servers[at] = startPolicyPeer(t, "heddle", at)
+		servers[at].must("serve([%d, %d, %d])", never, always, sometimes)
+		for family, addr := range map[int]string{4: address(t, "overlay", at), 6: own6(t, at)} {
+			client.must("hammer('never', %d, %q, %d, False)", family, addr, never)
+			client.must("hammer('always', %d, %q, %d, False)", family, addr, always)
+			client.must("hammer('sometimes', %d, %q, %d, True)", family, addr, sometimes)
+			client.must("stream('stream', %d, %q, %d)", family, addr, always)
+		}
+	}
+	for range flips {
+		changePolicy(t, everybody("flips", nil, []map[string]any{denyRule("reject", never), denyRule("reject", sometimes)}))
+		for at, s := range servers {
+			eventually(t, "no connection of "+at+" that is forbidden", func() (bool, string) {
+				n := s.must("alive(%d)", sometimes)
+				return n == "0", n + " alive"
+			})
+		}
+		changePolicy(t, everybody("flips", []map[string]any{denyRule("reject", never)}, nil))
+	}
+	client.must("globals().update(hammering=False)")
+	var tally map[string]map[string]int
+	answer(t, client, &tally, "tally")
+	t.Log(tally)
+	for name, only := range map[string]string{"never": "ECONNREFUSED", "always": "hi", "stream": "echo"} {
+		if len(tally[name]) != 1 || tally[name][only] < flips {
+			t.Errorf("%s: %v, want nothing but %s", name, tally[name], only)
+		}
+	}
+	if tally["sometimes"]["hi"] == 0 || tally["sometimes"]["ECONNREFUSED"] == 0 {
+		t.Errorf("what comes and goes: %v", tally["sometimes"])
+	}
+}

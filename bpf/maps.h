@@ -3,14 +3,7 @@
 #ifndef HEDDLE_MAPS_H
 #define HEDDLE_MAPS_H
 
-/* Tags of sockets. Written by the agent at creation and by these programs after; read by all.
- * Bounded by the sockets themselves; freed with them. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
-	__type(key, int);
-	__type(value, struct sock_tag);
-} tag_by_sock SEC(".maps");
+#include "tag.h"
 
 /* Endpoints of this node. Written by the agent. 16,384 endpoints a node. */
 struct {

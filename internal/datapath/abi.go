@@ -249,6 +249,9 @@ func (d *Datapath) removeStalePins(known abi) error {
 	for _, h := range d.hooks() {
 		keep[linkPin+h.name] = true
 	}
+	for name := range lockHooks(&lockObjects{}) {
+		keep[linkPin+name] = true
+	}
 	entries, err := os.ReadDir(d.cfg.PinDir)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)

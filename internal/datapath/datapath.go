@@ -110,6 +110,9 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := d.attachCgroup(); err != nil {
 		return nil, err
 	}
+	if err := d.attachLock(); err != nil {
+		return nil, fmt.Errorf("second lock: %w", err)
+	}
 	return d, d.removeStalePins(known)
 }
 

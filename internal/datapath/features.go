@@ -188,10 +188,6 @@ func probeSockDestroy() error {
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "tcp", Instructions: body})
 }
 
-func probeLSM() error {
-	return load(&ebpf.ProgramSpec{Type: ebpf.LSM, AttachType: ebpf.AttachLSMMac, AttachTo: "socket_connect", Instructions: ret(0)})
-}
-
 // probeJIT looks at what became of a program: the sysctl is not to be seen from other network namespaces
 // than the machine's own.
 func probeJIT() error {

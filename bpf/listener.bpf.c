@@ -71,7 +71,7 @@ static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, 
 	if (!sk)
 		return false;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	foreign = !is_of(tag, owner);
+	foreign = !is_of(tag, owner) && protects(PROTECT_WILDCARD);
 	bpf_sk_release(sk);
 	return foreign;
 }

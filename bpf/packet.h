@@ -139,7 +139,7 @@ static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
 	if (sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_TIME_WAIT)
 		return true;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	return is_of(tag, owner);
+	return is_of(tag, owner) || !protects(PROTECT_LISTENER);
 }
 
 /* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an IPv4

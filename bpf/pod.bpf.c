@@ -206,7 +206,7 @@ static __always_inline int from_own_stack(struct __sk_buff *skb, const struct pa
 
 	if (!self || kind != PACKET_TCP || p->ipv6 || !(self->flags & ENDPOINT_INTERCEPTED) ||
 	    !pod_names(self, k.saddr, k.daddr, &names))
-		return drop(REASON_DROP_FORGED_LOOPBACK);
+		return protects(PROTECT_LOOPBACK) ? drop(REASON_DROP_FORGED_LOOPBACK) : TC_ACT_OK;
 	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id, true);
 	if (!found)
 		found = find_wild_listener(skb, NODE_NETNS, &k, self, names.ipv6, names.dst, true);

@@ -208,7 +208,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	if (found < 0)
 		return drop(REASON_DROP_OPTION_MALFORMED);
 	reason = reject_option(&o);
-	if (!reason)
+	if (!reason && protects(PROTECT_SYN_SENDER))
 		reason = reject_sender(k->saddr, &o);
 	if (reason)
 		return drop(reason);

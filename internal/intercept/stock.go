@@ -30,7 +30,7 @@ type socket struct {
 
 // fit gives the socket the traits a caller wants: no system call if it has them already.
 func (s *socket) fit(m SocketMaker, id model.EndpointID, want traits) error {
-	if s.has.own != want.own {
+	if s.has.own != want.own && model.ProtectUser.On() {
 		// SO_REUSEPORT groups and sk_uid (firewall rules, ss) go by the socket's owner.
 		if err := unix.Fchown(s.fd, int(want.own.uid), int(want.own.gid)); err != nil {
 			return fmt.Errorf("give socket to %d:%d: %w", want.own.uid, want.own.gid, err)

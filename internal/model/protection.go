@@ -27,6 +27,11 @@ const (
 	ProtectFrames            Protection = 11
 	ProtectIncarnation       Protection = 12
 	ProtectSocketQuota       Protection = 13
+	ProtectSYNSender         Protection = 14
+	ProtectListener          Protection = 15
+	ProtectWildcard          Protection = 16
+	ProtectLoopback          Protection = 17
+	ProtectUser              Protection = 18
 )
 
 // ProtectionInfo describes one Protection.
@@ -52,6 +57,11 @@ var Protections = []ProtectionInfo{
 	{ProtectFrames, "frames", "no frame of a container passes unread: VLAN tags, cut-up TCP headers, ARP for others"},
 	{ProtectIncarnation, "incarnation", "a socket that outlives its endpoint is not taken for one of the next with its id"},
 	{ProtectSocketQuota, "socket_quota", "an endpoint has no more sockets than it may"},
+	{ProtectSYNSender, "syn_sender", "SYN options are taken from known nodes only, for sources of their own prefixes"},
+	{ProtectListener, "listener", "a packet for a container is given to its own sockets only, not to processes of the node on a wildcard"},
+	{ProtectWildcard, "wildcard", "a container that connects to its own loopback does not reach processes of the node on a wildcard"},
+	{ProtectLoopback, "loopback", "packets of a container do not reach the loopback addresses of the node or of other containers"},
+	{ProtectUser, "user", "a node socket has the user of the process that asked for it: SO_REUSEPORT is for one user"},
 }
 
 // String gives the protection's name.

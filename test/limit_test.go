@@ -7,17 +7,20 @@ import (
 	"io"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+
+	"heddle.dev/heddle/internal/netns"
 )
 
 // Windows in which rates are measured: how long, and how many may miss before a test gives up. On a busy machine a
 // program that got no processor for a while reads less, and then what has piled up.
 const (
-	limitWindow   = "1.5"
+	limitWindow   = "1.2"
 	limitAttempts = 8
 )
 
@@ -39,14 +42,19 @@ func floodProgram(t testing.TB) string {
 	return path
 }
 
-// startFlood sends over n connections. from is the address to bind first, "-" for none.
+// startFlood sends over n connections. bound is the address to bind first, "-" for none. Options: "ipv6", and those of
+// flood.py.
 func startFlood(t testing.TB, fromMode, from, toMode, to string, n int, bound string, options ...string) *flood {
 	t.Helper()
 	port, prog := strconv.Itoa(freePort()), floodProgram(t)
 	f := &flood{name: fmt.Sprintf("%s (%s) to %s (%s)", from, fromMode, to, toMode)}
 	f.sink = start(t, toMode, to, "python3", prog, "sink", port, strconv.Itoa(n))
 	f.sink.waitFor("listening")
-	f.source = start(t, fromMode, from, append([]string{"python3", prog, "source", address(t, "heddle", to), port, strconv.Itoa(n), bound}, options...)...)
+	addr := address(t, "heddle", to)
+	if slices.Contains(options, "ipv6") {
+		addr = address6(t, "heddle", to).String()
+	}
+	f.source = start(t, fromMode, from, append([]string{"python3", prog, "source", addr, port, strconv.Itoa(n), bound}, options...)...)
 	f.source.waitFor("connected")
 	return f
 }
@@ -137,7 +145,7 @@ func onNode(t testing.TB, node string, argv ...string) (string, error) {
 // shaping lists what limits may leave on a node: devices, qdiscs and filters.
 func shaping(t testing.TB, node string) string {
 	t.Helper()
-	out, err := onNode(t, node, "sh", "-c", `cd /sys/class/net; echo *; for d in *; do
+	out, err := onNode(t, node, "sh", "-c", `for d in $(ip -o link | cut -d: -f2 | cut -d@ -f1); do echo $d
 		tc qdisc show dev $d; tc filter show dev $d ingress; tc filter show dev $d egress; done`)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -149,6 +157,9 @@ func shaping(t testing.TB, node string) string {
 // soon as it is set; without any, nothing is left.
 func TestLimitEgress(t *testing.T) {
 	before := shaping(t, "n1")
+	if strings.Contains(before, "heddle-sh0") || strings.Contains(before, "limit_") {
+		t.Errorf("something of limits without any:\n%s", before)
+	}
 	limit(t, "n1/c1", "--egress", "100mbit")
 	floods := []*flood{
 		startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-"),                           // direct
@@ -181,8 +192,8 @@ func TestLimitEgress(t *testing.T) {
 	if after := shaping(t, "n1"); after != before {
 		t.Errorf("limits left behind:\n%s\nbefore:\n%s", after, before)
 	}
-	if out := floods[7].source.output(); !strings.Contains(out, "tos 224\n") {
-		t.Errorf("the TOS that a program set does not read back:\n%s", out)
+	if out := floods[7].source.output(); !strings.Contains(out, "tos 224\n") || !strings.Contains(out, fmt.Sprintf("priority %d\n", 0x48640000)) {
+		t.Errorf("what a program set does not read back:\n%s", out)
 	}
 }
 
@@ -242,6 +253,38 @@ func TestLimitRestart(t *testing.T) {
 	held(t, "with the next agent", 100e6, func() float64 { return f.rate(t) })
 	heddle(t, "limit", "set", "n1/c1", "--lab", labName, "--egress", "50mbit")
 	held(t, "changed by it", 50e6, func() float64 { return f.rate(t) })
+}
+
+// TestLimitEndpointGoes: limits go with their endpoint, and the others' stay.
+func TestLimitEndpointGoes(t *testing.T) {
+	before := shaping(t, "n1")
+	name := labName + "-limit"
+	if err := netns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, args := range [][]string{{"endpoints", "delete", "limited", "--ignore-missing", "--lab", labName, "--node", "n1"}} {
+			if out, err := exec.Command(heddleBin, args...).CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		}
+		if err := netns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	heddle(t, "endpoints", "add", "limited", "--netns", netns.Path(name), "--lab", labName, "--node", "n1")
+	limit(t, "n1/c1", "--egress", "100mbit")
+	one := shaping(t, "n1")
+	heddle(t, "limit", "set", "limited", "--lab", labName, "--egress", "50mbit", "--connection-ingress", "10mbit")
+	heddle(t, "endpoints", "delete", "limited", "--lab", labName, "--node", "n1")
+	after := shaping(t, "n1")
+	if strings.Count(after, "bfifo") != 1 || strings.Count(after, "limit_in") != strings.Count(one, "limit_in")-2 {
+		t.Errorf("when one endpoint went:\n%s\nwith both:\n%s", after, one)
+	}
+	heddle(t, "limit", "clear", "n1/c1", "--lab", labName)
+	if after := shaping(t, "n1"); after != before {
+		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
+	}
 }
 
 // sees reports whether packets that match the filter leave a node by its underlay.

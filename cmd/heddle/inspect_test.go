@@ -189,6 +189,10 @@ func TestInspectTables(t *testing.T) {
 	}
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))
+	limited := inspectEndpoints("n1")
+	dscp := uint8(8)
+	limited[0].Limits = &model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp}
+	golden(t, "limits.txt", print(func(b *bytes.Buffer) error { return printLimits(b, tableOutput, limited) }))
 	var conns []nodeConnection
 	for _, c := range inspectConnections("n1") {
 		conns = append(conns, nodeConnection{"n1", c})

@@ -227,6 +227,18 @@ func (a *Agent) restoreLimits() error {
 	return a.pruneLimits(es)
 }
 
+// spreadLimits puts limits in force on devices that the node got, or got routes for, since they were set.
+func (a *Agent) spreadLimits() {
+	a.change.Lock()
+	defer a.change.Unlock()
+	if !a.limiting {
+		return
+	}
+	if err := netcfg.SetShapes(nil, a.limiter()); err != nil {
+		a.log.Error("limits are not in force on all devices", "err", err)
+	}
+}
+
 // limited lists the endpoints with limits by id, changed in place of what is known of it.
 func (a *Agent) limited(changed model.Endpoint) []model.Endpoint {
 	a.mu.RLock()

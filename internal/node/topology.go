@@ -35,6 +35,7 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 			}
 			state, known = next, true
 		case local = <-locals:
+			a.spreadLimits()
 		case <-retry:
 		case <-ctx.Done():
 			return nil

@@ -19,6 +19,7 @@ func FuzzView(f *testing.F) {
 	f.Add(root+"nodes/n2", []byte(`{"name":"n2","underlay":"fd00::1","prefixes":["10.1.1.0/24","10.1.2.0/30"],"new":{"a":[1]}}`))
 	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"n1/c1","node":"n1","addrs":["10.1.0.2"],"intercepted":true,"netns_path":"/x","labels":{"A":"b"},"created":"2026-01-02T03:04:05.6Z"}`))
 	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"c","node":"n1","addrs":["10.1.0.2","fd48:6464:1::a01:2"],"created":"2026-01-02T03:04:05Z"}`))
+	f.Add(root+"endpoints/n1/7", []byte(`{"id":7,"name":"c","node":"n1","addrs":["10.1.0.2"],"limits":{"egress_bps":1000000,"dscp":46,"priority":"low"},"created":"2026-01-02T03:04:05Z"}`))
 	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"vni":1,"vxlan_port":4789}`))
 	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"prefix6":"fd48:6464:1::/96","vni":1,"vxlan_port":4789}`))
 	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))

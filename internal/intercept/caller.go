@@ -51,11 +51,11 @@ func (p procDir) callerOf(tid uint32, fd int32) (c *caller, errno unix.Errno, er
 		}
 	}()
 	dir := strconv.FormatUint(uint64(tid), 10)
-	if err := c.readStatus(p, dir); err != nil {
-		return c, 0, err
-	}
 	if errno, err = p.fileKind(dir, fd); errno != 0 || err != nil {
 		return c, errno, err
+	}
+	if err := c.readStatus(p, dir); err != nil {
+		return c, 0, err
 	}
 	if c.netns, err = unix.Openat(int(p), dir+"/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return c, 0, fmt.Errorf("network namespace of thread %d: %w", tid, err)

@@ -132,6 +132,9 @@ func (l *listener) finish() {
 func (l *listener) handle() {
 	n := &l.flight.call
 	f, err := l.answer(n)
+	if errors.Is(err, errServerCloses) {
+		return // the next agent's to answer
+	}
 	if f != failNone {
 		if f != failCallerGone {
 			serr := sendErrno(l.fd, n.ID, errnoOf(f, err))

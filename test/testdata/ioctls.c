@@ -113,7 +113,7 @@ static unsigned char *fill(const struct filling *f)
 	return p;
 }
 
-/* all tries everything; with reduced 1 some of the fillings, with 2 one. */
+/* all tries everything; with reduced 1 some of the fillings, with 2 one, with 3 some of the requests. */
 static void all(const char *kind, int fd, int reduced)
 {
 	int first[] = {0x8900, 0x8b00}, unknown = 0, i;
@@ -125,7 +125,12 @@ static void all(const char *kind, int fd, int reduced)
 		for (i = 0; i < 2; i++) {
 			for (cmd = first[i]; cmd < (unsigned)first[i] + 256; cmd++) {
 				unsigned char *p = fill(&fillings[f]);
-				int got = call(fd, cmd, p);
+				int got;
+
+				/* The kernel knows none of the wireless ones, or all. */
+				if ((reduced > 2 || (f && i)) && cmd % 16)
+					continue;
+				got = call(fd, cmd, p);
 
 				if (cmd == SIOCGSKNS && got == 0)
 					continue; /* netns_of */
@@ -245,12 +250,10 @@ static void files(void)
 	if (pipe(pair) == 0)
 		all("pipe", pair[1], 2);
 	all("file", open("/proc/self/exe", O_RDONLY), 2);
-	all("directory", open("/", O_RDONLY), 2);
 	all("path", open("/", O_PATH), 2);
-	all("null", open("/dev/null", O_RDWR), 2);
 	all("event", eventfd(0, 0), 2);
 	all("closed", 1000, 2);
-	all("negative", -1, 2);
+	all("negative", -1, 3);
 }
 
 static int swapped;

@@ -10,15 +10,15 @@ import (
 	"testing"
 )
 
-// kill kills the agent of a bare node, which cannot say anything to the store any more.
-func (n bareNode) kill(t *testing.T) {
+// end ends the agent of a bare node. One that is killed cannot say anything to the store any more.
+func (n bareNode) end(t *testing.T, sig syscall.Signal) {
 	t.Helper()
 	var status struct{ PID int }
 	_, body := ask(t, n.socket(), "GET", "/v1/status", "")
 	if err := json.Unmarshal([]byte(body), &status); err != nil || status.PID < 2 {
 		t.Fatalf("%v: %s", err, body)
 	}
-	if err := syscall.Kill(status.PID, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(status.PID, sig); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the agent to end", func() (bool, string) {
@@ -35,7 +35,11 @@ func TestImpostor(t *testing.T) {
 	join := filepath.Join(a.dir, "state", "join.pem")
 	elsewhere := filepath.Join(b.dir, "elsewhere") // the state directory of another machine
 	nodes := func() string { _, out := ask(t, a.socket(), "GET", "/v1/nodes", ""); return out }
-	before := nodes()
+	var before string
+	eventually(t, "the node to know itself", func() (bool, string) {
+		before = nodes()
+		return strings.Contains(before, "bad-a"), before
+	})
 	said := b.fails(t, nil, b.args("--join-file", join, "--node", "bad-a", "--state-dir", elsewhere))
 	for _, want := range []string{"bad-a", a.underlay, "--take-over", "--node"} {
 		if !strings.Contains(said, want) {
@@ -47,15 +51,16 @@ func TestImpostor(t *testing.T) {
 	}
 
 	b.start(t, b.args("--join-file", join))
-	b.kill(t)
+	b.end(t, syscall.SIGKILL)
 	b.start(t, b.args("--join-file", join)) // at once: it need not wait for its own lease
-	away := func() string { _, out := ask(t, a.socket(), "GET", "/v1/status", ""); return out }
-	if out := away(); strings.Contains(out, "peers_away") {
-		t.Errorf("a live node is away: %s", out)
-	}
-	b.kill(t)
-	eventually(t, "the dead node to be away", func() (bool, string) {
-		out := away()
+	status := func() string { _, out := ask(t, a.socket(), "GET", "/v1/status", ""); return out }
+	eventually(t, "the live node to be there", func() (bool, string) {
+		out := status()
+		return strings.Contains(out, `"peers":1`) && !strings.Contains(out, "peers_away"), out
+	})
+	b.end(t, syscall.SIGTERM)
+	eventually(t, "the ended node to be away", func() (bool, string) {
+		out := status()
 		return strings.Contains(out, `"peers_away":["bad-b"]`), out
 	})
 	another := func() { // machine: the same files but for what it is known by
@@ -64,8 +69,8 @@ func TestImpostor(t *testing.T) {
 		}
 	}
 	another()
-	b.start(t, b.args("--join-file", join)) // the name is free
-	b.kill(t)
+	b.start(t, b.args("--join-file", join)) // the name was given up
+	b.end(t, syscall.SIGKILL)
 	another()
 	b.start(t, b.args("--join-file", join, "--take-over")) // whether the lease lives or not
 }

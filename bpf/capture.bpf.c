@@ -162,10 +162,14 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	if (kind == PACKET_TCP && is_mirror(p.ip.saddr))
 		return drop(REASON_DROP_FORGED_LOOPBACK);
 	ep = endpoint_at(p.ip.daddr);
+	/* For the node itself: its container has been asked about on its own node, and this node's tables do not know what
+	 * nodes and other nodes' containers may do. */
+	if (!ep)
+		return TC_ACT_OK;
 	action = filter_for(skb, &p, kind, false, ep);
 	if (action != FILTER_PASS)
 		return action;
-	return ep && kind == PACKET_TCP ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
+	return kind == PACKET_TCP ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
 }
 
 SEC("tc")

@@ -249,6 +249,16 @@ static __noinline bool read_icmp(struct __sk_buff *skb, struct filter_state *s, 
 	return icmp.type < ICMPV6_ECHO && is_related(skb, s, true, own);
 }
 
+/* An echo request is nobody's answer, although it may have the number of one that went the other way. */
+static __noinline bool asks_for_echo(struct __sk_buff *skb, struct filter_state *s, bool ipv6)
+{
+	__u8 type;
+
+	if (!s || bpf_skb_load_bytes(skb, s->offset, &type, sizeof(type)))
+		return true;
+	return type == (ipv6 ? ICMPV6_ECHO : ICMP_ECHO);
+}
+
 /* A packet of which TCP's header was not read, or that is not TCP. */
 static __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own)
 {
@@ -279,6 +289,8 @@ static __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_sta
 		note_flow(&s->flow);
 		return verdict;
 	}
+	if (s->flow.protocol == IPPROTO_ICMP_ && asks_for_echo(skb, s, ipv6))
+		return verdict;
 	reverse_flow(&s->flow, &s->other);
 	if (noted(&s->other, ANSWER_SECONDS) && decide_id(&s->other) == VERDICT_ALLOW)
 		return VERDICT_ALLOW;

@@ -3,6 +3,7 @@ package test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 	"syscall"
 	"testing"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -130,6 +132,21 @@ func limit(t testing.TB, container string, flags ...string) {
 	heddle(t, append([]string{"limit", "set", container, "--lab", labName}, flags...)...)
 }
 
+// limitsOf lists what is set, without what it did.
+func limitsOf(t testing.TB) string {
+	t.Helper()
+	var list []model.LimitUse
+	raw := heddle(t, "limit", "list", "--lab", labName, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &list); err != nil {
+		t.Fatalf("%v\n%s", err, raw)
+	}
+	var out strings.Builder
+	for _, l := range list {
+		fmt.Fprintf(&out, "%s %+v\n", l.Endpoint, l.Limits)
+	}
+	return out.String()
+}
+
 // onNode runs a command in a node's network namespace.
 func onNode(t testing.TB, node string, argv ...string) (string, error) {
 	t.Helper()
@@ -234,20 +251,25 @@ func TestLimitConnections(t *testing.T) {
 	held(t, "four connections, receiving", 40e6, func() float64 { return in.rate(t) })
 	heddle(t, "limit", "set", "n1/c1", "--lab", labName, "--egress", "50mbit")
 	held(t, "all, with a common cap", 50e6, func() float64 { return out.rate(t) })
+	var use []model.LimitUse
+	raw := heddle(t, "limit", "list", "--lab", labName, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &use); err != nil || len(use) != 1 || use[0].Egress.Bytes < 1e6 || use[0].Ingress.Packets == 0 {
+		t.Errorf("limit list: %v\n%s", err, raw)
+	}
 }
 
 // TestLimitRestart: limits hold while no agent runs and after the next one came, which can change them.
 func TestLimitRestart(t *testing.T) {
 	limit(t, "n1/c1", "--egress", "100mbit", "--connection-ingress", "10mbit")
 	f := startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-")
-	list := heddle(t, "limit", "list", "--lab", labName)
+	list := limitsOf(t)
 	held(t, "before", 100e6, func() float64 { return f.rate(t) })
 	endAgent(t, "n1", syscall.SIGKILL)
 	held(t, "without agent", 100e6, func() float64 { return f.rate(t) })
 	if err := labCommand("up"); err != nil {
 		t.Fatal(err)
 	}
-	if got := heddle(t, "limit", "list", "--lab", labName); got != list {
+	if got := limitsOf(t); got != list {
 		t.Errorf("limits with the next agent:\n%s\nbefore:\n%s", got, list)
 	}
 	held(t, "with the next agent", 100e6, func() float64 { return f.rate(t) })
@@ -345,7 +367,7 @@ func TestLimitPriority(t *testing.T) {
 // TestLimitRefused: what cannot be is refused with its field, and what was set stays.
 func TestLimitRefused(t *testing.T) {
 	limit(t, "n1/c1", "--egress", "100mbit")
-	before := heddle(t, "limit", "list", "--lab", labName, "--output", "json")
+	before := limitsOf(t)
 	for _, c := range []struct {
 		args []string
 		want string
@@ -362,7 +384,7 @@ func TestLimitRefused(t *testing.T) {
 			t.Errorf("limit set %v: %v, want %q in:\n%s", c.args, err, c.want, out)
 		}
 	}
-	if after := heddle(t, "limit", "list", "--lab", labName, "--output", "json"); after != before {
+	if after := limitsOf(t); after != before {
 		t.Errorf("limits changed:\n%s\nwere:\n%s", after, before)
 	}
 }

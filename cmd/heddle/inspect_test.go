@@ -107,7 +107,8 @@ func (a inspectedAgent) DeleteEndpoint(context.Context, string) error {
 func (a inspectedAgent) SetLimits(context.Context, string, model.Limits) (model.Endpoint, error) {
 	return model.Endpoint{}, errors.New("inspecting must change nothing")
 }
-func (a inspectedAgent) Nodes(context.Context) ([]model.Node, error) { return nil, nil }
+func (a inspectedAgent) LimitUse(context.Context) ([]model.LimitUse, error) { return nil, nil }
+func (a inspectedAgent) Nodes(context.Context) ([]model.Node, error)        { return nil, nil }
 func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" && f.Endpoint != a.node+"/c1" {
 		return nil, api.ErrNotFound
@@ -189,9 +190,10 @@ func TestInspectTables(t *testing.T) {
 	}
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))
-	limited := inspectEndpoints("n1")
 	dscp := uint8(8)
-	limited[0].Limits = &model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp}
+	limited := []model.LimitUse{{Endpoint: "n1/c1"}, {Endpoint: "n1/c2",
+		Limits: model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp},
+		Egress: model.QueueUse{Dropped: 7}, Ingress: model.QueueUse{Dropped: 8}}}
 	golden(t, "limits.txt", print(func(b *bytes.Buffer) error { return printLimits(b, tableOutput, limited) }))
 	var conns []nodeConnection
 	for _, c := range inspectConnections("n1") {

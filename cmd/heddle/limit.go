@@ -127,7 +127,7 @@ func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*mo
 	if err != nil {
 		return err
 	}
-	changed, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) {
+	changed, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.LimitUse, error) {
 		es, err := c.Endpoints(ctx)
 		if err != nil {
 			return nil, err
@@ -143,8 +143,10 @@ func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*mo
 		if err := change(&l); err != nil {
 			return nil, err
 		}
-		e, err := c.SetLimits(ctx, name, l)
-		return []model.Endpoint{e}, err
+		if _, err = c.SetLimits(ctx, name, l); err != nil {
+			return nil, err
+		}
+		return []model.LimitUse{{Endpoint: name, Limits: l}}, nil
 	})
 	if err != nil {
 		return err
@@ -167,10 +169,10 @@ func newLimitListCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.Endpoint, error) {
-				return c.Endpoints(ctx)
+			lists, err := ask(cmd.Context(), from, func(ctx context.Context, c *api.Client) ([]model.LimitUse, error) {
+				return c.LimitUse(ctx)
 			})
-			limited := slices.DeleteFunc(slices.Concat(lists...), func(e model.Endpoint) bool { return e.Limits == nil })
+			limited := slices.Concat(lists...)
 			if err != nil && len(limited) == 0 {
 				return err
 			}
@@ -181,30 +183,19 @@ func newLimitListCmd() *cobra.Command {
 	return cmd
 }
 
-// printLimits prints a row for each endpoint; as JSON, its name and limits.
-func printLimits(out io.Writer, format outputFormat, es []model.Endpoint) error {
-	type entry struct {
-		Endpoint string       `json:"endpoint"`
-		Node     string       `json:"node"`
-		Limits   model.Limits `json:"limits"`
+// printLimits prints a row for each endpoint.
+func printLimits(out io.Writer, format outputFormat, list []model.LimitUse) error {
+	if format == jsonOutput {
+		return printJSON(out, list)
 	}
-	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP")
-	entries := []entry{}
-	for _, e := range es {
-		var l model.Limits
-		if e.Limits != nil {
-			l = *e.Limits
-		}
-		entries = append(entries, entry{e.Name, e.Node, l})
-		dscp := ""
+	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP", "DROPPED-OUT", "DROPPED-IN")
+	for _, e := range list {
+		l, dscp := e.Limits, ""
 		if l.DSCP != nil {
 			dscp = strconv.Itoa(int(*l.DSCP))
 		}
-		t.row(e.Name, rateCell(l.Egress), rateCell(l.Ingress), rateCell(l.ConnectionEgress), rateCell(l.ConnectionIngress),
-			string(l.Priority), dscp)
-	}
-	if format == jsonOutput {
-		return printJSON(out, entries)
+		t.row(e.Endpoint, rateCell(l.Egress), rateCell(l.Ingress), rateCell(l.ConnectionEgress), rateCell(l.ConnectionIngress),
+			string(l.Priority), dscp, strconv.FormatUint(e.Egress.Dropped, 10), strconv.FormatUint(e.Ingress.Dropped, 10))
 	}
 	return t.writeTo(out)
 }

@@ -108,6 +108,13 @@ func (c *Client) SetLimits(ctx context.Context, name string, limits model.Limits
 	return e, err
 }
 
+// LimitUse asks for the limits in force; see Agent.
+func (c *Client) LimitUse(ctx context.Context) ([]model.LimitUse, error) {
+	var list limitList
+	err := c.call(ctx, http.MethodGet, "/v1/limits", nil, &list)
+	return list.Limits, err
+}
+
 // Nodes lists the nodes of the network.
 func (c *Client) Nodes(ctx context.Context) ([]model.Node, error) {
 	var list nodeList

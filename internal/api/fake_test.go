@@ -98,6 +98,10 @@ func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (m
 	return e, a.err
 }
 
+func (a *fakeAgent) LimitUse(context.Context) ([]model.LimitUse, error) {
+	return []model.LimitUse{{Endpoint: "n1/c1", Limits: model.Limits{Egress: 1e8}, Egress: model.QueueUse{Bytes: 1, Packets: 2, Dropped: 3, BacklogBytes: 4}}}, a.err
+}
+
 func (a *fakeAgent) Nodes(context.Context) ([]model.Node, error) {
 	return []model.Node{testNode()}, a.err
 }

@@ -27,6 +27,22 @@ func decodeLimits(body io.Reader) (model.Limits, error) {
 	return l, ValidateLimits(l)
 }
 
+// limitList is the answer to GET /v1/limits.
+type limitList struct {
+	Limits []model.LimitUse `json:"limits"`
+}
+
+func (s *server) limits(w http.ResponseWriter, r *http.Request) error {
+	if err := noQuery(r); err != nil {
+		return err
+	}
+	list, err := s.agent.LimitUse(r.Context())
+	if err != nil {
+		return err
+	}
+	return s.write(w, limitList{orEmpty(list)})
+}
+
 func (s *server) setLimits(w http.ResponseWriter, r *http.Request) error {
 	if err := noQuery(r); err != nil {
 		return err

@@ -31,6 +31,15 @@ func TestSetLimits(t *testing.T) {
 	}
 }
 
+func TestLimitUse(t *testing.T) {
+	agent := newFakeAgent()
+	list, err := serve(t, agent).LimitUse(t.Context())
+	want, _ := agent.LimitUse(t.Context())
+	if err != nil || !reflect.DeepEqual(list, want) {
+		t.Errorf("limits %+v, %v", list, err)
+	}
+}
+
 // Whatever bytes arrive: an *Error, or limits that are valid and that a client could have sent.
 func FuzzDecodeLimits(f *testing.F) {
 	for _, s := range []string{``, `{}`, `null`, `[]`, `{"egress_bps":100000000,"dscp":46,"priority":"low"}`, `{"egress_bps":-1}`,

@@ -30,6 +30,8 @@ type Agent interface {
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero Limits lift
 	// them. ErrNotFound if there is none of that name.
 	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
+	// LimitUse reports the limits in force on this node's endpoints and what waited for them.
+	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.
 	Nodes(ctx context.Context) ([]model.Node, error)
 	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names

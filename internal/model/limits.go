@@ -103,6 +103,22 @@ func (l Limits) Shapes() bool {
 	return l.Egress|l.Ingress|l.ConnectionEgress|l.ConnectionIngress != 0
 }
 
+// LimitUse is what an endpoint's caps let through and what they dropped, since the cap of that kind was set.
+type LimitUse struct {
+	Endpoint string   `json:"endpoint"`
+	Limits   Limits   `json:"limits"`
+	Egress   QueueUse `json:"egress"`
+	Ingress  QueueUse `json:"ingress"`
+}
+
+// QueueUse counts what waited in the queues of one direction.
+type QueueUse struct {
+	Bytes        uint64 `json:"bytes"`         // sent on
+	Packets      uint64 `json:"packets"`       // sent on
+	Dropped      uint64 `json:"dropped"`       // packets for which there was no room
+	BacklogBytes uint64 `json:"backlog_bytes"` // waiting now
+}
+
 // LimitError says which field of Limits is wrong, by its JSON name.
 type LimitError struct {
 	Field, Message string

@@ -208,6 +208,54 @@ func PruneShapes(keep []Shape) error {
 	return errors.Join(errs...)
 }
 
+// ShapeUse gives what waited in the classes of each shape: egress and ingress. Without a shaping device nothing did.
+func ShapeUse(shapes []Shape) (egress, ingress []model.QueueUse, err error) {
+	h, err := open()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer h.Close()
+	dev, err := findShapeDevice(h)
+	if err != nil {
+		return nil, nil, err
+	}
+	byMinor := make(map[uint16]*netlink.ClassStatistics)
+	if dev != nil {
+		have, err := dump(func() ([]netlink.Class, error) { return h.ClassList(dev, 0) })
+		if err != nil {
+			return nil, nil, fmt.Errorf("list classes of %s: %w", ShapeDevice, err)
+		}
+		for _, c := range have {
+			_, minor := netlink.MajorMinor(c.Attrs().Handle)
+			byMinor[minor] = c.Attrs().Statistics
+		}
+	}
+	for _, s := range shapes {
+		egress = append(egress, useOf(s.Egress.classes(minorEgress+uint16(s.ID)), byMinor))
+		ingress = append(ingress, useOf(s.Ingress.classes(minorIngress+uint16(s.ID)), byMinor))
+	}
+	return egress, ingress, nil
+}
+
+// useOf sums up those of classes that have a queue.
+func useOf(classes []shapeClass, byMinor map[uint16]*netlink.ClassStatistics) (use model.QueueUse) {
+	for _, c := range classes {
+		s := byMinor[c.minor]
+		if s == nil || c.queue == 0 {
+			continue
+		}
+		if s.Basic != nil {
+			use.Bytes += s.Basic.Bytes
+			use.Packets += uint64(s.Basic.Packets)
+		}
+		if s.Queue != nil {
+			use.Dropped += uint64(s.Queue.Drops)
+			use.BacklogBytes += uint64(s.Queue.Backlog)
+		}
+	}
+	return use
+}
+
 // below is 1 for a class that is below another.
 func below(c netlink.Class) int {
 	if p := c.Attrs().Parent; p != netlink.HANDLE_ROOT && p&0xffff != 0 {

@@ -227,6 +227,29 @@ func (a *Agent) restoreLimits() error {
 	return a.pruneLimits(es)
 }
 
+// LimitUse reports the limits in force on this node's endpoints and what waited for them.
+func (a *Agent) LimitUse(context.Context) ([]model.LimitUse, error) {
+	a.change.Lock()
+	defer a.change.Unlock()
+	es := a.limited(model.Endpoint{})
+	shapes := make([]netcfg.Shape, len(es))
+	for i, e := range es {
+		var err error
+		if shapes[i], err = a.blocks.shape(e); err != nil {
+			return nil, err
+		}
+	}
+	egress, ingress, err := netcfg.ShapeUse(shapes)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]model.LimitUse, len(es))
+	for i, e := range es {
+		out[i] = model.LimitUse{Endpoint: e.Name, Limits: *e.Limits, Egress: egress[i], Ingress: ingress[i]}
+	}
+	return out, nil
+}
+
 // spreadLimits puts limits in force on devices that the node got, or got routes for, since they were set.
 func (a *Agent) spreadLimits() {
 	a.change.Lock()

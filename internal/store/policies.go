@@ -215,16 +215,18 @@ func checkLimits(changes, size int, after map[string][]byte) error {
 		return &PolicyLimitError{"policies in the network", len(after), policy.MaxPolicies, "delete some"}
 	}
 	rules := 0
-	for name, value := range after {
-		if p, err := ParsePolicy(name, value); err == nil {
-			rules += p.RuleCount()
-		}
+	for _, value := range after {
+		rules += countRules(value)
 	}
 	if rules > policy.MaxTotalRules {
 		return &PolicyLimitError{"rules in the network", rules, policy.MaxTotalRules, "delete some"}
 	}
 	return nil
 }
+
+// countRules counts the rules of a stored policy without reading it, which would make a small edit as dear as all
+// policies together: every rule has this member once. A label of that name counts, too: the limit is a guard, no account.
+func countRules(value []byte) int { return bytes.Count(value, []byte(`"action":`)) }
 
 // policies is the part of a View that is about them.
 type policies struct {

@@ -103,6 +103,21 @@ func TestPlanEdit(t *testing.T) {
 	if err != nil || fmt.Sprint(outcomes) != want || len(writes) != 3 || writes[2].Value != nil || writes[0].Key != k.Policy("b") {
 		t.Errorf("%v %v %v", outcomes, writes, err)
 	}
+	if n := countRules(value); n != 1 {
+		t.Errorf("%d rules are counted in %s", n, value)
+	}
+	full, err := EncodePolicy(testPolicy("full", policy.MaxRules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := map[string][]byte{}
+	for i := range policy.MaxTotalRules / policy.MaxRules {
+		many[fmt.Sprint("p", i)] = full
+	}
+	var tooMany *PolicyLimitError
+	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}}, many, nil); !errors.As(err, &tooMany) || tooMany.Have != policy.MaxTotalRules+1 {
+		t.Errorf("one rule too many: %v", err)
+	}
 	var unknown *UnknownPolicyError
 	var limit *PolicyLimitError
 	for name, c := range map[string]struct {

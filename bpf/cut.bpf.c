@@ -38,3 +38,38 @@ int cut(struct bpf_iter__tcp *ctx)
 	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 	return 0;
 }
+
+/* Ends what policy forbids of the connections of processes that are not intercepted: run in each container's namespace.
+ * Only those whose SYN was seen: of others it is not known who opened them, and they are left to their packets. */
+SEC("iter/tcp")
+int cut_plain(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct flow_id flow = {}, other = {};
+	__u32 verdict;
+	__u8 ended;
+
+	if (!sk || !has_policy())
+		return 0;
+	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE ||
+	    sk->skc_state == BPF_TCP_TIME_WAIT || sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	addresses_of(sk, &flow.from, &flow.to);
+	flow.sport = bpf_htons(sk->skc_num);
+	flow.dport = sk->skc_dport;
+	flow.protocol = IPPROTO_TCP_;
+	reverse_flow(&flow, &other);
+	if (bpf_map_lookup_elem(&opener_by_flow, &flow))
+		verdict = decide_id(&flow);
+	else if (bpf_map_lookup_elem(&opener_by_flow, &other))
+		verdict = decide_id(&other);
+	else
+		return 0;
+	if (verdict == VERDICT_ALLOW)
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_POLICY);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}

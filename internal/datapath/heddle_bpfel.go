@@ -409,6 +409,7 @@ const (
 	heddleProgConnect4             = "connect4"
 	heddleProgConnect6             = "connect6"
 	heddleProgCut                  = "cut"
+	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromOverlay          = "from_overlay"
@@ -506,6 +507,7 @@ type heddleProgramSpecs struct {
 	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
 	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
 	Cut          *ebpf.ProgramSpec `ebpf:"cut"`
+	CutPlain     *ebpf.ProgramSpec `ebpf:"cut_plain"`
 	Deliver      *ebpf.ProgramSpec `ebpf:"deliver"`
 	FromEndpoint *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.ProgramSpec `ebpf:"from_overlay"`
@@ -704,6 +706,7 @@ type heddlePrograms struct {
 	Connect4     *ebpf.Program `ebpf:"connect4"`
 	Connect6     *ebpf.Program `ebpf:"connect6"`
 	Cut          *ebpf.Program `ebpf:"cut"`
+	CutPlain     *ebpf.Program `ebpf:"cut_plain"`
 	Deliver      *ebpf.Program `ebpf:"deliver"`
 	FromEndpoint *ebpf.Program `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.Program `ebpf:"from_overlay"`
@@ -733,6 +736,7 @@ func (p *heddlePrograms) Close() error {
 		p.Connect4,
 		p.Connect6,
 		p.Cut,
+		p.CutPlain,
 		p.Deliver,
 		p.FromEndpoint,
 		p.FromOverlay,

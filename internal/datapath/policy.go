@@ -354,10 +354,17 @@ func deleteWhere[K, V any](m *ebpf.Map, stale func(*K, *V) bool) error {
 
 // CutForbidden ends every connection of this node's endpoints that the policy in force forbids, and no others, and
 // says how many: the programs at both ends see ECONNABORTED or a reset. It must run in the node's network namespace,
-// after ApplyPolicy. It sees the connections of intercepted processes; those of others are cut by their packets. On an
+// after ApplyPolicy. It sees the connections of intercepted processes; CutForbiddenPlain those of others. On an
 // error some were not ended: a kernel before Linux 6.5 cannot.
-func (d *Datapath) CutForbidden() (cut int, err error) {
-	it, err := link.AttachIter(link.IterOptions{Program: d.objs.Cut})
+func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.Cut) }
+
+// CutForbiddenPlain is CutForbidden for the processes of one container that are not intercepted. It must run in the
+// container's network namespace. Without it an end that only waits does not learn that its connection is forbidden:
+// packets are what is stopped then.
+func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
+
+func cutWith(program *ebpf.Program) (cut int, err error) {
+	it, err := link.AttachIter(link.IterOptions{Program: program})
 	if err != nil {
 		return 0, fmt.Errorf("cut connections: attach socket iterator: %w", err)
 	}

@@ -29,6 +29,16 @@ type NetnsIDs struct {
 	Node      int // the node's, in the container's
 }
 
+// InContainer runs fn in the container's network namespace at path, on a thread of its own, and gives its error.
+func InContainer(path string, fn func() error) error {
+	container, err := openContainer(path)
+	if err != nil {
+		return err
+	}
+	defer container.Close()
+	return netns.DoIn(container, fn)
+}
+
 // IdentifyNetns gives the ids by which the calling thread's network namespace and the one at path know each
 // other, and has the kernel choose those that are missing.
 func IdentifyNetns(path string) (NetnsIDs, error) {

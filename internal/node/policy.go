@@ -24,6 +24,7 @@ import (
 type verdicts interface {
 	ApplyPolicy(change model.PolicyChange) error
 	CutForbidden() (int, error)
+	CutForbiddenPlain() (int, error)
 }
 
 // enforcer brings the programs to what the policies say. Of this node's endpoints it believes the agent, of everything
@@ -43,6 +44,8 @@ type enforcer struct {
 	local    []netip.Addr
 	inForce  bool // the tables in the kernel are the compiler's
 	cutAgain bool // connections that are forbidden may be alive
+
+	plain plainCut
 
 	mu     sync.RWMutex // guards what follows
 	state  *policy.State
@@ -122,12 +125,8 @@ func (e *enforcer) enforce() (err error) {
 		return nil
 	}
 	cut, err := e.datapath.CutForbidden()
-	if cut > 0 {
-		e.log.Info("policy: live connections ended that are forbidden now", "connections", cut)
-		e.mu.Lock()
-		e.status.Cut += uint64(cut)
-		e.mu.Unlock()
-	}
+	e.noteCut(cut)
+	e.cutPlain()
 	e.cutAgain = err != nil
 	return err
 }

@@ -35,6 +35,8 @@ func (f *fakeVerdicts) CutForbidden() (int, error) {
 	return 1, nil
 }
 
+func (f *fakeVerdicts) CutForbiddenPlain() (int, error) { return 0, nil }
+
 func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
 	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
 	e := newEnforcer(f, "n1", prefixes("10.244.0.0/16"), prefix6, quiet())

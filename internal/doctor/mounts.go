@@ -5,29 +5,28 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
 )
 
 // probeMounts tries the file systems that Heddle mounts, in a mount namespace that dies with its thread.
 func probeMounts() []finding {
 	bpf := finding{name: "bpffs", detail: "file system bpf can be mounted"}
 	overlay := finding{name: "overlayfs", detail: "an overlay over / can be mounted"}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		// Never unlocked: the runtime ends the thread, and the namespace with it.
-		runtime.LockOSThread()
+	err := netns.OnDiscardedThread(func() error {
 		dir, err := scratchMount()
 		if err != nil {
-			bpf.err, overlay.err = err, err
-			return
+			return err
 		}
 		bpf.err = tryBPFFS(dir)
 		overlay.err = tryOverlay(dir)
-	}()
-	<-done
+		return nil
+	})
+	if err != nil {
+		bpf.err, overlay.err = err, err
+	}
 	return []finding{bpf, overlay}
 }
 

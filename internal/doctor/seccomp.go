@@ -3,10 +3,12 @@ package doctor
 import (
 	"errors"
 	"fmt"
-	"runtime"
+
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
 )
 
 // addFD mirrors struct seccomp_notif_addfd.
@@ -19,12 +21,15 @@ type addFD struct {
 // everything pass. The thread is never unlocked, so the runtime ends it, and the filter with it, when the
 // goroutine ends.
 func probeSeccomp() []finding {
-	result := make(chan []finding)
-	go func() {
-		runtime.LockOSThread()
-		result <- seccompFindings()
-	}()
-	return <-result
+	var out []finding
+	err := netns.OnDiscardedThread(func() error {
+		out = seccompFindings()
+		return nil
+	})
+	if err != nil {
+		return []finding{{name: "seccomp_notify", detail: "a listener for trapped calls", err: err}}
+	}
+	return out
 }
 
 // seccompFindings leaves the calling thread with a filter, which cannot be taken off.

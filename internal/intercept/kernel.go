@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -157,6 +158,14 @@ func (p procDir) ownerOf(tid uint32) (owner, error) {
 // netnsOf gives the inode of thread tid's network namespace.
 func (p procDir) netnsOf(tid uint32) (inode uint64, err error) {
 	return p.netnsAt(strconv.FormatUint(uint64(tid), 10) + "/ns/net")
+}
+
+// ownNetns gives the inode of the network namespace in which this process makes sockets. It asks for the thread's own:
+// self is the first thread's, which whatever ran on it before may have left elsewhere.
+func (p procDir) ownNetns() (inode uint64, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return p.netnsAt("thread-self/ns/net")
 }
 
 // netnsAt gives the inode of the network namespace at path in /proc. It reads the link instead of following it,

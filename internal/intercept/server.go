@@ -154,7 +154,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.proc, err = openProc(); err != nil {
 		return nil, err
 	}
-	if s.netns, err = s.proc.netnsAt("self/ns/net"); err != nil {
+	if s.netns, err = s.proc.ownNetns(); err != nil {
 		return nil, err
 	}
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"runtime"
+
 	"syscall"
 
 	"github.com/google/nftables"
@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -67,19 +69,15 @@ var probes = []struct {
 	{"net_mirred", "the tc action that redirects to a device", tryMirred},
 }
 
-// inThrowAwayNetns runs f on a thread in a new network namespace. The thread is never unlocked, so the
-// runtime ends it, and the namespace with it, when the goroutine ends.
+// inThrowAwayNetns runs f on a thread in a new network namespace. The thread ends with
+// f, and the namespace with it.
 func inThrowAwayNetns(f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread()
+	return netns.OnDiscardedThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			result <- fmt.Errorf("make a network namespace: %w", err)
-			return
+			return fmt.Errorf("make a network namespace: %w", err)
 		}
-		result <- f()
-	}()
-	return <-result
+		return f()
+	})
 }
 
 func tryVeth(h *netlink.Handle) error {

@@ -62,7 +62,7 @@ func Create(name string) (err error) {
 			os.Remove(path)
 		}
 	}()
-	return onDiscardedThread(func() error {
+	return OnDiscardedThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("create network namespace %q: unshare: %w", name, err)
 		}
@@ -148,7 +148,7 @@ func Do(path string, fn func() error) error {
 
 // DoIn is Do for a namespace file that is already open.
 func DoIn(f *os.File, fn func() error) error {
-	return onDiscardedThread(func() error {
+	return OnDiscardedThread(func() error {
 		if err := unix.Setns(int(f.Fd()), unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", f.Name(), err)
 		}
@@ -166,14 +166,15 @@ func Start(path string, cmd *exec.Cmd) error {
 	return Do(path, cmd.Start)
 }
 
-// onDiscardedThread runs fn on a locked OS thread that is not the main thread and that dies with fn.
-func onDiscardedThread(fn func() error) error {
+// OnDiscardedThread runs fn on a locked OS thread that is not the main thread and that dies with fn: fn may leave it in
+// other namespaces. The main thread would live on there, and /proc/self with it.
+func OnDiscardedThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			// This is the main thread. While it stays locked here, the nested call cannot get it.
-			done <- onDiscardedThread(fn)
+			done <- OnDiscardedThread(fn)
 			runtime.UnlockOSThread()
 			return
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -82,6 +83,14 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 		t.Fatalf("%s lab up: %v\n%s", attackBin(), err, out)
 	}
 	w.pid = agentPID(t, w.node)
+	// The first thread, which /proc shows, must be where the others are: what asks /proc about itself believes it.
+	var own, node syscall.Stat_t
+	if err := errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+labName+"-"+w.node, &node)); err != nil {
+		t.Fatal(err)
+	}
+	if own.Ino != node.Ino {
+		t.Errorf("the agent's first thread is in network namespace %d, the node is %d", own.Ino, node.Ino)
+	}
 }
 
 // withoutEnv is the setting of the environment by which programs of make attack do without protections.

@@ -70,8 +70,8 @@ var Exclusions = []Exclusion{
 	{"options without effect", "SO_MARK, SO_BINDTODEVICE", func(h *history, s differ.Step) bool {
 		return s.Op == "setsockopt" && withoutEffect[option2(s)]
 	}},
-	{"programs on sockets", "| SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF |", func(h *history, s differ.Step) bool {
-		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (s.Arg(1) == unix.SO_ATTACH_BPF || s.Arg(1) == unix.SO_ATTACH_REUSEPORT_EBPF)
+	{"programs on sockets", "| SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF |", func(h *history, s differ.Step) bool {
+		return isOption(s) && s.Arg(0) == unix.SOL_SOCKET && (s.Arg(1) == unix.SO_ATTACH_FILTER || s.Arg(1) == unix.SO_ATTACH_BPF || s.Arg(1) == unix.SO_ATTACH_REUSEPORT_EBPF)
 	}},
 	{"raw sockets of TCP", "tcpdump and device counters in the container see TCP", func(h *history, s differ.Step) bool {
 		return s.Op == "socket" && s.Arg(1)&^(nonblock|cloexec) == unix.SOCK_RAW && s.Arg(2) == unix.IPPROTO_TCP

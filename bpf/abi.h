@@ -123,14 +123,16 @@ enum sock_tag_flags {
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
  * back as it was set. */
 enum sock_tag_options {
-	OPTION_TRANSPARENT = 1 << 0, /* IP_TRANSPARENT; the kernel's own is always on */
-	OPTION_RECVERR4 = 1 << 1,    /* IP_RECVERR */
-	OPTION_RECVERR6 = 1 << 2,    /* IPV6_RECVERR */
-	OPTION_PKTINFO = 1 << 3,     /* IP_PKTINFO */
-	OPTION_SAVE_SYN = 1 << 4,    /* TCP_SAVE_SYN, a value of two bits; the kernel's own is Heddle's */
-	OPTION_FASTOPEN = 1 << 6,    /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
-	OPTION_MPTCP = 1 << 7,       /* the program asked for IPPROTO_MPTCP */
-	OPTION_TSONLY = 1 << 8,      /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
+	OPTION_TRANSPARENT = 1 << 0,   /* IP_TRANSPARENT; the kernel's own is always on */
+	OPTION_RECVERR4 = 1 << 1,      /* IP_RECVERR */
+	OPTION_RECVERR6 = 1 << 2,      /* IPV6_RECVERR */
+	OPTION_PKTINFO = 1 << 3,       /* IP_PKTINFO */
+	OPTION_SAVE_SYN = 1 << 4,      /* TCP_SAVE_SYN, a value of two bits; the kernel's own is Heddle's */
+	OPTION_FASTOPEN = 1 << 6,      /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
+	OPTION_MPTCP = 1 << 7,         /* the program asked for IPPROTO_MPTCP */
+	OPTION_PKTINFO6 = 1 << 9,      /* IPV6_RECVPKTINFO */
+	OPTION_PKTINFO6_OLD = 1 << 10, /* IPV6_2292PKTINFO */
+	OPTION_TSONLY = 1 << 8,        /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes

@@ -283,6 +283,17 @@ static __always_inline int set_kept6(struct bpf_sockopt *ctx, struct sock_tag *t
 	return set_transparent(tag, ep, value);
 }
 
+/* IPV6_RECVPKTINFO, and IPV6_2292PKTINFO of old. What IPV6_2292PKTOPTIONS then tells of an accepted connection is the
+ * underlay's address of the peer's node, and a device. */
+static __always_inline int set_pktinfo6(struct bpf_sockopt *ctx, struct sock_tag *tag, __u32 option)
+{
+	int value;
+
+	if (!read_int(ctx, &value))
+		return fail_sockopt(EINVAL_);
+	return keep(tag, option, value);
+}
+
 static __always_inline int set_ipv6_level(struct bpf_sockopt *ctx, struct sock_tag *tag,
                                           const struct endpoint *ep)
 {
@@ -300,6 +311,10 @@ static __always_inline int set_ipv6_level(struct bpf_sockopt *ctx, struct sock_t
 		return set_v6only(ctx, tag);
 	case 76: /* IPV6_UNICAST_IF */
 		return set_unicast_if(ctx, ep);
+	case 49:
+		return set_pktinfo6(ctx, tag, OPTION_PKTINFO6);
+	case 2:
+		return set_pktinfo6(ctx, tag, OPTION_PKTINFO6_OLD);
 	case 6: /* IPV6_2292PKTOPTIONS: extension headers and source address, for the underlay */
 		return ctx->optlen < 16 /* no control message */ ? SOCKOPT_PASS : SOCKOPT_DENY;
 	case 54: /* IPV6_HOPOPTS, RTHDRDSTOPTS, RTHDR, DSTOPTS */
@@ -536,6 +551,12 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 		return 1;
 	case 26: /* IPV6_V6ONLY */
 		show_int(ctx, tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND6 && ctx->sk->src_port));
+		return 1;
+	case 49:
+		show_int(ctx, !!(tag->options & OPTION_PKTINFO6));
+		return 1;
+	case 2:
+		show_int(ctx, !!(tag->options & OPTION_PKTINFO6_OLD));
 		return 1;
 	case 75: /* IPV6_TRANSPARENT */
 		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));

@@ -364,6 +364,8 @@ const (
 	heddleSockTagOptionsOPTION_SAVE_SYN    heddleSockTagOptions = 16
 	heddleSockTagOptionsOPTION_FASTOPEN    heddleSockTagOptions = 64
 	heddleSockTagOptionsOPTION_MPTCP       heddleSockTagOptions = 128
+	heddleSockTagOptionsOPTION_PKTINFO6    heddleSockTagOptions = 512
+	heddleSockTagOptionsOPTION_PKTINFO6OLD heddleSockTagOptions = 1024
 	heddleSockTagOptionsOPTION_TSONLY      heddleSockTagOptions = 256
 )
 

@@ -194,7 +194,7 @@ func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out 
 	if err := stillWaits(l.fd, n.ID); err != nil {
 		return injectFailure(err), err
 	}
-	err := writeIoctlMemory(n.PID, c, mem, out)
+	err := writeIoctlMemory(n.PID, c, mem, out, func() error { return stillWaits(l.fd, n.ID) })
 	if err != nil && out.errno == 0 {
 		out.errno = unix.EFAULT
 	}
@@ -217,13 +217,20 @@ func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out 
 }
 
 // writeIoctlMemory writes what the kernel changed, where it would have written itself.
-func writeIoctlMemory(tid uint32, c ioctlCall, before ioctlMemory, out ioctlOutcome) error {
+// Writing what a pointer leads to may take as long as a program of the container likes, so whether thread tid is still the
+// caller is asked again by check.
+func writeIoctlMemory(tid uint32, c ioctlCall, before ioctlMemory, out ioctlOutcome, check func() error) error {
 	if argumentOf(c.cmd) == argConf && before.dataAddr != 0 {
 		if err := writeMemory(tid, before.dataAddr, out.data); err != nil {
 			return err
 		}
 	} else if err := writeChanges(tid, before.dataAddr, before.data, out.data); err != nil {
 		return err
+	}
+	if before.dataAddr != 0 {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	return writeChanges(tid, c.arg, before.flat, out.flat)
 }

@@ -43,8 +43,10 @@ func (l *listener) makeIoctl(who *caller, c ioctlCall, mem ioctlMemory) (ioctlOu
 	}
 	done := make(chan answer, 1)
 	onThread(func() {
-		defer t.close()
 		out, err := t.run()
+		// Before the answer: the last one to close a file may have to wait, for SO_LINGER or for a file system that a
+		// program of the container serves. The caller waits as long, so that it cannot collect such threads.
+		t.close()
 		done <- answer{out, err}
 	})
 	select {
@@ -196,6 +198,12 @@ func (t *ioctlThread) dropCapabilities() error {
 	for i := range data {
 		word := uint32(caps >> (32 * i))
 		data[i].Effective, data[i].Permitted = word, word
+	}
+	// The owner of a user namespace has all capabilities in it, whatever its sets say; for one that root made, that is root.
+	// With the real user still root the permitted set stays, of which the caller's part is raised then. This makes the agent
+	// undumpable, as if it had been a set-user-id program; it is root's all the same.
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(t.owner.uid), ^uintptr(0)); e != 0 {
+		return fmt.Errorf("become user %d: %w", t.owner.uid, e)
 	}
 	if err := unix.Capset(&header, &data[0]); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
@@ -384,11 +392,6 @@ func (t *ioctlThread) setOwner(out ioctlOutcome) (ioctlOutcome, error) {
 	if errno != 0 {
 		out.errno = errno
 		return out, nil
-	}
-	// The kernel keeps who set it. This makes the agent undumpable, as if it had been a set-user-id program; it is root's
-	// all the same.
-	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(t.owner.uid), ^uintptr(0)); e != 0 {
-		return out, fmt.Errorf("become user %d: %w", t.owner.uid, e)
 	}
 	_, err := unix.FcntlInt(uintptr(t.file), unix.F_SETOWN, pid)
 	errors.As(err, &out.errno)

@@ -133,6 +133,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	for _, fault := range st.Policy.Faults {
 		t.row("policy fault", fault)
 	}
+	if st.Policy.CutError != "" {
+		t.row("policy cut", "forbidden connections may be alive: "+st.Policy.CutError)
+	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t

@@ -40,7 +40,7 @@ var (
 		[]string{"node", "version"}, nil)
 	policiesDesc       = prometheus.NewDesc("heddle_policies", "Policies of the network.", nil, nil)
 	policyRulesDesc    = prometheus.NewDesc("heddle_policy_rules", "Rules of all policies.", nil, nil)
-	policyHealthyDesc  = prometheus.NewDesc("heddle_policy_healthy", "1 while all that the store says of policy is understood and in force on this node.", nil, nil)
+	policyHealthyDesc  = prometheus.NewDesc("heddle_policy_healthy", "1 while all that the store says of policy is understood and in force on this node, and what it forbids is ended.", nil, nil)
 	policyRevisionDesc = prometheus.NewDesc("heddle_policy_revision", "Store revision whose policy is in force on this node.", nil, nil)
 	policyUpdateDesc   = prometheus.NewDesc("heddle_policy_update_seconds", "How long the last change of policy took on this node.", nil, nil)
 	policyPairsDesc    = prometheus.NewDesc("heddle_policy_pairs", "Pairs of classes with a verdict of their own in this node's tables.", nil, nil)
@@ -178,7 +178,7 @@ func oneIf(b bool) float64 {
 func collectPolicy(p Policy, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
 	gauge(policiesDesc, float64(p.Policies))
 	gauge(policyRulesDesc, float64(p.Rules))
-	gauge(policyHealthyDesc, oneIf(p.Error == "" && len(p.Faults) == 0))
+	gauge(policyHealthyDesc, oneIf(p.Error == "" && p.CutError == "" && len(p.Faults) == 0))
 	gauge(policyRevisionDesc, float64(p.Revision))
 	gauge(policyUpdateDesc, p.Took.Seconds())
 	gauge(policyPairsDesc, float64(p.Pairs))

@@ -36,6 +36,8 @@ type Policy struct {
 	Faults []string `json:"faults,omitempty"`
 	// Error is why what the store says is not in force; the tables before are.
 	Error string `json:"error,omitempty"`
+	// CutError is why connections that the policy in force forbids may be alive. They are tried again every second.
+	CutError string `json:"cut_error,omitempty"`
 }
 
 // PolicyDocuments are a network's policies and described namespaces, sorted by name.

@@ -71,6 +71,9 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	if err != nil {
 		return fmt.Errorf("apply policy: %w", err)
 	}
+	if err := d.fitsTwice(); err != nil {
+		return fmt.Errorf("apply policy: %w", err)
+	}
 	next := 1 - p.side
 	if err := d.writeSide(change, next); err != nil {
 		return fmt.Errorf("apply policy: %w", err)
@@ -92,6 +95,26 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	p.side = next
 	if err := d.deletePortSets(stale, change.Reset); err != nil {
 		return fmt.Errorf("apply policy: %w", err)
+	}
+	return nil
+}
+
+// fitsTwice gives an error if the maps do not hold both copies of what is noted: a first copy that fits alone must not
+// come into force.
+func (d *Datapath) fitsTwice() error {
+	p := &d.policy
+	for _, table := range []struct {
+		of   *ebpf.Map
+		size int
+		what string
+	}{
+		{d.objs.ClassByAddr, len(p.addrs), "addresses"},
+		{d.objs.ClassByPrefix, len(p.prefixes), "prefixes"},
+		{d.objs.VerdictByPair, len(p.pairs), "pairs of classes"},
+	} {
+		if limit := int(table.of.MaxEntries() / 2); table.size > limit {
+			return fmt.Errorf("%d %s: the tables hold %d", table.size, table.what, limit)
+		}
 	}
 	return nil
 }
@@ -128,23 +151,35 @@ func (d *Datapath) awaitPrograms() error {
 	return nil
 }
 
-// forgetPolicy begins anew: nothing is known of the tables but the numbers of port sets in use.
+// forgetPolicy begins anew: nothing is known of the tables but the numbers of port sets in use. It removes what failed
+// changes and earlier processes left, first of all: else every failure would leave its port sets, until none fits.
 func (d *Datapath) forgetPolicy() error {
 	p := &d.policy
 	p.addrs, p.prefixes = make(map[netip.Addr]struct{}), make(map[netip.Prefix]struct{})
 	p.pairs, p.sets, p.byID = make(map[model.ClassPair]uint32), make(map[string]uint32), make(map[uint32]*portSet)
+	// The other side first: no pair may name a port set that is gone.
+	if err := d.clearSide(1 - p.side); err != nil {
+		return err
+	}
+	inForce := make(map[uint32]struct{})
 	var (
-		key     heddlePortRangeKey
-		verdict uint32
+		pair    heddlePairKey
+		verdict heddlePairVerdict
 	)
-	it := d.objs.VerdictByPort.Iterate()
-	for it.Next(&key, &verdict) {
-		p.lastID = max(p.lastID, key.Ports)
+	it := d.objs.VerdictByPair.Iterate()
+	for it.Next(&pair, &verdict) {
+		if pair.Side == p.side {
+			inForce[verdict.Ports] = struct{}{}
+		}
 	}
 	if err := it.Err(); err != nil {
-		return fmt.Errorf("list ports: %w", err)
+		return fmt.Errorf("list pairs: %w", err)
 	}
-	return nil
+	return deleteWhere(d.objs.VerdictByPort, func(k *heddlePortRangeKey, _ *uint32) bool {
+		p.lastID = max(p.lastID, k.Ports)
+		_, used := inForce[k.Ports]
+		return !used
+	})
 }
 
 // notePolicy brings what is known to what it will be after change, writes the port sets that are new, and gives those
@@ -355,7 +390,7 @@ func deleteWhere[K, V any](m *ebpf.Map, stale func(*K, *V) bool) error {
 // CutForbidden ends every connection of this node's endpoints that the policy in force forbids, and no others, and
 // says how many: the programs at both ends see ECONNABORTED or a reset. It must run in the node's network namespace,
 // after ApplyPolicy. It sees the connections of intercepted processes; CutForbiddenPlain those of others. On an
-// error some were not ended: a kernel before Linux 6.5 cannot.
+// error some may be alive: a kernel before Linux 6.5 cannot end them.
 func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.Cut) }
 
 // CutForbiddenPlain is CutForbidden for the processes of one container that are not intercepted. It must run in the
@@ -374,15 +409,32 @@ func cutWith(program *ebpf.Program) (cut int, err error) {
 		return 0, fmt.Errorf("cut connections: open socket iterator: %w", err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	results, err := io.ReadAll(r)
-	if err != nil {
-		return 0, fmt.Errorf("cut connections: read socket iterator: %w", err)
-	}
+	results, err := readIterator(r)
 	for _, ended := range results {
 		cut += int(ended)
+	}
+	if err != nil {
+		return cut, fmt.Errorf("cut connections: read socket iterator: %w", err)
 	}
 	if failed := len(results) - cut; failed > 0 {
 		return cut, fmt.Errorf("cut connections: the kernel cannot end %d that policy forbids (bpf_sock_destroy: Linux 6.5)", failed)
 	}
 	return cut, nil
+}
+
+// iteratorPauses bounds how often an iterator may pause: no node has a thousand million sockets.
+const iteratorPauses = 1000
+
+// readIterator reads to the end. An iterator that has seen a million sockets, and had nothing to say of them, pauses
+// with EAGAIN, and goes on from there when it is read again. What was read before an error is given with it.
+func readIterator(r io.Reader) (all []byte, err error) {
+	for range iteratorPauses {
+		var part []byte
+		part, err = io.ReadAll(r)
+		all = append(all, part...)
+		if !errors.Is(err, unix.EAGAIN) {
+			return all, err
+		}
+	}
+	return all, err
 }

@@ -3,11 +3,15 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -298,6 +302,89 @@ func TestPolicyFull(t *testing.T) {
 	}
 	if got := steered(t, d, from, to, 80); got != model.VerdictAllow {
 		t.Errorf("%s, want allow", got)
+	}
+}
+
+// TestPolicyFailuresLeaveNothing checks that changes that fail again and again, also in a new process, do not fill the
+// map of port sets, that those in force stay, and that a change that fits comes into force then.
+func TestPolicyFailuresLeaveNothing(t *testing.T) {
+	d := loadForTest(t)
+	from, to := policyPlace(1, 2, false), policyPlace(2, 2, false)
+	tables := func(port uint16) model.PolicyTables {
+		return model.PolicyTables{
+			ByAddr: map[netip.Addr]model.ClassInfo{from: {Class: 1}, to: {Class: 2}},
+			Pairs: map[model.ClassPair]model.PairVerdict{{From: 1, To: 2}: {Default: model.VerdictDrop,
+				Ports: []model.PortVerdict{{Protocol: model.ProtocolTCP, First: port, Last: port, Verdict: model.VerdictAllow}}}},
+		}
+	}
+	check := func(open, shut uint16) {
+		t.Helper()
+		if a, b := steered(t, d, from, to, open), steered(t, d, from, to, shut); a != model.VerdictAllow || b != model.VerdictDrop {
+			t.Fatalf("port %d: %s, %d: %s; want allow and drop", open, a, shut, b)
+		}
+	}
+	if err := d.ApplyPolicy(model.PolicyChange{Reset: true, Set: tables(80)}); err != nil {
+		t.Fatal(err)
+	}
+	tooMany := tables(81)
+	tooMany.ByPrefix = map[netip.Prefix]model.ClassInfo{}
+	for i := range 65537 {
+		tooMany.ByPrefix[netip.PrefixFrom(netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)}), 32)] = model.ClassInfo{Class: 3}
+	}
+	for class := range model.Class(100) {
+		tooMany.Pairs[model.ClassPair{From: 3, To: class}] = model.PairVerdict{
+			Ports: []model.PortVerdict{{Protocol: model.ProtocolTCP, First: uint16(class), Last: 60000, Verdict: model.VerdictReject}}}
+	}
+	first := 0
+	for try := range 3 {
+		if try == 2 {
+			d.policy = policyTables{} // as after a restart
+		}
+		if err := d.ApplyPolicy(model.PolicyChange{Reset: true, Set: tooMany}); err == nil {
+			t.Fatal("more prefixes than the map holds were applied")
+		}
+		check(80, 81)
+		ranges := 0
+		if err := deleteWhere(d.objs.VerdictByPort, func(*heddlePortRangeKey, *uint32) bool { ranges++; return false }); err != nil {
+			t.Fatal(err)
+		}
+		if try == 0 {
+			first = ranges
+		}
+		if ranges != first {
+			t.Fatalf("%d port prefixes after failure %d, %d after the first", ranges, try+1, first)
+		}
+	}
+	if err := d.ApplyPolicy(model.PolicyChange{Reset: true, Set: tables(82)}); err != nil {
+		t.Fatal(err)
+	}
+	check(82, 80)
+	checkPolicySize(t, d, tables(82))
+}
+
+// pausing is an iterator that gives one byte a read, each after EAGAIN.
+type pausing struct{ reads, left int }
+
+func (p *pausing) Read(b []byte) (int, error) {
+	p.reads++
+	switch {
+	case p.reads%2 == 1:
+		return 0, &os.PathError{Op: "read", Path: "bpf_iter", Err: unix.EAGAIN}
+	case p.left == 0:
+		return 0, io.EOF
+	}
+	p.left--
+	b[0] = 1
+	return 1, nil
+}
+
+// TestReadIterator checks that an iterator that pauses is read to its end, and one that never ends is given up.
+func TestReadIterator(t *testing.T) {
+	if all, err := readIterator(&pausing{left: 3}); err != nil || len(all) != 3 {
+		t.Errorf("read %v, %v; want 3 bytes", all, err)
+	}
+	if _, err := readIterator(&pausing{left: 1 << 20}); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("an iterator that pauses for ever: %v, want EAGAIN", err)
 	}
 }
 

@@ -44,6 +44,8 @@ type enforcer struct {
 	local    []netip.Addr
 	inForce  bool // the tables in the kernel are the compiler's
 	cutAgain bool // connections that are forbidden may be alive
+	cutErr   error
+	recut    chan struct{} // says that a cut failed and must be tried again
 
 	plain plainCut
 
@@ -54,7 +56,7 @@ type enforcer struct {
 
 func newEnforcer(datapath verdicts, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
 	return &enforcer{datapath: datapath, log: log, self: self, pool: pool, prefix6: prefix6,
-		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint)}
+		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), recut: make(chan struct{}, 1)}
 }
 
 // follow brings the tables to a state of the store and the addresses that are local to this node.
@@ -104,7 +106,9 @@ func (e *enforcer) remove(id model.EndpointID) error {
 	return e.enforce()
 }
 
-// enforce compiles, applies what has changed, and ends the connections that are forbidden now. The caller holds change.
+// enforce compiles, applies what has changed, and ends the connections that are forbidden now. An error means that the
+// tables are not in force. Connections that could not be ended are none: new ones are decided right, and one that the
+// kernel cannot end must not keep containers from starting. The caller holds change.
 func (e *enforcer) enforce() (err error) {
 	began := time.Now()
 	state := e.world()
@@ -124,11 +128,28 @@ func (e *enforcer) enforce() (err error) {
 	if !e.cutAgain {
 		return nil
 	}
+	e.cut()
+	return nil
+}
+
+// cut ends the connections that are forbidden. When it fails, it says so in the log, once for each reason, and asks for
+// another try. The caller holds change.
+func (e *enforcer) cut() {
 	cut, err := e.datapath.CutForbidden()
 	e.noteCut(cut)
 	e.cutPlain()
-	e.cutAgain = err != nil
-	return err
+	before := e.cutErr
+	e.cutAgain, e.cutErr = err != nil, err
+	if err == nil {
+		return
+	}
+	if before == nil || before.Error() != err.Error() {
+		e.log.Warn("policy: connections that are forbidden now may be alive; will try again", "err", err)
+	}
+	select {
+	case e.recut <- struct{}{}:
+	default: // it is asked for
+	}
 }
 
 func empty(c model.PolicyChange) bool {
@@ -174,7 +195,10 @@ func (e *enforcer) report(state *policy.State, changed bool, took time.Duration,
 	e.state = state
 	e.status.Policies, e.status.Rules, e.status.Faults = len(state.Policies), rules, e.seen.PolicyFaults
 	e.status.Addresses, e.status.Pairs = len(tables.ByAddr)+len(tables.ByPrefix), len(tables.Pairs)
-	e.status.Error = ""
+	e.status.Error, e.status.CutError = "", ""
+	if e.cutErr != nil {
+		e.status.CutError = e.cutErr.Error()
+	}
 	if err != nil {
 		e.status.Error = err.Error()
 		return

@@ -75,8 +75,19 @@ func TestEnforcerAfterFailures(t *testing.T) {
 		t.Fatalf("after a failure: %v, %+v; want whole tables", err, f.changes[1:])
 	}
 	ep.Labels, f.fail = map[string]string{"a": "b"}, 1
-	if err := e.set(ep); err == nil {
-		t.Error("no error of the cut")
+	if err := e.set(ep); err != nil {
+		t.Errorf("a connection that could not be ended undoes an endpoint: %v", err)
+	}
+	if e.own[ep.ID].Labels["a"] != "b" {
+		t.Errorf("the endpoint is %+v, and its tables are in force", e.own[ep.ID])
+	}
+	if status, _ := e.snapshot(); status.Error != "" || status.CutError != "no iterator" {
+		t.Errorf("status %+v; want the cut's error beside tables in force", status)
+	}
+	select {
+	case <-e.recut:
+	default:
+		t.Error("nobody is asked to try the cut again")
 	}
 	if len(f.changes) != 3 || f.changes[2].Reset || f.changes[2].Set.ByAddr[ep.Addr4()].Ingress != model.VerdictReject {
 		t.Fatalf("new labels: %+v", f.changes[2:])
@@ -85,7 +96,7 @@ func TestEnforcerAfterFailures(t *testing.T) {
 	if err := e.follow(state, prefixes("172.31.0.9/32")); err != nil || f.cuts != cuts+1 {
 		t.Errorf("a cut that failed was not tried again: %v", err)
 	}
-	if status, _ := e.snapshot(); status.Error != "" || status.Policies != 1 || status.Cut != uint64(f.cuts) {
+	if status, _ := e.snapshot(); status.Error != "" || status.CutError != "" || status.Policies != 1 || status.Cut != uint64(f.cuts) {
 		t.Errorf("status %+v after %d cuts", status, f.cuts)
 	}
 }

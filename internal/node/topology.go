@@ -37,6 +37,11 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		case local = <-locals:
 			a.spreadLimits()
 		case <-retry:
+		case <-a.enforcer.recut:
+			if retry == nil {
+				retry = time.After(retryTopology)
+			}
+			continue
 		case <-ctx.Done():
 			return nil
 		}

@@ -118,9 +118,10 @@ static __always_inline int capture(struct __sk_buff *skb, const struct packet *p
 	return opening ? CAPTURE_OPENING : CAPTURE_TAKEN;
 }
 
-/* What becomes of a packet for endpoint ep that arrived at the node; taken: a node socket has it. */
+/* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start has it); taken: a
+ * node socket has it. */
 static __always_inline int towards(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
-                                   bool *taken)
+                                   __be32 sender, bool *taken)
 {
 	__u32 ifindex = ep->ifindex;
 	int found, action;
@@ -130,7 +131,7 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 	found = capture(skb, p, ep->id);
 	/* A SYN was asked about before. */
 	if (found != CAPTURE_TAKEN && !is_syn(p)) {
-		action = filter_tcp(skb, p);
+		action = filter_tcp(skb, p, sender);
 		if (action != FILTER_PASS)
 			return action;
 	}
@@ -166,10 +167,10 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	 * nodes and other nodes' containers may do. */
 	if (!ep)
 		return TC_ACT_OK;
-	action = filter_for(skb, &p, kind, false, ep);
+	action = filter_for(skb, &p, kind, 0, ep);
 	if (action != FILTER_PASS)
 		return action;
-	return kind == PACKET_TCP ? towards(skb, &p, ep, &taken) : TC_ACT_OK;
+	return kind == PACKET_TCP ? towards(skb, &p, ep, 0, &taken) : TC_ACT_OK;
 }
 
 SEC("tc")
@@ -195,8 +196,8 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
 	if (from && !(from->flags & ROUTE_NODE_ADDR))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	action = filter_tcp(skb, p);
-	return action == FILTER_PASS ? towards(skb, p, ep, &taken) : action;
+	action = filter_tcp(skb, p, 0);
+	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
@@ -267,7 +268,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (kind != PACKET_TCP && forges_overlay(skb, &p))
 		return drop(REASON_DROP_FORGED_OVERLAY);
 	peer = endpoint_at(p.ip.daddr);
-	verdict = filter_for(skb, &p, kind, true, peer);
+	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
 	if (verdict != FILTER_PASS)
 		return verdict;
 	if (kind != PACKET_TCP)
@@ -276,7 +277,7 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (verdict >= 0)
 		return verdict;
 	if (peer) {
-		verdict = towards(skb, &p, peer, &taken);
+		verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
@@ -341,7 +342,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED)
 		ours = has_node_socket(skb, &p, ep, &established);
 	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
-		action = filter_for(skb, &p, kind, false, NULL);
+		action = filter_for(skb, &p, kind, 0, NULL);
 		/* Past nftables here: what is to be answered goes by it once more. */
 		if (action != FILTER_PASS)
 			return action == TC_ACT_SHOT ? action : redeliver(skb);

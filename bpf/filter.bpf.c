@@ -128,7 +128,9 @@ static __noinline bool read_extensions(struct __sk_buff *skb, struct filter_stat
 	return false;
 }
 
-static __always_inline void start(const struct packet *p, struct filter_state *s)
+/* sender: the overlay address of the container that the packet comes out of, or 0. It is decided by that, also what has
+ * another source: none yet, or a link-local one. */
+static __always_inline void start(const struct packet *p, struct filter_state *s, __be32 sender)
 {
 	if (p->ipv6) {
 		s->flow.from = p->src6;
@@ -137,6 +139,8 @@ static __always_inline void start(const struct packet *p, struct filter_state *s
 		set_mapped(&s->flow.from, p->ip.saddr);
 		set_mapped(&s->flow.to, p->ip.daddr);
 	}
+	if (sender)
+		set_overlay(&s->flow.from, p->ipv6, sender);
 	s->flow.sport = 0;
 	s->flow.dport = 0;
 	s->flow.protocol = IPPROTO_TCP_;
@@ -321,8 +325,8 @@ static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *
 	return stop(skb, verdict);
 }
 
-/* What to do with a TCP packet by policy. */
-static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p)
+/* What to do with a TCP packet by policy. sender: as start's. */
+static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, __be32 sender)
 {
 	struct filter_state *s;
 
@@ -333,12 +337,12 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p)
 	s = filter_state();
 	if (!s)
 		return TC_ACT_SHOT;
-	start(p, s);
+	start(p, s, sender);
 	return conclude(skb, s, decide_tcp(p, s));
 }
 
-/* The same of any other IP packet. own: it comes out of a container. */
-static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p, bool own)
+/* The same of any other IP packet. */
+static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p, __be32 sender)
 {
 	struct filter_state *s;
 
@@ -349,20 +353,20 @@ static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p
 	s = filter_state();
 	if (!s)
 		return TC_ACT_SHOT;
-	start(p, s);
-	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, own));
+	start(p, s, sender);
+	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0));
 }
 
 /* The same for a packet to endpoint to (NULL: none of this node). kind is read_packet's. What is for an intercepted one
  * is asked about when it is known which socket it is for, unless it opens a connection. */
-static __always_inline int filter_for(struct __sk_buff *skb, const struct packet *p, int kind, bool own,
+static __always_inline int filter_for(struct __sk_buff *skb, const struct packet *p, int kind, __be32 sender,
                                       const struct endpoint *to)
 {
 	if (kind != PACKET_TCP)
-		return filter_other(skb, p, own);
+		return filter_other(skb, p, sender);
 	if (!is_syn(p) && to && to->flags & ENDPOINT_INTERCEPTED)
 		return FILTER_PASS;
-	return filter_tcp(skb, p);
+	return filter_tcp(skb, p, sender);
 }
 
 /* Remembers who opened a connection that the relay hands on. */

@@ -217,6 +217,29 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		tag->path = PATH_OVERLAY;
 }
 
+static __always_inline void remote_of(struct bpf_sock_ops *ops, struct address *remote)
+{
+	if (on_ipv6(ops)) {
+		remote->word[0] = ops->remote_ip6[0];
+		remote->word[1] = ops->remote_ip6[1];
+		remote->word[2] = ops->remote_ip6[2];
+		remote->word[3] = ops->remote_ip6[3];
+	} else {
+		set_mapped(remote, ops->remote_ip4);
+	}
+}
+
+/* The tables may have changed since the SYN, and the cut have passed while there was but a request. From here on the
+ * cut sees the socket; what it would end must not come to be. */
+static __noinline bool accept_forbidden(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	struct address remote;
+
+	remote_of(ops, &remote);
+	return decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16 | (__u16)ops->local_port) !=
+	       VERDICT_ALLOW;
+}
+
 static __always_inline void established_passive(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -243,6 +266,8 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 		accept_direct(tag, &flow);
 	else if (protects(PROTECT_UNKNOWN_PEER))
 		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
+	if (has_policy() && accept_forbidden(ops, tag))
+		cut_accepted(ops, tag, REASON_REFUSE_POLICY_LATE);
 	if (!allowed)
 		cut_accepted(ops, tag, REASON_CUT_SOCKET_QUOTA);
 }
@@ -278,14 +303,7 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	__u32 mark = config_drop_mark;
 	struct address remote;
 
-	if (on_ipv6(ops)) {
-		remote.word[0] = ops->remote_ip6[0];
-		remote.word[1] = ops->remote_ip6[1];
-		remote.word[2] = ops->remote_ip6[2];
-		remote.word[3] = ops->remote_ip6[3];
-	} else {
-		set_mapped(&remote, ops->remote_ip4);
-	}
+	remote_of(ops, &remote);
 	if (decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16) == VERDICT_ALLOW)
 		return false;
 	if (bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))

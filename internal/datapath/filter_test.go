@@ -391,6 +391,30 @@ func TestFilterHandshake(t *testing.T) {
 	})
 }
 
+// TestFilterSender checks that what a container sends from no address yet, or from its link-local one, is decided as its
+// own: the node is no exception. Neighbours of the link are asked all the same.
+func TestFilterSender(t *testing.T) {
+	d := loadFilter(t)
+	own, node := policyPlace(2, 2, false), policyPlace(2, 1, false)
+	node6 := policyPlace(2, 1, true)
+	unspecified, local := netip.IPv6Unspecified(), netip.MustParseAddr("fe80::48:43ff:fe00:5")
+	apply(t, d, twoWays(own, node, only(model.VerdictDrop, model.ProtocolUDP, 53), model.PairVerdict{}))
+	out := d.objs.FromEndpoint
+	for from, to := range map[netip.Addr]netip.Addr{netip.IPv4Unspecified(): node, unspecified: node6, local: node6} {
+		follow(t, d, []step{
+			{from.String() + ", allowed", out, ip(from, to, 17, datagram(4000, 53)), allowed},
+			{from.String() + ", forbidden", out, ip(from, to, 17, datagram(4000, 54)), "drop"},
+			{from.String() + ", SYN", out, ip(from, to, 6, segment(4000, 80, tcpSYN)), "drop"},
+			{from.String() + ", data", out, ip(from, to, 6, segment(4000, 80, tcpACK)), "drop"},
+		})
+	}
+	for _, from := range []netip.Addr{unspecified, local} {
+		solicit := ip(from, node6, 58, icmp(135, 0, make([]byte, 16)))
+		solicit[14+7] = 255
+		follow(t, d, []step{{from.String() + ", neighbours", out, solicit, allowed}})
+	}
+}
+
 // TestFilterOutside checks SYNs that reach an overlay address by the underlay's device.
 func TestFilterOutside(t *testing.T) {
 	d := loadFilter(t)

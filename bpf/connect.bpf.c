@@ -485,6 +485,8 @@ int connect4(struct bpf_sock_addr *ctx)
 	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	if (!count_reused(tag))
+		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
 	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
 }
 
@@ -501,6 +503,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	ep = tagged_endpoint(tag);
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	if (!count_reused(tag))
+		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
 	dst.word[0] = ctx->user_ip6[0];
 	dst.word[1] = ctx->user_ip6[1];
 	dst.word[2] = ctx->user_ip6[2];

@@ -35,6 +35,7 @@
 #define EACCES_        13
 #define ENODEV_        19
 #define EINVAL_        22
+#define ENFILE_        23
 #define ENOPROTOOPT_   92
 #define EADDRINUSE_    98
 #define EADDRNOTAVAIL_ 99

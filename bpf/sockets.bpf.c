@@ -8,15 +8,28 @@
 #define HEDDLE_COUNT_SOCKET 1
 #define EDQUOT_             122
 
+/* The counter of the socket's endpoint; NULL if that is gone, also if another has its id by now: who lives on after
+ * the endpoint must not change what a later one is charged. Not tagged_endpoint, so that it holds without
+ * PROTECT_INCARNATION. */
+static __always_inline __u64 *counter_of(const struct sock_tag *tag)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+
+	if (!ep || ep->incarnation != tag->incarnation)
+		return NULL;
+	return bpf_map_lookup_elem(&sockets_by_endpoint, &tag->endpoint_id);
+}
+
 /* Counts a socket. False: its endpoint has more than it may. It is counted all the same. */
 static __always_inline bool count_socket(struct sock_tag *tag)
 {
-	__u64 *open = bpf_map_lookup_elem(&sockets_by_endpoint, &tag->endpoint_id);
+	__u64 *open = counter_of(tag);
 
 	if (!open)
 		return true; /* the endpoint is gone; other programs refuse what is new */
 	tag->flags |= TAG_COUNTED;
-	return __sync_fetch_and_add(open, 1) < config_endpoint_sockets || !protects(PROTECT_SOCKET_QUOTA);
+	return (__s64)__sync_fetch_and_add(open, 1) < (__s64)config_endpoint_sockets ||
+	       !protects(PROTECT_SOCKET_QUOTA);
 }
 
 static __always_inline void uncount_socket(struct sock_tag *tag)
@@ -26,9 +39,21 @@ static __always_inline void uncount_socket(struct sock_tag *tag)
 	if (!(tag->flags & TAG_COUNTED))
 		return;
 	tag->flags &= ~TAG_COUNTED;
-	open = bpf_map_lookup_elem(&sockets_by_endpoint, &tag->endpoint_id);
-	if (open)
-		__sync_fetch_and_add(open, -1);
+	open = counter_of(tag);
+	/* Below 0, for a moment only, is as 0 (count_socket). */
+	if (open && (__s64)__sync_fetch_and_add(open, -1) <= 0)
+		__sync_fetch_and_add(open, 1);
+}
+
+/* Counts a socket that a program holds uncounted and puts to use: accept() hands out a connection that ended before
+ * (uncount_unaccepted), and connect(AF_UNSPEC) makes a socket of it again. False: its endpoint has as many as it may,
+ * and it is not counted. */
+static __always_inline bool count_reused(struct sock_tag *tag)
+{
+	if (tag->flags & TAG_COUNTED || !protects(PROTECT_SOCKET_QUOTA) || count_socket(tag))
+		return true;
+	uncount_socket(tag);
+	return false;
 }
 
 /* The agent's request. A program that makes it of a socket it has is told that there is no such option. */
@@ -48,7 +73,9 @@ static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag
 	return 1;
 }
 
-/* A connection that nobody accepted ends: no program will close it. */
+/* A connection that nobody accepted ends: no program will close it; if one accepts it still, it is counted when it is
+ * put to use (count_reused). A child that its listener takes along before it is established was never counted: its
+ * TAG_COUNTED is the listener's, and it lacks TAG_ACCEPTED. */
 static __always_inline void uncount_unaccepted(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *sk = ops->sk;
@@ -59,6 +86,6 @@ static __always_inline void uncount_unaccepted(struct bpf_sock_ops *ops)
 		return;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 	tcp = bpf_skc_to_tcp_sock(sk);
-	if (tag && tcp && !((struct sock *)tcp)->sk_socket)
+	if (tag && tag->flags & TAG_ACCEPTED && tcp && !((struct sock *)tcp)->sk_socket)
 		uncount_socket(tag);
 }

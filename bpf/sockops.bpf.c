@@ -347,6 +347,10 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
+	tag->flags &= ~TAG_ACCEPTED; /* a mark of its connections that are established (uncount_unaccepted) */
+	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
+	if (!(tag->flags & TAG_COUNTED))
+		count_socket(tag);
 	tag->path = PATH_LISTEN;
 	set_claim_flag(tag, CLAIM_LISTENS, true);
 	/* listen() without bind(): the kernel chose a port of the wildcard, which here is the node's. Tied

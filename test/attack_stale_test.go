@@ -67,6 +67,13 @@ func TestStaleEndpoint(t *testing.T) {
 	target := address(t, "heddle", "n1/c1")
 	attacker.expect(`"ENETDOWN"`, `error_of(kept[0].connect, (%q, %d))`, target, port)
 	attacker.expect(`"ENETDOWN"`, `error_of(kept[1].bind, ("0.0.0.0", %d))`, port)
+	// Nor do they change what the other one is charged.
+	tenant := startPeer(t, "heddle", "n2/c2")
+	tenant.must(`own = [tcp(4) for _ in range(2)]`)
+	attacker.must(`[s.close() for s in kept[:2]]`)
+	if n := socketsOf(t, "n2/c2"); n != 2 {
+		t.Errorf("the endpoint has 2 sockets, and %d are counted", n)
+	}
 	weak.without(t, model.ProtectIncarnation)
 	attacker.expect(`"ok"`, `error_of(kept[2].connect, (%q, %d))`, target, port)
 	attacker.expect(`"ok"`, `error_of(kept[3].bind, ("0.0.0.0", %d))`, port)

@@ -78,7 +78,7 @@ var Reasons = []ReasonInfo{
 	{46, "drop_policy_dropped", KindDrop, "packet that policy drops"},
 	{47, "drop_undecidable", KindDrop, "packet whose protocol or ports cannot be read while there is policy: a fragment without the first one, too many extension headers"},
 	{48, "drop_not_remembered", KindDrop, "SYN that the kernel's table of new connections had no room for at that moment: the sender sends it again"},
-	{49, "refuse_socket_quota", KindRefusal, "socket() of an endpoint that has as many sockets as it may (ENFILE)"},
+	{49, "refuse_socket_quota", KindRefusal, "socket(), or connect() of an accepted socket that was dead, of an endpoint that has as many sockets as it may (ENFILE)"},
 	{50, "cut_socket_quota", KindCut, "accepted connection ended because its endpoint has as many sockets as it may"},
 }
 

@@ -131,11 +131,11 @@ func (w *worker) ask(q Request) (Reply, error) {
 	return r, nil
 }
 
-// Ports of programs: below the ephemeral ports, above Heddle's direct ones. One is used again only after all the
+// Ports of programs: below the ephemeral ports, above Heddle's direct ones and those of the other lab tests. One is used again only after all the
 // others were, when the connections of its last program have left TIME_WAIT; a run starts anywhere, because of those of
 // the run before.
 const (
-	firstPort, lastPort = 17600, 32700
+	firstPort, lastPort = 22000, 32700
 	firstLow, lastLow   = 200, 1023 // above those of the machine's services
 )
 

@@ -127,7 +127,7 @@ enum sock_tag_options {
 	OPTION_RECVERR4 = 1 << 1,      /* IP_RECVERR */
 	OPTION_RECVERR6 = 1 << 2,      /* IPV6_RECVERR */
 	OPTION_PKTINFO = 1 << 3,       /* IP_PKTINFO */
-	OPTION_SAVE_SYN = 1 << 4,      /* TCP_SAVE_SYN, a value of two bits; the kernel's own is Heddle's */
+	OPTION_SAVE_SYN = 1 << 4,      /* TCP_SAVE_SYN, a value of two bits; the kernel's own is never set */
 	OPTION_FASTOPEN = 1 << 6,      /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
 	OPTION_MPTCP = 1 << 7,         /* the program asked for IPPROTO_MPTCP */
 	OPTION_PKTINFO6 = 1 << 9,      /* IPV6_RECVPKTINFO */

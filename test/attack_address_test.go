@@ -61,7 +61,7 @@ func forgeSYN(t *testing.T) string {
 	}
 	dropped, arrived := counts()
 	attacker.must(`forge(syn(%q, %d, %q, %d, heddle_option(%d, %q, %q, %d)), %q)`, own, freePort(), target,
-		model.DefaultDirectPorts.First+3, networkID(t), other, address(t, "heddle", "n2/c1"), freePort(), target)
+		model.DefaultDirectPorts.First+3, labNetwork(t).ID, other, address(t, "heddle", "n2/c1"), freePort(), target)
 	var got string
 	eventually(t, "the forged SYN to be dropped, or to arrive", func() (bool, string) {
 		d, a := counts()

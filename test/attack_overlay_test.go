@@ -1,7 +1,6 @@
 package test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -51,7 +50,7 @@ func strangerSends(t *testing.T) string {
 	own[3] = 250
 	return cameOrDropped(t, server, "n2", "drop_overlay_stranger", func() {
 		stranger.must(`forge(udp(%q, 40000, %q, 4789, vxlan(%d, %q, udp(%q, 5, %q, %d, b"forged"))), %q)`, netip.AddrFrom4(own).String(), n2,
-			networkVNI(t), n2, address(t, "overlay", "n1/c1"), target, port, n2)
+			labNetwork(t).VNI, n2, address(t, "overlay", "n1/c1"), target, port, n2)
 	})
 }
 
@@ -61,7 +60,7 @@ func nodeSpoofs(t *testing.T) string {
 	host, n1, n2 := forger(t, startPeer(t, "host", "n1/c1")), address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
 	return cameOrDropped(t, server, "n2", "drop_overlay_source", func() {
 		host.must(`forge(udp(%q, 40000, %q, 4789, vxlan(%d, %q, udp("192.0.2.77", 5, %q, %d, b"forged"))), %q)`, n1, n2,
-			networkVNI(t), n2, address(t, "overlay", "n2/c1"), port, n2)
+			labNetwork(t).VNI, n2, address(t, "overlay", "n2/c1"), port, n2)
 	})
 }
 
@@ -93,17 +92,6 @@ func floodNeighbours(t *testing.T) (gained string) {
 	return gained
 }
 
-// networkVNI is the VXLAN network identifier of the lab's overlay.
-func networkVNI(t testing.TB) int {
-	t.Helper()
-	var status []struct{ Network struct{ VNI int } }
-	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("%v: %s", err, raw)
-	}
-	return status[0].Network.VNI
-}
-
 // gatewayMAC is the hardware address of the node as a container's neighbour table has it.
 func gatewayMAC(t testing.TB, p *peer) string {
 	t.Helper()
@@ -124,7 +112,7 @@ func TestForgedOverlay(t *testing.T) {
 	server.must(`l.setblocking(False)`)
 	server.must(`import socket as u`)
 	server.must(`d = u.socket(u.AF_INET, u.SOCK_DGRAM); d.bind(("0.0.0.0", %d)); d.setblocking(False)`, port)
-	vni := networkVNI(t)
+	vni := labNetwork(t).VNI
 	c1, victim := address(t, "heddle", "n1/c1"), address(t, "heddle", "n2/c1")
 	other := address(t, "heddle", "n2/c2")
 	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
@@ -181,7 +169,7 @@ func TestForgedOverlay(t *testing.T) {
 	t.Run("SYN option in the overlay", func(t *testing.T) {
 		// Steering is for the underlay's device: here nothing listens at the direct port.
 		before := counters(t, "n2")
-		option := fmt.Sprintf("heddle_option(%d, %q, %q, %d)", networkID(t), c1, victim, port)
+		option := fmt.Sprintf("heddle_option(%d, %q, %q, %d)", labNetwork(t).ID, c1, victim, port)
 		host.in(t).must("%s", send(over(n1, vni, fmt.Sprintf("syn(%q, 33333, %q, %d, %s)", c1, n2, direct, option))))
 		host.in(t).must("%s", send(over(n1, vni, inside(c1))))
 		server.in(t).must(`d.recv(1000)`) // what came behind it has come
@@ -202,7 +190,7 @@ func TestForgedOverlay(t *testing.T) {
 
 // TestStrangersOnOtherDevices: what the program of the underlay device does not see, the packet filter does.
 func TestStrangersOnOtherDevices(t *testing.T) {
-	n2, vni := address(t, "host", "n2/c1"), networkVNI(t)
+	n2, vni := address(t, "host", "n2/c1"), labNetwork(t).VNI
 	host := forger(t, startPeer(t, "host", "n2/c1"))
 	before := counters(t, "n2")["drop_overlay_stranger"]
 	// By lo, and from the node's own address, which no other node has.

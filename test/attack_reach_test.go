@@ -32,7 +32,7 @@ func strangerSYN(t *testing.T) string {
 	}
 	dropped, taken := counts()
 	stranger.must(`forge(syn(%q, %d, %q, %d, heddle_option(%d, %q, %q, %d)), %q)`, netip.AddrFrom4(a), freePort(), node,
-		model.DefaultDirectPorts.First+7, networkID(t), address(t, "heddle", "n1/c1"), victim, freePort(), node)
+		model.DefaultDirectPorts.First+7, labNetwork(t).ID, address(t, "heddle", "n1/c1"), victim, freePort(), node)
 	var got string
 	eventually(t, "the SYN to be dropped or taken", func() (bool, string) {
 		d, n := counts()

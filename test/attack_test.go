@@ -22,15 +22,17 @@ func forger(t testing.TB, p *peer) *peer {
 	return p
 }
 
-// networkID is the id of the lab's network.
-func networkID(t testing.TB) int {
+// network has the numbers of the lab's network: its id, and the VXLAN network identifier of its overlay.
+type network struct{ ID, VNI int }
+
+func labNetwork(t testing.TB) network {
 	t.Helper()
-	var status []struct{ Network struct{ ID int } }
+	var status []struct{ Network network }
 	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
 		t.Fatalf("%v: %s", err, raw)
 	}
-	return status[0].Network.ID
+	return status[0].Network
 }
 
 // TestForgedPackets sends what no node or container may send, and expects each to be dropped under its
@@ -40,7 +42,7 @@ func TestForgedPackets(t *testing.T) {
 	port := freePort()
 	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
 	server.must(`l.setblocking(False)`)
-	id := networkID(t)
+	id := labNetwork(t).ID
 	c1, c2, victim := address(t, "heddle", "n1/c1"), address(t, "heddle", "n1/c2"), address(t, "heddle", "n2/c1")
 	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
 	outside := netip.MustParseAddr(n1).As4()

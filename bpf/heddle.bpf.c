@@ -32,7 +32,9 @@
 #include "limit.bpf.c"
 #include "names.bpf.c"
 #include "hidden.h"
-#include "sockopt.bpf.c"
+#include "sockopt.h"
+#include "setsockopt.bpf.c"
+#include "getsockopt.bpf.c"
 #include "list.bpf.c"
 #include "cut.bpf.c"
 

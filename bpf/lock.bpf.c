@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* A second lock, on security hooks, where the kernel has BPF LSM: what a program in another network namespace may not
- * do with a node's socket, it may not do even if the first lock is gone (the cgroup's hook of sockopt.bpf.c, the filter
+ * do with a node's socket, it may not do even if the first lock is gone (the cgroup's hook of setsockopt.bpf.c, the filter
  * of internal/runtime). An object of its own, since most kernels load no such programs and the others must load there.
  *
  * A security hook runs before the cgroup's and knows no values, so here is only what the first lock refuses whatever

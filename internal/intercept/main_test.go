@@ -1,0 +1,282 @@
+package intercept
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+)
+
+// testEndpoint's sockets carry its id as SO_PRIORITY, which needs no privilege up to 6.
+const (
+	testEndpoint = model.EndpointID(5)
+	testName     = "n1/c1"
+)
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		if err := childMain(name); err != nil {
+			fmt.Fprintln(os.Stderr, name+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// testMaker makes sockets that carry their endpoint's id as SO_PRIORITY. Its fields are set before use.
+type testMaker struct {
+	gate    chan struct{} // if set, MakeSocket waits until it is closed
+	entered func()        // called at the start of MakeSocket
+	err     atomic.Pointer[error]
+	calls   atomic.Int64
+	quota   *atomic.Int64 // sockets that may be given; nil: any number
+}
+
+func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
+	m.calls.Add(1)
+	if m.entered != nil {
+		m.entered()
+	}
+	if m.gate != nil {
+		<-m.gate
+	}
+	if err := m.err.Load(); err != nil {
+		return -1, *err
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, os.NewSyscallError("socket", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY, int(ep)); err != nil {
+		closeFD(fd)
+		return -1, os.NewSyscallError("setsockopt", err)
+	}
+	return fd, nil
+}
+
+// Admit gives the number of sockets that quota leaves, if it is set.
+func (m *testMaker) Admit(int) error {
+	if m.quota != nil && m.quota.Add(-1) < 0 {
+		return ErrQuota
+	}
+	return nil
+}
+
+// SetMPTCP shows as SO_KEEPALIVE.
+func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
+	value := 0
+	if on {
+		value = 1
+	}
+	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, value))
+}
+
+func testConfig(socket, holder string, m SocketMaker) Config {
+	c := Config{SocketPath: socket, Maker: m, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
+			if metadata != testName {
+				return 0, fmt.Errorf("no endpoint %q", metadata)
+			}
+			return testEndpoint, nil
+		},
+		NetnsOf: func(model.EndpointID) (uint64, bool) { return testNetns, true }}
+	if holder != "" {
+		c.Parker = park.NewClient(holder)
+	}
+	return c
+}
+
+// serve runs a server until the test ends or stop is called.
+func serve(t testing.TB, c Config) (s *Server, stop func()) {
+	t.Helper()
+	s, err := Listen(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(context.Background()) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		s.Close()
+		if err := <-done; err != nil {
+			t.Errorf("Serve: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return s, stop
+}
+
+// child is a trapped program under test.
+type child struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+	fd  int // its listener, until handed over
+}
+
+// startChild starts a trapped program whose listener nobody reads yet. attr may be nil.
+func startChild(t testing.TB, attr *syscall.SysProcAttr, env ...string) *child {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "child end")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), append(env, childEnv+"=trapped")...)
+	cmd.Stderr, cmd.ExtraFiles, cmd.SysProcAttr = os.Stderr, []*os.File{theirs}, attr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	theirs.Close()
+	c := &child{t: t, cmd: cmd, in: in, out: bufio.NewReader(out), fd: -1}
+	t.Cleanup(c.kill)
+	oob := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	closeFD(pair[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fds, err := descriptors(oob[:n]); err == nil && len(fds) == 1 {
+		c.fd = fds[0]
+	}
+	return c
+}
+
+func startChildPlain(t testing.TB) *child { return startChild(t, nil, "HEDDLE_NO_FILTER=1") }
+
+// kill ends the child and reaps it.
+func (c *child) kill() {
+	if c.fd >= 0 {
+		closeFD(c.fd)
+		c.fd = -1
+	}
+	if c.cmd.ProcessState == nil {
+		_ = c.cmd.Process.Kill()
+		_ = c.cmd.Wait()
+	}
+}
+
+// handOver does what a runtime does with the listener.
+func (c *child) handOver(path, metadata string) {
+	c.t.Helper()
+	state := specs.ContainerProcessState{Version: specs.Version, Fds: []string{specs.SeccompFdName},
+		Pid: c.cmd.Process.Pid, Metadata: metadata,
+		State: specs.State{Version: specs.Version, ID: "ctr", Status: specs.StateCreating, Pid: c.cmd.Process.Pid, Bundle: "/b"}}
+	msg, err := json.Marshal(state)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	sendHandoff(c.t, path, msg, c.fd)
+	closeFD(c.fd)
+	c.fd = -1
+}
+
+func sendHandoff(t testing.TB, path string, msg []byte, fds ...int) {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix(msg, unix.UnixRights(fds...), nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tell sends a command without waiting for the answer.
+func (c *child) tell(cmd command) {
+	c.t.Helper()
+	b, err := json.Marshal(cmd)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if _, err := c.in.Write(append(b, '\n')); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// hear reads an answer. It waits at most 20 s.
+func (c *child) hear() (o outcome) {
+	c.t.Helper()
+	watchdog := time.AfterFunc(20*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer watchdog.Stop()
+	line, err := c.out.ReadBytes('\n')
+	if err != nil {
+		c.t.Fatalf("child gave no answer: %v", err)
+	}
+	if err := json.Unmarshal(line, &o); err != nil {
+		c.t.Fatal(err)
+	}
+	return o
+}
+
+func (c *child) do(cmd command) outcome {
+	c.t.Helper()
+	c.tell(cmd)
+	return c.hear()
+}
+
+func (c *child) socket(family, typ, proto int) outcome {
+	c.t.Helper()
+	return c.do(command{Op: "socket", Family: family, Type: typ, Proto: proto})
+}
+
+// tcp calls socket(family, SOCK_STREAM, 0).
+func (c *child) tcp(family int) outcome { c.t.Helper(); return c.socket(family, unix.SOCK_STREAM, 0) }
+
+// trapped starts a child and hands it to the server at path.
+func trapped(t testing.TB, path, metadata string) *child {
+	t.Helper()
+	c := startChild(t, nil)
+	c.handOver(path, metadata)
+	return c
+}
+
+func socketPath(t testing.TB) string { return filepath.Join(t.TempDir(), "s") }
+
+func needRoot(t testing.TB) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: changes the caller's user")
+	}
+}
+
+// eventually waits until f holds.
+func eventually(t testing.TB, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}

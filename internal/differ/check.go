@@ -69,15 +69,23 @@ func firstWord(s string) string {
 	return "a number"
 }
 
-// Check compares a program's traces in both modes. A difference of the first, fast run counts only if no slow run of
-// one mode sees what one of the other does. tries says how many slow runs there are.
+// Check compares a program's traces in both modes. A difference of the first, fast run counts only if Confirm sees it
+// in so many tries.
 func Check(runner Runner, p Program, tries int) (*Finding, error) {
 	overlay, heddle, err := both(runner, p, Fast)
 	if err != nil || overlay.Equal(heddle) {
 		return nil, err
 	}
+	return Confirm(runner, p, tries)
+}
+
+// Confirm has a program run slowly so many times in each mode. There is a finding only if no run of one mode sees what
+// one of the other does.
+func Confirm(runner Runner, p Program, tries int) (*Finding, error) {
+	var overlay, heddle Trace
 	var overlays, heddles []Trace
 	for range tries {
+		var err error
 		if overlay, heddle, err = both(runner, p, Slow); err != nil {
 			return nil, err
 		}

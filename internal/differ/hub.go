@@ -131,12 +131,13 @@ func (w *worker) ask(q Request) (Reply, error) {
 	return r, nil
 }
 
-// Ports of programs: below the ephemeral ports, above Heddle's direct ones and those of the other lab tests. One is used again only after all the
-// others were, when the connections of its last program have left TIME_WAIT; a run starts anywhere, because of those of
-// the run before.
+// Ports of programs: below the ephemeral ports, above Heddle's direct ones, and not those of the other lab tests
+// (20001 to 23999). One is used again only after all the others were, when most connections of its last program have left
+// TIME_WAIT; a run starts anywhere, because of those of the run before.
 const (
-	firstPort, lastPort = 22000, 32700
-	firstLow, lastLow   = 200, 1023 // above those of the machine's services
+	firstPort, lastPort     = 17600, 32700
+	firstOthers, lastOthers = 20000, 23999
+	firstLow, lastLow       = 200, 1023 // above those of the machine's services
 )
 
 // freshPorts gives the ports of a program; low says whether it has one below 1024, of which there are few.
@@ -150,10 +151,27 @@ func (h *Hub) freshPorts(low bool) map[string]int {
 		}
 	}
 	for _, name := range []string{"P1", "P2", "P3"} {
+		if h.port >= firstOthers && h.port <= lastOthers {
+			h.port = lastOthers + 1
+		}
 		ports[name] = h.port
 		if h.port++; h.port > lastPort {
 			h.port = firstPort
 		}
 	}
 	return ports
+}
+
+// unusedPorts gives the ports of a program that none of the sockets in use has, TIME_WAIT included.
+func (h *Hub) unusedPorts(low bool, inUse map[int]bool) (map[string]int, error) {
+	for range lastPort - firstPort {
+		ports, used := h.freshPorts(low), false
+		for _, port := range ports {
+			used = used || inUse[port]
+		}
+		if !used {
+			return ports, nil
+		}
+	}
+	return nil, errors.New("every port has a socket")
 }

@@ -15,6 +15,9 @@ type Lab struct {
 	Spare Addrs            // of the containers' network, and nobody's
 	// Gateway is the overlay address of the node of actor a.
 	Gateway Addrs
+	// InUse gives the local ports of all the places' sockets. Slow runs avoid them: what the connection of an earlier
+	// program left is no difference between the modes.
+	InUse func() (map[int]bool, error)
 }
 
 // Addrs are addresses of one host. Without V6 the IPv6 form is the v4-mapped one.
@@ -60,7 +63,11 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	if err := p.Check(); err != nil {
 		return Trace{}, err
 	}
-	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, seen: map[string]map[string]string{}, told: map[string]bool{}, ports: l.Hub.freshPorts(p.hasLowPort())}
+	r := &run{lab: l, program: p, pace: pace, workers: map[string]*worker{}, seen: map[string]map[string]string{}, told: map[string]bool{}}
+	var err error
+	if r.ports, err = l.ports(p, pace); err != nil {
+		return Trace{}, err
+	}
 	r.hosts = map[string]Addrs{"a": l.Addrs[p.A], "b": l.Addrs[p.B], "any": {"0.0.0.0", "::"}, "lo": {"127.0.0.1", "::1"}, "lo5": {V4: "127.0.0.5"},
 		"nobody": l.Spare, "gateway": l.Gateway, "broadcast": {V4: "255.255.255.255"}, "multicast": {V4: "224.0.0.5"}}
 	for _, actor := range []string{"a", "b"} {
@@ -86,6 +93,18 @@ func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	}
 	r.trace.normalise(r.hosts, r.ports)
 	return r.trace, nil
+}
+
+// ports gives a program its ports.
+func (l Lab) ports(p Program, pace Pace) (map[string]int, error) {
+	if pace == Fast || l.InUse == nil {
+		return l.Hub.freshPorts(p.hasLowPort()), nil
+	}
+	inUse, err := l.InUse()
+	if err != nil {
+		return nil, fmt.Errorf("look for ports in use: %w", err)
+	}
+	return l.Hub.unusedPorts(p.hasLowPort(), inUse)
 }
 
 // ask has an actor carry out a step, and notes what it sees at its sockets afterwards.

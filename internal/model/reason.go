@@ -72,7 +72,7 @@ var Reasons = []ReasonInfo{
 	{40, "refuse_store", KindRefusal, "packet of a container to the port of the nodes' store (RST)"},
 	{41, "refuse_policy_rejected", KindRefusal, "connect that policy rejects (ECONNREFUSED)"},
 	{42, "refuse_policy_dropped", KindRefusal, "connect that policy leaves without an answer (ETIMEDOUT)"},
-	{43, "refuse_policy_late", KindRefusal, "connect that a policy forbids which changed while it was being made (ETIMEDOUT)"},
+	{43, "refuse_policy_late", KindRefusal, "connection that a policy forbids which changed while it was being made or accepted (ETIMEDOUT)"},
 	{44, "cut_policy", KindCut, "live connection ended because a changed policy forbids it (ECONNABORTED)"},
 	{45, "drop_policy_rejected", KindDrop, "packet that policy rejects; its sender is answered by a RST or an ICMP error"},
 	{46, "drop_policy_dropped", KindDrop, "packet that policy drops"},

@@ -373,7 +373,7 @@ func (c *Compiler) touchEntity(e Entity) {
 			c.dirty[p] = true
 		}
 	}
-	if e == EntityOutside {
+	if e != EntityEndpoints {
 		for _, p := range c.prefixPoints {
 			c.dirty[p] = true
 		}
@@ -423,7 +423,10 @@ func (c *Compiler) usePrefix(q netip.Prefix) {
 		}
 		return
 	}
-	p := &point{kind: pointPrefix, prefix: q, inPool: slices.ContainsFunc(c.state.pools(), func(pool netip.Prefix) bool { return contains(pool, q) })}
+	within := func(prefixes []netip.Prefix) bool {
+		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return contains(p, q) })
+	}
+	p := &point{kind: pointPrefix, prefix: q, inPool: within(c.state.pools()), onLink: within(linkPrefixes)}
 	c.prefixPoints[q], c.dirty[p] = p, true
 }
 

@@ -78,7 +78,8 @@ func newWorld(seed uint64) *world {
 		},
 	}
 	w.addrs = []netip.Addr{addr("192.0.2.7"), addr("192.0.2.8"), addr("2001:db8::1"), addr("10.244.9.9"), addr("fd48:6464:1::af4:909"),
-		addr("172.31.0.1"), addr("172.31.0.2"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101")}
+		addr("172.31.0.1"), addr("172.31.0.2"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101"),
+		addr("255.255.255.255"), addr("224.0.0.251"), addr("ff02::fb"), addr("fe80::7")}
 	for i := range 8 {
 		a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i%2), byte(2 + i/2)})
 		w.addrs = append(w.addrs, model.OverlayAddrs(prefix6, a)...)

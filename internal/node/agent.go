@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/intercept"
 	"heddle.dev/heddle/internal/intercept/park"
@@ -96,8 +97,8 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		}
 	}()
 	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make directory: %w", err)
+		if err := durable.MakeDir(dir, 0o700); err != nil {
+			return nil, err
 		}
 	}
 	if err := a.checkHost(); err != nil {

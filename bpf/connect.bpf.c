@@ -73,6 +73,20 @@ static __always_inline void set_overlay_destination6(struct bpf_sock_addr *ctx, 
 	ctx->user_ip6[3] = dst;
 }
 
+/* An accepted connection that the program undid (AF_UNSPEC) keeps the address that it had underneath: that of a direct
+ * one is the node's. The container's own takes its place. False: it cannot. */
+static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, const struct endpoint *ep)
+{
+	__be32 src = sk_of(ctx)->src_ip4;
+
+	if (!src || src == LOOPBACK4_IPV6 || src == ep->addr4.word[3] || is_alias(src) ||
+	    !protects(PROTECT_NODE_ADDRESS))
+		return true;
+	unbind_source(ctx, sk6);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	return sk_of(ctx)->src_ip4 == ep->addr4.word[3];
+}
+
 /* Whether the socket is not bound to an address that is v4-mapped underneath. */
 static __always_inline bool may_use_ipv6(struct bpf_sock_addr *ctx)
 {
@@ -487,6 +501,8 @@ int connect4(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	if (!count_reused(tag))
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, false, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
 }
 
@@ -505,6 +521,8 @@ int connect6(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	if (!count_reused(tag))
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, true, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	dst.word[0] = ctx->user_ip6[0];
 	dst.word[1] = ctx->user_ip6[1];
 	dst.word[2] = ctx->user_ip6[2];

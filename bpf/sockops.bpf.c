@@ -260,7 +260,10 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;
 	allowed = count_socket(tag);
-	if (!is_direct(ops))
+	if (!is_direct(ops) && ops->local_ip4 == config_underlay && protects(PROTECT_BIND))
+		cut_accepted(ops, tag,
+		             REASON_CUT_UNKNOWN_PEER); /* before listening() tied the listener to a device */
+	else if (!is_direct(ops))
 		accept_as_is(ops, tag);
 	else if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
@@ -340,6 +343,21 @@ static __always_inline void established_active(struct bpf_sock_ops *ops)
 		move_to_lo(ops, tag);
 }
 
+/* Whether a socket that begins to listen is at an address of the node: at all of them, after listen() without bind(),
+ * or at the one that an accepted direct connection had, which the program undid (AF_UNSPEC). */
+static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	__be32 at = ops->local_ip4;
+	struct endpoint *ep;
+
+	if (!at)
+		return true;
+	if (at == LOOPBACK4_IPV6 || is_alias(at) || !protects(PROTECT_BIND))
+		return false;
+	ep = tagged_endpoint(tag);
+	return !ep || at != ep->addr4.word[3];
+}
+
 static __always_inline void listening(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -353,9 +371,8 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		count_socket(tag);
 	tag->path = PATH_LISTEN;
 	set_claim_flag(tag, CLAIM_LISTENS, true);
-	/* listen() without bind(): the kernel chose a port of the wildcard, which here is the node's. Tied
-	 * to the delivery device, nothing outside can reach it. */
-	if (!ops->local_ip4) {
+	/* The kernel chose a port of the node's. Tied to the delivery device, nothing outside can reach it. */
+	if (listens_at_node(ops, tag)) {
 		__u32 ifindex = config_deliver_ifindex;
 
 		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));

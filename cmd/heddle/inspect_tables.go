@@ -136,9 +136,21 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	if st.Policy.CutError != "" {
 		t.row("policy cut", "forbidden connections may be alive: "+st.Policy.CutError)
 	}
+	for _, f := range st.Faults {
+		t.row("FAULT", faultText(f))
+	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t
+}
+
+// faultText says what is wrong, and with what.
+func faultText(f api.Fault) string {
+	of := ""
+	if f.Endpoint != "" {
+		of = " of " + f.Endpoint
+	}
+	return fmt.Sprintf("%s%s since %s: %s", f.Reason, of, f.Since.UTC().Format(time.RFC3339), f.Error)
 }
 
 // labelsText gives "key=value,..." in the order of keys.
@@ -258,16 +270,25 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 }
 
 func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
-	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS")...)
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
 		if e.Intercepted {
 			intercepted = "yes"
 		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
-			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels))...)
+			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}
 	return t.writeTo(out)
+}
+
+// faultsText gives the reasons of faults.
+func faultsText(list []api.Fault) string {
+	var reasons []string
+	for _, f := range list {
+		reasons = append(reasons, string(f.Reason))
+	}
+	return strings.Join(reasons, ",")
 }
 
 // printTraffic is printEndpoints for --stats.

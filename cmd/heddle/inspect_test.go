@@ -60,6 +60,8 @@ func inspectStatus(node string) api.Status {
 			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10},
 		Policy: api.Policy{Policies: 2, Rules: 9, Revision: 16, Addresses: 12, Pairs: 4, Took: 1500 * time.Microsecond, Cut: 3,
 			Faults: []string{"policy x: member \"until\": held closed"}},
+		Faults: []api.Fault{{Reason: api.FaultEndpoint, Endpoint: node + "/c2", Error: "no room", Since: inspectNow},
+			{Reason: api.FaultLimits, Error: "no device", Since: inspectNow}},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
 	}
@@ -186,7 +188,7 @@ func TestInspectTables(t *testing.T) {
 	}))
 	var endpoints []endpointTraffic
 	for i, e := range inspectEndpoints("n1") {
-		endpoints = append(endpoints, endpointTraffic{e, &inspectTraffic("n1")[i]})
+		endpoints = append(endpoints, endpointTraffic{Endpoint: e, Traffic: &inspectTraffic("n1")[i]})
 	}
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))

@@ -46,6 +46,8 @@ var (
 	policyPairsDesc    = prometheus.NewDesc("heddle_policy_pairs", "Pairs of classes with a verdict of their own in this node's tables.", nil, nil)
 	policyCutDesc      = prometheus.NewDesc("heddle_policy_cut_total", "Live connections ended because a changed policy forbids them.", nil, nil)
 
+	faultsDesc = prometheus.NewDesc("heddle_faults",
+		"Things on this node that are not as they should be and are tried again, by reason.", []string{"reason"}, nil)
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
@@ -75,7 +77,7 @@ var (
 
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
+	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
@@ -130,6 +132,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(storeDesc, oneIf(st.Store.Healthy))
 	gauge(revisionDesc, float64(st.Store.Revision))
 	collectPolicy(st.Policy, gauge, counter)
+	faults := make(map[FaultReason]int)
+	for _, f := range st.Faults {
+		faults[f.Reason]++
+	}
+	for _, r := range FaultReasons {
+		gauge(faultsDesc, float64(faults[r]), string(r))
+	}
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))
 	counter(answeredDesc, in.Answered)

@@ -90,6 +90,8 @@ type Status struct {
 	Policy       Policy       `json:"policy"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`
+	// Faults are what is not as it should be on this node, and is tried again.
+	Faults []Fault `json:"faults,omitempty"`
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
 }

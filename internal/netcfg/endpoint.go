@@ -68,6 +68,7 @@ type EndpointDevice struct {
 	ContainerMAC     string
 	ContainerIfindex int    // in the container's namespace
 	Netns            uint32 // inode of that namespace
+	Made             bool   // this call added the pair
 }
 
 // EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
@@ -103,6 +104,23 @@ func (c EndpointConfig) validate() error {
 		return fmt.Errorf("endpoint %d: table %d: want the table of SetupNode", c.ID, c.Table)
 	}
 	return nil
+}
+
+// ErrNoContainer says that the path of a container's network namespace leads to none: the container has ended.
+var ErrNoContainer = errors.New("container is gone")
+
+// NetnsInode gives the inode of the network namespace at path, which tells it from all others that are there.
+func NetnsInode(path string) (uint64, error) {
+	f, err := netns.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("network namespace %s: %w", path, err)
+	}
+	return st.Ino, nil
 }
 
 // CheckNetns reports if the file at path is no network namespace, or is not there.
@@ -159,7 +177,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	return EndpointDevice{
-		Netns: uint32(st.Ino), Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
+		Netns: uint32(st.Ino), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
 	}, nil
 }
@@ -168,6 +186,9 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 // replace the node's default route.
 func openContainer(path string) (*os.File, error) {
 	ns, err := netns.Open(path)
+	if errors.Is(err, netns.ErrNone) {
+		return nil, fmt.Errorf("%w: %w", ErrNoContainer, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -58,6 +58,8 @@ type Agent struct {
 	blocks   blocks
 	limiting bool
 
+	faults faults
+
 	reported reported
 
 	mu        sync.RWMutex // guards what follows; never held across a system call
@@ -300,6 +302,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	locals := make(chan []netip.Prefix)
 	wg.Go(func() { a.followLocal(ctx, locals) })
+	wg.Go(func() { a.repair(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {

@@ -83,8 +83,9 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 	return nil
 }
 
-// attach brings devices and programs to e. It may be repeated.
-func (a *Agent) attach(e model.Endpoint) error {
+// attach brings devices and programs to e. It may be repeated. A device that it made goes again if it fails: without
+// programs it would let anything through.
+func (a *Agent) attach(e model.Endpoint) (err error) {
 	dev, err := netcfg.AddEndpoint(netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath,
 		Table: table, Intercepted: e.Intercepted,
@@ -92,6 +93,11 @@ func (a *Agent) attach(e model.Endpoint) error {
 	if err != nil {
 		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
 	}
+	defer func() {
+		if err != nil && dev.Made {
+			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
+		}
+	}()
 	a.mu.Lock()
 	a.netns[e.ID] = uint64(dev.Netns)
 	a.mu.Unlock()
@@ -107,7 +113,11 @@ func (a *Agent) attach(e model.Endpoint) error {
 			return fmt.Errorf("endpoint %s: %w", e.Name, err)
 		}
 	}
-	return a.joinOwnStack(e, dev)
+	if err := a.joinOwnStack(e, dev); err != nil {
+		return err
+	}
+	a.faults.clear(api.FaultEndpoint, e.Name)
+	return nil
 }
 
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
@@ -140,7 +150,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
 // store has lost. Those whose namespace is gone are removed, and so are devices and map entries of endpoints
-// nobody knows.
+// nobody knows. What else is wrong with one endpoint, or with limits, is a fault, and no reason not to start.
 func (a *Agent) restore(ctx context.Context) error {
 	state, err := firstState(ctx, a.store)
 	if err != nil {
@@ -174,15 +184,9 @@ func (a *Agent) restore(ctx context.Context) error {
 	}
 	keep := make(map[model.EndpointID]bool)
 	for _, e := range mine {
-		if err := a.attach(e); err != nil {
-			a.log.Warn("endpoint not restored; removing it", "endpoint", e.Name, "err", err)
-			if err := a.detach(e); err != nil {
-				return err
-			}
-			continue
+		if a.takeOver(e) {
+			keep[e.ID] = true
 		}
-		keep[e.ID] = true
-		a.remember(e)
 	}
 	a.saveRecord(0)
 	if err := a.datapath.KeepEndpoints(keep); err != nil {
@@ -191,9 +195,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := a.removeStaleDevices(keep); err != nil {
 		return err
 	}
-	if err := a.restoreLimits(); err != nil {
-		return err
-	}
+	a.restoreLimits()
 	return a.applyTopology(state, local)
 }
 
@@ -287,6 +289,9 @@ func (a *Agent) forget(e model.Endpoint) {
 	delete(a.endpoints, e.Name)
 	delete(a.byID, e.ID)
 	delete(a.netns, e.ID)
+	for _, reason := range api.FaultReasons {
+		a.faults.clear(reason, e.Name)
+	}
 }
 
 // leaseError gives a lease's failure its code on the wire.

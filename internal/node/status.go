@@ -44,6 +44,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: a.cfg.Features,
+		Faults:   a.faults.list(),
 	}, nil
 }
 

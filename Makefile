@@ -5,7 +5,7 @@ SHELL      := /bin/bash
 GO         ?= go
 BIN        := bin
 OUT        := out
-PROGRAMS   := heddle heddled heddle-runtime
+PROGRAMS   := heddle heddled heddle-runtime heddle-cni
 export CGO_ENABLED ?= 0
 
 # What each job needs beyond Go and gcc.
@@ -13,7 +13,7 @@ LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base \
-                  libpython3.11-testsuite
+                  libpython3.11-testsuite containernetworking-plugins
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev

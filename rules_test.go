@@ -33,6 +33,7 @@ var allowed = map[string][]string{
 	"internal/intercept":      {"internal/intercept/park"},
 	"internal/intercept/park": {},
 	"internal/api":            {"internal/policy"},
+	"internal/cni":            {"internal/api", "internal/policy"},
 	"internal/capture":        {},
 	"internal/doctor":         {"internal/api", "internal/datapath", "internal/netcfg", "internal/netns", "internal/runtime"},
 	"internal/runtime":        {},
@@ -56,13 +57,14 @@ var only = map[string]struct {
 	importers []string
 	why       string
 }{
-	"github.com/cilium/ebpf":         {[]string{"internal/datapath"}, "nothing else knows a BPF map's layout"},
-	"github.com/vishvananda/netlink": {[]string{"internal/netcfg"}, "devices and routes have one owner"},
-	"github.com/google/nftables":     {[]string{"internal/netcfg"}, "the firewall has one owner"},
-	"go.etcd.io/etcd":                {[]string{"internal/store/etcd"}, "the store can be replaced"},
-	"go.yaml.in/yaml":                {[]string{"internal/policy/document"}, "documents have one reader"},
-	"github.com/gopacket/gopacket":   {[]string{"internal/capture"}, "one package writes packets down"},
-	"github.com/spf13/cobra":         {[]string{"cmd/heddle", "cmd/heddled"}, "flags are for programs"},
+	"github.com/cilium/ebpf":             {[]string{"internal/datapath"}, "nothing else knows a BPF map's layout"},
+	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg"}, "devices and routes have one owner"},
+	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},
+	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd"}, "the store can be replaced"},
+	"go.yaml.in/yaml":                    {[]string{"internal/policy/document"}, "documents have one reader"},
+	"github.com/containernetworking/cni": {[]string{"internal/cni"}, "one program speaks CNI"},
+	"github.com/gopacket/gopacket":       {[]string{"internal/capture"}, "one package writes packets down"},
+	"github.com/spf13/cobra":             {[]string{"cmd/heddle", "cmd/heddled"}, "flags are for programs"},
 }
 
 // source is one parsed Go file of ours that is no test and not generated.

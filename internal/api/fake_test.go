@@ -88,6 +88,15 @@ func (a *fakeAgent) DeleteEndpoint(_ context.Context, name string) error {
 	return a.err
 }
 
+func (a *fakeAgent) EndpointDevice(_ context.Context, name string) (EndpointDevice, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.endpoints[name]; !ok {
+		return EndpointDevice{}, ErrNotFound
+	}
+	return EndpointDevice{Name: "eth0", MTU: 1450}, a.err
+}
+
 func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (model.Endpoint, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

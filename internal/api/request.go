@@ -13,14 +13,14 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // Limits of what a request may carry.
 const (
 	// MaxRequestBytes bounds a request's body.
 	MaxRequestBytes = 1 << 20
-	// MaxEndpointName bounds an endpoint's name, in bytes.
-	MaxEndpointName = 200
 	// MaxLabels bounds the number of an endpoint's labels.
 	MaxLabels = 64
 	// MaxLabelKey and MaxLabelValue bound a label, in bytes.
@@ -30,31 +30,12 @@ const (
 	maxPath = 4095
 )
 
-// ValidateEndpointName checks an endpoint's name: one or more parts joined by '/', each of letters,
-// digits, '_', '.', ':' and '-', beginning with a letter or digit. The error is an *Error for field.
+// ValidateEndpointName checks an endpoint's name: see model.ValidateEndpointName. The error is an *Error for field.
 func ValidateEndpointName(field, name string) error {
-	if name == "" || len(name) > MaxEndpointName {
-		return &Error{Code: CodeInvalid, Field: field,
-			Message: fmt.Sprintf("is %d bytes long, want 1 to %d", len(name), MaxEndpointName)}
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if !validNamePart(part) {
-			return &Error{Code: CodeInvalid, Field: field, Message: fmt.Sprintf("%q is no endpoint name", name),
-				Remedy: "use parts joined by '/', each a letter or digit followed by letters, digits, '_', '.', ':' or '-'"}
-		}
+	if err := model.ValidateEndpointName(name); err != nil {
+		return &Error{Code: CodeInvalid, Field: field, Message: err.Error()}
 	}
 	return nil
-}
-
-func validNamePart(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !alnum && (i == 0 || !strings.ContainsRune("_.:-", rune(c))) {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // Validate checks the request's form. Whether the namespace exists and the address is free is for the
@@ -74,6 +55,14 @@ func (r EndpointRequest) Validate() error {
 	if a := r.Addr; a.IsValid() && (a.Is4In6() || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() || a.IsLoopback()) {
 		return &Error{Code: CodeInvalid, Field: "addr", Message: fmt.Sprintf("%s cannot be a container's address", a),
 			Remedy: "give a free address of one of the node's prefixes, or none"}
+	}
+	if err := model.ValidateDevice(r.Device); err != nil {
+		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
+	}
+	if r.CNI != nil {
+		if err := r.CNI.Validate(); err != nil {
+			return &Error{Code: CodeInvalid, Field: "cni", Message: err.Error()}
+		}
 	}
 	return r.validateLabels()
 }
@@ -115,6 +104,9 @@ type endpointBody struct {
 	Intercepted bool              `json:"intercepted"`
 	Addr        string            `json:"addr"`
 	Labels      map[string]string `json:"labels"`
+
+	Device string               `json:"device"`
+	CNI    *model.CNIAttachment `json:"cni"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -123,7 +115,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

@@ -27,6 +27,8 @@ type Agent interface {
 	// DeleteEndpoint detaches a container and gives its addresses back. ErrNotFound if there is none
 	// of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
+	// EndpointDevice looks up how an endpoint is attached now. ErrNotFound if there is none of that name.
+	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero Limits lift
 	// them. ErrNotFound if there is none of that name.
 	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
@@ -63,6 +65,26 @@ type EndpointRequest struct {
 	Addr netip.Addr `json:"addr,omitzero"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Device is the name of the container's device; "" is eth0.
+	Device string `json:"device,omitempty"`
+	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
+	CNI *model.CNIAttachment `json:"cni,omitempty"`
+}
+
+// EndpointDevice is how an endpoint is attached.
+type EndpointDevice struct {
+	// Name and MAC are those of the container's device, NodeName and NodeMAC those of its other end in the
+	// node's namespace.
+	Name     string `json:"name"`
+	MAC      string `json:"mac"`
+	NodeName string `json:"node_name"`
+	NodeMAC  string `json:"node_mac"`
+	// MTU is that of both ends, in bytes; 0 if the container's device is not there.
+	MTU int `json:"mtu"`
+	// Gateways are the node's own overlay addresses: one for each family of the endpoint's addresses.
+	Gateways []netip.Addr `json:"gateways"`
+	// Problems are what the kernel lacks of what the endpoint should have; empty if all is there.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // ConnectionFilter narrows Connections.

@@ -9,14 +9,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	"heddle.dev/heddle/internal/model"
 )
-
-// MaxNameLength bounds an endpoint's name, in bytes.
-const MaxNameLength = 128
 
 // ErrExhausted is what an *ExhaustedError is.
 var ErrExhausted = errors.New("no free endpoint address")
@@ -57,20 +53,6 @@ func (e *NameInUseError) Error() string {
 
 // Is makes errors.Is(err, ErrNameInUse) true.
 func (e *NameInUseError) Is(target error) bool { return target == ErrNameInUse }
-
-// ValidateName checks an endpoint's name: "c1" or "n1/c1", parts as model.ValidateName has them, at most
-// MaxNameLength bytes together.
-func ValidateName(name string) error {
-	if len(name) > MaxNameLength {
-		return fmt.Errorf("endpoint name %.32q...: longer than %d characters", name, MaxNameLength)
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if err := model.ValidateName("part", part); err != nil {
-			return fmt.Errorf("endpoint name %q: %w", name, err)
-		}
-	}
-	return nil
-}
 
 // Config says what a node has to give out.
 type Config struct {
@@ -153,7 +135,7 @@ func (l *Leases) restore(e model.Endpoint) error {
 	if other, used := l.byID[e.ID]; used {
 		return fmt.Errorf("id belongs to endpoint %q too", other.Name)
 	}
-	if err := ValidateName(e.Name); err != nil {
+	if err := model.ValidateEndpointName(e.Name); err != nil {
 		return err
 	}
 	if id, used := l.byName[e.Name]; used {
@@ -184,7 +166,7 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 // that family, and decides the other. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
 // nothing is taken.
 func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
-	if err := ValidateName(name); err != nil {
+	if err := model.ValidateEndpointName(name); err != nil {
 		return Lease{}, err
 	}
 	l.mu.Lock()

@@ -118,12 +118,25 @@ type Endpoint struct {
 	Intercepted bool `json:"intercepted"`
 	// NetnsPath names the container's network namespace on its node.
 	NetnsPath string `json:"netns_path"`
+	// Device is the name of its device in that namespace; "" is eth0.
+	Device string `json:"device,omitempty"`
+	// CNI says which attachment of a CNI network it is; nil: none.
+	CNI *CNIAttachment `json:"cni,omitempty"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Limits are what the operator allows it; nil: everything.
 	Limits *Limits `json:"limits,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
+}
+
+// CNIAttachment names what a CNI runtime attached. With the endpoint's device it is the key that CNI gives
+// attachments.
+type CNIAttachment struct {
+	// Network is the name of the CNI network configuration.
+	Network string `json:"network"`
+	// ContainerID is CNI_CONTAINERID.
+	ContainerID string `json:"container_id"`
 }
 
 // Incarnation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.

@@ -66,6 +66,7 @@ type Agent struct {
 	endpoints map[string]model.Endpoint
 	byID      map[model.EndpointID]model.Endpoint
 	netns     map[model.EndpointID]uint64 // inodes of network namespaces
+	byNetns   map[uint64]model.EndpointID // the reverse
 	state     store.State                 // the last one applied
 	applyErr  error                       // of that
 }
@@ -89,6 +90,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	a := &Agent{
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
+		byNetns: make(map[uint64]model.EndpointID),
 	}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -261,7 +263,7 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, NetnsOf: a.netnsOf, Log: a.log,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf, Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
-
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/endpoint"
@@ -22,7 +21,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	a.change.Lock()
 	defer a.change.Unlock()
 	if have, ok := a.endpointByName(req.Name); ok {
-		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted ||
+		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted || have.ContainerDevice() != deviceOf(req) ||
 			req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
@@ -30,9 +29,8 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 		// The namespace may have been made anew under the same path.
 		return have, a.attach(have)
 	}
-	if err := netcfg.CheckNetns(req.NetnsPath); err != nil {
-		return model.Endpoint{}, &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
-			Remedy: "give the path of an existing network namespace"}
+	if err := a.checkNetns(req.NetnsPath); err != nil {
+		return model.Endpoint{}, err
 	}
 	lease, err := a.leases.Lease(req.Name, req.Addr)
 	if err != nil {
@@ -40,7 +38,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	}
 	e := model.Endpoint{
 		ID: lease.ID, Name: req.Name, Node: a.self.Name, Addrs: lease.Addrs, Intercepted: req.Intercepted,
-		NetnsPath: req.NetnsPath, Labels: req.Labels, Created: time.Now().UTC(),
+		NetnsPath: req.NetnsPath, Device: req.Device, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	defer func() {
 		if err != nil {
@@ -86,10 +84,7 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 // attach brings devices and programs to e. It may be repeated. A device that it made goes again if it fails: without
 // programs it would let anything through.
 func (a *Agent) attach(e model.Endpoint) (err error) {
-	dev, err := netcfg.AddEndpoint(netcfg.EndpointConfig{
-		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath,
-		Table: table, Intercepted: e.Intercepted,
-	})
+	dev, err := netcfg.AddEndpoint(a.deviceConfig(e))
 	if err != nil {
 		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
 	}
@@ -98,9 +93,7 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
 		}
 	}()
-	a.mu.Lock()
-	a.netns[e.ID] = uint64(dev.Netns)
-	a.mu.Unlock()
+	a.setNetns(e.ID, uint64(dev.Netns))
 	progs := a.datapath.TCPrograms()
 	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
@@ -118,6 +111,38 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 	}
 	a.faults.clear(api.FaultEndpoint, e.Name)
 	return nil
+}
+
+// deviceConfig says what e's devices are to be.
+func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
+	return netcfg.EndpointConfig{
+		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
+		Table: table, Intercepted: e.Intercepted,
+	}
+}
+
+// EndpointDevice looks up how an endpoint is attached now.
+func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevice, error) {
+	a.change.Lock() // an endpoint that is being made or removed has half of its devices
+	defer a.change.Unlock()
+	e, ok := a.endpointByName(name)
+	if !ok {
+		return api.EndpointDevice{}, api.ErrNotFound
+	}
+	st, err := netcfg.InspectEndpoint(a.deviceConfig(e))
+	if err != nil {
+		return api.EndpointDevice{}, err
+	}
+	d := api.EndpointDevice{
+		Name: e.ContainerDevice(), MAC: st.ContainerMAC, NodeName: st.Name, NodeMAC: st.HostMAC, MTU: st.MTU, Problems: st.Problems,
+		Gateways: []netip.Addr{},
+	}
+	for _, gw := range a.devices.Gateways {
+		if gw.Is4() || e.Addr6().IsValid() {
+			d.Gateways = append(d.Gateways, gw)
+		}
+	}
+	return d, nil
 }
 
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
@@ -182,6 +207,7 @@ func (a *Agent) restore(ctx context.Context) error {
 		// An earlier agent's tables are in force, and no new endpoint will be attached.
 		a.log.Error("policy not applied; will try again", "err", err)
 	}
+	mine = a.deleteNoted(mine)
 	keep := make(map[model.EndpointID]bool)
 	for _, e := range mine {
 		if a.takeOver(e) {
@@ -197,6 +223,35 @@ func (a *Agent) restore(ctx context.Context) error {
 	}
 	a.restoreLimits()
 	return a.applyTopology(state, local)
+}
+
+// deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the others. One that cannot be
+// deleted is among them, and will be tried again by the next agent.
+func (a *Agent) deleteNoted(mine []model.Endpoint) (others []model.Endpoint) {
+	notes, done, err := api.Deletions(a.cfg.APISocket)
+	if err != nil {
+		a.log.Error("endpoints that were deleted while no agent ran may come back: delete them again", "err", err)
+		return mine
+	}
+	for _, e := range mine {
+		if at, noted := notes[e.Name]; !noted || at.Before(e.Created) {
+			others = append(others, e)
+			continue
+		}
+		if failed := a.detach(e); failed != nil {
+			a.log.Error("endpoint that was deleted while no agent ran is still there: delete it again", "endpoint", e.Name, "err", failed)
+			others, err = append(others, e), errors.Join(err, failed)
+			continue
+		}
+		a.log.Info("endpoint was deleted while no agent ran", "endpoint", e.Name, "id", e.ID)
+	}
+	if err == nil {
+		err = done()
+	}
+	if err != nil {
+		a.log.Error("notes of deleted endpoints stay", "err", err)
+	}
+	return others
 }
 
 // refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and
@@ -249,26 +304,6 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	return errors.Join(errs...)
 }
 
-// resolve finds the endpoint whose containers name it in their seccomp profile.
-func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
-	e, ok := a.endpointByName(metadata)
-	if !ok {
-		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
-	}
-	if !e.Intercepted {
-		return 0, fmt.Errorf("endpoint %q is not intercepted: create it with intercepted=true", metadata)
-	}
-	return e.ID, nil
-}
-
-// netnsOf gives the inode of an endpoint's network namespace.
-func (a *Agent) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	inode, ok = a.netns[id]
-	return inode, ok
-}
-
 func (a *Agent) endpointByName(name string) (model.Endpoint, bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -288,10 +323,15 @@ func (a *Agent) forget(e model.Endpoint) {
 	defer a.mu.Unlock()
 	delete(a.endpoints, e.Name)
 	delete(a.byID, e.ID)
-	delete(a.netns, e.ID)
+	a.dropNetns(e.ID)
 	for _, reason := range api.FaultReasons {
 		a.faults.clear(reason, e.Name)
 	}
+}
+
+// deviceOf gives the name of the device that a request asks for.
+func deviceOf(req api.EndpointRequest) string {
+	return model.Endpoint{Device: req.Device}.ContainerDevice()
 }
 
 // leaseError gives a lease's failure its code on the wire.

@@ -94,9 +94,7 @@ func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 		}
 	} else if inode, err := netcfg.NetnsInode(e.NetnsPath); err == nil {
 		// Its sockets are answered all the same.
-		a.mu.Lock()
-		a.netns[e.ID] = inode
-		a.mu.Unlock()
+		a.setNetns(e.ID, inode)
 	}
 	if a.faults.set(api.FaultEndpoint, e.Name, err) {
 		a.log.Error("endpoint not restored; will try again", "reason", api.FaultEndpoint, "endpoint", e.Name, "err", err)

@@ -12,7 +12,7 @@ import (
 // and the processes in its namespace that are not intercepted reach each other. A container's root can make
 // that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
 func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
-	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: netcfg.ContainerDevice}
+	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: e.ContainerDevice()}
 	if !e.Intercepted {
 		return a.datapath.SetEndpoint(e, dev.Ifindex, inside)
 	}
@@ -26,7 +26,7 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	}
 	progs := a.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		a.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)

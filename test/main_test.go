@@ -70,6 +70,7 @@ func runAll(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
+	_ = os.RemoveAll(builds.dir) // "": nothing was built
 	if code != 0 {
 		dump(os.Stderr)
 	}

@@ -48,7 +48,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newParkCommand(), newTeardownCommand())
+	cmd.AddCommand(newParkCommand(), newTeardownCommand(), newPopulateCommand())
 	return cmd
 }
 

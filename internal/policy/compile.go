@@ -50,6 +50,8 @@ type Compiler struct {
 	hidden map[*point]bool       // nodes' points whose address an endpoint had
 	based  bool                  // the prefixes of State.base are there
 
+	removed map[policyID]*compiled // gone since the last reclassify, which looks for the pairs that they made
+
 	dirty    map[*point]bool
 	allDirty bool // every point is in dirty: nothing needs to be looked for
 	tables   model.PolicyTables
@@ -117,7 +119,8 @@ func (c *Compiler) forget() {
 		prefixPoints: make(map[netip.Prefix]*point), prefixUses: make(map[netip.Prefix]int),
 		classes: make(map[string]*class), withTerm: make(map[termID]map[*class]bool),
 		withRules: make(map[policyID]map[*class]bool), wide: make(map[*class]bool), dirty: make(map[*point]bool),
-		tables: emptyTables(), atAddr: make(map[netip.Addr]*point), hidden: make(map[*point]bool),
+		removed: make(map[policyID]*compiled),
+		tables:  emptyTables(), atAddr: make(map[netip.Addr]*point), hidden: make(map[*point]bool),
 	}
 }
 
@@ -184,8 +187,32 @@ func (c *Compiler) finish() model.PolicyChange {
 	return out
 }
 
-// manyRules is how many new rules make it cheaper to look at every point once than to look for those that each concerns.
-const manyRules = 200
+// manyTerms is how many new terms make it cheaper to look at every point once than to look for those that each concerns.
+const manyTerms = 200
+
+// manyNewTerms reports whether policies name more than manyTerms peers that no policy named before, or are that many.
+func (c *Compiler) manyNewTerms(added []*Policy) bool {
+	fresh := len(added)
+	for _, p := range added {
+		for _, d := range []*Direction{p.Egress, p.Ingress} {
+			if d == nil {
+				continue
+			}
+			for _, r := range d.Rules {
+				for _, peer := range r.Peers {
+					if fresh > manyTerms {
+						return true
+					}
+					key, _ := termKey(peer)
+					if _, known := c.termOf[key]; !known {
+						fresh++
+					}
+				}
+			}
+		}
+	}
+	return fresh > manyTerms
+}
 
 // touchAll makes every point dirty.
 func (c *Compiler) touchAll() {
@@ -205,15 +232,13 @@ func (c *Compiler) touchAll() {
 func (c *Compiler) updatePolicies(s *State) {
 	now := make(map[*Policy]bool, len(s.Policies))
 	var added []*Policy
-	rules := 0
 	for _, p := range s.Policies {
 		now[p] = true
 		if _, known := c.policies[p]; !known {
 			added = append(added, p)
-			rules += p.RuleCount()
 		}
 	}
-	if rules > manyRules && !c.allDirty {
+	if !c.allDirty && c.manyNewTerms(added) {
 		c.touchAll()
 	}
 	for _, p := range added {
@@ -276,6 +301,7 @@ func (c *Compiler) removePolicy(p *Policy, id policyID) {
 	for k := range c.withRules[id] {
 		c.touchMembers(k)
 	}
+	c.removed[id] = x
 	for t := range x.terms {
 		take(c.usedBy, t, id)
 	}

@@ -57,6 +57,16 @@ const connectPatience = time.Second
 
 // tryConnect reports whether a connect succeeds or is refused; the error is for any other end.
 func tryConnect(sa unix.Sockaddr, family int) (allowed bool, err error) {
+	for {
+		allowed, err = connectOrRefused(sa, family)
+		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends some.
+		if !errors.Is(err, unix.EINTR) {
+			return allowed, err
+		}
+	}
+}
+
+func connectOrRefused(sa unix.Sockaddr, family int) (allowed bool, err error) {
 	fd, err := openSocket(family)
 	if err != nil {
 		return false, err

@@ -257,14 +257,17 @@ func TestCompilerFollowsNamespaces(t *testing.T) {
 	addr := netip.MustParseAddr
 	peer := policy.Selector{Namespace: &policy.NamespaceSelector{Requirements: policy.Requirements{Labels: map[string]string{"tier": "shop"}}}}
 	subject := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "db"}}}}
+	web := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "web"}}}}
 	state := policy.State{
 		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		Endpoints: []model.Endpoint{
 			{ID: 1, Node: "n1", Name: "db/1", Addrs: []netip.Addr{addr("10.244.1.2")}, Labels: map[string]string{"app": "db"}},
-			{ID: 1, Node: "n2", Name: "web/1", Addrs: []netip.Addr{addr("10.244.2.2")}},
+			{ID: 1, Node: "n2", Name: "web/1", Addrs: []netip.Addr{addr("10.244.2.2")}, Labels: map[string]string{"app": "web"}},
 		},
 		Policies: []*policy.Policy{{Name: "db", Subject: subject, Ingress: &policy.Direction{Default: policy.DefaultDeny,
-			Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Endpoints: &peer}}}}}}},
+			Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Endpoints: &peer}}}}}},
+			// So that no prefix is of its class.
+			{Name: "web", Subject: web, Egress: &policy.Direction{Rules: []policy.Rule{{Action: policy.Block, Peers: []policy.Peer{{Entity: policy.EntityHost}}}}}}},
 	}
 	probe := policy.Probe{From: addr("10.244.2.2"), To: addr("10.244.1.2"), Protocol: model.ProtocolTCP, Port: 80}
 	c := policy.NewCompiler("n1")

@@ -233,10 +233,14 @@ type policies struct {
 	byName     map[string]*policy.Policy
 	faults     map[string]string // by name
 	namespaces map[string]policy.Namespace
+	// The last state's; nil after a change.
+	sortedPolicies   []*policy.Policy
+	sortedNamespaces []policy.Namespace
+	sortedFaults     []string
 }
 
 func (v *policies) reset() {
-	*v = policies{make(map[string]*policy.Policy), make(map[string]string), make(map[string]policy.Namespace)}
+	*v = policies{byName: make(map[string]*policy.Policy), faults: make(map[string]string), namespaces: make(map[string]policy.Namespace)}
 }
 
 // setPolicy takes in a value. One that is not understood closes its subject, so that a mistake or a newer version of
@@ -260,16 +264,33 @@ func (v *policies) setPolicy(name string, value []byte) error {
 func (v *policies) deletePolicy(name string) {
 	delete(v.byName, name)
 	delete(v.faults, name)
+	v.sortedPolicies = nil
+}
+
+func (v *policies) setNamespace(n policy.Namespace) {
+	v.namespaces[n.Name], v.sortedNamespaces = n, nil
+}
+
+func (v *policies) deleteNamespace(name string) {
+	delete(v.namespaces, name)
+	v.sortedNamespaces = nil
 }
 
 func (v *policies) addTo(s *State) {
-	for _, name := range slices.Sorted(maps.Keys(v.byName)) {
-		s.Policies = append(s.Policies, v.byName[name])
+	if v.sortedPolicies == nil {
+		v.sortedPolicies, v.sortedFaults = inOrder(v.byName), inOrder(v.faults)
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.namespaces)) {
-		s.Namespaces = append(s.Namespaces, v.namespaces[name])
+	if v.sortedNamespaces == nil {
+		v.sortedNamespaces = inOrder(v.namespaces)
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
-		s.PolicyFaults = append(s.PolicyFaults, v.faults[name])
+	s.Policies, s.Namespaces, s.PolicyFaults = v.sortedPolicies, v.sortedNamespaces, v.sortedFaults
+}
+
+// inOrder gives the values of m by the order of their keys.
+func inOrder[V any](m map[string]V) []V {
+	out := make([]V, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, m[k])
 	}
+	return out
 }

@@ -76,6 +76,7 @@ type Datapath struct {
 	links  []link.Link
 	lastID *ebpf.Map
 	policy policyTables
+	routes writtenTopology
 	// incarnations has those of the endpoints that were set last, by id.
 	incarnations sync.Map
 }

@@ -4,8 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -135,16 +137,86 @@ func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) error {
 	return errors.Join(errs...)
 }
 
+// writtenTopology is what the maps were brought to last.
+type writtenTopology struct {
+	mu         sync.Mutex
+	routes     map[heddleRouteKey]heddleRoute // nil: nobody knows
+	byUnderlay map[heddleAddress]heddleRoute
+	self       string
+	local      []netip.Prefix
+	nodes      []model.Node
+	endpoints  []model.Endpoint
+}
+
 // SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other nodes
 // that are not intercepted. self names this node among them; local is what its own processes may
-// listen on, beside its gateway and underlay addresses. Entries that do not change are not touched.
+// listen on, beside its gateway and underlay addresses. Entries that do not change are not touched. The caller must not
+// write to the slices afterwards: nodes that are those of the last call, their memory included, have not changed, and
+// then the cost is that of the endpoints that have.
 func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.Node, endpoints []model.Endpoint) error {
-	routes, byUnderlay := topology(self, local, nodes, endpoints)
-	if err := syncMap(d.objs.RouteByPrefix, routes); err != nil {
-		return fmt.Errorf("write routes: %w", err)
+	last := &d.routes
+	last.mu.Lock()
+	defer last.mu.Unlock()
+	haveRoutes, haveNodes := last.routes, last.byUnderlay
+	last.routes, last.byUnderlay = nil, nil // as long as this may fail
+	var routes map[heddleRouteKey]heddleRoute
+	byUnderlay := haveNodes
+	if haveRoutes != nil && last.self == self && slices.Equal(last.local, local) && sameNodes(last.nodes, nodes) {
+		stale, fresh := unlike(last.endpoints, endpoints)
+		byName := routesOfNodes(nodes)
+		routes = haveRoutes
+		if err := changeMap(d.objs.RouteByPrefix, routes, plainRoutes(self, byName, stale), plainRoutes(self, byName, fresh)); err != nil {
+			return fmt.Errorf("write routes: %w", err)
+		}
+	} else {
+		routes, byUnderlay = topology(self, local, nodes, endpoints)
+		if err := syncMap(d.objs.RouteByPrefix, haveRoutes, routes); err != nil {
+			return fmt.Errorf("write routes: %w", err)
+		}
+		if err := syncMap(d.objs.NodeByUnderlay, haveNodes, byUnderlay); err != nil {
+			return fmt.Errorf("write nodes: %w", err)
+		}
 	}
-	if err := syncMap(d.objs.NodeByUnderlay, byUnderlay); err != nil {
-		return fmt.Errorf("write nodes: %w", err)
+	last.routes, last.byUnderlay = routes, byUnderlay
+	last.self, last.local, last.nodes, last.endpoints = self, local, nodes, endpoints
+	return nil
+}
+
+func sameNodes(a, b []model.Node) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+
+// unlike gives the parts of two lists of endpoints between what both begin and end with.
+func unlike(a, b []model.Endpoint) (fromA, fromB []model.Endpoint) {
+	alike := func(x, y *model.Endpoint) bool {
+		return x.Node == y.Node && x.Intercepted == y.Intercepted && slices.Equal(x.Addrs, y.Addrs)
+	}
+	for len(a) > 0 && len(b) > 0 && (&a[0] == &b[0] || alike(&a[0], &b[0])) {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && alike(&a[len(a)-1], &b[len(b)-1]) {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a, b
+}
+
+// changeMap replaces the entries stale of m by fresh; have is what is in m, and becomes what is then.
+func changeMap[K, V comparable](m *ebpf.Map, have, stale, fresh map[K]V) error {
+	for k, v := range fresh {
+		if old, ok := have[k]; ok && old == v {
+			continue
+		}
+		if err := m.Put(&k, &v); err != nil {
+			return fmt.Errorf("update: %w", err)
+		}
+		have[k] = v
+	}
+	for k := range stale {
+		if _, stays := fresh[k]; stays {
+			continue
+		}
+		if err := ignoreAbsent(m.Delete(&k)); err != nil {
+			return fmt.Errorf("delete: %w", err)
+		}
+		delete(have, k)
 	}
 	return nil
 }
@@ -153,14 +225,10 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints []model.Endpoint) (map[heddleRouteKey]heddleRoute, map[heddleAddress]heddleRoute) {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	byUnderlay := make(map[heddleAddress]heddleRoute)
-	byName := make(map[string]heddleRoute)
+	byName := routesOfNodes(nodes)
 	own := slices.Clone(local)
 	for _, n := range nodes {
-		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
-		if n.Direct() {
-			r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
-		}
-		byName[n.Name] = r
+		r := byName[n.Name]
 		byUnderlay[r.Underlay] = r
 		if n.Name == self {
 			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
@@ -183,6 +251,26 @@ func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints [
 	for _, p := range own {
 		routes[routeKey(p)] = node
 	}
+	maps.Copy(routes, plainRoutes(self, byName, endpoints))
+	return routes, byUnderlay
+}
+
+// routesOfNodes gives how each node is reached.
+func routesOfNodes(nodes []model.Node) map[string]heddleRoute {
+	byName := make(map[string]heddleRoute, len(nodes))
+	for _, n := range nodes {
+		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
+		if n.Direct() {
+			r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
+		}
+		byName[n.Name] = r
+	}
+	return byName
+}
+
+// plainRoutes gives the entries of the endpoints on other nodes that are not intercepted.
+func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.Endpoint) map[heddleRouteKey]heddleRoute {
+	routes := make(map[heddleRouteKey]heddleRoute)
 	for _, e := range endpoints {
 		if e.Intercepted || e.Node == self {
 			continue
@@ -196,26 +284,28 @@ func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints [
 			routes[routeKey(hostPrefix(a))] = r
 		}
 	}
-	return routes, byUnderlay
+	return routes
 }
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so no
-// key that stays is ever missing.
-func syncMap[K, V comparable](m *ebpf.Map, want map[K]V) error {
+// key that stays is ever missing. have is what is in m, or nil to read that.
+func syncMap[K, V comparable](m *ebpf.Map, have, want map[K]V) error {
 	var (
 		k     K
 		v     V
 		stale []K
 	)
-	have := make(map[K]V)
-	it := m.Iterate()
-	for it.Next(&k, &v) {
-		have[k] = v
-	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("list %s: %w", m, err)
+	if have == nil {
+		have = make(map[K]V)
+		it := m.Iterate()
+		for it.Next(&k, &v) {
+			have[k] = v
+		}
+		if err := it.Err(); err != nil {
+			return fmt.Errorf("list %s: %w", m, err)
+		}
 	}
 	for k, v := range want {
 		if old, ok := have[k]; ok && old == v {

@@ -61,6 +61,7 @@ type Agent struct {
 	faults faults
 
 	reported reported
+	applied  appliedTopology // of the topology goroutine, and of Start before
 
 	mu        sync.RWMutex // guards what follows; never held across a system call
 	endpoints map[string]model.Endpoint

@@ -3,7 +3,6 @@ package policy
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -11,7 +10,7 @@ import (
 )
 
 // Compiler keeps the tables of one node in step with a State. What an Update costs depends on what has changed and on
-// what it concerns, but for a comparison of the two states. It is not safe for concurrent use.
+// what it concerns, but for a quick comparison of the two states' lists. It is not safe for concurrent use.
 //
 // An endpoint, a node's address or a prefix is a point. Points that the same subjects and the same peers of rules select
 // have the same signature, and so one class: no rule can tell them apart. A pair of classes has an entry where rules make
@@ -19,6 +18,7 @@ import (
 type Compiler struct {
 	node  string
 	state *State // the last one compiled; nil before
+	seen  *State // what of it counted: nothing but the pool while there are no policies
 
 	policies map[*Policy]policyID
 	byID     map[policyID]*compiled
@@ -139,7 +139,8 @@ func (c *Compiler) Whole() model.PolicyChange {
 }
 
 // Update compiles s, and gives what has changed since the last Update; the first time everything, with Reset. Without
-// policies the tables are empty. s must not change while it is the last one.
+// policies the tables are empty. s must not change while it is the last one, and a slice of s that is the last one's, its
+// memory included, must be as it was: then it costs nothing.
 func (c *Compiler) Update(s *State) model.PolicyChange {
 	first := c.state == nil || !slices.Equal(c.state.Pool, s.Pool) || c.state.Prefix6 != s.Prefix6
 	if first {
@@ -153,11 +154,22 @@ func (c *Compiler) Update(s *State) model.PolicyChange {
 		// Everything is open: no class is worth its place.
 		s = &State{Pool: s.Pool, Prefix6: s.Prefix6}
 	}
-	c.updateNamespaces(s)
-	c.updateNodes(s)
-	c.updateEndpoints(s)
+	before := c.seen
+	if before == nil {
+		before = &State{}
+	}
+	if !same(before.Namespaces, s.Namespaces) {
+		c.updateNamespaces(s)
+	}
+	if !same(before.Nodes, s.Nodes) {
+		c.updateNodes(s)
+	}
+	c.updateEndpoints(unlike(before.Endpoints, s.Endpoints))
 	c.updateBase(s)
-	c.updatePolicies(s)
+	if !same(before.Policies, s.Policies) {
+		c.updatePolicies(s)
+	}
+	c.seen = s
 	c.reclassify()
 	return c.finish()
 }
@@ -462,121 +474,4 @@ func (c *Compiler) dropPrefix(q netip.Prefix) {
 		p := c.prefixPoints[q]
 		p.gone, c.dirty[p] = true, true
 	}
-}
-
-func (c *Compiler) updateNamespaces(s *State) {
-	now := make(map[string]map[string]string, len(s.Namespaces))
-	for _, n := range s.Namespaces {
-		now[n.Name] = n.all()
-	}
-	before := c.namespaces
-	c.namespaces = now
-	for name := range mergedKeys(before, now) {
-		for p := range c.inNamespace[name] {
-			labels := c.namespaceLabels(name)
-			if maps.Equal(labels, p.nsLabels) {
-				continue
-			}
-			c.selectors.removeEndpoint(p)
-			p.nsLabels = labels
-			c.selectors.addEndpoint(p)
-			c.dirty[p] = true
-		}
-	}
-}
-
-func mergedKeys[V any](a, b map[string]V) map[string]bool {
-	out := make(map[string]bool, len(a)+len(b))
-	for k := range a {
-		out[k] = true
-	}
-	for k := range b {
-		out[k] = true
-	}
-	return out
-}
-
-func (c *Compiler) updateNodes(s *State) {
-	now := make(map[netip.Addr]bool)
-	for _, n := range s.Nodes {
-		kind := pointNode
-		if n.Name == c.node {
-			kind = pointHost
-		}
-		for _, a := range n.Addrs {
-			if now[a] {
-				continue // the first one's
-			}
-			now[a] = true
-			p := c.nodePoints[a]
-			if p == nil {
-				p = &point{addrs: []netip.Addr{a}, forms: c.state.forms(a), kind: kind}
-				c.nodePoints[a], c.dirty[p] = p, true
-			} else if p.kind != kind || p.gone {
-				p.kind, p.gone, c.dirty[p] = kind, false, true
-			}
-		}
-	}
-	for a, p := range c.nodePoints {
-		if !now[a] {
-			p.gone, c.dirty[p] = true, true
-		}
-	}
-}
-
-func (c *Compiler) updateEndpoints(s *State) {
-	now := make(map[endpointKey]bool, len(s.Endpoints))
-	for _, e := range s.Endpoints {
-		key := endpointKey{e.Node, e.ID}
-		now[key] = true
-		p := c.endpoints[key]
-		if p != nil && sameEndpoint(p, e) {
-			continue
-		}
-		if p != nil {
-			c.removeEndpoint(key, p)
-		}
-		p = c.endpointPoint(e)
-		c.endpoints[key], c.dirty[p] = p, true
-		for _, a := range p.addrs {
-			c.atAddr[a] = p
-		}
-		c.selectors.addEndpoint(p)
-		put(c.inNamespace, p.namespace, p)
-	}
-	for key, p := range c.endpoints {
-		if !now[key] {
-			c.removeEndpoint(key, p)
-		}
-	}
-}
-
-func (c *Compiler) removeEndpoint(key endpointKey, p *point) {
-	delete(c.endpoints, key)
-	c.selectors.removeEndpoint(p)
-	take(c.inNamespace, p.namespace, p)
-	for _, a := range p.addrs {
-		if c.atAddr[a] == p {
-			delete(c.atAddr, a)
-		}
-		if n := c.nodePoints[a]; n != nil {
-			c.hidden[n] = true
-		}
-	}
-	p.gone, c.dirty[p] = true, true
-}
-
-// updateBase keeps the prefixes that every table has while there are policies.
-func (c *Compiler) updateBase(s *State) {
-	switch want := len(s.Policies) > 0; {
-	case want && !c.based:
-		for _, p := range s.base() {
-			c.usePrefix(p)
-		}
-	case !want && c.based:
-		for _, p := range s.base() {
-			c.dropPrefix(p)
-		}
-	}
-	c.based = len(s.Policies) > 0
 }

@@ -15,6 +15,8 @@ TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-s
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base \
                   libpython3.11-testsuite containernetworking-plugins
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
+# Container engines that the tests start themselves, and what their containers have in them.
+ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
@@ -63,7 +65,7 @@ lab-packages:
 bench-packages: lab-packages
 	$(call install,$(BENCH_PACKAGES))
 test-packages: bench-packages
-	$(call install,$(TEST_PACKAGES))
+	$(call install,$(TEST_PACKAGES) $(ENGINE_PACKAGES))
 check-packages:
 	$(call install,$(CHECK_PACKAGES))
 conformance-packages: lab-packages

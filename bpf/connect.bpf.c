@@ -188,6 +188,19 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 	return take(tag, dst == own ? PATH_LOCAL : PATH_LOOPBACK, 0, REASON_FALLBACK_OWN_PLAIN);
 }
 
+/* Docker's DNS listens at a port of its own choice. In the container's own stack a DNAT rule for what is sent there leads
+ * from port 53 to it; what comes from the node meets no such rule, so it goes to that port at once. False: not so. */
+static __always_inline bool lead_to_resolver(struct bpf_sock_addr *ctx, const struct endpoint *ep, __be32 dst)
+{
+	if (dst != DOCKER_DNS || ctx->user_port != bpf_htons(DNS_PORT) || !ep->resolver_port)
+		return false;
+	ctx->user_port = ep->resolver_port;
+	if (own_stack_listens(ctx, ep, false, dst))
+		return true;
+	ctx->user_port = bpf_htons(DNS_PORT);
+	return false;
+}
+
 /* dst is in 127.0.0.0/8, or 0.0.0.0. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                             const struct endpoint *ep, __be32 dst, bool wild)
@@ -198,14 +211,19 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 own = ep->addr4.word[3], target = at_alias;
 	struct listener at = {};
 	bool found = listens(ctx, source, at_alias, ctx->user_port, ep->id, &at);
+	__be16 port = ctx->user_port;
+	int ok;
 
 	/* A wildcard listener is bound to the overlay address. */
 	if (!found && listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD) {
 		target = own;
 		found = true;
 	}
-	if (!found && own_stack_listens(ctx, ep, false, asked))
-		return connect_own_stack(ctx, sk6, tag, ep, false, asked, wild);
+	if (!found && (own_stack_listens(ctx, ep, false, asked) || lead_to_resolver(ctx, ep, asked))) {
+		ok = connect_own_stack(ctx, sk6, tag, ep, false, asked, wild);
+		tag->remote_port = port;
+		return ok;
+	}
 	return connect_alias(ctx, sk6, tag, ep, target, at_alias, source, asked, wild);
 }
 

@@ -91,6 +91,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2)")
 	p.StringVar(&f.cfg.APISocket, "api-socket", api.DefaultSocket, "Unix socket of the API")
 	p.StringVar(&f.cfg.SeccompSocket, "seccomp-socket", "/run/heddle/seccomp.sock", "Unix socket where container runtimes hand over seccomp listeners")
+	p.StringVar(&f.cfg.DockerPlugin, "docker-plugin", "", "Unix socket for Docker's network and IPAM driver, such as /run/docker/plugins/heddle.sock for drivers called heddle")
 	p.BoolVar(&f.noHolder, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
 	p.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 }

@@ -85,6 +85,8 @@ type heddleEndpoint struct {
 	Nsid             int32
 	NodeNsid         int32
 	Incarnation      uint32
+	ResolverPort     uint16
+	Unused           uint16
 }
 
 type heddleEndpointFlags uint32

@@ -33,7 +33,7 @@ func toAddr(a heddleAddress) netip.Addr {
 	return netip.AddrFrom16(b).Unmap()
 }
 
-// toPort converts a port as the kernel stores it (network byte order) to host byte order.
+// toPort converts a port as the kernel stores it (network byte order) to host byte order, and back.
 func toPort(be uint16) uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], be)
@@ -54,6 +54,8 @@ type ContainerSide struct {
 	Netns   uint32 // inode of the namespace
 	Ifindex int    // of the endpoint's device there
 	Device  string // its name
+	// ResolverPort is where Docker's DNS listens there for TCP, at 127.0.0.11, in host byte order; 0: nowhere.
+	ResolverPort uint16
 	// IDs are nil if not known: then TCP with processes that are not intercepted does not find the other side.
 	IDs *NetnsIDs
 }
@@ -73,7 +75,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	v := heddleEndpoint{
 		Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex),
 		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex), Nsid: -1, NodeNsid: -1,
-		Incarnation: e.Incarnation(),
+		Incarnation: e.Incarnation(), ResolverPort: toPort(inside.ResolverPort),
 	}
 	if inside.IDs != nil {
 		v.Nsid, v.NodeNsid = int32(inside.IDs.Container), int32(inside.IDs.Node)

@@ -109,6 +109,7 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 		"--node", node, "--network-id", strconv.Itoa(int(s.networkID())), "--underlay", s.nodeAddr(node).String(),
 		"--state-dir", dir, "--bpf-dir", filepath.Join(dir, "bpf", "heddle"), "--cgroup", group,
 		"--api-socket", l.apiSocket(node), "--seccomp-socket", l.seccompSocket(node),
+		"--docker-plugin", filepath.Join(dir, "docker.sock"),
 	}
 	if s.Prefix6 != "" {
 		args = append(args, "--prefix6", s.Prefix6)

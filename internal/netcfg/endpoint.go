@@ -57,6 +57,8 @@ type EndpointConfig struct {
 	// Intercepted makes the addresses local to the node for marked packets, because the node's sockets
 	// hold them.
 	Intercepted bool
+	// Adopt takes over routes that a container engine made in the container, instead of refusing them.
+	Adopt bool
 }
 
 // EndpointDevice describes an endpoint's veth pair.
@@ -157,12 +159,8 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, err
 	}
 	defer h.Close()
-	if cfg.MTU == 0 {
-		overlay, err := h.LinkByName(OverlayDevice)
-		if err != nil {
-			return EndpointDevice{}, fmt.Errorf("endpoint %d: device %s: %w; set the node up first", cfg.ID, OverlayDevice, err)
-		}
-		cfg.MTU = overlay.Attrs().MTU
+	if err := cfg.setMTU(h); err != nil {
+		return EndpointDevice{}, err
 	}
 	host, made, err := setPair(h, ns, cfg)
 	if err != nil {
@@ -189,6 +187,19 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		Netns: uint32(inode), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
 	}, nil
+}
+
+// setMTU makes the overlay device's the MTU if none was asked for.
+func (c *EndpointConfig) setMTU(h *netlink.Handle) error {
+	if c.MTU != 0 {
+		return nil
+	}
+	overlay, err := h.LinkByName(OverlayDevice)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: device %s: %w; set the node up first", c.ID, OverlayDevice, err)
+	}
+	c.MTU = overlay.Attrs().MTU
+	return nil
 }
 
 // openContainer opens the namespace at path and refuses the node's own: what an endpoint gets would
@@ -241,11 +252,8 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 			return nil, false, err
 		}
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, cfg.MTU, hostMAC(cfg.ID)
-	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr = cfg.Device, containerMAC(cfg.ID)
-	pair.PeerMTU, pair.PeerNamespace = uint32(cfg.MTU), netlink.NsFd(ns.Fd())
+	pair := newPair(cfg, cfg.Device)
+	pair.PeerNamespace = netlink.NsFd(ns.Fd())
 	if err := h.LinkAdd(pair); err != nil {
 		if errors.Is(err, unix.EEXIST) {
 			return nil, false, fmt.Errorf("add device %s: %s has a device %s already; detach it from the other network: %w",
@@ -258,6 +266,15 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 		return nil, false, errors.Join(fmt.Errorf("device %s: %w", name, err), deleteLink(h, pair))
 	}
 	return host, true, nil
+}
+
+// newPair describes the pair of an endpoint, its container's side called peer.
+func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = deviceName(cfg.ID), cfg.MTU, hostMAC(cfg.ID)
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, containerMAC(cfg.ID), uint32(cfg.MTU)
+	return pair
 }
 
 // isJoined reports whether the other end of host is the container's device in ns.
@@ -333,7 +350,12 @@ func setContainerSide(cfg EndpointConfig) error {
 	want := map[routeKey]bool{}
 	for _, r := range routes {
 		want[r.key()] = true
-		if err := ensureRoute(h, have, r); err != nil {
+		if cfg.Adopt {
+			err = replaceRoute(h, have, r)
+		} else {
+			err = ensureRoute(h, have, r)
+		}
+		if err != nil {
 			return err
 		}
 	}

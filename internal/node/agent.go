@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/intercept"
@@ -48,6 +49,7 @@ type Agent struct {
 	enforcer  *enforcer
 	intercept *intercept.Server
 	listener  net.Listener // of the API; Run serves it
+	plugin    net.Listener // for Docker; nil: not asked for
 	group     *cgroup
 	record    record // an earlier agent's
 
@@ -62,14 +64,16 @@ type Agent struct {
 
 	reported reported
 	applied  appliedTopology // of the topology goroutine, and of Start before
+	docker   docker
 
 	mu        sync.RWMutex // guards what follows; never held across a system call
 	endpoints map[string]model.Endpoint
 	byID      map[model.EndpointID]model.Endpoint
-	netns     map[model.EndpointID]uint64 // inodes of network namespaces
-	byNetns   map[uint64]model.EndpointID // the reverse
-	state     store.State                 // the last one applied
-	applyErr  error                       // of that
+	netns     map[model.EndpointID]uint64         // inodes of network namespaces
+	byNetns   map[uint64]model.EndpointID         // the reverse
+	awaited   map[model.EndpointID]model.Endpoint // whose containers Docker has not made yet
+	state     store.State                         // the last one applied
+	applyErr  error                               // of that
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
@@ -89,6 +93,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		cfg.EndpointSockets = DefaultEndpointSockets
 	}
 	a := &Agent{
+		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
 		byNetns: make(map[uint64]model.EndpointID),
@@ -131,7 +136,11 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.restore(ctx); err != nil {
 		return nil, err
 	}
-	return a, nil
+	if cfg.DockerPlugin == "" {
+		return a, nil
+	}
+	a.plugin, err = api.Listen(cfg.DockerPlugin)
+	return a, err
 }
 
 // checkHost finds what would make a later step fail, before anything outside this process is changed: the
@@ -294,7 +303,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, 3)
+	errs := make(chan error, 4)
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -311,6 +320,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	serve("API", func() error {
 		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
 	})
+	if a.plugin != nil {
+		wg.Go(func() { a.followAwaited(ctx) })
+		serve("Docker plugin", func() error { return api.ServeOn(ctx, a.plugin, dockernet.NewHandler(a, a.log)) })
+	}
 	wg.Wait()
 	close(errs)
 	var all []error
@@ -323,8 +336,11 @@ func (a *Agent) Run(ctx context.Context) error {
 // Close gives up what Start opened. Programs, devices and parked listeners stay: connections live on.
 func (a *Agent) Close() error {
 	var errs []error
-	if a.listener != nil {
-		if err := a.listener.Close(); !errors.Is(err, net.ErrClosed) { // Run closes it, too
+	for _, l := range []net.Listener{a.listener, a.plugin} {
+		if l == nil {
+			continue
+		}
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) { // Run closes it, too
 			errs = append(errs, err)
 		}
 	}

@@ -76,6 +76,8 @@ type Config struct {
 	Cgroup string
 	// APISocket and SeccompSocket are Unix sockets that the agent makes.
 	APISocket, SeccompSocket string
+	// DockerPlugin is the Unix socket by which Docker finds its drivers, in Docker's plugin directory. Empty: none.
+	DockerPlugin string
 	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of
 	// the agent: this one. Empty does without.
 	HolderExe string
@@ -119,6 +121,9 @@ func (c Config) Validate() error {
 		if !filepath.IsAbs(f.path) {
 			return fmt.Errorf("%s %q: want an absolute path", f.name, f.path)
 		}
+	}
+	if c.DockerPlugin != "" && (!filepath.IsAbs(c.DockerPlugin) || filepath.Ext(c.DockerPlugin) != ".sock") {
+		return fmt.Errorf("docker plugin %q: want an absolute path that ends in .sock; its name before that is the driver's", c.DockerPlugin)
 	}
 	return c.validateStore()
 }

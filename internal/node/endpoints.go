@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -17,7 +18,7 @@ import (
 
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
 // the programs. If a step fails the earlier ones are undone.
-func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ model.Endpoint, err error) {
+func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
 	if have, ok := a.endpointByName(req.Name); ok {
@@ -32,6 +33,12 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	if err := a.checkNetns(req.NetnsPath); err != nil {
 		return model.Endpoint{}, err
 	}
+	return a.create(ctx, req, a.attach)
+}
+
+// create leases an address, tells the store and the enforcer, and has attach make devices. If a step fails the earlier
+// ones are undone. The caller holds change.
+func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
 	lease, err := a.leases.Lease(req.Name, req.Addr)
 	if err != nil {
 		return model.Endpoint{}, leaseError(err)
@@ -57,7 +64,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	if err := a.enforcer.set(e); err != nil {
 		return model.Endpoint{}, fmt.Errorf("policy: %w", err)
 	}
-	if err := a.attach(e); err != nil {
+	if err := attach(e); err != nil {
 		return model.Endpoint{}, err
 	}
 	a.remember(e)
@@ -94,17 +101,8 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 		}
 	}()
 	a.setNetns(e.ID, uint64(dev.Netns))
-	progs := a.datapath.TCPrograms()
-	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
-	}
-	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
-	}
-	if a.limiting {
-		if err := netcfg.AttachLimiter(dev.Ifindex, a.limiter()); err != nil {
-			return fmt.Errorf("endpoint %s: %w", e.Name, err)
-		}
+	if err := a.attachPrograms(e, dev.Ifindex); err != nil {
+		return err
 	}
 	if err := a.joinOwnStack(e, dev); err != nil {
 		return err
@@ -113,11 +111,30 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 	return nil
 }
 
+// attachPrograms brings the programs to the node's side of e's device.
+func (a *Agent) attachPrograms(e model.Endpoint, ifindex int) error {
+	progs := a.datapath.TCPrograms()
+	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	if !a.limiting {
+		return nil
+	}
+	if err := netcfg.AttachLimiter(ifindex, a.limiter()); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	return nil
+}
+
 // deviceConfig says what e's devices are to be.
 func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
 		Table: table, Intercepted: e.Intercepted,
+		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
 	}
 }
 
@@ -327,6 +344,7 @@ func (a *Agent) forget(e model.Endpoint) {
 	for _, reason := range api.FaultReasons {
 		a.faults.clear(reason, e.Name)
 	}
+	delete(a.awaited, e.ID)
 }
 
 // deviceOf gives the name of the device that a request asks for.

@@ -27,6 +27,7 @@ func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.E
 
 // endpointIn finds the intercepted endpoint of a network namespace.
 func (a *Agent) endpointIn(inode uint64) (model.EndpointID, bool) {
+	a.attachAwaited(inode)
 	a.mu.RLock()
 	e, ok := a.byID[a.byNetns[inode]]
 	a.mu.RUnlock()

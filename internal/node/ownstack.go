@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 )
@@ -19,6 +20,11 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
 	if err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	if dockernet.Owns(e.Name) {
+		if inside.ResolverPort, err = netcfg.ResolverPort(e.NetnsPath); err != nil {
+			return fmt.Errorf("endpoint %s: %w", e.Name, err)
+		}
 	}
 	inside.IDs = &datapath.NetnsIDs{Container: ids.Container, Node: ids.Node}
 	if err := a.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {

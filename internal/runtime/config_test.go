@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 func bundle(t testing.TB, config string) string {
@@ -149,4 +151,24 @@ func FuzzAddListener(f *testing.F) {
 			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
 		}
 	})
+}
+
+// TestEditBundleOfDocker: Docker names no endpoint and no namespace; its hook says that there may be one.
+func TestEditBundleOfDocker(t *testing.T) {
+	const hook = `"hooks":{"prestart":[{"path":"/proc/1/exe","args":["libnetwork-setkey","-exec-root=/var/run/docker","0123","4567"]}]}`
+	for config, want := range map[string]bool{
+		`{` + hook + `,"linux":{"namespaces":[{"type":"network"}]}}`:                                                          true,
+		`{` + hook + `,"linux":{"namespaces":[{"type":"pid"}]}}`:                                                              false, // --network host
+		`{"hooks":{"prestart":[{"path":"/x","args":["other"]},{"path":"/y"},7]},"linux":{"namespaces":[{"type":"network"}]}}`: false,
+		`{"hooks":[],"linux":{"namespaces":[{"type":"network"}]}}`:                                                            false,
+	} {
+		dir := bundle(t, config)
+		changed, _, err := EditBundle(dir, "", false)
+		if changed != want || err != nil {
+			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
+		}
+		if want && !strings.Contains(read(t, dir), `"listenerMetadata": "`+model.EndpointByNetns+`"`) {
+			t.Errorf("%s became %s", config, read(t, dir))
+		}
+	}
 }

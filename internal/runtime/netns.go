@@ -29,8 +29,8 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 			continue
 		}
 		path, _ := namespace["path"].(string)
-		if path == "" {
-			return all, "", nil // made by the real runtime: no endpoint can be there yet
+		if path == "" { // made by the real runtime: no endpoint can be there yet
+			return all || hasDockerHook(config), "", nil
 		}
 		own, err := hasNamespace(config, "network", "/proc/self/ns/net")
 		if err != nil || !own || all {
@@ -73,4 +73,22 @@ func recorded(record, path string) (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+// dockerHook is the argument of the hook by which Docker moves its networks' devices into the namespace that the real
+// runtime makes.
+const dockerHook = "libnetwork-setkey"
+
+// hasDockerHook reports whether Docker gives the container networks once its namespace is there: one may be Heddle's.
+func hasDockerHook(config object) bool {
+	hooks, _ := config["hooks"].(object)
+	list, _ := hooks["prestart"].([]any)
+	for _, e := range list {
+		hook, _ := e.(object)
+		args, _ := hook["args"].([]any)
+		if len(args) > 0 && args[0] == dockerHook {
+			return true
+		}
+	}
+	return false
 }

@@ -131,7 +131,7 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 	found = capture(skb, p, ep->id);
 	/* A SYN was asked about before. */
 	if (found != CAPTURE_TAKEN && !is_syn(p)) {
-		action = filter_tcp(skb, p, sender);
+		action = filter_tcp(skb, p, sender, 0, 0);
 		if (action != FILTER_PASS)
 			return action;
 	}
@@ -196,7 +196,7 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
 	if (from && !(from->flags & ROUTE_NODE_ADDR))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	action = filter_tcp(skb, p, 0);
+	action = filter_tcp(skb, p, 0, 0, 0);
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
 
@@ -324,11 +324,72 @@ static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct 
 	return ours;
 }
 
+/* The overlay address of the container whose node socket sends packet p, if the node's firewall gave it another
+ * destination than connect() saw; else 0. */
+static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct packet *p)
+{
+	struct bpf_sock *sk = skb->sk;
+	struct sock_tag *tag;
+	struct endpoint *ep;
+
+	if (!p || !sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return 0;
+	if (sk->dst_port == p->tcp.dest &&
+	    (p->ipv6 ? sk->dst_ip6[0] == p->dst6.word[0] && sk->dst_ip6[1] == p->dst6.word[1] &&
+	                       sk->dst_ip6[2] == p->dst6.word[2] && sk->dst_ip6[3] == p->dst6.word[3]
+	             : sk->dst_ip4 == p->ip.daddr))
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	ep = tag ? tagged_endpoint(tag) : NULL;
+	return ep ? ep->addr4.word[3] : 0;
+}
+
+/* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and it is a container's of
+ * this node: of a process of its own stack (what did not need translation does not come this way), or of a node
+ * socket. */
+static __noinline bool remember_translated(struct __sk_buff *skb, const struct packet *p, __be32 translated)
+{
+	struct flow flow = {};
+	struct flow_key k;
+
+	if (!p)
+		return true;
+	k = wire_key(p);
+	if (!translated && !(skb->ingress_ifindex && endpoint_at(p->ip.saddr))) {
+		if (!skb->ingress_ifindex)
+			bpf_map_delete_elem(&flow_by_wire,
+			                    &k); /* a container's that had its addresses and ports */
+		return true;
+	}
+	flow.src = translated ? translated : k.saddr;
+	flow.dst = k.daddr;
+	flow.dst_port = k.dport;
+	flow.ipv6 = k.ipv6;
+	return bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY) == 0;
+}
+
+/* What policy says of a packet that is about to enter the container at the other end of the device. */
+static __noinline int filter_entering(struct __sk_buff *skb, const struct packet *p, int kind,
+                                      __be32 translated)
+{
+	__u32 ifindex = skb->ifindex;
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	__be32 receiver = ep ? ep->addr4.word[3] : 0;
+
+	if (kind != PACKET_TCP)
+		return filter_other(skb, p, 0, receiver);
+	return filter_tcp(skb, p, 0, receiver, translated);
+}
+
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
  * what is routed to it. */
 static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
 	bool ours = false, established = false;
+	__be32 translated = 0;
 	struct endpoint *ep;
 	struct packet p;
 	int kind, action;
@@ -341,19 +402,55 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	ep = endpoint_at(p.ip.daddr);
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED)
 		ours = has_node_socket(skb, &p, ep, &established);
+	if (kind == PACKET_TCP && is_syn(&p))
+		translated = translated_sender(skb, &p);
 	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
-		action = filter_for(skb, &p, kind, 0, NULL);
+		action = filter_entering(skb, &p, kind, translated);
 		/* Past nftables here: what is to be answered goes by it once more. */
 		if (action != FILTER_PASS)
 			return action == TC_ACT_SHOT ? action : redeliver(skb);
 	}
-	return ours ? redeliver(skb) : TC_ACT_OK;
+	if (!ours)
+		return TC_ACT_OK;
+	if (is_syn(&p) && !remember_translated(skb, &p, translated))
+		return drop(REASON_DROP_NOT_REMEMBERED);
+	return redeliver(skb);
 }
 
 SEC("tc")
 int to_endpoint(struct __sk_buff *skb)
 {
 	return or_next_filter(to_endpoint_verdict(skb));
+}
+
+/* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered, once more, because the
+ * node's firewall may have given it another destination on the way. Of a node socket the other node then sees this node's
+ * address; here it is known whose it is. */
+static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
+{
+	__be32 translated = 0;
+	struct packet p;
+	int kind, action;
+
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER || (kind == PACKET_TCP ? !is_syn(&p) : !has_policy()))
+		return TC_ACT_OK;
+	if (kind == PACKET_TCP)
+		translated = translated_sender(skb, &p);
+	/* This node's tables do not know what nodes and other nodes' containers may do. */
+	if (!translated && !endpoint_at(p.ip.saddr))
+		return TC_ACT_OK;
+	action = kind == PACKET_TCP ? filter_tcp(skb, &p, 0, 0, translated) : filter_other(skb, &p, 0, 0);
+	/* As in to_endpoint. */
+	if (action == FILTER_PASS)
+		return TC_ACT_OK;
+	return action == TC_ACT_SHOT ? action : redeliver(skb);
+}
+
+SEC("tc")
+int to_overlay(struct __sk_buff *skb)
+{
+	return or_next_filter(to_overlay_verdict(skb));
 }
 
 /* Ingress of the delivery device: packets that to_endpoint sent here. */

@@ -46,7 +46,7 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
 	struct flow_id flow = {}, other = {};
-	__u32 verdict;
+	__u32 verdict, opener;
 	__u8 ended;
 
 	if (!sk || !has_policy())
@@ -59,12 +59,13 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	flow.dport = sk->skc_dport;
 	flow.protocol = IPPROTO_TCP_;
 	reverse_flow(&flow, &other);
-	if (bpf_map_lookup_elem(&opener_by_flow, &flow))
-		verdict = decide_id(&flow);
-	else if (bpf_map_lookup_elem(&opener_by_flow, &other))
-		verdict = decide_id(&other);
-	else
-		return 0;
+	opener = opener_of(&flow);
+	if (opener) {
+		verdict = decide_opened(&flow, opener);
+	} else {
+		opener = opener_of(&other);
+		verdict = opener ? decide_opened(&other, opener) : VERDICT_ALLOW;
+	}
 	if (verdict == VERDICT_ALLOW)
 		return 0;
 	ended = destroy(sk);

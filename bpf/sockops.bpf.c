@@ -186,6 +186,44 @@ static __always_inline void accept_own_stack(struct sock_tag *tag, __be32 remote
 		accept_names(tag, &flow);
 }
 
+static __always_inline void remote_of(struct bpf_sock_ops *ops, struct address *remote)
+{
+	if (on_ipv6(ops)) {
+		remote->word[0] = ops->remote_ip6[0];
+		remote->word[1] = ops->remote_ip6[1];
+		remote->word[2] = ops->remote_ip6[2];
+		remote->word[3] = ops->remote_ip6[3];
+	} else {
+		set_mapped(remote, ops->remote_ip4);
+	}
+}
+
+/* Whether the peer of an IPv6 connection has an address of the node that is no overlay address. */
+static __noinline bool is_from_node6(struct bpf_sock_ops *ops)
+{
+	struct address peer;
+
+	peer.word[0] = ops->remote_ip6[0];
+	peer.word[1] = ops->remote_ip6[1];
+	peer.word[2] = ops->remote_ip6[2];
+	peer.word[3] = ops->remote_ip6[3];
+	return is_node_address6(&peer);
+}
+
+/* From a process of the node, or of a container whose connect the node's firewall led here: then it has the node's
+ * address, and is named, and judged, by its own. */
+static __always_inline void accept_from_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	struct flow flow = {};
+
+	tag->path = PATH_NODE;
+	if (!remembered_flow(ops, &flow) || flow.kind != FLOW_PLAIN)
+		return;
+	tag->flags |= TAG_REMOTE;
+	set_overlay(&tag->remote, flow.ipv6, flow.src);
+	tag->remote_port = (__be16)(ops->remote_port >> 16);
+}
+
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
 static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
@@ -207,26 +245,16 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		return;
 	}
 	from = remote ? route_to(remote) : NULL;
-	if (!from)
+	if (!from && !(on_ipv6(ops) && is_from_node6(ops)))
 		tag->path = PATH_OUTSIDE;
+	else if (!from)
+		accept_from_node(ops, tag);
 	else if (from->flags & ROUTE_NODE_ADDR)
-		tag->path = PATH_NODE;
+		accept_from_node(ops, tag);
 	else if (from->flags & ROUTE_SELF)
 		accept_same_node(ops, tag);
 	else
 		tag->path = PATH_OVERLAY;
-}
-
-static __always_inline void remote_of(struct bpf_sock_ops *ops, struct address *remote)
-{
-	if (on_ipv6(ops)) {
-		remote->word[0] = ops->remote_ip6[0];
-		remote->word[1] = ops->remote_ip6[1];
-		remote->word[2] = ops->remote_ip6[2];
-		remote->word[3] = ops->remote_ip6[3];
-	} else {
-		set_mapped(remote, ops->remote_ip4);
-	}
 }
 
 /* The tables may have changed since the SYN, and the cut have passed while there was but a request. From here on the

@@ -244,8 +244,9 @@ func prefix6Words(p netip.Prefix) (words [3]uint32) {
 type TCPrograms struct {
 	FromUnderlay int // ingress of the underlay device
 	FromOverlay  int // ingress of the VXLAN device
+	ToOverlay    int // egress of the same
 	FromEndpoint int // ingress of the node side of each endpoint's veth
-	ToEndpoint   int // egress of the same
+	ToEndpoint   int // egress of that
 	Deliver      int // ingress of the delivery device
 	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
 	IntoLoopback int // ingress of the container's side of its veth, with the same class
@@ -258,6 +259,7 @@ func (d *Datapath) TCPrograms() TCPrograms {
 	return TCPrograms{
 		FromUnderlay: d.objs.FromUnderlay.FD(),
 		FromOverlay:  d.objs.FromOverlay.FD(),
+		ToOverlay:    d.objs.ToOverlay.FD(),
 		FromEndpoint: d.objs.FromEndpoint.FD(),
 		ToEndpoint:   d.objs.ToEndpoint.FD(),
 		Deliver:      d.objs.Deliver.FD(),

@@ -434,6 +434,7 @@ const (
 	heddleProgSockRelease          = "sock_release"
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
+	heddleProgToOverlay            = "to_overlay"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
@@ -532,6 +533,7 @@ type heddleProgramSpecs struct {
 	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
 	TcpEvents    *ebpf.ProgramSpec `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.ProgramSpec `ebpf:"to_endpoint"`
+	ToOverlay    *ebpf.ProgramSpec `ebpf:"to_overlay"`
 }
 
 // heddleMapSpecs contains maps before they are loaded into the kernel.
@@ -731,6 +733,7 @@ type heddlePrograms struct {
 	SockRelease  *ebpf.Program `ebpf:"sock_release"`
 	TcpEvents    *ebpf.Program `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.Program `ebpf:"to_endpoint"`
+	ToOverlay    *ebpf.Program `ebpf:"to_overlay"`
 }
 
 func (p *heddlePrograms) Close() error {
@@ -761,6 +764,7 @@ func (p *heddlePrograms) Close() error {
 		p.SockRelease,
 		p.TcpEvents,
 		p.ToEndpoint,
+		p.ToOverlay,
 	)
 }
 

@@ -257,14 +257,17 @@ func (a *Agent) setupKernel() (err error) {
 	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	progs := a.datapath.TCPrograms()
 	for _, t := range []struct {
-		ifindex, prog int
-		name          string
+		ifindex   int
+		direction netcfg.Direction
+		prog      int
+		name      string
 	}{
-		{a.devices.DeliverIfindex, progs.Deliver, "deliver"},
-		{a.devices.OverlayIfindex, progs.FromOverlay, "from_overlay"},
-		{a.devices.UnderlayIfindex, progs.FromUnderlay, "from_underlay"},
+		{a.devices.DeliverIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
+		{a.devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
+		{a.devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
+		{a.devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 	} {
-		if err := netcfg.AttachTC(t.ifindex, netcfg.Ingress, t.prog, t.name); err != nil {
+		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
 			return fmt.Errorf("attach %s: %w", t.name, err)
 		}
 	}

@@ -86,10 +86,12 @@ conformance: need-root build conformance-packages
 # The race detector needs cgo. Packages run one after another: the machine has few cores and the root
 # tests time system calls. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
 # a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
+# A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
+# 20 ms are enough for reports of the last moment.
 RETRY := --rerun-fails=1 --rerun-fails-max-failures=4
 test: need-root build attack test-packages
 	@mkdir -p $(OUT)
-	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
+	GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
 		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/lab.json $(RETRY) \
 		--packages ./test/... -- -count=1 -p 1 -timeout 50m

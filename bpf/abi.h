@@ -72,6 +72,12 @@ enum heddle_reason {
 	REASON_DROP_NOT_REMEMBERED,
 	REASON_REFUSE_SOCKET_QUOTA,
 	REASON_CUT_SOCKET_QUOTA,
+	REASON_FALLBACK_UNPROVEN,
+	REASON_FALLBACK_STRIPPED,
+	REASON_FALLBACK_BLOCKED,
+	REASON_PROBE_LISTENER,
+	REASON_PROBE_ANSWERED,
+	REASON_CUT_PATH_BLOCKED,
 	REASON_MAX,
 };
 
@@ -118,6 +124,8 @@ enum sock_tag_flags {
 	TAG_ACCEPTED = 1 << 9, /* the peer opened the connection */
 	TAG_DROPPED = 1 << 10, /* SO_MARK is the drop mark: policy lets nothing of the socket out */
 	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
+	TAG_PROBE =
+	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -223,6 +231,11 @@ enum route_flags {
 	ROUTE_NODE_ADDR = 1 << 1, /* an address of this node itself */
 	ROUTE_DIRECT = 1 << 2,    /* the node takes direct connections */
 	ROUTE_PLAIN = 1 << 3,     /* one endpoint that is not intercepted */
+	/* Why the overlay carries what could be direct: what probes of the path say. */
+	ROUTE_UNPROVEN = 1 << 4, /* none has been answered yet */
+	ROUTE_STRIPPED = 1 << 5, /* SYNs arrive without the option */
+	ROUTE_BLOCKED = 1 << 6,  /* SYNs or their answers do not arrive */
+	ROUTE_NOT_PROVEN = ROUTE_UNPROVEN | ROUTE_STRIPPED | ROUTE_BLOCKED,
 };
 
 struct route_key {

@@ -303,6 +303,17 @@ static __always_inline bool wants_fastopen(struct bpf_sock_addr *ctx, const stru
 	return tag->options & OPTION_FASTOPEN || (tp && tp->fastopen_req);
 }
 
+/* Why a path on which probes are not answered is not used, flags being the route's. */
+static __noinline __u32 not_proven(__u32 flags, __be32 underlay)
+{
+	if (flags & ROUTE_STRIPPED)
+		return REASON_FALLBACK_STRIPPED;
+	if (flags & ROUTE_BLOCKED)
+		return REASON_FALLBACK_BLOCKED;
+	suspect(underlay);
+	return REASON_FALLBACK_UNPROVEN;
+}
+
 /* Why a connect to another node cannot be direct; REASON_NONE if it can. */
 static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct sock_tag *tag,
                                        const struct route *to)
@@ -316,6 +327,8 @@ static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct s
 		return tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
 	if (wants_fastopen(ctx, tag))
 		return REASON_FALLBACK_FASTOPEN;
+	if (to->flags & ROUTE_NOT_PROVEN)
+		return not_proven(to->flags, to->underlay.word[3]);
 	return REASON_NONE;
 }
 
@@ -491,7 +504,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != (sk6 ? AF_INET6 : AF_INET))
 		return NULL;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
-	if (!tag)
+	if (!tag || tag->flags & TAG_PROBE) /* a probe goes where the agent sends it */
 		return NULL;
 	if (!sk_of(ctx)->src_ip4)
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */

@@ -13,6 +13,8 @@
 #include "packet.h"
 #include "policy.h"
 
+#include "suspect.h"
+
 #include "ownstack.bpf.c"
 #include "sockets.bpf.c"
 #include "claim.bpf.c"
@@ -26,6 +28,7 @@
 #include "filter.bpf.c"
 #include "relay6.bpf.c"
 #include "relay.bpf.c"
+#include "probe.bpf.c"
 #include "steer.bpf.c"
 #include "pod.bpf.c"
 #include "capture.bpf.c"

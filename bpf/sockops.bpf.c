@@ -69,6 +69,10 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 	if (!tag || tag->path != PATH_DIRECT)
 		return;
 	o = make_option(is_overlay6(&tag->remote), tag->local.word[3], tag->remote.word[3], tag->remote_port);
+	if (tag->flags & TAG_PROBE)
+		o.version_network = bpf_htons(OPTION_PROBE << 12 | config_network_id);
+	else if (ops->total_retrans) /* the first SYN got no answer */
+		suspect(ops->remote_ip4);
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
@@ -274,7 +278,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	struct flow flow = {};
 	bool allowed;
 
-	if (!tag)
+	if (!tag || tag->flags & TAG_PROBE)
 		return;
 	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is disconnected. */
 	if (tag->flags & TAG_WILD)

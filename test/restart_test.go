@@ -99,6 +99,9 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		}
 	}
 	alive("without agent")
+	if node == "n2" {
+		probeWithoutAgent(t, client)
+	}
 	connectWith := func(p *peer, socket, target string) {
 		t.Helper()
 		p.must(`%s.connect((%q, %d))`, socket, target, port)
@@ -142,6 +145,9 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		if after[reason] < n {
 			t.Errorf("%s fell from %d to %d", reason, n, after[reason])
 		}
+	}
+	if node == "n2" && after["probe_answered"] == before["probe_answered"] {
+		t.Error("n2's programs have answered no probe")
 	}
 	if got := pins(t, node); strings.Join(got, " ") != strings.Join(pinned, " ") {
 		t.Errorf("pins %v, were %v", got, pinned)

@@ -107,9 +107,11 @@ type Status struct {
 	Endpoints int        `json:"endpoints"` // on this node
 	Peers     int        `json:"peers"`     // other nodes of the network
 	// PeersAway names those of them whose agents do not run, or do not reach the store.
-	PeersAway    []string     `json:"peers_away,omitempty"`
-	Interception Interception `json:"interception"`
-	Policy       Policy       `json:"policy"`
+	PeersAway []string `json:"peers_away,omitempty"`
+	// Direct says to which of them connections can be direct, as probes have shown.
+	Direct       model.DirectPaths `json:"direct_paths"`
+	Interception Interception      `json:"interception"`
+	Policy       Policy            `json:"policy"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`
 	// Faults are what is not as it should be on this node, and is tried again.

@@ -69,7 +69,7 @@ func (c Config) validate() error {
 }
 
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open, but for policy, which has a lock, and incarnations.
+// the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and incarnations.
 type Datapath struct {
 	cfg    Config
 	objs   heddleObjects

@@ -205,7 +205,13 @@ const (
 	heddleHeddleReasonREASON_DROP_NOT_REMEMBERED        heddleHeddleReason = 48
 	heddleHeddleReasonREASON_REFUSE_SOCKET_QUOTA        heddleHeddleReason = 49
 	heddleHeddleReasonREASON_CUT_SOCKET_QUOTA           heddleHeddleReason = 50
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 51
+	heddleHeddleReasonREASON_FALLBACK_UNPROVEN          heddleHeddleReason = 51
+	heddleHeddleReasonREASON_FALLBACK_STRIPPED          heddleHeddleReason = 52
+	heddleHeddleReasonREASON_FALLBACK_BLOCKED           heddleHeddleReason = 53
+	heddleHeddleReasonREASON_PROBE_LISTENER             heddleHeddleReason = 54
+	heddleHeddleReasonREASON_PROBE_ANSWERED             heddleHeddleReason = 55
+	heddleHeddleReasonREASON_CUT_PATH_BLOCKED           heddleHeddleReason = 56
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 57
 )
 
 type heddleHeddleVerdict uint32
@@ -304,10 +310,14 @@ type heddleRoute struct {
 type heddleRouteFlags uint32
 
 const (
-	heddleRouteFlagsROUTE_SELF      heddleRouteFlags = 1
-	heddleRouteFlagsROUTE_NODE_ADDR heddleRouteFlags = 2
-	heddleRouteFlagsROUTE_DIRECT    heddleRouteFlags = 4
-	heddleRouteFlagsROUTE_PLAIN     heddleRouteFlags = 8
+	heddleRouteFlagsROUTE_SELF       heddleRouteFlags = 1
+	heddleRouteFlagsROUTE_NODE_ADDR  heddleRouteFlags = 2
+	heddleRouteFlagsROUTE_DIRECT     heddleRouteFlags = 4
+	heddleRouteFlagsROUTE_PLAIN      heddleRouteFlags = 8
+	heddleRouteFlagsROUTE_UNPROVEN   heddleRouteFlags = 16
+	heddleRouteFlagsROUTE_STRIPPED   heddleRouteFlags = 32
+	heddleRouteFlagsROUTE_BLOCKED    heddleRouteFlags = 64
+	heddleRouteFlagsROUTE_NOT_PROVEN heddleRouteFlags = 112
 )
 
 type heddleRouteKey struct {
@@ -354,6 +364,7 @@ const (
 	heddleSockTagFlagsTAG_ACCEPTED heddleSockTagFlags = 512
 	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
 	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
+	heddleSockTagFlagsTAG_PROBE    heddleSockTagFlags = 4096
 )
 
 type heddleSockTagOptions uint32
@@ -404,6 +415,8 @@ const (
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
+	heddleMapSuspectedByNode       = "suspected_by_node"
+	heddleMapSuspects              = "suspects"
 	heddleMapTagBySock             = "tag_by_sock"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
@@ -423,6 +436,7 @@ const (
 	heddleProgGetsockname4         = "getsockname4"
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
+	heddleProgGiveUp               = "give_up"
 	heddleProgIntoLoopback         = "into_loopback"
 	heddleProgLimitIn              = "limit_in"
 	heddleProgLimitOut             = "limit_out"
@@ -522,6 +536,7 @@ type heddleProgramSpecs struct {
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
+	GiveUp       *ebpf.ProgramSpec `ebpf:"give_up"`
 	IntoLoopback *ebpf.ProgramSpec `ebpf:"into_loopback"`
 	LimitIn      *ebpf.ProgramSpec `ebpf:"limit_in"`
 	LimitOut     *ebpf.ProgramSpec `ebpf:"limit_out"`
@@ -558,6 +573,8 @@ type heddleMapSpecs struct {
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
+	SuspectedByNode   *ebpf.MapSpec `ebpf:"suspected_by_node"`
+	Suspects          *ebpf.MapSpec `ebpf:"suspects"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
@@ -636,6 +653,8 @@ type heddleMaps struct {
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
+	SuspectedByNode   *ebpf.Map `ebpf:"suspected_by_node"`
+	Suspects          *ebpf.Map `ebpf:"suspects"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
@@ -662,6 +681,8 @@ func (m *heddleMaps) Close() error {
 		m.RouteByPrefix,
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
+		m.SuspectedByNode,
+		m.Suspects,
 		m.TagBySock,
 		m.VerdictByPair,
 		m.VerdictByPort,
@@ -722,6 +743,7 @@ type heddlePrograms struct {
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
+	GiveUp       *ebpf.Program `ebpf:"give_up"`
 	IntoLoopback *ebpf.Program `ebpf:"into_loopback"`
 	LimitIn      *ebpf.Program `ebpf:"limit_in"`
 	LimitOut     *ebpf.Program `ebpf:"limit_out"`
@@ -753,6 +775,7 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname4,
 		p.Getsockname6,
 		p.Getsockopt,
+		p.GiveUp,
 		p.IntoLoopback,
 		p.LimitIn,
 		p.LimitOut,

@@ -148,6 +148,16 @@ type writtenTopology struct {
 	local      []netip.Prefix
 	nodes      []model.Node
 	endpoints  []model.Endpoint
+	flags      map[heddleAddress]uint32 // of other nodes' direct paths, by underlay address: SetPeerState
+}
+
+// withState gives r with the state of its node's direct path, if that matters for it.
+func (t *writtenTopology) withState(r heddleRoute) heddleRoute {
+	const others = heddleRouteFlagsROUTE_SELF | heddleRouteFlagsROUTE_NODE_ADDR | heddleRouteFlagsROUTE_PLAIN
+	if flags := heddleRouteFlags(r.Flags); flags&heddleRouteFlagsROUTE_DIRECT != 0 && flags&others == 0 {
+		r.Flags = r.Flags&^uint32(heddleRouteFlagsROUTE_NOT_PROVEN) | t.flags[r.Underlay]
+	}
+	return r
 }
 
 // SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other nodes
@@ -172,6 +182,9 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 		}
 	} else {
 		routes, byUnderlay = topology(self, local, nodes, endpoints)
+		for k, r := range routes {
+			routes[k] = last.withState(r)
+		}
 		if err := syncMap(d.objs.RouteByPrefix, haveRoutes, routes); err != nil {
 			return fmt.Errorf("write routes: %w", err)
 		}

@@ -93,6 +93,9 @@ type Node struct {
 	// DirectPorts is the node's direct port range. The zero range means that the node takes no
 	// direct connections (no agent with a datapath); the overlay carries everything to it.
 	DirectPorts PortRange `json:"direct_ports"`
+	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
+	// earlier builds do not.
+	AnswersProbes bool `json:"answers_probes,omitempty"`
 }
 
 // Direct reports whether the node accepts direct connections.

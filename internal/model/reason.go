@@ -80,6 +80,12 @@ var Reasons = []ReasonInfo{
 	{48, "drop_not_remembered", KindDrop, "SYN that the kernel's table of new connections had no room for at that moment: the sender sends it again"},
 	{49, "refuse_socket_quota", KindRefusal, "socket(), or connect() of an accepted socket that was dead, of an endpoint that has as many sockets as it may (ENFILE)"},
 	{50, "cut_socket_quota", KindCut, "accepted connection ended because its endpoint has as many sockets as it may"},
+	{51, "fallback_unproven", KindFallback, "no probe of the direct path to the peer's node has been answered yet"},
+	{52, "fallback_stripped", KindFallback, "SYNs to the peer's node arrive without the Heddle option"},
+	{53, "fallback_blocked", KindFallback, "direct ports of the peer's node do not answer"},
+	{54, "probe_listener", KindPath, "probes of the direct path from other nodes, given to the agent's listener"},
+	{55, "probe_answered", KindPath, "probes of the direct path from other nodes, answered by the program because no agent listens"},
+	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
 }
 
 // String gives the reason's metric label.

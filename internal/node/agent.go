@@ -25,6 +25,7 @@ import (
 	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/probe"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -47,6 +48,7 @@ type Agent struct {
 	devices   netcfg.NodeDevices
 	datapath  *datapath.Datapath
 	enforcer  *enforcer
+	prober    *probe.Prober
 	intercept *intercept.Server
 	listener  net.Listener // of the API; Run serves it
 	plugin    net.Listener // for Docker; nil: not asked for
@@ -193,7 +195,7 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 	a.self, err = claim(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
-		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts,
+		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts, AnswersProbes: true,
 	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)
@@ -252,6 +254,9 @@ func (a *Agent) setupKernel() (err error) {
 		DeliverIfindex:  a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
+		return err
+	}
+	if err := a.startProbes(); err != nil {
 		return err
 	}
 	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
@@ -318,6 +323,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	locals := make(chan []netip.Prefix)
 	wg.Go(func() { a.followLocal(ctx, locals) })
 	wg.Go(func() { a.repair(ctx) })
+	wg.Go(func() { a.runProbes(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {

@@ -94,7 +94,9 @@ func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	a.applied.known = false
 	var err error
 	if !unchanged {
-		err = netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes))
+		// The prober first: routes to new nodes are unproven from the start.
+		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)),
+			netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)))
 	}
 	err = errors.Join(err, a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints))
 	a.applied = appliedTopology{state: state, local: local, known: err == nil}

@@ -18,6 +18,7 @@ CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl st
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
+DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
@@ -33,11 +34,12 @@ define install
 	fi
 endef
 
-.PHONY: help build attack demo test test-lsm soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb attack demo test test-lsm soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
+	@echo "make deb     the Debian package into $(OUT)/deb/, with version $$VERSION or the commit's; reproducible"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
@@ -51,6 +53,12 @@ help:
 build:
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+
+# docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
+deb:
+	$(call install,$(DEB_PACKAGES))
+	@mkdir -p $(OUT)/deb
+	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
 attack:

@@ -164,21 +164,25 @@ func (d *Datapath) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds. Absent
-// pins are no error. For taking a node down, not for restarting its agent.
-func Unpin(dir string) error {
+// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds; it gives how many
+// there were. Absent pins are no error. For taking a node down, not for restarting its agent.
+func Unpin(dir string) (removed int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("unpin: %w", err)
+		return 0, fmt.Errorf("unpin: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
 	}
-	return errors.Join(errs...)
+	return removed, errors.Join(errs...)
 }
 
 // CheckPinDir makes the directory for pins unless it is there, and reports if it is on no BPF file system.

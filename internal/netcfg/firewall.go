@@ -78,17 +78,21 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 	return nil
 }
 
-// deleteFirewall deletes Heddle's nftables table; that there is none is no error.
-func deleteFirewall() error {
+// deleteFirewall deletes Heddle's nftables table, and reports whether there was one.
+func deleteFirewall() (bool, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return false, fmt.Errorf("open nftables: %w", err)
 	}
 	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+	err = c.Flush()
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+	}
+	return true, nil
 }
 
 // masqueradeExprs is "ip saddr own ip daddr != pool... oifname != overlay oifname != lo masquerade". What

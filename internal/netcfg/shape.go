@@ -183,7 +183,7 @@ func PruneShapes(keep []Shape) error {
 		return err
 	}
 	if len(keep) == 0 {
-		return errors.Join(detachLimiters(h), deleteLink(h, dev))
+		return errors.Join(detachLimiters(h, func(string, ...any) {}), deleteLink(h, dev))
 	}
 	needed := make(map[uint16]bool)
 	for _, s := range keep {

@@ -30,9 +30,10 @@ mount --bind "$2" "$root/mnt/deb"
 # Of Debian's units those that a bare machine needs: the journal, and nothing that sets up hardware or users.
 rm -rf "$root"/lib/systemd/system/*.wants "$root"/etc/systemd/system/*.wants "$root"/lib/systemd/system-generators "$root"/usr/sbin/policy-rc.d
 : >"$root/etc/fstab"
+: >"$root/var/lib/dpkg/triggers/File" # no rebuilding of databases of manual pages
 mkdir -p "$root/etc/systemd/system/basic.target.wants" "$root/etc/systemd/journald.conf.d"
 ln -s /lib/systemd/system/systemd-journald.service "$root/etc/systemd/system/basic.target.wants/"
-printf '[Journal]\nStorage=volatile\nReadKMsg=no\n' >"$root/etc/systemd/journald.conf.d/test.conf"
+printf '[Journal]\nStorage=volatile\nReadKMsg=no\nAudit=no\n' >"$root/etc/systemd/journald.conf.d/test.conf"
 printf '[Unit]\nDescription=Test\nRequires=basic.target\nAfter=basic.target\nAllowIsolate=yes\n' >"$root/etc/systemd/system/test.target"
 
 ip link set lo up

@@ -42,6 +42,7 @@ var stateFiles = []string{"holder.sock", "holder.sock.lock", "instance", "etcd",
 // socketFiles is what agents make beside their sockets' paths.
 const (
 	recordFile = "node.json" // beside the API's socket
+	deletedDir = "deleted"   // the same: what heddle-cni could not delete while no agent ran
 	lockSuffix = ".lock"
 )
 
@@ -203,7 +204,7 @@ func (n Node) removeCgroups(removed func(string)) error {
 func (n Node) removeFiles(removed func(string)) error {
 	run := filepath.Dir(n.APISocket)
 	files := []string{
-		n.APISocket, filepath.Join(run, recordFile), n.SeccompSocket, n.SeccompSocket + lockSuffix,
+		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), n.SeccompSocket, n.SeccompSocket + lockSuffix,
 	}
 	for _, name := range stateFiles {
 		files = append(files, filepath.Join(n.StateDir, name))

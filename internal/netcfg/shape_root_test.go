@@ -68,7 +68,7 @@ func TestShapes(t *testing.T) {
 		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
 	}
 	set(one)
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	if got := run(t, node, "ip -br link\ntc qdisc show dev lo"); strings.Contains(got, ShapeDevice) || strings.Contains(got, "clsact") {
 		t.Errorf("after teardown:\n%s", got)
 	}

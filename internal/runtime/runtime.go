@@ -55,9 +55,14 @@ func prepareAndExec(cmd commandLine, args []string) error {
 		if intercept != "" && intercept != "all" {
 			return fmt.Errorf("%s=%q: want \"all\" or nothing", EnvIntercept, intercept)
 		}
-		_, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
+		changed, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
 		if err != nil {
 			return err
+		}
+		if changed && kept == "" {
+			if err := waitKillable(cmd.bundle, program); err != nil {
+				return err
+			}
 		}
 		if kept != "" {
 			if err := cmd.warn("not intercepted, its TCP takes the overlay: " + kept); err != nil {

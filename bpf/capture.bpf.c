@@ -179,7 +179,8 @@ int from_overlay(struct __sk_buff *skb)
 	return or_next_filter(from_overlay_verdict(skb));
 }
 
-/* A SYN of a host outside that the underlay device brings for an overlay address, if it is one. */
+/* What the underlay device brings for an overlay address, if it is for one: of a host outside. With policy not only SYNs: the
+ * last ACK of a handshake may come when the rules are others, with data that nobody is to read. */
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
 {
 	struct endpoint *ep;

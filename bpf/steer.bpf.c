@@ -268,7 +268,7 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 		return reason ? drop(reason) : TC_ACT_OK;
 	}
 	if (p.ip.daddr != config_underlay)
-		return is_syn(&p) ? from_outside(skb, &p) : TC_ACT_OK;
+		return is_syn(&p) || has_policy() ? from_outside(skb, &p) : TC_ACT_OK;
 	if (!in_direct_ports(p.tcp.dest))
 		return TC_ACT_OK;
 	k = wire_key(&p);

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -98,15 +99,22 @@ func (p policyPorts) all() []int {
 // policyPlaces are the places, and the host outside as a client.
 func policyPlaces(t testing.TB) []place {
 	t.Helper()
-	node := address(t, "host", "n1/c1")
-	routes := map[string]string{address(t, "overlay", "n1/c1") + "/32": node, own6(t, "n1/c1") + "/128": underlay6(t, "n1")}
-	for to, via := range routes {
+	outsideTargets(t, "n1/c1")
+	return append(slices.Clone(places), place{"from outside", "outside", "n1/c1", overlayOf("n1/c1"), fromHost, false})
+}
+
+// outsideTargets gives the host outside routes to a container, until the end of the test, and its addresses by family.
+func outsideTargets(t testing.TB, container string) map[int]string {
+	t.Helper()
+	node, _, _ := strings.Cut(container, "/")
+	out := map[int]string{4: address(t, "overlay", container), 6: own6(t, container)}
+	for to, via := range map[string]string{out[4] + "/32": address(t, "host", container), out[6] + "/128": underlay6(t, node)} {
 		if out, err := exec.Command("ip", "-n", labName+"-outside", "route", "replace", to, "via", via).CombinedOutput(); err != nil {
 			t.Fatalf("route of the outside: %v\n%s", err, out)
 		}
 		t.Cleanup(func() { _ = exec.Command("ip", "-n", labName+"-outside", "route", "del", to).Run() })
 	}
-	return append(slices.Clone(places), place{"from outside", "outside", "n1/c1", overlayOf("n1/c1"), fromHost, false})
+	return out
 }
 
 // underlay6 is a node's IPv6 address on the underlay.

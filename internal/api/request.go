@@ -26,6 +26,9 @@ const (
 	// MaxLabelKey and MaxLabelValue bound a label, in bytes.
 	MaxLabelKey   = 317
 	MaxLabelValue = 256
+	// MaxLabelsBytes bounds all labels of an endpoint together, as JSON, where some characters take six bytes: the store
+	// takes 64 KiB for the whole endpoint.
+	MaxLabelsBytes = 48 << 10
 	// maxPath is PATH_MAX without the terminating NUL.
 	maxPath = 4095
 )
@@ -67,20 +70,26 @@ func (r EndpointRequest) Validate() error {
 	return r.validateLabels()
 }
 
+// validateLabels lets nothing pass that the store refuses, so that the answer names the field.
 func (r EndpointRequest) validateLabels() error {
+	refuse := func(message, remedy string) error {
+		return &Error{Code: CodeInvalid, Field: "labels", Message: message, Remedy: remedy}
+	}
 	if len(r.Labels) > MaxLabels {
-		return &Error{Code: CodeInvalid, Field: "labels",
-			Message: fmt.Sprintf("%d labels, at most %d are taken", len(r.Labels), MaxLabels)}
+		return refuse(fmt.Sprintf("%d labels, at most %d are taken", len(r.Labels), MaxLabels), "leave out those that no policy needs")
 	}
 	for k, v := range r.Labels {
 		if k == "" || len(k) > MaxLabelKey || !printable(k) {
-			return &Error{Code: CodeInvalid, Field: "labels",
-				Message: fmt.Sprintf("key %.80q: want 1 to %d bytes of printable text", k, MaxLabelKey)}
+			return refuse(fmt.Sprintf("key %.80q of %d bytes: want 1 to %d bytes of printable text", k, len(k), MaxLabelKey), "give a shorter key, without control characters")
 		}
 		if len(v) > MaxLabelValue || !printable(v) {
-			return &Error{Code: CodeInvalid, Field: "labels",
-				Message: fmt.Sprintf("value of %.80q: want at most %d bytes of printable text", k, MaxLabelValue)}
+			return refuse(fmt.Sprintf("value of %.80q, %d bytes: want at most %d bytes of printable text", k, len(v), MaxLabelValue),
+				"give a shorter value, without control characters")
 		}
+	}
+	raw, err := json.Marshal(r.Labels)
+	if err != nil || len(raw) > MaxLabelsBytes {
+		return refuse(fmt.Sprintf("%d bytes as JSON, at most %d are taken", len(raw), MaxLabelsBytes), "give fewer or shorter labels")
 	}
 	return nil
 }

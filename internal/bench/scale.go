@@ -37,7 +37,7 @@ type ScaleOptions struct {
 	Rounds    int   // through all numbers of rules
 	Duration  time.Duration
 	Scopes    []Scope
-	Changes   int // of one rule, for latency and again for processor time, each round; of 1,000 rules, a fifth of it
+	Changes   int // of one rule, for latency and again for processor time, each round; of 1,000 rules, half of it
 	Program   []string
 	Progress  io.Writer
 }

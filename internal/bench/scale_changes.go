@@ -26,15 +26,16 @@ var scaleChanges = []struct {
 	every    int // one of so many of ScaleOptions.Changes
 }{
 	{"one rule", 1, 0, 1},
-	{"1,000 rules", 1000, 10, 5},
+	{"1,000 rules", 1000, 10, 2},
 }
 
 // The limits of the experiment's waits.
 const (
 	populateTimeout = 5 * time.Minute
 	inForceTimeout  = time.Minute
-	scaleLifetime   = 19 * time.Minute // of the watch and its server
-	settleTime      = 300 * time.Millisecond
+	scaleLifetime   = 19 * time.Minute       // of the watch and its server
+	settleTime      = 200 * time.Millisecond // after a change
+	idleTime        = time.Second            // in which is measured what agents use by themselves
 )
 
 // label tells the measured containers from others.
@@ -252,7 +253,10 @@ func (r *scaleRun) cpuOfChanges(ctx context.Context, cell changeCell, n int) err
 		return ms, time.Since(began), err
 	}
 	// The watch goes on meanwhile: its sockets are part of what agents use by themselves.
-	idle, idleTook, err := used(func() error { return pause(ctx, 2*settleTime) })
+	if err := pause(ctx, idleTime); err != nil { // for what earlier changes left to do
+		return err
+	}
+	idle, idleTook, err := used(func() error { return pause(ctx, idleTime) })
 	if err != nil {
 		return err
 	}

@@ -138,6 +138,7 @@ func (c *Compiler) removeClass(k *class) {
 // describe brings the defaults of classes up to date, and the entries of their points with them.
 func (c *Compiler) describe(changed map[*class]bool) {
 	for k := range changed {
+		k.general = [2]general{egress: c.generalOf(k.signature, egress), ingress: c.generalOf(k.signature, ingress)}
 		egressProfile, ingressProfile := c.side(k, nil, egress), c.side(k, nil, ingress)
 		info := model.ClassInfo{Class: k.number, Egress: egressProfile[0][0].verdict, Ingress: ingressProfile[0][0].verdict}
 		delete(c.wide, k)
@@ -196,23 +197,50 @@ func (c *Compiler) removePoint(p *point) {
 	}
 }
 
-// side gives what the policies of k say of connections in a direction with points of other; nil: with one that no
-// peer selects.
-func (c *Compiler) side(k, other *class, direction int) profile {
-	var byDefault model.Verdict
-	var rules []*compiledRule
-	for _, id := range k.signature.policies {
+// general is what the policies of a class say in one direction, whoever the other end is.
+type general struct {
+	byDefault model.Verdict
+	any       []*compiledRule
+}
+
+func (c *Compiler) generalOf(s *signature, direction int) (g general) {
+	for _, id := range s.policies {
 		d := &c.byID[id].directions[direction]
-		byDefault = byDefault.Worse(d.byDefault)
-		rules = append(rules, d.any...)
-		if other == nil || len(d.byTerm) == 0 {
-			continue
-		}
+		g.byDefault = g.byDefault.Worse(d.byDefault)
+		g.any = append(g.any, d.any...)
+	}
+	return g
+}
+
+// side gives what the policies of k say of connections in a direction with points of other; nil: with one that no
+// peer selects. It costs what is said of other: k may have many policies.
+func (c *Compiler) side(k, other *class, direction int) profile {
+	rules := slices.Clip(k.general[direction].any)
+	if other != nil {
 		for _, t := range other.signature.terms {
-			rules = append(rules, d.byTerm[t]...)
+			rules = c.appendRules(rules, k.signature.policies, t, direction)
 		}
 	}
-	return profileOf(byDefault, rules)
+	return profileOf(k.general[direction].byDefault, rules)
+}
+
+// appendRules adds the rules of policies that name t.
+func (c *Compiler) appendRules(rules []*compiledRule, policies []policyID, t termID, direction int) []*compiledRule {
+	users := c.usedBy[t]
+	if len(users) < len(policies) {
+		for id := range users {
+			if _, found := slices.BinarySearch(policies, id); found {
+				rules = append(rules, c.byID[id].directions[direction].byTerm[t]...)
+			}
+		}
+		return rules
+	}
+	for _, id := range policies {
+		if users[id] {
+			rules = append(rules, c.byID[id].directions[direction].byTerm[t]...)
+		}
+	}
+	return rules
 }
 
 // pair brings one pair's entry up to date; it reports whether there is one.

@@ -96,6 +96,7 @@ type direction struct {
 type class struct {
 	number    model.Class
 	signature *signature
+	general   [2]general // egress, ingress: of the signature's policies
 	members   map[*point]bool
 	info      model.ClassInfo
 	pairs     map[*class]bool // the other ends of its entries in the tables, either way

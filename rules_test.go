@@ -48,7 +48,7 @@ var allowed = map[string][]string{
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime"},
-	"internal/bench":      {"internal/api", "internal/bench/peer", "internal/policy"},
+	"internal/bench":      {"internal/api", "internal/bench/peer", "internal/netns", "internal/policy"},
 	"internal/bench/peer": {},
 	"internal/bench/plot": {"internal/bench"},
 	// In heddled only: the command line goes without etcd.

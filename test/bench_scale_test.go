@@ -64,3 +64,31 @@ func TestBenchPolicyScale(t *testing.T) {
 		}
 	}
 }
+
+// TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no endpoint and no
+// network namespace.
+func TestBenchEndpoints(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "endpoints.json")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "endpoints", "--lab", labName, "--endpoints", "2", "--runs", "1", "--json", file)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result bench.EndpointMemoryResult
+	if err := json.Unmarshal(raw, &result); err != nil || result.Endpoints != 2 || result.Rounds != 1 {
+		t.Errorf("%s: %v", raw, err)
+	}
+	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench/") {
+		t.Errorf("endpoints are left:\n%s", out)
+	}
+	if left, err := filepath.Glob("/run/netns/" + labName + "-bench-*"); err != nil || len(left) > 0 {
+		t.Errorf("network namespaces are left: %v, %v", left, err)
+	}
+}

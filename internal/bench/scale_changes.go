@@ -326,6 +326,11 @@ func (r *scaleRun) resident(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
+	return residentBytes(pid)
+}
+
+// residentBytes gives the resident memory of a process.
+func residentBytes(pid int) (float64, error) {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
 		return 0, fmt.Errorf("read memory of agent: %w", err)

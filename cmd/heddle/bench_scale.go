@@ -177,6 +177,6 @@ func (s benchSettings) reportScale(result bench.ScaleResult, out io.Writer) erro
 		return nil
 	}
 	text := plot.Text{Title: "New connections and changes among more and more rules",
-		Subtitle: fmt.Sprintf("%d endpoints on %d nodes; %d rounds, interleaved; %s", result.Endpoints, result.Nodes, result.Rounds, machine())}
+		Subtitle: fmt.Sprintf("%d endpoints on %d nodes; rounds through all numbers of rules: %d; %s", result.Endpoints, result.Nodes, result.Rounds, machine())}
 	return writeFile(s.plotFile, func(w io.Writer) error { return plot.WriteScale(w, result, text) })
 }

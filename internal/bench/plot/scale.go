@@ -41,7 +41,7 @@ type curves struct {
 	rules       []int
 	lines       []curve
 	low, high   float64 // of the axis
-	logarithmic bool
+	firstApart  bool    // what is among no rules is something else
 }
 
 // WriteScale draws what connects and changes cost among more and more rules.
@@ -72,14 +72,13 @@ func WriteScale(w io.Writer, result bench.ScaleResult, text Text) error {
 		p.lines = connectCurves(result, scope)
 		p.draw()
 	}
-	for i, what := range []string{"A change, until both nodes enforce it", "Processor time of the agents for a change"} {
+	for i, what := range []string{"A change, until both nodes enforce it", "Processor time of agents for a change (n1: with the store)"} {
 		p := panel(i, scaleSecondRow, what, "ms")
-		p.logarithmic = true
-		p.lines = changeCurves(result, i == 1)
+		p.lines, p.firstApart = changeCurves(result, i == 1), true
 		p.draw()
 	}
 	c.text(marginLeft, scaleHeight-18, 12, greyColour, "start", "normal",
-		"Points: medians. Whiskers: smallest and largest round (of changes: change). Every rule is about the measured containers, on both nodes.")
+		"Points: medians. Whiskers: smallest and largest round (of changes: change). Every rule is about the measured containers, on both nodes. A rule among 0 is the first one.")
 	c.printf("</svg>\n")
 	if _, err := io.WriteString(w, c.String()); err != nil {
 		return fmt.Errorf("write plot: %w", err)
@@ -119,8 +118,8 @@ func changeCurves(result bench.ScaleResult, cpu bool) (out []curve) {
 		if i < 0 {
 			i, names = len(names), append(names, r.What)
 			if cpu {
-				out = append(out, curve{name: r.What + ", n2's agent", colour: kinds[i%2]},
-					curve{name: r.What + ", n1's with the store", colour: kinds[i%2], dashes: "6 4"})
+				out = append(out, curve{name: r.What + ", n2", colour: kinds[i%2]},
+					curve{name: r.What + ", n1", colour: kinds[i%2], dashes: "6 4"})
 			} else {
 				out = append(out, curve{name: r.What, colour: kinds[i%2]})
 			}
@@ -157,7 +156,7 @@ func (p *curves) draw() {
 	p.c.line(p.left, p.bottom, p.right, p.bottom, inkColour, 1.2, "")
 }
 
-// scale chooses the axis: from zero, or, logarithmic, whole decades.
+// scale chooses the logarithmic axis: from and to one of 1, 2, 5, 10, 20, ...
 func (p *curves) scale() {
 	low, high := math.Inf(1), 0.0
 	for _, l := range p.lines {
@@ -168,18 +167,34 @@ func (p *curves) scale() {
 			}
 		}
 	}
-	if !p.logarithmic || math.IsInf(low, 1) {
-		p.logarithmic, p.low, p.high = false, 0, max(1.06*high, 1e-3)
-		return
+	if math.IsInf(low, 1) {
+		low, high = 1, 10 // nothing but zeros
 	}
-	p.low, p.high = math.Pow(10, math.Floor(math.Log10(low))), math.Pow(10, math.Ceil(math.Log10(high*1.001)))
+	p.low = math.Pow(10, math.Floor(math.Log10(low)))
+	for step(p.low) <= low {
+		p.low = step(p.low)
+	}
+	for p.high = p.low; p.high < high; {
+		p.high = step(p.high)
+	}
+	p.high = max(p.high, step(p.low))
+}
+
+// step gives the next of 1, 2, 5, 10, 20, ... after one of them.
+func step(v float64) float64 {
+	decade := math.Pow(10, math.Floor(math.Log10(v)+1e-9))
+	switch leading := math.Round(v / decade); leading {
+	case 1:
+		return 2 * decade
+	case 2:
+		return 5 * decade
+	default:
+		return 10 * decade
+	}
 }
 
 func (p *curves) y(v float64) float64 {
-	part := (v - p.low) / (p.high - p.low)
-	if p.logarithmic {
-		part = math.Log10(max(v, p.low)/p.low) / math.Log10(p.high/p.low)
-	}
+	part := math.Log10(max(v, p.low)/p.low) / math.Log10(p.high/p.low)
 	return p.bottom - part*(p.bottom-p.top)
 }
 
@@ -188,22 +203,13 @@ func (p *curves) x(rules int) float64 {
 }
 
 func (p *curves) grid() {
-	tick := func(v float64) {
+	for v := p.low; v <= p.high*1.001; v = step(v) {
 		p.c.line(p.left, p.y(v), p.right, p.y(v), gridColour, 1, "")
-		p.c.text(p.left-8, p.y(v)+4, 12, greyColour, "end", "normal", fmt.Sprintf("%.4g", v))
-	}
-	if p.logarithmic {
-		for v := p.low; v <= p.high*1.001; v *= 10 {
-			tick(v)
+		number := fmt.Sprintf("%g", v)
+		if v >= 1000 {
+			number = thousands(int(math.Round(v)))
 		}
-	} else {
-		step := math.Pow(10, math.Floor(math.Log10(p.high)))
-		for p.high/step < 4 {
-			step /= 2
-		}
-		for v := 0.0; v <= p.high; v += step {
-			tick(v)
-		}
+		p.c.text(p.left-8, p.y(v)+4, 12, greyColour, "end", "normal", number)
 	}
 	for _, n := range p.rules {
 		p.c.text(p.x(n), p.bottom+18, 12, greyColour, "middle", "normal", thousands(n))
@@ -216,7 +222,7 @@ func (p *curves) grid() {
 func (p *curves) line(l curve) {
 	for i, v := range l.values {
 		x := p.x(l.rules[i])
-		if i > 0 {
+		if i > 0 && (l.rules[i-1] > 0 || !p.firstApart) {
 			p.c.line(p.x(l.rules[i-1]), p.y(l.values[i-1].Median), x, p.y(v.Median), l.colour, 2.2, l.dashes)
 		}
 		if v.Max > v.Min {

@@ -15,6 +15,7 @@
 
 #include "suspect.h"
 
+#include "ports.bpf.c"
 #include "ownstack.bpf.c"
 #include "sockets.bpf.c"
 #include "claim.bpf.c"

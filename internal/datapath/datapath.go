@@ -42,6 +42,8 @@ type Config struct {
 	DropMark, RejectMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
+	// NodePorts are ports that containers' sockets cannot bind; the zero range is none.
+	NodePorts model.PortRange
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DeliverIfindex, UnderlayIfindex int
 }
@@ -224,6 +226,8 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_drop_mark":        cfg.DropMark,
 		"config_reject_mark":      cfg.RejectMark,
 		"config_endpoint_sockets": cfg.EndpointSockets,
+		"config_node_port_first":  cfg.NodePorts.First,
+		"config_node_port_last":   cfg.NodePorts.Last,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}

@@ -211,7 +211,8 @@ const (
 	heddleHeddleReasonREASON_PROBE_LISTENER             heddleHeddleReason = 54
 	heddleHeddleReasonREASON_PROBE_ANSWERED             heddleHeddleReason = 55
 	heddleHeddleReasonREASON_CUT_PATH_BLOCKED           heddleHeddleReason = 56
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 57
+	heddleHeddleReasonREASON_REFUSE_NODE_PORT           heddleHeddleReason = 57
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 58
 )
 
 type heddleHeddleVerdict uint32
@@ -454,6 +455,8 @@ const (
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
+	heddleVarConfigNodePortFirst   = "config_node_port_first"
+	heddleVarConfigNodePortLast    = "config_node_port_last"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPortFirst       = "config_port_first"
 	heddleVarConfigPortLast        = "config_port_last"
@@ -590,6 +593,8 @@ type heddleVariableSpecs struct {
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
+	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
+	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.VariableSpec `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
@@ -699,6 +704,8 @@ type heddleVariables struct {
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
+	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
+	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.Variable `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`

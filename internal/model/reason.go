@@ -86,6 +86,7 @@ var Reasons = []ReasonInfo{
 	{54, "probe_listener", KindPath, "probes of the direct path from other nodes, given to the agent's listener"},
 	{55, "probe_answered", KindPath, "probes of the direct path from other nodes, answered by the program because no agent listens"},
 	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
+	{57, "refuse_node_port", KindRefusal, "bind to a port that the node keeps for its own connects (EADDRINUSE)"},
 }
 
 // String gives the reason's metric label.

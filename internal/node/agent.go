@@ -46,6 +46,7 @@ type Agent struct {
 	self      model.Node
 	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
+	nodePorts model.PortRange // that containers' sockets do not get
 	datapath  *datapath.Datapath
 	enforcer  *enforcer
 	prober    *probe.Prober
@@ -246,12 +247,18 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
+	if a.nodePorts, err = nodePorts(); err != nil {
+		return err
+	}
+	if a.nodePorts.First == 0 {
+		a.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
+	}
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
 		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
 		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
-		EndpointSockets: a.cfg.EndpointSockets,
-		DeliverIfindex:  a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+		EndpointSockets: a.cfg.EndpointSockets, NodePorts: a.nodePorts,
+		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
 		return err
@@ -281,7 +288,7 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf, Log: a.log,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf, Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")

@@ -7,23 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holdPorts OWN N binds N sockets to ports of the kernel's choice, or as many as it can.
+// holdPorts OWN FIRST LAST binds a socket to each of these ports, or as many as it can.
 func holdPorts(args []string) {
-	any, n, want := addressOf(parse(args[0]), 0), 0, number(args[1])
-	result := "ok"
-	for ; n < want; n++ {
+	own, bound, results := parse(args[0]), 0, map[string]int{}
+	for port := number(args[1]); port <= number(args[2]); port++ {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		if err != nil {
-			result = "socket: " + nameOf(err.(unix.Errno))
-			break
+		check("socket", err)
+		errno := bind(fd, addressOf(own, port))
+		if errno == 0 {
+			bound++
 		}
-		if errno := bind(fd, any); errno != 0 {
-			result = nameOf(errno)
-			break
-		}
+		results[nameOf(errno)]++
 	}
-	say("bound", strconv.Itoa(n))
-	say("then", result)
+	sayCounts(results)
+	say("bound", strconv.Itoa(bound))
 	waitForEnd()
 }
 

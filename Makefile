@@ -34,7 +34,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb attack demo test test-lsm soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb attack demo test test-lsm test-upgrade soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -44,6 +44,7 @@ help:
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
+	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
@@ -114,6 +115,15 @@ test-lsm: need-root
 	@[ -n "$$(ls $(OUT)/lsm/linux-image-*.deb 2>/dev/null)" ] || { apt-get update -qq && cd $(OUT)/lsm && apt-get download -qq \
 		"$$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
 	test/lsm.sh $(OUT)/lsm/linux-image-*.deb $(OUT)/lsm/datapath.test
+
+# The upgrade from a real earlier build, of commit REV: docs/howto/install-debian.md. `make test` has one from the same
+# source, because a checkout may have no history.
+test-upgrade: need-root build test-packages
+	@[ -n "$(REV)" ] || { echo "give the commit of the previous build: make test-upgrade REV=COMMIT"; exit 1; }
+	rm -rf $(OUT)/previous && mkdir -p $(OUT)/previous/source $(OUT)/previous/bin
+	git archive $(REV) | tar -x -C $(OUT)/previous/source
+	cd $(OUT)/previous/source && $(GO) build -trimpath -ldflags "-X heddle.dev/heddle/internal/version.release=$(REV)" -o ../bin/ $(addprefix ./cmd/,heddle heddled heddle-runtime)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_PREVIOUS_BIN=$(CURDIR)/$(OUT)/previous/bin $(GO) test ./test -count=1 -run '^TestUpgrade$$' -v
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -194,6 +195,7 @@ func TestDebianPackage(t *testing.T) {
 	m.sh("cp /mnt/deb/load.py /usr/local/ && sh /mnt/deb/containers.sh")
 	m.upgrade()
 	m.refusals()
+	m.bothEnd()
 	m.remove(before)
 }
 
@@ -240,6 +242,43 @@ func (m *machine) refusals() {
 	if said := m.sh("heddle status && heddle-runtime exec a python3 -c 'import socket; socket.create_connection((\"10.244.0.3\", 8000))'"); !strings.Contains(said, secondVersion) {
 		m.t.Errorf("after the refusals: %s", said)
 	}
+}
+
+// bothEnd kills the agent and the holder at once: a program that runs gets sockets all the same, because systemd has kept
+// its listener.
+func (m *machine) bothEnd() {
+	t := m.t
+	t.Helper()
+	const program = `import socket, sys
+print("ready", flush=True)
+sys.stdin.readline()
+socket.create_connection(("10.244.0.3", 8000))
+print("connected", flush=True)
+`
+	m.write("late.py", program)
+	m.sh("cp /mnt/deb/late.py /usr/local/; mkfifo /run/late; sleep infinity 3<>/run/late </dev/null >/dev/null 2>&1 & echo $! >/run/late.pid")
+	wait := m.background("heddle-runtime exec a python3 /usr/local/late.py </run/late >/run/late.out 2>&1; cat /run/late.out")
+	eventually(t, "the program", func() (bool, string) {
+		said, _ := m.try("cat /run/late.out")
+		return strings.Contains(said, "ready"), said
+	})
+	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
+	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
+	eventually(t, "another agent and holder", func() (bool, string) {
+		said, err := m.try("heddle status")
+		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
+		for _, pid := range strings.Fields(now) {
+			if slices.Contains(strings.Fields(before), pid) {
+				return false, now
+			}
+		}
+		return err == nil && len(strings.Fields(now)) == 2, said + now
+	})
+	m.sh("echo go >/run/late")
+	if said, err := wait(); err != nil || !strings.Contains(said, "connected") {
+		t.Errorf("a program whose agent and holder were killed: %v\n%s\n%s", err, said, m.journal())
+	}
+	m.sh("kill $(cat /run/late.pid)")
 }
 
 // traces lists what of Heddle's is in the machine's kernel and files, but for dpkg's own memory.

@@ -153,6 +153,9 @@ func (f *flags) config() (node.Config, error) {
 		if cfg.HolderExe, err = os.Executable(); err != nil {
 			return cfg, fmt.Errorf("find own program: %w", err)
 		}
+		if s := systemd.OpenFDStore(); s != nil {
+			cfg.Storage = s
+		}
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {

@@ -298,7 +298,17 @@ func (a *Agent) setupInterception() (err error) {
 		if err := cfg.StartParker(); err != nil {
 			return err
 		}
-		cfg.Parker = park.NewClient(socket)
+		client := park.NewClient(socket)
+		cfg.Parker = client
+		if a.cfg.Storage != nil {
+			doubled, err := park.Double(client, a.cfg.Storage)
+			if err != nil {
+				a.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
+			}
+			if doubled != nil {
+				cfg.Parker = doubled
+			}
+		}
 	}
 	if a.intercept, err = intercept.Listen(cfg); err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trust"
@@ -81,7 +82,9 @@ type Config struct {
 	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of
 	// the agent: this one. Empty does without.
 	HolderExe string
-	Version   string
+	// Storage, if not nil, has a second copy of what the holder keeps.
+	Storage park.Storage
+	Version string
 	// Features are the outcomes of the probes of this host, for the status.
 	Features []api.Check
 	Log      *slog.Logger

@@ -129,6 +129,12 @@ func TestSpoiltPath(t *testing.T) {
 			if got := pathOf("during"); got.Path != model.PathOverlay || got.Reason != "fallback_"+c.state.String() {
 				t.Errorf("while the path fails: %+v", got)
 			}
+			server.must(`l6 = listen(6, "::", %d)`, freePort())
+			client.must(`six = connect(6, %q, %d)`, address6(t, "heddle", "n2/c1"), server.portOf("l6"))
+			server.must(`x, who = l6.accept()`)
+			server.expect(fmt.Sprintf("%q", address6(t, "heddle", "n1/c1")), `who[0]`)
+			talk(client, "six", "x")
+
 			d := directPaths(t, "n1")
 			if len(d.Overlay) != 1 || d.Overlay[0].State != c.state || d.Overlay[0].Reason != "fallback_"+c.state.String() || d.Overlay[0].Next.IsZero() {
 				t.Errorf("reported as %+v", d)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -76,7 +77,8 @@ type peer struct {
 	probed, next time.Time
 	failures     int  // rounds in a row that did not show a working path
 	busy         bool // a round goes on
-	wanted       bool // a connect has asked for this round
+	wanted       bool // a connect has asked for the next one
+	place        int  // in its queue, unless busy
 	turn         int  // moves the ports of rounds along the range
 }
 
@@ -89,11 +91,13 @@ type Prober struct {
 
 	mu     sync.Mutex
 	peers  map[netip.Addr]*peer
+	due    queues
 	counts [3]uint64 // by Answer
 }
 
 // New gives a Prober that follows nobody yet.
 func New(cfg Config) *Prober {
+	cfg.Known = maps.Clone(cfg.Known)
 	return &Prober{cfg: cfg, wake: make(chan struct{}, 1), peers: make(map[netip.Addr]*peer)}
 }
 
@@ -117,6 +121,7 @@ func (pr *Prober) Follow(list []Peer) error {
 		wait := time.Duration(len(list)) * roundGap
 		if known, ok := pr.cfg.Known[p.Underlay]; ok && old == nil {
 			fresh.state = known
+			delete(pr.cfg.Known, p.Underlay) // one that goes and comes back begins anew
 			if known == model.PeerProven {
 				wait = period(len(list))
 			}
@@ -127,7 +132,11 @@ func (pr *Prober) Follow(list []Peer) error {
 			continue // not followed: tried again with the next list
 		}
 		pr.mu.Lock()
+		if old != nil && !old.busy {
+			pr.due.remove(old)
+		}
 		pr.peers[p.Underlay] = fresh
+		pr.due.put(fresh)
 		pr.mu.Unlock()
 	}
 	pr.mu.Lock()
@@ -136,6 +145,9 @@ func (pr *Prober) Follow(list []Peer) error {
 		if !want[at] {
 			gone = append(gone, p)
 			delete(pr.peers, at)
+			if !p.busy {
+				pr.due.remove(p)
+			}
 		}
 	}
 	pr.mu.Unlock()
@@ -159,6 +171,9 @@ func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
 		state = p.state
 	}
 	if p != nil && (p.state == model.PeerProven || p.state == model.PeerUnproven) {
+		if !p.busy {
+			pr.due.remove(p)
+		}
 		p.wanted = true
 		soon := time.Now()
 		if earliest := p.probed.Add(minPause); earliest.After(soon) {
@@ -166,6 +181,9 @@ func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
 		}
 		if p.next.After(soon) {
 			p.next = soon
+		}
+		if !p.busy {
+			pr.due.put(p)
 		}
 	}
 	pr.mu.Unlock()
@@ -223,24 +241,11 @@ func (pr *Prober) Run(ctx context.Context) {
 func (pr *Prober) take() (*peer, time.Duration) {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
-	now, wait := time.Now(), minPeriod
-	var best *peer
-	for _, p := range pr.peers {
-		if p.busy {
-			continue
-		}
-		if d := p.next.Sub(now); d > 0 {
-			wait = min(wait, d)
-			continue
-		}
-		if best == nil || p.wanted && !best.wanted || p.wanted == best.wanted && p.next.Before(best.next) {
-			best = p
-		}
+	p, wait := pr.due.take(time.Now(), minPeriod)
+	if p != nil {
+		p.busy, p.wanted = true, false
 	}
-	if best != nil {
-		best.busy, best.wanted = true, false
-	}
-	return best, wait
+	return p, wait
 }
 
 // finding is what a round has shown.
@@ -299,6 +304,7 @@ func (pr *Prober) settle(p *peer, f finding) {
 	if p.wanted { // asked for while the round went on
 		p.next = now.Add(minPause)
 	}
+	pr.due.put(p)
 }
 
 // period gives the time between rounds of a peer whose path works, with n peers.

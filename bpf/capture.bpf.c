@@ -195,7 +195,7 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 		return TC_ACT_OK;
 	/* Endpoints are beyond the overlay's device. */
 	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
-	if (from && !(from->flags & ROUTE_NODE_ADDR))
+	if (from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	action = filter_tcp(skb, p, 0, 0, 0);
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
@@ -236,7 +236,65 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
 	if (is_overlay6(&p->src6))
 		return p->ip.saddr == self->addr4.word[3];
+	if (self->flags & ENDPOINT_CARRIED && is_link_local6(&p->src6))
+		return true; /* its hardware address is not Heddle's */
 	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
+}
+
+/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
+static __always_inline int redeliver(struct __sk_buff *skb)
+{
+	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+
+	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+}
+
+/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
+static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
+                                            const struct endpoint *ep, bool *established)
+{
+	struct bpf_sock *sk = find_socket(skb, p, ep->id);
+	bool ours;
+
+	if (!sk)
+		return false;
+	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
+	ours = meant_for(skb, p, sk, ep->id);
+	bpf_sk_release(sk);
+	return ours;
+}
+
+/* Whether endpoint peer of this node has a node socket for the packet: CAPTURE_NONE, CAPTURE_OPENING or CAPTURE_TAKEN. Nothing
+ * is assigned: see from_carried. */
+static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p, const struct endpoint *peer)
+{
+	bool established = false;
+
+	if (!p || !peer || !(peer->flags & ENDPOINT_INTERCEPTED) ||
+	    !has_node_socket(skb, p, peer, &established))
+		return CAPTURE_NONE;
+	return established ? CAPTURE_TAKEN : CAPTURE_OPENING;
+}
+
+/* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer of this node: *taken as
+ * towards() has it. A bridge may have the device and take the packet past the node's stack, so that it is sent to the
+ * delivery device instead of being marked. */
+static __always_inline int from_carried(struct __sk_buff *skb, const struct packet *p,
+                                        const struct endpoint *self, const struct endpoint *peer, bool *taken)
+{
+	int found = node_socket(skb, p, peer);
+	int action;
+
+	/* A SYN was asked about before. */
+	if (found != CAPTURE_TAKEN && !is_syn(p) && peer->flags & ENDPOINT_INTERCEPTED) {
+		action = filter_tcp(skb, p, self->addr4.word[3], 0, 0);
+		if (action != FILTER_PASS)
+			return action;
+	}
+	*taken = found != CAPTURE_NONE;
+	return *taken ? redeliver(skb) : TC_ACT_OK;
 }
 
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
@@ -278,7 +336,10 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (verdict >= 0)
 		return verdict;
 	if (peer) {
-		verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
+		if (self->flags & ENDPOINT_CARRIED)
+			verdict = from_carried(skb, &p, self, peer, &taken);
+		else
+			verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
@@ -298,31 +359,6 @@ SEC("tc")
 int from_endpoint(struct __sk_buff *skb)
 {
 	return or_next_filter(from_endpoint_verdict(skb));
-}
-
-/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
-static __always_inline int redeliver(struct __sk_buff *skb)
-{
-	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
-
-	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
-}
-
-/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
-static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
-                                            const struct endpoint *ep, bool *established)
-{
-	struct bpf_sock *sk = find_socket(skb, p, ep->id);
-	bool ours;
-
-	if (!sk)
-		return false;
-	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
-	ours = meant_for(skb, p, sk, ep->id);
-	bpf_sk_release(sk);
-	return ours;
 }
 
 /* The overlay address of the container whose node socket sends packet p, if the node's firewall gave it another

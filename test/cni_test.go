@@ -437,8 +437,21 @@ func TestCNIMany(t *testing.T) {
 	e := newEngine(t, "n1", "heddle", mainPlugin)
 	var all []*libcni.RuntimeConf
 	for i := range n {
-		all = append(all, e.sandbox(fmt.Sprintf("cni-many%d", i)))
+		rt := e.conf(fmt.Sprintf("cni-many%d", i))
+		if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = netns.Delete(filepath.Base(rt.NetNS)) })
+		all = append(all, rt)
 	}
+	t.Cleanup(func() { // of a test that failed
+		list, _ := e.client().Endpoints(context.Background())
+		for _, p := range list {
+			if p.CNI != nil && p.CNI.Network == e.list.Name {
+				_ = e.client().DeleteEndpoint(context.Background(), p.Name)
+			}
+		}
+	})
 	each := func(f func(*libcni.RuntimeConf) error) {
 		t.Helper()
 		var wg sync.WaitGroup

@@ -62,6 +62,15 @@ func (r EndpointRequest) Validate() error {
 	if err := model.ValidateDevice(r.Device); err != nil {
 		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
 	}
+	if r.Carried != nil {
+		if err := r.Carried.Validate(); err != nil {
+			return &Error{Code: CodeInvalid, Field: "carried", Message: err.Error()}
+		}
+		if !r.Addr.Is4() {
+			return &Error{Code: CodeInvalid, Field: "addr", Message: "is missing or not IPv4",
+				Remedy: "with carried, give the IPv4 address that the container has"}
+		}
+	}
 	if r.CNI != nil {
 		if err := r.CNI.Validate(); err != nil {
 			return &Error{Code: CodeInvalid, Field: "cni", Message: err.Error()}
@@ -116,6 +125,8 @@ type endpointBody struct {
 
 	Device string               `json:"device"`
 	CNI    *model.CNIAttachment `json:"cni"`
+
+	Carried *model.Carried `json:"carried"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -124,7 +135,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Carried: b.Carried}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
 )
 
@@ -26,6 +27,8 @@ type config struct {
 	Socket string `json:"socket"`
 	// Intercepted says that the containers' TCP sockets are made in the node's namespace.
 	Intercepted *bool `json:"intercepted"`
+	// Carried are the IPv4 prefixes of the network that the plugins before this one make, on all nodes.
+	Carried []string `json:"carried"`
 	// Labels are given to every endpoint of the network, for policy.
 	Labels map[string]string `json:"labels"`
 
@@ -48,7 +51,7 @@ type config struct {
 // knownFields are those that a network configuration may have, the specification's first.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "args", "ipam", "dns", "runtimeConfig", "prevResult",
-	"socket", "intercepted", "labels",
+	"socket", "intercepted", "labels", "carried",
 }
 
 // knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's capabilities name.
@@ -224,4 +227,43 @@ func validAttachments(stdin []byte, network string) (map[string]bool, error) {
 // endpointName gives the name of an attachment's endpoint. The three are CNI's key of an attachment.
 func endpointName(network, containerID, ifname string) string {
 	return network + "/" + containerID + "/" + ifname
+}
+
+// adoption gives what the plugins before this one have given the container: its IPv4 address on the device ifname, and the
+// network it is of, by default the address's own subnet.
+func (c config) adoption(ifname string) (netip.Addr, *model.Carried, error) {
+	device := slices.IndexFunc(c.prev.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" && i.Name == ifname })
+	if device < 0 {
+		return netip.Addr{}, nil, invalid("prevResult.interfaces", fmt.Sprintf("none is %s in the container", ifname), "")
+	}
+	var own netip.Prefix
+	for _, ip := range c.prev.IPs {
+		if ip.Interface != nil && *ip.Interface != device {
+			continue
+		}
+		p, err := netip.ParsePrefix(ip.Address.String())
+		if err != nil || !p.Addr().Is4() || own.IsValid() {
+			return netip.Addr{}, nil, invalid("prevResult.ips", fmt.Sprintf("%s: an endpoint can have one address of another network, an IPv4 one", ip.Address.String()),
+				"take IPv6 ranges out of the ipam of the plugin before heddle-cni")
+		}
+		own = p
+	}
+	if !own.IsValid() {
+		return netip.Addr{}, nil, invalid("prevResult.ips", "has no address of "+ifname, "")
+	}
+	carried := &model.Carried{Prefixes: []netip.Prefix{}}
+	for i, text := range c.Carried {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return netip.Addr{}, nil, invalid(fmt.Sprintf("carried[%d]", i), fmt.Sprintf("%.60q is no ADDRESS/LENGTH", text), "")
+		}
+		carried.Prefixes = append(carried.Prefixes, p)
+	}
+	if len(c.Carried) == 0 && own.Bits() < 32 {
+		carried.Prefixes = append(carried.Prefixes, own.Masked())
+	}
+	if err := carried.Validate(); err != nil {
+		return netip.Addr{}, nil, invalid("carried", err.Error(), "")
+	}
+	return own.Addr(), carried, nil
 }

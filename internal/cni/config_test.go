@@ -2,6 +2,7 @@ package cni
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -105,5 +106,45 @@ func FuzzConfig(f *testing.F) {
 		}
 		c.labels(pod)
 		_, _ = c.wantedAddr(pod)
+		if c.prev == nil {
+			return
+		}
+		if addr, carried, err := c.adoption("eth0"); err == nil && (!addr.Is4() || carried.Validate() != nil) {
+			t.Errorf("adopts %s of %v", addr, carried)
+		}
 	})
+}
+
+func TestAdoption(t *testing.T) {
+	result := func(ips string) string {
+		return `,"prevResult":{"cniVersion":"1.1.0","interfaces":[{"name":"cni0"},{"name":"eth0"},{"name":"eth0","sandbox":"/x"},{"name":"net1","sandbox":"/x"}],"ips":[` + ips + `]}`
+	}
+	const one, other, six = `{"interface":2,"address":"10.88.1.5/24"}`, `{"interface":3,"address":"10.9.0.2/24"}`, `{"interface":2,"address":"fd00::5/64"}`
+	for more, want := range map[string]string{
+		result(one + "," + other):                               "10.88.1.5 [10.88.1.0/24]",
+		result(one) + `,"carried":["10.88.0.0/16"]`:             "10.88.1.5 [10.88.0.0/16]",
+		result(`{"address":"10.88.1.5/32"}`):                    "10.88.1.5 []",
+		result(one + "," + six):                                 "prevResult.ips: fd00::5/64",
+		result(six):                                             "prevResult.ips: fd00::5/64",
+		result(one + `,{"interface":2,"address":"10.1.0.1/8"}`): "prevResult.ips: 10.1.0.1/8",
+		result(other):                                           "prevResult.ips: has no address of eth0",
+		`,"prevResult":{"cniVersion":"1.1.0"}`:                  "prevResult.interfaces: none is eth0",
+		result(one) + `,"carried":["x"]`:                        "carried[0]:",
+		result(one) + `,"carried":["10.88.0.1/16"]`:             "carried: prefix 10.88.0.1/16",
+	} {
+		c, err := parseConfig(conf(more))
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr, carried, err := c.adoption("eth0")
+		var got string
+		if err != nil {
+			got = err.Error()
+		} else {
+			got = fmt.Sprint(addr, " ", carried.Prefixes)
+		}
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", more, got, want)
+		}
+	}
 }

@@ -38,14 +38,12 @@ func Main(about string) {
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}, versions, about)
 }
 
-// add makes the endpoint of a network namespace. It may be repeated.
+// add makes the endpoint of a network namespace, or, behind other plugins, of the device and the address they made. It
+// may be repeated.
 func add(args *skel.CmdArgs) error {
 	c, err := parseConfig(args.StdinData)
 	if err != nil {
 		return err
-	}
-	if c.prev != nil {
-		return invalid("prevResult", "chaining behind another plugin is not supported", "make heddle-cni the first plugin of its list")
 	}
 	req, err := request(c, args)
 	if err != nil {
@@ -58,6 +56,9 @@ func add(args *skel.CmdArgs) error {
 	e, err := client.CreateEndpoint(ctx, req)
 	if err != nil {
 		return agentError("add", c.Socket, err)
+	}
+	if c.prev != nil {
+		return types.PrintResult(c.prev, c.CNIVersion) // all of it is as the plugins before made it
 	}
 	d, err := client.EndpointDevice(ctx, e.Name)
 	if err != nil {
@@ -76,6 +77,12 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	if err != nil {
 		return api.EndpointRequest{}, err
 	}
+	var carried *model.Carried
+	if c.prev != nil {
+		if addr, carried, err = c.adoption(args.IfName); err != nil {
+			return api.EndpointRequest{}, err
+		}
+	}
 	path, err := filepath.Abs(args.Netns)
 	if err != nil {
 		return api.EndpointRequest{}, types.NewError(types.ErrInvalidNetNS, "CNI_NETNS: "+err.Error(), "")
@@ -83,7 +90,7 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	return api.EndpointRequest{
 		Name: endpointName(c.Name, args.ContainerID, args.IfName), NetnsPath: path, Intercepted: c.intercepted(),
 		Addr: addr, Labels: c.labels(pod), Device: args.IfName,
-		CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID},
+		Carried: carried, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID},
 	}, nil
 }
 
@@ -158,6 +165,9 @@ func check(args *skel.CmdArgs) error {
 		return changed(fmt.Sprintf("endpoint %s is gone", name))
 	}
 	for _, a := range list[i].Addrs {
+		if list[i].Carried != nil && a.Is6() {
+			continue // it stands for the other inside Heddle; the container does not have it
+		}
 		if !slices.ContainsFunc(c.prev.IPs, func(ip *current.IPConfig) bool { return ip.Address.IP.Equal(net.IP(a.AsSlice())) }) {
 			return changed(fmt.Sprintf("prevResult: lacks the endpoint's address %s", a))
 		}

@@ -93,6 +93,7 @@ type heddleEndpointFlags uint32
 
 const (
 	heddleEndpointFlagsENDPOINT_INTERCEPTED heddleEndpointFlags = 1
+	heddleEndpointFlagsENDPOINT_CARRIED     heddleEndpointFlags = 2
 )
 
 type heddleFilterState struct {
@@ -319,6 +320,7 @@ const (
 	heddleRouteFlagsROUTE_STRIPPED   heddleRouteFlags = 32
 	heddleRouteFlagsROUTE_BLOCKED    heddleRouteFlags = 64
 	heddleRouteFlagsROUTE_NOT_PROVEN heddleRouteFlags = 112
+	heddleRouteFlagsROUTE_CARRIED    heddleRouteFlags = 128
 )
 
 type heddleRouteKey struct {

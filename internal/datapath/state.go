@@ -86,6 +86,9 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	if e.Intercepted {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
+	if e.Carried != nil {
+		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_CARRIED)
+	}
 	d.incarnations.Store(e.ID, v.Incarnation)
 	err := errors.Join(
 		d.openAccount(e.ID),
@@ -173,8 +176,10 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	last.routes, last.byUnderlay = nil, nil // as long as this may fail
 	var routes map[heddleRouteKey]heddleRoute
 	byUnderlay := haveNodes
-	if haveRoutes != nil && last.self == self && slices.Equal(last.local, local) && sameNodes(last.nodes, nodes) {
-		stale, fresh := unlike(last.endpoints, endpoints)
+	stale, fresh := unlike(last.endpoints, endpoints)
+	// Those of other networks share entries, so that what changes cannot be told from what has changed.
+	shared := slices.ContainsFunc(stale, isCarried) || slices.ContainsFunc(fresh, isCarried)
+	if haveRoutes != nil && !shared && last.self == self && slices.Equal(last.local, local) && sameNodes(last.nodes, nodes) {
 		byName := routesOfNodes(nodes)
 		routes = haveRoutes
 		if err := changeMap(d.objs.RouteByPrefix, routes, plainRoutes(self, byName, stale), plainRoutes(self, byName, fresh)); err != nil {
@@ -202,7 +207,7 @@ func sameNodes(a, b []model.Node) bool { return len(a) == len(b) && (len(a) == 0
 // unlike gives the parts of two lists of endpoints between what both begin and end with.
 func unlike(a, b []model.Endpoint) (fromA, fromB []model.Endpoint) {
 	alike := func(x, y *model.Endpoint) bool {
-		return x.Node == y.Node && x.Intercepted == y.Intercepted && slices.Equal(x.Addrs, y.Addrs)
+		return x.Node == y.Node && x.Intercepted == y.Intercepted && slices.Equal(x.Addrs, y.Addrs) && alikeCarried(x.Carried, y.Carried)
 	}
 	for len(a) > 0 && len(b) > 0 && (&a[0] == &b[0] || alike(&a[0], &b[0])) {
 		a, b = a[1:], b[1:]
@@ -211,6 +216,12 @@ func unlike(a, b []model.Endpoint) (fromA, fromB []model.Endpoint) {
 		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
 	return a, b
+}
+
+func isCarried(e model.Endpoint) bool { return e.Carried != nil }
+
+func alikeCarried(x, y *model.Carried) bool {
+	return (x == nil) == (y == nil) && (x == nil || slices.Equal(x.Prefixes, y.Prefixes))
 }
 
 // changeMap replaces the entries stale of m by fresh; have is what is in m, and becomes what is then.
@@ -267,6 +278,7 @@ func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints [
 		routes[routeKey(p)] = node
 	}
 	maps.Copy(routes, plainRoutes(self, byName, endpoints))
+	addCarried(routes, byName, self, endpoints)
 	return routes, byUnderlay
 }
 
@@ -287,7 +299,7 @@ func routesOfNodes(nodes []model.Node) map[string]heddleRoute {
 func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.Endpoint) map[heddleRouteKey]heddleRoute {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	for _, e := range endpoints {
-		if e.Intercepted || e.Node == self {
+		if e.Intercepted || e.Node == self || e.Carried != nil {
 			continue
 		}
 		r, known := byName[e.Node]
@@ -300,6 +312,37 @@ func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.E
 		}
 	}
 	return routes
+}
+
+// addCarried adds the endpoints whose addresses are another network's: each by itself, since nothing says which of its
+// prefixes are where, and the network's addresses around them.
+func addCarried(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRoute, self string, endpoints []model.Endpoint) {
+	const plain, carried = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_CARRIED)
+	claimed := make(map[heddleRouteKey]bool)
+	for _, e := range endpoints {
+		r, known := nodes[e.Node]
+		if e.Carried == nil || !known {
+			continue
+		}
+		for _, p := range e.Carried.Prefixes {
+			if key := routeKey(p); routes[key] == (heddleRoute{}) {
+				routes[key] = heddleRoute{Flags: plain | carried}
+			}
+		}
+		r.Flags |= carried
+		if e.Node == self {
+			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
+		} else if !e.Intercepted {
+			r.Flags |= plain
+		}
+		key := routeKey(hostPrefix(e.Addr4()))
+		if claimed[key] {
+			// Two nodes say that it is theirs, as may be while it moves. Only the network that carries it can tell.
+			r = heddleRoute{Flags: plain | carried}
+		}
+		claimed[key] = true
+		routes[key] = r
+	}
 }
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

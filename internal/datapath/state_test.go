@@ -28,8 +28,16 @@ func TestTopology(t *testing.T) {
 		{Name: "b/plain", Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.9")}},
 		{Name: "lost/plain", Node: "gone", Addrs: []netip.Addr{netip.MustParseAddr("10.244.4.9")}},
 	}
+	// Of another network: one here, one there, a plain one there, and one that two nodes claim.
+	other := &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")}}
+	for i, e := range []model.Endpoint{{Node: "b", Intercepted: true}, {Node: "a", Intercepted: true}, {Node: "a"}, {Node: "a", Intercepted: true}} {
+		e.Carried, e.Addrs = other, []netip.Addr{netip.AddrFrom4([4]byte{10, 88, 1, byte(i)})}
+		endpoints = append(endpoints, e)
+	}
+	endpoints = append(endpoints, model.Endpoint{Node: "plain", Intercepted: true, Carried: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
 	routes, byUnderlay := topology("b", []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, endpoints)
 	const self, addr, direct, plain = heddleRouteFlagsROUTE_SELF, heddleRouteFlagsROUTE_NODE_ADDR, heddleRouteFlagsROUTE_DIRECT, heddleRouteFlagsROUTE_PLAIN
+	const carried = heddleRouteFlagsROUTE_CARRIED
 	want := map[string]heddleRouteFlags{
 		"10.244.1.0/24":   direct,
 		"10.244.1.1/32":   direct | plain, // a's gateway: a's own processes
@@ -41,6 +49,11 @@ func TestTopology(t *testing.T) {
 		"2001:db8::7/128": addr,
 		"10.244.3.0/24":   0,
 		"10.244.3.1/32":   plain,
+		"10.88.0.0/16":    plain | carried,
+		"10.88.1.0/32":    direct | self | carried,
+		"10.88.1.1/32":    direct | carried,
+		"10.88.1.2/32":    direct | plain | carried,
+		"10.88.1.3/32":    plain | carried,
 	}
 	if len(routes) != len(want) {
 		t.Errorf("%d routes, want %d", len(routes), len(want))

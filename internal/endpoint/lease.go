@@ -145,10 +145,15 @@ func (l *Leases) restore(e model.Endpoint) error {
 	if id, used := l.inUse[a]; used {
 		return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
 	}
+	if e.Carried != nil {
+		l.hold(e.ID, e.Name, a)
+		return nil
+	}
 	if !l.pool.has(a) {
 		return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
 	}
 	l.hold(e.ID, e.Name, a)
+	l.pool.last = a
 	return nil
 }
 
@@ -158,7 +163,6 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 	l.byID[id] = lease
 	l.byName[name] = id
 	l.inUse[a] = id
-	l.pool.last = a
 	return lease
 }
 
@@ -166,6 +170,27 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 // that family, and decides the other. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
 // nothing is taken.
 func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
+	return l.lease(name, func() (netip.Addr, error) {
+		a, err := l.freeAddr(want)
+		if err == nil {
+			l.pool.last = a
+		}
+		return a, err
+	})
+}
+
+// Adopt is Lease for an endpoint whose IPv4 address another network gave it.
+func (l *Leases) Adopt(name string, a netip.Addr) (Lease, error) {
+	return l.lease(name, func() (netip.Addr, error) {
+		if other, used := l.inUse[a]; used {
+			return a, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, a, l.byID[other].Name)
+		}
+		return a, nil
+	})
+}
+
+// lease gives a new endpoint its id, and the address that choose chooses with mu held.
+func (l *Leases) lease(name string, choose func() (netip.Addr, error)) (Lease, error) {
 	if err := model.ValidateEndpointName(name); err != nil {
 		return Lease{}, err
 	}
@@ -178,7 +203,7 @@ func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	if err != nil {
 		return Lease{}, err
 	}
-	a, err := l.freeAddr(want)
+	a, err := choose()
 	if err != nil {
 		return Lease{}, err
 	}

@@ -80,3 +80,20 @@ func (a CNIAttachment) Validate() error {
 	}
 	return nil
 }
+
+// maxCarriedPrefixes bounds the prefixes of a carried network.
+const maxCarriedPrefixes = 16
+
+// Validate checks the form of a carried network's prefixes.
+func (c Carried) Validate() error {
+	if len(c.Prefixes) > maxCarriedPrefixes {
+		return fmt.Errorf("%d prefixes, at most %d are taken", len(c.Prefixes), maxCarriedPrefixes)
+	}
+	for _, p := range c.Prefixes {
+		a := p.Addr()
+		if !p.IsValid() || !a.Is4() || p != p.Masked() || p.Bits() < 8 || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast() {
+			return fmt.Errorf("prefix %s: want an IPv4 NETWORK-ADDRESS/LENGTH of unicast addresses, /8 or longer", p)
+		}
+	}
+	return nil
+}

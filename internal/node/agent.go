@@ -46,7 +46,8 @@ type Agent struct {
 	self      model.Node
 	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
-	nodePorts model.PortRange // that containers' sockets do not get
+	nodePorts model.PortRange  // that containers' sockets do not get
+	stores    []netip.AddrPort // what containers are kept from
 	datapath  *datapath.Datapath
 	enforcer  *enforcer
 	prober    *probe.Prober
@@ -62,6 +63,8 @@ type Agent struct {
 	// Guarded by change, too: the classes of endpoints' caps, and whether there are devices and filters for them.
 	blocks   blocks
 	limiting bool
+	// Guarded by change, too.
+	adopted map[model.EndpointID]adopted
 
 	faults faults
 
@@ -99,7 +102,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
-		byNetns: make(map[uint64]model.EndpointID),
+		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted),
 	}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -239,10 +242,11 @@ func (a *Agent) pools() []netip.Prefix {
 
 // setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
 func (a *Agent) setupKernel() (err error) {
+	a.stores = a.cfg.storeAddrs(a.log)
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
-		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.cfg.storeAddrs(a.log),
+		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.stores,
 	})
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)

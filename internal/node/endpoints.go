@@ -23,7 +23,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 	defer a.change.Unlock()
 	if have, ok := a.endpointByName(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted || have.ContainerDevice() != deviceOf(req) ||
-			req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
+			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
@@ -39,13 +39,13 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 // create leases an address, tells the store and the enforcer, and has attach make devices. If a step fails the earlier
 // ones are undone. The caller holds change.
 func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
-	lease, err := a.leases.Lease(req.Name, req.Addr)
+	lease, err := a.lease(req)
 	if err != nil {
 		return model.Endpoint{}, leaseError(err)
 	}
 	e := model.Endpoint{
 		ID: lease.ID, Name: req.Name, Node: a.self.Name, Addrs: lease.Addrs, Intercepted: req.Intercepted,
-		NetnsPath: req.NetnsPath, Device: req.Device, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
+		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	defer func() {
 		if err != nil {
@@ -91,7 +91,7 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 // attach brings devices and programs to e. It may be repeated. A device that it made goes again if it fails: without
 // programs it would let anything through.
 func (a *Agent) attach(e model.Endpoint) (err error) {
-	dev, err := netcfg.AddEndpoint(a.deviceConfig(e))
+	dev, err := a.addDevice(e)
 	if err != nil {
 		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
 	}
@@ -146,7 +146,11 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 	if !ok {
 		return api.EndpointDevice{}, api.ErrNotFound
 	}
-	st, err := netcfg.InspectEndpoint(a.deviceConfig(e))
+	inspect := netcfg.InspectEndpoint
+	if e.Carried != nil {
+		inspect = netcfg.InspectAdopted
+	}
+	st, err := inspect(a.deviceConfig(e))
 	if err != nil {
 		return api.EndpointDevice{}, err
 	}
@@ -155,7 +159,7 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 		Gateways: []netip.Addr{},
 	}
 	for _, gw := range a.devices.Gateways {
-		if gw.Is4() || e.Addr6().IsValid() {
+		if e.Carried == nil && (gw.Is4() || e.Addr6().IsValid()) {
 			d.Gateways = append(d.Gateways, gw)
 		}
 	}
@@ -173,6 +177,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 	defer cancel()
 	err := errors.Join(
 		a.leaveOwnStack(e),
+		a.leaveDevice(e),
 		a.datapath.DeleteEndpoint(e.ID),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		a.store.DeleteEndpoint(ctx, e.Node, e.ID),
@@ -235,7 +240,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := a.datapath.KeepEndpoints(keep); err != nil {
 		return err
 	}
-	if err := a.removeStaleDevices(keep); err != nil {
+	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices()); err != nil {
 		return err
 	}
 	a.restoreLimits()

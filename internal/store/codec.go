@@ -250,6 +250,11 @@ func validateEndpoint(e model.Endpoint) error {
 	if err := model.ValidateDevice(e.Device); err != nil {
 		return wrap(fmt.Errorf("device %w", err))
 	}
+	if e.Carried != nil {
+		if err := e.Carried.Validate(); err != nil {
+			return wrap(fmt.Errorf("carried: %w", err))
+		}
+	}
 	if e.CNI != nil {
 		if err := e.CNI.Validate(); err != nil {
 			return wrap(fmt.Errorf("cni: %w", err))

@@ -27,7 +27,9 @@ type View struct {
 	last         State // Nodes and Endpoints only
 	accepted     map[string]model.Node
 	acceptedOn   map[string][]model.Endpoint // by node, sorted by id
+	prefixes     *prefixSet                  // of the accepted nodes
 	nodesChanged bool
+	carriedOn    map[string]bool // nodes with endpoints that have addresses of other networks
 	changedOn    map[string]bool // nodes of which an endpoint has changed
 	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
 	// of nodes, and of endpoints by node.
@@ -52,7 +54,7 @@ func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
 	v.accepted, v.acceptedOn = nil, make(map[string][]model.Endpoint)
-	v.last, v.nodesChanged, v.changedOn = State{}, true, make(map[string]bool)
+	v.last, v.nodesChanged, v.changedOn, v.carriedOn = State{}, true, make(map[string]bool), make(map[string]bool)
 	v.policies.reset()
 	v.holders = make(map[string]Holder)
 }
@@ -153,7 +155,8 @@ func (v *View) State(revision int64) State {
 func (v *View) refreshNodes() {
 	before := v.accepted
 	excluded := make(map[string]string)
-	v.accepted = v.acceptNodes(v.excluder(excluded, v.excludedNodes))
+	v.accepted, v.prefixes = v.acceptNodes(v.excluder(excluded, v.excludedNodes))
+	maps.Copy(v.changedOn, v.carriedOn) // the addresses of other networks must not be in any node's prefixes
 	v.excludedNodes = excluded
 	v.last.Nodes = make([]model.Node, 0, len(v.accepted))
 	for name, n := range v.accepted {
@@ -171,7 +174,7 @@ func (v *View) refreshNodes() {
 }
 
 // refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
-// disjoint, so that no endpoint contradicts one of another node.
+// disjoint, and an address of another network may be claimed by two, so that no endpoint contradicts one of another node.
 func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {
 		return
@@ -181,9 +184,13 @@ func (v *View) refreshEndpoints() {
 		exclude := v.excluder(excluded, v.excludedOn[name])
 		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
 		holder := make(map[netip.Addr]model.EndpointID, len(all))
+		delete(v.carriedOn, name)
 		accepted := all[:0]
 		for _, e := range all {
-			if why := refuseEndpoint(e, v.accepted, holder); why != "" {
+			if e.Carried != nil {
+				v.carriedOn[name] = true
+			}
+			if why := refuseEndpoint(e, v.accepted, v.prefixes, holder); why != "" {
 				exclude(v.keys.Endpoint(e.Node, e.ID), why)
 				continue
 			}
@@ -218,7 +225,7 @@ func (v *View) excluder(now, before map[string]string) func(key, why string) {
 }
 
 // acceptNodes picks the nodes whose prefixes and underlay addresses contradict no older node's.
-func (v *View) acceptNodes(exclude func(key, why string)) map[string]model.Node {
+func (v *View) acceptNodes(exclude func(key, why string)) (map[string]model.Node, *prefixSet) {
 	records := make([]nodeRecord, 0, len(v.nodes))
 	for _, r := range v.nodes {
 		records = append(records, r)
@@ -243,16 +250,20 @@ func (v *View) acceptNodes(exclude func(key, why string)) map[string]model.Node 
 		taken.add(n.Prefixes)
 		accepted[n.Name] = n
 	}
-	return accepted
+	return accepted, &taken
 }
 
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
-func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, holder map[netip.Addr]model.EndpointID) string {
+func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, prefixes *prefixSet, holder map[netip.Addr]model.EndpointID) string {
 	n, ok := nodes[e.Node]
 	if !ok {
 		return "its node is not in the network"
 	}
-	if err := CheckAddr(n, e.Addr4()); err != nil {
+	if e.Carried != nil {
+		if _, overlaps := prefixes.overlapping([]netip.Prefix{netip.PrefixFrom(e.Addr4(), 32)}); overlaps {
+			return "its address is another network's, and in the prefixes of a node"
+		}
+	} else if err := CheckAddr(n, e.Addr4()); err != nil {
 		return err.Error()
 	}
 	if id, used := holder[e.Addr4()]; used {

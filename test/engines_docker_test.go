@@ -9,9 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 )
 
 // dockerEngine is a dockerd of the test's own.
@@ -47,40 +45,15 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 	if err := os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cmd := nodeCommand(ctx, node, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+	ended, log := startDaemon(t, "dockerd on "+node, node, dir, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "-H", d.host, "--iptables=false", "--ip6tables=false", "--bridge=none",
 		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"))
-	log, err := os.Create(filepath.Join(dir, "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait() // how it ends is of no interest
-		close(ended)
-	}()
-	t.Cleanup(func() {
-		if t.Failed() {
-			raw, _ := os.ReadFile(log.Name())
-			t.Logf("dockerd on %s:\n%s", node, raw[max(0, len(raw)-8000):])
-		}
-		cancel()
-		<-ended
-		log.Close()
-	})
 	return d, func() {
 		t.Helper()
 		eventually(t, "dockerd on "+node, func() (bool, string) {
 			select {
 			case <-ended:
-				raw, _ := os.ReadFile(log.Name())
+				raw, _ := os.ReadFile(log)
 				t.Fatalf("dockerd on %s ended:\n%s", node, raw)
 			default:
 			}

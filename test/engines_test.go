@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -89,15 +92,50 @@ func removeEngines(dir string) error {
 			return fmt.Errorf("unmount %s: %w", m, err)
 		}
 	}
-	links, err := filepath.Glob(filepath.Join(dockerPlugins, labName+"-*.sock"))
-	for _, link := range links {
-		err = errors.Join(err, os.Remove(link))
+	// Docker's drivers, and what CNI's library keeps of attachments.
+	for _, pattern := range []string{dockerPlugins + "/" + labName + "-*.sock", "/var/lib/cni/results/" + engineNetwork() + "-*"} {
+		left, err := filepath.Glob(pattern)
+		for _, path := range left {
+			err = errors.Join(err, os.Remove(path))
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return errors.Join(err, os.RemoveAll(dir), removeCgroups(engineCgroup()))
+	return errors.Join(removeEngineNetns(), os.RemoveAll(dir), removeCgroups(engineCgroup()))
 }
 
 // dockerPlugins is where Docker looks for drivers.
 const dockerPlugins = "/run/docker/plugins"
+
+// removeEngineNetns removes the network namespaces of containers whose engine was killed: those of the lab's endpoints on
+// the engines' network.
+func removeEngineNetns() error {
+	records, err := filepath.Glob(agentFile("*", "node.json"))
+	if err != nil {
+		return err
+	}
+	for _, path := range records {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var record struct{ Endpoints []model.Endpoint }
+		if err := json.Unmarshal(raw, &record); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		for _, e := range record.Endpoints {
+			name := filepath.Base(e.NetnsPath)
+			if !strings.HasPrefix(e.Name, engineNetwork()) || filepath.Dir(e.NetnsPath) != netns.Dir || !netns.Exists(name) {
+				continue
+			}
+			if err := netns.Delete(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
 
 // engineCgroup is the name of the cgroup, in each hierarchy, above those of the engines' containers.
 func engineCgroup() string { return "heddle-" + labName + "-engines" }
@@ -192,6 +230,53 @@ func agentFile(node, name string) string {
 	return filepath.Join("/run/heddle/lab", labName, node, name)
 }
 
+// startDaemon runs a program on a node until the test ends: then it is asked to end, and killed if it does not. ended is
+// closed when it has, log is where it writes to.
+func startDaemon(t *testing.T, what, node, dir string, argv ...string) (ended <-chan struct{}, log string) {
+	t.Helper()
+	file, err := os.CreateTemp(dir, "*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := nodeCommand(ctx, node, argv...)
+	cmd.Stdout, cmd.Stderr = file, file
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	over := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // how it ends is the test's to judge, from what it did
+		close(over)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-over
+		if t.Failed() {
+			raw, _ := os.ReadFile(file.Name())
+			t.Logf("%s:\n%s", what, raw[max(0, len(raw)-8000):])
+		}
+		file.Close()
+	})
+	return over, file.Name()
+}
+
+// endpointsOn lists a node's endpoints.
+func endpointsOn(t *testing.T, node string) []model.Endpoint {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	client := api.Dial(apiSocket(node))
+	defer client.Close()
+	list, err := client.Endpoints(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
 // engineCLI is a way to call an engine's command line.
 type engineCLI struct {
 	t       *testing.T
@@ -205,10 +290,25 @@ func (e engineCLI) try(args ...string) (stdout, stderr string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	cmd := nodeCommand(ctx, e.node, slices.Concat(e.command, args)...)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
+	// Files, not pipes: containers that are left running keep them open.
+	files := [2]*os.File{}
+	for i := range files {
+		if files[i], err = os.CreateTemp(e.t.TempDir(), ""); err != nil {
+			e.t.Fatal(err)
+		}
+		defer files[i].Close()
+	}
+	cmd.Stdout, cmd.Stderr = files[0], files[1]
 	err = cmd.Run()
-	return strings.TrimSpace(out.String()), strings.TrimSpace(errs.String()), err
+	var said [2]string
+	for i, f := range files {
+		raw, err := os.ReadFile(f.Name())
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		said[i] = strings.TrimSpace(string(raw))
+	}
+	return said[0], said[1], err
 }
 
 // must is try for what must succeed.

@@ -139,6 +139,20 @@ func (r *scaleRun) startWatch(ctx context.Context, every time.Duration) (stop fu
 	return stop, nil
 }
 
+// forget drops verdicts that nobody waited for.
+func (w *verdictWatch) forget() {
+	for {
+		select {
+		case _, ok := <-w.verdicts:
+			if ok {
+				continue
+			}
+		default:
+		}
+		return
+	}
+}
+
 // await returns when connects succeed, or are refused.
 func (w *verdictWatch) await(ctx context.Context, allowed bool) error {
 	timeout := time.After(inForceTimeout)
@@ -207,6 +221,7 @@ func (r *scaleRun) timeChange(ctx context.Context, cell changeCell) error {
 	defer cancel()
 	times := r.latency[cell]
 	for _, forbid := range []bool{true, false} {
+		r.watch.forget()
 		began := time.Now()
 		inForce := make(chan error, 1)
 		var seen time.Duration

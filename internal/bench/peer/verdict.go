@@ -59,8 +59,9 @@ const connectPatience = time.Second
 func tryConnect(sa unix.Sockaddr, family int) (allowed bool, err error) {
 	for {
 		allowed, err = connectOrRefused(sa, family)
-		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends some.
-		if !errors.Is(err, unix.EINTR) {
+		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends some. One that timed out
+		// (EINPROGRESS) was neither allowed nor refused: the rule came into force during the handshake.
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EINPROGRESS) {
 			return allowed, err
 		}
 	}
@@ -78,8 +79,8 @@ func connectOrRefused(sa unix.Sockaddr, family int) (allowed bool, err error) {
 	switch err := unix.Connect(fd, sa); err {
 	case nil:
 		return true, abort(fd)
-	case unix.ECONNREFUSED, unix.ECONNABORTED, unix.ECONNRESET, unix.EINPROGRESS:
-		// Refused; or the rule came into force during the handshake.
+	case unix.ECONNREFUSED, unix.ECONNABORTED, unix.ECONNRESET:
+		// Refused; or ended, because the rule came into force during the handshake.
 		return false, unix.Close(fd)
 	default:
 		return false, errors.Join(fmt.Errorf("connect: %w", err), unix.Close(fd))

@@ -103,7 +103,8 @@ func takePorts(t *testing.T) string {
 	half := (first + last) / 2
 	var takers []*program
 	for _, r := range [][2]int{{first, half}, {half + 1, last}} {
-		p := start(t, "heddle", "n1/c1", hostile(t), "ports", address(t, "heddle", "n1/c1"), strconv.Itoa(r[0]), strconv.Itoa(r[1]))
+		// A loopback address where no earlier connection is in TIME_WAIT.
+		p := start(t, "heddle", "n1/c1", hostile(t), "ports", "127.0.0.77", strconv.Itoa(r[0]), strconv.Itoa(r[1]))
 		takers = append(takers, p)
 	}
 	for _, p := range takers {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the Debian package: build-deb.sh OUT PROGRAM..., as `make deb` calls it. The same commit gives the same bytes:
-# nothing in it is of the machine or the moment. VERSION overrides the version; REVISION builds nothing else.
+# nothing in it is of the machine or the moment. VERSION overrides the version; COMPRESS and LEVEL are dpkg-deb's -Z and -z.
 set -euo pipefail
 umask 022
 export LC_ALL=C TZ=UTC
@@ -50,7 +50,7 @@ man=$root/usr/share/man/man8
 mkdir -p "$man" "$doc" "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
 	"$root/usr/share/fish/vendor_completions.d"
 for p in heddle heddled; do
-	CGO_ENABLED=0 "$go" build -tags man -o "$out/tools/$p" "./cmd/$p"
+	CGO_ENABLED=0 "$go" build -buildvcs=false -trimpath -tags man -o "$out/tools/$p" "./cmd/$p"
 	"$out/tools/$p" "$man"
 	program=$(ls "$root"/usr/*bin/$p)
 	"$program" completion bash >"$root/usr/share/bash-completion/completions/$p"

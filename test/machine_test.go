@@ -28,6 +28,7 @@ func startMachine(t testing.TB) *machine {
 	if err := os.MkdirAll(group, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0) // what a killed test run left
 	log := filepath.Join(t.TempDir(), "log")
 	logFile, err := os.Create(log)
 	if err != nil {

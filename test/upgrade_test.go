@@ -73,7 +73,7 @@ func startPrevious(t *testing.T) {
 		}
 	} else {
 		bin = t.TempDir()
-		build := exec.Command("go", "build", "-trimpath", "-ldflags", "-X heddle.dev/heddle/internal/version.release="+previousVersion,
+		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-X heddle.dev/heddle/internal/version.release="+previousVersion,
 			"-o", bin+"/", "../cmd/heddle", "../cmd/heddled", "../cmd/heddle-runtime")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {

@@ -186,6 +186,7 @@ func TestChanges(t *testing.T) {
 	cfg := top.endpoint(t, 0, 1, c1)
 	cfg.Intercepted = true
 	first := top.add(t, 0, cfg)
+	first.Made = false // from here on it is found
 
 	cfg.Addrs = []netip.Addr{c2}
 	if second := top.add(t, 0, cfg); second != first {

@@ -405,6 +405,7 @@ func sameNode(t *testing.T, node, before string) {
 // direct runs connect and checks that the node counted connects that went direct, and no fallback.
 func direct(t *testing.T, node string, atLeast uint64, connect func()) {
 	t.Helper()
+	awaitPath(t, node, model.PeerProven) // which an agent that has just started has yet to prove
 	before := counters(t, node)
 	connect()
 	after := counters(t, node)

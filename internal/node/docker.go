@@ -149,6 +149,9 @@ func (a *Agent) attachIfSettled(e model.Endpoint, inode uint64) (done bool, err 
 		return true, nil // by another caller, or it is gone
 	}
 	if err := a.attach(e); err != nil {
+		if settled, serr := netcfg.Settled(a.deviceConfig(e)); serr == nil && !settled {
+			return false, nil // the container ended meanwhile
+		}
 		return false, err
 	}
 	a.mu.Lock()

@@ -123,7 +123,7 @@ func TestDoubled(t *testing.T) {
 	for name := range s.fds { // the service was stopped
 		_ = s.Remove(name)
 	}
-	if d, err = Double(c, s); err != nil || len(s.fds) != 6 {
+	if _, err = Double(c, s); err != nil || len(s.fds) != 6 {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 

@@ -290,6 +290,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (is_alias(sk_of(ctx)->src_ip4))
 		tag->flags |= TAG_NAMES;
+	if (local && peer)
+		segments_for_limit(ctx, ep->id, peer->id);
 	if (local)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
@@ -437,6 +439,8 @@ static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct 
 		return connect_refused6(ctx, tag);
 	set_mark(ctx, tag, !local);
 	bind_source6(ctx, own);
+	if (local || dual)
+		segments_for_limit(ctx, ep->id, peer->id);
 	if (local || dual)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);

@@ -22,6 +22,7 @@
 #include "bind.bpf.c"
 #include "listener.bpf.c"
 #include "forbid.bpf.c"
+#include "segments.bpf.c"
 #include "connect.bpf.c"
 #include "account.bpf.c"
 #include "sockops.bpf.c"

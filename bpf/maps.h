@@ -216,6 +216,14 @@ struct {
 /* Not 0 while some endpoint has a limit. Written by the agent. */
 volatile __u32 limits_in_force = 0;
 
+/* The shaping device, 0 while it is not known. Set by the agent. */
+volatile __u32 limit_device = 0;
+
+static __always_inline struct limit *limit_of(__u32 endpoint_id)
+{
+	return bpf_map_lookup_elem(&limit_by_endpoint, &endpoint_id);
+}
+
 static __always_inline void count(__u32 reason)
 {
 	__u64 *n = bpf_map_lookup_elem(&count_by_reason, &reason);

@@ -469,6 +469,7 @@ const (
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
+	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
@@ -607,6 +608,7 @@ type heddleVariableSpecs struct {
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
+	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
@@ -718,6 +720,7 @@ type heddleVariables struct {
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
+	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`

@@ -177,7 +177,7 @@ func (a *Agent) applyLimits(e model.Endpoint) error {
 			return err
 		}
 		a.limiting = true
-		if err := netcfg.SetShapes([]netcfg.Shape{shape}, a.limiter()); err != nil {
+		if err := a.setShapes([]netcfg.Shape{shape}); err != nil {
 			return &api.Error{Code: api.CodeUnsupported, Message: err.Error(),
 				Remedy: "run `heddle doctor`: it names what this kernel lacks for limits (net_shape, net_mirred)"}
 		}
@@ -246,7 +246,7 @@ func (a *Agent) tryLimits() error {
 		}
 	}
 	if len(shapes) > 0 {
-		if err := netcfg.SetShapes(shapes, a.limiter()); err != nil {
+		if err := a.setShapes(shapes); err != nil {
 			return fmt.Errorf("restore limits: %w", err)
 		}
 	}
@@ -294,7 +294,7 @@ func (a *Agent) spreadLimits() {
 	if !a.limiting {
 		return
 	}
-	if err := netcfg.SetShapes(nil, a.limiter()); err != nil {
+	if err := a.setShapes(nil); err != nil {
 		a.log.Error("limits are not in force on all devices", "err", err)
 	}
 }
@@ -314,6 +314,15 @@ func (a *Agent) limited(changed model.Endpoint) []model.Endpoint {
 	}
 	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
 	return out
+}
+
+// setShapes brings classes and devices to shapes, and tells the programs where the classes are.
+func (a *Agent) setShapes(shapes []netcfg.Shape) error {
+	ifindex, err := netcfg.SetShapes(shapes, a.limiter())
+	if ifindex != 0 {
+		err = errors.Join(err, a.datapath.UseShapeDevice(ifindex))
+	}
+	return err
 }
 
 func (a *Agent) limiter() netcfg.Limiter {

@@ -46,6 +46,7 @@ func killAgent(pid int, sig syscall.Signal) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
+			_ = syscall.Kill(pid, syscall.SIGQUIT) // what it waits for is in its log then
 			return fmt.Errorf("agent %d did not end within %s", pid, patience)
 		}
 	}

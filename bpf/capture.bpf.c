@@ -390,15 +390,17 @@ static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct p
 static __noinline bool remember_translated(struct __sk_buff *skb, const struct packet *p, __be32 translated)
 {
 	struct flow flow = {};
+	struct flow *old;
 	struct flow_key k;
 
 	if (!p)
 		return true;
 	k = wire_key(p);
 	if (!translated && !(skb->ingress_ifindex && endpoint_at(p->ip.saddr))) {
-		if (!skb->ingress_ifindex)
-			bpf_map_delete_elem(&flow_by_wire,
-			                    &k); /* a container's that had its addresses and ports */
+		/* A container's that had its addresses and ports is forgotten; names that connect() noted are not. */
+		old = skb->ingress_ifindex ? NULL : bpf_map_lookup_elem(&flow_by_wire, &k);
+		if (old && old->kind == FLOW_PLAIN)
+			bpf_map_delete_elem(&flow_by_wire, &k);
 		return true;
 	}
 	flow.src = translated ? translated : k.saddr;

@@ -166,8 +166,8 @@ func (h *Hub) freshPorts(low bool) map[string]int {
 func (h *Hub) unusedPorts(low bool, inUse map[int]bool) (map[string]int, error) {
 	for range lastPort - firstPort {
 		ports, used := h.freshPorts(low), false
-		for _, port := range ports {
-			used = used || inUse[port]
+		for name, port := range ports {
+			used = used || inUse[port] && (low || name != "low")
 		}
 		if !used {
 			return ports, nil

@@ -5,7 +5,7 @@ SHELL      := /bin/bash
 GO         ?= go
 BIN        := bin
 OUT        := out
-PROGRAMS   := heddle heddled heddle-runtime
+PROGRAMS   := heddle heddled heddle-runtime heddle-cni
 export CGO_ENABLED ?= 0
 
 # What each job needs beyond Go and gcc.
@@ -13,9 +13,12 @@ LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base \
-                  libpython3.11-testsuite
+                  libpython3.11-testsuite containernetworking-plugins systemd
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
+# Container engines that the tests start themselves, and what their containers have in them.
+ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
+DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
@@ -31,15 +34,17 @@ define install
 	fi
 endef
 
-.PHONY: help build attack demo test test-lsm soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb attack demo test test-lsm test-upgrade soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
+	@echo "make deb     the Debian package into $(OUT)/deb/, with version $$VERSION or the commit's; reproducible"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
+	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
@@ -49,6 +54,12 @@ help:
 build:
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+
+# docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
+deb:
+	$(call install,$(DEB_PACKAGES))
+	@mkdir -p $(OUT)/deb
+	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
 attack:
@@ -63,7 +74,7 @@ lab-packages:
 bench-packages: lab-packages
 	$(call install,$(BENCH_PACKAGES))
 test-packages: bench-packages
-	$(call install,$(TEST_PACKAGES))
+	$(call install,$(TEST_PACKAGES) $(ENGINE_PACKAGES))
 check-packages:
 	$(call install,$(CHECK_PACKAGES))
 conformance-packages: lab-packages
@@ -84,10 +95,12 @@ conformance: need-root build conformance-packages
 # The race detector needs cgo. Packages run one after another: the machine has few cores and the root
 # tests time system calls. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
 # a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
-RETRY := --rerun-fails=1 --rerun-fails-max-failures=4
+# A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
+# 20 ms are enough for reports of the last moment.
+RETRY := --rerun-fails=1 --rerun-fails-max-failures=10
 test: need-root build attack test-packages
 	@mkdir -p $(OUT)
-	CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
+	GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
 		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/lab.json $(RETRY) \
 		--packages ./test/... -- -count=1 -p 1 -timeout 50m
@@ -102,6 +115,15 @@ test-lsm: need-root
 	@[ -n "$$(ls $(OUT)/lsm/linux-image-*.deb 2>/dev/null)" ] || { apt-get update -qq && cd $(OUT)/lsm && apt-get download -qq \
 		"$$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
 	test/lsm.sh $(OUT)/lsm/linux-image-*.deb $(OUT)/lsm/datapath.test
+
+# The upgrade from a real earlier build, of commit REV: docs/howto/install-debian.md. `make test` has one from the same
+# source, because a checkout may have no history.
+test-upgrade: need-root build test-packages
+	@[ -n "$(REV)" ] || { echo "give the commit of the previous build: make test-upgrade REV=COMMIT"; exit 1; }
+	rm -rf $(OUT)/previous && mkdir -p $(OUT)/previous/source $(OUT)/previous/bin
+	git archive $(REV) | tar -x -C $(OUT)/previous/source
+	cd $(OUT)/previous/source && $(GO) build -trimpath -ldflags "-X heddle.dev/heddle/internal/version.release=$(REV)" -o ../bin/ $(addprefix ./cmd/,heddle heddled heddle-runtime)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_PREVIOUS_BIN=$(CURDIR)/$(OUT)/previous/bin $(GO) test ./test -count=1 -run '^TestUpgrade$$' -v
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.

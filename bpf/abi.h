@@ -72,6 +72,13 @@ enum heddle_reason {
 	REASON_DROP_NOT_REMEMBERED,
 	REASON_REFUSE_SOCKET_QUOTA,
 	REASON_CUT_SOCKET_QUOTA,
+	REASON_FALLBACK_UNPROVEN,
+	REASON_FALLBACK_STRIPPED,
+	REASON_FALLBACK_BLOCKED,
+	REASON_PROBE_LISTENER,
+	REASON_PROBE_ANSWERED,
+	REASON_CUT_PATH_BLOCKED,
+	REASON_REFUSE_NODE_PORT,
 	REASON_MAX,
 };
 
@@ -96,6 +103,7 @@ enum heddle_protection {
 	PROTECT_WILDCARD,
 	PROTECT_LOOPBACK,
 	PROTECT_USER,
+	PROTECT_PORTS,
 	PROTECT_MAX,
 };
 
@@ -118,6 +126,8 @@ enum sock_tag_flags {
 	TAG_ACCEPTED = 1 << 9, /* the peer opened the connection */
 	TAG_DROPPED = 1 << 10, /* SO_MARK is the drop mark: policy lets nothing of the socket out */
 	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
+	TAG_PROBE =
+	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -199,6 +209,7 @@ struct port_claims {
 /* endpoint.flags */
 enum endpoint_flags {
 	ENDPOINT_INTERCEPTED = 1 << 0,
+	ENDPOINT_CARRIED = 1 << 1, /* device and address are another network's */
 };
 
 /* One endpoint of this node. */
@@ -213,6 +224,8 @@ struct endpoint {
 	__s32 nsid;              /* of that namespace as the node names it; -1: none */
 	__s32 node_nsid;         /* of the node's as the container's names it; -1: none */
 	__u32 incarnation;       /* tells it from others that have had its id */
+	__be16 resolver_port;    /* of Docker's DNS over TCP at 127.0.0.11 in that namespace; 0: none */
+	__u16 unused;
 };
 
 /* route.flags */
@@ -220,7 +233,13 @@ enum route_flags {
 	ROUTE_SELF = 1 << 0,      /* the prefix of this node's own endpoints */
 	ROUTE_NODE_ADDR = 1 << 1, /* an address of this node itself */
 	ROUTE_DIRECT = 1 << 2,    /* the node takes direct connections */
-	ROUTE_PLAIN = 1 << 3,     /* one endpoint that is not intercepted */
+	ROUTE_PLAIN = 1 << 3, /* one endpoint that is not intercepted, or addresses of a carried network */
+	/* Why the overlay carries what could be direct: what probes of the path say. */
+	ROUTE_UNPROVEN = 1 << 4, /* none has been answered yet */
+	ROUTE_STRIPPED = 1 << 5, /* SYNs arrive without the option */
+	ROUTE_BLOCKED = 1 << 6,  /* SYNs or their answers do not arrive */
+	ROUTE_NOT_PROVEN = ROUTE_UNPROVEN | ROUTE_STRIPPED | ROUTE_BLOCKED,
+	ROUTE_CARRIED = 1 << 7, /* another network carries what is not direct: it comes by any device */
 };
 
 struct route_key {

@@ -89,6 +89,19 @@ static __always_inline void account_closed(struct account *a, const struct tcp_s
 	__sync_fetch_and_add(&a->closed, 1);
 }
 
+/* A connect failed: if it was direct, the path may be why. */
+static __always_inline void suspect_direct(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct sock_tag *tag;
+
+	if (!sk)
+		return;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (tag && tag->path == PATH_DIRECT)
+		suspect(ops->remote_ip4);
+}
+
 /* BPF_SOCK_OPS_STATE_CB: args[0] is the state that the socket leaves, args[1] that it enters. One that goes to
  * TIME_WAIT enters CLOSE: what waits is not the socket. */
 static __always_inline void account_state(struct bpf_sock_ops *ops)
@@ -107,8 +120,11 @@ static __always_inline void account_state(struct bpf_sock_ops *ops)
 		return;
 	/* Set before the state: why the kernel ends the connection. */
 	err = ((struct sock *)tcp)->sk_err;
-	if (from == BPF_TCP_SYN_SENT)
+	if (from == BPF_TCP_SYN_SENT) {
 		account_failed(a, err);
-	else
+		if (err)
+			suspect_direct(ops);
+	} else {
 		account_closed(a, tcp, err);
+	}
 }

@@ -5,6 +5,8 @@
 
 #define V4_MAPPED_PREFIX bpf_htonl(0xffff)
 #define LOOPBACK4        bpf_htonl(0x7f000001)
+#define DOCKER_DNS       bpf_htonl(0x7f00000b) /* 127.0.0.11 */
+#define DNS_PORT         53
 
 /* Loopback aliases: 127.128.0.0/9 holds 512 addresses for each endpoint id, which stand for the loopback
  * addresses of that endpoint's container. Local in every namespace without set-up. */

@@ -131,7 +131,7 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 	found = capture(skb, p, ep->id);
 	/* A SYN was asked about before. */
 	if (found != CAPTURE_TAKEN && !is_syn(p)) {
-		action = filter_tcp(skb, p, sender);
+		action = filter_tcp(skb, p, sender, 0, 0);
 		if (action != FILTER_PASS)
 			return action;
 	}
@@ -179,7 +179,8 @@ int from_overlay(struct __sk_buff *skb)
 	return or_next_filter(from_overlay_verdict(skb));
 }
 
-/* A SYN of a host outside that the underlay device brings for an overlay address, if it is one. */
+/* What the underlay device brings for an overlay address, if it is for one: of a host outside. With policy not only SYNs: the
+ * last ACK of a handshake may come when the rules are others, with data that nobody is to read. */
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
 {
 	struct endpoint *ep;
@@ -194,9 +195,9 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 		return TC_ACT_OK;
 	/* Endpoints are beyond the overlay's device. */
 	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
-	if (from && !(from->flags & ROUTE_NODE_ADDR))
+	if (from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	action = filter_tcp(skb, p, 0);
+	action = filter_tcp(skb, p, 0, 0, 0);
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
 
@@ -235,7 +236,65 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
 	if (is_overlay6(&p->src6))
 		return p->ip.saddr == self->addr4.word[3];
+	if (self->flags & ENDPOINT_CARRIED && is_link_local6(&p->src6))
+		return true; /* its hardware address is not Heddle's */
 	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
+}
+
+/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
+static __always_inline int redeliver(struct __sk_buff *skb)
+{
+	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+
+	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+}
+
+/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
+static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
+                                            const struct endpoint *ep, bool *established)
+{
+	struct bpf_sock *sk = find_socket(skb, p, ep->id);
+	bool ours;
+
+	if (!sk)
+		return false;
+	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
+	ours = meant_for(skb, p, sk, ep->id);
+	bpf_sk_release(sk);
+	return ours;
+}
+
+/* Whether endpoint peer of this node has a node socket for the packet: CAPTURE_NONE, CAPTURE_OPENING or CAPTURE_TAKEN. Nothing
+ * is assigned: see from_carried. */
+static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p, const struct endpoint *peer)
+{
+	bool established = false;
+
+	if (!p || !peer || !(peer->flags & ENDPOINT_INTERCEPTED) ||
+	    !has_node_socket(skb, p, peer, &established))
+		return CAPTURE_NONE;
+	return established ? CAPTURE_TAKEN : CAPTURE_OPENING;
+}
+
+/* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer of this node: *taken as
+ * towards() has it. A bridge may have the device and take the packet past the node's stack, so that it is sent to the
+ * delivery device instead of being marked. */
+static __always_inline int from_carried(struct __sk_buff *skb, const struct packet *p,
+                                        const struct endpoint *self, const struct endpoint *peer, bool *taken)
+{
+	int found = node_socket(skb, p, peer);
+	int action;
+
+	/* A SYN was asked about before. */
+	if (found != CAPTURE_TAKEN && !is_syn(p) && peer->flags & ENDPOINT_INTERCEPTED) {
+		action = filter_tcp(skb, p, self->addr4.word[3], 0, 0);
+		if (action != FILTER_PASS)
+			return action;
+	}
+	*taken = found != CAPTURE_NONE;
+	return *taken ? redeliver(skb) : TC_ACT_OK;
 }
 
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
@@ -277,7 +336,10 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (verdict >= 0)
 		return verdict;
 	if (peer) {
-		verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
+		if (self->flags & ENDPOINT_CARRIED)
+			verdict = from_carried(skb, &p, self, peer, &taken);
+		else
+			verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
 		if (taken && !remember_plain(&p))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
@@ -299,29 +361,66 @@ int from_endpoint(struct __sk_buff *skb)
 	return or_next_filter(from_endpoint_verdict(skb));
 }
 
-/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
-static __always_inline int redeliver(struct __sk_buff *skb)
+/* The overlay address of the container whose node socket sends packet p, if the node's firewall gave it another
+ * destination than connect() saw; else 0. */
+static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct packet *p)
 {
-	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+	struct bpf_sock *sk = skb->sk;
+	struct sock_tag *tag;
+	struct endpoint *ep;
 
-	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+	if (!p || !sk)
+		return 0;
+	sk = bpf_sk_fullsock(sk);
+	if (!sk)
+		return 0;
+	if (sk->dst_port == p->tcp.dest &&
+	    (p->ipv6 ? sk->dst_ip6[0] == p->dst6.word[0] && sk->dst_ip6[1] == p->dst6.word[1] &&
+	                       sk->dst_ip6[2] == p->dst6.word[2] && sk->dst_ip6[3] == p->dst6.word[3]
+	             : sk->dst_ip4 == p->ip.daddr))
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	ep = tag ? tagged_endpoint(tag) : NULL;
+	return ep ? ep->addr4.word[3] : 0;
 }
 
-/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
-static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
-                                            const struct endpoint *ep, bool *established)
+/* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and it is a container's of
+ * this node: of a process of its own stack (what did not need translation does not come this way), or of a node
+ * socket. */
+static __noinline bool remember_translated(struct __sk_buff *skb, const struct packet *p, __be32 translated)
 {
-	struct bpf_sock *sk = find_socket(skb, p, ep->id);
-	bool ours;
+	struct flow flow = {};
+	struct flow *old;
+	struct flow_key k;
 
-	if (!sk)
-		return false;
-	*established = sk->state != BPF_TCP_LISTEN && sk->state != BPF_TCP_NEW_SYN_RECV;
-	ours = meant_for(skb, p, sk, ep->id);
-	bpf_sk_release(sk);
-	return ours;
+	if (!p)
+		return true;
+	k = wire_key(p);
+	if (!translated && !(skb->ingress_ifindex && endpoint_at(p->ip.saddr))) {
+		/* A container's that had its addresses and ports is forgotten; names that connect() noted are not. */
+		old = skb->ingress_ifindex ? NULL : bpf_map_lookup_elem(&flow_by_wire, &k);
+		if (old && old->kind == FLOW_PLAIN)
+			bpf_map_delete_elem(&flow_by_wire, &k);
+		return true;
+	}
+	flow.src = translated ? translated : k.saddr;
+	flow.dst = k.daddr;
+	flow.dst_port = k.dport;
+	flow.ipv6 = k.ipv6;
+	return bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY) == 0;
+}
+
+/* What policy says of a packet that is about to enter the container at the other end of the device. */
+static __noinline int filter_entering(struct __sk_buff *skb, const struct packet *p, int kind,
+                                      __be32 translated)
+{
+	__u32 ifindex = skb->ifindex;
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	__be32 receiver = ep ? ep->addr4.word[3] : 0;
+
+	if (kind != PACKET_TCP)
+		return filter_other(skb, p, 0, receiver);
+	return filter_tcp(skb, p, 0, receiver, translated);
 }
 
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
@@ -329,6 +428,7 @@ static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct 
 static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
 	bool ours = false, established = false;
+	__be32 translated = 0;
 	struct endpoint *ep;
 	struct packet p;
 	int kind, action;
@@ -341,19 +441,55 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	ep = endpoint_at(p.ip.daddr);
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED)
 		ours = has_node_socket(skb, &p, ep, &established);
+	if (kind == PACKET_TCP && is_syn(&p))
+		translated = translated_sender(skb, &p);
 	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
-		action = filter_for(skb, &p, kind, 0, NULL);
+		action = filter_entering(skb, &p, kind, translated);
 		/* Past nftables here: what is to be answered goes by it once more. */
 		if (action != FILTER_PASS)
 			return action == TC_ACT_SHOT ? action : redeliver(skb);
 	}
-	return ours ? redeliver(skb) : TC_ACT_OK;
+	if (!ours)
+		return TC_ACT_OK;
+	if (is_syn(&p) && !remember_translated(skb, &p, translated))
+		return drop(REASON_DROP_NOT_REMEMBERED);
+	return redeliver(skb);
 }
 
 SEC("tc")
 int to_endpoint(struct __sk_buff *skb)
 {
 	return or_next_filter(to_endpoint_verdict(skb));
+}
+
+/* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered, once more, because the
+ * node's firewall may have given it another destination on the way. Of a node socket the other node then sees this node's
+ * address; here it is known whose it is. */
+static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
+{
+	__be32 translated = 0;
+	struct packet p;
+	int kind, action;
+
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER || (kind == PACKET_TCP ? !is_syn(&p) : !has_policy()))
+		return TC_ACT_OK;
+	if (kind == PACKET_TCP)
+		translated = translated_sender(skb, &p);
+	/* This node's tables do not know what nodes and other nodes' containers may do. */
+	if (!translated && !endpoint_at(p.ip.saddr))
+		return TC_ACT_OK;
+	action = kind == PACKET_TCP ? filter_tcp(skb, &p, 0, 0, translated) : filter_other(skb, &p, 0, 0);
+	/* As in to_endpoint. */
+	if (action == FILTER_PASS)
+		return TC_ACT_OK;
+	return action == TC_ACT_SHOT ? action : redeliver(skb);
+}
+
+SEC("tc")
+int to_overlay(struct __sk_buff *skb)
+{
+	return or_next_filter(to_overlay_verdict(skb));
 }
 
 /* Ingress of the delivery device: packets that to_endpoint sent here. */

@@ -24,6 +24,9 @@ const volatile __u32 config_drop_mark = 0;
 const volatile __u32 config_reject_mark = 0;
 /* How many sockets an endpoint may have. */
 const volatile __u64 config_endpoint_sockets = 0;
+/* Ports that containers' sockets do not get, host byte order, inclusive. First 0: none. */
+const volatile __u16 config_node_port_first = 0;
+const volatile __u16 config_node_port_last = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */

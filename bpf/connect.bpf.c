@@ -73,6 +73,20 @@ static __always_inline void set_overlay_destination6(struct bpf_sock_addr *ctx, 
 	ctx->user_ip6[3] = dst;
 }
 
+/* An accepted connection that the program undid (AF_UNSPEC) keeps the address that it had underneath: that of a direct
+ * one is the node's. The container's own takes its place. False: it cannot. */
+static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, const struct endpoint *ep)
+{
+	__be32 src = sk_of(ctx)->src_ip4;
+
+	if (!src || src == LOOPBACK4_IPV6 || src == ep->addr4.word[3] || is_alias(src) ||
+	    !protects(PROTECT_NODE_ADDRESS))
+		return true;
+	unbind_source(ctx, sk6);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	return sk_of(ctx)->src_ip4 == ep->addr4.word[3];
+}
+
 /* Whether the socket is not bound to an address that is v4-mapped underneath. */
 static __always_inline bool may_use_ipv6(struct bpf_sock_addr *ctx)
 {
@@ -174,6 +188,19 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 	return take(tag, dst == own ? PATH_LOCAL : PATH_LOOPBACK, 0, REASON_FALLBACK_OWN_PLAIN);
 }
 
+/* Docker's DNS listens at a port of its own choice. In the container's own stack a DNAT rule for what is sent there leads
+ * from port 53 to it; what comes from the node meets no such rule, so it goes to that port at once. False: not so. */
+static __always_inline bool lead_to_resolver(struct bpf_sock_addr *ctx, const struct endpoint *ep, __be32 dst)
+{
+	if (dst != DOCKER_DNS || ctx->user_port != bpf_htons(DNS_PORT) || !ep->resolver_port)
+		return false;
+	ctx->user_port = ep->resolver_port;
+	if (own_stack_listens(ctx, ep, false, dst))
+		return true;
+	ctx->user_port = bpf_htons(DNS_PORT);
+	return false;
+}
+
 /* dst is in 127.0.0.0/8, or 0.0.0.0. */
 static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                             const struct endpoint *ep, __be32 dst, bool wild)
@@ -184,14 +211,19 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 own = ep->addr4.word[3], target = at_alias;
 	struct listener at = {};
 	bool found = listens(ctx, source, at_alias, ctx->user_port, ep->id, &at);
+	__be16 port = ctx->user_port;
+	int ok;
 
 	/* A wildcard listener is bound to the overlay address. */
 	if (!found && listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD) {
 		target = own;
 		found = true;
 	}
-	if (!found && own_stack_listens(ctx, ep, false, asked))
-		return connect_own_stack(ctx, sk6, tag, ep, false, asked, wild);
+	if (!found && (own_stack_listens(ctx, ep, false, asked) || lead_to_resolver(ctx, ep, asked))) {
+		ok = connect_own_stack(ctx, sk6, tag, ep, false, asked, wild);
+		tag->remote_port = port;
+		return ok;
+	}
 	return connect_alias(ctx, sk6, tag, ep, target, at_alias, source, asked, wild);
 }
 
@@ -258,6 +290,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (is_alias(sk_of(ctx)->src_ip4))
 		tag->flags |= TAG_NAMES;
+	if (local && peer)
+		segments_for_limit(ctx, ep->id, peer->id);
 	if (local)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
@@ -269,6 +303,17 @@ static __always_inline bool wants_fastopen(struct bpf_sock_addr *ctx, const stru
 	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk_of(ctx));
 
 	return tag->options & OPTION_FASTOPEN || (tp && tp->fastopen_req);
+}
+
+/* Why a path on which probes are not answered is not used, flags being the route's. */
+static __noinline __u32 not_proven(__u32 flags, __be32 underlay)
+{
+	if (flags & ROUTE_STRIPPED)
+		return REASON_FALLBACK_STRIPPED;
+	if (flags & ROUTE_BLOCKED)
+		return REASON_FALLBACK_BLOCKED;
+	suspect(underlay);
+	return REASON_FALLBACK_UNPROVEN;
 }
 
 /* Why a connect to another node cannot be direct; REASON_NONE if it can. */
@@ -284,6 +329,8 @@ static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct s
 		return tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
 	if (wants_fastopen(ctx, tag))
 		return REASON_FALLBACK_FASTOPEN;
+	if (to->flags & ROUTE_NOT_PROVEN)
+		return not_proven(to->flags, to->underlay.word[3]);
 	return REASON_NONE;
 }
 
@@ -393,6 +440,8 @@ static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct 
 	set_mark(ctx, tag, !local);
 	bind_source6(ctx, own);
 	if (local || dual)
+		segments_for_limit(ctx, ep->id, peer->id);
+	if (local || dual)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
 }
@@ -459,7 +508,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != (sk6 ? AF_INET6 : AF_INET))
 		return NULL;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
-	if (!tag)
+	if (!tag || tag->flags & TAG_PROBE) /* a probe goes where the agent sends it */
 		return NULL;
 	if (!sk_of(ctx)->src_ip4)
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */
@@ -487,6 +536,8 @@ int connect4(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	if (!count_reused(tag))
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, false, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
 }
 
@@ -505,6 +556,8 @@ int connect6(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	if (!count_reused(tag))
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, true, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	dst.word[0] = ctx->user_ip6[0];
 	dst.word[1] = ctx->user_ip6[1];
 	dst.word[2] = ctx->user_ip6[2];

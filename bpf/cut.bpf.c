@@ -39,6 +39,32 @@ int cut(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
+/* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get ETIMEDOUT within
+ * seconds, not minutes. Live connections are left alone: what blocks may pass. */
+SEC("iter/tcp")
+int give_up(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+	struct route *to;
+	int once = 1;
+	__u8 ended;
+
+	if (!sk || sk->skc_state != BPF_TCP_SYN_SENT)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag || tag->path != PATH_DIRECT || tag->flags & TAG_PROBE)
+		return 0;
+	to = route_to(tag->remote.word[3]);
+	if (!to || !(to->flags & ROUTE_BLOCKED))
+		return 0;
+	ended = bpf_setsockopt(sk, SOL_TCP_, 7 /* TCP_SYNCNT */, &once, sizeof(once)) == 0;
+	if (ended)
+		count(REASON_CUT_PATH_BLOCKED);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
 /* Ends what policy forbids of the connections of processes that are not intercepted: run in each container's namespace.
  * Only those whose SYN was seen: of others it is not known who opened them, and they are left to their packets. */
 SEC("iter/tcp")
@@ -46,7 +72,7 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
 	struct flow_id flow = {}, other = {};
-	__u32 verdict;
+	__u32 verdict, opener;
 	__u8 ended;
 
 	if (!sk || !has_policy())
@@ -59,12 +85,13 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	flow.dport = sk->skc_dport;
 	flow.protocol = IPPROTO_TCP_;
 	reverse_flow(&flow, &other);
-	if (bpf_map_lookup_elem(&opener_by_flow, &flow))
-		verdict = decide_id(&flow);
-	else if (bpf_map_lookup_elem(&opener_by_flow, &other))
-		verdict = decide_id(&other);
-	else
-		return 0;
+	opener = opener_of(&flow);
+	if (opener) {
+		verdict = decide_opened(&flow, opener);
+	} else {
+		opener = opener_of(&other);
+		verdict = opener ? decide_opened(&other, opener) : VERDICT_ALLOW;
+	}
 	if (verdict == VERDICT_ALLOW)
 		return 0;
 	ended = destroy(sk);

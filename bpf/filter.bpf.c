@@ -18,6 +18,10 @@
 #define FRAGMENT_SECONDS 30
 #define NANOSECONDS      1000000000ULL
 
+/* What opener_by_flow says of a connection: that its opener is who its packets say, or else the overlay address of the
+ * container that it is. */
+#define OPENER_AS_SENT 1
+
 /* A datagram key that stands for the fragments of one packet. */
 #define FLOW_FRAGMENT 1
 
@@ -129,8 +133,9 @@ static __noinline bool read_extensions(struct __sk_buff *skb, struct filter_stat
 }
 
 /* sender: the overlay address of the container that the packet comes out of, or 0. It is decided by that, also what has
- * another source: none yet, or a link-local one. */
-static __always_inline void start(const struct packet *p, struct filter_state *s, __be32 sender)
+ * another source: none yet, or a link-local one. receiver: the same of the one that it goes into, by whatever address. */
+static __always_inline void start(const struct packet *p, struct filter_state *s, __be32 sender,
+                                  __be32 receiver)
 {
 	if (p->ipv6) {
 		s->flow.from = p->src6;
@@ -141,6 +146,8 @@ static __always_inline void start(const struct packet *p, struct filter_state *s
 	}
 	if (sender)
 		set_overlay(&s->flow.from, p->ipv6, sender);
+	if (receiver)
+		set_overlay(&s->flow.to, p->ipv6, receiver);
 	s->flow.sport = 0;
 	s->flow.dport = 0;
 	s->flow.protocol = IPPROTO_TCP_;
@@ -159,31 +166,61 @@ static __always_inline void start(const struct packet *p, struct filter_state *s
 		s->fragment = FRAGMENT_FIRST;
 }
 
-static __always_inline __u32 decide_tcp(const struct packet *p, struct filter_state *s)
+/* Remembers who opened f. */
+static __always_inline void note_opener(const struct flow_id *f, __u32 opener)
 {
-	__u32 verdict, one = 1;
-	bool known, forward;
+	bpf_map_update_elem(&opener_by_flow, f, &opener, BPF_ANY);
+}
+
+/* Who opened f: OPENER_AS_SENT, an overlay address, or 0: nothing is known of it. */
+static __always_inline __u32 opener_of(const struct flow_id *f)
+{
+	__u32 *found = bpf_map_lookup_elem(&opener_by_flow, f);
+
+	return found ? *found : 0;
+}
+
+/* The verdict on a connection that opener opened, as f says or in the name of another. */
+static __always_inline __u32 decide_opened(const struct flow_id *f, __u32 opener)
+{
+	struct address from;
+
+	if (opener == OPENER_AS_SENT)
+		return decide_id(f);
+	set_overlay(&from, !is_mapped(&f->to), opener);
+	return decide(&from, &f->to, f->protocol, bpf_ntohs(f->dport));
+}
+
+static __always_inline __u32 decide_tcp(const struct packet *p, struct filter_state *s, __be32 translated)
+{
+	__u32 verdict, opener;
+	bool forward = true;
 
 	s->flow.sport = p->tcp.source;
 	s->flow.dport = p->tcp.dest;
 	if (is_syn(p)) {
-		verdict = has_policy() ? decide_id(&s->flow) : VERDICT_ALLOW;
+		opener = translated ? translated : OPENER_AS_SENT;
+		verdict = has_policy() ? decide_opened(&s->flow, opener) : VERDICT_ALLOW;
 		if (verdict == VERDICT_ALLOW)
-			bpf_map_update_elem(&opener_by_flow, &s->flow, &one, BPF_ANY);
+			note_opener(&s->flow, opener);
 		return verdict;
 	}
 	reverse_flow(&s->flow, &s->other);
-	forward = known = bpf_map_lookup_elem(&opener_by_flow, &s->flow);
-	if (!known)
-		known = bpf_map_lookup_elem(&opener_by_flow, &s->other);
+	opener = opener_of(&s->flow);
+	if (!opener) {
+		opener = opener_of(&s->other);
+		forward = false;
+	}
 	/* What ends a connection may pass: it was let through when it was opened. */
-	if (known && p->tcp.flags & TCP_FLAG_RST_)
+	if (opener && p->tcp.flags & TCP_FLAG_RST_)
 		return VERDICT_ALLOW;
-	/* Forgotten, or older than this program: services have the lower ports. */
-	if (!known)
+	if (!opener) {
+		/* Forgotten, or older than this program: services have the lower ports. */
 		forward = bpf_ntohs(s->flow.dport) <= bpf_ntohs(s->flow.sport);
-	verdict = forward ? decide_id(&s->flow) : decide_id(&s->other);
-	return known && verdict ? VERDICT_REJECT : verdict;
+		return forward ? decide_id(&s->flow) : decide_id(&s->other);
+	}
+	verdict = forward ? decide_opened(&s->flow, opener) : decide_opened(&s->other, opener);
+	return verdict ? VERDICT_REJECT : VERDICT_ALLOW;
 }
 
 /* Whether an ICMP error is about a packet that one of its ends may send to the other. From a container (own) it must
@@ -325,8 +362,10 @@ static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *
 	return stop(skb, verdict);
 }
 
-/* What to do with a TCP packet by policy. sender: as start's. */
-static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, __be32 sender)
+/* What to do with a TCP packet by policy. sender and receiver: as start's. translated: the overlay address of the
+ * container that sends it in the name of another, or 0. */
+static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, __be32 sender,
+                                 __be32 receiver, __be32 translated)
 {
 	struct filter_state *s;
 
@@ -337,12 +376,13 @@ static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, 
 	s = filter_state();
 	if (!s)
 		return TC_ACT_SHOT;
-	start(p, s, sender);
-	return conclude(skb, s, decide_tcp(p, s));
+	start(p, s, sender, receiver);
+	return conclude(skb, s, decide_tcp(p, s, translated));
 }
 
 /* The same of any other IP packet. */
-static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p, __be32 sender)
+static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p, __be32 sender,
+                                   __be32 receiver)
 {
 	struct filter_state *s;
 
@@ -353,7 +393,7 @@ static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p
 	s = filter_state();
 	if (!s)
 		return TC_ACT_SHOT;
-	start(p, s, sender);
+	start(p, s, sender, receiver);
 	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0));
 }
 
@@ -363,17 +403,16 @@ static __always_inline int filter_for(struct __sk_buff *skb, const struct packet
                                       const struct endpoint *to)
 {
 	if (kind != PACKET_TCP)
-		return filter_other(skb, p, sender);
+		return filter_other(skb, p, sender, 0);
 	if (!is_syn(p) && to && to->flags & ENDPOINT_INTERCEPTED)
 		return FILTER_PASS;
-	return filter_tcp(skb, p, sender);
+	return filter_tcp(skb, p, sender, 0, 0);
 }
 
 /* Remembers who opened a connection that the relay hands on. */
 static __noinline void note_relay(const struct flow *flow)
 {
 	struct filter_state *s = filter_state();
-	__u32 one = 1;
 
 	if (!s || !flow)
 		return;
@@ -384,7 +423,7 @@ static __noinline void note_relay(const struct flow *flow)
 	s->flow.protocol = IPPROTO_TCP_;
 	s->flow.kind = 0;
 	s->flow.pad = 0;
-	bpf_map_update_elem(&opener_by_flow, &s->flow, &one, BPF_ANY);
+	note_opener(&s->flow, OPENER_AS_SENT);
 }
 
 /* Whether a packet that leaves by an endpoint's veth is the node's own answer to one that was stopped: nothing that

@@ -106,6 +106,9 @@ static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct so
 	case 19: /* IP_TRANSPARENT */
 		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));
 		return 1;
+	case 51: /* IP_LOCAL_PORT_RANGE */
+		show_port_range(ctx);
+		return 1;
 	case 80: /* SO_ORIGINAL_DST: the node's translations */
 		return deny_answer(ENOENT_);
 	}

@@ -149,7 +149,12 @@ struct sock {
 	void *sk_socket; /* NULL: no program has it */
 };
 
+struct tcp_options_received {
+	__u16 user_mss; /* what the program set by TCP_MAXSEG, or 0 */
+};
+
 struct tcp_sock {
+	struct tcp_options_received rx_opt;
 	__u32 rcv_nxt;
 	__u32 copied_seq; /* up to here the program has read */
 	__u32 write_seq;  /* up to here it has written */

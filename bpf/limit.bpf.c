@@ -15,11 +15,6 @@
 #define LIMIT_SLOT_TRIES 8
 #define LIMIT_SLOT_IDLE  1000000000ULL /* ns after which another connection may have the class */
 
-static __always_inline struct limit *limit_of(__u32 endpoint_id)
-{
-	return bpf_map_lookup_elem(&limit_by_endpoint, &endpoint_id);
-}
-
 /* The class of one connection, of the block that begins with first: the one it has, or one that nobody uses. If there
  * is none, it shares. */
 static __noinline __u32 connection_class(__u32 first, __u32 addresses, __u32 ports)
@@ -101,21 +96,36 @@ static __always_inline void get_side(struct limit_side *side, const struct limit
 	}
 }
 
-/* Queues the packet for the tighter of two caps: a packet can have one class at one hook. */
+/* Has the packet count for a class that it does not wait in: the shaping device gets a copy, which takes its turn
+ * there and then ends, because nobody redirected it. Says whether there was room in the class's queue. */
+static __always_inline bool charge(struct __sk_buff *skb, __u32 class)
+{
+	skb->priority = LIMIT_HANDLE | class;
+	return bpf_clone_redirect(skb, limit_device, 0) == 0;
+}
+
+/* Queues the packet for a cap. If it has two it waits for the tighter and is charged to the other: a packet has one class
+ * at one hook. What the other has no room for goes there after all, and is dropped. */
 static __always_inline int queue(struct __sk_buff *skb, const struct packet *p, int kind,
                                  const struct limit *sender, const struct limit *receiver, __u16 index)
 {
 	struct limit_side out, in;
-	__u32 class;
+	__u32 class, other;
 
 	get_side(&out, sender, true);
 	get_side(&in, receiver, false);
-	if (in.rate && (!out.rate || in.rate < out.rate))
-		class = queue_class(&in, p, kind);
-	else
-		class = queue_class(&out, p, kind);
+	class = queue_class(&out, p, kind);
+	other = queue_class(&in, p, kind);
+	if (!class || (other && in.rate < out.rate)) {
+		__u32 looser = class;
+
+		class = other;
+		other = looser;
+	}
 	if (!class)
 		return 0;
+	if (other && limit_device && !charge(skb, other))
+		class = other;
 	skb->tc_index = index;
 	skb->priority = LIMIT_HANDLE | class;
 	return -1;

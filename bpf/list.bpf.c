@@ -29,7 +29,7 @@ int list(struct bpf_iter__tcp *ctx)
 	if (!sk)
 		return 0;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag)
+	if (!tag || tag->flags & TAG_PROBE)
 		return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
 	if (!tcp)

@@ -177,6 +177,23 @@ struct {
 	__type(value, struct filter_state);
 } filter_scratch SEC(".maps");
 
+/* Nodes to which a connect went over the overlay because no probe has been answered yet, or to which a direct one met
+ * with no answer or a refusal: underlay addresses, 4 bytes each. Written here, read by the agent, which probes them.
+ * When it is full, what comes is lost: probes come round without it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536); /* bytes */
+} suspects SEC(".maps");
+
+/* When a node was last put there, in ns since boot. Written here. 16,384 nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u64);
+} suspected_by_node SEC(".maps");
+
 /* Limits of endpoints. Written by the agent, read by limit.bpf.c. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -198,6 +215,14 @@ struct {
 
 /* Not 0 while some endpoint has a limit. Written by the agent. */
 volatile __u32 limits_in_force = 0;
+
+/* The shaping device, 0 while it is not known. Set by the agent. */
+volatile __u32 limit_device = 0;
+
+static __always_inline struct limit *limit_of(__u32 endpoint_id)
+{
+	return bpf_map_lookup_elem(&limit_by_endpoint, &endpoint_id);
+}
 
 static __always_inline void count(__u32 reason)
 {

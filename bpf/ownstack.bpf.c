@@ -91,6 +91,8 @@ static __always_inline bool bind_own_stack_source(struct bpf_sock_addr *ctx, boo
 
 	for (i = 0; i < OWN_STACK_PORT_TRIES; i++) {
 		sport = bpf_htons(OWN_STACK_PORT_FIRST + 2 * (bpf_get_prandom_u32() % OWN_STACK_PORTS));
+		if (is_node_port(sport))
+			continue;
 		state = own_stack_state(ctx, ep, ipv6, src, sport, dst, ctx->user_port);
 		if (state && state != BPF_TCP_LISTEN)
 			continue;

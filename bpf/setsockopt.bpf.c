@@ -219,6 +219,9 @@ static __always_inline int set_ip_level(struct bpf_sockopt *ctx, struct sock_tag
 		return ctx->optlen < 1 ? fail_sockopt(EINVAL_) : set_transparent(tag, ep, read_ip_int(ctx));
 	case 50: /* IP_UNICAST_IF */
 		return set_unicast_if(ctx, ep);
+	case 51: /* IP_LOCAL_PORT_RANGE */
+		cut_port_range(ctx);
+		return SOCKOPT_PASS;
 	case 16:            /* IP_IPSEC_POLICY */
 	case 17:            /* IP_XFRM_POLICY */
 	case SOL_NETFILTER: /* iptables, arptables */

@@ -69,6 +69,10 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 	if (!tag || tag->path != PATH_DIRECT)
 		return;
 	o = make_option(is_overlay6(&tag->remote), tag->local.word[3], tag->remote.word[3], tag->remote_port);
+	if (tag->flags & TAG_PROBE)
+		o.version_network = bpf_htons(OPTION_PROBE << 12 | config_network_id);
+	else if (ops->total_retrans) /* the first SYN got no answer */
+		suspect(ops->remote_ip4);
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
@@ -186,6 +190,44 @@ static __always_inline void accept_own_stack(struct sock_tag *tag, __be32 remote
 		accept_names(tag, &flow);
 }
 
+static __always_inline void remote_of(struct bpf_sock_ops *ops, struct address *remote)
+{
+	if (on_ipv6(ops)) {
+		remote->word[0] = ops->remote_ip6[0];
+		remote->word[1] = ops->remote_ip6[1];
+		remote->word[2] = ops->remote_ip6[2];
+		remote->word[3] = ops->remote_ip6[3];
+	} else {
+		set_mapped(remote, ops->remote_ip4);
+	}
+}
+
+/* Whether the peer of an IPv6 connection has an address of the node that is no overlay address. */
+static __noinline bool is_from_node6(struct bpf_sock_ops *ops)
+{
+	struct address peer;
+
+	peer.word[0] = ops->remote_ip6[0];
+	peer.word[1] = ops->remote_ip6[1];
+	peer.word[2] = ops->remote_ip6[2];
+	peer.word[3] = ops->remote_ip6[3];
+	return is_node_address6(&peer);
+}
+
+/* From a process of the node, or of a container whose connect the node's firewall led here: then it has the node's
+ * address, and is named, and judged, by its own. */
+static __always_inline void accept_from_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	struct flow flow = {};
+
+	tag->path = PATH_NODE;
+	if (!remembered_flow(ops, &flow) || flow.kind != FLOW_PLAIN)
+		return;
+	tag->flags |= TAG_REMOTE;
+	set_overlay(&tag->remote, flow.ipv6, flow.src);
+	tag->remote_port = (__be16)(ops->remote_port >> 16);
+}
+
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
 static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
@@ -207,26 +249,16 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		return;
 	}
 	from = remote ? route_to(remote) : NULL;
-	if (!from)
+	if (!from && !(on_ipv6(ops) && is_from_node6(ops)))
 		tag->path = PATH_OUTSIDE;
+	else if (!from)
+		accept_from_node(ops, tag);
 	else if (from->flags & ROUTE_NODE_ADDR)
-		tag->path = PATH_NODE;
+		accept_from_node(ops, tag);
 	else if (from->flags & ROUTE_SELF)
 		accept_same_node(ops, tag);
 	else
 		tag->path = PATH_OVERLAY;
-}
-
-static __always_inline void remote_of(struct bpf_sock_ops *ops, struct address *remote)
-{
-	if (on_ipv6(ops)) {
-		remote->word[0] = ops->remote_ip6[0];
-		remote->word[1] = ops->remote_ip6[1];
-		remote->word[2] = ops->remote_ip6[2];
-		remote->word[3] = ops->remote_ip6[3];
-	} else {
-		set_mapped(remote, ops->remote_ip4);
-	}
 }
 
 /* The tables may have changed since the SYN, and the cut have passed while there was but a request. From here on the
@@ -246,7 +278,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	struct flow flow = {};
 	bool allowed;
 
-	if (!tag)
+	if (!tag || tag->flags & TAG_PROBE)
 		return;
 	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is disconnected. */
 	if (tag->flags & TAG_WILD)
@@ -260,7 +292,10 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;
 	allowed = count_socket(tag);
-	if (!is_direct(ops))
+	if (!is_direct(ops) && ops->local_ip4 == config_underlay && protects(PROTECT_BIND))
+		cut_accepted(ops, tag,
+		             REASON_CUT_UNKNOWN_PEER); /* before listening() tied the listener to a device */
+	else if (!is_direct(ops))
 		accept_as_is(ops, tag);
 	else if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
@@ -340,6 +375,21 @@ static __always_inline void established_active(struct bpf_sock_ops *ops)
 		move_to_lo(ops, tag);
 }
 
+/* Whether a socket that begins to listen is at an address of the node: at all of them, after listen() without bind(),
+ * or at the one that an accepted direct connection had, which the program undid (AF_UNSPEC). */
+static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	__be32 at = ops->local_ip4;
+	struct endpoint *ep;
+
+	if (!at)
+		return true;
+	if (at == LOOPBACK4_IPV6 || is_alias(at) || !protects(PROTECT_BIND))
+		return false;
+	ep = tagged_endpoint(tag);
+	return !ep || at != ep->addr4.word[3];
+}
+
 static __always_inline void listening(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -353,9 +403,8 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		count_socket(tag);
 	tag->path = PATH_LISTEN;
 	set_claim_flag(tag, CLAIM_LISTENS, true);
-	/* listen() without bind(): the kernel chose a port of the wildcard, which here is the node's. Tied
-	 * to the delivery device, nothing outside can reach it. */
-	if (!ops->local_ip4) {
+	/* The kernel chose a port of the node's. Tied to the delivery device, nothing outside can reach it. */
+	if (listens_at_node(ops, tag)) {
 		__u32 ifindex = config_deliver_ifindex;
 
 		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));

@@ -194,6 +194,9 @@ static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *
 	return make_reset(skb, p, bpf_htonl(expected)) == 0;
 }
 
+/* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is full here. */
+#define SYN_IS_PROBE 0x100
+
 static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
 	struct syn_option o = {};
@@ -212,6 +215,8 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		reason = reject_sender(k->saddr, &o);
 	if (reason)
 		return drop(reason);
+	if (option_is_probe(&o))
+		return SYN_IS_PROBE;
 	set_flow(&flow, &o);
 	verdict = has_policy() ? decide_flow(&flow) : VERDICT_ALLOW;
 	if (verdict)
@@ -263,12 +268,14 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 		return reason ? drop(reason) : TC_ACT_OK;
 	}
 	if (p.ip.daddr != config_underlay)
-		return is_syn(&p) ? from_outside(skb, &p) : TC_ACT_OK;
+		return is_syn(&p) || has_policy() ? from_outside(skb, &p) : TC_ACT_OK;
 	if (!in_direct_ports(p.tcp.dest))
 		return TC_ACT_OK;
 	k = wire_key(&p);
-	if ((p.tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_)
-		return steer_syn(skb, &p, &k);
+	if (is_syn(&p)) {
+		kind = steer_syn(skb, &p, &k);
+		return kind == SYN_IS_PROBE ? steer_probe(skb, &p, &k) : kind;
+	}
 	/* Established connections have no entry: this lookup is all they pay. */
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!flow)

@@ -11,7 +11,7 @@ import (
 func init() {
 	attacks = append(attacks,
 		attack{"list the node's devices", model.ProtectIoctls, "n1", listDevices("names")},
-		attack{"list the node's devices while the descriptor changes", model.ProtectIoctls, "n1", listDevices("race", "3000")},
+		attack{"list the node's devices while the descriptor changes", model.ProtectIoctls, "n1", listDevices("race", "300")},
 		attack{"read the node's addresses", model.ProtectIoctls, "n1", readAddresses},
 	)
 }

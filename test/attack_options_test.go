@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/hex"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -17,15 +18,43 @@ func init() {
 	)
 }
 
-// compileC makes a static program of a C file of testdata/attack.
-func compileC(t *testing.T, name string) string {
+// builds are the programs that tests had built, by name; they go when all tests are done.
+var builds struct {
+	dir  string
+	done map[string]string
+}
+
+// built gives the program that the command makes at path, and makes it once in a run.
+func built(t testing.TB, name string, command func(path string) *exec.Cmd) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), strings.TrimSuffix(name, ".c"))
-	args := []string{"-D_GNU_SOURCE", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", path, filepath.Join("testdata/attack", name)}
-	if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
+	if path := builds.done[name]; path != "" {
+		return path
 	}
+	if builds.done == nil {
+		dir, err := os.MkdirTemp("/tmp", "heddle-builds-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		builds.dir, builds.done = dir, map[string]string{}
+	}
+	path := filepath.Join(builds.dir, name)
+	cmd := command(path)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	builds.done[name] = path
 	return path
+}
+
+// compileC makes a static program of a C file below testdata.
+func compileC(t testing.TB, name string) string {
+	t.Helper()
+	return built(t, strings.TrimSuffix(strings.ReplaceAll(name, "/", "-"), ".c"), func(path string) *exec.Cmd {
+		return exec.Command("gcc", "-D_GNU_SOURCE=", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", path, filepath.Join("testdata", name))
+	})
 }
 
 // echoBytes answers each byte on any number of connections.
@@ -56,7 +85,7 @@ func underlayDevice(t *testing.T, node, other string) (mac []byte) {
 // findUnderlay reads every option of every level, the error queue and control messages, and searches the program's
 // memory for addresses of the underlay and for names of the node's devices.
 func findUnderlay(t *testing.T) string {
-	program, port := compileC(t, "options.c"), strconv.Itoa(freePort())
+	program, port := compileC(t, "attack/options.c"), strconv.Itoa(freePort())
 	start(t, "heddle", "n2/c1", python, "-c", echoBytes, port).waitFor("ready")
 	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
 	out := mustRun(t, "heddle", "n1/c1", program, address(t, "heddle", "n2/c1"), port,

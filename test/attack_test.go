@@ -75,7 +75,7 @@ func TestForgedPackets(t *testing.T) {
 		{"source of another node", host, syn(n1, n2, int(direct), option(victim)), "n2", "drop_source_not_of_node"},
 		{"source of no node", host, syn(n1, n2, int(direct), option("192.0.2.1")), "n2", "drop_source_not_of_node"},
 		{"other network", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id+1, c1, victim, port)), "n2", "drop_option_network"},
-		{"other version", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d, version=3)", id, c1, victim, port)), "n2", "drop_option_version"},
+		{"other version", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d, version=4)", id, c1, victim, port)), "n2", "drop_option_version"},
 		{"port 0", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, 0)", id, c1, victim)), "n2", "drop_option_malformed"},
 		{"wrong length", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d, length=12)", id, c1, victim, port)), "n2", "drop_option_malformed"},
 		{"no such endpoint", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id, c1, victim[:strings.LastIndex(victim, ".")]+".222", port)), "n2", "drop_no_endpoint"},

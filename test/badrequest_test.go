@@ -172,13 +172,15 @@ func TestAddressesExhausted(t *testing.T) {
 	if code, body := ask(t, a.socket(), "DELETE", "/v1/endpoints/e2", ""); code/100 != 2 {
 		t.Fatalf("delete: %d %s", code, body)
 	}
+	free := netns.Path(labName + "-bad-e2") // its endpoint has been deleted
 	for _, bad := range []struct{ body, field string }{
 		{`{"name":"x","netns_path":"/run/netns/none"}`, "netns_path"},
 		{`{"name":"x","netns_path":"/etc/passwd"}`, "netns_path"},
-		{`{"name":"x","netns_path":"/run/netns/` + a.name + `","addr":"10.9.0.1"}`, "addr"},
-		{`{"name":"x","netns_path":"/run/netns/` + a.name + `","addr":"10.9.0.0"}`, "addr"},
-		{`{"name":"x","netns_path":"/run/netns/` + a.name + `","addr":"10.8.0.1"}`, "addr"},
-		{`{"name":"e0","netns_path":"/run/netns/` + a.name + `"}`, "name"},
+		{`{"name":"x","netns_path":"` + free + `","addr":"10.9.0.1"}`, "addr"},
+		{`{"name":"x","netns_path":"` + free + `","addr":"10.9.0.0"}`, "addr"},
+		{`{"name":"x","netns_path":"` + free + `","addr":"10.8.0.1"}`, "addr"},
+		{`{"name":"e0","netns_path":"` + free + `"}`, "name"},
+		{`{"name":"x","netns_path":"/run/netns/` + a.name + `"}`, "netns_path"},
 	} {
 		before := a.leftovers(t)
 		code, body := ask(t, a.socket(), "POST", "/v1/endpoints", bad.body)

@@ -5,9 +5,11 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -70,6 +72,8 @@ type transfer struct {
 	clientMode, serverMode string
 	// hold, if set, is called while the connection is open and has carried nothing.
 	hold func()
+	// peers carry it out; nil: new ones.
+	peers *peerSet
 }
 
 // run makes the connection and gives the addresses that the client saw.
@@ -91,19 +95,67 @@ func (x transfer) run(t *testing.T) (local, remote netip.AddrPort) {
 	if x.listen == "own6" {
 		x.listen = own6(t, x.server)
 	}
-	server := start(t, x.serverMode, x.server, "python3", "-c", transferServer, x.listen, x.port, fmt.Sprint(transferAnswered))
-	server.waitFor("listening")
-	client := start(t, x.clientMode, x.client, "python3", "-c", transferClient, x.bind, x.dial, x.port, fmt.Sprint(transferSent), "wait")
-	client.waitFor("names")
+	if x.peers == nil {
+		x.peers = &peerSet{t: t}
+	}
+	server, client := x.peers.get(t, "server", x.serverMode, x.server), x.peers.get(t, "client", x.clientMode, x.client)
+	server.must("l = socket.socket(AF[%d])\nl.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\nl.bind((%q, %s))\nl.listen(8)",
+		familyOf(x.listen), x.listen, x.port)
+	client.must("s = socket.socket(AF[%d])", familyOf(x.dial))
+	if x.bind != "" {
+		client.must("s.bind((%q, 0))", x.bind)
+	}
+	client.must("s.connect((%q, %s))", x.dial, x.port)
+	raw := client.must("[list(a[:2]) for a in (s.getsockname(), s.getpeername())]")
 	if x.hold != nil {
 		x.hold()
 	}
-	if _, err := client.stdin.Write([]byte("go\n")); err != nil {
-		t.Fatal(err)
+	sending := fmt.Sprintf("s.sendall(bytes(i * 5 %% 251 for i in range(%d)))\ns.shutdown(socket.SHUT_WR)", transferSent)
+	client.begin(sending)
+	server.must("c, _ = l.accept()\nwhile c.recv(1 << 16): pass\nc.sendall(bytes(i * 7 %% 251 for i in range(%d)))\nc.close()\nl.close()",
+		transferAnswered)
+	client.reply(sending)
+	client.must("while s.recv(1 << 16): pass\ns.close()")
+	return peerNames(t, raw)
+}
+
+func familyOf(addr string) int {
+	if strings.Contains(addr, ":") {
+		return 6
 	}
-	server.waitFor("done")
-	<-client.done
-	return seenNames(t, client.output())
+	return 4
+}
+
+// peerNames reads the two addresses [HOST, PORT] that a peer answered with.
+func peerNames(t *testing.T, raw string) (local, remote netip.AddrPort) {
+	t.Helper()
+	var names [2][2]any
+	if err := json.Unmarshal([]byte(raw), &names); err != nil {
+		t.Fatalf("%v\n%s", err, raw)
+	}
+	at := func(n [2]any) netip.AddrPort {
+		return netip.MustParseAddrPort(net.JoinHostPort(fmt.Sprint(n[0]), fmt.Sprint(n[1])))
+	}
+	return at(names[0]), at(names[1])
+}
+
+// peerSet starts peers when they are first asked for, one for each role.
+type peerSet struct {
+	t   testing.TB
+	all map[string]*peer
+}
+
+// get gives the peer of a role in a container to the subtest t.
+func (s *peerSet) get(t testing.TB, role, mode, container string) *peer {
+	t.Helper()
+	key := role + " " + mode + " " + container
+	if s.all[key] == nil {
+		if s.all == nil {
+			s.all = make(map[string]*peer)
+		}
+		s.all[key] = startPeer(s.t, mode, container)
+	}
+	return s.all[key].in(t)
 }
 
 func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
@@ -252,6 +304,7 @@ func counted(n, factor int) []byte {
 
 // TestCapture: on every path the file shows one connection as its program saw it, whole, and nothing else.
 func TestCapture(t *testing.T) {
+	peers := &peerSet{t: t}
 	for i, x := range []transfer{
 		{name: "direct", client: "n1/c1", server: "n2/c1", listen: "0.0.0.0"},
 		{name: "direct, accepted", client: "n2/c1", server: "n1/c1", listen: "::"},
@@ -291,7 +344,8 @@ func TestCapture(t *testing.T) {
 			x.port = fmt.Sprint(23000 + i)
 			file := filepath.Join(t.TempDir(), "c1.pcap")
 			c := startCapture(t, nil, "n1/c1", "-w", file)
-			transfer{client: "n1/c2", server: "n2/c2", listen: "0.0.0.0", port: "23100"}.run(t) // not to be seen
+			transfer{client: "n1/c2", server: "n2/c2", listen: "0.0.0.0", port: "23100", peers: peers}.run(t) // not to be seen
+			x.peers = peers
 			// What only the agent knows (outside) is asked while the connection lives.
 			x.hold = func() {
 				const fileHeader = 24

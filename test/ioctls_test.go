@@ -1,8 +1,6 @@
 package test
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -12,11 +10,7 @@ import (
 // ioctlsProgram builds testdata/ioctls.c where containers see it.
 func ioctlsProgram(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(sharedDir(t), "ioctls")
-	if out, err := exec.Command("gcc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", program, "testdata/ioctls.c").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v\n%s", err, out)
-	}
-	return program
+	return compileC(t, "ioctls.c")
 }
 
 // TestIoctls makes every ioctl of the trapped ranges on sockets and other files, in both modes: programs must see the

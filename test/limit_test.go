@@ -86,12 +86,7 @@ func (f *flood) rates(t testing.TB) (out []float64) {
 	return out
 }
 
-func (f *flood) rate(t testing.TB) (sum float64) {
-	for _, r := range f.rates(t) {
-		sum += r
-	}
-	return sum
-}
+func (f *flood) rate(t testing.TB) float64 { return sumOf(f.rates(t)) }
 
 // together measures several floods in one window.
 func together(t testing.TB, floods ...*flood) []float64 {
@@ -387,4 +382,53 @@ func TestLimitRefused(t *testing.T) {
 	if after := limitsOf(t); after != before {
 		t.Errorf("limits changed:\n%s\nwere:\n%s", after, before)
 	}
+}
+
+// TestLimitBothEnds: packets between containers of one node, one of them not intercepted, meet both caps at one place. They
+// count for both, so neither end has more than it may, whatever else it does.
+func TestLimitBothEnds(t *testing.T) {
+	caps := func(egress, ingress string) {
+		limit(t, "n1/c1", "--egress", egress)
+		limit(t, "n1/c2", "--ingress", ingress)
+	}
+	both := func(what string, pair, other *flood) {
+		t.Helper()
+		held(t, what, 100e6, func() float64 {
+			r := together(t, pair, other)
+			if r[0] > 60e6*1.05 {
+				return r[0] // over its own cap: as wrong as can be
+			}
+			return r[0] + r[1]
+		})
+		for _, f := range []*flood{pair, other} {
+			f.source.stop()
+			f.sink.stop()
+		}
+	}
+	caps("100mbit", "60mbit")
+	both("sent", startFlood(t, "heddle", "n1/c1", "overlay", "n1/c2", 2, "-"), startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-"))
+	caps("60mbit", "100mbit")
+	both("received", startFlood(t, "overlay", "n1/c1", "heddle", "n1/c2", 2, "-"), startFlood(t, "heddle", "n2/c1", "heddle", "n1/c2", 2, "-"))
+}
+
+// TestLimitSlow: a slow cap is shared by many connections of one node, each of which gets on.
+func TestLimitSlow(t *testing.T) {
+	limit(t, "n1/c1", "--egress", "10mbit")
+	f := startFlood(t, "heddle", "n1/c1", "heddle", "n1/c2", 8, "-")
+	const share = 10e6 / 8
+	held(t, "8 connections, each with a quarter of its share or more", 10e6, func() (sum float64) {
+		rates := f.rates(t)
+		t.Logf("%.0f", rates)
+		if slices.Min(rates) < share/4 {
+			return 0
+		}
+		return sumOf(rates)
+	})
+}
+
+func sumOf(rates []float64) (sum float64) {
+	for _, r := range rates {
+		sum += r
+	}
+	return sum
 }

@@ -59,7 +59,12 @@ func runAll(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "%v: run `make build` first\n", err)
 		return 1
 	}
-	down := func() error { return labCommand("down") }
+	down := func() error {
+		if err := removeEngines(enginesRoot()); err != nil {
+			return err
+		}
+		return labCommand("down")
+	}
 	if err := down(); err != nil {
 		fmt.Fprintln(os.Stderr, "take an earlier lab down:", err)
 		return 1
@@ -70,6 +75,7 @@ func runAll(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
+	_ = os.RemoveAll(builds.dir) // "": nothing was built
 	if code != 0 {
 		dump(os.Stderr)
 	}

@@ -2,8 +2,10 @@ package test
 
 import (
 	"fmt"
+	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -169,4 +171,60 @@ func TestPolicyFlips(t *testing.T) {
 	if tally["sometimes"]["hi"] == 0 || tally["sometimes"]["ECONNREFUSED"] == 0 {
 		t.Errorf("what comes and goes: %v", tally["sometimes"])
 	}
+}
+
+// TestPolicyWithheldACK: a host outside opens a connection, and holds the last ACK of the handshake back until the rules have
+// changed. The connection does not come to be, and what the ACK carries nobody reads; also when the node remembers
+// nothing of the handshake (SYN cookies). One whose port stays allowed comes to be then.
+func TestPolicyWithheldACK(t *testing.T) {
+	stays, goes := freePort(), freePort()
+	client := startPolicyPeer(t, "host", "outside")
+	targets := outsideTargets(t, "n1/c1")
+	for _, mode := range modes {
+		for _, cookies := range []string{"1", "2"} {
+			if mode == "overlay" && cookies == "2" {
+				continue // that is of the container's own stack
+			}
+			t.Run(mode+", cookies "+cookies, func(t *testing.T) {
+				if mode == "heddle" {
+					setSysctl(t, "n1", "ipv4/tcp_syncookies", cookies)
+				}
+				server := startPolicyPeer(t, mode, "n1/c1")
+				server.must("serve([%d, %d])", stays, goes)
+				release := withholdACKs(t, stays, goes)
+				for family, addr := range targets {
+					client.must("v%d = {p: connect(%d, %q, p) for p in (%d, %d)}", family, family, addr, stays, goes)
+				}
+				applyPolicy(t, "withheld", []map[string]any{denyRule("drop", goes)}, nil)
+				release()
+				for family := range targets {
+					client.expect("5", "v%d[%d].send(b'hello')", family, goes)
+					client.expect("5", "v%d[%d].send(b'hello')", family, stays)
+					client.expect(`"hihello"`, `received(v%d[%d], 7)`, family, stays)
+					// The server takes connections in the order they come: this one would have been taken by now.
+					client.must("v%d[%d].close()", family, stays)
+				}
+				server.expect("{}", "{p: n for p, n in accepted.items() if p == %d}", goes)
+			})
+		}
+	}
+}
+
+// withholdACKs has the host outside send nothing but SYNs to these ports, until it is released.
+func withholdACKs(t testing.TB, ports ...int) (release func()) {
+	t.Helper()
+	nft := func(text string) {
+		cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-outside", "nft", "-f", "-")
+		cmd.Stdin = strings.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("nft: %v\n%s", err, out)
+		}
+	}
+	release = sync.OnceFunc(func() { nft("delete table inet withhold\n") })
+	nft("add table inet withhold\nadd chain inet withhold output { type filter hook output priority 0; }\n")
+	t.Cleanup(release)
+	for _, p := range ports {
+		nft(fmt.Sprintf("add rule inet withhold output tcp dport %d tcp flags & (syn | ack) == ack drop\n", p))
+	}
+	return release
 }

@@ -114,9 +114,10 @@ func TestPolicyDiffer(t *testing.T) {
 func newPolicyWorld(t *testing.T) *policyWorld {
 	t.Helper()
 	w := &policyWorld{t: t, clients: make(map[string]*peer), ports: map[string]int{"overlay": freePort(), "heddle": freePort(), "host": freePort()}}
-	add := func(key string, p *peer, mode string) {
+	w.readLab()
+	add := func(key string, p *peer, mode string, addrs ...netip.Addr) {
 		p.must("%s", policyDifferScript)
-		p.must("serve_policy([%d])", w.ports[mode])
+		p.must("serve_policy([%d], %s)", w.ports[mode], quoted(t, append([]netip.Addr{}, addrs...)))
 		w.clients[key] = p
 	}
 	for _, c := range policyEnds {
@@ -124,12 +125,15 @@ func newPolicyWorld(t *testing.T) *policyWorld {
 			add(c+" "+mode, startPeer(t, mode, c), mode)
 		}
 	}
-	for _, node := range []string{"n1", "n2"} {
-		add(node, startPeer(t, "host", node+"/c1"), "host")
+	for _, n := range w.state.Nodes {
+		add(n.Name, startPeer(t, "host", n.Name+"/c1"), "host", n.Addrs...)
 	}
-	outside := startOutside(t)
-	add("outside", outside, "host")
-	w.readLab()
+	add("outside", startOutside(t), "host", netip.MustParseAddr(outsideTarget(t)))
+	for _, c := range policyEnds {
+		for _, a := range outsideTargets(t, c) {
+			w.addrs = append(w.addrs, w.source("outside", netip.MustParseAddr(a))) // rules are made about what is there
+		}
+	}
 	return w
 }
 
@@ -185,7 +189,7 @@ func (w *policyWorld) apply(g *generate.Generator) {
 		Kind       string `json:"kind"`
 		*policy.Policy
 		Metadata *policy.Namespace `json:"metadata,omitempty"`
-		Items    []document        `json:"items,omitempty"`
+		Items    []any             `json:"items,omitempty"`
 	}
 	w.state.Policies, w.state.Namespaces = nil, nil
 	list := document{APIVersion: "v1", Kind: "List"}
@@ -193,6 +197,11 @@ func (w *policyWorld) apply(g *generate.Generator) {
 		p := g.Policy(fmt.Sprintf("random-%d", i))
 		w.state.Policies = append(w.state.Policies, p)
 		list.Items = append(list.Items, document{APIVersion: "heddle.dev/v1", Kind: "Policy", Policy: p})
+	}
+	for _, namespace := range g.Namespaces {
+		doc, p := networkPolicy(g, namespace, "random")
+		w.state.Policies = append(w.state.Policies, p)
+		list.Items = append(list.Items, doc)
 	}
 	for _, name := range g.Namespaces {
 		n := policy.Namespace{Name: name, Labels: g.Labels()}
@@ -271,8 +280,8 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 		if e == nil && !isContainer {
 			continue // between nodes and outside nobody judges
 		}
-		if e != nil && from == "outside" {
-			continue // outside has no route to the overlay
+		if !w.reachable(target) {
+			continue
 		}
 		x.probe = policy.Probe{To: target, Protocol: []model.Protocol{model.ProtocolTCP, model.ProtocolTCP, model.ProtocolUDP, model.ProtocolICMP}[rnd.IntN(4)]}
 		if mode == "heddle" {
@@ -281,9 +290,6 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 		x.mode = modes[rnd.IntN(2)]
 		if e == nil {
 			x.mode = "host"
-			if x.probe.Protocol == model.ProtocolUDP {
-				continue // a node answers from an address of its own choice
-			}
 		}
 		if x.probe.Protocol.HasPorts() {
 			x.probe.Port = uint16(w.ports[x.mode])
@@ -296,6 +302,13 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 		out = append(out, x)
 	}
 	return out
+}
+
+// reachable reports whether there is somebody at a whom every peer reaches: the addresses that the host outside sends from are
+// for rules only.
+func (w *policyWorld) reachable(a netip.Addr) bool {
+	return w.endpointAt(a) != nil || a.String() == outsideTarget(w.t) ||
+		slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool { return slices.Contains(n.Addrs, a) })
 }
 
 func (w *policyWorld) endpointAt(a netip.Addr) *model.Endpoint {

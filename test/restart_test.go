@@ -46,9 +46,27 @@ func killAgent(pid int, sig syscall.Signal) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("agent %d did not end within %s", pid, patience)
+			return fmt.Errorf("agent %d did not end within %s:\n%s", pid, patience, lastWords(pid))
 		}
 	}
+}
+
+// lastWords ends the agent pid and gives the end of its log, which says what it waits for.
+func lastWords(pid int) string {
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/2", pid))
+	if err == nil {
+		err = syscall.Kill(pid, syscall.SIGQUIT)
+	}
+	var log []byte
+	for deadline := time.Now().Add(patience); err == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if log, err = os.ReadFile(path); strings.Contains(string(log), "SIGQUIT") && syscall.Kill(pid, 0) != nil {
+			break
+		}
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return string(log[max(0, len(log)-64<<10):])
 }
 
 // pins lists what is pinned for a node.
@@ -99,6 +117,9 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		}
 	}
 	alive("without agent")
+	if node == "n2" {
+		probeWithoutAgent(t, client)
+	}
 	connectWith := func(p *peer, socket, target string) {
 		t.Helper()
 		p.must(`%s.connect((%q, %d))`, socket, target, port)
@@ -142,6 +163,9 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		if after[reason] < n {
 			t.Errorf("%s fell from %d to %d", reason, n, after[reason])
 		}
+	}
+	if node == "n2" && after["probe_answered"] == before["probe_answered"] {
+		t.Error("n2's programs have answered no probe")
 	}
 	if got := pins(t, node); strings.Join(got, " ") != strings.Join(pinned, " ") {
 		t.Errorf("pins %v, were %v", got, pinned)

@@ -35,6 +35,7 @@ var optionDifferences = []optionDifference{
 	{level: "socket", numbers: []int{50, 52}, why: "SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF"},
 	{level: "ip", numbers: []int{4}, why: "IP_OPTIONS"},
 	{level: "ip", numbers: []int{14}, why: "IP_MTU: the underlay's"},
+	{level: "ip", numbers: []int{51}, why: "IP_LOCAL_PORT_RANGE: ends below the node's ports"},
 	{level: "ipv6", numbers: []int{24, 61}, why: "IPV6_MTU, IPV6_PATHMTU: the underlay's"},
 	{level: "tcp", numbers: []int{2, 10}, why: "TCP_MAXSEG, TCP_WINDOW_CLAMP: the underlay's MTU"},
 }

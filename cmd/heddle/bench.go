@@ -70,7 +70,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
-	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd())
+	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd(), newBenchScaleCmd(), newBenchEndpointsCmd())
 	return cmd
 }
 
@@ -176,11 +176,8 @@ func (s benchSettings) options(progress io.Writer) (o bench.Options, err error) 
 	if o.Modes, err = bench.ParseModes(s.modes); err != nil {
 		return bench.Options{}, err
 	}
-	for _, file := range []string{s.jsonFile, s.plotFile} {
-		// Said before minutes of measuring, not after.
-		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
-			return bench.Options{}, fmt.Errorf("write %s: %s is no directory; make it first", file, filepath.Dir(file))
-		}
+	if err := s.checkFiles(); err != nil {
+		return bench.Options{}, err
 	}
 	o.Runs, o.Duration = s.runs, s.duration
 	o.Progress = func(p bench.Progress) {
@@ -192,6 +189,16 @@ func (s benchSettings) options(progress io.Writer) (o bench.Options, err error) 
 		_, _ = fmt.Fprintf(progress, "[%3d/%d] run %d: %s%s\n", p.Done+1, p.Total, p.Run, p.Cell, eta)
 	}
 	return o, o.Validate()
+}
+
+// checkFiles says before minutes of measuring, not after, that the results could not be written.
+func (s benchSettings) checkFiles() error {
+	for _, file := range []string{s.jsonFile, s.plotFile} {
+		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
+			return fmt.Errorf("write %s: %s is no directory; make it first", file, filepath.Dir(file))
+		}
+	}
+	return nil
 }
 
 // downTimeout bounds taking the lab down, which happens even when the bench was interrupted.

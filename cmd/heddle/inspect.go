@@ -218,9 +218,10 @@ func askStatus(ctx context.Context, c *api.Client) (nodeStatus, error) {
 	return nodeStatus{st, sum}, nil
 }
 
-// endpointTraffic is an endpoint with what its sockets did.
+// endpointTraffic is an endpoint with what is wrong with it and what its sockets did.
 type endpointTraffic struct {
 	model.Endpoint
+	Faults  []api.Fault    `json:"faults,omitempty"`
 	Traffic *model.Traffic `json:"traffic,omitempty"`
 }
 
@@ -240,9 +241,17 @@ func askEndpoints(ctx context.Context, c *api.Client, stats bool) ([]endpointTra
 			traffic[t.Endpoint] = &t
 		}
 	}
+	status, err := c.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	faults := map[string][]api.Fault{}
+	for _, f := range status.Faults {
+		faults[f.Endpoint] = append(faults[f.Endpoint], f)
+	}
 	list := make([]endpointTraffic, len(endpoints))
 	for i, e := range endpoints {
-		list[i] = endpointTraffic{e, traffic[e.ID]}
+		list[i] = endpointTraffic{e, faults[e.Name], traffic[e.ID]}
 	}
 	return list, nil
 }
@@ -253,7 +262,7 @@ func newEndpointsCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "endpoints",
 		Short: "List the containers attached to a node",
-		Long: `Lists the containers attached to a node; with --stats the connections that their TCP sockets opened, accepted, failed
+		Long: `Lists the containers attached to a node, with what is wrong with one (heddle status says more); with --stats the connections that their TCP sockets opened, accepted, failed
 to open and closed, those now live by path, and the payload sent and received. With --output json: a list of endpoints.`,
 		Args:         cobra.NoArgs,
 		SilenceUsage: true,

@@ -119,6 +119,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		peers += ", away: " + strings.Join(st.PeersAway, " ")
 	}
 	t.row("peers", peers)
+	for _, row := range directRows(st.Direct, now) {
+		t.row("direct paths", row)
+	}
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
 	t.row("listeners", fmt.Sprint(in.Listeners))
 	t.row("calls answered", answered)
@@ -136,9 +139,49 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	if st.Policy.CutError != "" {
 		t.row("policy cut", "forbidden connections may be alive: "+st.Policy.CutError)
 	}
+	for _, f := range st.Faults {
+		t.row("FAULT", faultText(f))
+	}
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t
+}
+
+// faultText says what is wrong, and with what.
+func faultText(f api.Fault) string {
+	of := ""
+	if f.Endpoint != "" {
+		of = " of " + f.Endpoint
+	}
+	return fmt.Sprintf("%s%s since %s: %s", f.Reason, of, f.Since.UTC().Format(time.RFC3339), f.Error)
+}
+
+// shownPaths is how many of the paths that are not used status lists; --output json has all.
+const shownPaths = 20
+
+// directRows says to which nodes connections are direct, and why not to the others.
+func directRows(d model.DirectPaths, now time.Time) []string {
+	var counts []string
+	for s := model.PeerUnproven; s <= model.PeerBlocked; s++ {
+		if n := d.Peers[s]; n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", n, s))
+		}
+	}
+	if counts == nil {
+		counts = []string{"none"}
+	}
+	rows := []string{strings.Join(counts, ", ")}
+	for i, p := range d.Overlay {
+		if i == shownPaths {
+			return append(rows, fmt.Sprintf("... and %d more nodes by the overlay", len(d.Overlay)-i))
+		}
+		row := fmt.Sprintf("%s (%s): %s, by the overlay (%s) for %s", p.Node, p.Underlay, p.State, p.Reason, now.Sub(p.Since).Round(time.Second))
+		if p.Detail != "" {
+			row += "; " + p.Detail
+		}
+		rows = append(rows, fmt.Sprintf("%s; next probe in %s", row, max(p.Next.Sub(now), 0).Round(time.Second)))
+	}
+	return rows
 }
 
 // labelsText gives "key=value,..." in the order of keys.
@@ -258,16 +301,25 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 }
 
 func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
-	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS")...)
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
 		if e.Intercepted {
 			intercepted = "yes"
 		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
-			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels))...)
+			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}
 	return t.writeTo(out)
+}
+
+// faultsText gives the reasons of faults.
+func faultsText(list []api.Fault) string {
+	var reasons []string
+	for _, f := range list {
+		reasons = append(reasons, string(f.Reason))
+	}
+	return strings.Join(reasons, ",")
 }
 
 // printTraffic is printEndpoints for --stats.

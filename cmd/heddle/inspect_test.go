@@ -55,11 +55,23 @@ func inspectStatus(node string) api.Status {
 		IPv6:    api.IPv6{Enabled: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("fd48:6464:1::af4:100/120")}},
 		Version: "0.1.0", PID: 42, Started: inspectNow.Add(-3*time.Hour - 2*time.Minute - 3*time.Second),
 		Store:     api.Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
-		Endpoints: 2, Peers: 1,
+		Endpoints: 2, Peers: 3,
+		Direct: model.DirectPaths{
+			Peers: map[model.PeerState]int{model.PeerUnproven: 1, model.PeerProven: 1, model.PeerStripped: 0, model.PeerBlocked: 1},
+			Overlay: []model.PeerPath{
+				{Node: "n3", Underlay: netip.MustParseAddr("192.0.2.3"), State: model.PeerBlocked, Reason: "fallback_blocked",
+					Detail: "of 4 ports 0 refuse the option, 1 are silent: 17450", Since: inspectNow.Add(-time.Minute),
+					Probed: inspectNow.Add(-4 * time.Second), Next: inspectNow.Add(12 * time.Second)},
+				{Node: "n4", Underlay: netip.MustParseAddr("192.0.2.4"), State: model.PeerUnproven, Reason: "fallback_unproven",
+					Since: inspectNow, Next: inspectNow.Add(-time.Second)},
+			},
+		},
 		Interception: api.Interception{Listeners: 3, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10},
 		Policy: api.Policy{Policies: 2, Rules: 9, Revision: 16, Addresses: 12, Pairs: 4, Took: 1500 * time.Microsecond, Cut: 3,
 			Faults: []string{"policy x: member \"until\": held closed"}},
+		Faults: []api.Fault{{Reason: api.FaultEndpoint, Endpoint: node + "/c2", Error: "no room", Since: inspectNow},
+			{Reason: api.FaultLimits, Error: "no device", Since: inspectNow}},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
 	}
@@ -186,7 +198,7 @@ func TestInspectTables(t *testing.T) {
 	}))
 	var endpoints []endpointTraffic
 	for i, e := range inspectEndpoints("n1") {
-		endpoints = append(endpoints, endpointTraffic{e, &inspectTraffic("n1")[i]})
+		endpoints = append(endpoints, endpointTraffic{Endpoint: e, Traffic: &inspectTraffic("n1")[i]})
 	}
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))

@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/version"
 )
 
 func main() {
@@ -24,9 +26,10 @@ func newRootCmd() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "heddle",
 		Short:         "Container networking where every packet crosses the kernel's stack once",
+		Version:       version.String(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newConnectionsCmd(), newLimitCmd(), newPolicyCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd())
+	root.AddCommand(newStatusCmd(), newEndpointsCmd(), newConnectionsCmd(), newLimitCmd(), newPolicyCmd(), newCaptureCmd(), newDoctorCmd(), newLabCmd(), newBenchCmd(), newDemoCmd(), newPauseCmd(), newUninstallCmd())
 	return root
 }

@@ -9,10 +9,11 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
-	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/doctor"
@@ -20,6 +21,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/systemd"
+	"heddle.dev/heddle/internal/version"
 )
 
 func main() {
@@ -37,10 +40,14 @@ func newCommand() *cobra.Command {
 		Use:           "heddled",
 		Short:         "Run the agent of a Heddle node",
 		Long:          "Run the agent of a Heddle node: one process per container host, as root, in the host's network namespace.",
+		Version:       version.String(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
 			if f.cfg.JoinFile != "" && !cmd.Flags().Changed("store") {
 				f.store = "" // the join file says where it is
 			}
@@ -48,8 +55,29 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newParkCommand(), newTeardownCommand())
+	cmd.AddCommand(newParkCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand())
 	return cmd
+}
+
+// delegatedCgroup as --cgroup is what systemd's units have: systemd.Delegated.
+const delegatedCgroup = "delegated"
+
+// envPrefix and a flag's name in capitals make the variable that sets it: HEDDLED_STATE_DIR is --state-dir.
+const envPrefix = "HEDDLED_"
+
+// fromEnvironment sets the flags that are not on the command line from the environment, as /etc/default/heddled has them.
+// Empty variables count as none.
+func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := envPrefix + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		if value, ok := lookup(name); ok && value != "" && !f.Changed {
+			if err := flags.Set(f.Name, value); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // flags are the agent's settings as they stand on the command line.
@@ -88,17 +116,23 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
-	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2)")
+	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2), or '"+delegatedCgroup+"': below the one that the service manager delegated to it")
 	p.StringVar(&f.cfg.APISocket, "api-socket", api.DefaultSocket, "Unix socket of the API")
 	p.StringVar(&f.cfg.SeccompSocket, "seccomp-socket", "/run/heddle/seccomp.sock", "Unix socket where container runtimes hand over seccomp listeners")
+	p.StringVar(&f.cfg.DockerPlugin, "docker-plugin", "", "Unix socket for Docker's network and IPAM driver, such as /run/docker/plugins/heddle.sock for drivers called heddle")
 	p.BoolVar(&f.noHolder, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
 	p.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
 func (f *flags) config() (node.Config, error) {
 	cfg := f.cfg
-	cfg.Name, cfg.Store, cfg.Version = f.name, f.store, version()
+	cfg.Name, cfg.Store, cfg.Version = f.name, f.store, version.String()
 	var err error
+	if cfg.Cgroup == delegatedCgroup {
+		if cfg.Cgroup, err = systemd.Delegated(); err != nil {
+			return cfg, fmt.Errorf("--cgroup %s: %w", delegatedCgroup, err)
+		}
+	}
 	if cfg.Underlay, err = netip.ParseAddr(f.underlay); err != nil {
 		return cfg, fmt.Errorf("--underlay %q: give the address other nodes reach this node by", f.underlay)
 	}
@@ -118,6 +152,9 @@ func (f *flags) config() (node.Config, error) {
 	if !f.noHolder {
 		if cfg.HolderExe, err = os.Executable(); err != nil {
 			return cfg, fmt.Errorf("find own program: %w", err)
+		}
+		if s := systemd.OpenFDStore(); s != nil {
+			cfg.Storage = s
 		}
 	}
 	var level slog.Level
@@ -181,7 +218,12 @@ func run(ctx context.Context, f flags) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(agent.Run(ctx), agent.Close())
+	if err := systemd.Notify(systemd.Ready); err != nil {
+		cfg.Log.Error("the service manager does not hear that the agent is ready", "err", err)
+	}
+	err = agent.Run(ctx)
+	_ = systemd.Notify(systemd.Stopping) // it sees the process end, too
+	return errors.Join(err, agent.Close())
 }
 
 // newParkCommand is the holder: a process of its own that keeps seccomp listeners open while no agent
@@ -195,18 +237,4 @@ func newParkCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd
-}
-
-// version is the module's version, or the commit it was built from.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return s.Value[:12]
-		}
-	}
-	return info.Main.Version
 }

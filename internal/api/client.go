@@ -95,6 +95,16 @@ func (c *Client) DeleteEndpoint(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/endpoints/"+url.PathEscape(name), nil, nil)
 }
 
+// EndpointDevice asks how an endpoint is attached; see Agent.
+func (c *Client) EndpointDevice(ctx context.Context, name string) (EndpointDevice, error) {
+	var d EndpointDevice
+	if err := ValidateEndpointName("name", name); err != nil {
+		return d, err
+	}
+	err := c.call(ctx, http.MethodGet, "/v1/endpoints/"+url.PathEscape(name)+"/device", nil, &d)
+	return d, err
+}
+
 // SetLimits holds an endpoint to limits; see Agent.
 func (c *Client) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
 	var e model.Endpoint

@@ -42,9 +42,16 @@ func testStatus() Status {
 		Version: "0.1.0", PID: 42, Started: started,
 		Store:     Store{Kind: "embedded", Endpoints: []string{"http://192.0.2.1:2379"}, Healthy: true, Revision: 17},
 		Endpoints: 2, Peers: 1,
+		Direct: model.DirectPaths{
+			Peers:   map[model.PeerState]int{model.PeerUnproven: 0, model.PeerProven: 0, model.PeerStripped: 0, model.PeerBlocked: 1},
+			Overlay: []model.PeerPath{{Node: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), State: model.PeerBlocked, Reason: "fallback_blocked", Detail: "of 4 ports 0 refuse the option, 4 are silent", Since: started, Probed: started, Next: started}},
+			Probes:  map[string]uint64{"answered": 8, "refused": 0, "silent": 8},
+		},
 		Interception: Interception{Listeners: 3, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10},
-		Policy:   Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
+		Policy: Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
+		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
+			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},
 		Counters: CountersOf(func(r model.Reason) uint64 { return uint64(r) * 10 }),
 		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
 			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
@@ -84,6 +91,15 @@ func (a *fakeAgent) DeleteEndpoint(_ context.Context, name string) error {
 	}
 	delete(a.endpoints, name)
 	return a.err
+}
+
+func (a *fakeAgent) EndpointDevice(_ context.Context, name string) (EndpointDevice, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.endpoints[name]; !ok {
+		return EndpointDevice{}, ErrNotFound
+	}
+	return EndpointDevice{Name: "eth0", MTU: 1450}, a.err
 }
 
 func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (model.Endpoint, error) {

@@ -20,6 +20,8 @@ var (
 		"Connections, packets and calls by reason: paths taken, fallbacks, drops, refusals and connections cut.", []string{"reason", "kind"}, nil)
 	endpointsDesc = prometheus.NewDesc("heddle_endpoints", "Endpoints on this node.", nil, nil)
 	peersDesc     = prometheus.NewDesc("heddle_peers", "Other nodes of the network.", nil, nil)
+	directDesc    = prometheus.NewDesc("heddle_direct_paths", "Other nodes by what probes have shown of the direct path to them.", []string{"state"}, nil)
+	probesDesc    = prometheus.NewDesc("heddle_probes_total", "Probes of direct paths by outcome.", []string{"outcome"}, nil)
 	storeDesc     = prometheus.NewDesc("heddle_store_healthy",
 		"1 while the agent follows the store, 0 while it works from what it last saw.", nil, nil)
 	revisionDesc  = prometheus.NewDesc("heddle_store_revision", "Store revision the agent has applied.", nil, nil)
@@ -46,6 +48,8 @@ var (
 	policyPairsDesc    = prometheus.NewDesc("heddle_policy_pairs", "Pairs of classes with a verdict of their own in this node's tables.", nil, nil)
 	policyCutDesc      = prometheus.NewDesc("heddle_policy_cut_total", "Live connections ended because a changed policy forbids them.", nil, nil)
 
+	faultsDesc = prometheus.NewDesc("heddle_faults",
+		"Things on this node that are not as they should be and are tried again, by reason.", []string{"reason"}, nil)
 	startedDesc = prometheus.NewDesc("heddle_agent_start_time_seconds", "Unix time of the agent's start.", nil, nil)
 )
 
@@ -74,8 +78,8 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	reasonDesc, endpointsDesc, peersDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc,
+	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
+	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
@@ -127,9 +131,22 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(endpointsDesc, float64(st.Endpoints))
 	gauge(peersDesc, float64(st.Peers))
+	for state, n := range st.Direct.Peers {
+		gauge(directDesc, float64(n), state.String())
+	}
+	for outcome, n := range st.Direct.Probes {
+		counter(probesDesc, n, outcome)
+	}
 	gauge(storeDesc, oneIf(st.Store.Healthy))
 	gauge(revisionDesc, float64(st.Store.Revision))
 	collectPolicy(st.Policy, gauge, counter)
+	faults := make(map[FaultReason]int)
+	for _, f := range st.Faults {
+		faults[f.Reason]++
+	}
+	for _, r := range FaultReasons {
+		gauge(faultsDesc, float64(faults[r]), string(r))
+	}
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))
 	counter(answeredDesc, in.Answered)

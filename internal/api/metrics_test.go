@@ -37,6 +37,7 @@ func TestMetrics(t *testing.T) {
 		`heddle_endpoint_received_bytes_total{endpoint="n1/c1"} 1002`, `heddle_endpoint_retransmits_total{endpoint="n1/c1"} 9`,
 		"heddle_policies 3", "heddle_policy_rules 8", "heddle_policy_healthy 0", "heddle_policy_revision 16",
 		"heddle_policy_update_seconds 1.5", "heddle_policy_pairs 6", "heddle_policy_cut_total 11",
+		`heddle_faults{reason="endpoint_not_restored"} 2`, `heddle_faults{reason="limits_not_restored"} 1`, `heddle_faults{reason="limits_tighter"} 0`,
 		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
 	}
 	for _, r := range model.Reasons {

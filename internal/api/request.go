@@ -13,48 +13,32 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // Limits of what a request may carry.
 const (
 	// MaxRequestBytes bounds a request's body.
 	MaxRequestBytes = 1 << 20
-	// MaxEndpointName bounds an endpoint's name, in bytes.
-	MaxEndpointName = 200
 	// MaxLabels bounds the number of an endpoint's labels.
 	MaxLabels = 64
 	// MaxLabelKey and MaxLabelValue bound a label, in bytes.
 	MaxLabelKey   = 317
 	MaxLabelValue = 256
+	// MaxLabelsBytes bounds all labels of an endpoint together, as JSON, where some characters take six bytes: the store
+	// takes 64 KiB for the whole endpoint.
+	MaxLabelsBytes = 48 << 10
 	// maxPath is PATH_MAX without the terminating NUL.
 	maxPath = 4095
 )
 
-// ValidateEndpointName checks an endpoint's name: one or more parts joined by '/', each of letters,
-// digits, '_', '.', ':' and '-', beginning with a letter or digit. The error is an *Error for field.
+// ValidateEndpointName checks an endpoint's name: see model.ValidateEndpointName. The error is an *Error for field.
 func ValidateEndpointName(field, name string) error {
-	if name == "" || len(name) > MaxEndpointName {
-		return &Error{Code: CodeInvalid, Field: field,
-			Message: fmt.Sprintf("is %d bytes long, want 1 to %d", len(name), MaxEndpointName)}
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if !validNamePart(part) {
-			return &Error{Code: CodeInvalid, Field: field, Message: fmt.Sprintf("%q is no endpoint name", name),
-				Remedy: "use parts joined by '/', each a letter or digit followed by letters, digits, '_', '.', ':' or '-'"}
-		}
+	if err := model.ValidateEndpointName(name); err != nil {
+		return &Error{Code: CodeInvalid, Field: field, Message: err.Error()}
 	}
 	return nil
-}
-
-func validNamePart(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !alnum && (i == 0 || !strings.ContainsRune("_.:-", rune(c))) {
-			return false
-		}
-	}
-	return s != ""
 }
 
 // Validate checks the request's form. Whether the namespace exists and the address is free is for the
@@ -75,23 +59,46 @@ func (r EndpointRequest) Validate() error {
 		return &Error{Code: CodeInvalid, Field: "addr", Message: fmt.Sprintf("%s cannot be a container's address", a),
 			Remedy: "give a free address of one of the node's prefixes, or none"}
 	}
+	if err := model.ValidateDevice(r.Device); err != nil {
+		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
+	}
+	if r.Carried != nil {
+		if err := r.Carried.Validate(); err != nil {
+			return &Error{Code: CodeInvalid, Field: "carried", Message: err.Error()}
+		}
+		if !r.Addr.Is4() {
+			return &Error{Code: CodeInvalid, Field: "addr", Message: "is missing or not IPv4",
+				Remedy: "with carried, give the IPv4 address that the container has"}
+		}
+	}
+	if r.CNI != nil {
+		if err := r.CNI.Validate(); err != nil {
+			return &Error{Code: CodeInvalid, Field: "cni", Message: err.Error()}
+		}
+	}
 	return r.validateLabels()
 }
 
+// validateLabels lets nothing pass that the store refuses, so that the answer names the field.
 func (r EndpointRequest) validateLabels() error {
+	refuse := func(message, remedy string) error {
+		return &Error{Code: CodeInvalid, Field: "labels", Message: message, Remedy: remedy}
+	}
 	if len(r.Labels) > MaxLabels {
-		return &Error{Code: CodeInvalid, Field: "labels",
-			Message: fmt.Sprintf("%d labels, at most %d are taken", len(r.Labels), MaxLabels)}
+		return refuse(fmt.Sprintf("%d labels, at most %d are taken", len(r.Labels), MaxLabels), "leave out those that no policy needs")
 	}
 	for k, v := range r.Labels {
 		if k == "" || len(k) > MaxLabelKey || !printable(k) {
-			return &Error{Code: CodeInvalid, Field: "labels",
-				Message: fmt.Sprintf("key %.80q: want 1 to %d bytes of printable text", k, MaxLabelKey)}
+			return refuse(fmt.Sprintf("key %.80q of %d bytes: want 1 to %d bytes of printable text", k, len(k), MaxLabelKey), "give a shorter key, without control characters")
 		}
 		if len(v) > MaxLabelValue || !printable(v) {
-			return &Error{Code: CodeInvalid, Field: "labels",
-				Message: fmt.Sprintf("value of %.80q: want at most %d bytes of printable text", k, MaxLabelValue)}
+			return refuse(fmt.Sprintf("value of %.80q, %d bytes: want at most %d bytes of printable text", k, len(v), MaxLabelValue),
+				"give a shorter value, without control characters")
 		}
+	}
+	raw, err := json.Marshal(r.Labels)
+	if err != nil || len(raw) > MaxLabelsBytes {
+		return refuse(fmt.Sprintf("%d bytes as JSON, at most %d are taken", len(raw), MaxLabelsBytes), "give fewer or shorter labels")
 	}
 	return nil
 }
@@ -115,6 +122,11 @@ type endpointBody struct {
 	Intercepted bool              `json:"intercepted"`
 	Addr        string            `json:"addr"`
 	Labels      map[string]string `json:"labels"`
+
+	Device string               `json:"device"`
+	CNI    *model.CNIAttachment `json:"cni"`
+
+	Carried *model.Carried `json:"carried"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -123,7 +135,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Carried: b.Carried}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

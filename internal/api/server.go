@@ -46,6 +46,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/status", methods{http.MethodGet: s.status})
 	s.handle("/v1/endpoints", methods{http.MethodGet: s.endpoints, http.MethodPost: s.createEndpoint})
 	s.handle("/v1/endpoints/{name}", methods{http.MethodDelete: s.deleteEndpoint})
+	s.handle("/v1/endpoints/{name}/device", methods{http.MethodGet: s.endpointDevice})
 	s.handle("/v1/endpoints/{name}/limits", methods{http.MethodPut: s.setLimits})
 	s.handle("/v1/endpoints/{name}/labels", methods{http.MethodPatch: s.labelEndpoint})
 	s.handle("/v1/policies", methods{http.MethodGet: s.policies, http.MethodPost: s.editPolicies})
@@ -166,6 +167,21 @@ func (s *server) deleteEndpoint(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
+}
+
+func (s *server) endpointDevice(w http.ResponseWriter, r *http.Request) error {
+	if err := noQuery(r); err != nil {
+		return err
+	}
+	name := r.PathValue("name")
+	if err := ValidateEndpointName("name", name); err != nil {
+		return err
+	}
+	d, err := s.agent.EndpointDevice(r.Context(), name)
+	if err != nil {
+		return fmt.Errorf("device of endpoint %s: %w", name, err)
+	}
+	return s.write(w, d)
 }
 
 func (s *server) nodes(w http.ResponseWriter, r *http.Request) error {

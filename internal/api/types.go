@@ -27,6 +27,8 @@ type Agent interface {
 	// DeleteEndpoint detaches a container and gives its addresses back. ErrNotFound if there is none
 	// of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
+	// EndpointDevice looks up how an endpoint is attached now. ErrNotFound if there is none of that name.
+	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero Limits lift
 	// them. ErrNotFound if there is none of that name.
 	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
@@ -63,6 +65,28 @@ type EndpointRequest struct {
 	Addr netip.Addr `json:"addr,omitzero"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
+	// Device is the name of the container's device; "" is eth0.
+	Device string `json:"device,omitempty"`
+	// Carried adopts a device and an address, Addr, that another network has given the container; nil makes Heddle's own.
+	Carried *model.Carried `json:"carried,omitempty"`
+	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
+	CNI *model.CNIAttachment `json:"cni,omitempty"`
+}
+
+// EndpointDevice is how an endpoint is attached.
+type EndpointDevice struct {
+	// Name and MAC are those of the container's device, NodeName and NodeMAC those of its other end in the
+	// node's namespace.
+	Name     string `json:"name"`
+	MAC      string `json:"mac"`
+	NodeName string `json:"node_name"`
+	NodeMAC  string `json:"node_mac"`
+	// MTU is that of both ends, in bytes; 0 if the container's device is not there.
+	MTU int `json:"mtu"`
+	// Gateways are the node's own overlay addresses: one for each family of the endpoint's addresses.
+	Gateways []netip.Addr `json:"gateways"`
+	// Problems are what the kernel lacks of what the endpoint should have; empty if all is there.
+	Problems []string `json:"problems,omitempty"`
 }
 
 // ConnectionFilter narrows Connections.
@@ -85,11 +109,15 @@ type Status struct {
 	Endpoints int        `json:"endpoints"` // on this node
 	Peers     int        `json:"peers"`     // other nodes of the network
 	// PeersAway names those of them whose agents do not run, or do not reach the store.
-	PeersAway    []string     `json:"peers_away,omitempty"`
-	Interception Interception `json:"interception"`
-	Policy       Policy       `json:"policy"`
+	PeersAway []string `json:"peers_away,omitempty"`
+	// Direct says to which of them connections can be direct, as probes have shown.
+	Direct       model.DirectPaths `json:"direct_paths"`
+	Interception Interception      `json:"interception"`
+	Policy       Policy            `json:"policy"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`
+	// Faults are what is not as it should be on this node, and is tried again.
+	Faults []Fault `json:"faults,omitempty"`
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
 }

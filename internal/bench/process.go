@@ -87,6 +87,11 @@ type serverProcess struct {
 
 // startServer starts cmd and waits for its ready mark.
 func startServer(ctx context.Context, cmd *exec.Cmd, mark string) (*serverProcess, error) {
+	return startServerBy(ctx, cmd, mark, cmd.Start, readyTimeout)
+}
+
+// startServerBy is startServer with another way to start cmd, and another time that it may take to be ready.
+func startServerBy(ctx context.Context, cmd *exec.Cmd, mark string, start func() error, timeout time.Duration) (*serverProcess, error) {
 	prepare(cmd)
 	s := &serverProcess{cmd: cmd, exited: make(chan error, 1), output: &tail{limit: tailLimit}}
 	ready := &readiness{mark: []byte(mark), seen: make(chan struct{}), rest: s.output}
@@ -96,7 +101,7 @@ func startServer(ctx context.Context, cmd *exec.Cmd, mark string) (*serverProces
 		return nil, fmt.Errorf("open server input: %w", err)
 	}
 	s.stdin = stdin
-	if err := cmd.Start(); err != nil {
+	if err := start(); err != nil {
 		return nil, fmt.Errorf("start server: %w", err)
 	}
 	go func() { s.exited <- cmd.Wait() }()
@@ -106,8 +111,8 @@ func startServer(ctx context.Context, cmd *exec.Cmd, mark string) (*serverProces
 	case err := <-s.exited:
 		s.exited <- err
 		return nil, fmt.Errorf("server ended before it listened: %w", s.explain(errOrEnd(err)))
-	case <-time.After(readyTimeout):
-		return nil, errors.Join(fmt.Errorf("server not ready after %s: %w", readyTimeout, s.explain(context.DeadlineExceeded)), s.stop())
+	case <-time.After(timeout):
+		return nil, errors.Join(fmt.Errorf("server not ready after %s: %w", timeout, s.explain(context.DeadlineExceeded)), s.stop())
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), s.stop())
 	}
@@ -126,19 +131,21 @@ func errOrEnd(err error) error {
 func (s *serverProcess) explain(err error) error { return withOutput(err, s.output) }
 
 // stop ends the server by ending its input, and by force if it does not listen to that.
-func (s *serverProcess) stop() error {
+func (s *serverProcess) stop() error { return s.stopWithin(stopTimeout) }
+
+func (s *serverProcess) stopWithin(timeout time.Duration) error {
 	// It fails only if the process is gone already, which is the aim.
 	_ = s.stdin.Close()
 	select {
 	case <-s.exited:
 		return nil
-	case <-time.After(stopTimeout):
+	case <-time.After(timeout):
 	}
 	if err := s.cmd.Process.Kill(); err != nil {
 		return fmt.Errorf("kill server: %w", err)
 	}
 	<-s.exited
-	return fmt.Errorf("server did not end within %s and was killed", stopTimeout)
+	return fmt.Errorf("server did not end within %s and was killed", timeout)
 }
 
 // runClient runs cmd to its end and gives its standard output.

@@ -3,12 +3,8 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-
-	"github.com/cilium/ebpf/link"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -16,9 +12,9 @@ import (
 // Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the node's
 // network namespace. The list is not atomic: connections that come and go while it runs may be missing.
 func (d *Datapath) Connections() ([]model.Connection, error) {
-	raw, err := d.list()
+	raw, err := iterate(d.objs.List)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list connections: %w", err)
 	}
 	return parseConnections(raw)
 }
@@ -26,31 +22,13 @@ func (d *Datapath) Connections() ([]model.Connection, error) {
 // CarriedIDs gives the endpoint ids that sockets of this node carry. It sees the sockets that Connections can:
 // not those that were never bound nor connected.
 func (d *Datapath) CarriedIDs() (map[model.EndpointID]bool, error) {
-	raw, err := d.list()
+	raw, err := iterate(d.objs.List)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list connections: %w", err)
 	}
 	ids := make(map[model.EndpointID]bool)
 	err = eachRecord(raw, func(r *heddleConnectionRecord) { ids[model.EndpointID(r.Tag.EndpointId)] = true })
 	return ids, err
-}
-
-// list reads the records of all tagged sockets.
-func (d *Datapath) list() (raw []byte, err error) {
-	it, err := link.AttachIter(link.IterOptions{Program: d.objs.List})
-	if err != nil {
-		return nil, fmt.Errorf("attach socket iterator: %w", err)
-	}
-	defer func() { err = errors.Join(err, it.Close()) }()
-	r, err := it.Open()
-	if err != nil {
-		return nil, fmt.Errorf("open socket iterator: %w", err)
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	if raw, err = io.ReadAll(r); err != nil {
-		return nil, fmt.Errorf("read socket iterator: %w", err)
-	}
-	return raw, nil
 }
 
 func parseConnections(raw []byte) ([]model.Connection, error) {

@@ -42,6 +42,8 @@ type Config struct {
 	DropMark, RejectMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
+	// NodePorts are ports that containers' sockets cannot bind; the zero range is none.
+	NodePorts model.PortRange
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DeliverIfindex, UnderlayIfindex int
 }
@@ -69,13 +71,14 @@ func (c Config) validate() error {
 }
 
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open, but for policy, which has a lock, and incarnations.
+// the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and incarnations.
 type Datapath struct {
 	cfg    Config
 	objs   heddleObjects
 	links  []link.Link
 	lastID *ebpf.Map
 	policy policyTables
+	routes writtenTopology
 	// incarnations has those of the endpoints that were set last, by id.
 	incarnations sync.Map
 }
@@ -163,21 +166,25 @@ func (d *Datapath) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds. Absent
-// pins are no error. For taking a node down, not for restarting its agent.
-func Unpin(dir string) error {
+// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds; it gives how many
+// there were. Absent pins are no error. For taking a node down, not for restarting its agent.
+func Unpin(dir string) (removed int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("unpin: %w", err)
+		return 0, fmt.Errorf("unpin: %w", err)
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
 	}
-	return errors.Join(errs...)
+	return removed, errors.Join(errs...)
 }
 
 // CheckPinDir makes the directory for pins unless it is there, and reports if it is on no BPF file system.
@@ -219,6 +226,8 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_drop_mark":        cfg.DropMark,
 		"config_reject_mark":      cfg.RejectMark,
 		"config_endpoint_sockets": cfg.EndpointSockets,
+		"config_node_port_first":  cfg.NodePorts.First,
+		"config_node_port_last":   cfg.NodePorts.Last,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}
@@ -243,8 +252,9 @@ func prefix6Words(p netip.Prefix) (words [3]uint32) {
 type TCPrograms struct {
 	FromUnderlay int // ingress of the underlay device
 	FromOverlay  int // ingress of the VXLAN device
+	ToOverlay    int // egress of the same
 	FromEndpoint int // ingress of the node side of each endpoint's veth
-	ToEndpoint   int // egress of the same
+	ToEndpoint   int // egress of that
 	Deliver      int // ingress of the delivery device
 	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
 	IntoLoopback int // ingress of the container's side of its veth, with the same class
@@ -257,6 +267,7 @@ func (d *Datapath) TCPrograms() TCPrograms {
 	return TCPrograms{
 		FromUnderlay: d.objs.FromUnderlay.FD(),
 		FromOverlay:  d.objs.FromOverlay.FD(),
+		ToOverlay:    d.objs.ToOverlay.FD(),
 		FromEndpoint: d.objs.FromEndpoint.FD(),
 		ToEndpoint:   d.objs.ToEndpoint.FD(),
 		Deliver:      d.objs.Deliver.FD(),

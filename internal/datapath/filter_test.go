@@ -466,3 +466,23 @@ func FuzzFilter(f *testing.F) {
 		}
 	})
 }
+
+// TestFilterEntering: what enters a container is decided by whose device it is, whatever address it is sent to: a
+// link-local one, multicast.
+func TestFilterEntering(t *testing.T) {
+	d := loadForTest(t)
+	gateway6, own6 := overlay6(netip.MustParseAddr("10.244.0.1")), overlay6(overlayB)
+	lo := uint32(1) // where test packets go
+	if err := d.objs.EndpointByIfindex.Put(lo, heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5}); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, d, twoWays(gateway6, own6, only(model.VerdictReject, model.ProtocolUDP, 53), model.PairVerdict{}))
+	for _, to := range []string{"fe80::4843:ff:fe00:5", "ff02::1"} {
+		for port, want := range map[uint16]string{53: allowed, 54: model.VerdictReject.String()} {
+			frame := ip(gateway6, netip.MustParseAddr(to), 17, datagram(1000, port))
+			if got := filtered(t, d, d.objs.ToEndpoint, frame); got != want {
+				t.Errorf("to %s, port %d: %s, want %s", to, port, got, want)
+			}
+		}
+	}
+}

@@ -85,12 +85,15 @@ type heddleEndpoint struct {
 	Nsid             int32
 	NodeNsid         int32
 	Incarnation      uint32
+	ResolverPort     uint16
+	Unused           uint16
 }
 
 type heddleEndpointFlags uint32
 
 const (
 	heddleEndpointFlagsENDPOINT_INTERCEPTED heddleEndpointFlags = 1
+	heddleEndpointFlagsENDPOINT_CARRIED     heddleEndpointFlags = 2
 )
 
 type heddleFilterState struct {
@@ -203,7 +206,14 @@ const (
 	heddleHeddleReasonREASON_DROP_NOT_REMEMBERED        heddleHeddleReason = 48
 	heddleHeddleReasonREASON_REFUSE_SOCKET_QUOTA        heddleHeddleReason = 49
 	heddleHeddleReasonREASON_CUT_SOCKET_QUOTA           heddleHeddleReason = 50
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 51
+	heddleHeddleReasonREASON_FALLBACK_UNPROVEN          heddleHeddleReason = 51
+	heddleHeddleReasonREASON_FALLBACK_STRIPPED          heddleHeddleReason = 52
+	heddleHeddleReasonREASON_FALLBACK_BLOCKED           heddleHeddleReason = 53
+	heddleHeddleReasonREASON_PROBE_LISTENER             heddleHeddleReason = 54
+	heddleHeddleReasonREASON_PROBE_ANSWERED             heddleHeddleReason = 55
+	heddleHeddleReasonREASON_CUT_PATH_BLOCKED           heddleHeddleReason = 56
+	heddleHeddleReasonREASON_REFUSE_NODE_PORT           heddleHeddleReason = 57
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 58
 )
 
 type heddleHeddleVerdict uint32
@@ -302,10 +312,15 @@ type heddleRoute struct {
 type heddleRouteFlags uint32
 
 const (
-	heddleRouteFlagsROUTE_SELF      heddleRouteFlags = 1
-	heddleRouteFlagsROUTE_NODE_ADDR heddleRouteFlags = 2
-	heddleRouteFlagsROUTE_DIRECT    heddleRouteFlags = 4
-	heddleRouteFlagsROUTE_PLAIN     heddleRouteFlags = 8
+	heddleRouteFlagsROUTE_SELF       heddleRouteFlags = 1
+	heddleRouteFlagsROUTE_NODE_ADDR  heddleRouteFlags = 2
+	heddleRouteFlagsROUTE_DIRECT     heddleRouteFlags = 4
+	heddleRouteFlagsROUTE_PLAIN      heddleRouteFlags = 8
+	heddleRouteFlagsROUTE_UNPROVEN   heddleRouteFlags = 16
+	heddleRouteFlagsROUTE_STRIPPED   heddleRouteFlags = 32
+	heddleRouteFlagsROUTE_BLOCKED    heddleRouteFlags = 64
+	heddleRouteFlagsROUTE_NOT_PROVEN heddleRouteFlags = 112
+	heddleRouteFlagsROUTE_CARRIED    heddleRouteFlags = 128
 )
 
 type heddleRouteKey struct {
@@ -352,6 +367,7 @@ const (
 	heddleSockTagFlagsTAG_ACCEPTED heddleSockTagFlags = 512
 	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
 	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
+	heddleSockTagFlagsTAG_PROBE    heddleSockTagFlags = 4096
 )
 
 type heddleSockTagOptions uint32
@@ -402,6 +418,8 @@ const (
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
+	heddleMapSuspectedByNode       = "suspected_by_node"
+	heddleMapSuspects              = "suspects"
 	heddleMapTagBySock             = "tag_by_sock"
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
@@ -421,6 +439,7 @@ const (
 	heddleProgGetsockname4         = "getsockname4"
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
+	heddleProgGiveUp               = "give_up"
 	heddleProgIntoLoopback         = "into_loopback"
 	heddleProgLimitIn              = "limit_in"
 	heddleProgLimitOut             = "limit_out"
@@ -432,11 +451,14 @@ const (
 	heddleProgSockRelease          = "sock_release"
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
+	heddleProgToOverlay            = "to_overlay"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
+	heddleVarConfigNodePortFirst   = "config_node_port_first"
+	heddleVarConfigNodePortLast    = "config_node_port_last"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
 	heddleVarConfigPortFirst       = "config_port_first"
 	heddleVarConfigPortLast        = "config_port_last"
@@ -447,6 +469,7 @@ const (
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
+	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
@@ -519,6 +542,7 @@ type heddleProgramSpecs struct {
 	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
+	GiveUp       *ebpf.ProgramSpec `ebpf:"give_up"`
 	IntoLoopback *ebpf.ProgramSpec `ebpf:"into_loopback"`
 	LimitIn      *ebpf.ProgramSpec `ebpf:"limit_in"`
 	LimitOut     *ebpf.ProgramSpec `ebpf:"limit_out"`
@@ -530,6 +554,7 @@ type heddleProgramSpecs struct {
 	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
 	TcpEvents    *ebpf.ProgramSpec `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.ProgramSpec `ebpf:"to_endpoint"`
+	ToOverlay    *ebpf.ProgramSpec `ebpf:"to_overlay"`
 }
 
 // heddleMapSpecs contains maps before they are loaded into the kernel.
@@ -554,6 +579,8 @@ type heddleMapSpecs struct {
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
+	SuspectedByNode   *ebpf.MapSpec `ebpf:"suspected_by_node"`
+	Suspects          *ebpf.MapSpec `ebpf:"suspects"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
@@ -569,6 +596,8 @@ type heddleVariableSpecs struct {
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
+	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
+	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.VariableSpec `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
@@ -579,6 +608,7 @@ type heddleVariableSpecs struct {
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
+	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
@@ -632,6 +662,8 @@ type heddleMaps struct {
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
+	SuspectedByNode   *ebpf.Map `ebpf:"suspected_by_node"`
+	Suspects          *ebpf.Map `ebpf:"suspects"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
 	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
@@ -658,6 +690,8 @@ func (m *heddleMaps) Close() error {
 		m.RouteByPrefix,
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
+		m.SuspectedByNode,
+		m.Suspects,
 		m.TagBySock,
 		m.VerdictByPair,
 		m.VerdictByPort,
@@ -674,6 +708,8 @@ type heddleVariables struct {
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
+	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
+	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
 	ConfigPortFirst       *ebpf.Variable `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
@@ -684,6 +720,7 @@ type heddleVariables struct {
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
+	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
@@ -718,6 +755,7 @@ type heddlePrograms struct {
 	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
 	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
+	GiveUp       *ebpf.Program `ebpf:"give_up"`
 	IntoLoopback *ebpf.Program `ebpf:"into_loopback"`
 	LimitIn      *ebpf.Program `ebpf:"limit_in"`
 	LimitOut     *ebpf.Program `ebpf:"limit_out"`
@@ -729,6 +767,7 @@ type heddlePrograms struct {
 	SockRelease  *ebpf.Program `ebpf:"sock_release"`
 	TcpEvents    *ebpf.Program `ebpf:"tcp_events"`
 	ToEndpoint   *ebpf.Program `ebpf:"to_endpoint"`
+	ToOverlay    *ebpf.Program `ebpf:"to_overlay"`
 }
 
 func (p *heddlePrograms) Close() error {
@@ -748,6 +787,7 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname4,
 		p.Getsockname6,
 		p.Getsockopt,
+		p.GiveUp,
 		p.IntoLoopback,
 		p.LimitIn,
 		p.LimitOut,
@@ -759,6 +799,7 @@ func (p *heddlePrograms) Close() error {
 		p.SockRelease,
 		p.TcpEvents,
 		p.ToEndpoint,
+		p.ToOverlay,
 	)
 }
 

@@ -128,6 +128,15 @@ func (d *Datapath) limitsInForce(some bool) error {
 	return nil
 }
 
+// UseShapeDevice tells the programs which device SetLimit's classes are on. Until they know, a packet that two caps are for
+// counts for the tighter only.
+func (d *Datapath) UseShapeDevice(ifindex int) error {
+	if err := d.objs.LimitDevice.Set(uint32(ifindex)); err != nil {
+		return fmt.Errorf("set limit_device: %w", err)
+	}
+	return nil
+}
+
 func toSide(c Cap) heddleLimitSide {
 	return heddleLimitSide{Rate: uint64(c.Rate) / 8, Class: uint32(c.Class), Connections: uint32(c.Connections)}
 }

@@ -4,13 +4,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math/bits"
 	"net/netip"
 	"sync"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -399,42 +397,15 @@ func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.C
 func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
 
 func cutWith(program *ebpf.Program) (cut int, err error) {
-	it, err := link.AttachIter(link.IterOptions{Program: program})
-	if err != nil {
-		return 0, fmt.Errorf("cut connections: attach socket iterator: %w", err)
-	}
-	defer func() { err = errors.Join(err, it.Close()) }()
-	r, err := it.Open()
-	if err != nil {
-		return 0, fmt.Errorf("cut connections: open socket iterator: %w", err)
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
-	results, err := readIterator(r)
+	results, err := iterate(program)
 	for _, ended := range results {
 		cut += int(ended)
 	}
 	if err != nil {
-		return cut, fmt.Errorf("cut connections: read socket iterator: %w", err)
+		return cut, fmt.Errorf("cut connections: %w", err)
 	}
 	if failed := len(results) - cut; failed > 0 {
 		return cut, fmt.Errorf("cut connections: the kernel cannot end %d that policy forbids (bpf_sock_destroy: Linux 6.5)", failed)
 	}
 	return cut, nil
-}
-
-// iteratorPauses bounds how often an iterator may pause: no node has a thousand million sockets.
-const iteratorPauses = 1000
-
-// readIterator reads to the end. An iterator that has seen a million sockets, and had nothing to say of them, pauses
-// with EAGAIN, and goes on from there when it is read again. What was read before an error is given with it.
-func readIterator(r io.Reader) (all []byte, err error) {
-	for range iteratorPauses {
-		var part []byte
-		part, err = io.ReadAll(r)
-		all = append(all, part...)
-		if !errors.Is(err, unix.EAGAIN) {
-			return all, err
-		}
-	}
-	return all, err
 }

@@ -3,15 +3,11 @@ package datapath
 import (
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"sync"
 	"testing"
-
-	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -360,32 +356,6 @@ func TestPolicyFailuresLeaveNothing(t *testing.T) {
 	}
 	check(82, 80)
 	checkPolicySize(t, d, tables(82))
-}
-
-// pausing is an iterator that gives one byte a read, each after EAGAIN.
-type pausing struct{ reads, left int }
-
-func (p *pausing) Read(b []byte) (int, error) {
-	p.reads++
-	switch {
-	case p.reads%2 == 1:
-		return 0, &os.PathError{Op: "read", Path: "bpf_iter", Err: unix.EAGAIN}
-	case p.left == 0:
-		return 0, io.EOF
-	}
-	p.left--
-	b[0] = 1
-	return 1, nil
-}
-
-// TestReadIterator checks that an iterator that pauses is read to its end, and one that never ends is given up.
-func TestReadIterator(t *testing.T) {
-	if all, err := readIterator(&pausing{left: 3}); err != nil || len(all) != 3 {
-		t.Errorf("read %v, %v; want 3 bytes", all, err)
-	}
-	if _, err := readIterator(&pausing{left: 1 << 20}); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("an iterator that pauses for ever: %v, want EAGAIN", err)
-	}
 }
 
 // TestRangeKeys checks that a range is cut into prefixes that hold its ports and no others.

@@ -173,6 +173,10 @@ func TestOtherVersionIsRefused(t *testing.T) {
 			if !errors.Is(err, ErrABI) || !strings.Contains(err.Error(), v.want) || !strings.Contains(err.Error(), "heddled teardown") {
 				t.Errorf("CheckPins: %v; want %q and a remedy", err, v.want)
 			}
+			layout, err := Layout()
+			if err := errors.Join(err, CheckLayout(cfg.PinDir, layout)); !errors.Is(err, ErrABI) || !strings.Contains(err.Error(), v.want) {
+				t.Errorf("CheckLayout: %v; want %q", err, v.want)
+			}
 			if d, err := Open(cfg); !errors.Is(err, ErrABI) {
 				t.Errorf("Open: %v, %v", d, err)
 			}

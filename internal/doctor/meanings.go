@@ -91,5 +91,5 @@ var meanings = map[string]meaning{
 		"modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS"},
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},
 	"runc_libseccomp": {false, "runc cannot ask for uninterrupted socket() calls; interrupted ones are tried again",
-		"use a runc that is built with libseccomp 2.6 or later"},
+		"use a runc that is built with libseccomp 2.6 or later (runc features: supportedFlags)"},
 }

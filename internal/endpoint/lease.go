@@ -9,14 +9,10 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	"heddle.dev/heddle/internal/model"
 )
-
-// MaxNameLength bounds an endpoint's name, in bytes.
-const MaxNameLength = 128
 
 // ErrExhausted is what an *ExhaustedError is.
 var ErrExhausted = errors.New("no free endpoint address")
@@ -57,20 +53,6 @@ func (e *NameInUseError) Error() string {
 
 // Is makes errors.Is(err, ErrNameInUse) true.
 func (e *NameInUseError) Is(target error) bool { return target == ErrNameInUse }
-
-// ValidateName checks an endpoint's name: "c1" or "n1/c1", parts as model.ValidateName has them, at most
-// MaxNameLength bytes together.
-func ValidateName(name string) error {
-	if len(name) > MaxNameLength {
-		return fmt.Errorf("endpoint name %.32q...: longer than %d characters", name, MaxNameLength)
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if err := model.ValidateName("part", part); err != nil {
-			return fmt.Errorf("endpoint name %q: %w", name, err)
-		}
-	}
-	return nil
-}
 
 // Config says what a node has to give out.
 type Config struct {
@@ -153,7 +135,7 @@ func (l *Leases) restore(e model.Endpoint) error {
 	if other, used := l.byID[e.ID]; used {
 		return fmt.Errorf("id belongs to endpoint %q too", other.Name)
 	}
-	if err := ValidateName(e.Name); err != nil {
+	if err := model.ValidateEndpointName(e.Name); err != nil {
 		return err
 	}
 	if id, used := l.byName[e.Name]; used {
@@ -163,10 +145,15 @@ func (l *Leases) restore(e model.Endpoint) error {
 	if id, used := l.inUse[a]; used {
 		return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
 	}
+	if e.Carried != nil {
+		l.hold(e.ID, e.Name, a)
+		return nil
+	}
 	if !l.pool.has(a) {
 		return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
 	}
 	l.hold(e.ID, e.Name, a)
+	l.pool.last = a
 	return nil
 }
 
@@ -176,7 +163,6 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 	l.byID[id] = lease
 	l.byName[name] = id
 	l.inUse[a] = id
-	l.pool.last = a
 	return lease
 }
 
@@ -184,7 +170,28 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 // that family, and decides the other. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
 // nothing is taken.
 func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
-	if err := ValidateName(name); err != nil {
+	return l.lease(name, func() (netip.Addr, error) {
+		a, err := l.freeAddr(want)
+		if err == nil {
+			l.pool.last = a
+		}
+		return a, err
+	})
+}
+
+// Adopt is Lease for an endpoint whose IPv4 address another network gave it.
+func (l *Leases) Adopt(name string, a netip.Addr) (Lease, error) {
+	return l.lease(name, func() (netip.Addr, error) {
+		if other, used := l.inUse[a]; used {
+			return a, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, a, l.byID[other].Name)
+		}
+		return a, nil
+	})
+}
+
+// lease gives a new endpoint its id, and the address that choose chooses with mu held.
+func (l *Leases) lease(name string, choose func() (netip.Addr, error)) (Lease, error) {
+	if err := model.ValidateEndpointName(name); err != nil {
 		return Lease{}, err
 	}
 	l.mu.Lock()
@@ -196,7 +203,7 @@ func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	if err != nil {
 		return Lease{}, err
 	}
-	a, err := l.freeAddr(want)
+	a, err := choose()
 	if err != nil {
 		return Lease{}, err
 	}

@@ -24,11 +24,11 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang"
 	Family  int
 	Type    int
 	Proto   int
-	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit
+	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit; hang: the ioctl
 	Threads int  // storm
 	Signals bool // storm: a signal to each thread every millisecond meanwhile
 }
@@ -108,6 +108,8 @@ func obey(c command) outcome {
 			return outcome{Errno: int(errnoIn(err))}
 		}
 		return outcome{}
+	case "hang":
+		return hang(c)
 	case "euid":
 		// The raw call changes this thread only, which is the one that calls socket().
 		_, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(c.N), ^uintptr(0))
@@ -216,7 +218,8 @@ func timeSockets(c command) outcome {
 	return outcome{OK: c.N, P50: d[len(d)/2], P99: d[len(d)*99/100]}
 }
 
-// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*) on all threads and returns the listener.
+// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*) and ioctls of network devices on all threads and returns
+// the listener.
 func installFilter() (int, error) {
 	const nr, arg0, arg1 = 0, 16, 24 // offsets in struct seccomp_data (little endian: the low halves)
 	load := func(off uint32) unix.SockFilter {
@@ -227,7 +230,9 @@ func installFilter() (int, error) {
 	}
 	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
 	prog := []unix.SockFilter{
-		load(nr), jeq(unix.SYS_SOCKET, 0, 6),
+		load(nr), jeq(unix.SYS_IOCTL, 0, 3),
+		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: ioctlMask}, jeq(ioctlPrefix, 8, 7),
+		jeq(unix.SYS_SOCKET, 0, 6),
 		load(arg0), jeq(unix.AF_INET, 1, 0), jeq(unix.AF_INET6, 0, 3),
 		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: sockTypeMask}, jeq(unix.SOCK_STREAM, 1, 0),
 		ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF),

@@ -27,6 +27,7 @@ const (
 	failForeignNetns           // the caller is in another network namespace than its endpoint: it keeps to its own
 	failQuota                  // the endpoint has as many sockets as it may
 	failIoctl                  // an ioctl of sockets could not be made for the caller
+	failNoEndpoint             // the caller's network namespace has no endpoint: it keeps to its own
 	numFailures
 )
 
@@ -37,7 +38,7 @@ var failureNames = [numFailures]string{
 	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
 	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
 	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
-	failIoctl: "ioctl", failQuota: "socket_quota",
+	failIoctl: "ioctl", failQuota: "socket_quota", failNoEndpoint: "no_endpoint",
 }
 
 // String gives the metric label.

@@ -1,7 +1,9 @@
 package intercept
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -169,7 +171,8 @@ func (l *listener) answerIoctl(n *notification, c ioctlCall) (failure, error) {
 		return failIoctl, err
 	}
 	defer who.close()
-	mem, err := readIoctlMemory(n.PID, c)
+	tid := n.PID // n is gone when the listener is
+	mem, err := unlessDone(l.srv.ctx, func() (ioctlMemory, error) { return readIoctlMemory(tid, c) })
 	if err != nil {
 		return failIoctl, err
 	}
@@ -194,7 +197,10 @@ func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out 
 	if err := stillWaits(l.fd, n.ID); err != nil {
 		return injectFailure(err), err
 	}
-	err := writeIoctlMemory(n.PID, c, mem, out, func() error { return stillWaits(l.fd, n.ID) })
+	err := l.writeBack(n.PID, n.ID, c, mem, out)
+	if errors.Is(err, errServerCloses) {
+		return failIoctl, err
+	}
 	if err != nil && out.errno == 0 {
 		out.errno = unix.EFAULT
 	}
@@ -214,6 +220,48 @@ func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out 
 	}
 	l.srv.counters.ioctls.Add(1)
 	return failNone, nil
+}
+
+// unlessDone gives what f gives, or errServerCloses if ctx is done first: a page of a program's memory may come from a
+// file system that another program of the container serves, so f may never return. It must use nothing that goes with the
+// listener.
+func unlessDone[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		value, err := f()
+		done <- answer{value, err}
+	}()
+	select {
+	case a := <-done:
+		return a.value, a.err
+	case <-ctx.Done():
+		var none T
+		return none, errServerCloses
+	}
+}
+
+// writeBack is writeIoctlMemory for call id of thread tid, or errServerCloses.
+func (l *listener) writeBack(tid uint32, id uint64, c ioctlCall, before ioctlMemory, out ioctlOutcome) error {
+	// Its own descriptor: the listener may be closed first.
+	fd, err := unix.FcntlInt(uintptr(l.fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	ctx := l.srv.ctx
+	_, err = unlessDone(ctx, func() (struct{}, error) {
+		defer closeFD(fd)
+		return struct{}{}, writeIoctlMemory(tid, c, before, out, func() error {
+			if ctx.Err() != nil {
+				return errServerCloses
+			}
+			return stillWaits(fd, id)
+		})
+	})
+	return err
 }
 
 // writeIoctlMemory writes what the kernel changed, where it would have written itself.

@@ -161,13 +161,20 @@ func (l *listener) answer(n *notification) (failure, error) {
 		l.srv.counters.continued.Add(1)
 		return failNone, nil
 	}
+	if l.byNetns() && !l.settled() {
+		if found, err := l.settle(n.PID); err != nil {
+			return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
+		} else if !found && l.ep == nil {
+			return l.leaveAlone(n, failNoEndpoint, errNoEndpoint)
+		}
+	}
 	if l.ep == nil || l.ep.removed.Load() {
 		return failUnknown, errUnknownEndpoint
 	}
 	if foreign, err := l.foreign(n.PID); err != nil {
 		return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
 	} else if foreign {
-		return l.leaveAlone(n)
+		return l.leaveAlone(n, failForeignNetns, errForeignNetns)
 	}
 	own, err := l.srv.proc.ownerOf(n.PID)
 	if err != nil {
@@ -191,13 +198,43 @@ func (l *listener) foreign(tid uint32) (bool, error) {
 	return !ok || have != want, nil
 }
 
-// leaveAlone lets a caller in another network namespace have its socket there, as it would without Heddle.
-func (l *listener) leaveAlone(n *notification) (failure, error) {
+// byNetns reports whether the listener's endpoint is that of its callers' network namespace.
+func (l *listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
+
+// settled reports whether the listener has an endpoint that is there.
+func (l *listener) settled() bool {
+	if l.ep == nil || l.ep.removed.Load() {
+		return false
+	}
+	if l.srv.cfg.NetnsOf == nil {
+		return true
+	}
+	_, ok := l.srv.cfg.NetnsOf(l.ep.id)
+	return ok
+}
+
+// settle gives the listener the endpoint of the network namespace that thread tid is in. An engine may make the endpoint
+// after it has made the container, and another one later.
+func (l *listener) settle(tid uint32) (found bool, err error) {
+	inode, err := l.srv.proc.netnsOf(tid)
+	if err != nil {
+		return false, err
+	}
+	id, found := l.srv.cfg.EndpointIn(inode)
+	if found {
+		l.srv.move(l, id)
+	}
+	return found, nil
+}
+
+// leaveAlone lets a caller that is not in its endpoint's network namespace, or has no endpoint, have its socket in its
+// own, as it would without Heddle.
+func (l *listener) leaveAlone(n *notification, why failure, err error) (failure, error) {
 	if err := sendContinue(l.fd, n.ID); err != nil {
 		return injectFailure(err), err
 	}
 	l.srv.counters.continued.Add(1)
-	l.fail(failForeignNetns, errForeignNetns)
+	l.fail(why, err)
 	return failNone, nil
 }
 
@@ -250,14 +287,15 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 
 var (
 	errUnknownEndpoint = errors.New("no such endpoint, or removed")
+	errNoEndpoint      = errors.New("the caller's network namespace has no endpoint (yet)")
 	errForeignNetns    = errors.New("caller is not in its endpoint's network namespace: its sockets are of its own")
 )
 
 // fail counts a failure and logs the first of its kind.
 func (l *listener) fail(f failure, err error) {
 	l.srv.counters.failed[f].Add(1)
-	if f == failCallerGone || f == failCallerNofile || f == failQuota || l.logged[f] {
-		return // the container's own doing, or said before
+	if f == failCallerGone || f == failCallerNofile || f == failQuota || f == failNoEndpoint || l.logged[f] {
+		return // the container's own doing, no fault, or said before
 	}
 	l.logged[f] = true
 	l.srv.log.Error("socket call not answered with a socket", "reason", f.String(), "err", err,

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -114,4 +115,44 @@ func changeNetns(op string) (err error) {
 		return err
 	}
 	return unix.Unshare(unix.CLONE_NEWNET)
+}
+
+// A listener whose endpoint is that of its callers' network namespace: none yet, one, its removal, another one, and a
+// program that leaves for a namespace without.
+func TestEndpointByNetns(t *testing.T) {
+	needRoot(t)
+	path := socketPath(t)
+	cfg := testConfig(path, "", &testMaker{})
+	var in atomic.Uint32 // the endpoint of testNetns, 0: none
+	cfg.EndpointIn = func(inode uint64) (model.EndpointID, bool) {
+		return model.EndpointID(in.Load()), inode == testNetns && in.Load() != 0
+	}
+	cfg.NetnsOf = func(id model.EndpointID) (uint64, bool) { return testNetns, uint32(id) == in.Load() }
+	s, _ := serve(t, cfg)
+	c := trapped(t, path, model.EndpointByNetns)
+	want := func(what string, priority int, errno unix.Errno) {
+		t.Helper()
+		if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != errno || errno == 0 && o.Priority != priority {
+			t.Errorf("%s: %+v, want priority %d, %v", what, o, priority, errno)
+		}
+	}
+	want("without an endpoint", 0, 0)
+	in.Store(7)
+	want("with one", 7, 0)
+	if o := c.do(command{Op: "unshare"}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	want("in another namespace", 0, 0)
+	if o := c.do(command{Op: "return"}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	in.Store(0)
+	s.Forget(7)
+	want("after its removal", 0, unix.ENETDOWN)
+	in.Store(8)
+	want("with another", 8, 0)
+	st := s.Stats()
+	if st.Failed["no_endpoint"] != 1 || st.Failed["foreign_netns"] != 1 || st.Failed["refuse_unknown_endpoint"] != 1 {
+		t.Errorf("counters %v", st.Failed)
+	}
 }

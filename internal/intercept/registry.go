@@ -15,8 +15,12 @@ var (
 
 // serveListener starts l's loop, or releases l.
 func (s *Server) serveListener(l *listener) (serves bool) {
-	id, err := s.cfg.Resolve(l.state.Metadata, l.state)
-	if err != nil {
+	var id model.EndpointID
+	err := errNoEndpoint // until its first call
+	if !l.byNetns() {
+		id, err = s.cfg.Resolve(l.state.Metadata, l.state)
+	}
+	if err != nil && !l.byNetns() {
 		l.logged[failUnknown] = true
 		s.log.Error("listener of an unknown endpoint: its TCP sockets are refused with ENETDOWN; give listenerMetadata an endpoint's id or name",
 			"metadata", l.state.Metadata, "container", l.state.State.ID, "pid", l.state.Pid, "err", err)
@@ -65,14 +69,7 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 		return errTooMany
 	}
 	if known {
-		l.ep = s.endpoints[id]
-		if l.ep == nil {
-			l.ep = newEndpoint(id)
-			s.endpoints[id] = l.ep
-		}
-		l.ep.users++
-		// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
-		s.refiller.request(&l.ep.v4)
+		s.tie(l, id)
 	}
 	s.listeners[l] = struct{}{}
 	s.tasks.Go(func() {
@@ -86,21 +83,52 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 	return nil
 }
 
+// tie makes l one of an endpoint's listeners. It is called with mu held.
+func (s *Server) tie(l *listener, id model.EndpointID) {
+	l.ep = s.endpoints[id]
+	if l.ep == nil {
+		l.ep = newEndpoint(id)
+		s.endpoints[id] = l.ep
+	}
+	l.ep.users++
+	// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
+	s.refiller.request(&l.ep.v4)
+}
+
+// untie undoes tie, and gives the endpoint if l was its last listener. It is called with mu held.
+func (s *Server) untie(l *listener) (unused *endpoint) {
+	ep := l.ep
+	if ep == nil {
+		return nil
+	}
+	if ep.users--; ep.users > 0 {
+		return nil
+	}
+	if s.endpoints[ep.id] == ep {
+		delete(s.endpoints, ep.id)
+	}
+	return ep
+}
+
+// move makes l one of endpoint id's listeners, whatever it was before. Only l's loop may call it.
+func (s *Server) move(l *listener, id model.EndpointID) {
+	s.mu.Lock()
+	unused := s.untie(l)
+	s.tie(l, id)
+	s.mu.Unlock()
+	if unused != nil {
+		s.refiller.drop(unused)
+	}
+}
+
 // unregister removes l, and its endpoint's ready sockets if it was the endpoint's last listener.
 func (s *Server) unregister(l *listener) {
 	s.mu.Lock()
 	delete(s.listeners, l)
-	unused := false
-	if l.ep != nil {
-		l.ep.users--
-		unused = l.ep.users == 0
-		if unused && s.endpoints[l.ep.id] == l.ep {
-			delete(s.endpoints, l.ep.id)
-		}
-	}
+	unused := s.untie(l)
 	s.mu.Unlock()
-	if unused {
-		s.refiller.drop(l.ep)
+	if unused != nil {
+		s.refiller.drop(unused)
 	}
 }
 

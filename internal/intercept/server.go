@@ -65,6 +65,10 @@ type Config struct {
 	// endpoint's id or name. If it fails the listener's requests for sockets are refused with ENETDOWN.
 	// A listener that was parked is resolved again, then without the container's annotations.
 	Resolve func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
+	// EndpointIn gives the intercepted endpoint of the network namespace with this inode, false if it has none. Listeners
+	// whose metadata is model.EndpointByNetns belong to what it gives for the first caller that has an endpoint, and let
+	// all calls before continue. It is asked for each of these.
+	EndpointIn func(inode uint64) (model.EndpointID, bool)
 	// NetnsOf gives the inode of an endpoint's network namespace, false for an endpoint that is not known any
 	// more. Threads in other namespaces get no sockets of the endpoint, but the kernel's own. It is asked for every
 	// socket and must be quick. Nil means that namespaces are not compared.
@@ -179,6 +183,8 @@ func (c *Config) fill() error {
 		return errors.New("config: StartParker without Parker")
 	case c.Resolve == nil:
 		return errors.New("config: Resolve is missing")
+	case c.EndpointIn == nil:
+		c.EndpointIn = func(uint64) (model.EndpointID, bool) { return 0, false }
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
@@ -306,7 +312,9 @@ func (s *Server) handoff(c *net.UnixConn) {
 	if !s.serveListener(l) {
 		return
 	}
-	s.checkIdentity(l.ep, &state)
+	if !l.byNetns() { // else its loop may be changing ep
+		s.checkIdentity(l.ep, &state)
+	}
 	if s.parker.Load() != parker {
 		s.park(l) // with the new parker: parkAll may have come too early to see l
 	}

@@ -106,9 +106,10 @@ func (l Lab) agentAnswers(ctx context.Context, node string) bool {
 func (l Lab) agentArgs(s State, node, group string) []string {
 	dir := l.nodeDir(node)
 	args := []string{
-		"--node", node, "--network-id", strconv.Itoa(s.Index + 1), "--underlay", s.nodeAddr(node).String(),
+		"--node", node, "--network-id", strconv.Itoa(int(s.networkID())), "--underlay", s.nodeAddr(node).String(),
 		"--state-dir", dir, "--bpf-dir", filepath.Join(dir, "bpf", "heddle"), "--cgroup", group,
 		"--api-socket", l.apiSocket(node), "--seccomp-socket", l.seccompSocket(node),
+		"--docker-plugin", filepath.Join(dir, "docker.sock"),
 	}
 	if s.Prefix6 != "" {
 		args = append(args, "--prefix6", s.Prefix6)

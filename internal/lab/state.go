@@ -213,3 +213,27 @@ func (l Lab) lock() (unlock func(), err error) {
 	}
 	return func() { f.Close() }, nil
 }
+
+// Network is what programs need that speak to a lab's agents and store beside the containers.
+type Network struct {
+	ID         model.NetworkID
+	JoinFile   string   // of the first node
+	Netns      string   // path of the first node's network namespace, where the store can be reached
+	APISockets []string // of the nodes' agents, in order
+}
+
+func (s State) networkID() model.NetworkID { return model.NetworkID(s.Index + 1) }
+
+// Network gives the lab's; ErrNotUp if there is none.
+func (l Lab) Network() (Network, error) {
+	s, err := l.Load()
+	if err != nil {
+		return Network{}, err
+	}
+	first := nodeName(1)
+	n := Network{ID: s.networkID(), JoinFile: filepath.Join(l.nodeDir(first), "join.pem"), Netns: l.netns(first)}
+	for i := range s.Nodes {
+		n.APISockets = append(n.APISockets, l.apiSocket(nodeName(i+1)))
+	}
+	return n, nil
+}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -23,7 +24,7 @@ const parallel = 4
 const congestionControl = "cubic"
 
 // peersKnown bounds how long nodes may take to hear of each other.
-const peersKnown = 10 * time.Second
+const peersKnown = 30 * time.Second
 
 // ErrNotRoot means that a command needs root and does not have it.
 var ErrNotRoot = errors.New("needs root: labs are made of network namespaces, mounts and cgroups; run it with sudo")
@@ -266,7 +267,7 @@ func (u *up) startModes(ctx context.Context, c container, pid int, runs func(id 
 	return nil
 }
 
-// awaitPeers waits until every agent has heard of every node.
+// awaitPeers waits until every agent has heard of every node and knows what the direct path to it is worth.
 func (u *up) awaitPeers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, peersKnown)
 	defer cancel()
@@ -274,13 +275,14 @@ func (u *up) awaitPeers(ctx context.Context) error {
 		client := api.Dial(u.lab.apiSocket(node))
 		defer client.Close()
 		for {
-			known, err := client.Nodes(ctx)
-			if err == nil && len(known) >= u.state.Nodes {
+			st, err := client.Status(ctx)
+			unproven := st.Direct.Peers[model.PeerUnproven]
+			if err == nil && st.Peers+1 >= u.state.Nodes && unproven == 0 {
 				return nil
 			}
 			select {
 			case <-ctx.Done():
-				return fmt.Errorf("%s knows %d of %d nodes; see %s", node, len(known), u.state.Nodes, filepath.Join(u.lab.nodeDir(node), "heddled.log"))
+				return fmt.Errorf("%s knows %d of %d nodes, and of %d not whether the direct path works; see %s", node, st.Peers+1, u.state.Nodes, unproven, filepath.Join(u.lab.nodeDir(node), "heddled.log"))
 			case <-time.After(killPoll):
 			}
 		}

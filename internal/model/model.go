@@ -93,6 +93,9 @@ type Node struct {
 	// DirectPorts is the node's direct port range. The zero range means that the node takes no
 	// direct connections (no agent with a datapath); the overlay carries everything to it.
 	DirectPorts PortRange `json:"direct_ports"`
+	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
+	// earlier builds do not.
+	AnswersProbes bool `json:"answers_probes,omitempty"`
 }
 
 // Direct reports whether the node accepts direct connections.
@@ -118,12 +121,35 @@ type Endpoint struct {
 	Intercepted bool `json:"intercepted"`
 	// NetnsPath names the container's network namespace on its node.
 	NetnsPath string `json:"netns_path"`
+	// Device is the name of its device in that namespace; "" is eth0.
+	Device string `json:"device,omitempty"`
+	// Carried says that device and address are those of another network, which carries what is not direct; nil: both are
+	// Heddle's.
+	Carried *Carried `json:"carried,omitempty"`
+	// CNI says which attachment of a CNI network it is; nil: none.
+	CNI *CNIAttachment `json:"cni,omitempty"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Limits are what the operator allows it; nil: everything.
 	Limits *Limits `json:"limits,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
+}
+
+// Carried describes another network that an endpoint has its device and address of.
+type Carried struct {
+	// Prefixes are the network's IPv4 addresses, on all nodes: they are reached from the endpoint's own address, and
+	// those that are no endpoints by that network.
+	Prefixes []netip.Prefix `json:"prefixes"`
+}
+
+// CNIAttachment names what a CNI runtime attached. With the endpoint's device it is the key that CNI gives
+// attachments.
+type CNIAttachment struct {
+	// Network is the name of the CNI network configuration.
+	Network string `json:"network"`
+	// ContainerID is CNI_CONTAINERID.
+	ContainerID string `json:"container_id"`
 }
 
 // Incarnation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.

@@ -32,6 +32,7 @@ const (
 	ProtectWildcard          Protection = 16
 	ProtectLoopback          Protection = 17
 	ProtectUser              Protection = 18
+	ProtectPorts             Protection = 19
 )
 
 // ProtectionInfo describes one Protection.
@@ -62,6 +63,7 @@ var Protections = []ProtectionInfo{
 	{ProtectWildcard, "wildcard", "a container that connects to its own loopback does not reach processes of the node on a wildcard"},
 	{ProtectLoopback, "loopback", "packets of a container do not reach the loopback addresses of the node or of other containers"},
 	{ProtectUser, "user", "a node socket has the user of the process that asked for it: SO_REUSEPORT is for one user"},
+	{ProtectPorts, "ports", "a container cannot take all the ports that the node connects from"},
 }
 
 // String gives the protection's name.

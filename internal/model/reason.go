@@ -72,7 +72,7 @@ var Reasons = []ReasonInfo{
 	{40, "refuse_store", KindRefusal, "packet of a container to the port of the nodes' store (RST)"},
 	{41, "refuse_policy_rejected", KindRefusal, "connect that policy rejects (ECONNREFUSED)"},
 	{42, "refuse_policy_dropped", KindRefusal, "connect that policy leaves without an answer (ETIMEDOUT)"},
-	{43, "refuse_policy_late", KindRefusal, "connect that a policy forbids which changed while it was being made (ETIMEDOUT)"},
+	{43, "refuse_policy_late", KindRefusal, "connection that a policy forbids which changed while it was being made or accepted (ETIMEDOUT)"},
 	{44, "cut_policy", KindCut, "live connection ended because a changed policy forbids it (ECONNABORTED)"},
 	{45, "drop_policy_rejected", KindDrop, "packet that policy rejects; its sender is answered by a RST or an ICMP error"},
 	{46, "drop_policy_dropped", KindDrop, "packet that policy drops"},
@@ -80,6 +80,13 @@ var Reasons = []ReasonInfo{
 	{48, "drop_not_remembered", KindDrop, "SYN that the kernel's table of new connections had no room for at that moment: the sender sends it again"},
 	{49, "refuse_socket_quota", KindRefusal, "socket(), or connect() of an accepted socket that was dead, of an endpoint that has as many sockets as it may (ENFILE)"},
 	{50, "cut_socket_quota", KindCut, "accepted connection ended because its endpoint has as many sockets as it may"},
+	{51, "fallback_unproven", KindFallback, "no probe of the direct path to the peer's node has been answered yet"},
+	{52, "fallback_stripped", KindFallback, "SYNs to the peer's node arrive without the Heddle option"},
+	{53, "fallback_blocked", KindFallback, "direct ports of the peer's node do not answer"},
+	{54, "probe_listener", KindPath, "probes of the direct path from other nodes, given to the agent's listener"},
+	{55, "probe_answered", KindPath, "probes of the direct path from other nodes, answered by the program because no agent listens"},
+	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
+	{57, "refuse_node_port", KindRefusal, "bind to a port that the node keeps for its own connects (EADDRINUSE)"},
 }
 
 // String gives the reason's metric label.

@@ -167,7 +167,7 @@ func TestAttachTC(t *testing.T) {
 	if got := filters(); strings.Contains(got, "steer") || !strings.Contains(got, "heddle:out") {
 		t.Errorf("filters:\n%s", got)
 	}
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	sameState(t, node, "Teardown", before)
 
 	run(t, node, "tc qdisc add dev under0 ingress")
@@ -177,7 +177,7 @@ func TestAttachTC(t *testing.T) {
 	foreign := filters()
 	mustFail(t, node, attach(Ingress, pass, "steer"), "not Heddle's")
 	in(t, node, detach(Ingress))
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	if got := filters(); got != foreign {
 		t.Errorf("a filter that is not Heddle's was touched:\n%s", got)
 	}

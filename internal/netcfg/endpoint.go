@@ -17,9 +17,6 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// ContainerDevice is the name of an endpoint's device in its container.
-const ContainerDevice = "eth0"
-
 // maxAlias bounds the name shown as a device's alias; the kernel takes 255 bytes.
 const maxAlias = 200
 
@@ -45,6 +42,8 @@ type EndpointConfig struct {
 	ID model.EndpointID
 	// Name is shown as the alias of the node's device, for operators.
 	Name string
+	// Device is the name of the container's device; "" is model.DefaultDevice.
+	Device string
 	// Addrs are the endpoint's overlay addresses, one a family at most.
 	Addrs []netip.Addr
 	// Gateways are the node's own addresses (NodeDevices.Gateways): one for each family of Addrs.
@@ -58,6 +57,8 @@ type EndpointConfig struct {
 	// Intercepted makes the addresses local to the node for marked packets, because the node's sockets
 	// hold them.
 	Intercepted bool
+	// Adopt takes over routes that a container engine made in the container, instead of refusing them.
+	Adopt bool
 }
 
 // EndpointDevice describes an endpoint's veth pair.
@@ -68,6 +69,7 @@ type EndpointDevice struct {
 	ContainerMAC     string
 	ContainerIfindex int    // in the container's namespace
 	Netns            uint32 // inode of that namespace
+	Made             bool   // this call added the pair
 }
 
 // EndpointLink is the node's side of an endpoint's pair as Endpoints finds it.
@@ -96,6 +98,9 @@ func (c EndpointConfig) validate() error {
 	if hasIPv6(c.Addrs) {
 		smallest = minMTU6
 	}
+	if err := model.ValidateDevice(c.Device); err != nil {
+		return fmt.Errorf("endpoint %d: device %w", c.ID, err)
+	}
 	if c.MTU != 0 && c.MTU < smallest {
 		return fmt.Errorf("endpoint %d: mtu %d: want %d or more", c.ID, c.MTU, smallest)
 	}
@@ -103,6 +108,27 @@ func (c EndpointConfig) validate() error {
 		return fmt.Errorf("endpoint %d: table %d: want the table of SetupNode", c.ID, c.Table)
 	}
 	return nil
+}
+
+// ErrNoContainer says that the path of a container's network namespace leads to none: the container has ended.
+var ErrNoContainer = errors.New("container is gone")
+
+// NetnsInode gives the inode of the container's network namespace at path, which tells it from all others that exist.
+func NetnsInode(path string) (uint64, error) {
+	ns, err := openContainer(path)
+	if err != nil {
+		return 0, err
+	}
+	defer ns.Close()
+	return inodeOf(ns)
+}
+
+func inodeOf(ns *os.File) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+		return 0, fmt.Errorf("network namespace %s: %w", ns.Name(), err)
+	}
+	return st.Ino, nil
 }
 
 // CheckNetns reports if the file at path is no network namespace, or is not there.
@@ -120,6 +146,9 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := cfg.validate(); err != nil {
 		return EndpointDevice{}, err
 	}
+	if cfg.Device == "" {
+		cfg.Device = model.DefaultDevice
+	}
 	ns, err := openContainer(cfg.NetnsPath)
 	if err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
@@ -130,12 +159,8 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 		return EndpointDevice{}, err
 	}
 	defer h.Close()
-	if cfg.MTU == 0 {
-		overlay, err := h.LinkByName(OverlayDevice)
-		if err != nil {
-			return EndpointDevice{}, fmt.Errorf("endpoint %d: device %s: %w; set the node up first", cfg.ID, OverlayDevice, err)
-		}
-		cfg.MTU = overlay.Attrs().MTU
+	if err := cfg.setMTU(h); err != nil {
+		return EndpointDevice{}, err
 	}
 	host, made, err := setPair(h, ns, cfg)
 	if err != nil {
@@ -154,20 +179,36 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := setHostSide(h, host, cfg); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
+	inode, err := inodeOf(ns)
+	if err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
 	}
 	return EndpointDevice{
-		Netns: uint32(st.Ino), Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
+		Netns: uint32(inode), Made: made, Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: hostMAC(cfg.ID).String(),
 		ContainerMAC: containerMAC(cfg.ID).String(), ContainerIfindex: host.Attrs().ParentIndex,
 	}, nil
+}
+
+// setMTU makes the overlay device's the MTU if none was asked for.
+func (c *EndpointConfig) setMTU(h *netlink.Handle) error {
+	if c.MTU != 0 {
+		return nil
+	}
+	overlay, err := h.LinkByName(OverlayDevice)
+	if err != nil {
+		return fmt.Errorf("endpoint %d: device %s: %w; set the node up first", c.ID, OverlayDevice, err)
+	}
+	c.MTU = overlay.Attrs().MTU
+	return nil
 }
 
 // openContainer opens the namespace at path and refuses the node's own: what an endpoint gets would
 // replace the node's default route.
 func openContainer(path string) (*os.File, error) {
 	ns, err := netns.Open(path)
+	if errors.Is(err, netns.ErrNone) {
+		return nil, fmt.Errorf("%w: %w", ErrNoContainer, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -200,7 +241,7 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 		if id, ours := endpointOf(host); !ours || id != cfg.ID {
 			return nil, false, fmt.Errorf("device %s: the name is taken by a device that is not Heddle's; rename or delete it", name)
 		}
-		joined, err := isJoined(ns, host, cfg.ID)
+		joined, err := isJoined(ns, host, cfg)
 		if err != nil {
 			return nil, false, err
 		}
@@ -211,15 +252,12 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 			return nil, false, err
 		}
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.HardwareAddr = name, cfg.MTU, hostMAC(cfg.ID)
-	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr = ContainerDevice, containerMAC(cfg.ID)
-	pair.PeerMTU, pair.PeerNamespace = uint32(cfg.MTU), netlink.NsFd(ns.Fd())
+	pair := newPair(cfg, cfg.Device)
+	pair.PeerNamespace = netlink.NsFd(ns.Fd())
 	if err := h.LinkAdd(pair); err != nil {
 		if errors.Is(err, unix.EEXIST) {
 			return nil, false, fmt.Errorf("add device %s: %s has a device %s already; detach it from the other network: %w",
-				name, cfg.NetnsPath, ContainerDevice, err)
+				name, cfg.NetnsPath, cfg.Device, err)
 		}
 		return nil, false, fmt.Errorf("add device %s: %w", name, err)
 	}
@@ -230,21 +268,30 @@ func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.L
 	return host, true, nil
 }
 
+// newPair describes the pair of an endpoint, its container's side called peer.
+func newPair(cfg EndpointConfig, peer string) *netlink.Veth {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.HardwareAddr = deviceName(cfg.ID), cfg.MTU, hostMAC(cfg.ID)
+	pair := netlink.NewVeth(attrs)
+	pair.PeerName, pair.PeerHardwareAddr, pair.PeerMTU = peer, containerMAC(cfg.ID), uint32(cfg.MTU)
+	return pair
+}
+
 // isJoined reports whether the other end of host is the container's device in ns.
-func isJoined(ns *os.File, host netlink.Link, id model.EndpointID) (joined bool, err error) {
+func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, err error) {
 	err = netns.DoIn(ns, func() error {
 		h, err := open()
 		if err != nil {
 			return err
 		}
 		defer h.Close()
-		l, err := findLink(h, ContainerDevice)
+		l, err := findLink(h, cfg.Device)
 		if err != nil || l == nil {
 			return err
 		}
 		a := l.Attrs()
 		joined = a.Index == host.Attrs().ParentIndex && a.ParentIndex == host.Attrs().Index &&
-			a.HardwareAddr.String() == containerMAC(id).String()
+			a.HardwareAddr.String() == containerMAC(cfg.ID).String()
 		return nil
 	})
 	return joined, err
@@ -265,16 +312,16 @@ func setContainerSide(cfg EndpointConfig) error {
 	if err := setUp(h, lo); err != nil {
 		return err
 	}
-	eth, err := h.LinkByName(ContainerDevice)
+	eth, err := h.LinkByName(cfg.Device)
 	if err != nil {
-		return fmt.Errorf("device %s: %w", ContainerDevice, err)
+		return fmt.Errorf("device %s: %w", cfg.Device, err)
 	}
 	if err := setMTU(h, eth, cfg.MTU); err != nil {
 		return err
 	}
 	// After the MTU, since a device with too small a one has no IPv6 settings; up before the addresses,
 	// since going down takes IPv6 ones away. lo carries what the container sends to itself.
-	if err := errors.Join(quietIPv6(ContainerDevice), enableIPv6(ContainerDevice, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
+	if err := errors.Join(quietIPv6(cfg.Device), enableIPv6(cfg.Device, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
 		return err
 	}
 	if err := setUp(h, eth); err != nil {
@@ -303,7 +350,12 @@ func setContainerSide(cfg EndpointConfig) error {
 	want := map[routeKey]bool{}
 	for _, r := range routes {
 		want[r.key()] = true
-		if err := ensureRoute(h, have, r); err != nil {
+		if cfg.Adopt {
+			err = replaceRoute(h, have, r)
+		} else {
+			err = ensureRoute(h, have, r)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -107,6 +107,17 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p FabricPort) error {
 	return setUp(h, port)
 }
 
+// linkLocal gives the link-local address beside IPv6 address p; of an IPv4 one none. Without it the kernel does not ask for
+// the neighbours of what it forwards, or sends for containers.
+func linkLocal(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4() {
+		return netip.Prefix{}
+	}
+	a := p.Addr().As16()
+	copy(a[:8], netip.MustParseAddr("fe80::").AsSlice())
+	return netip.PrefixFrom(netip.AddrFrom16(a), 64)
+}
+
 // SetupFabricHost gives the calling thread's network namespace, one that WireFabric joined, its address on
 // the fabric, its further addresses and its default route, and brings its devices up.
 func SetupFabricHost(host FabricHost) error {
@@ -136,8 +147,13 @@ func SetupFabricHost(host FabricHost) error {
 		if p.Addr().Is6() && off != "0" {
 			continue
 		}
-		if err := h.AddrReplace(dev, fabricAddr(p)); err != nil {
-			return fmt.Errorf("device %s: add address %v: %w", FabricDevice, p, err)
+		for _, a := range []netip.Prefix{p, linkLocal(p)} {
+			if !a.IsValid() {
+				continue
+			}
+			if err := h.AddrReplace(dev, fabricAddr(a)); err != nil {
+				return fmt.Errorf("device %s: add address %v: %w", FabricDevice, a, err)
+			}
 		}
 	}
 	if !host.Gateway.IsValid() {

@@ -47,6 +47,7 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
 	})
 	addPolicy(c, table, cfg)
+	addTranslated(c, table, cfg)
 	if err := addGuards(c, table, cfg, nodes, counts); err != nil {
 		return err
 	}
@@ -55,10 +56,12 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 		Table: table, Chain: deliver, Exprs: forgedMirrorExprs(cfg.Mark),
 		UserData: comment("only the endpoint's own device brings packets of a container's own stack"),
 	})
-	c.AddRule(&nftables.Rule{
-		Table: table, Chain: deliver, Exprs: strangeSYNExprs(),
-		UserData: comment("what opens a connection from elsewhere is routed to the endpoint's device, where policy is asked"),
-	})
+	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} {
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: deliver, Exprs: openingExprs(match...),
+			UserData: comment("what opens a connection from elsewhere, or is translated, is routed to the endpoint's device, where policy is asked"),
+		})
+	}
 	for _, p := range cfg.Prefixes {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),
@@ -75,17 +78,21 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 	return nil
 }
 
-// deleteFirewall deletes Heddle's nftables table; that there is none is no error.
-func deleteFirewall() error {
+// deleteFirewall deletes Heddle's nftables table, and reports whether there was one.
+func deleteFirewall() (bool, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
+		return false, fmt.Errorf("open nftables: %w", err)
 	}
 	c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable})
-	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+	err = c.Flush()
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
 	}
-	return nil
+	if err != nil {
+		return false, fmt.Errorf("delete nftables table %s: %w", firewallTable, err)
+	}
+	return true, nil
 }
 
 // masqueradeExprs is "ip saddr own ip daddr != pool... oifname != overlay oifname != lo masquerade". What

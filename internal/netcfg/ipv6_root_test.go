@@ -170,7 +170,9 @@ func TestRepeatAndTeardown6(t *testing.T) {
 	after, inside := dumpState(t, top.node[0]), dumpState(t, cfg.NetnsPath)
 	for range 2 {
 		top.setup6(t, 0)
-		if again := top.add(t, 0, cfg); again != dev {
+		want := dev
+		want.Made = false
+		if again := top.add(t, 0, cfg); again != want {
 			t.Errorf("AddEndpoint gives %+v, then %+v", dev, again)
 		}
 	}
@@ -199,7 +201,7 @@ func TestRepeatAndTeardown6(t *testing.T) {
 	}
 	sameState(t, cfg.NetnsPath, "DelEndpoint, container", container)
 	top.add(t, 0, cfg)
-	in(t, top.node[0], Teardown)
+	in(t, top.node[0], teardown)
 	sameState(t, top.node[0], "Teardown", before)
 }
 

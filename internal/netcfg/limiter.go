@@ -115,30 +115,35 @@ func setLimiter(ifindex int, dir Direction, progFD int, name string, shape int) 
 }
 
 // detachLimiters removes the programs from every device, and clsact qdiscs that were there for them alone.
-func detachLimiters(h *netlink.Handle) error {
+func detachLimiters(h *netlink.Handle, gone func(string, ...any)) error {
 	links, err := dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
 	}
 	var errs []error
 	for _, l := range links {
-		if err := detachLimiter(h, l); err != nil && !errors.Is(err, unix.ENODEV) {
+		removed, err := detachLimiter(h, l)
+		if removed > 0 {
+			gone("limits' BPF programs from %s", l.Attrs().Name)
+		}
+		if err != nil && !errors.Is(err, unix.ENODEV) {
 			errs = append(errs, fmt.Errorf("detach limits from %s: %w", l.Attrs().Name, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func detachLimiter(h *netlink.Handle, link netlink.Link) error {
+// detachLimiter is detachLimiters for one device; it gives how many programs were there.
+func detachLimiter(h *netlink.Handle, link netlink.Link) (removed int, err error) {
 	clsact, err := hasClsact(h, link)
 	if err != nil || !clsact {
-		return err
+		return 0, err
 	}
-	removed, left := 0, 0
+	left := 0
 	for _, dir := range []Direction{Ingress, Egress} {
 		list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
 		if err != nil {
-			return fmt.Errorf("list filters: %w", err)
+			return removed, fmt.Errorf("list filters: %w", err)
 		}
 		for _, f := range list {
 			bpf, ok := f.(*netlink.BpfFilter)
@@ -147,16 +152,16 @@ func detachLimiter(h *netlink.Handle, link netlink.Link) error {
 				continue
 			}
 			if err := h.FilterDel(bpf); err != nil && !errors.Is(err, unix.ENOENT) {
-				return err
+				return removed, err
 			}
 			removed++
 		}
 	}
 	if removed == 0 || left > 0 {
-		return nil
+		return removed, nil
 	}
 	if err := h.QdiscDel(newClsact(link.Attrs().Index)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
+		return removed, err
 	}
-	return nil
+	return removed, nil
 }

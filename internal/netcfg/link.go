@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // dumpAttempts bounds how often a netlink dump is repeated that a concurrent change interrupted.
@@ -190,4 +192,17 @@ func fromIPNet(n *net.IPNet) netip.Prefix {
 func fromIP(ip net.IP) netip.Addr {
 	a, _ := netip.AddrFromSlice(ip)
 	return a.Unmap()
+}
+
+// EphemeralPorts gives the ports that the kernel chooses from in this network namespace.
+func EphemeralPorts() (model.PortRange, error) {
+	value, err := sysctl("ipv4/ip_local_port_range")
+	if err != nil {
+		return model.PortRange{}, err
+	}
+	var r model.PortRange
+	if _, err := fmt.Sscan(value, &r.First, &r.Last); err != nil {
+		return model.PortRange{}, fmt.Errorf("read sysctl net.ipv4.ip_local_port_range: %q: %w", value, err)
+	}
+	return r, nil
 }

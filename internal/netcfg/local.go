@@ -15,8 +15,9 @@ import (
 // localSettles is how long changes of local routes are gathered: an address comes with several.
 const localSettles = 20 * time.Millisecond
 
-// LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices, and prefixes that
-// routes of the table "local" make so. Loopback and link-local addresses are left out: containers have their own.
+// LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices, prefixes that routes
+// of the table "local" make so, and broadcast addresses, which it hears. Loopback and IPv6 link-local addresses are left
+// out: containers have their own.
 func LocalPrefixes() ([]netip.Prefix, error) {
 	h, err := open()
 	if err != nil {
@@ -26,13 +27,17 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := dump(func() ([]netlink.Route, error) {
-			return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
+			return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("list local routes: %w", err)
 		}
 		for _, r := range routes {
-			if p := fromIPNet(r.Dst); p.IsValid() && !p.Addr().IsLoopback() && !p.Addr().IsLinkLocalUnicast() {
+			p := fromIPNet(r.Dst)
+			if r.Type != unix.RTN_LOCAL && r.Type != unix.RTN_BROADCAST || !p.IsValid() {
+				continue
+			}
+			if a := p.Addr(); !a.IsLoopback() && !(a.Is6() && a.IsLinkLocalUnicast()) {
 				out = append(out, p)
 			}
 		}

@@ -3,6 +3,7 @@ package netcfg
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
@@ -50,7 +51,7 @@ func TestFollowLocal(t *testing.T) {
 		}
 		first := <-told
 		for _, p := range first {
-			if p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() {
+			if a := p.Addr(); a.IsLoopback() || a.Is6() && a.IsLinkLocalUnicast() {
 				t.Errorf("%s is among what is local", p)
 			}
 		}
@@ -58,7 +59,7 @@ func TestFollowLocal(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, a := range []string{"198.51.100.7/32", "2001:db8::7/128"} {
+		for _, a := range []string{"198.51.100.7/32", "2001:db8::7/128", "169.254.20.10/32"} {
 			addr := &netlink.Addr{IPNet: toIPNet(netip.MustParsePrefix(a))}
 			if err := netlink.AddrAdd(lo, addr); err != nil {
 				return err
@@ -72,6 +73,13 @@ func TestFollowLocal(t *testing.T) {
 			if err := expect(a, false); err != nil {
 				return err
 			}
+		}
+		wide := &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(198, 51, 100, 9), Mask: net.CIDRMask(29, 32)}, Broadcast: net.IPv4(198, 51, 100, 15)}
+		if err := netlink.AddrAdd(lo, wide); err != nil {
+			return err
+		}
+		if err := expect("198.51.100.15/32", true); err != nil {
+			return err
 		}
 		route := &netlink.Route{Dst: toIPNet(netip.MustParsePrefix("198.51.100.0/25")), LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST}
 		if err := netlink.RouteAdd(route); err != nil {

@@ -86,7 +86,7 @@ func TestRepeatAndTeardown(t *testing.T) {
 	// The forwarding switch stays on after Teardown.
 	run(t, top.node[0], "sysctl -qw net.ipv4.ip_forward=1")
 	before := dumpState(t, top.node[0])
-	in(t, top.node[0], Teardown) // nothing there yet
+	in(t, top.node[0], teardown) // nothing there yet
 	sameState(t, top.node[0], "Teardown of nothing", before)
 
 	top.setup(t, 0)
@@ -98,7 +98,9 @@ func TestRepeatAndTeardown(t *testing.T) {
 	firstDevs := top.devs[0]
 	for range 2 {
 		top.setup(t, 0)
-		if again := top.add(t, 0, cfg); again != dev {
+		want := dev
+		want.Made = false
+		if again := top.add(t, 0, cfg); again != want {
 			t.Errorf("AddEndpoint gives %+v, then %+v", dev, again)
 		}
 	}
@@ -127,8 +129,14 @@ func TestRepeatAndTeardown(t *testing.T) {
 		sameState(t, cfg.NetnsPath, "DelEndpoint, container", container)
 	}
 	top.add(t, 0, cfg)
-	for range 2 {
-		in(t, top.node[0], Teardown)
+	for _, want := range []string{"device " + OverlayDevice + ",device " + DeliverDevice, ""} { // the second time nothing is left
+		in(t, top.node[0], func() error {
+			removed, err := Teardown()
+			if got := strings.Join(removed, ","); !strings.Contains(got, want) || (want == "") != (got == "") {
+				t.Errorf("removed %q, want %q", got, want)
+			}
+			return err
+		})
 		sameState(t, top.node[0], "Teardown", before)
 	}
 }
@@ -178,6 +186,7 @@ func TestChanges(t *testing.T) {
 	cfg := top.endpoint(t, 0, 1, c1)
 	cfg.Intercepted = true
 	first := top.add(t, 0, cfg)
+	first.Made = false // from here on it is found
 
 	cfg.Addrs = []netip.Addr{c2}
 	if second := top.add(t, 0, cfg); second != first {
@@ -308,11 +317,11 @@ func TestSetupNodeErrors(t *testing.T) {
 		mustFail(t, node, setup(same), name, "not Heddle's")
 		run(t, node, "ip link del "+name)
 	}
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	sameState(t, node, "after errors", before)
 	run(t, node, "ip route add 10.99.1.0/24 via 192.168.50.2")
 	mustFail(t, node, setup(same), "10.99.1.0/24", "not Heddle's")
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	run(t, node, "ip route del 10.99.1.0/24 via 192.168.50.2") // it is still there
 	in(t, node, setup(same))
 }

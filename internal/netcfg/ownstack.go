@@ -18,6 +18,7 @@ import (
 type OwnStackConfig struct {
 	ID        model.EndpointID
 	NetnsPath string
+	Device    string     // of the container; "" is model.DefaultDevice
 	Addr      netip.Addr // the endpoint's IPv4 overlay address
 	// OnLoopback and IntoLoopback are the programs for the container's namespace (datapath.TCPrograms).
 	OnLoopback, IntoLoopback int
@@ -89,6 +90,9 @@ func netnsID(ns *os.File) (int, error) {
 // the maps must come first: from here on, the node's side of the device routes loopback addresses, and its
 // programs are what limits them to the container's own.
 func JoinOwnStack(cfg OwnStackConfig) error {
+	if cfg.Device == "" {
+		cfg.Device = model.DefaultDevice
+	}
 	h, err := open()
 	if err != nil {
 		return err
@@ -123,9 +127,9 @@ func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 			return err
 		}
 	}
-	eth, err := h.LinkByName(ContainerDevice)
+	eth, err := h.LinkByName(cfg.Device)
 	if err != nil {
-		return fmt.Errorf("device %s: %w", ContainerDevice, err)
+		return fmt.Errorf("device %s: %w", cfg.Device, err)
 	}
 	class := uint32(cfg.ID)
 	if err := attachClassTC(eth.Attrs().Index, Ingress, cfg.IntoLoopback, "into_loopback", class); err != nil {

@@ -1,7 +1,10 @@
 package netcfg
 
 import (
+	"slices"
+
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -46,22 +49,55 @@ func addPolicy(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
 	})
 }
 
-// strangeSYNExprs is "iifname != lo ... iifname != hd* tcp flags & (syn|ack) == syn return": SYNs from devices that no
-// tc program of Heddle's looks at, or, on the underlay device, let by.
-func strangeSYNExprs() []expr.Any {
-	const syn, ack = 0x02, 0x10
-	var out []expr.Any
-	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(OverlayDevice), deviceNameData(DeliverDevice), []byte("hd")} {
-		out = append(out,
-			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})
+// translatedPriority comes after every translation of destinations (-100) of what the node sends.
+const translatedPriority = -50
+
+// addTranslated adds the chain that leads what a node socket sends, and the node's own rules have given another destination,
+// to the endpoint's device, where policy is asked about that: not by lo, where it would not be asked.
+func addTranslated(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
+	chain := c.AddChain(&nftables.Chain{
+		Name: "translated", Table: table, Type: nftables.ChainTypeRoute,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRef(translatedPriority),
+	})
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: chain,
+		Exprs: append(markMatch(cfg.Mark),
+			slices.Concat(translatedMatch(), []expr.Any{
+				&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(cfg.OverlayMark)},
+				&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}})...),
+		UserData: comment("what is translated to an endpoint goes by its device"),
+	})
+}
+
+// translatedMatch is "ct status dnat": the connection has got another destination than it was made for.
+func translatedMatch() []expr.Any {
+	const dnat = 1 << 5 // IPS_DST_NAT
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATUS, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(dnat), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
 	}
-	return append(out,
+}
+
+// openingExprs is "tcp flags & (syn|ack) == syn ... return".
+func openingExprs(match ...expr.Any) []expr.Any {
+	const syn, ack = 0x02, 0x10
+	return append([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
 		&expr.Payload{Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1, DestRegister: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{syn}},
-		&expr.Verdict{Kind: expr.VerdictReturn},
-	)
+	}, append(match, &expr.Verdict{Kind: expr.VerdictReturn})...)
+}
+
+// strangeMatch is "iifname != lo ... iifname != hd*": devices that no tc program of Heddle's looks at, or, the underlay
+// device, lets by.
+func strangeMatch() (out []expr.Any) {
+	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(OverlayDevice), deviceNameData(DeliverDevice), []byte("hd")} {
+		out = append(out,
+			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})
+	}
+	return out
 }

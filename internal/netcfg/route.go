@@ -113,6 +113,18 @@ func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	return nil
 }
 
+// replaceRoute is ensureRoute for a namespace where another's route to the same destination gives way.
+func replaceRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
+	if old, ours := have[want.key()]; ours && old == want {
+		return nil
+	}
+	if err := h.RouteReplace(want.netlink()); err != nil {
+		return fmt.Errorf("route %v: %w", want, err)
+	}
+	have[want.key()] = want
+	return nil
+}
+
 // deleteRoute deletes r; that it is not there is no error.
 func deleteRoute(h *netlink.Handle, r route) error {
 	err := h.RouteDel(r.netlink())

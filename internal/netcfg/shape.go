@@ -146,28 +146,28 @@ type Limiter struct {
 
 // SetShapes brings the classes of these endpoints to shapes, in one step each, and makes the shaping device and the
 // filters if they are not there. Classes that a shape had before and has no longer stay: call PruneShapes when
-// the programs no longer use them.
-func SetShapes(shapes []Shape, progs Limiter) error {
+// the programs no longer use them. It gives the device's index.
+func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
 	h, err := open()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer h.Close()
 	dev, err := ensureShapeDevice(h)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	for _, s := range shapes {
 		if s.ID == 0 || s.ID > model.MaxEndpointID || max(s.Egress.Block, s.Ingress.Block) >= ShapeBlocks {
-			return fmt.Errorf("shape of endpoint %d: want an id of 1..%d and blocks below %d", s.ID, model.MaxEndpointID, ShapeBlocks)
+			return 0, fmt.Errorf("shape of endpoint %d: want an id of 1..%d and blocks below %d", s.ID, model.MaxEndpointID, ShapeBlocks)
 		}
 		for _, c := range s.classes() {
 			if err := setClass(h, dev, c); err != nil {
-				return fmt.Errorf("endpoint %d: set class %x:%x of %s: %w", s.ID, shapeMajor, c.minor, ShapeDevice, err)
+				return 0, fmt.Errorf("endpoint %d: set class %x:%x of %s: %w", s.ID, shapeMajor, c.minor, ShapeDevice, err)
 			}
 		}
 	}
-	return attachLimiters(h, dev, progs)
+	return dev.Attrs().Index, attachLimiters(h, dev, progs)
 }
 
 // PruneShapes removes the classes that no shape of keep needs; without any shape, filters and device as well. An
@@ -183,7 +183,7 @@ func PruneShapes(keep []Shape) error {
 		return err
 	}
 	if len(keep) == 0 {
-		return errors.Join(detachLimiters(h), deleteLink(h, dev))
+		return errors.Join(detachLimiters(h, func(string, ...any) {}), deleteLink(h, dev))
 	}
 	needed := make(map[uint16]bool)
 	for _, s := range keep {

@@ -21,7 +21,7 @@ func TestShapes(t *testing.T) {
 	before := state()
 	set := func(shapes ...Shape) {
 		t.Helper()
-		in(t, node, func() error { return SetShapes(shapes, progs) })
+		in(t, node, func() error { _, err := SetShapes(shapes, progs); return err })
 	}
 	prune := func(shapes ...Shape) {
 		t.Helper()
@@ -68,7 +68,7 @@ func TestShapes(t *testing.T) {
 		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
 	}
 	set(one)
-	in(t, node, Teardown)
+	in(t, node, teardown)
 	if got := run(t, node, "ip -br link\ntc qdisc show dev lo"); strings.Contains(got, ShapeDevice) || strings.Contains(got, "clsact") {
 		t.Errorf("after teardown:\n%s", got)
 	}
@@ -81,7 +81,7 @@ func TestShapeDeviceOfOthers(t *testing.T) {
 	run(t, ns, "ip link add "+ShapeDevice+" type ifb")
 	var err error
 	in(t, ns, func() error {
-		err = SetShapes([]Shape{{ID: 1, Egress: ShapedDirection{Rate: 10e6}}}, Limiter{})
+		_, err = SetShapes([]Shape{{ID: 1, Egress: ShapedDirection{Rate: 10e6}}}, Limiter{})
 		return nil
 	})
 	if err == nil || !strings.Contains(err.Error(), "remove or rename it") {

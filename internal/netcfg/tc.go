@@ -91,7 +91,7 @@ func DetachTC(ifindex int, dir Direction) error {
 		return nil
 	}
 	if err == nil {
-		err = detach(h, link, dir)
+		_, err = detach(h, link, dir)
 	}
 	if err != nil {
 		return fmt.Errorf("detach from %s of device %d: %w", dir, ifindex, err)
@@ -99,31 +99,32 @@ func DetachTC(ifindex int, dir Direction) error {
 	return nil
 }
 
-func detach(h *netlink.Handle, link netlink.Link, dir Direction) error {
+// detach is DetachTC; found says that the program was there.
+func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, err error) {
 	clsact, err := hasClsact(h, link)
 	if err != nil || !clsact {
-		return err
+		return false, err
 	}
 	present, err := ownFilter(h, link, dir)
 	if errors.Is(err, errForeignFilter) || err == nil && !present {
-		return nil
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := h.FilterDel(newFilter(link.Attrs().Index, dir)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
+		return true, err
 	}
 	for _, d := range []Direction{Ingress, Egress} {
 		left, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, d.parent()) })
 		if err != nil || len(left) > 0 {
-			return err
+			return true, err
 		}
 	}
 	if err := h.QdiscDel(newClsact(link.Attrs().Index)); err != nil && !errors.Is(err, unix.ENOENT) {
-		return err
+		return true, err
 	}
-	return nil
+	return true, nil
 }
 
 // errForeignFilter: the place of Heddle's filter is taken.
@@ -197,7 +198,7 @@ func ensureClsact(h *netlink.Handle, link netlink.Link) error {
 }
 
 // detachAll detaches Heddle's programs from every device.
-func detachAll(h *netlink.Handle) error {
+func detachAll(h *netlink.Handle, gone func(string, ...any)) error {
 	links, err := dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -205,7 +206,11 @@ func detachAll(h *netlink.Handle) error {
 	var errs []error
 	for _, l := range links {
 		for _, dir := range []Direction{Ingress, Egress} {
-			if err := detach(h, l, dir); err != nil && !errors.Is(err, unix.ENODEV) {
+			found, err := detach(h, l, dir)
+			if found {
+				gone("BPF program from %s of %s", dir, l.Attrs().Name)
+			}
+			if err != nil && !errors.Is(err, unix.ENODEV) {
 				errs = append(errs, fmt.Errorf("detach from %s of %s: %w", dir, l.Attrs().Name, err))
 			}
 		}

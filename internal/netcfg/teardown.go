@@ -8,26 +8,42 @@ import (
 )
 
 // Teardown removes everything of Heddle's from this network namespace: endpoints' pairs, the overlay and the
-// delivery pair, routes, rules, the nftables table and tc programs. What is not there is no error, and an error
-// at one thing does not keep the rest. Forwarding (ip_forward) stays on, because others may have come to
-// need it.
-func Teardown() error {
+// delivery pair, routes, rules, the nftables table and tc programs. It says what it removed, in an operator's
+// words. What is not there is no error, and an error at one thing does not keep the rest. Forwarding (ip_forward)
+// stays on, because others may have come to need it.
+func Teardown() (removed []string, err error) {
 	h, err := open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer h.Close()
-	return errors.Join(
-		detachAll(h),
-		detachLimiters(h),
-		deleteOwnLinks(h),
-		deleteOwnRoutes(h),
-		eachOwnRule(h, func(r netlink.Rule) error { return deleteRule(h, r) }),
-		deleteFirewall(),
-	)
+	gone := func(format string, args ...any) { removed = append(removed, fmt.Sprintf(format, args...)) }
+	var firewall bool
+	errs := []error{
+		detachAll(h, gone),
+		detachLimiters(h, gone),
+		deleteOwnLinks(h, gone),
+		deleteOwnRoutes(h, gone),
+		eachOwnRule(h, func(r netlink.Rule) error {
+			gone("rule %s: fwmark %#x lookup %d", familyName(r.Family), r.Mark, r.Table)
+			return deleteRule(h, r)
+		}),
+	}
+	firewall, err = deleteFirewall()
+	if firewall {
+		gone("nftables table inet %s", firewallTable)
+	}
+	return removed, errors.Join(append(errs, err)...)
 }
 
-func deleteOwnLinks(h *netlink.Handle) error {
+func familyName(family int) string {
+	if family == netlink.FAMILY_V6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 	links, err := dump(h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list devices: %w", err)
@@ -40,15 +56,20 @@ func deleteOwnLinks(h *netlink.Handle) error {
 		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
 		if endpoint || overlay || deliver || shape { // deliverPeer goes with DeliverDevice
 			errs = append(errs, deleteLink(h, l))
+			gone("device %s", l.Attrs().Name)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func deleteOwnRoutes(h *netlink.Handle) error {
+// deleteOwnRoutes removes the routes that did not go with their devices.
+func deleteOwnRoutes(h *netlink.Handle, gone func(string, ...any)) error {
 	have, err := ownRoutes(h)
 	if err != nil {
 		return err
+	}
+	if len(have) > 0 {
+		gone("%d routes", len(have))
 	}
 	return pruneRoutes(h, have, func(route) bool { return true })
 }

@@ -370,3 +370,9 @@ func pingWithin(ns string, to netip.Addr, timeout time.Duration) error {
 		}
 	}
 }
+
+// teardown is Teardown for in.
+func teardown() error {
+	_, err := Teardown()
+	return err
+}

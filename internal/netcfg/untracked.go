@@ -23,6 +23,12 @@ func addUntracked(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
 			Name: hook.name, Table: table, Type: nftables.ChainTypeFilter,
 			Hooknum: hook.num, Priority: nftables.ChainPriorityRaw,
 		})
+		if hook.num == nftables.ChainHookPrerouting {
+			c.AddRule(&nftables.Rule{
+				Table: table, Chain: chain, Exprs: append(deviceMatch(deviceNameData(DeliverDevice)), &expr.Notrack{}),
+				UserData: comment("tracked before, and maybe translated: not to be taken for another connection"),
+			})
+		}
 		if cfg.DirectPorts != (model.PortRange{}) {
 			for _, which := range []side{source, destination} {
 				c.AddRule(&nftables.Rule{

@@ -104,11 +104,17 @@ func Delete(name string) error {
 	return nil
 }
 
+// ErrNone says that a path leads to no network namespace.
+var ErrNone = errors.New("no network namespace")
+
 // Open opens the network namespace at path: a path of Path, /proc/PID/ns/net, or any other file of a
 // namespace. The file keeps the namespace alive, and keeps meaning that namespace when the path no longer does.
-// It fails if path is anything else than a network namespace.
+// It fails if path is anything else than a network namespace: with ErrNone if there is no file, or another one.
 func Open(path string) (*os.File, error) {
 	f, err := os.Open(path)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("%w: %w", ErrNone, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("network namespace: %w", err)
 	}
@@ -116,7 +122,7 @@ func Open(path string) (*os.File, error) {
 	kind, err := unix.IoctlRetInt(int(f.Fd()), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		f.Close()
-		return nil, fmt.Errorf("network namespace %s: the file is no network namespace", path)
+		return nil, fmt.Errorf("%w: %s is another file", ErrNone, path)
 	}
 	return f, nil
 }

@@ -18,11 +18,14 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/dockernet"
+	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/intercept"
 	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/probe"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -43,10 +46,14 @@ type Agent struct {
 	self      model.Node
 	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
+	nodePorts model.PortRange  // that containers' sockets do not get
+	stores    []netip.AddrPort // what containers are kept from
 	datapath  *datapath.Datapath
 	enforcer  *enforcer
+	prober    *probe.Prober
 	intercept *intercept.Server
 	listener  net.Listener // of the API; Run serves it
+	plugin    net.Listener // for Docker; nil: not asked for
 	group     *cgroup
 	record    record // an earlier agent's
 
@@ -56,15 +63,23 @@ type Agent struct {
 	// Guarded by change, too: the classes of endpoints' caps, and whether there are devices and filters for them.
 	blocks   blocks
 	limiting bool
+	// Guarded by change, too.
+	adopted map[model.EndpointID]adopted
+
+	faults faults
 
 	reported reported
+	applied  appliedTopology // of the topology goroutine, and of Start before
+	docker   docker
 
 	mu        sync.RWMutex // guards what follows; never held across a system call
 	endpoints map[string]model.Endpoint
 	byID      map[model.EndpointID]model.Endpoint
-	netns     map[model.EndpointID]uint64 // inodes of network namespaces
-	state     store.State                 // the last one applied
-	applyErr  error                       // of that
+	netns     map[model.EndpointID]uint64         // inodes of network namespaces
+	byNetns   map[uint64]model.EndpointID         // the reverse
+	awaited   map[model.EndpointID]model.Endpoint // whose containers Docker has not made yet
+	state     store.State                         // the last one applied
+	applyErr  error                               // of that
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
@@ -84,8 +99,10 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		cfg.EndpointSockets = DefaultEndpointSockets
 	}
 	a := &Agent{
+		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
+		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted),
 	}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -96,8 +113,8 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		}
 	}()
 	for _, dir := range []string{cfg.StateDir, filepath.Dir(cfg.APISocket), filepath.Dir(cfg.SeccompSocket)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make directory: %w", err)
+		if err := durable.MakeDir(dir, 0o700); err != nil {
+			return nil, err
 		}
 	}
 	if err := a.checkHost(); err != nil {
@@ -125,7 +142,11 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.restore(ctx); err != nil {
 		return nil, err
 	}
-	return a, nil
+	if cfg.DockerPlugin == "" {
+		return a, nil
+	}
+	a.plugin, err = api.Listen(cfg.DockerPlugin)
+	return a, err
 }
 
 // checkHost finds what would make a later step fail, before anything outside this process is changed: the
@@ -178,7 +199,7 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 	a.self, err = claim(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
-		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts,
+		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts, AnswersProbes: true,
 	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)
@@ -221,35 +242,48 @@ func (a *Agent) pools() []netip.Prefix {
 
 // setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
 func (a *Agent) setupKernel() (err error) {
+	a.stores = a.cfg.storeAddrs(a.log)
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
-		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.cfg.storeAddrs(a.log),
+		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.stores,
 	})
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
+	}
+	if a.nodePorts, err = nodePorts(); err != nil {
+		return err
+	}
+	if a.nodePorts.First == 0 {
+		a.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
 	}
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
 		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
 		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
-		EndpointSockets: a.cfg.EndpointSockets,
-		DeliverIfindex:  a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+		EndpointSockets: a.cfg.EndpointSockets, NodePorts: a.nodePorts,
+		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
+		return err
+	}
+	if err := a.startProbes(); err != nil {
 		return err
 	}
 	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	progs := a.datapath.TCPrograms()
 	for _, t := range []struct {
-		ifindex, prog int
-		name          string
+		ifindex   int
+		direction netcfg.Direction
+		prog      int
+		name      string
 	}{
-		{a.devices.DeliverIfindex, progs.Deliver, "deliver"},
-		{a.devices.OverlayIfindex, progs.FromOverlay, "from_overlay"},
-		{a.devices.UnderlayIfindex, progs.FromUnderlay, "from_underlay"},
+		{a.devices.DeliverIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
+		{a.devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
+		{a.devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
+		{a.devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
 	} {
-		if err := netcfg.AttachTC(t.ifindex, netcfg.Ingress, t.prog, t.name); err != nil {
+		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
 			return fmt.Errorf("attach %s: %w", t.name, err)
 		}
 	}
@@ -258,7 +292,7 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath}, Resolve: a.resolve, NetnsOf: a.netnsOf, Log: a.log,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf, Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
@@ -268,7 +302,17 @@ func (a *Agent) setupInterception() (err error) {
 		if err := cfg.StartParker(); err != nil {
 			return err
 		}
-		cfg.Parker = park.NewClient(socket)
+		client := park.NewClient(socket)
+		cfg.Parker = client
+		if a.cfg.Storage != nil {
+			doubled, err := park.Double(client, a.cfg.Storage)
+			if err != nil {
+				a.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
+			}
+			if doubled != nil {
+				cfg.Parker = doubled
+			}
+		}
 	}
 	if a.intercept, err = intercept.Listen(cfg); err != nil {
 		return err
@@ -288,7 +332,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, 3)
+	errs := make(chan error, 4)
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -299,11 +343,17 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	locals := make(chan []netip.Prefix)
 	wg.Go(func() { a.followLocal(ctx, locals) })
+	wg.Go(func() { a.repair(ctx) })
+	wg.Go(func() { a.runProbes(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {
 		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
 	})
+	if a.plugin != nil {
+		wg.Go(func() { a.followAwaited(ctx) })
+		serve("Docker plugin", func() error { return api.ServeOn(ctx, a.plugin, dockernet.NewHandler(a, a.log)) })
+	}
 	wg.Wait()
 	close(errs)
 	var all []error
@@ -316,8 +366,11 @@ func (a *Agent) Run(ctx context.Context) error {
 // Close gives up what Start opened. Programs, devices and parked listeners stay: connections live on.
 func (a *Agent) Close() error {
 	var errs []error
-	if a.listener != nil {
-		if err := a.listener.Close(); !errors.Is(err, net.ErrClosed) { // Run closes it, too
+	for _, l := range []net.Listener{a.listener, a.plugin} {
+		if l == nil {
+			continue
+		}
+		if err := l.Close(); !errors.Is(err, net.ErrClosed) { // Run closes it, too
 			errs = append(errs, err)
 		}
 	}

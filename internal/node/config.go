@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trust"
@@ -76,10 +77,14 @@ type Config struct {
 	Cgroup string
 	// APISocket and SeccompSocket are Unix sockets that the agent makes.
 	APISocket, SeccompSocket string
+	// DockerPlugin is the Unix socket by which Docker finds its drivers, in Docker's plugin directory. Empty: none.
+	DockerPlugin string
 	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of
 	// the agent: this one. Empty does without.
 	HolderExe string
-	Version   string
+	// Storage, if not nil, has a second copy of what the holder keeps.
+	Storage park.Storage
+	Version string
 	// Features are the outcomes of the probes of this host, for the status.
 	Features []api.Check
 	Log      *slog.Logger
@@ -119,6 +124,9 @@ func (c Config) Validate() error {
 		if !filepath.IsAbs(f.path) {
 			return fmt.Errorf("%s %q: want an absolute path", f.name, f.path)
 		}
+	}
+	if c.DockerPlugin != "" && (!filepath.IsAbs(c.DockerPlugin) || filepath.Ext(c.DockerPlugin) != ".sock") {
+		return fmt.Errorf("docker plugin %q: want an absolute path that ends in .sock; its name before that is the driver's", c.DockerPlugin)
 	}
 	return c.validateStore()
 }

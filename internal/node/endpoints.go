@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -18,29 +18,34 @@ import (
 
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
 // the programs. If a step fails the earlier ones are undone.
-func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ model.Endpoint, err error) {
+func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
 	if have, ok := a.endpointByName(req.Name); ok {
-		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted ||
-			req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
+		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted || have.ContainerDevice() != deviceOf(req) ||
+			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
 		// The namespace may have been made anew under the same path.
 		return have, a.attach(have)
 	}
-	if err := netcfg.CheckNetns(req.NetnsPath); err != nil {
-		return model.Endpoint{}, &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
-			Remedy: "give the path of an existing network namespace"}
+	if err := a.checkNetns(req.NetnsPath); err != nil {
+		return model.Endpoint{}, err
 	}
-	lease, err := a.leases.Lease(req.Name, req.Addr)
+	return a.create(ctx, req, a.attach)
+}
+
+// create leases an address, tells the store and the enforcer, and has attach make devices. If a step fails the earlier
+// ones are undone. The caller holds change.
+func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
+	lease, err := a.lease(req)
 	if err != nil {
 		return model.Endpoint{}, leaseError(err)
 	}
 	e := model.Endpoint{
 		ID: lease.ID, Name: req.Name, Node: a.self.Name, Addrs: lease.Addrs, Intercepted: req.Intercepted,
-		NetnsPath: req.NetnsPath, Labels: req.Labels, Created: time.Now().UTC(),
+		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	defer func() {
 		if err != nil {
@@ -59,7 +64,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (_ 
 	if err := a.enforcer.set(e); err != nil {
 		return model.Endpoint{}, fmt.Errorf("policy: %w", err)
 	}
-	if err := a.attach(e); err != nil {
+	if err := attach(e); err != nil {
 		return model.Endpoint{}, err
 	}
 	a.remember(e)
@@ -83,31 +88,82 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 	return nil
 }
 
-// attach brings devices and programs to e. It may be repeated.
-func (a *Agent) attach(e model.Endpoint) error {
-	dev, err := netcfg.AddEndpoint(netcfg.EndpointConfig{
-		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath,
-		Table: table, Intercepted: e.Intercepted,
-	})
+// attach brings devices and programs to e. It may be repeated. A device that it made goes again if it fails: without
+// programs it would let anything through.
+func (a *Agent) attach(e model.Endpoint) (err error) {
+	dev, err := a.addDevice(e)
 	if err != nil {
 		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
 	}
-	a.mu.Lock()
-	a.netns[e.ID] = uint64(dev.Netns)
-	a.mu.Unlock()
+	defer func() {
+		if err != nil && dev.Made {
+			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
+		}
+	}()
+	a.setNetns(e.ID, uint64(dev.Netns))
+	if err := a.attachPrograms(e, dev.Ifindex); err != nil {
+		return err
+	}
+	if err := a.joinOwnStack(e, dev); err != nil {
+		return err
+	}
+	a.faults.clear(api.FaultEndpoint, e.Name)
+	return nil
+}
+
+// attachPrograms brings the programs to the node's side of e's device.
+func (a *Agent) attachPrograms(e model.Endpoint, ifindex int) error {
 	progs := a.datapath.TCPrograms()
-	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
+	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
-	if err := netcfg.AttachTC(dev.Ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
+	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
-	if a.limiting {
-		if err := netcfg.AttachLimiter(dev.Ifindex, a.limiter()); err != nil {
-			return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	if !a.limiting {
+		return nil
+	}
+	if err := netcfg.AttachLimiter(ifindex, a.limiter()); err != nil {
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	return nil
+}
+
+// deviceConfig says what e's devices are to be.
+func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
+	return netcfg.EndpointConfig{
+		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
+		Table: table, Intercepted: e.Intercepted,
+		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
+	}
+}
+
+// EndpointDevice looks up how an endpoint is attached now.
+func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevice, error) {
+	a.change.Lock() // an endpoint that is being made or removed has half of its devices
+	defer a.change.Unlock()
+	e, ok := a.endpointByName(name)
+	if !ok {
+		return api.EndpointDevice{}, api.ErrNotFound
+	}
+	inspect := netcfg.InspectEndpoint
+	if e.Carried != nil {
+		inspect = netcfg.InspectAdopted
+	}
+	st, err := inspect(a.deviceConfig(e))
+	if err != nil {
+		return api.EndpointDevice{}, err
+	}
+	d := api.EndpointDevice{
+		Name: e.ContainerDevice(), MAC: st.ContainerMAC, NodeName: st.Name, NodeMAC: st.HostMAC, MTU: st.MTU, Problems: st.Problems,
+		Gateways: []netip.Addr{},
+	}
+	for _, gw := range a.devices.Gateways {
+		if e.Carried == nil && (gw.Is4() || e.Addr6().IsValid()) {
+			d.Gateways = append(d.Gateways, gw)
 		}
 	}
-	return a.joinOwnStack(e, dev)
+	return d, nil
 }
 
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
@@ -121,6 +177,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 	defer cancel()
 	err := errors.Join(
 		a.leaveOwnStack(e),
+		a.leaveDevice(e),
 		a.datapath.DeleteEndpoint(e.ID),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		a.store.DeleteEndpoint(ctx, e.Node, e.ID),
@@ -140,7 +197,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
 // store has lost. Those whose namespace is gone are removed, and so are devices and map entries of endpoints
-// nobody knows.
+// nobody knows. What else is wrong with one endpoint, or with limits, is a fault, and no reason not to start.
 func (a *Agent) restore(ctx context.Context) error {
 	state, err := firstState(ctx, a.store)
 	if err != nil {
@@ -172,29 +229,51 @@ func (a *Agent) restore(ctx context.Context) error {
 		// An earlier agent's tables are in force, and no new endpoint will be attached.
 		a.log.Error("policy not applied; will try again", "err", err)
 	}
+	mine = a.deleteNoted(mine)
 	keep := make(map[model.EndpointID]bool)
 	for _, e := range mine {
-		if err := a.attach(e); err != nil {
-			a.log.Warn("endpoint not restored; removing it", "endpoint", e.Name, "err", err)
-			if err := a.detach(e); err != nil {
-				return err
-			}
-			continue
+		if a.takeOver(e) {
+			keep[e.ID] = true
 		}
-		keep[e.ID] = true
-		a.remember(e)
 	}
 	a.saveRecord(0)
 	if err := a.datapath.KeepEndpoints(keep); err != nil {
 		return err
 	}
-	if err := a.removeStaleDevices(keep); err != nil {
+	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices()); err != nil {
 		return err
 	}
-	if err := a.restoreLimits(); err != nil {
-		return err
-	}
+	a.restoreLimits()
 	return a.applyTopology(state, local)
+}
+
+// deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the others. One that cannot be
+// deleted is among them, and will be tried again by the next agent.
+func (a *Agent) deleteNoted(mine []model.Endpoint) (others []model.Endpoint) {
+	notes, done, err := api.Deletions(a.cfg.APISocket)
+	if err != nil {
+		a.log.Error("endpoints that were deleted while no agent ran may come back: delete them again", "err", err)
+		return mine
+	}
+	for _, e := range mine {
+		if at, noted := notes[e.Name]; !noted || at.Before(e.Created) {
+			others = append(others, e)
+			continue
+		}
+		if failed := a.detach(e); failed != nil {
+			a.log.Error("endpoint that was deleted while no agent ran is still there: delete it again", "endpoint", e.Name, "err", failed)
+			others, err = append(others, e), errors.Join(err, failed)
+			continue
+		}
+		a.log.Info("endpoint was deleted while no agent ran", "endpoint", e.Name, "id", e.ID)
+	}
+	if err == nil {
+		err = done()
+	}
+	if err != nil {
+		a.log.Error("notes of deleted endpoints stay", "err", err)
+	}
+	return others
 }
 
 // refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and
@@ -247,26 +326,6 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	return errors.Join(errs...)
 }
 
-// resolve finds the endpoint whose containers name it in their seccomp profile.
-func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
-	e, ok := a.endpointByName(metadata)
-	if !ok {
-		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
-	}
-	if !e.Intercepted {
-		return 0, fmt.Errorf("endpoint %q is not intercepted: create it with intercepted=true", metadata)
-	}
-	return e.ID, nil
-}
-
-// netnsOf gives the inode of an endpoint's network namespace.
-func (a *Agent) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	inode, ok = a.netns[id]
-	return inode, ok
-}
-
 func (a *Agent) endpointByName(name string) (model.Endpoint, bool) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -286,7 +345,16 @@ func (a *Agent) forget(e model.Endpoint) {
 	defer a.mu.Unlock()
 	delete(a.endpoints, e.Name)
 	delete(a.byID, e.ID)
-	delete(a.netns, e.ID)
+	a.dropNetns(e.ID)
+	for _, reason := range api.FaultReasons {
+		a.faults.clear(reason, e.Name)
+	}
+	delete(a.awaited, e.ID)
+}
+
+// deviceOf gives the name of the device that a request asks for.
+func deviceOf(req api.EndpointRequest) string {
+	return model.Endpoint{Device: req.Device}.ContainerDevice()
 }
 
 // leaseError gives a lease's failure its code on the wire.

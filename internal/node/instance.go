@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -29,11 +30,7 @@ func instance(stateDir string) (string, error) {
 		var b [16]byte
 		_, _ = rand.Read(b[:]) // it never fails
 		made := hex.EncodeToString(b[:])
-		next := path + ".new"
-		if err := os.WriteFile(next, []byte(made+"\n"), 0o600); err != nil {
-			return "", fmt.Errorf("write instance: %w", err)
-		}
-		if err := os.Rename(next, path); err != nil {
+		if err := durable.WriteFile(path, []byte(made+"\n"), 0o600); err != nil {
 			return "", fmt.Errorf("write instance: %w", err)
 		}
 		return made, nil

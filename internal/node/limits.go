@@ -45,19 +45,40 @@ func (b blocks) take(id model.EndpointID, egress bool) (int, error) {
 
 // shape makes of an endpoint's limits what netcfg sets up, and takes the blocks it needs.
 func (b blocks) shape(e model.Endpoint) (netcfg.Shape, error) {
+	return b.shapeOf(e.ID, limitsOf(e))
+}
+
+// shapeAnyhow is shape for limits that are to be in force whatever happens: a direction for which there is no block
+// has its cap a connection for all connections together.
+func (b blocks) shapeAnyhow(e model.Endpoint) (s netcfg.Shape, tighter error) {
 	l := limitsOf(e)
-	s := netcfg.Shape{ID: e.ID,
+	if s, tighter = b.shapeOf(e.ID, l); tighter == nil {
+		return s, nil
+	}
+	have := func(egress bool) bool { _, ok := b[blockKey{e.ID, egress}]; return ok }
+	if !have(true) {
+		l.Egress, l.ConnectionEgress = tightest(l.Egress, l.ConnectionEgress), 0
+	}
+	if !have(false) {
+		l.Ingress, l.ConnectionIngress = tightest(l.Ingress, l.ConnectionIngress), 0
+	}
+	s, _ = b.shapeOf(e.ID, l) // it takes no further block
+	return s, tighter
+}
+
+func (b blocks) shapeOf(id model.EndpointID, l model.Limits) (netcfg.Shape, error) {
+	s := netcfg.Shape{ID: id,
 		Egress:  netcfg.ShapedDirection{Rate: l.Egress, ConnectionRate: l.ConnectionEgress},
 		Ingress: netcfg.ShapedDirection{Rate: l.Ingress, ConnectionRate: l.ConnectionIngress},
 	}
 	var err error
 	if l.ConnectionEgress != 0 {
-		if s.Egress.Block, err = b.take(e.ID, true); err != nil {
+		if s.Egress.Block, err = b.take(id, true); err != nil {
 			return s, err
 		}
 	}
 	if l.ConnectionIngress != 0 {
-		if s.Ingress.Block, err = b.take(e.ID, false); err != nil {
+		if s.Ingress.Block, err = b.take(id, false); err != nil {
 			return s, err
 		}
 	}
@@ -90,14 +111,14 @@ func limitsOf(e model.Endpoint) model.Limits {
 // limitFor is what the programs are told of a shape.
 func limitFor(s netcfg.Shape, l model.Limits) datapath.Limit {
 	out := datapath.Limit{Priority: l.Priority, DSCP: l.DSCP}
-	out.Egress.Rate = tighter(l.Egress, l.ConnectionEgress)
+	out.Egress.Rate = tightest(l.Egress, l.ConnectionEgress)
 	out.Egress.Class, out.Egress.Connections = s.EgressClasses()
-	out.Ingress.Rate = tighter(l.Ingress, l.ConnectionIngress)
+	out.Ingress.Rate = tightest(l.Ingress, l.ConnectionIngress)
 	out.Ingress.Class, out.Ingress.Connections = s.IngressClasses()
 	return out
 }
 
-func tighter(a, b model.Rate) model.Rate {
+func tightest(a, b model.Rate) model.Rate {
 	if a == 0 || b == 0 {
 		return max(a, b)
 	}
@@ -114,6 +135,12 @@ func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits)
 	}
 	if err := api.ValidateLimits(limits); err != nil {
 		return model.Endpoint{}, err
+	}
+	if a.faults.has(api.FaultLimits) {
+		if err := a.tryLimits(); err != nil {
+			return model.Endpoint{}, &api.Error{Code: api.CodeUnavailable, Message: "limits of an earlier agent could not be taken over: " + err.Error(),
+				Remedy: "mend that, or try again later"}
+		}
 	}
 	e := old
 	e.Limits = nil
@@ -141,13 +168,16 @@ func (a *Agent) applyLimits(e model.Endpoint) error {
 	if len(es) == 0 && !a.limiting {
 		return nil
 	}
+	if e.Limits == nil && a.faults.has(api.FaultLimits) {
+		return a.datapath.ClearLimit(e.ID) // what the others need is not known: repair removes the rest
+	}
 	if e.Limits != nil {
 		shape, err := a.blocks.shape(e)
 		if err != nil {
 			return err
 		}
 		a.limiting = true
-		if err := netcfg.SetShapes([]netcfg.Shape{shape}, a.limiter()); err != nil {
+		if err := a.setShapes([]netcfg.Shape{shape}); err != nil {
 			return &api.Error{Code: api.CodeUnsupported, Message: err.Error(),
 				Remedy: "run `heddle doctor`: it names what this kernel lacks for limits (net_shape, net_mirred)"}
 		}
@@ -163,13 +193,9 @@ func (a *Agent) applyLimits(e model.Endpoint) error {
 // pruneLimits removes what the limits of es, all there are, do not need.
 func (a *Agent) pruneLimits(es []model.Endpoint) error {
 	a.blocks.trim(es)
-	shapes := make([]netcfg.Shape, 0, len(es))
-	for _, e := range es {
-		s, err := a.blocks.shape(e)
-		if err != nil {
-			return err
-		}
-		shapes = append(shapes, s)
+	shapes := make([]netcfg.Shape, len(es))
+	for i, e := range es {
+		shapes[i], _ = a.blocks.shapeAnyhow(e)
 	}
 	if err := netcfg.PruneShapes(shapes); err != nil {
 		return fmt.Errorf("remove limits: %w", err)
@@ -178,13 +204,30 @@ func (a *Agent) pruneLimits(es []model.Endpoint) error {
 	return nil
 }
 
-// restoreLimits takes over the limits of an earlier agent and brings the kernel to those that the store has.
-func (a *Agent) restoreLimits() error {
+// restoreLimits takes over the limits of an earlier agent. If that fails those in force stay as they are, and repair
+// tries again: an agent that does not start would leave containers without sockets, one that lifts limits without them.
+func (a *Agent) restoreLimits() {
+	err := a.tryLimits()
+	switch {
+	case err == nil:
+		if a.faults.clear(api.FaultLimits, "") {
+			a.log.Info("limits restored")
+		}
+	case a.faults.set(api.FaultLimits, "", err):
+		a.log.Error("limits not restored: those of the earlier agent stay in force; will try again", "reason", api.FaultLimits, "err", err)
+	}
+}
+
+// tryLimits brings the kernel to the limits that the store has. It takes nothing away before all of them are in force.
+func (a *Agent) tryLimits() error {
+	es := a.limited(model.Endpoint{})
+	a.limiting = true // until it is known that there are none: new devices must not be without
+	a.blocks = make(blocks)
 	have, err := a.datapath.Limits()
 	if err != nil {
 		return err
 	}
-	a.blocks = make(blocks)
+	a.limiting = len(es)+len(have) > 0
 	for id, l := range have {
 		if n, ok := netcfg.ShapeBlockOf(l.Egress.Connections); ok {
 			a.blocks[blockKey{id, true}] = n
@@ -193,32 +236,29 @@ func (a *Agent) restoreLimits() error {
 			a.blocks[blockKey{id, false}] = n
 		}
 	}
-	es := a.limited(model.Endpoint{})
-	var shapes []netcfg.Shape
-	for _, e := range es {
-		s, err := a.blocks.shape(e)
-		if err != nil {
-			a.log.Error("limit not restored", "endpoint", e.Name, "err", err)
-			continue
+	shapes := make([]netcfg.Shape, len(es))
+	for i, e := range es {
+		shapes[i], err = a.blocks.shapeAnyhow(e)
+		if err == nil {
+			a.faults.clear(api.FaultLimitsTighter, e.Name)
+		} else if a.faults.set(api.FaultLimitsTighter, e.Name, err) {
+			a.log.Error("limit tighter than asked for: all connections share the cap of one", "reason", api.FaultLimitsTighter, "endpoint", e.Name, "err", err)
 		}
-		shapes = append(shapes, s)
 	}
 	if len(shapes) > 0 {
-		if err := netcfg.SetShapes(shapes, a.limiter()); err != nil {
+		if err := a.setShapes(shapes); err != nil {
 			return fmt.Errorf("restore limits: %w", err)
 		}
 	}
-	byID := make(map[model.EndpointID]model.Endpoint)
-	for _, e := range es {
-		byID[e.ID] = e
-	}
-	for _, s := range shapes {
-		if err := a.datapath.SetLimit(s.ID, limitFor(s, *byID[s.ID].Limits)); err != nil {
+	kept := make(map[model.EndpointID]bool)
+	for i, e := range es {
+		kept[e.ID] = true
+		if err := a.datapath.SetLimit(e.ID, limitFor(shapes[i], *e.Limits)); err != nil {
 			return err
 		}
 	}
 	for id := range have {
-		if _, ok := byID[id]; !ok {
+		if !kept[id] {
 			if err := a.datapath.ClearLimit(id); err != nil {
 				return err
 			}
@@ -234,10 +274,7 @@ func (a *Agent) LimitUse(context.Context) ([]model.LimitUse, error) {
 	es := a.limited(model.Endpoint{})
 	shapes := make([]netcfg.Shape, len(es))
 	for i, e := range es {
-		var err error
-		if shapes[i], err = a.blocks.shape(e); err != nil {
-			return nil, err
-		}
+		shapes[i], _ = a.blocks.shapeAnyhow(e)
 	}
 	egress, ingress, err := netcfg.ShapeUse(shapes)
 	if err != nil {
@@ -257,7 +294,7 @@ func (a *Agent) spreadLimits() {
 	if !a.limiting {
 		return
 	}
-	if err := netcfg.SetShapes(nil, a.limiter()); err != nil {
+	if err := a.setShapes(nil); err != nil {
 		a.log.Error("limits are not in force on all devices", "err", err)
 	}
 }
@@ -277,6 +314,15 @@ func (a *Agent) limited(changed model.Endpoint) []model.Endpoint {
 	}
 	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
 	return out
+}
+
+// setShapes brings classes and devices to shapes, and tells the programs where the classes are.
+func (a *Agent) setShapes(shapes []netcfg.Shape) error {
+	ifindex, err := netcfg.SetShapes(shapes, a.limiter())
+	if ifindex != 0 {
+		err = errors.Join(err, a.datapath.UseShapeDevice(ifindex))
+	}
+	return err
 }
 
 func (a *Agent) limiter() netcfg.Limiter {

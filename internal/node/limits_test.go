@@ -69,3 +69,29 @@ func TestLimitFor(t *testing.T) {
 		t.Errorf("marks %+v", l)
 	}
 }
+
+// TestShapeAnyhow: limits for which there is no place left are tighter than asked for, never wider.
+func TestShapeAnyhow(t *testing.T) {
+	b := make(blocks)
+	for n := range netcfg.ShapeBlocks - 1 {
+		b[blockKey{model.EndpointID(100 + n), true}] = n
+	}
+	e := limited(1, model.Limits{Egress: 9e6, ConnectionEgress: 2e6, Ingress: 3e6, ConnectionIngress: 4e6})
+	s, err := b.shapeAnyhow(e)
+	var full *api.Error
+	if !errors.As(err, &full) || full.Code != api.CodeExhausted {
+		t.Errorf("%v, want that no place is left", err)
+	}
+	// The last place is for one direction.
+	if want := (netcfg.ShapedDirection{Rate: 9e6, ConnectionRate: 2e6, Block: netcfg.ShapeBlocks - 1}); s.Egress != want {
+		t.Errorf("egress %+v, want %+v", s.Egress, want)
+	}
+	if want := (netcfg.ShapedDirection{Rate: 3e6}); s.Ingress != want {
+		t.Errorf("ingress %+v, want %+v", s.Ingress, want)
+	}
+	delete(b, blockKey{100, true})
+	s, err = b.shapeAnyhow(e)
+	if want := (netcfg.ShapedDirection{Rate: 3e6, ConnectionRate: 4e6}); err != nil || s.Ingress != want {
+		t.Errorf("ingress %+v, %v, want %+v", s.Ingress, err, want)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 )
@@ -12,13 +13,18 @@ import (
 // and the processes in its namespace that are not intercepted reach each other. A container's root can make
 // that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
 func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
-	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: netcfg.ContainerDevice}
-	if !e.Intercepted {
+	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: e.ContainerDevice()}
+	if !e.Intercepted || e.Carried != nil { // what is between the two stacks then is another network's
 		return a.datapath.SetEndpoint(e, dev.Ifindex, inside)
 	}
 	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
 	if err != nil {
 		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	if dockernet.Owns(e.Name) {
+		if inside.ResolverPort, err = netcfg.ResolverPort(e.NetnsPath); err != nil {
+			return fmt.Errorf("endpoint %s: %w", e.Name, err)
+		}
 	}
 	inside.IDs = &datapath.NetnsIDs{Container: ids.Container, Node: ids.Node}
 	if err := a.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {
@@ -26,7 +32,7 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	}
 	progs := a.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		a.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)
@@ -36,7 +42,7 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 
 // leaveOwnStack takes away what joinOwnStack left in the container's namespace.
 func (a *Agent) leaveOwnStack(e model.Endpoint) error {
-	if !e.Intercepted {
+	if !e.Intercepted || e.Carried != nil {
 		return nil
 	}
 	return netcfg.LeaveOwnStack(e.NetnsPath)

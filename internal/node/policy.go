@@ -42,6 +42,12 @@ type enforcer struct {
 	own      map[model.EndpointID]model.Endpoint
 	seen     store.State // the last one
 	local    []netip.Addr
+	judged   *policy.State // the last one compiled; what of it has not changed is in the next one
+	judgedBy store.State   // that it was made of
+	ownNew   bool          // own has changed since
+	localNew bool          // local has
+	counted  []*policy.Policy
+	rules    int  // of counted
 	inForce  bool // the tables in the kernel are the compiler's
 	cutAgain bool // connections that are forbidden may be alive
 	cutErr   error
@@ -49,25 +55,31 @@ type enforcer struct {
 
 	plain plainCut
 
-	mu     sync.RWMutex // guards what follows
-	state  *policy.State
-	status api.Policy
+	mu       sync.RWMutex // guards what follows
+	state    *policy.State
+	status   api.Policy
+	reported chan struct{} // closed, and replaced, when state and status are new
 }
 
 func newEnforcer(datapath verdicts, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
 	return &enforcer{datapath: datapath, log: log, self: self, pool: pool, prefix6: prefix6,
-		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), recut: make(chan struct{}, 1)}
+		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), recut: make(chan struct{}, 1),
+		reported: make(chan struct{})}
 }
 
 // follow brings the tables to a state of the store and the addresses that are local to this node.
 func (e *enforcer) follow(state store.State, local []netip.Prefix) error {
 	e.change.Lock()
 	defer e.change.Unlock()
-	e.seen, e.local = state, e.local[:0:0]
+	e.seen = state
+	var addrs []netip.Addr
 	for _, p := range local {
 		if p.IsSingleIP() {
-			e.local = append(e.local, p.Addr())
+			addrs = append(addrs, p.Addr())
 		}
+	}
+	if !slices.Equal(addrs, e.local) {
+		e.local, e.localNew = addrs, true
 	}
 	return e.enforce()
 }
@@ -78,13 +90,14 @@ func (e *enforcer) set(ep model.Endpoint) error {
 	e.change.Lock()
 	defer e.change.Unlock()
 	before, had := e.own[ep.ID]
-	e.own[ep.ID] = ep
+	e.own[ep.ID], e.ownNew = ep, true
 	err := e.enforce()
 	if err != nil && !had {
 		delete(e.own, ep.ID)
 	} else if err != nil {
 		e.own[ep.ID] = before
 	}
+	e.ownNew = e.ownNew || err != nil
 	return err
 }
 
@@ -92,7 +105,7 @@ func (e *enforcer) set(ep model.Endpoint) error {
 func (e *enforcer) know(ep model.Endpoint) {
 	e.change.Lock()
 	defer e.change.Unlock()
-	e.own[ep.ID] = ep
+	e.own[ep.ID], e.ownNew = ep, true
 }
 
 // remove takes an endpoint of this node out of the tables. It is done when nothing can use its addresses any more.
@@ -103,6 +116,7 @@ func (e *enforcer) remove(id model.EndpointID) error {
 		return nil
 	}
 	delete(e.own, id)
+	e.ownNew = true
 	return e.enforce()
 }
 
@@ -156,9 +170,30 @@ func empty(c model.PolicyChange) bool {
 	return !c.Reset && len(c.Set.ByAddr)+len(c.Set.ByPrefix)+len(c.Set.Pairs)+len(c.DeleteAddrs)+len(c.DeletePrefixes)+len(c.DeletePairs) == 0
 }
 
-// world gives what rules are judged by.
+// world gives what rules are judged by. Lists of it that have not changed are those of the last one, so that the compiler
+// need not look at them.
 func (e *enforcer) world() *policy.State {
 	s := &policy.State{Pool: e.pool, Prefix6: e.prefix6, Namespaces: e.seen.Namespaces, Policies: e.seen.Policies}
+	if e.judged != nil && !e.localNew && same(e.seen.Nodes, e.judgedBy.Nodes) {
+		s.Nodes = e.judged.Nodes
+	} else {
+		s.Nodes = e.nodes()
+	}
+	if e.judged != nil && !e.ownNew && same(e.seen.Endpoints, e.judgedBy.Endpoints) {
+		s.Endpoints = e.judged.Endpoints
+	} else {
+		s.Endpoints = e.endpoints()
+	}
+	e.judged, e.judgedBy, e.ownNew, e.localNew = s, e.seen, false, false
+	return s
+}
+
+// same reports whether two lists of states of the store are one.
+func same[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+func (e *enforcer) nodes() (out []policy.Node) {
 	for _, n := range e.seen.Nodes {
 		node := policy.Node{Name: n.Name, Addrs: []netip.Addr{n.Underlay}}
 		for _, p := range model.WithOverlay6(e.prefix6, n.Prefixes) {
@@ -167,31 +202,44 @@ func (e *enforcer) world() *policy.State {
 		if n.Name == e.self {
 			node.Addrs = append(node.Addrs, e.local...)
 			// First: an address that another node claims is still this one's here.
-			s.Nodes = slices.Insert(s.Nodes, 0, node)
+			out = slices.Insert(out, 0, node)
 			continue
 		}
-		s.Nodes = append(s.Nodes, node)
+		out = append(out, node)
 	}
+	return out
+}
+
+func (e *enforcer) endpoints() []model.Endpoint {
+	out := make([]model.Endpoint, 0, len(e.seen.Endpoints)+len(e.own))
 	for _, ep := range e.seen.Endpoints {
 		if ep.Node != e.self {
-			s.Endpoints = append(s.Endpoints, ep)
+			out = append(out, ep)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(e.own)) {
-		s.Endpoints = append(s.Endpoints, e.own[id])
+		out = append(out, e.own[id])
 	}
-	return s
+	return out
 }
 
 // report notes the outcome for Status and Explain.
 func (e *enforcer) report(state *policy.State, changed bool, took time.Duration, err error) {
-	rules := 0
-	for _, p := range state.Policies {
-		rules += p.RuleCount()
+	rules := e.rules
+	if !same(state.Policies, e.counted) {
+		rules = 0
+		for _, p := range state.Policies {
+			rules += p.RuleCount()
+		}
+		e.rules, e.counted = rules, state.Policies
 	}
 	tables := e.compiler.Tables()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	defer func() {
+		close(e.reported)
+		e.reported = make(chan struct{})
+	}()
 	e.state = state
 	e.status.Policies, e.status.Rules, e.status.Faults = len(state.Policies), rules, e.seen.PolicyFaults
 	e.status.Addresses, e.status.Pairs = len(tables.ByAddr)+len(tables.ByPrefix), len(tables.Pairs)
@@ -214,6 +262,13 @@ func (e *enforcer) snapshot() (api.Policy, *policy.State) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.status, e.state
+}
+
+// news gives a channel that is closed when there is another snapshot.
+func (e *enforcer) news() <-chan struct{} {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.reported
 }
 
 // Policies lists the network's policies and namespaces as this agent compiled them last.
@@ -243,18 +298,21 @@ func (a *Agent) EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.Po
 
 // awaitPolicies returns when this node enforces an edit that the store has, or something later.
 func (a *Agent) awaitPolicies(ctx context.Context, edit api.PolicyEdit) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+	var looked *policy.State
 	for {
+		news := a.enforcer.news()
 		status, state := a.enforcer.snapshot()
-		if status.Error == "" && state != nil && holds(state, edit) {
-			return nil
+		if status.Error == "" && state != nil && (looked == nil || !same(looked.Policies, state.Policies) || !same(looked.Namespaces, state.Namespaces)) {
+			if holds(state, edit) {
+				return nil
+			}
+			looked = state
 		}
 		select {
 		case <-ctx.Done():
 			return &api.Error{Code: api.CodeUnavailable, Message: "the store has the change, but it is not in force on this node: " + cmp.Or(status.Error, "no news from the store"),
 				Remedy: "see heddle status"}
-		case <-tick.C:
+		case <-news:
 		}
 	}
 }

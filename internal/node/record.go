@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 )
@@ -53,11 +54,7 @@ func (r record) write(path string) error {
 	if err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
-	next := path + ".new"
-	if err := os.WriteFile(next, append(raw, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write record of endpoints: %w", err)
-	}
-	if err := os.Rename(next, path); err != nil {
+	if err := durable.WriteFile(path, append(raw, '\n'), 0o600); err != nil {
 		return fmt.Errorf("write record of endpoints: %w", err)
 	}
 	return nil

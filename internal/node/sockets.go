@@ -17,7 +17,11 @@ type tagger interface {
 
 // sockets makes the sockets that containers are handed. It has no state: any thread in the node's
 // network namespace may call it.
-type sockets struct{ tags tagger }
+type sockets struct {
+	tags tagger
+	// nodePorts are ports that the sockets do not get, the end of the node's ephemeral ports; the zero range is none.
+	nodePorts model.PortRange
+}
 
 // MakeSocket makes a TCP socket of endpoint ep in the calling thread's network namespace: marked, so
 // that overlay addresses are local to it; transparent, so that it may use them; tagged last, when it is
@@ -37,6 +41,11 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {
 		return -1, fmt.Errorf("set IP_TRANSPARENT: %w", err)
+	}
+	if s.nodePorts.First != 0 && model.ProtectPorts.On() {
+		if err := unix.SetsockoptInt(fd, unix.SOL_IP, ipLocalPortRange, int(s.nodePorts.First-1)<<16); err != nil {
+			return -1, fmt.Errorf("set IP_LOCAL_PORT_RANGE: %w", err)
+		}
 	}
 	if model.ProtectSocketOptions.On() {
 		// Timestamps on the error queue come without the packets, which have the underlay's addresses.

@@ -37,6 +37,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Store:     a.storeStatus(ctx, revision, applyErr),
 		Endpoints: endpoints,
 		Peers:     max(nodes-1, 0),
+		Direct:    a.prober.Paths(),
 		PeersAway: gone,
 		Interception: api.Interception{
 			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, Failed: st.Failed,
@@ -44,6 +45,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: a.cfg.Features,
+		Faults:   a.faults.list(),
 	}, nil
 }
 

@@ -76,13 +76,31 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
+// appliedTopology is what routes and programs were brought to last, without an error.
+type appliedTopology struct {
+	state store.State
+	local []netip.Prefix
+	known bool
+}
+
 // applyTopology brings routes and programs to state. Routes first: a connection that the programs send
-// over the overlay needs them.
+// over the overlay needs them. What has not changed since the last time is left alone.
 func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
-	return errors.Join(
-		netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)),
-		a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints),
-	)
+	last := a.applied
+	unchanged := last.known && same(last.state.Nodes, state.Nodes) && slices.Equal(last.local, local)
+	if unchanged && same(last.state.Endpoints, state.Endpoints) {
+		return nil
+	}
+	a.applied.known = false
+	var err error
+	if !unchanged {
+		// The prober first: routes to new nodes are unproven from the start.
+		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)),
+			netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)))
+	}
+	err = errors.Join(err, a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints))
+	a.applied = appliedTopology{state: state, local: local, known: err == nil}
+	return err
 }
 
 // followLocal sends what is local to the node, at once and after every change.

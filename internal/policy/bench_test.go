@@ -87,3 +87,30 @@ func BenchmarkUpdate(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkUpdateOneSubject changes a policy of one rule among more and more that are all about the same endpoints.
+func BenchmarkUpdateOneSubject(b *testing.B) {
+	subject := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "app0"}}}}
+	for _, rules := range []int{100, 1000, 10000, 100000} {
+		s := largeState(rules, 10000)
+		for _, p := range s.Policies {
+			p.Subject = subject
+		}
+		toggle := func(port uint16) *policy.Policy {
+			return &policy.Policy{Name: "toggle", Subject: subject, Ingress: &policy.Direction{Rules: []policy.Rule{{Action: policy.Block,
+				Peers: []policy.Peer{{Endpoints: &subject.Selector}}, Ports: []policy.Ports{{Protocol: model.ProtocolTCP, First: port, Last: port}}}}}}
+		}
+		s.Policies = append(s.Policies, toggle(1))
+		c := policy.NewCompiler("n1")
+		c.Update(s)
+		b.Run(fmt.Sprintf("rules=%d", rules), func(b *testing.B) {
+			for n := uint16(0); b.Loop(); n++ {
+				next := *s
+				next.Policies = slices.Clone(s.Policies)
+				next.Policies[len(next.Policies)-1] = toggle(1 + n%2)
+				c.Update(&next)
+				s = &next
+			}
+		})
+	}
+}

@@ -30,8 +30,9 @@ func (c *Compiler) reclassify() {
 		}
 		moves[p.class][p.next.key] = append(moves[p.class][p.next.key], p)
 	}
+	r := revision{fresh: make(map[*class]bool), before: make(map[*class]*signature)}
 	for from, groups := range moves {
-		c.move(from, groups, changed)
+		c.move(from, groups, changed, r)
 	}
 	for _, k := range inOrder(changed) {
 		if len(k.members) == 0 {
@@ -40,11 +41,7 @@ func (c *Compiler) reclassify() {
 		}
 	}
 	c.describe(changed)
-	done := make(map[*class]bool, len(changed))
-	for _, k := range inOrder(changed) {
-		c.pairUp(k, done)
-		done[k] = true
-	}
+	c.pairAll(changed, r)
 	for p := range c.hidden {
 		if !p.gone && p.class != nil {
 			c.enter(p)
@@ -52,6 +49,7 @@ func (c *Compiler) reclassify() {
 	}
 	clear(c.hidden)
 	clear(c.dirty)
+	clear(c.removed)
 }
 
 func inOrder(set map[*class]bool) []*class {
@@ -65,11 +63,11 @@ func inOrder(set map[*class]bool) []*class {
 
 // move brings points of one class to others. A class all of whose points go the same way keeps its number, so that
 // their entries can stay.
-func (c *Compiler) move(from *class, groups map[string][]*point, changed map[*class]bool) {
+func (c *Compiler) move(from *class, groups map[string][]*point, changed map[*class]bool, r revision) {
 	for key, points := range groups {
 		if from != nil && len(points) == len(from.members) && c.classes[key] == nil {
 			c.unindex(from)
-			from.signature = points[0].next
+			r.before[from], from.signature = from.signature, points[0].next
 			c.index(from)
 			changed[from] = true
 			for _, p := range points {
@@ -82,7 +80,7 @@ func (c *Compiler) move(from *class, groups map[string][]*point, changed map[*cl
 			c.lastClass++
 			to = &class{number: c.lastClass, signature: points[0].next, members: make(map[*point]bool), pairs: make(map[*class]bool)}
 			c.index(to)
-			changed[to] = true
+			changed[to], r.fresh[to] = true, true
 		}
 		for _, p := range points {
 			c.leave(p, changed)
@@ -140,6 +138,7 @@ func (c *Compiler) removeClass(k *class) {
 // describe brings the defaults of classes up to date, and the entries of their points with them.
 func (c *Compiler) describe(changed map[*class]bool) {
 	for k := range changed {
+		k.general = [2]general{egress: c.generalOf(k.signature, egress), ingress: c.generalOf(k.signature, ingress)}
 		egressProfile, ingressProfile := c.side(k, nil, egress), c.side(k, nil, ingress)
 		info := model.ClassInfo{Class: k.number, Egress: egressProfile[0][0].verdict, Ingress: ingressProfile[0][0].verdict}
 		delete(c.wide, k)
@@ -198,68 +197,50 @@ func (c *Compiler) removePoint(p *point) {
 	}
 }
 
-// side gives what the policies of k say of connections in a direction with points of other; nil: with one that no
-// peer selects.
-func (c *Compiler) side(k, other *class, direction int) profile {
-	var byDefault model.Verdict
-	var rules []*compiledRule
-	for _, id := range k.signature.policies {
-		d := &c.byID[id].directions[direction]
-		byDefault = byDefault.Worse(d.byDefault)
-		rules = append(rules, d.any...)
-		if other == nil || len(d.byTerm) == 0 {
-			continue
-		}
-		for _, t := range other.signature.terms {
-			rules = append(rules, d.byTerm[t]...)
-		}
-	}
-	return profileOf(byDefault, rules)
+// general is what the policies of a class say in one direction, whoever the other end is.
+type general struct {
+	byDefault model.Verdict
+	any       []*compiledRule
 }
 
-// pairUp computes every pair that k is an end of, but for those with classes that are done.
-func (c *Compiler) pairUp(k *class, done map[*class]bool) {
-	others := make(map[*class]bool, len(k.pairs))
-	for other := range k.pairs {
-		others[other] = true
+func (c *Compiler) generalOf(s *signature, direction int) (g general) {
+	for _, id := range s.policies {
+		d := &c.byID[id].directions[direction]
+		g.byDefault = g.byDefault.Worse(d.byDefault)
+		g.any = append(g.any, d.any...)
 	}
-	add := func(set map[*class]bool) {
-		for other := range set {
-			if k.signature.local || other.signature.local {
-				others[other] = true
+	return g
+}
+
+// side gives what the policies of k say of connections in a direction with points of other; nil: with one that no
+// peer selects. It costs what is said of other: k may have many policies.
+func (c *Compiler) side(k, other *class, direction int) profile {
+	rules := slices.Clip(k.general[direction].any)
+	if other != nil {
+		for _, t := range other.signature.terms {
+			rules = c.appendRules(rules, k.signature.policies, t, direction)
+		}
+	}
+	return profileOf(k.general[direction].byDefault, rules)
+}
+
+// appendRules adds the rules of policies that name t.
+func (c *Compiler) appendRules(rules []*compiledRule, policies []policyID, t termID, direction int) []*compiledRule {
+	users := c.usedBy[t]
+	if len(users) < len(policies) {
+		for id := range users {
+			if _, found := slices.BinarySearch(policies, id); found {
+				rules = append(rules, c.byID[id].directions[direction].byTerm[t]...)
 			}
 		}
+		return rules
 	}
-	for _, id := range k.signature.policies {
-		for t := range c.byID[id].terms {
-			add(c.withTerm[t])
+	for _, id := range policies {
+		if users[id] {
+			rules = append(rules, c.byID[id].directions[direction].byTerm[t]...)
 		}
 	}
-	for _, t := range k.signature.terms {
-		for id := range c.usedBy[t] {
-			add(c.withRules[id])
-		}
-	}
-	add(c.wide)
-	if c.wide[k] {
-		for _, other := range c.classes {
-			if k.signature.local || other.signature.local {
-				others[other] = true
-			}
-		}
-	}
-	for other := range others {
-		if done[other] {
-			continue
-		}
-		forth, back := c.pair(k, other), c.pair(other, k)
-		if forth || back {
-			k.pairs[other], other.pairs[k] = true, true
-		} else {
-			delete(k.pairs, other)
-			delete(other.pairs, k)
-		}
-	}
+	return rules
 }
 
 // pair brings one pair's entry up to date; it reports whether there is one.

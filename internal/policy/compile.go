@@ -3,7 +3,6 @@ package policy
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -11,7 +10,7 @@ import (
 )
 
 // Compiler keeps the tables of one node in step with a State. What an Update costs depends on what has changed and on
-// what it concerns, but for a comparison of the two states. It is not safe for concurrent use.
+// what it concerns, but for a quick comparison of the two states' lists. It is not safe for concurrent use.
 //
 // An endpoint, a node's address or a prefix is a point. Points that the same subjects and the same peers of rules select
 // have the same signature, and so one class: no rule can tell them apart. A pair of classes has an entry where rules make
@@ -19,6 +18,7 @@ import (
 type Compiler struct {
 	node  string
 	state *State // the last one compiled; nil before
+	seen  *State // what of it counted: nothing but the pool while there are no policies
 
 	policies map[*Policy]policyID
 	byID     map[policyID]*compiled
@@ -49,6 +49,8 @@ type Compiler struct {
 	atAddr map[netip.Addr]*point // endpoints, whose addresses no node's point may take
 	hidden map[*point]bool       // nodes' points whose address an endpoint had
 	based  bool                  // the prefixes of State.base are there
+
+	removed map[policyID]*compiled // gone since the last reclassify, which looks for the pairs that they made
 
 	dirty    map[*point]bool
 	allDirty bool // every point is in dirty: nothing needs to be looked for
@@ -94,6 +96,7 @@ type direction struct {
 type class struct {
 	number    model.Class
 	signature *signature
+	general   [2]general // egress, ingress: of the signature's policies
 	members   map[*point]bool
 	info      model.ClassInfo
 	pairs     map[*class]bool // the other ends of its entries in the tables, either way
@@ -117,7 +120,8 @@ func (c *Compiler) forget() {
 		prefixPoints: make(map[netip.Prefix]*point), prefixUses: make(map[netip.Prefix]int),
 		classes: make(map[string]*class), withTerm: make(map[termID]map[*class]bool),
 		withRules: make(map[policyID]map[*class]bool), wide: make(map[*class]bool), dirty: make(map[*point]bool),
-		tables: emptyTables(), atAddr: make(map[netip.Addr]*point), hidden: make(map[*point]bool),
+		removed: make(map[policyID]*compiled),
+		tables:  emptyTables(), atAddr: make(map[netip.Addr]*point), hidden: make(map[*point]bool),
 	}
 }
 
@@ -136,7 +140,8 @@ func (c *Compiler) Whole() model.PolicyChange {
 }
 
 // Update compiles s, and gives what has changed since the last Update; the first time everything, with Reset. Without
-// policies the tables are empty. s must not change while it is the last one.
+// policies the tables are empty. s must not change while it is the last one, and a slice of s that is the last one's, its
+// memory included, must be as it was: then it costs nothing.
 func (c *Compiler) Update(s *State) model.PolicyChange {
 	first := c.state == nil || !slices.Equal(c.state.Pool, s.Pool) || c.state.Prefix6 != s.Prefix6
 	if first {
@@ -150,11 +155,22 @@ func (c *Compiler) Update(s *State) model.PolicyChange {
 		// Everything is open: no class is worth its place.
 		s = &State{Pool: s.Pool, Prefix6: s.Prefix6}
 	}
-	c.updateNamespaces(s)
-	c.updateNodes(s)
-	c.updateEndpoints(s)
+	before := c.seen
+	if before == nil {
+		before = &State{}
+	}
+	if !same(before.Namespaces, s.Namespaces) {
+		c.updateNamespaces(s)
+	}
+	if !same(before.Nodes, s.Nodes) {
+		c.updateNodes(s)
+	}
+	c.updateEndpoints(unlike(before.Endpoints, s.Endpoints))
 	c.updateBase(s)
-	c.updatePolicies(s)
+	if !same(before.Policies, s.Policies) {
+		c.updatePolicies(s)
+	}
+	c.seen = s
 	c.reclassify()
 	return c.finish()
 }
@@ -184,8 +200,32 @@ func (c *Compiler) finish() model.PolicyChange {
 	return out
 }
 
-// manyRules is how many new rules make it cheaper to look at every point once than to look for those that each concerns.
-const manyRules = 200
+// manyTerms is how many new terms make it cheaper to look at every point once than to look for those that each concerns.
+const manyTerms = 200
+
+// manyNewTerms reports whether policies name more than manyTerms peers that no policy named before, or are that many.
+func (c *Compiler) manyNewTerms(added []*Policy) bool {
+	fresh := len(added)
+	for _, p := range added {
+		for _, d := range []*Direction{p.Egress, p.Ingress} {
+			if d == nil {
+				continue
+			}
+			for _, r := range d.Rules {
+				for _, peer := range r.Peers {
+					if fresh > manyTerms {
+						return true
+					}
+					key, _ := termKey(peer)
+					if _, known := c.termOf[key]; !known {
+						fresh++
+					}
+				}
+			}
+		}
+	}
+	return fresh > manyTerms
+}
 
 // touchAll makes every point dirty.
 func (c *Compiler) touchAll() {
@@ -205,15 +245,13 @@ func (c *Compiler) touchAll() {
 func (c *Compiler) updatePolicies(s *State) {
 	now := make(map[*Policy]bool, len(s.Policies))
 	var added []*Policy
-	rules := 0
 	for _, p := range s.Policies {
 		now[p] = true
 		if _, known := c.policies[p]; !known {
 			added = append(added, p)
-			rules += p.RuleCount()
 		}
 	}
-	if rules > manyRules && !c.allDirty {
+	if !c.allDirty && c.manyNewTerms(added) {
 		c.touchAll()
 	}
 	for _, p := range added {
@@ -276,6 +314,7 @@ func (c *Compiler) removePolicy(p *Policy, id policyID) {
 	for k := range c.withRules[id] {
 		c.touchMembers(k)
 	}
+	c.removed[id] = x
 	for t := range x.terms {
 		take(c.usedBy, t, id)
 	}
@@ -373,7 +412,7 @@ func (c *Compiler) touchEntity(e Entity) {
 			c.dirty[p] = true
 		}
 	}
-	if e == EntityOutside {
+	if e != EntityEndpoints {
 		for _, p := range c.prefixPoints {
 			c.dirty[p] = true
 		}
@@ -423,7 +462,10 @@ func (c *Compiler) usePrefix(q netip.Prefix) {
 		}
 		return
 	}
-	p := &point{kind: pointPrefix, prefix: q, inPool: slices.ContainsFunc(c.state.pools(), func(pool netip.Prefix) bool { return contains(pool, q) })}
+	within := func(prefixes []netip.Prefix) bool {
+		return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return contains(p, q) })
+	}
+	p := &point{kind: pointPrefix, prefix: q, inPool: within(c.state.pools()), onLink: within(linkPrefixes)}
 	c.prefixPoints[q], c.dirty[p] = p, true
 }
 
@@ -433,121 +475,4 @@ func (c *Compiler) dropPrefix(q netip.Prefix) {
 		p := c.prefixPoints[q]
 		p.gone, c.dirty[p] = true, true
 	}
-}
-
-func (c *Compiler) updateNamespaces(s *State) {
-	now := make(map[string]map[string]string, len(s.Namespaces))
-	for _, n := range s.Namespaces {
-		now[n.Name] = n.all()
-	}
-	before := c.namespaces
-	c.namespaces = now
-	for name := range mergedKeys(before, now) {
-		for p := range c.inNamespace[name] {
-			labels := c.namespaceLabels(name)
-			if maps.Equal(labels, p.nsLabels) {
-				continue
-			}
-			c.selectors.removeEndpoint(p)
-			p.nsLabels = labels
-			c.selectors.addEndpoint(p)
-			c.dirty[p] = true
-		}
-	}
-}
-
-func mergedKeys[V any](a, b map[string]V) map[string]bool {
-	out := make(map[string]bool, len(a)+len(b))
-	for k := range a {
-		out[k] = true
-	}
-	for k := range b {
-		out[k] = true
-	}
-	return out
-}
-
-func (c *Compiler) updateNodes(s *State) {
-	now := make(map[netip.Addr]bool)
-	for _, n := range s.Nodes {
-		kind := pointNode
-		if n.Name == c.node {
-			kind = pointHost
-		}
-		for _, a := range n.Addrs {
-			if now[a] {
-				continue // the first one's
-			}
-			now[a] = true
-			p := c.nodePoints[a]
-			if p == nil {
-				p = &point{addrs: []netip.Addr{a}, forms: c.state.forms(a), kind: kind}
-				c.nodePoints[a], c.dirty[p] = p, true
-			} else if p.kind != kind || p.gone {
-				p.kind, p.gone, c.dirty[p] = kind, false, true
-			}
-		}
-	}
-	for a, p := range c.nodePoints {
-		if !now[a] {
-			p.gone, c.dirty[p] = true, true
-		}
-	}
-}
-
-func (c *Compiler) updateEndpoints(s *State) {
-	now := make(map[endpointKey]bool, len(s.Endpoints))
-	for _, e := range s.Endpoints {
-		key := endpointKey{e.Node, e.ID}
-		now[key] = true
-		p := c.endpoints[key]
-		if p != nil && sameEndpoint(p, e) {
-			continue
-		}
-		if p != nil {
-			c.removeEndpoint(key, p)
-		}
-		p = c.endpointPoint(e)
-		c.endpoints[key], c.dirty[p] = p, true
-		for _, a := range p.addrs {
-			c.atAddr[a] = p
-		}
-		c.selectors.addEndpoint(p)
-		put(c.inNamespace, p.namespace, p)
-	}
-	for key, p := range c.endpoints {
-		if !now[key] {
-			c.removeEndpoint(key, p)
-		}
-	}
-}
-
-func (c *Compiler) removeEndpoint(key endpointKey, p *point) {
-	delete(c.endpoints, key)
-	c.selectors.removeEndpoint(p)
-	take(c.inNamespace, p.namespace, p)
-	for _, a := range p.addrs {
-		if c.atAddr[a] == p {
-			delete(c.atAddr, a)
-		}
-		if n := c.nodePoints[a]; n != nil {
-			c.hidden[n] = true
-		}
-	}
-	p.gone, c.dirty[p] = true, true
-}
-
-// updateBase keeps the prefixes that every table has while there are policies.
-func (c *Compiler) updateBase(s *State) {
-	switch want := len(s.Policies) > 0; {
-	case want && !c.based:
-		for _, p := range s.base() {
-			c.usePrefix(p)
-		}
-	case !want && c.based:
-		for _, p := range s.base() {
-			c.dropPrefix(p)
-		}
-	}
-	c.based = len(s.Policies) > 0
 }

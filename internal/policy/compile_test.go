@@ -78,7 +78,8 @@ func newWorld(seed uint64) *world {
 		},
 	}
 	w.addrs = []netip.Addr{addr("192.0.2.7"), addr("192.0.2.8"), addr("2001:db8::1"), addr("10.244.9.9"), addr("fd48:6464:1::af4:909"),
-		addr("172.31.0.1"), addr("172.31.0.2"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101")}
+		addr("172.31.0.1"), addr("172.31.0.2"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101"),
+		addr("255.255.255.255"), addr("224.0.0.251"), addr("ff02::fb"), addr("fe80::7")}
 	for i := range 8 {
 		a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i%2), byte(2 + i/2)})
 		w.addrs = append(w.addrs, model.OverlayAddrs(prefix6, a)...)
@@ -247,5 +248,44 @@ func TestNoPoliciesNoTables(t *testing.T) {
 	apply(&tables, c.Update(&empty))
 	if n := len(tables.ByAddr) + len(tables.ByPrefix) + len(tables.Pairs); n != 0 {
 		t.Errorf("%d entries without policies: %v", n, tables)
+	}
+}
+
+// TestCompilerFollowsNamespaces: an endpoint whose namespace gets or loses labels keeps its class and all it has, but for
+// the pairs with those whose rules name the namespace.
+func TestCompilerFollowsNamespaces(t *testing.T) {
+	addr := netip.MustParseAddr
+	peer := policy.Selector{Namespace: &policy.NamespaceSelector{Requirements: policy.Requirements{Labels: map[string]string{"tier": "shop"}}}}
+	subject := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "db"}}}}
+	web := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "web"}}}}
+	state := policy.State{
+		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		Endpoints: []model.Endpoint{
+			{ID: 1, Node: "n1", Name: "db/1", Addrs: []netip.Addr{addr("10.244.1.2")}, Labels: map[string]string{"app": "db"}},
+			{ID: 1, Node: "n2", Name: "web/1", Addrs: []netip.Addr{addr("10.244.2.2")}, Labels: map[string]string{"app": "web"}},
+		},
+		Policies: []*policy.Policy{{Name: "db", Subject: subject, Ingress: &policy.Direction{Default: policy.DefaultDeny,
+			Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Endpoints: &peer}}}}}},
+			// So that no prefix is of its class.
+			{Name: "web", Subject: web, Egress: &policy.Direction{Rules: []policy.Rule{{Action: policy.Block, Peers: []policy.Peer{{Entity: policy.EntityHost}}}}}}},
+	}
+	probe := policy.Probe{From: addr("10.244.2.2"), To: addr("10.244.1.2"), Protocol: model.ProtocolTCP, Port: 80}
+	c := policy.NewCompiler("n1")
+	var tables model.PolicyTables
+	for i, labels := range []map[string]string{nil, {"tier": "shop"}, {"tier": "other"}, {"tier": "shop"}, nil} {
+		now := state
+		now.Namespaces = []policy.Namespace{{Name: "web", Labels: labels}}
+		class := tables.ByAddr[probe.From].Class
+		apply(&tables, c.Update(&now))
+		want := model.VerdictReject
+		if labels["tier"] == "shop" {
+			want = model.VerdictAllow
+		}
+		if got := lookUp(&tables, probe); got != want || policy.Decide(&now, probe) != want {
+			t.Errorf("namespace labels %v: tables say %v, rules %v, want %v", labels, got, policy.Decide(&now, probe), want)
+		}
+		if got := tables.ByAddr[probe.From].Class; i > 1 && got != class {
+			t.Errorf("namespace labels %v: class %d became %d", labels, class, got)
+		}
 	}
 }

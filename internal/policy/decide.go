@@ -50,6 +50,16 @@ func (s *State) inPool(a netip.Addr) bool {
 	return slices.ContainsFunc(s.forms(a), s.inPool4)
 }
 
+// linkPrefixes hold what goes no further than the link between an endpoint and its node: who hears it is the node.
+var linkPrefixes = []netip.Prefix{
+	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
+	netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("fe80::/10"),
+}
+
+func isOnLink(a netip.Addr) bool {
+	return slices.ContainsFunc(linkPrefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 func (s *State) namespaceLabels(name string) map[string]string {
 	for _, n := range s.Namespaces {
 		if n.Name == name {
@@ -199,6 +209,7 @@ func (s *State) ruleMatches(r Rule, subject model.Endpoint, peer netip.Addr, pro
 func (s *State) peerMatches(p Peer, subject model.Endpoint, a netip.Addr) bool {
 	e, isEndpoint := s.endpointAt(a)
 	node, isNode := s.nodeAt(a)
+	onLink := !isNode && isOnLink(a)
 	switch {
 	case p.Endpoints != nil:
 		ns := NamespaceOf(e)
@@ -206,11 +217,11 @@ func (s *State) peerMatches(p Peer, subject model.Endpoint, a netip.Addr) bool {
 	case p.Entity == EntityEndpoints:
 		return isEndpoint
 	case p.Entity == EntityNodes:
-		return !isEndpoint && isNode
+		return !isEndpoint && (isNode || onLink)
 	case p.Entity == EntityHost:
-		return !isEndpoint && isNode && node == subject.Node
+		return !isEndpoint && (isNode && node == subject.Node || onLink)
 	case p.Entity == EntityOutside:
-		return !isEndpoint && !isNode && !s.inPool(a)
+		return !isEndpoint && !isNode && !onLink && !s.inPool(a)
 	case isEndpoint:
 		return inPrefix(p.Prefix, p.Except, s.formsOf(e))
 	}

@@ -67,6 +67,9 @@ func TestDecide(t *testing.T) {
 	deny := func(peers []Peer, p ...string) Rule { return Rule{Action: Block, Peers: peers, Ports: ports(p...)} }
 	selected := func(s Selector) []Peer { return []Peer{{Endpoints: &s}} }
 	closed := Direction{Default: DefaultDeny}
+	fromWeb := func(e Entity) *Policy {
+		return &Policy{Name: "from", Subject: subject("app", "web"), Egress: &Direction{Rules: []Rule{deny([]Peer{{Entity: e}})}}}
+	}
 	for name, c := range map[string]struct {
 		policies []*Policy
 		from, to string
@@ -108,6 +111,12 @@ func TestDecide(t *testing.T) {
 		"outside":                       {[]*Policy{toWeb(Direction{Rules: []Rule{deny([]Peer{{Entity: EntityOutside}})}})}, out, web, "tcp/80", model.VerdictReject},
 		"outside: not the overlay":      {[]*Policy{toWeb(Direction{Rules: []Rule{deny([]Peer{{Entity: EntityOutside}})}})}, "10.244.7.7", web, "tcp/80", model.VerdictAllow},
 		"outside: not a node":           {[]*Policy{toWeb(Direction{Rules: []Rule{deny([]Peer{{Entity: EntityOutside}})}})}, node2, web, "tcp/80", model.VerdictAllow},
+		"link: the host's":              {[]*Policy{fromWeb(EntityHost)}, web, "255.255.255.255", "udp/80", model.VerdictReject},
+		"link: a node's":                {[]*Policy{fromWeb(EntityNodes)}, web, "224.0.0.251", "udp/80", model.VerdictReject},
+		"link: of IPv6":                 {[]*Policy{fromWeb(EntityHost)}, web6, "ff02::fb", "udp/80", model.VerdictReject},
+		"link: of IPv6, not multicast":  {[]*Policy{fromWeb(EntityHost)}, web6, "fe80::1", "udp/80", model.VerdictReject},
+		"link: not outside":             {[]*Policy{fromWeb(EntityOutside)}, web, "255.255.255.255", "udp/80", model.VerdictAllow},
+		"link: by prefix, too":          {[]*Policy{{Name: "l", Subject: subject("app", "web"), Egress: &Direction{Rules: []Rule{deny([]Peer{prefix("224.0.0.0/3")})}}}}, web, "224.0.0.251", "udp/80", model.VerdictReject},
 		"subject by prefix":             {[]*Policy{{Name: "p", Subject: Subject{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.2/31")}}, Ingress: &closed}}, client6, web6, "tcp/80", model.VerdictReject},
 		"subject by prefix, and label":  {[]*Policy{{Name: "p", Subject: Subject{Selector: Selector{Requirements: labels("app", "db")}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.2/31")}}, Ingress: &closed}}, client, web, "tcp/80", model.VerdictAllow},
 		"a rule says nothing otherwise": {[]*Policy{toWeb(Direction{Rules: []Rule{allow(nil, "tcp/1")}})}, client, web, "tcp/80", model.VerdictAllow},

@@ -35,6 +35,7 @@ type point struct {
 	forms  []netip.Addr // addrs and their other forms
 	prefix netip.Prefix
 	inPool bool // of a prefix
+	onLink bool // of a prefix: within linkPrefixes
 	// Of an endpoint:
 	local            bool
 	name, namespace  string
@@ -100,7 +101,11 @@ func (c *Compiler) signatureOf(p *point) *signature {
 	case pointNode:
 		entity(EntityNodes)
 	case pointPrefix:
-		if !p.inPool {
+		switch {
+		case p.onLink:
+			entity(EntityNodes)
+			entity(EntityHost)
+		case !p.inPool:
 			entity(EntityOutside)
 		}
 	}
@@ -126,10 +131,10 @@ func (p *point) prefixes() []netip.Prefix {
 	return out
 }
 
-// base are the prefixes that are always there: they tell outside from the overlay.
+// base are the prefixes that are always there: they tell outside from the overlay and from the link.
 func (s *State) base() []netip.Prefix {
 	out := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
-	return append(out, s.pools()...)
+	return slices.Concat(out, linkPrefixes, s.pools())
 }
 
 func (s *State) pools() (out []netip.Prefix) {

@@ -145,10 +145,10 @@ type Entity string
 
 // Entities.
 const (
-	EntityNodes     Entity = "node"      // every node's own addresses: underlay, gateways, and what else the own node has
-	EntityHost      Entity = "host"      // those of the node that the subject lives on
+	EntityNodes     Entity = "node"      // every node's own addresses: underlay, gateways, and what else the own node has; see EntityHost
+	EntityHost      Entity = "host"      // those of the node that the subject lives on, multicast and broadcast, which it alone hears
 	EntityEndpoints Entity = "endpoints" // every endpoint of the network
-	EntityOutside   Entity = "outside"   // neither of these, and outside the overlay's pool
+	EntityOutside   Entity = "outside"   // none of these, and outside the overlay's pool
 )
 
 // Ports is a range of destination ports of a protocol, in host byte order. A protocol without ports, or all of its

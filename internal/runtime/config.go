@@ -9,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // Annotations that make a container Heddle's.
 const (
-	// AnnotationEndpoint holds the name of the container's endpoint at the node's agent. A container
-	// without it is left alone.
+	// AnnotationEndpoint holds the name of the container's endpoint at the node's agent, or model.EndpointByNetns. A
+	// container without it is Heddle's if its network namespace is that of an endpoint, and else left alone.
 	AnnotationEndpoint = "io.heddle.endpoint"
 	// AnnotationSocket holds the path of the agent's seccomp socket, if it is not the default.
 	AnnotationSocket = "io.heddle.seccomp-socket"
@@ -24,17 +26,19 @@ const (
 const DefaultSocket = "/run/heddle/seccomp.sock"
 
 // EditBundle makes the container of an OCI bundle one whose TCP sockets the agent makes: it adds the
-// seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint. socket
-// overrides the annotation and the default; "" does not. It reports whether the file was changed; one
-// that was edited before is left as it is, and so is one whose profile forbids TCP sockets already. A container
-// that must not be intercepted gets AnnotationLeft instead; kept says why, "" of any other.
-func EditBundle(bundle, socket string) (changed bool, kept string, err error) {
+// seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint or is in the network
+// namespace of an endpoint. socket overrides the annotation and the default; "" does not. all adds the listener to
+// every container with a network namespace of its own: its endpoint is then looked for as long as it has none. It
+// reports whether the file was changed; one that was edited before is left as it is, and so is one whose profile
+// forbids TCP sockets already. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
+// of any other.
+func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
 		return false, "", err
 	}
-	if changed, kept, err = edit(config, socket); err != nil {
+	if changed, kept, err = edit(config, socket, all); err != nil {
 		return false, "", fmt.Errorf("%s: %w", path, err)
 	}
 	if !changed {
@@ -44,35 +48,35 @@ func EditBundle(bundle, socket string) (changed bool, kept string, err error) {
 }
 
 // edit is EditBundle on a whole configuration, in place.
-func edit(config object, socket string) (changed bool, kept string, err error) {
+func edit(config object, socket string, all bool) (changed bool, kept string, err error) {
 	endpoint, annotated, err := readAnnotations(config)
-	if err != nil || endpoint == "" {
+	if err != nil {
 		return false, "", err
+	}
+	if socket == "" {
+		socket = annotated
+	}
+	if endpoint == "" {
+		ours, problem, err := inEndpoint(config, socket, all)
+		if err != nil || !ours {
+			return false, problem, err
+		}
+		endpoint = model.EndpointByNetns
 	}
 	why, found, err := whyLeft(config)
 	if err != nil {
 		return false, "", err
 	}
 	if found {
-		if socket == "" {
-			socket = annotated
-		}
 		changed, err = leave(config, why, socket)
 		return changed, why.String(), err
 	}
-	changed, err = addListener(config, socket)
+	changed, err = addListener(config, endpoint, socket)
 	return changed, "", err
 }
 
 // addListener edits a whole configuration in place.
-func addListener(config object, socket string) (changed bool, err error) {
-	endpoint, annotated, err := readAnnotations(config)
-	if err != nil || endpoint == "" {
-		return false, err
-	}
-	if socket == "" {
-		socket = annotated
-	}
+func addListener(config object, endpoint, socket string) (changed bool, err error) {
 	if !filepath.IsAbs(socket) {
 		return false, fmt.Errorf("annotations.%s: %q: want an absolute path", AnnotationSocket, socket)
 	}
@@ -103,12 +107,20 @@ func addListener(config object, socket string) (changed bool, err error) {
 	return true, nil
 }
 
-// readAnnotations gives the endpoint's name, "" for a container that is not Heddle's, and the agent's
-// socket.
+// readAnnotations gives the endpoint's name, "" for a container that names none, and the agent's socket.
 func readAnnotations(config object) (endpoint, socket string, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
-	if err != nil || annotations[AnnotationEndpoint] == nil {
+	if err != nil {
 		return "", "", err
+	}
+	socket = DefaultSocket
+	if annotations[AnnotationSocket] != nil {
+		if socket, err = readString(annotations, "annotations", AnnotationSocket); err != nil {
+			return "", "", err
+		}
+	}
+	if annotations[AnnotationEndpoint] == nil {
+		return "", socket, nil
 	}
 	if endpoint, err = readString(annotations, "annotations", AnnotationEndpoint); err != nil {
 		return "", "", err
@@ -116,11 +128,7 @@ func readAnnotations(config object) (endpoint, socket string, err error) {
 	if endpoint == "" {
 		return "", "", fmt.Errorf("annotations.%s: empty: want the name of an endpoint", AnnotationEndpoint)
 	}
-	if annotations[AnnotationSocket] == nil {
-		return endpoint, DefaultSocket, nil
-	}
-	socket, err = readString(annotations, "annotations", AnnotationSocket)
-	return endpoint, socket, err
+	return endpoint, socket, nil
 }
 
 // hasListener reports whether the profile has our listener already. Another's is an error: the kernel

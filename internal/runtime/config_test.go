@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 func bundle(t testing.TB, config string) string {
@@ -31,7 +33,7 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 		"annotations":{"io.heddle.endpoint":"n1/c1"},
 		"linux":{"namespaces":[{"type":"pid"},{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64"],"flags":["SECCOMP_FILTER_FLAG_LOG"],
 		"syscalls":[{"names":["reboot"],"action":"SCMP_ACT_ERRNO","errnoRet":1,"x-why":"no"}]}}}`)
-	changed, _, err := EditBundle(dir, "")
+	changed, _, err := EditBundle(dir, "", false)
 	if err != nil || !changed {
 		t.Fatalf("EditBundle = %v, %v", changed, err)
 	}
@@ -44,7 +46,7 @@ func TestEditBundleKeepsWhatItDoesNotKnow(t *testing.T) {
 	if info, _ := os.Stat(filepath.Join(dir, "config.json")); info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, want 0640", info.Mode())
 	}
-	if changed, _, err := EditBundle(dir, ""); changed || err != nil {
+	if changed, _, err := EditBundle(dir, "", false); changed || err != nil {
 		t.Errorf("second EditBundle = %v, %v: want an edited file left alone", changed, err)
 	}
 	if read(t, dir) != text {
@@ -61,7 +63,7 @@ func TestEditBundleWithoutProfile(t *testing.T) {
 		`{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"/x"},"linux":{"namespaces":[{"type":"network"}],"seccomp":null}}`,
 	} {
 		dir := bundle(t, config)
-		if changed, _, err := EditBundle(dir, "/run/other.sock"); !changed || err != nil {
+		if changed, _, err := EditBundle(dir, "/run/other.sock", false); !changed || err != nil {
 			t.Fatalf("EditBundle = %v, %v", changed, err)
 		}
 		c, err := readConfig(filepath.Join(dir, "config.json"))
@@ -84,7 +86,7 @@ func TestEditBundleLeavesOthersAlone(t *testing.T) {
 		`{"annotations":{"io.heddle.endpoint":"a"},"linux":{"namespaces":[{"type":"network"}],"seccomp":{"defaultAction":"SCMP_ACT_ERRNO"}}}`, // no sockets at all
 	} {
 		dir := bundle(t, config)
-		if changed, _, err := EditBundle(dir, ""); changed || err != nil {
+		if changed, _, err := EditBundle(dir, "", false); changed || err != nil {
 			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
 		}
 		if read(t, dir) != config {
@@ -112,7 +114,7 @@ func TestEditBundleRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := bundle(t, c.config)
-			_, _, err := EditBundle(dir, "")
+			_, _, err := EditBundle(dir, "", false)
 			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), dir) {
 				t.Errorf("error %v, want one naming the file and %q", err, c.want)
 			}
@@ -121,7 +123,7 @@ func TestEditBundleRefuses(t *testing.T) {
 			}
 		})
 	}
-	if _, _, err := EditBundle(t.TempDir(), ""); err == nil || !strings.Contains(err.Error(), "--bundle") {
+	if _, _, err := EditBundle(t.TempDir(), "", false); err == nil || !strings.Contains(err.Error(), "--bundle") {
 		t.Errorf("no config.json: %v", err)
 	}
 }
@@ -133,7 +135,7 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			return
 		}
-		changed, _, err := edit(c, "/s")
+		changed, _, err := edit(c, "/s", false)
 		if err != nil || !changed {
 			return
 		}
@@ -145,8 +147,28 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if changed, _, err := edit(again, "/s"); changed || err != nil {
+		if changed, _, err := edit(again, "/s", false); changed || err != nil {
 			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
 		}
 	})
+}
+
+// TestEditBundleOfDocker: Docker names no endpoint and no namespace; its hook says that there may be one.
+func TestEditBundleOfDocker(t *testing.T) {
+	const hook = `"hooks":{"prestart":[{"path":"/proc/1/exe","args":["libnetwork-setkey","-exec-root=/var/run/docker","0123","4567"]}]}`
+	for config, want := range map[string]bool{
+		`{` + hook + `,"linux":{"namespaces":[{"type":"network"}]}}`:                                                          true,
+		`{` + hook + `,"linux":{"namespaces":[{"type":"pid"}]}}`:                                                              false, // --network host
+		`{"hooks":{"prestart":[{"path":"/x","args":["other"]},{"path":"/y"},7]},"linux":{"namespaces":[{"type":"network"}]}}`: false,
+		`{"hooks":[],"linux":{"namespaces":[{"type":"network"}]}}`:                                                            false,
+	} {
+		dir := bundle(t, config)
+		changed, _, err := EditBundle(dir, "", false)
+		if changed != want || err != nil {
+			t.Errorf("%s: EditBundle = %v, %v", config, changed, err)
+		}
+		if want && !strings.Contains(read(t, dir), `"listenerMetadata": "`+model.EndpointByNetns+`"`) {
+			t.Errorf("%s became %s", config, read(t, dir))
+		}
+	}
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// AnnotationLeft says in a container's configuration why it was not intercepted although it names an endpoint.
+// AnnotationLeft says in a container's configuration why it was not intercepted although it has an endpoint.
 const AnnotationLeft = "io.heddle.not-intercepted"
 
 // Reasons for which a container is left on the overlay.
@@ -123,6 +123,10 @@ func leave(config object, why left, socket string) (changed bool, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil || annotations[AnnotationLeft] == why.String() {
 		return false, err
+	}
+	if annotations == nil {
+		annotations = object{}
+		config["annotations"] = annotations
 	}
 	annotations[AnnotationLeft] = why.String()
 	return true, nil

@@ -162,13 +162,13 @@ func newContainer(t *testing.T, annotations string, profile string) *container {
 	}
 	caps := `["CAP_NET_RAW","CAP_NET_ADMIN"]`
 	config := fmt.Sprintf(`{"ociVersion":"1.0.2","root":{"path":%q},"hostname":"probe",
-		"process":{"cwd":"/","args":["/probe/%s"],"env":["%s=1","GOMAXPROCS=1"],"noNewPrivileges":true,
+		"process":{"cwd":"/","args":["/probe/%s"],"env":["%s=1","GOMAXPROCS=1","GORACE=%s"],"noNewPrivileges":true,
 			"capabilities":{"bounding":%s,"effective":%s,"permitted":%s}},
 		"mounts":[{"destination":"/proc","type":"proc","source":"proc"},{"destination":"/dev","type":"tmpfs","source":"tmpfs"},
 			{"destination":"/probe","type":"bind","source":%q,"options":["bind","ro"]}],
 		"annotations":{%s},
 		"linux":{"namespaces":[{"type":"pid"},{"type":"network"},{"type":"ipc"},{"type":"uts"},{"type":"mount"}]%s}}`,
-		rootfs, filepath.Base(exe), envProbe, caps, caps, caps, filepath.Dir(exe), annotations, profile)
+		rootfs, filepath.Base(exe), envProbe, os.Getenv("GORACE"), caps, caps, caps, filepath.Dir(exe), annotations, profile)
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

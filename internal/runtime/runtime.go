@@ -22,6 +22,9 @@ const (
 	EnvSocket = "HEDDLE_SECCOMP_SOCKET"
 	// EnvRuntime is the real runtime: a path, or a name to be found in PATH.
 	EnvRuntime = "HEDDLE_RUNC"
+	// EnvIntercept chooses the containers that are Heddle's: "" those that name an endpoint or are in the network namespace
+	// of one when they are made, "all" also those whose network namespace may get one later.
+	EnvIntercept = "HEDDLE_INTERCEPT"
 )
 
 // defaultRuntime is Debian's runc.
@@ -48,9 +51,18 @@ func prepareAndExec(cmd commandLine, args []string) error {
 		return err
 	}
 	if cmd.edits() {
-		_, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket))
+		intercept := os.Getenv(EnvIntercept)
+		if intercept != "" && intercept != "all" {
+			return fmt.Errorf("%s=%q: want \"all\" or nothing", EnvIntercept, intercept)
+		}
+		changed, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
 		if err != nil {
 			return err
+		}
+		if changed && kept == "" {
+			if err := waitKillable(cmd.bundle, program); err != nil {
+				return err
+			}
 		}
 		if kept != "" {
 			if err := cmd.warn("not intercepted, its TCP takes the overlay: " + kept); err != nil {

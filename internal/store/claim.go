@@ -64,11 +64,11 @@ func ClaimNode(network Network, nodes []model.Node, n model.Node) (model.Node, e
 	return n, nil
 }
 
-// CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is not
-// assignable in the node's prefixes.
-func CheckHeld(n model.Node, held map[netip.Addr]model.EndpointID) error {
+// CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the network's pool and not
+// assignable in the node's prefixes. Others are carried by another network.
+func CheckHeld(network Network, n model.Node, held map[netip.Addr]model.EndpointID) error {
 	for a, id := range held {
-		if CheckAddr(n, a) != nil {
+		if network.inPoolAddr(a) && CheckAddr(n, a) != nil {
 			return &PrefixInUseError{Node: n.Name, Addr: a, Endpoint: id}
 		}
 	}
@@ -90,9 +90,18 @@ func CheckAddr(n model.Node, a netip.Addr) error {
 	return &AddrOutsideError{Addr: a, Node: n.Name, Why: "not in the prefixes of"}
 }
 
+// inPoolAddr reports whether a is in the network's pool.
+func (n Network) inPoolAddr(a netip.Addr) bool {
+	return slices.ContainsFunc(n.Pool, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
 // CheckEndpoint reports an *AddrOutsideError unless e may have its addresses as an endpoint of n.
 func CheckEndpoint(network Network, n model.Node, e model.Endpoint) error {
-	if err := CheckAddr(n, e.Addr4()); err != nil {
+	if e.Carried != nil {
+		if network.inPoolAddr(e.Addr4()) {
+			return &AddrOutsideError{Addr: e.Addr4(), Node: n.Name, Why: "carried by another network, but in the pool: not for"}
+		}
+	} else if err := CheckAddr(n, e.Addr4()); err != nil {
 		return err
 	}
 	return network.checkAddr6(e)

@@ -18,12 +18,11 @@ import (
 
 // Limits of values. Writers refuse more, readers reject more.
 const (
-	maxValueBytes   = 64 << 10
-	maxEndpointName = 128
-	maxNetnsPath    = 4096
-	maxLabels       = 64
-	maxLabelKey     = 63
-	maxLabelValue   = 255
+	maxValueBytes = 64 << 10
+	maxNetnsPath  = 4096
+	maxLabels     = 64
+	maxLabelKey   = 317
+	maxLabelValue = 256
 )
 
 // EncodeNetwork gives the value stored for n, or why n is no valid network.
@@ -239,19 +238,27 @@ func validateEndpoint(e model.Endpoint) error {
 	if e.ID == 0 || e.ID > model.MaxEndpointID {
 		return wrap(fmt.Errorf("id: want 1..%d", model.MaxEndpointID))
 	}
-	if len(e.Name) > maxEndpointName {
-		return wrap(fmt.Errorf("name %.40q...: longer than %d characters", e.Name, maxEndpointName))
-	}
-	for part := range strings.SplitSeq(e.Name, "/") {
-		if err := model.ValidateName("name part", part); err != nil {
-			return wrap(err)
-		}
+	if err := model.ValidateEndpointName(e.Name); err != nil {
+		return wrap(err)
 	}
 	if err := validateAddrs(e.Addrs); err != nil {
 		return wrap(err)
 	}
 	if len(e.NetnsPath) > maxNetnsPath || e.NetnsPath != "" && !isAbsolutePath(e.NetnsPath) {
 		return wrap(fmt.Errorf("netns_path %.40q: want an absolute path", e.NetnsPath))
+	}
+	if err := model.ValidateDevice(e.Device); err != nil {
+		return wrap(fmt.Errorf("device %w", err))
+	}
+	if e.Carried != nil {
+		if err := e.Carried.Validate(); err != nil {
+			return wrap(fmt.Errorf("carried: %w", err))
+		}
+	}
+	if e.CNI != nil {
+		if err := e.CNI.Validate(); err != nil {
+			return wrap(fmt.Errorf("cni: %w", err))
+		}
 	}
 	if e.Limits != nil {
 		if err := e.Limits.Validate(); err != nil {

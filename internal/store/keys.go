@@ -59,6 +59,9 @@ func (k Keys) Policies() string { return k.root + "policies/" }
 // Policy is the key of one policy.
 func (k Keys) Policy(name string) string { return k.Policies() + name }
 
+// PolicyTotals is the key of the size of all policies together.
+func (k Keys) PolicyTotals() string { return k.root + "policy_totals" }
+
 // Namespaces is the prefix of the keys of namespaces that somebody described.
 func (k Keys) Namespaces() string { return k.root + "namespaces/" }
 

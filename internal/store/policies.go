@@ -139,8 +139,47 @@ type Written struct {
 	Value []byte
 }
 
-// PlanEdit decides what an edit writes, given the values of all policies and of all namespaces by name.
-func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte) (writes []Written, outcomes []PolicyOutcome, err error) {
+// PolicyTotals is the size of all policies of a network together. It is kept beside them, so that an edit need not read
+// them all to know whether the network holds more.
+type PolicyTotals struct {
+	Policies int `json:"policies"`
+	Rules    int `json:"rules"`
+}
+
+// ParsePolicyTotals reads the value of the key PolicyTotals.
+func ParsePolicyTotals(value []byte) (t PolicyTotals, err error) {
+	if err := decode(value, &t); err != nil {
+		return t, fmt.Errorf("policy totals: %w", err)
+	}
+	if t.Policies < 0 || t.Rules < 0 {
+		return t, fmt.Errorf("policy totals: %d policies, %d rules", t.Policies, t.Rules)
+	}
+	return t, nil
+}
+
+// CountPolicies counts them from the values of all policies.
+func CountPolicies(policies map[string][]byte) (t PolicyTotals) {
+	for _, value := range policies {
+		t.add(value, 1)
+	}
+	return t
+}
+
+// add counts a policy's value times n; nil is none.
+func (t *PolicyTotals) add(value []byte, n int) {
+	if value != nil {
+		t.Policies, t.Rules = t.Policies+n, t.Rules+n*countRules(value)
+	}
+}
+
+// Names gives how many documents an edit names.
+func (e PolicyEdit) Names() int {
+	return len(e.Put) + len(e.PutNamespaces) + len(e.Delete) + len(e.DeleteNamespaces)
+}
+
+// PlanEdit decides what an edit writes, given the values of those policies and namespaces that it names, by name, and how
+// much there is in all.
+func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte, totals PolicyTotals) (writes []Written, outcomes []PolicyOutcome, err error) {
 	size := 0
 	named := make(map[string]bool)
 	change := func(kind, name, key string, value []byte, have map[string][]byte) error {
@@ -167,7 +206,7 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		}
 		return nil
 	}
-	after := maps.Clone(policies)
+	after := totals
 	for _, p := range edit.Put {
 		value, err := EncodePolicy(p)
 		if err == nil {
@@ -176,7 +215,8 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		if err != nil {
 			return nil, nil, err
 		}
-		after[p.Name] = value
+		after.add(policies[p.Name], -1)
+		after.add(value, 1)
 	}
 	for _, n := range edit.PutNamespaces {
 		value, err := EncodeNamespace(n)
@@ -191,41 +231,44 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		if err := change("policy", name, keys.Policy(name), nil, policies); err != nil {
 			return nil, nil, err
 		}
-		delete(after, name)
+		after.add(policies[name], -1)
 	}
 	for _, name := range edit.DeleteNamespaces {
 		if err := change("namespace", name, keys.Namespace(name), nil, namespaces); err != nil {
 			return nil, nil, err
 		}
 	}
-	if err := checkLimits(len(writes), size, after); err != nil {
+	after = PolicyTotals{max(after.Policies, 0), max(after.Rules, 0)} // if something else wrote policies
+	if err := checkLimits(len(writes), size, totals, after); err != nil {
 		return nil, nil, err
+	}
+	if len(writes) > 0 {
+		value, err := encode(after)
+		if err != nil {
+			return nil, nil, err
+		}
+		// With every change: edits that know nothing of each other meet here.
+		writes = append(writes, Written{keys.PolicyTotals(), value})
 	}
 	return writes, outcomes, nil
 }
 
-func checkLimits(changes, size int, after map[string][]byte) error {
+func checkLimits(changes, size int, before, after PolicyTotals) error {
 	const steps = "apply the files in several steps"
 	switch {
 	case changes > maxEditChanges:
 		return &PolicyLimitError{"changed documents in one step", changes, maxEditChanges, steps}
 	case size > maxEditBytes:
 		return &PolicyLimitError{"bytes of changed documents in one step", size, maxEditBytes, steps}
-	case len(after) > policy.MaxPolicies:
-		return &PolicyLimitError{"policies in the network", len(after), policy.MaxPolicies, "delete some"}
-	}
-	rules := 0
-	for _, value := range after {
-		rules += countRules(value)
-	}
-	if rules > policy.MaxTotalRules {
-		return &PolicyLimitError{"rules in the network", rules, policy.MaxTotalRules, "delete some"}
+	case after.Policies > policy.MaxPolicies && after.Policies > before.Policies:
+		return &PolicyLimitError{"policies in the network", after.Policies, policy.MaxPolicies, "delete some"}
+	case after.Rules > policy.MaxTotalRules && after.Rules > before.Rules:
+		return &PolicyLimitError{"rules in the network", after.Rules, policy.MaxTotalRules, "delete some"}
 	}
 	return nil
 }
 
-// countRules counts the rules of a stored policy without reading it, which would make a small edit as dear as all
-// policies together: every rule has this member once. A label of that name counts, too: the limit is a guard, no account.
+// countRules counts the rules of a stored policy without reading it: every rule has this member once. A label of that name counts, too: the limit is a guard, no account.
 func countRules(value []byte) int { return bytes.Count(value, []byte(`"action":`)) }
 
 // policies is the part of a View that is about them.
@@ -233,10 +276,14 @@ type policies struct {
 	byName     map[string]*policy.Policy
 	faults     map[string]string // by name
 	namespaces map[string]policy.Namespace
+	// The last state's; nil after a change.
+	sortedPolicies   []*policy.Policy
+	sortedNamespaces []policy.Namespace
+	sortedFaults     []string
 }
 
 func (v *policies) reset() {
-	*v = policies{make(map[string]*policy.Policy), make(map[string]string), make(map[string]policy.Namespace)}
+	*v = policies{byName: make(map[string]*policy.Policy), faults: make(map[string]string), namespaces: make(map[string]policy.Namespace)}
 }
 
 // setPolicy takes in a value. One that is not understood closes its subject, so that a mistake or a newer version of
@@ -260,16 +307,33 @@ func (v *policies) setPolicy(name string, value []byte) error {
 func (v *policies) deletePolicy(name string) {
 	delete(v.byName, name)
 	delete(v.faults, name)
+	v.sortedPolicies = nil
+}
+
+func (v *policies) setNamespace(n policy.Namespace) {
+	v.namespaces[n.Name], v.sortedNamespaces = n, nil
+}
+
+func (v *policies) deleteNamespace(name string) {
+	delete(v.namespaces, name)
+	v.sortedNamespaces = nil
 }
 
 func (v *policies) addTo(s *State) {
-	for _, name := range slices.Sorted(maps.Keys(v.byName)) {
-		s.Policies = append(s.Policies, v.byName[name])
+	if v.sortedPolicies == nil {
+		v.sortedPolicies, v.sortedFaults = inOrder(v.byName), inOrder(v.faults)
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.namespaces)) {
-		s.Namespaces = append(s.Namespaces, v.namespaces[name])
+	if v.sortedNamespaces == nil {
+		v.sortedNamespaces = inOrder(v.namespaces)
 	}
-	for _, name := range slices.Sorted(maps.Keys(v.faults)) {
-		s.PolicyFaults = append(s.PolicyFaults, v.faults[name])
+	s.Policies, s.Namespaces, s.PolicyFaults = v.sortedPolicies, v.sortedNamespaces, v.sortedFaults
+}
+
+// inOrder gives the values of m by the order of their keys.
+func inOrder[V any](m map[string]V) []V {
+	out := make([]V, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, m[k])
 	}
+	return out
 }

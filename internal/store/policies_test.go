@@ -98,9 +98,9 @@ func TestPlanEdit(t *testing.T) {
 		Put:           []*policy.Policy{testPolicy("a", 1), testPolicy("b", 1)},
 		PutNamespaces: []policy.Namespace{{Name: "shop"}},
 		Delete:        []string{"gone"},
-	}, have, map[string][]byte{"shop": []byte("{}")})
+	}, have, map[string][]byte{"shop": []byte("{}")}, CountPolicies(have))
 	want := "[{policy a unchanged} {policy b created} {namespace shop changed} {policy gone deleted}]"
-	if err != nil || fmt.Sprint(outcomes) != want || len(writes) != 3 || writes[2].Value != nil || writes[0].Key != k.Policy("b") {
+	if err != nil || fmt.Sprint(outcomes) != want || len(writes) != 4 || string(writes[3].Value) != `{"policies":2,"rules":2}` || writes[2].Value != nil || writes[0].Key != k.Policy("b") {
 		t.Errorf("%v %v %v", outcomes, writes, err)
 	}
 	if n := countRules(value); n != 1 {
@@ -115,8 +115,12 @@ func TestPlanEdit(t *testing.T) {
 		many[fmt.Sprint("p", i)] = full
 	}
 	var tooMany *PolicyLimitError
-	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}}, many, nil); !errors.As(err, &tooMany) || tooMany.Have != policy.MaxTotalRules+1 {
+	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}}, many, nil, CountPolicies(many)); !errors.As(err, &tooMany) || tooMany.Have != policy.MaxTotalRules+1 {
 		t.Errorf("one rule too many: %v", err)
+	}
+	over := PolicyTotals{Policies: 30000, Rules: policy.MaxTotalRules + 7} // as something else left it
+	if _, _, err := PlanEdit(k, PolicyEdit{Delete: []string{"gone"}}, have, nil, over); err != nil {
+		t.Errorf("less than before, and still too much: %v", err)
 	}
 	var unknown *UnknownPolicyError
 	var limit *PolicyLimitError
@@ -130,11 +134,11 @@ func TestPlanEdit(t *testing.T) {
 		"many bytes":      {PolicyEdit{Put: []*policy.Policy{testPolicy("x", 9000), testPolicy("y", 9000), testPolicy("z", 9000), testPolicy("u", 9000)}}, &limit},
 		"invalid and not": {PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1), testPolicy("d", policy.MaxRules+1)}}, new(*policy.FieldError)},
 	} {
-		if writes, _, err := PlanEdit(k, c.edit, have, nil); !errors.As(err, c.err) || writes != nil {
+		if writes, _, err := PlanEdit(k, c.edit, have, nil, PolicyTotals{}); !errors.As(err, c.err) || writes != nil {
 			t.Errorf("%s: %d writes, %v", name, len(writes), err)
 		}
 	}
-	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}, Delete: []string{"c"}}, have, nil); err == nil {
+	if _, _, err := PlanEdit(k, PolicyEdit{Put: []*policy.Policy{testPolicy("c", 1)}, Delete: []string{"c"}}, have, nil, PolicyTotals{}); err == nil {
 		t.Error("put and deleted at once")
 	}
 }

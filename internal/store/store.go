@@ -64,7 +64,8 @@ type Store interface {
 }
 
 // State is everything a network's nodes know of each other, at one moment. It is immutable: receivers
-// share its slices with each other and must not write to them.
+// share its slices with each other and must not write to them. A slice of Nodes, Endpoints, Policies or Namespaces that
+// is the same as in the state before, its memory included, has not changed.
 type State struct {
 	// Revision orders states of one store. It falls only if the store was wiped or restored.
 	Revision int64

@@ -369,7 +369,10 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 		"slash node":   func(e *model.Endpoint) { e.Node = "a/b" },
 		"no name":      func(e *model.Endpoint) { e.Name = "" },
 		"bad name":     func(e *model.Endpoint) { e.Name = "a//b" },
-		"long name":    func(e *model.Endpoint) { e.Name = strings.Repeat("abc/", 40) + "a" },
+		"long name":    func(e *model.Endpoint) { e.Name = strings.Repeat("abc/", 50) + "a" },
+		"carried":      func(e *model.Endpoint) { e.Carried = &model.Carried{Prefixes: prefixes("10.88.0.1/16")} },
+		"device":       func(e *model.Endpoint) { e.Device = "a/b" },
+		"CNI":          func(e *model.Endpoint) { e.CNI = &model.CNIAttachment{Network: "net", ContainerID: "../x"} },
 		"no address":   func(e *model.Endpoint) { e.Addrs = nil },
 		"one family":   func(e *model.Endpoint) { e.Addrs = []netip.Addr{e.Addrs[0], e.Addrs[0].Next()} },
 		"three":        func(e *model.Endpoint) { e.Addrs = append(slices.Clone(e.Addrs), e.Addrs[1].Next()) },
@@ -388,5 +391,41 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 		if _, err := EncodeEndpoint(e); err == nil {
 			t.Errorf("%s: accepted", what)
 		}
+	}
+}
+
+// An address of another network must be outside the pool, two nodes may claim it, and readers see to the first as well.
+func TestCarriedEndpoints(t *testing.T) {
+	network := Network{ID: 1, Pool: prefixes("10.0.0.0/8")}
+	n := testNode("a", "192.0.2.1", "10.1.0.0/24")
+	e := model.Endpoint{ID: 1, Name: "c", Node: "a", Carried: &model.Carried{}, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.2")}}
+	if err := CheckEndpoint(network, n, e); err != nil {
+		t.Error(err)
+	}
+	held := map[netip.Addr]model.EndpointID{e.Addrs[0]: 1}
+	if err := CheckHeld(network, n, held); err != nil {
+		t.Errorf("the node cannot join: %v", err)
+	}
+	e.Addrs[0] = netip.MustParseAddr("10.1.0.2")
+	if err := CheckEndpoint(network, n, e); err == nil {
+		t.Error("an address of the pool was taken for another network's")
+	}
+	v := NewView(KeysOf(1), slog.New(slog.NewTextHandler(io.Discard, nil)), func() {})
+	for i, name := range []string{"a", "b"} {
+		value, err := EncodeNode(testNode(name, fmt.Sprintf("192.0.2.%d", i+1), fmt.Sprintf("10.1.%d.0/24", i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Set(KeysOf(1).Node(name), value, int64(i))
+		for id, addr := range map[model.EndpointID]string{1: "172.16.0.2", 2: "10.1.1.7"} {
+			value, err := EncodeEndpoint(model.Endpoint{ID: id, Name: "c", Node: name, Carried: &model.Carried{}, Addrs: []netip.Addr{netip.MustParseAddr(addr)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			v.Set(KeysOf(1).Endpoint(name, id), value, 9)
+		}
+	}
+	if s := v.State(1); len(s.Endpoints) != 2 || s.Endpoints[0].ID != 1 || s.Endpoints[1].ID != 1 {
+		t.Errorf("endpoints %+v, want both claims of another network's address, and none in a node's prefix", s.Endpoints)
 	}
 }

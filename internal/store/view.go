@@ -19,12 +19,22 @@ type View struct {
 	onInvalid func()
 
 	nodes     map[string]nodeRecord
-	endpoints map[endpointKey]model.Endpoint
+	endpoints map[string]map[model.EndpointID]model.Endpoint // by node
 	policies
 	holders map[string]Holder
-	// excluded holds why a valid value is not part of the last state, by key, so that the same
-	// contradiction is reported once.
-	excluded map[string]string
+
+	// The last state, and what has changed since.
+	last         State // Nodes and Endpoints only
+	accepted     map[string]model.Node
+	acceptedOn   map[string][]model.Endpoint // by node, sorted by id
+	prefixes     *prefixSet                  // of the accepted nodes
+	nodesChanged bool
+	carriedOn    map[string]bool // nodes with endpoints that have addresses of other networks
+	changedOn    map[string]bool // nodes of which an endpoint has changed
+	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
+	// of nodes, and of endpoints by node.
+	excludedNodes map[string]string
+	excludedOn    map[string]map[string]string
 }
 
 type nodeRecord struct {
@@ -32,14 +42,9 @@ type nodeRecord struct {
 	created int64 // the store's revision that made the key: the older of two contradicting nodes wins
 }
 
-type endpointKey struct {
-	node string
-	id   model.EndpointID
-}
-
 // NewView gives an empty view. onInvalid is called for every value that is skipped.
 func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
-	v := &View{keys: keys, log: log, onInvalid: onInvalid, excluded: make(map[string]string)}
+	v := &View{keys: keys, log: log, onInvalid: onInvalid, excludedOn: make(map[string]map[string]string)}
 	v.Reset()
 	return v
 }
@@ -47,7 +52,9 @@ func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
 // Reset forgets all values, before they are read anew.
 func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
-	v.endpoints = make(map[endpointKey]model.Endpoint)
+	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
+	v.accepted, v.acceptedOn = nil, make(map[string][]model.Endpoint)
+	v.last, v.nodesChanged, v.changedOn, v.carriedOn = State{}, true, make(map[string]bool), make(map[string]bool)
 	v.policies.reset()
 	v.holders = make(map[string]Holder)
 }
@@ -62,6 +69,7 @@ func (v *View) Set(key string, value []byte, created int64) {
 	}
 	switch k.Kind {
 	case KeyNode:
+		v.nodesChanged = true
 		n, err := ParseNode(k.Node, value)
 		if err != nil {
 			delete(v.nodes, k.Node)
@@ -78,14 +86,17 @@ func (v *View) Set(key string, value []byte, created int64) {
 		}
 		v.holders[k.Node] = h
 	case KeyEndpoint:
-		id := endpointKey{k.Node, k.Endpoint}
+		v.changedOn[k.Node] = true
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
 		if err != nil {
-			delete(v.endpoints, id)
+			delete(v.endpoints[k.Node], k.Endpoint)
 			v.skip(key, err.Error())
 			return
 		}
-		v.endpoints[id] = e
+		if v.endpoints[k.Node] == nil {
+			v.endpoints[k.Node] = make(map[model.EndpointID]model.Endpoint)
+		}
+		v.endpoints[k.Node][k.Endpoint] = e
 	case KeyPolicy:
 		if err := v.setPolicy(k.Name, value); err != nil {
 			v.skip(key, err.Error())
@@ -93,11 +104,11 @@ func (v *View) Set(key string, value []byte, created int64) {
 	case KeyNamespace:
 		n, err := ParseNamespace(k.Name, value)
 		if err != nil {
-			delete(v.namespaces, k.Name)
+			v.deleteNamespace(k.Name)
 			v.skip(key, err.Error())
 			return
 		}
-		v.namespaces[k.Name] = n
+		v.setNamespace(n)
 	}
 }
 
@@ -109,58 +120,112 @@ func (v *View) Delete(key string) {
 	}
 	switch k.Kind {
 	case KeyNode:
+		v.nodesChanged = true
 		delete(v.nodes, k.Node)
 	case KeyHolder:
 		delete(v.holders, k.Node)
 	case KeyEndpoint:
-		delete(v.endpoints, endpointKey{k.Node, k.Endpoint})
+		v.changedOn[k.Node] = true
+		delete(v.endpoints[k.Node], k.Endpoint)
 	case KeyPolicy:
 		v.deletePolicy(k.Name)
 	case KeyNamespace:
-		delete(v.namespaces, k.Name)
+		v.deleteNamespace(k.Name)
 	}
 }
 
 // State gives the state at revision. Values that contradict older ones, which no writer that keeps to the
-// schema produces, are left out, logged and counted.
+// schema produces, are left out, logged and counted. It costs what has changed since the last one: the endpoints of nodes
+// of which one has changed, and a copy of all that there are; nothing for what has not changed.
 func (v *View) State(revision int64) State {
-	excluded := make(map[string]string)
-	exclude := func(key, why string) {
-		excluded[key] = why
-		if v.excluded[key] != why {
-			v.skip(key, why)
-		}
+	if v.nodesChanged {
+		v.refreshNodes()
 	}
-	s := State{Revision: revision, Holders: maps.Clone(v.holders)}
-	accepted := v.acceptNodes(exclude)
-	for _, n := range accepted {
-		s.Nodes = append(s.Nodes, n)
+	if v.nodesChanged || len(v.changedOn) > 0 {
+		v.refreshEndpoints()
 	}
-	slices.SortFunc(s.Nodes, func(a, b model.Node) int { return cmp.Compare(a.Name, b.Name) })
-
-	all := make([]model.Endpoint, 0, len(v.endpoints))
-	for _, e := range v.endpoints {
-		all = append(all, e)
-	}
-	slices.SortFunc(all, func(a, b model.Endpoint) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.ID, b.ID))
-	})
-	holder := make(map[netip.Addr]model.EndpointID, len(all))
-	for _, e := range all {
-		if why := refuseEndpoint(e, accepted, holder); why != "" {
-			exclude(v.keys.Endpoint(e.Node, e.ID), why)
-			continue
-		}
-		holder[e.Addr4()] = e.ID
-		s.Endpoints = append(s.Endpoints, e)
-	}
-	v.excluded = excluded
+	v.nodesChanged = false
+	clear(v.changedOn)
+	s := State{Revision: revision, Holders: maps.Clone(v.holders), Nodes: v.last.Nodes, Endpoints: v.last.Endpoints}
 	v.policies.addTo(&s)
 	return s
 }
 
+// refreshNodes decides anew which nodes are there, and which endpoints have to be looked at again for that.
+func (v *View) refreshNodes() {
+	before := v.accepted
+	excluded := make(map[string]string)
+	v.accepted, v.prefixes = v.acceptNodes(v.excluder(excluded, v.excludedNodes))
+	maps.Copy(v.changedOn, v.carriedOn) // the addresses of other networks must not be in any node's prefixes
+	v.excludedNodes = excluded
+	v.last.Nodes = make([]model.Node, 0, len(v.accepted))
+	for name, n := range v.accepted {
+		v.last.Nodes = append(v.last.Nodes, n)
+		if old, was := before[name]; !was || !slices.Equal(old.Prefixes, n.Prefixes) {
+			v.changedOn[name] = true
+		}
+	}
+	for name := range before {
+		if _, is := v.accepted[name]; !is {
+			v.changedOn[name] = true
+		}
+	}
+	slices.SortFunc(v.last.Nodes, func(a, b model.Node) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
+// disjoint, and an address of another network may be claimed by two, so that no endpoint contradicts one of another node.
+func (v *View) refreshEndpoints() {
+	if len(v.changedOn) == 0 {
+		return
+	}
+	for name := range v.changedOn {
+		excluded := make(map[string]string)
+		exclude := v.excluder(excluded, v.excludedOn[name])
+		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+		holder := make(map[netip.Addr]model.EndpointID, len(all))
+		delete(v.carriedOn, name)
+		accepted := all[:0]
+		for _, e := range all {
+			if e.Carried != nil {
+				v.carriedOn[name] = true
+			}
+			if why := refuseEndpoint(e, v.accepted, v.prefixes, holder); why != "" {
+				exclude(v.keys.Endpoint(e.Node, e.ID), why)
+				continue
+			}
+			holder[e.Addr4()] = e.ID
+			accepted = append(accepted, e)
+		}
+		v.acceptedOn[name], v.excludedOn[name] = accepted, excluded
+		if len(v.endpoints[name]) == 0 {
+			delete(v.acceptedOn, name)
+			delete(v.excludedOn, name)
+			delete(v.endpoints, name)
+		}
+	}
+	count := 0
+	for _, on := range v.acceptedOn {
+		count += len(on)
+	}
+	v.last.Endpoints = make([]model.Endpoint, 0, count)
+	for _, name := range slices.Sorted(maps.Keys(v.acceptedOn)) {
+		v.last.Endpoints = append(v.last.Endpoints, v.acceptedOn[name]...)
+	}
+}
+
+// excluder gives a function that notes in now why a value is left out. What before says already is not reported again.
+func (v *View) excluder(now, before map[string]string) func(key, why string) {
+	return func(key, why string) {
+		now[key] = why
+		if before[key] != why {
+			v.skip(key, why)
+		}
+	}
+}
+
 // acceptNodes picks the nodes whose prefixes and underlay addresses contradict no older node's.
-func (v *View) acceptNodes(exclude func(key, why string)) map[string]model.Node {
+func (v *View) acceptNodes(exclude func(key, why string)) (map[string]model.Node, *prefixSet) {
 	records := make([]nodeRecord, 0, len(v.nodes))
 	for _, r := range v.nodes {
 		records = append(records, r)
@@ -185,16 +250,20 @@ func (v *View) acceptNodes(exclude func(key, why string)) map[string]model.Node 
 		taken.add(n.Prefixes)
 		accepted[n.Name] = n
 	}
-	return accepted
+	return accepted, &taken
 }
 
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
-func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, holder map[netip.Addr]model.EndpointID) string {
+func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, prefixes *prefixSet, holder map[netip.Addr]model.EndpointID) string {
 	n, ok := nodes[e.Node]
 	if !ok {
 		return "its node is not in the network"
 	}
-	if err := CheckAddr(n, e.Addr4()); err != nil {
+	if e.Carried != nil {
+		if _, overlaps := prefixes.overlapping([]netip.Prefix{netip.PrefixFrom(e.Addr4(), 32)}); overlaps {
+			return "its address is another network's, and in the prefixes of a node"
+		}
+	} else if err := CheckAddr(n, e.Addr4()); err != nil {
 		return err.Error()
 	}
 	if id, used := holder[e.Addr4()]; used {

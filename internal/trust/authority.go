@@ -20,6 +20,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"heddle.dev/heddle/internal/durable"
 )
 
 // Validity of certificates. They begin in the past, since the clocks of nodes differ.
@@ -63,7 +65,7 @@ type ServerFiles struct {
 // OpenAuthority reads the authority kept in dir, or makes one there. dir is made if missing, mode 0700. An authority
 // that cannot be used is an error that says how to get another.
 func OpenAuthority(dir string) (*Authority, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := durable.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("network CA: %w", err)
 	}
 	path := filepath.Join(dir, authorityFile)
@@ -99,7 +101,7 @@ func makeAuthority(dir string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make network CA: %w", err)
 	}
-	return a, writeFile(filepath.Join(dir, authorityFile), raw)
+	return a, durable.WriteFile(filepath.Join(dir, authorityFile), raw, 0o600)
 }
 
 // parseAuthority reads what makeAuthority wrote.
@@ -136,10 +138,10 @@ func (a *Authority) Server(addrs ...netip.Addr) (ServerFiles, error) {
 	if err != nil {
 		return files, err
 	}
-	if err := writeFile(files.CertAndKey, pair); err != nil {
+	if err := durable.WriteFile(files.CertAndKey, pair, 0o600); err != nil {
 		return files, err
 	}
-	return files, writeFile(files.CA, pemCert(a.cert))
+	return files, durable.WriteFile(files.CA, pemCert(a.cert), 0o600)
 }
 
 // issue gives a new key and the certificate for it in PEM.
@@ -233,19 +235,4 @@ func readFile(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: want a regular file of at most %d bytes", path, maxFile)
 	}
 	return os.ReadFile(path)
-}
-
-// writeFile replaces a file in one step, mode 0600.
-func writeFile(path string, raw []byte) error {
-	next := path + ".new"
-	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.WriteFile(next, raw, 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	if err := os.Rename(next, path); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
 }

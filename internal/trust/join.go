@@ -13,6 +13,8 @@ import (
 	"net/url"
 	"os"
 	"time"
+
+	"heddle.dev/heddle/internal/durable"
 )
 
 // JoinFile is the name of the join file in the state directory of the first node.
@@ -53,7 +55,7 @@ func (a *Authority) Join(path, store string) (Join, error) {
 	if err != nil {
 		return Join{}, fmt.Errorf("make join file: %w", err)
 	}
-	return j, writeFile(path, raw)
+	return j, durable.WriteFile(path, raw, 0o600)
 }
 
 // ReadJoin reads a join file. An error names the file and the remedy.

@@ -73,6 +73,17 @@ def said(s):
         return errno.errorcode[e.errno]
 
 
+def received(s, n):
+    """The next n bytes of s."""
+    out = b""
+    while len(out) < n:
+        b = s.recv(n - len(out))
+        if not b:
+            break
+        out += b
+    return out.decode()
+
+
 def opened(family, addr, port, source=None):
     """A connection that the other end has greeted."""
     s = connect(family, addr, port, (source, 0) if source else None)

@@ -1,17 +1,20 @@
 import concurrent.futures
 
 
-def serve_policy(ports):
-    """Echoes on these TCP and UDP ports, in both families, for ever."""
+def serve_policy(ports, addrs=()):
+    """Echoes on these TCP and UDP ports, in both families, for ever; UDP at each of addrs, if there are some, so that the answer
+    comes from where it was asked for."""
     poll, tcp_listeners, udp_sockets, accepted = select.epoll(), {}, {}, {}
     for port in ports:
         for family, any_addr in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-            for kind, known in ((socket.SOCK_STREAM, tcp_listeners), (socket.SOCK_DGRAM, udp_sockets)):
+            own = [a for a in addrs if (":" in a) == (family == socket.AF_INET6)]
+            for kind, known, addr in [(socket.SOCK_STREAM, tcp_listeners, any_addr)] + [
+                    (socket.SOCK_DGRAM, udp_sockets, a) for a in own or [any_addr]]:
                 s = socket.socket(family, kind)
                 if family == socket.AF_INET6:
                     s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                s.bind((any_addr, port))
+                s.bind((addr, port))
                 if kind == socket.SOCK_STREAM:
                     s.listen(512)
                 s.setblocking(False)

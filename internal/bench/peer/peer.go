@@ -40,6 +40,7 @@ type settings struct {
 	size        int
 	connections int
 	cpu         int
+	pause       time.Duration
 	command     []string
 }
 
@@ -53,12 +54,13 @@ var actions = map[string]action{
 	"hold":   client(hold),
 	"meter":  meter,
 	"guard":  guard,
+	"watch":  watch,
 }
 
-// Main runs one command: check, server, rr, crr, hold, meter or guard, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, meter, guard or watch, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -71,6 +73,7 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.DurationVar(&s.lifetime, "lifetime", time.Minute, "a server or guarded program ends after this at the latest")
 	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
 	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
+	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -95,6 +98,8 @@ func (s settings) validate() error {
 		return fmt.Errorf("--duration %s: want more than 0 and at most %s", s.duration, maxDuration)
 	case s.lifetime <= 0 || s.lifetime > 2*maxDuration:
 		return fmt.Errorf("--lifetime %s: want more than 0 and at most %s", s.lifetime, 2*maxDuration)
+	case s.pause <= 0 || s.pause > maxDuration:
+		return fmt.Errorf("--pause %s: want more than 0 and at most %s", s.pause, maxDuration)
 	case s.size < 1 || s.size > maxSize:
 		return fmt.Errorf("--size %d: want 1..%d", s.size, maxSize)
 	case s.connections < 1 || s.connections > maxConnections:

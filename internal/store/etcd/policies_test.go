@@ -3,7 +3,10 @@ package etcd
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
@@ -65,5 +68,63 @@ func TestEditPolicies(t *testing.T) {
 	big[2].Name = "small"
 	if _, err := a.EditPolicies(t.Context(), store.PolicyEdit{Put: big}); err != nil {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestEditPoliciesCounts: the size of all policies is kept whatever edits there are, of few documents and of many, and
+// counted anew if it is lost or spoilt.
+func TestEditPoliciesCounts(t *testing.T) {
+	s := embedded(t, EmbeddedConfig{})
+	initNetwork(t, s, store.Network{})
+	totals := func() (string, int) {
+		got, err := s.get(t.Context(), s.keys.PolicyTotals())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, err := s.get(t.Context(), s.keys.Policies(), clientv3.WithPrefix())
+		if err != nil {
+			t.Fatal(err)
+		}
+		counted := store.CountPolicies(byName(s.keys.Policies(), all.Kvs))
+		if len(got.Kvs) == 0 {
+			t.Fatal("no totals")
+		}
+		if have, err := store.ParsePolicyTotals(got.Kvs[0].Value); err != nil || have != counted {
+			t.Errorf("totals %s, want %+v (%v)", got.Kvs[0].Value, counted, err)
+		}
+		return string(got.Kvs[0].Value), counted.Rules
+	}
+	edit := func(e store.PolicyEdit) {
+		t.Helper()
+		if _, err := s.EditPolicies(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		totals()
+	}
+	edit(store.PolicyEdit{Put: testPolicies(3, 2)})
+	edit(store.PolicyEdit{Put: testPolicies(2, 5)})
+	edit(store.PolicyEdit{Put: testPolicies(mostNamed+50, 3)})
+	edit(store.PolicyEdit{Put: testPolicies(mostNamed+50, 3)[7:8], Delete: []string{"ns/p3", "ns/p4"}})
+	for _, spoilt := range []clientv3.Op{clientv3.OpDelete(s.keys.PolicyTotals()), clientv3.OpPut(s.keys.PolicyTotals(), "x"), clientv3.OpPut(s.keys.PolicyTotals(), `{"policies":-1}`)} {
+		if _, err := s.client.Do(t.Context(), spoilt); err != nil {
+			t.Fatal(err)
+		}
+		edit(store.PolicyEdit{Put: testPolicies(1, 1)})
+		edit(store.PolicyEdit{Put: testPolicies(1, 4)})
+	}
+	// Edits that know nothing of each other.
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			p := testPolicies(1, 1+i)[0]
+			p.Name = fmt.Sprint("own", i)
+			if _, err := s.EditPolicies(t.Context(), store.PolicyEdit{Put: []*policy.Policy{p}}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	if text, rules := totals(); rules != (mostNamed+48)*3+1+36 {
+		t.Errorf("%s; %d rules are there", text, rules)
 	}
 }

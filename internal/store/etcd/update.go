@@ -165,7 +165,7 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 		if stored, err = store.ClaimNode(network, nodes, n); err != nil {
 			return nil, err
 		}
-		if err := store.CheckHeld(stored, s.parseHeld(got[2])); err != nil {
+		if err := store.CheckHeld(network, stored, s.parseHeld(got[2])); err != nil {
 			return nil, err
 		}
 		value, err := store.EncodeNode(stored)

@@ -1,6 +1,6 @@
 /* Does by io_uring what hooks refuse or change when it is done by system calls, on sockets that socket() gave:
- * "ring NODE-ADDRESS PORT" prints one line for each call. IORING_OP_BIND and IORING_OP_URING_CMD are of Linux 6.11 and
- * 6.7: "unknown" on older kernels. */
+ * "ring NODE-ADDRESS PORT" prints one line for each call. Without arguments, which of the operations the kernel has: to be
+ * asked of sockets that no hook sees. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -49,13 +49,20 @@ int main(int argc, char **argv)
 	struct sockaddr_in node = {.sin_family = AF_INET}, loopback = {.sin_family = AF_INET};
 	int fd, one = 1;
 
+	loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	if (argc == 1) {
+		setup();
+		fd = socket(AF_INET, SOCK_STREAM, 0);
+		say("setsockopt", set_option(fd, IPPROTO_TCP, 1 /* TCP_NODELAY */, &one, sizeof(one)));
+		say("bind", go(OP_BIND, fd, &loopback, 0, sizeof(loopback)));
+		return 0;
+	}
 	if (argc != 3 || inet_pton(AF_INET, argv[1], &node.sin_addr) != 1)
 		return 2;
 	setup();
 	fd = socket(AF_INET, SOCK_STREAM, 0);
 	say("bind an address of the node", go(OP_BIND, fd, &node, 0, sizeof(node)));
 	loopback.sin_port = htons(atoi(argv[2]));
-	loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	fd = socket(AF_INET, SOCK_STREAM, 0);
 	say("connect to the node's wildcard", go(IORING_OP_CONNECT, fd, &loopback, 0, sizeof(loopback)));
 	fd = socket(AF_INET, SOCK_STREAM, 0);

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// TestDefaultFile: /etc/default/heddled has every flag, with its default, and no other.
+func TestDefaultFile(t *testing.T) {
+	raw, err := os.ReadFile("../../packaging/heddled.default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := map[string]string{}
+	for _, m := range regexp.MustCompile(`(?m)^#HEDDLED_([A-Z0-9_]+)=(.*)$`).FindAllStringSubmatch(string(raw), -1) {
+		in[strings.ToLower(strings.ReplaceAll(m[1], "_", "-"))] = m[2]
+	}
+	// What the file shows instead of the program's default, and why.
+	other := map[string]string{
+		"underlay": "192.0.2.1", "join-file": "/etc/heddle/join.pem", // examples
+		"pool":   "10.244.0.0/16",     // the network's default, not the flag's
+		"cgroup": delegatedCgroup,     // the unit sets it
+		"node":   "", "store-dir": "", // of this host; of another flag
+		"vni": "", "prefix": "", "prefix6": "",
+	}
+	cmd := newCommand()
+	cmd.InitDefaultHelpFlag()
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		got, ok := in[f.Name]
+		delete(in, f.Name)
+		if f.Name == "help" || f.Name == "version" {
+			return
+		}
+		want, special := other[f.Name]
+		if !special {
+			want = f.DefValue
+		}
+		if !ok || got != want {
+			t.Errorf("--%s: the file has %q (found: %v), want %q", f.Name, got, ok, want)
+		}
+	})
+	for name := range in {
+		t.Errorf("there is no flag --%s", name)
+	}
+}
+
+func TestFromEnvironment(t *testing.T) {
+	var f flags
+	cmd := &cobra.Command{}
+	f.register(cmd)
+	p := cmd.Flags()
+	if err := p.Parse([]string{"--vni", "7"}); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{
+		"HEDDLED_UNDERLAY": "192.0.2.1", "HEDDLED_POOL": "10.1.0.0/16,10.2.0.0/16", "HEDDLED_VNI": "8",
+		"HEDDLED_STATE_DIR": "", "HEDDLED_NO_HOLDER": "true", "STORE": "x",
+	}
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	if err := fromEnvironment(p, lookup); err != nil {
+		t.Fatal(err)
+	}
+	if f.underlay != "192.0.2.1" || len(f.pool) != 2 || f.vni != 7 || f.cfg.StateDir != "/var/lib/heddle" || !f.noHolder || f.store != "embedded" {
+		t.Errorf("flags %+v", f)
+	}
+	if !p.Changed("pool") || p.Changed("store") {
+		t.Error("a flag from the environment must count as given, and no other")
+	}
+	env = map[string]string{"HEDDLED_NETWORK_ID": "many"}
+	if err := fromEnvironment(p, lookup); err == nil || !strings.Contains(err.Error(), "HEDDLED_NETWORK_ID") {
+		t.Errorf("a number that is none: %v", err)
+	}
+}

@@ -1,0 +1,82 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// deletionsDir is the name of a directory beside the API socket. A file in it says that the endpoint whose
+// percent-encoded name it has was to be deleted while no agent ran; its time is that of the deletion.
+const deletionsDir = "deleted"
+
+func deletions(socketPath string) string {
+	return filepath.Join(filepath.Dir(socketPath), deletionsDir)
+}
+
+// DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, the next one deletes the
+// endpoint when it starts, and the call succeeds. ErrNotFound as there.
+func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
+	err := c.DeleteEndpoint(ctx, name)
+	if !errors.Is(err, ErrNoAgent) {
+		return err
+	}
+	if _, err := os.Stat(filepath.Dir(c.socketPath)); errors.Is(err, fs.ErrNotExist) {
+		return nil // no agent has run since the machine started, so there are no endpoints
+	}
+	dir := deletions(c.socketPath)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("write down deletion: %w", err)
+	}
+	file := filepath.Join(dir, url.PathEscape(name))
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		return fmt.Errorf("write down deletion: %w", err)
+	}
+	// An agent that has begun to listen since may have read the directory already, and is to be told. One that begins
+	// after this call has failed reads it later.
+	if err := c.DeleteEndpoint(ctx, name); errors.Is(err, ErrNoAgent) {
+		return nil
+	} else if err != nil && !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("deletion that was made: %w", err)
+	}
+	return nil
+}
+
+// Deletions gives the endpoints that were to be deleted while no agent ran, and when. The agent that listens on
+// socketPath asks for them, and calls done when it has deleted them.
+func Deletions(socketPath string) (byName map[string]time.Time, done func() error, err error) {
+	dir := deletions(socketPath)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("deletions: %w", err)
+	}
+	byName = map[string]time.Time{}
+	var files []string
+	for _, f := range entries {
+		info, err := f.Info()
+		if err != nil {
+			continue // made while this agent listened, and gone again
+		}
+		files = append(files, filepath.Join(dir, f.Name()))
+		if name, err := url.PathUnescape(f.Name()); err == nil {
+			byName[name] = info.ModTime()
+		}
+	}
+	return byName, func() error {
+		var errs []error
+		for _, f := range files {
+			if err := os.Remove(f); !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+		return errors.Join(errs...)
+	}, nil
+}

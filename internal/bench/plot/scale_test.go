@@ -1,0 +1,57 @@
+package plot
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/bench"
+)
+
+func TestWriteScale(t *testing.T) {
+	result := bench.ScaleResult{Endpoints: 10000, Nodes: 100, Rounds: 5}
+	spread := func(v float64) bench.Spread { return bench.Spread{Median: v, Min: v / 2, Max: v * 2} }
+	for _, scope := range bench.Scopes {
+		for _, mode := range bench.Modes {
+			for _, rules := range []int{0, 100, 100000} {
+				result.Connects = append(result.Connects, bench.ScaleConnect{Rules: rules, Scope: scope, Mode: mode, P50Us: spread(50), P99Us: spread(90)})
+			}
+		}
+	}
+	for _, rules := range []int{0, 100, 100000} {
+		result.Changes = append(result.Changes, bench.ScaleChange{Rules: rules, What: "one <rule>", InForceMs: spread(7), FirstCPUMs: spread(0), SecondCPUMs: spread(3)})
+	}
+	var out strings.Builder
+	if err := WriteScale(&out, result, Text{Title: "A & B"}); err != nil {
+		t.Fatal(err)
+	}
+	for d := xml.NewDecoder(strings.NewReader(out.String())); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Two scopes of three modes with p50 and p99; latency; the processor time of two agents.
+	if got, want := strings.Count(out.String(), "<circle"), 3*(2*3*2+1+2); got != want {
+		t.Errorf("%d points, want %d", got, want)
+	}
+	for _, bad := range []string{"NaN", "Inf"} {
+		if strings.Contains(out.String(), bad) {
+			t.Errorf("the drawing has %s in it", bad)
+		}
+	}
+	if err := WriteScale(io.Discard, bench.ScaleResult{}, Text{}); err == nil {
+		t.Error("drew nothing")
+	}
+}
+
+func TestThousands(t *testing.T) {
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 100050: "100,050", 1000000: "1,000,000"} {
+		if got := thousands(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}

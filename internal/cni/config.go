@@ -1,0 +1,269 @@
+package cni
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containernetworking/cni/pkg/types"
+	current "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/containernetworking/cni/pkg/version"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/policy"
+)
+
+// config is the plugin's configuration of one network.
+type config struct {
+	types.PluginConf
+
+	// Socket is the path of the agent's API socket.
+	Socket string `json:"socket"`
+	// Intercepted says that the containers' TCP sockets are made in the node's namespace.
+	Intercepted *bool `json:"intercepted"`
+	// Carried are the IPv4 prefixes of the network that the plugins before this one make, on all nodes.
+	Carried []string `json:"carried"`
+	// Labels are given to every endpoint of the network, for policy.
+	Labels map[string]string `json:"labels"`
+
+	RuntimeConfig struct {
+		IPs []string `json:"ips"`
+	} `json:"runtimeConfig"`
+	Args struct {
+		CNI struct {
+			IPs    []string `json:"ips"`
+			Labels []struct {
+				Key   string `json:"key"`
+				Value string `json:"value"`
+			} `json:"labels"`
+		} `json:"cni"`
+	} `json:"args"`
+
+	prev *current.Result // nil: the plugin is the first, or the only one, of its list
+}
+
+// knownFields are those that a network configuration may have, the specification's first.
+var knownFields = []string{
+	"cniVersion", "name", "type", "capabilities", "args", "ipam", "dns", "runtimeConfig", "prevResult",
+	"socket", "intercepted", "labels", "carried",
+}
+
+// knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's capabilities name.
+var knownRuntimeFields = []string{"ips"}
+
+// parseConfig reads a configuration for ADD, CHECK and STATUS. Errors are CNI's and name the field.
+func parseConfig(stdin []byte) (config, error) {
+	c, err := parseLenient(stdin)
+	if err != nil {
+		return c, err
+	}
+	if err := refuseUnknown(stdin, "", knownFields); err != nil {
+		return c, err
+	}
+	var raw struct {
+		RuntimeConfig json.RawMessage `json:"runtimeConfig"`
+	}
+	if json.Unmarshal(stdin, &raw) == nil && len(raw.RuntimeConfig) > 0 {
+		if err := refuseUnknown(raw.RuntimeConfig, "runtimeConfig.", knownRuntimeFields); err != nil {
+			return c, err
+		}
+	}
+	if !c.IPAM.IsEmpty() {
+		return c, unsupported("ipam", c.IPAM.Type, "Heddle gives out the node's own addresses; leave ipam out")
+	}
+	if !filepath.IsAbs(c.Socket) {
+		return c, invalid("socket", fmt.Sprintf("%q is no absolute path", c.Socket), "give the path of the agent's --api-socket, or leave it out")
+	}
+	if err := version.ParsePrevResult(&c.PluginConf); err != nil {
+		return c, invalid("prevResult", err.Error(), "")
+	}
+	if c.PrevResult != nil {
+		if c.prev, err = current.NewResultFromResult(c.PrevResult); err != nil {
+			return c, invalid("prevResult", err.Error(), "")
+		}
+	}
+	return c, nil
+}
+
+// parseLenient reads what DEL and GC need of a configuration. They must do their work whatever the rest is like.
+func parseLenient(stdin []byte) (config, error) {
+	var c config
+	if err := json.Unmarshal(stdin, &c); err != nil {
+		var field string
+		if mismatch := new(json.UnmarshalTypeError); asType(err, &mismatch) {
+			field = mismatch.Field
+		}
+		if field != "" {
+			return c, invalid(field, err.Error(), "")
+		}
+		return c, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+	}
+	if c.Socket == "" {
+		c.Socket = api.DefaultSocket
+	}
+	return c, nil
+}
+
+// refuseUnknown reports the first field of a JSON object that is not known: a misspelt one would be ignored otherwise.
+func refuseUnknown(object []byte, prefix string, known []string) error {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(object, &fields); err != nil {
+		return invalid(strings.TrimSuffix(prefix, "."), err.Error(), "")
+	}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		if !slices.Contains(known, name) && !strings.HasPrefix(name, "cni.dev/") {
+			value := string(bytes.TrimSpace(fields[name]))
+			return unsupported(prefix+name, value, "fields are: "+strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
+// intercepted gives the field's value, true if it is not there.
+func (c config) intercepted() bool { return c.Intercepted == nil || *c.Intercepted }
+
+// podArgs are what Kubernetes' runtimes say of a pod in CNI_ARGS, and what operators may: "K=V;K2=V2".
+type podArgs struct {
+	namespace, pod, ip string
+}
+
+// parseArgs reads CNI_ARGS. Keys that are not known are ignored: every plugin of a list gets the same.
+func parseArgs(args string) (podArgs, error) {
+	var p podArgs
+	for pair := range strings.SplitSeq(args, ";") {
+		if pair == "" {
+			continue
+		}
+		k, v, ok := strings.Cut(pair, "=")
+		if !ok {
+			return p, types.NewError(types.ErrInvalidEnvironmentVariables, fmt.Sprintf("CNI_ARGS: %.60q is no KEY=VALUE", pair), "")
+		}
+		switch k {
+		case "K8S_POD_NAMESPACE":
+			p.namespace = v
+		case "K8S_POD_NAME":
+			p.pod = v
+		case "IP":
+			p.ip = v
+		}
+	}
+	return p, nil
+}
+
+// LabelPod is the label of an endpoint that holds its pod's name, beside policy.NamespaceLabel.
+const LabelPod = "io.heddle.pod"
+
+// labels gives an endpoint's labels: the network's, the attachment's, and those of its pod, later ones outranking
+// earlier ones.
+func (c config) labels(pod podArgs) map[string]string {
+	labels := maps.Clone(c.Labels)
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	for _, l := range c.Args.CNI.Labels {
+		labels[l.Key] = l.Value
+	}
+	if pod.namespace != "" {
+		labels[policy.NamespaceLabel] = pod.namespace
+	}
+	if pod.pod != "" {
+		labels[LabelPod] = pod.pod
+	}
+	return labels
+}
+
+// wantedAddr gives the address that the runtime asks for, the zero Addr for none. One address decides that of the other
+// family, so the first of each source is taken.
+func (c config) wantedAddr(pod podArgs) (netip.Addr, error) {
+	for _, source := range []struct {
+		field string
+		ips   []string
+	}{{"runtimeConfig.ips", c.RuntimeConfig.IPs}, {"args.cni.ips", c.Args.CNI.IPs}, {"CNI_ARGS: IP", strings.Fields(pod.ip)}} {
+		if len(source.ips) == 0 {
+			continue
+		}
+		text, _, _ := strings.Cut(source.ips[0], "/")
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return a, invalid(source.field, fmt.Sprintf("%.60q is no IP address", source.ips[0]), "")
+		}
+		return a, nil
+	}
+	return netip.Addr{}, nil
+}
+
+// validAttachments reads the attachments that GC is to leave alone: their endpoints' names.
+func validAttachments(stdin []byte, network string) (map[string]bool, error) {
+	var raw map[string]json.RawMessage
+	if err := json.Unmarshal(stdin, &raw); err != nil {
+		return nil, types.NewError(types.ErrDecodingFailure, "network configuration: "+err.Error(), "")
+	}
+	const field, old = "cni.dev/valid-attachments", "cni.dev/attachments"
+	list, there := raw[field]
+	if !there {
+		list, there = raw[old]
+	}
+	if !there {
+		// Nothing said is not "nothing is valid": everything would go.
+		return nil, invalid(field, "is missing", "give the list of attachments to keep")
+	}
+	var valid []types.GCAttachment
+	if err := json.Unmarshal(list, &valid); err != nil {
+		return nil, invalid(field, err.Error(), "")
+	}
+	keep := map[string]bool{}
+	for _, a := range valid {
+		keep[endpointName(network, a.ContainerID, a.IfName)] = true
+	}
+	return keep, nil
+}
+
+// endpointName gives the name of an attachment's endpoint. The three are CNI's key of an attachment.
+func endpointName(network, containerID, ifname string) string {
+	return network + "/" + containerID + "/" + ifname
+}
+
+// adoption gives what the plugins before this one have given the container: its IPv4 address on the device ifname, and the
+// network it is of, by default the address's own subnet.
+func (c config) adoption(ifname string) (netip.Addr, *model.Carried, error) {
+	device := slices.IndexFunc(c.prev.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" && i.Name == ifname })
+	if device < 0 {
+		return netip.Addr{}, nil, invalid("prevResult.interfaces", fmt.Sprintf("none is %s in the container", ifname), "")
+	}
+	var own netip.Prefix
+	for _, ip := range c.prev.IPs {
+		if ip.Interface != nil && *ip.Interface != device {
+			continue
+		}
+		p, err := netip.ParsePrefix(ip.Address.String())
+		if err != nil || !p.Addr().Is4() || own.IsValid() {
+			return netip.Addr{}, nil, invalid("prevResult.ips", fmt.Sprintf("%s: an endpoint can have one address of another network, an IPv4 one", ip.Address.String()),
+				"take IPv6 ranges out of the ipam of the plugin before heddle-cni")
+		}
+		own = p
+	}
+	if !own.IsValid() {
+		return netip.Addr{}, nil, invalid("prevResult.ips", "has no address of "+ifname, "")
+	}
+	carried := &model.Carried{Prefixes: []netip.Prefix{}}
+	for i, text := range c.Carried {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return netip.Addr{}, nil, invalid(fmt.Sprintf("carried[%d]", i), fmt.Sprintf("%.60q is no ADDRESS/LENGTH", text), "")
+		}
+		carried.Prefixes = append(carried.Prefixes, p)
+	}
+	if len(c.Carried) == 0 && own.Bits() < 32 {
+		carried.Prefixes = append(carried.Prefixes, own.Masked())
+	}
+	if err := carried.Validate(); err != nil {
+		return netip.Addr{}, nil, invalid("carried", err.Error(), "")
+	}
+	return own.Addr(), carried, nil
+}

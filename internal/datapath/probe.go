@@ -1,0 +1,152 @@
+package datapath
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// routeStates are the flags of a route by the state of its node's direct path.
+var routeStates = map[model.PeerState]heddleRouteFlags{
+	model.PeerProven:   0,
+	model.PeerUnproven: heddleRouteFlagsROUTE_UNPROVEN,
+	model.PeerStripped: heddleRouteFlagsROUTE_STRIPPED,
+	model.PeerBlocked:  heddleRouteFlagsROUTE_BLOCKED,
+}
+
+// TagProbe makes the new TCP socket fd a probe of the direct path: the SYN of its connect carries an option from
+// overlay address src to dst, the gateways of the two nodes, that asks for no connection. With the zero addresses it
+// makes a listener one that takes probes. No other hook touches the socket.
+func (d *Datapath) TagProbe(fd int, src, dst netip.Addr) error {
+	tag := heddleSockTag{Flags: uint32(heddleSockTagFlagsTAG_PROBE)}
+	if src.IsValid() {
+		tag.Path = uint8(model.PathDirect)
+		tag.Local, tag.Remote = fromAddr(src), fromAddr(dst)
+		tag.RemotePort = 1 // the option has a port, though nothing is asked for
+	}
+	if err := d.objs.TagBySock.Put(uint32(fd), &tag); err != nil {
+		return fmt.Errorf("tag probe: %w", err)
+	}
+	return nil
+}
+
+// SetPeerState says whether connects to the node at underlay may be direct. It holds for the routes there are and for
+// those of every later SetTopology. Nodes of which nothing was said are direct.
+func (d *Datapath) SetPeerState(underlay netip.Addr, state model.PeerState) error {
+	d.routes.mu.Lock()
+	defer d.routes.mu.Unlock()
+	if d.routes.flags == nil {
+		d.routes.flags = make(map[heddleAddress]uint32)
+	}
+	d.routes.flags[fromAddr(underlay)] = uint32(routeStates[state])
+	for _, n := range d.routes.nodes {
+		if n.Underlay != underlay {
+			continue
+		}
+		for _, p := range n.Prefixes {
+			if err := d.stateRoute(routeKey(p)); err != nil {
+				return fmt.Errorf("route to %s: %w", p, err)
+			}
+		}
+	}
+	return nil
+}
+
+// stateRoute brings the state in one route up to date. A route that is not there will have it.
+func (d *Datapath) stateRoute(key heddleRouteKey) error {
+	var r heddleRoute
+	if err := d.objs.RouteByPrefix.Lookup(&key, &r); err != nil {
+		return ignoreAbsent(err)
+	}
+	next := d.routes.withState(r)
+	if next == r {
+		return nil
+	}
+	if err := d.objs.RouteByPrefix.Put(&key, &next); err != nil {
+		return err
+	}
+	if d.routes.routes != nil {
+		d.routes.routes[key] = next
+	}
+	return nil
+}
+
+// PeerStates gives the states that the routes of an earlier agent have, by underlay address. For the start, before
+// SetTopology.
+func (d *Datapath) PeerStates() (map[netip.Addr]model.PeerState, error) {
+	var (
+		k   heddleRouteKey
+		r   heddleRoute
+		out = make(map[netip.Addr]model.PeerState)
+	)
+	it := d.objs.RouteByPrefix.Iterate()
+	for it.Next(&k, &r) {
+		flags := heddleRouteFlags(r.Flags)
+		if flags&heddleRouteFlagsROUTE_DIRECT == 0 || flags&(heddleRouteFlagsROUTE_SELF|heddleRouteFlagsROUTE_NODE_ADDR|heddleRouteFlagsROUTE_PLAIN) != 0 {
+			continue
+		}
+		for state, flag := range routeStates {
+			if flags&heddleRouteFlagsROUTE_NOT_PROVEN == flag {
+				out[toAddr(r.Underlay)] = state
+			}
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	return out, nil
+}
+
+// FollowSuspects calls suspect with the underlay address of each node to which a connect met with trouble, or to which
+// one went over the overlay because its direct path is unproven, until ctx ends.
+func (d *Datapath) FollowSuspects(ctx context.Context, suspect func(netip.Addr)) error {
+	r, err := ringbuf.NewReader(d.objs.Suspects)
+	if err != nil {
+		return fmt.Errorf("open suspects: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer func() {
+		if stop() {
+			_ = r.Close()
+		}
+	}()
+	for {
+		rec, err := r.Read()
+		if errors.Is(err, ringbuf.ErrClosed) || errors.Is(err, os.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read suspects: %w", err)
+		}
+		if len(rec.RawSample) >= 4 {
+			suspect(toAddr(mapped(binary.NativeEndian.Uint32(rec.RawSample))))
+		}
+	}
+}
+
+// GiveUpBlocked has direct connects that wait for an answer of a node whose path is PeerBlocked end within seconds, and
+// says how many. It must run in the node's network namespace.
+func (d *Datapath) GiveUpBlocked() (n int, err error) {
+	results, err := iterate(d.objs.GiveUp)
+	for _, ended := range results {
+		n += int(ended)
+	}
+	if err != nil {
+		return n, fmt.Errorf("give up connects: %w", err)
+	}
+	return n, nil
+}
+
+// mapped gives the IPv4 address be, in network byte order, in the maps' form.
+func mapped(be uint32) heddleAddress {
+	a := fromAddr(netip.AddrFrom4([4]byte{}))
+	a.Word[3] = be
+	return a
+}

@@ -1,0 +1,277 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
+)
+
+// What there is to do for endpoints whose device and address another network has made (model.Carried). Its devices,
+// addresses and routes are its own: nothing of them is changed.
+
+// AdoptEndpoint is AddEndpoint for a container that another network has attached: it finds the veth pair that leads to
+// cfg.Device, and makes cfg.Addrs local to the node for marked packets if the endpoint is intercepted. cfg.MTU and Gateways
+// are not looked at.
+func AdoptEndpoint(cfg EndpointConfig) (EndpointDevice, error) {
+	ns, err := openContainer(cfg.NetnsPath)
+	if err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: netns_path: %w", cfg.ID, err)
+	}
+	defer ns.Close()
+	h, err := open()
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	defer h.Close()
+	dev, err := findAdopted(h, ns, cfg)
+	if err != nil {
+		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+	}
+	have, err := ownRoutes(h)
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	for _, a := range cfg.Addrs {
+		local := route{table: cfg.Table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: loopbackIndex}
+		if cfg.Intercepted {
+			err = ensureRoute(h, have, local)
+		} else {
+			err = deleteRoute(h, local)
+		}
+		if err != nil {
+			return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
+		}
+	}
+	return dev, nil
+}
+
+// findAdopted finds the two ends of the pair in the node's namespace and in ns.
+func findAdopted(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (EndpointDevice, error) {
+	if cfg.Device == "" {
+		cfg.Device = model.DefaultDevice
+	}
+	var inside netlink.LinkAttrs
+	err := netns.DoIn(ns, func() error {
+		in, err := open()
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		l, err := in.LinkByName(cfg.Device)
+		if err != nil {
+			return fmt.Errorf("container: device %s: %w", cfg.Device, err)
+		}
+		if l.Type() != "veth" {
+			return fmt.Errorf("container: device %s is a %s: only veth pairs, as bridge and ptp make them, can be adopted", cfg.Device, l.Type())
+		}
+		addrs, err := dump(func() ([]netlink.Addr, error) { return in.AddrList(l, netlink.FAMILY_V4) })
+		if err != nil {
+			return fmt.Errorf("container: device %s: list addresses: %w", cfg.Device, err)
+		}
+		want := sameFamily(netip.IPv4Unspecified(), cfg.Addrs)
+		if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return fromIPNet(a.IPNet).Addr() == want }) {
+			return fmt.Errorf("container: device %s lacks the address %s that it is to be adopted with", cfg.Device, want)
+		}
+		inside = *l.Attrs()
+		return nil
+	})
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	host, err := h.LinkByIndex(inside.ParentIndex)
+	if err != nil {
+		return EndpointDevice{}, fmt.Errorf("other end of %s, device %d of the node: %w", cfg.Device, inside.ParentIndex, err)
+	}
+	id, err := netnsID(ns)
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	if a := host.Attrs(); host.Type() != "veth" || a.ParentIndex != inside.Index || a.NetNsID != id {
+		return EndpointDevice{}, fmt.Errorf("device %s of the container does not lead to the node's network namespace", cfg.Device)
+	}
+	inode, err := inodeOf(ns)
+	if err != nil {
+		return EndpointDevice{}, err
+	}
+	return EndpointDevice{
+		Netns: uint32(inode), Ifindex: host.Attrs().Index, Name: host.Attrs().Name, HostMAC: host.Attrs().HardwareAddr.String(),
+		ContainerMAC: inside.HardwareAddr.String(), ContainerIfindex: inside.Index,
+	}, nil
+}
+
+// InspectAdopted is InspectEndpoint for what AdoptEndpoint found.
+func InspectAdopted(cfg EndpointConfig) (EndpointState, error) {
+	var st EndpointState
+	h, err := open()
+	if err != nil {
+		return st, err
+	}
+	defer h.Close()
+	ns, err := openContainer(cfg.NetnsPath)
+	if err == nil {
+		defer ns.Close()
+		st.EndpointDevice, err = findAdopted(h, ns, cfg)
+	}
+	if err != nil {
+		st.Problems = append(st.Problems, err.Error())
+		return st, nil
+	}
+	host, err := h.LinkByIndex(st.Ifindex)
+	if err != nil {
+		return st, fmt.Errorf("device %s: %w", st.Name, err)
+	}
+	st.MTU = host.Attrs().MTU
+	for _, dir := range []Direction{Ingress, Egress} {
+		there, err := ownFilter(h, host, dir)
+		if err != nil || !there {
+			st.Problems = append(st.Problems, fmt.Sprintf("device %s has no program of Heddle's at its %s", st.Name, dir))
+		}
+	}
+	return st, nil
+}
+
+// LeaveAdopted detaches Heddle's programs from all devices of other networks but those in keep: without an endpoint
+// they let nothing through.
+func LeaveAdopted(keep map[int]bool) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return fmt.Errorf("list devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		name := l.Attrs().Name
+		if _, ours := endpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(name, "heddle-") || keep[l.Attrs().Index] {
+			continue
+		}
+		if own, err := ownFilter(h, l, Egress); err != nil || !own {
+			continue // another's, or gone
+		}
+		for _, dir := range []Direction{Ingress, Egress} {
+			if _, err := detach(h, l, dir); err != nil && !errors.Is(err, unix.ENODEV) {
+				errs = append(errs, fmt.Errorf("detach from %s of %s: %w", dir, name, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// The chains, and the set of addresses, that SetCarried makes.
+const (
+	carriedChain = "carried"
+	carriedGuard = "carried-guard"
+	carriedSet   = "carried"
+)
+
+// SetCarried has packets for a node socket that holds one of addrs, addresses of another network, delivered locally by
+// whatever device they come: such sockets' connections that are not direct. It keeps whoever sends from them from stores.
+// No addrs take chains and set away, so that they cost nothing where there is none.
+func SetCarried(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("open nftables: %w", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}
+	have, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	set := &nftables.Set{Table: table, Name: carriedSet, KeyType: nftables.TypeIPAddr}
+	there := false
+	for _, x := range have {
+		if x.Table.Name == firewallTable && (x.Name == carriedChain || x.Name == carriedGuard) {
+			there = true
+			c.FlushChain(x)
+			c.DelChain(x)
+		}
+	}
+	if there {
+		c.DelSet(set)
+	}
+	var elements []nftables.SetElement
+	for _, a := range addrs {
+		if a.Is4() {
+			elements = append(elements, nftables.SetElement{Key: a.AsSlice()})
+		}
+	}
+	if len(elements) > 0 {
+		if err := c.AddSet(set, elements); err != nil {
+			return fmt.Errorf("nftables set %s: %w", carriedSet, err)
+		}
+		addCarried(c, table, set, mark, stores)
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("set nftables chain %s: %w", carriedChain, err)
+	}
+	return nil
+}
+
+func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark uint32, stores []netip.AddrPort) {
+	chain := c.AddChain(&nftables.Chain{Name: carriedChain, Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
+	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} { // as for Heddle's own addresses
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: openingExprs(match...)})
+	}
+	c.AddRule(&nftables.Rule{
+		Table: table, Chain: chain, Exprs: deliverCarriedExprs(set, mark),
+		UserData: comment("packets for a node socket that holds an address of another network are local"),
+	})
+	if !model.ProtectStore.On() {
+		return
+	}
+	guard := c.AddChain(&nftables.Chain{Name: carriedGuard, Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
+	for _, at := range stores {
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: guard, Exprs: append(inSet(set, source), refuseStoreExprs(at)...),
+			UserData: comment("the store is not for containers"),
+		})
+	}
+}
+
+// inSet is "ip saddr @set" or "ip daddr @set".
+func inSet(set *nftables.Set, which side) []expr.Any {
+	offset := uint32(12)
+	if which == destination {
+		offset = 16
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
+		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4, DestRegister: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
+	}
+}
+
+// deliverCarriedExprs is "meta mark != mark meta l4proto tcp ip daddr @carried socket transparent 1 meta mark set mark".
+func deliverCarriedExprs(set *nftables.Set, mark uint32) []expr.Any {
+	markData := binaryutil.NativeEndian.PutUint32(mark)
+	out := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: markData},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+	}
+	return append(append(out, inSet(set, destination)...),
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+		&expr.Immediate{Register: 1, Data: markData},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+	)
+}

@@ -1,0 +1,94 @@
+package runtime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// recordFile is what the agent writes its endpoints down in, in the directory of its sockets. It is there while no
+// agent runs, too.
+const recordFile = "node.json"
+
+// inEndpoint reports whether a container that names no endpoint is in the network namespace of one, or, if all is set,
+// in any of its own. problem says why that could not be told.
+func inEndpoint(config object, socket string, all bool) (ours bool, problem string, err error) {
+	linux, ok := config["linux"].(object)
+	if !ok {
+		return false, "", nil // for the real runtime to judge, as is the rest of what is not Heddle's
+	}
+	list, _ := linux["namespaces"].([]any)
+	for _, e := range list {
+		namespace, _ := e.(object)
+		if namespace["type"] != "network" {
+			continue
+		}
+		path, _ := namespace["path"].(string)
+		if path == "" { // made by the real runtime: no endpoint can be there yet
+			return all || hasDockerHook(config), "", nil
+		}
+		own, err := hasNamespace(config, "network", "/proc/self/ns/net")
+		if err != nil || !own || all {
+			return own, "", err
+		}
+		ours, err = recorded(filepath.Join(filepath.Dir(socket), recordFile), path)
+		if err != nil {
+			return false, err.Error(), nil
+		}
+		return ours, "", nil
+	}
+	return false, "", nil
+}
+
+// recorded reports whether the agent's record has an intercepted endpoint with the network namespace at path.
+func recorded(record, path string) (bool, error) {
+	raw, err := os.ReadFile(record)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return false, nil // no agent was ever started here, or the engine is not root's
+	}
+	if err != nil {
+		return false, fmt.Errorf("read endpoints of the node: %w", err)
+	}
+	var r struct {
+		Endpoints []model.Endpoint `json:"endpoints"`
+	}
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return false, fmt.Errorf("endpoints of the node: %s: %w", record, err)
+	}
+	there, err := os.Stat(path)
+	if err != nil {
+		return false, nil // the real runtime will say so
+	}
+	for _, e := range r.Endpoints {
+		if !e.Intercepted {
+			continue
+		}
+		if has, err := os.Stat(e.NetnsPath); err == nil && os.SameFile(has, there) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// dockerHook is the argument of the hook by which Docker moves its networks' devices into the namespace that the real
+// runtime makes.
+const dockerHook = "libnetwork-setkey"
+
+// hasDockerHook reports whether Docker gives the container networks once its namespace is there: one may be Heddle's.
+func hasDockerHook(config object) bool {
+	hooks, _ := config["hooks"].(object)
+	list, _ := hooks["prestart"].([]any)
+	for _, e := range list {
+		hook, _ := e.(object)
+		args, _ := hook["args"].([]any)
+		if len(args) > 0 && args[0] == dockerHook {
+			return true
+		}
+	}
+	return false
+}

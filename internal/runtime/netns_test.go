@@ -1,0 +1,69 @@
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A container that names no endpoint is Heddle's if the agent's record has its network namespace, under whatever path.
+func TestEndpointByNetns(t *testing.T) {
+	dir := t.TempDir()
+	ns, other, link := filepath.Join(dir, "ns"), filepath.Join(dir, "other"), filepath.Join(dir, "link")
+	for _, f := range []string{ns, other} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil { // any file is as good as a namespace's here
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(ns, link); err != nil {
+		t.Fatal(err)
+	}
+	config := func(path, more string) string {
+		return fmt.Sprintf(`{%s"linux":{"namespaces":[{"type":"pid"},{"type":"network"%s}]}}`, more, path)
+	}
+	at := func(path string) string { return fmt.Sprintf(`,"path":%q`, path) }
+	record := func(intercepted bool) string {
+		return fmt.Sprintf(`{"endpoints":[{"netns_path":%q,"intercepted":true},{"netns_path":%q,"intercepted":%v}]}`, filepath.Join(dir, "gone"), link, intercepted)
+	}
+	for name, c := range map[string]struct {
+		record, config string
+		all, changed   bool
+		kept           string
+	}{
+		"an endpoint's":          {record(true), config(at(ns), ""), false, true, ""},
+		"not intercepted":        {record(false), config(at(ns), ""), false, false, ""},
+		"another":                {record(true), config(at(other), ""), false, false, ""},
+		"gone":                   {record(true), config(at(filepath.Join(dir, "gone")), ""), false, false, ""},
+		"none":                   {record(true), `{"linux":{}}`, true, false, ""},
+		"the node's":             {record(true), config(at("/proc/self/ns/net"), ""), true, false, ""},
+		"no record":              {"", config(at(ns), ""), false, false, ""},
+		"malformed record":       {"{", config(at(ns), ""), false, false, "node.json"},
+		"own":                    {record(true), config("", ""), false, false, ""},
+		"own, all":               {record(true), config("", ""), true, true, ""},
+		"another, all":           {record(true), config(at(other), ""), true, true, ""},
+		"with a capability":      {record(true), config(at(ns), `"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},`), false, true, leftCapability},
+		"with other annotations": {record(true), config(at(ns), `"annotations":{"a":"b"},`), false, true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := t.TempDir()
+			if c.record != "" {
+				if err := os.WriteFile(filepath.Join(run, recordFile), []byte(c.record), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dir := bundle(t, c.config)
+			changed, kept, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all)
+			if err != nil || changed != c.changed || !strings.Contains(kept, c.kept) || kept != "" && c.kept == "" {
+				t.Fatalf("changed %v, kept %q, %v", changed, kept, err)
+			}
+			if has := strings.Contains(read(t, dir), `"listenerMetadata": "@netns"`); has != (c.changed && c.kept == "") {
+				t.Errorf("listener %v:\n%s", has, read(t, dir))
+			}
+			if again, _, err := EditBundle(dir, filepath.Join(run, "seccomp.sock"), c.all); again || err != nil {
+				t.Errorf("second edit: changed %v, %v", again, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,123 @@
+package store
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// viewPair holds what a store has, and a view that has seen every change of it.
+type viewPair struct {
+	t       *testing.T
+	keys    Keys
+	values  map[string][]byte
+	created map[string]int64
+	view    *View
+	skipped int
+}
+
+func (p *viewPair) put(key string, value []byte, err error, now int64) {
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	if _, there := p.values[key]; !there {
+		p.created[key] = now
+	}
+	p.values[key] = value
+	p.view.Set(key, value, p.created[key])
+}
+
+func (p *viewPair) delete(key string) {
+	delete(p.values, key)
+	p.view.Delete(key)
+}
+
+// check compares the view with one that reads everything anew.
+func (p *viewPair) check(what string) State {
+	fresh := NewView(p.keys, slog.New(slog.DiscardHandler), func() {})
+	for key, value := range p.values {
+		fresh.Set(key, value, p.created[key])
+	}
+	got, want := p.view.State(7), fresh.State(7)
+	for _, part := range []struct{ got, want any }{{got.Nodes, want.Nodes}, {got.Endpoints, want.Endpoints},
+		{got.Policies, want.Policies}, {got.Namespaces, want.Namespaces}} {
+		if !reflect.DeepEqual(part.got, part.want) && reflect.ValueOf(part.got).Len()+reflect.ValueOf(part.want).Len() > 0 {
+			p.t.Fatalf("%s:\n got %v\nwant %v", what, part.got, part.want)
+		}
+	}
+	return got
+}
+
+// TestViewFollowsChanges: a view that has followed every change gives the same state as one that reads everything anew,
+// with nodes and endpoints that contradict each other.
+func TestViewFollowsChanges(t *testing.T) {
+	for seed := range uint64(40) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		p := &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
+		p.view = NewView(p.keys, slog.New(slog.DiscardHandler), func() { p.skipped++ })
+		var rejected int
+		for step := range int64(80) {
+			name := fmt.Sprintf("n%d", r.IntN(4))
+			id := model.EndpointID(1 + r.IntN(4))
+			switch r.IntN(8) {
+			case 0, 1: // prefixes and addresses of two nodes may collide
+				n := testNode(name, fmt.Sprintf("192.0.2.%d", 1+r.IntN(4)), fmt.Sprintf("10.244.%d.0/24", r.IntN(4)))
+				raw, err := EncodeNode(n)
+				p.put(p.keys.Node(name), raw, err, step)
+			case 2:
+				p.delete(p.keys.Node(name))
+			case 3:
+				p.delete(p.keys.Endpoint(name, id))
+			case 4:
+				p.put(p.keys.Endpoint(name, id), []byte("{"), nil, step)
+			default:
+				addr := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(4)), byte(2 + r.IntN(3))})
+				raw, err := EncodeEndpoint(model.Endpoint{ID: id, Node: name, Name: fmt.Sprint("c", id), Addrs: []netip.Addr{addr}, Created: time.Unix(step, 0).UTC()})
+				p.put(p.keys.Endpoint(name, id), raw, err, step)
+			}
+			if r.IntN(3) > 0 {
+				got := p.check(fmt.Sprintf("seed %d, step %d", seed, step))
+				rejected += len(p.values) - len(got.Nodes) - len(got.Endpoints)
+			}
+		}
+		if rejected == 0 {
+			t.Fatalf("seed %d: nothing contradicted anything", seed)
+		}
+	}
+}
+
+// TestViewSharesWhatHasNotChanged: receivers go by that.
+func TestViewSharesWhatHasNotChanged(t *testing.T) {
+	p := &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
+	p.view = NewView(p.keys, slog.New(slog.DiscardHandler), func() {})
+	raw, err := EncodeNode(testNode("n1", "192.0.2.1", "10.244.1.0/24"))
+	p.put(p.keys.Node("n1"), raw, err, 1)
+	endpoint := func(label string) ([]byte, error) {
+		return EncodeEndpoint(model.Endpoint{ID: 1, Node: "n1", Name: "c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")},
+			Labels: map[string]string{"app": label}, Created: time.Unix(1, 0).UTC()})
+	}
+	raw, err = endpoint("a")
+	p.put(p.keys.Endpoint("n1", 1), raw, err, 1)
+	first := p.check("first")
+	raw, err = EncodePolicy(testPolicy("p", 1))
+	p.put(p.keys.Policy("p"), raw, err, 2)
+	second := p.check("policy")
+	if &first.Nodes[0] != &second.Nodes[0] || &first.Endpoints[0] != &second.Endpoints[0] {
+		t.Error("a policy made nodes or endpoints others")
+	}
+	raw, err = endpoint("b")
+	p.put(p.keys.Endpoint("n1", 1), raw, err, 3)
+	third := p.check("endpoint")
+	if &second.Endpoints[0] == &third.Endpoints[0] || second.Endpoints[0].Labels["app"] != "a" || third.Endpoints[0].Labels["app"] != "b" {
+		t.Error("an endpoint that has changed is not seen, or an old state has changed")
+	}
+	if &second.Policies[0] != &third.Policies[0] || &second.Nodes[0] != &third.Nodes[0] {
+		t.Error("an endpoint made nodes or policies others")
+	}
+}

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Builds the Debian package: build-deb.sh OUT PROGRAM..., as `make deb` calls it. The same commit gives the same bytes:
+# nothing in it is of the machine or the moment. VERSION overrides the version; COMPRESS and LEVEL are dpkg-deb's -Z and -z.
+set -euo pipefail
+umask 022
+export LC_ALL=C TZ=UTC
+
+out=$1
+shift
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/.."
+go=${GO:-go}
+arch=$(dpkg --print-architecture)
+case $arch in amd64) goarch=amd64 ;; arm64) goarch=arm64 ;; *) echo "no package for $arch" >&2; exit 1 ;; esac
+
+# A tag vX.Y.Z is version X.Y.Z, commits after it are X.Y.Z+git..., and before the first tag it is 0~git...: dates sort,
+# and a shallow checkout knows them.
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+export SOURCE_DATE_EPOCH
+if [ -z "${VERSION:-}" ]; then
+	commit=$(date -u -d "@$SOURCE_DATE_EPOCH" +git%Y%m%d%H%M%S).$(git rev-parse --short=10 HEAD)
+	if tag=$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null); then
+		VERSION=${tag#v}
+		[ "$(git rev-parse "$tag^{commit}")" = "$(git rev-parse HEAD)" ] || VERSION=$VERSION+$commit
+	else
+		VERSION=0~$commit
+	fi
+	[ -z "$(git status --porcelain --untracked-files=no)" ] || VERSION=$VERSION+dirty
+fi
+
+root=$out/root
+rm -rf "$root" "$out/tools"
+mkdir -p "$root/DEBIAN" "$out/tools"
+
+# Programs. -trimpath and no VCS stamp: the path and state of the checkout must not show.
+flags=(-trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION")
+for p in "$@"; do
+	case $p in
+	heddled) dir=usr/sbin ;;
+	heddle-cni) dir=usr/lib/cni ;;
+	*) dir=usr/bin ;;
+	esac
+	mkdir -p "$root/$dir"
+	CGO_ENABLED=0 GOARCH=$goarch "$go" build "${flags[@]}" -o "$root/$dir/$p" "./cmd/$p"
+done
+
+# Manual pages and completions, from the programs' own flags.
+doc=$root/usr/share/doc/heddle
+man=$root/usr/share/man/man8
+mkdir -p "$man" "$doc" "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
+	"$root/usr/share/fish/vendor_completions.d"
+for p in heddle heddled; do
+	CGO_ENABLED=0 "$go" build -buildvcs=false -trimpath -tags man -o "$out/tools/$p" "./cmd/$p"
+	"$out/tools/$p" "$man"
+	program=$(ls "$root"/usr/*bin/$p)
+	"$program" completion bash >"$root/usr/share/bash-completion/completions/$p"
+	"$program" completion zsh >"$root/usr/share/zsh/vendor-completions/_$p"
+	"$program" completion fish >"$root/usr/share/fish/vendor_completions.d/$p.fish"
+done
+cp packaging/heddle-runtime.8 "$man/"
+gzip -9n "$man"/*
+
+# Documents, settings, unit.
+cp packaging/copyright "$doc/"
+"$go" list -deps -f '{{with .Module}}{{if .Version}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' "${@/#/./cmd/}" | sort -u |
+	while read -r module version dir; do
+		for f in "$dir"/LICEN[SC]E* "$dir"/COPYING* "$dir"/NOTICE*; do
+			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$module" "$version" "${f##*/}" && cat "$f"; }
+		done
+	done | gzip -9nc >"$doc/third-party-licenses.gz"
+gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
+cp -r README.md docs "$doc/"
+install -D -m 644 packaging/heddled.default "$root/etc/default/heddled"
+install -D -m 644 packaging/heddled.service "$root/lib/systemd/system/heddled.service"
+echo /etc/default/heddled >"$root/DEBIAN/conffiles"
+
+# Control files. preinst has the layout of this version's maps, for the version before it to judge.
+layout=$("$root/usr/sbin/heddled" abi)
+for script in preinst postinst prerm postrm; do
+	while IFS= read -r line; do
+		if [ "$line" = '@LAYOUT@' ]; then printf '%s\n' "$layout"; else printf '%s\n' "$line"; fi
+	done <packaging/debian/$script >"$root/DEBIAN/$script"
+	chmod 755 "$root/DEBIAN/$script"
+done
+size=$(du -k -s --apparent-size --exclude=DEBIAN "$root" | cut -f1)
+sed -e "s|@VERSION@|$VERSION|; s|@ARCH@|$arch|; s|@SIZE@|$size|" packaging/debian/control >"$root/DEBIAN/control"
+(cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\n' | sort | xargs -d '\n' md5sum) >"$root/DEBIAN/md5sums"
+
+find "$root" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+deb=$out/heddle_${VERSION}_$arch.deb
+dpkg-deb --root-owner-group --threads-max=1 "-Z${COMPRESS:-xz}" "-z${LEVEL:-3}" --build "$root" "$deb" >/dev/null
+rm -rf "$root" "$out/tools"
+echo "$deb"

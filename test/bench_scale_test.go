@@ -1,0 +1,94 @@
+package test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/bench"
+)
+
+// TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every cell, and leaves the lab
+// without rules, labels and made-up nodes.
+func TestBenchPolicyScale(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "scale.json")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "policy-scale", "--quick", "--lab", labName, "--scopes", "inter",
+		"--rules", "0,100", "--endpoints", "40", "--nodes", "4", "--json", file, "--plot", filepath.Join(t.TempDir(), "scale.svg"))
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result bench.ScaleResult
+	if err := json.Unmarshal(raw, &result); err != nil {
+		t.Fatal(err)
+	}
+	if len(result.Connects) != 2*3 || len(result.Changes) != 2 {
+		t.Errorf("%d figures of connects, want 6; %d of changes, want 2", len(result.Connects), len(result.Changes))
+	}
+	for _, c := range result.Connects {
+		if c.P50Us.Median <= 0 || c.P99Us.Median < c.P50Us.Median {
+			t.Errorf("%+v", c)
+		}
+	}
+	for _, c := range result.Changes {
+		if c.InForceMs.Median <= 0 || c.AppliedMs.Median <= 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if out := heddle(t, "policy", "list", "--lab", labName); strings.Contains(out, "bench-") {
+		t.Errorf("rules are left:\n%s", out)
+	}
+	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench-") {
+		t.Errorf("labels are left:\n%s", out)
+	}
+	// The nodes hear of it one after the other.
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		out := heddle(t, "status", "--lab", labName, "--output", "json")
+		if strings.Count(out, `"peers": 1,`) == 2 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("made-up nodes are left:\n%s", out)
+		}
+	}
+}
+
+// TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no endpoint and no
+// network namespace.
+func TestBenchEndpoints(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "endpoints.json")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "endpoints", "--lab", labName, "--endpoints", "2", "--runs", "1", "--json", file)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result bench.EndpointMemoryResult
+	if err := json.Unmarshal(raw, &result); err != nil || result.Endpoints != 2 || result.Rounds != 1 {
+		t.Errorf("%s: %v", raw, err)
+	}
+	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench/") {
+		t.Errorf("endpoints are left:\n%s", out)
+	}
+	if left, err := filepath.Glob("/run/netns/" + labName + "-bench-*"); err != nil || len(left) > 0 {
+		t.Errorf("network namespaces are left: %v, %v", left, err)
+	}
+}

@@ -1,0 +1,100 @@
+package test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// containerd runs containerd on a node until the test ends and gives its command line.
+func containerd(t *testing.T, node, dir string) engineCLI {
+	t.Helper()
+	networks, socket := writeNetwork(t, node, dir), filepath.Join(dir, "containerd.sock")
+	config := filepath.Join(dir, "config.toml")
+	writeFile(t, config, fmt.Appendf(nil, `version = 2
+root = %q
+state = %q
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = %q
+[ttrpc]
+  address = %q
+[plugins."io.containerd.internal.v1.opt"]
+  path = %q
+`, filepath.Join(dir, "root"), filepath.Join(dir, "state"), socket, socket+".ttrpc", filepath.Join(dir, "opt")))
+	startDaemon(t, "containerd on "+node, node, dir, "containerd", "--config", config)
+	// ctr looks for networks and plugins at fixed places: it gets a view of its own of those.
+	cache := filepath.Join(dir, "cache")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	places := fmt.Sprintf(`mkdir -p /etc/cni/net.d /opt/cni/bin /var/lib/cni && mount --bind %s /etc/cni/net.d &&
+		mount --bind %s /opt/cni/bin && mount --bind %s /var/lib/cni && exec "$@"`, networks, filepath.Dir(heddleBin), cache)
+	c := engineCLI{t, node, []string{"unshare", "-m", "sh", "-c", places, "sh", "ctr", "--address", socket}}
+	eventually(t, "containerd on "+node, func() (bool, string) {
+		_, stderr, err := c.try("version")
+		return err == nil, stderr
+	})
+	return c
+}
+
+// ctrRun runs a container until the test ends, or it is killed, and waits for its endpoint's address.
+func ctrRun(t *testing.T, c engineCLI, dir, name string, argv []string) (addr string, ended <-chan struct{}) {
+	t.Helper()
+	args := []string{"run", "--rm", "--cni", "--annotation", "io.heddle.endpoint=@netns", "--cgroup", "/" + engineCgroup() + "/" + c.node,
+		"--runc-binary", filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"), "--env", "PATH=/bin", "--rootfs", unpackRoot(t, dir), name}
+	over, _ := startDaemon(t, "ctr run "+name, c.node, dir, slices.Concat(c.command, args, argv)...)
+	eventually(t, "container "+name+" to run", func() (bool, string) {
+		select {
+		case <-over:
+			t.Fatalf("container %s ended", name)
+		default:
+		}
+		out, stderr, err := c.try("task", "ls")
+		return err == nil && strings.Contains(out, name) && strings.Contains(out, "RUNNING"), out + stderr
+	})
+	for _, e := range endpointsOn(t, c.node) {
+		if e.Name == engineNetwork()+"/default-"+name+"/eth0" {
+			return e.Addrs[0].String(), over
+		}
+	}
+	t.Fatalf("container %s has no endpoint", name)
+	return "", nil
+}
+
+// TestContainerd runs containerd on two nodes, with Heddle's CNI plugin.
+func TestContainerd(t *testing.T) {
+	needEngine(t, "containerd", "containerd", "ctr", "runc")
+	dirs := engineDirs(t, "n1", "n2")
+	n1, n2 := containerd(t, "n1", dirs["n1"]), containerd(t, "n2", dirs["n2"])
+	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
+	far, serverOver := ctrRun(t, n2, dirs["n2"], "server", serveWeb)
+	_, clientOver := ctrRun(t, n1, dirs["n1"], "client", stay)
+	writeFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n")) // ctr has no names of its own
+	direct(t, "n1", 2, func() {
+		for i, host := range []string{far, "web"} {
+			if got := n1.must("task", "exec", "--exec-id", fmt.Sprint("fetch", i), "client", "wget", "-qO-", "http://"+host+"/"); got != greeting {
+				t.Errorf("fetched %q from %s", got, host)
+			}
+		}
+	})
+	n1.must("task", "kill", "-s", "KILL", "client")
+	n2.must("task", "kill", "-s", "KILL", "server")
+	for _, over := range []<-chan struct{}{clientOver, serverOver} {
+		select {
+		case <-over:
+		case <-time.After(patience):
+			t.Fatal("a container that was killed does not end")
+		}
+	}
+	for _, c := range []engineCLI{n1, n2} {
+		if out := c.must("container", "ls", "-q"); out != "" {
+			t.Errorf("containers left on %s: %s", c.node, out)
+		}
+		sameNode(t, c.node, before[c.node])
+	}
+}

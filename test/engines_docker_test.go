@@ -1,0 +1,206 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// dockerEngine is a dockerd of the test's own.
+type dockerEngine struct {
+	engineCLI
+	host   string // of its API
+	driver string // the name of the agent's drivers
+}
+
+// startDockers runs a dockerd on each node, at the same time.
+func startDockers(t *testing.T, nodes ...string) []dockerEngine {
+	t.Helper()
+	needEngine(t, "Docker", "dockerd", "docker", "containerd", "iptables")
+	dirs := engineDirs(t, nodes...)
+	if err := os.MkdirAll(dockerPlugins, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out := make([]dockerEngine, len(nodes))
+	waits := make([]func(), len(nodes))
+	for i, node := range nodes {
+		out[i], waits[i] = startDocker(t, node, dirs[node])
+	}
+	for _, wait := range waits {
+		wait()
+	}
+	return out
+}
+
+func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
+	t.Helper()
+	d = dockerEngine{engineCLI{t: t, node: node}, "unix://" + filepath.Join(dir, "docker.sock"), labName + "-" + node}
+	d.command = []string{"docker", "-H", d.host}
+	if err := os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")); err != nil {
+		t.Fatal(err)
+	}
+	ended, log := startDaemon(t, "dockerd on "+node, node, dir, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
+		"--pidfile", filepath.Join(dir, "pid"), "-H", d.host, "--iptables=false", "--ip6tables=false", "--bridge=none",
+		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"))
+	return d, func() {
+		t.Helper()
+		eventually(t, "dockerd on "+node, func() (bool, string) {
+			select {
+			case <-ended:
+				raw, _ := os.ReadFile(log)
+				t.Fatalf("dockerd on %s ended:\n%s", node, raw)
+			default:
+			}
+			_, stderr, err := d.try("version")
+			return err == nil, stderr
+		})
+	}
+}
+
+// importRoot makes the image "small".
+func (d dockerEngine) importRoot(root []byte) {
+	d.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, d.command[0], append(d.command[1:], "import", "-", "small")...)
+	cmd.Stdin = bytes.NewReader(root)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		d.t.Fatalf("docker import on %s: %v\n%s", d.node, err, out)
+	}
+}
+
+// start runs a container of the network "net" in the background.
+func (d dockerEngine) start(runtime, name string, argv []string, options ...string) {
+	d.t.Helper()
+	args := append([]string{"run", "-d", "--runtime", runtime, "--network", "net", "--name", name}, options...)
+	d.must(append(append(args, "small"), argv...)...)
+}
+
+func (d dockerEngine) addr(name string) string {
+	d.t.Helper()
+	return d.must("inspect", "-f", "{{.NetworkSettings.Networks.net.IPAddress}}", name)
+}
+
+// dnsOverTCP asks for the address of name at Docker's DNS by TCP, as resolvers do for long answers, and prints the answer
+// in hexadecimal: two bytes of length, then header, question and answer.
+func dnsOverTCP(name string) string {
+	question := `\022\064\001\000\000\001\000\000\000\000\000\000` + `\00` + string(rune('0'+len(name))) + name + `\000\000\001\000\001`
+	size := 12 + 1 + len(name) + 1 + 4
+	length := `\000\0` + string(rune('0'+size/8)) + string(rune('0'+size%8))
+	return `printf "` + length + question + `" | nc -w 10 127.0.0.11 53 | hexdump -v -e '1/1 "%02x"'`
+}
+
+// TestDocker runs Docker on two nodes, with Heddle's network and IPAM drivers.
+func TestDocker(t *testing.T) {
+	root := smallRoot(t)
+	docker := startDockers(t, "n1", "n2")
+	n1, n2 := docker[0], docker[1]
+	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
+	for _, d := range docker {
+		d.importRoot(root)
+		d.must("network", "create", "-d", d.driver, "--ipam-driver", d.driver, "net")
+	}
+	n1.mustRefuse("--ipam-driver", "network", "create", "-d", n1.driver, "wrong")
+
+	n2.start("heddle", "server", serveWeb, "--network-alias", "web")
+	n1.start("heddle", "client", stay)
+	n1.start("heddle", "near", serveWeb, "--network-alias", "web")
+	fetch := func(d dockerEngine, container, host string) string {
+		t.Helper()
+		return d.must("exec", container, "wget", "-qO-", "http://"+host+"/")
+	}
+	far := n2.addr("server")
+	direct(t, "n1", 2, func() {
+		for range 2 {
+			if got := fetch(n1, "client", far); got != greeting {
+				t.Errorf("fetched %q from another node", got)
+			}
+		}
+	})
+
+	t.Run("names", func(t *testing.T) {
+		near := n1.addr("near")
+		for _, name := range []string{"near", "web"} { // of the container, and its alias
+			if got := fetch(n1, "client", name); got != greeting {
+				t.Errorf("fetched %q from %s", got, name)
+			}
+			if got := n1.must("exec", "client", "nslookup", name); !strings.Contains(got, near) {
+				t.Errorf("nslookup %s: want %s in\n%s", name, near, got)
+			}
+		}
+		if got := n1.must("exec", "client", "sh", "-c", dnsOverTCP("near")); !strings.HasSuffix(got, inHex(near)) {
+			t.Errorf("DNS over TCP: want the address %s (%s) at the end of %s", near, inHex(near), got)
+		}
+		n1.must("run", "--rm", "--runtime", "heddle", "--network", "net", "--add-host", "far:"+far, "small", "wget", "-qO-", "http://far/")
+	})
+	t.Run("plain", func(t *testing.T) { // another runtime on the same network
+		if got := n1.must("run", "--rm", "--runtime", "runc", "--network", "net", "small", "wget", "-qO-", "http://"+far+"/"); got != greeting {
+			t.Errorf("a container that is not intercepted fetched %q", got)
+		}
+	})
+	t.Run("labels", func(t *testing.T) {
+		n1.must("run", "-d", "--runtime", "heddle", "--network", "name=net,driver-opt=io.heddle.label.app=shop", "--name", "labelled", "small", "sleep", "1000")
+		if list := heddle(t, "endpoints", "--lab", labName, "--node", "n1"); !strings.Contains(list, "app=shop") {
+			t.Errorf("no label app=shop in\n%s", list)
+		}
+		n1.must("rm", "-f", "labelled")
+	})
+	t.Run("published port", func(t *testing.T) {
+		n1.mustRefuse("not supported", "run", "--rm", "--runtime", "heddle", "--network", "net", "-p", "8080:80", "small", "sleep", "1000")
+	})
+	t.Run("stop and start", func(t *testing.T) {
+		n1.must("kill", "near")
+		n1.must("start", "near")
+		if got := fetch(n1, "client", "near"); got != greeting {
+			t.Errorf("fetched %q after a restart", got)
+		}
+	})
+	t.Run("compose", func(t *testing.T) { composeExample(t, n1) })
+
+	n1.must("rm", "-f", "client", "near")
+	n2.must("rm", "-f", "server")
+	for _, d := range docker {
+		d.must("network", "rm", "net")
+		sameNode(t, d.node, before[d.node])
+	}
+}
+
+// inHex gives an IPv4 address as four bytes in hexadecimal.
+func inHex(addr string) string {
+	b := netip.MustParseAddr(addr).As4()
+	return hex.EncodeToString(b[:])
+}
+
+// composeExample runs the example of docs/howto/docker.md as it stands there, but for the name of the driver.
+func composeExample(t *testing.T, d dockerEngine) {
+	needEngine(t, "Docker Compose", "docker-compose")
+	page, err := os.ReadFile("../docs/howto/docker.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(page), "```yaml\n")
+	file, _, closed := strings.Cut(rest, "```")
+	if !found || !closed {
+		t.Fatal("docker.md has no example in YAML")
+	}
+	dir := filepath.Join(enginesRoot(), d.node, "shop")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "docker-compose.yml")
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(file, "driver: heddle", "driver: "+d.driver)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	compose := engineCLI{t, d.node, []string{"docker-compose", "-H", d.host, "-f", path}}
+	compose.must("up", "-d")
+	if got := compose.must("exec", "-T", "front", "wget", "-qO-", "http://shop/"); got != greeting {
+		t.Errorf("the service front fetched %q from the service shop", got)
+	}
+	compose.must("down", "-t", "0")
+}

@@ -1,0 +1,114 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// engineNetwork names the CNI network of the engines' containers.
+func engineNetwork() string { return labName + "-net" }
+
+// writeNetwork writes a CNI network with Heddle's plugin as an engine reads it, and gives its directory.
+func writeNetwork(t *testing.T, node, dir string) string {
+	t.Helper()
+	networks := filepath.Join(dir, "net")
+	if err := os.MkdirAll(networks, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	list := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"heddle-cni","socket":%q}]}`, engineNetwork(), agentFile(node, "api.sock"))
+	writeFile(t, filepath.Join(networks, "10-heddle.conflist"), []byte(list))
+	return networks
+}
+
+// podman gives a Podman with storage of its own, an image and a network.
+func podman(t *testing.T, node, dir string, root string) engineCLI {
+	t.Helper()
+	networks := writeNetwork(t, node, dir)
+	conf := filepath.Join(dir, "containers.conf")
+	writeFile(t, conf, fmt.Appendf(nil, `[network]
+network_backend = "cni"
+cni_plugin_dirs = [%q, "/usr/lib/cni"]
+[engine]
+lock_type = "file"
+`, filepath.Dir(heddleBin)))
+	p := engineCLI{t, node, []string{"env", "CONTAINERS_CONF=" + conf, "podman", "--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"),
+		"--tmpdir", filepath.Join(dir, "tmp"), "--events-backend=file", "--cgroup-manager=cgroupfs", "--network-config-dir", networks,
+		"--runtime", filepath.Join(filepath.Dir(heddleBin), "heddle-runtime")}}
+	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p.must("import", root, "small")
+	return p
+}
+
+// podmanRun is `podman run` with what this kind of machine needs, and where the node's agent is: Podman does not hand its
+// environment to the runtime.
+func podmanRun(p engineCLI, options ...string) []string {
+	return append([]string{"run", "--ulimit", "nofile=20000:20000", "--ulimit", "nproc=32768:32768", "--cgroup-parent", "/" + engineCgroup(),
+		"--annotation", "io.heddle.seccomp-socket=" + agentFile(p.node, "seccomp.sock")}, options...)
+}
+
+// TestPodman runs Podman on two nodes, with Heddle's CNI plugin.
+func TestPodman(t *testing.T) {
+	needEngine(t, "Podman", "podman", "conmon", "runc")
+	dirs := engineDirs(t, "n1", "n2")
+	root := filepath.Join(enginesRoot(), "root.tar")
+	writeFile(t, root, smallRoot(t))
+	n1, n2 := podman(t, "n1", dirs["n1"], root), podman(t, "n2", dirs["n2"], root)
+	t.Cleanup(func() { // what still runs would hold a network namespace
+		for _, p := range []engineCLI{n1, n2} {
+			_, _, _ = p.try("rm", "-f", "-a", "-t", "0")
+		}
+	})
+	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
+
+	n2.must(append(podmanRun(n2, "-d", "--network", engineNetwork(), "--name", "server", "small"), serveWeb...)...)
+	far := n2.must("inspect", "-f", "{{(index .NetworkSettings.Networks \""+engineNetwork()+"\").IPAddress}}", "server")
+	n1.must(append(podmanRun(n1, "-d", "--network", engineNetwork(), "--add-host", "web:"+far, "--name", "client", "small"), stay...)...)
+	direct(t, "n1", 3, func() {
+		for what, argv := range map[string][]string{
+			"by address":          {"exec", "client", "wget", "-qO-", "http://" + far + "/"},
+			"by name":             {"exec", "client", "wget", "-qO-", "http://web/"},
+			"in the same network": podmanRun(n1, "--rm", "--network", "container:client", "small", "wget", "-qO-", "http://"+far+"/"),
+		} {
+			if got := n1.must(argv...); got != greeting {
+				t.Errorf("%s: fetched %q", what, got)
+			}
+		}
+	})
+	if got := n1.must("exec", "client", "ip", "-4", "addr", "show", "eth0"); !strings.Contains(got, "inet 10.") {
+		t.Errorf("eth0 of the container: %s", got)
+	}
+	n1.must("stop", "-t", "0", "client")
+	n1.must("start", "client")
+	if got := n1.must("exec", "client", "wget", "-qO-", "http://web/"); got != greeting {
+		t.Errorf("fetched %q after a restart", got)
+	}
+	n1.must("rm", "-f", "-t", "0", "client")
+	n2.must("rm", "-f", "-t", "0", "server")
+	for _, p := range []engineCLI{n1, n2} {
+		sameNode(t, p.node, before[p.node])
+	}
+}
+
+// unpackRoot makes the small root a directory.
+func unpackRoot(t *testing.T, dir string) string {
+	t.Helper()
+	root := filepath.Join(dir, "rootfs")
+	if err := os.MkdirAll(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "tar", "-C", root, "-x")
+	cmd.Stdin = strings.NewReader(string(smallRoot(t)))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("unpack: %v\n%s", err, out)
+	}
+	return root
+}

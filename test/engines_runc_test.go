@@ -1,0 +1,84 @@
+package test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/netns"
+)
+
+// runcContainer makes an endpoint and a bundle for it as docs/howto/runc.md has it, and runs it.
+func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime engineCLI) {
+	t.Helper()
+	space := engineNetwork() + "-" + name
+	if err := netns.Create(space); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Delete(space); err != nil {
+			t.Error(err)
+		}
+	})
+	heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--lab", labName, "--node", node)
+	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}
+	unpackRoot(t, dir)
+	runtime.must("spec", "--bundle", dir)
+	path := filepath.Join(dir, "config.json")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(raw, &spec); err != nil {
+		t.Fatal(err)
+	}
+	spec.Process.Terminal, spec.Process.Args = false, argv
+	spec.Process.Rlimits = nil
+	spec.Annotations = map[string]string{"io.heddle.endpoint": name}
+	spec.Linux.CgroupsPath = "/" + engineCgroup() + "/" + name
+	for i := range spec.Linux.Namespaces {
+		if spec.Linux.Namespaces[i].Type == specs.NetworkNamespace {
+			spec.Linux.Namespaces[i].Path = netns.Path(space)
+		}
+	}
+	if raw, err = json.Marshal(spec); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, path, raw)
+	runtime.must("run", "--detach", "--bundle", dir, name)
+	return runtime
+}
+
+// TestRunc runs containers by runc alone, with endpoints made by hand.
+func TestRunc(t *testing.T) {
+	needEngine(t, "runc", "runc")
+	dirs := engineDirs(t, "n1", "n2")
+	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
+	server := runcContainer(t, "n2", dirs["n2"], "server", serveWeb)
+	client := runcContainer(t, "n1", dirs["n1"], "client", stay)
+	far := ""
+	for _, e := range endpointsOn(t, "n2") {
+		if e.Name == "server" {
+			far = e.Addrs[0].String()
+		}
+	}
+	writeFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n"))
+	direct(t, "n1", 2, func() {
+		for _, host := range []string{far, "web"} {
+			if got := client.must("exec", "client", "wget", "-qO-", "http://"+host+"/"); got != greeting {
+				t.Errorf("fetched %q from %s", got, host)
+			}
+		}
+	})
+	client.must("delete", "-f", "client")
+	server.must("delete", "-f", "server")
+	heddle(t, "endpoints", "delete", "client", "--lab", labName, "--node", "n1")
+	heddle(t, "endpoints", "delete", "server", "--lab", labName, "--node", "n2")
+	for node := range dirs {
+		sameNode(t, node, before[node])
+	}
+}

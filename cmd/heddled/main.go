@@ -27,7 +27,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends at once
 	if err := newCommand().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "heddled:", err)
 		os.Exit(1)
@@ -210,6 +210,7 @@ func run(ctx context.Context, f flags) error {
 			cfg.Log.Warn("built for the attack suite: runs without a protection", "protection", p.Name)
 		}
 	}
+	defer boundEnd(ctx, endTime, os.Stderr, os.Exit)()
 	cfg.Features = doctor.Run(ctx)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {
 		cfg.Log.Error("this host lacks what Heddle needs: run `heddle doctor`", "missing", missing)

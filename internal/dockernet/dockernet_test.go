@@ -165,12 +165,12 @@ func TestRefusals(t *testing.T) {
 func TestFailures(t *testing.T) {
 	n := &fakeNode{err: errors.New("no free address")}
 	h := serve(n)
-	call(t, h, "NetworkDriver.CreateEndpoint", `{`+ids+`,"Interface":{"Address":"10.1.2.9/32"}}`)
 	for method, body := range map[string]string{
 		"IpamDriver.RequestAddress":    `{}`,
 		"NetworkDriver.Join":           `{` + ids + `,"SandboxKey":"/n"}`,
 		"NetworkDriver.DeleteEndpoint": `{` + ids + `}`,
 	} {
+		call(t, h, "NetworkDriver.CreateEndpoint", `{`+ids+`,"Interface":{"Address":"10.1.2.9/32"}}`)
 		if got := call(t, h, method, body); got != `{"Err":"heddle: no free address"}` {
 			t.Errorf("%s: %s", method, got)
 		}

@@ -34,16 +34,18 @@ define install
 	fi
 endef
 
-.PHONY: help build deb attack demo test test-lsm test-upgrade soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
 	@echo "make build   programs into $(BIN)/"
 	@echo "make deb     the Debian package into $(OUT)/deb/, with version $$VERSION or the commit's; reproducible"
+	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
+	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
@@ -60,6 +62,11 @@ deb:
 	$(call install,$(DEB_PACKAGES))
 	@mkdir -p $(OUT)/deb
 	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS)
+
+# docs/howto/kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
+image:
+	@mkdir -p $(OUT)/image
+	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
 attack:
@@ -115,6 +122,19 @@ test-lsm: need-root
 	@[ -n "$$(ls $(OUT)/lsm/linux-image-*.deb 2>/dev/null)" ] || { apt-get update -qq && cd $(OUT)/lsm && apt-get download -qq \
 		"$$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
 	test/lsm.sh $(OUT)/lsm/linux-image-*.deb $(OUT)/lsm/datapath.test
+
+# Kubernetes, built from its modules: test/k8s/build/go.mod has the version. What is built is kept.
+K8S_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
+K8S_PACKAGES := etcd-server containerd runc iproute2 nftables util-linux busybox-static containernetworking-plugins
+k8s: $(addprefix $(OUT)/k8s/,$(K8S_PROGRAMS))
+$(OUT)/k8s/%: test/k8s/build/go.mod
+	@mkdir -p $(OUT)/k8s
+	cd test/k8s/build && $(GO) build -trimpath -ldflags "-s -w" -o $(abspath $@) k8s.io/kubernetes/cmd/$*
+
+test-k8s: need-root build k8s image
+	$(call install,$(K8S_PACKAGES))
+	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_K8S_BIN=$(abspath $(OUT)/k8s) HEDDLE_IMAGE=$$(ls -t $(CURDIR)/$(OUT)/image/*.tar | head -1) \
+		$(GO) test ./test/k8s -count=1 -timeout 20m -v
 
 # The upgrade from a real earlier build, of commit REV: docs/howto/install-debian.md. `make test` has one from the same
 # source, because a checkout may have no history.

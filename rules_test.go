@@ -40,6 +40,7 @@ var allowed = map[string][]string{
 	"internal/doctor":         {"internal/api", "internal/datapath", "internal/netcfg", "internal/netns", "internal/runtime"},
 	"internal/runtime":        {},
 	"internal/durable":        {},
+	"internal/agentpod":       {"internal/durable"},
 	"internal/trust":          {"internal/durable"},
 	"internal/node": {"internal/api", "internal/datapath", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/intercept",
 		"internal/intercept/park", "internal/netcfg", "internal/policy", "internal/probe", "internal/store", "internal/store/etcd",

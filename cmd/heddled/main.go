@@ -55,7 +55,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newParkCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand())
+	cmd.AddCommand(newParkCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
 	return cmd
 }
 

@@ -207,3 +207,25 @@ func TestRuncVersion(t *testing.T) {
 		}
 	}
 }
+
+// TestRuntimeOfTheNode: an agent in a container finds the node's runtime, not the container's.
+func TestRuntimeOfTheNode(t *testing.T) {
+	root := t.TempDir()
+	t.Setenv("HEDDLE_RUNC", "")
+	if path, err := findRuntime(root); err == nil {
+		t.Errorf("found %s in an empty root", path)
+	}
+	if err := os.MkdirAll(filepath.Join(root, "usr/sbin"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(root, "usr/sbin/runc"), nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := findRuntime(root); path != "/usr/sbin/runc" || err != nil {
+		t.Errorf("found %q, %v", path, err)
+	}
+	t.Setenv("HEDDLE_RUNC", "/opt/other")
+	if path, err := findRuntime(root); err == nil {
+		t.Errorf("found %s, which is not there", path)
+	}
+}

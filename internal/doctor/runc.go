@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"heddle.dev/heddle/internal/runtime"
@@ -24,19 +26,52 @@ var (
 // runc looks for the OCI runtime that heddle-runtime would run.
 func runc(ctx context.Context) []finding {
 	f := finding{name: "runc"}
-	path, err := runtime.FindRuntime(os.Getenv(runtime.EnvRuntime))
+	root := os.Getenv(EnvHostRoot)
+	path, err := findRuntime(root)
 	if err != nil {
 		f.err = err
 		return []finding{f}
 	}
 	ctx, cancel := context.WithTimeout(ctx, runcTimeout)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	cmd := exec.CommandContext(ctx, path, "--version")
+	if root != "" {
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Chroot: root}
+	}
+	out, err := cmd.Output()
 	if err != nil {
 		f.err = fmt.Errorf("%s --version: %w", path, err)
 		return []finding{f}
 	}
 	return runcVersion(path, string(out))
+}
+
+// EnvHostRoot is the variable with the root of the node's file system, for an agent that is itself in a container: the OCI
+// runtime is there.
+const EnvHostRoot = "HEDDLE_HOST_ROOT"
+
+// findRuntime gives the path of the OCI runtime below root, "" for this process's own.
+func findRuntime(root string) (string, error) {
+	name := os.Getenv(runtime.EnvRuntime)
+	if root == "" {
+		return runtime.FindRuntime(name)
+	}
+	if name == "" {
+		name = "runc"
+	}
+	candidates := []string{name}
+	if !filepath.IsAbs(name) {
+		candidates = nil
+		for _, dir := range []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"} {
+			candidates = append(candidates, filepath.Join(dir, name))
+		}
+	}
+	for _, c := range candidates {
+		if info, err := os.Stat(filepath.Join(root, c)); err == nil && info.Mode().IsRegular() {
+			return c, nil
+		}
+	}
+	return "", fmt.Errorf("OCI runtime %s: not on the node", name)
 }
 
 // runcVersion judges what `runc --version` printed. Another runtime is taken as it is: its version

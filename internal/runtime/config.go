@@ -20,6 +20,15 @@ const (
 	AnnotationEndpoint = "io.heddle.endpoint"
 	// AnnotationSocket holds the path of the agent's seccomp socket, if it is not the default.
 	AnnotationSocket = "io.heddle.seccomp-socket"
+	// AnnotationIntercept says "false" of a container that is to stay on the plain overlay although it has an endpoint.
+	// It is the one that may come from who writes a pod: it can only take away.
+	AnnotationIntercept = "io.heddle.intercept"
+)
+
+// Kubernetes' runtimes mark the process that only holds a pod's namespaces open: it makes no sockets.
+const (
+	annotationKind = "io.kubernetes.cri.container-type"
+	kindSandbox    = "sandbox"
 )
 
 // DefaultSocket is where the node's agent waits for seccomp notification fds.
@@ -51,6 +60,9 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err
 func edit(config object, socket string, all bool) (changed bool, kept string, err error) {
 	endpoint, annotated, err := readAnnotations(config)
 	if err != nil {
+		return false, "", err
+	}
+	if out, err := optsOut(config); out || err != nil {
 		return false, "", err
 	}
 	if socket == "" {
@@ -129,6 +141,22 @@ func readAnnotations(config object) (endpoint, socket string, err error) {
 		return "", "", fmt.Errorf("annotations.%s: empty: want the name of an endpoint", AnnotationEndpoint)
 	}
 	return endpoint, socket, nil
+}
+
+// optsOut reports whether a container is not to be intercepted by its own wish, or is the one that holds a pod's namespaces.
+func optsOut(config object) (bool, error) {
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil {
+		return false, err
+	}
+	switch v := annotations[AnnotationIntercept]; v {
+	case "false":
+		return true, nil
+	case nil, "true":
+		return annotations[annotationKind] == kindSandbox, nil
+	default:
+		return false, fmt.Errorf("annotations.%s: %v: want \"true\" or \"false\"", AnnotationIntercept, v)
+	}
 }
 
 // hasListener reports whether the profile has our listener already. Another's is an error: the kernel

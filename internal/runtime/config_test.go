@@ -107,6 +107,8 @@ func TestEditBundleRefuses(t *testing.T) {
 		{"endpoint empty", `{"annotations":{"io.heddle.endpoint":""}}`, "annotations.io.heddle.endpoint"},
 		{"socket relative", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":"x"},"linux":{"namespaces":[{"type":"network"}]}}`, "io.heddle.seccomp-socket"},
 		{"socket type", `{"annotations":{"io.heddle.endpoint":"a","io.heddle.seccomp-socket":{}},"linux":{"namespaces":[{"type":"network"}]}}`, "io.heddle.seccomp-socket"},
+		{"intercept", `{"annotations":{"io.heddle.intercept":"no"}}`, "io.heddle.intercept"},
+		{"intercept type", `{"annotations":{"io.heddle.intercept":false}}`, "io.heddle.intercept"},
 		{"linux", `{` + annotated + `,"linux":3}`, "linux: want an object"},
 		{"seccomp", `{` + annotated + `,"linux":{"namespaces":[{"type":"network"}],"seccomp":"unconfined"}}`, "linux.seccomp: want an object"},
 		{"listener", `{` + annotated + `,"linux":{"namespaces":[{"type":"network"}],"seccomp":{"listenerPath":"/o","defaultAction":"SCMP_ACT_ALLOW"}}}`, "linux.seccomp.listenerPath"},

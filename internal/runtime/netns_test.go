@@ -45,6 +45,10 @@ func TestEndpointByNetns(t *testing.T) {
 		"another, all":           {record(true), config(at(other), ""), true, true, ""},
 		"with a capability":      {record(true), config(at(ns), `"process":{"capabilities":{"bounding":["CAP_SYS_ADMIN"]}},`), false, true, leftCapability},
 		"with other annotations": {record(true), config(at(ns), `"annotations":{"a":"b"},`), false, true, ""},
+		"opted out":              {record(true), config(at(ns), `"annotations":{"io.heddle.intercept":"false","io.heddle.endpoint":"e"},`), true, false, ""},
+		"not opted out":          {record(true), config(at(ns), `"annotations":{"io.heddle.intercept":"true"},`), false, true, ""},
+		"a pod's sandbox":        {record(true), config(at(ns), `"annotations":{"io.kubernetes.cri.container-type":"sandbox"},`), true, false, ""},
+		"in a pod's sandbox":     {record(true), config(at(ns), `"annotations":{"io.kubernetes.cri.container-type":"container"},`), false, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run := t.TempDir()

@@ -1,0 +1,306 @@
+package k8s_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestNodes installs Heddle on two nodes as docs/howto/kubernetes.md says, by its DaemonSet, and has pods talk. The parts
+// build on each other; what fails in one ends it.
+func TestNodes(t *testing.T) {
+	c := startCluster(t)
+	began := time.Now()
+	step := func(name string, f func(t *testing.T)) {
+		if !t.Failed() {
+			t.Run(name, f)
+			t.Logf("%s: %.1f s after the cluster's start", name, time.Since(began).Seconds())
+		}
+	}
+	step("install", c.install)
+	step("pods", c.pods)
+	step("connections", c.connections)
+	step("agent replaced", c.agentReplaced)
+	step("pods deleted", c.podsDeleted)
+	step("removed", c.removed)
+	if t.Failed() {
+		for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"get", "events", "-A"}, {"-n", "heddle-system", "logs", "-l", "app.kubernetes.io/name=heddled", "--all-containers", "--prefix"}} {
+			out, err := c.try("", args...)
+			t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
+
+// image is the file that `make image` made.
+func image(t *testing.T) string {
+	t.Helper()
+	path := os.Getenv("HEDDLE_IMAGE")
+	if path == "" {
+		t.Skip("HEDDLE_IMAGE does not say where the image is: make test-k8s builds it")
+	}
+	return path
+}
+
+// manifest gives packaging/kubernetes/heddle.yaml with what an installation sets: the store's node and the image; and what
+// the test's machines need: cgroups of both versions that two nodes share, and an API server that is reached without a
+// kube-proxy.
+func manifest(t *testing.T, ref string) string {
+	t.Helper()
+	raw, err := os.ReadFile("../../packaging/kubernetes/heddle.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(raw)
+	for _, change := range [][2]string{
+		{`HEDDLE_STORE_NODE: ""`, `HEDDLE_STORE_NODE: n1`},
+		{`image: heddle.dev/heddle:latest`, `image: ` + ref},
+		{`HEDDLED_CGROUP: /sys/fs/cgroup/heddle`, `HEDDLE_TEST: "1"`},
+		{`- {name: HEDDLE_HOST_ROOT,`, `- {name: HEDDLED_CGROUP, value: /sys/fs/cgroup/unified/heddle-k8s-$(NODE)}` + "\n" + `            - {name: HEDDLE_HOST_ROOT,`},
+	} {
+		if !strings.Contains(text, change[0]) {
+			t.Fatalf("the manifest lacks %q", change[0])
+		}
+		text = strings.ReplaceAll(text, change[0], change[1])
+	}
+	return text
+}
+
+// install puts the image and the DaemonSet into the cluster.
+func (c *cluster) install(t *testing.T) {
+	file := image(t)
+	for _, m := range c.machines {
+		m.run(t, "ctr", "-n", "k8s.io", "images", "import", file)
+		for _, name := range strings.Fields(m.run(t, "ctr", "-n", "k8s.io", "images", "ls", "-q")) {
+			if strings.HasPrefix(name, "heddle.dev/heddle:") {
+				c.ref = name
+			}
+		}
+	}
+	c.run(t, manifest(t, c.ref), "apply", "-f", "-")
+	join := filepath.Join(c.dir, "join.pem")
+	eventually(t, "the join file of the store's node", func() error {
+		raw, err := c.machines[0].try("cat", "/var/lib/heddle/join.pem")
+		if err == nil {
+			write(t, join, raw)
+		}
+		return err
+	})
+	c.run(t, "", "-n", "heddle-system", "create", "secret", "generic", "heddle-join", "--from-file=join.pem="+join)
+	c.run(t, "", "-n", "heddle-system", "rollout", "status", "daemonset/heddled", "--timeout=3m")
+	for _, m := range c.machines {
+		c.agent(t, m, "doctor") // exit code 1 if something is missing
+		eventually(t, "the direct path of "+m.name, func() error {
+			if out := c.agent(t, m, "status"); !regexp.MustCompile(`direct paths +1 direct`).MatchString(out) {
+				return fmt.Errorf("status: %s", out)
+			}
+			return nil
+		})
+	}
+	c.run(t, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
+}
+
+// agent runs heddle in the agent's pod of a machine.
+func (c *cluster) agent(t *testing.T, m *machine, args ...string) string {
+	t.Helper()
+	pod := strings.TrimSpace(c.run(t, "", "-n", "heddle-system", "get", "pods", "-l", "app.kubernetes.io/name=heddled",
+		"--field-selector=spec.nodeName="+m.name, "-o", "jsonpath={.items[0].metadata.name}"))
+	return c.run(t, "", append([]string{"-n", "heddle-system", "exec", pod, "-c", "heddled", "--", "heddle"}, args...)...)
+}
+
+// pod describes one of the test's.
+func pod(name, node, more, command string) string {
+	if command != "" {
+		command = ", command: " + command
+	}
+	return fmt.Sprintf(`apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s, labels: {app: %[1]s}%[3]s}
+spec:
+  nodeName: %[2]s
+  runtimeClassName: heddle
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  containers: [{name: c, image: %[5]q%[4]s}]
+---
+`, name, node, more, command, testImage)
+}
+
+const serveWeb = `[httpd, -f, -p, "80", -h, /www]`
+
+// pods starts them.
+func (c *cluster) pods(t *testing.T) {
+	objects := pod("client", "n1", "", "") + pod("near", "n1", "", serveWeb) + pod("far", "n2", "", serveWeb) +
+		pod("stranger", "n1", `, annotations: {io.heddle.endpoint: heddle/another/eth0, io.heddle.seccomp-socket: /tmp/mine}`, "") + pod("optout", "n1", `, annotations: {io.heddle.intercept: "false"}`, "") +
+		strings.Replace(pod("plain", "n1", "", ""), "  runtimeClassName: heddle\n", "", 1)
+	eventually(t, "service account", func() error {
+		_, err := c.try("", "get", "serviceaccount", "default")
+		return err
+	})
+	c.run(t, objects, "apply", "-f", "-")
+	c.run(t, "", "wait", "--for=condition=Ready", "pods", "--all", "--timeout=2m")
+	for name, intercepted := range map[string]bool{"client": true, "far": true, "optout": false, "plain": false} {
+		status := c.run(t, "", "exec", name, "--", "cat", "/proc/1/status")
+		if has := regexp.MustCompile(`Seccomp:\s+2`).MatchString(status); has != intercepted {
+			t.Errorf("pod %s: seccomp filter %v, want %v", name, has, intercepted)
+		}
+	}
+}
+
+// addr gives a pod's address.
+func (c *cluster) addr(t *testing.T, name string) string {
+	t.Helper()
+	return strings.TrimSpace(c.run(t, "", "get", "pod", name, "-o", "jsonpath={.status.podIP}"))
+}
+
+// fetch gets the page of a web server from a pod.
+func (c *cluster) fetch(from, addr string) (string, error) {
+	return c.try("", "exec", from, "--", "timeout", "5", "wget", "-qO-", "http://"+addr+"/")
+}
+
+// counters gives those of a machine's agent.
+func (c *cluster) counters(t *testing.T, m *machine) map[string]uint64 {
+	t.Helper()
+	var status []struct {
+		Counters []struct {
+			Name  string
+			Value uint64
+		}
+	}
+	text := c.agent(t, m, "status", "-o", "json")
+	if err := json.Unmarshal([]byte(text), &status); err != nil || len(status) != 1 {
+		t.Fatalf("%v: %s", err, text)
+	}
+	out := map[string]uint64{}
+	for _, counter := range status[0].Counters {
+		out[counter.Name] = counter.Value
+	}
+	return out
+}
+
+// connections shows the paths that pods' connections take.
+func (c *cluster) connections(t *testing.T) {
+	n1 := c.machines[0]
+	near, far := c.addr(t, "near"), c.addr(t, "far")
+	for _, x := range []struct {
+		from, to, counter string
+		n                 uint64
+	}{
+		{"client", far, "connect_direct", 1}, {"client", near, "connect_local", 1}, {"client", far, "connect_direct", 5},
+		{"stranger", far, "connect_direct", 1}, // its annotations were not believed
+		{"optout", far, "connect_direct", 0}, {"plain", far, "connect_direct", 0},
+	} {
+		before := c.counters(t, n1)
+		for range max(x.n, 1) {
+			if got, err := c.fetch(x.from, x.to); err != nil || got != greeting {
+				t.Errorf("%s from %s: %q, %v", x.to, x.from, got, err)
+			}
+		}
+		after := c.counters(t, n1)
+		if got := after[x.counter] - before[x.counter]; got != x.n {
+			t.Errorf("%s to %s: %s grew by %d, want %d", x.from, x.to, x.counter, got, x.n)
+		}
+		for name := range after {
+			if strings.HasPrefix(name, "fallback_") && after[name] != before[name] && x.n > 0 {
+				t.Errorf("%s to %s: %s", x.from, x.to, name)
+			}
+		}
+	}
+}
+
+// agentReplaced upgrades the agents, which replaces their pods, under load: calls of socket() wait, none fails.
+func (c *cluster) agentReplaced(t *testing.T) {
+	const connects = 2000
+	n1 := c.machines[0]
+	old := strings.TrimSpace(c.run(t, "", "-n", "heddle-system", "get", "pods", "--field-selector=spec.nodeName="+n1.name, "-o", "jsonpath={.items[0].metadata.name}"))
+	type result struct {
+		out string
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		script := fmt.Sprintf(`touch /tmp/running; for i in $(seq %d); do wget -qO- http://%s/ >/dev/null && echo ok; done; touch /tmp/finished`, connects, c.addr(t, "far"))
+		out, err := c.try("", "exec", "client", "--", "sh", "-c", script)
+		done <- result{out, err}
+	}()
+	eventually(t, "load", func() error {
+		_, err := c.try("", "exec", "client", "--", "cat", "/tmp/running")
+		return err
+	})
+	next := c.ref + "-next"
+	for _, m := range c.machines {
+		m.run(t, "ctr", "-n", "k8s.io", "images", "tag", c.ref, next)
+	}
+	c.run(t, "", "-n", "heddle-system", "set", "image", "daemonset/heddled", "*="+next)
+	c.run(t, "", "-n", "heddle-system", "rollout", "status", "daemonset/heddled", "--timeout=3m")
+	if got := c.run(t, "", "-n", "heddle-system", "get", "pods", "-o", "jsonpath={.items[*].spec['initContainers','containers'][*].image}"); strings.Count(got, next) != strings.Count(got, c.ref) {
+		t.Errorf("images after the upgrade: %s", got)
+	}
+	r := <-done
+	if ok := strings.Count(r.out, "ok\n"); r.err != nil || ok != connects {
+		t.Errorf("%d of %d connects while the agent was replaced: %v", ok, connects, r.err)
+	}
+	if now := strings.TrimSpace(c.run(t, "", "-n", "heddle-system", "get", "pods", "--field-selector=spec.nodeName="+n1.name, "-o", "jsonpath={.items[0].metadata.name}")); now == old {
+		t.Error("the agent was not replaced")
+	}
+	if got, err := c.fetch("client", c.addr(t, "near")); err != nil || got != greeting {
+		t.Errorf("after it: %q, %v", got, err)
+	}
+}
+
+// podsDeleted: a pod that is deleted leaves nothing.
+func (c *cluster) podsDeleted(t *testing.T) {
+	c.run(t, "", "delete", "pods", "--all", "--timeout=2m")
+	for _, m := range c.machines {
+		eventually(t, "nothing left on "+m.name, func() error {
+			if out := c.agent(t, m, "endpoints", "-o", "json"); len(decode(t, out)) != 0 {
+				return fmt.Errorf("endpoints: %s", out)
+			}
+			links, err := m.try("ip", "-o", "link")
+			if err != nil {
+				return err
+			}
+			if regexp.MustCompile(`(?m)^\d+: hd[0-9]`).MatchString(links) {
+				return fmt.Errorf("devices: %s", links)
+			}
+			if out, err := m.try("sh", "-c", "ls /run/netns"); err != nil || strings.TrimSpace(out) != "" {
+				return fmt.Errorf("network namespaces: %q, %v", out, err)
+			}
+			if out := c.agent(t, m, "status"); !regexp.MustCompile(`listeners +0\b`).MatchString(out) {
+				return fmt.Errorf("status: %s", out)
+			}
+			return nil
+		})
+	}
+}
+
+// decode reads a JSON list.
+func decode(t *testing.T, text string) (list []any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return list
+}
+
+// removed takes Heddle off the cluster and its nodes, of which nothing is left.
+func (c *cluster) removed(t *testing.T) {
+	c.run(t, manifest(t, c.ref), "delete", "-f", "-", "--timeout=2m")
+	for _, m := range c.machines {
+		m.run(t, "/opt/heddle/bin/heddle", "uninstall", "--cgroup", "/sys/fs/cgroup/unified/heddle-k8s-"+m.name)
+		m.run(t, "sh", "-c", "rm -r /opt/heddle /opt/cni/bin/heddle-cni /etc/cni/net.d/*-heddle.conflist")
+		for what, command := range map[string]string{
+			"state": "ls -d /var/lib/heddle || true", "pins": "ls -d /sys/fs/bpf/heddle || true", "devices": "ip -o link | grep -E 'heddle|hd[0-9]' || true",
+			"sockets": "ls -d /run/heddle || true", "tables": "nft list tables | grep heddle || true", "rules": "ip rule | grep -E '18532|0x4864' || true",
+			"processes": "ps ax -o args | grep '^/opt/heddle' || true", "control group": "ls -d /sys/fs/cgroup/unified/heddle-k8s-" + m.name + " || true",
+		} {
+			if out, err := m.try("sh", "-c", command+" 2>/dev/null"); err != nil || strings.TrimSpace(out) != "" {
+				t.Errorf("%s left on %s: %q, %v", what, m.name, out, err)
+			}
+		}
+	}
+}

@@ -2,14 +2,10 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"path/filepath"
 	"runtime"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -124,41 +120,17 @@ A short run on a machine that does other things too: read the ratios. 'heddle be
 
 // runBench measures, and then writes everything that was asked for. Files are written only once every
 // measurement has succeeded.
-func runBench(ctx context.Context, s benchSettings, out io.Writer, progress *os.File) (err error) {
-	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer cancel()
+func runBench(ctx context.Context, s benchSettings, out io.Writer, progress *os.File) error {
 	o, err := s.options(progress)
 	if err != nil {
 		return err
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own program: %w", err)
-	}
-	place := bench.Lab{Heddle: program, Name: s.lab}
-	down, err := s.bringUp(ctx, place, progress)
-	if err != nil {
+	var results []bench.Result
+	err = s.inLabWithPeer(ctx, progress, func(ctx context.Context, place bench.Lab, peer []string) (err error) {
+		o.Program = peer
+		results, err = bench.Run(ctx, place, o)
 		return err
-	}
-	defer func() { err = errors.Join(err, down()) }()
-	words, remove, err := bench.FindProgram(ctx, place, program)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
-	o.Program = words
-	busy, err := bench.Background(ctx)
-	if err != nil {
-		return err
-	}
-	if busy > bench.QuietMachine {
-		_, _ = fmt.Fprintf(progress, "other programs keep %.1f of %d processors busy: the figures will be noisy\n",
-			busy, runtime.NumCPU())
-	}
-	results, err := bench.Run(ctx, place, o)
-	if ctx.Err() != nil {
-		return errors.New("interrupted; nothing was written")
-	}
+	})
 	if err != nil {
 		return err
 	}
@@ -189,41 +161,6 @@ func (s benchSettings) options(progress io.Writer) (o bench.Options, err error) 
 		_, _ = fmt.Fprintf(progress, "[%3d/%d] run %d: %s%s\n", p.Done+1, p.Total, p.Run, p.Cell, eta)
 	}
 	return o, o.Validate()
-}
-
-// checkFiles says before minutes of measuring, not after, that the results could not be written.
-func (s benchSettings) checkFiles() error {
-	for _, file := range []string{s.jsonFile, s.plotFile} {
-		if info, err := os.Stat(filepath.Dir(file)); err != nil || !info.IsDir() {
-			return fmt.Errorf("write %s: %s is no directory; make it first", file, filepath.Dir(file))
-		}
-	}
-	return nil
-}
-
-// downTimeout bounds taking the lab down, which happens even when the bench was interrupted.
-const downTimeout = 2 * time.Minute
-
-// bringUp makes sure that the lab is up; down undoes what it did, and nothing if the lab was up before.
-func (s benchSettings) bringUp(ctx context.Context, place bench.Lab, log *os.File) (down func() error, err error) {
-	down = func() error { return nil }
-	missing := place.Ready(ctx)
-	if missing == nil {
-		return down, nil
-	}
-	if !s.up {
-		return nil, fmt.Errorf("lab is not up: %w\nbring it up with `heddle lab up`, or use --up", missing)
-	}
-	down = func() error {
-		// The bench's context may be over; the lab must go all the same.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTimeout)
-		defer cancel()
-		return place.Down(ctx)
-	}
-	if err := place.Up(ctx, log); err != nil {
-		return nil, errors.Join(err, down())
-	}
-	return down, nil
 }
 
 // report prints the tables and writes the files.
@@ -268,24 +205,4 @@ func machine() string {
 		kernel = unix.ByteSliceToString(u.Release[:])
 	}
 	return fmt.Sprintf("Linux %s, %d processors; %s", kernel, runtime.NumCPU(), time.Now().Format(time.DateOnly))
-}
-
-// writeFile writes a whole file or none: a reader never sees half of one.
-func writeFile(path string, write func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".heddle-bench-*")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
-		}
-	}()
-	if err = write(f); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err = errors.Join(f.Chmod(0o644), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

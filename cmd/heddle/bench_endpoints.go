@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -38,43 +34,28 @@ The kernel's memory is the whole machine's: keep it otherwise idle.`,
 	return cmd
 }
 
-func runBenchEndpoints(ctx context.Context, s benchSettings, endpoints int, out io.Writer, progress *os.File) (err error) {
-	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer cancel()
+func runBenchEndpoints(ctx context.Context, s benchSettings, endpoints int, out io.Writer, progress *os.File) error {
 	if err := s.checkFiles(); err != nil {
 		return err
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own program: %w", err)
-	}
-	place := bench.Lab{Heddle: program, Name: s.lab}
-	down, err := s.bringUp(ctx, place, progress)
-	if err != nil {
+	var result bench.EndpointMemoryResult
+	err := s.inLab(ctx, progress, func(ctx context.Context, place bench.Lab) error {
+		large, err := scaleLab(place)
+		if err != nil {
+			return err
+		}
+		result, err = bench.RunEndpointMemory(ctx, large.Agents[0], s.lab+"-bench", endpoints, s.runs, progress)
 		return err
-	}
-	defer func() { err = errors.Join(err, down()) }()
-	large, err := scaleLab(place)
-	if err != nil {
-		return err
-	}
-	result, err := bench.RunEndpointMemory(ctx, large.Agents[0], s.lab+"-bench", endpoints, s.runs, progress)
-	if ctx.Err() != nil {
-		return errors.New("interrupted; nothing was written")
-	}
+	})
 	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(out, "memory of an endpoint, of %d at a time, median of %d comings and goings:\nkernel  %s kB\nagent   %s kB\n",
 		result.Endpoints, 2*result.Rounds, inKB(result.Kernel), inKB(result.Agent))
-	if err != nil || s.jsonFile == "" {
+	if err != nil {
 		return err
 	}
-	return writeFile(s.jsonFile, func(w io.Writer) error {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(result)
-	})
+	return s.writeFiles(result, nil)
 }
 
 func inKB(s bench.Spread) bench.Spread {

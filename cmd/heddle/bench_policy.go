@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,26 +39,18 @@ otherwise idle and without policies of your own that speak of its containers.`,
 	return cmd
 }
 
-func runBenchPolicy(ctx context.Context, s benchSettings, out io.Writer, progress *os.File) (err error) {
-	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer cancel()
+func runBenchPolicy(ctx context.Context, s benchSettings, out io.Writer, progress *os.File) error {
 	if s.duration < minPolicyPhase {
 		return fmt.Errorf("--phase %s: want %s or more", s.duration, minPolicyPhase)
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own program: %w", err)
-	}
-	place := bench.Lab{Heddle: program, Name: s.lab}
-	down, err := s.bringUp(ctx, place, progress)
-	if err != nil {
+	if err := s.checkFiles(); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, down()) }()
-	result, err := bench.RunPolicy(ctx, place, s.duration, progress)
-	if ctx.Err() != nil {
-		return errors.New("interrupted; nothing was written")
-	}
+	var result bench.PolicyResult
+	err := s.inLab(ctx, progress, func(ctx context.Context, place bench.Lab) (err error) {
+		result, err = bench.RunPolicy(ctx, place, s.duration, progress)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -83,20 +71,7 @@ func (s benchSettings) reportPolicy(result bench.PolicyResult, out io.Writer) er
 	if err := t.writeTo(out); err != nil {
 		return err
 	}
-	if s.jsonFile != "" {
-		err := writeFile(s.jsonFile, func(w io.Writer) error {
-			enc := json.NewEncoder(w)
-			enc.SetIndent("", "  ")
-			return enc.Encode(result)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if s.plotFile == "" {
-		return nil
-	}
 	text := plot.Text{Title: "Caps and a rule on live connections (figure 7 of the Slim paper)",
 		Subtitle: "Two containers of one node send to another node; payload that arrived, by half seconds. " + machine()}
-	return writeFile(s.plotFile, func(w io.Writer) error { return plot.WritePolicy(w, result, text) })
+	return s.writeFiles(result, func(w io.Writer) error { return plot.WritePolicy(w, result, text) })
 }

@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,8 +80,6 @@ func (s benchSettings) quickScale(o *bench.ScaleOptions, asked func(flag string)
 }
 
 func runBenchScale(ctx context.Context, s benchSettings, o bench.ScaleOptions, out io.Writer, progress *os.File) (err error) {
-	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
-	defer cancel()
 	o.Progress = progress
 	if o.Scopes, err = bench.ParseScopes(s.scopes); err != nil {
 		return err
@@ -93,38 +87,16 @@ func runBenchScale(ctx context.Context, s benchSettings, o bench.ScaleOptions, o
 	if err := errors.Join(o.Validate(), s.checkFiles()); err != nil {
 		return err
 	}
-	program, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own program: %w", err)
-	}
-	place := bench.Lab{Heddle: program, Name: s.lab}
-	down, err := s.bringUp(ctx, place, progress)
-	if err != nil {
+	var result bench.ScaleResult
+	err = s.inLabWithPeer(ctx, progress, func(ctx context.Context, place bench.Lab, peer []string) error {
+		o.Program = peer
+		large, err := scaleLab(place)
+		if err != nil {
+			return err
+		}
+		result, err = bench.RunScale(ctx, large, o)
 		return err
-	}
-	defer func() { err = errors.Join(err, down()) }()
-	words, remove, err := bench.FindProgram(ctx, place, program)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, remove()) }()
-	o.Program = words
-	large, err := scaleLab(place)
-	if err != nil {
-		return err
-	}
-	busy, err := bench.Background(ctx)
-	if err != nil {
-		return err
-	}
-	if busy > bench.QuietMachine {
-		_, _ = fmt.Fprintf(progress, "other programs keep %.1f of %d processors busy: the figures will be noisy\n",
-			busy, runtime.NumCPU())
-	}
-	result, err := bench.RunScale(ctx, large, o)
-	if ctx.Err() != nil {
-		return errors.New("interrupted; nothing was written")
-	}
+	})
 	if err != nil {
 		return err
 	}
@@ -163,20 +135,7 @@ func (s benchSettings) reportScale(result bench.ScaleResult, out io.Writer) erro
 	if err := write(out, result); err != nil {
 		return err
 	}
-	if s.jsonFile != "" {
-		err := writeFile(s.jsonFile, func(w io.Writer) error {
-			enc := json.NewEncoder(w)
-			enc.SetIndent("", "  ")
-			return enc.Encode(result)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	if s.plotFile == "" {
-		return nil
-	}
 	text := plot.Text{Title: "New connections and changes among more and more rules",
 		Subtitle: fmt.Sprintf("%d endpoints on %d nodes; rounds through all numbers of rules: %d; %s", result.Endpoints, result.Nodes, result.Rounds, machine())}
-	return writeFile(s.plotFile, func(w io.Writer) error { return plot.WriteScale(w, result, text) })
+	return s.writeFiles(result, func(w io.Writer) error { return plot.WriteScale(w, result, text) })
 }

@@ -6,6 +6,8 @@ GO         ?= go
 BIN        := bin
 OUT        := out
 PROGRAMS   := heddle heddled heddle-runtime heddle-cni
+# In containers, by Kubernetes: docs/howto/kubernetes.md.
+KUBERNETES_PROGRAMS := heddle-kube
 export CGO_ENABLED ?= 0
 
 # What each job needs beyond Go and gcc.
@@ -55,7 +57,7 @@ help:
 
 build:
 	@mkdir -p $(BIN)
-	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS))
+	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
 deb:

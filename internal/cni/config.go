@@ -16,6 +16,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/podlabels"
 	"heddle.dev/heddle/internal/policy"
 )
 
@@ -31,6 +32,8 @@ type config struct {
 	Carried []string `json:"carried"`
 	// Labels are given to every endpoint of the network, for policy.
 	Labels map[string]string `json:"labels"`
+	// Kubernetes is the path of heddle-kube's socket: it gives pods' endpoints their labels, and keeps them. Empty: none does.
+	Kubernetes string `json:"kubernetes"`
 
 	RuntimeConfig struct {
 		IPs []string `json:"ips"`
@@ -51,7 +54,7 @@ type config struct {
 // knownFields are those that a network configuration may have, the specification's first.
 var knownFields = []string{
 	"cniVersion", "name", "type", "capabilities", "args", "ipam", "dns", "runtimeConfig", "prevResult",
-	"socket", "intercepted", "labels", "carried",
+	"socket", "intercepted", "labels", "carried", "kubernetes",
 }
 
 // knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's capabilities name.
@@ -79,6 +82,12 @@ func parseConfig(stdin []byte) (config, error) {
 	}
 	if !filepath.IsAbs(c.Socket) {
 		return c, invalid("socket", fmt.Sprintf("%q is no absolute path", c.Socket), "give the path of the agent's --api-socket, or leave it out")
+	}
+	if c.Kubernetes != "" && !filepath.IsAbs(c.Kubernetes) {
+		return c, invalid("kubernetes", fmt.Sprintf("%q is no absolute path", c.Kubernetes), "give the path of heddle-kube's --socket, or leave it out")
+	}
+	if c.Kubernetes != "" && len(c.Labels)+len(c.Args.CNI.Labels) > 0 {
+		return c, invalid("labels", "stands beside kubernetes", "label the pods: heddle-kube makes the endpoints' labels those of the pods")
 	}
 	if err := version.ParsePrevResult(&c.PluginConf); err != nil {
 		return c, invalid("prevResult", err.Error(), "")
@@ -130,7 +139,7 @@ func (c config) intercepted() bool { return c.Intercepted == nil || *c.Intercept
 
 // podArgs are what Kubernetes' runtimes say of a pod in CNI_ARGS, and what operators may: "K=V;K2=V2".
 type podArgs struct {
-	namespace, pod, ip string
+	namespace, pod, uid, ip string
 }
 
 // parseArgs reads CNI_ARGS. Keys that are not known are ignored: every plugin of a list gets the same.
@@ -149,15 +158,14 @@ func parseArgs(args string) (podArgs, error) {
 			p.namespace = v
 		case "K8S_POD_NAME":
 			p.pod = v
+		case "K8S_POD_UID":
+			p.uid = v
 		case "IP":
 			p.ip = v
 		}
 	}
 	return p, nil
 }
-
-// LabelPod is the label of an endpoint that holds its pod's name, beside policy.NamespaceLabel.
-const LabelPod = "io.heddle.pod"
 
 // labels gives an endpoint's labels: the network's, the attachment's, and those of its pod, later ones outranking
 // earlier ones.
@@ -173,7 +181,7 @@ func (c config) labels(pod podArgs) map[string]string {
 		labels[policy.NamespaceLabel] = pod.namespace
 	}
 	if pod.pod != "" {
-		labels[LabelPod] = pod.pod
+		labels[podlabels.Pod] = pod.pod
 	}
 	return labels
 }

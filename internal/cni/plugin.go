@@ -20,6 +20,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/podlabels"
 )
 
 // answers bounds one operation. Attachments are made one after the other, and runtimes start many pods at once; they
@@ -51,6 +52,11 @@ func add(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answers)
 	defer cancel()
+	if c.Kubernetes != "" {
+		if req.Labels, err = podLabels(ctx, c, args); err != nil {
+			return err
+		}
+	}
 	client := api.Dial(c.Socket)
 	defer client.Close()
 	e, err := client.CreateEndpoint(ctx, req)
@@ -65,6 +71,24 @@ func add(args *skel.CmdArgs) error {
 		return agentError("add", c.Socket, err)
 	}
 	return types.PrintResult(result(c, e, d, args.Netns), c.CNIVersion)
+}
+
+// podLabels asks heddle-kube for the labels of the pod. Without an answer there is no endpoint: one without its pod's labels
+// would be open to what policies forbid.
+func podLabels(ctx context.Context, c config, args *skel.CmdArgs) (map[string]string, error) {
+	pod, err := parseArgs(args.Args)
+	if err != nil {
+		return nil, err
+	}
+	if pod.namespace == "" || pod.pod == "" {
+		return nil, types.NewError(types.ErrInvalidEnvironmentVariables, "CNI_ARGS: K8S_POD_NAMESPACE and K8S_POD_NAME are missing",
+			"take kubernetes out of the network configuration, unless the runtime is one of Kubernetes")
+	}
+	labels, err := podlabels.Ask(ctx, c.Kubernetes, podlabels.Question{Namespace: pod.namespace, Name: pod.pod, UID: pod.uid})
+	if err != nil {
+		return nil, types.NewError(types.ErrTryAgainLater, "add: "+err.Error(), "see that heddle-kube runs on this node and reaches the API server")
+	}
+	return labels, nil
 }
 
 // request asks for the endpoint of an attachment.

@@ -1,9 +1,14 @@
 package cni
 
 import (
+	"context"
 	"errors"
+	"maps"
+	"net"
+	"net/http"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/skel"
@@ -11,6 +16,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/podlabels"
 )
 
 func TestAgentErrorsHaveCodes(t *testing.T) {
@@ -74,6 +80,49 @@ func TestResult(t *testing.T) {
 	for _, v := range versions.SupportedVersions() {
 		if _, err := r.GetAsVersion(v); err != nil {
 			t.Errorf("version %s: %v", v, err)
+		}
+	}
+}
+
+// Of Kubernetes, an endpoint is asked for with its pod's labels, and not at all without them.
+func TestKubernetesLabels(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kube.sock")
+	args := &skel.CmdArgs{ContainerID: "a", IfName: "eth0", Netns: "/proc/self/ns/net", Args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-1;K8S_POD_UID=u1"}
+	c := config{Kubernetes: socket}
+	var said *types.Error
+	if _, err := podLabels(t.Context(), c, args); !errors.As(err, &said) || said.Code != types.ErrTryAgainLater {
+		t.Errorf("nobody answers: %v", err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"app": "web", podlabels.UID: "u1"}
+	s := &http.Server{Handler: podlabels.Handler(func(_ context.Context, q podlabels.Question) (map[string]string, error) {
+		if q != (podlabels.Question{Namespace: "shop", Name: "web-1", UID: "u1"}) {
+			return nil, podlabels.ErrUnknown
+		}
+		return want, nil
+	})}
+	go func() { _ = s.Serve(l) }()
+	defer func() { _ = s.Close() }()
+	if got, err := podLabels(t.Context(), c, args); err != nil || !maps.Equal(got, want) {
+		t.Errorf("labels %v, %v", got, err)
+	}
+	for _, other := range []string{"K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-2", "K8S_POD_NAME=web-1", ""} {
+		args.Args = other
+		if got, err := podLabels(t.Context(), c, args); err == nil {
+			t.Errorf("%q: labels %v", other, got)
+		}
+	}
+	// The whole of ADD stops there: without the pod's labels the agent is not asked.
+	args.StdinData = conf(`,"kubernetes":"` + socket + `","socket":"/nowhere/api.sock"`)
+	if err := add(args); err == nil || !strings.Contains(err.Error(), "CNI_ARGS") {
+		t.Errorf("add: %v", err)
+	}
+	for _, wrong := range []string{`,"kubernetes":"kube.sock"`, `,"kubernetes":"/k","labels":{"a":"b"}`} {
+		if _, err := parseConfig(conf(wrong)); err == nil {
+			t.Errorf("%s is taken", wrong)
 		}
 	}
 }

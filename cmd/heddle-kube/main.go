@@ -1,0 +1,61 @@
+// Command heddle-kube brings a Kubernetes cluster's labels and NetworkPolicies into Heddle: one runs on each node, beside
+// the agent. See docs/howto/kubernetes.md.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/kube"
+	"heddle.dev/heddle/internal/podlabels"
+	"heddle.dev/heddle/internal/version"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := newCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "heddle-kube:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	var cfg kube.Config
+	var level string
+	cmd := &cobra.Command{
+		Use:           "heddle-kube",
+		Short:         "Bring a Kubernetes cluster's labels and NetworkPolicies into Heddle",
+		Long:          "Bring a Kubernetes cluster's labels and NetworkPolicies into Heddle: one process per node, beside the agent, as root.",
+		Version:       version.String(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var l slog.Level
+			if err := l.UnmarshalText([]byte(level)); err != nil {
+				return fmt.Errorf("--log-level: %w", err)
+			}
+			cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: l}))
+			return kube.Run(cmd.Context(), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Kubeconfig, "kubeconfig", "", "kubeconfig `file`; without it, the service account of the pod this runs in")
+	f.StringVar(&cfg.Node, "node", os.Getenv("NODE_NAME"), "this node's `name` in Kubernetes; by default the variable NODE_NAME")
+	f.StringVar(&cfg.AgentSocket, "api-socket", api.DefaultSocket, "the agent's API socket")
+	f.StringVar(&cfg.Socket, "socket", podlabels.DefaultSocket, "where heddle-cni asks for pods' labels")
+	f.StringVar(&cfg.Metrics, "metrics", "127.0.0.1:9467", "`address` of the metrics' HTTP server; empty: none")
+	f.StringVar(&cfg.LeaseNamespace, "lease-namespace", "kube-system", "`namespace` of the Lease by which one node keeps the policies")
+	f.DurationVar(&cfg.LeaseDuration, "lease-duration", 15*time.Second, "for how long a node that has died keeps the Lease")
+	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
+	return cmd
+}

@@ -1,0 +1,556 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/podlabels"
+	"heddle.dev/heddle/internal/policy"
+)
+
+// patience bounds every wait for something that takes milliseconds on an idle machine.
+const patience = 30 * time.Second
+
+func decodeLease(r io.Reader) (*coordinationv1.Lease, error) {
+	var l coordinationv1.Lease
+	return &l, json.NewDecoder(r).Decode(&l)
+}
+
+func eventually(t *testing.T, what string, is func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
+		err := is()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// agent is an agent that keeps what it is told.
+type agent struct {
+	mu         sync.Mutex
+	down       bool
+	turnedAway int // edits that came while it was down
+	policies   map[string]*policy.Policy
+	namespaces map[string]policy.Namespace
+	edits      []api.PolicyEdit
+	tooMuch    string // a policy of this name is more than the store takes
+	endpoints  map[string]model.Endpoint
+}
+
+func newAgent() *agent {
+	return &agent{policies: map[string]*policy.Policy{}, namespaces: map[string]policy.Namespace{}, endpoints: map[string]model.Endpoint{}}
+}
+
+var errDown = errors.New("the agent is away")
+
+func (a *agent) Policies(context.Context) (docs api.PolicyDocuments, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.down {
+		return docs, errDown
+	}
+	docs.Policies, docs.Namespaces = slices.Collect(maps.Values(a.policies)), slices.Collect(maps.Values(a.namespaces))
+	return docs, nil
+}
+
+func (a *agent) EditPolicies(_ context.Context, e api.PolicyEdit) (out []api.PolicyOutcome, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.down {
+		a.turnedAway++
+		return nil, errDown
+	}
+	if err := e.Validate(); err != nil {
+		return nil, err
+	}
+	for _, p := range e.Policies {
+		if p.Name == a.tooMuch {
+			return nil, &api.Error{Code: api.CodeExhausted, Message: "too much"}
+		}
+	}
+	for _, name := range e.Delete {
+		if a.policies[name] == nil {
+			return nil, &api.Error{Code: api.CodeNotFound, Message: name}
+		}
+	}
+	for _, name := range e.DeleteNamespaces {
+		if _, there := a.namespaces[name]; !there {
+			return nil, &api.Error{Code: api.CodeNotFound, Message: name}
+		}
+	}
+	a.edits = append(a.edits, e)
+	for _, p := range e.Policies {
+		a.policies[p.Name] = p
+	}
+	for _, n := range e.Namespaces {
+		a.namespaces[n.Name] = n
+	}
+	for _, name := range e.Delete {
+		delete(a.policies, name)
+	}
+	for _, name := range e.DeleteNamespaces {
+		delete(a.namespaces, name)
+	}
+	return out, nil
+}
+
+func (a *agent) Endpoints(context.Context) ([]model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.down {
+		return nil, errDown
+	}
+	return slices.Collect(maps.Values(a.endpoints)), nil
+}
+
+func (a *agent) LabelEndpoint(_ context.Context, name string, req api.LabelRequest) (e model.Endpoint, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.down {
+		return e, errDown
+	}
+	if err := req.Validate(); err != nil {
+		return e, err
+	}
+	e, there := a.endpoints[name]
+	if !there {
+		return e, api.ErrNotFound
+	}
+	e.Labels = maps.Clone(e.Labels)
+	maps.Copy(e.Labels, req.Set)
+	for _, k := range req.Remove {
+		delete(e.Labels, k)
+	}
+	a.endpoints[name] = e
+	return e, nil
+}
+
+func (a *agent) set(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+}
+
+// has says whether the store has exactly these documents: policies by name, namespaces as name{labels}.
+func (a *agent) has(want ...string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	have := slices.Collect(maps.Keys(a.policies))
+	for _, n := range a.namespaces {
+		have = append(have, fmt.Sprintf("%s%v", n.Name, n.Labels))
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	if !slices.Equal(have, want) {
+		return fmt.Errorf("the store has %v, want %v", have, want)
+	}
+	return nil
+}
+
+func testLog(t *testing.T) *slog.Logger {
+	w := &logWriter{t: t}
+	t.Cleanup(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.t = nil
+	})
+	return slog.New(slog.NewTextHandler(w, nil))
+}
+
+// logWriter logs to a test as long as it runs.
+type logWriter struct {
+	mu sync.Mutex
+	t  *testing.T
+}
+
+func (w *logWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.t != nil {
+		w.t.Log(strings.TrimSuffix(string(p), "\n"))
+	}
+	return len(p), nil
+}
+
+func namespace(name string, labels map[string]string) *corev1.Namespace {
+	all := map[string]string{policy.NamespaceNameLabel: name}
+	maps.Copy(all, labels)
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: all}}
+}
+
+// leading starts what a leader does, until the test ends or stop is called.
+func leading(t *testing.T, s *apiServer, a *agent) (p *policies, stop func()) {
+	t.Helper()
+	c, err := connect(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, log := newMetrics(), testLog(t)
+	p = newPolicies(c, a, newObjects(c.core, "n1", m, log), m, log)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { p.namespaces.RunWithContext(ctx) })
+	all.Go(func() { p.networkPolicies.RunWithContext(ctx) })
+	all.Go(func() { p.lead(ctx) })
+	stop = func() {
+		cancel()
+		all.Wait()
+	}
+	t.Cleanup(stop)
+	return p, stop
+}
+
+func TestPoliciesFollow(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	s.put("namespaces", namespace("shop", map[string]string{"tier": "a"}))
+	s.put("networkpolicies", networkPolicy(t, "web", `{"podSelector":{}}`))
+	// What is there from before: of Kubernetes, and of somebody else.
+	a.policies["shop/old"], a.policies["mine"] = &policy.Policy{Name: "shop/old"}, &policy.Policy{Name: "mine"}
+	a.namespaces["gone"] = policy.Namespace{Name: "gone"}
+	leading(t, s, a)
+	eventually(t, "all of the API server, and nothing that went", func() error { return a.has("shop/web", "mine", "shopmap[tier:a]") })
+
+	s.put("namespaces", namespace("shop", map[string]string{"tier": "b"}))
+	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db"}}}`))
+	eventually(t, "changes", func() error { return a.has("shop/web", "shop/db", "mine", "shopmap[tier:b]") })
+	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db2"}}}`))
+	eventually(t, "changed policy", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if got := a.policies["shop/db"].Subject.Labels["app"]; got != "db2" {
+			return fmt.Errorf("selects app=%s", got)
+		}
+		return nil
+	})
+	before := 0
+	a.set(func() { before = len(a.edits) })
+	s.delete("networkpolicies", "shop/db")
+	s.delete("namespaces", "/shop")
+	eventually(t, "deletions", func() error { return a.has("shop/web", "mine") })
+	// Each change was written, and nothing else: not all policies at every one.
+	for _, e := range a.edits[before:] {
+		if len(e.Policies)+len(e.Namespaces) > 0 {
+			t.Errorf("a deletion also wrote %+v", e)
+		}
+	}
+}
+
+// While the API server is away nothing changes, and what went meanwhile goes once it is back, whether the watch goes on or
+// everything is listed anew.
+func TestAPIServerAway(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	for _, name := range []string{"a", "b", "c"} {
+		s.put("networkpolicies", networkPolicy(t, name, `{"podSelector":{}}`))
+	}
+	leading(t, s, a)
+	eventually(t, "all", func() error { return a.has("shop/a", "shop/b", "shop/c") })
+	lists := s.listed("networkpolicies")
+	s.setAway(true)
+	s.delete("networkpolicies", "shop/b")
+	s.put("networkpolicies", networkPolicy(t, "d", `{"podSelector":{}}`))
+	s.forget() // no watch can go on where it was
+	if err := a.has("shop/a", "shop/b", "shop/c"); err != nil {
+		t.Error(err)
+	}
+	s.setAway(false)
+	eventually(t, "what changed meanwhile", func() error { return a.has("shop/a", "shop/c", "shop/d") })
+	if got := s.listed("networkpolicies"); got == lists {
+		t.Errorf("listed %d times before and after: the test shows nothing", got)
+	}
+}
+
+func TestAgentAway(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	s.put("networkpolicies", networkPolicy(t, "a", `{"podSelector":{}}`))
+	_, stop := leading(t, s, a)
+	eventually(t, "all", func() error { return a.has("shop/a") })
+	a.set(func() { a.down = true })
+	s.put("networkpolicies", networkPolicy(t, "b", `{"podSelector":{}}`))
+	s.delete("networkpolicies", "shop/a")
+	eventually(t, "a try that fails", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.turnedAway == 0 {
+			return errors.New("none")
+		}
+		return nil
+	})
+	a.set(func() { a.policies["shop/stranger"] = &policy.Policy{Name: "shop/stranger"} })
+	a.set(func() { a.down = false })
+	s.put("networkpolicies", networkPolicy(t, "c", `{"podSelector":{}}`))
+	eventually(t, "what changed meanwhile", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.policies["shop/a"] != nil || a.policies["shop/b"] == nil || a.policies["shop/c"] == nil {
+			return fmt.Errorf("the store has %v", slices.Collect(maps.Keys(a.policies)))
+		}
+		return nil
+	})
+	// The next one finds nothing to change but what others wrote.
+	stop()
+	a.set(func() { a.edits = nil; a.policies["shop/stranger"] = &policy.Policy{Name: "shop/stranger"} })
+	leading(t, s, a)
+	eventually(t, "the next leader's comparison", func() error { return a.has("shop/b", "shop/c") })
+	if n := len(a.edits); n != 1 || len(a.edits[0].Policies) != 0 || !slices.Equal(a.edits[0].Delete, []string{"shop/stranger"}) {
+		t.Errorf("it changed %+v", a.edits)
+	}
+}
+
+// Objects that cannot be honoured have an Event each, and do not hold up others.
+func TestRefusedObjects(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	a.tooMuch = "shop/much"
+	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":"http"}]}]}`))
+	s.put("networkpolicies", networkPolicy(t, "much", `{"podSelector":{}}`))
+	s.put("networkpolicies", networkPolicy(t, "good", `{"podSelector":{}}`))
+	many := map[string]string{}
+	for i := range policy.MaxPerSelector + 1 {
+		many[fmt.Sprint("k", i)] = "v"
+	}
+	s.put("namespaces", namespace("many", many))
+	p, _ := leading(t, s, a)
+	eventually(t, "the others", func() error { return a.has("shop/named", "shop/good") })
+	eventually(t, "events", func() error {
+		got := map[string]string{}
+		for _, e := range s.events() {
+			if e.Reason != "NotSupported" || e.Type != corev1.EventTypeWarning || e.InvolvedObject.UID == "" {
+				t.Errorf("event %+v", e)
+			}
+			got[e.InvolvedObject.Kind+" "+e.InvolvedObject.Name] += e.Message
+		}
+		for what, word := range map[string]string{"NetworkPolicy named": `"http"`, "NetworkPolicy much": "too much", "Namespace many": "labels"} {
+			if !strings.Contains(got[what], word) {
+				return fmt.Errorf("%s: %q does not say %s", what, got[what], word)
+			}
+		}
+		if len(got) != 3 {
+			t.Errorf("events of %v", got)
+		}
+		return nil
+	})
+	// Mended: it is told of no more, and the metric falls.
+	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
+	s.delete("networkpolicies", "shop/much")
+	eventually(t, "metric of refused objects", func() error {
+		all, err := p.m.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range all {
+			for _, v := range f.Metric {
+				if f.GetName() == "heddle_kube_refused" && v.Label[0].GetValue() == "NetworkPolicy" && v.Gauge.GetValue() == 0 {
+					return nil
+				}
+			}
+		}
+		return errors.New("not 0")
+	})
+}
+
+func pod(name, uid string, labels map[string]string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(uid), Labels: labels}, Spec: corev1.PodSpec{NodeName: "n1"}}
+}
+
+func startPods(t *testing.T, s *apiServer, a *agent) *pods {
+	t.Helper()
+	c, err := connect(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, log := newMetrics(), testLog(t)
+	p := newPods(c, "n1", a, newObjects(c.core, "n1", m, log), m, log)
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { p.informer.RunWithContext(ctx) })
+	all.Go(func() { p.run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		all.Wait()
+	})
+	return p
+}
+
+func TestPodLabels(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	// The pod's author would like to be of another namespace.
+	s.put("pods", pod("web-1", "u1", map[string]string{"app": "web", policy.NamespaceLabel: "kube-system", "io.heddle.other": "x"}))
+	p := startPods(t, s, a)
+	labels, err := p.lookup(t.Context(), podlabels.Question{Namespace: "shop", Name: "web-1", UID: "u1"})
+	want := map[string]string{"app": "web", policy.NamespaceLabel: "shop", podlabels.Pod: "web-1", podlabels.UID: "u1"}
+	if err != nil || !maps.Equal(labels, want) {
+		t.Fatalf("labels %v, %v; want %v", labels, err, want)
+	}
+	a.set(func() {
+		a.endpoints["n/c1/eth0"] = model.Endpoint{Name: "n/c1/eth0", Labels: labels}
+		a.endpoints["n/c2/eth0"] = model.Endpoint{Name: "n/c2/eth0", Labels: map[string]string{"app": "other", policy.NamespaceLabel: "shop", podlabels.Pod: "web-1"}}
+		a.endpoints["n/c3/eth0"] = model.Endpoint{Name: "n/c3/eth0", Labels: map[string]string{"app": "was", policy.NamespaceLabel: "shop", podlabels.Pod: "web-1", podlabels.UID: "u0"}}
+	})
+	s.put("pods", pod("web-1", "u1", map[string]string{"tier": "front"}))
+	eventually(t, "changed labels", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if got := a.endpoints["n/c1/eth0"].Labels; got["tier"] != "front" || got["app"] != "" || got[policy.NamespaceLabel] != "shop" {
+			return fmt.Errorf("labels %v", got)
+		}
+		return nil
+	})
+	if a.endpoints["n/c2/eth0"].Labels["app"] != "other" || a.endpoints["n/c3/eth0"].Labels["app"] != "was" {
+		t.Error("endpoints of no pod, or of an earlier one of the name, were changed")
+	}
+	// Changes that were missed are found by the first comparison.
+	a.set(func() { a.endpoints["n/c1/eth0"] = model.Endpoint{Name: "n/c1/eth0", Labels: labels} })
+	startPods(t, s, a)
+	eventually(t, "labels after a restart", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if got := a.endpoints["n/c1/eth0"].Labels; got["tier"] != "front" || got["app"] != "" {
+			return fmt.Errorf("labels %v", got)
+		}
+		return nil
+	})
+}
+
+// A pod that the API server tells of late is waited for; one it does not tell of gets no labels.
+func TestPodsThatAreNotThere(t *testing.T) {
+	s, a := newAPIServer(t), newAgent()
+	s.put("pods", pod("db-0", "old", nil))
+	static := pod("static", "mirror", map[string]string{"app": "dns"})
+	static.Annotations = map[string]string{configHash: "hash"}
+	s.put("pods", static)
+	p := startPods(t, s, a)
+	answer := make(chan error, 1)
+	go func() {
+		labels, err := p.lookup(t.Context(), podlabels.Question{Namespace: "shop", Name: "db-0", UID: "new"})
+		if err == nil && labels["app"] != "db" {
+			err = fmt.Errorf("labels %v", labels)
+		}
+		answer <- err
+	}()
+	if labels, err := p.lookup(t.Context(), podlabels.Question{Namespace: "shop", Name: "static", UID: "hash"}); err != nil || labels["app"] != "dns" {
+		t.Errorf("static pod: %v, %v", labels, err)
+	}
+	s.put("pods", pod("db-0", "new", map[string]string{"app": "db"}))
+	select {
+	case err := <-answer:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("the pod's coming is not seen")
+	}
+	s.setAway(true)
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if labels, err := p.lookup(short, podlabels.Question{Namespace: "shop", Name: "nobody"}); !errors.Is(err, podlabels.ErrUnknown) {
+		t.Errorf("a pod nobody told of has labels %v, %v", labels, err)
+	}
+	if _, err := p.lookup(t.Context(), podlabels.Question{Namespace: "shop", Name: "db-0", UID: "new"}); err != nil {
+		t.Errorf("a known pod while the API server is away: %v", err)
+	}
+}
+
+// One at a time leads; the next one does when it ends, and when it dies.
+func TestLease(t *testing.T) {
+	s := newAPIServer(t)
+	c, err := connect(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	leads := map[string]bool{}
+	run := func(ctx context.Context, name string) (ended chan struct{}) {
+		l := &lease{client: c.coordination, namespace: "kube-system", name: "heddle-kube", identity: name, duration: 3 * time.Second, log: testLog(t)}
+		ended = make(chan struct{})
+		go func() {
+			defer close(ended)
+			l.run(ctx, func(ctx context.Context) {
+				mu.Lock()
+				leads[name] = true
+				if len(leads) > 1 {
+					t.Errorf("%v lead at a time", leads)
+				}
+				mu.Unlock()
+				<-ctx.Done()
+				mu.Lock()
+				delete(leads, name)
+				mu.Unlock()
+			})
+		}()
+		return ended
+	}
+	led := func(name string) func() error {
+		return func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !leads[name] {
+				return fmt.Errorf("%v leads", leads)
+			}
+			return nil
+		}
+	}
+	first, endFirst := context.WithCancel(t.Context())
+	ended := run(first, "a")
+	eventually(t, "a leads", led("a"))
+	second, endSecond := context.WithCancel(t.Context())
+	endedSecond := run(second, "b")
+	endFirst()
+	<-ended
+	eventually(t, "b leads once a has ended", led("b"))
+	endSecond()
+	<-endedSecond
+	// A holder that says nothing any more: its record stays, and no clock of its is asked.
+	dead, now := "dead", metav1.NewMicroTime(time.Now().Add(time.Hour))
+	s.put("leases", &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "heddle-kube"},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &dead, RenewTime: &now}})
+	third, endThird := context.WithCancel(t.Context())
+	endedThird := run(third, "c")
+	eventually(t, "c leads once the dead one's lease has run out", led("c"))
+	endThird()
+	<-endedThird
+}
+
+func TestListen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "kube.sock")
+	l, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if _, err := listen(path); err == nil {
+		t.Error("two listen at the same socket")
+	}
+	_ = l.Close()
+	if err := os.WriteFile(path, nil, 0o600); err != nil { // as one that died leaves it
+		t.Fatal(err)
+	}
+	again, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = again.Close()
+}

@@ -1,0 +1,266 @@
+package kube
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/policy"
+)
+
+// What one step of changes may be: well below what the store takes.
+const (
+	stepChanges = 1000
+	stepBytes   = 800 << 10
+)
+
+// policyAgent is what policies need of the agent.
+type policyAgent interface {
+	Policies(ctx context.Context) (api.PolicyDocuments, error)
+	EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.PolicyOutcome, error)
+}
+
+// policies keeps the network's namespaces, and its policies with a namespace in their name, as those of the API server.
+// Policies of one part are other people's.
+type policies struct {
+	networkPolicies, namespaces cache.SharedIndexInformer
+	agent                       policyAgent
+	objects                     *objects
+	m                           *metrics
+	log                         *slog.Logger
+	dirty                       *dirty
+
+	// stored are digests of what the store has, by document; nil: not known.
+	stored map[docKey][sha256.Size]byte
+}
+
+// docKey names a document of Heddle's: a namespace, or a policy.
+type docKey struct{ kind, name string }
+
+const (
+	kindPolicy    = "policy"
+	kindNamespace = "namespace"
+)
+
+func newPolicies(c *cluster, agent policyAgent, o *objects, m *metrics, log *slog.Logger) *policies {
+	p := &policies{agent: agent, objects: o, m: m, log: log, dirty: newDirty()}
+	everything := func(*metav1.ListOptions) {}
+	p.networkPolicies = informer[*networkingv1.NetworkPolicy](c.networking, "networkpolicies", &networkingv1.NetworkPolicy{}, everything, m, log, func(np *networkingv1.NetworkPolicy) {
+		p.dirty.add(kindPolicy + " " + np.Namespace + "/" + np.Name)
+	})
+	p.namespaces = informer[*corev1.Namespace](c.core, "namespaces", &corev1.Namespace{}, everything, m, log, func(ns *corev1.Namespace) {
+		p.dirty.add(kindNamespace + " " + ns.Name)
+	})
+	return p
+}
+
+func (p *policies) synced() bool { return p.networkPolicies.HasSynced() && p.namespaces.HasSynced() }
+
+// lead keeps the store's policies until ctx ends. What another one wrote before is compared first.
+func (p *policies) lead(ctx context.Context) {
+	p.m.leader.Set(1)
+	defer p.m.leader.Set(0)
+	if !cache.WaitForCacheSync(ctx.Done(), p.networkPolicies.HasSynced, p.namespaces.HasSynced) {
+		return
+	}
+	p.stored = nil
+	p.dirty.all()
+	p.dirty.drain(ctx, func(keys map[string]bool, all bool) error {
+		if all || p.stored == nil {
+			return p.everything(ctx)
+		}
+		return p.some(ctx, keys)
+	}, p.log.With("of", "policies"))
+}
+
+// change is one document as it is to be; nil of both: to be deleted.
+type change struct {
+	key       docKey
+	policy    *policy.Policy
+	namespace *policy.Namespace
+	digest    [sha256.Size]byte
+	size      int
+	from      objectKey // the object it was made from
+	object    metav1.Object
+}
+
+func digest(document any) ([sha256.Size]byte, int) {
+	raw, err := json.Marshal(document)
+	if err != nil {
+		return [sha256.Size]byte{}, 0 // the agent will say
+	}
+	return sha256.Sum256(raw), len(raw)
+}
+
+// ofPolicy says what is to be of the NetworkPolicy of this name.
+func (p *policies) ofPolicy(ctx context.Context, key string) change {
+	namespace, name, _ := strings.Cut(key, "/")
+	c := change{key: docKey{kindPolicy, policyName(namespace, name)}, from: objectKey{networkingv1.SchemeGroupVersion.String(), "NetworkPolicy", namespace, name}}
+	o, there, _ := p.networkPolicies.GetStore().GetByKey(key)
+	np, _ := o.(*networkingv1.NetworkPolicy)
+	if !there || np == nil {
+		p.objects.refuse(ctx, c.from, "", nil)
+		return c
+	}
+	made, refused := convert(np)
+	p.objects.refuse(ctx, c.from, np.UID, refused)
+	if made != nil {
+		c.policy, c.object = made, np
+		c.digest, c.size = digest(made)
+	}
+	return c
+}
+
+// ofNamespace says what is to be of the Namespace of this name. False: it cannot be described, and stays as it is.
+func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) {
+	c := change{key: docKey{kindNamespace, name}, from: objectKey{"v1", "Namespace", "", name}}
+	o, there, _ := p.namespaces.GetStore().GetByKey(name)
+	ns, _ := o.(*corev1.Namespace)
+	if !there || ns == nil {
+		p.objects.refuse(ctx, c.from, "", nil)
+		return c, true
+	}
+	made, err := describe(ns)
+	if err != nil {
+		p.objects.refuse(ctx, c.from, ns.UID, []string{reason(err) + ": the namespace keeps the labels it had"})
+		return c, false
+	}
+	p.objects.refuse(ctx, c.from, ns.UID, nil)
+	c.namespace, c.object = &made, ns
+	c.digest, c.size = digest(made)
+	return c, true
+}
+
+// some brings what has changed into the store.
+func (p *policies) some(ctx context.Context, keys map[string]bool) error {
+	var changes []change
+	for _, key := range slices.Sorted(maps.Keys(keys)) { // namespaces before policies
+		kind, name, _ := strings.Cut(key, " ")
+		if kind == kindPolicy {
+			changes = append(changes, p.ofPolicy(ctx, name))
+		} else if c, ok := p.ofNamespace(ctx, name); ok {
+			changes = append(changes, c)
+		}
+	}
+	return p.bring(ctx, changes)
+}
+
+// everything compares all of the API server's with all of the store's. What is in the store only is deleted.
+func (p *policies) everything(ctx context.Context) error {
+	docs, err := p.agent.Policies(ctx)
+	if err != nil {
+		p.m.failures.WithLabelValues(kindPolicy).Inc()
+		return err
+	}
+	p.stored = make(map[docKey][sha256.Size]byte, len(docs.Policies)+len(docs.Namespaces))
+	for _, n := range docs.Namespaces {
+		p.stored[docKey{kindNamespace, n.Name}], _ = digest(n)
+	}
+	for _, pol := range docs.Policies {
+		if strings.Contains(pol.Name, "/") {
+			p.stored[docKey{kindPolicy, pol.Name}], _ = digest(pol)
+		}
+	}
+	var changes []change
+	wanted := make(map[docKey]bool)
+	for _, name := range slices.Sorted(slices.Values(p.namespaces.GetStore().ListKeys())) {
+		c, ok := p.ofNamespace(ctx, name)
+		wanted[c.key] = true
+		if ok {
+			changes = append(changes, c)
+		}
+	}
+	for _, key := range slices.Sorted(slices.Values(p.networkPolicies.GetStore().ListKeys())) {
+		c := p.ofPolicy(ctx, key)
+		wanted[c.key] = true
+		changes = append(changes, c)
+	}
+	for key := range p.stored {
+		if !wanted[key] {
+			changes = append(changes, change{key: key})
+		}
+	}
+	return p.bring(ctx, changes)
+}
+
+// bring makes changes in as few steps as they need. Those that make no difference are left out.
+func (p *policies) bring(ctx context.Context, changes []change) error {
+	changes = slices.DeleteFunc(changes, func(c change) bool {
+		have, there := p.stored[c.key]
+		if c.policy == nil && c.namespace == nil {
+			return !there
+		}
+		return there && have == c.digest
+	})
+	for len(changes) > 0 {
+		n, size := 0, 0
+		for n < len(changes) && n < stepChanges && (n == 0 || size+changes[n].size < stepBytes) {
+			size += changes[n].size
+			n++
+		}
+		if err := p.step(ctx, changes[:n]); err != nil {
+			p.m.failures.WithLabelValues(kindPolicy).Inc()
+			p.stored = nil // of what failed it is not known whether it was done
+			return err
+		}
+		changes = changes[n:]
+	}
+	return nil
+}
+
+// step makes changes in one step. If they are too much together each is tried alone, so that one that is too much does
+// not hold up the others.
+func (p *policies) step(ctx context.Context, changes []change) error {
+	var edit api.PolicyEdit
+	for _, c := range changes {
+		switch {
+		case c.policy != nil:
+			edit.Policies = append(edit.Policies, c.policy)
+		case c.namespace != nil:
+			edit.Namespaces = append(edit.Namespaces, *c.namespace)
+		case c.key.kind == kindPolicy:
+			edit.Delete = append(edit.Delete, c.key.name)
+		default:
+			edit.DeleteNamespaces = append(edit.DeleteNamespaces, c.key.name)
+		}
+	}
+	outcomes, err := p.agent.EditPolicies(ctx, edit)
+	tooMuch := errors.Is(err, api.ErrExhausted) || errors.Is(err, api.ErrInvalid) || errors.Is(err, &api.Error{Code: api.CodeTooLarge})
+	switch {
+	case tooMuch && len(changes) > 1:
+		for i := range changes {
+			if err := p.step(ctx, changes[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	case tooMuch && changes[0].object != nil:
+		p.objects.refuse(ctx, changes[0].from, changes[0].object.GetUID(), []string{"the store does not take it: " + err.Error() + ": what it was before holds"})
+		return nil
+	case err != nil:
+		return err
+	}
+	for _, c := range changes {
+		if c.policy == nil && c.namespace == nil {
+			delete(p.stored, c.key)
+		} else {
+			p.stored[c.key] = c.digest
+		}
+	}
+	for _, o := range outcomes {
+		p.m.changes.WithLabelValues(o.Kind, o.Change).Inc()
+		p.log.Info("brought into the store", o.Kind, o.Name, "change", o.Change)
+	}
+	return nil
+}

@@ -179,13 +179,25 @@ int from_overlay(struct __sk_buff *skb)
 	return or_next_filter(from_overlay_verdict(skb));
 }
 
+/* Why a packet that the underlay device brings may not come that way: endpoints are beyond the overlay's. */
+static __noinline __u32 refuse_outsider(const struct packet *p)
+{
+	struct route *from;
+
+	if (!p || !p->ip.saddr || !protects(PROTECT_OVERLAY))
+		return REASON_NONE;
+	from = route_to(p->ip.saddr);
+	return from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)) ? REASON_DROP_SPOOFED_SOURCE
+	                                                                  : REASON_NONE;
+}
+
 /* What the underlay device brings for an overlay address, if it is for one: of a host outside. With policy not only SYNs: the
  * last ACK of a handshake may come when the rules are others, with data that nobody is to read. */
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
 {
 	struct endpoint *ep;
 	bool taken = false;
-	struct route *from;
+	__u32 reason;
 	int action;
 
 	if (!p)
@@ -193,10 +205,9 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 	ep = endpoint_at(p->ip.daddr);
 	if (!ep || is_mirror(p->ip.saddr))
 		return TC_ACT_OK;
-	/* Endpoints are beyond the overlay's device. */
-	from = p->ip.saddr ? route_to(p->ip.saddr) : NULL;
-	if (from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)))
-		return drop(REASON_DROP_SPOOFED_SOURCE);
+	reason = refuse_outsider(p);
+	if (reason)
+		return drop(reason);
 	action = filter_tcp(skb, p, 0, 0, 0);
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
@@ -326,6 +337,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 		return drop(REASON_DROP_SPOOFED_SOURCE);
 	if (kind != PACKET_TCP && forges_overlay(skb, &p))
 		return drop(REASON_DROP_FORGED_OVERLAY);
+	if (kind != PACKET_TCP && forges_error(skb, &p, self))
+		return drop(REASON_DROP_FORGED_ERROR);
 	peer = endpoint_at(p.ip.daddr);
 	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
 	if (verdict != FILTER_PASS)

@@ -21,7 +21,7 @@ int cut(struct bpf_iter__tcp *ctx)
 	struct sock_tag *tag;
 	__u32 ports;
 
-	if (!sk || !has_policy())
+	if (!sk || !has_policy() || !protects(PROTECT_LATE))
 		return 0;
 	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
 		return 0;

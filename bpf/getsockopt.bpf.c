@@ -94,7 +94,41 @@ static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struc
 	return ctx->optname <= 83 ? 1 : deny_answer(ENOPROTOOPT_);
 }
 
-static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
+/* SO_ORIGINAL_DST: the kernel has answered with what the connection was made to before the node translated it. Of one that was
+ * accepted that is the node's address: the container's own takes its place, because what is denied stays in the program's
+ * memory. */
+static __always_inline int show_original4(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                          const struct endpoint *ep)
+{
+	struct sockaddr_in_ *to = ctx->optval;
+
+	if (!ep || !(tag->flags & TAG_ACCEPTED) || (void *)(to + 1) > ctx->optval_end ||
+	    to->addr == ep->addr4.word[3])
+		return deny_answer(ENOENT_);
+	to->port = bpf_htons((__u16)ctx->sk->src_port);
+	to->addr = ep->addr4.word[3];
+	return 1;
+}
+
+/* IP6T_SO_ORIGINAL_DST. */
+static __always_inline int show_original6(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                          const struct endpoint *ep)
+{
+	struct sockaddr_in6_ *to = ctx->optval;
+	int i;
+
+	if (!ep || !(tag->flags & TAG_ACCEPTED) || (void *)(to + 1) > ctx->optval_end ||
+	    to->addr[3] == ep->addr4.word[3])
+		return deny_answer(ENOENT_);
+	to->port = bpf_htons((__u16)ctx->sk->src_port);
+	for (i = 0; i < 3; i++)
+		to->addr[i] = config_prefix6[i];
+	to->addr[3] = ep->addr4.word[3];
+	return 1;
+}
+
+static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                        const struct endpoint *ep)
 {
 	switch (ctx->optname) {
 	case 8: /* IP_PKTINFO */
@@ -109,15 +143,16 @@ static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct so
 	case 51: /* IP_LOCAL_PORT_RANGE */
 		show_port_range(ctx);
 		return 1;
-	case 80: /* SO_ORIGINAL_DST: the node's translations */
-		return deny_answer(ENOENT_);
+	case 80: /* SO_ORIGINAL_DST */
+		return show_original4(ctx, tag, ep);
 	}
 	if (ctx->optname >= SOL_NETFILTER && ctx->optname < SOL_NETFILTER + 64)
 		return deny_answer(EPERM_);
 	return ctx->optname <= 52 ? 1 : deny_answer(ENOPROTOOPT_);
 }
 
-static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
+static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                          const struct endpoint *ep)
 {
 	switch (ctx->optname) {
 	case 25: /* IPV6_RECVERR */
@@ -141,7 +176,7 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 	case 69:
 		return deny_answer(EPERM_);
 	case 80: /* IP6T_SO_ORIGINAL_DST */
-		return deny_answer(ENOENT_);
+		return show_original6(ctx, tag, ep);
 	}
 	return ctx->optname <= 78 ? 1 : deny_answer(ENOPROTOOPT_);
 }
@@ -176,10 +211,10 @@ int getsockopt(struct bpf_sockopt *ctx)
 		ret = get_socket_level(ctx, tag, ep);
 		break;
 	case SOL_IP_:
-		ret = get_ip_level(ctx, tag);
+		ret = get_ip_level(ctx, tag, ep);
 		break;
 	case SOL_IPV6_:
-		ret = get_ipv6_level(ctx, tag);
+		ret = get_ipv6_level(ctx, tag, ep);
 		break;
 	case SOL_TCP_:
 		ret = get_tcp_level(ctx, tag);

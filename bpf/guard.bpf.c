@@ -9,6 +9,7 @@
 #define IP_MF_            0x2000
 #define IP_OFFSET_        0x1fff
 #define IPPROTO_ICMPV6_   58
+#define ICMPV6_FIRST_INFO 128 /* below are errors */
 #define NEXTHDR_HOP_      0
 #define NEXTHDR_ROUTING_  43
 #define NEXTHDR_FRAGMENT_ 44
@@ -93,6 +94,69 @@ static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
 		return true;
 	__builtin_memcpy(&sender, arp.sender, sizeof(sender));
 	return sender && sender != own;
+}
+
+/* Whether an ICMPv6 message behind at most one extension header is an error about a packet that was not sent to address own6 or
+ * link-local address own; refuse_frame lets no others pass. */
+static __always_inline bool forges_error6(struct __sk_buff *skb, __be32 own, __u32 id)
+{
+	__u32 offset = ETH_HLEN + sizeof(struct ip6hdr_);
+	struct ip6hdr_ h;
+	struct address to;
+	__u8 head[8], type;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return true;
+	if (h.next_header == NEXTHDR_FRAGMENT_ || h.next_header == NEXTHDR_HOP_) {
+		if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)))
+			return true;
+		if (head[0] != IPPROTO_ICMPV6_)
+			return false;
+		if (h.next_header == NEXTHDR_FRAGMENT_ && (head[2] || head[3] & 0xf8))
+			return false; /* leads nowhere without the first */
+		offset += h.next_header == NEXTHDR_HOP_ ? (head[1] + 1) * 8 : sizeof(head);
+		/* No host's error has such a header. */
+		return bpf_skb_load_bytes(skb, offset, &type, sizeof(type)) || type < ICMPV6_FIRST_INFO;
+	}
+	if (h.next_header != IPPROTO_ICMPV6_)
+		return false;
+	if (bpf_skb_load_bytes(skb, offset, &type, sizeof(type)))
+		return true;
+	if (type >= ICMPV6_FIRST_INFO)
+		return false;
+	if (bpf_skb_load_bytes(skb, offset + 8, &h, sizeof(h)))
+		return true;
+	for (i = 0; i < 4; i++)
+		to.word[i] = h.daddr[i];
+	return !(is_overlay6(&to) && to.word[3] == own) && !is_own_link_local6(&to, id);
+}
+
+/* Whether a packet that is not TCP, out of the container self, is an ICMP error about a packet that was not sent to it. The
+ * kernel believes such errors of everybody: they would change the MTU of the node's, or of another container's, way to a third
+ * one, for UDP by no more than the ports. */
+static __noinline bool forges_error(struct __sk_buff *skb, const struct packet *p,
+                                    const struct endpoint *self)
+{
+	__u32 offset;
+	struct iphdr_ h;
+	__u8 type;
+
+	if (!p || !self || !protects(PROTECT_ERRORS))
+		return false;
+	if (p->ipv6)
+		return forges_error6(skb, self->addr4.word[3], self->id);
+	if (p->ip.protocol != IPPROTO_ICMP_ || p->ip.frag_off & bpf_htons(IP_OFFSET_))
+		return false;
+	offset = ETH_HLEN + (p->ip.version_ihl & 0xf) * 4;
+	if (bpf_skb_load_bytes(skb, offset, &type, sizeof(type)))
+		return true;
+	if (type != 3 && type != 4 && type != 5 && type != 11 && type != 12)
+		return false;
+	/* What lies behind the end of a short fragment is not part of it. */
+	if (p->ip.frag_off & bpf_htons(IP_MF_) || bpf_skb_load_bytes(skb, offset + 8, &h, sizeof(h)))
+		return true;
+	return h.daddr != self->addr4.word[3];
 }
 
 /* Why a frame that comes out of the container with overlay address own may go no further, whatever it says;

@@ -244,10 +244,11 @@ static __always_inline int set_v6only(struct bpf_sockopt *ctx, struct sock_tag *
 
 	if (!read_int(ctx, &on) || ctx->sk->src_port)
 		return fail_sockopt(EINVAL_);
+	/* No other hook runs without the socket's lock: what they change meanwhile must not be undone. */
 	if (on)
-		tag->flags |= TAG_V6ONLY;
+		__sync_fetch_and_or(&tag->flags, TAG_V6ONLY);
 	else
-		tag->flags &= ~TAG_V6ONLY;
+		__sync_fetch_and_and(&tag->flags, ~TAG_V6ONLY);
 	return SOCKOPT_DONE;
 }
 

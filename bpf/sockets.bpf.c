@@ -32,17 +32,40 @@ static __always_inline bool count_socket(struct sock_tag *tag)
 	       !protects(PROTECT_SOCKET_QUOTA);
 }
 
+/* One less. Below 0, for a moment only, is as 0 (count_socket). */
+static __always_inline void give_back(__u64 *open)
+{
+	if ((__s64)__sync_fetch_and_add(open, -1) <= 0)
+		__sync_fetch_and_add(open, 1);
+}
+
 static __always_inline void uncount_socket(struct sock_tag *tag)
 {
 	__u64 *open;
 
-	if (!(tag->flags & TAG_COUNTED))
+	if (!(__sync_fetch_and_and(&tag->flags, ~TAG_COUNTED) & TAG_COUNTED))
 		return;
-	tag->flags &= ~TAG_COUNTED;
 	open = counter_of(tag);
-	/* Below 0, for a moment only, is as 0 (count_socket). */
-	if (open && (__s64)__sync_fetch_and_add(open, -1) <= 0)
-		__sync_fetch_and_add(open, 1);
+	if (open)
+		give_back(open);
+}
+
+/* Counts a socket, unless its endpoint has as many as it may: then false. The flag is set only of what stays counted, because
+ * other hooks, which change the flags at the same time, could bring back one that was taken away. */
+static __always_inline bool count_within(struct sock_tag *tag)
+{
+	__u64 *open = counter_of(tag);
+
+	if (!open)
+		return true;
+	if ((__s64)__sync_fetch_and_add(open, 1) >= (__s64)config_endpoint_sockets &&
+	    protects(PROTECT_SOCKET_QUOTA)) {
+		give_back(open);
+		return false;
+	}
+	if (__sync_fetch_and_or(&tag->flags, TAG_COUNTED) & TAG_COUNTED)
+		give_back(open);
+	return true;
 }
 
 /* Counts a socket that a program holds uncounted and puts to use: accept() hands out a connection that ended before
@@ -50,10 +73,7 @@ static __always_inline void uncount_socket(struct sock_tag *tag)
  * and it is not counted. */
 static __always_inline bool count_reused(struct sock_tag *tag)
 {
-	if (tag->flags & TAG_COUNTED || !protects(PROTECT_SOCKET_QUOTA) || count_socket(tag))
-		return true;
-	uncount_socket(tag);
-	return false;
+	return tag->flags & TAG_COUNTED || !protects(PROTECT_SOCKET_QUOTA) || count_within(tag);
 }
 
 /* The agent's request. A program that makes it of a socket it has is told that there is no such option. */
@@ -63,8 +83,7 @@ static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag
 		bpf_set_retval(-ENOPROTOOPT_);
 		return 0;
 	}
-	if (!count_socket(tag)) {
-		uncount_socket(tag);
+	if (!count_within(tag)) {
 		count(REASON_REFUSE_SOCKET_QUOTA);
 		bpf_set_retval(-EDQUOT_);
 		return 0;

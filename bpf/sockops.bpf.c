@@ -268,8 +268,29 @@ static __noinline bool accept_forbidden(struct bpf_sock_ops *ops, struct sock_ta
 	struct address remote;
 
 	remote_of(ops, &remote);
-	return decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16 | (__u16)ops->local_port) !=
-	       VERDICT_ALLOW;
+	return protects(PROTECT_LATE) &&
+	       decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16 | (__u16)ops->local_port) !=
+	               VERDICT_ALLOW;
+}
+
+/* Whether a program has the socket: a connection that is accepted is given to one only after this. Then both ends sent a SYN,
+ * and the kernel calls the end that connected passive, too. */
+static __always_inline bool opened_by_both(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct tcp_sock *tcp = sk ? bpf_skc_to_tcp_sock(sk) : NULL;
+
+	return tcp && ((struct sock *)tcp)->sk_socket;
+}
+
+/* Whether an accepted connection, no direct one, was made to an address that is not the container's: one of the node, in the
+ * moment before listening() tied a listener that is bound to none to a device. */
+static __always_inline bool accepted_elsewhere(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	struct endpoint *ep = tagged_endpoint(tag);
+	__be32 local = local_address(ops);
+
+	return ep && local != ep->addr4.word[3] && !is_alias(local) && protects(PROTECT_BIND);
 }
 
 static __always_inline void established_passive(struct bpf_sock_ops *ops)
@@ -292,9 +313,8 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;
 	allowed = count_socket(tag);
-	if (!is_direct(ops) && ops->local_ip4 == config_underlay && protects(PROTECT_BIND))
-		cut_accepted(ops, tag,
-		             REASON_CUT_UNKNOWN_PEER); /* before listening() tied the listener to a device */
+	if (!is_direct(ops) && accepted_elsewhere(ops, tag))
+		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
 	else if (!is_direct(ops))
 		accept_as_is(ops, tag);
 	else if (accepted_flow(ops, &flow))
@@ -339,7 +359,8 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	struct address remote;
 
 	remote_of(ops, &remote);
-	if (decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16) == VERDICT_ALLOW)
+	if (!protects(PROTECT_LATE) ||
+	    decide_tagged(tag, &remote, bpf_ntohl(ops->remote_port) << 16) == VERDICT_ALLOW)
 		return false;
 	if (bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
 		return false; /* the cut will find it */
@@ -447,6 +468,10 @@ int tcp_events(struct bpf_sock_ops *ops)
 		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		if (opened_by_both(ops)) {
+			account_opened(ops);
+			break;
+		}
 		account_accepted(ops);
 		established_passive(ops);
 		break;

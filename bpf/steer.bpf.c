@@ -251,6 +251,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 }
 
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p);
+static __noinline __u32 refuse_outsider(const struct packet *p);
 
 static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 {
@@ -265,6 +266,9 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	kind = read_packet(skb, &p);
 	if (kind != PACKET_TCP) {
 		reason = refuse_overlay(skb);
+		/* What is for the node's own address is most of it, and no container's. */
+		if (!reason && kind == PACKET_IP && p.ip.daddr != config_underlay)
+			reason = refuse_outsider(&p);
 		return reason ? drop(reason) : TC_ACT_OK;
 	}
 	if (p.ip.daddr != config_underlay)

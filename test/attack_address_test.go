@@ -23,6 +23,7 @@ func init() {
 		attack{"pass for the node", model.ProtectNodeAddress, "n1", passForNode(4, "198.51.100.77")},
 		attack{"pass for the node by IPv6", model.ProtectNodeAddress, "n1", passForNode(6, "2001:db8:77::77")},
 		attack{"set the node's mark", model.ProtectSocketOptions, "n1", setMark},
+		attack{"join another container's SO_REUSEPORT group", model.ProtectBind, "n1", joinAnothers},
 	)
 }
 
@@ -144,4 +145,12 @@ func passForNode(family int, addr string) func(*testing.T) string {
 		own := map[int]func() string{4: func() string { return address(t, "heddle", "n1/c1") }, 6: func() string { return own6(t, "n1/c1") }}[family]()
 		return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", own), fmt.Sprintf("%q", addr))
 	}
+}
+
+// joinAnothers listens at another container's address and port, to get some of its connections.
+func joinAnothers(t *testing.T) string {
+	victim, p, port := startPeer(t, "heddle", "n1/c2"), startPeer(t, "heddle", "n1/c1"), freePort()
+	victim.must(`l = listen(4, "0.0.0.0", %d, None, True)`, port)
+	got := p.must(`error_of(listen, 4, %q, %d, None, True)`, address(t, "heddle", "n1/c2"), port)
+	return gained(t, "a listener in its group", got, `"EADDRNOTAVAIL"`, `"ok"`)
 }

@@ -24,6 +24,10 @@ func init() {
 		attack{"send data with the SYN to the node's wildcard", model.ProtectWildcard, "n1",
 			undo("ECONNREFUSED", "node", "fast open AF_INET", "fast open AF_INET6", "fast open again AF_INET", "fast open again AF_INET6",
 				"deferred AF_INET", "deferred AF_INET6")},
+		attack{"bind an address of the node, by a thread of the kernel's", model.ProtectBind, "n1", ringPoll("bind", "EADDRNOTAVAIL", "ok")},
+		attack{"connect to the node's wildcard, by a thread of the kernel's", model.ProtectWildcard, "n1", ringPoll("connect", "ECONNREFUSED", "node")},
+		attack{"IP_OPTIONS, by a thread of the kernel's", model.ProtectSocketOptions, "n1", ringPoll("IP_OPTIONS", "EPERM", "ok")},
+		attack{"find the underlay in several errors at once", model.ProtectSocketOptions, "n1", readQueue},
 	)
 }
 
@@ -215,4 +219,36 @@ func TestRingMakesItsOwn(t *testing.T) {
 	if err != nil || len(out) != 0 {
 		t.Errorf("listeners of the node at the port: %v\n%s", err, out)
 	}
+}
+
+// ringPoll has io_uring's own thread do things with sockets (IORING_SETUP_SQPOLL), and gives what came of one of them.
+func ringPoll(what, refused, success string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		port := freePort()
+		start(t, "host", "n1/c1", python, "-c", greeter, strconv.Itoa(port), "node").waitFor("ready")
+		return gained(t, what, runHostile(t, "ring-poll", address(t, "host", "n1/c1"), strconv.Itoa(port))[what], refused, success)
+	}
+}
+
+// readQueue searches what the kernel tells of a direct connection by seldom used calls for addresses of the underlay.
+func readQueue(t *testing.T) string {
+	port := strconv.Itoa(freePort())
+	start(t, "heddle", "n2/c1", python, "-c", echoBytes, port).waitFor("ready")
+	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
+	found := runHostile(t, "queue", address(t, "heddle", "n2/c1"), port, netip4(t, n1), netip4(t, n2))
+	if found["messages of the error queue"] != "true" {
+		t.Errorf("no errors came: what was looked for was not there: %v", found)
+	}
+	for _, option := range []string{"TCP_REPAIR", "TCP_REPAIR_QUEUE", "TCP_QUEUE_SEQ", "TCP_REPAIR_WINDOW", "TCP_TIMESTAMP", "TCP_REPAIR_OPTIONS"} {
+		if found[option] == "ok" || found[option] == "" {
+			t.Errorf("%s: %s", option, found[option])
+		}
+	}
+	var out []string
+	for what, where := range found {
+		if strings.HasPrefix(what, "found ") {
+			out = append(out, what+" in "+where)
+		}
+	}
+	return strings.Join(out, "; ")
 }

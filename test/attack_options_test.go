@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/hex"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 func init() {
 	attacks = append(attacks,
 		attack{"find the underlay in what the kernel answers", model.ProtectSocketOptions, "n1", findUnderlay},
+		attack{"ask what a translated connection was made to", model.ProtectSocketOptions, "n1", askOriginal},
 	)
 }
 
@@ -95,4 +97,20 @@ func findUnderlay(t *testing.T) string {
 		t.Fatalf("options printed\n%s", out)
 	}
 	return finds
+}
+
+// askOriginal has a connection that the node translates come to the container, and asks for the address that it was made to:
+// the node's.
+func askOriginal(t *testing.T) string {
+	server, client, inner, outer := startPeer(t, "heddle", "n1/c1"), startPeer(t, "host", "n2/c1"), freePort(), freePort()
+	own, n1 := address(t, "heddle", "n1/c1"), address(t, "host", "n1/c1")
+	translate(t, "n1", map[int]string{outer: fmt.Sprintf("%s:%d", own, inner)}, nil)
+	server.must(`l = listen(4, "0.0.0.0", %d)`, inner)
+	client.must(`s = connect(4, %q, %d)`, n1, outer)
+	server.must(`c = l.accept()[0]`)
+	server.must(`import ctypes`)
+	server.must(`room, length = ctypes.create_string_buffer(16), ctypes.c_uint32(16)`)
+	server.must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 0, 80, room, ctypes.byref(length))`)
+	address := func(ip string, port int) string { return fmt.Sprintf("\"0200%04x%s\"", port, netip4(t, ip)) }
+	return gained(t, "the connection was made to", server.must(`room.raw[:8].hex()`), address(own, inner), address(n1, outer))
 }

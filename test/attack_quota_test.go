@@ -46,8 +46,8 @@ func limitOf(t testing.TB, node string) uint64 {
 	return status[0].Interception.EndpointSockets
 }
 
-// socketsOf gives how many sockets an endpoint has, as its node counts them.
-func socketsOf(t testing.TB, container string) uint64 {
+// trafficOf gives what a node counts of an endpoint.
+func trafficOf(t testing.TB, container string) model.Traffic {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
 	var all []struct{ Traffic model.Traffic }
@@ -57,11 +57,17 @@ func socketsOf(t testing.TB, container string) uint64 {
 	}
 	for _, e := range all {
 		if e.Traffic.Name == container {
-			return e.Traffic.Sockets
+			return e.Traffic
 		}
 	}
 	t.Fatalf("no endpoint %s in %s", container, raw)
-	return 0
+	return model.Traffic{}
+}
+
+// socketsOf gives how many sockets an endpoint has, as its node counts them.
+func socketsOf(t testing.TB, container string) uint64 {
+	t.Helper()
+	return trafficOf(t, container).Sockets
 }
 
 // holdSockets opens sockets in several processes of one container, none of which could hold so many.
@@ -272,6 +278,27 @@ func TestSocketQuota(t *testing.T) {
 		p.must(`l.close()`)
 		count("all closed", 0)
 	})
+}
+
+// TestBothEndsConnect has sockets connect to themselves, so that both ends of the connection send a SYN, by each kind of address:
+// such a socket is one that connected, it is counted once, and gives its port back.
+func TestBothEndsConnect(t *testing.T) {
+	p := startPeer(t, "heddle", "n1/c1")
+	before := trafficOf(t, "n1/c1")
+	addresses := []string{address(t, "heddle", "n1/c1"), "127.0.0.1"}
+	for _, addr := range addresses {
+		port := freePort()
+		p.must(`s = connect(4, %q, %d, (%[1]q, %[2]d))`, addr, port)
+		p.expect("true", `s.getsockname() == s.getpeername()`)
+		p.expect(`"echo"`, `(s.sendall(b"echo"), s.recv(10).decode())[1]`)
+		p.must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)`)
+		p.must(`s.close()`)
+		p.must(`bound(4, "0.0.0.0", %d).close()`, port)
+	}
+	after := trafficOf(t, "n1/c1")
+	if after.Sockets != 0 || after.Opened-before.Opened != uint64(len(addresses)) || after.Accepted != before.Accepted {
+		t.Errorf("before %+v, after %+v: want no sockets, %d connections more that were opened and none accepted", before, after, len(addresses))
+	}
 }
 
 // latencyScript is Python that times socket() and close(), in microseconds: the median and the longest of n.

@@ -156,7 +156,7 @@ func TestFrameGuard(t *testing.T) {
 		{"behind two VLAN tags", ethernet(0x88a8, append([]byte{0, 0, 0x81, 0, 0, 0, 8, 0}, syn...)), notIP},
 		{"other protocol", ethernet(0x8847, syn), notIP},
 		{"IPv6 TCP", ethernet(0x86dd, ipv6(own6, router, 6, make([]byte, 20))), 0},
-		{"IPv6 multicast listener report", ethernet(0x86dd, ipv6(linkLocal, router, 0, next(58))), 0},
+		{"IPv6 multicast listener report", ethernet(0x86dd, ipv6(linkLocal, router, 0, append(next(58)[:8], 143, 0, 0, 0))), 0},
 		{"IPv6 UDP fragment", ethernet(0x86dd, ipv6(own6, router, 44, next(17))), 0},
 		{"IPv6 TCP fragment", ethernet(0x86dd, ipv6(own6, router, 44, next(6))), hidden},
 		{"IPv6 TCP behind options", ethernet(0x86dd, ipv6(own6, router, 60, next(6))), hidden},
@@ -169,6 +169,46 @@ func TestFrameGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	judge(t, d, d.objs.FromEndpoint, []judged{{"a container nobody knows", ethernet(0x0800, syn), spoofed}})
+}
+
+// TestErrorGuard gives the program of an endpoint's device ICMP messages: errors must be about packets that were sent to the
+// container.
+func TestErrorGuard(t *testing.T) {
+	d := loadForTest(t)
+	if err := d.objs.EndpointByIfindex.Put(uint32(0), heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5}); err != nil {
+		t.Fatal(err)
+	}
+	outside, other := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("2001:db8::1")
+	own6, linkLocal := model.Overlay6(d.cfg.Prefix6, overlayB), netip.MustParseAddr("fe80::48:43ff:fe00:5")
+	icmp := func(kind byte, about []byte) []byte { return append([]byte{kind, 4, 0, 0, 0, 0, 0, 0}, about...) }
+	error4 := func(kind byte, flags uint16, to netip.Addr) []byte {
+		return ethernet(0x0800, ipv4(overlayB, outside, 1, flags, icmp(kind, ipv4(outside, to, 17, 0, make([]byte, 8)))))
+	}
+	error6 := func(kind byte, from, to netip.Addr) []byte {
+		return ethernet(0x86dd, ipv6(from, other, 58, icmp(kind, ipv6(other, to, 17, make([]byte, 8)))))
+	}
+	behind := func(next, head byte, kind byte) []byte {
+		return ethernet(0x86dd, ipv6(own6, other, next, append([]byte{58, head, 0, 0, 0, 0, 0, 0}, icmp(kind, ipv6(other, own6, 17, nil))...)))
+	}
+	const forged = heddleHeddleReasonREASON_DROP_FORGED_ERROR
+	judge(t, d, d.objs.FromEndpoint, []judged{
+		{"port unreachable", error4(3, 0, overlayB), 0},
+		{"too big, of another's packet", error4(3, 0, overlayA), forged},
+		{"redirect of another's packet", error4(5, 0, outside), forged},
+		{"hops exceeded, of another's packet", error4(11, 0, overlayA), forged},
+		{"in fragments", error4(3, moreFragments, overlayB), forged},
+		{"about nothing", ethernet(0x0800, ipv4(overlayB, outside, 1, 0, icmp(3, nil))), forged},
+		{"echo", error4(8, 0, overlayA), 0},
+		{"echo in fragments", error4(8, moreFragments, overlayA), 0},
+		{"IPv6 port unreachable", error6(1, own6, own6), 0},
+		{"IPv6 too big, of another's packet", error6(2, own6, overlay6(overlayA)), forged},
+		{"IPv6 error about a packet to the device's address", error6(1, linkLocal, linkLocal), 0},
+		{"IPv6 error about nothing", ethernet(0x86dd, ipv6(own6, other, 58, icmp(1, nil))), forged},
+		{"IPv6 echo", error6(128, own6, other), 0},
+		{"IPv6 error behind hop options", behind(0, 0, 2), forged},
+		{"IPv6 error in fragments", behind(44, 0, 2), forged},
+		{"IPv6 echo in fragments", behind(44, 0, 128), 0},
+	})
 }
 
 // FuzzUnderlay feeds arbitrary frames to the program of the underlay device.

@@ -213,7 +213,8 @@ const (
 	heddleHeddleReasonREASON_PROBE_ANSWERED             heddleHeddleReason = 55
 	heddleHeddleReasonREASON_CUT_PATH_BLOCKED           heddleHeddleReason = 56
 	heddleHeddleReasonREASON_REFUSE_NODE_PORT           heddleHeddleReason = 57
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 58
+	heddleHeddleReasonREASON_DROP_FORGED_ERROR          heddleHeddleReason = 58
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 59
 )
 
 type heddleHeddleVerdict uint32

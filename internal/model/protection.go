@@ -33,6 +33,9 @@ const (
 	ProtectLoopback          Protection = 17
 	ProtectUser              Protection = 18
 	ProtectPorts             Protection = 19
+	ProtectErrors            Protection = 20
+	ProtectProbes            Protection = 21
+	ProtectLate              Protection = 22
 )
 
 // ProtectionInfo describes one Protection.
@@ -64,6 +67,9 @@ var Protections = []ProtectionInfo{
 	{ProtectLoopback, "loopback", "packets of a container do not reach the loopback addresses of the node or of other containers"},
 	{ProtectUser, "user", "a node socket has the user of the process that asked for it: SO_REUSEPORT is for one user"},
 	{ProtectPorts, "ports", "a container cannot take all the ports that the node connects from"},
+	{ProtectErrors, "errors", "an ICMP error that leaves a container is about a packet that was sent to it"},
+	{ProtectProbes, "probes", "containers' connects that fail do not show that a direct path fails: only probes do"},
+	{ProtectLate, "late", "what connect() was allowed is decided again when its SYN is sent, when it is accepted, and when rules change"},
 }
 
 // String gives the protection's name.

@@ -52,7 +52,7 @@ var Reasons = []ReasonInfo{
 	{20, "drop_source_not_of_node", KindDrop, "SYN whose overlay source does not live on the node that sent it"},
 	{21, "drop_no_endpoint", KindDrop, "SYN for an overlay address that is not on this node"},
 	{22, "drop_forged_direct", KindDrop, "packet from a container's own namespace to a direct port of a node"},
-	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own, or SYN with an overlay source that did not come by the overlay"},
+	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own, or packet with an overlay source that did not come by the overlay"},
 	{24, "drop_relay_conflict", KindDrop, "relayed connection for which no free source port was found behind the relay"},
 	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's (EADDRNOTAVAIL)"},
 	{26, "refuse_ipv6_unreachable", KindRefusal, "connect to an IPv6 address while the overlay is IPv4 only (ENETUNREACH)"},
@@ -87,6 +87,7 @@ var Reasons = []ReasonInfo{
 	{55, "probe_answered", KindPath, "probes of the direct path from other nodes, answered by the program because no agent listens"},
 	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
 	{57, "refuse_node_port", KindRefusal, "bind to a port that the node keeps for its own connects (EADDRINUSE)"},
+	{58, "drop_forged_error", KindDrop, "ICMP error out of a container about a packet that was not sent to it"},
 }
 
 // String gives the reason's metric label.

@@ -54,6 +54,10 @@ func addGuards(c *nftables.Conn, table *nftables.Table, cfg NodeConfig, nodes []
 			Table: table, Chain: overlay, Exprs: overlayStrangerExprs(cfg, set),
 			UserData: comment("the overlay is for nodes"),
 		})
+		c.AddRule(&nftables.Rule{
+			Table: table, Chain: overlay, Exprs: overlayElsewhereExprs(cfg),
+			UserData: comment("nodes send to the underlay address"),
+		})
 	}
 	if !model.ProtectStore.On() {
 		return nil
@@ -77,9 +81,31 @@ func addGuards(c *nftables.Conn, table *nftables.Table, cfg NodeConfig, nodes []
 
 // overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever device it comes.
 func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
-	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(4)
+	offset, length := uint32(12), uint32(4)
 	if cfg.Underlay.Is6() {
-		family, offset, length = unix.NFPROTO_IPV6, 8, 16
+		offset, length = 8, 16
+	}
+	return append(overlayMatch(cfg),
+		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
+		countAs(dropOverlayStranger),
+		&expr.Verdict{Kind: expr.VerdictDrop},
+	)
+}
+
+// overlayElsewhereExprs is "udp dport vxlan @th,96,24 vni daddr != underlay counter drop". The program of the underlay
+// device looks inside what is for the underlay address only. To others of the node's, if it has any, containers of other nodes
+// could send: masqueraded, with their node's address.
+func overlayElsewhereExprs(cfg NodeConfig) []expr.Any {
+	out := append(overlayMatch(cfg), addrMatch(netip.PrefixFrom(cfg.Underlay, cfg.Underlay.BitLen()), destination, expr.CmpOpNeq)...)
+	return append(out, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
+}
+
+// overlayMatch is "udp dport vxlan @th,96,24 vni", in the underlay's family.
+func overlayMatch(cfg NodeConfig) []expr.Any {
+	family := byte(unix.NFPROTO_IPV4)
+	if cfg.Underlay.Is6() {
+		family = unix.NFPROTO_IPV6
 	}
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
@@ -90,10 +116,6 @@ func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.BigEndian.PutUint32(cfg.VNI)[1:]},
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
-		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
-		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID, Invert: true},
-		countAs(dropOverlayStranger),
-		&expr.Verdict{Kind: expr.VerdictDrop},
 	}
 }
 

@@ -164,6 +164,9 @@ func (pr *Prober) Follow(list []Peer) error {
 // unproven. A path that is known to fail keeps its pause. It gives the state of the path as known: PeerProven if the node
 // is not followed.
 func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
+	if !model.ProtectProbes.On() {
+		pr.believe(underlay)
+	}
 	pr.mu.Lock()
 	state := model.PeerProven
 	p := pr.peers[underlay]
@@ -189,6 +192,22 @@ func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
 	pr.mu.Unlock()
 	pr.poke()
 	return state
+}
+
+// believe takes a suspicion for proof that a path is blocked. Only programs of the attack suite do: anybody's connects can
+// fail.
+func (pr *Prober) believe(underlay netip.Addr) {
+	pr.applying.Lock()
+	defer pr.applying.Unlock()
+	pr.mu.Lock()
+	p := pr.peers[underlay]
+	pr.mu.Unlock()
+	if p == nil || pr.cfg.Apply(p.Peer, model.PeerBlocked) != nil {
+		return
+	}
+	pr.mu.Lock()
+	p.state = model.PeerBlocked
+	pr.mu.Unlock()
 }
 
 func (pr *Prober) poke() {

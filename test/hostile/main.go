@@ -20,6 +20,8 @@ var commands = map[string]func(args []string){
 	"race-fd":      raceDescriptor,
 	"undo":         undo,
 	"ring":         ringCommands,
+	"ring-poll":    ringPoll,
+	"queue":        readQueue,
 	"lend":         lend,
 	"steal":        steal,
 	"ports":        holdPorts,

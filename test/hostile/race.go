@@ -71,7 +71,7 @@ func raceConnect(args []string) {
 	calls := map[string]func(int, []byte) unix.Errno{"connect": connect, "fastopen": sendFast}
 	var r *ring
 	if args[0] == "ring" {
-		r = newRing()
+		r = newRing(0)
 	}
 	sayCounts(race(memory, a, b, 200, func() string {
 		fd := newSocket(unix.AF_INET)

@@ -19,7 +19,10 @@ const (
 	opCommand  = 46
 	entrySize  = 64 // struct io_uring_sqe
 	answerSize = 16 // struct io_uring_cqe
-	getEvents  = 1  // IORING_ENTER_GETEVENTS
+	opBind     = 56
+	getEvents  = 1 // IORING_ENTER_GETEVENTS
+	wakeUp     = 2 // IORING_ENTER_SQ_WAKEUP
+	setupPoll  = 2 // IORING_SETUP_SQPOLL: a thread of the kernel's does what is asked for
 	mapAnswers = 0x8000000
 	mapEntries = 0x10000000
 )
@@ -27,6 +30,7 @@ const (
 // ring is an io_uring that does one operation at a time.
 type ring struct {
 	fd                     int
+	enter                  uintptr // flags of io_uring_enter
 	sq, cq, entries        []byte
 	sqTail, sqMask         *uint32
 	sqArray                []byte
@@ -34,8 +38,10 @@ type ring struct {
 	answers                []byte
 }
 
-func newRing() *ring {
+// newRing makes a ring with flags of io_uring_setup.
+func newRing(flags uint32) *ring {
 	var p [120]byte // struct io_uring_params
+	binary.NativeEndian.PutUint32(p[8:], flags)
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 8, uintptr(unsafe.Pointer(&p[0])), 0)
 	check("io_uring_setup", errorOf(errno))
 	u32 := func(at int) int { return int(binary.NativeEndian.Uint32(p[at:])) }
@@ -45,7 +51,10 @@ func newRing() *ring {
 		check("mmap", err)
 		return m
 	}
-	r := &ring{fd: int(fd)}
+	r := &ring{fd: int(fd), enter: getEvents}
+	if flags&setupPoll != 0 {
+		r.enter |= wakeUp
+	}
 	r.sq = mapped(u32(sqOff+24)+4*u32(0), 0)
 	r.cq = mapped(u32(cqOff+20)+answerSize*u32(4), mapAnswers)
 	r.entries = mapped(entrySize*u32(0), mapEntries)
@@ -84,7 +93,7 @@ func (r *ring) do(e entry) int {
 		if atomic.LoadUint32(r.sqTail) != tail+1 {
 			submit = 0
 		}
-		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(submit), 1, getEvents, 0, 0)
+		_, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), uintptr(submit), 1, r.enter, 0, 0)
 		if errno != 0 && errno != unix.EINTR {
 			check("io_uring_enter", errno)
 		}
@@ -95,11 +104,15 @@ func (r *ring) do(e entry) int {
 	return int(res)
 }
 
-func (r *ring) connect(fd int, sa []byte) unix.Errno {
+func (r *ring) connect(fd int, sa []byte) unix.Errno { return r.address(opConnect, fd, sa) }
+func (r *ring) bind(fd int, sa []byte) unix.Errno    { return r.address(opBind, fd, sa) }
+
+// address carries out an operation on a socket and an address.
+func (r *ring) address(op, fd int, sa []byte) unix.Errno {
 	var pin runtime.Pinner
 	pin.Pin(&sa[0])
 	defer pin.Unpin()
-	return resultOf(r.do(entry{op: opConnect, fd: fd, addr: uint64(uintptr(unsafe.Pointer(&sa[0]))), offset: uint64(len(sa))}))
+	return resultOf(r.do(entry{op: op, fd: fd, addr: uint64(uintptr(unsafe.Pointer(&sa[0]))), offset: uint64(len(sa))}))
 }
 
 // command is one of the commands of a socket's file: a number, and for options level, name, value and length.
@@ -132,7 +145,7 @@ const (
 // ringCommands OWN PORT makes a socket by io_uring, which listens at PORT of OWN, and gives every command of sockets to
 // one that socket() made.
 func ringCommands(args []string) {
-	r, port := newRing(), number(args[1])
+	r, port := newRing(0), number(args[1])
 	made := r.do(entry{op: opSocket, fd: unix.AF_INET, offset: unix.SOCK_STREAM})
 	check("socket by io_uring", errorOf(resultOf(made)))
 	check("bind", errorOf(bind(made, addressOf(netip.IPv4Unspecified(), port))))
@@ -160,4 +173,13 @@ func ringCommands(args []string) {
 	}
 	fmt.Println("tried")
 	waitForEnd()
+}
+
+// ringPoll NODE PORT has a thread of the kernel's bind the address NODE, connect to PORT of the own loopback and set IP options.
+func ringPoll(args []string) {
+	r := newRing(setupPoll)
+	say("bind", nameOf(r.bind(newSocket(unix.AF_INET), addressOf(parse(args[0]), 0))))
+	fd := newSocket(unix.AF_INET)
+	say("connect", greeted(fd, r.connect(fd, addressOf(parse("127.0.0.1"), number(args[1])))))
+	say("IP_OPTIONS", nameOf(resultOf(r.command(newSocket(unix.AF_INET), commandSetOption, unix.SOL_IP, unix.IP_OPTIONS, make([]byte, 4)))))
 }

@@ -251,5 +251,10 @@ func (c *Client) explain(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return fmt.Errorf("%w on %s: %w", ErrNoAgent, c.socketPath, err)
 	}
+	for _, cut := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, cut) {
+			return fmt.Errorf("%w: %s: %w", ErrAgentEnded, c.socketPath, err)
+		}
+	}
 	return fmt.Errorf("agent at %s: %w", c.socketPath, err)
 }

@@ -19,11 +19,11 @@ func deletions(socketPath string) string {
 	return filepath.Join(filepath.Dir(socketPath), deletionsDir)
 }
 
-// DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, the next one deletes the
-// endpoint when it starts, and the call succeeds. ErrNotFound as there.
+// DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, or it ends while it is at
+// it, the next one deletes the endpoint when it starts, and the call succeeds. ErrNotFound as there.
 func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	err := c.DeleteEndpoint(ctx, name)
-	if !errors.Is(err, ErrNoAgent) {
+	if !noAnswer(err) {
 		return err
 	}
 	if _, err := os.Stat(filepath.Dir(c.socketPath)); errors.Is(err, fs.ErrNotExist) {
@@ -39,7 +39,7 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	}
 	// An agent that has begun to listen since may have read the directory already, and is to be told. One that begins
 	// after this call has failed reads it later.
-	if err := c.DeleteEndpoint(ctx, name); errors.Is(err, ErrNoAgent) {
+	if err := c.DeleteEndpoint(ctx, name); noAnswer(err) {
 		return nil
 	} else if err != nil && !errors.Is(err, ErrNotFound) {
 		return err
@@ -49,6 +49,9 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	}
 	return nil
 }
+
+// noAnswer reports whether an error says that no agent runs any more: none answers, or it ended first.
+func noAnswer(err error) bool { return errors.Is(err, ErrNoAgent) || errors.Is(err, ErrAgentEnded) }
 
 // Deletions gives the endpoints that were to be deleted while no agent ran, and when. The agent that listens on
 // socketPath asks for them, and calls done when it has deleted them.

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -40,6 +41,9 @@ func TestDeleteEndpointLater(t *testing.T) {
 	if byName, _, err = Deletions(nobody.SocketPath()); err != nil || len(byName) != 0 {
 		t.Errorf("afterwards: %v %v", byName, err)
 	}
+	if byName := deleteFromDying(t); len(byName) != 1 {
+		t.Errorf("with an agent that ends while it is at it: %v", byName)
+	}
 	never := Dial(filepath.Join(t.TempDir(), "none", "api.sock"))
 	if err := never.DeleteEndpointLater(context.Background(), "a"); err != nil {
 		t.Error(err)
@@ -47,4 +51,37 @@ func TestDeleteEndpointLater(t *testing.T) {
 	if _, err := os.Stat(filepath.Dir(never.SocketPath())); err == nil {
 		t.Error("a directory was made where no agent ever ran")
 	}
+}
+
+// deleteFromDying deletes an endpoint where each agent ends as soon as it is asked, and gives what the next one is told.
+func deleteFromDying(t *testing.T) map[string]time.Time {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "api.sock")
+	ln, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Read(make([]byte, 1))
+			c.Close()
+		}
+	}()
+	dying := Dial(path)
+	if err := dying.DeleteEndpoint(t.Context(), "net/a/eth0"); !errors.Is(err, ErrAgentEnded) {
+		t.Errorf("DeleteEndpoint: %v", err)
+	}
+	if err := dying.DeleteEndpointLater(t.Context(), "net/a/eth0"); err != nil {
+		t.Errorf("DeleteEndpointLater: %v", err)
+	}
+	byName, _, err := Deletions(path)
+	if err != nil {
+		t.Error(err)
+	}
+	return byName
 }

@@ -41,6 +41,8 @@ func agentError(doing, socket string, err error) *types.Error {
 	case errors.Is(err, api.ErrNoAgent):
 		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("%s: the node's agent does not run: nobody answers on %s", doing, socket),
 			"start heddled (systemctl status heddled, journalctl -u heddled), or correct the field socket of the network configuration")
+	case errors.Is(err, api.ErrAgentEnded):
+		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("%s: %v", doing, err), "repeat it when the agent runs again; what was done is found then")
 	case errors.Is(err, context.DeadlineExceeded):
 		return types.NewError(types.ErrTryAgainLater, fmt.Sprintf("%s: the node's agent did not answer in time: %v", doing, err),
 			"look at the agent's log and at heddle status")

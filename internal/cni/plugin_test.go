@@ -25,6 +25,7 @@ func TestAgentErrorsHaveCodes(t *testing.T) {
 		code uint
 	}{
 		{api.ErrNoAgent, types.ErrTryAgainLater},
+		{api.ErrAgentEnded, types.ErrTryAgainLater},
 		{&api.Error{Code: api.CodeUnavailable}, types.ErrTryAgainLater},
 		{&api.Error{Code: api.CodeExhausted}, codeExhausted},
 		{&api.Error{Code: api.CodeConflict, Field: "addr"}, codeConflict},

@@ -95,6 +95,14 @@ func (p procDir) fileKind(dir string, fd int32) (unix.Errno, error) {
 	if link := string(buf[:n]); isSocketLink(link) || strings.HasSuffix(link, "/net/tun") {
 		return 0, nil
 	}
+	// Who could read or write it has not opened it as a path only. What fdinfo says of those may wait for the container: of
+	// an epoll instance for whoever holds its lock.
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(p), dir+"/fd/"+number, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return 0, fmt.Errorf("descriptor %d: %w", fd, err)
+	} else if st.Mode&(unix.S_IRUSR|unix.S_IWUSR) != 0 {
+		return unix.ENOTTY, nil
+	}
 	info, err := p.read(dir + "/fdinfo/" + number)
 	if err != nil {
 		return 0, err

@@ -14,6 +14,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/store/etcd"
 )
 
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
@@ -82,7 +83,7 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 		return api.ErrNotFound
 	}
 	if err := a.detach(e); err != nil {
-		return err
+		return unlessAway(err)
 	}
 	a.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
 	return nil
@@ -374,8 +375,15 @@ func storeError(err error) error {
 	if errors.As(err, &inUse) {
 		return &api.Error{Code: api.CodeConflict, Field: "addr", Message: err.Error(), Remedy: "ask for another address or for none"}
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return &api.Error{Code: api.CodeUnavailable, Message: "store: " + err.Error(), Remedy: "check that etcd is up and try again"}
+	return unlessAway(fmt.Errorf("store: %w", err))
+}
+
+// unlessAway gives an error its code on the wire if it comes of a store that does not answer: what was asked for can be
+// asked again.
+func unlessAway(err error) error {
+	var unreachable *etcd.UnreachableError
+	if errors.As(err, &unreachable) || errors.Is(err, context.DeadlineExceeded) {
+		return &api.Error{Code: api.CodeUnavailable, Message: err.Error(), Remedy: "check that etcd is up and try again"}
 	}
-	return fmt.Errorf("store: %w", err)
+	return err
 }

@@ -18,6 +18,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -89,7 +91,7 @@ func Embedded(ctx context.Context, cfg EmbeddedConfig, opts ...Option) (_ *Store
 type server struct {
 	etcd     *embed.Etcd
 	grpc     atomic.Pointer[grpc.Server] // etcd's, which sets it soon after it is ready
-	stopping atomic.Bool                 // mutes etcd's log
+	stopping atomic.Bool                 // mutes etcd's log, and has new requests refused
 	lock     *os.File                    // held while the server uses its directory
 	logs     sync.WaitGroup              // the goroutine that reads etcd's errors
 	once     sync.Once
@@ -107,6 +109,7 @@ func startServer(ctx context.Context, cfg EmbeddedConfig, o options) (_ *server,
 	srv := &server{}
 	words := &lastWords{said: make(chan error, 1)}
 	ec.ServiceRegister = srv.grpc.Store
+	ec.GRPCAdditionalServerOptions = srv.refusals()
 	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(o.log, &srv.stopping, words.options()...))
 	if srv.lock, err = lockDir(cfg.Dir); err != nil {
 		return nil, err
@@ -275,10 +278,35 @@ func explainStart(cfg EmbeddedConfig, err error) error {
 	return fmt.Errorf("start etcd on %s in %s: %w%s", cfg.ClientURL, cfg.Dir, err, remedy)
 }
 
+// refusals has requests refused that come while the server stops. gRPC's Stop ends those that are there and then waits
+// until there are none, but takes new ones while it waits: a watch that another node opens again at once would never end.
+func (s *server) refusals() []grpc.ServerOption {
+	check := func() error {
+		if s.stopping.Load() {
+			return status.Error(codes.Unavailable, "store: stops")
+		}
+		return nil
+	}
+	return []grpc.ServerOption{
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+			if err := check(); err != nil {
+				return nil, err
+			}
+			return handle(ctx, req)
+		}),
+		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			if err := check(); err != nil {
+				return err
+			}
+			return handle(srv, stream)
+		}),
+	}
+}
+
 // close stops the server and gives its directory back.
 func (s *server) close() error {
 	s.once.Do(func() {
-		s.stopping.Store(true)
+		s.stopping.Store(true) // before Stop: what was let in until now is there for it to end
 		// Left to itself etcd waits 7 s for the watches of other nodes to end, and they never do.
 		if g := s.grpc.Load(); g != nil {
 			g.Stop()

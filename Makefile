@@ -65,10 +65,10 @@ deb:
 	@mkdir -p $(OUT)/deb
 	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS)
 
-# docs/howto/kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
+# docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
 image:
 	@mkdir -p $(OUT)/image
-	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS)
+	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
 attack:

@@ -206,7 +206,16 @@ func TestHierarchies(t *testing.T) {
 	}
 }
 
-// agent is a Agent whose program is a script.
+func TestOwnCgroupNamespace(t *testing.T) {
+	const self = "/proc/self/ns/cgroup"
+	for other, want := range map[string]bool{self: false, "/proc/self/ns/uts": true, filepath.Join(t.TempDir(), "none"): false} {
+		if own, err := ownCgroupNamespace(self, other); own != want || err != nil {
+			t.Errorf("beside %s: %v, %v", other, own, err)
+		}
+	}
+}
+
+// agent is an Agent whose program is a script.
 func agent(t *testing.T, script string) Agent {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "agent")

@@ -112,6 +112,11 @@ func (a Agent) awaitJoinFile(ctx context.Context) error {
 // startOutside starts cmd at the top of every hierarchy of control groups: this process goes there, starts it, and comes
 // back.
 func (a Agent) startOutside(cmd *exec.Cmd) (err error) {
+	if own, err := ownCgroupNamespace("/proc/self/ns/cgroup", "/proc/1/ns/cgroup"); err != nil {
+		return err
+	} else if own {
+		return errors.New("the container has a control group namespace of its own, out of which the agent cannot be started: make it privileged")
+	}
 	table, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return fmt.Errorf("own control groups: %w", err)
@@ -138,6 +143,20 @@ func (a Agent) startOutside(cmd *exec.Cmd) (err error) {
 		return fmt.Errorf("start agent: %w", err)
 	}
 	return nil
+}
+
+// ownCgroupNamespace reports whether the namespace at self is not the one at nodes, the node's first process's. Where that
+// cannot be seen it is taken for the same.
+func ownCgroupNamespace(self, nodes string) (bool, error) {
+	here, err := os.Stat(self)
+	if err != nil {
+		return false, fmt.Errorf("own control group namespace: %w", err)
+	}
+	there, err := os.Stat(nodes)
+	if err != nil {
+		return false, nil
+	}
+	return !os.SameFile(here, there), nil
 }
 
 // hierarchy is one of control groups, and a process's place in it.

@@ -159,7 +159,7 @@ func writeImage(t *testing.T, path string) {
 		add(w, tar.Header{Name: dir, Typeflag: tar.TypeDir, Mode: 0o755}, nil)
 	}
 	add(w, tar.Header{Name: "bin/busybox", Typeflag: tar.TypeReg, Mode: 0o755}, busybox)
-	for _, tool := range []string{"sh", "wget", "httpd", "nc", "sleep", "cat", "seq", "timeout", "touch"} {
+	for _, tool := range []string{"sh", "wget", "httpd", "nc", "sleep", "cat", "seq", "timeout", "touch", "mkfifo"} {
 		add(w, tar.Header{Name: "bin/" + tool, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}
 	add(w, tar.Header{Name: "www/index.html", Typeflag: tar.TypeReg, Mode: 0o644}, []byte(greeting))
@@ -223,6 +223,7 @@ type cluster struct {
 	machines []*machine
 	kubectl  []string
 	programs []*daemon
+	chained  bool   // Heddle stands behind another network
 	ref      string // name of Heddle's image
 }
 
@@ -350,6 +351,3 @@ func (c *cluster) run(t *testing.T, input string, args ...string) string {
 	}
 	return out
 }
-
-// Tests of labels and policies use them.
-var _ = []any{heddleProgram, (*controlPlane).apply}

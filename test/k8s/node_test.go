@@ -11,28 +11,56 @@ import (
 	"time"
 )
 
-// TestNodes installs Heddle on two nodes as docs/howto/kubernetes.md says, by its DaemonSet, and has pods talk. The parts
-// build on each other; what fails in one ends it.
+// TestNodes installs Heddle on two nodes as docs/howto/install-on-kubernetes.md says, by its DaemonSet, and has pods talk.
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
+	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"policy", c.policy},
+		{"agents replaced", c.agentsReplaced}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
+}
+
+// TestNodesChained does so where another network carries what is not TCP.
+func TestNodesChained(t *testing.T) {
+	c := startCluster(t)
+	c.bridge(t)
+	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"policy", c.policy},
+		{"pods deleted", c.podsDeleted}, {"removed", c.removed}})
+}
+
+// step is a part of a test.
+type step struct {
+	name string
+	run  func(t *testing.T)
+}
+
+// steps runs parts that build on each other; what fails in one ends the test.
+func (c *cluster) steps(t *testing.T, steps []step) {
+	t.Helper()
 	began := time.Now()
-	step := func(name string, f func(t *testing.T)) {
+	for _, s := range steps {
 		if !t.Failed() {
-			t.Run(name, f)
-			t.Logf("%s: %.1f s after the cluster's start", name, time.Since(began).Seconds())
+			t.Run(s.name, s.run)
+			t.Logf("%s: %.1f s after the cluster's start", s.name, time.Since(began).Seconds())
 		}
 	}
-	step("install", c.install)
-	step("pods", c.pods)
-	step("connections", c.connections)
-	step("agent replaced", c.agentReplaced)
-	step("pods deleted", c.podsDeleted)
-	step("removed", c.removed)
 	if t.Failed() {
 		for _, args := range [][]string{{"get", "pods", "-A", "-o", "wide"}, {"get", "events", "-A"}, {"-n", "heddle-system", "logs", "-l", "app.kubernetes.io/name=heddled", "--all-containers", "--prefix"}} {
 			out, err := c.try("", args...)
 			t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 		}
+	}
+}
+
+// bridge gives the nodes a network of bridges and routes, that pods are on before Heddle comes.
+func (c *cluster) bridge(t *testing.T) {
+	c.chained = true
+	for i, m := range c.machines {
+		m.run(t, "sh", "-c", "cp /usr/lib/cni/bridge /usr/lib/cni/host-local /opt/cni/bin/ && mkdir -p /etc/cni/net.d && echo 1 >/proc/sys/net/ipv4/ip_forward")
+		list := fmt.Sprintf(`{"cniVersion": "1.0.0", "name": "other", "plugins": [{"type": "bridge", "bridge": "cni0", "isGateway": true,
+			"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.%d.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`, i+1)
+		write(t, filepath.Join(c.dir, "other.conflist"), list)
+		m.run(t, "cp", filepath.Join(c.dir, "other.conflist"), "/etc/cni/net.d/20-other.conflist")
+		far := c.machines[1-i]
+		m.run(t, "ip", "route", "add", fmt.Sprintf("10.88.%d.0/24", 2-i), "via", far.addr)
 	}
 }
 
@@ -49,19 +77,25 @@ func image(t *testing.T) string {
 // manifest gives packaging/kubernetes/heddle.yaml with what an installation sets: the store's node and the image; and what
 // the test's machines need: cgroups of both versions that two nodes share, and an API server that is reached without a
 // kube-proxy.
-func manifest(t *testing.T, ref string) string {
+func (c *cluster) manifest(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../packaging/kubernetes/heddle.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := string(raw)
-	for _, change := range [][2]string{
+	changes := [][2]string{
 		{`HEDDLE_STORE_NODE: ""`, `HEDDLE_STORE_NODE: n1`},
-		{`image: heddle.dev/heddle:latest`, `image: ` + ref},
+		{`image: heddle.dev/heddle:latest`, `image: ` + c.ref},
 		{`HEDDLED_CGROUP: /sys/fs/cgroup/heddle`, `HEDDLE_TEST: "1"`},
+		{`command: [heddle-kube, --node=$(NODE), --lease-namespace=heddle-system]` + "\n          env:\n", `command: [heddle-kube, --node=$(NODE), --lease-namespace=heddle-system]` + "\n          env:\n" +
+			`            - {name: KUBERNETES_SERVICE_HOST, value: 10.77.0.1}` + "\n" + `            - {name: KUBERNETES_SERVICE_PORT, value: "6443"}` + "\n"},
 		{`- {name: HEDDLE_HOST_ROOT,`, `- {name: HEDDLED_CGROUP, value: /sys/fs/cgroup/unified/heddle-k8s-$(NODE)}` + "\n" + `            - {name: HEDDLE_HOST_ROOT,`},
-	} {
+	}
+	if c.chained {
+		changes = append(changes, [2]string{`HEDDLE_NETWORK: main`, `HEDDLE_NETWORK: chained`}, [2]string{`HEDDLE_CARRIED: ""`, `HEDDLE_CARRIED: 10.88.0.0/16`})
+	}
+	for _, change := range changes {
 		if !strings.Contains(text, change[0]) {
 			t.Fatalf("the manifest lacks %q", change[0])
 		}
@@ -81,7 +115,7 @@ func (c *cluster) install(t *testing.T) {
 			}
 		}
 	}
-	c.run(t, manifest(t, c.ref), "apply", "-f", "-")
+	c.run(t, c.manifest(t), "apply", "-f", "-")
 	join := filepath.Join(c.dir, "join.pem")
 	eventually(t, "the join file of the store's node", func() error {
 		raw, err := c.machines[0].try("cat", "/var/lib/heddle/join.pem")
@@ -112,8 +146,8 @@ func (c *cluster) agent(t *testing.T, m *machine, args ...string) string {
 	return c.run(t, "", append([]string{"-n", "heddle-system", "exec", pod, "-c", "heddled", "--", "heddle"}, args...)...)
 }
 
-// pod describes one of the test's.
-func pod(name, node, more, command string) string {
+// podOf describes one of the test's.
+func podOf(name, node, more, command string) string {
 	if command != "" {
 		command = ", command: " + command
 	}
@@ -134,15 +168,22 @@ const serveWeb = `[httpd, -f, -p, "80", -h, /www]`
 
 // pods starts them.
 func (c *cluster) pods(t *testing.T) {
-	objects := pod("client", "n1", "", "") + pod("near", "n1", "", serveWeb) + pod("far", "n2", "", serveWeb) +
-		pod("stranger", "n1", `, annotations: {io.heddle.endpoint: heddle/another/eth0, io.heddle.seccomp-socket: /tmp/mine}`, "") + pod("optout", "n1", `, annotations: {io.heddle.intercept: "false"}`, "") +
-		strings.Replace(pod("plain", "n1", "", ""), "  runtimeClassName: heddle\n", "", 1)
+	objects := podOf("client", "n1", "", "") + podOf("near", "n1", "", serveWeb) + podOf("far", "n2", "", serveWeb) +
+		podOf("stranger", "n1", `, annotations: {io.heddle.endpoint: heddle/another/eth0, io.heddle.seccomp-socket: /tmp/mine}`, "") + podOf("optout", "n1", `, annotations: {io.heddle.intercept: "false"}`, "") +
+		strings.Replace(podOf("plain", "n1", "", ""), "  runtimeClassName: heddle\n", "", 1)
 	eventually(t, "service account", func() error {
 		_, err := c.try("", "get", "serviceaccount", "default")
 		return err
 	})
 	c.run(t, objects, "apply", "-f", "-")
 	c.run(t, "", "wait", "--for=condition=Ready", "pods", "--all", "--timeout=2m")
+	network := "10.244."
+	if c.chained {
+		network = "10.88."
+	}
+	if addr := c.addr(t, "far"); !strings.HasPrefix(addr, network) {
+		t.Errorf("a pod has the address %s, want one of %s", addr, network)
+	}
 	for name, intercepted := range map[string]bool{"client": true, "far": true, "optout": false, "plain": false} {
 		status := c.run(t, "", "exec", name, "--", "cat", "/proc/1/status")
 		if has := regexp.MustCompile(`Seccomp:\s+2`).MatchString(status); has != intercepted {
@@ -212,8 +253,8 @@ func (c *cluster) connections(t *testing.T) {
 	}
 }
 
-// agentReplaced upgrades the agents, which replaces their pods, under load: calls of socket() wait, none fails.
-func (c *cluster) agentReplaced(t *testing.T) {
+// agentsReplaced upgrades the agents, which replaces their pods, under load: calls of socket() wait, none fails.
+func (c *cluster) agentsReplaced(t *testing.T) {
 	const connects = 2000
 	n1 := c.machines[0]
 	old := strings.TrimSpace(c.run(t, "", "-n", "heddle-system", "get", "pods", "--field-selector=spec.nodeName="+n1.name, "-o", "jsonpath={.items[0].metadata.name}"))
@@ -289,7 +330,7 @@ func decode(t *testing.T, text string) (list []any) {
 
 // removed takes Heddle off the cluster and its nodes, of which nothing is left.
 func (c *cluster) removed(t *testing.T) {
-	c.run(t, manifest(t, c.ref), "delete", "-f", "-", "--timeout=2m")
+	c.run(t, c.manifest(t), "delete", "-f", "-", "--timeout=2m")
 	for _, m := range c.machines {
 		m.run(t, "/opt/heddle/bin/heddle", "uninstall", "--cgroup", "/sys/fs/cgroup/unified/heddle-k8s-"+m.name)
 		m.run(t, "sh", "-c", "rm -r /opt/heddle /opt/cni/bin/heddle-cni /etc/cni/net.d/*-heddle.conflist")
@@ -303,4 +344,62 @@ func (c *cluster) removed(t *testing.T) {
 			}
 		}
 	}
+}
+
+const onlyClients = `apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-clients}
+spec:
+  podSelector: {matchLabels: {app: far}}
+  policyTypes: [Ingress]
+  ingress:
+  - from:
+    - podSelector: {matchLabels: {app: client}}
+    - podSelector: {matchLabels: {access: granted}}
+`
+
+// policy applies a NetworkPolicy: it cuts a live connection, and what it does not allow is not made, until a label allows it
+// and again when the policy has gone.
+func (c *cluster) policy(t *testing.T) {
+	far, stranger := c.addr(t, "far"), c.addr(t, "stranger")
+	cut := make(chan struct{})
+	go func() {
+		defer close(cut)
+		_, _ = c.try("", "exec", "stranger", "--", "sh", "-c", "mkfifo /tmp/open; exec 3<>/tmp/open; nc "+far+" 80 <&3")
+	}()
+	eventually(t, "live connection of the stranger", func() error {
+		if out := c.agent(t, c.machines[0], "connections"); !regexp.MustCompile(`(?m)^.*` + regexp.QuoteMeta(stranger) + `.*` + regexp.QuoteMeta(far) + `:80.*direct`).MatchString(out) {
+			return fmt.Errorf("connections: %s", out)
+		}
+		return nil
+	})
+	mayFetch := func(from string, want bool) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%s fetches: %v", from, want), func() error {
+			if got, err := c.fetch(from, far); (err == nil && got == greeting) != want {
+				return fmt.Errorf("%q, %v", got, err)
+			}
+			return nil
+		})
+	}
+	mayFetch("stranger", true)
+	c.run(t, onlyClients, "apply", "-f", "-")
+	mayFetch("stranger", false)
+	mayFetch("plain", false)
+	mayFetch("client", true)
+	select {
+	case <-cut:
+	case <-time.After(2 * patience):
+		t.Error("the live connection was not cut")
+	}
+	if out := c.agent(t, c.machines[0], "status") + c.agent(t, c.machines[1], "status"); !regexp.MustCompile(`[1-9]\d* connections? cut`).MatchString(out) {
+		t.Errorf("no connection was cut: %s", out) // the server may have ended it
+	}
+	c.run(t, "", "label", "pod", "stranger", "access=granted")
+	mayFetch("stranger", true)
+	c.run(t, "", "label", "pod", "stranger", "access-")
+	mayFetch("stranger", false)
+	c.run(t, onlyClients, "delete", "-f", "-")
+	mayFetch("stranger", true)
+	mayFetch("plain", true)
 }

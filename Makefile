@@ -36,7 +36,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -49,6 +49,7 @@ help:
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
+	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
@@ -146,6 +147,11 @@ test-upgrade: need-root build test-packages
 	git archive $(REV) | tar -x -C $(OUT)/previous/source
 	cd $(OUT)/previous/source && $(GO) build -trimpath -ldflags "-X heddle.dev/heddle/internal/version.release=$(REV)" -o ../bin/ $(addprefix ./cmd/,heddle heddled heddle-runtime)
 	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_PREVIOUS_BIN=$(CURDIR)/$(OUT)/previous/bin $(GO) test ./test -count=1 -run '^TestUpgrade$$' -v
+
+# What takes minutes because leases and ages have to run out. `make test` has the rest.
+test-nodes: need-root build test-packages
+	$(call install,etcd-client)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 20m -run '^(TestEightNodes|TestNodesComeAndGo|TestStoreCluster.*|TestStoreSnapshot)$$' -v -nodes.long
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.

@@ -50,7 +50,7 @@ var allowed = map[string][]string{
 	"internal/uninstall":  {"internal/datapath", "internal/intercept/park", "internal/netcfg"},
 	"internal/version":    {},
 	"internal/systemd":    {},
-	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime"},
+	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime", "internal/trust"},
 	"internal/bench":      {"internal/api", "internal/bench/peer", "internal/netns", "internal/policy"},
 	"internal/bench/peer": {},
 	"internal/bench/plot": {"internal/bench"},

@@ -120,7 +120,10 @@ func (a inspectedAgent) SetLimits(context.Context, string, model.Limits) (model.
 	return model.Endpoint{}, errors.New("inspecting must change nothing")
 }
 func (a inspectedAgent) LimitUse(context.Context) ([]model.LimitUse, error) { return nil, nil }
-func (a inspectedAgent) Nodes(context.Context) ([]model.Node, error)        { return nil, nil }
+func (a inspectedAgent) Nodes(context.Context) ([]api.Node, error)          { return inspectNodes(), nil }
+func (a inspectedAgent) ForgetNode(_ context.Context, name string) error {
+	return forgetInspected(name)
+}
 func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" && f.Endpoint != a.node+"/c1" {
 		return nil, api.ErrNotFound

@@ -113,6 +113,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.Uint16Var(&f.cfg.StorePort, "store-port", 2379, "port of the embedded etcd, on the underlay address")
 	p.BoolVar(&f.cfg.StoreNoSync, "store-no-sync", false, "let the embedded etcd skip fsync: for labs")
 	p.BoolVar(&f.cfg.TakeOver, "take-over", false, "take the node's name from a live agent elsewhere, which ends")
+	p.DurationVar(&f.cfg.ForgetAfter, "forget-nodes-after", node.DefaultForgetAfter, "remove nodes from the network whose agent is gone and that answer no probes for this long; 0: never")
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")

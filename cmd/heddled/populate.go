@@ -26,6 +26,7 @@ func newPopulateCommand() *cobra.Command {
 	f.StringVar(&o.JoinFile, "join-file", "", "join file of the network")
 	f.Uint16Var(&id, "network-id", id, "id of the network")
 	f.IntVar(&o.Nodes, "nodes", 100, "nodes to make up")
+	f.BoolVar(&o.Probes, "probes", false, "the nodes say that they answer probes")
 	f.IntVar(&o.Endpoints, "endpoints", 10000, "endpoints to make up on them")
 	return cmd
 }

@@ -50,8 +50,17 @@ func TestRoundTrip(t *testing.T) {
 	if list, err := client.Endpoints(ctx); err != nil || !reflect.DeepEqual(list, []model.Endpoint{made}) {
 		t.Errorf("endpoints %+v, %v, want %+v", list, err, made)
 	}
-	if list, err := client.Nodes(ctx); err != nil || !reflect.DeepEqual(list, []model.Node{testNode()}) {
+	if list, err := client.Nodes(ctx); err != nil || !reflect.DeepEqual(list, []Node{testNodeState()}) {
 		t.Errorf("nodes %+v, %v", list, err)
+	}
+	if err := client.ForgetNode(ctx, "n2"); err != nil {
+		t.Errorf("forget n2: %v", err)
+	}
+	if err := client.ForgetNode(ctx, "n3"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("forget n3: %v", err)
+	}
+	if err := client.ForgetNode(ctx, "No/Name"); !errors.Is(err, &Error{Code: CodeInvalid}) {
+		t.Errorf("forget a name that is none: %v", err)
 	}
 	if list, err := client.Traffic(ctx); err != nil || !reflect.DeepEqual(list, []model.Traffic{testTraffic()}) {
 		t.Errorf("traffic %+v, %v", list, err)
@@ -323,7 +332,7 @@ type slowAgent struct {
 	entered, release chan struct{}
 }
 
-func (a slowAgent) Nodes(ctx context.Context) ([]model.Node, error) {
+func (a slowAgent) Nodes(ctx context.Context) ([]Node, error) {
 	close(a.entered)
 	<-a.release
 	return a.fakeAgent.Nodes(ctx)

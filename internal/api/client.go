@@ -126,10 +126,18 @@ func (c *Client) LimitUse(ctx context.Context) ([]model.LimitUse, error) {
 }
 
 // Nodes lists the nodes of the network.
-func (c *Client) Nodes(ctx context.Context) ([]model.Node, error) {
+func (c *Client) Nodes(ctx context.Context) ([]Node, error) {
 	var list nodeList
 	err := c.call(ctx, http.MethodGet, "/v1/nodes", nil, &list)
 	return list.Nodes, err
+}
+
+// ForgetNode removes a node that is gone; see Agent.
+func (c *Client) ForgetNode(ctx context.Context, name string) error {
+	if err := model.ValidateName("name", name); err != nil {
+		return &Error{Code: CodeInvalid, Field: "name", Message: err.Error()}
+	}
+	return c.call(ctx, http.MethodDelete, "/v1/nodes/"+name, nil, nil)
 }
 
 // Connections lists the live TCP sockets of the node's endpoints; see ConnectionFilter.

@@ -118,8 +118,19 @@ func (a *fakeAgent) LimitUse(context.Context) ([]model.LimitUse, error) {
 	return []model.LimitUse{{Endpoint: "n1/c1", Limits: model.Limits{Egress: 1e8}, Egress: model.QueueUse{Bytes: 1, Packets: 2, Dropped: 3, BacklogBytes: 4}}}, a.err
 }
 
-func (a *fakeAgent) Nodes(context.Context) ([]model.Node, error) {
-	return []model.Node{testNode()}, a.err
+func (a *fakeAgent) Nodes(context.Context) ([]Node, error) {
+	return []Node{testNodeState()}, a.err
+}
+
+func testNodeState() Node {
+	return Node{Node: testNode(), State: NodeAway, Since: started, Seen: started.Add(time.Minute), Endpoints: 3}
+}
+
+func (a *fakeAgent) ForgetNode(_ context.Context, name string) error {
+	if name != "n2" {
+		return ErrNotFound
+	}
+	return a.err
 }
 
 func (a *fakeAgent) Connections(_ context.Context, f ConnectionFilter) ([]model.Connection, error) {
@@ -165,7 +176,7 @@ func (a *fakeAgent) ExplainPolicy(_ context.Context, q ExplainRequest) (Explanat
 // panicAgent has a bug in one call.
 type panicAgent struct{ *fakeAgent }
 
-func (panicAgent) Nodes(context.Context) ([]model.Node, error) {
+func (panicAgent) Nodes(context.Context) ([]Node, error) {
 	panic(fmt.Sprint("a bug: ", started))
 }
 

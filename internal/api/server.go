@@ -22,7 +22,7 @@ type (
 		Endpoints []model.Endpoint `json:"endpoints"`
 	}
 	nodeList struct {
-		Nodes []model.Node `json:"nodes"`
+		Nodes []Node `json:"nodes"`
 	}
 	connectionList struct {
 		Connections []model.Connection `json:"connections"`
@@ -53,6 +53,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/policies/explain", methods{http.MethodGet: s.explainPolicy})
 	s.handle("/v1/limits", methods{http.MethodGet: s.limits})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})
+	s.handle("/v1/nodes/{name}", methods{http.MethodDelete: s.forgetNode})
 	s.handle("/v1/connections", methods{http.MethodGet: s.connections})
 	s.handle("/v1/traffic", methods{http.MethodGet: s.traffic})
 	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{
@@ -193,6 +194,21 @@ func (s *server) nodes(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return s.write(w, nodeList{orEmpty(ns)})
+}
+
+func (s *server) forgetNode(w http.ResponseWriter, r *http.Request) error {
+	if err := noQuery(r); err != nil {
+		return err
+	}
+	name := r.PathValue("name")
+	if err := model.ValidateName("name", name); err != nil {
+		return &Error{Code: CodeInvalid, Field: "name", Message: err.Error()}
+	}
+	if err := s.agent.ForgetNode(r.Context(), name); err != nil {
+		return fmt.Errorf("forget node %s: %w", name, err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
 }
 
 func (s *server) connections(w http.ResponseWriter, r *http.Request) error {

@@ -35,7 +35,10 @@ type Agent interface {
 	// LimitUse reports the limits in force on this node's endpoints and what waited for them.
 	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.
-	Nodes(ctx context.Context) ([]model.Node, error)
+	Nodes(ctx context.Context) ([]Node, error)
+	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of that name, CodeConflict if
+	// its agent lives.
+	ForgetNode(ctx context.Context, name string) error
 	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names
 	// an endpoint that is not there.
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
@@ -52,6 +55,28 @@ type Agent interface {
 	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
 	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
 }
+
+// Node is a node with what is known of its being there.
+type Node struct {
+	model.Node
+	State NodeState `json:"state"`
+	// Since is when its agent took the node's name, or was noticed to be gone; zero if nobody has noted that yet.
+	Since time.Time `json:"since,omitzero"`
+	// Seen is when a node whose agent is gone was last found to answer; zero: not since.
+	Seen time.Time `json:"seen,omitzero"`
+	// Endpoints is how many endpoints the node has.
+	Endpoints int `json:"endpoints"`
+}
+
+// NodeState says whether a node is there.
+type NodeState string
+
+// The states of a node. What is away serves connections, but takes no part in the network's changes.
+const (
+	NodeLive NodeState = "live" // its agent is there
+	NodeAway NodeState = "away" // its agent does not run or does not reach the store; the node answers
+	NodeDead NodeState = "dead" // neither agent nor node answers
+)
 
 // EndpointRequest asks for an endpoint. See Validate for what is accepted.
 type EndpointRequest struct {

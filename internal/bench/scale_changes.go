@@ -12,8 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench/peer"
 )
@@ -313,12 +311,9 @@ func (r *scaleRun) agentsCPU(ctx context.Context) (used [2]time.Duration, err er
 		if err != nil {
 			return used, err
 		}
-		// The clock of a process, as clock_getcpuclockid makes it: CPUCLOCK_SCHED.
-		var t unix.Timespec
-		if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
-			return used, fmt.Errorf("read processor time of agent %d: %w", pid, err)
+		if used[i], err = processorTime(pid); err != nil {
+			return used, err
 		}
-		used[i] = time.Duration(t.Nano())
 	}
 	return used, nil
 }

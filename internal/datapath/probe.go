@@ -46,14 +46,9 @@ func (d *Datapath) SetPeerState(underlay netip.Addr, state model.PeerState) erro
 		d.routes.flags = make(map[heddleAddress]uint32)
 	}
 	d.routes.flags[fromAddr(underlay)] = uint32(routeStates[state])
-	for _, n := range d.routes.nodes {
-		if n.Underlay != underlay {
-			continue
-		}
-		for _, p := range n.Prefixes {
-			if err := d.stateRoute(routeKey(p)); err != nil {
-				return fmt.Errorf("route to %s: %w", p, err)
-			}
+	for _, p := range d.routes.prefixesAt[underlay] {
+		if err := d.stateRoute(routeKey(p)); err != nil {
+			return fmt.Errorf("route to %s: %w", p, err)
 		}
 	}
 	return nil

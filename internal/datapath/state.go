@@ -150,6 +150,7 @@ type writtenTopology struct {
 	self       string
 	local      []netip.Prefix
 	nodes      []model.Node
+	prefixesAt map[netip.Addr][]netip.Prefix // of nodes, by underlay address
 	endpoints  []model.Endpoint
 	flags      map[heddleAddress]uint32 // of other nodes' direct paths, by underlay address: SetPeerState
 }
@@ -198,6 +199,12 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 		}
 	}
 	last.routes, last.byUnderlay = routes, byUnderlay
+	if !sameNodes(last.nodes, nodes) || last.prefixesAt == nil {
+		last.prefixesAt = make(map[netip.Addr][]netip.Prefix, len(nodes))
+		for _, n := range nodes {
+			last.prefixesAt[n.Underlay] = append(last.prefixesAt[n.Underlay], n.Prefixes...)
+		}
+	}
 	last.self, last.local, last.nodes, last.endpoints = self, local, nodes, endpoints
 	return nil
 }

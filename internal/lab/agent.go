@@ -114,6 +114,10 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 	if s.Prefix6 != "" {
 		args = append(args, "--prefix6", s.Prefix6)
 	}
+	if s.StoreMembers > 0 {
+		files := l.storeFiles()
+		return append(args, "--store", strings.Join(s.memberURLs(), ","), "--store-ca", files.CA, "--store-cert", files.CertAndKey, "--store-key", files.CertAndKey)
+	}
 	if first := nodeName(1); node != first {
 		return append(args, "--join-file", filepath.Join(l.nodeDir(first), "join.pem"))
 	}
@@ -130,26 +134,9 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 		return err
 	}
 	defer logFile.Close()
-	// The shell waits until it is in the agent's cgroup; if this process is killed before, it ends. So
-	// an agent is never found anywhere else.
-	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh", p.agent}, append(l.agentArgs(s, node, group), p.agentArgs...)...)...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", logFile, logFile
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	gate, err := cmd.StdinPipe()
+	ended, err := l.startIn(node, group, logFile, append(append([]string{p.agent}, l.agentArgs(s, node, group)...), p.agentArgs...))
 	if err != nil {
 		return err
-	}
-	if err := netns.Start(l.netns(node), cmd); err != nil {
-		return fmt.Errorf("start %s: %w", p.agent, err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	err = joinCgroup(group, cmd.Process.Pid)
-	if err == nil {
-		_, err = gate.Write([]byte("go\n"))
-	}
-	if err = errors.Join(err, gate.Close()); err != nil {
-		return fmt.Errorf("start %s: %w", p.agent, err)
 	}
 
 	ctx, cancel := context.WithTimeout(ctx, agentReady)
@@ -169,6 +156,32 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 		return fmt.Errorf("agent of %s: %w%s", node, err, tail(logPath))
 	}
 	return nil
+}
+
+// startIn starts a program that outlives this process in a namespace of the lab and a cgroup. ended is sent how it ended.
+func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <-chan error, err error) {
+	// The shell waits until it is in the cgroup; if this process is killed before, it ends. So the program is never found
+	// anywhere else.
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh"}, argv...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	gate, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := netns.Start(l.netns(suffix), cmd); err != nil {
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	err = joinCgroup(group, cmd.Process.Pid)
+	if err == nil {
+		_, err = gate.Write([]byte("go\n"))
+	}
+	if err = errors.Join(err, gate.Close()); err != nil {
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	return done, nil
 }
 
 // agentProcesses gives the processes in an agent's cgroup: agents, and the holders that keep seccomp

@@ -105,7 +105,7 @@ func (l Lab) stopAll(ctx context.Context) error {
 
 var (
 	nodePattern  = regexp.MustCompile(`^n[0-9]+$`)
-	netnsPattern = regexp.MustCompile(`^(fabric|outside|n[0-9]+(-c[0-9]+)?)$`)
+	netnsPattern = regexp.MustCompile(`^(fabric|outside|s[0-9]+|n[0-9]+(-c[0-9]+)?)$`)
 )
 
 func isNode(name string) bool { return nodePattern.MatchString(name) }

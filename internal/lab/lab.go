@@ -6,6 +6,8 @@
 // namespace, one for each mode: through Heddle (namespace of the container, sockets intercepted), on the
 // plain overlay (the same namespace, not intercepted), and on the host (the node's namespace).
 //
+// The store is the first node's, or a cluster of etcd servers on the fabric (`up --store-members`).
+//
 // Everything that exists outside the lab's state directory carries the lab's name: namespaces
 // LAB-fabric, LAB-outside, LAB-n1, LAB-n1-c1, cgroups heddle-LAB. So `down` finds what to remove by name,
 // whatever a killed `up` left, and nothing of the machine's own network is touched.
@@ -35,6 +37,8 @@ const maxName = 20
 const (
 	MaxNodes      = 64
 	MaxContainers = 64
+	// MaxStoreMembers is how many members etcd recommends at most.
+	MaxStoreMembers = 5
 )
 
 // Mode is how a command in a lab container reaches the network.
@@ -112,6 +116,9 @@ const (
 	outside = "outside"
 )
 
+// memberName gives the name of store member i, which counts from 1.
+func memberName(i int) string { return fmt.Sprintf("s%d", i) }
+
 // nodeName gives the name of node i, which counts from 1.
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
@@ -158,6 +165,15 @@ func (s State) containers() []container {
 	return out
 }
 
+// members gives the names of the lab's store members.
+func (s State) members() []string {
+	out := make([]string, s.StoreMembers)
+	for i := range out {
+		out[i] = memberName(i + 1)
+	}
+	return out
+}
+
 // find gives the container a user named.
 func (s State) find(name string) (container, error) {
 	all := s.containers()
@@ -173,6 +189,7 @@ func (s State) find(name string) (container, error) {
 
 // Addresses of the fabric, host part.
 const (
+	memberFirst   = 200 // and the member's number
 	outsideHost   = 250
 	underlayBits  = 24
 	underlay6Bits = 64
@@ -202,6 +219,11 @@ func (s State) fabricAddrs(host int) []netip.Prefix {
 
 // nodeHost gives the host part of a node's addresses on the fabric.
 func (s State) nodeHost(node string) int { return 1 + slices.Index(s.nodes(), node) }
+
+// memberHost gives the host part of a store member's addresses on the fabric.
+func (s State) memberHost(member string) int {
+	return memberFirst + 1 + slices.Index(s.members(), member)
+}
 
 // nodeAddr gives a node's underlay address.
 func (s State) nodeAddr(node string) netip.Addr { return s.underlay(s.nodeHost(node)) }

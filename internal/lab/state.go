@@ -27,6 +27,8 @@ type State struct {
 	Ready bool `json:"ready"`
 	// Prefix6 is the network's IPv6 prefix as heddled takes it: "" for the default, NoPrefix6 or a prefix.
 	Prefix6 string `json:"prefix6,omitempty"`
+	// StoreMembers is how many etcd servers the lab has beside its nodes; 0: the first node's agent has the store.
+	StoreMembers int `json:"store_members,omitempty"`
 	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one, if it
 	// has one.
 	Overlay  map[string]netip.Addr `json:"overlay"`
@@ -40,6 +42,8 @@ type Size struct {
 	AgentArgs []string
 	// Prefix6 is State.Prefix6.
 	Prefix6 string
+	// StoreMembers is State.StoreMembers.
+	StoreMembers int
 }
 
 // defaultSize is a lab's unless it is told otherwise.
@@ -51,6 +55,9 @@ func (z Size) validate() error {
 	}
 	if z.Containers < 0 || z.Containers > MaxContainers {
 		return fmt.Errorf("--containers %d: want 1 to %d", z.Containers, MaxContainers)
+	}
+	if z.StoreMembers < 0 || z.StoreMembers > MaxStoreMembers {
+		return fmt.Errorf("--store-members %d: want 0 to %d", z.StoreMembers, MaxStoreMembers)
 	}
 	if z.Prefix6 == "" || z.Prefix6 == NoPrefix6 {
 		return nil
@@ -83,7 +90,7 @@ func (l Lab) Load() (State, error) {
 	if err := json.Unmarshal(data, &s); err != nil {
 		return State{}, fmt.Errorf("lab %s: %s: %w: remove the lab with `heddle lab down%s`", l.name, l.statePath(), err, l.flag())
 	}
-	if err := (Size{Nodes: s.Nodes, Containers: s.Containers, Prefix6: s.Prefix6}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
+	if err := (Size{Nodes: s.Nodes, Containers: s.Containers, Prefix6: s.Prefix6, StoreMembers: s.StoreMembers}).validate(); err != nil || s.Name != l.name || s.Nodes*s.Containers == 0 || s.Index < 0 || s.Index >= maxLabs {
 		return State{}, fmt.Errorf("lab %s: %s: not a lab's state: remove the lab with `heddle lab down%s`", l.name, l.statePath(), l.flag())
 	}
 	return s, nil
@@ -128,6 +135,9 @@ func (l Lab) prepare(size Size) (State, error) {
 		if size.Prefix6 != "" && size.Prefix6 != s.Prefix6 {
 			return State{}, fmt.Errorf("lab %s was made with --prefix6 %q: to change that, remove it first with `heddle lab down%s`", l.name, s.Prefix6, l.flag())
 		}
+		if size.StoreMembers != 0 && size.StoreMembers != s.StoreMembers {
+			return State{}, fmt.Errorf("lab %s has %d store members: to change that, remove it first with `heddle lab down%s`", l.name, s.StoreMembers, l.flag())
+		}
 		if s.Overlay6 == nil {
 			s.Overlay6 = map[string]netip.Addr{}
 		}
@@ -150,7 +160,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 
@@ -229,6 +239,9 @@ func (l Lab) Network() (Network, error) {
 	s, err := l.Load()
 	if err != nil {
 		return Network{}, err
+	}
+	if s.StoreMembers > 0 {
+		return Network{}, fmt.Errorf("lab %s: its store is not its first node's", l.name)
 	}
 	first := nodeName(1)
 	n := Network{ID: s.networkID(), JoinFile: filepath.Join(l.nodeDir(first), "join.pem"), Netns: l.netns(first)}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -76,10 +77,14 @@ func (l Lab) Up(ctx context.Context, size Size, progress io.Writer) (err error) 
 		run  func(context.Context) error
 	}{
 		{"network namespaces and fabric", u.wire},
+		{"store members", u.startMembers},
 		{"agents", u.startAgents},
 		{"containers", u.startContainers},
 		{"nodes know each other", u.awaitPeers},
 	} {
+		if step.name == "store members" && u.state.StoreMembers == 0 {
+			continue
+		}
 		began := time.Now()
 		if err := errors.Join(ctx.Err(), step.run(ctx)); err != nil {
 			return fmt.Errorf("lab %s: %s: %w\nnext: `heddle lab up%s` tries again from here, `heddle lab down%s` removes what there is", l.name, step.name, err, l.flag(), l.flag())
@@ -120,7 +125,7 @@ func each[T any](ctx context.Context, list []T, fn func(context.Context, T) erro
 
 // wire makes the lab's network namespaces and joins the nodes.
 func (u *up) wire(context.Context) error {
-	hosts := append(u.state.nodes(), outside)
+	hosts := append(append(u.state.nodes(), outside), u.state.members()...)
 	names := append([]string{fabric}, hosts...)
 	for _, c := range u.state.containers() {
 		names = append(names, c.suffix())
@@ -157,6 +162,9 @@ func (u *up) setupHost(name string) error {
 	if name == outside {
 		return netcfg.SetupFabricHost(netcfg.FabricHost{
 			Addrs: u.state.fabricAddrs(outsideHost), Loopback: []netip.Addr{u.state.outsideAddr()}})
+	}
+	if slices.Contains(u.state.members(), name) {
+		return netcfg.SetupFabricHost(netcfg.FabricHost{Addrs: u.state.fabricAddrs(u.state.memberHost(name))})
 	}
 	if err := netcfg.AllowForwarding6(); err != nil {
 		return err

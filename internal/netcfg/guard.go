@@ -3,7 +3,9 @@ package netcfg
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -182,40 +184,77 @@ func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
 
 // setKnownNodes makes nodes, and no others, those from which the overlay is accepted.
 func setKnownNodes(nodes map[string]netip.Addr) error {
-	c, err := nftables.New()
+	c, set, err := openKnownNodes()
 	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}, knownNodes)
-	if err != nil {
-		return fmt.Errorf("nftables set %s: %w; set the node up first", knownNodes, err)
+		return err
 	}
 	elements, err := c.GetSetElements(set)
 	if err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
-	stale := map[netip.Addr]bool{}
+	have := map[netip.Addr]bool{}
 	for _, e := range elements {
 		if a, ok := netip.AddrFromSlice(e.Key); ok {
-			stale[a] = true
+			have[a] = true
 		}
 	}
-	var add, remove []nftables.SetElement
+	return writeKnownNodes(c, set, have, addrSet(nodes))
+}
+
+// changeKnownNodes is setKnownNodes for a set that has the nodes have.
+func changeKnownNodes(have, want map[string]netip.Addr) error {
+	before, now := addrSet(have), addrSet(want)
+	if maps.Equal(before, now) {
+		return nil
+	}
+	c, set, err := openKnownNodes()
+	if err != nil {
+		return err
+	}
+	return writeKnownNodes(c, set, before, now)
+}
+
+func addrSet(nodes map[string]netip.Addr) map[netip.Addr]bool {
+	out := make(map[netip.Addr]bool, len(nodes))
 	for _, a := range nodes {
-		if stale[a] {
-			delete(stale, a)
-		} else if len(a.AsSlice()) == int(set.KeyType.Bytes) {
+		out[a] = true
+	}
+	return out
+}
+
+func openKnownNodes() (*nftables.Conn, *nftables.Set, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, nil, fmt.Errorf("open nftables: %w", err)
+	}
+	set, err := c.GetSetByName(&nftables.Table{Family: nftables.TableFamilyINet, Name: firewallTable}, knownNodes)
+	if err != nil {
+		return nil, nil, fmt.Errorf("nftables set %s: %w; set the node up first", knownNodes, err)
+	}
+	return c, set, nil
+}
+
+// knownNodesAtOnce is how many elements one netlink message takes.
+const knownNodesAtOnce = 500
+
+// writeKnownNodes brings the set from have to want.
+func writeKnownNodes(c *nftables.Conn, set *nftables.Set, have, want map[netip.Addr]bool) (err error) {
+	var add, remove []nftables.SetElement
+	for a := range want {
+		if !have[a] && len(a.AsSlice()) == int(set.KeyType.Bytes) {
 			add = append(add, nftables.SetElement{Key: a.AsSlice()})
 		}
 	}
-	for a := range stale {
-		remove = append(remove, nftables.SetElement{Key: a.AsSlice()})
+	for a := range have {
+		if !want[a] {
+			remove = append(remove, nftables.SetElement{Key: a.AsSlice()})
+		}
 	}
-	if len(add) > 0 {
-		err = c.SetAddElements(set, add)
+	for some := range slices.Chunk(add, knownNodesAtOnce) {
+		err = errors.Join(err, c.SetAddElements(set, some))
 	}
-	if len(remove) > 0 {
-		err = errors.Join(err, c.SetDeleteElements(set, remove))
+	for some := range slices.Chunk(remove, knownNodesAtOnce) {
+		err = errors.Join(err, c.SetDeleteElements(set, some))
 	}
 	if err = errors.Join(err, c.Flush()); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)

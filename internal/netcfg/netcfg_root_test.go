@@ -376,6 +376,35 @@ func TestAddEndpointErrors(t *testing.T) {
 	in(t, node, add(same))
 }
 
+// TestChangePeers: what ChangePeers makes of one set of nodes is what SetPeers makes of another.
+func TestChangePeers(t *testing.T) {
+	top := newTopology(t)
+	top.setup(t, 0)
+	node := func(i byte, prefixes ...string) model.Node {
+		n := model.Node{Name: fmt.Sprintf("x%d", i), Underlay: netip.AddrFrom4([4]byte{192, 168, 50, 100 + i}), VTEPMAC: fmt.Sprintf("02:48:00:00:01:%02x", i)}
+		for _, p := range prefixes {
+			n.Prefixes = append(n.Prefixes, netip.MustParsePrefix(p))
+		}
+		return n
+	}
+	sets := [][]model.Node{
+		top.nodes(),
+		append(top.nodes(), node(1, "10.99.3.0/24"), node(2, "10.99.4.0/24", "10.99.5.0/24")),
+		append(top.nodes(), node(3, "10.99.3.0/24"), node(2, "10.99.4.0/24")), // another node has the prefix, a prefix is gone
+		append(top.nodes()[:1], node(2, "10.99.6.0/24")),
+		top.nodes(),
+	}
+	moved := node(2, "10.99.6.0/24")
+	moved.Underlay, moved.VTEPMAC = netip.MustParseAddr("192.168.50.200"), "02:48:00:00:01:c8"
+	sets = append(sets[:4], append(top.nodes()[:1], moved), sets[4])
+	for i := range sets[1:] {
+		in(t, top.node[0], func() error { return ChangePeers(top.devs[0], "n1", sets[i], sets[i+1]) })
+		changed := dumpState(t, top.node[0])
+		in(t, top.node[0], func() error { return SetPeers(top.devs[0], "n1", sets[i+1]) })
+		sameState(t, top.node[0], fmt.Sprintf("set %d", i+1), changed)
+	}
+}
+
 func TestSetPeersKeepsGoodNodes(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)

@@ -37,27 +37,44 @@ func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
 		setPeerRoutes(h, devs.OverlayIfindex, want.routes))
 }
 
+// ChangePeers is SetPeers for an overlay that leads to before, by a SetPeers or ChangePeers that succeeded. It asks the
+// kernel nothing: among thousands of nodes that is most of the cost of one that changes.
+func ChangePeers(devs NodeDevices, self string, before, nodes []model.Node) error {
+	have, _ := desiredPeers(devs, self, before) // those that could not be used then are not there
+	want, invalid := desiredPeers(devs, self, nodes)
+	h, err := open()
+	if err != nil {
+		return errors.Join(invalid, err)
+	}
+	defer h.Close()
+	return errors.Join(invalid,
+		changeKnownNodes(have.forwarding, want.forwarding),
+		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(devs.OverlayIfindex)),
+		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(devs.OverlayIfindex)),
+		changeRoutes(h, devs.OverlayIfindex, have.routes, want.routes))
+}
+
 // desiredPeers gives the state for the usable nodes and an error that names the others.
 func desiredPeers(devs NodeDevices, self string, nodes []model.Node) (peers, error) {
 	want := peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
-	holder := map[netip.Prefix]string{}
+	var taken prefixHolders
 	for _, p := range devs.Prefixes {
-		holder[p] = self
+		taken.add(p, self)
 	}
 	var errs []error
 	for _, n := range nodes {
 		if n.Name == self {
 			continue
 		}
-		if err := want.add(devs, n, holder); err != nil {
+		if err := want.add(devs, n, &taken); err != nil {
 			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
 		}
 	}
 	return want, errors.Join(errs...)
 }
 
-// add adds node n, all of it or nothing. holder names the node of each prefix so far.
-func (w peers) add(devs NodeDevices, n model.Node, holder map[netip.Prefix]string) error {
+// add adds node n, all of it or nothing. taken names the node of each prefix so far.
+func (w peers) add(devs NodeDevices, n model.Node, taken *prefixHolders) error {
 	mac, err := net.ParseMAC(n.VTEPMAC)
 	if err != nil || len(mac) != 6 {
 		return fmt.Errorf("vtep_mac %q: want a hardware address such as 02:48:0a:00:00:01", n.VTEPMAC)
@@ -72,15 +89,13 @@ func (w peers) add(devs NodeDevices, n model.Node, holder map[netip.Prefix]strin
 		if err := validPrefix(p); err != nil {
 			return err
 		}
-		for q, name := range holder {
-			if p.Overlaps(q) {
-				return fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
-			}
+		if q, name, overlaps := taken.overlapping(p); overlaps {
+			return fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
 		}
 	}
 	w.forwarding[mac.String()] = n.Underlay
 	for _, p := range n.Prefixes {
-		holder[p] = n.Name
+		taken.add(p, n.Name)
 		src := sameFamily(p.Addr(), devs.Gateways)
 		if !src.IsValid() {
 			continue // this node has no address of the family, so nothing here could talk to it
@@ -98,6 +113,11 @@ func setPeerRoutes(h *netlink.Handle, overlay int, want map[routeKey]route) erro
 	if err != nil {
 		return err
 	}
+	return changeRoutes(h, overlay, have, want)
+}
+
+// changeRoutes brings the routes have of the overlay device to want; have may hold others, too.
+func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route) error {
 	var errs []error
 	for _, r := range want {
 		errs = append(errs, ensureRoute(h, have, r))
@@ -124,8 +144,11 @@ func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) erro
 			}
 		}
 	}
-	entry := func(a netip.Addr, mac string) *netlink.Neigh { return permanentNeighbour(link, a, mac) }
-	return setEntries(h, "neighbour", have, want, entry)
+	return setEntries(h, "neighbour", have, want, neighbourEntry(link))
+}
+
+func neighbourEntry(link int) func(netip.Addr, string) *netlink.Neigh {
+	return func(a netip.Addr, mac string) *netlink.Neigh { return permanentNeighbour(link, a, mac) }
 }
 
 // setForwardingEntries makes want the forwarding database of the overlay device.
@@ -134,14 +157,17 @@ func setForwardingEntries(h *netlink.Handle, overlay int, want map[string]netip.
 	if err != nil {
 		return err
 	}
-	entry := func(mac string, underlay netip.Addr) *netlink.Neigh {
+	return setEntries(h, "forwarding entry", have, want, forwardingEntry(overlay))
+}
+
+func forwardingEntry(overlay int) func(string, netip.Addr) *netlink.Neigh {
+	return func(mac string, underlay netip.Addr) *netlink.Neigh {
 		hw, _ := net.ParseMAC(mac) // written by HardwareAddr.String
 		return &netlink.Neigh{
 			LinkIndex: overlay, Family: unix.AF_BRIDGE, Flags: netlink.NTF_SELF, State: netlink.NUD_PERMANENT,
 			HardwareAddr: hw, IP: underlay.AsSlice(),
 		}
 	}
-	return setEntries(h, "forwarding entry", have, want, entry)
 }
 
 // forwardingEntries gives the forwarding database of the overlay device: underlay addresses by hardware address.

@@ -345,6 +345,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.followLocal(ctx, locals) })
 	wg.Go(func() { a.repair(ctx) })
 	wg.Go(func() { a.runProbes(ctx) })
+	wg.Go(func() { a.followMembers(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {

@@ -67,6 +67,8 @@ type Config struct {
 	StoreNoSync bool
 	// TakeOver takes the node's name from an agent that holds it.
 	TakeOver bool
+	// ForgetAfter is how long a node may be away and silent before it is removed from the network. 0: for ever.
+	ForgetAfter time.Duration
 	// EndpointSockets is how many TCP sockets an endpoint may have. 0 means DefaultEndpointSockets.
 	EndpointSockets uint64
 	// StateDir holds the agent's own files.
@@ -94,6 +96,12 @@ type Config struct {
 // are ports.
 const DefaultEndpointSockets = 65536
 
+// DefaultForgetAfter is how long a node may be away and silent unless the operator says otherwise.
+const DefaultForgetAfter = 24 * time.Hour
+
+// minForgetAfter is more than a lease of a name and a few probes take.
+const minForgetAfter = time.Minute
+
 // maxEndpointSockets is more than any machine can have.
 const maxEndpointSockets = 1 << 40
 
@@ -113,6 +121,9 @@ func (c Config) Validate() error {
 	}
 	if err := c.Network.ID.Validate(); err != nil {
 		return err
+	}
+	if c.ForgetAfter < 0 || c.ForgetAfter > 0 && c.ForgetAfter < minForgetAfter {
+		return fmt.Errorf("forget nodes after %s: want at least %s, or 0 for never", c.ForgetAfter, minForgetAfter)
 	}
 	if c.EndpointSockets > maxEndpointSockets {
 		return fmt.Errorf("sockets of an endpoint: %d: want at most %d", c.EndpointSockets, uint64(maxEndpointSockets))

@@ -403,8 +403,8 @@ func (a *Agent) LabelEndpoint(ctx context.Context, name string, req api.LabelReq
 }
 
 // giveBack stores the policies that this node knew and a store does not have that was lost: without them the network
-// would be open.
-func (e *enforcer) giveBack(ctx context.Context, s store.Store, state store.State) error {
+// would be open. It gives their number, described namespaces included.
+func (e *enforcer) giveBack(ctx context.Context, s store.Store, state store.State) (lost int, err error) {
 	e.change.Lock()
 	seen := e.seen
 	e.change.Unlock()
@@ -423,11 +423,11 @@ func (e *enforcer) giveBack(ctx context.Context, s store.Store, state store.Stat
 			edit.PutNamespaces = append(edit.PutNamespaces, n)
 		}
 	}
-	if len(edit.Put)+len(edit.PutNamespaces) == 0 {
-		return nil
+	if lost = len(edit.Put) + len(edit.PutNamespaces); lost == 0 {
+		return 0, nil
 	}
-	_, err := s.EditPolicies(ctx, edit)
-	return err
+	_, err = s.EditPolicies(ctx, edit)
+	return lost, err
 }
 
 // ExplainPolicy says what the rules make of a connection. From and to are names of endpoints or addresses.

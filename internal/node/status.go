@@ -93,13 +93,6 @@ func (a *Agent) Endpoints(context.Context) ([]model.Endpoint, error) {
 	return out, nil
 }
 
-// Nodes lists the nodes of the network as last seen.
-func (a *Agent) Nodes(context.Context) ([]model.Node, error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return slices.Clone(a.state.Nodes), nil
-}
-
 // Connections lists the sockets of this node's endpoints.
 func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" {

@@ -26,12 +26,18 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		local []netip.Prefix
 		known bool // a state has come
 		retry <-chan time.Time
+
+		history  int // of the store that knows this node
+		replaced time.Time
 	)
 	for {
 		select {
 		case next, ok := <-states:
 			if !ok {
 				return nil
+			}
+			if known && next.History != state.History {
+				replaced = time.Now()
 			}
 			state, known = next, true
 		case local = <-locals:
@@ -49,24 +55,41 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		if !known || local == nil {
 			continue
 		}
-		if err := checkName(state, a.holder); err != nil {
-			return err
+		doubt := checkName(state, a.holder)
+		if doubt != nil && time.Since(replaced) > nameDoubt {
+			return doubt
 		}
-		var err error
-		if knowsNode(state, a.self.Name) {
-			// Policy first: what is new must not be reached before it is known what may reach it.
-			err = errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)))
-		} else {
-			err = a.rejoin(ctx, state) // what was applied last stays in force; the next state has this node
-		}
+		err := a.follow(ctx, state, local, &history)
 		if err != nil {
 			a.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
+		}
+		if err != nil || doubt != nil {
 			retry = time.After(retryTopology)
 		}
 		a.mu.Lock()
 		a.state, a.applyErr = state, err
 		a.mu.Unlock()
 	}
+}
+
+// follow applies a state. If the store does not have what it must have of this node, it is told, and the next state has
+// that; what was applied last stays in force until then. history is that of the store that was told last.
+func (a *Agent) follow(ctx context.Context, state store.State, local []netip.Prefix, history *int) error {
+	if !knowsNode(state, a.self.Name) {
+		return a.rejoin(ctx, state)
+	}
+	if state.History != *history {
+		told, err := a.settleReplaced(ctx, state)
+		if err != nil {
+			return err
+		}
+		*history = state.History
+		if told {
+			return nil
+		}
+	}
+	// Policy first: what is new must not be reached before it is known what may reach it.
+	return errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)))
 }
 
 func wrap(what string, err error) error {
@@ -81,6 +104,22 @@ type appliedTopology struct {
 	state store.State
 	local []netip.Prefix
 	known bool
+	// compared is when the overlay was last compared with what the kernel has.
+	compared time.Time
+}
+
+// compareEvery is how often a change of nodes goes with a look at the kernel's routes and neighbours, in case somebody
+// else has changed them. Between them, what changes costs what it is.
+const compareEvery = time.Minute
+
+// setPeers brings the overlay to nodes.
+func (a *Agent) setPeers(last appliedTopology, nodes []model.Node) error {
+	now := withOverlay6(a.prefix6, nodes)
+	if last.known && time.Since(last.compared) < compareEvery {
+		return netcfg.ChangePeers(a.devices, a.self.Name, withOverlay6(a.prefix6, last.state.Nodes), now)
+	}
+	a.applied.compared = time.Now()
+	return netcfg.SetPeers(a.devices, a.self.Name, now)
 }
 
 // applyTopology brings routes and programs to state. Routes first: a connection that the programs send
@@ -95,11 +134,10 @@ func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	var err error
 	if !unchanged {
 		// The prober first: routes to new nodes are unproven from the start.
-		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)),
-			netcfg.SetPeers(a.devices, a.self.Name, withOverlay6(a.prefix6, state.Nodes)))
+		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)), a.setPeers(last, state.Nodes))
 	}
 	err = errors.Join(err, a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints))
-	a.applied = appliedTopology{state: state, local: local, known: err == nil}
+	a.applied.state, a.applied.local, a.applied.known = state, local, err == nil
 	return err
 }
 
@@ -144,7 +182,7 @@ func (a *Agent) rejoin(ctx context.Context, state store.State) error {
 	if _, err := a.store.JoinNode(ctx, a.self); err != nil {
 		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
 	}
-	if err := a.enforcer.giveBack(ctx, a.store, state); err != nil {
+	if _, err := a.enforcer.giveBack(ctx, a.store, state); err != nil {
 		return fmt.Errorf("give policies back to a store that lost them: %w", err)
 	}
 	a.mu.RLock()

@@ -27,7 +27,7 @@ const (
 	minPeriod  = 10 * time.Second       // between rounds of a peer whose path works; more with many peers
 	minPause   = 250 * time.Millisecond // between rounds of one peer, whatever happens
 	minBackoff = 2 * time.Second        // before a failed round is repeated; doubled each time
-	maxBackoff = time.Minute
+	maxBackoff = time.Minute            // longer for peers that are away, with many peers
 )
 
 // Answer is what became of one probe.
@@ -75,11 +75,12 @@ type peer struct {
 	detail       string
 	since        time.Time
 	probed, next time.Time
-	failures     int  // rounds in a row that did not show a working path
-	busy         bool // a round goes on
-	wanted       bool // a connect has asked for the next one
-	place        int  // in its queue, unless busy
-	turn         int  // moves the ports of rounds along the range
+	answered     time.Time // when it last answered, in whatever way
+	failures     int       // rounds in a row that did not show a working path
+	busy         bool      // a round goes on
+	wanted       bool      // a connect has asked for the next one
+	place        int       // in its queue, unless busy
+	turn         int       // moves the ports of rounds along the range
 }
 
 // Prober probes peers. Its methods may be called from any goroutine.
@@ -210,6 +211,17 @@ func (pr *Prober) believe(underlay netip.Addr) {
 	pr.mu.Unlock()
 }
 
+// Answered gives when the node at underlay last answered a probe, on whatever path; the zero Time if it has not, or is
+// not followed.
+func (pr *Prober) Answered(underlay netip.Addr) time.Time {
+	pr.mu.Lock()
+	defer pr.mu.Unlock()
+	if p := pr.peers[underlay]; p != nil {
+		return p.answered
+	}
+	return time.Time{}
+}
+
 func (pr *Prober) poke() {
 	select {
 	case pr.wake <- struct{}{}:
@@ -313,11 +325,19 @@ func (pr *Prober) settle(p *peer, f finding) {
 	}
 	p.busy, p.detail, p.probed = false, f.detail, now
 	wait := period(len(pr.peers))
-	if !f.known || f.state != model.PeerProven {
+	switch {
+	case !f.known:
+		// Away: a round takes seconds. Were they tried as often as few are, many would keep all rounds busy for good.
+		wait = min(minBackoff<<min(p.failures, 10), max(maxBackoff, wait))
+		p.failures++
+	case f.state != model.PeerProven:
 		wait = min(minBackoff<<min(p.failures, 10), maxBackoff)
 		p.failures++
-	} else {
+	default:
 		p.failures = 0
+	}
+	if f.known {
+		p.answered = now
 	}
 	p.next = now.Add(wait - rand.N(wait/5))
 	if p.wanted { // asked for while the round went on

@@ -118,16 +118,19 @@ func freeNodePrefix(network Network, used []netip.Prefix) (netip.Prefix, error) 
 		ErrPoolExhausted, network.NodePrefixLen, network.Pool, len(used))
 }
 
-// freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It jumps from one
-// obstacle to the next, so its cost depends on the number of nodes and not on the size of the pool.
+// freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It goes from one obstacle to the
+// next, so its cost depends on the number of nodes and not on the size of the pool.
 func freePrefix(pool netip.Prefix, bits int, used []netip.Prefix) (netip.Prefix, bool) {
+	used = slices.SortedFunc(slices.Values(used), func(p, q netip.Prefix) int { return p.Addr().Compare(q.Addr()) })
 	for a := pool.Addr(); a.IsValid() && pool.Contains(a); {
 		candidate := netip.PrefixFrom(a, bits)
-		i := slices.IndexFunc(used, candidate.Overlaps)
-		if i < 0 {
+		for len(used) > 0 && lastAddr(used[0]).Less(a) {
+			used = used[1:]
+		}
+		if len(used) == 0 || !candidate.Overlaps(used[0]) {
 			return candidate, true
 		}
-		obstacle := used[i]
+		obstacle := used[0]
 		if obstacle.Bits() > bits {
 			obstacle = candidate
 		}

@@ -47,7 +47,7 @@ type UnderlayInUseError struct {
 
 // Error implements error.
 func (e *UnderlayInUseError) Error() string {
-	return fmt.Sprintf("underlay address %s belongs to node %s: use that node's name, or remove it from the network", e.Addr, e.Node)
+	return fmt.Sprintf("underlay address %s belongs to node %s: use that node's name, or, if it is gone, `heddle nodes forget %s` on another node", e.Addr, e.Node, e.Node)
 }
 
 // PrefixInUseError says that a node cannot give up a prefix because an endpoint has an address in it.

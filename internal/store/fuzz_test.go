@@ -24,6 +24,7 @@ func FuzzView(f *testing.F) {
 	f.Add(root+"network", []byte(`{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"prefix6":"fd48:6464:1::/96","vni":1,"vxlan_port":4789}`))
 	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))
 	f.Add(root+"holders/n1", []byte(`{"node":"n1","instance":"0123456789abcdef0123456789abcdef","underlay":"10.0.0.1","since":"2026-01-02T03:04:05Z"}`))
+	f.Add(root+"away/n1", []byte(`{"node":"n1","since":"2026-01-02T03:04:05Z","seen":"2026-01-02T03:05:00Z"}`))
 	f.Add(root+"endpoints/n1/7", []byte(`{"labels":{"a":"b","a":"c"}}`))
 	f.Add(root+"policies/a", []byte(`{"name":"a","subject":{"labels":{"X":"y"}},"ingress":{"default":"deny","rules":[{"action":"allow","peers":[{"prefix":"10.0.0.0/8","except":["10.1.0.0/16"]}],"ports":["tcp/80"]}]}}`))
 	f.Add(root+"policies/a/b", []byte(`{"name":"a/b","subject":{"namespace":{"name":"a"}},"egress":{"rules":[{"action":"deny","new":1}]}}`))

@@ -39,6 +39,9 @@ func (k Keys) Node(name string) string { return k.Nodes() + name }
 // Holder is the key of the agent that holds a node's name.
 func (k Keys) Holder(node string) string { return k.root + "holders/" + node }
 
+// Away is the key that notes since when a node's agent holds no name.
+func (k Keys) Away(node string) string { return k.root + "away/" + node }
+
 // Endpoints is the prefix of the keys of a node's endpoints.
 func (k Keys) Endpoints(node string) string { return k.root + "endpoints/" + node + "/" }
 
@@ -47,8 +50,11 @@ func (k Keys) Endpoint(node string, id model.EndpointID) string {
 	return k.Endpoints(node) + strconv.FormatUint(uint64(id), 10)
 }
 
+// AllAddrs is the prefix of the keys of all addresses that are held. They are for writers only.
+func (k Keys) AllAddrs() string { return k.root + "addrs/" }
+
 // Addrs is the prefix of the keys of the addresses that a node's endpoints hold.
-func (k Keys) Addrs(node string) string { return k.root + "addrs/" + node + "/" }
+func (k Keys) Addrs(node string) string { return k.AllAddrs() + node + "/" }
 
 // Addr is the key that says which endpoint holds an IPv4 address, and with it the IPv6 one that follows.
 func (k Keys) Addr(node string, a netip.Addr) string { return k.Addrs(node) + a.String() }
@@ -81,12 +87,13 @@ const (
 	KeyPolicy
 	KeyNamespace
 	KeyHolder
+	KeyAway
 )
 
 // Key is a parsed key.
 type Key struct {
 	Kind     KeyKind
-	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyHolder
+	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyHolder, KeyAway
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr
 	Name     string           // KeyPolicy, KeyNamespace
@@ -114,6 +121,9 @@ func (k Keys) Parse(key string) (Key, error) {
 		return Key{Kind: KeyNamespace, Name: rest}, policy.ValidateNamespace(rest)
 	case "holders":
 		parsed = Key{Kind: KeyHolder, Node: rest}
+		return parsed, model.ValidateName("node", rest)
+	case "away":
+		parsed = Key{Kind: KeyAway, Node: rest}
 		return parsed, model.ValidateName("node", rest)
 	case "endpoints":
 		node, text, _ := strings.Cut(rest, "/")

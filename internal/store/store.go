@@ -6,6 +6,7 @@ package store
 
 import (
 	"context"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
@@ -29,6 +30,14 @@ type Store interface {
 
 	// LeaveNode removes a node, its endpoints and their addresses. An absent node is no error.
 	LeaveNode(ctx context.Context, name string) error
+
+	// NoteAway notes that a node's agent is gone, or that the node was seen all the same: the earlier Since and the later
+	// Seen stay. Of a node whose name is held, or that is not in the network, nothing is noted.
+	NoteAway(ctx context.Context, a Away) error
+
+	// ForgetNode is LeaveNode for a node that is gone: a *NodeLiveError if its name is held. With a quiet time that is not
+	// zero, a *NodeSeenError unless it was noted as away and not heard of since then. An absent node is no error.
+	ForgetNode(ctx context.Context, name string, quiet time.Time) error
 
 	// HoldName makes h the holder of its node's name until ReleaseName, and keeps it so: the store forgets it HoldTime
 	// after it was last heard of. A name that another instance holds gives a *NameHeldError, unless takeOver; whoever
@@ -69,6 +78,9 @@ type Store interface {
 type State struct {
 	// Revision orders states of one store. It falls only if the store was wiped or restored.
 	Revision int64
+	// History counts how often this watch has found the store's content replaced by another: wiped, or restored from a
+	// snapshot. What the agent has written since that was taken is lost then.
+	History int
 	// Nodes are sorted by name. Their prefixes and underlay addresses are disjoint.
 	Nodes []model.Node
 	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with an IPv4 address inside
@@ -82,4 +94,6 @@ type State struct {
 	PolicyFaults []string
 	// Holders are the agents that are there, by the name of their node.
 	Holders map[string]Holder
+	// Away has, by name, the nodes of which somebody noted that their agent is gone. It may lag behind Holders.
+	Away map[string]Away
 }

@@ -22,6 +22,10 @@ type View struct {
 	endpoints map[string]map[model.EndpointID]model.Endpoint // by node
 	policies
 	holders map[string]Holder
+	away    map[string]Away
+	// Copies that states have; nil: what they are of has changed since.
+	holdersShown map[string]Holder
+	awayShown    map[string]Away
 
 	// The last state, and what has changed since.
 	last         State // Nodes and Endpoints only
@@ -56,7 +60,8 @@ func (v *View) Reset() {
 	v.accepted, v.acceptedOn = nil, make(map[string][]model.Endpoint)
 	v.last, v.nodesChanged, v.changedOn, v.carriedOn = State{}, true, make(map[string]bool), make(map[string]bool)
 	v.policies.reset()
-	v.holders = make(map[string]Holder)
+	v.holders, v.away = make(map[string]Holder), make(map[string]Away)
+	v.holdersShown, v.awayShown = nil, nil
 }
 
 // Set takes in the value of key, which the store's revision created made first. A value that breaks the
@@ -78,6 +83,7 @@ func (v *View) Set(key string, value []byte, created int64) {
 		}
 		v.nodes[k.Node] = nodeRecord{node: n, created: created}
 	case KeyHolder:
+		v.holdersShown = nil
 		h, err := ParseHolder(k.Node, value)
 		if err != nil {
 			delete(v.holders, k.Node)
@@ -85,6 +91,15 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.holders[k.Node] = h
+	case KeyAway:
+		v.awayShown = nil
+		a, err := ParseAway(k.Node, value)
+		if err != nil {
+			delete(v.away, k.Node)
+			v.skip(key, err.Error())
+			return
+		}
+		v.away[k.Node] = a
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
@@ -123,7 +138,11 @@ func (v *View) Delete(key string) {
 		v.nodesChanged = true
 		delete(v.nodes, k.Node)
 	case KeyHolder:
+		v.holdersShown = nil
 		delete(v.holders, k.Node)
+	case KeyAway:
+		v.awayShown = nil
+		delete(v.away, k.Node)
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		delete(v.endpoints[k.Node], k.Endpoint)
@@ -146,7 +165,13 @@ func (v *View) State(revision int64) State {
 	}
 	v.nodesChanged = false
 	clear(v.changedOn)
-	s := State{Revision: revision, Holders: maps.Clone(v.holders), Nodes: v.last.Nodes, Endpoints: v.last.Endpoints}
+	if v.holdersShown == nil {
+		v.holdersShown = maps.Clone(v.holders)
+	}
+	if v.awayShown == nil {
+		v.awayShown = maps.Clone(v.away)
+	}
+	s := State{Revision: revision, Holders: v.holdersShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints}
 	v.policies.addTo(&s)
 	return s
 }

@@ -122,10 +122,15 @@ func parseAuthority(raw []byte) (*Authority, error) {
 	return &Authority{cert: certs[0], key: key}, nil
 }
 
+// ServerFilesIn gives the paths of the files that Server writes for an authority in dir.
+func ServerFilesIn(dir string) ServerFiles {
+	return ServerFiles{CertAndKey: filepath.Join(dir, serverFile), CA: filepath.Join(dir, caFile)}
+}
+
 // Server writes the files that a store which nodes reach at these addresses is started with. Its certificate is
 // made anew each time.
 func (a *Authority) Server(addrs ...netip.Addr) (ServerFiles, error) {
-	files := ServerFiles{CertAndKey: filepath.Join(a.dir, serverFile), CA: filepath.Join(a.dir, caFile)}
+	files := ServerFilesIn(a.dir)
 	template := x509.Certificate{
 		Subject: pkix.Name{CommonName: "heddle store"}, KeyUsage: x509.KeyUsageDigitalSignature,
 		// etcd is a client of itself, too.

@@ -3,10 +3,13 @@
 package populate
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -35,12 +38,15 @@ const plainEvery = 10
 
 // The limits of Options. A node of the default network has a prefix of /24.
 const (
-	MaxNodes     = 200
+	MaxNodes     = 10000
 	perNode      = 250
 	MaxEndpoints = MaxNodes * perNode
 )
 
-// writers is how many endpoints are put at a time; each waits for the store most of the time.
+// firstPrefix is the number of the pool's first prefix that a made-up node has: those before are the live nodes'.
+const firstPrefix = 64
+
+// writers is how many nodes are removed at a time; each waits for the store most of the time.
 const writers = 8
 
 // undoTimeout bounds taking everything away.
@@ -52,6 +58,8 @@ type Options struct {
 	NetworkID model.NetworkID
 	Nodes     int
 	Endpoints int
+	// Probes says that the nodes answer probes: then agents probe them.
+	Probes bool
 }
 
 // Validate reports what is out of bounds.
@@ -65,8 +73,9 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// Run makes everything up, prints Ready to out, and takes it away when in or ctx ends. Whoever started it may die: what
-// is in the store goes all the same. It must run where the store can be reached: in a node's network namespace.
+// Run makes everything up, prints Ready to out, carries out the commands that come in (see command), and takes it all away
+// when in or ctx ends. Whoever started it may die: what is in the store goes all the same. It must run where the store can
+// be reached: in a node's network namespace.
 func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) (err error) {
 	if err := o.Validate(); err != nil {
 		return err
@@ -80,15 +89,26 @@ func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) (err error
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close()) }()
+	p, err := newPopulation(ctx, s, o)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	lines := make(chan string)
 	go func() {
 		// Any end of the input means that whoever started us is done, or gone.
-		_, _ = io.Copy(io.Discard, in)
-		cancel()
+		defer cancel()
+		for scanner := bufio.NewScanner(in); scanner.Scan(); {
+			select {
+			case lines <- scanner.Text():
+			case <-ctx.Done():
+				return
+			}
+		}
 	}()
-	defer func() { err = errors.Join(err, remove(context.WithoutCancel(ctx), s, o)) }()
-	if err := fill(ctx, s, o); err != nil {
+	defer func() { err = errors.Join(err, p.remove(context.WithoutCancel(ctx))) }()
+	if err := p.fill(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil // told to stop
 		}
@@ -97,16 +117,100 @@ func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) (err error
 	if _, err := fmt.Fprintln(out, Ready); err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return nil
+	for {
+		select {
+		case line := <-lines:
+			if err := p.command(ctx, line, out); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
 }
 
-// node gives a made-up node. Its underlay address is of the block for benchmarks (RFC 2544), which nobody has.
-func node(i int) model.Node {
-	return model.Node{
-		Name: fmt.Sprintf("bench-%d", i), Underlay: netip.AddrFrom4([4]byte{198, 18, 0, byte(1 + i)}),
-		VTEPMAC: fmt.Sprintf("02:48:c6:12:00:%02x", 1+i), DirectPorts: model.DefaultDirectPorts,
+// population is what is made up, and where it is.
+type population struct {
+	store   *etcd.Store
+	options Options
+	network store.Network
+	nodes   []model.Node // one more than there are: for commands
+}
+
+func newPopulation(ctx context.Context, s *etcd.Store, o Options) (*population, error) {
+	network, err := s.Network(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read network: %w", err)
 	}
+	p := &population{store: s, options: o, network: network}
+	for i := range o.Nodes + 1 {
+		n, err := node(network, i)
+		if err != nil {
+			return nil, err
+		}
+		n.AnswersProbes = o.Probes
+		p.nodes = append(p.nodes, n)
+	}
+	return p, nil
+}
+
+// Commands that Run takes, a line each. The answer is a line "revision N": where the store is when it is done.
+const (
+	AddEndpoint    = "add endpoint"    // one more, on the first made-up node; not intercepted
+	DeleteEndpoint = "delete endpoint" // that one
+	AddNode        = "add node"        // one more, without endpoints
+	DeleteNode     = "delete node"     // that one
+)
+
+// command carries out one command.
+func (p *population) command(ctx context.Context, line string, out io.Writer) (err error) {
+	first, last := p.nodes[0], p.nodes[len(p.nodes)-1]
+	const spare = perNode + 1
+	switch line {
+	case AddEndpoint:
+		e := endpoint(p.network, []model.Node{first}, spare)
+		e.Intercepted = false
+		err = p.store.PutEndpoint(ctx, e)
+	case DeleteEndpoint:
+		err = p.store.DeleteEndpoint(ctx, first.Name, spare+1)
+	case AddNode:
+		_, err = p.store.JoinNode(ctx, last)
+	case DeleteNode:
+		err = p.store.LeaveNode(ctx, last.Name)
+	default:
+		err = fmt.Errorf("unknown command %.40q", line)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", line, err)
+	}
+	revision, err := p.store.Revision(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, "revision", revision)
+	return err
+}
+
+// node gives the made-up node with number i. Its underlay address is of the block for benchmarks (RFC 2544), which nobody
+// has.
+func node(network store.Network, i int) (model.Node, error) {
+	a := network.Pool[0].Addr().As4()
+	at := uint64(binary.BigEndian.Uint32(a[:])) + uint64(firstPrefix+i)<<(32-network.NodePrefixLen)
+	if at > math.MaxUint32 || !network.Pool[0].Contains(addr4(uint32(at))) {
+		return model.Node{}, fmt.Errorf("pool %s has no room for %d more nodes: bring the lab up with --agent-arg=--pool=10.0.0.0/8", network.Pool[0], i+1)
+	}
+	hi, lo := byte(i>>8), byte(i)
+	return model.Node{
+		Name: fmt.Sprintf("bench-%d", i), Underlay: netip.AddrFrom4([4]byte{198, 19, hi, lo}),
+		Prefixes: []netip.Prefix{netip.PrefixFrom(addr4(uint32(at)), network.NodePrefixLen)},
+		VTEPMAC:  fmt.Sprintf("02:48:c6:13:%02x:%02x", hi, lo), DirectPorts: model.DefaultDirectPorts,
+	}, nil
+}
+
+func addr4(a uint32) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], a)
+	return netip.AddrFrom4(b)
 }
 
 // endpoint gives the made-up endpoint with number i, on a node that has joined: those of one app are on ten nodes.
@@ -121,31 +225,21 @@ func endpoint(network store.Network, nodes []model.Node, i int) model.Endpoint {
 	}
 }
 
-func fill(ctx context.Context, s store.Store, o Options) error {
-	network, err := s.Network(ctx)
-	if err != nil {
-		return fmt.Errorf("read network: %w", err)
+func (p *population) fill(ctx context.Context) error {
+	nodes := p.nodes[:p.options.Nodes]
+	endpoints := make([]model.Endpoint, p.options.Endpoints)
+	for i := range endpoints {
+		endpoints[i] = endpoint(p.network, nodes, i)
 	}
-	nodes := make([]model.Node, o.Nodes)
-	for i := range nodes {
-		if nodes[i], err = s.JoinNode(ctx, node(i)); err != nil {
-			return fmt.Errorf("make up node %d: %w", i, err)
-		}
-	}
-	return each(o.Endpoints, func(i int) error {
-		if err := s.PutEndpoint(ctx, endpoint(network, nodes, i)); err != nil {
-			return fmt.Errorf("make up endpoint %d: %w", i, err)
-		}
-		return nil
-	})
+	return p.store.Fill(ctx, nodes, endpoints)
 }
 
 // remove takes away what fill made, or a part of it.
-func remove(ctx context.Context, s store.Store, o Options) error {
+func (p *population) remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
 	defer cancel()
-	return each(o.Nodes, func(i int) error {
-		if err := s.LeaveNode(ctx, node(i).Name); err != nil {
+	return each(len(p.nodes), func(i int) error {
+		if err := p.store.LeaveNode(ctx, p.nodes[i].Name); err != nil {
 			return fmt.Errorf("remove made-up node %d: %w", i, err)
 		}
 		return nil

@@ -2,6 +2,8 @@ package populate
 
 import (
 	"fmt"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,12 +43,16 @@ func TestFillAndRemove(t *testing.T) {
 			}
 		}
 	}
-	o := Options{Nodes: 3, Endpoints: 25}
-	if err := fill(t.Context(), s, o); err != nil {
+	p, err := newPopulation(t.Context(), s, Options{Nodes: 3, Endpoints: 25})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.fill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	apps, plain := map[string]int{}, 0
-	for _, e := range await(3, 25).Endpoints {
+	state := await(3, 25)
+	for _, e := range state.Endpoints {
 		apps[e.Labels[AppLabel]]++
 		if !e.Intercepted {
 			plain++
@@ -55,7 +61,25 @@ func TestFillAndRemove(t *testing.T) {
 	if got := fmt.Sprint(apps); got != "map[a0:10 a1:10 a2:5]" || plain != 3 {
 		t.Errorf("apps %s, %d not intercepted", got, plain)
 	}
-	if err := remove(t.Context(), s, o); err != nil {
+	revision := state.Revision
+	for _, c := range []struct {
+		command          string
+		nodes, endpoints int
+	}{{AddEndpoint, 3, 26}, {AddNode, 4, 26}, {DeleteNode, 3, 26}, {DeleteEndpoint, 3, 25}} {
+		var out strings.Builder
+		if err := p.command(t.Context(), c.command, &out); err != nil {
+			t.Fatal(err)
+		}
+		state := await(c.nodes, c.endpoints)
+		if got := strings.TrimSpace(out.String()); got != fmt.Sprint("revision ", state.Revision) || state.Revision <= revision {
+			t.Errorf("%s: %s, the state after %d has %d", c.command, got, revision, state.Revision)
+		}
+		revision = state.Revision
+	}
+	if err := p.command(t.Context(), "stray", io.Discard); err == nil {
+		t.Error("an unknown command is taken")
+	}
+	if err := p.remove(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	await(0, 0)

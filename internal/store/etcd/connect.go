@@ -15,10 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
@@ -26,6 +25,13 @@ import (
 
 // DefaultTimeout bounds every call, connecting included.
 const DefaultTimeout = 5 * time.Second
+
+// reconnects is how a lost member is looked for: one that is back is found within seconds, however long it was away.
+// gRPC's own pauses grow to two minutes.
+var reconnects = grpc.ConnectParams{
+	Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.4, MaxDelay: 3 * time.Second},
+	MinConnectTimeout: 3 * time.Second,
+}
 
 // Store is a store.Store in etcd. Its fields do not change after Connect, but for the atomic counter.
 type Store struct {
@@ -127,6 +133,7 @@ func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts .
 		// Notices a peer that vanished without a word in 13 s; etcd forbids less than 5 s between pings.
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
+		DialOptions:          []grpc.DialOption{grpc.WithConnectParams(reconnects)},
 		Context:              s.ctx,
 		TLS:                  s.options.tls,
 		Username:             s.options.user,
@@ -161,75 +168,6 @@ func (s *Store) Close() error {
 		err = errors.Join(err, s.server.close())
 	}
 	return err
-}
-
-// get reads one key.
-func (s *Store) get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
-	call, cancel := s.bound(ctx)
-	defer cancel()
-	for {
-		resp, err := s.client.Get(call, key, opts...)
-		if err == nil || !s.again(call, err) {
-			return resp, s.explain(ctx, "read "+key, err)
-		}
-	}
-}
-
-// bound gives the context of one call: it ends with the caller's, with the store and after the timeout.
-func (s *Store) bound(caller context.Context) (context.Context, context.CancelFunc) {
-	call, cancel := context.WithTimeout(caller, s.options.timeout)
-	stop := context.AfterFunc(s.ctx, cancel)
-	return call, func() { stop(); cancel() }
-}
-
-// again reports whether a call that failed with err may work a moment later, and waits for that moment.
-func (s *Store) again(call context.Context, err error) bool {
-	if codeOf(err) != codes.Unavailable || s.ctx.Err() != nil {
-		return false
-	}
-	return pause(call, 50*time.Millisecond)
-}
-
-// pause waits for d; it is false if ctx ends first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
-}
-
-// explain turns what etcd's client says about a call into what an operator can act on. caller is the
-// context that the caller gave, without the store's own time limit.
-func (s *Store) explain(caller context.Context, op string, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case s.ctx.Err() != nil:
-		return fmt.Errorf("%s: store is closed", op)
-	case caller.Err() != nil:
-		return fmt.Errorf("%s: %w", op, caller.Err())
-	}
-	if c := codeOf(err); c == codes.DeadlineExceeded || c == codes.Unavailable {
-		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(caller, err)})
-	}
-	if remedy := explainLogin(err); remedy != "" {
-		return fmt.Errorf("%s: %w: %s", op, err, remedy)
-	}
-	return fmt.Errorf("%s: %w", op, err)
-}
-
-func codeOf(err error) codes.Code {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return codes.DeadlineExceeded
-	}
-	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
-		return e.Code()
-	}
-	return status.Code(err)
 }
 
 // hostPort gives what to dial for an endpoint.

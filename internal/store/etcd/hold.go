@@ -66,10 +66,11 @@ func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (cl
 	op, key := "hold node name "+h.Node, s.keys.Holder(h.Node)
 	call, cancel := s.bound(ctx)
 	defer cancel()
-	lease, err := s.client.Grant(call, int64(store.HoldTime/time.Second))
-	for err != nil && s.again(call, err) {
-		lease, err = s.client.Grant(call, int64(store.HoldTime/time.Second))
-	}
+	var lease *clientv3.LeaseGrantResponse
+	err = s.try(call, func(ctx context.Context) (err error) {
+		lease, err = s.client.Grant(ctx, int64(store.HoldTime/time.Second))
+		return err
+	})
 	if err != nil {
 		return 0, s.explain(ctx, op, err)
 	}
@@ -82,7 +83,7 @@ func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (cl
 				}
 			}
 		}
-		return []clientv3.Op{clientv3.OpPut(key, string(value), clientv3.WithLease(lease.ID))}, nil
+		return []clientv3.Op{clientv3.OpPut(key, string(value), clientv3.WithLease(lease.ID)), clientv3.OpDelete(s.keys.Away(h.Node))}, nil
 	})
 	if err != nil {
 		_, revoked := s.client.Revoke(call, lease.ID)
@@ -92,14 +93,15 @@ func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (cl
 }
 
 // keepName keeps a lease alive until ctx ends. When it was lost, because the store was away for too long or has lost
-// everything, it asks for the name again, unless somebody else has it by then: the watch tells the agent.
+// everything, it asks for the name again. Somebody else may have it by then, of which the watch tells the agent; or
+// somebody of old has it in a store that was restored, until that lease ends.
 func (s *Store) keepName(ctx context.Context, h store.Holder, lease clientv3.LeaseID) {
 	for {
 		if answers, err := s.client.KeepAlive(ctx, lease); err == nil {
 			for range answers { // each says that the lease lives
 			}
 		}
-		for {
+		for refused := false; ; {
 			if !pause(ctx, holdAgain) {
 				return
 			}
@@ -109,9 +111,9 @@ func (s *Store) keepName(ctx context.Context, h store.Holder, lease clientv3.Lea
 				break
 			}
 			var held *store.NameHeldError
-			if errors.As(err, &held) {
-				s.options.log.Error("store: node name is lost", "err", err)
-				return
+			if errors.As(err, &held) && !refused {
+				refused = true
+				s.options.log.Error("store: node name is lost; will ask for it again", "err", err)
 			}
 		}
 	}

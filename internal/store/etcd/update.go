@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"time"
 
@@ -28,24 +29,27 @@ func (s *Store) update(ctx context.Context, op string, reads []read,
 	decide func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error)) error {
 	call, cancel := s.bound(ctx)
 	defer cancel()
-	for {
-		err := s.updateOnce(call, reads, decide)
+	for wait := time.Millisecond; ; wait = min(2*wait, maxConflictPause) {
+		err := s.try(call, func(ctx context.Context) error { return s.updateOnce(ctx, reads, decide) })
 		var refused *refusal
 		switch {
 		case err == nil:
 			return nil
 		case errors.As(err, &refused):
 			return refused.err
-		case errors.Is(err, errConflict):
-			// The deadline bounds this; a winner always exists, so the others' work shrinks.
-			if !pause(call, time.Millisecond) {
-				return s.explain(ctx, op, call.Err())
-			}
-		case !s.again(call, err):
+		case !errors.Is(err, errConflict):
 			return s.explain(ctx, op, err)
+		}
+		// The deadline bounds this; a winner always exists, so the others' work shrinks. Many that want the same, as
+		// when a whole network starts, must not read everything again after every one.
+		if !pause(call, wait/2+rand.N(wait)) {
+			return s.explain(ctx, op, call.Err())
 		}
 	}
 }
+
+// maxConflictPause bounds the pause of a transaction that has met others.
+const maxConflictPause = 200 * time.Millisecond
 
 // errConflict says that somebody else wrote what a transaction had read.
 var errConflict = errors.New("changed meanwhile")
@@ -218,11 +222,7 @@ func (s *Store) LeaveNode(ctx context.Context, name string) error {
 		return err
 	}
 	return s.update(ctx, "remove node "+name, nil, func([][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
-		return []clientv3.Op{
-			clientv3.OpDelete(s.keys.Node(name)),
-			clientv3.OpDelete(s.keys.Endpoints(name), clientv3.WithPrefix()),
-			clientv3.OpDelete(s.keys.Addrs(name), clientv3.WithPrefix()),
-		}, nil
+		return s.leaving(name), nil
 	})
 }
 

@@ -3,11 +3,9 @@ package etcd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"heddle.dev/heddle/internal/store"
@@ -16,8 +14,8 @@ import (
 // maxReloadPause bounds the time between attempts to read everything anew.
 const maxReloadPause = 5 * time.Second
 
-// errReplaced says that the store's content was wiped or restored behind a watch's back.
-var errReplaced = errors.New("the store's content was replaced")
+// verifyShare is the time between two looks, of any nodes of a network, whether its store is still the same one.
+const verifyShare = 10 * time.Millisecond
 
 // Watch implements store.Store.
 func (s *Store) Watch(ctx context.Context) (<-chan store.State, error) {
@@ -45,14 +43,15 @@ type watcher struct {
 	view  *store.View
 	out   chan store.State
 
-	revision int64 // up to which view is complete
-	created  int64 // of the network's key, 0 without: tells a wiped store that was filled again
+	seen     history
+	replaced int // how often another history took its place
 
 	// next is the state on offer to the receiver. While it waits there, changes only set dirty, so that a
 	// slow receiver costs nothing.
 	next    store.State
 	offered bool
 	dirty   bool // view has changed since next was made
+	nodes   int  // in the last state
 }
 
 // run follows the store until ctx ends, and starts over when it loses track.
@@ -76,40 +75,68 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// load reads the whole network.
+// pageKeys is how many keys are read at once: a large network in one answer would take its size several times over, in
+// etcd and here.
+const pageKeys = 1000
+
+// load reads the whole network, but for what is for writers only, at one revision.
 func (w *watcher) load(ctx context.Context) error {
-	resp, err := w.store.get(ctx, w.store.keys.Root(), clientv3.WithPrefix())
-	if err != nil {
-		return err
+	keys := w.store.keys
+	var fresh history
+	for _, part := range [][2]string{{keys.Root(), keys.AllAddrs()}, {clientv3.GetPrefixRangeEnd(keys.AllAddrs()), clientv3.GetPrefixRangeEnd(keys.Root())}} {
+		for from, more := part[0], true; more; {
+			resp, err := w.store.get(ctx, from, clientv3.WithRange(part[1]), clientv3.WithLimit(pageKeys), clientv3.WithRev(fresh.revision))
+			if err != nil {
+				return err
+			}
+			if fresh.revision == 0 {
+				fresh.revision, fresh.cluster = resp.Header.Revision, resp.Header.ClusterId
+				// Nothing can be made of the view until it is whole again.
+				w.view.Reset()
+				w.dirty = false
+			}
+			for _, kv := range resp.Kvs {
+				fresh.note(kv, keys.Network())
+				w.view.Set(string(kv.Key), kv.Value, kv.CreateRevision)
+				from = string(kv.Key) + "\x00"
+			}
+			more = resp.More
+		}
 	}
-	w.view.Reset()
-	w.created = 0
-	for _, kv := range resp.Kvs {
-		w.set(kv)
+	if w.seen.cluster != 0 && !fresh.continues(w.seen) {
+		w.replaced++
 	}
-	w.revision = resp.Header.Revision
+	w.seen = fresh
 	// A state on offer may come from a store that is no more: replace it.
-	w.next, w.offered, w.dirty = w.view.State(w.revision), true, false
+	w.present()
 	return nil
 }
 
-func (w *watcher) set(kv *mvccpb.KeyValue) {
-	if string(kv.Key) == w.store.keys.Network() {
-		w.created = kv.CreateRevision
-	}
-	w.view.Set(string(kv.Key), kv.Value, kv.CreateRevision)
+// present puts what the view has on offer.
+func (w *watcher) present() {
+	w.next, w.offered, w.dirty = w.view.State(w.seen.revision), true, false
+	w.next.History, w.nodes = w.replaced, len(w.next.Nodes)
 }
 
-// follow applies changes after w.revision until the watch breaks; it returns why.
+// follow applies changes after those that were seen until the watch breaks; it returns why.
 func (w *watcher) follow(ctx context.Context) error {
 	// Without a leader a member of a cluster would keep the watch and never hear of changes.
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	events := w.store.client.Watch(ctx, w.store.keys.Root(), clientv3.WithPrefix(), clientv3.WithRev(w.revision+1))
-	ticker := time.NewTicker(w.store.options.verifyEvery)
-	defer ticker.Stop()
+	events := w.store.client.Watch(ctx, w.store.keys.Root(), clientv3.WithPrefix(), clientv3.WithRev(w.seen.revision+1))
+	timer := time.NewTimer(w.verifyPause())
+	defer timer.Stop()
+	back := make(chan struct{}, 1)
+	w.store.watches.Go(func() { w.store.followConnection(ctx, back) })
 	verified := make(chan error, 1)
 	verifying := false
+	verify := func() {
+		if !verifying {
+			verifying = true
+			seen := w.seen
+			go func() { verified <- w.store.verify(ctx, seen) }()
+		}
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -123,54 +150,49 @@ func (w *watcher) follow(ctx context.Context) error {
 			if err := resp.Err(); err != nil {
 				return err
 			}
-			w.apply(resp.Events)
-		case <-ticker.C:
-			if !verifying {
-				verifying = true
-				go w.store.verify(ctx, w.revision, w.created, verified)
+			if resp.Header.ClusterId != w.seen.cluster {
+				return errReplaced
 			}
+			w.apply(resp.Events)
+		case <-back:
+			verify()
+		case <-timer.C:
+			verify()
 		case err := <-verified:
 			verifying = false
 			if errors.Is(err, errReplaced) {
+				w.replaced++
+				w.seen.cluster = 0 // counted
 				return err
 			}
 			// Any other error: etcd is away. Its client resumes the watch when it is back.
+			timer.Reset(w.verifyPause())
 		}
 	}
 }
 
-// verify sends errReplaced if the store's history does not continue the one that was seen. A watch cannot
-// tell by itself: after etcd lost its data, one that waits for revision 1000 waits until there is a new 1000.
-func (s *Store) verify(ctx context.Context, revision, created int64, result chan<- error) {
-	resp, err := s.get(ctx, s.keys.Network(), clientv3.WithKeysOnly())
-	if err == nil {
-		var now int64
-		if len(resp.Kvs) != 0 {
-			now = resp.Kvs[0].CreateRevision
-		}
-		if resp.Header.Revision < revision || now != created {
-			err = fmt.Errorf("%w: revision %d after %d, network made at %d, was %d",
-				errReplaced, resp.Header.Revision, revision, now, created)
-		}
-	}
-	result <- err
+// verifyPause gives the time between two looks whether the store is still the same one. All nodes of a large network
+// together look a hundred times a second.
+func (w *watcher) verifyPause() time.Duration {
+	return max(w.store.options.verifyEvery, time.Duration(w.nodes)*verifyShare)
 }
 
 func (w *watcher) apply(events []*clientv3.Event) {
 	for _, e := range events {
 		if e.Type == clientv3.EventTypeDelete {
 			if string(e.Kv.Key) == w.store.keys.Network() {
-				w.created = 0
+				w.seen.created = 0
 			}
 			w.view.Delete(string(e.Kv.Key))
 		} else {
-			w.set(e.Kv)
+			w.seen.note(e.Kv, w.store.keys.Network())
+			w.view.Set(string(e.Kv.Key), e.Kv.Value, e.Kv.CreateRevision)
 		}
-		w.revision = e.Kv.ModRevision
+		w.seen.revision = e.Kv.ModRevision
 		w.dirty = true
 	}
 	if w.dirty && !w.offered {
-		w.next, w.offered, w.dirty = w.view.State(w.revision), true, false
+		w.present()
 	}
 }
 
@@ -184,9 +206,9 @@ func (w *watcher) offer() chan<- store.State {
 
 // taken notes that the receiver has next.
 func (w *watcher) taken() {
-	w.next, w.offered = store.State{}, w.dirty
+	w.next, w.offered = store.State{}, false
 	if w.dirty {
-		w.next, w.dirty = w.view.State(w.revision), false
+		w.present()
 	}
 }
 

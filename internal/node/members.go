@@ -1,0 +1,164 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// membersEvery is how often an agent looks for nodes that are gone.
+const membersEvery = 2 * time.Second
+
+// seenAgain is how old the note that a node answers may become before it is renewed, if nodes are never forgotten.
+const seenAgain = time.Hour
+
+// followMembers notes which nodes' agents are gone, and forgets nodes that stay away and silent, until ctx ends.
+func (a *Agent) followMembers(ctx context.Context) {
+	ticker := time.NewTicker(membersEvery)
+	defer ticker.Stop()
+	said := ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		a.mu.RLock()
+		state := a.state
+		a.mu.RUnlock()
+		err := a.tendMembers(ctx, tend(state, a.holder, func(n model.Node) time.Time { return a.prober.Answered(n.Underlay) }, a.cfg.ForgetAfter, time.Now().UTC()))
+		if err == nil {
+			said = ""
+		} else if err.Error() != said {
+			said = err.Error()
+			a.log.Warn("nodes that are gone are not noted; will try again", "err", err)
+		}
+	}
+}
+
+// chores are what an agent is to do about nodes that are gone.
+type chores struct {
+	note   []store.Away
+	forget []string
+	quiet  time.Time // of forget: they must not have been heard of since
+}
+
+// tend decides what the agent own is to do about nodes whose agents are gone. The first live node by name does it for all;
+// only that a node answers is noted by whoever finds it, somewhat later. An agent that holds no name does nothing: it
+// knows less than others. answered says when a node last answered a probe of this one.
+func tend(state store.State, own store.Holder, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c chores) {
+	if state.Holders[own.Node].Instance != own.Instance {
+		return c
+	}
+	first := slices.IndexFunc(state.Nodes, func(n model.Node) bool { _, held := state.Holders[n.Name]; return held })
+	inCharge := first >= 0 && state.Nodes[first].Name == own.Node
+	renew := seenAgain
+	if forgetAfter > 0 {
+		renew = min(renew, forgetAfter/4)
+		c.quiet = now.Add(-forgetAfter)
+	}
+	for _, n := range state.Nodes {
+		if _, held := state.Holders[n.Name]; held {
+			continue
+		}
+		noted, is := state.Away[n.Name]
+		seen := answered(n)
+		late := noted.Last().Add(renew)
+		if !inCharge {
+			late = late.Add(renew)
+		}
+		switch {
+		case !is:
+			if inCharge {
+				c.note = append(c.note, store.Away{Node: n.Name, Since: now})
+			}
+		case seen.After(late):
+			c.note = append(c.note, store.Away{Node: n.Name, Since: noted.Since, Seen: seen})
+		case inCharge && forgetAfter > 0 && n.AnswersProbes && noted.Last().Before(c.quiet) && !seen.After(c.quiet):
+			// Nodes of builds that answer no probes may be alive without anybody's knowing.
+			c.forget = append(c.forget, n.Name)
+		}
+	}
+	return c
+}
+
+func (a *Agent) tendMembers(ctx context.Context, c chores) error {
+	var errs []error
+	for _, away := range c.note {
+		errs = append(errs, a.store.NoteAway(ctx, away))
+	}
+	for _, name := range c.forget {
+		err := a.store.ForgetNode(ctx, name, c.quiet)
+		var live *store.NodeLiveError
+		var seen *store.NodeSeenError
+		switch {
+		case errors.As(err, &live), errors.As(err, &seen):
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			a.log.Warn("node forgotten: its agent and its direct ports have been silent", "node", name, "for", a.cfg.ForgetAfter)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Nodes lists the nodes of the network as last seen.
+func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
+	a.mu.RLock()
+	state := a.state
+	a.mu.RUnlock()
+	endpoints := make(map[string]int)
+	for _, e := range state.Endpoints {
+		endpoints[e.Node]++
+	}
+	out := make([]api.Node, len(state.Nodes))
+	for i, n := range state.Nodes {
+		out[i] = api.Node{Node: n, State: api.NodeLive, Endpoints: endpoints[n.Name]}
+		if h, held := state.Holders[n.Name]; held {
+			out[i].Since = h.Since
+			continue
+		}
+		noted := state.Away[n.Name]
+		seen := noted.Seen
+		if mine := a.prober.Answered(n.Underlay); mine.After(seen) && mine.After(noted.Since) {
+			seen = mine.UTC()
+		}
+		out[i].State, out[i].Since, out[i].Seen = api.NodeDead, noted.Since, seen
+		if n.Name == a.self.Name || !seen.IsZero() {
+			out[i].State = api.NodeAway
+		}
+	}
+	return out, nil
+}
+
+// ForgetNode removes a node that is gone from the network.
+func (a *Agent) ForgetNode(ctx context.Context, name string) error {
+	if name == a.self.Name {
+		return &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("this agent is node %s's", name),
+			Remedy: "stop it, and ask the agent of another node"}
+	}
+	a.mu.RLock()
+	state := a.state
+	a.mu.RUnlock()
+	if !knowsNode(state, name) {
+		return &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no node %s in the network", name)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	err := a.store.ForgetNode(ctx, name, time.Time{})
+	var live *store.NodeLiveError
+	if errors.As(err, &live) {
+		return &api.Error{Code: api.CodeConflict, Field: "name", Message: err.Error()}
+	}
+	if err != nil {
+		return storeError(err)
+	}
+	a.log.Warn("node forgotten, as an operator asked", "node", name)
+	return nil
+}

@@ -1,0 +1,87 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// TestTendMembers: who notes and forgets which nodes.
+func TestTendMembers(t *testing.T) {
+	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	ago := func(hours float64) time.Time { return now.Add(-time.Duration(hours * float64(time.Hour))) }
+	const forgetAfter = 24 * time.Hour
+	holder := func(name string) store.Holder { return store.Holder{Node: name, Instance: name} }
+	world := func(away map[string]store.Away, held ...string) store.State {
+		s := store.State{Holders: map[string]store.Holder{}, Away: away}
+		for i := range 4 {
+			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), AnswersProbes: i != 3})
+		}
+		for _, h := range held {
+			s.Holders[h] = holder(h)
+		}
+		return s
+	}
+	away := func(name string, since, seen time.Time) map[string]store.Away {
+		return map[string]store.Away{name: {Node: name, Since: since, Seen: seen}}
+	}
+	never := time.Time{}
+	for _, c := range []struct {
+		name     string
+		state    store.State
+		self     string
+		answered time.Time // of every node
+		after    time.Duration
+		note     string
+		forget   string
+	}{
+		{"the first live node notes", world(nil, "n2", "n3", "n4"), "n2", never, forgetAfter, "n1 since 0h", ""},
+		{"others do not", world(nil, "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
+		{"who holds no name does nothing", world(nil, "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it is dead, but not for long", world(away("n1", ago(23), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it is dead for long", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", "n1"},
+		{"another does not forget it", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
+		{"nodes are never forgotten", world(away("n1", ago(2500), never), "n2", "n3", "n4"), "n2", never, 0, "", ""},
+		{"others have seen it", world(away("n1", ago(50), ago(23)), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it answers: noted, not forgotten", world(away("n1", ago(50), ago(25)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answers, which is noted already", world(away("n1", ago(50), ago(0.5)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, which leaves it to the first", world(away("n1", ago(50), ago(1.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, and the first says nothing", world(away("n1", ago(50), ago(2.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answered before it went", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", ago(26), forgetAfter, "", "n1"},
+		{"it cannot answer probes", world(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := tend(c.state, holder(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
+			var notes []string
+			for _, a := range got.note {
+				s := fmt.Sprintf("%s since %gh", a.Node, now.Sub(a.Since).Hours())
+				if !a.Seen.IsZero() {
+					s += fmt.Sprintf(" seen %gh", now.Sub(a.Seen).Hours())
+				}
+				notes = append(notes, s)
+			}
+			if n, f := strings.Join(notes, ", "), strings.Join(got.forget, ", "); n != c.note || f != c.forget {
+				t.Errorf("notes %q, forgets %q; want %q and %q", n, f, c.note, c.forget)
+			}
+		})
+	}
+}
+
+func TestOwnDifferences(t *testing.T) {
+	endpoint := func(node string, id model.EndpointID, label string) model.Endpoint {
+		return model.Endpoint{ID: id, Node: node, Name: fmt.Sprint(id), Labels: map[string]string{"a": label}, Created: time.Unix(int64(id), 0).UTC()}
+	}
+	state := store.State{Endpoints: []model.Endpoint{endpoint("n1", 1, ""), endpoint("n1", 2, "old"), endpoint("n1", 3, ""), endpoint("n2", 4, "")}}
+	put, remove := ownDifferences(state, "n1", []model.Endpoint{endpoint("n1", 5, ""), endpoint("n1", 2, "new"), endpoint("n1", 1, "")})
+	if len(put) != 2 || put[0].ID != 2 || put[0].Labels["a"] != "new" || put[1].ID != 5 {
+		t.Errorf("to be put: %+v", put)
+	}
+	if len(remove) != 1 || remove[0] != 3 {
+		t.Errorf("to be removed: %v", remove)
+	}
+}

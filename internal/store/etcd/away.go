@@ -1,0 +1,80 @@
+package etcd
+
+import (
+	"context"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/store"
+)
+
+// NoteAway implements store.Store.
+func (s *Store) NoteAway(ctx context.Context, a store.Away) error {
+	if err := model.ValidateName("node", a.Node); err != nil {
+		return err
+	}
+	key := s.keys.Away(a.Node)
+	reads := []read{{key: s.keys.Node(a.Node)}, {key: s.keys.Holder(a.Node)}, {key: key}}
+	return s.update(ctx, "note that node "+a.Node+" is away", reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
+		if len(got[0]) == 0 || len(got[1]) != 0 {
+			return nil, nil
+		}
+		next := a
+		if len(got[2]) != 0 {
+			if have, err := store.ParseAway(a.Node, got[2][0].Value); err == nil {
+				if have.Since.Before(next.Since) {
+					next.Since = have.Since
+				}
+				if have.Seen.After(next.Seen) {
+					next.Seen = have.Seen
+				}
+			}
+		}
+		value, err := store.EncodeAway(next)
+		if err != nil || len(got[2]) != 0 && string(value) == string(got[2][0].Value) {
+			return nil, err
+		}
+		return []clientv3.Op{clientv3.OpPut(key, string(value))}, nil
+	})
+}
+
+// ForgetNode implements store.Store.
+func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) error {
+	if err := model.ValidateName("node", name); err != nil {
+		return err
+	}
+	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.Holder(name)}, {key: s.keys.Away(name)}}
+	return s.update(ctx, "forget node "+name, reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
+		if len(got[1]) != 0 {
+			// What nobody could have written holds nothing.
+			if h, err := store.ParseHolder(name, got[1][0].Value); err == nil {
+				return nil, &store.NodeLiveError{Holder: h}
+			}
+		}
+		if !quiet.IsZero() {
+			noted := store.Away{Node: name, Since: time.Now()} // nobody knows since when
+			if len(got[2]) != 0 {
+				if a, err := store.ParseAway(name, got[2][0].Value); err == nil {
+					noted = a
+				}
+			}
+			if noted.Last().After(quiet) {
+				return nil, &store.NodeSeenError{Away: noted}
+			}
+		}
+		return s.leaving(name), nil
+	})
+}
+
+// leaving gives what removes a node and all that belongs to it.
+func (s *Store) leaving(name string) []clientv3.Op {
+	return []clientv3.Op{
+		clientv3.OpDelete(s.keys.Node(name)),
+		clientv3.OpDelete(s.keys.Away(name)),
+		clientv3.OpDelete(s.keys.Endpoints(name), clientv3.WithPrefix()),
+		clientv3.OpDelete(s.keys.Addrs(name), clientv3.WithPrefix()),
+	}
+}

@@ -80,6 +80,8 @@ enum heddle_reason {
 	REASON_CUT_PATH_BLOCKED,
 	REASON_REFUSE_NODE_PORT,
 	REASON_DROP_FORGED_ERROR,
+	REASON_REFUSE_PORT_QUOTA,
+	REASON_CUT_PORT_QUOTA,
 	REASON_MAX,
 };
 
@@ -108,6 +110,8 @@ enum heddle_protection {
 	PROTECT_ERRORS,
 	PROTECT_PROBES,
 	PROTECT_LATE,
+	PROTECT_PORT_QUOTA,
+	PROTECT_FLOW_MEMORY,
 	PROTECT_MAX,
 };
 
@@ -208,6 +212,43 @@ struct port_claims {
 		__u32 alone;     /* those without SO_REUSEPORT */
 	} by_kind[CLAIM_KINDS];
 	__u32 uid; /* of the last one */
+};
+
+/* The port of the node that a socket keeps from everybody's connect(). Lives in socket-local storage; accepted sockets
+ * start with a copy of their listener's. */
+struct held_port {
+	__u64 group; /* key in group_by_listener; 0: it holds the port by itself */
+	__u32 port;  /* host byte order; 0: it holds none */
+	__u32 flags; /* enum held_flags */
+};
+
+/* held_port.flags */
+enum held_flags {
+	HELD_CLOSED = 1 << 0,   /* no connection holds it: never connected, or in state CLOSE again */
+	HELD_RELEASED = 1 << 1, /* no program holds it */
+	HELD_ACCEPTED = 1 << 2, /* of an accepted connection: gone with it */
+	HELD_WAITS = 1 << 3,    /* a connection of it may be in TIME_WAIT */
+	HELD_CROSSED = 1 << 4,  /* both ends connected at once */
+	HELD_SURPLUS = 1 << 5,  /* of a listener above the limit, which the agent ends */
+};
+
+/* A listener's port, which its accepted connections keep when it is gone. */
+struct port_group {
+	__u32 sockets; /* it and they */
+	__u32 waits;   /* not 0: one of them may be in TIME_WAIT */
+};
+
+#define PORT_SLOT_SECONDS 5
+#define PORT_SLOTS        16 /* more than the 60 seconds of TIME_WAIT */
+
+/* The node's ports that an endpoint holds. */
+struct port_account {
+	struct bpf_spin_lock lock;
+	__u32 held;
+	struct {
+		__u32 when; /* in units of PORT_SLOT_SECONDS since boot */
+		__u32 ports;
+	} waiting[PORT_SLOTS]; /* given up while a connection may be in TIME_WAIT, which holds them, too */
 };
 
 /* endpoint.flags */
@@ -359,6 +400,24 @@ struct flow_id {
 	__u8 protocol; /* as model.Protocol */
 	__u8 kind;     /* 1: not a flow, but the fragments of a packet; the ports are its identification */
 	__u16 pad;
+};
+
+/* Remembered flows are kept by who began them, so that nobody's flood pushes out those of others. Each owner has
+ * OWNER_SETS sets; a flow has its place in one of them. */
+#define OWNER_SETS 4096
+#define SET_FLOWS  4
+
+struct flow_set_key {
+	__be32 owner; /* the overlay address that the flow is from; 0: all hosts and nodes outside */
+	__u32 set;
+};
+
+struct flow_set {
+	struct {
+		__u64 id;    /* a digest of struct flow_id; 0: nothing */
+		__u32 value; /* what is remembered of it */
+		__u32 seen;  /* when it was last heard of, in units of 2^30 ns since boot */
+	} flow[SET_FLOWS];
 };
 
 enum fragment {

@@ -150,20 +150,31 @@ static __always_inline void set_claim_flag(struct sock_tag *tag, __u8 flag, bool
 		count_claim(c, tag, 1);
 }
 
-SEC("cgroup/post_bind4")
-int post_bind4(struct bpf_sock *sk)
+/* bind() would succeed. */
+static __always_inline int bound(struct bpf_sock *sk)
 {
 	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 
-	return tag ? claim(tag, sk->src_port) : 1;
+	if (!tag)
+		return 1;
+	if (!bind_within_quota(sk, tag))
+		return 0;
+	if (claim(tag, sk->src_port))
+		return 1;
+	port_unbound(sk, tag);
+	return 0;
+}
+
+SEC("cgroup/post_bind4")
+int post_bind4(struct bpf_sock *sk)
+{
+	return bound(sk);
 }
 
 SEC("cgroup/post_bind6")
 int post_bind6(struct bpf_sock *sk)
 {
-	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-
-	return tag ? claim(tag, sk->src_port) : 1;
+	return bound(sk);
 }
 
 SEC("cgroup/sock_release")
@@ -174,6 +185,7 @@ int sock_release(struct bpf_sock *sk)
 	if (tag) {
 		unclaim(tag);
 		uncount_socket(tag);
+		port_released(sk, tag);
 	}
 	return 1;
 }

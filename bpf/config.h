@@ -4,11 +4,16 @@
 #ifndef HEDDLE_CONFIG_H
 #define HEDDLE_CONFIG_H
 
+#define CONFIG_POOLS 16
+
 /* This node's underlay address. */
 const volatile __be32 config_underlay = 0;
 /* The network's IPv6 prefix of 96 bits; an overlay address's IPv6 form is it and the IPv4 address. All 0 on a
  * network or node without IPv6. */
 const volatile __be32 config_prefix6[3] = {0};
+/* The network's IPv4 overlay prefixes, as addresses and masks; the rest is 0. */
+const volatile __be32 config_pool[CONFIG_POOLS] = {0};
+const volatile __be32 config_pool_mask[CONFIG_POOLS] = {0};
 /* Network id, 1..4095, host byte order. */
 const volatile __u16 config_network_id = 0;
 /* This node's direct port range, host byte order, inclusive. */
@@ -27,6 +32,10 @@ const volatile __u64 config_endpoint_sockets = 0;
 /* Ports that containers' sockets do not get, host byte order, inclusive. First 0: none. */
 const volatile __u16 config_node_port_first = 0;
 const volatile __u16 config_node_port_last = 0;
+/* How many of the node's ephemeral ports an endpoint may hold, and which these are: host byte order, inclusive. */
+const volatile __u32 config_endpoint_ports = 0;
+const volatile __u16 config_ephemeral_first = 0;
+const volatile __u16 config_ephemeral_last = 0;
 /* UDP port of the overlay, host byte order. */
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */

@@ -65,6 +65,33 @@ int give_up(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
+/* Ends listeners that took a port without bind() above their endpoint's limit: run by the agent when one is reported. One
+ * byte for each: 1 if it was ended. */
+SEC("iter/tcp")
+int end_surplus(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct held_port *h;
+	__u8 ended;
+
+	if (!sk || sk->skc_state != BPF_TCP_LISTEN)
+		return 0;
+	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	if (!h || !(h->flags & HELD_SURPLUS))
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_PORT_QUOTA);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* opener_of for an iterator, which is no packet: nobody is heard of. */
+static __always_inline __u32 opener_seen(const struct flow_id *f)
+{
+	return recall_flow(&openers_by_owner, f, ANY_TIME, false);
+}
+
 /* Ends what policy forbids of the connections of processes that are not intercepted: run in each container's namespace.
  * Only those whose SYN was seen: of others it is not known who opened them, and they are left to their packets. */
 SEC("iter/tcp")
@@ -85,11 +112,11 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	flow.dport = sk->skc_dport;
 	flow.protocol = IPPROTO_TCP_;
 	reverse_flow(&flow, &other);
-	opener = opener_of(&flow);
+	opener = opener_seen(&flow);
 	if (opener) {
 		verdict = decide_opened(&flow, opener);
 	} else {
-		opener = opener_of(&other);
+		opener = opener_seen(&other);
 		verdict = opener ? decide_opened(&other, opener) : VERDICT_ALLOW;
 	}
 	if (verdict == VERDICT_ALLOW)

@@ -3,9 +3,9 @@
  * open a connection to an intercepted one. Connections of node sockets are decided by connect() and the cut instead,
  * so nothing of theirs comes here once they are established.
  *
- *   TCP        the SYN is decided and remembered (opener_by_flow); what follows is decided as its SYN would be now, so
+ *   TCP        the SYN is decided and remembered (openers_by_owner); what follows is decided as its SYN would be now, so
  *              that a changed policy ends it: by a RST
- *   datagrams  each is decided; an answer passes if what it answers passed lately and still would (flow_by_datagram)
+ *   datagrams  each is decided; an answer passes if what it answers passed lately and still would (datagrams_by_owner)
  *   fragments  only the first has ports: the others pass if it did */
 
 /* What the filters give for a packet that may go on. All else is an action. */
@@ -14,11 +14,11 @@
 /* After enum heddle_verdict: the packet cannot be read. */
 #define VERDICT_UNDECIDABLE 3
 
-#define ANSWER_SECONDS   120
-#define FRAGMENT_SECONDS 30
-#define NANOSECONDS      1000000000ULL
+/* In units of 2^30 nanoseconds: 120 and 30 seconds. */
+#define ANSWER_TIME   112
+#define FRAGMENT_TIME 28
 
-/* What opener_by_flow says of a connection: that its opener is who its packets say, or else the overlay address of the
+/* What openers_by_owner says of a connection: that its opener is who its packets say, or else the overlay address of the
  * container that it is. */
 #define OPENER_AS_SENT 1
 
@@ -75,27 +75,15 @@ static __always_inline __u32 decide_back(const struct flow_id *f)
 	return decide(&f->to, &f->from, f->protocol, f->protocol == IPPROTO_ICMP_ ? 0 : bpf_ntohs(f->sport));
 }
 
-static __always_inline __u32 now_seconds(void)
-{
-	return (__u32)(bpf_ktime_get_ns() / NANOSECONDS);
-}
-
 /* Remembers f as of now. */
-static __always_inline void note_flow(const struct flow_id *f)
+static __noinline int note_flow(const struct flow_id *f)
 {
-	__u32 now = now_seconds(), *seen = bpf_map_lookup_elem(&flow_by_datagram, f);
-
-	if (!seen)
-		bpf_map_update_elem(&flow_by_datagram, f, &now, BPF_ANY);
-	else if (*seen != now)
-		*seen = now;
+	return remember_flow(&datagrams_by_owner, f, 1);
 }
 
-static __always_inline bool noted(const struct flow_id *f, __u32 seconds)
+static __noinline bool noted(const struct flow_id *f, __u32 units)
 {
-	__u32 *seen = bpf_map_lookup_elem(&flow_by_datagram, f);
-
-	return seen && now_seconds() - *seen <= seconds;
+	return recall_flow(&datagrams_by_owner, f, units, false);
 }
 
 /* Finds what is behind the IPv6 header: protocol, its offset, and whether this is a fragment. */
@@ -167,17 +155,15 @@ static __always_inline void start(const struct packet *p, struct filter_state *s
 }
 
 /* Remembers who opened f. */
-static __always_inline void note_opener(const struct flow_id *f, __u32 opener)
+static __noinline int note_opener(const struct flow_id *f, __u32 opener)
 {
-	bpf_map_update_elem(&opener_by_flow, f, &opener, BPF_ANY);
+	return remember_flow(&openers_by_owner, f, opener);
 }
 
 /* Who opened f: OPENER_AS_SENT, an overlay address, or 0: nothing is known of it. */
-static __always_inline __u32 opener_of(const struct flow_id *f)
+static __noinline __u32 opener_of(const struct flow_id *f)
 {
-	__u32 *found = bpf_map_lookup_elem(&opener_by_flow, f);
-
-	return found ? *found : 0;
+	return recall_flow(&openers_by_owner, f, ANY_TIME, true);
 }
 
 /* The verdict on a connection that opener opened, as f says or in the name of another. */
@@ -313,7 +299,7 @@ static __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_sta
 		s->flow.kind = FLOW_FRAGMENT;
 		s->flow.sport = (__be16)s->ident;
 		s->flow.dport = (__be16)(s->ident >> 16);
-		return noted(&s->flow, FRAGMENT_SECONDS) ? VERDICT_ALLOW : VERDICT_UNDECIDABLE;
+		return noted(&s->flow, FRAGMENT_TIME) ? VERDICT_ALLOW : VERDICT_UNDECIDABLE;
 	}
 	if (s->flow.protocol == IPPROTO_TCP_)
 		return VERDICT_UNDECIDABLE;
@@ -333,7 +319,7 @@ static __noinline __u32 decide_datagram(struct __sk_buff *skb, struct filter_sta
 	if (s->flow.protocol == IPPROTO_ICMP_ && asks_for_echo(skb, s, ipv6))
 		return verdict;
 	reverse_flow(&s->flow, &s->other);
-	if (noted(&s->other, ANSWER_SECONDS) && decide_id(&s->other) == VERDICT_ALLOW)
+	if (noted(&s->other, ANSWER_TIME) && decide_id(&s->other) == VERDICT_ALLOW)
 		return VERDICT_ALLOW;
 	return verdict;
 }

@@ -12,12 +12,14 @@
 #include "option.h"
 #include "packet.h"
 #include "policy.h"
+#include "remember.h"
 
 #include "suspect.h"
 
 #include "ports.bpf.c"
 #include "ownstack.bpf.c"
 #include "sockets.bpf.c"
+#include "held.bpf.c"
 #include "claim.bpf.c"
 #include "bind.bpf.c"
 #include "listener.bpf.c"

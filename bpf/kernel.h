@@ -13,8 +13,9 @@
 #define bool _Bool
 #define true 1
 #define false 0
-#define NULL      ((void *)0)
-#define barrier() asm volatile("" ::: "memory")
+#define NULL                 ((void *)0)
+#define WRITE_ONCE(x, value) (*(volatile typeof(x) *)&(x) = (value))
+#define barrier()            asm volatile("" ::: "memory")
 
 #define AF_UNSPEC      0
 #define AF_INET        2

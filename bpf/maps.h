@@ -89,6 +89,42 @@ struct {
 	__type(value, __u64);
 } sockets_by_endpoint SEC(".maps");
 
+/* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or listen, and what
+ * they accept. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct held_port);
+} port_by_sock SEC(".maps");
+
+/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by held.bpf.c; an
+ * entry goes with the last socket. When it is full, what is accepted is not counted. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct port_group);
+} group_by_listener SEC(".maps");
+
+/* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent with the endpoint;
+ * counted in by held.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} ports_by_endpoint SEC(".maps");
+
+/* Endpoints with a listener above their limit of ports, by id, 4 bytes each. Written here, read by the agent, which ends
+ * the listeners. When it is full, what comes is lost: there is enough to do. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); /* bytes */
+} surplus SEC(".maps");
+
 /* Counts by enum heddle_reason. Written here, read by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -152,22 +188,23 @@ struct {
 } verdict_by_port SEC(".maps");
 
 /* TCP connections that packets have shown to be opened, for as long as they are heard of. Written here, policy or not:
- * who opened a connection decides it when there is one. LRU: one that is pushed out is judged by its ports. */
+ * who opened a connection decides it when there is one. LRU, of 16 times the sets that one owner can have: a connection that
+ * is pushed out is judged by its ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_id);
-	__type(value, __u32);
-} opener_by_flow SEC(".maps");
+	__uint(max_entries, 16 * OWNER_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct flow_set);
+} openers_by_owner SEC(".maps");
 
-/* Datagrams that were let through while there is policy, and when last, in seconds since boot: answers may follow.
- * Written here. LRU. */
+/* Datagrams that were let through while there is policy, and when last: answers may follow. Written here. LRU, as
+ * openers_by_owner. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_id);
-	__type(value, __u32);
-} flow_by_datagram SEC(".maps");
+	__uint(max_entries, 16 * OWNER_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct flow_set);
+} datagrams_by_owner SEC(".maps");
 
 /* Work space of filter.bpf.c. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
 struct {

@@ -313,6 +313,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;
 	allowed = count_socket(tag);
+	port_accepted(ops);
 	if (!is_direct(ops) && accepted_elsewhere(ops, tag))
 		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
 	else if (!is_direct(ops))
@@ -422,6 +423,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
 	if (!(tag->flags & TAG_COUNTED))
 		count_socket(tag);
+	port_listens(ops, tag);
 	tag->path = PATH_LISTEN;
 	set_claim_flag(tag, CLAIM_LISTENS, true);
 	/* The kernel chose a port of the node's. Tied to the delivery device, nothing outside can reach it. */
@@ -447,6 +449,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 	switch (ops->op) {
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
 		account_connecting(ops);
+		port_connects(ops);
 		connecting_cb(ops);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
@@ -478,6 +481,7 @@ int tcp_events(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_STATE_CB:
 		account_state(ops);
 		uncount_unaccepted(ops);
+		port_state(ops, tag_of(ops));
 		break;
 	}
 	return 1;

@@ -15,7 +15,6 @@ import (
 func init() {
 	attacks = append(attacks,
 		attack{"hold more sockets than an endpoint may have", model.ProtectSocketQuota, "n1", holdSockets},
-		attack{"take every port that the node connects from", model.ProtectPorts, "n1", takePorts},
 	)
 }
 
@@ -94,65 +93,6 @@ func holdSockets(t *testing.T) string {
 		return ""
 	default:
 		return fmt.Sprintf("%d sockets, of %d", n, limit)
-	}
-}
-
-// takePorts binds every ephemeral port, in two processes because one may not have so many sockets, and sees whether the
-// node can still connect.
-func takePorts(t *testing.T) string {
-	var first, last int
-	if _, err := fmt.Sscan(nodeExec(t, "n1", "cat", "/proc/sys/net/ipv4/ip_local_port_range"), &first, &last); err != nil {
-		t.Fatal(err)
-	}
-	server, node, port := startPeer(t, "host", "n2/c1"), startPeer(t, "host", "n1/c1"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	half := (first + last) / 2
-	var takers []*program
-	for _, r := range [][2]int{{first, half}, {half + 1, last}} {
-		// A loopback address where no earlier connection is in TIME_WAIT.
-		p := start(t, "heddle", "n1/c1", hostile(t), "ports", "127.0.0.77", strconv.Itoa(r[0]), strconv.Itoa(r[1]))
-		takers = append(takers, p)
-	}
-	for _, p := range takers {
-		p.waitFor("bound: ")
-	}
-	said := node.do(`error_of(connect, 4, %q, %d)`, address(t, "host", "n2/c1"), port)
-	for _, p := range takers {
-		p.stop()
-	}
-	eventually(t, "the sockets to be gone", func() (bool, string) {
-		n := socketsOf(t, "n1/c1")
-		return n == 0, fmt.Sprint(n)
-	})
-	return gained(t, "the node's own connect", said, `"ok"`, `"EADDRNOTAVAIL"`)
-}
-
-// TestNodePorts: the ports that the node keeps are not to be had by name, nor by choice of the kernel's, whatever range a
-// program asks for; the others are, and it is not told of the agent's limit.
-func TestNodePorts(t *testing.T) {
-	var first, last int
-	if _, err := fmt.Sscan(nodeExec(t, "n1", "cat", "/proc/sys/net/ipv4/ip_local_port_range"), &first, &last); err != nil {
-		t.Fatal(err)
-	}
-	kept := last + 1 - (last-first+1)/8
-	p := startPeer(t, "heddle", "n1/c1")
-	for addr, family := range map[string]int{"0.0.0.0": 4, "127.0.0.1": 4, address(t, "heddle", "n1/c1"): 4, "::": 6, "::1": 6} {
-		p.expect(`"EADDRINUSE"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, kept)
-		p.expect(`"EADDRINUSE"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, last)
-		p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, kept-1)
-		p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, last+1)
-	}
-	p.must(`ranged = lambda low, high: (s := tcp(4), s.setsockopt(0, 51, struct.pack("I", low | high << 16)))[0]`)
-	p.must(`asked = lambda s: (lambda v: [v & 0xffff, v >> 16 & 0xffff])(s.getsockopt(0, 51))`)
-	p.expect(`[0, 0]`, `asked(tcp(4))`)
-	p.expect(fmt.Sprintf(`[%d, %d]`, first, first+9), `asked(ranged(%d, %d))`, first, first+9)
-	p.expect(fmt.Sprintf(`[%d, 0]`, first+1), `asked(ranged(%d, %d))`, first+1, last)
-	p.expect(`{"error": "EINVAL"}`, `ranged(%d, %d)`, last, first)
-	p.must(`port_of = lambda s: (s.bind(("0.0.0.0", 0)), s.getsockname()[1])[1]`)
-	p.expect(strconv.Itoa(kept-1), `port_of(ranged(%d, %d))`, kept, last)
-	p.expect(`true`, `all(%d <= port_of(s) < %d for s in [tcp(4) for _ in range(100)] + [ranged(%d, 0), ranged(0, %d)])`, first, kept, kept-50, last)
-	if n := counters(t, "n1")["refuse_node_port"]; n < 10 {
-		t.Errorf("refuse_node_port is %d, want 10 at least", n)
 	}
 }
 

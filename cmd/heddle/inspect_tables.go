@@ -130,6 +130,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("calls failed", failures(in.Failed))
 	tr := st.Traffic
 	t.row("sockets", fmt.Sprintf("%d held; an endpoint may have %d", tr.Sockets, in.EndpointSockets))
+	t.row("ports", fmt.Sprintf("%d ephemeral ones held; an endpoint may hold %d", tr.Ports, in.EndpointPorts))
 	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,
 		failedConnects(tr), tr.Closed, livePaths(tr)))
 	t.row("policy", policyText(st.Policy))

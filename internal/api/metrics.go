@@ -69,6 +69,8 @@ var (
 		"Connections of an endpoint that are established or closing, by path.", []string{"endpoint", "path"}, nil)
 	socketsDesc = prometheus.NewDesc("heddle_endpoint_sockets",
 		"TCP sockets of an endpoint: held by its programs, or waiting for accept().", []string{"endpoint"}, nil)
+	portsDesc = prometheus.NewDesc("heddle_endpoint_ports",
+		"Ephemeral ports of the node that an endpoint's sockets keep from all others by bind() or listen().", []string{"endpoint"}, nil)
 	sentDesc = prometheus.NewDesc("heddle_endpoint_sent_bytes_total",
 		"Payload that an endpoint's sockets sent and peers acknowledged.", []string{"endpoint"}, nil)
 	receivedDesc = prometheus.NewDesc("heddle_endpoint_received_bytes_total",
@@ -81,7 +83,7 @@ var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
-	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, sentDesc, receivedDesc, retransmitsDesc,
+	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
 
 // Observed is what the metrics are made of; an [Agent] is one.
@@ -180,6 +182,7 @@ func collectTraffic(t model.Traffic, gauge func(*prometheus.Desc, float64, ...st
 		gauge(liveDesc, float64(n), t.Name, path.String())
 	}
 	gauge(socketsDesc, float64(t.Sockets), t.Name)
+	gauge(portsDesc, float64(t.Ports), t.Name)
 	counter(sentDesc, t.BytesSent, t.Name)
 	counter(receivedDesc, t.BytesReceived, t.Name)
 	counter(retransmitsDesc, t.Retransmits, t.Name)

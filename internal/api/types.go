@@ -199,6 +199,8 @@ type Interception struct {
 	Ioctls uint64 `json:"ioctls"`
 	// EndpointSockets is how many TCP sockets an endpoint may have.
 	EndpointSockets uint64 `json:"endpoint_sockets"`
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold by bind or listen.
+	EndpointPorts uint64 `json:"endpoint_ports"`
 	// Failed calls, by cause.
 	Failed map[string]uint64 `json:"failed"`
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.

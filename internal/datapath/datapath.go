@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -29,6 +30,8 @@ type Config struct {
 	Underlay netip.Addr
 	// Prefix6 is the network's IPv6 prefix of 96 bits; the zero Prefix on an IPv4 overlay.
 	Prefix6 netip.Prefix
+	// Pool holds the network's IPv4 overlay prefixes, 16 at most.
+	Pool []netip.Prefix
 	// DirectPorts is the range this node takes direct connections on.
 	DirectPorts model.PortRange
 	// VXLANPort is the UDP port of the overlay, VNI its VXLAN network identifier.
@@ -44,6 +47,10 @@ type Config struct {
 	EndpointSockets uint64
 	// NodePorts are ports that containers' sockets cannot bind; the zero range is none.
 	NodePorts model.PortRange
+	// EndpointPorts is how many of EphemeralPorts, those that the kernel chooses from for connects, an endpoint may keep
+	// from all others by bind() or listen().
+	EndpointPorts  uint32
+	EphemeralPorts model.PortRange
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DeliverIfindex, UnderlayIfindex int
 }
@@ -57,6 +64,9 @@ func (c Config) validate() error {
 	}
 	if c.Prefix6.IsValid() && (!c.Prefix6.Addr().Is6() || c.Prefix6.Bits() != 96) {
 		return fmt.Errorf("prefix6 %s: want an IPv6 prefix of 96 bits", c.Prefix6)
+	}
+	if len(c.Pool) > configPools {
+		return fmt.Errorf("pool: %d prefixes, want %d at most", len(c.Pool), configPools)
 	}
 	if err := c.DirectPorts.Validate(); err != nil {
 		return fmt.Errorf("direct ports: %w", err)
@@ -228,9 +238,13 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_endpoint_sockets": cfg.EndpointSockets,
 		"config_node_port_first":  cfg.NodePorts.First,
 		"config_node_port_last":   cfg.NodePorts.Last,
+		"config_endpoint_ports":   cfg.EndpointPorts,
+		"config_ephemeral_first":  cfg.EphemeralPorts.First,
+		"config_ephemeral_last":   cfg.EphemeralPorts.Last,
 		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}
+	values["config_pool"], values["config_pool_mask"] = poolWords(cfg.Pool)
 	for name, v := range values {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return fmt.Errorf("set %s: %w", name, err)
@@ -239,6 +253,9 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 	return setWithout(spec)
 }
 
+// configPools is CONFIG_POOLS of bpf/config.h.
+const configPools = 16
+
 // prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero Prefix.
 func prefix6Words(p netip.Prefix) (words [3]uint32) {
 	if p.IsValid() {
@@ -246,6 +263,21 @@ func prefix6Words(p netip.Prefix) (words [3]uint32) {
 		copy(words[:], full.Word[:])
 	}
 	return words
+}
+
+// poolWords gives the IPv4 prefixes of a pool as the programs have them: addresses and masks.
+func poolWords(pool []netip.Prefix) (addrs, masks [configPools]uint32) {
+	i := 0
+	for _, p := range pool {
+		if !p.Addr().Is4() {
+			continue
+		}
+		var mask [4]byte
+		binary.BigEndian.PutUint32(mask[:], ^uint32(0)<<(32-p.Bits()))
+		addrs[i], masks[i] = fromAddr(p.Masked().Addr()).Word[3], binary.NativeEndian.Uint32(mask[:])
+		i++
+	}
+	return addrs, masks
 }
 
 // TC programs, by the place they belong to. The descriptors stay valid until Close.

@@ -92,11 +92,11 @@ func icmp(kind byte, id uint16, about []byte) []byte {
 // forget empties what the programs remember.
 func forget(t testing.TB, d *Datapath) {
 	t.Helper()
-	all := func(*heddleFlowId, *uint32) bool { return true }
-	if err := deleteWhere(d.objs.OpenerByFlow, all); err != nil {
+	all := func(*heddleFlowSetKey, *heddleFlowSet) bool { return true }
+	if err := deleteWhere(d.objs.OpenersByOwner, all); err != nil {
 		t.Fatal(err)
 	}
-	if err := deleteWhere(d.objs.FlowByDatagram, all); err != nil {
+	if err := deleteWhere(d.objs.DatagramsByOwner, all); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -139,6 +139,22 @@ type heddleFlowKey struct {
 	Ipv6  uint32
 }
 
+type heddleFlowSet struct {
+	_    structs.HostLayout
+	Flow [4]struct {
+		_     structs.HostLayout
+		Id    uint64
+		Value uint32
+		Seen  uint32
+	}
+}
+
+type heddleFlowSetKey struct {
+	_     structs.HostLayout
+	Owner uint32
+	Set   uint32
+}
+
 type heddleHeddlePath uint32
 
 const (
@@ -214,7 +230,9 @@ const (
 	heddleHeddleReasonREASON_CUT_PATH_BLOCKED           heddleHeddleReason = 56
 	heddleHeddleReasonREASON_REFUSE_NODE_PORT           heddleHeddleReason = 57
 	heddleHeddleReasonREASON_DROP_FORGED_ERROR          heddleHeddleReason = 58
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 59
+	heddleHeddleReasonREASON_REFUSE_PORT_QUOTA          heddleHeddleReason = 59
+	heddleHeddleReasonREASON_CUT_PORT_QUOTA             heddleHeddleReason = 60
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 61
 )
 
 type heddleHeddleVerdict uint32
@@ -224,6 +242,13 @@ const (
 	heddleHeddleVerdictVERDICT_REJECT heddleHeddleVerdict = 1
 	heddleHeddleVerdictVERDICT_DROP   heddleHeddleVerdict = 2
 )
+
+type heddleHeldPort struct {
+	_     structs.HostLayout
+	Group uint64
+	Port  uint32
+	Flags uint32
+}
 
 type heddleLimit struct {
 	_        structs.HostLayout
@@ -275,6 +300,20 @@ const (
 	heddlePolicyFlagsPOLICY_SIDE   heddlePolicyFlags = 2
 )
 
+type heddlePortAccount struct {
+	_    structs.HostLayout
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Held    uint32
+	Waiting [16]struct {
+		_     structs.HostLayout
+		When  uint32
+		Ports uint32
+	}
+}
+
 type heddlePortClaims struct {
 	_      structs.HostLayout
 	ByKind [8]struct {
@@ -284,6 +323,12 @@ type heddlePortClaims struct {
 		Alone     uint32
 	}
 	Uid uint32
+}
+
+type heddlePortGroup struct {
+	_       structs.HostLayout
+	Sockets uint32
+	Waits   uint32
 }
 
 type heddlePortKey struct {
@@ -406,19 +451,23 @@ const (
 	heddleMapClassByAddr           = "class_by_addr"
 	heddleMapClassByPrefix         = "class_by_prefix"
 	heddleMapCountByReason         = "count_by_reason"
+	heddleMapDatagramsByOwner      = "datagrams_by_owner"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
 	heddleMapEndpointByIfindex     = "endpoint_by_ifindex"
 	heddleMapFilterScratch         = "filter_scratch"
-	heddleMapFlowByDatagram        = "flow_by_datagram"
 	heddleMapFlowByWire            = "flow_by_wire"
+	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
-	heddleMapOpenerByFlow          = "opener_by_flow"
+	heddleMapOpenersByOwner        = "openers_by_owner"
 	heddleMapPolicyState           = "policy_state"
+	heddleMapPortBySock            = "port_by_sock"
+	heddleMapPortsByEndpoint       = "ports_by_endpoint"
 	heddleMapRouteByPrefix         = "route_by_prefix"
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
+	heddleMapSurplus               = "surplus"
 	heddleMapSuspectedByNode       = "suspected_by_node"
 	heddleMapSuspects              = "suspects"
 	heddleMapTagBySock             = "tag_by_sock"
@@ -432,6 +481,7 @@ const (
 	heddleProgCut                  = "cut"
 	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
+	heddleProgEndSurplus           = "end_surplus"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromOverlay          = "from_overlay"
 	heddleProgFromUnderlay         = "from_underlay"
@@ -455,12 +505,17 @@ const (
 	heddleProgToOverlay            = "to_overlay"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
+	heddleVarConfigEndpointPorts   = "config_endpoint_ports"
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
+	heddleVarConfigEphemeralFirst  = "config_ephemeral_first"
+	heddleVarConfigEphemeralLast   = "config_ephemeral_last"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
 	heddleVarConfigNodePortLast    = "config_node_port_last"
 	heddleVarConfigOverlayMark     = "config_overlay_mark"
+	heddleVarConfigPool            = "config_pool"
+	heddleVarConfigPoolMask        = "config_pool_mask"
 	heddleVarConfigPortFirst       = "config_port_first"
 	heddleVarConfigPortLast        = "config_port_last"
 	heddleVarConfigPrefix6         = "config_prefix6"
@@ -472,6 +527,7 @@ const (
 	heddleVarConfigWithout         = "config_without"
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
+	heddleVarNoFlows               = "no_flows"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
@@ -535,6 +591,7 @@ type heddleProgramSpecs struct {
 	Cut          *ebpf.ProgramSpec `ebpf:"cut"`
 	CutPlain     *ebpf.ProgramSpec `ebpf:"cut_plain"`
 	Deliver      *ebpf.ProgramSpec `ebpf:"deliver"`
+	EndSurplus   *ebpf.ProgramSpec `ebpf:"end_surplus"`
 	FromEndpoint *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.ProgramSpec `ebpf:"from_overlay"`
 	FromUnderlay *ebpf.ProgramSpec `ebpf:"from_underlay"`
@@ -567,19 +624,23 @@ type heddleMapSpecs struct {
 	ClassByAddr       *ebpf.MapSpec `ebpf:"class_by_addr"`
 	ClassByPrefix     *ebpf.MapSpec `ebpf:"class_by_prefix"`
 	CountByReason     *ebpf.MapSpec `ebpf:"count_by_reason"`
+	DatagramsByOwner  *ebpf.MapSpec `ebpf:"datagrams_by_owner"`
 	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.MapSpec `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
 	FilterScratch     *ebpf.MapSpec `ebpf:"filter_scratch"`
-	FlowByDatagram    *ebpf.MapSpec `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
+	GroupByListener   *ebpf.MapSpec `ebpf:"group_by_listener"`
 	LimitByEndpoint   *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
 	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
-	OpenerByFlow      *ebpf.MapSpec `ebpf:"opener_by_flow"`
+	OpenersByOwner    *ebpf.MapSpec `ebpf:"openers_by_owner"`
 	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
+	PortBySock        *ebpf.MapSpec `ebpf:"port_by_sock"`
+	PortsByEndpoint   *ebpf.MapSpec `ebpf:"ports_by_endpoint"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
+	Surplus           *ebpf.MapSpec `ebpf:"surplus"`
 	SuspectedByNode   *ebpf.MapSpec `ebpf:"suspected_by_node"`
 	Suspects          *ebpf.MapSpec `ebpf:"suspects"`
 	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
@@ -594,12 +655,17 @@ type heddleMapSpecs struct {
 type heddleVariableSpecs struct {
 	ConfigDeliverIfindex  *ebpf.VariableSpec `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
+	ConfigEndpointPorts   *ebpf.VariableSpec `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
+	ConfigEphemeralFirst  *ebpf.VariableSpec `ebpf:"config_ephemeral_first"`
+	ConfigEphemeralLast   *ebpf.VariableSpec `ebpf:"config_ephemeral_last"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.VariableSpec `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.VariableSpec `ebpf:"config_overlay_mark"`
+	ConfigPool            *ebpf.VariableSpec `ebpf:"config_pool"`
+	ConfigPoolMask        *ebpf.VariableSpec `ebpf:"config_pool_mask"`
 	ConfigPortFirst       *ebpf.VariableSpec `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.VariableSpec `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.VariableSpec `ebpf:"config_prefix6"`
@@ -611,6 +677,7 @@ type heddleVariableSpecs struct {
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
+	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
@@ -650,19 +717,23 @@ type heddleMaps struct {
 	ClassByAddr       *ebpf.Map `ebpf:"class_by_addr"`
 	ClassByPrefix     *ebpf.Map `ebpf:"class_by_prefix"`
 	CountByReason     *ebpf.Map `ebpf:"count_by_reason"`
+	DatagramsByOwner  *ebpf.Map `ebpf:"datagrams_by_owner"`
 	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById      *ebpf.Map `ebpf:"endpoint_by_id"`
 	EndpointByIfindex *ebpf.Map `ebpf:"endpoint_by_ifindex"`
 	FilterScratch     *ebpf.Map `ebpf:"filter_scratch"`
-	FlowByDatagram    *ebpf.Map `ebpf:"flow_by_datagram"`
 	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
+	GroupByListener   *ebpf.Map `ebpf:"group_by_listener"`
 	LimitByEndpoint   *ebpf.Map `ebpf:"limit_by_endpoint"`
 	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
-	OpenerByFlow      *ebpf.Map `ebpf:"opener_by_flow"`
+	OpenersByOwner    *ebpf.Map `ebpf:"openers_by_owner"`
 	PolicyState       *ebpf.Map `ebpf:"policy_state"`
+	PortBySock        *ebpf.Map `ebpf:"port_by_sock"`
+	PortsByEndpoint   *ebpf.Map `ebpf:"ports_by_endpoint"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
 	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
+	Surplus           *ebpf.Map `ebpf:"surplus"`
 	SuspectedByNode   *ebpf.Map `ebpf:"suspected_by_node"`
 	Suspects          *ebpf.Map `ebpf:"suspects"`
 	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
@@ -678,19 +749,23 @@ func (m *heddleMaps) Close() error {
 		m.ClassByAddr,
 		m.ClassByPrefix,
 		m.CountByReason,
+		m.DatagramsByOwner,
 		m.EndpointByAddr,
 		m.EndpointById,
 		m.EndpointByIfindex,
 		m.FilterScratch,
-		m.FlowByDatagram,
 		m.FlowByWire,
+		m.GroupByListener,
 		m.LimitByEndpoint,
 		m.NodeByUnderlay,
-		m.OpenerByFlow,
+		m.OpenersByOwner,
 		m.PolicyState,
+		m.PortBySock,
+		m.PortsByEndpoint,
 		m.RouteByPrefix,
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
+		m.Surplus,
 		m.SuspectedByNode,
 		m.Suspects,
 		m.TagBySock,
@@ -706,12 +781,17 @@ func (m *heddleMaps) Close() error {
 type heddleVariables struct {
 	ConfigDeliverIfindex  *ebpf.Variable `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
+	ConfigEndpointPorts   *ebpf.Variable `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
+	ConfigEphemeralFirst  *ebpf.Variable `ebpf:"config_ephemeral_first"`
+	ConfigEphemeralLast   *ebpf.Variable `ebpf:"config_ephemeral_last"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
 	ConfigNodePortLast    *ebpf.Variable `ebpf:"config_node_port_last"`
 	ConfigOverlayMark     *ebpf.Variable `ebpf:"config_overlay_mark"`
+	ConfigPool            *ebpf.Variable `ebpf:"config_pool"`
+	ConfigPoolMask        *ebpf.Variable `ebpf:"config_pool_mask"`
 	ConfigPortFirst       *ebpf.Variable `ebpf:"config_port_first"`
 	ConfigPortLast        *ebpf.Variable `ebpf:"config_port_last"`
 	ConfigPrefix6         *ebpf.Variable `ebpf:"config_prefix6"`
@@ -723,6 +803,7 @@ type heddleVariables struct {
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
+	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`
@@ -748,6 +829,7 @@ type heddlePrograms struct {
 	Cut          *ebpf.Program `ebpf:"cut"`
 	CutPlain     *ebpf.Program `ebpf:"cut_plain"`
 	Deliver      *ebpf.Program `ebpf:"deliver"`
+	EndSurplus   *ebpf.Program `ebpf:"end_surplus"`
 	FromEndpoint *ebpf.Program `ebpf:"from_endpoint"`
 	FromOverlay  *ebpf.Program `ebpf:"from_overlay"`
 	FromUnderlay *ebpf.Program `ebpf:"from_underlay"`
@@ -780,6 +862,7 @@ func (p *heddlePrograms) Close() error {
 		p.Cut,
 		p.CutPlain,
 		p.Deliver,
+		p.EndSurplus,
 		p.FromEndpoint,
 		p.FromOverlay,
 		p.FromUnderlay,

@@ -3,12 +3,8 @@ package datapath
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-
-	"github.com/cilium/ebpf/ringbuf"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -102,28 +98,11 @@ func (d *Datapath) PeerStates() (map[netip.Addr]model.PeerState, error) {
 // FollowSuspects calls suspect with the underlay address of each node to which a connect met with trouble, or to which
 // one went over the overlay because its direct path is unproven, until ctx ends.
 func (d *Datapath) FollowSuspects(ctx context.Context, suspect func(netip.Addr)) error {
-	r, err := ringbuf.NewReader(d.objs.Suspects)
-	if err != nil {
-		return fmt.Errorf("open suspects: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
-	defer func() {
-		if stop() {
-			_ = r.Close()
+	return followRing(ctx, d.objs.Suspects, func(record []byte) {
+		if len(record) >= 4 {
+			suspect(toAddr(mapped(binary.NativeEndian.Uint32(record))))
 		}
-	}()
-	for {
-		rec, err := r.Read()
-		if errors.Is(err, ringbuf.ErrClosed) || errors.Is(err, os.ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read suspects: %w", err)
-		}
-		if len(rec.RawSample) >= 4 {
-			suspect(toAddr(mapped(binary.NativeEndian.Uint32(rec.RawSample))))
-		}
-	}
+	})
 }
 
 // GiveUpBlocked has direct connects that wait for an answer of a node whose path is PeerBlocked end within seconds, and

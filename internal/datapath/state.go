@@ -93,6 +93,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	err := errors.Join(
 		d.openAccount(e.ID),
 		d.openSockets(e.ID),
+		d.openPorts(e.ID),
 		d.objs.EndpointById.Put(v.Id, &v),
 		d.objs.EndpointByIfindex.Put(v.Ifindex, &v),
 		d.objs.EndpointByAddr.Put(v.Addr4, &v),
@@ -113,6 +114,7 @@ func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
 	return errors.Join(
 		d.closeAccount(id),
 		d.closeSockets(id),
+		d.closePorts(id),
 		ignoreAbsent(d.objs.EndpointById.Delete(v.Id)),
 		ignoreAbsent(d.objs.EndpointByIfindex.Delete(v.Ifindex)),
 		ignoreAbsent(d.objs.EndpointByAddr.Delete(v.Addr4)),

@@ -35,6 +35,7 @@ func loadForTest(t testing.TB) *Datapath {
 	}
 	cfg := Config{
 		Prefix6:   netip.MustParsePrefix("fd48:6464:1::/96"),
+		Pool:      []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 		NetworkID: 7, Underlay: underlayB, DirectPorts: model.PortRange{First: 17440, Last: 17455},
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
 	}

@@ -36,6 +36,8 @@ const (
 	ProtectErrors            Protection = 20
 	ProtectProbes            Protection = 21
 	ProtectLate              Protection = 22
+	ProtectPortQuota         Protection = 23
+	ProtectFlowMemory        Protection = 24
 )
 
 // ProtectionInfo describes one Protection.
@@ -70,6 +72,8 @@ var Protections = []ProtectionInfo{
 	{ProtectErrors, "errors", "an ICMP error that leaves a container is about a packet that was sent to it"},
 	{ProtectProbes, "probes", "containers' connects that fail do not show that a direct path fails: only probes do"},
 	{ProtectLate, "late", "what connect() was allowed is decided again when its SYN is sent, when it is accepted, and when rules change"},
+	{ProtectPortQuota, "port_quota", "a container cannot take all the ports that the node's other containers connect from"},
+	{ProtectFlowMemory, "flow_memory", "no flood of one container's makes the node forget who opened connections of others, or whom they asked"},
 }
 
 // String gives the protection's name.

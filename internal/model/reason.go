@@ -88,6 +88,8 @@ var Reasons = []ReasonInfo{
 	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
 	{57, "refuse_node_port", KindRefusal, "bind to a port that the node keeps for its own connects (EADDRINUSE)"},
 	{58, "drop_forged_error", KindDrop, "ICMP error out of a container about a packet that was not sent to it"},
+	{59, "refuse_port_quota", KindRefusal, "bind of an endpoint that holds as many of the node's ephemeral ports as it may (EADDRINUSE)"},
+	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},
 }
 
 // String gives the reason's metric label.

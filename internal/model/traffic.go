@@ -15,7 +15,9 @@ type Traffic struct {
 	// Live are the connections that are established or closing, by path.
 	Live map[Path]uint64 `json:"live"`
 	// Sockets are those that programs hold now, connected or not, and connections that wait for accept().
-	Sockets       uint64 `json:"sockets"`
+	Sockets uint64 `json:"sockets"`
+	// Ports are the node's ephemeral ports that these keep from all others by bind() or listen().
+	Ports         uint64 `json:"ports"`
 	BytesSent     uint64 `json:"bytes_sent"`     // payload acknowledged by peers
 	BytesReceived uint64 `json:"bytes_received"` // payload received in order
 	Retransmits   uint64 `json:"retransmits"`    // segments
@@ -34,6 +36,7 @@ func (t *Traffic) Add(other Traffic) {
 		*n += *theirs[i]
 	}
 	t.Sockets += other.Sockets
+	t.Ports += other.Ports
 	for path, n := range other.Live {
 		t.live(path, n)
 	}

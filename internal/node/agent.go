@@ -251,17 +251,24 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
-	if a.nodePorts, err = nodePorts(); err != nil {
+	ephemeral, err := netcfg.EphemeralPorts()
+	if err != nil {
 		return err
+	}
+	if a.nodePorts, err = nodePorts(ephemeral); err != nil {
+		return err
+	}
+	if a.cfg.EndpointPorts == 0 {
+		a.cfg.EndpointPorts = defaultEndpointPorts(ephemeral, a.nodePorts)
 	}
 	if a.nodePorts.First == 0 {
 		a.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
 	}
 	a.datapath, err = datapath.Open(datapath.Config{
 		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
-		Underlay: a.self.Underlay, Prefix6: a.prefix6, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
+		Underlay: a.self.Underlay, Prefix6: a.prefix6, Pool: a.network.Pool, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
 		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
-		EndpointSockets: a.cfg.EndpointSockets, NodePorts: a.nodePorts,
+		EndpointSockets: a.cfg.EndpointSockets, NodePorts: a.nodePorts, EndpointPorts: a.cfg.EndpointPorts, EphemeralPorts: ephemeral,
 		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
 	})
 	if err != nil {
@@ -346,6 +353,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.repair(ctx) })
 	wg.Go(func() { a.runProbes(ctx) })
 	wg.Go(func() { a.followMembers(ctx) })
+	wg.Go(func() { a.endSurplus(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
 	serve("interception", func() error { return a.intercept.Serve(ctx) })
 	serve("API", func() error {

@@ -71,6 +71,9 @@ type Config struct {
 	ForgetAfter time.Duration
 	// EndpointSockets is how many TCP sockets an endpoint may have. 0 means DefaultEndpointSockets.
 	EndpointSockets uint64
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may keep from all others by bind() or listen().
+	// 0 means a quarter of those that containers may have.
+	EndpointPorts uint32
 	// StateDir holds the agent's own files.
 	StateDir string
 	// PinDir is a directory on a BPF file system.

@@ -1,27 +1,25 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netcfg"
 )
 
 // ipLocalPortRange is the option IP_LOCAL_PORT_RANGE (Linux 6.3), of level SOL_IP: the lowest port of the kernel's choice
 // for a socket, and the highest in the upper 16 bits; 0 is the namespace's own limit.
 const ipLocalPortRange = 51
 
-// nodePorts gives the ports that the node keeps for its own connects: the last eighth of its ephemeral ports. A container
+// nodePorts gives the ports that the node keeps for its own connects: the last eighth of all, its ephemeral ports. A container
 // that took every port of the others would leave nobody one (bpf/ports.bpf.c). The zero range: there are too few, or the
 // kernel cannot keep sockets from them.
-func nodePorts() (model.PortRange, error) {
-	all, err := netcfg.EphemeralPorts()
-	if err != nil {
-		return model.PortRange{}, err
-	}
+func nodePorts(all model.PortRange) (model.PortRange, error) {
 	kept := (int(all.Last) - int(all.First) + 1) / 8
 	if kept < 16 {
 		return model.PortRange{}, nil
@@ -39,4 +37,50 @@ func nodePorts() (model.PortRange, error) {
 		return model.PortRange{}, fmt.Errorf("set IP_LOCAL_PORT_RANGE: %w", err)
 	}
 	return model.PortRange{First: all.Last - uint16(kept) + 1, Last: all.Last}, nil
+}
+
+// defaultEndpointPorts gives how many of the node's ephemeral ports an endpoint may hold, so that what one holds, and as
+// many again that it has let go but in some state of the kernel's still has, leaves half of them to others.
+func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
+	n := uint32(ephemeral.Last) - uint32(ephemeral.First) + 1
+	if kept.First != 0 {
+		n -= uint32(kept.Last) - uint32(kept.First) + 1
+	}
+	return max(n/4, 1)
+}
+
+// surplusPause is between two looks for listeners to end, each of which reads all of the node's sockets.
+const surplusPause = 20 * time.Millisecond
+
+// endSurplus ends listeners above the limit of ports, until ctx ends. They were never bound, so that nobody reaches them.
+func (a *Agent) endSurplus(ctx context.Context) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	reported := make(chan struct{}, 1)
+	wg.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-reported:
+			}
+			if _, err := a.datapath.EndSurplus(); err != nil {
+				a.log.Warn("listeners without bind hold more of the node's ports than their containers may", "err", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(surplusPause):
+			}
+		}
+	})
+	err := a.datapath.FollowSurplus(ctx, func() {
+		select {
+		case reported <- struct{}{}:
+		default: // what reported this one, the next look sees, too
+		}
+	})
+	if err != nil {
+		a.log.Error("listeners without bind are not ended, however many of the node's ports they hold", "err", err)
+	}
 }

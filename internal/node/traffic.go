@@ -37,6 +37,9 @@ func (a *Agent) Traffic(ctx context.Context) ([]model.Traffic, error) {
 		if list[i].Sockets, err = a.datapath.Sockets(e.ID); err != nil {
 			return nil, err
 		}
+		if list[i].Ports, err = a.datapath.Ports(e.ID); err != nil {
+			return nil, err
+		}
 		list[i].Name = e.Name
 		list[i].Live = make(map[model.Path]uint64)
 		index[e.ID] = i

@@ -25,6 +25,7 @@ var commands = map[string]func(args []string){
 	"lend":         lend,
 	"steal":        steal,
 	"ports":        holdPorts,
+	"listeners":    holdListeners,
 	"memory":       holdMemory,
 }
 

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Ports of the node that one endpoint keeps from all others. The kernel gives no connect() a port that somebody has taken by
+ * bind() or listen(), at whatever address, for as long as a socket of his has it: the one that took it, what it accepted
+ * (which goes on when the listener is gone), and either's TIME_WAIT. A port that connect() itself took (also after a
+ * bind() with IP_BIND_ADDRESS_NO_PORT) is shared, and not counted here.
+ *
+ * An endpoint may hold config_endpoint_ports of the node's ephemeral ports; no others are given to connects. A bind()
+ * above that is refused. listen() without bind() takes a port, too, and cannot be refused: the agent ends such
+ * listeners, which nobody can reach (REASON_REFUSE_LISTEN_UNBOUND). */
+
+static __always_inline bool is_ephemeral(__u32 port)
+{
+	return port >= config_ephemeral_first && port <= config_ephemeral_last;
+}
+
+/* The account of the socket's endpoint; NULL if that is gone, also if another has its id by now (counter_of). */
+static __always_inline struct port_account *ports_of(const struct sock_tag *tag)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+
+	if (!ep || ep->incarnation != tag->incarnation)
+		return NULL;
+	return bpf_map_lookup_elem(&ports_by_endpoint, &tag->endpoint_id);
+}
+
+static __always_inline __u32 port_slot_now(void)
+{
+	return (__u32)(bpf_ktime_get_ns() / (PORT_SLOT_SECONDS * 1000000000ULL));
+}
+
+/* Counts a port. False: the endpoint has as many as it may, and it is counted only if anyway says so. */
+static __always_inline bool charge_port(struct port_account *a, bool anyway)
+{
+	__u32 now = port_slot_now(), n, i;
+	bool within;
+
+	bpf_spin_lock(&a->lock);
+	n = a->held;
+	for (i = 0; i < PORT_SLOTS; i++) {
+		if (now - a->waiting[i].when < PORT_SLOTS)
+			n += a->waiting[i].ports;
+	}
+	within = n < config_endpoint_ports || !protects(PROTECT_PORT_QUOTA);
+	if (within || anyway)
+		a->held++;
+	bpf_spin_unlock(&a->lock);
+	return within;
+}
+
+/* Counts a port off, at once or when TIME_WAIT is over. */
+static __noinline int uncharge_port(const struct sock_tag *tag, bool waits)
+{
+	struct port_account *a = tag ? ports_of(tag) : NULL;
+	__u32 now = port_slot_now(), slot = now & (PORT_SLOTS - 1);
+
+	if (!a)
+		return 0;
+	bpf_spin_lock(&a->lock);
+	if (a->held)
+		a->held--;
+	if (waits && a->waiting[slot].when == now) {
+		a->waiting[slot].ports++;
+	} else if (waits) {
+		a->waiting[slot].when = now;
+		a->waiting[slot].ports = 1;
+	}
+	bpf_spin_unlock(&a->lock);
+	return 0;
+}
+
+/* The socket has its port no longer. */
+static __noinline int release_port(const struct sock_tag *tag, struct held_port *h)
+{
+	struct port_group *group;
+	bool waits;
+	__u64 id;
+
+	if (!tag || !h || !h->port)
+		return 0;
+	id = h->group;
+	waits = h->flags & HELD_WAITS;
+	h->group = 0;
+	h->port = 0;
+	if (!id)
+		return uncharge_port(tag, waits);
+	group = bpf_map_lookup_elem(&group_by_listener, &id);
+	if (!group)
+		return 0;
+	if (waits)
+		group->waits = 1;
+	if (__sync_fetch_and_add(&group->sockets, -1) != 1)
+		return 0;
+	waits = group->waits;
+	bpf_map_delete_elem(&group_by_listener, &id);
+	return uncharge_port(tag, waits);
+}
+
+/* The socket has taken a port. False: its endpoint has as many as it may, and it is counted only if anyway says so. */
+static __always_inline bool hold_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
+                                      bool anyway)
+{
+	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct port_account *a;
+	bool within;
+
+	if (h && h->port == port)
+		return !(h->flags & HELD_SURPLUS);
+	if (h)
+		release_port(tag, h); /* one that the kernel took from it when a connection ended */
+	a = is_ephemeral(port) ? ports_of(tag) : NULL;
+	if (!a)
+		return true;
+	within = charge_port(a, anyway);
+	if (!within && !anyway)
+		return false;
+	h = bpf_sk_storage_get(&port_by_sock, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!h) {
+		uncharge_port(tag, false);
+		return within;
+	}
+	h->group = 0;
+	h->port = port;
+	h->flags = HELD_CLOSED | (within ? 0 : HELD_SURPLUS);
+	return within;
+}
+
+/* bind() has given the socket a port. False: it must not have it. */
+static __always_inline bool bind_within_quota(struct bpf_sock *sk, const struct sock_tag *tag)
+{
+	if (hold_port(sk, tag, sk->src_port, false))
+		return true;
+	count(REASON_REFUSE_PORT_QUOTA);
+	bpf_set_retval(-EADDRINUSE_);
+	return false;
+}
+
+/* The kernel takes the port away again: bind() is refused for another reason. */
+static __always_inline void port_unbound(struct bpf_sock *sk, const struct sock_tag *tag)
+{
+	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+
+	if (h)
+		release_port(tag, h);
+}
+
+/* From here on what the listener accepts holds the port with it. */
+static __always_inline void group_port(struct bpf_sock_ops *ops, const struct sock_tag *tag,
+                                       struct held_port *h)
+{
+	struct port_group first = {}, *group;
+	__u64 id = bpf_get_socket_cookie(ops) << 16 | h->port;
+
+	first.sockets = 1;
+	if (!bpf_map_update_elem(&group_by_listener, &id, &first, BPF_NOEXIST)) {
+		h->group = id;
+		return;
+	}
+	/* It listened there before, and what it accepted then has the port still. */
+	group = bpf_map_lookup_elem(&group_by_listener, &id);
+	if (!group)
+		return;
+	__sync_fetch_and_add(&group->sockets, 1);
+	h->group = id;
+	uncharge_port(tag, false);
+}
+
+/* listen() */
+static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct held_port *h;
+
+	if (!sk || !tag)
+		return 0;
+	if (!hold_port(sk, tag, ops->local_port, true)) {
+		__u32 id = tag->endpoint_id;
+
+		bpf_ringbuf_output(&surplus, &id, sizeof(id), 0);
+	}
+	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	if (h && h->port && !h->group)
+		group_port(ops, tag, h);
+	return 0;
+}
+
+/* A connect sends its SYN. */
+static __always_inline void port_connects(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct held_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
+
+	if (h)
+		__sync_fetch_and_and(&h->flags, ~HELD_CLOSED);
+}
+
+/* A listener has accepted: what it holds is the listener's, unless it is at another port (a direct one). */
+static __always_inline void port_accepted(struct bpf_sock_ops *ops)
+{
+	struct bpf_sock *sk = ops->sk;
+	struct held_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
+	struct port_group *group = NULL;
+	__u64 id;
+
+	if (!h)
+		return;
+	id = h->group;
+	if (id && h->port == ops->local_port)
+		group = bpf_map_lookup_elem(&group_by_listener, &id);
+	h->flags = HELD_ACCEPTED;
+	if (group) {
+		__sync_fetch_and_add(&group->sockets, 1);
+	} else {
+		h->group = 0;
+		h->port = 0;
+	}
+}
+
+/* BPF_SOCK_OPS_STATE_CB. A connection that ends gives its port up if it was accepted; another when no program has the
+ * socket either. */
+static __noinline int port_state(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	__u32 from = ops->args[0], to = ops->args[1];
+	struct bpf_sock *sk = ops->sk;
+	struct held_port *h;
+
+	if (!sk || !tag || (to != BPF_TCP_CLOSE && to != BPF_TCP_SYN_RECV) || from == BPF_TCP_LISTEN)
+		return 0;
+	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	if (!h || !h->port)
+		return 0;
+	if (to == BPF_TCP_SYN_RECV) {
+		__sync_fetch_and_or(&h->flags, HELD_CROSSED);
+		return 0;
+	}
+	if (from == BPF_TCP_SYN_RECV && !(h->flags & (HELD_ACCEPTED | HELD_CROSSED)))
+		return 0; /* not established yet: what it has is a copy of its listener's */
+	if (from == BPF_TCP_FIN_WAIT2 || from == BPF_TCP_CLOSING)
+		__sync_fetch_and_or(&h->flags, HELD_WAITS);
+	if (h->flags & HELD_ACCEPTED)
+		return release_port(tag, h);
+	if (__sync_fetch_and_or(&h->flags, HELD_CLOSED) & HELD_RELEASED)
+		release_port(tag, h);
+	return 0;
+}
+
+/* No program has the socket any more. */
+static __always_inline void port_released(struct bpf_sock *sk, const struct sock_tag *tag)
+{
+	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+
+	if (!h || !h->port || h->flags & HELD_ACCEPTED)
+		return;
+	if (__sync_fetch_and_or(&h->flags, HELD_RELEASED) & HELD_CLOSED)
+		release_port(tag, h);
+}

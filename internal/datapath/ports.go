@@ -1,0 +1,80 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// Ports gives how many of the node's ephemeral ports endpoint id holds, so that nobody can connect from them: those of
+// its sockets that were bound or listen, and of what these accepted. Ports that only TIME_WAIT holds are not among them,
+// although they count towards Config.EndpointPorts. 0 if there is no such endpoint.
+func (d *Datapath) Ports(id model.EndpointID) (n uint64, err error) {
+	var a heddlePortAccount
+	if err := d.objs.PortsByEndpoint.Lookup(uint32(id), &a); ignoreAbsent(err) != nil {
+		return 0, fmt.Errorf("read ports of endpoint %d: %w", id, err)
+	}
+	return uint64(a.Held), nil
+}
+
+// openPorts begins to count the endpoint's ports, unless an earlier agent has.
+func (d *Datapath) openPorts(id model.EndpointID) error {
+	err := d.objs.PortsByEndpoint.Update(uint32(id), &heddlePortAccount{}, ebpf.UpdateNoExist)
+	if errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
+	return err
+}
+
+func (d *Datapath) closePorts(id model.EndpointID) error {
+	return ignoreAbsent(d.objs.PortsByEndpoint.Delete(uint32(id)))
+}
+
+// EndSurplus ends listeners that took a port without bind() above their endpoint's limit, and says how many. It must run in
+// the node's network namespace.
+func (d *Datapath) EndSurplus() (n int, err error) {
+	results, err := iterate(d.objs.EndSurplus)
+	for _, ended := range results {
+		n += int(ended)
+	}
+	if err != nil {
+		return n, fmt.Errorf("end listeners above the limit of ports: %w", err)
+	}
+	return n, nil
+}
+
+// FollowSurplus calls end when there may be something for EndSurplus, until ctx ends; first for what came while no agent
+// ran.
+func (d *Datapath) FollowSurplus(ctx context.Context, end func()) error {
+	return followRing(ctx, d.objs.Surplus, func([]byte) { end() })
+}
+
+// followRing calls f with each record of a ring buffer until ctx ends.
+func followRing(ctx context.Context, m *ebpf.Map, f func(record []byte)) error {
+	r, err := ringbuf.NewReader(m)
+	if err != nil {
+		return fmt.Errorf("open ring buffer: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer func() {
+		if stop() {
+			_ = r.Close()
+		}
+	}()
+	for {
+		rec, err := r.Read()
+		if errors.Is(err, ringbuf.ErrClosed) || errors.Is(err, os.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read ring buffer: %w", err)
+		}
+		f(rec.RawSample)
+	}
+}

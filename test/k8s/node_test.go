@@ -15,7 +15,7 @@ import (
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
 	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"policy", c.policy},
-		{"agents replaced", c.agentsReplaced}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
+		{"agents replaced", c.agentsReplaced}, {"agent killed", c.agentKilled}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
 }
 
 // TestNodesChained does so where another network carries what is not TCP.
@@ -136,6 +136,7 @@ func (c *cluster) install(t *testing.T) {
 		})
 	}
 	c.run(t, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s")
+	t.Log(c.run(t, "", "get", "nodes", "-o", `jsonpath={range .items[*]}{.status.nodeInfo.kernelVersion} {.status.nodeInfo.containerRuntimeVersion}{"\n"}{end}`))
 }
 
 // agent runs heddle in the agent's pod of a machine.
@@ -291,6 +292,25 @@ func (c *cluster) agentsReplaced(t *testing.T) {
 	if got, err := c.fetch("client", c.addr(t, "near")); err != nil || got != greeting {
 		t.Errorf("after it: %q, %v", got, err)
 	}
+}
+
+// agentKilled kills the container's own process: the agent, which is outside of the container, ends with it, or the next
+// would not start.
+func (c *cluster) agentKilled(t *testing.T) {
+	n1 := c.machines[0]
+	first := n1.run(t, "pgrep", "-f", "^/opt/heddle/bin/heddled --node")
+	n1.run(t, "pkill", "-KILL", "-f", "^/opt/heddle/bin/heddled pod run")
+	eventually(t, "another agent", func() error {
+		now, err := n1.try("pgrep", "-f", "^/opt/heddle/bin/heddled --node")
+		if err == nil && now == first {
+			err = fmt.Errorf("it is still process %s", now)
+		}
+		return err
+	})
+	if got, err := c.fetch("client", c.addr(t, "far")); err != nil || got != greeting { // waits for it
+		t.Errorf("after it: %q, %v", got, err)
+	}
+	c.run(t, "", "-n", "heddle-system", "rollout", "status", "daemonset/heddled", "--timeout=3m")
 }
 
 // podsDeleted: a pod that is deleted leaves nothing.

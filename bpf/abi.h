@@ -82,6 +82,7 @@ enum heddle_reason {
 	REASON_DROP_FORGED_ERROR,
 	REASON_REFUSE_PORT_QUOTA,
 	REASON_CUT_PORT_QUOTA,
+	REASON_REFUSE_NO_BACKEND,
 	REASON_MAX,
 };
 
@@ -136,6 +137,7 @@ enum sock_tag_flags {
 	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
 	TAG_PROBE =
 	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
+	TAG_SERVICE = 1 << 13, /* getpeername shows service_by_sock */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -435,6 +437,47 @@ struct filter_state {
 	__be32 ident;
 	__u8 next; /* what the last header said comes next */
 	__u8 pad[3];
+};
+
+/* An address and a TCP port that stand for backends. */
+struct service_key {
+	struct address addr;
+	__be16 port;
+	__u16 pad;
+};
+
+struct service {
+	__u32 id;       /* names its backends */
+	__u32 backends; /* slots 0 to backends - 1; 0: connects are refused */
+	__u32 affinity_s; /* for how long after its last connect a client keeps its backend; 0: each connect picks anew */
+};
+
+struct backend_key {
+	__u32 service_id;
+	__u32 slot;
+};
+
+/* Of the service's family. */
+struct backend {
+	struct address addr;
+	__be16 port;
+	__u16 pad;
+};
+
+/* One of the backends that a service has now. */
+struct member_key {
+	__u32 service_id;
+	struct backend backend;
+};
+
+struct affinity_key {
+	__u32 service_id;
+	__u32 endpoint_id; /* of the client */
+};
+
+struct affinity {
+	struct backend backend;
+	__u32 last_s; /* when the client last connected, on the clock that starts at boot */
 };
 
 /* The SYN option of docs/protocols/syn-option.md, as on the wire. */

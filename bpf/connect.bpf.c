@@ -10,6 +10,7 @@
  *                             the option. Where it cannot be direct: unchanged, over the overlay
  *   the node itself        -> unchanged, from the overlay address
  *   outside                -> unchanged, from whatever address routing picks: the node's
+ *   a service              -> one of its backends, which is one of the above (service.bpf.c)
  *
  * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
  */
@@ -515,7 +516,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
 	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
-	tag->flags &= ~(TAG_REMOTE | TAG_NAMES | TAG_ACCEPTED);
+	tag->flags &= ~(TAG_REMOTE | TAG_NAMES | TAG_ACCEPTED | TAG_SERVICE);
 	tag->path = PATH_NONE;
 	if (!is_alias(sk_of(ctx)->src_ip4))
 		tag->flags &= ~TAG_LOCAL;
@@ -527,6 +528,7 @@ int connect4(struct bpf_sock_addr *ctx)
 {
 	bool wild = false;
 	struct sock_tag *tag = connecting(ctx, false, &wild);
+	struct address at = {};
 	struct endpoint *ep;
 
 	if (!tag)
@@ -538,7 +540,18 @@ int connect4(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
 	if (!restore_source(ctx, false, ep))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	return connect_ipv4(ctx, false, tag, ep, ctx->user_ip4, wild);
+	at.word[2] = V4_MAPPED_PREFIX;
+	at.word[3] = ctx->user_ip4;
+	switch (to_backend(ctx, tag, &at)) {
+	case SERVICE_EMPTY:
+		count(REASON_REFUSE_NO_BACKEND);
+		return connect_refused(ctx, false, tag, ep);
+	case SERVICE_TAKEN:
+		barrier();
+		ctx->user_ip4 = at.word[3];
+		barrier();
+	}
+	return connect_ipv4(ctx, false, tag, ep, at.word[3], wild);
 }
 
 SEC("cgroup/connect6")
@@ -546,8 +559,8 @@ int connect6(struct bpf_sock_addr *ctx)
 {
 	bool wild = false;
 	struct sock_tag *tag = connecting(ctx, true, &wild);
+	struct address at = {};
 	struct endpoint *ep;
-	struct address dst;
 
 	if (!tag)
 		return 1;
@@ -558,15 +571,24 @@ int connect6(struct bpf_sock_addr *ctx)
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
 	if (!restore_source(ctx, true, ep))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	dst.word[0] = ctx->user_ip6[0];
-	dst.word[1] = ctx->user_ip6[1];
-	dst.word[2] = ctx->user_ip6[2];
-	dst.word[3] = ctx->user_ip6[3];
-	if (is_unspecified6(&dst) || is_loopback6(&dst))
+	at.word[0] = ctx->user_ip6[0];
+	at.word[1] = ctx->user_ip6[1];
+	at.word[2] = ctx->user_ip6[2];
+	at.word[3] = ctx->user_ip6[3];
+	if (is_unspecified6(&at) || is_loopback6(&at))
 		return connect_loopback6(ctx, tag, ep, wild);
-	if (!is_mapped(&dst))
-		return connect_ipv6(ctx, tag, ep, &dst);
+	switch (to_backend(ctx, tag, &at)) {
+	case SERVICE_EMPTY:
+		count(REASON_REFUSE_NO_BACKEND);
+		return is_mapped(&at) ? connect_refused(ctx, true, tag, ep) : connect_refused6(ctx, tag);
+	case SERVICE_TAKEN:
+		barrier();
+		set_user_ip6(ctx, &at);
+		barrier();
+	}
+	if (!is_mapped(&at))
+		return connect_ipv6(ctx, tag, ep, &at);
 	if (tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND && tag->flags & TAG_BOUND6))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
-	return connect_ipv4(ctx, true, tag, ep, dst.word[3], wild);
+	return connect_ipv4(ctx, true, tag, ep, at.word[3], wild);
 }

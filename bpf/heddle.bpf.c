@@ -25,6 +25,7 @@
 #include "listener.bpf.c"
 #include "forbid.bpf.c"
 #include "segments.bpf.c"
+#include "service.bpf.c"
 #include "connect.bpf.c"
 #include "account.bpf.c"
 #include "sockops.bpf.c"

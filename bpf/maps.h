@@ -250,6 +250,52 @@ struct {
 	__type(value, struct limit_slots);
 } slots_by_class SEC(".maps");
 
+/* Services. Written by the agent, read by service.bpf.c. 65,536 addresses and ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} service_by_addr SEC(".maps");
+
+/* Their backends. Written by the agent, read by service.bpf.c. 524,288 of all services. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct backend_key);
+	__type(value, struct backend);
+} backend_by_slot SEC(".maps");
+
+/* The same backends by what they are, for affinity: slots move. The value is not used. Written by the agent, read by
+ * service.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct member_key);
+	__type(value, __u8);
+} member_by_backend SEC(".maps");
+
+/* Which backend an endpoint of this node had last, of services with affinity. Written and read by service.bpf.c. LRU: one
+ * that is pushed out is picked anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} affinity_by_client SEC(".maps");
+
+/* The address and port of the service that a connecting socket asked for. Written by service.bpf.c, read by
+ * names.bpf.c. Not in the tag: few sockets have one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct service_key);
+} service_by_sock SEC(".maps");
+
 /* Not 0 while some endpoint has a limit. Written by the agent. */
 volatile __u32 limits_in_force = 0;
 

@@ -21,6 +21,13 @@ static __always_inline bool is_wild(struct bpf_sock_addr *ctx, const struct sock
 	return tag->flags & TAG_WILD && !ctx->sk->dst_port;
 }
 
+/* The service that the program asked for, if it was one. */
+static __always_inline struct service_key *asked_service(struct bpf_sock_addr *ctx,
+                                                         const struct sock_tag *tag)
+{
+	return tag && tag->flags & TAG_SERVICE ? bpf_sk_storage_get(&service_by_sock, ctx->sk, 0, 0) : NULL;
+}
+
 SEC("cgroup/getsockname4")
 int getsockname4(struct bpf_sock_addr *ctx)
 {
@@ -43,8 +50,12 @@ SEC("cgroup/getpeername4")
 int getpeername4(struct bpf_sock_addr *ctx)
 {
 	struct sock_tag *tag = named(ctx);
+	struct service_key *asked = asked_service(ctx, tag);
 
-	if (tag && tag->flags & TAG_REMOTE) {
+	if (asked) {
+		ctx->user_ip4 = asked->addr.word[3];
+		ctx->user_port = asked->port;
+	} else if (tag && tag->flags & TAG_REMOTE) {
 		ctx->user_ip4 = tag->remote.word[3];
 		if (tag->remote_port)
 			ctx->user_port = tag->remote_port;
@@ -76,8 +87,12 @@ SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
 	struct sock_tag *tag = named(ctx);
+	struct service_key *asked = asked_service(ctx, tag);
 
-	if (tag && tag->flags & TAG_REMOTE) {
+	if (asked) {
+		set_user_ip6(ctx, &asked->addr);
+		ctx->user_port = asked->port;
+	} else if (tag && tag->flags & TAG_REMOTE) {
 		set_user_ip6(ctx, &tag->remote);
 		if (tag->remote_port)
 			ctx->user_port = tag->remote_port;

@@ -1,4 +1,4 @@
-// Command heddle-kube brings a Kubernetes cluster's labels and NetworkPolicies into Heddle: one runs on each node, beside
+// Command heddle-kube brings a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle: one runs on each node, beside
 // the agent. See docs/howto/kubernetes.md.
 package main
 
@@ -33,8 +33,8 @@ func newCommand() *cobra.Command {
 	var level string
 	cmd := &cobra.Command{
 		Use:           "heddle-kube",
-		Short:         "Bring a Kubernetes cluster's labels and NetworkPolicies into Heddle",
-		Long:          "Bring a Kubernetes cluster's labels and NetworkPolicies into Heddle: one process per node, beside the agent, as root.",
+		Short:         "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle",
+		Long:          "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle: one process per node, beside the agent, as root.",
 		Version:       version.String(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,

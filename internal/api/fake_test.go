@@ -23,6 +23,7 @@ type fakeAgent struct {
 	err       error
 	conns     []model.Connection
 	edit      PolicyEdit
+	services  []model.Service
 }
 
 func newFakeAgent() *fakeAgent { return &fakeAgent{endpoints: map[string]model.Endpoint{}} }
@@ -167,6 +168,13 @@ func (a *fakeAgent) Policies(context.Context) (PolicyDocuments, error) {
 func (a *fakeAgent) EditPolicies(_ context.Context, edit PolicyEdit) ([]PolicyOutcome, error) {
 	a.edit = edit
 	return []PolicyOutcome{{Kind: "policy", Name: "a", Change: "created"}}, a.err
+}
+
+func (a *fakeAgent) Services(context.Context) ([]model.Service, error) { return a.services, a.err }
+
+func (a *fakeAgent) EditServices(_ context.Context, edit ServiceEdit) error {
+	a.services = append(a.services, edit.Put...)
+	return a.err
 }
 
 func (a *fakeAgent) ExplainPolicy(_ context.Context, q ExplainRequest) (Explanation, error) {

@@ -95,7 +95,7 @@ func TestDocumented(t *testing.T) {
 	for _, heading := range []string{"GET /v1/status", "GET /v1/endpoints", "POST /v1/endpoints",
 		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /v1/traffic",
 		"PUT /v1/endpoints/{name}/limits", "GET /v1/limits",
-		"PATCH /v1/endpoints/{name}/labels", "GET /v1/policies", "POST /v1/policies", "GET /v1/policies/explain", "GET /metrics"} {
+		"GET /v1/services", "POST /v1/services", "PATCH /v1/endpoints/{name}/labels", "GET /v1/policies", "POST /v1/policies", "GET /v1/policies/explain", "GET /metrics"} {
 		if lineWith(doc, "### "+heading) == "" {
 			t.Errorf("no section %q", heading)
 		}

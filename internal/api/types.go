@@ -52,6 +52,11 @@ type Agent interface {
 	// EditPolicies makes all changes or none; when it returns, this node enforces them. It may be repeated. What
 	// is to be deleted and is not there is CodeNotFound, what is too much CodeExhausted.
 	EditPolicies(ctx context.Context, edit PolicyEdit) ([]PolicyOutcome, error)
+	// Services lists the services in force on this node, sorted by address.
+	Services(ctx context.Context) ([]model.Service, error)
+	// EditServices changes this node's services. Each change is in force by itself: after an error some may be. It may
+	// be repeated. What is too much is CodeExhausted.
+	EditServices(ctx context.Context, edit ServiceEdit) error
 	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
 	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
 }

@@ -83,12 +83,13 @@ func (c Config) validate() error {
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
 // the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and incarnations.
 type Datapath struct {
-	cfg    Config
-	objs   heddleObjects
-	links  []link.Link
-	lastID *ebpf.Map
-	policy policyTables
-	routes writtenTopology
+	cfg      Config
+	objs     heddleObjects
+	links    []link.Link
+	lastID   *ebpf.Map
+	policy   policyTables
+	routes   writtenTopology
+	services services
 	// incarnations has those of the endpoints that were set last, by id.
 	incarnations sync.Map
 }

@@ -32,6 +32,31 @@ type heddleAddress struct {
 	Word [4]uint32
 }
 
+type heddleAffinity struct {
+	_       structs.HostLayout
+	Backend heddleBackend
+	LastS   uint32
+}
+
+type heddleAffinityKey struct {
+	_          structs.HostLayout
+	ServiceId  uint32
+	EndpointId uint32
+}
+
+type heddleBackend struct {
+	_    structs.HostLayout
+	Addr heddleAddress
+	Port uint16
+	Pad  uint16
+}
+
+type heddleBackendKey struct {
+	_         structs.HostLayout
+	ServiceId uint32
+	Slot      uint32
+}
+
 type heddleClassInfo struct {
 	_       structs.HostLayout
 	ClassId uint32
@@ -232,7 +257,8 @@ const (
 	heddleHeddleReasonREASON_DROP_FORGED_ERROR          heddleHeddleReason = 58
 	heddleHeddleReasonREASON_REFUSE_PORT_QUOTA          heddleHeddleReason = 59
 	heddleHeddleReasonREASON_CUT_PORT_QUOTA             heddleHeddleReason = 60
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 61
+	heddleHeddleReasonREASON_REFUSE_NO_BACKEND          heddleHeddleReason = 61
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 62
 )
 
 type heddleHeddleVerdict uint32
@@ -278,6 +304,12 @@ type heddleLimitSlots struct {
 	_      structs.HostLayout
 	Owner  [256]uint64
 	SeenNs [256]uint64
+}
+
+type heddleMemberKey struct {
+	_         structs.HostLayout
+	ServiceId uint32
+	Backend   heddleBackend
 }
 
 type heddlePairKey struct {
@@ -375,6 +407,20 @@ type heddleRouteKey struct {
 	Addr      heddleAddress
 }
 
+type heddleService struct {
+	_         structs.HostLayout
+	Id        uint32
+	Backends  uint32
+	AffinityS uint32
+}
+
+type heddleServiceKey struct {
+	_    structs.HostLayout
+	Addr heddleAddress
+	Port uint16
+	Pad  uint16
+}
+
 type heddleSockTag struct {
 	_           structs.HostLayout
 	EndpointId  uint32
@@ -414,6 +460,7 @@ const (
 	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
 	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
 	heddleSockTagFlagsTAG_PROBE    heddleSockTagFlags = 4096
+	heddleSockTagFlagsTAG_SERVICE  heddleSockTagFlags = 8192
 )
 
 type heddleSockTagOptions uint32
@@ -447,6 +494,8 @@ type heddleSynOption struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	heddleMapAccountByEndpoint     = "account_by_endpoint"
+	heddleMapAffinityByClient      = "affinity_by_client"
+	heddleMapBackendBySlot         = "backend_by_slot"
 	heddleMapClaimsByPort          = "claims_by_port"
 	heddleMapClassByAddr           = "class_by_addr"
 	heddleMapClassByPrefix         = "class_by_prefix"
@@ -459,12 +508,15 @@ const (
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapGroupByListener       = "group_by_listener"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
+	heddleMapMemberByBackend       = "member_by_backend"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
 	heddleMapOpenersByOwner        = "openers_by_owner"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapPortBySock            = "port_by_sock"
 	heddleMapPortsByEndpoint       = "ports_by_endpoint"
 	heddleMapRouteByPrefix         = "route_by_prefix"
+	heddleMapServiceByAddr         = "service_by_addr"
+	heddleMapServiceBySock         = "service_by_sock"
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
 	heddleMapSurplus               = "surplus"
@@ -620,6 +672,8 @@ type heddleProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleMapSpecs struct {
 	AccountByEndpoint *ebpf.MapSpec `ebpf:"account_by_endpoint"`
+	AffinityByClient  *ebpf.MapSpec `ebpf:"affinity_by_client"`
+	BackendBySlot     *ebpf.MapSpec `ebpf:"backend_by_slot"`
 	ClaimsByPort      *ebpf.MapSpec `ebpf:"claims_by_port"`
 	ClassByAddr       *ebpf.MapSpec `ebpf:"class_by_addr"`
 	ClassByPrefix     *ebpf.MapSpec `ebpf:"class_by_prefix"`
@@ -632,12 +686,15 @@ type heddleMapSpecs struct {
 	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	GroupByListener   *ebpf.MapSpec `ebpf:"group_by_listener"`
 	LimitByEndpoint   *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
+	MemberByBackend   *ebpf.MapSpec `ebpf:"member_by_backend"`
 	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
 	OpenersByOwner    *ebpf.MapSpec `ebpf:"openers_by_owner"`
 	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
 	PortBySock        *ebpf.MapSpec `ebpf:"port_by_sock"`
 	PortsByEndpoint   *ebpf.MapSpec `ebpf:"ports_by_endpoint"`
 	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
+	ServiceByAddr     *ebpf.MapSpec `ebpf:"service_by_addr"`
+	ServiceBySock     *ebpf.MapSpec `ebpf:"service_by_sock"`
 	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
 	Surplus           *ebpf.MapSpec `ebpf:"surplus"`
@@ -713,6 +770,8 @@ func (o *heddleObjects) Close() error {
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleMaps struct {
 	AccountByEndpoint *ebpf.Map `ebpf:"account_by_endpoint"`
+	AffinityByClient  *ebpf.Map `ebpf:"affinity_by_client"`
+	BackendBySlot     *ebpf.Map `ebpf:"backend_by_slot"`
 	ClaimsByPort      *ebpf.Map `ebpf:"claims_by_port"`
 	ClassByAddr       *ebpf.Map `ebpf:"class_by_addr"`
 	ClassByPrefix     *ebpf.Map `ebpf:"class_by_prefix"`
@@ -725,12 +784,15 @@ type heddleMaps struct {
 	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
 	GroupByListener   *ebpf.Map `ebpf:"group_by_listener"`
 	LimitByEndpoint   *ebpf.Map `ebpf:"limit_by_endpoint"`
+	MemberByBackend   *ebpf.Map `ebpf:"member_by_backend"`
 	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
 	OpenersByOwner    *ebpf.Map `ebpf:"openers_by_owner"`
 	PolicyState       *ebpf.Map `ebpf:"policy_state"`
 	PortBySock        *ebpf.Map `ebpf:"port_by_sock"`
 	PortsByEndpoint   *ebpf.Map `ebpf:"ports_by_endpoint"`
 	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
+	ServiceByAddr     *ebpf.Map `ebpf:"service_by_addr"`
+	ServiceBySock     *ebpf.Map `ebpf:"service_by_sock"`
 	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
 	Surplus           *ebpf.Map `ebpf:"surplus"`
@@ -745,6 +807,8 @@ type heddleMaps struct {
 func (m *heddleMaps) Close() error {
 	return _HeddleClose(
 		m.AccountByEndpoint,
+		m.AffinityByClient,
+		m.BackendBySlot,
 		m.ClaimsByPort,
 		m.ClassByAddr,
 		m.ClassByPrefix,
@@ -757,12 +821,15 @@ func (m *heddleMaps) Close() error {
 		m.FlowByWire,
 		m.GroupByListener,
 		m.LimitByEndpoint,
+		m.MemberByBackend,
 		m.NodeByUnderlay,
 		m.OpenersByOwner,
 		m.PolicyState,
 		m.PortBySock,
 		m.PortsByEndpoint,
 		m.RouteByPrefix,
+		m.ServiceByAddr,
+		m.ServiceBySock,
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
 		m.Surplus,

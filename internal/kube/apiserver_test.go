@@ -144,7 +144,8 @@ func (a *apiServer) listed(resource string) int {
 	return a.lists[resource]
 }
 
-var listKinds = map[string]string{"pods": "v1 PodList", "namespaces": "v1 NamespaceList", "networkpolicies": "networking.k8s.io/v1 NetworkPolicyList"}
+var listKinds = map[string]string{"pods": "v1 PodList", "namespaces": "v1 NamespaceList", "networkpolicies": "networking.k8s.io/v1 NetworkPolicyList",
+	"services": "v1 ServiceList", "endpointslices": "discovery.k8s.io/v1 EndpointSliceList"}
 
 func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()

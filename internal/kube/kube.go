@@ -2,7 +2,7 @@
 // into Heddle, through the node's agent, what the API server says of labels and policies. It changes nothing itself. If the
 // API server is away, all stays as it said last, and pods that it has not told of get no endpoint.
 //
-// Of each node: the labels of its pods. Of one node at a time, which holds a Lease: namespaces and NetworkPolicies, for they
+// Of each node: the labels of its pods, and, for its own use, the Services. Of one node at a time, which holds a Lease: namespaces and NetworkPolicies, for they
 // are the network's.
 package kube
 
@@ -68,23 +68,26 @@ func Run(ctx context.Context, cfg Config) error {
 	defer agent.Close()
 	pods := newPods(c, cfg.Node, agent, o, m, cfg.Log)
 	policies := newPolicies(c, agent, o, m, cfg.Log)
+	services := newServices(c, cfg.Node, agent, o, m, cfg.Log)
+	synced := func() bool { return pods.informer.HasSynced() && policies.synced() && services.synced() }
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	if err := serve(ctx, cfg, pods, policies, m); err != nil {
+	if err := serve(ctx, cfg, pods, synced, m); err != nil {
 		return err
 	}
 	var all sync.WaitGroup
-	for _, inf := range []cache.SharedIndexInformer{pods.informer, policies.namespaces, policies.networkPolicies} {
+	for _, inf := range []cache.SharedIndexInformer{pods.informer, policies.namespaces, policies.networkPolicies, services.services, services.slices} {
 		all.Go(func() { inf.RunWithContext(ctx) })
 	}
 	all.Go(func() {
-		if cache.WaitForCacheSync(ctx.Done(), pods.informer.HasSynced, policies.synced) {
+		if cache.WaitForCacheSync(ctx.Done(), synced) {
 			m.synced.Set(1)
 			cfg.Log.Info("the API server has told all there is", "node", cfg.Node)
 		}
 	})
 	all.Go(func() { pods.run(ctx) })
+	all.Go(func() { services.run(ctx) })
 	identity := fmt.Sprintf("%s_%d_%x", cfg.Node, os.Getpid(), time.Now().UnixNano())
 	l := &lease{client: c.coordination, namespace: cfg.LeaseNamespace, name: "heddle-kube", identity: identity, duration: cfg.LeaseDuration, log: cfg.Log}
 	all.Go(func() { l.run(ctx, policies.lead) })
@@ -93,7 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 // serve answers heddle-cni, and shows metrics, until ctx ends.
-func serve(ctx context.Context, cfg Config, pods *pods, policies *policies, m *metrics) error {
+func serve(ctx context.Context, cfg Config, pods *pods, synced func() bool, m *metrics) error {
 	l, err := listen(cfg.Socket)
 	if err != nil {
 		return fmt.Errorf("socket for heddle-cni: %w", err)
@@ -119,7 +122,7 @@ func serve(ctx context.Context, cfg Config, pods *pods, policies *policies, m *m
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if !pods.informer.HasSynced() || !policies.synced() {
+		if !synced() {
 			http.Error(w, "the API server has not told all there is yet", http.StatusServiceUnavailable)
 		}
 	})

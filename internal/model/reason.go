@@ -90,6 +90,7 @@ var Reasons = []ReasonInfo{
 	{58, "drop_forged_error", KindDrop, "ICMP error out of a container about a packet that was not sent to it"},
 	{59, "refuse_port_quota", KindRefusal, "bind of an endpoint that holds as many of the node's ephemeral ports as it may (EADDRINUSE)"},
 	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},
+	{61, "refuse_no_backend", KindRefusal, "connect to a service that has no backend (ECONNREFUSED)"},
 }
 
 // String gives the reason's metric label.

@@ -112,6 +112,8 @@ static __always_inline int queue(struct __sk_buff *skb, const struct packet *p, 
 	struct limit_side out, in;
 	__u32 class, other;
 
+	if (!protects(PROTECT_LIMITS) && skb->priority)
+		return 0; /* as it would be if classes were chosen by the priority that the program set */
 	get_side(&out, sender, true);
 	get_side(&in, receiver, false);
 	class = queue_class(&out, p, kind);

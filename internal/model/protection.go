@@ -38,6 +38,7 @@ const (
 	ProtectLate              Protection = 22
 	ProtectPortQuota         Protection = 23
 	ProtectFlowMemory        Protection = 24
+	ProtectLimits            Protection = 25
 )
 
 // ProtectionInfo describes one Protection.
@@ -74,6 +75,7 @@ var Protections = []ProtectionInfo{
 	{ProtectLate, "late", "what connect() was allowed is decided again when its SYN is sent, when it is accepted, and when rules change"},
 	{ProtectPortQuota, "port_quota", "a container cannot take all the ports that the node's other containers connect from"},
 	{ProtectFlowMemory, "flow_memory", "no flood of one container's makes the node forget who opened connections of others, or whom they asked"},
+	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 }
 
 // String gives the protection's name.

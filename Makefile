@@ -36,7 +36,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
+	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
@@ -159,6 +160,12 @@ SOAK := 10m
 soak: need-root build lab-packages
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run 'TestNamedPrograms|TestDiffer' -v \
 		-differ.for=$(SOAK) -differ.keep=$(CURDIR)/$(OUT)/differ -differ.findings=20
+
+# Kills at random under load, for CHAOS; SEED repeats a run as far as timing allows. docs/howto/chaos.md.
+CHAOS := 5m
+SEED  := 0
+chaos: need-root build test-packages
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaos$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 
 check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }

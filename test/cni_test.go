@@ -154,13 +154,47 @@ func wantCode(t *testing.T, err error, code uint, text string) {
 // network namespace of its own.
 func (e *engine) run(id, netnsPath string, env ...string) (pid string) {
 	e.t.Helper()
-	raw, err := os.ReadFile(filepath.Join("/run/heddle/lab", labName, e.node, "c1/heddle/config.json"))
+	bundle := e.t.TempDir()
+	e.t.Cleanup(func() { _ = e.runtime(context.Background(), "delete", "--force", id).Run() }) // it may not have started
+	pid, err := e.tryRun(e.t.Context(), bundle, id, netnsPath, env...)
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	return pid
+}
+
+// tryRun is run for a container that may not start, or whose runtime is killed with ctx. The caller deletes it.
+func (e *engine) tryRun(ctx context.Context, bundle, id, netnsPath string, env ...string) (pid string, err error) {
+	if err := e.writeBundle(bundle, id, netnsPath); err != nil {
+		return "", err
+	}
+	log := filepath.Join(bundle, "output")
+	out, err := os.Create(log)
+	if err != nil {
+		return "", err
+	}
+	defer out.Close()
+	pidFile := filepath.Join(bundle, "pid")
+	cmd := e.runtime(ctx, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id)
+	cmd.Env = append(cmd.Env, env...)
+	cmd.Stdout, cmd.Stderr = out, out // a pipe would be the container's as well
+	if err := cmd.Run(); err != nil {
+		said, _ := os.ReadFile(log)
+		return "", fmt.Errorf("run %s: %w\n%s", id, err, said)
+	}
+	text, err := os.ReadFile(pidFile)
+	return strings.TrimSpace(string(text)), err
+}
+
+// writeBundle makes a container's configuration in a directory of its own.
+func (e *engine) writeBundle(dir, id, netnsPath string) error {
+	raw, err := os.ReadFile(filepath.Join("/run/heddle/lab", labName, e.node, "c1/heddle/config.json"))
+	if err != nil {
+		return err
+	}
 	var spec specs.Spec
 	if err := json.Unmarshal(raw, &spec); err != nil {
-		e.t.Fatal(err)
+		return err
 	}
 	spec.Annotations, spec.Linux.Seccomp, spec.Linux.Namespaces = nil, nil, nil
 	spec.Process.Args, spec.Linux.CgroupsPath = []string{"sleep", "infinity"}, "/"+labName+"-"+id
@@ -170,32 +204,9 @@ func (e *engine) run(id, netnsPath string, env ...string) (pid string) {
 	spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.NetworkNamespace, Path: netnsPath})
 	spec.Mounts = slices.DeleteFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev/shm" || m.Destination == "/dev/pts" })
 	if raw, err = json.Marshal(spec); err != nil {
-		e.t.Fatal(err)
+		return err
 	}
-	bundle := e.t.TempDir()
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o644); err != nil {
-		e.t.Fatal(err)
-	}
-	log := filepath.Join(bundle, "output")
-	out, err := os.Create(log)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer out.Close()
-	pidFile := filepath.Join(bundle, "pid")
-	cmd := e.runtime(e.t.Context(), "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id)
-	cmd.Env = append(cmd.Env, env...)
-	cmd.Stdout, cmd.Stderr = out, out                                                          // a pipe would be the container's as well
-	e.t.Cleanup(func() { _ = e.runtime(context.Background(), "delete", "--force", id).Run() }) // it may not have started
-	if err := cmd.Run(); err != nil {
-		said, _ := os.ReadFile(log)
-		e.t.Fatalf("run %s: %v\n%s", id, err, said)
-	}
-	text, err := os.ReadFile(pidFile)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return strings.TrimSpace(string(text))
+	return os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o644)
 }
 
 // runtime gives a command of the node's heddle-runtime.

@@ -256,3 +256,44 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 		t.Errorf("log of n2:\n%s", log)
 	}
 }
+
+// TestHolderAndAgentTogether kills holder and agent at once, which nothing makes good without a service manager. Connections
+// go on, new ones of sockets and listeners that are there are made; socket() fails with ENOSYS until the container is
+// started anew.
+func TestHolderAndAgentTogether(t *testing.T) {
+	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
+	target, port := address(t, "heddle", "n2/c1"), freePort()
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.must(`s = connect(4, %q, %d)`, target, port)
+	server.must(`c, who = l.accept()`)
+	agent, holder := agentPID(t, "n2"), holderPID(t, "n2")
+	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil { // or it may start another holder
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Kill(holder, syscall.SIGKILL), killAgent(agent, syscall.SIGKILL)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := labCommand("up"); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "calls to fail", func() (bool, string) {
+		r := server.do(`error_of(tcp, 4)`)
+		return r == `"ENOSYS"`, r
+	})
+	client.must(`send(s, 5000)`)
+	server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+	client.must(`d = connect(4, %q, %d)`, target, port)
+	server.must(`c2, who = l.accept()`)
+	client.must(`send(d, 5000)`)
+	server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c2, 5000)`)
+
+	if err := labCommand("up"); err != nil { // starts the node's containers anew
+		t.Fatal(err)
+	}
+	again := startPeer(t, "heddle", "n2/c1")
+	again.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.must(`e = connect(4, %q, %d)`, target, port)
+	again.must(`c, who = l.accept()`)
+}

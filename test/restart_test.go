@@ -37,6 +37,9 @@ func endAgent(t testing.TB, node string, sig syscall.Signal) {
 
 // killAgent ends the agent pid and waits until it is gone.
 func killAgent(pid int, sig syscall.Signal) error {
+	if pid < 2 {
+		return fmt.Errorf("end agent %d: no such process", pid)
+	}
 	if err := syscall.Kill(pid, sig); err != nil {
 		return fmt.Errorf("end agent %d: %w", pid, err)
 	}

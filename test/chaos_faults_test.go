@@ -182,10 +182,15 @@ func (c *chaos) cutStart(f fault, sig syscall.Signal) {
 		defer close(started)
 		_ = labCommand("up") // fails if the agent is killed in time
 	}()
-	eventually(c.t, "an agent to start on "+f.node, func() (bool, string) {
-		agent, _ := c.processes(f.node)
-		return agent != 0 && agent != old, fmt.Sprint(agent)
-	})
+	for agent := 0; agent == 0 || agent == old; {
+		select {
+		case <-started: // it came and went, or did not come on a machine that is too busy
+			c.up()
+			return
+		case <-time.After(time.Millisecond):
+			agent, _ = c.processes(f.node)
+		}
+	}
 	time.Sleep(c.at(f, "start")) // what the schedule says
 	agent, _ := c.processes(f.node)
 	if err := killAgent(agent, sig); err != nil {

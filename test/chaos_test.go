@@ -15,8 +15,12 @@ import (
 
 var (
 	chaosSeed = flag.Uint64("chaos.seed", 0, "make the faults of this seed; 0: of a fixed one, or with -chaos.for of one by the clock")
-	chaosFor  = flag.Duration("chaos.for", 0, "make faults for this long; 0: one of each kind")
+	chaosFor  = flag.Duration("chaos.for", 0, "make faults for this long; 0: a few")
 )
+
+// few is how many faults are made without -chaos.for, and fewSeed the seed whose first ones are of kinds that no other
+// test has.
+const few, fewSeed = 8, 17879
 
 // fault is one thing that is killed, and when.
 type fault struct {
@@ -77,7 +81,7 @@ func TestScheduleIsOfItsSeed(t *testing.T) {
 func TestChaos(t *testing.T) {
 	seed := *chaosSeed
 	if seed == 0 {
-		seed = 1
+		seed = fewSeed
 		if *chaosFor > 0 {
 			seed = uint64(time.Now().Unix())
 		}
@@ -98,7 +102,7 @@ func TestChaos(t *testing.T) {
 	churn := c.startChurn()
 	began, number := time.Now(), 0
 	for f := range schedule(seed) {
-		if *chaosFor == 0 && number == len(faultKinds) || *chaosFor > 0 && time.Since(began) > *chaosFor {
+		if *chaosFor == 0 && number == few || *chaosFor > 0 && time.Since(began) > *chaosFor {
 			break
 		}
 		number++

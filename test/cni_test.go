@@ -412,6 +412,22 @@ func TestCNIDelete(t *testing.T) {
 	}
 }
 
+// TestCNIWithoutStore: ADD while the store is away fails, and works when it is back, with the same name.
+func TestCNIWithoutStore(t *testing.T) {
+	e := newEngine(t, "n2", "heddle", mainPlugin)
+	rt := e.sandbox("cni-storeless")
+	endAgent(t, "n1", syscall.SIGKILL)
+	_, err := e.cni.AddNetworkList(t.Context(), e.list, rt)
+	wantCode(t, err, types.ErrTryAgainLater, "etcd")
+	if err := labCommand("up"); err != nil {
+		t.Fatal(err)
+	}
+	e.add(rt)
+	if e.endpoint(rt) == nil {
+		t.Error("no endpoint")
+	}
+}
+
 // TestCNIGC: GC removes the attachments of its network that are not valid any more, and nothing else.
 func TestCNIGC(t *testing.T) {
 	e, other := newEngine(t, "n1", "heddle", mainPlugin), newEngine(t, "n1", "other", mainPlugin)

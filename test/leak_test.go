@@ -344,6 +344,7 @@ func (f footprint) descriptors(about, proc string, sockets bool) {
 		if to == "anon_inode:[pidfd]" && !sockets {
 			continue // of a program that the agent runs or looks at
 		}
+		to = strings.Replace(to, "bpf-link", "bpf_link", 1) // made by this agent, or opened by its pin
 		f.add(about, "%s", number.ReplaceAllString(to, "N"))
 	}
 }

@@ -65,6 +65,8 @@ type Agent struct {
 	limiting bool
 	// Guarded by change, too.
 	adopted map[model.EndpointID]adopted
+	// Guarded by change, too: endpoints, by name, that could not be made and not be undone either.
+	halfDone map[string]model.Endpoint
 
 	faults faults
 
@@ -102,7 +104,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
-		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted),
+		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted), halfDone: make(map[string]model.Endpoint),
 	}
 	if a.log == nil {
 		a.log = slog.Default()

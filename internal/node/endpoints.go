@@ -40,6 +40,11 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 // create leases an address, tells the store and the enforcer, and has attach make devices. If a step fails the earlier
 // ones are undone. The caller holds change.
 func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
+	if e, ok := a.halfDone[req.Name]; ok {
+		if err := a.detach(e); err != nil {
+			return model.Endpoint{}, unlessAway(err)
+		}
+	}
 	lease, err := a.lease(req)
 	if err != nil {
 		return model.Endpoint{}, leaseError(err)
@@ -49,8 +54,12 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	defer func() {
-		if err != nil {
-			err = errors.Join(err, a.detach(e))
+		if err == nil {
+			return
+		}
+		if undo := a.detach(e); undo != nil {
+			a.halfDone[e.Name] = e // until the store is back: it may have it
+			err = errors.Join(err, undo)
 		}
 	}()
 	if err := a.datapath.SetLastID(e.ID); err != nil {
@@ -79,6 +88,9 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 	a.change.Lock()
 	defer a.change.Unlock()
 	e, ok := a.endpointByName(name)
+	if !ok {
+		e, ok = a.halfDone[name]
+	}
 	if !ok {
 		return api.ErrNotFound
 	}
@@ -189,11 +201,26 @@ func (a *Agent) detach(e model.Endpoint) error {
 	}
 	a.leases.Release(e.ID)
 	a.forget(e)
+	delete(a.halfDone, e.Name)
 	if e.Limits == nil {
 		return nil
 	}
 	e.Limits = nil
 	return a.applyLimits(e)
+}
+
+// undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next state of the store, or
+// whoever asks for the endpoint, tries again, too.
+func (a *Agent) undoHalfDone() {
+	if !a.change.TryLock() {
+		return
+	}
+	defer a.change.Unlock()
+	for _, e := range a.halfDone {
+		if err := a.detach(e); err != nil {
+			a.log.Warn("endpoint that could not be made is not undone; will try again", "endpoint", e.Name, "id", e.ID, "err", err)
+		}
+	}
 }
 
 // restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the

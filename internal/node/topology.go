@@ -69,6 +69,7 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		a.mu.Lock()
 		a.state, a.applyErr = state, err
 		a.mu.Unlock()
+		a.undoHalfDone() // whoever hears of the store may reach it again
 	}
 }
 

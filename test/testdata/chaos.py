@@ -83,9 +83,9 @@ class Stream:
             raise ValueError("more than the peer has sent")
         self.ending.set()
 
-    def join(self):
+    def join(self, timeout=None):
         for t in self.threads:
-            t.join(IDLE)
+            t.join(timeout)
             if t.is_alive():
                 fail(self.name, TimeoutError("does not end"))
         self.s.close()
@@ -161,7 +161,7 @@ def load(targets):
     for c in callers:
         c.join(IDLE)
     for s in l.streams:
-        s.join()
+        s.join(IDLE)
     l.report()
 
 if sys.argv[1] == "serve":

@@ -4,8 +4,9 @@
 #ifndef HEDDLE_PROTECTION_H
 #define HEDDLE_PROTECTION_H
 
-/* Bit i for protection i of enum heddle_protection. */
-const volatile __u64 config_without = 0;
+/* Bit i for protection i of enum heddle_protection. In a section of its own, so that agents of the attack suite, and no others,
+ * can leave it writable. */
+const volatile __u64 config_without SEC(".rodata.without") = 0;
 
 /* Whether protection p is in force. */
 static __always_inline bool protects(enum heddle_protection p)

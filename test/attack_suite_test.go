@@ -47,7 +47,16 @@ func attackBin() string { return filepath.Join(filepath.Dir(heddleBin), "attack"
 // weakNode is a node whose agent can be one of make attack.
 type weakNode struct {
 	node string
-	pid  int // of its agent
+	pid  int    // of its agent
+	file string // where it is told what to do without
+}
+
+// judgedOnce are protections that are judged when an agent starts, or when a socket is made, which may be long before a program
+// gets it; after the attack on probes the agent believes what is not so. Without the others an agent can do from one moment
+// to the next.
+var judgedOnce = map[model.Protection]bool{
+	model.ProtectSocketOptions: true, model.ProtectStore: true, model.ProtectStoreCertificates: true, model.ProtectOverlay: true,
+	model.ProtectUser: true, model.ProtectPorts: true, model.ProtectProbes: true, model.ProtectPortQuota: true, model.ProtectFlowMemory: true,
 }
 
 // weaken takes a node of the lab; it gets its own agent back at the end of the test.
@@ -56,7 +65,7 @@ func weaken(t *testing.T, node string) *weakNode {
 	if _, err := os.Stat(attackBin()); err != nil {
 		t.Fatalf("%v: run `make attack` first", err)
 	}
-	w := &weakNode{node, agentPID(t, node)}
+	w := &weakNode{node, agentPID(t, node), filepath.Join(t.TempDir(), "without")}
 	own := w.pid
 	t.Cleanup(func() {
 		if w.pid == own {
@@ -84,7 +93,7 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, attackBin(), "lab", "up", "--lab", labName)
-	cmd.Env = append(os.Environ(), withoutEnv(protections...))
+	cmd.Env = append(os.Environ(), withoutEnv(protections...), "HEDDLE_WITHOUT_FILE="+w.file)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s lab up: %v\n%s", attackBin(), err, out)
 	}
@@ -97,6 +106,22 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	if own.Ino != node.Ino {
 		t.Errorf("the agent's first thread is in network namespace %d, the node is %d", own.Ino, node.Ino)
 	}
+	awaitPath(t, w.node, model.PeerProven)
+}
+
+// switchOff has the node's agent, which without made one of the suite's, do without a protection, and with all others.
+func (w *weakNode) switchOff(t *testing.T, p model.Protection) {
+	t.Helper()
+	if err := os.WriteFile(w.file, []byte(p.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(w.pid, syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent to do without "+p.String(), func() (bool, string) {
+		said, err := os.ReadFile(w.file + ".done")
+		return string(said) == p.String(), fmt.Sprint(string(said), err)
+	})
 }
 
 // withoutEnv is the setting of the environment by which programs of make attack do without protections.
@@ -121,23 +146,34 @@ func TestAttacks(t *testing.T) {
 	})
 	for _, node := range []string{"n1", "n2"} {
 		weak := weaken(t, node)
-		for _, p := range model.Protections {
-			var mine []attack
-			for _, a := range attacks {
-				if a.protection == p.Protection && a.node == node {
-					mine = append(mine, a)
+		for _, once := range []bool{true, false} {
+			own := weak.pid
+			for _, p := range model.Protections {
+				var mine []attack
+				for _, a := range attacks {
+					if a.protection == p.Protection && a.node == node && judgedOnce[p.Protection] == once {
+						mine = append(mine, a)
+					}
 				}
-			}
-			if len(mine) > 0 {
-				t.Run("without "+p.Name+" on "+node, func(t *testing.T) { succeed(t, weak, p.Protection, mine) })
+				if len(mine) == 0 {
+					continue
+				}
+				t.Run("without "+p.Name+" on "+node, func(t *testing.T) {
+					// The first of those that need no agent of their own begins with one that never did without another.
+					if once || weak.pid == own {
+						weak.without(t, append([]model.Protection{p.Protection}, besides[p.Protection]...)...)
+					} else {
+						weak.switchOff(t, p.Protection)
+					}
+					succeed(t, mine)
+				})
 			}
 		}
 	}
 }
 
-// succeed demands that attacks succeed where the node's agent does without the protection.
-func succeed(t *testing.T, weak *weakNode, p model.Protection, mine []attack) {
-	weak.without(t, append([]model.Protection{p}, besides[p]...)...)
+// succeed demands that attacks succeed: the node's agent does without what keeps them from it.
+func succeed(t *testing.T, mine []attack) {
 	for _, a := range mine {
 		t.Run(a.name, func(t *testing.T) {
 			if gained := a.try(t); gained == "" {

@@ -127,6 +127,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := d.attachLock(); err != nil {
 		return nil, fmt.Errorf("second lock: %w", err)
 	}
+	followWithout(d)
 	return d, d.removeStalePins(known)
 }
 

@@ -21,8 +21,8 @@ import (
 
 // How long parts of the lab may take.
 const (
-	agentReady   = 20 * time.Second
-	agentAnswers = time.Second
+	agentReady   = time.Minute     // on a busy machine; it is mostly ready within a second
+	agentAnswers = 5 * time.Second // it may ask a store that is away before it answers
 	agentStops   = 3 * time.Second
 )
 

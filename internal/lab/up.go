@@ -25,7 +25,7 @@ const parallel = 4
 const congestionControl = "cubic"
 
 // peersKnown bounds how long nodes may take to hear of each other.
-const peersKnown = 30 * time.Second
+const peersKnown = time.Minute
 
 // ErrNotRoot means that a command needs root and does not have it.
 var ErrNotRoot = errors.New("needs root: labs are made of network namespaces, mounts and cgroups; run it with sudo")

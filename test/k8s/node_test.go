@@ -14,7 +14,7 @@ import (
 // TestNodes installs Heddle on two nodes as docs/howto/install-on-kubernetes.md says, by its DaemonSet, and has pods talk.
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
-	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"policy", c.policy},
+	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"service", c.service}, {"policy", c.policy},
 		{"agents replaced", c.agentsReplaced}, {"agent killed", c.agentKilled}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
 }
 
@@ -22,7 +22,7 @@ func TestNodes(t *testing.T) {
 func TestNodesChained(t *testing.T) {
 	c := startCluster(t)
 	c.bridge(t)
-	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"policy", c.policy},
+	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"service", c.service}, {"policy", c.policy},
 		{"pods deleted", c.podsDeleted}, {"removed", c.removed}})
 }
 
@@ -307,7 +307,8 @@ func (c *cluster) agentKilled(t *testing.T) {
 		}
 		return err
 	})
-	if got, err := c.fetch("client", c.addr(t, "far")); err != nil || got != greeting { // waits for it
+	// It waits for the agent, longer on a busy machine than fetch lets it.
+	if got, err := c.try("", "exec", "client", "--", "timeout", "60", "wget", "-qO-", "http://"+c.addr(t, "far")+"/"); err != nil || got != greeting {
 		t.Errorf("after it: %q, %v", got, err)
 	}
 	c.run(t, "", "-n", "heddle-system", "rollout", "status", "daemonset/heddled", "--timeout=3m")
@@ -364,6 +365,28 @@ func (c *cluster) removed(t *testing.T) {
 			}
 		}
 	}
+}
+
+// service reaches a Service by its address. There is no kube-proxy that would translate it.
+func (c *cluster) service(t *testing.T) {
+	c.run(t, "", "expose", "pod", "far", "--name=web", "--port=8080", "--target-port=80")
+	addr := strings.TrimSpace(c.run(t, "", "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")) + ":8080"
+	eventually(t, "page by the Service's address", func() error {
+		got, err := c.fetch("client", addr)
+		if err == nil && got != greeting {
+			err = fmt.Errorf("page %q", got)
+		}
+		return err
+	})
+	n1 := c.machines[0]
+	before := c.counters(t, n1)["connect_direct"]
+	if got, err := c.fetch("client", addr); err != nil || got != greeting {
+		t.Errorf("page %q, %v", got, err)
+	}
+	if n := c.counters(t, n1)["connect_direct"] - before; n != 1 {
+		t.Errorf("%d direct connects to the Service, want 1", n)
+	}
+	c.run(t, "", "delete", "service", "web")
 }
 
 const onlyClients = `apiVersion: networking.k8s.io/v1

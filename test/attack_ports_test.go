@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -18,7 +17,6 @@ func init() {
 		attack{"take every port that other containers connect from", model.ProtectPortQuota, "n1", func(t *testing.T) string {
 			return takePorts(t, "another container's connect", "heddle", "n1/c2")
 		}},
-		attack{"take them by listen without bind", model.ProtectPortQuota, "n1", listenPorts},
 	)
 }
 
@@ -42,16 +40,8 @@ func portsOf(t testing.TB, container string) uint64 {
 func takePorts(t *testing.T, what, mode, container string) string {
 	first, last := ephemeralPorts(t, "n1")
 	half := (first + last) / 2
-	return starve(t, what, startPeer(t, mode, container), []string{"ports", "127.0.0.77", strconv.Itoa(first), strconv.Itoa(half), "1"},
-		[]string{"ports", "127.0.0.77", strconv.Itoa(half + 1), strconv.Itoa(last), "1"}) // a loopback address where no earlier connection is in TIME_WAIT
-}
-
-// listenPorts makes sockets listen that were never bound. The kernel gives them every second port first; the others, for which
-// it would look long, are bound.
-func listenPorts(t *testing.T) string {
-	first, last := ephemeralPorts(t, "n1")
-	return starve(t, "another container's connect", startPeer(t, "heddle", "n1/c2"), []string{"ports", "127.0.0.77", strconv.Itoa(first), strconv.Itoa(last), "2"},
-		[]string{"listeners", strconv.Itoa((last - first) / 2)})
+	return starve(t, what, startPeer(t, mode, container), []string{"ports", "127.0.0.77", strconv.Itoa(first), strconv.Itoa(half)},
+		[]string{"ports", "127.0.0.77", strconv.Itoa(half + 1), strconv.Itoa(last)}) // a loopback address where no earlier connection is in TIME_WAIT
 }
 
 // starve runs hostile programs in n1/c1 and has a victim on the same node connect beside them.
@@ -66,11 +56,7 @@ func starve(t *testing.T, what string, victim *peer, attackers ...[]string) stri
 	for _, p := range takers {
 		p.waitFor("bound: ")
 	}
-	// Listeners are ended by the agent, once it has been told of them.
-	var said string
-	for deadline := time.Now().Add(3 * time.Second); said != `"ok"` && time.Now().Before(deadline); {
-		said = victim.do(`error_of(connect, 4, %q, %d)`, address(t, "host", "n2/c1"), port)
-	}
+	said := victim.do(`error_of(connect, 4, %q, %d)`, address(t, "host", "n2/c1"), port)
 	for _, p := range takers {
 		p.stop()
 	}

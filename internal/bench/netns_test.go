@@ -72,7 +72,7 @@ func TestWholeBench(t *testing.T) {
 	bounds := map[string][2]float64{
 		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},
 		"socket_connect_p50_us": {2, 5000}, "socket_p50_us": {0.3, 1000}, "connections_per_s": {100, 1e6},
-		"cpu_us_per_transaction": {1, 5000}, "connection_bytes": {2000, 60000},
+		"cpu_us_per_transaction": {1, 5000}, "connection_bytes": {100, 1e6}, // what else the machine frees and takes meanwhile is in it
 	}
 	for _, r := range results {
 		if within, ok := bounds[r.Metric]; ok && (r.Median < within[0] || r.Median > within[1]) {

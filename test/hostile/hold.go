@@ -1,17 +1,16 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// holdPorts OWN FIRST LAST STEP binds a socket to each of these ports, a step apart, or as many as it can.
+// holdPorts OWN FIRST LAST binds a socket to each of these ports, or as many as it can.
 func holdPorts(args []string) {
 	own, bound, results := parse(args[0]), 0, map[string]int{}
-	for port := number(args[1]); port <= number(args[2]); port += number(args[3]) {
+	for port := number(args[1]); port <= number(args[2]); port++ {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 		check("socket", err)
 		errno := bind(fd, addressOf(own, port))
@@ -22,21 +21,6 @@ func holdPorts(args []string) {
 	}
 	sayCounts(results)
 	say("bound", strconv.Itoa(bound))
-	waitForEnd()
-}
-
-// holdListeners N has N sockets listen that were never bound, or as many as it can.
-func holdListeners(args []string) {
-	for range number(args[0]) {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		check("socket", err)
-		err = unix.Listen(fd, 1)
-		if errors.Is(err, unix.EADDRINUSE) {
-			break
-		}
-		check("listen", err)
-	}
-	say("bound", args[0])
 	waitForEnd()
 }
 

@@ -25,7 +25,6 @@ var commands = map[string]func(args []string){
 	"lend":         lend,
 	"steal":        steal,
 	"ports":        holdPorts,
-	"listeners":    holdListeners,
 	"memory":       holdMemory,
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ends the connections that policy forbids: run by the agent after each change of it. It writes one byte for each
+/* Ends the connections that policy forbids: run by the agent after each change of it. They write one byte for each
  * of them: 1 if it was ended, 0 if the kernel cannot. */
 
 extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak; /* Linux 6.5 */
@@ -125,5 +125,48 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	if (ended)
 		count(REASON_CUT_POLICY);
 	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* The endpoint that leaves this node. Set by the agent. */
+volatile __u32 leaving_endpoint = 0;
+
+/* Ends one socket, one record each. */
+static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_common *sk)
+{
+	__u8 ended = destroy(sk);
+
+	if (ended)
+		count(REASON_CUT_MIGRATED);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+}
+
+/* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet to send, or that
+ * another container's program has. Their peers see a RST while this node still speaks for the address. */
+SEC("iter/tcp")
+int cut_leaving(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+
+	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
+	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (is_of(tag, leaving_endpoint))
+		end_left(ctx, sk);
+	return 0;
+}
+
+/* The same of processes that are not intercepted: run in the container's namespace. */
+SEC("iter/tcp")
+int cut_leaving_plain(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+
+	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
+	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	end_left(ctx, sk);
 	return 0;
 }

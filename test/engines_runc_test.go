@@ -2,6 +2,8 @@ package test
 
 import (
 	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -24,10 +26,19 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 		}
 	})
 	heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--lab", labName, "--node", node)
+	return runBundle(t, node, dir, name, netns.Path(space), argv)
+}
+
+// runBundle makes a bundle in dir for endpoint name, whose network namespace is at space, and runs it.
+func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runtime engineCLI) {
+	t.Helper()
 	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}
 	unpackRoot(t, dir)
-	runtime.must("spec", "--bundle", dir)
 	path := filepath.Join(dir, "config.json")
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a container that was here before
+		t.Fatal(err)
+	}
+	runtime.must("spec", "--bundle", dir)
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +53,7 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 	spec.Linux.CgroupsPath = "/" + engineCgroup() + "/" + name
 	for i := range spec.Linux.Namespaces {
 		if spec.Linux.Namespaces[i].Type == specs.NetworkNamespace {
-			spec.Linux.Namespaces[i].Path = netns.Path(space)
+			spec.Linux.Namespaces[i].Path = space
 		}
 	}
 	if raw, err = json.Marshal(spec); err != nil {

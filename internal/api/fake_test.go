@@ -161,6 +161,25 @@ func (a *fakeAgent) LabelEndpoint(_ context.Context, name string, req LabelReque
 	return e, a.err
 }
 
+func (a *fakeAgent) Migrate(_ context.Context, name string, req MigrateRequest) (Migration, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.endpoints[name]; !ok {
+		return Migration{}, ErrNotFound
+	}
+	delete(a.endpoints, name)
+	return Migration{Move: testMove(name, req.To), Steps: []MigrationStep{{Name: StepStore, Took: 7}}}, a.err
+}
+
+func (a *fakeAgent) Moves(context.Context) ([]Move, error) {
+	return []Move{testMove("n1/c1", "n2")}, a.err
+}
+
+func testMove(name, to string) Move {
+	return Move{Waiting: true, Move: model.Move{Addr: netip.MustParseAddr("10.244.1.2"), Node: to, From: "n1", Home: "n1", Name: name,
+		Labels: map[string]string{"app": "web"}, Since: started}}
+}
+
 func (a *fakeAgent) Policies(context.Context) (PolicyDocuments, error) {
 	return PolicyDocuments{Policies: a.edit.Policies, Namespaces: a.edit.Namespaces}, a.err
 }

@@ -24,8 +24,8 @@ type Agent interface {
 	// CreateEndpoint attaches a container. It is idempotent: the same name, netns_path and intercepted
 	// give the endpoint that is there already. The same name with others is CodeConflict.
 	CreateEndpoint(ctx context.Context, req EndpointRequest) (model.Endpoint, error)
-	// DeleteEndpoint detaches a container and gives its addresses back. ErrNotFound if there is none
-	// of that name.
+	// DeleteEndpoint detaches a container and gives its addresses back; or ends a migration to this node that nothing has
+	// taken up. ErrNotFound if there is neither of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
 	// EndpointDevice looks up how an endpoint is attached now. ErrNotFound if there is none of that name.
 	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
@@ -47,6 +47,12 @@ type Agent interface {
 	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what they mean.
 	// ErrNotFound if there is none of that name on this node.
 	LabelEndpoint(ctx context.Context, name string, req LabelRequest) (model.Endpoint, error)
+	// Migrate gives an endpoint, whose container has been stopped, with its address to another node, where an endpoint of
+	// its name, or of its address, takes it up. It may be repeated. ErrNotFound if there is no endpoint of that name and none
+	// that this node gave up or is to take up; CodeConflict if it cannot go: it is in use, or that node has one of its name.
+	Migrate(ctx context.Context, name string, req MigrateRequest) (Migration, error)
+	// Moves lists the addresses that have moved to other nodes than those whose prefixes they are in.
+	Moves(ctx context.Context) ([]Move, error)
 	// Policies lists the network's policies and the namespaces that somebody described.
 	Policies(ctx context.Context) (PolicyDocuments, error)
 	// EditPolicies makes all changes or none; when it returns, this node enforces them. It may be repeated. What

@@ -258,7 +258,8 @@ const (
 	heddleHeddleReasonREASON_REFUSE_PORT_QUOTA          heddleHeddleReason = 59
 	heddleHeddleReasonREASON_CUT_PORT_QUOTA             heddleHeddleReason = 60
 	heddleHeddleReasonREASON_REFUSE_NO_BACKEND          heddleHeddleReason = 61
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 62
+	heddleHeddleReasonREASON_CUT_MIGRATED               heddleHeddleReason = 62
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 63
 )
 
 type heddleHeddleVerdict uint32
@@ -531,6 +532,8 @@ const (
 	heddleProgConnect4             = "connect4"
 	heddleProgConnect6             = "connect6"
 	heddleProgCut                  = "cut"
+	heddleProgCutLeaving           = "cut_leaving"
+	heddleProgCutLeavingPlain      = "cut_leaving_plain"
 	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
 	heddleProgEndSurplus           = "end_surplus"
@@ -577,6 +580,7 @@ const (
 	heddleVarConfigVni             = "config_vni"
 	heddleVarConfigVxlanPort       = "config_vxlan_port"
 	heddleVarConfigWithout         = "config_without"
+	heddleVarLeavingEndpoint       = "leaving_endpoint"
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNoFlows               = "no_flows"
@@ -636,35 +640,37 @@ type heddleSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleProgramSpecs struct {
-	Bind4        *ebpf.ProgramSpec `ebpf:"bind4"`
-	Bind6        *ebpf.ProgramSpec `ebpf:"bind6"`
-	Connect4     *ebpf.ProgramSpec `ebpf:"connect4"`
-	Connect6     *ebpf.ProgramSpec `ebpf:"connect6"`
-	Cut          *ebpf.ProgramSpec `ebpf:"cut"`
-	CutPlain     *ebpf.ProgramSpec `ebpf:"cut_plain"`
-	Deliver      *ebpf.ProgramSpec `ebpf:"deliver"`
-	EndSurplus   *ebpf.ProgramSpec `ebpf:"end_surplus"`
-	FromEndpoint *ebpf.ProgramSpec `ebpf:"from_endpoint"`
-	FromOverlay  *ebpf.ProgramSpec `ebpf:"from_overlay"`
-	FromUnderlay *ebpf.ProgramSpec `ebpf:"from_underlay"`
-	Getpeername4 *ebpf.ProgramSpec `ebpf:"getpeername4"`
-	Getpeername6 *ebpf.ProgramSpec `ebpf:"getpeername6"`
-	Getsockname4 *ebpf.ProgramSpec `ebpf:"getsockname4"`
-	Getsockname6 *ebpf.ProgramSpec `ebpf:"getsockname6"`
-	Getsockopt   *ebpf.ProgramSpec `ebpf:"getsockopt"`
-	GiveUp       *ebpf.ProgramSpec `ebpf:"give_up"`
-	IntoLoopback *ebpf.ProgramSpec `ebpf:"into_loopback"`
-	LimitIn      *ebpf.ProgramSpec `ebpf:"limit_in"`
-	LimitOut     *ebpf.ProgramSpec `ebpf:"limit_out"`
-	List         *ebpf.ProgramSpec `ebpf:"list"`
-	OnLoopback   *ebpf.ProgramSpec `ebpf:"on_loopback"`
-	PostBind4    *ebpf.ProgramSpec `ebpf:"post_bind4"`
-	PostBind6    *ebpf.ProgramSpec `ebpf:"post_bind6"`
-	Setsockopt   *ebpf.ProgramSpec `ebpf:"setsockopt"`
-	SockRelease  *ebpf.ProgramSpec `ebpf:"sock_release"`
-	TcpEvents    *ebpf.ProgramSpec `ebpf:"tcp_events"`
-	ToEndpoint   *ebpf.ProgramSpec `ebpf:"to_endpoint"`
-	ToOverlay    *ebpf.ProgramSpec `ebpf:"to_overlay"`
+	Bind4           *ebpf.ProgramSpec `ebpf:"bind4"`
+	Bind6           *ebpf.ProgramSpec `ebpf:"bind6"`
+	Connect4        *ebpf.ProgramSpec `ebpf:"connect4"`
+	Connect6        *ebpf.ProgramSpec `ebpf:"connect6"`
+	Cut             *ebpf.ProgramSpec `ebpf:"cut"`
+	CutLeaving      *ebpf.ProgramSpec `ebpf:"cut_leaving"`
+	CutLeavingPlain *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
+	CutPlain        *ebpf.ProgramSpec `ebpf:"cut_plain"`
+	Deliver         *ebpf.ProgramSpec `ebpf:"deliver"`
+	EndSurplus      *ebpf.ProgramSpec `ebpf:"end_surplus"`
+	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
+	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
+	FromUnderlay    *ebpf.ProgramSpec `ebpf:"from_underlay"`
+	Getpeername4    *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6    *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Getsockname4    *ebpf.ProgramSpec `ebpf:"getsockname4"`
+	Getsockname6    *ebpf.ProgramSpec `ebpf:"getsockname6"`
+	Getsockopt      *ebpf.ProgramSpec `ebpf:"getsockopt"`
+	GiveUp          *ebpf.ProgramSpec `ebpf:"give_up"`
+	IntoLoopback    *ebpf.ProgramSpec `ebpf:"into_loopback"`
+	LimitIn         *ebpf.ProgramSpec `ebpf:"limit_in"`
+	LimitOut        *ebpf.ProgramSpec `ebpf:"limit_out"`
+	List            *ebpf.ProgramSpec `ebpf:"list"`
+	OnLoopback      *ebpf.ProgramSpec `ebpf:"on_loopback"`
+	PostBind4       *ebpf.ProgramSpec `ebpf:"post_bind4"`
+	PostBind6       *ebpf.ProgramSpec `ebpf:"post_bind6"`
+	Setsockopt      *ebpf.ProgramSpec `ebpf:"setsockopt"`
+	SockRelease     *ebpf.ProgramSpec `ebpf:"sock_release"`
+	TcpEvents       *ebpf.ProgramSpec `ebpf:"tcp_events"`
+	ToEndpoint      *ebpf.ProgramSpec `ebpf:"to_endpoint"`
+	ToOverlay       *ebpf.ProgramSpec `ebpf:"to_overlay"`
 }
 
 // heddleMapSpecs contains maps before they are loaded into the kernel.
@@ -732,6 +738,7 @@ type heddleVariableSpecs struct {
 	ConfigVni             *ebpf.VariableSpec `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.VariableSpec `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.VariableSpec `ebpf:"config_without"`
+	LeavingEndpoint       *ebpf.VariableSpec `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
@@ -868,6 +875,7 @@ type heddleVariables struct {
 	ConfigVni             *ebpf.Variable `ebpf:"config_vni"`
 	ConfigVxlanPort       *ebpf.Variable `ebpf:"config_vxlan_port"`
 	ConfigWithout         *ebpf.Variable `ebpf:"config_without"`
+	LeavingEndpoint       *ebpf.Variable `ebpf:"leaving_endpoint"`
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
@@ -889,35 +897,37 @@ type heddleVariables struct {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddlePrograms struct {
-	Bind4        *ebpf.Program `ebpf:"bind4"`
-	Bind6        *ebpf.Program `ebpf:"bind6"`
-	Connect4     *ebpf.Program `ebpf:"connect4"`
-	Connect6     *ebpf.Program `ebpf:"connect6"`
-	Cut          *ebpf.Program `ebpf:"cut"`
-	CutPlain     *ebpf.Program `ebpf:"cut_plain"`
-	Deliver      *ebpf.Program `ebpf:"deliver"`
-	EndSurplus   *ebpf.Program `ebpf:"end_surplus"`
-	FromEndpoint *ebpf.Program `ebpf:"from_endpoint"`
-	FromOverlay  *ebpf.Program `ebpf:"from_overlay"`
-	FromUnderlay *ebpf.Program `ebpf:"from_underlay"`
-	Getpeername4 *ebpf.Program `ebpf:"getpeername4"`
-	Getpeername6 *ebpf.Program `ebpf:"getpeername6"`
-	Getsockname4 *ebpf.Program `ebpf:"getsockname4"`
-	Getsockname6 *ebpf.Program `ebpf:"getsockname6"`
-	Getsockopt   *ebpf.Program `ebpf:"getsockopt"`
-	GiveUp       *ebpf.Program `ebpf:"give_up"`
-	IntoLoopback *ebpf.Program `ebpf:"into_loopback"`
-	LimitIn      *ebpf.Program `ebpf:"limit_in"`
-	LimitOut     *ebpf.Program `ebpf:"limit_out"`
-	List         *ebpf.Program `ebpf:"list"`
-	OnLoopback   *ebpf.Program `ebpf:"on_loopback"`
-	PostBind4    *ebpf.Program `ebpf:"post_bind4"`
-	PostBind6    *ebpf.Program `ebpf:"post_bind6"`
-	Setsockopt   *ebpf.Program `ebpf:"setsockopt"`
-	SockRelease  *ebpf.Program `ebpf:"sock_release"`
-	TcpEvents    *ebpf.Program `ebpf:"tcp_events"`
-	ToEndpoint   *ebpf.Program `ebpf:"to_endpoint"`
-	ToOverlay    *ebpf.Program `ebpf:"to_overlay"`
+	Bind4           *ebpf.Program `ebpf:"bind4"`
+	Bind6           *ebpf.Program `ebpf:"bind6"`
+	Connect4        *ebpf.Program `ebpf:"connect4"`
+	Connect6        *ebpf.Program `ebpf:"connect6"`
+	Cut             *ebpf.Program `ebpf:"cut"`
+	CutLeaving      *ebpf.Program `ebpf:"cut_leaving"`
+	CutLeavingPlain *ebpf.Program `ebpf:"cut_leaving_plain"`
+	CutPlain        *ebpf.Program `ebpf:"cut_plain"`
+	Deliver         *ebpf.Program `ebpf:"deliver"`
+	EndSurplus      *ebpf.Program `ebpf:"end_surplus"`
+	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
+	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
+	FromUnderlay    *ebpf.Program `ebpf:"from_underlay"`
+	Getpeername4    *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6    *ebpf.Program `ebpf:"getpeername6"`
+	Getsockname4    *ebpf.Program `ebpf:"getsockname4"`
+	Getsockname6    *ebpf.Program `ebpf:"getsockname6"`
+	Getsockopt      *ebpf.Program `ebpf:"getsockopt"`
+	GiveUp          *ebpf.Program `ebpf:"give_up"`
+	IntoLoopback    *ebpf.Program `ebpf:"into_loopback"`
+	LimitIn         *ebpf.Program `ebpf:"limit_in"`
+	LimitOut        *ebpf.Program `ebpf:"limit_out"`
+	List            *ebpf.Program `ebpf:"list"`
+	OnLoopback      *ebpf.Program `ebpf:"on_loopback"`
+	PostBind4       *ebpf.Program `ebpf:"post_bind4"`
+	PostBind6       *ebpf.Program `ebpf:"post_bind6"`
+	Setsockopt      *ebpf.Program `ebpf:"setsockopt"`
+	SockRelease     *ebpf.Program `ebpf:"sock_release"`
+	TcpEvents       *ebpf.Program `ebpf:"tcp_events"`
+	ToEndpoint      *ebpf.Program `ebpf:"to_endpoint"`
+	ToOverlay       *ebpf.Program `ebpf:"to_overlay"`
 }
 
 func (p *heddlePrograms) Close() error {
@@ -927,6 +937,8 @@ func (p *heddlePrograms) Close() error {
 		p.Connect4,
 		p.Connect6,
 		p.Cut,
+		p.CutLeaving,
+		p.CutLeavingPlain,
 		p.CutPlain,
 		p.Deliver,
 		p.EndSurplus,

@@ -396,6 +396,19 @@ func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.C
 // packets are what is stopped then.
 func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
 
+// CutLeaving ends every socket of endpoint id, which leaves this node, and says how many: peers see a reset. It must run
+// in the node's network namespace while the endpoint is known to the programs. It sees those of intercepted processes;
+// CutLeavingPlain those of others.
+func (d *Datapath) CutLeaving(id model.EndpointID) (cut int, err error) {
+	if err := d.objs.LeavingEndpoint.Set(uint32(id)); err != nil {
+		return 0, fmt.Errorf("set leaving_endpoint: %w", err)
+	}
+	return cutWith(d.objs.CutLeaving)
+}
+
+// CutLeavingPlain ends every connection of the calling thread's network namespace, a container's.
+func (d *Datapath) CutLeavingPlain() (cut int, err error) { return cutWith(d.objs.CutLeavingPlain) }
+
 func cutWith(program *ebpf.Program) (cut int, err error) {
 	results, err := iterate(program)
 	for _, ended := range results {
@@ -405,7 +418,7 @@ func cutWith(program *ebpf.Program) (cut int, err error) {
 		return cut, fmt.Errorf("cut connections: %w", err)
 	}
 	if failed := len(results) - cut; failed > 0 {
-		return cut, fmt.Errorf("cut connections: the kernel cannot end %d that policy forbids (bpf_sock_destroy: Linux 6.5)", failed)
+		return cut, fmt.Errorf("cut connections: the kernel cannot end %d (bpf_sock_destroy: Linux 6.5)", failed)
 	}
 	return cut, nil
 }

@@ -180,8 +180,8 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	var routes map[heddleRouteKey]heddleRoute
 	byUnderlay := haveNodes
 	stale, fresh := unlike(last.endpoints, endpoints)
-	// Those of other networks share entries, so that what changes cannot be told from what has changed.
-	shared := slices.ContainsFunc(stale, isCarried) || slices.ContainsFunc(fresh, isCarried)
+	// Those of other networks, and those that have moved, share entries, so that what changes cannot be told from what has changed.
+	shared := slices.ContainsFunc(stale, isCarried) || slices.ContainsFunc(fresh, isCarried) || anyMoved(nodes, stale, fresh)
 	if haveRoutes != nil && !shared && last.self == self && slices.Equal(last.local, local) && sameNodes(last.nodes, nodes) {
 		byName := routesOfNodes(nodes)
 		routes = haveRoutes
@@ -204,7 +204,7 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	if !sameNodes(last.nodes, nodes) || last.prefixesAt == nil {
 		last.prefixesAt = make(map[netip.Addr][]netip.Prefix, len(nodes))
 		for _, n := range nodes {
-			last.prefixesAt[n.Underlay] = append(last.prefixesAt[n.Underlay], n.Prefixes...)
+			last.prefixesAt[n.Underlay] = append(append(last.prefixesAt[n.Underlay], n.Prefixes...), movedPrefixes(n)...)
 		}
 	}
 	last.self, last.local, last.nodes, last.endpoints = self, local, nodes, endpoints
@@ -280,6 +280,9 @@ func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints [
 				routes[routeKey(hostPrefix(model.Gateway(p)))] = plain
 			}
 		}
+		for _, p := range movedPrefixes(n) {
+			routes[routeKey(p)] = r
+		}
 	}
 	node := byName[self]
 	node.Flags = uint32(heddleRouteFlagsROUTE_NODE_ADDR)
@@ -289,6 +292,29 @@ func topology(self string, local []netip.Prefix, nodes []model.Node, endpoints [
 	maps.Copy(routes, plainRoutes(self, byName, endpoints))
 	addCarried(routes, byName, self, endpoints)
 	return routes, byUnderlay
+}
+
+// movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes that lives elsewhere is
+// nobody else's: its entry is longer than the prefix's.
+func movedPrefixes(n model.Node) []netip.Prefix {
+	out := make([]netip.Prefix, len(n.Moved))
+	for i, a := range n.Moved {
+		out[i] = hostPrefix(a)
+	}
+	return out
+}
+
+// anyMoved reports whether one of the endpoints has an address that has moved.
+func anyMoved(nodes []model.Node, lists ...[]model.Endpoint) bool {
+	moved := make(map[netip.Addr]bool)
+	for _, n := range nodes {
+		for _, a := range n.Moved {
+			moved[a] = true
+		}
+	}
+	return len(moved) > 0 && slices.ContainsFunc(lists, func(es []model.Endpoint) bool {
+		return slices.ContainsFunc(es, func(e model.Endpoint) bool { return moved[e.Addr4()] })
+	})
 }
 
 // routesOfNodes gives how each node is reached.

@@ -22,10 +22,14 @@ func TestTopology(t *testing.T) {
 		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: ports},
 		{Name: "plain", Underlay: netip.MustParseAddr("192.0.2.3"), Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}},
 	}
+	// An address of b's lives on a, one of a's on b, and a plain endpoint has brought its own from a third.
+	nodes[0].Moved = []netip.Addr{netip.MustParseAddr("10.244.2.5"), netip.MustParseAddr("10.244.3.5")}
+	nodes[1].Moved = []netip.Addr{netip.MustParseAddr("10.244.1.5")}
 	endpoints := []model.Endpoint{
 		{Name: "a/plain", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.9")}},
 		{Name: "a/heddle", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.8")}, Intercepted: true},
 		{Name: "b/plain", Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.9")}},
+		{Name: "a/moved", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.3.5")}},
 		{Name: "lost/plain", Node: "gone", Addrs: []netip.Addr{netip.MustParseAddr("10.244.4.9")}},
 	}
 	// Of another network: one here, one there, a plain one there, and one that two nodes claim.
@@ -47,6 +51,9 @@ func TestTopology(t *testing.T) {
 		"192.0.2.2/32":    addr,
 		"198.51.100.7/32": addr,
 		"2001:db8::7/128": addr,
+		"10.244.1.5/32":   direct | self,
+		"10.244.2.5/32":   direct,
+		"10.244.3.5/32":   direct | plain,
 		"10.244.3.0/24":   0,
 		"10.244.3.1/32":   plain,
 		"10.88.0.0/16":    plain | carried,
@@ -123,6 +130,27 @@ func TestParseConnections(t *testing.T) {
 	}
 }
 
+// withMove now and then moves an address of n1 to another node or home, and has an endpoint take it up, or go.
+func withMove(r *rand.Rand, nodes []model.Node, endpoints []model.Endpoint) ([]model.Node, []model.Endpoint) {
+	addr := netip.MustParseAddr("10.244.1.99")
+	if r.IntN(4) == 0 {
+		nodes = slices.Clone(nodes)
+		for i := range nodes {
+			nodes[i].Moved = nil
+		}
+		if to := r.IntN(4); to != 1 {
+			nodes[to].Moved = []netip.Addr{addr}
+		}
+	}
+	endpoints = slices.DeleteFunc(endpoints, func(e model.Endpoint) bool { return e.Addr4() == addr })
+	for _, n := range nodes {
+		if slices.Contains(n.Moved, addr) && r.IntN(2) == 0 {
+			endpoints = append(endpoints, model.Endpoint{ID: 9, Node: n.Name, Addrs: []netip.Addr{addr}, Intercepted: r.IntN(2) == 0})
+		}
+	}
+	return nodes, endpoints
+}
+
 // TestTopologyFollowsChanges: whatever endpoints come, go and change, the map has what SetTopology would write anew.
 func TestTopologyFollowsChanges(t *testing.T) {
 	d := loadForTest(t)
@@ -157,6 +185,7 @@ func TestTopologyFollowsChanges(t *testing.T) {
 				nodes = append(nodes, node(4))
 			}
 		}
+		nodes, endpoints = withMove(r, nodes, endpoints)
 		if err := d.SetTopology("n0", nil, nodes, endpoints); err != nil {
 			t.Fatal(err)
 		}

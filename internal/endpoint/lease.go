@@ -65,6 +65,9 @@ type Config struct {
 	Prefix6 netip.Prefix
 	// Endpoints are those the node has already.
 	Endpoints []model.Endpoint
+	// Moved are the addresses that have moved to this node, and so need not be in Prefixes; Away those that have moved to
+	// others, and are not to be given out.
+	Moved, Away []netip.Addr
 	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are not
 	// given out again soon even if their endpoints were gone before a restart.
 	LastID model.EndpointID
@@ -92,6 +95,7 @@ type Leases struct {
 	byName map[string]model.EndpointID
 	inUse  map[netip.Addr]model.EndpointID // by IPv4 address
 	pool   *pool
+	away   map[netip.Addr]bool
 }
 
 // New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one outside
@@ -106,6 +110,7 @@ func New(cfg Config) (*Leases, error) {
 		byName:  make(map[string]model.EndpointID),
 		inUse:   make(map[netip.Addr]model.EndpointID),
 	}
+	l.setAway(cfg.Away)
 	var err error
 	if l.pool, err = newPool(cfg.Prefixes); err != nil {
 		return nil, fmt.Errorf("leases of node %s: %w", cfg.Node, err)
@@ -114,7 +119,7 @@ func New(cfg Config) (*Leases, error) {
 	byAge := slices.Clone(cfg.Endpoints)
 	slices.SortStableFunc(byAge, func(a, b model.Endpoint) int { return a.Created.Compare(b.Created) })
 	for _, e := range byAge {
-		if err := l.restore(e); err != nil {
+		if err := l.restore(e, slices.Contains(cfg.Moved, e.Addr4())); err != nil {
 			return nil, fmt.Errorf("restore endpoint %d %q: %w", e.ID, e.Name, err)
 		}
 		if cfg.LastID == 0 {
@@ -124,8 +129,8 @@ func New(cfg Config) (*Leases, error) {
 	return l, nil
 }
 
-// restore takes in an endpoint that exists.
-func (l *Leases) restore(e model.Endpoint) error {
+// restore takes in an endpoint that exists; moved says that it has an address that has moved here.
+func (l *Leases) restore(e model.Endpoint, moved bool) error {
 	if e.Node != l.node {
 		return fmt.Errorf("belongs to node %q, not %q", e.Node, l.node)
 	}
@@ -149,11 +154,13 @@ func (l *Leases) restore(e model.Endpoint) error {
 		l.hold(e.ID, e.Name, a)
 		return nil
 	}
-	if !l.pool.has(a) {
+	if !l.pool.has(a) && !moved {
 		return fmt.Errorf("address %s is not one that node %s can give", a, l.node)
 	}
 	l.hold(e.ID, e.Name, a)
-	l.pool.last = a
+	if l.pool.has(a) {
+		l.pool.last = a
+	}
 	return nil
 }
 
@@ -179,7 +186,7 @@ func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	})
 }
 
-// Adopt is Lease for an endpoint whose IPv4 address another network gave it.
+// Adopt is Lease for an endpoint whose IPv4 address another network gave it, or that brings it from another node.
 func (l *Leases) Adopt(name string, a netip.Addr) (Lease, error) {
 	return l.lease(name, func() (netip.Addr, error) {
 		if other, used := l.inUse[a]; used {
@@ -214,7 +221,7 @@ func (l *Leases) lease(name string, choose func() (netip.Addr, error)) (Lease, e
 // freeAddr gives a free IPv4 address: the one that want is or stands for, or any if want is the zero Addr.
 func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
 	if !want.IsValid() {
-		a, found := l.pool.free(l.inUse)
+		a, found := l.pool.free(l.isFree)
 		if !found {
 			return netip.Addr{}, &ExhaustedError{Prefixes: l.pool.prefixes, InUse: len(l.inUse)}
 		}
@@ -230,7 +237,31 @@ func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
 	if other, used := l.inUse[a]; used {
 		return netip.Addr{}, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, want, l.byID[other].Name)
 	}
+	if l.away[a] {
+		return netip.Addr{}, fmt.Errorf("%w: %s has moved to another node", ErrAddr, want)
+	}
 	return a, nil
+}
+
+// isFree reports whether address a may be given out.
+func (l *Leases) isFree(a netip.Addr) bool {
+	_, used := l.inUse[a]
+	return !used && !l.away[a]
+}
+
+// SetAway says which addresses have moved to other nodes: they are not given out, whether or not they are of this node's
+// prefixes.
+func (l *Leases) SetAway(addrs []netip.Addr) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.setAway(addrs)
+}
+
+func (l *Leases) setAway(addrs []netip.Addr) {
+	l.away = make(map[netip.Addr]bool, len(addrs))
+	for _, a := range addrs {
+		l.away[a] = true
+	}
 }
 
 // freeID gives the next id after the last that is free.

@@ -48,18 +48,18 @@ func usable(prefix netip.Prefix, a netip.Addr) bool {
 
 // free finds the first free address behind the one given out last, going round through all prefixes once.
 // It steps over no more addresses than are in use.
-func (p *pool) free(inUse map[netip.Addr]model.EndpointID) (netip.Addr, bool) {
+func (p *pool) free(isFree func(netip.Addr) bool) (netip.Addr, bool) {
 	start := slices.IndexFunc(p.prefixes, func(prefix netip.Prefix) bool { return prefix.Contains(p.last) })
 	if start < 0 {
 		start = 0
-	} else if a, found := firstFree(p.prefixes[start], p.last.Next(), inUse); found {
+	} else if a, found := firstFree(p.prefixes[start], p.last.Next(), isFree); found {
 		return a, true
 	} else {
 		start++ // and come back to the beginning of this prefix at the end of the round
 	}
 	for i := range p.prefixes {
 		prefix := p.prefixes[(start+i)%len(p.prefixes)]
-		if a, found := firstFree(prefix, prefix.Addr(), inUse); found {
+		if a, found := firstFree(prefix, prefix.Addr(), isFree); found {
 			return a, true
 		}
 	}
@@ -67,9 +67,9 @@ func (p *pool) free(inUse map[netip.Addr]model.EndpointID) (netip.Addr, bool) {
 }
 
 // firstFree finds the first free address in prefix at or after from.
-func firstFree(prefix netip.Prefix, from netip.Addr, inUse map[netip.Addr]model.EndpointID) (netip.Addr, bool) {
+func firstFree(prefix netip.Prefix, from netip.Addr, isFree func(netip.Addr) bool) (netip.Addr, bool) {
 	for a := from; prefix.Contains(a); a = a.Next() {
-		if _, used := inUse[a]; !used && usable(prefix, a) {
+		if isFree(a) && usable(prefix, a) {
 			return a, true
 		}
 	}

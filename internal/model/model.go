@@ -96,6 +96,9 @@ type Node struct {
 	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
 	// earlier builds do not.
 	AnswersProbes bool `json:"answers_probes,omitempty"`
+	// Moved are the IPv4 addresses outside Prefixes, or back in them, that live on this node by a Move: sorted. The
+	// node's own record does not have them.
+	Moved []netip.Addr `json:"-"`
 }
 
 // Direct reports whether the node accepts direct connections.

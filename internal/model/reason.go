@@ -91,6 +91,7 @@ var Reasons = []ReasonInfo{
 	{59, "refuse_port_quota", KindRefusal, "bind of an endpoint that holds as many of the node's ephemeral ports as it may (EADDRINUSE)"},
 	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},
 	{61, "refuse_no_backend", KindRefusal, "connect to a service that has no backend (ECONNREFUSED)"},
+	{62, "cut_migrated", KindCut, "connection, or listener, that was still there when its endpoint migrated to another node"},
 }
 
 // String gives the reason's metric label.

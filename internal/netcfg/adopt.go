@@ -3,6 +3,7 @@ package netcfg
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -229,7 +230,7 @@ func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: openingExprs(match...)})
 	}
 	c.AddRule(&nftables.Rule{
-		Table: table, Chain: chain, Exprs: deliverCarriedExprs(set, mark),
+		Table: table, Chain: chain, Exprs: deliverSetExprs(set, mark),
 		UserData: comment("packets for a node socket that holds an address of another network are local"),
 	})
 	if !model.ProtectStore.On() {
@@ -245,22 +246,25 @@ func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark
 	}
 }
 
-// inSet is "ip saddr @set" or "ip daddr @set".
+// inSet is "ip saddr @set" or "ip daddr @set", or the same of ip6.
 func inSet(set *nftables.Set, which side) []expr.Any {
-	offset := uint32(12)
+	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(net.IPv4len)
+	if set.KeyType.Name == nftables.TypeIP6Addr.Name {
+		family, offset, length = unix.NFPROTO_IPV6, 8, net.IPv6len
+	}
 	if which == destination {
-		offset = 16
+		offset += length
 	}
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
-		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4, DestRegister: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
+		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
 		&expr.Lookup{SourceRegister: 1, SetName: set.Name, SetID: set.ID},
 	}
 }
 
-// deliverCarriedExprs is "meta mark != mark meta l4proto tcp ip daddr @carried socket transparent 1 meta mark set mark".
-func deliverCarriedExprs(set *nftables.Set, mark uint32) []expr.Any {
+// deliverSetExprs is "meta mark != mark meta l4proto tcp ip daddr @set socket transparent 1 meta mark set mark".
+func deliverSetExprs(set *nftables.Set, mark uint32) []expr.Any {
 	markData := binaryutil.NativeEndian.PutUint32(mark)
 	out := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},

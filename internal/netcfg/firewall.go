@@ -23,9 +23,9 @@ const firewallTable = "heddle"
 const deliverPriority = -50
 
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
-// without it, and connections under translation keep theirs. nodes are those from which the overlay is accepted until
-// SetPeers says otherwise.
-func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
+// without it, and connections under translation keep theirs. nodes are those from which the overlay is accepted, and
+// moved the addresses that have moved to this node, until SetPeers says otherwise.
+func setFirewall(cfg NodeConfig, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {
 		return err
@@ -62,15 +62,21 @@ func setFirewall(cfg NodeConfig, nodes []netip.Addr) error {
 			UserData: comment("what opens a connection from elsewhere, or is translated, is routed to the endpoint's device, where policy is asked"),
 		})
 	}
-	for _, p := range cfg.Prefixes {
+	// The whole pool, not the node's prefixes: an endpoint that came from another node has its address of there.
+	for _, p := range cfg.Pool {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),
 			UserData: comment("containers reach the outside with the node's address"),
 		})
+	}
+	for _, p := range cfg.Prefixes {
 		c.AddRule(&nftables.Rule{
 			Table: table, Chain: deliver, Exprs: deliverExprs(p, cfg.Mark),
 			UserData: comment("packets for a node socket that holds an overlay address are local"),
 		})
+	}
+	if err := addMoved(c, table, moved, cfg.Mark); err != nil {
+		return err
 	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("set nftables table %s: %w", firewallTable, err)

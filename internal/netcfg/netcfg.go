@@ -108,6 +108,8 @@ type NodeDevices struct {
 	// Prefixes are the node's own prefixes, and Gateways the node's address in each.
 	Prefixes []netip.Prefix
 	Gateways []netip.Addr
+	// Mark is NodeConfig.Mark.
+	Mark uint32
 }
 
 // validate fills defaults and reports the first wrong field.

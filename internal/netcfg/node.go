@@ -42,11 +42,15 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
+	routes, err := ownRoutes(h)
+	if err != nil {
+		return NodeDevices{}, err
+	}
 	steps := []func() error{
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, underlay) },
-		func() error { return setFirewall(cfg, known) },
+		func() error { return setFirewall(cfg, known, movedHere(routes)) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -62,6 +66,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		OverlayMTU:      overlay.Attrs().MTU,
 		Prefixes:        cfg.Prefixes,
 		Gateways:        gateways(cfg.Prefixes),
+		Mark:            cfg.Mark,
 	}, nil
 }
 
@@ -288,7 +293,7 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	return pruneRoutes(h, have, func(r route) bool {
 		switch r.kind {
 		case unix.RTN_UNREACHABLE:
-			return !want[r.key()]
+			return !want[r.key()] && r.metric != movedHereMetric // those are SetPeers'
 		case unix.RTN_LOCAL:
 			return r.table != cfg.Table
 		}

@@ -17,9 +17,10 @@ type peers struct {
 	routes     map[routeKey]route
 	neighbours map[netip.Addr]string // gateway -> VTEP hardware address
 	forwarding map[string]netip.Addr // VTEP hardware address -> underlay address
+	moved      []netip.Addr          // here
 }
 
-// SetPeers makes the overlay lead to nodes, and nowhere else. devs comes from SetupNode; self is this node's
+// SetPeers makes the overlay lead to nodes, with their Prefixes and Moved, and nowhere else. devs comes from SetupNode; self is this node's
 // name, which is skipped. A node that cannot be used (bad hardware address, prefix that overlaps another's) is
 // left out and named in the error; the other nodes are set all the same.
 func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
@@ -32,6 +33,7 @@ func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
 	// Neighbours before routes, so that the first packet along a new route finds them.
 	return errors.Join(invalid,
 		setKnownNodes(want.forwarding),
+		setMoved(want.moved, devs.Mark),
 		setForwardingEntries(h, devs.OverlayIfindex, want.forwarding),
 		setNeighbours(h, devs.OverlayIfindex, want.neighbours),
 		setPeerRoutes(h, devs.OverlayIfindex, want.routes))
@@ -51,12 +53,13 @@ func ChangePeers(devs NodeDevices, self string, before, nodes []model.Node) erro
 		changeKnownNodes(have.forwarding, want.forwarding),
 		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(devs.OverlayIfindex)),
 		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(devs.OverlayIfindex)),
+		changeMoved(have.moved, want.moved, devs.Mark),
 		changeRoutes(h, devs.OverlayIfindex, have.routes, want.routes))
 }
 
 // desiredPeers gives the state for the usable nodes and an error that names the others.
 func desiredPeers(devs NodeDevices, self string, nodes []model.Node) (peers, error) {
-	want := peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
+	want := &peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
 	var taken prefixHolders
 	for _, p := range devs.Prefixes {
 		taken.add(p, self)
@@ -64,13 +67,14 @@ func desiredPeers(devs NodeDevices, self string, nodes []model.Node) (peers, err
 	var errs []error
 	for _, n := range nodes {
 		if n.Name == self {
+			want.addOwnMoved(n)
 			continue
 		}
 		if err := want.add(devs, n, &taken); err != nil {
 			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
 		}
 	}
-	return want, errors.Join(errs...)
+	return *want, errors.Join(errs...)
 }
 
 // add adds node n, all of it or nothing. taken names the node of each prefix so far.
@@ -104,8 +108,24 @@ func (w peers) add(devs NodeDevices, n model.Node, taken *prefixHolders) error {
 		w.neighbours[gw] = mac.String()
 		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNICAST, link: devs.OverlayIfindex, gw: gw, src: src, onlink: true}
 		w.routes[r.key()] = r
+		for _, a := range n.Moved {
+			if a.Is4() == gw.Is4() {
+				r.dst, r.metric = netip.PrefixFrom(a, a.BitLen()), movedAwayMetric
+				w.routes[r.key()] = r
+			}
+		}
 	}
 	return nil
+}
+
+// addOwnMoved makes what has moved to this node answer at once while no endpoint has it, instead of going to the node
+// that it came from.
+func (w *peers) addOwnMoved(n model.Node) {
+	w.moved = n.Moved
+	for _, a := range n.Moved {
+		r := route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_UNREACHABLE, metric: movedHereMetric}
+		w.routes[r.key()] = r
+	}
 }
 
 func setPeerRoutes(h *netlink.Handle, overlay int, want map[routeKey]route) error {
@@ -124,7 +144,7 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 	}
 	errs = append(errs, pruneRoutes(h, have, func(r route) bool {
 		_, keep := want[r.key()]
-		return r.link == overlay && !keep
+		return (r.link == overlay || r.metric == movedHereMetric) && !keep
 	}))
 	return errors.Join(errs...)
 }

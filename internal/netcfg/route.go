@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// route is one of Heddle's routes, comparable. Two routes with the same table and dst exclude each other.
+// route is one of Heddle's routes, comparable. Two routes with the same table, dst and metric exclude each other.
 type route struct {
 	table  int
 	dst    netip.Prefix
@@ -18,16 +18,28 @@ type route struct {
 	gw     netip.Addr
 	src    netip.Addr
 	onlink bool
+	metric int // 0 but for addresses that have moved; of two routes to one destination the lower is taken
 	advMSS int // the TCP segment size to ask peers for, in bytes; 0 leaves it to the device's MTU
 }
 
 // routeKey is what the kernel tells routes apart by.
 type routeKey struct {
-	table int
-	dst   netip.Prefix
+	table  int
+	dst    netip.Prefix
+	metric int
 }
 
-func (r route) key() routeKey { return routeKey{r.table, r.dst} }
+func (r route) key() routeKey { return routeKey{r.table, r.dst, r.metric} }
+
+// The metrics of routes for addresses that have moved: to other nodes, and to this one while no endpoint has them, when
+// they are unreachable. An endpoint's route has a lower one, so that it holds whatever is known of moves.
+const (
+	movedAwayMetric = 18531
+	movedHereMetric = 18532
+)
+
+// defaultMetric6 is what the kernel makes of metric 0 in IPv6.
+const defaultMetric6 = 1024
 
 func (r route) String() string {
 	return fmt.Sprintf("%v in table %d", r.dst, r.table)
@@ -37,7 +49,7 @@ func (r route) String() string {
 func (r route) netlink() *netlink.Route {
 	out := &netlink.Route{
 		Table: r.table, Dst: toIPNet(r.dst), Type: r.kind, LinkIndex: r.link,
-		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol, AdvMSS: r.advMSS,
+		Gw: r.gw.AsSlice(), Src: r.src.AsSlice(), Protocol: routeProtocol, AdvMSS: r.advMSS, Priority: r.metric,
 	}
 	switch {
 	case r.kind == unix.RTN_LOCAL:
@@ -55,7 +67,10 @@ func (r route) netlink() *netlink.Route {
 func parseRoute(n netlink.Route) route {
 	r := route{
 		table: n.Table, dst: fromIPNet(n.Dst), kind: n.Type, link: n.LinkIndex,
-		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0, advMSS: n.AdvMSS,
+		gw: fromIP(n.Gw), src: fromIP(n.Src), onlink: n.Flags&int(netlink.FLAG_ONLINK) != 0, advMSS: n.AdvMSS, metric: n.Priority,
+	}
+	if n.Family == netlink.FAMILY_V6 && r.metric == defaultMetric6 {
+		r.metric = 0
 	}
 	if r.kind == unix.RTN_UNREACHABLE {
 		r.link = 0 // IPv6 shows the loopback device

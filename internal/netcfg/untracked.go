@@ -43,7 +43,7 @@ func addUntracked(c *nftables.Conn, table *nftables.Table, cfg NodeConfig) {
 				UserData: comment("connections of a container with itself are not translated"),
 			})
 		}
-		for _, p := range cfg.Prefixes {
+		for _, p := range cfg.Pool { // what has moved here is in another node's prefix
 			c.AddRule(&nftables.Rule{
 				Table: table, Chain: chain, Exprs: untrackedLocalExprs(p, hook.num == nftables.ChainHookOutput),
 				UserData: comment("connections between node sockets are not translated"),

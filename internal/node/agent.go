@@ -79,6 +79,7 @@ type Agent struct {
 	byID      map[model.EndpointID]model.Endpoint
 	netns     map[model.EndpointID]uint64         // inodes of network namespaces
 	byNetns   map[uint64]model.EndpointID         // the reverse
+	moved     map[netip.Addr]model.Move           // of endpoints here that migrated from another node
 	awaited   map[model.EndpointID]model.Endpoint // whose containers Docker has not made yet
 	state     store.State                         // the last one applied
 	applyErr  error                               // of that
@@ -105,6 +106,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		cfg: cfg, log: cfg.Log, started: time.Now(),
 		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
 		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted), halfDone: make(map[string]model.Endpoint),
+		moved: make(map[netip.Addr]model.Move),
 	}
 	if a.log == nil {
 		a.log = slog.Default()

@@ -41,23 +41,24 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 // ones are undone. The caller holds change.
 func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
 	if e, ok := a.halfDone[req.Name]; ok {
-		if err := a.detach(e); err != nil {
+		if err := a.takeBack(e); err != nil {
 			return model.Endpoint{}, unlessAway(err)
 		}
 	}
-	lease, err := a.lease(req)
-	if err != nil {
-		return model.Endpoint{}, leaseError(err)
-	}
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
 	e := model.Endpoint{
-		ID: lease.ID, Name: req.Name, Node: a.self.Name, Addrs: lease.Addrs, Intercepted: req.Intercepted,
+		Name: req.Name, Node: a.self.Name, Intercepted: req.Intercepted,
 		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
+	}
+	if err := a.leaseFor(ctx, &e, req); err != nil {
+		return model.Endpoint{}, err
 	}
 	defer func() {
 		if err == nil {
 			return
 		}
-		if undo := a.detach(e); undo != nil {
+		if undo := a.takeBack(e); undo != nil {
 			a.halfDone[e.Name] = e // until the store is back: it may have it
 			err = errors.Join(err, undo)
 		}
@@ -65,8 +66,6 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 	if err := a.datapath.SetLastID(e.ID); err != nil {
 		return model.Endpoint{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
-	defer cancel()
 	if err := a.store.PutEndpoint(ctx, e); err != nil {
 		return model.Endpoint{}, storeError(err)
 	}
@@ -78,13 +77,39 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 		return model.Endpoint{}, err
 	}
 	a.remember(e)
+	if e.Limits != nil {
+		if err := a.applyLimits(e); err != nil {
+			return model.Endpoint{}, err
+		}
+	}
 	a.saveRecord(0)
 	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Intercepted)
 	return e, nil
 }
 
+// leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it up.
+func (a *Agent) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
+	var move *model.Move
+	if req.Carried == nil {
+		if move, err = a.moveFor(ctx, req); err != nil {
+			return err
+		}
+	}
+	var lease endpoint.Lease
+	if move == nil {
+		lease, err = a.lease(req)
+	} else {
+		lease, err = a.takeUp(e, *move)
+	}
+	if err != nil {
+		return leaseError(err)
+	}
+	e.ID, e.Addrs = lease.ID, lease.Addrs
+	return nil
+}
+
 // DeleteEndpoint detaches a container.
-func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
+func (a *Agent) DeleteEndpoint(ctx context.Context, name string) error {
 	a.change.Lock()
 	defer a.change.Unlock()
 	e, ok := a.endpointByName(name)
@@ -92,7 +117,7 @@ func (a *Agent) DeleteEndpoint(_ context.Context, name string) error {
 		e, ok = a.halfDone[name]
 	}
 	if !ok {
-		return api.ErrNotFound
+		return a.dropWaiting(ctx, name)
 	}
 	if err := a.detach(e); err != nil {
 		return unlessAway(err)
@@ -182,6 +207,11 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 // detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
 // goes back last, when nothing answers to it any more.
 func (a *Agent) detach(e model.Endpoint) error {
+	return a.takeAway(e, func(ctx context.Context) error { return a.store.DeleteEndpoint(ctx, e.Node, e.ID) })
+}
+
+// takeAway is detach, tell being what is said to the store.
+func (a *Agent) takeAway(e model.Endpoint, tell func(context.Context) error) error {
 	if a.intercept != nil {
 		a.intercept.Forget(e.ID)
 	}
@@ -193,7 +223,7 @@ func (a *Agent) detach(e model.Endpoint) error {
 		a.leaveDevice(e),
 		a.datapath.DeleteEndpoint(e.ID),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
-		a.store.DeleteEndpoint(ctx, e.Node, e.ID),
+		tell(ctx),
 		a.enforcer.remove(e.ID),
 	)
 	if err != nil {
@@ -217,7 +247,7 @@ func (a *Agent) undoHalfDone() {
 	}
 	defer a.change.Unlock()
 	for _, e := range a.halfDone {
-		if err := a.detach(e); err != nil {
+		if err := a.takeBack(e); err != nil {
 			a.log.Warn("endpoint that could not be made is not undone; will try again", "endpoint", e.Name, "id", e.ID, "err", err)
 		}
 	}
@@ -239,8 +269,8 @@ func (a *Agent) restore(ctx context.Context) error {
 			mine = append(mine, e)
 		}
 	}
-	mine = append(mine, adopt(ctx, a.store, a.record.lost(state), netcfg.CheckNetns, a.log)...)
-	if a.leases, err = a.restoreLeases(mine); err != nil {
+	mine = append(mine, adopt(ctx, a.store, a.record, state, netcfg.CheckNetns, a.log)...)
+	if a.leases, err = a.restoreLeases(mine, state.Moves); err != nil {
 		return err
 	}
 	local, err := netcfg.LocalPrefixes()
@@ -323,7 +353,15 @@ func (a *Agent) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint,
 
 // restoreLeases makes the leases of a node that has endpoints. An id is given out only when no socket carries it
 // any more: the hooks would take such a socket for the new endpoint's.
-func (a *Agent) restoreLeases(mine []model.Endpoint) (*endpoint.Leases, error) {
+func (a *Agent) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpoint.Leases, error) {
+	var here, away []netip.Addr
+	for _, m := range append(slices.Clip(a.record.Moves), moves...) {
+		if m.Node == a.self.Name {
+			here, a.moved[m.Addr] = append(here, m.Addr), m
+		} else {
+			away = append(away, m.Addr)
+		}
+	}
 	last, err := a.datapath.LastID()
 	if err != nil {
 		return nil, err
@@ -333,7 +371,7 @@ func (a *Agent) restoreLeases(mine []model.Endpoint) (*endpoint.Leases, error) {
 		return nil, fmt.Errorf("endpoint ids in use: %w", err)
 	}
 	return endpoint.New(endpoint.Config{
-		Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine, LastID: last,
+		Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine, LastID: last, Moved: here, Away: away,
 		Busy: func(id model.EndpointID) bool { return carried[id] },
 	})
 }
@@ -373,6 +411,7 @@ func (a *Agent) forget(e model.Endpoint) {
 	defer a.mu.Unlock()
 	delete(a.endpoints, e.Name)
 	delete(a.byID, e.ID)
+	delete(a.moved, e.Addr4())
 	a.dropNetns(e.ID)
 	for _, reason := range api.FaultReasons {
 		a.faults.clear(reason, e.Name)

@@ -24,6 +24,8 @@ type record struct {
 	Network   model.NetworkID  `json:"network"`
 	Prefixes  []netip.Prefix   `json:"prefixes"`
 	Endpoints []model.Endpoint `json:"endpoints"`
+	// Moves are those of the endpoints that came from other nodes.
+	Moves []model.Move `json:"moves,omitempty"`
 }
 
 func (c Config) recordPath() string { return filepath.Join(filepath.Dir(c.APISocket), "node.json") }
@@ -68,9 +70,13 @@ func (a *Agent) saveRecord(except model.EndpointID) {
 	for _, e := range a.endpoints {
 		if e.ID != except {
 			r.Endpoints = append(r.Endpoints, e)
+			if m, moved := a.moved[e.Addr4()]; moved {
+				r.Moves = append(r.Moves, m)
+			}
 		}
 	}
 	a.mu.RUnlock()
+	slices.SortFunc(r.Moves, func(x, y model.Move) int { return x.Addr.Compare(y.Addr) })
 	slices.SortFunc(r.Endpoints, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
 	if err := r.write(a.cfg.recordPath()); err != nil {
 		a.log.Error("endpoints will be lost if the store is", "err", err)
@@ -137,14 +143,14 @@ func claim(ctx context.Context, s store.Store, r record, want model.Node, log *s
 	return s.JoinNode(ctx, want)
 }
 
-// adopt gives the store back the endpoints it has lost whose containers live on, and returns them. Others are
+// adopt gives the store back the endpoints of r that it has lost whose containers live on, and returns them. Others are
 // refused: the containers keep running, without a network.
-func adopt(ctx context.Context, s store.Store, lost []model.Endpoint, alive func(netnsPath string) error, log *slog.Logger) (adopted []model.Endpoint) {
-	for _, e := range lost {
+func adopt(ctx context.Context, s store.Store, r record, state store.State, alive func(netnsPath string) error, log *slog.Logger) (adopted []model.Endpoint) {
+	for _, e := range r.lost(state) {
 		if alive(e.NetnsPath) != nil {
 			continue // it ended while no agent ran
 		}
-		if err := s.PutEndpoint(ctx, e); err != nil {
+		if err := giveBack(ctx, s, r, e); err != nil {
 			log.Error("endpoint that the store had lost is refused: its container has no network, and gets ENETDOWN for new TCP sockets; restart it",
 				"endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "err", err)
 			continue
@@ -153,4 +159,17 @@ func adopt(ctx context.Context, s store.Store, lost []model.Endpoint, alive func
 		adopted = append(adopted, e)
 	}
 	return adopted
+}
+
+// giveBack puts an endpoint into a store that has lost it, after the move that brought it to this node, if any.
+func giveBack(ctx context.Context, s store.Store, r record, e model.Endpoint) error {
+	for _, m := range r.Moves {
+		if m.Addr != e.Addr4() || m.Node != r.Node {
+			continue
+		}
+		if err := s.KeepMove(ctx, m); err != nil {
+			return err
+		}
+	}
+	return s.PutEndpoint(ctx, e)
 }

@@ -136,11 +136,11 @@ func TestAdopt(t *testing.T) {
 		}
 		return nil
 	}
-	got := adopt(t.Context(), s, r.lost(s.state), alive, quiet())
+	got := adopt(t.Context(), s, r, s.state, alive, quiet())
 	if len(got) != 1 || got[0].ID != lives.ID {
 		t.Errorf("adopted %+v, want endpoint 7 only", got)
 	}
-	if again := adopt(t.Context(), s, r.lost(s.state), alive, quiet()); len(again) != 0 {
+	if again := adopt(t.Context(), s, r, s.state, alive, quiet()); len(again) != 0 {
 		t.Errorf("adopted once more: %+v", again)
 	}
 }

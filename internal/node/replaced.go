@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -24,7 +25,10 @@ func (a *Agent) settleReplaced(ctx context.Context, state store.State) (told boo
 	defer a.change.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
-	if !slices.ContainsFunc(state.Nodes, func(n model.Node) bool { return reflect.DeepEqual(n, a.self) }) {
+	if !slices.ContainsFunc(state.Nodes, func(n model.Node) bool {
+		n.Moved = nil // moves say that, not the node
+		return reflect.DeepEqual(n, a.self)
+	}) {
 		if _, err := a.store.JoinNode(ctx, a.self); err != nil {
 			return false, fmt.Errorf("join a store that was replaced: %w", err)
 		}
@@ -35,6 +39,7 @@ func (a *Agent) settleReplaced(ctx context.Context, state store.State) (told boo
 	for _, e := range a.byID {
 		mine = append(mine, e)
 	}
+	r := record{Node: a.self.Name, Moves: slices.Collect(maps.Values(a.moved))}
 	a.mu.RUnlock()
 	put, remove := ownDifferences(state, a.self.Name, mine)
 	var errs []error
@@ -42,7 +47,7 @@ func (a *Agent) settleReplaced(ctx context.Context, state store.State) (told boo
 		errs = append(errs, a.store.DeleteEndpoint(ctx, a.self.Name, id))
 	}
 	for _, e := range put {
-		errs = append(errs, a.store.PutEndpoint(ctx, e))
+		errs = append(errs, giveBack(ctx, a.store, r, e))
 	}
 	lost, err := a.enforcer.giveBack(ctx, a.store, state)
 	if err := errors.Join(append(errs, err)...); err != nil {

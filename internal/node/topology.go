@@ -90,7 +90,7 @@ func (a *Agent) follow(ctx context.Context, state store.State, local []netip.Pre
 		}
 	}
 	// Policy first: what is new must not be reached before it is known what may reach it.
-	return errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)))
+	return errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)), a.letGo(ctx, state))
 }
 
 func wrap(what string, err error) error {
@@ -161,11 +161,14 @@ func (a *Agent) followLocal(ctx context.Context, locals chan<- []netip.Prefix) {
 	}
 }
 
-// withOverlay6 gives nodes with the IPv6 forms of their prefixes beside these.
+// withOverlay6 gives nodes with the IPv6 forms of their prefixes and addresses beside these.
 func withOverlay6(prefix6 netip.Prefix, nodes []model.Node) []model.Node {
 	out := make([]model.Node, len(nodes))
 	for i, n := range nodes {
 		n.Prefixes = model.WithOverlay6(prefix6, n.Prefixes)
+		for _, a := range n.Moved {
+			n.Moved = append(slices.Clip(n.Moved), model.OverlayAddrs(prefix6, a)[1:]...)
+		}
 		out[i] = n
 	}
 	return out
@@ -187,9 +190,9 @@ func (a *Agent) rejoin(ctx context.Context, state store.State) error {
 		return fmt.Errorf("give policies back to a store that lost them: %w", err)
 	}
 	a.mu.RLock()
-	r := record{Node: a.self.Name, Endpoints: slices.Collect(maps.Values(a.endpoints))}
+	r := record{Node: a.self.Name, Endpoints: slices.Collect(maps.Values(a.endpoints)), Moves: slices.Collect(maps.Values(a.moved))}
 	a.mu.RUnlock()
-	adopted := adopt(ctx, a.store, r.lost(state), netcfg.CheckNetns, a.log)
+	adopted := adopt(ctx, a.store, r, state, netcfg.CheckNetns, a.log)
 	a.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
 	return nil
 }

@@ -65,9 +65,12 @@ func ClaimNode(network Network, nodes []model.Node, n model.Node) (model.Node, e
 }
 
 // CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the network's pool and not
-// assignable in the node's prefixes. Others are carried by another network.
-func CheckHeld(network Network, n model.Node, held map[netip.Addr]model.EndpointID) error {
+// assignable in the node's prefixes, and has not moved to the node. Others are carried by another network.
+func CheckHeld(network Network, n model.Node, held map[netip.Addr]model.EndpointID, moves []model.Move) error {
 	for a, id := range held {
+		if slices.ContainsFunc(moves, func(m model.Move) bool { return m.Addr == a && m.Node == n.Name }) {
+			continue
+		}
 		if network.inPoolAddr(a) && CheckAddr(n, a) != nil {
 			return &PrefixInUseError{Node: n.Name, Addr: a, Endpoint: id}
 		}
@@ -96,12 +99,15 @@ func (n Network) inPoolAddr(a netip.Addr) bool {
 }
 
 // CheckEndpoint reports an *AddrOutsideError unless e may have its addresses as an endpoint of n.
-func CheckEndpoint(network Network, n model.Node, e model.Endpoint) error {
+// move is that of its address, nil if there is none.
+func CheckEndpoint(network Network, n model.Node, e model.Endpoint, move *model.Move) error {
 	if e.Carried != nil {
 		if network.inPoolAddr(e.Addr4()) {
 			return &AddrOutsideError{Addr: e.Addr4(), Node: n.Name, Why: "carried by another network, but in the pool: not for"}
 		}
-	} else if err := CheckAddr(n, e.Addr4()); err != nil {
+	} else if move != nil && move.Node != n.Name {
+		return &MovedError{Move: *move}
+	} else if err := CheckAddr(n, e.Addr4()); err != nil && move == nil {
 		return err
 	}
 	return network.checkAddr6(e)

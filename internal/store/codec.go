@@ -265,17 +265,19 @@ func validateEndpoint(e model.Endpoint) error {
 			return wrap(fmt.Errorf("limits: %w", err))
 		}
 	}
-	return validateLabels(e)
+	if err := validateLabels(e.Labels); err != nil {
+		return wrap(err)
+	}
+	return nil
 }
 
-func validateLabels(e model.Endpoint) error {
-	if len(e.Labels) > maxLabels {
-		return fmt.Errorf("endpoint %s/%d: %d labels, at most %d are allowed", e.Node, e.ID, len(e.Labels), maxLabels)
+func validateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return fmt.Errorf("%d labels, at most %d are allowed", len(labels), maxLabels)
 	}
-	for k, v := range e.Labels {
+	for k, v := range labels {
 		if k == "" || len(k) > maxLabelKey || len(v) > maxLabelValue || !isPrintable(k) || !isPrintable(v) {
-			return fmt.Errorf("endpoint %s/%d: label %.63q: want a printable key of 1..%d bytes and value of at most %d",
-				e.Node, e.ID, k, maxLabelKey, maxLabelValue)
+			return fmt.Errorf("label %.63q: want a printable key of 1..%d bytes and value of at most %d", k, maxLabelKey, maxLabelValue)
 		}
 	}
 	return nil

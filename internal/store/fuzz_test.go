@@ -25,6 +25,7 @@ func FuzzView(f *testing.F) {
 	f.Add(root+"addrs/n1/10.1.0.2", []byte("7"))
 	f.Add(root+"holders/n1", []byte(`{"node":"n1","instance":"0123456789abcdef0123456789abcdef","underlay":"10.0.0.1","since":"2026-01-02T03:04:05Z"}`))
 	f.Add(root+"away/n1", []byte(`{"node":"n1","since":"2026-01-02T03:04:05Z","seen":"2026-01-02T03:05:00Z"}`))
+	f.Add(root+"moves/10.1.0.2", []byte(`{"addr":"10.1.0.2","node":"n1","from":"n2","home":"n2","name":"c","labels":{"A":"b"},"since":"2026-01-02T03:04:05Z"}`))
 	f.Add(root+"endpoints/n1/7", []byte(`{"labels":{"a":"b","a":"c"}}`))
 	f.Add(root+"policies/a", []byte(`{"name":"a","subject":{"labels":{"X":"y"}},"ingress":{"default":"deny","rules":[{"action":"allow","peers":[{"prefix":"10.0.0.0/8","except":["10.1.0.0/16"]}],"ports":["tcp/80"]}]}}`))
 	f.Add(root+"policies/a/b", []byte(`{"name":"a/b","subject":{"namespace":{"name":"a"}},"egress":{"rules":[{"action":"deny","new":1}]}}`))
@@ -35,13 +36,28 @@ func FuzzView(f *testing.F) {
 		v.Set(keys.Node("n1"), []byte(node), 1)
 		v.Set(key, value, 2)
 		s := v.State(2)
+		moved := 0
 		for _, n := range s.Nodes {
+			moved += len(n.Moved)
+			n.Moved = nil // not its own to say
 			b, err := EncodeNode(n)
 			if err != nil {
 				t.Fatalf("accepted %+v, but: %v", n, err)
 			}
 			if again, err := ParseNode(n.Name, b); err != nil || !reflect.DeepEqual(again, n) {
 				t.Fatalf("%+v is read back as %+v, %v", n, again, err)
+			}
+		}
+		if moved != len(s.Moves) {
+			t.Fatalf("%d moves, of which nodes know %d", len(s.Moves), moved)
+		}
+		for _, m := range s.Moves {
+			b, err := EncodeMove(m)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", m, err)
+			}
+			if again, err := ParseMove(m.Addr, b); err != nil || again.Node != m.Node || again.Addr != m.Addr {
+				t.Fatalf("%s is read back as %+v, %v", b, again, err)
 			}
 		}
 		for _, e := range s.Endpoints {

@@ -74,6 +74,12 @@ func (k Keys) Namespaces() string { return k.root + "namespaces/" }
 // Namespace is the key of one namespace.
 func (k Keys) Namespace(name string) string { return k.Namespaces() + name }
 
+// Moves is the prefix of the keys of addresses that have moved to another node.
+func (k Keys) Moves() string { return k.root + "moves/" }
+
+// Move is the key that says on which node an IPv4 address lives that has moved.
+func (k Keys) Move(a netip.Addr) string { return k.Moves() + a.String() }
+
 // KeyKind says what a key stands for.
 type KeyKind uint8
 
@@ -88,6 +94,7 @@ const (
 	KeyNamespace
 	KeyHolder
 	KeyAway
+	KeyMove
 )
 
 // Key is a parsed key.
@@ -95,7 +102,7 @@ type Key struct {
 	Kind     KeyKind
 	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyHolder, KeyAway
 	Endpoint model.EndpointID // KeyEndpoint
-	Addr     netip.Addr       // KeyAddr
+	Addr     netip.Addr       // KeyAddr, KeyMove
 	Name     string           // KeyPolicy, KeyNamespace
 }
 
@@ -125,6 +132,12 @@ func (k Keys) Parse(key string) (Key, error) {
 	case "away":
 		parsed = Key{Kind: KeyAway, Node: rest}
 		return parsed, model.ValidateName("node", rest)
+	case "moves":
+		a, err := parseAddr4(key, rest)
+		if err != nil {
+			return Key{}, err
+		}
+		return Key{Kind: KeyMove, Addr: a}, k.checkSpelling(key, k.Move(a))
 	case "endpoints":
 		node, text, _ := strings.Cut(rest, "/")
 		id, err := strconv.ParseUint(text, 10, 32)
@@ -138,12 +151,9 @@ func (k Keys) Parse(key string) (Key, error) {
 		return parsed, k.checkSpelling(key, k.Endpoint(node, parsed.Endpoint))
 	case "addrs":
 		node, text, _ := strings.Cut(rest, "/")
-		a, err := netip.ParseAddr(text)
-		if err == nil && !a.Is4() {
-			err = fmt.Errorf("address %s: want an IPv4 address", a)
-		}
+		a, err := parseAddr4(key, text)
 		if err != nil {
-			return Key{}, fmt.Errorf("key %q: %w", key, err)
+			return Key{}, err
 		}
 		parsed = Key{Kind: KeyAddr, Node: node, Addr: a}
 		if err := model.ValidateName("node", node); err != nil {
@@ -152,6 +162,18 @@ func (k Keys) Parse(key string) (Key, error) {
 		return parsed, k.checkSpelling(key, k.Addr(node, a))
 	}
 	return Key{}, nil
+}
+
+// parseAddr4 reads the IPv4 address at the end of a key.
+func parseAddr4(key, text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	if err == nil && !a.Is4() {
+		err = fmt.Errorf("address %s: want an IPv4 address", a)
+	}
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("key %q: %w", key, err)
+	}
+	return a, nil
 }
 
 // checkSpelling makes sure that nothing has two keys: "endpoints/n1/07" is not "endpoints/n1/7".

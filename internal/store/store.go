@@ -6,6 +6,7 @@ package store
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"heddle.dev/heddle/internal/model"
@@ -47,12 +48,34 @@ type Store interface {
 	// ReleaseName gives the name up that HoldName took. That it is not held, or by somebody else, is no error.
 	ReleaseName(ctx context.Context, h Holder) error
 
-	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. Errors:
-	// ErrNoNetwork, *UnknownNodeError, *AddrInUseError, *AddrOutsideError.
+	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. An address that has moved to
+	// the node need not be in its prefixes; if it is, it is home, and the move ends. Errors:
+	// ErrNoNetwork, *UnknownNodeError, *AddrInUseError, *AddrOutsideError, *MovedError.
 	PutEndpoint(ctx context.Context, e model.Endpoint) error
 
-	// DeleteEndpoint removes an endpoint and frees its addresses. An absent one is no error.
+	// DeleteEndpoint removes an endpoint and frees its addresses; one that had moved to the node goes home. An absent one is
+	// no error.
 	DeleteEndpoint(ctx context.Context, node string, id model.EndpointID) error
+
+	// Moves lists the addresses that have moved, as they are now.
+	Moves(ctx context.Context) ([]model.Move, error)
+
+	// GiveUpEndpoint removes endpoint e and gives its address to node to, in one step. From then on only that node can put
+	// an endpoint with this address. It may be repeated. Errors: *UnknownNodeError, *UnknownMoveError if the store does not
+	// have e with this address and has not moved it there.
+	GiveUpEndpoint(ctx context.Context, e model.Endpoint, to string) (model.Move, error)
+
+	// RedirectMove gives an address that has moved, and that no endpoint has taken up, to another node. Errors:
+	// *UnknownNodeError, *UnknownMoveError, *MoveInUseError.
+	RedirectMove(ctx context.Context, a netip.Addr, to string) (model.Move, error)
+
+	// DropMove ends the move of an address to node that no endpoint there has taken up: the address goes back to the node
+	// in whose prefixes it is. An absent one is no error. Errors: *MoveInUseError.
+	DropMove(ctx context.Context, a netip.Addr, node string) error
+
+	// KeepMove puts a move back that the store was lost with. Errors: *AddrInUseError, *MovedError if somebody else has the
+	// address by now.
+	KeepMove(ctx context.Context, m model.Move) error
 
 	// EditPolicies makes all changes of an edit in one step, or none, and says what became of each. Errors:
 	// ErrNoNetwork, *PolicyLimitError, *UnknownPolicyError, or what is malformed.
@@ -84,8 +107,10 @@ type State struct {
 	// Nodes are sorted by name. Their prefixes and underlay addresses are disjoint.
 	Nodes []model.Node
 	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with an IPv4 address inside
-	// the node's prefixes that no other endpoint has, and perhaps an IPv6 address that ends in it.
+	// the node's prefixes, or moved to it, that no other endpoint has, and perhaps an IPv6 address that ends in it.
 	Endpoints []model.Endpoint
+	// Moves are sorted by address. Each is to one of Nodes, and in its Moved; an endpoint with such an address lives there.
+	Moves []model.Move
 	// Policies are sorted by name. One that has not changed is the same pointer as in the state before.
 	Policies []*policy.Policy
 	// Namespaces are those that somebody described, sorted by name.

@@ -192,7 +192,7 @@ func TestCheckEndpointTiesTheFamilies(t *testing.T) {
 		for _, a := range addrs {
 			e.Addrs = append(e.Addrs, netip.MustParseAddr(a))
 		}
-		return CheckEndpoint(network, n, e)
+		return CheckEndpoint(network, n, e, nil)
 	}
 	for _, good := range [][]string{{"10.244.1.2"}, {"10.244.1.2", "fd48:6464:1::af4:102"}} {
 		if err := check(network, good...); err != nil {
@@ -399,15 +399,15 @@ func TestCarriedEndpoints(t *testing.T) {
 	network := Network{ID: 1, Pool: prefixes("10.0.0.0/8")}
 	n := testNode("a", "192.0.2.1", "10.1.0.0/24")
 	e := model.Endpoint{ID: 1, Name: "c", Node: "a", Carried: &model.Carried{}, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.2")}}
-	if err := CheckEndpoint(network, n, e); err != nil {
+	if err := CheckEndpoint(network, n, e, nil); err != nil {
 		t.Error(err)
 	}
 	held := map[netip.Addr]model.EndpointID{e.Addrs[0]: 1}
-	if err := CheckHeld(network, n, held); err != nil {
+	if err := CheckHeld(network, n, held, nil); err != nil {
 		t.Errorf("the node cannot join: %v", err)
 	}
 	e.Addrs[0] = netip.MustParseAddr("10.1.0.2")
-	if err := CheckEndpoint(network, n, e); err == nil {
+	if err := CheckEndpoint(network, n, e, nil); err == nil {
 		t.Error("an address of the pool was taken for another network's")
 	}
 	v := NewView(KeysOf(1), slog.New(slog.NewTextHandler(io.Discard, nil)), func() {})

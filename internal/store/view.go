@@ -26,13 +26,16 @@ type View struct {
 	// Copies that states have; nil: what they are of has changed since.
 	holdersShown map[string]Holder
 	awayShown    map[string]Away
+	moves        map[netip.Addr]model.Move
 
 	// The last state, and what has changed since.
-	last         State // Nodes and Endpoints only
+	last         State // Nodes, Endpoints and Moves only
 	accepted     map[string]model.Node
 	acceptedOn   map[string][]model.Endpoint // by node, sorted by id
 	prefixes     *prefixSet                  // of the accepted nodes
 	nodesChanged bool
+	movedTo      map[netip.Addr]string // the accepted moves
+	movesChanged map[netip.Addr]bool
 	carriedOn    map[string]bool // nodes with endpoints that have addresses of other networks
 	changedOn    map[string]bool // nodes of which an endpoint has changed
 	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
@@ -59,6 +62,7 @@ func (v *View) Reset() {
 	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
 	v.accepted, v.acceptedOn = nil, make(map[string][]model.Endpoint)
 	v.last, v.nodesChanged, v.changedOn, v.carriedOn = State{}, true, make(map[string]bool), make(map[string]bool)
+	v.moves, v.movedTo, v.movesChanged = make(map[netip.Addr]model.Move), nil, make(map[netip.Addr]bool)
 	v.policies.reset()
 	v.holders, v.away = make(map[string]Holder), make(map[string]Away)
 	v.holdersShown, v.awayShown = nil, nil
@@ -112,6 +116,14 @@ func (v *View) Set(key string, value []byte, created int64) {
 			v.endpoints[k.Node] = make(map[model.EndpointID]model.Endpoint)
 		}
 		v.endpoints[k.Node][k.Endpoint] = e
+	case KeyMove:
+		m, err := ParseMove(k.Addr, value)
+		if err != nil {
+			v.setMove(k.Addr, nil)
+			v.skip(key, err.Error())
+			return
+		}
+		v.setMove(k.Addr, &m)
 	case KeyPolicy:
 		if err := v.setPolicy(k.Name, value); err != nil {
 			v.skip(key, err.Error())
@@ -146,6 +158,8 @@ func (v *View) Delete(key string) {
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		delete(v.endpoints[k.Node], k.Endpoint)
+	case KeyMove:
+		v.setMove(k.Addr, nil)
 	case KeyPolicy:
 		v.deletePolicy(k.Name)
 	case KeyNamespace:
@@ -171,7 +185,7 @@ func (v *View) State(revision int64) State {
 	if v.awayShown == nil {
 		v.awayShown = maps.Clone(v.away)
 	}
-	s := State{Revision: revision, Holders: v.holdersShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints}
+	s := State{Revision: revision, Holders: v.holdersShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
 	v.policies.addTo(&s)
 	return s
 }
@@ -180,7 +194,9 @@ func (v *View) State(revision int64) State {
 func (v *View) refreshNodes() {
 	before := v.accepted
 	excluded := make(map[string]string)
-	v.accepted, v.prefixes = v.acceptNodes(v.excluder(excluded, v.excludedNodes))
+	exclude := v.excluder(excluded, v.excludedNodes)
+	v.accepted, v.prefixes = v.acceptNodes(exclude)
+	v.refreshMoves(exclude)
 	maps.Copy(v.changedOn, v.carriedOn) // the addresses of other networks must not be in any node's prefixes
 	v.excludedNodes = excluded
 	v.last.Nodes = make([]model.Node, 0, len(v.accepted))
@@ -199,7 +215,8 @@ func (v *View) refreshNodes() {
 }
 
 // refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
-// disjoint, and an address of another network may be claimed by two, so that no endpoint contradicts one of another node.
+// disjoint, an address that has moved is one node's, and one of another network may be claimed by two, so that no endpoint
+// contradicts one of another node.
 func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {
 		return
@@ -215,7 +232,7 @@ func (v *View) refreshEndpoints() {
 			if e.Carried != nil {
 				v.carriedOn[name] = true
 			}
-			if why := refuseEndpoint(e, v.accepted, v.prefixes, holder); why != "" {
+			if why := v.refuseEndpoint(e, holder); why != "" {
 				exclude(v.keys.Endpoint(e.Node, e.ID), why)
 				continue
 			}
@@ -279,16 +296,19 @@ func (v *View) acceptNodes(exclude func(key, why string)) (map[string]model.Node
 }
 
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
-func refuseEndpoint(e model.Endpoint, nodes map[string]model.Node, prefixes *prefixSet, holder map[netip.Addr]model.EndpointID) string {
-	n, ok := nodes[e.Node]
+func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.EndpointID) string {
+	n, ok := v.accepted[e.Node]
 	if !ok {
 		return "its node is not in the network"
 	}
+	movedTo := v.movedTo[e.Addr4()]
 	if e.Carried != nil {
-		if _, overlaps := prefixes.overlapping([]netip.Prefix{netip.PrefixFrom(e.Addr4(), 32)}); overlaps {
+		if _, overlaps := v.prefixes.overlapping([]netip.Prefix{netip.PrefixFrom(e.Addr4(), 32)}); overlaps {
 			return "its address is another network's, and in the prefixes of a node"
 		}
-	} else if err := CheckAddr(n, e.Addr4()); err != nil {
+	} else if movedTo != "" && movedTo != e.Node {
+		return "its address has moved to node " + movedTo
+	} else if err := CheckAddr(n, e.Addr4()); err != nil && movedTo == "" {
 		return err.Error()
 	}
 	if id, used := holder[e.Addr4()]; used {

@@ -46,7 +46,7 @@ func (p *viewPair) check(what string) State {
 	}
 	got, want := p.view.State(7), fresh.State(7)
 	for _, part := range []struct{ got, want any }{{got.Nodes, want.Nodes}, {got.Endpoints, want.Endpoints},
-		{got.Policies, want.Policies}, {got.Namespaces, want.Namespaces}} {
+		{got.Moves, want.Moves}, {got.Policies, want.Policies}, {got.Namespaces, want.Namespaces}} {
 		if !reflect.DeepEqual(part.got, part.want) && reflect.ValueOf(part.got).Len()+reflect.ValueOf(part.want).Len() > 0 {
 			p.t.Fatalf("%s:\n got %v\nwant %v", what, part.got, part.want)
 		}
@@ -65,7 +65,15 @@ func TestViewFollowsChanges(t *testing.T) {
 		for step := range int64(80) {
 			name := fmt.Sprintf("n%d", r.IntN(4))
 			id := model.EndpointID(1 + r.IntN(4))
-			switch r.IntN(8) {
+			switch r.IntN(10) {
+			case 8, 9: // of addresses that endpoints have, to nodes that may not be there
+				addr := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(4)), byte(1 + r.IntN(4))})
+				if r.IntN(3) == 0 {
+					p.delete(p.keys.Move(addr))
+					break
+				}
+				raw, err := EncodeMove(model.Move{Addr: addr, Node: name, From: "n0", Home: "n1", Name: "c"})
+				p.put(p.keys.Move(addr), raw, err, step)
 			case 0, 1: // prefixes and addresses of two nodes may collide
 				n := testNode(name, fmt.Sprintf("192.0.2.%d", 1+r.IntN(4)), fmt.Sprintf("10.244.%d.0/24", r.IntN(4)))
 				raw, err := EncodeNode(n)
@@ -83,13 +91,64 @@ func TestViewFollowsChanges(t *testing.T) {
 			}
 			if r.IntN(3) > 0 {
 				got := p.check(fmt.Sprintf("seed %d, step %d", seed, step))
-				rejected += len(p.values) - len(got.Nodes) - len(got.Endpoints)
+				rejected += len(p.values) - len(got.Nodes) - len(got.Endpoints) - len(got.Moves)
 			}
 		}
 		if rejected == 0 {
 			t.Fatalf("seed %d: nothing contradicted anything", seed)
 		}
 	}
+}
+
+// TestViewMoves: an address that has moved is the other node's, and nobody else's.
+func TestViewMoves(t *testing.T) {
+	p := &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
+	p.view = NewView(p.keys, slog.New(slog.DiscardHandler), func() { p.skipped++ })
+	for i := range 2 {
+		raw, err := EncodeNode(testNode(fmt.Sprint("n", i+1), fmt.Sprint("192.0.2.", i+1), fmt.Sprintf("10.244.%d.0/24", i+1)))
+		p.put(p.keys.Node(fmt.Sprint("n", i+1)), raw, err, 1)
+	}
+	addr := netip.MustParseAddr("10.244.1.2")
+	endpoint := func(node string) {
+		raw, err := EncodeEndpoint(model.Endpoint{ID: 1, Node: node, Name: "c", Addrs: []netip.Addr{addr}, Created: time.Unix(1, 0).UTC()})
+		p.put(p.keys.Endpoint(node, 1), raw, err, 1)
+	}
+	move := func(a netip.Addr, node string) {
+		raw, err := EncodeMove(model.Move{Addr: a, Node: node, From: "n1", Home: "n1", Name: "c"})
+		p.put(p.keys.Move(a), raw, err, 1)
+	}
+	where := func(what string, endpoints, moved string) {
+		t.Helper()
+		s := p.check(what)
+		var on, to string
+		for _, e := range s.Endpoints {
+			on += e.Node
+		}
+		for _, n := range s.Nodes {
+			for _, a := range n.Moved {
+				to += n.Name + " " + a.String()
+			}
+		}
+		if on != endpoints || to != moved {
+			t.Errorf("%s: endpoints on %q, moved to %q; want %q, %q", what, on, to, endpoints, moved)
+		}
+	}
+	endpoint("n1")
+	endpoint("n2")
+	where("before", "n1", "")
+	move(addr, "n2")
+	where("moved", "n2", "n2 10.244.1.2")
+	move(addr, "n3")
+	where("moved to nobody", "n1", "")
+	move(addr, "n1")
+	where("back home", "n1", "n1 10.244.1.2")
+	move(netip.MustParseAddr("10.244.1.1"), "n2")
+	where("a gateway", "n1", "n1 10.244.1.2")
+	move(addr, "n2")
+	p.delete(p.keys.Node("n2"))
+	where("its node left", "n1", "")
+	p.delete(p.keys.Move(addr))
+	where("after", "n1", "")
 }
 
 // TestViewSharesWhatHasNotChanged: receivers go by that.

@@ -46,7 +46,7 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 	if err := model.ValidateName("node", name); err != nil {
 		return err
 	}
-	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.Holder(name)}, {key: s.keys.Away(name)}}
+	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.Holder(name)}, {key: s.keys.Away(name)}, {key: s.keys.Moves(), prefix: true}}
 	return s.update(ctx, "forget node "+name, reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[1]) != 0 {
 			// What nobody could have written holds nothing.
@@ -65,16 +65,22 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 				return nil, &store.NodeSeenError{Away: noted}
 			}
 		}
-		return s.leaving(name), nil
+		return s.leaving(name, got[3]), nil
 	})
 }
 
-// leaving gives what removes a node and all that belongs to it.
-func (s *Store) leaving(name string) []clientv3.Op {
-	return []clientv3.Op{
+// leaving gives what removes a node and all that belongs to it. moves are the values of all moves.
+func (s *Store) leaving(name string, moves []*mvccpb.KeyValue) []clientv3.Op {
+	ops := []clientv3.Op{
 		clientv3.OpDelete(s.keys.Node(name)),
 		clientv3.OpDelete(s.keys.Away(name)),
 		clientv3.OpDelete(s.keys.Endpoints(name), clientv3.WithPrefix()),
 		clientv3.OpDelete(s.keys.Addrs(name), clientv3.WithPrefix()),
 	}
+	for _, m := range s.parseMoves(moves) {
+		if m.Node == name {
+			ops = append(ops, clientv3.OpDelete(s.keys.Move(m.Addr)))
+		}
+	}
+	return nest(ops)
 }

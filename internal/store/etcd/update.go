@@ -159,7 +159,7 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 	if err := model.ValidateName("node", n.Name); err != nil {
 		return model.Node{}, err // before the name becomes part of a key
 	}
-	reads := []read{{key: s.keys.Network()}, {key: s.keys.Nodes(), prefix: true}, {key: s.keys.Addrs(n.Name), prefix: true}}
+	reads := []read{{key: s.keys.Network()}, {key: s.keys.Nodes(), prefix: true}, {key: s.keys.Addrs(n.Name), prefix: true}, {key: s.keys.Moves(), prefix: true}}
 	err = s.update(ctx, "join node "+n.Name, reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		network, err := s.parseNetwork(got[0])
 		if err != nil {
@@ -169,7 +169,7 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 		if stored, err = store.ClaimNode(network, nodes, n); err != nil {
 			return nil, err
 		}
-		if err := store.CheckHeld(network, stored, s.parseHeld(got[2])); err != nil {
+		if err := store.CheckHeld(network, stored, s.parseHeld(got[2]), s.parseMoves(got[3])); err != nil {
 			return nil, err
 		}
 		value, err := store.EncodeNode(stored)
@@ -221,8 +221,8 @@ func (s *Store) LeaveNode(ctx context.Context, name string) error {
 	if err := model.ValidateName("node", name); err != nil {
 		return err
 	}
-	return s.update(ctx, "remove node "+name, nil, func([][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
-		return s.leaving(name), nil
+	return s.update(ctx, "remove node "+name, []read{{key: s.keys.Moves(), prefix: true}}, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
+		return s.leaving(name, got[0]), nil
 	})
 }
 
@@ -234,7 +234,7 @@ func (s *Store) PutEndpoint(ctx context.Context, e model.Endpoint) error {
 	}
 	key := s.keys.Endpoint(e.Node, e.ID)
 	addr := e.Addr4()
-	reads := []read{{key: s.keys.Network()}, {key: s.keys.Node(e.Node)}, {key: key}, {key: s.keys.Addr(e.Node, addr)}}
+	reads := []read{{key: s.keys.Network()}, {key: s.keys.Node(e.Node)}, {key: key}, {key: s.keys.Addr(e.Node, addr)}, {key: s.keys.Move(addr)}}
 	return s.update(ctx, fmt.Sprintf("store endpoint %s/%d", e.Node, e.ID), reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		network, err := s.parseNetwork(got[0])
 		if err != nil {
@@ -247,10 +247,17 @@ func (s *Store) PutEndpoint(ctx context.Context, e model.Endpoint) error {
 		if err != nil {
 			return nil, err
 		}
-		if err := store.CheckEndpoint(network, node, e); err != nil {
+		move, err := s.parseMove(addr, got[4])
+		if err != nil {
+			return nil, err
+		}
+		if err := store.CheckEndpoint(network, node, e, move); err != nil {
 			return nil, err
 		}
 		ops := []clientv3.Op{clientv3.OpPut(key, string(value))}
+		if move != nil && e.Carried == nil && store.CheckAddr(node, addr) == nil {
+			ops = append(ops, clientv3.OpDelete(s.keys.Move(addr))) // it is home
+		}
 		if kvs := got[3]; len(kvs) == 0 {
 			ops = append(ops, clientv3.OpPut(s.keys.Addr(e.Node, addr), string(store.EncodeOwner(e.ID))))
 		} else if owner, err := store.ParseOwner(kvs[0].Value); err != nil || owner != e.ID {
@@ -279,7 +286,7 @@ func (s *Store) DeleteEndpoint(ctx context.Context, node string, id model.Endpoi
 	}
 	// All of the node's addresses are read, not those in the endpoint's value, so that an endpoint whose
 	// value somebody damaged gives its address back too.
-	reads := []read{{key: s.keys.Endpoint(node, id)}, {key: s.keys.Addrs(node), prefix: true}}
+	reads := []read{{key: s.keys.Endpoint(node, id)}, {key: s.keys.Addrs(node), prefix: true}, {key: s.keys.Moves(), prefix: true}}
 	return s.update(ctx, fmt.Sprintf("remove endpoint %s/%d", node, id), reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		var ops []clientv3.Op
 		if len(got[0]) != 0 {
@@ -288,6 +295,12 @@ func (s *Store) DeleteEndpoint(ctx context.Context, node string, id model.Endpoi
 		for _, kv := range got[1] {
 			if owner, err := store.ParseOwner(kv.Value); err == nil && owner == id {
 				ops = append(ops, clientv3.OpDelete(string(kv.Key)))
+			}
+		}
+		held := s.parseHeld(got[1])
+		for _, m := range s.parseMoves(got[2]) {
+			if m.Node == node && held[m.Addr] == id {
+				ops = append(ops, clientv3.OpDelete(s.keys.Move(m.Addr)))
 			}
 		}
 		return ops, nil

@@ -55,12 +55,13 @@ var actions = map[string]action{
 	"meter":  meter,
 	"guard":  guard,
 	"watch":  watch,
+	"await":  await,
 }
 
-// Main runs one command: check, server, rr, crr, hold, meter, guard or watch, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, meter, guard, watch or await, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)

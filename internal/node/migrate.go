@@ -166,12 +166,18 @@ func moveOf(m model.Move, state store.State) api.Move {
 	return api.Move{Move: m, Waiting: !taken}
 }
 
-// Moves lists the addresses that have moved, as last seen.
-func (a *Agent) Moves(context.Context) ([]api.Move, error) {
+// Moves lists the addresses that have moved, and which of them wait as last seen.
+func (a *Agent) Moves(ctx context.Context) ([]api.Move, error) {
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	moves, err := a.store.Moves(ctx)
+	if err != nil {
+		return nil, storeError(err)
+	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	out := make([]api.Move, len(a.state.Moves))
-	for i, m := range a.state.Moves {
+	out := make([]api.Move, len(moves))
+	for i, m := range moves {
 		out[i] = moveOf(m, a.state)
 	}
 	return out, nil

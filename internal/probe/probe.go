@@ -28,6 +28,11 @@ const (
 	minPause   = 250 * time.Millisecond // between rounds of one peer, whatever happens
 	minBackoff = 2 * time.Second        // before a failed round is repeated; doubled each time
 	maxBackoff = time.Minute            // longer for peers that are away, with many peers
+
+	// A node is in the store some seconds before its programs take probes. What fails until then is tried again before the
+	// path is called bad, which it would be for minBackoff at least; new connections take the overlay in either case.
+	settling   = 5 * time.Second
+	doubtPause = 500 * time.Millisecond
 )
 
 // Answer is what became of one probe.
@@ -283,6 +288,7 @@ func (pr *Prober) take() (*peer, time.Duration) {
 type finding struct {
 	state  model.PeerState
 	known  bool // otherwise the state stays as it is: the peer is away, or this node cannot probe
+	early  bool // the peer may not have been ready: not known, and to be looked at again at once
 	detail string
 }
 
@@ -299,6 +305,9 @@ func (pr *Prober) round(ctx context.Context, p *peer) {
 	defer pr.applying.Unlock()
 	pr.mu.Lock()
 	current, was := pr.peers[p.Underlay] == p, p.state
+	if f.known && f.state != model.PeerProven && was == model.PeerUnproven && time.Since(p.since) < settling {
+		f.known, f.early = false, true
+	}
 	pr.mu.Unlock()
 	if !current {
 		return
@@ -326,6 +335,8 @@ func (pr *Prober) settle(p *peer, f finding) {
 	p.busy, p.detail, p.probed = false, f.detail, now
 	wait := period(len(pr.peers))
 	switch {
+	case f.early:
+		wait = doubtPause
 	case !f.known:
 		// Away: a round takes seconds. Were they tried as often as few are, many would keep all rounds busy for good.
 		wait = min(minBackoff<<min(p.failures, 10), max(maxBackoff, wait))

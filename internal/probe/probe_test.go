@@ -165,6 +165,32 @@ func TestStates(t *testing.T) {
 	})
 }
 
+// TestNotReadyYet: a node that refuses while it starts is not called bad, and its path is used as soon as it works; one that
+// goes on to refuse is.
+func TestNotReadyYet(t *testing.T) {
+	n := newNetwork()
+	n.answer = func(Peer, uint16) Answer { return Refused }
+	run(t, n.config(), peers(1), func(*Prober) {
+		pass(settling - time.Second)
+		if got := n.state("n0"); got != model.PeerUnproven {
+			t.Errorf("while it starts: %s", got)
+		}
+		n.set(func() { n.answer = func(Peer, uint16) Answer { return Answered } })
+		pass(time.Second)
+		if got := n.state("n0"); got != model.PeerProven {
+			t.Errorf("when it has started: %s", got)
+		}
+	})
+	n = newNetwork()
+	n.answer = func(Peer, uint16) Answer { return Refused }
+	run(t, n.config(), peers(1), func(*Prober) {
+		pass(settling + 2*time.Second)
+		if got := n.state("n0"); got != model.PeerStripped {
+			t.Errorf("one that goes on to refuse: %s", got)
+		}
+	})
+}
+
 // TestEveryPortIsTried finds the one port that a firewall forgot, although a round tries but four.
 func TestEveryPortIsTried(t *testing.T) {
 	n := newNetwork()

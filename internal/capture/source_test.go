@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"errors"
 	"net"
 	"os"
 	"testing"
@@ -64,11 +65,17 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestSourceUDP: without all, only TCP is read.
+// TestSourceUDP: without all, only TCP is read. What is sent over lo arrives when the kernel comes to it, so the test waits for
+// the datagram, or for a connection made after it.
 func TestSourceUDP(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: opens a packet socket")
 	}
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
 	for _, all := range []bool{true, false} {
 		src, err := Listen(all)
 		if err != nil {
@@ -78,24 +85,36 @@ func TestSourceUDP(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		port := uint16(conn.LocalAddr().(*net.UDPAddr).Port)
+		stop, done := make(chan struct{}), make(chan error, 1)
+		seen := make(chan uint8, 1000) // protocols
+		go func() {
+			done <- src.read(stop, func(f frame) {
+				if p, err := parse(f.raw); err == nil && (p.src.Port() == port || p.dst.Port() == uint16(ln.Addr().(*net.TCPAddr).Port)) {
+					seen <- p.proto
+				}
+			})
+		}()
 		if _, err := conn.Write([]byte("x")); err != nil {
 			t.Fatal(err)
 		}
-		port := uint16(conn.LocalAddr().(*net.UDPAddr).Port)
-		stop := make(chan struct{})
-		close(stop)
-		seen := false
-		if err := src.read(stop, func(f frame) {
-			p, err := parse(f.raw)
-			seen = seen || err == nil && p.proto == protoUDP && p.src.Port() == port
-		}); err != nil {
+		c, err := net.Dial("tcp4", ln.Addr().String())
+		if err != nil {
 			t.Fatal(err)
 		}
-		if seen != all {
-			t.Errorf("all %v: UDP seen %v", all, seen)
+		want := map[bool]uint8{true: protoUDP, false: protoTCP}[all]
+		for got := uint8(0); got != want; {
+			select {
+			case got = <-seen:
+				if got == protoUDP && !all {
+					t.Error("UDP was read without all")
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatalf("all %v: no packet of protocol %d", all, want)
+			}
 		}
-		_ = conn.Close()
-		if err := src.Close(); err != nil {
+		close(stop)
+		if err := errors.Join(<-done, c.Close(), conn.Close(), src.Close()); err != nil {
 			t.Error(err)
 		}
 	}

@@ -11,9 +11,6 @@ import (
 // TestFilterFlood: what others send does not make the programs forget whom a container asked, nor who opened its
 // connections.
 func TestFilterFlood(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs a program 60,000 times")
-	}
 	d := loadFilter(t)
 	own, peer, other := policyPlace(2, 2, false), policyPlace(1, 2, false), policyPlace(1, 3, false)
 	stranger := netip.MustParseAddr("203.0.113.7")

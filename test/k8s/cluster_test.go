@@ -332,14 +332,7 @@ func (c *cluster) stop() {
 
 // try runs kubectl with input, and gives what it printed.
 func (c *cluster) try(input string, args ...string) (string, error) {
-	cmd := c.machines[0].command(slices.Concat(c.kubectl, args)...)
-	cmd.Stdin = strings.NewReader(input)
-	var out, errs bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, errs.String())
-	}
-	return out.String(), nil
+	return kubectlOutput(c.machines[0].command(slices.Concat(c.kubectl, args)...), input)
 }
 
 // run is try that must not fail.

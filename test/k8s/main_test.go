@@ -116,11 +116,16 @@ func (c *controlPlane) try(input string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.kubectl, append([]string{"--kubeconfig", c.kubeconfig, "--cache-dir", filepath.Join(c.dir, "cache")}, args...)...)
+	return kubectlOutput(cmd, input)
+}
+
+// kubectlOutput runs a kubectl with input, and gives what it printed.
+func kubectlOutput(cmd *exec.Cmd, input string) (string, error) {
 	cmd.Stdin = strings.NewReader(input)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, errs.String())
+		return out.String(), fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, errs.String())
 	}
 	return out.String(), nil
 }

@@ -6,7 +6,7 @@ GO         ?= go
 BIN        := bin
 OUT        := out
 PROGRAMS   := heddle heddled heddle-runtime heddle-cni
-# In containers, by Kubernetes: docs/howto/kubernetes.md.
+# On nodes of Kubernetes: docs/howto/kubernetes.md.
 KUBERNETES_PROGRAMS := heddle-kube
 export CGO_ENABLED ?= 0
 
@@ -65,7 +65,7 @@ build:
 deb:
 	$(call install,$(DEB_PACKAGES))
 	@mkdir -p $(OUT)/deb
-	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS)
+	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
 image:

@@ -36,7 +36,7 @@ mkdir -p "$root/DEBIAN" "$out/tools"
 flags=(-trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION")
 for p in "$@"; do
 	case $p in
-	heddled) dir=usr/sbin ;;
+	heddled | heddle-kube) dir=usr/sbin ;;
 	heddle-cni) dir=usr/lib/cni ;;
 	*) dir=usr/bin ;;
 	esac
@@ -49,7 +49,7 @@ doc=$root/usr/share/doc/heddle
 man=$root/usr/share/man/man8
 mkdir -p "$man" "$doc" "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
 	"$root/usr/share/fish/vendor_completions.d"
-for p in heddle heddled; do
+for p in heddle heddled heddle-kube; do
 	CGO_ENABLED=0 "$go" build -buildvcs=false -trimpath -tags man -o "$out/tools/$p" "./cmd/$p"
 	"$out/tools/$p" "$man"
 	program=$(ls "$root"/usr/*bin/$p)
@@ -71,8 +71,10 @@ cp packaging/copyright "$doc/"
 gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 cp -r README.md docs "$doc/"
 install -D -m 644 packaging/heddled.default "$root/etc/default/heddled"
-install -D -m 644 packaging/heddled.service "$root/lib/systemd/system/heddled.service"
-echo /etc/default/heddled >"$root/DEBIAN/conffiles"
+install -D -m 644 packaging/heddle-kube.default "$root/etc/default/heddle-kube"
+install -D -m 644 -t "$root/lib/systemd/system" packaging/heddled.service packaging/heddle-kube.service
+install -D -m 644 -t "$doc/kubernetes" packaging/kubernetes/heddle-package.yaml
+printf '%s\n' /etc/default/heddled /etc/default/heddle-kube >"$root/DEBIAN/conffiles"
 
 # Control files. preinst has the layout of this version's maps, for the version before it to judge.
 layout=$("$root/usr/sbin/heddled" abi)

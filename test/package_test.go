@@ -174,12 +174,13 @@ func TestDebianPackage(t *testing.T) {
 	m.sh("systemctl is-enabled heddled; systemd-analyze verify --man=no heddled.service 2>&1 | (! grep heddled)")
 	files := m.sh("dpkg -L heddle")
 	for _, want := range []string{"man8/heddled.8.gz", "man8/heddle-uninstall.8.gz", "man8/heddle-runtime.8.gz", "bash-completion/completions/heddle",
-		"doc/heddle/copyright", "doc/heddle/changelog.gz", "bin/heddle-runtime"} {
+		"doc/heddle/copyright", "doc/heddle/changelog.gz", "bin/heddle-runtime",
+		"man8/heddle-kube.8.gz", "sbin/heddle-kube", "system/heddle-kube.service", "kubernetes/heddle-package.yaml"} {
 		if !strings.Contains(files, want+"\n") {
 			t.Errorf("the package has no %s:\n%s", want, files)
 		}
 	}
-	for _, program := range []string{"heddle", "heddled"} {
+	for _, program := range []string{"heddle", "heddled", "heddle-kube"} {
 		if said := m.sh(program + " --version"); !strings.Contains(said, firstVersion) {
 			t.Errorf("%s --version: %s", program, said)
 		}
@@ -192,6 +193,7 @@ func TestDebianPackage(t *testing.T) {
 		t.Errorf("the agent complains in its sandbox:\n%s", log)
 	}
 
+	m.kube()
 	m.sh("cp /mnt/deb/load.py /usr/local/ && sh /mnt/deb/containers.sh")
 	m.upgrade()
 	m.refusals()
@@ -204,11 +206,30 @@ func (m *machine) journal() string {
 	return m.sh("journalctl --no-pager --output cat --unit heddled")
 }
 
+// kube starts heddle-kube, which is not started by default. There is no API server: it says so, and answers heddle-cni all the same.
+func (m *machine) kube() {
+	t := m.t
+	t.Helper()
+	m.fails("systemctl is-enabled heddle-kube", "disabled")
+	m.sh("systemd-analyze verify --man=no heddle-kube.service 2>&1 | (! grep heddle)")
+	m.sh("systemctl start heddle-kube; ! systemctl is-active heddle-kube && journalctl --no-pager -o cat -u heddle-kube | grep 'kubeconfig is not there'")
+	m.write("kubeconfig", `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+		"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}], "users": [{"name": "u", "user": {"token": "t"}}]}`)
+	m.sh("install -m 600 /mnt/deb/kubeconfig /etc/heddle/kubeconfig && systemctl enable --now heddle-kube 2>&1")
+	eventually(t, "heddle-kube", func() (bool, string) {
+		said, _ := m.try("systemctl is-active heddle-kube; journalctl --no-pager -o cat -u heddle-kube; test -S /run/heddle/kube.sock && echo there")
+		return strings.HasPrefix(said, "active\n") && strings.HasSuffix(said, "there\n") && strings.Contains(said, "connection refused"), said
+	})
+	if said := m.sh("journalctl --no-pager -o cat -u heddle-kube"); strings.Contains(said, "permission denied") || strings.Contains(said, "not permitted") {
+		t.Errorf("heddle-kube complains in its sandbox:\n%s", said)
+	}
+}
+
 // upgrade replaces the package under load.
 func (m *machine) upgrade() {
 	t := m.t
 	t.Helper()
-	holder := m.sh("pgrep -f 'heddled [p]ark'")
+	holder, kube := m.sh("pgrep -f 'heddled [p]ark'"), m.sh("systemctl show -P MainPID heddle-kube")
 	m.sh("mkfifo /run/go")
 	wait := m.background("heddle-runtime exec a python3 /usr/local/load.py load 10.244.0.3 </run/go >/run/load.out 2>&1; cat /run/load.out")
 	m.sh("exec 3>/run/go; sleep infinity 3>/run/go </dev/null >/dev/null 2>&1 & echo $! >/run/go.pid")
@@ -228,6 +249,9 @@ func (m *machine) upgrade() {
 		t.Errorf("the load over the upgrade: %v\n%s", err, said)
 	}
 	t.Logf("over the upgrade: %s", strings.TrimSpace(said))
+	if now := m.sh("systemctl show -P MainPID heddle-kube"); now == kube || strings.TrimSpace(now) == "0" {
+		t.Errorf("heddle-kube is process %s, was %s", now, kube)
+	}
 	if now := m.sh("pgrep -f 'heddled [p]ark'"); now != holder {
 		t.Errorf("holder %s, was %s", now, holder)
 	}
@@ -239,6 +263,7 @@ func (m *machine) refusals() {
 	m.fails("dpkg -i --force-unsafe-io /mnt/deb/foreign.deb", "another layout of flow_by_wire", "drain this node", "nothing was changed")
 	m.fails("heddle uninstall", "an agent serves", "systemctl stop heddled")
 	m.fails("dpkg -r heddle", "2 containers live", "heddle endpoints delete", "nothing was changed")
+	m.sh("systemctl is-active heddle-kube")
 	if said := m.sh("heddle status && heddle-runtime exec a python3 -c 'import socket; socket.create_connection((\"10.244.0.3\", 8000))'"); !strings.Contains(said, secondVersion) {
 		m.t.Errorf("after the refusals: %s", said)
 	}
@@ -302,7 +327,7 @@ func (m *machine) remove(before string) {
 			t.Errorf("removal does not say %q:\n%s", want, said)
 		}
 	}
-	m.sh("test -s /var/lib/heddle/join.pem && test -s /etc/default/heddled && ! ls /sys/fs/bpf/heddle && ! ip link show heddle-vx0 && ! pgrep heddled")
+	m.sh("test -s /var/lib/heddle/join.pem && test -s /etc/default/heddled && ! ls /sys/fs/bpf/heddle && ! ip link show heddle-vx0 && ! pgrep heddle")
 
 	// Installed again it is the same node, because its state was kept.
 	m.sh("dpkg -i --force-unsafe-io /mnt/deb/other.deb")
@@ -316,6 +341,8 @@ func (m *machine) remove(before string) {
 
 	// Half installed: parts are missing, the agent and its holder were killed. Then again, with nothing left.
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled; systemctl stop heddled; rm -rf /sys/fs/bpf/heddle/link_* /run/heddle/seccomp.sock /var/lib/heddle/trust; ip link del heddle-vx0")
+	m.fails("heddle uninstall", "heddle-kube serves /run/heddle/kube.sock")
+	m.sh("systemctl stop heddle-kube; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/run/heddle/kube.sock\")'") // as one that was killed leaves it
 	if said := m.sh("heddle uninstall"); !strings.Contains(said, "removed device heddle-hd0") || !strings.Contains(said, "removed /var/lib/heddle\n") {
 		t.Errorf("uninstall of half a node:\n%s", said)
 	}

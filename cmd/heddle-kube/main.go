@@ -4,14 +4,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/kube"
@@ -32,14 +35,18 @@ func newCommand() *cobra.Command {
 	var cfg kube.Config
 	var level string
 	cmd := &cobra.Command{
-		Use:           "heddle-kube",
-		Short:         "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle",
-		Long:          "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle: one process per node, beside the agent, as root.",
+		Use:   "heddle-kube",
+		Short: "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle",
+		Long: "Bring a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle: one process per node, beside the agent, as root. " +
+			"Every flag can be set by a variable, too: HEDDLE_KUBE_LOG_LEVEL is --log-level.",
 		Version:       version.String(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
 			var l slog.Level
 			if err := l.UnmarshalText([]byte(level)); err != nil {
 				return fmt.Errorf("--log-level: %w", err)
@@ -58,4 +65,19 @@ func newCommand() *cobra.Command {
 	f.DurationVar(&cfg.LeaseDuration, "lease-duration", 15*time.Second, "for how long a node that has died keeps the Lease")
 	f.StringVar(&level, "log-level", "info", "debug, info, warn or error")
 	return cmd
+}
+
+// fromEnvironment sets the flags that are not on the command line from the environment, as /etc/default/heddle-kube has them.
+// Empty variables count as none.
+func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		name := "HEDDLE_KUBE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		if value, ok := lookup(name); ok && value != "" && !f.Changed {
+			if err := flags.Set(f.Name, value); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+	})
+	return errors.Join(errs...)
 }

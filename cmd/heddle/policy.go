@@ -179,9 +179,9 @@ func newPolicyListCmd() *cobra.Command {
 			if f.output == jsonOutput {
 				return printJSON(cmd.OutOrStdout(), docs)
 			}
-			t := newTable("POLICY", "SUBJECT", "INGRESS", "EGRESS", "RULES")
+			t := newTable("POLICY", "SOURCE", "SUBJECT", "INGRESS", "EGRESS", "RULES")
 			for _, p := range docs.Policies {
-				t.row(p.Name, subjectText(p.Subject), directionText(p.Ingress), directionText(p.Egress), fmt.Sprint(p.RuleCount()))
+				t.row(p.Name, p.Source, subjectText(p.Subject), directionText(p.Ingress), directionText(p.Egress), fmt.Sprint(p.RuleCount()))
 			}
 			return t.writeTo(cmd.OutOrStdout())
 		},
@@ -247,6 +247,7 @@ func newPolicyGetCmd() *cobra.Command {
 			}
 			for _, p := range docs.Policies {
 				if p.Name == args[0] {
+					p.Source = "" // apply makes it an operator's
 					return printJSON(cmd.OutOrStdout(), struct {
 						APIVersion string `json:"apiVersion"`
 						Kind       string `json:"kind"`

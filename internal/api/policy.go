@@ -52,6 +52,8 @@ type PolicyEdit struct {
 	Namespaces       []policy.Namespace `json:"namespaces,omitempty"`
 	Delete           []string           `json:"delete,omitempty"`
 	DeleteNamespaces []string           `json:"delete_namespaces,omitempty"`
+	// Source: only what has it is deleted; what somebody else keeps stays. Empty: whosoever it is.
+	Source string `json:"source,omitempty"`
 }
 
 // PolicyOutcome says what became of one change of an edit.

@@ -125,7 +125,22 @@ func parse(n *networkingv1.NetworkPolicy) (*policy.Policy, error) {
 	if err != nil {
 		return nil, err
 	}
+	set.Policies[0].Source = policy.SourceKubernetes
 	return set.Policies[0], nil
+}
+
+// closed gives the policy that selects and speaks of the same, and allows nothing, the own node included. It has no rules: the
+// store has room for more such policies than for others.
+func closed(p *policy.Policy) *policy.Policy {
+	c := &policy.Policy{Name: p.Name, Source: p.Source, Subject: p.Subject}
+	close := func(d *policy.Direction) *policy.Direction {
+		if d == nil {
+			return nil
+		}
+		return &policy.Direction{Default: policy.DefaultDeny, Deny: d.Deny}
+	}
+	c.Ingress, c.Egress = close(p.Ingress), close(p.Egress)
+	return c
 }
 
 // reason leaves the place in a file out of an error: there is no file.
@@ -159,7 +174,7 @@ func policyName(namespace, name string) string { return namespace + "/" + shortN
 
 // describe makes the description of a namespace. An error means that it cannot be: then what was known before holds.
 func describe(ns *corev1.Namespace) (policy.Namespace, error) {
-	n := policy.Namespace{Name: ns.Name}
+	n := policy.Namespace{Name: ns.Name, Source: policy.SourceKubernetes}
 	for k, v := range ns.Labels {
 		if k == policy.NamespaceNameLabel && v == ns.Name {
 			continue // every namespace has it

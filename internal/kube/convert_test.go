@@ -2,6 +2,7 @@ package kube
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,7 @@ func TestConvertAsFromFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		set.Policies[0].Source = policy.SourceKubernetes
 		if a, b := asJSON(got), asJSON(set.Policies[0]); a != b {
 			t.Errorf("got %s\nwant %s", a, b)
 		}
@@ -57,6 +59,10 @@ func asJSON(v any) string {
 // What cannot be honoured allows nothing, and is named.
 func TestConvertRefuses(t *testing.T) {
 	long := strings.Repeat(`{"podSelector":{"matchLabels":{"a":"b"}}},`, policy.MaxPerRule)
+	labels := ""
+	for i := range policy.MaxPerSelector {
+		labels += fmt.Sprintf(`"k%d":"v",`, i)
+	}
 	for _, c := range []struct {
 		name, spec     string
 		same           string // what has to come of it
@@ -75,6 +81,8 @@ func TestConvertRefuses(t *testing.T) {
 			same: `{"podSelector":{},"ingress":[{"from":[{"podSelector":{}}]}]}`, named: []string{"spec.ingress[0]", "left out"}},
 		{name: "too many peers", spec: `{"podSelector":{},"ingress":[{"from":[` + long + `{"podSelector":{}}]}]}`,
 			same: `{"podSelector":{},"policyTypes":["Ingress"]}`, named: []string{"at most 1000"}},
+		{name: "subject of too many labels", spec: `{"podSelector":{"matchLabels":{` + labels + `"last":"v"}},"ingress":[{}],"egress":[{}]}`,
+			same: `{"podSelector":{},"policyTypes":["Ingress","Egress"]}`, named: []string{"65 labels", "whole namespace is held closed"}},
 		{name: "subject", spec: `{"podSelector":{"matchLabels":{"a":"b"},"matchExpressions":[{"key":"a","operator":"DoesNotExist"}]},"ingress":[{}]}`,
 			same: `{"podSelector":{},"policyTypes":["Ingress"]}`, named: []string{"whole namespace is held closed"}},
 	} {

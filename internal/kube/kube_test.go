@@ -56,7 +56,8 @@ type agent struct {
 	policies   map[string]*policy.Policy
 	namespaces map[string]policy.Namespace
 	edits      []api.PolicyEdit
-	tooMuch    string // a policy of this name is more than the store takes
+	tooMuch    string // a policy of this name is more than the store takes, unless it has no rules
+	never      string // one of this name whatever it has
 	endpoints  map[string]model.Endpoint
 }
 
@@ -87,7 +88,7 @@ func (a *agent) EditPolicies(_ context.Context, e api.PolicyEdit) (out []api.Pol
 		return nil, err
 	}
 	for _, p := range e.Policies {
-		if p.Name == a.tooMuch {
+		if p.Name == a.tooMuch && p.RuleCount() > 0 || p.Name == a.never {
 			return nil, &api.Error{Code: api.CodeExhausted, Message: "too much"}
 		}
 	}
@@ -109,10 +110,14 @@ func (a *agent) EditPolicies(_ context.Context, e api.PolicyEdit) (out []api.Pol
 		a.namespaces[n.Name] = n
 	}
 	for _, name := range e.Delete {
-		delete(a.policies, name)
+		if a.policies[name].Source == e.Source {
+			delete(a.policies, name)
+		}
 	}
 	for _, name := range e.DeleteNamespaces {
-		delete(a.namespaces, name)
+		if a.namespaces[name].Source == e.Source {
+			delete(a.namespaces, name)
+		}
 	}
 	return out, nil
 }
@@ -227,15 +232,28 @@ func TestPoliciesFollow(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
 	s.put("namespaces", namespace("shop", map[string]string{"tier": "a"}))
 	s.put("networkpolicies", networkPolicy(t, "web", `{"podSelector":{}}`))
-	// What is there from before: of Kubernetes, and of somebody else.
-	a.policies["shop/old"], a.policies["mine"] = &policy.Policy{Name: "shop/old"}, &policy.Policy{Name: "mine"}
-	a.namespaces["gone"] = policy.Namespace{Name: "gone"}
+	// What is there from before: of Kubernetes, and applied by hand, of which one has the name of a NetworkPolicy.
+	for name, source := range map[string]string{"shop/old": policy.SourceKubernetes, "mine": "", "shop/hand": "", "shop/web": "", "other/theirs": "another"} {
+		a.policies[name] = &policy.Policy{Name: name, Source: source}
+	}
+	a.namespaces["gone"] = policy.Namespace{Name: "gone", Source: policy.SourceKubernetes}
+	a.namespaces["lab"] = policy.Namespace{Name: "lab"}
+	hands := []string{"mine", "shop/hand", "other/theirs", "labmap[]"}
+	has := func(want ...string) error { return a.has(append(want, hands...)...) }
 	leading(t, s, a)
-	eventually(t, "all of the API server, and nothing that went", func() error { return a.has("shop/web", "mine", "shopmap[tier:a]") })
+	eventually(t, "all of the API server, and nothing that went", func() error { return has("shop/web", "shopmap[tier:a]") })
+	eventually(t, "the API server's in the place of one by hand", func() error {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if p := a.policies["shop/web"]; p.Source != policy.SourceKubernetes || p.Ingress == nil || a.namespaces["shop"].Source != policy.SourceKubernetes {
+			return fmt.Errorf("policy %+v, namespace %+v", p, a.namespaces["shop"])
+		}
+		return nil
+	})
 
 	s.put("namespaces", namespace("shop", map[string]string{"tier": "b"}))
 	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db"}}}`))
-	eventually(t, "changes", func() error { return a.has("shop/web", "shop/db", "mine", "shopmap[tier:b]") })
+	eventually(t, "changes", func() error { return has("shop/web", "shop/db", "shopmap[tier:b]") })
 	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db2"}}}`))
 	eventually(t, "changed policy", func() error {
 		a.mu.Lock()
@@ -249,9 +267,19 @@ func TestPoliciesFollow(t *testing.T) {
 	a.set(func() { before = len(a.edits) })
 	s.delete("networkpolicies", "shop/db")
 	s.delete("namespaces", "/shop")
-	eventually(t, "deletions", func() error { return a.has("shop/web", "mine") })
+	eventually(t, "deletions", func() error { return has("shop/web") })
+	// Somebody applies one by hand under the name of a NetworkPolicy that is then deleted.
+	a.set(func() { a.policies["shop/web"] = &policy.Policy{Name: "shop/web"} })
+	s.delete("networkpolicies", "shop/web")
+	s.put("networkpolicies", networkPolicy(t, "last", `{"podSelector":{}}`))
+	eventually(t, "a deletion of what somebody else keeps now", func() error { return has("shop/web", "shop/last") })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.ContainsFunc(a.edits, func(e api.PolicyEdit) bool { return slices.Contains(e.Delete, "shop/web") }) {
+		t.Error("the deletion was not tried")
+	}
 	// Each change was written, and nothing else: not all policies at every one.
-	for _, e := range a.edits[before:] {
+	for _, e := range a.edits[before : len(a.edits)-1] {
 		if len(e.Policies)+len(e.Namespaces) > 0 {
 			t.Errorf("a deletion also wrote %+v", e)
 		}
@@ -298,7 +326,8 @@ func TestAgentAway(t *testing.T) {
 		}
 		return nil
 	})
-	a.set(func() { a.policies["shop/stranger"] = &policy.Policy{Name: "shop/stranger"} })
+	stranger := &policy.Policy{Name: "shop/stranger", Source: policy.SourceKubernetes}
+	a.set(func() { a.policies["shop/stranger"] = stranger })
 	a.set(func() { a.down = false })
 	s.put("networkpolicies", networkPolicy(t, "c", `{"podSelector":{}}`))
 	eventually(t, "what changed meanwhile", func() error {
@@ -311,7 +340,7 @@ func TestAgentAway(t *testing.T) {
 	})
 	// The next one finds nothing to change but what others wrote.
 	stop()
-	a.set(func() { a.edits = nil; a.policies["shop/stranger"] = &policy.Policy{Name: "shop/stranger"} })
+	a.set(func() { a.edits = nil; a.policies["shop/stranger"] = stranger })
 	leading(t, s, a)
 	eventually(t, "the next leader's comparison", func() error { return a.has("shop/b", "shop/c") })
 	if n := len(a.edits); n != 1 || len(a.edits[0].Policies) != 0 || !slices.Equal(a.edits[0].Delete, []string{"shop/stranger"}) {
@@ -322,9 +351,10 @@ func TestAgentAway(t *testing.T) {
 // Objects that cannot be honoured have an Event each, and do not hold up others.
 func TestRefusedObjects(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
-	a.tooMuch = "shop/much"
+	a.tooMuch, a.never = "shop/much", "shop/never"
 	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":"http"}]}]}`))
-	s.put("networkpolicies", networkPolicy(t, "much", `{"podSelector":{}}`))
+	s.put("networkpolicies", networkPolicy(t, "much", `{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{}],"policyTypes":["Ingress","Egress"]}`))
+	s.put("networkpolicies", networkPolicy(t, "never", `{"podSelector":{}}`))
 	s.put("networkpolicies", networkPolicy(t, "good", `{"podSelector":{}}`))
 	many := map[string]string{}
 	for i := range policy.MaxPerSelector + 1 {
@@ -332,7 +362,16 @@ func TestRefusedObjects(t *testing.T) {
 	}
 	s.put("namespaces", namespace("many", many))
 	p, _ := leading(t, s, a)
-	eventually(t, "the others", func() error { return a.has("shop/named", "shop/good") })
+	eventually(t, "the others", func() error { return a.has("shop/named", "shop/good", "shop/much") })
+	// What the store does not take is held closed, in both directions and also to the own node.
+	a.set(func() {
+		deny := &policy.Direction{Default: policy.DefaultDeny}
+		want := &policy.Policy{Name: "shop/much", Source: policy.SourceKubernetes, Ingress: deny, Egress: deny, Subject: policy.Subject{Selector: policy.Selector{
+			Requirements: policy.Requirements{Labels: map[string]string{"app": "db"}}, Namespace: &policy.NamespaceSelector{Name: "shop"}}}}
+		if got := a.policies["shop/much"]; asJSON(got) != asJSON(want) {
+			t.Errorf("too much for the store:\n%s\nwant\n%s", asJSON(got), asJSON(want))
+		}
+	})
 	eventually(t, "events", func() error {
 		got := map[string]string{}
 		for _, e := range s.events() {
@@ -341,19 +380,37 @@ func TestRefusedObjects(t *testing.T) {
 			}
 			got[e.InvolvedObject.Kind+" "+e.InvolvedObject.Name] += e.Message
 		}
-		for what, word := range map[string]string{"NetworkPolicy named": `"http"`, "NetworkPolicy much": "too much", "Namespace many": "labels"} {
+		for what, word := range map[string]string{"NetworkPolicy named": `"http"`, "NetworkPolicy much": "too much: its rules are left out and its subject is held closed",
+			"NetworkPolicy never": "NOT in force", "Namespace many": "labels"} {
 			if !strings.Contains(got[what], word) {
 				return fmt.Errorf("%s: %q does not say %s", what, got[what], word)
 			}
 		}
-		if len(got) != 3 {
+		if len(got) != 4 {
 			t.Errorf("events of %v", got)
 		}
 		return nil
 	})
+	// Comparing again says and writes nothing new.
+	edits, told := 0, len(s.events())
+	a.set(func() { edits = len(a.edits) })
+	p.dirty.all()
+	s.put("networkpolicies", networkPolicy(t, "seen", `{"podSelector":{}}`))
+	eventually(t, "another comparison", func() error { return a.has("shop/named", "shop/good", "shop/much", "shop/seen") })
+	if now := len(s.events()); now != told {
+		t.Errorf("%d events, were %d", now, told)
+	}
+	a.set(func() {
+		for _, e := range a.edits[edits:] {
+			if len(e.Policies) != 1 || e.Policies[0].Name != "shop/seen" {
+				t.Errorf("written again: %s", asJSON(e))
+			}
+		}
+	})
 	// Mended: it is told of no more, and the metric falls.
 	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
 	s.delete("networkpolicies", "shop/much")
+	s.delete("networkpolicies", "shop/never")
 	eventually(t, "metric of refused objects", func() error {
 		all, err := p.m.registry.Gather()
 		if err != nil {

@@ -31,8 +31,9 @@ type policyAgent interface {
 	EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.PolicyOutcome, error)
 }
 
-// policies keeps the network's namespaces, and its policies with a namespace in their name, as those of the API server.
-// Policies of one part are other people's.
+// policies keeps namespaces and NetworkPolicies in the store as the API server has them. What it writes has the source
+// policy.SourceKubernetes. Of what others keep it touches only what has the name of something that the API server has: that one
+// takes its place.
 type policies struct {
 	networkPolicies, namespaces cache.SharedIndexInformer
 	agent                       policyAgent
@@ -41,7 +42,7 @@ type policies struct {
 	log                         *slog.Logger
 	dirty                       *dirty
 
-	// stored are digests of what the store has, by document; nil: not known.
+	// stored are digests of what the store has of this source, by document; nil: not known.
 	stored map[docKey][sha256.Size]byte
 }
 
@@ -93,6 +94,8 @@ type change struct {
 	size      int
 	from      objectKey // the object it was made from
 	object    metav1.Object
+	refused   []string // what of the object is not honoured
+	closed    bool     // instead of policy, which the store does not take, something that allows nothing
 }
 
 func digest(document any) ([sha256.Size]byte, int) {
@@ -104,20 +107,17 @@ func digest(document any) ([sha256.Size]byte, int) {
 }
 
 // ofPolicy says what is to be of the NetworkPolicy of this name.
-func (p *policies) ofPolicy(ctx context.Context, key string) change {
+func (p *policies) ofPolicy(key string) change {
 	namespace, name, _ := strings.Cut(key, "/")
 	c := change{key: docKey{kindPolicy, policyName(namespace, name)}, from: objectKey{networkingv1.SchemeGroupVersion.String(), "NetworkPolicy", namespace, name}}
 	o, there, _ := p.networkPolicies.GetStore().GetByKey(key)
 	np, _ := o.(*networkingv1.NetworkPolicy)
 	if !there || np == nil {
-		p.objects.refuse(ctx, c.from, "", nil)
 		return c
 	}
-	made, refused := convert(np)
-	p.objects.refuse(ctx, c.from, np.UID, refused)
-	if made != nil {
-		c.policy, c.object = made, np
-		c.digest, c.size = digest(made)
+	c.object = np
+	if c.policy, c.refused = convert(np); c.policy != nil {
+		c.digest, c.size = digest(c.policy)
 	}
 	return c
 }
@@ -128,7 +128,6 @@ func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) 
 	o, there, _ := p.namespaces.GetStore().GetByKey(name)
 	ns, _ := o.(*corev1.Namespace)
 	if !there || ns == nil {
-		p.objects.refuse(ctx, c.from, "", nil)
 		return c, true
 	}
 	made, err := describe(ns)
@@ -136,7 +135,6 @@ func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) 
 		p.objects.refuse(ctx, c.from, ns.UID, []string{reason(err) + ": the namespace keeps the labels it had"})
 		return c, false
 	}
-	p.objects.refuse(ctx, c.from, ns.UID, nil)
 	c.namespace, c.object = &made, ns
 	c.digest, c.size = digest(made)
 	return c, true
@@ -148,7 +146,7 @@ func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 	for _, key := range slices.Sorted(maps.Keys(keys)) { // namespaces before policies
 		kind, name, _ := strings.Cut(key, " ")
 		if kind == kindPolicy {
-			changes = append(changes, p.ofPolicy(ctx, name))
+			changes = append(changes, p.ofPolicy(name))
 		} else if c, ok := p.ofNamespace(ctx, name); ok {
 			changes = append(changes, c)
 		}
@@ -156,7 +154,7 @@ func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 	return p.bring(ctx, changes)
 }
 
-// everything compares all of the API server's with all of the store's. What is in the store only is deleted.
+// everything compares all of the API server's with all of the store's. What is in the store only is deleted, if it is of this source.
 func (p *policies) everything(ctx context.Context) error {
 	docs, err := p.agent.Policies(ctx)
 	if err != nil {
@@ -165,10 +163,12 @@ func (p *policies) everything(ctx context.Context) error {
 	}
 	p.stored = make(map[docKey][sha256.Size]byte, len(docs.Policies)+len(docs.Namespaces))
 	for _, n := range docs.Namespaces {
-		p.stored[docKey{kindNamespace, n.Name}], _ = digest(n)
+		if n.Source == policy.SourceKubernetes {
+			p.stored[docKey{kindNamespace, n.Name}], _ = digest(n)
+		}
 	}
 	for _, pol := range docs.Policies {
-		if strings.Contains(pol.Name, "/") {
+		if pol.Source == policy.SourceKubernetes {
 			p.stored[docKey{kindPolicy, pol.Name}], _ = digest(pol)
 		}
 	}
@@ -182,7 +182,7 @@ func (p *policies) everything(ctx context.Context) error {
 		}
 	}
 	for _, key := range slices.Sorted(slices.Values(p.networkPolicies.GetStore().ListKeys())) {
-		c := p.ofPolicy(ctx, key)
+		c := p.ofPolicy(key)
 		wanted[c.key] = true
 		changes = append(changes, c)
 	}
@@ -198,10 +198,14 @@ func (p *policies) everything(ctx context.Context) error {
 func (p *policies) bring(ctx context.Context, changes []change) error {
 	changes = slices.DeleteFunc(changes, func(c change) bool {
 		have, there := p.stored[c.key]
+		same := there && have == c.digest
 		if c.policy == nil && c.namespace == nil {
-			return !there
+			same = !there
 		}
-		return there && have == c.digest
+		if same {
+			p.tell(ctx, c)
+		}
+		return same
 	})
 	for len(changes) > 0 {
 		n, size := 0, 0
@@ -219,10 +223,31 @@ func (p *policies) bring(ctx context.Context, changes []change) error {
 	return nil
 }
 
+// tell says what of a change's object is not honoured.
+func (p *policies) tell(ctx context.Context, c change) {
+	if c.object == nil {
+		p.objects.refuse(ctx, c.from, "", nil)
+		return
+	}
+	p.objects.refuse(ctx, c.from, c.object.GetUID(), c.refused)
+}
+
+// close puts what allows nothing in the place of a policy that the store does not take.
+func (p *policies) close(ctx context.Context, c change, why error) error {
+	c.policy, c.closed = closed(c.policy), true
+	c.digest, c.size = digest(c.policy)
+	c.refused = append(slices.Clone(c.refused), "the store does not take it: "+why.Error()+": its rules are left out and its subject is held closed")
+	if p.stored[c.key] == c.digest {
+		p.tell(ctx, c)
+		return nil
+	}
+	return p.step(ctx, []change{c})
+}
+
 // step makes changes in one step. If they are too much together each is tried alone, so that one that is too much does
 // not hold up the others.
 func (p *policies) step(ctx context.Context, changes []change) error {
-	var edit api.PolicyEdit
+	edit := api.PolicyEdit{Source: policy.SourceKubernetes}
 	for _, c := range changes {
 		switch {
 		case c.policy != nil:
@@ -245,22 +270,30 @@ func (p *policies) step(ctx context.Context, changes []change) error {
 			}
 		}
 		return nil
+	case tooMuch && changes[0].policy != nil && !changes[0].closed:
+		return p.close(ctx, changes[0], err)
 	case tooMuch && changes[0].object != nil:
-		p.objects.refuse(ctx, changes[0].from, changes[0].object.GetUID(), []string{"the store does not take it: " + err.Error() + ": what it was before holds"})
+		c := changes[0]
+		c.refused = append(slices.Clone(c.refused), "the store does not take it: "+err.Error()+": NOT in force, what it was before holds")
+		p.tell(ctx, c)
 		return nil
 	case err != nil:
 		return err
 	}
+	for _, o := range outcomes {
+		p.m.changes.WithLabelValues(o.Kind, o.Change).Inc()
+		if _, own := p.stored[docKey{o.Kind, o.Name}]; !own && o.Change == "changed" {
+			p.log.Warn("the API server's takes the place of what somebody else kept", o.Kind, o.Name)
+		}
+		p.log.Info("brought into the store", o.Kind, o.Name, "change", o.Change)
+	}
 	for _, c := range changes {
+		p.tell(ctx, c)
 		if c.policy == nil && c.namespace == nil {
 			delete(p.stored, c.key)
 		} else {
 			p.stored[c.key] = c.digest
 		}
-	}
-	for _, o := range outcomes {
-		p.m.changes.WithLabelValues(o.Kind, o.Change).Inc()
-		p.log.Info("brought into the store", o.Kind, o.Name, "change", o.Change)
 	}
 	return nil
 }

@@ -285,7 +285,7 @@ func (a *Agent) EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.Po
 	limited, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	made, err := a.store.EditPolicies(limited, store.PolicyEdit{
-		Put: edit.Policies, PutNamespaces: edit.Namespaces, Delete: edit.Delete, DeleteNamespaces: edit.DeleteNamespaces})
+		Put: edit.Policies, PutNamespaces: edit.Namespaces, Delete: edit.Delete, DeleteNamespaces: edit.DeleteNamespaces, Source: edit.Source})
 	if err != nil {
 		return nil, policyError(err)
 	}
@@ -338,12 +338,12 @@ func holds(state *policy.State, edit api.PolicyEdit) bool {
 		}
 	}
 	for _, name := range edit.Delete {
-		if policies[name] != nil {
+		if p := policies[name]; p != nil && (edit.Source == "" || p.Source == edit.Source) {
 			return false
 		}
 	}
 	for _, name := range edit.DeleteNamespaces {
-		if _, there := namespaces[name]; there {
+		if n, there := namespaces[name]; there && (edit.Source == "" || n.Source == edit.Source) {
 			return false
 		}
 	}

@@ -19,12 +19,18 @@ import (
 type Policy struct {
 	// Name is unique in the network: see ValidateName.
 	Name string `json:"name"`
+	// Source is who keeps it: SourceKubernetes, or empty for an operator. It has no influence on traffic.
+	Source string `json:"source,omitempty"`
 	// Subject says whom the policy is about.
 	Subject Subject `json:"subject"`
 	// Ingress is about connections to the subject, Egress about its own. Nil: the policy does not speak of them.
 	Ingress *Direction `json:"ingress,omitempty"`
 	Egress  *Direction `json:"egress,omitempty"`
 }
+
+// SourceKubernetes is the Source of policies and namespaces that heddle-kube keeps as the API server has them. It changes and deletes no
+// others.
+const SourceKubernetes = "kubernetes"
 
 // Subject selects endpoints. All that is set has to hold; without anything set it selects every endpoint.
 type Subject struct {

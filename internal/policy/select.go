@@ -34,12 +34,16 @@ func NamespaceOf(e model.Endpoint) string {
 // described has no label but NamespaceNameLabel.
 type Namespace struct {
 	Name   string            `json:"name"`
+	Source string            `json:"source,omitempty"` // as a Policy's
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Validate reports what is wrong with a namespace's description: a *FieldError.
 func (n Namespace) Validate() error {
 	if err := ValidateNamespace(n.Name); err != nil {
+		return err
+	}
+	if err := validateSource(n.Source); err != nil {
 		return err
 	}
 	if len(n.Labels) > MaxPerSelector {

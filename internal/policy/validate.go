@@ -18,6 +18,8 @@ const (
 	MaxPerSelector = 64     // labels, expressions and values of an expression
 	MaxPolicies    = 20000  // of a network
 	MaxTotalRules  = 200000 // of a network
+	ClosingRoom    = 10000  // policies beyond MaxPolicies, for those without rules: what has no room can be held closed
+	maxSource      = 40     // bytes
 	maxLabelKey    = 317
 	maxLabelValue  = 256
 )
@@ -66,6 +68,13 @@ func ValidateNamespace(name string) error {
 	return nil
 }
 
+func validateSource(source string) error {
+	if source != "" && (len(source) > maxSource || !isDNSName(source)) {
+		return fault("source", "leave it out", "%.60q: want at most %d of a-z, 0-9, '-' and '.'", source, maxSource)
+	}
+	return nil
+}
+
 func isDNSName(s string) bool {
 	alnum := func(c byte) bool { return c >= 'a' && c <= 'z' || c >= '0' && c <= '9' }
 	if s == "" || !alnum(s[0]) || !alnum(s[len(s)-1]) {
@@ -82,6 +91,9 @@ func isDNSName(s string) bool {
 // Validate reports the first field that no policy may have: a *FieldError.
 func (p *Policy) Validate() error {
 	if err := ValidateName(p.Name); err != nil {
+		return err
+	}
+	if err := validateSource(p.Source); err != nil {
 		return err
 	}
 	if err := p.Subject.validate("subject"); err != nil {

@@ -23,6 +23,8 @@ type PolicyEdit struct {
 	PutNamespaces    []policy.Namespace
 	Delete           []string
 	DeleteNamespaces []string
+	// Source: only what has it is deleted; what somebody else keeps stays, and its outcome is "unchanged". Empty: whosoever it is.
+	Source string
 }
 
 // PolicyOutcome says what became of one change of an edit.
@@ -103,11 +105,22 @@ func closedPolicy(name string, value []byte) (*policy.Policy, bool) {
 		return nil, false
 	}
 	closed := &policy.Direction{Rules: []policy.Rule{{Name: "not understood: closed", Action: policy.Block}}}
-	p := &policy.Policy{Name: name, Ingress: closed, Egress: closed}
+	p := &policy.Policy{Name: name, Source: sourceOf(value), Ingress: closed, Egress: closed}
 	if decodeStrictly(members.Subject, &p.Subject) != nil || p.Validate() != nil {
 		return nil, false
 	}
 	return p, true
+}
+
+// sourceOf gives the source that a stored policy or namespace says, also one that is not understood as a whole.
+func sourceOf(value []byte) string {
+	var members struct {
+		Source string `json:"source"`
+	}
+	if json.Unmarshal(value, &members) != nil || (policy.Namespace{Name: "any", Source: members.Source}).Validate() != nil {
+		return ""
+	}
+	return members.Source
 }
 
 // EncodeNamespace gives the value stored for n, or why n is no valid namespace.
@@ -192,6 +205,8 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		switch {
 		case value == nil && !there:
 			return &UnknownPolicyError{kind, name}
+		case value == nil && edit.Source != "" && sourceOf(old) != edit.Source:
+			o.Change = "unchanged"
 		case value == nil:
 			o.Change = "deleted"
 		case there && bytes.Equal(old, value):
@@ -231,7 +246,9 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		if err := change("policy", name, keys.Policy(name), nil, policies); err != nil {
 			return nil, nil, err
 		}
-		after.add(policies[name], -1)
+		if outcomes[len(outcomes)-1].Change == "deleted" {
+			after.add(policies[name], -1)
+		}
 	}
 	for _, name := range edit.DeleteNamespaces {
 		if err := change("namespace", name, keys.Namespace(name), nil, namespaces); err != nil {
@@ -239,7 +256,7 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 		}
 	}
 	after = PolicyTotals{max(after.Policies, 0), max(after.Rules, 0)} // if something else wrote policies
-	if err := checkLimits(len(writes), size, totals, after); err != nil {
+	if err := checkLimits(edit, len(writes), size, totals, after); err != nil {
 		return nil, nil, err
 	}
 	if len(writes) > 0 {
@@ -253,15 +270,19 @@ func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte
 	return writes, outcomes, nil
 }
 
-func checkLimits(changes, size int, before, after PolicyTotals) error {
+func checkLimits(edit PolicyEdit, changes, size int, before, after PolicyTotals) error {
 	const steps = "apply the files in several steps"
+	most := policy.MaxPolicies
+	if !slices.ContainsFunc(edit.Put, func(p *policy.Policy) bool { return p.RuleCount() > 0 }) {
+		most += policy.ClosingRoom
+	}
 	switch {
 	case changes > maxEditChanges:
 		return &PolicyLimitError{"changed documents in one step", changes, maxEditChanges, steps}
 	case size > maxEditBytes:
 		return &PolicyLimitError{"bytes of changed documents in one step", size, maxEditBytes, steps}
-	case after.Policies > policy.MaxPolicies && after.Policies > before.Policies:
-		return &PolicyLimitError{"policies in the network", after.Policies, policy.MaxPolicies, "delete some"}
+	case after.Policies > most && after.Policies > before.Policies:
+		return &PolicyLimitError{"policies in the network", after.Policies, most, "delete some"}
 	case after.Rules > policy.MaxTotalRules && after.Rules > before.Rules:
 		return &PolicyLimitError{"rules in the network", after.Rules, policy.MaxTotalRules, "delete some"}
 	}

@@ -142,3 +142,59 @@ func TestPlanEdit(t *testing.T) {
 		t.Error("put and deleted at once")
 	}
 }
+
+// TestPlanEditOfSource: who deletes in the name of a source deletes nothing that somebody else keeps.
+func TestPlanEditOfSource(t *testing.T) {
+	k := KeysOf(1)
+	own := testPolicy("own", 1)
+	own.Source = policy.SourceKubernetes
+	policies, namespaces := map[string][]byte{"unread": []byte(`{"name":"unread","source":"kubernetes","subject":{},"later":1}`)}, map[string][]byte{}
+	for _, p := range []*policy.Policy{own, testPolicy("hand", 1)} {
+		value, err := EncodePolicy(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		policies[p.Name] = value
+	}
+	for _, n := range []policy.Namespace{{Name: "own", Source: policy.SourceKubernetes}, {Name: "hand"}} {
+		value, err := EncodeNamespace(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		namespaces[n.Name] = value
+	}
+	edit := PolicyEdit{Delete: []string{"own", "hand", "unread"}, DeleteNamespaces: []string{"own", "hand"}, Source: policy.SourceKubernetes}
+	writes, outcomes, err := PlanEdit(k, edit, policies, namespaces, PolicyTotals{3, 2})
+	want := "[{policy own deleted} {policy hand unchanged} {policy unread deleted} {namespace own deleted} {namespace hand unchanged}]"
+	if err != nil || fmt.Sprint(outcomes) != want || len(writes) != 4 || string(writes[3].Value) != `{"policies":1,"rules":1}` {
+		t.Errorf("%v, %v, %v", outcomes, writes, err)
+	}
+	edit.Source = ""
+	if _, outcomes, err := PlanEdit(k, edit, policies, namespaces, PolicyTotals{3, 2}); err != nil || strings.Contains(fmt.Sprint(outcomes), "unchanged") {
+		t.Errorf("an operator: %v, %v", outcomes, err)
+	}
+	for _, source := range []string{"A", "a b", strings.Repeat("a", 41)} {
+		own.Source = source
+		if _, err := EncodePolicy(own); err == nil {
+			t.Errorf("source %q is taken", source)
+		}
+	}
+}
+
+// TestRoomToClose: where the network has all the policies that it may have, and all the rules, subjects can still be held closed.
+func TestRoomToClose(t *testing.T) {
+	k := KeysOf(1)
+	full := PolicyTotals{Policies: policy.MaxPolicies, Rules: policy.MaxTotalRules}
+	one := func(rules int) PolicyEdit { return PolicyEdit{Put: []*policy.Policy{testPolicy("c", rules)}} }
+	var limit *PolicyLimitError
+	if _, _, err := PlanEdit(k, one(1), nil, nil, PolicyTotals{Policies: policy.MaxPolicies}); !errors.As(err, &limit) {
+		t.Errorf("one policy too many: %v", err)
+	}
+	if _, _, err := PlanEdit(k, one(0), nil, nil, full); err != nil {
+		t.Errorf("one without rules: %v", err)
+	}
+	full.Policies += policy.ClosingRoom
+	if _, _, err := PlanEdit(k, one(0), nil, nil, full); !errors.As(err, &limit) {
+		t.Errorf("one without rules too many: %v", err)
+	}
+}

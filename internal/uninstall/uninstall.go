@@ -43,6 +43,7 @@ var stateFiles = []string{"holder.sock", "holder.sock.lock", "instance", "etcd",
 const (
 	recordFile = "node.json" // beside the API's socket
 	deletedDir = "deleted"   // the same: what heddle-cni could not delete while no agent ran
+	kubeSocket = "kube.sock" // the same: heddle-kube's
 	lockSuffix = ".lock"
 )
 
@@ -79,6 +80,10 @@ func (n Node) check() error {
 	}
 	if conn, err := net.Dial("unix", n.APISocket); err == nil {
 		return errors.Join(fmt.Errorf("an agent serves %s: stop it first (systemctl stop heddled), or give --force", n.APISocket), conn.Close())
+	}
+	kube := filepath.Join(filepath.Dir(n.APISocket), kubeSocket)
+	if conn, err := net.Dial("unix", kube); err == nil {
+		return errors.Join(fmt.Errorf("heddle-kube serves %s: stop it first (systemctl stop heddle-kube), or give --force", kube), conn.Close())
 	}
 	live, err := netcfg.Endpoints()
 	if err != nil {
@@ -204,7 +209,7 @@ func (n Node) removeCgroups(removed func(string)) error {
 func (n Node) removeFiles(removed func(string)) error {
 	run := filepath.Dir(n.APISocket)
 	files := []string{
-		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), n.SeccompSocket, n.SeccompSocket + lockSuffix,
+		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
 	}
 	for _, name := range stateFiles {
 		files = append(files, filepath.Join(n.StateDir, name))

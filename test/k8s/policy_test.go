@@ -197,6 +197,10 @@ func TestPolicies(t *testing.T) {
 	for name, labels := range map[string]string{"db": `"app": "db"`, "web": `"app": "web"`, "other": `"app": "other", "io.heddle.namespace": "kube-system"`} {
 		pods[name] = l.attach("n1", socket, "shop", name, c.bindPod(t, "n1", "shop", name, labels))
 	}
+	byHand := filepath.Join(c.dir, "by-hand.json")
+	write(t, byHand, `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"namespace": "shop", "name": "by-hand"},
+		"spec": {"podSelector": {"matchLabels": {"app": "nobody"}}, "ingress": []}}`)
+	l.heddle("policy", "apply", "-f", byHand)
 	pods["db"].serve(t, "80")
 	wantConnects(t, "no policy", pods["other"], pods["db"], "80", "yes")
 
@@ -236,7 +240,7 @@ func TestPolicies(t *testing.T) {
 	}
 	l.startKube(c, "n1")
 	wantConnects(t, "a policy deleted while nobody looked", pods["other"], pods["db"], "80", "yes")
-	if got := l.heddle("policy", "list"); strings.Contains(got, "shop/db") {
+	if got := l.heddle("policy", "list"); strings.Contains(got, "shop/db") || !strings.Contains(got, "shop/by-hand") {
 		t.Errorf("policies left: %s", got)
 	}
 }

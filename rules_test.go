@@ -51,9 +51,11 @@ var allowed = map[string][]string{
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime", "internal/trust"},
-	"internal/bench":      {"internal/api", "internal/bench/peer", "internal/netns", "internal/policy"},
-	"internal/bench/peer": {},
-	"internal/bench/plot": {"internal/bench"},
+	"internal/bench":      {"internal/api", "internal/bench/histogram", "internal/bench/peer", "internal/netns", "internal/policy"},
+	"internal/bench/peer": {"internal/bench/histogram"},
+	"internal/bench/plot": {"internal/bench", "internal/bench/histogram"},
+	// Pure.
+	"internal/bench/histogram": {},
 	// In heddled only: the command line goes without etcd.
 	"internal/bench/populate": {"internal/store", "internal/store/etcd", "internal/trust"},
 

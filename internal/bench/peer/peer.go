@@ -1,6 +1,6 @@
 // Package peer is the small program that both ends of a measurement run inside the places that are
 // measured: an echo server, the round-trip and connection clients, and two wrappers that make somebody
-// else's program (iperf3) measurable and mortal.
+// else's program (iperf3) measurable and mortal, and loads for servers of others (memcached, HTTP).
 //
 // The hot loops use blocking system calls on one locked thread, not package net: the Go poller would put
 // its own wake-ups into the figures. Every command is bounded in time and in count, prints its result as
@@ -41,7 +41,14 @@ type settings struct {
 	connections int
 	cpu         int
 	pause       time.Duration
-	command     []string
+	// Of loads.
+	threads int
+	rate    float64 // operations a second on all connections; 0: as many as there can be
+	warmUp  time.Duration
+	path    string
+	// Of guard.
+	until   string // address: ready when somebody accepts there
+	command []string
 }
 
 type action func(context.Context, settings, Streams) error
@@ -56,12 +63,15 @@ var actions = map[string]action{
 	"guard":  guard,
 	"watch":  watch,
 	"await":  await,
+	// Loads of servers of others.
+	"memcache": load(newMemcache),
+	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, meter, guard, watch or await, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, meter, guard, watch, await, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -75,6 +85,11 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
 	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
 	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")
+	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
+	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")
+	flags.DurationVar(&s.warmUp, "warm-up", 0, "a load's time before the measured phase")
+	flags.StringVar(&s.path, "path", "/", "what http asks for")
+	flags.StringVar(&s.until, "until", "", "guard is ready once somebody accepts at this address")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")
 	if err := flags.Parse(args[1:]); err != nil {
 		return err
@@ -91,6 +106,9 @@ const (
 	maxSize        = 64 << 10
 	maxConnections = 1 << 17
 	maxDuration    = 10 * time.Minute
+	maxThreads     = 64
+	minRate        = 0.01
+	maxRate        = 1e7
 )
 
 func (s settings) validate() error {
@@ -105,6 +123,12 @@ func (s settings) validate() error {
 		return fmt.Errorf("--size %d: want 1..%d", s.size, maxSize)
 	case s.connections < 1 || s.connections > maxConnections:
 		return fmt.Errorf("--connections %d: want 1..%d", s.connections, maxConnections)
+	case s.threads < 1 || s.threads > maxThreads || s.threads > s.connections:
+		return fmt.Errorf("--threads %d: want 1..%d, and no more than connections", s.threads, maxThreads)
+	case s.rate < 0 || s.rate > maxRate || s.rate > 0 && s.rate < minRate:
+		return fmt.Errorf("--rate %g: want 0, or %g..%g", s.rate, minRate, maxRate)
+	case s.warmUp < 0 || s.warmUp > maxDuration:
+		return fmt.Errorf("--warm-up %s: want 0..%s", s.warmUp, maxDuration)
 	}
 	return nil
 }

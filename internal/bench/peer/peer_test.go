@@ -238,13 +238,14 @@ cpufreq 1
 `
 
 func TestParseStat(t *testing.T) {
-	idle, cpus, err := parseStat([]byte(strings.TrimSuffix(statText, "cpufreq 1\n")))
+	read, err := parseStat([]byte(strings.TrimSuffix(statText, "cpufreq 1\n")))
+	idle, cpus := read.idle, read.cpus
 	if want := 10270 * time.Millisecond; err != nil || idle != want || cpus != 2 {
 		t.Errorf("got %v, %d, %v, want %v, 2", idle, cpus, err, want)
 	}
 	for _, bad := range []string{"", "cpu 1 2\ncpu0 1 2\n", "cpu 1 2 3 x 5 6 7 8\ncpu0 1\n", "intr 5\n"} {
-		if idle, cpus, err := parseStat([]byte(bad)); err == nil {
-			t.Errorf("parseStat(%q) = %v, %v", bad, idle, cpus)
+		if read, err := parseStat([]byte(bad)); err == nil {
+			t.Errorf("parseStat(%q) = %+v", bad, read)
 		}
 	}
 }
@@ -252,7 +253,7 @@ func TestParseStat(t *testing.T) {
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte(statText))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, cpus, err := parseStat(b); err == nil && cpus < 1 {
+		if read, err := parseStat(b); err == nil && read.cpus < 1 {
 			t.Errorf("parseStat(%q): no processors and no error", b)
 		}
 	})

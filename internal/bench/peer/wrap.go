@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -65,8 +66,12 @@ func meter(ctx context.Context, s settings, streams Streams) error {
 	})
 }
 
+// guardGrace is how long a guarded program has between SIGINT, at which servers end in order, and its death.
+const guardGrace = 10 * time.Second
+
 // guard runs a server that knows no end of its own, and ends it with its standard input, after its
-// lifetime, or with this process: nothing is left behind in a container when the bench is killed.
+// lifetime, or with this process: nothing is left behind in a container when the bench is killed. For a server that does not
+// say when it listens, it says so itself, by --until.
 func guard(ctx context.Context, s settings, streams Streams) error {
 	runtime.LockOSThread() // see meter
 	defer runtime.UnlockOSThread()
@@ -76,9 +81,13 @@ func guard(ctx context.Context, s settings, streams Streams) error {
 	if err != nil {
 		return err
 	}
+	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(os.Interrupt) }, guardGrace
 	cmd.Stdout, cmd.Stderr = streams.Out, streams.Err
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", s.command[0], err)
+	}
+	if s.until != "" {
+		go reportListening(ctx, s.until, streams)
 	}
 	stopped := make(chan struct{})
 	go func() {
@@ -103,3 +112,23 @@ func guard(ctx context.Context, s settings, streams Streams) error {
 	}
 	return nil
 }
+
+// reportListening prints Ready once somebody accepts at address. If nobody ever does, whoever waits for that line gives up.
+func reportListening(ctx context.Context, address string, streams Streams) {
+	d := net.Dialer{Timeout: awaitConnect}
+	for ctx.Err() == nil {
+		if c, err := d.DialContext(ctx, "tcp", address); err == nil {
+			_ = c.Close()
+			// Without a reader of the output the server's end is near anyway.
+			_, _ = fmt.Fprintln(streams.Out, Ready)
+			return
+		}
+		select {
+		case <-time.After(listenPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// listenPause is the time between two connects of reportListening.
+const listenPause = 20 * time.Millisecond

@@ -1,0 +1,73 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// An operation of iperf3 is a megabyte.
+const (
+	bitsPerOperation  = 8e6
+	metricThroughput  = "throughput_bps"
+	operationsPerGbit = 1e9 / bitsPerOperation
+)
+
+// iperfRates are the points of figure 6a, in Gbit/s; 0 is as fast as it goes.
+var iperfRates = []float64{1, 2, 4, 6, 8, 10, 0}
+
+// iperfApps are one connection at each rate.
+func iperfApps() (apps []PaperApp) {
+	for _, gbit := range iperfRates {
+		name, title := fmt.Sprintf("iperf3-%gg", gbit), fmt.Sprintf("iperf3, one connection at %g Gbit/s", gbit)
+		if gbit == 0 {
+			name, title = "iperf3-free", "iperf3, one connection"
+		}
+		apps = append(apps, PaperApp{
+			Name: name, Title: title, Rate: gbit * operationsPerGbit, family: "iperf3",
+			programs: []paperProgram{program("iperf3", "iperf3")},
+			warmUp:   time.Second,
+			server:   func(l paperLaunch) []string { return []string{"iperf3", "-s", "-p", port(l)} },
+			client: func(l paperLaunch) []string {
+				seconds := int((l.warmUp + l.duration + clientTail + time.Second - 1) / time.Second)
+				words := []string{"iperf3", "-c", l.address.Addr().String(), "-p", port(l), "-t", strconv.Itoa(seconds), "-J",
+					"--connect-timeout", "5000", "-A", fmt.Sprintf("%d,%d", l.cpus.client, l.cpus.server)}
+				if l.rate > 0 {
+					words = append(words, "-b", strconv.FormatFloat(l.rate*bitsPerOperation, 'f', 0, 64))
+				}
+				return words
+			},
+			read: readIperfRate,
+		})
+	}
+	return apps
+}
+
+func readIperfRate(o paperOutput) (s paperSample, err error) {
+	var out struct {
+		Error string `json:"error"`
+		End   struct {
+			Received struct {
+				BitsPerSecond float64 `json:"bits_per_second"`
+			} `json:"sum_received"`
+		} `json:"end"`
+	}
+	if err := json.Unmarshal(o.stdout, &out); err != nil {
+		return s, fmt.Errorf("read iperf3: %w", err)
+	}
+	switch {
+	case out.Error != "":
+		return s, fmt.Errorf("iperf3: %s", strings.TrimSpace(out.Error))
+	case out.End.Received.BitsPerSecond <= 0:
+		return s, errors.New("iperf3: nothing received")
+	}
+	s.metrics = map[string]float64{
+		metricThroughput: out.End.Received.BitsPerSecond,
+		MetricRate:       out.End.Received.BitsPerSecond / bitsPerOperation,
+	}
+	s.addUnkept(o.launch.rate)
+	return s, nil
+}

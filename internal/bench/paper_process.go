@@ -1,0 +1,245 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"heddle.dev/heddle/internal/bench/peer"
+)
+
+// peerReadyLine is what the guard of a server prints once the server accepts.
+const peerReadyLine = peer.Ready + "\n"
+
+// loadProcess is a client that runs while its machine is watched.
+type loadProcess struct {
+	cmd            *exec.Cmd
+	stdin          interface{ Close() error }
+	stdout, stderr *tail
+	marked         chan struct{} // closed when its mark came
+	exited         chan struct{} // closed when it has ended, after err was set
+	err            error
+}
+
+// startLoad starts a client. mark is what it prints when its measured phase begins, "" if it does not say.
+func startLoad(_ context.Context, cmd *exec.Cmd, mark string) (*loadProcess, error) {
+	prepare(cmd)
+	c := &loadProcess{cmd: cmd, stdout: &tail{limit: outputLimit}, stderr: &tail{limit: tailLimit}, marked: make(chan struct{}), exited: make(chan struct{})}
+	cmd.Stdout, cmd.Stderr = c.stdout, c.stderr
+	if mark != "" {
+		cmd.Stdout = &readiness{mark: []byte(mark), seen: c.marked, rest: c.stdout}
+	}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, fmt.Errorf("open input: %w", err)
+	}
+	c.stdin = stdin
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start: %w", err)
+	}
+	go func() {
+		c.err = cmd.Wait()
+		close(c.exited)
+	}()
+	return c, nil
+}
+
+// markTimeout bounds the time from the start of a client to its mark, beyond its warm-up.
+const markTimeout = 20 * time.Second
+
+// await waits for the mark or, without one, for the time that the client takes to warm up.
+func (c *loadProcess) await(ctx context.Context, mark string, warmUp time.Duration) error {
+	if mark == "" {
+		return c.endures(ctx, warmUp)
+	}
+	select {
+	case <-c.marked:
+		return nil
+	case <-c.exited:
+		return c.explain(errOrEnd(c.err))
+	case <-time.After(warmUp + markTimeout):
+		return c.explain(fmt.Errorf("not begun after %s", warmUp+markTimeout))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// endures waits for a time in which the client must not end.
+func (c *loadProcess) endures(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-c.exited:
+		return c.explain(fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err)))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// finish lets the client end and gives what it printed.
+func (c *loadProcess) finish(ctx context.Context) ([]byte, error) {
+	// It fails only if the process is gone already.
+	_ = c.stdin.Close()
+	select {
+	case <-c.exited:
+	case <-time.After(clientSlack):
+		return nil, c.explain(fmt.Errorf("not ended %s after the measured phase", clientSlack))
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if c.err != nil {
+		return nil, c.explain(c.err)
+	}
+	if c.stdout.lost {
+		return nil, fmt.Errorf("printed more than %d bytes", outputLimit)
+	}
+	return c.stdout.kept, nil
+}
+
+// kill makes sure that the client has ended: by the end of its input, SIGTERM, or death.
+func (c *loadProcess) kill() error {
+	_ = c.stdin.Close()
+	select {
+	case <-c.exited:
+		return nil
+	default:
+	}
+	_ = c.cmd.Cancel() // gone in the meantime, if it fails
+	select {
+	case <-c.exited:
+		return nil
+	case <-time.After(stopTimeout):
+	}
+	if err := c.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill client: %w", err)
+	}
+	<-c.exited
+	return nil
+}
+
+func (c *loadProcess) explain(err error) error {
+	said := strings.TrimSpace(c.stderr.String() + "\n" + lastBytes(c.stdout.String(), tailLimit/2))
+	if said == "" {
+		return err
+	}
+	return fmt.Errorf("%w: %s", err, said)
+}
+
+func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }
+
+// cpuReading is the machine's processor time at an instant, and that of the two ends' processes.
+type cpuReading struct {
+	at             time.Time
+	machine        peer.CPUTime
+	server, client time.Duration
+}
+
+// readCPU reads what the processes at and below the two given have used.
+func readCPU(server, client int) (r cpuReading, err error) {
+	processes, err := readProcesses("/proc")
+	if err != nil {
+		return r, err
+	}
+	r.server, r.client = treeTime(processes, server), treeTime(processes, client)
+	if r.machine, err = peer.ReadCPUTime(); err != nil {
+		return r, err
+	}
+	r.at = time.Now()
+	return r, nil
+}
+
+// cpuWindow is the time between two readings.
+type cpuWindow struct{ begin, end cpuReading }
+
+// addTo adds the metrics of processors, and those that divide by the rate that is there already.
+func (w cpuWindow) addTo(s *paperSample) error {
+	wall := w.end.at.Sub(w.begin.at).Seconds()
+	busy, split := w.end.machine.BusySince(w.begin.machine).Seconds(), w.end.machine.SplitSince(w.begin.machine)
+	rate := s.metrics[MetricRate]
+	if wall <= 0 || busy <= 0 || rate <= 0 {
+		return fmt.Errorf("%.3f operations/s, %.3f s of processors in %.3f s: nothing was measured", rate, busy, wall)
+	}
+	s.metrics[MetricCPU] = busy / wall
+	s.metrics[MetricUser] = split.User.Seconds() / wall
+	s.metrics[MetricSystem] = split.System.Seconds() / wall
+	s.metrics[MetricSoftIRQ] = split.SoftIRQ.Seconds() / wall
+	s.metrics[MetricServerCPU] = (w.end.server - w.begin.server).Seconds() / wall
+	s.metrics[MetricClientCPU] = (w.end.client - w.begin.client).Seconds() / wall
+	s.metrics[MetricCPUPerOp] = busy / wall / rate * 1e6
+	return nil
+}
+
+// process is a line of the table of processes.
+type process struct {
+	parent int
+	used   time.Duration // by itself and by children that it has waited for
+}
+
+// readProcesses reads every process of the machine. Those that end meanwhile are left out.
+func readProcesses(proc string) (map[int]process, error) {
+	files, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "stat"))
+	if err != nil || len(files) == 0 {
+		return nil, fmt.Errorf("read processes: none in %s: %w", proc, errors.Join(err, os.ErrNotExist))
+	}
+	processes := make(map[int]process, len(files))
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
+		pid, p, err := parseProcess(b)
+		if err != nil {
+			return nil, fmt.Errorf("read processes: %s: %w", file, err)
+		}
+		processes[pid] = p
+	}
+	return processes, nil
+}
+
+// parseProcess reads the text of /proc/PID/stat: proc_pid_stat(5). A program can put anything into its name.
+func parseProcess(b []byte) (pid int, p process, err error) {
+	const parentField, utimeField, fields, perSecond = 1, 11, 15, 100 // behind the name, the state being field 0
+	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || end < open {
+		return 0, p, fmt.Errorf("%q: no name", b)
+	}
+	if pid, err = strconv.Atoi(string(bytes.TrimSpace(b[:open]))); err != nil {
+		return 0, p, fmt.Errorf("%q: %w", b, err)
+	}
+	f := bytes.Fields(b[end+1:])
+	if len(f) < fields {
+		return 0, p, fmt.Errorf("%q: want %d fields", b, fields)
+	}
+	if p.parent, err = strconv.Atoi(string(f[parentField])); err != nil {
+		return 0, p, fmt.Errorf("%q: %w", b, err)
+	}
+	// utime, stime, cutime, cstime
+	for _, field := range f[utimeField : utimeField+4] {
+		ticks, err := strconv.ParseInt(string(field), 10, 64)
+		if err != nil {
+			return 0, p, fmt.Errorf("%q: %w", b, err)
+		}
+		p.used += time.Duration(ticks) * time.Second / perSecond
+	}
+	return pid, p, nil
+}
+
+// treeTime sums up a process and everything below it.
+func treeTime(processes map[int]process, root int) (used time.Duration) {
+	for pid, p := range processes {
+		for at, steps := pid, 0; at > 0 && steps <= len(processes); at, steps = processes[at].parent, steps+1 {
+			if at == root {
+				used += p.used
+				break
+			}
+		}
+	}
+	return used
+}

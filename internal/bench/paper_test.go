@@ -1,0 +1,235 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/bench/histogram"
+	"heddle.dev/heddle/internal/bench/peer"
+)
+
+func TestParsePaperApps(t *testing.T) {
+	all, err := ParsePaperApps(nil)
+	if err != nil || len(all) != len(PaperApps) {
+		t.Fatalf("no names: %d apps, %v", len(all), err)
+	}
+	apps, err := ParsePaperApps([]string{"pgbench", "nginx"})
+	var names []string
+	for _, a := range apps {
+		names = append(names, a.Name)
+	}
+	if err != nil || strings.Join(names, " ") != "nginx-1k nginx-1m nginx-1k-free pgbench" {
+		t.Errorf("a family and an app: %v, %v", names, err)
+	}
+	if _, err := ParsePaperApps([]string{"nginx", "apache"}); err == nil || !strings.Contains(err.Error(), `"apache"`) {
+		t.Errorf("an unknown name: %v", err)
+	}
+}
+
+func TestMissingProgramsAreNamedWithTheirPackages(t *testing.T) {
+	place := loopPlace{prefix: func(Mode, string) []string { t.Error("something was started"); return nil }}
+	a := memcachedApp("memcached", "", 0)
+	a.programs = []paperProgram{program("no-such-program", "some-package")}
+	_, err := RunPaper(t.Context(), place, paperOptions(t, a))
+	if err == nil || !strings.Contains(err.Error(), "no-such-program") || !strings.Contains(err.Error(), "some-package") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// paperOptions is a short run on loopback.
+func paperOptions(t *testing.T, apps ...PaperApp) PaperOptions {
+	return PaperOptions{Apps: apps, Modes: []Mode{Host, Heddle}, Rounds: 2, Duration: 500 * time.Millisecond, Scale: 0.1, Program: testProgram(t),
+		Kafka: t.TempDir()}
+}
+
+// paperLeft lists what the paper's bench has made and not removed.
+func paperLeft(t *testing.T) (left []string) {
+	t.Helper()
+	for _, dir := range []string{"/tmp", "/dev/shm"} {
+		found, err := filepath.Glob(dir + "/heddle-paper-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = append(left, found...)
+	}
+	return left
+}
+
+func TestRunPaper(t *testing.T) {
+	before := paperLeft(t)
+	free, fixed := memcachedApp("memcached", "free", 0), memcachedApp("memcached-rate", "fixed", 10_000)
+	free.warmUp, fixed.warmUp = 100*time.Millisecond, 100*time.Millisecond
+	o := paperOptions(t, free, fixed, kafkaApp(1))
+	var said []string
+	o.Progress = func(p PaperProgress) { said = append(said, p.What) }
+	result, err := RunPaper(t.Context(), loopPlace{}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := paperLeft(t); !reflect.DeepEqual(left, before) {
+		t.Errorf("left behind: %v, before %v", left, before)
+	}
+	if len(said) != 1+2*2*2 || !strings.Contains(said[0], "kafka") {
+		t.Errorf("progress: %q", said)
+	}
+	for _, name := range []string{"memcached", "memcached-rate"} {
+		e, ok := result.Find(name)
+		if !ok || len(e.Modes) != 2 {
+			t.Fatalf("%s: %+v", name, e)
+		}
+		for _, m := range e.Modes {
+			for _, metric := range []string{MetricRate, MetricCPU, MetricCPUPerOp, "get_p999_us", "set_mean_us", "all_mean_us"} {
+				if v := m.Metrics[metric]; v.Median <= 0 || len(v.Values) != 2 || v.Min > v.Median || v.Max < v.Median || v.RatioToHost <= 0 {
+					t.Errorf("%s, %s: %s is %+v", name, m.Mode, metric, v)
+				}
+			}
+			if h := m.Latency[peer.KindGet]; h == nil || h.Count() == 0 {
+				t.Errorf("%s, %s: no latencies of GETs", name, m.Mode)
+			}
+		}
+	}
+	// A slow machine may not keep the rate, but nothing exceeds it.
+	if rate, _ := result.Apps[1].Median(Host, MetricRate); rate > 1100 {
+		t.Errorf("%.0f operations/s at a rate of 1,000", rate)
+	}
+	if e := result.Apps[2]; !strings.Contains(e.Skipped, "make kafka") && !strings.Contains(e.Skipped, "java") {
+		t.Errorf("kafka without its jars: %+v", e)
+	}
+	var b bytes.Buffer
+	if err := json.NewEncoder(&b).Encode(result); err != nil {
+		t.Fatal(err)
+	}
+	if read, err := ReadPaper(&b); err != nil || !reflect.DeepEqual(read, result) {
+		t.Errorf("read back as something else, %v", err)
+	}
+	var table strings.Builder
+	if err := WritePaperTable(&table, result); err != nil || !strings.Contains(table.String(), "GET p99.9") || !strings.Contains(table.String(), "kafka: skipped") {
+		t.Errorf("table:\n%s%v", &table, err)
+	}
+}
+
+func TestRunPaperCleansUpAfterTrouble(t *testing.T) {
+	before := paperLeft(t)
+	o := paperOptions(t, memcachedApp("memcached", "", 0))
+	o.Apps[0].server = func(paperLaunch) []string { return []string{"sh", "-c", "echo no luck >&2; exit 3"} }
+	if _, err := RunPaper(t.Context(), loopPlace{}, o); err == nil || !strings.Contains(err.Error(), "no luck") || !strings.Contains(err.Error(), "memcached, host, round 1") {
+		t.Errorf("a server that ends: %v", err)
+	}
+	o.Apps[0] = memcachedApp("memcached", "", 0)
+	o.Apps[0].client = func(paperLaunch) []string { return []string{"sh", "-c", "echo bad day >&2; exit 3"} }
+	if _, err := RunPaper(t.Context(), loopPlace{}, o); err == nil || !strings.Contains(err.Error(), "bad day") {
+		t.Errorf("a client that ends: %v", err)
+	}
+	// ^C in the middle of a measurement.
+	ctx, cancel := context.WithCancel(t.Context())
+	o.Apps[0] = memcachedApp("memcached", "", 0)
+	client := o.Apps[0].client
+	o.Apps[0].client = func(l paperLaunch) []string {
+		time.AfterFunc(200*time.Millisecond, cancel)
+		return client(l)
+	}
+	if _, err := RunPaper(ctx, loopPlace{}, o); !errors.Is(err, context.Canceled) {
+		t.Errorf("interrupted: %v", err)
+	}
+	if left := paperLeft(t); !reflect.DeepEqual(left, before) {
+		t.Errorf("left behind: %v, before %v", left, before)
+	}
+}
+
+func TestMergePaper(t *testing.T) {
+	old := PaperResult{Apps: []PaperEntry{{Name: "kafka", Rounds: 1}, {Name: "memcached", Rounds: 1}}}
+	merged := old.Merge(PaperResult{Apps: []PaperEntry{{Name: "kafka", Skipped: "no jars"}, {Name: "memcached", Rounds: 2}, {Name: "pgbench", Rounds: 2}}})
+	want := []PaperEntry{{Name: "memcached", Rounds: 2}, {Name: "pgbench", Rounds: 2}, {Name: "kafka", Rounds: 1}}
+	if !reflect.DeepEqual(merged.Apps, want) {
+		t.Errorf("got %+v, want %+v", merged.Apps, want)
+	}
+}
+
+func TestReadPgLog(t *testing.T) {
+	const log = "0 1 900 0 100 0 5\n1 1 1500 0 100 500000\n1 2 skipped 0 100 500001\n2 1 2500 0 101 0\n"
+	h := &histogram.Histogram{}
+	if err := readPgLog(strings.NewReader(log), time.Unix(100, 1), time.Unix(101, 0), h); err != nil || h.Count() != 1 || h.Mean() != 1500*time.Microsecond {
+		t.Errorf("%d transactions of %s, %v: want the one in the window", h.Count(), h.Mean(), err)
+	}
+	for _, bad := range []string{"0 1 900 0 100\n", "0 1 x 0 100 0\n", "0 1 9 0 x 0\n"} {
+		if err := readPgLog(strings.NewReader(bad), time.Unix(0, 0), time.Unix(200, 0), h); err == nil {
+			t.Errorf("%q was read", bad)
+		}
+	}
+}
+
+func TestReadKafka(t *testing.T) {
+	o := paperOutput{launch: paperLaunch{rate: 50000}, stdout: []byte(`250108 records sent, 50021.6 records/sec (4.77 MB/sec), 1.6 ms avg latency, 212.0 ms max latency.
+500000 records sent, 49000.0 records/sec (4.67 MB/sec), 0.93 ms avg latency, 212.00 ms max latency, 1 ms 50th, 2 ms 95th, 6 ms 99th, 87 ms 99.9th.
+`)}
+	s, err := readKafka(o)
+	want := map[string]float64{MetricRate: 49000, MetricUnkept: 0.02, "record_mean_us": 930, "record_p50_us": 1000, "record_p99_us": 6000, "record_p999_us": 87000}
+	for name, v := range want {
+		if got := s.metrics[name]; got < v*0.999 || got > v*1.001 {
+			t.Errorf("%s is %v, want %v (%v)", name, got, v, err)
+		}
+	}
+	if _, err := readKafka(paperOutput{stdout: []byte("Exception")}); err == nil {
+		t.Error("an exception was read")
+	}
+}
+
+const processText = "42 (a) (b\n) S 7 42 42 0 -1 4194560 100 0 0 0 150 50 20 30 20 0 4 0 100\n"
+
+func TestProcesses(t *testing.T) {
+	pid, p, err := parseProcess([]byte(processText))
+	if err != nil || pid != 42 || p.parent != 7 || p.used != 2500*time.Millisecond {
+		t.Errorf("%d, %+v, %v", pid, p, err)
+	}
+	tree := map[int]process{1: {0, 100}, 7: {1, 10}, 42: {7, 1}, 43: {42, 2}, 50: {1, 1000}, 60: {61, 5}, 61: {60, 5}}
+	if used := treeTime(tree, 7); used != 13 {
+		t.Errorf("%d below 7, want 13", used)
+	}
+	own, err := readProcesses("/proc")
+	if err != nil || treeTime(own, os.Getppid()) < own[os.Getpid()].used {
+		t.Errorf("less below the parent than of this process, %v", err)
+	}
+}
+
+// TestTreeTimeSeesChildren spends time in a child's child and in one that has ended.
+func TestTreeTimeSeesChildren(t *testing.T) {
+	cmd := exec.Command("sh", "-c", "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; read x")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 8)); err != nil {
+		t.Error(err)
+	}
+	r, err := readCPU(cmd.Process.Pid, os.Getpid())
+	if err != nil || r.server <= 0 || r.client < r.server {
+		t.Errorf("%s below the shell, %s below this process, %v", r.server, r.client, err)
+	}
+	_ = in.Close()
+	_ = cmd.Wait() // read fails at the end of the input
+}
+
+func FuzzParseProcess(f *testing.F) {
+	f.Add([]byte(processText))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if _, p, err := parseProcess(b); err == nil && p.parent < -1<<40 {
+			t.Errorf("%q: %+v", b, p)
+		}
+	})
+}

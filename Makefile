@@ -13,6 +13,7 @@ export CGO_ENABLED ?= 0
 # What each job needs beyond Go and gcc.
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
+PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base \
                   libpython3.11-testsuite containernetworking-plugins systemd
@@ -36,7 +37,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos check generate bench conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -54,6 +55,8 @@ help:
 	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
+	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
+	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
@@ -98,6 +101,21 @@ demo: need-root build bench-packages
 bench: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
+
+# docs/benchmarks.md, "The paper's evaluation". Results of other workloads than WORKLOADS are kept.
+WORKLOADS :=
+ROUNDS    := 3
+bench-paper: need-root build lab-packages
+	$(call install,$(PAPER_PACKAGES))
+	$(BIN)/heddle bench paper --up --lab paper --workloads "$(WORKLOADS)" --rounds $(ROUNDS) --kafka $(OUT)/kafka --merge --json docs/benchmarks/paper.json
+
+# Kafka's jars at the versions of test/kafka/pom.xml, and with the contents of jars.sha256.
+kafka: $(OUT)/kafka/.checked
+$(OUT)/kafka/.checked: test/kafka/pom.xml test/kafka/jars.sha256
+	$(call install,maven default-jre-headless)
+	rm -rf $(OUT)/kafka && mkdir -p $(OUT)/kafka
+	mvn -q -B -f test/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(abspath $(OUT)/kafka)
+	cd $(OUT)/kafka && sha256sum --quiet -c $(abspath test/kafka/jars.sha256) && touch .checked
 
 # Test suites of others in both modes of a container; docs/conformance.md says how to read the result.
 conformance: need-root build conformance-packages

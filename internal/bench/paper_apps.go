@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -68,6 +69,7 @@ var PaperApps = append(iperfApps(),
 
 // ParsePaperApps reads names of apps or of families ("nginx"), and gives the apps in the order of reports; no names means all.
 func ParsePaperApps(names []string) ([]PaperApp, error) {
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
 	if len(names) == 0 {
 		return PaperApps, nil
 	}

@@ -47,7 +47,7 @@ func TestMissingProgramsAreNamedWithTheirPackages(t *testing.T) {
 
 // paperOptions is a short run on loopback.
 func paperOptions(t *testing.T, apps ...PaperApp) PaperOptions {
-	return PaperOptions{Apps: apps, Modes: []Mode{Host, Heddle}, Rounds: 2, Duration: 500 * time.Millisecond, Scale: 0.1, Program: testProgram(t),
+	return PaperOptions{Apps: apps, Modes: []Mode{Host, Heddle}, Rounds: 1, Duration: 500 * time.Millisecond, Scale: 0.1, Program: testProgram(t),
 		Kafka: t.TempDir()}
 }
 
@@ -78,7 +78,7 @@ func TestRunPaper(t *testing.T) {
 	if left := paperLeft(t); !reflect.DeepEqual(left, before) {
 		t.Errorf("left behind: %v, before %v", left, before)
 	}
-	if len(said) != 1+2*2*2 || !strings.Contains(said[0], "kafka") {
+	if len(said) != 1+2*2 || !strings.Contains(said[0], "kafka") {
 		t.Errorf("progress: %q", said)
 	}
 	for _, name := range []string{"memcached", "memcached-rate"} {
@@ -88,7 +88,7 @@ func TestRunPaper(t *testing.T) {
 		}
 		for _, m := range e.Modes {
 			for _, metric := range []string{MetricRate, MetricCPU, MetricCPUPerOp, "get_p999_us", "set_mean_us", "all_mean_us"} {
-				if v := m.Metrics[metric]; v.Median <= 0 || len(v.Values) != 2 || v.Min > v.Median || v.Max < v.Median || v.RatioToHost <= 0 {
+				if v := m.Metrics[metric]; v.Median <= 0 || len(v.Values) != 1 || v.Min > v.Median || v.Max < v.Median || v.RatioToHost <= 0 {
 					t.Errorf("%s, %s: %s is %+v", name, m.Mode, metric, v)
 				}
 			}

@@ -1,0 +1,50 @@
+package test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"heddle.dev/heddle/internal/bench"
+)
+
+// TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
+// latencies, and leaves nothing in the server's container.
+func TestBenchPaper(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "paper.json")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "paper", "--lab", labName, "--workloads", "memcached-rate", "--modes", "host,heddle",
+		"--rounds", "1", "--duration", "500ms", "--scale", "0.05", "--json", file)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	result, err := bench.ReadPaper(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, ok := result.Find("memcached-rate")
+	if !ok || len(e.Modes) != 2 {
+		t.Fatalf("%+v", result)
+	}
+	for _, m := range e.Modes {
+		if rate := m.Metrics[bench.MetricRate].Median; rate <= 0 || rate > 1.1*e.Rate {
+			t.Errorf("%s: %.0f operations/s at a rate of %.0f", m.Mode, rate, e.Rate)
+		}
+		if m.Metrics[bench.MetricCPU].Median <= 0 || m.Latency["get"].Count() == 0 {
+			t.Errorf("%s: %+v", m.Mode, m.Metrics)
+		}
+	}
+	if out := heddle(t, "lab", "exec", "--lab", labName, "n2/c1", "--", "sh", "-c", "ls -d /dev/shm/heddle-paper-* 2>/dev/null || true"); out != "" {
+		t.Errorf("left in the server's container: %s", out)
+	}
+}

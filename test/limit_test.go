@@ -332,6 +332,11 @@ func TestLimitDSCP(t *testing.T) {
 
 // TestLimitPriority: where packets wait for a device, those of the higher class go first.
 func TestLimitPriority(t *testing.T) {
+	// Connected first: once the device is full, nothing of the lower class leaves, a SYN no more than anything else.
+	one := startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-")
+	two := startFlood(t, "heddle", "n1/c2", "heddle", "n2/c2", 2, "-")
+	limit(t, "n1/c1", "--priority", "high")
+	limit(t, "n1/c2", "--priority", "low")
 	t.Cleanup(func() {
 		if out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "tc", "qdisc", "del", "dev", "eth0", "root").CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
@@ -342,10 +347,6 @@ func TestLimitPriority(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	limit(t, "n1/c1", "--priority", "high")
-	limit(t, "n1/c2", "--priority", "low")
-	one := startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-")
-	two := startFlood(t, "heddle", "n1/c2", "heddle", "n2/c2", 2, "-")
 	first := func(what string, one, two *flood) {
 		t.Helper()
 		eventually(t, what+" goes first", func() (bool, string) {

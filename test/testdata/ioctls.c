@@ -332,8 +332,9 @@ static void race(int calls)
 
 int main(int argc, char **argv)
 {
-	area = mmap((void *)0x20000000, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-	other = mmap((void *)0x30000000, 512 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	/* Below 4 GiB, for compat_call, and above where the kernel may put the heap: up to 1 GiB behind the program. */
+	area = mmap((void *)0x60000000, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	other = mmap((void *)0x70000000, 512 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (area == MAP_FAILED || other == MAP_FAILED || mprotect(area + SIZE, SIZE, PROT_NONE)) {
 		perror("mmap");
 		return 1;

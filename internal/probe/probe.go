@@ -29,9 +29,10 @@ const (
 	minBackoff = 2 * time.Second        // before a failed round is repeated; doubled each time
 	maxBackoff = time.Minute            // longer for peers that are away, with many peers
 
-	// A node is in the store some seconds before its programs take probes. What fails until then is tried again before the
-	// path is called bad, which it would be for minBackoff at least; new connections take the overlay in either case.
-	settling   = 5 * time.Second
+	// A node is in the store some seconds before its programs take probes, on a busy machine many. What fails until then is
+	// tried again before the path is called bad, which it would be for minBackoff at least; new connections take the overlay
+	// in either case.
+	settling   = 20 * time.Second
 	doubtPause = 500 * time.Millisecond
 )
 

@@ -319,7 +319,7 @@ const firstSeed = 1
 func TestDiffer(t *testing.T) {
 	h := &hunt{t: t, runner: differLab(t).Run}
 	began := time.Now()
-	seed, count := uint64(firstSeed), 1500
+	seed, count := uint64(firstSeed), 600
 	if *differSeed != 0 {
 		seed, count = *differSeed, 1
 	}

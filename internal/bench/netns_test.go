@@ -68,18 +68,35 @@ func TestWholeBench(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Log("\n" + b.String())
-	// Sizes that tell a wrong unit from a right one on any machine.
-	bounds := map[string][2]float64{
-		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},
-		"socket_connect_p50_us": {2, 5000}, "socket_p50_us": {0.3, 1000}, "connections_per_s": {100, 1e6},
-		"cpu_us_per_transaction": {1, 5000}, "connection_bytes": {100, 1e6}, // what else the machine frees and takes meanwhile is in it
-	}
-	for _, r := range results {
-		if within, ok := bounds[r.Metric]; ok && (r.Median < within[0] || r.Median > within[1]) {
-			t.Errorf("%s %s %s: %g %s is outside %v", r.Workload, r.Scope, r.Metric, r.Median, r.Unit, within)
+	wrong := outOfBounds(results)
+	// Memory and times are the whole machine's, which does other things meanwhile: what they spoil is measured again.
+	for tries := 0; len(wrong) > 0 && tries < 5; tries++ {
+		t.Logf("measured again: %v", wrong)
+		if results, err = Run(t.Context(), place, o); err != nil {
+			t.Fatal(err)
 		}
+		again := outOfBounds(results)
+		wrong = slices.DeleteFunc(wrong, func(w string) bool { return !slices.Contains(again, w) })
+	}
+	for _, w := range wrong {
+		t.Errorf("%s is outside its bounds in every run", w)
 	}
 	if !slices.ContainsFunc(results, func(r Result) bool { return r.Metric == "connections_per_s" }) {
 		t.Error("no connections were measured")
 	}
+}
+
+// outOfBounds names the results whose sizes are such that their unit must be wrong, on whatever machine.
+func outOfBounds(results []Result) (wrong []string) {
+	bounds := map[string][2]float64{
+		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},
+		"socket_connect_p50_us": {2, 5000}, "socket_p50_us": {0.3, 1000}, "connections_per_s": {100, 1e6},
+		"cpu_us_per_transaction": {1, 5000}, "connection_bytes": {100, 1e6},
+	}
+	for _, r := range results {
+		if within, ok := bounds[r.Metric]; ok && (r.Median < within[0] || r.Median > within[1]) {
+			wrong = append(wrong, fmt.Sprintf("%s %s %s %s", r.Workload, r.Scope, r.Mode, r.Metric))
+		}
+	}
+	return wrong
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func testLab(t *testing.T) Lab {
@@ -112,6 +113,43 @@ func TestIndexesAreNotShared(t *testing.T) {
 	if err != nil || len(labs) != 3 || labs[2].Name != "d" || labs[2].Containers != 3 {
 		t.Errorf("list: %+v, %v", labs, err)
 	}
+}
+
+// TestLocks: commands on one lab wait for each other, those on others do not; the choice of an index waits for neither.
+func TestLocks(t *testing.T) {
+	root := t.TempDir()
+	a, b := Lab{name: "a", root: root}, Lab{name: "b", root: root}
+	lock := func(l Lab) func() {
+		t.Helper()
+		unlock, err := l.lock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unlock
+	}
+	unlock := lock(a)
+	lock(b)()
+	if _, err := a.prepare(Size{}); err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan struct{})
+	go func() {
+		defer close(second)
+		if u, err := a.lock(); err != nil {
+			t.Error(err)
+		} else {
+			u()
+		}
+	}()
+	for range 100 { // as far as one can see that something does not happen
+		select {
+		case <-second:
+			t.Fatal("two commands on one lab at once")
+		case <-time.After(time.Millisecond):
+		}
+	}
+	unlock()
+	<-second
 }
 
 func TestLoadRefusesDamage(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -152,6 +153,11 @@ func (l Lab) prepare(size Size) (State, error) {
 	if size.Containers == 0 {
 		size.Containers = defaultSize.Containers
 	}
+	unlock, err := l.lockIndexes()
+	if err != nil {
+		return State{}, err
+	}
+	defer unlock()
 	index, err := l.freeIndex()
 	if err != nil {
 		return State{}, err
@@ -200,9 +206,18 @@ func list(root string) ([]State, error) {
 	return out, nil
 }
 
-// lock keeps other commands from changing labs meanwhile. The kernel drops it when the process ends,
-// however it ends. One lock serves all labs, because they share the choice of an index.
+// lock keeps other commands from changing this lab meanwhile; other labs can be brought up and taken down beside it.
 func (l Lab) lock() (unlock func(), err error) {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(l.name))
+	return l.lockByte(1 + int64(h.Sum32())) // two labs on one byte only wait for each other
+}
+
+// lockIndexes is held while a lab chooses its index: after the lab's own lock.
+func (l Lab) lockIndexes() (unlock func(), err error) { return l.lockByte(0) }
+
+// lockByte locks a byte of the file that all labs share. The kernel drops the lock when the process ends, however it ends.
+func (l Lab) lockByte(at int64) (unlock func(), err error) {
 	if err := os.MkdirAll(l.root, 0o755); err != nil {
 		return nil, fmt.Errorf("lab: %w", err)
 	}
@@ -212,7 +227,7 @@ func (l Lab) lock() (unlock func(), err error) {
 		return nil, fmt.Errorf("lab: %w", err)
 	}
 	for {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1})
 		if !errors.Is(err, unix.EINTR) {
 			break
 		}

@@ -10,6 +10,7 @@ import (
 
 // TestAway: what is noted of a node whose agent is gone, and when it may be forgotten.
 func TestAway(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	join(t, s, node(1))

@@ -19,6 +19,7 @@ import (
 )
 
 func TestEmbeddedRefusals(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	running := embedded(t, EmbeddedConfig{Dir: dir})
 	for name, c := range map[string]struct {
@@ -45,6 +46,7 @@ func TestEmbeddedRefusals(t *testing.T) {
 }
 
 func TestEmbeddedStopsStartingWithItsContext(t *testing.T) {
+	t.Parallel()
 	var log logBuffer
 	cfg := EmbeddedConfig{NetworkID: testNetwork, Dir: t.TempDir(), ClientURL: "http://127.0.0.1:0", UnsafeNoFsync: true}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -70,6 +72,7 @@ func TestEmbeddedStopsStartingWithItsContext(t *testing.T) {
 }
 
 func TestEmbeddedReportsDamagedData(t *testing.T) {
+	t.Parallel()
 	for _, file := range []string{"member/snap/db", "member/wal/0000000000000000-0000000000000000.wal"} {
 		var log logBuffer
 		dir := t.TempDir()
@@ -140,6 +143,7 @@ func freePort(t *testing.T) int {
 // TestExternalEtcd runs against the etcd program, if the machine has it. Debian 12 has version 3.4, the oldest that
 // the schema asks for.
 func TestExternalEtcd(t *testing.T) {
+	t.Parallel()
 	path, err := exec.LookPath("etcd")
 	if err != nil {
 		t.Skip("needs etcd in PATH: apt-get install etcd-server")

@@ -152,6 +152,7 @@ func counts(nodes, endpoints int) func(store.State) bool {
 }
 
 func TestInitNetworkFirstWriterWins(t *testing.T) {
+	t.Parallel()
 	a := embedded(t, EmbeddedConfig{})
 	b := connect(t, a)
 	if _, err := b.Network(t.Context()); !errors.Is(err, store.ErrNoNetwork) {
@@ -181,6 +182,7 @@ func TestInitNetworkFirstWriterWins(t *testing.T) {
 }
 
 func TestJoinNode(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{Pool: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/23")}})
 	n1, n2 := join(t, s, node(1)), join(t, s, node(2))
@@ -216,6 +218,7 @@ func TestJoinNode(t *testing.T) {
 }
 
 func TestNodesJoiningAtOnceGetDisjointPrefixes(t *testing.T) {
+	t.Parallel()
 	const nodes = 12
 	a := embedded(t, EmbeddedConfig{})
 	b := connect(t, a)
@@ -240,6 +243,7 @@ func TestNodesJoiningAtOnceGetDisjointPrefixes(t *testing.T) {
 }
 
 func TestEndpoints(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	var unknown *store.UnknownNodeError
@@ -292,6 +296,7 @@ func TestEndpoints(t *testing.T) {
 // TestDualStack: the IPv6 address is stored with the endpoint, needs no claim of its own, and has to be the one
 // that follows from the IPv4 address.
 func TestDualStack(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	if err := s.PutEndpoint(t.Context(), endpoint("n1", 1, "10.244.0.2")); !errors.Is(err, store.ErrNoNetwork) {
 		t.Errorf("endpoint before the network: %v, want ErrNoNetwork", err)
@@ -325,6 +330,7 @@ func TestDualStack(t *testing.T) {
 }
 
 func TestIPv4OnlyNetwork(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	for range 2 { // made, then found
 		if got := initNetwork(t, s, store.Network{NoPrefix6: true}); got.Prefix6.IsValid() || got.NoPrefix6 {
@@ -346,6 +352,7 @@ func TestIPv4OnlyNetwork(t *testing.T) {
 }
 
 func TestConnectSaysWhatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -374,6 +381,7 @@ func TestConnectSaysWhatDoesNotAnswer(t *testing.T) {
 }
 
 func TestConnectRefusesNonsense(t *testing.T) {
+	t.Parallel()
 	for _, endpoints := range [][]string{nil, {""}, {"10.0.0.1:2379"}, {"http://10.0.0.1"}, {"ftp://10.0.0.1:1"}, {"http://10.0.0.1:1/x"}} {
 		if _, err := Connect(t.Context(), endpoints, testNetwork); err == nil || !strings.Contains(err.Error(), "store endpoint") {
 			t.Errorf("endpoints %q: %v", endpoints, err)

@@ -13,6 +13,7 @@ import (
 // TestWatchNoticesARestoredStore: a store is set back to an earlier time, and has gone on since, so that its revision is
 // not lower than what a watch has seen. The watch must not miss what is different before that revision.
 func TestWatchNoticesARestoredStore(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name string
 		// afterwards is how many endpoints are put into the restored store before the watch sees it; there were 3.
@@ -63,6 +64,7 @@ func TestWatchNoticesARestoredStore(t *testing.T) {
 
 // TestHistoryGoesOn: a store that is only restarted, or from which old revisions are removed, is no other one.
 func TestHistoryGoesOn(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	server := embedded(t, EmbeddedConfig{Dir: dir})
 	client := connect(t, server, withVerifyEvery(10*time.Millisecond))
@@ -99,6 +101,7 @@ func TestHistoryGoesOn(t *testing.T) {
 
 // TestLoadByPages: a network of more keys than are read at once.
 func TestLoadByPages(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	var endpoints []model.Endpoint

@@ -27,6 +27,7 @@ func heldBy(t *testing.T, states <-chan store.State, instance string) {
 }
 
 func TestNameIsHeld(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	states := watch(t, s)
@@ -73,6 +74,7 @@ func TestNameIsHeld(t *testing.T) {
 
 // TestNameOfTheDead: the store forgets an agent that does not say that it lives.
 func TestNameOfTheDead(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	dead := connect(t, s)
@@ -91,6 +93,7 @@ func TestNameOfTheDead(t *testing.T) {
 
 // TestNameIsHeldAgain: a holder that lost its lease, with all of the store or alone, gets another.
 func TestNameIsHeldAgain(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	live := connect(t, s)

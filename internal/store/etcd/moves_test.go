@@ -45,6 +45,7 @@ func threeNodes(t *testing.T) *Store {
 
 // TestMigration follows an address from its node to another, to a third, and home.
 func TestMigration(t *testing.T) {
+	t.Parallel()
 	s := threeNodes(t)
 	e := endpoint("n1", 1, "10.244.0.2")
 	e.Labels = map[string]string{"app": "web"}
@@ -96,6 +97,7 @@ func TestMigration(t *testing.T) {
 
 // TestMoveEnds: with its endpoint, its node, or by itself, and then the address is its home's again.
 func TestMoveEnds(t *testing.T) {
+	t.Parallel()
 	s := threeNodes(t)
 	for name, end := range map[string]func(addr netip.Addr) error{
 		"endpoint deleted": func(addr netip.Addr) error {
@@ -138,6 +140,7 @@ func TestMoveEnds(t *testing.T) {
 
 // TestKeepMove: a store that was lost gets a move back, unless somebody else has the address by now.
 func TestKeepMove(t *testing.T) {
+	t.Parallel()
 	s := threeNodes(t)
 	m := model.Move{Addr: netip.MustParseAddr("10.244.0.2"), Node: "n2", From: "n1", Home: "n1", Name: "c"}
 	put(t, s, endpoint("n1", 1, "10.244.0.2"))
@@ -168,6 +171,7 @@ func TestKeepMove(t *testing.T) {
 
 // TestMovesRace: whatever nodes do at once with one address, one of them has it at the end.
 func TestMovesRace(t *testing.T) {
+	t.Parallel()
 	s := threeNodes(t)
 	addr := "10.244.0.2"
 	for round := range 20 {

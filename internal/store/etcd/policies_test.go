@@ -26,6 +26,7 @@ func testPolicies(n, rules int) (out []*policy.Policy) {
 // TestEditPolicies: an edit of more documents than etcd takes operations in a transaction arrives in one step; doing it
 // again changes nothing; one that fails leaves everything as it was.
 func TestEditPolicies(t *testing.T) {
+	t.Parallel()
 	a := embedded(t, EmbeddedConfig{})
 	b := connect(t, a)
 	if _, err := a.EditPolicies(t.Context(), store.PolicyEdit{Put: testPolicies(1, 1)}); !errors.Is(err, store.ErrNoNetwork) {
@@ -74,6 +75,7 @@ func TestEditPolicies(t *testing.T) {
 // TestEditPoliciesCounts: the size of all policies is kept whatever edits there are, of few documents and of many, and
 // counted anew if it is lost or spoilt.
 func TestEditPoliciesCounts(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	totals := func() (string, int) {

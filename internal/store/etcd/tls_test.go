@@ -41,6 +41,7 @@ func joinTLS(t *testing.T, a *trust.Authority) *tls.Config {
 // TestTLSKeepsStrangersOut: whoever has no certificate of the network's authority, or speaks without TLS, learns what
 // is amiss and nothing else.
 func TestTLSKeepsStrangersOut(t *testing.T) {
+	t.Parallel()
 	a, cfg := secure(t)
 	s := embedded(t, cfg, WithTLS(joinTLS(t, a)))
 	initNetwork(t, s, store.Network{})
@@ -62,6 +63,7 @@ func TestTLSKeepsStrangersOut(t *testing.T) {
 		"without TLS":               {plain, nil, "it speaks TLS"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			got, err := Connect(t.Context(), []string{c.endpoint}, testNetwork, WithTLS(c.cfg), WithTimeout(2*time.Second))
 			if err == nil {
 				closeStore(t, got)
@@ -100,6 +102,7 @@ func TestTLSKeepsStrangersOut(t *testing.T) {
 
 // TestUpgradeToTLS: data of a store without TLS is there after it gets one.
 func TestUpgradeToTLS(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	plain := embedded(t, EmbeddedConfig{Dir: dir})
 	initNetwork(t, plain, store.Network{})
@@ -116,6 +119,7 @@ func TestUpgradeToTLS(t *testing.T) {
 
 // TestRefusesPlainServer: https to a store without TLS says so.
 func TestRefusesPlainServer(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	a, _ := secure(t)
 	at := "https://" + strings.TrimPrefix(s.Endpoints()[0], "http://")
@@ -127,6 +131,7 @@ func TestRefusesPlainServer(t *testing.T) {
 
 // TestLogin: an etcd with users asks for name and password.
 func TestLogin(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	ctx := t.Context()

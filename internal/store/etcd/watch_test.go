@@ -16,6 +16,7 @@ import (
 )
 
 func TestWatchSendsCompleteSortedStates(t *testing.T) {
+	t.Parallel()
 	a := embedded(t, EmbeddedConfig{})
 	b := connect(t, a)
 	initNetwork(t, a, store.Network{})
@@ -53,6 +54,7 @@ func TestWatchSendsCompleteSortedStates(t *testing.T) {
 }
 
 func TestWatchCoalesces(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	join(t, s, node(1))
@@ -72,6 +74,7 @@ func TestWatchCoalesces(t *testing.T) {
 }
 
 func TestWatchEndsWithItsContextAndWithTheStore(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	c := connect(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -105,6 +108,7 @@ func awaitEnd(t *testing.T, states <-chan store.State) {
 }
 
 func TestInvalidValuesAreSkippedAndCounted(t *testing.T) {
+	t.Parallel()
 	var log logBuffer
 	s := embedded(t, EmbeddedConfig{}, logTo(&log))
 	initNetwork(t, s, store.Network{})
@@ -142,6 +146,7 @@ func TestInvalidValuesAreSkippedAndCounted(t *testing.T) {
 }
 
 func TestWatchRecoversFromCompaction(t *testing.T) {
+	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	join(t, s, node(1))
@@ -180,6 +185,7 @@ func restart(t *testing.T, old *Store, dir string) *Store {
 }
 
 func TestWatchSurvivesRestartOfTheServer(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	server := embedded(t, EmbeddedConfig{Dir: dir})
 	client := connect(t, server)
@@ -201,6 +207,7 @@ func TestWatchSurvivesRestartOfTheServer(t *testing.T) {
 }
 
 func TestWatchNoticesThatTheStoreWasWiped(t *testing.T) {
+	t.Parallel()
 	var log logBuffer
 	server := embedded(t, EmbeddedConfig{})
 	client := connect(t, server, withVerifyEvery(50*time.Millisecond), logTo(&log))

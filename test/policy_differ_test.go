@@ -162,7 +162,7 @@ func (w *policyWorld) readLab() {
 	}
 	w.addrs = append(w.addrs, netip.MustParseAddr(outsideTarget(w.t)))
 	w.readEndpoints()
-	for _, e := range w.state.Endpoints {
+	for e := range w.state.Endpoints.All() {
 		w.addrs = append(w.addrs, e.Addrs...)
 	}
 }
@@ -170,10 +170,11 @@ func (w *policyWorld) readLab() {
 func (w *policyWorld) readEndpoints() {
 	w.t.Helper()
 	raw := heddle(w.t, "endpoints", "--lab", labName, "--output", "json")
-	w.state.Endpoints = nil
-	if err := json.Unmarshal([]byte(raw), &w.state.Endpoints); err != nil || len(w.state.Endpoints) != len(policyEnds) {
+	var all []model.Endpoint
+	if err := json.Unmarshal([]byte(raw), &all); err != nil || len(all) != len(policyEnds) {
 		w.t.Fatalf("endpoints: %v\n%s", err, raw)
 	}
+	w.state.Endpoints = model.EndpointsOf(all...)
 }
 
 // apply puts the rules of a seed in force.
@@ -312,9 +313,9 @@ func (w *policyWorld) reachable(a netip.Addr) bool {
 }
 
 func (w *policyWorld) endpointAt(a netip.Addr) *model.Endpoint {
-	for i, e := range w.state.Endpoints {
+	for e := range w.state.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) {
-			return &w.state.Endpoints[i]
+			return &e
 		}
 	}
 	return nil
@@ -322,7 +323,7 @@ func (w *policyWorld) endpointAt(a netip.Addr) *model.Endpoint {
 
 // ownAddr is the container's address in the family of target.
 func (w *policyWorld) ownAddr(container string, target netip.Addr) netip.Addr {
-	for _, e := range w.state.Endpoints {
+	for e := range w.state.Endpoints.All() {
 		if e.Name == container && target.Is4() {
 			return e.Addr4()
 		} else if e.Name == container {

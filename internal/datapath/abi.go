@@ -203,7 +203,7 @@ func writeABI(dir string, want abi) error {
 		}
 		entries[name] = hash
 	}
-	if err := syncMap(m, nil, entries); err != nil {
+	if err := syncMap(m, entries); err != nil {
 		return fmt.Errorf("write record of maps: %w", err)
 	}
 	return nil

@@ -38,33 +38,8 @@ func (d *Datapath) TagProbe(fd int, src, dst netip.Addr) error {
 func (d *Datapath) SetPeerState(underlay netip.Addr, state model.PeerState) error {
 	d.routes.mu.Lock()
 	defer d.routes.mu.Unlock()
-	if d.routes.flags == nil {
-		d.routes.flags = make(map[heddleAddress]uint32)
-	}
-	d.routes.flags[fromAddr(underlay)] = uint32(routeStates[state])
-	for _, p := range d.routes.prefixesAt[underlay] {
-		if err := d.stateRoute(routeKey(p)); err != nil {
-			return fmt.Errorf("route to %s: %w", p, err)
-		}
-	}
-	return nil
-}
-
-// stateRoute brings the state in one route up to date. A route that is not there will have it.
-func (d *Datapath) stateRoute(key heddleRouteKey) error {
-	var r heddleRoute
-	if err := d.objs.RouteByPrefix.Lookup(&key, &r); err != nil {
-		return ignoreAbsent(err)
-	}
-	next := d.routes.withState(r)
-	if next == r {
-		return nil
-	}
-	if err := d.objs.RouteByPrefix.Put(&key, &next); err != nil {
-		return err
-	}
-	if d.routes.routes != nil {
-		d.routes.routes[key] = next
+	if err := d.routes.setPeerState(d.objs.RouteByPrefix, fromAddr(underlay), uint32(routeStates[state])); err != nil {
+		return fmt.Errorf("routes to %s: %w", underlay, err)
 	}
 	return nil
 }

@@ -2,13 +2,8 @@ package datapath
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
-	"fmt"
-	"maps"
-	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -39,7 +34,9 @@ func TestTopology(t *testing.T) {
 		endpoints = append(endpoints, e)
 	}
 	endpoints = append(endpoints, model.Endpoint{Node: "plain", Intercepted: true, Carried: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
-	routes, byUnderlay := topology("b", []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, endpoints)
+	top := newTopology("b")
+	top.change([]netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, model.EndpointsOf(endpoints...))
+	routes, byUnderlay := top.contents(), top.byUnderlay
 	const self, addr, direct, plain = heddleRouteFlagsROUTE_SELF, heddleRouteFlagsROUTE_NODE_ADDR, heddleRouteFlagsROUTE_DIRECT, heddleRouteFlagsROUTE_PLAIN
 	const carried = heddleRouteFlagsROUTE_CARRIED
 	want := map[string]heddleRouteFlags{
@@ -127,78 +124,5 @@ func TestParseConnections(t *testing.T) {
 	}
 	if _, err := parseConnections(raw.Bytes()[:raw.Len()-1]); err == nil {
 		t.Error("a cut record was accepted")
-	}
-}
-
-// withMove now and then moves an address of n1 to another node or home, and has an endpoint take it up, or go.
-func withMove(r *rand.Rand, nodes []model.Node, endpoints []model.Endpoint) ([]model.Node, []model.Endpoint) {
-	addr := netip.MustParseAddr("10.244.1.99")
-	if r.IntN(4) == 0 {
-		nodes = slices.Clone(nodes)
-		for i := range nodes {
-			nodes[i].Moved = nil
-		}
-		if to := r.IntN(4); to != 1 {
-			nodes[to].Moved = []netip.Addr{addr}
-		}
-	}
-	endpoints = slices.DeleteFunc(endpoints, func(e model.Endpoint) bool { return e.Addr4() == addr })
-	for _, n := range nodes {
-		if slices.Contains(n.Moved, addr) && r.IntN(2) == 0 {
-			endpoints = append(endpoints, model.Endpoint{ID: 9, Node: n.Name, Addrs: []netip.Addr{addr}, Intercepted: r.IntN(2) == 0})
-		}
-	}
-	return nodes, endpoints
-}
-
-// TestTopologyFollowsChanges: whatever endpoints come, go and change, the map has what SetTopology would write anew.
-func TestTopologyFollowsChanges(t *testing.T) {
-	d := loadForTest(t)
-	r := rand.New(rand.NewPCG(1, 1))
-	var nodes []model.Node
-	node := func(i int) model.Node {
-		return model.Node{Name: fmt.Sprint("n", i), Underlay: netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}),
-			Prefixes: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24)}}
-	}
-	for i := range 4 {
-		nodes = append(nodes, node(i))
-	}
-	var endpoints []model.Endpoint
-	for step := range 200 {
-		endpoints = slices.Clone(endpoints)
-		for range 1 + r.IntN(3) {
-			on, id := r.IntN(5), model.EndpointID(1+r.IntN(5)) // n4 is not there, or not always
-			e := model.Endpoint{ID: id, Node: fmt.Sprint("n", on), Intercepted: r.IntN(2) == 0,
-				Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, byte(on), byte(20 + 10*r.IntN(2) + int(id))})}}
-			same := func(o model.Endpoint) bool { return o.Node == e.Node && o.ID == e.ID }
-			endpoints = slices.DeleteFunc(endpoints, same)
-			if r.IntN(3) > 0 {
-				endpoints = append(endpoints, e)
-			}
-		}
-		slices.SortFunc(endpoints, func(a, b model.Endpoint) int {
-			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.ID, b.ID))
-		})
-		if step%20 == 10 {
-			nodes = slices.Clone(nodes[:4])
-			if r.IntN(2) == 0 {
-				nodes = append(nodes, node(4))
-			}
-		}
-		nodes, endpoints = withMove(r, nodes, endpoints)
-		if err := d.SetTopology("n0", nil, nodes, endpoints); err != nil {
-			t.Fatal(err)
-		}
-		want, _ := topology("n0", nil, nodes, endpoints)
-		have := make(map[heddleRouteKey]heddleRoute)
-		var k heddleRouteKey
-		var v heddleRoute
-		it := d.objs.RouteByPrefix.Iterate()
-		for it.Next(&k, &v) {
-			have[k] = v
-		}
-		if err := it.Err(); err != nil || !maps.Equal(have, want) {
-			t.Fatalf("step %d: %d routes, want %d (%v)", step, len(have), len(want), err)
-		}
 	}
 }

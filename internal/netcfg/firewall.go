@@ -24,7 +24,7 @@ const deliverPriority = -50
 
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
 // without it, and connections under translation keep theirs. nodes are those from which the overlay is accepted, and
-// moved the addresses that have moved to this node, until SetPeers says otherwise.
+// moved the addresses that have moved to this node, until Overlay.Set says otherwise.
 func setFirewall(cfg NodeConfig, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {

@@ -164,7 +164,7 @@ func nodeElements(underlay netip.Addr, nodes []netip.Addr) []nftables.SetElement
 	return out
 }
 
-// forwardingNodes gives the nodes to which the overlay device leads: those of the last SetPeers, as long as the
+// forwardingNodes gives the nodes to which the overlay device leads: those of the last Overlay.Set, as long as the
 // device lives.
 func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
 	have, err := forwardingEntries(h, overlay)

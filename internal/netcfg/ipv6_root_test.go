@@ -67,7 +67,7 @@ func (top *topology) setup6(t *testing.T, i int) {
 		if top.devs[i], err = SetupNode(dualConfig(i)); err != nil {
 			return err
 		}
-		return SetPeers(top.devs[i], fmt.Sprintf("n%d", i+1), nodes)
+		return setPeers(top.devs[i], fmt.Sprintf("n%d", i+1), nodes)
 	})
 }
 

@@ -19,7 +19,7 @@ const (
 	movedSet6  = "moved6"
 )
 
-// movedHere gives the addresses that had moved to this node when SetPeers was called last.
+// movedHere gives the addresses that had moved to this node when Overlay.Set was called last.
 func movedHere(have map[routeKey]route) (out []netip.Addr) {
 	for k := range have {
 		if k.metric == movedHereMetric {

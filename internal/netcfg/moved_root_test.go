@@ -19,7 +19,7 @@ func TestMoved(t *testing.T) {
 		for i := range top.node {
 			nodes := top.nodes()
 			nodes[0].Moved = here
-			in(t, top.node[i], func() error { return SetPeers(top.devs[i], nodes[i].Name, nodes) })
+			in(t, top.node[i], func() error { return setPeers(top.devs[i], nodes[i].Name, nodes) })
 		}
 	}
 	setPeers(moved)

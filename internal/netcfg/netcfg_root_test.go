@@ -209,7 +209,7 @@ func TestChanges(t *testing.T) {
 		t.Errorf("other namespace: %v", err)
 	}
 
-	in(t, top.node[0], func() error { return SetPeers(top.devs[0], "n1", top.nodes()[:1]) })
+	in(t, top.node[0], func() error { return setPeers(top.devs[0], "n1", top.nodes()[:1]) })
 	if state := dumpState(t, top.node[0]); strings.Contains(state, "10.99.2.") || strings.Contains(state, "192.168.50.2 ") {
 		t.Errorf("peer removed:\n%s", state)
 	}
@@ -376,35 +376,6 @@ func TestAddEndpointErrors(t *testing.T) {
 	in(t, node, add(same))
 }
 
-// TestChangePeers: what ChangePeers makes of one set of nodes is what SetPeers makes of another.
-func TestChangePeers(t *testing.T) {
-	top := newTopology(t)
-	top.setup(t, 0)
-	node := func(i byte, prefixes ...string) model.Node {
-		n := model.Node{Name: fmt.Sprintf("x%d", i), Underlay: netip.AddrFrom4([4]byte{192, 168, 50, 100 + i}), VTEPMAC: fmt.Sprintf("02:48:00:00:01:%02x", i)}
-		for _, p := range prefixes {
-			n.Prefixes = append(n.Prefixes, netip.MustParsePrefix(p))
-		}
-		return n
-	}
-	sets := [][]model.Node{
-		top.nodes(),
-		append(top.nodes(), node(1, "10.99.3.0/24"), node(2, "10.99.4.0/24", "10.99.5.0/24")),
-		append(top.nodes(), node(3, "10.99.3.0/24"), node(2, "10.99.4.0/24")), // another node has the prefix, a prefix is gone
-		append(top.nodes()[:1], node(2, "10.99.6.0/24")),
-		top.nodes(),
-	}
-	moved := node(2, "10.99.6.0/24")
-	moved.Underlay, moved.VTEPMAC = netip.MustParseAddr("192.168.50.200"), "02:48:00:00:01:c8"
-	sets = append(sets[:4], append(top.nodes()[:1], moved), sets[4])
-	for i := range sets[1:] {
-		in(t, top.node[0], func() error { return ChangePeers(top.devs[0], "n1", sets[i], sets[i+1]) })
-		changed := dumpState(t, top.node[0])
-		in(t, top.node[0], func() error { return SetPeers(top.devs[0], "n1", sets[i+1]) })
-		sameState(t, top.node[0], fmt.Sprintf("set %d", i+1), changed)
-	}
-}
-
 func TestSetPeersKeepsGoodNodes(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)
@@ -416,13 +387,13 @@ func TestSetPeersKeepsGoodNodes(t *testing.T) {
 		{Name: "lost", VTEPMAC: "02:48:00:00:00:03"},
 		{Name: "twin", Underlay: underlay[1], VTEPMAC: vtepMAC(underlay[1]).String()},
 	}
-	set := func() error { return SetPeers(top.devs[0], "n1", append(top.nodes(), bad...)) }
+	set := func() error { return setPeers(top.devs[0], "n1", append(top.nodes(), bad...)) }
 	mustFail(t, top.node[0], set, `"mac"`, "nonsense", `"mine"`, `"n1"`, `"half"`, `"n2"`, `"lost"`, "underlay", `"twin"`)
 	sameState(t, top.node[0], "bad peers", want)
 	run(t, top.node[0], "ip route add 10.99.4.0/24 via 192.168.50.2")
 	foreign := append(top.nodes(), model.Node{Name: "n4", Underlay: netip.MustParseAddr("192.168.50.4"), VTEPMAC: "02:48:00:00:00:04",
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.99.4.0/24")}})
-	mustFail(t, top.node[0], func() error { return SetPeers(top.devs[0], "n1", foreign) }, "10.99.4.0/24", "not Heddle's")
+	mustFail(t, top.node[0], func() error { return setPeers(top.devs[0], "n1", foreign) }, "10.99.4.0/24", "not Heddle's")
 }
 
 func TestListenersIn(t *testing.T) {

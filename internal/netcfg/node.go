@@ -15,7 +15,7 @@ import (
 
 // SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's own routes,
 // sysctls and nftables. It does not touch peers and endpoints, but if the overlay device has to be made anew
-// (other VNI, port or underlay), SetPeers must follow. On an error what was done stays: repeat the call, or
+// (other VNI, port or underlay), Overlay.Set must follow. On an error what was done stays: repeat the call, or
 // call Teardown.
 func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err := cfg.validate(); err != nil {
@@ -293,7 +293,7 @@ func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	return pruneRoutes(h, have, func(r route) bool {
 		switch r.kind {
 		case unix.RTN_UNREACHABLE:
-			return !want[r.key()] && r.metric != movedHereMetric // those are SetPeers'
+			return !want[r.key()] && r.metric != movedHereMetric // those are Overlay's
 		case unix.RTN_LOCAL:
 			return r.table != cfg.Table
 		}

@@ -12,7 +12,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// peers is the desired state of the overlay device, taken together from all nodes.
+// peers is the desired state of the overlay device for some nodes.
 type peers struct {
 	routes     map[routeKey]route
 	neighbours map[netip.Addr]string // gateway -> VTEP hardware address
@@ -20,11 +20,22 @@ type peers struct {
 	moved      []netip.Addr          // here
 }
 
-// SetPeers makes the overlay lead to nodes, with their Prefixes and Moved, and nowhere else. devs comes from SetupNode; self is this node's
-// name, which is skipped. A node that cannot be used (bad hardware address, prefix that overlaps another's) is
+// Overlay leads from this node to others. It knows which nodes it was brought to, and is its caller's: one goroutine at a time.
+type Overlay struct {
+	devs NodeDevices
+	self string
+	used peerIndex
+}
+
+// NewOverlay gives the overlay of the node called self. devs comes from SetupNode.
+func NewOverlay(devs NodeDevices, self string) *Overlay { return &Overlay{devs: devs, self: self} }
+
+// Set makes the overlay lead to nodes, with their Prefixes and Moved, and nowhere else; this node is skipped. It compares all of it with what the
+// kernel has. A node that cannot be used (bad hardware address, prefix that overlaps another's) is
 // left out and named in the error; the other nodes are set all the same.
-func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
-	want, invalid := desiredPeers(devs, self, nodes)
+func (o *Overlay) Set(nodes []model.Node) error {
+	o.used = newPeerIndex(o.devs, o.self)
+	want, invalid := o.desired(nodes)
 	h, err := open()
 	if err != nil {
 		return errors.Join(invalid, err)
@@ -33,79 +44,123 @@ func SetPeers(devs NodeDevices, self string, nodes []model.Node) error {
 	// Neighbours before routes, so that the first packet along a new route finds them.
 	return errors.Join(invalid,
 		setKnownNodes(want.forwarding),
-		setMoved(want.moved, devs.Mark),
-		setForwardingEntries(h, devs.OverlayIfindex, want.forwarding),
-		setNeighbours(h, devs.OverlayIfindex, want.neighbours),
-		setPeerRoutes(h, devs.OverlayIfindex, want.routes))
+		setMoved(want.moved, o.devs.Mark),
+		setForwardingEntries(h, o.devs.OverlayIfindex, want.forwarding),
+		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours),
+		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
 }
 
-// ChangePeers is SetPeers for an overlay that leads to before, by a SetPeers or ChangePeers that succeeded. It asks the
-// kernel nothing: among thousands of nodes that is most of the cost of one that changes.
-func ChangePeers(devs NodeDevices, self string, before, nodes []model.Node) error {
-	have, _ := desiredPeers(devs, self, before) // those that could not be used then are not there
-	want, invalid := desiredPeers(devs, self, nodes)
+// Change brings the overlay to other nodes: before are those of the last Set or Change that are not there any more, or not as they were, and
+// now is what they are, with the new ones. All that was asked of it before must have succeeded. It asks the kernel nothing, and costs what changes.
+func (o *Overlay) Change(before, now []model.Node) error {
+	have := newPeers()
+	for _, n := range before {
+		if n.Name == o.self {
+			have.addOwnMoved(n)
+		} else if mac, err := net.ParseMAC(n.VTEPMAC); err == nil {
+			o.used.remove(n)
+			have.put(o.devs, n, mac.String())
+		}
+	}
+	want, invalid := o.desired(now)
 	h, err := open()
 	if err != nil {
 		return errors.Join(invalid, err)
 	}
 	defer h.Close()
+	overlay := o.devs.OverlayIfindex
 	return errors.Join(invalid,
 		changeKnownNodes(have.forwarding, want.forwarding),
-		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(devs.OverlayIfindex)),
-		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(devs.OverlayIfindex)),
-		changeMoved(have.moved, want.moved, devs.Mark),
-		changeRoutes(h, devs.OverlayIfindex, have.routes, want.routes))
+		setEntries(h, "forwarding entry", have.forwarding, want.forwarding, forwardingEntry(overlay)),
+		setEntries(h, "neighbour", have.neighbours, want.neighbours, neighbourEntry(overlay)),
+		changeMoved(have.moved, want.moved, o.devs.Mark),
+		changeRoutes(h, overlay, have.routes, want.routes))
 }
 
-// desiredPeers gives the state for the usable nodes and an error that names the others.
-func desiredPeers(devs NodeDevices, self string, nodes []model.Node) (peers, error) {
-	want := &peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
-	var taken prefixHolders
-	for _, p := range devs.Prefixes {
-		taken.add(p, self)
-	}
+// desired gives the state for the usable ones of some nodes, which are in use from then on, and an error that names the others.
+func (o *Overlay) desired(nodes []model.Node) (*peers, error) {
+	want := newPeers()
 	var errs []error
 	for _, n := range nodes {
-		if n.Name == self {
+		if n.Name == o.self {
 			want.addOwnMoved(n)
 			continue
 		}
-		if err := want.add(devs, n, &taken); err != nil {
+		mac, err := o.used.add(n)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("node %q: %w", n.Name, err))
+			continue
 		}
+		want.put(o.devs, n, mac)
 	}
-	return *want, errors.Join(errs...)
+	return want, errors.Join(errs...)
 }
 
-// add adds node n, all of it or nothing. taken names the node of each prefix so far.
-func (w peers) add(devs NodeDevices, n model.Node, taken *prefixHolders) error {
-	mac, err := net.ParseMAC(n.VTEPMAC)
-	if err != nil || len(mac) != 6 {
-		return fmt.Errorf("vtep_mac %q: want a hardware address such as 02:48:0a:00:00:01", n.VTEPMAC)
+// peerIndex says who has a prefix or a hardware address.
+type peerIndex struct {
+	prefixes model.PrefixHolders
+	macs     map[string]netip.Addr // underlay addresses
+}
+
+func newPeerIndex(devs NodeDevices, self string) peerIndex {
+	x := peerIndex{macs: make(map[string]netip.Addr)}
+	for _, p := range devs.Prefixes {
+		x.prefixes.Add(p, self)
 	}
+	return x
+}
+
+// add adds node n, all of it or nothing, and gives its hardware address.
+func (x *peerIndex) add(n model.Node) (string, error) {
+	hw, err := net.ParseMAC(n.VTEPMAC)
+	if err != nil || len(hw) != 6 {
+		return "", fmt.Errorf("vtep_mac %q: want a hardware address such as 02:48:0a:00:00:01", n.VTEPMAC)
+	}
+	mac := hw.String()
 	if !n.Underlay.IsValid() {
-		return errors.New("underlay: the address is missing")
+		return "", errors.New("underlay: the address is missing")
 	}
-	if other, ok := w.forwarding[mac.String()]; ok {
-		return fmt.Errorf("vtep_mac %s: the node at %v has it too", mac, other)
+	if other, ok := x.macs[mac]; ok {
+		return "", fmt.Errorf("vtep_mac %s: the node at %v has it too", mac, other)
 	}
 	for _, p := range n.Prefixes {
 		if err := validPrefix(p); err != nil {
-			return err
+			return "", err
 		}
-		if q, name, overlaps := taken.overlapping(p); overlaps {
-			return fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
+		if q, name, overlaps := x.prefixes.Overlapping(p); overlaps {
+			return "", fmt.Errorf("prefix %v: overlaps %v of node %q", p, q, name)
 		}
 	}
-	w.forwarding[mac.String()] = n.Underlay
+	x.macs[mac] = n.Underlay
 	for _, p := range n.Prefixes {
-		taken.add(p, n.Name)
+		x.prefixes.Add(p, n.Name)
+	}
+	return mac, nil
+}
+
+// remove takes out a node that was added.
+func (x *peerIndex) remove(n model.Node) {
+	hw, _ := net.ParseMAC(n.VTEPMAC) // it was added
+	delete(x.macs, hw.String())
+	for _, p := range n.Prefixes {
+		x.prefixes.Remove(p)
+	}
+}
+
+func newPeers() *peers {
+	return &peers{routes: map[routeKey]route{}, neighbours: map[netip.Addr]string{}, forwarding: map[string]netip.Addr{}}
+}
+
+// put adds what leads to node n, whose hardware address is mac.
+func (w *peers) put(devs NodeDevices, n model.Node, mac string) {
+	w.forwarding[mac] = n.Underlay
+	for _, p := range n.Prefixes {
 		src := sameFamily(p.Addr(), devs.Gateways)
 		if !src.IsValid() {
 			continue // this node has no address of the family, so nothing here could talk to it
 		}
 		gw := model.Gateway(p)
-		w.neighbours[gw] = mac.String()
+		w.neighbours[gw] = mac
 		r := route{table: unix.RT_TABLE_MAIN, dst: p, kind: unix.RTN_UNICAST, link: devs.OverlayIfindex, gw: gw, src: src, onlink: true}
 		w.routes[r.key()] = r
 		for _, a := range n.Moved {
@@ -115,7 +170,6 @@ func (w peers) add(devs NodeDevices, n model.Node, taken *prefixHolders) error {
 			}
 		}
 	}
-	return nil
 }
 
 // addOwnMoved makes what has moved to this node answer at once while no endpoint has it, instead of going to the node

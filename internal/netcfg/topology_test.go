@@ -210,7 +210,7 @@ func (top *topology) setup(t *testing.T, i int) {
 		if top.devs[i], err = SetupNode(nodeConfig(i)); err != nil {
 			return err
 		}
-		return SetPeers(top.devs[i], fmt.Sprintf("n%d", i+1), top.nodes())
+		return setPeers(top.devs[i], fmt.Sprintf("n%d", i+1), top.nodes())
 	})
 }
 

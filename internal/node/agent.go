@@ -46,6 +46,7 @@ type Agent struct {
 	self      model.Node
 	holder    store.Holder // of this node's name: this agent
 	devices   netcfg.NodeDevices
+	overlay   *netcfg.Overlay  // the topology goroutine's
 	nodePorts model.PortRange  // that containers' sockets do not get
 	stores    []netip.AddrPort // what containers are kept from
 	datapath  *datapath.Datapath
@@ -255,6 +256,7 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
+	a.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
 	ephemeral, err := netcfg.EphemeralPorts()
 	if err != nil {
 		return err

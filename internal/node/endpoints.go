@@ -263,12 +263,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
-	var mine []model.Endpoint
-	for _, e := range state.Endpoints {
-		if e.Node == a.self.Name {
-			mine = append(mine, e)
-		}
-	}
+	mine := slices.Clone(state.Endpoints.Of(a.self.Name))
 	mine = append(mine, adopt(ctx, a.store, a.record, state, netcfg.CheckNetns, a.log)...)
 	if a.leases, err = a.restoreLeases(mine, state.Moves); err != nil {
 		return err

@@ -113,13 +113,9 @@ func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
 	a.mu.RLock()
 	state := a.state
 	a.mu.RUnlock()
-	endpoints := make(map[string]int)
-	for _, e := range state.Endpoints {
-		endpoints[e.Node]++
-	}
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
-		out[i] = api.Node{Node: n, State: api.NodeLive, Endpoints: endpoints[n.Name]}
+		out[i] = api.Node{Node: n, State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}
 		if h, held := state.Holders[n.Name]; held {
 			out[i].Since = h.Since
 			continue

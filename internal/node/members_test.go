@@ -76,7 +76,7 @@ func TestOwnDifferences(t *testing.T) {
 	endpoint := func(node string, id model.EndpointID, label string) model.Endpoint {
 		return model.Endpoint{ID: id, Node: node, Name: fmt.Sprint(id), Labels: map[string]string{"a": label}, Created: time.Unix(int64(id), 0).UTC()}
 	}
-	state := store.State{Endpoints: []model.Endpoint{endpoint("n1", 1, ""), endpoint("n1", 2, "old"), endpoint("n1", 3, ""), endpoint("n2", 4, "")}}
+	state := store.State{Endpoints: model.EndpointsOf(endpoint("n1", 1, ""), endpoint("n1", 2, "old"), endpoint("n1", 3, ""), endpoint("n2", 4, ""))}
 	put, remove := ownDifferences(state, "n1", []model.Endpoint{endpoint("n1", 5, ""), endpoint("n1", 2, "new"), endpoint("n1", 1, "")})
 	if len(put) != 2 || put[0].ID != 2 || put[0].Labels["a"] != "new" || put[1].ID != 5 {
 		t.Errorf("to be put: %+v", put)

@@ -93,7 +93,7 @@ func (a *Agent) mayMigrate(e model.Endpoint, to string) error {
 	if !knowsNode(state, to) {
 		return unknownNode(to, state.Nodes)
 	}
-	if slices.ContainsFunc(state.Endpoints, func(x model.Endpoint) bool { return x.Node == to && x.Name == e.Name }) {
+	if slices.ContainsFunc(state.Endpoints.Of(to), func(x model.Endpoint) bool { return x.Name == e.Name }) {
 		return conflict("name", fmt.Sprintf("node %s has an endpoint %s already", to, e.Name), "delete that one first, or choose another node")
 	}
 	pids, err := netcfg.Processes(e.NetnsPath)
@@ -162,7 +162,7 @@ func (a *Agent) redirect(ctx context.Context, name, to string) (out api.Migratio
 
 // moveOf says whether a move waits, as the last state has it.
 func moveOf(m model.Move, state store.State) api.Move {
-	taken := slices.ContainsFunc(state.Endpoints, func(e model.Endpoint) bool { return e.Node == m.Node && e.Addr4() == m.Addr })
+	taken := slices.ContainsFunc(state.Endpoints.Of(m.Node), func(e model.Endpoint) bool { return e.Addr4() == m.Addr })
 	return api.Move{Move: m, Waiting: !taken}
 }
 

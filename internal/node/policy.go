@@ -40,18 +40,21 @@ type enforcer struct {
 	change   sync.Mutex
 	compiler *policy.Compiler
 	own      map[model.EndpointID]model.Endpoint
-	seen     store.State // the last one
+	ownGroup []model.Endpoint // of the last state compiled
+	seen     store.State      // the last one
 	local    []netip.Addr
 	judged   *policy.State // the last one compiled; what of it has not changed is in the next one
 	judgedBy store.State   // that it was made of
-	ownNew   bool          // own has changed since
-	localNew bool          // local has
-	counted  []*policy.Policy
-	rules    int  // of counted
-	inForce  bool // the tables in the kernel are the compiler's
-	cutAgain bool // connections that are forbidden may be alive
-	cutErr   error
-	recut    chan struct{} // says that a cut failed and must be tried again
+	// judgedNodes are the nodes of judged, by name.
+	judgedNodes map[string]policy.Node
+	ownNew      bool // own has changed since
+	localNew    bool // local has
+	counted     []*policy.Policy
+	rules       int  // of counted
+	inForce     bool // the tables in the kernel are the compiler's
+	cutAgain    bool // connections that are forbidden may be alive
+	cutErr      error
+	recut       chan struct{} // says that a cut failed and must be tried again
 
 	plain plainCut
 
@@ -63,7 +66,7 @@ type enforcer struct {
 
 func newEnforcer(datapath verdicts, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
 	return &enforcer{datapath: datapath, log: log, self: self, pool: pool, prefix6: prefix6,
-		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), recut: make(chan struct{}, 1),
+		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), judgedNodes: make(map[string]policy.Node), recut: make(chan struct{}, 1),
 		reported: make(chan struct{})}
 }
 
@@ -179,7 +182,7 @@ func (e *enforcer) world() *policy.State {
 	} else {
 		s.Nodes = e.nodes()
 	}
-	if e.judged != nil && !e.ownNew && same(e.seen.Endpoints, e.judgedBy.Endpoints) {
+	if e.judged != nil && !e.ownNew && e.seen.Endpoints.Same(e.judgedBy.Endpoints) {
 		s.Endpoints = e.judged.Endpoints
 	} else {
 		s.Endpoints = e.endpoints()
@@ -193,34 +196,49 @@ func same[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-func (e *enforcer) nodes() (out []policy.Node) {
+// nodes gives the nodes, this one first: an address that another claims, too, is still this one's here. Those that have not changed
+// are copies of the last ones, which the compiler goes by.
+func (e *enforcer) nodes() []policy.Node {
+	for _, c := range model.ChangedNodes(e.judgedBy.Nodes, e.seen.Nodes) {
+		delete(e.judgedNodes, c.Name())
+	}
+	if e.localNew {
+		delete(e.judgedNodes, e.self)
+	}
+	out := make([]policy.Node, 1, len(e.seen.Nodes)+1)
 	for _, n := range e.seen.Nodes {
-		node := policy.Node{Name: n.Name, Addrs: []netip.Addr{n.Underlay}}
-		for _, p := range model.WithOverlay6(e.prefix6, n.Prefixes) {
-			node.Addrs = append(node.Addrs, model.Gateway(p))
+		node, known := e.judgedNodes[n.Name]
+		if !known {
+			node = policy.Node{Name: n.Name, Addrs: []netip.Addr{n.Underlay}}
+			for _, p := range model.WithOverlay6(e.prefix6, n.Prefixes) {
+				node.Addrs = append(node.Addrs, model.Gateway(p))
+			}
+			if n.Name == e.self {
+				node.Addrs = append(node.Addrs, e.local...)
+			}
+			e.judgedNodes[n.Name] = node
 		}
 		if n.Name == e.self {
-			node.Addrs = append(node.Addrs, e.local...)
-			// First: an address that another node claims is still this one's here.
-			out = slices.Insert(out, 0, node)
-			continue
+			out[0] = node
+		} else {
+			out = append(out, node)
 		}
-		out = append(out, node)
+	}
+	if out[0].Name == "" {
+		return out[1:] // a state may lack it
 	}
 	return out
 }
 
-func (e *enforcer) endpoints() []model.Endpoint {
-	out := make([]model.Endpoint, 0, len(e.seen.Endpoints)+len(e.own))
-	for _, ep := range e.seen.Endpoints {
-		if ep.Node != e.self {
-			out = append(out, ep)
+// endpoints gives the store's endpoints of other nodes with the agent's of this one.
+func (e *enforcer) endpoints() model.Endpoints {
+	if e.ownNew {
+		e.ownGroup = make([]model.Endpoint, 0, len(e.own))
+		for _, id := range slices.Sorted(maps.Keys(e.own)) {
+			e.ownGroup = append(e.ownGroup, e.own[id])
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(e.own)) {
-		out = append(out, e.own[id])
-	}
-	return out
+	return e.seen.Endpoints.With(map[string][]model.Endpoint{e.self: e.ownGroup})
 }
 
 // report notes the outcome for Status and Explain.
@@ -461,7 +479,7 @@ func ends(field, s string, state *policy.State) ([]netip.Addr, error) {
 		return []netip.Addr{a.Unmap()}, nil
 	}
 	var found []model.Endpoint
-	for _, e := range state.Endpoints {
+	for e := range state.Endpoints.All() {
 		if e.Name == s {
 			found = append(found, e)
 		}

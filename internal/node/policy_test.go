@@ -2,7 +2,12 @@ package node
 
 import (
 	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"net/netip"
+	"reflect"
+	"slices"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
@@ -111,7 +116,7 @@ func TestEnforcerBelievesTheAgent(t *testing.T) {
 	stale := mine
 	stale.Labels = nil
 	gone := endpointOf(2, "c2", "10.244.1.3")
-	state.Endpoints = []model.Endpoint{stale, gone}
+	state.Endpoints = model.EndpointsOf(stale, gone)
 	if err := e.follow(state, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -124,5 +129,68 @@ func TestEnforcerBelievesTheAgent(t *testing.T) {
 	}
 	if err := e.remove(mine.ID); err != nil || len(f.changes) != 2 || len(f.changes[1].DeleteAddrs) != 1 {
 		t.Errorf("removed: %v, %+v", err, f.changes[1:])
+	}
+}
+
+// TestEnforcerFollowsChanges: whatever sequence of changes led to a state, it is judged by what an enforcer that sees it first
+// would judge it by; and what has not changed is shared with the last one, which the compiler goes by.
+func TestEnforcerFollowsChanges(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	f := &fakeVerdicts{}
+	e, state := testEnforcer(f)
+	var local []netip.Prefix
+	nodes := map[string]model.Node{"n1": state.Nodes[0]}
+	for step := range 300 {
+		before := e.judged
+		name, changed := fmt.Sprint("n", r.IntN(5)), ""
+		switch r.IntN(6) {
+		case 0, 1:
+			changed = name
+			nodes = maps.Clone(nodes)
+			nodes[name] = model.Node{Name: name, Underlay: netip.AddrFrom4([4]byte{172, 31, 0, byte(1 + r.IntN(5))}), Prefixes: prefixes(fmt.Sprintf("10.244.%d.0/24", r.IntN(5)))}
+			if r.IntN(3) == 0 {
+				delete(nodes, name)
+			}
+			state.Nodes = nil
+			for _, n := range slices.Sorted(maps.Keys(nodes)) {
+				state.Nodes = append(state.Nodes, nodes[n])
+			}
+		case 2, 3:
+			ep := endpointOf(model.EndpointID(r.IntN(3)), "c", fmt.Sprintf("10.244.%d.%d", r.IntN(5), 2+r.IntN(3)))
+			ep.Node = name
+			state.Endpoints = state.Endpoints.With(map[string][]model.Endpoint{name: []model.Endpoint{ep}[:r.IntN(2)]})
+		case 4:
+			local = prefixes(fmt.Sprintf("172.31.0.%d/32", 7+r.IntN(3)))
+			changed = "n1"
+		case 5:
+			if id := model.EndpointID(1 + r.IntN(3)); r.IntN(2) == 0 {
+				e.know(endpointOf(id, "c", fmt.Sprintf("10.244.1.%d", 2+r.IntN(3))))
+			} else if err := e.remove(id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := e.follow(state, local); err != nil {
+			t.Fatal(err)
+		}
+		anew := newEnforcer(f, "n1", e.pool, e.prefix6, quiet())
+		for _, ep := range e.own {
+			anew.know(ep)
+		}
+		if err := anew.follow(state, local); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := e.judged, anew.judged; !slices.EqualFunc(got.Nodes, want.Nodes, func(a, b policy.Node) bool {
+			return a.Name == b.Name && slices.Equal(a.Addrs, b.Addrs)
+		}) || !reflect.DeepEqual(slices.Collect(got.Endpoints.All()), slices.Collect(want.Endpoints.All())) {
+			t.Fatalf("step %d: judged by\n%+v\nwant\n%+v", step, got, want)
+		}
+		for i, n := range e.judged.Nodes {
+			if before == nil || i >= len(before.Nodes) || n.Name == changed || before.Nodes[i].Name != n.Name {
+				continue
+			}
+			if &n.Addrs[0] != &before.Nodes[i].Addrs[0] {
+				t.Fatalf("step %d: node %s is another, though %s has changed", step, n.Name, changed)
+			}
+		}
 	}
 }

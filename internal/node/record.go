@@ -87,9 +87,7 @@ func (a *Agent) saveRecord(except model.EndpointID) {
 // it has.
 func (r record) lost(state store.State) (lost []model.Endpoint) {
 	for _, e := range r.Endpoints {
-		known := slices.ContainsFunc(state.Endpoints, func(k model.Endpoint) bool {
-			return k.Node == r.Node && (k.ID == e.ID || k.Name == e.Name)
-		})
+		known := slices.ContainsFunc(state.Endpoints.Of(r.Node), func(k model.Endpoint) bool { return k.ID == e.ID || k.Name == e.Name })
 		if e.Node == r.Node && !known {
 			lost = append(lost, e)
 		}

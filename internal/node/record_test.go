@@ -47,7 +47,7 @@ func (m *memory) PutEndpoint(_ context.Context, e model.Endpoint) error {
 	if !netip.MustParsePrefix("10.244.1.0/24").Contains(e.Addr4()) {
 		return &store.AddrOutsideError{Addr: e.Addr4(), Node: e.Node, Why: "not in the prefixes of"}
 	}
-	m.state.Endpoints = append(m.state.Endpoints, e)
+	m.state.Endpoints = model.EndpointsOf(append(slices.Collect(m.state.Endpoints.All()), e)...)
 	return nil
 }
 
@@ -128,8 +128,8 @@ func TestAdopt(t *testing.T) {
 	outside, sameID := endpointOf(9, "outside", "10.244.5.2"), endpointOf(10, "same-id", "10.244.1.5")
 	sameName := endpointOf(11, "new", "10.244.1.6")
 	r := record{Node: "n1", Endpoints: []model.Endpoint{lives, ended, outside, sameID, sameName}}
-	s := &memory{state: store.State{Endpoints: []model.Endpoint{endpointOf(10, "x", "10.244.1.7"), endpointOf(12, "new", "10.244.1.8")}}}
-	s.state.Endpoints = append(s.state.Endpoints, model.Endpoint{ID: 7, Name: "lives", Node: "n2"}) // another node's
+	s := &memory{state: store.State{Endpoints: model.EndpointsOf(endpointOf(10, "x", "10.244.1.7"), endpointOf(12, "new", "10.244.1.8"),
+		model.Endpoint{ID: 7, Name: "lives", Node: "n2"})}} // another node's
 	alive := func(path string) error {
 		if path == ended.NetnsPath {
 			return errors.New("gone")

@@ -65,10 +65,7 @@ func ownDifferences(state store.State, node string, mine []model.Endpoint) (put 
 	for _, e := range mine {
 		have[e.ID] = e
 	}
-	for _, e := range state.Endpoints {
-		if e.Node != node {
-			continue
-		}
+	for _, e := range state.Endpoints.Of(node) {
 		own, is := have[e.ID]
 		if !is {
 			remove = append(remove, e.ID)

@@ -60,17 +60,27 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 			return doubt
 		}
 		err := a.follow(ctx, state, local, &history)
+		a.publish(state, err)
+		if err == nil {
+			if err = a.compareOverlay(); err != nil {
+				a.publish(state, err)
+			}
+		}
 		if err != nil {
 			a.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
 		}
 		if err != nil || doubt != nil {
 			retry = time.After(retryTopology)
 		}
-		a.mu.Lock()
-		a.state, a.applyErr = state, err
-		a.mu.Unlock()
 		a.undoHalfDone() // whoever hears of the store may reach it again
 	}
+}
+
+// publish shows a state, and whether it is in force.
+func (a *Agent) publish(state store.State, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.state, a.applyErr = state, err
 }
 
 // follow applies a state. If the store does not have what it must have of this node, it is told, and the next state has
@@ -105,41 +115,64 @@ type appliedTopology struct {
 	state store.State
 	local []netip.Prefix
 	known bool
-	// compared is when the overlay was last compared with what the kernel has.
+	// compared is when the overlay was last compared with what the kernel has, stale whether anything has changed since.
 	compared time.Time
-}
-
-// compareEvery is how often a change of nodes goes with a look at the kernel's routes and neighbours, in case somebody
-// else has changed them. Between them, what changes costs what it is.
-const compareEvery = time.Minute
-
-// setPeers brings the overlay to nodes.
-func (a *Agent) setPeers(last appliedTopology, nodes []model.Node) error {
-	now := withOverlay6(a.prefix6, nodes)
-	if last.known && time.Since(last.compared) < compareEvery {
-		return netcfg.ChangePeers(a.devices, a.self.Name, withOverlay6(a.prefix6, last.state.Nodes), now)
-	}
-	a.applied.compared = time.Now()
-	return netcfg.SetPeers(a.devices, a.self.Name, now)
+	stale    bool
 }
 
 // applyTopology brings routes and programs to state. Routes first: a connection that the programs send
-// over the overlay needs them. What has not changed since the last time is left alone.
+// over the overlay needs them. What has not changed since the last time is left alone, unless that went wrong.
 func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	last := a.applied
-	unchanged := last.known && same(last.state.Nodes, state.Nodes) && slices.Equal(last.local, local)
-	if unchanged && same(last.state.Endpoints, state.Endpoints) {
+	nodes := model.ChangedNodes(last.state.Nodes, state.Nodes)
+	unchanged := len(nodes) == 0 && slices.Equal(last.local, local)
+	if last.known && unchanged && state.Endpoints.Same(last.state.Endpoints) {
 		return nil
 	}
 	a.applied.known = false
+	// The prober first: routes to new nodes are unproven from the start.
 	var err error
-	if !unchanged {
-		// The prober first: routes to new nodes are unproven from the start.
-		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)), a.setPeers(last, state.Nodes))
+	switch {
+	case !last.known:
+		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)), a.overlay.Set(withOverlay6(a.prefix6, state.Nodes)))
+		a.applied.compared, a.applied.stale = time.Now(), false
+	case !unchanged:
+		before, now := sides(nodes)
+		err = errors.Join(a.prober.Change(probedPeers(a.self.Name, before), probedPeers(a.self.Name, now)),
+			a.overlay.Change(withOverlay6(a.prefix6, before), withOverlay6(a.prefix6, now)))
+		a.applied.stale = true
 	}
 	err = errors.Join(err, a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints))
 	a.applied.state, a.applied.local, a.applied.known = state, local, err == nil
 	return err
+}
+
+// sides gives what changed nodes were and what they are.
+func sides(changes []model.NodeChange) (before, now []model.Node) {
+	for _, c := range changes {
+		if c.Before != nil {
+			before = append(before, *c.Before)
+		}
+		if c.After != nil {
+			now = append(now, *c.After)
+		}
+	}
+	return before, now
+}
+
+// compareEvery is how often a change of nodes is followed by a look at all of the kernel's routes and neighbours, in case
+// somebody else has changed them. Between them, what changes costs what it is.
+const compareEvery = time.Minute
+
+// compareOverlay has that look, if it is due. The change itself is in force by then.
+func (a *Agent) compareOverlay() error {
+	if !a.applied.known || !a.applied.stale || time.Since(a.applied.compared) < compareEvery {
+		return nil
+	}
+	a.applied.compared, a.applied.stale = time.Now(), false
+	err := a.overlay.Set(withOverlay6(a.prefix6, a.applied.state.Nodes))
+	a.applied.known = err == nil
+	return wrap("compare the overlay with the kernel's", err)
 }
 
 // followLocal sends what is local to the node, at once and after every change.

@@ -18,11 +18,13 @@ func largeState(rules, endpoints int) *policy.State {
 	label := func(i int) map[string]string {
 		return map[string]string{"app": fmt.Sprint("app", i%apps), "team": fmt.Sprint("t", i%7)}
 	}
+	var all []model.Endpoint
 	for i := range endpoints {
 		a := netip.AddrFrom4([4]byte{10, byte(i % 100), byte(i / 100), byte(2 + i%3)})
-		s.Endpoints = append(s.Endpoints, model.Endpoint{ID: model.EndpointID(1 + i/100), Node: fmt.Sprint("n", i%100),
+		all = append(all, model.Endpoint{ID: model.EndpointID(1 + i/100), Node: fmt.Sprint("n", i%100),
 			Name: fmt.Sprint("c", i), Addrs: model.OverlayAddrs(s.Prefix6, a), Labels: label(i / 10)})
 	}
+	s.Endpoints = model.EndpointsOf(all...)
 	for i := range 100 {
 		s.Nodes = append(s.Nodes, policy.Node{Name: fmt.Sprint("n", i), Addrs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})}})
 	}
@@ -78,8 +80,9 @@ func BenchmarkUpdate(b *testing.B) {
 			n := 0
 			for b.Loop() {
 				next := *s
-				next.Endpoints = slices.Clone(s.Endpoints)
-				next.Endpoints[1].Labels = map[string]string{"app": fmt.Sprint("app", n%2)}
+				group := slices.Clone(s.Endpoints.Of("n1"))
+				group[0].Labels = map[string]string{"app": fmt.Sprint("app", n%2)}
+				next.Endpoints = s.Endpoints.With(map[string][]model.Endpoint{"n1": group})
 				n++
 				b.ReportMetric(float64(len(c.Update(&next).Set.Pairs)), "pairs")
 				s = &next

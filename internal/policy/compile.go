@@ -37,6 +37,7 @@ type Compiler struct {
 	endpoints    map[endpointKey]*point
 	inNamespace  map[string]map[*point]bool
 	nodePoints   map[netip.Addr]*point
+	nodeClaims   map[netip.Addr]nodeClaims
 	prefixPoints map[netip.Prefix]*point
 	prefixUses   map[netip.Prefix]int
 
@@ -116,7 +117,7 @@ func (c *Compiler) forget() {
 		terms: make(map[termID]*term), termOf: make(map[string]termID), entities: make(map[Entity]termID),
 		usedBy: make(map[termID]map[policyID]bool), selectors: newSelectorIndex(), prefixTerms: newPrefixIndex(),
 		namespaces: make(map[string]map[string]string), endpoints: make(map[endpointKey]*point),
-		inNamespace: make(map[string]map[*point]bool), nodePoints: make(map[netip.Addr]*point),
+		inNamespace: make(map[string]map[*point]bool), nodePoints: make(map[netip.Addr]*point), nodeClaims: make(map[netip.Addr]nodeClaims),
 		prefixPoints: make(map[netip.Prefix]*point), prefixUses: make(map[netip.Prefix]int),
 		classes: make(map[string]*class), withTerm: make(map[termID]map[*class]bool),
 		withRules: make(map[policyID]map[*class]bool), wide: make(map[*class]bool), dirty: make(map[*point]bool),
@@ -162,10 +163,8 @@ func (c *Compiler) Update(s *State) model.PolicyChange {
 	if !same(before.Namespaces, s.Namespaces) {
 		c.updateNamespaces(s)
 	}
-	if !same(before.Nodes, s.Nodes) {
-		c.updateNodes(s)
-	}
-	c.updateEndpoints(unlike(before.Endpoints, s.Endpoints))
+	c.updateNodes(before.Nodes, s.Nodes)
+	c.updateEndpoints(s.Endpoints.ChangedSince(before.Endpoints))
 	c.updateBase(s)
 	if !same(before.Policies, s.Policies) {
 		c.updatePolicies(s)

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -121,10 +122,12 @@ func (w *world) step() {
 		}
 	case 5, 6:
 		e := w.endpoint(w.Intn(8))
-		s.Endpoints = slices.DeleteFunc(slices.Clone(s.Endpoints), func(o model.Endpoint) bool { return o.ID == e.ID })
+		group := slices.DeleteFunc(slices.Clone(s.Endpoints.Of(e.Node)), func(o model.Endpoint) bool { return o.ID == e.ID })
 		if w.Intn(4) > 0 {
-			s.Endpoints = append(s.Endpoints, e)
+			group = append(group, e)
 		}
+		slices.SortFunc(group, func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+		s.Endpoints = s.Endpoints.With(map[string][]model.Endpoint{e.Node: group})
 	case 7:
 		name := w.Namespaces[w.Intn(len(w.Namespaces))]
 		s.Namespaces = slices.DeleteFunc(slices.Clone(s.Namespaces), func(n policy.Namespace) bool { return n.Name == name })
@@ -133,8 +136,16 @@ func (w *world) step() {
 		}
 		if w.Intn(3) == 0 { // a node takes or loses an address, perhaps one that an endpoint has
 			s.Nodes = slices.Clone(s.Nodes)
-			n := &s.Nodes[w.Intn(2)]
+			n := &s.Nodes[w.Intn(len(s.Nodes))]
 			n.Addrs = slices.Concat(n.Addrs[:2], []netip.Addr{w.addrs[w.Intn(len(w.addrs))]})
+		} else if w.Intn(3) == 0 { // another comes, with addresses that some may have, or goes
+			name := fmt.Sprint("n", 3+w.Intn(3))
+			nodes := slices.DeleteFunc(slices.Clone(s.Nodes), func(n policy.Node) bool { return n.Name == name })
+			if len(nodes) == len(s.Nodes) {
+				at := 1 + w.Intn(len(nodes))
+				nodes = slices.Insert(nodes, at, policy.Node{Name: name, Addrs: []netip.Addr{w.addrs[w.Intn(len(w.addrs))], w.addrs[w.Intn(len(w.addrs))]}})
+			}
+			s.Nodes = nodes
 		}
 	}
 	w.state = s
@@ -204,7 +215,7 @@ func checkWhole(t *testing.T, seed uint64, step int, c *policy.Compiler, tables 
 }
 
 func (w *world) at(a netip.Addr) (model.Endpoint, bool) {
-	for _, e := range w.state.Endpoints {
+	for e := range w.state.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) {
 			return e, true
 		}
@@ -260,10 +271,10 @@ func TestCompilerFollowsNamespaces(t *testing.T) {
 	web := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "web"}}}}
 	state := policy.State{
 		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
-		Endpoints: []model.Endpoint{
+		Endpoints: model.EndpointsOf([]model.Endpoint{
 			{ID: 1, Node: "n1", Name: "db/1", Addrs: []netip.Addr{addr("10.244.1.2")}, Labels: map[string]string{"app": "db"}},
 			{ID: 1, Node: "n2", Name: "web/1", Addrs: []netip.Addr{addr("10.244.2.2")}, Labels: map[string]string{"app": "web"}},
-		},
+		}...),
 		Policies: []*policy.Policy{{Name: "db", Subject: subject, Ingress: &policy.Direction{Default: policy.DefaultDeny,
 			Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Endpoints: &peer}}}}}},
 			// So that no prefix is of its class.

@@ -15,7 +15,7 @@ type State struct {
 	Prefix6 netip.Prefix
 	Nodes   []Node
 	// Endpoints have unique pairs of Node and ID, and unique addresses.
-	Endpoints  []model.Endpoint
+	Endpoints  model.Endpoints
 	Namespaces []Namespace
 	// Policies are valid and have unique names. They are not changed once they are here: a policy that changes
 	// is another *Policy.
@@ -229,7 +229,7 @@ func (s *State) peerMatches(p Peer, subject model.Endpoint, a netip.Addr) bool {
 }
 
 func (s *State) endpointAt(a netip.Addr) (model.Endpoint, bool) {
-	for _, e := range s.Endpoints {
+	for e := range s.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) {
 			return e, true
 		}

@@ -26,12 +26,12 @@ func testState(policies ...*Policy) *State {
 			{"n1", []netip.Addr{netip.MustParseAddr("172.31.0.1"), netip.MustParseAddr("10.244.1.1"), netip.MustParseAddr("fd48:6464:1::af4:101")}},
 			{"n2", []netip.Addr{netip.MustParseAddr("172.31.0.2"), netip.MustParseAddr("10.244.2.1")}},
 		},
-		Endpoints: []model.Endpoint{
+		Endpoints: model.EndpointsOf(
 			endpoint("n1", 1, "shop/web", "10.244.1.2", "app=web"),
 			endpoint("n1", 2, "shop/db", "10.244.1.3", "app=db"),
 			endpoint("n2", 1, "lab/client", "10.244.2.2", "app=client"),
 			endpoint("n2", 2, "other", "10.244.2.3", "app=db", NamespaceLabel+"=lab"),
-		},
+		),
 		Namespaces: []Namespace{{Name: "lab", Labels: map[string]string{"team": "a"}}},
 		Policies:   policies,
 	}

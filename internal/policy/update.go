@@ -3,7 +3,6 @@ package policy
 import (
 	"maps"
 	"net/netip"
-	"reflect"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -11,27 +10,6 @@ import (
 // same reports whether two slices are one.
 func same[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
-}
-
-// unlike gives the parts of two lists of endpoints between what both begin and end with. It looks at little, and may
-// take endpoints for unlike that are not.
-func unlike(a, b []model.Endpoint) (fromA, fromB []model.Endpoint) {
-	if same(a, b) {
-		return nil, nil
-	}
-	for len(a) > 0 && len(b) > 0 && untouched(&a[0], &b[0]) {
-		a, b = a[1:], b[1:]
-	}
-	for len(a) > 0 && len(b) > 0 && untouched(&a[len(a)-1], &b[len(b)-1]) {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return a, b
-}
-
-// untouched reports whether two endpoints are copies of one.
-func untouched(a, b *model.Endpoint) bool {
-	return a.ID == b.ID && a.Node == b.Node && a.Name == b.Name && same(a.Addrs, b.Addrs) &&
-		reflect.ValueOf(a.Labels).Pointer() == reflect.ValueOf(b.Labels).Pointer()
 }
 
 func (c *Compiler) updateNamespaces(s *State) {
@@ -66,36 +44,64 @@ func mergedKeys[V any](a, b map[string]V) map[string]bool {
 	return out
 }
 
-func (c *Compiler) updateNodes(s *State) {
-	now := make(map[netip.Addr]bool)
-	for _, n := range s.Nodes {
-		kind := pointNode
-		if n.Name == c.node {
-			kind = pointHost
-		}
-		for _, a := range n.Addrs {
-			if now[a] {
-				continue // the first one's
-			}
-			now[a] = true
-			p := c.nodePoints[a]
-			if p == nil {
-				p = &point{addrs: []netip.Addr{a}, forms: c.state.forms(a), kind: kind}
-				c.nodePoints[a], c.dirty[p] = p, true
-			} else if p.kind != kind || p.gone {
-				p.kind, p.gone, c.dirty[p] = kind, false, true
+// nodeClaims counts the nodes that have an address: this one, and others. It is the host's if it is this one's, too.
+type nodeClaims struct{ host, others int }
+
+// updateNodes brings the points of nodes' addresses to those that are there now. It looks at what is between what both lists
+// begin and end with.
+func (c *Compiler) updateNodes(before, after []Node) {
+	for len(before) > 0 && len(after) > 0 && untouched(before[0], after[0]) {
+		before, after = before[1:], after[1:]
+	}
+	for len(before) > 0 && len(after) > 0 && untouched(before[len(before)-1], after[len(after)-1]) {
+		before, after = before[:len(before)-1], after[:len(after)-1]
+	}
+	touched := make(map[netip.Addr]bool)
+	count := func(nodes []Node, by int) {
+		for _, n := range nodes {
+			for _, a := range n.Addrs {
+				claims := c.nodeClaims[a]
+				if n.Name == c.node {
+					claims.host += by
+				} else {
+					claims.others += by
+				}
+				c.nodeClaims[a], touched[a] = claims, true
 			}
 		}
 	}
-	for a, p := range c.nodePoints {
-		if !now[a] {
-			p.gone, c.dirty[p] = true, true
+	count(before, -1)
+	count(after, 1)
+	for a := range touched {
+		claims, p := c.nodeClaims[a], c.nodePoints[a]
+		kind := pointNode
+		if claims.host > 0 {
+			kind = pointHost
+		}
+		switch {
+		case claims == nodeClaims{}:
+			delete(c.nodeClaims, a)
+			if p != nil {
+				p.gone, c.dirty[p] = true, true
+			}
+		case p == nil:
+			p = &point{addrs: []netip.Addr{a}, forms: c.state.forms(a), kind: kind}
+			c.nodePoints[a], c.dirty[p] = p, true
+		case p.kind != kind || p.gone:
+			p.kind, p.gone, c.dirty[p] = kind, false, true
 		}
 	}
 }
 
-// updateEndpoints brings the points of endpoints to those that are there now; it gets all that may have changed.
-func (c *Compiler) updateEndpoints(before, after []model.Endpoint) {
+// untouched reports whether two nodes are copies of one.
+func untouched(a, b Node) bool { return a.Name == b.Name && same(a.Addrs, b.Addrs) }
+
+// updateEndpoints brings the points of endpoints to those that are there now.
+func (c *Compiler) updateEndpoints(changes []model.GroupChange) {
+	var before, after []model.Endpoint
+	for _, g := range changes {
+		before, after = append(before, g.Before...), append(after, g.After...)
+	}
 	now := make(map[endpointKey]bool, len(after))
 	for _, e := range after {
 		key := endpointKey{e.Node, e.ID}

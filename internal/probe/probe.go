@@ -112,55 +112,98 @@ func New(cfg Config) *Prober {
 func (pr *Prober) Follow(list []Peer) error {
 	pr.applying.Lock()
 	defer pr.applying.Unlock()
-	now := time.Now()
-	want := make(map[netip.Addr]bool, len(list))
-	var failed error
+	listed := make(map[Peer]bool, len(list))
 	for _, p := range list {
-		want[p.Underlay] = true
+		listed[p] = true
+	}
+	var gone, fresh []Peer
+	pr.mu.Lock()
+	for _, p := range pr.peers {
+		if !listed[p.Peer] {
+			gone = append(gone, p.Peer)
+		}
+	}
+	for _, p := range list {
+		if old := pr.peers[p.Underlay]; old == nil || old.Peer != p {
+			fresh = append(fresh, p)
+		}
+	}
+	pr.mu.Unlock()
+	return pr.change(gone, fresh, len(list))
+}
+
+// Change is Follow for peers that have changed: before are those that are not probed any more, or not as they were, and now is what
+// they are, with the new ones.
+func (pr *Prober) Change(before, now []Peer) error {
+	pr.applying.Lock()
+	defer pr.applying.Unlock()
+	var fresh []Peer
+	pr.mu.Lock()
+	for _, p := range now {
+		if old := pr.peers[p.Underlay]; old == nil || old.Peer != p {
+			fresh = append(fresh, p)
+		}
+	}
+	all := len(pr.peers) + len(now) - len(before)
+	pr.mu.Unlock()
+	gone := slices.DeleteFunc(slices.Clone(before), func(p Peer) bool { return slices.Contains(now, p) })
+	return pr.change(gone, fresh, all)
+}
+
+// change does it, among a number of peers. The caller holds applying.
+func (pr *Prober) change(gone, fresh []Peer, all int) error {
+	var failed error
+	apply := func(p Peer, state model.PeerState) bool {
+		err := pr.cfg.Apply(p, state)
+		if err != nil {
+			failed = fmt.Errorf("state of the direct path to %s: %w", p.Name, err)
+		}
+		return err == nil
+	}
+	now := time.Now()
+	taken := make(map[netip.Addr]bool, len(fresh))
+	for _, p := range fresh {
+		taken[p.Underlay] = true
 		pr.mu.Lock()
 		old := pr.peers[p.Underlay]
 		pr.mu.Unlock()
-		if old != nil && old.Peer == p {
-			continue
-		}
-		fresh := &peer{Peer: p, state: model.PeerUnproven, since: now}
+		next := &peer{Peer: p, state: model.PeerUnproven, since: now}
 		// Not all nodes at once to one that is new to all of them.
-		wait := time.Duration(len(list)) * roundGap
+		wait := time.Duration(max(all, 1)) * roundGap
 		if known, ok := pr.cfg.Known[p.Underlay]; ok && old == nil {
-			fresh.state = known
+			next.state = known
 			delete(pr.cfg.Known, p.Underlay) // one that goes and comes back begins anew
 			if known == model.PeerProven {
-				wait = period(len(list))
+				wait = period(all)
 			}
 		}
-		fresh.next = now.Add(rand.N(wait))
-		if err := pr.cfg.Apply(p, fresh.state); err != nil {
-			failed = fmt.Errorf("state of the direct path to %s: %w", p.Name, err)
+		next.next = now.Add(rand.N(wait))
+		if !apply(p, next.state) {
 			continue // not followed: tried again with the next list
 		}
 		pr.mu.Lock()
 		if old != nil && !old.busy {
 			pr.due.remove(old)
 		}
-		pr.peers[p.Underlay] = fresh
-		pr.due.put(fresh)
+		pr.peers[p.Underlay] = next
+		pr.due.put(next)
 		pr.mu.Unlock()
 	}
-	pr.mu.Lock()
-	var gone []*peer
-	for at, p := range pr.peers {
-		if !want[at] {
-			gone = append(gone, p)
-			delete(pr.peers, at)
-			if !p.busy {
-				pr.due.remove(p)
+	for _, p := range gone {
+		if taken[p.Underlay] {
+			continue // another has its place
+		}
+		pr.mu.Lock()
+		old := pr.peers[p.Underlay]
+		if old != nil {
+			delete(pr.peers, p.Underlay)
+			if !old.busy {
+				pr.due.remove(old)
 			}
 		}
-	}
-	pr.mu.Unlock()
-	for _, p := range gone {
-		if err := pr.cfg.Apply(p.Peer, model.PeerProven); err != nil {
-			failed = fmt.Errorf("state of the direct path to %s: %w", p.Name, err)
+		pr.mu.Unlock()
+		if old != nil {
+			apply(p, model.PeerProven)
 		}
 	}
 	pr.poke()

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -347,4 +349,62 @@ func TestSuspectsArePaced(t *testing.T) {
 			t.Errorf("%d rounds in ten seconds", got)
 		}
 	})
+}
+
+// TestChangeFollows: whatever sequence of changes led to a list of peers, those are probed that Follow would have probed, and
+// those that are gone are direct.
+func TestChangeFollows(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	cfg := newNetwork().config()
+	inForce := make(map[netip.Addr]model.PeerState)
+	cfg.Apply = func(p Peer, s model.PeerState) error { inForce[p.Underlay] = s; return nil }
+	pr := New(cfg)
+	var list []Peer
+	all := peers(6)
+	for step := range 500 {
+		next := slices.Clone(list)
+		for range 1 + r.IntN(3) {
+			p := all[r.IntN(6)]
+			next = slices.DeleteFunc(next, func(o Peer) bool { return o.Name == p.Name })
+			p.Underlay = all[r.IntN(6)].Underlay
+			p.Ports.Last = uint16(17471 + r.IntN(2))
+			if r.IntN(3) > 0 && !slices.ContainsFunc(next, func(o Peer) bool { return o.Underlay == p.Underlay }) {
+				next = append(next, p)
+			}
+		}
+		different := func(from, others []Peer) []Peer {
+			return slices.DeleteFunc(slices.Clone(from), func(p Peer) bool { return slices.Contains(others, p) && r.IntN(4) > 0 })
+		}
+		// Those that have not changed may be named, too, on both sides.
+		before := different(list, next)
+		now := different(next, list)
+		for _, p := range before {
+			if slices.Contains(next, p) && !slices.Contains(now, p) {
+				now = append(now, p)
+			}
+		}
+		if err := pr.Change(before, now); err != nil {
+			t.Fatal(err)
+		}
+		list = next
+		probed := make(map[Peer]bool)
+		for at, p := range pr.peers {
+			probed[p.Peer] = true
+			if at != p.Underlay || !slices.Contains(list, p.Peer) || p.state != model.PeerUnproven {
+				t.Fatalf("step %d: probed: %+v, among %+v", step, p, list)
+			}
+		}
+		if len(probed) != len(list) {
+			t.Fatalf("step %d: %d are probed: %v, want %v", step, len(probed), probed, list)
+		}
+		for _, p := range all {
+			state, known := inForce[p.Underlay]
+			if probed := pr.peers[p.Underlay] != nil; probed != (known && state == model.PeerUnproven) {
+				t.Fatalf("step %d: %s is %s, probed: %t", step, p.Underlay, state, probed)
+			}
+		}
+		if err := pr.Follow(list); err != nil || len(pr.peers) != len(list) {
+			t.Fatalf("step %d: Follow of the same: %d are probed (%v), want %d", step, len(pr.peers), err, len(list))
+		}
+	}
 }

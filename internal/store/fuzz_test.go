@@ -60,7 +60,7 @@ func FuzzView(f *testing.F) {
 				t.Fatalf("%s is read back as %+v, %v", b, again, err)
 			}
 		}
-		for _, e := range s.Endpoints {
+		for e := range s.Endpoints.All() {
 			if len(s.Nodes) == 0 {
 				t.Fatalf("endpoint %+v without a node", e)
 			}

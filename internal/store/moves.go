@@ -77,19 +77,8 @@ func (e *UnknownMoveError) Error() string {
 	return fmt.Sprintf("address %s: no endpoint to migrate has it", e.Addr)
 }
 
-// homeOf gives the node whose prefixes a lies in.
-func homeOf(nodes map[string]model.Node, a netip.Addr) (model.Node, bool) {
-	for _, n := range nodes {
-		if slices.ContainsFunc(n.Prefixes, func(p netip.Prefix) bool { return p.Contains(a) }) {
-			return n, true
-		}
-	}
-	return model.Node{}, false
-}
-
 // setMove takes in a value, or that there is none (nil).
 func (v *View) setMove(a netip.Addr, m *model.Move) {
-	v.nodesChanged = true
 	v.movesChanged[a] = true
 	if m == nil {
 		delete(v.moves, a)
@@ -99,52 +88,66 @@ func (v *View) setMove(a netip.Addr, m *model.Move) {
 }
 
 // refreshMoves decides anew which moves there are, and tells the accepted nodes. A move to a node that is not there, or
-// of an address that no endpoint may have, is none.
-func (v *View) refreshMoves(exclude func(key, why string)) {
-	if len(v.moves) == 0 && len(v.movedTo) == 0 {
-		return
+// of an address that no endpoint may have, is none. It costs what there are of moves, which are few.
+func (v *View) refreshMoves(note func(node string)) {
+	before, beforeOn := v.movedTo, v.movedOn
+	if len(v.moves)+len(before)+len(v.excludedMoves) > 0 {
+		v.acceptMoves()
 	}
-	before := v.movedTo
-	v.movedTo = make(map[netip.Addr]string, len(v.moves))
-	v.last.Moves = nil
-	for _, a := range slices.SortedFunc(maps.Keys(v.moves), netip.Addr.Compare) {
-		m := v.moves[a]
-		n, ok := v.accepted[m.Node]
-		if !ok {
-			exclude(v.keys.Move(a), "its node is not in the network")
-			continue
-		}
-		if home, ok := homeOf(v.accepted, a); ok {
-			if err := CheckAddr(home, a); err != nil {
-				exclude(v.keys.Move(a), err.Error())
-				continue
-			}
-		}
-		v.movedTo[a] = m.Node
-		v.last.Moves = append(v.last.Moves, m)
-		n.Moved = append(slices.Clip(n.Moved), a)
-		v.accepted[m.Node] = n
-	}
-	for a := range before {
-		if v.movedTo[a] != before[a] {
-			v.movesChanged[a] = true
+	for name := range mergedKeys(beforeOn, v.movedOn) {
+		if n, is := v.accepted[name]; is && !slices.Equal(beforeOn[name], v.movedOn[name]) {
+			note(name)
+			n.Moved = v.movedOn[name]
+			v.accepted[name] = n
 		}
 	}
-	for a := range v.movedTo {
+	for a := range mergedKeys(before, v.movedTo) {
 		if v.movedTo[a] != before[a] {
 			v.movesChanged[a] = true
 		}
 	}
 	// The endpoints at these addresses have to be looked at again, wherever they are.
 	for a := range v.movesChanged {
-		for _, name := range []string{before[a], v.movedTo[a]} {
+		home, _ := v.prefixes.Holder(a)
+		for _, name := range []string{before[a], v.movedTo[a], home} {
 			if name != "" {
 				v.changedOn[name] = true
 			}
 		}
-		if home, ok := homeOf(v.accepted, a); ok {
-			v.changedOn[home.Name] = true
-		}
 	}
 	clear(v.movesChanged)
+}
+
+func (v *View) acceptMoves() {
+	excluded := make(map[string]string)
+	exclude := v.excluder(excluded, v.excludedMoves)
+	v.movedTo, v.movedOn, v.last.Moves = make(map[netip.Addr]string, len(v.moves)), make(map[string][]netip.Addr), nil
+	for _, a := range slices.SortedFunc(maps.Keys(v.moves), netip.Addr.Compare) {
+		m := v.moves[a]
+		if _, ok := v.accepted[m.Node]; !ok {
+			exclude(v.keys.Move(a), "its node is not in the network")
+			continue
+		}
+		if home, ok := v.prefixes.Holder(a); ok {
+			if err := CheckAddr(v.accepted[home], a); err != nil {
+				exclude(v.keys.Move(a), err.Error())
+				continue
+			}
+		}
+		v.movedTo[a] = m.Node
+		v.movedOn[m.Node] = append(v.movedOn[m.Node], a)
+		v.last.Moves = append(v.last.Moves, m)
+	}
+	v.excludedMoves = excluded
+}
+
+func mergedKeys[K comparable, A any](a, b map[K]A) map[K]bool {
+	out := make(map[K]bool, len(a)+len(b))
+	for k := range a {
+		out[k] = true
+	}
+	for k := range b {
+		out[k] = true
+	}
+	return out
 }

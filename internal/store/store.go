@@ -106,9 +106,10 @@ type State struct {
 	History int
 	// Nodes are sorted by name. Their prefixes and underlay addresses are disjoint.
 	Nodes []model.Node
-	// Endpoints are sorted by node, then id. Each lives on one of Nodes, with an IPv4 address inside
-	// the node's prefixes, or moved to it, that no other endpoint has, and perhaps an IPv6 address that ends in it.
-	Endpoints []model.Endpoint
+	// Endpoints each live on one of Nodes, with an IPv4 address inside
+	// the node's prefixes, or moved to it, that no other endpoint has, and perhaps an IPv6 address that ends in it. Those of
+	// a node that have not changed are the same group as in the state before.
+	Endpoints model.Endpoints
 	// Moves are sorted by address. Each is to one of Nodes, and in its Moved; an endpoint with such an address lives there.
 	Moves []model.Move
 	// Policies are sorted by name. One that has not changed is the same pointer as in the state before.

@@ -242,25 +242,6 @@ func addOffset(a netip.Addr, n int) netip.Addr {
 	return a
 }
 
-func TestPrefixSetAgainstPairwiseComparison(t *testing.T) {
-	rng := rand.New(rand.NewPCG(5, 6))
-	for range 300 {
-		var s prefixSet
-		var all []netip.Prefix
-		for range 20 {
-			p := netip.PrefixFrom(addOffset(netip.MustParseAddr("10.0.0.0"), rng.IntN(256)), 32-rng.IntN(8)).Masked()
-			want := slices.ContainsFunc(all, p.Overlaps)
-			if _, got := s.overlapping([]netip.Prefix{p}); got != want {
-				t.Fatalf("%s against %v: %v", p, all, got)
-			}
-			if !want {
-				s.add([]netip.Prefix{p})
-				all = append(all, p)
-			}
-		}
-	}
-}
-
 func TestViewLeavesOutWhatContradictsOlderValues(t *testing.T) {
 	k := KeysOf(1)
 	invalid := 0
@@ -286,7 +267,7 @@ func TestViewLeavesOutWhatContradictsOlderValues(t *testing.T) {
 		for _, n := range s.Nodes {
 			names = append(names, n.Name)
 		}
-		for _, e := range s.Endpoints {
+		for e := range s.Endpoints.All() {
 			names = append(names, fmt.Sprintf("%s/%d", e.Node, e.ID))
 		}
 		if got := strings.Join(names, " "); got != want || invalid != wantInvalid {
@@ -425,7 +406,7 @@ func TestCarriedEndpoints(t *testing.T) {
 			v.Set(KeysOf(1).Endpoint(name, id), value, 9)
 		}
 	}
-	if s := v.State(1); len(s.Endpoints) != 2 || s.Endpoints[0].ID != 1 || s.Endpoints[1].ID != 1 {
+	if s := v.State(1); s.Endpoints.Len() != 2 || s.Endpoints[0][0].ID != 1 || s.Endpoints[1][0].ID != 1 {
 		t.Errorf("endpoints %+v, want both claims of another network's address, and none in a node's prefix", s.Endpoints)
 	}
 }

@@ -31,16 +31,18 @@ type View struct {
 	// The last state, and what has changed since.
 	last         State // Nodes, Endpoints and Moves only
 	accepted     map[string]model.Node
-	acceptedOn   map[string][]model.Endpoint // by node, sorted by id
-	prefixes     *prefixSet                  // of the accepted nodes
-	nodesChanged bool
-	movedTo      map[netip.Addr]string // the accepted moves
+	underlay     map[netip.Addr]string // of the accepted nodes, their names by address
+	prefixes     model.PrefixHolders   // of the accepted nodes
+	changedNodes map[string]bool
+	movedTo      map[netip.Addr]string   // the accepted moves
+	movedOn      map[string][]netip.Addr // the same, by node, sorted
 	movesChanged map[netip.Addr]bool
 	carriedOn    map[string]bool // nodes with endpoints that have addresses of other networks
 	changedOn    map[string]bool // nodes of which an endpoint has changed
 	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
-	// of nodes, and of endpoints by node.
+	// of nodes, of moves, and of endpoints by node.
 	excludedNodes map[string]string
+	excludedMoves map[string]string
 	excludedOn    map[string]map[string]string
 }
 
@@ -60,9 +62,9 @@ func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
 func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
-	v.accepted, v.acceptedOn = nil, make(map[string][]model.Endpoint)
-	v.last, v.nodesChanged, v.changedOn, v.carriedOn = State{}, true, make(map[string]bool), make(map[string]bool)
-	v.moves, v.movedTo, v.movesChanged = make(map[netip.Addr]model.Move), nil, make(map[netip.Addr]bool)
+	v.last, v.changedNodes, v.changedOn, v.carriedOn = State{}, make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
+	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
 	v.holders, v.away = make(map[string]Holder), make(map[string]Away)
 	v.holdersShown, v.awayShown = nil, nil
@@ -78,7 +80,7 @@ func (v *View) Set(key string, value []byte, created int64) {
 	}
 	switch k.Kind {
 	case KeyNode:
-		v.nodesChanged = true
+		v.changedNodes[k.Node] = true
 		n, err := ParseNode(k.Node, value)
 		if err != nil {
 			delete(v.nodes, k.Node)
@@ -147,7 +149,7 @@ func (v *View) Delete(key string) {
 	}
 	switch k.Kind {
 	case KeyNode:
-		v.nodesChanged = true
+		v.changedNodes[k.Node] = true
 		delete(v.nodes, k.Node)
 	case KeyHolder:
 		v.holdersShown = nil
@@ -168,16 +170,13 @@ func (v *View) Delete(key string) {
 }
 
 // State gives the state at revision. Values that contradict older ones, which no writer that keeps to the
-// schema produces, are left out, logged and counted. It costs what has changed since the last one: the endpoints of nodes
-// of which one has changed, and a copy of all that there are; nothing for what has not changed.
+// schema produces, are left out, logged and counted. It costs what has changed since the last one, with the other endpoints of the
+// same node, and a copy of the list of nodes; nothing if nothing has changed.
 func (v *View) State(revision int64) State {
-	if v.nodesChanged {
+	if len(v.changedNodes)+len(v.movesChanged) > 0 {
 		v.refreshNodes()
 	}
-	if v.nodesChanged || len(v.changedOn) > 0 {
-		v.refreshEndpoints()
-	}
-	v.nodesChanged = false
+	v.refreshEndpoints()
 	clear(v.changedOn)
 	if v.holdersShown == nil {
 		v.holdersShown = maps.Clone(v.holders)
@@ -190,28 +189,65 @@ func (v *View) State(revision int64) State {
 	return s
 }
 
-// refreshNodes decides anew which nodes are there, and which endpoints have to be looked at again for that.
+// refreshNodes decides anew which nodes are there, of those that have changed, and which endpoints have to be looked at again
+// for that.
 func (v *View) refreshNodes() {
-	before := v.accepted
-	excluded := make(map[string]string)
-	exclude := v.excluder(excluded, v.excludedNodes)
-	v.accepted, v.prefixes = v.acceptNodes(exclude)
-	v.refreshMoves(exclude)
-	maps.Copy(v.changedOn, v.carriedOn) // the addresses of other networks must not be in any node's prefixes
-	v.excludedNodes = excluded
-	v.last.Nodes = make([]model.Node, 0, len(v.accepted))
-	for name, n := range v.accepted {
-		v.last.Nodes = append(v.last.Nodes, n)
-		if old, was := before[name]; !was || !slices.Equal(old.Prefixes, n.Prefixes) {
+	before := make(map[string]model.Node) // of those that have changed, as they were
+	note := func(name string) {
+		if _, noted := before[name]; !noted {
+			before[name] = v.accepted[name]
+		}
+	}
+	v.acceptNodes(note)
+	v.refreshMoves(note)
+	var prefixes []netip.Prefix // those that have changed, as they were and as they are
+	for name, old := range before {
+		now := v.accepted[name]
+		if !slices.Equal(old.Prefixes, now.Prefixes) {
+			v.changedOn[name] = true
+			prefixes = slices.Concat(prefixes, old.Prefixes, now.Prefixes)
+		}
+	}
+	v.changedCarried(prefixes)
+	v.last.Nodes = v.nodesWith(before)
+	clear(v.changedNodes)
+}
+
+// nodesWith gives the list of nodes with what the named ones are now.
+func (v *View) nodesWith(changed map[string]model.Node) []model.Node {
+	names := slices.Sorted(maps.Keys(changed))
+	out, rest := make([]model.Node, 0, len(v.accepted)), v.last.Nodes
+	for _, name := range names {
+		at, there := slices.BinarySearchFunc(rest, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
+		out, rest = append(out, rest[:at]...), rest[at:]
+		if there {
+			rest = rest[1:]
+		}
+		if n, is := v.accepted[name]; is {
+			out = append(out, n)
+		}
+	}
+	return append(out, rest...)
+}
+
+// changedCarried has the endpoints looked at again whose addresses of other networks were, or are, in nodes' prefixes.
+func (v *View) changedCarried(prefixes []netip.Prefix) {
+	if len(prefixes) == 0 {
+		return
+	}
+	var changed model.PrefixHolders
+	for _, p := range prefixes {
+		changed.Add(p, "a node")
+	}
+	for name := range v.carriedOn {
+		inside := func(e model.Endpoint) bool {
+			_, held := changed.Holder(e.Addr4())
+			return e.Carried != nil && held
+		}
+		if len(v.excludedOn[name]) > 0 || slices.ContainsFunc(v.last.Endpoints.Of(name), inside) {
 			v.changedOn[name] = true
 		}
 	}
-	for name := range before {
-		if _, is := v.accepted[name]; !is {
-			v.changedOn[name] = true
-		}
-	}
-	slices.SortFunc(v.last.Nodes, func(a, b model.Node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 // refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
@@ -221,6 +257,7 @@ func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {
 		return
 	}
+	groups := make(map[string][]model.Endpoint, len(v.changedOn))
 	for name := range v.changedOn {
 		excluded := make(map[string]string)
 		exclude := v.excluder(excluded, v.excludedOn[name])
@@ -239,21 +276,15 @@ func (v *View) refreshEndpoints() {
 			holder[e.Addr4()] = e.ID
 			accepted = append(accepted, e)
 		}
-		v.acceptedOn[name], v.excludedOn[name] = accepted, excluded
-		if len(v.endpoints[name]) == 0 {
-			delete(v.acceptedOn, name)
+		groups[name], v.excludedOn[name] = accepted, excluded
+		if len(excluded) == 0 {
 			delete(v.excludedOn, name)
+		}
+		if len(v.endpoints[name]) == 0 {
 			delete(v.endpoints, name)
 		}
 	}
-	count := 0
-	for _, on := range v.acceptedOn {
-		count += len(on)
-	}
-	v.last.Endpoints = make([]model.Endpoint, 0, count)
-	for _, name := range slices.Sorted(maps.Keys(v.acceptedOn)) {
-		v.last.Endpoints = append(v.last.Endpoints, v.acceptedOn[name]...)
-	}
+	v.last.Endpoints = v.last.Endpoints.With(groups)
 }
 
 // excluder gives a function that notes in now why a value is left out. What before says already is not reported again.
@@ -266,33 +297,77 @@ func (v *View) excluder(now, before map[string]string) func(key, why string) {
 	}
 }
 
-// acceptNodes picks the nodes whose prefixes and underlay addresses contradict no older node's.
-func (v *View) acceptNodes(exclude func(key, why string)) (map[string]model.Node, *prefixSet) {
-	records := make([]nodeRecord, 0, len(v.nodes))
-	for _, r := range v.nodes {
-		records = append(records, r)
+// acceptNodes brings the accepted nodes to those that contradict no older one by prefix or underlay address. As long as no node
+// contradicts another, what has changed is all that has to be looked at.
+func (v *View) acceptNodes(note func(name string)) {
+	if len(v.excludedNodes) == 0 && v.acceptChanged(note) {
+		return
 	}
-	slices.SortFunc(records, func(a, b nodeRecord) int {
+	for name := range v.accepted {
+		note(name)
+	}
+	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
+	excluded := make(map[string]string)
+	exclude := v.excluder(excluded, v.excludedNodes)
+	byAge := slices.SortedFunc(maps.Values(v.nodes), func(a, b nodeRecord) int {
 		return cmp.Or(cmp.Compare(a.created, b.created), cmp.Compare(a.node.Name, b.node.Name))
 	})
-	accepted := make(map[string]model.Node, len(records))
-	underlay := make(map[netip.Addr]string, len(records))
-	var taken prefixSet
-	for _, r := range records {
-		n := r.node
-		if other, used := underlay[n.Underlay]; used {
-			exclude(v.keys.Node(n.Name), fmt.Sprintf("underlay address %s belongs to node %s", n.Underlay, other))
+	for _, r := range byAge {
+		note(r.node.Name)
+		if why := v.refuseNode(r.node); why != "" {
+			exclude(v.keys.Node(r.node.Name), why)
 			continue
 		}
-		if p, used := taken.overlapping(n.Prefixes); used {
-			exclude(v.keys.Node(n.Name), fmt.Sprintf("prefix %s overlaps another node's", p))
-			continue
-		}
-		underlay[n.Underlay] = n.Name
-		taken.add(n.Prefixes)
-		accepted[n.Name] = n
+		v.accept(r.node)
 	}
-	return accepted, &taken
+	v.excludedNodes = excluded
+}
+
+// acceptChanged takes the nodes that have changed as they are now. It is false, and the work half done, if one contradicts
+// another.
+func (v *View) acceptChanged(note func(name string)) bool {
+	for name := range v.changedNodes {
+		note(name)
+		if old, was := v.accepted[name]; was {
+			delete(v.accepted, name)
+			delete(v.underlay, old.Underlay)
+			for _, p := range old.Prefixes {
+				v.prefixes.Remove(p)
+			}
+		}
+	}
+	for name := range v.changedNodes {
+		r, is := v.nodes[name]
+		if !is {
+			continue
+		}
+		if v.refuseNode(r.node) != "" {
+			return false
+		}
+		v.accept(r.node)
+	}
+	return true
+}
+
+func (v *View) accept(n model.Node) {
+	n.Moved = v.movedOn[n.Name]
+	v.accepted[n.Name], v.underlay[n.Underlay] = n, n.Name
+	for _, p := range n.Prefixes {
+		v.prefixes.Add(p, n.Name)
+	}
+}
+
+// refuseNode says why n contradicts the nodes that are accepted, or "".
+func (v *View) refuseNode(n model.Node) string {
+	if other, used := v.underlay[n.Underlay]; used {
+		return fmt.Sprintf("underlay address %s belongs to node %s", n.Underlay, other)
+	}
+	for _, p := range n.Prefixes {
+		if _, _, used := v.prefixes.Overlapping(p); used {
+			return fmt.Sprintf("prefix %s overlaps another node's", p)
+		}
+	}
+	return ""
 }
 
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
@@ -303,7 +378,7 @@ func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.Endp
 	}
 	movedTo := v.movedTo[e.Addr4()]
 	if e.Carried != nil {
-		if _, overlaps := v.prefixes.overlapping([]netip.Prefix{netip.PrefixFrom(e.Addr4(), 32)}); overlaps {
+		if _, overlaps := v.prefixes.Holder(e.Addr4()); overlaps {
 			return "its address is another network's, and in the prefixes of a node"
 		}
 	} else if movedTo != "" && movedTo != e.Node {
@@ -320,41 +395,4 @@ func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.Endp
 func (v *View) skip(key, why string) {
 	v.onInvalid()
 	v.log.Warn("store: value skipped", "key", key[:min(len(key), maxKeyBytes)], "why", why)
-}
-
-// prefixSet answers whether a prefix overlaps one of many, without comparing it with each.
-type prefixSet struct {
-	byPrefix map[netip.Prefix]bool // the prefixes themselves
-	within   map[netip.Prefix]bool // every prefix around one of them, itself included
-}
-
-func (s *prefixSet) add(prefixes []netip.Prefix) {
-	if s.byPrefix == nil {
-		s.byPrefix, s.within = make(map[netip.Prefix]bool), make(map[netip.Prefix]bool)
-	}
-	for _, p := range prefixes {
-		s.byPrefix[p] = true
-		for bits := p.Bits(); bits >= 0; bits-- {
-			around := netip.PrefixFrom(p.Addr(), bits).Masked()
-			if s.within[around] {
-				break // so are all that are shorter
-			}
-			s.within[around] = true
-		}
-	}
-}
-
-// overlapping gives the first of prefixes that overlaps one in the set: it lies around one, or inside one.
-func (s *prefixSet) overlapping(prefixes []netip.Prefix) (netip.Prefix, bool) {
-	for _, p := range prefixes {
-		if s.within[p] {
-			return p, true
-		}
-		for bits := p.Bits() - 1; bits >= 0; bits-- {
-			if s.byPrefix[netip.PrefixFrom(p.Addr(), bits).Masked()] {
-				return p, true
-			}
-		}
-	}
-	return netip.Prefix{}, false
 }

@@ -54,49 +54,81 @@ func (p *viewPair) check(what string) State {
 	return got
 }
 
-// TestViewFollowsChanges: a view that has followed every change gives the same state as one that reads everything anew,
-// with nodes and endpoints that contradict each other.
+// TestViewFollowsChanges: a view that has followed every change gives the same state as one that reads everything anew:
+// with nodes and endpoints that contradict each other, and with ones that hardly do.
 func TestViewFollowsChanges(t *testing.T) {
-	for seed := range uint64(40) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		p := &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
-		p.view = NewView(p.keys, slog.New(slog.DiscardHandler), func() { p.skipped++ })
-		var rejected int
+	for seed := range uint64(60) {
+		w := &viewWriter{Rand: rand.New(rand.NewPCG(seed, 1)), nodes: 4}
+		if seed%3 == 0 {
+			w.nodes = 40
+		}
+		w.viewPair = &viewPair{t: t, keys: KeysOf(1), values: make(map[string][]byte), created: make(map[string]int64)}
+		w.view = NewView(w.keys, slog.New(slog.DiscardHandler), func() { w.skipped++ })
+		var rejected, free int
 		for step := range int64(80) {
-			name := fmt.Sprintf("n%d", r.IntN(4))
-			id := model.EndpointID(1 + r.IntN(4))
-			switch r.IntN(10) {
-			case 8, 9: // of addresses that endpoints have, to nodes that may not be there
-				addr := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(4)), byte(1 + r.IntN(4))})
-				if r.IntN(3) == 0 {
-					p.delete(p.keys.Move(addr))
-					break
+			w.step(step)
+			if w.IntN(3) > 0 {
+				got := w.check(fmt.Sprintf("seed %d, step %d", seed, step))
+				out := len(w.values) - len(got.Nodes) - got.Endpoints.Len() - len(got.Moves)
+				rejected += out
+				if len(w.view.excludedNodes) == 0 {
+					free++
 				}
-				raw, err := EncodeMove(model.Move{Addr: addr, Node: name, From: "n0", Home: "n1", Name: "c"})
-				p.put(p.keys.Move(addr), raw, err, step)
-			case 0, 1: // prefixes and addresses of two nodes may collide
-				n := testNode(name, fmt.Sprintf("192.0.2.%d", 1+r.IntN(4)), fmt.Sprintf("10.244.%d.0/24", r.IntN(4)))
-				raw, err := EncodeNode(n)
-				p.put(p.keys.Node(name), raw, err, step)
-			case 2:
-				p.delete(p.keys.Node(name))
-			case 3:
-				p.delete(p.keys.Endpoint(name, id))
-			case 4:
-				p.put(p.keys.Endpoint(name, id), []byte("{"), nil, step)
-			default:
-				addr := netip.AddrFrom4([4]byte{10, 244, byte(r.IntN(4)), byte(2 + r.IntN(3))})
-				raw, err := EncodeEndpoint(model.Endpoint{ID: id, Node: name, Name: fmt.Sprint("c", id), Addrs: []netip.Addr{addr}, Created: time.Unix(step, 0).UTC()})
-				p.put(p.keys.Endpoint(name, id), raw, err, step)
-			}
-			if r.IntN(3) > 0 {
-				got := p.check(fmt.Sprintf("seed %d, step %d", seed, step))
-				rejected += len(p.values) - len(got.Nodes) - len(got.Endpoints) - len(got.Moves)
 			}
 		}
-		if rejected == 0 {
-			t.Fatalf("seed %d: nothing contradicted anything", seed)
+		if rejected == 0 || w.nodes > 4 && free == 0 {
+			t.Fatalf("seed %d: %d values contradicted others, and %d times no node did", seed, rejected, free)
 		}
+	}
+}
+
+// viewWriter writes at random what a number of nodes might.
+type viewWriter struct {
+	*rand.Rand
+	*viewPair
+	nodes int
+}
+
+func (w *viewWriter) addr(first, n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{10, 244, byte(w.IntN(w.nodes)), byte(first + w.IntN(n))})
+}
+
+func (w *viewWriter) step(step int64) {
+	i := w.IntN(w.nodes)
+	name, id := fmt.Sprintf("n%d", i), model.EndpointID(1+w.IntN(4))
+	switch w.IntN(10) {
+	case 8, 9: // of addresses that endpoints have, to nodes that may not be there
+		addr := w.addr(1, 4)
+		if w.IntN(3) == 0 {
+			w.delete(w.keys.Move(addr))
+			return
+		}
+		raw, err := EncodeMove(model.Move{Addr: addr, Node: name, From: "n0", Home: "n1", Name: "c"})
+		w.put(w.keys.Move(addr), raw, err, step)
+	case 0, 1: // prefixes and addresses of two nodes may collide
+		if w.nodes == 4 || w.IntN(8) == 0 {
+			i = w.IntN(w.nodes)
+		}
+		bits := 24 + w.IntN(2)
+		raw, err := EncodeNode(testNode(name, fmt.Sprintf("192.0.2.%d", 1+(i+w.IntN(2)*w.nodes)), fmt.Sprintf("10.244.%d.0/%d", i, bits)))
+		w.put(w.keys.Node(name), raw, err, step)
+	case 2:
+		w.delete(w.keys.Node(name))
+	case 3:
+		w.delete(w.keys.Endpoint(name, id))
+	case 4:
+		w.put(w.keys.Endpoint(name, id), []byte("{"), nil, step)
+	default:
+		e := model.Endpoint{ID: id, Node: name, Name: fmt.Sprint("c", id), Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, byte(i), byte(2 + w.IntN(3))})}, Created: time.Unix(step, 0).UTC()}
+		if w.IntN(3) == 0 {
+			e.Addrs[0] = w.addr(2, 3)
+		}
+		if w.IntN(4) == 0 { // of another network, and perhaps in a node's prefix
+			e.Carried = &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+			e.Addrs[0] = netip.AddrFrom4([4]byte{10, byte(243 + w.IntN(2)), byte(i), 130})
+		}
+		raw, err := EncodeEndpoint(e)
+		w.put(w.keys.Endpoint(name, id), raw, err, step)
 	}
 }
 
@@ -121,7 +153,7 @@ func TestViewMoves(t *testing.T) {
 		t.Helper()
 		s := p.check(what)
 		var on, to string
-		for _, e := range s.Endpoints {
+		for e := range s.Endpoints.All() {
 			on += e.Node
 		}
 		for _, n := range s.Nodes {
@@ -167,13 +199,13 @@ func TestViewSharesWhatHasNotChanged(t *testing.T) {
 	raw, err = EncodePolicy(testPolicy("p", 1))
 	p.put(p.keys.Policy("p"), raw, err, 2)
 	second := p.check("policy")
-	if &first.Nodes[0] != &second.Nodes[0] || &first.Endpoints[0] != &second.Endpoints[0] {
+	if &first.Nodes[0] != &second.Nodes[0] || !first.Endpoints.Same(second.Endpoints) {
 		t.Error("a policy made nodes or endpoints others")
 	}
 	raw, err = endpoint("b")
 	p.put(p.keys.Endpoint("n1", 1), raw, err, 3)
 	third := p.check("endpoint")
-	if &second.Endpoints[0] == &third.Endpoints[0] || second.Endpoints[0].Labels["app"] != "a" || third.Endpoints[0].Labels["app"] != "b" {
+	if second.Endpoints.Same(third.Endpoints) || second.Endpoints[0][0].Labels["app"] != "a" || third.Endpoints[0][0].Labels["app"] != "b" {
 		t.Error("an endpoint that has changed is not seen, or an old state has changed")
 	}
 	if &second.Policies[0] != &third.Policies[0] || &second.Nodes[0] != &third.Nodes[0] {

@@ -35,7 +35,7 @@ func TestFillAndRemove(t *testing.T) {
 		for timeout := time.After(time.Minute); ; {
 			select {
 			case state := <-states:
-				if len(state.Nodes) == nodes && len(state.Endpoints) == endpoints {
+				if len(state.Nodes) == nodes && state.Endpoints.Len() == endpoints {
 					return state
 				}
 			case <-timeout:
@@ -52,7 +52,7 @@ func TestFillAndRemove(t *testing.T) {
 	}
 	apps, plain := map[string]int{}, 0
 	state := await(3, 25)
-	for _, e := range state.Endpoints {
+	for e := range state.Endpoints.All() {
 		apps[e.Labels[AppLabel]]++
 		if !e.Intercepted {
 			plain++

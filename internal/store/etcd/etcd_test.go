@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -148,7 +149,7 @@ func await(t *testing.T, states <-chan store.State, what string, ok func(store.S
 }
 
 func counts(nodes, endpoints int) func(store.State) bool {
-	return func(s store.State) bool { return len(s.Nodes) == nodes && len(s.Endpoints) == endpoints }
+	return func(s store.State) bool { return len(s.Nodes) == nodes && s.Endpoints.Len() == endpoints }
 }
 
 func TestInitNetworkFirstWriterWins(t *testing.T) {
@@ -320,7 +321,7 @@ func TestDualStack(t *testing.T) {
 	}
 	e.Addrs = model.OverlayAddrs(network.Prefix6, e.Addrs[0])
 	put(t, s, e)
-	if got := (<-watch(t, s)).Endpoints; len(got) != 1 || !reflect.DeepEqual(got[0], e) {
+	if got := slices.Collect((<-watch(t, s)).Endpoints.All()); len(got) != 1 || !reflect.DeepEqual(got[0], e) {
 		t.Errorf("stored %+v, want %+v", got, e)
 	}
 	resp, err := s.client.Get(t.Context(), s.keys.Addrs("n1"), clientv3.WithPrefix())

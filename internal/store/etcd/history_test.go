@@ -48,9 +48,9 @@ func TestWatchNoticesARestoredStore(t *testing.T) {
 			closeStore(t, hidden)
 			server = restart(t, server, snapshot)
 			s := await(t, states, "what the restored store has", func(s store.State) bool {
-				return s.History == 1 && len(s.Nodes) == 1 && len(s.Endpoints) == c.afterwards
+				return s.History == 1 && len(s.Nodes) == 1 && s.Endpoints.Len() == c.afterwards
 			})
-			for _, e := range s.Endpoints {
+			for e := range s.Endpoints.All() {
 				if e.ID < 11 {
 					t.Errorf("endpoint %d is of the time before; log:\n%s", e.ID, log.String())
 				}
@@ -118,8 +118,8 @@ func TestLoadByPages(t *testing.T) {
 		t.Fatalf("%d endpoints are one page", len(endpoints))
 	}
 	states := watch(t, s)
-	if got := <-states; len(got.Nodes) != 6 || len(got.Endpoints) != len(endpoints) {
-		t.Errorf("%d nodes, %d endpoints, want 6 and %d", len(got.Nodes), len(got.Endpoints), len(endpoints))
+	if got := <-states; len(got.Nodes) != 6 || got.Endpoints.Len() != len(endpoints) {
+		t.Errorf("%d nodes, %d endpoints, want 6 and %d", len(got.Nodes), got.Endpoints.Len(), len(endpoints))
 	}
 	put(t, s, endpoint("n1", 999, "10.244.0.250"))
 	await(t, states, "one more", counts(6, len(endpoints)+1))

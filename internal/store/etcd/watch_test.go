@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ func TestWatchSendsCompleteSortedStates(t *testing.T) {
 	n2 := join(t, a, node(2))
 	states := watch(t, b)
 	first := <-states
-	if len(first.Nodes) != 1 || !reflect.DeepEqual(first.Nodes[0], n2) || len(first.Endpoints) != 0 {
+	if len(first.Nodes) != 1 || !reflect.DeepEqual(first.Nodes[0], n2) || first.Endpoints.Len() != 0 {
 		t.Fatalf("first state %+v", first)
 	}
 	join(t, a, node(1))
@@ -35,14 +36,14 @@ func TestWatchSendsCompleteSortedStates(t *testing.T) {
 		t.Errorf("revision %d after %d", s.Revision, first.Revision)
 	}
 	var order []string
-	for _, e := range s.Endpoints {
+	for e := range s.Endpoints.All() {
 		order = append(order, fmt.Sprintf("%s/%d", e.Node, e.ID))
 	}
 	if got := strings.Join(order, " "); got != "n1/30 n2/9 n2/10" || s.Nodes[0].Name != "n1" {
 		t.Errorf("order %s, first node %s", got, s.Nodes[0].Name)
 	}
-	if want := endpoint("n1", 30, "10.244.1.3"); !reflect.DeepEqual(s.Endpoints[0], want) {
-		t.Errorf("endpoint %+v, want %+v", s.Endpoints[0], want)
+	if want := endpoint("n1", 30, "10.244.1.3"); !reflect.DeepEqual(s.Endpoints[0][0], want) {
+		t.Errorf("endpoint %+v, want %+v", s.Endpoints[0][0], want)
 	}
 	if err := a.LeaveNode(t.Context(), "n2"); err != nil {
 		t.Fatal(err)
@@ -66,7 +67,7 @@ func TestWatchCoalesces(t *testing.T) {
 	received := 0
 	await(t, states, "every endpoint", func(st store.State) bool {
 		received++
-		return len(st.Endpoints) == changes
+		return st.Endpoints.Len() == changes
 	})
 	if received > changes/2 {
 		t.Errorf("%d states for %d changes that nobody read", received, changes)
@@ -130,9 +131,9 @@ func TestInvalidValuesAreSkippedAndCounted(t *testing.T) {
 	}
 	put(t, s, endpoint("n1", 3, "10.244.0.4"))
 	st := await(t, states, "endpoint 3", func(st store.State) bool {
-		return len(st.Endpoints) > 0 && st.Endpoints[len(st.Endpoints)-1].ID == 3
+		return slices.ContainsFunc(st.Endpoints.Of("n1"), func(e model.Endpoint) bool { return e.ID == 3 })
 	})
-	if len(st.Nodes) != 1 || len(st.Endpoints) != 2 || st.Endpoints[0].ID != 2 {
+	if len(st.Nodes) != 1 || st.Endpoints.Len() != 2 || st.Endpoints[0][0].ID != 2 {
 		t.Errorf("state %+v", st)
 	}
 	if got := s.InvalidValues(); got != 4 {
@@ -171,8 +172,8 @@ func TestWatchRecoversFromCompaction(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); w.run(ctx) }()
 	st := await(t, w.out, "1 endpoint", counts(1, 1))
-	if st.Endpoints[0].ID != 2 {
-		t.Errorf("endpoint %d, want 2", st.Endpoints[0].ID)
+	if st.Endpoints[0][0].ID != 2 {
+		t.Errorf("endpoint %d, want 2", st.Endpoints[0][0].ID)
 	}
 	cancel()
 	<-done

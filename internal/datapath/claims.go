@@ -1,0 +1,216 @@
+package datapath
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// topology is what route_by_prefix and node_by_underlay are to have for nodes and endpoints. What has changed about these costs
+// what it is: each node claims entries, for itself and its endpoints, and several may claim one.
+type topology struct {
+	self      string
+	local     []netip.Prefix
+	nodes     []model.Node
+	endpoints model.Endpoints
+
+	routes     claims
+	byUnderlay map[heddleAddress]heddleRoute
+	nameAt     map[heddleAddress]string // the nodes, by underlay address
+}
+
+func newTopology(self string) topology {
+	return topology{self: self, routes: make(claims), byUnderlay: make(map[heddleAddress]heddleRoute), nameAt: make(map[heddleAddress]string)}
+}
+
+// touched has the entries that may be others now, as they were before; the zero route: not there.
+type touched struct {
+	routes map[heddleRouteKey]heddleRoute
+	nodes  map[heddleAddress]heddleRoute
+}
+
+// change brings t to other nodes and endpoints, and says what that has touched.
+func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) touched {
+	out := touched{make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute)}
+	touch := func(k heddleRouteKey) {
+		if _, is := out.routes[k]; !is {
+			out.routes[k] = t.routes.winner(k)
+		}
+	}
+	changed, groups := model.ChangedNodes(t.nodes, nodes), endpoints.ChangedSince(t.endpoints)
+	anew := make(map[string]bool, len(changed)+len(groups))
+	for _, c := range changed {
+		anew[c.Name()] = true
+	}
+	for _, g := range groups {
+		anew[g.Node] = true
+	}
+	if !slices.Equal(local, t.local) {
+		anew[t.self] = true
+	}
+	// All that is old goes before anything new comes: what one gives up another may take.
+	for name := range anew {
+		t.each(name, func(k heddleRouteKey, c claim) { touch(k); t.routes.remove(k, c) })
+	}
+	for _, c := range changed {
+		if c.Before != nil {
+			at := fromAddr(c.Before.Underlay)
+			out.nodes[at] = routeTo(c.Before)
+			delete(t.byUnderlay, at)
+			delete(t.nameAt, at)
+		}
+	}
+	t.local, t.nodes, t.endpoints = local, nodes, endpoints
+	for name := range anew {
+		t.each(name, func(k heddleRouteKey, c claim) { touch(k); t.routes.add(k, c) })
+	}
+	for _, c := range changed {
+		if c.After != nil {
+			at := fromAddr(c.After.Underlay)
+			if _, is := out.nodes[at]; !is {
+				out.nodes[at] = heddleRoute{}
+			}
+			t.byUnderlay[at], t.nameAt[at] = routeTo(c.After), c.After.Name
+		}
+	}
+	return out
+}
+
+// rank says which of several claims to an entry holds: the highest.
+type rank uint8
+
+const (
+	rankNetwork rank = iota // addresses of another network, around those of endpoints
+	rankNode                // a node's prefixes, and what has moved to it
+	rankGateway             // its own overlay addresses
+	rankOwn                 // what this node's processes listen on
+	rankPlain               // endpoints that are not intercepted
+	rankCarried             // endpoints with addresses of another network
+)
+
+// claim is that an entry is to be a route, for a node.
+type claim struct {
+	rank  rank
+	node  string
+	route heddleRoute
+}
+
+// claims are those to each entry.
+type claims map[heddleRouteKey][]claim
+
+func (cs claims) add(k heddleRouteKey, c claim) { cs[k] = append(cs[k], c) }
+
+// remove takes out one claim that is equal to c.
+func (cs claims) remove(k heddleRouteKey, c claim) {
+	at := slices.Index(cs[k], c)
+	switch {
+	case at < 0:
+	case len(cs[k]) == 1:
+		delete(cs, k)
+	default:
+		cs[k] = slices.Delete(cs[k], at, at+1)
+	}
+}
+
+// winner gives the entry, or the zero route without claims. Of claims of one rank it takes that of the last node by name, but for an address that several nodes
+// say is theirs in another network, as may be while it moves: only the network that carries it can tell.
+func (cs claims) winner(k heddleRouteKey) heddleRoute {
+	all := cs[k]
+	if len(all) == 0 {
+		return heddleRoute{}
+	}
+	best, carried := all[0], 0
+	for _, c := range all {
+		if c.rank > best.rank || c.rank == best.rank && c.node > best.node {
+			best = c
+		}
+		if c.rank == rankCarried {
+			carried++
+		}
+	}
+	if carried > 1 {
+		return heddleRoute{Flags: carriedElsewhere}
+	}
+	return best.route
+}
+
+// carriedElsewhere are the flags of what another network carries, wherever it is.
+const carriedElsewhere = uint32(heddleRouteFlagsROUTE_PLAIN | heddleRouteFlagsROUTE_CARRIED)
+
+// each gives every claim of a node, for itself and its endpoints: as they are now, and in the same number whenever it is asked.
+func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
+	at, known := slices.BinarySearchFunc(t.nodes, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
+	if !known {
+		return
+	}
+	n, own := &t.nodes[at], name == t.self
+	say := func(rank rank, p netip.Prefix, r heddleRoute, more heddleRouteFlags) {
+		r.Flags |= uint32(more)
+		claimed(routeKey(p), claim{rank, name, r})
+	}
+	r := routeTo(n)
+	flags := heddleRouteFlags(0)
+	if own {
+		flags = heddleRouteFlagsROUTE_SELF
+		node := r
+		node.Flags = uint32(heddleRouteFlagsROUTE_NODE_ADDR)
+		for _, p := range slices.Concat(t.local, []netip.Prefix{hostPrefix(n.Underlay)}) {
+			say(rankOwn, p, node, 0)
+		}
+		for _, p := range n.Prefixes {
+			say(rankOwn, hostPrefix(model.Gateway(p)), node, 0)
+		}
+	}
+	for _, p := range slices.Concat(n.Prefixes, movedPrefixes(n)) {
+		say(rankNode, p, r, flags)
+	}
+	if !own {
+		for _, p := range n.Prefixes {
+			// The gateway address is the node's own: no intercepted listener is there.
+			say(rankGateway, hostPrefix(model.Gateway(p)), r, heddleRouteFlagsROUTE_PLAIN)
+		}
+	}
+	networks := make(map[netip.Prefix]bool)
+	for _, e := range t.endpoints.Of(name) {
+		if e.Carried != nil {
+			for _, p := range e.Carried.Prefixes {
+				networks[p] = true
+			}
+			more := heddleRouteFlagsROUTE_CARRIED | flags
+			if !own && !e.Intercepted {
+				more |= heddleRouteFlagsROUTE_PLAIN
+			}
+			say(rankCarried, hostPrefix(e.Addr4()), r, more)
+		} else if !own && !e.Intercepted {
+			for _, a := range e.Addrs {
+				say(rankPlain, hostPrefix(a), r, heddleRouteFlagsROUTE_PLAIN)
+			}
+		}
+	}
+	for p := range networks {
+		say(rankNetwork, p, heddleRoute{Flags: carriedElsewhere}, 0)
+	}
+}
+
+// routeTo gives how a node is reached.
+func routeTo(n *model.Node) heddleRoute {
+	r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
+	if n.Direct() {
+		r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
+	}
+	return r
+}
+
+// movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes that lives elsewhere is
+// nobody else's: its entry is longer than the prefix's.
+func movedPrefixes(n *model.Node) []netip.Prefix {
+	out := make([]netip.Prefix, len(n.Moved))
+	for i, a := range n.Moved {
+		out[i] = hostPrefix(a)
+	}
+	return out
+}
+
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

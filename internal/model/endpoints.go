@@ -1,0 +1,148 @@
+package model
+
+import (
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+)
+
+// Endpoints are the endpoints of many nodes, in groups: one for each node that has any, sorted by id; the groups are
+// sorted by the names of their nodes. Lists share groups, so that nobody must write to one. A group that is another
+// list's, its memory included, has not changed: what is different about two lists is found without a look at the rest.
+type Endpoints [][]Endpoint
+
+// EndpointsOf gives the list of some endpoints, which may be in any order.
+func EndpointsOf(some ...Endpoint) Endpoints {
+	byNode := make(map[string][]Endpoint)
+	for _, e := range some {
+		byNode[e.Node] = append(byNode[e.Node], e)
+	}
+	for _, group := range byNode {
+		slices.SortStableFunc(group, func(a, b Endpoint) int { return cmp.Compare(a.ID, b.ID) })
+	}
+	return Endpoints(nil).With(byNode)
+}
+
+// All gives every endpoint, in order.
+func (es Endpoints) All() iter.Seq[Endpoint] {
+	return func(yield func(Endpoint) bool) {
+		for _, group := range es {
+			for i := range group {
+				if !yield(group[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Len gives the number of endpoints.
+func (es Endpoints) Len() (n int) {
+	for _, group := range es {
+		n += len(group)
+	}
+	return n
+}
+
+// Of gives the endpoints of one node.
+func (es Endpoints) Of(node string) []Endpoint {
+	at, found := slices.BinarySearchFunc(es, node, func(group []Endpoint, name string) int { return cmp.Compare(group[0].Node, name) })
+	if !found {
+		return nil
+	}
+	return es[at]
+}
+
+// With gives the list with other groups for some nodes, sorted by id; an empty one takes the node's endpoints out.
+func (es Endpoints) With(groups map[string][]Endpoint) Endpoints {
+	out := make(Endpoints, 0, len(es)+len(groups))
+	for _, name := range slices.Sorted(maps.Keys(groups)) {
+		for len(es) > 0 && es[0][0].Node < name {
+			out, es = append(out, es[0]), es[1:]
+		}
+		if len(es) > 0 && es[0][0].Node == name {
+			es = es[1:]
+		}
+		if group := groups[name]; len(group) > 0 {
+			out = append(out, group)
+		}
+	}
+	return append(out, es...)
+}
+
+// Same reports whether two lists are one, their memory included.
+func (es Endpoints) Same(other Endpoints) bool { return sameMemory(es, other) }
+
+// GroupChange is that a node has other endpoints than before; nil: none.
+type GroupChange struct {
+	Node          string
+	Before, After []Endpoint
+}
+
+// ChangedSince gives the groups that are not those of an earlier list. It costs a comparison for each node, and looks at no
+// endpoint.
+func (es Endpoints) ChangedSince(before Endpoints) (out []GroupChange) {
+	if es.Same(before) {
+		return nil
+	}
+	for len(es) > 0 || len(before) > 0 {
+		switch {
+		case len(before) == 0 || len(es) > 0 && es[0][0].Node < before[0][0].Node:
+			out, es = append(out, GroupChange{Node: es[0][0].Node, After: es[0]}), es[1:]
+		case len(es) == 0 || es[0][0].Node > before[0][0].Node:
+			out, before = append(out, GroupChange{Node: before[0][0].Node, Before: before[0]}), before[1:]
+		default:
+			if !sameMemory(es[0], before[0]) {
+				out = append(out, GroupChange{Node: es[0][0].Node, Before: before[0], After: es[0]})
+			}
+			es, before = es[1:], before[1:]
+		}
+	}
+	return out
+}
+
+func sameMemory[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// Equal reports whether two nodes are the same in everything.
+func (n *Node) Equal(m *Node) bool {
+	return n.Name == m.Name && n.Underlay == m.Underlay && n.VTEPMAC == m.VTEPMAC && n.DirectPorts == m.DirectPorts && n.AnswersProbes == m.AnswersProbes &&
+		slices.Equal(n.Prefixes, m.Prefixes) && slices.Equal(n.Moved, m.Moved)
+}
+
+// NodeChange is that a node is another than before; nil: it is not there.
+type NodeChange struct {
+	Before, After *Node
+}
+
+// Name gives the node's name.
+func (c NodeChange) Name() string {
+	if c.After != nil {
+		return c.After.Name
+	}
+	return c.Before.Name
+}
+
+// ChangedNodes gives what is different about two lists of nodes, both sorted by name. It costs a comparison for each node, or
+// nothing if the lists are one.
+func ChangedNodes(before, after []Node) (out []NodeChange) {
+	if sameMemory(before, after) {
+		return nil
+	}
+	for len(before) > 0 || len(after) > 0 {
+		switch {
+		case len(before) == 0 || len(after) > 0 && after[0].Name < before[0].Name:
+			out, after = append(out, NodeChange{After: &after[0]}), after[1:]
+		case len(after) == 0 || after[0].Name > before[0].Name:
+			out, before = append(out, NodeChange{Before: &before[0]}), before[1:]
+		default:
+			if !before[0].Equal(&after[0]) {
+				out = append(out, NodeChange{Before: &before[0], After: &after[0]})
+			}
+			before, after = before[1:], after[1:]
+		}
+	}
+	return out
+}

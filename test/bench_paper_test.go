@@ -17,7 +17,7 @@ func TestBenchPaper(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, heddleBin, "bench", "paper", "--lab", labName, "--workloads", "memcached-rate", "--modes", "host,heddle",
-		"--rounds", "1", "--duration", "500ms", "--scale", "0.05", "--json", file)
+		"--rounds", "1", "--duration", "500ms", "--scale", "0.02", "--json", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
 	cmd.WaitDelay = patience
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -47,6 +47,7 @@ mode in turn and several times over: throughput, latencies, processor time by us
 	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
 	f.BoolVar(&s.merge, "merge", false, "keep what the file of --json has of other applications")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
+	cmd.AddCommand(newBenchPaperReportCmd())
 	return cmd
 }
 
@@ -115,13 +116,9 @@ func (s paperSettings) earlier() (r bench.PaperResult, err error) {
 	if !s.merge || s.jsonFile == "" {
 		return r, nil
 	}
-	f, err := os.Open(s.jsonFile)
+	r, err = readPaperFile(s.jsonFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return r, nil
 	}
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return bench.ReadPaper(f)
+	return r, err
 }

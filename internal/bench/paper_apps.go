@@ -29,7 +29,7 @@ type PaperApp struct {
 	server   func(paperLaunch) []string
 	client   func(paperLaunch) []string
 	// mark is what the client prints when its measured phase begins. Without it that is a warm-up after its start, and the
-	// client has to run for two seconds longer than the measured phase.
+	// client has to run for a second longer than the measured phase.
 	mark   string
 	warmUp time.Duration
 	start  time.Duration // that the server may take to listen, if more than usual
@@ -58,9 +58,9 @@ const (
 // PaperApps lists every application and load, in the order of reports.
 var PaperApps = append(iperfApps(),
 	memcachedApp("memcached", "memcached, 4 threads x 50 connections, SET:GET 1:10", 0),
-	memcachedApp("memcached-rate", "memcached, the same at a fixed rate", 10_000),
-	nginxApp("nginx-1k", "nginx, 1 KB, 2 threads, 100 connections", "1k", 8_000),
-	nginxApp("nginx-1m", "nginx, 1 MB, 2 threads, 100 connections", "1m", 400),
+	memcachedApp("memcached-rate", "memcached, the same at a fixed rate", 30_000),
+	nginxApp("nginx-1k", "nginx, 1 KB, 2 threads, 100 connections", "1k", 12_000),
+	nginxApp("nginx-1m", "nginx, 1 MB, 2 threads, 100 connections", "1m", 600),
 	nginxApp("nginx-1k-free", "nginx, 1 KB, as fast as it goes", "1k", 0),
 	postgresApp("pgbench", "PostgreSQL, pgbench (TPC-B), 1 M accounts, 4 threads, 100 connections", 400, 100),
 	postgresApp("pgbench-connect", "PostgreSQL, pgbench -C (a connection a transaction), 10 clients", 0, 10, "-C"),

@@ -12,9 +12,35 @@ import (
 // An operation of iperf3 is a megabyte.
 const (
 	bitsPerOperation  = 8e6
-	metricThroughput  = "throughput_bps"
 	operationsPerGbit = 1e9 / bitsPerOperation
 )
+
+// MetricThroughput is iperf3's, in bits a second.
+const MetricThroughput = "throughput_bps"
+
+// IperfEntries gives the entries of iperf3 that were measured, the slowest first.
+func IperfEntries(r PaperResult) (entries []PaperEntry) {
+	for _, a := range iperfApps() {
+		if e, ok := r.Find(a.Name); ok {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// keptShare is the most of a fixed rate that may be missing for it to count as kept.
+const keptShare = 0.03
+
+// HighestKept gives the entry with the highest fixed rate that a mode kept.
+func HighestKept(entries []PaperEntry, mode Mode) (highest PaperEntry, ok bool) {
+	for _, e := range entries {
+		unkept, measured := e.Median(mode, MetricUnkept)
+		if e.Rate > highest.Rate && measured && unkept <= keptShare {
+			highest, ok = e, true
+		}
+	}
+	return highest, ok
+}
 
 // iperfRates are the points of figure 6a, in Gbit/s; 0 is as fast as it goes.
 var iperfRates = []float64{1, 2, 4, 6, 8, 10, 0}
@@ -65,7 +91,7 @@ func readIperfRate(o paperOutput) (s paperSample, err error) {
 		return s, errors.New("iperf3: nothing received")
 	}
 	s.metrics = map[string]float64{
-		metricThroughput: out.End.Received.BitsPerSecond,
+		MetricThroughput: out.End.Received.BitsPerSecond,
 		MetricRate:       out.End.Received.BitsPerSecond / bitsPerOperation,
 	}
 	s.addUnkept(o.launch.rate)

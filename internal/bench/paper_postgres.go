@@ -23,7 +23,7 @@ const (
 	// kindTransaction is the kind of pgbench's operations.
 	kindTransaction = "transaction"
 	// clientTail is what a client that does not know of the measured phase runs longer than that.
-	clientTail = 2 * time.Second
+	clientTail = time.Second
 )
 
 // postgresFolder finds the newest server of Debian's.

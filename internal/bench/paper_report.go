@@ -16,7 +16,7 @@ var paperColumns = []struct {
 	{MetricUnkept, "of the rate not kept, %", 0.01},
 	{"set_mean_us", "SET mean, us", 1}, {"set_p999_us", "SET p99.9, us", 1},
 	{"get_mean_us", "GET mean, us", 1}, {"get_p999_us", "GET p99.9, us", 1},
-	{metricThroughput, "throughput, Gbit/s", 1e9},
+	{MetricThroughput, "throughput, Gbit/s", 1e9},
 	{"transaction_mean_us", "mean, us", 1}, {"transaction_p50_us", "p50, us", 1}, {"transaction_p99_us", "p99, us", 1}, {"transaction_p999_us", "p99.9, us", 1},
 	{"record_mean_us", "mean, us", 1}, {"record_p50_us", "p50, us", 1}, {"record_p99_us", "p99, us", 1}, {"record_p999_us", "p99.9, us", 1},
 	{"request_mean_us", "mean, us", 1}, {"request_p50_us", "p50, us", 1}, {"request_p99_us", "p99, us", 1}, {"request_p999_us", "p99.9, us", 1},

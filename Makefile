@@ -108,6 +108,7 @@ ROUNDS    := 3
 bench-paper: need-root build lab-packages
 	$(call install,$(PAPER_PACKAGES))
 	$(BIN)/heddle bench paper --up --lab paper --workloads "$(WORKLOADS)" --rounds $(ROUNDS) --kafka $(OUT)/kafka --merge --json docs/benchmarks/paper.json
+	$(BIN)/heddle bench paper report
 
 # Kafka's jars at the versions of test/kafka/pom.xml, and with the contents of jars.sha256.
 kafka: $(OUT)/kafka/.checked

@@ -54,6 +54,7 @@ type PaperProgress struct {
 type paperSample struct {
 	metrics map[string]float64
 	latency map[string]*histogram.Histogram
+	begin   time.Time // of the window, if the client knows it
 }
 
 // paperLaunch is what the command lines of one measurement are made from.
@@ -242,42 +243,52 @@ func (p *paperRun) measure(ctx context.Context, a PaperApp, mode Mode) (sample p
 			err = errors.Join(err, fmt.Errorf("in %s: %w", paperServer, stopErr))
 		}
 	}()
-	w, output, err := p.window(ctx, a, mode, l, server)
+	readings, output, err := p.watch(ctx, a, mode, l, server)
 	if err != nil {
 		return sample, fmt.Errorf("%w (server said: %q)", err, server.output)
 	}
 	if sample, err = a.read(output); err != nil {
 		return sample, err
 	}
+	if sample.begin.IsZero() {
+		sample.begin = output.begin
+	}
+	w, err := windowOf(readings, sample.begin, l.duration)
+	if err != nil {
+		return sample, err
+	}
 	return sample, w.addTo(&sample)
 }
 
-// window runs the client and watches the machine's processors for the length of the measured phase.
-func (p *paperRun) window(ctx context.Context, a PaperApp, mode Mode, l paperLaunch, server *serverProcess) (w cpuWindow, out paperOutput, err error) {
-	client, err := startLoad(ctx, p.place.Exec(ctx, mode, paperClient, a.client(l)...), a.mark)
+// watch runs the client and reads the processors' time meanwhile.
+func (p *paperRun) watch(ctx context.Context, a PaperApp, mode Mode, l paperLaunch, server *serverProcess) (readings []cpuReading, out paperOutput, err error) {
+	client, err := startLoad(p.place.Exec(ctx, mode, paperClient, a.client(l)...), a.mark)
 	if err != nil {
-		return w, out, fmt.Errorf("client in %s: %w", paperClient, err)
+		return nil, out, fmt.Errorf("client in %s: %w", paperClient, err)
 	}
 	defer func() { err = errors.Join(err, client.kill()) }()
-	if err := client.await(ctx, a.mark, a.warmUp); err != nil {
-		return w, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
+	out = paperOutput{launch: l, begin: client.began.Add(l.warmUp)}
+	out.end = out.begin.Add(l.duration)
+	measured := client.marked
+	if a.mark == "" {
+		measured = at(out.end)
 	}
-	begin, err := readCPU(server.cmd.Process.Pid, client.cmd.Process.Pid)
-	if err != nil {
-		return w, out, err
+	for over := false; ; {
+		r, err := readCPU(server.cmd.Process.Pid, client.cmd.Process.Pid)
+		if err != nil {
+			return nil, out, err
+		}
+		if readings = append(readings, r); over {
+			break
+		}
+		if over, err = client.runsFor(ctx, readingPause, measured); err != nil {
+			return nil, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
+		}
 	}
-	if err := client.endures(ctx, l.duration); err != nil {
-		return w, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
+	if out.stdout, err = client.finish(ctx); err != nil {
+		return nil, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
 	}
-	end, err := readCPU(server.cmd.Process.Pid, client.cmd.Process.Pid)
-	if err != nil {
-		return w, out, err
-	}
-	stdout, err := client.finish(ctx)
-	if err != nil {
-		return w, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
-	}
-	return cpuWindow{begin, end}, paperOutput{launch: l, stdout: stdout, begin: begin.at, end: end.at}, nil
+	return readings, out, nil
 }
 
 // entry aggregates what was measured of an app.

@@ -28,8 +28,8 @@ type PaperApp struct {
 	prepare  func(context.Context, *paperRun) error
 	server   func(paperLaunch) []string
 	client   func(paperLaunch) []string
-	// mark is what the client prints when its measured phase begins. Without it that is a warm-up after its start, and the
-	// client has to run for a second longer than the measured phase.
+	// mark is what the client prints when its measured phase is over. Without it that phase begins a warm-up after the client's
+	// start, and the client has to run for a second longer.
 	mark   string
 	warmUp time.Duration
 	start  time.Duration // that the server may take to listen, if more than usual
@@ -120,7 +120,7 @@ func memcachedApp(name, title string, rate float64) PaperApp {
 	return PaperApp{
 		Name: name, Title: title, Rate: rate, family: "memcached",
 		programs: []paperProgram{program("memcached", "memcached")},
-		warmUp:   time.Second, mark: peer.Measuring + "\n",
+		warmUp:   time.Second, mark: peer.Measured + "\n",
 		server: func(l paperLaunch) []string {
 			return []string{"memcached", "-u", "root", "-l", l.address.Addr().String(), "-p", port(l), "-U", "0", "-m", "256", "-t", "4"}
 		},
@@ -142,7 +142,7 @@ func loadCommand(l paperLaunch, protocol string, threads, connections int, more 
 
 // readLoad reads what one of our own loads printed: its result in the last line.
 func readLoad(o paperOutput) (s paperSample, err error) {
-	_, text, _ := strings.Cut(string(o.stdout), peer.Measuring+"\n")
+	_, text, _ := strings.Cut(string(o.stdout), peer.Measured+"\n")
 	var l peer.Load
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
 		return s, fmt.Errorf("read load: %w", err)
@@ -151,6 +151,7 @@ func readLoad(o paperOutput) (s paperSample, err error) {
 		return s, errors.New("load: no operations")
 	}
 	s = latencySample(l.Latency)
+	s.begin = time.Unix(0, l.BeginNs)
 	s.metrics[MetricRate] = float64(l.Operations) / l.ElapsedS
 	if o.launch.rate > 0 {
 		s.metrics[MetricUnkept] = float64(l.Unfinished) / float64(l.Operations+l.Unfinished)

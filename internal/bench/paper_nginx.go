@@ -24,7 +24,7 @@ func nginxApp(name, title, file string, rate float64) PaperApp {
 		Name: name, Title: title, Rate: rate, family: "nginx",
 		programs: []paperProgram{program("nginx", "nginx-light")},
 		prepare:  prepareNginx,
-		warmUp:   time.Second, mark: peer.Measuring + "\n",
+		warmUp:   time.Second, mark: peer.Measured + "\n",
 		server: func(l paperLaunch) []string {
 			// One configuration a server: it cannot be told an address otherwise.
 			return []string{"sh", "-c", `printf '%s' "$2" >"$1" && exec nginx -c "$1"`, "sh",

@@ -21,6 +21,7 @@ const peerReadyLine = peer.Ready + "\n"
 // loadProcess is a client that runs while its machine is watched.
 type loadProcess struct {
 	cmd            *exec.Cmd
+	began          time.Time
 	stdin          interface{ Close() error }
 	stdout, stderr *tail
 	marked         chan struct{} // closed when its mark came
@@ -28,8 +29,8 @@ type loadProcess struct {
 	err            error
 }
 
-// startLoad starts a client. mark is what it prints when its measured phase begins, "" if it does not say.
-func startLoad(_ context.Context, cmd *exec.Cmd, mark string) (*loadProcess, error) {
+// startLoad starts a client. mark is what it prints when its measured phase is over, "" if it does not say.
+func startLoad(cmd *exec.Cmd, mark string) (*loadProcess, error) {
 	prepare(cmd)
 	c := &loadProcess{cmd: cmd, stdout: &tail{limit: outputLimit}, stderr: &tail{limit: tailLimit}, marked: make(chan struct{}), exited: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = c.stdout, c.stderr
@@ -41,6 +42,7 @@ func startLoad(_ context.Context, cmd *exec.Cmd, mark string) (*loadProcess, err
 		return nil, fmt.Errorf("open input: %w", err)
 	}
 	c.stdin = stdin
+	c.began = time.Now()
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
@@ -51,35 +53,24 @@ func startLoad(_ context.Context, cmd *exec.Cmd, mark string) (*loadProcess, err
 	return c, nil
 }
 
-// markTimeout bounds the time from the start of a client to its mark, beyond its warm-up.
-const markTimeout = 20 * time.Second
-
-// await waits for the mark or, without one, for the time that the client takes to warm up.
-func (c *loadProcess) await(ctx context.Context, mark string, warmUp time.Duration) error {
-	if mark == "" {
-		return c.endures(ctx, warmUp)
-	}
-	select {
-	case <-c.marked:
-		return nil
-	case <-c.exited:
-		return c.explain(errOrEnd(c.err))
-	case <-time.After(warmUp + markTimeout):
-		return c.explain(fmt.Errorf("not begun after %s", warmUp+markTimeout))
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+// at gives a channel that closes at a time.
+func at(t time.Time) chan struct{} {
+	reached := make(chan struct{})
+	time.AfterFunc(time.Until(t), func() { close(reached) })
+	return reached
 }
 
-// endures waits for a time in which the client must not end.
-func (c *loadProcess) endures(ctx context.Context, d time.Duration) error {
+// runsFor waits for a while, in which the client must not end; over says that its measured phase is.
+func (c *loadProcess) runsFor(ctx context.Context, d time.Duration, measured <-chan struct{}) (over bool, err error) {
 	select {
-	case <-time.After(d):
-		return nil
+	case <-measured:
+		return true, nil
 	case <-c.exited:
-		return c.explain(fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err)))
+		return false, c.explain(fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err)))
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, c.explain(ctx.Err())
+	case <-time.After(d):
+		return false, nil
 	}
 }
 
@@ -155,24 +146,70 @@ func readCPU(server, client int) (r cpuReading, err error) {
 	return r, nil
 }
 
-// cpuWindow is the time between two readings.
-type cpuWindow struct{ begin, end cpuReading }
+// readingPause is the time between two readings: the window's ends are put between those around them, because who reads may be
+// late on a machine that is busy.
+const readingPause = 300 * time.Millisecond
+
+// cpuWindow is the processor time of a window.
+type cpuWindow struct {
+	wall, busy     float64 // seconds
+	split          peer.Split
+	server, client float64 // seconds
+}
+
+// windowOf adds up the readings of a window. The parts of an interval that are outside count by their length.
+func windowOf(readings []cpuReading, begin time.Time, length time.Duration) (w cpuWindow, err error) {
+	end := begin.Add(length)
+	for i := 1; i < len(readings); i++ {
+		a, b := readings[i-1], readings[i]
+		whole := b.at.Sub(a.at).Seconds()
+		inside := earlier(b.at, end).Sub(later(a.at, begin)).Seconds()
+		if whole <= 0 || inside <= 0 {
+			continue
+		}
+		share := inside / whole
+		split := b.machine.SplitSince(a.machine)
+		w.wall += inside
+		w.busy += share * b.machine.BusySince(a.machine).Seconds()
+		w.split.User += time.Duration(share * float64(split.User))
+		w.split.System += time.Duration(share * float64(split.System))
+		w.split.SoftIRQ += time.Duration(share * float64(split.SoftIRQ))
+		w.server += share * (b.server - a.server).Seconds()
+		w.client += share * (b.client - a.client).Seconds()
+	}
+	if w.wall < length.Seconds()/2 {
+		return w, fmt.Errorf("%.1f s of %s were watched: the machine is too busy", w.wall, length)
+	}
+	return w, nil
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
 
 // addTo adds the metrics of processors, and those that divide by the rate that is there already.
 func (w cpuWindow) addTo(s *paperSample) error {
-	wall := w.end.at.Sub(w.begin.at).Seconds()
-	busy, split := w.end.machine.BusySince(w.begin.machine).Seconds(), w.end.machine.SplitSince(w.begin.machine)
 	rate := s.metrics[MetricRate]
-	if wall <= 0 || busy <= 0 || rate <= 0 {
-		return fmt.Errorf("%.3f operations/s, %.3f s of processors in %.3f s: nothing was measured", rate, busy, wall)
+	if w.busy <= 0 || rate <= 0 {
+		return fmt.Errorf("%.3f operations/s, %.3f s of processors in %.3f s: nothing was measured", rate, w.busy, w.wall)
 	}
-	s.metrics[MetricCPU] = busy / wall
-	s.metrics[MetricUser] = split.User.Seconds() / wall
-	s.metrics[MetricSystem] = split.System.Seconds() / wall
-	s.metrics[MetricSoftIRQ] = split.SoftIRQ.Seconds() / wall
-	s.metrics[MetricServerCPU] = (w.end.server - w.begin.server).Seconds() / wall
-	s.metrics[MetricClientCPU] = (w.end.client - w.begin.client).Seconds() / wall
-	s.metrics[MetricCPUPerOp] = busy / wall / rate * 1e6
+	s.metrics[MetricCPU] = w.busy / w.wall
+	s.metrics[MetricUser] = w.split.User.Seconds() / w.wall
+	s.metrics[MetricSystem] = w.split.System.Seconds() / w.wall
+	s.metrics[MetricSoftIRQ] = w.split.SoftIRQ.Seconds() / w.wall
+	s.metrics[MetricServerCPU] = w.server / w.wall
+	s.metrics[MetricClientCPU] = w.client / w.wall
+	s.metrics[MetricCPUPerOp] = w.busy / w.wall / rate * 1e6
 	return nil
 }
 

@@ -233,3 +233,19 @@ func FuzzParseProcess(f *testing.F) {
 		}
 	})
 }
+
+// TestWindow puts a window between readings that are not at its ends.
+func TestWindow(t *testing.T) {
+	start := time.Unix(1000, 0)
+	var readings []cpuReading
+	for i := range 6 { // a second apart; the server uses i ms in second i
+		readings = append(readings, cpuReading{at: start.Add(time.Duration(i) * time.Second), server: time.Duration(i*(i+1)/2) * time.Millisecond})
+	}
+	w, err := windowOf(readings, start.Add(1500*time.Millisecond), 2*time.Second)
+	if want := (2.0/2 + 3 + 4.0/2) / 1000; err != nil || w.wall != 2 || w.server < 0.999*want || w.server > 1.001*want {
+		t.Errorf("%+v, %v: want %v s of the server in 2 s", w, err, want)
+	}
+	if _, err := windowOf(readings[:2], start.Add(500*time.Millisecond), 2*time.Second); err == nil {
+		t.Error("a window of which a quarter was watched")
+	}
+}

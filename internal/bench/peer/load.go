@@ -12,13 +12,15 @@ import (
 	"heddle.dev/heddle/internal/bench/histogram"
 )
 
-// Measuring is the line that a load prints when its warm-up is over; its result follows after the measured phase.
-const Measuring = "measuring"
+// Measured is the line that a load prints when its measured phase is over, before its result.
+const Measured = "measured"
 
 // Load is what memcache and http measure.
 type Load struct {
 	Operations int     `json:"operations"` // that ended in the measured phase
 	ElapsedS   float64 `json:"elapsed_s"`
+	// BeginNs is when that began, in nanoseconds since 1970.
+	BeginNs int64 `json:"begin_ns"`
 	// Connections is how many were made, those that replaced others included.
 	Connections int `json:"connections"`
 	// Unfinished is how many operations were due by the schedule of a fixed rate and had not ended: the rate was too high.
@@ -62,8 +64,11 @@ func load(protocol func(settings, int) exchange) action {
 				l.loops[i].exchanges[k] = protocol(s, k*s.threads+i)
 			}
 		}
-		result, err := l.run(ctx, to, streams)
+		result, err := l.run(ctx, to)
 		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(streams.Out, Measured); err != nil {
 			return err
 		}
 		if err := json.NewEncoder(streams.Out).Encode(result); err != nil {
@@ -88,7 +93,7 @@ type loadRun struct {
 }
 
 // run connects everything, then starts all loops at once and collects what they measured.
-func (l *loadRun) run(ctx context.Context, to netip.AddrPort, streams Streams) (Load, error) {
+func (l *loadRun) run(ctx context.Context, to netip.AddrPort) (Load, error) {
 	for _, each := range l.loops {
 		go func() {
 			if err := each.open(to); err != nil {
@@ -116,10 +121,6 @@ func (l *loadRun) run(ctx context.Context, to netip.AddrPort, streams Streams) (
 	for range l.loops {
 		l.begin <- start
 	}
-	time.Sleep(time.Until(start.Add(l.warmUp)))
-	if _, err := fmt.Fprintln(streams.Out, Measuring); err != nil {
-		return Load{}, err
-	}
 	var errs []error
 	for range l.loops {
 		errs = append(errs, wait(l.done))
@@ -127,7 +128,7 @@ func (l *loadRun) run(ctx context.Context, to netip.AddrPort, streams Streams) (
 	if err := errors.Join(errs...); err != nil {
 		return Load{}, err
 	}
-	result := Load{ElapsedS: l.duration.Seconds(), Latency: make(map[string]*histogram.Histogram)}
+	result := Load{ElapsedS: l.duration.Seconds(), BeginNs: start.Add(l.warmUp).UnixNano(), Latency: make(map[string]*histogram.Histogram)}
 	for _, each := range l.loops {
 		each.addTo(&result)
 	}

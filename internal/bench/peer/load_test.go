@@ -62,7 +62,7 @@ func memcached(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// runLoad runs a load and reads what it printed behind the line that says that it measures.
+// runLoad runs a load and reads what it printed behind the line that says that it has measured.
 func runLoad(t *testing.T, args ...string) Load {
 	t.Helper()
 	var out bytes.Buffer
@@ -71,7 +71,7 @@ func runLoad(t *testing.T, args ...string) Load {
 	}
 	mark, rest, _ := strings.Cut(out.String(), "\n")
 	var l Load
-	if err := json.Unmarshal([]byte(rest), &l); err != nil || mark != Measuring {
+	if err := json.Unmarshal([]byte(rest), &l); err != nil || mark != Measured {
 		t.Fatalf("%v printed %q: %v", args, &out, err)
 	}
 	return l

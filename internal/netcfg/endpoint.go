@@ -59,6 +59,9 @@ type EndpointConfig struct {
 	Intercepted bool
 	// Adopt takes over routes that a container engine made in the container, instead of refusing them.
 	Adopt bool
+	// Guard attaches the programs that guard the endpoint to the node's device, given by its interface index, before the
+	// container's device is up: whatever ends the agent, no container sends a packet that they have not seen. nil for none.
+	Guard func(ifindex int) error
 }
 
 // EndpointDevice describes an endpoint's veth pair.
@@ -172,6 +175,11 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 				err = errors.Join(err, DelEndpoint(cfg.ID, cfg.Addrs))
 			}
 		}()
+	}
+	if cfg.Guard != nil {
+		if err := cfg.Guard(host.Attrs().Index); err != nil {
+			return EndpointDevice{}, fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
+		}
 	}
 	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg) }); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)

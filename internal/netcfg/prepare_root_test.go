@@ -1,10 +1,14 @@
 package netcfg
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
 )
 
 // TestPrepareEndpoint does what an engine does between PrepareEndpoint and AddEndpoint, step by step.
@@ -108,4 +112,37 @@ func TestResolverPort(t *testing.T) {
 	if _, err := ResolverPort("/run/netns/not-there"); err == nil {
 		t.Error("no error for a namespace that is not there")
 	}
+}
+
+// TestGuardComesFirst: what guards an endpoint is attached while its container cannot send, so that an agent killed at any
+// moment leaves no device unguarded; and no device is left if it cannot be attached.
+func TestGuardComesFirst(t *testing.T) {
+	top := newTopology(t)
+	top.setup(t, 0)
+	node := top.node[0]
+	cfg := top.endpoint(t, 0, 1, c1)
+	before := dumpState(t, node)
+	guarded := 0
+	cfg.Guard = func(ifindex int) error {
+		guarded++
+		if host, err := net.InterfaceByIndex(ifindex); err != nil || host.Name != deviceName(cfg.ID) {
+			t.Errorf("guard of device %d, %v: %v; want %s", ifindex, host, err, deviceName(cfg.ID))
+		}
+		return netns.Do(cfg.NetnsPath, func() error {
+			inside, err := net.InterfaceByName(model.DefaultDevice)
+			if err == nil && guarded == 1 && inside.Flags&net.FlagUp != 0 {
+				t.Error("the container's device is up before its guard")
+			}
+			return err
+		})
+	}
+	top.add(t, 0, cfg)
+	top.add(t, 0, cfg)
+	if guarded != 2 {
+		t.Errorf("guarded %d times; want at each of two calls: the programs may be new", guarded)
+	}
+	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
+	cfg.Guard = func(int) error { return errors.New("no programs") }
+	mustFail(t, node, func() error { _, err := AddEndpoint(cfg); return err }, "guard", "no programs")
+	sameState(t, node, "guard that failed", before)
 }

@@ -35,17 +35,19 @@ func (a *Agent) lease(req api.EndpointRequest) (endpoint.Lease, error) {
 	return a.leases.Adopt(req.Name, req.Addr)
 }
 
-// addDevice makes an endpoint's devices, or finds those that another network has made.
+// addDevice makes an endpoint's devices, or finds those that another network has made, and attaches the programs.
 func (a *Agent) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 	if e.Carried == nil {
-		return netcfg.AddEndpoint(a.deviceConfig(e))
+		cfg := a.deviceConfig(e)
+		cfg.Guard = a.attachPrograms
+		return netcfg.AddEndpoint(cfg)
 	}
 	dev, err := netcfg.AdoptEndpoint(a.deviceConfig(e))
 	if err != nil {
 		return dev, err
 	}
 	a.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
-	return dev, a.setCarried()
+	return dev, errors.Join(a.attachPrograms(dev.Ifindex), a.setCarried())
 }
 
 // leaveDevice undoes what attach did to a device that another network has made; that network deletes it.

@@ -85,8 +85,8 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 			return fmt.Errorf("make devices: %w", err)
 		}
 		device = waiting.Device
-		if err := a.attachPrograms(e, waiting.Ifindex); err != nil {
-			return err
+		if err := a.attachPrograms(waiting.Ifindex); err != nil {
+			return fmt.Errorf("guard device: %w", err)
 		}
 		return a.datapath.SetEndpoint(e, waiting.Ifindex, datapath.ContainerSide{Device: e.ContainerDevice()})
 	})

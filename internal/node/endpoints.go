@@ -139,9 +139,6 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 		}
 	}()
 	a.setNetns(e.ID, uint64(dev.Netns))
-	if err := a.attachPrograms(e, dev.Ifindex); err != nil {
-		return err
-	}
 	if err := a.joinOwnStack(e, dev); err != nil {
 		return err
 	}
@@ -149,22 +146,19 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 	return nil
 }
 
-// attachPrograms brings the programs to the node's side of e's device.
-func (a *Agent) attachPrograms(e model.Endpoint, ifindex int) error {
+// attachPrograms brings the programs to the node's side of an endpoint's device.
+func (a *Agent) attachPrograms(ifindex int) error {
 	progs := a.datapath.TCPrograms()
 	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+		return err
 	}
 	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+		return err
 	}
 	if !a.limiting {
 		return nil
 	}
-	if err := netcfg.AttachLimiter(ifindex, a.limiter()); err != nil {
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
-	}
-	return nil
+	return netcfg.AttachLimiter(ifindex, a.limiter())
 }
 
 // deviceConfig says what e's devices are to be.

@@ -181,6 +181,19 @@ struct sock_tag {
 	__u32 incarnation; /* of that endpoint: ids are given anew */
 };
 
+/* What the agent demands of the thread that is to have a socket, when it asks for that to be counted (sockets.bpf.c). */
+enum admission_flags {
+	ADMIT_OWNER = 1 << 0, /* uid and gid are its effective ones */
+};
+
+struct admission {
+	__u32 thread; /* its number in the initial PID namespace; 0: nothing is demanded */
+	__u32 netns;  /* inode of the network namespace that it is in; 0: any */
+	__u32 uid;    /* as the initial user namespace numbers them */
+	__u32 gid;
+	__u32 flags; /* enum admission_flags */
+};
+
 /* Which addresses of its container a bound socket holds a port of. Those at the same node address need no
  * claim against each other: the kernel knows. */
 enum claim_kind {

@@ -18,6 +18,10 @@ typedef struct {
 } kuid_t;
 
 typedef struct {
+	__u32 val;
+} kgid_t;
+
+typedef struct {
 	__u64 val;
 } kernel_cap_t;
 
@@ -29,6 +33,7 @@ struct user_namespace {
 
 struct cred {
 	kuid_t euid;
+	kgid_t egid;
 	kernel_cap_t cap_effective;
 	struct user_namespace *user_ns;
 };

@@ -80,17 +80,9 @@ var Workloads = []Workload{
 		},
 		server: peerServer, ready: peer.Ready, client: peerClient("rr"), read: readRoundTrips,
 	},
-	{
-		Name: "crr", Title: "new connections, one byte there and back on each",
-		Metrics: []Metric{
-			{Name: "socket_connect_p50_us", Title: "socket+connect p50", Unit: Microseconds, Plot: true},
-			{Name: "socket_connect_p99_us", Title: "socket+connect p99", Unit: Microseconds},
-			{Name: "socket_p50_us", Title: "socket p50", Unit: Microseconds},
-			{Name: "connections_per_s", Title: "connection rate", Unit: PerSecond, Higher: true, Plot: true},
-			{Name: "cpu_us_per_connection", Title: "CPU per connection", Unit: Microseconds, Plot: true},
-		},
-		server: peerServer, ready: peer.Ready, client: peerClient("crr"), read: readConnections,
-	},
+	connectWorkload("crr", 1),
+	connectWorkload("crr8", 8),
+	connectWorkload("crr64", 64),
 	{
 		Name: "memory", Title: "kernel memory of an idle connection, both ends", Optional: true,
 		Metrics: []Metric{
@@ -98,6 +90,25 @@ var Workloads = []Workload{
 		},
 		server: peerServer, ready: peer.Ready, client: holdClient, read: readHeld,
 	},
+}
+
+// connectWorkload is new connections, made by so many threads at the same time. Those of more than one are optional.
+func connectWorkload(name string, callers int) Workload {
+	title := "new connections, one byte there and back on each"
+	if callers > 1 {
+		title += fmt.Sprintf(", %d callers at a time", callers)
+	}
+	return Workload{
+		Name: name, Title: title, Optional: callers > 1,
+		Metrics: []Metric{
+			{Name: "socket_connect_p50_us", Title: "socket+connect p50", Unit: Microseconds, Plot: true},
+			{Name: "socket_connect_p99_us", Title: "socket+connect p99", Unit: Microseconds},
+			{Name: "socket_p50_us", Title: "socket p50", Unit: Microseconds},
+			{Name: "connections_per_s", Title: "connection rate", Unit: PerSecond, Higher: true, Plot: true},
+			{Name: "cpu_us_per_connection", Title: "CPU per connection", Unit: Microseconds, Plot: true},
+		},
+		server: peerServer, ready: peer.Ready, client: peerClient("crr", "-callers", strconv.Itoa(callers)), read: readConnections,
+	}
 }
 
 // ParseWorkloads reads names of workloads and gives them in the order of reports; no names means all
@@ -154,10 +165,10 @@ func peerServer(l launch) []string {
 		"-cpu", strconv.Itoa(l.cpus.server))
 }
 
-func peerClient(name string) func(launch) []string {
+func peerClient(name string, args ...string) func(launch) []string {
 	return func(l launch) []string {
-		return command(l.program, name, "-to", l.address.String(), "-duration", l.duration.String(),
-			"-cpu", strconv.Itoa(l.cpus.client))
+		return append(command(l.program, name, "-to", l.address.String(), "-duration", l.duration.String(),
+			"-cpu", strconv.Itoa(l.cpus.client)), args...)
 	}
 }
 

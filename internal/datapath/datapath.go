@@ -92,6 +92,8 @@ type Datapath struct {
 	services services
 	// incarnations has those of the endpoints that were set last, by id.
 	incarnations sync.Map
+	// comparesCallers does not change.
+	comparesCallers bool
 }
 
 // Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
@@ -112,7 +114,10 @@ func Open(cfg Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	known := abiOf(spec)
-	d := &Datapath{cfg: cfg}
+	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil}
+	if err := spec.Variables["config_find_task"].Set(d.comparesCallers); err != nil {
+		return nil, fmt.Errorf("set config_find_task: %w", err)
+	}
 	defer func() {
 		if err != nil {
 			_ = d.Close()

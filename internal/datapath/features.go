@@ -47,6 +47,7 @@ func Features() []Feature {
 		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
+		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", probeTask},
 		{"bpf_jit", "programs are compiled to machine code", probeJIT},
 		{"bpf_lsm", "BPF programs on security hooks", probeLSM},
 	}
@@ -165,19 +166,10 @@ func probeTCPIterator() error {
 // probeSockDestroy loads the smallest iterator program that calls the kernel function bpf_sock_destroy.
 func probeSockDestroy() error {
 	const skCommonOffset = 8 // of sk_common in struct bpf_iter__tcp: {meta, sk_common, uid}
-	kernel, err := btf.LoadKernelSpec()
+	call, err := kernelFunction("bpf_sock_destroy")
 	if err != nil {
-		return fmt.Errorf("load kernel BTF: %w", err)
+		return err
 	}
-	var fn *btf.Func
-	if err := kernel.TypeByName("bpf_sock_destroy", &fn); err != nil {
-		return fmt.Errorf("kernel function bpf_sock_destroy: %w", err)
-	}
-	id, err := kernel.TypeID(fn)
-	if err != nil {
-		return fmt.Errorf("kernel function bpf_sock_destroy: %w", err)
-	}
-	call := asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
 	body := asm.Instructions{
 		asm.LoadMem(asm.R1, asm.R1, skCommonOffset, asm.DWord),
 		asm.JEq.Imm(asm.R1, 0, "end"),
@@ -186,6 +178,44 @@ func probeSockDestroy() error {
 		asm.Return(),
 	}
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "tcp", Instructions: body})
+}
+
+// probeTask loads the smallest program that looks a thread up where the agent asks for a socket to be counted.
+func probeTask() error {
+	find, err := kernelFunction("bpf_task_from_pid")
+	if err != nil {
+		return err
+	}
+	release, err := kernelFunction("bpf_task_release")
+	if err != nil {
+		return err
+	}
+	return load(&ebpf.ProgramSpec{Type: ebpf.CGroupSockopt, AttachType: ebpf.AttachCGroupSetsockopt, Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R1, 1),
+		find,
+		asm.JEq.Imm(asm.R0, 0, "end"),
+		asm.Mov.Reg(asm.R1, asm.R0),
+		release,
+		asm.Mov.Imm(asm.R0, 1).WithSymbol("end"),
+		asm.Return(),
+	}})
+}
+
+// kernelFunction gives the call of a function that the kernel lends to programs (kfunc).
+func kernelFunction(name string) (call asm.Instruction, err error) {
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return call, fmt.Errorf("load kernel BTF: %w", err)
+	}
+	var fn *btf.Func
+	if err := kernel.TypeByName(name, &fn); err != nil {
+		return call, fmt.Errorf("kernel function %s: %w", name, err)
+	}
+	id, err := kernel.TypeID(fn)
+	if err != nil {
+		return call, fmt.Errorf("kernel function %s: %w", name, err)
+	}
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}, nil
 }
 
 // probeJIT looks at what became of a program: the sysctl is not to be seen from other network namespaces

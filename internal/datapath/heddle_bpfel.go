@@ -32,6 +32,21 @@ type heddleAddress struct {
 	Word [4]uint32
 }
 
+type heddleAdmission struct {
+	_      structs.HostLayout
+	Thread uint32
+	Netns  uint32
+	Uid    uint32
+	Gid    uint32
+	Flags  uint32
+}
+
+type heddleAdmissionFlags uint32
+
+const (
+	heddleAdmissionFlagsADMIT_OWNER heddleAdmissionFlags = 1
+)
+
 type heddleAffinity struct {
 	_       structs.HostLayout
 	Backend heddleBackend
@@ -564,6 +579,7 @@ const (
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigEphemeralFirst  = "config_ephemeral_first"
 	heddleVarConfigEphemeralLast   = "config_ephemeral_last"
+	heddleVarConfigFindTask        = "config_find_task"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
@@ -584,6 +600,8 @@ const (
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNoFlows               = "no_flows"
+	heddleVarTypeAdmission         = "type_admission"
+	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
 	heddleVarTypeEndpointFlags     = "type_endpoint_flags"
 	heddleVarTypeHeddlePath        = "type_heddle_path"
@@ -722,6 +740,7 @@ type heddleVariableSpecs struct {
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.VariableSpec `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.VariableSpec `ebpf:"config_ephemeral_last"`
+	ConfigFindTask        *ebpf.VariableSpec `ebpf:"config_find_task"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
@@ -742,6 +761,8 @@ type heddleVariableSpecs struct {
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
+	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
+	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.VariableSpec `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.VariableSpec `ebpf:"type_heddle_path"`
@@ -859,6 +880,7 @@ type heddleVariables struct {
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.Variable `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.Variable `ebpf:"config_ephemeral_last"`
+	ConfigFindTask        *ebpf.Variable `ebpf:"config_find_task"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`
@@ -879,6 +901,8 @@ type heddleVariables struct {
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
+	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
+	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
 	TypeEndpointFlags     *ebpf.Variable `ebpf:"type_endpoint_flags"`
 	TypeHeddlePath        *ebpf.Variable `ebpf:"type_heddle_path"`

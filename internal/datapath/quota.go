@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -17,17 +18,48 @@ const (
 	countSocket = 1
 )
 
-// CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good. within says whether the
-// endpoint may have it; otherwise it is not counted. A socket is counted once.
-func (d *Datapath) CountSocket(fd int) (within bool, err error) {
-	err = unix.SetsockoptInt(fd, levelHeddle, countSocket, 1)
-	if errors.Is(err, unix.EDQUOT) {
-		return false, nil
+// CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good; a socket is counted once. It
+// compares caller with the thread as it is, if ComparesCallers. model.ErrSocketQuota, ErrOtherNetns, ErrOtherOwner and
+// ErrNoCaller say why it is not counted.
+func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
+	asked := heddleAdmission{Thread: caller.Thread, Netns: caller.Netns, Uid: caller.UID, Gid: caller.GID}
+	if !caller.AnyOwner {
+		asked.Flags = uint32(heddleAdmissionFlagsADMIT_OWNER)
 	}
-	if err != nil {
-		return false, fmt.Errorf("count socket: %w", err)
+	_, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), levelHeddle, countSocket,
+		uintptr(unsafe.Pointer(&asked)), unsafe.Sizeof(asked), 0)
+	switch errno {
+	case 0:
+		return nil
+	case unix.EDQUOT:
+		return model.ErrSocketQuota
+	case unix.EXDEV:
+		return model.ErrOtherNetns
+	case unix.ESTALE:
+		return model.ErrOtherOwner
+	case unix.ESRCH:
+		return model.ErrNoCaller
 	}
-	return true, nil
+	return fmt.Errorf("count socket: %w", errno)
+}
+
+// ComparesCallers reports whether CountSocket compares callers; if not, the agent must ask /proc itself. It takes a kernel
+// that lets programs look for threads, and an agent that numbers threads as the kernel does.
+func (d *Datapath) ComparesCallers() bool { return d.comparesCallers }
+
+// initialPIDNamespace is the inode of the initial PID namespace, the same on every machine (PROC_PID_INIT_INO).
+const initialPIDNamespace = 0xEFFFFFFC
+
+// canCompareCallers says why CountSocket cannot.
+func canCompareCallers() error {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/pid", &st); err != nil {
+		return fmt.Errorf("PID namespace: %w", err)
+	}
+	if st.Ino != initialPIDNamespace {
+		return errors.New("the agent is not in the initial PID namespace")
+	}
+	return probeTask()
 }
 
 // Sockets gives how many sockets endpoint id has, those that its programs hold and connections that wait for accept().

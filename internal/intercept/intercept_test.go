@@ -12,7 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestFlagsAndFamilies(t *testing.T) {
+func TestFlagsAndFamilies(t *testing.T) { bothWays(t, tryFlagsAndFamilies) }
+
+func tryFlagsAndFamilies(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)
@@ -67,7 +69,9 @@ func TestOthersContinue(t *testing.T) {
 	eventually(t, "counters", func() bool { return s.Stats().Continued == uint64(len(calls)) })
 }
 
-func TestErrnos(t *testing.T) {
+func TestErrnos(t *testing.T) { bothWays(t, tryErrnos) }
+
+func tryErrnos(t *testing.T) {
 	path := socketPath(t)
 	m := &testMaker{}
 	cfg := testConfig(path, "", m)
@@ -119,7 +123,9 @@ func TestCallerOutOfDescriptors(t *testing.T) {
 	}
 }
 
-func TestOwner(t *testing.T) {
+func TestOwner(t *testing.T) { bothWays(t, tryOwner) }
+
+func tryOwner(t *testing.T) {
 	needRoot(t)
 	path := socketPath(t)
 	serve(t, testConfig(path, "", &testMaker{}))
@@ -139,7 +145,9 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-func TestKilledCallerLeavesNothing(t *testing.T) {
+func TestKilledCallerLeavesNothing(t *testing.T) { bothWays(t, tryKilledCallerLeavesNothing) }
+
+func tryKilledCallerLeavesNothing(t *testing.T) {
 	path := socketPath(t)
 	received := make(chan struct{}, 256)
 	m := &testMaker{gate: make(chan struct{}), entered: func() { received <- struct{}{} }}
@@ -161,7 +169,9 @@ func TestKilledCallerLeavesNothing(t *testing.T) {
 }
 
 // An endpoint that has as many sockets as it may is told ENFILE, and gets sockets again when it may. No socket is lost.
-func TestQuota(t *testing.T) {
+func TestQuota(t *testing.T) { bothWays(t, tryQuota) }
+
+func tryQuota(t *testing.T) {
 	path := socketPath(t)
 	m := &testMaker{quota: new(atomic.Int64)}
 	m.quota.Store(3)
@@ -185,7 +195,9 @@ func TestQuota(t *testing.T) {
 	}
 }
 
-func TestManyThreadsAndSignals(t *testing.T) {
+func TestManyThreadsAndSignals(t *testing.T) { bothWays(t, tryManyThreadsAndSignals) }
+
+func tryManyThreadsAndSignals(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
 	killable, interruptible := trapped(t, path, testName), startChild(t, nil, "HEDDLE_INTERRUPTIBLE=1")
@@ -276,7 +288,9 @@ func count(t testing.TB, dir string) int {
 	return len(e)
 }
 
-func TestNothingLeaks(t *testing.T) {
+func TestNothingLeaks(t *testing.T) { bothWays(t, tryNothingLeaks) }
+
+func tryNothingLeaks(t *testing.T) {
 	path := socketPath(t)
 	s, stop := serve(t, testConfig(path, "", &testMaker{}))
 	trapped(t, path, testName).kill() // whatever the runtime opens once is open now

@@ -171,6 +171,9 @@ func (l *listener) answer(n *notification) (failure, error) {
 	if l.ep == nil || l.ep.removed.Load() {
 		return failUnknown, errUnknownEndpoint
 	}
+	if l.srv.cfg.AdmitCompares && n.PID != 0 && len(l.strays) == 0 {
+		return l.giveCompared(n, req)
+	}
 	if foreign, err := l.foreign(n.PID); err != nil {
 		return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
 	} else if foreign {
@@ -180,7 +183,22 @@ func (l *listener) answer(n *notification) (failure, error) {
 	if err != nil {
 		return failOwner, fmt.Errorf("owner of thread %d: %w", n.PID, err)
 	}
-	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp})
+	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, model.Caller{})
+}
+
+// giveCompared answers a call with a socket made for a caller like the last. Whether this one is like it, and in the
+// endpoint's network namespace, is seen together with the count of the socket.
+func (l *listener) giveCompared(n *notification, req request) (failure, error) {
+	caller := model.Caller{Thread: n.PID, AnyOwner: !model.ProtectUser.On()}
+	if l.srv.cfg.NetnsOf != nil && model.ProtectNetns.On() {
+		want, ok := l.srv.cfg.NetnsOf(l.ep.id)
+		if !ok {
+			return l.leaveAlone(n, failForeignNetns, errForeignNetns)
+		}
+		caller.Netns = uint32(want) // inodes of namespaces have 32 bits
+	}
+	own := l.ep.stock(req.family).lastOwner()
+	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
 }
 
 // foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or
@@ -239,7 +257,7 @@ func (l *listener) leaveAlone(n *notification, why failure, err error) (failure,
 }
 
 // give answers a call with a socket. What is not needed by the caller happens after it has its answer.
-func (l *listener) give(n *notification, req request, want traits) (failure, error) {
+func (l *listener) give(n *notification, req request, want traits, caller model.Caller) (failure, error) {
 	if len(l.strays) > 0 && l.giveStray(n, req) {
 		return failNone, nil
 	}
@@ -251,17 +269,20 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 	if err != nil {
 		return makeFailure(err), err
 	}
-	if err := s.fit(r.maker, st.endpoint, want); err != nil {
-		closeFD(s.fd)
-		return failOwner, err
-	}
-	if err := r.maker.Admit(s.fd); err != nil {
-		if !errors.Is(err, ErrQuota) {
-			closeFD(s.fd)
-			return failMake, err
-		}
+	switch err := l.admit(n, st, &s, want, caller); {
+	case err == nil:
+	case errors.Is(err, model.ErrOtherNetns):
+		r.giveBack(st, s)
+		return l.leaveAlone(n, failForeignNetns, errForeignNetns)
+	case errors.Is(err, model.ErrSocketQuota):
 		r.giveBack(st, s)
 		return failQuota, err
+	case errors.Is(err, errOwner):
+		closeFD(s.fd)
+		return failOwner, err
+	default:
+		closeFD(s.fd)
+		return failMake, err
 	}
 	l.flight.inode = s.inode // before the caller can have it: see finish
 	number, err := addDescriptor(l.fd, n.ID, s.fd, req.closeOnExec)
@@ -285,8 +306,34 @@ func (l *listener) give(n *notification, req request, want traits) (failure, err
 	return failNone, nil
 }
 
+// admit makes the socket what the caller wants and counts it. If the caller is another than the one it was made for, it is
+// given to this one.
+func (l *listener) admit(n *notification, st *stock, s *socket, want traits, caller model.Caller) error {
+	maker := l.srv.refiller.maker
+	if err := s.fit(maker, st.endpoint, want); err != nil {
+		return fmt.Errorf("%w: %w", errOwner, err)
+	}
+	caller.UID, caller.GID = want.own.uid, want.own.gid
+	err := maker.Admit(s.fd, caller)
+	if !errors.Is(err, model.ErrOtherOwner) && !errors.Is(err, model.ErrNoCaller) {
+		return err
+	}
+	own, err := l.srv.proc.ownerOf(n.PID)
+	if err != nil {
+		return fmt.Errorf("%w of thread %d: %w", errOwner, n.PID, err)
+	}
+	want.own = own
+	st.learn(want)
+	if err := s.fit(maker, st.endpoint, want); err != nil {
+		return fmt.Errorf("%w: %w", errOwner, err)
+	}
+	caller.UID, caller.GID = own.uid, own.gid
+	return maker.Admit(s.fd, caller)
+}
+
 var (
 	errUnknownEndpoint = errors.New("no such endpoint, or removed")
+	errOwner           = errors.New("owner")
 	errNoEndpoint      = errors.New("the caller's network namespace has no endpoint (yet)")
 	errForeignNetns    = errors.New("caller is not in its endpoint's network namespace: its sockets are of its own")
 )

@@ -71,12 +71,46 @@ func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
 	return fd, nil
 }
 
-// Admit gives the number of sockets that quota leaves, if it is set.
-func (m *testMaker) Admit(int) error {
+// Admit gives the number of sockets that quota leaves, if it is set. It compares callers as the kernel does for the agent.
+func (m *testMaker) Admit(_ int, caller model.Caller) error {
+	if caller.Thread != 0 {
+		proc, err := openProc()
+		if err != nil {
+			return err
+		}
+		defer closeFD(int(proc))
+		netns, err := proc.netnsOf(caller.Thread)
+		if err != nil {
+			return model.ErrNoCaller
+		}
+		own, err := proc.ownerOf(caller.Thread)
+		switch {
+		case err != nil:
+			return model.ErrNoCaller
+		case caller.Netns != 0 && netns != uint64(caller.Netns):
+			return model.ErrOtherNetns
+		case !caller.AnyOwner && own != owner{caller.UID, caller.GID}:
+			return model.ErrOtherOwner
+		}
+	}
 	if m.quota != nil && m.quota.Add(-1) < 0 {
-		return ErrQuota
+		return model.ErrSocketQuota
 	}
 	return nil
+}
+
+// admitCompares is Config.AdmitCompares of the servers that testConfig describes.
+var admitCompares bool
+
+// bothWays runs a test with callers looked at by Admit, and by the server itself.
+func bothWays(t *testing.T, test func(t *testing.T)) {
+	for _, compares := range []bool{false, true} {
+		t.Run(fmt.Sprintf("admit compares %v", compares), func(t *testing.T) {
+			defer func() { admitCompares = false }()
+			admitCompares = compares
+			test(t)
+		})
+	}
 }
 
 // SetMPTCP shows as SO_KEEPALIVE.
@@ -89,7 +123,7 @@ func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
 }
 
 func testConfig(socket, holder string, m SocketMaker) Config {
-	c := Config{SocketPath: socket, Maker: m, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	c := Config{SocketPath: socket, Maker: m, AdmitCompares: admitCompares, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
 			if metadata != testName {
 				return 0, fmt.Errorf("no endpoint %q", metadata)

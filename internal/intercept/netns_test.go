@@ -53,7 +53,9 @@ func (b *logBuffer) String() string {
 
 // A program that leaves its endpoint's network namespace has the sockets of the one it is in, as without Heddle; so
 // has each of its threads.
-func TestForeignNetns(t *testing.T) {
+func TestForeignNetns(t *testing.T) { bothWays(t, tryForeignNetns) }
+
+func tryForeignNetns(t *testing.T) {
 	needRoot(t)
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
@@ -79,7 +81,9 @@ func TestForeignNetns(t *testing.T) {
 }
 
 // A container that names an endpoint whose network namespace is not its own gets nothing of it, and the operator is told.
-func TestBundleThatLies(t *testing.T) {
+func TestBundleThatLies(t *testing.T) { bothWays(t, tryBundleThatLies) }
+
+func tryBundleThatLies(t *testing.T) {
 	needRoot(t)
 	for _, known := range []bool{true, false} {
 		path, logs := socketPath(t), &logBuffer{}
@@ -119,7 +123,9 @@ func changeNetns(op string) (err error) {
 
 // A listener whose endpoint is that of its callers' network namespace: none yet, one, its removal, another one, and a
 // program that leaves for a namespace without.
-func TestEndpointByNetns(t *testing.T) {
+func TestEndpointByNetns(t *testing.T) { bothWays(t, tryEndpointByNetns) }
+
+func tryEndpointByNetns(t *testing.T) {
 	needRoot(t)
 	path := socketPath(t)
 	cfg := testConfig(path, "", &testMaker{})

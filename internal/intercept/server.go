@@ -38,13 +38,11 @@ type SocketMaker interface {
 	MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	// SetMPTCP says whether the program that gets a socket of MakeSocket asked for IPPROTO_MPTCP.
 	SetMPTCP(fd int, ep model.EndpointID, on bool) error
-	// Admit counts a socket of MakeSocket as one that its endpoint has, until it is closed for good. ErrQuota says that
-	// the endpoint has as many as it may.
-	Admit(fd int) error
+	// Admit counts a socket of MakeSocket as one that its endpoint has, until it is closed for good, unless the endpoint
+	// has as many as it may (model.ErrSocketQuota). With Config.AdmitCompares it looks first whether the thread that is to have
+	// it is as caller says (model.ErrOtherNetns, ErrOtherOwner, ErrNoCaller).
+	Admit(fd int, caller model.Caller) error
 }
-
-// ErrQuota says that an endpoint has as many sockets as it may.
-var ErrQuota = errors.New("endpoint has as many sockets as it may")
 
 // Parker keeps listeners open while no agent runs. *park.Client is one.
 type Parker interface {
@@ -73,6 +71,9 @@ type Config struct {
 	// more. Threads in other namespaces get no sockets of the endpoint, but the kernel's own. It is asked for every
 	// socket and must be quick. Nil means that namespaces are not compared.
 	NetnsOf func(model.EndpointID) (inode uint64, ok bool)
+	// AdmitCompares says that Maker.Admit looks at callers. Otherwise /proc is asked before, which takes several
+	// microseconds of a call.
+	AdmitCompares bool
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
 	// Parker keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from

@@ -99,6 +99,20 @@ type stock struct {
 	closed bool
 }
 
+// lastOwner is the owner that the latest caller had: the guess for the next.
+func (st *stock) lastOwner() owner {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.want.own
+}
+
+// learn notes what the latest caller wanted after all.
+func (st *stock) learn(want traits) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.want = want
+}
+
 // take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
 func (st *stock) take(want traits) (s socket, left int, ok bool) {
 	st.mu.Lock()

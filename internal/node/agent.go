@@ -305,7 +305,8 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf, Log: a.log,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf,
+		AdmitCompares: a.datapath.ComparesCallers(), Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {
 		socket := filepath.Join(a.cfg.StateDir, "holder.sock")

@@ -5,14 +5,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept"
 	"heddle.dev/heddle/internal/model"
 )
 
 // tagger is the part of the datapath that making a socket needs.
 type tagger interface {
 	TagSocket(fd int, id model.EndpointID, mptcp bool) error
-	CountSocket(fd int) (within bool, err error)
+	CountSocket(fd int, caller model.Caller) error
 }
 
 // sockets makes the sockets that containers are handed. It has no state: any thread in the node's
@@ -71,10 +70,4 @@ func (s sockets) SetMPTCP(fd int, ep model.EndpointID, on bool) error {
 }
 
 // Admit counts a socket as one of its endpoint's.
-func (s sockets) Admit(fd int) error {
-	within, err := s.tags.CountSocket(fd)
-	if err == nil && !within {
-		err = intercept.ErrQuota
-	}
-	return err
-}
+func (s sockets) Admit(fd int, caller model.Caller) error { return s.tags.CountSocket(fd, caller) }

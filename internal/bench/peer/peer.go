@@ -39,6 +39,7 @@ type settings struct {
 	lifetime    time.Duration
 	size        int
 	connections int
+	callers     int
 	cpu         int
 	pause       time.Duration
 	// Of loads.
@@ -84,6 +85,7 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.DurationVar(&s.lifetime, "lifetime", time.Minute, "a server or guarded program ends after this at the latest")
 	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
 	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
+	flags.IntVar(&s.callers, "callers", 1, "threads that connect at the same time")
 	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")
 	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
 	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")

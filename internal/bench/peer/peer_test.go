@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -74,10 +75,13 @@ func TestMeasurements(t *testing.T) {
 			if trips.Transactions < 10 || trips.ElapsedS < 0.1 || trips.RTTP50Us <= 0 || trips.RTTP99Us < trips.RTTP50Us {
 				t.Errorf("rr: %+v", trips)
 			}
-			var c Connections
-			runPeer(t, &c, "crr", "-to", address, "-duration", "100ms")
-			if c.Connections < 10 || c.SocketP50Us <= 0 || c.SocketConnectP50Us < c.SocketP50Us || c.SocketConnectP99Us < c.SocketConnectP50Us {
-				t.Errorf("crr: %+v", c)
+			for _, callers := range []int{1, 8} {
+				var c Connections
+				runPeer(t, &c, "crr", "-to", address, "-duration", "100ms", "-callers", strconv.Itoa(callers))
+				if c.Callers != callers || c.Connections < 10*callers || c.ElapsedS < 0.1 || c.SocketP50Us <= 0 ||
+					c.SocketConnectP50Us < c.SocketP50Us || c.SocketConnectP99Us < c.SocketConnectP50Us {
+					t.Errorf("crr with %d callers: %+v", callers, c)
+				}
 			}
 			var h Held
 			runPeer(t, &h, "hold", "-to", address, "-connections", "300")
@@ -110,6 +114,7 @@ func TestMisuse(t *testing.T) {
 		{[]string{"server", "-listen", busy.Addr().String()}, "address already in use"},
 		{[]string{"rr", "-to", nobody}, "connection refused"},
 		{[]string{"crr", "-to", nobody}, "warm up: connect: connection refused"},
+		{[]string{"crr", "-to", nobody, "-callers", "0"}, "--callers 0: want 1 or more"},
 		{[]string{"rr", "-to", nobody, "-cpu", "1000"}, "--cpu 1000"},
 		{[]string{"meter"}, "want a command"},
 		{[]string{"meter", "--", "sh", "-c", "echo said why; exit 4"}, "said why"},

@@ -9,6 +9,8 @@ PROGRAMS   := heddle heddled heddle-runtime heddle-cni
 # On nodes of Kubernetes: docs/howto/kubernetes.md.
 KUBERNETES_PROGRAMS := heddle-kube
 export CGO_ENABLED ?= 0
+# The same flags in every call, so that what `make check` compiles is not compiled again for programs and tests.
+export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 # What each job needs beyond Go and gcc.
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
@@ -122,19 +124,37 @@ $(OUT)/kafka/.checked: test/kafka/pom.xml test/kafka/jars.sha256
 conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
-# The race detector needs cgo. Packages run one after another: the machine has few cores and the root
-# tests time system calls. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
+# Two lanes side by side: the machine has few cores, but most tests wait for something more than half of their time. The first
+# lane has the lab's scenarios but for those named in BESIDE; the second the packages' own tests, then other people's suites,
+# and then those scenarios, in another lab. Within a lane packages run one after another. BESIDE are tests about nodes, stores,
+# engines and whole programs: none of them measures what the machine is busy with.
+# The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
 # a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
-RETRY := --rerun-fails=1 --rerun-fails-max-failures=10
+RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
+BESIDE := ^Test(CNI|Docker|Podman|Containerd|Runc|DebianPackage|EightNodes|NodesComeAndGo|Store|ExternalStore|AgentRefuses|SecondNode|Upgrade|Migrat|GoHTTP|Iperf3|Redis|Memcached|Python)
+LAB_TEST := HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY)
 test: need-root build attack test-packages
 	@mkdir -p $(OUT)
-	GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/lab.json $(RETRY) \
-		--packages ./test/... -- -count=1 -p 1 -timeout 50m
-	@echo "slowest tests:"; for f in unit lab; do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-lane-1 test-lane-2; code=$$?; \
+	echo "slowest tests:"; for f in unit lab suites beside; do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; \
+	for f in unit lab suites beside; do echo "$$f: $$(grep -c '"Action":"pass".*"Test"' $(OUT)/$$f.json) passed," \
+		"$$(grep -c '"Action":"fail".*"Test"' $(OUT)/$$f.json) failed, $$(grep -c '"Action":"skip".*"Test"' $(OUT)/$$f.json) skipped"; done; \
+	exit $$code
+
+# Parts of `make test`: they find the programs built.
+.PHONY: test-lane-1 test-lane-2
+test-lane-1:
+	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -timeout 50m '-skip=$(BESIDE)'
+test-lane-2:
+	code=0; \
+	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
+		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m || code=1; \
+	export HEDDLE_TEST_LAB=beside; \
+	$(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -p 1 -timeout 20m || code=1; \
+	$(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -timeout 50m '-run=$(BESIDE)' || code=1; \
+	exit $$code
 
 # The second lock needs a kernel that takes BPF programs on security hooks, which few machines have: Debian's is booted in
 # an emulated one. Some 25 seconds, after a download of 70 MB.

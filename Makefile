@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -55,6 +55,7 @@ help:
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
+	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
@@ -205,6 +206,8 @@ CHAOS := 5m
 SEED  := 0
 chaos: need-root build test-packages
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaos$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
+chaos-store: need-root build test-packages
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaosStore$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 
 check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }

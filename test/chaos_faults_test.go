@@ -20,15 +20,18 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// faultKinds are what TestChaos kills.
-var faultKinds = []struct {
+// faultKind is a way to kill something.
+type faultKind struct {
 	name string
 	make func(*chaos, fault)
-}{
+}
+
+// faultKinds are what TestChaos kills.
+var faultKinds = []faultKind{
 	{"agent killed", func(c *chaos, f fault) { c.endAgents(syscall.SIGKILL, f.node) }},
 	{"agent told to end", func(c *chaos, f fault) { c.endAgents(syscall.SIGTERM, f.node) }},
-	{"both agents killed at once, the store with them", func(c *chaos, f fault) { c.endAgents(syscall.SIGKILL, "n1", "n2") }},
-	{"agent with the store told to end, the other one killed", (*chaos).endUnlike},
+	{"both agents killed at once", func(c *chaos, f fault) { c.endAgents(syscall.SIGKILL, "n1", "n2") }},
+	{"one agent told to end, the other killed", (*chaos).endUnlike},
 	{"agent killed while it starts", (*chaos).killStart},
 	{"agent told to end while it starts", (*chaos).endStart},
 	{"holder killed", (*chaos).killHolder},
@@ -51,10 +54,13 @@ type chaos struct {
 	took     map[string]time.Duration // what operations take that nothing disturbs
 	number   int                      // of the fault
 	survived map[string]int
+	kinds    []faultKind
+	loads    []*chaosLoad
+	cluster  bool // the store is one, and not n1's agent's
 }
 
-func newChaos(t *testing.T) *chaos {
-	c := &chaos{t: t, group: filepath.Join(cgroupRoot(t), "heddle-"+labName), engines: map[string]*engine{}, took: map[string]time.Duration{}, survived: map[string]int{}}
+func newChaos(t *testing.T, kinds []faultKind) *chaos {
+	c := &chaos{t: t, kinds: kinds, group: filepath.Join(cgroupRoot(t), "heddle-"+labName), engines: map[string]*engine{}, took: map[string]time.Duration{}, survived: map[string]int{}}
 	for _, node := range []string{"n1", "n2"} {
 		c.engines[node] = newEngine(t, node, "chaos", mainPlugin)
 	}
@@ -67,7 +73,7 @@ func (c *chaos) make(number int, f fault) {
 	c.number = number
 	time.Sleep(f.after) // what the schedule says
 	before := c.t.Failed()
-	for _, k := range faultKinds {
+	for _, k := range c.kinds {
 		if k.name == f.kind {
 			k.make(c, f)
 		}
@@ -149,7 +155,7 @@ func (c *chaos) endAgents(sig syscall.Signal, nodes ...string) {
 	if len(nodes) > 1 {
 		what = "both agents"
 	}
-	if nodes[0] == "n1" {
+	if nodes[0] == "n1" && !c.cluster {
 		what += " with the store"
 	}
 	c.up()

@@ -35,13 +35,13 @@ func (f fault) String() string {
 	return fmt.Sprintf("%s on %s, at %.2f, after %s, repeated: %v", f.kind, f.node, f.cut, f.after, f.repeat)
 }
 
-// schedule gives the faults of a seed, without end: every kind once, in some order, then again in another.
-func schedule(seed uint64) iter.Seq[fault] {
+// schedule gives the faults of a seed, of some kinds, without end: every kind once, in some order, then again in another.
+func schedule(seed uint64, kinds []faultKind) iter.Seq[fault] {
 	return func(yield func(fault) bool) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		for {
-			for _, i := range r.Perm(len(faultKinds)) {
-				f := fault{kind: faultKinds[i].name, node: []string{"n1", "n2"}[r.IntN(2)], after: time.Duration(r.IntN(200)) * time.Millisecond,
+			for _, i := range r.Perm(len(kinds)) {
+				f := fault{kind: kinds[i].name, node: []string{"n1", "n2"}[r.IntN(2)], after: time.Duration(r.IntN(200)) * time.Millisecond,
 					cut: r.Float64(), repeat: r.IntN(2) == 0}
 				if !yield(f) {
 					return
@@ -54,7 +54,7 @@ func schedule(seed uint64) iter.Seq[fault] {
 // TestScheduleIsOfItsSeed: the same seed gives the same faults, all kinds of them, and another seed others.
 func TestScheduleIsOfItsSeed(t *testing.T) {
 	take := func(seed uint64) (out []fault) {
-		for f := range schedule(seed) {
+		for f := range schedule(seed, faultKinds) {
 			if out = append(out, f); len(out) == 2*len(faultKinds) {
 				break
 			}
@@ -79,14 +79,6 @@ func TestScheduleIsOfItsSeed(t *testing.T) {
 // others are made, and endpoints come and go. docs/howto/chaos.md says what may fail then, and what may not. Afterwards
 // everything is as it was before.
 func TestChaos(t *testing.T) {
-	seed := *chaosSeed
-	if seed == 0 {
-		seed = fewSeed
-		if *chaosFor > 0 {
-			seed = uint64(time.Now().Unix())
-		}
-	}
-	t.Logf("seed %d: go test ./test -run TestChaos -chaos.seed %[1]d -chaos.for %s", seed, *chaosFor)
 	t.Cleanup(func() { // for the tests that follow
 		if t.Failed() {
 			dump(t.Output())
@@ -95,21 +87,43 @@ func TestChaos(t *testing.T) {
 			}
 		}
 	})
+	runChaos(t, newChaos(t, faultKinds))
+}
+
+// TestChaosStore is TestChaos with a cluster of three etcd members as the store, which are killed as well.
+func TestChaosStore(t *testing.T) {
+	if *chaosFor == 0 {
+		t.Skip("takes minutes: make chaos-store")
+	}
+	inLab(t, "-s", "--nodes", "2", "--containers", "2", "--store-members", "3")
+	c := newChaos(t, slices.Concat(faultKinds, storeFaultKinds))
+	c.cluster = true
+	runChaos(t, c)
+}
+
+// runChaos makes the faults of a seed in the lab.
+func runChaos(t *testing.T, c *chaos) {
+	seed := *chaosSeed
+	if seed == 0 {
+		seed = fewSeed
+		if *chaosFor > 0 {
+			seed = uint64(time.Now().Unix())
+		}
+	}
+	t.Logf("seed %d: go test ./test -run '^%s$' -chaos.seed %[1]d -chaos.for %[3]s", seed, t.Name(), *chaosFor)
 	same := leaksNothing(t)
-	c := newChaos(t)
 	c.measure()
 	loads, stop := startChaosLoads(t)
+	c.loads = loads
 	churn := c.startChurn()
 	began, number := time.Now(), 0
-	for f := range schedule(seed) {
+	for f := range schedule(seed, c.kinds) {
 		if *chaosFor == 0 && number == few || *chaosFor > 0 && time.Since(began) > *chaosFor {
 			break
 		}
 		number++
 		c.make(number, f)
-		for _, l := range loads {
-			l.moves()
-		}
+		c.moves()
 		if t.Failed() {
 			break
 		}
@@ -124,6 +138,14 @@ func TestChaos(t *testing.T) {
 	t.Logf("endpoints that came and went meanwhile: %d", churned)
 	for _, l := range loads {
 		t.Log(l.summary())
+	}
+}
+
+// moves waits until something more has come on every stream, and a call to every server been answered.
+func (c *chaos) moves() {
+	c.t.Helper()
+	for _, l := range c.loads {
+		l.moves()
 	}
 }
 

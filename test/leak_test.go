@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
@@ -96,7 +97,7 @@ func takeFootprint(t testing.TB) (footprint, error) {
 	for _, node := range []string{"n1", "n2"} {
 		err = errors.Join(err, f.pins(node), f.faults(t.Context(), node))
 	}
-	return f, errors.Join(err, f.programs(), f.store(t.Context()))
+	return f, errors.Join(err, f.programs(), f.store(t))
 }
 
 // inNamespace prints what a network namespace has, each line after the name of its kind.
@@ -370,12 +371,12 @@ func (f footprint) faults(ctx context.Context, node string) error {
 }
 
 // store lists the keys of the lab's network and how many leases there are.
-func (f footprint) store(ctx context.Context) error {
-	join, err := trust.ReadJoin(nodeFile("n1", "join.pem"))
+func (f footprint) store(t testing.TB) error {
+	config, err := storeConfig(t)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	dial := func(ctx context.Context, addr string) (conn net.Conn, err error) {
 		nerr := netns.Do(netns.Path(labName+"-n1"), func() error {
@@ -385,7 +386,8 @@ func (f footprint) store(ctx context.Context) error {
 		})
 		return conn, errors.Join(nerr, err)
 	}
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{join.Store}, TLS: join.TLS(), DialOptions: []grpc.DialOption{grpc.WithContextDialer(dial)}})
+	config.DialOptions = []grpc.DialOption{grpc.WithContextDialer(dial)}
+	client, err := clientv3.New(config)
 	if err != nil {
 		return err
 	}
@@ -407,4 +409,24 @@ func (f footprint) store(ctx context.Context) error {
 	}
 	f.add("store", "%d leases", len(leases.Leases))
 	return nil
+}
+
+// storeConfig says how the lab's store is reached: n1's, or a cluster.
+func storeConfig(t testing.TB) (clientv3.Config, error) {
+	join, err := trust.ReadJoin(nodeFile("n1", "join.pem"))
+	if err == nil {
+		return clientv3.Config{Endpoints: []string{join.Store}, TLS: join.TLS()}, nil
+	} else if !errors.Is(err, os.ErrNotExist) {
+		return clientv3.Config{}, err
+	}
+	info := transport.TLSInfo{TrustedCAFile: storeFile("ca-crt.pem"), CertFile: storeFile("store.pem"), KeyFile: storeFile("store.pem")}
+	secure, err := info.ClientConfig()
+	if err != nil {
+		return clientv3.Config{}, err
+	}
+	var members []string
+	for _, m := range storeMembers {
+		members = append(members, memberURL(t, m))
+	}
+	return clientv3.Config{Endpoints: members, TLS: secure}, nil
 }

@@ -217,15 +217,21 @@ func killMembers(t testing.TB, members ...string) {
 	}
 }
 
+// storeFile is one of the files by which agents reach the members.
+func storeFile(name string) string { return "/run/heddle/lab/" + labName + "/store/" + name }
+
+func memberURL(t testing.TB, member string) string {
+	t.Helper()
+	at, _, _ := strings.Cut(strings.Fields(sh(t, labName+"-"+member, "ip -4 -o addr show scope global"))[3], "/")
+	return "https://" + at + ":2379"
+}
+
 // leader gives the store member that leads.
 func leader(t testing.TB) (name string) {
 	t.Helper()
-	dir := "/run/heddle/lab/" + labName + "/store/"
 	eventually(t, "a leader", func() (bool, string) {
 		for _, m := range storeMembers {
-			at := strings.Fields(sh(t, labName+"-"+m, "ip -4 -o addr show scope global"))[3]
-			at, _, _ = strings.Cut(at, "/")
-			out := sh(t, labName+"-"+m, fmt.Sprintf("curl -s --cacert %sca-crt.pem --cert %sstore.pem --key %sstore.pem https://%s:2379/metrics || true", dir, dir, dir, at))
+			out := sh(t, labName+"-"+m, fmt.Sprintf("curl -s --cacert %s --cert %s --key %[2]s %s/metrics || true", storeFile("ca-crt.pem"), storeFile("store.pem"), memberURL(t, m)))
 			if strings.Contains(out, "\netcd_server_is_leader 1\n") {
 				name = m
 				return true, ""

@@ -49,7 +49,7 @@ func (s *Store) try(call context.Context, request func(context.Context) error) e
 
 // again reports whether a request that failed with err may work a moment later, and waits for that moment.
 func (s *Store) again(call context.Context, err error) bool {
-	if codeOf(err) != codes.Unavailable || s.ctx.Err() != nil {
+	if c := codeOf(err); c != codes.Unavailable && c != codes.DeadlineExceeded || s.ctx.Err() != nil {
 		return false
 	}
 	return pause(call, 50*time.Millisecond)
@@ -94,5 +94,10 @@ func codeOf(err error) codes.Code {
 	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
 		return e.Code()
 	}
-	return status.Code(err)
+	s := status.Convert(err)
+	if s.Code() == codes.Unknown && s.Message() == context.DeadlineExceeded.Error() {
+		// A member that has no majority ends a request as late as its client does, perhaps a moment before, and gives no code.
+		return codes.DeadlineExceeded
+	}
+	return s.Code()
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // chaosLoad is a program that keeps streams to several servers and calls them.
@@ -137,10 +138,14 @@ func (l *chaosLoad) moves() {
 		l.read()
 	}
 	ask()
-	calls, blocks := l.now.Calls, l.now.Blocks
+	calls, blocks, began := l.now.Calls, l.now.Blocks, time.Now()
 	eventually(l.t, l.what+" to go on", func() (bool, string) {
 		ask()
-		return l.now.Calls > calls && l.now.Blocks > blocks, fmt.Sprintf("%+v, was at %d calls and %d blocks", l.now, calls, blocks)
+		said := fmt.Sprintf("%+v, was at %d calls and %d blocks", l.now, calls, blocks)
+		if time.Since(began) > patience*2/3 {
+			said += "\n" + openSockets()
+		}
+		return l.now.Calls > calls && l.now.Blocks > blocks, said
 	})
 }
 
@@ -157,4 +162,16 @@ func (l *chaosLoad) finish() {
 func (l *chaosLoad) summary() string {
 	return fmt.Sprintf("%s: %d streams, %d KiB received in order, longest pause %.2f s; %d calls, the slowest %.2f s",
 		l.what, l.now.Streams, l.now.AllBlocks, l.now.Gap, l.now.AllCalls, l.now.Slowest)
+}
+
+// openSockets lists the TCP sockets of the lab that wait for something.
+func openSockets() string {
+	var b strings.Builder
+	for _, node := range []string{"n1", "n2"} {
+		for _, ns := range []string{labName + "-" + node, labName + "-" + node + "-c1", labName + "-" + node + "-c2"} {
+			out, err := exec.Command("ip", "netns", "exec", ns, "ss", "-tanoH", "state", "all", "exclude", "time-wait", "exclude", "listening").CombinedOutput()
+			fmt.Fprintf(&b, "%s (%v):\n%s", ns, err, out)
+		}
+	}
+	return b.String()
 }

@@ -51,9 +51,12 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 		return s
 	}
 	a, b := serve("heddle", "n1/c1", "::"), serve("heddle", "n2/c1", "::")
+	// Not that of the intercepted processes of the same container: it would come to take a source port that one of these has
+	// (docs/differences.md, two stacks).
+	forPlain := serve("heddle", "n2/c1", "::")
 	lo, plain := serve("heddle", "n1/c1", "127.0.0.1"), serve("overlay", "n2/c2", "0.0.0.0")
 	out := serve("", "outside", "0.0.0.0")
-	servers := []*program{a.program, b.program, lo.program, plain.program, out.program}
+	servers := []*program{a.program, b.program, forPlain.program, lo.program, plain.program, out.program}
 	ip := func(s chaosServer) string { return address(t, s.mode, s.container) }
 	load := func(what, mode, container string, targets ...any) *chaosLoad {
 		argv := []string{python, script, "load"}
@@ -67,7 +70,7 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 			ip(b), b.port, 2, own6(t, "n2/c1"), b.port, 1, ip(plain), plain.port, 1, "127.0.0.1", lo.port, 1, outsideTarget(t), out.port, 1),
 		load("intercepted on n1: local", "heddle", "n1/c2", ip(a), a.port, 2, own6(t, "n1/c1"), a.port, 1),
 		load("intercepted on n2: direct, local", "heddle", "n2/c2", ip(a), a.port, 2, ip(b), b.port, 1),
-		load("plain on n2: overlay to intercepted, veth to intercepted", "overlay", "n2/c2", ip(a), a.port, 2, ip(b), b.port, 1),
+		load("plain on n2: overlay to intercepted, veth to intercepted", "overlay", "n2/c2", ip(a), a.port, 2, ip(forPlain), forPlain.port, 1),
 		load("node n1: to its container, and over the overlay", "host", "n1/c1", ip(a), a.port, 1, ip(b), b.port, 1),
 	}
 	for _, l := range loads {

@@ -15,7 +15,7 @@ import (
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
 	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"service", c.service}, {"policy", c.policy},
-		{"agents replaced", c.agentsReplaced}, {"agent killed", c.agentKilled}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
+		{"kube-proxy", c.kubeProxy}, {"agents replaced", c.agentsReplaced}, {"agent killed", c.agentKilled}, {"pods deleted", c.podsDeleted}, {"removed", c.removed}})
 }
 
 // TestNodesChained does so where another network carries what is not TCP.

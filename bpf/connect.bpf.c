@@ -172,7 +172,11 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
-		source = node_address(ep, ipv6, src);
+		/* Not an alias, where the program need not see one: firewalls of Kubernetes' nodes drop what goes to
+		 * 127.0.0.0/8 from elsewhere, as the answers would. */
+		source = own;
+		if (dst != own || ipv6)
+			target |= bpf_htonl(MIRROR_WILD);
 		if (!bind_own_stack_source(ctx, sk6, ep, source, ipv6, src, dst))
 			bind_source(ctx, sk6, source); /* the kernel's choice must do */
 	} else if (sk_of(ctx)->src_ip4 == own && (wild || ipv6)) {

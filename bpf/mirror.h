@@ -17,8 +17,8 @@
 #define ALIAS_SLOT_OWN6  510 /* stands for the IPv6 overlay address, where a connection is IPv4 underneath */
 #define LOOPBACK_IFINDEX 1   /* of lo in every namespace */
 
-/* Set: the node socket is bound to the overlay address for a wildcard, and has the name that the kernel would
- * give it: the address of its peer's kind. */
+/* Set: the node socket is at the overlay address, and has the name that the kernel gives a socket at a wildcard: the address
+ * of its peer's kind. It stands for 127.0.0.1 and ::1 wherever the program did not bind to them itself. */
 #define MIRROR_WILD 512
 
 /* The address that programs see: the form of v4 of the family, or ::1. */

@@ -97,8 +97,10 @@ static __always_inline bool find_wire(struct __sk_buff *skb, const struct packet
                                       const struct endpoint *ep, struct flow_key *k)
 {
 	__u64 netns = (__u32)ep->node_nsid;
+	__be32 own = ep->addr4.word[3];
 	struct flow_key wild = {};
 	bool ipv6 = p->ipv6;
+	int found;
 
 	k->saddr = mirror_of(ep, ipv6, p->ip.saddr);
 	if (!k->saddr || !mirror_of(ep, ipv6, p->ip.daddr) || ep->node_nsid < 0)
@@ -106,18 +108,23 @@ static __always_inline bool find_wire(struct __sk_buff *skb, const struct packet
 	k->daddr = node_address(ep, ipv6, p->ip.daddr);
 	k->sport = p->tcp.source;
 	k->dport = p->tcp.dest;
-	if (find_node_socket(skb, netns, k, is_syn(p), ep->id, false))
+	found = find_node_socket(skb, netns, k, is_syn(p), ep->id, false);
+	if (found == NODE_SOCKET_CONNECTED)
 		return true;
-	/* Who is bound to a wildcard is at the overlay address. */
+	/* Who is bound to a wildcard is at the overlay address, and so are connections with 127.0.0.1 and ::1. */
 	wild.saddr = k->saddr | bpf_htonl(MIRROR_WILD);
-	wild.daddr = ep->addr4.word[3];
+	wild.daddr = own;
 	wild.sport = k->sport;
 	wild.dport = k->dport;
 	if (find_node_socket(skb, netns, &wild, false, ep->id, false) == NODE_SOCKET_CONNECTED) {
 		*k = wild;
 		return true;
 	}
-	return find_wild_listener(skb, netns, k, ep, ipv6, p->ip.daddr, false);
+	if (!found && !find_wild_listener(skb, netns, k, ep, ipv6, p->ip.daddr, false))
+		return false;
+	if (p->ip.saddr != own && p->ip.daddr == (ipv6 ? 0 : LOOPBACK4))
+		*k = wild;
+	return true;
 }
 
 /* Reads a packet on the container's lo, in which ::1 is given by 0. */
@@ -207,7 +214,17 @@ static __always_inline int from_own_stack(struct __sk_buff *skb, const struct pa
 	if (!self || kind != PACKET_TCP || p->ipv6 || !(self->flags & ENDPOINT_INTERCEPTED) ||
 	    !pod_names(self, k.saddr, k.daddr, &names))
 		return protects(PROTECT_LOOPBACK) ? drop(REASON_DROP_FORGED_LOOPBACK) : TC_ACT_OK;
-	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id, true);
+	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id,
+	                         !(k.saddr & bpf_htonl(MIRROR_WILD)));
+	if (k.saddr & bpf_htonl(MIRROR_WILD)) {
+		if (found == NODE_SOCKET_CONNECTED) {
+			found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id, true);
+		} else { /* the listener is at the alias, or at a wildcard: another one may have the overlay address */
+			k.saddr &= ~bpf_htonl(MIRROR_WILD);
+			k.daddr = node_address(self, names.ipv6, names.dst);
+			found = find_node_socket(skb, NODE_NETNS, &k, true, self->id, true);
+		}
+	}
 	if (!found)
 		found = find_wild_listener(skb, NODE_NETNS, &k, self, names.ipv6, names.dst, true);
 	/* It went away since on_loopback saw it: sent again, the packet stays in the container. */

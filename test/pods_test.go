@@ -3,6 +3,7 @@ package test
 import (
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -240,8 +241,30 @@ func TestPodsEnds(t *testing.T) {
 	}
 }
 
-// TestPodsByNsenter: what enters the namespace from the node, as `kubectl port-forward` does.
+// kubeletRule is the chain KUBE-FIREWALL of kubelet and kube-proxy, which drops what goes to loopback addresses from others.
+const kubeletRule = `add table ip heddle-test-kubelet
+add chain ip heddle-test-kubelet input { type filter hook input priority 0; }
+add rule ip heddle-test-kubelet input ip daddr 127.0.0.0/8 ip saddr != 127.0.0.0/8 ct state != { established, related } counter drop
+`
+
+// TestPodsByNsenter: what enters the namespace from the node, as `kubectl port-forward` does, also on a node of Kubernetes.
 func TestPodsByNsenter(t *testing.T) {
+	t.Run("alone", podByNsenter)
+	t.Run("kubelet", func(t *testing.T) {
+		nft := func(text string) {
+			cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "nft", "-f", "-")
+			cmd.Stdin = strings.NewReader(text)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("nft: %v\n%s", err, out)
+			}
+		}
+		t.Cleanup(func() { nft("add table ip heddle-test-kubelet\ndelete table ip heddle-test-kubelet\n") })
+		nft(kubeletRule)
+		podByNsenter(t)
+	})
+}
+
+func podByNsenter(t *testing.T) {
 	server, port := startPeer(t, "heddle", "n1/c1"), freePort()
 	server.must(`l = listen(6, "::", %d)`, port)
 	entered := runEntered(t, labName+"-n1-c1")
@@ -251,9 +274,24 @@ func TestPodsByNsenter(t *testing.T) {
 		entered.must(`s.sendall(b"hello")`)
 		server.expect(`5`, `len(c.recv(10))`)
 	}
-	entered.must(`l = listen(4, "127.0.0.1", %d)`, port+10000)
-	server.must(`s = connect(4, "127.0.0.1", %d)`, port+10000)
-	entered.must(`c, who = l.accept()`)
+	entered.must(`l = listen(6, "::", %d)`, port+10000)
+	for _, target := range []string{"127.0.0.1", "::1", address(t, "overlay", "n1/c1")} {
+		server.must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port+10000)
+		entered.must(`c, who = l.accept()`)
+		entered.must(`c.sendall(b"hello")`)
+		server.expect(`5`, `len(s.recv(10))`)
+	}
+	// A listener at loopback, and another one beside it at the own address.
+	own := address(t, "overlay", "n1/c1")
+	both := freePort()
+	server.must(`l1, l2 = listen(4, "127.0.0.1", %d), listen(4, %q, %[1]d)`, both, own)
+	for name, target := range map[string]string{"l1": "127.0.0.1", "l2": own} {
+		entered.must(`s = connect(4, %q, %d)`, target, both)
+		server.must(`c, who = %s.accept()`, name)
+		server.expect(strconv.Quote(target), `c.getsockname()[0]`)
+		entered.must(`s.sendall(b"hello")`)
+		server.expect(`5`, `len(c.recv(10))`)
+	}
 }
 
 // TestPodsApart: what is open on one container's loopback is not on another's.

@@ -208,7 +208,6 @@ cgroupsPerQOS: false
 enforceNodeAllocatable: []
 failSwapOn: false
 failCgroupV1: false
-makeIPTablesUtilChains: false
 localStorageCapacityIsolation: false
 maxOpenFiles: 20000
 oomScoreAdj: 0

@@ -75,7 +75,7 @@ type paperLaunch struct {
 type paperOutput struct {
 	launch     paperLaunch
 	stdout     []byte
-	begin, end time.Time // of the window
+	begin, end time.Time // of the window, for a client that does not know it: counted from its end
 }
 
 // RunPaper measures every app in every mode, mode by mode and round by round, and gives one entry for each app. It stops at
@@ -267,12 +267,6 @@ func (p *paperRun) watch(ctx context.Context, a PaperApp, mode Mode, l paperLaun
 		return nil, out, fmt.Errorf("client in %s: %w", paperClient, err)
 	}
 	defer func() { err = errors.Join(err, client.kill()) }()
-	out = paperOutput{launch: l, begin: client.began.Add(l.warmUp)}
-	out.end = out.begin.Add(l.duration)
-	measured := client.marked
-	if a.mark == "" {
-		measured = at(out.end)
-	}
 	for over := false; ; {
 		r, err := readCPU(server.cmd.Process.Pid, client.cmd.Process.Pid)
 		if err != nil {
@@ -281,10 +275,12 @@ func (p *paperRun) watch(ctx context.Context, a PaperApp, mode Mode, l paperLaun
 		if readings = append(readings, r); over {
 			break
 		}
-		if over, err = client.runsFor(ctx, readingPause, measured); err != nil {
+		if over, err = client.runsFor(ctx, readingPause, a.mark == ""); err != nil {
 			return nil, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
 		}
 	}
+	out = paperOutput{launch: l, end: time.Now().Add(-clientTail)}
+	out.begin = out.end.Add(-l.duration)
 	if out.stdout, err = client.finish(ctx); err != nil {
 		return nil, out, fmt.Errorf("client in %s to %s: %w", paperClient, l.address, err)
 	}

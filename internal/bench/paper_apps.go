@@ -28,8 +28,8 @@ type PaperApp struct {
 	prepare  func(context.Context, *paperRun) error
 	server   func(paperLaunch) []string
 	client   func(paperLaunch) []string
-	// mark is what the client prints when its measured phase is over. Without it that phase begins a warm-up after the client's
-	// start, and the client has to run for a second longer.
+	// mark is what the client prints when its measured phase is over. Without it that phase is taken from the client's end: it
+	// ends clientTail before that. So a client that is slow to start does not matter.
 	mark   string
 	warmUp time.Duration
 	start  time.Duration // that the server may take to listen, if more than usual

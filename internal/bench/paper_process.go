@@ -21,7 +21,6 @@ const peerReadyLine = peer.Ready + "\n"
 // loadProcess is a client that runs while its machine is watched.
 type loadProcess struct {
 	cmd            *exec.Cmd
-	began          time.Time
 	stdin          interface{ Close() error }
 	stdout, stderr *tail
 	marked         chan struct{} // closed when its mark came
@@ -42,7 +41,6 @@ func startLoad(cmd *exec.Cmd, mark string) (*loadProcess, error) {
 		return nil, fmt.Errorf("open input: %w", err)
 	}
 	c.stdin = stdin
-	c.began = time.Now()
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start: %w", err)
 	}
@@ -53,19 +51,15 @@ func startLoad(cmd *exec.Cmd, mark string) (*loadProcess, error) {
 	return c, nil
 }
 
-// at gives a channel that closes at a time.
-func at(t time.Time) chan struct{} {
-	reached := make(chan struct{})
-	time.AfterFunc(time.Until(t), func() { close(reached) })
-	return reached
-}
-
-// runsFor waits for a while, in which the client must not end; over says that its measured phase is.
-func (c *loadProcess) runsFor(ctx context.Context, d time.Duration, measured <-chan struct{}) (over bool, err error) {
+// runsFor waits for a while; over says that the measured phase is: by the client's mark or, if byExit is set, by its end.
+func (c *loadProcess) runsFor(ctx context.Context, d time.Duration, byExit bool) (over bool, err error) {
 	select {
-	case <-measured:
+	case <-c.marked:
 		return true, nil
 	case <-c.exited:
+		if byExit && c.err == nil {
+			return true, nil
+		}
 		return false, c.explain(fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err)))
 	case <-ctx.Done():
 		return false, c.explain(ctx.Err())
@@ -174,8 +168,9 @@ func windowOf(readings []cpuReading, begin time.Time, length time.Duration) (w c
 		w.split.User += time.Duration(share * float64(split.User))
 		w.split.System += time.Duration(share * float64(split.System))
 		w.split.SoftIRQ += time.Duration(share * float64(split.SoftIRQ))
-		w.server += share * (b.server - a.server).Seconds()
-		w.client += share * (b.client - a.client).Seconds()
+		// A process that has gone takes its time with it.
+		w.server += share * max(b.server-a.server, 0).Seconds()
+		w.client += share * max(b.client-a.client, 0).Seconds()
 	}
 	if w.wall < length.Seconds()/2 {
 		return w, fmt.Errorf("%.1f s of %s were watched: the machine is too busy", w.wall, length)

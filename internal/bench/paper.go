@@ -232,9 +232,12 @@ func (p *paperRun) measure(ctx context.Context, a PaperApp, mode Mode) (sample p
 		return sample, fmt.Errorf("address of %s: %w", paperServer, err)
 	}
 	l.address = netip.AddrPortFrom(ip, uint16(firstPort+l.number%portCount))
-	words := command(l.program, "guard", "-lifetime", l.lifetime.String(), "-until", l.address.String(), "--")
-	cmd := p.place.Exec(ctx, mode, paperServer, append(words, a.server(l)...)...)
-	server, err := startServerBy(ctx, cmd, peerReadyLine, cmd.Start, a.startLimit())
+	words, ready := command(l.program, "guard", "-lifetime", l.lifetime.String()), a.ready
+	if ready == "" {
+		words, ready = append(words, "-until", l.address.String()), peerReadyLine
+	}
+	cmd := p.place.Exec(ctx, mode, paperServer, append(append(words, "--"), a.server(l)...)...)
+	server, err := startServerBy(ctx, cmd, ready, cmd.Start, a.startLimit())
 	if err != nil {
 		return sample, fmt.Errorf("in %s: %w", paperServer, err)
 	}

@@ -33,6 +33,7 @@ type PaperApp struct {
 	mark   string
 	warmUp time.Duration
 	start  time.Duration // that the server may take to listen, if more than usual
+	ready  string        // what it prints then; "" if accepting is enough of a sign
 	read   func(paperOutput) (paperSample, error)
 }
 

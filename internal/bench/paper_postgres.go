@@ -65,8 +65,10 @@ func postgresApp(name, title string, rate float64, clients int, more ...string) 
 		programs: []paperProgram{{name: "postgres and pgbench", deb: "postgresql", find: func() error { _, err := postgresFolder(); return err }}},
 		prepare:  preparePostgres,
 		warmUp:   2 * time.Second, start: time.Minute,
+		// It accepts, and refuses, before that.
+		ready: "ready to accept connections",
 		server: func(l paperLaunch) []string {
-			return asNobody(postgresProgram("postgres"), "-D", filepath.Join(l.data, "pg"), "-p", port(l),
+			return asNobody("sh", "-c", `exec "$@" 2>&1`, "sh", postgresProgram("postgres"), "-D", filepath.Join(l.data, "pg"), "-p", port(l),
 				"-c", "listen_addresses="+l.address.Addr().String(), "-c", "unix_socket_directories=", "-c", "max_connections=150")
 		},
 		client: func(l paperLaunch) []string {

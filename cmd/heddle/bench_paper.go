@@ -108,7 +108,10 @@ func (s paperSettings) run(ctx context.Context, out io.Writer, progress *os.File
 	if err := bench.WritePaperTable(out, result); err != nil {
 		return err
 	}
-	return s.writeFiles(before.Merge(result), nil)
+	if s.jsonFile == "" {
+		return nil
+	}
+	return writeFile(s.jsonFile, func(w io.Writer) error { return bench.WritePaper(w, before.Merge(result)) })
 }
 
 // earlier reads the results that are to be kept. A file that is not there has none.

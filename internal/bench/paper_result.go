@@ -123,7 +123,23 @@ func (r PaperResult) Merge(newer PaperResult) PaperResult {
 	return merged
 }
 
-// ReadPaper reads what was written as JSON.
+// WritePaper writes results as JSON, a line for each application: histograms would be thousands of lines otherwise.
+func WritePaper(w io.Writer, r PaperResult) error {
+	text := []byte("{\"apps\": [")
+	for i, e := range r.Apps {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		line, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("write results: %w", err)
+		}
+		text = append(append(text, '\n'), line...)
+	}
+	return writeAll(w, string(text)+"\n]}\n")
+}
+
+// ReadPaper reads what WritePaper wrote.
 func ReadPaper(r io.Reader) (result PaperResult, err error) {
 	if err := json.NewDecoder(r).Decode(&result); err != nil {
 		return PaperResult{}, fmt.Errorf("read results: %w", err)

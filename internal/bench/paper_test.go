@@ -3,7 +3,6 @@ package bench
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -105,7 +104,7 @@ func TestRunPaper(t *testing.T) {
 		t.Errorf("kafka without its jars: %+v", e)
 	}
 	var b bytes.Buffer
-	if err := json.NewEncoder(&b).Encode(result); err != nil {
+	if err := WritePaper(&b, result); err != nil {
 		t.Fatal(err)
 	}
 	if read, err := ReadPaper(&b); err != nil || !reflect.DeepEqual(read, result) {

@@ -50,6 +50,11 @@ func TestWritePaperDoc(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &b)
 		}
 	}
+	b.Reset()
+	paper.Apps[0].Background = 2
+	if err := WritePaperDoc(&b, paper, core); err != nil || !strings.Contains(b.String(), "not judged: busy") || !strings.Contains(b.String(), "1 of 1 goals met") {
+		t.Errorf("results of a busy machine: %v\n%s", err, &b)
+	}
 	if err := WritePaperDoc(&b, PaperResult{}, nil); err == nil {
 		t.Error("a document of nothing")
 	}

@@ -316,14 +316,14 @@ func (d cdf) draw(c *canvas, left, right float64) {
 		c.text(x(v), paperBottom+18, 12, greyColour, "middle", "normal", fmt.Sprintf("%g", v))
 	}
 	for _, mode := range bench.Modes {
-		lastX, lastY := left, paperBottom
-		for i, p := range points[mode] {
-			atX, atY := x(max(micros(p.At), low)), y(p.Share)
-			if i > 0 {
-				c.line(lastX, lastY, atX, atY, paperColours[mode], 2, "")
-			}
-			lastX, lastY = atX, atY
+		if len(points[mode]) == 0 {
+			continue
 		}
+		c.printf(`<polyline fill="none" stroke="%s" stroke-width="2" points="`, paperColours[mode])
+		for _, p := range points[mode] {
+			c.printf("%.1f,%.1f ", x(max(micros(p.At), low)), y(p.Share))
+		}
+		c.printf("\"/>\n")
 	}
 	c.line(left, paperBottom, right, paperBottom, inkColour, 1.2, "")
 }

@@ -22,9 +22,9 @@ const (
 
 // The parts of processor time, in the order of the paper's stacks.
 var paperParts = []struct{ metric, name, colour string }{
-	{bench.MetricUser, "user", "#7fb069"},
-	{bench.MetricSystem, "system", "#1f6f8b"},
-	{bench.MetricSoftIRQ, "softirq", "#d98a3d"},
+	{bench.MetricUser, "user", "#9ccb7f"},
+	{bench.MetricSystem, "system", "#8a7fb8"},
+	{bench.MetricSoftIRQ, "softirq", "#e3c54a"},
 }
 
 var paperColours = map[bench.Mode]string{bench.Host: hostColour, bench.Overlay: colours[bench.Overlay], bench.Heddle: colours[bench.Heddle]}

@@ -94,18 +94,19 @@ var Workloads = []Workload{
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than one are optional.
 func connectWorkload(name string, callers int) Workload {
-	title := "new connections, one byte there and back on each"
+	title, of := "new connections, one byte there and back on each", ""
 	if callers > 1 {
-		title += fmt.Sprintf(", %d callers at a time", callers)
+		of = fmt.Sprintf(", %d callers", callers)
+		title += of + " at a time"
 	}
 	return Workload{
 		Name: name, Title: title, Optional: callers > 1,
 		Metrics: []Metric{
-			{Name: "socket_connect_p50_us", Title: "socket+connect p50", Unit: Microseconds, Plot: true},
-			{Name: "socket_connect_p99_us", Title: "socket+connect p99", Unit: Microseconds},
-			{Name: "socket_p50_us", Title: "socket p50", Unit: Microseconds},
-			{Name: "connections_per_s", Title: "connection rate", Unit: PerSecond, Higher: true, Plot: true},
-			{Name: "cpu_us_per_connection", Title: "CPU per connection", Unit: Microseconds, Plot: true},
+			{Name: "socket_connect_p50_us", Title: "socket+connect p50" + of, Unit: Microseconds, Plot: true},
+			{Name: "socket_connect_p99_us", Title: "socket+connect p99" + of, Unit: Microseconds},
+			{Name: "socket_p50_us", Title: "socket p50" + of, Unit: Microseconds},
+			{Name: "connections_per_s", Title: "connection rate" + of, Unit: PerSecond, Higher: true, Plot: true},
+			{Name: "cpu_us_per_connection", Title: "CPU per connection" + of, Unit: Microseconds, Plot: true},
 		},
 		server: peerServer, ready: peer.Ready, client: peerClient("crr", "-callers", strconv.Itoa(callers)), read: readConnections,
 	}

@@ -93,7 +93,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 		if r.Scope != scope || !known || !metric.Plot {
 			continue
 		}
-		i := slices.IndexFunc(groups, func(g group) bool { return g.metric.Name == r.Metric })
+		i := slices.IndexFunc(groups, func(g group) bool { return g.metric == metric })
 		if i < 0 {
 			groups = append(groups, group{metric: metric})
 			i = len(groups) - 1

@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -51,6 +51,7 @@ help:
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
+	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
@@ -179,6 +180,11 @@ test-k8s: need-root build k8s image
 	$(call install,$(K8S_PACKAGES))
 	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_K8S_BIN=$(abspath $(OUT)/k8s) HEDDLE_IMAGE=$$(ls -t $(CURDIR)/$(OUT)/image/*.tar | head -1) \
 		$(GO) test ./test/k8s -count=1 -timeout 20m -v
+
+# The pages of docs/howto, typed as they stand there. `make test` has those that take seconds.
+test-docs: need-root build attack test-packages
+	$(call install,etcd-client jq $(DEB_PACKAGES))
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/pages -count=1 -timeout 40m -v -pages.all
 
 # The upgrade from a real earlier build, of commit REV: docs/howto/install-debian.md. `make test` has one from the same
 # source, because a checkout may have no history.

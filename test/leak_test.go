@@ -370,14 +370,12 @@ func (f footprint) faults(ctx context.Context, node string) error {
 	return nil
 }
 
-// store lists the keys of the lab's network and how many leases there are.
-func (f footprint) store(t testing.TB) error {
+// labStore gives a client of the lab's store, with the rights of a node. The caller closes it.
+func labStore(t testing.TB) (*clientv3.Client, error) {
 	config, err := storeConfig(t)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
 	dial := func(ctx context.Context, addr string) (conn net.Conn, err error) {
 		nerr := netns.Do(netns.Path(labName+"-n1"), func() error {
 			var d net.Dialer
@@ -387,7 +385,14 @@ func (f footprint) store(t testing.TB) error {
 		return conn, errors.Join(nerr, err)
 	}
 	config.DialOptions = []grpc.DialOption{grpc.WithContextDialer(dial)}
-	client, err := clientv3.New(config)
+	return clientv3.New(config)
+}
+
+// store lists the keys of the lab's network and how many leases there are.
+func (f footprint) store(t testing.TB) error {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	client, err := labStore(t)
 	if err != nil {
 		return err
 	}

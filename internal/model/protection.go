@@ -39,6 +39,7 @@ const (
 	ProtectPortQuota         Protection = 23
 	ProtectFlowMemory        Protection = 24
 	ProtectLimits            Protection = 25
+	ProtectMigrated          Protection = 26
 )
 
 // ProtectionInfo describes one Protection.
@@ -76,6 +77,7 @@ var Protections = []ProtectionInfo{
 	{ProtectPortQuota, "port_quota", "a container cannot take all the ports that the node's other containers connect from"},
 	{ProtectFlowMemory, "flow_memory", "no flood of one container's makes the node forget who opened connections of others, or whom they asked"},
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
+	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
 }
 
 // String gives the protection's name.

@@ -151,26 +151,53 @@ func LeaveAdopted(keep map[int]bool) error {
 		return err
 	}
 	defer h.Close()
-	links, err := dump(h.LinkList)
+	links, err := adoptedLinks(h)
 	if err != nil {
-		return fmt.Errorf("list devices: %w", err)
+		return err
 	}
 	var errs []error
 	for _, l := range links {
-		name := l.Attrs().Name
-		if _, ours := endpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(name, "heddle-") || keep[l.Attrs().Index] {
+		if keep[l.Attrs().Index] {
 			continue
-		}
-		if own, err := ownFilter(h, l, Egress); err != nil || !own {
-			continue // another's, or gone
 		}
 		for _, dir := range []Direction{Ingress, Egress} {
 			if _, err := detach(h, l, dir); err != nil && !errors.Is(err, unix.ENODEV) {
-				errs = append(errs, fmt.Errorf("detach from %s of %s: %w", dir, name, err))
+				errs = append(errs, fmt.Errorf("detach from %s of %s: %w", dir, l.Attrs().Name, err))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// AdoptedDevices names the devices of other networks that carry endpoints: those with Heddle's programs on them.
+func AdoptedDevices() (names []string, err error) {
+	h, err := open()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	links, err := adoptedLinks(h)
+	for _, l := range links {
+		names = append(names, l.Attrs().Name)
+	}
+	return names, err
+}
+
+// adoptedLinks gives the veth devices that are not Heddle's and have its program.
+func adoptedLinks(h *netlink.Handle) (out []netlink.Link, err error) {
+	links, err := dump(h.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list devices: %w", err)
+	}
+	for _, l := range links {
+		if _, ours := endpointOf(l); ours || l.Type() != "veth" || strings.HasPrefix(l.Attrs().Name, "heddle-") {
+			continue
+		}
+		if own, err := ownFilter(h, l, Egress); err == nil && own { // else another's, or gone
+			out = append(out, l)
+		}
+	}
+	return out, nil
 }
 
 // The chains, and the set of addresses, that SetCarried makes.

@@ -258,6 +258,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	a.change.Lock()
 	defer a.change.Unlock()
 	mine := slices.Clone(state.Endpoints.Of(a.self.Name))
+	a.leaveMoved(state)
 	mine = append(mine, adopt(ctx, a.store, a.record, state, netcfg.CheckNetns, a.log)...)
 	if a.leases, err = a.restoreLeases(mine, state.Moves); err != nil {
 		return err

@@ -109,6 +109,9 @@ func (a *Agent) mayMigrate(e model.Endpoint, to string) error {
 
 // cutLeaving ends what sockets of e there still are.
 func (a *Agent) cutLeaving(e model.Endpoint) error {
+	if !model.ProtectMigrated.On() {
+		return nil
+	}
 	cut, err := a.datapath.CutLeaving(e.ID)
 	plain := 0
 	if in := netcfg.InContainer(e.NetnsPath, func() (err error) {
@@ -275,6 +278,26 @@ func (a *Agent) letGo(ctx context.Context, state store.State) error {
 		errs = append(errs, a.cutLeaving(e), a.takeAway(e, func(context.Context) error { return nil }))
 	}
 	return errors.Join(errs...)
+}
+
+// leaveMoved is letGo for an agent that starts: it lets go of the endpoints of the one before whose addresses the store has
+// given to other nodes meanwhile, so that nothing of theirs goes on here in the name of what is elsewhere.
+func (a *Agent) leaveMoved(state store.State) {
+	to := make(map[netip.Addr]string, len(state.Moves))
+	for _, m := range state.Moves {
+		to[m.Addr] = m.Node
+	}
+	for _, e := range a.record.lost(state) {
+		node := to[e.Addr4()]
+		if e.Carried != nil || node == "" || node == a.self.Name {
+			continue
+		}
+		a.log.Warn("endpoint has migrated to another node while no agent ran", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "to", node)
+		if err := errors.Join(a.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
+			a.log.Error("what is left of an endpoint that has migrated stays", "endpoint", e.Name, "err", err)
+		}
+		a.record.Endpoints = slices.DeleteFunc(a.record.Endpoints, func(x model.Endpoint) bool { return x.ID == e.ID })
+	}
 }
 
 // movedAway gives the endpoints of this node whose addresses are another node's.

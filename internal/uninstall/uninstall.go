@@ -97,6 +97,15 @@ func (n Node) check() error {
 		return fmt.Errorf("%d containers live that would lose their network (devices %s; `ip link show DEVICE` names each): "+
 			"end them first, and delete their endpoints (heddle endpoints delete) while the agent runs, or give --force", len(live), some(names))
 	}
+	carried, err := netcfg.AdoptedDevices()
+	if err != nil {
+		return err
+	}
+	if len(carried) > 0 {
+		return fmt.Errorf("%d containers live that another network carries (devices %s): their TCP would change its way, and their guards would go: "+
+			"have the CNI runtime delete them while the agent runs (heddle endpoints names them), or give --force: they keep that network",
+			len(carried), some(carried))
+	}
 	parked, err := n.holder().TakeAll()
 	if err != nil {
 		return nil // there is no holder, or it will be ended

@@ -481,6 +481,20 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr) error {
 	return nil
 }
 
+// KeepLocal removes the routes that make addresses of endpoints local to the node for marked packets, but for those in keep.
+func KeepLocal(keep map[netip.Addr]bool) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	have, err := ownRoutes(h)
+	if err != nil {
+		return err
+	}
+	return pruneRoutes(h, have, func(r route) bool { return r.kind == unix.RTN_LOCAL && !keep[r.dst.Addr()] })
+}
+
 // Endpoints lists the endpoint devices of this network namespace, sorted by id.
 func Endpoints() ([]EndpointLink, error) {
 	h, err := open()

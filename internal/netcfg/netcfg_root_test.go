@@ -448,3 +448,21 @@ func TestListenersIn(t *testing.T) {
 		return err
 	})
 }
+
+// TestKeepLocal: what makes an endpoint's address local goes when nobody has the endpoint any more, also without its device.
+func TestKeepLocal(t *testing.T) {
+	top, cfgs := whole(t)
+	keep := make(map[netip.Addr]bool)
+	for _, a := range cfgs[0].Addrs {
+		keep[a] = true
+	}
+	in(t, top.node[0], func() error { return KeepLocal(keep) })
+	state := dumpState(t, top.node[0])
+	for i, want := range []bool{true, false} {
+		for _, a := range cfgs[i].Addrs {
+			if got := strings.Contains(state, "local "+a.String()+" "); got != want {
+				t.Errorf("%s is local: %v, want %v\n%s", a, got, want, state)
+			}
+		}
+	}
+}

@@ -278,8 +278,11 @@ func (a *Agent) restore(ctx context.Context) error {
 		a.log.Error("policy not applied; will try again", "err", err)
 	}
 	mine = a.deleteNoted(mine)
-	keep := make(map[model.EndpointID]bool)
+	keep, addrs := make(map[model.EndpointID]bool), make(map[netip.Addr]bool)
 	for _, e := range mine {
+		for _, addr := range e.Addrs {
+			addrs[addr] = true
+		}
 		if a.takeOver(e) {
 			keep[e.ID] = true
 		}
@@ -288,7 +291,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := a.datapath.KeepEndpoints(keep); err != nil {
 		return err
 	}
-	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices()); err != nil {
+	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {
 		return err
 	}
 	a.restoreLimits()

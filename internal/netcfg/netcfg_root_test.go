@@ -451,7 +451,13 @@ func TestListenersIn(t *testing.T) {
 
 // TestKeepLocal: what makes an endpoint's address local goes when nobody has the endpoint any more, also without its device.
 func TestKeepLocal(t *testing.T) {
-	top, cfgs := whole(t)
+	top := newTopology(t)
+	top.setup(t, 0)
+	cfgs := []EndpointConfig{top.endpoint(t, 0, 1, c1), top.endpoint(t, 0, 2, c2)}
+	for i := range cfgs {
+		cfgs[i].Intercepted = true
+		top.add(t, 0, cfgs[i])
+	}
 	keep := make(map[netip.Addr]bool)
 	for _, a := range cfgs[0].Addrs {
 		keep[a] = true

@@ -60,7 +60,8 @@ func (c *loadProcess) runsFor(ctx context.Context, d time.Duration, byExit bool)
 		if byExit && c.err == nil {
 			return true, nil
 		}
-		return false, c.explain(fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err)))
+		// The end of ctx ends the client, and both are there to be seen.
+		return false, c.explain(errors.Join(ctx.Err(), fmt.Errorf("ended before the measured phase did: %w", errOrEnd(c.err))))
 	case <-ctx.Done():
 		return false, c.explain(ctx.Err())
 	case <-time.After(d):
@@ -80,7 +81,7 @@ func (c *loadProcess) finish(ctx context.Context) ([]byte, error) {
 		return nil, ctx.Err()
 	}
 	if c.err != nil {
-		return nil, c.explain(c.err)
+		return nil, c.explain(errors.Join(ctx.Err(), c.err))
 	}
 	if c.stdout.lost {
 		return nil, fmt.Errorf("printed more than %d bytes", outputLimit)

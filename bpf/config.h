@@ -43,7 +43,8 @@ const volatile __u32 config_vni = 0;
 /* Device whose ingress hands packets of the node's own processes to node sockets, and the underlay's. */
 const volatile __u32 config_deliver_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;
-/* Whether programs at socket options may look for threads (bpf_task_from_pid). */
-const volatile bool config_find_task = false;
+/* The agent's process, in the initial PID namespace, if programs at socket options may look for threads
+ * (bpf_task_from_pid); 0: they may not. */
+const volatile __u32 config_agent = 0;
 
 #endif

@@ -89,7 +89,7 @@ static __noinline int misfit(const struct admission *asked)
 	struct task_struct *task;
 	int err = 0;
 
-	if (!asked || !asked->thread || !config_find_task)
+	if (!asked || !asked->thread || !config_agent)
 		return 0;
 	task = bpf_task_from_pid(asked->thread);
 	if (!task)
@@ -103,13 +103,21 @@ static __noinline int misfit(const struct admission *asked)
 	return err;
 }
 
+/* Whether another process than the agent asks: of a socket that is not counted (uncount_unaccepted) a program could
+ * learn by it what processes there are on the node, and of whom. Without config_agent nothing is looked at. */
+static __always_inline bool asked_by_another(void)
+{
+	return config_agent && bpf_get_current_pid_tgid() >> 32 != config_agent &&
+	       protects(PROTECT_AGENT_OPTION);
+}
+
 /* The agent's request. A program that makes it of a socket it has is told that there is no such option. */
 static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
 	struct admission *asked = ctx->optval;
 	int err;
 
-	if (tag->flags & TAG_COUNTED || ctx->optname != HEDDLE_COUNT_SOCKET ||
+	if (tag->flags & TAG_COUNTED || ctx->optname != HEDDLE_COUNT_SOCKET || asked_by_another() ||
 	    ctx->optlen != sizeof(*asked) || (void *)(asked + 1) > ctx->optval_end) {
 		bpf_set_retval(-ENOPROTOOPT_);
 		return 0;

@@ -15,6 +15,7 @@ import (
 func init() {
 	attacks = append(attacks,
 		attack{"hold more sockets than an endpoint may have", model.ProtectSocketQuota, "n1", holdSockets},
+		attack{"ask as the agent what a process of the node is", model.ProtectAgentOption, "n1", askAsAgent},
 	)
 }
 
@@ -93,6 +94,35 @@ func holdSockets(t *testing.T) string {
 		return ""
 	default:
 		return fmt.Sprintf("%d sockets, of %d", n, limit)
+	}
+}
+
+// askScript is Python that has a socket which is not counted, a connection that ended before accept(), and makes the request
+// of it by which the agent has one counted, for the first thread of the machine.
+const askScript = `
+def ask():
+    l = socket.create_server(("127.0.0.1", 0))
+    c = socket.create_connection(l.getsockname())
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    c.close()
+    a, _ = l.accept()
+    try:
+        a.setsockopt(0x4864, 1, struct.pack("IIIII", 1, 1, 0, 0, 0))
+    except OSError as e:
+        return errno.errorcode[e.errno]
+    return "ok"
+`
+
+// askAsAgent would learn whether there is a thread, and by more of it in which namespace and of whom.
+func askAsAgent(t *testing.T) string {
+	p := startPeer(t, "heddle", "n1/c1")
+	p.must("import struct")
+	p.must(askScript)
+	switch got := p.must("ask()"); got {
+	case `"ENOPROTOOPT"`:
+		return ""
+	default:
+		return "the agent's request was answered: " + got
 	}
 }
 

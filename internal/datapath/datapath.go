@@ -115,8 +115,10 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	}
 	known := abiOf(spec)
 	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil}
-	if err := spec.Variables["config_find_task"].Set(d.comparesCallers); err != nil {
-		return nil, fmt.Errorf("set config_find_task: %w", err)
+	if d.comparesCallers {
+		if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
+			return nil, fmt.Errorf("set config_agent: %w", err)
+		}
 	}
 	defer func() {
 		if err != nil {

@@ -573,13 +573,13 @@ const (
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
+	heddleVarConfigAgent           = "config_agent"
 	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigEndpointPorts   = "config_endpoint_ports"
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
 	heddleVarConfigEphemeralFirst  = "config_ephemeral_first"
 	heddleVarConfigEphemeralLast   = "config_ephemeral_last"
-	heddleVarConfigFindTask        = "config_find_task"
 	heddleVarConfigMark            = "config_mark"
 	heddleVarConfigNetworkId       = "config_network_id"
 	heddleVarConfigNodePortFirst   = "config_node_port_first"
@@ -734,13 +734,13 @@ type heddleMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleVariableSpecs struct {
+	ConfigAgent           *ebpf.VariableSpec `ebpf:"config_agent"`
 	ConfigDeliverIfindex  *ebpf.VariableSpec `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.VariableSpec `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.VariableSpec `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.VariableSpec `ebpf:"config_ephemeral_last"`
-	ConfigFindTask        *ebpf.VariableSpec `ebpf:"config_find_task"`
 	ConfigMark            *ebpf.VariableSpec `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.VariableSpec `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.VariableSpec `ebpf:"config_node_port_first"`
@@ -874,13 +874,13 @@ func (m *heddleMaps) Close() error {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleVariables struct {
+	ConfigAgent           *ebpf.Variable `ebpf:"config_agent"`
 	ConfigDeliverIfindex  *ebpf.Variable `ebpf:"config_deliver_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.Variable `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`
 	ConfigEphemeralFirst  *ebpf.Variable `ebpf:"config_ephemeral_first"`
 	ConfigEphemeralLast   *ebpf.Variable `ebpf:"config_ephemeral_last"`
-	ConfigFindTask        *ebpf.Variable `ebpf:"config_find_task"`
 	ConfigMark            *ebpf.Variable `ebpf:"config_mark"`
 	ConfigNetworkId       *ebpf.Variable `ebpf:"config_network_id"`
 	ConfigNodePortFirst   *ebpf.Variable `ebpf:"config_node_port_first"`

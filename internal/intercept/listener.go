@@ -198,7 +198,15 @@ func (l *listener) giveCompared(n *notification, req request) (failure, error) {
 		caller.Netns = uint32(want) // inodes of namespaces have 32 bits
 	}
 	own := l.ep.stock(req.family).lastOwner()
-	return l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
+	why, err := l.give(n, req, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
+	if why == failNone || why == failCallerGone || why == failQuota {
+		return why, err
+	}
+	// There was no socket to be compared with: one in another namespace has no need of it.
+	if foreign, ferr := l.foreign(n.PID); ferr == nil && foreign {
+		return l.leaveAlone(n, failForeignNetns, errForeignNetns)
+	}
+	return why, err
 }
 
 // foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or

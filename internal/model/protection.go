@@ -40,6 +40,7 @@ const (
 	ProtectFlowMemory        Protection = 24
 	ProtectLimits            Protection = 25
 	ProtectMigrated          Protection = 26
+	ProtectAgentOption       Protection = 27
 )
 
 // ProtectionInfo describes one Protection.
@@ -78,6 +79,7 @@ var Protections = []ProtectionInfo{
 	{ProtectFlowMemory, "flow_memory", "no flood of one container's makes the node forget who opened connections of others, or whom they asked"},
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
+	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
 }
 
 // String gives the protection's name.

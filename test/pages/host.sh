@@ -33,6 +33,9 @@ mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
 for d in docker containerd containers; do
 	mount -t tmpfs tmpfs "$root/var/lib/$d"
 done
+# Seen wherever it is, also below a directory that the host has anew; written above, like everything.
+mkdir -p "$root$repository" "$dir/repository" "$dir/repository-work"
+mount -t overlay overlay -o "lowerdir=$repository,upperdir=$dir/repository,workdir=$dir/repository-work" "$root$repository"
 mkdir -p "$root$repository/bin"
 mount --bind "$bin" "$root$repository/bin"
 mount --bind "$share" "$root/mnt/pages"

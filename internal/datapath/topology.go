@@ -14,9 +14,12 @@ import (
 // writtenTopology is what the maps were brought to last.
 type writtenTopology struct {
 	mu    sync.Mutex
+	tried bool // SetTopology was called
 	known bool // the maps have what routes and byUnderlay say; else nobody knows
 	topology
 	flags map[heddleAddress]uint32 // of other nodes' direct paths, by underlay address: SetPeerState
+	// unsure are nodes whose routes may have other flags than these: they could not be written.
+	unsure map[heddleAddress]bool
 }
 
 // hasState reports whether the state of its node's direct path matters for r.
@@ -44,7 +47,7 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	known := t.known && t.self == self
-	t.known = false // as long as this may fail
+	t.tried, t.known = true, false // as long as this may fail
 	if !known {
 		t.topology = newTopology(self)
 	}
@@ -64,6 +67,9 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	}
 	if err != nil {
 		return fmt.Errorf("write topology: %w", err)
+	}
+	if !known {
+		clear(t.unsure) // all flags are written
 	}
 	t.known = true
 	return nil
@@ -94,26 +100,51 @@ func changeMap[K, V comparable](m *ebpf.Map, was map[K]V, now func(K) V, written
 	return nil
 }
 
-// setPeerState notes the flags of routes to the node at underlay, and brings those that there are to them.
+// setPeerState notes the flags of routes to the node at underlay, and brings those that there are to them. After an error some
+// routes may have them and others not, until the next call for this node or SetTopology of everything.
 func (t *writtenTopology) setPeerState(m *ebpf.Map, underlay heddleAddress, flags uint32) error {
 	if t.flags == nil {
-		t.flags = make(map[heddleAddress]uint32)
+		t.flags, t.unsure = make(map[heddleAddress]uint32), make(map[heddleAddress]bool)
 	}
 	before := t.flags[underlay]
 	t.flags[underlay] = flags
-	if !t.known || before == flags {
+	if !t.tried || before == flags && !t.unsure[underlay] {
 		return nil // SetTopology writes them, or they are there
 	}
-	var err error
-	t.each(t.nameAt[underlay], func(k heddleRouteKey, _ claim) {
-		if r := t.routes.winner(k); err == nil && hasState(r) && r.Underlay == underlay {
-			r = t.withState(r)
-			err = m.Put(&k, &r)
-		}
-	})
+	t.unsure[underlay] = true
+	routes, err := t.routesTo(m, underlay)
 	if err != nil {
-		t.known = false
-		return fmt.Errorf("update %s: %w", m, err)
+		return fmt.Errorf("list %s: %w", m, err)
 	}
+	for k, r := range routes {
+		r = t.withState(r)
+		if err := m.Put(&k, &r); err != nil {
+			return fmt.Errorf("update %s: %w", m, err)
+		}
+	}
+	delete(t.unsure, underlay)
 	return nil
+}
+
+// routesTo gives the routes in m that have the state of the direct path to underlay.
+func (t *writtenTopology) routesTo(m *ebpf.Map, underlay heddleAddress) (map[heddleRouteKey]heddleRoute, error) {
+	out := make(map[heddleRouteKey]heddleRoute)
+	if t.known {
+		t.each(t.nameAt[underlay], func(k heddleRouteKey, _ claim) {
+			if r := t.routes.winner(k); hasState(r) && r.Underlay == underlay {
+				out[k] = r
+			}
+		})
+		return out, nil
+	}
+	// A topology is half written: what the map has of it, and of the one before, counts until it is written whole.
+	var k heddleRouteKey
+	var r heddleRoute
+	it := m.Iterate()
+	for it.Next(&k, &r) {
+		if hasState(r) && r.Underlay == underlay {
+			out[k] = r
+		}
+	}
+	return out, it.Err()
 }

@@ -345,3 +345,56 @@ func TestSetTopologyFollowsChanges(t *testing.T) {
 		check("network changed")
 	}
 }
+
+// TestPeerStateAfterErrors: a state that could not be written is written by the next call, other nodes' states in the meantime, and
+// while a topology is half written, those of the routes that there are.
+func TestPeerStateAfterErrors(t *testing.T) {
+	var early writtenTopology
+	if err := early.setPeerState(nil, fromAddr(underlayA), 0); err != nil {
+		t.Errorf("before there is a topology: %v", err)
+	}
+	d := loadForTest(t)
+	underlayC := netip.MustParseAddr("192.0.2.33")
+	nodes := []model.Node{
+		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: d.cfg.DirectPorts},
+		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: d.cfg.DirectPorts},
+		{Name: "c", Underlay: underlayC, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}, DirectPorts: d.cfg.DirectPorts},
+	}
+	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
+		t.Fatal(err)
+	}
+	set := func(when string, at netip.Addr, state model.PeerState, prefix string) {
+		t.Helper()
+		if err := d.SetPeerState(at, state); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		key, r := routeKey(netip.MustParsePrefix(prefix)), heddleRoute{}
+		if err := d.objs.RouteByPrefix.Lookup(&key, &r); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		if got := heddleRouteFlags(r.Flags) & heddleRouteFlagsROUTE_NOT_PROVEN; got != routeStates[state] {
+			t.Errorf("%s: the route to %s has %#x, want %#x", when, prefix, got, routeStates[state])
+		}
+	}
+	// A map with other keys refuses what is written.
+	if err := d.routes.setPeerState(d.objs.NodeByUnderlay, fromAddr(underlayA), uint32(routeStates[model.PeerBlocked])); err == nil {
+		t.Fatal("no error of a map that cannot be written")
+	}
+	set("after another's failed", underlayC, model.PeerStripped, "10.244.3.0/24")
+	set("after it failed", underlayA, model.PeerBlocked, "10.244.1.0/24")
+
+	nodes = slices.Clone(nodes)
+	nodes[0].Prefixes = []netip.Prefix{netip.MustParsePrefix("10.244.4.0/24")}
+	routes := d.objs.RouteByPrefix
+	d.objs.RouteByPrefix = d.objs.NodeByUnderlay
+	err := d.SetTopology("b", nil, nodes, nil)
+	d.objs.RouteByPrefix = routes
+	if err == nil {
+		t.Fatal("no error of a topology that cannot be written")
+	}
+	set("topology not written", underlayA, model.PeerProven, "10.244.1.0/24")
+	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
+		t.Fatal(err)
+	}
+	set("topology written", underlayA, model.PeerStripped, "10.244.4.0/24")
+}

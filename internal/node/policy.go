@@ -176,7 +176,7 @@ func empty(c model.PolicyChange) bool {
 // world gives what rules are judged by. Lists of it that have not changed are those of the last one, so that the compiler
 // need not look at them.
 func (e *enforcer) world() *policy.State {
-	s := &policy.State{Pool: e.pool, Prefix6: e.prefix6, Namespaces: e.seen.Namespaces, Policies: e.seen.Policies}
+	s := &policy.State{Pool: e.pool, Prefix6: e.prefix6, Self: e.self, Namespaces: e.seen.Namespaces, Policies: e.seen.Policies}
 	if e.judged != nil && !e.localNew && same(e.seen.Nodes, e.judgedBy.Nodes) {
 		s.Nodes = e.judged.Nodes
 	} else {

@@ -132,6 +132,31 @@ func TestEnforcerBelievesTheAgent(t *testing.T) {
 	}
 }
 
+// TestEnforcerSharedAddress: an endpoint of this node is judged as what it is, also if an entry of another node, as may be left
+// over when a container has moved, has its address.
+func TestEnforcerSharedAddress(t *testing.T) {
+	for _, other := range []string{"n0", "n2"} {
+		f := &fakeVerdicts{}
+		e, state := testEnforcer(f)
+		stale := endpointOf(1, "c1", "10.88.1.2")
+		stale.Node = other
+		mine := endpointOf(1, "c1", "10.88.1.2")
+		mine.Labels = map[string]string{"a": "b"}
+		e.know(mine)
+		state.Endpoints = model.EndpointsOf(stale)
+		if err := e.follow(state, nil); err != nil {
+			t.Fatal(err)
+		}
+		if got := f.changes[0].Set.ByAddr[mine.Addr4()].Ingress; got != model.VerdictReject {
+			t.Errorf("an entry of %s: what is sent to it: %v", other, got)
+		}
+		p := policy.Probe{From: netip.MustParseAddr("192.0.2.1"), To: mine.Addr4(), Protocol: model.ProtocolTCP, Port: 80}
+		if got := policy.Decide(e.judged, p); got != model.VerdictReject {
+			t.Errorf("an entry of %s: explained as %v", other, got)
+		}
+	}
+}
+
 // TestEnforcerFollowsChanges: whatever sequence of changes led to a state, it is judged by what an enforcer that sees it first
 // would judge it by; and what has not changed is shared with the last one, which the compiler goes by.
 func TestEnforcerFollowsChanges(t *testing.T) {

@@ -99,7 +99,9 @@ func (a *Agent) follow(ctx context.Context, state store.State, local []netip.Pre
 			return nil
 		}
 	}
-	// Policy first: what is new must not be reached before it is known what may reach it.
+	// Policy first: as a rule it is known what may reach what is new before it can be reached. Where policy cannot be applied,
+	// routes follow the network all the same: what has moved must be found, and who is gone must not be. Then a new endpoint of
+	// another node counts, here, as its prefix does; its own node judges it by its class. An endpoint of this node does not start.
 	return errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)), a.letGo(ctx, state))
 }
 

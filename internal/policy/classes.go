@@ -168,8 +168,8 @@ func (c *Compiler) enter(p *point) {
 		return
 	}
 	for _, a := range p.addrs {
-		if at := c.atAddr[a]; at != nil && at != p {
-			continue // an endpoint's address is the endpoint's
+		if at := c.atAddr.of(a); at != nil && at != p {
+			continue // an endpoint's address is the endpoint's, and of several the first one's
 		}
 		if c.tables.ByAddr[a] != info {
 			c.tables.ByAddr[a], c.change.Set.ByAddr[a] = info, info
@@ -191,7 +191,7 @@ func (c *Compiler) removePoint(p *point) {
 	for _, a := range p.addrs {
 		delete(c.tables.ByAddr, a)
 		c.goneAddrs[a] = true
-		if at := c.atAddr[a]; at != nil && at.class != nil {
+		if at := c.atAddr.of(a); at != nil && at.class != nil {
 			c.hidden[at] = true
 		}
 	}

@@ -47,9 +47,9 @@ type Compiler struct {
 	wide      map[*class]bool // whose rules for any peer name ports, so that every pair may need an entry
 	lastClass model.Class
 
-	atAddr map[netip.Addr]*point // endpoints, whose addresses no node's point may take
-	hidden map[*point]bool       // nodes' points whose address an endpoint had
-	based  bool                  // the prefixes of State.base are there
+	atAddr holders         // endpoints, whose addresses no node's point may take
+	hidden map[*point]bool // points whose address another had
+	based  bool            // the prefixes of State.base are there
 
 	removed map[policyID]*compiled // gone since the last reclassify, which looks for the pairs that they made
 
@@ -122,7 +122,7 @@ func (c *Compiler) forget() {
 		classes: make(map[string]*class), withTerm: make(map[termID]map[*class]bool),
 		withRules: make(map[policyID]map[*class]bool), wide: make(map[*class]bool), dirty: make(map[*point]bool),
 		removed: make(map[policyID]*compiled),
-		tables:  emptyTables(), atAddr: make(map[netip.Addr]*point), hidden: make(map[*point]bool),
+		tables:  emptyTables(), atAddr: make(holders), hidden: make(map[*point]bool),
 	}
 }
 

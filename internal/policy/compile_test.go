@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -72,7 +73,7 @@ func newWorld(seed uint64) *world {
 	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
 	addr := netip.MustParseAddr
 	w.state = policy.State{
-		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Prefix6: prefix6,
+		Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, Prefix6: prefix6, Self: "n1",
 		Nodes: []policy.Node{
 			{Name: "n1", Addrs: []netip.Addr{addr("172.31.0.1"), addr("10.244.1.1"), addr("fd48:6464:1::af4:101")}},
 			{Name: "n2", Addrs: []netip.Addr{addr("172.31.0.2"), addr("10.244.2.1"), addr("172.31.0.1")}},
@@ -94,6 +95,10 @@ func (w *world) endpoint(i int) model.Endpoint {
 	addrs := model.OverlayAddrs(w.state.Prefix6, a)
 	if w.Intn(8) == 0 {
 		addrs = addrs[:1]
+	}
+	if w.Intn(4) == 0 { // one that another may have, on this node or another
+		j := w.Intn(8)
+		addrs = model.OverlayAddrs(w.state.Prefix6, netip.AddrFrom4([4]byte{10, 244, byte(1 + j%2), byte(2 + j/2)}))
 	}
 	return w.Endpoint(fmt.Sprintf("n%d", 1+i%2), model.EndpointID(1+i), addrs)
 }
@@ -184,6 +189,9 @@ func TestCompilerAgreesWithDecide(t *testing.T) {
 				}
 			}
 			checkWhole(t, seed, step, c, &tables, w.hidden())
+			if diff := differing(&tables, compiledAnew(&state)); diff != "" {
+				t.Fatalf("seed %d, step %d: other tables than from everything anew: %s", seed, step, diff)
+			}
 		}
 	}
 	t.Logf("%d allowed, %d denied", allowed, denied)
@@ -214,17 +222,69 @@ func checkWhole(t *testing.T, seed uint64, step int, c *policy.Compiler, tables 
 	}
 }
 
-func (w *world) at(a netip.Addr) (model.Endpoint, bool) {
-	for e := range w.state.Endpoints.All() {
-		if slices.Contains(e.Addrs, a) {
-			return e, true
-		}
-	}
-	return model.Endpoint{}, false
+// compiledAnew gives the tables that a compiler makes of s that has seen nothing before.
+func compiledAnew(s *policy.State) *model.PolicyTables {
+	var out model.PolicyTables
+	apply(&out, policy.NewCompiler(s.Self).Update(s))
+	return &out
 }
 
-// hidden reports whether a node has an address that is an endpoint's.
+// differing says what is different about two tables, but for the numbers of classes. Pairs of a class that has no address
+// to show are left out.
+func differing(have, want *model.PolicyTables) string {
+	number := make(map[model.Class]model.Class) // in want, by that in have
+	same := func(a, b model.ClassInfo) bool {
+		if n, known := number[a.Class]; known && n != b.Class {
+			return false
+		}
+		number[a.Class] = b.Class
+		a.Class = b.Class
+		return a == b
+	}
+	for a, info := range want.ByAddr {
+		if got, there := have.ByAddr[a]; !there || !same(got, info) {
+			return fmt.Sprintf("%s: %v (%v), want %v", a, got, there, info)
+		}
+	}
+	for p, info := range want.ByPrefix {
+		if got, there := have.ByPrefix[p]; !there || !same(got, info) {
+			return fmt.Sprintf("%s: %v (%v), want %v", p, got, there, info)
+		}
+	}
+	if len(have.ByAddr) != len(want.ByAddr) || len(have.ByPrefix) != len(want.ByPrefix) {
+		return fmt.Sprintf("%d addresses and %d prefixes, want %d and %d", len(have.ByAddr), len(have.ByPrefix), len(want.ByAddr), len(want.ByPrefix))
+	}
+	for a, x := range number {
+		for b, y := range number {
+			got, is := have.Pairs[model.ClassPair{From: a, To: b}]
+			should, shall := want.Pairs[model.ClassPair{From: x, To: y}]
+			if is != shall || !reflect.DeepEqual(got, should) {
+				return fmt.Sprintf("pair %d,%d: %v (%v), want %v (%v)", a, b, got, is, should, shall)
+			}
+		}
+	}
+	return ""
+}
+
+// at gives the endpoint that a is judged as: of several n1's, else the first by node and id.
+func (w *world) at(a netip.Addr) (found model.Endpoint, is bool) {
+	for e := range w.state.Endpoints.All() {
+		if slices.Contains(e.Addrs, a) && (!is || e.Node == "n1" && found.Node != "n1") {
+			found, is = e, true
+		}
+	}
+	return found, is
+}
+
+// hidden reports whether an endpoint or a node has an address that is judged as another endpoint's.
 func (w *world) hidden() bool {
+	for e := range w.state.Endpoints.All() {
+		for _, a := range e.Addrs {
+			if first, _ := w.at(a); first.ID != e.ID {
+				return true
+			}
+		}
+	}
 	return slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool {
 		return slices.ContainsFunc(n.Addrs, func(a netip.Addr) bool { _, is := w.at(a); return is })
 	})
@@ -299,4 +359,67 @@ func TestCompilerFollowsNamespaces(t *testing.T) {
 			t.Errorf("namespace labels %v: class %d became %d", labels, class, got)
 		}
 	}
+}
+
+// TestSharedAddress: of two endpoints with one address this node's is judged, else the first; the other one is as soon as
+// it is gone, by all its rules.
+func TestSharedAddress(t *testing.T) {
+	for _, nodes := range [][2]string{{"n1", "n2"}, {"n1", "n0"}, {"n2", "n0"}, {"n1", "n1"}} {
+		for guarded := range 2 { // who is denied to all
+			for first := range 3 { // who comes first; 2: both at once
+				for leaves := range 2 {
+					t.Run(fmt.Sprintf("%s and %s, guarded %d, first %d, leaves %d", nodes[0], nodes[1], guarded, first, leaves), func(t *testing.T) {
+						checkShared(t, nodes, guarded, first, leaves)
+					})
+				}
+			}
+		}
+	}
+}
+
+func checkShared(t *testing.T, nodes [2]string, guarded, first, leaves int) {
+	addr := netip.MustParseAddr
+	shared := addr("10.88.0.2") // another network's
+	caller := model.Endpoint{ID: 9, Node: "n1", Name: "caller", Addrs: []netip.Addr{addr("10.244.1.9")}}
+	var both [2]model.Endpoint
+	for i, node := range nodes {
+		both[i] = model.Endpoint{ID: model.EndpointID(1 + i), Node: node, Name: fmt.Sprint("e", i), Addrs: []netip.Addr{shared}}
+		if i == guarded {
+			both[i].Labels = map[string]string{"app": "db"}
+		}
+	}
+	db := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "db"}}}}
+	host := []policy.Peer{{Entity: policy.EntityHost}}
+	state := policy.State{Self: "n1", Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		Policies: []*policy.Policy{{Name: "db", Subject: db, Ingress: &policy.Direction{Default: policy.DefaultDeny, Rules: []policy.Rule{{Action: policy.Allow, Peers: host}}}}}}
+	c := policy.NewCompiler("n1")
+	var tables model.PolicyTables
+	step := func(judged int, there ...model.Endpoint) {
+		t.Helper()
+		state := state
+		state.Endpoints = model.EndpointsOf(append(there, caller)...)
+		apply(&tables, c.Update(&state))
+		if diff := differing(&tables, compiledAnew(&state)); diff != "" {
+			t.Fatalf("%d there: other tables than from everything anew: %s", len(there), diff)
+		}
+		want := model.VerdictAllow
+		if judged == guarded {
+			want = model.VerdictReject
+		}
+		p := policy.Probe{From: caller.Addrs[0], To: shared, Protocol: model.ProtocolTCP, Port: 80}
+		if got, rules := lookUp(&tables, p), policy.Decide(&state, p); got != want || rules != want {
+			t.Fatalf("%d there: tables say %v, rules %v; want %v", len(there), got, rules, want)
+		}
+	}
+	step(-1)
+	if first < 2 {
+		step(first, both[first])
+	}
+	judged := 0 // n1's, which is the first where both are
+	if nodes[1] < nodes[0] && nodes[0] != "n1" {
+		judged = 1
+	}
+	step(judged, both[:]...)
+	step(1-leaves, both[1-leaves])
+	step(-1)
 }

@@ -14,7 +14,10 @@ type State struct {
 	Pool    []netip.Prefix
 	Prefix6 netip.Prefix
 	Nodes   []Node
-	// Endpoints have unique pairs of Node and ID, and unique addresses.
+	// Self is the node that judges.
+	Self string
+	// Endpoints have unique pairs of Node and ID. An address that several have, as may be while one with an address of another
+	// network moves, or where an entry of the store is stale, is judged as that of Self's endpoint, else of the first in order.
 	Endpoints  model.Endpoints
 	Namespaces []Namespace
 	// Policies are valid and have unique names. They are not changed once they are here: a policy that changes
@@ -228,7 +231,13 @@ func (s *State) peerMatches(p Peer, subject model.Endpoint, a netip.Addr) bool {
 	return inPrefix(p.Prefix, p.Except, s.forms(a))
 }
 
+// endpointAt gives the endpoint that a is judged as.
 func (s *State) endpointAt(a netip.Addr) (model.Endpoint, bool) {
+	for _, e := range s.Endpoints.Of(s.Self) {
+		if slices.Contains(e.Addrs, a) {
+			return e, true
+		}
+	}
 	for e := range s.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) {
 			return e, true

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/binary"
 	"maps"
 	"net/netip"
@@ -37,6 +38,7 @@ type point struct {
 	inPool bool // of a prefix
 	onLink bool // of a prefix: within linkPrefixes
 	// Of an endpoint:
+	key              endpointKey
 	local            bool
 	name, namespace  string
 	labels, nsLabels map[string]string
@@ -183,7 +185,7 @@ func (c *Compiler) expandAll(list []netip.Prefix) (out []netip.Prefix) {
 
 // endpointPoint makes the point of e.
 func (c *Compiler) endpointPoint(e model.Endpoint) *point {
-	p := &point{kind: pointEndpoint, local: e.Node == c.node, addrs: e.Addrs, name: e.Name, labels: e.Labels, namespace: NamespaceOf(e)}
+	p := &point{kind: pointEndpoint, key: endpointKey{e.Node, e.ID}, local: e.Node == c.node, addrs: e.Addrs, name: e.Name, labels: e.Labels, namespace: NamespaceOf(e)}
 	p.nsLabels = c.namespaceLabels(p.namespace)
 	for _, a := range e.Addrs {
 		for _, f := range c.state.forms(a) {
@@ -205,4 +207,46 @@ func (c *Compiler) namespaceLabels(name string) map[string]string {
 // sameEndpoint reports whether e is what p was made of.
 func sameEndpoint(p *point, e model.Endpoint) bool {
 	return p.name == e.Name && slices.Equal(p.addrs, e.Addrs) && maps.Equal(p.labels, e.Labels)
+}
+
+// holders are the endpoints that have an address, the one that it is judged as first: see State.Endpoints.
+type holders map[netip.Addr][]*point
+
+// of gives the endpoint that a is judged as; nil: a is no endpoint's.
+func (h holders) of(a netip.Addr) *point {
+	if len(h[a]) == 0 {
+		return nil
+	}
+	return h[a][0]
+}
+
+func (h holders) add(p *point) {
+	for _, a := range p.addrs {
+		at, there := slices.BinarySearchFunc(h[a], p, compareHolders)
+		if !there {
+			h[a] = slices.Insert(h[a], at, p)
+		}
+	}
+}
+
+func (h holders) remove(p *point) {
+	for _, a := range p.addrs {
+		left := slices.DeleteFunc(h[a], func(q *point) bool { return q == p })
+		if len(left) == 0 {
+			delete(h, a)
+		} else {
+			h[a] = left
+		}
+	}
+}
+
+// compareHolders puts this node's endpoints first, and then goes by what State.endpointAt goes by.
+func compareHolders(p, q *point) int {
+	switch {
+	case p.local && !q.local:
+		return -1
+	case q.local && !p.local:
+		return 1
+	}
+	return cmp.Or(cmp.Compare(p.key.node, q.key.node), cmp.Compare(p.key.id, q.key.id))
 }

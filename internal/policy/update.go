@@ -115,9 +115,7 @@ func (c *Compiler) updateEndpoints(changes []model.GroupChange) {
 		}
 		p = c.endpointPoint(e)
 		c.endpoints[key], c.dirty[p] = p, true
-		for _, a := range p.addrs {
-			c.atAddr[a] = p
-		}
+		c.atAddr.add(p)
 		c.selectors.addEndpoint(p)
 		put(c.inNamespace, p.namespace, p)
 	}
@@ -133,10 +131,8 @@ func (c *Compiler) removeEndpoint(key endpointKey, p *point) {
 	delete(c.endpoints, key)
 	c.selectors.removeEndpoint(p)
 	take(c.inNamespace, p.namespace, p)
+	c.atAddr.remove(p) // who has its addresses then is entered when its own entries are gone
 	for _, a := range p.addrs {
-		if c.atAddr[a] == p {
-			delete(c.atAddr, a)
-		}
 		if n := c.nodePoints[a]; n != nil {
 			c.hidden[n] = true
 		}

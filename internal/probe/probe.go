@@ -85,6 +85,7 @@ type peer struct {
 	failures     int       // rounds in a row that did not show a working path
 	busy         bool      // a round goes on
 	wanted       bool      // a connect has asked for the next one
+	unsure       bool      // what is in force may be another state: one could not be put into force
 	place        int       // in its queue, unless busy
 	turn         int       // moves the ports of rounds along the range
 }
@@ -348,7 +349,7 @@ func (pr *Prober) round(ctx context.Context, p *peer) {
 	pr.applying.Lock()
 	defer pr.applying.Unlock()
 	pr.mu.Lock()
-	current, was := pr.peers[p.Underlay] == p, p.state
+	current, was, unsure := pr.peers[p.Underlay] == p, p.state, p.unsure
 	if f.known && f.state != model.PeerProven && was == model.PeerUnproven && time.Since(p.since) < settling {
 		f.known, f.early = false, true
 	}
@@ -356,11 +357,15 @@ func (pr *Prober) round(ctx context.Context, p *peer) {
 	if !current {
 		return
 	}
-	if f.known && f.state != was {
-		if err := pr.cfg.Apply(target, f.state); err != nil {
+	if f.known && (f.state != was || unsure) {
+		err := pr.cfg.Apply(target, f.state)
+		pr.mu.Lock()
+		p.unsure = err != nil
+		pr.mu.Unlock()
+		if err != nil {
 			pr.cfg.Log.Error("state of a direct path not put into force; will try again", "node", target.Name, "state", f.state, "err", err)
 			f.known = false
-		} else {
+		} else if f.state != was {
 			pr.cfg.Log.Info("direct path", "node", target.Name, "state", f.state, "was", was, "detail", f.detail)
 		}
 	}

@@ -229,6 +229,32 @@ func TestAway(t *testing.T) {
 	}
 }
 
+// TestApplyFails: a state that may be half in force is followed by the one that holds, also if that is what it was before.
+func TestApplyFails(t *testing.T) {
+	n := newNetwork()
+	cfg, fails := n.config(), false
+	apply := cfg.Apply
+	cfg.Apply = func(p Peer, s model.PeerState) error {
+		if err := apply(p, s); err != nil || !fails {
+			return err
+		}
+		return errors.New("map busy")
+	}
+	run(t, cfg, peers(1), func(pr *Prober) {
+		pass(time.Minute)
+		n.set(func() { fails, n.answer = true, func(Peer, uint16) Answer { return Silent } })
+		pass(time.Minute)
+		if got := n.state("n0"); got != model.PeerBlocked {
+			t.Fatalf("half in force: %s", got)
+		}
+		n.set(func() { fails, n.answer = false, func(Peer, uint16) Answer { return Answered } })
+		pass(3 * time.Minute)
+		if got := n.state("n0"); got != model.PeerProven {
+			t.Errorf("in force for good: %s", got)
+		}
+	})
+}
+
 // TestLostOnce does not give a path up for one SYN that is lost with its repetition.
 func TestLostOnce(t *testing.T) {
 	n := newNetwork()

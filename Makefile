@@ -132,21 +132,28 @@ conformance: need-root build conformance-packages
 # engines and whole programs: none of them measures what the machine is busy with.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, and the summary shows both: what
 # a test counts or times can be disturbed by whatever else the machine does. Then the slowest are named.
+# A package that fails outside its tests is tried again with none of them, which is no success: the summary refuses it.
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
 BESIDE := ^Test(CNI|Docker|Podman|Containerd|Runc|DebianPackage|EightNodes|NodesComeAndGo|Store|ExternalStore|AgentRefuses|SecondNode|Upgrade|Migrat|GoHTTP|Iperf3|Redis|Memcached|Python)
+PARTS  := unit lab suites beside
 LAB_TEST := HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY)
 test: need-root build attack test-packages
 	@mkdir -p $(OUT)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-lane-1 test-lane-2; code=$$?; \
-	echo "slowest tests:"; for f in unit lab suites beside; do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; \
-	for f in unit lab suites beside; do echo "$$f: $$(grep -c '"Action":"pass".*"Test"' $(OUT)/$$f.json) passed," \
-		"$$(grep -c '"Action":"fail".*"Test"' $(OUT)/$$f.json) failed, $$(grep -c '"Action":"skip".*"Test"' $(OUT)/$$f.json) skipped"; done; \
-	exit $$code
+	$(MAKE) --no-print-directory test-summary && exit $$code
 
 # Parts of `make test`: they find the programs built.
-.PHONY: test-lane-1 test-lane-2
+.PHONY: test-lane-1 test-lane-2 test-summary
+test-summary:
+	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; \
+	code=0; for f in $(PARTS); do passed=$$(grep -c '"Action":"pass".*"Test"' $(OUT)/$$f.json); echo "$$f: $$passed passed," \
+		"$$(grep -c '"Action":"fail".*"Test"' $(OUT)/$$f.json) failed, $$(grep -c '"Action":"skip".*"Test"' $(OUT)/$$f.json) skipped"; \
+		[ "$${passed:-0}" != 0 ] || { code=1; echo "FAIL: $$f: no test passed. What its run said at its beginning stands in $(OUT)/$$f.json and above: often no lab could be brought up"; }; \
+		idle=$$(grep '"Output":"testing: warning: no tests to run' $(OUT)/$$f.json | sed 's/.*"Package":"\([^"]*\)".*/\1/'); \
+		[ -z "$$idle" ] || { code=1; echo "FAIL: $$f: tried again without any test:" $$idle". It failed outside its tests: what it said before stands in $(OUT)/$$f.json"; }; \
+	done; exit $$code
 test-lane-1:
 	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -timeout 50m '-skip=$(BESIDE)'
 test-lane-2:

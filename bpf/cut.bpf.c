@@ -142,7 +142,9 @@ static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_comm
 }
 
 /* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet to send, or that
- * another container's program has. Their peers see a RST while this node still speaks for the address. */
+ * another container's program has. Their peers see a RST while this node still speaks for the address. Run again when
+ * the endpoint is forgotten, for those that connected meanwhile: the tag is enough, since no id is given out again that
+ * a socket carries, and what connects from then on is_forgotten (sockops.bpf.c). */
 SEC("iter/tcp")
 int cut_leaving(struct bpf_iter__tcp *ctx)
 {
@@ -153,7 +155,7 @@ int cut_leaving(struct bpf_iter__tcp *ctx)
 	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
 		return 0;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (is_of(tag, leaving_endpoint))
+	if (tag && tag->endpoint_id == leaving_endpoint)
 		end_left(ctx, sk);
 	return 0;
 }

@@ -371,13 +371,31 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	return true;
 }
 
+/* The endpoint may have been forgotten since connect() looked it up, and cut_leaving have passed before the socket was
+ * there to be seen: no SYN of it leaves, and one retransmission is all that connect() waits for. */
+static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	__u32 mark = config_drop_mark;
+	int once = 1;
+
+	if (tag->flags & TAG_PROBE || tagged_endpoint(tag) || !protects(PROTECT_MIGRATED))
+		return false;
+	if (bpf_setsockopt(ops, SOL_SOCKET_, 36 /* SO_MARK */, &mark, sizeof(mark)))
+		return false;
+	bpf_setsockopt(ops, SOL_TCP_, 7 /* TCP_SYNCNT */, &once, sizeof(once));
+	tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_DROPPED;
+	tag->path = PATH_NONE;
+	count(REASON_REFUSE_UNKNOWN_ENDPOINT);
+	return true;
+}
+
 static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 
 	if (!tag)
 		return;
-	if (has_policy() && now_forbidden(ops, tag))
+	if (is_forgotten(ops, tag) || (has_policy() && now_forbidden(ops, tag)))
 		return;
 	if (tag->path == PATH_DIRECT)
 		bpf_sock_ops_cb_flags_set(ops,

@@ -205,7 +205,8 @@ func TestMigrateUnlearned(t *testing.T) {
 	}
 }
 
-// speakAfterMigration has a container hand a connection to one that stays, before its endpoint migrates.
+// speakAfterMigration has a container hand a connection to one that stays, before its endpoint migrates, and sockets that
+// connect while it does: each as soon as the one before is ended.
 func speakAfterMigration(t *testing.T) string {
 	e, id := newEngine(t, "n1", "heddle", mainPlugin), fmt.Sprintf("cni-leaver%d", freePort())
 	rt := e.sandbox(id)
@@ -218,15 +219,24 @@ func speakAfterMigration(t *testing.T) string {
 	path := filepath.Join(os.TempDir(), labName+"-"+id)
 	t.Cleanup(func() { _ = os.Remove(path) })
 	accomplice.must(`u = taker(%q)`, path)
-	accomplice.begin(`s = take(u)`)
-	leaver.must(`give(%q, s)`, path)
-	accomplice.reply(`s = take(u)`)
+	accomplice.begin(`s, *spare = take_all(u)`)
+	leaver.must(`give(%q, s, *[tcp() for _ in range(50)])`, path)
+	accomplice.reply(`s, *spare = take_all(u)`)
 	e.ended(id)
+	accomplice.must(`said = insist(spare, %q, %d)`, address(t, "heddle", "n2/c1"), port)
+	server.must(`kept = l.accept()`) // of the first of them
 	e.migrateTo(rt, "n2")
 	defer e.giveBack(rt, addr, "n2")
 	got := gained(t, "to send as "+addr.String(), accomplice.do(`error_of(s.sendall, b"late")`), `"ECONNABORTED"`, `"ok"`)
 	if got != "" {
 		server.expect(`"late"`, `c.recv(4).decode()`)
+		return got
+	}
+	late := accomplice.do(`sum(error_of(x.sendall, b"late") == "ok" for x in spare)`)
+	said := accomplice.do(`said`)
+	t.Logf("connects during the migration: %s", said)
+	if late != "0" {
+		got = fmt.Sprintf("to send as %s by %s of the connections made during the migration: %s", addr, late, said)
 	}
 	return got
 }

@@ -397,8 +397,8 @@ func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.C
 func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
 
 // CutLeaving ends every socket of endpoint id, which leaves this node, and says how many: peers see a reset. It must run
-// in the node's network namespace while the endpoint is known to the programs. It sees those of intercepted processes;
-// CutLeavingPlain those of others.
+// in the node's network namespace. While the programs know the endpoint, others may connect meanwhile; after
+// DeleteEndpoint none is left. It sees those of intercepted processes; CutLeavingPlain those of others.
 func (d *Datapath) CutLeaving(id model.EndpointID) (cut int, err error) {
 	if err := d.objs.LeavingEndpoint.Set(uint32(id)); err != nil {
 		return 0, fmt.Errorf("set leaving_endpoint: %w", err)

@@ -55,7 +55,7 @@ func (a *Agent) Migrate(ctx context.Context, name string, req api.MigrateRequest
 		}
 		return err
 	})
-	step(api.StepDetach, func() error { return a.takeAway(e, func(context.Context) error { return nil }) })
+	step(api.StepDetach, func() error { return a.takeLeaving(e) })
 	if err != nil {
 		return out, err
 	}
@@ -128,6 +128,13 @@ func (a *Agent) cutLeaving(e model.Endpoint) error {
 		a.log.Warn("connections of an endpoint that migrates may be alive", "endpoint", e.Name, "err", err)
 	}
 	return nil
+}
+
+// takeLeaving detaches e, which the store has taken from this node already.
+func (a *Agent) takeLeaving(e model.Endpoint) error {
+	err := a.takeAway(e, func(context.Context) error { return nil })
+	// Who was handed sockets of e could connect until the programs forgot it.
+	return errors.Join(err, a.cutLeaving(e))
 }
 
 // redirect gives a move of an endpoint called name, which nobody has taken up, to node to. It is no error if that has
@@ -275,7 +282,7 @@ func (a *Agent) letGo(ctx context.Context, state store.State) error {
 	var errs []error
 	for _, e := range a.movedAway(moves) {
 		a.log.Warn("endpoint has migrated to another node", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs)
-		errs = append(errs, a.cutLeaving(e), a.takeAway(e, func(context.Context) error { return nil }))
+		errs = append(errs, a.cutLeaving(e), a.takeLeaving(e))
 	}
 	return errors.Join(errs...)
 }
@@ -293,7 +300,7 @@ func (a *Agent) leaveMoved(state store.State) {
 			continue
 		}
 		a.log.Warn("endpoint has migrated to another node while no agent ran", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "to", node)
-		if err := errors.Join(a.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
+		if err := errors.Join(a.datapath.DeleteEndpoint(e.ID), a.cutLeaving(e), a.leaveOwnStack(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
 			a.log.Error("what is left of an endpoint that has migrated stays", "endpoint", e.Name, "err", err)
 		}
 		a.record.Endpoints = slices.DeleteFunc(a.record.Endpoints, func(x model.Endpoint) bool { return x.ID == e.ID })

@@ -212,11 +212,11 @@ def flags_of(s):
     return [fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_NONBLOCK)]
 
 
-def give(path, s):
-    """Sends a socket to the process that takes it at path."""
+def give(path, *s):
+    """Sends sockets to the process that takes them at path."""
     u = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     u.connect(path)
-    socket.send_fds(u, [b"x"], [s.fileno()])
+    socket.send_fds(u, [b"x"], [x.fileno() for x in s])
     u.recv(1)
 
 
@@ -229,10 +229,31 @@ def taker(path):
 
 
 def take(u):
+    return take_all(u)[0]
+
+
+def take_all(u):
     c, _ = u.accept()
-    _, fds, _, _ = socket.recv_fds(c, 1, 1)
+    _, fds, _, _ = socket.recv_fds(c, 1, 250)
     c.send(b"x")
-    return socket.socket(fileno=fds[0])
+    return [socket.socket(fileno=fd) for fd in fds]
+
+
+def insist(sockets, addr, port):
+    """Connects them one after the other meanwhile, each when the one before has ended, until that is refused. What became of them
+    is in the list that it gives."""
+    said = []
+
+    def run():
+        for s in sockets:
+            said.append(error_of(s.connect, (addr, port)))
+            if said[-1] == "ENETDOWN":
+                return
+            while said[-1] == "ok" and error_of(s.recv, 1) == "EAGAIN":
+                pass
+
+    threading.Thread(target=run, daemon=True).start()
+    return said
 
 
 def inherited(s):

@@ -56,6 +56,7 @@ fi
 
 ip link set lo up
 hostname "$name"
+echo "$name" >"$root/etc/hostname" # systemd sets it anew
 
 cd "$root"
 mkdir -p .old

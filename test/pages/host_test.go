@@ -312,7 +312,7 @@ func (n *network) background(t *testing.T, h *host, name, text string) *terminal
 func (h *host) once(ctx context.Context, command string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", h.argv("bash", "--norc", "-o", "pipefail", "-c", command)[1:]...)
+	cmd := exec.CommandContext(ctx, "nsenter", h.argv("bash", "--norc", "-c", command)[1:]...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second
 	err := cmd.Run()

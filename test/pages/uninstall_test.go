@@ -27,7 +27,7 @@ python3 -c 'import json; print(json.dumps({"cniVersion": "1.0.0", "name": "chain
   /usr/lib/cni/heddle-cni
 heddle endpoints | grep chained/box/eth0
 tc filter show dev $(ls /sys/class/net/cni0/brif) egress | grep heddle:
-nft list table inet heddle | grep -q 10.88`)
+nft list table inet heddle | grep 10.88`)
 	run(`pkill -INT -f 'heddled --node'; while heddle status; do sleep 0.05; done`)
 	said := run(`! heddle uninstall`)
 	if !strings.Contains(said, "1 containers live that another network carries") {

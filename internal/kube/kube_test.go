@@ -8,8 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -587,27 +585,4 @@ func TestLease(t *testing.T) {
 	eventually(t, "c leads once the dead one's lease has run out", led("c"))
 	endThird()
 	<-endedThird
-}
-
-func TestListen(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "run", "kube.sock")
-	l, err := listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
-	}
-	if _, err := listen(path); err == nil {
-		t.Error("two listen at the same socket")
-	}
-	_ = l.Close()
-	if err := os.WriteFile(path, nil, 0o600); err != nil { // as one that died leaves it
-		t.Fatal(err)
-	}
-	again, err := listen(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = again.Close()
 }

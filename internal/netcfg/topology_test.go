@@ -10,8 +10,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -59,6 +61,7 @@ func needRoot(t *testing.T) {
 // newNetns makes a namespace for the test and gives its path.
 func newNetns(t *testing.T) string {
 	t.Helper()
+	sweep.Do(func() { sweepNetns(t) })
 	name := fmt.Sprintf("hdcfg-%d-%d", os.Getpid(), nsCount.Add(1))
 	if err := netns.Create(name); err != nil {
 		t.Fatal(err)
@@ -72,6 +75,27 @@ func newNetns(t *testing.T) string {
 	// Link-local addresses would come and change in the dumps when the kernel likes.
 	run(t, path, "sysctl -qw net.ipv6.conf.default.addr_gen_mode=1\nip link set lo up")
 	return path
+}
+
+var sweep sync.Once
+
+// sweepNetns deletes namespaces of test runs that were killed.
+func sweepNetns(t *testing.T) {
+	t.Helper()
+	paths, err := filepath.Glob(netns.Path("hdcfg-*-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range paths {
+		name := filepath.Base(path)
+		pid, _, _ := strings.Cut(strings.TrimPrefix(name, "hdcfg-"), "-")
+		if _, err := os.Stat("/proc/" + pid); !errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err := netns.Delete(name); err != nil {
+			t.Logf("left by a killed run: %v", err)
+		}
+	}
 }
 
 // run runs commands, one a line, in the namespace ns and gives their output.

@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -59,6 +59,7 @@ help:
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
+	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
@@ -105,6 +106,12 @@ demo: need-root build bench-packages
 bench: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
+
+# docs/benchmarks.md, "Has it become slower?". No part of `make test`: it measures. Fails with code 2 if something got worse, with
+# 3 if the machine was busy.
+bench-check: need-root build bench-packages
+	@mkdir -p $(OUT)
+	$(BIN)/heddle bench check --up --lab check --json $(OUT)/check.json
 
 # docs/benchmarks.md, "The paper's evaluation". Results of other workloads than WORKLOADS are kept.
 WORKLOADS :=

@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,8 +19,17 @@ func main() {
 	defer stop()
 	if err := newRootCmd().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "heddle:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
+}
+
+// exitCode gives what the program ends with.
+func exitCode(err error) int {
+	var coded exitError
+	if errors.As(err, &coded) {
+		return coded.code
+	}
+	return 1
 }
 
 func newRootCmd() *cobra.Command {

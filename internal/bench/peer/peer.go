@@ -42,6 +42,7 @@ type settings struct {
 	callers     int
 	cpu         int
 	pause       time.Duration
+	trips       int // of steps
 	// Of loads.
 	threads int
 	rate    float64 // operations a second on all connections; 0: as many as there can be
@@ -64,15 +65,18 @@ var actions = map[string]action{
 	"guard":  guard,
 	"watch":  watch,
 	"await":  await,
+	"steps":  steps,
+	// Calls that have nothing to do with sockets.
+	"syscalls": syscalls,
 	// Loads of servers of others.
 	"memcache": load(newMemcache),
 	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, meter, guard, watch, await, memcache or http, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, meter, guard, watch, await, steps, syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await, steps, syscalls, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -85,6 +89,7 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.DurationVar(&s.lifetime, "lifetime", time.Minute, "a server or guarded program ends after this at the latest")
 	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
 	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
+	flags.IntVar(&s.trips, "trips", 1000, "round trips of steps")
 	flags.IntVar(&s.callers, "callers", 1, "threads that connect at the same time")
 	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")
 	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
@@ -123,6 +128,8 @@ func (s settings) validate() error {
 		return fmt.Errorf("--pause %s: want more than 0 and at most %s", s.pause, maxDuration)
 	case s.size < 1 || s.size > maxSize:
 		return fmt.Errorf("--size %d: want 1..%d", s.size, maxSize)
+	case s.trips < 1 || s.trips > maxSamples:
+		return fmt.Errorf("--trips %d: want 1..%d", s.trips, maxSamples)
 	case s.connections < 1 || s.connections > maxConnections:
 		return fmt.Errorf("--connections %d: want 1..%d", s.connections, maxConnections)
 	case s.threads < 1 || s.threads > maxThreads || s.threads > s.connections:

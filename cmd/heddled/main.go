@@ -55,7 +55,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newParkCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
+	cmd.AddCommand(newParkCommand(), newListenCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
 	return cmd
 }
 
@@ -240,4 +240,13 @@ func newParkCommand() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd
+}
+
+// newListenCommand calls listen() for the agent and ends: nothing that a container has leads to a process that listens.
+func newListenCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "listen", Short: "Listen on an inherited socket and end (started by heddled itself)",
+		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
+		RunE: func(*cobra.Command, []string) error { return park.ListenInherited() },
+	}
 }

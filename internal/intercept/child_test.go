@@ -24,11 +24,11 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate"
 	Family  int
 	Type    int
 	Proto   int
-	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit; hang: the ioctl
+	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit; hang: the ioctl; crate: sockets
 	Threads int  // storm
 	Signals bool // storm: a signal to each thread every millisecond meanwhile
 }
@@ -46,6 +46,7 @@ type outcome struct {
 	Strange  int // storm: calls that gave something else than a TCP socket of the agent's
 	Open     int // storm: TCP sockets left open that no call returned
 	P50, P99 time.Duration
+	Peer     string // crate: what it tells of who made it
 }
 
 // childMain runs the program childEnv names.
@@ -55,6 +56,8 @@ func childMain(name string) error {
 		return trappedChild()
 	case "agent":
 		return agentChild()
+	case "listen":
+		return park.ListenInherited()
 	case "holder":
 		return park.RunHolder(context.Background(), os.Getenv("HEDDLE_HOLDER"))
 	}
@@ -110,6 +113,8 @@ func obey(c command) outcome {
 		return outcome{}
 	case "hang":
 		return hang(c)
+	case "crate":
+		return openCrate(c)
 	case "euid":
 		// The raw call changes this thread only, which is the one that calls socket().
 		_, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(c.N), ^uintptr(0))

@@ -31,6 +31,7 @@ type listener struct {
 	// strays are sockets that interrupted callers got and were not told of.
 	strays strays
 	logged [numFailures]bool
+	crates shelf // those its programs hold
 
 	parkMu sync.Mutex // held while the descriptors are being parked; guards closed
 	closed bool       // the descriptors are not ours any more
@@ -269,6 +270,9 @@ func (l *listener) give(n *notification, req request, want traits, caller model.
 	if len(l.strays) > 0 && l.giveStray(n, req) {
 		return failNone, nil
 	}
+	if done, why, err := l.giveCrate(n, req, want, caller); done {
+		return why, err
+	}
 	st, r := l.ep.stock(req.family), &l.srv.refiller
 	s, ready, refill, err := r.take(st, want)
 	if refill {
@@ -369,6 +373,7 @@ func (l *listener) close() {
 	l.parkMu.Lock()
 	defer l.parkMu.Unlock()
 	l.closed = true
+	l.crates.close()
 	closeFD(l.fd)
 	if l.pageFD >= 0 {
 		closeFD(l.pageFD)

@@ -168,6 +168,8 @@ type child struct {
 	in  io.WriteCloser
 	out *bufio.Reader
 	fd  int // its listener, until handed over
+
+	annotations map[string]string // of its container
 }
 
 // startChild starts a trapped program whose listener nobody reads yet. attr may be nil.
@@ -226,7 +228,7 @@ func (c *child) handOver(path, metadata string) {
 	c.t.Helper()
 	state := specs.ContainerProcessState{Version: specs.Version, Fds: []string{specs.SeccompFdName},
 		Pid: c.cmd.Process.Pid, Metadata: metadata,
-		State: specs.State{Version: specs.Version, ID: "ctr", Status: specs.StateCreating, Pid: c.cmd.Process.Pid, Bundle: "/b"}}
+		State: specs.State{Version: specs.Version, ID: "ctr", Status: specs.StateCreating, Pid: c.cmd.Process.Pid, Bundle: "/b", Annotations: c.annotations}}
 	msg, err := json.Marshal(state)
 	if err != nil {
 		c.t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
 )
 
 const (
@@ -54,6 +55,9 @@ func (s *Server) park(l *listener) {
 	}
 	state := l.state
 	state.State.Annotations = nil // can be large, and metadata names the endpoint
+	if l.mayHaveCrates() {
+		state.State.Annotations = map[string]string{model.AnnotationSocketPool: "true"}
+	}
 	meta, err := json.Marshal(state)
 	if err == nil {
 		err = s.cfg.Parker.Put(l.key, meta, l.fd, l.pageFD)

@@ -26,6 +26,9 @@ func (s *Server) serveListener(l *listener) (serves bool) {
 			"metadata", l.state.Metadata, "container", l.state.State.ID, "pid", l.state.Pid, "err", err)
 	}
 	s.wake.set(l.fd)
+	if l.mayHaveCrates() {
+		s.crates.begin(s)
+	}
 	switch refused := s.register(l, id, err == nil); refused {
 	case errClosed:
 		l.close() // if it is parked it stays so for the next server
@@ -160,6 +163,8 @@ func (s *Server) Stats() Stats {
 		Premade:   c.premade.Load(),
 		Inline:    c.inline.Load(),
 		Ioctls:    c.ioctls.Load(),
+		Crates:    c.crates.Load(),
+		Crated:    c.crated.Load(),
 		Failed:    make(map[string]uint64, numFailures-1),
 	}
 	for f := failNone + 1; f < numFailures; f++ {

@@ -81,6 +81,9 @@ type Config struct {
 	Parker Parker
 	// StartParker starts the parker, unless it runs. Nil means that its end is not looked for.
 	StartParker func() error
+	// ListenElsewhere calls listen() on a Unix socket in another process, which has ended when it returns. Nil means that
+	// containers get their sockets one by one, also those that may have several at a time (crate.go).
+	ListenElsewhere func(*os.File) error
 	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
 	// 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
@@ -100,12 +103,14 @@ type Stats struct {
 	Premade   uint64            // of Answered, those whose socket was ready
 	Inline    uint64            // of Answered, those whose socket had to be made first
 	Ioctls    uint64            // ioctls of sockets that the agent made for their callers
+	Crates    uint64            // calls answered with a crate of sockets, which count in none of the above
+	Crated    uint64            // sockets in them
 	Failed    map[string]uint64 // everything else, by reason; every reason has an entry
 }
 
 // counters are written by every answering thread, with no order between them.
 type counters struct {
-	answered, continued, premade, inline, ioctls atomic.Uint64
+	answered, continued, premade, inline, ioctls, crates, crated atomic.Uint64
 
 	failed [numFailures]atomic.Uint64
 }
@@ -122,6 +127,7 @@ type Server struct {
 	wake     syncWakeUp
 	counters counters
 	refiller refiller
+	crates   crateMaker
 	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
 	stop     context.CancelFunc
 	ctx      context.Context // done once the server closes

@@ -97,3 +97,7 @@ func (c Carried) Validate() error {
 	}
 	return nil
 }
+
+// AnnotationSocketPool says "true" of a container whose programs may have several sockets at a time: what libheddle-pool.so,
+// which heddle-runtime preloads there, asks for.
+const AnnotationSocketPool = "io.heddle.socket-pool"

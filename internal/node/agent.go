@@ -316,6 +316,7 @@ func (a *Agent) setupInterception() (err error) {
 		if err := cfg.StartParker(); err != nil {
 			return err
 		}
+		cfg.ListenElsewhere = func(socket *os.File) error { return park.ListenBy(socket, a.cfg.HolderExe, "listen") }
 		client := park.NewClient(socket)
 		cfg.Parker = client
 		if a.cfg.Storage != nil {

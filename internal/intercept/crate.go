@@ -1,0 +1,289 @@
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// A crate is a Unix socket with TCP sockets in its queue, one a message, each admitted for its container as one that is
+// given by itself. A program that may have several sockets at a time (model.AnnotationSocketPool) asks for one by
+//
+//	socket(family, type, protocol, crateMagic, number, ^crateMagic)
+//
+// of which the kernel takes the first three arguments; it gets a socket as always if the agent does not know, or does not
+// want. pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-crate.md says why it is like this.
+
+// crateMagic is random, so that no program has it in its registers by chance.
+const crateMagic = 0xb7c1_5e0d_92f6_4a83
+
+const (
+	// maxCrate is how many sockets a crate can have. A caller waits for some 10 us for each.
+	maxCrate = 128
+	// maxCrates is how many crates a listener's programs may hold. One that receives what is in it and closes it holds one
+	// at a time. The agent pays for their memory, and for files under way the kernel has a limit for all of the node's
+	// processes of one user.
+	maxCrates = 4
+)
+
+// crateWanted reads the arguments of socket() that the kernel does not.
+func crateWanted(d *callData, protocol int) int {
+	if d.Args[3] != crateMagic || d.Args[5] != ^uint64(crateMagic) || protocol == unix.IPPROTO_MPTCP {
+		return 0
+	}
+	return int(min(d.Args[4], maxCrate))
+}
+
+// crate is an empty crate.
+type crate struct {
+	fd    int // the container's end
+	inode uint64
+	own   int // the agent's end
+}
+
+// crateMaker makes empty crates, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
+// there. They are connections to a listener whose process has ended, so that what they tell of their peer
+// (SO_PEERCRED, SO_PEERPIDFD) leads nowhere. The agent's pidfd in a container with CAP_SYS_PTRACE would be the agent's files.
+type crateMaker struct {
+	once     sync.Once
+	ready    atomic.Bool
+	netns    atomic.Uint64 // inode of the namespace, 0 before there is one
+	requests chan chan<- crate
+}
+
+// begin starts the maker, unless it runs. Until it is ready there are no crates.
+func (m *crateMaker) begin(s *Server) {
+	if s.cfg.ListenElsewhere == nil {
+		return
+	}
+	m.once.Do(func() {
+		m.requests = make(chan chan<- crate)
+		ended := make(chan struct{})
+		if !s.start(func() { <-ended }) {
+			return
+		}
+		onThread(func() {
+			defer close(ended)
+			if err := m.run(s.ctx, s.cfg.ListenElsewhere); err != nil {
+				s.log.Error("containers get their sockets one by one", "err", err)
+			}
+		})
+	})
+}
+
+// run makes crates until ctx is done. It leaves its thread in another network namespace.
+func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("network namespace of crates: %w", err)
+	}
+	fd, err := unixSocket()
+	if err != nil {
+		return err
+	}
+	inode, err := netnsOfSocket(fd)
+	if err != nil {
+		closeFD(fd)
+		return err
+	}
+	m.netns.Store(inode)
+	listener := os.NewFile(uintptr(fd), "crates")
+	defer listener.Close()
+	if err := listen(listener); err != nil {
+		return fmt.Errorf("listen in another process: %w", err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Errorf("name of the listener: %w", err)
+	}
+	m.ready.Store(true)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case answer := <-m.requests:
+			c, err := newCrate(fd, name)
+			if err != nil {
+				c.fd = -1
+			}
+			answer <- c // has room
+		}
+	}
+}
+
+// unixSocket makes a socket with a name that the kernel chooses: it cannot be bound again.
+func unixSocket() (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{}); err != nil {
+		closeFD(fd)
+		return -1, fmt.Errorf("bind: %w", err)
+	}
+	return fd, nil
+}
+
+// newCrate connects to the listener. Nobody else does, so the connection that waits there is this one.
+func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
+	if c.fd, err = unixSocket(); err != nil {
+		return c, err
+	}
+	defer func() {
+		if err != nil {
+			closeFD(c.fd)
+		}
+	}()
+	var st unix.Stat_t
+	if err = unix.Fstat(c.fd, &st); err != nil {
+		return c, err
+	}
+	c.inode = st.Ino
+	if err = unix.Connect(c.fd, name); err != nil {
+		return c, err
+	}
+	if c.own, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK); err != nil {
+		return c, err
+	}
+	// Nothing comes back from the container.
+	if err = unix.Shutdown(c.own, unix.SHUT_RD); err != nil {
+		closeFD(c.own)
+	}
+	return c, err
+}
+
+// get gives an empty crate, if there can be one.
+func (m *crateMaker) get(ctx context.Context) (c crate, ok bool) {
+	if !m.ready.Load() {
+		return c, false
+	}
+	answer := make(chan crate, 1)
+	select {
+	case m.requests <- answer:
+		c = <-answer
+		return c, c.fd >= 0
+	case <-ctx.Done():
+		return c, false
+	}
+}
+
+// shelf knows the crates that a listener's programs hold, by the agent's ends.
+type shelf struct {
+	mu   sync.Mutex // guards the rest
+	ends []unix.PollFd
+}
+
+// room forgets the crates that were closed and reports whether the programs may have another one.
+func (s *shelf) room() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.ends) == 0 {
+		return true
+	}
+	if _, err := unix.Poll(s.ends, 0); err != nil {
+		return false
+	}
+	open := s.ends[:0]
+	for _, e := range s.ends {
+		if e.Revents&unix.POLLHUP != 0 {
+			closeFD(int(e.Fd))
+			continue
+		}
+		e.Revents = 0
+		open = append(open, e)
+	}
+	s.ends = open
+	return len(s.ends) < maxCrates
+}
+
+// add notes a crate that the container gets.
+func (s *shelf) add(c crate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends = append(s.ends, unix.PollFd{Fd: int32(c.own)})
+}
+
+func (s *shelf) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.ends {
+		closeFD(int(e.Fd))
+	}
+	s.ends = nil
+}
+
+// mayHaveCrates reports whether who started the listener's container said so.
+func (l *listener) mayHaveCrates() bool {
+	return l.state.State.Annotations[model.AnnotationSocketPool] == "true"
+}
+
+// giveCrate answers a call with a crate. done is false if the caller gets a single socket instead: it does not ask for a
+// crate, may have none, or there is none.
+func (l *listener) giveCrate(n *notification, req request, want traits, caller model.Caller) (done bool, why failure, err error) {
+	if req.crate == 0 || !l.mayHaveCrates() || !l.crates.room() {
+		return false, failNone, nil
+	}
+	c, ok := l.srv.crates.get(l.srv.ctx)
+	if !ok {
+		return false, failNone, nil
+	}
+	defer closeFD(c.fd)
+	want.nonblock = false // the program's own to set, on each
+	packed, err := l.pack(n, req, c, want, caller)
+	if packed == 0 {
+		closeFD(c.own)
+		switch {
+		case errors.Is(err, model.ErrOtherNetns):
+			why, err = l.leaveAlone(n, failForeignNetns, errForeignNetns)
+			return true, why, err
+		case errors.Is(err, model.ErrSocketQuota):
+			return true, failQuota, err
+		}
+		return false, failNone, nil // a single socket fails for the same reason, or does not
+	}
+	l.crates.add(c)
+	l.flight.inode = c.inode
+	number, err := addDescriptor(l.fd, n.ID, c.fd, true)
+	if err != nil {
+		return true, injectFailure(err), fmt.Errorf("give crate to caller: %w", err)
+	}
+	if err := sendValue(l.fd, n.ID, number); err != nil {
+		l.strays.add(n.PID, stray{inode: c.inode, number: number, request: req})
+		return true, injectFailure(err), fmt.Errorf("tell caller its crate: %w", err)
+	}
+	l.srv.counters.crates.Add(1)
+	l.srv.counters.crated.Add(uint64(packed))
+	return true, failNone, nil
+}
+
+// pack puts sockets into a crate, until there are as many as the caller wants, or err.
+func (l *listener) pack(n *notification, req request, c crate, want traits, caller model.Caller) (packed int, err error) {
+	st, r := l.ep.stock(req.family), &l.srv.refiller
+	defer r.request(st)
+	for ; packed < req.crate; packed++ {
+		s, _, _, err := r.take(st, want)
+		if err != nil {
+			return packed, err
+		}
+		if err := l.admit(n, st, &s, want, caller); err != nil {
+			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
+				r.giveBack(st, s)
+			} else {
+				closeFD(s.fd)
+			}
+			return packed, err
+		}
+		err = unix.Sendmsg(c.own, []byte{0}, unix.UnixRights(s.fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		closeFD(s.fd) // the crate has it, or, with what Admit counted, nobody
+		if err != nil {
+			return packed, fmt.Errorf("pack socket: %w", err)
+		}
+	}
+	return packed, nil
+}

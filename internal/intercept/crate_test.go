@@ -1,0 +1,237 @@
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+)
+
+// heldCrates are those that the child of a test keeps, with what is in them.
+var heldCrates []int
+
+// openCrate asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the crate as it is; with
+// c.Threads it closes all that it has kept.
+func openCrate(c command) outcome {
+	if c.Threads > 0 {
+		for _, fd := range heldCrates {
+			closeFD(fd)
+		}
+		heldCrates = nil
+		return outcome{}
+	}
+	r, _, e := unix.Syscall6(unix.SYS_SOCKET, uintptr(c.Family), uintptr(c.Type), uintptr(c.Proto), uintptr(uint64(crateMagic)), uintptr(c.N), ^uintptr(uint64(crateMagic)))
+	if e != 0 {
+		return outcome{Errno: int(e)}
+	}
+	o := outcome{FD: int(r)}
+	if domain, _ := unix.GetsockoptInt(o.FD, unix.SOL_SOCKET, unix.SO_DOMAIN); domain != unix.AF_UNIX {
+		o.Protocol, _ = unix.GetsockoptInt(o.FD, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		closeFD(o.FD)
+		return o
+	}
+	flags, _ := unix.FcntlInt(r, unix.F_GETFD, 0)
+	o.CloExec = flags&unix.FD_CLOEXEC != 0
+	o.Peer = lookAtCrate(o.FD)
+	if c.Signals {
+		heldCrates = append(heldCrates, o.FD)
+		return o
+	}
+	defer closeFD(o.FD)
+	for {
+		fd, err := takeFromCrate(o.FD)
+		if err != nil || fd < 0 {
+			return o
+		}
+		var st unix.Stat_t
+		_ = unix.Fstat(fd, &st)
+		p, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PRIORITY)
+		domain, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+		if flags, _ := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); p != int(testEndpoint) || domain != c.Family || flags != unix.O_RDWR {
+			o.Strange++
+		}
+		o.OK, o.UID = o.OK+1, st.Uid
+		closeFD(fd)
+	}
+}
+
+// takeFromCrate gives -1 when nothing is left.
+func takeFromCrate(crate int) (int, error) {
+	data, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := unix.Recvmsg(crate, data, oob, unix.MSG_DONTWAIT)
+	if err != nil || n == 0 {
+		return -1, err
+	}
+	fds, err := descriptors(oob[:n])
+	if err != nil || len(fds) != 1 {
+		return -1, err
+	}
+	return fds[0], nil
+}
+
+// lookAtCrate tries what a hostile program would with a crate, and says what worked.
+func lookAtCrate(fd int) string {
+	var worked []string
+	if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil || cred.Pid != 0 {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", cred.Pid)); err == nil {
+			worked = append(worked, "SO_PEERCRED names a process")
+		}
+	}
+	if pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, 77); err == nil { // SO_PEERPIDFD
+		if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err == nil || err == unix.EPERM {
+			worked = append(worked, "SO_PEERPIDFD leads to a process")
+		}
+		if _, err := unix.PidfdGetfd(pidfd, 0, 0); err == nil {
+			worked = append(worked, "files of the peer")
+		}
+		closeFD(pidfd)
+	}
+	for what, err := range map[string]error{
+		"bind":    unix.Bind(fd, &unix.SockaddrUnix{Name: "@squatter"}),
+		"listen":  unix.Listen(fd, 1),
+		"connect": unix.Connect(fd, &unix.SockaddrUnix{Name: "@somebody"}),
+		"send":    unix.Sendmsg(fd, []byte{0}, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
+		"to":      unix.Sendmsg(fd, []byte{0}, nil, &unix.SockaddrUnix{Name: "@somebody"}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
+	} {
+		if err == nil {
+			worked = append(worked, what)
+		}
+	}
+	if ns, err := unix.IoctlRetInt(fd, siocGetNetns); err == nil {
+		var of, own unix.Stat_t
+		if errors.Join(unix.Fstat(ns, &of), unix.Stat("/proc/self/ns/net", &own)) != nil || of.Ino != own.Ino {
+			worked = append(worked, "SIOCGSKNS gives another network namespace")
+		}
+		closeFD(ns)
+	}
+	return strings.Join(worked, ", ")
+}
+
+// crateServer runs a server whose crates are ready, and a child that may have them.
+func crateServer(t *testing.T, m SocketMaker, holder string) (*Server, *child, func()) {
+	t.Helper()
+	needRoot(t)
+	path := socketPath(t)
+	cfg := testConfig(path, holder, m)
+	cfg.ListenElsewhere = listenInTest
+	s, stop := serve(t, cfg)
+	c := startChild(t, nil)
+	c.annotations = map[string]string{model.AnnotationSocketPool: "true"}
+	c.handOver(path, testName)
+	eventually(t, "crates", s.crates.ready.Load)
+	return s, c, stop
+}
+
+func listenInTest(socket *os.File) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return park.ListenBy(socket, "/usr/bin/env", childEnv+"=listen", self)
+}
+
+func askCrate(c *child, family, n int) outcome {
+	c.t.Helper()
+	return c.do(command{Op: "crate", Family: family, Type: unix.SOCK_STREAM, N: n})
+}
+
+func TestCrate(t *testing.T) { bothWays(t, tryCrate) }
+
+func tryCrate(t *testing.T) {
+	s, c, _ := crateServer(t, &testMaker{}, "")
+	total := 0
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		for n, want := range map[int]int{1: 1, 4: 4, 16: 16, 100: 100, maxCrate: maxCrate, 10 * maxCrate: maxCrate} {
+			o := askCrate(c, family, n)
+			if o.Errno != 0 || o.OK != want || o.Strange != 0 || !o.CloExec || o.UID != uint32(os.Geteuid()) {
+				t.Errorf("%d sockets of family %d: %+v", n, family, o)
+			}
+			total += want
+			// The agent's end may hear of the close after the child's answer: then the next is one of four.
+		}
+	}
+	eventually(t, "counters", func() bool {
+		st := s.Stats()
+		return st.Crates == 12 && st.Crated == uint64(total) && st.Answered == 0
+	})
+	if o := c.do(command{Op: "euid", N: 1000}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	if o := askCrate(c, unix.AF_INET, 8); o.OK != 8 || o.UID != 1000 {
+		t.Errorf("as another user: %+v", o)
+	}
+	// What is no TCP socket, and MPTCP, is as ever.
+	if o := c.do(command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Proto: unix.IPPROTO_MPTCP, N: 8}); o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
+		t.Errorf("MPTCP: %+v, want a single socket", o)
+	}
+}
+
+// TestCrateIsNoWayOut: what a container can do with the Unix socket itself, and who may have one.
+func TestCrateIsNoWayOut(t *testing.T) {
+	s, c, _ := crateServer(t, &testMaker{}, "")
+	if o := askCrate(c, unix.AF_INET, 1); o.OK != 1 || o.Peer != "" {
+		t.Errorf("%+v: want nothing to work on a crate", o)
+	}
+	other := trapped(t, s.cfg.SocketPath, testName)
+	if o := askCrate(other, unix.AF_INET, 8); o.Errno != 0 || o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
+		t.Errorf("a container that may have no crates: %+v, want a single socket", o)
+	}
+	if o := c.do(command{Op: "unshare"}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	o := askCrate(c, unix.AF_INET, 8)
+	if o.OK != 0 || o.Errno != 0 {
+		t.Errorf("from another network namespace: %+v, want a socket of that", o)
+	}
+}
+
+// TestCratesAreBounded: a program that never looks into its crates has four, and what is in them counts.
+func TestCratesAreBounded(t *testing.T) {
+	var quota atomic.Int64
+	quota.Store(100)
+	s, c, _ := crateServer(t, &testMaker{quota: &quota}, "")
+	hold := command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 10, Signals: true}
+	for i := range maxCrates {
+		if o := c.do(hold); o.Errno != 0 || o.Protocol != 0 {
+			t.Fatalf("crate %d: %+v", i, o)
+		}
+	}
+	for range 3 {
+		if o := c.do(hold); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
+			t.Fatalf("one crate more: %+v, want a single socket", o)
+		}
+	}
+	if got := s.Stats(); got.Crated != 10*maxCrates || quota.Load() != 100-10*maxCrates-3 {
+		t.Errorf("%+v, quota left %d", got, quota.Load())
+	}
+	c.do(command{Op: "crate", Threads: 1})
+	quota.Store(5)
+	if o := askCrate(c, unix.AF_INET, 10); o.OK != 5 {
+		t.Errorf("%+v: want what the quota leaves", o)
+	}
+	if o := askCrate(c, unix.AF_INET, 10); unix.Errno(o.Errno) != unix.ENFILE {
+		t.Errorf("%+v: want the errno of the quota", o)
+	}
+}
+
+// TestCrateAfterRestart: the next agent knows who may have crates.
+func TestCrateAfterRestart(t *testing.T) {
+	needRoot(t)
+	keeper := holder(t)
+	s, c, stop := crateServer(t, &testMaker{}, keeper)
+	stop()
+	cfg := testConfig(s.cfg.SocketPath, keeper, &testMaker{})
+	cfg.ListenElsewhere = listenInTest
+	next, _ := serve(t, cfg)
+	eventually(t, "crates", next.crates.ready.Load)
+	if o := askCrate(c, unix.AF_INET, 4); o.OK != 4 {
+		t.Errorf("%+v", o)
+	}
+}

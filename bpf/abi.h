@@ -142,6 +142,7 @@ enum sock_tag_flags {
 	TAG_PROBE =
 	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
 	TAG_SERVICE = 1 << 13, /* getpeername shows service_by_sock */
+	TAG_UNPACED = 1 << 14, /* TCP_CONGESTION is "reno", and shown as "bbr" (unpaced.h) */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -157,6 +158,7 @@ enum sock_tag_options {
 	OPTION_PKTINFO6 = 1 << 9,      /* IPV6_RECVPKTINFO */
 	OPTION_PKTINFO6_OLD = 1 << 10, /* IPV6_2292PKTINFO */
 	OPTION_TSONLY = 1 << 8,        /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
+	OPTION_CONGESTION = 1 << 11,   /* the program set TCP_CONGESTION; the kernel does it as well */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes

@@ -184,6 +184,12 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 static __always_inline int get_tcp_level(struct bpf_sockopt *ctx, const struct sock_tag *tag)
 {
 	switch (ctx->optname) {
+	case 13: /* TCP_CONGESTION */
+		show_congestion(ctx, tag);
+		return 1;
+	case 26: /* TCP_CC_INFO */
+		show_congestion_info(ctx, tag);
+		return 1;
 	case 27: /* TCP_SAVE_SYN */
 		show_int(ctx, tag->options / OPTION_SAVE_SYN & 3);
 		return 1;

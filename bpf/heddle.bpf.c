@@ -28,6 +28,7 @@
 #include "service.bpf.c"
 #include "connect.bpf.c"
 #include "account.bpf.c"
+#include "unpaced.h"
 #include "sockops.bpf.c"
 #include "guard.bpf.c"
 #include "filter.bpf.c"

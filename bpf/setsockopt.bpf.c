@@ -338,6 +338,9 @@ static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_ta
 	int value = -1;
 
 	switch (ctx->optname) {
+	case 13: /* TCP_CONGESTION */
+		note_congestion(ctx, tag);
+		return SOCKOPT_PASS;
 	case 14: /* TCP_MD5SIG */
 	case 32: /* TCP_MD5SIG_EXT: keys go by addresses, and those of the wire are the underlay's */
 		return deny_if_whole(ctx, 128);

@@ -178,6 +178,7 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 		accept_names(tag, &flow);
 	}
 	move_to_lo(ops, tag);
+	unpace(ops, tag);
 }
 
 /* From a process of the container's own stack. */
@@ -246,6 +247,7 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		flow.dst = is_alias(local) ? loopback_of(local) : (is_alias6(remote) ? 0 : LOOPBACK4);
 		remembered_flow(ops, &flow);
 		accept_names(tag, &flow);
+		unpace(ops, tag);
 		return;
 	}
 	from = remote ? route_to(remote) : NULL;
@@ -389,12 +391,20 @@ static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_t
 	return true;
 }
 
+/* Whether a connection leads over lo: but for those to a mirror address, which go to the container's own stack. */
+static __always_inline bool over_lo(const struct sock_tag *tag)
+{
+	return tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK;
+}
+
 static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 
 	if (!tag)
 		return;
+	if (!over_lo(tag))
+		pace_again(ops, tag);
 	if (is_forgotten(ops, tag) || (has_policy() && now_forbidden(ops, tag)))
 		return;
 	if (tag->path == PATH_DIRECT)
@@ -408,11 +418,13 @@ static __always_inline void established_active(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 
-	if (!tag)
+	if (!tag || !over_lo(tag))
 		return;
 	/* Its SYN had to be steered to a listener on [::] or ::1. */
-	if ((tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK) && tag->flags & TAG_ROUTED)
+	if (tag->flags & TAG_ROUTED)
 		move_to_lo(ops, tag);
+	if (!is_mirror(remote_address(ops)))
+		unpace(ops, tag);
 }
 
 /* Whether a socket that begins to listen is at an address of the node: at all of them, after listen() without bind(),
@@ -437,6 +449,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
+	pace_again(ops, tag);
 	tag->flags &= ~TAG_ACCEPTED; /* a mark of its connections that are established (uncount_unaccepted) */
 	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
 	if (!(tag->flags & TAG_COUNTED))

@@ -477,6 +477,7 @@ const (
 	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
 	heddleSockTagFlagsTAG_PROBE    heddleSockTagFlags = 4096
 	heddleSockTagFlagsTAG_SERVICE  heddleSockTagFlags = 8192
+	heddleSockTagFlagsTAG_UNPACED  heddleSockTagFlags = 16384
 )
 
 type heddleSockTagOptions uint32
@@ -492,6 +493,7 @@ const (
 	heddleSockTagOptionsOPTION_PKTINFO6    heddleSockTagOptions = 512
 	heddleSockTagOptionsOPTION_PKTINFO6OLD heddleSockTagOptions = 1024
 	heddleSockTagOptionsOPTION_TSONLY      heddleSockTagOptions = 256
+	heddleSockTagOptionsOPTION_CONGESTION  heddleSockTagOptions = 2048
 )
 
 type heddleSynOption struct {

@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -60,6 +60,7 @@ help:
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
+	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
@@ -112,6 +113,11 @@ bench: need-root build bench-packages
 bench-check: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench check --up --lab check --json $(OUT)/check.json
+
+# docs/benchmarks.md, "Cost of being there".
+bench-cost: need-root build bench-packages
+	$(BIN)/heddle bench cost --up --lab cost --json docs/benchmarks/cost.json
+	$(BIN)/heddle bench cost report
 
 # docs/benchmarks.md, "The paper's evaluation". Results of other workloads than WORKLOADS are kept.
 WORKLOADS :=

@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime", "internal/trust"},
-	"internal/bench":      {"internal/api", "internal/bench/histogram", "internal/bench/peer", "internal/netns", "internal/policy"},
+	"internal/bench":      {"internal/api", "internal/bench/histogram", "internal/bench/peer", "internal/datapath", "internal/netns", "internal/policy"},
 	"internal/bench/peer": {"internal/bench/histogram"},
 	"internal/bench/plot": {"internal/bench", "internal/bench/histogram"},
 	// Pure.

@@ -26,11 +26,16 @@ func ReadResults(r io.Reader) (results []Result, err error) {
 
 // ReplacePaperDoc puts text between the two marks of a document.
 func ReplacePaperDoc(document, text []byte) ([]byte, error) {
-	begin, end := bytes.Index(document, []byte(PaperDocBegin)), bytes.Index(document, []byte(PaperDocEnd))
+	return ReplaceBetween(document, text, PaperDocBegin, PaperDocEnd)
+}
+
+// ReplaceBetween puts text between two lines of a document.
+func ReplaceBetween(document, text []byte, from, to string) ([]byte, error) {
+	begin, end := bytes.Index(document, []byte(from)), bytes.Index(document, []byte(to))
 	if begin < 0 || end < begin {
-		return nil, fmt.Errorf("the document has no lines %q and %q", strings.TrimSpace(PaperDocBegin), strings.TrimSpace(PaperDocEnd))
+		return nil, fmt.Errorf("the document has no lines %q and %q", strings.TrimSpace(from), strings.TrimSpace(to))
 	}
-	return slices.Concat(document[:begin+len(PaperDocBegin)], text, document[end:]), nil
+	return slices.Concat(document[:begin+len(from)], text, document[end:]), nil
 }
 
 // paperEvidence is what the document is made from.

@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-paper kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
+	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
@@ -126,6 +127,12 @@ bench-paper: need-root build lab-packages
 	$(call install,$(PAPER_PACKAGES))
 	$(BIN)/heddle bench paper --up --lab paper --workloads "$(WORKLOADS)" --rounds $(ROUNDS) --kafka $(OUT)/kafka --merge --json docs/benchmarks/paper.json
 	$(BIN)/heddle bench paper report
+
+# docs/benchmarks.md, "Against peers": Docker's networks and a BPF data path in the same run. 4 minutes.
+bench-peers: need-root build bench-packages
+	$(call install,docker.io iptables)
+	$(BIN)/heddle bench peers --up --lab peers --json docs/benchmarks/peers.json
+	$(BIN)/heddle bench peers report
 
 # Kafka's jars at the versions of test/kafka/pom.xml, and with the contents of jars.sha256.
 kafka: $(OUT)/kafka/.checked
@@ -237,18 +244,18 @@ chaos-store: need-root build test-packages
 
 check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
-	clang-format --dry-run -Werror bpf/*.c bpf/*.h
+	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff
-	$(GO) generate ./internal/datapath
-	@git diff --exit-code -- internal/datapath/'*_bpfel.*' || \
+	$(GO) generate ./internal/datapath ./internal/bench/contender
+	@git diff --exit-code -- internal/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 generate: check-packages
-	$(GO) generate ./internal/datapath
+	$(GO) generate ./internal/datapath ./internal/bench/contender
 
 clean:
 	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/contender"
 	"heddle.dev/heddle/internal/bench/peer"
 	"heddle.dev/heddle/internal/bench/plot"
 )
@@ -57,7 +59,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f := cmd.Flags()
 	f.StringSliceVar(&s.workloads, "workloads", nil, "workloads to run (default iperf3,rr,crr)")
 	f.StringSliceVar(&s.scopes, "scopes", []string{"inter", "intra"}, "inter (between nodes), intra (on one node)")
-	f.StringSliceVar(&s.modes, "modes", []string{"host", "overlay", "heddle"}, "modes to compare; host is needed")
+	f.StringSliceVar(&s.modes, "modes", []string{"host", "overlay", "heddle"}, "modes to compare; host is needed; others' networks: docker, bpf, bpf-vxlan, netkit")
 	f.IntVar(&s.runs, "runs", 5, "runs of each workload, scope and mode")
 	f.DurationVar(&s.duration, "duration", 3*time.Second, "length of one measurement (iperf3: whole seconds)")
 	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
@@ -66,7 +68,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
-	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd(), newBenchScaleCmd(), newBenchNodesCmd(), newBenchEndpointsCmd(), newBenchMigrateCmd(), newBenchPaperCmd(), newBenchCheckCmd(), newBenchCostCmd())
+	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd(), newBenchScaleCmd(), newBenchNodesCmd(), newBenchEndpointsCmd(), newBenchMigrateCmd(), newBenchPaperCmd(), newBenchCheckCmd(), newBenchCostCmd(), newBenchPeersCmd())
 	return cmd
 }
 
@@ -126,15 +128,19 @@ func runBench(ctx context.Context, s benchSettings, out io.Writer, progress *os.
 		return err
 	}
 	var results []bench.Result
-	err = s.inLabWithPeer(ctx, progress, func(ctx context.Context, place bench.Lab, peer []string) (err error) {
-		o.Program = peer
+	var skipped []bench.Network
+	err = s.inLabWithContenders(ctx, progress, o.Modes, func(ctx context.Context, place bench.Place, site *contender.Site, peer []string) (err error) {
+		for _, m := range o.Modes {
+			skipped = append(skipped, bench.Network{Mode: m, Skipped: site.Skipped[m]})
+		}
+		o.Program, o.Modes = peer, site.Modes(o.Modes)
 		results, err = bench.Run(ctx, place, o)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return s.report(results, out)
+	return errors.Join(s.report(results, out), writeSkipped(out, skipped))
 }
 
 // options checks the flags.
@@ -145,7 +151,7 @@ func (s benchSettings) options(progress io.Writer) (o bench.Options, err error) 
 	if o.Scopes, err = bench.ParseScopes(s.scopes); err != nil {
 		return bench.Options{}, err
 	}
-	if o.Modes, err = bench.ParseModes(s.modes); err != nil {
+	if o.Modes, err = bench.ParseAllModes(s.modes); err != nil {
 		return bench.Options{}, err
 	}
 	if err := s.checkFiles(); err != nil {

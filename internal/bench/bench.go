@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
 )
 
 // Mode is the network a measurement uses.
@@ -24,8 +25,25 @@ const (
 	Heddle  Mode = "heddle"  // the container with its sockets in the node's namespace
 )
 
-// Modes lists every mode in the order of reports.
+// Modes lists the lab's modes in the order of reports.
 var Modes = []Mode{Host, Overlay, Heddle}
+
+// The networks of others. They are measured only when they are asked for; package contender brings them up.
+const (
+	Docker   Mode = "docker"    // Docker's own: its overlay network between nodes, its bridge on one
+	BPF      Mode = "bpf"       // a BPF data path: redirection between veths, routing between nodes
+	BPFVXLAN Mode = "bpf-vxlan" // the same with VXLAN between nodes
+	Netkit   Mode = "netkit"    // a BPF data path on netkit devices
+)
+
+// Contenders lists the networks of others in the order of reports.
+var Contenders = []Mode{Docker, BPF, BPFVXLAN, Netkit}
+
+// AllModes lists every mode in the order of reports.
+var AllModes = slices.Concat(Modes, Contenders)
+
+// in reports whether the mode differs from another that is measured anyway: on one node there is nothing to tunnel.
+func (m Mode) in(s Scope) bool { return m != BPFVXLAN || s == Inter }
 
 // Scope says where the two ends are.
 type Scope string
@@ -47,8 +65,8 @@ func (s Scope) Title() string {
 	return "between nodes"
 }
 
-// ends gives the lab containers of client and server.
-func (s Scope) ends() (client, server string) {
+// Ends gives the lab containers of client and server.
+func (s Scope) Ends() (client, server string) {
 	if s == Intra {
 		return "n1/c1", "n1/c2"
 	}
@@ -64,10 +82,38 @@ type Place interface {
 	IP(ctx context.Context, mode Mode, container string) (netip.Addr, error)
 }
 
-// ParseModes reads names of modes and gives them in the order of reports. Host must be among them: every
+// Places is a Place of which some modes are elsewhere.
+type Places struct {
+	Place                // of all other modes
+	Of    map[Mode]Place // by mode
+}
+
+// Exec runs args where the mode is.
+func (p Places) Exec(ctx context.Context, mode Mode, container string, args ...string) *exec.Cmd {
+	return p.place(mode).Exec(ctx, mode, container, args...)
+}
+
+// IP asks where the mode is.
+func (p Places) IP(ctx context.Context, mode Mode, container string) (netip.Addr, error) {
+	return p.place(mode).IP(ctx, mode, container)
+}
+
+func (p Places) place(mode Mode) Place {
+	if of, ok := p.Of[mode]; ok {
+		return of
+	}
+	return p.Place
+}
+
+// ParseModes reads names of the lab's modes and gives them in the order of reports. Host must be among them: every
 // ratio is to it.
-func ParseModes(names []string) ([]Mode, error) {
-	modes, err := parse("--modes", names, Modes)
+func ParseModes(names []string) ([]Mode, error) { return parseModes(names, Modes) }
+
+// ParseAllModes is ParseModes for the lab's modes and Contenders.
+func ParseAllModes(names []string) ([]Mode, error) { return parseModes(names, AllModes) }
+
+func parseModes(names []string, known []Mode) ([]Mode, error) {
+	modes, err := parse("--modes", names, known)
 	if err != nil {
 		return nil, err
 	}

@@ -231,7 +231,7 @@ const stepSettles = 30 * time.Millisecond
 func (s *stepping) run(ctx context.Context) (all []stepRound, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepsLifetime)
 	defer cancel()
-	client, server := s.scope.ends()
+	client, server := s.scope.Ends()
 	address, err := s.place.IP(ctx, s.mode, server)
 	if err != nil {
 		return nil, fmt.Errorf("address of %s: %w", server, err)

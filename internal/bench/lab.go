@@ -57,7 +57,7 @@ func (l Lab) Up(ctx context.Context, log *os.File) error {
 // Ready reports whether the lab is up with both ends of every scope; the error says what is missing.
 func (l Lab) Ready(ctx context.Context) error {
 	for _, scope := range Scopes {
-		client, server := scope.ends()
+		client, server := scope.Ends()
 		for _, container := range []string{client, server} {
 			if _, err := l.IP(ctx, Heddle, container); err != nil {
 				return err

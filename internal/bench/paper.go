@@ -140,7 +140,7 @@ type paperRun struct {
 }
 
 // The containers of a measurement.
-var paperClient, paperServer = Inter.ends()
+var paperClient, paperServer = Inter.Ends()
 
 // selectApps keeps the apps that can run, and gives the reasons of the others.
 func (p *paperRun) selectApps() (skipped map[string]string) {

@@ -69,7 +69,7 @@ func tables(results []Result) []*table {
 
 // title names the table.
 func (t *table) title() string {
-	client, server := t.scope.ends()
+	client, server := t.scope.Ends()
 	return fmt.Sprintf("%s, %s (%s to %s), median of %d (min..max), ratio to host",
 		t.workload.Title, t.scope.Title(), client, server, t.runs)
 }

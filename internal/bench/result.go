@@ -64,7 +64,7 @@ func (s *series) results(o Options) ([]Result, error) {
 	var results []Result
 	for _, w := range o.Workloads {
 		for _, scope := range o.Scopes {
-			for _, mode := range o.Modes {
+			for _, mode := range o.modesIn(scope) {
 				for _, m := range w.Metrics {
 					r, err := s.result(w, scope, mode, m)
 					if err != nil {

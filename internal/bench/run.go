@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -77,14 +78,20 @@ func (e *RunError) Error() string {
 // Unwrap gives the cause.
 func (e *RunError) Unwrap() error { return e.Err }
 
+// modesIn gives the modes that are measured in a scope.
+func (o Options) modesIn(s Scope) []Mode {
+	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool { return !m.in(s) })
+}
+
 // schedule lists the measurements of one run (from 0): each workload and scope, its modes next to each
 // other and in an order that rotates from run to run, so that no mode is always first.
 func (o Options) schedule(run int) []Cell {
 	var cells []Cell
 	for _, w := range o.Workloads {
 		for _, s := range o.Scopes {
-			for i := range o.Modes {
-				cells = append(cells, Cell{w, s, o.Modes[(i+run)%len(o.Modes)]})
+			modes := o.modesIn(s)
+			for i := range modes {
+				cells = append(cells, Cell{w, s, modes[(i+run)%len(modes)]})
 			}
 		}
 	}
@@ -103,7 +110,7 @@ func Run(ctx context.Context, place Place, o Options) ([]Result, error) {
 	}
 	r := &runner{place: place, options: o, cpus: cpus, addresses: make(map[string]netip.Addr), series: newSeries()}
 	start := time.Now()
-	done, total := 0, o.Runs*len(o.Workloads)*len(o.Scopes)*len(o.Modes)
+	done, total := 0, o.Runs*len(o.schedule(0))
 	for run := range o.Runs {
 		for _, cell := range o.schedule(run) {
 			if o.Progress != nil {
@@ -147,7 +154,7 @@ func (r *runner) measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 	lifetime := r.options.Duration + readyTimeout + clientSlack
 	ctx, cancel := context.WithTimeout(ctx, lifetime)
 	defer cancel()
-	client, server := cell.Scope.ends()
+	client, server := cell.Scope.Ends()
 	address, err := r.address(ctx, cell.Mode, server)
 	if err != nil {
 		return nil, err

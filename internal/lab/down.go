@@ -162,7 +162,7 @@ func (l Lab) deleteNamespaces(context.Context) error {
 
 func (l Lab) ownsNetns(name string) bool {
 	suffix, ok := strings.CutPrefix(name, l.netnsName(""))
-	return ok && netnsPattern.MatchString(suffix)
+	return ok && (netnsPattern.MatchString(suffix) || guestPattern.MatchString(suffix))
 }
 
 // removeCgroups removes the lab's cgroups from every hierarchy: runc makes some in each.

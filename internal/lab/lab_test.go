@@ -43,8 +43,8 @@ func TestNames(t *testing.T) {
 		}
 	}
 	for name, ours := range map[string]bool{
-		"demo-fabric": true, "demo-outside": true, "demo-n1": true, "demo-n12-c3": true,
-		"demo": false, "demo-": false, "demo-n1-c1-plain": false, "demo-two-n1": false, "demo-n1-n1": false, "other-n1": false, "demo-nx": false,
+		"demo-fabric": true, "demo-outside": true, "demo-n1": true, "demo-n12-c3": true, "demo-g1": true, "demo-g9-c3": true,
+		"demo": false, "demo-": false, "demo-n1-c1-plain": false, "demo-two-n1": false, "demo-n1-n1": false, "other-n1": false, "demo-nx": false, "demo-g": false, "demo-g10": false,
 	} {
 		if l.ownsNetns(name) != ours {
 			t.Errorf("ownsNetns(%s) = %v", name, !ours)

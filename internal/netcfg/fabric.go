@@ -107,6 +107,29 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p FabricPort) error {
 	return setUp(h, port)
 }
 
+// UnplugFabric removes ports of the fabric in the calling thread's network namespace, by their names, with the devices at
+// their other ends. Ports that are not there are no error.
+func UnplugFabric(names []string) error {
+	h, err := open()
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	for _, name := range names {
+		port, err := findLink(h, name)
+		if err == nil && port != nil {
+			err = h.LinkDel(port)
+		}
+		if errors.Is(err, unix.ENODEV) {
+			continue // it went with its host's namespace
+		}
+		if err != nil {
+			return fmt.Errorf("fabric port %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // linkLocal gives the link-local address beside IPv6 address p; of an IPv4 one none. Without it the kernel does not ask for
 // the neighbours of what it forwards, or sends for containers.
 func linkLocal(p netip.Prefix) netip.Prefix {

@@ -23,13 +23,15 @@ const (
 	panelTop    = 46.0  // from the panel's top to its axis' top
 	panelBottom = 74.0  // labels under the axis
 	footHeight  = 44.0
-	barWidth    = 38.0
+	widestBar   = 38.0
 	barGap      = 8.0
 	whiskerCap  = 9.0
 	plotWidth   = width - marginLeft - marginRight
 )
 
-var colours = map[bench.Mode]string{bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b"}
+var colours = map[bench.Mode]string{
+	bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b", bench.Docker: "#8a7fb8", bench.BPF: "#7da453", bench.BPFVXLAN: "#c5a93a", bench.Netkit: "#66707a",
+}
 
 const (
 	inkColour   = "#1d2329"
@@ -107,7 +109,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 	groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.bars) == 0 || g.host.Median <= 0 })
 	for _, g := range groups {
 		slices.SortFunc(g.bars, func(a, b bench.Result) int {
-			return slices.Index(bench.Modes, a.Mode) - slices.Index(bench.Modes, b.Mode)
+			return slices.Index(bench.AllModes, a.Mode) - slices.Index(bench.AllModes, b.Mode)
 		})
 	}
 	slices.SortStableFunc(groups, func(a, b group) int {
@@ -124,7 +126,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 
 // modesOf lists the modes that have bars, in the order of reports.
 func modesOf(panels []panel) []bench.Mode {
-	return slices.DeleteFunc(slices.Clone(bench.Modes), func(m bench.Mode) bool {
+	return slices.DeleteFunc(slices.Clone(bench.AllModes), func(m bench.Mode) bool {
 		for _, p := range panels {
 			for _, g := range p.groups {
 				if slices.ContainsFunc(g.bars, func(r bench.Result) bool { return r.Mode == m }) {
@@ -193,7 +195,7 @@ func (p panel) draw(c *canvas, y float64) {
 	c.printf(`<text x="22" y="%.1f" font-size="13" fill="%s" text-anchor="middle" transform="rotate(-90 22 %.1f)">ratio to host</text>`+"\n",
 		(axisTop+axisBottom)/2, greyColour, (axisTop+axisBottom)/2)
 	for i, g := range p.groups {
-		g.draw(c, marginLeft+groupWidth*(float64(i)+0.5), axisBottom, at, top)
+		g.draw(c, marginLeft+groupWidth*(float64(i)+0.5), groupWidth, axisBottom, at, top)
 	}
 	c.line(marginLeft, at(1), width-marginRight, at(1), hostColour, 1.6, "6 4")
 	c.line(marginLeft, axisBottom, width-marginRight, axisBottom, inkColour, 1.2, "")
@@ -217,18 +219,24 @@ func (p panel) drawDirections(c *canvas, axisTop, axisBottom, groupWidth float64
 	}
 }
 
-// draw places the bars of one metric around x.
-func (g group) draw(c *canvas, x, axisBottom float64, at func(float64) float64, top float64) {
-	n := float64(len(g.bars))
-	left := x - (n*barWidth+(n-1)*barGap)/2
+// draw places the bars of one metric around x, in a width.
+func (g group) draw(c *canvas, x, groupWidth, axisBottom float64, at func(float64) float64, top float64) {
+	n, gap := float64(len(g.bars)), barGap
+	barWidth := min(widestBar, (0.9*groupWidth-(n-1)*gap)/n)
+	numbers := 12.0
+	if barWidth < widestBar {
+		gap, numbers = 2, 10
+		barWidth = min(widestBar, (0.94*groupWidth-(n-1)*gap)/n)
+	}
+	left := x - (n*barWidth+(n-1)*gap)/2
 	for i, r := range g.bars {
-		bar := left + float64(i)*(barWidth+barGap)
+		bar := left + float64(i)*(barWidth+gap)
 		limit := top * 0.93 // leaves room for the number
 		height := at(min(r.RatioToHost, limit))
 		c.rect(bar, height, barWidth, axisBottom-height, colours[r.Mode])
 		low, high := r.Min/g.host.Median, r.Max/g.host.Median
 		c.whisker(bar+barWidth/2, at(min(low, limit)), at(min(high, limit)), high > limit)
-		c.text(bar+barWidth/2, at(min(high, limit))-6, 12, inkColour, "middle", "bold", fmt.Sprintf("%.2f", r.RatioToHost))
+		c.text(bar+barWidth/2, at(min(high, limit))-6, numbers, inkColour, "middle", "bold", fmt.Sprintf("%.2f", r.RatioToHost))
 	}
 	unit, divisor := g.metric.Unit.Scale()
 	c.text(x, axisBottom+22, 13, inkColour, "middle", "bold", g.metric.Title)

@@ -1,0 +1,96 @@
+package test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/bench"
+)
+
+// benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
+func benchPeers(t *testing.T, modes string) bench.PeersResult {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "peers.json")
+	ctx, cancel := context.WithTimeout(t.Context(), 6*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "peers", "--lab", labName, "--modes", modes, "--workloads", "rr", "--runs", "1",
+		"--duration", "100ms", "--json", file)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	result, err := bench.ReadPeers(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pattern := range []string{"/run/netns/" + labName + "-g*", "/run/heddle/lab/" + labName + "/g*",
+		"/sys/fs/cgroup/heddle-" + labName + "/g*", "/sys/fs/cgroup/*/heddle-" + labName + "/g*"} {
+		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), "/run/heddle/lab/"+labName+"/g") {
+		t.Errorf("mounts are left: %v", err)
+	}
+	ports, err := exec.Command("ip", "-n", labName+"-fabric", "-br", "link").Output()
+	if err != nil || strings.Contains(string(ports), "\ng1@") {
+		t.Errorf("a port of the fabric is left: %v\n%s", err, ports)
+	}
+	return result
+}
+
+// measured counts the cells of a mode that have a round trip, and gives why there are none.
+func measured(result bench.PeersResult, mode bench.Mode) (cells int, skipped string) {
+	for _, r := range result.Results {
+		if r.Mode == mode && r.Metric == "rtt_p50_us" && r.Median > 0 {
+			cells++
+		}
+	}
+	for _, n := range result.Networks {
+		if n.Mode == mode {
+			skipped = n.Skipped
+		}
+	}
+	return cells, skipped
+}
+
+// TestBenchPeers: the BPF data path is measured between nodes and on one, its VXLAN variant between nodes; what cannot run is
+// named.
+func TestBenchPeers(t *testing.T) {
+	result := benchPeers(t, "host,bpf,bpf-vxlan,netkit")
+	for mode, want := range map[bench.Mode]int{bench.Host: 2, bench.BPF: 2, bench.BPFVXLAN: 1} {
+		if cells, skipped := measured(result, mode); cells != want || skipped != "" {
+			t.Errorf("%s: %d of %d cells measured; left out: %q", mode, cells, want, skipped)
+		}
+	}
+	if cells, skipped := measured(result, bench.Netkit); cells != 0 || skipped == "" {
+		t.Errorf("netkit: %d cells, reason %q", cells, skipped)
+	}
+}
+
+// TestDockerBench: Docker's own networks are measured, in a swarm of the bench's own.
+func TestDockerBench(t *testing.T) {
+	needEngine(t, "Docker", "dockerd", "docker", "containerd", "iptables")
+	result := benchPeers(t, "host,docker")
+	cells, skipped := measured(result, bench.Docker)
+	if strings.Contains(skipped, context.DeadlineExceeded.Error()) {
+		t.Skipf("this machine is too slow for Docker: %s", skipped)
+	}
+	if cells != 2 || skipped != "" {
+		t.Errorf("%d of 2 cells measured; left out: %q", cells, skipped)
+	}
+	if out, err := exec.Command("pgrep", "-f", "/run/heddle/lab/"+labName+"/g").Output(); err == nil {
+		t.Errorf("processes are left: %s", out)
+	}
+}

@@ -78,6 +78,7 @@ type CostResult struct {
 type CostDuration struct {
 	Name string `json:"name"`
 	Spread
+	Values []float64 `json:"values"` // of each round; of what is made more than once in one, of each time
 }
 
 // RunCost measures everything in a lab that is up. It leaves nothing behind.

@@ -3,7 +3,6 @@ package bench
 import (
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 
@@ -245,33 +244,55 @@ func (r CostResult) startGrid() grid {
 	return g
 }
 
-// partsGrid says what an intercepted start consists of, by differences of medians.
-func (r CostResult) partsGrid() grid {
-	g := grid{title: "What an intercepted start costs more, by differences of these medians (Slim's SlimRouter takes 3 ms to start)", rows: [][]string{{"part", "ms"}}}
-	of := func(name string) float64 {
-		for _, s := range r.Starts {
-			if s.Name == name {
-				return s.Median
+// startOf gives the times of a kind, of all rounds.
+func (r CostResult) startOf(name string) []float64 {
+	for _, s := range r.Starts {
+		if s.Name == name {
+			return s.Values
+		}
+	}
+	return nil
+}
+
+// difference gives the median of what a round's times of some kinds are more than its times of others. Kinds of one round are
+// measured next to each other.
+func (r CostResult) difference(plus, minus []string) (Spread, bool) {
+	all := make([]float64, len(r.startOf(plus[0])))
+	add := func(sign float64, names []string) (ok bool) {
+		for _, name := range names {
+			values := r.startOf(name)
+			if len(values) != len(all) {
+				return false
+			}
+			for round, v := range values {
+				all[round] += sign * v
 			}
 		}
-		return math.NaN()
+		return true
 	}
-	wrapper, features, filter := of(StartWrapper)-of(StartProgram), of(StartFeatures), of(StartFiltered)-of(StartRunc)
-	all := of(StartHeddle) - of(StartRunc)
+	if !add(1, plus) || !add(-1, minus) {
+		return Spread{}, false
+	}
+	return spreadOf(all), len(all) > 0
+}
+
+// partsGrid says what an intercepted start consists of.
+func (r CostResult) partsGrid() grid {
+	g := grid{title: "What an intercepted start costs more, milliseconds, medians of differences within a round (Slim's SlimRouter takes 3 ms to start)",
+		rows: [][]string{{"part", "median (smallest..largest)"}}}
 	for _, p := range []struct {
-		name string
-		ms   float64
+		name        string
+		plus, minus []string
 	}{
-		{"the wrapper: its start, the edit of the bundle, becoming runc", wrapper},
-		{"the filter: compiled by libseccomp in runc, loaded", filter},
-		{"the rest: the wrapper's question what runc can do, if it asks, and the listener handed to the agent", all - wrapper - filter},
-		{"together, an intercepted container to one that is not", all},
-		{"a container on the overlay, started by heddle-runtime instead of runc", of(StartOverlay) - of(StartRunc)},
-		{"`runc features`, when it is asked", features},
-		{"an endpoint that is intercepted to one that is not", of(EndpointMade) - of(EndpointPlain)},
+		{"the wrapper: its start, the edit of the bundle, a question to a runtime that is quick to answer, becoming runc", []string{StartWrapper}, []string{StartProgram}},
+		{"the filter: compiled by libseccomp in runc, loaded", []string{StartFiltered}, []string{StartRunc}},
+		{"the rest: runc's own answer, if it is asked, and the listener handed to the agent", []string{StartHeddle, StartProgram}, []string{StartFiltered, StartWrapper}},
+		{"together: an intercepted container to one that is not, by runc", []string{StartHeddle}, []string{StartRunc}},
+		{"a container on the overlay, by heddle-runtime instead of runc", []string{StartOverlay}, []string{StartRunc}},
+		{"an endpoint that is intercepted to one that is not", []string{EndpointMade}, []string{EndpointPlain}},
 	} {
-		if !math.IsNaN(p.ms) {
-			g.rows = append(g.rows, []string{p.name, fmt.Sprintf("%.2f", p.ms)})
+		if d, ok := r.difference(p.plus, p.minus); ok {
+			g.rows = append(g.rows, []string{p.name, fmt.Sprintf("%.2f (%.2f..%.2f)", d.Median, d.Min, d.Max)})
 		}
 	}
 	return g

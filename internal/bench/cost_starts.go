@@ -82,7 +82,7 @@ func (r *CostResult) measureStarts(ctx context.Context, o CostOptions, dir strin
 	}
 	for _, name := range startNames {
 		if len(s.ms[name]) > 0 {
-			r.Starts = append(r.Starts, CostDuration{name, spreadOf(s.ms[name])})
+			r.Starts = append(r.Starts, CostDuration{name, spreadOf(s.ms[name]), s.ms[name]})
 		}
 	}
 	return nil

@@ -19,7 +19,7 @@ const (
 	flagSpecAllow = "SECCOMP_FILTER_FLAG_SPEC_ALLOW"
 )
 
-// featuresTimeout bounds the question what a runtime can do; it takes some 10 ms.
+// featuresTimeout bounds the question what a runtime can do; it takes some 10 ms (knownFeatures seldom asks).
 const featuresTimeout = 5 * time.Second
 
 // features is what is read of the answer to `features`, which the OCI runtime specification defines.
@@ -32,16 +32,16 @@ type features struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// featuresOf asks a runtime what it can do. One that does not say can do nothing of what is asked here.
-func featuresOf(program string) features {
+// featuresOf asks a runtime what it can do. One that does not say (ok is false) can do nothing of what is asked here.
+func featuresOf(program string) (_ features, ok bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), featuresTimeout)
 	defer cancel()
 	var f features
 	out, err := exec.CommandContext(ctx, program, "features").Output()
 	if err != nil || json.Unmarshal(out, &f) != nil {
-		return features{}
+		return features{}, false
 	}
-	return f
+	return f, true
 }
 
 // flags gives the flags of a profile that has some (have), or says nothing of them (nil), with flagWaitKillable; nil if
@@ -67,7 +67,6 @@ func (f features) flags(have []any) []any {
 // waitKillable has the runtime program keep signals from the calls that the agent answers, if it can. The bundle has the
 // listener already.
 func waitKillable(bundle, program string) error {
-	f := featuresOf(program)
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
@@ -85,7 +84,11 @@ func waitKillable(bundle, program string) error {
 	if profile["flags"] != nil && have == nil {
 		return nil // the runtime's to refuse
 	}
-	flags := f.flags(have)
+	socket, err := readString(profile, "linux.seccomp", "listenerPath")
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	flags := knownFeatures(filepath.Dir(socket), program).flags(have)
 	if flags == nil {
 		return nil
 	}

@@ -42,9 +42,11 @@ var stateFiles = []string{"holder.sock", "holder.sock.lock", "instance", "etcd",
 // socketFiles is what agents make beside their sockets' paths.
 const (
 	recordFile = "node.json" // beside the API's socket
-	deletedDir = "deleted"   // the same: what heddle-cni could not delete while no agent ran
-	kubeSocket = "kube.sock" // the same: heddle-kube's
-	lockSuffix = ".lock"
+	// What heddle-runtime keeps beside the seccomp socket: internal/runtime.
+	rememberedFile = "runtime.json"
+	deletedDir     = "deleted"   // the same: what heddle-cni could not delete while no agent ran
+	kubeSocket     = "kube.sock" // the same: heddle-kube's
+	lockSuffix     = ".lock"
 )
 
 // Run removes Heddle from this node, and tells removed of each thing that went. It refuses, and changes nothing,
@@ -219,6 +221,7 @@ func (n Node) removeFiles(removed func(string)) error {
 	run := filepath.Dir(n.APISocket)
 	files := []string{
 		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
+		filepath.Join(filepath.Dir(n.SeccompSocket), rememberedFile),
 	}
 	for _, name := range stateFiles {
 		files = append(files, filepath.Join(n.StateDir, name))

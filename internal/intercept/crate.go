@@ -225,55 +225,55 @@ func (l *listener) mayHaveCrates() bool {
 
 // giveCrate answers a call with a crate. done is false if the caller gets a single socket instead: it does not ask for a
 // crate, may have none, or there is none.
-func (l *listener) giveCrate(n *notification, req request, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || !l.mayHaveCrates() || !l.crates.room() {
+func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
+	if req.crate == 0 || !r.mayHaveCrates() || !r.crates.room() {
 		return false, failNone, nil
 	}
-	c, ok := l.srv.crates.get(l.srv.ctx)
+	c, ok := r.srv.crates.get(r.srv.ctx)
 	if !ok {
 		return false, failNone, nil
 	}
 	defer closeFD(c.fd)
 	want.nonblock = false // the program's own to set, on each
-	packed, err := l.pack(n, req, c, want, caller)
+	packed, err := r.pack(n, req, c, ep, want, caller)
 	if packed == 0 {
 		closeFD(c.own)
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
-			why, err = l.leaveAlone(n, failForeignNetns, errForeignNetns)
+			why, err = r.leaveAlone(n, failForeignNetns, errForeignNetns)
 			return true, why, err
 		case errors.Is(err, model.ErrSocketQuota):
 			return true, failQuota, err
 		}
 		return false, failNone, nil // a single socket fails for the same reason, or does not
 	}
-	l.crates.add(c)
-	l.flight.inode = c.inode
-	number, err := addDescriptor(l.fd, n.ID, c.fd, true)
+	r.crates.add(c)
+	r.flight.inode = c.inode
+	number, err := addDescriptor(r.fd, n.ID, c.fd, true)
 	if err != nil {
 		return true, injectFailure(err), fmt.Errorf("give crate to caller: %w", err)
 	}
-	if err := sendValue(l.fd, n.ID, number); err != nil {
-		l.strays.add(n.PID, stray{inode: c.inode, number: number, request: req})
+	if err := sendValue(r.fd, n.ID, number); err != nil {
+		r.addStray(n.PID, stray{inode: c.inode, number: number, request: req})
 		return true, injectFailure(err), fmt.Errorf("tell caller its crate: %w", err)
 	}
-	l.srv.counters.crates.Add(1)
-	l.srv.counters.crated.Add(uint64(packed))
+	r.srv.counters.crates.Add(1)
+	r.srv.counters.crated.Add(uint64(packed))
 	return true, failNone, nil
 }
 
 // pack puts sockets into a crate, until there are as many as the caller wants, or err.
-func (l *listener) pack(n *notification, req request, c crate, want traits, caller model.Caller) (packed int, err error) {
-	st, r := l.ep.stock(req.family), &l.srv.refiller
-	defer r.request(st)
+func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want traits, caller model.Caller) (packed int, err error) {
+	st, stocks := ep.stock(req.family), &r.srv.refiller
+	defer stocks.request(st)
 	for ; packed < req.crate; packed++ {
-		s, _, _, err := r.take(st, want)
+		s, _, _, err := stocks.take(st, want)
 		if err != nil {
 			return packed, err
 		}
-		if err := l.admit(n, st, &s, want, caller); err != nil {
+		if err := r.admit(n, st, &s, want, caller); err != nil {
 			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
-				r.giveBack(st, s)
+				stocks.giveBack(st, s)
 			} else {
 				closeFD(s.fd)
 			}

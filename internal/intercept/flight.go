@@ -19,16 +19,28 @@ type flight struct {
 	inode uint64
 }
 
-// callPageBytes is the size of the memory a parked listener keeps its current call in.
-const callPageBytes = 4096
+// A call page is the memory a parked listener keeps the calls in flight in: one for each reader, at multiples of flightBytes.
+// An agent from before there were several readers knows the first only.
+const (
+	callPageBytes = 4096
+	flightBytes   = 128
+)
 
-// mapFlight places the call in flight in the shared memory behind fd, with what it holds.
-func (l *listener) mapFlight(fd int) error {
+var (
+	_ [flightBytes - unsafe.Sizeof(flight{})]byte
+	_ [callPageBytes - maxReaders*flightBytes]byte
+)
+
+// mapFlights places the calls in flight in the shared memory behind fd, with what it holds.
+func (l *listener) mapFlights(fd int) error {
 	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map call page: %w", err)
 	}
-	l.page, l.flight = page, (*flight)(unsafe.Pointer(&page[0]))
+	l.page = page
+	for i := range l.flights {
+		l.flights[i] = (*flight)(unsafe.Pointer(&page[i*flightBytes]))
+	}
 	return nil
 }
 
@@ -60,24 +72,37 @@ func (m *strays) add(tid uint32, s stray) {
 	(*m)[tid] = s
 }
 
+// addStray remembers a socket that thread tid got and was not told of.
+func (l *listener) addStray(tid uint32, s stray) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.strays.add(tid, s)
+}
+
+// takeStray gives what addStray remembers of thread tid, and forgets it.
+func (l *listener) takeStray(tid uint32) (s stray, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s, ok = l.strays[tid]; ok {
+		delete(l.strays, tid)
+	}
+	return s, ok
+}
+
 // giveStray answers a call with the socket that an interrupted one left behind, if there is one that fits.
-func (l *listener) giveStray(n *notification, req request) (answered bool) {
-	s, ok := l.strays[n.PID]
-	if !ok {
+func (r *reader) giveStray(n *notification, req request) (answered bool) {
+	s, ok := r.takeStray(n.PID)
+	if !ok || s.request != req || !r.srv.proc.isSocket(n.PID, s.number, s.inode) {
 		return false
 	}
-	delete(l.strays, n.PID)
-	if s.request != req || !l.srv.proc.isSocket(n.PID, s.number, s.inode) {
-		return false
-	}
-	l.flight.inode = s.inode
-	switch err := sendValue(l.fd, n.ID, s.number); {
+	r.flight.inode = s.inode
+	switch err := sendValue(r.fd, n.ID, s.number); {
 	case err == nil:
-		l.srv.counters.answered.Add(1)
-		l.srv.counters.inline.Add(1)
+		r.srv.counters.answered.Add(1)
+		r.srv.counters.inline.Add(1)
 	case gone(err):
-		l.strays.add(n.PID, s) // interrupted again
-		l.fail(failCallerGone, err)
+		r.addStray(n.PID, s) // interrupted again
+		r.fail(failCallerGone, err)
 	default:
 		return false
 	}

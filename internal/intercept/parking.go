@@ -24,7 +24,7 @@ const (
 	maxWatchFailures = 5
 )
 
-// preparePark moves l's call into memory that a parker can keep, before the loop begins. Without a parker, or if
+// preparePark moves l's calls into memory that a parker can keep, before the first reader begins. Without a parker, or if
 // it cannot be had, l works on unparked.
 func (s *Server) preparePark(l *listener) {
 	if s.cfg.Parker == nil {
@@ -33,7 +33,7 @@ func (s *Server) preparePark(l *listener) {
 	page, err := unix.MemfdCreate("heddle-call", unix.MFD_CLOEXEC)
 	if err == nil {
 		if err = unix.Ftruncate(page, callPageBytes); err == nil {
-			err = l.mapFlight(page)
+			err = l.mapFlights(page)
 		}
 		if err != nil {
 			closeFD(page)
@@ -175,7 +175,8 @@ func (s *Server) unpack(p park.Parked) (l *listener, err error) {
 			closeFD(p.Page)
 		}
 	}()
-	l = &listener{srv: s, fd: p.FD, pageFD: p.Page, key: p.Key}
+	l = newListener(s, p.FD, specs.ContainerProcessState{})
+	l.pageFD, l.key = p.Page, p.Key
 	if err := json.Unmarshal(p.Meta, &l.state); err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
@@ -189,5 +190,5 @@ func (s *Server) unpack(p park.Parked) (l *listener, err error) {
 	if st.Size < callPageBytes { // touching it would be a SIGBUS
 		return nil, fmt.Errorf("call page of %d bytes, want %d", st.Size, callPageBytes)
 	}
-	return l, l.mapFlight(p.Page)
+	return l, l.mapFlights(p.Page)
 }

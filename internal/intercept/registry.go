@@ -13,7 +13,7 @@ var (
 	errTooMany = errors.New("too many listeners")
 )
 
-// serveListener starts l's loop, or releases l.
+// serveListener starts l's first reader, or releases l.
 func (s *Server) serveListener(l *listener) (serves bool) {
 	var id model.EndpointID
 	err := errNoEndpoint // until its first call
@@ -61,7 +61,7 @@ func (s *Server) checkIdentity(ep *endpoint, state *specs.ContainerProcessState)
 	}
 }
 
-// register ties l to its endpoint, if that is known, and starts the loop.
+// register ties l to its endpoint, if that is known, and starts the first reader.
 func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,19 +88,20 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 
 // tie makes l one of an endpoint's listeners. It is called with mu held.
 func (s *Server) tie(l *listener, id model.EndpointID) {
-	l.ep = s.endpoints[id]
-	if l.ep == nil {
-		l.ep = newEndpoint(id)
-		s.endpoints[id] = l.ep
+	ep := s.endpoints[id]
+	if ep == nil {
+		ep = newEndpoint(id)
+		s.endpoints[id] = ep
 	}
-	l.ep.users++
+	ep.users++
+	l.ep.Store(ep)
 	// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
-	s.refiller.request(&l.ep.v4)
+	s.refiller.request(&ep.v4)
 }
 
 // untie undoes tie, and gives the endpoint if l was its last listener. It is called with mu held.
 func (s *Server) untie(l *listener) (unused *endpoint) {
-	ep := l.ep
+	ep := l.ep.Load()
 	if ep == nil {
 		return nil
 	}
@@ -113,11 +114,14 @@ func (s *Server) untie(l *listener) (unused *endpoint) {
 	return ep
 }
 
-// move makes l one of endpoint id's listeners, whatever it was before. Only l's loop may call it.
+// move makes l one of endpoint id's listeners, whatever it was before. Only l's readers may call it.
 func (s *Server) move(l *listener, id model.EndpointID) {
 	s.mu.Lock()
-	unused := s.untie(l)
-	s.tie(l, id)
+	var unused *endpoint
+	if ep := l.ep.Load(); ep == nil || ep.removed.Load() || ep.id != id { // else another reader came first
+		unused = s.untie(l)
+		s.tie(l, id)
+	}
 	s.mu.Unlock()
 	if unused != nil {
 		s.refiller.drop(unused)

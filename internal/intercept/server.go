@@ -312,15 +312,15 @@ func (s *Server) handoff(c *net.UnixConn) {
 		s.log.Error("hand-off refused", "err", err)
 		return
 	}
-	l := &listener{srv: s, fd: fd, pageFD: -1, state: state, flight: new(flight)}
+	l := newListener(s, fd, state)
 	s.preparePark(l)
 	parker := s.parker.Load()
 	s.park(l) // before the first call is received: it must not die with this agent
 	if !s.serveListener(l) {
 		return
 	}
-	if !l.byNetns() { // else its loop may be changing ep
-		s.checkIdentity(l.ep, &state)
+	if !l.byNetns() { // else its readers look
+		s.checkIdentity(l.ep.Load(), &state)
 	}
 	if s.parker.Load() != parker {
 		s.park(l) // with the new parker: parkAll may have come too early to see l

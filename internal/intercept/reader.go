@@ -1,0 +1,233 @@
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxReaders bounds the threads that answer calls of one listener at a time. Each answer waits for its caller to run and
+	// take the socket; more readers than processors let the others go on meanwhile. See "What was tried" in
+	// docs/benchmarks.md.
+	maxReaders = 4
+	// crowdedAfter is how many calls in a row must have been there already before another reader joins.
+	crowdedAfter = 8
+	// atOnce is how quickly poll returns when a call was there.
+	atOnce = 5 * time.Microsecond
+	// spareStays is how long a reader that joined waits for a call before it ends.
+	spareStays = 5 * time.Millisecond
+)
+
+// reader is a thread that answers calls of a listener. Its goroutine owns it.
+//
+// Readers take turns: one waits for a call and receives it, then lets the next one wait while it answers. Two that wait
+// would both be woken, and the one that comes late to RECV would block there, where it cannot be ended. A
+// listener has one reader, its leader, until callers have to wait for it; those that join end when they have nothing to do.
+type reader struct {
+	*listener
+	slot   int
+	flight *flight // the call it answers
+	leads  bool
+}
+
+// answering is the call that a reader answers. A thread that was interrupted comes again before the reader of its first call
+// knows (strays): who answers the second call waits for the first.
+type answering struct {
+	tid    uint32 // 0: none
+	serial uint64 // a number for each call, in the order of receipt
+}
+
+// run answers calls until the filter has no users left (it reports true then), the server closes, or the
+// listener breaks.
+func (l *listener) run() (finished bool) {
+	lead := &reader{listener: l, flight: l.flights[0], leads: true}
+	defer l.readers.Wait()
+	l.reads[0] = true // nobody else is there yet
+	if !lead.prepare() {
+		return false
+	}
+	for i, f := range l.flights {
+		if f.call.ID != 0 {
+			(&reader{listener: l, slot: i, flight: f}).finish()
+		}
+	}
+	return lead.read()
+}
+
+// prepare makes the calling goroutine's thread one that answers.
+func (r *reader) prepare() bool {
+	// Not unlocked: the thread's signals stay blocked, so it must end with this goroutine.
+	runtime.LockOSThread()
+	if err := blockSignals(); err != nil {
+		r.fail(failReceive, fmt.Errorf("block signals: %w", err))
+		return false
+	}
+	if err := yieldToCallers(); err != nil {
+		r.srv.log.Warn("answers will be slower", "err", err)
+	}
+	return true
+}
+
+// read receives and answers calls until it has to end.
+func (r *reader) read() (finished bool) {
+	for {
+		end, err := r.next()
+		if err != nil {
+			r.fail(failReceive, err)
+			return false
+		}
+		switch end {
+		case endFilter:
+			return true
+		case endServer, endIdle:
+			return false
+		}
+		r.handle()
+		r.done()
+		if r.flight.call.ID != 0 {
+			return false // it is the next agent's
+		}
+	}
+}
+
+type end int
+
+const (
+	endNot end = iota
+	endFilter
+	endServer
+	endIdle // nothing to do for a reader that joined
+)
+
+// next waits for the reader's turn, then for a call, and receives it.
+func (r *reader) next() (end, error) {
+	r.turn.take()
+	defer r.turn.pass()
+	for {
+		end, err := r.wait()
+		if err != nil || end != endNot {
+			return end, err
+		}
+		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
+		switch err := receive(r.fd, &r.flight.call); {
+		case err == nil:
+			r.claim()
+			return endNot, nil
+		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR):
+			return endNot, fmt.Errorf("receive: %w", err)
+		}
+	}
+}
+
+// claim notes whom the reader answers from now on. It is the reader's turn, so calls get their numbers in the order of
+// their receipt.
+func (r *reader) claim() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.received++
+	r.answering[r.slot] = answering{tid: r.flight.call.PID, serial: r.received}
+}
+
+// awaitEarlier waits until the earlier calls of the same thread are answered.
+func (r *reader) awaitEarlier() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.hasEarlier(r.answering[r.slot]) {
+		r.answered.Wait()
+	}
+}
+
+// hasEarlier reports whether a reader answers an earlier call of the same thread. It is called with mu held.
+func (l *listener) hasEarlier(own answering) bool {
+	for _, other := range l.answering {
+		if other.tid == own.tid && other.tid != 0 && other.serial < own.serial {
+			return true
+		}
+	}
+	return false
+}
+
+// done says that the reader's call is answered.
+func (r *reader) done() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answering[r.slot] = answering{}
+	r.answered.Broadcast()
+}
+
+// wait blocks until a call is there or the loop has to end. When calls keep being there already, it lets another reader
+// join.
+func (r *reader) wait() (end, error) {
+	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
+	patience := -1
+	if !r.leads {
+		patience = int(spareStays / time.Millisecond)
+	}
+	for {
+		began := time.Now()
+		n, err := unix.Poll(fds[:], patience)
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return endNot, fmt.Errorf("poll: %w", err)
+		case n == 0:
+			return endIdle, nil
+		case fds[1].Revents != 0:
+			return endServer, nil
+		case fds[0].Revents&unix.POLLIN != 0:
+			r.crowd(time.Since(began) < atOnce)
+			return endNot, nil
+		case fds[0].Revents&unix.POLLHUP != 0:
+			return endFilter, nil
+		case fds[0].Revents&unix.POLLNVAL != 0:
+			return endNot, errors.New("poll: descriptor was closed")
+		}
+	}
+}
+
+// crowd counts the calls that nobody waited for. It is called by the reader whose turn it is.
+func (r *reader) crowd(waited bool) {
+	if !waited {
+		r.crowded = 0
+		return
+	}
+	if r.crowded++; r.crowded >= crowdedAfter {
+		r.crowded = 0
+		r.join()
+	}
+}
+
+// join starts another reader, if there may be one.
+func (l *listener) join() {
+	slot := l.freeSlot()
+	if slot < 0 {
+		return
+	}
+	// The leader waits for the others, so there is one to add to.
+	l.readers.Go(func() {
+		r := &reader{listener: l, slot: slot, flight: l.flights[slot]}
+		if r.prepare() {
+			r.read()
+		}
+		l.mu.Lock()
+		l.reads[slot] = false
+		l.mu.Unlock()
+	})
+}
+
+// freeSlot takes a place among the readers; -1 if all are taken.
+func (l *listener) freeSlot() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i, taken := range l.reads {
+		if !taken {
+			l.reads[i] = true
+			return i
+		}
+	}
+	return -1
+}

@@ -123,7 +123,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 		t.row("direct paths", row)
 	}
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
-	t.row("listeners", fmt.Sprint(in.Listeners))
+	t.row("listeners", fmt.Sprintf("%d, answered by %d threads", in.Listeners, in.Readers))
 	t.row("calls answered", answered)
 	t.row("calls continued", fmt.Sprint(in.Continued))
 	t.row("ioctls made", fmt.Sprint(in.Ioctls))

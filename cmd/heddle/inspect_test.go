@@ -66,7 +66,7 @@ func inspectStatus(node string) api.Status {
 					Since: inspectNow, Next: inspectNow.Add(-time.Second)},
 			},
 		},
-		Interception: api.Interception{Listeners: 3, Answered: 100, Continued: 20,
+		Interception: api.Interception{Listeners: 3, Readers: 4, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10},
 		Policy: api.Policy{Policies: 2, Rules: 9, Revision: 16, Addresses: 12, Pairs: 4, Took: 1500 * time.Microsecond, Cut: 3,
 			Faults: []string{"policy x: member \"until\": held closed"}},

@@ -48,7 +48,7 @@ func testStatus() Status {
 			Overlay: []model.PeerPath{{Node: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), State: model.PeerBlocked, Reason: "fallback_blocked", Detail: "of 4 ports 0 refuse the option, 4 are silent", Since: started, Probed: started, Next: started}},
 			Probes:  map[string]uint64{"answered": 8, "refused": 0, "silent": 8},
 		},
-		Interception: Interception{Listeners: 3, Answered: 100, Continued: 20,
+		Interception: Interception{Listeners: 3, Readers: 4, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10},
 		Policy: Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},

@@ -26,6 +26,7 @@ var (
 		"1 while the agent follows the store, 0 while it works from what it last saw.", nil, nil)
 	revisionDesc  = prometheus.NewDesc("heddle_store_revision", "Store revision the agent has applied.", nil, nil)
 	listenersDesc = prometheus.NewDesc("heddle_intercept_listeners", "Seccomp listeners held.", nil, nil)
+	readersDesc   = prometheus.NewDesc("heddle_intercept_readers", "Threads that answer trapped calls: one a listener, more while callers wait.", nil, nil)
 	answeredDesc  = prometheus.NewDesc("heddle_intercept_answered_total",
 		"Trapped calls answered with a socket of the node or with the container's own view.", nil, nil)
 	continuedDesc = prometheus.NewDesc("heddle_intercept_continued_total",
@@ -80,7 +81,7 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, answeredDesc, continuedDesc, ioctlsDesc,
+	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
@@ -151,6 +152,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))
+	gauge(readersDesc, float64(in.Readers))
 	counter(answeredDesc, in.Answered)
 	counter(continuedDesc, in.Continued)
 	counter(ioctlsDesc, in.Ioctls)

@@ -25,7 +25,7 @@ func TestMetrics(t *testing.T) {
 	}
 	want := []string{
 		"heddle_endpoints 2", "heddle_peers 1", "heddle_store_healthy 1", "heddle_store_revision 17",
-		"heddle_intercept_listeners 3", "heddle_intercept_answered_total 100", "heddle_intercept_continued_total 20",
+		"heddle_intercept_listeners 3", "heddle_intercept_readers 4", "heddle_intercept_answered_total 100", "heddle_intercept_continued_total 20",
 		`heddle_intercept_failed_total{cause="caller_gone"} 1`, `heddle_intercept_premade_total{result="hit"} 90`,
 		`heddle_intercept_premade_total{result="miss"} 10`, `heddle_feature{feature="bpf_btf"} 1`,
 		`heddle_endpoint_opened_total{endpoint="n1/c1"} 7`, `heddle_endpoint_accepted_total{endpoint="n1/c1"} 6`,

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -232,6 +233,50 @@ func tryManyThreadsAndSignals(t *testing.T) {
 		strays = o.Open
 		return s.Stats().Failed["caller_gone"] > 0
 	})
+}
+
+// When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end.
+func TestReadersJoin(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	if n := s.Stats().Readers; n != 1 {
+		t.Errorf("%d readers for one caller, want 1", n)
+	}
+	const threads, calls = 16, 16 * 500
+	var most atomic.Int64
+	stop := make(chan struct{})
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				most.Store(max(most.Load(), int64(s.Stats().Readers)))
+				runtime.Gosched()
+			}
+		}
+	}()
+	for range 100 { // nobody waits for as long as the machine runs one thread at a time
+		o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
+		if o.OK != calls || o.Errno != 0 || o.Strange != 0 || o.Open != 0 {
+			t.Errorf("%d good of %d, %d strange, %d left open, first errno %v", o.OK, calls, o.Strange, o.Open, unix.Errno(o.Errno))
+		}
+		if t.Failed() || most.Load() > 1 {
+			break
+		}
+	}
+	close(stop)
+	<-watched
+	if most := most.Load(); most < 2 || most > maxReaders {
+		t.Errorf("at most %d readers at a time, want 2 to %d", most, maxReaders)
+	}
+	eventually(t, "readers that joined end", func() bool { return s.Stats().Readers == 1 })
 }
 
 func TestIdentityFailsClosed(t *testing.T) {

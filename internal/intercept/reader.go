@@ -18,7 +18,7 @@ const (
 	crowdedAfter = 8
 	// atOnce is how quickly poll returns when a call was there.
 	atOnce = 5 * time.Microsecond
-	// spareStays is how long a reader that joined waits for a call before it ends.
+	// spareStays is how long a reader that joined waits for its turn, and then for a call, before it ends.
 	spareStays = 5 * time.Millisecond
 )
 
@@ -74,6 +74,8 @@ func (r *reader) prepare() bool {
 
 // read receives and answers calls until it has to end.
 func (r *reader) read() (finished bool) {
+	r.srv.readers.Add(1)
+	defer r.srv.readers.Add(-1)
 	for {
 		end, err := r.next()
 		if err != nil {
@@ -105,7 +107,9 @@ const (
 
 // next waits for the reader's turn, then for a call, and receives it.
 func (r *reader) next() (end, error) {
-	r.turn.take()
+	if !r.turn.take(r.patience()) {
+		return endIdle, nil
+	}
 	defer r.turn.pass()
 	for {
 		end, err := r.wait()
@@ -121,6 +125,14 @@ func (r *reader) next() (end, error) {
 			return endNot, fmt.Errorf("receive: %w", err)
 		}
 	}
+}
+
+// patience is how long the reader waits for something to do; less than 0 means for ever.
+func (r *reader) patience() time.Duration {
+	if r.leads {
+		return -1
+	}
+	return spareStays
 }
 
 // claim notes whom the reader answers from now on. It is the reader's turn, so calls get their numbers in the order of
@@ -163,13 +175,13 @@ func (r *reader) done() {
 // join.
 func (r *reader) wait() (end, error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
-	patience := -1
-	if !r.leads {
-		patience = int(spareStays / time.Millisecond)
+	timeout := -1
+	if patience := r.patience(); patience >= 0 {
+		timeout = int(patience.Milliseconds())
 	}
 	for {
 		began := time.Now()
-		n, err := unix.Poll(fds[:], patience)
+		n, err := unix.Poll(fds[:], timeout)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:

@@ -161,6 +161,7 @@ func (s *Server) Stats() Stats {
 	c := &s.counters
 	st := Stats{
 		Listeners: listeners,
+		Readers:   int(s.readers.Load()),
 		Ready:     int(s.refiller.total.Load()),
 		Answered:  c.answered.Load(),
 		Continued: c.continued.Load(),

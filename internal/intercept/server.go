@@ -97,6 +97,7 @@ type Config struct {
 // Stats are counters since the server started, and gauges where said.
 type Stats struct {
 	Listeners int               // gauge: listeners being served
+	Readers   int               // gauge: threads that answer their calls
 	Ready     int               // gauge: sockets made ahead
 	Answered  uint64            // calls answered with a socket
 	Continued uint64            // calls left to the kernel: not for TCP over IPv4 or IPv6
@@ -128,6 +129,7 @@ type Server struct {
 	counters counters
 	refiller refiller
 	crates   crateMaker
+	readers  atomic.Int32  // running
 	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
 	stop     context.CancelFunc
 	ctx      context.Context // done once the server closes
@@ -151,6 +153,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
 	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
+	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {
 		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
 	}
@@ -158,8 +161,10 @@ func Listen(cfg Config) (_ *Server, err error) {
 		if err != nil && s.proc >= 0 {
 			closeFD(int(s.proc))
 		}
-		if err != nil && s.stopFD >= 0 {
-			closeFD(s.stopFD)
+		for _, fd := range []int{s.stopFD, s.refiller.wakeFD} {
+			if err != nil && fd >= 0 {
+				closeFD(fd)
+			}
 		}
 	}()
 	if s.proc, err = openProc(); err != nil {
@@ -169,6 +174,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("eventfd: %w", err)
+	}
+	if s.refiller.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	if err := s.openSocket(); err != nil {
@@ -287,6 +295,7 @@ func (s *Server) Close() {
 	defer close(s.released)
 	s.stop()
 	_, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the only write ever: it cannot fail
+	s.refiller.wake()
 	s.socket.Close()
 	s.tasks.Wait()
 	s.mu.Lock()
@@ -297,6 +306,7 @@ func (s *Server) Close() {
 		s.refiller.drop(e)
 	}
 	closeFD(s.stopFD)
+	closeFD(s.refiller.wakeFD)
 	closeFD(int(s.proc))
 	s.lock.Close()
 }

@@ -158,7 +158,8 @@ func (st *stock) close() []socket {
 	return left
 }
 
-// refiller makes sockets ahead of need. One goroutine runs it; the answering threads only queue stocks.
+// refiller makes sockets ahead of need. One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
+// threads only queue stocks. (A goroutine that waits for a channel and is locked to a thread takes two other threads to wake.)
 type refiller struct {
 	log    *slog.Logger
 	maker  SocketMaker
@@ -166,6 +167,7 @@ type refiller struct {
 	max    int64        // ready sockets of all stocks together
 	total  atomic.Int64 // sockets in stocks, or being made for one
 	queue  chan *stock
+	wakeFD int // eventfd; written to when the queue has something, or the refiller has to end
 	failed func(model.EndpointID, error)
 }
 
@@ -176,26 +178,36 @@ func (r *refiller) request(st *stock) {
 	}
 	select {
 	case r.queue <- st:
+		r.wake()
 	default:
 		st.queued.Store(false)
 	}
 }
 
-// run fills stocks until ctx is done.
+// wake makes run look at its queue and its context.
+func (r *refiller) wake() {
+	_, _ = unix.Write(r.wakeFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 wakes that nobody has seen
+}
+
+// run fills stocks until ctx is done and wake was called.
 func (r *refiller) run(ctx context.Context) {
 	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
 	runtime.LockOSThread()
 	if err := yieldToAll(); err != nil {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
-	for {
+	var wakes [8]byte
+	for ctx.Err() == nil {
 		select {
-		case <-ctx.Done():
-			return
 		case st := <-r.queue:
 			st.queued.Store(false)
 			if err := r.fill(ctx, st); err != nil {
 				r.failed(st.endpoint, err)
+			}
+		default:
+			if _, err := unix.Read(r.wakeFD, wakes[:]); err != nil && err != unix.EINTR {
+				r.log.Error("no more sockets are made ahead: answers will be slower", "err", err)
+				return
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,20 +19,28 @@ const (
 	turnAwaited // taken, and perhaps somebody sleeps
 )
 
-// take waits until the turn is the caller's.
-func (t *turn) take() {
+// take waits until the turn is the caller's, but not longer than patience; less than 0 means for ever. It reports whether it is.
+func (t *turn) take(patience time.Duration) bool {
 	if t.state.CompareAndSwap(turnFree, turnTaken) {
-		return
+		return true
+	}
+	var timeout *unix.Timespec
+	if patience >= 0 {
+		ts := unix.NsecToTimespec(int64(patience))
+		timeout = &ts
 	}
 	for t.state.Swap(turnAwaited) != turnFree {
-		t.futex(futexWait, turnAwaited)
+		if t.futex(futexWait, turnAwaited, timeout) == unix.ETIMEDOUT {
+			return false
+		}
 	}
+	return true
 }
 
 // pass gives the turn to one that waits for it.
 func (t *turn) pass() {
 	if t.state.Swap(turnFree) == turnAwaited {
-		t.futex(futexWake, 1)
+		_ = t.futex(futexWake, 1, nil)
 	}
 }
 
@@ -42,6 +51,8 @@ const (
 )
 
 // futex may return early, for any reason: take looks again.
-func (t *turn) futex(op int, value uint32) {
-	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&t.state)), uintptr(op), uintptr(value), 0, 0, 0)
+func (t *turn) futex(op int, value uint32, timeout *unix.Timespec) unix.Errno {
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&t.state)), uintptr(op), uintptr(value),
+		uintptr(unsafe.Pointer(timeout)), 0, 0)
+	return errno
 }

@@ -101,7 +101,7 @@ func TestErrnoTable(t *testing.T) {
 
 func TestStock(t *testing.T) {
 	m := &testMaker{}
-	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1)}
+	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1), wakeFD: -1}
 	e := newEndpoint(testEndpoint)
 	ctx := context.Background()
 	own := self()

@@ -40,7 +40,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Direct:    a.prober.Paths(),
 		PeersAway: gone,
 		Interception: api.Interception{
-			Listeners: st.Listeners, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
+			Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
 			PremadeHits: st.Premade, PremadeMisses: st.Inline,
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),

@@ -1,7 +1,7 @@
 // Package intercept answers trapped calls: socket() with sockets made in the agent's own network namespace.
 //
 // An OCI runtime installs a seccomp filter whose listener it hands to the agent over a Unix socket
-// (handoff.go). Every listener gets one goroutine on one OS thread (listener.go) that receives the trapped
+// (handoff.go). Every listener (listener.go) gets a reader: a goroutine on an OS thread of its own (reader.go) that receives the trapped
 // calls, reads their integer arguments (classify.go) and answers each: with a ready socket (stock.go), with
 // an errno (failure.go), or by letting the kernel go on with the call in the container's own namespace.
 // kernel.go holds the raw system calls. Package park keeps listeners alive while no agent runs.

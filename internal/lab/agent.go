@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,6 +31,7 @@ const (
 type programs struct {
 	self, agent, wrapper, runc string
 	agentArgs                  []string // added to the agent's command line
+	nodeArgs                   map[string][]string
 }
 
 // findPrograms finds Heddle's own programs beside this one, or in PATH, and runc.
@@ -134,7 +136,7 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 		return err
 	}
 	defer logFile.Close()
-	ended, err := l.startIn(node, group, logFile, append(append([]string{p.agent}, l.agentArgs(s, node, group)...), p.agentArgs...))
+	ended, err := l.startIn(node, group, logFile, slices.Concat([]string{p.agent}, l.agentArgs(s, node, group), p.agentArgs, p.nodeArgs[node]))
 	if err != nil {
 		return err
 	}

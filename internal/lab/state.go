@@ -41,6 +41,8 @@ type Size struct {
 	Nodes, Containers int
 	// AgentArgs are added to the command lines of agents that are started now, and not remembered.
 	AgentArgs []string
+	// NodeArgs are added behind them for the nodes named.
+	NodeArgs map[string][]string
 	// Prefix6 is State.Prefix6.
 	Prefix6 string
 	// StoreMembers is State.StoreMembers.
@@ -245,6 +247,15 @@ type Network struct {
 	JoinFile   string   // of the first node
 	Netns      string   // path of the first node's network namespace, where the store can be reached
 	APISockets []string // of the nodes' agents, in order
+	Nodes      []NodeAccess
+}
+
+// NodeAccess is what programs need that act on a node as a container engine would.
+type NodeAccess struct {
+	Name           string
+	Netns          string     // path of its network namespace
+	Underlay       netip.Addr // what other nodes reach it by
+	SeccompSocket  string     // where container runtimes hand listeners over
 }
 
 func (s State) networkID() model.NetworkID { return model.NetworkID(s.Index + 1) }
@@ -261,7 +272,9 @@ func (l Lab) Network() (Network, error) {
 	first := nodeName(1)
 	n := Network{ID: s.networkID(), JoinFile: filepath.Join(l.nodeDir(first), "join.pem"), Netns: l.netns(first)}
 	for i := range s.Nodes {
-		n.APISockets = append(n.APISockets, l.apiSocket(nodeName(i+1)))
+		name := nodeName(i + 1)
+		n.APISockets = append(n.APISockets, l.apiSocket(name))
+		n.Nodes = append(n.Nodes, NodeAccess{Name: name, Netns: l.netns(name), Underlay: s.nodeAddr(name), SeccompSocket: l.seccompSocket(name)})
 	}
 	return n, nil
 }

@@ -54,7 +54,7 @@ func (l Lab) Up(ctx context.Context, size Size, progress io.Writer) (err error) 
 	if u.programs, err = findPrograms(); err != nil {
 		return err
 	}
-	u.programs.agentArgs = size.AgentArgs
+	u.programs.agentArgs, u.programs.nodeArgs = size.AgentArgs, size.NodeArgs
 	if u.groups, err = findCgroups(); err != nil {
 		return err
 	}
@@ -136,11 +136,8 @@ func (u *up) wire(context.Context) error {
 		}
 	}
 	for _, c := range u.state.containers() {
-		err := netns.Do(u.lab.netns(c.suffix()), func() error {
-			return errors.Join(netcfg.SetupLoopback(nil), netcfg.SetCongestionControl(congestionControl))
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", c, err)
+		if err := u.lab.setupContainer(c); err != nil {
+			return err
 		}
 	}
 	if err := u.plug(hosts); err != nil {
@@ -152,6 +149,27 @@ func (u *up) wire(context.Context) error {
 		}
 	}
 	return nil
+}
+
+// setupContainer configures the network namespace of c as a container engine would.
+func (l Lab) setupContainer(c container) error {
+	err := netns.Do(l.netns(c.suffix()), func() error {
+		return errors.Join(netcfg.SetupLoopback(nil), netcfg.SetCongestionControl(congestionControl))
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %w", c, err)
+	}
+	return nil
+}
+
+// AddNamespace makes a network namespace as those of the lab's containers are, for a further container of node that is the
+// caller's: it is not in the lab's list, but goes with the lab. i counts from 1 and must be none of the lab's.
+func (l Lab) AddNamespace(node string, i int) (name, path string, err error) {
+	c := container{node, fmt.Sprintf("c%d", i)}
+	if err := netns.Create(l.netnsName(c.suffix())); err != nil {
+		return "", "", err
+	}
+	return c.String(), l.netns(c.suffix()), l.setupContainer(c)
 }
 
 // setupHost configures the calling thread's network namespace, that of host name on the fabric.

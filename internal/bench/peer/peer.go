@@ -61,6 +61,7 @@ var actions = map[string]action{
 	"rr":     client(roundTrips),
 	"crr":    client(connections),
 	"hold":   client(hold),
+	"crowd":  crowd,
 	"meter":  meter,
 	"guard":  guard,
 	"watch":  watch,
@@ -73,10 +74,10 @@ var actions = map[string]action{
 	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, meter, guard, watch, await, steps, syscalls, memcache or http, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, crowd, meter, guard, watch, await, steps, syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, meter, guard, watch, await, steps, syscalls, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, crowd, meter, guard, watch, await, steps, syscalls, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)

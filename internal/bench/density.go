@@ -1,0 +1,272 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/bench/peer"
+	"heddle.dev/heddle/internal/model"
+)
+
+// The density experiment: what more and more containers on one node, and more and more live connections, cost the node and
+// each other. The node is a lab's second one, because its agent runs no store; servers are on both nodes. A container is a
+// network namespace, an endpoint and a thread of a peer's crowd.
+
+// Sizes of the experiment.
+var (
+	DensityContainers  = []int{10, 100, 300, 1000}
+	DensityConnections = []int{0, 1000, 10000, 30000, 100000}
+	DensityRates       = []float64{1000, 3000, 10000}
+)
+
+// The bounds of what may be asked for.
+const (
+	// MaxDensityContainers is below the number of listeners that an agent takes (intercept.DefaultMaxListeners).
+	MaxDensityContainers  = 1900
+	MaxDensityConnections = 200000
+	maxDensityRate        = 100000
+	minDensityDuration    = 50 * time.Millisecond
+)
+
+// DensityOptions say what to measure.
+type DensityOptions struct {
+	Containers  []int     // on the node, ascending
+	Connections []int     // live at once, ascending, the first 0, all with the last number of containers
+	Rates       []float64 // calls of socket() a second
+	Scopes      []Scope   // of connections
+	Rounds      int       // of latencies, at each step
+	Duration    time.Duration
+	Program     []string // words that run peer.Main
+	Progress    io.Writer
+}
+
+// Validate reports what is out of bounds.
+func (o DensityOptions) Validate() error {
+	if err := (Options{Runs: o.Rounds, Duration: max(o.Duration, time.Second)}).Validate(); err != nil {
+		return err
+	}
+	if o.Duration < minDensityDuration {
+		return fmt.Errorf("--duration %s: want %s or more", o.Duration, minDensityDuration)
+	}
+	if len(o.Containers) == 0 || !slices.IsSorted(o.Containers) || o.Containers[0] < 1 || o.Containers[len(o.Containers)-1] > MaxDensityContainers {
+		return fmt.Errorf("--containers %v: want numbers in ascending order, 1..%d", o.Containers, MaxDensityContainers)
+	}
+	if len(o.Connections) == 0 || o.Connections[0] != 0 || !slices.IsSorted(o.Connections) || o.Connections[len(o.Connections)-1] > MaxDensityConnections {
+		return fmt.Errorf("--connections %v: want numbers in ascending order, the first 0, at most %d", o.Connections, MaxDensityConnections)
+	}
+	for _, r := range o.Rates {
+		if r < 1 || r > maxDensityRate {
+			return fmt.Errorf("--rates %g: want 1..%d", r, maxDensityRate)
+		}
+	}
+	if len(o.Scopes) == 0 {
+		return errors.New("--scopes: name at least one")
+	}
+	return nil
+}
+
+// DensityNode is one of the lab's two nodes.
+type DensityNode struct {
+	Agent         *api.Client
+	Netns         string // path of its network namespace
+	Underlay      netip.Addr
+	SeccompSocket string
+	// AddNamespace makes the network namespace of container i, which counts from 1; names and path are what an endpoint has.
+	AddNamespace func(i int) (name, path string, err error)
+}
+
+// DensityLab is a lab of two nodes that is up and goes, with the namespaces that were added, when the experiment is over.
+// The second node's agent must have room for the containers in its prefix.
+type DensityLab struct {
+	Nodes [2]DensityNode
+	First int // first number of a container that is free, on both nodes
+}
+
+// densityServers is how many servers there are on each node and for each mode: as many as keep the connections of one
+// node in host mode below half of the source ports to each.
+const densityServers = 8
+
+// DensityResult is the outcome of RunDensity.
+type DensityResult struct {
+	Machine string `json:"machine"`
+	// Background is how many processors other programs kept busy before it began.
+	Background  float64       `json:"background_cpus"`
+	Rounds      int           `json:"rounds"`
+	DurationS   float64       `json:"duration_s"`
+	TookS       float64       `json:"took_s"`
+	Containers  []DensityStep `json:"containers"`
+	Connections []DensityLive `json:"connections"`
+}
+
+// DensityLatency is what connects took from containers of one mode to servers: of one container, and of all in turn.
+// Spreads are over rounds.
+type DensityLatency struct {
+	Mode    Mode   `json:"mode"`
+	Clients string `json:"clients"` // "one" or "all"
+	P50Us   Spread `json:"socket_connect_p50_us"`
+	P99Us   Spread `json:"socket_connect_p99_us"`
+	Socket  Spread `json:"socket_p50_us"`
+}
+
+// DensityAccept is how many connections a second one listener accepted, of several clients that connected at the same time.
+type DensityAccept struct {
+	Mode Mode    `json:"mode"`
+	PerS float64 `json:"accepted_per_s"`
+}
+
+// DensityRest is what the agent uses when nothing happens.
+type DensityRest struct {
+	CPU          float64 `json:"cpus"` // of one processor
+	SwitchesPerS float64 `json:"voluntary_switches_per_s"`
+}
+
+// densityRun is an experiment that goes on.
+type densityRun struct {
+	place   DensityLab
+	options DensityOptions
+	begun   time.Time
+	crowd   *crowdProcess
+	pid     int // of the second node's agent
+
+	names, paths []string // of the containers there are
+	members      int      // of the crowd
+	clients      map[Mode][]int
+	servers      map[Scope]map[Mode][]netip.AddrPort
+	before       densityMemory // without containers
+	parts        densityParts
+	makeMs       []float64
+	failedBefore [2]api.Status
+}
+
+// RunDensity runs the experiment in a lab that is up. It leaves containers in it: the lab has to go.
+func RunDensity(ctx context.Context, place DensityLab, o DensityOptions) (result DensityResult, err error) {
+	if err := o.Validate(); err != nil {
+		return result, err
+	}
+	r := &densityRun{place: place, options: o, begun: time.Now(), clients: map[Mode][]int{}, servers: map[Scope]map[Mode][]netip.AddrPort{}}
+	result.Rounds, result.DurationS = o.Rounds, o.Duration.Seconds()
+	if result.Background, err = Background(ctx); err != nil {
+		return result, err
+	}
+	if r.crowd, err = startCrowd(ctx, o.Program); err != nil {
+		return result, err
+	}
+	defer r.crowd.stop()
+	if err := r.prepare(ctx); err != nil {
+		return result, r.explain(ctx, err)
+	}
+	for _, n := range o.Containers {
+		step, err := r.containers(ctx, n)
+		if err != nil {
+			return result, r.explain(ctx, fmt.Errorf("%d containers: %w", n, err))
+		}
+		result.Containers = append(result.Containers, step)
+	}
+	for _, scope := range o.Scopes {
+		for _, mode := range Modes {
+			c, err := r.connections(ctx, scope, mode)
+			if err != nil {
+				return result, r.explain(ctx, err)
+			}
+			result.Connections = append(result.Connections, c...)
+		}
+	}
+	result.TookS = time.Since(r.begun).Seconds()
+	return result, nil
+}
+
+func (r *densityRun) say(format string, args ...any) {
+	// Progress is a courtesy; the measurement goes on without it.
+	_, _ = fmt.Fprintf(r.options.Progress, "[%4.0f s] %s\n", time.Since(r.begun).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// explain adds to an error what the agents have refused since the beginning, by their names for it.
+func (r *densityRun) explain(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	for i, n := range r.place.Nodes {
+		now, serr := n.Agent.Status(ctx)
+		if serr != nil {
+			return errors.Join(err, serr)
+		}
+		for reason, count := range now.Interception.Failed {
+			if more := count - r.failedBefore[i].Interception.Failed[reason]; more > 0 {
+				err = fmt.Errorf("%w; node %d: %s %d times", err, i+1, reason, more)
+			}
+		}
+		for k, c := range now.Counters {
+			if before := r.failedBefore[i].Counters; k < len(before) && c.Value > before[k].Value && (c.Kind == model.KindDrop || c.Kind == model.KindRefusal) {
+				err = fmt.Errorf("%w; node %d: %s %d times", err, i+1, c.Name, c.Value-before[k].Value)
+			}
+		}
+	}
+	return err
+}
+
+// prepare brings the servers up.
+func (r *densityRun) prepare(ctx context.Context) error {
+	for i, n := range r.place.Nodes {
+		status, err := n.Agent.Status(ctx)
+		if err != nil {
+			return err
+		}
+		r.failedBefore[i], r.pid = status, status.PID // the second's in the end
+	}
+	for i, n := range r.place.Nodes {
+		scope := Scopes[i] // the first node's are between nodes
+		r.servers[scope] = map[Mode][]netip.AddrPort{}
+		for range densityServers {
+			if err := r.serve(ctx, n, scope, r.place.First+len(r.servers[scope][Heddle])); err != nil {
+				return err
+			}
+		}
+	}
+	var err error
+	if r.before, err = r.settled(ctx); err != nil {
+		return err
+	}
+	r.say("%d servers on each node; the agent of n2 has %.0f MB", densityServers, r.before.agent/1e6)
+	return nil
+}
+
+// serve makes container i of a node, with a server in each mode.
+func (r *densityRun) serve(ctx context.Context, n DensityNode, scope Scope, i int) error {
+	name, path, err := n.AddNamespace(i)
+	if err != nil {
+		return err
+	}
+	e, err := n.Agent.CreateEndpoint(ctx, api.EndpointRequest{Name: name, NetnsPath: path, Intercepted: true})
+	if err != nil {
+		return fmt.Errorf("make endpoint %s: %w", name, err)
+	}
+	first := r.members
+	err = r.join(ctx, []peer.CrowdMember{{Netns: n.Netns}, {Netns: path}, {Netns: path, Endpoint: name, Socket: n.SeccompSocket}})
+	if err != nil {
+		return err
+	}
+	reply, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdServe, Members: []int{first, first + 1, first + 2}})
+	if err != nil {
+		return err
+	}
+	for k, mode := range Modes {
+		addr := e.Addr4()
+		if mode == Host {
+			addr = n.Underlay
+		}
+		r.servers[scope][mode] = append(r.servers[scope][mode], netip.AddrPortFrom(addr, reply.Ports[k]))
+	}
+	return nil
+}
+
+func (r *densityRun) join(ctx context.Context, members []peer.CrowdMember) error {
+	_, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdJoin, Join: members})
+	r.members += len(members)
+	return err
+}

@@ -184,7 +184,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg) }); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)
 	}
-	if err := setHostSide(h, host, cfg); err != nil {
+	if err := setHostSide(h, host, cfg, made); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: %w", cfg.ID, err)
 	}
 	inode, err := inodeOf(ns)
@@ -378,8 +378,9 @@ func defaultDst(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// setHostSide sets the node's end up and leads the endpoint's addresses to it.
-func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error {
+// setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the device was made just now:
+// nothing of an earlier state leads to it.
+func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	name, index := host.Attrs().Name, host.Attrs().Index
 	alias := cfg.Name[:min(len(cfg.Name), maxAlias)]
 	if host.Attrs().Alias != alias {
@@ -405,12 +406,15 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error
 	if err != nil {
 		return fmt.Errorf("device lo: %w", err)
 	}
-	have, err := ownRoutes(h)
-	if err != nil {
-		return err
-	}
-	if err := dropOldAddrs(h, have, index, cfg); err != nil {
-		return err
+	routes := &ownedRoutes{h: h}
+	if !fresh {
+		have, err := routes.list()
+		if err != nil {
+			return err
+		}
+		if err := dropOldAddrs(h, have, index, cfg); err != nil {
+			return err
+		}
 	}
 	neighbours := map[netip.Addr]string{}
 	for _, a := range cfg.Addrs {
@@ -422,12 +426,12 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig) error
 	for _, a := range cfg.Addrs {
 		dst := netip.PrefixFrom(a, a.BitLen())
 		r := route{table: unix.RT_TABLE_MAIN, dst: dst, kind: unix.RTN_UNICAST, link: index, src: sameFamily(a, cfg.Gateways), advMSS: loopbackMSS(a)}
-		if err := ensureRoute(h, have, r); err != nil {
+		if err := routes.ensure(r); err != nil {
 			return err
 		}
 		local := route{table: cfg.Table, dst: dst, kind: unix.RTN_LOCAL, link: lo.Attrs().Index}
 		if cfg.Intercepted {
-			err = ensureRoute(h, have, local)
+			err = routes.ensure(local)
 		} else {
 			err = deleteRoute(h, local)
 		}

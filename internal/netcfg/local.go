@@ -24,11 +24,17 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 		return nil, err
 	}
 	defer h.Close()
+	// So the kernel gives the routes of one table only: others have some for every endpoint. Without it (before 4.20) it
+	// gives all.
+	_ = h.SetStrictCheck(true)
 	var out []netip.Prefix
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := dump(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
 		})
+		if errors.Is(err, unix.ENOENT) {
+			continue // the kernel has no such table of this family
+		}
 		if err != nil {
 			return nil, fmt.Errorf("list local routes: %w", err)
 		}

@@ -103,14 +103,10 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	if err != nil {
 		return fmt.Errorf("device %s: %w", name, err)
 	}
-	have, err := ownRoutes(h)
-	if err != nil {
-		return err
-	}
 	// By way of the endpoint's address, whose hardware address is known: nobody answers for a mirror address.
 	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
 		link: host.Attrs().Index, gw: cfg.Addr, onlink: true}
-	if err := ensureRoute(h, have, mirror); err != nil {
+	if err := (&ownedRoutes{h: h}).ensure(mirror); err != nil {
 		return err
 	}
 	if err := setSysctl("ipv4/conf/"+name+"/route_localnet", "1"); err != nil {

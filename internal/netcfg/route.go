@@ -128,6 +128,41 @@ func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	return nil
 }
 
+// ownedRoutes are Heddle's routes, listed once they are needed: there are some for every endpoint of the node.
+type ownedRoutes struct {
+	h    *netlink.Handle
+	have map[routeKey]route // nil until they are listed
+}
+
+// list gives all of them.
+func (o *ownedRoutes) list() (map[routeKey]route, error) {
+	if o.have != nil {
+		return o.have, nil
+	}
+	have, err := ownRoutes(o.h)
+	o.have = have
+	return have, err
+}
+
+// ensure is ensureRoute, which has to look at routes only if want cannot just be added. One that is there is not changed by
+// the attempt.
+func (o *ownedRoutes) ensure(want route) error {
+	if o.have == nil {
+		err := o.h.RouteAdd(want.netlink())
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("route %v: %w", want, err)
+		}
+	}
+	have, err := o.list()
+	if err != nil {
+		return err
+	}
+	return ensureRoute(o.h, have, want)
+}
+
 // replaceRoute is ensureRoute for a namespace where another's route to the same destination gives way.
 func replaceRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	if old, ours := have[want.key()]; ours && old == want {

@@ -183,12 +183,12 @@ func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
 
 // ensureClsact adds the qdisc that holds filters of both directions unless it is there.
 func ensureClsact(h *netlink.Handle, link netlink.Link) error {
-	there, err := hasClsact(h, link)
-	if err != nil || there {
-		return err
-	}
-	err = h.QdiscAdd(newClsact(link.Attrs().Index))
+	// Added before it is looked for: the kernel lists the qdiscs of all devices.
+	err := h.QdiscAdd(newClsact(link.Attrs().Index))
 	if errors.Is(err, unix.EEXIST) {
+		if there, err := hasClsact(h, link); err != nil || there {
+			return err
+		}
 		return fmt.Errorf("device %s has an ingress qdisc, which excludes clsact; delete it (tc qdisc del dev %[1]s ingress)", link.Attrs().Name)
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -208,7 +209,7 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) error {
 	have := map[netip.Addr]string{}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(link, family) })
+		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
 		if err != nil {
 			return fmt.Errorf("list neighbours of device %d: %w", link, err)
 		}
@@ -219,6 +220,22 @@ func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) erro
 		}
 	}
 	return setEntries(h, "neighbour", have, want, neighbourEntry(link))
+}
+
+// neighboursOf lists the neighbours of one device in the calling thread's network namespace. The library's own list is the
+// kernel's of all devices, of which it keeps one's.
+func neighboursOf(link, family int) (list []netlink.Neigh, err error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
+	req.AddData(&netlink.Ndmsg{Family: uint8(family)})
+	req.AddData(nl.NewRtAttr(unix.NDA_IFINDEX, nl.Uint32Attr(uint32(link))))
+	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEIGH)
+	for _, m := range messages {
+		n, derr := netlink.NeighDeserialize(m)
+		if derr == nil && n.LinkIndex == link && n.Family == family {
+			list = append(list, *n)
+		}
+	}
+	return list, err
 }
 
 func neighbourEntry(link int) func(netip.Addr, string) *netlink.Neigh {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -169,6 +170,22 @@ func newClsact(ifindex int) *netlink.GenericQdisc {
 }
 
 func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
+	// One device's is asked for by its place. A list is of all devices, whatever device it is asked for.
+	req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK)
+	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(link.Attrs().Index), Parent: netlink.HANDLE_CLSACT})
+	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC) // none with an error
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	for _, m := range messages {
+		attrs, perr := nl.ParseRouteAttr(m[nl.SizeofTcMsg:])
+		for _, a := range attrs {
+			if perr == nil && a.Attr.Type == nl.TCA_KIND {
+				return nl.BytesToString(a.Value) == "clsact", nil
+			}
+		}
+	}
+	// The kernel has no answer but that it has understood, or EINVAL, where there was one that is gone.
 	list, err := dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
 	if err != nil {
 		return false, fmt.Errorf("list qdiscs: %w", err)
@@ -183,7 +200,6 @@ func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
 
 // ensureClsact adds the qdisc that holds filters of both directions unless it is there.
 func ensureClsact(h *netlink.Handle, link netlink.Link) error {
-	// Added before it is looked for: the kernel lists the qdiscs of all devices.
 	err := h.QdiscAdd(newClsact(link.Attrs().Index))
 	if errors.Is(err, unix.EEXIST) {
 		if there, err := hasClsact(h, link); err != nil || there {

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"time"
@@ -15,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/plot"
 	"heddle.dev/heddle/internal/lab"
 )
 
@@ -120,4 +123,49 @@ func densityLab(ctx context.Context, name string, progress io.Writer) (place ben
 	return place, down, nil
 }
 
-func newBenchDensityReportCmd() *cobra.Command { return &cobra.Command{Use: "report"} }
+// newBenchDensityReportCmd makes `heddle bench density report`.
+func newBenchDensityReportCmd() *cobra.Command {
+	var folder, document string
+	cmd := &cobra.Command{
+		Use:   "report",
+		Short: "Draw the curves and write the tables of results",
+		Long:  "Reads density.json in a folder, draws density.svg beside it, and writes the tables into a document, between its two marks.",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return reportDensity(folder, document)
+		},
+	}
+	cmd.Flags().StringVar(&folder, "folder", "docs/benchmarks", "where the results are, and the plot goes")
+	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	return cmd
+}
+
+func reportDensity(folder, document string) (err error) {
+	f, err := os.Open(filepath.Join(folder, "density.json"))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	result, err := bench.ReadDensity(f)
+	if err != nil {
+		return err
+	}
+	text := plot.Text{Title: "Many containers and many connections on one node", Subtitle: result.Machine}
+	err = writeFile(filepath.Join(folder, "density.svg"), func(w io.Writer) error { return plot.WriteDensity(w, result, text) })
+	if err != nil {
+		return err
+	}
+	var tables bytes.Buffer
+	if err := bench.WriteDensityDoc(&tables, result); err != nil {
+		return err
+	}
+	old, err := os.ReadFile(document)
+	if err != nil {
+		return err
+	}
+	changed, err := bench.ReplaceDensityDoc(old, tables.Bytes())
+	if err != nil {
+		return fmt.Errorf("%s: %w", document, err)
+	}
+	return writeFile(document, func(w io.Writer) error { _, err := w.Write(changed); return err })
+}

@@ -140,7 +140,6 @@ type densityRun struct {
 	servers      map[Scope]map[Mode][]netip.AddrPort
 	before       densityMemory // without containers
 	parts        densityParts
-	makeMs       []float64
 	failedBefore [2]api.Status
 }
 

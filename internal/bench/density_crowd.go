@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os/exec"
+	"runtime"
 	"syscall"
 
 	"heddle.dev/heddle/internal/bench/peer"
@@ -52,7 +53,7 @@ func startCrowd(ctx context.Context, program []string) (c *crowdProcess, err err
 func startTied(cmd *exec.Cmd, ended <-chan struct{}) error {
 	started := make(chan error)
 	go func() {
-		lockThread()
+		runtime.LockOSThread()
 		started <- cmd.Start()
 		<-ended
 	}()

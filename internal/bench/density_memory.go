@@ -7,13 +7,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
 )
-
-func lockThread() { runtime.LockOSThread() }
 
 // densityMemory is what takes memory, in bytes, and what else may run out.
 type densityMemory struct {

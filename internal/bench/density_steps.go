@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -28,14 +29,15 @@ type DensityStep struct {
 	AgentThreads int     `json:"agent_threads"`
 	AgentFiles   int     `json:"agent_files"`
 	HolderFiles  int     `json:"holder_files"`
-	// MakeMs is the time that one of this step's endpoints took to be made; JoinMs that one of its listeners took to be
-	// handed over and to give its first socket.
-	MakeMs  Spread           `json:"endpoint_made_ms"`
-	JoinMs  float64          `json:"listener_served_ms"`
-	Rest    DensityRest      `json:"at_rest"`
-	Latency []DensityLatency `json:"latency"`
-	Accept  []DensityAccept  `json:"accept"`
-	Paced   []DensityPaced   `json:"paced"`
+	// MakeMs is the time that one of this step's endpoints took to be made, and MakeCPUMs the agent's processor time for it;
+	// JoinMs that one of its listeners took to be handed over and to give its first socket, several at a time.
+	MakeMs    Spread           `json:"endpoint_made_ms"`
+	MakeCPUMs float64          `json:"endpoint_made_agent_cpu_ms"`
+	JoinMs    float64          `json:"listener_served_ms"`
+	Rest      DensityRest      `json:"at_rest"`
+	Latency   []DensityLatency `json:"latency"`
+	Accept    []DensityAccept  `json:"accept"`
+	Paced     []DensityPaced   `json:"paced"`
 }
 
 // DensityPaced is what the agent used while containers called socket() at a rate.
@@ -137,22 +139,16 @@ func (r *densityRun) grow(ctx context.Context, step *DensityStep) error {
 	for i := from; i < step.Containers; i++ {
 		name, path, err := node.AddNamespace(r.place.First + densityServers + i)
 		if err != nil || ctx.Err() != nil {
-			return fmt.Errorf("container %d: %w", i+1, cmpErr(err, ctx.Err()))
+			return fmt.Errorf("container %d: %w", i+1, errors.Join(err, ctx.Err()))
 		}
 		r.names, r.paths = append(r.names, name), append(r.paths, path)
 	}
 	if err := part(&r.parts.namespace, 1); err != nil {
 		return err
 	}
-	var took []float64
-	for i := from; i < step.Containers; i++ {
-		began := time.Now()
-		if _, err := node.Agent.CreateEndpoint(ctx, api.EndpointRequest{Name: r.names[i], NetnsPath: r.paths[i], Intercepted: true}); err != nil {
-			return fmt.Errorf("make endpoint %s: %w", r.names[i], err)
-		}
-		took = append(took, time.Since(began).Seconds()*1e3)
+	if err := r.makeEndpoints(ctx, step, from); err != nil {
+		return err
 	}
-	step.MakeMs = spreadOf(took)
 	if err := part(&r.parts.endpoint, 1); err != nil {
 		return err
 	}
@@ -176,12 +172,25 @@ func (r *densityRun) grow(ctx context.Context, step *DensityStep) error {
 	return err
 }
 
-func cmpErr(errs ...error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
+// makeEndpoints makes those of the containers from from on.
+func (r *densityRun) makeEndpoints(ctx context.Context, step *DensityStep, from int) error {
+	cpu, err := processorTime(r.pid)
+	if err != nil {
+		return err
 	}
+	var took []float64
+	for i := from; i < step.Containers; i++ {
+		began := time.Now()
+		if _, err := r.place.Nodes[1].Agent.CreateEndpoint(ctx, api.EndpointRequest{Name: r.names[i], NetnsPath: r.paths[i], Intercepted: true}); err != nil {
+			return fmt.Errorf("make endpoint %s: %w", r.names[i], err)
+		}
+		took = append(took, time.Since(began).Seconds()*1e3)
+	}
+	used, err := processorTime(r.pid)
+	if err != nil {
+		return err
+	}
+	step.MakeMs, step.MakeCPUMs = spreadOf(took), (used-cpu).Seconds()*1e3/float64(max(len(took), 1))
 	return nil
 }
 

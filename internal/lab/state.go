@@ -252,10 +252,10 @@ type Network struct {
 
 // NodeAccess is what programs need that act on a node as a container engine would.
 type NodeAccess struct {
-	Name           string
-	Netns          string     // path of its network namespace
-	Underlay       netip.Addr // what other nodes reach it by
-	SeccompSocket  string     // where container runtimes hand listeners over
+	Name          string
+	Netns         string     // path of its network namespace
+	Underlay      netip.Addr // what other nodes reach it by
+	SeccompSocket string     // where container runtimes hand listeners over
 }
 
 func (s State) networkID() model.NetworkID { return model.NetworkID(s.Index + 1) }

@@ -84,17 +84,19 @@ type crowdState struct {
 	held     int                   // connections that members keep
 	keep     atomic.Bool           // servers keep what they accept
 	drops    atomic.Int64          // counts drops: a server that has seen fewer closes what it keeps
+	over     atomic.Bool  // servers end
 	accepted atomic.Int64          // connections that servers keep
 	refused  atomic.Pointer[error] // why a server could not accept, the last time
 }
 
 // crowd is the command.
 func crowd(_ context.Context, _ settings, streams Streams) error {
-	runtime.GOMAXPROCS(runtime.NumCPU() + crowdRoom)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + crowdRoom))
 	if err := raiseFiles(); err != nil {
 		return err
 	}
 	var c crowdState
+	defer c.end()
 	out, in := json.NewEncoder(streams.Out), bufio.NewScanner(streams.In)
 	in.Buffer(nil, crowdLine)
 	if _, err := fmt.Fprintln(streams.Out, Ready); err != nil {
@@ -113,8 +115,15 @@ func crowd(_ context.Context, _ settings, streams Streams) error {
 			return err
 		}
 	}
-	// The connections end with the process.
 	return in.Err()
+}
+
+// end ends all members' threads, and with them their descriptors.
+func (c *crowdState) end() {
+	c.over.Store(true)
+	for _, m := range c.members {
+		close(m.work)
+	}
 }
 
 // raiseFiles lets each member have as many descriptors as this process may give it.
@@ -220,8 +229,14 @@ func (c *crowdState) join(specs []CrowdMember) error {
 		go m.live()
 		fresh = append(fresh, m)
 	}
+	if err := each(fresh, func(_ int, m *member) error { return m.enter() }); err != nil {
+		for _, m := range fresh {
+			close(m.work)
+		}
+		return err
+	}
 	c.members = append(c.members, fresh...)
-	return each(fresh, func(_ int, m *member) error { return m.enter() })
+	return nil
 }
 
 func (c *crowdState) serve(members []*member) (reply CrowdReply, err error) {

@@ -23,7 +23,7 @@ type member struct {
 	listener int
 }
 
-// live makes the goroutine a thread that nobody else uses. It ends with the process.
+// live makes the goroutine a thread that nobody else uses. The thread ends with it.
 func (m *member) live() {
 	runtime.LockOSThread()
 	for f := range m.work {
@@ -180,11 +180,11 @@ func (m *member) listen() (port uint16, err error) {
 // acceptPoll is how often a server that has nothing to accept looks whether it is to drop what it keeps, in milliseconds.
 const acceptPoll = 50
 
-// accept serves for as long as the process lives: connections are kept while c.keep is true, and ended at once otherwise.
+// accept serves until the crowd ends: connections are kept while c.keep is true, and ended at once otherwise.
 func (m *member) accept(c *crowdState) {
 	seen := c.drops.Load()
 	poll := [1]unix.PollFd{{Fd: int32(m.listener), Events: unix.POLLIN}}
-	for {
+	for !c.over.Load() {
 		if now := c.drops.Load(); now != seen {
 			for _, fd := range m.held {
 				_ = rawClose(fd) // frees the number in any case

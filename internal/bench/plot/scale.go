@@ -38,6 +38,7 @@ type curves struct {
 	left, right float64
 	top, bottom float64
 	title, unit string
+	under       string // what the numbers beneath the axis are
 	rules       []int
 	lines       []curve
 	low, high   float64 // of the axis
@@ -65,7 +66,7 @@ func WriteScale(w io.Writer, result bench.ScaleResult, text Text) error {
 	half := (plotWidth - scaleGap) / 2
 	panel := func(column int, top float64, title, unit string) *curves {
 		left := marginLeft + float64(column)*(half+scaleGap)
-		return &curves{c: c, left: left, right: left + half, top: top, bottom: top + scalePanelHeight, title: title, unit: unit, rules: rules}
+		return &curves{c: c, left: left, right: left + half, top: top, bottom: top + scalePanelHeight, title: title, unit: unit, under: "rules in force", rules: rules}
 	}
 	for i, scope := range bench.Scopes {
 		p := panel(i, scaleFirstRow, "socket() + connect() "+scope.Title()+", p50 (dotted: p99)", "us")
@@ -207,14 +208,14 @@ func (p *curves) grid() {
 		p.c.line(p.left, p.y(v), p.right, p.y(v), gridColour, 1, "")
 		number := fmt.Sprintf("%g", v)
 		if v >= 1000 {
-			number = thousands(int(math.Round(v)))
+			number = bench.Thousands(int(math.Round(v)))
 		}
 		p.c.text(p.left-8, p.y(v)+4, 12, greyColour, "end", "normal", number)
 	}
 	for _, n := range p.rules {
-		p.c.text(p.x(n), p.bottom+18, 12, greyColour, "middle", "normal", thousands(n))
+		p.c.text(p.x(n), p.bottom+18, 12, greyColour, "middle", "normal", bench.Thousands(n))
 	}
-	p.c.text((p.left+p.right)/2, p.bottom+scaleBelow-8, 12, greyColour, "middle", "normal", "rules in force")
+	p.c.text((p.left+p.right)/2, p.bottom+scaleBelow-8, 12, greyColour, "middle", "normal", p.under)
 	p.c.printf(`<text x="%.1f" y="%.1f" font-size="13" fill="%s" text-anchor="middle" transform="rotate(-90 %.1f %.1f)">%s</text>`+"\n",
 		p.left-50, (p.top+p.bottom)/2, greyColour, p.left-50, (p.top+p.bottom)/2, escape(p.unit))
 }
@@ -230,12 +231,4 @@ func (p *curves) line(l curve) {
 		}
 		p.c.printf(`<circle cx="%.1f" cy="%.1f" r="3.4" fill="%s"/>`+"\n", x, p.y(v.Median), l.colour)
 	}
-}
-
-// thousands writes 100000 as "100,000".
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

@@ -39,7 +39,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-density bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -63,6 +63,7 @@ help:
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
+	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
@@ -133,6 +134,11 @@ bench-peers: need-root build bench-packages
 	$(call install,docker.io iptables)
 	$(BIN)/heddle bench peers --up --lab peers --json docs/benchmarks/peers.json
 	$(BIN)/heddle bench peers report
+
+# docs/benchmarks.md, "Many containers".
+bench-density: need-root build lab-packages
+	$(BIN)/heddle bench density --lab density --json docs/benchmarks/density.json
+	$(BIN)/heddle bench density report
 
 # Kafka's jars at the versions of test/kafka/pom.xml, and with the contents of jars.sha256.
 kafka: $(OUT)/kafka/.checked

@@ -34,7 +34,7 @@ func newBenchDensityCmd() *cobra.Command {
 		Long: `Brings a lab of two nodes up and makes more and more containers on its second node, then more and more live connections between
 them and servers. At each step it measures memory, connects, how many connections a listener accepts, and what the agent uses
 at rest and while containers call socket() at fixed rates. A container is a network namespace, an endpoint and an intercepted thread of
-one process. The lab goes when it is done, also on Ctrl-C. The machine's memory and processors are measured: keep it otherwise idle.`,
+one process. The lab goes when it is done, also on Ctrl-C; one that was up before stays, and what was made in it goes. The machine's memory and processors are measured: keep it otherwise idle.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runBenchDensity(cmd.Context(), s, o, cmd.OutOrStdout(), os.Stderr)
@@ -47,7 +47,7 @@ one process. The lab goes when it is done, also on Ctrl-C. The machine's memory 
 	f.StringSliceVar(&s.scopes, "scopes", []string{"inter", "intra"}, "of live connections: inter (between nodes), intra (on one node)")
 	f.IntVar(&o.Rounds, "rounds", 3, "rounds of connects at each step")
 	f.DurationVar(&o.Duration, "duration", time.Second, "length of one measurement")
-	f.StringVar(&s.lab, "lab", "density", "name of the lab; one that is up goes")
+	f.StringVar(&s.lab, "lab", "density", "name of the lab; one that is up must have room for the containers")
 	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
 	cmd.AddCommand(newBenchDensityReportCmd())
 	return cmd
@@ -90,11 +90,16 @@ func runBenchDensity(ctx context.Context, s benchSettings, o bench.DensityOption
 	return s.writeFiles(result, nil)
 }
 
-// densityLab brings the lab up. down removes it with whatever was made in it.
+// densityLab brings the lab up, unless it is. down removes what it brought up, with whatever was made in it.
 func densityLab(ctx context.Context, name string, progress io.Writer) (place bench.DensityLab, down func() error, err error) {
 	l, err := lab.Open(name)
 	if err != nil {
 		return place, nil, err
+	}
+	if s, err := l.Load(); err == nil && s.Ready && s.Nodes >= 2 {
+		place, err = densityPlace(l, s.Containers)
+		place.Stays = true
+		return place, func() error { return nil }, err
 	}
 	down = func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTimeout)
@@ -111,16 +116,23 @@ func densityLab(ctx context.Context, name string, progress io.Writer) (place ben
 	if err := errors.Join(down(), l.Up(ctx, size, progress)); err != nil {
 		return place, nil, err
 	}
+	place, err = densityPlace(l, containers)
+	return place, down, err
+}
+
+// densityPlace finds what of a lab that is up is spoken to and changed.
+func densityPlace(l lab.Lab, containers int) (place bench.DensityLab, err error) {
 	network, err := l.Network()
 	if err != nil {
-		return place, nil, err
+		return place, err
 	}
 	place.First = containers + 1
-	for i, n := range network.Nodes {
+	for i, n := range network.Nodes[:len(place.Nodes)] {
 		place.Nodes[i] = bench.DensityNode{Agent: api.Dial(network.APISockets[i]), Netns: n.Netns, Underlay: n.Underlay, SeccompSocket: n.SeccompSocket,
-			AddNamespace: func(i int) (string, string, error) { return l.AddNamespace(n.Name, i) }}
+			AddNamespace:    func(i int) (string, string, error) { return l.AddNamespace(n.Name, i) },
+			RemoveNamespace: func(i int) error { return l.RemoveNamespace(n.Name, i) }}
 	}
-	return place, down, nil
+	return place, nil
 }
 
 // newBenchDensityReportCmd makes `heddle bench density report`.

@@ -78,19 +78,27 @@ type DensityNode struct {
 	Underlay      netip.Addr
 	SeccompSocket string
 	// AddNamespace makes the network namespace of container i, which counts from 1; names and path are what an endpoint has.
-	AddNamespace func(i int) (name, path string, err error)
+	AddNamespace    func(i int) (name, path string, err error)
+	RemoveNamespace func(i int) error
 }
 
-// DensityLab is a lab of two nodes that is up and goes, with the namespaces that were added, when the experiment is over.
-// The second node's agent must have room for the containers in its prefix.
+// DensityLab is a lab of two nodes that is up. The second node's agent must have room for the containers in its prefix.
 type DensityLab struct {
 	Nodes [2]DensityNode
 	First int // first number of a container that is free, on both nodes
+	// Stays says that the lab is used by others afterwards, so that what is made has to be removed. Otherwise it goes with the
+	// lab, which is faster.
+	Stays bool
 }
 
-// densityServers is how many servers there are on each node and for each mode: as many as keep the connections of one
-// node in host mode below half of the source ports to each.
-const densityServers = 8
+// perServer is how many connections there are to each server: below half of the source ports that one node has to it in mode
+// host.
+const perServer = 12500
+
+// servers is how many servers there are on each node and for each mode.
+func (o DensityOptions) servers() int {
+	return 1 + (o.Connections[len(o.Connections)-1]-1)/perServer
+}
 
 // DensityResult is the outcome of RunDensity.
 type DensityResult struct {
@@ -141,6 +149,13 @@ type densityRun struct {
 	before       densityMemory // without containers
 	parts        densityParts
 	failedBefore [2]api.Status
+	made         []densityMade
+}
+
+// densityMade is a container that may be there: on which node, and what it is called.
+type densityMade struct {
+	node, number int
+	name         string
 }
 
 // RunDensity runs the experiment in a lab that is up. It leaves containers in it: the lab has to go.
@@ -156,7 +171,12 @@ func RunDensity(ctx context.Context, place DensityLab, o DensityOptions) (result
 	if r.crowd, err = startCrowd(ctx, o.Program); err != nil {
 		return result, err
 	}
-	defer r.crowd.stop()
+	defer func() {
+		r.crowd.stop()
+		if place.Stays {
+			err = errors.Join(err, r.remove())
+		}
+	}()
 	if err := r.prepare(ctx); err != nil {
 		return result, r.explain(ctx, err)
 	}
@@ -178,6 +198,33 @@ func RunDensity(ctx context.Context, place DensityLab, o DensityOptions) (result
 	}
 	result.TookS = time.Since(r.begun).Seconds()
 	return result, nil
+}
+
+// remove takes away what was made.
+func (r *densityRun) remove() (err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	for _, m := range r.made {
+		n := r.place.Nodes[m.node]
+		if m.name != "" {
+			if derr := n.Agent.DeleteEndpoint(ctx, m.name); derr != nil && !errors.Is(derr, api.ErrNotFound) {
+				err = errors.Join(err, fmt.Errorf("remove endpoint %s: %w", m.name, derr))
+			}
+		}
+		err = errors.Join(err, n.RemoveNamespace(m.number))
+	}
+	return err
+}
+
+// removeTimeout bounds how long containers take to go, one after the other.
+const removeTimeout = time.Minute
+
+// addNamespace makes the network namespace of a container on one of the nodes.
+func (r *densityRun) addNamespace(node, number int) (name, path string, err error) {
+	r.made = append(r.made, densityMade{node: node, number: number})
+	name, path, err = r.place.Nodes[node].AddNamespace(number)
+	r.made[len(r.made)-1].name = name
+	return name, path, err
 }
 
 func (r *densityRun) say(format string, args ...any) {
@@ -218,11 +265,11 @@ func (r *densityRun) prepare(ctx context.Context) error {
 		}
 		r.failedBefore[i], r.pid = status, status.PID // the second's in the end
 	}
-	for i, n := range r.place.Nodes {
+	for i := range r.place.Nodes {
 		scope := Scopes[i] // the first node's are between nodes
 		r.servers[scope] = map[Mode][]netip.AddrPort{}
-		for range densityServers {
-			if err := r.serve(ctx, n, scope, r.place.First+len(r.servers[scope][Heddle])); err != nil {
+		for range r.options.servers() {
+			if err := r.serve(ctx, i, scope, r.place.First+len(r.servers[scope][Heddle])); err != nil {
 				return err
 			}
 		}
@@ -231,13 +278,14 @@ func (r *densityRun) prepare(ctx context.Context) error {
 	if r.before, err = r.settled(ctx); err != nil {
 		return err
 	}
-	r.say("%d servers on each node; the agent of n2 has %.0f MB", densityServers, r.before.agent/1e6)
+	r.say("%d servers on each node; the agent of n2 has %.0f MB", r.options.servers(), r.before.agent/1e6)
 	return nil
 }
 
-// serve makes container i of a node, with a server in each mode.
-func (r *densityRun) serve(ctx context.Context, n DensityNode, scope Scope, i int) error {
-	name, path, err := n.AddNamespace(i)
+// serve makes a container of a node, with a server in each mode.
+func (r *densityRun) serve(ctx context.Context, node int, scope Scope, number int) error {
+	n := r.place.Nodes[node]
+	name, path, err := r.addNamespace(node, number)
 	if err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ type DensityLive struct {
 	AgentBytes  float64 `json:"agent_bytes"`
 	// OpenedPerS is how fast the last of them were opened, by several containers at a time.
 	OpenedPerS float64          `json:"opened_per_s"`
-	Rest       DensityRest      `json:"at_rest"`
+	Rest       DensityRest      `json:"at_rest"` // in mode heddle
 	Latency    []DensityLatency `json:"latency"`
 	Accept     DensityAccept    `json:"accept"`
 }
@@ -125,7 +125,7 @@ const manyCallers = 40
 
 // grow makes containers until there are as many as step has, part by part.
 func (r *densityRun) grow(ctx context.Context, step *DensityStep) error {
-	node, from := r.place.Nodes[1], len(r.names)
+	from := len(r.names)
 	last, err := r.settled(ctx)
 	if err != nil {
 		return err
@@ -137,7 +137,7 @@ func (r *densityRun) grow(ctx context.Context, step *DensityStep) error {
 		return err
 	}
 	for i := from; i < step.Containers; i++ {
-		name, path, err := node.AddNamespace(r.place.First + densityServers + i)
+		name, path, err := r.addNamespace(1, r.place.First+r.options.servers()+i)
 		if err != nil || ctx.Err() != nil {
 			return fmt.Errorf("container %d: %w", i+1, errors.Join(err, ctx.Err()))
 		}
@@ -267,7 +267,7 @@ func turned(list []int, at int) []int {
 // accept measures what one listener accepts.
 func (r *densityRun) accept(ctx context.Context, scope Scope, mode Mode) (DensityAccept, error) {
 	members := r.clients[mode][:min(acceptCallers, len(r.clients[mode]))]
-	reply, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdAccept, Members: members, To: r.servers[scope][mode][:1], Duration: r.options.Duration})
+	reply, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdAccept, Members: members, To: r.servers[scope][mode][:1], Duration: r.options.Duration / 2})
 	if err != nil {
 		return DensityAccept{}, fmt.Errorf("%s %s: %w", scope, mode, err)
 	}
@@ -284,7 +284,9 @@ func (r *densityRun) paced(ctx context.Context, callers int, rate float64) (p De
 	if err != nil {
 		return p, err
 	}
-	reply, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdPace, Members: r.clients[Heddle][:callers], Rate: rate, Duration: r.options.Duration})
+	// Those that came last: sockets are made ahead for the first ones of many only.
+	members := r.clients[Heddle][len(r.clients[Heddle])-callers:]
+	reply, err := r.crowd.do(ctx, peer.CrowdCommand{Op: peer.CrowdPace, Members: members, Rate: rate, Duration: r.options.Duration})
 	if err != nil {
 		return p, err
 	}
@@ -325,8 +327,10 @@ func (r *densityRun) connections(ctx context.Context, scope Scope, mode Mode) (o
 		if n > 0 {
 			live.KernelBytes, live.AgentBytes = (now.kernel-before.kernel)/float64(n), (now.agent-before.agent)/float64(n)
 		}
-		if live.Rest, err = r.rest(ctx, r.options.Duration); err != nil {
-			return nil, err
+		if mode == Heddle {
+			if live.Rest, err = r.rest(ctx, r.options.Duration); err != nil {
+				return nil, err
+			}
 		}
 		if live.Latency, err = r.latency(ctx, scope, []Mode{mode}); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"os"
 	"reflect"
 	"strings"
 	"testing"
@@ -41,6 +42,16 @@ func TestDensityParsers(t *testing.T) {
 	}
 	for _, bad := range []string{"", "Slab: 5 kB\n", "Slab: x kB\nPercpu: 1 kB\n"} {
 		if _, err := parseMeminfo([]byte(bad), "Slab", "Percpu"); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+	const caches = "slabinfo - version: 2.1\n# name <active_objs>\n" +
+		"sock_inode_cache    8781   9177    832   19    4 : tunables    0    0    0 : slabdata    483    480      0\n"
+	if got, err := parseSlabinfo([]byte(caches), "sock_inode_cache"); err != nil || got != float64(4*480*os.Getpagesize()) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", strings.Replace(caches, " 480 ", " x ", 1), "sock_inode_cache 1 2 3\n"} {
+		if _, err := parseSlabinfo([]byte(bad), "sock_inode_cache"); err == nil {
 			t.Errorf("%q is taken", bad)
 		}
 	}

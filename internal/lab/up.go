@@ -167,9 +167,14 @@ func (l Lab) setupContainer(c container) error {
 func (l Lab) AddNamespace(node string, i int) (name, path string, err error) {
 	c := container{node, fmt.Sprintf("c%d", i)}
 	if err := netns.Create(l.netnsName(c.suffix())); err != nil {
-		return "", "", err
+		return c.String(), "", err
 	}
 	return c.String(), l.netns(c.suffix()), l.setupContainer(c)
+}
+
+// RemoveNamespace undoes AddNamespace.
+func (l Lab) RemoveNamespace(node string, i int) error {
+	return netns.Delete(l.netnsName(container{node, fmt.Sprintf("c%d", i)}.suffix()))
 }
 
 // setupHost configures the calling thread's network namespace, that of host name on the fabric.

@@ -84,7 +84,7 @@ type crowdState struct {
 	held     int                   // connections that members keep
 	keep     atomic.Bool           // servers keep what they accept
 	drops    atomic.Int64          // counts drops: a server that has seen fewer closes what it keeps
-	over     atomic.Bool  // servers end
+	over     atomic.Bool           // servers end
 	accepted atomic.Int64          // connections that servers keep
 	refused  atomic.Pointer[error] // why a server could not accept, the last time
 }

@@ -65,11 +65,11 @@ func measured(result bench.PeersResult, mode bench.Mode) (cells int, skipped str
 	return cells, skipped
 }
 
-// TestBenchPeers: the BPF data path is measured between nodes and on one, its VXLAN variant between nodes; what cannot run is
+// TestBenchPeers: hosts without Heddle and the BPF data path are measured between nodes and on one, its VXLAN variant between nodes; what cannot run is
 // named.
 func TestBenchPeers(t *testing.T) {
-	result := benchPeers(t, "host,bpf,bpf-vxlan,netkit")
-	for mode, want := range map[bench.Mode]int{bench.Host: 2, bench.BPF: 2, bench.BPFVXLAN: 1} {
+	result := benchPeers(t, "host,bare,bpf,bpf-vxlan,netkit")
+	for mode, want := range map[bench.Mode]int{bench.Host: 2, bench.Bare: 2, bench.BPF: 2, bench.BPFVXLAN: 1} {
 		if cells, skipped := measured(result, mode); cells != want || skipped != "" {
 			t.Errorf("%s: %d of %d cells measured; left out: %q", mode, cells, want, skipped)
 		}

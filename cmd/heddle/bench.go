@@ -59,7 +59,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f := cmd.Flags()
 	f.StringSliceVar(&s.workloads, "workloads", nil, "workloads to run (default iperf3,rr,crr)")
 	f.StringSliceVar(&s.scopes, "scopes", []string{"inter", "intra"}, "inter (between nodes), intra (on one node)")
-	f.StringSliceVar(&s.modes, "modes", []string{"host", "overlay", "heddle"}, "modes to compare; host is needed; others' networks: docker, bpf, bpf-vxlan, netkit")
+	f.StringSliceVar(&s.modes, "modes", []string{"host", "overlay", "heddle"}, "modes to compare; host is needed; beside the lab's: bare (a host without Heddle), docker, bpf, bpf-vxlan, netkit")
 	f.IntVar(&s.runs, "runs", 5, "runs of each workload, scope and mode")
 	f.DurationVar(&s.duration, "duration", 3*time.Second, "length of one measurement (iperf3: whole seconds)")
 	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")

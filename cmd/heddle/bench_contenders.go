@@ -79,7 +79,7 @@ func newBenchPeersCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peers",
 		Short: "Compare with the networks of others: Docker's, and a BPF data path",
-		Long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: docker (Docker's overlay network between
+		Long: `Is 'heddle bench' with further modes, on hosts of their own on the lab's fabric: bare (a host without Heddle), docker (Docker's overlay network between
 nodes, its bridge on one), bpf (BPF redirection and native routing, as Cilium and Calico build it), bpf-vxlan (the same with
 VXLAN), netkit. What cannot run on this machine is named with its reason. The JSON has versions and settings beside the results.`,
 		Args: cobra.NoArgs,
@@ -95,7 +95,7 @@ VXLAN), netkit. What cannot run on this machine is named with its reason. The JS
 	f.StringSliceVar(&s.workloads, "workloads", nil, "workloads to run (default iperf3,rr,crr)")
 	f.StringSliceVar(&s.scopes, "scopes", s.scopes, "inter (between nodes), intra (on one node)")
 	f.StringSliceVar(&s.modes, "modes", all, "modes to compare; host is needed")
-	f.IntVar(&s.runs, "runs", 5, "runs of each workload, scope and mode")
+	f.IntVar(&s.runs, "runs", 4, "runs of each workload, scope and mode")
 	f.DurationVar(&s.duration, "duration", quickDuration, "length of one measurement (iperf3: whole seconds)")
 	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
 	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")

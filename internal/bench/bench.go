@@ -30,6 +30,7 @@ var Modes = []Mode{Host, Overlay, Heddle}
 
 // The networks of others. They are measured only when they are asked for; package contender brings them up.
 const (
+	Bare     Mode = "bare"      // no container network: a host's own namespace without anything of Heddle's
 	Docker   Mode = "docker"    // Docker's own: its overlay network between nodes, its bridge on one
 	BPF      Mode = "bpf"       // a BPF data path: redirection between veths, routing between nodes
 	BPFVXLAN Mode = "bpf-vxlan" // the same with VXLAN between nodes
@@ -37,7 +38,7 @@ const (
 )
 
 // Contenders lists the networks of others in the order of reports.
-var Contenders = []Mode{Docker, BPF, BPFVXLAN, Netkit}
+var Contenders = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 
 // AllModes lists every mode in the order of reports.
 var AllModes = slices.Concat(Modes, Contenders)

@@ -44,6 +44,7 @@ var whatModes = map[Mode]string{
 	Host:     "the node's own namespace",
 	Overlay:  "a veth pair, a bridge and VXLAN, as flannel's default",
 	Heddle:   "the container's sockets in the node's namespace",
+	Bare:     "the namespace of a host without Heddle: no agent, no rules",
 	Docker:   "Docker's networks: overlay (swarm, VXLAN) between nodes, the default bridge on one",
 	BPF:      "BPF redirection, native routing between nodes: our reduction of Cilium's data path",
 	BPFVXLAN: "the same with VXLAN between nodes",

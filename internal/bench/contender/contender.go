@@ -35,7 +35,7 @@ type Host struct {
 // HostsOf gives how many hosts the contenders among modes need.
 func HostsOf(modes []bench.Mode) int {
 	n := 0
-	for _, pair := range [][]bench.Mode{{bench.Docker}, {bench.BPF, bench.BPFVXLAN}} {
+	for _, pair := range [][]bench.Mode{{bench.Bare}, {bench.Docker}, {bench.BPF, bench.BPFVXLAN}} {
 		if slices.ContainsFunc(pair, func(m bench.Mode) bool { return slices.Contains(modes, m) }) {
 			n += 2
 		}
@@ -69,6 +69,10 @@ func Start(ctx context.Context, o Options) (*Site, error) {
 		return nil, fmt.Errorf("%d hosts for contenders: want %d", len(o.Hosts), want)
 	}
 	hosts := o.Hosts
+	if slices.Contains(o.Modes, bench.Bare) {
+		s.Places[bench.Bare] = bare{[2]Host(hosts)}
+		hosts = hosts[2:]
+	}
 	if slices.Contains(o.Modes, bench.Docker) {
 		o.Progress("starting Docker on two hosts")
 		d, err := startDocker(ctx, [2]Host(hosts), o.Program)

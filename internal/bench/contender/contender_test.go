@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/netns"
 )
@@ -27,7 +29,8 @@ func TestHostsOf(t *testing.T) {
 		{[]bench.Mode{bench.Host, bench.Docker}, 2},
 		{[]bench.Mode{bench.BPF, bench.BPFVXLAN}, 2},
 		{[]bench.Mode{bench.Host, bench.Netkit}, 0},
-		{bench.AllModes, 4},
+		{[]bench.Mode{bench.Bare}, 2},
+		{bench.AllModes, 6},
 	} {
 		if got := HostsOf(x.modes); got != x.want {
 			t.Errorf("%v: %d hosts, want %d", x.modes, got, x.want)
@@ -140,6 +143,9 @@ func testHosts(t *testing.T) (hosts [2]Host) {
 func TestBPFCarries(t *testing.T) {
 	hosts := testHosts(t)
 	b, err := startBPF(t.Context(), hosts)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		t.Skip(err) // the bench names it as the reason
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,6 +191,33 @@ func TestBPFCarries(t *testing.T) {
 	site := &Site{bpf: b}
 	if lines, err := site.Describe(t.Context(), bench.BPF); err != nil || len(lines) < 5 {
 		t.Errorf("settings: %q, %v", lines, err)
+	}
+}
+
+// TestBare: programs run in the hosts' namespaces, at their addresses.
+func TestBare(t *testing.T) {
+	hosts := testHosts(t)
+	b := bare{hosts}
+	for container, want := range map[string]int{"n1/c1": 0, "n1/c2": 0, "n2/c1": 1} {
+		a, err := b.IP(t.Context(), bench.Bare, container)
+		if err != nil || a != hosts[want].Underlay.Addr() {
+			t.Errorf("%s: %v, %v", container, a, err)
+		}
+		out, err := b.Exec(t.Context(), bench.Bare, container, "ip", "-br", "addr", "show", "dev", "eth0").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), a.String()+"/24") {
+			t.Errorf("%s: %v: %s", container, err, out)
+		}
+	}
+	for _, container := range []string{"n3/c1", "n1", ""} {
+		if _, err := b.IP(t.Context(), bench.Bare, container); err == nil {
+			t.Errorf("%q has an address", container)
+		}
+		if err := b.Exec(t.Context(), bench.Bare, container, "true").Run(); err == nil {
+			t.Errorf("a program ran in %q", container)
+		}
+	}
+	if lines, err := b.describe(t.Context()); err != nil || len(lines) != 3 || !strings.Contains(lines[1], "device lo") {
+		t.Errorf("%q, %v", lines, err)
 	}
 }
 

@@ -143,7 +143,10 @@ func readOffloads(device string) (string, error) {
 
 // Describe says how a contender is set up and, for the BPF data path, that it carried what was measured: an error if not.
 func (s *Site) Describe(ctx context.Context, mode bench.Mode) ([]string, error) {
-	if mode == bench.Docker {
+	switch of := s.Places[mode].(type) {
+	case bare:
+		return of.describe(ctx)
+	case *docker:
 		return s.describeDocker(ctx)
 	}
 	said, err := s.bpf.check()

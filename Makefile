@@ -13,6 +13,7 @@ export CGO_ENABLED ?= 0
 export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 # What each job needs beyond Go and gcc.
+POOL_PACKAGES  := clang binutils linux-libc-dev
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
@@ -23,7 +24,7 @@ CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl st
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
-DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git
+DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(POOL_PACKAGES)
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
@@ -68,9 +69,14 @@ help:
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
-build:
+build: $(BIN)/libheddle-pool.so
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
+
+# What heddle-runtime preloads in containers that ask for it (docs/howto/many-connections.md).
+$(BIN)/libheddle-pool.so: pool/pool.c packaging/build-pool.sh
+	$(call install,$(POOL_PACKAGES))
+	@GO=$(GO) packaging/build-pool.sh $@
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
 deb:
@@ -80,12 +86,14 @@ deb:
 
 # docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
 image:
+	$(call install,$(POOL_PACKAGES))
 	@mkdir -p $(OUT)/image
 	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
-attack:
+attack: $(BIN)/libheddle-pool.so
 	@mkdir -p $(BIN)/attack
+	@cp $(BIN)/libheddle-pool.so $(BIN)/attack/
 	$(GO) build -trimpath -tags attack -o $(BIN)/attack/ $(addprefix ./cmd/,$(PROGRAMS))
 
 need-root:
@@ -250,7 +258,7 @@ chaos-store: need-root build test-packages
 
 check: check-packages
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
-	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c
+	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c pool/*.c
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...

@@ -51,17 +51,23 @@ type Installation struct {
 	Carried []string
 }
 
+// poolLibrary is what heddle-runtime, beside which it lies, preloads in containers that ask for it.
+const poolLibrary = "libheddle-pool.so"
+
 // programs and the directory each goes to.
 func (i Installation) programs() map[string]string {
-	return map[string]string{"heddle": i.Programs, "heddle-runtime": i.Programs, "heddle-cni": i.CNIPrograms}
+	return map[string]string{"heddle": i.Programs, "heddle-runtime": i.Programs, "heddle-cni": i.CNIPrograms, poolLibrary: i.Programs}
 }
 
 // Install copies the programs, each in one step, so that a runtime which starts one now gets the old or the new one, and
 // then writes the CNI configuration. It can be repeated.
 func (i Installation) Install() error {
-	for _, name := range []string{"heddle", "heddle-runtime", "heddle-cni"} {
+	for _, name := range []string{"heddle", "heddle-runtime", "heddle-cni", poolLibrary} {
 		dir := i.programs()[name]
 		raw, err := os.ReadFile(filepath.Join(i.From, name))
+		if name == poolLibrary && errors.Is(err, fs.ErrNotExist) {
+			continue // images that others build may do without
+		}
 		if err != nil {
 			return fmt.Errorf("install %s: %w", name, err)
 		}

@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate", "pass"
 	Family  int
 	Type    int
 	Proto   int
@@ -115,6 +115,8 @@ func obey(c command) outcome {
 		return hang(c)
 	case "crate":
 		return openCrate(c)
+	case "pass":
+		return passFile()
 	case "euid":
 		// The raw call changes this thread only, which is the one that calls socket().
 		_, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(c.N), ^uintptr(0))

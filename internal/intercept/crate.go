@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -27,10 +28,11 @@ const crateMagic = 0xb7c1_5e0d_92f6_4a83
 const (
 	// maxCrate is how many sockets a crate can have. A caller waits for some 10 us for each.
 	maxCrate = 128
-	// maxCrates is how many crates a listener's programs may hold. One that receives what is in it and closes it holds one
-	// at a time. The agent pays for their memory, and for files under way the kernel has a limit for all of the node's
-	// processes of one user.
-	maxCrates = 4
+	// maxCrates is how many crates a listener's programs may hold: a process holds one or two. The agent pays for their memory.
+	maxCrates = 64
+	// crateUser is the user whose sockets the kernel counts as being under way in crates: it refuses to send more than a
+	// process may have open (ETOOMANYREFS) to all of a user's processes together, and root's may be in other containers.
+	crateUser = math.MaxUint32 - 4871
 )
 
 // crateWanted reads the arguments of socket() that the kernel does not.
@@ -266,6 +268,10 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want traits, caller model.Caller) (packed int, err error) {
 	st, stocks := ep.stock(req.family), &r.srv.refiller
 	defer stocks.request(st)
+	// The thread is the reader's own, and keeps this: the effective user is root all the same.
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, crateUser, ^uintptr(0), ^uintptr(0)); e != 0 {
+		return 0, fmt.Errorf("become the user of crates: %w", e)
+	}
 	for ; packed < req.crate; packed++ {
 		s, _, _, err := stocks.take(st, want)
 		if err != nil {

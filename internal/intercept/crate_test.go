@@ -62,6 +62,26 @@ func openCrate(c command) outcome {
 	}
 }
 
+// passFile passes a file to itself, as a process that may have few and has no capabilities.
+func passFile() outcome {
+	var lim unix.Rlimit
+	var data [2]unix.CapUserData
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	err = errors.Join(err, unix.Getrlimit(unix.RLIMIT_NOFILE, &lim), unix.Capset(&header, &data[0]))
+	lim.Cur = 20 * maxCrates / 2
+	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)); err != nil {
+		return outcome{Errno: int(errnoIn(err))}
+	}
+	// The kernel compares before it adds: the second one is over the limit if the first was at it.
+	for range 2 {
+		if err := unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(0), nil, 0); err != nil {
+			return outcome{Errno: int(errnoIn(err))}
+		}
+	}
+	return outcome{}
+}
+
 // takeFromCrate gives -1 when nothing is left.
 func takeFromCrate(crate int) (int, error) {
 	data, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
@@ -192,12 +212,13 @@ func TestCrateIsNoWayOut(t *testing.T) {
 	}
 }
 
-// TestCratesAreBounded: a program that never looks into its crates has four, and what is in them counts.
+// TestCratesAreBounded: a program that never looks into its crates has so many, and what is in them counts, but not against
+// the files that others may have under way.
 func TestCratesAreBounded(t *testing.T) {
 	var quota atomic.Int64
-	quota.Store(100)
+	quota.Store(20*maxCrates + 100)
 	s, c, _ := crateServer(t, &testMaker{quota: &quota}, "")
-	hold := command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 10, Signals: true}
+	hold := command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 20, Signals: true}
 	for i := range maxCrates {
 		if o := c.do(hold); o.Errno != 0 || o.Protocol != 0 {
 			t.Fatalf("crate %d: %+v", i, o)
@@ -208,8 +229,11 @@ func TestCratesAreBounded(t *testing.T) {
 			t.Fatalf("one crate more: %+v, want a single socket", o)
 		}
 	}
-	if got := s.Stats(); got.Crated != 10*maxCrates || quota.Load() != 100-10*maxCrates-3 {
+	if got := s.Stats(); got.Crated != 20*maxCrates || quota.Load() != 100-3 {
 		t.Errorf("%+v, quota left %d", got, quota.Load())
+	}
+	if o := c.do(command{Op: "pass"}); o.Errno != 0 {
+		t.Errorf("root passes a file while %d are in crates: %v", 20*maxCrates, unix.Errno(o.Errno))
 	}
 	c.do(command{Op: "crate", Threads: 1})
 	quota.Store(5)

@@ -15,6 +15,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/runtime"
 )
 
@@ -96,7 +97,13 @@ func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir stri
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	data, err := json.MarshalIndent(l.spec(c, m, program, pid), "", "\t")
+	spec := l.spec(c, m, program, pid)
+	if s, err := l.Load(); err != nil {
+		return "", err
+	} else if s.SocketPool && m == ModeHeddle {
+		spec.Annotations[model.AnnotationSocketPool] = "true"
+	}
+	data, err := json.MarshalIndent(spec, "", "\t")
 	if err != nil {
 		return "", err
 	}

@@ -30,6 +30,8 @@ type State struct {
 	Prefix6 string `json:"prefix6,omitempty"`
 	// StoreMembers is how many etcd servers the lab has beside its nodes; 0: the first node's agent has the store.
 	StoreMembers int `json:"store_members,omitempty"`
+	// SocketPool says that the containers have the preloaded pool of sockets.
+	SocketPool bool `json:"socket_pool,omitempty"`
 	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one, if it
 	// has one.
 	Overlay  map[string]netip.Addr `json:"overlay"`
@@ -47,6 +49,8 @@ type Size struct {
 	Prefix6 string
 	// StoreMembers is State.StoreMembers.
 	StoreMembers int
+	// SocketPool is State.SocketPool, of a new lab.
+	SocketPool bool
 }
 
 // defaultSize is a lab's unless it is told otherwise.
@@ -168,7 +172,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

@@ -83,8 +83,10 @@ func edit(config object, socket string, all bool) (changed bool, kept string, er
 		changed, err = leave(config, why, socket)
 		return changed, why.String(), err
 	}
-	changed, err = addListener(config, endpoint, socket)
-	return changed, "", err
+	if changed, err = addListener(config, endpoint, socket); err != nil || !changed {
+		return changed, "", err
+	}
+	return true, "", addPool(config, poolLibraries())
 }
 
 // addListener edits a whole configuration in place.

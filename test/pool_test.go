@@ -1,0 +1,146 @@
+package test
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// poolLab is a lab of one container with the preloaded pool of sockets, beside the others.
+type poolLab struct {
+	t    *testing.T
+	name string
+}
+
+func newPoolLab(t *testing.T) poolLab {
+	t.Helper()
+	l := poolLab{t, labName + "p"}
+	t.Cleanup(func() {
+		if out, err := l.command(context.Background(), "down").CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+	l.up()
+	return l
+}
+
+func (l poolLab) command(ctx context.Context, verb string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, heddleBin, append([]string{"lab", verb, "--lab", l.name}, args...)...)
+}
+
+func (l poolLab) up() {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), 4*patience)
+	defer cancel()
+	if out, err := l.command(ctx, "up", "--nodes", "1", "--containers", "1", "--socket-pool").CombinedOutput(); err != nil {
+		l.t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// python runs a program in the container.
+func (l poolLab) python(words ...string) []byte {
+	l.t.Helper()
+	ctx, cancel := context.WithTimeout(l.t.Context(), 2*patience)
+	defer cancel()
+	cmd := l.command(ctx, "exec", append([]string{"n1/c1", "--"}, words...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		l.t.Fatalf("%v: %v\n%s%s", words, err, &stdout, &stderr)
+	}
+	return stdout.Bytes()
+}
+
+// TestPoolLibrary: the library needs of the C library where errno is, and nothing else, so that it loads under any.
+func TestPoolLibrary(t *testing.T) {
+	f, err := elf.Open(filepath.Join(filepath.Dir(heddleBin), "libheddle-pool.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	needed, err := f.ImportedLibraries()
+	if err != nil || len(needed) > 0 {
+		t.Errorf("needs %v, %v", needed, err)
+	}
+	symbols, err := f.ImportedSymbols()
+	if err != nil || len(symbols) != 1 || symbols[0].Name != "__errno_location" {
+		t.Errorf("imports %v, %v", symbols, err)
+	}
+}
+
+// TestSocketPool: a dynamically linked program sees the same of its sockets with the preloaded pool as without.
+func TestSocketPool(t *testing.T) {
+	l := newPoolLab(t)
+	script, err := filepath.Abs("testdata/pool.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var with, without map[string]any
+	for seen, words := range map[*map[string]any][]string{&with: {"python3", script, "10.255.255.1"}, &without: {"env", "-u", "LD_PRELOAD", "python3", script, "10.255.255.1"}} {
+		if err := json.Unmarshal(l.python(words...), seen); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if with["pooled"] != true || without["pooled"] != false {
+		t.Errorf("pooled: %v with the library, %v without", with["pooled"], without["pooled"])
+	}
+	for what, want := range without {
+		if what != "pooled" && !reflect.DeepEqual(with[what], want) {
+			t.Errorf("%s: %v, without the pool %v", what, with[what], want)
+		}
+	}
+	for what, want := range map[string]any{"end seen": true, "users": true, "signals": true, "threads": true, "closefrom": []any{[]any{3.0, 3.0, 3.0}, "mine"}} {
+		if !reflect.DeepEqual(with[what], want) {
+			t.Errorf("%s: %v, want %v", what, with[what], want)
+		}
+	}
+	t.Run("agent killed", func(t *testing.T) { killPoolAgent(l) })
+}
+
+// killPoolAgent: sockets of the pool, and the wait for more of them, outlive the agent.
+func killPoolAgent(l poolLab) {
+	t := l.t
+	const program = `
+import os, socket, sys
+print(os.getpid(), flush=True)
+n = 0
+while not os.path.exists(sys.argv[1]) or n < 500:
+    with socket.socket() as s:
+        assert s.family == socket.AF_INET and s.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) == 6
+    n += 1
+print("made", n)`
+	end := filepath.Join(t.TempDir(), "end")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := l.command(ctx, "exec", "n1/c1", "--", "python3", "-c", program, end)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		var status []struct{ PID int }
+		raw := heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
+		if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+			t.Fatalf("status: %v\n%s", err, raw)
+		}
+		if err := killAgent(status[0].PID, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		l.up()
+	}
+	if err := os.WriteFile(end, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "made") {
+		t.Errorf("%v\n%s", err, &out)
+	}
+}

@@ -68,7 +68,7 @@ enum contender_path {
 	PATH_DELIVERED, /* into a container of this node, by bpf_redirect_peer() */
 	PATH_ROUTED,    /* out of the underlay device */
 	PATH_TUNNELLED, /* into the VXLAN device */
-	PATH_STACK,     /* left to the node's stack */
+	PATH_STACK,     /* to a container, but left to the node's stack */
 	PATH_DROPPED,
 	PATH_COUNT,
 };
@@ -293,12 +293,12 @@ int from_container(struct __sk_buff *skb)
 	struct remote *r;
 
 	if (!headers(skb, &flow))
-		return count(PATH_STACK, TC_ACT_OK);
+		return TC_ACT_OK;
 	to.bits = 32;
 	to.address = flow.destination;
 	r = bpf_map_lookup_elem(&remote_by_prefix, &to);
 	if (!r)
-		return count(PATH_STACK, TC_ACT_OK);
+		return TC_ACT_OK; /* to no container: neighbours and multicast groups that the kernel asks about by itself */
 	if (!track(skb, &flow, 0, r->identity))
 		return count(PATH_DROPPED, TC_ACT_SHOT);
 	e = bpf_map_lookup_elem(&endpoint_by_address, &flow.destination);

@@ -40,7 +40,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-density bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
+	@echo "make bench-local  connections on one node beside what programs could use there instead, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
@@ -128,6 +129,11 @@ bench-check: need-root build bench-packages
 bench-cost: need-root build bench-packages
 	$(BIN)/heddle bench cost --up --lab cost --json docs/benchmarks/cost.json
 	$(BIN)/heddle bench cost report
+
+# docs/benchmarks.md, "On one node".
+bench-local: need-root build bench-packages
+	$(BIN)/heddle bench local --up --lab local --json docs/benchmarks/local.json
+	$(BIN)/heddle bench local report
 
 # docs/benchmarks.md, "The paper's evaluation". Results of other workloads than WORKLOADS are kept.
 WORKLOADS :=

@@ -68,7 +68,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")
-	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd(), newBenchScaleCmd(), newBenchNodesCmd(), newBenchEndpointsCmd(), newBenchMigrateCmd(), newBenchPaperCmd(), newBenchCheckCmd(), newBenchCostCmd(), newBenchPeersCmd(), newBenchDensityCmd())
+	cmd.AddCommand(newBenchPeerCmd(), newBenchPolicyCmd(), newBenchScaleCmd(), newBenchNodesCmd(), newBenchEndpointsCmd(), newBenchMigrateCmd(), newBenchPaperCmd(), newBenchCheckCmd(), newBenchCostCmd(), newBenchPeersCmd(), newBenchDensityCmd(), newBenchLocalCmd())
 	return cmd
 }
 

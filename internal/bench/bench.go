@@ -40,11 +40,40 @@ const (
 // Contenders lists the networks of others in the order of reports.
 var Contenders = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 
-// AllModes lists every mode in the order of reports.
+// What programs of the node could do instead, to compare with on one node: `heddle bench local`, and only workloads that say
+// so.
+const (
+	Reno Mode = "reno" // host, but the programs ask for reno, which everybody may, whatever the node gives them
+	Unix Mode = "unix" // AF_UNIX sockets of the node's own namespace
+)
+
+// AllModes lists the networks in the order of reports.
 var AllModes = slices.Concat(Modes, Contenders)
+
+// EveryMode lists AllModes and what programs could do instead, in the order of reports.
+var EveryMode = slices.Concat(AllModes, []Mode{Reno, Unix})
 
 // in reports whether the mode differs from another that is measured anyway: on one node there is nothing to tunnel.
 func (m Mode) in(s Scope) bool { return m != BPFVXLAN || s == Inter }
+
+// place gives the mode of the lab that a mode runs in, and flags says what its programs do otherwise.
+func (m Mode) place() Mode {
+	if m == Reno || m == Unix {
+		return Host
+	}
+	return m
+}
+
+func (m Mode) flags() []string {
+	switch m {
+	case Reno:
+		return []string{"-congestion", "reno"}
+	case Unix:
+		return []string{"-unix"}
+	default:
+		return nil
+	}
+}
 
 // Scope says where the two ends are.
 type Scope string
@@ -110,8 +139,8 @@ func (p Places) place(mode Mode) Place {
 // ratio is to it.
 func ParseModes(names []string) ([]Mode, error) { return parseModes(names, Modes) }
 
-// ParseAllModes is ParseModes for the lab's modes and Contenders.
-func ParseAllModes(names []string) ([]Mode, error) { return parseModes(names, AllModes) }
+// ParseAllModes is ParseModes for EveryMode.
+func ParseAllModes(names []string) ([]Mode, error) { return parseModes(names, EveryMode) }
 
 func parseModes(names []string, known []Mode) ([]Mode, error) {
 	modes, err := parse("--modes", names, known)

@@ -21,6 +21,8 @@ type Result struct {
 	Max         float64 `json:"max"`
 	Runs        int     `json:"runs"`
 	RatioToHost float64 `json:"ratio_to_host"` // of the medians; 1 for host itself
+	// Values are those of the runs, in their order: modes of one run were measured next to each other. Older files have none.
+	Values []float64 `json:"values,omitempty"`
 }
 
 // WriteJSON writes results as a JSON list.
@@ -92,7 +94,7 @@ func (s *series) result(w Workload, scope Scope, mode Mode, m Metric) (Result, e
 	return Result{
 		Workload: w.Name, Scope: scope, Mode: mode, Metric: m.Name, Unit: m.Unit,
 		Median: mid, Min: slices.Min(values), Max: slices.Max(values),
-		Runs: len(values), RatioToHost: mid / hostMedian,
+		Runs: len(values), RatioToHost: mid / hostMedian, Values: values,
 	}, nil
 }
 

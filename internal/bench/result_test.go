@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -61,8 +62,8 @@ func sampleResults(t testing.TB, workloads ...string) []Result {
 func TestResultsAggregate(t *testing.T) {
 	results := sampleResults(t, "rr")
 	i := slices.IndexFunc(results, func(r Result) bool { return r.Mode == Overlay && r.Metric == "rtt_p50_us" && r.Scope == Intra })
-	want := Result{"rr", Intra, Overlay, "rtt_p50_us", Microseconds, 120, 108, 144, 3, 2}
-	if i < 0 || results[i] != want {
+	want := Result{"rr", Intra, Overlay, "rtt_p50_us", Microseconds, 120, 108, 144, 3, 2, []float64{120, 108, 144}}
+	if i < 0 || !reflect.DeepEqual(results[i], want) {
 		t.Errorf("got %+v, want %+v", results[max(i, 0)], want)
 	}
 }
@@ -97,7 +98,7 @@ func TestJSONShape(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &list); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"max", "median", "metric", "min", "mode", "ratio_to_host", "runs", "scope", "unit", "workload"}
+	want := []string{"max", "median", "metric", "min", "mode", "ratio_to_host", "runs", "scope", "unit", "values", "workload"}
 	if len(list) != (2+4+5)*2*3 {
 		t.Errorf("%d entries, want 66", len(list))
 	}

@@ -36,6 +36,19 @@ func (o Options) Validate() error {
 	case o.Duration < 100*time.Millisecond || o.Duration > MaxDuration:
 		return fmt.Errorf("--duration %s: want 100ms..%s", o.Duration, MaxDuration)
 	}
+	for _, m := range o.Modes {
+		if m.place() == m {
+			continue
+		}
+		for _, w := range o.Workloads {
+			if !w.instead {
+				return fmt.Errorf("--modes %s: workload %s has none; want some of %v", m, w.Name, Modes)
+			}
+		}
+		if slices.Contains(o.Scopes, Inter) {
+			return fmt.Errorf("--modes %s: both ends are on one node; want --scopes %s", m, Intra)
+		}
+	}
 	return nil
 }
 
@@ -155,17 +168,18 @@ func (r *runner) measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 	ctx, cancel := context.WithTimeout(ctx, lifetime)
 	defer cancel()
 	client, server := cell.Scope.Ends()
-	address, err := r.address(ctx, cell.Mode, server)
+	mode := cell.Mode.place()
+	address, err := r.address(ctx, mode, server)
 	if err != nil {
 		return nil, err
 	}
 	port := uint16(firstPort + n%portCount)
 	w := cell.Workload
 	l := launch{
-		program: r.options.Program, duration: r.options.Duration, lifetime: lifetime, cpus: r.cpus,
+		program: r.options.Program, duration: r.options.Duration, lifetime: lifetime, cpus: r.cpus, flags: cell.Mode.flags(),
 		address: netip.AddrPortFrom(unspecified(address), port),
 	}
-	process, err := startServer(ctx, r.place.Exec(ctx, cell.Mode, server, w.server(l)...), w.ready)
+	process, err := startServer(ctx, r.place.Exec(ctx, mode, server, w.server(l)...), w.ready)
 	if err != nil {
 		return nil, fmt.Errorf("in %s: %w", server, err)
 	}
@@ -175,7 +189,7 @@ func (r *runner) measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 		}
 	}()
 	l.address = netip.AddrPortFrom(address, port)
-	stdout, err := runClient(r.place.Exec(ctx, cell.Mode, client, w.client(l)...))
+	stdout, err := runClient(r.place.Exec(ctx, mode, client, w.client(l)...))
 	if err != nil {
 		return nil, fmt.Errorf("client in %s to %s: %w (server said: %q)", client, l.address, err, process.output)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,8 @@ type Workload struct {
 	Metrics []Metric
 	// Optional workloads run only when they are asked for by name.
 	Optional bool
+	// instead says that there are the modes of what a program could do instead.
+	instead bool
 
 	server func(launch) []string
 	ready  string // what the server prints, as part of a line, once it listens
@@ -55,6 +58,7 @@ type launch struct {
 	duration time.Duration  // of the measured phase
 	lifetime time.Duration  // of a server, at most
 	cpus     pinning
+	flags    []string // of the mode, for both ends
 }
 
 // Sample is what one run yields: a value for each metric of the workload, by name.
@@ -70,16 +74,7 @@ var Workloads = []Workload{
 		},
 		server: iperfServer, ready: "Server listening", client: iperfClient, read: readIperf,
 	},
-	{
-		Name: "rr", Title: "round trips of 32 bytes on one connection",
-		Metrics: []Metric{
-			{Name: "rtt_p50_us", Title: "round trip p50", Unit: Microseconds, Plot: true},
-			{Name: "rtt_p99_us", Title: "round trip p99", Unit: Microseconds},
-			{Name: "transactions_per_s", Title: "transaction rate", Unit: PerSecond, Higher: true},
-			{Name: "cpu_us_per_transaction", Title: "CPU per transaction", Unit: Microseconds, Plot: true},
-		},
-		server: peerServer, ready: peer.Ready, client: peerClient("rr"), read: readRoundTrips,
-	},
+	roundTripWorkload("rr", "32 bytes", 32),
 	connectWorkload("crr", 1),
 	connectWorkload("crr8", 8),
 	connectWorkload("crr64", 64),
@@ -90,6 +85,44 @@ var Workloads = []Workload{
 		},
 		server: peerServer, ready: peer.Ready, client: holdClient, read: readHeld,
 	},
+	streamWorkload("stream", "64 KB", 64<<10),
+	streamWorkload("stream-1k", "1 KB", 1<<10),
+	roundTripWorkload("rr-16k", "16 KB", 16<<10),
+}
+
+// roundTripWorkload is messages of so many bytes there and back on one connection. Those other than the first are optional.
+func roundTripWorkload(name, size string, bytes int) Workload {
+	of := ""
+	if name != "rr" {
+		of = ", " + size
+	}
+	return Workload{
+		Name: name, Title: "round trips of " + size + " on one connection", Optional: name != "rr", instead: true,
+		Metrics: []Metric{
+			{Name: "rtt_p50_us", Title: "round trip p50" + of, Unit: Microseconds, Plot: true},
+			{Name: "rtt_p99_us", Title: "round trip p99" + of, Unit: Microseconds},
+			{Name: "transactions_per_s", Title: "transaction rate" + of, Unit: PerSecond, Higher: true},
+			{Name: "cpu_us_per_transaction", Title: "CPU per transaction" + of, Unit: Microseconds, Plot: name == "rr"},
+		},
+		server: peerServer, ready: peer.Ready, client: peerClient("rr", "-size", strconv.Itoa(bytes)), read: readRoundTrips,
+	}
+}
+
+// streamWarmUp is how long a stream runs before it is measured: congestion controls need a moment to find their speed.
+const streamWarmUp = 300 * time.Millisecond
+
+// streamWorkload is one connection that is written to as fast as it goes, so many bytes at a time. Our own ends, because
+// iperf3 has no AF_UNIX and chooses its writes itself.
+func streamWorkload(name, size string, bytes int) Workload {
+	return Workload{
+		Name: name, Title: "throughput of one connection, " + size + " a write", Optional: true, instead: true,
+		Metrics: []Metric{
+			{Name: "throughput_bps", Title: "throughput, " + size, Unit: BitsPerSecond, Higher: true, Plot: true},
+			{Name: "cpu_s_per_gb", Title: "CPU per GB, " + size, Unit: SecondsPerGB, Plot: name == "stream"},
+		},
+		server: sinkServer, ready: peer.Ready, read: readStream,
+		client: peerClient("stream", "-size", strconv.Itoa(bytes), "-warm-up", streamWarmUp.String()),
+	}
 }
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than one are optional.
@@ -161,15 +194,19 @@ func command(program []string, args ...string) []string {
 	return append(append(make([]string, 0, len(program)+len(args)), program...), args...)
 }
 
-func peerServer(l launch) []string {
-	return command(l.program, "server", "-listen", l.address.String(), "-lifetime", l.lifetime.String(),
-		"-cpu", strconv.Itoa(l.cpus.server))
+func peerServer(l launch) []string { return listeningPeer("server", l) }
+
+func sinkServer(l launch) []string { return listeningPeer("sink", l) }
+
+func listeningPeer(name string, l launch) []string {
+	return append(command(l.program, name, "-listen", l.address.String(), "-lifetime", l.lifetime.String(),
+		"-cpu", strconv.Itoa(l.cpus.server)), l.flags...)
 }
 
 func peerClient(name string, args ...string) func(launch) []string {
 	return func(l launch) []string {
 		return append(command(l.program, name, "-to", l.address.String(), "-duration", l.duration.String(),
-			"-cpu", strconv.Itoa(l.cpus.client)), args...)
+			"-cpu", strconv.Itoa(l.cpus.client)), slices.Concat(args, l.flags)...)
 	}
 }
 
@@ -222,6 +259,20 @@ func readIperf(stdout []byte) (Sample, error) {
 	return Sample{
 		"throughput_bps": received.BitsPerSecond,
 		"cpu_s_per_gb":   m.BusyCPUS / received.Bytes * 1e9,
+	}, nil
+}
+
+func readStream(stdout []byte) (Sample, error) {
+	var r peer.Streamed
+	if err := json.Unmarshal(stdout, &r); err != nil {
+		return nil, fmt.Errorf("read stream: %w", err)
+	}
+	if r.Bytes <= 0 || r.ElapsedS <= 0 {
+		return nil, errors.New("stream: nothing received")
+	}
+	return Sample{
+		"throughput_bps": float64(r.Bytes) * 8 / r.ElapsedS,
+		"cpu_s_per_gb":   r.BusyCPUS / float64(r.Bytes) * 1e9,
 	}, nil
 }
 

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // RoundTrips is what rr measures on one connection.
@@ -77,13 +75,13 @@ func roundTrips(to netip.AddrPort, s settings) (result RoundTrips, err error) {
 	if err := pin(s.cpu); err != nil {
 		return RoundTrips{}, err
 	}
-	fd, err := dial(sockaddr(to))
+	fd, err := s.dial(to)
 	if err != nil {
 		return RoundTrips{}, err
 	}
 	defer func() { err = errors.Join(err, abort(fd)) }()
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return RoundTrips{}, fmt.Errorf("set TCP_NODELAY: %w", err)
+	if err := s.noDelay(fd); err != nil {
+		return RoundTrips{}, err
 	}
 	message := make([]byte, s.size)
 	trip := func() error {

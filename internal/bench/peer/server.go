@@ -21,7 +21,7 @@ func server(ctx context.Context, s settings, streams Streams) (err error) {
 		return fmt.Errorf("make stop event: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(stop)) }()
-	e, err := newEcho(address, stop)
+	e, err := newEcho(s, address, stop)
 	if err != nil {
 		return err
 	}
@@ -69,29 +69,15 @@ type echo struct {
 
 const backlog = 4096
 
-func newEcho(address netip.AddrPort, stop int) (made *echo, err error) {
+func newEcho(s settings, address netip.AddrPort, stop int) (made *echo, err error) {
 	e := &echo{epoll: -1, listener: -1, stop: stop, buffer: make([]byte, maxSize)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	sa, family := sockaddr(address)
-	if e.listener, err = openSocket(family); err != nil {
+	if e.listener, err = s.listener(address, backlog); err != nil {
 		return nil, err
-	}
-	if err = unix.SetsockoptInt(e.listener, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return nil, fmt.Errorf("set SO_REUSEADDR: %w", err)
-	}
-	// Accepted sockets inherit it; setting it on each would cost a system call a connection.
-	if err = unix.SetsockoptInt(e.listener, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
-		return nil, fmt.Errorf("set TCP_NODELAY: %w", err)
-	}
-	if err = unix.Bind(e.listener, sa); err != nil {
-		return nil, fmt.Errorf("bind %s: %w", address, err)
-	}
-	if err = unix.Listen(e.listener, backlog); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", address, err)
 	}
 	// A client may be gone again before it is accepted, and accept must not block on that.
 	if err = unix.SetNonblock(e.listener, true); err != nil {
@@ -106,6 +92,34 @@ func newEcho(address netip.AddrPort, stop int) (made *echo, err error) {
 		}
 	}
 	return e, nil
+}
+
+// listener makes a blocking listener of the kind that was asked for.
+func (s settings) listener(address netip.AddrPort, backlog int) (listener int, err error) {
+	sa, family := s.sockaddr(address)
+	fd, err := s.open(family)
+	if err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, rawClose(fd))
+		}
+	}()
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
+	}
+	// Accepted sockets inherit it; setting it on each would cost a system call a connection.
+	if err := s.noDelay(fd); err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return -1, fmt.Errorf("bind %s: %w", address, err)
+	}
+	if err := unix.Listen(fd, backlog); err != nil {
+		return -1, fmt.Errorf("listen on %s: %w", address, err)
+	}
+	return fd, nil
 }
 
 func (e *echo) watch(fd int) error {

@@ -1,0 +1,55 @@
+package test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/bench"
+)
+
+// TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its report.
+func TestBenchLocal(t *testing.T) {
+	folder := t.TempDir()
+	file, document := filepath.Join(folder, "local.json"), filepath.Join(folder, "doc.md")
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, "bench", "local", "--lab", labName, "--workloads", "stream", "--modes", "host,heddle,unix",
+		"--runs", "1", "--duration", "200ms", "--json", file)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	result, err := bench.ReadLocal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(result.Results) != 6 || result.Congestion == "" {
+		t.Errorf("%+v", result)
+	}
+	for _, r := range result.Results {
+		if r.Median <= 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+	if err := os.WriteFile(document, []byte(bench.LocalDocBegin+bench.LocalDocEnd), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	heddle(t, "bench", "local", "report", "--folder", folder, "--document", document)
+	written, err := os.ReadFile(document)
+	if err != nil || !strings.Contains(string(written), "| throughput, 64 KB, Gb/s |") {
+		t.Errorf("%v\n%s", err, written)
+	}
+	if plot, err := os.ReadFile(filepath.Join(folder, "local.svg")); err != nil || !strings.Contains(string(plot), "unix") {
+		t.Errorf("%v\n%s", err, plot)
+	}
+}

@@ -181,7 +181,7 @@ func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 			return EndpointDevice{}, fmt.Errorf("endpoint %d: guard: %w", cfg.ID, err)
 		}
 	}
-	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg) }); err != nil {
+	if err := netns.DoIn(ns, func() error { return setContainerSide(cfg, made) }); err != nil {
 		return EndpointDevice{}, fmt.Errorf("endpoint %d: container: %w", cfg.ID, err)
 	}
 	if err := setHostSide(h, host, cfg, made); err != nil {
@@ -306,8 +306,8 @@ func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, 
 }
 
 // setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the gateway so
-// that nobody has to ask for it, and the default route.
-func setContainerSide(cfg EndpointConfig) error {
+// that nobody has to ask for it, and the default route. fresh says that the device was made just now.
+func setContainerSide(cfg EndpointConfig, fresh bool) error {
 	h, err := open()
 	if err != nil {
 		return err
@@ -352,7 +352,7 @@ func setContainerSide(cfg EndpointConfig) error {
 			route{table: unix.RT_TABLE_MAIN, dst: netip.PrefixFrom(gw, gw.BitLen()), kind: unix.RTN_UNICAST, link: index},
 			route{table: unix.RT_TABLE_MAIN, dst: defaultDst(a), kind: unix.RTN_UNICAST, link: index, gw: gw})
 	}
-	if err := setNeighbours(h, index, neighbours); err != nil {
+	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
 		return err
 	}
 	want := map[routeKey]bool{}
@@ -420,7 +420,7 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 	for _, a := range cfg.Addrs {
 		neighbours[a] = containerMAC(cfg.ID).String()
 	}
-	if err := setNeighbours(h, index, neighbours); err != nil {
+	if err := setNeighbours(h, index, neighbours, fresh); err != nil {
 		return err
 	}
 	for _, a := range cfg.Addrs {

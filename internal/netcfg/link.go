@@ -1,6 +1,7 @@
 package netcfg
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -157,17 +158,37 @@ func sysctl(path string) (string, error) {
 
 // setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it is there:
 // some writes have side effects even when they change nothing.
-func setSysctl(path, value string) error {
-	have, err := sysctl(path)
-	if err != nil || have == value {
-		return err
-	}
-	err = os.WriteFile(filepath.Join("/proc/sys/net", path), []byte(value), 0)
-	if err != nil {
+//
+// The file is opened once for both: to find it, the kernel compares the entries of all network namespaces.
+func setSysctl(path, value string) (err error) {
+	fail := func(err error) error {
 		return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(path, "/", "."), value, err)
+	}
+	fd, err := unix.Open(filepath.Join("/proc/sys/net", path), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		// It may be right where it cannot be written.
+		if have, rerr := sysctl(path); rerr != nil || have == value {
+			return rerr
+		}
+		return fail(err)
+	}
+	defer unix.Close(fd)
+	have := make([]byte, sysctlBytes)
+	n, err := unix.Pread(fd, have, 0)
+	if err != nil {
+		return fail(err)
+	}
+	if string(bytes.TrimSpace(have[:n])) == value {
+		return nil
+	}
+	if _, err := unix.Pwrite(fd, []byte(value), 0); err != nil {
+		return fail(err)
 	}
 	return nil
 }
+
+// sysctlBytes is more than any value has that is set here.
+const sysctlBytes = 256
 
 func hostNet(a netip.Addr) *net.IPNet { return toIPNet(netip.PrefixFrom(a, a.BitLen())) }
 

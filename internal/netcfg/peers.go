@@ -47,7 +47,7 @@ func (o *Overlay) Set(nodes []model.Node) error {
 		setKnownNodes(want.forwarding),
 		setMoved(want.moved, o.devs.Mark),
 		setForwardingEntries(h, o.devs.OverlayIfindex, want.forwarding),
-		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours),
+		setNeighbours(h, o.devs.OverlayIfindex, want.neighbours, false),
 		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
 }
 
@@ -205,10 +205,15 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 }
 
 // setNeighbours makes want the neighbours of a device of Heddle's, all of them permanent. Nobody else has
-// reason to write to such a device, so every other entry is stale.
-func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string) error {
+// reason to write to such a device, so every other entry is stale. One that is fresh has none: to list them, the kernel goes
+// through those of all devices of all namespaces.
+func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string, fresh bool) error {
 	have := map[netip.Addr]string{}
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+	families := []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
+	if fresh {
+		families = nil
+	}
+	for _, family := range families {
 		list, err := dump(func() ([]netlink.Neigh, error) { return neighboursOf(link, family) })
 		if err != nil {
 			return fmt.Errorf("list neighbours of device %d: %w", link, err)

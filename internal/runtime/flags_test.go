@@ -55,7 +55,8 @@ func TestFlags(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.Command(self, "create", "--bundle", dir, "id")
-			cmd.Env = append(os.Environ(), envWrapper+"=1", EnvRuntime+"="+filepath.Join(dir, "runtime"))
+			socket := filepath.Join(dir, "seccomp.sock")
+			cmd.Env = append(os.Environ(), envWrapper+"=1", EnvRuntime+"="+filepath.Join(dir, "runtime"), EnvSocket+"="+socket)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -64,7 +65,7 @@ func TestFlags(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := config["linux"].(object)["seccomp"].(object)
-			if got["listenerPath"] != DefaultSocket || !reflect.DeepEqual(got["flags"], c.want) {
+			if got["listenerPath"] != socket || !reflect.DeepEqual(got["flags"], c.want) {
 				t.Errorf("flags %v, want %v, in %v", got["flags"], c.want, got)
 			}
 		})

@@ -364,7 +364,7 @@ func acceptRate(members []*member, to []*rawAddress, duration time.Duration) (Cr
 	all := make([]times, len(members))
 	began := time.Now()
 	err := each(members, func(i int, m *member) error {
-		for time.Since(began) < duration {
+		for n := 0; n == 0 || time.Since(began) < duration; n++ { // one at least, however late the thread begins
 			if err := m.connectOnce(to[i%len(to)], began, &all[i]); err != nil {
 				return err
 			}

@@ -48,6 +48,7 @@ help:
 	@echo "make deb     the Debian package into $(OUT)/deb/, with version $$VERSION or the commit's; reproducible"
 	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
+	@echo "make bench-pool  new connections with the preloaded pool of sockets, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
@@ -96,6 +97,13 @@ attack: $(BIN)/libheddle-pool.so
 	@mkdir -p $(BIN)/attack
 	@cp $(BIN)/libheddle-pool.so $(BIN)/attack/
 	$(GO) build -trimpath -tags attack -o $(BIN)/attack/ $(addprefix ./cmd/,$(PROGRAMS))
+
+# docs/benchmarks.md, "New connections with a pool".
+.PHONY: bench-pool
+bench-pool: need-root build lab-packages
+	$(call install,gcc libc6-dev)
+	$(BIN)/heddle bench pool --up --lab poolbench --json docs/benchmarks/pool.json
+	$(BIN)/heddle bench pool report
 
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }

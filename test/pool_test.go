@@ -12,9 +12,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"heddle.dev/heddle/internal/bench"
 )
 
-// poolLab is a lab of one container with the preloaded pool of sockets, beside the others.
+// poolLab is a lab with the preloaded pool of sockets, beside the others.
 type poolLab struct {
 	t    *testing.T
 	name string
@@ -40,7 +42,7 @@ func (l poolLab) up() {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), 4*patience)
 	defer cancel()
-	if out, err := l.command(ctx, "up", "--nodes", "1", "--containers", "1", "--socket-pool").CombinedOutput(); err != nil {
+	if out, err := l.command(ctx, "up", "--nodes", "2", "--containers", "2", "--socket-pool").CombinedOutput(); err != nil {
 		l.t.Fatalf("%v\n%s", err, out)
 	}
 }
@@ -102,7 +104,22 @@ func TestSocketPool(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, with[what], want)
 		}
 	}
+	t.Run("bench", func(t *testing.T) { benchPool(t, l) })
 	t.Run("agent killed", func(t *testing.T) { killPoolAgent(l) })
+}
+
+// benchPool is a short `heddle bench pool`.
+func benchPool(t *testing.T, l poolLab) {
+	file := filepath.Join(t.TempDir(), "pool.json")
+	heddle(t, "bench", "pool", "--lab", l.name, "--workloads", "crr8", "--scopes", "intra", "--runs", "1", "--duration", "100ms", "--json", file)
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result bench.PoolResult
+	if err := json.Unmarshal(raw, &result); err != nil || len(result.Results) != 4*5 {
+		t.Errorf("%v: %s", err, raw)
+	}
 }
 
 // killPoolAgent: sockets of the pool, and the wait for more of them, outlive the agent.
@@ -126,17 +143,15 @@ print("made", n)`
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		var status []struct{ PID int }
-		raw := heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
-		if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-			t.Fatalf("status: %v\n%s", err, raw)
-		}
-		if err := killAgent(status[0].PID, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		l.up()
+	var status []struct{ PID int }
+	raw := heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+		t.Fatalf("status: %v\n%s", err, raw)
 	}
+	if err := killAgent(status[0].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	l.up()
 	if err := os.WriteFile(end, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}

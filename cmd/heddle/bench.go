@@ -26,6 +26,7 @@ type benchSettings struct {
 	lab                      string
 	jsonFile, plotFile       string
 	quick, markdown, up      bool
+	socketPool               bool // the lab that up brings up has pools of sockets
 }
 
 // What --quick and `heddle demo` run: enough to see the shape, not to judge by.
@@ -65,6 +66,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
 	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
 	f.StringVar(&s.plotFile, "plot", "", "draw the results into this SVG file")
+	cmd.AddCommand(newBenchPoolCmd())
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")

@@ -26,7 +26,7 @@ func (s benchSettings) inLab(ctx context.Context, progress *os.File, measure fun
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
-	place := bench.Lab{Heddle: program, Name: s.lab}
+	place := bench.Lab{Heddle: program, Name: s.lab, SocketPool: s.socketPool}
 	down, err := s.bringUp(ctx, place, progress)
 	if err != nil {
 		return err

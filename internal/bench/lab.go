@@ -13,6 +13,8 @@ import (
 type Lab struct {
 	Heddle string // path of the heddle program
 	Name   string // of the lab; empty for the default one
+	// SocketPool makes Up give the containers the preloaded pool of sockets.
+	SocketPool bool
 }
 
 // command gives `heddle lab VERB` with the lab's name.
@@ -45,7 +47,11 @@ func (l Lab) IP(ctx context.Context, mode Mode, container string) (netip.Addr, e
 // Up brings the lab up with two nodes of two containers; it may be up already. What it prints goes to
 // log: a file and not a pipe, because the agents it starts outlive it and could hold a pipe open.
 func (l Lab) Up(ctx context.Context, log *os.File) error {
-	cmd := l.command(ctx, "up", "--nodes", "2", "--containers", "2")
+	args := []string{"--nodes", "2", "--containers", "2"}
+	if l.SocketPool {
+		args = append(args, "--socket-pool")
+	}
+	cmd := l.command(ctx, "up", args...)
 	prepare(cmd)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {

@@ -219,8 +219,8 @@ func run(ctx context.Context, f flags) error {
 	defer boundEnd(ctx, endTime, os.Stderr, os.Exit)()
 	// A thread that waits in a system call keeps its processor of Go's scheduler for 20 us to 10 ms. The threads that answer
 	// do so several times in an answer, and with two such processors others would wait for theirs.
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastProcs))
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
+		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
 	cfg.Features = doctor.Run(ctx)
 	if missing := doctor.Missing(cfg.Features); len(missing) > 0 {

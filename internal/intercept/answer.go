@@ -142,7 +142,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	if err != nil {
 		return makeFailure(err), err
 	}
-	switch err := r.admit(n, st, &s, want, caller); {
+	switch err := r.admit(n, st, &s, &want, caller); {
 	case err == nil:
 	case errors.Is(err, model.ErrOtherNetns):
 		stocks.giveBack(st, s)
@@ -180,10 +180,10 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 }
 
 // admit makes the socket what the caller wants and counts it. If the caller is another than the one it was made for, it is
-// given to this one.
-func (r *reader) admit(n *notification, st *stock, s *socket, want traits, caller model.Caller) error {
+// given to this one, which is then also what want says.
+func (r *reader) admit(n *notification, st *stock, s *socket, want *traits, caller model.Caller) error {
 	maker := r.srv.refiller.maker
-	if err := s.fit(maker, st.endpoint, want); err != nil {
+	if err := s.fit(maker, st.endpoint, *want); err != nil {
 		return fmt.Errorf("%w: %w", errOwner, err)
 	}
 	caller.UID, caller.GID = want.own.uid, want.own.gid
@@ -196,8 +196,8 @@ func (r *reader) admit(n *notification, st *stock, s *socket, want traits, calle
 		return fmt.Errorf("%w of thread %d: %w", errOwner, n.PID, err)
 	}
 	want.own = own
-	st.learn(want)
-	if err := s.fit(maker, st.endpoint, want); err != nil {
+	st.learn(*want)
+	if err := s.fit(maker, st.endpoint, *want); err != nil {
 		return fmt.Errorf("%w: %w", errOwner, err)
 	}
 	caller.UID, caller.GID = own.uid, own.gid

@@ -47,7 +47,8 @@ func crateWanted(d *callData, protocol int) int {
 type crate struct {
 	fd    int // the container's end
 	inode uint64
-	own   int // the agent's end
+	name  *unix.SockaddrUnix // of the container's end, in the namespace of crates
+	own   int                // the agent's end
 }
 
 // crateMaker makes empty crates, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
@@ -56,8 +57,8 @@ type crate struct {
 type crateMaker struct {
 	once     sync.Once
 	ready    atomic.Bool
-	netns    atomic.Uint64 // inode of the namespace, 0 before there is one
-	requests chan chan<- crate
+	netns    atomic.Uint64                               // inode of the namespace, 0 before there is one
+	requests chan func(listener int, name unix.Sockaddr) // run on the maker's thread
 }
 
 // begin starts the maker, unless it runs. Until it is ready there are no crates.
@@ -66,7 +67,7 @@ func (m *crateMaker) begin(s *Server) {
 		return
 	}
 	m.once.Do(func() {
-		m.requests = make(chan chan<- crate)
+		m.requests = make(chan func(int, unix.Sockaddr))
 		ended := make(chan struct{})
 		if !s.start(func() { <-ended }) {
 			return
@@ -82,10 +83,11 @@ func (m *crateMaker) begin(s *Server) {
 
 // run makes crates until ctx is done. It leaves its thread in another network namespace.
 func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error {
+	defer m.netns.Store(0) // the kernel gives the number to another namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("network namespace of crates: %w", err)
 	}
-	fd, err := unixSocket()
+	fd, err := unixSocket(unix.SOCK_NONBLOCK)
 	if err != nil {
 		return err
 	}
@@ -109,19 +111,16 @@ func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error
 		select {
 		case <-ctx.Done():
 			return nil
-		case answer := <-m.requests:
-			c, err := newCrate(fd, name)
-			if err != nil {
-				c.fd = -1
-			}
-			answer <- c // has room
+		case f := <-m.requests:
+			f(fd, name)
 		}
 	}
 }
 
-// unixSocket makes a socket with a name that the kernel chooses: it cannot be bound again.
-func unixSocket() (fd int, err error) {
-	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+// unixSocket makes a socket with a name that the kernel chooses: it cannot be bound again. The listener does not block: it is
+// the agent's alone.
+func unixSocket(flags int) (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|flags, 0)
 	if err != nil {
 		return -1, fmt.Errorf("socket: %w", err)
 	}
@@ -132,9 +131,13 @@ func unixSocket() (fd int, err error) {
 	return fd, nil
 }
 
-// newCrate connects to the listener. Nobody else does, so the connection that waits there is this one.
+// newCrate connects to the listener. Nobody else does. A connection that waits there all the same is of a crate whose end could
+// not be accepted, for want of a descriptor perhaps, and is not to become this one's.
 func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
-	if c.fd, err = unixSocket(); err != nil {
+	if err = emptyQueue(listener); err != nil {
+		return c, err
+	}
+	if c.fd, err = unixSocket(0); err != nil {
 		return c, err
 	}
 	defer func() {
@@ -147,17 +150,55 @@ func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
 		return c, err
 	}
 	c.inode = st.Ino
+	own, err := unix.Getsockname(c.fd)
+	if err != nil {
+		return c, err
+	}
+	c.name = own.(*unix.SockaddrUnix)
 	if err = unix.Connect(c.fd, name); err != nil {
 		return c, err
 	}
-	if c.own, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK); err != nil {
+	var peer unix.Sockaddr
+	if c.own, peer, err = unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK); err != nil {
 		return c, err
 	}
 	// Nothing comes back from the container.
-	if err = unix.Shutdown(c.own, unix.SHUT_RD); err != nil {
+	if err = unix.Shutdown(c.own, unix.SHUT_RD); err == nil {
+		if at, ok := peer.(*unix.SockaddrUnix); !ok || at.Name != c.name.Name {
+			err = errors.New("another crate's connection")
+		}
+	}
+	if err != nil {
 		closeFD(c.own)
 	}
 	return c, err
+}
+
+// emptyQueue closes the connections that wait at a listener that does not block.
+func emptyQueue(listener int) error {
+	for {
+		fd, _, err := unix.Accept4(listener, unix.SOCK_CLOEXEC)
+		switch err {
+		case nil:
+			closeFD(fd)
+		case unix.EAGAIN:
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
+// do runs f on the maker's thread and waits for it. It reports false if the agent ends.
+func (m *crateMaker) do(ctx context.Context, f func(listener int, name unix.Sockaddr)) bool {
+	done := make(chan struct{})
+	select {
+	case m.requests <- func(listener int, name unix.Sockaddr) { defer close(done); f(listener, name) }:
+		<-done
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // get gives an empty crate, if there can be one.
@@ -165,59 +206,88 @@ func (m *crateMaker) get(ctx context.Context) (c crate, ok bool) {
 	if !m.ready.Load() {
 		return c, false
 	}
-	answer := make(chan crate, 1)
-	select {
-	case m.requests <- answer:
-		c = <-answer
-		return c, c.fd >= 0
-	case <-ctx.Done():
-		return c, false
+	err := errServerCloses
+	m.do(ctx, func(listener int, name unix.Sockaddr) { c, err = newCrate(listener, name) })
+	return c, err == nil
+}
+
+// held gives those of the crates that a program still holds. That one is hung up does not say so: shutdown() does that, too. But
+// its name is taken as long as it is open.
+func (m *crateMaker) held(ctx context.Context, hungUp []crate) (held []crate) {
+	if !m.do(ctx, func(int, unix.Sockaddr) {
+		for _, c := range hungUp {
+			if nameTaken(c.name) {
+				held = append(held, c)
+				continue
+			}
+			closeFD(c.own)
+		}
+	}) {
+		return hungUp
 	}
+	return held
 }
 
-// shelf knows the crates that a listener's programs hold, by the agent's ends.
-type shelf struct {
-	mu   sync.Mutex // guards the rest
-	ends []unix.PollFd
-}
-
-// room forgets the crates that were closed and reports whether the programs may have another one.
-func (s *shelf) room() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.ends) == 0 {
+// nameTaken reports whether a socket of the thread's network namespace has that name, or may have.
+func nameTaken(name *unix.SockaddrUnix) bool {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
 		return true
 	}
-	if _, err := unix.Poll(s.ends, 0); err != nil {
+	defer closeFD(fd)
+	return unix.Bind(fd, name) != nil
+}
+
+// shelf knows the crates that a listener's programs hold.
+type shelf struct {
+	mu     sync.Mutex // guards the rest; held while the crates are looked at, which only the listener's readers wait for
+	crates []crate
+}
+
+// room forgets the crates that were closed and reports whether the programs may have another one. Readers that ask at the
+// same time may add one each.
+func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.crates) == 0 {
+		return true
+	}
+	ends := make([]unix.PollFd, len(s.crates))
+	for i, c := range s.crates {
+		ends[i].Fd = int32(c.own)
+	}
+	if _, err := unix.Poll(ends, 0); err != nil {
 		return false
 	}
-	open := s.ends[:0]
-	for _, e := range s.ends {
-		if e.Revents&unix.POLLHUP != 0 {
-			closeFD(int(e.Fd))
-			continue
+	var open, hungUp []crate
+	for i, c := range s.crates {
+		if ends[i].Revents&unix.POLLHUP != 0 {
+			hungUp = append(hungUp, c)
+		} else {
+			open = append(open, c)
 		}
-		e.Revents = 0
-		open = append(open, e)
 	}
-	s.ends = open
-	return len(s.ends) < maxCrates
+	if len(hungUp) > 0 {
+		open = append(open, m.held(ctx, hungUp)...)
+	}
+	s.crates = open
+	return len(open) < maxCrates
 }
 
 // add notes a crate that the container gets.
 func (s *shelf) add(c crate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ends = append(s.ends, unix.PollFd{Fd: int32(c.own)})
+	s.crates = append(s.crates, c)
 }
 
 func (s *shelf) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, e := range s.ends {
-		closeFD(int(e.Fd))
+	for _, c := range s.crates {
+		closeFD(c.own)
 	}
-	s.ends = nil
+	s.crates = nil
 }
 
 // mayHaveCrates reports whether who started the listener's container said so.
@@ -228,17 +298,17 @@ func (l *listener) mayHaveCrates() bool {
 // giveCrate answers a call with a crate. done is false if the caller gets a single socket instead: it does not ask for a
 // crate, may have none, or there is none.
 func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || !r.mayHaveCrates() || !r.crates.room() {
+	if req.crate == 0 || !r.mayHaveCrates() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
 		return false, failNone, nil
 	}
 	c, ok := r.srv.crates.get(r.srv.ctx)
 	if !ok {
 		return false, failNone, nil
 	}
-	defer closeFD(c.fd)
 	want.nonblock = false // the program's own to set, on each
 	packed, err := r.pack(n, req, c, ep, want, caller)
 	if packed == 0 {
+		closeFD(c.fd)
 		closeFD(c.own)
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
@@ -252,6 +322,7 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 	r.crates.add(c)
 	r.flight.inode = c.inode
 	number, err := addDescriptor(r.fd, n.ID, c.fd, true)
+	closeFD(c.fd) // before the caller goes on: as in give
 	if err != nil {
 		return true, injectFailure(err), fmt.Errorf("give crate to caller: %w", err)
 	}
@@ -277,7 +348,7 @@ func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want 
 		if err != nil {
 			return packed, err
 		}
-		if err := r.admit(n, st, &s, want, caller); err != nil {
+		if err := r.admit(n, st, &s, &want, caller); err != nil {
 			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
 				stocks.giveBack(st, s)
 			} else {

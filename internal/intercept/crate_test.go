@@ -18,11 +18,18 @@ import (
 var heldCrates []int
 
 // openCrate asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the crate as it is; with
-// c.Threads it closes all that it has kept.
+// c.Threads it closes all that it has kept, or, with both, shuts them down.
 func openCrate(c command) outcome {
 	if c.Threads > 0 {
 		for _, fd := range heldCrates {
-			closeFD(fd)
+			if c.Signals {
+				_ = unix.Shutdown(fd, unix.SHUT_RD)
+			} else {
+				closeFD(fd)
+			}
+		}
+		if c.Signals {
+			return outcome{}
 		}
 		heldCrates = nil
 		return outcome{}
@@ -235,6 +242,11 @@ func TestCratesAreBounded(t *testing.T) {
 	if o := c.do(command{Op: "pass"}); o.Errno != 0 {
 		t.Errorf("root passes a file while %d are in crates: %v", 20*maxCrates, unix.Errno(o.Errno))
 	}
+	// shutdown() makes the agent's end look like one whose other end is closed.
+	c.do(command{Op: "crate", Threads: 1, Signals: true})
+	if o := c.do(hold); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
+		t.Errorf("one crate more after all were shut down: %+v, want a single socket", o)
+	}
 	c.do(command{Op: "crate", Threads: 1})
 	quota.Store(5)
 	if o := askCrate(c, unix.AF_INET, 10); o.OK != 5 {
@@ -257,5 +269,50 @@ func TestCrateAfterRestart(t *testing.T) {
 	eventually(t, "crates", next.crates.ready.Load)
 	if o := askCrate(c, unix.AF_INET, 4); o.OK != 4 {
 		t.Errorf("%+v", o)
+	}
+}
+
+// TestCrateIsNotAnothers: a connection that could not be accepted is not taken for that of the next crate, whose container would
+// get what is packed for another one.
+func TestCrateIsNotAnothers(t *testing.T) {
+	needRoot(t)
+	listener, err := unixSocket(unix.SOCK_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFD(listener)
+	if err := unix.Listen(listener, 4); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, err := unixSocket(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFD(left)
+	if err := unix.Connect(left, name); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		c, err := newCrate(listener, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeFD(c.fd)
+		defer closeFD(c.own)
+		if err := unix.Sendmsg(c.own, []byte{7}, nil, nil, unix.MSG_DONTWAIT); err != nil {
+			t.Fatal(err)
+		}
+		var b [1]byte
+		if _, _, err := unix.Recvfrom(c.fd, b[:], unix.MSG_DONTWAIT); err != nil || b[0] != 7 {
+			t.Errorf("what is put into a crate does not come out of it: %v", err)
+		}
+	}
+	var b [1]byte
+	if n, _, err := unix.Recvfrom(left, b[:], unix.MSG_DONTWAIT); err != nil && err != unix.ECONNRESET || n != 0 {
+		t.Errorf("the left one got %d bytes, %v; want its end", n, err)
 	}
 }

@@ -18,6 +18,8 @@ const (
 	crowdedAfter = 8
 	// atOnce is how quickly poll returns when a call was there.
 	atOnce = 5 * time.Microsecond
+	// maxSpares bounds the readers that join, of all listeners together: Go ends a process with 10,000 threads.
+	maxSpares = 256
 	// spareStays is how long a reader that joined waits for its turn, and then for a call, before it ends.
 	spareStays = 5 * time.Millisecond
 )
@@ -53,6 +55,9 @@ func (l *listener) run() (finished bool) {
 	for i, f := range l.flights {
 		if f.call.ID != 0 {
 			(&reader{listener: l, slot: i, flight: f}).finish()
+		}
+		if f.call.ID != 0 {
+			return false // it is the next agent's
 		}
 	}
 	return lead.read()
@@ -221,6 +226,7 @@ func (l *listener) join() {
 	}
 	// The leader waits for the others, so there is one to add to.
 	l.readers.Go(func() {
+		defer l.srv.spares.Add(-1)
 		r := &reader{listener: l, slot: slot, flight: l.flights[slot]}
 		if r.prepare() {
 			r.read()
@@ -231,15 +237,20 @@ func (l *listener) join() {
 	})
 }
 
-// freeSlot takes a place among the readers; -1 if all are taken.
+// freeSlot takes a place among the readers, and one among the spare ones of all listeners; -1 if there is none.
 func (l *listener) freeSlot() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, taken := range l.reads {
-		if !taken {
-			l.reads[i] = true
-			return i
+		if taken {
+			continue
 		}
+		if l.srv.spares.Add(1) > maxSpares {
+			l.srv.spares.Add(-1)
+			return -1
+		}
+		l.reads[i] = true
+		return i
 	}
 	return -1
 }

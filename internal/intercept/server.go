@@ -89,7 +89,7 @@ type Config struct {
 	ReadyPerFamily int
 	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
 	MaxReady int
-	// MaxListeners bounds the listeners served at a time; each takes a thread and a descriptor. One
+	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers wait: maxSpares) and a descriptor. One
 	// that comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
 }
@@ -130,6 +130,7 @@ type Server struct {
 	refiller refiller
 	crates   crateMaker
 	readers  atomic.Int32  // running
+	spares   atomic.Int32  // of them, those that joined, maxSpares at most
 	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
 	stop     context.CancelFunc
 	ctx      context.Context // done once the server closes

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -43,6 +44,9 @@ type key struct {
 	metric   string
 }
 
+// errNoValue is a measurement that gave none. The growth of the kernel's memory is less than nothing when other programs free more.
+var errNoValue = errors.New("no usable value")
+
 // series collects the values of every metric, run by run. It is not safe for concurrent use.
 type series struct{ values map[key][]float64 }
 
@@ -53,7 +57,7 @@ func (s *series) add(c Cell, sample Sample) error {
 	for _, m := range c.Workload.Metrics {
 		v, ok := sample[m.Name]
 		if !ok || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-			return fmt.Errorf("metric %s: no usable value (%v)", m.Name, v)
+			return fmt.Errorf("metric %s: %w (%v)", m.Name, errNoValue, v)
 		}
 		k := key{c.Workload.Name, c.Scope, c.Mode, m.Name}
 		s.values[k] = append(s.values[k], v)

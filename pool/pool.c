@@ -35,6 +35,7 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define RLIMIT_NOFILE       7
 #define CLOCK_COARSE        6 /* CLOCK_MONOTONIC_COARSE */
 #define MADV_WIPEONFORK     18
+#define CLONE_FILES         0x00000400
 #define CLONE_NEWNET        0x40000000
 #define EINTR               4
 #define EMFILE              24
@@ -309,8 +310,8 @@ static u32 next_size(struct family *f, u64 time)
 		f->size = FIRST_CRATE;
 	else if (!passed(filled, time, SHORT_USE) && f->size < MAX_CRATE)
 		f->size = f->size * 4 > MAX_CRATE ? MAX_CRATE : f->size * 4;
-	else if (passed(filled, time, LONG_USE) && f->size > FIRST_CRATE)
-		f->size /= 4;
+	else if (passed(filled, time, LONG_USE))
+		f->size = f->size / 4 > FIRST_CRATE ? f->size / 4 : FIRST_CRATE;
 	store(&f->filled, time);
 	return f->size;
 }
@@ -372,19 +373,22 @@ static int many(struct state *s, u64 time)
 	return __atomic_add_fetch(&s->count, 1, __ATOMIC_RELAXED) >= BEGIN_AFTER;
 }
 
-/* Gives up the crates of a process that can have no more files: it may have their numbers. */
-static void make_room(struct state *s, u64 time)
+/* Gives up the crates of a process that can have no more files: it may have their numbers. Tells whether there were any. */
+static int make_room(struct state *s, u64 time)
 {
-	int i;
+	int i, room = 0;
 
 	store(&s->refused_until, time + SECOND);
 	for (i = 0; i < 2 * SLOTS; i++) {
 		struct slot *c = &s->families[i / SLOTS].slots[i % SLOTS];
 		int number = swap(&c->number, -1);
 
-		if (swap(&c->full, 0) && is_file(number, load(&c->device), load(&c->inode)))
-			call1(__NR_close, number);
+		store(&c->full, 0);
+		/* An empty crate has a number, too. */
+		if (is_file(number, load(&c->device), load(&c->inode)) && !is_error(call1(__NR_close, number)))
+			room = 1;
 	}
+	return room;
 }
 
 /* Gives a socket from the pool, with close-on-exec if flags say so; -1 if the caller has to ask for one. */
@@ -432,8 +436,9 @@ static int take(struct state *s, int family, int flags)
 
 PUBLIC int socket(int family, int type, int protocol)
 {
-	struct state *s;
+	struct state *s = (void *)0;
 	int got;
+	long r;
 
 	if ((family == AF_INET || family == AF_INET6) && (type & SOCK_TYPE_MASK) == SOCK_STREAM &&
 	    !(type & ~(SOCK_TYPE_MASK | SOCK_CLOEXEC | SOCK_NONBLOCK)) &&
@@ -446,15 +451,18 @@ PUBLIC int socket(int family, int type, int protocol)
 			return got;
 		}
 	}
-	return result_of(call3(__NR_socket, family, type, protocol));
+	r = call3(__NR_socket, family, type, protocol);
+	if (r == -EMFILE && s && make_room(s, now()))
+		r = call3(__NR_socket, family, type, protocol);
+	return result_of(r);
 }
 
-/* What is in crates is of the network namespace that the process was in. */
+/* What is in crates is of the network namespace that the process was in, and at numbers of its table of files. */
 PUBLIC int unshare(int flags)
 {
 	long r = call1(__NR_unshare, flags);
 
-	if (!is_error(r) && flags & CLONE_NEWNET)
+	if (!is_error(r) && flags & (CLONE_NEWNET | CLONE_FILES))
 		store(&off, 1);
 	return result_of(r);
 }

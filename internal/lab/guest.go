@@ -157,7 +157,8 @@ func (l Lab) removeGuest(name string, groups cgroups) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if e.Name() == l.netnsName(name) || strings.HasPrefix(e.Name(), l.netnsName(name)+"-c") {
+		suffix, ok := strings.CutPrefix(e.Name(), l.netnsName(""))
+		if host, _, _ := strings.Cut(suffix, "-"); ok && host == name && guestPattern.MatchString(suffix) {
 			errs = append(errs, netns.Delete(e.Name()))
 		}
 	}

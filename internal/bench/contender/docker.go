@@ -175,13 +175,18 @@ func startDaemon(h Host) (*daemon, error) {
 		return nil, err
 	}
 	defer log.Close()
+	config := filepath.Join(h.Dir, "daemon.json") // not the machine's
+	if err := os.WriteFile(config, []byte("{}\n"), 0o600); err != nil {
+		return nil, err
+	}
 	mounts := ""
 	for _, dir := range fixedDirs {
 		mounts += "mount -t tmpfs tmpfs " + dir + " && "
 	}
 	words := joined(h.Cgroups[:1], "unshare", "--mount", "--propagation", "slave", "/bin/sh", "-c", mounts+`exec "$@"`, "sh",
 		"dockerd", "--data-root", filepath.Join(h.Dir, "data"), "--exec-root", filepath.Join(h.Dir, "exec"),
-		"--pidfile", filepath.Join(h.Dir, "pid"), "-H", h.dockerSocket(), "--cgroup-parent", h.Cgroup, "--storage-driver", "overlay2")
+		"--pidfile", filepath.Join(h.Dir, "pid"), "-H", h.dockerSocket(), "--cgroup-parent", h.Cgroup, "--storage-driver", "overlay2",
+		"--exec-opt", "native.cgroupdriver=cgroupfs", "--config-file", config)
 	d.cmd = exec.Command(words[0], words[1:]...)
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // ^C is the bench's to pass on

@@ -385,7 +385,8 @@ static int make_room(struct state *s, u64 time)
 
 		store(&c->full, 0);
 		/* An empty crate has a number, too. */
-		if (is_file(number, load(&c->device), load(&c->inode)) && !is_error(call1(__NR_close, number)))
+		if (is_file(number, load(&c->device), load(&c->inode)) &&
+		    !is_error(call1(__NR_close, number)))
 			room = 1;
 	}
 	return room;

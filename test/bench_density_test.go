@@ -1,9 +1,6 @@
 package test
 
 import (
-	"context"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,25 +15,8 @@ func TestBenchDensity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "density.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "density", "--lab", labName, "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
-		"--rates", "100", "--rounds", "1", "--duration", "50ms", "--json", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	r, err := bench.ReadDensity(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := benchCommand(t, 4*patience, bench.ReadDensity, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
+		"--rates", "100", "--rounds", "1", "--duration", "50ms")
 	if len(r.Containers) != 2 || len(r.Connections) != 2*3 {
 		t.Fatalf("%d steps of containers, want 2; %d of connections, want 6", len(r.Containers), len(r.Connections))
 	}

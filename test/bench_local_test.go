@@ -1,9 +1,7 @@
 package test
 
 import (
-	"context"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,25 +12,9 @@ import (
 // TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its report.
 func TestBenchLocal(t *testing.T) {
 	folder := t.TempDir()
-	file, document := filepath.Join(folder, "local.json"), filepath.Join(folder, "doc.md")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "local", "--lab", labName, "--workloads", "stream", "--modes", "host,heddle,unix",
-		"--runs", "1", "--duration", "200ms", "--json", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	result, err := bench.ReadLocal(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	document := filepath.Join(folder, "doc.md")
+	result := benchCommand(t, 4*patience, bench.ReadLocal, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
+		"--runs", "1", "--duration", "200ms")
 	if len(result.Results) != 6 || result.Congestion == "" {
 		t.Errorf("%+v", result)
 	}

@@ -1,10 +1,6 @@
 package test
 
 import (
-	"context"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"heddle.dev/heddle/internal/bench"
@@ -13,25 +9,8 @@ import (
 // TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
 // latencies, and leaves nothing in the server's container.
 func TestBenchPaper(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "paper.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "paper", "--lab", labName, "--workloads", "memcached-rate", "--modes", "host,heddle",
-		"--rounds", "1", "--duration", "500ms", "--scale", "0.02", "--json", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	result, err := bench.ReadPaper(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := benchCommand(t, 4*patience, bench.ReadPaper, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
+		"--rounds", "1", "--duration", "500ms", "--scale", "0.02")
 	e, ok := result.Find("memcached-rate")
 	if !ok || len(e.Modes) != 2 {
 		t.Fatalf("%+v", result)

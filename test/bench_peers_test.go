@@ -14,25 +14,8 @@ import (
 // benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
 func benchPeers(t *testing.T, modes string) bench.PeersResult {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "peers.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 6*patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "peers", "--lab", labName, "--modes", modes, "--workloads", "rr", "--runs", "1",
-		"--duration", "100ms", "--json", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	result, err := bench.ReadPeers(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	result := benchCommand(t, 6*patience, bench.ReadPeers, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
+		"--duration", "100ms")
 	for _, pattern := range []string{"/run/netns/" + labName + "-g*", "/run/heddle/lab/" + labName + "/g*",
 		"/sys/fs/cgroup/heddle-" + labName + "/g*", "/sys/fs/cgroup/*/heddle-" + labName + "/g*"} {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {

@@ -1,0 +1,35 @@
+package test
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// benchCommand runs a bench of `heddle bench` in this lab and gives what it wrote to NAME.json in folder. Should it take longer than
+// limit, it gets an interrupt, so that it cleans up.
+func benchCommand[T any](t *testing.T, limit time.Duration, read func(io.Reader) (T, error), folder, name string, args ...string) (result T) {
+	t.Helper()
+	file := filepath.Join(folder, name+".json")
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, heddleBin, append([]string{"bench", name, "--lab", labName, "--json", file}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = patience
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if result, err = read(f); err != nil {
+		t.Fatal(err)
+	}
+	return result
+}

@@ -136,8 +136,8 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	}
 	st, stocks := ep.stock(req.family), &r.srv.refiller
 	s, ready, refill, err := stocks.take(st, want)
-	if refill {
-		defer stocks.request(st)
+	if refill != needNot {
+		defer stocks.request(st, refill == needNow)
 	}
 	if err != nil {
 		return makeFailure(err), err

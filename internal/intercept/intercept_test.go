@@ -236,6 +236,43 @@ func tryManyThreadsAndSignals(t *testing.T) {
 }
 
 // When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end.
+// mostReaders counts the readers there are at a time while during runs.
+func mostReaders(s *Server, during func()) (most int) {
+	stop, watched := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(watched)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				most = max(most, s.Stats().Readers)
+				runtime.Gosched()
+			}
+		}
+	}()
+	during()
+	close(stop)
+	<-watched
+	return most
+}
+
+// A thread that calls as fast as it can is there again before its reader. It has no use for another one, and would wait for both.
+func TestOneCallerOneReader(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	const calls = 5000
+	most := mostReaders(s, func() {
+		if o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 1, N: calls}); o.OK != calls || o.Open != 0 {
+			t.Errorf("%d good of %d, %d left open, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
+		}
+	})
+	if most != 1 {
+		t.Errorf("%d readers for one caller", most)
+	}
+}
+
 func TestReadersJoin(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
@@ -247,33 +284,19 @@ func TestReadersJoin(t *testing.T) {
 		t.Errorf("%d readers for one caller, want 1", n)
 	}
 	const threads, calls = 16, 16 * 500
-	var most atomic.Int64
-	stop := make(chan struct{})
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				most.Store(max(most.Load(), int64(s.Stats().Readers)))
-				runtime.Gosched()
-			}
-		}
-	}()
+	most := 0
 	for range 100 { // nobody waits for as long as the machine runs one thread at a time
-		o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
-		if o.OK != calls || o.Errno != 0 || o.Strange != 0 || o.Open != 0 {
-			t.Errorf("%d good of %d, %d strange, %d left open, first errno %v", o.OK, calls, o.Strange, o.Open, unix.Errno(o.Errno))
-		}
-		if t.Failed() || most.Load() > 1 {
+		most = mostReaders(s, func() {
+			o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
+			if o.OK != calls || o.Errno != 0 || o.Strange != 0 || o.Open != 0 {
+				t.Errorf("%d good of %d, %d strange, %d left open, first errno %v", o.OK, calls, o.Strange, o.Open, unix.Errno(o.Errno))
+			}
+		})
+		if t.Failed() || most > 1 {
 			break
 		}
 	}
-	close(stop)
-	<-watched
-	if most := most.Load(); most < 2 || most > maxReaders {
+	if most < 2 || most > maxReaders {
 		t.Errorf("at most %d readers at a time, want 2 to %d", most, maxReaders)
 	}
 	eventually(t, "readers that joined end", func() bool { return s.Stats().Readers == 1 })

@@ -28,17 +28,20 @@ type listener struct {
 	// lie in memory the parker keeps too, so that the next agent can answer a call this one received.
 	flights [maxReaders]*flight
 
-	turn    turn           // of the readers, to wait for a call and receive it
-	crowded int            // calls in a row that were there before anybody waited for one; guarded by turn
-	readers sync.WaitGroup // those that joined
+	turn turn // of the readers, to wait for a call and receive it
+	// Guarded by turn: calls so far; the thread that made the last one; calls in a row that were there before anybody waited
+	// for one, and whether they are of several threads.
+	received, lastCaller, crowded uint32
+	mixed                         bool
 
-	mu        sync.Mutex       // guards what follows; never held across a system call
-	reads     [maxReaders]bool // places among the readers that are taken
-	answering [maxReaders]answering
-	received  uint64    // calls so far
-	answered  sync.Cond // one less is being answered; its lock is mu
-	strays    strays
-	logged    [numFailures]bool
+	readers   sync.WaitGroup            // those that joined
+	answering [maxReaders]atomic.Uint64 // claims, each written by its reader
+	answered  bell                      // rung when one less is being answered
+
+	mu     sync.Mutex       // guards what follows; never held across a system call
+	reads  [maxReaders]bool // places among the readers that are taken
+	strays strays
+	logged [numFailures]bool
 
 	crates shelf // those its programs hold
 
@@ -49,7 +52,6 @@ type listener struct {
 // newListener makes a listener that cannot be parked.
 func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener {
 	l := &listener{srv: s, fd: fd, pageFD: -1, state: state}
-	l.answered.L = &l.mu
 	for i := range l.flights {
 		l.flights[i] = new(flight)
 	}

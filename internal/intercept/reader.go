@@ -36,11 +36,17 @@ type reader struct {
 	leads  bool
 }
 
-// answering is the call that a reader answers. A thread that was interrupted comes again before the reader of its first call
+// claim says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
+// in the order of receipt; 0 is none. A thread that was interrupted comes again before the reader of its first call
 // knows (strays): who answers the second call waits for the first.
-type answering struct {
-	tid    uint32 // 0: none
-	serial uint64 // a number for each call, in the order of receipt
+type claim uint64
+
+func claimOf(tid, serial uint32) claim { return claim(serial)<<32 | claim(tid) }
+
+// follows reports whether c is a later call than earlier, and of the same thread.
+func (c claim) follows(earlier claim) bool {
+	// Numbers come round; those at hand are few and close together.
+	return uint32(c) == uint32(earlier) && uint32(c) != 0 && int32(uint32(c>>32)-uint32(earlier>>32)) > 0
 }
 
 // run answers calls until the filter has no users left (it reports true then), the server closes, or the
@@ -117,14 +123,14 @@ func (r *reader) next() (end, error) {
 	}
 	defer r.turn.pass()
 	for {
-		end, err := r.wait()
+		waited, end, err := r.wait()
 		if err != nil || end != endNot {
 			return end, err
 		}
 		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
 		switch err := receive(r.fd, &r.flight.call); {
 		case err == nil:
-			r.claim()
+			r.claim(waited)
 			return endNot, nil
 		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR):
 			return endNot, fmt.Errorf("receive: %w", err)
@@ -140,28 +146,38 @@ func (r *reader) patience() time.Duration {
 	return spareStays
 }
 
-// claim notes whom the reader answers from now on. It is the reader's turn, so calls get their numbers in the order of
-// their receipt.
-func (r *reader) claim() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// claim notes whom the reader answers from now on, and lets another reader join when calls keep being there before
+// anybody waits for one. It is the reader's turn, so calls get their numbers in the order of their receipt.
+func (r *reader) claim(waited bool) {
+	tid := r.flight.call.PID
 	r.received++
-	r.answering[r.slot] = answering{tid: r.flight.call.PID, serial: r.received}
+	r.answering[r.slot].Store(uint64(claimOf(tid, r.received)))
+	// A thread that calls again as soon as it has its answer is there before its reader, too, and has no use for another one.
+	if waited {
+		r.crowded, r.mixed = 0, false
+	} else {
+		r.crowded++
+		r.mixed = r.mixed || r.crowded > 1 && tid != r.lastCaller
+	}
+	if r.crowded >= crowdedAfter {
+		if r.mixed {
+			r.join()
+		}
+		r.crowded, r.mixed = 0, false
+	}
+	r.lastCaller = tid
 }
 
 // awaitEarlier waits until the earlier calls of the same thread are answered.
 func (r *reader) awaitEarlier() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.hasEarlier(r.answering[r.slot]) {
-		r.answered.Wait()
-	}
+	own := claim(r.answering[r.slot].Load())
+	r.answered.await(func() bool { return !r.hasEarlier(own) })
 }
 
-// hasEarlier reports whether a reader answers an earlier call of the same thread. It is called with mu held.
-func (l *listener) hasEarlier(own answering) bool {
-	for _, other := range l.answering {
-		if other.tid == own.tid && other.tid != 0 && other.serial < own.serial {
+// hasEarlier reports whether a reader answers an earlier call of the same thread.
+func (l *listener) hasEarlier(own claim) bool {
+	for i := range l.answering {
+		if own.follows(claim(l.answering[i].Load())) {
 			return true
 		}
 	}
@@ -170,15 +186,12 @@ func (l *listener) hasEarlier(own answering) bool {
 
 // done says that the reader's call is answered.
 func (r *reader) done() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.answering[r.slot] = answering{}
-	r.answered.Broadcast()
+	r.answering[r.slot].Store(0)
+	r.answered.ring()
 }
 
-// wait blocks until a call is there or the loop has to end. When calls keep being there already, it lets another reader
-// join.
-func (r *reader) wait() (end, error) {
+// wait blocks until a call is there or the loop has to end. waited is false if the call was there already.
+func (r *reader) wait() (waited bool, end end, err error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
 	timeout := -1
 	if patience := r.patience(); patience >= 0 {
@@ -190,31 +203,18 @@ func (r *reader) wait() (end, error) {
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
-			return endNot, fmt.Errorf("poll: %w", err)
+			return false, endNot, fmt.Errorf("poll: %w", err)
 		case n == 0:
-			return endIdle, nil
+			return true, endIdle, nil
 		case fds[1].Revents != 0:
-			return endServer, nil
+			return false, endServer, nil
 		case fds[0].Revents&unix.POLLIN != 0:
-			r.crowd(time.Since(began) < atOnce)
-			return endNot, nil
+			return time.Since(began) >= atOnce, endNot, nil
 		case fds[0].Revents&unix.POLLHUP != 0:
-			return endFilter, nil
+			return false, endFilter, nil
 		case fds[0].Revents&unix.POLLNVAL != 0:
-			return endNot, errors.New("poll: descriptor was closed")
+			return false, endNot, errors.New("poll: descriptor was closed")
 		}
-	}
-}
-
-// crowd counts the calls that nobody waited for. It is called by the reader whose turn it is.
-func (r *reader) crowd(waited bool) {
-	if !waited {
-		r.crowded = 0
-		return
-	}
-	if r.crowded++; r.crowded >= crowdedAfter {
-		r.crowded = 0
-		r.join()
 	}
 }
 

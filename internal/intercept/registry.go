@@ -90,13 +90,13 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 func (s *Server) tie(l *listener, id model.EndpointID) {
 	ep := s.endpoints[id]
 	if ep == nil {
-		ep = newEndpoint(id)
+		ep = newEndpoint(id, s.cfg.ReadyPerFamily)
 		s.endpoints[id] = ep
 	}
 	ep.users++
 	l.ep.Store(ep)
 	// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
-	s.refiller.request(&ep.v4)
+	s.refiller.request(&ep.v4, true)
 }
 
 // untie undoes tie, and gives the endpoint if l was its last listener. It is called with mu held.

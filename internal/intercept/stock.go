@@ -1,10 +1,8 @@
 package intercept
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -65,12 +63,13 @@ type endpoint struct {
 	v4, v6  stock
 }
 
-func newEndpoint(id model.EndpointID) *endpoint {
+// newEndpoint makes an endpoint whose stocks are filled up to size; 0 turns them off.
+func newEndpoint(id model.EndpointID, size int) *endpoint {
 	first := traits{own: self()} // as a socket is made, until a caller has shown what it wants
 	return &endpoint{
 		id: id,
-		v4: stock{endpoint: id, family: unix.AF_INET, want: first},
-		v6: stock{endpoint: id, family: unix.AF_INET6, want: first},
+		v4: stock{endpoint: id, family: unix.AF_INET, least: size, size: size, want: first},
+		v6: stock{endpoint: id, family: unix.AF_INET6, least: size, size: size, want: first},
 	}
 }
 
@@ -91,13 +90,19 @@ func (e *endpoint) stock(family int) *stock {
 type stock struct {
 	endpoint model.EndpointID
 	family   int
+	least    int         // size to begin with
 	queued   atomic.Bool // on the refiller's queue; keeps it there once
 
 	mu     sync.Mutex // guards the rest; never held across a system call
 	ready  []socket
+	size   int    // it is filled up to this
 	want   traits // of the latest caller: the refiller's guess for the next
+	filled bool   // at least once
 	closed bool
 }
+
+// growth is how many times its least size a stock may have.
+const growth = 8
 
 // lastOwner is the owner that the latest caller had: the guess for the next.
 func (st *stock) lastOwner() owner {
@@ -113,40 +118,71 @@ func (st *stock) learn(want traits) {
 	st.want = want
 }
 
-// take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
-func (st *stock) take(want traits) (s socket, left int, ok bool) {
+// need says how much a stock wants filling.
+type need int
+
+const (
+	needNot need = iota
+	needSoon
+	needNow
+)
+
+// take removes a ready socket, if there is one. The newest first: its memory is warmest. A stock that is emptied before the
+// refiller comes grows.
+func (st *stock) take(want traits) (s socket, refill need, ok bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.want = want
-	n := len(st.ready)
-	if n == 0 {
-		return socket{}, 0, false
+	left := len(st.ready) - 1
+	switch {
+	case left < 0 || left == st.size/8: // which it is once on the way down
+		refill = needNow
+		if st.filled {
+			st.size = min(2*st.size, growth*st.least)
+		}
+	case left <= st.size/2:
+		refill = needSoon
 	}
-	s = st.ready[n-1]
-	st.ready = st.ready[:n-1]
-	return s, n - 1, true
+	if left < 0 {
+		return socket{}, refill, false
+	}
+	s = st.ready[left]
+	st.ready = st.ready[:left]
+	return s, refill, true
 }
 
-// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock holds limit
-// sockets or is closed.
-func (st *stock) put(s socket, limit int) bool {
+// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock is full or closed.
+func (st *stock) put(s socket) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if st.closed || len(st.ready) >= limit {
+	if st.closed || len(st.ready) >= st.size {
 		return false
 	}
-	st.ready = append(st.ready, s)
+	st.ready, st.filled = append(st.ready, s), true
 	return true
 }
 
-// shortfall reports how many sockets are missing to target and what the next caller will probably want.
-func (st *stock) shortfall(target int) (int, traits) {
+// shortfall reports how many sockets are missing, how many of them because the stock has grown, and what the next caller will
+// probably want.
+func (st *stock) shortfall() (missing, grown int, want traits) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.closed {
-		return 0, traits{}
+		return 0, 0, traits{}
 	}
-	return target - len(st.ready), st.want
+	return st.size - len(st.ready), st.size - st.least, st.want
+}
+
+// shrink gives the stock its least size again, and returns what is too much.
+func (st *stock) shrink() (surplus []socket) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.size = st.least
+	if len(st.ready) > st.size {
+		surplus = slices.Clone(st.ready[st.size:])
+		st.ready = st.ready[:st.size]
+	}
+	return surplus
 }
 
 // close empties the stock for good and returns what was in it.
@@ -156,122 +192,6 @@ func (st *stock) close() []socket {
 	left := st.ready
 	st.ready, st.closed = nil, true
 	return left
-}
-
-// refiller makes sockets ahead of need. One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
-// threads only queue stocks. (A goroutine that waits for a channel and is locked to a thread takes two other threads to wake.)
-type refiller struct {
-	log    *slog.Logger
-	maker  SocketMaker
-	target int          // sockets a stock is filled up to; 0 turns stocks off
-	max    int64        // ready sockets of all stocks together
-	total  atomic.Int64 // sockets in stocks, or being made for one
-	queue  chan *stock
-	wakeFD int // eventfd; written to when the queue has something, or the refiller has to end
-	failed func(model.EndpointID, error)
-}
-
-// request queues st. It never blocks: if the queue is full the next use of the stock asks again.
-func (r *refiller) request(st *stock) {
-	if r.target == 0 || st.queued.Swap(true) {
-		return
-	}
-	select {
-	case r.queue <- st:
-		r.wake()
-	default:
-		st.queued.Store(false)
-	}
-}
-
-// wake makes run look at its queue and its context.
-func (r *refiller) wake() {
-	_, _ = unix.Write(r.wakeFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 wakes that nobody has seen
-}
-
-// run fills stocks until ctx is done and wake was called.
-func (r *refiller) run(ctx context.Context) {
-	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
-	runtime.LockOSThread()
-	if err := yieldToAll(); err != nil {
-		r.log.Warn("making sockets ahead competes with programs", "err", err)
-	}
-	var wakes [8]byte
-	for ctx.Err() == nil {
-		select {
-		case st := <-r.queue:
-			st.queued.Store(false)
-			if err := r.fill(ctx, st); err != nil {
-				r.failed(st.endpoint, err)
-			}
-		default:
-			if _, err := unix.Read(r.wakeFD, wakes[:]); err != nil && err != unix.EINTR {
-				r.log.Error("no more sockets are made ahead: answers will be slower", "err", err)
-				return
-			}
-		}
-	}
-}
-
-// fill brings one stock to the target, or to what the common limit leaves.
-func (r *refiller) fill(ctx context.Context, st *stock) error {
-	missing, want := st.shortfall(r.target)
-	for ; missing > 0 && ctx.Err() == nil; missing-- {
-		if r.total.Add(1) > r.max {
-			r.total.Add(-1)
-			return nil
-		}
-		s, err := makeSocket(r.maker, st.endpoint, st.family)
-		if err == nil {
-			if err = s.fit(r.maker, st.endpoint, want); err != nil {
-				closeFD(s.fd)
-			}
-		}
-		if err != nil {
-			r.total.Add(-1)
-			return err
-		}
-		if !st.put(s, r.target) {
-			r.discard(s)
-			return nil
-		}
-	}
-	return nil
-}
-
-// take gets a ready socket for a caller, or makes one on the spot. ready says which; refill says that
-// the stock wants filling.
-func (r *refiller) take(st *stock, want traits) (s socket, ready, refill bool, err error) {
-	s, left, ready := st.take(want)
-	if ready {
-		r.total.Add(-1)
-		return s, true, left <= r.target/2, nil
-	}
-	s, err = makeSocket(r.maker, st.endpoint, st.family)
-	return s, false, true, err
-}
-
-// giveBack returns a socket whose caller does not get it.
-func (r *refiller) giveBack(st *stock, s socket) {
-	r.total.Add(1)
-	if !st.put(s, r.target) {
-		r.discard(s)
-	}
-}
-
-// drop closes an endpoint's stocks and the sockets in them.
-func (r *refiller) drop(e *endpoint) {
-	for _, st := range []*stock{&e.v4, &e.v6} {
-		for _, s := range st.close() {
-			r.discard(s)
-		}
-	}
-}
-
-// discard closes a socket that total counts.
-func (r *refiller) discard(s socket) {
-	r.total.Add(-1)
-	closeFD(s.fd)
 }
 
 func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) {

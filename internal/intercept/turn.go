@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -30,7 +31,7 @@ func (t *turn) take(patience time.Duration) bool {
 		timeout = &ts
 	}
 	for t.state.Swap(turnAwaited) != turnFree {
-		if t.futex(futexWait, turnAwaited, timeout) == unix.ETIMEDOUT {
+		if futex(&t.state, futexWait, turnAwaited, timeout) == unix.ETIMEDOUT {
 			return false
 		}
 	}
@@ -40,7 +41,34 @@ func (t *turn) take(patience time.Duration) bool {
 // pass gives the turn to one that waits for it.
 func (t *turn) pass() {
 	if t.state.Swap(turnFree) == turnAwaited {
-		_ = t.futex(futexWake, 1, nil)
+		_ = futex(&t.state, futexWake, 1, nil)
+	}
+}
+
+// bell lets threads of their own wait until something is so, as turn does and for the same reason.
+type bell struct{ rung, waiting atomic.Uint32 }
+
+// await waits until done gives true. Whoever makes it true must ring.
+func (b *bell) await(done func() bool) {
+	if done() {
+		return
+	}
+	b.waiting.Add(1)
+	defer b.waiting.Add(^uint32(0))
+	for {
+		before := b.rung.Load()
+		if done() {
+			return
+		}
+		_ = futex(&b.rung, futexWait, before, nil)
+	}
+}
+
+// ring makes all that wait look again.
+func (b *bell) ring() {
+	b.rung.Add(1)
+	if b.waiting.Load() > 0 {
+		_ = futex(&b.rung, futexWake, math.MaxInt32, nil)
 	}
 }
 
@@ -50,9 +78,9 @@ const (
 	futexWake = 1 | 128
 )
 
-// futex may return early, for any reason: take looks again.
-func (t *turn) futex(op int, value uint32, timeout *unix.Timespec) unix.Errno {
-	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&t.state)), uintptr(op), uintptr(value),
+// futex may return early, for any reason: who waits looks again.
+func futex(word *atomic.Uint32, op int, value uint32, timeout *unix.Timespec) unix.Errno {
+	_, _, errno := unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), uintptr(op), uintptr(value),
 		uintptr(unsafe.Pointer(timeout)), 0, 0)
 	return errno
 }

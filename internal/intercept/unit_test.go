@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
 )
 
 // The structures are the kernel's: their sizes are part of the ioctl numbers.
@@ -101,17 +103,17 @@ func TestErrnoTable(t *testing.T) {
 
 func TestStock(t *testing.T) {
 	m := &testMaker{}
-	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1), wakeFD: -1}
-	e := newEndpoint(testEndpoint)
+	r := &refiller{log: slog.Default(), maker: m, max: 6, queue: make(chan *stock, 1), wakeFD: -1, grown: map[*stock]struct{}{}}
+	e := newEndpoint(testEndpoint, 4)
 	ctx := context.Background()
 	own := self()
-	if _, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true}); ready || !refill || err != nil {
+	if _, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true}); ready || refill != needNow || err != nil {
 		t.Fatalf("empty stock: ready %v, refill %v, %v", ready, refill, err)
 	}
-	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 4 {
-		t.Fatalf("filled to %d, %v", len(e.v4.ready), err)
+	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 4 || len(r.grown) != 0 {
+		t.Fatalf("filled to %d, %v, %d grown", len(e.v4.ready), err, len(r.grown))
 	}
-	for i, wantRefill := range []bool{false, true, true, true} {
+	for i, wantRefill := range []need{needNot, needSoon, needSoon, needNow} {
 		s, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true})
 		if !ready || refill != wantRefill || err != nil || !s.has.nonblock {
 			t.Errorf("take %d: ready %v, refill %v, %v, %+v", i, ready, refill, err, s.has)
@@ -123,11 +125,19 @@ func TestStock(t *testing.T) {
 		}
 	}
 	if len(e.v4.ready) != 4 || len(e.v6.ready) != 2 || r.total.Load() != 6 {
-		t.Errorf("%d and %d ready, total %d: want 4 and 2, the limit is 6", len(e.v4.ready), len(e.v6.ready), r.total.Load())
+		t.Errorf("%d and %d ready, total %d: want 4, no more because half of the limit is for others, and 2, the limit being 6",
+			len(e.v4.ready), len(e.v6.ready), r.total.Load())
+	}
+	r.max = 100
+	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 8 || r.total.Load() != 10 {
+		t.Errorf("%d ready, total %d, %v: want 8 in a stock that was used up", len(e.v4.ready), r.total.Load(), err)
+	}
+	r.shrink()
+	if len(e.v4.ready) != 4 || r.total.Load() != 6 || len(r.grown) != 0 {
+		t.Errorf("%d ready, total %d, %d grown after shrinking", len(e.v4.ready), r.total.Load(), len(r.grown))
 	}
 	bad := errors.New("no")
 	m.err.Store(&bad)
-	r.max = 100
 	if err := r.fill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
 		t.Errorf("fill with a maker that fails: %v, total %d", err, r.total.Load())
 	}
@@ -139,16 +149,56 @@ func TestStock(t *testing.T) {
 	if err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
 		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
 	}
-	r.request(&e.v4)
-	r.request(&e.v4)
-	r.request(&e.v6)
+	r.request(&e.v4, false)
+	r.request(&e.v4, false)
+	r.request(&e.v6, false)
 	if len(r.queue) != 1 || e.v6.queued.Load() {
 		t.Errorf("queue holds %d; a stock that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
 	}
 }
 
+// A refiller that sleeps is woken; before it sleeps it makes grown stocks small again.
+func TestRefiller(t *testing.T) {
+	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &refiller{log: slog.Default(), maker: &testMaker{}, max: 100, queue: make(chan *stock, 1), wakeFD: wakeFD, grown: map[*stock]struct{}{},
+		failed: func(_ model.EndpointID, err error) { t.Error(err) }}
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); r.run(ctx) }()
+	e := newEndpoint(testEndpoint, 4)
+	for range 3 {
+		eventually(t, "it sleeps", func() bool { return r.doing.Load() == sleeps })
+		r.request(&e.v4, false)
+		eventually(t, "the stock is full, and small", func() bool {
+			missing, grown, _ := e.v4.shortfall()
+			return missing == 0 && grown == 0
+		})
+		for range 6 {
+			if s, _, _, err := r.take(&e.v4, traits{}); err != nil {
+				t.Fatal(err)
+			} else {
+				closeFD(s.fd)
+			}
+		}
+		if _, grown, _ := e.v4.shortfall(); grown == 0 {
+			t.Error("a stock that was used up has not grown")
+		}
+	}
+	stop()
+	r.wake()
+	<-ended
+	r.drop(e)
+	closeFD(wakeFD)
+	if r.total.Load() != 0 {
+		t.Errorf("total %d", r.total.Load())
+	}
+}
+
 // take takes a socket and closes it when the test ends.
-func take(t *testing.T, r *refiller, st *stock, want traits) (s socket, ready, refill bool, err error) {
+func take(t *testing.T, r *refiller, st *stock, want traits) (s socket, ready bool, refill need, err error) {
 	t.Helper()
 	s, ready, refill, err = r.take(st, want)
 	if err == nil {

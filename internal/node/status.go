@@ -41,7 +41,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		PeersAway: gone,
 		Interception: api.Interception{
 			Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
-			PremadeHits: st.Premade, PremadeMisses: st.Inline,
+			PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated,
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: a.cfg.Features,

@@ -27,10 +27,13 @@ type refiller struct {
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it
-// takes 5 to 20 us of the thread that answers, and of the caller, who waits for the same processor.
+// takes 5 to 20 us of the thread that answers, and of the caller, who waits for the same processor. It costs as much to look, so it
+// stays awake only if it is needed about as often as it looks. Stocks that have grown shrink when nobody asks for staysGrown.
 const (
 	refillPause = time.Millisecond
-	staysAwake  = 20
+	staysAwake  = 2
+	staysGrown  = 100 * time.Millisecond
+	forEver     = -1 // as a pause
 )
 
 // What a refiller does.
@@ -75,9 +78,21 @@ func (r *refiller) run(ctx context.Context) {
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		if err := r.rest(idle >= staysAwake); err != nil {
+		doing, pause := rests, refillPause
+		switch {
+		case idle < staysAwake:
+		case len(r.grown) > 0:
+			doing, pause = sleeps, staysGrown
+		default:
+			doing, pause = sleeps, forEver
+		}
+		woken, err := r.rest(doing, pause)
+		if err != nil {
 			r.log.Error("no more sockets are made ahead: answers will be slower", "err", err)
 			return
+		}
+		if doing == sleeps && !woken {
+			r.shrink()
 		}
 	}
 }
@@ -99,28 +114,28 @@ func (r *refiller) fillQueued(ctx context.Context) (some bool) {
 	return some
 }
 
-// rest waits for refillPause, or until the refiller is woken: only that if it is to sleep. Then stocks that have grown shrink again.
-func (r *refiller) rest(sleep bool) error {
-	pause, doing := int(refillPause.Milliseconds()), rests
-	if sleep {
-		r.shrink()
-		pause, doing = -1, sleeps
-	}
+// rest waits for the time of a pause, or until the refiller is woken. Meanwhile others see what it is doing.
+func (r *refiller) rest(doing int32, pause time.Duration) (woken bool, err error) {
 	r.doing.Store(doing)
 	defer r.doing.Store(fills)
 	if len(r.queue) > 0 { // who put it there may not have seen that nobody looks any more
-		return nil
+		return true, nil
+	}
+	timeout := int(pause.Milliseconds())
+	if pause == forEver {
+		timeout = -1
 	}
 	fds := [1]unix.PollFd{{Fd: int32(r.wakeFD), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds[:], pause)
-	if err == nil && n > 0 {
-		var wakes [8]byte
-		_, err = unix.Read(r.wakeFD, wakes[:])
-	}
+	n, err := unix.Poll(fds[:], timeout)
 	if err == unix.EINTR {
-		return nil
+		return true, nil
 	}
-	return err
+	if err != nil || n == 0 {
+		return false, err
+	}
+	var wakes [8]byte
+	_, err = unix.Read(r.wakeFD, wakes[:])
+	return true, err
 }
 
 // fill brings one stock to its size, or to what the common limit leaves.

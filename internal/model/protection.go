@@ -41,6 +41,7 @@ const (
 	ProtectLimits            Protection = 25
 	ProtectMigrated          Protection = 26
 	ProtectAgentOption       Protection = 27
+	ProtectCrates            Protection = 28
 )
 
 // ProtectionInfo describes one Protection.
@@ -80,6 +81,7 @@ var Protections = []ProtectionInfo{
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
 	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
+	{ProtectCrates, "crates", "only containers that may have sockets by the crate get them, so many, by a socket that leads to no process of the node"},
 }
 
 // String gives the protection's name.

@@ -1,0 +1,47 @@
+package test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+func init() {
+	attacks = append(attacks,
+		attack{"ask by hand for sockets by the crate, for more crates than one may have, and for files of who made them", model.ProtectCrates, "n1", askCrates},
+	)
+}
+
+// askCrates has a container that may have crates, and CAP_SYS_PTRACE, take as many as it gets and look where they lead, and
+// then, when the agent makes crates for sure, one that may have none ask for them.
+func askCrates(t *testing.T) string {
+	const may, most = 64, 80
+	wait := strconv.Itoa(int(patience / time.Second))
+	found := results(t, runContainer(t, "heddle", "n1/crates", func(spec *specs.Spec) {
+		spec.Annotations[model.AnnotationSocketPool] = "true"
+		c := spec.Process.Capabilities
+		for _, set := range []*[]string{&c.Bounding, &c.Effective, &c.Permitted} {
+			*set = append(*set, "CAP_SYS_PTRACE")
+		}
+	}, hostile(t), "crates", wait, strconv.Itoa(most)))
+	uninvited := runHostile(t, "crates", "0", "1")
+	var won []string
+	for _, try := range [][4]string{
+		{"crates of one container", found["crates"], strconv.Itoa(may), strconv.Itoa(most)},
+		{"file of who made a crate", found["file of who made it"], "nobody", "ok"},
+		{"crates of a container that may have none", uninvited["crates"], "0", "1"},
+	} {
+		if g := gained(t, try[0], try[1], try[2], try[3]); g != "" {
+			won = append(won, g)
+		}
+	}
+	if len(won) > 0 && len(won) < 3 {
+		t.Errorf("only some succeed: %v", won)
+	}
+	return strings.Join(won, "; ")
+}

@@ -17,23 +17,21 @@ import (
 type refiller struct {
 	log    *slog.Logger
 	maker  SocketMaker
+	target int          // sockets a stock is filled up to; 0 turns stocks off
 	max    int64        // ready sockets of all stocks together
 	total  atomic.Int64 // sockets in stocks, or being made for one
 	queue  chan *stock
 	wakeFD int          // eventfd; written to when the refiller has to look at its queue now, or to end
 	doing  atomic.Int32 // what run does
 	failed func(model.EndpointID, error)
-	grown  map[*stock]struct{} // those that it filled to more than their least size since it last slept; run's own
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it
 // takes 5 to 20 us of the thread that answers, and of the caller, who waits for the same processor. It costs as much to look, so it
-// stays awake only if it is needed about as often as it looks. Stocks that have grown shrink when nobody asks for staysGrown.
+// stays awake only if it is needed about as often as it looks.
 const (
 	refillPause = time.Millisecond
 	staysAwake  = 2
-	staysGrown  = 100 * time.Millisecond
-	forEver     = -1 // as a pause
 )
 
 // What a refiller does.
@@ -46,7 +44,7 @@ const (
 // request queues st, and wakes the refiller if it sleeps, or if it rests and the matter is urgent. It never blocks: if the queue
 // is full the next use of the stock asks again.
 func (r *refiller) request(st *stock, urgent bool) {
-	if st.least == 0 {
+	if r.target == 0 {
 		return
 	}
 	if !st.queued.Swap(true) {
@@ -75,82 +73,68 @@ func (r *refiller) run(ctx context.Context) {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
 	for idle := 0; ctx.Err() == nil; idle++ {
+		r.doing.Store(fills)
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		doing, pause := rests, refillPause
-		switch {
-		case idle < staysAwake:
-		case len(r.grown) > 0:
-			doing, pause = sleeps, staysGrown
-		default:
-			doing, pause = sleeps, forEver
+		doing := rests
+		if idle >= staysAwake {
+			doing = sleeps
 		}
-		woken, err := r.rest(doing, pause)
-		if err != nil {
+		r.doing.Store(doing)
+		if r.fillQueued(ctx) { // of those who did not see any more that nobody would look
+			idle = 0
+			continue
+		}
+		if err := r.wait(doing); err != nil {
 			r.log.Error("no more sockets are made ahead: answers will be slower", "err", err)
 			return
 		}
-		if doing == sleeps && !woken {
-			r.shrink()
-		}
 	}
 }
 
-// fillQueued fills the stocks on the queue and reports whether there was one.
-func (r *refiller) fillQueued(ctx context.Context) (some bool) {
-	for ctx.Err() == nil {
-		select {
-		case st := <-r.queue:
-			some = true
-			st.queued.Store(false)
-			if err := r.fill(ctx, st); err != nil {
-				r.failed(st.endpoint, err)
-			}
-		default:
-			return some
-		}
-	}
-	return some
-}
-
-// rest waits for the time of a pause, or until the refiller is woken. Meanwhile others see what it is doing.
-func (r *refiller) rest(doing int32, pause time.Duration) (woken bool, err error) {
-	r.doing.Store(doing)
-	defer r.doing.Store(fills)
-	if len(r.queue) > 0 { // who put it there may not have seen that nobody looks any more
-		return true, nil
-	}
-	timeout := int(pause.Milliseconds())
-	if pause == forEver {
-		timeout = -1
+// wait ends when the refiller is woken, or its rest is over.
+func (r *refiller) wait(doing int32) error {
+	timeout := -1
+	if doing == rests {
+		timeout = int(refillPause.Milliseconds())
 	}
 	fds := [1]unix.PollFd{{Fd: int32(r.wakeFD), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds[:], timeout)
+	if err == nil && n > 0 {
+		var wakes [8]byte
+		_, err = unix.Read(r.wakeFD, wakes[:])
+	}
 	if err == unix.EINTR {
-		return true, nil
+		return nil
 	}
-	if err != nil || n == 0 {
-		return false, err
-	}
-	var wakes [8]byte
-	_, err = unix.Read(r.wakeFD, wakes[:])
-	return true, err
+	return err
 }
 
-// fill brings one stock to its size, or to what the common limit leaves.
-func (r *refiller) fill(ctx context.Context, st *stock) error {
-	missing, grown, want := st.shortfall()
-	if grown > 0 {
-		r.grown[st] = struct{}{}
-	}
-	for ; missing > 0 && ctx.Err() == nil; missing-- {
-		if missing <= grown && r.total.Load() >= r.max/2 {
-			return nil // the other half is for those that have not grown
+// fillQueued fills the stocks on the queue and reports whether that took a socket.
+func (r *refiller) fillQueued(ctx context.Context) (made bool) {
+	for ctx.Err() == nil {
+		select {
+		case st := <-r.queue:
+			st.queued.Store(false)
+			n, err := r.fill(ctx, st)
+			if err != nil {
+				r.failed(st.endpoint, err)
+			}
+			made = made || n > 0
+		default:
+			return made
 		}
+	}
+	return made
+}
+
+// fill brings one stock to the target, or to what the common limit leaves.
+func (r *refiller) fill(ctx context.Context, st *stock) (made int, err error) {
+	for missing, want := st.shortfall(r.target); made < missing && ctx.Err() == nil; made++ {
 		if r.total.Add(1) > r.max {
 			r.total.Add(-1)
-			return nil
+			return made, nil
 		}
 		s, err := makeSocket(r.maker, st.endpoint, st.family)
 		if err == nil {
@@ -160,41 +144,46 @@ func (r *refiller) fill(ctx context.Context, st *stock) error {
 		}
 		if err != nil {
 			r.total.Add(-1)
-			return err
+			return made, err
 		}
-		if !st.put(s) {
+		if !st.put(s, r.target) {
 			r.discard(s)
-			return nil
+			return made, nil
 		}
 	}
-	return nil
+	return made, nil
 }
 
-// shrink closes what grown stocks have too much.
-func (r *refiller) shrink() {
-	for st := range r.grown {
-		for _, s := range st.shrink() {
-			r.discard(s)
-		}
-	}
-	clear(r.grown)
-}
+// need says how much a stock wants filling.
+type need int
+
+const (
+	needNot need = iota
+	needSoon
+	needNow
+)
 
 // take gets a ready socket for a caller, or makes one on the spot. ready says which.
 func (r *refiller) take(st *stock, want traits) (s socket, ready bool, refill need, err error) {
-	s, refill, ready = st.take(want)
-	if ready {
-		r.total.Add(-1)
-		return s, true, refill, nil
+	s, left, ready := st.take(want)
+	if !ready {
+		s, err = makeSocket(r.maker, st.endpoint, st.family)
+		return s, false, needNow, err
 	}
-	s, err = makeSocket(r.maker, st.endpoint, st.family)
-	return s, false, refill, err
+	r.total.Add(-1)
+	switch {
+	case left == r.target/4: // once on the way down: the refiller may be long in coming
+		refill = needNow
+	case left <= r.target/2:
+		refill = needSoon
+	}
+	return s, true, refill, nil
 }
 
 // giveBack returns a socket whose caller does not get it.
 func (r *refiller) giveBack(st *stock, s socket) {
 	r.total.Add(1)
-	if !st.put(s) {
+	if !st.put(s, r.target) {
 		r.discard(s)
 	}
 }

@@ -90,7 +90,7 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 func (s *Server) tie(l *listener, id model.EndpointID) {
 	ep := s.endpoints[id]
 	if ep == nil {
-		ep = newEndpoint(id, s.cfg.ReadyPerFamily)
+		ep = newEndpoint(id)
 		s.endpoints[id] = ep
 	}
 	ep.users++

@@ -84,8 +84,8 @@ type Config struct {
 	// ListenElsewhere calls listen() on a Unix socket in another process, which has ended when it returns. Nil means that
 	// containers get their sockets one by one, also those that may have several at a time (crate.go).
 	ListenElsewhere func(*os.File) error
-	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use, eight times as many for
-	// one that uses them up within a millisecond. 0 means DefaultReadyPerFamily, less than 0 none.
+	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
+	// 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
 	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
 	MaxReady int
@@ -152,7 +152,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}),
 		endpoints: map[model.EndpointID]*endpoint{}, listeners: map[*listener]struct{}{},
 	}
-	s.refiller.log, s.refiller.maker, s.refiller.grown = cfg.Log, cfg.Maker, map[*stock]struct{}{}
+	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
 	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
 	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {

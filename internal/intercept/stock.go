@@ -2,7 +2,6 @@ package intercept
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -63,13 +62,12 @@ type endpoint struct {
 	v4, v6  stock
 }
 
-// newEndpoint makes an endpoint whose stocks are filled up to size; 0 turns them off.
-func newEndpoint(id model.EndpointID, size int) *endpoint {
+func newEndpoint(id model.EndpointID) *endpoint {
 	first := traits{own: self()} // as a socket is made, until a caller has shown what it wants
 	return &endpoint{
 		id: id,
-		v4: stock{endpoint: id, family: unix.AF_INET, least: size, size: size, want: first},
-		v6: stock{endpoint: id, family: unix.AF_INET6, least: size, size: size, want: first},
+		v4: stock{endpoint: id, family: unix.AF_INET, want: first},
+		v6: stock{endpoint: id, family: unix.AF_INET6, want: first},
 	}
 }
 
@@ -90,19 +88,13 @@ func (e *endpoint) stock(family int) *stock {
 type stock struct {
 	endpoint model.EndpointID
 	family   int
-	least    int         // size to begin with
 	queued   atomic.Bool // on the refiller's queue; keeps it there once
 
 	mu     sync.Mutex // guards the rest; never held across a system call
 	ready  []socket
-	size   int    // it is filled up to this
 	want   traits // of the latest caller: the refiller's guess for the next
-	filled bool   // at least once
 	closed bool
 }
-
-// growth is how many times its least size a stock may have.
-const growth = 8
 
 // lastOwner is the owner that the latest caller had: the guess for the next.
 func (st *stock) lastOwner() owner {
@@ -118,71 +110,40 @@ func (st *stock) learn(want traits) {
 	st.want = want
 }
 
-// need says how much a stock wants filling.
-type need int
-
-const (
-	needNot need = iota
-	needSoon
-	needNow
-)
-
-// take removes a ready socket, if there is one. The newest first: its memory is warmest. A stock that is emptied before the
-// refiller comes grows.
-func (st *stock) take(want traits) (s socket, refill need, ok bool) {
+// take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
+func (st *stock) take(want traits) (s socket, left int, ok bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.want = want
-	left := len(st.ready) - 1
-	switch {
-	case left < 0 || left == st.size/8: // which it is once on the way down
-		refill = needNow
-		if st.filled {
-			st.size = min(2*st.size, growth*st.least)
-		}
-	case left <= st.size/2:
-		refill = needSoon
+	n := len(st.ready)
+	if n == 0 {
+		return socket{}, 0, false
 	}
-	if left < 0 {
-		return socket{}, refill, false
-	}
-	s = st.ready[left]
-	st.ready = st.ready[:left]
-	return s, refill, true
+	s = st.ready[n-1]
+	st.ready = st.ready[:n-1]
+	return s, n - 1, true
 }
 
-// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock is full or closed.
-func (st *stock) put(s socket) bool {
+// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock holds limit
+// sockets or is closed.
+func (st *stock) put(s socket, limit int) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if st.closed || len(st.ready) >= st.size {
+	if st.closed || len(st.ready) >= limit {
 		return false
 	}
-	st.ready, st.filled = append(st.ready, s), true
+	st.ready = append(st.ready, s)
 	return true
 }
 
-// shortfall reports how many sockets are missing, how many of them because the stock has grown, and what the next caller will
-// probably want.
-func (st *stock) shortfall() (missing, grown int, want traits) {
+// shortfall reports how many sockets are missing to target and what the next caller will probably want.
+func (st *stock) shortfall(target int) (int, traits) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.closed {
-		return 0, 0, traits{}
+		return 0, traits{}
 	}
-	return st.size - len(st.ready), st.size - st.least, st.want
-}
-
-// shrink gives the stock its least size again, and returns what is too much.
-func (st *stock) shrink() (surplus []socket) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.size = st.least
-	if len(st.ready) > st.size {
-		surplus = slices.Clone(st.ready[st.size:])
-		st.ready = st.ready[:st.size]
-	}
-	return surplus
+	return target - len(st.ready), st.want
 }
 
 // close empties the stock for good and returns what was in it.

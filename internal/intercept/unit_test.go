@@ -103,42 +103,34 @@ func TestErrnoTable(t *testing.T) {
 
 func TestStock(t *testing.T) {
 	m := &testMaker{}
-	r := &refiller{log: slog.Default(), maker: m, max: 6, queue: make(chan *stock, 1), wakeFD: -1, grown: map[*stock]struct{}{}}
-	e := newEndpoint(testEndpoint, 4)
+	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1), wakeFD: -1}
+	e := newEndpoint(testEndpoint)
 	ctx := context.Background()
 	own := self()
 	if _, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true}); ready || refill != needNow || err != nil {
 		t.Fatalf("empty stock: ready %v, refill %v, %v", ready, refill, err)
 	}
-	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 4 || len(r.grown) != 0 {
-		t.Fatalf("filled to %d, %v, %d grown", len(e.v4.ready), err, len(r.grown))
+	if made, err := r.fill(ctx, &e.v4); err != nil || made != 4 || len(e.v4.ready) != 4 {
+		t.Fatalf("filled to %d with %d, %v", len(e.v4.ready), made, err)
 	}
-	for i, wantRefill := range []need{needNot, needSoon, needSoon, needNow} {
+	for i, wantRefill := range []need{needNot, needSoon, needNow, needSoon} {
 		s, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true})
 		if !ready || refill != wantRefill || err != nil || !s.has.nonblock {
 			t.Errorf("take %d: ready %v, refill %v, %v, %+v", i, ready, refill, err, s.has)
 		}
 	}
 	for _, st := range []*stock{&e.v4, &e.v6} {
-		if err := r.fill(ctx, st); err != nil {
+		if _, err := r.fill(ctx, st); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if len(e.v4.ready) != 4 || len(e.v6.ready) != 2 || r.total.Load() != 6 {
-		t.Errorf("%d and %d ready, total %d: want 4, no more because half of the limit is for others, and 2, the limit being 6",
-			len(e.v4.ready), len(e.v6.ready), r.total.Load())
-	}
-	r.max = 100
-	if err := r.fill(ctx, &e.v4); err != nil || len(e.v4.ready) != 8 || r.total.Load() != 10 {
-		t.Errorf("%d ready, total %d, %v: want 8 in a stock that was used up", len(e.v4.ready), r.total.Load(), err)
-	}
-	r.shrink()
-	if len(e.v4.ready) != 4 || r.total.Load() != 6 || len(r.grown) != 0 {
-		t.Errorf("%d ready, total %d, %d grown after shrinking", len(e.v4.ready), r.total.Load(), len(r.grown))
+		t.Errorf("%d and %d ready, total %d: want 4 and 2, the limit is 6", len(e.v4.ready), len(e.v6.ready), r.total.Load())
 	}
 	bad := errors.New("no")
 	m.err.Store(&bad)
-	if err := r.fill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
+	r.max = 100
+	if _, err := r.fill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
 		t.Errorf("fill with a maker that fails: %v, total %d", err, r.total.Load())
 	}
 	r.drop(e)
@@ -146,7 +138,7 @@ func TestStock(t *testing.T) {
 		t.Errorf("total %d after drop", r.total.Load())
 	}
 	m.err.Store(nil)
-	if err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
+	if _, err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
 		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
 	}
 	r.request(&e.v4, false)
@@ -157,34 +149,32 @@ func TestStock(t *testing.T) {
 	}
 }
 
-// A refiller that sleeps is woken; before it sleeps it makes grown stocks small again.
+// A refiller that sleeps is woken for a stock that wants filling, and one that rests for a stock that wants it now; then it sleeps again.
 func TestRefiller(t *testing.T) {
 	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &refiller{log: slog.Default(), maker: &testMaker{}, max: 100, queue: make(chan *stock, 1), wakeFD: wakeFD, grown: map[*stock]struct{}{},
+	r := &refiller{log: slog.Default(), maker: &testMaker{}, target: 4, max: 100, queue: make(chan *stock, 1), wakeFD: wakeFD,
 		failed: func(_ model.EndpointID, err error) { t.Error(err) }}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); r.run(ctx) }()
-	e := newEndpoint(testEndpoint, 4)
+	e := newEndpoint(testEndpoint)
 	for range 3 {
-		eventually(t, "it sleeps", func() bool { return r.doing.Load() == sleeps })
-		r.request(&e.v4, false)
-		eventually(t, "the stock is full, and small", func() bool {
-			missing, grown, _ := e.v4.shortfall()
-			return missing == 0 && grown == 0
-		})
-		for range 6 {
-			if s, _, _, err := r.take(&e.v4, traits{}); err != nil {
-				t.Fatal(err)
-			} else {
-				closeFD(s.fd)
+		for _, urgent := range []bool{false, true} {
+			if !urgent {
+				eventually(t, "it sleeps", func() bool { return r.doing.Load() == sleeps })
 			}
-		}
-		if _, grown, _ := e.v4.shortfall(); grown == 0 {
-			t.Error("a stock that was used up has not grown")
+			r.request(&e.v4, urgent)
+			eventually(t, "the stock is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
+			for range 6 {
+				if s, _, _, err := r.take(&e.v4, traits{}); err != nil {
+					t.Fatal(err)
+				} else {
+					closeFD(s.fd)
+				}
+			}
 		}
 	}
 	stop()

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,12 +18,15 @@ func init() {
 	)
 }
 
+var crateTries int
+
 // askCrates has a container that may have crates, and CAP_SYS_PTRACE, take as many as it gets and look where they lead, and
 // then, when the agent makes crates for sure, one that may have none ask for them.
 func askCrates(t *testing.T) string {
 	const may, most = 64, 80
 	wait := strconv.Itoa(int(patience / time.Second))
-	found := results(t, runContainer(t, "heddle", "n1/crates", func(spec *specs.Spec) {
+	crateTries++ // a container for each
+	found := results(t, runContainer(t, "heddle", fmt.Sprintf("n1/crates%d", crateTries), func(spec *specs.Spec) {
 		spec.Annotations[model.AnnotationSocketPool] = "true"
 		c := spec.Process.Capabilities
 		for _, set := range []*[]string{&c.Bounding, &c.Effective, &c.Permitted} {

@@ -368,6 +368,7 @@ func TestStoreCluster(t *testing.T) {
 	awaitNode(t, "n1", "n2", "having two endpoints", func(n seenNode) bool { return n.State == "live" && n.Endpoints == 2 })
 	awaitNode(t, "n2", "n1", "having one endpoint", func(n seenNode) bool { return n.State == "live" && n.Endpoints == 1 })
 	for _, node := range []string{"n1", "n2"} {
+		// Both give it back; who comes second reads it a moment later.
 		eventually(t, node+" to have the policy again", func() (bool, string) {
 			out := heddle(t, "policy", "list", "--lab", labName, "--node", node)
 			return strings.Contains(out, "late"), out

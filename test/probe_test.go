@@ -261,7 +261,9 @@ func TestConnectInFlight(t *testing.T) {
 	target, port := address(t, "heddle", "n2/c1"), freePort()
 	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
 	mend := spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
-	if got := client.do(`connect(4, %q, %d)`, target, port); got != `{"error": "ETIMEDOUT"}` {
+	client.must(`s = tcp(4)`)
+	client.must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 60, 0))`) // the probes' time on a busy machine
+	if got := client.do(`s.connect((%q, %d))`, target, port); got != `{"error": "ETIMEDOUT"}` {
 		t.Errorf("the connect gave %s", got)
 	}
 	if counters(t, "n1")["cut_path_blocked"] == 0 {

@@ -219,8 +219,9 @@ type Interception struct {
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.
 	PremadeHits   uint64 `json:"premade_hits"`
 	PremadeMisses uint64 `json:"premade_misses"`
-	// Crates are calls answered with a crate of sockets, which count neither as Answered nor as premade; only containers
-	// that were started with a pool of sockets ask for them. CratedSockets are the sockets in them.
+	// Crates are calls answered with a crate of sockets, which count neither as Answered nor as premade (but for
+	// one in which an agent was killed, which the next cannot tell); only containers that were started with a pool of sockets get
+	// them. CratedSockets are the sockets in them.
 	Crates        uint64 `json:"crates"`
 	CratedSockets uint64 `json:"crated_sockets"`
 }

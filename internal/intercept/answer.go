@@ -136,9 +136,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	}
 	st, stocks := ep.stock(req.family), &r.srv.refiller
 	s, ready, refill, err := stocks.take(st, want)
-	if refill != needNot {
-		defer stocks.request(st, refill == needNow)
-	}
+	defer stocks.request(st, refill)
 	if err != nil {
 		return makeFailure(err), err
 	}

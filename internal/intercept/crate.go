@@ -259,14 +259,12 @@ func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
 	for i, c := range s.crates {
 		ends[i].Fd = int32(c.own)
 	}
-	for {
-		_, err := unix.Poll(ends, 0)
-		if err == nil {
-			break
-		}
-		if err != unix.EINTR { // a signal of the runtime's own
-			return false
-		}
+	_, err := unix.Poll(ends, 0)
+	for err == unix.EINTR { // no reason to refuse
+		_, err = unix.Poll(ends, 0)
+	}
+	if err != nil {
+		return false
 	}
 	var open, hungUp []crate
 	for i, c := range s.crates {
@@ -307,8 +305,7 @@ func (l *listener) mayHaveCrates() bool {
 // giveCrate answers a call with a crate. done is false if the caller gets a single socket instead: it does not ask for a
 // crate, may have none, or there is none.
 func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	mayHave := r.mayHaveCrates() || !model.ProtectCrates.On()
-	if req.crate == 0 || !mayHave || !r.crates.room(r.srv.ctx, &r.srv.crates) {
+	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
 		return false, failNone, nil
 	}
 	c, ok := r.srv.crates.get(r.srv.ctx)
@@ -337,7 +334,7 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 		return true, injectFailure(err), fmt.Errorf("give crate to caller: %w", err)
 	}
 	if err := sendValue(r.fd, n.ID, number); err != nil {
-		r.addStray(n.PID, stray{inode: c.inode, number: number, request: req})
+		r.addStray(n.PID, stray{inode: c.inode, number: number, request: req, packed: packed})
 		return true, injectFailure(err), fmt.Errorf("tell caller its crate: %w", err)
 	}
 	r.srv.counters.crates.Add(1)
@@ -348,7 +345,7 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 // pack puts sockets into a crate, until there are as many as the caller wants, or err.
 func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want traits, caller model.Caller) (packed int, err error) {
 	st, stocks := ep.stock(req.family), &r.srv.refiller
-	defer stocks.request(st, true)
+	defer stocks.request(st, needNow)
 	// The thread is the reader's own, and keeps this: the effective user is root all the same.
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, crateUser, ^uintptr(0), ^uintptr(0)); e != 0 {
 		return 0, fmt.Errorf("become the user of crates: %w", e)

@@ -50,6 +50,7 @@ type stray struct {
 	inode   uint64
 	number  int
 	request request
+	packed  int // sockets in it, if it is a crate
 }
 
 // strays are a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
@@ -97,6 +98,9 @@ func (r *reader) giveStray(n *notification, req request) (answered bool) {
 	}
 	r.flight.inode = s.inode
 	switch err := sendValue(r.fd, n.ID, s.number); {
+	case err == nil && s.packed > 0:
+		r.srv.counters.crates.Add(1)
+		r.srv.counters.crated.Add(uint64(s.packed))
 	case err == nil:
 		r.srv.counters.answered.Add(1)
 		r.srv.counters.inline.Add(1)

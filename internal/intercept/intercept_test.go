@@ -235,7 +235,6 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	})
 }
 
-// When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end.
 // mostReaders counts the readers there are at a time while during runs.
 func mostReaders(s *Server, during func()) (most int) {
 	stop, watched := make(chan struct{}), make(chan struct{})
@@ -273,6 +272,8 @@ func TestOneCallerOneReader(t *testing.T) {
 	}
 }
 
+// When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end, and so do those
+// that joined when one thread makes all the calls.
 func TestReadersJoin(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
@@ -298,6 +299,23 @@ func TestReadersJoin(t *testing.T) {
 	}
 	if most < 2 || most > maxReaders {
 		t.Errorf("at most %d readers at a time, want 2 to %d", most, maxReaders)
+	}
+	const alone = 20000
+	c.tell(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 1, N: alone})
+	heard := make(chan outcome, 1)
+	go func() { heard <- c.hear() }()
+	for one := false; ; {
+		select {
+		case o := <-heard:
+			if !one || o.OK != alone {
+				t.Errorf("%d good of %d; one reader at last: %v", o.OK, alone, one)
+			}
+		default:
+			one = one || s.Stats().Readers == 1
+			runtime.Gosched()
+			continue
+		}
+		break
 	}
 	eventually(t, "readers that joined end", func() bool { return s.Stats().Readers == 1 })
 }

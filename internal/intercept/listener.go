@@ -29,10 +29,10 @@ type listener struct {
 	flights [maxReaders]*flight
 
 	turn turn // of the readers, to wait for a call and receive it
-	// Guarded by turn: calls so far; the thread that made the last one; calls in a row that were there before anybody waited
-	// for one, and whether they are of several threads.
-	received, lastCaller, crowded uint32
-	mixed                         bool
+	// Guarded by turn: calls so far; the thread that made the last one, and how many it made in a row before that; calls in a row
+	// that were there before anybody waited for one, and whether they are of several threads.
+	received, lastCaller, alone, crowded uint32
+	mixed                                bool
 
 	readers   sync.WaitGroup            // those that joined
 	answering [maxReaders]atomic.Uint64 // claims, each written by its reader

@@ -16,6 +16,8 @@ const (
 	maxReaders = 4
 	// crowdedAfter is how many calls in a row must have been there already before another reader joins.
 	crowdedAfter = 8
+	// aloneAfter is how many calls in a row one thread must have made before the readers that joined end.
+	aloneAfter = 32
 	// atOnce is how quickly poll returns when a call was there.
 	atOnce = 5 * time.Microsecond
 	// maxSpares bounds the readers that join, of all listeners together: Go ends a process with 10,000 threads.
@@ -122,6 +124,9 @@ func (r *reader) next() (end, error) {
 		return endIdle, nil
 	}
 	defer r.turn.pass()
+	if !r.leads && r.alone >= aloneAfter {
+		return endIdle, nil
+	}
 	for {
 		waited, end, err := r.wait()
 		if err != nil || end != endNot {
@@ -130,7 +135,7 @@ func (r *reader) next() (end, error) {
 		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
 		switch err := receive(r.fd, &r.flight.call); {
 		case err == nil:
-			r.claim(waited)
+			r.note(waited)
 			return endNot, nil
 		case !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINTR):
 			return endNot, fmt.Errorf("receive: %w", err)
@@ -146,9 +151,9 @@ func (r *reader) patience() time.Duration {
 	return spareStays
 }
 
-// claim notes whom the reader answers from now on, and lets another reader join when calls keep being there before
+// note says whom the reader answers from now on, and lets another reader join when calls keep being there before
 // anybody waits for one. It is the reader's turn, so calls get their numbers in the order of their receipt.
-func (r *reader) claim(waited bool) {
+func (r *reader) note(waited bool) {
 	tid := r.flight.call.PID
 	r.received++
 	r.answering[r.slot].Store(uint64(claimOf(tid, r.received)))
@@ -164,6 +169,9 @@ func (r *reader) claim(waited bool) {
 			r.join()
 		}
 		r.crowded, r.mixed = 0, false
+	}
+	if r.alone++; tid != r.lastCaller {
+		r.alone = 0
 	}
 	r.lastCaller = tid
 }

@@ -22,7 +22,7 @@ type refiller struct {
 	total  atomic.Int64 // sockets in stocks, or being made for one
 	queue  chan *stock
 	wakeFD int          // eventfd; written to when the refiller has to look at its queue now, or to end
-	doing  atomic.Int32 // what run does
+	doing  atomic.Int32 // what run does: a phase
 	failed func(model.EndpointID, error)
 }
 
@@ -34,17 +34,19 @@ const (
 	staysAwake  = 2
 )
 
-// What a refiller does.
+// phase is what a refiller does.
+type phase int32
+
 const (
-	fills  int32 = iota // and looks at the queue before it rests
-	rests               // for refillPause
-	sleeps              // until it is woken
+	filling  phase = iota // and looks at the queue before it does something else
+	resting               // for refillPause
+	sleeping              // until it is woken
 )
 
-// request queues st, and wakes the refiller if it sleeps, or if it rests and the matter is urgent. It never blocks: if the queue
-// is full the next use of the stock asks again.
-func (r *refiller) request(st *stock, urgent bool) {
-	if r.target == 0 {
+// request queues st if it wants filling, and wakes the refiller if it sleeps, or if it rests and the matter is urgent. It never blocks:
+// if the queue is full the next use of the stock asks again.
+func (r *refiller) request(st *stock, wants need) {
+	if r.target == 0 || wants == needNot {
 		return
 	}
 	if !st.queued.Swap(true) {
@@ -55,7 +57,11 @@ func (r *refiller) request(st *stock, urgent bool) {
 			return
 		}
 	}
-	if doing := r.doing.Load(); doing == sleeps || doing == rests && urgent {
+	doing := phase(r.doing.Load())
+	if doing == filling || doing == resting && wants != needNow {
+		return
+	}
+	if r.doing.CompareAndSwap(int32(doing), int32(filling)) { // else somebody else wakes it
 		r.wake()
 	}
 }
@@ -72,21 +78,22 @@ func (r *refiller) run(ctx context.Context) {
 	if err := yieldToAll(); err != nil {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
+	defer r.doing.Store(int32(filling)) // nobody need be woken any more
 	for idle := 0; ctx.Err() == nil; idle++ {
-		r.doing.Store(fills)
+		r.doing.Store(int32(filling))
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		doing := rests
+		next := resting
 		if idle >= staysAwake {
-			doing = sleeps
+			next = sleeping
 		}
-		r.doing.Store(doing)
+		r.doing.Store(int32(next))
 		if r.fillQueued(ctx) { // of those who did not see any more that nobody would look
 			idle = 0
 			continue
 		}
-		if err := r.wait(doing); err != nil {
+		if err := r.wait(next); err != nil {
 			r.log.Error("no more sockets are made ahead: answers will be slower", "err", err)
 			return
 		}
@@ -94,9 +101,9 @@ func (r *refiller) run(ctx context.Context) {
 }
 
 // wait ends when the refiller is woken, or its rest is over.
-func (r *refiller) wait(doing int32) error {
+func (r *refiller) wait(doing phase) error {
 	timeout := -1
-	if doing == rests {
+	if doing == resting {
 		timeout = int(refillPause.Milliseconds())
 	}
 	fds := [1]unix.PollFd{{Fd: int32(r.wakeFD), Events: unix.POLLIN}}

@@ -2,6 +2,7 @@ package intercept
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -141,15 +142,15 @@ func TestStock(t *testing.T) {
 	if _, err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
 		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
 	}
-	r.request(&e.v4, false)
-	r.request(&e.v4, false)
-	r.request(&e.v6, false)
+	r.request(&e.v4, needSoon)
+	r.request(&e.v4, needSoon)
+	r.request(&e.v6, needSoon)
 	if len(r.queue) != 1 || e.v6.queued.Load() {
 		t.Errorf("queue holds %d; a stock that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
 	}
 }
 
-// A refiller that sleeps is woken for a stock that wants filling, and one that rests for a stock that wants it now; then it sleeps again.
+// A refiller that sleeps fills a stock that wants it, and sleeps again.
 func TestRefiller(t *testing.T) {
 	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
@@ -162,18 +163,14 @@ func TestRefiller(t *testing.T) {
 	go func() { defer close(ended); r.run(ctx) }()
 	e := newEndpoint(testEndpoint)
 	for range 3 {
-		for _, urgent := range []bool{false, true} {
-			if !urgent {
-				eventually(t, "it sleeps", func() bool { return r.doing.Load() == sleeps })
-			}
-			r.request(&e.v4, urgent)
-			eventually(t, "the stock is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
-			for range 6 {
-				if s, _, _, err := r.take(&e.v4, traits{}); err != nil {
-					t.Fatal(err)
-				} else {
-					closeFD(s.fd)
-				}
+		eventually(t, "it sleeps", func() bool { return phase(r.doing.Load()) == sleeping })
+		r.request(&e.v4, needSoon)
+		eventually(t, "the stock is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
+		for range 6 {
+			if s, _, _, err := r.take(&e.v4, traits{own: self()}); err != nil {
+				t.Fatal(err)
+			} else {
+				closeFD(s.fd)
 			}
 		}
 	}
@@ -184,6 +181,38 @@ func TestRefiller(t *testing.T) {
 	closeFD(wakeFD)
 	if r.total.Load() != 0 {
 		t.Errorf("total %d", r.total.Load())
+	}
+}
+
+// Who asks wakes the refiller once, and only if it would not look in time by itself.
+func TestRefillerIsWoken(t *testing.T) {
+	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFD(wakeFD)
+	for _, c := range []struct {
+		doing phase
+		wants need
+		wakes uint64
+	}{
+		{filling, needSoon, 0}, {filling, needNow, 0},
+		{resting, needNot, 0}, {resting, needSoon, 0}, {resting, needNow, 1},
+		{sleeping, needNot, 0}, {sleeping, needSoon, 1}, {sleeping, needNow, 1},
+	} {
+		r := &refiller{target: 4, queue: make(chan *stock, 1), wakeFD: wakeFD}
+		r.doing.Store(int32(c.doing))
+		e := newEndpoint(testEndpoint)
+		r.request(&e.v4, c.wants)
+		r.request(&e.v4, c.wants)
+		var count [8]byte
+		_, err := unix.Read(wakeFD, count[:])
+		if err != nil && err != unix.EAGAIN {
+			t.Fatal(err)
+		}
+		if n := binary.NativeEndian.Uint64(count[:]); n != c.wakes {
+			t.Errorf("phase %d, need %d: woken %d times, want %d", c.doing, c.wants, n, c.wakes)
+		}
 	}
 }
 

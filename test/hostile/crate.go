@@ -47,14 +47,14 @@ func askCrate() (fd int, ok bool) {
 // is no such process.
 func fileOfPeer(fd int) string {
 	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
-	if err != nil {
-		return "nobody"
+	if err == nil {
+		defer unix.Close(pidfd)
+		_, err = unix.PidfdGetfd(pidfd, 2, 0)
 	}
-	defer unix.Close(pidfd)
-	_, err = unix.PidfdGetfd(pidfd, 2, 0)
-	errno, _ := err.(unix.Errno)
-	if errno == unix.ESRCH {
+	switch errno, _ := err.(unix.Errno); errno {
+	case unix.ESRCH, unix.EINVAL, unix.ENODATA: // by kernel: the process has ended, and left no trace
 		return "nobody"
+	default:
+		return nameOf(errno)
 	}
-	return nameOf(errno)
 }

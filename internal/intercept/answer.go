@@ -136,6 +136,9 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	}
 	st, stocks := ep.stock(req.family), &r.srv.refiller
 	s, ready, refill, err := stocks.take(st, want)
+	if refill == needSoon && !r.leads { // several ask: it will be needed sooner
+		refill = needNow
+	}
 	defer stocks.request(st, refill)
 	if err != nil {
 		return makeFailure(err), err

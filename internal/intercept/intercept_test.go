@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -204,19 +205,27 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	killable, interruptible := trapped(t, path, testName), startChild(t, nil, "HEDDLE_INTERRUPTIBLE=1")
 	interruptible.handOver(path, testName)
 	const calls = 16 * 200
+	storm := func(c *child, signals bool) (o outcome, allowed int) {
+		began := time.Now()
+		o = c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
+		// A signal that comes to an interruptible caller between the agent's last step and the caller's next
+		// takes the answer away unseen (decision 0011): three times a second under this many signals. That is how often
+		// they come; without the wait for a thread's earlier calls there are as many in a tenth of a second.
+		if signals && c == interruptible {
+			allowed = 2 + int(time.Since(began)/(50*time.Millisecond))
+		}
+		return o, allowed
+	}
 	strays := 0
 	for what, c := range map[string]*child{"killable": killable, "interruptible": interruptible} {
 		for _, signals := range []bool{false, true} {
-			o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
+			o, allowed := storm(c, signals)
 			// The program's handlers restart system calls (SA_RESTART), so none of them may end in EINTR.
 			if o.OK != calls || o.Errno != 0 || o.Strange != 0 {
 				t.Errorf("%s, signals %v: %d good of %d, %d strange, first errno %v", what, signals, o.OK, calls, o.Strange, unix.Errno(o.Errno))
 			}
-			// A signal that comes to an interruptible caller between the agent's last step and the caller's next
-			// takes the answer away unseen: about one call in 30,000 under this many signals (decision 0011).
-			allowed := 0
-			if signals && c == interruptible {
-				allowed, strays = 2, o.Open
+			if c == interruptible && signals {
+				strays = o.Open
 			}
 			if o.Open > allowed {
 				t.Errorf("%s, signals %v: %d stray descriptors", what, signals, o.Open)
@@ -226,8 +235,8 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	eventually(t, "all are counted", func() bool { return s.Stats().Answered >= 4*calls })
 	// Answers are quick, so few signals come in between. Go on until one has, or this tested nothing.
 	eventually(t, "a call is interrupted", func() bool {
-		o := interruptible.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: true})
-		if o.OK != calls || o.Open > strays+2 {
+		o, allowed := storm(interruptible, true)
+		if o.OK != calls || o.Open > strays+allowed {
 			t.Errorf("%d good of %d, %d stray descriptors, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
 		}
 		strays = o.Open

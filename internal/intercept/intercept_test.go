@@ -209,8 +209,8 @@ func tryManyThreadsAndSignals(t *testing.T) {
 		began := time.Now()
 		o = c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
 		// A signal that comes to an interruptible caller between the agent's last step and the caller's next
-		// takes the answer away unseen (decision 0011): three times a second under this many signals. That is how often
-		// they come; without the wait for a thread's earlier calls there are as many in a tenth of a second.
+		// takes the answer away unseen (decision 0011): about three times a second under this many signals, however many calls
+		// there are. Without the wait for a thread's earlier calls it is as often in a tenth of a second.
 		if signals && c == interruptible {
 			allowed = 2 + int(time.Since(began)/(50*time.Millisecond))
 		}

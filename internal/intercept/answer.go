@@ -3,6 +3,7 @@ package intercept
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -159,7 +160,9 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 		return failMake, err
 	}
 	r.flight.inode = s.inode // before the caller can have it: see finish
+	began := time.Now()
 	number, err := addDescriptor(r.fd, n.ID, s.fd, req.closeOnExec)
+	r.company.answered(time.Since(began))
 	if err != nil {
 		closeFD(s.fd) // and with it what Admit counted
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)

@@ -36,6 +36,9 @@ type reader struct {
 	slot   int
 	flight *flight // the call it answers
 	leads  bool
+
+	breather breather
+	company  company // the leader's only
 }
 
 // claim says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
@@ -103,6 +106,7 @@ func (r *reader) read() (finished bool) {
 		}
 		r.handle()
 		r.done()
+		r.breather.breathe()
 		if r.flight.call.ID != 0 {
 			return false // it is the next agent's
 		}
@@ -146,7 +150,7 @@ func (r *reader) next() (end, error) {
 // patience is how long the reader waits for something to do; less than 0 means for ever.
 func (r *reader) patience() time.Duration {
 	if r.leads {
-		return -1
+		return -time.Millisecond
 	}
 	return spareStays
 }
@@ -174,6 +178,13 @@ func (r *reader) note(waited bool) {
 		r.alone = 0
 	}
 	r.lastCaller = tid
+	switch {
+	case !r.leads:
+	case r.alone < aloneAfter:
+		r.company.part()
+	default:
+		r.company.received()
+	}
 }
 
 // awaitEarlier waits until the earlier calls of the same thread are answered.
@@ -201,17 +212,19 @@ func (r *reader) done() {
 // wait blocks until a call is there or the loop has to end. waited is false if the call was there already.
 func (r *reader) wait() (waited bool, end end, err error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
-	timeout := -1
-	if patience := r.patience(); patience >= 0 {
-		timeout = int(patience.Milliseconds())
-	}
 	for {
+		patience := r.patience()
+		if r.company.stays {
+			patience = companyPatience
+		}
 		began := time.Now()
-		n, err := unix.Poll(fds[:], timeout)
+		n, err := unix.Poll(fds[:], int(patience/time.Millisecond)) // less than 0 is for ever
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
 			return false, endNot, fmt.Errorf("poll: %w", err)
+		case n == 0 && r.company.stays:
+			r.company.rest()
 		case n == 0:
 			return true, endIdle, nil
 		case fds[1].Revents != 0:

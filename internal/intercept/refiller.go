@@ -79,7 +79,9 @@ func (r *refiller) run(ctx context.Context) {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
 	defer r.doing.Store(int32(filling)) // nobody need be woken any more
+	var breather breather
 	for idle := 0; ctx.Err() == nil; idle++ {
+		breather.breathe()
 		r.doing.Store(int32(filling))
 		if r.fillQueued(ctx) {
 			idle = 0

@@ -2,6 +2,9 @@ package intercept
 
 import (
 	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,4 +26,120 @@ func schedule(policy uint32, nice int32) error {
 		return fmt.Errorf("sched_setattr: %w", err)
 	}
 	return nil
+}
+
+// breather lets Go reschedule a goroutine that is locked to its thread and makes one system call after the other, at moments
+// that suit it. Go's monitor thread asks a goroutine that ran for 10 ms to make room, which happens at the next
+// function call, with a caller waiting; and while such a goroutine is in a system call the monitor takes its processor (P) away, and
+// looks again every 20 us for as long as it finds any to take: thousands of wake-ups a second. docs/decisions/0041.
+type breather struct {
+	since time.Time
+	calls int
+}
+
+const (
+	// breathes is less than the 10 ms of runtime.forcePreemptNS, so that the monitor always finds that it happened.
+	breathes = 8 * time.Millisecond
+	// breathless is how many calls in that time are so few that Go may do as it likes.
+	breathless = 4
+)
+
+// breathe is called by the goroutine after each call, when nobody waits for it.
+func (b *breather) breathe() {
+	if b.due(time.Now()) {
+		runtime.Gosched()
+	}
+}
+
+// due reports whether it is time to make room.
+func (b *breather) due(now time.Time) bool {
+	if b.calls++; b.calls < breathless || now.Sub(b.since) < breathes {
+		return false
+	}
+	b.since, b.calls = now, 0
+	return true
+}
+
+// company keeps a reader on the processor from which a lone thread makes many calls. The kernel wakes a reader there
+// (SYNC_WAKE_UP), but when the thread has taken its socket it wakes the reader once more, in the middle of ADDFD, and then on an
+// idle processor if there is one: two interrupts between processors before the call returns, where there need be none.
+// docs/decisions/0041. The reader's goroutine owns it.
+type company struct {
+	cpu   int // where calls were received
+	calls int // in a row
+	after int // so many, before the reader stays there
+	stays bool
+	slow  int // answers in a row that took long
+}
+
+const (
+	// companyAfter is how many calls in a row must have come from one processor before a reader stays there.
+	companyAfter = 8
+	// companyLater bounds how many it must have been after reader and thread have parted again and again.
+	companyLater = 1024
+	// companyPatience is how long a reader stays where it is when no call comes.
+	companyPatience = 2 * time.Millisecond
+	// slowAnswer is how long ADDFD takes when reader and caller are not on the same processor, on machines where that matters.
+	slowAnswer = 20 * time.Microsecond
+	// partsAfter is how many answers in a row must have been slow before the reader may run anywhere again.
+	partsAfter = 3
+)
+
+// received notes that the calling thread received a call of a thread that makes all calls.
+func (c *company) received() {
+	if c.stays {
+		return
+	}
+	if cpu := currentCPU(); cpu != c.cpu {
+		c.cpu, c.calls = cpu, 0
+		return
+	}
+	if c.calls++; c.calls < max(c.after, companyAfter) {
+		return
+	}
+	var only unix.CPUSet
+	only.Set(c.cpu)
+	c.stays = unix.SchedSetaffinity(0, &only) == nil // else it is where the kernel wants it, as ever
+	c.calls, c.slow = 0, 0
+}
+
+// answered notes how long the caller took to take its socket. The thread may have moved, or the processor may be others'.
+func (c *company) answered(took time.Duration) {
+	if !c.stays {
+		return
+	}
+	if took < slowAnswer {
+		c.slow = 0
+		return
+	}
+	if c.slow++; c.slow >= partsAfter || took >= 10*slowAnswer {
+		c.part()
+		c.after = min(2*max(c.after, companyAfter), companyLater)
+	}
+}
+
+// rest lets the reader run anywhere, because no call came for companyPatience.
+func (c *company) rest() {
+	c.part()
+	c.after = companyAfter
+}
+
+// part lets the reader run anywhere again.
+func (c *company) part() {
+	c.calls = 0
+	if !c.stays {
+		return
+	}
+	var all unix.CPUSet
+	all.Fill() // the kernel takes those that the agent may use, also when that changes
+	c.stays = unix.SchedSetaffinity(0, &all) != nil
+}
+
+// currentCPU is the processor that the calling thread runs on; -1 if it cannot be told.
+func currentCPU() int {
+	var cpu uint32
+	if _, _, errno := unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0); errno != 0 {
+		return -1
+	}
+	return int(cpu)
 }

@@ -1,0 +1,173 @@
+package intercept
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A reader stays on the processor it got some calls on, and leaves it when answers take long or none is wanted.
+func TestCompany(t *testing.T) {
+	alone(func() {
+		var before unix.CPUSet
+		if err := unix.SchedGetaffinity(0, &before); err != nil {
+			t.Error(err)
+			return
+		}
+		places := func() int {
+			var now unix.CPUSet
+			if err := unix.SchedGetaffinity(0, &now); err != nil {
+				t.Error(err)
+			}
+			return now.Count()
+		}
+		var c company
+		stay := func(least int) {
+			t.Helper()
+			calls := 0
+			for ; !c.stays; calls++ { // this thread may be moved meanwhile
+				if calls > 1_000_000 {
+					t.Error("the reader does not stay")
+					return
+				}
+				c.received()
+			}
+			if calls < least || places() != 1 {
+				t.Errorf("after %d calls, want at least %d, the thread may run on %d processors", calls, least, places())
+			}
+		}
+		free := func(when string) {
+			t.Helper()
+			if c.stays || places() != before.Count() {
+				t.Errorf("%s: stays %v, on %d processors, want %d", when, c.stays, places(), before.Count())
+			}
+		}
+		free("at first")
+		stay(companyAfter)
+		for range 2 * partsAfter { // never so many in a row
+			c.answered(slowAnswer)
+			c.answered(slowAnswer - 1)
+		}
+		if !c.stays {
+			t.Error("the reader left because of single slow answers")
+		}
+		for range partsAfter {
+			c.answered(slowAnswer)
+		}
+		free("after slow answers")
+		stay(2 * companyAfter)
+		c.answered(10 * slowAnswer)
+		free("after one answer that took very long")
+		stay(4 * companyAfter)
+		c.rest()
+		free("after a pause")
+		stay(companyAfter)
+		c.part()
+		free("when others call")
+		for range 20 {
+			c.stays = true
+			c.answered(10 * slowAnswer)
+		}
+		if c.after != companyLater {
+			t.Errorf("%d calls are wanted after many partings, want %d", c.after, companyLater)
+		}
+	})
+}
+
+// The reader of a thread that calls all the time is where that thread is, and may be anywhere when it stops.
+func TestReaderKeepsCompany(t *testing.T) {
+	if bound(t) > 0 || runtime.NumCPU() < 2 {
+		t.Skip("TestReaderKeepsCompany: this process may run on one processor only")
+	}
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	most := 0
+	for range 100 { // a busy machine moves the caller around
+		stop, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				most = max(most, bound(t))
+				select {
+				case <-stop:
+					return
+				default:
+					runtime.Gosched()
+				}
+			}
+		}()
+		const calls = 5000
+		if o := c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 1, N: calls}); o.OK != calls {
+			t.Errorf("%d good of %d, first errno %v", o.OK, calls, unix.Errno(o.Errno))
+		}
+		close(stop)
+		<-ended
+		if t.Failed() || most > 0 {
+			break
+		}
+	}
+	if most != 1 {
+		t.Errorf("%d threads stayed on one processor, want the reader", most)
+	}
+	eventually(t, "the reader may run anywhere again", func() bool { return bound(t) == 0 })
+	if n := s.Stats().Readers; n != 1 {
+		t.Errorf("%d readers, want 1", n)
+	}
+}
+
+var allowedCPUs = regexp.MustCompile(`(?m)^Cpus_allowed_list:\t\d+$`)
+
+// bound counts the threads of this process that may run on one processor only.
+func bound(t *testing.T) (n int) {
+	files, err := filepath.Glob("/proc/self/task/*/status")
+	if err != nil || len(files) == 0 {
+		t.Errorf("no threads: %v", err)
+	}
+	for _, f := range files {
+		status, err := os.ReadFile(f)
+		if err == nil && allowedCPUs.Match(status) { // else it has ended
+			n++
+		}
+	}
+	return n
+}
+
+// A thread that makes one call after the other breathes before Go's monitor would make it; one that makes few never does.
+func TestBreather(t *testing.T) {
+	var b breather
+	now := time.Now()
+	breaths := func(calls int, every time.Duration) (n int) {
+		for range calls {
+			now = now.Add(every)
+			if b.due(now) {
+				n++
+			}
+		}
+		return n
+	}
+	const call = 100 * time.Microsecond
+	perBreath := int(breathes / call)
+	breaths(breathless, call) // the first is early
+	if n := breaths(10*perBreath, call); n != 10 {
+		t.Errorf("%d breaths in %d calls, want one in %d", n, 10*perBreath, perBreath)
+	}
+	if n := breaths(100, breathes); n != 25 {
+		t.Errorf("%d breaths in 100 calls that are rare, want one in %d", n, breathless)
+	}
+}
+
+// alone runs f on a thread that ends with it.
+func alone(f func()) {
+	ended := make(chan struct{})
+	onThread(func() {
+		defer close(ended)
+		f()
+	})
+	<-ended
+}

@@ -25,16 +25,10 @@ static __always_inline __u64 payload_received(const struct tcp_sock *tcp)
 	return n && has_fin(tcp) ? n - 1 : n;
 }
 
-/* The account of the socket's endpoint; NULL for sockets of no endpoint and of one that is gone. */
-static __always_inline struct account *account_of(struct bpf_sock_ops *ops)
+/* The account of the socket's endpoint; NULL if that is gone. */
+static __always_inline struct account *account_of(const struct sock_tag *tag)
 {
-	struct bpf_sock *sk = ops->sk;
-	struct sock_tag *tag;
-
-	if (!sk)
-		return NULL;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	return tag ? bpf_map_lookup_elem(&account_by_endpoint, &tag->endpoint_id) : NULL;
+	return bpf_map_lookup_elem(&account_by_endpoint, &tag->endpoint_id);
 }
 
 /* Asks for the state changes of this connection. */
@@ -43,29 +37,20 @@ static __always_inline void account_follow(struct bpf_sock_ops *ops)
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
 
-/* A connect sends its SYN. */
-static __always_inline void account_connecting(struct bpf_sock_ops *ops)
+static __always_inline void account_opened(const struct sock_tag *tag)
 {
-	if (account_of(ops))
-		account_follow(ops);
-}
-
-static __always_inline void account_opened(struct bpf_sock_ops *ops)
-{
-	struct account *a = account_of(ops);
+	struct account *a = account_of(tag);
 
 	if (a)
 		__sync_fetch_and_add(&a->opened, 1);
 }
 
-static __always_inline void account_accepted(struct bpf_sock_ops *ops)
+static __always_inline void account_accepted(const struct sock_tag *tag)
 {
-	struct account *a = account_of(ops);
+	struct account *a = account_of(tag);
 
-	if (!a)
-		return;
-	__sync_fetch_and_add(&a->accepted, 1);
-	account_follow(ops);
+	if (a)
+		__sync_fetch_and_add(&a->accepted, 1);
 }
 
 /* A connect ends without a connection. No error: the program gave it up. */
@@ -89,41 +74,26 @@ static __always_inline void account_closed(struct account *a, const struct tcp_s
 	__sync_fetch_and_add(&a->closed, 1);
 }
 
-/* A connect failed: if it was direct, the path may be why. */
-static __always_inline void suspect_direct(struct bpf_sock_ops *ops)
-{
-	struct bpf_sock *sk = ops->sk;
-	struct sock_tag *tag;
-
-	if (!sk)
-		return;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (tag && tag->path == PATH_DIRECT)
-		suspect(ops->remote_ip4);
-}
-
 /* BPF_SOCK_OPS_STATE_CB: args[0] is the state that the socket leaves, args[1] that it enters. One that goes to
  * TIME_WAIT enters CLOSE: what waits is not the socket. */
-static __always_inline void account_state(struct bpf_sock_ops *ops)
+static __always_inline void account_state(struct bpf_sock_ops *ops, const struct sock_tag *tag,
+                                          const struct tcp_sock *tcp)
 {
 	__u32 from = ops->args[0];
-	struct bpf_sock *sk = ops->sk;
-	struct tcp_sock *tcp;
 	struct account *a;
 	int err;
 
-	if (ops->args[1] != BPF_TCP_CLOSE || from == BPF_TCP_LISTEN || from == BPF_TCP_SYN_RECV || !sk)
+	if (ops->args[1] != BPF_TCP_CLOSE || from == BPF_TCP_LISTEN || from == BPF_TCP_SYN_RECV)
 		return;
-	a = account_of(ops);
-	tcp = bpf_skc_to_tcp_sock(sk);
-	if (!a || !tcp)
+	a = account_of(tag);
+	if (!a)
 		return;
 	/* Set before the state: why the kernel ends the connection. */
 	err = ((struct sock *)tcp)->sk_err;
 	if (from == BPF_TCP_SYN_SENT) {
 		account_failed(a, err);
-		if (err)
-			suspect_direct(ops);
+		if (err && tag->path == PATH_DIRECT) /* the path may be why */
+			suspect(ops->remote_ip4);
 	} else {
 		account_closed(a, tcp, err);
 	}

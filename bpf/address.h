@@ -163,14 +163,18 @@ static __always_inline struct route *route_to(__be32 dst)
 	return bpf_map_lookup_elem(&route_by_prefix, &key);
 }
 
-/* The endpoint that a socket with this tag is of; NULL if it is gone, also if another has its id by now. */
-static __always_inline struct endpoint *tagged_endpoint(const struct sock_tag *tag)
+/* ep, which has the id of this tag's endpoint (it may be NULL), unless it is another that has its id by now. */
+static __always_inline struct endpoint *unless_another(struct endpoint *ep, const struct sock_tag *tag)
 {
-	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
-
 	if (ep && protects(PROTECT_INCARNATION) && ep->incarnation != tag->incarnation)
 		return NULL;
 	return ep;
+}
+
+/* The endpoint that a socket with this tag is of; NULL if it is gone, also if another has its id by now. */
+static __always_inline struct endpoint *tagged_endpoint(const struct sock_tag *tag)
+{
+	return unless_another(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
 }
 
 /* Whether a socket with this tag (which may be NULL) is of endpoint owner. */

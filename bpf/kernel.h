@@ -108,6 +108,8 @@ struct icmphdr_ {
 	__be16 seq;
 };
 
+#define LOOPBACK_IFINDEX 1
+
 #define SOCK_DONE_ 1 /* bit of skc_flags: the peer's FIN has come */
 
 #define TCP_FLAG_FIN_ 0x01
@@ -148,6 +150,10 @@ struct sock {
 	__u32 sk_ack_backlog; /* of a listener: connections that wait for accept(), and how many may */
 	__u32 sk_max_ack_backlog;
 	void *sk_socket; /* NULL: no program has it */
+};
+
+struct inet_sock {
+	int mc_index; /* of an IPv4 connection that is just accepted: the device by which its last ACK came */
 };
 
 struct tcp_options_received {

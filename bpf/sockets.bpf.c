@@ -17,19 +17,22 @@ extern void bpf_task_release(struct task_struct *task) __ksym __weak;
 /* The counter of the socket's endpoint; NULL if that is gone, also if another has its id by now: who lives on after
  * the endpoint must not change what a later one is charged. Not tagged_endpoint, so that it holds without
  * PROTECT_INCARNATION. */
-static __always_inline __u64 *counter_of(const struct sock_tag *tag)
+static __always_inline __u64 *counter_in(const struct endpoint *ep, const struct sock_tag *tag)
 {
-	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
-
 	if (!ep || ep->incarnation != tag->incarnation)
 		return NULL;
 	return bpf_map_lookup_elem(&sockets_by_endpoint, &tag->endpoint_id);
 }
 
-/* Counts a socket. False: its endpoint has more than it may. It is counted all the same. */
-static __always_inline bool count_socket(struct sock_tag *tag)
+static __always_inline __u64 *counter_of(const struct sock_tag *tag)
 {
-	__u64 *open = counter_of(tag);
+	return counter_in(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
+}
+
+/* Counts a socket of endpoint ep (NULL: gone). False: that has more than it may. It is counted all the same. */
+static __always_inline bool count_socket(const struct endpoint *ep, struct sock_tag *tag)
+{
+	__u64 *open = counter_in(ep, tag);
 
 	if (!open)
 		return true; /* the endpoint is gone; other programs refuse what is new */
@@ -139,16 +142,9 @@ static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag
 /* A connection that nobody accepted ends: no program will close it; if one accepts it still, it is counted when it is
  * put to use (count_reused). A child that its listener takes along before it is established was never counted: its
  * TAG_COUNTED is the listener's, and it lacks TAG_ACCEPTED. */
-static __always_inline void uncount_unaccepted(struct bpf_sock_ops *ops)
+static __always_inline void uncount_unaccepted(struct bpf_sock_ops *ops, struct sock_tag *tag,
+                                               const struct tcp_sock *tcp)
 {
-	struct bpf_sock *sk = ops->sk;
-	struct sock_tag *tag;
-	struct tcp_sock *tcp;
-
-	if (ops->args[1] != BPF_TCP_CLOSE || !sk)
-		return;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	tcp = bpf_skc_to_tcp_sock(sk);
-	if (tag && tag->flags & TAG_ACCEPTED && tcp && !((struct sock *)tcp)->sk_socket)
+	if (ops->args[1] == BPF_TCP_CLOSE && tag->flags & TAG_ACCEPTED && !((struct sock *)tcp)->sk_socket)
 		uncount_socket(tag);
 }

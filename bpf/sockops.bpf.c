@@ -162,15 +162,25 @@ static __always_inline void move_to_lo(struct bpf_sock_ops *ops, struct sock_tag
 		tag->flags &= ~TAGS_OF_MARK;
 }
 
+/* Whether a connection from another container of the node is certainly a node socket's: its last ACK came over lo, and
+ * what a container's own stack sends comes out of its veth. Nothing is remembered of such a one, and what is not looked up in a
+ * table of two megabytes is not fetched from memory. Of IPv6 it is not told. */
+static __always_inline bool came_over_lo(struct bpf_sock_ops *ops, const struct tcp_sock *tcp)
+{
+	return tcp && !on_ipv6(ops) && ops->remote_ip4 != ops->local_ip4 &&
+	       ((struct inet_sock *)tcp)->mc_index == LOOPBACK_IFINDEX;
+}
+
 /* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
  * socket or not, and the capture program on the peer's veth tells them apart. Once it is known that
  * both ends are node sockets, lo is shorter. */
-static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
+static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag,
+                                             const struct tcp_sock *tcp)
 {
 	struct flow flow = {};
 
 	tag->path = PATH_LOCAL;
-	if (remembered_flow(ops, &flow)) {
+	if (!came_over_lo(ops, tcp) && remembered_flow(ops, &flow)) {
 		if (flow.kind == FLOW_PLAIN) {
 			tag->path = PATH_OVERLAY;
 			return;
@@ -230,7 +240,8 @@ static __always_inline void accept_from_node(struct bpf_sock_ops *ops, struct so
 }
 
 /* Not direct: the kernel's addresses are those the program expects, but for loopback. */
-static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag)
+static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_tag *tag,
+                                         const struct tcp_sock *tcp)
 {
 	__be32 remote = remote_address(ops), local = local_address(ops);
 	struct flow flow = {};
@@ -258,7 +269,7 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 	else if (from->flags & ROUTE_NODE_ADDR)
 		accept_from_node(ops, tag);
 	else if (from->flags & ROUTE_SELF)
-		accept_same_node(ops, tag);
+		accept_same_node(ops, tag, tcp);
 	else
 		tag->path = PATH_OVERLAY;
 }
@@ -275,34 +286,32 @@ static __noinline bool accept_forbidden(struct bpf_sock_ops *ops, struct sock_ta
 	               VERDICT_ALLOW;
 }
 
-/* Whether a program has the socket: a connection that is accepted is given to one only after this. Then both ends sent a SYN,
- * and the kernel calls the end that connected passive, too. */
-static __always_inline bool opened_by_both(struct bpf_sock_ops *ops)
+/* Whether a program has the socket: a connection that is accepted is given to one only after this. Then both ends sent a
+ * SYN, and the kernel calls the end that connected passive, too. */
+static __always_inline bool opened_by_both(const struct tcp_sock *tcp)
 {
-	struct bpf_sock *sk = ops->sk;
-	struct tcp_sock *tcp = sk ? bpf_skc_to_tcp_sock(sk) : NULL;
-
 	return tcp && ((struct sock *)tcp)->sk_socket;
 }
 
 /* Whether an accepted connection, no direct one, was made to an address that is not the container's: one of the node, in the
  * moment before listening() tied a listener that is bound to none to a device. */
-static __always_inline bool accepted_elsewhere(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+static __always_inline bool accepted_elsewhere(struct bpf_sock_ops *ops, const struct endpoint *ep)
 {
-	struct endpoint *ep = tagged_endpoint(tag);
 	__be32 local = local_address(ops);
 
 	return ep && local != ep->addr4.word[3] && !is_alias(local) && protects(PROTECT_BIND);
 }
 
-static __always_inline void established_passive(struct bpf_sock_ops *ops)
+static __always_inline void established_passive(struct bpf_sock_ops *ops, struct sock_tag *tag,
+                                                const struct tcp_sock *tcp)
 {
-	struct sock_tag *tag = tag_of(ops);
+	/* Looked up once for all that follows. */
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
+	bool allowed, direct = is_direct(ops);
 	struct flow flow = {};
-	bool allowed;
 
-	if (!tag || tag->flags & TAG_PROBE)
-		return;
+	account_accepted(tag);
+	account_follow(ops);
 	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is disconnected. */
 	if (tag->flags & TAG_WILD)
 		tag->flags &= ~TAG_BOUND;
@@ -314,12 +323,12 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops)
 	tag->options &= ~OPTION_MPTCP; /* not one of a peer that lacks it */
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;
-	allowed = count_socket(tag);
+	allowed = count_socket(ep, tag);
 	port_accepted(ops);
-	if (!is_direct(ops) && accepted_elsewhere(ops, tag))
+	if (!direct && accepted_elsewhere(ops, unless_another(ep, tag)))
 		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
-	else if (!is_direct(ops))
-		accept_as_is(ops, tag);
+	else if (!direct)
+		accept_as_is(ops, tag, tcp);
 	else if (accepted_flow(ops, &flow))
 		accept_direct(tag, &flow);
 	else if (protects(PROTECT_UNKNOWN_PEER))
@@ -397,12 +406,8 @@ static __always_inline bool over_lo(const struct sock_tag *tag)
 	return tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK;
 }
 
-static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
+static __always_inline void connecting_cb(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
-	struct sock_tag *tag = tag_of(ops);
-
-	if (!tag)
-		return;
 	if (!over_lo(tag))
 		pace_again(ops, tag);
 	if (is_forgotten(ops, tag) || (has_policy() && now_forbidden(ops, tag)))
@@ -414,11 +419,9 @@ static __always_inline void connecting_cb(struct bpf_sock_ops *ops)
 		remember_names(ops, tag);
 }
 
-static __always_inline void established_active(struct bpf_sock_ops *ops)
+static __always_inline void established_active(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
-	struct sock_tag *tag = tag_of(ops);
-
-	if (!tag || !over_lo(tag))
+	if (!over_lo(tag))
 		return;
 	/* Its SYN had to be steered to a listener on [::] or ::1. */
 	if (tag->flags & TAG_ROUTED)
@@ -453,7 +456,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	tag->flags &= ~TAG_ACCEPTED; /* a mark of its connections that are established (uncount_unaccepted) */
 	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
 	if (!(tag->flags & TAG_COUNTED))
-		count_socket(tag);
+		count_socket(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
 	port_listens(ops, tag);
 	tag->path = PATH_LISTEN;
 	set_claim_flag(tag, CLAIM_LISTENS, true);
@@ -474,14 +477,76 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_ROUTED;
 }
 
+/* BPF_SOCK_OPS_STATE_CB, of the two states that mean something here: a connection ends, or both ends send a SYN. */
+static __always_inline void state_changes(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+	struct bpf_sock *sk = ops->sk;
+	struct tcp_sock *tcp;
+
+	if (!tag || !sk)
+		return;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (tcp) {
+		account_state(ops, tag, tcp);
+		uncount_unaccepted(ops, tag, tcp);
+	}
+	port_state(ops, tag);
+}
+
+static __always_inline void connects(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+
+	if (!tag)
+		return;
+	if (!(tag->flags & TAG_PROBE))
+		account_follow(ops);
+	port_connects(ops);
+	connecting_cb(ops, tag);
+}
+
+static __always_inline void connected(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+
+	if (tag) {
+		account_opened(tag);
+		established_active(ops, tag);
+	}
+	/* Only the SYN and its retransmissions carry the option. */
+	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG)
+		bpf_sock_ops_cb_flags_set(ops,
+		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+}
+
+static __always_inline void accepted(struct bpf_sock_ops *ops)
+{
+	struct sock_tag *tag = tag_of(ops);
+	struct bpf_sock *sk = ops->sk;
+	struct tcp_sock *tcp;
+
+	if (!tag || tag->flags & TAG_PROBE || !sk)
+		return;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (opened_by_both(tcp))
+		account_opened(tag);
+	else
+		established_passive(ops, tag, tcp);
+}
+
+/* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for timeouts, windows and ECN) or
+ * needs nothing: such a run must end soon. */
 SEC("sockops")
 int tcp_events(struct bpf_sock_ops *ops)
 {
 	switch (ops->op) {
+	case BPF_SOCK_OPS_STATE_CB:
+		if (ops->args[1] == BPF_TCP_CLOSE || ops->args[1] == BPF_TCP_SYN_RECV)
+			state_changes(ops);
+		break;
 	case BPF_SOCK_OPS_TCP_CONNECT_CB:
-		account_connecting(ops);
-		port_connects(ops);
-		connecting_cb(ops);
+		connects(ops);
 		break;
 	case BPF_SOCK_OPS_TCP_LISTEN_CB:
 		listening(ops);
@@ -495,24 +560,10 @@ int tcp_events(struct bpf_sock_ops *ops)
 			write_option(ops);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
-		account_opened(ops);
-		established_active(ops);
-		/* Only the SYN and its retransmissions carry the option. */
-		bpf_sock_ops_cb_flags_set(ops,
-		                          ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+		connected(ops);
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		if (opened_by_both(ops)) {
-			account_opened(ops);
-			break;
-		}
-		account_accepted(ops);
-		established_passive(ops);
-		break;
-	case BPF_SOCK_OPS_STATE_CB:
-		account_state(ops);
-		uncount_unaccepted(ops);
-		port_state(ops, tag_of(ops));
+		accepted(ops);
 		break;
 	}
 	return 1;

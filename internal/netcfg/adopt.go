@@ -253,12 +253,9 @@ func SetCarried(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error 
 func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark uint32, stores []netip.AddrPort) {
 	chain := c.AddChain(&nftables.Chain{Name: carriedChain, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
-	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} { // as for Heddle's own addresses
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: openingExprs(match...)})
-	}
 	c.AddRule(&nftables.Rule{
-		Table: table, Chain: chain, Exprs: deliverSetExprs(set, mark),
-		UserData: comment("packets for a node socket that holds an address of another network are local"),
+		Table: table, Chain: chain, Exprs: maybeClaimedExprs(set, mark),
+		UserData: comment("maybe for a node socket that holds an address of another network"),
 	})
 	if !model.ProtectStore.On() {
 		return
@@ -290,19 +287,10 @@ func inSet(set *nftables.Set, which side) []expr.Any {
 	}
 }
 
-// deliverSetExprs is "meta mark != mark meta l4proto tcp ip daddr @set socket transparent 1 meta mark set mark".
-func deliverSetExprs(set *nftables.Set, mark uint32) []expr.Any {
-	markData := binaryutil.NativeEndian.PutUint32(mark)
-	out := []expr.Any{
+// maybeClaimedExprs is "meta mark != mark ip daddr @set goto claimed": as for Heddle's own addresses.
+func maybeClaimedExprs(set *nftables.Set, mark uint32) []expr.Any {
+	return slices.Concat([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: markData},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
-	}
-	return append(append(out, inSet(set, destination)...),
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
-		&expr.Immediate{Register: 1, Data: markData},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
-	)
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+	}, inSet(set, destination), lead(expr.VerdictGoto, claimedChain))
 }

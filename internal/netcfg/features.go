@@ -178,11 +178,13 @@ func tryGuards(*netlink.Handle) error {
 	}
 	table := conn.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "probe-guards"})
 	at := netip.AddrFrom4([4]byte{192, 0, 2, 1})
-	cfg := NodeConfig{Underlay: at, VNI: 1, VXLANPort: DefaultVXLANPort, Mark: probeMark, OverlayMark: probeMark + 1,
-		Stores: []netip.AddrPort{netip.AddrPortFrom(at, 2379)}}
-	if err := addGuards(conn, table, cfg, []netip.Addr{at}, nil); err != nil {
+	r := ruleset{conn, table, NodeConfig{Underlay: at, VNI: 1, VXLANPort: DefaultVXLANPort,
+		Mark: probeMark, OverlayMark: probeMark + 1, DropMark: probeMark + 2, RejectMark: probeMark + 3,
+		Stores: []netip.AddrPort{netip.AddrPortFrom(at, 2379)}}}
+	if err := r.addGuards([]netip.Addr{at}, nil); err != nil {
 		return err
 	}
+	r.addEarly(loopbackIndex)
 	return errnoOf("add guards", conn.Flush())
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -22,10 +23,36 @@ const firewallTable = "heddle"
 // which gives replies to translated connections their overlay address back.
 const deliverPriority = -50
 
+// ruleset is Heddle's table as it is being written: what is added takes effect when c is flushed.
+type ruleset struct {
+	c     *nftables.Conn
+	table *nftables.Table
+	cfg   NodeConfig
+}
+
+// base adds a chain that the kernel calls at hook, in the order of priorities.
+func (r ruleset) base(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
+	return r.c.AddChain(&nftables.Chain{Name: name, Table: r.table, Type: kind, Hooknum: hook, Priority: &priority})
+}
+
+// chain adds a chain that rules lead to.
+func (r ruleset) chain(name string) *nftables.Chain {
+	return r.c.AddChain(&nftables.Chain{Name: name, Table: r.table})
+}
+
+// rule adds a rule of the expressions of parts at the end of chain.
+func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
+	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: slices.Concat(parts...), UserData: comment(why)})
+}
+
 // setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
-// without it, and connections under translation keep theirs. nodes are those from which the overlay is accepted, and
-// moved the addresses that have moved to this node, until Overlay.Set says otherwise.
-func setFirewall(cfg NodeConfig, nodes, moved []netip.Addr) error {
+// without it, and connections under translation keep theirs; chains of an earlier version go with its table. deliver is
+// the index of DeliverDevice, nodes are those from which the overlay is accepted, and moved the addresses that have
+// moved to this node, until Overlay.Set says otherwise.
+//
+// Every packet of the node passes the base chains, so there is one a hook and priority, and the first rules let go what
+// nothing is to be done about: decision 0007 counts what that costs.
+func setFirewall(cfg NodeConfig, deliver int, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {
 		return err
@@ -38,42 +65,17 @@ func setFirewall(cfg NodeConfig, nodes, moved []netip.Addr) error {
 	c.AddTable(table) // so that there is one to delete
 	c.DelTable(table)
 	c.AddTable(table)
-	outside := c.AddChain(&nftables.Chain{
-		Name: "outside", Table: table, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
-	})
-	deliver := c.AddChain(&nftables.Chain{
-		Name: "deliver", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority),
-	})
-	addPolicy(c, table, cfg)
-	addTranslated(c, table, cfg)
-	if err := addGuards(c, table, cfg, nodes, counts); err != nil {
+	r := ruleset{c, table, cfg}
+	if err := r.addGuards(nodes, counts); err != nil {
 		return err
 	}
-	addUntracked(c, table, cfg)
-	c.AddRule(&nftables.Rule{
-		Table: table, Chain: deliver, Exprs: forgedMirrorExprs(cfg.Mark),
-		UserData: comment("only the endpoint's own device brings packets of a container's own stack"),
-	})
-	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} {
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: deliver, Exprs: openingExprs(match...),
-			UserData: comment("what opens a connection from elsewhere, or is translated, is routed to the endpoint's device, where policy is asked"),
-		})
-	}
+	r.addEarly(deliver)
+	r.addTranslated()
+	r.addDeliver()
+	outside := r.base("outside", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
 	// The whole pool, not the node's prefixes: an endpoint that came from another node has its address of there.
 	for _, p := range cfg.Pool {
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: outside, Exprs: masqueradeExprs(p, cfg.Pool),
-			UserData: comment("containers reach the outside with the node's address"),
-		})
-	}
-	for _, p := range cfg.Prefixes {
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: deliver, Exprs: deliverExprs(p, cfg.Mark),
-			UserData: comment("packets for a node socket that holds an overlay address are local"),
-		})
+		r.rule(outside, "containers reach the outside with the node's address", masqueradeExprs(p, cfg.Pool))
 	}
 	if err := addMoved(c, table, moved, cfg.Mark); err != nil {
 		return err
@@ -118,33 +120,47 @@ func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
 	return append(out, &expr.Masq{})
 }
 
-// deliverExprs is "meta mark != mark meta l4proto tcp ip daddr own socket transparent 1 meta mark set mark".
-// The mark is looked at first: packets that a tc program marked, and those of sockets that send with the
-// mark, need no socket lookup.
-func deliverExprs(own netip.Prefix, mark uint32) []expr.Any {
-	markData := binaryutil.NativeEndian.PutUint32(mark)
-	out := []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: markData},
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+// claimedChain is where packets for overlay addresses go that no program and no socket has marked: it marks those that a
+// node socket claims.
+const claimedChain = "claimed"
+
+// addDeliver adds what makes packets for node sockets local. The mark is looked at first: packets that a tc program
+// marked, and those of sockets that send with the mark, need nothing of it.
+func (r ruleset) addDeliver() {
+	claimed := r.chain(claimedChain)
+	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} {
+		r.rule(claimed, "what opens a connection from elsewhere, or is translated, is routed to the endpoint's device, where policy is asked",
+			openingExprs(match...))
 	}
-	out = append(out, addrMatch(own, destination, expr.CmpOpEq)...)
-	return append(out,
-		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
-		&expr.Immediate{Register: 1, Data: markData},
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
-	)
+	r.rule(claimed, "packets for a node socket that holds an overlay address are local", claimExprs(r.cfg.Mark))
+
+	deliver := r.base("deliver", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, deliverPriority)
+	r.rule(deliver, "it is local", markMatch(r.cfg.Mark), decided(expr.VerdictAccept))
+	// The tc program of an endpoint's device marks what may pass.
+	r.rule(deliver, "only the endpoint's own device brings packets of a container's own stack",
+		addrMatch(model.MirrorRange, source, expr.CmpOpEq), decided(expr.VerdictDrop))
+	for _, p := range r.cfg.Prefixes {
+		r.rule(deliver, "maybe for a node socket", addrMatch(p, destination, expr.CmpOpEq), lead(expr.VerdictGoto, claimedChain))
+	}
 }
 
-// forgedMirrorExprs is "ip saddr mirrors meta mark != mark drop": the tc program of an endpoint's device marks
-// what may pass.
-func forgedMirrorExprs(mark uint32) []expr.Any {
-	return append(addrMatch(model.MirrorRange, source, expr.CmpOpEq),
-		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
-		&expr.Verdict{Kind: expr.VerdictDrop})
+// claimExprs is "meta l4proto tcp socket transparent 1 meta mark set mark".
+func claimExprs(mark uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true},
+	}
+}
+
+func decided(kind expr.VerdictKind) []expr.Any { return lead(kind, "") }
+
+// lead is a verdict of kind goto or jump to chain.
+func lead(kind expr.VerdictKind, chain string) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: kind, Chain: chain}}
 }
 
 // side says which address of a packet addrMatch looks at.
@@ -155,7 +171,11 @@ const (
 	destination
 )
 
-// addrMatch compares one address of packets of p's family with p.
+// familyMatched is how many expressions of addrMatch compare the family: not needed again in the same rule.
+const familyMatched = 2
+
+// addrMatch compares one address of packets of p's family with p. What the kernel can do without a mask, or with
+// payloads of 1, 2 or 4 bytes, is several times faster than the rest.
 func addrMatch(p netip.Prefix, which side, op expr.CmpOp) []expr.Any {
 	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(net.IPv4len)
 	if p.Addr().Is6() {
@@ -165,13 +185,20 @@ func addrMatch(p netip.Prefix, which side, op expr.CmpOp) []expr.Any {
 		offset += length
 	}
 	network := toIPNet(p.Masked())
-	return []expr.Any{
+	whole := uint32(p.Bits() / 8)
+	masked := p.Bits()%8 != 0 || whole == 0 || whole == 3
+	if !masked {
+		length = whole
+	}
+	out := []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{family}},
 		&expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length, DestRegister: 1},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: network.Mask, Xor: make([]byte, length)},
-		&expr.Cmp{Op: op, Register: 1, Data: network.IP},
 	}
+	if masked {
+		out = append(out, &expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: length, Mask: network.Mask, Xor: make([]byte, length)})
+	}
+	return append(out, &expr.Cmp{Op: op, Register: 1, Data: network.IP[:length]})
 }
 
 // deviceNameData is a device name as nftables compares it: 16 bytes, zero padded.

@@ -25,60 +25,58 @@ const (
 	refuseStore         = "refuse_store"
 )
 
-// addGuards adds the chains that keep containers from the store and strangers from the overlay. nodes are the known
-// ones; counts is what the guards of an earlier table had counted. They come before everything that looks at ports or
-// addresses, and after fragments were put together, which connection tracking does.
-func addGuards(c *nftables.Conn, table *nftables.Table, cfg NodeConfig, nodes []netip.Addr, counts map[string]uint64) error {
-	set := &nftables.Set{Table: table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
-	if cfg.Underlay.Is6() {
+// Chains of the store's guards, which early-in and early-out lead to.
+const (
+	guardIn  = "guard-in"
+	guardOut = "guard-out"
+)
+
+// addGuards adds what keeps containers from the store and strangers from the overlay. nodes are the known
+// ones; counts is what the guards of an earlier table had counted. The guards come after fragments were put together,
+// which connection tracking does.
+func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
+	set := &nftables.Set{Table: r.table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
+	if r.cfg.Underlay.Is6() {
 		set.KeyType = nftables.TypeIP6Addr
 	}
-	if err := c.AddSet(set, nodeElements(cfg.Underlay, nodes)); err != nil {
+	if err := r.c.AddSet(set, nodeElements(r.cfg.Underlay, nodes)); err != nil {
 		return fmt.Errorf("nftables set %s: %w", knownNodes, err)
 	}
 	for _, name := range []string{dropOverlayStranger, refuseStore} {
-		c.AddObj(&nftables.CounterObj{Table: table, Name: name, Packets: counts[name]})
+		r.c.AddObj(&nftables.CounterObj{Table: r.table, Name: name, Packets: counts[name]})
 	}
-	in := c.AddChain(&nftables.Chain{
-		Name: "guard-in", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
-	})
-	overlay := c.AddChain(&nftables.Chain{
-		Name: "guard-overlay", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw,
-	})
-	out := c.AddChain(&nftables.Chain{
-		Name: "guard-out", Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityRaw,
-	})
+	overlay := r.base("guard-overlay", nftables.ChainTypeFilter, nftables.ChainHookInput, *nftables.ChainPriorityRaw)
 	if model.ProtectOverlay.On() {
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: overlay, Exprs: overlayStrangerExprs(cfg, set),
-			UserData: comment("the overlay is for nodes"),
-		})
-		c.AddRule(&nftables.Rule{
-			Table: table, Chain: overlay, Exprs: overlayElsewhereExprs(cfg),
-			UserData: comment("nodes send to the underlay address"),
-		})
+		r.rule(overlay, "nothing of the overlay", []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		}, decided(expr.VerdictAccept))
+		r.rule(overlay, "the overlay is for nodes", overlayStrangerExprs(r.cfg, set))
+		r.rule(overlay, "nodes send to the underlay address", overlayElsewhereExprs(r.cfg))
 	}
-	if !model.ProtectStore.On() {
-		return nil
-	}
-	for _, at := range cfg.Stores {
+	in, out := r.chain(guardIn), r.chain(guardOut)
+	for _, at := range r.cfg.Stores {
 		for _, device := range [][]byte{[]byte(endpointPrefix), deviceNameData(OverlayDevice)} {
-			c.AddRule(&nftables.Rule{
-				Table: table, Chain: in, Exprs: append(deviceMatch(device), refuseStoreExprs(at)...),
-				UserData: comment("the store is not for containers"),
-			})
+			r.rule(in, "the store is not for containers", deviceMatch(device), refuseStoreExprs(at))
 		}
-		for _, mark := range []uint32{cfg.Mark, cfg.OverlayMark} {
-			c.AddRule(&nftables.Rule{
-				Table: table, Chain: out, Exprs: append(markMatch(mark), refuseStoreExprs(at)...),
-				UserData: comment("the store is not for sockets of containers"),
-			})
-		}
+		r.rule(out, "the store is not for sockets of containers", refuseStoreExprs(at))
 	}
 	return nil
+}
+
+// guarded adds to chain what leads packets for a port of the stores to guard: of all packets only the port is compared.
+func (r ruleset) guarded(chain *nftables.Chain, guard string) {
+	if !model.ProtectStore.On() {
+		return
+	}
+	var ports []uint16
+	for _, at := range r.cfg.Stores {
+		ports = append(ports, at.Port())
+	}
+	slices.Sort(ports)
+	for _, port := range slices.Compact(ports) {
+		r.rule(chain, "maybe the store", portMatch(model.PortRange{First: port, Last: port}, destination), lead(expr.VerdictJump, guard))
+	}
 }
 
 // overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever device it comes.

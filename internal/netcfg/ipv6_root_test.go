@@ -181,7 +181,7 @@ func TestRepeatAndTeardown6(t *testing.T) {
 	for _, want := range []string{
 		"local fd99::a63:102 dev lo table 51 proto 72", "fd99::a63:200/120 via fd99::a63:201 dev heddle-vx0 proto 72 src fd99::a63:101",
 		"unreachable fd99::a63:100/120 dev lo proto 72", "fd99::a63:102 dev hd2a proto 72 src fd99::a63:101", "advmss 65476",
-		"fd99::a63:201 dev heddle-vx0 lladdr 02:48:c0:a8:32:02 PERMANENT", "ip6 daddr fd99::a63:100/120 socket transparent 1",
+		"fd99::a63:201 dev heddle-vx0 lladdr 02:48:c0:a8:32:02 PERMANENT", "ip6 daddr fd99::a63:100/120 goto claimed",
 	} {
 		if !strings.Contains(after, want) {
 			t.Errorf("no %q in:\n%s", want, after)

@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 )
 
 // Addresses that have moved to this node lie in other nodes' prefixes, so what the chain deliver does for the node's own
@@ -107,9 +106,6 @@ func addMoved(c *nftables.Conn, table *nftables.Table, addrs []netip.Addr, mark 
 	}
 	chain := c.AddChain(&nftables.Chain{Name: movedChain, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
-	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} { // as for the node's own prefixes
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: openingExprs(match...)})
-	}
 	for _, s := range movedSets(table) {
 		var elements []nftables.SetElement
 		for _, a := range addrs {
@@ -121,8 +117,8 @@ func addMoved(c *nftables.Conn, table *nftables.Table, addrs []netip.Addr, mark 
 			return fmt.Errorf("nftables set %s: %w", s.Name, err)
 		}
 		c.AddRule(&nftables.Rule{
-			Table: table, Chain: chain, Exprs: deliverSetExprs(s, mark),
-			UserData: comment("packets for a node socket that holds an address that has moved here are local"),
+			Table: table, Chain: chain, Exprs: maybeClaimedExprs(s, mark),
+			UserData: comment("maybe for a node socket that holds an address that has moved here"),
 		})
 	}
 	return nil

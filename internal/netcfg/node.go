@@ -50,7 +50,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, underlay) },
-		func() error { return setFirewall(cfg, known, movedHere(routes)) },
+		func() error { return setFirewall(cfg, deliver.Attrs().Index, known, movedHere(routes)) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

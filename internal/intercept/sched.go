@@ -77,8 +77,9 @@ const (
 	companyAfter = 8
 	// companyLater bounds how many it must have been after reader and thread have parted again and again.
 	companyLater = 1024
-	// companyPatience is how long a reader stays where it is when no call comes.
-	companyPatience = 2 * time.Millisecond
+	// companyPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
+	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
+	companyPatience = 10 * time.Millisecond
 	// slowAnswer is how long ADDFD takes when reader and caller are not on the same processor, on machines where that matters.
 	slowAnswer = 20 * time.Microsecond
 	// partsAfter is how many answers in a row must have been slow before the reader may run anywhere again.

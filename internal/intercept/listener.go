@@ -23,6 +23,7 @@ type listener struct {
 	key    string // the parker's name for it
 	pageFD int    // memfd of page
 	page   []byte // shared memory that holds flights
+	syncs  bool   // callers wake readers on their own processor
 
 	// flights are the calls being answered, one for each reader; zero while there is none. When the listener is parked, they
 	// lie in memory the parker keeps too, so that the next agent can answer a call this one received.

@@ -92,6 +92,7 @@ func (r *reader) prepare() bool {
 func (r *reader) read() (finished bool) {
 	r.srv.readers.Add(1)
 	defer r.srv.readers.Add(-1)
+	defer r.company.part() // the thread may be the process's first, which does not end
 	for {
 		end, err := r.next()
 		if err != nil {
@@ -179,7 +180,7 @@ func (r *reader) note(waited bool) {
 	}
 	r.lastCaller = tid
 	switch {
-	case !r.leads:
+	case !r.leads || !r.syncs:
 	case r.alone < aloneAfter:
 		r.company.part()
 	default:

@@ -81,11 +81,11 @@ func (r *refiller) run(ctx context.Context) {
 	defer r.doing.Store(int32(filling)) // nobody need be woken any more
 	var breather breather
 	for idle := 0; ctx.Err() == nil; idle++ {
-		breather.breathe()
 		r.doing.Store(int32(filling))
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
+		breather.breathe()
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping

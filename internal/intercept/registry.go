@@ -25,7 +25,7 @@ func (s *Server) serveListener(l *listener) (serves bool) {
 		s.log.Error("listener of an unknown endpoint: its TCP sockets are refused with ENETDOWN; give listenerMetadata an endpoint's id or name",
 			"metadata", l.state.Metadata, "container", l.state.State.ID, "pid", l.state.Pid, "err", err)
 	}
-	s.wake.set(l.fd)
+	l.syncs = s.wake.set(l.fd)
 	if l.mayHaveCrates() {
 		s.crates.begin(s)
 	}

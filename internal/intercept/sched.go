@@ -53,11 +53,13 @@ func (b *breather) breathe() {
 
 // due reports whether it is time to make room.
 func (b *breather) due(now time.Time) bool {
-	if b.calls++; b.calls < breathless || now.Sub(b.since) < breathes {
+	b.calls++
+	if now.Sub(b.since) < breathes {
 		return false
 	}
+	many := b.calls >= breathless
 	b.since, b.calls = now, 0
-	return true
+	return many
 }
 
 // company keeps a reader on the processor from which a lone thread makes many calls. The kernel wakes a reader there
@@ -66,10 +68,12 @@ func (b *breather) due(now time.Time) bool {
 // docs/decisions/0041. The reader's goroutine owns it.
 type company struct {
 	cpu   int // where calls were received
-	calls int // in a row
-	after int // so many, before the reader stays there
+	calls int // in a row; since the reader stays there, all
+	after int // so many, before the reader stays
 	stays bool
 	slow  int // answers in a row that took long
+
+	before, home unix.CPUSet // where the thread could run when it last went to stay, and what is set for it to run there again
 }
 
 const (
@@ -77,6 +81,9 @@ const (
 	companyAfter = 8
 	// companyLater bounds how many it must have been after reader and thread have parted again and again.
 	companyLater = 1024
+	// companyCalls is how many calls a reader stays for. Then it is woken where the thread is, if that has moved: not every
+	// answer's time is noted, and not everywhere would it tell.
+	companyCalls = 256
 	// companyPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
 	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
 	companyPatience = 10 * time.Millisecond
@@ -88,20 +95,46 @@ const (
 
 // received notes that the calling thread received a call of a thread that makes all calls.
 func (c *company) received() {
+	c.calls++
 	if c.stays {
+		if c.calls >= companyCalls {
+			c.part()
+		}
 		return
 	}
-	if cpu := currentCPU(); cpu != c.cpu {
+	if cpu := currentCPU(); cpu != c.cpu || cpu < 0 {
 		c.cpu, c.calls = cpu, 0
 		return
 	}
-	if c.calls++; c.calls < max(c.after, companyAfter) {
-		return
+	if c.calls >= max(c.after, companyAfter) {
+		c.stay()
 	}
-	var only unix.CPUSet
+}
+
+// stay binds the calling thread to the processor, if it could run on others. An operator may have said where.
+func (c *company) stay() {
+	c.calls, c.slow = 0, 0
+	var now, only unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() < 2 {
+		return // EINVAL: more processors than a CPUSet has places
+	}
+	if now != c.before {
+		c.before, c.home = now, homeOf(now)
+	}
 	only.Set(c.cpu)
 	c.stays = unix.SchedSetaffinity(0, &only) == nil // else it is where the kernel wants it, as ever
-	c.calls, c.slow = 0, 0
+}
+
+// homeOf gives what has to be set for the calling thread to run where it may run now: all processors if it may run on all of its
+// control group's, so that it follows when those change.
+func homeOf(now unix.CPUSet) unix.CPUSet {
+	var all, got unix.CPUSet
+	all.Fill() // the kernel takes those of the control group
+	if unix.SchedSetaffinity(0, &all) == nil && unix.SchedGetaffinity(0, &got) == nil && got == now {
+		return all
+	}
+	_ = unix.SchedSetaffinity(0, &now) // fails only if the control group has none of them any more: then all is right
+	return now
 }
 
 // answered notes how long the caller took to take its socket. The thread may have moved, or the processor may be others'.
@@ -125,15 +158,12 @@ func (c *company) rest() {
 	c.after = companyAfter
 }
 
-// part lets the reader run anywhere again.
+// part lets the reader run again where it could before.
 func (c *company) part() {
 	c.calls = 0
-	if !c.stays {
-		return
+	if c.stays {
+		c.stays = unix.SchedSetaffinity(0, &c.home) != nil
 	}
-	var all unix.CPUSet
-	all.Fill() // the kernel takes those that the agent may use, also when that changes
-	c.stays = unix.SchedSetaffinity(0, &all) != nil
 }
 
 // currentCPU is the processor that the calling thread runs on; -1 if it cannot be told.

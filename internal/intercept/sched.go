@@ -79,8 +79,8 @@ type company struct {
 const (
 	// companyAfter is how many calls in a row must have come from one processor before a reader stays there.
 	companyAfter = 8
-	// companyLater bounds how many it must have been after reader and thread have parted again and again.
-	companyLater = 1024
+	// companyLater bounds how many it must have been after reader and thread have parted again and again because of slow answers.
+	companyLater = 64
 	// companyCalls is how many calls a reader stays for. Then it is woken where the thread is, if that has moved: not every
 	// answer's time is noted, and not everywhere would it tell.
 	companyCalls = 256
@@ -88,7 +88,8 @@ const (
 	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
 	companyPatience = 10 * time.Millisecond
 	// slowAnswer is how long ADDFD takes when reader and caller are not on the same processor, on machines where that matters.
-	slowAnswer = 20 * time.Microsecond
+	slowAnswer = 30 * time.Microsecond
+	verySlow   = 200 * time.Microsecond
 	// partsAfter is how many answers in a row must have been slow before the reader may run anywhere again.
 	partsAfter = 3
 )
@@ -98,7 +99,7 @@ func (c *company) received() {
 	c.calls++
 	if c.stays {
 		if c.calls >= companyCalls {
-			c.part()
+			c.rest()
 		}
 		return
 	}
@@ -146,13 +147,13 @@ func (c *company) answered(took time.Duration) {
 		c.slow = 0
 		return
 	}
-	if c.slow++; c.slow >= partsAfter || took >= 10*slowAnswer {
+	if c.slow++; c.slow >= partsAfter || took >= verySlow {
 		c.part()
 		c.after = min(2*max(c.after, companyAfter), companyLater)
 	}
 }
 
-// rest lets the reader run anywhere, because no call came for companyPatience.
+// rest lets the reader run anywhere, because no call came for companyPatience, or all was well for companyCalls.
 func (c *company) rest() {
 	c.part()
 	c.after = companyAfter

@@ -60,7 +60,7 @@ func TestCompany(t *testing.T) {
 		}
 		free("after slow answers")
 		stay(2 * companyAfter)
-		c.answered(10 * slowAnswer)
+		c.answered(verySlow)
 		free("after one answer that took very long")
 		stay(4 * companyAfter)
 		c.rest()
@@ -70,7 +70,7 @@ func TestCompany(t *testing.T) {
 		free("when others call")
 		for range 20 {
 			c.stays = true
-			c.answered(10 * slowAnswer)
+			c.answered(verySlow)
 		}
 		if c.after != companyLater {
 			t.Errorf("%d calls are wanted after many partings, want %d", c.after, companyLater)

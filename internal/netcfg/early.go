@@ -18,6 +18,7 @@ const earlyPriority = -310
 
 // The chains that early-in and early-out lead to, beside the guards.
 const (
+	loopbackChain   = "loopback"
 	rejectedChain   = "rejected"
 	nodeSocketChain = "node-socket"
 )
@@ -30,8 +31,10 @@ const (
 // It is one chain a hook, and what is commonest leaves it first. deliver is the index of DeliverDevice.
 func (r ruleset) addEarly(deliver int) {
 	r.addRejected()
+	r.addLoopback()
 	in := r.base("early-in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, earlyPriority)
-	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, loopbackIndex), decided(expr.VerdictAccept))
+	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, loopbackIndex),
+		lead(expr.VerdictGoto, loopbackChain))
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
 		indexMatch(expr.MetaKeyIIF, deliver), untracked())
@@ -51,6 +54,35 @@ func (r ruleset) addEarly(deliver int) {
 	}
 }
 
+// addLoopback adds the chain for what comes by lo. A packet has what early-out and connection tracking made of it, unless it
+// passed the shaping device: the redirect there takes it away, so that an untracked packet would be tracked after all, and
+// its connection from one side only. It is given back by addresses and ports, since RSTs of the kernel have no mark. For
+// what was tracked nothing is needed: it finds its entry again.
+func (r ruleset) addLoopback() {
+	chain := r.chain(loopbackChain)
+	r.rule(chain, "tracked, or not to be", hasState(), decided(expr.VerdictAccept))
+	for _, p := range r.cfg.Pool {
+		r.rule(chain, "connections between node sockets are not translated", withinMatch(p), untracked())
+	}
+	for _, which := range []side{destination, source} {
+		r.untrackDirect(chain, which)
+	}
+}
+
+// hasState is "ct state != invalid". Before connection tracking, that is a packet which is marked as untracked, or passed
+// connection tracking on its way to lo.
+func hasState() []expr.Any {
+	return []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(expr.CtStateBitINVALID)},
+	}
+}
+
+// withinMatch compares both addresses of packets of p's family with p.
+func withinMatch(p netip.Prefix) []expr.Any {
+	return append(addrMatch(p, source, expr.CmpOpEq), addrMatch(p, destination, expr.CmpOpEq)[familyMatched:]...)
+}
+
 // addNodeSocket adds the chain for what sockets of containers send.
 func (r ruleset) addNodeSocket() {
 	chain := r.chain(nodeSocketChain)
@@ -61,7 +93,7 @@ func (r ruleset) addNodeSocket() {
 	}
 	for _, p := range r.cfg.Pool { // what has moved here is in another node's prefix
 		r.rule(chain, "connections between node sockets are not translated", indexMatch(expr.MetaKeyOIF, loopbackIndex),
-			addrMatch(p, source, expr.CmpOpEq), addrMatch(p, destination, expr.CmpOpEq)[familyMatched:], untracked())
+			withinMatch(p), untracked())
 	}
 	r.addDirect(chain, guardOut)
 	r.rule(chain, "connections of a container with itself are not translated",

@@ -140,7 +140,12 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	if refill == needSoon && !r.leads { // several ask: it will be needed sooner
 		refill = needNow
 	}
-	defer stocks.request(st, refill)
+	defer func() {
+		if refill != needNot {
+			r.company.giveWay()
+			stocks.request(st, refill)
+		}
+	}()
 	if err != nil {
 		return makeFailure(err), err
 	}

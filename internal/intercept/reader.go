@@ -107,7 +107,7 @@ func (r *reader) read() (finished bool) {
 		}
 		r.handle()
 		r.done()
-		r.breather.breathe()
+		r.breather.breathe(r.company.giveWay)
 		if r.flight.call.ID != 0 {
 			return false // it is the next agent's
 		}

@@ -85,7 +85,7 @@ func (r *refiller) run(ctx context.Context) {
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		breather.breathe()
+		breather.breathe(func() {})
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping

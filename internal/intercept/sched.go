@@ -44,9 +44,10 @@ const (
 	breathless = 4
 )
 
-// breathe is called by the goroutine after each call, when nobody waits for it.
-func (b *breather) breathe() {
+// breathe is called by the goroutine after each call, when nobody waits for it. It calls before before it makes room.
+func (b *breather) breathe(before func()) {
 	if b.due(time.Now()) {
+		before()
 		runtime.Gosched()
 	}
 }
@@ -136,6 +137,14 @@ func homeOf(now unix.CPUSet) unix.CPUSet {
 	}
 	_ = unix.SchedSetaffinity(0, &now) // fails only if the control group has none of them any more: then all is right
 	return now
+}
+
+// giveWay lets a thread that has just been told its socket run before what is not needed for that: the reader is on its
+// processor, and what it wakes would be, too, and may be chosen first.
+func (c *company) giveWay() {
+	if c.stays {
+		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // never fails
+	}
 }
 
 // answered notes how long the caller took to take its socket. The thread may have moved, or the processor may be others'.

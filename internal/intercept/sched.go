@@ -149,11 +149,12 @@ func (c *company) giveWay() {
 
 // answered notes how long the caller took to take its socket. The thread may have moved, or the processor may be others'.
 func (c *company) answered(took time.Duration) {
-	if !c.stays {
-		return
-	}
 	if took < slowAnswer {
 		c.slow = 0
+		return
+	}
+	if !c.stays {
+		c.calls = 0 // an idle processor may have pulled the reader away from the caller before it could tell where it was woken
 		return
 	}
 	if c.slow++; c.slow >= partsAfter || took >= verySlow {

@@ -47,6 +47,11 @@ func TestCompany(t *testing.T) {
 			}
 		}
 		free("at first")
+		for range 10 * companyAfter { // never so many in a row
+			c.received()
+			c.answered(slowAnswer)
+		}
+		free("after slow answers only")
 		stay(companyAfter)
 		for range 2 * partsAfter { // never so many in a row
 			c.answered(slowAnswer)

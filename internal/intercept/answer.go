@@ -140,12 +140,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	if refill == needSoon && !r.leads { // several ask: it will be needed sooner
 		refill = needNow
 	}
-	defer func() {
-		if refill != needNot {
-			r.company.giveWay()
-			stocks.request(st, refill)
-		}
-	}()
+	defer stocks.request(st, refill, r.company.giveWay)
 	if err != nil {
 		return makeFailure(err), err
 	}

@@ -345,7 +345,7 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 // pack puts sockets into a crate, until there are as many as the caller wants, or err.
 func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want traits, caller model.Caller) (packed int, err error) {
 	st, stocks := ep.stock(req.family), &r.srv.refiller
-	defer stocks.request(st, needNow)
+	defer stocks.request(st, needNow, nothing)
 	// The thread is the reader's own, and keeps this: the effective user is root all the same.
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, crateUser, ^uintptr(0), ^uintptr(0)); e != 0 {
 		return 0, fmt.Errorf("become the user of crates: %w", e)

@@ -43,9 +43,9 @@ const (
 	sleeping              // until it is woken
 )
 
-// request queues st if it wants filling, and wakes the refiller if it sleeps, or if it rests and the matter is urgent. It never blocks:
-// if the queue is full the next use of the stock asks again.
-func (r *refiller) request(st *stock, wants need) {
+// request queues st if it wants filling, and wakes the refiller if it sleeps, or if it rests and the matter is urgent; before
+// is called first then. It never blocks: if the queue is full the next use of the stock asks again.
+func (r *refiller) request(st *stock, wants need, before func()) {
 	if r.target == 0 || wants == needNot {
 		return
 	}
@@ -57,14 +57,23 @@ func (r *refiller) request(st *stock, wants need) {
 			return
 		}
 	}
-	doing := phase(r.doing.Load())
-	if doing == filling || doing == resting && wants != needNow {
+	if _, wake := r.mustWake(wants); !wake {
 		return
 	}
-	if r.doing.CompareAndSwap(int32(doing), int32(filling)) { // else somebody else wakes it
+	before()
+	if doing, wake := r.mustWake(wants); wake && r.doing.CompareAndSwap(int32(doing), int32(filling)) { // else somebody else wakes it
 		r.wake()
 	}
 }
+
+// mustWake gives what the refiller does, and reports whether it has to be woken from that.
+func (r *refiller) mustWake(wants need) (doing phase, wake bool) {
+	doing = phase(r.doing.Load())
+	return doing, doing == sleeping || doing == resting && wants == needNow
+}
+
+// nothing is for those who have nothing to do before a wake-up.
+func nothing() {}
 
 // wake makes run look at its queue and its context.
 func (r *refiller) wake() {
@@ -85,7 +94,7 @@ func (r *refiller) run(ctx context.Context) {
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		breather.breathe(func() {})
+		breather.breathe(nothing)
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping

@@ -96,7 +96,7 @@ func (s *Server) tie(l *listener, id model.EndpointID) {
 	ep.users++
 	l.ep.Store(ep)
 	// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
-	s.refiller.request(&ep.v4, needNow)
+	s.refiller.request(&ep.v4, needNow, nothing)
 }
 
 // untie undoes tie, and gives the endpoint if l was its last listener. It is called with mu held.

@@ -142,9 +142,9 @@ func TestStock(t *testing.T) {
 	if _, err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
 		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
 	}
-	r.request(&e.v4, needSoon)
-	r.request(&e.v4, needSoon)
-	r.request(&e.v6, needSoon)
+	r.request(&e.v4, needSoon, nothing)
+	r.request(&e.v4, needSoon, nothing)
+	r.request(&e.v6, needSoon, nothing)
 	if len(r.queue) != 1 || e.v6.queued.Load() {
 		t.Errorf("queue holds %d; a stock that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
 	}
@@ -164,7 +164,7 @@ func TestRefiller(t *testing.T) {
 	e := newEndpoint(testEndpoint)
 	for range 3 {
 		eventually(t, "it sleeps", func() bool { return phase(r.doing.Load()) == sleeping })
-		r.request(&e.v4, needSoon)
+		r.request(&e.v4, needSoon, nothing)
 		eventually(t, "the stock is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
 		for range 6 {
 			if s, _, _, err := r.take(&e.v4, traits{own: self()}); err != nil {
@@ -203,8 +203,8 @@ func TestRefillerIsWoken(t *testing.T) {
 		r := &refiller{target: 4, queue: make(chan *stock, 1), wakeFD: wakeFD}
 		r.doing.Store(int32(c.doing))
 		e := newEndpoint(testEndpoint)
-		r.request(&e.v4, c.wants)
-		r.request(&e.v4, c.wants)
+		r.request(&e.v4, c.wants, nothing)
+		r.request(&e.v4, c.wants, nothing)
 		var count [8]byte
 		_, err := unix.Read(wakeFD, count[:])
 		if err != nil && err != unix.EAGAIN {

@@ -33,9 +33,7 @@ func race(memory, a, b []byte, tries int, try func() string) map[string]int {
 	})
 	counts, end := map[string]int{}, time.Now().Add(patience)
 	for i := 0; (i < tries || len(counts) < 2) && time.Now().Before(end); i++ {
-		if result := try(); result != "EINTR" { // a signal of Go's own runtime: nothing came of it
-			counts[result]++
-		}
+		counts[uninterrupted(try)]++
 	}
 	stop.Store(true)
 	changing.Wait()

@@ -43,13 +43,15 @@ func undo(args []string) {
 		fd = undone()
 		say("reconnect with a long address "+f.name, greeted(fd, connect(fd, append(target, make([]byte, 100)...))))
 		unix.Close(fd)
-		fd = newSocket(f.family)
-		say("fast open "+f.name, greeted(fd, sendFast(fd, target)))
-		unix.Close(fd)
+		say("fast open "+f.name, uninterrupted(func() string {
+			fd := newSocket(f.family)
+			defer unix.Close(fd)
+			return greeted(fd, sendFast(fd, target))
+		}))
 		fd = undone()
 		say("fast open again "+f.name, greeted(fd, sendFast(fd, target)))
 		unix.Close(fd)
-		say("deferred "+f.name, deferred(f.family, addressOf(f.form(allowed), port), target))
+		say("deferred "+f.name, uninterrupted(func() string { return deferred(f.family, addressOf(f.form(allowed), port), target) }))
 	}
 }
 
@@ -69,6 +71,15 @@ func deferred(family int, allowed, target []byte) string {
 		return nameOf(err.(unix.Errno))
 	}
 	return greeting(fd)
+}
+
+// uninterrupted gives the first result of try that is not a signal's: Go's own runtime sends some, and nothing came of it then.
+func uninterrupted(try func() string) string {
+	for {
+		if result := try(); result != "EINTR" {
+			return result
+		}
+	}
 }
 
 // errorOf is errno as an error.

@@ -184,7 +184,7 @@ func (r *reader) note(waited bool) {
 	case r.alone < aloneAfter:
 		r.company.part()
 	default:
-		r.company.received()
+		r.company.received(time.Now())
 	}
 }
 

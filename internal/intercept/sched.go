@@ -68,9 +68,10 @@ func (b *breather) due(now time.Time) bool {
 // idle processor if there is one: two interrupts between processors before the call returns, where there need be none.
 // docs/decisions/0041. The reader's goroutine owns it.
 type company struct {
-	cpu   int // where calls were received
-	calls int // in a row; since the reader stays there, all
-	after int // so many, before the reader stays
+	cpu   int       // where calls were received
+	calls int       // in a row; since the reader stays there, all
+	after int       // so many, before the reader stays
+	since time.Time // when the first of them came
 	stays bool
 	slow  int // answers in a row that took long
 
@@ -85,6 +86,9 @@ const (
 	// companyCalls is how many calls a reader stays for. Then it is woken where the thread is, if that has moved: not every
 	// answer's time is noted, and not everywhere would it tell.
 	companyCalls = 256
+	// companyGap is how far apart calls may be on average. A thread that calls more rarely does something else in between, as
+	// others do on its processor, and its reader had better be free to run on another one.
+	companyGap = 500 * time.Microsecond
 	// companyPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
 	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
 	companyPatience = 10 * time.Millisecond
@@ -95,16 +99,19 @@ const (
 	partsAfter = 3
 )
 
-// received notes that the calling thread received a call of a thread that makes all calls.
-func (c *company) received() {
-	c.calls++
+// received notes that the calling thread received a call, now, of a thread that makes all calls.
+func (c *company) received(now time.Time) {
+	if c.calls++; c.calls == 1 {
+		c.since = now
+	}
+	often := now.Sub(c.since) <= time.Duration(c.calls)*companyGap
 	if c.stays {
-		if c.calls >= companyCalls {
+		if c.calls >= companyCalls || !often {
 			c.rest()
 		}
 		return
 	}
-	if cpu := currentCPU(); cpu != c.cpu || cpu < 0 {
+	if cpu := currentCPU(); cpu != c.cpu || cpu < 0 || !often {
 		c.cpu, c.calls = cpu, 0
 		return
 	}

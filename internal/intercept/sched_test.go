@@ -26,6 +26,11 @@ func TestCompany(t *testing.T) {
 			return now.Count()
 		}
 		var c company
+		clock, gap := time.Now(), companyGap
+		now := func() time.Time {
+			clock = clock.Add(gap)
+			return clock
+		}
 		stay := func(least int) {
 			t.Helper()
 			calls := 0
@@ -34,7 +39,7 @@ func TestCompany(t *testing.T) {
 					t.Error("the reader does not stay")
 					return
 				}
-				c.received()
+				c.received(now())
 			}
 			if calls < least || places() != 1 {
 				t.Errorf("after %d calls, want at least %d, the thread may run on %d processors", calls, least, places())
@@ -48,7 +53,7 @@ func TestCompany(t *testing.T) {
 		}
 		free("at first")
 		for range 10 * companyAfter { // never so many in a row
-			c.received()
+			c.received(now())
 			c.answered(slowAnswer)
 		}
 		free("after slow answers only")
@@ -83,13 +88,23 @@ func TestCompany(t *testing.T) {
 		c.rest()
 		stay(companyAfter)
 		for range companyCalls - 1 {
-			c.received()
+			c.received(now())
 		}
 		if !c.stays {
 			t.Error("the reader left before its time")
 		}
-		c.received()
+		c.received(now())
 		free("after many calls")
+		stay(companyAfter)
+		gap = 2 * companyGap
+		for range companyAfter {
+			c.received(now())
+		}
+		free("when calls are rarer")
+		for range 10 * companyAfter {
+			c.received(now())
+		}
+		free("while calls are rare")
 	})
 }
 

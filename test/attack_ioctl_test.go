@@ -26,8 +26,8 @@ func listDevices(argv ...string) func(*testing.T) string {
 				seen[name] = true
 			}
 		}
-		if !seen["lo"] {
-			t.Fatalf("not even lo is seen:\n%s", out)
+		if len(seen) == 0 {
+			t.Fatalf("no device is seen, not even the container's:\n%s", out)
 		}
 		var foreign []string
 		for name := range seen {

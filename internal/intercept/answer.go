@@ -140,7 +140,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	if refill == needSoon && !r.leads { // several ask: it will be needed sooner
 		refill = needNow
 	}
-	defer stocks.request(st, refill, r.company.giveWay)
+	defer stocks.request(st, refill, r.affinity.letCallerRun)
 	if err != nil {
 		return makeFailure(err), err
 	}
@@ -162,7 +162,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	r.flight.inode = s.inode // before the caller can have it: see finish
 	began := time.Now()
 	number, err := addDescriptor(r.fd, n.ID, s.fd, req.closeOnExec)
-	r.company.answered(time.Since(began))
+	r.affinity.answered(time.Since(began))
 	if err != nil {
 		closeFD(s.fd) // and with it what Admit counted
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)

@@ -37,8 +37,8 @@ type reader struct {
 	flight *flight // the call it answers
 	leads  bool
 
-	breather breather
-	company  company // the leader's only
+	yielder  yielder
+	affinity affinity // the leader's only
 }
 
 // claim says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
@@ -92,7 +92,7 @@ func (r *reader) prepare() bool {
 func (r *reader) read() (finished bool) {
 	r.srv.readers.Add(1)
 	defer r.srv.readers.Add(-1)
-	defer r.company.part() // the thread may be the process's first, which does not end
+	defer r.affinity.unbind() // the thread may be the process's first, which does not end
 	for {
 		end, err := r.next()
 		if err != nil {
@@ -107,7 +107,7 @@ func (r *reader) read() (finished bool) {
 		}
 		r.handle()
 		r.done()
-		r.breather.breathe(r.company.giveWay)
+		r.yielder.yield(r.affinity.letCallerRun)
 		if r.flight.call.ID != 0 {
 			return false // it is the next agent's
 		}
@@ -182,9 +182,9 @@ func (r *reader) note(waited bool) {
 	switch {
 	case !r.leads || !r.syncs:
 	case r.alone < aloneAfter:
-		r.company.part()
+		r.affinity.unbind()
 	default:
-		r.company.received(time.Now())
+		r.affinity.received(time.Now())
 	}
 }
 
@@ -215,8 +215,8 @@ func (r *reader) wait() (waited bool, end end, err error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
 	for {
 		patience := r.patience()
-		if r.company.stays {
-			patience = companyPatience
+		if r.affinity.bound {
+			patience = boundPatience
 		}
 		began := time.Now()
 		n, err := unix.Poll(fds[:], int(patience/time.Millisecond)) // less than 0 is for ever
@@ -224,8 +224,8 @@ func (r *reader) wait() (waited bool, end end, err error) {
 		case err == unix.EINTR:
 		case err != nil:
 			return false, endNot, fmt.Errorf("poll: %w", err)
-		case n == 0 && r.company.stays:
-			r.company.rest()
+		case n == 0 && r.affinity.bound:
+			r.affinity.relax()
 		case n == 0:
 			return true, endIdle, nil
 		case fds[1].Revents != 0:

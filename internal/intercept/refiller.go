@@ -88,13 +88,13 @@ func (r *refiller) run(ctx context.Context) {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
 	defer r.doing.Store(int32(filling)) // nobody need be woken any more
-	var breather breather
+	var yielder yielder
 	for idle := 0; ctx.Err() == nil; idle++ {
 		r.doing.Store(int32(filling))
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		breather.breathe(nothing)
+		yielder.yield(nothing)
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping

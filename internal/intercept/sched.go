@@ -28,110 +28,110 @@ func schedule(policy uint32, nice int32) error {
 	return nil
 }
 
-// breather lets Go reschedule a goroutine that is locked to its thread and makes one system call after the other, at moments
+// yielder lets Go reschedule a goroutine that is locked to its thread and makes one system call after the other, at moments
 // that suit it. Go's monitor thread asks a goroutine that ran for 10 ms to make room, which happens at the next
 // function call, with a caller waiting; and while such a goroutine is in a system call the monitor takes its processor (P) away, and
 // looks again every 20 us for as long as it finds any to take: thousands of wake-ups a second. docs/decisions/0041.
-type breather struct {
+type yielder struct {
 	since time.Time
 	calls int
 }
 
 const (
-	// breathes is less than the 10 ms of runtime.forcePreemptNS, so that the monitor always finds that it happened.
-	breathes = 8 * time.Millisecond
-	// breathless is how many calls in that time are so few that Go may do as it likes.
-	breathless = 4
+	// yieldEvery is less than the 10 ms of runtime.forcePreemptNS, so that the monitor always finds that it happened.
+	yieldEvery = 8 * time.Millisecond
+	// yieldCalls is how many calls in that time are so few that Go may do as it likes.
+	yieldCalls = 4
 )
 
-// breathe is called by the goroutine after each call, when nobody waits for it. It calls before before it makes room.
-func (b *breather) breathe(before func()) {
-	if b.due(time.Now()) {
+// yield is called by the goroutine after each call, when nobody waits for it. It calls before before it makes room.
+func (y *yielder) yield(before func()) {
+	if y.due(time.Now()) {
 		before()
 		runtime.Gosched()
 	}
 }
 
 // due reports whether it is time to make room.
-func (b *breather) due(now time.Time) bool {
-	b.calls++
-	if now.Sub(b.since) < breathes {
+func (y *yielder) due(now time.Time) bool {
+	y.calls++
+	if now.Sub(y.since) < yieldEvery {
 		return false
 	}
-	many := b.calls >= breathless
-	b.since, b.calls = now, 0
+	many := y.calls >= yieldCalls
+	y.since, y.calls = now, 0
 	return many
 }
 
-// company keeps a reader on the processor from which a lone thread makes many calls. The kernel wakes a reader there
+// affinity keeps a reader on the processor from which a lone thread makes many calls. The kernel wakes a reader there
 // (SYNC_WAKE_UP), but when the thread has taken its socket it wakes the reader once more, in the middle of ADDFD, and then on an
 // idle processor if there is one: two interrupts between processors before the call returns, where there need be none.
 // docs/decisions/0041. The reader's goroutine owns it.
-type company struct {
+type affinity struct {
 	cpu   int       // where calls were received
 	calls int       // in a row; since the reader stays there, all
 	after int       // so many, before the reader stays
 	since time.Time // when the first of them came
-	stays bool
+	bound bool
 	slow  int // answers in a row that took long
 
 	before, home unix.CPUSet // where the thread could run when it last went to stay, and what is set for it to run there again
 }
 
 const (
-	// companyAfter is how many calls in a row must have come from one processor before a reader stays there.
-	companyAfter = 8
-	// companyLater bounds how many it must have been after reader and thread have parted again and again because of slow answers.
-	companyLater = 64
-	// companyCalls is how many calls a reader stays for. Then it is woken where the thread is, if that has moved: not every
+	// bindAfter is how many calls in a row must have come from one processor before a reader stays there.
+	bindAfter = 8
+	// bindAfterMost bounds how many it must have been after reader and thread have parted again and again because of slow answers.
+	bindAfterMost = 64
+	// boundCalls is how many calls a reader stays for. Then it is woken where the thread is, if that has moved: not every
 	// answer's time is noted, and not everywhere would it tell.
-	companyCalls = 256
-	// companyGap is how far apart calls may be on average. A thread that calls more rarely does something else in between, as
+	boundCalls = 256
+	// boundGap is how far apart calls may be on average. A thread that calls more rarely does something else in between, as
 	// others do on its processor, and its reader had better be free to run on another one.
-	companyGap = 500 * time.Microsecond
-	// companyPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
+	boundGap = 500 * time.Microsecond
+	// boundPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
 	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
-	companyPatience = 10 * time.Millisecond
+	boundPatience = 10 * time.Millisecond
 	// slowAnswer is how long ADDFD takes when reader and caller are not on the same processor, on machines where that matters.
 	slowAnswer = 30 * time.Microsecond
 	verySlow   = 200 * time.Microsecond
-	// partsAfter is how many answers in a row must have been slow before the reader may run anywhere again.
-	partsAfter = 3
+	// slowAnswers is how many answers in a row must have been slow before the reader may run anywhere again.
+	slowAnswers = 3
 )
 
 // received notes that the calling thread received a call, now, of a thread that makes all calls.
-func (c *company) received(now time.Time) {
-	if c.calls++; c.calls == 1 {
-		c.since = now
+func (a *affinity) received(now time.Time) {
+	if a.calls++; a.calls == 1 {
+		a.since = now
 	}
-	often := now.Sub(c.since) <= time.Duration(c.calls)*companyGap
-	if c.stays {
-		if c.calls >= companyCalls || !often {
-			c.rest()
+	often := now.Sub(a.since) <= time.Duration(a.calls)*boundGap
+	if a.bound {
+		if a.calls >= boundCalls || !often {
+			a.relax()
 		}
 		return
 	}
-	if cpu := currentCPU(); cpu != c.cpu || cpu < 0 || !often {
-		c.cpu, c.calls = cpu, 0
+	if cpu := currentCPU(); cpu != a.cpu || cpu < 0 || !often {
+		a.cpu, a.calls = cpu, 0
 		return
 	}
-	if c.calls >= max(c.after, companyAfter) {
-		c.stay()
+	if a.calls >= max(a.after, bindAfter) {
+		a.bind()
 	}
 }
 
-// stay binds the calling thread to the processor, if it could run on others. An operator may have said where.
-func (c *company) stay() {
-	c.calls, c.slow = 0, 0
+// bind binds the calling thread to the processor, if it could run on others. An operator may have said where.
+func (a *affinity) bind() {
+	a.calls, a.slow = 0, 0
 	var now, only unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &now); err != nil || now.Count() < 2 {
 		return // EINVAL: more processors than a CPUSet has places
 	}
-	if now != c.before {
-		c.before, c.home = now, homeOf(now)
+	if now != a.before {
+		a.before, a.home = now, homeOf(now)
 	}
-	only.Set(c.cpu)
-	c.stays = unix.SchedSetaffinity(0, &only) == nil // else it is where the kernel wants it, as ever
+	only.Set(a.cpu)
+	a.bound = unix.SchedSetaffinity(0, &only) == nil // else it is where the kernel wants it, as ever
 }
 
 // homeOf gives what has to be set for the calling thread to run where it may run now: all processors if it may run on all of its
@@ -146,41 +146,41 @@ func homeOf(now unix.CPUSet) unix.CPUSet {
 	return now
 }
 
-// giveWay lets a thread that has just been told its socket run before what is not needed for that: the reader is on its
+// letCallerRun lets a thread that has just been told its socket run before what is not needed for that: the reader is on its
 // processor, and what it wakes would be, too, and may be chosen first.
-func (c *company) giveWay() {
-	if c.stays {
+func (a *affinity) letCallerRun() {
+	if a.bound {
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // never fails
 	}
 }
 
 // answered notes how long the caller took to take its socket. The thread may have moved, or the processor may be others'.
-func (c *company) answered(took time.Duration) {
+func (a *affinity) answered(took time.Duration) {
 	if took < slowAnswer {
-		c.slow = 0
+		a.slow = 0
 		return
 	}
-	if !c.stays {
-		c.calls = 0 // an idle processor may have pulled the reader away from the caller before it could tell where it was woken
+	if !a.bound {
+		a.calls = 0 // an idle processor may have pulled the reader away from the caller before it could tell where it was woken
 		return
 	}
-	if c.slow++; c.slow >= partsAfter || took >= verySlow {
-		c.part()
-		c.after = min(2*max(c.after, companyAfter), companyLater)
+	if a.slow++; a.slow >= slowAnswers || took >= verySlow {
+		a.unbind()
+		a.after = min(2*max(a.after, bindAfter), bindAfterMost)
 	}
 }
 
-// rest lets the reader run anywhere, because no call came for companyPatience, or all was well for companyCalls.
-func (c *company) rest() {
-	c.part()
-	c.after = companyAfter
+// relax lets the reader run anywhere, because no call came for boundPatience, or all was well for boundCalls.
+func (a *affinity) relax() {
+	a.unbind()
+	a.after = bindAfter
 }
 
-// part lets the reader run again where it could before.
-func (c *company) part() {
-	c.calls = 0
-	if c.stays {
-		c.stays = unix.SchedSetaffinity(0, &c.home) != nil
+// unbind lets the reader run again where it could before.
+func (a *affinity) unbind() {
+	a.calls = 0
+	if a.bound {
+		a.bound = unix.SchedSetaffinity(0, &a.home) != nil
 	}
 }
 

@@ -12,10 +12,10 @@ import (
 )
 
 // A reader stays on the processor it got some calls on, and leaves it when answers take long or none is wanted.
-func TestCompany(t *testing.T) {
+func TestAffinity(t *testing.T) {
 	before := processors(t)
 	if before < 2 {
-		t.Skip("TestCompany: this process may run on one processor only")
+		t.Skip("TestAffinity: this process may run on one processor only")
 	}
 	alone(func() {
 		places := func() int {
@@ -25,8 +25,8 @@ func TestCompany(t *testing.T) {
 			}
 			return now.Count()
 		}
-		var c company
-		clock, gap := time.Now(), companyGap
+		var a affinity
+		clock, gap := time.Now(), boundGap
 		now := func() time.Time {
 			clock = clock.Add(gap)
 			return clock
@@ -34,12 +34,12 @@ func TestCompany(t *testing.T) {
 		stay := func(least int) {
 			t.Helper()
 			calls := 0
-			for ; !c.stays; calls++ { // this thread may be moved meanwhile
+			for ; !a.bound; calls++ { // this thread may be moved meanwhile
 				if calls > 1_000_000 {
 					t.Error("the reader does not stay")
 					return
 				}
-				c.received(now())
+				a.received(now())
 			}
 			if calls < least || places() != 1 {
 				t.Errorf("after %d calls, want at least %d, the thread may run on %d processors", calls, least, places())
@@ -47,69 +47,69 @@ func TestCompany(t *testing.T) {
 		}
 		free := func(when string) {
 			t.Helper()
-			if c.stays || places() != before {
-				t.Errorf("%s: stays %v, on %d processors, want %d", when, c.stays, places(), before)
+			if a.bound || places() != before {
+				t.Errorf("%s: bound %v, on %d processors, want %d", when, a.bound, places(), before)
 			}
 		}
 		free("at first")
-		for range 10 * companyAfter { // never so many in a row
-			c.received(now())
-			c.answered(slowAnswer)
+		for range 10 * bindAfter { // never so many in a row
+			a.received(now())
+			a.answered(slowAnswer)
 		}
 		free("after slow answers only")
-		stay(companyAfter)
-		for range 2 * partsAfter { // never so many in a row
-			c.answered(slowAnswer)
-			c.answered(slowAnswer - 1)
+		stay(bindAfter)
+		for range 2 * slowAnswers { // never so many in a row
+			a.answered(slowAnswer)
+			a.answered(slowAnswer - 1)
 		}
-		if !c.stays {
+		if !a.bound {
 			t.Error("the reader left because of single slow answers")
 		}
-		for range partsAfter {
-			c.answered(slowAnswer)
+		for range slowAnswers {
+			a.answered(slowAnswer)
 		}
 		free("after slow answers")
-		stay(2 * companyAfter)
-		c.answered(verySlow)
+		stay(2 * bindAfter)
+		a.answered(verySlow)
 		free("after one answer that took very long")
-		stay(4 * companyAfter)
-		c.rest()
+		stay(4 * bindAfter)
+		a.relax()
 		free("after a pause")
-		stay(companyAfter)
-		c.part()
+		stay(bindAfter)
+		a.unbind()
 		free("when others call")
 		for range 20 {
-			c.stays = true
-			c.answered(verySlow)
+			a.bound = true
+			a.answered(verySlow)
 		}
-		if c.after != companyLater {
-			t.Errorf("%d calls are wanted after many partings, want %d", c.after, companyLater)
+		if a.after != bindAfterMost {
+			t.Errorf("%d calls are wanted after many partings, want %d", a.after, bindAfterMost)
 		}
-		c.rest()
-		stay(companyAfter)
-		for range companyCalls - 1 {
-			c.received(now())
+		a.relax()
+		stay(bindAfter)
+		for range boundCalls - 1 {
+			a.received(now())
 		}
-		if !c.stays {
+		if !a.bound {
 			t.Error("the reader left before its time")
 		}
-		c.received(now())
+		a.received(now())
 		free("after many calls")
-		stay(companyAfter)
-		gap = 2 * companyGap
-		for range companyAfter {
-			c.received(now())
+		stay(bindAfter)
+		gap = 2 * boundGap
+		for range bindAfter {
+			a.received(now())
 		}
 		free("when calls are rarer")
-		for range 10 * companyAfter {
-			c.received(now())
+		for range 10 * bindAfter {
+			a.received(now())
 		}
 		free("while calls are rare")
 	})
 }
 
 // Where an operator lets the agent run, its readers do, after they stayed with somebody, too.
-func TestCompanyGoesHome(t *testing.T) {
+func TestAffinityGoesHome(t *testing.T) {
 	alone(func() {
 		var all, some unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &all); err != nil {
@@ -129,14 +129,14 @@ func TestCompanyGoesHome(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			var c company
+			var a affinity
 			for range 100 {
-				c.cpu = currentCPU()
-				c.stay()
-				if c.stays != (allowed.Count() > 1) {
-					t.Errorf("on %d processors: the reader stays on one: %v", allowed.Count(), c.stays)
+				a.cpu = currentCPU()
+				a.bind()
+				if a.bound != (allowed.Count() > 1) {
+					t.Errorf("on %d processors: the reader stays on one: %v", allowed.Count(), a.bound)
 				}
-				c.part()
+				a.unbind()
 				var now unix.CPUSet
 				if err := unix.SchedGetaffinity(0, &now); err != nil || now != allowed {
 					t.Errorf("the reader may run on %d processors afterwards, want %d; %v", now.Count(), allowed.Count(), err)
@@ -147,16 +147,16 @@ func TestCompanyGoesHome(t *testing.T) {
 }
 
 // The reader of a thread that calls all the time is where that thread is, and may be anywhere when it stops.
-func TestReaderKeepsCompany(t *testing.T) {
+func TestReaderFollowsCaller(t *testing.T) {
 	if processors(t) < 2 {
-		t.Skip("TestReaderKeepsCompany: this process may run on one processor only")
+		t.Skip("TestReaderFollowsCaller: this process may run on one processor only")
 	}
 	eventually(t, "readers of other tests end", func() bool { return bound(t) == 0 })
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)
 	if s.wake.unsupported.Load() {
-		t.Skip("TestReaderKeepsCompany: the kernel cannot wake readers on their callers' processor (SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, Linux 6.6)")
+		t.Skip("TestReaderFollowsCaller: the kernel cannot wake readers on their callers' processor (SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP, Linux 6.6)")
 	}
 	most := 0
 	for range 100 { // a busy machine moves the caller around
@@ -219,11 +219,11 @@ func bound(t *testing.T) (n int) {
 	return n
 }
 
-// A thread that makes one call after the other breathes before Go's monitor would make it; one that makes few never does.
-func TestBreather(t *testing.T) {
-	var b breather
+// A thread that makes one call after the other yields before Go's monitor would make it; one that makes few never does.
+func TestYielder(t *testing.T) {
+	var b yielder
 	now := time.Now()
-	breaths := func(calls int, every time.Duration) (n int) {
+	yields := func(calls int, every time.Duration) (n int) {
 		for range calls {
 			now = now.Add(every)
 			if b.due(now) {
@@ -233,13 +233,13 @@ func TestBreather(t *testing.T) {
 		return n
 	}
 	const call = 100 * time.Microsecond
-	perBreath := int(breathes / call)
-	breaths(1, call) // since for ever
-	if n := breaths(10*perBreath, call); n != 10 {
-		t.Errorf("%d breaths in %d calls, want one in %d", n, 10*perBreath, perBreath)
+	perYield := int(yieldEvery / call)
+	yields(1, call) // since for ever
+	if n := yields(10*perYield, call); n != 10 {
+		t.Errorf("%d yields in %d calls, want one in %d", n, 10*perYield, perYield)
 	}
-	if n := breaths(100, breathes/2); n != 0 {
-		t.Errorf("%d breaths in 100 calls that are rare, want none", n)
+	if n := yields(100, yieldEvery/2); n != 0 {
+		t.Errorf("%d yields in 100 calls that are rare, want none", n)
 	}
 }
 

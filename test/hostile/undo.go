@@ -37,20 +37,19 @@ func undo(args []string) {
 		say("bind "+f.name, nameOf(bind(fd, addressOf(f.form(node), 0))))
 		unix.Close(fd)
 		target := addressOf(f.form(loopback), port)
-		fd = undone()
-		say("reconnect "+f.name, greeted(fd, connect(fd, target)))
-		unix.Close(fd)
-		fd = undone()
-		say("reconnect with a long address "+f.name, greeted(fd, connect(fd, append(target, make([]byte, 100)...))))
-		unix.Close(fd)
-		say("fast open "+f.name, uninterrupted(func() string {
-			fd := newSocket(f.family)
-			defer unix.Close(fd)
-			return greeted(fd, sendFast(fd, target))
-		}))
-		fd = undone()
-		say("fast open again "+f.name, greeted(fd, sendFast(fd, target)))
-		unix.Close(fd)
+		attempt := func(made func() int, do func(fd int) unix.Errno) string {
+			return uninterrupted(func() string {
+				fd := made()
+				defer unix.Close(fd)
+				return greeted(fd, do(fd))
+			})
+		}
+		say("reconnect "+f.name, attempt(undone, func(fd int) unix.Errno { return connect(fd, target) }))
+		long := append(target[:len(target):len(target)], make([]byte, 100)...)
+		say("reconnect with a long address "+f.name, attempt(undone, func(fd int) unix.Errno { return connect(fd, long) }))
+		fast := func(fd int) unix.Errno { return sendFast(fd, target) }
+		say("fast open "+f.name, attempt(func() int { return newSocket(f.family) }, fast))
+		say("fast open again "+f.name, attempt(undone, fast))
 		say("deferred "+f.name, uninterrupted(func() string { return deferred(f.family, addressOf(f.form(allowed), port), target) }))
 	}
 }

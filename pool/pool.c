@@ -38,6 +38,7 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define CLONE_FILES         0x00000400
 #define CLONE_NEWNET        0x40000000
 #define EINTR               4
+#define EAGAIN              11
 #define EMFILE              24
 #define MAX_ERRNO           4095
 #define PROT_READ_WRITE     3
@@ -47,12 +48,14 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define CRATE_MAGIC 0xb7c15e0d92f64a83UL
 
 #define FIRST_CRATE 4
-#define MAX_CRATE   128
+#define MAX_CRATE   512
 /* A process has a pool after so many sockets within a second. */
 #define BEGIN_AFTER 4
 #define SECOND      1000UL
 /* What is older is not given out: the container's endpoint may be another by now. */
 #define MAX_AGE     (10 * SECOND)
+/* The agent adds sockets to a crate while they are taken from it, for no longer than this. */
+#define PACKING     (SECOND / 4)
 /* A crate that lasts shorter than the first is followed by a larger one, longer than the second by a smaller one. */
 #define SHORT_USE   (SECOND / 4)
 #define LONG_USE    (2 * SECOND)
@@ -216,7 +219,13 @@ static void begin(struct state *s)
 	}
 }
 
-/* Receives a socket from a crate. Gives its number, -1 if there is none, -2 if the process can have no more files. */
+/* What there is instead of a socket's number. */
+#define NONE     (-1) /* none, and none comes any more */
+#define NO_FILES (-2) /* the process can have no more files */
+#define NOT_MINE (-3) /* another user's, of a moment ago */
+#define NOT_YET  (-4) /* none, but the agent may still add some */
+
+/* Receives a socket from a crate. Gives its number, or one of the above. */
 static int receive(int crate, int flags)
 {
 	struct {
@@ -239,12 +248,14 @@ static int receive(int crate, int flags)
 	} m = {(void *)0, 0, 0, &data, 1, &control, sizeof(control), 0, 0};
 	long r = call3(__NR_recvmsg, crate, &m, MSG_DONTWAIT | flags);
 
+	if (r == -EAGAIN)
+		return NOT_YET;
 	if (is_error(r) || r == 0)
-		return -1;
+		return NONE;
 	if (m.control_length >= 20 && control.level == SOL_SOCKET && control.type == SCM_RIGHTS &&
 	    control.number >= 0)
 		return control.number;
-	return m.flags & MSG_CTRUNC ? -2 : -1;
+	return m.flags & MSG_CTRUNC ? NO_FILES : NONE;
 }
 
 /* Whether more than so many milliseconds lie between two times. Another thread's may be ahead. */
@@ -252,9 +263,6 @@ static int passed(u64 from, u64 to, u64 longer)
 {
 	return (long)(to - from) > (long)longer;
 }
-
-/* What take_from gives instead of a socket, besides what receive does. */
-#define NOT_MINE (-3) /* another user's, of a moment ago */
 
 /* Takes a socket for a caller from a slot, as receive. */
 static int take_from(struct slot *c, u32 user, u32 group, u64 time, int flags)
@@ -265,13 +273,13 @@ static int take_from(struct slot *c, u32 user, u32 group, u64 time, int flags)
 	int mine = load(&c->user) == user && load(&c->group) == group;
 
 	if (!full || load(&c->full) != full)
-		return -1;
+		return NONE;
 	if (!mine && !passed(born, time, SECOND))
 		return NOT_MINE;
 	if (mine && !passed(born, time, MAX_AGE)) {
 		if (is_file(number, device, inode)) {
 			got = receive(number, flags);
-			if (got != -1)
+			if (got >= 0 || got == NO_FILES || (got == NOT_YET && !passed(born, time, PACKING)))
 				return got;
 		} else if (load(&c->full) == full) {
 			store(&c->number, -1); /* the program has closed it */
@@ -279,7 +287,7 @@ static int take_from(struct slot *c, u32 user, u32 group, u64 time, int flags)
 	}
 	/* Unless there is another crate by now. */
 	__atomic_compare_exchange_n(&c->full, &full, none, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-	return -1;
+	return NONE;
 }
 
 /* Moves a crate to the number of the slot, or to one below the limit. */
@@ -398,19 +406,19 @@ static int take(struct state *s, int family, int flags)
 	struct family *f = &s->families[family == AF_INET6];
 	u32 user = (u32)call1(__NR_geteuid, 0), group = (u32)call1(__NR_getegid, 0);
 	u64 time = now();
-	int i, empty = -1, got = -1, first = family == AF_INET6 ? SLOTS : 0;
+	int i, empty = -1, got = NONE, first = family == AF_INET6 ? SLOTS : 0;
 	int older = load(&f->slots[1].full) - load(&f->slots[0].full) > 0x7fffffff;
 	long single = -1;
 
 	/* The older crate first, so that none gets old. */
-	for (i = 0; i < SLOTS && got == -1; i++) {
+	for (i = 0; i < SLOTS && (got == NONE || got == NOT_YET); i++) {
 		got = take_from(&f->slots[i ^ older], user, group, time, flags);
-		if (got == -1)
+		if (got == NONE)
 			empty = i ^ older;
 	}
-	if (got == -2)
+	if (got == NO_FILES)
 		make_room(s, time);
-	if (got < -1)
+	if (got == NO_FILES || got == NOT_MINE || (got < 0 && empty < 0))
 		return -1;
 	/* A second crate is for processes that use one up in less than a moment. */
 	if (got >= 0 && (empty < 0 || passed(load(&f->filled), time, SHORT_USE)))

@@ -26,10 +26,14 @@ import (
 const crateMagic = 0xb7c1_5e0d_92f6_4a83
 
 const (
-	// maxCrate is how many sockets a crate can have. A caller waits for some 10 us for each.
-	maxCrate = 128
+	// maxCrate is how many sockets are put into a crate.
+	maxCrate = 512
 	// maxCrates is how many crates a listener's programs may hold: a process holds one or two. The agent pays for their memory.
 	maxCrates = 64
+	// maxCrated is how many sockets are put into the crates that a listener's programs hold.
+	maxCrated = 8192
+	// crateBytes is the buffer of a crate: the kernel counts less than 1 kB for each socket under way.
+	crateBytes = 2 * maxCrate << 10
 	// crateUser is the user whose sockets the kernel counts as being under way in crates: it refuses to send more than a
 	// process may have open (ETOOMANYREFS) to all of a user's processes together, and root's may be in other containers.
 	crateUser = math.MaxUint32 - 4871
@@ -49,6 +53,12 @@ type crate struct {
 	inode uint64
 	name  *unix.SockaddrUnix // of the container's end, in the namespace of crates
 	own   int                // the agent's end
+	most  int                // sockets that are put into it
+}
+
+func (c crate) close() {
+	closeFD(c.fd)
+	closeFD(c.own)
 }
 
 // crateMaker makes empty crates, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
@@ -59,6 +69,7 @@ type crateMaker struct {
 	ready    atomic.Bool
 	netns    atomic.Uint64                               // inode of the namespace, 0 before there is one
 	requests chan func(listener int, name unix.Sockaddr) // run on the maker's thread
+	spare    chan crate                                  // one made ahead: to wait for the maker's thread takes longer than to answer
 }
 
 // begin starts the maker, unless it runs. Until it is ready there are no crates.
@@ -67,7 +78,7 @@ func (m *crateMaker) begin(s *Server) {
 		return
 	}
 	m.once.Do(func() {
-		m.requests = make(chan func(int, unix.Sockaddr))
+		m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan crate, 1)
 		ended := make(chan struct{})
 		if !s.start(func() { <-ended }) {
 			return
@@ -110,12 +121,36 @@ func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error
 		return fmt.Errorf("name of the listener: %w", err)
 	}
 	m.ready.Store(true)
+	m.serve(ctx, fd, name)
+	return nil
+}
+
+// serve does what it is asked for and sees to it that there is a spare crate, until ctx is done.
+func (m *crateMaker) serve(ctx context.Context, listener int, name unix.Sockaddr) {
+	var next crate
+	var err error
+	var spare chan<- crate // nil while next is none
 	for {
+		if spare == nil {
+			if next, err = newCrate(listener, name); err == nil { // else who needs one asks, and hears why not
+				spare = m.spare
+			}
+		}
 		select {
 		case <-ctx.Done():
-			return nil
+			if spare != nil {
+				next.close()
+			}
+			select {
+			case c := <-m.spare:
+				c.close()
+			default:
+			}
+			return
+		case spare <- next:
+			spare = nil
 		case f := <-m.requests:
-			f(fd, name)
+			f(listener, name)
 		}
 	}
 }
@@ -167,9 +202,10 @@ func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
 	}
 	// Nothing comes back from the container.
 	if err = unix.Shutdown(c.own, unix.SHUT_RD); err == nil {
-		if at, ok := peer.(*unix.SockaddrUnix); !ok || at.Name != c.name.Name {
-			err = errors.New("another crate's connection")
-		}
+		err = unix.SetsockoptInt(c.own, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, crateBytes)
+	}
+	if at, ok := peer.(*unix.SockaddrUnix); err == nil && (!ok || at.Name != c.name.Name) {
+		err = errors.New("another crate's connection")
 	}
 	if err != nil {
 		closeFD(c.own)
@@ -209,6 +245,11 @@ func (m *crateMaker) get(ctx context.Context) (c crate, ok bool) {
 	if !m.ready.Load() {
 		return c, false
 	}
+	select {
+	case c = <-m.spare:
+		return c, true
+	default:
+	}
 	err := errServerCloses
 	m.do(ctx, func(listener int, name unix.Sockaddr) { c, err = newCrate(listener, name) })
 	return c, err == nil
@@ -247,13 +288,31 @@ type shelf struct {
 	crates []crate
 }
 
-// room forgets the crates that were closed and reports whether the programs may have another one. Readers that ask at the
-// same time may add one each.
-func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
+// room forgets the crates that were closed and tells how many sockets another one may have; 0 if the programs may have no other
+// one. Readers that ask at the same time may add one each.
+func (s *shelf) room(ctx context.Context, m *crateMaker) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err := s.forget(ctx, m); err != nil {
+		return 0
+	}
+	if !model.ProtectCrates.On() {
+		return maxCrate
+	}
+	if len(s.crates) >= maxCrates {
+		return 0
+	}
+	left := maxCrated
+	for _, c := range s.crates {
+		left -= c.most
+	}
+	return max(left, 0)
+}
+
+// forget forgets the crates that were closed. The caller holds mu.
+func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
 	if len(s.crates) == 0 {
-		return true
+		return nil
 	}
 	ends := make([]unix.PollFd, len(s.crates))
 	for i, c := range s.crates {
@@ -264,7 +323,7 @@ func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
 		_, err = unix.Poll(ends, 0)
 	}
 	if err != nil {
-		return false
+		return err
 	}
 	var open, hungUp []crate
 	for i, c := range s.crates {
@@ -278,7 +337,7 @@ func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
 		open = append(open, m.held(ctx, hungUp)...)
 	}
 	s.crates = open
-	return len(open) < maxCrates || !model.ProtectCrates.On()
+	return nil
 }
 
 // add notes a crate that the container gets.
@@ -302,21 +361,26 @@ func (l *listener) mayHaveCrates() bool {
 	return l.state.State.Annotations[model.AnnotationSocketPool] == "true"
 }
 
-// giveCrate answers a call with a crate. done is false if the caller gets a single socket instead: it does not ask for a
-// crate, may have none, or there is none.
+// giveCrate answers a call with a crate that has a few sockets in it; the refiller adds the rest. done is false if the caller
+// gets a single socket instead: it does not ask for a crate, may have none, or there is none.
 func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
+	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() {
+		return false, failNone, nil
+	}
+	most := min(req.crate, r.crates.room(r.srv.ctx, &r.srv.crates))
+	if most == 0 {
 		return false, failNone, nil
 	}
 	c, ok := r.srv.crates.get(r.srv.ctx)
 	if !ok {
 		return false, failNone, nil
 	}
-	want.nonblock = false // the program's own to set, on each
-	packed, err := r.pack(n, req, c, ep, want, caller)
+	c.most = most
+	p := &packing{crate: c.own, endpoint: ep, family: req.family, want: want, left: most}
+	p.want.nonblock = false // the program's own to set, on each
+	packed, err := r.packFirst(n, p, caller)
 	if packed == 0 {
-		closeFD(c.fd)
-		closeFD(c.own)
+		c.close()
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
 			why, err = r.leaveAlone(n, failForeignNetns, errForeignNetns)
@@ -327,6 +391,7 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 		return false, failNone, nil // a single socket fails for the same reason, or does not
 	}
 	r.crates.add(c)
+	defer r.srv.refiller.pack(p, err == nil, r.affinity.letCallerRun)
 	r.flight.inode = c.inode
 	number, err := addDescriptor(r.fd, n.ID, c.fd, true)
 	closeFD(c.fd) // before the caller goes on: as in give
@@ -342,20 +407,20 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 	return true, failNone, nil
 }
 
-// pack puts sockets into a crate, until there are as many as the caller wants, or err.
-func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want traits, caller model.Caller) (packed int, err error) {
-	st, stocks := ep.stock(req.family), &r.srv.refiller
+// packFirst puts the sockets into a crate that its caller waits for. They are compared with the caller as single ones are.
+func (r *reader) packFirst(n *notification, p *packing, caller model.Caller) (packed int, err error) {
+	st, stocks := p.endpoint.stock(p.family), &r.srv.refiller
 	defer stocks.request(st, needNow, nothing)
-	// The thread is the reader's own, and keeps this: the effective user is root all the same.
-	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, crateUser, ^uintptr(0), ^uintptr(0)); e != 0 {
-		return 0, fmt.Errorf("become the user of crates: %w", e)
+	// The thread is the reader's own, and keeps this.
+	if err := becomeCrateUser(); err != nil {
+		return 0, err
 	}
-	for ; packed < req.crate; packed++ {
-		s, _, _, err := stocks.take(st, want)
+	for packed < packedFirst && p.left > 0 {
+		s, _, _, err := stocks.take(st, p.want)
 		if err != nil {
 			return packed, err
 		}
-		if err := r.admit(n, st, &s, &want, caller); err != nil {
+		if err := r.admit(n, st, &s, &p.want, caller); err != nil {
 			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
 				stocks.giveBack(st, s)
 			} else {
@@ -363,11 +428,10 @@ func (r *reader) pack(n *notification, req request, c crate, ep *endpoint, want 
 			}
 			return packed, err
 		}
-		err = unix.Sendmsg(c.own, []byte{0}, unix.UnixRights(s.fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		closeFD(s.fd) // the crate has it, or, with what Admit counted, nobody
-		if err != nil {
-			return packed, fmt.Errorf("pack socket: %w", err)
+		if err := p.put(s); err != nil {
+			return packed, err
 		}
+		packed++
 	}
 	return packed, nil
 }

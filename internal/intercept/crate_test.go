@@ -92,7 +92,7 @@ func passFile() outcome {
 // takeFromCrate gives -1 when nothing is left.
 func takeFromCrate(crate int) (int, error) {
 	data, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(crate, data, oob, unix.MSG_DONTWAIT)
+	_, n, _, _, err := unix.Recvmsg(crate, data, oob, 0) // the agent says when nothing comes any more
 	if err != nil || n == 0 {
 		return -1, err
 	}
@@ -236,9 +236,9 @@ func TestCratesAreBounded(t *testing.T) {
 			t.Fatalf("one crate more: %+v, want a single socket", o)
 		}
 	}
-	if got := s.Stats(); got.Crated != 20*maxCrates || quota.Load() != 100-3 {
-		t.Errorf("%+v, quota left %d", got, quota.Load())
-	}
+	eventually(t, "full crates, and what they left of the quota", func() bool {
+		return s.Stats().Crated == 20*maxCrates && quota.Load() == 100-3
+	})
 	if o := c.do(command{Op: "pass"}); o.Errno != 0 {
 		t.Errorf("root passes a file while %d are in crates: %v", 20*maxCrates, unix.Errno(o.Errno))
 	}
@@ -254,6 +254,24 @@ func TestCratesAreBounded(t *testing.T) {
 	}
 	if o := askCrate(c, unix.AF_INET, 10); unix.Errno(o.Errno) != unix.ENFILE {
 		t.Errorf("%+v: want the errno of the quota", o)
+	}
+}
+
+// TestCratedAreBounded: large crates are fewer, whether their programs take from them or not.
+func TestCratedAreBounded(t *testing.T) {
+	s, c, _ := crateServer(t, &testMaker{}, "")
+	for i := range maxCrated / maxCrate {
+		if o := c.do(command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: maxCrate, Signals: true}); o.Errno != 0 || o.Protocol != 0 {
+			t.Fatalf("crate %d: %+v", i, o)
+		}
+	}
+	if o := askCrate(c, unix.AF_INET, 1); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
+		t.Errorf("one socket more: %+v, want a single one", o)
+	}
+	eventually(t, "full crates", func() bool { return s.Stats().Crated == maxCrated })
+	c.do(command{Op: "crate", Threads: 1})
+	if o := askCrate(c, unix.AF_INET, maxCrate); o.OK != maxCrate {
+		t.Errorf("after all were closed: %+v, want a full crate", o)
 	}
 }
 

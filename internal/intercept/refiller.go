@@ -15,15 +15,20 @@ import (
 // refiller makes sockets ahead of need. One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
 // threads only queue stocks. (A goroutine that waits for a channel and is locked to a thread takes two other threads to wake.)
 type refiller struct {
-	log    *slog.Logger
-	maker  SocketMaker
-	target int          // sockets a stock is filled up to; 0 turns stocks off
-	max    int64        // ready sockets of all stocks together
-	total  atomic.Int64 // sockets in stocks, or being made for one
-	queue  chan *stock
-	wakeFD int          // eventfd; written to when the refiller has to look at its queue now, or to end
-	doing  atomic.Int32 // what run does: a phase
-	failed func(model.EndpointID, error)
+	log     *slog.Logger
+	maker   SocketMaker
+	target  int          // sockets a stock is filled up to; 0 turns stocks off
+	max     int64        // ready sockets of all stocks together
+	total   atomic.Int64 // sockets in stocks, or being made for one
+	queue   chan *stock
+	wakeFD  int          // eventfd; written to when the refiller has to look at its queue now, or to end
+	doing   atomic.Int32 // what run does: a phase
+	yielder yielder      // run's own
+	failed  func(model.EndpointID, error)
+
+	crates   chan *packing  // that readers gave to programs
+	packings []*packing     // those it adds sockets to by turns; run's own
+	packed   *atomic.Uint64 // counts what it put into crates
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it
@@ -43,8 +48,8 @@ const (
 	sleeping              // until it is woken
 )
 
-// request queues st if it wants filling, and wakes the refiller if it sleeps, or if it rests and the matter is urgent; before
-// is called first then. It never blocks: if the queue is full the next use of the stock asks again.
+// request queues st if it wants filling, and rouses the refiller. It never blocks: if the queue is full the next use of the stock
+// asks again.
 func (r *refiller) request(st *stock, wants need, before func()) {
 	if r.target == 0 || wants == needNot {
 		return
@@ -57,6 +62,11 @@ func (r *refiller) request(st *stock, wants need, before func()) {
 			return
 		}
 	}
+	r.rouse(wants, before)
+}
+
+// rouse wakes the refiller if it sleeps, or if it rests and the matter is urgent; before is called first then.
+func (r *refiller) rouse(wants need, before func()) {
 	if _, wake := r.mustWake(wants); !wake {
 		return
 	}
@@ -87,14 +97,16 @@ func (r *refiller) run(ctx context.Context) {
 	if err := yieldToAll(); err != nil {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}
+	if err := becomeCrateUser(); err != nil {
+		r.log.Warn("sockets in crates count as root's under way", "err", err)
+	}
 	defer r.doing.Store(int32(filling)) // nobody need be woken any more
-	var yielder yielder
 	for idle := 0; ctx.Err() == nil; idle++ {
 		r.doing.Store(int32(filling))
 		if r.fillQueued(ctx) {
 			idle = 0
 		}
-		yielder.yield(nothing)
+		r.yielder.yield(nothing)
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping
@@ -129,7 +141,7 @@ func (r *refiller) wait(doing phase) error {
 	return err
 }
 
-// fillQueued fills the stocks on the queue and reports whether that took a socket.
+// fillQueued fills the stocks on the queue, then the crates, and reports whether that took a socket.
 func (r *refiller) fillQueued(ctx context.Context) (made bool) {
 	for ctx.Err() == nil {
 		select {
@@ -141,7 +153,11 @@ func (r *refiller) fillQueued(ctx context.Context) (made bool) {
 			}
 			made = made || n > 0
 		default:
-			return made
+			if !r.packSome(ctx) {
+				return made
+			}
+			made = true
+			r.yielder.yield(nothing)
 		}
 	}
 	return made

@@ -154,6 +154,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	}
 	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
 	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
+	s.refiller.crates, s.refiller.packed = make(chan *packing, refillQueueCapacity), &s.counters.crated
 	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {
 		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
@@ -303,6 +304,7 @@ func (s *Server) Close() {
 	endpoints := s.endpoints
 	s.endpoints = nil
 	s.mu.Unlock()
+	s.refiller.endPackings()
 	for _, e := range endpoints {
 		s.refiller.drop(e)
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the program's TCP sockets from a crate
- * of many, which the agent fills at once, instead of asking for each by a trapped socket().
+ * of many, which the agent fills while they are taken from it, instead of asking for each by a trapped socket().
  * docs/decisions/0038-sockets-by-the-crate.md says why it is like this, internal/intercept/crate.go is the agent's side.
  *
  * The file works under any C library: it makes its system calls itself and needs of the library where errno is. Nothing
@@ -427,7 +427,9 @@ static int take(struct state *s, int family, int flags)
 		return got;
 	if ((long)(time - load(&s->refused_until)) < 0 || swap(&s->filling, 1))
 		return got;
-	single = fill(s, f, &f->slots[empty], first + empty, family, user, group, time);
+	/* Another thread may have filled it since: that crate must not be replaced. */
+	if (!load(&f->slots[empty].full))
+		single = fill(s, f, &f->slots[empty], first + empty, family, user, group, time);
 	if (got < 0 && single < 0)
 		got = take_from(&f->slots[empty], user, group, time, flags);
 	store(&s->filling, 0);

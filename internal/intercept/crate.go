@@ -28,10 +28,9 @@ const crateMagic = 0xb7c1_5e0d_92f6_4a83
 const (
 	// maxCrate is how many sockets are put into a crate.
 	maxCrate = 512
-	// maxCrates is how many crates a listener's programs may hold: a process holds one or two. The agent pays for their memory.
+	// maxCrates is how many crates a listener's programs may hold, full or empty: a process holds up to two of each family. The
+	// agent pays for their memory; the sockets in them are bounded as all others are (Admit).
 	maxCrates = 64
-	// maxCrated is how many sockets are put into the crates that a listener's programs hold.
-	maxCrated = 8192
 	// crateBytes is the buffer of a crate: the kernel counts less than 1 kB for each socket under way.
 	crateBytes = 2 * maxCrate << 10
 	// crateUser is the user whose sockets the kernel counts as being under way in crates: it refuses to send more than a
@@ -53,7 +52,7 @@ type crate struct {
 	inode uint64
 	name  *unix.SockaddrUnix // of the container's end, in the namespace of crates
 	own   int                // the agent's end
-	most  int                // sockets that are put into it
+	done  *atomic.Bool       // nothing will be put into it any more
 }
 
 func (c crate) close() {
@@ -288,25 +287,15 @@ type shelf struct {
 	crates []crate
 }
 
-// room forgets the crates that were closed and tells how many sockets another one may have; 0 if the programs may have no other
-// one. Readers that ask at the same time may add one each.
-func (s *shelf) room(ctx context.Context, m *crateMaker) int {
+// room forgets the crates that were closed and reports whether the programs may have another one. Readers that ask at the
+// same time may add one each.
+func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.forget(ctx, m); err != nil {
-		return 0
+		return false
 	}
-	if !model.ProtectCrates.On() {
-		return maxCrate
-	}
-	if len(s.crates) >= maxCrates {
-		return 0
-	}
-	left := maxCrated
-	for _, c := range s.crates {
-		left -= c.most
-	}
-	return max(left, 0)
+	return len(s.crates) < maxCrates || !model.ProtectCrates.On()
 }
 
 // forget forgets the crates that were closed. The caller holds mu.
@@ -327,7 +316,8 @@ func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
 	}
 	var open, hungUp []crate
 	for i, c := range s.crates {
-		if ends[i].Revents&unix.POLLHUP != 0 {
+		// What the refiller has still to look at counts, too: else its work would have no bound.
+		if ends[i].Revents&unix.POLLHUP != 0 && c.done.Load() {
 			hungUp = append(hungUp, c)
 		} else {
 			open = append(open, c)
@@ -340,7 +330,8 @@ func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
 	return nil
 }
 
-// add notes a crate that the container gets.
+// add notes a crate that the container gets. The shelf closes the agent's end when the program has closed its own, which may be as
+// soon as it has it.
 func (s *shelf) add(c crate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -364,23 +355,18 @@ func (l *listener) mayHaveCrates() bool {
 // giveCrate answers a call with a crate that has a few sockets in it; the refiller adds the rest. done is false if the caller
 // gets a single socket instead: it does not ask for a crate, may have none, or there is none.
 func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() {
+	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
 		return false, failNone, nil
 	}
-	most := min(req.crate, r.crates.room(r.srv.ctx, &r.srv.crates))
-	if most == 0 {
-		return false, failNone, nil
-	}
-	c, ok := r.srv.crates.get(r.srv.ctx)
+	want.nonblock = false // the program's own to set, on each
+	c, p, ok := r.newPacking(&packing{endpoint: ep, family: req.family, want: want, left: req.crate})
 	if !ok {
 		return false, failNone, nil
 	}
-	c.most = most
-	p := &packing{crate: c.own, endpoint: ep, family: req.family, want: want, left: most}
-	p.want.nonblock = false // the program's own to set, on each
 	packed, err := r.packFirst(n, p, caller)
 	if packed == 0 {
 		c.close()
+		closeFD(p.crate)
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
 			why, err = r.leaveAlone(n, failForeignNetns, errForeignNetns)
@@ -405,6 +391,20 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 	r.srv.counters.crates.Add(1)
 	r.srv.counters.crated.Add(uint64(packed))
 	return true, failNone, nil
+}
+
+// newPacking gives an empty crate, and p for it.
+func (r *reader) newPacking(p *packing) (c crate, _ *packing, ok bool) {
+	if c, ok = r.srv.crates.get(r.srv.ctx); !ok {
+		return c, p, false
+	}
+	c.done = &p.done
+	var err error
+	if p.crate, err = unix.FcntlInt(uintptr(c.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		c.close()
+		return c, p, false
+	}
+	return c, p, true
 }
 
 // packFirst puts the sockets into a crate that its caller waits for. They are compared with the caller as single ones are.

@@ -257,24 +257,6 @@ func TestCratesAreBounded(t *testing.T) {
 	}
 }
 
-// TestCratedAreBounded: large crates are fewer, whether their programs take from them or not.
-func TestCratedAreBounded(t *testing.T) {
-	s, c, _ := crateServer(t, &testMaker{}, "")
-	for i := range maxCrated / maxCrate {
-		if o := c.do(command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: maxCrate, Signals: true}); o.Errno != 0 || o.Protocol != 0 {
-			t.Fatalf("crate %d: %+v", i, o)
-		}
-	}
-	if o := askCrate(c, unix.AF_INET, 1); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
-		t.Errorf("one socket more: %+v, want a single one", o)
-	}
-	eventually(t, "full crates", func() bool { return s.Stats().Crated == maxCrated })
-	c.do(command{Op: "crate", Threads: 1})
-	if o := askCrate(c, unix.AF_INET, maxCrate); o.OK != maxCrate {
-		t.Errorf("after all were closed: %+v, want a full crate", o)
-	}
-}
-
 // TestCrateAfterRestart: the next agent knows who may have crates.
 func TestCrateAfterRestart(t *testing.T) {
 	needRoot(t)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,11 +22,13 @@ const (
 // packing is a crate whose program takes sockets from it while the refiller adds to it. It belongs to the reader that gives the
 // crate, then to the refiller.
 type packing struct {
-	crate    int // the agent's end; the refiller has a descriptor of its own for it
+	// crate is a descriptor of its own for the agent's end: the other one is closed when the program has closed the crate.
+	crate    int
 	endpoint *endpoint
 	family   int
 	want     traits
-	left     int // sockets still to be put into it
+	left     int         // sockets still to be put into it
+	done     atomic.Bool // nothing will be put into it any more; set once
 }
 
 // put puts a socket that has been admitted into the crate, which has it then, or, with what Admit counted, nobody.
@@ -42,6 +46,19 @@ func (p *packing) put(s socket) error {
 // agent was killed, finds the end of the connection, or stops waiting.
 func (p *packing) end() {
 	_ = unix.Sendmsg(p.crate, []byte{0}, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	p.close()
+}
+
+func (p *packing) close() {
+	closeFD(p.crate)
+	p.done.Store(true)
+}
+
+// closed reports whether the program has closed the crate.
+func (p *packing) closed() bool {
+	ends := [1]unix.PollFd{{Fd: int32(p.crate)}}
+	_, err := unix.Poll(ends[:], 0)
+	return err == nil && ends[0].Revents&unix.POLLHUP != 0
 }
 
 // becomeCrateUser makes the calling thread's the sockets that it has under way in crates. Its effective user stays root.
@@ -58,23 +75,16 @@ func (r *refiller) pack(p *packing, more bool, before func()) {
 		p.end()
 		return
 	}
-	// The listener closes its own when the program has closed the crate.
-	own, err := unix.FcntlInt(uintptr(p.crate), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		p.end()
-		return
-	}
-	p.crate = own
 	select {
 	case r.crates <- p:
 		r.rouse(needNow, before)
 	default:
 		p.end()
-		closeFD(own)
 	}
 }
 
-// packSome adds some sockets to the crate whose turn it is. It reports false if there is none.
+// packSome adds some sockets to the crate whose turn it is: the one that has waited longest, but, if there are others, none of the
+// endpoint that had the last turn. It reports false if there is none.
 func (r *refiller) packSome(ctx context.Context) bool {
 	for more := true; more; {
 		select {
@@ -87,23 +97,29 @@ func (r *refiller) packSome(ctx context.Context) bool {
 	if len(r.packings) == 0 {
 		return false
 	}
-	p := r.packings[0]
-	r.packings = r.packings[1:]
-	if err := r.packInto(ctx, p); err != nil || p.left == 0 {
-		p.end()
-		closeFD(p.crate)
-		// A program that closed its crate, and one that has all it may have, gets to know when it asks again.
-		if err != nil && !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, model.ErrSocketQuota) {
-			r.failed(p.endpoint.id, err)
-		}
+	next := max(slices.IndexFunc(r.packings, func(p *packing) bool { return p.endpoint != r.lastPacked }), 0)
+	p := r.packings[next]
+	r.lastPacked = p.endpoint
+	r.packings = slices.Delete(r.packings, next, next+1)
+	err := r.packInto(ctx, p)
+	if err == nil && p.left > 0 {
+		r.packings = append(r.packings, p)
 		return true
 	}
-	r.packings = append(r.packings, p)
+	// A program that has all it may have gets to know when it asks again.
+	if err != nil && !errors.Is(err, model.ErrSocketQuota) && !p.closed() {
+		r.failed(p.endpoint.id, err)
+	}
+	p.end()
 	return true
 }
 
 // packInto adds some sockets to a crate. The caller who asked for them was compared when the first ones were packed.
 func (r *refiller) packInto(ctx context.Context, p *packing) error {
+	if p.closed() {
+		p.left = 0
+		return nil
+	}
 	packed := uint64(0)
 	defer func() { r.packed.Add(packed) }()
 	for ; packed < packedAtATime && p.left > 0 && ctx.Err() == nil; packed++ {
@@ -132,13 +148,13 @@ func (r *refiller) packInto(ctx context.Context, p *packing) error {
 // endPackings gives up the crates that are being packed: the end of the connection tells their programs.
 func (r *refiller) endPackings() {
 	for _, p := range r.packings {
-		closeFD(p.crate)
+		p.close()
 	}
 	r.packings = nil
 	for {
 		select {
 		case p := <-r.crates:
-			closeFD(p.crate)
+			p.close()
 		default:
 			return
 		}

@@ -1,11 +1,13 @@
 package intercept
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -22,11 +24,15 @@ func testPacking(t *testing.T, m *testMaker, n int) (r *refiller, p *packing, pr
 	}
 	t.Cleanup(func() { closeFD(pair[0]); closeFD(pair[1]) })
 	r = &refiller{
-		maker: m, crates: make(chan *packing, 2), packed: new(atomic.Uint64),
+		maker: m, crates: make(chan *packing, 4), packed: new(atomic.Uint64),
 		failed: func(_ model.EndpointID, err error) { *failures = append(*failures, err) },
 	}
 	r.doing.Store(int32(filling)) // nobody need be woken
-	return r, &packing{crate: pair[0], endpoint: newEndpoint(testEndpoint), family: unix.AF_INET, want: traits{own: self()}, left: n}, pair[1], failures
+	own, err := unix.FcntlInt(uintptr(pair[0]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, &packing{crate: own, endpoint: newEndpoint(testEndpoint), family: unix.AF_INET, want: traits{own: self()}, left: n}, pair[1], failures
 }
 
 // inCrate takes what is there: how many sockets, and whether the agent said that no more come.
@@ -79,6 +85,25 @@ func TestPackingTakesTurns(t *testing.T) {
 	}
 }
 
+// TestPackingIsFair: an endpoint with many crates has no more turns than one with a single crate.
+func TestPackingIsFair(t *testing.T) {
+	r, one, ofOne, _ := testPacking(t, &testMaker{}, 3*packedAtATime)
+	neighbour := newEndpoint(testEndpoint + 1)
+	for range 3 {
+		_, other, _, _ := testPacking(t, &testMaker{}, 9*packedAtATime)
+		other.endpoint = neighbour
+		r.pack(other, true, nothing)
+	}
+	r.pack(one, true, nothing)
+	for range 6 {
+		r.packSome(t.Context())
+	}
+	if n, ended := inCrate(t, ofOne); n != 3*packedAtATime || !ended {
+		t.Errorf("%d sockets in three of six turns, ended %v", n, ended)
+	}
+	r.endPackings()
+}
+
 // TestPackingEnds: a program hears it when no more sockets come, whatever the reason.
 func TestPackingEnds(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -127,6 +152,51 @@ func TestPackingEnds(t *testing.T) {
 			if _, err := unix.FcntlInt(uintptr(p.crate), unix.F_GETFD, 0); !errors.Is(err, unix.EBADF) {
 				t.Errorf("the %s one's descriptor is still open: %v", name, err)
 			}
+			if !p.done.Load() {
+				t.Errorf("the %s one is not done", name)
+			}
 		}
 	})
+}
+
+// TestPackingClosedAtOnce: a program may close its crate as soon as it has it, before the refiller has begun. What is packed then must
+// not go to whatever has the number of the agent's end by that time: another container's crate, perhaps.
+func TestPackingClosedAtOnce(t *testing.T) {
+	refiller, p, _, failures := testPacking(t, &testMaker{}, packedAtATime)
+	closeFD(p.crate)
+	listening, err := unixSocket(unix.SOCK_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeFD(listening)
+	name, err := unix.Getsockname(listening)
+	if err := errors.Join(err, unix.Listen(listening, 4)); err != nil {
+		t.Fatal(err)
+	}
+	r := &reader{listener: newListener(&Server{}, -1, specs.ContainerProcessState{})}
+	m := &r.srv.crates
+	m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan crate, 1)
+	m.ready.Store(true)
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan struct{})
+	go func() { defer close(served); m.serve(ctx, listening, name) }()
+	defer func() { stop(); <-served }()
+
+	r.srv.ctx = ctx
+	c, _, ok := r.newPacking(p)
+	if !ok || p.crate == c.own {
+		t.Fatalf("%v, packing has descriptor %d and the listener %d", ok, p.crate, c.own)
+	}
+	r.crates.add(c)
+	closeFD(c.fd)
+	if !r.crates.room(ctx, m) || len(r.crates.crates) != 1 {
+		t.Errorf("%d crates count while one is to be packed still", len(r.crates.crates))
+	}
+	refiller.pack(p, true, nothing)
+	if !refiller.packSome(ctx) || refiller.packSome(ctx) || refiller.packed.Load() != 0 || len(*failures) != 0 {
+		t.Errorf("%d sockets packed, failures %v; want none for a crate that was closed", refiller.packed.Load(), *failures)
+	}
+	if !r.crates.room(ctx, m) || len(r.crates.crates) != 0 {
+		t.Errorf("%d crates count after all were closed and packed", len(r.crates.crates))
+	}
 }

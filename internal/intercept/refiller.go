@@ -12,7 +12,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// refiller makes sockets ahead of need. One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
+// refiller makes sockets ahead of need: for stocks and, when those are full, for crates (packing.go). One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
 // threads only queue stocks. (A goroutine that waits for a channel and is locked to a thread takes two other threads to wake.)
 type refiller struct {
 	log     *slog.Logger
@@ -26,9 +26,10 @@ type refiller struct {
 	yielder yielder      // run's own
 	failed  func(model.EndpointID, error)
 
-	crates   chan *packing  // that readers gave to programs
-	packings []*packing     // those it adds sockets to by turns; run's own
-	packed   *atomic.Uint64 // counts what it put into crates
+	crates     chan *packing  // that readers gave to programs
+	packings   []*packing     // those it adds sockets to by turns; run's own
+	lastPacked *endpoint      // whose crate had the last turn; run's own
+	packed     *atomic.Uint64 // counts what it put into crates
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it

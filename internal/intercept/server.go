@@ -157,7 +157,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.refiller.crates, s.refiller.packed = make(chan *packing, refillQueueCapacity), &s.counters.crated
 	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {
-		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
+		s.log.Warn("cannot make sockets ahead of need, or put them into a crate", "endpoint_id", id, "err", err)
 	}
 	defer func() {
 		if err != nil && s.proc >= 0 {

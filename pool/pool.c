@@ -54,7 +54,7 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define SECOND      1000UL
 /* What is older is not given out: the container's endpoint may be another by now. */
 #define MAX_AGE     (10 * SECOND)
-/* The agent adds sockets to a crate while they are taken from it, for no longer than this. */
+/* For so long an empty crate may be one that the agent has still to add to; later it is given up. */
 #define PACKING     (SECOND / 4)
 /* A crate that lasts shorter than the first is followed by a larger one, longer than the second by a smaller one. */
 #define SHORT_USE   (SECOND / 4)
@@ -74,7 +74,7 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define call2(n, a, b)    syscall6(n, (long)(a), (long)(b), 0, 0, 0, 0)
 #define call3(n, a, b, c) syscall6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
 
-/* A crate. full changes with every crate in the slot and is 0 when there is nothing to take; what else is there is written
+/* A crate. full changes with every crate in the slot and is 0 when nothing is left to take, and nothing more comes; what else is there is written
  * while it is 0. number stays the same as long as it leads to a crate, so that whoever has seen it meets a crate. */
 struct slot {
 	u32 full;

@@ -26,8 +26,8 @@ import (
 	"heddle.dev/heddle/internal/version"
 )
 
-// leastProcs is the least number of processors of Go's scheduler.
-const leastProcs = 4
+// leastProcs is the least number of processors of Go's scheduler: a container whose program makes calls has one most of the time.
+const leastProcs = 64
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -217,8 +217,8 @@ func run(ctx context.Context, f flags) error {
 		}
 	}
 	defer boundEnd(ctx, endTime, os.Stderr, os.Exit)()
-	// A thread that waits in a system call keeps its processor of Go's scheduler for 20 us to 10 ms. The threads that answer
-	// do so several times in an answer, and with two such processors others would wait for theirs.
+	// A thread that waits in a system call keeps its processor of Go's scheduler for up to 10 ms. The threads that answer do so
+	// all the time, and with few such processors others would wait for theirs (docs/decisions/0041).
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}

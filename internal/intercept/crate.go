@@ -52,7 +52,7 @@ type crate struct {
 	inode uint64
 	name  *unix.SockaddrUnix // of the container's end, in the namespace of crates
 	own   int                // the agent's end
-	done  *atomic.Bool       // nothing will be put into it any more
+	done  *atomic.Bool       // nothing will be put into it any more; nil until there is something that could be
 }
 
 func (c crate) close() {

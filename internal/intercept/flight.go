@@ -50,7 +50,7 @@ type stray struct {
 	inode   uint64
 	number  int
 	request request
-	packed  int // sockets in it, if it is a crate
+	packed  int // sockets that were in it then, if it is a crate
 }
 
 // strays are a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or

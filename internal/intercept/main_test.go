@@ -262,10 +262,10 @@ func (c *child) tell(cmd command) {
 	}
 }
 
-// hear reads an answer. It waits at most 20 s.
+// hear reads an answer. It waits at most 60 s.
 func (c *child) hear() (o outcome) {
 	c.t.Helper()
-	watchdog := time.AfterFunc(20*time.Second, func() { _ = c.cmd.Process.Kill() })
+	watchdog := time.AfterFunc(60*time.Second, func() { _ = c.cmd.Process.Kill() })
 	defer watchdog.Stop()
 	line, err := c.out.ReadBytes('\n')
 	if err != nil {
@@ -310,9 +310,9 @@ func needRoot(t testing.TB) {
 // eventually waits until f holds.
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
+			t.Fatalf("not within 30 s: %s", what)
 		}
 	}
 }

@@ -49,6 +49,7 @@ func (p *packing) end() {
 	p.close()
 }
 
+// close tells the program nothing.
 func (p *packing) close() {
 	closeFD(p.crate)
 	p.done.Store(true)
@@ -83,8 +84,8 @@ func (r *refiller) pack(p *packing, more bool, before func()) {
 	}
 }
 
-// packSome adds some sockets to the crate whose turn it is: the one that has waited longest, but, if there are others, none of the
-// endpoint that had the last turn. It reports false if there is none.
+// packSome adds some sockets to the crate whose turn it is: of the endpoint whose last turn was longest ago the one that has waited
+// longest. It reports false if there is none.
 func (r *refiller) packSome(ctx context.Context) bool {
 	for more := true; more; {
 		select {
@@ -97,10 +98,16 @@ func (r *refiller) packSome(ctx context.Context) bool {
 	if len(r.packings) == 0 {
 		return false
 	}
-	next := max(slices.IndexFunc(r.packings, func(p *packing) bool { return p.endpoint != r.lastPacked }), 0)
+	next := 0
+	for i, p := range r.packings {
+		if p.endpoint.packed < r.packings[next].endpoint.packed {
+			next = i
+		}
+	}
 	p := r.packings[next]
-	r.lastPacked = p.endpoint
 	r.packings = slices.Delete(r.packings, next, next+1)
+	r.turns++
+	p.endpoint.packed = r.turns
 	err := r.packInto(ctx, p)
 	if err == nil && p.left > 0 {
 		r.packings = append(r.packings, p)
@@ -108,7 +115,7 @@ func (r *refiller) packSome(ctx context.Context) bool {
 	}
 	// A program that has all it may have gets to know when it asks again.
 	if err != nil && !errors.Is(err, model.ErrSocketQuota) && !p.closed() {
-		r.failed(p.endpoint.id, err)
+		r.failed(p.endpoint.id, fmt.Errorf("pack crate: %w", err))
 	}
 	p.end()
 	return true

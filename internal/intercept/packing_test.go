@@ -24,7 +24,7 @@ func testPacking(t *testing.T, m *testMaker, n int) (r *refiller, p *packing, pr
 	}
 	t.Cleanup(func() { closeFD(pair[0]); closeFD(pair[1]) })
 	r = &refiller{
-		maker: m, crates: make(chan *packing, 4), packed: new(atomic.Uint64),
+		maker: m, crates: make(chan *packing, 8), packed: new(atomic.Uint64),
 		failed: func(_ model.EndpointID, err error) { *failures = append(*failures, err) },
 	}
 	r.doing.Store(int32(filling)) // nobody need be woken
@@ -85,21 +85,21 @@ func TestPackingTakesTurns(t *testing.T) {
 	}
 }
 
-// TestPackingIsFair: an endpoint with many crates has no more turns than one with a single crate.
+// TestPackingIsFair: endpoints with many crates have no more turns than one with a single crate.
 func TestPackingIsFair(t *testing.T) {
 	r, one, ofOne, _ := testPacking(t, &testMaker{}, 3*packedAtATime)
-	neighbour := newEndpoint(testEndpoint + 1)
-	for range 3 {
+	neighbours := []*endpoint{newEndpoint(testEndpoint + 1), newEndpoint(testEndpoint + 2)}
+	for i := range 6 {
 		_, other, _, _ := testPacking(t, &testMaker{}, 9*packedAtATime)
-		other.endpoint = neighbour
+		other.endpoint = neighbours[i%2]
 		r.pack(other, true, nothing)
 	}
 	r.pack(one, true, nothing)
-	for range 6 {
+	for range 9 {
 		r.packSome(t.Context())
 	}
 	if n, ended := inCrate(t, ofOne); n != 3*packedAtATime || !ended {
-		t.Errorf("%d sockets in three of six turns, ended %v", n, ended)
+		t.Errorf("%d sockets in three of nine turns, ended %v", n, ended)
 	}
 	r.endPackings()
 }
@@ -159,8 +159,8 @@ func TestPackingEnds(t *testing.T) {
 	})
 }
 
-// TestPackingClosedAtOnce: a program may close its crate as soon as it has it, before the refiller has begun. What is packed then must
-// not go to whatever has the number of the agent's end by that time: another container's crate, perhaps.
+// TestPackingClosedAtOnce: a program may close its crate as soon as it has it, before the refiller has begun. The listener then closes
+// its descriptor, whose number may be another container's crate next: so what is packed goes by one that nobody else closes.
 func TestPackingClosedAtOnce(t *testing.T) {
 	refiller, p, _, failures := testPacking(t, &testMaker{}, packedAtATime)
 	closeFD(p.crate)

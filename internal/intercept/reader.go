@@ -91,7 +91,9 @@ func (r *reader) prepare() bool {
 // read receives and answers calls until it has to end.
 func (r *reader) read() (finished bool) {
 	r.srv.readers.Add(1)
+	r.srv.monitor.change(1)
 	defer r.srv.readers.Add(-1)
+	defer r.srv.monitor.change(-1)
 	defer r.affinity.unbind() // the thread may be the process's first, which does not end
 	for {
 		end, err := r.next()

@@ -12,8 +12,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// refiller makes sockets ahead of need: for stocks and, when those are full, for crates (packing.go). One goroutine runs it, on a thread of its own that sleeps in the kernel; the answering
-// threads only queue stocks. (A goroutine that waits for a channel and is locked to a thread takes two other threads to wake.)
+// refiller makes sockets ahead of need: for stocks and, when those are full, for crates (packing.go). One goroutine runs it, on a
+// thread of its own that sleeps in the kernel; the answering threads only queue stocks and crates. (A goroutine that waits for a
+// channel and is locked to a thread takes two other threads to wake.)
 type refiller struct {
 	log     *slog.Logger
 	maker   SocketMaker
@@ -26,10 +27,10 @@ type refiller struct {
 	yielder yielder      // run's own
 	failed  func(model.EndpointID, error)
 
-	crates     chan *packing  // that readers gave to programs
-	packings   []*packing     // those it adds sockets to by turns; run's own
-	lastPacked *endpoint      // whose crate had the last turn; run's own
-	packed     *atomic.Uint64 // counts what it put into crates
+	crates   chan *packing  // that readers gave to programs
+	packings []*packing     // those it adds sockets to by turns; run's own
+	turns    uint64         // there have been; run's own
+	packed   *atomic.Uint64 // counts what it put into crates
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it
@@ -86,12 +87,12 @@ func (r *refiller) mustWake(wants need) (doing phase, wake bool) {
 // nothing is for those who have nothing to do before a wake-up.
 func nothing() {}
 
-// wake makes run look at its queue and its context.
+// wake makes run look at its queues and its context.
 func (r *refiller) wake() {
 	_, _ = unix.Write(r.wakeFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // fails only after 2^64 wakes that nobody has seen
 }
 
-// run fills stocks until ctx is done and wake was called.
+// run fills stocks and crates until ctx is done and wake was called.
 func (r *refiller) run(ctx context.Context) {
 	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
 	runtime.LockOSThread()

@@ -129,6 +129,7 @@ type Server struct {
 	counters counters
 	refiller refiller
 	crates   crateMaker
+	monitor  *monitor
 	readers  atomic.Int32  // running
 	spares   atomic.Int32  // of them, those that joined, maxSpares at most
 	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
@@ -149,7 +150,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}),
+		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}), monitor: newMonitor(cfg.Log),
 		endpoints: map[model.EndpointID]*endpoint{}, listeners: map[*listener]struct{}{},
 	}
 	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
@@ -157,7 +158,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.refiller.crates, s.refiller.packed = make(chan *packing, refillQueueCapacity), &s.counters.crated
 	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {
-		s.log.Warn("cannot make sockets ahead of need, or put them into a crate", "endpoint_id", id, "err", err)
+		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
 	}
 	defer func() {
 		if err != nil && s.proc >= 0 {
@@ -304,6 +305,7 @@ func (s *Server) Close() {
 	endpoints := s.endpoints
 	s.endpoints = nil
 	s.mu.Unlock()
+	s.monitor.close()
 	s.refiller.endPackings()
 	for _, e := range endpoints {
 		s.refiller.drop(e)

@@ -59,6 +59,7 @@ type endpoint struct {
 	id      model.EndpointID
 	removed atomic.Bool // set once by Server.Forget, read for every call
 	users   int         // running listeners; guarded by Server.mu
+	packed  uint64      // the refiller's last turn for one of its crates; the refiller's own
 	v4, v6  stock
 }
 

@@ -46,8 +46,9 @@ func TestBenchCost(t *testing.T) {
 			t.Errorf("%s: %.2f runs an operation, want %.1f or more; all: %v", step, runs[step], least, runs)
 		}
 	}
-	// Other programs' connects on the node count, too, in a measurement as short as this one.
-	if runs["round trip connect4"] > 0.5 || runs["round trip tcp_events"] > 0.5 {
+	// Other programs' connects on the node count, too, in a measurement as short as this one, each with all of its events.
+	others := runs["round trip connect4"]
+	if others > 0.5 || runs["round trip tcp_events"] > 0.5+20*others {
 		t.Errorf("programs of connections run for round trips: %v", runs)
 	}
 	for _, f := range r.Filters {

@@ -40,7 +40,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -62,6 +62,7 @@ help:
 	@echo "make check   format, vet, lint, generated files up to date"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
+	@echo "make bench-core  what 'make bench' measures, and new connections by 1, 8 and 64 callers, into docs/benchmarks/ (root; 8 minutes)"
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-local  connections on one node beside what programs could use there instead, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
@@ -132,6 +133,12 @@ bench: need-root build bench-packages
 bench-check: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench check --up --lab check --json $(OUT)/check.json
+
+# docs/benchmarks.md, "Results" and "New connections by several callers".
+bench-core: need-root build bench-packages
+	$(BIN)/heddle bench --up --lab core --json docs/benchmarks/core.json --plot docs/benchmarks/core.svg
+	$(BIN)/heddle bench --up --lab core --workloads crr,crr8,crr64 --duration 1s --json docs/benchmarks/callers.json
+	$(BIN)/heddle bench report
 
 # docs/benchmarks.md, "Cost of being there".
 bench-cost: need-root build bench-packages

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	_ "embed" // the client's source
 	"errors"
@@ -17,7 +18,7 @@ import (
 const Pooled Mode = "heddle+pool"
 
 // PoolWorkloads are what is measured with and without the pool.
-var PoolWorkloads = []string{"crr", "crr8", "crr64"}
+var PoolWorkloads = connectWorkloads
 
 // poolClient is the source of a client that is dynamically linked: only such a one can have a library preloaded.
 //
@@ -91,15 +92,6 @@ type PoolResult struct {
 	Results    []Result `json:"results"`
 }
 
-// poolMetrics are the rows of the table.
-var poolMetrics = []struct{ name, title string }{
-	{"socket_p50_us", "`socket()` p50, us"},
-	{"socket_connect_p50_us", "`socket()`+`connect()` p50, us"},
-	{"socket_connect_p99_us", "p99, us"},
-	{"connections_per_s", "connections a second, k"},
-	{"cpu_us_per_connection", "CPU a connection, us"},
-}
-
 // ReplacePoolDoc writes results into a document, between its two marks.
 func ReplacePoolDoc(document []byte, r PoolResult) ([]byte, error) {
 	var b strings.Builder
@@ -109,59 +101,9 @@ func ReplacePoolDoc(document []byte, r PoolResult) ([]byte, error) {
 	}
 	fmt.Fprintf(&b, " Goal: `socket()`+`connect()` at most %.2f of host, connections a second at least the overlay's. Met with the pool in %s.\n\n",
 		poolGoal, r.verdict(Pooled))
-	modes := []Mode{Host, Overlay, Heddle, Pooled}
-	b.WriteString("| |")
-	for _, m := range modes {
-		fmt.Fprintf(&b, " %s |", m)
-		if m != Host {
-			b.WriteString(" ratio |")
-		}
-	}
-	b.WriteString("\n" + strings.Repeat("|---", 2*len(modes)) + "|\n")
-	for _, scope := range Scopes {
-		for _, w := range PoolWorkloads {
-			for _, m := range poolMetrics {
-				r.row(&b, scope, w, m.name, m.title, modes)
-			}
-		}
-	}
-	b.WriteByte('\n')
+	t := connectTable(r.Results, []Mode{Host, Overlay, Heddle, Pooled})
+	b.Write(bytes.TrimPrefix(t.text(), []byte("\n")))
 	return ReplaceBetween(document, []byte(b.String()), PoolDocBegin, PoolDocEnd)
-}
-
-// row writes a metric of all modes, if it was measured.
-func (r PoolResult) row(b *strings.Builder, scope Scope, workload, metric, title string, modes []Mode) {
-	if _, ok := r.find(scope, workload, metric, Host); !ok {
-		return
-	}
-	if metric == poolMetrics[0].name {
-		callers := strings.TrimPrefix(workload, "crr")
-		title = fmt.Sprintf("%s, %s: %s", scope.Title(), map[bool]string{true: "1 caller", false: callers + " callers"}[callers == ""], title)
-	}
-	fmt.Fprintf(b, "| %s |", title)
-	for _, m := range modes {
-		f, ok := r.find(scope, workload, metric, m)
-		if !ok {
-			b.WriteString(" - | - |")
-			continue
-		}
-		_, divisor := f.Unit.Scale()
-		fmt.Fprintf(b, " %s (%s..%s) |", Number(f.Median/divisor), Number(f.Min/divisor), Number(f.Max/divisor))
-		if m != Host {
-			fmt.Fprintf(b, " %.2f |", f.RatioToHost)
-		}
-	}
-	b.WriteByte('\n')
-}
-
-func (r PoolResult) find(scope Scope, workload, metric string, mode Mode) (Result, bool) {
-	i := slices.IndexFunc(r.Results, func(f Result) bool {
-		return f.Scope == scope && f.Workload == workload && f.Metric == metric && f.Mode == mode
-	})
-	if i < 0 {
-		return Result{}, false
-	}
-	return r.Results[i], true
 }
 
 // poolGoal is the most that socket() and connect() may take, as a multiple of the host's.
@@ -171,8 +113,8 @@ const poolGoal = 1.35
 func (r PoolResult) verdict(mode Mode) string {
 	var p50, p99, rate, of int
 	for _, scope := range Scopes {
-		for _, w := range PoolWorkloads {
-			f, ok := r.find(scope, w, "socket_connect_p50_us", mode)
+		for _, w := range connectWorkloads {
+			f, ok := findResult(r.Results, scope, w, "socket_connect_p50_us", mode)
 			if !ok {
 				continue
 			}
@@ -180,11 +122,11 @@ func (r PoolResult) verdict(mode Mode) string {
 			if f.RatioToHost <= poolGoal {
 				p50++
 			}
-			if f, _ := r.find(scope, w, "socket_connect_p99_us", mode); f.RatioToHost <= poolGoal {
+			if f, _ := findResult(r.Results, scope, w, "socket_connect_p99_us", mode); f.RatioToHost <= poolGoal {
 				p99++
 			}
-			mine, _ := r.find(scope, w, "connections_per_s", mode)
-			if overlay, _ := r.find(scope, w, "connections_per_s", Overlay); mine.Median >= overlay.Median {
+			mine, _ := findResult(r.Results, scope, w, "connections_per_s", mode)
+			if overlay, _ := findResult(r.Results, scope, w, "connections_per_s", Overlay); mine.Median >= overlay.Median {
 				rate++
 			}
 		}

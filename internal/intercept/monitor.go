@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
-// monitor is the thread of Go's runtime (sysmon) that takes the processors (Ps) of its scheduler from threads that wait in system calls. Whenever
-// it took one it looks every 20 us, 50 times, before it sleeps for longer; a reader that waits for the next call loses its P after
-// 10 ms. So a container with some hundred calls a second kept it awake: 200 us of processor time a call, four times what the answer takes.
-// With a longer timer slack (prctl(2), PR_SET_TIMERSLACK) the kernel wakes it at most every few milliseconds. That is
+// monitor is the thread of Go's runtime (sysmon) that takes the processors (Ps) of its scheduler from threads that wait in system
+// calls. Whenever it took one it looks every 20 us, 50 times, before it sleeps for longer; a reader that waits for the next call loses
+// its P after 10 ms. So a container with some hundred calls a second kept it awake: 200 us of processor time a call, four times what
+// the answer takes. With a longer timer slack (prctl(2), PR_SET_TIMERSLACK) the kernel wakes it at most every few milliseconds. That is
 // soon enough as long as each reader can have a P: else one whose P another one holds waits for the monitor. docs/decisions/0041.
 type monitor struct {
 	log *slog.Logger
@@ -22,11 +24,11 @@ type monitor struct {
 	mu      sync.Mutex // guards the rest
 	path    string     // the thread's timerslack_ns; empty: not known, or it cannot be changed
 	readers int
-	slack   int // ns, as set; 0: never
+	slack   int // ns, as set
 }
 
 const (
-	defaultSlack = 50_000    // the kernel's
+	defaultSlack = 0         // makes the kernel take the thread's own default
 	longSlack    = 4_000_000 // less than the 10 ms that the monitor sleeps for when nothing happens
 	// sparePs are Ps for what the agent does besides answering.
 	sparePs = 8
@@ -43,23 +45,30 @@ func newMonitor(log *slog.Logger) *monitor {
 	return m
 }
 
-// monitorThread gives the monitor's number: the runtime starts it before any other thread. Should numbers have come round just
-// then it is another thread, whose timers are a little late.
+// monitorThread gives the monitor's number: the runtime starts it before any other thread. Should the numbers of threads have come round
+// since, it may be another one, whose timers are then a little late.
 func monitorThread() (tid int, err error) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return 0, fmt.Errorf("find Go's monitor thread: %w", err)
 	}
-	var later []int
+	var later, all []int
 	for _, t := range tasks {
-		if n, err := strconv.Atoi(t.Name()); err == nil && n > os.Getpid() {
+		n, err := strconv.Atoi(t.Name())
+		if err != nil || n == os.Getpid() {
+			continue
+		}
+		if all = append(all, n); n > os.Getpid() {
 			later = append(later, n)
 		}
 	}
-	if len(later) == 0 {
-		return 0, errors.New("find Go's monitor thread: there is none")
+	switch {
+	case len(later) > 0:
+		return slices.Min(later), nil
+	case len(all) > 0: // numbers have come round
+		return slices.Min(all), nil
 	}
-	return slices.Min(later), nil
+	return 0, errors.New("find Go's monitor thread: there is none")
 }
 
 // change notes that there are so many readers more.
@@ -78,9 +87,7 @@ func (m *monitor) change(by int) {
 func (m *monitor) close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.slack != 0 {
-		m.set(defaultSlack)
-	}
+	m.set(defaultSlack)
 }
 
 // set changes the thread's slack; the caller holds mu.
@@ -90,8 +97,15 @@ func (m *monitor) set(slack int) {
 	}
 	if err := os.WriteFile(m.path, []byte(strconv.Itoa(slack)), 0); err != nil {
 		m.log.Warn("answers take more processor time", "err", fmt.Errorf("timer slack of Go's monitor thread: %w", err))
-		m.path = ""
+		if slack == longSlack { // what was never changed need not be changed back
+			m.path = ""
+		}
 		return
 	}
 	m.slack = slack
+}
+
+// ownSlack gives the calling thread the kernel's slack: a thread inherits that of the one which started it, and the monitor starts some.
+func ownSlack() {
+	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 50_000, 0, 0, 0) // cannot fail
 }

@@ -39,10 +39,24 @@ func TestMonitorThread(t *testing.T) {
 	}()
 	defer func() { close(stop); <-ended; closeFD(pipe[1]) }()
 	nanosleep := fmt.Sprintf("%d ", unix.SYS_NANOSLEEP)
-	eventually(t, fmt.Sprintf("thread %d sleeps for a moment", tid), func() bool {
+	inRow := 0 // other threads of Go's sleep like that for a moment, now and then
+	eventually(t, fmt.Sprintf("thread %d sleeps for moments", tid), func() bool {
 		call, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
-		return err == nil && strings.HasPrefix(string(call), nanosleep)
+		if inRow++; err != nil || !strings.HasPrefix(string(call), nanosleep) {
+			inRow = 0
+		}
+		return inRow == 5
 	})
+}
+
+// slackOf gives the monitor's timer slack, in ns.
+func slackOf(t *testing.T, m *monitor) string {
+	t.Helper()
+	got, err := os.ReadFile(m.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(string(got))
 }
 
 // TestMonitorSlack: the monitor sleeps longer only while there are more processors of Go's scheduler than readers.
@@ -50,19 +64,38 @@ func TestMonitorSlack(t *testing.T) {
 	needRoot(t)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(sparePs + 2))
 	m := newMonitor(slog.Default())
-	defer m.close()
-	for _, step := range []struct{ by, want int }{{1, longSlack}, {1, longSlack}, {1, defaultSlack}, {-1, longSlack}, {5, defaultSlack}, {-7, longSlack}} {
+	before, long := slackOf(t, m), fmt.Sprint(longSlack)
+	for _, step := range []struct {
+		by   int
+		want string
+	}{{1, long}, {1, long}, {1, before}, {-1, long}, {5, before}, {-7, long}} {
 		m.change(step.by)
-		got, err := os.ReadFile(m.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if strings.TrimSpace(string(got)) != fmt.Sprint(step.want) {
-			t.Errorf("%d readers: slack %s ns, want %d", m.readers, strings.TrimSpace(string(got)), step.want)
+		if got := slackOf(t, m); got != step.want {
+			t.Errorf("%d readers: slack %s ns, want %s", m.readers, got, step.want)
 		}
 	}
 	m.close()
-	if got, err := os.ReadFile(m.path); err != nil || strings.TrimSpace(string(got)) != fmt.Sprint(defaultSlack) {
-		t.Errorf("in the end %s, %v", got, err)
+	if got := slackOf(t, m); got != before || got == long {
+		t.Errorf("in the end %s, before %s", got, before)
+	}
+}
+
+// TestMonitorOfServer: a server whose readers are fewer than Go's processors has a monitor that sleeps, and readers whose timers are exact.
+func TestMonitorOfServer(t *testing.T) {
+	needRoot(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4 * sparePs))
+	path := socketPath(t)
+	s, stop := serve(t, testConfig(path, "", &testMaker{}))
+	before := slackOf(t, s.monitor)
+	c := trapped(t, path, testName)
+	if o := c.do(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM}); o.Errno != 0 {
+		t.Fatal(unix.Errno(o.Errno))
+	}
+	if got := slackOf(t, s.monitor); got != fmt.Sprint(longSlack) {
+		t.Errorf("slack %s ns with one reader, want %d", got, longSlack)
+	}
+	stop()
+	if got := slackOf(t, s.monitor); got != before {
+		t.Errorf("slack %s ns in the end, %s before", got, before)
 	}
 }

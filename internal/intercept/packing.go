@@ -100,14 +100,14 @@ func (r *refiller) packSome(ctx context.Context) bool {
 	}
 	next := 0
 	for i, p := range r.packings {
-		if p.endpoint.packed < r.packings[next].endpoint.packed {
+		if p.endpoint.lastTurn < r.packings[next].endpoint.lastTurn {
 			next = i
 		}
 	}
 	p := r.packings[next]
 	r.packings = slices.Delete(r.packings, next, next+1)
 	r.turns++
-	p.endpoint.packed = r.turns
+	p.endpoint.lastTurn = r.turns
 	err := r.packInto(ctx, p)
 	if err == nil && p.left > 0 {
 		r.packings = append(r.packings, p)

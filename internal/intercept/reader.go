@@ -78,6 +78,7 @@ func (l *listener) run() (finished bool) {
 func (r *reader) prepare() bool {
 	// Not unlocked: the thread's signals stay blocked, so it must end with this goroutine.
 	runtime.LockOSThread()
+	ownSlack()
 	if err := blockSignals(); err != nil {
 		r.fail(failReceive, fmt.Errorf("block signals: %w", err))
 		return false

@@ -29,7 +29,7 @@ type refiller struct {
 
 	crates   chan *packing  // that readers gave to programs
 	packings []*packing     // those it adds sockets to by turns; run's own
-	turns    uint64         // there have been; run's own
+	turns    uint64         // how many there have been; run's own
 	packed   *atomic.Uint64 // counts what it put into crates
 }
 
@@ -96,6 +96,7 @@ func (r *refiller) wake() {
 func (r *refiller) run(ctx context.Context) {
 	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
 	runtime.LockOSThread()
+	ownSlack()
 	if err := yieldToAll(); err != nil {
 		r.log.Warn("making sockets ahead competes with programs", "err", err)
 	}

@@ -56,11 +56,11 @@ func (s *socket) fit(m SocketMaker, id model.EndpointID, want traits) error {
 
 // endpoint is what the listeners of one endpoint share.
 type endpoint struct {
-	id      model.EndpointID
-	removed atomic.Bool // set once by Server.Forget, read for every call
-	users   int         // running listeners; guarded by Server.mu
-	packed  uint64      // the refiller's last turn for one of its crates; the refiller's own
-	v4, v6  stock
+	id       model.EndpointID
+	removed  atomic.Bool // set once by Server.Forget, read for every call
+	users    int         // running listeners; guarded by Server.mu
+	lastTurn uint64      // when one of its crates was packed last (refiller.turns); the refiller's own
+	v4, v6   stock
 }
 
 func newEndpoint(id model.EndpointID) *endpoint {

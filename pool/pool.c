@@ -74,8 +74,8 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define call2(n, a, b)    syscall6(n, (long)(a), (long)(b), 0, 0, 0, 0)
 #define call3(n, a, b, c) syscall6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
 
-/* A crate. full changes with every crate in the slot and is 0 when nothing is left to take, and nothing more comes; what else is there is written
- * while it is 0. number stays the same as long as it leads to a crate, so that whoever has seen it meets a crate. */
+/* A crate. full changes with every crate in the slot and is 0 when nothing is left to take, and nothing more comes; what
+ * else is there is written while it is 0. number stays the same as long as it leads to a crate, so that whoever has seen it meets a crate. */
 struct slot {
 	u32 full;
 	int number; /* -1: none */

@@ -359,7 +359,8 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 		return false, failNone, nil
 	}
 	want.nonblock = false // the program's own to set, on each
-	c, p, ok := r.newPacking(&packing{endpoint: ep, family: req.family, want: want, left: req.crate})
+	p := &packing{endpoint: ep, family: req.family, want: want, left: req.crate}
+	c, ok := r.emptyCrate(p)
 	if !ok {
 		return false, failNone, nil
 	}
@@ -393,18 +394,18 @@ func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want trai
 	return true, failNone, nil
 }
 
-// newPacking gives an empty crate, and p for it.
-func (r *reader) newPacking(p *packing) (c crate, _ *packing, ok bool) {
+// emptyCrate gives a crate for p to be packed into.
+func (r *reader) emptyCrate(p *packing) (c crate, ok bool) {
 	if c, ok = r.srv.crates.get(r.srv.ctx); !ok {
-		return c, p, false
+		return c, false
 	}
 	c.done = &p.done
 	var err error
 	if p.crate, err = unix.FcntlInt(uintptr(c.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		c.close()
-		return c, p, false
+		return c, false
 	}
-	return c, p, true
+	return c, true
 }
 
 // packFirst puts the sockets into a crate that its caller waits for. They are compared with the caller as single ones are.

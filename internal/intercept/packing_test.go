@@ -183,7 +183,7 @@ func TestPackingClosedAtOnce(t *testing.T) {
 	defer func() { stop(); <-served }()
 
 	r.srv.ctx = ctx
-	c, _, ok := r.newPacking(p)
+	c, ok := r.emptyCrate(p)
 	if !ok || p.crate == c.own {
 		t.Fatalf("%v, packing has descriptor %d and the listener %d", ok, p.crate, c.own)
 	}

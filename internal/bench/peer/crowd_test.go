@@ -1,10 +1,7 @@
 package peer
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -13,32 +10,16 @@ import (
 
 // TestCrowd has a crowd whose members are in the test's own network namespace do everything once.
 func TestCrowd(t *testing.T) {
-	toCrowd, stdin := io.Pipe()
-	stdout, fromCrowd := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		ended <- crowd(context.Background(), settings{}, Streams{In: toCrowd, Out: fromCrowd})
-		fromCrowd.Close()
-	}()
-	lines := bufio.NewScanner(stdout)
-	if !lines.Scan() || lines.Text() != Ready {
-		t.Fatalf("it says %q: %v", lines.Text(), <-ended)
-	}
-	ask := func(c CrowdCommand) (r CrowdReply) {
+	c := startMain(t, "crowd")
+	c.awaitReady()
+	ask := func(command CrowdCommand) (r CrowdReply) {
 		t.Helper()
-		line, err := json.Marshal(c)
+		line, err := json.Marshal(command)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := stdin.Write(append(line, '\n')); err != nil {
-			t.Fatal(err)
-		}
-		if !lines.Scan() {
-			t.Fatal("it ended")
-		}
-		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
-			t.Fatal(err)
-		}
+		c.tell(string(line) + "\n")
+		c.read(&r)
 		return r
 	}
 	do := func(c CrowdCommand) CrowdReply {
@@ -89,8 +70,5 @@ func TestCrowd(t *testing.T) {
 			t.Errorf("%s: %q, want %q", c.Op, r.Error, want)
 		}
 	}
-	stdin.Close()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	c.stop()
 }

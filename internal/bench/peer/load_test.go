@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // memcached is just enough of a server for the load: it forgets nothing and answers in small pieces.
@@ -210,35 +212,29 @@ func FuzzReaders(f *testing.F) {
 	})
 }
 
+// TestGuardSaysWhenItsServerListens: the guarded program listens late, and what the guard says must not come before.
 func TestGuardSaysWhenItsServerListens(t *testing.T) {
-	address := freePort(t, "tcp", "127.0.0.1:0")
-	in, stop := io.Pipe()
-	printed, out := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		// It listens late: what the guard says must not come before.
-		ended <- Main(t.Context(), []string{"guard", "-until", address, "--", "sh", "-c", "sleep 0.2; exec python3 -m http.server --bind 127.0.0.1 " +
-			address[strings.LastIndexByte(address, ':')+1:] + " 2>/dev/null"}, Streams{In: in, Out: out, Err: io.Discard})
-	}()
-	lines := bufio.NewReader(printed)
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			t.Fatal(err)
-		}
-		if line == Ready+"\n" {
-			break
-		}
-	}
-	go func() { _, _ = io.Copy(io.Discard, lines) }()
-	c, err := net.Dial("tcp", address)
+	// The port is this test's from the beginning, and nobody else's, because it is bound; connects are refused until it listens.
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		t.Errorf("ready, but: %v", err)
-	} else {
-		_ = c.Close()
+		t.Fatal(err)
 	}
-	_ = stop.Close()
-	if err := <-ended; err != nil {
-		t.Errorf("guard: %v", err)
+	defer unix.Close(fd)
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
 	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", name.(*unix.SockaddrInet4).Port)
+	guard := startMain(t, "guard", "-until", address, "--", "sh", "-c", "sleep 0.2; echo late; exec sleep 60")
+	if line := guard.line(); line != "late" {
+		t.Fatalf("%q before anybody listens", line)
+	}
+	if err := unix.Listen(fd, 1); err != nil {
+		t.Fatal(err)
+	}
+	guard.awaitReady()
+	guard.stop()
 }

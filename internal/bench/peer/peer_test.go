@@ -1,9 +1,7 @@
 package peer
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,24 +31,15 @@ func freePort(t *testing.T, network, address string) string {
 // startEcho runs a server in this process until the test ends, and gives its address.
 func startEcho(t *testing.T, address string, flags ...string) {
 	t.Helper()
-	in, stop := io.Pipe()
-	printed, out := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		args := append([]string{"server", "-listen", address}, flags...)
-		err := Main(context.Background(), args, Streams{In: in, Out: out, Err: io.Discard})
-		out.CloseWithError(io.EOF)
-		ended <- err
-	}()
-	line, err := bufio.NewReader(printed).ReadString('\n')
-	if err != nil || line != Ready+"\n" {
-		t.Fatalf("server printed %q, %v; ended with %v", line, err, <-ended)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(stop.Close(), <-ended); err != nil {
-			t.Errorf("server: %v", err)
-		}
-	})
+	startServing(t, append([]string{"server", "-listen", address}, flags...)...)
+}
+
+// startServing runs a command that says when it is ready, until the test ends.
+func startServing(t *testing.T, args ...string) {
+	t.Helper()
+	server := startMain(t, args...)
+	server.awaitReady()
+	t.Cleanup(func() { server.stop() })
 }
 
 // runPeer runs a command of the peer and reads its JSON into result.

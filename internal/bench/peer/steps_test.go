@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"io"
@@ -15,35 +14,16 @@ import (
 func TestSteps(t *testing.T) {
 	address := freePort(t, "tcp", "127.0.0.1:0")
 	startEcho(t, address)
-	in, tell := io.Pipe()
-	printed, out := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := Main(t.Context(), []string{"steps", "-to", address, "-connections", "5", "-trips", "20"}, Streams{In: in, Out: out, Err: t.Output()})
-		out.CloseWithError(io.EOF)
-		ended <- err
-	}()
-	lines := bufio.NewReader(printed)
-	if line, err := lines.ReadString('\n'); err != nil || line != Ready+"\n" {
-		t.Fatalf("printed %q, %v", line, err)
-	}
+	client := startMain(t, "steps", "-to", address, "-connections", "5", "-trips", "20")
+	client.awaitReady()
 	for i, want := range []int{5, 5, 5, 5, 20, 2, 5} {
-		if _, err := io.WriteString(tell, "go\n"); err != nil {
-			t.Fatal(err)
-		}
-		line, err := lines.ReadBytes('\n')
-		if err != nil {
-			t.Fatal(err, <-ended)
-		}
+		client.tell("go\n")
 		var s Step
-		if err := json.Unmarshal(line, &s); err != nil || s.Name != Steps[i] || s.Operations != want || s.ElapsedS <= 0 {
-			t.Errorf("step %s printed %s (%v), want %d operations", Steps[i], line, err, want)
+		if client.read(&s); s.Name != Steps[i] || s.Operations != want || s.ElapsedS <= 0 {
+			t.Errorf("step %s printed %+v, want %d operations", Steps[i], s, want)
 		}
 	}
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	_ = tell.Close()
+	client.end()
 }
 
 func TestStepsEndWithInput(t *testing.T) {

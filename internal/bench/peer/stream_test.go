@@ -1,11 +1,7 @@
 package peer
 
 import (
-	"bufio"
 	"bytes"
-	"context"
-	"errors"
-	"io"
 	"strings"
 	"testing"
 )
@@ -13,22 +9,7 @@ import (
 // startSink runs a sink in this process until the test ends.
 func startSink(t *testing.T, address string, flags ...string) {
 	t.Helper()
-	in, stop := io.Pipe()
-	printed, out := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		err := Main(context.Background(), append([]string{"sink", "-listen", address}, flags...), Streams{In: in, Out: out, Err: io.Discard})
-		out.CloseWithError(io.EOF)
-		ended <- err
-	}()
-	if line, err := bufio.NewReader(printed).ReadString('\n'); err != nil || line != Ready+"\n" {
-		t.Fatalf("sink printed %q, %v; ended with %v", line, err, <-ended)
-	}
-	t.Cleanup(func() {
-		if err := errors.Join(stop.Close(), <-ended); err != nil {
-			t.Errorf("sink: %v", err)
-		}
-	})
+	startServing(t, append([]string{"sink", "-listen", address}, flags...)...)
 }
 
 // TestStream: several clients, one after the other, over TCP and AF_UNIX.

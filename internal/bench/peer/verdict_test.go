@@ -1,8 +1,6 @@
 package peer
 
 import (
-	"encoding/json"
-	"io"
 	"net"
 	"testing"
 )
@@ -23,26 +21,15 @@ func TestWatch(t *testing.T) {
 			_ = c.Close()
 		}
 	}()
-	in, stop := io.Pipe()
-	printed, out := io.Pipe()
-	ended := make(chan error, 1)
-	go func() {
-		ended <- Main(t.Context(), []string{"watch", "-to", l.Addr().String(), "-pause", "1ms"}, Streams{In: in, Out: out, Err: io.Discard})
-		_ = out.Close()
-	}()
-	verdicts := json.NewDecoder(printed)
+	watch := startMain(t, "watch", "-to", l.Addr().String(), "-pause", "1ms")
 	for _, want := range []bool{true, false} {
 		var v Verdict
-		if err := verdicts.Decode(&v); err != nil || v.Allowed != want {
-			t.Fatalf("verdict %+v, %v; want allowed=%t", v, err, want)
+		if watch.read(&v); v.Allowed != want {
+			t.Fatalf("verdict %+v; want allowed=%t", v, want)
 		}
 		_ = l.Close()
 	}
-	_ = stop.Close()
-	if err := verdicts.Decode(new(Verdict)); err != io.EOF {
-		t.Errorf("more verdicts: %v", err)
-	}
-	if err := <-ended; err != nil {
-		t.Error(err)
+	if more := watch.stop(); more != "" {
+		t.Errorf("more verdicts: %s", more)
 	}
 }

@@ -3,7 +3,6 @@ package test
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -16,7 +15,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -169,25 +167,16 @@ func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
 
 // capturing is a `heddle capture` that runs.
 type capturing struct {
-	cmd    *exec.Cmd
-	stderr *lockedBuffer
+	*program
 }
 
 // startCapture starts one and waits until packets are kept for it.
 func startCapture(t *testing.T, stdout io.Writer, container string, args ...string) *capturing {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	c := &capturing{stderr: &lockedBuffer{}}
-	c.cmd = exec.CommandContext(ctx, heddleBin, append([]string{"capture", container, "--lab", labName}, args...)...)
-	c.cmd.Stdout, c.cmd.Stderr = stdout, c.stderr
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the capture to begin", func() (bool, string) {
-		s := c.stderr.String()
-		return strings.Contains(s, "capturing "), s
-	})
+	cmd := exec.Command(heddleBin, append([]string{"capture", container, "--lab", labName}, args...)...)
+	cmd.Stdout = stdout
+	c := &capturing{startCommand(t, "heddle capture", cmd)}
+	c.waitFor("capturing ")
 	return c
 }
 
@@ -197,17 +186,23 @@ func (c *capturing) interrupt(t *testing.T) (captured, dropped int) {
 	if err := c.cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.cmd.Wait(); err != nil {
-		t.Fatalf("capture: %v\n%s", err, c.stderr)
-	}
+	c.finished(t)
 	return c.counts(t)
+}
+
+// finished waits for the capture's end, which must be in good order.
+func (c *capturing) finished(t *testing.T) {
+	t.Helper()
+	if c.waitEnd(); !c.cmd.ProcessState.Success() {
+		t.Fatalf("capture: %s\n%s", c.cmd.ProcessState, c.output())
+	}
 }
 
 func (c *capturing) counts(t *testing.T) (captured, dropped int) {
 	t.Helper()
-	m := regexp.MustCompile(`(\d+) packets captured, (\d+) dropped by the kernel, \d+ unmatched, 0 malformed`).FindStringSubmatch(c.stderr.String())
+	m := regexp.MustCompile(`(\d+) packets captured, (\d+) dropped by the kernel, \d+ unmatched, 0 malformed`).FindStringSubmatch(c.output())
 	if m == nil {
-		t.Fatalf("the capture printed %s", c.stderr)
+		t.Fatalf("the capture printed %s", c.output())
 	}
 	_, _ = fmt.Sscan(m[1], &captured)
 	_, _ = fmt.Sscan(m[2], &dropped)
@@ -438,9 +433,7 @@ func TestCaptureLive(t *testing.T) {
 			t.Errorf("%v, want %s and %s", d, local, remote)
 		}
 	}
-	if err := c.cmd.Wait(); err != nil {
-		t.Fatalf("%v\n%s", err, c.stderr)
-	}
+	c.finished(t)
 	if n, _ := c.counts(t); n != 2 {
 		t.Errorf("%d packets counted, want 2", n)
 	}
@@ -493,24 +486,4 @@ func TestCaptureRefuses(t *testing.T) {
 	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file was made: %v", err)
 	}
-}
-
-// lockedBuffer collects what a program prints while the test looks at it.
-type lockedBuffer struct {
-	mu  sync.Mutex // guards buf
-	buf bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-// String gives what was written so far.
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

@@ -91,7 +91,10 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 func startCommand(t testing.TB, name string, cmd *exec.Cmd) *program {
 	t.Helper()
 	p := &program{t: t, name: name, cmd: cmd, done: make(chan struct{}), cancel: func() { _ = cmd.Process.Kill() }}
-	cmd.Stdout, cmd.Stderr = p, p
+	if cmd.Stderr = p; cmd.Stdout == nil {
+		cmd.Stdout = p
+	}
+	cmd.WaitDelay = 5 * time.Second
 	var err error
 	if p.stdin, err = cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -159,7 +162,7 @@ func (l *chaosLoad) finish() {
 		l.t.Error(err)
 	}
 	l.read()
-	<-l.done
+	l.waitEnd()
 }
 
 func (l *chaosLoad) summary() string {

@@ -141,8 +141,8 @@ func startServeOutside(t *testing.T, argv []string) {
 	}
 	t.Cleanup(func() {
 		_ = stdin.Close() // ends it
+		defer time.AfterFunc(patience, cancel).Stop()
 		_ = cmd.Wait()
-		cancel()
 	})
 }
 

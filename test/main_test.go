@@ -253,6 +253,16 @@ func (p *program) waitFor(text string) {
 	})
 }
 
+// waitEnd waits until the program has ended by itself.
+func (p *program) waitEnd() {
+	p.t.Helper()
+	select {
+	case <-p.done:
+	case <-time.After(patience):
+		p.t.Fatalf("%s did not end within %s:\n%s", p.name, patience, p.output())
+	}
+}
+
 // waitPort waits until something accepts connections on addr:port, asked from container in mode.
 func waitPort(t testing.TB, mode, container, addr, port string) {
 	t.Helper()

@@ -115,6 +115,7 @@ type nodesRun struct {
 	begun   time.Time
 	stdin   io.Writer
 	lines   *bufio.Scanner
+	kill    func() error // ends the populating program
 }
 
 func (r *nodesRun) say(format string, args ...any) {
@@ -158,7 +159,8 @@ func (r *nodesRun) fill(ctx context.Context) (stop func() error, err error) {
 	}
 	stop = func() error { return withOutput(errors.Join(stdin.Close(), cmd.Wait()), said) }
 	r.stdin, r.lines = stdin, bufio.NewScanner(stdout)
-	if !r.lines.Scan() {
+	r.kill = cmd.Process.Kill
+	if !r.answered() {
 		return nil, errors.Join(errors.New("populate the store: it ended"), stop())
 	}
 	filled := time.Since(began)
@@ -175,6 +177,12 @@ func (r *nodesRun) fill(ctx context.Context) (stop func() error, err error) {
 	r.size.FilledS = time.Since(began).Seconds()
 	r.say("in the store after %.1f s, in force on n2 after %.1f s", filled.Seconds(), r.size.FilledS)
 	return stop, nil
+}
+
+// answered waits for a line of the populating program. It is false if that ends, as one does that says nothing for too long.
+func (r *nodesRun) answered() bool {
+	defer time.AfterFunc(populateTimeout, func() { _ = r.kill() }).Stop()
+	return r.lines.Scan()
 }
 
 // await asks the agent until its status is as wanted.
@@ -197,7 +205,7 @@ func (r *nodesRun) change(ctx context.Context, command string) (took time.Durati
 	if _, err := fmt.Fprintln(r.stdin, command); err != nil {
 		return 0, fmt.Errorf("%s: %w", command, err)
 	}
-	if !r.lines.Scan() {
+	if !r.answered() {
 		return 0, fmt.Errorf("%s: the populating program ended", command)
 	}
 	done := time.Now()

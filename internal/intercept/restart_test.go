@@ -69,10 +69,18 @@ func agent(t *testing.T, socket, holder string, env ...string) (*exec.Cmd, *bufi
 	}
 	t.Cleanup(func() { killAgent(cmd) })
 	lines := bufio.NewScanner(out)
-	if !lines.Scan() || lines.Text() != "ready" {
-		t.Fatalf("agent said %q", lines.Text())
-	}
+	says(t, cmd, lines, "ready")
 	return cmd, lines
+}
+
+// says waits until an agent says this, for 60 s at most.
+func says(t *testing.T, cmd *exec.Cmd, lines *bufio.Scanner, want string) {
+	t.Helper()
+	watchdog := time.AfterFunc(60*time.Second, func() { _ = cmd.Process.Kill() })
+	defer watchdog.Stop()
+	if !lines.Scan() || lines.Text() != want {
+		t.Fatalf("agent said %q, want %q", lines.Text(), want)
+	}
 }
 
 func killAgent(cmd *exec.Cmd) {
@@ -124,13 +132,9 @@ func TestReceivedCallSurvivesItsAgent(t *testing.T) {
 	hp, path := holder(t), socketPath(t)
 	a, lines := agent(t, path, hp, "HEDDLE_HANG=1")
 	c := trapped(t, path, testName)
-	if !lines.Scan() || lines.Text() != "received" { // the refiller's
-		t.Fatalf("agent said %q", lines.Text())
-	}
+	says(t, a, lines, "received") // the refiller's
 	c.tell(command{Op: "socket", Family: unix.AF_INET6, Type: unix.SOCK_STREAM | unix.SOCK_NONBLOCK})
-	if !lines.Scan() || lines.Text() != "received" {
-		t.Fatalf("agent said %q", lines.Text())
-	}
+	says(t, a, lines, "received")
 	killAgent(a)
 	s, _ := serve(t, testConfig(path, hp, &testMaker{}))
 	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) || !o.Nonblock {
@@ -214,9 +218,7 @@ func underLoad(t *testing.T, calls, rounds int, end func(*exec.Cmd)) outcome {
 	const threads = 4
 	c.tell(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
 	for range rounds {
-		if !lines.Scan() || lines.Text() != "received" {
-			t.Fatalf("agent said %q", lines.Text())
-		}
+		says(t, a, lines, "received")
 		end(a)
 		a, lines = agent(t, path, hp)
 	}

@@ -65,10 +65,22 @@ func (c *cli) command(verb string, args ...string) *exec.Cmd {
 	return exec.Command(c.heddle, append([]string{"lab", verb, "--lab", c.lab.name}, args...)...)
 }
 
+// endWithin kills a command that runs for longer than any should: what waits for it, or for what it prints, then ends, too.
+func endWithin(cmd *exec.Cmd) (stop func() bool) {
+	return time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() }).Stop
+}
+
 // run gives what the command printed on both streams.
 func (c *cli) run(verb string, args ...string) (string, error) {
-	out, err := c.command(verb, args...).CombinedOutput()
-	return string(out), err
+	cmd := c.command(verb, args...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	defer endWithin(cmd)()
+	err := cmd.Wait()
+	return out.String(), err
 }
 
 func (c *cli) must(t *testing.T, verb string, args ...string) string {
@@ -124,6 +136,7 @@ c, peer = s.accept(); c.sendall(peer[0].encode()); c.close()`
 	if err := listen.Start(); err != nil {
 		t.Fatal(err)
 	}
+	defer endWithin(listen)()
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
 		t.Fatalf("server in %s, mode %s: %v", server, mode, err)
 	}
@@ -173,6 +186,7 @@ func (c *cli) testExec(t *testing.T) {
 	if err := wait.Start(); err != nil {
 		t.Fatal(err)
 	}
+	defer endWithin(wait)()
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
 		t.Fatal(err)
 	}

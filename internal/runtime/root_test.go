@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -90,6 +91,19 @@ func supervisor(t *testing.T) (path string, metadata chan string) {
 		}
 	}()
 	return path, metadata
+}
+
+// demandMetadata compares what the runtime sent with a listener, which it must have sent by now.
+func demandMetadata(t *testing.T, metadata <-chan string, want string) {
+	t.Helper()
+	select {
+	case got := <-metadata:
+		if got != want {
+			t.Errorf("metadata %q, want the endpoint's name, %q", got, want)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("no listener came from the runtime")
+	}
 }
 
 func answerAll(fd int) {
@@ -261,9 +275,7 @@ func TestContainer(t *testing.T) {
 				}
 			}
 			if trapped > 0 {
-				if got := <-metadata; got != "n1/c1" {
-					t.Errorf("metadata %q, want the endpoint's name", got)
-				}
+				demandMetadata(t, metadata, "n1/c1")
 			}
 		})
 	}
@@ -325,9 +337,7 @@ func TestExecIsTrappedToo(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if got := <-metadata; got != "n1/c1" {
-			t.Errorf("metadata %q", got)
-		}
+		demandMetadata(t, metadata, "n1/c1")
 	}
 }
 

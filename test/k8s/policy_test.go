@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // heddleLab is a lab of one node, in whose place heddle-kube and the CNI plugin stand.
@@ -158,6 +159,8 @@ func (p labPod) serve(t *testing.T, port string) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
+	watchdog := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer watchdog.Stop()
 	if line, err := bufio.NewReader(io.LimitReader(out, 100)).ReadString('\n'); err != nil || line != "up\n" {
 		t.Fatalf("listener of %s: %q, %v", p.name, line, err)
 	}

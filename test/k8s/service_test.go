@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 const endpointSlice = `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": %q, "labels": {"kubernetes.io/service-name": %q}},
@@ -32,6 +33,8 @@ func TestServices(t *testing.T) {
 		_ = server.Process.Signal(syscall.SIGTERM)
 		_ = server.Wait()
 	})
+	watchdog := time.AfterFunc(time.Minute, func() { _ = server.Process.Kill() })
+	defer watchdog.Stop()
 	if line, err := bufio.NewReader(io.LimitReader(out, 100)).ReadString('\n'); err != nil || line != "up\n" {
 		t.Fatalf("listener: %q, %v", line, err)
 	}

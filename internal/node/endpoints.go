@@ -437,11 +437,11 @@ func storeError(err error) error {
 	return unlessAway(fmt.Errorf("store: %w", err))
 }
 
-// unlessAway gives an error its code on the wire if it comes of a store that does not answer: what was asked for can be
-// asked again.
+// unlessAway gives an error its code on the wire if it comes of a store that does not answer, or of an agent that ends: what was
+// asked for can be asked again.
 func unlessAway(err error) error {
 	var unreachable *etcd.UnreachableError
-	if errors.As(err, &unreachable) || errors.Is(err, context.DeadlineExceeded) {
+	if errors.As(err, &unreachable) || errors.Is(err, etcd.ErrClosed) || errors.Is(err, context.DeadlineExceeded) {
 		return &api.Error{Code: api.CodeUnavailable, Message: err.Error(), Remedy: "check that etcd is up and try again"}
 	}
 	return err

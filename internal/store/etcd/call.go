@@ -9,7 +9,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 )
 
 // get reads one key, or what opts make of it.
@@ -30,8 +29,10 @@ func (s *Store) bound(caller context.Context) (context.Context, context.CancelFu
 	return call, func() { stop(); cancel() }
 }
 
-// try makes a request until it is answered or call ends. Requests go round the members: one that is cut off from its
-// cluster refuses them at once, for want of a leader, and one that does not answer has half of the time.
+// try makes a request until etcd has answered it or call ends. It may be made again: reads, and transactions that decide anew by
+// what they read, whatever became of the one before. So it does not matter what went wrong. Requests go round the members: one
+// that is cut off from its cluster refuses them at once, for want of a leader, and one that does not answer has half of the
+// time.
 func (s *Store) try(call context.Context, request func(context.Context) error) error {
 	for {
 		ctx, cancel := clientv3.WithRequireLeader(call), context.CancelFunc(func() {})
@@ -41,18 +42,35 @@ func (s *Store) try(call context.Context, request func(context.Context) error) e
 		err := request(ctx)
 		late := ctx.Err() != nil && call.Err() == nil
 		cancel()
-		if err == nil || !late && !s.again(call, err) {
+		switch {
+		case err == nil, answered(err), s.ctx.Err() != nil:
+			return err
+		case !late && !pause(call, tryAgain):
 			return err
 		}
 	}
 }
 
-// again reports whether a request that failed with err may work a moment later, and waits for that moment.
-func (s *Store) again(call context.Context, err error) bool {
-	if c := codeOf(err); c != codes.Unavailable && c != codes.DeadlineExceeded || s.ctx.Err() != nil {
+// tryAgain is the pause before a request is made again.
+const tryAgain = 50 * time.Millisecond
+
+// answered reports whether a request that failed has got its answer: one that this package gave itself, or one of etcd's own
+// that the same request would get again. Everything else is trouble on the way there or back, or a member's that cannot
+// answer now.
+func answered(err error) bool {
+	var refused *refusal
+	var said rpctypes.EtcdError
+	if errors.As(err, &refused) {
+		return true
+	}
+	if !errors.As(err, &said) {
 		return false
 	}
-	return pause(call, 50*time.Millisecond)
+	switch said.Code() {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.ResourceExhausted: // no leader, too late, too many requests
+		return false
+	}
+	return true
 }
 
 // pause waits for d; it is false if ctx ends first.
@@ -74,30 +92,15 @@ func (s *Store) explain(caller context.Context, op string, err error) error {
 	case err == nil:
 		return nil
 	case s.ctx.Err() != nil:
-		return fmt.Errorf("%s: store is closed", op)
+		return fmt.Errorf("%s: %w", op, ErrClosed)
 	case caller.Err() != nil:
 		return fmt.Errorf("%s: %w", op, caller.Err())
 	}
-	if c := codeOf(err); c == codes.DeadlineExceeded || c == codes.Unavailable {
+	if !answered(err) {
 		return fmt.Errorf("%s: %w", op, &UnreachableError{Endpoints: s.endpoints, After: s.options.timeout, Reason: s.probe(caller, err)})
 	}
 	if remedy := explainLogin(err); remedy != "" {
 		return fmt.Errorf("%s: %w: %s", op, err, remedy)
 	}
 	return fmt.Errorf("%s: %w", op, err)
-}
-
-func codeOf(err error) codes.Code {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return codes.DeadlineExceeded
-	}
-	if e := (rpctypes.EtcdError{}); errors.As(err, &e) {
-		return e.Code()
-	}
-	s := status.Convert(err)
-	if s.Code() == codes.Unknown && s.Message() == context.DeadlineExceeded.Error() {
-		// A member that has no majority ends a request as late as its client does, perhaps a moment before, and gives no code.
-		return codes.DeadlineExceeded
-	}
-	return s.Code()
 }

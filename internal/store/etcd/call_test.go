@@ -3,39 +3,110 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"testing"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"heddle.dev/heddle/internal/store"
 )
 
-// TestMemberWithoutMajority: a member that cannot decide, and says so in its own words when time is up, is as good as one that
-// does not answer: another is asked, and what cannot be had may be asked for again.
-func TestMemberWithoutMajority(t *testing.T) {
-	late := status.Error(codes.Unknown, "context deadline exceeded")
+// unanswered are ways in which a request gets no answer: of a member that is killed, that has no majority, and some that nobody
+// has thought of.
+var unanswered = []error{
+	status.Error(codes.Unavailable, "connection refused"),
+	status.Error(codes.Internal, "server closed the stream without sending trailers"),
+	status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: INTERNAL_ERROR"),
+	status.Error(codes.Unknown, "context deadline exceeded"), // a member without a majority ends it a moment before its client
+	status.Error(codes.Unknown, "something else"),
+	status.Error(codes.Canceled, "the transport is closing"),
+	rpctypes.Error(rpctypes.ErrGRPCNoLeader),
+	rpctypes.Error(rpctypes.ErrGRPCRequestTooManyRequests),
+	io.ErrUnexpectedEOF,
+	context.DeadlineExceeded,
+}
+
+// TestOnlyAnswersAreFinal: whatever keeps a request from being answered, it is made again, and when time is up the error says
+// that it may be. What etcd, or this package, has decided is not asked again.
+func TestOnlyAnswersAreFinal(t *testing.T) {
 	s := &Store{options: optionsOf([]Option{WithTimeout(30 * time.Second)}), endpoints: []string{"https://127.0.0.1:1", "https://127.0.0.1:2"}, ctx: t.Context()}
-	call, cancel := s.bound(t.Context())
-	defer cancel()
-	asked := 0
-	err := s.try(call, func(context.Context) error {
-		if asked++; asked == 1 {
-			return late
+	try := func(first error) (asked int, err error) {
+		call, cancel := s.bound(t.Context())
+		defer cancel()
+		err = s.try(call, func(context.Context) error {
+			if asked++; asked == 1 {
+				return first
+			}
+			return nil
+		})
+		return asked, err
+	}
+	for _, trouble := range unanswered {
+		if asked, err := try(trouble); err != nil || asked != 2 {
+			t.Errorf("%v: asked %d times: %v", trouble, asked, err)
 		}
-		return nil
-	})
-	if err != nil || asked != 2 {
-		t.Errorf("asked %d times: %v", asked, err)
+		var unreachable *UnreachableError
+		if err := s.explain(t.Context(), "read x", trouble); !errors.As(err, &unreachable) {
+			t.Errorf("explained as %v, want a store that does not answer", err)
+		}
+		call, cancel := s.bound(t.Context())
+		cancel()
+		if err := s.try(call, func(context.Context) error { return trouble }); !errors.Is(err, trouble) {
+			t.Errorf("when time is up: %v", err)
+		}
 	}
-	if err := s.try(call, func(context.Context) error { return status.Error(codes.Unknown, "something else") }); err == nil {
-		t.Error("another error was tried again")
+	for _, answer := range []error{rpctypes.Error(rpctypes.ErrGRPCCompacted), rpctypes.Error(rpctypes.ErrGRPCPermissionDenied),
+		fmt.Errorf("wrapped: %w", rpctypes.Error(rpctypes.ErrGRPCRequestTooLarge)), &refusal{errConflict}} {
+		if asked, err := try(answer); !errors.Is(err, answer) || asked != 1 {
+			t.Errorf("%v: asked %d times: %v", answer, asked, err)
+		}
 	}
-	cancel()
-	if err := s.try(call, func(context.Context) error { return late }); !errors.Is(err, late) {
-		t.Errorf("when time is up: %v", err)
+}
+
+// TestAnswersLost loses the answers of transactions that etcd has carried out, each in another way, as when it is killed: every
+// operation is as if it had been answered.
+func TestAnswersLost(t *testing.T) {
+	t.Parallel()
+	s := embedded(t, EmbeddedConfig{})
+	initNetwork(t, s, store.Network{})
+	lost, next := 0, 0
+	flaky, err := clientv3.New(clientv3.Config{Endpoints: s.client.Endpoints(), TLS: s.options.tls, Context: s.ctx, Logger: s.client.GetLogger(),
+		DialOptions: []grpc.DialOption{grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
+			conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			err := invoke(ctx, method, req, reply, conn, opts...)
+			if next++; err == nil && next%3 == 0 { // once that of what an operation reads, once that of what it writes
+				lost++
+				return unanswered[lost%len(unanswered)]
+			}
+			return err
+		})}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	var unreachable *UnreachableError
-	if err := s.explain(t.Context(), "read x", late); !errors.As(err, &unreachable) {
-		t.Errorf("explained as %v, want a store that does not answer", err)
+	sound := s.client
+	s.client = flaky
+	t.Cleanup(func() { _ = flaky.Close(); s.client = sound })
+	for range 2 * len(unanswered) {
+		join(t, s, node(1))
+		put(t, s, endpoint("n1", 1, "10.244.0.2"))
+		if err := s.DeleteEndpoint(t.Context(), "n1", 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.LeaveNode(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if lost < len(unanswered) {
+		t.Errorf("%d answers lost", lost)
+	}
+	s.client = sound
+	if resp, err := s.get(t.Context(), s.keys.Root(), clientv3.WithPrefix()); err != nil || len(resp.Kvs) != 1 {
+		t.Errorf("left behind beside the network's key: %v, %v", resp.Kvs, err)
 	}
 }

@@ -103,6 +103,9 @@ func (e *UnreachableError) Error() string {
 		"or check the store address and firewalls on the way", strings.Join(e.Endpoints, ", "), e.After, e.Reason)
 }
 
+// ErrClosed is wrapped by errors of calls that a store's end cut off.
+var ErrClosed = errors.New("store is closed")
+
 // Connect uses the etcd at endpoints ("https://10.0.0.1:2379") for network id. An etcd that does not
 // answer gives an *UnreachableError. Close releases the store.
 func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts ...Option) (_ *Store, err error) {

@@ -35,10 +35,10 @@ func (s *Store) update(ctx context.Context, op string, reads []read,
 		switch {
 		case err == nil:
 			return nil
-		case errors.As(err, &refused):
-			return refused.err
-		case !errors.Is(err, errConflict):
+		case !errors.As(err, &refused):
 			return s.explain(ctx, op, err)
+		case refused.err != errConflict:
+			return refused.err
 		}
 		// The deadline bounds this; a winner always exists, so the others' work shrinks. Many that want the same, as
 		// when a whole network starts, must not read everything again after every one.
@@ -54,7 +54,7 @@ const maxConflictPause = 200 * time.Millisecond
 // errConflict says that somebody else wrote what a transaction had read.
 var errConflict = errors.New("changed meanwhile")
 
-// refusal carries a decision not to write past the handling of etcd's errors.
+// refusal carries a decision not to write, or that nothing was written, past the handling of etcd's errors.
 type refusal struct{ err error }
 
 func (r *refusal) Error() string { return r.err.Error() }
@@ -74,7 +74,7 @@ func (s *Store) updateOnce(call context.Context, reads []read,
 	}
 	resp, err := s.client.Txn(call).If(unchanged...).Then(ops...).Commit()
 	if err == nil && !resp.Succeeded {
-		err = errConflict
+		err = &refusal{errConflict}
 	}
 	return err
 }

@@ -188,12 +188,7 @@ func (c *Client) WaitReady(ctx context.Context) error {
 }
 
 // call sends one request, with in as JSON body unless nil, and decodes the answer into out unless nil.
-func (c *Client) call(ctx context.Context, method, target string, in, out any) (err error) {
-	defer func() {
-		if err != nil {
-			err = c.explain(err)
-		}
-	}()
+func (c *Client) call(ctx context.Context, method, target string, in, out any) error {
 	var body io.Reader
 	if in != nil {
 		b, err := json.Marshal(in)
@@ -209,20 +204,38 @@ func (c *Client) call(ctx context.Context, method, target string, in, out any) (
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	status, answer, err := c.exchange(req)
+	if err != nil {
+		return c.unanswered(ctx, err)
+	}
+	if err := decodeAnswer(status, answer, out); err != nil {
+		var said *Error
+		if errors.As(err, &said) {
+			return err // the agent's own, as it is
+		}
+		return fmt.Errorf("agent at %s: %w", c.socketPath, err)
+	}
+	return nil
+}
+
+// exchange sends a request and gives its answer; an error says that there is none, or not a whole one.
+func (c *Client) exchange(req *http.Request) (status int, answer []byte, err error) {
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	defer func() { _ = resp.Body.Close() }() // everything of interest has been read
-	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes+1))
-	if err != nil {
-		return fmt.Errorf("read answer: %w", err)
-	}
+	answer, err = io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes+1))
+	return resp.StatusCode, answer, err
+}
+
+// decodeAnswer decodes an answer into out unless nil.
+func decodeAnswer(status int, answer []byte, out any) error {
 	if len(answer) > maxResponseBytes {
 		return fmt.Errorf("answer exceeds %d bytes", maxResponseBytes)
 	}
-	if resp.StatusCode/100 != 2 {
-		return decodeError(resp.StatusCode, answer)
+	if status/100 != 2 {
+		return decodeError(status, answer)
 	}
 	if out == nil {
 		return nil
@@ -244,25 +257,23 @@ func decodeError(status int, answer []byte) error {
 	return body.Error
 }
 
-// explain names the socket, and marks the errors that mean that no agent answers there. An agent's
-// own answer is passed on as it is.
-func (c *Client) explain(err error) error {
-	var e *Error
-	if errors.As(err, &e) {
-		return err
-	}
+// unanswered names the socket, and says what it means that a request was not answered: that no agent is there, or that it ended
+// first, whatever the connection's end looked like. Only what the caller itself decided, and a socket that cannot be used, is
+// neither.
+func (c *Client) unanswered(ctx context.Context, err error) error {
 	// The URL in it is made up, so the wrapping *url.Error helps nobody.
 	var ue *url.Error
 	if errors.As(err, &ue) {
 		err = ue.Err
 	}
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	var op *net.OpError
+	dialing := errors.As(err, &op) && op.Op == "dial"
+	switch {
+	case ctx.Err() != nil:
+	case dialing && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)):
 		return fmt.Errorf("%w on %s: %w", ErrNoAgent, c.socketPath, err)
-	}
-	for _, cut := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if errors.Is(err, cut) {
-			return fmt.Errorf("%w: %s: %w", ErrAgentEnded, c.socketPath, err)
-		}
+	case !dialing:
+		return fmt.Errorf("%w: %s: %w", ErrAgentEnded, c.socketPath, err)
 	}
 	return fmt.Errorf("agent at %s: %w", c.socketPath, err)
 }

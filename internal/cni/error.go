@@ -34,6 +34,15 @@ func unsupported(field, value, remedy string) *types.Error {
 	return types.NewError(types.ErrUnsupportedField, fmt.Sprintf("unsupported field %s: %.200s", field, value), remedy)
 }
 
+// repeatable is agentError for operations that may be repeated whatever has come of them: engines are told to.
+func repeatable(doing, socket string, err error) *types.Error {
+	e := agentError(doing, socket, err)
+	if e.Code == codeFailed || e.Code == types.ErrIOFailure {
+		e.Code = types.ErrTryAgainLater
+	}
+	return e
+}
+
 // agentError gives an agent's error, or that of reaching it, its code on CNI's side.
 func agentError(doing, socket string, err error) *types.Error {
 	var e *api.Error

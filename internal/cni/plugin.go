@@ -161,7 +161,7 @@ func del(args *skel.CmdArgs) error {
 	client := api.Dial(c.Socket)
 	defer client.Close()
 	if err := client.DeleteEndpointLater(ctx, name); err != nil && !errors.Is(err, api.ErrNotFound) {
-		return agentError("delete", c.Socket, err)
+		return repeatable("delete", c.Socket, err)
 	}
 	return nil
 }
@@ -226,7 +226,7 @@ func gc(args *skel.CmdArgs) error {
 	defer client.Close()
 	list, err := client.Endpoints(ctx)
 	if err != nil {
-		return agentError("garbage collection", c.Socket, err)
+		return repeatable("garbage collection", c.Socket, err)
 	}
 	var errs []error
 	for _, e := range list {
@@ -238,7 +238,7 @@ func gc(args *skel.CmdArgs) error {
 		}
 	}
 	if len(errs) > 0 {
-		return agentError(fmt.Sprintf("garbage collection: %d endpoints remain", len(errs)), c.Socket, errs[0])
+		return repeatable(fmt.Sprintf("garbage collection: %d endpoints remain", len(errs)), c.Socket, errs[0])
 	}
 	return nil
 }

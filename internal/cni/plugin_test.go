@@ -38,6 +38,12 @@ func TestAgentErrorsHaveCodes(t *testing.T) {
 		if e := agentError("add", "/s", c.err); e.Code != c.code || e.Msg == "" {
 			t.Errorf("%v: %d %s, want code %d", c.err, e.Code, e.Msg, c.code)
 		}
+		if c.code == codeFailed || c.code == types.ErrIOFailure {
+			c.code = types.ErrTryAgainLater
+		}
+		if e := repeatable("delete", "/s", c.err); e.Code != c.code {
+			t.Errorf("DEL, %v: %d %s, want code %d", c.err, e.Code, e.Msg, c.code)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 // attackedElsewhere are the protections whose attack needs more than an agent without them, and its test.
 var attackedElsewhere = map[model.Protection]string{
 	model.ProtectIncarnation: "TestStaleEndpoint",
+	model.ProtectHooks:       "TestCgroupMadeAnew",
 }
 
 // TestStaleEndpoint keeps sockets of an endpoint past its end, until another has its id: they must not become that

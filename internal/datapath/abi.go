@@ -23,7 +23,7 @@ const abiVersion = 2 // since 2, tags say who opened a connection
 const (
 	abiPin    = "abi_by_map"
 	lastIDPin = "last_endpoint"
-	linkPin   = "link_" // and the hook's name
+	linkPin   = "link_" // and the hook's name; of an earlier cgroup, its id as well (retire.go)
 )
 
 // versionEntry is the record's entry for abiVersion; no map can have the name.
@@ -246,7 +246,8 @@ func (d *Datapath) removeStalePins(known abi) error {
 	for name := range known {
 		keep[name] = true
 	}
-	for _, h := range d.hooks() {
+	hooks := d.hooks()
+	for _, h := range hooks {
 		keep[linkPin+h.name] = true
 	}
 	for name := range lockHooks(&lockObjects{}) {
@@ -258,7 +259,8 @@ func (d *Datapath) removeStalePins(known abi) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if !keep[e.Name()] {
+		earlier := slices.ContainsFunc(hooks, func(h hook) bool { return h.isEarlierPin(e.Name()) })
+		if !keep[e.Name()] && !earlier {
 			errs = append(errs, os.Remove(filepath.Join(d.cfg.PinDir, e.Name())))
 		}
 	}

@@ -37,11 +37,14 @@ func (d *Datapath) hooks() []hook {
 	}
 }
 
-// attachCgroup brings every hook to this object's program.
+// attachCgroup brings every hook to this object's program: of the agent's cgroup, and of those that earlier agents had.
 func (d *Datapath) attachCgroup() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.cfg.Cgroup, &st); err != nil {
 		return fmt.Errorf("cgroup %s: %w", d.cfg.Cgroup, err)
+	}
+	if err := d.retireLinks(st.Ino); err != nil {
+		return fmt.Errorf("hooks of earlier cgroups: %w", err)
 	}
 	for _, h := range d.hooks() {
 		l, err := d.attachHook(h, st.Ino)
@@ -53,24 +56,18 @@ func (d *Datapath) attachCgroup() error {
 	return nil
 }
 
-// attachHook updates the link pinned by an earlier agent, or makes and pins one. A link to another
-// cgroup (one that was removed and made again has a new id) is replaced.
+// attachHook updates the link pinned by an earlier agent, or makes and pins one.
 func (d *Datapath) attachHook(h hook, cgroupID uint64) (link.Link, error) {
 	pin := filepath.Join(d.cfg.PinDir, linkPin+h.name)
 	old, err := link.LoadPinnedLink(pin, nil)
-	switch {
-	case err == nil && linkCgroup(old) == cgroupID:
+	if err == nil {
 		if err := old.Update(h.prog); err != nil {
 			_ = old.Close()
 			return nil, fmt.Errorf("update pinned link: %w", err)
 		}
 		return old, nil
-	case err == nil:
-		_ = old.Close()
-		if err := os.Remove(pin); err != nil {
-			return nil, fmt.Errorf("remove stale pin: %w", err)
-		}
-	case !errors.Is(err, os.ErrNotExist):
+	}
+	if !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("load pinned link: %w", err)
 	}
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: d.cfg.Cgroup, Attach: h.attach, Program: h.prog})
@@ -84,14 +81,16 @@ func (d *Datapath) attachHook(h hook, cgroupID uint64) (link.Link, error) {
 	return l, nil
 }
 
-// linkCgroup gives the id of the cgroup a link is attached to, 0 if it cannot be read.
-func linkCgroup(l link.Link) uint64 {
+// linkCgroup gives the id of the cgroup a link is attached to; 0 once the kernel has let go of that, which it does when the
+// cgroup is removed and the last socket made in it is gone.
+func linkCgroup(l link.Link) (uint64, error) {
 	info, err := l.Info()
 	if err != nil {
-		return 0
+		return 0, fmt.Errorf("read link: %w", err)
 	}
-	if c := info.Cgroup(); c != nil {
-		return c.CgroupId
+	c := info.Cgroup()
+	if c == nil {
+		return 0, errors.New("not the link of a cgroup")
 	}
-	return 0
+	return c.CgroupId, nil
 }

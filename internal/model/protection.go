@@ -42,6 +42,7 @@ const (
 	ProtectMigrated          Protection = 26
 	ProtectAgentOption       Protection = 27
 	ProtectCrates            Protection = 28
+	ProtectHooks             Protection = 29
 )
 
 // ProtectionInfo describes one Protection.
@@ -82,6 +83,7 @@ var Protections = []ProtectionInfo{
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
 	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
 	{ProtectCrates, "crates", "only containers that may have sockets by the crate get them, so many, by a socket that leads to no process of the node"},
+	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 }
 
 // String gives the protection's name.

@@ -105,7 +105,11 @@ variables come with --env.`,
 			if err != nil {
 				return err
 			}
-			return l.Exec(c)
+			status, err := l.Exec(c)
+			if err == nil && status != 0 {
+				os.Exit(status) // the command has said why
+			}
+			return err
 		},
 	}
 	// What follows the container is the command's, flags as well.
@@ -178,18 +182,25 @@ func newLabListCmd() *cobra.Command {
 	return cmd
 }
 
-func printLabs(labs []lab.State) error {
+func printLabs(labs []lab.Listed) error {
 	if len(labs) == 0 {
 		_, err := fmt.Fprintln(os.Stderr, "no lab is up: `heddle lab up` brings one up")
 		return err
 	}
 	fmt.Printf("%-20s %5s %10s %s\n", "LAB", "NODES", "CONTAINERS", "STATE")
 	for _, s := range labs {
-		state := "incomplete"
-		if s.Ready {
-			state = "up"
-		}
-		fmt.Printf("%-20s %5d %10d %s\n", s.Name, s.Nodes, s.Containers, state)
+		fmt.Printf("%-20s %5d %10d %s\n", s.Name, s.Nodes, s.Containers, labState(s))
 	}
 	return nil
+}
+
+// labState says in a few words whether a lab can be used.
+func labState(s lab.Listed) string {
+	switch {
+	case !s.Ready:
+		return "incomplete"
+	case len(s.Down) > 0:
+		return "down: " + strings.Join(s.Down, "; ")
+	}
+	return "up"
 }

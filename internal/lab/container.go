@@ -249,18 +249,23 @@ func (l Lab) start(ctx context.Context, p programs, c container, m Mode, initPid
 		return 0, err
 	}
 	defer logFile.Close()
-	pidFile := filepath.Join(bundle, "pid")
-	cmd := l.runc(ctx, p, m, "run", "--detach", "--bundle", bundle, "--pid-file", pidFile, id)
+	pidPath := filepath.Join(bundle, pidFile)
+	cmd := l.runc(ctx, p, m, "run", "--detach", "--bundle", bundle, "--pid-file", pidPath, id)
 	cmd.Stdout, cmd.Stderr = logFile, logFile // a pipe would be the container's as well, and never end
 	if err := runTied(cmd); err != nil {
 		return 0, fmt.Errorf("%s run %s: %w%s", filepath.Base(cmd.Path), id, err, tail(logFile.Name()))
 	}
-	data, err := os.ReadFile(pidFile)
+	return readPid(pidPath)
+}
+
+// readPid reads what process the runtime has started.
+func readPid(path string) (pid int, err error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
 	if _, err := fmt.Sscan(string(data), &pid); err != nil {
-		return 0, fmt.Errorf("%s: %w", pidFile, err)
+		return 0, fmt.Errorf("%s: %w", path, err)
 	}
 	return pid, nil
 }

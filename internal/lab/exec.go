@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -27,28 +30,31 @@ type Command struct {
 // passedEnv is what a command gets of its caller's environment without asking.
 var passedEnv = []string{"PATH", "HOME", "TERM", "LANG"}
 
-// Exec replaces the process by one that runs the command in its container: its standard streams are the
-// caller's, signals sent to it reach the command, and its exit status is the command's. It returns only
-// with an error. Two things follow from runc's: it copies the streams and so ends when the last process
-// that holds them does; and killed by SIGKILL, it leaves the command behind.
-func (l Lab) Exec(c Command) error {
+// Exec runs the command in its container: its standard streams are the caller's own, signals sent to this process reach it, and
+// status is what it ends with. Only the command itself is waited for, not what it leaves behind in the container. On a terminal
+// this process becomes the runtime, which copies between that and one of the container's, and Exec returns only with an error.
+// Either way, who kills this process by SIGKILL leaves the command behind.
+func (l Lab) Exec(c Command) (status int, err error) {
 	if os.Geteuid() != 0 {
-		return ErrNotRoot
+		return 0, ErrNotRoot
 	}
 	s, err := l.Load()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	in, err := s.find(c.Container)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if len(c.Args) == 0 {
-		return errors.New("no command: give one after --")
+		return 0, errors.New("no command: give one after --")
 	}
-	id := l.runcID(in, c.Mode)
-	if _, err := os.Stat(filepath.Join(l.runcRoot(), id)); err != nil {
-		return fmt.Errorf("container %s of lab %s is not up yet: complete it with `heddle lab up%s`", c.Container, l.name, l.flag())
+	groups, err := findCgroups()
+	if err != nil {
+		return 0, err
+	}
+	if !l.runs(groups, in, c.Mode) {
+		return 0, fmt.Errorf("container %s of lab %s does not run in mode %s: `heddle lab up%s` starts what is missing", c.Container, l.name, c.Mode, l.flag())
 	}
 	p := programs{}
 	if c.Mode == ModeHeddle {
@@ -57,14 +63,81 @@ func (l Lab) Exec(c Command) error {
 		p.runc, err = runtime.FindRuntime(os.Getenv(runtime.EnvRuntime))
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if c.Dir == "" {
 		c.Dir = l.workingDir(in)
 	}
 	path, env := l.runtime(p, c.Mode)
-	args := append([]string{path, "--root", l.runcRoot()}, execArgs(c, id, os.LookupEnv, onTerminal())...)
-	return fmt.Errorf("exec %s: %w", path, syscall.Exec(path, args, env))
+	tty := onTerminal()
+	args := append([]string{path, "--root", l.runcRoot()}, execArgs(c, l.runcID(in, c.Mode), os.LookupEnv, tty)...)
+	if tty {
+		return 0, fmt.Errorf("exec %s: %w", path, syscall.Exec(path, args, env))
+	}
+	dir, err := os.MkdirTemp(l.containerDir(in), "exec-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	return follow(&exec.Cmd{Path: path, Args: args, Env: env}, filepath.Join(dir, pidFile))
+}
+
+// pidFile is the name of the files in which the runtime says what process it has started.
+const pidFile = "pid"
+
+// follow has the runtime start a process, and waits for that as if it were this one. The runtime itself does not stay: it would
+// copy the streams, and wait for whoever else holds them.
+func follow(start *exec.Cmd, pidPath string) (status int, err error) {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals)
+	defer signal.Stop(signals)
+	// The process is the runtime's child; with that gone, it is this one's.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return 0, fmt.Errorf("become the parent of the command: %w", err)
+	}
+	start.Args = slices.Insert(start.Args, slices.Index(start.Args, "exec")+1, "--detach", "--pid-file", pidPath)
+	start.Stdin, start.Stdout, start.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := start.Run(); err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return exitStatus(exit.ProcessState), nil // the runtime has said why
+		}
+		return 0, err
+	}
+	pid, err := readPid(pidPath)
+	if err != nil {
+		return 0, err
+	}
+	command, err := os.FindProcess(pid)
+	if err != nil {
+		return 0, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for s := range signals {
+			// What this process hears of its own children and of Go's runtime is not meant for the command.
+			if s != unix.SIGCHLD && s != unix.SIGURG {
+				_ = command.Signal(s) // it may have ended
+			}
+		}
+	}()
+	state, err := command.Wait()
+	signal.Stop(signals)
+	close(signals)
+	<-ended
+	if err != nil {
+		return 0, fmt.Errorf("wait for the command: %w", err)
+	}
+	return exitStatus(state), nil
+}
+
+// exitStatus is what a shell says of how a process ended.
+func exitStatus(s *os.ProcessState) int {
+	if w, ok := s.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		return 128 + int(w.Signal())
+	}
+	return s.ExitCode()
 }
 
 // execArgs gives runc's `exec` command line.

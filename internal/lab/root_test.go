@@ -160,6 +160,8 @@ func TestLab(t *testing.T) {
 		c.talk(t, m, "n2/c1", "n1/c1")
 	}
 	t.Run("exec", c.testExec)
+	t.Run("exec of what leaves a child", c.testExecOfParent)
+	t.Run("killed from within", c.testKilledFromWithin)
 	t.Run("errors", c.testErrors)
 	t.Run("agent killed", c.testAgentKilled)
 	t.Run("second lab", c.testSecondLab)

@@ -190,8 +190,25 @@ func (l Lab) freeIndex() (int, error) {
 	return 0, fmt.Errorf("%d labs are up: remove one with `heddle lab down --lab NAME`", len(labs))
 }
 
-// List gives the states of all labs, sorted by name. A lab whose state cannot be read has only a name.
-func List() ([]State, error) { return list(Root) }
+// List gives all labs, sorted by name. A lab whose state cannot be read has only a name.
+func List() ([]Listed, error) {
+	states, err := list(Root)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := findCgroups()
+	if err != nil && len(states) > 0 {
+		return nil, err
+	}
+	labs := make([]Listed, len(states))
+	for i, s := range states {
+		labs[i].State = s
+		if s.Ready {
+			labs[i].Down = Lab{name: s.Name, root: Root}.missing(s, groups)
+		}
+	}
+	return labs, nil
+}
 
 func list(root string) ([]State, error) {
 	entries, err := os.ReadDir(root)

@@ -72,6 +72,11 @@ func (l Lab) Up(ctx context.Context, size Size, progress io.Writer) (err error) 
 	if u.state, err = l.prepare(size); err != nil {
 		return err
 	}
+	if u.state.Ready {
+		for _, part := range l.missing(u.state, u.groups) {
+			fmt.Fprintf(progress, "lab %s: %s is down\n", l.name, part)
+		}
+	}
 	for _, step := range []struct {
 		name string
 		run  func(context.Context) error

@@ -274,6 +274,15 @@ struct port_account {
 	} waiting[PORT_SLOTS]; /* given up while a connection may be in TIME_WAIT, which holds them, too */
 };
 
+#define NODE_PORTS_MAX 8192 /* an eighth of all ports */
+
+/* A port that the node keeps for its own connects, and sockets of containers hold all the same. */
+struct node_port {
+	struct bpf_spin_lock lock;
+	__u32 sockets; /* listeners with what they accepted are one */
+	__u32 waits;   /* not 0: since one of them had it, a connection may be in TIME_WAIT */
+};
+
 /* endpoint.flags */
 enum endpoint_flags {
 	ENDPOINT_INTERCEPTED = 1 << 0,

@@ -101,8 +101,6 @@ int bind4(struct bpf_sock_addr *ctx)
 		return 0;
 	}
 	set_mapped(&asked, ctx->user_ip4);
-	if (!sk_of(ctx)->src_port && is_node_port((__be16)ctx->user_port))
-		return refuse(REASON_REFUSE_NODE_PORT, EADDRINUSE_);
 	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
 		bpf_set_retval(-EADDRINUSE_);
 		return 0;
@@ -186,8 +184,6 @@ int bind6(struct bpf_sock_addr *ctx)
 		              sk_of(ctx)->src_port || (next.flags & TAG_V6ONLY && is_mapped(&asked))
 		                      ? EINVAL_
 		                      : EADDRNOTAVAIL_);
-	if (!sk_of(ctx)->src_port && is_node_port((__be16)ctx->user_port))
-		return refuse(REASON_REFUSE_NODE_PORT, EADDRINUSE_);
 	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
 		bpf_set_retval(-EADDRINUSE_);
 		return 0;

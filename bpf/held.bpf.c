@@ -13,14 +13,20 @@ static __always_inline bool is_ephemeral(__u32 port)
 	return port >= config_ephemeral_first && port <= config_ephemeral_last;
 }
 
-/* The account of the socket's endpoint; NULL if that is gone, also if another has its id by now (counter_of). */
-static __always_inline struct port_account *ports_of(const struct sock_tag *tag)
+/* The account of the socket's endpoint in a map of them; NULL if that is gone, also if another has its id by now
+ * (counter_of). */
+static __always_inline struct port_account *account_in(void *accounts, const struct sock_tag *tag)
 {
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
 
 	if (!ep || ep->incarnation != tag->incarnation)
 		return NULL;
-	return bpf_map_lookup_elem(&ports_by_endpoint, &tag->endpoint_id);
+	return bpf_map_lookup_elem(accounts, &tag->endpoint_id);
+}
+
+static __always_inline struct port_account *ports_of(const struct sock_tag *tag)
+{
+	return account_in(&ports_by_endpoint, tag);
 }
 
 static __always_inline __u32 port_slot_now(void)
@@ -28,19 +34,21 @@ static __always_inline __u32 port_slot_now(void)
 	return (__u32)(bpf_ktime_get_ns() / (PORT_SLOT_SECONDS * 1000000000ULL));
 }
 
-/* Counts a port. False: the endpoint has as many as it may, and it is counted only if anyway says so. */
-static __always_inline bool charge_port(struct port_account *a, bool anyway)
+/* Counts a port. False: there are as many as may be, and it is counted only if anyway says so. */
+static __noinline bool charge_account(struct port_account *a, __u32 limit, bool anyway)
 {
 	__u32 now = port_slot_now(), n, i;
 	bool within;
 
+	if (!a)
+		return anyway;
 	bpf_spin_lock(&a->lock);
 	n = a->held;
 	for (i = 0; i < PORT_SLOTS; i++) {
 		if (now - a->waiting[i].when < PORT_SLOTS)
 			n += a->waiting[i].ports;
 	}
-	within = n < config_endpoint_ports || !protects(PROTECT_PORT_QUOTA);
+	within = n < limit;
 	if (within || anyway)
 		a->held++;
 	bpf_spin_unlock(&a->lock);
@@ -48,9 +56,8 @@ static __always_inline bool charge_port(struct port_account *a, bool anyway)
 }
 
 /* Counts a port off, at once or when TIME_WAIT is over. */
-static __noinline int uncharge_port(const struct sock_tag *tag, bool waits)
+static __noinline int uncharge_account(struct port_account *a, bool waits)
 {
-	struct port_account *a = tag ? ports_of(tag) : NULL;
 	__u32 now = port_slot_now(), slot = now & (PORT_SLOTS - 1);
 
 	if (!a)
@@ -68,21 +75,131 @@ static __noinline int uncharge_port(const struct sock_tag *tag, bool waits)
 	return 0;
 }
 
+/* The ports that the node keeps (ports.bpf.c) are taken one by one: half of them at most by all containers, and a
+ * sixteenth by one. A port that several have is one less for the node, so it counts once. */
+#define NODE_PORTS_ALL 2
+#define NODE_PORTS_ONE 16
+
+static __always_inline __u32 node_ports(void)
+{
+	return (__u32)config_node_port_last - config_node_port_first + 1;
+}
+
+static __always_inline struct port_account *all_node_ports(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&node_ports_held, &zero);
+}
+
+static __always_inline struct node_port *node_port_at(__u32 port)
+{
+	__u32 index = port & (NODE_PORTS_MAX - 1);
+
+	return bpf_map_lookup_elem(&node_port_by_number, &index);
+}
+
+/* One more socket has the port, if others have it already, or if first says so. Gives whether they have. */
+static __always_inline bool join_node_port(struct node_port *p, bool first)
+{
+	bool shared;
+
+	bpf_spin_lock(&p->lock);
+	shared = p->sockets;
+	if (!shared && first)
+		p->waits = 0;
+	if (shared || first)
+		p->sockets++;
+	bpf_spin_unlock(&p->lock);
+	return shared;
+}
+
+/* Counts one of the node's ports. False: it must stay the node's; it is counted only if anyway says so. */
+static __noinline bool take_node_port(const struct sock_tag *tag, __u32 port, bool anyway)
+{
+	struct node_port *p = node_port_at(port);
+	struct port_account *all = all_node_ports();
+	struct port_account *own;
+
+	if (!tag || !p || !all)
+		return false;
+	own = account_in(&node_ports_by_endpoint, tag);
+	if (!charge_account(own, node_ports() / NODE_PORTS_ONE, anyway) && !anyway)
+		return false;
+	if (join_node_port(p, false))
+		return true;
+	if (!charge_account(all, node_ports() / NODE_PORTS_ALL, anyway) && !anyway) {
+		uncharge_account(own, false);
+		return false;
+	}
+	if (join_node_port(p, true)) /* another came first */
+		uncharge_account(all, false);
+	return true;
+}
+
+static __noinline int leave_node_port(const struct sock_tag *tag, __u32 port, bool waits)
+{
+	struct node_port *p = node_port_at(port);
+	bool last;
+
+	if (!tag || !p)
+		return 0;
+	uncharge_account(account_in(&node_ports_by_endpoint, tag), waits);
+	bpf_spin_lock(&p->lock);
+	p->waits |= waits;
+	waits = p->waits;
+	last = p->sockets == 1;
+	if (p->sockets)
+		p->sockets--;
+	bpf_spin_unlock(&p->lock);
+	return last ? uncharge_account(all_node_ports(), waits) : 0;
+}
+
+/* Counts a port. Gives why not: then it is counted only if anyway says so. */
+static __noinline __u32 charge_port(const struct sock_tag *tag, __u32 port, bool anyway)
+{
+	__u32 limit = protects(PROTECT_PORT_QUOTA) ? config_endpoint_ports : ~0U;
+	struct port_account *a = tag ? ports_of(tag) : NULL;
+	bool within;
+
+	if (!a)
+		return REASON_REFUSE_PORT_QUOTA;
+	within = charge_account(a, limit, anyway);
+	if (!within && !anyway)
+		return REASON_REFUSE_PORT_QUOTA;
+	if (is_node_port(bpf_htons(port)) && !take_node_port(tag, port, anyway)) {
+		uncharge_account(a, false);
+		return REASON_REFUSE_NODE_PORT;
+	}
+	return within ? REASON_NONE : REASON_REFUSE_PORT_QUOTA;
+}
+
+/* Counts a port off, at once or when TIME_WAIT is over. */
+static __noinline int uncharge_port(const struct sock_tag *tag, __u32 port, bool waits)
+{
+	if (!tag)
+		return 0;
+	uncharge_account(ports_of(tag), waits);
+	return is_node_port(bpf_htons(port)) ? leave_node_port(tag, port, waits) : 0;
+}
+
 /* The socket has its port no longer. */
 static __noinline int release_port(const struct sock_tag *tag, struct held_port *h)
 {
 	struct port_group *group;
+	__u32 port;
 	bool waits;
 	__u64 id;
 
 	if (!tag || !h || !h->port)
 		return 0;
 	id = h->group;
+	port = h->port;
 	waits = h->flags & HELD_WAITS;
 	h->group = 0;
 	h->port = 0;
 	if (!id)
-		return uncharge_port(tag, waits);
+		return uncharge_port(tag, port, waits);
 	group = bpf_map_lookup_elem(&group_by_listener, &id);
 	if (!group)
 		return 0;
@@ -92,44 +209,45 @@ static __noinline int release_port(const struct sock_tag *tag, struct held_port 
 		return 0;
 	waits = group->waits;
 	bpf_map_delete_elem(&group_by_listener, &id);
-	return uncharge_port(tag, waits);
+	return uncharge_port(tag, port, waits);
 }
 
-/* The socket has taken a port. False: its endpoint has as many as it may, and it is counted only if anyway says so. */
-static __always_inline bool hold_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
-                                      bool anyway)
+/* The socket has taken a port. Gives why it must not have it, or REASON_NONE: then it is counted only if anyway says
+ * so. */
+static __always_inline __u32 hold_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
+                                       bool anyway)
 {
 	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
-	struct port_account *a;
-	bool within;
+	__u32 reason;
 
 	if (h && h->port == port)
-		return !(h->flags & HELD_SURPLUS);
+		return h->flags & HELD_SURPLUS ? REASON_REFUSE_PORT_QUOTA : REASON_NONE;
 	if (h)
 		release_port(tag, h); /* one that the kernel took from it when a connection ended */
-	a = is_ephemeral(port) ? ports_of(tag) : NULL;
-	if (!a)
-		return true;
-	within = charge_port(a, anyway);
-	if (!within && !anyway)
-		return false;
+	if (!is_ephemeral(port) || !ports_of(tag))
+		return REASON_NONE;
+	reason = charge_port(tag, port, anyway);
+	if (reason && !anyway)
+		return reason;
 	h = bpf_sk_storage_get(&port_by_sock, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!h) {
-		uncharge_port(tag, false);
-		return within;
+		uncharge_port(tag, port, false);
+		return reason;
 	}
 	h->group = 0;
 	h->port = port;
-	h->flags = HELD_CLOSED | (within ? 0 : HELD_SURPLUS);
-	return within;
+	h->flags = HELD_CLOSED | (reason ? HELD_SURPLUS : 0);
+	return reason;
 }
 
 /* bind() has given the socket a port. False: it must not have it. */
 static __always_inline bool bind_within_quota(struct bpf_sock *sk, const struct sock_tag *tag)
 {
-	if (hold_port(sk, tag, sk->src_port, false))
+	__u32 reason = hold_port(sk, tag, sk->src_port, false);
+
+	if (!reason)
 		return true;
-	count(REASON_REFUSE_PORT_QUOTA);
+	count(reason);
 	bpf_set_retval(-EADDRINUSE_);
 	return false;
 }
@@ -161,7 +279,7 @@ static __always_inline void group_port(struct bpf_sock_ops *ops, const struct so
 		return;
 	__sync_fetch_and_add(&group->sockets, 1);
 	h->group = id;
-	uncharge_port(tag, false);
+	uncharge_port(tag, h->port, false);
 }
 
 /* listen() */
@@ -172,7 +290,7 @@ static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_t
 
 	if (!sk || !tag)
 		return 0;
-	if (!hold_port(sk, tag, ops->local_port, true)) {
+	if (hold_port(sk, tag, ops->local_port, true)) {
 		__u32 id = tag->endpoint_id;
 
 		bpf_ringbuf_output(&surplus, &id, sizeof(id), 0);

@@ -118,6 +118,31 @@ struct {
 	__type(value, struct port_account);
 } ports_by_endpoint SEC(".maps");
 
+/* The same of the ports that the node keeps for its own connects (ports.bpf.c). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} node_ports_by_endpoint SEC(".maps");
+
+/* How many of those all containers hold, each port once. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} node_ports_held SEC(".maps");
+
+/* The sockets that hold each of them, by the port's lower bits. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NODE_PORTS_MAX);
+	__type(key, __u32);
+	__type(value, struct node_port);
+} node_port_by_number SEC(".maps");
+
 /* Endpoints with a listener above their limit of ports, by id, 4 bytes each. Written here, read by the agent, which ends
  * the listeners. When it is full, what comes is lost: there is enough to do. */
 struct {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Ports that the node keeps for its own connects: the last eighth of its ephemeral ports. All sockets of the node's
  * namespace share one table of ports, and the kernel gives no connect() a port that a bind() or listen() took at whatever
- * address: a container that binds every ephemeral port would leave none to anybody. Its sockets are kept below by
- * IP_LOCAL_PORT_RANGE, which the agent sets, and here when they name a port. */
+ * address: a container that binds every ephemeral port would leave none to anybody. The kernel chooses none of them for
+ * containers' sockets, by IP_LOCAL_PORT_RANGE, which the agent sets; of those that programs name, held.bpf.c leaves the
+ * node enough. */
 
 /* Whether a port is one of those. */
 static __always_inline bool is_node_port(__be16 port)

@@ -67,20 +67,17 @@ func starve(t *testing.T, what string, victim *peer, attackers ...[]string) stri
 	return gained(t, what, said, `"ok"`, `"EADDRNOTAVAIL"`)
 }
 
-// TestNodePorts: the ports that the node keeps are not to be had by name, nor by choice of the kernel's, whatever range a
-// program asks for; the others are, and it is not told of the agent's limit.
+// TestNodePorts: the ports that the node keeps are to be had by name, like all others, until a container has as many of them
+// as it may; the kernel chooses none of them for it, whatever range a program asks for, and it is not told of the agent's limit.
 func TestNodePorts(t *testing.T) {
-	var first, last int
-	if _, err := fmt.Sscan(nodeExec(t, "n1", "cat", "/proc/sys/net/ipv4/ip_local_port_range"), &first, &last); err != nil {
-		t.Fatal(err)
-	}
+	first, last := ephemeralPorts(t, "n1")
 	kept := last + 1 - (last-first+1)/8
-	p := startPeer(t, "heddle", "n1/c1")
+	share := (last + 1 - kept) / 16
+	p, neighbour := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
 	for addr, family := range map[string]int{"0.0.0.0": 4, "127.0.0.1": 4, address(t, "heddle", "n1/c1"): 4, "::": 6, "::1": 6} {
-		p.expect(`"EADDRINUSE"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, kept)
-		p.expect(`"EADDRINUSE"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, last)
-		p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, kept-1)
-		p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, last+1)
+		for _, port := range []int{kept - 1, kept, kept + share, last, last + 1} {
+			p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, port)
+		}
 	}
 	p.must(`ranged = lambda low, high: (s := tcp(4), s.setsockopt(0, 51, struct.pack("I", low | high << 16)))[0]`)
 	p.must(`asked = lambda s: (lambda v: [v & 0xffff, v >> 16 & 0xffff])(s.getsockopt(0, 51))`)
@@ -91,9 +88,20 @@ func TestNodePorts(t *testing.T) {
 	p.must(`port_of = lambda s: (s.bind(("0.0.0.0", 0)), s.getsockname()[1])[1]`)
 	p.expect(strconv.Itoa(kept-1), `port_of(ranged(%d, %d))`, kept, last)
 	p.expect(`true`, `all(%d <= port_of(s) < %d for s in [tcp(4) for _ in range(100)] + [ranged(%d, 0), ranged(0, %d)])`, first, kept, kept-50, last)
-	if n := counters(t, "n1")["refuse_node_port"]; n < 10 {
-		t.Errorf("refuse_node_port is %d, want 10 at least", n)
+
+	p.must(`held = []`)
+	p.must(`take = lambda first, n: sum(error_of(s.bind, ("127.0.0.77", first + i)) == "ok" for i in range(n) for s in [tcp(4)] if held.append(s) is None)`)
+	before := counters(t, "n1")["refuse_node_port"]
+	p.expect(strconv.Itoa(share), `take(%d, %d)`, kept, share+5)
+	if n := counters(t, "n1")["refuse_node_port"] - before; n != 5 {
+		t.Errorf("refuse_node_port is %d more, want 5", n)
 	}
+	neighbour.expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, kept) // one that another has is no further one for the node
+	neighbour.expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, last)
+	p.must(`held.pop(0).close()`)
+	p.expect(`1`, `take(%d, 2)`, last-2) // what is let go may be had again
+	p.must(`[s.close() for s in held], held.clear()`)
+	p.expect(strconv.Itoa(share), `take(%d, %d)`, kept, share)
 }
 
 // TestPortQuota: an endpoint's ports are counted for as long as the kernel gives nobody else a connect from them, however

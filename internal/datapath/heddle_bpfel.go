@@ -328,6 +328,16 @@ type heddleMemberKey struct {
 	Backend   heddleBackend
 }
 
+type heddleNodePort struct {
+	_    structs.HostLayout
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Sockets uint32
+	Waits   uint32
+}
+
 type heddlePairKey struct {
 	_    structs.HostLayout
 	From uint32
@@ -528,6 +538,9 @@ const (
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapMemberByBackend       = "member_by_backend"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
+	heddleMapNodePortByNumber      = "node_port_by_number"
+	heddleMapNodePortsByEndpoint   = "node_ports_by_endpoint"
+	heddleMapNodePortsHeld         = "node_ports_held"
 	heddleMapOpenersByOwner        = "openers_by_owner"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapPortBySock            = "port_by_sock"
@@ -697,39 +710,42 @@ type heddleProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleMapSpecs struct {
-	AccountByEndpoint *ebpf.MapSpec `ebpf:"account_by_endpoint"`
-	AffinityByClient  *ebpf.MapSpec `ebpf:"affinity_by_client"`
-	BackendBySlot     *ebpf.MapSpec `ebpf:"backend_by_slot"`
-	ClaimsByPort      *ebpf.MapSpec `ebpf:"claims_by_port"`
-	ClassByAddr       *ebpf.MapSpec `ebpf:"class_by_addr"`
-	ClassByPrefix     *ebpf.MapSpec `ebpf:"class_by_prefix"`
-	CountByReason     *ebpf.MapSpec `ebpf:"count_by_reason"`
-	DatagramsByOwner  *ebpf.MapSpec `ebpf:"datagrams_by_owner"`
-	EndpointByAddr    *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
-	EndpointById      *ebpf.MapSpec `ebpf:"endpoint_by_id"`
-	EndpointByIfindex *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
-	FilterScratch     *ebpf.MapSpec `ebpf:"filter_scratch"`
-	FlowByWire        *ebpf.MapSpec `ebpf:"flow_by_wire"`
-	GroupByListener   *ebpf.MapSpec `ebpf:"group_by_listener"`
-	LimitByEndpoint   *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
-	MemberByBackend   *ebpf.MapSpec `ebpf:"member_by_backend"`
-	NodeByUnderlay    *ebpf.MapSpec `ebpf:"node_by_underlay"`
-	OpenersByOwner    *ebpf.MapSpec `ebpf:"openers_by_owner"`
-	PolicyState       *ebpf.MapSpec `ebpf:"policy_state"`
-	PortBySock        *ebpf.MapSpec `ebpf:"port_by_sock"`
-	PortsByEndpoint   *ebpf.MapSpec `ebpf:"ports_by_endpoint"`
-	RouteByPrefix     *ebpf.MapSpec `ebpf:"route_by_prefix"`
-	ServiceByAddr     *ebpf.MapSpec `ebpf:"service_by_addr"`
-	ServiceBySock     *ebpf.MapSpec `ebpf:"service_by_sock"`
-	SlotsByClass      *ebpf.MapSpec `ebpf:"slots_by_class"`
-	SocketsByEndpoint *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
-	Surplus           *ebpf.MapSpec `ebpf:"surplus"`
-	SuspectedByNode   *ebpf.MapSpec `ebpf:"suspected_by_node"`
-	Suspects          *ebpf.MapSpec `ebpf:"suspects"`
-	TagBySock         *ebpf.MapSpec `ebpf:"tag_by_sock"`
-	VerdictByPair     *ebpf.MapSpec `ebpf:"verdict_by_pair"`
-	VerdictByPort     *ebpf.MapSpec `ebpf:"verdict_by_port"`
-	WireByRelay       *ebpf.MapSpec `ebpf:"wire_by_relay"`
+	AccountByEndpoint   *ebpf.MapSpec `ebpf:"account_by_endpoint"`
+	AffinityByClient    *ebpf.MapSpec `ebpf:"affinity_by_client"`
+	BackendBySlot       *ebpf.MapSpec `ebpf:"backend_by_slot"`
+	ClaimsByPort        *ebpf.MapSpec `ebpf:"claims_by_port"`
+	ClassByAddr         *ebpf.MapSpec `ebpf:"class_by_addr"`
+	ClassByPrefix       *ebpf.MapSpec `ebpf:"class_by_prefix"`
+	CountByReason       *ebpf.MapSpec `ebpf:"count_by_reason"`
+	DatagramsByOwner    *ebpf.MapSpec `ebpf:"datagrams_by_owner"`
+	EndpointByAddr      *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
+	EndpointById        *ebpf.MapSpec `ebpf:"endpoint_by_id"`
+	EndpointByIfindex   *ebpf.MapSpec `ebpf:"endpoint_by_ifindex"`
+	FilterScratch       *ebpf.MapSpec `ebpf:"filter_scratch"`
+	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
+	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
+	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
+	MemberByBackend     *ebpf.MapSpec `ebpf:"member_by_backend"`
+	NodeByUnderlay      *ebpf.MapSpec `ebpf:"node_by_underlay"`
+	NodePortByNumber    *ebpf.MapSpec `ebpf:"node_port_by_number"`
+	NodePortsByEndpoint *ebpf.MapSpec `ebpf:"node_ports_by_endpoint"`
+	NodePortsHeld       *ebpf.MapSpec `ebpf:"node_ports_held"`
+	OpenersByOwner      *ebpf.MapSpec `ebpf:"openers_by_owner"`
+	PolicyState         *ebpf.MapSpec `ebpf:"policy_state"`
+	PortBySock          *ebpf.MapSpec `ebpf:"port_by_sock"`
+	PortsByEndpoint     *ebpf.MapSpec `ebpf:"ports_by_endpoint"`
+	RouteByPrefix       *ebpf.MapSpec `ebpf:"route_by_prefix"`
+	ServiceByAddr       *ebpf.MapSpec `ebpf:"service_by_addr"`
+	ServiceBySock       *ebpf.MapSpec `ebpf:"service_by_sock"`
+	SlotsByClass        *ebpf.MapSpec `ebpf:"slots_by_class"`
+	SocketsByEndpoint   *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
+	Surplus             *ebpf.MapSpec `ebpf:"surplus"`
+	SuspectedByNode     *ebpf.MapSpec `ebpf:"suspected_by_node"`
+	Suspects            *ebpf.MapSpec `ebpf:"suspects"`
+	TagBySock           *ebpf.MapSpec `ebpf:"tag_by_sock"`
+	VerdictByPair       *ebpf.MapSpec `ebpf:"verdict_by_pair"`
+	VerdictByPort       *ebpf.MapSpec `ebpf:"verdict_by_port"`
+	WireByRelay         *ebpf.MapSpec `ebpf:"wire_by_relay"`
 }
 
 // heddleVariableSpecs contains global variables before they are loaded into the kernel.
@@ -799,39 +815,42 @@ func (o *heddleObjects) Close() error {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleMaps struct {
-	AccountByEndpoint *ebpf.Map `ebpf:"account_by_endpoint"`
-	AffinityByClient  *ebpf.Map `ebpf:"affinity_by_client"`
-	BackendBySlot     *ebpf.Map `ebpf:"backend_by_slot"`
-	ClaimsByPort      *ebpf.Map `ebpf:"claims_by_port"`
-	ClassByAddr       *ebpf.Map `ebpf:"class_by_addr"`
-	ClassByPrefix     *ebpf.Map `ebpf:"class_by_prefix"`
-	CountByReason     *ebpf.Map `ebpf:"count_by_reason"`
-	DatagramsByOwner  *ebpf.Map `ebpf:"datagrams_by_owner"`
-	EndpointByAddr    *ebpf.Map `ebpf:"endpoint_by_addr"`
-	EndpointById      *ebpf.Map `ebpf:"endpoint_by_id"`
-	EndpointByIfindex *ebpf.Map `ebpf:"endpoint_by_ifindex"`
-	FilterScratch     *ebpf.Map `ebpf:"filter_scratch"`
-	FlowByWire        *ebpf.Map `ebpf:"flow_by_wire"`
-	GroupByListener   *ebpf.Map `ebpf:"group_by_listener"`
-	LimitByEndpoint   *ebpf.Map `ebpf:"limit_by_endpoint"`
-	MemberByBackend   *ebpf.Map `ebpf:"member_by_backend"`
-	NodeByUnderlay    *ebpf.Map `ebpf:"node_by_underlay"`
-	OpenersByOwner    *ebpf.Map `ebpf:"openers_by_owner"`
-	PolicyState       *ebpf.Map `ebpf:"policy_state"`
-	PortBySock        *ebpf.Map `ebpf:"port_by_sock"`
-	PortsByEndpoint   *ebpf.Map `ebpf:"ports_by_endpoint"`
-	RouteByPrefix     *ebpf.Map `ebpf:"route_by_prefix"`
-	ServiceByAddr     *ebpf.Map `ebpf:"service_by_addr"`
-	ServiceBySock     *ebpf.Map `ebpf:"service_by_sock"`
-	SlotsByClass      *ebpf.Map `ebpf:"slots_by_class"`
-	SocketsByEndpoint *ebpf.Map `ebpf:"sockets_by_endpoint"`
-	Surplus           *ebpf.Map `ebpf:"surplus"`
-	SuspectedByNode   *ebpf.Map `ebpf:"suspected_by_node"`
-	Suspects          *ebpf.Map `ebpf:"suspects"`
-	TagBySock         *ebpf.Map `ebpf:"tag_by_sock"`
-	VerdictByPair     *ebpf.Map `ebpf:"verdict_by_pair"`
-	VerdictByPort     *ebpf.Map `ebpf:"verdict_by_port"`
-	WireByRelay       *ebpf.Map `ebpf:"wire_by_relay"`
+	AccountByEndpoint   *ebpf.Map `ebpf:"account_by_endpoint"`
+	AffinityByClient    *ebpf.Map `ebpf:"affinity_by_client"`
+	BackendBySlot       *ebpf.Map `ebpf:"backend_by_slot"`
+	ClaimsByPort        *ebpf.Map `ebpf:"claims_by_port"`
+	ClassByAddr         *ebpf.Map `ebpf:"class_by_addr"`
+	ClassByPrefix       *ebpf.Map `ebpf:"class_by_prefix"`
+	CountByReason       *ebpf.Map `ebpf:"count_by_reason"`
+	DatagramsByOwner    *ebpf.Map `ebpf:"datagrams_by_owner"`
+	EndpointByAddr      *ebpf.Map `ebpf:"endpoint_by_addr"`
+	EndpointById        *ebpf.Map `ebpf:"endpoint_by_id"`
+	EndpointByIfindex   *ebpf.Map `ebpf:"endpoint_by_ifindex"`
+	FilterScratch       *ebpf.Map `ebpf:"filter_scratch"`
+	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
+	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
+	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
+	MemberByBackend     *ebpf.Map `ebpf:"member_by_backend"`
+	NodeByUnderlay      *ebpf.Map `ebpf:"node_by_underlay"`
+	NodePortByNumber    *ebpf.Map `ebpf:"node_port_by_number"`
+	NodePortsByEndpoint *ebpf.Map `ebpf:"node_ports_by_endpoint"`
+	NodePortsHeld       *ebpf.Map `ebpf:"node_ports_held"`
+	OpenersByOwner      *ebpf.Map `ebpf:"openers_by_owner"`
+	PolicyState         *ebpf.Map `ebpf:"policy_state"`
+	PortBySock          *ebpf.Map `ebpf:"port_by_sock"`
+	PortsByEndpoint     *ebpf.Map `ebpf:"ports_by_endpoint"`
+	RouteByPrefix       *ebpf.Map `ebpf:"route_by_prefix"`
+	ServiceByAddr       *ebpf.Map `ebpf:"service_by_addr"`
+	ServiceBySock       *ebpf.Map `ebpf:"service_by_sock"`
+	SlotsByClass        *ebpf.Map `ebpf:"slots_by_class"`
+	SocketsByEndpoint   *ebpf.Map `ebpf:"sockets_by_endpoint"`
+	Surplus             *ebpf.Map `ebpf:"surplus"`
+	SuspectedByNode     *ebpf.Map `ebpf:"suspected_by_node"`
+	Suspects            *ebpf.Map `ebpf:"suspects"`
+	TagBySock           *ebpf.Map `ebpf:"tag_by_sock"`
+	VerdictByPair       *ebpf.Map `ebpf:"verdict_by_pair"`
+	VerdictByPort       *ebpf.Map `ebpf:"verdict_by_port"`
+	WireByRelay         *ebpf.Map `ebpf:"wire_by_relay"`
 }
 
 func (m *heddleMaps) Close() error {
@@ -853,6 +872,9 @@ func (m *heddleMaps) Close() error {
 		m.LimitByEndpoint,
 		m.MemberByBackend,
 		m.NodeByUnderlay,
+		m.NodePortByNumber,
+		m.NodePortsByEndpoint,
+		m.NodePortsHeld,
 		m.OpenersByOwner,
 		m.PolicyState,
 		m.PortBySock,

@@ -25,15 +25,18 @@ func (d *Datapath) Ports(id model.EndpointID) (n uint64, err error) {
 
 // openPorts begins to count the endpoint's ports, unless an earlier agent has.
 func (d *Datapath) openPorts(id model.EndpointID) error {
-	err := d.objs.PortsByEndpoint.Update(uint32(id), &heddlePortAccount{}, ebpf.UpdateNoExist)
-	if errors.Is(err, ebpf.ErrKeyExist) {
-		return nil
+	for _, accounts := range []*ebpf.Map{d.objs.PortsByEndpoint, d.objs.NodePortsByEndpoint} {
+		err := accounts.Update(uint32(id), &heddlePortAccount{}, ebpf.UpdateNoExist)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 func (d *Datapath) closePorts(id model.EndpointID) error {
-	return ignoreAbsent(d.objs.PortsByEndpoint.Delete(uint32(id)))
+	return errors.Join(ignoreAbsent(d.objs.PortsByEndpoint.Delete(uint32(id))),
+		ignoreAbsent(d.objs.NodePortsByEndpoint.Delete(uint32(id))))
 }
 
 // EndSurplus ends listeners that took a port without bind() above their endpoint's limit, and says how many. It must run in

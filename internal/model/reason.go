@@ -86,7 +86,7 @@ var Reasons = []ReasonInfo{
 	{54, "probe_listener", KindPath, "probes of the direct path from other nodes, given to the agent's listener"},
 	{55, "probe_answered", KindPath, "probes of the direct path from other nodes, answered by the program because no agent listens"},
 	{56, "cut_path_blocked", KindCut, "connects that were in flight when the direct path was found to be blocked: they end within seconds (ETIMEDOUT)"},
-	{57, "refuse_node_port", KindRefusal, "bind to a port that the node keeps for its own connects (EADDRINUSE)"},
+	{57, "refuse_node_port", KindRefusal, "bind to a port of those that the node connects from, when containers hold as many of them as they may (EADDRINUSE)"},
 	{58, "drop_forged_error", KindDrop, "ICMP error out of a container about a packet that was not sent to it"},
 	{59, "refuse_port_quota", KindRefusal, "bind of an endpoint that holds as many of the node's ephemeral ports as it may (EADDRINUSE)"},
 	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},

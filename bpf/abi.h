@@ -237,6 +237,18 @@ struct port_claims {
 	__u32 uid; /* of the last one */
 };
 
+#define GROUPS_MAX 20 /* as the kernel's igmp_max_memberships */
+
+/* A multicast group that a program joined by a TCP socket. */
+struct joined_group {
+	struct address addr;
+	__u32 ifindex; /* of the container's device; 0: none */
+};
+
+struct joined_groups {
+	struct joined_group group[GROUPS_MAX];
+};
+
 /* The port of the node that a socket keeps from everybody's connect(). Lives in socket-local storage; accepted sockets
  * start with a copy of their listener's. */
 struct held_port {

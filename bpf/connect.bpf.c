@@ -504,6 +504,12 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
 }
 
+/* Whether the program bound the IPv6 socket to a v4-mapped address: then the kernel lets it go nowhere else. */
+static __always_inline bool is_bound_mapped(const struct sock_tag *tag)
+{
+	return (tag->flags & (TAG_BOUND | TAG_BOUND6 | TAG_ANY6)) == TAG_BOUND;
+}
+
 /* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
 static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6, bool *wild)
 {
@@ -579,6 +585,12 @@ int connect6(struct bpf_sock_addr *ctx)
 	at.word[1] = ctx->user_ip6[1];
 	at.word[2] = ctx->user_ip6[2];
 	at.word[3] = ctx->user_ip6[3];
+	if (!is_mapped(&at) && is_bound_mapped(tag)) {
+		if (!is_unspecified6(&at))
+			return refuse(REASON_REFUSE_IPV6_UNREACHABLE,
+			              is_loopback6(&at) || has_overlay6() ? EAFNOSUPPORT_ : ENETUNREACH_);
+		return connect_ipv4(ctx, true, tag, ep, LOOPBACK4, wild);
+	}
 	if (is_unspecified6(&at) || is_loopback6(&at))
 		return connect_loopback6(ctx, tag, ep, wild);
 	switch (to_backend(ctx, tag, &at)) {

@@ -42,6 +42,7 @@
 #include "names.bpf.c"
 #include "hidden.h"
 #include "sockopt.h"
+#include "groups.bpf.c"
 #include "setsockopt.bpf.c"
 #include "getsockopt.bpf.c"
 #include "list.bpf.c"

@@ -38,6 +38,7 @@
 #define EINVAL_        22
 #define ENFILE_        23
 #define ENOPROTOOPT_   92
+#define EAFNOSUPPORT_  97
 #define EADDRINUSE_    98
 #define EADDRNOTAVAIL_ 99
 #define ENETDOWN_      100

@@ -321,6 +321,14 @@ struct {
 	__type(value, struct service_key);
 } service_by_sock SEC(".maps");
 
+/* The multicast groups that a program joined by the socket. Written and read by groups.bpf.c. Accepted sockets have none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct joined_groups);
+} groups_by_sock SEC(".maps");
+
 /* Not 0 while some endpoint has a limit. Written by the agent. */
 volatile __u32 limits_in_force = 0;
 

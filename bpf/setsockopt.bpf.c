@@ -3,21 +3,6 @@
 
 #define UNKNOWN_OPTION 0x7fff /* none of any kernel's */
 
-/* What set_*_level decide. */
-enum sockopt_verdict {
-	SOCKOPT_DENY,
-	SOCKOPT_PASS,
-	SOCKOPT_UNKNOWN,
-	SOCKOPT_DONE, /* answered: the kernel need not see it */
-	SOCKOPT_FAIL, /* answered, with an errno that is set */
-};
-
-static __always_inline int fail_sockopt(int err)
-{
-	bpf_set_retval(-err);
-	return SOCKOPT_FAIL;
-}
-
 /* The integer that a program sets, as most levels read it. */
 static __always_inline bool read_int(struct bpf_sockopt *ctx, int *value)
 {
@@ -229,6 +214,9 @@ static __always_inline int set_ip_level(struct bpf_sockopt *ctx, struct sock_tag
 	case SOL_NETFILTER + 32:
 	case SOL_NETFILTER + 33:
 		return SOCKOPT_DENY;
+	case 42: /* MCAST_JOIN_GROUP, MCAST_LEAVE_GROUP */
+	case 45:
+		return set_group(ctx, ep, false, name == 42);
 	}
 	if (name >= 37 && name <= 40) /* memberships: of the node's devices */
 		return deny_if_whole(ctx, 12 /* struct ip_mreq_source */);
@@ -324,6 +312,9 @@ static __always_inline int set_ipv6_level(struct bpf_sockopt *ctx, struct sock_t
 		return deny_if_whole(ctx, 20);
 	case 32: /* IPV6_FLOWLABEL_MGR: labels are the node's */
 		return deny_if_whole(ctx, 32 /* struct in6_flowlabel_req */);
+	case 42: /* MCAST_JOIN_GROUP, MCAST_LEAVE_GROUP */
+	case 45:
+		return set_group(ctx, ep, true, name == 42);
 	case 68: /* netfilter's, to be read only */
 	case 69:
 		return SOCKOPT_UNKNOWN;

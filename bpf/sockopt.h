@@ -17,4 +17,19 @@
 #define IFNAMSIZ_     16
 #define SOL_NETFILTER 64 /* first of 64 options of IP and IPv6 level that are netfilter's */
 
+/* What set_*_level decide. */
+enum sockopt_verdict {
+	SOCKOPT_DENY,
+	SOCKOPT_PASS,
+	SOCKOPT_UNKNOWN,
+	SOCKOPT_DONE, /* answered: the kernel need not see it */
+	SOCKOPT_FAIL, /* answered, with an errno that is set */
+};
+
+static __always_inline int fail_sockopt(int err)
+{
+	bpf_set_retval(-err);
+	return SOCKOPT_FAIL;
+}
+
 #endif

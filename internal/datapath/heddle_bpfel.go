@@ -292,6 +292,15 @@ type heddleHeldPort struct {
 	Flags uint32
 }
 
+type heddleJoinedGroups struct {
+	_     structs.HostLayout
+	Group [20]struct {
+		_       structs.HostLayout
+		Addr    heddleAddress
+		Ifindex uint32
+	}
+}
+
 type heddleLimit struct {
 	_        structs.HostLayout
 	Egress   heddleLimitSide
@@ -535,6 +544,7 @@ const (
 	heddleMapFilterScratch         = "filter_scratch"
 	heddleMapFlowByWire            = "flow_by_wire"
 	heddleMapGroupByListener       = "group_by_listener"
+	heddleMapGroupsBySock          = "groups_by_sock"
 	heddleMapLimitByEndpoint       = "limit_by_endpoint"
 	heddleMapMemberByBackend       = "member_by_backend"
 	heddleMapNodeByUnderlay        = "node_by_underlay"
@@ -724,6 +734,7 @@ type heddleMapSpecs struct {
 	FilterScratch       *ebpf.MapSpec `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.MapSpec `ebpf:"flow_by_wire"`
 	GroupByListener     *ebpf.MapSpec `ebpf:"group_by_listener"`
+	GroupsBySock        *ebpf.MapSpec `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.MapSpec `ebpf:"limit_by_endpoint"`
 	MemberByBackend     *ebpf.MapSpec `ebpf:"member_by_backend"`
 	NodeByUnderlay      *ebpf.MapSpec `ebpf:"node_by_underlay"`
@@ -829,6 +840,7 @@ type heddleMaps struct {
 	FilterScratch       *ebpf.Map `ebpf:"filter_scratch"`
 	FlowByWire          *ebpf.Map `ebpf:"flow_by_wire"`
 	GroupByListener     *ebpf.Map `ebpf:"group_by_listener"`
+	GroupsBySock        *ebpf.Map `ebpf:"groups_by_sock"`
 	LimitByEndpoint     *ebpf.Map `ebpf:"limit_by_endpoint"`
 	MemberByBackend     *ebpf.Map `ebpf:"member_by_backend"`
 	NodeByUnderlay      *ebpf.Map `ebpf:"node_by_underlay"`
@@ -869,6 +881,7 @@ func (m *heddleMaps) Close() error {
 		m.FilterScratch,
 		m.FlowByWire,
 		m.GroupByListener,
+		m.GroupsBySock,
 		m.LimitByEndpoint,
 		m.MemberByBackend,
 		m.NodeByUnderlay,

@@ -113,13 +113,16 @@ var withoutEffect = map[[2]int]bool{
 func ofUnderlay(level, name int) bool {
 	switch level {
 	case unix.SOL_IP:
-		return name == unix.IP_OPTIONS || name == 16 || name == 17 || name >= 32 && name <= 49 || name >= 64 && name <= 99
+		return name == unix.IP_OPTIONS || name == 16 || name == 17 || name >= 32 && name <= 49 && !ofGroups[name] || name >= 64 && name <= 99
 	case unix.SOL_IPV6:
-		return name == 1 || name >= 2 && name <= 9 || name >= 17 && name <= 22 || name >= 27 && name <= 35 || name >= 42 && name <= 48 ||
+		return name == 1 || name >= 2 && name <= 9 || name >= 17 && name <= 22 || name >= 27 && name <= 35 || name >= 42 && name <= 48 && !ofGroups[name] ||
 			name == 50 || name >= 54 && name <= 65 || name == 68 || name == 69
 	}
 	return false
 }
+
+// ofGroups are MCAST_JOIN_GROUP and MCAST_LEAVE_GROUP, which are answered without the devices.
+var ofGroups = map[int]bool{42: true, 45: true}
 
 // ofHops are the options that count routers.
 var ofHops = map[[2]int]bool{

@@ -445,6 +445,17 @@ static int take(struct state *s, int family, int flags)
 	return got < 0 ? -1 : got;
 }
 
+/* Asks for a socket. A signal can end a call that is trapped, and never one that is not: so no program expects EINTR. */
+static long ask(int family, int type, int protocol)
+{
+	long r;
+
+	do
+		r = call3(__NR_socket, family, type, protocol);
+	while (r == -EINTR);
+	return r;
+}
+
 PUBLIC int socket(int family, int type, int protocol)
 {
 	struct state *s = (void *)0;
@@ -462,9 +473,9 @@ PUBLIC int socket(int family, int type, int protocol)
 			return got;
 		}
 	}
-	r = call3(__NR_socket, family, type, protocol);
+	r = ask(family, type, protocol);
 	if (r == -EMFILE && s && make_room(s, now()))
-		r = call3(__NR_socket, family, type, protocol);
+		r = ask(family, type, protocol);
 	return result_of(r);
 }
 

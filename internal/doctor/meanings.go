@@ -48,7 +48,7 @@ var meanings = map[string]meaning{
 	"seccomp_addfd": {true, "socket() calls cannot be answered with a socket", "use Linux 5.9 or later"},
 	"seccomp_sync_wake_up": {false, "socket() takes about twice as long: caller and agent wake each other across cores",
 		"use Linux 6.6 or later"},
-	"seccomp_wait_killable": {false, "a signal can interrupt a trapped socket() call, which is then tried again",
+	"seccomp_wait_killable": {false, "a signal without SA_RESTART interrupts (EINTR) socket() calls more often: also those that the agent is answering",
 		"use Linux 5.19 or later"},
 
 	"net_namespace": {true, "no network namespaces: no containers", "use a kernel with CONFIG_NET_NS=y, and let the agent make them (CAP_SYS_ADMIN)"},
@@ -91,6 +91,6 @@ var meanings = map[string]meaning{
 	"overlayfs": {false, "lab containers have no root file system: `heddle lab` and `heddle bench` do not work",
 		"modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS"},
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},
-	"runc_libseccomp": {false, "runc cannot ask for uninterrupted socket() calls; interrupted ones are tried again",
+	"runc_libseccomp": {false, "a signal without SA_RESTART interrupts (EINTR) socket() calls more often: also those that the agent is answering",
 		"use a runc that is built with libseccomp 2.6 or later (runc features: supportedFlags)"},
 }

@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate", "pass"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate", "pass", "interruptible"
 	Family  int
 	Type    int
 	Proto   int
@@ -45,6 +45,7 @@ type outcome struct {
 	OK       int // storm: calls that gave a good socket
 	Strange  int // storm: calls that gave something else than a TCP socket of the agent's
 	Open     int // storm: TCP sockets left open that no call returned
+	Ended    int // storm: calls that a signal ended (EINTR)
 	P50, P99 time.Duration
 	Peer     string // crate: what it tells of who made it
 }
@@ -117,6 +118,8 @@ func obey(c command) outcome {
 		return openCrate(c)
 	case "pass":
 		return passFile()
+	case "interruptible":
+		return outcome{Errno: int(errnoIn(endCallsBySignal()))}
 	case "euid":
 		// The raw call changes this thread only, which is the one that calls socket().
 		_, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(c.N), ^uintptr(0))
@@ -168,6 +171,8 @@ func storm(c command) (total outcome) {
 				o := trySocket(c)
 				mu.Lock()
 				switch {
+				case o.Errno == int(unix.EINTR):
+					total.Ended++
 				case o.Errno != 0:
 					if total.Errno == 0 {
 						total.Errno = o.Errno

@@ -12,7 +12,7 @@ type failure uint8
 const (
 	failNone           failure = iota
 	failUnknown                // no endpoint for the listener's metadata, or removed since
-	failCallerGone             // killed or interrupted before the answer: nobody to answer
+	failCallerGone             // killed or interrupted between receipt and answer: nobody to answer
 	failCallerNofile           // the caller's RLIMIT_NOFILE
 	failAgentNofile            // the agent's own, or the system's, file table is full
 	failMake                   // SocketMaker

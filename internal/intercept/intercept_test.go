@@ -221,8 +221,8 @@ func tryManyThreadsAndSignals(t *testing.T) {
 		for _, signals := range []bool{false, true} {
 			o, allowed := storm(c, signals)
 			// The program's handlers restart system calls (SA_RESTART), so none of them may end in EINTR.
-			if o.OK != calls || o.Errno != 0 || o.Strange != 0 {
-				t.Errorf("%s, signals %v: %d good of %d, %d strange, first errno %v", what, signals, o.OK, calls, o.Strange, unix.Errno(o.Errno))
+			if o.OK != calls || o.Errno != 0 || o.Ended != 0 || o.Strange != 0 {
+				t.Errorf("%s, signals %v: %d good of %d, %d EINTR, %d strange, first errno %v", what, signals, o.OK, calls, o.Ended, o.Strange, unix.Errno(o.Errno))
 			}
 			if c == interruptible && signals {
 				strays = o.Open

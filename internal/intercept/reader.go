@@ -140,7 +140,7 @@ func (r *reader) next() (end, error) {
 		if err != nil || end != endNot {
 			return end, err
 		}
-		// RECV does not block now. ENOENT: the caller was killed since poll saw it.
+		// RECV does not block now. ENOENT: the caller was killed, or interrupted, since poll saw it.
 		switch err := receive(r.fd, &r.flight.call); {
 		case err == nil:
 			r.note(waited)

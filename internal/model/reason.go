@@ -55,7 +55,7 @@ var Reasons = []ReasonInfo{
 	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own, or packet with an overlay source that did not come by the overlay"},
 	{24, "drop_relay_conflict", KindDrop, "relayed connection for which no free source port was found behind the relay"},
 	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's (EADDRNOTAVAIL)"},
-	{26, "refuse_ipv6_unreachable", KindRefusal, "connect to an IPv6 address while the overlay is IPv4 only (ENETUNREACH)"},
+	{26, "refuse_ipv6_unreachable", KindRefusal, "connect of an IPv6 socket to what it cannot reach: link-local addresses, IPv6 where the network has none, the family that it is not bound to (ENETUNREACH)"},
 	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
 	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},

@@ -1,4 +1,5 @@
-"""What a program sees of its TCP sockets, printed as JSON: the same with and without the preloaded pool, but for "pooled"."""
+"""What a program sees of its TCP sockets, printed as JSON: the same with and without the preloaded pool, but for "pooled" and
+"interrupted"."""
 import ctypes, errno, fcntl, json, os, resource, signal, socket, subprocess, sys, threading, time
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -184,6 +185,23 @@ def in_signals():
 
 
 out["signals"] = child(in_signals)
+
+
+def interrupted():
+    """How many calls a signal ended whose handler does not have them restarted; of MPTCP, which is never pooled."""
+    n = 0
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    for _ in range(5000):
+        try:
+            socket.socket(proto=262).close()
+        except InterruptedError:
+            n += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return n
+
+
+out["interrupted"] = child(interrupted)
 out["exec"] = subprocess.run([sys.executable, "-c", "import os; print(len(os.listdir('/proc/self/fd')))"], close_fds=False, capture_output=True, text=True).stdout
 
 

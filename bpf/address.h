@@ -183,6 +183,40 @@ static __always_inline bool is_of(const struct sock_tag *tag, __u32 owner)
 	return tag && tag->endpoint_id == owner && tagged_endpoint(tag);
 }
 
+/* Whether a listener with this tag takes what comes by the container's loopback, or what comes from beyond it: a
+ * program may have bound it to a device. The kernel's socket is bound to none. */
+static __always_inline bool takes_from(const struct sock_tag *tag, bool loopback)
+{
+	struct endpoint *ep;
+
+	if (!tag->ifindex)
+		return true;
+	if (loopback)
+		return tag->ifindex == LOOPBACK_IFINDEX;
+	ep = tagged_endpoint(tag);
+	return ep && tag->ifindex == ep->container_ifindex;
+}
+
+/* Where the device leads that the program bound the socket to. */
+enum device_way {
+	DEVICE_LEADS,    /* there, or it is bound to none */
+	DEVICE_SILENT,   /* to where nobody answers */
+	DEVICE_NO_ROUTE, /* by lo beyond the container */
+	DEVICE_UNKNOWN,  /* nowhere: it is none of the container's that Heddle knows */
+};
+
+/* Whether a socket with this tag may go to a destination that is loopback's, or not. */
+static __always_inline int way_of_device(const struct sock_tag *tag, const struct endpoint *ep, bool loopback)
+{
+	if (!tag->ifindex)
+		return DEVICE_LEADS;
+	if (tag->ifindex == LOOPBACK_IFINDEX)
+		return loopback ? DEVICE_LEADS : DEVICE_NO_ROUTE;
+	if (tag->ifindex != ep->container_ifindex)
+		return DEVICE_UNKNOWN;
+	return loopback ? DEVICE_SILENT : DEVICE_LEADS;
+}
+
 /* Whether IPv6 address dst, no overlay address, is the node's own. */
 static __always_inline bool is_node_address6(const struct address *dst)
 {

@@ -153,6 +153,21 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 	return false;
 }
 
+/* The errno for IPv6 address a on a device that does not have it; 0 for others. */
+static __always_inline int not_on_device(const struct sock_tag *tag, const struct endpoint *ep,
+                                         const struct address *a)
+{
+	if (is_mapped(a) || is_unspecified6(a))
+		return 0;
+	switch (way_of_device(tag, ep, is_loopback6(a))) {
+	case DEVICE_UNKNOWN:
+		return ENODEV_;
+	case DEVICE_SILENT:
+		return EADDRNOTAVAIL_;
+	}
+	return 0;
+}
+
 SEC("cgroup/bind6")
 int bind6(struct bpf_sock_addr *ctx)
 {
@@ -184,6 +199,8 @@ int bind6(struct bpf_sock_addr *ctx)
 		              sk_of(ctx)->src_port || (next.flags & TAG_V6ONLY && is_mapped(&asked))
 		                      ? EINVAL_
 		                      : EADDRNOTAVAIL_);
+	if (!sk_of(ctx)->src_port && not_on_device(tag, ep, &asked))
+		return refuse(REASON_REFUSE_DEVICE, not_on_device(tag, ep, &asked));
 	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
 		bpf_set_retval(-EADDRINUSE_);
 		return 0;

@@ -85,7 +85,8 @@ static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet
 {
 	if (sk->state == BPF_TCP_TIME_WAIT)
 		return !past_time_wait(skb, p, owner);
-	return owned(sk, owner);
+	/* From the container to itself: connect() has asked. */
+	return owned(sk, owner) && (p->ip.saddr == p->ip.daddr || takes_from_beyond(sk));
 }
 
 /* What capture() did with a packet. */

@@ -139,7 +139,7 @@ static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, st
                                          __be32 source, __be32 dst, bool wild)
 {
 	__be32 own = ep->addr4.word[3];
-	struct listener at = {};
+	struct listener at = {.loopback = true};
 
 	if (target == at_alias && node_listens(ctx, source, at_alias, ep->id))
 		return connect_refused(ctx, sk6, tag, ep);
@@ -214,7 +214,7 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 source = alias4(ep->id, LOOPBACK4);
 	__be32 at_alias = alias4(ep->id, asked);
 	__be32 own = ep->addr4.word[3], target = at_alias;
-	struct listener at = {};
+	struct listener at = {.loopback = true};
 	bool found = listens(ctx, source, at_alias, ctx->user_port, ep->id, &at);
 	__be16 port = ctx->user_port;
 	int ok;
@@ -251,7 +251,7 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 	__be32 source = alias6(ep->id), own = ep->addr4.word[3], target = 0;
 	bool native = sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6;
 	__be16 port = ctx->user_port;
-	struct listener at = {};
+	struct listener at = {.loopback = true};
 
 	if (listens(ctx, source, source, port, ep->id, &at))
 		target = source;
@@ -278,7 +278,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 {
 	struct endpoint *peer = endpoint_at(dst);
 	__be16 port = ctx->user_port;
-	struct listener at = {};
+	struct listener at = {.loopback = tag->ifindex == LOOPBACK_IFINDEX};
 	bool local;
 
 	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &at);
@@ -289,6 +289,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
 	if (!local && dst == ep->addr4.word[3] && own_stack_listens(ctx, ep, false, dst))
 		return connect_own_stack(ctx, sk6, tag, ep, false, dst, false);
+	if (!local && at.loopback)
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
 	if (!local && dst == ep->addr4.word[3])
 		return connect_refused(ctx, sk6, tag, ep);
 	set_mark(ctx, tag, !local);
@@ -372,6 +374,19 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	struct route *to;
 	__u32 verdict;
 
+	/* By eth0, 0.0.0.0 is the own address. */
+	if (!dst && tag->ifindex == ep->container_ifindex && tag->ifindex)
+		dst = ep->addr4.word[3];
+	switch (way_of_device(tag, ep, !dst || is_loopback4(dst))) {
+	case DEVICE_UNKNOWN:
+		return refuse(REASON_REFUSE_DEVICE, ENODEV_);
+	case DEVICE_NO_ROUTE: /* every address is taken to be on lo, and the own one is */
+		if (dst == ep->addr4.word[3])
+			break;
+		/* fallthrough */
+	case DEVICE_SILENT:
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
+	}
 	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
 		return refuse_connect(EINVAL_);
 	if (dst == 0 || is_loopback4(dst))
@@ -385,7 +400,7 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 		return connect_refused(ctx, sk6, tag, ep);
 	}
 	if (verdict)
-		return connect_dropped(ctx, sk6, tag, ep, dst);
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
 	to = route_to(dst);
 	if (to && to->flags & ROUTE_SELF)
 		return connect_same_node(ctx, sk6, tag, ep, dst);
@@ -488,7 +503,7 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 		return connect_refused6(ctx, tag);
 	}
 	if (verdict)
-		return connect_dropped6(ctx, tag, ep, dst);
+		return connect_dropped6(ctx, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
 	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
 	if (to)
 		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
@@ -571,6 +586,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	struct sock_tag *tag = connecting(ctx, true, &wild);
 	struct address at = {};
 	struct endpoint *ep;
+	bool loopback;
 
 	if (!tag)
 		return 1;
@@ -591,7 +607,16 @@ int connect6(struct bpf_sock_addr *ctx)
 			              is_loopback6(&at) || has_overlay6() ? EAFNOSUPPORT_ : ENETUNREACH_);
 		return connect_ipv4(ctx, true, tag, ep, LOOPBACK4, wild);
 	}
-	if (is_unspecified6(&at) || is_loopback6(&at))
+	loopback = is_unspecified6(&at) || is_loopback6(&at);
+	switch (is_mapped(&at) ? DEVICE_LEADS : way_of_device(tag, ep, loopback)) {
+	case DEVICE_UNKNOWN:
+	case DEVICE_NO_ROUTE:
+		return refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
+	case DEVICE_SILENT:
+		return may_use_ipv6(ctx) ? connect_dropped6(ctx, tag, ep, &at, REASON_REFUSE_DEVICE)
+		                         : refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
+	}
+	if (loopback)
 		return connect_loopback6(ctx, tag, ep, wild);
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:

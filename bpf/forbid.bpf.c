@@ -65,11 +65,11 @@ static __noinline __u32 forbidden6(const struct endpoint *ep, const struct addre
  * where nothing can listen, one of the endpoint's own addresses, so that a node without the rule refuses them and
  * no container takes another one's ports. */
 static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                           const struct endpoint *ep, __be32 dst)
+                                           const struct endpoint *ep, __be32 dst, __u32 reason)
 {
 	if (!change_mark(ctx, tag, TAG_DROPPED))
 		return refuse_connect(ECONNREFUSED_);
-	count(REASON_REFUSE_POLICY_DROPPED);
+	count(reason);
 	if (!(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
 		set_mapped(&tag->local, ep->addr4.word[3]);
@@ -83,13 +83,14 @@ static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, 
 
 /* The same for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. */
 static __always_inline int connect_dropped6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
-                                            const struct endpoint *ep, const struct address *dst)
+                                            const struct endpoint *ep, const struct address *dst,
+                                            __u32 reason)
 {
 	struct address to;
 
 	if (!change_mark(ctx, tag, TAG_DROPPED))
 		return refuse_connect(ECONNREFUSED_);
-	count(REASON_REFUSE_POLICY_DROPPED);
+	count(reason);
 	if (!(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
 		set_overlay6(&tag->local, ep->addr4.word[3]);

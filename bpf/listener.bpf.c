@@ -3,7 +3,8 @@
 
 /* What listens() found. */
 struct listener {
-	__u32 flags; /* of its tag */
+	bool loopback; /* asked for: what comes by the container's loopback */
+	__u32 flags;   /* of its tag */
 };
 
 /* Whether sk, which it releases, is a listener of endpoint owner. */
@@ -14,7 +15,7 @@ static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, str
 
 	if (sk->state == BPF_TCP_LISTEN) {
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (is_of(tag, owner)) {
+		if (is_of(tag, owner) && takes_from(tag, found->loopback)) {
 			ours = true;
 			found->flags = tag->flags;
 		}
@@ -56,13 +57,13 @@ static __always_inline bool listens6(struct bpf_sock_addr *ctx, __be32 src, __be
 }
 
 /* Whether a process of the node listens where loopback alias addr is: on a wildcard, which takes in the aliases,
- * or on the alias itself. */
+ * or on the alias itself. So does, for a connect, a listener of the container's that is bound to another device than lo. */
 static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __u32 owner)
 {
 	struct bpf_sock_tuple t = {};
 	struct sock_tag *tag;
 	struct bpf_sock *sk;
-	bool foreign;
+	bool foreign, elsewhere;
 
 	t.ipv4.saddr = src;
 	t.ipv4.daddr = addr;
@@ -72,6 +73,7 @@ static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, 
 		return false;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 	foreign = !is_of(tag, owner) && protects(PROTECT_WILDCARD);
+	elsewhere = tag && !takes_from(tag, true);
 	bpf_sk_release(sk);
-	return foreign;
+	return foreign || elsewhere;
 }

@@ -154,6 +154,17 @@ static __always_inline bool takes_ipv6(struct bpf_sock *sk, __u32 owner)
 	return is_of(tag, owner) && tag->flags & TAG_ANY6;
 }
 
+/* Whether sk, if it is a listener, takes what comes from beyond the container. */
+static __always_inline bool takes_from_beyond(struct bpf_sock *sk)
+{
+	struct sock_tag *tag;
+
+	if (sk->state != BPF_TCP_LISTEN)
+		return true;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	return !tag || takes_from(tag, false);
+}
+
 /* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source port 0 never
  * matches a connected socket. The caller releases it. */
 static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, bool ipv6, __be32 src,
@@ -167,7 +178,7 @@ static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, boo
 		set_overlay6(&dst6, dst);
 		sk = lookup6(skb, &src6, 0, &dst6, port);
 		if (sk) {
-			if (sk->state == BPF_TCP_LISTEN && owned(sk, owner))
+			if (sk->state == BPF_TCP_LISTEN && owned(sk, owner) && takes_from_beyond(sk))
 				return sk;
 			bpf_sk_release(sk);
 		}
@@ -175,7 +186,8 @@ static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, boo
 	sk = lookup(skb, src, 0, dst, port);
 	if (!sk)
 		return NULL;
-	if (ipv6 ? takes_ipv6(sk, owner) : sk->state == BPF_TCP_LISTEN && owned(sk, owner))
+	if ((ipv6 ? takes_ipv6(sk, owner) : sk->state == BPF_TCP_LISTEN && owned(sk, owner)) &&
+	    takes_from_beyond(sk))
 		return sk;
 	bpf_sk_release(sk);
 	return NULL;

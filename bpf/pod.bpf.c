@@ -16,10 +16,10 @@ enum node_socket {
 	NODE_SOCKET_LISTENS,
 };
 
-/* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags. With assign, the
- * packet is given to it. */
+/* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags, and which take what comes by
+ * lo, if it does. With assign, the packet is given to it. */
 static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_sock *sk, __u32 owner,
-                                            __u32 flags, bool assign)
+                                            __u32 flags, bool by_lo, bool assign)
 {
 	int found = NODE_SOCKET_NONE;
 	struct sock_tag *tag;
@@ -28,7 +28,7 @@ static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_so
 		return found;
 	if (sk->state == BPF_TCP_LISTEN) {
 		tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-		if (is_of(tag, owner) && (tag->flags & flags) == flags)
+		if (is_of(tag, owner) && (tag->flags & flags) == flags && takes_from(tag, by_lo))
 			found = NODE_SOCKET_LISTENS;
 	} else if (owned(sk, owner)) {
 		found = NODE_SOCKET_CONNECTED;
@@ -50,7 +50,7 @@ static __always_inline int find_node_socket(struct __sk_buff *skb, __u64 netns, 
 		bpf_sk_release(sk);
 		sk = lookup_in(skb, netns, k->saddr, 0, k->daddr, k->dport);
 	}
-	return take_node_socket(skb, sk, owner, 0, assign);
+	return take_node_socket(skb, sk, owner, 0, is_alias(k->daddr), assign);
 }
 
 /* The listeners that are not at k's own destination: those at wildcards, and IPv6 ones. dst is the name of the
@@ -59,6 +59,7 @@ static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns
                                               const struct endpoint *ep, bool ipv6, __be32 dst, bool assign)
 {
 	__be32 own = ep->addr4.word[3];
+	bool by_lo = !ipv6 || !dst;
 	struct address own6;
 	int found;
 
@@ -66,12 +67,12 @@ static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns
 		return NODE_SOCKET_NONE;
 	/* Source port 0 never matches a connected socket. */
 	found = take_node_socket(skb, lookup_in(skb, netns, k->saddr, 0, own, k->dport), ep->id,
-	                         ipv6 ? TAG_ANY6 : TAG_WILD, assign);
+	                         ipv6 ? TAG_ANY6 : TAG_WILD, by_lo, assign);
 	if (found || !ipv6 || !has_overlay6())
 		return found;
 	set_overlay6(&own6, own);
 	return take_node_socket(skb, lookup6_in(skb, netns, &own6, 0, &own6, k->dport), ep->id,
-	                        dst ? 0 : TAG_WILD, assign);
+	                        dst ? 0 : TAG_WILD, by_lo, assign);
 }
 
 /* Whether the container's own stack has a socket that the packet is for. A listener is for a SYN, and for

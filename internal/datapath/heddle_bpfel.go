@@ -274,7 +274,8 @@ const (
 	heddleHeddleReasonREASON_CUT_PORT_QUOTA             heddleHeddleReason = 60
 	heddleHeddleReasonREASON_REFUSE_NO_BACKEND          heddleHeddleReason = 61
 	heddleHeddleReasonREASON_CUT_MIGRATED               heddleHeddleReason = 62
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 63
+	heddleHeddleReasonREASON_REFUSE_DEVICE              heddleHeddleReason = 63
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 64
 )
 
 type heddleHeddleVerdict uint32

@@ -92,6 +92,7 @@ var Reasons = []ReasonInfo{
 	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},
 	{61, "refuse_no_backend", KindRefusal, "connect to a service that has no backend (ECONNREFUSED)"},
 	{62, "cut_migrated", KindCut, "connection, or listener, that was still there when its endpoint migrated to another node"},
+	{63, "refuse_device", KindRefusal, "connect of a socket that is bound to a device which does not lead there (ETIMEDOUT, ENODEV, ENETUNREACH), or bind to an IPv6 address that the device does not have"},
 }
 
 // String gives the reason's metric label.

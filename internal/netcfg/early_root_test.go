@@ -297,7 +297,7 @@ func wanted(cfg NodeConfig, s sample) fate {
 	case s.mark == cfg.Mark:
 	case fromMirror:
 		f.end = "drop"
-	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in == "eth0" || s.dnat && f.ct == ctTracked):
+	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in != "lo" && s.in != DeliverDevice || s.dnat && f.ct == ctTracked):
 	default:
 		f.mark = cfg.Mark
 	}

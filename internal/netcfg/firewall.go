@@ -128,8 +128,8 @@ const claimedChain = "claimed"
 // marked, and those of sockets that send with the mark, need nothing of it.
 func (r ruleset) addDeliver() {
 	claimed := r.chain(claimedChain)
-	for _, match := range [][]expr.Any{strangeMatch(), translatedMatch()} {
-		r.rule(claimed, "what opens a connection from elsewhere, or is translated, is routed to the endpoint's device, where policy is asked",
+	for _, match := range [][]expr.Any{arrivedMatch(), translatedMatch()} {
+		r.rule(claimed, "what opens a connection and is not marked, or is translated, is routed to the endpoint's device, where policy is asked",
 			openingExprs(match...))
 	}
 	r.rule(claimed, "packets for a node socket that holds an overlay address are local", claimExprs(r.cfg.Mark))

@@ -41,10 +41,10 @@ func openingExprs(match ...expr.Any) []expr.Any {
 	}, append(match, &expr.Verdict{Kind: expr.VerdictReturn})...)
 }
 
-// strangeMatch is "iifname != lo ... iifname != hd*": devices that no tc program of Heddle's looks at, or, the underlay
-// device, lets by.
-func strangeMatch() (out []expr.Any) {
-	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(OverlayDevice), deviceNameData(DeliverDevice), []byte("hd")} {
+// arrivedMatch is "iifname != lo iifname != heddle-hd0": by a device from beyond the node's own stack. A tc program marks there
+// what is for a listener that takes it; devices of others have none.
+func arrivedMatch() (out []expr.Any) {
+	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(DeliverDevice)} {
 		out = append(out,
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})

@@ -67,7 +67,10 @@ var Exclusions = []Exclusion{
 	{"buffers and segments of a path", "SO_SNDBUF, SO_RCVBUF", func(h *history, s differ.Step) bool {
 		return isOption(s) && ofPath[option2(s)]
 	}},
-	{"options without effect", "SO_MARK, SO_BINDTODEVICE", func(h *history, s differ.Step) bool {
+	{"devices", "| SO_BINDTODEVICE, SO_BINDTOIFINDEX |", func(h *history, s differ.Step) bool {
+		return s.Op == "setsockopt" && s.Arg(0) == unix.SOL_SOCKET && (s.Arg(1) == unix.SO_BINDTODEVICE || s.Arg(1) == unix.SO_BINDTOIFINDEX)
+	}},
+	{"options without effect", "SO_MARK, IP_TRANSPARENT", func(h *history, s differ.Step) bool {
 		return s.Op == "setsockopt" && withoutEffect[option2(s)]
 	}},
 	{"programs on sockets", "| SO_ATTACH_FILTER, SO_ATTACH_BPF, SO_ATTACH_REUSEPORT_EBPF |", func(h *history, s differ.Step) bool {
@@ -103,7 +106,7 @@ var ofPath = map[[2]int]bool{
 
 // withoutEffect are the options that Heddle keeps and the node's socket never gets.
 var withoutEffect = map[[2]int]bool{
-	{unix.SOL_SOCKET, unix.SO_MARK}: true, {unix.SOL_SOCKET, unix.SO_BINDTODEVICE}: true, {unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX}: true,
+	{unix.SOL_SOCKET, unix.SO_MARK}:    true,
 	{unix.SOL_IP, unix.IP_TRANSPARENT}: true, {unix.SOL_IPV6, unix.IPV6_TRANSPARENT}: true, {unix.SOL_IP, unix.IP_RECVERR}: true,
 	{unix.SOL_IPV6, unix.IPV6_RECVERR}: true, {unix.SOL_IP, unix.IP_PKTINFO}: true, {unix.SOL_TCP, unix.TCP_SAVE_SYN}: true,
 }

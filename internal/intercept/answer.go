@@ -60,7 +60,7 @@ func (r *reader) answer(n *notification) (failure, error) {
 		return r.answerIoctl(n, c)
 	}
 	req, ok := classify(&n.Data)
-	if !ok {
+	if !ok || r.guards() {
 		if err := sendContinue(r.fd, n.ID); err != nil {
 			return injectFailure(err), err
 		}

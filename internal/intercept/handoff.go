@@ -88,6 +88,9 @@ func readHandoff(c *net.UnixConn) (state specs.ContainerProcessState, fd int, er
 	return state, fds[index], nil
 }
 
+// errHungUp is what came of a connection that nothing was said on: heddle-runtime asks so whether somebody listens.
+var errHungUp = errors.New("hand-off: nothing came")
+
 // readMessage reads from a stream until it has a whole JSON value or the stream ends. Runtimes send one
 // message and hang up, but neither is promised. The descriptors are the caller's, also after an error.
 func readMessage(c *net.UnixConn) (msg []byte, fds []int, err error) {
@@ -106,6 +109,9 @@ func readMessage(c *net.UnixConn) (msg []byte, fds []int, err error) {
 		case len(msg) > maxHandoffBytes:
 			return nil, fds, fmt.Errorf("hand-off: longer than %d bytes", maxHandoffBytes)
 		case errors.Is(err, io.EOF) || err == nil && n == 0 && oobn == 0:
+			if len(msg) == 0 && len(fds) == 0 {
+				return nil, nil, errHungUp
+			}
 			return msg, fds, nil
 		case err != nil:
 			return nil, fds, fmt.Errorf("hand-off: %w", err)

@@ -82,17 +82,19 @@ func TestBadHandoffs(t *testing.T) {
 		msg string
 		fds []int
 	}{
-		"not JSON":           {"hello }", many[:1]},
-		"no descriptor":      {goodState, nil},
-		"not a listener":     {goodState, many[:1]},
-		"many descriptors":   {goodState, many},
-		"cut short":          {goodState[:20], many[:1]},
-		"endless":            {`{"ociVersion":"` + strings.Repeat("x", maxHandoffBytes+100), many[:1]},
-		"two, one unnamed":   {goodState, many[:2]},
-		"nothing but a fd":   {" ", many[:1]},
-		"closed immediately": {"", nil},
+		"not JSON":         {"hello }", many[:1]},
+		"no descriptor":    {goodState, nil},
+		"not a listener":   {goodState, many[:1]},
+		"many descriptors": {goodState, many},
+		"cut short":        {goodState[:20], many[:1]},
+		"endless":          {`{"ociVersion":"` + strings.Repeat("x", maxHandoffBytes+100), many[:1]},
+		"two, one unnamed": {goodState, many[:2]},
+		"nothing but a fd": {" ", many[:1]},
+		"nothing said":     {"", nil}, // heddle-runtime's guard
 	} {
-		n++
+		if what != "nothing said" {
+			n++
+		}
 		c, err := net.Dial("unix", path)
 		if err != nil {
 			t.Fatal(err)

@@ -62,6 +62,9 @@ func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener
 // byNetns reports whether the listener's endpoint is that of its callers' network namespace.
 func (l *listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
 
+// guards reports whether the listener's container is not intercepted: its ioctls are answered, nothing else.
+func (l *listener) guards() bool { return l.state.Metadata == model.EndpointNone }
+
 // foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or
 // changed its own, or its bundle names an endpoint that is not its. No check follows that tid still is the same
 // task: a task cannot change its namespace while it waits for an answer, and the answer fails if it has gone.

@@ -17,10 +17,10 @@ var (
 func (s *Server) serveListener(l *listener) (serves bool) {
 	var id model.EndpointID
 	err := errNoEndpoint // until its first call
-	if !l.byNetns() {
+	if !l.byNetns() && !l.guards() {
 		id, err = s.cfg.Resolve(l.state.Metadata, l.state)
 	}
-	if err != nil && !l.byNetns() {
+	if err != nil && !l.byNetns() && !l.guards() {
 		l.logged[failUnknown] = true
 		s.log.Error("listener of an unknown endpoint: its TCP sockets are refused with ENETDOWN; give listenerMetadata an endpoint's id or name",
 			"metadata", l.state.Metadata, "container", l.state.State.ID, "pid", l.state.Pid, "err", err)

@@ -322,6 +322,9 @@ func (s *Server) handoff(c *net.UnixConn) {
 	defer context.AfterFunc(s.ctx, func() { c.Close() })()
 	_ = c.SetDeadline(time.Now().Add(handoffTimeout)) // fails on a closed connection; so will the read
 	state, fd, err := readHandoff(c)
+	if errors.Is(err, errHungUp) {
+		return
+	}
 	if err != nil {
 		s.count(failHandoff)
 		s.log.Error("hand-off refused", "err", err)

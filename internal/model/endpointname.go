@@ -12,6 +12,10 @@ const MaxEndpointName = 200
 // namespace the container is in. No endpoint can have this name.
 const EndpointByNetns = "@netns"
 
+// EndpointNone, in the same place, is that of a container which is not intercepted: it gets no sockets of the node, but a
+// socket of the node that came into its hands must show it, and change, nothing of the node.
+const EndpointNone = "@none"
+
 // DefaultDevice is the name of an endpoint's device in its container unless another is asked for.
 const DefaultDevice = "eth0"
 

@@ -39,8 +39,8 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // namespace of an endpoint. socket overrides the annotation and the default; "" does not. all adds the listener to
 // every container with a network namespace of its own: its endpoint is then looked for as long as it has none. It
 // reports whether the file was changed; one that was edited before is left as it is, and so is one whose profile
-// forbids TCP sockets already. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
-// of any other.
+// forbids TCP sockets and ioctls of devices already. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
+// of any other. One that is not Heddle's, or has opted out, is guarded.
 func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
@@ -62,16 +62,16 @@ func edit(config object, socket string, all bool) (changed bool, kept string, er
 	if err != nil {
 		return false, "", err
 	}
-	if out, err := optsOut(config); out || err != nil {
-		return false, "", err
-	}
 	if socket == "" {
 		socket = annotated
+	}
+	if out, err := optsOut(config); out || err != nil {
+		return out && !isSandbox(config) && guard(config, socket), "", err
 	}
 	if endpoint == "" {
 		ours, problem, err := inEndpoint(config, socket, all)
 		if err != nil || !ours {
-			return false, problem, err
+			return err == nil && guard(config, socket), problem, err
 		}
 		endpoint = model.EndpointByNetns
 	}
@@ -83,14 +83,14 @@ func edit(config object, socket string, all bool) (changed bool, kept string, er
 		changed, err = leave(config, why, socket)
 		return changed, why.String(), err
 	}
-	if changed, err = addListener(config, endpoint, socket); err != nil || !changed {
+	if changed, err = addListener(config, endpoint, socket, traps); err != nil || !changed {
 		return changed, "", err
 	}
 	return true, "", addPool(config, poolLibraries())
 }
 
-// addListener edits a whole configuration in place.
-func addListener(config object, endpoint, socket string) (changed bool, err error) {
+// addListener edits a whole configuration in place: the listener gets the calls of traps.
+func addListener(config object, endpoint, socket string, traps []trap) (changed bool, err error) {
 	if !filepath.IsAbs(socket) {
 		return false, fmt.Errorf("annotations.%s: %q: want an absolute path", AnnotationSocket, socket)
 	}
@@ -155,10 +155,16 @@ func optsOut(config object) (bool, error) {
 	case "false":
 		return true, nil
 	case nil, "true":
-		return annotations[annotationKind] == kindSandbox, nil
+		return isSandbox(config), nil
 	default:
 		return false, fmt.Errorf("annotations.%s: %v: want \"true\" or \"false\"", AnnotationIntercept, v)
 	}
+}
+
+// isSandbox reports whether a container only holds a pod's namespaces open.
+func isSandbox(config object) bool {
+	annotations, _ := config["annotations"].(object)
+	return annotations[annotationKind] == kindSandbox
 }
 
 // hasListener reports whether the profile has our listener already. Another's is an error: the kernel

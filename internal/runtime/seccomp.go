@@ -29,11 +29,13 @@ type trap struct {
 
 // traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices through one. The
 // kernel keeps the socket's type in the low four bits of the second argument, beside SOCK_CLOEXEC and SOCK_NONBLOCK.
-// What comes first is what the others are for.
 var traps = []trap{
 	{syscall: "socket", calls: []box{streamSocket(afInet), streamSocket(afInet6)}},
 	{syscall: "ioctl", calls: []box{deviceIoctl()}},
 }
+
+// guardTraps are those of a container that is not intercepted (guard).
+var guardTraps = traps[1:]
 
 // Linux's numbers, the same on every architecture Heddle builds for.
 const (
@@ -78,7 +80,7 @@ func newProfile() object {
 
 // addTraps changes profile (the object linux.seccomp) so that traps are answered by a listener, and
 // everything else is treated as before. Calls the profile forbids stay forbidden. It reports whether
-// any call of the first trap is left to trap; without one the profile is not changed.
+// any call is left to trap; without one the profile is not changed.
 //
 // Where rules of the profile overlap with different actions, the stricter one counts.
 func addTraps(profile object, traps []trap) (trapped bool, err error) {
@@ -96,9 +98,10 @@ func addTraps(profile object, traps []trap) (trapped bool, err error) {
 		if entries, rules, err = trapSyscall(entries, def, t); err != nil {
 			return false, err
 		}
-		if notify = append(notify, rules...); len(notify) == 0 {
-			return false, nil // no sockets of Heddle's
-		}
+		notify = append(notify, rules...)
+	}
+	if len(notify) == 0 {
+		return false, nil
 	}
 	profile["syscalls"] = append(entries, notify...)
 	return true, nil

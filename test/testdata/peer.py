@@ -220,6 +220,13 @@ def give(path, *s):
     u.recv(1)
 
 
+def give_late(path, *s):
+    """The same, to one that may have to be waited for."""
+    end = time.monotonic() + 20
+    while error_of(give, path, *s) != "ok" and time.monotonic() < end:
+        select.select([], [], [], 0.02)
+
+
 def taker(path):
     """Listens for a socket."""
     u = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

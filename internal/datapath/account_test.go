@@ -44,7 +44,7 @@ func TestAccountLives(t *testing.T) {
 	if got := read(); !reflect.DeepEqual(got, model.Traffic{Endpoint: e.ID}) {
 		t.Errorf("a new endpoint begins with %+v", got)
 	}
-	if err := d.KeepEndpoints(nil); err != nil {
+	if _, err := d.KeepEndpoints(nil); err != nil {
 		t.Fatal(err)
 	}
 	var raw heddleAccount

@@ -81,7 +81,7 @@ func (c Config) validate() error {
 }
 
 // Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and incarnations.
+// the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and set.
 type Datapath struct {
 	cfg      Config
 	objs     heddleObjects
@@ -90,8 +90,8 @@ type Datapath struct {
 	policy   policyTables
 	routes   writtenTopology
 	services services
-	// incarnations has those of the endpoints that were set last, by id.
-	incarnations sync.Map
+	// set has the endpoints as they were set last, by id.
+	set sync.Map
 	// comparesCallers does not change.
 	comparesCallers bool
 }
@@ -323,8 +323,8 @@ func (d *Datapath) TCPrograms() TCPrograms {
 // MPTCP socket. Until then no hook touches it.
 func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	tag := heddleSockTag{EndpointId: uint32(id)}
-	if v, ok := d.incarnations.Load(id); ok {
-		tag.Incarnation = v.(uint32)
+	if v, ok := d.set.Load(id); ok {
+		tag.Incarnation = v.(heddleEndpoint).Incarnation
 	}
 	if mptcp {
 		tag.Options = uint32(heddleSockTagOptionsOPTION_MPTCP)

@@ -275,7 +275,8 @@ const (
 	heddleHeddleReasonREASON_REFUSE_NO_BACKEND          heddleHeddleReason = 61
 	heddleHeddleReasonREASON_CUT_MIGRATED               heddleHeddleReason = 62
 	heddleHeddleReasonREASON_REFUSE_DEVICE              heddleHeddleReason = 63
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 64
+	heddleHeddleReasonREASON_MEND_STRAY_ENTRY           heddleHeddleReason = 64
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 65
 )
 
 type heddleHeddleVerdict uint32

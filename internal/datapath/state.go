@@ -86,8 +86,12 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	if e.Carried != nil {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_CARRIED)
 	}
-	d.incarnations.Store(e.ID, v.Incarnation)
-	err := errors.Join(
+	old, known, err := d.endpoint(e.ID)
+	if err != nil {
+		return fmt.Errorf("endpoint %s: read maps: %w", e.Name, err)
+	}
+	d.set.Store(e.ID, v)
+	err = errors.Join(
 		d.openAccount(e.ID),
 		d.openSockets(e.ID),
 		d.openPorts(e.ID),
@@ -95,50 +99,50 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 		d.objs.EndpointByIfindex.Put(v.Ifindex, &v),
 		d.objs.EndpointByAddr.Put(v.Addr4, &v),
 	)
+	if known && old.Ifindex != v.Ifindex { // its namespace was made anew
+		err = errors.Join(err, ignoreAbsent(d.objs.EndpointByIfindex.Delete(old.Ifindex)))
+	}
+	if known && old.Addr4 != v.Addr4 {
+		err = errors.Join(err, ignoreAbsent(d.objs.EndpointByAddr.Delete(old.Addr4)))
+	}
 	if err != nil {
 		return fmt.Errorf("endpoint %s: write maps: %w", e.Name, err)
 	}
 	return nil
 }
 
+// endpoint gives what the programs know of an endpoint, or what they knew of one that was not forgotten whole.
+func (d *Datapath) endpoint(id model.EndpointID) (v heddleEndpoint, known bool, err error) {
+	if err = d.objs.EndpointById.Lookup(uint32(id), &v); err == nil {
+		return v, true, nil
+	}
+	last, known := d.set.Load(id)
+	if known {
+		v = last.(heddleEndpoint)
+	}
+	return v, known, ignoreAbsent(err)
+}
+
 // DeleteEndpoint forgets endpoint id. Its sockets keep their tags and are refused what is new
 // (REFUSE_UNKNOWN_ENDPOINT). An unknown id is no error.
 func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
-	var v heddleEndpoint
-	if err := d.objs.EndpointById.Lookup(uint32(id), &v); err != nil {
-		return ignoreAbsent(err)
+	v, known, err := d.endpoint(id)
+	if err != nil || !known {
+		return err
 	}
-	return errors.Join(
-		d.closeAccount(id),
-		d.closeSockets(id),
-		d.closePorts(id),
+	// First what programs ask before they do anything for its sockets, last what these count in.
+	err = errors.Join(
 		ignoreAbsent(d.objs.EndpointById.Delete(v.Id)),
 		ignoreAbsent(d.objs.EndpointByIfindex.Delete(v.Ifindex)),
 		ignoreAbsent(d.objs.EndpointByAddr.Delete(v.Addr4)),
+		d.closeAccount(id),
+		d.closeSockets(id),
+		d.closePorts(id),
 	)
-}
-
-// KeepEndpoints forgets every endpoint that is not in keep: those an earlier agent left behind.
-func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) error {
-	var (
-		id    uint32
-		v     heddleEndpoint
-		stale []uint32
-	)
-	it := d.objs.EndpointById.Iterate()
-	for it.Next(&id, &v) {
-		if !keep[model.EndpointID(id)] {
-			stale = append(stale, id)
-		}
+	if err == nil {
+		d.set.Delete(id)
 	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("list endpoints: %w", err)
-	}
-	var errs []error
-	for _, id := range stale {
-		errs = append(errs, d.DeleteEndpoint(model.EndpointID(id)))
-	}
-	return errors.Join(errs...)
+	return err
 }
 
 // syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so no
@@ -170,12 +174,21 @@ func syncMap[K, V comparable](m *ebpf.Map, want map[K]V) error {
 			stale = append(stale, k)
 		}
 	}
-	for _, k := range stale {
-		if err := ignoreAbsent(m.Delete(&k)); err != nil {
-			return fmt.Errorf("delete: %w", err)
+	_, err := deleteAll(m, stale)
+	return err
+}
+
+// deleteAll deletes what is there of keys, and says how many that were.
+func deleteAll[K any](m *ebpf.Map, keys []K) (deleted int, err error) {
+	for _, k := range keys {
+		switch err := m.Delete(&k); {
+		case err == nil:
+			deleted++
+		case ignoreAbsent(err) != nil:
+			return deleted, fmt.Errorf("delete: %w", err)
 		}
 	}
-	return nil
+	return deleted, nil
 }
 
 func ignoreAbsent(err error) error {

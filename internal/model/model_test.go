@@ -100,7 +100,7 @@ func TestReasons(t *testing.T) {
 			t.Errorf("reason %d: %+v", i, r)
 		}
 		names[r.Name] = true
-		prefixes := map[Kind]string{KindFallback: "fallback_", KindDrop: "drop_", KindRefusal: "refuse_", KindCut: "cut_"}
+		prefixes := map[Kind]string{KindFallback: "fallback_", KindDrop: "drop_", KindRefusal: "refuse_", KindCut: "cut_", KindMend: "mend_"}
 		if want := prefixes[r.Kind]; !strings.HasPrefix(r.Name, want) {
 			t.Errorf("%s: its kind is %s", r.Name, r.Kind)
 		}

@@ -17,6 +17,7 @@ const (
 	KindDrop     Kind = "drop"     // a packet was dropped
 	KindRefusal  Kind = "refusal"  // a system call was refused
 	KindCut      Kind = "cut"      // a live connection was ended
+	KindMend     Kind = "mend"     // the agent put right what it found on the node
 )
 
 // ReasonInfo describes one Reason.
@@ -93,6 +94,7 @@ var Reasons = []ReasonInfo{
 	{61, "refuse_no_backend", KindRefusal, "connect to a service that has no backend (ECONNREFUSED)"},
 	{62, "cut_migrated", KindCut, "connection, or listener, that was still there when its endpoint migrated to another node"},
 	{63, "refuse_device", KindRefusal, "connect of a socket that is bound to a device which does not lead there (ETIMEDOUT, ENODEV, ENETUNREACH), or bind to an IPv6 address that the device does not have"},
+	{64, "mend_stray_entry", KindMend, "map entries of endpoints that are not there, left by an agent that was killed, found and removed"},
 }
 
 // String gives the reason's metric label.

@@ -102,6 +102,9 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if cfg.EndpointSockets == 0 {
 		cfg.EndpointSockets = DefaultEndpointSockets
 	}
+	if cfg.CompareMaps == 0 {
+		cfg.CompareMaps = defaultCompareMaps
+	}
 	a := &Agent{
 		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
 		cfg: cfg, log: cfg.Log, started: time.Now(),
@@ -359,6 +362,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	locals := make(chan []netip.Prefix)
 	wg.Go(func() { a.followLocal(ctx, locals) })
 	wg.Go(func() { a.repair(ctx) })
+	wg.Go(func() { a.compareMaps(ctx) })
 	wg.Go(func() { a.runProbes(ctx) })
 	wg.Go(func() { a.followMembers(ctx) })
 	wg.Go(func() { a.endSurplus(ctx) })

@@ -69,6 +69,8 @@ type Config struct {
 	TakeOver bool
 	// ForgetAfter is how long a node may be away and silent before it is removed from the network. 0: for ever.
 	ForgetAfter time.Duration
+	// CompareMaps is how often the programs' maps are compared with the endpoints. 0 means once a minute.
+	CompareMaps time.Duration
 	// EndpointSockets is how many TCP sockets an endpoint may have. 0 means DefaultEndpointSockets.
 	EndpointSockets uint64
 	// EndpointPorts is how many of the node's ephemeral ports an endpoint may keep from all others by bind() or listen().
@@ -127,6 +129,9 @@ func (c Config) Validate() error {
 	}
 	if c.ForgetAfter < 0 || c.ForgetAfter > 0 && c.ForgetAfter < minForgetAfter {
 		return fmt.Errorf("forget nodes after %s: want at least %s, or 0 for never", c.ForgetAfter, minForgetAfter)
+	}
+	if c.CompareMaps < 0 {
+		return fmt.Errorf("compare maps every %s: want more than 0", c.CompareMaps)
 	}
 	if c.EndpointSockets > maxEndpointSockets {
 		return fmt.Errorf("sockets of an endpoint: %d: want at most %d", c.EndpointSockets, uint64(maxEndpointSockets))

@@ -288,7 +288,7 @@ func (a *Agent) restore(ctx context.Context) error {
 		}
 	}
 	a.saveRecord(0)
-	if err := a.datapath.KeepEndpoints(keep); err != nil {
+	if err := a.keepEndpoints(keep); err != nil {
 		return err
 	}
 	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {

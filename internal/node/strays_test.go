@@ -1,0 +1,94 @@
+package node
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/model"
+)
+
+// openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.
+func openDatapath(t *testing.T) *datapath.Datapath {
+	t.Helper()
+	root := cgroupRoot(t)
+	bpf := t.TempDir()
+	if err := unix.Mount("bpf", bpf, "bpf", 0, "mode=700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(bpf, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	group, err := os.MkdirTemp(root, "heddle-node-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(group); err != nil {
+			t.Error(err)
+		}
+	})
+	d, err := datapath.Open(datapath.Config{
+		PinDir: filepath.Join(bpf, "heddle"), Cgroup: group, NetworkID: 7, Underlay: netip.MustParseAddr("192.0.2.2"),
+		DirectPorts: model.DefaultDirectPorts, Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// TestMapsAreCompared: what the maps have of an endpoint that the agent does not have goes while the agent runs, and is counted.
+// Endpoints that the agent has, or has still to undo, stay.
+func TestMapsAreCompared(t *testing.T) {
+	stray := slices.IndexFunc(model.Reasons, func(r model.ReasonInfo) bool { return r.Name == "mend_stray_entry" })
+	d := openDatapath(t)
+	name := func(id model.EndpointID) model.Endpoint {
+		return model.Endpoint{ID: id, Name: "e", Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 0, byte(id)})}}
+	}
+	for id := model.EndpointID(1); id <= 3; id++ {
+		if err := d.SetEndpoint(name(id), 900+int(id), datapath.ContainerSide{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := &Agent{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), datapath: d,
+		byID: map[model.EndpointID]model.Endpoint{1: name(1)}, halfDone: map[string]model.Endpoint{"half": name(2)}}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); a.compareMaps(ctx) }()
+	defer func() { cancel(); <-ended }()
+	// Three views of it, and its account, sockets and ports.
+	const entries = 6
+	for deadline := time.Now().Add(time.Minute); ; {
+		counts, err := d.Counters()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if counts[stray] == entries {
+			break
+		}
+		if counts[stray] > entries || time.Now().After(deadline) {
+			t.Fatalf("%d entries removed, want %d", counts[stray], entries)
+		}
+		<-time.After(time.Millisecond)
+	}
+	left, err := d.KeepEndpoints(nil)
+	if err != nil || left["endpoint_by_id"] != 2 || left["endpoint_by_addr"] != 2 || left["endpoint_by_ifindex"] != 2 {
+		t.Errorf("left were %v, %v", left, err)
+	}
+}

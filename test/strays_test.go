@@ -1,0 +1,50 @@
+package test
+
+import (
+	"bytes"
+	"syscall"
+	"testing"
+
+	"github.com/cilium/ebpf"
+)
+
+// TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not there goes when the next one
+// starts, out of each map by itself, and is counted.
+func TestStrayEntries(t *testing.T) {
+	endpoints := heddle(t, "endpoints", "--lab", labName, "--output", "json")
+	before := counters(t, "n2")["mend_stray_entry"]
+	endAgent(t, "n2", syscall.SIGKILL)
+	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint",
+		"limit_by_endpoint", "slots_by_class", "claims_by_port"}
+	strays := map[string]*ebpf.Map{}
+	key := func(m *ebpf.Map) []byte { return bytes.Repeat([]byte{0xee}, int(m.KeySize())) }
+	for _, name := range owned {
+		m, err := ebpf.LoadPinnedMap(nodeFile("n2", "bpf/heddle/"+name), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		if err := m.Put(key(m), make([]byte, m.ValueSize())); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		strays[name] = m
+	}
+	if err := labCommand("up"); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range strays {
+		if value, err := m.LookupBytes(key(m)); err != nil || value != nil {
+			t.Errorf("%s has the stray entry still (%v)", name, err)
+		}
+	}
+	if n := counters(t, "n2")["mend_stray_entry"] - before; n != uint64(len(owned)) {
+		t.Errorf("%d entries counted, want %d", n, len(owned))
+	}
+	if now := heddle(t, "endpoints", "--lab", labName, "--output", "json"); now != endpoints {
+		t.Errorf("endpoints\n%s\nwere\n%s", now, endpoints)
+	}
+	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
+	port := freePort()
+	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.must(`connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), port)
+}

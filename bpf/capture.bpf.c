@@ -224,20 +224,15 @@ static __always_inline bool remember_plain(const struct packet *p)
 	return bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY) == 0;
 }
 
-/* Whether this is VXLAN for a node: masqueraded, it would look like that of the container's own node, and
- * what is inside may claim any source. */
-static __always_inline bool forges_overlay(struct __sk_buff *skb, const struct packet *p)
+/* Whether packet p is a SYN that says, as only nodes may, which endpoints it joins: masqueraded, it would look like the node's,
+ * also at a node that this one does not know yet. */
+static __noinline bool forges_option(struct __sk_buff *skb, const struct packet *p)
 {
-	__u32 offset = ETH_HLEN + (p->ip.version_ihl & 0xf) * 4 + 2;
-	struct address dst;
-	__be16 port;
+	struct syn_option o;
 
-	if (p->ipv6 || p->ip.protocol != IPPROTO_UDP_ || p->ip.frag_off & bpf_htons(0x1fff))
+	if (!p || !is_syn(p) || !protects(PROTECT_DIRECT_PORTS))
 		return false;
-	if (bpf_skb_load_bytes(skb, offset, &port, sizeof(port)) || port != bpf_htons(config_vxlan_port))
-		return false;
-	set_mapped(&dst, p->ip.daddr);
-	return bpf_map_lookup_elem(&node_by_underlay, &dst);
+	return find_option(skb, p, &o) != 0;
 }
 
 /* Whether packet p may leave endpoint self: from its own address, from none yet, or from the link-local one that its
@@ -336,8 +331,10 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	/* Identity on the overlay is the source address. */
 	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
 		return drop(REASON_DROP_SPOOFED_SOURCE);
-	if (kind != PACKET_TCP && forges_overlay(skb, &p))
+	if (kind != PACKET_TCP && forges_overlay(skb))
 		return drop(REASON_DROP_FORGED_OVERLAY);
+	if (kind == PACKET_TCP && forges_option(skb, &p))
+		return drop(REASON_DROP_FORGED_DIRECT);
 	if (kind != PACKET_TCP && forges_error(skb, &p, self))
 		return drop(REASON_DROP_FORGED_ERROR);
 	peer = endpoint_at(p.ip.daddr);

@@ -16,6 +16,8 @@
 #define NEXTHDR_AUTH_     51
 #define NEXTHDR_DEST_     60
 
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; /* Linux 6.2 */
+
 struct arp_ {
 	__be16 hardware, protocol;
 	__u8 hardware_length, protocol_length;
@@ -46,17 +48,24 @@ static __always_inline bool hides_in_vlan(struct __sk_buff *skb)
 	return skb->vlan_present && !(skb->vlan_tci & 0xfff) && is_vlan(skb->protocol);
 }
 
-/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header. What lies behind its end is
- * not part of it, whatever it looks like. */
+/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header, options included. What lies behind its
+ * end is not part of it, whatever it looks like. */
 static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
 {
+	__u32 length, room;
 	struct iphdr_ h;
+	__u8 doff;
 
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) || h.protocol != IPPROTO_TCP_)
 		return false;
 	if ((h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_)) != bpf_htons(IP_MF_))
 		return false;
-	return bpf_ntohs(h.tot_len) < (h.version_ihl & 0xf) * 4 + sizeof(struct tcphdr_);
+	length = (h.version_ihl & 0xf) * 4;
+	room = bpf_ntohs(h.tot_len);
+	if (room < length + sizeof(struct tcphdr_) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + length + TCP_DOFF_OFFSET, &doff, sizeof(doff)))
+		return true;
+	return room < length + (doff >> 4) * 4;
 }
 
 /* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else and the options of
@@ -159,12 +168,111 @@ static __noinline bool forges_error(struct __sk_buff *skb, const struct packet *
 	return h.daddr != self->addr4.word[3];
 }
 
+/* Whether the kernel has yet to write the packet's checksum: of what lies behind start, at place at. Both are offsets into
+ * the frame, start one of any 32 bits. */
+static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start, __u32 *at)
+{
+	struct sk_buff *skb = (void *)ctx; /* that it is, whatever the verifier calls it */
+	bool awaits;
+
+	if (bpf_cast_to_kern_ctx) {
+		skb = bpf_cast_to_kern_ctx(ctx);
+		awaits = BPF_CORE_READ_BITFIELD(skb, ip_summed) == CHECKSUM_PARTIAL_;
+		*start = skb->csum_start - skb->mac_header;
+		*at = *start + skb->csum_offset;
+	} else {
+		awaits = BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL_;
+		*start = BPF_CORE_READ(skb, csum_start) - BPF_CORE_READ(skb, mac_header);
+		*at = *start + BPF_CORE_READ(skb, csum_offset);
+	}
+	return awaits;
+}
+
+/* Whether a checksum that the kernel has yet to write would change what is judged here: a program that makes its own frames
+ * says where it belongs (PACKET_VNET_HDR), and the kernel believes it. TCP and UDP have one place for it; behind UDP's header,
+ * and in what is neither, is another packet that the container wraps in its own. */
+static __always_inline bool rewrites_itself(struct __sk_buff *skb)
+{
+	__u32 start, at, transport;
+	struct ip6hdr_ h6;
+	struct iphdr_ h;
+	__u8 protocol;
+
+	if (!awaits_checksum(skb, &start, &at))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		/* The kernel settles what it cuts up before it does. */
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) ||
+		    h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_))
+			return true;
+		transport = ETH_HLEN + (h.version_ihl & 0xf) * 4;
+		protocol = h.protocol;
+	} else {
+		if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
+		    bpf_skb_load_bytes(skb, ETH_HLEN, &h6, sizeof(h6)))
+			return true;
+		transport = ETH_HLEN + sizeof(h6);
+		protocol = h6.next_header;
+	}
+	switch (protocol) {
+	case IPPROTO_TCP_:
+		return start != transport || at != transport + TCP_CHECK_OFFSET;
+	case IPPROTO_UDP_:
+		if (start == transport)
+			return at != transport + UDP_CHECK_OFFSET;
+		transport += sizeof(struct udphdr_);
+		break;
+	case IPPROTO_ICMP_:
+	case IPPROTO_ICMPV6_:
+	case NEXTHDR_HOP_:
+	case NEXTHDR_FRAGMENT_:
+		return true;
+	}
+	return start < transport || start > skb->len;
+}
+
+/* Whether this is for the port of the overlay, wherever it goes: masqueraded, it would look like that of the container's own
+ * node, and what is inside may claim any source. Which addresses are nodes' this node does not always know: some have just
+ * come, and each may have others. Of fragments the first shows the port; the others lead nowhere without it. */
+static __noinline bool forges_overlay(struct __sk_buff *skb)
+{
+	__u32 offset = ETH_HLEN;
+	struct ip6hdr_ h6;
+	struct iphdr_ h;
+	__u8 protocol, head[8];
+	__be16 port;
+
+	if (!protects(PROTECT_OVERLAY_PORT))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, offset, &h, sizeof(h)) || h.frag_off & bpf_htons(IP_OFFSET_))
+			return false;
+		offset += (h.version_ihl & 0xf) * 4;
+		protocol = h.protocol;
+	} else {
+		if (bpf_skb_load_bytes(skb, offset, &h6, sizeof(h6)))
+			return false;
+		offset += sizeof(h6);
+		protocol = h6.next_header;
+		if (protocol == NEXTHDR_FRAGMENT_) {
+			if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)) || head[2] || head[3] & 0xf8)
+				return false;
+			offset += sizeof(head);
+			protocol = head[0];
+		}
+	}
+	return protocol == IPPROTO_UDP_ && !bpf_skb_load_bytes(skb, offset + 2, &port, sizeof(port)) &&
+	       port == bpf_htons(config_vxlan_port);
+}
+
 /* Why a frame that comes out of the container with overlay address own may go no further, whatever it says;
  * REASON_NONE if its headers may be read and judged. */
 static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
 {
 	__u32 protocol = skb->protocol;
 
+	if (protects(PROTECT_CHECKSUM) && rewrites_itself(skb))
+		return REASON_DROP_FORGED_CHECKSUM;
 	if (!protects(PROTECT_FRAMES))
 		return REASON_NONE;
 	if (skb->vlan_present)

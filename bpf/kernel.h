@@ -111,6 +111,8 @@ struct icmphdr_ {
 
 #define LOOPBACK_IFINDEX 1
 
+#define CHECKSUM_PARTIAL_ 3 /* sk_buff.ip_summed: the kernel will write the checksum when the packet leaves */
+
 #define SOCK_DONE_ 1 /* bit of skc_flags: the peer's FIN has come */
 
 #define TCP_FLAG_FIN_ 0x01
@@ -119,6 +121,13 @@ struct icmphdr_ {
 #define TCP_FLAG_ACK_ 0x10
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct sk_buff {
+	__u8 ip_summed : 2;
+	__u16 csum_start; /* from its buffer's beginning, as mac_header */
+	__u16 csum_offset;
+	__u16 mac_header;
+};
 
 struct sock_common {
 	__be32 skc_daddr;

@@ -4,7 +4,9 @@
 #ifndef HEDDLE_PACKET_H
 #define HEDDLE_PACKET_H
 
+#define TCP_DOFF_OFFSET  12
 #define TCP_CHECK_OFFSET 16
+#define UDP_CHECK_OFFSET 6
 
 struct packet {
 	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */

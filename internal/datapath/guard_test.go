@@ -149,6 +149,8 @@ func TestFrameGuard(t *testing.T) {
 		{"TCP fragment with its header", ethernet(0x0800, ipv4(overlayB, outside, 6, moreFragments, make([]byte, 24))), 0},
 		{"TCP fragment without", ethernet(0x0800, ipv4(overlayB, underlayA, 6, moreFragments, direct[:8])), hidden},
 		{"TCP fragment that pretends to show more", ethernet(0x0800, append(ipv4(overlayB, underlayA, 6, moreFragments, direct[:8]), make([]byte, 40)...)), hidden},
+		{"TCP fragment with its options", ethernet(0x0800, ipv4(overlayB, outside, 6, moreFragments, frame(overlayB, outside, 80, tcpSYN, make([]byte, 16))[34:])), 0},
+		{"TCP fragment without its options", ethernet(0x0800, ipv4(overlayB, outside, 6, moreFragments, frame(overlayB, outside, 80, tcpSYN, make([]byte, 16))[34:58])), hidden},
 		{"later TCP fragment", ethernet(0x0800, ipv4(overlayB, outside, 6, 3, make([]byte, 8))), 0},
 		{"ARP, own address", ethernet(0x0806, arp(overlayB)), 0},
 		{"ARP probe", ethernet(0x0806, arp(netip.IPv4Unspecified())), 0},
@@ -169,6 +171,40 @@ func TestFrameGuard(t *testing.T) {
 		t.Fatal(err)
 	}
 	judge(t, d, d.objs.FromEndpoint, []judged{{"a container nobody knows", ethernet(0x0800, syn), spoofed}})
+}
+
+// TestMasqueradeGuard gives the program of an endpoint's device what would look like the node's own, once it is masqueraded: the
+// overlay's and the SYNs of direct connections. It passes to nobody, whether this node knows of a node there or not.
+func TestMasqueradeGuard(t *testing.T) {
+	d := loadForTest(t)
+	if err := d.objs.EndpointByIfindex.Put(uint32(0), heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5}); err != nil {
+		t.Fatal(err)
+	}
+	stranger, own6, stranger6 := netip.MustParseAddr("198.51.100.1"), overlay6(overlayB), netip.MustParseAddr("2001:db8::1")
+	packet := vxlan(testVNI, ethernet(0x0800, ipv4(overlayA, overlayB, 17, 0, nil)))
+	other := append([]byte{0, 0, 0x12, 0xb4}, packet[4:]...) // port 4788
+	options := ethernet(0x0800, ipv4(overlayB, stranger, 17, 0, nil))
+	options[14], options[17] = 0x47, 28+byte(len(packet))
+	fragment := func(offset byte) []byte { return append([]byte{17, 0, 0, offset | 1, 0, 0, 0, 0}, packet...) }
+	const overlay, direct = heddleHeddleReasonREASON_DROP_FORGED_OVERLAY, heddleHeddleReasonREASON_DROP_FORGED_DIRECT
+	judge(t, d, d.objs.FromEndpoint, []judged{
+		{"VXLAN to a node", ethernet(0x0800, ipv4(overlayB, underlayA, 17, 0, packet)), overlay},
+		{"VXLAN to an address of nobody's", ethernet(0x0800, ipv4(overlayB, stranger, 17, 0, packet)), overlay},
+		{"VXLAN to a container", ethernet(0x0800, ipv4(overlayB, overlayA, 17, 0, packet)), overlay},
+		{"VXLAN, first fragment", ethernet(0x0800, ipv4(overlayB, stranger, 17, moreFragments, packet[:8])), overlay},
+		{"VXLAN, later fragment", ethernet(0x0800, ipv4(overlayB, stranger, 17, 2, packet)), 0},
+		{"VXLAN behind IP options", append(append(options[:34:34], 1, 1, 1, 1, 1, 1, 1, 0), packet...), overlay},
+		{"VXLAN, IPv6", ethernet(0x86dd, ipv6(own6, stranger6, 17, packet)), overlay},
+		{"VXLAN, IPv6, first fragment", ethernet(0x86dd, ipv6(own6, stranger6, 44, fragment(0))), overlay},
+		{"VXLAN, IPv6, later fragment", ethernet(0x86dd, ipv6(own6, stranger6, 44, fragment(8))), 0},
+		{"other port", ethernet(0x0800, ipv4(overlayB, stranger, 17, 0, other)), 0},
+		{"other port, IPv6", ethernet(0x86dd, ipv6(own6, stranger6, 17, other)), 0},
+		{"SYN option to a node", frame(overlayB, underlayA, 80, tcpSYN, option()), direct},
+		{"SYN option to an address of nobody's", frame(overlayB, stranger, directPort, tcpSYN, option()), direct},
+		{"SYN option of another length", frame(overlayB, stranger, directPort, tcpSYN, append([]byte{253, 20}, append(option()[2:], 0, 0, 0, 0)...)), direct},
+		{"SYN without option", frame(overlayB, stranger, directPort, tcpSYN, nil), 0},
+		{"SYN with somebody's experiment", frame(overlayB, stranger, directPort, tcpSYN, []byte{253, 4, 1, 2}), 0},
+	})
 }
 
 // TestErrorGuard gives the program of an endpoint's device ICMP messages: errors must be about packets that were sent to the

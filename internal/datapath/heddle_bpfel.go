@@ -276,7 +276,8 @@ const (
 	heddleHeddleReasonREASON_CUT_MIGRATED               heddleHeddleReason = 62
 	heddleHeddleReasonREASON_REFUSE_DEVICE              heddleHeddleReason = 63
 	heddleHeddleReasonREASON_MEND_STRAY_ENTRY           heddleHeddleReason = 64
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 65
+	heddleHeddleReasonREASON_DROP_FORGED_CHECKSUM       heddleHeddleReason = 65
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 66
 )
 
 type heddleHeddleVerdict uint32

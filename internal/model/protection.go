@@ -43,6 +43,8 @@ const (
 	ProtectAgentOption       Protection = 27
 	ProtectCrates            Protection = 28
 	ProtectHooks             Protection = 29
+	ProtectChecksum          Protection = 30
+	ProtectOverlayPort       Protection = 31
 )
 
 // ProtectionInfo describes one Protection.
@@ -56,7 +58,7 @@ type ProtectionInfo struct {
 var Protections = []ProtectionInfo{
 	{ProtectBind, "bind", "a container binds its own addresses only"},
 	{ProtectSource, "source", "packets that leave a container's namespace have its source address"},
-	{ProtectDirectPorts, "direct_ports", "packets of a container's namespace do not reach direct ports of nodes"},
+	{ProtectDirectPorts, "direct_ports", "packets of a container's namespace do not reach direct ports of nodes, and have no SYN option"},
 	{ProtectSocketOptions, "socket_options", "socket options that reach or show the node are refused or kept"},
 	{ProtectNetns, "netns", "only threads in an endpoint's network namespace get its sockets"},
 	{ProtectUnknownPeer, "unknown_peer", "no direct connection lives whose peer is not known"},
@@ -84,6 +86,8 @@ var Protections = []ProtectionInfo{
 	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
 	{ProtectCrates, "crates", "only containers that may have sockets by the crate get them, so many, by a socket that leads to no process of the node"},
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
+	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
+	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port"},
 }
 
 // String gives the protection's name.

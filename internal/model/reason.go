@@ -52,7 +52,7 @@ var Reasons = []ReasonInfo{
 	{19, "drop_unknown_node", KindDrop, "SYN with a Heddle option from an address that is no known node"},
 	{20, "drop_source_not_of_node", KindDrop, "SYN whose overlay source does not live on the node that sent it"},
 	{21, "drop_no_endpoint", KindDrop, "SYN for an overlay address that is not on this node"},
-	{22, "drop_forged_direct", KindDrop, "packet from a container's own namespace to a direct port of a node"},
+	{22, "drop_forged_direct", KindDrop, "packet from a container's own namespace to a direct port of a node, or with a SYN option"},
 	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own, or packet with an overlay source that did not come by the overlay"},
 	{24, "drop_relay_conflict", KindDrop, "relayed connection for which no free source port was found behind the relay"},
 	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's (EADDRNOTAVAIL)"},
@@ -60,7 +60,7 @@ var Reasons = []ReasonInfo{
 	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
 	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},
-	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay port of a node"},
+	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay's port"},
 	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
 	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
@@ -95,6 +95,7 @@ var Reasons = []ReasonInfo{
 	{62, "cut_migrated", KindCut, "connection, or listener, that was still there when its endpoint migrated to another node"},
 	{63, "refuse_device", KindRefusal, "connect of a socket that is bound to a device which does not lead there (ETIMEDOUT, ENODEV, ENETUNREACH), or bind to an IPv6 address that the device does not have"},
 	{64, "mend_stray_entry", KindMend, "map entries of endpoints that are not there, left by an agent that was killed, found and removed"},
+	{65, "drop_forged_checksum", KindDrop, "frame out of a container that has the kernel write a checksum where none belongs"},
 }
 
 // String gives the reason's metric label.

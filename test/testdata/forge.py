@@ -93,3 +93,27 @@ def forge_raw(payload, device, mac, kind):
 def arp_request(sender, target):
     mac = hardware_address("eth0")
     return struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + mac + socket.inet_aton(sender) + bytes(6) + socket.inet_aton(target)
+
+
+def ethernet(packet, mac, kind=0x0800):
+    """A whole frame for the node's end of eth0."""
+    return bytes.fromhex(mac.replace(":", "")) + hardware_address("eth0") + struct.pack("!H", kind) + packet
+
+
+def forge_unfinished(frame, flags=0, gso=0, headers=0, size=0, start=0, offset=0, bypass=0):
+    """Sends a frame that the kernel is to complete: what is said of it is struct virtio_net_hdr. Offsets are into the frame."""
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    s.bind(("eth0", 0))
+    s.setsockopt(263, 15, 1)  # SOL_PACKET, PACKET_VNET_HDR
+    s.setsockopt(263, 20, bypass)  # PACKET_QDISC_BYPASS
+    try:
+        s.send(struct.pack("=BBHHHH", flags, gso, headers, size, start, offset) + frame)
+    finally:
+        s.close()
+
+
+def adding_up(packet, start, want):
+    """The packet with other two last bytes, by which the checksum of what lies behind start, an even number of bytes, is want."""
+    packet = packet[:-2] + bytes(2)
+    rest = (~want & 0xFFFF) - (~internet_sum(packet[start:]) & 0xFFFF)
+    return packet[:-2] + struct.pack("!H", rest % 0xFFFF)

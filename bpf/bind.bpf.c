@@ -7,6 +7,7 @@
  *                             with IPV6_V6ONLY the IPv6 overlay address or, on an IPv4 overlay, the alias of ::1
  *   ::1                    -> the alias of ::1, v4-mapped
  *   own IPv6 address       -> unchanged
+ *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_across); else EAFNOSUPPORT
  *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
  *
  * Who may bind a port below 1024 is asked of the container, not of the node.
@@ -108,7 +109,10 @@ int bind4(struct bpf_sock_addr *ctx)
 	/* The kernel refuses to bind a socket twice: then its names must stay. */
 	if (!ctx->sk->src_port)
 		*tag = next;
-	ctx->user_ip4 = target;
+	/* AF_UNSPEC must stay 0.0.0.0, the node's wildcard, of which a container gets ports of the kernel's choice only: one that
+	 * it named it would keep from all others. */
+	if (ctx->user_family == AF_INET || (ctx->user_port && protects(PROTECT_BIND)))
+		ctx->user_ip4 = target;
 	return BIND_ANY_PORT;
 }
 

@@ -248,16 +248,6 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
 }
 
-/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
-static __always_inline int redeliver(struct __sk_buff *skb)
-{
-	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
-
-	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
-		return TC_ACT_SHOT;
-	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
-}
-
 /* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
 static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
                                             const struct endpoint *ep, bool *established)
@@ -440,6 +430,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 {
 	bool ours = false, established = false;
 	__be32 translated = 0;
+	struct flow_key k = {};
 	struct endpoint *ep;
 	struct packet p;
 	int kind, action;
@@ -447,11 +438,16 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
+	if (is_crossing(p.ip.daddr))
+		return cross_out(skb, &p, kind);
 	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
 		return to_own_stack(skb, &p, kind);
 	ep = endpoint_at(p.ip.daddr);
-	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED)
+	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED) {
 		ours = has_node_socket(skb, &p, ep, &established);
+		if (!(ours && established) && is_crossed(skb, &p, ep, &k))
+			return cross_back(skb, &p, &k);
+	}
 	if (kind == PACKET_TCP && is_syn(&p))
 		translated = translated_sender(skb, &p);
 	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {

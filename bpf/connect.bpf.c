@@ -88,22 +88,6 @@ static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, 
 	return sk_of(ctx)->src_ip4 == ep->addr4.word[3];
 }
 
-/* Whether the socket is not bound to an address that is v4-mapped underneath. */
-static __always_inline bool may_use_ipv6(struct bpf_sock_addr *ctx)
-{
-	__be32 src = sk_of(ctx)->src_ip4;
-
-	return src == 0 || src == LOOPBACK4_IPV6;
-}
-
-static __always_inline int take(struct sock_tag *tag, __u8 path, __u8 counted, __u8 reason)
-{
-	tag->path = path;
-	tag->reason = reason;
-	count(reason ? reason : counted);
-	return 1;
-}
-
 /* The names of a connection to loopback address dst, 0 for ::1. wild: the socket is bound to a wildcard. */
 static __always_inline void name_loopback(struct bpf_sock_addr *ctx, struct sock_tag *tag, __be32 dst,
                                           bool wild)
@@ -264,8 +248,8 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 		return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
 	/* On [::] with IPV6_V6ONLY. */
 	if (has_overlay6() && listens6(ctx, own, own, port, ep->id, &at) && at.flags & TAG_WILD)
-		return may_use_ipv6(ctx) ? connect_loopback_ipv6(ctx, tag, ep, false, wild)
-		                         : refuse_connect(ECONNREFUSED_);
+		return is_mapped_underneath(ctx) ? refuse_connect(ECONNREFUSED_)
+		                                 : connect_loopback_ipv6(ctx, tag, ep, false, wild);
 	if (own_stack_listens(ctx, ep, true, 0))
 		return connect_own_stack(ctx, true, tag, ep, true, 0, wild);
 	if (native)
@@ -293,6 +277,8 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
 	if (!local && dst == ep->addr4.word[3])
 		return connect_refused(ctx, sk6, tag, ep);
+	if (is_adrift(ctx))
+		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
 	if (is_alias(sk_of(ctx)->src_ip4))
@@ -361,6 +347,8 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 {
 	__u8 reason = not_direct(ctx, tag, to);
 
+	if (reason && is_adrift(ctx))
+		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (!reason)
 		return connect_direct(ctx, sk6, false, tag, ep, to, dst);
@@ -390,7 +378,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
 		return refuse_connect(EINVAL_);
 	if (dst == 0 || is_loopback4(dst))
-		return connect_loopback(ctx, sk6, tag, ep, dst, wild);
+		return is_adrift(ctx) ? refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_)
+		                      : connect_loopback(ctx, sk6, tag, ep, dst, wild);
 	/* A loopback address is no source beyond the container: a peer would take it for its own. */
 	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
 		return refuse_connect(EINVAL_);
@@ -407,6 +396,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
 		to = NULL;
 	if (to && to->flags & ROUTE_NODE_ADDR) {
+		if (is_adrift(ctx))
+			return connect_across4(ctx, sk6, tag, ep, dst, PATH_NODE);
 		set_mark(ctx, tag, false);
 		bind_source(ctx, sk6, ep->addr4.word[3]);
 		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
@@ -454,9 +445,11 @@ static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct 
 		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
 	}
 	if (!local && !dual && dst == own && own_stack_listens(ctx, ep, true, dst))
-		return connect_own_stack(ctx, true, tag, ep, true, dst, false);
+		return connect_own_stack(ctx, true, tag, ep, true, dst, is_mapped_underneath(ctx));
 	if (!local && !dual && dst == own)
 		return connect_refused6(ctx, tag);
+	if (is_mapped_underneath(ctx))
+		return connect_across6(ctx, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, !local);
 	bind_source6(ctx, own);
 	if (local || dual)
@@ -474,6 +467,8 @@ static __always_inline int connect_overlay6(struct bpf_sock_addr *ctx, struct so
 
 	if (to->flags & ROUTE_SELF)
 		return connect_same_node6(ctx, tag, ep, dst);
+	if (is_mapped_underneath(ctx))
+		return connect_across6(ctx, tag, ep, dst, to->flags & ROUTE_NODE_ADDR ? PATH_NODE : PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (to->flags & ROUTE_NODE_ADDR) {
 		bind_source6(ctx, ep->addr4.word[3]);
@@ -495,7 +490,7 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	if (is_alias(sk_of(ctx)->src_ip4))
 		return refuse_connect(EINVAL_);
 	/* A link-local address is of the container's devices, which the node does not have. */
-	if (!has_overlay6() || is_link_local6(dst) || !may_use_ipv6(ctx))
+	if (!has_overlay6() || is_link_local6(dst))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
 	verdict = has_policy() ? forbidden6(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
 	if (verdict == VERDICT_REJECT) {
@@ -507,6 +502,8 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
 	if (to)
 		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
+	if (is_mapped_underneath(ctx))
+		return connect_across(ctx, true, tag, ep, dst, is_node_address6(dst) ? PATH_NODE : PATH_OUTSIDE);
 	set_mark(ctx, tag, false);
 	if (protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst)) {
 		bind_source6(ctx, ep->addr4.word[3]);
@@ -517,12 +514,6 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 		set_overlay6(&tag->local, ep->addr4.word[3]);
 	}
 	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
-}
-
-/* Whether the program bound the IPv6 socket to a v4-mapped address: then the kernel lets it go nowhere else. */
-static __always_inline bool is_bound_mapped(const struct sock_tag *tag)
-{
-	return (tag->flags & (TAG_BOUND | TAG_BOUND6 | TAG_ANY6)) == TAG_BOUND;
 }
 
 /* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
@@ -536,7 +527,7 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag || tag->flags & TAG_PROBE) /* a probe goes where the agent sends it */
 		return NULL;
-	if (!sk_of(ctx)->src_ip4)
+	if (!sk_of(ctx)->src_ip4 && !sk_of(ctx)->src_port)
 		tag->flags &= ~TAG_BOUND; /* a bind that failed */
 	else if (!(tag->flags & TAG_BOUND))
 		unbind_source(ctx, sk6);
@@ -613,8 +604,7 @@ int connect6(struct bpf_sock_addr *ctx)
 	case DEVICE_NO_ROUTE:
 		return refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
 	case DEVICE_SILENT:
-		return may_use_ipv6(ctx) ? connect_dropped6(ctx, tag, ep, &at, REASON_REFUSE_DEVICE)
-		                         : refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
+		return connect_dropped6(ctx, tag, ep, &at, REASON_REFUSE_DEVICE);
 	}
 	if (loopback)
 		return connect_loopback6(ctx, tag, ep, wild);

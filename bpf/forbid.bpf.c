@@ -61,6 +61,14 @@ static __noinline __u32 forbidden6(const struct endpoint *ep, const struct addre
 	return decide(&own, dst, IPPROTO_TCP_, port);
 }
 
+/* Whether the socket is bound to an address that is v4-mapped underneath. */
+static __always_inline bool is_mapped_underneath(struct bpf_sock_addr *ctx)
+{
+	__be32 src = sk_of(ctx)->src_ip4;
+
+	return src != 0 && src != LOOPBACK4_IPV6;
+}
+
 /* A connect that must hear nothing. Its SYNs do not leave: nftables drops what has the mark. They go to a port of lo
  * where nothing can listen, one of the endpoint's own addresses, so that a node without the rule refuses them and
  * no container takes another one's ports. */
@@ -81,7 +89,8 @@ static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, 
 	return 1;
 }
 
-/* The same for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. */
+/* The same for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. One that is bound to [::]
+ * is at an IPv4 address. */
 static __always_inline int connect_dropped6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                             const struct endpoint *ep, const struct address *dst,
                                             __u32 reason)
@@ -98,6 +107,10 @@ static __always_inline int connect_dropped6(struct bpf_sock_addr *ctx, struct so
 	tag->flags |= TAG_REMOTE;
 	tag->remote = *dst;
 	tag->remote_port = ctx->user_port;
+	if (is_mapped_underneath(ctx)) {
+		set_destination(ctx, true, alias4(ep->id, LOOPBACK4), 0);
+		return 1;
+	}
 	set_loopback6(&to);
 	set_user_ip6(ctx, &to);
 	ctx->user_port = 0;

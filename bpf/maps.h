@@ -321,6 +321,15 @@ struct {
 	__type(value, struct service_key);
 } service_by_sock SEC(".maps");
 
+/* What stands behind a crossing address, by connection as its packets to it show it. Written when it sends its SYN, read for what is in
+ * TIME_WAIT: when one is pushed out, an end that waits is not answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct address);
+} crossed_by_wire SEC(".maps");
+
 /* The multicast groups that a program joined by the socket. Written and read by groups.bpf.c. Accepted sockets have none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

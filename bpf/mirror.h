@@ -11,6 +11,8 @@
 
 #define MIRROR_BASE      0xfa000000
 #define MIRROR_SLOTS     1024
+#define MIRROR_CROSSING  256 /* crossing addresses: to 383 */
+#define MIRROR_CROSSINGS 128
 #define MIRROR_SLOT_OWN6 509 /* the overlay address; below 256: 127.0.0.0/24 */
 #define MIRROR_SLOT_OWN4 510
 #define MIRROR_SLOT_IPV6 511 /* ::1 */
@@ -45,6 +47,27 @@ static __always_inline bool is_mirror_of(__be32 a, __u32 endpoint_id)
 	return (a & bpf_htonl(~(MIRROR_SLOTS - 1))) == mirror_base(endpoint_id);
 }
 
+/* The address that stands for destination to, beyond the container, in connections that cross (cross.bpf.c). It stands for
+ * others as well. */
+static __always_inline __be32 crossing_of(__u32 endpoint_id, const struct address *to)
+{
+	__u32 hash = (to->word[0] ^ to->word[1] ^ to->word[2] ^ to->word[3]) * 0x9e3779b1;
+
+	return mirror_base(endpoint_id) | bpf_htonl(MIRROR_CROSSING | (hash >> 25 & (MIRROR_CROSSINGS - 1)));
+}
+
+static __always_inline bool is_crossing(__be32 a)
+{
+	return is_mirror(a) &&
+	       (bpf_ntohl(a) & (MIRROR_SLOTS - 1) & ~(MIRROR_CROSSINGS - 1)) == MIRROR_CROSSING;
+}
+
+/* Whether a stands for an address of the container itself. */
+static __always_inline bool is_own_mirror(__be32 a)
+{
+	return is_mirror(a) && !is_crossing(a);
+}
+
 static __always_inline bool is_alias_of(__be32 a, __u32 endpoint_id)
 {
 	return (a & bpf_htonl(~(ALIAS_SLOTS - 1))) == alias(endpoint_id, 0);
@@ -54,6 +77,17 @@ static __always_inline bool is_alias_of(__be32 a, __u32 endpoint_id)
 static __always_inline bool is_mirrored_loopback(__be32 a)
 {
 	return (a & bpf_htonl(0xffffff00)) == bpf_htonl(0x7f000000);
+}
+
+/* The hardware address of the node's side of the endpoint's veth: netcfg's hostMAC. */
+static __always_inline void host_mac(__u8 *mac, __u32 id)
+{
+	mac[0] = 0x02;
+	mac[1] = 0x48;
+	mac[2] = 0x45;
+	mac[3] = id >> 16;
+	mac[4] = id >> 8;
+	mac[5] = id;
 }
 
 /* The mirror address of the container's address a, 0 if it has none. */

@@ -154,12 +154,7 @@ int on_loopback(struct __sk_buff *skb)
 	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED) || !find_wire(skb, &p, ep, &k))
 		return TC_ACT_OK;
 	ifindex = ep->container_ifindex;
-	mac[0] = 0x02; /* netcfg's hostMAC */
-	mac[1] = 0x48;
-	mac[2] = 0x45;
-	mac[3] = id >> 16;
-	mac[4] = id >> 8;
-	mac[5] = id;
+	host_mac(mac, id);
 	if (p.ipv6 ? translate_to_ipv4(skb, &p, &k) : rewrite(skb, &p, &k))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))

@@ -96,7 +96,7 @@ static __noinline __u32 decide_tagged(const struct sock_tag *tag, const struct a
 
 	if (tag->path == PATH_NONE || tag->path == PATH_LOOPBACK || flags & TAG_DROPPED)
 		return VERDICT_ALLOW;
-	if (is_mapped(&peer) && (is_loopback4(peer.word[3]) || is_mirror(peer.word[3])))
+	if (is_mapped(&peer) && (is_loopback4(peer.word[3]) || is_own_mirror(peer.word[3])))
 		return VERDICT_ALLOW;
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
 	if (!ep)

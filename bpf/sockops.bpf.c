@@ -363,6 +363,18 @@ static __always_inline void remember_names(struct bpf_sock_ops *ops, const struc
 	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
 }
 
+/* A connection to a crossing address: what stands behind it, for the time when there is no tag. */
+static __always_inline void remember_crossing(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	struct flow_key remote = remote_first(ops), k = {};
+
+	k.saddr = remote.daddr;
+	k.daddr = remote.saddr;
+	k.sport = remote.dport;
+	k.dport = remote.sport;
+	bpf_map_update_elem(&crossed_by_wire, &k, &tag->remote, BPF_ANY);
+}
+
 /* The tables may have changed since connect() was decided, and the cut have passed before the socket was there to be
  * seen. From here on the cut sees it; what is forbidden now must not leave: no SYN, no connection. */
 static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_tag *tag)
@@ -417,6 +429,8 @@ static __always_inline void connecting_cb(struct bpf_sock_ops *ops, struct sock_
 		                          ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	else if (tag->flags & TAG_NAMES)
 		remember_names(ops, tag);
+	else if (tag->reason == REASON_FALLBACK_CROSSED)
+		remember_crossing(ops, tag);
 }
 
 static __always_inline void established_active(struct bpf_sock_ops *ops, struct sock_tag *tag)

@@ -22,6 +22,8 @@ func init() {
 		attack{"speak for another container by a forged SYN", model.ProtectDirectPorts, "n1", forgeSYN},
 		attack{"pass for the node", model.ProtectNodeAddress, "n1", passForNode(4, "198.51.100.77")},
 		attack{"pass for the node by IPv6", model.ProtectNodeAddress, "n1", passForNode(6, "2001:db8:77::77")},
+		attack{"pass for the node, bound to its wildcard", model.ProtectNodeAddress, "n1", passForNodeAdrift},
+		attack{"keep a port from others by the node's wildcard", model.ProtectBind, "n1", takeWildcard},
 		attack{"set the node's mark", model.ProtectSocketOptions, "n1", setMark},
 		attack{"join another container's SO_REUSEPORT group", model.ProtectBind, "n1", joinAnothers},
 	)
@@ -145,6 +147,34 @@ func passForNode(family int, addr string) func(*testing.T) string {
 		own := map[int]func() string{4: func() string { return address(t, "heddle", "n1/c1") }, 6: func() string { return own6(t, "n1/c1") }}[family]()
 		return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", own), fmt.Sprintf("%q", addr))
 	}
+}
+
+// boundToNothing is Python that binds a socket to no address of the container, by AF_UNSPEC.
+const boundToNothing = `
+import ctypes
+def adrift(port=0):
+    s = tcp(4)
+    if ctypes.CDLL(None, use_errno=True).bind(s.fileno(), struct.pack("=HH12x", socket.AF_UNSPEC, socket.htons(port)), 16):
+        raise OSError(ctypes.get_errno(), "bind")
+    return s
+`
+
+func passForNodeAdrift(t *testing.T) string {
+	const addr = "198.51.100.77"
+	defer addAddress(t, "n1", addr)()
+	node, attacker, port := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1"), freePort()
+	node.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	attacker.must(boundToNothing)
+	attacker.must(`(s := adrift()).connect((%q, %d))`, addr, port)
+	return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", addr))
+}
+
+// takeWildcard binds a port at all addresses of the node, which no other container could then bind at its own.
+func takeWildcard(t *testing.T) string {
+	victim, attacker, port := startPeer(t, "heddle", "n1/c2"), startPeer(t, "heddle", "n1/c1"), freePort()
+	attacker.must(boundToNothing)
+	attacker.do(`s = adrift(%d)`, port)
+	return gained(t, "another container's bind", victim.must(`error_of(tcp(4).bind, ("0.0.0.0", %d))`, port), `"ok"`, `"EADDRINUSE"`)
 }
 
 // joinAnothers listens at another container's address and port, to get some of its connections.

@@ -10,14 +10,16 @@ import (
 )
 
 // mirrorOf gives the mirror addresses of a container, which its node routes to its device: those of 127.0.0.0/24.
-func mirrorOf(t testing.TB, container string) func(slot byte) string {
+func mirrorOf(t testing.TB, container string) func(slot int) string {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
 	via := " via " + address(t, "overlay", container) + " "
 	for line := range strings.Lines(mustRun(t, "host", node+"/c1", "ip", "route")) {
 		if strings.Contains(line, via) && strings.HasPrefix(line, "250.") {
 			base := netip.MustParsePrefix(strings.Fields(line)[0]).Addr().As4()
-			return func(slot byte) string { return netip.AddrFrom4([4]byte{base[0], base[1], base[2], slot}).String() }
+			return func(slot int) string {
+				return netip.AddrFrom4([4]byte{base[0], base[1], base[2] + byte(slot>>8), byte(slot)}).String()
+			}
 		}
 	}
 	t.Fatalf("%s has no route to mirror addresses of %s", node, container)
@@ -25,7 +27,7 @@ func mirrorOf(t testing.TB, container string) func(slot byte) string {
 }
 
 // aliasOf gives the node's address for 127.0.0.1 of the container with these mirror addresses.
-func aliasOf(t testing.TB, mirror func(byte) string) string {
+func aliasOf(t testing.TB, mirror func(int) string) string {
 	t.Helper()
 	for id := range model.EndpointID(64) {
 		if model.MirrorPrefix(id).Contains(netip.MustParseAddr(mirror(1))) {
@@ -85,10 +87,13 @@ func TestForgedLoopback(t *testing.T) {
 		{"a neighbour's mirror address", frame(other, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
 		{"a neighbour's mirror address, as its alias", frame(alias, mirror(1), plainPort, "eth0", device(neighbour)), neighbour, forged},
 		{"loopback as source", frame("127.0.0.1", own, port, "eth0", device(neighbour)), neighbour, spoofed},
+		{"a crossing address", frame(own, mirror(256), port, "eth0", device(self)), self, forged},
+		{"as a crossing address", frame(mirror(256), own, port, "eth0", device(self)), self, forged},
 		{"over the overlay, as a mirror address", fmt.Sprintf(`forge(syn(%q, 40000, %q, %d), %[2]q)`, mirror(1), own, port), remote, "drop_overlay_source"},
 		{"over the underlay, as a mirror address", frame(mirror(1), own, port, "eth0", hardware), remote, ""},
 		{"over the underlay, a mirror address", frame(address(t, "host", "n2/c1"), mirror(1), plainPort, "eth0", hardware), remote, forged},
 		{"a node process", fmt.Sprintf(`[globals().update(s=tcp(4)), s.setblocking(False), s.connect_ex((%q, %d))][2]`, mirror(1), plainPort), node, forged},
+		{"a node process, to a crossing address", fmt.Sprintf(`[globals().update(s=tcp(4)), s.setblocking(False), s.connect_ex((%q, %d))][2]`, mirror(256), plainPort), node, forged},
 		{"a node process, from an alias", fmt.Sprintf(`[globals().update(s=tcp(4)), s.bind((%q, 0)), s.setblocking(False), s.connect_ex((%q, %d))][3]`, alias, mirror(1), plainPort), node, forged},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -107,7 +112,7 @@ func TestForgedLoopback(t *testing.T) {
 	}
 	t.Run("an intercepted neighbour", func(t *testing.T) {
 		p := startPeer(t, "heddle", "n1/c2")
-		for _, target := range []string{mirror(1), mirror(254), otherMirror(1)} {
+		for _, target := range []string{mirror(1), mirror(254), mirror(256), otherMirror(1), otherMirror(256)} {
 			p.expect(`{"error": "EHOSTUNREACH"}`, `connect(4, %q, %d)`, target, plainPort)
 		}
 	})

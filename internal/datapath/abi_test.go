@@ -101,18 +101,21 @@ func TestLoopbackAliasMatches(t *testing.T) {
 	}
 }
 
-// TestMirrorMatches ties model.MirrorPrefix to bpf/mirror.h.
+// TestMirrorMatches ties model.MirrorPrefix and model.CrossingPrefix to bpf/mirror.h.
 func TestMirrorMatches(t *testing.T) {
 	for id, want := range map[model.EndpointID]string{1: "250.0.4.0/22", 0x1234: "250.72.208.0/22", model.MaxEndpointID: "250.255.252.0/22"} {
 		if got := model.MirrorPrefix(id); got != netip.MustParsePrefix(want) || !model.MirrorRange.Overlaps(got) {
 			t.Errorf("endpoint %d: %s, want %s in %s", id, got, want, model.MirrorRange)
 		}
 	}
+	if got, want := model.CrossingPrefix(0x1234), netip.MustParsePrefix("250.72.209.0/25"); got != want {
+		t.Errorf("crossing addresses %s, want %s", got, want)
+	}
 	src, err := os.ReadFile("../../bpf/mirror.h")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, def := range []string{"MIRROR_BASE 0xfa000000", "MIRROR_SLOTS 1024"} {
+	for _, def := range []string{"MIRROR_BASE 0xfa000000", "MIRROR_SLOTS 1024", "MIRROR_CROSSING 256", "MIRROR_CROSSINGS 128"} {
 		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
 			t.Errorf("bpf/mirror.h does not define %s", def)
 		}

@@ -277,7 +277,8 @@ const (
 	heddleHeddleReasonREASON_REFUSE_DEVICE              heddleHeddleReason = 63
 	heddleHeddleReasonREASON_MEND_STRAY_ENTRY           heddleHeddleReason = 64
 	heddleHeddleReasonREASON_DROP_FORGED_CHECKSUM       heddleHeddleReason = 65
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 66
+	heddleHeddleReasonREASON_FALLBACK_CROSSED           heddleHeddleReason = 66
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 67
 )
 
 type heddleHeddleVerdict uint32
@@ -540,6 +541,7 @@ const (
 	heddleMapClassByAddr           = "class_by_addr"
 	heddleMapClassByPrefix         = "class_by_prefix"
 	heddleMapCountByReason         = "count_by_reason"
+	heddleMapCrossedByWire         = "crossed_by_wire"
 	heddleMapDatagramsByOwner      = "datagrams_by_owner"
 	heddleMapEndpointByAddr        = "endpoint_by_addr"
 	heddleMapEndpointById          = "endpoint_by_id"
@@ -730,6 +732,7 @@ type heddleMapSpecs struct {
 	ClassByAddr         *ebpf.MapSpec `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.MapSpec `ebpf:"class_by_prefix"`
 	CountByReason       *ebpf.MapSpec `ebpf:"count_by_reason"`
+	CrossedByWire       *ebpf.MapSpec `ebpf:"crossed_by_wire"`
 	DatagramsByOwner    *ebpf.MapSpec `ebpf:"datagrams_by_owner"`
 	EndpointByAddr      *ebpf.MapSpec `ebpf:"endpoint_by_addr"`
 	EndpointById        *ebpf.MapSpec `ebpf:"endpoint_by_id"`
@@ -836,6 +839,7 @@ type heddleMaps struct {
 	ClassByAddr         *ebpf.Map `ebpf:"class_by_addr"`
 	ClassByPrefix       *ebpf.Map `ebpf:"class_by_prefix"`
 	CountByReason       *ebpf.Map `ebpf:"count_by_reason"`
+	CrossedByWire       *ebpf.Map `ebpf:"crossed_by_wire"`
 	DatagramsByOwner    *ebpf.Map `ebpf:"datagrams_by_owner"`
 	EndpointByAddr      *ebpf.Map `ebpf:"endpoint_by_addr"`
 	EndpointById        *ebpf.Map `ebpf:"endpoint_by_id"`
@@ -877,6 +881,7 @@ func (m *heddleMaps) Close() error {
 		m.ClassByAddr,
 		m.ClassByPrefix,
 		m.CountByReason,
+		m.CrossedByWire,
 		m.DatagramsByOwner,
 		m.EndpointByAddr,
 		m.EndpointById,

@@ -12,6 +12,13 @@ func MirrorPrefix(id EndpointID) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{250, byte(n >> 16), byte(n >> 8), byte(n)}), 22)
 }
 
+// CrossingPrefix gives those of them that stand for addresses beyond the container (bpf/cross.bpf.c).
+func CrossingPrefix(id EndpointID) netip.Prefix {
+	b := MirrorPrefix(id).Addr().As4()
+	b[2]++
+	return netip.PrefixFrom(netip.AddrFrom4(b), 25)
+}
+
 // MirrorNames gives what programs see of the two ends of a connection between a container's own stack, at mirror
 // address mirror, and one of its node sockets, at node address node. False if these are no such addresses of e.
 func MirrorNames(e Endpoint, mirror, node netip.Addr) (plain, intercepted netip.Addr, ok bool) {

@@ -55,7 +55,7 @@ var Reasons = []ReasonInfo{
 	{22, "drop_forged_direct", KindDrop, "packet from a container's own namespace to a direct port of a node, or with a SYN option"},
 	{23, "drop_spoofed_source", KindDrop, "packet from a container's own namespace with a source that is not its own, or packet with an overlay source that did not come by the overlay"},
 	{24, "drop_relay_conflict", KindDrop, "relayed connection for which no free source port was found behind the relay"},
-	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's (EADDRNOTAVAIL)"},
+	{25, "refuse_bind_foreign", KindRefusal, "bind to an address that is not the container's, or connect of a socket that was bound with AF_UNSPEC to loopback (EADDRNOTAVAIL)"},
 	{26, "refuse_ipv6_unreachable", KindRefusal, "connect of an IPv6 socket to what it cannot reach: link-local addresses, IPv6 where the network has none, the family that it is not bound to (ENETUNREACH)"},
 	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
@@ -96,6 +96,7 @@ var Reasons = []ReasonInfo{
 	{63, "refuse_device", KindRefusal, "connect of a socket that is bound to a device which does not lead there (ETIMEDOUT, ENODEV, ENETUNREACH), or bind to an IPv6 address that the device does not have"},
 	{64, "mend_stray_entry", KindMend, "map entries of endpoints that are not there, left by an agent that was killed, found and removed"},
 	{65, "drop_forged_checksum", KindDrop, "frame out of a container that has the kernel write a checksum where none belongs"},
+	{66, "fallback_crossed", KindFallback, "socket bound to [::], which is at an IPv4 address underneath, to an IPv6 destination; or bound with AF_UNSPEC"},
 }
 
 // String gives the reason's metric label.

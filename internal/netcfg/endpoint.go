@@ -447,7 +447,7 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg EndpointConfig) error {
 	gone := map[netip.Prefix]bool{}
 	for _, r := range have {
-		if r.link == index && !slices.Contains(cfg.Addrs, r.dst.Addr()) && r.dst != model.MirrorPrefix(cfg.ID) {
+		if r.link == index && !slices.Contains(cfg.Addrs, r.dst.Addr()) && !model.MirrorRange.Overlaps(r.dst) {
 			gone[r.dst] = true
 		}
 	}

@@ -20,9 +20,13 @@ type OwnStackConfig struct {
 	NetnsPath string
 	Device    string     // of the container; "" is model.DefaultDevice
 	Addr      netip.Addr // the endpoint's IPv4 overlay address
+	Table     int        // of routes for node sockets
 	// OnLoopback and IntoLoopback are the programs for the container's namespace (datapath.TCPrograms).
 	OnLoopback, IntoLoopback int
 }
+
+// headers6 is the length of an IPv6 and a TCP header.
+const headers6 = 40 + 20
 
 // NetnsIDs are the names that a node's and a container's network namespace have for each other.
 type NetnsIDs struct {
@@ -106,8 +110,16 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	// By way of the endpoint's address, whose hardware address is known: nobody answers for a mirror address.
 	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
 		link: host.Attrs().Index, gw: cfg.Addr, onlink: true}
-	if err := (&ownedRoutes{h: h}).ensure(mirror); err != nil {
-		return err
+	// Node sockets that are bound to no address have the container's own when they go this way. What goes to crossing
+	// addresses may become IPv6.
+	own, crossing := mirror, mirror
+	own.table, own.src = cfg.Table, cfg.Addr
+	crossing.table, crossing.src = cfg.Table, cfg.Addr
+	crossing.dst, crossing.advMSS = model.CrossingPrefix(cfg.ID), host.Attrs().MTU-headers6
+	for _, r := range []route{mirror, own, crossing} {
+		if err := (&ownedRoutes{h: h}).ensure(r); err != nil {
+			return err
+		}
 	}
 	if err := setSysctl("ipv4/conf/"+name+"/route_localnet", "1"); err != nil {
 		return err

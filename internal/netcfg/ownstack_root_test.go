@@ -1,7 +1,9 @@
 package netcfg
 
 import (
+	"net/netip"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,7 +21,7 @@ func TestOwnStack(t *testing.T) {
 	top.add(t, 0, cfg)
 	program := verdict(t, actOK)
 	join := func() error {
-		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, OnLoopback: program, IntoLoopback: program})
+		return JoinOwnStack(OwnStackConfig{ID: cfg.ID, NetnsPath: cfg.NetnsPath, Addr: c1, Table: testTable, OnLoopback: program, IntoLoopback: program})
 	}
 	sysctls := func() string {
 		return run(t, cfg.NetnsPath, "sysctl -n net.ipv4.conf.lo.accept_local net.ipv4.conf.lo.route_localnet")
@@ -42,6 +44,12 @@ func TestOwnStack(t *testing.T) {
 	}
 	if got := run(t, node, "ip route show "+model.MirrorPrefix(cfg.ID).String()); !strings.Contains(got, "via 10.99.1.2 dev hd2a proto 72 onlink") {
 		t.Errorf("route: %s", got)
+	}
+	for dst, want := range map[netip.Prefix]string{model.MirrorPrefix(cfg.ID): "src 10.99.1.2 onlink", model.CrossingPrefix(cfg.ID): "src 10.99.1.2 onlink advmss 1390"} {
+		got := run(t, node, "ip route show table "+strconv.Itoa(testTable)+" "+dst.String())
+		if strings.Join(strings.Fields(got), " ") != dst.String()+" via 10.99.1.2 dev hd2a proto 72 "+want {
+			t.Errorf("route of sockets without address: %s", got)
+		}
 	}
 	// What an agent that starts again does.
 	top.add(t, 0, cfg)

@@ -32,7 +32,7 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	}
 	progs := a.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		a.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)

@@ -37,9 +37,6 @@ var Exclusions = []Exclusion{
 	{"from ::1 to another IPv6 address", "a socket bound to ::1 connects to the own IPv6 address", func(h *history, s differ.Step) bool {
 		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).lo6
 	}},
-	{"IPv6 from a dual-stack wildcard", "a socket bound to [::] (not V6ONLY) and then connected", func(h *history, s differ.Step) bool {
-		return connects(s) && toIPv6(s) && h.socket(s) != nil && h.socket(s).wild6
-	}},
 	{"loopback between kinds of IPv6 sockets", "a socket bound to ::1 or, without V6ONLY, to [::] connects by ::1", func(h *history, s differ.Step) bool {
 		return connects(s) && s.Addr.Form == "6" && !toIPv6(s) && h.socket(s) != nil && (h.socket(s).lo6 || h.socket(s).wild6) && h.hasV6Only()
 	}},

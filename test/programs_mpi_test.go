@@ -1,0 +1,64 @@
+package test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestOpenMPI runs a job of two processes in two containers, with TCP between them and between what starts them. Open MPI binds
+// sockets with AF_UNSPEC before they connect.
+func TestOpenMPI(t *testing.T) {
+	dir := sharedDir(t)
+	ring := filepath.Join(dir, "ring")
+	if out, err := exec.Command("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", ring, "testdata/mpi/ring.c", "-l:libmpi.so.40").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v\n%s", err, out)
+	}
+	for _, script := range []string{"launch.sh", "beside.sh"} {
+		raw, err := os.ReadFile(filepath.Join("testdata/mpi", script))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, script), raw, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, at := range placements {
+		for _, mode := range [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}, {"heddle", "overlay"}, {"overlay", "heddle"}} {
+			if mode[0] != mode[1] && !at.mixes {
+				continue
+			}
+			t.Run(at.name+"/"+mode[0]+" to "+mode[1], func(t *testing.T) {
+				runMPI(t, ends{server: at.server, client: at.client, clientMode: mode[0], serverMode: mode[1],
+					addr: address(t, mode[1], at.server), dir: dir})
+			})
+		}
+	}
+}
+
+// runMPI runs the job: mpirun and one process at the client's end, one at the server's.
+func runMPI(t *testing.T, e ends) {
+	t.Helper()
+	for _, pipe := range []string{"asked", "ended"} {
+		path := filepath.Join(e.dir, pipe)
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if err := unix.Mkfifo(path, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beside := start(t, e.serverMode, e.server, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "./beside.sh")
+	defer beside.stop()
+	r := run(t, e.clientMode, e.client, nil, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", filepath.Join(e.dir, "launch.sh"), "--mca", "btl", "tcp,self", "--mca", "oob", "tcp",
+		"-np", "2", "--host", address(t, e.clientMode, e.client)+","+e.addr, "./ring")
+	if want := "ring of 2: 1048576 bytes\n"; r.code != 0 || r.stdout != want {
+		t.Errorf("exit code %d, said %q, want %q\n%s\nbeside it:\n%s", r.code, r.stdout, want, r.stderr, beside.output())
+	}
+}

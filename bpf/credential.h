@@ -10,6 +10,8 @@
 #define CAP_NET_RAW_          13
 #define USER_NAMESPACE_LEVELS 33 /* the kernel's own limit is 32 below the first */
 #define UNPRIVILEGED_PORTS    1024
+#define UID_EXTENTS           5     /* of a map; one with more has them elsewhere */
+#define OVERFLOW_UID          65534 /* a user that a namespace has no number for */
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -25,7 +27,19 @@ typedef struct {
 	__u64 val;
 } kernel_cap_t;
 
+struct uid_gid_extent {
+	__u32 first; /* inside */
+	__u32 lower_first;
+	__u32 count;
+};
+
+struct uid_gid_map {
+	__u32 nr_extents;
+	struct uid_gid_extent extent[UID_EXTENTS];
+};
+
 struct user_namespace {
+	struct uid_gid_map uid_map;
 	struct user_namespace *parent;
 	int level;
 	kuid_t owner;
@@ -108,6 +122,25 @@ static __always_inline bool capable_in(const struct endpoint *ep, int cap)
 		ns = ns->parent;
 	}
 	return false;
+}
+
+/* The number that the calling program's user namespace has for user uid. */
+static __always_inline __u32 uid_here(__u32 uid)
+{
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+	struct user_namespace *ns = BPF_CORE_READ(task, cred, user_ns);
+	__u32 extents = BPF_CORE_READ(ns, uid_map.nr_extents);
+	struct uid_gid_extent e;
+	int i;
+
+	for (i = 0; i < UID_EXTENTS; i++) {
+		if (i >= extents || extents > UID_EXTENTS ||
+		    bpf_core_read(&e, sizeof(e), &ns->uid_map.extent[i]))
+			break;
+		if (uid - e.lower_first < e.count)
+			return e.first + (uid - e.lower_first);
+	}
+	return OVERFLOW_UID;
 }
 
 /* Whether the calling program may bind port in its container. */

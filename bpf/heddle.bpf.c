@@ -48,6 +48,7 @@
 #include "setsockopt.bpf.c"
 #include "getsockopt.bpf.c"
 #include "list.bpf.c"
+#include "proc.bpf.c"
 #include "cut.bpf.c"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

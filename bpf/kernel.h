@@ -160,6 +160,22 @@ struct sock {
 	__u32 sk_ack_backlog; /* of a listener: connections that wait for accept(), and how many may */
 	__u32 sk_max_ack_backlog;
 	void *sk_socket; /* NULL: no program has it */
+	struct {
+		__u32 val;
+	} sk_uid; /* of who holds it */
+};
+
+struct inode {
+	unsigned long i_ino;
+};
+
+/* What a struct socket is the first part of. */
+struct socket_alloc {
+	struct inode vfs_inode;
+};
+
+struct inet_connection_sock {
+	__u8 icsk_retransmits; /* of what is not acknowledged now */
 };
 
 struct inet_sock {
@@ -187,11 +203,20 @@ struct tcp_sock {
 struct seq_file;
 struct bpf_iter_meta {
 	struct seq_file *seq;
+	__u64 seq_num; /* how many came before */
 };
 
 struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
 	struct sock_common *sk_common;
+};
+
+struct bpf_map;
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct bpf_map *map;
+	struct sock *sk;
+	void *value;
 };
 
 #pragma clang attribute pop

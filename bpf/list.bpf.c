@@ -18,6 +18,20 @@ static __always_inline void addresses_of(struct sock_common *sk, struct address 
 	set_mapped(remote, sk->skc_daddr);
 }
 
+/* Bytes not read and not acknowledged yet; of a listener, connections that wait for accept(), and how many may. */
+static __always_inline void queues_of(const struct tcp_sock *tcp, int state, __u32 *receive, __u32 *send)
+{
+	if (state == BPF_TCP_LISTEN) {
+		*receive = ((struct sock *)tcp)->sk_ack_backlog;
+		*send = ((struct sock *)tcp)->sk_max_ack_backlog;
+		return;
+	}
+	*receive = tcp->rcv_nxt - tcp->copied_seq;
+	if (*receive && has_fin(tcp))
+		*receive -= 1;
+	*send = tcp->write_seq - tcp->snd_una;
+}
+
 SEC("iter/tcp")
 int list(struct bpf_iter__tcp *ctx)
 {
@@ -43,15 +57,7 @@ int list(struct bpf_iter__tcp *ctx)
 	r.bytes_sent = payload_sent(tcp);
 	r.bytes_received = payload_received(tcp);
 	r.retransmits = tcp->total_retrans;
-	if (r.state == BPF_TCP_LISTEN) {
-		r.receive_queue = ((struct sock *)tcp)->sk_ack_backlog;
-		r.send_queue = ((struct sock *)tcp)->sk_max_ack_backlog;
-	} else {
-		r.receive_queue = tcp->rcv_nxt - tcp->copied_seq;
-		if (r.receive_queue && has_fin(tcp))
-			r.receive_queue--;
-		r.send_queue = tcp->write_seq - tcp->snd_una;
-	}
+	queues_of(tcp, r.state, &r.receive_queue, &r.send_queue);
 	r.cookie = bpf_get_socket_cookie(tcp);
 	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
 	return 0;

@@ -13,7 +13,7 @@ const ownConnections = `
 import socket, sys
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)
 port = ":%04X" % int(sys.argv[2])
-print("own", sum(line.split()[2].endswith(port) for line in open("/proc/net/tcp").readlines()[1:]))
+print("own", sum(line.split()[2].endswith(port) for line in open("/proc/self/net/tcp").readlines()[1:]))
 `
 
 // TestPrivilegedContainer: a container with a capability of the node's root gets no socket of the node, only the

@@ -82,6 +82,7 @@ func TestContainerd(t *testing.T) {
 			}
 		}
 	})
+	listsServer(t, n2.must("task", "exec", "--exec-id", "list", "server", "busybox", "netstat", "-tln"))
 	n1.must("task", "kill", "-s", "KILL", "client")
 	n2.must("task", "kill", "-s", "KILL", "server")
 	for _, over := range []<-chan struct{}{clientOver, serverOver} {

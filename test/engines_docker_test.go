@@ -124,6 +124,8 @@ func TestDocker(t *testing.T) {
 		}
 	})
 
+	listsServer(t, n2.must("exec", "server", "busybox", "netstat", "-tln"))
+
 	t.Run("names", func(t *testing.T) {
 		near := n1.addr("near")
 		for _, name := range []string{"near", "web"} { // of the container, and its alias
@@ -142,6 +144,11 @@ func TestDocker(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { // another runtime on the same network
 		if got := n1.must("run", "--rm", "--runtime", "runc", "--network", "net", "small", "wget", "-qO-", "http://"+far+"/"); got != greeting {
 			t.Errorf("a container that is not intercepted fetched %q", got)
+		}
+	})
+	t.Run("no endpoint", func(t *testing.T) { // its connections are its own stack's
+		if got := n1.must("run", "--rm", "--runtime", "heddle", "--network", "none", "small", "busybox", "readlink", "/proc/net"); got != "self/net" {
+			t.Errorf("/proc/net of a container without a network of Heddle's leads to %q", got)
 		}
 	})
 	t.Run("labels", func(t *testing.T) {

@@ -81,6 +81,7 @@ func TestPodman(t *testing.T) {
 			}
 		}
 	})
+	listsServer(t, n2.must("exec", "server", "busybox", "netstat", "-tln"))
 	if got := n1.must("exec", "client", "ip", "-4", "addr", "show", "eth0"); !strings.Contains(got, "inet 10.") {
 		t.Errorf("eth0 of the container: %s", got)
 	}

@@ -333,6 +333,14 @@ func (e engineCLI) mustRefuse(text string, args ...string) {
 // greeting is what the containers' web servers say.
 const greeting = "hello from a container"
 
+// listsServer checks what netstat, which runs in the container of a web server, says of its sockets.
+func listsServer(t *testing.T, said string) {
+	t.Helper()
+	if !strings.Contains(said, ":80 ") || !strings.Contains(said, "LISTEN") {
+		t.Errorf("netstat in the server's container: %s", said)
+	}
+}
+
 // smallRoot is a root file system as a tar archive: busybox, and a page for its web server.
 func smallRoot(t *testing.T) []byte {
 	t.Helper()

@@ -114,6 +114,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		client.must(`send(s, 200000)`)
 		server.expect(`[200000, "16a7de9d66951288"]`, `receive(c, 200000)`)
 		client.must(`drained()`)
+		server.expect(`[1, "01"]`, `[len(shown(c)), shown(c)[0][2]]`)
 		pod()
 		if got := client.must(`names(s)`) + server.must(`names(c)`); got != names {
 			t.Errorf("%s: names %s, were %s", when, got, names)

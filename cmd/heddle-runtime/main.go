@@ -11,7 +11,8 @@ import (
 )
 
 func main() {
-	// Exec returns only if something is wrong.
-	fmt.Fprintf(os.Stderr, "heddle-runtime: %v\n", runtime.Exec(os.Args[1:]))
-	os.Exit(1)
+	if err := runtime.Exec(os.Args[1:]); err != nil {
+		fmt.Fprintf(os.Stderr, "heddle-runtime: %v\n", err)
+		os.Exit(1)
+	}
 }

@@ -253,6 +253,9 @@ func (d *Datapath) removeStalePins(known abi) error {
 	for name := range lockHooks(&lockObjects{}) {
 		keep[linkPin+name] = true
 	}
+	for name := range d.procFiles() {
+		keep[filepath.Base(d.ProcFile(name))] = true
+	}
 	entries, err := os.ReadDir(d.cfg.PinDir)
 	if err != nil {
 		return fmt.Errorf("list pins: %w", err)

@@ -134,6 +134,9 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := d.attachLock(); err != nil {
 		return nil, fmt.Errorf("second lock: %w", err)
 	}
+	if err := d.attachProc(); err != nil {
+		return nil, err
+	}
 	followWithout(d)
 	return d, d.removeStalePins(known)
 }

@@ -46,6 +46,7 @@ func Features() []Feature {
 			asm.FnSkcLookupTcp, asm.FnSkAssign, asm.FnSkRelease, asm.FnRedirect)},
 		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
+		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
 		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", probeTask},
 		{"bpf_jit", "programs are compiled to machine code", probeJIT},
@@ -161,6 +162,10 @@ func probeReuseport() error {
 
 func probeTCPIterator() error {
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "tcp", Instructions: ret(0)})
+}
+
+func probeStorageIterator() error {
+	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_sk_storage_map", Instructions: ret(0)})
 }
 
 // probeSockDestroy loads the smallest iterator program that calls the kernel function bpf_sock_destroy.

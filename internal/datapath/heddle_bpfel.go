@@ -598,6 +598,8 @@ const (
 	heddleProgOnLoopback           = "on_loopback"
 	heddleProgPostBind4            = "post_bind4"
 	heddleProgPostBind6            = "post_bind6"
+	heddleProgProcTcp              = "proc_tcp"
+	heddleProgProcTcp6             = "proc_tcp6"
 	heddleProgSetsockopt           = "setsockopt"
 	heddleProgSockRelease          = "sock_release"
 	heddleProgTcpEvents            = "tcp_events"
@@ -714,6 +716,8 @@ type heddleProgramSpecs struct {
 	OnLoopback      *ebpf.ProgramSpec `ebpf:"on_loopback"`
 	PostBind4       *ebpf.ProgramSpec `ebpf:"post_bind4"`
 	PostBind6       *ebpf.ProgramSpec `ebpf:"post_bind6"`
+	ProcTcp         *ebpf.ProgramSpec `ebpf:"proc_tcp"`
+	ProcTcp6        *ebpf.ProgramSpec `ebpf:"proc_tcp6"`
 	Setsockopt      *ebpf.ProgramSpec `ebpf:"setsockopt"`
 	SockRelease     *ebpf.ProgramSpec `ebpf:"sock_release"`
 	TcpEvents       *ebpf.ProgramSpec `ebpf:"tcp_events"`
@@ -992,6 +996,8 @@ type heddlePrograms struct {
 	OnLoopback      *ebpf.Program `ebpf:"on_loopback"`
 	PostBind4       *ebpf.Program `ebpf:"post_bind4"`
 	PostBind6       *ebpf.Program `ebpf:"post_bind6"`
+	ProcTcp         *ebpf.Program `ebpf:"proc_tcp"`
+	ProcTcp6        *ebpf.Program `ebpf:"proc_tcp6"`
 	Setsockopt      *ebpf.Program `ebpf:"setsockopt"`
 	SockRelease     *ebpf.Program `ebpf:"sock_release"`
 	TcpEvents       *ebpf.Program `ebpf:"tcp_events"`
@@ -1027,6 +1033,8 @@ func (p *heddlePrograms) Close() error {
 		p.OnLoopback,
 		p.PostBind4,
 		p.PostBind6,
+		p.ProcTcp,
+		p.ProcTcp6,
 		p.Setsockopt,
 		p.SockRelease,
 		p.TcpEvents,

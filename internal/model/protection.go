@@ -45,6 +45,7 @@ const (
 	ProtectHooks             Protection = 29
 	ProtectChecksum          Protection = 30
 	ProtectOverlayPort       Protection = 31
+	ProtectProcNet           Protection = 32
 )
 
 // ProtectionInfo describes one Protection.
@@ -88,6 +89,7 @@ var Protections = []ProtectionInfo{
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
 	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port"},
+	{ProtectProcNet, "proc_net", "a program reads in /proc/net/tcp the sockets of the endpoint in whose network namespace it is, and no others"},
 }
 
 // String gives the protection's name.

@@ -26,6 +26,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/probe"
+	"heddle.dev/heddle/internal/procnet"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -282,6 +283,9 @@ func (a *Agent) setupKernel() (err error) {
 	})
 	if err != nil {
 		return err
+	}
+	if err := procnet.Publish(filepath.Join(filepath.Dir(a.cfg.SeccompSocket), procnet.Dir), a.datapath.ProcFile); err != nil {
+		return fmt.Errorf("publish /proc/net of containers: %w", err)
 	}
 	if err := a.startProbes(); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"heddle.dev/heddle/internal/model"
@@ -47,7 +48,7 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err
 	if err != nil {
 		return false, "", err
 	}
-	if changed, kept, err = edit(config, socket, all); err != nil {
+	if changed, kept, err = edit(config, bundle, socket, all); err != nil {
 		return false, "", fmt.Errorf("%s: %w", path, err)
 	}
 	if !changed {
@@ -56,8 +57,8 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err
 	return true, kept, writeConfig(path, config)
 }
 
-// edit is EditBundle on a whole configuration, in place.
-func edit(config object, socket string, all bool) (changed bool, kept string, err error) {
+// edit is EditBundle on the whole configuration of a bundle, in place.
+func edit(config object, bundle, socket string, all bool) (changed bool, kept string, err error) {
 	endpoint, annotated, err := readAnnotations(config)
 	if err != nil {
 		return false, "", err
@@ -68,7 +69,9 @@ func edit(config object, socket string, all bool) (changed bool, kept string, er
 	if out, err := optsOut(config); out || err != nil {
 		return out && !isSandbox(config) && guard(config, socket), "", err
 	}
+	record := ""
 	if endpoint == "" {
+		record = filepath.Join(filepath.Dir(socket), recordFile)
 		ours, problem, err := inEndpoint(config, socket, all)
 		if err != nil || !ours {
 			return err == nil && guard(config, socket), problem, err
@@ -83,14 +86,25 @@ func edit(config object, socket string, all bool) (changed bool, kept string, er
 		changed, err = leave(config, why, socket)
 		return changed, why.String(), err
 	}
-	if changed, err = addListener(config, endpoint, socket, traps); err != nil || !changed {
+	mounts, kernels, err := procMounts(config, socket)
+	if err != nil {
+		return false, "", err
+	}
+	calls := traps
+	if mounts != nil {
+		calls = append(slices.Clone(traps), sockDiag)
+	}
+	if changed, err = addListener(config, endpoint, socket, calls); err != nil || !changed {
 		return changed, "", err
 	}
-	return true, "", addPool(config, poolLibraries())
+	if err = addPool(config, poolLibraries()); err != nil {
+		return false, "", err
+	}
+	return true, "", addProcNet(config, bundle, mounts, kernels, record)
 }
 
-// addListener edits a whole configuration in place: the listener gets the calls of traps.
-func addListener(config object, endpoint, socket string, traps []trap) (changed bool, err error) {
+// addListener edits a whole configuration in place: the listener gets these calls.
+func addListener(config object, endpoint, socket string, calls []trap) (changed bool, err error) {
 	if !filepath.IsAbs(socket) {
 		return false, fmt.Errorf("annotations.%s: %q: want an absolute path", AnnotationSocket, socket)
 	}
@@ -111,7 +125,7 @@ func addListener(config object, endpoint, socket string, traps []trap) (changed 
 	if there, err := hasListener(profile, socket, endpoint); there || err != nil {
 		return false, err
 	}
-	if trapped, err := addTraps(profile, traps); !trapped || err != nil {
+	if trapped, err := addTraps(profile, calls); !trapped || err != nil {
 		return false, err
 	}
 	profile["listenerPath"] = socket

@@ -137,7 +137,7 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			return
 		}
-		changed, _, err := edit(c, "/s", false)
+		changed, _, err := edit(c, "/bundle", "/s", false)
 		if err != nil || !changed {
 			return
 		}
@@ -149,7 +149,7 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if changed, _, err := edit(again, "/s", false); changed || err != nil {
+		if changed, _, err := edit(again, "/bundle", "/s", false); changed || err != nil {
 			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
 		}
 	})

@@ -34,6 +34,9 @@ func readNumber(o object, path, field string, missing uint64) (uint64, error) {
 	return 0, fmt.Errorf("%s.%s: want an unsigned number of 64 bits, have %s", path, field, describe(v))
 }
 
+// number gives a number as a configuration that was read has it.
+func number(n uint64) json.Number { return json.Number(strconv.FormatUint(n, 10)) }
+
 // readList reads a list; absent gives none.
 func readList(o object, path, field string) ([]any, error) {
 	v := o[field]

@@ -63,19 +63,31 @@ func mountPool(config object, library string) error {
 	if err != nil {
 		return err
 	}
-	inMemory := false
-	for _, e := range mounts {
-		if m, _ := e.(object); m["destination"] == "/dev" {
-			inMemory = m["type"] == "tmpfs"
-		}
+	kind, err := mountedAs(config, "/dev")
+	if err != nil {
+		return err
 	}
-	if !inMemory {
+	if kind != "tmpfs" {
 		return fmt.Errorf("annotations.%s: the container's /dev is no tmpfs, which has the library: give it one, or take the annotation away", model.AnnotationSocketPool)
 	}
 	config["mounts"] = append(mounts, object{
 		"destination": poolInContainer, "type": "bind", "source": library, "options": []any{"bind", "ro", "nosuid", "nodev"},
 	})
 	return nil
+}
+
+// mountedAs gives the type of what a container has mounted at path, "" for nothing.
+func mountedAs(config object, path string) (kind string, err error) {
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil {
+		return "", err
+	}
+	for _, e := range mounts {
+		if m, _ := e.(object); m["destination"] == path {
+			kind, _ = m["type"].(string)
+		}
+	}
+	return kind, nil
 }
 
 // preload adds the library to those that the dynamic linker loads before others.

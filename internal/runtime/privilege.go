@@ -124,10 +124,19 @@ func leave(config object, why left, socket string) (changed bool, err error) {
 	if err != nil || annotations[AnnotationLeft] == why.String() {
 		return false, err
 	}
+	return true, annotate(config, AnnotationLeft, why.String())
+}
+
+// annotate writes an annotation into a configuration.
+func annotate(config object, name, value string) error {
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil {
+		return err
+	}
 	if annotations == nil {
 		annotations = object{}
 		config["annotations"] = annotations
 	}
-	annotations[AnnotationLeft] = why.String()
-	return true, nil
+	annotations[name] = value
+	return nil
 }

@@ -357,7 +357,7 @@ func TestWrapperRefusesSecondListener(t *testing.T) {
 // TestUnreadableUpperHalf pins a fact the rules rest on: seccomp compares 64 bits, the kernel uses 32, so
 // an odd caller gets past the trap, to a socket of its own namespace. The overlay carries it.
 func TestUnreadableUpperHalf(t *testing.T) {
-	after, _ := edited(t, allowDef+`]}`)
+	after, _ := edited(t, allowDef+`]}`, traps)
 	if got := newEvaluator(t, after, "socket").action([6]uint64{math.MaxUint32<<32 | 2, 1}); got != actAllow {
 		t.Errorf("socket(0xffffffff00000002, 1): %s", got)
 	}

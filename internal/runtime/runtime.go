@@ -35,8 +35,12 @@ var sbin = []string{"/usr/local/sbin/", "/usr/sbin/", "/sbin/"}
 
 // Exec edits the bundle args name, if there is one to edit, and replaces the process by the real
 // runtime. It returns only with an error, which is also written to the file of --log: the place where
-// engines look for what to tell their user.
+// engines look for what to tell their user; or without one, if the real runtime has called back.
 func Exec(args []string) error {
+	if len(args) == 3 && args[0] == coverCommand {
+		cover(args[1], args[2], os.Stdin)
+		return nil
+	}
 	cmd := parseArgs(args)
 	err := prepareAndExec(cmd, args)
 	if logErr := cmd.logError(err); logErr != nil {

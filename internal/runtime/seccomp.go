@@ -21,10 +21,12 @@ var actions = map[string]bool{
 	"SCMP_ACT_KILL": false, "SCMP_ACT_KILL_THREAD": false, "SCMP_ACT_KILL_PROCESS": false,
 }
 
-// trap names the calls of one system call that the agent answers.
+// trap names the calls of one system call that the agent answers, or, if answer is set, the filter itself: with those fields of
+// a rule.
 type trap struct {
 	syscall string
 	calls   []box
+	answer  object
 }
 
 // traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices through one. The
@@ -80,7 +82,7 @@ func newProfile() object {
 
 // addTraps changes profile (the object linux.seccomp) so that traps are answered by a listener, and
 // everything else is treated as before. Calls the profile forbids stay forbidden. It reports whether
-// any call is left to trap; without one the profile is not changed.
+// any call is left for the listener; without one the profile is not changed.
 //
 // Where rules of the profile overlap with different actions, the stricter one counts.
 func addTraps(profile object, traps []trap) (trapped bool, err error) {
@@ -92,18 +94,22 @@ func addTraps(profile object, traps []trap) (trapped bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var notify []any
+	var notify, answers []any
 	for _, t := range traps {
 		var rules []any
 		if entries, rules, err = trapSyscall(entries, def, t); err != nil {
 			return false, err
 		}
-		notify = append(notify, rules...)
+		if t.answer == nil {
+			notify = append(notify, rules...)
+		} else {
+			answers = append(answers, rules...)
+		}
 	}
 	if len(notify) == 0 {
 		return false, nil
 	}
-	profile["syscalls"] = append(entries, notify...)
+	profile["syscalls"] = slices.Concat(entries, notify, answers)
 	return true, nil
 }
 
@@ -207,8 +213,12 @@ func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err er
 			}
 		}
 	}
+	answer := t.answer
+	if answer == nil {
+		answer = object{"action": actNotify}
+	}
 	for _, b := range ours {
-		notify = append(notify, writeRules(object{"action": actNotify}, t.syscall, b)...)
+		notify = append(notify, writeRules(answer, t.syscall, b)...)
 	}
 	return kept, notify, nil
 }
@@ -313,9 +323,9 @@ func writeRules(like object, syscall string, b box) []any {
 					next = append(next, list)
 					continue
 				}
-				arg := object{"index": i, "value": c.value, "op": c.op}
+				arg := object{"index": number(uint64(i)), "value": number(c.value), "op": c.op}
 				if c.op == opMaskedEQ {
-					arg["valueTwo"] = c.valueTwo
+					arg["valueTwo"] = number(c.valueTwo)
 				}
 				next = append(next, append(slices.Clone(list), arg))
 			}

@@ -115,10 +115,10 @@ func parseProfile(t testing.TB, text string) object {
 }
 
 // edited gives the profile as the real runtime will read it: through JSON.
-func edited(t testing.TB, text string) (object, bool) {
+func edited(t testing.TB, text string, calls []trap) (object, bool) {
 	t.Helper()
 	p := parseProfile(t, text)
-	trapped, err := addTraps(p, traps)
+	trapped, err := addTraps(p, calls)
 	if err != nil {
 		t.Fatalf("addTraps(%s): %v", text, err)
 	}
@@ -133,7 +133,7 @@ func edited(t testing.TB, text string) (object, bool) {
 func probes(more ...uint64) (calls [][6]uint64) {
 	domains := []uint64{0, 1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 16, 17, 31, 37, 38, 39, 40, 41, 1 << 32, 1<<32 | 2, 1<<32 | 10, math.MaxUint64}
 	types := []uint64{0, 1, 2, 3, 4, 5, 6, 9, 10, 15, 16, 17, 18, 0x801, 0x802, 0x80001, 0x80801, 0x80003, 1<<32 | 1, 1 << 63, math.MaxUint64}
-	protocols := []uint64{0, 6, 17, 262}
+	protocols := []uint64{0, 4, 6, 17, 262}
 	for _, v := range more {
 		domains, types, protocols = append(domains, v-1, v, v+1), append(types, v-1, v, v+1), append(protocols, v-1, v, v+1)
 	}
@@ -165,12 +165,23 @@ func ioctlProbes(more ...uint64) (calls [][6]uint64) {
 	return calls
 }
 
-// checkEdit compares a profile before and after: a TCP socket that was let through is the listener's,
-// everything else is as it was. It reports whether anything was trapped.
+// checkEdit compares a profile before and after: a TCP socket that was let through is the listener's, a netlink socket of
+// sock_diag refused if that is asked for, everything else is as it was. It reports whether anything was trapped.
 func checkEdit(t testing.TB, text string, more ...uint64) bool {
 	t.Helper()
+	trapped := compareEdited(t, text, traps, more)
+	if compareEdited(t, text, append(slices.Clone(traps), sockDiag), more) != trapped {
+		t.Fatalf("calls are trapped with sock_diag refused, or without only: %s", text)
+	}
+	return trapped
+}
+
+func isSockDiag(args [6]uint64) bool { return args[0] == 16 && args[2] == 4 }
+
+func compareEdited(t testing.TB, text string, calls []trap, more []uint64) bool {
+	t.Helper()
 	before := parseProfile(t, text)
-	after, trapped := edited(t, text)
+	after, trapped := edited(t, text, calls)
 	for _, name := range []string{"socket", "socketpair", "ptrace"} {
 		b, a := newEvaluator(t, before, name), newEvaluator(t, after, name)
 		for _, args := range probes(more...) {
@@ -178,6 +189,9 @@ func checkEdit(t testing.TB, text string, more ...uint64) bool {
 			want := was
 			if name == "socket" && isTCP(args) && (was == actAllow || was == actLog) {
 				want = actNotify
+			}
+			if trapped && len(calls) > len(traps) && name == "socket" && isSockDiag(args) && (was == actAllow || was == actLog) {
+				want = actErrno
 			}
 			if is != want {
 				t.Fatalf("%s(%#x, %#x, %d): %s before, %s after, want %s\n%s", name, args[0], args[1], args[2], was, is, want, text)
@@ -272,7 +286,7 @@ func TestAddTrapsDocker(t *testing.T) {
 		if !checkEdit(t, string(text)) {
 			t.Errorf("%s: nothing trapped", f)
 		}
-		after, _ := edited(t, string(text))
+		after, _ := edited(t, string(text), append(slices.Clone(traps), sockDiag))
 		for _, name := range []string{"socket", "ioctl"} {
 			if n := rulesFor(after, name) - rulesFor(parseProfile(t, string(text)), name); n > 30 {
 				t.Errorf("%s: %d rules more: every other %s() pays for them", f, n, name)

@@ -19,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/procnet"
 )
 
 // Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket, --seccomp-socket and
@@ -221,7 +222,7 @@ func (n Node) removeFiles(removed func(string)) error {
 	run := filepath.Dir(n.APISocket)
 	files := []string{
 		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
-		filepath.Join(filepath.Dir(n.SeccompSocket), rememberedFile),
+		filepath.Join(filepath.Dir(n.SeccompSocket), rememberedFile), filepath.Join(filepath.Dir(n.SeccompSocket), procnet.Dir),
 	}
 	for _, name := range stateFiles {
 		files = append(files, filepath.Join(n.StateDir, name))

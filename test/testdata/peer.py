@@ -306,6 +306,21 @@ def greeted(l, n):
     return [good, bad]
 
 
+def shown(s):
+    """Of each line in /proc/net/tcp and tcp6 that is about this socket: addresses, state, queues and user."""
+    lines = [l.split() for name in ("tcp", "tcp6") for l in open("/proc/net/" + name)]
+    return [l[1:5] + [l[7]] for l in lines if l[9] == str(os.fstat(s.fileno()).st_ino)]
+
+
+def listed():
+    """The two addresses and ports of each line in /proc/net/tcp."""
+    def name(field):
+        addr, port = field.split(":")
+        return socket.inet_ntoa(struct.pack("=I", int(addr, 16))), int(port, 16)
+
+    return {tuple(map(name, l.split()[1:3])) for l in list(open("/proc/net/tcp"))[1:]}
+
+
 def error_of(f, *args):
     """The name of the errno f(*args) fails with, or "ok"."""
     try:

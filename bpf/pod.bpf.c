@@ -198,6 +198,24 @@ int into_loopback(struct __sk_buff *skb)
 	return bpf_redirect(LOOPBACK_IFINDEX, BPF_F_INGRESS);
 }
 
+/* A SYN to a node socket that is in TIME_WAIT: its listener is mostly at another address than the packet's, so the kernel does
+ * not find it (take_time_wait). Global, so that the verifier looks at it once, and not with all that from_endpoint may know. */
+__noinline int end_pod_time_wait(struct __sk_buff *skb)
+{
+	struct flow_key k;
+	struct packet p;
+
+	if (read_packet(skb, &p) != PACKET_TCP || p.ipv6 || !is_syn(&p))
+		return 0;
+	k = wire_key(&p);
+	if (!take_time_wait(skb, &p, &k))
+		return 0;
+	count(REASON_TIME_WAIT_ENDED);
+	barrier();
+	skb->mark = config_mark; /* a RST by now, for what waits */
+	return 1;
+}
+
 /* A packet from the veth of self (NULL if unknown) that has a mirror address, or goes to a loopback address. kind
  * is read_packet's. Only node sockets of self are reached by either. */
 static __always_inline int from_own_stack(struct __sk_buff *skb, const struct packet *p, int kind,
@@ -210,6 +228,8 @@ static __always_inline int from_own_stack(struct __sk_buff *skb, const struct pa
 	if (!self || kind != PACKET_TCP || p->ipv6 || !(self->flags & ENDPOINT_INTERCEPTED) ||
 	    !pod_names(self, k.saddr, k.daddr, &names))
 		return protects(PROTECT_LOOPBACK) ? drop(REASON_DROP_FORGED_LOOPBACK) : TC_ACT_OK;
+	if (is_syn(p) && end_pod_time_wait(skb))
+		return TC_ACT_OK;
 	found = find_node_socket(skb, NODE_NETNS, &k, is_syn(p), self->id,
 	                         !(k.saddr & bpf_htonl(MIRROR_WILD)));
 	if (k.saddr & bpf_htonl(MIRROR_WILD)) {

@@ -159,13 +159,13 @@ static __always_inline int make_reset(struct __sk_buff *skb, const struct packet
  * again and again for a minute. So the kernel's rule is applied here: if the SYN is newer than what waits, it is sent
  * round once more, by the device's queue, and before it the wait is ended by a RST made of this one.
  * Gives whether the packet is done with. */
-static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
+static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
 	__u32 expected = 0, recent = 0, stamp = 0, timestamp = 0, options, seq;
 	struct tcp_timewait_sock *wait;
 	struct bpf_sock *sk;
 
-	if (!p || !k || skb->mark == SYN_RETURNED)
+	if (skb->mark == SYN_RETURNED)
 		return 0;
 	sk = lookup(skb, k->saddr, k->sport, k->daddr, k->dport);
 	if (!sk)
@@ -192,6 +192,11 @@ static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *
 		return 0;
 	skb->mark = 0;
 	return make_reset(skb, p, bpf_htonl(expected)) == 0;
+}
+
+static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
+{
+	return p && k ? take_time_wait(skb, p, k) : 0;
 }
 
 /* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is full here. */

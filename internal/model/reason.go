@@ -64,7 +64,7 @@ var Reasons = []ReasonInfo{
 	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
 	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
-	{34, "time_wait_ended", KindPath, "direct connections that took the place of one in TIME_WAIT with the same wire addresses and ports"},
+	{34, "time_wait_ended", KindPath, "direct connections, and connections within a container, that took the place of one in TIME_WAIT with the same wire addresses and ports"},
 	{35, "cut_unknown_peer", KindCut, "direct connection whose SYN was pushed out of memory, by a flood of others, before it was accepted"},
 	{36, "drop_overlay_stranger", KindDrop, "VXLAN packet from an address that is no known node"},
 	{37, "drop_overlay_source", KindDrop, "VXLAN packet with something else inside than IP from an overlay address of the node that sent it"},

@@ -168,6 +168,7 @@ enum sock_tag_options {
 	OPTION_PKTINFO6_OLD = 1 << 10, /* IPV6_2292PKTINFO */
 	OPTION_TSONLY = 1 << 8,        /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
 	OPTION_CONGESTION = 1 << 11,   /* the program set TCP_CONGESTION; the kernel does it as well */
+	OPTION_ORIGDST6 = 1 << 12,     /* IPV6_RECVORIGDSTADDR */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
@@ -557,6 +558,12 @@ struct connection_record {
 	__u32 send_queue;    /* bytes not acknowledged yet; of a listener: how many connections may wait */
 	__u32 retransmits;
 	__u32 pad2;
+};
+
+/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps (holders.bpf.c). */
+struct holder_record {
+	__u32 endpoint_id;
+	__u32 pid;
 };
 
 /* What an endpoint's sockets did. Bytes and retransmits are those of connections that have ended. */

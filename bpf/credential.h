@@ -71,9 +71,22 @@ struct nsproxy {
 	struct net *net_ns;
 };
 
+struct notification;
+
+struct seccomp_filter {
+	struct seccomp_filter *prev;
+	struct notification *notif;
+};
+
+struct seccomp {
+	struct seccomp_filter *filter;
+};
+
 struct task_struct {
 	const struct cred *cred;
 	struct nsproxy *nsproxy;
+	struct seccomp seccomp;
+	int tgid;
 };
 
 #pragma clang attribute pop

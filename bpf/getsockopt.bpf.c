@@ -167,6 +167,9 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 	case 2:
 		show_int(ctx, !!(tag->options & OPTION_PKTINFO6_OLD));
 		return 1;
+	case 74: /* IPV6_RECVORIGDSTADDR */
+		show_int(ctx, !!(tag->options & OPTION_ORIGDST6));
+		return 1;
 	case 75: /* IPV6_TRANSPARENT */
 		show_int(ctx, !!(tag->options & OPTION_TRANSPARENT));
 		return 1;
@@ -209,6 +212,9 @@ int getsockopt(struct bpf_sockopt *ctx)
 	if (!ctx->sk || !protects(PROTECT_SOCKET_OPTIONS))
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
+	/* IP_MSFILTER: there is no such address on a device of the node. That there is none of that membership is so of all. */
+	if (tag && ctx->level == SOL_IP_ && ctx->optname == 41 && ctx->retval == -ENODEV_)
+		return deny_answer(EADDRNOTAVAIL_);
 	if (!tag || ctx->retval) /* an error of the kernel's is as good an answer as any */
 		goto pass;
 	ep = tagged_endpoint(tag);

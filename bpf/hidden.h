@@ -5,29 +5,30 @@
 
 #define TIMESTAMPING_TSONLY (1 << 11) /* SOF_TIMESTAMPING_OPT_TSONLY */
 #define TIMESTAMPING_STATS  (1 << 12) /* SOF_TIMESTAMPING_OPT_STATS: valid with the other only */
-#define TIMESTAMPING_MASK   0x7ffff   /* all flags */
+#define TIMESTAMPING_MASK   0x7ffff   /* all flags that are known here */
 
 /* SO_TIMESTAMPING. The time of sending comes on the error queue together with the packet, from its Ethernet header on,
  * unless TIMESTAMPING_TSONLY is set. Sockets are made with it (node/sockets.go), because a control message of sendmsg()
- * asks for timestamps as well, and it stays set. */
-static __always_inline void hide_sent_packets(struct bpf_sockopt *ctx, struct sock_tag *tag)
+ * asks for timestamps as well, and it stays set. False: with flags of a newer kernel, of which nobody knows what they show. */
+static __always_inline bool hide_sent_packets(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
 	__u8 *p = ctx->optval;
 	__u32 flags;
 
 	if (ctx->optlen < (int)sizeof(flags) || (void *)(p + sizeof(flags)) > ctx->optval_end)
-		return;
+		return true;
 	flags = *(__u32 *)p;
 	if (flags & ~TIMESTAMPING_MASK)
-		return; /* the kernel refuses it, as it does the next */
+		return false;
 	if (flags & TIMESTAMPING_TSONLY) {
 		tag->options |= OPTION_TSONLY;
-		return;
+		return true;
 	}
 	if (flags & TIMESTAMPING_STATS)
-		return;
+		return true; /* the kernel refuses it */
 	tag->options &= ~OPTION_TSONLY;
 	*(__u32 *)p = flags | TIMESTAMPING_TSONLY;
+	return true;
 }
 
 /* Takes the flag that the program did not set out of what the kernel answered. */

@@ -38,6 +38,7 @@
 #define EINVAL_        22
 #define ENFILE_        23
 #define ENOPROTOOPT_   92
+#define EOPNOTSUPP_    95
 #define EAFNOSUPPORT_  97
 #define EADDRINUSE_    98
 #define EADDRNOTAVAIL_ 99
@@ -129,7 +130,12 @@ struct sk_buff {
 	__u16 mac_header;
 };
 
+struct net;
+
 struct sock_common {
+	struct {
+		struct net *net;
+	} skc_net;
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
 	__be16 skc_dport;
@@ -217,6 +223,19 @@ struct bpf_iter__bpf_sk_storage_map {
 	struct bpf_map *map;
 	struct sock *sk;
 	void *value;
+};
+
+struct socket {
+	struct sock *sk;
+};
+
+struct task_struct;
+struct file;
+struct bpf_iter__task_file {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+	__u32 fd;
+	struct file *file;
 };
 
 #pragma clang attribute pop

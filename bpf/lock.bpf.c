@@ -12,8 +12,6 @@
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-struct net;
-
 struct nsproxy {
 	struct net *net_ns;
 };
@@ -22,25 +20,7 @@ struct task_struct {
 	struct nsproxy *nsproxy;
 };
 
-typedef struct {
-	struct net *net;
-} possible_net_t;
-
-struct sock_common___net {
-	possible_net_t skc_net;
-};
-
-struct sock___net {
-	struct sock_common___net __sk_common;
-};
-
-struct socket {
-	struct sock *sk;
-};
-
 #pragma clang attribute pop
-
-struct file;
 
 /* Whether a program that is in another network namespace than sk has it by interception. The agent, and whatever else
  * runs on the node, is in the socket's. */
@@ -52,7 +32,7 @@ static __always_inline bool is_lent(struct sock *sk)
 	if (!sk || !bpf_sk_storage_get(&tag_by_sock, sk, 0, 0))
 		return false;
 	theirs = BPF_CORE_READ(task, nsproxy, net_ns);
-	its = BPF_CORE_READ((struct sock___net *)sk, __sk_common.skc_net.net);
+	its = BPF_CORE_READ((struct sock_common *)sk, skc_net.net);
 	return theirs != its;
 }
 

@@ -140,6 +140,8 @@ static __always_inline int note_reuse(struct bpf_sockopt *ctx, struct sock_tag *
 static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock_tag *tag,
                                             const struct endpoint *ep)
 {
+	int value;
+
 	switch (ctx->optname) {
 	case 2:  /* SO_REUSEADDR */
 	case 15: /* SO_REUSEPORT */
@@ -154,8 +156,9 @@ static __always_inline int set_socket_level(struct bpf_sockopt *ctx, struct sock
 		return bind_ifindex(ctx, tag, ep);
 	case 37: /* SO_TIMESTAMPING, in its old and new form */
 	case 65:
-		hide_sent_packets(ctx, tag);
-		return SOCKOPT_PASS;
+		return hide_sent_packets(ctx, tag) ? SOCKOPT_PASS : fail_sockopt(EINVAL_);
+	case 73: /* SO_RESERVE_MEM: of the agent's control group, which made the socket */
+		return fail_sockopt(read_int(ctx, &value) && value >= 0 ? EOPNOTSUPP_ : EINVAL_);
 	case 26: /* SO_ATTACH_FILTER: filters read headers, and tell by what they let pass */
 	case 50: /* SO_ATTACH_BPF */
 	case 52: /* SO_ATTACH_REUSEPORT_EBPF */
@@ -202,6 +205,10 @@ static __always_inline int set_ip_level(struct bpf_sockopt *ctx, struct sock_tag
 		return keep(tag, OPTION_RECVERR4, read_ip_int(ctx));
 	case 19: /* IP_TRANSPARENT: bind() goes on to refuse foreign addresses */
 		return ctx->optlen < 1 ? fail_sockopt(EINVAL_) : set_transparent(tag, ep, read_ip_int(ctx));
+	case 41: /* IP_MSFILTER, MCAST_MSFILTER: errors tell which addresses and devices the node has */
+		return deny_if_whole(ctx, 16);
+	case 48:
+		return deny_if_whole(ctx, 144 /* struct group_filter without sources */);
 	case 50: /* IP_UNICAST_IF */
 		return set_unicast_if(ctx, ep);
 	case 51: /* IP_LOCAL_PORT_RANGE */
@@ -262,8 +269,8 @@ static __always_inline int set_kept6(struct bpf_sockopt *ctx, struct sock_tag *t
 	return set_transparent(tag, ep, value);
 }
 
-/* IPV6_RECVPKTINFO, and IPV6_2292PKTINFO of old. What IPV6_2292PKTOPTIONS then tells of an accepted connection is the
- * underlay's address of the peer's node, and a device. */
+/* IPV6_RECVPKTINFO, IPV6_2292PKTINFO of old, IPV6_RECVORIGDSTADDR. What IPV6_2292PKTOPTIONS then tells of a connection is an
+ * address of this node or, accepted, the underlay's of the peer's, and a device. */
 static __always_inline int set_pktinfo6(struct bpf_sockopt *ctx, struct sock_tag *tag, __u32 option)
 {
 	int value;
@@ -294,6 +301,10 @@ static __always_inline int set_ipv6_level(struct bpf_sockopt *ctx, struct sock_t
 		return set_pktinfo6(ctx, tag, OPTION_PKTINFO6);
 	case 2:
 		return set_pktinfo6(ctx, tag, OPTION_PKTINFO6_OLD);
+	case 74: /* IPV6_RECVORIGDSTADDR: of a connection to the outside, the node's */
+		return set_pktinfo6(ctx, tag, OPTION_ORIGDST6);
+	case 48: /* MCAST_MSFILTER: as of IPv4 */
+		return deny_if_whole(ctx, 144);
 	case 6: /* IPV6_2292PKTOPTIONS: extension headers and source address, for the underlay */
 		return ctx->optlen < 16 /* no control message */ ? SOCKOPT_PASS : SOCKOPT_DENY;
 	case 54: /* IPV6_HOPOPTS, RTHDRDSTOPTS, RTHDR, DSTOPTS */

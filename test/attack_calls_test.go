@@ -1,11 +1,13 @@
 package test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -80,6 +82,37 @@ func TestPassedToAnotherContainer(t *testing.T) {
 	// Rights are those over the giver's container, and a thief has none over it.
 	thief.expect(`"EPERM"`, `error_of(repair.setsockopt, 6, 19, 1)`)
 	thief.expect(`"EACCES"`, `forked(as_user, 65534, error_of, repair.bind, ("0.0.0.0", 80))`)
+	passToUnguarded(t, giver, path)
+}
+
+// passToUnguarded passes a socket to a container of a runtime that is not Heddle's: status tells of it, as long as it has the
+// socket, and not of those whose ioctls are trapped.
+func passToUnguarded(t *testing.T, giver *peer, path string) {
+	plain := startPeer(t, "overlay", "n1/c2")
+	if n := len(unguarded(t)); n != 0 {
+		t.Errorf("%d processes are told of before", n)
+	}
+	plain.must(`os.unlink(%q)`, path)
+	plain.must(`u = taker(%q)`, path)
+	plain.begin(`taken = take(u)`)
+	giver.must(`give(%q, tcp())`, path)
+	plain.reply("take")
+	if told := unguarded(t); len(told) != 1 || told[0].Sockets != 1 {
+		t.Errorf("told of %+v, want one process with one socket", told)
+	}
+	plain.must(`taken.close()`)
+	eventually(t, "nothing to be told of", func() (bool, string) { told := unguarded(t); return len(told) == 0, fmt.Sprint(told) })
+}
+
+// unguarded is what n1's status tells of processes that hold sockets of the node and whose ioctls nobody traps.
+func unguarded(t *testing.T) []model.Holder {
+	t.Helper()
+	var status []api.Status
+	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+		t.Fatalf("%v: %s", err, raw)
+	}
+	return status[0].Interception.Unguarded
 }
 
 // TestNothingOnTheUnderlay: whatever a container listens on, no listener of it is at an address of the underlay, or at

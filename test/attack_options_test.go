@@ -17,6 +17,8 @@ func init() {
 	attacks = append(attacks,
 		attack{"find the underlay in what the kernel answers", model.ProtectSocketOptions, "n1", findUnderlay},
 		attack{"ask what a translated connection was made to", model.ProtectSocketOptions, "n1", askOriginal},
+		attack{"ask for the node's address of a connection to the outside", model.ProtectSocketOptions, "n1", askOwnOutside},
+		attack{"ask for multicast filters at the node's addresses and devices", model.ProtectSocketOptions, "n1", askFilters},
 	)
 }
 
@@ -113,4 +115,50 @@ func askOriginal(t *testing.T) string {
 	server.must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 0, 80, room, ctypes.byref(length))`)
 	address := func(ip string, port int) string { return fmt.Sprintf("\"0200%04x%s\"", port, netip4(t, ip)) }
 	return gained(t, "the connection was made to", server.must(`room.raw[:8].hex()`), address(own, inner), address(n1, outer))
+}
+
+// askOwnOutside connects to the outside by IPv6 and asks for the address that the answers come to: the node's.
+func askOwnOutside(t *testing.T) string {
+	client, server, port := startPeer(t, "heddle", "n1/c1"), startOutside(t), freePort()
+	server.must(`l = listen(6, "::", %d)`, port)
+	client.must(`s = tcp(6)`)
+	client.must(`[s.setsockopt(41, o, 1) for o in (74, 11)] and None`) // IPV6_RECVORIGDSTADDR, IPV6_FLOWINFO
+	client.expect(`[1, 1]`, `[s.getsockopt(41, o) for o in (74, 11)]`)
+	client.must(`s.connect((%q, %d))`, outside6(t).String(), port)
+	server.must(`c, who = l.accept()`)
+	server.must(`c.send(b"x")`)
+	client.must(`s.recv(1)`)
+	node := server.must(`socket.inet_pton(socket.AF_INET6, who[0]).hex()`)
+	told := client.must(`s.getsockopt(41, 6, 512).hex()`) // IPV6_2292PKTOPTIONS
+	return gained(t, "the node's address was told", fmt.Sprint(strings.Contains(told, strings.Trim(node, `"`))), "false", "true")
+}
+
+// filterScript asks for multicast filters.
+const filterScript = `
+import ctypes
+def ask_filter(s, level, name, raw):
+    room, length = ctypes.create_string_buffer(raw), ctypes.c_uint32(len(raw))
+    libc = ctypes.CDLL(None, use_errno=True)
+    said = libc.getsockopt(s.fileno(), level, name, room, ctypes.byref(length)) and ctypes.get_errno()
+    return [errno.errorcode.get(said, said), error_of(s.setsockopt, level, name, raw)]
+
+def filters_of(addr):
+    """What IP_MSFILTER says of one with addr for its device."""
+    return ask_filter(tcp(), 0, 41, socket.inet_aton("224.1.2.3") + socket.inet_aton(addr) + struct.pack("II", 1, 0))
+
+def filters_at(index):
+    """What MCAST_MSFILTER says of a device, for both families."""
+    four = struct.pack("HH", socket.AF_INET, 0) + socket.inet_aton("224.1.2.3")
+    six = struct.pack("HHI", socket.AF_INET6, 0, 0) + socket.inet_pton(socket.AF_INET6, "ff02::1234") + bytes(4)
+    whole = lambda group: struct.pack("Q", index) + group.ljust(128, bytes(1)) + struct.pack("II", 1, 0)
+    return ask_filter(tcp(), 0, 48, whole(four)) + ask_filter(tcp(6), 41, 48, whole(six))
+`
+
+// askFilters compares what is said of the node's addresses and devices with what is said of those of nobody.
+func askFilters(t *testing.T) string {
+	p := startPeer(t, "heddle", "n1/c1")
+	p.must("%s", filterScript)
+	addresses := p.must(`filters_of(%q) != filters_of("203.0.113.99")`, address(t, "host", "n1/c1"))
+	devices := p.must(`any(filters_at(i) != filters_at(1 << 20) for i in range(3, 100))`)
+	return gained(t, "addresses and devices are told", addresses+devices, "falsefalse", "truetrue")
 }

@@ -129,6 +129,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("calls continued", fmt.Sprint(in.Continued))
 	t.row("ioctls made", fmt.Sprint(in.Ioctls))
 	t.row("calls failed", failures(in.Failed))
+	for _, h := range in.Unguarded {
+		t.row("UNGUARDED", fmt.Sprintf("process %d holds %d sockets of endpoint %d, and its ioctls act on the node", h.PID, h.Sockets, h.Endpoint))
+	}
 	tr := st.Traffic
 	t.row("sockets", fmt.Sprintf("%d held; an endpoint may have %d", tr.Sockets, in.EndpointSockets))
 	t.row("ports", fmt.Sprintf("%d ephemeral ones held; an endpoint may hold %d", tr.Ports, in.EndpointPorts))

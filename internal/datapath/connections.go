@@ -2,9 +2,11 @@ package datapath
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -31,6 +33,28 @@ func (d *Datapath) CarriedIDs() (map[model.EndpointID]bool, error) {
 	return ids, err
 }
 
+// Holders lists the processes of this machine that hold sockets of endpoints and whose ioctls of devices nobody traps: what they ask
+// of such a socket is answered by the node. Only the node's own processes may: they are left out.
+func (d *Datapath) Holders() ([]model.Holder, error) {
+	raw, err := iterate(d.objs.Holders)
+	if err != nil {
+		return nil, fmt.Errorf("list holders of sockets: %w", err)
+	}
+	sockets := map[model.Holder]int{}
+	err = eachRecord(raw, func(r *heddleHolderRecord) {
+		sockets[model.Holder{PID: int(r.Pid), Endpoint: model.EndpointID(r.EndpointId)}]++
+	})
+	out := make([]model.Holder, 0, len(sockets))
+	for h, n := range sockets {
+		h.Sockets = n
+		out = append(out, h)
+	}
+	slices.SortFunc(out, func(x, y model.Holder) int {
+		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(x.Endpoint, y.Endpoint))
+	})
+	return out, err
+}
+
 func parseConnections(raw []byte) ([]model.Connection, error) {
 	out := make([]model.Connection, 0, len(raw)/binary.Size(heddleConnectionRecord{}))
 	err := eachRecord(raw, func(r *heddleConnectionRecord) {
@@ -41,8 +65,8 @@ func parseConnections(raw []byte) ([]model.Connection, error) {
 	return out, err
 }
 
-func eachRecord(raw []byte, f func(*heddleConnectionRecord)) error {
-	var rec heddleConnectionRecord
+func eachRecord[T heddleConnectionRecord | heddleHolderRecord](raw []byte, f func(*T)) error {
+	var rec T
 	size := binary.Size(rec)
 	if len(raw)%size != 0 {
 		return fmt.Errorf("socket iterator: %d bytes are no whole number of records of %d", len(raw), size)

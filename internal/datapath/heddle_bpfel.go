@@ -296,6 +296,12 @@ type heddleHeldPort struct {
 	Flags uint32
 }
 
+type heddleHolderRecord struct {
+	_          structs.HostLayout
+	EndpointId uint32
+	Pid        uint32
+}
+
 type heddleJoinedGroups struct {
 	_     structs.HostLayout
 	Group [20]struct {
@@ -517,6 +523,7 @@ const (
 	heddleSockTagOptionsOPTION_PKTINFO6OLD heddleSockTagOptions = 1024
 	heddleSockTagOptionsOPTION_TSONLY      heddleSockTagOptions = 256
 	heddleSockTagOptionsOPTION_CONGESTION  heddleSockTagOptions = 2048
+	heddleSockTagOptionsOPTION_ORIGDST6    heddleSockTagOptions = 4096
 )
 
 type heddleSynOption struct {
@@ -591,6 +598,7 @@ const (
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
 	heddleProgGiveUp               = "give_up"
+	heddleProgHolders              = "holders"
 	heddleProgIntoLoopback         = "into_loopback"
 	heddleProgLimitIn              = "limit_in"
 	heddleProgLimitOut             = "limit_out"
@@ -640,6 +648,7 @@ const (
 	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
+	heddleVarTypeHolderRecord      = "type_holder_record"
 	heddleVarTypeLimitFlags        = "type_limit_flags"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
@@ -709,6 +718,7 @@ type heddleProgramSpecs struct {
 	Getsockname6    *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt      *ebpf.ProgramSpec `ebpf:"getsockopt"`
 	GiveUp          *ebpf.ProgramSpec `ebpf:"give_up"`
+	Holders         *ebpf.ProgramSpec `ebpf:"holders"`
 	IntoLoopback    *ebpf.ProgramSpec `ebpf:"into_loopback"`
 	LimitIn         *ebpf.ProgramSpec `ebpf:"limit_in"`
 	LimitOut        *ebpf.ProgramSpec `ebpf:"limit_out"`
@@ -808,6 +818,7 @@ type heddleVariableSpecs struct {
 	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
+	TypeHolderRecord      *ebpf.VariableSpec `ebpf:"type_holder_record"`
 	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
@@ -958,6 +969,7 @@ type heddleVariables struct {
 	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
+	TypeHolderRecord      *ebpf.Variable `ebpf:"type_holder_record"`
 	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
@@ -989,6 +1001,7 @@ type heddlePrograms struct {
 	Getsockname6    *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt      *ebpf.Program `ebpf:"getsockopt"`
 	GiveUp          *ebpf.Program `ebpf:"give_up"`
+	Holders         *ebpf.Program `ebpf:"holders"`
 	IntoLoopback    *ebpf.Program `ebpf:"into_loopback"`
 	LimitIn         *ebpf.Program `ebpf:"limit_in"`
 	LimitOut        *ebpf.Program `ebpf:"limit_out"`
@@ -1026,6 +1039,7 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname6,
 		p.Getsockopt,
 		p.GiveUp,
+		p.Holders,
 		p.IntoLoopback,
 		p.LimitIn,
 		p.LimitOut,

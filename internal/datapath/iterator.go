@@ -15,16 +15,16 @@ import (
 func iterate(program *ebpf.Program) (written []byte, err error) {
 	it, err := link.AttachIter(link.IterOptions{Program: program})
 	if err != nil {
-		return nil, fmt.Errorf("attach socket iterator: %w", err)
+		return nil, fmt.Errorf("attach iterator: %w", err)
 	}
 	defer func() { err = errors.Join(err, it.Close()) }()
 	r, err := it.Open()
 	if err != nil {
-		return nil, fmt.Errorf("open socket iterator: %w", err)
+		return nil, fmt.Errorf("open iterator: %w", err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	if written, err = readIterator(r); err != nil {
-		return written, fmt.Errorf("read socket iterator: %w", err)
+		return written, fmt.Errorf("read iterator: %w", err)
 	}
 	return written, nil
 }

@@ -21,6 +21,10 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	if err != nil {
 		return api.Status{}, err
 	}
+	unguarded, err := a.datapath.Holders()
+	if err != nil {
+		return api.Status{}, err
+	}
 	st := a.intercept.Stats()
 	a.mu.RLock()
 	endpoints, nodes, revision, applyErr := len(a.endpoints), len(a.state.Nodes), a.state.Revision, a.applyErr
@@ -41,7 +45,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		PeersAway: gone,
 		Interception: api.Interception{
 			Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
-			PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated,
+			PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated, Unguarded: unguarded,
 		},
 		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
 		Features: a.cfg.Features,

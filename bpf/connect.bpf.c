@@ -562,6 +562,8 @@ int connect4(struct bpf_sock_addr *ctx)
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
 		return connect_refused(ctx, false, tag, ep);
+	case SERVICE_LOST:
+		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
 	case SERVICE_TAKEN:
 		barrier();
 		ctx->user_ip4 = at.word[3];
@@ -612,6 +614,8 @@ int connect6(struct bpf_sock_addr *ctx)
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
 		return is_mapped(&at) ? connect_refused(ctx, true, tag, ep) : connect_refused6(ctx, tag);
+	case SERVICE_LOST:
+		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
 	case SERVICE_TAKEN:
 		barrier();
 		set_user_ip6(ctx, &at);

@@ -65,19 +65,15 @@ int give_up(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
-/* Ends listeners that took a port without bind() above their endpoint's limit: run by the agent when one is reported. One
- * byte for each: 1 if it was ended. */
+/* Ends listeners that have a port which they must not have: run by the agent when one is reported. One byte for each: 1 if it
+ * was ended. The iterator has the socket's lock, so it finds none in the midst of listen(). */
 SEC("iter/tcp")
 int end_surplus(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
-	struct held_port *h;
 	__u8 ended;
 
-	if (!sk || sk->skc_state != BPF_TCP_LISTEN)
-		return 0;
-	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
-	if (!h || !(h->flags & HELD_SURPLUS))
+	if (!sk || sk->skc_state != BPF_TCP_LISTEN || !is_surplus(sk))
 		return 0;
 	ended = destroy(sk);
 	if (ended)

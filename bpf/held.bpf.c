@@ -5,7 +5,7 @@
  * bind() with IP_BIND_ADDRESS_NO_PORT) is shared, and not counted here.
  *
  * An endpoint may hold config_endpoint_ports of the node's ephemeral ports; no others are given to connects. A bind()
- * above that is refused. listen() without bind() takes a port, too, and cannot be refused: the agent ends such
+ * above that is refused, and so is one that cannot be counted. listen() without bind() takes a port, too, and cannot be refused: the agent ends such
  * listeners, which nobody can reach (REASON_REFUSE_LISTEN_UNBOUND). */
 
 static __always_inline bool is_ephemeral(__u32 port)
@@ -231,8 +231,9 @@ static __always_inline __u32 hold_port(struct bpf_sock *sk, const struct sock_ta
 		return reason;
 	h = bpf_sk_storage_get(&port_by_sock, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!h) {
+		/* The program can fill the memory that it would be in (MSG_ZEROCOPY). */
 		uncharge_port(tag, port, false);
-		return reason;
+		return protects(PROTECT_PORT_QUOTA) ? REASON_REFUSE_NO_STORAGE : reason;
 	}
 	h->group = 0;
 	h->port = port;
@@ -248,7 +249,7 @@ static __always_inline bool bind_within_quota(struct bpf_sock *sk, const struct 
 	if (!reason)
 		return true;
 	count(reason);
-	bpf_set_retval(-EADDRINUSE_);
+	bpf_set_retval(reason == REASON_REFUSE_NO_STORAGE ? -ENOBUFS_ : -EADDRINUSE_);
 	return false;
 }
 
@@ -261,8 +262,8 @@ static __always_inline void port_unbound(struct bpf_sock *sk, const struct sock_
 		release_port(tag, h);
 }
 
-/* From here on what the listener accepts holds the port with it. */
-static __always_inline void group_port(struct bpf_sock_ops *ops, const struct sock_tag *tag,
+/* From here on what the listener accepts holds the port with it. False: there is no room for that. */
+static __always_inline bool group_port(struct bpf_sock_ops *ops, const struct sock_tag *tag,
                                        struct held_port *h)
 {
 	struct port_group first = {}, *group;
@@ -271,34 +272,48 @@ static __always_inline void group_port(struct bpf_sock_ops *ops, const struct so
 	first.sockets = 1;
 	if (!bpf_map_update_elem(&group_by_listener, &id, &first, BPF_NOEXIST)) {
 		h->group = id;
-		return;
+		return true;
 	}
 	/* It listened there before, and what it accepted then has the port still. */
 	group = bpf_map_lookup_elem(&group_by_listener, &id);
 	if (!group)
-		return;
+		return false;
 	__sync_fetch_and_add(&group->sockets, 1);
 	h->group = id;
 	uncharge_port(tag, h->port, false);
+	return true;
 }
 
-/* listen() */
+/* listen(), which cannot be refused here: a listener that must not be is reported to the agent, which ends it (end_surplus). */
 static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	struct bpf_sock *sk = ops->sk;
+	__u32 id = tag ? tag->endpoint_id : 0;
 	struct held_port *h;
+	bool within;
 
 	if (!sk || !tag)
 		return 0;
-	if (hold_port(sk, tag, ops->local_port, true)) {
-		__u32 id = tag->endpoint_id;
-
-		bpf_ringbuf_output(&surplus, &id, sizeof(id), 0);
-	}
+	within = !hold_port(sk, tag, ops->local_port, true);
 	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
-	if (h && h->port && !h->group)
-		group_port(ops, tag, h);
+	if (h && h->port && !h->group && !group_port(ops, tag, h) && protects(PROTECT_PORT_QUOTA)) {
+		__sync_fetch_and_or(&h->flags, HELD_SURPLUS);
+		within = false;
+	}
+	if (!within)
+		bpf_ringbuf_output(&surplus, &id, sizeof(id), 0);
 	return 0;
+}
+
+/* Whether the listener sk has a port that it must not have: above the limit, or one that could not be counted. */
+static __always_inline bool is_surplus(struct sock_common *sk)
+{
+	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+
+	if (h)
+		return h->flags & HELD_SURPLUS;
+	return tag && is_ephemeral(sk->skc_num) && ports_of(tag) && protects(PROTECT_PORT_QUOTA);
 }
 
 /* A connect sends its SYN. */

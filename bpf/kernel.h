@@ -44,6 +44,7 @@
 #define EADDRNOTAVAIL_ 99
 #define ENETDOWN_      100
 #define ENETUNREACH_   101
+#define ENOBUFS_       105
 #define ETIMEDOUT_     110
 #define ECONNREFUSED_  111
 #define EHOSTUNREACH_  113

@@ -99,7 +99,7 @@ struct {
 } port_by_sock SEC(".maps");
 
 /* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by held.bpf.c; an
- * entry goes with the last socket. When it is full, what is accepted is not counted. */
+ * entry goes with the last socket. When it is full, no further listener stays (end_surplus). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);

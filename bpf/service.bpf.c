@@ -6,6 +6,7 @@ enum service_outcome {
 	SERVICE_NONE,  /* not a service's address and port */
 	SERVICE_TAKEN, /* the context has a backend's */
 	SERVICE_EMPTY, /* it has no backend */
+	SERVICE_LOST,  /* the kernel gives the socket no room to remember by what it asked for */
 };
 
 #define NANOSECONDS 1000000000ULL
@@ -109,12 +110,12 @@ static __noinline int to_backend(struct bpf_sock_addr *ctx, struct sock_tag *tag
 	if (outcome != SERVICE_TAKEN)
 		return outcome;
 	asked = bpf_sk_storage_get(&service_by_sock, sk_of(ctx), 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (asked) {
-		for (i = 0; i < 4; i++)
-			asked->addr.word[i] = at->word[i];
-		asked->port = (__be16)port;
-		tag->flags |= TAG_SERVICE;
-	}
+	if (!asked)
+		return SERVICE_LOST;
+	for (i = 0; i < 4; i++)
+		asked->addr.word[i] = at->word[i];
+	asked->port = (__be16)port;
+	tag->flags |= TAG_SERVICE;
 	for (i = 0; i < 4; i++)
 		at->word[i] = to.addr.word[i];
 	barrier();

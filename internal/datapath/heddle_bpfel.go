@@ -278,7 +278,8 @@ const (
 	heddleHeddleReasonREASON_MEND_STRAY_ENTRY           heddleHeddleReason = 64
 	heddleHeddleReasonREASON_DROP_FORGED_CHECKSUM       heddleHeddleReason = 65
 	heddleHeddleReasonREASON_FALLBACK_CROSSED           heddleHeddleReason = 66
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 67
+	heddleHeddleReasonREASON_REFUSE_NO_STORAGE          heddleHeddleReason = 67
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 68
 )
 
 type heddleHeddleVerdict uint32

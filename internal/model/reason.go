@@ -90,13 +90,14 @@ var Reasons = []ReasonInfo{
 	{57, "refuse_node_port", KindRefusal, "bind to a port of those that the node connects from, when containers hold as many of them as they may (EADDRINUSE)"},
 	{58, "drop_forged_error", KindDrop, "ICMP error out of a container about a packet that was not sent to it"},
 	{59, "refuse_port_quota", KindRefusal, "bind of an endpoint that holds as many of the node's ephemeral ports as it may (EADDRINUSE)"},
-	{60, "cut_port_quota", KindCut, "listener without bind ended because its endpoint holds as many of the node's ephemeral ports as it may"},
+	{60, "cut_port_quota", KindCut, "listener ended because its endpoint holds as many of the node's ephemeral ports as it may, or because its port could not be counted"},
 	{61, "refuse_no_backend", KindRefusal, "connect to a service that has no backend (ECONNREFUSED)"},
 	{62, "cut_migrated", KindCut, "connection, or listener, that was still there when its endpoint migrated to another node"},
 	{63, "refuse_device", KindRefusal, "connect of a socket that is bound to a device which does not lead there (ETIMEDOUT, ENODEV, ENETUNREACH), or bind to an IPv6 address that the device does not have"},
 	{64, "mend_stray_entry", KindMend, "map entries of endpoints that are not there, left by an agent that was killed, found and removed"},
 	{65, "drop_forged_checksum", KindDrop, "frame out of a container that has the kernel write a checksum where none belongs"},
 	{66, "fallback_crossed", KindFallback, "socket bound to [::], which is at an IPv4 address underneath, to an IPv6 destination; or bound with AF_UNSPEC"},
+	{67, "refuse_no_storage", KindRefusal, "bind, or connect to a service, of a socket that the kernel has no room to remember it by (ENOBUFS)"},
 }
 
 // String gives the reason's metric label.

@@ -89,6 +89,7 @@ enum heddle_reason {
 	REASON_DROP_FORGED_CHECKSUM,
 	REASON_FALLBACK_CROSSED,
 	REASON_REFUSE_NO_STORAGE,
+	REASON_CUT_RELAY_FORGOTTEN,
 	REASON_MAX,
 };
 
@@ -471,6 +472,20 @@ struct flow_set {
 		__u32 value; /* what is remembered of it */
 		__u32 seen;  /* when it was last heard of, in units of 2^30 ns since boot */
 	} flow[SET_FLOWS];
+};
+
+/* Flows of flow_by_wire by who began them: each owner has WIRE_SETS sets of SET_WIRES of its keys. */
+#define WIRE_SETS 1024
+#define SET_WIRES 8
+
+struct wire_slot {
+	__u32 id;   /* a digest of the key; WIRE_FREE, WIRE_BUSY */
+	__u32 seen; /* when it was put here, in units of 2^30 ns since boot */
+	struct flow_key key;
+};
+
+struct wire_set {
+	struct wire_slot wire[SET_WIRES];
 };
 
 enum fragment {

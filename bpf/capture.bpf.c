@@ -61,8 +61,6 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct flow_key k = wire_key(p);
-	struct flow_key reverse = {
-	        .saddr = k.daddr, .daddr = k.saddr, .sport = k.dport, .dport = k.sport, .ipv6 = k.ipv6};
 	struct flow flow = {};
 	struct flow *found;
 
@@ -70,12 +68,17 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 		if (!(p->tcp.flags & TCP_FLAG_ACK_) && has_listener(skb, p, owner))
 			return false;
 		flow.kind = FLOW_CONTAINERS;
-		bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
+		remember_wire(&k, &flow, wire_owner(k.saddr));
 		return true;
 	}
 	found = bpf_map_lookup_elem(&flow_by_wire, &k);
-	if (!found)
-		found = bpf_map_lookup_elem(&flow_by_wire, &reverse);
+	if (!found) { /* or of the other direction */
+		k.saddr = p->ip.daddr;
+		k.daddr = p->ip.saddr;
+		k.sport = p->tcp.dest;
+		k.dport = p->tcp.source;
+		found = bpf_map_lookup_elem(&flow_by_wire, &k);
+	}
 	return found && found->kind == FLOW_CONTAINERS;
 }
 
@@ -221,7 +224,7 @@ static __always_inline bool remember_plain(const struct packet *p)
 
 	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
 		return true;
-	return bpf_map_update_elem(&flow_by_wire, &k, &plain, BPF_ANY) == 0;
+	return remember_wire(&k, &plain, wire_owner(k.saddr));
 }
 
 /* Whether packet p is a SYN that says, as only nodes may, which endpoints it joins: masqueraded, it would look like the node's,
@@ -408,7 +411,7 @@ static __noinline bool remember_translated(struct __sk_buff *skb, const struct p
 	flow.dst = k.daddr;
 	flow.dst_port = k.dport;
 	flow.ipv6 = k.ipv6;
-	return bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY) == 0;
+	return remember_wire(&k, &flow, wire_owner(flow.src));
 }
 
 /* What policy says of a packet that is about to enter the container at the other end of the device. */

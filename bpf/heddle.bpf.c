@@ -13,6 +13,7 @@
 #include "packet.h"
 #include "policy.h"
 #include "remember.h"
+#include "wire.h"
 
 #include "suspect.h"
 

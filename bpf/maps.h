@@ -52,8 +52,8 @@ struct {
 } node_by_underlay SEC(".maps");
 
 /* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to a
- * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: a flood of SYNs evicts the
- * oldest, which then can no longer be completed by a SYN cookie. */
+ * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: who
+ * floods pushes out what he has himself (wire.h), which then can no longer be completed by a SYN cookie, or relayed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -68,6 +68,15 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct flow_key);
 } wire_by_relay SEC(".maps");
+
+/* Which entries of these two are whose, by who began them. Written and read by wire.h. LRU, of 32 times the sets that one owner
+ * has: what is pushed out is remembered still, but nobody's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 32 * WIRE_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct wire_set);
+} wires_by_owner SEC(".maps");
 
 /* Ports that bound sockets hold, where the kernel cannot tell that two conflict. Written and read by bind and
  * close; an entry goes with the last socket. When it is full, conflicts between addresses are not seen. */

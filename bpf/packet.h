@@ -77,6 +77,12 @@ static __always_inline bool is_syn(const struct packet *p)
 	return (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_;
 }
 
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+	return TC_ACT_SHOT;
+}
+
 static __always_inline struct flow_key wire_key(const struct packet *p)
 {
 	struct flow_key k = {

@@ -31,19 +31,6 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 #define RELAY_PORTS      4536
 #define RELAY_PORT_TRIES 8
 
-/* The connection as the container's packets show it, if its source port behind the relay is port. */
-static __always_inline struct flow_key relay_key(const struct flow *flow, __be16 port)
-{
-	struct flow_key k = {
-	        .saddr = flow->dst,
-	        .daddr = flow->src,
-	        .sport = flow->dst_port,
-	        .dport = port,
-	        .ipv6 = flow->ipv6,
-	};
-	return k;
-}
-
 /* The flow of wire, if it is the one that container packets with key back belong to. The two maps are
  * LRU and a wire 4-tuple may come again for another target, so each is checked against the other. */
 static __always_inline struct flow *relayed_flow(const struct flow_key *wire, const struct flow_key *back)
@@ -132,9 +119,10 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 		return TC_ACT_OK; /* RST */
 	}
 	back = relay_key(flow, flow->relay_port);
-	if (bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY) ||
-	    bpf_map_update_elem(&flow_by_wire, k, flow, BPF_ANY))
-		return TC_ACT_SHOT;
+	/* In this order: what is forgotten for it may have had the same way back. */
+	if (!remember_wire(k, flow, wire_owner(flow->src)) ||
+	    bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY))
+		return drop(REASON_DROP_NOT_REMEMBERED);
 	note_relay(flow);
 	count(REASON_RELAY_OPENED);
 	return relay_forward(skb, p, flow);

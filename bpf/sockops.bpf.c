@@ -343,9 +343,12 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops, struct
  * ones the programs see. 0 is ::1. */
 static __always_inline void remember_names(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
 	struct flow_key remote = remote_first(ops), k = {};
 	struct flow flow = {};
 
+	if (!ep)
+		return;
 	k.saddr = remote.daddr;
 	k.daddr = remote.saddr;
 	k.sport = remote.dport;
@@ -360,7 +363,7 @@ static __always_inline void remember_names(struct bpf_sock_ops *ops, const struc
 	flow.dst_port = k.dport;
 	flow.ipv6 = k.ipv6;
 	flow.kind = FLOW_NAMES;
-	bpf_map_update_elem(&flow_by_wire, &k, &flow, BPF_ANY);
+	remember_wire(&k, &flow, wire_owner(ep->addr4.word[3]));
 }
 
 /* A connection to a crossing address: what stands behind it, for the time when there is no tag. */

@@ -40,12 +40,6 @@ static __always_inline int find_option(struct __sk_buff *skb, const struct packe
 	return 0;
 }
 
-static __always_inline int drop(__u32 reason)
-{
-	count(reason);
-	return TC_ACT_SHOT;
-}
-
 /* Why the sender may not speak for o->src; REASON_NONE if it may. */
 static __always_inline __u32 reject_sender(__be32 underlay, const struct syn_option *o)
 {
@@ -228,8 +222,8 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		return stop(skb, verdict);
 	if (has_socket(skb, k, &state)) { /* retransmitted */
 		/* It will be needed yet. If it was forgotten meanwhile, this SYN says it again. */
-		if (state == BPF_TCP_NEW_SYN_RECV)
-			bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_NOEXIST);
+		if (state == BPF_TCP_NEW_SYN_RECV && !bpf_map_lookup_elem(&flow_by_wire, k))
+			remember_wire(k, &flow, wire_owner(flow.src));
 		return TC_ACT_OK;
 	}
 	if (state == BPF_TCP_TIME_WAIT) {
@@ -248,7 +242,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	}
 	if (assign_listener(skb, &flow, ep->id)) {
 		/* A busy map refuses now and then. Who connects is not known without it: better the sender tries again. */
-		if (bpf_map_update_elem(&flow_by_wire, k, &flow, BPF_ANY))
+		if (!remember_wire(k, &flow, wire_owner(flow.src)))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return TC_ACT_OK;
 	}

@@ -1,13 +1,18 @@
 package test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
 )
 
 func init() {
-	attacks = append(attacks, attack{"have it forgotten whom another container asked", model.ProtectFlowMemory, "n1", forgetDatagrams})
+	attacks = append(attacks,
+		attack{"have it forgotten whom another container asked", model.ProtectFlowMemory, "n1", forgetDatagrams},
+		attack{"have another container's relayed connection forgotten", model.ProtectFlowMemory, "n1", forgetRelay},
+	)
 }
 
 // floodScript is Python that sends datagrams from more and more ports to every port of a host, for two seconds at least:
@@ -49,4 +54,57 @@ func forgetDatagrams(t *testing.T) string {
 	victim.expect(`1`, `len(m.recv(9))`)
 	victim.must(`u.settimeout(1)`)
 	return gained(t, "the answer to another container", victim.do(`error_of(u.recv, 9)`), `"ok"`, `"timed out"`)
+}
+
+// synScript is Python that sends SYNs from every port of a container's own stack to its intercepted listeners, twice each, so
+// that they count as used.
+const synScript = `
+def flood_syns(own, device, ports):
+    here = bytes.fromhex(open(f"/sys/class/net/{device}/address").read().replace(":", ""))
+    s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    s.bind((device, 0))
+    addr = socket.inet_aton(own)
+    ip = struct.pack("!BBHHHBBH4s4s", 0x45, 0, 40, 0, 0, 64, 6, 0, addr, addr)
+    total = sum(struct.unpack("!10H", ip))
+    total = (total & 0xffff) + (total >> 16)
+    ip = ip[:10] + struct.pack("!H", ~((total & 0xffff) + (total >> 16)) & 0xffff) + ip[12:]
+    head, sent = here[:2] + b"\x45" + here[3:] + here + b"\x08\x00" + ip, 0
+    for port in ports:
+        tail = struct.pack("!HIIBBHHH", port, 1, 0, 5 << 4, 2, 1024, 0, 0)  # the checksum is wrong: none is answered
+        for sport in range(1024, 65536):
+            frame = head + struct.pack("!H", sport) + tail
+            for _ in range(2):
+                try:
+                    s.send(frame)
+                    sent += 1
+                except OSError:
+                    pass
+    return sent
+`
+
+// forgetRelay floods the node with SYNs of a container's to itself while a connection that the node relays to another one is idle: what is
+// remembered of that must stay.
+func forgetRelay(t *testing.T) string {
+	attacker, plain := startPeer(t, "heddle", "n1/c1"), startPeer(t, "overlay", "n1/c1")
+	victim, client := startPeer(t, "overlay", "n1/c2"), startPeer(t, "heddle", "n2/c2")
+	port, first, own := freePort(), freePort(), address(t, "heddle", "n1/c1")
+	opened := counters(t, "n1")["relay_opened"]
+	victim.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n1/c2"), port)
+	victim.must(`c = l.accept()[0]`)
+	if counters(t, "n1")["relay_opened"] == opened {
+		t.Fatal("the connection is not relayed")
+	}
+	ports := []int{first, freePort(), freePort(), freePort(), freePort()}
+	for _, p := range ports {
+		attacker.must(`l%d = listen(4, "0.0.0.0", %[1]d)`, p)
+	}
+	plain.must("exec(%s)", quoted(t, synScript))
+	plain.must(`flood_syns(%q, "eth0", %s)`, own, strings.ReplaceAll(fmt.Sprint(ports), " ", ", "))
+	client.must(`error_of(s.sendall, b"still there")`)
+	client.must(`s.settimeout(2)`)
+	victim.must(`c.settimeout(2)`)
+	victim.do(`c.sendall(b"yes")`)
+	said := client.do(`error_of(lambda: s.recv(3) == b"yes" or 1 / 0)`)
+	return gained(t, "another container's connection", said, `"ok"`, `"ECONNRESET"`)
 }

@@ -279,7 +279,8 @@ const (
 	heddleHeddleReasonREASON_DROP_FORGED_CHECKSUM       heddleHeddleReason = 65
 	heddleHeddleReasonREASON_FALLBACK_CROSSED           heddleHeddleReason = 66
 	heddleHeddleReasonREASON_REFUSE_NO_STORAGE          heddleHeddleReason = 67
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 68
+	heddleHeddleReasonREASON_CUT_RELAY_FORGOTTEN        heddleHeddleReason = 68
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 69
 )
 
 type heddleHeddleVerdict uint32
@@ -538,6 +539,16 @@ type heddleSynOption struct {
 	Src            uint32
 }
 
+type heddleWireSet struct {
+	_    structs.HostLayout
+	Wire [8]struct {
+		_    structs.HostLayout
+		Id   uint32
+		Seen uint32
+		Key  heddleFlowKey
+	}
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
@@ -580,6 +591,7 @@ const (
 	heddleMapVerdictByPair         = "verdict_by_pair"
 	heddleMapVerdictByPort         = "verdict_by_port"
 	heddleMapWireByRelay           = "wire_by_relay"
+	heddleMapWiresByOwner          = "wires_by_owner"
 	heddleProgBind4                = "bind4"
 	heddleProgBind6                = "bind6"
 	heddleProgConnect4             = "connect4"
@@ -641,6 +653,7 @@ const (
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNoFlows               = "no_flows"
+	heddleVarNoWires               = "no_wires"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
@@ -778,6 +791,7 @@ type heddleMapSpecs struct {
 	VerdictByPair       *ebpf.MapSpec `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.MapSpec `ebpf:"verdict_by_port"`
 	WireByRelay         *ebpf.MapSpec `ebpf:"wire_by_relay"`
+	WiresByOwner        *ebpf.MapSpec `ebpf:"wires_by_owner"`
 }
 
 // heddleVariableSpecs contains global variables before they are loaded into the kernel.
@@ -811,6 +825,7 @@ type heddleVariableSpecs struct {
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
+	NoWires               *ebpf.VariableSpec `ebpf:"no_wires"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
@@ -886,6 +901,7 @@ type heddleMaps struct {
 	VerdictByPair       *ebpf.Map `ebpf:"verdict_by_pair"`
 	VerdictByPort       *ebpf.Map `ebpf:"verdict_by_port"`
 	WireByRelay         *ebpf.Map `ebpf:"wire_by_relay"`
+	WiresByOwner        *ebpf.Map `ebpf:"wires_by_owner"`
 }
 
 func (m *heddleMaps) Close() error {
@@ -928,6 +944,7 @@ func (m *heddleMaps) Close() error {
 		m.VerdictByPair,
 		m.VerdictByPort,
 		m.WireByRelay,
+		m.WiresByOwner,
 	)
 }
 
@@ -962,6 +979,7 @@ type heddleVariables struct {
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
+	NoWires               *ebpf.Variable `ebpf:"no_wires"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`

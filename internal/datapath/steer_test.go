@@ -26,6 +26,12 @@ const directPort = 17440
 // loadForTest loads the programs, pinned nowhere and attached to nothing, with B's topology.
 func loadForTest(t testing.TB) *Datapath {
 	t.Helper()
+	return loadForTestWithout(t, 0)
+}
+
+// loadForTestWithout does without a set of protections.
+func loadForTestWithout(t testing.TB, without uint64) *Datapath {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
 	}
@@ -40,6 +46,9 @@ func loadForTest(t testing.TB) *Datapath {
 		Mark: 1, OverlayMark: 2, DropMark: 3, RejectMark: 4, VXLANPort: testVXLANPort, VNI: testVNI,
 	}
 	if err := setVariables(spec, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := spec.Variables["config_without"].Set(without); err != nil {
 		t.Fatal(err)
 	}
 	d := &Datapath{cfg: cfg}

@@ -98,6 +98,7 @@ var Reasons = []ReasonInfo{
 	{65, "drop_forged_checksum", KindDrop, "frame out of a container that has the kernel write a checksum where none belongs"},
 	{66, "fallback_crossed", KindFallback, "socket bound to [::], which is at an IPv4 address underneath, to an IPv6 destination; or bound with AF_UNSPEC"},
 	{67, "refuse_no_storage", KindRefusal, "bind, or connect to a service, of a socket that the kernel has no room to remember it by (ENOBUFS)"},
+	{68, "cut_relay_forgotten", KindCut, "relayed connection forgotten because whoever opened it has more of them than a node remembers of one"},
 }
 
 // String gives the reason's metric label.

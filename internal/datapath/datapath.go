@@ -45,7 +45,7 @@ type Config struct {
 	DropMark, RejectMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
-	// NodePorts are ports that containers' sockets cannot bind; the zero range is none.
+	// NodePorts are ports of which containers may hold some by name only (bpf/held.bpf.c); the zero range is none.
 	NodePorts model.PortRange
 	// EndpointPorts is how many of EphemeralPorts, those that the kernel chooses from for connects, an endpoint may keep
 	// from all others by bind() or listen().

@@ -28,6 +28,9 @@ func (d *Datapath) attachProc() error {
 			return fmt.Errorf("/proc/net/%s of containers: %w", name, err)
 		}
 		d.links = append(d.links, l)
+		if err := os.Chmod(d.ProcFile(name), 0o644); err != nil { // for every user of a container
+			return err
+		}
 	}
 	return nil
 }
@@ -49,9 +52,6 @@ func (d *Datapath) attachProcFile(pin string, program *ebpf.Program) (link.Link,
 	}
 	if err := it.Pin(pin); err != nil {
 		return nil, errors.Join(fmt.Errorf("pin link: %w", err), it.Close())
-	}
-	if err := os.Chmod(pin, 0o644); err != nil { // for every user of a container
-		return nil, errors.Join(err, it.Close())
 	}
 	return it, nil
 }

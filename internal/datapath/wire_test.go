@@ -26,8 +26,8 @@ func relayed(src netip.Addr, sport uint16, direct int, flags byte) []byte {
 
 const wireSets, setWires = 1024, 8 // of bpf/abi.h
 
-// entries counts what is in a map from flow keys.
-func entries[V any](t *testing.T, m *ebpf.Map) (n int) {
+// wireEntries counts what is in a map from flow keys.
+func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {
 	t.Helper()
 	var (
 		k heddleFlowKey
@@ -103,7 +103,7 @@ func TestWireFlood(t *testing.T) {
 			if (forgotten > 0) != !tc.end {
 				t.Errorf("cut_relay_forgotten rose by %d", forgotten)
 			}
-			flows, back := entries[heddleFlow](t, d.objs.FlowByWire), entries[heddleFlowKey](t, d.objs.WireByRelay)
+			flows, back := wireEntries[heddleFlow](t, d.objs.FlowByWire), wireEntries[heddleFlowKey](t, d.objs.WireByRelay)
 			if most := 1 + int(wireSets*setWires); flows > most || flows < most*9/10 || back != flows {
 				t.Errorf("%d flows and %d ways back are remembered, want %d at most of the flood", flows, back, most)
 			}

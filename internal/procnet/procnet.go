@@ -19,7 +19,7 @@ import (
 const (
 	// Dir is the directory, beside the node's seccomp socket, in which an agent puts what containers need.
 	Dir = "proc"
-	// InContainer is where a container has FilesDir.
+	// InContainer is where a container has filesDir.
 	InContainer = "/dev/heddle-proc"
 	// filesDir is the part of Dir that containers see: linkFile, and the directory that it leads to.
 	filesDir = "files"

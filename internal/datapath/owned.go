@@ -11,7 +11,8 @@ import (
 
 // ownedMap is a map whose entries belong to endpoints of this node.
 type ownedMap struct {
-	name string
+	name    string
+	entries *ebpf.Map
 	// keep removes the entries that belong to none of owners, and gives their number.
 	keep func(owners owners) (removed int, err error)
 }
@@ -31,12 +32,12 @@ type owners struct {
 // these; what is only remembered (LRU) is pushed out.
 func (d *Datapath) ownedMaps() []ownedMap {
 	ofID := func(name string, m *ebpf.Map) ownedMap {
-		return ownedMap{name, func(o owners) (int, error) {
+		return ownedMap{name, m, func(o owners) (int, error) {
 			return removeStrays(m, func(id uint32, _ []byte) bool { return o.ids[model.EndpointID(id)] })
 		}}
 	}
 	return []ownedMap{
-		{"endpoint_by_id", func(o owners) (int, error) {
+		{"endpoint_by_id", d.objs.EndpointById, func(o owners) (int, error) {
 			return removeStrays(d.objs.EndpointById, func(id uint32, v heddleEndpoint) bool {
 				keep := o.ids[model.EndpointID(id)]
 				if keep {
@@ -45,13 +46,13 @@ func (d *Datapath) ownedMaps() []ownedMap {
 				return keep
 			})
 		}},
-		{"endpoint_by_addr", func(o owners) (int, error) {
+		{"endpoint_by_addr", d.objs.EndpointByAddr, func(o owners) (int, error) {
 			return removeStrays(d.objs.EndpointByAddr, func(at heddleAddress, v heddleEndpoint) bool {
 				own, known := o.byID[v.Id]
 				return known && own.Addr4 == at
 			})
 		}},
-		{"endpoint_by_ifindex", func(o owners) (int, error) {
+		{"endpoint_by_ifindex", d.objs.EndpointByIfindex, func(o owners) (int, error) {
 			return removeStrays(d.objs.EndpointByIfindex, func(at uint32, v heddleEndpoint) bool {
 				own, known := o.byID[v.Id]
 				return known && own.Ifindex == at
@@ -61,7 +62,7 @@ func (d *Datapath) ownedMaps() []ownedMap {
 		ofID("sockets_by_endpoint", d.objs.SocketsByEndpoint),
 		ofID("ports_by_endpoint", d.objs.PortsByEndpoint),
 		ofID("node_ports_by_endpoint", d.objs.NodePortsByEndpoint),
-		{"limit_by_endpoint", func(o owners) (int, error) {
+		{"limit_by_endpoint", d.objs.LimitByEndpoint, func(o owners) (int, error) {
 			return removeStrays(d.objs.LimitByEndpoint, func(id uint32, v heddleLimit) bool {
 				keep := o.ids[model.EndpointID(id)]
 				if keep {
@@ -70,10 +71,10 @@ func (d *Datapath) ownedMaps() []ownedMap {
 				return keep
 			})
 		}},
-		{"slots_by_class", func(o owners) (int, error) {
+		{"slots_by_class", d.objs.SlotsByClass, func(o owners) (int, error) {
 			return removeStrays(d.objs.SlotsByClass, func(first uint32, _ []byte) bool { return o.classes[first] })
 		}},
-		{"claims_by_port", func(o owners) (int, error) {
+		{"claims_by_port", d.objs.ClaimsByPort, func(o owners) (int, error) {
 			var carried map[model.EndpointID]bool
 			var err error
 			removed, listed := removeStrays(d.objs.ClaimsByPort, func(k heddlePortKey, _ []byte) bool {

@@ -64,13 +64,10 @@ func fillOwned(t *testing.T, d *Datapath, id uint32, addr netip.Addr, ifindex ui
 // entries counts those of every owned map.
 func entries(t *testing.T, d *Datapath) map[string]int {
 	t.Helper()
-	all := map[string]*ebpf.Map{"endpoint_by_id": d.objs.EndpointById, "endpoint_by_addr": d.objs.EndpointByAddr, "endpoint_by_ifindex": d.objs.EndpointByIfindex,
-		"account_by_endpoint": d.objs.AccountByEndpoint, "sockets_by_endpoint": d.objs.SocketsByEndpoint, "ports_by_endpoint": d.objs.PortsByEndpoint, "node_ports_by_endpoint": d.objs.NodePortsByEndpoint,
-		"limit_by_endpoint": d.objs.LimitByEndpoint, "slots_by_class": d.objs.SlotsByClass, "claims_by_port": d.objs.ClaimsByPort}
 	out := make(map[string]int)
 	for _, m := range d.ownedMaps() {
 		var key, value []byte
-		it := all[m.name].Iterate()
+		it := m.entries.Iterate()
 		for it.Next(&key, &value) {
 			out[m.name]++
 		}

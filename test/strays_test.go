@@ -14,7 +14,7 @@ func TestStrayEntries(t *testing.T) {
 	endpoints := heddle(t, "endpoints", "--lab", labName, "--output", "json")
 	before := counters(t, "n2")["mend_stray_entry"]
 	endAgent(t, "n2", syscall.SIGKILL)
-	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint",
+	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint", "node_ports_by_endpoint",
 		"limit_by_endpoint", "slots_by_class", "claims_by_port"}
 	strays := map[string]*ebpf.Map{}
 	key := func(m *ebpf.Map) []byte { return bytes.Repeat([]byte{0xee}, int(m.KeySize())) }

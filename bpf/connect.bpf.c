@@ -468,7 +468,8 @@ static __always_inline int connect_overlay6(struct bpf_sock_addr *ctx, struct so
 	if (to->flags & ROUTE_SELF)
 		return connect_same_node6(ctx, tag, ep, dst);
 	if (is_mapped_underneath(ctx))
-		return connect_across6(ctx, tag, ep, dst, to->flags & ROUTE_NODE_ADDR ? PATH_NODE : PATH_OVERLAY);
+		return connect_across6(ctx, tag, ep, dst,
+		                       to->flags & ROUTE_NODE_ADDR ? PATH_NODE : PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (to->flags & ROUTE_NODE_ADDR) {
 		bind_source6(ctx, ep->addr4.word[3]);
@@ -503,7 +504,8 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	if (to)
 		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
 	if (is_mapped_underneath(ctx))
-		return connect_across(ctx, true, tag, ep, dst, is_node_address6(dst) ? PATH_NODE : PATH_OUTSIDE);
+		return connect_across(ctx, true, tag, ep, dst,
+		                      is_node_address6(dst) ? PATH_NODE : PATH_OUTSIDE);
 	set_mark(ctx, tag, false);
 	if (protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst)) {
 		bind_source6(ctx, ep->addr4.word[3]);

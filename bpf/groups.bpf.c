@@ -2,11 +2,11 @@
 /* Multicast groups that a program joins by a TCP socket (MCAST_JOIN_GROUP, MCAST_LEAVE_GROUP). TCP gets no multicast, so that
  * a membership is no more than what the calls answer: it is kept here, and the node's devices join nothing. */
 
-#define GROUP_REQ       136 /* sizeof(struct group_req) */
-#define GROUP_FAMILY    8   /* in it */
-#define GROUP_ADDRESS4  12
-#define GROUP_ADDRESS6  16
-#define ENOBUFS_        105
+#define GROUP_REQ      136 /* sizeof(struct group_req) */
+#define GROUP_FAMILY   8   /* in it */
+#define GROUP_ADDRESS4 12
+#define GROUP_ADDRESS6 16
+#define ENOBUFS_       105
 
 /* The group that the program names, and its device; 0 or an errno. */
 static __always_inline int read_group(struct bpf_sockopt *ctx, bool ipv6, struct address *group,
@@ -49,7 +49,8 @@ static __always_inline struct joined_group *find_group(struct joined_groups *all
 
 		if (!group && !g->ifindex)
 			return g;
-		if (group && g->ifindex && (!ifindex || g->ifindex == ifindex) && same_address(&g->addr, group))
+		if (group && g->ifindex && (!ifindex || g->ifindex == ifindex) &&
+		    same_address(&g->addr, group))
 			return g;
 	}
 	return NULL;

@@ -22,6 +22,7 @@ func init() {
 			})
 		}},
 		attack{"send into the overlay from a container", model.ProtectOverlayPort, "n1", containerSendsVXLAN},
+		attack{"take what the overlay brings for an answer", model.ProtectOverlayPort, "n1", takeOverlay},
 	)
 }
 
@@ -65,6 +66,37 @@ func containerSendsVXLAN(t *testing.T) string {
 	return cameOrDropped(t, server, "n1", "drop_forged_overlay", func() {
 		p.must(`forge(udp(%q, 40000, %q, 4789, %s), %[2]q)`, own, n2, vxlanInName(t, port))
 	})
+}
+
+// takeOverlay sends a datagram from the overlay's port to each port of the other node that its overlay may send from: masqueraded, they
+// have what comes from there for an answer. Then another container's neighbour has something sent.
+func takeOverlay(t *testing.T) string {
+	thief, victim, sender := startPeer(t, "overlay", "n1/c1"), startPeer(t, "overlay", "n1/c2"), startPeer(t, "overlay", "n2/c1")
+	port := freePort()
+	thief.must(`s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	thief.must(`s.bind(("0.0.0.0", 4789))`)
+	thief.must(`def spray(node):
+    for port in range(32768, 61000):
+        try: s.sendto(b"x", (node, port))
+        except OSError: pass # refused: an earlier one, as its ICMP error says`)
+	thief.must(`def taken():
+    while True:
+        try:
+            if b"secret" in s.recv(2000, socket.MSG_DONTWAIT): return "taken"
+        except BlockingIOError: return ""
+        except OSError: pass`)
+	thief.must(`spray(%q)`, address(t, "host", "n2/c1"))
+	victim.must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	victim.must(`d.bind(("0.0.0.0", %d))`, port)
+	victim.must(`d.setblocking(False)`)
+	got := ""
+	eventually(t, "what is sent to arrive, or to be taken", func() (bool, string) {
+		sender.must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"secret", (%q, %d))`, address(t, "overlay", "n1/c2"), port)
+		got = strings.Trim(thief.must(`taken()`), `"`)
+		arrived := victim.must(`error_of(d.recv, 100)`)
+		return got != "" || arrived == `"ok"`, arrived
+	})
+	return got
 }
 
 // judged is Python for what is judged of a frame: protocol, addresses and ports.

@@ -88,7 +88,7 @@ var Protections = []ProtectionInfo{
 	{ProtectCrates, "crates", "only containers that may have sockets by the crate get them, so many, by a socket that leads to no process of the node"},
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
-	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port"},
+	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port, and take nothing that is for it"},
 	{ProtectProcNet, "proc_net", "a program reads in /proc/net/tcp the sockets of the endpoint in whose network namespace it is, and no others"},
 }
 

@@ -39,6 +39,7 @@ func (r ruleset) addEarly(deliver int) {
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
 		indexMatch(expr.MetaKeyIIF, deliver), untracked())
 	r.addDirect(in, guardIn)
+	r.untrackOverlay(in)
 	// From elsewhere it goes no further than the chain deliver.
 	r.rule(in, "connections of a container with itself are not translated",
 		markMatch(r.cfg.Mark), addrMatch(model.MirrorRange, source, expr.CmpOpEq), untracked())
@@ -51,6 +52,15 @@ func (r ruleset) addEarly(deliver int) {
 	r.rule(out, "connects that policy drops", markMatch(r.cfg.DropMark), decided(expr.VerdictDrop))
 	for _, which := range []side{destination, source} { // RSTs of the kernel have no mark
 		r.untrackDirect(out, which)
+	}
+	r.untrackOverlay(out)
+}
+
+// untrackOverlay adds to chain that the overlay's own packets are not tracked: masqueraded, a datagram that a container sends from the
+// overlay's port has the node's address and that port, and what another node's overlay sends there would be taken for its answer.
+func (r ruleset) untrackOverlay(chain *nftables.Chain) {
+	if model.ProtectOverlayPort.On() {
+		r.rule(chain, "the overlay is not translated", overlayMatch(r.cfg), untracked())
 	}
 }
 

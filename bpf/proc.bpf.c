@@ -7,8 +7,9 @@
  * number of a line nor a timer is told: the one would count the sockets of others. */
 static const char proc_head4[] =
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
-static const char proc_head6[] = "  sl  local_address                         remote_address                        st "
-                                 "tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+static const char proc_head6[] =
+        "  sl  local_address                         remote_address                        st "
+        "tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
 static const char proc_names4[] = "   0: %08X:%04X %08X:%04X";
 static const char proc_names6[] = "   0: %08X%08X%08X%08X:%04X %08X%08X%08X%08X:%04X";
 static const char proc_rest[] = " %02X %08X:%08X 00:00000000 %08X %5u        0 %lu 1 0000000000000000\n";
@@ -75,9 +76,9 @@ static __always_inline bool is_readers(const struct sock_tag *tag)
 static __always_inline void print_names(struct seq_file *seq, const struct proc_names *n, bool v6)
 {
 	const struct address *l = &n->local, *r = &n->remote;
-	__u64 names4[] = { l->word[3], n->local_port, r->word[3], n->remote_port };
-	__u64 names6[] = { l->word[0], l->word[1], l->word[2], l->word[3], n->local_port,
-		           r->word[0], r->word[1], r->word[2], r->word[3], n->remote_port };
+	__u64 names4[] = {l->word[3], n->local_port, r->word[3], n->remote_port};
+	__u64 names6[] = {l->word[0], l->word[1], l->word[2], l->word[3], n->local_port,
+	                  r->word[0], r->word[1], r->word[2], r->word[3], n->remote_port};
 
 	if (v6)
 		bpf_seq_printf(seq, proc_names6, sizeof(proc_names6), names6, sizeof(names6));

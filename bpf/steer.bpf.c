@@ -153,7 +153,8 @@ static __always_inline int make_reset(struct __sk_buff *skb, const struct packet
  * again and again for a minute. So the kernel's rule is applied here: if the SYN is newer than what waits, it is sent
  * round once more, by the device's queue, and before it the wait is ended by a RST made of this one.
  * Gives whether the packet is done with. */
-static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
+static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p,
+                                          const struct flow_key *k)
 {
 	__u32 expected = 0, recent = 0, stamp = 0, timestamp = 0, options, seq;
 	struct tcp_timewait_sock *wait;

@@ -90,6 +90,8 @@ enum heddle_reason {
 	REASON_FALLBACK_CROSSED,
 	REASON_REFUSE_NO_STORAGE,
 	REASON_CUT_RELAY_FORGOTTEN,
+	REASON_REFUSE_LISTENER_GONE,
+	REASON_DROP_SYN_WAITS,
 	REASON_MAX,
 };
 
@@ -139,7 +141,7 @@ struct address {
 /* sock_tag.flags */
 enum sock_tag_flags {
 	TAG_BOUND = 1 << 0,    /* the program called bind() */
-	TAG_WILD = 1 << 1,     /* ... with 0.0.0.0 or :: */
+	TAG_WILD = 1 << 1,     /* ... with 0.0.0.0 or ::, or listened without */
 	TAG_V6ONLY = 1 << 2,   /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
 	TAG_LOCAL = 1 << 3,    /* getsockname shows tag.local instead of the kernel's address */
 	TAG_REMOTE = 1 << 4,   /* getpeername shows tag.remote and remote_port */

@@ -251,6 +251,15 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
 }
 
+/* Answers a SYN of a node socket by a RST: the delivery device is where nftables does. */
+static __always_inline int refuse_syn(struct __sk_buff *skb)
+{
+	count(REASON_REFUSE_LISTENER_GONE);
+	barrier(); /* the compiler must not write the mark through a moved context pointer */
+	skb->mark = config_reject_mark;
+	return redeliver(skb);
+}
+
 /* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
 static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
                                             const struct endpoint *ep, bool *established)
@@ -459,6 +468,9 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 		if (action != FILTER_PASS)
 			return action == TC_ACT_SHOT ? action : redeliver(skb);
 	}
+	/* What a container sends to itself its own stack would take for a stranger with its address. */
+	if (!ours && is_syn(&p) && ep && p.ip.saddr == p.ip.daddr && ep->flags & ENDPOINT_INTERCEPTED)
+		return refuse_syn(skb);
 	if (!ours)
 		return TC_ACT_OK;
 	if (is_syn(&p) && !remember_translated(skb, &p, translated))

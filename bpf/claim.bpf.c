@@ -102,13 +102,14 @@ static __always_inline void ask_claim(struct sock_tag *tag, __u32 kind, bool any
 		tag->claim_flags |= CLAIM_PORT_ZERO;
 }
 
-static __always_inline int claim(struct sock_tag *tag, __u32 port)
+/* Makes what was asked for a claim. NULL: the socket has one, or asks for none, or the map is full: no claim, no refusal. */
+static __always_inline struct port_claims *make_claim(struct sock_tag *tag, __u32 port, __u32 uid)
 {
 	struct port_claims none = {}, *c;
 	struct port_key k;
 
 	if (tag->claim != CLAIM_NONE || tag->claim_wish == CLAIM_NONE)
-		return 1;
+		return NULL;
 	tag->claim_port = (__u16)port;
 	k = claim_key(tag);
 	c = bpf_map_lookup_elem(&claims_by_port, &k);
@@ -117,11 +118,20 @@ static __always_inline int claim(struct sock_tag *tag, __u32 port)
 		c = bpf_map_lookup_elem(&claims_by_port, &k);
 	}
 	if (!c)
-		return 1; /* the map is full: no claim, no refusal */
+		return NULL;
 	tag->claim = tag->claim_wish;
 	tag->claim_wish = CLAIM_NONE;
-	tag->claim_uid = (__u32)bpf_get_current_uid_gid();
+	tag->claim_uid = uid;
 	count_claim(c, tag, 1);
+	return c;
+}
+
+static __always_inline int claim(struct sock_tag *tag, __u32 port)
+{
+	struct port_claims *c = make_claim(tag, port, (__u32)bpf_get_current_uid_gid());
+
+	if (!c)
+		return 1;
 	/* A port of the kernel's choice may fall on a claim: the program must not be refused for that. */
 	if (!(tag->claim_flags & CLAIM_PORT_ZERO) && conflicts(c, tag)) {
 		unclaim(tag);

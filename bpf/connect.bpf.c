@@ -125,8 +125,6 @@ static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, st
 	__be32 own = ep->addr4.word[3];
 	struct listener at = {.loopback = true};
 
-	if (target == at_alias && node_listens(ctx, source, at_alias, ep->id))
-		return connect_refused(ctx, sk6, tag, ep);
 	/* The RST would not find a socket that is bound to the overlay address. */
 	if (target == at_alias && sk_of(ctx)->src_ip4 == own &&
 	    !listens(ctx, own, at_alias, ctx->user_port, ep->id, &at))

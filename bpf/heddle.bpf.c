@@ -41,6 +41,7 @@
 #include "pod.bpf.c"
 #include "cross.bpf.c"
 #include "capture.bpf.c"
+#include "lo.bpf.c"
 #include "limit.bpf.c"
 #include "names.bpf.c"
 #include "hidden.h"

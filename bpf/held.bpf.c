@@ -5,8 +5,8 @@
  * bind() with IP_BIND_ADDRESS_NO_PORT) is shared, and not counted here.
  *
  * An endpoint may hold config_endpoint_ports of the node's ephemeral ports; no others are given to connects. A bind()
- * above that is refused, and so is one that cannot be counted. listen() without bind() takes a port, too, and cannot be refused: the agent ends such
- * listeners, which nobody can reach (REASON_REFUSE_LISTEN_UNBOUND). */
+ * above that is refused, and so is one that cannot be counted. listen() without bind() takes a port, too, and cannot be
+ * refused: the agent ends such listeners. */
 
 static __always_inline bool is_ephemeral(__u32 port)
 {

@@ -55,25 +55,3 @@ static __always_inline bool listens6(struct bpf_sock_addr *ctx, __be32 src, __be
 	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
 	return sk && is_listener_of(sk, owner, found);
 }
-
-/* Whether a process of the node listens where loopback alias addr is: on a wildcard, which takes in the aliases,
- * or on the alias itself. So does, for a connect, a listener of the container's that is bound to another device than lo. */
-static __always_inline bool node_listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __u32 owner)
-{
-	struct bpf_sock_tuple t = {};
-	struct sock_tag *tag;
-	struct bpf_sock *sk;
-	bool foreign, elsewhere;
-
-	t.ipv4.saddr = src;
-	t.ipv4.daddr = addr;
-	t.ipv4.dport = (__be16)ctx->user_port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	if (!sk)
-		return false;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	foreign = !is_of(tag, owner) && protects(PROTECT_WILDCARD);
-	elsewhere = tag && !takes_from(tag, true);
-	bpf_sk_release(sk);
-	return foreign || elsewhere;
-}

@@ -5,6 +5,7 @@
 #define HEDDLE_PACKET_H
 
 #define TCP_DOFF_OFFSET  12
+#define TCP_FLAGS_OFFSET 13
 #define TCP_CHECK_OFFSET 16
 #define UDP_CHECK_OFFSET 6
 
@@ -135,6 +136,14 @@ static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const str
                                                 __be16 sport, const struct address *daddr, __be16 dport)
 {
 	return lookup6_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
+}
+
+/* The socket for the packet as the kernel would find it. Not inline: its callers' stacks are full. */
+static __noinline struct bpf_sock *lookup_exact(struct __sk_buff *skb, const struct packet *p)
+{
+	if (p->ipv6)
+		return lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
+	return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
 }
 
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a

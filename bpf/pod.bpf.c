@@ -79,13 +79,9 @@ static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns
  * anything else only if no node socket wants it: the answer to one may go to a port where something listens. */
 static __always_inline bool own_stack_wants(struct __sk_buff *skb, const struct packet *p)
 {
-	struct bpf_sock *sk;
+	struct bpf_sock *sk = lookup_exact(skb, p);
 	bool wants;
 
-	if (p->ipv6)
-		sk = lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
-	else
-		sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
 	if (!sk)
 		return false;
 	wants = sk->state != BPF_TCP_LISTEN || is_syn(p);
@@ -202,13 +198,11 @@ int into_loopback(struct __sk_buff *skb)
  * not find it (take_time_wait). Global, so that the verifier looks at it once, and not with all that from_endpoint may know. */
 __noinline int end_pod_time_wait(struct __sk_buff *skb)
 {
-	struct flow_key k;
 	struct packet p;
 
 	if (read_packet(skb, &p) != PACKET_TCP || p.ipv6 || !is_syn(&p))
 		return 0;
-	k = wire_key(&p);
-	if (!take_time_wait(skb, &p, &k))
+	if (take_time_wait(skb, &p, BPF_F_INGRESS) <= 0)
 		return 0;
 	count(REASON_TIME_WAIT_ENDED);
 	barrier();

@@ -447,8 +447,8 @@ static __always_inline void established_active(struct bpf_sock_ops *ops, struct 
 		unpace(ops, tag);
 }
 
-/* Whether a socket that begins to listen is at an address of the node: at all of them, after listen() without bind(),
- * or at the one that an accepted direct connection had, which the program undid (AF_UNSPEC). */
+/* Whether a socket that begins to listen without bind() is at an address of the node: at all of them, after a bind() that
+ * failed, or at the one that a direct connection had, which failed or which the program undid (AF_UNSPEC). */
 static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	__be32 at = ops->local_ip4;
@@ -462,10 +462,34 @@ static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const stru
 	return !ep || at != ep->addr4.word[3];
 }
 
+/* listen() without bind(): the agent has placed the socket at its container's address, and there the kernel has chosen a port.
+ * It listens as if it were bound to a wildcard, but what comes after is not bound. False: it is elsewhere, or is IPV6_V6ONLY,
+ * which IPv4 would reach there. */
+static __always_inline bool listens_unbound(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	bool v6 = ops->family == AF_INET6;
+	struct port_claims *c;
+	struct tcp_sock *tcp;
+
+	if (listens_at_node(ops, tag) || tag->flags & TAG_V6ONLY)
+		return false;
+	if (is_alias(ops->local_ip4))
+		return true; /* left by a connect to loopback */
+	tag->flags |= TAG_WILD | (v6 ? TAG_ANY6 : 0);
+	unclaim(tag); /* of a port where it listened before */
+	tcp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : NULL;
+	ask_claim(tag, v6 ? CLAIM_ANY : CLAIM_ANY4, true);
+	c = make_claim(tag, ops->local_port, tcp ? ((struct sock *)tcp)->sk_uid.val : 0);
+	if (c)
+		c->uid = tag->claim_uid;
+	return true;
+}
+
 static __always_inline void listening(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
 	__u32 mark = config_overlay_mark;
+	bool reached;
 
 	if (!tag)
 		return;
@@ -476,9 +500,10 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		count_socket(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
 	port_listens(ops, tag);
 	tag->path = PATH_LISTEN;
+	reached = tag->flags & TAG_BOUND ? !listens_at_node(ops, tag) : listens_unbound(ops, tag);
 	set_claim_flag(tag, CLAIM_LISTENS, true);
-	/* The kernel chose a port of the node's. Tied to the delivery device, nothing outside can reach it. */
-	if (listens_at_node(ops, tag)) {
+	/* Tied to the delivery device, nothing outside can reach it. */
+	if (!reached) {
 		__u32 ifindex = config_deliver_ifindex;
 
 		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));

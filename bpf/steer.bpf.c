@@ -151,10 +151,9 @@ static __always_inline int make_reset(struct __sk_buff *skb, const struct packet
  * connection for the old one's place if it finds a listener at the packet's own destination, as RFC 6191 has it.
  * Here the listener is elsewhere, and since 6.x a SYN that is assigned to it is dropped while the 4-tuple is taken,
  * again and again for a minute. So the kernel's rule is applied here: if the SYN is newer than what waits, it is sent
- * round once more, by the device's queue, and before it the wait is ended by a RST made of this one.
- * Gives whether the packet is done with. */
-static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p,
-                                          const struct flow_key *k)
+ * round once more, by the device's queue (BPF_F_INGRESS, or 0: as if it were sent), and before it the wait is ended by a RST
+ * made of this one. Gives 1 if that is done, 0 if the SYN is not newer, and -1 if it cannot be done. */
+static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 how)
 {
 	__u32 expected = 0, recent = 0, stamp = 0, timestamp = 0, options, seq;
 	struct tcp_timewait_sock *wait;
@@ -162,7 +161,7 @@ static __always_inline int take_time_wait(struct __sk_buff *skb, const struct pa
 
 	if (skb->mark == SYN_RETURNED)
 		return 0;
-	sk = lookup(skb, k->saddr, k->sport, k->daddr, k->dport);
+	sk = lookup_exact(skb, p);
 	if (!sk)
 		return 0;
 	wait = bpf_skc_to_tcp_timewait_sock(sk);
@@ -183,15 +182,15 @@ static __always_inline int take_time_wait(struct __sk_buff *skb, const struct pa
 		return 0;
 	barrier();
 	skb->mark = SYN_RETURNED;
-	if (bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-		return 0;
+	if (bpf_clone_redirect(skb, skb->ifindex, how))
+		return -1;
 	skb->mark = 0;
-	return make_reset(skb, p, bpf_htonl(expected)) == 0;
+	return make_reset(skb, p, bpf_htonl(expected)) ? -1 : 1;
 }
 
-static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
+static __noinline int end_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 how)
 {
-	return p && k ? take_time_wait(skb, p, k) : 0;
+	return p ? take_time_wait(skb, p, how) : -1;
 }
 
 /* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is full here. */
@@ -228,7 +227,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		return TC_ACT_OK;
 	}
 	if (state == BPF_TCP_TIME_WAIT) {
-		if (end_time_wait(skb, p, k))
+		if (end_time_wait(skb, p, BPF_F_INGRESS) > 0)
 			count(REASON_TIME_WAIT_ENDED);
 		return TC_ACT_OK; /* a RST by now; or an old duplicate, which the kernel answers with an ACK */
 	}

@@ -93,7 +93,8 @@ print(i + 1)
 // closingServer closes each connection as soon as it has accepted it: TIME_WAIT is on its side.
 const closingServer = `
 import socket, sys
-s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s = socket.socket(socket.AF_INET6); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(len(sys.argv) > 2))
 s.bind(("", int(sys.argv[1]))); s.listen(64); print("listening", flush=True)
 while True:
     c, _ = s.accept()
@@ -104,16 +105,30 @@ while True:
 // TIME_WAIT: the new connection takes its place at once, as between hosts.
 func TestTimeWaitIsTakenOver(t *testing.T) {
 	const connections = 600
-	// The client's node gives out four ports: times 64 direct ports.
-	before := counters(t, "n2")["time_wait_ended"]
-	start(t, "heddle", "n2/c1", "python3", "-c", closingServer, "7963").waitFor("listening")
+	// The client's node gives out four ports: to another node times 64 direct ports.
 	setSysctl(t, "n1", "ipv4/ip_local_port_range", "31001 31004")
-	got := mustRun(t, "heddle", "n1/c1", "python3", "-c", countingClient, address(t, "heddle", "n2/c1"), "7963", strconv.Itoa(connections))
-	if strings.TrimSpace(got) != strconv.Itoa(connections) {
-		t.Errorf("%s of %d connections went through", got, connections)
-	}
-	if counters(t, "n2")["time_wait_ended"] == before {
-		t.Error("no 4-tuple came again: the test has shown nothing")
+	for i, tc := range []struct {
+		name, node, server string
+		only               []string // something: IPv6 connections
+		target             func(testing.TB) string
+	}{
+		{"other node", "n2", "n2/c1", nil, overlayOf("n2/c1")},
+		{"same node", "n1", "n1/c2", nil, overlayOf("n1/c2")},
+		{"loopback", "n1", "n1/c1", nil, func(testing.TB) string { return "127.0.0.1" }},
+		{"same node, IPv6", "n1", "n1/c2", []string{"only"}, overlay6Of("n1/c2")},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			port := strconv.Itoa(7963 + i)
+			before := counters(t, tc.node)["time_wait_ended"]
+			start(t, "heddle", tc.server, append([]string{"python3", "-c", closingServer, port}, tc.only...)...).waitFor("listening")
+			got := mustRun(t, "heddle", "n1/c1", "python3", "-c", countingClient, tc.target(t), port, strconv.Itoa(connections))
+			if strings.TrimSpace(got) != strconv.Itoa(connections) {
+				t.Errorf("%s of %d connections went through", got, connections)
+			}
+			if counters(t, tc.node)["time_wait_ended"] == before {
+				t.Error("no 4-tuple came again: the test has shown nothing")
+			}
+		})
 	}
 }
 

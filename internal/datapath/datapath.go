@@ -295,6 +295,7 @@ func poolWords(pool []netip.Prefix) (addrs, masks [configPools]uint32) {
 // TC programs, by the place they belong to. The descriptors stay valid until Close.
 type TCPrograms struct {
 	FromUnderlay int // ingress of the underlay device
+	FromLo       int // ingress of the node's lo
 	FromOverlay  int // ingress of the VXLAN device
 	ToOverlay    int // egress of the same
 	FromEndpoint int // ingress of the node side of each endpoint's veth
@@ -310,6 +311,7 @@ type TCPrograms struct {
 func (d *Datapath) TCPrograms() TCPrograms {
 	return TCPrograms{
 		FromUnderlay: d.objs.FromUnderlay.FD(),
+		FromLo:       d.objs.FromLo.FD(),
 		FromOverlay:  d.objs.FromOverlay.FD(),
 		ToOverlay:    d.objs.ToOverlay.FD(),
 		FromEndpoint: d.objs.FromEndpoint.FD(),
@@ -320,6 +322,15 @@ func (d *Datapath) TCPrograms() TCPrograms {
 		LimitIn:      d.objs.LimitIn.FD(),
 		LimitOut:     d.objs.LimitOut.FD(),
 	}
+}
+
+// AddressOf gives the IPv4 overlay address of the endpoint that SetEndpoint set for id last; false: none was.
+func (d *Datapath) AddressOf(id model.EndpointID) (netip.Addr, bool) {
+	v, ok := d.set.Load(id)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	return toAddr(v.(heddleEndpoint).Addr4), true
 }
 
 // TagSocket marks the new TCP socket fd as one of the endpoint that SetEndpoint set for id last, and as one that shows that it was asked for as an

@@ -280,7 +280,9 @@ const (
 	heddleHeddleReasonREASON_FALLBACK_CROSSED           heddleHeddleReason = 66
 	heddleHeddleReasonREASON_REFUSE_NO_STORAGE          heddleHeddleReason = 67
 	heddleHeddleReasonREASON_CUT_RELAY_FORGOTTEN        heddleHeddleReason = 68
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 69
+	heddleHeddleReasonREASON_REFUSE_LISTENER_GONE       heddleHeddleReason = 69
+	heddleHeddleReasonREASON_DROP_SYN_WAITS             heddleHeddleReason = 70
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 71
 )
 
 type heddleHeddleVerdict uint32
@@ -603,6 +605,7 @@ const (
 	heddleProgDeliver              = "deliver"
 	heddleProgEndSurplus           = "end_surplus"
 	heddleProgFromEndpoint         = "from_endpoint"
+	heddleProgFromLo               = "from_lo"
 	heddleProgFromOverlay          = "from_overlay"
 	heddleProgFromUnderlay         = "from_underlay"
 	heddleProgGetpeername4         = "getpeername4"
@@ -724,6 +727,7 @@ type heddleProgramSpecs struct {
 	Deliver         *ebpf.ProgramSpec `ebpf:"deliver"`
 	EndSurplus      *ebpf.ProgramSpec `ebpf:"end_surplus"`
 	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
+	FromLo          *ebpf.ProgramSpec `ebpf:"from_lo"`
 	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
 	FromUnderlay    *ebpf.ProgramSpec `ebpf:"from_underlay"`
 	Getpeername4    *ebpf.ProgramSpec `ebpf:"getpeername4"`
@@ -1012,6 +1016,7 @@ type heddlePrograms struct {
 	Deliver         *ebpf.Program `ebpf:"deliver"`
 	EndSurplus      *ebpf.Program `ebpf:"end_surplus"`
 	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
+	FromLo          *ebpf.Program `ebpf:"from_lo"`
 	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
 	FromUnderlay    *ebpf.Program `ebpf:"from_underlay"`
 	Getpeername4    *ebpf.Program `ebpf:"getpeername4"`
@@ -1050,6 +1055,7 @@ func (p *heddlePrograms) Close() error {
 		p.Deliver,
 		p.EndSurplus,
 		p.FromEndpoint,
+		p.FromLo,
 		p.FromOverlay,
 		p.FromUnderlay,
 		p.Getpeername4,

@@ -73,7 +73,7 @@ var Protections = []ProtectionInfo{
 	{ProtectSocketQuota, "socket_quota", "an endpoint has no more sockets than it may"},
 	{ProtectSYNSender, "syn_sender", "SYN options are taken from known nodes only, for sources of their own prefixes"},
 	{ProtectListener, "listener", "a packet for a container is given to its own sockets only, not to processes of the node on a wildcard"},
-	{ProtectWildcard, "wildcard", "a container that connects to its own loopback does not reach processes of the node on a wildcard"},
+	{ProtectWildcard, "wildcard", "a SYN within the node, the first one or one sent again, is given to sockets of the container it is for only, not to processes of the node on a wildcard"},
 	{ProtectLoopback, "loopback", "packets of a container do not reach the loopback addresses of the node or of other containers"},
 	{ProtectUser, "user", "a node socket has the user of the process that asked for it: SO_REUSEPORT is for one user"},
 	{ProtectPorts, "ports", "a container cannot take all the ports that the node connects from"},

@@ -59,12 +59,12 @@ var Reasons = []ReasonInfo{
 	{26, "refuse_ipv6_unreachable", KindRefusal, "connect of an IPv6 socket to what it cannot reach: link-local addresses, IPv6 where the network has none, the family that it is not bound to (ENETUNREACH)"},
 	{27, "refuse_sockopt", KindRefusal, "socket option outside the allow-list (EPERM)"},
 	{28, "refuse_unknown_endpoint", KindRefusal, "socket of an endpoint the agent has removed (ENETDOWN)"},
-	{29, "refuse_listen_unbound", KindRefusal, "listen without bind: the listener cannot be reached"},
+	{29, "refuse_listen_unbound", KindRefusal, "listen without bind of a socket that is at no address of its container: the listener cannot be reached"},
 	{30, "drop_forged_overlay", KindDrop, "packet from a container's own namespace to the overlay's port"},
 	{31, "fallback_fastopen", KindFallback, "the program asked for TCP Fast Open, whose cookie takes the option's room in the SYN"},
 	{32, "fallback_own_plain", KindFallback, "connect of a container to itself where only a process that is not intercepted listens"},
 	{33, "drop_forged_loopback", KindDrop, "packet with an address of a container's loopback that is not its own"},
-	{34, "time_wait_ended", KindPath, "direct connections, and connections within a container, that took the place of one in TIME_WAIT with the same wire addresses and ports"},
+	{34, "time_wait_ended", KindPath, "connections, direct or within the node, that took the place of one in TIME_WAIT with the same addresses and ports underneath"},
 	{35, "cut_unknown_peer", KindCut, "direct connection whose SYN was pushed out of memory, by a flood of others, before it was accepted"},
 	{36, "drop_overlay_stranger", KindDrop, "VXLAN packet from an address that is no known node"},
 	{37, "drop_overlay_source", KindDrop, "VXLAN packet with something else inside than IP from an overlay address of the node that sent it"},
@@ -99,6 +99,8 @@ var Reasons = []ReasonInfo{
 	{66, "fallback_crossed", KindFallback, "socket bound to [::], which is at an IPv4 address underneath, to an IPv6 destination; or bound with AF_UNSPEC"},
 	{67, "refuse_no_storage", KindRefusal, "bind, or connect to a service, of a socket that the kernel has no room to remember it by (ENOBUFS)"},
 	{68, "cut_relay_forgotten", KindCut, "relayed connection forgotten because whoever opened it has more of them than a node remembers of one"},
+	{69, "refuse_listener_gone", KindRefusal, "SYN within the node for a container where nothing of it listens any more (RST)"},
+	{70, "drop_syn_waits", KindDrop, "SYN within the node that was sent again while its answer is under way, or that a connection in TIME_WAIT is in the way of"},
 }
 
 // String gives the reason's metric label.

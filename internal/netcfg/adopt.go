@@ -45,7 +45,7 @@ func AdoptEndpoint(cfg EndpointConfig) (EndpointDevice, error) {
 		return EndpointDevice{}, err
 	}
 	for _, a := range cfg.Addrs {
-		local := route{table: cfg.Table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: loopbackIndex}
+		local := route{table: cfg.Table, dst: netip.PrefixFrom(a, a.BitLen()), kind: unix.RTN_LOCAL, link: LoopbackIfindex}
 		if cfg.Intercepted {
 			err = ensureRoute(h, have, local)
 		} else {

@@ -33,7 +33,7 @@ func (r ruleset) addEarly(deliver int) {
 	r.addRejected()
 	r.addLoopback()
 	in := r.base("early-in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, earlyPriority)
-	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, loopbackIndex),
+	r.rule(in, "early-out saw it; no program rejects what is on lo", indexMatch(expr.MetaKeyIIF, LoopbackIfindex),
 		lead(expr.VerdictGoto, loopbackChain))
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
@@ -102,7 +102,7 @@ func (r ruleset) addNodeSocket() {
 		r.guarded(chain, guardOut)
 	}
 	for _, p := range r.cfg.Pool { // what has moved here is in another node's prefix
-		r.rule(chain, "connections between node sockets are not translated", indexMatch(expr.MetaKeyOIF, loopbackIndex),
+		r.rule(chain, "connections between node sockets are not translated", indexMatch(expr.MetaKeyOIF, LoopbackIfindex),
 			withinMatch(p), untracked())
 	}
 	r.addDirect(chain, guardOut)

@@ -40,7 +40,7 @@ const (
 // trackingPriority is where the kernel's connection tracking is at prerouting and output.
 const trackingPriority = -200
 
-var sampleDevices = map[string]uint32{"lo": loopbackIndex, "eth0": 2, OverlayDevice: 3, DeliverDevice: 4, "hd1": 5}
+var sampleDevices = map[string]uint32{"lo": LoopbackIfindex, "eth0": 2, OverlayDevice: 3, DeliverDevice: 4, "hd1": 5}
 
 func (s sample) header(which expr.PayloadBase) []byte {
 	h := make([]byte, 40)

@@ -92,19 +92,19 @@ func tryVXLAN(h *netlink.Handle) error {
 	return errnoOf("add vxlan", h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Port: 4789, Learning: false}))
 }
 
-// loopbackIndex is what every network namespace gives its lo.
-const loopbackIndex = 1
+// LoopbackIfindex is what every network namespace gives its lo.
+const LoopbackIfindex = 1
 
 func tryClsact(h *netlink.Handle) error {
 	return errnoOf("add clsact", h.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: loopbackIndex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
+		LinkIndex: LoopbackIfindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}))
 }
 
 func tryClsBPF(h *netlink.Handle) error {
 	return tryClassifier(h, &netlink.BpfFilter{FilterAttrs: probeFilter, Fd: -1, Name: "probe", DirectAction: true})
 }
 
-var probeFilter = netlink.FilterAttrs{LinkIndex: loopbackIndex, Parent: netlink.HANDLE_MIN_INGRESS,
+var probeFilter = netlink.FilterAttrs{LinkIndex: LoopbackIfindex, Parent: netlink.HANDLE_MIN_INGRESS,
 	Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}
 
 // tryClassifier adds a filter that lacks what it classifies by, since this package has no BPF program: a
@@ -140,7 +140,7 @@ func tryFwmarkRule6(h *netlink.Handle) error {
 
 func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	// A route may not go through a device that is down.
-	lo, err := h.LinkByIndex(loopbackIndex)
+	lo, err := h.LinkByIndex(LoopbackIfindex)
 	if err != nil {
 		return errnoOf("find lo", err)
 	}
@@ -152,7 +152,7 @@ func fwmarkRule(h *netlink.Handle, family int, p netip.Prefix) error {
 	if err := h.RuleAdd(rule); err != nil {
 		return errnoOf("add rule", err)
 	}
-	route := &netlink.Route{LinkIndex: loopbackIndex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+	route := &netlink.Route{LinkIndex: LoopbackIfindex, Table: probeTable, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
 		Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 	return errnoOf("add local route", h.RouteAdd(route))
 }
@@ -184,7 +184,7 @@ func tryGuards(*netlink.Handle) error {
 	if err := r.addGuards([]netip.Addr{at}, nil); err != nil {
 		return err
 	}
-	r.addEarly(loopbackIndex)
+	r.addEarly(LoopbackIfindex)
 	return errnoOf("add guards", conn.Flush())
 }
 
@@ -220,7 +220,7 @@ func tryMirred(*netlink.Handle) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWACTION, unix.NLM_F_CREATE|unix.NLM_F_ACK)
 	req.AddData(actionMessage{})
 	actions := nl.NewRtAttr(rootTable, nil)
-	if err := netlink.EncodeActions(actions, []netlink.Action{netlink.NewMirredAction(loopbackIndex)}); err != nil {
+	if err := netlink.EncodeActions(actions, []netlink.Action{netlink.NewMirredAction(LoopbackIfindex)}); err != nil {
 		return err
 	}
 	req.AddData(actions)

@@ -143,14 +143,14 @@ func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 	if err := attachClassTC(eth.Attrs().Index, Ingress, cfg.IntoLoopback, "into_loopback", class); err != nil {
 		return err
 	}
-	return attachClassTC(loopbackIndex, Egress, cfg.OnLoopback, "on_loopback", class)
+	return attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
 }
 
 // LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there; the rest goes with the
 // endpoint's device. A namespace that is gone is no error.
 func LeaveOwnStack(path string) error {
 	err := inContainer(path, func(*netlink.Handle) error {
-		errs := []error{DetachTC(loopbackIndex, Egress)}
+		errs := []error{DetachTC(LoopbackIfindex, Egress)}
 		for _, key := range []string{"accept_local", "route_localnet"} {
 			errs = append(errs, setSysctl("ipv4/conf/lo/"+key, "0"))
 		}

@@ -302,6 +302,7 @@ func (a *Agent) setupKernel() (err error) {
 		{a.devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
 		{a.devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
 		{a.devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
+		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
 	} {
 		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
 			return fmt.Errorf("attach %s: %w", t.name, err)

@@ -52,7 +52,7 @@ func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
 // surplusPause is between two looks for listeners to end, each of which reads all of the node's sockets.
 const surplusPause = 20 * time.Millisecond
 
-// endSurplus ends listeners above the limit of ports, until ctx ends. They were never bound, so that nobody reaches them.
+// endSurplus ends listeners above the limit of ports, until ctx ends. They were never bound: bind() would have been refused.
 func (a *Agent) endSurplus(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -10,6 +11,7 @@ import (
 
 // tagger is the part of the datapath that making a socket needs.
 type tagger interface {
+	AddressOf(id model.EndpointID) (netip.Addr, bool)
 	TagSocket(fd int, id model.EndpointID, mptcp bool) error
 	CountSocket(fd int, caller model.Caller) error
 }
@@ -23,8 +25,8 @@ type sockets struct {
 }
 
 // MakeSocket makes a TCP socket of endpoint ep in the calling thread's network namespace: marked, so
-// that overlay addresses are local to it; transparent, so that it may use them; tagged last, when it is
-// ready for the hooks.
+// that overlay addresses are local to it; transparent, so that it may use them; at its container's address; tagged last,
+// when it is ready for the hooks.
 func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -58,10 +60,34 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 			return -1, fmt.Errorf("clear IPV6_V6ONLY: %w", err)
 		}
 	}
+	if addr, ok := s.tags.AddressOf(ep); ok {
+		if err := place(fd, family, addr); err != nil {
+			return -1, err
+		}
+	}
 	if err := s.tags.TagSocket(fd, ep, false); err != nil {
 		return -1, err
 	}
 	return fd, nil
+}
+
+// place gives a socket the address that it listens at if its program listens without bind(): the kernel then looks for a port
+// there, and not at all addresses of the node. bind() and connect() take the place of it, as for any socket without a port.
+func place(fd, family int, addr netip.Addr) error {
+	var at unix.Sockaddr = &unix.SockaddrInet4{Addr: addr.As4()}
+	if family == unix.AF_INET6 {
+		at = &unix.SockaddrInet6{Addr: addr.As16()}
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1); err != nil {
+		return fmt.Errorf("set IP_BIND_ADDRESS_NO_PORT: %w", err)
+	}
+	if err := unix.Bind(fd, at); err != nil {
+		return fmt.Errorf("bind %v: %w", addr, err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 0); err != nil {
+		return fmt.Errorf("clear IP_BIND_ADDRESS_NO_PORT: %w", err)
+	}
+	return nil
 }
 
 // SetMPTCP says in the tag of a new socket whether its program asked for IPPROTO_MPTCP.

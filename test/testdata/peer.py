@@ -72,6 +72,25 @@ def connect_polled(family, addr, port):
     return [errno.errorcode.get(first, first) in ("EINPROGRESS", 0), [e for _, e in events], errno.errorcode.get(failed, failed)], s
 
 
+def pending(family, addr, port, options=()):
+    """A non-blocking connect that has yet to be answered."""
+    s = tcp(family)
+    for option in options:
+        s.setsockopt(*option)
+    s.setblocking(False)
+    s.connect_ex((addr, port))
+    return s
+
+
+def told(s, timeout=20000):
+    """What poll() says of a connect in the end, and SO_ERROR."""
+    p = select.poll()
+    p.register(s, select.POLLOUT)
+    events = [e for _, e in p.poll(timeout)]
+    failed = s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    return [events, errno.errorcode.get(failed, failed)]
+
+
 def names(s):
     return [s.getsockname(), s.getpeername()]
 

@@ -93,6 +93,7 @@ func (h *history) step(s differ.Step) {
 		}
 		sock.named = true
 	case "listen":
+		sock.listenUnbound()
 		sock.named, sock.listening = true, sock.bound
 	case "setsockopt":
 		if option2(s) == [2]int{unix.SOL_IPV6, unix.IPV6_V6ONLY} && s.Arg(2) >= 4 && !sock.bound && sock.family == unix.AF_INET6 {
@@ -150,6 +151,17 @@ func (k *socket) tryBind(a differ.Addr) {
 		k.wild6 = true
 	case a.Host == "lo":
 		k.lo6 = true
+	}
+}
+
+// listenUnbound notes that a new socket which listens is at a wildcard from then on, with a port of the kernel's choice.
+func (k *socket) listenUnbound() {
+	if k.named || k.v6only {
+		return
+	}
+	k.bound, k.host, k.form = true, "any", "4"
+	if k.family == unix.AF_INET6 {
+		k.form, k.wild6 = "6", true
 	}
 }
 

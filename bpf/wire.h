@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What flow_by_wire and wire_by_relay remember, each of them with its owner, who began it: an owner has a part of these tables, and
- * what he adds beyond that pushes out what he has himself. Packets do not say who that is, so the tables are looked up without
- * it, and beside them wires_by_owner says which of their entries are whose. */
+/* What flow_by_wire and wire_by_relay remember has an owner, who began it: each owner has a part of these tables, and
+ * what he adds beyond that pushes out what he has himself. Packets do not say who that is, so the tables are looked up
+ * without it, and beside them wires_by_owner says which of their entries are whose. */
 #ifndef HEDDLE_WIRE_H
 #define HEDDLE_WIRE_H
 
@@ -92,7 +92,8 @@ static __always_inline struct wire_set *wires_of(__be32 owner, __u32 digest)
 
 	if (set)
 		return set;
-	bpf_map_update_elem(&wires_by_owner, &k, (const void *)&no_wires, BPF_NOEXIST); /* or another was faster */
+	bpf_map_update_elem(&wires_by_owner, &k, (const void *)&no_wires,
+	                    BPF_NOEXIST); /* or another was faster */
 	return bpf_map_lookup_elem(&wires_by_owner, &k);
 }
 
@@ -154,8 +155,8 @@ static __always_inline bool place_wire(const struct flow_key *key, __be32 owner)
 	return true;
 }
 
-/* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not static, so that the verifier looks at
- * it once, and not once for each call. */
+/* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not static, so that the
+ * verifier looks at it once, and not once for each call. */
 __noinline int remember_wire(const struct flow_key *key, const struct flow *flow, __be32 owner)
 {
 	struct flow *old;

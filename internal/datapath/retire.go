@@ -16,8 +16,8 @@ import (
 
 // A socket's hooks are those of the cgroup in which it was made, for as long as it lives, and so are those of what it
 // accepts. An agent that starts in another cgroup than the last one, also in one that was removed and made anew under the
-// same path, must therefore keep the links to the earlier ones: containers have sockets of theirs. The kernel keeps a removed cgroup's programs until
-// the last such socket is gone, and lets go of its links by itself then.
+// same path, must therefore keep the links to the earlier ones: containers have sockets of theirs. The kernel keeps a removed
+// cgroup's programs until the last such socket is gone, and lets go of its links by itself then.
 
 // earlierLink is a pinned link of a hook to a cgroup that the agent is not in.
 type earlierLink struct {

@@ -44,7 +44,7 @@ func madeAnew(t *testing.T, group string) uint64 {
 	return st.Ino
 }
 
-// reopen is the next agent; the last one has ended.
+// reopen is the next agent.
 func reopen(t *testing.T, cfg Config) *Datapath {
 	t.Helper()
 	d, err := Open(cfg)
@@ -168,10 +168,10 @@ func open(t *testing.T, path string) (fd int) {
 // A version with a hook that sockets of an earlier cgroup lack does not start beside them.
 func TestEarlierCgroupLacksHook(t *testing.T) {
 	cfg := upgradeConfig(t)
-	d := reopen(t, cfg)
+	reopen(t, cfg)
 	s := socketOf(t, cfg.Cgroup)
 	id := madeAnew(t, cfg.Cgroup)
-	d = reopen(t, cfg)
+	d := reopen(t, cfg)
 	lacks := d.hooks()[len(d.hooks())-1]
 	if err := os.Remove(filepath.Join(cfg.PinDir, lacks.earlierPin(id))); err != nil {
 		t.Fatal(err)

@@ -287,7 +287,7 @@ func features(checks []api.Check) string {
 func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 	t := newTable("KIND", "REASON", "COUNT", "MEANING")
 	shown := false
-	for _, kind := range []model.Kind{model.KindPath, model.KindFallback, model.KindDrop, model.KindRefusal, model.KindCut} {
+	for _, kind := range model.Kinds {
 		for _, c := range counters {
 			if c.Kind == kind && (all || c.Value > 0) {
 				t.row(string(c.Kind), c.Name, fmt.Sprint(c.Value), c.Help)

@@ -20,6 +20,9 @@ const (
 	KindMend     Kind = "mend"     // the agent put right what it found on the node
 )
 
+// Kinds lists them, in the order in which they are shown.
+var Kinds = []Kind{KindPath, KindFallback, KindDrop, KindRefusal, KindCut, KindMend}
+
 // ReasonInfo describes one Reason.
 type ReasonInfo struct {
 	Reason Reason

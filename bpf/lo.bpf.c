@@ -48,10 +48,13 @@ static __always_inline int past_waiting(struct __sk_buff *skb, const struct pack
 	return TC_ACT_OK; /* a RST by now; or an old duplicate, which the kernel answers with an ACK */
 }
 
-/* Whether the packet goes from a container to itself, by its loopback or its own address. */
-static __always_inline bool within(const struct packet *p)
+/* Whether a listener with this tag takes the packet, whatever device its program bound it to. To the own address a socket goes by
+ * lo or by eth0, as its own device says: connect() has asked. */
+static __always_inline bool takes_over_lo(const struct sock_tag *tag, const struct packet *p)
 {
-	return p->ip.saddr == p->ip.daddr || (!p->ipv6 && (is_alias(p->ip.saddr) || is_alias(p->ip.daddr)));
+	if (!p->ipv6 && (is_alias(p->ip.saddr) || is_alias(p->ip.daddr)))
+		return takes_from(tag, true);
+	return p->ip.saddr == p->ip.daddr || takes_from(tag, false);
 }
 
 /* Assigned, so that nothing is looked up once more: the listener may close at this moment. */
@@ -72,7 +75,7 @@ static __always_inline int to_socket_of(struct __sk_buff *skb, const struct pack
 		return state == BPF_TCP_TIME_WAIT ? past_waiting(skb, p) : drop(REASON_DROP_SYN_WAITS);
 	}
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	ours = is_of(tag, owner) && (state != BPF_TCP_LISTEN || takes_from(tag, within(p)));
+	ours = is_of(tag, owner) && (state != BPF_TCP_LISTEN || takes_over_lo(tag, p));
 	if (ours)
 		bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);

@@ -120,6 +120,9 @@ static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, i
 	rest[4] = uid_here(sk->sk_uid.val);
 	rest[5] = inode_of(sk);
 	barrier();
+	/* A child begins as a copy of its listener, state and all, and gets the wire's addresses next. */
+	if (common->skc_state != state)
+		return 0;
 	if ((void *)bpf_sk_storage_get(&tag_by_sock, sk, 0, 0) != (void *)tag)
 		return 0;
 	print_names(ctx->meta->seq, &names, family == AF_INET6);

@@ -15,6 +15,7 @@ func init() {
 		attack{"send a SYN with an option from an unknown address", model.ProtectSYNSender, "n2", strangerSYN},
 		attack{"connect to a process of the other node by a container's address", model.ProtectListener, "n2", reachWildcard},
 		attack{"connect to a process of the node by the own loopback", model.ProtectWildcard, "n1", reachByLoopback},
+		attack{"connect to a process of the node by the own loopback, late", model.ProtectWildcard, "n1", reachDeferred},
 		attack{"send to the node's loopback", model.ProtectLoopback, "n1", reachNodeLoopback},
 		attack{"join another user's SO_REUSEPORT group", model.ProtectUser, "n1", joinGroup},
 	)
@@ -91,4 +92,28 @@ func joinGroup(t *testing.T) string {
 	p.must(`l = listen(4, "0.0.0.0", %d, None, True)`, port)
 	got := p.must(`forked(as_user, 65534, error_of, listen, 4, "0.0.0.0", %d, None, True)`, port)
 	return gained(t, "another user's listen", got, `"EADDRINUSE"`, `"ok"`)
+}
+
+// reachDeferred connects to the own loopback while the container listens there, by a connect whose SYN is put off
+// (TCP_FASTOPEN_CONNECT), closes the listener, and sends when a process of the node listens on the wildcard.
+func reachDeferred(t *testing.T) string {
+	setSysctl(t, "n1", "ipv4/tcp_fastopen", "3")
+	attacker, node, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "host", "n1/c1"), freePort()
+	attacker.must(`l = tcp(4)`)
+	attacker.must(`l.setsockopt(6, 23, 5)`) // TCP_FASTOPEN
+	attacker.must(`l.bind(("127.0.0.1", %d))`, port)
+	attacker.must(`l.listen(5)`)
+	attacker.must(`c = tcp(4)`)
+	attacker.must(`c.sendto(b"for the cookie", 0x20000000, ("127.0.0.1", %d))`, port) // MSG_FASTOPEN
+	attacker.must(`a = l.accept()[0]`)
+	attacker.must(`s = tcp(4)`)
+	attacker.must(`s.setsockopt(6, 30, 1)`) // TCP_FASTOPEN_CONNECT
+	attacker.must(`s.connect(("127.0.0.1", %d))`, port)
+	attacker.must(`[x.close() for x in (l, a, c)] and None`)
+	node.must(`l = bound(4, "0.0.0.0", %d, reuseaddr=True)`, port)
+	node.must(`l.setsockopt(6, 23, 5)`)
+	node.must(`l.listen(5)`)
+	node.must(`l.settimeout(3)`)
+	attacker.do(`error_of(s.send, b"deferred")`)
+	return gained(t, "a process of the node read", node.do(`l.accept()[0].recv(100).decode()`), `{"error": "timed out"}`, `"deferred"`)
 }

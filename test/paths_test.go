@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -279,8 +280,13 @@ func (r pathRun) run(t *testing.T) string {
 			t.FailNow()
 		}
 	}
-	ports := strings.NewReplacer(fmt.Sprint(r.port), "PORT", fmt.Sprint(r.source), "SOURCE")
-	return ports.Replace(normalise(trace))
+	text := namePort(normalise(trace), r.port, "PORT")
+	return namePort(text, r.source, "SOURCE")
+}
+
+// namePort puts a name in a port's place: where it stands by itself, not among the digits of a digest.
+func namePort(text string, port int, name string) string {
+	return regexp.MustCompile(fmt.Sprintf(`\b%d\b`, port)).ReplaceAllString(text, name)
 }
 
 // seen is one line of `heddle connections`.

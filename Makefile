@@ -186,7 +186,7 @@ conformance: need-root build conformance-packages
 # and then those scenarios, in another lab. Within a lane packages run one after another. BESIDE are tests about nodes, stores,
 # engines and whole programs: none of them measures what the machine is busy with.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, because the second try says more about
-# why; but a test that needed it is a fault all the same: the summary names it, and the run has failed. Then the slowest are named.
+# why; but a test that needed it is a fault all the same, and the summary names it. Then the slowest are named.
 # A package that fails outside its tests is tried again with none of them, which is no success either. While all this runs,
 # test/summary says once a minute how far it is, and what is left by the record of an earlier run (test/summary/record).
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:

@@ -2,42 +2,17 @@
 /* Ingress of the underlay device: hands the SYN of a direct connection to the listener its option
  * names. All later packets find their socket by the kernel's own 4-tuple lookup. */
 
-/* Finds the Heddle option. The kernel has no loop over options for tc programs, so it is walked here;
- * 40 bytes of options are 40 NOPs at most. Gives 1 if found, 0 if absent, -1 if malformed. */
+/* Finds the Heddle option. Gives 1 if found, 0 if absent, -1 if malformed. */
 static __always_inline int find_option(struct __sk_buff *skb, const struct packet *p, struct syn_option *o)
 {
-	__u32 offset = p->tcp_offset + sizeof(p->tcp);
-	__u32 end = p->tcp_offset + (p->tcp.doff_res >> 4) * 4;
-	__u8 head[4];
-	int i;
+	struct option_walk w = {.skb = skb, .kind = OPTION_KIND};
 
-	for (i = 0; i < 40; i++) {
-		if (offset >= end)
-			return 0;
-		if (bpf_skb_load_bytes(skb, offset, head, 1))
-			return 0;
-		if (head[0] == 0) /* end of options */
-			return 0;
-		if (head[0] == 1) { /* no operation */
-			offset++;
-			continue;
-		}
-		if (offset + 2 > end || bpf_skb_load_bytes(skb, offset, head, 2))
-			return 0;
-		if (head[1] < 2 || offset + head[1] > end)
-			return head[0] == OPTION_KIND ? -1 : 0;
-		if (head[0] == OPTION_KIND && head[1] >= 4) {
-			if (bpf_skb_load_bytes(skb, offset, head, 4))
-				return 0;
-			if (head[2] == (OPTION_EXID >> 8) && head[3] == (OPTION_EXID & 0xff)) {
-				if (head[1] != sizeof(*o))
-					return -1;
-				return bpf_skb_load_bytes(skb, offset, o, sizeof(*o)) ? -1 : 1;
-			}
-		}
-		offset += head[1];
-	}
-	return 0;
+	w.offset = p->tcp_offset + sizeof(p->tcp);
+	w.end = p->tcp_offset + (p->tcp.doff_res >> 4) * 4;
+	bpf_loop(TCP_OPTIONS_MAX, step_option, &w, 0);
+	if (w.found <= 0)
+		return w.found;
+	return w.length != sizeof(*o) || bpf_skb_load_bytes(skb, w.offset, o, sizeof(*o)) ? -1 : 1;
 }
 
 /* Why the sender may not speak for o->src; REASON_NONE if it may. */
@@ -98,30 +73,15 @@ static __always_inline bool assign_listener(struct __sk_buff *skb, const struct 
 /* The SYN's own timestamp; gives 0 if it has none. */
 static __noinline int read_timestamp(struct __sk_buff *skb, __u32 offset, __u32 end, __u32 *timestamp)
 {
-	__u8 head[2];
+	struct option_walk w = {.skb = skb, .kind = TCP_OPTION_TIMESTAMP, .offset = offset, .end = end};
 	__be32 value;
-	int i;
 
-	if (!timestamp)
+	bpf_loop(TCP_OPTIONS_MAX, step_option, &w, 0);
+	if (!timestamp || w.found <= 0 || w.length != TCP_OPTION_TIMESTAMP_LENGTH ||
+	    bpf_skb_load_bytes(skb, w.offset + 2, &value, sizeof(value)))
 		return 0;
-	for (i = 0; i < 40; i++) {
-		if (offset >= end || bpf_skb_load_bytes(skb, offset, head, 1) || head[0] == 0)
-			return 0;
-		if (head[0] == 1) {
-			offset++;
-			continue;
-		}
-		if (offset + 2 > end || bpf_skb_load_bytes(skb, offset, head, 2) || head[1] < 2)
-			return 0;
-		if (head[0] == 8 && head[1] == 10) {
-			if (bpf_skb_load_bytes(skb, offset + 2, &value, sizeof(value)))
-				return 0;
-			*timestamp = bpf_ntohl(value);
-			return 1;
-		}
-		offset += head[1];
-	}
-	return 0;
+	*timestamp = bpf_ntohl(value);
+	return 1;
 }
 
 /* Turns the SYN into the RST of the connection whose end waits at expected (RFC 1337, section 2). Its options

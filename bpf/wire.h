@@ -97,9 +97,14 @@ static __always_inline struct wire_set *wires_of(__be32 owner, __u32 digest)
 	return bpf_map_lookup_elem(&wires_by_owner, &k);
 }
 
+/* A key has a place in one of these many sets of its owner's, the first that has room: by one set alone some would lose a
+ * connection that lives when half of all places are taken. */
+#define WIRE_CHOICES 4
+
 /* The place whose flow is the least loss, and of several the one that was taken first. */
 struct wire_choice {
-	struct wire_set *set;
+	struct wire_set *set; /* being looked at */
+	struct wire_set *best;
 	__be32 owner;
 	__u32 rank; /* worth: 2 bits; when it was taken: 27, four years; which: 3 */
 };
@@ -113,9 +118,35 @@ static int choose_wire(__u32 i, struct wire_choice *c)
 		return 0;
 	w = worth(s, c->owner);
 	rank = w << 30 | s->seen << 5 >> 2 | i;
-	if (rank < c->rank)
+	if (rank < c->rank) {
 		c->rank = rank;
+		c->best = c->set;
+	}
 	return w == 0;
+}
+
+static __always_inline bool has_wire(const struct wire_set *set, __u32 id, const struct flow_key *key)
+{
+	__u32 i;
+
+	for (i = 0; i < SET_WIRES; i++) {
+		if (set->wire[i].id == id)
+			break;
+	}
+	return i < SET_WIRES && same_wire(&set->wire[i & (SET_WIRES - 1)].key, key);
+}
+
+/* Forgets what is in a slot, which the caller has made WIRE_BUSY. */
+static __always_inline void forget_wire(const struct wire_slot *s, __be32 owner)
+{
+	struct flow *flow = flow_in(s, owner);
+
+	if (!flow)
+		return;
+	if (flow->kind == FLOW_RELAY && flow->ended != ENDED)
+		count(REASON_CUT_RELAY_FORGOTTEN);
+	forget_back(&s->key, flow);
+	bpf_map_delete_elem(&flow_by_wire, &s->key);
 }
 
 /* Gives key the place that is the least loss among its owner's, and forgets what was there. False: another program changes that
@@ -124,31 +155,25 @@ static __always_inline bool place_wire(const struct flow_key *key, __be32 owner)
 {
 	struct wire_choice c = {.owner = owner, .rank = ~0U};
 	__u64 digest = digest_wire(key);
-	__u32 id = (__u32)(digest >> 32) >> 1 | 1, was, i;
+	__u32 id = (__u32)(digest >> 32) >> 1 | 1, was, n;
 	struct wire_slot *s;
-	struct flow *flow;
 
-	c.set = wires_of(owner, (__u32)digest);
-	if (!c.set)
-		return false;
-	for (i = 0; i < SET_WIRES; i++) {
-		if (c.set->wire[i].id == id)
-			break;
+	for (n = 0; n < WIRE_CHOICES && c.rank >> 30; n++) {
+		c.set = wires_of(owner, (__u32)(digest >> n * 10));
+		if (!c.set)
+			return false;
+		if (has_wire(c.set, id, key))
+			return true;
+		bpf_loop(SET_WIRES, choose_wire, &c, 0);
 	}
-	if (i < SET_WIRES && same_wire(&c.set->wire[i & (SET_WIRES - 1)].key, key))
-		return true;
-	bpf_loop(SET_WIRES, choose_wire, &c, 0);
-	s = &c.set->wire[c.rank & (SET_WIRES - 1)];
+	if (!c.best)
+		return false;
+	s = &c.best->wire[c.rank & (SET_WIRES - 1)];
 	was = s->id;
 	if (was == WIRE_BUSY || __sync_val_compare_and_swap(&s->id, was, WIRE_BUSY) != was)
 		return false;
-	flow = was == WIRE_FREE ? NULL : flow_in(s, owner);
-	if (flow) {
-		if (flow->kind == FLOW_RELAY && flow->ended != ENDED)
-			count(REASON_CUT_RELAY_FORGOTTEN);
-		forget_back(&s->key, flow);
-		bpf_map_delete_elem(&flow_by_wire, &s->key);
-	}
+	if (was != WIRE_FREE)
+		forget_wire(s, owner);
 	s->key = *key;
 	s->seen = now_units();
 	WRITE_ONCE(s->id, id);

@@ -44,6 +44,7 @@ func Features() []Feature {
 			asm.FnReserveHdrOpt, asm.FnStoreHdrOpt, asm.FnLoadHdrOpt, asm.FnGetsockopt, asm.FnSkStorageGet)},
 		{"bpf_sk_assign", "tc programs that look a socket up and assign a packet to it", helpers(ebpf.SchedCLS,
 			asm.FnSkcLookupTcp, asm.FnSkAssign, asm.FnSkRelease, asm.FnRedirect)},
+		{"bpf_loop", "tc programs that walk over a packet's options in a loop", helpers(ebpf.SchedCLS, asm.FnLoop)},
 		{"bpf_sk_assign_reuseport", "SO_REUSEPORT groups behind an assigned listener", probeReuseport},
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},

@@ -33,6 +33,7 @@ var meanings = map[string]meaning{
 	"bpf_sk_assign": {true, "direct connections cannot be handed to their listener", "use Linux 5.7 or later with CONFIG_NET_CLS_BPF=y"},
 	"bpf_sk_assign_reuseport": {false, "of several listeners that share a port (SO_REUSEPORT) only one gets direct connections",
 		"use Linux 6.6 or later"},
+	"bpf_loop":             {true, "the datapath, which walks over options and sets by it, does not load", "use Linux 5.17 or later"},
 	"bpf_tcp_iterator":     {true, "the datapath, which lists connections by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_storage_iterator": {true, "the datapath, which makes containers' /proc/net/tcp by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_sock_destroy":     {false, "connections cannot be ended from outside, as when a policy forbids them later", "use Linux 6.5 or later with CONFIG_DEBUG_INFO_BTF=y"},

@@ -1,6 +1,6 @@
 // Command summary says how `make test` goes, and how it went: from the events of go test that gotestsum writes down, a file for
 // each part. `summary -every 1m DIR` prints where the parts are until whoever started it ends. `summary DIR` sums up, and fails
-// if a test failed, also one that passed when it was tried again: that is a fault of the test, or of what it tests.
+// if a test failed. One that passed when it was tried again it names as a fault: of the test, or of what it tests.
 package main
 
 import (
@@ -137,6 +137,9 @@ func sum(out io.Writer, parts []part) (ok bool) {
 	for _, p := range parts {
 		fmt.Fprintf(out, "%s: %d passed, %d failed, %d needed a second try, %d skipped (record: %s %s %d %.0f)\n", p.name, len(p.passed), len(p.failed), len(p.again),
 			p.skipped, p.lane, p.name, p.ended, p.last.Sub(p.began).Seconds())
+		for _, name := range p.again {
+			fmt.Fprintf(out, "FAULT: %s: needed a second try: %s\n", p.name, name)
+		}
 		fail := func(what string, names []string) {
 			for _, name := range names {
 				ok = false
@@ -144,7 +147,6 @@ func sum(out io.Writer, parts []part) (ok bool) {
 			}
 		}
 		fail("failed", p.failed)
-		fail("needed a second try", p.again)
 		fail("failed outside its tests, see "+p.name+".json, and was tried again without any", p.idle)
 		if len(p.passed) == 0 {
 			fail("no test passed: often no lab could be brought up, see above and", []string{p.name + ".json"})

@@ -98,6 +98,7 @@ func joinGroup(t *testing.T) string {
 // (TCP_FASTOPEN_CONNECT), closes the listener, and sends when a process of the node listens on the wildcard.
 func reachDeferred(t *testing.T) string {
 	setSysctl(t, "n1", "ipv4/tcp_fastopen", "3")
+	t.Cleanup(func() { nodeExec(t, "n1", "ip", "tcp_metrics", "flush") }) // the cookie: later connects would send data in their SYN
 	attacker, node, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "host", "n1/c1"), freePort()
 	attacker.must(`l = tcp(4)`)
 	attacker.must(`l.setsockopt(6, 23, 5)`) // TCP_FASTOPEN

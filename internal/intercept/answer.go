@@ -168,7 +168,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 		return injectFailure(err), fmt.Errorf("give socket to caller: %w", err)
 	}
 	// Before the caller goes on: its close() must be the last.
-	closeFD(s.fd)
+	r.closeGiven(s.fd)
 	if err := sendValue(r.fd, n.ID, number); err != nil {
 		r.addStray(n.PID, stray{inode: s.inode, number: number, request: req})
 		return injectFailure(err), fmt.Errorf("tell caller its socket: %w", err)

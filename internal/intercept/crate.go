@@ -355,7 +355,7 @@ func (l *listener) mayHaveCrates() bool {
 // giveCrate answers a call with a crate that has a few sockets in it; the refiller adds the rest. done is false if the caller
 // gets a single socket instead: it does not ask for a crate, may have none, or there is none.
 func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
+	if req.crate == 0 || ep.lingers.Load() || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
 		return false, failNone, nil
 	}
 	want.nonblock = false // the program's own to set, on each

@@ -28,6 +28,7 @@ const (
 	failQuota                  // the endpoint has as many sockets as it may
 	failIoctl                  // an ioctl of sockets could not be made for the caller
 	failNoEndpoint             // the caller's network namespace has no endpoint: it keeps to its own
+	failLinger                 // a program kept the refiller waiting in close(): its endpoint gets no more crates
 	numFailures
 )
 
@@ -39,6 +40,7 @@ var failureNames = [numFailures]string{
 	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
 	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
 	failIoctl: "ioctl", failQuota: "socket_quota", failNoEndpoint: "no_endpoint",
+	failLinger: "lingering_close",
 }
 
 // String gives the metric label.

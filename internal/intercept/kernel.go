@@ -185,11 +185,12 @@ func (p procDir) netnsAt(path string) (inode uint64, err error) {
 	return strconv.ParseUint(strings.TrimSuffix(digits, tail), 10, 64)
 }
 
-// blockSignals blocks every signal that can be blocked on the calling thread; doc.go says why.
+// blockSignals blocks every signal that can be blocked on the calling thread but lingerSignal; doc.go says why.
 func blockSignals() error {
 	var all unix.Sigset_t
 	for i := range all.Val {
 		all.Val[i] = ^all.Val[i]
 	}
+	all.Val[0] &^= 1 << (lingerSignal - 1)
 	return unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil)
 }

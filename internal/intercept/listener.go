@@ -38,6 +38,7 @@ type listener struct {
 	readers   sync.WaitGroup            // those that joined
 	answering [maxReaders]atomic.Uint64 // claims, each written by its reader
 	answered  bell                      // rung when one less is being answered
+	closing   [maxReaders]atomic.Int32  // threads of readers that close a socket which they gave; 0: none
 
 	mu     sync.Mutex       // guards what follows; never held across a system call
 	reads  [maxReaders]bool // places among the readers that are taken

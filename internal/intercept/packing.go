@@ -34,8 +34,11 @@ type packing struct {
 // put puts a socket that has been admitted into the crate, which has it then, or, with what Admit counted, nobody.
 func (p *packing) put(s socket) error {
 	err := unix.Sendmsg(p.crate, []byte{0}, unix.UnixRights(s.fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	closeFD(s.fd)
-	if err != nil {
+	waited := closeWaits(s.fd)
+	switch {
+	case waited:
+		return errLingers
+	case err != nil:
 		return fmt.Errorf("pack socket: %w", err)
 	}
 	p.left--
@@ -114,7 +117,11 @@ func (r *refiller) packSome(ctx context.Context) bool {
 		return true
 	}
 	// A program that has all it may have gets to know when it asks again.
-	if err != nil && !errors.Is(err, model.ErrSocketQuota) && !p.closed() {
+	switch {
+	case errors.Is(err, errLingers):
+		p.endpoint.lingers.Store(true)
+		r.failed(p.endpoint.id, err)
+	case err != nil && !errors.Is(err, model.ErrSocketQuota) && !p.closed():
 		r.failed(p.endpoint.id, fmt.Errorf("pack crate: %w", err))
 	}
 	p.end()
@@ -129,6 +136,8 @@ func (r *refiller) packInto(ctx context.Context, p *packing) error {
 	}
 	packed := uint64(0)
 	defer func() { r.packed.Add(packed) }()
+	r.alarm.set(lingerPatience)
+	defer r.alarm.set(0)
 	for ; packed < packedAtATime && p.left > 0 && ctx.Err() == nil; packed++ {
 		if p.endpoint.removed.Load() {
 			p.left = 0

@@ -34,6 +34,7 @@ const (
 type reader struct {
 	*listener
 	slot   int
+	tid    int32   // its thread
 	flight *flight // the call it answers
 	leads  bool
 
@@ -78,6 +79,7 @@ func (l *listener) run() (finished bool) {
 func (r *reader) prepare() bool {
 	// Not unlocked: the thread's signals stay blocked, so it must end with this goroutine.
 	runtime.LockOSThread()
+	r.tid = int32(unix.Gettid())
 	ownSlack()
 	if err := blockSignals(); err != nil {
 		r.fail(failReceive, fmt.Errorf("block signals: %w", err))

@@ -31,6 +31,7 @@ type refiller struct {
 	packings []*packing     // those it adds sockets to by turns; run's own
 	turns    uint64         // how many there have been; run's own
 	packed   *atomic.Uint64 // counts what it put into crates
+	alarm    *alarm         // of run's thread; nil: its close() may wait
 }
 
 // A refiller that had something to do looks again after refillPause, and sleeps when it found nothing staysAwake times: to wake it
@@ -102,6 +103,12 @@ func (r *refiller) run(ctx context.Context) {
 	}
 	if err := becomeCrateUser(); err != nil {
 		r.log.Warn("sockets in crates count as root's under way", "err", err)
+	}
+	var err error
+	if r.alarm, err = newAlarm(); err != nil {
+		r.log.Warn("a program that lets sockets linger delays making them for all", "err", err)
+	} else {
+		defer r.alarm.delete()
 	}
 	defer r.doing.Store(int32(filling)) // nobody need be woken any more
 	for idle := 0; ctx.Err() == nil; idle++ {

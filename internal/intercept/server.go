@@ -158,6 +158,9 @@ func Listen(cfg Config) (_ *Server, err error) {
 	s.refiller.crates, s.refiller.packed = make(chan *packing, refillQueueCapacity), &s.counters.crated
 	s.refiller.wakeFD = -1
 	s.refiller.failed = func(id model.EndpointID, err error) {
+		if errors.Is(err, errLingers) {
+			s.count(failLinger)
+		}
 		s.log.Warn("no socket made ahead", "endpoint_id", id, "err", err)
 	}
 	defer func() {
@@ -300,7 +303,10 @@ func (s *Server) Close() {
 	_, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the only write ever: it cannot fail
 	s.refiller.wake()
 	s.socket.Close()
+	ended := make(chan struct{})
+	go s.hurryReaders(ended)
 	s.tasks.Wait()
+	close(ended)
 	s.mu.Lock()
 	endpoints := s.endpoints
 	s.endpoints = nil

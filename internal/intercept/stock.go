@@ -60,6 +60,7 @@ type endpoint struct {
 	removed  atomic.Bool // set once by Server.Forget, read for every call
 	users    int         // running listeners; guarded by Server.mu
 	lastTurn uint64      // when one of its crates was packed last (refiller.turns); the refiller's own
+	lingers  atomic.Bool // a program of it kept the refiller waiting: it gets no more crates
 	v4, v6   stock
 }
 

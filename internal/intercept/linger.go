@@ -1,0 +1,102 @@
+package intercept
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// A program can set SO_LINGER on a socket, have data under way and close it before the agent's own close(), which is the last then
+// and waits for as long as the program said, if no signal interrupts it.
+
+const (
+	// lingerSignal interrupts a close() that waits. Nothing else uses it: Go ignores it, and the thread's other signals stay as they
+	// are.
+	lingerSignal = unix.Signal(40)
+	// lingerPatience is how long a close() may wait if others wait for its thread.
+	lingerPatience = 50 * time.Millisecond
+)
+
+// alarm sends its thread lingerSignal again and again while it is set, by a timer of the kernel: timer_create(2).
+type alarm struct{ timer int32 }
+
+// newAlarm gives an alarm of the calling thread.
+func newAlarm() (*alarm, error) {
+	// struct sigevent
+	event := struct {
+		value         uint64
+		signo, notify int32
+		tid           int32
+		_             [44]byte
+	}{signo: int32(lingerSignal), notify: 4 /* SIGEV_THREAD_ID */, tid: int32(unix.Gettid())}
+	var a alarm
+	_, _, errno := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)),
+		uintptr(unsafe.Pointer(&a.timer)))
+	if errno != 0 {
+		return nil, fmt.Errorf("timer of a thread: %w", errno)
+	}
+	return &a, nil
+}
+
+// set sets the alarm to ring in every and again each time that has passed; 0 turns it off. An alarm that is nil never rings.
+func (a *alarm) set(every time.Duration) {
+	if a == nil {
+		return
+	}
+	spec := [2]unix.Timespec{unix.NsecToTimespec(int64(every)), unix.NsecToTimespec(int64(every))}
+	// Fails only for a timer that is none.
+	_, _, _ = unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(a.timer), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0)
+}
+
+// delete gives the timer back.
+func (a *alarm) delete() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(a.timer), 0, 0) }
+
+var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more crates")
+
+// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that had to be
+// interrupted. A thread that only has to wait for a processor does not give its own up.
+func closeWaits(fd int) bool {
+	before, began := timesGivenUp(), time.Now()
+	closeFD(fd)
+	return time.Since(began) >= lingerPatience && timesGivenUp() != before
+}
+
+// timesGivenUp is how often the thread has given up its processor to wait for something.
+func timesGivenUp() int64 {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &usage) // fails only for bad arguments
+	return usage.Nvcsw
+}
+
+// closeGiven closes the agent's descriptor of a socket that its program may have already.
+func (r *reader) closeGiven(fd int) {
+	closing := &r.closing[r.slot]
+	closing.Store(r.tid)
+	closeFD(fd)
+	closing.Store(0)
+}
+
+// hurryReaders interrupts what readers wait for in close(), until done is closed: an agent that ends does not wait for a program.
+func (s *Server) hurryReaders(done <-chan struct{}) {
+	tick := time.NewTicker(lingerPatience)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		s.mu.Lock()
+		for l := range s.listeners {
+			for i := range l.closing {
+				if tid := l.closing[i].Load(); tid != 0 {
+					_ = unix.Tgkill(unix.Getpid(), int(tid), lingerSignal) // fails if it has just ended
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+}

@@ -1,0 +1,112 @@
+package intercept
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// longLinger is how long the programs of these tests have their sockets linger; it must not pass.
+const longLinger = time.Minute
+
+// lingering gives a connection with data under way that nobody takes, and SO_LINGER.
+func lingering(t *testing.T) int {
+	t.Helper()
+	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeFD(listener) })
+	if err := errors.Join(unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(listener, 1)); err != nil {
+		t.Fatal(err)
+	}
+	to, err := unix.Getsockname(listener)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		t.Fatal(err)
+	}
+	for data := make([]byte, 1<<16); err == nil; {
+		_, err = unix.SendmsgN(fd, data, nil, nil, unix.MSG_DONTWAIT)
+	}
+	linger := unix.Linger{Onoff: 1, Linger: int32(longLinger / time.Second)}
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &linger); err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// lingeringMaker makes sockets that a program got hold of in the moment they were made, as one does that asks for many.
+type lingeringMaker struct {
+	testMaker
+	fd int
+}
+
+func (m *lingeringMaker) MakeSocket(model.EndpointID, int) (int, error) { return m.fd, nil }
+
+// TestPackingDoesNotLinger: a program whose sockets linger keeps the refiller from others for a moment, once.
+func TestPackingDoesNotLinger(t *testing.T) {
+	r, p, program, failures := testPacking(t, &testMaker{}, 3)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var err error
+	if r.alarm, err = newAlarm(); err != nil {
+		t.Fatal(err)
+	}
+	defer r.alarm.delete()
+	r.maker = &lingeringMaker{fd: lingering(t)}
+	if err := unix.Shutdown(program, unix.SHUT_RD); err != nil { // who sends to it has the socket for himself
+		t.Fatal(err)
+	}
+	r.pack(p, true, nothing)
+	began := time.Now()
+	if !r.packSome(t.Context()) {
+		t.Error("nothing to pack")
+	}
+	if took := time.Since(began); took >= longLinger/2 {
+		t.Errorf("packing waited %v for a program", took)
+	}
+	if !p.endpoint.lingers.Load() || len(*failures) != 1 || !errors.Is((*failures)[0], errLingers) {
+		t.Errorf("gets no more crates: %v; failures %v", p.endpoint.lingers.Load(), *failures)
+	}
+}
+
+// TestEndDoesNotLinger: a server that ends does not wait for the programs of its readers' sockets.
+func TestEndDoesNotLinger(t *testing.T) {
+	s := &Server{listeners: make(map[*listener]struct{}), cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}
+	l := newListener(s, -1, specs.ContainerProcessState{})
+	s.listeners[l] = struct{}{}
+	fd := lingering(t)
+	var closed atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r := &reader{listener: l, slot: 1, flight: l.flights[1]}
+		if r.prepare() {
+			r.closeGiven(fd)
+			closed.Store(true)
+		}
+	}()
+	began := time.Now()
+	s.hurryReaders(done)
+	if took := time.Since(began); took >= longLinger/2 {
+		t.Errorf("the end waited %v for a program", took)
+	}
+	if !closed.Load() {
+		t.Error("the reader did not close its socket")
+	}
+}

@@ -181,10 +181,11 @@ $(OUT)/kafka/.checked: test/kafka/pom.xml test/kafka/jars.sha256
 conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
-# Two lanes side by side: the machine has few cores, but most tests wait for something more than half of their time. The first
-# lane has the lab's scenarios but for those named in BESIDE; the second the packages' own tests, then other people's suites,
-# and then those scenarios, in another lab. Within a lane packages run one after another. BESIDE are tests about nodes, stores,
-# engines and whole programs: none of them measures what the machine is busy with.
+# Three lanes side by side: the machine has few cores, but most tests wait for something more than half of their time. The first
+# lane has the lab's scenarios but for those named in BESIDE; the second those, in another lab; the third the packages' own tests
+# and then other people's suites. Within a lane packages are tested one after another; those of the third lane that are next are
+# compiled meanwhile, those that take longest to compile at the end. BESIDE are tests about nodes, stores, engines, attacks
+# and whole programs: none of them measures what the machine is busy with.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, because the second try says more about
 # why; but a test that needed it is a fault all the same, and the summary names it. Then the slowest are named.
 # A package that fails outside its tests is tried again with none of them, which is no success either. While all this runs,
@@ -192,28 +193,29 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-BESIDE := ^Test(CNI|Docker|Podman|Containerd|Runc|DebianPackage|EightNodes|NodesComeAndGo|Store|ExternalStore|AgentRefuses|SecondNode|Upgrade|Migrat|GoHTTP|Iperf3|Redis|Memcached|Python)
-PARTS  := unit lab suites beside
+BESIDE := ^Test(CNI|Docker|Podman|Containerd|Runc|DebianPackage|EightNodes|NodesComeAndGo|Store|ExternalStore|AgentRefuses|SecondNode|Upgrade|Migrat|GoHTTP|Iperf3|Redis|Memcached|Python|Nginx|JavaHTTP|Attacks|CgroupMadeAnew|StaleEndpoint)
+PARTS  := lab beside unit suites
 LAB_TEST := HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY)
 test: need-root build attack test-packages
 	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \
-	$(MAKE) --no-print-directory --jobs=2 --keep-going test-lane-1 test-lane-2; code=$$?; kill $$progress; \
+	$(MAKE) --no-print-directory --jobs=3 --keep-going test-lane-1 test-lane-2 test-lane-3; code=$$?; kill $$progress; \
 	$(MAKE) --no-print-directory test-summary && exit $$code
 
 # Parts of `make test`: they find the programs built.
-.PHONY: test-lane-1 test-lane-2 test-summary
+.PHONY: test-lane-1 test-lane-2 test-lane-3 test-summary
 test-summary:
 	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; $(OUT)/summary $(OUT)
 test-lane-1:
-	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -timeout 50m '-skip=$(BESIDE)'
+	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-skip=$(BESIDE)'
 test-lane-2:
+	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
+test-lane-3:
 	code=0; \
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./cmd/... ./internal/..." -- -race -p 1 -timeout 20m || code=1; \
-	export HEDDLE_TEST_LAB=beside; \
-	$(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -p 1 -timeout 20m || code=1; \
-	$(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -timeout 50m '-run=$(BESIDE)' || code=1; \
+		--packages ". ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m || code=1; \
+	export HEDDLE_TEST_LAB=suites; \
+	$(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -vet=off -p 1 -timeout 20m || code=1; \
 	exit $$code
 
 # The second lock needs a kernel that takes BPF programs on security hooks, which few machines have: Debian's is booted in

@@ -37,13 +37,16 @@ func TestListenerCloses(t *testing.T) {
 	}
 }
 
-// comparePlaces runs a script where the server is a container.
+// comparePlaces runs a script where the server is a container, at several places at a time: it waits for SYNs that are sent again.
 func comparePlaces(t *testing.T, places []place, sc script) {
 	for _, pl := range places {
 		if pl.modes[0][1] != "overlay" {
 			continue // the node or a host outside
 		}
-		t.Run(pl.name, func(t *testing.T) { comparePath(t, pl, sc, pl.target(t), startPeers(t, pl)) })
+		t.Run(pl.name, func(t *testing.T) {
+			t.Parallel()
+			comparePath(t, pl, sc, pl.target(t), startPeers(t, pl))
+		})
 	}
 }
 

@@ -7,19 +7,21 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"heddle.dev/heddle/internal/model"
 )
 
-// lastPort is the last port that freePort gave. Tests of this package do not run in parallel.
-var lastPort = 20000
+// lastPort is the last port that freePort gave.
+var lastPort atomic.Int32
+
+func init() { lastPort.Store(20000) }
 
 // freePort gives a port that no test used before: below the ephemeral ports, outside the direct ones.
 func freePort() int {
-	lastPort++
-	return lastPort
+	return int(lastPort.Add(1))
 }
 
 // place is where the two ends of a connection are.

@@ -109,7 +109,7 @@ func withoutParents(names []string) (out []string) {
 	return out
 }
 
-// progress says where the parts are, and how long the slower lane may take still, if tests take what they took.
+// progress says where the parts are, and how long the slowest lane may take still, if tests take what they took.
 func progress(parts []part, now time.Time) string {
 	said, left, gone := []string{}, make(map[string]float64), time.Duration(0)
 	for i, p := range parts {

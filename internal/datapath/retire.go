@@ -3,6 +3,7 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -51,7 +52,7 @@ func (d *Datapath) retireLinks(current uint64) error {
 	if err != nil {
 		return err
 	}
-	if err := checkComplete(d.cfg.PinDir, d.hooks(), all, current); err != nil {
+	if err := errors.Join(checkComplete(d.cfg.PinDir, d.hooks(), all, current), checkApart(d.cfg.Cgroup, all, current)); err != nil {
 		return err
 	}
 	// First those that make room: the agent may be back in a cgroup that it had before.
@@ -136,4 +137,72 @@ func checkComplete(dir string, hooks []hook, all []earlierLink, current uint64) 
 		}
 	}
 	return nil
+}
+
+// checkApart refuses a cgroup that has one of the earlier ones above or below it: sockets of the lower one run the programs of both,
+// and a hook that runs twice answers for what it has changed itself (no socket is counted a second time, no connect is direct). One below that
+// was removed is not found any more.
+func checkApart(dir string, all []earlierLink, current uint64) error {
+	earlier := map[uint64]bool{}
+	for _, e := range all {
+		if e.cgroup != 0 && e.cgroup != current && model.ProtectHooks.On() {
+			earlier[e.cgroup] = true
+		}
+	}
+	if len(earlier) == 0 {
+		return nil
+	}
+	other, err := findAbove(dir, earlier)
+	if err == nil && other == "" {
+		other, err = findBelow(dir, earlier)
+	}
+	if err != nil {
+		return fmt.Errorf("cgroups around %s: %w", dir, err)
+	}
+	if other == "" {
+		return nil
+	}
+	return fmt.Errorf("%s was an earlier agent's, and one of it and %s is within the other: sockets of the lower one would run every hook twice; "+
+		"start the agent with --cgroup %s, as before, or with one beside it", other, dir, other)
+}
+
+// findAbove gives the directory above dir that is one of the cgroups; "" if none is.
+func findAbove(dir string, cgroups map[uint64]bool) (string, error) {
+	var own, st unix.Stat_t
+	if err := unix.Stat(dir, &own); err != nil {
+		return "", err
+	}
+	for at := filepath.Dir(filepath.Clean(dir)); ; at = filepath.Dir(at) {
+		if err := unix.Stat(at, &st); err != nil {
+			return "", err
+		}
+		if st.Dev != own.Dev { // no cgroup any more
+			return "", nil
+		}
+		if cgroups[st.Ino] {
+			return at, nil
+		}
+		if at == filepath.Dir(at) {
+			return "", nil
+		}
+	}
+}
+
+// findBelow gives a directory below dir that is one of the cgroups; "" if none is.
+func findBelow(dir string, cgroups map[uint64]bool) (found string, err error) {
+	err = filepath.WalkDir(dir, func(at string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) { // gone meanwhile
+			return nil
+		}
+		if err != nil || !entry.IsDir() || at == dir {
+			return err
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(at, &st); err == nil && cgroups[st.Ino] {
+			found = at
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return found, err
 }

@@ -190,3 +190,33 @@ func TestEarlierCgroupLacksHook(t *testing.T) {
 	letGo(t, d, id)
 	reopen(t, cfg)
 }
+
+// An agent does not start above or below a cgroup that an earlier one had: hooks would run twice.
+func TestCgroupsWithinEachOther(t *testing.T) {
+	for _, down := range []bool{true, false} {
+		upper := upgradeConfig(t)
+		lower := upper
+		lower.Cgroup = filepath.Join(upper.Cgroup, "agent")
+		if err := os.Mkdir(lower.Cgroup, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.Remove(lower.Cgroup); err != nil {
+				t.Error(err)
+			}
+		})
+		earlier, next := lower, upper
+		if down {
+			earlier, next = upper, lower
+		}
+		pinned := pinsOf(t, reopen(t, earlier).cfg)
+		refused, err := Open(next)
+		if err == nil || !strings.Contains(err.Error(), "--cgroup "+earlier.Cgroup+",") {
+			t.Errorf("in %s after %s: opened: %v, %v", next.Cgroup, earlier.Cgroup, refused, err)
+		}
+		if got := pinsOf(t, earlier); !slices.Equal(got, pinned) {
+			t.Errorf("pins %v, were %v", got, pinned)
+		}
+		reopen(t, earlier)
+	}
+}

@@ -111,6 +111,23 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	return nil
 }
 
+// LeaveNetns says that the network namespace of endpoint id has gone, whose number and id another may have by now: no program is in
+// it. Until SetEndpoint knows one again. An unknown id is no error.
+func (d *Datapath) LeaveNetns(id model.EndpointID) error {
+	v, known, err := d.endpoint(id)
+	if err != nil || !known {
+		return err
+	}
+	v.Netns, v.Nsid, v.NodeNsid = 0, -1, -1
+	d.set.Store(id, v)
+	put := func(m *ebpf.Map, key any) error { return ignoreAbsent(m.Update(key, &v, ebpf.UpdateExist)) }
+	err = errors.Join(put(d.objs.EndpointById, v.Id), put(d.objs.EndpointByIfindex, v.Ifindex), put(d.objs.EndpointByAddr, v.Addr4))
+	if err != nil {
+		return fmt.Errorf("endpoint %d: its network namespace has gone: %w", id, err)
+	}
+	return nil
+}
+
 // endpoint gives what the programs know of an endpoint, or what they knew of one that was not forgotten whole.
 func (d *Datapath) endpoint(id model.EndpointID) (v heddleEndpoint, known bool, err error) {
 	if err = d.objs.EndpointById.Lookup(uint32(id), &v); err == nil {

@@ -146,10 +146,15 @@ func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 	return attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
 }
 
-// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there; the rest goes with the
-// endpoint's device. A namespace that is gone is no error.
-func LeaveOwnStack(path string) error {
-	err := inContainer(path, func(*netlink.Handle) error {
+// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there for endpoint id; the rest goes with the
+// endpoint's device. A namespace that is gone is no error, and neither is one that was made anew under the same path and is another
+// endpoint's by now: that one's stays.
+func LeaveOwnStack(path string, id model.EndpointID) error {
+	err := inContainer(path, func(h *netlink.Handle) error {
+		others, err := isOthersLoopback(h, id)
+		if err != nil || others {
+			return err
+		}
 		errs := []error{DetachTC(LoopbackIfindex, Egress)}
 		for _, key := range []string{"accept_local", "route_localnet"} {
 			errs = append(errs, setSysctl("ipv4/conf/lo/"+key, "0"))
@@ -160,6 +165,19 @@ func LeaveOwnStack(path string) error {
 		return nil
 	}
 	return err
+}
+
+// isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint than id.
+func isOthersLoopback(h *netlink.Handle, id model.EndpointID) (bool, error) {
+	lo, err := h.LinkByIndex(LoopbackIfindex)
+	if err != nil {
+		return false, fmt.Errorf("lo: %w", err)
+	}
+	f, err := ownFilter(h, lo, Egress)
+	if errors.Is(err, errForeignFilter) {
+		return false, nil
+	}
+	return f != nil && f.ClassId != uint32(id), err
 }
 
 // errNoContainer: there is no network namespace of a container at the path.

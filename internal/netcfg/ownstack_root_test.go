@@ -57,7 +57,15 @@ func TestOwnStack(t *testing.T) {
 	sameState(t, node, "repeat", joinedOutside)
 	sameState(t, cfg.NetnsPath, "repeat, container", joinedInside)
 
-	if err := LeaveOwnStack(cfg.NetnsPath); err != nil {
+	// Another endpoint was in a namespace that had the path before.
+	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID+1); err != nil {
+		t.Fatal(err)
+	}
+	sameState(t, cfg.NetnsPath, "another endpoint leaves", joinedInside)
+	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "1 1" {
+		t.Errorf("sysctls of lo, after another endpoint left: %v", got)
+	}
+	if err := LeaveOwnStack(cfg.NetnsPath, cfg.ID); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Fields(sysctls()); strings.Join(got, " ") != "0 0" {
@@ -66,7 +74,7 @@ func TestOwnStack(t *testing.T) {
 	in(t, node, func() error { return DelEndpoint(cfg.ID, cfg.Addrs) })
 	sameState(t, cfg.NetnsPath, "gone, container", fresh)
 	sameState(t, node, "gone", bare)
-	if err := LeaveOwnStack("/run/netns/not-there"); err != nil {
+	if err := LeaveOwnStack("/run/netns/not-there", cfg.ID); err != nil {
 		t.Errorf("a namespace that is gone: %v", err)
 	}
 }

@@ -106,8 +106,8 @@ func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, er
 	if err != nil || !clsact {
 		return false, err
 	}
-	present, err := ownFilter(h, link, dir)
-	if errors.Is(err, errForeignFilter) || err == nil && !present {
+	own, err := ownFilter(h, link, dir)
+	if errors.Is(err, errForeignFilter) || err == nil && own == nil {
 		return false, nil
 	}
 	if err != nil {
@@ -131,24 +131,25 @@ func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, er
 // errForeignFilter: the place of Heddle's filter is taken.
 var errForeignFilter = errors.New("priority 1 is taken by a filter that is not Heddle's; move it to another priority (tc filter)")
 
-// ownFilter reports whether Heddle's filter is there, and errForeignFilter if another is in its place.
-func ownFilter(h *netlink.Handle, link netlink.Link, dir Direction) (bool, error) {
+// ownFilter gives Heddle's filter, nil if it is not there, and errForeignFilter if another is in its place.
+func ownFilter(h *netlink.Handle, link netlink.Link, dir Direction) (own *netlink.BpfFilter, err error) {
 	list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
 	if err != nil {
-		return false, fmt.Errorf("list filters: %w", err)
+		return nil, fmt.Errorf("list filters: %w", err)
 	}
-	present := false
 	for _, f := range list {
 		if f.Attrs().Priority != filterPriority {
 			continue
 		}
 		bpf, ok := f.(*netlink.BpfFilter)
 		if !ok || !strings.HasPrefix(bpf.Name, filterOwner) {
-			return false, errForeignFilter
+			return nil, errForeignFilter
 		}
-		present = present || bpf.Handle == filterHandle
+		if bpf.Handle == filterHandle {
+			own = bpf
+		}
 	}
-	return present, nil
+	return own, nil
 }
 
 func newFilter(ifindex int, dir Direction) *netlink.BpfFilter {

@@ -138,7 +138,9 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
 		}
 	}()
-	a.setNetns(e.ID, uint64(dev.Netns))
+	if err := a.setNetns(e.ID, uint64(dev.Netns)); err != nil {
+		return err
+	}
 	if err := a.joinOwnStack(e, dev); err != nil {
 		return err
 	}

@@ -92,9 +92,9 @@ func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 		if err = a.detach(e); err == nil {
 			return false
 		}
-	} else if inode, err := netcfg.NetnsInode(e.NetnsPath); err == nil {
+	} else if inode, bad := netcfg.NetnsInode(e.NetnsPath); bad == nil {
 		// Its sockets are answered all the same.
-		a.setNetns(e.ID, inode)
+		err = errors.Join(err, a.setNetns(e.ID, inode))
 	}
 	if a.faults.set(api.FaultEndpoint, e.Name, err) {
 		a.log.Error("endpoint not restored; will try again", "reason", api.FaultEndpoint, "endpoint", e.Name, "err", err)

@@ -47,12 +47,21 @@ func (a *Agent) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
 	return inode, ok
 }
 
-// setNetns notes in which network namespace an endpoint is.
-func (a *Agent) setNetns(id model.EndpointID, inode uint64) {
+// setNetns notes in which network namespace an endpoint is. Another endpoint that was in one of this number is in none any more: a
+// namespace has one endpoint, so that the number has been given again.
+func (a *Agent) setNetns(id model.EndpointID, inode uint64) error {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.dropNetns(id)
+	other, had := a.byNetns[inode]
+	if had {
+		delete(a.netns, other)
+	}
 	a.netns[id], a.byNetns[inode] = inode, id
+	a.mu.Unlock()
+	if !had {
+		return nil
+	}
+	return a.datapath.LeaveNetns(other)
 }
 
 // dropNetns is called with mu held.

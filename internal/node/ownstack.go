@@ -45,5 +45,5 @@ func (a *Agent) leaveOwnStack(e model.Endpoint) error {
 	if !e.Intercepted || e.Carried != nil {
 		return nil
 	}
-	return netcfg.LeaveOwnStack(e.NetnsPath)
+	return netcfg.LeaveOwnStack(e.NetnsPath, e.ID)
 }

@@ -1,0 +1,119 @@
+package test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsNumber gives the number by which the kernel names the network namespace at path.
+func netnsNumber(t *testing.T, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		t.Fatal(err)
+	}
+	return st.Ino
+}
+
+// endNetns ends what runs in a network namespace, and takes its name.
+func endNetns(t *testing.T, path string) {
+	t.Helper()
+	number := netnsNumber(t, path)
+	if err := errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the namespace's processes to end", func() (bool, string) {
+		tasks, err := filepath.Glob("/proc/[0-9]*/ns/net")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var left []string
+		for _, task := range tasks {
+			var st unix.Stat_t
+			if unix.Stat(task, &st) != nil || st.Ino != number {
+				continue
+			}
+			var pid int
+			if _, err := fmt.Sscanf(task, "/proc/%d/", &pid); err != nil {
+				t.Fatal(err)
+			}
+			left = append(left, task)
+			_ = unix.Kill(pid, syscall.SIGKILL) // it may have ended
+		}
+		return len(left) == 0, strings.Join(left, " ")
+	})
+}
+
+// makeNetns makes network namespaces until one has a number that another had: the kernel gives the lowest that is free. Others on the
+// machine may have been quicker: then the test is skipped.
+func makeNetns(t *testing.T, number uint64) (path string) {
+	t.Helper()
+	var had []string
+	t.Cleanup(func() {
+		for _, name := range had {
+			if out, err := exec.Command("ip", "netns", "delete", name).CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		}
+	})
+	for len(had) < 256 {
+		name := fmt.Sprintf("%s-number-%d", labName, len(had))
+		if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		had, path = append(had, name), "/run/netns/"+name
+		if netnsNumber(t, path) == number {
+			return path
+		}
+	}
+	t.Skip("another network namespace has the number")
+	return ""
+}
+
+// TestNetnsNumberIsGivenAgain: a container that ended without its endpoint being deleted leaves the number of its network namespace to
+// the next one that is made. The endpoint there reads nothing of the other's sockets, which another container has kept.
+func TestNetnsNumberIsGivenAgain(t *testing.T) {
+	t.Cleanup(func() { // the lab as others know it
+		if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+			t.Error(err)
+		}
+	})
+	giver, keeper, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2"), freePort()
+	path := fmt.Sprintf("/tmp/%s-kept-%d", labName, port)
+	t.Cleanup(func() {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Error(err)
+		}
+	})
+	keeper.must(`u = taker(%q)`, path)
+	keeper.begin(`kept = take(u)`)
+	giver.must(`give(%q, listen(4, "0.0.0.0", %d))`, path, port)
+	keeper.reply("take")
+	list := func(netns string) string {
+		out, err := exec.Command("nsenter", "--net="+netns, "cat", "/run/heddle/lab/"+labName+"/n1/proc/tcp").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return string(out)
+	}
+	gone, line := "/run/netns/"+labName+"-n1-c1", fmt.Sprintf("00000000:%04X ", port)
+	if got := list(gone); !strings.Contains(got, line) {
+		t.Fatalf("its own container does not read of the listener:\n%s", got)
+	}
+	number := netnsNumber(t, gone)
+	endNetns(t, gone)
+	next := makeNetns(t, number)
+	heddle(t, "endpoints", "add", "next", "--lab", labName, "--node", "n1", "--netns", next)
+	if got := list(next); strings.Contains(got, line) {
+		t.Errorf("the next container reads of the listener:\n%s", got)
+	}
+}

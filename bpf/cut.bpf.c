@@ -12,6 +12,18 @@ static __always_inline bool destroy(struct sock_common *sk)
 	return bpf_sock_destroy(sk) == 0;
 }
 
+/* Whether a program still has the connection of an endpoint that is gone, as another container may: no rule speaks of it any more,
+ * so it must not go on where rules decide. What no program has only sends its rest. */
+static __always_inline bool outlives(struct sock_common *sk, const struct sock_tag *tag)
+{
+	struct tcp_sock *tcp;
+
+	if (tag->flags & TAG_PROBE || tagged_endpoint(tag))
+		return false;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	return tcp && ((struct sock *)tcp)->sk_socket;
+}
+
 SEC("iter/tcp")
 int cut(struct bpf_iter__tcp *ctx)
 {
@@ -30,7 +42,7 @@ int cut(struct bpf_iter__tcp *ctx)
 		return 0;
 	addresses_of(sk, &local, &remote);
 	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
-	if (decide_tagged(tag, &remote, ports) == VERDICT_ALLOW)
+	if (!outlives(sk, tag) && decide_tagged(tag, &remote, ports) == VERDICT_ALLOW)
 		return 0;
 	ended = destroy(sk);
 	if (ended)

@@ -48,11 +48,13 @@ static __always_inline void count_claim(struct port_claims *c, const struct sock
 
 static __always_inline bool unclaimed(const struct port_claims *c)
 {
-	__u32 i, sockets = 0;
+	__u32 i;
 
+	/* Fewer than none are left where sockets came and went at the same moment: see unclaim. */
 	for (i = 0; i < CLAIM_KINDS; i++)
-		sockets |= c->by_kind[i].sockets;
-	return sockets == 0;
+		if ((__s32)c->by_kind[i].sockets > 0)
+			return false;
+	return true;
 }
 
 /* Gives up the claim of tag's socket, if it has one. Two sockets that come and go at the same moment can lose a

@@ -82,6 +82,13 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 	return found && found->kind == FLOW_CONTAINERS;
 }
 
+/* Whether endpoint owner, which has begun to answer the packet's connection, has nobody any more who would accept it: the kernel
+ * drops what comes for that, and says nothing. */
+static __noinline bool is_orphan(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	return p && orphans_until && bpf_ktime_get_ns() < orphans_until && !has_listener(skb, p, owner);
+}
+
 /* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is for. */
 static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *sk,
                                       __u32 owner)
@@ -94,29 +101,32 @@ static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet
 
 /* What capture() did with a packet. */
 enum capture {
-	CAPTURE_NONE,     /* no node socket: it is the container's */
-	CAPTURE_TIMEWAIT, /* the container's, although a node socket in TIME_WAIT matches */
-	CAPTURE_TAKEN,    /* given to a node socket */
-	CAPTURE_OPENING,  /* the same; with it, a connection comes to be */
+	CAPTURE_NONE, /* no node socket: it is the container's */
+	CAPTURE_PAST, /* the container's, although a node socket matches: in TIME_WAIT, or begun for a listener that closed */
+	CAPTURE_TAKEN,   /* given to a node socket */
+	CAPTURE_OPENING, /* the same; with it, a connection comes to be */
 };
 
 /* Hands the packet to the node socket of endpoint owner, if it is for one. */
 static __always_inline int capture(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = find_socket(skb, p, owner);
-	bool ours, waits, opening;
+	bool ours, waits, opening, begun;
 
 	if (!sk)
 		return CAPTURE_NONE;
+	begun = sk->state == BPF_TCP_NEW_SYN_RECV;
 	opening = sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_NEW_SYN_RECV;
 	waits = sk->state == BPF_TCP_TIME_WAIT;
 	ours = meant_for(skb, p, sk, owner);
 	/* Request and time-wait sockets are found again by the stack itself. */
-	if (ours && !waits && sk->state != BPF_TCP_NEW_SYN_RECV)
+	if (ours && !waits && !begun)
 		bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);
 	if (!ours)
-		return waits ? CAPTURE_TIMEWAIT : CAPTURE_NONE;
+		return waits ? CAPTURE_PAST : CAPTURE_NONE;
+	if (begun && is_orphan(skb, p, owner))
+		return CAPTURE_PAST;
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = config_mark;
 	return opening ? CAPTURE_OPENING : CAPTURE_TAKEN;
@@ -145,7 +155,7 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 		*taken = true;
 		count(REASON_DELIVER_OVERLAY);
 		return TC_ACT_OK;
-	case CAPTURE_TIMEWAIT:
+	case CAPTURE_PAST:
 		/* Routing would match it to that socket, too, and drop it. */
 		return into_container(ifindex);
 	}
@@ -457,6 +467,8 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	ep = endpoint_at(p.ip.daddr);
 	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED) {
 		ours = has_node_socket(skb, &p, ep, &established);
+		if (ours && !established && !is_syn(&p) && is_orphan(skb, &p, ep->id))
+			ours = false;
 		if (!(ours && established) && is_crossed(skb, &p, ep, &k))
 			return cross_back(skb, &p, &k);
 	}

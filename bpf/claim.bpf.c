@@ -198,6 +198,8 @@ int sock_release(struct bpf_sock *sk)
 		unclaim(tag);
 		uncount_socket(tag);
 		port_released(sk, tag);
+		if (tag->path == PATH_LISTEN)
+			orphans_until = bpf_ktime_get_ns() + ORPHANS_FOR;
 	}
 	return 1;
 }

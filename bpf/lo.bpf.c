@@ -88,21 +88,46 @@ static __always_inline int to_socket_of(struct __sk_buff *skb, const struct pack
 	return TC_ACT_OK;
 }
 
+/* Whether the packet is for a handshake whose listener has closed: the kernel drops that, and says nothing, when the client's last
+ * ACK comes. The client would have a connection that nobody answers for. */
+static __always_inline bool is_orphan_here(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct bpf_sock *sk = lookup_exact(skb, p);
+	bool orphan;
+
+	if (!sk)
+		return false;
+	orphan = sk->state == BPF_TCP_NEW_SYN_RECV;
+	bpf_sk_release(sk);
+	if (!orphan)
+		return false;
+	sk = lookup_listener(skb, p);
+	if (!sk)
+		return true;
+	orphan = !is_of(bpf_sk_storage_get(&tag_by_sock, sk, 0, 0), owner);
+	bpf_sk_release(sk);
+	return orphan;
+}
+
 static __always_inline int from_lo_verdict(struct __sk_buff *skb)
 {
+	bool syn = may_be_syn(skb), known;
 	struct endpoint *ep;
 	struct packet p;
-	bool known;
 
-	if (!may_be_syn(skb) || !protects(PROTECT_WILDCARD))
+	if (!syn && (!orphans_until || bpf_ktime_get_ns() > orphans_until))
+		return TC_ACT_OK;
+	if (!protects(PROTECT_WILDCARD))
 		return TC_ACT_OK;
 	if (skb->mark != config_mark && skb->mark != config_overlay_mark && skb->mark != SYN_RETURNED)
 		return TC_ACT_OK; /* not of a node socket: the node's own affair */
-	if (read_packet(skb, &p) != PACKET_TCP || !is_syn(&p))
+	if (read_packet(skb, &p) != PACKET_TCP || (syn && !is_syn(&p)) || p.tcp.flags & TCP_FLAG_RST_)
 		return TC_ACT_OK;
 	ep = endpoint_for(&p, &known);
 	if (!known)
 		return TC_ACT_OK;
+	if (!syn)
+		return ep && is_orphan_here(skb, &p, ep->id) ? refuse_syn(skb) : TC_ACT_OK;
 	return ep ? to_socket_of(skb, &p, ep->id) : refuse_syn(skb);
 }
 

@@ -347,6 +347,11 @@ struct {
 	__type(value, struct joined_groups);
 } groups_by_sock SEC(".maps");
 
+/* Until when, in nanoseconds of bpf_ktime_get_ns(), a handshake may be under way whose listener has closed: a client sends its
+ * last ACK after 200 ms at the latest. Written by sock_release. */
+volatile __u64 orphans_until = 0;
+#define ORPHANS_FOR (1000 * 1000 * 1000ULL)
+
 /* Not 0 while some endpoint has a limit. Written by the agent. */
 volatile __u32 limits_in_force = 0;
 

@@ -37,6 +37,27 @@ func TestListenerCloses(t *testing.T) {
 	}
 }
 
+// TestListenerClosesInHandshake: so does one whose last ACK is put off, and that has its connection, as it sees it.
+func TestListenerClosesInHandshake(t *testing.T) {
+	for _, c := range []struct {
+		name, family, listens string
+		places                []place
+	}{
+		{"ipv4", "4", `listen(4, "0.0.0.0", $port)`, places},
+		{"ipv6", "6", `listen(6, "::", $port)`, places6},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			comparePlaces(t, c.places, script{name: "a listener closes", fails: true, text: `
+server: l = ` + c.listens + `
+client: c = pending(` + c.family + `, "$target", $port, ((socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0),))
+client: told(c)
+server: l.close()
+client: c.settimeout(20)
+client: error_of(c.recv, 1)`})
+		})
+	}
+}
+
 // comparePlaces runs a script where the server is a container, at several places at a time: it waits for SYNs that are sent again.
 func comparePlaces(t *testing.T, places []place, sc script) {
 	for _, pl := range places {

@@ -657,6 +657,7 @@ const (
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNoFlows               = "no_flows"
 	heddleVarNoWires               = "no_wires"
+	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
@@ -830,6 +831,7 @@ type heddleVariableSpecs struct {
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	NoWires               *ebpf.VariableSpec `ebpf:"no_wires"`
+	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
@@ -984,6 +986,7 @@ type heddleVariables struct {
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	NoWires               *ebpf.Variable `ebpf:"no_wires"`
+	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`

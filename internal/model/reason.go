@@ -102,7 +102,7 @@ var Reasons = []ReasonInfo{
 	{66, "fallback_crossed", KindFallback, "socket bound to [::], which is at an IPv4 address underneath, to an IPv6 destination; or bound with AF_UNSPEC"},
 	{67, "refuse_no_storage", KindRefusal, "bind, or connect to a service, of a socket that the kernel has no room to remember it by (ENOBUFS)"},
 	{68, "cut_relay_forgotten", KindCut, "relayed connection forgotten because whoever opened it has more of them than a node remembers of one"},
-	{69, "refuse_listener_gone", KindRefusal, "SYN within the node for a container where nothing of it listens any more (RST)"},
+	{69, "refuse_listener_gone", KindRefusal, "SYN within the node, or last ACK of a handshake, for a container where nothing of it listens any more (RST)"},
 	{70, "drop_syn_waits", KindDrop, "SYN within the node that was sent again while its answer is under way, or that a connection in TIME_WAIT is in the way of"},
 }
 

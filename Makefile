@@ -68,6 +68,7 @@ help:
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
+	@echo "make bench-summary  the page of results and its tables, from the committed results"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
@@ -99,12 +100,13 @@ attack: $(BIN)/libheddle-pool.so
 	@cp $(BIN)/libheddle-pool.so $(BIN)/attack/
 	$(GO) build -trimpath -tags attack -o $(BIN)/attack/ $(addprefix ./cmd/,$(PROGRAMS))
 
-# docs/benchmarks.md, "New connections with a pool".
+# docs/benchmarks/method.md, "With a pool".
 .PHONY: bench-pool
 bench-pool: need-root build lab-packages
 	$(call install,gcc libc6-dev)
 	$(BIN)/heddle bench pool --up --lab poolbench --json docs/benchmarks/pool.json
 	$(BIN)/heddle bench pool report
+	$(BIN)/heddle bench summary
 
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }
@@ -128,46 +130,58 @@ bench: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
 
-# docs/benchmarks.md, "Has it become slower?". No part of `make test`: it measures. Fails with code 2 if something got worse, with
+# docs/benchmarks/method.md, "Has it become slower?". No part of `make test`: it measures. Fails with code 2 if something got worse, with
 # 3 if the machine was busy.
 bench-check: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench check --up --lab check --json $(OUT)/check.json
 
-# docs/benchmarks.md, "Results" and "New connections by several callers".
+# docs/benchmarks/tables.md, "Core" and "New connections by several callers".
 bench-core: need-root build bench-packages
 	$(BIN)/heddle bench --up --lab core --json docs/benchmarks/core.json --plot docs/benchmarks/core.svg
 	$(BIN)/heddle bench --up --lab core --workloads crr,crr8,crr64 --duration 1s --json docs/benchmarks/callers.json
 	$(BIN)/heddle bench report
+	$(BIN)/heddle bench summary
 
-# docs/benchmarks.md, "Cost of being there".
+# The page of results and all tables, from the committed files alone.
+.PHONY: bench-summary
+bench-summary: build
+	for r in "" cost local paper peers density pool; do $(BIN)/heddle bench $$r report || exit 1; done
+	$(BIN)/heddle bench summary
+
+# docs/benchmarks/method.md, "What Heddle adds".
 bench-cost: need-root build bench-packages
 	$(BIN)/heddle bench cost --up --lab cost --json docs/benchmarks/cost.json
 	$(BIN)/heddle bench cost report
+	$(BIN)/heddle bench summary
 
-# docs/benchmarks.md, "On one node".
+# docs/benchmarks/method.md, "Connections on one node".
 bench-local: need-root build bench-packages
 	$(BIN)/heddle bench local --up --lab local --json docs/benchmarks/local.json
 	$(BIN)/heddle bench local report
+	$(BIN)/heddle bench summary
 
-# docs/benchmarks.md, "The paper's evaluation". Results of other workloads than WORKLOADS are kept.
+# docs/benchmarks/method.md, "The paper's applications". Results of other workloads than WORKLOADS are kept.
 WORKLOADS :=
 ROUNDS    := 3
 bench-paper: need-root build lab-packages
 	$(call install,$(PAPER_PACKAGES))
 	$(BIN)/heddle bench paper --up --lab paper --workloads "$(WORKLOADS)" --rounds $(ROUNDS) --kafka $(OUT)/kafka --merge --json docs/benchmarks/paper.json
 	$(BIN)/heddle bench paper report
+	$(BIN)/heddle bench summary
 
-# docs/benchmarks.md, "Against peers": Docker's networks and a BPF data path in the same run. 4 minutes.
+# docs/benchmarks/method.md, "Networks of others": Docker's networks and a BPF data path in the same run. 4 minutes.
 bench-peers: need-root build bench-packages
 	$(call install,docker.io iptables)
 	$(BIN)/heddle bench peers --up --lab peers --json docs/benchmarks/peers.json
 	$(BIN)/heddle bench peers report
+	$(BIN)/heddle bench summary
 
-# docs/benchmarks.md, "Many containers".
+# docs/benchmarks/method.md, "A node with many containers".
 bench-density: need-root build lab-packages
 	$(BIN)/heddle bench density --lab density --json docs/benchmarks/density.json
 	$(BIN)/heddle bench density report
+	$(BIN)/heddle bench summary
 
 # Kafka's jars at the versions of test/kafka/pom.xml, and with the contents of jars.sha256.
 kafka: $(OUT)/kafka/.checked

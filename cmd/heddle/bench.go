@@ -66,7 +66,7 @@ connection) when named. Processor time is the whole machine's: keep it otherwise
 	f.StringVar(&s.lab, "lab", "", "name of the lab (default: the default lab)")
 	f.StringVar(&s.jsonFile, "json", "", "write the results to this file")
 	f.StringVar(&s.plotFile, "plot", "", "draw the results into this SVG file")
-	cmd.AddCommand(newBenchPoolCmd(), newBenchReportCmd())
+	cmd.AddCommand(newBenchPoolCmd(), newBenchReportCmd(), newBenchSummaryCmd())
 	f.BoolVar(&s.quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	f.BoolVar(&s.markdown, "markdown", false, "print Markdown tables")
 	f.BoolVar(&s.up, "up", false, "bring the lab up if it is not, and down again afterwards")

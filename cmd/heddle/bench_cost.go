@@ -66,8 +66,8 @@ func newBenchCostReportCmd() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return reportCost(file, document) },
 	}
-	cmd.Flags().StringVar(&file, "results", "docs/benchmarks/cost.json", "what 'heddle bench cost --json' wrote")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	cmd.Flags().StringVar(&file, "results", resultsFolder+"/cost.json", "what 'heddle bench cost --json' wrote")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the tables")
 	return cmd
 }
 

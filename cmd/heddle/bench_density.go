@@ -147,8 +147,8 @@ func newBenchDensityReportCmd() *cobra.Command {
 			return reportDensity(folder, document)
 		},
 	}
-	cmd.Flags().StringVar(&folder, "folder", "docs/benchmarks", "where the results are, and the plot goes")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	cmd.Flags().StringVar(&folder, "folder", resultsFolder, "where the results are, and the plot goes")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the tables")
 	return cmd
 }
 

@@ -85,8 +85,8 @@ func newBenchLocalReportCmd() *cobra.Command {
 			return reportLocal(folder, document, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&folder, "folder", "docs/benchmarks", "where the results are, and the plot goes")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the table")
+	cmd.Flags().StringVar(&folder, "folder", resultsFolder, "where the results are, and the plot goes")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the table")
 	return cmd
 }
 

@@ -28,8 +28,8 @@ the paper that was measured, and writes the tables into a document, between its 
 			return reportPaper(folder, document, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&folder, "folder", "docs/benchmarks", "where the results are, and the plots go")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	cmd.Flags().StringVar(&folder, "folder", resultsFolder, "where the results are, and the plots go")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the tables")
 	return cmd
 }
 

@@ -27,8 +27,8 @@ two marks.`,
 			return reportPeers(folder, document, cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&folder, "folder", "docs/benchmarks", "where the results are, and the plot goes")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	cmd.Flags().StringVar(&folder, "folder", resultsFolder, "where the results are, and the plot goes")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the tables")
 	return cmd
 }
 

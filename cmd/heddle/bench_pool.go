@@ -48,8 +48,8 @@ func newBenchPoolReportCmd() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return reportPool(file, document) },
 	}
-	cmd.Flags().StringVar(&file, "results", "docs/benchmarks/pool.json", "what 'heddle bench pool --json' wrote")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the table")
+	cmd.Flags().StringVar(&file, "results", resultsFolder+"/pool.json", "what 'heddle bench pool --json' wrote")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the table")
 	return cmd
 }
 

@@ -20,9 +20,9 @@ func newBenchReportCmd() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(*cobra.Command, []string) error { return reportTables(core, callers, document) },
 	}
-	cmd.Flags().StringVar(&core, "results", "docs/benchmarks/core.json", "what 'heddle bench --json' wrote")
-	cmd.Flags().StringVar(&callers, "callers", "docs/benchmarks/callers.json", "what 'heddle bench --workloads crr,crr8,crr64 --json' wrote")
-	cmd.Flags().StringVar(&document, "document", "docs/benchmarks.md", "the document with the tables")
+	cmd.Flags().StringVar(&core, "results", resultsFolder+"/core.json", "what 'heddle bench --json' wrote")
+	cmd.Flags().StringVar(&callers, "callers", resultsFolder+"/callers.json", "what 'heddle bench --workloads crr,crr8,crr64 --json' wrote")
+	cmd.Flags().StringVar(&document, "document", resultTables, "the document with the tables")
 	return cmd
 }
 

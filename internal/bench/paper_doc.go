@@ -110,7 +110,7 @@ var paperClaims = []paperClaim{
 	{figure: "6a", what: "CPU at 2 Gbit/s (paper: 0 to 25)", paperOverlay: "0.59 to 0.78", paperHost: "1.00", app: "iperf3-2g", metric: MetricCPU},
 	{figure: "6a", what: "CPU at 6 Gbit/s", paperOverlay: "0.59 to 0.78", paperHost: "1.00", app: "iperf3-6g", metric: MetricCPU},
 	{figure: "6b", what: "softirq at 6 Gbit/s (paper: 22.5)", paperOverlay: "0.51", paperHost: "", app: "iperf3-6g", metric: MetricSoftIRQ},
-	{figure: "7", what: "caps of 15, 10, 5 and a rule on a live connection", overlayInstead: "see [Policy](#policy)"},
+	{figure: "7", what: "caps of 15, 10, 5 and a rule on a live connection", overlayInstead: "see [Policy](log.md#policy)"},
 	{figure: "8a", what: "memcached, operations/s", paperOverlay: "1.66", paperHost: "0.98", app: "memcached", metric: MetricRate},
 	{figure: "8b", what: "memcached, mean latency", paperOverlay: "0.58", paperHost: "1.00", app: "memcached", metric: "all_mean_us"},
 	{figure: "9", what: "memcached, p99.9 of SET", paperOverlay: "0.59", paperHost: "1.00", app: "memcached", metric: "set_p999_us"},
@@ -124,7 +124,7 @@ var paperClaims = []paperClaim{
 	{figure: "11", what: "nginx 1 MB, CPU (paper: the server's)", paperOverlay: "0.60", paperHost: "1.05 to 1.07", app: "nginx-1m", metric: MetricCPU},
 	{figure: "12a", what: "PostgreSQL, CPU (paper: the server's)", paperOverlay: "0.75", paperHost: "1.00", app: "pgbench", metric: MetricCPU},
 	{figure: "12b", what: "Kafka, CPU (paper: the server's)", paperOverlay: "0.89", paperHost: "", app: "kafka", metric: MetricCPU},
-	{figure: "table 4", what: "migration of a container", overlayInstead: "see [Migration](#migration)"},
+	{figure: "table 4", what: "migration of a container", overlayInstead: "see [Migration](log.md#migration)"},
 }
 
 // paperGoal is a bound on a ratio.

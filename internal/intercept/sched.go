@@ -12,7 +12,7 @@ import (
 // yieldToCallers makes the calling thread, which must be locked, one that does not preempt others when it
 // wakes (SCHED_BATCH). ADDFD wakes the caller and then, when the caller has taken its socket, the answering
 // thread: without this the answering thread pushes the caller aside for what is left to do, and the caller
-// waits for it with its answer in hand. Measured in docs/benchmarks.md.
+// waits for it with its answer in hand. Measured in docs/benchmarks/log.md.
 func yieldToCallers() error { return schedule(unix.SCHED_BATCH, 0) }
 
 // yieldToAll makes the calling thread, which must be locked, give way to every thread that has something

@@ -5,7 +5,7 @@
  * A packet from a container is seen once where it leaves the container's veth, a packet to one where it enters the node.
  * Both look up the connection, the policy and the destination, and then hand the packet over without the node's stack:
  * bpf_redirect_peer() into the container's namespace, bpf_redirect() or bpf_redirect_neigh() out of the underlay device,
- * bpf_redirect() with a tunnel key into a VXLAN device. docs/benchmarks.md, "Against peers", says what is left out. */
+ * bpf_redirect() with a tunnel key into a VXLAN device. docs/benchmarks/method.md says what is left out. */
 #include <linux/types.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

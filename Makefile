@@ -40,7 +40,7 @@ define install
 	fi
 endef
 
-.PHONY: help build deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -69,6 +69,7 @@ help:
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-summary  the page of results and its tables, from the committed results"
+	@echo "make docs    docs/ as a site with search into $(OUT)/site/; links are checked"
 	@echo "make kafka   Kafka's jars into $(OUT)/kafka/, for make bench-paper"
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
@@ -190,6 +191,24 @@ $(OUT)/kafka/.checked: test/kafka/pom.xml test/kafka/jars.sha256
 	rm -rf $(OUT)/kafka && mkdir -p $(OUT)/kafka
 	mvn -q -B -f test/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(abspath $(OUT)/kafka)
 	cd $(OUT)/kafka && sha256sum --quiet -c $(abspath test/kafka/jars.sha256) && touch .checked
+
+# docs/ as a static site. Links that lead nowhere end it, and so does a page that fetches something
+# from another host when it is read. MkDocs is installed with what it needs, at the versions and
+# hashes of docs/requirements.txt, into a place of its own.
+DOCS_VENV := $(OUT)/docs-venv
+docs: $(DOCS_VENV)/.installed
+	$(DOCS_VENV)/bin/mkdocs build --quiet --strict --site-dir $(abspath $(OUT)/site)
+	@! grep -rnoE '<(script|link|img|iframe|source|object)[^>]+(src|href|data)="?(https?:)?//[^" >]+|(url\(|@import)[ "'"'"']*(https?:)?//[^)"]*' \
+		$(OUT)/site --include=*.html --include=*.css || { echo "these would be fetched from another host"; exit 1; }
+	@echo "the site: $(OUT)/site/index.html"
+$(DOCS_VENV)/.installed: docs/requirements.txt
+	@python3 -c 'import venv, ensurepip' 2>/dev/null || $(MAKE) --no-print-directory docs-packages
+	rm -rf $(DOCS_VENV) && python3 -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.txt
+	@touch $@
+.PHONY: docs-packages
+docs-packages:
+	$(call install,python3 python3-venv)
 
 # Test suites of others in both modes of a container; docs/conformance.md says how to read the result.
 conformance: need-root build conformance-packages

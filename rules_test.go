@@ -17,7 +17,7 @@ import (
 const module = "heddle.dev/heddle/"
 
 // allowed says which of our packages each may import, beside internal/model: the dependency direction of
-// docs/ARCHITECTURE.md. A package that is missing here fails the test.
+// docs/architecture/packages.md. A package that is missing here fails the test.
 var allowed = map[string][]string{
 	"internal/model":           {},
 	"internal/policy":          {},

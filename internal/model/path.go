@@ -9,7 +9,7 @@ import (
 // internal/datapath ties the two.
 type Path uint8
 
-// The paths. docs/ARCHITECTURE.md follows a connection along each of them.
+// The paths. docs/ARCHITECTURE.md follows a direct connection and names the page of each other path.
 const (
 	// PathNone: the socket is neither connected nor listening.
 	PathNone Path = iota

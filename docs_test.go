@@ -1,0 +1,186 @@
+package heddle_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+)
+
+var (
+	markdownLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	codeSpan     = regexp.MustCompile("`[^`\n]+`")
+	markdownHead = regexp.MustCompile(`(?m)^#+ +(.+)$`)
+)
+
+// documents gives the text of every Markdown file of the repository, by path.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && path != "." || path == "bin" || path == "out") {
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(path, ".md") {
+			return nil
+		}
+		raw, err := os.ReadFile(path)
+		texts[filepath.ToSlash(path)] = string(raw)
+		return err
+	})
+	if err != nil {
+		t.Fatalf("read documents: %v", err)
+	}
+	return texts
+}
+
+// anchorOf gives the name by which a heading is linked to.
+func anchorOf(heading string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(strings.TrimSpace(heading)) {
+		switch {
+		case r == ' ':
+			b.WriteByte('-')
+		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// TestLinks follows the links between documents, to the heading if they name one.
+func TestLinks(t *testing.T) {
+	texts := documents(t)
+	for path, text := range texts {
+		for _, m := range markdownLink.FindAllStringSubmatch(codeSpan.ReplaceAllString(text, ""), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			file, anchor, _ := strings.Cut(m[1], "#")
+			target := path
+			if file != "" {
+				target = filepath.ToSlash(filepath.Join(filepath.Dir(path), file))
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %s: %v", path, m[1], err)
+			} else if anchor != "" && !hasAnchor(texts[target], anchor) {
+				t.Errorf("%s: %s: there is no such heading", path, m[1])
+			}
+		}
+	}
+}
+
+func hasAnchor(text, anchor string) bool {
+	for _, m := range markdownHead.FindAllStringSubmatch(text, -1) {
+		if anchorOf(m[1]) == anchor {
+			return true
+		}
+	}
+	return false
+}
+
+// TestTenMinutes keeps what a reader sees first short, and its lines readable where they are typed. Rows of tables cannot be
+// broken.
+func TestTenMinutes(t *testing.T) {
+	texts := documents(t)
+	for path, text := range texts {
+		if path != "README.md" && path != "docs/ARCHITECTURE.md" && !strings.HasPrefix(path, "docs/architecture/") {
+			continue
+		}
+		for i, line := range strings.Split(text, "\n") {
+			if n := utf8.RuneCountInString(line); n > 100 && !strings.HasPrefix(line, "|") {
+				t.Errorf("%s:%d has %d columns, more than 100", path, i+1, n)
+			}
+		}
+	}
+	for path, most := range map[string]int{"README.md": 120, "docs/ARCHITECTURE.md": 170} {
+		if n := strings.Count(texts[path], "\n"); n == 0 || n > most {
+			t.Errorf("%s has %d lines; the most is %d", path, n, most)
+		}
+	}
+}
+
+// TestReadmeIsRun holds .ci/run to the test command that the README names.
+func TestReadmeIsRun(t *testing.T) {
+	command := regexp.MustCompile(`(?m)^    (make test)\b`).FindStringSubmatch(documents(t)["README.md"])
+	if command == nil {
+		t.Fatal("the README names no test command")
+	}
+	script, err := os.ReadFile(".ci/run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(script)) {
+		if strings.TrimSpace(line) == command[1] {
+			return
+		}
+	}
+	t.Errorf(".ci/run does not run %q, which the README names", command[1])
+}
+
+// readmeRows are the measurements in the rows of the README's table, in their order.
+var readmeRows = []struct{ workload, scope, metric string }{
+	{"iperf3", "inter", "throughput_bps"},
+	{"iperf3", "inter", "cpu_s_per_gb"},
+	{"rr", "inter", "rtt_p50_us"},
+	{"crr", "inter", "socket_connect_p50_us"},
+	{"crr", "inter", "socket_connect_p99_us"},
+	{"crr", "inter", "connections_per_s"},
+	{"rr", "intra", "rtt_p50_us"},
+	{"crr", "intra", "socket_connect_p50_us"},
+	{"crr", "intra", "socket_connect_p99_us"},
+	{"crr", "intra", "connections_per_s"},
+}
+
+// TestReadmeTable holds the README's table to one run, the one that docs/benchmarks.md has under "Against peers".
+func TestReadmeTable(t *testing.T) {
+	raw, err := os.ReadFile("docs/benchmarks/peers.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var run struct {
+		Machine string
+		Results []struct {
+			Workload, Scope, Mode, Metric string
+			Ratio                         float64 `json:"ratio_to_host"`
+		}
+	}
+	if err := json.Unmarshal(raw, &run); err != nil {
+		t.Fatal(err)
+	}
+	readme := documents(t)["README.md"]
+	if _, day, _ := strings.Cut(run.Machine, "; "); day == "" || !strings.Contains(readme, day) {
+		t.Errorf("the README does not say that its run is of %q", day)
+	}
+	var rows [][]string
+	for line := range strings.Lines(readme) {
+		if strings.HasPrefix(line, "|") {
+			rows = append(rows, strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|"))
+		}
+	}
+	if len(rows) != len(readmeRows)+2 {
+		t.Fatalf("the README's table has %d lines; with its head it should have %d", len(rows), len(readmeRows)+2)
+	}
+	for i, want := range readmeRows {
+		for column, mode := range rows[0] {
+			mode, cell := strings.Trim(mode, " *"), strings.Trim(rows[i+2][column], " *")
+			for _, r := range run.Results {
+				if mode == "host" || r.Mode != mode || r.Workload != want.workload || r.Scope != want.scope || r.Metric != want.metric {
+					continue
+				}
+				if said := fmt.Sprintf("%.2f", r.Ratio); said != cell {
+					t.Errorf("README, %s %s of %s: %q; the run has %s", want.scope, want.metric, mode, cell, said)
+				}
+			}
+		}
+	}
+}

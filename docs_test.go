@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -180,6 +181,31 @@ func TestReadmeTable(t *testing.T) {
 				if said := fmt.Sprintf("%.2f", r.Ratio); said != cell {
 					t.Errorf("README, %s %s of %s: %q; the run has %s", want.scope, want.metric, mode, cell, said)
 				}
+			}
+		}
+	}
+}
+
+// TestFilesAreThere: a file that the architecture names is in the repository.
+func TestFilesAreThere(t *testing.T) {
+	files := []string{"/rules_test.go"}
+	for _, folder := range []string{"bpf", "internal", "cmd", "pool"} {
+		err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
+			files = append(files, "/"+filepath.ToSlash(path))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	named := regexp.MustCompile("`([a-zA-Z0-9_/.-]+\\.(?:go|c|h))`")
+	for path, text := range documents(t) {
+		if path != "docs/ARCHITECTURE.md" && !strings.HasPrefix(path, "docs/architecture/") {
+			continue
+		}
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if !slices.ContainsFunc(files, func(file string) bool { return strings.HasSuffix(file, "/"+m[1]) }) {
+				t.Errorf("%s: there is no file %s", path, m[1])
 			}
 		}
 	}

@@ -10,14 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unicode"
 	"unicode/utf8"
-)
-
-var (
-	markdownLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	codeSpan     = regexp.MustCompile("`[^`\n]+`")
-	markdownHead = regexp.MustCompile(`(?m)^#+ +(.+)$`)
 )
 
 // documents gives the text of every Markdown file of the repository, by path.
@@ -42,51 +35,6 @@ func documents(t *testing.T) map[string]string {
 		t.Fatalf("read documents: %v", err)
 	}
 	return texts
-}
-
-// anchorOf gives the name by which a heading is linked to.
-func anchorOf(heading string) string {
-	var b strings.Builder
-	for _, r := range strings.ToLower(strings.TrimSpace(heading)) {
-		switch {
-		case r == ' ':
-			b.WriteByte('-')
-		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-// TestLinks follows the links between documents, to the heading if they name one.
-func TestLinks(t *testing.T) {
-	texts := documents(t)
-	for path, text := range texts {
-		for _, m := range markdownLink.FindAllStringSubmatch(codeSpan.ReplaceAllString(text, ""), -1) {
-			if strings.Contains(m[1], "://") {
-				continue
-			}
-			file, anchor, _ := strings.Cut(m[1], "#")
-			target := path
-			if file != "" {
-				target = filepath.ToSlash(filepath.Join(filepath.Dir(path), file))
-			}
-			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s: %s: %v", path, m[1], err)
-			} else if anchor != "" && !hasAnchor(texts[target], anchor) {
-				t.Errorf("%s: %s: there is no such heading", path, m[1])
-			}
-		}
-	}
-}
-
-func hasAnchor(text, anchor string) bool {
-	for _, m := range markdownHead.FindAllStringSubmatch(text, -1) {
-		if anchorOf(m[1]) == anchor {
-			return true
-		}
-	}
-	return false
 }
 
 // TestTenMinutes keeps what a reader sees first short, and its lines readable where they are typed. Rows of tables cannot be

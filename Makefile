@@ -1,8 +1,10 @@
 # Heddle. `make help` lists the targets. Everything a target needs is installed by it: Debian packages by
-# apt-get (as root), Go modules at the versions go.mod pins.
+# apt-get (as root), Go modules at the versions go.mod pins, crates at those of rust/Cargo.lock. What is not: Go, gcc,
+# make, and rustup with the toolchain of rust/rust-toolchain.toml.
 
 SHELL      := /bin/bash
 GO         ?= go
+CARGO      ?= cargo
 BIN        := bin
 OUT        := out
 PROGRAMS   := heddle heddled heddle-runtime heddle-cni
@@ -59,7 +61,9 @@ help:
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
-	@echo "make check   format, vet, lint, generated files up to date"
+	@echo "make test-rust  the Rust workspace's tests, and models of its memory orders; part of make test"
+	@echo "make bench-rust  nanoseconds for a slot of a ring in shared memory; wants a quiet machine (20 seconds)"
+	@echo "make check   format, vet, lint, generated files up to date, crates as reviewed"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
 	@echo "make bench-core  what 'make bench' measures, and new connections by 1, 8 and 64 callers, into docs/benchmarks/ (root; 8 minutes)"
@@ -74,9 +78,27 @@ help:
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
-build: $(BIN)/libheddle-pool.so
+build: $(BIN)/libheddle-pool.so rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
+
+# The Rust workspace. It has libraries only so far: nothing of it is installed, and it is built so that it cannot rot. What cargo
+# makes goes to out/rust (rust/.cargo/config.toml). Once its crates are there, cargo needs no network.
+.PHONY: rust need-cargo test-rust bench-rust
+rust: need-cargo
+	cd rust && $(CARGO) build --release --locked --quiet
+
+need-cargo:
+	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
+	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
+
+# Units, hostile peers, two processes; then loom's models, which are the library compiled in another way.
+test-rust: need-cargo
+	cd rust && $(CARGO) test --locked --quiet
+	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib --target-dir ../$(OUT)/rust/loom
+
+bench-rust: need-cargo
+	cd rust && $(CARGO) bench --locked --quiet
 
 # What heddle-runtime preloads in containers that ask for it (docs/howto/many-connections.md).
 $(BIN)/libheddle-pool.so: pool/pool.c packaging/build-pool.sh
@@ -215,8 +237,8 @@ conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
 # Three lanes side by side: the machine has few cores, but most tests wait for something more than half of their time. The first
-# lane has the lab's scenarios but for those named in BESIDE; the second those, in another lab; the third the packages' own tests
-# and then other people's suites. Within a lane packages are tested one after another; those of the third lane that are next are
+# lane has the lab's scenarios but for those named in BESIDE; the second those, in another lab; the third the Rust workspace's tests,
+# the packages' own and then other people's suites. Within a lane packages are tested one after another; those of the third lane that are next are
 # compiled meanwhile, those that take longest to compile at the end. BESIDE are tests about nodes, stores, engines, attacks
 # and whole programs: none of them measures what the machine is busy with.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, because the second try says more about
@@ -245,6 +267,7 @@ test-lane-2:
 	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
 test-lane-3:
 	code=0; \
+	$(MAKE) --no-print-directory test-rust || code=1; \
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
 		--packages ". ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m || code=1; \
 	export HEDDLE_TEST_LAB=suites; \
@@ -308,7 +331,7 @@ chaos: need-root build test-packages
 chaos-store: need-root build test-packages
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaosStore$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 
-check: check-packages
+check: check-packages need-cargo
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
 	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c pool/*.c
 	$(GO) vet ./...
@@ -316,6 +339,10 @@ check: check-packages
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff
+	cd rust && $(CARGO) fmt --all --check && $(CARGO) fmt --check --manifest-path shared-ring/fuzz/Cargo.toml
+	cd rust && $(CARGO) clippy --locked --all-targets --quiet -- -D warnings
+	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
+	$(GO) test . -count=1 -run '^TestCrates$$'
 	$(GO) generate ./internal/datapath ./internal/bench/contender
 	@git diff --exit-code -- internal/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }

@@ -76,15 +76,8 @@ type Agent struct {
 	applied  appliedTopology // of the topology goroutine, and of Start before
 	docker   docker
 
-	mu        sync.RWMutex // guards what follows; never held across a system call
-	endpoints map[string]model.Endpoint
-	byID      map[model.EndpointID]model.Endpoint
-	netns     map[model.EndpointID]uint64         // inodes of network namespaces
-	byNetns   map[uint64]model.EndpointID         // the reverse
-	moved     map[netip.Addr]model.Move           // of endpoints here that migrated from another node
-	awaited   map[model.EndpointID]model.Endpoint // whose containers Docker has not made yet
-	state     store.State                         // the last one applied
-	applyErr  error                               // of that
+	known *registry
+	view  view
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
@@ -107,11 +100,8 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 		cfg.CompareMaps = defaultCompareMaps
 	}
 	a := &Agent{
-		docker: newDocker(), awaited: make(map[model.EndpointID]model.Endpoint),
-		cfg: cfg, log: cfg.Log, started: time.Now(),
-		endpoints: make(map[string]model.Endpoint), byID: make(map[model.EndpointID]model.Endpoint), netns: make(map[model.EndpointID]uint64),
-		byNetns: make(map[uint64]model.EndpointID), adopted: make(map[model.EndpointID]adopted), halfDone: make(map[string]model.Endpoint),
-		moved: make(map[netip.Addr]model.Move),
+		docker: newDocker(), known: newRegistry(), cfg: cfg, log: cfg.Log, started: time.Now(),
+		adopted: make(map[model.EndpointID]adopted), halfDone: make(map[string]model.Endpoint),
 	}
 	if a.log == nil {
 		a.log = slog.Default()
@@ -313,7 +303,7 @@ func (a *Agent) setupKernel() (err error) {
 
 func (a *Agent) setupInterception() (err error) {
 	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.netnsOf,
+		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.known.netnsOf,
 		AdmitCompares: a.datapath.ComparesCallers(), Log: a.log,
 	}
 	if a.cfg.HolderExe != "" {

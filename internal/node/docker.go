@@ -74,7 +74,7 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
-	if have, ok := a.endpointByName(req.Name); ok {
+	if have, ok := a.known.named(req.Name); ok {
 		return "", &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists", have.Name),
 			Remedy: "delete it first: heddle endpoints delete " + have.Name}
 	}
@@ -93,9 +93,7 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 	if err != nil {
 		return "", err
 	}
-	a.mu.Lock()
-	a.awaited[e.ID] = e
-	a.mu.Unlock()
+	a.known.await(e)
 	select {
 	case a.docker.asked <- struct{}{}:
 	default:
@@ -106,7 +104,7 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 // attachAwaited does what remains for the endpoint of a container that Docker has made now, if inode is its network
 // namespace's; 0 stands for all.
 func (a *Agent) attachAwaited(inode uint64) (left int) {
-	for _, e := range a.listAwaited() {
+	for _, e := range a.known.listAwaited() {
 		ok, err := a.attachIfSettled(e, inode)
 		if err != nil {
 			a.log.Error("a container made by Docker is not intercepted", "endpoint", e.Name, "err", err)
@@ -116,19 +114,6 @@ func (a *Agent) attachAwaited(inode uint64) (left int) {
 		}
 	}
 	return left
-}
-
-func (a *Agent) listAwaited() []model.Endpoint {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if len(a.awaited) == 0 {
-		return nil
-	}
-	out := make([]model.Endpoint, 0, len(a.awaited))
-	for _, e := range a.awaited {
-		out = append(out, e)
-	}
-	return out
 }
 
 func (a *Agent) attachIfSettled(e model.Endpoint, inode uint64) (done bool, err error) {
@@ -142,10 +127,7 @@ func (a *Agent) attachIfSettled(e model.Endpoint, inode uint64) (done bool, err 
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
-	a.mu.RLock()
-	now, still := a.awaited[e.ID]
-	a.mu.RUnlock()
-	if !still || now.Name != e.Name {
+	if !a.known.awaits(e) {
 		return true, nil // by another caller, or it is gone
 	}
 	if err := a.attach(e); err != nil {
@@ -154,9 +136,7 @@ func (a *Agent) attachIfSettled(e model.Endpoint, inode uint64) (done bool, err 
 		}
 		return false, err
 	}
-	a.mu.Lock()
-	delete(a.awaited, e.ID)
-	a.mu.Unlock()
+	a.known.came(e.ID)
 	a.log.Info("endpoint has its container", "endpoint", e.Name, "id", e.ID)
 	return true, nil
 }

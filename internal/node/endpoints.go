@@ -22,7 +22,7 @@ import (
 func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
-	if have, ok := a.endpointByName(req.Name); ok {
+	if have, ok := a.known.named(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted || have.ContainerDevice() != deviceOf(req) ||
 			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
@@ -76,7 +76,7 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 	if err := attach(e); err != nil {
 		return model.Endpoint{}, err
 	}
-	a.remember(e)
+	a.known.add(e)
 	if e.Limits != nil {
 		if err := a.applyLimits(e); err != nil {
 			return model.Endpoint{}, err
@@ -112,7 +112,7 @@ func (a *Agent) leaseFor(ctx context.Context, e *model.Endpoint, req api.Endpoin
 func (a *Agent) DeleteEndpoint(ctx context.Context, name string) error {
 	a.change.Lock()
 	defer a.change.Unlock()
-	e, ok := a.endpointByName(name)
+	e, ok := a.known.named(name)
 	if !ok {
 		e, ok = a.halfDone[name]
 	}
@@ -176,7 +176,7 @@ func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevice, error) {
 	a.change.Lock() // an endpoint that is being made or removed has half of its devices
 	defer a.change.Unlock()
-	e, ok := a.endpointByName(name)
+	e, ok := a.known.named(name)
 	if !ok {
 		return api.EndpointDevice{}, api.ErrNotFound
 	}
@@ -352,7 +352,8 @@ func (a *Agent) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpo
 	var here, away []netip.Addr
 	for _, m := range append(slices.Clip(a.record.Moves), moves...) {
 		if m.Node == a.self.Name {
-			here, a.moved[m.Addr] = append(here, m.Addr), m
+			here = append(here, m.Addr)
+			a.known.setMoved(m)
 		} else {
 			away = append(away, m.Addr)
 		}
@@ -387,31 +388,12 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	return errors.Join(errs...)
 }
 
-func (a *Agent) endpointByName(name string) (model.Endpoint, bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	e, ok := a.endpoints[name]
-	return e, ok
-}
-
-func (a *Agent) remember(e model.Endpoint) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.endpoints[e.Name] = e
-	a.byID[e.ID] = e
-}
-
+// forget is for an endpoint that is detached.
 func (a *Agent) forget(e model.Endpoint) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	delete(a.endpoints, e.Name)
-	delete(a.byID, e.ID)
-	delete(a.moved, e.Addr4())
-	a.dropNetns(e.ID)
+	a.known.remove(e)
 	for _, reason := range api.FaultReasons {
 		a.faults.clear(reason, e.Name)
 	}
-	delete(a.awaited, e.ID)
 }
 
 // deviceOf gives the name of the device that a request asks for.

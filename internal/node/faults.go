@@ -84,7 +84,7 @@ func (f *faults) has(reason api.FaultReason) bool {
 func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 	err := a.attach(e)
 	if err == nil {
-		a.remember(e)
+		a.known.add(e)
 		return true
 	}
 	if errors.Is(err, netcfg.ErrNoContainer) {
@@ -99,7 +99,7 @@ func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 	if a.faults.set(api.FaultEndpoint, e.Name, err) {
 		a.log.Error("endpoint not restored; will try again", "reason", api.FaultEndpoint, "endpoint", e.Name, "err", err)
 	}
-	a.remember(e)
+	a.known.add(e)
 	return true
 }
 
@@ -122,7 +122,7 @@ func (a *Agent) repairOnce() {
 		if f.Reason != api.FaultEndpoint {
 			continue
 		}
-		if e, ok := a.endpointByName(f.Endpoint); !ok {
+		if e, ok := a.known.named(f.Endpoint); !ok {
 			a.faults.clear(f.Reason, f.Endpoint)
 		} else if a.takeOver(e) && !a.faults.has(f.Reason) {
 			a.log.Info("endpoints restored")

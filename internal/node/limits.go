@@ -129,7 +129,7 @@ func tightest(a, b model.Rate) model.Rate {
 func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
-	old, ok := a.endpointByName(name)
+	old, ok := a.known.named(name)
 	if !ok {
 		return model.Endpoint{}, api.ErrNotFound
 	}
@@ -156,7 +156,7 @@ func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits)
 	if err := a.store.PutEndpoint(ctx, e); err != nil {
 		return model.Endpoint{}, errors.Join(storeError(err), a.applyLimits(old))
 	}
-	a.remember(e)
+	a.known.add(e)
 	a.saveRecord(0)
 	a.log.Info("limits set", "endpoint", e.Name, "limits", limits)
 	return e, nil
@@ -301,10 +301,8 @@ func (a *Agent) spreadLimits() {
 
 // limited lists the endpoints with limits by id, changed in place of what is known of it.
 func (a *Agent) limited(changed model.Endpoint) []model.Endpoint {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
 	var out []model.Endpoint
-	for _, e := range a.endpoints {
+	for _, e := range a.known.all() {
 		if e.Limits != nil && e.ID != changed.ID {
 			out = append(out, e)
 		}

@@ -29,9 +29,7 @@ func (a *Agent) followMembers(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		a.mu.RLock()
-		state := a.state
-		a.mu.RUnlock()
+		state, _ := a.view.last()
 		err := a.tendMembers(ctx, tend(state, a.holder, func(n model.Node) time.Time { return a.prober.Answered(n.Underlay) }, a.cfg.ForgetAfter, time.Now().UTC()))
 		if err == nil {
 			said = ""
@@ -110,9 +108,7 @@ func (a *Agent) tendMembers(ctx context.Context, c chores) error {
 
 // Nodes lists the nodes of the network as last seen.
 func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
-	a.mu.RLock()
-	state := a.state
-	a.mu.RUnlock()
+	state, _ := a.view.last()
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
 		out[i] = api.Node{Node: n, State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}
@@ -139,9 +135,7 @@ func (a *Agent) ForgetNode(ctx context.Context, name string) error {
 		return &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("this agent is node %s's", name),
 			Remedy: "stop it, and ask the agent of another node"}
 	}
-	a.mu.RLock()
-	state := a.state
-	a.mu.RUnlock()
+	state, _ := a.view.last()
 	if !knowsNode(state, name) {
 		return &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no node %s in the network", name)}
 	}

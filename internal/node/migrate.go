@@ -28,7 +28,7 @@ func (a *Agent) Migrate(ctx context.Context, name string, req api.MigrateRequest
 	}
 	a.change.Lock()
 	defer a.change.Unlock()
-	e, ok := a.endpointByName(name)
+	e, ok := a.known.named(name)
 	if !ok {
 		return a.redirect(ctx, name, req.To)
 	}
@@ -87,9 +87,7 @@ func (a *Agent) mayMigrate(e model.Endpoint, to string) error {
 		return conflict("name", fmt.Sprintf("%s is Docker's, which gives out the addresses of each node by itself", e.Name),
 			"docker network disconnect, and connect it on the other node, where it gets another address")
 	}
-	a.mu.RLock()
-	state := a.state
-	a.mu.RUnlock()
+	state, _ := a.view.last()
 	if !knowsNode(state, to) {
 		return unknownNode(to, state.Nodes)
 	}
@@ -164,9 +162,8 @@ func (a *Agent) redirect(ctx context.Context, name, to string) (out api.Migratio
 		out.Steps = []api.MigrationStep{{Name: api.StepRedirect, Took: time.Since(began)}}
 		a.log.Info("migrated endpoint that nobody has taken up goes elsewhere", "endpoint", name, "addr", m.Addr, "to", to)
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	out.Move = moveOf(m, a.state)
+	state, _ := a.view.last()
+	out.Move = moveOf(m, state)
 	return out, nil
 }
 
@@ -184,11 +181,10 @@ func (a *Agent) Moves(ctx context.Context) ([]api.Move, error) {
 	if err != nil {
 		return nil, storeError(err)
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
+	state, _ := a.view.last()
 	out := make([]api.Move, len(moves))
 	for i, m := range moves {
-		out[i] = moveOf(m, a.state)
+		out[i] = moveOf(m, state)
 	}
 	return out, nil
 }
@@ -207,7 +203,7 @@ func (a *Agent) moveFor(ctx context.Context, req api.EndpointRequest) (*model.Mo
 		switch {
 		case m.Node != a.self.Name:
 			away = append(away, m.Addr)
-		case a.holdsAddr(m.Addr):
+		case a.known.holds(m.Addr):
 		case req.Addr.IsValid() && slices.Contains(model.OverlayAddrs(a.prefix6, m.Addr), req.Addr), !req.Addr.IsValid() && m.Name == req.Name:
 			found = &m
 		default:
@@ -216,18 +212,6 @@ func (a *Agent) moveFor(ctx context.Context, req api.EndpointRequest) (*model.Mo
 	}
 	a.leases.SetAway(away)
 	return found, nil
-}
-
-// holdsAddr reports whether an endpoint of this node has address addr.
-func (a *Agent) holdsAddr(addr netip.Addr) bool {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for _, e := range a.endpoints {
-		if e.Addr4() == addr {
-			return true
-		}
-	}
-	return false
 }
 
 // takeUp leases the address of a move, and gives e what comes with it: labels and limits, unless e has labels of its own.
@@ -240,18 +224,13 @@ func (a *Agent) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, error) 
 		e.Labels = m.Labels
 	}
 	e.Limits = m.Limits
-	a.mu.Lock()
-	a.moved[m.Addr] = m
-	a.mu.Unlock()
+	a.known.setMoved(m)
 	return lease, nil
 }
 
 // takeBack undoes what create has done for e. What had migrated here goes on waiting.
 func (a *Agent) takeBack(e model.Endpoint) error {
-	a.mu.RLock()
-	_, migrated := a.moved[e.Addr4()]
-	a.mu.RUnlock()
-	if !migrated {
+	if _, migrated := a.known.moveOf(e.Addr4()); !migrated {
 		return a.detach(e)
 	}
 	return a.takeAway(e, func(ctx context.Context) error {
@@ -316,9 +295,7 @@ func (a *Agent) movedAway(moves []model.Move) (out []model.Endpoint) {
 	for _, m := range moves {
 		to[m.Addr] = m.Node
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for _, e := range a.endpoints {
+	for _, e := range a.known.all() {
 		if node := to[e.Addr4()]; e.Carried == nil && node != "" && node != a.self.Name {
 			out = append(out, e)
 		}
@@ -329,11 +306,9 @@ func (a *Agent) movedAway(moves []model.Move) (out []model.Endpoint) {
 // dropWaiting ends a move to this node of an endpoint called name that nobody has taken up: its address goes home.
 // ErrNotFound if there is none.
 func (a *Agent) dropWaiting(ctx context.Context, name string) error {
-	a.mu.RLock()
-	moves := a.state.Moves
-	a.mu.RUnlock()
-	for _, m := range moves {
-		if m.Node != a.self.Name || m.Name != name || a.holdsAddr(m.Addr) {
+	state, _ := a.view.last()
+	for _, m := range state.Moves {
+		if m.Node != a.self.Name || m.Name != name || a.known.holds(m.Addr) {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(ctx, storeAnswers)

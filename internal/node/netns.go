@@ -15,7 +15,7 @@ import (
 
 // resolve finds the endpoint whose containers name it in their seccomp profile.
 func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
-	e, ok := a.endpointByName(metadata)
+	e, ok := a.known.named(metadata)
 	if !ok {
 		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
 	}
@@ -28,9 +28,7 @@ func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.E
 // endpointIn finds the intercepted endpoint of a network namespace.
 func (a *Agent) endpointIn(inode uint64) (model.EndpointID, bool) {
 	a.attachAwaited(inode)
-	a.mu.RLock()
-	e, ok := a.byID[a.byNetns[inode]]
-	a.mu.RUnlock()
+	e, ok := a.known.inNetns(inode)
 	if !ok || !e.Intercepted {
 		return 0, false
 	}
@@ -39,37 +37,14 @@ func (a *Agent) endpointIn(inode uint64) (model.EndpointID, bool) {
 	return e.ID, err == nil && now == inode
 }
 
-// netnsOf gives the inode of an endpoint's network namespace.
-func (a *Agent) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	inode, ok = a.netns[id]
-	return inode, ok
-}
-
 // setNetns notes in which network namespace an endpoint is. Another endpoint that was in one of this number is in none any more: a
 // namespace has one endpoint, so that the number has been given again.
 func (a *Agent) setNetns(id model.EndpointID, inode uint64) error {
-	a.mu.Lock()
-	a.dropNetns(id)
-	other, had := a.byNetns[inode]
-	if had {
-		delete(a.netns, other)
-	}
-	a.netns[id], a.byNetns[inode] = inode, id
-	a.mu.Unlock()
+	other, had := a.known.setNetns(id, inode)
 	if !had {
 		return nil
 	}
 	return a.datapath.LeaveNetns(other)
-}
-
-// dropNetns is called with mu held.
-func (a *Agent) dropNetns(id model.EndpointID) {
-	if inode, ok := a.netns[id]; ok && a.byNetns[inode] == id {
-		delete(a.byNetns, inode)
-	}
-	delete(a.netns, id)
 }
 
 // checkNetns refuses a path at which there is no network namespace, and one of a namespace that has an endpoint: it
@@ -80,9 +55,7 @@ func (a *Agent) checkNetns(path string) error {
 		return &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
 			Remedy: "give the path of an existing network namespace, not the node's own"}
 	}
-	a.mu.RLock()
-	holder, taken := a.byID[a.byNetns[inode]]
-	a.mu.RUnlock()
+	holder, taken := a.known.inNetns(inode)
 	if !taken {
 		return nil
 	}

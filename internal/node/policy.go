@@ -391,7 +391,7 @@ func policyError(err error) error {
 func (a *Agent) LabelEndpoint(ctx context.Context, name string, req api.LabelRequest) (model.Endpoint, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
-	e, ok := a.endpointByName(name)
+	e, ok := a.known.named(name)
 	if !ok {
 		return e, api.ErrNotFound
 	}
@@ -415,7 +415,7 @@ func (a *Agent) LabelEndpoint(ctx context.Context, name string, req api.LabelReq
 	if err := a.enforcer.set(e); err != nil {
 		return e, fmt.Errorf("policy: %w", err)
 	}
-	a.remember(e)
+	a.known.add(e)
 	a.saveRecord(0)
 	return e, nil
 }

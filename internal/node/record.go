@@ -1,7 +1,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,18 +65,15 @@ func (r record) write(path string) error {
 // endpoint the record lacks does no harm; the other way round the endpoint would come back.
 func (a *Agent) saveRecord(except model.EndpointID) {
 	r := record{Node: a.self.Name, Network: a.network.ID, Prefixes: a.self.Prefixes, Endpoints: []model.Endpoint{}}
-	a.mu.RLock()
-	for _, e := range a.endpoints {
+	for _, e := range a.known.all() {
 		if e.ID != except {
 			r.Endpoints = append(r.Endpoints, e)
-			if m, moved := a.moved[e.Addr4()]; moved {
+			if m, moved := a.known.moveOf(e.Addr4()); moved {
 				r.Moves = append(r.Moves, m)
 			}
 		}
 	}
-	a.mu.RUnlock()
 	slices.SortFunc(r.Moves, func(x, y model.Move) int { return x.Addr.Compare(y.Addr) })
-	slices.SortFunc(r.Endpoints, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
 	if err := r.write(a.cfg.recordPath()); err != nil {
 		a.log.Error("endpoints will be lost if the store is", "err", err)
 	}

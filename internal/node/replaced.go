@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"reflect"
 	"slices"
 
@@ -34,13 +33,8 @@ func (a *Agent) settleReplaced(ctx context.Context, state store.State) (told boo
 		}
 		told = true
 	}
-	a.mu.RLock()
-	mine := make([]model.Endpoint, 0, len(a.byID))
-	for _, e := range a.byID {
-		mine = append(mine, e)
-	}
-	r := record{Node: a.self.Name, Moves: slices.Collect(maps.Values(a.moved))}
-	a.mu.RUnlock()
+	mine := a.known.all()
+	r := record{Node: a.self.Name, Moves: a.known.moves()}
 	put, remove := ownDifferences(state, a.self.Name, mine)
 	var errs []error
 	for _, id := range remove { // first: they may hold addresses of the others

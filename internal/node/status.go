@@ -1,10 +1,8 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"os"
-	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -26,10 +24,7 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		return api.Status{}, err
 	}
 	st := a.intercept.Stats()
-	a.mu.RLock()
-	endpoints, nodes, revision, applyErr := len(a.endpoints), len(a.state.Nodes), a.state.Revision, a.applyErr
-	gone := away(a.state, a.self.Name)
-	a.mu.RUnlock()
+	state, applyErr := a.view.last()
 	enforced, _ := a.enforcer.snapshot()
 	return api.Status{
 		Node: a.self, Policy: enforced,
@@ -38,11 +33,11 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		},
 		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
 		IPv6:      a.ipv6,
-		Store:     a.storeStatus(ctx, revision, applyErr),
-		Endpoints: endpoints,
-		Peers:     max(nodes-1, 0),
+		Store:     a.storeStatus(ctx, state.Revision, applyErr),
+		Endpoints: a.known.len(),
+		Peers:     max(len(state.Nodes)-1, 0),
 		Direct:    a.prober.Paths(),
-		PeersAway: gone,
+		PeersAway: away(state, a.self.Name),
 		Interception: api.Interception{
 			Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
 			PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated, Unguarded: unguarded,
@@ -87,20 +82,13 @@ func (a *Agent) storeStatus(ctx context.Context, revision int64, applyErr error)
 
 // Endpoints lists this node's endpoints by id.
 func (a *Agent) Endpoints(context.Context) ([]model.Endpoint, error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	out := make([]model.Endpoint, 0, len(a.endpoints))
-	for _, e := range a.endpoints {
-		out = append(out, e)
-	}
-	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
-	return out, nil
+	return a.known.all(), nil
 }
 
 // Connections lists the sockets of this node's endpoints.
 func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" {
-		if _, ok := a.endpointByName(f.Endpoint); !ok {
+		if _, ok := a.known.named(f.Endpoint); !ok {
 			return nil, api.ErrNotFound
 		}
 	}
@@ -108,11 +96,9 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 	if err != nil {
 		return nil, err
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
 	out := make([]model.Connection, 0, len(all))
 	for _, c := range all {
-		c.Name = a.byID[c.Endpoint].Name
+		c.Name = a.known.nameOf(c.Endpoint)
 		if c.Path == model.PathListen && !f.Listeners || f.Endpoint != "" && c.Name != f.Endpoint {
 			continue
 		}

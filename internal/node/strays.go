@@ -40,11 +40,9 @@ func (a *Agent) compareMapsOnce() error {
 	a.change.Lock()
 	defer a.change.Unlock()
 	keep := make(map[model.EndpointID]bool)
-	a.mu.RLock()
-	for id := range a.byID {
-		keep[id] = true
+	for _, e := range a.known.all() {
+		keep[e.ID] = true
 	}
-	a.mu.RUnlock()
 	for _, e := range a.halfDone { // to be undone by those who know all of them
 		keep[e.ID] = true
 	}

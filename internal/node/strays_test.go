@@ -67,7 +67,10 @@ func TestMapsAreCompared(t *testing.T) {
 		}
 	}
 	a := &Agent{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), datapath: d,
-		byID: map[model.EndpointID]model.Endpoint{1: name(1)}, halfDone: map[string]model.Endpoint{"half": name(2)}}
+		known: newRegistry(), halfDone: map[string]model.Endpoint{"half": name(2)}}
+	one := name(1)
+	one.Name = "one"
+	a.known.add(one)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() { defer close(ended); a.compareMaps(ctx) }()

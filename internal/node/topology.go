@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -60,10 +59,10 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 			return doubt
 		}
 		err := a.follow(ctx, state, local, &history)
-		a.publish(state, err)
+		a.view.publish(state, err)
 		if err == nil {
 			if err = a.compareOverlay(); err != nil {
-				a.publish(state, err)
+				a.view.publish(state, err)
 			}
 		}
 		if err != nil {
@@ -74,13 +73,6 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		}
 		a.undoHalfDone() // whoever hears of the store may reach it again
 	}
-}
-
-// publish shows a state, and whether it is in force.
-func (a *Agent) publish(state store.State, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.state, a.applyErr = state, err
 }
 
 // follow applies a state. If the store does not have what it must have of this node, it is told, and the next state has
@@ -224,9 +216,7 @@ func (a *Agent) rejoin(ctx context.Context, state store.State) error {
 	if _, err := a.enforcer.giveBack(ctx, a.store, state); err != nil {
 		return fmt.Errorf("give policies back to a store that lost them: %w", err)
 	}
-	a.mu.RLock()
-	r := record{Node: a.self.Name, Endpoints: slices.Collect(maps.Values(a.endpoints)), Moves: slices.Collect(maps.Values(a.moved))}
-	a.mu.RUnlock()
+	r := record{Node: a.self.Name, Endpoints: a.known.all(), Moves: a.known.moves()}
 	adopted := adopt(ctx, a.store, r, state, netcfg.CheckNetns, a.log)
 	a.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
 	return nil

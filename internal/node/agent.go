@@ -62,9 +62,7 @@ type Agent struct {
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex
 	leases *endpoint.Leases // guarded by change
-	// Guarded by change, too: the classes of endpoints' caps, and whether there are devices and filters for them.
-	blocks   blocks
-	limiting bool
+	shaper shaper           // guarded by change
 	// Guarded by change, too.
 	adopted map[model.EndpointID]adopted
 	// Guarded by change, too: endpoints, by name, that could not be made and not be undone either.
@@ -280,6 +278,7 @@ func (a *Agent) setupKernel() (err error) {
 	if err := a.startProbes(); err != nil {
 		return err
 	}
+	a.shaper = shaper{datapath: a.datapath, faults: &a.faults, log: a.log}
 	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	progs := a.datapath.TCPrograms()
 	for _, t := range []struct {

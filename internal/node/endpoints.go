@@ -157,10 +157,7 @@ func (a *Agent) attachPrograms(ifindex int) error {
 	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
 		return err
 	}
-	if !a.limiting {
-		return nil
-	}
-	return netcfg.AttachLimiter(ifindex, a.limiter())
+	return a.shaper.attach(ifindex)
 }
 
 // deviceConfig says what e's devices are to be.
@@ -296,7 +293,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {
 		return err
 	}
-	a.restoreLimits()
+	a.shaper.restore(a.limited(model.Endpoint{}))
 	return a.applyTopology(state, local)
 }
 

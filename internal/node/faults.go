@@ -129,6 +129,6 @@ func (a *Agent) repairOnce() {
 		}
 	}
 	if a.faults.has(api.FaultLimits) || a.faults.has(api.FaultLimitsTighter) {
-		a.restoreLimits()
+		a.shaper.restore(a.limited(model.Endpoint{}))
 	}
 }

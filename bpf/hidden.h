@@ -8,7 +8,7 @@
 #define TIMESTAMPING_MASK   0x7ffff   /* all flags that are known here */
 
 /* SO_TIMESTAMPING. The time of sending comes on the error queue together with the packet, from its Ethernet header on,
- * unless TIMESTAMPING_TSONLY is set. Sockets are made with it (node/sockets.go), because a control message of sendmsg()
+ * unless TIMESTAMPING_TSONLY is set. Sockets are made with it (plane/tcp/sockets.go), because a control message of sendmsg()
  * asks for timestamps as well, and it stays set. False: with flags of a newer kernel, of which nobody knows what they show. */
 static __always_inline bool hide_sent_packets(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {

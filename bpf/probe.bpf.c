@@ -3,7 +3,7 @@
  * probe passes the node's firewall as a connection would; while there is no agent, which connections do without, the
  * program answers itself. */
 
-/* Where the agent listens: loopback alias 1 of no endpoint, at port "Hd". Mirrors internal/node/probe.go. */
+/* Where the agent listens: loopback alias 1 of no endpoint, at port "Hd". Mirrors internal/plane/tcp/probe.go. */
 #define PROBE_SLOT 1
 #define PROBE_PORT 0x4864
 

@@ -17,16 +17,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/endpoint"
-	"heddle.dev/heddle/internal/intercept"
-	"heddle.dev/heddle/internal/intercept/park"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/probe"
-	"heddle.dev/heddle/internal/procnet"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -40,29 +37,26 @@ type Agent struct {
 	started time.Time
 
 	// Set by Start, not changed after.
-	store     store.Store
-	network   store.Network
-	prefix6   netip.Prefix // the network's, if this node can have IPv6 addresses
-	ipv6      api.IPv6
-	self      model.Node
-	holder    store.Holder // of this node's name: this agent
-	devices   netcfg.NodeDevices
-	overlay   *netcfg.Overlay  // the topology goroutine's
-	nodePorts model.PortRange  // that containers' sockets do not get
-	stores    []netip.AddrPort // what containers are kept from
-	datapath  *datapath.Datapath
-	enforcer  *enforcer
-	prober    *probe.Prober
-	intercept *intercept.Server
-	listener  net.Listener // of the API; Run serves it
-	plugin    net.Listener // for Docker; nil: not asked for
-	group     *cgroup
-	record    record // an earlier agent's
+	store    store.Store
+	network  store.Network
+	prefix6  netip.Prefix // the network's, if this node can have IPv6 addresses
+	ipv6     api.IPv6
+	self     model.Node
+	holder   store.Holder // of this node's name: this agent
+	devices  netcfg.NodeDevices
+	overlay  *netcfg.Overlay  // the topology goroutine's
+	stores   []netip.AddrPort // what containers are kept from
+	tcp      *tcp.Plane
+	planes   []plane.Plane // all of them
+	enforcer *enforcer
+	listener net.Listener // of the API; Run serves it
+	plugin   net.Listener // for Docker; nil: not asked for
+	group    *cgroup
+	record   record // an earlier agent's
 
 	// change serialises what alters endpoints, kernel state included.
 	change sync.Mutex
 	leases *endpoint.Leases // guarded by change
-	shaper shaper           // guarded by change
 	// Guarded by change, too.
 	adopted map[model.EndpointID]adopted
 	// Guarded by change, too: endpoints, by name, that could not be made and not be undone either.
@@ -70,9 +64,8 @@ type Agent struct {
 
 	faults faults
 
-	reported reported
-	applied  appliedTopology // of the topology goroutine, and of Start before
-	docker   docker
+	applied appliedTopology // of the topology goroutine, and of Start before
+	docker  docker
 
 	known *registry
 	view  view
@@ -133,7 +126,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.setupKernel(); err != nil {
 		return nil, err
 	}
-	if err := a.setupInterception(); err != nil {
+	if err := a.answerCalls(); err != nil {
 		return nil, err
 	}
 	if err := a.restore(ctx); err != nil {
@@ -152,10 +145,7 @@ func (a *Agent) checkHost() error {
 	if err := netcfg.CheckUnderlay(a.cfg.Underlay); err != nil {
 		return err
 	}
-	if err := datapath.CheckPinDir(a.cfg.PinDir); err != nil {
-		return err
-	}
-	if err := datapath.CheckPins(a.cfg.PinDir); err != nil {
+	if err := tcp.CheckPins(a.cfg.PinDir); err != nil {
 		return err
 	}
 	return a.checkDirectPorts()
@@ -243,93 +233,33 @@ func (a *Agent) setupKernel() (err error) {
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
-		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark, Table: table, RulePref: rulePref, Stores: a.stores,
+		Mark: tcp.Mark, OverlayMark: tcp.OverlayMark, DropMark: tcp.DropMark, RejectMark: tcp.RejectMark, Table: tcp.Table, RulePref: rulePref, Stores: a.stores,
 	})
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
 	a.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
-	ephemeral, err := netcfg.EphemeralPorts()
-	if err != nil {
-		return err
-	}
-	if a.nodePorts, err = nodePorts(ephemeral); err != nil {
-		return err
-	}
-	if a.cfg.EndpointPorts == 0 {
-		a.cfg.EndpointPorts = defaultEndpointPorts(ephemeral, a.nodePorts)
-	}
-	if a.nodePorts.First == 0 {
-		a.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
-	}
-	a.datapath, err = datapath.Open(datapath.Config{
-		PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, NetworkID: a.network.ID,
-		Underlay: a.self.Underlay, Prefix6: a.prefix6, Pool: a.network.Pool, DirectPorts: a.self.DirectPorts, VXLANPort: a.network.VXLANPort, VNI: a.network.VNI,
-		Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
-		EndpointSockets: a.cfg.EndpointSockets, NodePorts: a.nodePorts, EndpointPorts: a.cfg.EndpointPorts, EphemeralPorts: ephemeral,
-		DeliverIfindex: a.devices.DeliverIfindex, UnderlayIfindex: a.devices.UnderlayIfindex,
+	a.tcp, err = tcp.Open(tcp.Config{
+		Self: a.self, Network: a.network.ID, Pool: a.network.Pool, Prefix6: a.prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+		Devices: a.devices, PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, ProcDir: tcp.ProcDir(a.cfg.SeccompSocket),
+		EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: a.cfg.EndpointPorts, Faults: &a.faults, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
-	if err := procnet.Publish(filepath.Join(filepath.Dir(a.cfg.SeccompSocket), procnet.Dir), a.datapath.ProcFile); err != nil {
-		return fmt.Errorf("publish /proc/net of containers: %w", err)
-	}
-	if err := a.startProbes(); err != nil {
-		return err
-	}
-	a.shaper = shaper{datapath: a.datapath, faults: &a.faults, log: a.log}
-	a.enforcer = newEnforcer(a.datapath, a.self.Name, a.network.Pool, a.prefix6, a.log)
-	progs := a.datapath.TCPrograms()
-	for _, t := range []struct {
-		ifindex   int
-		direction netcfg.Direction
-		prog      int
-		name      string
-	}{
-		{a.devices.DeliverIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
-		{a.devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
-		{a.devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
-		{a.devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
-		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
-	} {
-		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
-			return fmt.Errorf("attach %s: %w", t.name, err)
-		}
-	}
+	a.planes = []plane.Plane{a.tcp}
+	a.enforcer = newEnforcer(a.tcp, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
 }
 
-func (a *Agent) setupInterception() (err error) {
-	cfg := intercept.Config{
-		SocketPath: a.cfg.SeccompSocket, Maker: sockets{a.datapath, a.nodePorts}, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.known.netnsOf,
-		AdmitCompares: a.datapath.ComparesCallers(), Log: a.log,
-	}
-	if a.cfg.HolderExe != "" {
-		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
-		cfg.StartParker = func() error {
-			return park.EnsureHolder(a.cfg.HolderExe, socket, func() bool { return a.group.runs("park", "--socket", socket) })
-		}
-		if err := cfg.StartParker(); err != nil {
-			return err
-		}
-		cfg.ListenElsewhere = func(socket *os.File) error { return park.ListenBy(socket, a.cfg.HolderExe, "listen") }
-		client := park.NewClient(socket)
-		cfg.Parker = client
-		if a.cfg.Storage != nil {
-			doubled, err := park.Double(client, a.cfg.Storage)
-			if err != nil {
-				a.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
-			}
-			if doubled != nil {
-				cfg.Parker = doubled
-			}
-		}
-	}
-	if a.intercept, err = intercept.Listen(cfg); err != nil {
-		return err
-	}
-	return nil
+// answerCalls makes ready for the calls that containers make.
+func (a *Agent) answerCalls() error {
+	socket := filepath.Join(a.cfg.StateDir, "holder.sock")
+	return a.tcp.Listen(tcp.ListenConfig{
+		Socket: a.cfg.SeccompSocket, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.known.netnsOf,
+		HolderExe: a.cfg.HolderExe, HolderSocket: socket, HolderRuns: func() bool { return a.group.runs("park", "--socket", socket) },
+		Storage: a.cfg.Storage,
+	})
 }
 
 // Run serves containers and the API until ctx ends.
@@ -357,11 +287,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.followLocal(ctx, locals) })
 	wg.Go(func() { a.repair(ctx) })
 	wg.Go(func() { a.compareMaps(ctx) })
-	wg.Go(func() { a.runProbes(ctx) })
 	wg.Go(func() { a.followMembers(ctx) })
-	wg.Go(func() { a.endSurplus(ctx) })
 	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
-	serve("interception", func() error { return a.intercept.Serve(ctx) })
+	for _, p := range a.planes {
+		serve("plane "+p.Name(), func() error { return p.Run(ctx) })
+	}
 	serve("API", func() error {
 		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
 	})
@@ -389,12 +319,7 @@ func (a *Agent) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	if a.intercept != nil {
-		a.intercept.Close()
-	}
-	if a.datapath != nil {
-		errs = append(errs, a.datapath.Close())
-	}
+	errs = append(errs, a.eachPlane(plane.Plane.Close))
 	if a.store != nil {
 		a.releaseName()
 		errs = append(errs, a.store.Close())

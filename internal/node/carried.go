@@ -9,6 +9,7 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp"
 )
 
 // Endpoints whose device and address another network has made (model.Carried): decision 0020.
@@ -39,7 +40,7 @@ func (a *Agent) lease(req api.EndpointRequest) (endpoint.Lease, error) {
 func (a *Agent) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 	if e.Carried == nil {
 		cfg := a.deviceConfig(e)
-		cfg.Guard = a.attachPrograms
+		cfg.Guard = a.guard
 		return netcfg.AddEndpoint(cfg)
 	}
 	dev, err := netcfg.AdoptEndpoint(a.deviceConfig(e))
@@ -47,7 +48,7 @@ func (a *Agent) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 		return dev, err
 	}
 	a.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
-	return dev, errors.Join(a.attachPrograms(dev.Ifindex), a.setCarried())
+	return dev, errors.Join(a.guard(dev.Ifindex), a.setCarried())
 }
 
 // leaveDevice undoes what attach did to a device that another network has made; that network deletes it.
@@ -66,7 +67,7 @@ func (a *Agent) setCarried() error {
 	for _, x := range a.adopted {
 		addrs = append(addrs, x.addr)
 	}
-	return netcfg.SetCarried(addrs, mark, a.stores)
+	return netcfg.SetCarried(addrs, tcp.Mark, a.stores)
 }
 
 // leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier agent had.

@@ -1,6 +1,5 @@
-// Package node is the agent of one node: it brings the kernel's state (BPF programs, devices, routes)
-// to what the store says, makes the sockets that containers ask for, and answers the API. It is the
-// only caller of datapath, intercept and netcfg, and decides nothing they could decide for themselves.
+// Package node is the agent of one node: it brings the node's devices and routes to what the store says, makes endpoints, tells the
+// planes (internal/plane) of them, and answers the API. It decides nothing that a plane could decide for itself.
 package node
 
 import (
@@ -23,15 +22,8 @@ import (
 	"heddle.dev/heddle/internal/trust"
 )
 
-// Marks, table and rule priority are Heddle's own in a node's namespace. The marks spell "Hd".
-const (
-	mark        = 0x48640001
-	overlayMark = 0x48640002
-	dropMark    = 0x48640003
-	rejectMark  = 0x48640004
-	table       = 0x4864
-	rulePref    = 100
-)
+// rulePref is the priority of Heddle's routing rules.
+const rulePref = 100
 
 // nameAnswers bounds the question for the addresses of a store's name.
 const nameAnswers = 5 * time.Second

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
 )
 
 // How long the agent waits between two looks at containers that Docker is making: doubled each time.
@@ -85,10 +85,10 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 			return fmt.Errorf("make devices: %w", err)
 		}
 		device = waiting.Device
-		if err := a.attachPrograms(waiting.Ifindex); err != nil {
+		if err := a.guard(waiting.Ifindex); err != nil {
 			return fmt.Errorf("guard device: %w", err)
 		}
-		return a.datapath.SetEndpoint(e, waiting.Ifindex, datapath.ContainerSide{Device: e.ContainerDevice()})
+		return a.eachPlane(func(p plane.Plane) error { return p.Await(e, waiting.Ifindex) })
 	})
 	if err != nil {
 		return "", err

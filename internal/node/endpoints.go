@@ -13,6 +13,8 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/store/etcd"
 )
@@ -63,7 +65,7 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 			err = errors.Join(err, undo)
 		}
 	}()
-	if err := a.datapath.SetLastID(e.ID); err != nil {
+	if err := a.tcp.SetLastID(e.ID); err != nil {
 		return model.Endpoint{}, err
 	}
 	if err := a.store.PutEndpoint(ctx, e); err != nil {
@@ -141,30 +143,23 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 	if err := a.setNetns(e.ID, uint64(dev.Netns)); err != nil {
 		return err
 	}
-	if err := a.joinOwnStack(e, dev); err != nil {
+	if err := a.eachPlane(func(p plane.Plane) error { return p.Attach(e, dev) }); err != nil {
 		return err
 	}
-	a.faults.clear(api.FaultEndpoint, e.Name)
+	a.faults.Clear(api.FaultEndpoint, e.Name)
 	return nil
 }
 
-// attachPrograms brings the programs to the node's side of an endpoint's device.
-func (a *Agent) attachPrograms(ifindex int) error {
-	progs := a.datapath.TCPrograms()
-	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
-		return err
-	}
-	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
-		return err
-	}
-	return a.shaper.attach(ifindex)
+// guard prepares the node's side of a device for each plane.
+func (a *Agent) guard(ifindex int) error {
+	return a.eachPlane(func(p plane.Plane) error { return p.Guard(ifindex) })
 }
 
 // deviceConfig says what e's devices are to be.
 func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
-		Table: table, Intercepted: e.Intercepted,
+		Table: tcp.Table, Intercepted: e.Intercepted,
 		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
 	}
 }
@@ -205,16 +200,15 @@ func (a *Agent) detach(e model.Endpoint) error {
 
 // takeAway is detach, tell being what is said to the store.
 func (a *Agent) takeAway(e model.Endpoint, tell func(context.Context) error) error {
-	if a.intercept != nil {
-		a.intercept.Forget(e.ID)
+	for _, p := range a.planes {
+		p.Forget(e.ID)
 	}
 	a.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
 	err := errors.Join(
-		a.leaveOwnStack(e),
 		a.leaveDevice(e),
-		a.datapath.DeleteEndpoint(e.ID),
+		a.eachPlane(func(p plane.Plane) error { return p.Detach(e) }),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		tell(ctx),
 		a.enforcer.remove(e.ID),
@@ -293,7 +287,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {
 		return err
 	}
-	a.shaper.restore(a.limited(model.Endpoint{}))
+	a.tcp.RestoreLimits(a.limited(model.Endpoint{}))
 	return a.applyTopology(state, local)
 }
 
@@ -355,11 +349,11 @@ func (a *Agent) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpo
 			away = append(away, m.Addr)
 		}
 	}
-	last, err := a.datapath.LastID()
+	last, err := a.tcp.LastID()
 	if err != nil {
 		return nil, err
 	}
-	carried, err := a.datapath.CarriedIDs()
+	carried, err := a.tcp.CarriedIDs()
 	if err != nil {
 		return nil, fmt.Errorf("endpoint ids in use: %w", err)
 	}
@@ -389,7 +383,7 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 func (a *Agent) forget(e model.Endpoint) {
 	a.known.remove(e)
 	for _, reason := range api.FaultReasons {
-		a.faults.clear(reason, e.Name)
+		a.faults.Clear(reason, e.Name)
 	}
 }
 

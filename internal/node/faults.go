@@ -30,9 +30,9 @@ type faultKey struct {
 	endpoint string
 }
 
-// set notes that a fault is there; endpoint "" means the node. It reports whether that is news: a fault that was not
+// Set notes that a fault is there; endpoint "" means the node. It reports whether that is news: a fault that was not
 // there, or met another error.
-func (f *faults) set(reason api.FaultReason, endpoint string, err error) (news bool) {
+func (f *faults) Set(reason api.FaultReason, endpoint string, err error) (news bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	key := faultKey{reason, endpoint}
@@ -49,8 +49,8 @@ func (f *faults) set(reason api.FaultReason, endpoint string, err error) (news b
 	return news
 }
 
-// clear notes that a fault is not there, and reports whether it was.
-func (f *faults) clear(reason api.FaultReason, endpoint string) (was bool) {
+// Clear notes that a fault is not there, and reports whether it was.
+func (f *faults) Clear(reason api.FaultReason, endpoint string) (was bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	key := faultKey{reason, endpoint}
@@ -59,8 +59,8 @@ func (f *faults) clear(reason api.FaultReason, endpoint string) (was bool) {
 	return was
 }
 
-// list gives all faults, sorted.
-func (f *faults) list() []api.Fault {
+// List gives all faults, sorted.
+func (f *faults) List() []api.Fault {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out []api.Fault
@@ -73,9 +73,9 @@ func (f *faults) list() []api.Fault {
 	return out
 }
 
-// has reports whether something is at fault for this reason.
-func (f *faults) has(reason api.FaultReason) bool {
-	return slices.ContainsFunc(f.list(), func(x api.Fault) bool { return x.Reason == reason })
+// Has reports whether something is at fault for this reason.
+func (f *faults) Has(reason api.FaultReason) bool {
+	return slices.ContainsFunc(f.List(), func(x api.Fault) bool { return x.Reason == reason })
 }
 
 // takeOver attaches an endpoint of an earlier agent and reports whether it is still there. Only one whose container is
@@ -96,7 +96,7 @@ func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 		// Its sockets are answered all the same.
 		err = errors.Join(err, a.setNetns(e.ID, inode))
 	}
-	if a.faults.set(api.FaultEndpoint, e.Name, err) {
+	if a.faults.Set(api.FaultEndpoint, e.Name, err) {
 		a.log.Error("endpoint not restored; will try again", "reason", api.FaultEndpoint, "endpoint", e.Name, "err", err)
 	}
 	a.known.add(e)
@@ -105,7 +105,7 @@ func (a *Agent) takeOver(e model.Endpoint) (kept bool) {
 
 // repair tries again what was at fault when the agent started, until all is well.
 func (a *Agent) repair(ctx context.Context) {
-	for pause := firstRepair; len(a.faults.list()) > 0; pause = min(2*pause, lastRepair) {
+	for pause := firstRepair; len(a.faults.List()) > 0; pause = min(2*pause, lastRepair) {
 		select {
 		case <-time.After(pause):
 			a.repairOnce()
@@ -118,17 +118,17 @@ func (a *Agent) repair(ctx context.Context) {
 func (a *Agent) repairOnce() {
 	a.change.Lock()
 	defer a.change.Unlock()
-	for _, f := range a.faults.list() {
+	for _, f := range a.faults.List() {
 		if f.Reason != api.FaultEndpoint {
 			continue
 		}
 		if e, ok := a.known.named(f.Endpoint); !ok {
-			a.faults.clear(f.Reason, f.Endpoint)
-		} else if a.takeOver(e) && !a.faults.has(f.Reason) {
+			a.faults.Clear(f.Reason, f.Endpoint)
+		} else if a.takeOver(e) && !a.faults.Has(f.Reason) {
 			a.log.Info("endpoints restored")
 		}
 	}
-	if a.faults.has(api.FaultLimits) || a.faults.has(api.FaultLimitsTighter) {
-		a.shaper.restore(a.limited(model.Endpoint{}))
+	if a.faults.Has(api.FaultLimits) || a.faults.Has(api.FaultLimitsTighter) {
+		a.tcp.RestoreLimits(a.limited(model.Endpoint{}))
 	}
 }

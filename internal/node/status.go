@@ -19,11 +19,10 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 	if err != nil {
 		return api.Status{}, err
 	}
-	unguarded, err := a.datapath.Holders()
+	interception, err := a.tcp.Interception(ctx)
 	if err != nil {
 		return api.Status{}, err
 	}
-	st := a.intercept.Stats()
 	state, applyErr := a.view.last()
 	enforced, _ := a.enforcer.snapshot()
 	return api.Status{
@@ -32,25 +31,22 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 			ID: a.network.ID, Pool: a.network.Pool, Prefix6: a.network.Prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		},
 		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
-		IPv6:      a.ipv6,
-		Store:     a.storeStatus(ctx, state.Revision, applyErr),
-		Endpoints: a.known.len(),
-		Peers:     max(len(state.Nodes)-1, 0),
-		Direct:    a.prober.Paths(),
-		PeersAway: away(state, a.self.Name),
-		Interception: api.Interception{
-			Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls, EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: uint64(a.cfg.EndpointPorts), Failed: st.Failed,
-			PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated, Unguarded: unguarded,
-		},
-		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
-		Features: a.cfg.Features,
-		Faults:   a.faults.list(),
+		IPv6:         a.ipv6,
+		Store:        a.storeStatus(ctx, state.Revision, applyErr),
+		Endpoints:    a.known.len(),
+		Peers:        max(len(state.Nodes)-1, 0),
+		Direct:       a.tcp.Paths(),
+		PeersAway:    away(state, a.self.Name),
+		Interception: interception,
+		Counters:     api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
+		Features:     a.cfg.Features,
+		Faults:       a.faults.List(),
 	}, nil
 }
 
 // counts gives the counts by reason: those of the programs and those of nftables.
 func (a *Agent) counts() ([]uint64, error) {
-	counts, err := a.datapath.Counters()
+	counts, err := a.tcp.Counters()
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +88,7 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 			return nil, api.ErrNotFound
 		}
 	}
-	all, err := a.datapath.Connections()
+	all, err := a.tcp.Connections()
 	if err != nil {
 		return nil, err
 	}
@@ -105,4 +101,18 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 		out = append(out, c)
 	}
 	return out, nil
+}
+
+// Traffic reports what the sockets of each of this node's endpoints did.
+func (a *Agent) Traffic(context.Context) ([]model.Traffic, error) {
+	return a.tcp.Traffic(a.known.all())
+}
+
+// Services lists the services in force on this node. They are in the programs' maps only, where an earlier agent's are
+// found: whoever makes them compares, after it or the agent was away.
+func (a *Agent) Services(context.Context) ([]model.Service, error) { return a.tcp.Services() }
+
+// EditServices changes them, one after the other.
+func (a *Agent) EditServices(ctx context.Context, edit api.ServiceEdit) error {
+	return a.tcp.EditServices(ctx, edit)
 }

@@ -14,6 +14,8 @@ import (
 
 	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp"
 )
 
 // openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.
@@ -40,7 +42,7 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 	})
 	d, err := datapath.Open(datapath.Config{
 		PinDir: filepath.Join(bpf, "heddle"), Cgroup: group, NetworkID: 7, Underlay: netip.MustParseAddr("192.0.2.2"),
-		DirectPorts: model.DefaultDirectPorts, Mark: mark, OverlayMark: overlayMark, DropMark: dropMark, RejectMark: rejectMark,
+		DirectPorts: model.DefaultDirectPorts, Mark: tcp.Mark, OverlayMark: tcp.OverlayMark, DropMark: tcp.DropMark, RejectMark: tcp.RejectMark,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +68,7 @@ func TestMapsAreCompared(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := &Agent{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), datapath: d,
+	a := &Agent{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), planes: []plane.Plane{mapsOnly{d: d}},
 		known: newRegistry(), halfDone: map[string]model.Endpoint{"half": name(2)}}
 	one := name(1)
 	one.Name = "one"
@@ -97,4 +99,16 @@ func TestMapsAreCompared(t *testing.T) {
 			t.Errorf("%s had %d entries, want those of two endpoints", name, n)
 		}
 	}
+}
+
+// mapsOnly is a plane that has programs' maps and nothing else.
+type mapsOnly struct {
+	plane.Plane
+	d *datapath.Datapath
+}
+
+func (mapsOnly) Name() string { return "maps" }
+
+func (m mapsOnly) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
+	return m.d.KeepEndpoints(keep)
 }

@@ -128,15 +128,15 @@ func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	var err error
 	switch {
 	case !last.known:
-		err = errors.Join(a.prober.Follow(probedPeers(a.self.Name, state.Nodes)), a.overlay.Set(withOverlay6(a.prefix6, state.Nodes)))
+		err = errors.Join(a.tcp.FollowNodes(state.Nodes), a.overlay.Set(withOverlay6(a.prefix6, state.Nodes)))
 		a.applied.compared, a.applied.stale = time.Now(), false
 	case !unchanged:
 		before, now := sides(nodes)
-		err = errors.Join(a.prober.Change(probedPeers(a.self.Name, before), probedPeers(a.self.Name, now)),
+		err = errors.Join(a.tcp.ChangeNodes(before, now),
 			a.overlay.Change(withOverlay6(a.prefix6, before), withOverlay6(a.prefix6, now)))
 		a.applied.stale = true
 	}
-	err = errors.Join(err, a.datapath.SetTopology(a.self.Name, local, state.Nodes, state.Endpoints))
+	err = errors.Join(err, a.tcp.SetTopology(local, state.Nodes, state.Endpoints))
 	a.applied.state, a.applied.local, a.applied.known = state, local, err == nil
 	return err
 }

@@ -1,4 +1,4 @@
-package node
+package tcp
 
 import (
 	"context"
@@ -25,19 +25,19 @@ var probeAddr = model.LoopbackAlias(0, netip.MustParseAddr("127.0.0.1"))
 const probeAnswers = 1500 * time.Millisecond
 
 // startProbes makes the prober, with the states that the routes of an earlier agent have.
-func (a *Agent) startProbes() error {
-	known, err := a.datapath.PeerStates()
+func (p *Plane) startProbes() error {
+	known, err := p.datapath.PeerStates()
 	if err != nil {
 		return err
 	}
-	a.prober = probe.New(probe.Config{
-		Dial: a.dialProbes, Reach: a.reachByOverlay, Known: known, Log: a.log,
-		Apply: func(p probe.Peer, s model.PeerState) error {
-			if err := a.datapath.SetPeerState(p.Underlay, s); err != nil {
+	p.prober = probe.New(probe.Config{
+		Dial: p.dialProbes, Reach: p.reachByOverlay, Known: known, Log: p.log,
+		Apply: func(to probe.Peer, s model.PeerState) error {
+			if err := p.datapath.SetPeerState(to.Underlay, s); err != nil {
 				return err
 			}
 			if s == model.PeerBlocked {
-				a.giveUpBlocked()
+				p.giveUpBlocked()
 			}
 			return nil
 		},
@@ -46,41 +46,41 @@ func (a *Agent) startProbes() error {
 }
 
 // suspect is told of a node to which a connect met with trouble.
-func (a *Agent) suspect(underlay netip.Addr) {
-	if a.prober.Suspect(underlay) == model.PeerBlocked {
-		a.giveUpBlocked() // it was decided before the path was known to be blocked
+func (p *Plane) suspect(underlay netip.Addr) {
+	if p.prober.Suspect(underlay) == model.PeerBlocked {
+		p.giveUpBlocked() // it was decided before the path was known to be blocked
 	}
 }
 
 // giveUpBlocked shortens the wait of connects that will not be answered. They are no worse off without.
-func (a *Agent) giveUpBlocked() {
-	if _, err := a.datapath.GiveUpBlocked(); err != nil {
-		a.log.Warn("direct connects on a blocked path end at their own time only", "err", err)
+func (p *Plane) giveUpBlocked() {
+	if _, err := p.datapath.GiveUpBlocked(); err != nil {
+		p.log.Warn("direct connects on a blocked path end at their own time only", "err", err)
 	}
 }
 
 // runProbes probes peers, and listens for their probes, until ctx ends. What fails here costs speed only.
-func (a *Agent) runProbes(ctx context.Context) {
-	fd, err := a.listenForProbes()
+func (p *Plane) runProbes(ctx context.Context) {
+	fd, err := p.listenForProbes()
 	if err != nil {
 		// The program answers in the listener's place.
-		a.log.Warn("probes of other nodes do not pass this node's firewall: they cannot tell whether it blocks direct ports", "err", err)
+		p.log.Warn("probes of other nodes do not pass this node's firewall: they cannot tell whether it blocks direct ports", "err", err)
 	} else {
 		defer func() { _ = unix.Close(fd) }()
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		if err := a.datapath.FollowSuspects(ctx, a.suspect); err != nil {
-			a.log.Error("direct paths are probed at their time only, not when a connect fails", "err", err)
+		if err := p.datapath.FollowSuspects(ctx, p.suspect); err != nil {
+			p.log.Error("direct paths are probed at their time only, not when a connect fails", "err", err)
 		}
 	})
-	a.prober.Run(ctx)
+	p.prober.Run(ctx)
 }
 
 // listenForProbes opens the listener that answers other nodes' probes. They never send data, so that, with
 // TCP_DEFER_ACCEPT, no connection is ever made of one and there is nothing to accept.
-func (a *Agent) listenForProbes() (fd int, err error) {
+func (p *Plane) listenForProbes() (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
 		return -1, fmt.Errorf("probe listener: %w", err)
@@ -99,7 +99,7 @@ func (a *Agent) listenForProbes() (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("probe listener at %s:%d: %w", probeAddr, probePort, err)
 	}
-	return fd, a.datapath.TagProbe(fd, netip.Addr{}, netip.Addr{})
+	return fd, p.datapath.TagProbe(fd, netip.Addr{}, netip.Addr{})
 }
 
 // probedPeers gives the nodes whose direct paths are probed.
@@ -114,8 +114,8 @@ func probedPeers(self string, nodes []model.Node) []probe.Peer {
 }
 
 // dialProbes implements probe.Config.Dial.
-func (a *Agent) dialProbes(ctx context.Context, p probe.Peer, ports []uint16) ([]probe.Answer, error) {
-	own := model.Gateway(a.self.Prefixes[0])
+func (p *Plane) dialProbes(ctx context.Context, to probe.Peer, ports []uint16) ([]probe.Answer, error) {
+	own := model.Gateway(p.cfg.Self.Prefixes[0])
 	fds := make([]unix.PollFd, 0, len(ports))
 	defer func() {
 		for _, f := range fds {
@@ -125,13 +125,13 @@ func (a *Agent) dialProbes(ctx context.Context, p probe.Peer, ports []uint16) ([
 		}
 	}()
 	prepare := func(fd int) error {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil { // as connections have it
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil { // as connections have it
 			return fmt.Errorf("set SO_MARK: %w", err)
 		}
-		return a.datapath.TagProbe(fd, own, p.Gateway)
+		return p.datapath.TagProbe(fd, own, to.Gateway)
 	}
 	for _, port := range ports {
-		fd, err := dial(p.Underlay, port, prepare)
+		fd, err := dial(to.Underlay, port, prepare)
 		if err != nil {
 			return nil, err
 		}
@@ -164,8 +164,8 @@ func answerOf(f unix.PollFd) probe.Answer {
 }
 
 // reachByOverlay implements probe.Config.Reach: any answer of the node's own stack will do.
-func (a *Agent) reachByOverlay(ctx context.Context, p probe.Peer) bool {
-	fd, err := dial(p.Gateway, probePort, nil)
+func (p *Plane) reachByOverlay(ctx context.Context, to probe.Peer) bool {
+	fd, err := dial(to.Gateway, probePort, nil)
 	if err != nil || fd < 0 {
 		return false
 	}

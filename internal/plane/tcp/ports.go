@@ -1,4 +1,4 @@
-package node
+package tcp
 
 import (
 	"context"
@@ -53,7 +53,7 @@ func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
 const surplusPause = 20 * time.Millisecond
 
 // endSurplus ends listeners above the limit of ports, until ctx ends. They were never bound: bind() would have been refused.
-func (a *Agent) endSurplus(ctx context.Context) {
+func (p *Plane) endSurplus(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	reported := make(chan struct{}, 1)
@@ -64,8 +64,8 @@ func (a *Agent) endSurplus(ctx context.Context) {
 				return
 			case <-reported:
 			}
-			if _, err := a.datapath.EndSurplus(); err != nil {
-				a.log.Warn("listeners without bind hold more of the node's ports than their containers may", "err", err)
+			if _, err := p.datapath.EndSurplus(); err != nil {
+				p.log.Warn("listeners without bind hold more of the node's ports than their containers may", "err", err)
 			}
 			select {
 			case <-ctx.Done():
@@ -74,13 +74,13 @@ func (a *Agent) endSurplus(ctx context.Context) {
 			}
 		}
 	})
-	err := a.datapath.FollowSurplus(ctx, func() {
+	err := p.datapath.FollowSurplus(ctx, func() {
 		select {
 		case reported <- struct{}{}:
 		default: // what reported this one, the next look sees, too
 		}
 	})
 	if err != nil {
-		a.log.Error("listeners without bind are not ended, however many of the node's ports they hold", "err", err)
+		p.log.Error("listeners without bind are not ended, however many of the node's ports they hold", "err", err)
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package tcp
 
 import (
 	"fmt"
@@ -12,10 +12,10 @@ import (
 // joinOwnStack makes the endpoint known to the programs, and then, if it is intercepted, lets its node sockets
 // and the processes in its namespace that are not intercepted reach each other. A container's root can make
 // that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
-func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
+func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: e.ContainerDevice()}
 	if !e.Intercepted || e.Carried != nil { // what is between the two stacks then is another network's
-		return a.datapath.SetEndpoint(e, dev.Ifindex, inside)
+		return p.datapath.SetEndpoint(e, dev.Ifindex, inside)
 	}
 	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
 	if err != nil {
@@ -27,21 +27,21 @@ func (a *Agent) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 		}
 	}
 	inside.IDs = &datapath.NetnsIDs{Container: ids.Container, Node: ids.Node}
-	if err := a.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {
+	if err := p.datapath.SetEndpoint(e, dev.Ifindex, inside); err != nil {
 		return err
 	}
-	progs := a.datapath.TCPrograms()
+	progs := p.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: Table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
-		a.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)
+		p.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)
 	}
 	return nil
 }
 
 // leaveOwnStack takes away what joinOwnStack left in the container's namespace.
-func (a *Agent) leaveOwnStack(e model.Endpoint) error {
+func (p *Plane) leaveOwnStack(e model.Endpoint) error {
 	if !e.Intercepted || e.Carried != nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package node
+package tcp
 
 import (
 	"context"
@@ -11,12 +11,12 @@ import (
 
 // Services lists the services in force on this node. They are in the datapath's maps only, where an earlier agent's are
 // found: whoever makes them compares, after it or the agent was away.
-func (a *Agent) Services(context.Context) ([]model.Service, error) { return a.datapath.Services() }
+func (p *Plane) Services() ([]model.Service, error) { return p.datapath.Services() }
 
 // EditServices changes them, one after the other.
-func (a *Agent) EditServices(ctx context.Context, edit api.ServiceEdit) error {
+func (p *Plane) EditServices(ctx context.Context, edit api.ServiceEdit) error {
 	for _, addr := range edit.Delete { // first: it makes room
-		if err := a.datapath.DeleteService(addr); err != nil {
+		if err := p.datapath.DeleteService(addr); err != nil {
 			return err
 		}
 	}
@@ -24,7 +24,7 @@ func (a *Agent) EditServices(ctx context.Context, edit api.ServiceEdit) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := a.datapath.SetService(s)
+		err := p.datapath.SetService(s)
 		if errors.Is(err, datapath.ErrServicesFull) {
 			return &api.Error{Code: api.CodeExhausted, Field: "put", Message: s.Addr.String() + ": " + err.Error(),
 				Remedy: "a node takes 65536 services with 524288 backends"}

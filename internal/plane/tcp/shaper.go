@@ -1,4 +1,4 @@
-package node
+package tcp
 
 import (
 	"errors"
@@ -13,10 +13,10 @@ import (
 )
 
 // shaper holds endpoints to their limits: by classes of traffic on the node's devices (netcfg), and by what the programs are told of
-// them. Whoever calls its methods holds Agent.change.
+// them. Its methods are called by one goroutine at a time.
 type shaper struct {
 	datapath *datapath.Datapath
-	faults   *faults
+	faults   Faults
 	log      *slog.Logger
 
 	blocks blocks
@@ -29,7 +29,7 @@ func (s *shaper) set(e model.Endpoint, es []model.Endpoint) error {
 	if len(es) == 0 && !s.on {
 		return nil
 	}
-	if e.Limits == nil && s.faults.has(api.FaultLimits) {
+	if e.Limits == nil && s.faults.Has(api.FaultLimits) {
 		return s.datapath.ClearLimit(e.ID) // what the others need is not known: repair removes the rest
 	}
 	if e.Limits != nil {
@@ -71,10 +71,10 @@ func (s *shaper) restore(es []model.Endpoint) {
 	err := s.try(es)
 	switch {
 	case err == nil:
-		if s.faults.clear(api.FaultLimits, "") {
+		if s.faults.Clear(api.FaultLimits, "") {
 			s.log.Info("limits restored")
 		}
-	case s.faults.set(api.FaultLimits, "", err):
+	case s.faults.Set(api.FaultLimits, "", err):
 		s.log.Error("limits not restored: those of the earlier agent stay in force; will try again", "reason", api.FaultLimits, "err", err)
 	}
 }
@@ -100,8 +100,8 @@ func (s *shaper) try(es []model.Endpoint) error {
 	for i, e := range es {
 		shapes[i], err = s.blocks.shapeAnyhow(e)
 		if err == nil {
-			s.faults.clear(api.FaultLimitsTighter, e.Name)
-		} else if s.faults.set(api.FaultLimitsTighter, e.Name, err) {
+			s.faults.Clear(api.FaultLimitsTighter, e.Name)
+		} else if s.faults.Set(api.FaultLimitsTighter, e.Name, err) {
 			s.log.Error("limit tighter than asked for: all connections share the cap of one", "reason", api.FaultLimitsTighter, "endpoint", e.Name, "err", err)
 		}
 	}

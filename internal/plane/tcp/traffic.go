@@ -1,7 +1,6 @@
-package node
+package tcp
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -21,30 +20,26 @@ type incarnation struct {
 	created time.Time
 }
 
-// Traffic reports what the sockets of each of this node's endpoints did.
-func (a *Agent) Traffic(ctx context.Context) ([]model.Traffic, error) {
-	endpoints, err := a.Endpoints(ctx)
-	if err != nil {
-		return nil, err
-	}
+// Traffic reports what the sockets of each of endpoints, all of the node's, did.
+func (p *Plane) Traffic(endpoints []model.Endpoint) (list []model.Traffic, err error) {
 	// Accounts first: what ends meanwhile is missed once rather than counted twice.
 	index := make(map[model.EndpointID]int)
-	list := make([]model.Traffic, len(endpoints))
+	list = make([]model.Traffic, len(endpoints))
 	for i, e := range endpoints {
-		if list[i], err = a.datapath.Account(e.ID); err != nil {
+		if list[i], err = p.datapath.Account(e.ID); err != nil {
 			return nil, err
 		}
-		if list[i].Sockets, err = a.datapath.Sockets(e.ID); err != nil {
+		if list[i].Sockets, err = p.datapath.Sockets(e.ID); err != nil {
 			return nil, err
 		}
-		if list[i].Ports, err = a.datapath.Ports(e.ID); err != nil {
+		if list[i].Ports, err = p.datapath.Ports(e.ID); err != nil {
 			return nil, err
 		}
 		list[i].Name = e.Name
 		list[i].Live = make(map[model.Path]uint64)
 		index[e.ID] = i
 	}
-	live, err := a.datapath.Connections()
+	live, err := p.datapath.Connections()
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +48,7 @@ func (a *Agent) Traffic(ctx context.Context) ([]model.Traffic, error) {
 			list[i].AddLive(c)
 		}
 	}
-	a.reported.raise(endpoints, list)
+	p.reported.raise(endpoints, list)
 	return list, nil
 }
 

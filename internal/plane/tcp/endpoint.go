@@ -1,0 +1,114 @@
+package tcp
+
+import (
+	"errors"
+	"net/netip"
+
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+)
+
+// Guard attaches the programs of the node's side of an endpoint's device. Before the container's side is up, nothing passes without
+// them.
+func (p *Plane) Guard(ifindex int) error {
+	progs := p.datapath.TCPrograms()
+	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
+		return err
+	}
+	if err := netcfg.AttachTC(ifindex, netcfg.Egress, progs.ToEndpoint, "to_endpoint"); err != nil {
+		return err
+	}
+	return p.shaper.attach(ifindex)
+}
+
+// Await makes an endpoint known whose device waits on the node for its container.
+func (p *Plane) Await(e model.Endpoint, ifindex int) error {
+	return p.datapath.SetEndpoint(e, ifindex, datapath.ContainerSide{Device: e.ContainerDevice()})
+}
+
+// Attach makes an endpoint known that has its device. It may be repeated.
+func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
+	return p.joinOwnStack(e, dev)
+}
+
+// LeaveNetns says that endpoint id is in no network namespace any more: another has the number of its.
+func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveNetns(id) }
+
+// Forget answers no more calls for an endpoint.
+func (p *Plane) Forget(id model.EndpointID) {
+	if p.intercept != nil {
+		p.intercept.Forget(id)
+	}
+}
+
+// Detach undoes Attach; what was not done is no error.
+func (p *Plane) Detach(e model.Endpoint) error {
+	return errors.Join(p.leaveOwnStack(e), p.datapath.DeleteEndpoint(e.ID))
+}
+
+// Keep removes what the programs' maps have of endpoints that are not in keep, and says in which maps how much that was.
+func (p *Plane) Keep(keep map[model.EndpointID]bool) (removed map[string]int, err error) {
+	return p.datapath.KeepEndpoints(keep)
+}
+
+// LastID gives the id that was given out last, also by earlier agents; SetLastID notes it.
+func (p *Plane) LastID() (model.EndpointID, error) { return p.datapath.LastID() }
+
+// SetLastID is LastID's other half.
+func (p *Plane) SetLastID(id model.EndpointID) error { return p.datapath.SetLastID(id) }
+
+// CarriedIDs gives the ids of endpoints that sockets carry, also of endpoints that are gone.
+func (p *Plane) CarriedIDs() (map[model.EndpointID]bool, error) { return p.datapath.CarriedIDs() }
+
+// CutLeaving ends what sockets of e there still are, on the node and in its container's own stack, and says how many.
+func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
+	cut, err = p.datapath.CutLeaving(e.ID)
+	plain := 0
+	if in := netcfg.InContainer(e.NetnsPath, func() (err error) {
+		plain, err = p.datapath.CutLeavingPlain()
+		return err
+	}); in != nil && !errors.Is(in, netcfg.ErrNoContainer) {
+		err = errors.Join(err, in)
+	}
+	return cut + plain, err
+}
+
+// SetTopology tells the programs who is where. local is what is local to this node.
+func (p *Plane) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
+	return p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints)
+}
+
+// FollowNodes probes the direct paths to nodes, all there are.
+func (p *Plane) FollowNodes(nodes []model.Node) error {
+	return p.prober.Follow(probedPeers(p.cfg.Self.Name, nodes))
+}
+
+// ChangeNodes is FollowNodes by what has changed.
+func (p *Plane) ChangeNodes(before, now []model.Node) error {
+	return p.prober.Change(probedPeers(p.cfg.Self.Name, before), probedPeers(p.cfg.Self.Name, now))
+}
+
+// ApplyPolicy brings the programs' tables to a change, whole or not at all.
+func (p *Plane) ApplyPolicy(change model.PolicyChange) error { return p.datapath.ApplyPolicy(change) }
+
+// CutForbidden ends connections of node sockets that the tables forbid, and says how many.
+func (p *Plane) CutForbidden() (int, error) { return p.datapath.CutForbidden() }
+
+// CutForbiddenPlain does so in the calling thread's network namespace, a container's.
+func (p *Plane) CutForbiddenPlain() (int, error) { return p.datapath.CutForbiddenPlain() }
+
+// SetLimits holds an endpoint to its limits. es are all endpoints with limits, this one as it is to be.
+func (p *Plane) SetLimits(e model.Endpoint, es []model.Endpoint) error { return p.shaper.set(e, es) }
+
+// RestoreLimits takes over the limits of an earlier agent for es, all endpoints that are to have some. What fails is a fault.
+func (p *Plane) RestoreLimits(es []model.Endpoint) { p.shaper.restore(es) }
+
+// TryLimits is RestoreLimits for a caller who wants to hear why it fails.
+func (p *Plane) TryLimits(es []model.Endpoint) error { return p.shaper.try(es) }
+
+// SpreadLimits puts limits in force on devices that the node got since.
+func (p *Plane) SpreadLimits() { p.shaper.spread() }
+
+// LimitUse gives what of the limits of es is in force, and what waited for them.
+func (p *Plane) LimitUse(es []model.Endpoint) ([]model.LimitUse, error) { return p.shaper.use(es) }

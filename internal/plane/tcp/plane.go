@@ -1,0 +1,229 @@
+// Package tcp is the plane of TCP connections (Slim, NSDI '19): programs in containers get sockets of the node's network namespace,
+// and BPF programs say by overlay addresses what these do. It composes the programs (datapath), the answering of trapped calls
+// (intercept), the probing of direct paths (probe) and the limits of traffic; it decides nothing about the network, and keeps
+// nothing of endpoints that its caller does not tell it.
+package tcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/intercept"
+	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/probe"
+	"heddle.dev/heddle/internal/procnet"
+)
+
+// Marks are Heddle's own in a node's namespace. They spell "Hd".
+const (
+	Mark        = 0x48640001 // packets of node sockets that stay on the node
+	OverlayMark = 0x48640002 // those that go by the overlay
+	DropMark    = 0x48640003
+	RejectMark  = 0x48640004
+	// Table is the routing table in which overlay addresses are local.
+	Table = 0x4864
+)
+
+// Faults keeps what is not as it should be.
+type Faults interface {
+	// Set notes a fault; endpoint "" means the node. It reports whether that is news.
+	Set(reason api.FaultReason, endpoint string, err error) (news bool)
+	// Clear notes that a fault is not there, and reports whether it was.
+	Clear(reason api.FaultReason, endpoint string) (was bool)
+	// Has reports whether something is at fault for this reason.
+	Has(reason api.FaultReason) bool
+}
+
+// Config is what the plane of a node is made with.
+type Config struct {
+	// Self is the node; Network, Pool and the VXLAN fields are those of its network. Prefix6 is zero if the node has no IPv6 overlay
+	// addresses.
+	Self      model.Node
+	Network   model.NetworkID
+	Pool      []netip.Prefix
+	Prefix6   netip.Prefix
+	VNI       uint32
+	VXLANPort uint16
+	// Devices are the node's.
+	Devices netcfg.NodeDevices
+	// PinDir is a directory on a BPF file system, Cgroup the agent's.
+	PinDir, Cgroup string
+	// ProcDir is where the files are made that containers have for /proc/net/tcp and tcp6.
+	ProcDir string
+	// EndpointSockets is how many TCP sockets an endpoint may have.
+	EndpointSockets uint64
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a quarter of those that containers may have.
+	EndpointPorts uint32
+	Faults        Faults
+	Log           *slog.Logger
+}
+
+// Plane is the TCP plane of one node. What alters endpoints (Guard, Attach, Detach, Keep, the limits) is called by one goroutine at a
+// time; what asks may be called by any.
+type Plane struct {
+	cfg       Config
+	log       *slog.Logger
+	nodePorts model.PortRange // that containers' sockets do not get
+	datapath  *datapath.Datapath
+	prober    *probe.Prober
+	intercept *intercept.Server // nil before Listen
+	shaper    shaper
+	reported  reported
+}
+
+var _ plane.Plane = (*Plane)(nil)
+
+// Name is the plane's.
+func (p *Plane) Name() string { return "tcp" }
+
+// Open loads the programs and attaches them to the node's devices. Connections of an earlier agent live on.
+func Open(cfg Config) (_ *Plane, err error) {
+	p := &Plane{cfg: cfg, log: cfg.Log}
+	ephemeral, err := netcfg.EphemeralPorts()
+	if err != nil {
+		return nil, err
+	}
+	if p.nodePorts, err = nodePorts(ephemeral); err != nil {
+		return nil, err
+	}
+	if p.cfg.EndpointPorts == 0 {
+		p.cfg.EndpointPorts = defaultEndpointPorts(ephemeral, p.nodePorts)
+	}
+	if p.nodePorts.First == 0 {
+		p.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
+	}
+	p.datapath, err = datapath.Open(datapath.Config{
+		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
+		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
+		Mark: Mark, OverlayMark: OverlayMark, DropMark: DropMark, RejectMark: RejectMark,
+		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral,
+		DeliverIfindex: cfg.Devices.DeliverIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
+	})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Close())
+		}
+	}()
+	if err := procnet.Publish(cfg.ProcDir, p.datapath.ProcFile); err != nil {
+		return nil, fmt.Errorf("publish /proc/net of containers: %w", err)
+	}
+	if err := p.startProbes(); err != nil {
+		return nil, err
+	}
+	p.shaper = shaper{datapath: p.datapath, faults: cfg.Faults, log: p.log}
+	return p, p.attachToNode()
+}
+
+// CheckPins finds what would make Open fail, before anything is changed: what dir is, and what an agent of another version left there.
+func CheckPins(dir string) error {
+	if err := datapath.CheckPinDir(dir); err != nil {
+		return err
+	}
+	return datapath.CheckPins(dir)
+}
+
+// attachToNode attaches the programs of the node's own devices.
+func (p *Plane) attachToNode() error {
+	progs := p.datapath.TCPrograms()
+	for _, t := range []struct {
+		ifindex   int
+		direction netcfg.Direction
+		prog      int
+		name      string
+	}{
+		{p.cfg.Devices.DeliverIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
+		{p.cfg.Devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
+		{p.cfg.Devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
+		{p.cfg.Devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},
+		{netcfg.LoopbackIfindex, netcfg.Ingress, progs.FromLo, "from_lo"},
+	} {
+		if err := netcfg.AttachTC(t.ifindex, t.direction, t.prog, t.name); err != nil {
+			return fmt.Errorf("attach %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// ListenConfig says how trapped calls are answered.
+type ListenConfig struct {
+	// Socket is the Unix socket that runtimes hand seccomp listeners to.
+	Socket string
+	// Resolve, EndpointIn and NetnsOf are those of intercept.Config.
+	Resolve    func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
+	EndpointIn func(inode uint64) (model.EndpointID, bool)
+	NetnsOf    func(model.EndpointID) (inode uint64, ok bool)
+	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of the agent at HolderSocket. Empty
+	// does without. HolderRuns reports whether it runs.
+	HolderExe, HolderSocket string
+	HolderRuns              func() bool
+	// Storage, if not nil, has a second copy of what the holder keeps.
+	Storage park.Storage
+}
+
+// Listen takes listeners that an earlier agent left, and makes ready for others. Run answers.
+func (p *Plane) Listen(cfg ListenConfig) (err error) {
+	c := intercept.Config{
+		SocketPath: cfg.Socket, Maker: sockets{p.datapath, p.nodePorts}, Resolve: cfg.Resolve, EndpointIn: cfg.EndpointIn, NetnsOf: cfg.NetnsOf,
+		AdmitCompares: p.datapath.ComparesCallers(), Log: p.log,
+	}
+	if cfg.HolderExe != "" {
+		c.StartParker = func() error { return park.EnsureHolder(cfg.HolderExe, cfg.HolderSocket, cfg.HolderRuns) }
+		if err := c.StartParker(); err != nil {
+			return err
+		}
+		c.ListenElsewhere = func(socket *os.File) error { return park.ListenBy(socket, cfg.HolderExe, "listen") }
+		client := park.NewClient(cfg.HolderSocket)
+		c.Parker = client
+		if cfg.Storage != nil {
+			doubled, err := park.Double(client, cfg.Storage)
+			if err != nil {
+				p.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
+			}
+			if doubled != nil {
+				c.Parker = doubled
+			}
+		}
+	}
+	p.intercept, err = intercept.Listen(c)
+	return err
+}
+
+// Run answers trapped calls, probes other nodes and ends what is above limits, until ctx ends.
+func (p *Plane) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wg.Go(func() { p.runProbes(ctx) })
+	wg.Go(func() { p.endSurplus(ctx) })
+	return p.intercept.Serve(ctx)
+}
+
+// Close gives up what the plane has open. Programs, pins and parked listeners stay: connections live on.
+func (p *Plane) Close() error {
+	if p.intercept != nil {
+		p.intercept.Close()
+	}
+	return p.datapath.Close()
+}
+
+// ProcDir gives where ProcDir is for a seccomp socket: beside it.
+func ProcDir(seccompSocket string) string {
+	return filepath.Join(filepath.Dir(seccompSocket), procnet.Dir)
+}

@@ -1,0 +1,36 @@
+package tcp
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+)
+
+// Paths gives the direct paths to other nodes.
+func (p *Plane) Paths() model.DirectPaths { return p.prober.Paths() }
+
+// Answered says when a node last answered a probe; the zero time: never.
+func (p *Plane) Answered(underlay netip.Addr) time.Time { return p.prober.Answered(underlay) }
+
+// Counters gives the counts of the programs by reason.
+func (p *Plane) Counters() ([]uint64, error) { return p.datapath.Counters() }
+
+// Connections lists the sockets of this node's endpoints. Names are not filled in.
+func (p *Plane) Connections() ([]model.Connection, error) { return p.datapath.Connections() }
+
+// Interception reports how trapped calls were answered.
+func (p *Plane) Interception(context.Context) (api.Interception, error) {
+	unguarded, err := p.datapath.Holders()
+	if err != nil {
+		return api.Interception{}, err
+	}
+	st := p.intercept.Stats()
+	return api.Interception{
+		Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls,
+		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts), Failed: st.Failed,
+		PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated, Unguarded: unguarded,
+	}, nil
+}

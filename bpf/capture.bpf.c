@@ -82,11 +82,41 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 	return found && found->kind == FLOW_CONTAINERS;
 }
 
+/* Whether endpoint owner has a listener for what find_socket finds a handshake for, on whatever device its program bound it to.
+ * Source port 0 never matches a connected socket. */
+static __always_inline bool still_listens(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+{
+	struct bpf_sock *sk = p->ipv6 ? lookup6(skb, &p->src6, 0, &p->dst6, p->tcp.dest)
+	                              : lookup(skb, p->ip.saddr, 0, p->ip.daddr, p->tcp.dest);
+	bool ours;
+
+	if (sk) {
+		ours = sk->state == BPF_TCP_LISTEN && owned(sk, owner);
+		bpf_sk_release(sk);
+		if (ours)
+			return true;
+	}
+	if (!p->ipv6)
+		return false;
+	sk = lookup(skb, 0, 0, p->ip.daddr, p->tcp.dest);
+	if (sk) {
+		ours = takes_ipv6(sk, owner);
+		bpf_sk_release(sk);
+		if (ours)
+			return true;
+	}
+	sk = p->ip.saddr == p->ip.daddr ? find_loopback6(skb, p->tcp.dest, owner) : NULL;
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
 /* Whether endpoint owner, which has begun to answer the packet's connection, has nobody any more who would accept it: the kernel
  * drops what comes for that, and says nothing. */
 static __noinline bool is_orphan(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	return p && orphans_until && bpf_ktime_get_ns() < orphans_until && !has_listener(skb, p, owner);
+	return p && orphans_until && bpf_ktime_get_ns() < orphans_until && !still_listens(skb, p, owner);
 }
 
 /* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is for. */

@@ -90,23 +90,16 @@ static __always_inline int to_socket_of(struct __sk_buff *skb, const struct pack
 
 /* Whether the packet is for a handshake whose listener has closed: the kernel drops that, and says nothing, when the client's last
  * ACK comes. The client would have a connection that nobody answers for. */
-static __always_inline bool is_orphan_here(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+static __always_inline bool begun_for_nobody(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = lookup_exact(skb, p);
-	bool orphan;
+	bool begun;
 
 	if (!sk)
 		return false;
-	orphan = sk->state == BPF_TCP_NEW_SYN_RECV;
+	begun = sk->state == BPF_TCP_NEW_SYN_RECV;
 	bpf_sk_release(sk);
-	if (!orphan)
-		return false;
-	sk = lookup_listener(skb, p);
-	if (!sk)
-		return true;
-	orphan = !is_of(bpf_sk_storage_get(&tag_by_sock, sk, 0, 0), owner);
-	bpf_sk_release(sk);
-	return orphan;
+	return begun && is_orphan(skb, p, owner);
 }
 
 static __always_inline int from_lo_verdict(struct __sk_buff *skb)
@@ -127,7 +120,7 @@ static __always_inline int from_lo_verdict(struct __sk_buff *skb)
 	if (!known)
 		return TC_ACT_OK;
 	if (!syn)
-		return ep && is_orphan_here(skb, &p, ep->id) ? refuse_syn(skb) : TC_ACT_OK;
+		return ep && begun_for_nobody(skb, &p, ep->id) ? refuse_syn(skb) : TC_ACT_OK;
 	return ep ? to_socket_of(skb, &p, ep->id) : refuse_syn(skb);
 }
 

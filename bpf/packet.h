@@ -146,14 +146,6 @@ static __noinline struct bpf_sock *lookup_exact(struct __sk_buff *skb, const str
 	return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
 }
 
-/* The listener for the packet as the kernel would find it for a SYN from its sender: no connection is from port 0. */
-static __noinline struct bpf_sock *lookup_listener(struct __sk_buff *skb, const struct packet *p)
-{
-	if (p->ipv6)
-		return lookup6(skb, &p->src6, 0, &p->dst6, p->tcp.dest);
-	return lookup(skb, p->ip.saddr, 0, p->ip.daddr, p->tcp.dest);
-}
-
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a
  * wildcard of the node itself match the lookup too and are not: no tag. Request and time-wait sockets
  * carry no tag; they exist only as children of sockets that did. */

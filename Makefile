@@ -101,9 +101,9 @@ bench-rust: need-cargo
 	cd rust && $(CARGO) bench --locked --quiet
 
 # What heddle-runtime preloads in containers that ask for it (docs/howto/many-connections.md).
-$(BIN)/libheddle-pool.so: pool/pool.c packaging/build-pool.sh
+$(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
 	$(call install,$(POOL_PACKAGES))
-	@GO=$(GO) packaging/build-pool.sh $@
+	@GO=$(GO) clib/build.sh pool $@
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
 deb:
@@ -333,7 +333,7 @@ chaos-store: need-root build test-packages
 
 check: check-packages need-cargo
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
-	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c pool/*.c
+	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c clib/*/*.c
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...

@@ -137,7 +137,7 @@ func TestReadmeTable(t *testing.T) {
 // TestFilesAreThere: a file that the architecture names is in the repository.
 func TestFilesAreThere(t *testing.T) {
 	files := []string{"/rules_test.go"}
-	for _, folder := range []string{"bpf", "internal", "cmd", "pool"} {
+	for _, folder := range []string{"bpf", "clib", "cmd", "internal"} {
 		err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 			files = append(files, "/"+filepath.ToSlash(path))
 			return err

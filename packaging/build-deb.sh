@@ -44,7 +44,7 @@ for p in "$@"; do
 	CGO_ENABLED=0 GOARCH=$goarch "$go" build "${flags[@]}" -o "$root/$dir/$p" "./cmd/$p"
 done
 mkdir -p "$root/usr/lib/heddle"
-GO=$go packaging/build-pool.sh "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
+GO=$go clib/build.sh pool "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
 chmod 644 "$root/usr/lib/heddle/libheddle-pool.so"
 
 # Manual pages and completions, from the programs' own flags.

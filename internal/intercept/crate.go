@@ -20,7 +20,7 @@ import (
 //	socket(family, type, protocol, crateMagic, number, ^crateMagic)
 //
 // of which the kernel takes the first three arguments; it gets a socket as always if the agent does not know, or does not
-// want. pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-crate.md says why it is like this.
+// want. clib/pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-crate.md says why it is like this.
 
 // crateMagic is random, so that no program has it in its registers by chance.
 const crateMagic = 0xb7c1_5e0d_92f6_4a83

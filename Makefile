@@ -58,6 +58,7 @@ help:
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
+	@echo "make test-lab, test-beside, test-unit, test-suites, test-rust  parts of make test (root); test-lab RUN=^TestPaths for some of it"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
@@ -257,22 +258,31 @@ test: need-root build attack test-packages
 	$(MAKE) --no-print-directory --jobs=3 --keep-going test-lane-1 test-lane-2 test-lane-3; code=$$?; kill $$progress; \
 	$(MAKE) --no-print-directory test-summary && exit $$code
 
-# Parts of `make test`: they find the programs built.
-.PHONY: test-lane-1 test-lane-2 test-lane-3 test-summary
+# Parts of `make test` by themselves: test-lab RUN=^TestPaths, test-beside (engines, nodes, stores, attacks), test-unit, test-suites.
+RUN :=
+PART = part-$(@:test-%=%)
+.PHONY: test-lab test-beside test-unit test-suites
+test-lab test-beside test-unit test-suites: need-root build attack test-packages
+	@mkdir -p $(OUT)
+	$(MAKE) --no-print-directory $(PART)
+
+# They find the programs built.
+.PHONY: test-lane-1 test-lane-2 test-lane-3 test-summary part-lab part-beside part-unit part-suites
 test-summary:
 	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; $(OUT)/summary $(OUT)
-test-lane-1:
-	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-skip=$(BESIDE)'
-test-lane-2:
-	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
+test-lane-1: part-lab
+test-lane-2: part-beside
 test-lane-3:
-	code=0; \
-	$(MAKE) --no-print-directory test-rust || code=1; \
+	code=0; for part in test-rust part-unit part-suites; do $(MAKE) --no-print-directory $$part || code=1; done; exit $$code
+part-lab:
+	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-skip=$(BESIDE)' '-run=$(RUN)'
+part-beside:
+	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
+part-unit:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m || code=1; \
-	export HEDDLE_TEST_LAB=suites; \
-	$(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -vet=off -p 1 -timeout 20m || code=1; \
-	exit $$code
+		--packages ". ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m
+part-suites:
+	HEDDLE_TEST_LAB=suites $(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -vet=off -p 1 -timeout 20m
 
 # The second lock needs a kernel that takes BPF programs on security hooks, which few machines have: Debian's is booted in
 # an emulated one. Some 25 seconds, after a download of 70 MB.

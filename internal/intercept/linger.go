@@ -18,6 +18,8 @@ const (
 	lingerSignal = unix.Signal(40)
 	// lingerPatience is how long a close() may wait if others wait for its thread.
 	lingerPatience = 50 * time.Millisecond
+	// lingerSeen is more than any close() takes that does not linger, and less than Go lets a thread go on without a signal.
+	lingerSeen = time.Millisecond
 )
 
 // alarm sends its thread lingerSignal again and again while it is set, by a timer of the kernel: timer_create(2).
@@ -56,12 +58,13 @@ func (a *alarm) delete() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr
 
 var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more crates")
 
-// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that had to be
-// interrupted. A thread that only has to wait for a processor does not give its own up.
+// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether it had to wait, till
+// it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up. Go's scheduler has no part in
+// the call: a thread that waits for that gives it up, too.
 func closeWaits(fd int) bool {
 	before, began := timesGivenUp(), time.Now()
-	closeFD(fd)
-	return time.Since(began) >= lingerPatience && timesGivenUp() != before
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
+	return timesGivenUp() != before && time.Since(began) >= lingerSeen
 }
 
 // timesGivenUp is how often the thread has given up its processor to wait for something.

@@ -65,7 +65,7 @@ func makeNetns(t *testing.T, number uint64) (path string) {
 			}
 		}
 	})
-	for len(had) < 32 {
+	for len(had) < 128 {
 		name := fmt.Sprintf("%s-number-%d", labName, len(had))
 		if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)

@@ -27,6 +27,7 @@ const (
 	idleTimeout       = 2 * time.Minute
 	maxHeaderBytes    = 64 << 10
 	probeTimeout      = time.Second
+	probeEvery        = 20 * time.Millisecond
 	// maxSocketPath is sizeof(sockaddr_un.sun_path) without the terminating NUL.
 	maxSocketPath = 107
 )
@@ -88,6 +89,23 @@ func lockFolder(dir string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
+// awaitRefusal connects until that fails, and gives why. nil: it does not fail for some time. The threads of an agent that was killed
+// end one after the other, and the last one closes the socket.
+func awaitRefusal(socketPath string) error {
+	ticker := time.NewTicker(probeEvery)
+	defer ticker.Stop()
+	for deadline := time.Now().Add(probeTimeout); ; <-ticker.C {
+		c, err := net.DialTimeout("unix", socketPath, probeTimeout)
+		if err != nil {
+			return err
+		}
+		_ = c.Close() // it was opened only to see whether somebody answers
+		if time.Now().After(deadline) {
+			return nil
+		}
+	}
+}
+
 // removeStale removes socketPath if it is a socket on which nobody listens.
 func removeStale(socketPath string) error {
 	fi, err := os.Lstat(socketPath)
@@ -99,9 +117,8 @@ func removeStale(socketPath string) error {
 	case fi.Mode().Type() != fs.ModeSocket:
 		return errors.New("there is a file that is no socket; remove it or choose another path")
 	}
-	c, err := net.DialTimeout("unix", socketPath, probeTimeout)
+	err = awaitRefusal(socketPath)
 	if err == nil {
-		_ = c.Close() // it was opened only to see whether somebody answers
 		return fmt.Errorf("%w: stop it first, or choose another path", ErrInUse)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {

@@ -58,10 +58,15 @@ func (a *alarm) delete() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr
 
 var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more crates")
 
-// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether it had to wait, till
-// it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up. Go's scheduler has no part in
-// the call: a thread that waits for that gives it up, too.
+// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that waited for what
+// lingers, till it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up; one that Go's
+// scheduler stops does, so that the socket has to linger as well: it does if its program was very quick.
 func closeWaits(fd int) bool {
+	linger, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_LINGER) // struct linger: two ints, of which the first switches it on
+	if err != nil || uint32(linger) == 0 {
+		closeFD(fd)
+		return false
+	}
 	before, began := timesGivenUp(), time.Now()
 	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0)
 	return timesGivenUp() != before && time.Since(began) >= lingerSeen

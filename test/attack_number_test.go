@@ -75,7 +75,7 @@ func makeNetns(t *testing.T, number uint64) (path string) {
 			return path
 		}
 	}
-	t.Skip("another network namespace has the number")
+	t.Skipf("needs a machine on which nobody else makes namespaces: one of another's took number %d meanwhile", number)
 	return ""
 }
 

@@ -289,7 +289,7 @@ part-suites:
 test-lsm: need-root
 	$(call install,$(LSM_PACKAGES))
 	@mkdir -p $(OUT)/lsm
-	$(GO) test -c -o $(OUT)/lsm/datapath.test ./internal/datapath
+	$(GO) test -c -o $(OUT)/lsm/datapath.test ./internal/plane/tcp/datapath
 	@[ -n "$$(ls $(OUT)/lsm/linux-image-*.deb 2>/dev/null)" ] || { apt-get update -qq && cd $(OUT)/lsm && apt-get download -qq \
 		"$$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)"; }
 	test/lsm.sh $(OUT)/lsm/linux-image-*.deb $(OUT)/lsm/datapath.test
@@ -353,12 +353,12 @@ check: check-packages need-cargo
 	cd rust && $(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'
-	$(GO) generate ./internal/datapath ./internal/bench/contender
-	@git diff --exit-code -- internal/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
+	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
+	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 generate: check-packages
-	$(GO) generate ./internal/datapath ./internal/bench/contender
+	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
 
 clean:
 	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done

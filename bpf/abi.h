@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Types and numbers shared with user space. bpf2go turns them into Go types in internal/datapath, so
+/* Types and numbers shared with user space. bpf2go turns them into Go types in internal/plane/tcp/datapath, so
  * that there is one source. Addresses are four words in network byte order; IPv4 ones are v4-mapped
  * (::ffff:a.b.c.d), so that every map and tag has room for both families. */
 #ifndef HEDDLE_ABI_H

@@ -18,7 +18,7 @@
 #define ALIAS_SLOT_IPV6   511 /* ::1 */
 
 /* These store word by word. A constant struct that is copied makes clang 14's BPF backend drop
- * neighbouring stores; a test in internal/datapath refuses objects with such constants. */
+ * neighbouring stores; a test in internal/plane/tcp/datapath refuses objects with such constants. */
 static __always_inline void set_mapped(struct address *a, __be32 v4)
 {
 	a->word[0] = 0;

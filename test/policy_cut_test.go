@@ -134,7 +134,7 @@ func TestPolicyCutMany(t *testing.T) {
 // TestPolicyFlips changes policy again and again while programs connect and talk: what is forbidden all the time never
 // connects, what is allowed never fails, and of what comes and goes nothing outlives its being forbidden.
 func TestPolicyFlips(t *testing.T) {
-	const flips = 20 // and as many back; internal/datapath has a test of a hundred
+	const flips = 20 // and as many back; internal/plane/tcp/datapath has a test of a hundred
 	never, always, sometimes := freePort(), freePort(), freePort()
 	client := startPolicyPeer(t, "heddle", "n1/c1")
 	servers := map[string]*peer{}

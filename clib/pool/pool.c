@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the program's TCP sockets from a crate
  * of many, which the agent fills while they are taken from it, instead of asking for each by a trapped socket().
- * docs/decisions/0038-sockets-by-the-crate.md says why it is like this, internal/intercept/crate.go is the agent's side.
+ * docs/decisions/0038-sockets-by-the-crate.md says why it is like this, internal/plane/tcp/intercept/crate.go is the agent's side.
  *
  * The file works under any C library: it makes its system calls itself and needs of the library where errno is. Nothing
  * in it waits for another thread, so it may be called in signal handlers and between fork and exec. */

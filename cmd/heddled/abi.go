@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // maxLayout bounds what is read of another version's layout.

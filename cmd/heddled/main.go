@@ -18,7 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/doctor"
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/store"
@@ -245,7 +245,7 @@ func newParkCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "park", Short: "Hold seccomp listeners while no agent runs (started by heddled itself)",
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return park.RunHolder(cmd.Context(), socket) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return fdkeep.RunHolder(cmd.Context(), socket) },
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd
@@ -256,6 +256,6 @@ func newListenCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "listen", Short: "Listen on an inherited socket and end (started by heddled itself)",
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
-		RunE: func(*cobra.Command, []string) error { return park.ListenInherited() },
+		RunE: func(*cobra.Command, []string) error { return fdkeep.ListenInherited() },
 	}
 }

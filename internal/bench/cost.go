@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/datapath"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // What it costs that Heddle is there: BPF programs on the way of packets and calls, a seccomp filter before every system

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/bench/peer"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // CostProgram is a BPF program that ran in one of the steps.

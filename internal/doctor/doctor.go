@@ -8,8 +8,8 @@ import (
 	"context"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // finding is what a probe found: err is nil if the thing is there, and says what is wrong otherwise.

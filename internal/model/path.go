@@ -6,7 +6,7 @@ import (
 )
 
 // Path says how a connection travels. The numbers are those of enum heddle_path in bpf/abi.h; a test in
-// internal/datapath ties the two.
+// internal/plane/tcp/datapath ties the two.
 type Path uint8
 
 // The paths. docs/ARCHITECTURE.md follows a direct connection and names the page of each other path.

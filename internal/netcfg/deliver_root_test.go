@@ -30,7 +30,7 @@ const (
 	actOK, actShot              = 0, 2
 )
 
-// loadTC loads a tc program made of insns; it is the test's stand-in for internal/datapath.
+// loadTC loads a tc program made of insns; it is the test's stand-in for internal/plane/tcp/datapath.
 func loadTC(t *testing.T, insns ...[]byte) int {
 	t.Helper()
 	var code []byte

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trust"
@@ -82,7 +82,7 @@ type Config struct {
 	// the agent: this one. Empty does without.
 	HolderExe string
 	// Storage, if not nil, has a second copy of what the holder keeps.
-	Storage park.Storage
+	Storage fdkeep.Storage
 	Version string
 	// Features are the outcomes of the probes of this host, for the status.
 	Features []api.Check

@@ -12,10 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/procnet"
+	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
 // AnnotationProcNet says in a container's configuration why its /proc/net/tcp is the kernel's, which has none of its intercepted

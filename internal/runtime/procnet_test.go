@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/procnet"
+	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
 // published gives a seccomp socket's path beside which an agent has put what containers need, with pins as it has them.

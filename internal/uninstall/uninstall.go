@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/datapath"
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/procnet"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
+	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
 // Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket, --seccomp-socket and
@@ -141,7 +141,7 @@ func some(names []string) string {
 
 func (n Node) holderSocket() string { return filepath.Join(n.StateDir, "holder.sock") }
 
-func (n Node) holder() *park.Client { return park.NewClient(n.holderSocket()) }
+func (n Node) holder() *fdkeep.Client { return fdkeep.NewClient(n.holderSocket()) }
 
 // stopHolders ends the holder, also one whose socket was removed: that one would make it, and its directory, anew.
 func (n Node) stopHolders(removed func(string)) error {

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"net/netip"
 
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // Guard attaches the programs of the node's side of an endpoint's device. Before the container's side is up, nothing passes without

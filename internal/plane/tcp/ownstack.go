@@ -3,10 +3,10 @@ package tcp
 import (
 	"fmt"
 
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // joinOwnStack makes the endpoint known to the programs, and then, if it is intercepted, lets its node sockets

@@ -17,14 +17,14 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
-	"heddle.dev/heddle/internal/intercept"
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
-	"heddle.dev/heddle/internal/probe"
-	"heddle.dev/heddle/internal/procnet"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
+	"heddle.dev/heddle/internal/plane/tcp/intercept"
+	"heddle.dev/heddle/internal/plane/tcp/probe"
+	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
 // Marks are Heddle's own in a node's namespace. They spell "Hd".
@@ -173,7 +173,7 @@ type ListenConfig struct {
 	HolderExe, HolderSocket string
 	HolderRuns              func() bool
 	// Storage, if not nil, has a second copy of what the holder keeps.
-	Storage park.Storage
+	Storage fdkeep.Storage
 }
 
 // Listen takes listeners that an earlier agent left, and makes ready for others. Run answers.
@@ -183,15 +183,15 @@ func (p *Plane) Listen(cfg ListenConfig) (err error) {
 		AdmitCompares: p.datapath.ComparesCallers(), Log: p.log,
 	}
 	if cfg.HolderExe != "" {
-		c.StartParker = func() error { return park.EnsureHolder(cfg.HolderExe, cfg.HolderSocket, cfg.HolderRuns) }
+		c.StartParker = func() error { return fdkeep.EnsureHolder(cfg.HolderExe, cfg.HolderSocket, cfg.HolderRuns) }
 		if err := c.StartParker(); err != nil {
 			return err
 		}
-		c.ListenElsewhere = func(socket *os.File) error { return park.ListenBy(socket, cfg.HolderExe, "listen") }
-		client := park.NewClient(cfg.HolderSocket)
+		c.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.HolderExe, "listen") }
+		client := fdkeep.NewClient(cfg.HolderSocket)
 		c.Parker = client
 		if cfg.Storage != nil {
-			doubled, err := park.Double(client, cfg.Storage)
+			doubled, err := fdkeep.Double(client, cfg.Storage)
 			if err != nil {
 				p.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
 			}

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/probe"
+	"heddle.dev/heddle/internal/plane/tcp/probe"
 )
 
 // probePort is where the agent takes probes, at probeAddr: bpf/probe.bpf.c gives it the SYNs. Only the node's own

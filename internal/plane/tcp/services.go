@@ -5,8 +5,8 @@ import (
 	"errors"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // Services lists the services in force on this node. They are in the datapath's maps only, where an earlier agent's are

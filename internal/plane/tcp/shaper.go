@@ -7,9 +7,9 @@ import (
 	"maps"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/datapath"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
 // shaper holds endpoints to their limits: by classes of traffic on the node's devices (netcfg), and by what the programs are told of

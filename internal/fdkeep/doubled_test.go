@@ -1,4 +1,4 @@
-package park
+package fdkeep
 
 import (
 	"maps"

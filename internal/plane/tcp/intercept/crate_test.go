@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -161,7 +161,7 @@ func listenInTest(socket *os.File) error {
 	if err != nil {
 		return err
 	}
-	return park.ListenBy(socket, "/usr/bin/env", childEnv+"=listen", self)
+	return fdkeep.ListenBy(socket, "/usr/bin/env", childEnv+"=listen", self)
 }
 
 func askCrate(c *child, family, n int) outcome {

@@ -14,7 +14,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -44,11 +44,11 @@ type SocketMaker interface {
 	Admit(fd int, caller model.Caller) error
 }
 
-// Parker keeps listeners open while no agent runs. *park.Client is one.
+// Parker keeps listeners open while no agent runs. *fdkeep.Client is one.
 type Parker interface {
 	Put(key string, meta []byte, fd, page int) error
 	Drop(key string) error
-	TakeAll() ([]park.Parked, error)
+	TakeAll() ([]fdkeep.Parked, error)
 	// Watch returns nil when the parker has ended and an error if ctx ends first or the parker cannot be watched.
 	Watch(ctx context.Context) error
 }

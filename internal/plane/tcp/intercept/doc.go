@@ -4,7 +4,7 @@
 // (handoff.go). Every listener (listener.go) gets a reader: a goroutine on an OS thread of its own (reader.go) that receives the trapped
 // calls, reads their integer arguments (classify.go) and answers each: with a ready socket (stock.go), with
 // an errno (failure.go), or by letting the kernel go on with the call in the container's own namespace.
-// kernel.go holds the raw system calls. Package park keeps listeners alive while no agent runs.
+// kernel.go holds the raw system calls. Package fdkeep keeps listeners alive while no agent runs.
 //
 // Three facts of the kernel shape the package:
 //
@@ -20,5 +20,5 @@
 //     they can, so that none makes them stop between the steps.
 //   - poll before RECV costs no measurable time, so the loops do that on every kernel: it tells a filter
 //     without users from a caller that was killed, and it lets Close end a loop.
-//   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package park.
+//   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package fdkeep.
 package intercept

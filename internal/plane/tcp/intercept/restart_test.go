@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 )
 
 // holder runs a holder in this process until the test ends.
@@ -22,20 +22,20 @@ func holder(t *testing.T) (path string) {
 	path = socketPath(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- park.RunHolder(ctx, path) }()
+	go func() { done <- fdkeep.RunHolder(ctx, path) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {
 			t.Errorf("RunHolder: %v", err)
 		}
 	})
-	eventually(t, "holder answers", func() bool { _, err := park.NewClient(path).TakeAll(); return err == nil })
+	eventually(t, "holder answers", func() bool { _, err := fdkeep.NewClient(path).TakeAll(); return err == nil })
 	return path
 }
 
 func parked(t *testing.T, path string) int {
 	t.Helper()
-	all, err := park.NewClient(path).TakeAll()
+	all, err := fdkeep.NewClient(path).TakeAll()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +43,7 @@ func parked(t *testing.T, path string) int {
 }
 
 // listenersAmong counts the listeners among what is parked, and closes everything.
-func listenersAmong(all []park.Parked) (n int) {
+func listenersAmong(all []fdkeep.Parked) (n int) {
 	for _, p := range all {
 		if p.Key != handoffKey {
 			n++
@@ -191,7 +191,7 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 			}
 			closeFD(s.fd)
 			meta := []byte(`{"metadata":"` + testName + `"}`)
-			if err := park.NewClient(hp).Put("k", meta, c.fd, page); err != nil {
+			if err := fdkeep.NewClient(hp).Put("k", meta, c.fd, page); err != nil {
 				t.Fatal(err)
 			}
 			serve(t, testConfig(path, hp, &testMaker{}))
@@ -257,7 +257,7 @@ func TestHandOffWithoutAgent(t *testing.T) {
 	hp, path := holder(t), socketPath(t)
 	a, _ := agent(t, path, hp)
 	eventually(t, "socket is parked", func() bool {
-		all, err := park.NewClient(hp).TakeAll()
+		all, err := fdkeep.NewClient(hp).TakeAll()
 		n := len(all)
 		return err == nil && n-listenersAmong(all) == 1
 	})
@@ -301,10 +301,10 @@ func TestHolderKilledThenAgent(t *testing.T) {
 		})
 		return pid
 	}
-	t.Cleanup(func() { _ = park.NewClient(hp).Stop() })
+	t.Cleanup(func() { _ = fdkeep.NewClient(hp).Stop() })
 	c, other := trapped(t, path, testName), trapped(t, path, testName)
 	count := func() int {
-		all, err := park.NewClient(hp).TakeAll()
+		all, err := fdkeep.NewClient(hp).TakeAll()
 		if err != nil {
 			return -1
 		}

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 )
 
 // childEnv makes the test binary act as one of the programs of childMain instead.
@@ -58,9 +58,9 @@ func childMain(name string) error {
 	case "agent":
 		return agentChild()
 	case "listen":
-		return park.ListenInherited()
+		return fdkeep.ListenInherited()
 	case "holder":
-		return park.RunHolder(context.Background(), os.Getenv("HEDDLE_HOLDER"))
+		return fdkeep.RunHolder(context.Background(), os.Getenv("HEDDLE_HOLDER"))
 	}
 	return fmt.Errorf("no child program %q", name)
 }
@@ -271,7 +271,7 @@ func startHolder() error {
 	if err := os.Setenv(childEnv, "holder"); err != nil {
 		return err
 	}
-	return park.EnsureHolder("/proc/self/exe", os.Getenv("HEDDLE_HOLDER"), nil)
+	return fdkeep.EnsureHolder("/proc/self/exe", os.Getenv("HEDDLE_HOLDER"), nil)
 }
 
 // agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the holder at HEDDLE_HOLDER. It

@@ -12,7 +12,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -168,7 +168,7 @@ func (s *Server) resume() {
 }
 
 // unpack makes a listener of what the parker kept. It takes over the descriptors.
-func (s *Server) unpack(p park.Parked) (l *listener, err error) {
+func (s *Server) unpack(p fdkeep.Parked) (l *listener, err error) {
 	defer func() {
 		if err != nil {
 			closeFD(p.FD)

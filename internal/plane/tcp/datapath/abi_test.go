@@ -90,7 +90,7 @@ func TestLoopbackAliasMatches(t *testing.T) {
 			t.Errorf("%s of endpoint 0x1234: %s, want %s", loopback, got, want)
 		}
 	}
-	src, err := os.ReadFile("../../bpf/address.h")
+	src, err := os.ReadFile("../../../../bpf/address.h")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,7 @@ func TestMirrorMatches(t *testing.T) {
 	if got, want := model.CrossingPrefix(0x1234), netip.MustParsePrefix("250.72.209.0/25"); got != want {
 		t.Errorf("crossing addresses %s, want %s", got, want)
 	}
-	src, err := os.ReadFile("../../bpf/mirror.h")
+	src, err := os.ReadFile("../../../../bpf/mirror.h")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/intercept/park"
+	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -132,7 +132,7 @@ func testConfig(socket, holder string, m SocketMaker) Config {
 		},
 		NetnsOf: func(model.EndpointID) (uint64, bool) { return testNetns, true }}
 	if holder != "" {
-		c.Parker = park.NewClient(holder)
+		c.Parker = fdkeep.NewClient(holder)
 	}
 	return c
 }

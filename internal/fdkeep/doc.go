@@ -1,4 +1,4 @@
-// Package park keeps seccomp listeners open while no agent runs.
+// Package fdkeep keeps seccomp listeners open while no agent runs.
 //
 // A trapped call fails with ENOSYS as soon as the last descriptor of its listener closes. So a small process
 // of its own, the holder, keeps a duplicate of every listener the agent serves, under a key and with a blob
@@ -13,4 +13,4 @@
 // is one more entry. While the agent is away the kernel queues what runtimes send there.
 //
 // Holder and client talk over a Unix SEQPACKET socket: one request, one or more replies, hang up.
-package park
+package fdkeep

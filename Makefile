@@ -42,7 +42,7 @@ define install
 	fi
 endef
 
-.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check check-bpf generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -341,9 +341,9 @@ chaos: need-root build test-packages
 chaos-store: need-root build test-packages
 	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaosStore$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 
-check: check-packages need-cargo
+check: check-packages need-cargo check-bpf
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
-	clang-format --dry-run -Werror bpf/*.c bpf/*.h internal/bench/contender/bpf/*.c clib/*/*.c clib/*/*.h
+	clang-format --dry-run -Werror $$(git ls-files "bpf/*.[ch]") internal/bench/contender/bpf/*.c clib/*/*.c clib/*/*.h
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...
@@ -356,6 +356,15 @@ check: check-packages need-cargo
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
 	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
+
+# The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.
+BPF_CC := clang -target bpf -mcpu=v3 -D__TARGET_ARCH_x86 -Wall -Werror -Ibpf -I/usr/include/x86_64-linux-gnu -fsyntax-only -x c
+check-bpf: check-packages
+	@for f in $$(cd bpf && find . -name '*.[ch]' | sort); do \
+		$(BPF_CC) -Wno-unused-function -include $$f /dev/null || { echo "bpf/$$f does not include what it uses"; exit 1; }; \
+	done
+	@{ grep '^#include "' bpf/heddle.bpf.c | tac; grep -v '^#include "' bpf/heddle.bpf.c; } | $(BPF_CC) - || \
+		{ echo "bpf/heddle.bpf.c depends on the order of its includes"; exit 1; }
 
 generate: check-packages
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender

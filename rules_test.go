@@ -2,6 +2,7 @@
 package heddle_test
 
 import (
+	"bytes"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -165,9 +167,55 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
+// TestHooksAndParts tells the files of bpf/ apart by name: hooks, programs that the kernel calls, are in .bpf.c files, and parts,
+// which they have in common, in headers with a guard of their own.
+func TestHooksAndParts(t *testing.T) {
+	objects := []string{"bpf/heddle.bpf.c"} // no programs of its own: it includes those of the folders
+	program := regexp.MustCompile(`(?m)^SEC\("(cgroup/|sockops"|tc"|iter/|lsm/)`)
+	seen := 0
+	err := filepath.WalkDir("bpf", func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		seen++
+		p = filepath.ToSlash(p)
+		raw, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		guard := strings.ToUpper(strings.NewReplacer("bpf/include/", "heddle_", "bpf/", "heddle_", "/", "_", ".", "_").Replace(p))
+		switch {
+		case strings.HasSuffix(p, ".bpf.c"):
+			if !program.Match(raw) && !slices.Contains(objects, p) {
+				t.Errorf("%s has no program: parts are in headers", p)
+			}
+		case strings.HasSuffix(p, ".h"):
+			if program.Match(raw) {
+				t.Errorf("%s has a program: hooks are in .bpf.c files", p)
+			}
+			if !bytes.Contains(raw, []byte("#ifndef "+guard+"\n")) {
+				t.Errorf("%s has no guard %s", p, guard)
+			}
+		default:
+			t.Errorf("%s: files are named *.bpf.c or *.h", p)
+		}
+		if lines := bytes.Count(raw, []byte("\n")); lines > maxFile {
+			t.Errorf("%s has %d lines; split it by what it is about (limit %d)", p, lines, maxFile)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen == 0 {
+		t.Fatal("no files in bpf/")
+	}
+}
+
+const maxFunction, maxFile = 80, 600
+
 // TestSizes keeps functions and files readable.
 func TestSizes(t *testing.T) {
-	const maxFunction, maxFile = 80, 600
 	for _, s := range sources(t) {
 		if s.lines > maxFile {
 			t.Errorf("%s has %d lines; split it by what it is about (limit %d)", s.path, s.lines, maxFile)

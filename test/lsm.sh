@@ -1,6 +1,6 @@
 #!/bin/sh
 # Boots Debian's kernel, which takes BPF programs on security hooks, in an emulated machine and runs the test of the second
-# lock (bpf/lock.bpf.c) there. Needs qemu-system-x86, busybox-static, cpio and KERNEL, the package file linux-image-*.deb.
+# lock (bpf/lsm.bpf.c) there. Needs qemu-system-x86, busybox-static, cpio and KERNEL, the package file linux-image-*.deb.
 # Arguments: KERNEL, the test binary of internal/plane/tcp/datapath.
 set -eu
 kernel=$1 test=$2

@@ -6,13 +6,13 @@ import "net/netip"
 // stacks. They are on no wire and must not be in use on the underlay or the overlay.
 var MirrorRange = netip.PrefixFrom(netip.AddrFrom4([4]byte{250}), 8)
 
-// MirrorPrefix gives the mirror addresses of endpoint id, which its node routes to its veth (bpf/mirror.h).
+// MirrorPrefix gives the mirror addresses of endpoint id, which its node routes to its veth (bpf/include/mirror.h).
 func MirrorPrefix(id EndpointID) netip.Prefix {
 	n := uint32(id&MaxEndpointID) << 10
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{250, byte(n >> 16), byte(n >> 8), byte(n)}), 22)
 }
 
-// CrossingPrefix gives those of them that stand for addresses beyond the container (bpf/cross.bpf.c).
+// CrossingPrefix gives those of them that stand for addresses beyond the container (bpf/tc/crossing.h).
 func CrossingPrefix(id EndpointID) netip.Prefix {
 	b := MirrorPrefix(id).Addr().As4()
 	b[2]++

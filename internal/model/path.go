@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// Path says how a connection travels. The numbers are those of enum heddle_path in bpf/abi.h; a test in
+// Path says how a connection travels. The numbers are those of enum heddle_path in bpf/include/abi/path.h; a test in
 // internal/plane/tcp/datapath ties the two.
 type Path uint8
 

@@ -6,7 +6,7 @@ import (
 )
 
 // Verdict is what policy says of a new connection or datagram. The numbers are those of enum heddle_verdict in
-// bpf/abi.h.
+// bpf/include/abi/policy.h.
 type Verdict uint8
 
 // Verdicts. Of two that meet in one connection, what its source may send and what its destination may receive, the

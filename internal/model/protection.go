@@ -8,7 +8,7 @@ import (
 // Protection is one thing that keeps a hostile container from the node, from other containers or from the network.
 // All are always in force in the programs that are built for use. Agents built with the tag "attack" can do without
 // some, so that the attack suite shows that what it tries fails because of them. The numbers are those of enum
-// heddle_protection in bpf/abi.h; a test in internal/plane/tcp/datapath ties the two.
+// heddle_protection in bpf/include/abi/protection.h; a test in internal/plane/tcp/datapath ties the two.
 type Protection uint8
 
 // Protections.

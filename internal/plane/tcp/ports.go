@@ -17,7 +17,7 @@ import (
 const ipLocalPortRange = 51
 
 // nodePorts gives the ports that the node keeps for its own connects: the last eighth of all, its ephemeral ports. A container
-// that took every port of the others would leave nobody one (bpf/ports.bpf.c); by name it gets a few of these (bpf/held.bpf.c). The zero range: there are too few, or the
+// that took every port of the others would leave nobody one (bpf/sock/node_ports.h); by name it gets a few of these (bpf/sock/reserved_ports.h). The zero range: there are too few, or the
 // kernel cannot keep sockets from them.
 func nodePorts(all model.PortRange) (model.PortRange, error) {
 	kept := (int(all.Last) - int(all.First) + 1) / 8

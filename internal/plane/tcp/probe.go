@@ -15,7 +15,7 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/probe"
 )
 
-// probePort is where the agent takes probes, at probeAddr: bpf/probe.bpf.c gives it the SYNs. Only the node's own
+// probePort is where the agent takes probes, at probeAddr: bpf/tc/probe.h gives it the SYNs. Only the node's own
 // processes reach a loopback alias, and this one is of no endpoint.
 const probePort = 0x4864
 

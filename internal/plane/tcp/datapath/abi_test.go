@@ -36,14 +36,14 @@ func enum(t *testing.T, name string) map[uint64]string {
 func TestReasonsMatch(t *testing.T) {
 	names := enum(t, "heddle_reason")
 	if n := len(names) - 1; n != len(model.Reasons) { // REASON_MAX is none
-		t.Fatalf("%d reasons in bpf/abi.h, %d in model.Reasons", n, len(model.Reasons))
+		t.Fatalf("%d reasons in bpf/include/abi/reason.h, %d in model.Reasons", n, len(model.Reasons))
 	}
 	for i, r := range model.Reasons {
 		if int(r.Reason) != i {
 			t.Errorf("%s: number %d at index %d", r.Name, r.Reason, i)
 		}
 		if want := "REASON_" + strings.ToUpper(r.Name); names[uint64(i)] != want {
-			t.Errorf("reason %d: %s in bpf/abi.h, %s in model.Reasons", i, names[uint64(i)], want)
+			t.Errorf("reason %d: %s in bpf/include/abi/reason.h, %s in model.Reasons", i, names[uint64(i)], want)
 		}
 	}
 }
@@ -52,14 +52,14 @@ func TestReasonsMatch(t *testing.T) {
 func TestProtectionsMatch(t *testing.T) {
 	names := enum(t, "heddle_protection")
 	if n := len(names) - 1; n != len(model.Protections) { // PROTECT_MAX is none
-		t.Fatalf("%d protections in bpf/abi.h, %d in model.Protections", n, len(model.Protections))
+		t.Fatalf("%d protections in bpf/include/abi/protection.h, %d in model.Protections", n, len(model.Protections))
 	}
 	for i, p := range model.Protections {
 		if int(p.Protection) != i {
 			t.Errorf("%s: number %d at index %d", p.Name, p.Protection, i)
 		}
 		if want := "PROTECT_" + strings.ToUpper(p.Name); names[uint64(i)] != want {
-			t.Errorf("protection %d: %s in bpf/abi.h, %s in model.Protections", i, names[uint64(i)], want)
+			t.Errorf("protection %d: %s in bpf/include/abi/protection.h, %s in model.Protections", i, names[uint64(i)], want)
 		}
 	}
 	if len(model.Protections) > 64 {
@@ -72,15 +72,15 @@ func TestPathsMatch(t *testing.T) {
 	names := enum(t, "heddle_path")
 	for i, name := range names {
 		if want := "PATH_" + strings.ToUpper(model.Path(i).String()); name != want {
-			t.Errorf("path %d: %s in bpf/abi.h, want %s", i, name, want)
+			t.Errorf("path %d: %s in bpf/include/abi/path.h, want %s", i, name, want)
 		}
 	}
 	if last := model.Path(len(names)); !strings.HasPrefix(last.String(), "path(") {
-		t.Errorf("model has path %s that bpf/abi.h lacks", last)
+		t.Errorf("model has path %s that bpf/include/abi/path.h lacks", last)
 	}
 }
 
-// TestLoopbackAliasMatches ties model.LoopbackAlias to bpf/address.h.
+// TestLoopbackAliasMatches ties model.LoopbackAlias to bpf/include/address.h.
 func TestLoopbackAliasMatches(t *testing.T) {
 	for loopback, want := range map[string]string{
 		"127.0.0.1": "127.164.104.1", "127.0.0.255": "127.164.104.255", "127.0.1.0": "127.164.105.2",
@@ -90,18 +90,18 @@ func TestLoopbackAliasMatches(t *testing.T) {
 			t.Errorf("%s of endpoint 0x1234: %s, want %s", loopback, got, want)
 		}
 	}
-	src, err := os.ReadFile("../../../../bpf/address.h")
+	src, err := os.ReadFile("../../../../bpf/include/address.h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, def := range []string{"ALIAS_BASE 0x7f800000", "ALIAS_ID_MASK 0x3fff", "ALIAS_SLOTS 512", "ALIAS_SLOT_SHARED 256", "ALIAS_SLOT_LAST 509", "ALIAS_SLOT_IPV6 511"} {
 		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
-			t.Errorf("bpf/address.h does not define %s", def)
+			t.Errorf("bpf/include/address.h does not define %s", def)
 		}
 	}
 }
 
-// TestMirrorMatches ties model.MirrorPrefix and model.CrossingPrefix to bpf/mirror.h.
+// TestMirrorMatches ties model.MirrorPrefix and model.CrossingPrefix to bpf/include/mirror.h.
 func TestMirrorMatches(t *testing.T) {
 	for id, want := range map[model.EndpointID]string{1: "250.0.4.0/22", 0x1234: "250.72.208.0/22", model.MaxEndpointID: "250.255.252.0/22"} {
 		if got := model.MirrorPrefix(id); got != netip.MustParsePrefix(want) || !model.MirrorRange.Overlaps(got) {
@@ -111,13 +111,13 @@ func TestMirrorMatches(t *testing.T) {
 	if got, want := model.CrossingPrefix(0x1234), netip.MustParsePrefix("250.72.209.0/25"); got != want {
 		t.Errorf("crossing addresses %s, want %s", got, want)
 	}
-	src, err := os.ReadFile("../../../../bpf/mirror.h")
+	src, err := os.ReadFile("../../../../bpf/include/mirror.h")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, def := range []string{"MIRROR_BASE 0xfa000000", "MIRROR_SLOTS 1024", "MIRROR_CROSSING 256", "MIRROR_CROSSINGS 128"} {
 		if !strings.Contains(strings.Join(strings.Fields(string(src)), " "), "#define "+def) {
-			t.Errorf("bpf/mirror.h does not define %s", def)
+			t.Errorf("bpf/include/mirror.h does not define %s", def)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func TestNoConstantStructs(t *testing.T) {
 	}
 	for _, s := range object.Sections {
 		if strings.HasPrefix(s.Name, ".rodata.cst") {
-			t.Errorf("the object has section %s: build structs field by field (bpf/address.h)", s.Name)
+			t.Errorf("the object has section %s: build structs field by field (bpf/include/address.h)", s.Name)
 		}
 	}
 }

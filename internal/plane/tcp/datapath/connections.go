@@ -86,7 +86,7 @@ const tcpListen = 10
 var tcpStates = []string{"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",
 	"CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"}
 
-// toConnection applies to a record what names.bpf.c does for a program: where the tag has an address or
+// toConnection applies to a record what sock/names.bpf.c does for a program: where the tag has an address or
 // a port, that is what the program sees.
 func toConnection(rec *heddleConnectionRecord) model.Connection {
 	tag := &rec.Tag

@@ -45,7 +45,7 @@ type Config struct {
 	DropMark, RejectMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
-	// NodePorts are ports of which containers may hold some by name only (bpf/held.bpf.c); the zero range is none.
+	// NodePorts are ports of which containers may hold some by name only (bpf/sock/reserved_ports.h); the zero range is none.
 	NodePorts model.PortRange
 	// EndpointPorts is how many of EphemeralPorts, those that the kernel chooses from for connects, an endpoint may keep
 	// from all others by bind() or listen().
@@ -265,7 +265,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 	return setWithout(spec)
 }
 
-// configPools is CONFIG_POOLS of bpf/config.h.
+// configPools is CONFIG_POOLS of bpf/include/config.h.
 const configPools = 16
 
 // prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero Prefix.

@@ -16,7 +16,7 @@ import (
 // programs for security hooks, or never calls them. The first lock holds without it.
 var ErrNoLock = errors.New("no BPF programs on security hooks")
 
-// lockHooks are the programs of bpf/lock.bpf.c. A link to a security hook cannot be updated in place, so each agent
+// lockHooks are the programs of bpf/lsm.bpf.c. A link to a security hook cannot be updated in place, so each agent
 // attaches its own, and then takes over the pin: for a moment both hold, never none.
 func lockHooks(objs *lockObjects) map[string]*ebpf.Program {
 	return map[string]*ebpf.Program{"lock_setsockopt": objs.LockSetsockopt, "lock_ioctl": objs.LockIoctl}

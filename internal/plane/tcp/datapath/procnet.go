@@ -10,7 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// procFiles are the iterators that are files (bpf/proc.bpf.c).
+// procFiles are the iterators that are files (bpf/iter/proc.bpf.c).
 func (d *Datapath) procFiles() map[string]*ebpf.Program {
 	return map[string]*ebpf.Program{"tcp": d.objs.ProcTcp, "tcp6": d.objs.ProcTcp6}
 }

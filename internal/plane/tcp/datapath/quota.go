@@ -11,7 +11,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The socket option by which the agent asks bpf/sockets.bpf.c to count a socket. There is no such level in the
+// The socket option by which the agent asks bpf/sock/socket_quota.h to count a socket. There is no such level in the
 // kernel.
 const (
 	levelHeddle = 0x4864

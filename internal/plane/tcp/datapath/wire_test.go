@@ -24,7 +24,7 @@ func relayed(src netip.Addr, sport uint16, direct int, flags byte) []byte {
 	return b
 }
 
-const wireSets, setWires = 1024, 8 // of bpf/abi.h
+const wireSets, setWires = 1024, 8 // of bpf/include/abi/flow.h
 
 // wireEntries counts what is in a map from flow keys.
 func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {

@@ -1,6 +1,6 @@
 // Package procnet shows programs in intercepted containers their TCP sockets in /proc/net. The kernel makes /proc/net/tcp
 // and /proc/net/tcp6 of what lives in the reader's network namespace, where those sockets are not. So /proc/net, a symbolic
-// link, is covered by another, which leads to a directory with two files of Heddle's, links of iterators (bpf/proc.bpf.c); whatever
+// link, is covered by another, which leads to a directory with two files of Heddle's, links of iterators (bpf/iter/proc.bpf.c); whatever
 // else is in it leads to /proc/self/net. Decision 0049.
 package procnet
 

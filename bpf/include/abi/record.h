@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Records that the iterators write to the agent. */
+#ifndef HEDDLE_ABI_RECORD_H
+#define HEDDLE_ABI_RECORD_H
+
+#include <linux/types.h>
+#include "include/abi/tag.h"
+
+/* One record of the connection listing (list.bpf.c). */
+struct connection_record {
+	struct sock_tag tag;
+	struct address node_local; /* as the kernel has it */
+	struct address node_remote;
+	__be16 node_local_port;
+	__be16 node_remote_port;
+	__u8 state;  /* the kernel's TCP state */
+	__u8 family; /* AF_INET or AF_INET6 */
+	__u16 pad;
+	__u64 bytes_sent; /* acknowledged by the peer */
+	__u64 bytes_received;
+	__u64 cookie;
+	__u32 receive_queue; /* bytes not read yet; of a listener: connections not accepted yet */
+	__u32 send_queue;    /* bytes not acknowledged yet; of a listener: how many connections may wait */
+	__u32 retransmits;
+	__u32 pad2;
+};
+
+/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps (holders.bpf.c). */
+struct holder_record {
+	__u32 endpoint_id;
+	__u32 pid;
+};
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Services and their backends. */
+#ifndef HEDDLE_ABI_SERVICE_H
+#define HEDDLE_ABI_SERVICE_H
+
+#include <linux/types.h>
+#include "include/abi/address.h"
+
+/* An address and a TCP port that stand for backends. */
+struct service_key {
+	struct address addr;
+	__be16 port;
+	__u16 pad;
+};
+
+struct service {
+	__u32 id;       /* names its backends */
+	__u32 backends; /* slots 0 to backends - 1; 0: connects are refused */
+	__u32 affinity_s; /* for how long after its last connect a client keeps its backend; 0: each connect picks anew */
+};
+
+struct backend_key {
+	__u32 service_id;
+	__u32 slot;
+};
+
+/* Of the service's family. */
+struct backend {
+	struct address addr;
+	__be16 port;
+	__u16 pad;
+};
+
+/* One of the backends that a service has now. */
+struct member_key {
+	__u32 service_id;
+	struct backend backend;
+};
+
+struct affinity_key {
+	__u32 service_id;
+	__u32 endpoint_id; /* of the client */
+};
+
+struct affinity {
+	struct backend backend;
+	__u32 last_s; /* when the client last connected, on the clock that starts at boot */
+};
+
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What flow_by_wire and wire_by_relay remember has an owner, who began it: each owner has a part of these tables, and
+ * what he adds beyond that pushes out what he has himself. Packets do not say who that is, so the tables are looked up
+ * without it, and beside them wires_by_owner says which of their entries are whose. */
+#ifndef HEDDLE_FLOW_TABLE_H
+#define HEDDLE_FLOW_TABLE_H
+
+#include "include/abi/flow.h"
+#include "include/clock.h"
+#include "include/count.h"
+#include "include/endpoint.h"
+#include "include/maps.h"
+#include "include/protection.h"
+
+#define WIRE_FREE 0
+#define WIRE_BUSY (~0U) /* being changed by another program */
+
+/* The connection as the container's packets show it, if its source port behind the relay is port. */
+static __always_inline struct flow_key relay_key(const struct flow *flow, __be16 port)
+{
+	struct flow_key k = {
+	        .saddr = flow->dst,
+	        .daddr = flow->src,
+	        .sport = flow->dst_port,
+	        .dport = port,
+	        .ipv6 = flow->ipv6,
+	};
+	return k;
+}
+
+static __always_inline bool same_wire(const struct flow_key *a, const struct flow_key *b)
+{
+	return a->saddr == b->saddr && a->daddr == b->daddr && a->sport == b->sport && a->dport == b->dport &&
+	       a->ipv6 == b->ipv6;
+}
+
+/* Whose a flow is that came from overlay address a. All hosts outside are one. */
+static __always_inline __be32 wire_owner(__be32 a)
+{
+	return is_container(a) ? a : 0;
+}
+
+/* Forgets the way back of a relayed connection. */
+static __always_inline void forget_back(const struct flow_key *wire, const struct flow *flow)
+{
+	struct flow_key back, *found;
+
+	if (flow->kind != FLOW_RELAY)
+		return;
+	back = relay_key(flow, flow->relay_port);
+	found = bpf_map_lookup_elem(&wire_by_relay, &back);
+	if (found && same_wire(found, wire))
+		bpf_map_delete_elem(&wire_by_relay, &back);
+}
+
+/* The owner's flow in a slot; NULL if it has been forgotten, or another's has the same addresses and ports by now. */
+static __always_inline struct flow *flow_in(const struct wire_slot *s, __be32 owner)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, &s->key);
+
+	if (flow && owner && (flow->kind == FLOW_PLAIN || flow->kind == FLOW_RELAY) && flow->src != owner)
+		return NULL;
+	return flow;
+}
+
+/* How much is lost with what is in a slot: what was accepted is forgotten already, and a connection that lives is lost last. */
+static __always_inline __u32 worth(const struct wire_slot *s, __be32 owner)
+{
+	struct flow *flow;
+
+	if (s->id == WIRE_FREE)
+		return 0;
+	flow = flow_in(s, owner);
+	if (!flow)
+		return 0;
+	if (flow->kind != FLOW_RELAY)
+		return 2;
+	return flow->ended == ENDED ? 1 : 3;
+}
+
+static __always_inline __u64 digest_wire(const struct flow_key *k)
+{
+	__u64 h = ((__u64)k->saddr << 32 | k->daddr) * 0x9e3779b97f4a7c15ULL;
+
+	h ^= h >> 32;
+	h = (h ^ ((__u64)k->sport << 32 | (__u32)k->dport << 16 | k->ipv6)) * 0xff51afd7ed558ccdULL;
+	h ^= h >> 33;
+	h *= 0xc4ceb9fe1a85ec53ULL;
+	return h ^ h >> 33;
+}
+
+/* A set to begin with: callers' stacks are full. */
+const volatile struct wire_set no_wires = {};
+
+static __always_inline struct wire_set *wires_of(__be32 owner, __u32 digest)
+{
+	struct flow_set_key k = {.owner = owner, .set = digest & (WIRE_SETS - 1)};
+	struct wire_set *set = bpf_map_lookup_elem(&wires_by_owner, &k);
+
+	if (set)
+		return set;
+	bpf_map_update_elem(&wires_by_owner, &k, (const void *)&no_wires,
+	                    BPF_NOEXIST); /* or another was faster */
+	return bpf_map_lookup_elem(&wires_by_owner, &k);
+}
+
+/* A key has a place in one of these many sets of its owner's, the first that has room: by one set alone some would lose a
+ * connection that lives when half of all places are taken. */
+#define WIRE_CHOICES 4
+
+/* The place whose flow is the least loss, and of several the one that was taken first. */
+struct wire_choice {
+	struct wire_set *set; /* being looked at */
+	struct wire_set *best;
+	__be32 owner;
+	__u32 rank; /* worth: 2 bits; when it was taken: 27, four years; which: 3 */
+};
+
+static int choose_wire(__u32 i, struct wire_choice *c)
+{
+	const struct wire_slot *s = &c->set->wire[i & (SET_WIRES - 1)];
+	__u32 w, rank;
+
+	if (s->id == WIRE_BUSY)
+		return 0;
+	w = worth(s, c->owner);
+	rank = w << 30 | s->seen << 5 >> 2 | i;
+	if (rank < c->rank) {
+		c->rank = rank;
+		c->best = c->set;
+	}
+	return w == 0;
+}
+
+static __always_inline bool has_wire(const struct wire_set *set, __u32 id, const struct flow_key *key)
+{
+	__u32 i;
+
+	for (i = 0; i < SET_WIRES; i++) {
+		if (set->wire[i].id == id)
+			break;
+	}
+	return i < SET_WIRES && same_wire(&set->wire[i & (SET_WIRES - 1)].key, key);
+}
+
+/* Forgets what is in a slot, which the caller has made WIRE_BUSY. */
+static __always_inline void forget_wire(const struct wire_slot *s, __be32 owner)
+{
+	struct flow *flow = flow_in(s, owner);
+
+	if (!flow)
+		return;
+	if (flow->kind == FLOW_RELAY && flow->ended != ENDED)
+		count(REASON_CUT_RELAY_FORGOTTEN);
+	forget_back(&s->key, flow);
+	bpf_map_delete_elem(&flow_by_wire, &s->key);
+}
+
+/* Gives key the place that is the least loss among its owner's, and forgets what was there. False: another program changes that
+ * place just now. */
+static __always_inline bool place_wire(const struct flow_key *key, __be32 owner)
+{
+	struct wire_choice c = {.owner = owner, .rank = ~0U};
+	__u64 digest = digest_wire(key);
+	__u32 id = (__u32)(digest >> 32) >> 1 | 1, was, n;
+	struct wire_slot *s;
+
+	for (n = 0; n < WIRE_CHOICES && c.rank >> 30; n++) {
+		c.set = wires_of(owner, (__u32)(digest >> n * 10));
+		if (!c.set)
+			return false;
+		if (has_wire(c.set, id, key))
+			return true;
+		bpf_loop(SET_WIRES, choose_wire, &c, 0);
+	}
+	if (!c.best)
+		return false;
+	s = &c.best->wire[c.rank & (SET_WIRES - 1)];
+	was = s->id;
+	if (was == WIRE_BUSY || __sync_val_compare_and_swap(&s->id, was, WIRE_BUSY) != was)
+		return false;
+	if (was != WIRE_FREE)
+		forget_wire(s, owner);
+	s->key = *key;
+	s->seen = now_units();
+	WRITE_ONCE(s->id, id);
+	return true;
+}
+
+/* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not static, so that the
+ * verifier looks at it once, and not once for each call. */
+__noinline int remember_wire(const struct flow_key *key, const struct flow *flow, __be32 owner)
+{
+	struct flow *old;
+
+	if (!key || !flow)
+		return 0;
+	old = bpf_map_lookup_elem(&flow_by_wire, key);
+	if (old)
+		forget_back(key, old);
+	if (protects(PROTECT_FLOW_MEMORY) && !place_wire(key, owner))
+		return 0;
+	return bpf_map_update_elem(&flow_by_wire, key, flow, BPF_ANY) == 0;
+}
+
+#endif

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Every map: who writes it, who reads it, what bounds it. All are pinned by name (docs/protocols/pins.md). */
+#ifndef HEDDLE_MAPS_H
+#define HEDDLE_MAPS_H
+
+#include "include/abi/account.h"
+#include "include/abi/endpoint.h"
+#include "include/abi/flow.h"
+#include "include/abi/flow_set.h"
+#include "include/abi/limit.h"
+#include "include/abi/multicast.h"
+#include "include/abi/policy.h"
+#include "include/abi/portbind.h"
+#include "include/abi/reason.h"
+#include "include/abi/reserved_ports.h"
+#include "include/abi/route.h"
+#include "include/abi/service.h"
+#include "include/tag.h"
+
+/* Endpoints of this node. Written by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} endpoint_by_id SEC(".maps");
+
+/* The same by overlay address, for packets. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, struct endpoint);
+} endpoint_by_addr SEC(".maps");
+
+/* The same by the node side of its veth. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct endpoint);
+} endpoint_by_ifindex SEC(".maps");
+
+/* Overlay prefix -> node, longest match. Written by the agent: one entry a node and family, one for
+ * each endpoint that is not intercepted, one for each address of this node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct route_key);
+	__type(value, struct route);
+} route_by_prefix SEC(".maps");
+
+/* Known nodes by underlay address, this one too. Written by the agent. 16,384 nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, struct route);
+} node_by_underlay SEC(".maps");
+
+/* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to a
+ * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: who
+ * floods pushes out what he has himself (wire.h), which then can no longer be completed by a SYN cookie, or relayed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 131072);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flow_by_wire SEC(".maps");
+
+/* Relayed connections as the container sees them (saddr: container), for the way back. Written here. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct flow_key);
+} wire_by_relay SEC(".maps");
+
+/* Which entries of these two are whose, by who began them. Written and read by wire.h. LRU, of 32 times the sets that one owner
+ * has: what is pushed out is remembered still, but nobody's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 32 * WIRE_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct wire_set);
+} wires_by_owner SEC(".maps");
+
+/* Ports that bound sockets hold, where the kernel cannot tell that two conflict. Written and read by bind and
+ * close; an entry goes with the last socket. When it is full, conflicts between addresses are not seen. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct port_key);
+	__type(value, struct port_claims);
+} claims_by_port SEC(".maps");
+
+/* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the endpoint; counted in by
+ * sockets.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u64);
+} sockets_by_endpoint SEC(".maps");
+
+/* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or listen, and what
+ * they accept. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct held_port);
+} port_by_sock SEC(".maps");
+
+/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by held.bpf.c; an
+ * entry goes with the last socket. When it is full, no further listener stays (end_surplus). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct port_group);
+} group_by_listener SEC(".maps");
+
+/* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent with the endpoint;
+ * counted in by held.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} ports_by_endpoint SEC(".maps");
+
+/* The same of the ports that the node keeps for its own connects (ports.bpf.c). */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} node_ports_by_endpoint SEC(".maps");
+
+/* How many of those all containers hold, each port once. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct port_account);
+} node_ports_held SEC(".maps");
+
+/* The sockets that hold each of them, by the port's lower bits. Written and read by held.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NODE_PORTS_MAX);
+	__type(key, __u32);
+	__type(value, struct node_port);
+} node_port_by_number SEC(".maps");
+
+/* Endpoints with a listener above their limit of ports, by id, 4 bytes each. Written here, read by the agent, which ends
+ * the listeners. When it is full, what comes is lost: there is enough to do. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); /* bytes */
+} surplus SEC(".maps");
+
+/* Counts by enum heddle_reason. Written here, read by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, REASON_MAX);
+	__type(key, __u32);
+	__type(value, __u64);
+} count_by_reason SEC(".maps");
+
+/* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in by
+ * account.bpf.c, read by the agent. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct account);
+} account_by_endpoint SEC(".maps");
+
+/* Whether there is policy, and which side of its tables is in force: enum policy_flags. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} policy_state SEC(".maps");
+
+/* Classes of single addresses, of both sides. Written by the agent: one entry an overlay address and side. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct class_key);
+	__type(value, struct class_info);
+} class_by_addr SEC(".maps");
+
+/* Classes of all others: longest match. Written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 131072);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct class_prefix_key);
+	__type(value, struct class_info);
+} class_by_prefix SEC(".maps");
+
+/* Verdicts on pairs of classes, of both sides. Written by the agent: those with an endpoint of this node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct pair_key);
+	__type(value, struct pair_verdict);
+} verdict_by_pair SEC(".maps");
+
+/* Verdicts on ports where a pair's differ. Written by the agent; pairs with equal ones share a set. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct port_range_key);
+	__type(value, __u32);
+} verdict_by_port SEC(".maps");
+
+/* TCP connections that packets have shown to be opened, for as long as they are heard of. Written here, policy or not:
+ * who opened a connection decides it when there is one. LRU, of 16 times the sets that one owner can have: a connection that
+ * is pushed out is judged by its ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16 * OWNER_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct flow_set);
+} openers_by_owner SEC(".maps");
+
+/* Datagrams that were let through while there is policy, and when last: answers may follow. Written here. LRU, as
+ * openers_by_owner. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16 * OWNER_SETS);
+	__type(key, struct flow_set_key);
+	__type(value, struct flow_set);
+} datagrams_by_owner SEC(".maps");
+
+/* Work space of filter.bpf.c. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct filter_state);
+} filter_scratch SEC(".maps");
+
+/* Nodes to which a connect went over the overlay because no probe has been answered yet, or to which a direct one met
+ * with no answer or a refusal: underlay addresses, 4 bytes each. Written here, read by the agent, which probes them.
+ * When it is full, what comes is lost: probes come round without it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536); /* bytes */
+} suspects SEC(".maps");
+
+/* When a node was last put there, in ns since boot. Written here. 16,384 nodes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __be32);
+	__type(value, __u64);
+} suspected_by_node SEC(".maps");
+
+/* Limits of endpoints. Written by the agent, read by limit.bpf.c. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct limit);
+} limit_by_endpoint SEC(".maps");
+
+/* Connections that have a class of their own, by the first of their classes. Entries are made and deleted by the
+ * agent, written by limit.bpf.c. As many as minor numbers leave room for. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 128);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct limit_slots);
+} slots_by_class SEC(".maps");
+
+/* Services. Written by the agent, read by service.bpf.c. 65,536 addresses and ports. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} service_by_addr SEC(".maps");
+
+/* Their backends. Written by the agent, read by service.bpf.c. 524,288 of all services. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct backend_key);
+	__type(value, struct backend);
+} backend_by_slot SEC(".maps");
+
+/* The same backends by what they are, for affinity: slots move. The value is not used. Written by the agent, read by
+ * service.bpf.c. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct member_key);
+	__type(value, __u8);
+} member_by_backend SEC(".maps");
+
+/* Which backend an endpoint of this node had last, of services with affinity. Written and read by service.bpf.c. LRU: one
+ * that is pushed out is picked anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct affinity_key);
+	__type(value, struct affinity);
+} affinity_by_client SEC(".maps");
+
+/* The address and port of the service that a connecting socket asked for. Written by service.bpf.c, read by
+ * names.bpf.c. Not in the tag: few sockets have one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct service_key);
+} service_by_sock SEC(".maps");
+
+/* What stands behind a crossing address, by connection as its packets to it show it. Written when it sends its SYN, read for what is in
+ * TIME_WAIT: when one is pushed out, an end that waits is not answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct address);
+} crossed_by_wire SEC(".maps");
+
+/* The multicast groups that a program joined by the socket. Written and read by groups.bpf.c. Accepted sockets have none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct joined_groups);
+} groups_by_sock SEC(".maps");
+
+#endif

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Ends the connections that policy forbids: run by the agent after each change of it. They write one byte for each
+ * of them: 1 if it was ended, 0 if the kernel cannot. */
+
+#include "include/abi/path.h"
+#include "include/count.h"
+#include "include/endpoint.h"
+#include "include/kernel_types.h"
+#include "include/maps.h"
+#include "include/protection.h"
+#include "include/route.h"
+#include "iter/socket.h"
+#include "policy/decide.h"
+#include "policy/filter.h"
+#include "policy/flow_set.h"
+#include "sock/reserved_ports.h"
+
+extern int bpf_sock_destroy(struct sock_common *sk) __ksym __weak; /* Linux 6.5 */
+
+/* Asks the kernel to end sk: the program sees ECONNABORTED, the other end a RST. */
+static __always_inline bool destroy(struct sock_common *sk)
+{
+	if (!bpf_sock_destroy)
+		return false;
+	return bpf_sock_destroy(sk) == 0;
+}
+
+/* Whether a program still has the connection of an endpoint that is gone, as another container may: no rule speaks of it any more,
+ * so it must not go on where rules decide. What no program has only sends its rest. */
+static __always_inline bool outlives(struct sock_common *sk, const struct sock_tag *tag)
+{
+	struct tcp_sock *tcp;
+
+	if (tag->flags & TAG_PROBE || tagged_endpoint(tag))
+		return false;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	return tcp && ((struct sock *)tcp)->sk_socket;
+}
+
+SEC("iter/tcp")
+int cut(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct address local, remote;
+	__u8 ended;
+	struct sock_tag *tag;
+	__u32 ports;
+
+	if (!sk || !has_policy() || !protects(PROTECT_LATE))
+		return 0;
+	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag)
+		return 0;
+	addresses_of(sk, &local, &remote);
+	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
+	if (!outlives(sk, tag) && decide_tagged(tag, &remote, ports) == VERDICT_ALLOW)
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_POLICY);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get ETIMEDOUT within
+ * seconds, not minutes. Live connections are left alone: what blocks may pass. */
+SEC("iter/tcp")
+int give_up(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+	struct route *to;
+	int once = 1;
+	__u8 ended;
+
+	if (!sk || sk->skc_state != BPF_TCP_SYN_SENT)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (!tag || tag->path != PATH_DIRECT || tag->flags & TAG_PROBE)
+		return 0;
+	to = route_to(tag->remote.word[3]);
+	if (!to || !(to->flags & ROUTE_BLOCKED))
+		return 0;
+	ended = bpf_setsockopt(sk, SOL_TCP_, 7 /* TCP_SYNCNT */, &once, sizeof(once)) == 0;
+	if (ended)
+		count(REASON_CUT_PATH_BLOCKED);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* Ends listeners that have a port which they must not have: run by the agent when one is reported. One byte for each: 1 if it
+ * was ended. The iterator has the socket's lock, so it finds none in the midst of listen(). */
+SEC("iter/tcp")
+int end_surplus(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	__u8 ended;
+
+	if (!sk || sk->skc_state != BPF_TCP_LISTEN || !is_surplus(sk))
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_PORT_QUOTA);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* opener_of for an iterator, which is no packet: nobody is heard of. */
+static __always_inline __u32 opener_seen(const struct flow_id *f)
+{
+	return recall_flow(&openers_by_owner, f, ANY_TIME, false);
+}
+
+/* Ends what policy forbids of the connections of processes that are not intercepted: run in each container's namespace.
+ * Only those whose SYN was seen: of others it is not known who opened them, and they are left to their packets. */
+SEC("iter/tcp")
+int cut_plain(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct flow_id flow = {}, other = {};
+	__u32 verdict, opener;
+	__u8 ended;
+
+	if (!sk || !has_policy())
+		return 0;
+	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE ||
+	    sk->skc_state == BPF_TCP_TIME_WAIT || sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	addresses_of(sk, &flow.from, &flow.to);
+	flow.sport = bpf_htons(sk->skc_num);
+	flow.dport = sk->skc_dport;
+	flow.protocol = IPPROTO_TCP_;
+	reverse_flow(&flow, &other);
+	opener = opener_seen(&flow);
+	if (opener) {
+		verdict = decide_opened(&flow, opener);
+	} else {
+		opener = opener_seen(&other);
+		verdict = opener ? decide_opened(&other, opener) : VERDICT_ALLOW;
+	}
+	if (verdict == VERDICT_ALLOW)
+		return 0;
+	ended = destroy(sk);
+	if (ended)
+		count(REASON_CUT_POLICY);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+	return 0;
+}
+
+/* The endpoint that leaves this node. Set by the agent. */
+volatile __u32 leaving_endpoint = 0;
+
+/* Ends one socket, one record each. */
+static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_common *sk)
+{
+	__u8 ended = destroy(sk);
+
+	if (ended)
+		count(REASON_CUT_MIGRATED);
+	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
+}
+
+/* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet to send, or that
+ * another container's program has. Their peers see a RST while this node still speaks for the address. Run again when
+ * the endpoint is forgotten, for those that connected meanwhile: the tag is enough, since no id is given out again that
+ * a socket carries, and what connects from then on is_forgotten (sockops.bpf.c). */
+SEC("iter/tcp")
+int cut_leaving(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+	struct sock_tag *tag;
+
+	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
+	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	if (tag && tag->endpoint_id == leaving_endpoint)
+		end_left(ctx, sk);
+	return 0;
+}
+
+/* The same of processes that are not intercepted: run in the container's namespace. */
+SEC("iter/tcp")
+int cut_leaving_plain(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *sk = ctx->sk_common;
+
+	if (!sk || sk->skc_state == BPF_TCP_CLOSE || sk->skc_state == BPF_TCP_TIME_WAIT ||
+	    sk->skc_state == BPF_TCP_NEW_SYN_RECV)
+		return 0;
+	end_left(ctx, sk);
+	return 0;
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* connect(): chooses the path and rewrites the destination for it.
+ *
+ *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard listens
+ *   own loopback, address, -> the mirror address (mirror.h), through the own veth
+ *   plain listener
+ *   this node, intercepted -> unchanged, from the overlay address, over lo
+ *   this node, plain       -> unchanged, from the overlay address, through the peer's veth
+ *   another node           -> that node's underlay address and one of its direct ports; sockops adds
+ *                             the option. Where it cannot be direct: unchanged, over the overlay
+ *   the node itself        -> unchanged, from the overlay address
+ *   outside                -> unchanged, from whatever address routing picks: the node's
+ *   a service              -> one of its backends, which is one of the above (service.bpf.c)
+ *
+ * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
+ */
+
+#include "include/abi/path.h"
+#include "include/address.h"
+#include "include/count.h"
+#include "include/endpoint.h"
+#include "include/kernel_types.h"
+#include "include/mirror.h"
+#include "include/protection.h"
+#include "include/reprobe.h"
+#include "include/route.h"
+#include "policy/decide.h"
+#include "sock/connect_crossing.h"
+#include "sock/connect_forbidden.h"
+#include "sock/connect_loopback.h"
+#include "sock/context.h"
+#include "sock/listener.h"
+#include "sock/segments.h"
+#include "sock/service.h"
+#include "sock/socket_quota.h"
+
+static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                             const struct endpoint *ep, __be32 dst)
+{
+	struct endpoint *peer = endpoint_at(dst);
+	__be16 port = ctx->user_port;
+	struct listener at = {.loopback = tag->ifindex == LOOPBACK_IFINDEX};
+	bool local;
+
+	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &at);
+	/* A socket may connect to itself: both ends send a SYN. */
+	if (sk_of(ctx)->src_ip4 == dst && bpf_htons((__u16)sk_of(ctx)->src_port) == port)
+		local = true;
+	/* Its own address cannot be reached through its own veth (the container's stack would drop the
+	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
+	if (!local && dst == ep->addr4.word[3] && own_stack_listens(ctx, ep, false, dst))
+		return connect_own_stack(ctx, sk6, tag, ep, false, dst, false);
+	if (!local && at.loopback)
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
+	if (!local && dst == ep->addr4.word[3])
+		return connect_refused(ctx, sk6, tag, ep);
+	if (is_adrift(ctx))
+		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
+	set_mark(ctx, tag, !local);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	if (is_alias(sk_of(ctx)->src_ip4))
+		tag->flags |= TAG_NAMES;
+	if (local && peer)
+		segments_for_limit(ctx, ep->id, peer->id);
+	if (local)
+		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
+	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
+}
+
+/* Whether the SYN may have to carry a cookie and data: MSG_FASTOPEN or TCP_FASTOPEN_CONNECT. */
+static __always_inline bool wants_fastopen(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
+{
+	struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk_of(ctx));
+
+	return tag->options & OPTION_FASTOPEN || (tp && tp->fastopen_req);
+}
+
+/* Why a path on which probes are not answered is not used, flags being the route's. */
+static __noinline __u32 not_proven(__u32 flags, __be32 underlay)
+{
+	if (flags & ROUTE_STRIPPED)
+		return REASON_FALLBACK_STRIPPED;
+	if (flags & ROUTE_BLOCKED)
+		return REASON_FALLBACK_BLOCKED;
+	suspect(underlay);
+	return REASON_FALLBACK_UNPROVEN;
+}
+
+/* Why a connect to another node cannot be direct; REASON_NONE if it can. */
+static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct sock_tag *tag,
+                                       const struct route *to)
+{
+	/* Nothing listens at port 0, and no option names it. */
+	if (to->flags & ROUTE_PLAIN || !ctx->user_port)
+		return REASON_FALLBACK_PEER_PLAIN;
+	if (!(to->flags & ROUTE_DIRECT))
+		return REASON_FALLBACK_NODE_OVERLAY_ONLY;
+	if (sk_of(ctx)->src_ip4)
+		return tag->flags & TAG_BOUND ? REASON_FALLBACK_BOUND : REASON_FALLBACK_RECONNECT;
+	if (wants_fastopen(ctx, tag))
+		return REASON_FALLBACK_FASTOPEN;
+	if (to->flags & ROUTE_NOT_PROVEN)
+		return not_proven(to->flags, to->underlay.word[3]);
+	return REASON_NONE;
+}
+
+static __always_inline int connect_direct(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                          struct sock_tag *tag, const struct endpoint *ep,
+                                          const struct route *to, __be32 dst)
+{
+	__u32 ports = (__u32)to->port_last - to->port_first + 1;
+	__u16 port = to->port_first + bpf_get_prandom_u32() % ports;
+
+	tag->flags |= TAG_LOCAL | TAG_REMOTE;
+	set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
+	set_overlay(&tag->remote, ipv6, dst);
+	tag->remote_port = ctx->user_port;
+	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
+	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);
+}
+
+static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                              const struct endpoint *ep, const struct route *to, __be32 dst)
+{
+	__u8 reason = not_direct(ctx, tag, to);
+
+	if (reason && is_adrift(ctx))
+		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
+	set_mark(ctx, tag, false);
+	if (!reason)
+		return connect_direct(ctx, sk6, false, tag, ep, to, dst);
+	bind_source(ctx, sk6, ep->addr4.word[3]);
+	return take(tag, PATH_OVERLAY, 0, reason);
+}
+
+static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                        const struct endpoint *ep, __be32 dst, bool wild)
+{
+	struct route *to;
+	__u32 verdict;
+
+	/* By eth0, 0.0.0.0 is the own address. */
+	if (!dst && tag->ifindex == ep->container_ifindex && tag->ifindex)
+		dst = ep->addr4.word[3];
+	switch (way_of_device(tag, ep, !dst || is_loopback4(dst))) {
+	case DEVICE_UNKNOWN:
+		return refuse(REASON_REFUSE_DEVICE, ENODEV_);
+	case DEVICE_NO_ROUTE: /* every address is taken to be on lo, and the own one is */
+		if (dst == ep->addr4.word[3])
+			break;
+		/* fallthrough */
+	case DEVICE_SILENT:
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
+	}
+	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
+		return refuse_connect(EINVAL_);
+	if (dst == 0 || is_loopback4(dst))
+		return is_adrift(ctx) ? refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_)
+		                      : connect_loopback(ctx, sk6, tag, ep, dst, wild);
+	/* A loopback address is no source beyond the container: a peer would take it for its own. */
+	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
+		return refuse_connect(EINVAL_);
+	verdict = has_policy() ? forbidden(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict == VERDICT_REJECT) {
+		count(REASON_REFUSE_POLICY_REJECTED);
+		return connect_refused(ctx, sk6, tag, ep);
+	}
+	if (verdict)
+		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
+	to = route_to(dst);
+	if (to && to->flags & ROUTE_SELF)
+		return connect_same_node(ctx, sk6, tag, ep, dst);
+	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
+		to = NULL;
+	if (to && to->flags & ROUTE_NODE_ADDR) {
+		if (is_adrift(ctx))
+			return connect_across4(ctx, sk6, tag, ep, dst, PATH_NODE);
+		set_mark(ctx, tag, false);
+		bind_source(ctx, sk6, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
+	if (to)
+		return connect_other_node(ctx, sk6, tag, ep, to, dst);
+	if (is_mirror(dst))
+		return refuse_connect(EHOSTUNREACH_);
+	set_mark(ctx, tag, false);
+	if (!sk_of(ctx)->src_ip4) {
+		tag->flags |= TAG_LOCAL;
+		tag->local = ep->addr4;
+	}
+	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+}
+
+/* connect_refused for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. */
+static __always_inline int connect_refused6(struct bpf_sock_addr *ctx, struct sock_tag *tag)
+{
+	struct address to;
+
+	if (sk_of(ctx)->src_ip4)
+		return refuse_connect(ECONNREFUSED_);
+	set_mark(ctx, tag, false);
+	set_loopback6(&to);
+	set_user_ip6(ctx, &to);
+	ctx->user_port = 0;
+	return 1;
+}
+
+/* dst is the overlay address that an IPv6 address of this node embeds. */
+static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                              const struct endpoint *ep, __be32 dst)
+{
+	struct endpoint *peer = endpoint_at(dst);
+	__be32 own = ep->addr4.word[3];
+	__be16 port = ctx->user_port;
+	struct listener at = {};
+	bool local = false, dual = false;
+
+	if (peer) {
+		local = listens6(ctx, own, dst, port, peer->id, &at);
+		/* A listener on [::] is bound to the IPv4 address. The SYN is routed to the peer's veth, where it is
+		 * steered; sockops moves the connection to lo. */
+		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
+	}
+	if (!local && !dual && dst == own && own_stack_listens(ctx, ep, true, dst))
+		return connect_own_stack(ctx, true, tag, ep, true, dst, is_mapped_underneath(ctx));
+	if (!local && !dual && dst == own)
+		return connect_refused6(ctx, tag);
+	if (is_mapped_underneath(ctx))
+		return connect_across6(ctx, tag, ep, dst, PATH_OVERLAY);
+	set_mark(ctx, tag, !local);
+	bind_source6(ctx, own);
+	if (local || dual)
+		segments_for_limit(ctx, ep->id, peer->id);
+	if (local || dual)
+		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
+	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
+}
+
+/* dst is the overlay address that the IPv6 address asked for embeds. */
+static __always_inline int connect_overlay6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                            const struct endpoint *ep, const struct route *to, __be32 dst)
+{
+	__u8 reason;
+
+	if (to->flags & ROUTE_SELF)
+		return connect_same_node6(ctx, tag, ep, dst);
+	if (is_mapped_underneath(ctx))
+		return connect_across6(ctx, tag, ep, dst,
+		                       to->flags & ROUTE_NODE_ADDR ? PATH_NODE : PATH_OVERLAY);
+	set_mark(ctx, tag, false);
+	if (to->flags & ROUTE_NODE_ADDR) {
+		bind_source6(ctx, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
+	reason = not_direct(ctx, tag, to);
+	if (!reason)
+		return connect_direct(ctx, true, true, tag, ep, to, dst);
+	bind_source6(ctx, ep->addr4.word[3]);
+	return take(tag, PATH_OVERLAY, 0, reason);
+}
+
+static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
+                                        const struct endpoint *ep, const struct address *dst)
+{
+	struct route *to;
+	__u32 verdict;
+
+	if (is_alias(sk_of(ctx)->src_ip4))
+		return refuse_connect(EINVAL_);
+	/* A link-local address is of the container's devices, which the node does not have. */
+	if (!has_overlay6() || is_link_local6(dst))
+		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
+	verdict = has_policy() ? forbidden6(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict == VERDICT_REJECT) {
+		count(REASON_REFUSE_POLICY_REJECTED);
+		return connect_refused6(ctx, tag);
+	}
+	if (verdict)
+		return connect_dropped6(ctx, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
+	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
+	if (to)
+		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
+	if (is_mapped_underneath(ctx))
+		return connect_across(ctx, true, tag, ep, dst,
+		                      is_node_address6(dst) ? PATH_NODE : PATH_OUTSIDE);
+	set_mark(ctx, tag, false);
+	if (protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst)) {
+		bind_source6(ctx, ep->addr4.word[3]);
+		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+	}
+	if (!sk_of(ctx)->src_ip4) {
+		tag->flags |= TAG_LOCAL;
+		set_overlay6(&tag->local, ep->addr4.word[3]);
+	}
+	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+}
+
+/* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
+static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6, bool *wild)
+{
+	struct sock_tag *tag;
+
+	/* The kernel refuses other families. */
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != (sk6 ? AF_INET6 : AF_INET))
+		return NULL;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
+	if (!tag || tag->flags & TAG_PROBE) /* a probe goes where the agent sends it */
+		return NULL;
+	if (!sk_of(ctx)->src_ip4 && !sk_of(ctx)->src_port)
+		tag->flags &= ~TAG_BOUND; /* a bind that failed */
+	else if (!(tag->flags & TAG_BOUND))
+		unbind_source(ctx, sk6);
+	*wild = tag->flags & TAG_BOUND && tag->flags & TAG_WILD;
+	tag->flags &= ~(TAG_REMOTE | TAG_NAMES | TAG_ACCEPTED | TAG_SERVICE);
+	tag->path = PATH_NONE;
+	if (!is_alias(sk_of(ctx)->src_ip4))
+		tag->flags &= ~TAG_LOCAL;
+	return tag;
+}
+
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	bool wild = false;
+	struct sock_tag *tag = connecting(ctx, false, &wild);
+	struct address at = {};
+	struct endpoint *ep;
+
+	if (!tag)
+		return 1;
+	ep = tagged_endpoint(tag);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	if (!count_reused(tag))
+		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, false, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	at.word[2] = V4_MAPPED_PREFIX;
+	at.word[3] = ctx->user_ip4;
+	switch (to_backend(ctx, tag, &at)) {
+	case SERVICE_EMPTY:
+		count(REASON_REFUSE_NO_BACKEND);
+		return connect_refused(ctx, false, tag, ep);
+	case SERVICE_LOST:
+		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
+	case SERVICE_TAKEN:
+		barrier();
+		ctx->user_ip4 = at.word[3];
+		barrier();
+	}
+	return connect_ipv4(ctx, false, tag, ep, at.word[3], wild);
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	bool wild = false;
+	struct sock_tag *tag = connecting(ctx, true, &wild);
+	struct address at = {};
+	struct endpoint *ep;
+	bool loopback;
+
+	if (!tag)
+		return 1;
+	ep = tagged_endpoint(tag);
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	if (!count_reused(tag))
+		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, true, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	at.word[0] = ctx->user_ip6[0];
+	at.word[1] = ctx->user_ip6[1];
+	at.word[2] = ctx->user_ip6[2];
+	at.word[3] = ctx->user_ip6[3];
+	if (!is_mapped(&at) && is_bound_mapped(tag)) {
+		if (!is_unspecified6(&at))
+			return refuse(REASON_REFUSE_IPV6_UNREACHABLE,
+			              is_loopback6(&at) || has_overlay6() ? EAFNOSUPPORT_ : ENETUNREACH_);
+		return connect_ipv4(ctx, true, tag, ep, LOOPBACK4, wild);
+	}
+	loopback = is_unspecified6(&at) || is_loopback6(&at);
+	switch (is_mapped(&at) ? DEVICE_LEADS : way_of_device(tag, ep, loopback)) {
+	case DEVICE_UNKNOWN:
+	case DEVICE_NO_ROUTE:
+		return refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
+	case DEVICE_SILENT:
+		return connect_dropped6(ctx, tag, ep, &at, REASON_REFUSE_DEVICE);
+	}
+	if (loopback)
+		return connect_loopback6(ctx, tag, ep, wild);
+	switch (to_backend(ctx, tag, &at)) {
+	case SERVICE_EMPTY:
+		count(REASON_REFUSE_NO_BACKEND);
+		return is_mapped(&at) ? connect_refused(ctx, true, tag, ep) : connect_refused6(ctx, tag);
+	case SERVICE_LOST:
+		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
+	case SERVICE_TAKEN:
+		barrier();
+		set_user_ip6(ctx, &at);
+		barrier();
+	}
+	if (!is_mapped(&at))
+		return connect_ipv6(ctx, tag, ep, &at);
+	if (tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND && tag->flags & TAG_BOUND6))
+		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
+	return connect_ipv4(ctx, true, tag, ep, at.word[3], wild);
+}

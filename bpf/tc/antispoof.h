@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What may leave a container at all, and what may arrive by the overlay. The programs of the devices read headers;
+ * these functions see to it that there are none beside those they read. They are functions of their own, with
+ * frames of their own, because their callers' are full. */
+#ifndef HEDDLE_TC_ANTISPOOF_H
+#define HEDDLE_TC_ANTISPOOF_H
+
+#include "include/abi/syn_option.h"
+#include "include/address.h"
+#include "include/config.h"
+#include "include/kernel_types.h"
+#include "include/maps.h"
+#include "include/protection.h"
+#include "include/route.h"
+#include "tc/packet.h"
+#include "tc/tcp_option.h"
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak; /* Linux 6.2 */
+
+static __always_inline bool is_vlan(__u32 protocol)
+{
+	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
+}
+
+/* Whether the frame still has a VLAN tag behind the one that the kernel took off and will ignore: then it takes off
+ * the next, too, and goes on with a packet that no program has read. */
+static __always_inline bool hides_in_vlan(struct __sk_buff *skb)
+{
+	return skb->vlan_present && !(skb->vlan_tci & 0xfff) && is_vlan(skb->protocol);
+}
+
+/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header, options included. What lies behind its
+ * end is not part of it, whatever it looks like. */
+static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
+{
+	__u32 length, room;
+	struct iphdr_ h;
+	__u8 doff;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) || h.protocol != IPPROTO_TCP_)
+		return false;
+	if ((h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_)) != bpf_htons(IP_MF_))
+		return false;
+	length = (h.version_ihl & 0xf) * 4;
+	room = bpf_ntohs(h.tot_len);
+	if (room < length + sizeof(struct tcphdr_) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + length + TCP_DOFF_OFFSET, &doff, sizeof(doff)))
+		return true;
+	return room < length + (doff >> 4) * 4;
+}
+
+/* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else and the options of
+ * multicast listener discovery are what hosts send. */
+static __always_inline bool buries_tcp6(struct __sk_buff *skb)
+{
+	struct ip6hdr_ h;
+	__u8 next;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return true;
+	switch (h.next_header) {
+	case NEXTHDR_FRAGMENT_:
+	case NEXTHDR_HOP_:
+		if (bpf_skb_load_bytes(skb, ETH_HLEN + sizeof(h), &next, sizeof(next)))
+			return true;
+		return next != IPPROTO_ICMPV6_ &&
+		       !(next == IPPROTO_UDP_ && h.next_header == NEXTHDR_FRAGMENT_);
+	case NEXTHDR_ROUTING_:
+	case NEXTHDR_DEST_:
+	case NEXTHDR_AUTH_:
+		return true;
+	}
+	return false;
+}
+
+/* Whether an ARP packet speaks for another address than own. The node knows its neighbours without asking; entries
+ * for made-up ones would only fill its table. */
+static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
+{
+	struct arp_ arp;
+	__be32 sender;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &arp, sizeof(arp)))
+		return true;
+	__builtin_memcpy(&sender, arp.sender, sizeof(sender));
+	return sender && sender != own;
+}
+
+/* Whether an ICMPv6 message behind at most one extension header is an error about a packet that was not sent to address own6 or
+ * link-local address own; refuse_frame lets no others pass. */
+static __always_inline bool forges_error6(struct __sk_buff *skb, __be32 own, __u32 id)
+{
+	__u32 offset = ETH_HLEN + sizeof(struct ip6hdr_);
+	struct ip6hdr_ h;
+	struct address to;
+	__u8 head[8], type;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return true;
+	if (h.next_header == NEXTHDR_FRAGMENT_ || h.next_header == NEXTHDR_HOP_) {
+		if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)))
+			return true;
+		if (head[0] != IPPROTO_ICMPV6_)
+			return false;
+		if (h.next_header == NEXTHDR_FRAGMENT_ && (head[2] || head[3] & 0xf8))
+			return false; /* leads nowhere without the first */
+		offset += h.next_header == NEXTHDR_HOP_ ? (head[1] + 1) * 8 : sizeof(head);
+		/* No host's error has such a header. */
+		return bpf_skb_load_bytes(skb, offset, &type, sizeof(type)) || type < ICMPV6_FIRST_INFO;
+	}
+	if (h.next_header != IPPROTO_ICMPV6_)
+		return false;
+	if (bpf_skb_load_bytes(skb, offset, &type, sizeof(type)))
+		return true;
+	if (type >= ICMPV6_FIRST_INFO)
+		return false;
+	if (bpf_skb_load_bytes(skb, offset + 8, &h, sizeof(h)))
+		return true;
+	for (i = 0; i < 4; i++)
+		to.word[i] = h.daddr[i];
+	return !(is_overlay6(&to) && to.word[3] == own) && !is_own_link_local6(&to, id);
+}
+
+/* Whether a packet that is not TCP, out of the container self, is an ICMP error about a packet that was not sent to it. The
+ * kernel believes such errors of everybody: they would change the MTU of the node's, or of another container's, way to a third
+ * one, for UDP by no more than the ports. */
+static __noinline bool forges_error(struct __sk_buff *skb, const struct packet *p,
+                                    const struct endpoint *self)
+{
+	__u32 offset;
+	struct iphdr_ h;
+	__u8 type;
+
+	if (!p || !self || !protects(PROTECT_ERRORS))
+		return false;
+	if (p->ipv6)
+		return forges_error6(skb, self->addr4.word[3], self->id);
+	if (p->ip.protocol != IPPROTO_ICMP_ || p->ip.frag_off & bpf_htons(IP_OFFSET_))
+		return false;
+	offset = ETH_HLEN + (p->ip.version_ihl & 0xf) * 4;
+	if (bpf_skb_load_bytes(skb, offset, &type, sizeof(type)))
+		return true;
+	if (type != 3 && type != 4 && type != 5 && type != 11 && type != 12)
+		return false;
+	/* What lies behind the end of a short fragment is not part of it. */
+	if (p->ip.frag_off & bpf_htons(IP_MF_) || bpf_skb_load_bytes(skb, offset + 8, &h, sizeof(h)))
+		return true;
+	return h.daddr != self->addr4.word[3];
+}
+
+/* Whether the kernel has yet to write the packet's checksum: of what lies behind start, at place at. Both are offsets into
+ * the frame, start one of any 32 bits. */
+static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start, __u32 *at)
+{
+	struct sk_buff *skb = (void *)ctx; /* that it is, whatever the verifier calls it */
+	bool awaits;
+
+	if (bpf_cast_to_kern_ctx) {
+		skb = bpf_cast_to_kern_ctx(ctx);
+		awaits = BPF_CORE_READ_BITFIELD(skb, ip_summed) == CHECKSUM_PARTIAL_;
+		*start = skb->csum_start - skb->mac_header;
+		*at = *start + skb->csum_offset;
+	} else {
+		awaits = BPF_CORE_READ_BITFIELD_PROBED(skb, ip_summed) == CHECKSUM_PARTIAL_;
+		*start = BPF_CORE_READ(skb, csum_start) - BPF_CORE_READ(skb, mac_header);
+		*at = *start + BPF_CORE_READ(skb, csum_offset);
+	}
+	return awaits;
+}
+
+/* Whether a checksum that the kernel has yet to write would change what is judged here: a program that makes its own frames
+ * says where it belongs (PACKET_VNET_HDR), and the kernel believes it. TCP and UDP have one place for it; behind UDP's header,
+ * and in what is neither, is another packet that the container wraps in its own. */
+static __always_inline bool rewrites_itself(struct __sk_buff *skb)
+{
+	__u32 start, at, transport;
+	struct ip6hdr_ h6;
+	struct iphdr_ h;
+	__u8 protocol;
+
+	if (!awaits_checksum(skb, &start, &at))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		/* The kernel settles what it cuts up before it does. */
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) ||
+		    h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_))
+			return true;
+		transport = ETH_HLEN + (h.version_ihl & 0xf) * 4;
+		protocol = h.protocol;
+	} else {
+		if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
+		    bpf_skb_load_bytes(skb, ETH_HLEN, &h6, sizeof(h6)))
+			return true;
+		transport = ETH_HLEN + sizeof(h6);
+		protocol = h6.next_header;
+	}
+	switch (protocol) {
+	case IPPROTO_TCP_:
+		return start != transport || at != transport + TCP_CHECK_OFFSET;
+	case IPPROTO_UDP_:
+		if (start == transport)
+			return at != transport + UDP_CHECK_OFFSET;
+		transport += sizeof(struct udphdr_);
+		break;
+	case IPPROTO_ICMP_:
+	case IPPROTO_ICMPV6_:
+	case NEXTHDR_HOP_:
+	case NEXTHDR_FRAGMENT_:
+		return true;
+	}
+	return start < transport || start > skb->len;
+}
+
+/* Whether this is for the port of the overlay, wherever it goes: masqueraded, it would look like that of the container's own
+ * node, and what is inside may claim any source. Which addresses are nodes' this node does not always know: some have just
+ * come, and each may have others. Of fragments the first shows the port; the others lead nowhere without it. */
+static __noinline bool forges_overlay(struct __sk_buff *skb)
+{
+	__u32 offset = ETH_HLEN;
+	struct ip6hdr_ h6;
+	struct iphdr_ h;
+	__u8 protocol, head[8];
+	__be16 port;
+
+	if (!protects(PROTECT_OVERLAY_PORT))
+		return false;
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, offset, &h, sizeof(h)) || h.frag_off & bpf_htons(IP_OFFSET_))
+			return false;
+		offset += (h.version_ihl & 0xf) * 4;
+		protocol = h.protocol;
+	} else {
+		if (bpf_skb_load_bytes(skb, offset, &h6, sizeof(h6)))
+			return false;
+		offset += sizeof(h6);
+		protocol = h6.next_header;
+		if (protocol == NEXTHDR_FRAGMENT_) {
+			if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)) || head[2] || head[3] & 0xf8)
+				return false;
+			offset += sizeof(head);
+			protocol = head[0];
+		}
+	}
+	return protocol == IPPROTO_UDP_ && !bpf_skb_load_bytes(skb, offset + 2, &port, sizeof(port)) &&
+	       port == bpf_htons(config_vxlan_port);
+}
+
+/* Why a frame that comes out of the container with overlay address own may go no further, whatever it says;
+ * REASON_NONE if its headers may be read and judged. */
+static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
+{
+	__u32 protocol = skb->protocol;
+
+	if (protects(PROTECT_CHECKSUM) && rewrites_itself(skb))
+		return REASON_DROP_FORGED_CHECKSUM;
+	if (!protects(PROTECT_FRAMES))
+		return REASON_NONE;
+	if (skb->vlan_present)
+		return REASON_DROP_NOT_IP;
+	if (protocol == bpf_htons(ETH_P_IP))
+		return cuts_tcp4(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
+	if (protocol == bpf_htons(ETH_P_IPV6) && has_overlay6())
+		return buries_tcp6(skb) ? REASON_DROP_HIDDEN_TCP : REASON_NONE;
+	if (protocol == bpf_htons(ETH_P_ARP))
+		return spoofs_arp(skb, own) ? REASON_DROP_SPOOFED_SOURCE : REASON_NONE;
+	return REASON_DROP_NOT_IP;
+}
+
+/* Whether the IP packet at offset has a source of the node with underlay address sender, or is from that node
+ * itself. Nothing else is on the overlay: neighbours are permanent, so nobody asks for them. */
+static __always_inline bool inner_source_of(struct __sk_buff *skb, __u32 offset, __be32 sender)
+{
+	struct ip6hdr_ h6;
+	struct route *from;
+	struct address src;
+	struct iphdr_ h;
+	__be16 protocol;
+	__be32 overlay;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, offset - 2, &protocol, sizeof(protocol)))
+		return false;
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, offset, &h, sizeof(h)))
+			return false;
+		overlay = h.saddr;
+		if (overlay == sender)
+			return true;
+	} else if (protocol == bpf_htons(ETH_P_IPV6) && has_overlay6()) {
+		if (bpf_skb_load_bytes(skb, offset, &h6, sizeof(h6)))
+			return false;
+		for (i = 0; i < 4; i++)
+			src.word[i] = h6.saddr[i];
+		if (!is_overlay6(&src))
+			return false;
+		overlay = src.word[3];
+	} else {
+		return false;
+	}
+	from = route_to(overlay);
+	return from && from->underlay.word[3] == sender;
+}
+
+/* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it may, or is
+ * nothing of the kind. A first fragment shows all that is looked at; the others lead nowhere without it. */
+static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
+{
+	struct vxlanhdr_ vxlan = {};
+	struct address sender;
+	struct udphdr_ udp;
+	struct iphdr_ h;
+	__u32 offset;
+
+	if (!protects(PROTECT_OVERLAY))
+		return REASON_NONE;
+	if (hides_in_vlan(skb))
+		return REASON_DROP_NOT_IP;
+	if (skb->protocol != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return REASON_NONE;
+	if (h.protocol != IPPROTO_UDP_ || h.daddr != config_underlay || h.frag_off & bpf_htons(IP_OFFSET_))
+		return REASON_NONE;
+	offset = ETH_HLEN + (h.version_ihl & 0xf) * 4;
+	if (bpf_skb_load_bytes(skb, offset, &udp, sizeof(udp)) || udp.dest != bpf_htons(config_vxlan_port))
+		return REASON_NONE;
+	offset += sizeof(udp);
+	/* What lies behind the end of a short fragment is not part of it. */
+	if (h.frag_off & bpf_htons(IP_MF_) &&
+	    bpf_ntohs(h.tot_len) + ETH_HLEN < offset + sizeof(vxlan) + ETH_HLEN + sizeof(struct ip6hdr_))
+		return REASON_DROP_OVERLAY_SOURCE;
+	if (bpf_skb_load_bytes(skb, offset, &vxlan, sizeof(vxlan)) || bpf_ntohl(vxlan.vni) >> 8 != config_vni)
+		return REASON_NONE; /* another network's */
+	set_mapped(&sender, h.saddr);
+	if (!bpf_map_lookup_elem(&node_by_underlay, &sender))
+		return REASON_DROP_OVERLAY_STRANGER;
+	return inner_source_of(skb, offset + sizeof(vxlan) + ETH_HLEN, h.saddr) ? REASON_NONE
+	                                                                        : REASON_DROP_OVERLAY_SOURCE;
+}
+
+/* Why a packet that the underlay device brings may not come that way: endpoints are beyond the overlay's. */
+static __noinline __u32 refuse_outsider(const struct packet *p)
+{
+	struct route *from;
+
+	if (!p || !p->ip.saddr || !protects(PROTECT_OVERLAY))
+		return REASON_NONE;
+	from = route_to(p->ip.saddr);
+	return from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)) ? REASON_DROP_SPOOFED_SOURCE
+	                                                                  : REASON_NONE;
+}
+
+/* Whether packet p is a SYN that says, as only nodes may, which endpoints it joins: masqueraded, it would look like the node's,
+ * also at a node that this one does not know yet. */
+static __noinline bool forges_option(struct __sk_buff *skb, const struct packet *p)
+{
+	struct syn_option o;
+
+	if (!p || !is_syn(p) || !protects(PROTECT_DIRECT_PORTS))
+		return false;
+	return find_option(skb, p, &o) != 0;
+}
+
+/* Whether packet p may leave endpoint self: from its own address, from none yet, or from the link-local one that its
+ * device's hardware address gives, which goes no further than the node. */
+static __always_inline bool may_send_from(const struct endpoint *self, const struct packet *p)
+{
+	if (!p->ipv6)
+		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
+	if (is_overlay6(&p->src6))
+		return p->ip.saddr == self->addr4.word[3];
+	if (self->flags & ENDPOINT_CARRIED && is_link_local6(&p->src6))
+		return true; /* its hardware address is not Heddle's */
+	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
+}
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Node side of an endpoint's veth: what leaves the container's own namespace, and what is sent to it. */
+
+#include "include/address.h"
+#include "include/endpoint.h"
+#include "include/flow_table.h"
+#include "include/maps.h"
+#include "include/mirror.h"
+#include "include/protection.h"
+#include "policy/filter.h"
+#include "tc/antispoof.h"
+#include "tc/crossing.h"
+#include "tc/divert.h"
+#include "tc/nat.h"
+#include "tc/own_stack.h"
+#include "tc/packet.h"
+#include "tc/relay.h"
+
+/* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
+static __always_inline bool remember_plain(const struct packet *p)
+{
+	struct flow_key k = wire_key(p);
+	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport, .ipv6 = k.ipv6};
+
+	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
+		return true;
+	return remember_wire(&k, &plain, wire_owner(k.saddr));
+}
+
+/* Whether endpoint peer of this node has a node socket for the packet: CAPTURE_NONE, CAPTURE_OPENING or CAPTURE_TAKEN. Nothing
+ * is assigned: see from_carried. */
+static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p, const struct endpoint *peer)
+{
+	bool established = false;
+
+	if (!p || !peer || !(peer->flags & ENDPOINT_INTERCEPTED) ||
+	    !has_node_socket(skb, p, peer, &established))
+		return CAPTURE_NONE;
+	return established ? CAPTURE_TAKEN : CAPTURE_OPENING;
+}
+
+/* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer of this node: *taken as
+ * towards() has it. A bridge may have the device and take the packet past the node's stack, so that it is sent to the
+ * delivery device instead of being marked. */
+static __always_inline int from_carried(struct __sk_buff *skb, const struct packet *p,
+                                        const struct endpoint *self, const struct endpoint *peer, bool *taken)
+{
+	int found = node_socket(skb, p, peer);
+	int action;
+
+	/* A SYN was asked about before. */
+	if (found != CAPTURE_TAKEN && !is_syn(p) && peer->flags & ENDPOINT_INTERCEPTED) {
+		action = filter_tcp(skb, p, self->addr4.word[3], 0, 0);
+		if (action != FILTER_PASS)
+			return action;
+	}
+	*taken = found != CAPTURE_NONE;
+	return *taken ? redeliver(skb) : TC_ACT_OK;
+}
+
+/* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
+static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
+{
+	__u32 ifindex = skb->ingress_ifindex;
+	struct endpoint *self, *peer;
+	struct address dst;
+	struct route *node;
+	bool taken = false;
+	struct packet p;
+	int kind, verdict;
+	__u32 reason;
+
+	self = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	reason = refuse_frame(skb, self ? self->addr4.word[3] : 0);
+	if (reason)
+		return drop(reason);
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
+		return TC_ACT_OK;
+	/* The device routes loopback addresses (route_localnet): none but the container's own may pass. */
+	if (is_mirror(p.ip.saddr) || is_mirror(p.ip.daddr) || is_loopback4(p.ip.daddr))
+		return from_own_stack(skb, &p, kind, self);
+	if (!self)
+		return drop(REASON_DROP_SPOOFED_SOURCE);
+	/* Identity on the overlay is the source address. */
+	if (protects(PROTECT_SOURCE) && !may_send_from(self, &p))
+		return drop(REASON_DROP_SPOOFED_SOURCE);
+	if (kind != PACKET_TCP && forges_overlay(skb))
+		return drop(REASON_DROP_FORGED_OVERLAY);
+	if (kind == PACKET_TCP && forges_option(skb, &p))
+		return drop(REASON_DROP_FORGED_DIRECT);
+	if (kind != PACKET_TCP && forges_error(skb, &p, self))
+		return drop(REASON_DROP_FORGED_ERROR);
+	peer = endpoint_at(p.ip.daddr);
+	verdict = filter_for(skb, &p, kind, self->addr4.word[3], peer);
+	if (verdict != FILTER_PASS)
+		return verdict;
+	if (kind != PACKET_TCP)
+		return TC_ACT_OK;
+	verdict = relay_return(skb, &p);
+	if (verdict >= 0)
+		return verdict;
+	if (peer) {
+		if (self->flags & ENDPOINT_CARRIED)
+			verdict = from_carried(skb, &p, self, peer, &taken);
+		else
+			verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
+		if (taken && !remember_plain(&p))
+			return drop(REASON_DROP_NOT_REMEMBERED);
+		return verdict;
+	}
+	if (p.ipv6)
+		return TC_ACT_OK;
+	/* Masqueraded, a SYN forged in the container would look like the node's. */
+	set_mapped(&dst, p.ip.daddr);
+	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
+	if (protects(PROTECT_DIRECT_PORTS) && node && bpf_ntohs(p.tcp.dest) >= node->port_first &&
+	    bpf_ntohs(p.tcp.dest) <= node->port_last)
+		return drop(REASON_DROP_FORGED_DIRECT);
+	return TC_ACT_OK;
+}
+
+SEC("tc")
+int from_endpoint(struct __sk_buff *skb)
+{
+	return or_next_filter(from_endpoint_verdict(skb));
+}
+
+/* What policy says of a packet that is about to enter the container at the other end of the device. */
+static __noinline int filter_entering(struct __sk_buff *skb, const struct packet *p, int kind,
+                                      __be32 translated)
+{
+	__u32 ifindex = skb->ifindex;
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	__be32 receiver = ep ? ep->addr4.word[3] : 0;
+
+	if (kind != PACKET_TCP)
+		return filter_other(skb, p, 0, receiver);
+	return filter_tcp(skb, p, 0, receiver, translated);
+}
+
+/* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
+ * what is routed to it. */
+static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
+{
+	bool ours = false, established = false;
+	__be32 translated = 0;
+	struct flow_key k = {};
+	struct endpoint *ep;
+	struct packet p;
+	int kind, action;
+
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
+		return TC_ACT_OK;
+	if (is_crossing(p.ip.daddr))
+		return cross_out(skb, &p, kind);
+	if (is_mirror(p.ip.daddr) || is_mirror(p.ip.saddr))
+		return to_own_stack(skb, &p, kind);
+	ep = endpoint_at(p.ip.daddr);
+	if (kind == PACKET_TCP && ep && ep->flags & ENDPOINT_INTERCEPTED) {
+		ours = has_node_socket(skb, &p, ep, &established);
+		if (ours && !established && !is_syn(&p) && is_orphan(skb, &p, ep->id))
+			ours = false;
+		if (!(ours && established) && is_crossed(skb, &p, ep, &k))
+			return cross_back(skb, &p, &k);
+	}
+	if (kind == PACKET_TCP && is_syn(&p))
+		translated = translated_sender(skb, &p);
+	if (!(ours && established && !is_syn(&p)) && !is_refusal(skb, &p, kind)) {
+		action = filter_entering(skb, &p, kind, translated);
+		/* Past nftables here: what is to be answered goes by it once more. */
+		if (action != FILTER_PASS)
+			return action == TC_ACT_SHOT ? action : redeliver(skb);
+	}
+	/* What a container sends to itself its own stack would take for a stranger with its address. */
+	if (!ours && is_syn(&p) && ep && p.ip.saddr == p.ip.daddr && ep->flags & ENDPOINT_INTERCEPTED)
+		return refuse_syn(skb);
+	if (!ours)
+		return TC_ACT_OK;
+	if (is_syn(&p) && !remember_translated(skb, &p, translated))
+		return drop(REASON_DROP_NOT_REMEMBERED);
+	return redeliver(skb);
+}
+
+SEC("tc")
+int to_endpoint(struct __sk_buff *skb)
+{
+	return or_next_filter(to_endpoint_verdict(skb));
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* The VXLAN device: what other nodes send to containers, and what leaves for them. */
+
+#include "include/abi/reason.h"
+#include "include/endpoint.h"
+#include "include/mirror.h"
+#include "policy/decide.h"
+#include "policy/filter.h"
+#include "tc/divert.h"
+#include "tc/nat.h"
+#include "tc/packet.h"
+
+/* Ingress of the VXLAN device. */
+static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
+{
+	struct endpoint *ep;
+	bool taken = false;
+	struct packet p;
+	int kind, action;
+
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER)
+		return TC_ACT_OK;
+	/* What comes from there is taken for the container's own. */
+	if (kind == PACKET_TCP && is_mirror(p.ip.saddr))
+		return drop(REASON_DROP_FORGED_LOOPBACK);
+	ep = endpoint_at(p.ip.daddr);
+	/* For the node itself: its container has been asked about on its own node, and this node's tables do not know what
+	 * nodes and other nodes' containers may do. */
+	if (!ep)
+		return TC_ACT_OK;
+	action = filter_for(skb, &p, kind, 0, ep);
+	if (action != FILTER_PASS)
+		return action;
+	return kind == PACKET_TCP ? towards(skb, &p, ep, 0, &taken) : TC_ACT_OK;
+}
+
+SEC("tc")
+int from_overlay(struct __sk_buff *skb)
+{
+	return or_next_filter(from_overlay_verdict(skb));
+}
+
+/* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered, once more, because the
+ * node's firewall may have given it another destination on the way. Of a node socket the other node then sees this node's
+ * address; here it is known whose it is. */
+static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
+{
+	__be32 translated = 0;
+	struct packet p;
+	int kind, action;
+
+	kind = read_packet(skb, &p);
+	if (kind == PACKET_OTHER || (kind == PACKET_TCP ? !is_syn(&p) : !has_policy()))
+		return TC_ACT_OK;
+	if (kind == PACKET_TCP)
+		translated = translated_sender(skb, &p);
+	/* This node's tables do not know what nodes and other nodes' containers may do. */
+	if (!translated && !endpoint_at(p.ip.saddr))
+		return TC_ACT_OK;
+	action = kind == PACKET_TCP ? filter_tcp(skb, &p, 0, 0, translated) : filter_other(skb, &p, 0, 0);
+	/* As in to_endpoint. */
+	if (action == FILTER_PASS)
+		return TC_ACT_OK;
+	return action == TC_ACT_SHOT ? action : redeliver(skb);
+}
+
+SEC("tc")
+int to_overlay(struct __sk_buff *skb)
+{
+	return or_next_filter(to_overlay_verdict(skb));
+}

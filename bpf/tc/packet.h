@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Reading packets in tc programs, and finding sockets for them. Headers are copied, not mapped: after GRO they
+ * need not be linear. */
+#ifndef HEDDLE_TC_PACKET_H
+#define HEDDLE_TC_PACKET_H
+
+#include "include/abi/flow.h"
+#include "include/address.h"
+#include "include/config.h"
+#include "include/count.h"
+#include "include/endpoint.h"
+#include "include/headers.h"
+#include "include/limits.h"
+#include "include/protection.h"
+
+#define TCP_DOFF_OFFSET  12
+#define TCP_FLAGS_OFFSET 13
+#define TCP_CHECK_OFFSET 16
+#define UDP_CHECK_OFFSET 6
+
+struct packet {
+	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */
+	struct tcphdr_ tcp;
+	__u32 tcp_offset; /* from the start of the frame */
+	__u32 ipv6; /* 1 if it is IPv6: then ip has the IPv4 addresses that overlay addresses embed, else 0 */
+	struct address src6;
+	struct address dst6;
+};
+
+/* What read_packet found. */
+enum packet_kind {
+	PACKET_OTHER, /* no IP */
+	PACKET_IP,    /* IP, but no TCP header can be read: only the addresses are valid */
+	PACKET_TCP,
+};
+
+static __always_inline int read_tcp(struct __sk_buff *skb, struct packet *p)
+{
+	if (bpf_skb_load_bytes(skb, p->tcp_offset, &p->tcp, sizeof(p->tcp)))
+		return PACKET_IP;
+	return PACKET_TCP;
+}
+
+static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
+{
+	struct ip6hdr_ h;
+	int i;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+		return PACKET_OTHER;
+	p->ipv6 = 1;
+	for (i = 0; i < 4; i++) {
+		p->src6.word[i] = h.saddr[i];
+		p->dst6.word[i] = h.daddr[i];
+	}
+	p->ip.saddr = is_overlay6(&p->src6) ? p->src6.word[3] : 0;
+	p->ip.daddr = is_overlay6(&p->dst6) ? p->dst6.word[3] : 0;
+	p->ip.protocol = h.next_header;
+	/* Node sockets send no extension headers, and those of others are for the container's own stack. */
+	if (h.next_header != IPPROTO_TCP_)
+		return PACKET_IP;
+	p->tcp_offset = ETH_HLEN + sizeof(h);
+	return read_tcp(skb, p);
+}
+
+/* Reads IP and, if it is TCP and not a later fragment, TCP headers. */
+static __always_inline int read_packet(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 ihl;
+
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return has_overlay6() ? read_ipv6(skb, p) : PACKET_OTHER;
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return PACKET_OTHER;
+	p->ipv6 = 0;
+	if (bpf_skb_load_bytes(skb, ETH_HLEN, &p->ip, sizeof(p->ip)))
+		return PACKET_OTHER;
+	ihl = (p->ip.version_ihl & 0xf) * 4;
+	if (p->ip.protocol != IPPROTO_TCP_ || p->ip.frag_off & bpf_htons(0x1fff) || ihl < sizeof(p->ip))
+		return PACKET_IP;
+	p->tcp_offset = ETH_HLEN + ihl;
+	return read_tcp(skb, p);
+}
+
+static __always_inline bool is_syn(const struct packet *p)
+{
+	return (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) == TCP_FLAG_SYN_;
+}
+
+static __always_inline int drop(__u32 reason)
+{
+	count(reason);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline struct flow_key wire_key(const struct packet *p)
+{
+	struct flow_key k = {
+	        .saddr = p->ip.saddr,
+	        .daddr = p->ip.daddr,
+	        .sport = p->tcp.source,
+	        .dport = p->tcp.dest,
+	        .ipv6 = p->ipv6,
+	};
+	return k;
+}
+
+#define NODE_NETNS BPF_F_CURRENT_NETNS /* for programs on the node's devices */
+
+static __always_inline struct bpf_sock *lookup_in(struct __sk_buff *skb, __u64 netns, __be32 saddr,
+                                                  __be16 sport, __be32 daddr, __be16 dport)
+{
+	struct bpf_sock_tuple t = {};
+
+	t.ipv4.saddr = saddr;
+	t.ipv4.sport = sport;
+	t.ipv4.daddr = daddr;
+	t.ipv4.dport = dport;
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), netns, 0);
+}
+
+static __always_inline struct bpf_sock *lookup(struct __sk_buff *skb, __be32 saddr, __be16 sport,
+                                               __be32 daddr, __be16 dport)
+{
+	return lookup_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
+}
+
+static __always_inline struct bpf_sock *lookup6_in(struct __sk_buff *skb, __u64 netns,
+                                                   const struct address *saddr, __be16 sport,
+                                                   const struct address *daddr, __be16 dport)
+{
+	struct bpf_sock_tuple t = {};
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		t.ipv6.saddr[i] = saddr->word[i];
+		t.ipv6.daddr[i] = daddr->word[i];
+	}
+	t.ipv6.sport = sport;
+	t.ipv6.dport = dport;
+	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), netns, 0);
+}
+
+static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const struct address *saddr,
+                                                __be16 sport, const struct address *daddr, __be16 dport)
+{
+	return lookup6_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
+}
+
+/* The socket for the packet as the kernel would find it. Not inline: its callers' stacks are full. */
+static __noinline struct bpf_sock *lookup_exact(struct __sk_buff *skb, const struct packet *p)
+{
+	if (p->ipv6)
+		return lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
+	return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+}
+
+/* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a
+ * wildcard of the node itself match the lookup too and are not: no tag. Request and time-wait sockets
+ * carry no tag; they exist only as children of sockets that did. */
+static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
+{
+	struct sock_tag *tag;
+
+	if (sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_TIME_WAIT)
+		return true;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	return is_of(tag, owner) || !protects(PROTECT_LISTENER);
+}
+
+/* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an IPv4
+ * address: one on [::], which underneath is at the IPv4 overlay address. */
+static __always_inline bool takes_ipv6(struct bpf_sock *sk, __u32 owner)
+{
+	struct sock_tag *tag;
+
+	if (sk->state != BPF_TCP_LISTEN || sk->family != AF_INET6)
+		return false;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	return is_of(tag, owner) && tag->flags & TAG_ANY6;
+}
+
+/* Whether sk, if it is a listener, takes what comes from beyond the container. */
+static __always_inline bool takes_from_beyond(struct bpf_sock *sk)
+{
+	struct sock_tag *tag;
+
+	if (sk->state != BPF_TCP_LISTEN)
+		return true;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+	return !tag || takes_from(tag, false);
+}
+
+/* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source port 0 never
+ * matches a connected socket. The caller releases it. */
+static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, bool ipv6, __be32 src,
+                                                      __be32 dst, __be16 port, __u32 owner)
+{
+	struct address src6, dst6;
+	struct bpf_sock *sk;
+
+	if (ipv6) {
+		set_overlay6(&src6, src);
+		set_overlay6(&dst6, dst);
+		sk = lookup6(skb, &src6, 0, &dst6, port);
+		if (sk) {
+			if (sk->state == BPF_TCP_LISTEN && owned(sk, owner) && takes_from_beyond(sk))
+				return sk;
+			bpf_sk_release(sk);
+		}
+	}
+	sk = lookup(skb, src, 0, dst, port);
+	if (!sk)
+		return NULL;
+	if ((ipv6 ? takes_ipv6(sk, owner) : sk->state == BPF_TCP_LISTEN && owned(sk, owner)) &&
+	    takes_from_beyond(sk))
+		return sk;
+	bpf_sk_release(sk);
+	return NULL;
+}
+
+/* What a filter on the node's devices says to the kernel: what it lets pass goes on to the next filter, which may be
+ * limit.bpf.c's. */
+static __always_inline int or_next_filter(int verdict)
+{
+	return verdict == TC_ACT_OK ? TC_ACT_UNSPEC : verdict;
+}
+
+/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
+static __always_inline int redeliver(struct __sk_buff *skb)
+{
+	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+
+	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+}
+
+/* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its node side. */
+static __always_inline int into_container(__u32 ifindex)
+{
+	if (limits_in_force)
+		return bpf_redirect_neigh(ifindex, NULL, 0, 0);
+	return bpf_redirect_peer(ifindex, 0);
+}
+
+/* Answers a SYN of a node socket by a RST: the delivery device is where nftables does. */
+static __always_inline int refuse_syn(struct __sk_buff *skb)
+{
+	count(REASON_REFUSE_LISTENER_GONE);
+	barrier(); /* the compiler must not write the mark through a moved context pointer */
+	skb->mark = config_reject_mark;
+	return redeliver(skb);
+}
+
+#endif

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* A direct SYN for an endpoint none of whose intercepted sockets listens there: a process of the
+ * container that is not intercepted may. The connection is then relayed into the container's own
+ * namespace by rewriting addresses: a:sport -> b:P becomes x:sport -> y:port and back. So a sender
+ * need not know which of a container's listeners are intercepted, and a closed port is refused by the
+ * container's own stack. Decision 0004. */
+#ifndef HEDDLE_TC_RELAY_H
+#define HEDDLE_TC_RELAY_H
+
+#include "include/config.h"
+#include "include/count.h"
+#include "include/flow_table.h"
+#include "include/maps.h"
+#include "policy/filter.h"
+#include "tc/packet.h"
+#include "tc/translate.h"
+
+/* Source ports for relayed connections that cannot keep their own: above the ports that Linux gives out. */
+#define RELAY_PORT_FIRST 61000
+#define RELAY_PORTS      4536
+#define RELAY_PORT_TRIES 8
+
+/* The flow of wire, if it is the one that container packets with key back belong to. The two maps are
+ * LRU and a wire 4-tuple may come again for another target, so each is checked against the other. */
+static __always_inline struct flow *relayed_flow(const struct flow_key *wire, const struct flow_key *back)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, wire);
+
+	if (!flow || flow->kind != FLOW_RELAY || flow->relay_port != back->dport ||
+	    flow->ipv6 != back->ipv6 || flow->src != back->daddr || flow->dst != back->saddr ||
+	    flow->dst_port != back->sport)
+		return NULL;
+	return flow;
+}
+
+/* Whether behind the relay back belongs to a connection other than wire's that may still live. */
+static __always_inline bool relay_taken(const struct flow_key *back, const struct flow_key *wire)
+{
+	struct flow_key *other = bpf_map_lookup_elem(&wire_by_relay, back);
+	struct flow *flow;
+
+	if (!other ||
+	    (other->saddr == wire->saddr && other->sport == wire->sport && other->dport == wire->dport))
+		return false;
+	flow = relayed_flow(other, back);
+	return flow && flow->ended != ENDED;
+}
+
+/* The source port of a new connection behind the relay: its own, unless another connection of the same
+ * two addresses has it, by another direct port. 0 if none is found. */
+static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *wire)
+{
+	__be16 port = wire->sport;
+	struct flow_key back;
+	int i;
+
+	for (i = 0; i < RELAY_PORT_TRIES; i++) {
+		back = relay_key(flow, port);
+		if (!relay_taken(&back, wire))
+			return port;
+		port = bpf_htons(RELAY_PORT_FIRST + bpf_get_prandom_u32() % RELAY_PORTS);
+	}
+	return 0;
+}
+
+/* Remembers that one end said that it ends, so that a later connection may take the place. */
+static __always_inline void note_end(struct flow *flow, const struct packet *p, __u16 by)
+{
+	if (p->tcp.flags & TCP_FLAG_RST_)
+		flow->ended = ENDED;
+	else if (p->tcp.flags & TCP_FLAG_FIN_)
+		flow->ended |= by;
+}
+
+static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
+                                         const struct flow *flow)
+{
+	struct flow_key inner = {
+	        .saddr = flow->src,
+	        .daddr = flow->dst,
+	        .sport = flow->relay_port,
+	        .dport = flow->dst_port,
+	};
+	__u32 ifindex = flow->ifindex;
+
+	if (flow->ipv6 ? translate_to_ipv6(skb, p, &inner) : rewrite(skb, p, &inner))
+		return TC_ACT_SHOT;
+	return into_container(ifindex);
+}
+
+static __always_inline int relay_open(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,
+                                      struct flow *flow, __u32 ifindex)
+{
+	struct flow *old = bpf_map_lookup_elem(&flow_by_wire, k);
+	struct flow_key back;
+
+	if (!ifindex)
+		return TC_ACT_OK;
+	/* Retransmitted: as before. */
+	if (old && old->kind == FLOW_RELAY && !old->ended && old->ipv6 == flow->ipv6 &&
+	    old->src == flow->src && old->dst == flow->dst && old->dst_port == flow->dst_port)
+		return relay_forward(skb, p, old);
+	flow->kind = FLOW_RELAY;
+	flow->ifindex = ifindex;
+	flow->relay_port = relay_port(flow, k);
+	if (!flow->relay_port) {
+		count(REASON_DROP_RELAY_CONFLICT);
+		return TC_ACT_OK; /* RST */
+	}
+	back = relay_key(flow, flow->relay_port);
+	/* In this order: what is forgotten for it may have had the same way back. */
+	if (!remember_wire(k, flow, wire_owner(flow->src)) ||
+	    bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY))
+		return drop(REASON_DROP_NOT_REMEMBERED);
+	note_relay(flow);
+	count(REASON_RELAY_OPENED);
+	return relay_forward(skb, p, flow);
+}
+
+/* A packet from a container's own namespace: back onto the wire if it belongs to a relayed connection.
+ * Gives -1 if it does not. */
+static __always_inline int relay_return(struct __sk_buff *skb, const struct packet *p)
+{
+	struct flow_key k = wire_key(p);
+	struct flow_key *wire = bpf_map_lookup_elem(&wire_by_relay, &k);
+	struct flow_key out;
+	struct flow *flow;
+
+	if (!wire)
+		return -1;
+	flow = relayed_flow(wire, &k);
+	/* After the end, a SYN-ACK answers a SYN that came over the overlay. */
+	if (!flow || (flow->ended == ENDED && p->tcp.flags & TCP_FLAG_SYN_)) {
+		bpf_map_delete_elem(&wire_by_relay, &k);
+		return -1;
+	}
+	note_end(flow, p, ENDED_BY_ENDPOINT);
+	out.saddr = wire->daddr;
+	out.daddr = wire->saddr;
+	out.sport = wire->dport;
+	out.dport = wire->sport;
+	if (p->ipv6 ? translate_to_ipv4(skb, p, &out) : rewrite(skb, p, &out))
+		return TC_ACT_SHOT;
+	return bpf_redirect_neigh(config_underlay_ifindex, NULL, 0, 0);
+}
+
+#endif

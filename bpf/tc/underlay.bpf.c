@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Ingress of the underlay device: SYNs of direct connections, the overlay, and hosts outside. */
+
+#include "include/config.h"
+#include "include/endpoint.h"
+#include "include/maps.h"
+#include "include/mirror.h"
+#include "include/route.h"
+#include "policy/decide.h"
+#include "policy/filter.h"
+#include "tc/antispoof.h"
+#include "tc/divert.h"
+#include "tc/packet.h"
+#include "tc/probe.h"
+#include "tc/relay.h"
+#include "tc/steer.h"
+
+/* What the underlay device brings for an overlay address, if it is for one: of a host outside. With policy not only SYNs: the
+ * last ACK of a handshake may come when the rules are others, with data that nobody is to read. */
+static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
+{
+	struct endpoint *ep;
+	bool taken = false;
+	__u32 reason;
+	int action;
+
+	if (!p)
+		return TC_ACT_SHOT;
+	ep = endpoint_at(p->ip.daddr);
+	if (!ep || is_mirror(p->ip.saddr))
+		return TC_ACT_OK;
+	reason = refuse_outsider(p);
+	if (reason)
+		return drop(reason);
+	action = filter_tcp(skb, p, 0, 0, 0);
+	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
+}
+
+static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
+{
+	struct packet p;
+	struct flow_key k;
+	struct endpoint *ep;
+	struct flow *flow;
+	__u32 state = 0;
+	__u32 reason;
+	int kind;
+
+	kind = read_packet(skb, &p);
+	if (kind != PACKET_TCP) {
+		reason = refuse_overlay(skb);
+		/* What is for the node's own address is most of it, and no container's. */
+		if (!reason && kind == PACKET_IP && p.ip.daddr != config_underlay)
+			reason = refuse_outsider(&p);
+		return reason ? drop(reason) : TC_ACT_OK;
+	}
+	if (p.ip.daddr != config_underlay)
+		return is_syn(&p) || has_policy() ? from_outside(skb, &p) : TC_ACT_OK;
+	if (!in_direct_ports(p.tcp.dest))
+		return TC_ACT_OK;
+	k = wire_key(&p);
+	if (is_syn(&p)) {
+		kind = steer_syn(skb, &p, &k);
+		return kind == SYN_IS_PROBE ? steer_probe(skb, &p, &k) : kind;
+	}
+	/* Established connections have no entry: this lookup is all they pay. */
+	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
+	if (!flow)
+		return TC_ACT_OK;
+	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut, ends the other end. */
+	if (has_policy() && !(p.tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
+		return stop(skb, VERDICT_REJECT);
+	if (flow->kind == FLOW_RELAY) {
+		note_end(flow, &p, ENDED_BY_SENDER);
+		return relay_forward(skb, &p, flow);
+	}
+	if (has_socket(skb, &k, &state))
+		return TC_ACT_OK;
+	/* The ACK of a SYN cookie: only the listener can make a connection of it. */
+	ep = endpoint_at(flow->dst);
+	if (ep)
+		assign_listener(skb, flow, ep->id);
+	return TC_ACT_OK;
+}
+
+SEC("tc")
+int from_underlay(struct __sk_buff *skb)
+{
+	return or_next_filter(from_underlay_verdict(skb));
+}

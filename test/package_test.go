@@ -322,7 +322,7 @@ func (m *machine) remove(before string) {
 	m.sh("for c in a b; do heddle-runtime delete -f $c; heddle endpoints delete $c; ip netns del $c; umount /root/$c/rootfs; done")
 	instance := m.sh("cat /var/lib/heddle/instance")
 	said := m.sh("dpkg -r heddle")
-	for _, want := range []string{"removed holder", "removed device heddle-vx0", "removed nftables table inet heddle", "pins of BPF programs"} {
+	for _, want := range []string{"removed fd keeper", "removed device heddle-vx0", "removed nftables table inet heddle", "pins of BPF programs"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("removal does not say %q:\n%s", want, said)
 		}

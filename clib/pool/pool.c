@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the program's TCP sockets from a crate
+/* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the program's TCP sockets from a batch
  * of many, which the agent fills while they are taken from it, instead of asking for each by a trapped socket().
- * docs/decisions/0038-sockets-by-the-crate.md says why it is like this, internal/plane/tcp/intercept/crate.go is the agent's side.
+ * docs/decisions/0038-sockets-by-the-batch.md says why it is like this, internal/plane/tcp/intercept/batch.go is the agent's side.
  *
  * The file works under any C library: it makes its system calls itself and needs of the library where errno is. Nothing
  * in it waits for another thread, so it may be called in signal handlers and between fork and exec. */
@@ -44,24 +44,24 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define PROT_READ_WRITE     3
 #define MAP_PRIVATE_UNNAMED 0x22
 
-/* What the agent knows a request for a crate by. */
-#define CRATE_MAGIC 0xb7c15e0d92f64a83UL
+/* What the agent knows a request for a batch by. */
+#define BATCH_MAGIC 0xb7c15e0d92f64a83UL
 
-#define FIRST_CRATE 4
-#define MAX_CRATE   512
+#define FIRST_BATCH 4
+#define MAX_BATCH   512
 /* A process has a pool after so many sockets within a second. */
 #define BEGIN_AFTER 4
 #define SECOND      1000UL
 /* What is older is not given out: the container's endpoint may be another by now. */
 #define MAX_AGE     (10 * SECOND)
-/* For so long an empty crate may be one that the agent has still to add to; later it is given up. */
-#define PACKING     (SECOND / 4)
-/* A crate that lasts shorter than the first is followed by a larger one, longer than the second by a smaller one. */
+/* For so long an empty batch may be one that the agent has still to add to; later it is given up. */
+#define FILLING     (SECOND / 4)
+/* A batch that lasts shorter than the first is followed by a larger one, longer than the second by a smaller one. */
 #define SHORT_USE   (SECOND / 4)
 #define LONG_USE    (2 * SECOND)
 /* Programs that may have fewer files open have no pool. */
 #define MIN_FILES   256
-/* Crates are at the numbers below this, or below the limit of files if that is less. */
+/* Batchs are at the numbers below this, or below the limit of files if that is less. */
 #define TOP_NUMBER  1024
 #define SLOTS       2 /* for each family: the second one while the first is filled again */
 
@@ -74,8 +74,8 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define call2(n, a, b)    syscall6(n, (long)(a), (long)(b), 0, 0, 0, 0)
 #define call3(n, a, b, c) syscall6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
 
-/* A crate. full changes with every crate in the slot and is 0 when nothing is left to take, and nothing more comes; what
- * else is there is written while it is 0. number stays the same as long as it leads to a crate, so that whoever has seen it meets a crate. */
+/* A batch. full changes with every batch in the slot and is 0 when nothing is left to take, and nothing more comes; what
+ * else is there is written while it is 0. number stays the same as long as it leads to a batch, so that whoever has seen it meets a batch. */
 struct slot {
 	u32 full;
 	int number; /* -1: none */
@@ -91,9 +91,9 @@ struct state {
 	u32 generation;
 	u32 count; /* of sockets since window */
 	u64 window;
-	u64 refused_until; /* the agent gave no crate */
+	u64 refused_until; /* the agent gave no batch */
 	struct family {
-		u32 size; /* of the next crate */
+		u32 size; /* of the next batch */
 		u64 filled;
 		struct slot slots[SLOTS];
 	} families[2];
@@ -103,7 +103,7 @@ struct state {
 static struct state *page;
 /* There is no pool in this process, nor in its children. */
 static u32 off;
-/* The crates that a child has of its parent: it closes them. Written as crates come and not wiped. */
+/* The batchs that a child has of its parent: it closes them. Written as batchs come and not wiped. */
 static struct {
 	int number; /* plus 1, so that 0 is none */
 	u64 device, inode;
@@ -203,7 +203,7 @@ static struct state *get_page(void)
 	return p;
 }
 
-/* Begins in a new process: closes the crates that are its parent's. */
+/* Begins in a new process: closes the batchs that are its parent's. */
 static void begin(struct state *s)
 {
 	int i;
@@ -225,8 +225,8 @@ static void begin(struct state *s)
 #define NOT_MINE (-3) /* another user's, of a moment ago */
 #define NOT_YET  (-4) /* none, but the agent may still add some */
 
-/* Receives a socket from a crate. Gives its number, or one of the above. */
-static int receive(int crate, int flags)
+/* Receives a socket from a batch. Gives its number, or one of the above. */
+static int receive(int batch, int flags)
 {
 	struct {
 		u64 length;
@@ -246,7 +246,7 @@ static int receive(int crate, int flags)
 		u64 control_length;
 		u32 flags, padding2;
 	} m = {(void *)0, 0, 0, &data, 1, &control, sizeof(control), 0, 0};
-	long r = call3(__NR_recvmsg, crate, &m, MSG_DONTWAIT | flags);
+	long r = call3(__NR_recvmsg, batch, &m, MSG_DONTWAIT | flags);
 
 	if (r == -EAGAIN)
 		return NOT_YET;
@@ -279,52 +279,52 @@ static int take_from(struct slot *c, u32 user, u32 group, u64 time, int flags)
 	if (mine && !passed(born, time, MAX_AGE)) {
 		if (is_file(number, device, inode)) {
 			got = receive(number, flags);
-			if (got >= 0 || got == NO_FILES || (got == NOT_YET && !passed(born, time, PACKING)))
+			if (got >= 0 || got == NO_FILES || (got == NOT_YET && !passed(born, time, FILLING)))
 				return got;
 		} else if (load(&c->full) == full) {
 			store(&c->number, -1); /* the program has closed it */
 		}
 	}
-	/* Unless there is another crate by now. */
+	/* Unless there is another batch by now. */
 	__atomic_compare_exchange_n(&c->full, &full, none, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 	return NONE;
 }
 
-/* Moves a crate to the number of the slot, or to one below the limit. */
-static int place(struct slot *c, int crate)
+/* Moves a batch to the number of the slot, or to one below the limit. */
+static int place(struct slot *c, int batch)
 {
 	u64 limit[2] = {0, 0};
 	int number = load(&c->number);
 	long r;
 
 	if (number >= 0 && is_file(number, c->device, c->inode)) {
-		r = call3(__NR_dup3, crate, number, SOCK_CLOEXEC);
+		r = call3(__NR_dup3, batch, number, SOCK_CLOEXEC);
 	} else {
 		syscall6(__NR_prlimit64, 0, RLIMIT_NOFILE, 0, (long)limit, 0, 0);
 		if (limit[0] > TOP_NUMBER)
 			limit[0] = TOP_NUMBER;
-		r = limit[0] < MIN_FILES ? -EMFILE : call3(__NR_fcntl, crate, F_DUPFD_CLOEXEC, limit[0] - 16);
+		r = limit[0] < MIN_FILES ? -EMFILE : call3(__NR_fcntl, batch, F_DUPFD_CLOEXEC, limit[0] - 16);
 	}
-	call1(__NR_close, crate);
+	call1(__NR_close, batch);
 	return is_error(r) ? -1 : (int)r;
 }
 
-/* How many sockets the next crate should have. */
+/* How many sockets the next batch should have. */
 static u32 next_size(struct family *f, u64 time)
 {
 	u64 filled = load(&f->filled);
 
 	if (!f->size || passed(filled, time, MAX_AGE))
-		f->size = FIRST_CRATE;
-	else if (!passed(filled, time, SHORT_USE) && f->size < MAX_CRATE)
-		f->size = f->size * 4 > MAX_CRATE ? MAX_CRATE : f->size * 4;
+		f->size = FIRST_BATCH;
+	else if (!passed(filled, time, SHORT_USE) && f->size < MAX_BATCH)
+		f->size = f->size * 4 > MAX_BATCH ? MAX_BATCH : f->size * 4;
 	else if (passed(filled, time, LONG_USE))
-		f->size = f->size / 4 > FIRST_CRATE ? f->size / 4 : FIRST_CRATE;
+		f->size = f->size / 4 > FIRST_BATCH ? f->size / 4 : FIRST_BATCH;
 	store(&f->filled, time);
 	return f->size;
 }
 
-/* Asks for a crate and puts it into a slot. Gives -1, or the single socket that came instead, which is close-on-exec and
+/* Asks for a batch and puts it into a slot. Gives -1, or the single socket that came instead, which is close-on-exec and
  * blocks. Called by the thread that has set filling. */
 static long fill(struct state *s, struct family *f, struct slot *c, int i, int family, u32 user, u32 group,
                  u64 time)
@@ -337,8 +337,8 @@ static long fill(struct state *s, struct family *f, struct slot *c, int i, int f
 
 	/* The same call again gives what a signal kept us from hearing of. */
 	do
-		r = syscall6(__NR_socket, family, SOCK_STREAM | SOCK_CLOEXEC, 0, (long)CRATE_MAGIC, size,
-		             (long)~CRATE_MAGIC);
+		r = syscall6(__NR_socket, family, SOCK_STREAM | SOCK_CLOEXEC, 0, (long)BATCH_MAGIC, size,
+		             (long)~BATCH_MAGIC);
 	while (r == -EINTR && ++tries < 16);
 
 	if (is_error(r)) {
@@ -381,7 +381,7 @@ static int many(struct state *s, u64 time)
 	return __atomic_add_fetch(&s->count, 1, __ATOMIC_RELAXED) >= BEGIN_AFTER;
 }
 
-/* Gives up the crates of a process that can have no more files: it may have their numbers. Tells whether there were any. */
+/* Gives up the batchs of a process that can have no more files: it may have their numbers. Tells whether there were any. */
 static int make_room(struct state *s, u64 time)
 {
 	int i, room = 0;
@@ -392,7 +392,7 @@ static int make_room(struct state *s, u64 time)
 		int number = swap(&c->number, -1);
 
 		store(&c->full, 0);
-		/* An empty crate has a number, too. */
+		/* An empty batch has a number, too. */
 		if (is_file(number, load(&c->device), load(&c->inode)) &&
 		    !is_error(call1(__NR_close, number)))
 			room = 1;
@@ -410,7 +410,7 @@ static int take(struct state *s, int family, int flags)
 	int older = load(&f->slots[1].full) - load(&f->slots[0].full) > 0x7fffffff;
 	long single = -1;
 
-	/* The older crate first, so that none gets old. */
+	/* The older batch first, so that none gets old. */
 	for (i = 0; i < SLOTS && (got == NONE || got == NOT_YET); i++) {
 		got = take_from(&f->slots[i ^ older], user, group, time, flags);
 		if (got == NONE)
@@ -420,14 +420,14 @@ static int take(struct state *s, int family, int flags)
 		make_room(s, time);
 	if (got == NO_FILES || got == NOT_MINE || (got < 0 && empty < 0))
 		return -1;
-	/* A second crate is for processes that use one up in less than a moment. */
+	/* A second batch is for processes that use one up in less than a moment. */
 	if (got >= 0 && (empty < 0 || passed(load(&f->filled), time, SHORT_USE)))
 		return got;
 	if (got < 0 && !many(s, time))
 		return got;
 	if ((long)(time - load(&s->refused_until)) < 0 || swap(&s->filling, 1))
 		return got;
-	/* Another thread may have filled it since: that crate must not be replaced. */
+	/* Another thread may have filled it since: that batch must not be replaced. */
 	if (!load(&f->slots[empty].full))
 		single = fill(s, f, &f->slots[empty], first + empty, family, user, group, time);
 	if (got < 0 && single < 0)
@@ -479,7 +479,7 @@ PUBLIC int socket(int family, int type, int protocol)
 	return result_of(r);
 }
 
-/* What is in crates is of the network namespace that the process was in, and at numbers of its table of files. */
+/* What is in batchs is of the network namespace that the process was in, and at numbers of its table of files. */
 PUBLIC int unshare(int flags)
 {
 	long r = call1(__NR_unshare, flags);

@@ -125,7 +125,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("endpoints", fmt.Sprint(st.Endpoints))
 	t.row("listeners", fmt.Sprintf("%d, answered by %d threads", in.Listeners, in.Readers))
 	t.row("calls answered", answered)
-	t.row("crates given", fmt.Sprintf("%d, with %d sockets", in.Crates, in.CratedSockets))
+	t.row("batches given", fmt.Sprintf("%d, with %d sockets", in.Batches, in.BatchSockets))
 	t.row("calls continued", fmt.Sprint(in.Continued))
 	t.row("ioctls made", fmt.Sprint(in.Ioctls))
 	t.row("calls failed", failures(in.Failed))

@@ -22,7 +22,7 @@ func newUninstallCmd() *cobra.Command {
 		Use:   "uninstall",
 		Short: "Remove everything of Heddle's from this node but the programs",
 		Long: `Removes what an agent leaves in place when it stops: BPF programs and maps, network devices, routes, rules, the
-nftables table, the holder, control groups, sockets and the state directory, and prints each thing. On the network's
+nftables table, the fd keeper, control groups, sockets and the state directory, and prints each thing. On the network's
 first node that is the store, too. It refuses while an agent or containers run. It can be repeated, and works on a node
 that is half installed.
 

@@ -59,7 +59,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	f.register(cmd)
-	cmd.AddCommand(newParkCommand(), newListenCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
+	cmd.AddCommand(newFDKeepCommand(), newListenCommand(), newTeardownCommand(), newABICommand(), newPopulateCommand(), newPodCommand())
 	return cmd
 }
 
@@ -92,7 +92,7 @@ type flags struct {
 	pool, prefixes                               []string
 	vni                                          uint32
 	cfg                                          node.Config
-	noHolder                                     bool
+	noKeeper                                     bool
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -126,7 +126,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.cfg.APISocket, "api-socket", api.DefaultSocket, "Unix socket of the API")
 	p.StringVar(&f.cfg.SeccompSocket, "seccomp-socket", "/run/heddle/seccomp.sock", "Unix socket where container runtimes hand over seccomp listeners")
 	p.StringVar(&f.cfg.DockerPlugin, "docker-plugin", "", "Unix socket for Docker's network and IPAM driver, such as /run/docker/plugins/heddle.sock for drivers called heddle")
-	p.BoolVar(&f.noHolder, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
+	p.BoolVar(&f.noKeeper, "no-holder", false, "do not keep seccomp listeners across restarts of the agent")
 	p.StringVar(&f.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
@@ -155,8 +155,8 @@ func (f *flags) config() (node.Config, error) {
 	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
 		return cfg, err
 	}
-	if !f.noHolder {
-		if cfg.HolderExe, err = os.Executable(); err != nil {
+	if !f.noKeeper {
+		if cfg.KeeperExe, err = os.Executable(); err != nil {
 			return cfg, fmt.Errorf("find own program: %w", err)
 		}
 		if s := systemd.OpenFDStore(); s != nil {
@@ -238,14 +238,14 @@ func run(ctx context.Context, f flags) error {
 	return errors.Join(err, agent.Close())
 }
 
-// newParkCommand is the holder: a process of its own that keeps seccomp listeners open while no agent
-// runs.
-func newParkCommand() *cobra.Command {
+// newFDKeepCommand is the fd keeper: a process of its own that keeps seccomp listeners open while no agent
+// runs. Agents start it as `park`, its name in earlier builds: what looks for it, theirs too, goes by that.
+func newFDKeepCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
-		Use: "park", Short: "Hold seccomp listeners while no agent runs (started by heddled itself)",
+		Use: "fdkeep", Aliases: []string{"park"}, Short: "Keep seccomp listeners while no agent runs (started by heddled itself)",
 		Args: cobra.NoArgs, SilenceUsage: true, SilenceErrors: true, Hidden: true,
-		RunE: func(cmd *cobra.Command, _ []string) error { return fdkeep.RunHolder(cmd.Context(), socket) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return fdkeep.Run(cmd.Context(), socket) },
 	}
 	cmd.Flags().StringVar(&socket, "socket", "", "Unix socket to serve")
 	return cmd

@@ -65,7 +65,7 @@ func TestFromEnvironment(t *testing.T) {
 	if err := fromEnvironment(p, lookup); err != nil {
 		t.Fatal(err)
 	}
-	if f.underlay != "192.0.2.1" || len(f.pool) != 2 || f.vni != 7 || f.cfg.StateDir != "/var/lib/heddle" || !f.noHolder || f.store != "embedded" {
+	if f.underlay != "192.0.2.1" || len(f.pool) != 2 || f.vni != 7 || f.cfg.StateDir != "/var/lib/heddle" || !f.noKeeper || f.store != "embedded" {
 		t.Errorf("flags %+v", f)
 	}
 	if !p.Changed("pool") || p.Changed("store") {

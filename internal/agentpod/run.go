@@ -41,7 +41,7 @@ type Agent struct {
 
 // Run runs the agent until it ends, or, once ctx is done, asks it to end and waits. The agent is a child of this process
 // and not in its control groups: the runtime kills all that is in those with the container, and what the agent starts, the
-// holder, must outlive that. This process stays in them: a control group without processes may be removed.
+// fd keeper, must outlive that. This process stays in them: a control group without processes may be removed.
 func (a Agent) Run(ctx context.Context) error {
 	args := append([]string{"--node", NodeName(a.Node)}, a.Args...)
 	if a.StoreNode != "" && a.StoreNode != a.Node {

@@ -49,7 +49,7 @@ func testStatus() Status {
 			Probes:  map[string]uint64{"answered": 8, "refused": 0, "silent": 8},
 		},
 		Interception: Interception{Listeners: 3, Readers: 4, Answered: 100, Continued: 20,
-			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10, Crates: 5, CratedSockets: 320},
+			Failed: map[string]uint64{"caller_gone": 1}, PremadeHits: 90, PremadeMisses: 10, Batches: 5, BatchSockets: 320},
 		Policy: Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
 			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},

@@ -37,10 +37,10 @@ var (
 		"Trapped calls that could not be answered, by cause.", []string{"cause"}, nil)
 	premadeDesc = prometheus.NewDesc("heddle_intercept_premade_total",
 		"Answers by whether a socket made ahead of need was there.", []string{"result"}, nil)
-	cratesDesc = prometheus.NewDesc("heddle_intercept_crates_total",
-		"Trapped calls answered with a crate of sockets.", nil, nil)
-	cratedDesc = prometheus.NewDesc("heddle_intercept_crated_sockets_total",
-		"Sockets given in crates.", nil, nil)
+	batchesDesc = prometheus.NewDesc("heddle_intercept_crates_total",
+		"Trapped calls answered with a batch of sockets.", nil, nil)
+	batchSocketsDesc = prometheus.NewDesc("heddle_intercept_crated_sockets_total",
+		"Sockets given in batches.", nil, nil)
 	featureDesc = prometheus.NewDesc("heddle_feature",
 		"1 if the probed kernel feature or setting is there, 0 if not.", []string{"feature"}, nil)
 	infoDesc = prometheus.NewDesc("heddle_agent_info", "1; its labels say which agent this is.",
@@ -86,7 +86,7 @@ var (
 
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
-	failedDesc, premadeDesc, cratesDesc, cratedDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
+	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
 }
@@ -165,8 +165,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	counter(premadeDesc, in.PremadeHits, "hit")
 	counter(premadeDesc, in.PremadeMisses, "miss")
-	counter(cratesDesc, in.Crates)
-	counter(cratedDesc, in.CratedSockets)
+	counter(batchesDesc, in.Batches)
+	counter(batchSocketsDesc, in.BatchSockets)
 	for _, f := range st.Features {
 		gauge(featureDesc, oneIf(f.Status == CheckOK), f.Name)
 	}

@@ -219,11 +219,11 @@ type Interception struct {
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.
 	PremadeHits   uint64 `json:"premade_hits"`
 	PremadeMisses uint64 `json:"premade_misses"`
-	// Crates are calls answered with a crate of sockets, which count neither as Answered nor as premade (but for
+	// Batches are calls answered with a batch of sockets, which count neither as Answered nor as premade (but for
 	// one in which an agent was killed, which the next cannot tell); only containers that were started with a pool of sockets get
-	// them. CratedSockets are the sockets in them.
-	Crates        uint64 `json:"crates"`
-	CratedSockets uint64 `json:"crated_sockets"`
+	// them. BatchSockets are the sockets in them.
+	Batches      uint64 `json:"crates"`
+	BatchSockets uint64 `json:"crated_sockets"`
 	// Unguarded are processes that hold sockets of endpoints and are neither the node's nor under a listener: what they ask of
 	// one by ioctl() is answered by the node, unless BPF LSM keeps them from it.
 	Unguarded []model.Holder `json:"unguarded,omitempty"`

@@ -12,65 +12,65 @@ import (
 	"time"
 )
 
-// Parked is one listener a holder keeps.
-type Parked struct {
+// Kept is one listener a keeper keeps.
+type Kept struct {
 	Key  string
 	Meta []byte
 	FD   int // the seccomp listener; the receiver's to close
 	Page int // memfd of the call being answered; the receiver's to close
 }
 
-// Client talks to the holder at a socket. Its methods may be called from several goroutines: each call is
-// a connection of its own, so a holder that was restarted is no matter.
+// Client talks to the keeper at a socket. Its methods may be called from several goroutines: each call is
+// a connection of its own, so a keeper that was restarted is no matter.
 type Client struct{ path string }
 
-// NewClient gives a client for the holder at socketPath. It does not connect.
+// NewClient gives a client for the keeper at socketPath. It does not connect.
 func NewClient(socketPath string) *Client { return &Client{path: socketPath} }
 
-// Put parks a listener and its page under key, replacing what the key held. The descriptors stay the
-// caller's: the holder gets duplicates.
+// Put keeps a listener and its page under key, replacing what the key held. The descriptors stay the
+// caller's: the keeper gets duplicates.
 func (c *Client) Put(key string, meta []byte, fd, page int) error {
 	r := request{Op: opPut, Key: key, Meta: meta}
 	if err := r.check(fdsPerEntry); err != nil {
-		return fmt.Errorf("park %q: %w", key, err)
+		return fmt.Errorf("keep %q: %w", key, err)
 	}
 	if _, err := c.do(r, fd, page); err != nil {
-		return fmt.Errorf("park %q: %w", key, err)
+		return fmt.Errorf("keep %q: %w", key, err)
 	}
 	return nil
 }
 
-// Drop makes the holder close what key holds. A key that holds nothing is no error.
+// Drop makes the keeper close what key holds. A key that holds nothing is no error.
 func (c *Client) Drop(key string) error {
 	if _, err := c.do(request{Op: opDrop, Key: key}); err != nil {
-		return fmt.Errorf("unpark %q: %w", key, err)
+		return fmt.Errorf("release %q: %w", key, err)
 	}
 	return nil
 }
 
-// TakeAll fetches duplicates of everything parked. The holder keeps its own, so that an agent that dies
+// TakeAll fetches duplicates of everything kept. The keeper keeps its own, so that an agent that dies
 // right after loses nothing.
-func (c *Client) TakeAll() ([]Parked, error) {
+func (c *Client) TakeAll() ([]Kept, error) {
 	all, err := c.do(request{Op: opTake})
 	if err != nil {
-		return nil, fmt.Errorf("fetch parked listeners: %w", err)
+		return nil, fmt.Errorf("fetch kept listeners: %w", err)
 	}
 	return all, nil
 }
 
-// Watch returns when the holder ends; nil then. It returns an error if ctx ends before, or no holder answers.
+// Watch returns when the keeper ends; nil then. It returns an error if ctx ends before, or no keeper answers.
 func (c *Client) Watch(ctx context.Context) error {
 	conn, err := c.dial()
 	if err != nil {
-		return fmt.Errorf("watch holder: %w", err)
+		return fmt.Errorf("watch fd keeper: %w", err)
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if err := send(conn, request{Op: opWatch}); err != nil {
-		return fmt.Errorf("watch holder: %w", err)
+		return fmt.Errorf("watch fd keeper: %w", err)
 	}
 	if err := conn.SetDeadline(time.Time{}); err != nil {
-		return errors.Join(ctx.Err(), fmt.Errorf("watch holder: %w", err))
+		return errors.Join(ctx.Err(), fmt.Errorf("watch fd keeper: %w", err))
 	}
 	msg, fds, err := receive(conn)
 	closeAll(fds)
@@ -78,21 +78,21 @@ func (c *Client) Watch(ctx context.Context) error {
 		return ctx.Err()
 	}
 	if err == nil && len(msg) > 0 {
-		return fmt.Errorf("watch holder: it answers %.200q: it is of an older version", msg)
+		return fmt.Errorf("watch fd keeper: it answers %.200q: it is of an older version", msg)
 	}
 	return nil
 }
 
-// Stop ends the holder. Programs whose listener no agent serves then get ENOSYS from trapped calls.
+// Stop ends the keeper. Programs whose listener no agent serves then get ENOSYS from trapped calls.
 func (c *Client) Stop() error {
 	if _, err := c.do(request{Op: opStop}); err != nil {
-		return fmt.Errorf("stop holder: %w", err)
+		return fmt.Errorf("stop fd keeper: %w", err)
 	}
 	return nil
 }
 
 // do sends one request and collects the replies.
-func (c *Client) do(r request, fds ...int) (all []Parked, err error) {
+func (c *Client) do(r request, fds ...int) (all []Kept, err error) {
 	conn, err := c.dial()
 	if err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func (c *Client) do(r request, fds ...int) (all []Parked, err error) {
 			closeAll(got)
 			return all, fmt.Errorf("reply: %d descriptors, want %d", len(got), fdsPerEntry)
 		}
-		all = append(all, Parked{Key: rep.Key, Meta: rep.Meta, FD: got[0], Page: got[1]})
+		all = append(all, Kept{Key: rep.Key, Meta: rep.Meta, FD: got[0], Page: got[1]})
 	}
 }
 
@@ -147,12 +147,12 @@ func (c *Client) dial() (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// EnsureHolder makes sure that a holder serves socketPath: if none answers, it starts "exe park --socket
+// Ensure makes sure that a keeper serves socketPath: if none answers, it starts "exe park --socket
 // socketPath" in a session of its own, with no ties to the caller's terminal or output, and waits until
-// it answers. lives, which may be nil, reports whether there is a holder all the same, whose socket was removed:
+// it answers. lives, which may be nil, reports whether there is a keeper all the same, whose socket was removed:
 // that one gets time to make it anew. A service supervisor that kills whole control groups (systemd without
-// KillMode=process) would end the holder with the agent: run it as a service of its own there.
-func EnsureHolder(exe, socketPath string, lives func() bool) error {
+// KillMode=process) would end the keeper with the agent: run it as a service of its own there.
+func Ensure(exe, socketPath string, lives func() bool) error {
 	return ensure(exec.Command(exe, "park", "--socket", socketPath), socketPath, lives)
 }
 
@@ -163,20 +163,20 @@ func ensure(cmd *exec.Cmd, socketPath string, lives func() bool) error {
 	deadline := time.Now().Add(exchangeTimeout)
 	for client.answers() != nil {
 		if lives == nil || !lives() || time.Now().After(deadline) {
-			return startHolder(cmd, client)
+			return startKeeper(cmd, client)
 		}
 		<-tick.C
 	}
 	return nil
 }
 
-// startHolder starts a holder and waits until it answers.
-func startHolder(cmd *exec.Cmd, client *Client) error {
+// startKeeper starts a keeper and waits until it answers.
+func startKeeper(cmd *exec.Cmd, client *Client) error {
 	socketPath := client.path
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start holder %s: %w", cmd.Path, err)
+		return fmt.Errorf("start fd keeper %s: %w", cmd.Path, err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // or it stays a zombie if it ends before the caller
@@ -194,16 +194,16 @@ func startHolder(cmd *exec.Cmd, client *Client) error {
 			if client.answers() == nil {
 				return nil
 			}
-			return fmt.Errorf("holder %s ended at start (%v); run \"%s park --socket %s\" to see why", cmd.Path, werr, cmd.Path, socketPath)
+			return fmt.Errorf("fd keeper %s ended at start (%v); run \"%s park --socket %s\" to see why", cmd.Path, werr, cmd.Path, socketPath)
 		case now := <-tick.C:
 			if now.After(deadline) {
-				return fmt.Errorf("holder at %s does not answer within %v: %w", socketPath, exchangeTimeout, err)
+				return fmt.Errorf("fd keeper at %s does not answer within %v: %w", socketPath, exchangeTimeout, err)
 			}
 		}
 	}
 }
 
-// answers reports whether a holder accepts connections.
+// answers reports whether a keeper accepts connections.
 func (c *Client) answers() error {
 	if _, err := os.Stat(c.path); err != nil {
 		return err

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is what the holder keeps under one key.
+// entry is what the keeper keeps under one key.
 type entry struct {
 	meta     []byte
 	fd, page int
@@ -20,9 +20,9 @@ type entry struct {
 
 func (e entry) close() { closeAll([]int{e.fd, e.page}) }
 
-// holder keeps listeners. Its map and the descriptors in it are guarded by mu, which is held across
+// keeper keeps listeners. Its map and the descriptors in it are guarded by mu, which is held across
 // system calls that cannot block only (close, dup, epoll_ctl).
-type holder struct {
+type keeper struct {
 	epoll int
 
 	mu      sync.Mutex
@@ -30,14 +30,14 @@ type holder struct {
 	byFD    map[int32]string // listener descriptor -> key
 }
 
-// RunHolder holds listeners for the clients of socketPath until ctx is done or a client says stop. It
-// fails if another holder serves the path already. A socket that is removed is made again.
-func RunHolder(ctx context.Context, socketPath string) error {
+// Run holds listeners for the clients of socketPath until ctx is done or a client says stop. It
+// fails if another keeper serves the path already. A socket that is removed is made again.
+func Run(ctx context.Context, socketPath string) error {
 	d, err := open(socketPath)
 	if err != nil {
 		return err
 	}
-	h := &holder{entries: map[string]entry{}, byFD: map[int32]string{}}
+	h := &keeper{entries: map[string]entry{}, byFD: map[int32]string{}}
 	if h.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		d.close()
 		return fmt.Errorf("epoll: %w", err)
@@ -62,8 +62,8 @@ func RunHolder(ctx context.Context, socketPath string) error {
 	return err
 }
 
-// serve answers clients until the door closes, then waits for those it is answering.
-func (h *holder) serve(ctx context.Context, stop context.CancelFunc, d *door) error {
+// serve answers clients until the listener closes, then waits for those it is answering.
+func (h *keeper) serve(ctx context.Context, stop context.CancelFunc, d *listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	for {
@@ -76,7 +76,7 @@ func (h *holder) serve(ctx context.Context, stop context.CancelFunc, d *door) er
 				time.Sleep(10 * time.Millisecond) // the client waits; a closing filter frees descriptors
 				continue
 			}
-			return fmt.Errorf("accept on holder socket: %w", err)
+			return fmt.Errorf("accept on fd keeper socket: %w", err)
 		}
 		wg.Go(func() {
 			defer c.Close()
@@ -87,7 +87,7 @@ func (h *holder) serve(ctx context.Context, stop context.CancelFunc, d *door) er
 }
 
 // answer handles one client's request.
-func (h *holder) answer(ctx context.Context, c *net.UnixConn, stop context.CancelFunc) {
+func (h *keeper) answer(ctx context.Context, c *net.UnixConn, stop context.CancelFunc) {
 	msg, fds, err := receive(c)
 	if errors.Is(err, io.EOF) {
 		return // a client that only asks whether anyone is there
@@ -126,12 +126,12 @@ func await(ctx context.Context, c *net.UnixConn) {
 }
 
 // put keeps e under key. It owns e's descriptors from here on.
-func (h *holder) put(key string, e entry) error {
+func (h *keeper) put(key string, e entry) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, replaces := h.entries[key]; !replaces && len(h.entries) >= MaxParked {
+	if _, replaces := h.entries[key]; !replaces && len(h.entries) >= MaxKept {
 		e.close()
-		return fmt.Errorf("%d listeners are parked: that is the limit", MaxParked)
+		return fmt.Errorf("%d listeners are kept: that is the limit", MaxKept)
 	}
 	// No event is asked for: the hang-up is always reported.
 	if err := unix.EpollCtl(h.epoll, unix.EPOLL_CTL_ADD, e.fd, &unix.EpollEvent{Fd: int32(e.fd)}); err != nil {
@@ -143,13 +143,13 @@ func (h *holder) put(key string, e entry) error {
 	return nil
 }
 
-func (h *holder) drop(key string) {
+func (h *keeper) drop(key string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dropLocked(key)
 }
 
-func (h *holder) dropLocked(key string) {
+func (h *keeper) dropLocked(key string) {
 	e, ok := h.entries[key]
 	if !ok {
 		return
@@ -161,7 +161,7 @@ func (h *holder) dropLocked(key string) {
 	e.close()
 }
 
-func (h *holder) closeAll() {
+func (h *keeper) closeAll() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for key := range h.entries {
@@ -170,8 +170,8 @@ func (h *holder) closeAll() {
 }
 
 // sendAll sends every entry with duplicates of its descriptors. It copies one entry at a time under the
-// lock and sends without it, so it needs two spare descriptors however much is parked.
-func (h *holder) sendAll(c *net.UnixConn) error {
+// lock and sends without it, so it needs two spare descriptors however much is kept.
+func (h *keeper) sendAll(c *net.UnixConn) error {
 	for _, key := range h.keys() {
 		meta, fds, err := h.copyOf(key)
 		if err != nil {
@@ -189,7 +189,7 @@ func (h *holder) sendAll(c *net.UnixConn) error {
 	return nil
 }
 
-func (h *holder) keys() []string {
+func (h *keeper) keys() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	keys := make([]string, 0, len(h.entries))
@@ -200,7 +200,7 @@ func (h *holder) keys() []string {
 }
 
 // copyOf duplicates an entry; no descriptors if there is none.
-func (h *holder) copyOf(key string) (meta []byte, fds []int, err error) {
+func (h *keeper) copyOf(key string) (meta []byte, fds []int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	e, ok := h.entries[key]
@@ -212,7 +212,7 @@ func (h *holder) copyOf(key string) (meta []byte, fds []int, err error) {
 }
 
 // watch drops listeners whose filters have no users left, until stopFD becomes readable.
-func (h *holder) watch(stopFD int32) {
+func (h *keeper) watch(stopFD int32) {
 	events := make([]unix.EpollEvent, 64)
 	for {
 		n, err := unix.EpollWait(h.epoll, events, -1)
@@ -230,7 +230,7 @@ func (h *holder) watch(stopFD int32) {
 
 // hungUp drops the listener behind fd. It asks again under the lock, because fd may have been dropped
 // and its number used for another listener since the event.
-func (h *holder) hungUp(fd int32) {
+func (h *keeper) hungUp(fd int32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	key, ok := h.byFD[fd]

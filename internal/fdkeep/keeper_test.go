@@ -17,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holderEnv makes the test binary a holder on the socket it names.
-const holderEnv = "HEDDLE_PARK_HOLDER"
+// keeperEnv makes the test binary a keeper on the socket it names.
+const keeperEnv = "HEDDLE_FD_KEEPER"
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv(holderEnv); path != "" {
-		if err := RunHolder(context.Background(), path); err != nil {
+	if path := os.Getenv(keeperEnv); path != "" {
+		if err := Run(context.Background(), path); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -40,7 +40,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// run runs a holder until the test ends or stop is called.
+// run runs a keeper until the test ends or stop is called.
 func run(t *testing.T) (c *Client, stop func()) {
 	t.Helper()
 	return runAt(t, filepath.Join(t.TempDir(), "h"))
@@ -50,9 +50,9 @@ func runAt(t *testing.T, path string) (c *Client, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- RunHolder(ctx, path) }()
+	go func() { done <- Run(ctx, path) }()
 	c = NewClient(path)
-	eventually(t, "holder answers", func() bool { return c.answers() == nil })
+	eventually(t, "keeper answers", func() bool { return c.answers() == nil })
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -61,7 +61,7 @@ func runAt(t *testing.T, path string) (c *Client, stop func()) {
 		stopped = true
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("RunHolder: %v", err)
+			t.Errorf("Run: %v", err)
 		}
 	}
 	t.Cleanup(stop)
@@ -99,13 +99,13 @@ func page(t *testing.T, content string) int {
 	return fd
 }
 
-func takeAll(t *testing.T, c *Client) map[string]Parked {
+func takeAll(t *testing.T, c *Client) map[string]Kept {
 	t.Helper()
 	all, err := c.TakeAll()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := map[string]Parked{}
+	m := map[string]Kept{}
 	for _, p := range all {
 		t.Cleanup(func() { closeAll([]int{p.FD, p.Page}) })
 		m[p.Key] = p
@@ -131,7 +131,7 @@ func TestPutTakeDrop(t *testing.T) {
 	if err := c.Drop("never"); err != nil {
 		t.Errorf("drop of a key that holds nothing: %v", err)
 	}
-	for round := range 2 { // the holder keeps what it gave
+	for round := range 2 { // the keeper keeps what it gave
 		all := takeAll(t, c)
 		if len(all) != 2 || string(all["k0"].Meta) != "meta k0" || string(all["k1"].Meta) != "again" {
 			t.Fatalf("round %d: %+v", round, all)
@@ -176,21 +176,21 @@ func openFiles(t *testing.T) int {
 	return len(e)
 }
 
-func TestOneHolderAPath(t *testing.T) {
+func TestOneKeeperAPath(t *testing.T) {
 	c, stop := run(t)
-	if err := RunHolder(context.Background(), c.path); err == nil || !strings.Contains(err.Error(), "another holder") {
-		t.Errorf("second holder: %v", err)
+	if err := Run(context.Background(), c.path); err == nil || !strings.Contains(err.Error(), "another fd keeper") {
+		t.Errorf("second keeper: %v", err)
 	}
 	if st, err := os.Stat(c.path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("socket: %v %v, want mode 0600", st.Mode(), err)
 	}
 	stop()
 	if _, err := c.TakeAll(); err == nil {
-		t.Error("a stopped holder answers")
+		t.Error("a stopped keeper answers")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := RunHolder(ctx, c.path); err != nil {
+	if err := Run(ctx, c.path); err != nil {
 		t.Errorf("after the first has stopped: %v", err)
 	}
 }
@@ -224,11 +224,11 @@ func TestBadRequests(t *testing.T) {
 		conn.Close()
 	}
 	if len(takeAll(t, c)) != 1 {
-		t.Error("the holder did not survive bad requests")
+		t.Error("the keeper did not survive bad requests")
 	}
 }
 
-// A holder whose socket, lock and directory were removed is found again, with what it holds.
+// A keeper whose socket, lock and directory were removed is found again, with what it holds.
 func TestRemovedSocketComesBack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -249,19 +249,19 @@ func TestRemovedSocketComesBack(t *testing.T) {
 	if all := takeAll(t, c); len(all) != 1 {
 		t.Errorf("after its socket was removed: %v", all)
 	}
-	if err := RunHolder(context.Background(), c.path); !errors.Is(err, errOtherHolder) {
-		t.Errorf("second holder: %v", err)
+	if err := Run(context.Background(), c.path); !errors.Is(err, errOtherKeeper) {
+		t.Errorf("second keeper: %v", err)
 	}
 }
 
-// A holder that finds another at its path, because its socket was removed, gives it everything and ends.
-func TestHolderGivesWay(t *testing.T) {
+// A keeper that finds another at its path, because its socket was removed, gives it everything and ends.
+func TestKeeperGivesWay(t *testing.T) {
 	first, _ := run(t)
 	fd, _ := pipe(t)
 	if err := first.Put("k", []byte("m"), fd, page(t, "")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "second holder takes the path", func() bool {
+	eventually(t, "second keeper takes the path", func() bool {
 		for _, p := range []string{first.path, first.path + ".lock"} {
 			if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Fatal(err)
@@ -291,15 +291,15 @@ func TestWatch(t *testing.T) {
 	}
 	select {
 	case err := <-ended:
-		t.Fatalf("watch of a living holder ended: %v", err)
+		t.Fatalf("watch of a living keeper ended: %v", err)
 	default:
 	}
 	stop()
 	if err := <-ended; err != nil {
-		t.Errorf("watch of a holder that ended: %v", err)
+		t.Errorf("watch of a keeper that ended: %v", err)
 	}
 	if err := c.Watch(context.Background()); err == nil {
-		t.Error("no holder: no error")
+		t.Error("no keeper: no error")
 	}
 }
 
@@ -307,7 +307,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "h")
 	cmd := func() *exec.Cmd {
 		c := exec.Command("/proc/self/exe")
-		c.Env = append(os.Environ(), holderEnv+"="+path)
+		c.Env = append(os.Environ(), keeperEnv+"="+path)
 		return c
 	}
 	first := cmd()
@@ -316,7 +316,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = first.Process.Kill() })
 	if sid, err := unix.Getsid(first.Process.Pid); err != nil || sid != first.Process.Pid {
-		t.Errorf("session %d of holder %d: %v", sid, first.Process.Pid, err)
+		t.Errorf("session %d of keeper %d: %v", sid, first.Process.Pid, err)
 	}
 	second := cmd()
 	if err := ensure(second, path, nil); err != nil || second.Process != nil {
@@ -333,7 +333,7 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "ended", func() bool { return errors.Is(unix.Kill(first.Process.Pid, 0), unix.ESRCH) })
-	if err := EnsureHolder("/bin/false", path, nil); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
+	if err := Ensure("/bin/false", path, nil); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
 		t.Errorf("a program that ends at once: %v", err)
 	}
 }

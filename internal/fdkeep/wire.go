@@ -17,8 +17,8 @@ const (
 	MaxKeyBytes = 512
 	// MaxMetaBytes bounds the metadata of one listener.
 	MaxMetaBytes = 16 << 10
-	// MaxParked bounds the listeners a holder keeps; each costs it two descriptors.
-	MaxParked = 8192
+	// MaxKept bounds the listeners a keeper keeps; each costs it two descriptors.
+	MaxKept = 8192
 
 	maxMessageBytes = 64 << 10 // holds any message within the limits above, in base64
 	fdsPerEntry     = 2        // the listener and its call page
@@ -31,7 +31,7 @@ const (
 	opDrop = "drop"
 	opTake = "take"
 	opStop = "stop"
-	// opWatch is never answered: the connection ends with the holder.
+	// opWatch is never answered: the connection ends with the keeper.
 	opWatch = "watch"
 )
 
@@ -42,7 +42,7 @@ type request struct {
 	Meta []byte `json:"meta,omitempty"`
 }
 
-// reply is a holder's message. Take is answered by one reply an entry, each with its descriptors, and
+// reply is a keeper's message. Take is answered by one reply an entry, each with its descriptors, and
 // then one with Last set; everything else by a single reply with Last set.
 type reply struct {
 	Last  bool   `json:"last"`

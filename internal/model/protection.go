@@ -85,7 +85,7 @@ var Protections = []ProtectionInfo{
 	{ProtectLimits, "limits", "a container does not choose its own way past the caps of its operator"},
 	{ProtectMigrated, "migrated", "no socket of an endpoint that has migrated goes on on the node that it left"},
 	{ProtectAgentOption, "agent_option", "only the agent has sockets counted, and learns by it what a process of the node is"},
-	{ProtectCrates, "crates", "only containers that may have sockets by the crate get them, so many, by a socket that leads to no process of the node"},
+	{ProtectCrates, "crates", "only containers that may have sockets by the batch get them, so many, by a socket that leads to no process of the node"},
 	{ProtectHooks, "hooks", "sockets keep their hooks when the agent's cgroup is removed and made anew"},
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
 	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port, and take nothing that is for it"},

@@ -257,7 +257,7 @@ func (a *Agent) answerCalls() error {
 	socket := filepath.Join(a.cfg.StateDir, "holder.sock")
 	return a.tcp.Listen(tcp.ListenConfig{
 		Socket: a.cfg.SeccompSocket, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.known.netnsOf,
-		HolderExe: a.cfg.HolderExe, HolderSocket: socket, HolderRuns: func() bool { return a.group.runs("park", "--socket", socket) },
+		KeeperExe: a.cfg.KeeperExe, KeeperSocket: socket, KeeperRuns: func() bool { return a.group.runs("park", "--socket", socket) },
 		Storage: a.cfg.Storage,
 	})
 }
@@ -308,7 +308,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// Close gives up what Start opened. Programs, devices and parked listeners stay: connections live on.
+// Close gives up what Start opened. Programs, devices and kept listeners stay: connections live on.
 func (a *Agent) Close() error {
 	var errs []error
 	for _, l := range []net.Listener{a.listener, a.plugin} {

@@ -65,7 +65,7 @@ func (g *cgroup) leave() error {
 	return g.remove()
 }
 
-// remove removes the directories that enterCgroup made, unless others have moved in: a holder stays.
+// remove removes the directories that enterCgroup made, unless others have moved in: an fd keeper stays.
 func (g *cgroup) remove() error {
 	for _, dir := range g.made {
 		if err := os.Remove(dir); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {

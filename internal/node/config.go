@@ -78,10 +78,10 @@ type Config struct {
 	APISocket, SeccompSocket string
 	// DockerPlugin is the Unix socket by which Docker finds its drivers, in Docker's plugin directory. Empty: none.
 	DockerPlugin string
-	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of
+	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts of
 	// the agent: this one. Empty does without.
-	HolderExe string
-	// Storage, if not nil, has a second copy of what the holder keeps.
+	KeeperExe string
+	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
 	Version string
 	// Features are the outcomes of the probes of this host, for the status.

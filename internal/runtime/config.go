@@ -41,7 +41,7 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // every container with a network namespace of its own: its endpoint is then looked for as long as it has none. It
 // reports whether the file was changed; one that was edited before is left as it is, and so is one whose profile
 // forbids TCP sockets and ioctls of devices already. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
-// of any other. One that is not Heddle's, or has opted out, is guarded.
+// of any other. One that is not Heddle's, or has opted out, has its ioctls trapped.
 func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
@@ -67,14 +67,14 @@ func edit(config object, bundle, socket string, all bool) (changed bool, kept st
 		socket = annotated
 	}
 	if out, err := optsOut(config); out || err != nil {
-		return out && !isSandbox(config) && guard(config, socket), "", err
+		return out && !isSandbox(config) && trapIoctls(config, socket), "", err
 	}
 	record := ""
 	if endpoint == "" {
 		record = filepath.Join(filepath.Dir(socket), recordFile)
 		ours, problem, err := inEndpoint(config, socket, all)
 		if err != nil || !ours {
-			return err == nil && guard(config, socket), problem, err
+			return err == nil && trapIoctls(config, socket), problem, err
 		}
 		endpoint = model.EndpointByNetns
 	}

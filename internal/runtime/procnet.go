@@ -34,11 +34,11 @@ const coverCommand = "heddle-cover-proc-net"
 
 // sockDiag has ss, and what else can, read /proc/net/tcp: the kernel's answer by netlink is about the container's own stack,
 // and nothing else than the kernel can give it. A kernel without sock_diag says the same.
-var sockDiag = trap{syscall: "socket", calls: []box{diagSocket()}, answer: object{"action": actErrno, "errnoRet": number(93)}} // EPROTONOSUPPORT
+var sockDiag = trap{syscall: "socket", calls: []callSet{diagSocket()}, answer: object{"action": actErrno, "errnoRet": number(93)}} // EPROTONOSUPPORT
 
-func diagSocket() box {
+func diagSocket() callSet {
 	const afNetlink, netlinkSockDiag = 16, 4
-	b := anyBox()
+	b := anyCall()
 	b[0] = point(afNetlink)
 	b[2] = point(netlinkSockDiag)
 	return b

@@ -25,19 +25,19 @@ var actions = map[string]bool{
 // a rule.
 type trap struct {
 	syscall string
-	calls   []box
+	calls   []callSet
 	answer  object
 }
 
 // traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices through one. The
 // kernel keeps the socket's type in the low four bits of the second argument, beside SOCK_CLOEXEC and SOCK_NONBLOCK.
 var traps = []trap{
-	{syscall: "socket", calls: []box{streamSocket(afInet), streamSocket(afInet6)}},
-	{syscall: "ioctl", calls: []box{deviceIoctl()}},
+	{syscall: "socket", calls: []callSet{streamSocket(afInet), streamSocket(afInet6)}},
+	{syscall: "ioctl", calls: []callSet{deviceIoctl()}},
 }
 
-// guardTraps are those of a container that is not intercepted (guard).
-var guardTraps = traps[1:]
+// ioctlTraps are those of a container that is not intercepted (trapIoctls).
+var ioctlTraps = traps[1:]
 
 // Linux's numbers, the same on every architecture Heddle builds for.
 const (
@@ -47,8 +47,8 @@ const (
 	sockTypeMask = 0xf
 )
 
-func streamSocket(domain uint64) box {
-	b := anyBox()
+func streamSocket(domain uint64) callSet {
+	b := anyCall()
 	b[0] = point(domain)
 	b[1] = masked(sockTypeMask, sockStream)
 	return b
@@ -56,8 +56,8 @@ func streamSocket(domain uint64) box {
 
 // deviceIoctl is the ioctls 0x8900-0x89ff (sockets, devices) and 0x8b00-0x8bff (wireless). The kernel takes the lower
 // half of the register, so the upper half must not make a difference here. internal/plane/tcp/intercept has the same numbers.
-func deviceIoctl() box {
-	b := anyBox()
+func deviceIoctl() callSet {
+	b := anyCall()
 	b[1] = masked(0xfffffd00, 0x8900)
 	return b
 }
@@ -176,9 +176,9 @@ func syscallEntries(profile object) ([]any, error) {
 // trapSyscall cuts t's calls out of the rules that let them through. It gives the entries without them
 // and the rules that hand them to the listener.
 func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err error) {
-	var permitted, forbidden []box
+	var permitted, forbidden []callSet
 	if actions[def.action] {
-		permitted = []box{anyBox()}
+		permitted = []callSet{anyCall()}
 	}
 	for i, e := range entries {
 		path := fmt.Sprintf("linux.seccomp.syscalls[%d]", i)
@@ -205,11 +205,11 @@ func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err er
 		permitted = append(permitted, calls...)
 		kept = append(kept, cutEntry(entry, names, calls, t)...)
 	}
-	var ours []box
+	var ours []callSet
 	for _, p := range permitted {
 		for _, c := range t.calls {
-			if b, ok := c.meet(p); ok {
-				ours = append(ours, minusAll(minusAll([]box{b}, forbidden), ours)...)
+			if b, ok := c.intersect(p); ok {
+				ours = append(ours, subtractAll(subtractAll([]callSet{b}, forbidden), ours)...)
 			}
 		}
 	}
@@ -224,8 +224,8 @@ func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err er
 }
 
 // cutEntry gives the entries that let through what entry did, without t's calls.
-func cutEntry(entry object, names []string, calls []box, t trap) []any {
-	rest := minusAll(calls, t.calls)
+func cutEntry(entry object, names []string, calls []callSet, t trap) []any {
+	rest := subtractAll(calls, t.calls)
 	if slices.Equal(rest, calls) {
 		return []any{entry}
 	}
@@ -243,35 +243,35 @@ func cutEntry(entry object, names []string, calls []box, t trap) []any {
 
 // readCalls reads the calls an entry is about. Several conditions on one argument are alternatives, not
 // a conjunction: libseccomp cannot express the latter, and runc makes a rule of each.
-func readCalls(entry object, path string) ([]box, error) {
+func readCalls(entry object, path string) ([]callSet, error) {
 	args, err := readList(entry, path, "args")
 	if err != nil {
 		return nil, err
 	}
 	seen := map[uint64]int{}
-	var conditions [][]box // for each condition, the boxes in which it holds
+	var conditions [][]callSet // for each condition, the callSets in which it holds
 	for i, a := range args {
 		at := fmt.Sprintf("%s.args[%d]", path, i)
 		arg, ok := a.(object)
 		if !ok {
 			return nil, fmt.Errorf("%s: want an object", at)
 		}
-		index, boxes, err := readCondition(arg, at)
+		index, callSets, err := readCondition(arg, at)
 		if err != nil {
 			return nil, err
 		}
 		seen[index]++
-		conditions = append(conditions, boxes)
+		conditions = append(conditions, callSets)
 	}
 	if len(conditions) > len(seen) {
 		return slices.Concat(conditions...), nil
 	}
-	calls := []box{anyBox()}
+	calls := []callSet{anyCall()}
 	for _, c := range conditions {
-		var next []box
+		var next []callSet
 		for _, b := range calls {
 			for _, alternative := range c {
-				if both, ok := b.meet(alternative); ok {
+				if both, ok := b.intersect(alternative); ok {
 					next = append(next, both)
 				}
 			}
@@ -282,7 +282,7 @@ func readCalls(entry object, path string) ([]box, error) {
 }
 
 // readCondition reads one element of args.
-func readCondition(arg object, path string) (index uint64, boxes []box, err error) {
+func readCondition(arg object, path string) (index uint64, callSets []callSet, err error) {
 	if index, err = readNumber(arg, path, "index", numArgs); err != nil {
 		return 0, nil, err
 	}
@@ -299,21 +299,21 @@ func readCondition(arg object, path string) (index uint64, boxes []box, err erro
 	if c.valueTwo, err = readNumber(arg, path, "valueTwo", 0); err != nil {
 		return 0, nil, err
 	}
-	spans, err := c.spans()
+	valueSets, err := c.values()
 	if err != nil {
 		return 0, nil, fmt.Errorf("%s.op: %w", path, err)
 	}
-	for _, s := range spans {
-		b := anyBox()
+	for _, s := range valueSets {
+		b := anyCall()
 		b[index] = s
-		boxes = append(boxes, b)
+		callSets = append(callSets, b)
 	}
-	return index, boxes, nil
+	return index, callSets, nil
 }
 
-// writeRules writes box b of one system call as rules with at most one comparison an argument. Fields
+// writeRules writes callSet b of one system call as rules with at most one comparison an argument. Fields
 // other than names and args are those of like.
-func writeRules(like object, syscall string, b box) []any {
+func writeRules(like object, syscall string, b callSet) []any {
 	argLists := [][]any{nil}
 	for i, s := range b {
 		var next [][]any

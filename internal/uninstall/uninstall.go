@@ -34,7 +34,7 @@ type Node struct {
 	Force bool
 }
 
-// processesEnd bounds how long a holder may take to end.
+// processesEnd bounds how long an fd keeper may take to end.
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
@@ -60,7 +60,7 @@ func (n Node) Run(removed func(what string)) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	errs := []error{n.stopHolders(removed)}
+	errs := []error{n.stopFDKeepers(removed)}
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {
 		removed(what)
@@ -109,9 +109,9 @@ func (n Node) check() error {
 			"have the CNI runtime delete them while the agent runs (heddle endpoints names them), or give --force: they keep that network",
 			len(carried), some(carried))
 	}
-	parked, err := n.holder().TakeAll()
+	parked, err := n.fdKeeper().TakeAll()
 	if err != nil {
-		return nil // there is no holder, or it will be ended
+		return nil // there is no fd keeper, or it will be ended
 	}
 	var names []string
 	for _, p := range parked {
@@ -139,22 +139,22 @@ func some(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-func (n Node) holderSocket() string { return filepath.Join(n.StateDir, "holder.sock") }
+func (n Node) keeperSocket() string { return filepath.Join(n.StateDir, "holder.sock") }
 
-func (n Node) holder() *fdkeep.Client { return fdkeep.NewClient(n.holderSocket()) }
+func (n Node) fdKeeper() *fdkeep.Client { return fdkeep.NewClient(n.keeperSocket()) }
 
-// stopHolders ends the holder, also one whose socket was removed: that one would make it, and its directory, anew.
-func (n Node) stopHolders(removed func(string)) error {
-	pids, err := n.holders()
+// stopFDKeepers ends the fd keeper, also one whose socket was removed: that one would make it, and its directory, anew.
+func (n Node) stopFDKeepers(removed func(string)) error {
+	pids, err := n.fdKeepers()
 	if err != nil {
 		return err
 	}
-	_ = n.holder().Stop() // one that does not answer is ended below
+	_ = n.fdKeeper().Stop() // one that does not answer is ended below
 	for _, pid := range pids {
 		_ = unix.Kill(pid, unix.SIGTERM) // it may have ended
 	}
 	for deadline := time.Now().Add(processesEnd); ; time.Sleep(10 * time.Millisecond) {
-		left, err := n.holders()
+		left, err := n.fdKeepers()
 		if err != nil {
 			return err
 		}
@@ -162,24 +162,24 @@ func (n Node) stopHolders(removed func(string)) error {
 			break
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("holder %v does not end: kill it", left)
+			return fmt.Errorf("fd keeper %v does not end: kill it", left)
 		}
 	}
 	for _, pid := range pids {
-		removed(fmt.Sprintf("holder, process %d", pid))
+		removed(fmt.Sprintf("fd keeper, process %d", pid))
 	}
 	return nil
 }
 
-// holders gives the processes in the agent's cgroups that hold for this node.
-func (n Node) holders() (pids []int, err error) {
+// fdKeepers gives the processes in the agent's cgroups that hold for this node.
+func (n Node) fdKeepers() (pids []int, err error) {
 	for _, dir := range n.Cgroups {
 		raw, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("look for holders: %w", err)
+			return nil, fmt.Errorf("look for fd keepers: %w", err)
 		}
 		for word := range strings.FieldsSeq(string(raw)) {
 			pid, err := strconv.Atoi(word)
@@ -191,7 +191,7 @@ func (n Node) holders() (pids []int, err error) {
 				continue // it has ended
 			}
 			words := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-			if slices.Equal(words[1:], []string{"park", "--socket", n.holderSocket()}) {
+			if slices.Equal(words[1:], []string{"park", "--socket", n.keeperSocket()}) {
 				pids = append(pids, pid)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// crateMagic makes of socket() a question for many sockets: internal/plane/tcp/intercept/crate.go.
+// crateMagic makes of socket() a question for many sockets: internal/plane/tcp/intercept/batch.go.
 const crateMagic uint64 = 0xb7c1_5e0d_92f6_4a83
 
 // askCrates SECONDS MOST asks by hand for crates of one socket until it gets single ones, keeps them, and says how many it got, and

@@ -168,11 +168,11 @@ type ListenConfig struct {
 	Resolve    func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
 	EndpointIn func(inode uint64) (model.EndpointID, bool)
 	NetnsOf    func(model.EndpointID) (inode uint64, ok bool)
-	// HolderExe is the program that, started with "park", keeps seccomp listeners across restarts of the agent at HolderSocket. Empty
-	// does without. HolderRuns reports whether it runs.
-	HolderExe, HolderSocket string
-	HolderRuns              func() bool
-	// Storage, if not nil, has a second copy of what the holder keeps.
+	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts of the agent at KeeperSocket. Empty
+	// does without. KeeperRuns reports whether it runs.
+	KeeperExe, KeeperSocket string
+	KeeperRuns              func() bool
+	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
 }
 
@@ -182,21 +182,21 @@ func (p *Plane) Listen(cfg ListenConfig) (err error) {
 		SocketPath: cfg.Socket, Maker: sockets{p.datapath, p.nodePorts}, Resolve: cfg.Resolve, EndpointIn: cfg.EndpointIn, NetnsOf: cfg.NetnsOf,
 		AdmitCompares: p.datapath.ComparesCallers(), Log: p.log,
 	}
-	if cfg.HolderExe != "" {
-		c.StartParker = func() error { return fdkeep.EnsureHolder(cfg.HolderExe, cfg.HolderSocket, cfg.HolderRuns) }
-		if err := c.StartParker(); err != nil {
+	if cfg.KeeperExe != "" {
+		c.StartKeeper = func() error { return fdkeep.Ensure(cfg.KeeperExe, cfg.KeeperSocket, cfg.KeeperRuns) }
+		if err := c.StartKeeper(); err != nil {
 			return err
 		}
-		c.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.HolderExe, "listen") }
-		client := fdkeep.NewClient(cfg.HolderSocket)
-		c.Parker = client
+		c.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.KeeperExe, "listen") }
+		client := fdkeep.NewClient(cfg.KeeperSocket)
+		c.Keeper = client
 		if cfg.Storage != nil {
-			doubled, err := fdkeep.Double(client, cfg.Storage)
+			mirrored, err := fdkeep.Mirror(client, cfg.Storage)
 			if err != nil {
-				p.log.Error("seccomp listeners are kept by the holder alone, or some are lost", "err", err)
+				p.log.Error("seccomp listeners are kept by the fd keeper alone, or some are lost", "err", err)
 			}
-			if doubled != nil {
-				c.Parker = doubled
+			if mirrored != nil {
+				c.Keeper = mirrored
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	return p.intercept.Serve(ctx)
 }
 
-// Close gives up what the plane has open. Programs, pins and parked listeners stay: connections live on.
+// Close gives up what the plane has open. Programs, pins and kept listeners stay: connections live on.
 func (p *Plane) Close() error {
 	if p.intercept != nil {
 		p.intercept.Close()

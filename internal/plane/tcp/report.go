@@ -31,6 +31,6 @@ func (p *Plane) Interception(context.Context) (api.Interception, error) {
 	return api.Interception{
 		Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls,
 		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts), Failed: st.Failed,
-		PremadeHits: st.Premade, PremadeMisses: st.Inline, Crates: st.Crates, CratedSockets: st.Crated, Unguarded: unguarded,
+		PremadeHits: st.PoolHits, PremadeMisses: st.PoolMisses, Batches: st.Batches, BatchSockets: st.BatchSockets, Unguarded: unguarded,
 	}, nil
 }

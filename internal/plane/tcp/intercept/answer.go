@@ -11,12 +11,12 @@ import (
 // finish answers the call that the agent before us received. How far it came is not known: the caller may
 // have its socket, and then must be told where, not be given another.
 func (r *reader) finish() {
-	n := &r.flight.call
-	if r.flight.inode == 0 {
+	n := &r.inflight.call
+	if r.inflight.inode == 0 {
 		r.handle()
 		return
 	}
-	number, found, err := r.srv.proc.findSocket(n.PID, r.flight.inode)
+	number, found, err := r.srv.proc.findSocket(n.PID, r.inflight.inode)
 	if err != nil {
 		r.srv.log.Warn("cannot tell whether a caller has its socket already; it may get a second one", "err", err,
 			"container", r.state.State.ID, "pid", n.PID)
@@ -27,15 +27,15 @@ func (r *reader) finish() {
 	}
 	if err := sendValue(r.fd, n.ID, number); err == nil {
 		r.srv.counters.answered.Add(1)
-		r.srv.counters.inline.Add(1)
+		r.srv.counters.misses.Add(1)
 	} // or it had its answer
-	*r.flight = flight{}
+	*r.inflight = inflightCall{}
 }
 
-// handle answers the call in flight and clears it: RECV insists on zeroes, and a zero id says that nothing
+// handle answers the in-flight call and clears it: RECV insists on zeroes, and a zero id says that nothing
 // waits.
 func (r *reader) handle() {
-	n := &r.flight.call
+	n := &r.inflight.call
 	r.awaitEarlier()
 	f, err := r.answer(n)
 	if errors.Is(err, errServerCloses) {
@@ -50,7 +50,7 @@ func (r *reader) handle() {
 		}
 		r.fail(f, err)
 	}
-	*r.flight = flight{}
+	*r.inflight = inflightCall{}
 }
 
 // answer answers one call with a socket or lets it continue. On failure the caller still waits, unless
@@ -60,25 +60,25 @@ func (r *reader) answer(n *notification) (failure, error) {
 		return r.answerIoctl(n, c)
 	}
 	req, ok := classify(&n.Data)
-	if !ok || r.guards() {
+	if !ok || r.ioctlOnly() {
 		if err := sendContinue(r.fd, n.ID); err != nil {
 			return injectFailure(err), err
 		}
 		r.srv.counters.continued.Add(1)
 		return failNone, nil
 	}
-	if r.byNetns() && !r.settled() {
-		if found, err := r.settle(n.PID); err != nil {
+	if r.byNetns() && !r.hasEndpoint() {
+		if found, err := r.bindEndpoint(n.PID); err != nil {
 			return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
 		} else if !found && r.ep.Load() == nil {
-			return r.leaveAlone(n, failNoEndpoint, errNoEndpoint)
+			return r.passThrough(n, failNoEndpoint, errNoEndpoint)
 		}
 	}
 	ep := r.ep.Load()
 	if ep == nil || ep.removed.Load() {
 		return failUnknown, errUnknownEndpoint
 	}
-	if r.giveStray(n, req) {
+	if r.redeliver(n, req) {
 		return failNone, nil
 	}
 	if r.srv.cfg.AdmitCompares && n.PID != 0 {
@@ -87,13 +87,13 @@ func (r *reader) answer(n *notification) (failure, error) {
 	if foreign, err := r.foreign(n.PID); err != nil {
 		return failNetns, fmt.Errorf("network namespace of thread %d: %w", n.PID, err)
 	} else if foreign {
-		return r.leaveAlone(n, failForeignNetns, errForeignNetns)
+		return r.passThrough(n, failForeignNetns, errForeignNetns)
 	}
 	own, err := r.srv.proc.ownerOf(n.PID)
 	if err != nil {
 		return failOwner, fmt.Errorf("owner of thread %d: %w", n.PID, err)
 	}
-	return r.give(n, req, ep, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, model.Caller{})
+	return r.give(n, req, ep, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, model.Caller{})
 }
 
 // giveCompared answers a call with a socket made for a caller like the last. Whether this one is like it, and in the
@@ -103,25 +103,25 @@ func (r *reader) giveCompared(n *notification, req request, ep *endpoint) (failu
 	if r.srv.cfg.NetnsOf != nil && model.ProtectNetns.On() {
 		want, ok := r.srv.cfg.NetnsOf(ep.id)
 		if !ok {
-			return r.leaveAlone(n, failForeignNetns, errForeignNetns)
+			return r.passThrough(n, failForeignNetns, errForeignNetns)
 		}
 		caller.Netns = uint32(want) // inodes of namespaces have 32 bits
 	}
-	own := ep.stock(req.family).lastOwner()
-	why, err := r.give(n, req, ep, traits{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
+	own := ep.pool(req.family).lastOwner()
+	why, err := r.give(n, req, ep, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
 	if why == failNone || why == failCallerGone || why == failQuota {
 		return why, err
 	}
 	// There was no socket to be compared with: one in another namespace has no need of it.
 	if foreign, ferr := r.foreign(n.PID); ferr == nil && foreign {
-		return r.leaveAlone(n, failForeignNetns, errForeignNetns)
+		return r.passThrough(n, failForeignNetns, errForeignNetns)
 	}
 	return why, err
 }
 
-// leaveAlone lets a caller that is not in its endpoint's network namespace, or has no endpoint, have its socket in its
+// passThrough lets a caller that is not in its endpoint's network namespace, or has no endpoint, have its socket in its
 // own, as it would without Heddle.
-func (r *reader) leaveAlone(n *notification, why failure, err error) (failure, error) {
+func (r *reader) passThrough(n *notification, why failure, err error) (failure, error) {
 	if err := sendContinue(r.fd, n.ID); err != nil {
 		return injectFailure(err), err
 	}
@@ -131,26 +131,26 @@ func (r *reader) leaveAlone(n *notification, why failure, err error) (failure, e
 }
 
 // give answers a call with a socket. What is not needed by the caller happens after it has its answer.
-func (r *reader) give(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (failure, error) {
-	if done, why, err := r.giveCrate(n, req, ep, want, caller); done {
+func (r *reader) give(n *notification, req request, ep *endpoint, want socketOptions, caller model.Caller) (failure, error) {
+	if done, why, err := r.giveBatch(n, req, ep, want, caller); done {
 		return why, err
 	}
-	st, stocks := ep.stock(req.family), &r.srv.refiller
-	s, ready, refill, err := stocks.take(st, want)
-	if refill == needSoon && !r.leads { // several ask: it will be needed sooner
-		refill = needNow
+	st, prefiller := ep.pool(req.family), &r.srv.prefiller
+	s, ready, prefill, err := prefiller.take(st, want)
+	if prefill == needSoon && !r.primary { // several ask: it will be needed sooner
+		prefill = needNow
 	}
-	defer stocks.request(st, refill, r.affinity.letCallerRun)
+	defer prefiller.request(st, prefill, r.affinity.letCallerRun)
 	if err != nil {
 		return makeFailure(err), err
 	}
 	switch err := r.admit(n, st, &s, &want, caller); {
 	case err == nil:
 	case errors.Is(err, model.ErrOtherNetns):
-		stocks.giveBack(st, s)
-		return r.leaveAlone(n, failForeignNetns, errForeignNetns)
+		prefiller.giveBack(st, s)
+		return r.passThrough(n, failForeignNetns, errForeignNetns)
 	case errors.Is(err, model.ErrSocketQuota):
-		stocks.giveBack(st, s)
+		prefiller.giveBack(st, s)
 		return failQuota, err
 	case errors.Is(err, errOwner):
 		closeFD(s.fd)
@@ -159,7 +159,7 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 		closeFD(s.fd)
 		return failMake, err
 	}
-	r.flight.inode = s.inode // before the caller can have it: see finish
+	r.inflight.inode = s.inode // before the caller can have it: see finish
 	began := time.Now()
 	number, err := addDescriptor(r.fd, n.ID, s.fd, req.closeOnExec)
 	r.affinity.answered(time.Since(began))
@@ -170,24 +170,24 @@ func (r *reader) give(n *notification, req request, ep *endpoint, want traits, c
 	// Before the caller goes on: its close() must be the last.
 	r.closeGiven(s.fd)
 	if err := sendValue(r.fd, n.ID, number); err != nil {
-		r.addStray(n.PID, stray{inode: s.inode, number: number, request: req})
+		r.addUndelivered(n.PID, undelivered{inode: s.inode, number: number, request: req})
 		return injectFailure(err), fmt.Errorf("tell caller its socket: %w", err)
 	}
 	c := &r.srv.counters
 	c.answered.Add(1)
 	if ready {
-		c.premade.Add(1)
+		c.hits.Add(1)
 	} else {
-		c.inline.Add(1)
+		c.misses.Add(1)
 	}
 	return failNone, nil
 }
 
 // admit makes the socket what the caller wants and counts it. If the caller is another than the one it was made for, it is
 // given to this one, which is then also what want says.
-func (r *reader) admit(n *notification, st *stock, s *socket, want *traits, caller model.Caller) error {
-	maker := r.srv.refiller.maker
-	if err := s.fit(maker, st.endpoint, *want); err != nil {
+func (r *reader) admit(n *notification, st *socketPool, s *socket, want *socketOptions, caller model.Caller) error {
+	maker := r.srv.prefiller.maker
+	if err := s.apply(maker, st.endpoint, *want); err != nil {
 		return fmt.Errorf("%w: %w", errOwner, err)
 	}
 	caller.UID, caller.GID = want.own.uid, want.own.gid
@@ -201,7 +201,7 @@ func (r *reader) admit(n *notification, st *stock, s *socket, want *traits, call
 	}
 	want.own = own
 	st.learn(*want)
-	if err := s.fit(maker, st.endpoint, *want); err != nil {
+	if err := s.apply(maker, st.endpoint, *want); err != nil {
 		return fmt.Errorf("%w: %w", errOwner, err)
 	}
 	caller.UID, caller.GID = own.uid, own.gid

@@ -24,11 +24,11 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "crate", "pass", "interruptible"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible"
 	Family  int
 	Type    int
 	Proto   int
-	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit; hang: the ioctl; crate: sockets
+	N       int  // storm, time: calls each thread makes; euid: the id; nofile: the limit; hang: the ioctl; batch: sockets
 	Threads int  // storm
 	Signals bool // storm: a signal to each thread every millisecond meanwhile
 }
@@ -47,7 +47,7 @@ type outcome struct {
 	Open     int // storm: TCP sockets left open that no call returned
 	Ended    int // storm: calls that a signal ended (EINTR)
 	P50, P99 time.Duration
-	Peer     string // crate: what it tells of who made it
+	Peer     string // batch: what it tells of who made it
 }
 
 // childMain runs the program childEnv names.
@@ -59,8 +59,8 @@ func childMain(name string) error {
 		return agentChild()
 	case "listen":
 		return fdkeep.ListenInherited()
-	case "holder":
-		return fdkeep.RunHolder(context.Background(), os.Getenv("HEDDLE_HOLDER"))
+	case "keeper":
+		return fdkeep.Run(context.Background(), os.Getenv("HEDDLE_KEEPER"))
 	}
 	return fmt.Errorf("no child program %q", name)
 }
@@ -114,8 +114,8 @@ func obey(c command) outcome {
 		return outcome{}
 	case "hang":
 		return hang(c)
-	case "crate":
-		return openCrate(c)
+	case "batch":
+		return openBatch(c)
 	case "pass":
 		return passFile()
 	case "interruptible":
@@ -265,16 +265,16 @@ func installFilter() (int, error) {
 	return int(fd), nil
 }
 
-// startHolder makes sure that a holder runs: this program, told so by its environment.
-func startHolder() error {
-	// EnsureHolder's child inherits the environment of this process, whose own role is decided already.
-	if err := os.Setenv(childEnv, "holder"); err != nil {
+// startKeeper makes sure that a keeper runs: this program, told so by its environment.
+func startKeeper() error {
+	// Ensure's child inherits the environment of this process, whose own role is decided already.
+	if err := os.Setenv(childEnv, "keeper"); err != nil {
 		return err
 	}
-	return fdkeep.EnsureHolder("/proc/self/exe", os.Getenv("HEDDLE_HOLDER"), nil)
+	return fdkeep.Ensure("/proc/self/exe", os.Getenv("HEDDLE_KEEPER"), nil)
 }
 
-// agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the holder at HEDDLE_HOLDER. It
+// agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the keeper at HEDDLE_KEEPER. It
 // says "ready" once it serves and "received" for each of its first two sockets. With HEDDLE_HANG it makes none.
 func agentChild() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -288,10 +288,10 @@ func agentChild() error {
 	if os.Getenv("HEDDLE_HANG") != "" {
 		maker.gate = make(chan struct{})
 	}
-	cfg := testConfig(os.Getenv("HEDDLE_SOCKET"), os.Getenv("HEDDLE_HOLDER"), maker)
-	if os.Getenv("HEDDLE_START_HOLDER") != "" {
-		cfg.StartParker = startHolder
-		if err := startHolder(); err != nil {
+	cfg := testConfig(os.Getenv("HEDDLE_SOCKET"), os.Getenv("HEDDLE_KEEPER"), maker)
+	if os.Getenv("HEDDLE_START_KEEPER") != "" {
+		cfg.StartKeeper = startKeeper
+		if err := startKeeper(); err != nil {
 			return err
 		}
 	}

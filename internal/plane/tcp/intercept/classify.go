@@ -11,7 +11,7 @@ type request struct {
 	mptcp       bool // asked for by IPPROTO_MPTCP
 	closeOnExec bool
 	nonblock    bool
-	crate       int // how many sockets are wanted in a crate (crate.go); 0: one socket, as it is
+	batch       int // how many sockets are wanted in a batch (batch.go); 0: one socket, as it is
 }
 
 // classify reads a trapped call. It returns false for everything but a well-formed socket() call for TCP
@@ -45,6 +45,6 @@ func classify(d *callData) (request, bool) {
 		mptcp:       protocol == unix.IPPROTO_MPTCP,
 		closeOnExec: typ&unix.SOCK_CLOEXEC != 0,
 		nonblock:    typ&unix.SOCK_NONBLOCK != 0,
-		crate:       crateWanted(d, protocol),
+		batch:       batchWanted(d, protocol),
 	}, true
 }

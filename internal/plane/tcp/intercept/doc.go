@@ -2,7 +2,7 @@
 //
 // An OCI runtime installs a seccomp filter whose listener it hands to the agent over a Unix socket
 // (handoff.go). Every listener (listener.go) gets a reader: a goroutine on an OS thread of its own (reader.go) that receives the trapped
-// calls, reads their integer arguments (classify.go) and answers each: with a ready socket (stock.go), with
+// calls, reads their integer arguments (classify.go) and answers each: with a ready socket (pool.go), with
 // an errno (failure.go), or by letting the kernel go on with the call in the container's own namespace.
 // kernel.go holds the raw system calls. Package fdkeep keeps listeners alive while no agent runs.
 //

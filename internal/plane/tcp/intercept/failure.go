@@ -10,25 +10,25 @@ import (
 type failure uint8
 
 const (
-	failNone           failure = iota
-	failUnknown                // no endpoint for the listener's metadata, or removed since
-	failCallerGone             // killed or interrupted between receipt and answer: nobody to answer
-	failCallerNofile           // the caller's RLIMIT_NOFILE
-	failAgentNofile            // the agent's own, or the system's, file table is full
-	failMake                   // SocketMaker
-	failOwner                  // the caller's owner cannot be told, or given to the socket
-	failAnswer                 // the kernel refused the answer
-	failReceive                // the listener broke; its loop ended
-	failHandoff                // malformed hand-off from a runtime
-	failTooMany                // Config.MaxListeners
-	failPark                   // the parker did not take a listener
-	failParkedListener         // a parked listener could not be resumed
-	failNetns                  // the caller's network namespace cannot be told
-	failForeignNetns           // the caller is in another network namespace than its endpoint: it keeps to its own
-	failQuota                  // the endpoint has as many sockets as it may
-	failIoctl                  // an ioctl of sockets could not be made for the caller
-	failNoEndpoint             // the caller's network namespace has no endpoint: it keeps to its own
-	failLinger                 // a program kept the refiller waiting in close(): its endpoint gets no more crates
+	failNone         failure = iota
+	failUnknown              // no endpoint for the listener's metadata, or removed since
+	failCallerGone           // killed or interrupted between receipt and answer: nobody to answer
+	failCallerNofile         // the caller's RLIMIT_NOFILE
+	failAgentNofile          // the agent's own, or the system's, file table is full
+	failMake                 // SocketMaker
+	failOwner                // the caller's owner cannot be told, or given to the socket
+	failAnswer               // the kernel refused the answer
+	failReceive              // the listener broke; its loop ended
+	failHandoff              // malformed hand-off from a runtime
+	failTooMany              // Config.MaxListeners
+	failKeep                 // the keeper did not take a listener
+	failResume               // a kept listener could not be resumed
+	failNetns                // the caller's network namespace cannot be told
+	failForeignNetns         // the caller is in another network namespace than its endpoint: it keeps to its own
+	failQuota                // the endpoint has as many sockets as it may
+	failIoctl                // an ioctl of sockets could not be made for the caller
+	failNoEndpoint           // the caller's network namespace has no endpoint: it keeps to its own
+	failLinger               // a program kept the prefiller waiting in close(): its endpoint gets no more batches
 	numFailures
 )
 
@@ -37,7 +37,7 @@ var failureNames = [numFailures]string{
 	failNone: "none", failUnknown: "refuse_unknown_endpoint", failCallerGone: "caller_gone",
 	failCallerNofile: "caller_nofile", failAgentNofile: "agent_nofile", failMake: "make_socket",
 	failOwner: "caller_owner", failAnswer: "answer", failReceive: "receive", failHandoff: "handoff",
-	failTooMany: "too_many_listeners", failPark: "park", failParkedListener: "resume",
+	failTooMany: "too_many_listeners", failKeep: "park", failResume: "resume",
 	failNetns: "caller_netns", failForeignNetns: "foreign_netns",
 	failIoctl: "ioctl", failQuota: "socket_quota", failNoEndpoint: "no_endpoint",
 	failLinger: "lingering_close",

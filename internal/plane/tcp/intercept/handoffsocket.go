@@ -13,11 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handoffKey is the parker's name for the hand-off socket. parkKey's have other forms.
+// handoffKey is the keeper's name for the hand-off socket. keepKey's have other forms.
 const handoffKey = "hand-off socket"
 
-// socketFile is the file a hand-off socket is bound to, so that a parked socket can be told from a later one
-// at the same path. It is the parked socket's metadata.
+// socketFile is the file a hand-off socket is bound to, so that a kept socket can be told from a later one
+// at the same path. It is the kept socket's metadata.
 type socketFile struct {
 	Dev uint64 `json:"dev"`
 	Ino uint64 `json:"ino"`
@@ -29,7 +29,7 @@ func fileOf(path string) (socketFile, error) {
 	return socketFile{st.Dev, st.Ino}, err
 }
 
-// openSocket gets the hand-off socket: the one an earlier agent parked, with the hand-offs that have come since,
+// openSocket gets the hand-off socket: the one an earlier agent kept, with the hand-offs that have come since,
 // or a new one. The lock says that no other agent has it; it goes with the process.
 func (s *Server) openSocket() (err error) {
 	path := s.cfg.SocketPath
@@ -44,22 +44,22 @@ func (s *Server) openSocket() (err error) {
 	if err := unix.Flock(int(s.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("hand-off socket %s: another agent serves it; stop that one or choose another path: %w", path, err)
 	}
-	if s.socket = s.parkedSocket(); s.socket == nil {
+	if s.socket = s.keptSocket(); s.socket == nil {
 		if s.socket, err = bind(path); err != nil {
 			return err
 		}
 	}
-	// A parked socket's path must outlive this agent.
-	s.socket.SetUnlinkOnClose(s.cfg.Parker == nil)
+	// A kept socket's path must outlive this agent.
+	s.socket.SetUnlinkOnClose(s.cfg.Keeper == nil)
 	return nil
 }
 
-// parkedSocket gives the socket that the parker has, or nil if there is none that runtimes can still reach.
-func (s *Server) parkedSocket() (ln *net.UnixListener) {
-	if s.cfg.Parker == nil {
+// keptSocket gives the socket that the keeper has, or nil if there is none that runtimes can still reach.
+func (s *Server) keptSocket() (ln *net.UnixListener) {
+	if s.cfg.Keeper == nil {
 		return nil
 	}
-	all, err := s.cfg.Parker.TakeAll()
+	all, err := s.cfg.Keeper.TakeAll()
 	if err != nil {
 		return nil // resume asks again and says so
 	}
@@ -82,16 +82,16 @@ func (s *Server) parkedSocket() (ln *net.UnixListener) {
 	return ln
 }
 
-// parkSocket gives the parker a duplicate of the hand-off socket. While no agent runs, runtimes then connect,
+// keepSocket gives the keeper a duplicate of the hand-off socket. While no agent runs, runtimes then connect,
 // leave their hand-offs in the socket's queue, listeners included, and start their containers.
-func (s *Server) parkSocket() {
-	if err := s.tryParkSocket(); err != nil {
-		s.count(failPark)
-		s.log.Error("hand-off socket not parked: no container can start while no agent runs", "err", err)
+func (s *Server) keepSocket() {
+	if err := s.tryKeepSocket(); err != nil {
+		s.count(failKeep)
+		s.log.Error("hand-off socket not kept: no container can start while no agent runs", "err", err)
 	}
 }
 
-func (s *Server) tryParkSocket() error {
+func (s *Server) tryKeepSocket() error {
 	file, err := fileOf(s.cfg.SocketPath)
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (s *Server) tryParkSocket() error {
 		return err
 	}
 	cerr := raw.Control(func(fd uintptr) {
-		err = s.cfg.Parker.Put(handoffKey, meta, int(fd), int(fd)) // it needs no page
+		err = s.cfg.Keeper.Put(handoffKey, meta, int(fd), int(fd)) // it needs no page
 	})
 	return errors.Join(cerr, err)
 }

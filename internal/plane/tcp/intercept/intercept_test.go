@@ -40,11 +40,11 @@ func tryFlagsAndFamilies(t *testing.T) {
 	}
 	eventually(t, "counters", func() bool {
 		st := s.Stats()
-		return st.Answered == n && st.Premade+st.Inline == n && st.Continued == 0
+		return st.Answered == n && st.PoolHits+st.PoolMisses == n && st.Continued == 0
 	})
-	// On a busy machine the refiller, which gives way to all, comes late.
-	if st := s.Stats(); st.Premade == 0 {
-		t.Errorf("%d of %d sockets were ready", st.Premade, n)
+	// On a busy machine the prefiller, which gives way to all, comes late.
+	if st := s.Stats(); st.PoolHits == 0 {
+		t.Errorf("%d of %d sockets were ready", st.PoolHits, n)
 	}
 }
 
@@ -155,7 +155,7 @@ func tryKilledCallerLeavesNothing(t *testing.T) {
 	m := &testMaker{gate: make(chan struct{}), entered: func() { received <- struct{}{} }}
 	s, _ := serve(t, testConfig(path, "", m))
 	keeps, dies := trapped(t, path, testName), trapped(t, path, testName)
-	<-received // the first of the IPv4 stock
+	<-received // the first of the IPv4 pool
 	dies.tell(command{Op: "socket", Family: unix.AF_INET6, Type: unix.SOCK_STREAM})
 	<-received
 	dies.kill()
@@ -283,7 +283,7 @@ func TestOneCallerOneReader(t *testing.T) {
 
 // When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end, and so do those
 // that joined when one thread makes all the calls.
-func TestReadersJoin(t *testing.T) {
+func TestHelpersJoin(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)
@@ -326,7 +326,7 @@ func TestReadersJoin(t *testing.T) {
 		}
 		break
 	}
-	eventually(t, "readers that joined end", func() bool { return s.Stats().Readers == 1 })
+	eventually(t, "helpers end", func() bool { return s.Stats().Readers == 1 })
 }
 
 func TestIdentityFailsClosed(t *testing.T) {
@@ -339,10 +339,10 @@ func TestIdentityFailsClosed(t *testing.T) {
 	if o := known.tcp(unix.AF_INET); o.Errno != 0 {
 		t.Errorf("known endpoint: %v", unix.Errno(o.Errno))
 	}
-	eventually(t, "stock is filled", func() bool { return s.Stats().Ready > DefaultReadyPerFamily/2 })
+	eventually(t, "pool is filled", func() bool { return s.Stats().Ready > DefaultReadyPerFamily/2 })
 	s.Forget(testEndpoint)
 	// One may just be being made.
-	eventually(t, "stock is closed", func() bool { return s.Stats().Ready == 0 })
+	eventually(t, "pool is closed", func() bool { return s.Stats().Ready == 0 })
 	if o := known.tcp(unix.AF_INET6); unix.Errno(o.Errno) != unix.ENETDOWN {
 		t.Errorf("removed endpoint: %v", unix.Errno(o.Errno))
 	}
@@ -361,7 +361,7 @@ func TestLimits(t *testing.T) {
 	cfg.MaxListeners, cfg.MaxReady = 1, 3
 	s, _ := serve(t, cfg)
 	first := trapped(t, path, testName)
-	eventually(t, "stock is filled to MaxReady", func() bool { return s.Stats().Ready == 3 })
+	eventually(t, "pool is filled to MaxReady", func() bool { return s.Stats().Ready == 3 })
 	second := trapped(t, path, testName)
 	if o := second.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENOSYS {
 		t.Errorf("listener above the limit: %v", unix.Errno(o.Errno))

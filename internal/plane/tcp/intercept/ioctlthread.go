@@ -26,7 +26,7 @@ var errServerCloses = errors.New("agent ends")
 // when a program of the container serves its file system.
 func (l *listener) makeIoctl(who *caller, c ioctlCall, mem ioctlMemory) (ioctlOutcome, error) {
 	t := &ioctlThread{call: c, mem: mem, ids: who.ids, owner: who.owner, caps: who.caps, file: -1, netns: -1, inNode: who.inode == l.srv.netns}
-	t.nodeNetns, t.crateNetns = l.srv.netns, l.srv.crates.netns.Load()
+	t.nodeNetns, t.batchNetns = l.srv.netns, l.srv.batches.netns.Load()
 	// Its own descriptors: this goroutine may give up first.
 	task, err := unix.FcntlInt(uintptr(who.task), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -85,7 +85,7 @@ type ioctlThread struct {
 	file        int // the caller's file, or the socket that stands for it
 	inNode      bool
 	nodeNetns   uint64
-	crateNetns  uint64 // that of crates, 0 if there is none
+	batchNetns  uint64 // that of batches, 0 if there is none
 }
 
 func (t *ioctlThread) close() {
@@ -137,7 +137,7 @@ func (t *ioctlThread) prepare() (family int, errno unix.Errno, err error) {
 	if family, err = unix.GetsockoptInt(t.file, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil {
 		return 0, 0, fmt.Errorf("family of the caller's socket: %w", err)
 	}
-	if t.inNode && t.crateNetns == 0 {
+	if t.inNode && t.batchNetns == 0 {
 		return family, 0, nil
 	}
 	inode, err := netnsOfSocket(t.file)
@@ -148,7 +148,7 @@ func (t *ioctlThread) prepare() (family int, errno unix.Errno, err error) {
 	case argState, argSetOwner, argGetOwner:
 		return family, 0, nil // of the socket itself
 	}
-	if inode == t.nodeNetns && !t.inNode || inode == t.crateNetns {
+	if inode == t.nodeNetns && !t.inNode || inode == t.batchNetns {
 		errno, err = t.replace(family)
 	}
 	return family, errno, err

@@ -16,17 +16,17 @@ const (
 	// lingerSignal interrupts a close() that waits. Nothing else uses it: Go ignores it, and the thread's other signals stay as they
 	// are.
 	lingerSignal = unix.Signal(40)
-	// lingerPatience is how long a close() may wait if others wait for its thread.
-	lingerPatience = 50 * time.Millisecond
+	// lingerTimeout is how long a close() may wait if others wait for its thread.
+	lingerTimeout = 50 * time.Millisecond
 	// lingerSeen is more than any close() takes that does not linger, and less than Go lets a thread go on without a signal.
 	lingerSeen = time.Millisecond
 )
 
-// alarm sends its thread lingerSignal again and again while it is set, by a timer of the kernel: timer_create(2).
-type alarm struct{ timer int32 }
+// interruptTimer sends its thread lingerSignal again and again while it is set, by a timer of the kernel: timer_create(2).
+type interruptTimer struct{ timer int32 }
 
-// newAlarm gives an alarm of the calling thread.
-func newAlarm() (*alarm, error) {
+// newInterruptTimer gives a timer of the calling thread.
+func newInterruptTimer() (*interruptTimer, error) {
 	// struct sigevent
 	event := struct {
 		value         uint64
@@ -34,7 +34,7 @@ func newAlarm() (*alarm, error) {
 		tid           int32
 		_             [44]byte
 	}{signo: int32(lingerSignal), notify: 4 /* SIGEV_THREAD_ID */, tid: int32(unix.Gettid())}
-	var a alarm
+	var a interruptTimer
 	_, _, errno := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)),
 		uintptr(unsafe.Pointer(&a.timer)))
 	if errno != 0 {
@@ -43,8 +43,8 @@ func newAlarm() (*alarm, error) {
 	return &a, nil
 }
 
-// set sets the alarm to ring in every and again each time that has passed; 0 turns it off. An alarm that is nil never rings.
-func (a *alarm) set(every time.Duration) {
+// set sets the timer to ring in every and again each time that has passed; 0 turns it off. A timer that is nil never rings.
+func (a *interruptTimer) set(every time.Duration) {
 	if a == nil {
 		return
 	}
@@ -54,9 +54,11 @@ func (a *alarm) set(every time.Duration) {
 }
 
 // delete gives the timer back.
-func (a *alarm) delete() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(a.timer), 0, 0) }
+func (a *interruptTimer) delete() {
+	_, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(a.timer), 0, 0)
+}
 
-var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more crates")
+var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more batches")
 
 // closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that waited for what
 // lingers, till it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up; one that Go's
@@ -87,9 +89,9 @@ func (r *reader) closeGiven(fd int) {
 	closing.Store(0)
 }
 
-// hurryReaders interrupts what readers wait for in close(), until done is closed: an agent that ends does not wait for a program.
-func (s *Server) hurryReaders(done <-chan struct{}) {
-	tick := time.NewTicker(lingerPatience)
+// interruptCloses interrupts what readers wait for in close(), until done is closed: an agent that ends does not wait for a program.
+func (s *Server) interruptCloses(done <-chan struct{}) {
+	tick := time.NewTicker(lingerTimeout)
 	defer tick.Stop()
 	for {
 		select {

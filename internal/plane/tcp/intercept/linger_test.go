@@ -58,30 +58,30 @@ type lingeringMaker struct {
 
 func (m *lingeringMaker) MakeSocket(model.EndpointID, int) (int, error) { return m.fd, nil }
 
-// TestPackingDoesNotLinger: a program whose sockets linger keeps the refiller from others for a moment, once.
-func TestPackingDoesNotLinger(t *testing.T) {
-	r, p, program, failures := testPacking(t, &testMaker{}, 3)
+// TestFillingDoesNotLinger: a program whose sockets linger keeps the prefiller from others for a moment, once.
+func TestFillingDoesNotLinger(t *testing.T) {
+	r, p, program, failures := testFilling(t, &testMaker{}, 3)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var err error
-	if r.alarm, err = newAlarm(); err != nil {
+	if r.interrupts, err = newInterruptTimer(); err != nil {
 		t.Fatal(err)
 	}
-	defer r.alarm.delete()
+	defer r.interrupts.delete()
 	r.maker = &lingeringMaker{fd: lingering(t)}
 	if err := unix.Shutdown(program, unix.SHUT_RD); err != nil { // who sends to it has the socket for himself
 		t.Fatal(err)
 	}
-	r.pack(p, true, nothing)
+	r.startFilling(p, true, nothing)
 	began := time.Now()
-	if !r.packSome(t.Context()) {
-		t.Error("nothing to pack")
+	if !r.fillSome(t.Context()) {
+		t.Error("nothing to fill")
 	}
 	if took := time.Since(began); took >= longLinger/2 {
-		t.Errorf("packing waited %v for a program", took)
+		t.Errorf("filling waited %v for a program", took)
 	}
 	if !p.endpoint.lingers.Load() || len(*failures) != 1 || !errors.Is((*failures)[0], errLingers) {
-		t.Errorf("gets no more crates: %v; failures %v", p.endpoint.lingers.Load(), *failures)
+		t.Errorf("gets no more batches: %v; failures %v", p.endpoint.lingers.Load(), *failures)
 	}
 }
 
@@ -95,14 +95,14 @@ func TestEndDoesNotLinger(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r := &reader{listener: l, slot: 1, flight: l.flights[1]}
+		r := &reader{listener: l, slot: 1, inflight: l.inflight[1]}
 		if r.prepare() {
 			r.closeGiven(fd)
 			closed.Store(true)
 		}
 	}()
 	began := time.Now()
-	s.hurryReaders(done)
+	s.interruptCloses(done)
 	if took := time.Since(began); took >= longLinger/2 {
 		t.Errorf("the end waited %v for a program", took)
 	}

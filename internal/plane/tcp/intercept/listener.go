@@ -19,43 +19,43 @@ type listener struct {
 	// ep is nil as long as the endpoint is unknown: every request for a socket gets ENETDOWN. Changed with Server.mu held.
 	ep atomic.Pointer[endpoint]
 
-	// Set before the first reader begins. Empty, -1 and nil if the listener cannot be parked.
-	key    string // the parker's name for it
+	// Set before the first reader begins. Empty, -1 and nil if the listener cannot be kept.
+	key    string // the keeper's name for it
 	pageFD int    // memfd of page
-	page   []byte // shared memory that holds flights
+	page   []byte // shared memory that holds inflight
 	syncs  bool   // callers wake readers on their own processor
 
-	// flights are the calls being answered, one for each reader; zero while there is none. When the listener is parked, they
-	// lie in memory the parker keeps too, so that the next agent can answer a call this one received.
-	flights [maxReaders]*flight
+	// inflight are the calls being answered, one for each reader; zero while there is none. When the listener is kept, they
+	// lie in memory the keeper keeps too, so that the next agent can answer a call this one received.
+	inflight [maxReaders]*inflightCall
 
-	turn turn // of the readers, to wait for a call and receive it
-	// Guarded by turn: calls so far; the thread that made the last one, and how many it made in a row before that; calls in a row
+	receiving futexMutex // of the readers, to wait for a call and receive it
+	// Guarded by receiving: calls so far; the thread that made the last one, and how many it made in a row before that; calls in a row
 	// that were there before anybody waited for one, and whether they are of several threads.
 	received, lastCaller, alone, crowded uint32
 	mixed                                bool
 
-	readers   sync.WaitGroup            // those that joined
-	answering [maxReaders]atomic.Uint64 // claims, each written by its reader
-	answered  bell                      // rung when one less is being answered
+	readers   sync.WaitGroup            // helpers
+	answering [maxReaders]atomic.Uint64 // call ids, each written by its reader
+	answered  futexEvent                // signalled when one less is being answered
 	closing   [maxReaders]atomic.Int32  // threads of readers that close a socket which they gave; 0: none
 
-	mu     sync.Mutex       // guards what follows; never held across a system call
-	reads  [maxReaders]bool // places among the readers that are taken
-	strays strays
-	logged [numFailures]bool
+	mu          sync.Mutex       // guards what follows; never held across a system call
+	reads       [maxReaders]bool // places among the readers that are taken
+	undelivered undeliveredByThread
+	logged      [numFailures]bool
 
-	crates shelf // those its programs hold
+	batches outstanding // those its programs hold
 
-	parkMu sync.Mutex // held while the descriptors are being parked; guards closed
+	keepMu sync.Mutex // held while the descriptors are being kept; guards closed
 	closed bool       // the descriptors are not ours any more
 }
 
-// newListener makes a listener that cannot be parked.
+// newListener makes a listener that cannot be kept.
 func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener {
 	l := &listener{srv: s, fd: fd, pageFD: -1, state: state}
-	for i := range l.flights {
-		l.flights[i] = new(flight)
+	for i := range l.inflight {
+		l.inflight[i] = new(inflightCall)
 	}
 	return l
 }
@@ -63,8 +63,8 @@ func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener
 // byNetns reports whether the listener's endpoint is that of its callers' network namespace.
 func (l *listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
 
-// guards reports whether the listener's container is not intercepted: its ioctls are answered, nothing else.
-func (l *listener) guards() bool { return l.state.Metadata == model.EndpointNone }
+// ioctlOnly reports whether the listener's container is not intercepted: its ioctls are answered, nothing else.
+func (l *listener) ioctlOnly() bool { return l.state.Metadata == model.EndpointNone }
 
 // foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or
 // changed its own, or its bundle names an endpoint that is not its. No check follows that tid still is the same
@@ -85,8 +85,8 @@ func (l *listener) foreign(tid uint32) (bool, error) {
 	return !ok || have != want, nil
 }
 
-// settled reports whether the listener has an endpoint that is there.
-func (l *listener) settled() bool {
+// hasEndpoint reports whether the listener has an endpoint that is there.
+func (l *listener) hasEndpoint() bool {
 	ep := l.ep.Load()
 	if ep == nil || ep.removed.Load() {
 		return false
@@ -98,9 +98,9 @@ func (l *listener) settled() bool {
 	return ok
 }
 
-// settle gives the listener the endpoint of the network namespace that thread tid is in. An engine may make the endpoint
+// bindEndpoint gives the listener the endpoint of the network namespace that thread tid is in. An engine may make the endpoint
 // after it has made the container, and another one later.
-func (l *listener) settle(tid uint32) (found bool, err error) {
+func (l *listener) bindEndpoint(tid uint32) (found bool, err error) {
 	inode, err := l.srv.proc.netnsOf(tid)
 	if err != nil {
 		return false, err
@@ -138,18 +138,18 @@ func (l *listener) endpointID() model.EndpointID {
 	return 0
 }
 
-// close releases what the readers held, once they have ended. The filter lives on if the parker holds the listener.
+// close releases what the readers held, once they have ended. The filter lives on if the keeper holds the listener.
 func (l *listener) close() {
-	l.parkMu.Lock()
-	defer l.parkMu.Unlock()
+	l.keepMu.Lock()
+	defer l.keepMu.Unlock()
 	l.closed = true
-	l.crates.close()
+	l.batches.close()
 	closeFD(l.fd)
 	if l.pageFD >= 0 {
 		closeFD(l.pageFD)
 	}
 	if l.page != nil {
-		l.flights = [maxReaders]*flight{}
+		l.inflight = [maxReaders]*inflightCall{}
 		_ = unix.Munmap(l.page) // fails only for an address that is not mapped
 	}
 }

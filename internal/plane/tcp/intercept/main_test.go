@@ -122,7 +122,7 @@ func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, value))
 }
 
-func testConfig(socket, holder string, m SocketMaker) Config {
+func testConfig(socket, keeper string, m SocketMaker) Config {
 	c := Config{SocketPath: socket, Maker: m, AdmitCompares: admitCompares, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
 			if metadata != testName {
@@ -131,8 +131,8 @@ func testConfig(socket, holder string, m SocketMaker) Config {
 			return testEndpoint, nil
 		},
 		NetnsOf: func(model.EndpointID) (uint64, bool) { return testNetns, true }}
-	if holder != "" {
-		c.Parker = fdkeep.NewClient(holder)
+	if keeper != "" {
+		c.Keeper = fdkeep.NewClient(keeper)
 	}
 	return c
 }

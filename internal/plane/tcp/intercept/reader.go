@@ -16,41 +16,41 @@ const (
 	maxReaders = 4
 	// crowdedAfter is how many calls in a row must have been there already before another reader joins.
 	crowdedAfter = 8
-	// aloneAfter is how many calls in a row one thread must have made before the readers that joined end.
+	// aloneAfter is how many calls in a row one thread must have made before the helpers end.
 	aloneAfter = 32
 	// atOnce is how quickly poll returns when a call was there.
 	atOnce = 5 * time.Microsecond
-	// maxSpares bounds the readers that join, of all listeners together: Go ends a process with 10,000 threads.
-	maxSpares = 256
-	// spareStays is how long a reader that joined waits for its turn, and then for a call, before it ends.
-	spareStays = 5 * time.Millisecond
+	// maxHelpers bounds the helpers, of all listeners together: Go ends a process with 10,000 threads.
+	maxHelpers = 256
+	// helperStays is how long a helper waits for its turn, and then for a call, before it ends.
+	helperStays = 5 * time.Millisecond
 )
 
 // reader is a thread that answers calls of a listener. Its goroutine owns it.
 //
 // Readers take turns: one waits for a call and receives it, then lets the next one wait while it answers. Two that wait
 // would both be woken, and the one that comes late to RECV would block there, where it cannot be ended. A
-// listener has one reader, its leader, until callers have to wait for it; those that join end when they have nothing to do.
+// listener has one reader, its primary, until callers have to wait for it; those that join end when they have nothing to do.
 type reader struct {
 	*listener
-	slot   int
-	tid    int32   // its thread
-	flight *flight // the call it answers
-	leads  bool
+	slot     int
+	tid      int32         // its thread
+	inflight *inflightCall // the call it answers
+	primary  bool
 
 	yielder  yielder
-	affinity affinity // the leader's only
+	affinity affinity // the primary's only
 }
 
-// claim says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
+// callID says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
 // in the order of receipt; 0 is none. A thread that was interrupted comes again before the reader of its first call
-// knows (strays): who answers the second call waits for the first.
-type claim uint64
+// knows (inflight.go): who answers the second call waits for the first.
+type callID uint64
 
-func claimOf(tid, serial uint32) claim { return claim(serial)<<32 | claim(tid) }
+func callIDOf(tid, serial uint32) callID { return callID(serial)<<32 | callID(tid) }
 
 // follows reports whether c is a later call than earlier, and of the same thread.
-func (c claim) follows(earlier claim) bool {
+func (c callID) follows(earlier callID) bool {
 	// Numbers come round; those at hand are few and close together.
 	return uint32(c) == uint32(earlier) && uint32(c) != 0 && int32(uint32(c>>32)-uint32(earlier>>32)) > 0
 }
@@ -58,21 +58,21 @@ func (c claim) follows(earlier claim) bool {
 // run answers calls until the filter has no users left (it reports true then), the server closes, or the
 // listener breaks.
 func (l *listener) run() (finished bool) {
-	lead := &reader{listener: l, flight: l.flights[0], leads: true}
+	primary := &reader{listener: l, inflight: l.inflight[0], primary: true}
 	defer l.readers.Wait()
 	l.reads[0] = true // nobody else is there yet
-	if !lead.prepare() {
+	if !primary.prepare() {
 		return false
 	}
-	for i, f := range l.flights {
+	for i, f := range l.inflight {
 		if f.call.ID != 0 {
-			(&reader{listener: l, slot: i, flight: f}).finish()
+			(&reader{listener: l, slot: i, inflight: f}).finish()
 		}
 		if f.call.ID != 0 {
 			return false // it is the next agent's
 		}
 	}
-	return lead.read()
+	return primary.read()
 }
 
 // prepare makes the calling goroutine's thread one that answers.
@@ -86,7 +86,7 @@ func (r *reader) prepare() bool {
 		return false
 	}
 	if err := yieldToCallers(); err != nil {
-		r.srv.log.Warn("answers will be slower", "err", err)
+		r.srv.log.Warn("reader keeps its scheduling policy: answers will be slower", "err", err)
 	}
 	return true
 }
@@ -113,7 +113,7 @@ func (r *reader) read() (finished bool) {
 		r.handle()
 		r.done()
 		r.yielder.yield(r.affinity.letCallerRun)
-		if r.flight.call.ID != 0 {
+		if r.inflight.call.ID != 0 {
 			return false // it is the next agent's
 		}
 	}
@@ -125,16 +125,16 @@ const (
 	endNot end = iota
 	endFilter
 	endServer
-	endIdle // nothing to do for a reader that joined
+	endIdle // nothing to do for a helper
 )
 
 // next waits for the reader's turn, then for a call, and receives it.
 func (r *reader) next() (end, error) {
-	if !r.turn.take(r.patience()) {
+	if !r.receiving.lock(r.timeout()) {
 		return endIdle, nil
 	}
-	defer r.turn.pass()
-	if !r.leads && r.alone >= aloneAfter {
+	defer r.receiving.unlock()
+	if !r.primary && r.alone >= aloneAfter {
 		return endIdle, nil
 	}
 	for {
@@ -143,7 +143,7 @@ func (r *reader) next() (end, error) {
 			return end, err
 		}
 		// RECV does not block now. ENOENT: the caller was killed, or interrupted, since poll saw it.
-		switch err := receive(r.fd, &r.flight.call); {
+		switch err := receive(r.fd, &r.inflight.call); {
 		case err == nil:
 			r.note(waited)
 			return endNot, nil
@@ -153,20 +153,20 @@ func (r *reader) next() (end, error) {
 	}
 }
 
-// patience is how long the reader waits for something to do; less than 0 means for ever.
-func (r *reader) patience() time.Duration {
-	if r.leads {
+// timeout is how long the reader waits for something to do; less than 0 means for ever.
+func (r *reader) timeout() time.Duration {
+	if r.primary {
 		return -time.Millisecond
 	}
-	return spareStays
+	return helperStays
 }
 
 // note says whom the reader answers from now on, and lets another reader join when calls keep being there before
 // anybody waits for one. It is the reader's turn, so calls get their numbers in the order of their receipt.
 func (r *reader) note(waited bool) {
-	tid := r.flight.call.PID
+	tid := r.inflight.call.PID
 	r.received++
-	r.answering[r.slot].Store(uint64(claimOf(tid, r.received)))
+	r.answering[r.slot].Store(uint64(callIDOf(tid, r.received)))
 	// A thread that calls again as soon as it has its answer is there before its reader, too, and has no use for another one.
 	if waited {
 		r.crowded, r.mixed = 0, false
@@ -176,7 +176,7 @@ func (r *reader) note(waited bool) {
 	}
 	if r.crowded >= crowdedAfter {
 		if r.mixed {
-			r.join()
+			r.addHelper()
 		}
 		r.crowded, r.mixed = 0, false
 	}
@@ -185,7 +185,7 @@ func (r *reader) note(waited bool) {
 	}
 	r.lastCaller = tid
 	switch {
-	case !r.leads || !r.syncs:
+	case !r.primary || !r.syncs:
 	case r.alone < aloneAfter:
 		r.affinity.unbind()
 	default:
@@ -195,14 +195,14 @@ func (r *reader) note(waited bool) {
 
 // awaitEarlier waits until the earlier calls of the same thread are answered.
 func (r *reader) awaitEarlier() {
-	own := claim(r.answering[r.slot].Load())
-	r.answered.await(func() bool { return !r.hasEarlier(own) })
+	own := callID(r.answering[r.slot].Load())
+	r.answered.wait(func() bool { return !r.hasEarlier(own) })
 }
 
 // hasEarlier reports whether a reader answers an earlier call of the same thread.
-func (l *listener) hasEarlier(own claim) bool {
+func (l *listener) hasEarlier(own callID) bool {
 	for i := range l.answering {
-		if own.follows(claim(l.answering[i].Load())) {
+		if own.follows(callID(l.answering[i].Load())) {
 			return true
 		}
 	}
@@ -212,19 +212,19 @@ func (l *listener) hasEarlier(own claim) bool {
 // done says that the reader's call is answered.
 func (r *reader) done() {
 	r.answering[r.slot].Store(0)
-	r.answered.ring()
+	r.answered.signal()
 }
 
 // wait blocks until a call is there or the loop has to end. waited is false if the call was there already.
 func (r *reader) wait() (waited bool, end end, err error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
 	for {
-		patience := r.patience()
+		timeout := r.timeout()
 		if r.affinity.bound {
-			patience = boundPatience
+			timeout = boundTimeout
 		}
 		began := time.Now()
-		n, err := unix.Poll(fds[:], int(patience/time.Millisecond)) // less than 0 is for ever
+		n, err := unix.Poll(fds[:], int(timeout/time.Millisecond)) // less than 0 is for ever
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -245,16 +245,16 @@ func (r *reader) wait() (waited bool, end end, err error) {
 	}
 }
 
-// join starts another reader, if there may be one.
-func (l *listener) join() {
+// addHelper starts another reader, if there may be one.
+func (l *listener) addHelper() {
 	slot := l.freeSlot()
 	if slot < 0 {
 		return
 	}
-	// The leader waits for the others, so there is one to add to.
+	// The primary reader waits for the others, so there is one to add to.
 	l.readers.Go(func() {
-		defer l.srv.spares.Add(-1)
-		r := &reader{listener: l, slot: slot, flight: l.flights[slot]}
+		defer l.srv.helpers.Add(-1)
+		r := &reader{listener: l, slot: slot, inflight: l.inflight[slot]}
 		if r.prepare() {
 			r.read()
 		}
@@ -272,8 +272,8 @@ func (l *listener) freeSlot() int {
 		if taken {
 			continue
 		}
-		if l.srv.spares.Add(1) > maxSpares {
-			l.srv.spares.Add(-1)
+		if l.srv.helpers.Add(1) > maxHelpers {
+			l.srv.helpers.Add(-1)
 			return -1
 		}
 		l.reads[i] = true

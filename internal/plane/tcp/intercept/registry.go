@@ -17,26 +17,26 @@ var (
 func (s *Server) serveListener(l *listener) (serves bool) {
 	var id model.EndpointID
 	err := errNoEndpoint // until its first call
-	if !l.byNetns() && !l.guards() {
+	if !l.byNetns() && !l.ioctlOnly() {
 		id, err = s.cfg.Resolve(l.state.Metadata, l.state)
 	}
-	if err != nil && !l.byNetns() && !l.guards() {
+	if err != nil && !l.byNetns() && !l.ioctlOnly() {
 		l.logged[failUnknown] = true
 		s.log.Error("listener of an unknown endpoint: its TCP sockets are refused with ENETDOWN; give listenerMetadata an endpoint's id or name",
 			"metadata", l.state.Metadata, "container", l.state.State.ID, "pid", l.state.Pid, "err", err)
 	}
 	l.syncs = s.wake.set(l.fd)
-	if l.mayHaveCrates() {
-		s.crates.begin(s)
+	if l.mayHaveBatches() {
+		s.batches.begin(s)
 	}
 	switch refused := s.register(l, id, err == nil); refused {
 	case errClosed:
-		l.close() // if it is parked it stays so for the next server
+		l.close() // if it is kept it stays so for the next server
 	case errTooMany:
 		s.count(failTooMany)
 		s.log.Error("listener refused: its container's TCP sockets fail with ENOSYS; raise MaxListeners",
 			"container", l.state.State.ID, "metadata", l.state.Metadata, "limit", s.cfg.MaxListeners)
-		s.unpark(l)
+		s.release(l)
 		l.close()
 	default:
 		return true
@@ -61,7 +61,7 @@ func (s *Server) checkIdentity(ep *endpoint, state *specs.ContainerProcessState)
 	}
 }
 
-// register ties l to its endpoint, if that is known, and starts the first reader.
+// register binds l to its endpoint, if that is known, and starts the first reader.
 func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,22 +72,22 @@ func (s *Server) register(l *listener, id model.EndpointID, known bool) error {
 		return errTooMany
 	}
 	if known {
-		s.tie(l, id)
+		s.bind(l, id)
 	}
 	s.listeners[l] = struct{}{}
 	s.tasks.Go(func() {
 		finished := l.run()
 		s.unregister(l)
 		if finished {
-			s.unpark(l)
+			s.release(l)
 		}
 		l.close()
 	})
 	return nil
 }
 
-// tie makes l one of an endpoint's listeners. It is called with mu held.
-func (s *Server) tie(l *listener, id model.EndpointID) {
+// bind makes l one of an endpoint's listeners. It is called with mu held.
+func (s *Server) bind(l *listener, id model.EndpointID) {
 	ep := s.endpoints[id]
 	if ep == nil {
 		ep = newEndpoint(id)
@@ -95,12 +95,12 @@ func (s *Server) tie(l *listener, id model.EndpointID) {
 	}
 	ep.users++
 	l.ep.Store(ep)
-	// Most programs ask for IPv4 first. The IPv6 stock starts with its first use.
-	s.refiller.request(&ep.v4, needNow, nothing)
+	// Most programs ask for IPv4 first. The IPv6 pool starts with its first use.
+	s.prefiller.request(&ep.v4, needNow, nothing)
 }
 
-// untie undoes tie, and gives the endpoint if l was its last listener. It is called with mu held.
-func (s *Server) untie(l *listener) (unused *endpoint) {
+// unbind undoes bind, and gives the endpoint if l was its last listener. It is called with mu held.
+func (s *Server) unbind(l *listener) (unused *endpoint) {
 	ep := l.ep.Load()
 	if ep == nil {
 		return nil
@@ -119,12 +119,12 @@ func (s *Server) move(l *listener, id model.EndpointID) {
 	s.mu.Lock()
 	var unused *endpoint
 	if ep := l.ep.Load(); ep == nil || ep.removed.Load() || ep.id != id { // else another reader came first
-		unused = s.untie(l)
-		s.tie(l, id)
+		unused = s.unbind(l)
+		s.bind(l, id)
 	}
 	s.mu.Unlock()
 	if unused != nil {
-		s.refiller.drop(unused)
+		s.prefiller.drop(unused)
 	}
 }
 
@@ -132,10 +132,10 @@ func (s *Server) move(l *listener, id model.EndpointID) {
 func (s *Server) unregister(l *listener) {
 	s.mu.Lock()
 	delete(s.listeners, l)
-	unused := s.untie(l)
+	unused := s.unbind(l)
 	s.mu.Unlock()
 	if unused != nil {
-		s.refiller.drop(unused)
+		s.prefiller.drop(unused)
 	}
 }
 
@@ -149,7 +149,7 @@ func (s *Server) Forget(id model.EndpointID) {
 	s.mu.Unlock()
 	if e != nil {
 		e.removed.Store(true)
-		s.refiller.drop(e)
+		s.prefiller.drop(e)
 	}
 }
 
@@ -160,17 +160,17 @@ func (s *Server) Stats() Stats {
 	s.mu.Unlock()
 	c := &s.counters
 	st := Stats{
-		Listeners: listeners,
-		Readers:   int(s.readers.Load()),
-		Ready:     int(s.refiller.total.Load()),
-		Answered:  c.answered.Load(),
-		Continued: c.continued.Load(),
-		Premade:   c.premade.Load(),
-		Inline:    c.inline.Load(),
-		Ioctls:    c.ioctls.Load(),
-		Crates:    c.crates.Load(),
-		Crated:    c.crated.Load(),
-		Failed:    make(map[string]uint64, numFailures-1),
+		Listeners:    listeners,
+		Readers:      int(s.readers.Load()),
+		Ready:        int(s.prefiller.total.Load()),
+		Answered:     c.answered.Load(),
+		Continued:    c.continued.Load(),
+		PoolHits:     c.hits.Load(),
+		PoolMisses:   c.misses.Load(),
+		Ioctls:       c.ioctls.Load(),
+		Batches:      c.batches.Load(),
+		BatchSockets: c.batchSockets.Load(),
+		Failed:       make(map[string]uint64, numFailures-1),
 	}
 	for f := failNone + 1; f < numFailures; f++ {
 		st.Failed[f.String()] = c.failed[f].Load()

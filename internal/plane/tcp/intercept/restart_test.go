@@ -16,24 +16,24 @@ import (
 	"heddle.dev/heddle/internal/fdkeep"
 )
 
-// holder runs a holder in this process until the test ends.
-func holder(t *testing.T) (path string) {
+// keeper runs a keeper in this process until the test ends.
+func keeper(t *testing.T) (path string) {
 	t.Helper()
 	path = socketPath(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- fdkeep.RunHolder(ctx, path) }()
+	go func() { done <- fdkeep.Run(ctx, path) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-done; err != nil {
-			t.Errorf("RunHolder: %v", err)
+			t.Errorf("Run: %v", err)
 		}
 	})
-	eventually(t, "holder answers", func() bool { _, err := fdkeep.NewClient(path).TakeAll(); return err == nil })
+	eventually(t, "keeper answers", func() bool { _, err := fdkeep.NewClient(path).TakeAll(); return err == nil })
 	return path
 }
 
-func parked(t *testing.T, path string) int {
+func kept(t *testing.T, path string) int {
 	t.Helper()
 	all, err := fdkeep.NewClient(path).TakeAll()
 	if err != nil {
@@ -42,8 +42,8 @@ func parked(t *testing.T, path string) int {
 	return listenersAmong(all)
 }
 
-// listenersAmong counts the listeners among what is parked, and closes everything.
-func listenersAmong(all []fdkeep.Parked) (n int) {
+// listenersAmong counts the listeners among what is kept, and closes everything.
+func listenersAmong(all []fdkeep.Kept) (n int) {
 	for _, p := range all {
 		if p.Key != handoffKey {
 			n++
@@ -55,10 +55,10 @@ func listenersAmong(all []fdkeep.Parked) (n int) {
 }
 
 // agent starts an agent as a process of its own, to be killed. It returns the agent's output.
-func agent(t *testing.T, socket, holder string, env ...string) (*exec.Cmd, *bufio.Scanner) {
+func agent(t *testing.T, socket, keeper string, env ...string) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), append(env, childEnv+"=agent", "HEDDLE_SOCKET="+socket, "HEDDLE_HOLDER="+holder)...)
+	cmd.Env = append(os.Environ(), append(env, childEnv+"=agent", "HEDDLE_SOCKET="+socket, "HEDDLE_KEEPER="+keeper)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -91,7 +91,7 @@ func killAgent(cmd *exec.Cmd) {
 }
 
 func TestCallsWaitForTheNextServer(t *testing.T) {
-	hp, path := holder(t), socketPath(t)
+	hp, path := keeper(t), socketPath(t)
 	_, stop := serve(t, testConfig(path, hp, &testMaker{}))
 	c := trapped(t, path, testName)
 	if o := c.tcp(unix.AF_INET); o.Errno != 0 {
@@ -108,7 +108,7 @@ func TestCallsWaitForTheNextServer(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	c.kill()
-	eventually(t, "listener is dropped everywhere", func() bool { return s.Stats().Listeners == 0 && parked(t, hp) == 0 })
+	eventually(t, "listener is dropped everywhere", func() bool { return s.Stats().Listeners == 0 && kept(t, hp) == 0 })
 }
 
 // waitsInSeccomp reports whether a thread of pid sleeps in the kernel's socket().
@@ -129,10 +129,10 @@ func waitsInSeccomp(t *testing.T, pid int) bool {
 
 // A call that an agent received and did not live to answer is answered by the next agent.
 func TestReceivedCallSurvivesItsAgent(t *testing.T) {
-	hp, path := holder(t), socketPath(t)
+	hp, path := keeper(t), socketPath(t)
 	a, lines := agent(t, path, hp, "HEDDLE_HANG=1")
 	c := trapped(t, path, testName)
-	says(t, a, lines, "received") // the refiller's
+	says(t, a, lines, "received") // the prefiller's
 	c.tell(command{Op: "socket", Family: unix.AF_INET6, Type: unix.SOCK_STREAM | unix.SOCK_NONBLOCK})
 	says(t, a, lines, "received")
 	killAgent(a)
@@ -153,7 +153,7 @@ func TestReceivedCallSurvivesItsAgent(t *testing.T) {
 func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 	for name, done := range map[string]int{"noted": 0, "added": 1, "told": 2} {
 		t.Run(name, func(t *testing.T) {
-			hp, path := holder(t), socketPath(t)
+			hp, path := keeper(t), socketPath(t)
 			c := startChild(t, nil)
 			page, err := unix.MemfdCreate("page", unix.MFD_CLOEXEC)
 			if err != nil {
@@ -165,27 +165,27 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 			}
 			dead := &listener{}
 			const slot = maxReaders - 1 // as good as any
-			if err := dead.mapFlights(page); err != nil {
+			if err := dead.mapInflight(page); err != nil {
 				t.Fatal(err)
 			}
 			defer func() { _ = unix.Munmap(dead.page) }()
 			c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-			if err := receive(c.fd, &dead.flights[slot].call); err != nil {
+			if err := receive(c.fd, &dead.inflight[slot].call); err != nil {
 				t.Fatal(err)
 			}
 			s, err := makeSocket(&testMaker{}, testEndpoint, unix.AF_INET)
 			if err != nil {
 				t.Fatal(err)
 			}
-			dead.flights[slot].inode = s.inode
+			dead.inflight[slot].inode = s.inode
 			number := -1
 			if done >= 1 {
-				if number, err = addDescriptor(c.fd, dead.flights[slot].call.ID, s.fd, false); err != nil {
+				if number, err = addDescriptor(c.fd, dead.inflight[slot].call.ID, s.fd, false); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if done >= 2 {
-				if err := sendValue(c.fd, dead.flights[slot].call.ID, number); err != nil {
+				if err := sendValue(c.fd, dead.inflight[slot].call.ID, number); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -210,11 +210,11 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 // other, each once it has started answering, and returns what the program saw.
 func underLoad(t *testing.T, calls, rounds int, end func(*exec.Cmd)) outcome {
 	t.Helper()
-	hp, path := holder(t), socketPath(t)
+	hp, path := keeper(t), socketPath(t)
 	a, lines := agent(t, path, hp)
 	c := trapped(t, path, testName)
-	// An agent that ends before it has parked a listener takes it to the grave.
-	eventually(t, "parked", func() bool { return parked(t, hp) == 1 })
+	// An agent that ends before it has kept a listener takes it to the grave.
+	eventually(t, "kept", func() bool { return kept(t, hp) == 1 })
 	const threads = 4
 	c.tell(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: threads, N: calls / threads})
 	for range rounds {
@@ -254,9 +254,9 @@ func TestKillsUnderLoad(t *testing.T) {
 // A hand-off made while no agent runs waits in the socket, and so do the program's calls. A second agent does
 // not get the socket, and one that finds its path taken away makes another.
 func TestHandOffWithoutAgent(t *testing.T) {
-	hp, path := holder(t), socketPath(t)
+	hp, path := keeper(t), socketPath(t)
 	a, _ := agent(t, path, hp)
-	eventually(t, "socket is parked", func() bool {
+	eventually(t, "socket is kept", func() bool {
 		all, err := fdkeep.NewClient(hp).TakeAll()
 		n := len(all)
 		return err == nil && n-listenersAmong(all) == 1
@@ -273,7 +273,7 @@ func TestHandOffWithoutAgent(t *testing.T) {
 	if o := c.hear(); o.Errno != 0 || o.Priority != int(testEndpoint) {
 		t.Errorf("call of a program handed over without an agent: %+v", o)
 	}
-	eventually(t, "it is parked", func() bool { return s.Stats().Listeners == 1 && parked(t, hp) == 1 })
+	eventually(t, "it is kept", func() bool { return s.Stats().Listeners == 1 && kept(t, hp) == 1 })
 	stop()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -284,16 +284,16 @@ func TestHandOffWithoutAgent(t *testing.T) {
 	}
 }
 
-// A holder that is killed is replaced, and gets every listener, while the agent goes on; so the agent's own
+// A keeper that is killed is replaced, and gets every listener, while the agent goes on; so the agent's own
 // end loses nothing. A kill -9 of each, in turn.
-func TestHolderKilledThenAgent(t *testing.T) {
+func TestKeeperKilledThenAgent(t *testing.T) {
 	hp, path := socketPath(t), socketPath(t)
-	env := []string{"HEDDLE_START_HOLDER=1"}
+	env := []string{"HEDDLE_START_KEEPER=1"}
 	a, _ := agent(t, path, hp, env...)
 	pid := func() (pid int) {
-		eventually(t, "holder runs", func() bool {
+		eventually(t, "keeper runs", func() bool {
 			for _, p := range children(t, a.Process.Pid) {
-				if cmd, _ := os.ReadFile("/proc/" + strconv.Itoa(p) + "/environ"); strings.Contains(string(cmd), childEnv+"=holder") {
+				if cmd, _ := os.ReadFile("/proc/" + strconv.Itoa(p) + "/environ"); strings.Contains(string(cmd), childEnv+"=keeper") {
 					pid = p
 				}
 			}
@@ -310,12 +310,12 @@ func TestHolderKilledThenAgent(t *testing.T) {
 		}
 		return listenersAmong(all)
 	}
-	eventually(t, "both are parked", func() bool { return count() == 2 })
+	eventually(t, "both are kept", func() bool { return count() == 2 })
 	for round := range 3 {
 		if err := unix.Kill(pid(), unix.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "both are parked with the next holder", func() bool { return count() == 2 })
+		eventually(t, "both are kept with the next keeper", func() bool { return count() == 2 })
 		if o := c.tcp(unix.AF_INET); o.Errno != 0 {
 			t.Errorf("round %d: %v", round, unix.Errno(o.Errno))
 		}
@@ -351,7 +351,7 @@ func children(t *testing.T, pid int) (pids []int) {
 	return pids
 }
 
-func TestUnparkedListenerGivesENOSYS(t *testing.T) {
+func TestUnkeptListenerGivesENOSYS(t *testing.T) {
 	path := socketPath(t)
 	_, stop := serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)
@@ -360,11 +360,11 @@ func TestUnparkedListenerGivesENOSYS(t *testing.T) {
 	}
 	stop()
 	if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENOSYS {
-		t.Errorf("got %v; if the kernel's behaviour changed, the holder may not be needed", unix.Errno(o.Errno))
+		t.Errorf("got %v; if the kernel's behaviour changed, the keeper may not be needed", unix.Errno(o.Errno))
 	}
 }
 
-func TestHolderAbsent(t *testing.T) {
+func TestKeeperAbsent(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, socketPath(t), &testMaker{}))
 	c := trapped(t, path, testName)
@@ -379,7 +379,7 @@ func TestHolderAbsent(t *testing.T) {
 
 // An endpoint removed while no agent ran is refused by the next.
 func TestResumeResolvesAgain(t *testing.T) {
-	hp, path := holder(t), socketPath(t)
+	hp, path := keeper(t), socketPath(t)
 	_, stop := serve(t, testConfig(path, hp, &testMaker{}))
 	c := trapped(t, path, "n1/other")
 	if o := c.tcp(unix.AF_INET); unix.Errno(o.Errno) != unix.ENETDOWN {
@@ -393,6 +393,6 @@ func TestResumeResolvesAgain(t *testing.T) {
 	}
 	start := time.Now()
 	c.kill()
-	eventually(t, "dropped", func() bool { return parked(t, hp) == 0 })
+	eventually(t, "dropped", func() bool { return kept(t, hp) == 0 })
 	t.Logf("dropped after %v", time.Since(start))
 }

@@ -16,7 +16,7 @@ import (
 func yieldToCallers() error { return schedule(unix.SCHED_BATCH, 0) }
 
 // yieldToAll makes the calling thread, which must be locked, give way to every thread that has something
-// to do. Not SCHED_IDLE: a stock's lock may be held when the thread is pushed aside, and it must get
+// to do. Not SCHED_IDLE: a pool's lock may be held when the thread is pushed aside, and it must get
 // enough of a busy processor to let go of it.
 func yieldToAll() error { return schedule(unix.SCHED_BATCH, 19) }
 
@@ -89,9 +89,9 @@ const (
 	// boundGap is how far apart calls may be on average. A thread that calls more rarely does something else in between, as
 	// others do on its processor, and its reader had better be free to run on another one.
 	boundGap = 500 * time.Microsecond
-	// boundPatience is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
+	// boundTimeout is how long a reader stays where it is when no call comes. A timer that ends before the next tick of the kernel
 	// (4 ms at 250 Hz) would have to be programmed into the processor for each call, 2 us on a virtual machine.
-	boundPatience = 10 * time.Millisecond
+	boundTimeout = 10 * time.Millisecond
 	// slowAnswer is how long ADDFD takes when reader and caller are not on the same processor, on machines where that matters.
 	slowAnswer = 30 * time.Microsecond
 	verySlow   = 200 * time.Microsecond
@@ -170,7 +170,7 @@ func (a *affinity) answered(took time.Duration) {
 	}
 }
 
-// relax lets the reader run anywhere, because no call came for boundPatience, or all was well for boundCalls.
+// relax lets the reader run anywhere, because no call came for boundTimeout, or all was well for boundCalls.
 func (a *affinity) relax() {
 	a.unbind()
 	a.after = bindAfter

@@ -24,10 +24,10 @@ const (
 	DefaultMaxReady       = 4096
 	DefaultMaxListeners   = 2048
 
-	handoffTimeout      = 10 * time.Second
-	maxHandoffsAtOnce   = 32
-	maxSocketPathBytes  = 107 // sockaddr_un's
-	refillQueueCapacity = 1024
+	handoffTimeout       = 10 * time.Second
+	maxHandoffsAtOnce    = 32
+	maxSocketPathBytes   = 107 // sockaddr_un's
+	prefillQueueCapacity = 1024
 )
 
 // SocketMaker makes one tagged socket, ready to be given to a container, in the calling thread's network
@@ -44,12 +44,12 @@ type SocketMaker interface {
 	Admit(fd int, caller model.Caller) error
 }
 
-// Parker keeps listeners open while no agent runs. *fdkeep.Client is one.
-type Parker interface {
+// Keeper keeps listeners open while no agent runs. *fdkeep.Client is one.
+type Keeper interface {
 	Put(key string, meta []byte, fd, page int) error
 	Drop(key string) error
-	TakeAll() ([]fdkeep.Parked, error)
-	// Watch returns nil when the parker has ended and an error if ctx ends first or the parker cannot be watched.
+	TakeAll() ([]fdkeep.Kept, error)
+	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper cannot be watched.
 	Watch(ctx context.Context) error
 }
 
@@ -61,7 +61,7 @@ type Config struct {
 	Maker SocketMaker
 	// Resolve finds the endpoint a listener belongs to. metadata is listenerMetadata of config.json: an
 	// endpoint's id or name. If it fails the listener's requests for sockets are refused with ENETDOWN.
-	// A listener that was parked is resolved again, then without the container's annotations.
+	// A listener that was kept is resolved again, then without the container's annotations.
 	Resolve func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
 	// EndpointIn gives the intercepted endpoint of the network namespace with this inode, false if it has none. Listeners
 	// whose metadata is model.EndpointByNetns belong to what it gives for the first caller that has an endpoint, and let
@@ -76,67 +76,67 @@ type Config struct {
 	AdmitCompares bool
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
-	// Parker keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
+	// Keeper keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
 	// trapped calls once the agent has gone.
-	Parker Parker
-	// StartParker starts the parker, unless it runs. Nil means that its end is not looked for.
-	StartParker func() error
+	Keeper Keeper
+	// StartKeeper starts the keeper, unless it runs. Nil means that its end is not looked for.
+	StartKeeper func() error
 	// ListenElsewhere calls listen() on a Unix socket in another process, which has ended when it returns. Nil means that
-	// containers get their sockets one by one, also those that may have several at a time (crate.go).
+	// containers get their sockets one by one, also those that may have several at a time (batch.go).
 	ListenElsewhere func(*os.File) error
 	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
 	// 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
 	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
 	MaxReady int
-	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers wait: maxSpares) and a descriptor. One
+	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers wait: maxHelpers) and a descriptor. One
 	// that comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
 }
 
 // Stats are counters since the server started, and gauges where said.
 type Stats struct {
-	Listeners int               // gauge: listeners being served
-	Readers   int               // gauge: threads that answer their calls
-	Ready     int               // gauge: sockets made ahead
-	Answered  uint64            // calls answered with a socket
-	Continued uint64            // calls left to the kernel: not for TCP over IPv4 or IPv6
-	Premade   uint64            // of Answered, those whose socket was ready
-	Inline    uint64            // of Answered, those whose socket had to be made first
-	Ioctls    uint64            // ioctls of sockets that the agent made for their callers
-	Crates    uint64            // calls answered with a crate of sockets, which count in none of the above
-	Crated    uint64            // sockets in them
-	Failed    map[string]uint64 // everything else, by reason; every reason has an entry
+	Listeners    int               // gauge: listeners being served
+	Readers      int               // gauge: threads that answer their calls
+	Ready        int               // gauge: sockets made ahead
+	Answered     uint64            // calls answered with a socket
+	Continued    uint64            // calls left to the kernel: not for TCP over IPv4 or IPv6
+	PoolHits     uint64            // of Answered, those whose socket was ready
+	PoolMisses   uint64            // of Answered, those whose socket had to be made first
+	Ioctls       uint64            // ioctls of sockets that the agent made for their callers
+	Batches      uint64            // calls answered with a batch of sockets, which count in none of the above
+	BatchSockets uint64            // sockets in them
+	Failed       map[string]uint64 // everything else, by reason; every reason has an entry
 }
 
 // counters are written by every answering thread, with no order between them.
 type counters struct {
-	answered, continued, premade, inline, ioctls, crates, crated atomic.Uint64
+	answered, continued, hits, misses, ioctls, batches, batchSockets atomic.Uint64
 
 	failed [numFailures]atomic.Uint64
 }
 
 // Server receives listeners and answers their calls.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	socket   *net.UnixListener
-	lock     *os.File // on the socket's path
-	proc     procDir
-	netns    uint64 // inode of the agent's own network namespace
-	stopFD   int    // eventfd; readable once the server closes, which ends every loop
-	wake     syncWakeUp
-	counters counters
-	refiller refiller
-	crates   crateMaker
-	monitor  *monitor
-	readers  atomic.Int32  // running
-	spares   atomic.Int32  // of them, those that joined, maxSpares at most
-	parker   atomic.Uint32 // counts the parkers there have been; changed before parkAll
-	stop     context.CancelFunc
-	ctx      context.Context // done once the server closes
-	tasks    sync.WaitGroup  // loops, hand-offs, refiller; added to under mu while not closed
-	released chan struct{}   // closed when Close has finished
+	cfg       Config
+	log       *slog.Logger
+	socket    *net.UnixListener
+	lock      *os.File // on the socket's path
+	proc      procDir
+	netns     uint64 // inode of the agent's own network namespace
+	stopFD    int    // eventfd; readable once the server closes, which ends every loop
+	wake      syncWakeUp
+	counters  counters
+	prefiller prefiller
+	batches   batchMaker
+	monitor   *monitor
+	readers   atomic.Int32  // running
+	helpers   atomic.Int32  // of them, helpers, maxHelpers at most
+	keeper    atomic.Uint32 // counts the keepers there have been; changed before keepAll
+	stop      context.CancelFunc
+	ctx       context.Context // done once the server closes
+	tasks     sync.WaitGroup  // loops, hand-offs, prefiller; added to under mu while not closed
+	released  chan struct{}   // closed when Close has finished
 
 	mu        sync.Mutex // guards the rest; never held across a system call
 	closed    bool
@@ -146,18 +146,18 @@ type Server struct {
 
 // Listen binds the hand-off socket and prepares a server. Call Serve to run it and Close to release it.
 func Listen(cfg Config) (_ *Server, err error) {
-	if err := cfg.fill(); err != nil {
+	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
 	s := &Server{
 		cfg: cfg, log: cfg.Log, stopFD: -1, proc: -1, released: make(chan struct{}), monitor: newMonitor(cfg.Log),
 		endpoints: map[model.EndpointID]*endpoint{}, listeners: map[*listener]struct{}{},
 	}
-	s.refiller.log, s.refiller.maker, s.refiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
-	s.refiller.max, s.refiller.queue = int64(cfg.MaxReady), make(chan *stock, refillQueueCapacity)
-	s.refiller.crates, s.refiller.packed = make(chan *packing, refillQueueCapacity), &s.counters.crated
-	s.refiller.wakeFD = -1
-	s.refiller.failed = func(id model.EndpointID, err error) {
+	s.prefiller.log, s.prefiller.maker, s.prefiller.target = cfg.Log, cfg.Maker, cfg.ReadyPerFamily
+	s.prefiller.max, s.prefiller.queue = int64(cfg.MaxReady), make(chan *socketPool, prefillQueueCapacity)
+	s.prefiller.batches, s.prefiller.filled = make(chan *filling, prefillQueueCapacity), &s.counters.batchSockets
+	s.prefiller.wakeFD = -1
+	s.prefiller.failed = func(id model.EndpointID, err error) {
 		if errors.Is(err, errLingers) {
 			s.count(failLinger)
 		}
@@ -167,7 +167,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 		if err != nil && s.proc >= 0 {
 			closeFD(int(s.proc))
 		}
-		for _, fd := range []int{s.stopFD, s.refiller.wakeFD} {
+		for _, fd := range []int{s.stopFD, s.prefiller.wakeFD} {
 			if err != nil && fd >= 0 {
 				closeFD(fd)
 			}
@@ -182,7 +182,7 @@ func Listen(cfg Config) (_ *Server, err error) {
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
-	if s.refiller.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+	if s.prefiller.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
 	}
 	if err := s.openSocket(); err != nil {
@@ -192,16 +192,16 @@ func Listen(cfg Config) (_ *Server, err error) {
 	return s, nil
 }
 
-// fill checks a configuration and sets its defaults.
-func (c *Config) fill() error {
+// setDefaults checks a configuration and sets its defaults.
+func (c *Config) setDefaults() error {
 	switch {
 	case c.SocketPath == "" || len(c.SocketPath) > maxSocketPathBytes:
 		return fmt.Errorf("config: SocketPath of %d bytes: want 1 to %d; choose a shorter state directory",
 			len(c.SocketPath), maxSocketPathBytes)
 	case c.Maker == nil:
 		return errors.New("config: Maker is missing")
-	case c.StartParker != nil && c.Parker == nil:
-		return errors.New("config: StartParker without Parker")
+	case c.StartKeeper != nil && c.Keeper == nil:
+		return errors.New("config: StartKeeper without Keeper")
 	case c.Resolve == nil:
 		return errors.New("config: Resolve is missing")
 	case c.EndpointIn == nil:
@@ -223,20 +223,20 @@ func (c *Config) fill() error {
 	return nil
 }
 
-// Serve resumes what is parked, then takes hand-offs until ctx is done or the server is closed. It
+// Serve resumes what is kept, then takes hand-offs until ctx is done or the server is closed. It
 // closes the server and returns nil then; an error says that no hand-offs can be taken any more.
 func (s *Server) Serve(ctx context.Context) error {
 	defer s.Close()
 	defer context.AfterFunc(ctx, s.stop)()
 	defer context.AfterFunc(s.ctx, func() { s.socket.Close() })()
-	if !s.start(func() { s.refiller.run(s.ctx) }) {
+	if !s.start(func() { s.prefiller.run(s.ctx) }) {
 		return nil
 	}
 	s.resume()
-	if s.cfg.Parker != nil {
-		s.parkSocket()
+	if s.cfg.Keeper != nil {
+		s.keepSocket()
 	}
-	if s.cfg.StartParker != nil && !s.start(func() { s.guardParker(s.ctx) }) {
+	if s.cfg.StartKeeper != nil && !s.start(func() { s.watchKeeper(s.ctx) }) {
 		return nil
 	}
 	slots := make(chan struct{}, maxHandoffsAtOnce)
@@ -286,7 +286,7 @@ func (s *Server) pause(d time.Duration) {
 }
 
 // Close ends every loop after the answer it is giving, and releases the hand-off socket and all ready
-// sockets. Parked listeners and the parked hand-off socket stay parked: calls and hand-offs made from here on wait
+// sockets. Kept listeners and the kept hand-off socket stay kept: calls and hand-offs made from here on wait
 // for the next server. Close may be
 // called more than once, and returns when all is released.
 func (s *Server) Close() {
@@ -301,10 +301,10 @@ func (s *Server) Close() {
 	defer close(s.released)
 	s.stop()
 	_, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the only write ever: it cannot fail
-	s.refiller.wake()
+	s.prefiller.wake()
 	s.socket.Close()
 	ended := make(chan struct{})
-	go s.hurryReaders(ended)
+	go s.interruptCloses(ended)
 	s.tasks.Wait()
 	close(ended)
 	s.mu.Lock()
@@ -312,12 +312,12 @@ func (s *Server) Close() {
 	s.endpoints = nil
 	s.mu.Unlock()
 	s.monitor.close()
-	s.refiller.endPackings()
+	s.prefiller.endFillings()
 	for _, e := range endpoints {
-		s.refiller.drop(e)
+		s.prefiller.drop(e)
 	}
 	closeFD(s.stopFD)
-	closeFD(s.refiller.wakeFD)
+	closeFD(s.prefiller.wakeFD)
 	closeFD(int(s.proc))
 	s.lock.Close()
 }
@@ -337,16 +337,16 @@ func (s *Server) handoff(c *net.UnixConn) {
 		return
 	}
 	l := newListener(s, fd, state)
-	s.preparePark(l)
-	parker := s.parker.Load()
-	s.park(l) // before the first call is received: it must not die with this agent
+	s.prepareKeep(l)
+	keeper := s.keeper.Load()
+	s.keep(l) // before the first call is received: it must not die with this agent
 	if !s.serveListener(l) {
 		return
 	}
 	if !l.byNetns() { // else its readers look
 		s.checkIdentity(l.ep.Load(), &state)
 	}
-	if s.parker.Load() != parker {
-		s.park(l) // with the new parker: parkAll may have come too early to see l
+	if s.keeper.Load() != keeper {
+		s.keep(l) // with the new keeper: keepAll may have come too early to see l
 	}
 }

@@ -56,7 +56,7 @@ func trySignalEndsCall(t *testing.T, received, lasts bool, env ...string) {
 	if received {
 		s, _ = serve(t, testConfig(path, "", m))
 		caller.handOver(path, testName)
-		<-making // the first of the IPv4 stock
+		<-making // the first of the IPv4 pool
 	}
 	if o := caller.do(command{Op: "interruptible"}); o.Errno != 0 {
 		t.Fatal(unix.Errno(o.Errno))

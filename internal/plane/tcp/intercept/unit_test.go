@@ -102,26 +102,26 @@ func TestErrnoTable(t *testing.T) {
 	}
 }
 
-func TestStock(t *testing.T) {
+func TestSocketPool(t *testing.T) {
 	m := &testMaker{}
-	r := &refiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *stock, 1), wakeFD: -1}
+	r := &prefiller{log: slog.Default(), maker: m, target: 4, max: 6, queue: make(chan *socketPool, 1), wakeFD: -1}
 	e := newEndpoint(testEndpoint)
 	ctx := context.Background()
 	own := self()
-	if _, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true}); ready || refill != needNow || err != nil {
-		t.Fatalf("empty stock: ready %v, refill %v, %v", ready, refill, err)
+	if _, ready, prefill, err := take(t, r, &e.v4, socketOptions{own: own, nonblock: true}); ready || prefill != needNow || err != nil {
+		t.Fatalf("empty pool: ready %v, prefill %v, %v", ready, prefill, err)
 	}
-	if made, err := r.fill(ctx, &e.v4); err != nil || made != 4 || len(e.v4.ready) != 4 {
+	if made, err := r.prefill(ctx, &e.v4); err != nil || made != 4 || len(e.v4.ready) != 4 {
 		t.Fatalf("filled to %d with %d, %v", len(e.v4.ready), made, err)
 	}
-	for i, wantRefill := range []need{needNot, needSoon, needNow, needSoon} {
-		s, ready, refill, err := take(t, r, &e.v4, traits{own: own, nonblock: true})
-		if !ready || refill != wantRefill || err != nil || !s.has.nonblock {
-			t.Errorf("take %d: ready %v, refill %v, %v, %+v", i, ready, refill, err, s.has)
+	for i, wantPrefill := range []need{needNot, needSoon, needNow, needSoon} {
+		s, ready, prefill, err := take(t, r, &e.v4, socketOptions{own: own, nonblock: true})
+		if !ready || prefill != wantPrefill || err != nil || !s.has.nonblock {
+			t.Errorf("take %d: ready %v, prefill %v, %v, %+v", i, ready, prefill, err, s.has)
 		}
 	}
-	for _, st := range []*stock{&e.v4, &e.v6} {
-		if _, err := r.fill(ctx, st); err != nil {
+	for _, st := range []*socketPool{&e.v4, &e.v6} {
+		if _, err := r.prefill(ctx, st); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -131,7 +131,7 @@ func TestStock(t *testing.T) {
 	bad := errors.New("no")
 	m.err.Store(&bad)
 	r.max = 100
-	if _, err := r.fill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
+	if _, err := r.prefill(ctx, &e.v6); !errors.Is(err, bad) || r.total.Load() != 6 {
 		t.Errorf("fill with a maker that fails: %v, total %d", err, r.total.Load())
 	}
 	r.drop(e)
@@ -139,24 +139,24 @@ func TestStock(t *testing.T) {
 		t.Errorf("total %d after drop", r.total.Load())
 	}
 	m.err.Store(nil)
-	if _, err := r.fill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
+	if _, err := r.prefill(ctx, &e.v4); err != nil || r.total.Load() != 0 {
 		t.Errorf("fill after drop: %v, total %d", err, r.total.Load())
 	}
 	r.request(&e.v4, needSoon, nothing)
 	r.request(&e.v4, needSoon, nothing)
 	r.request(&e.v6, needSoon, nothing)
 	if len(r.queue) != 1 || e.v6.queued.Load() {
-		t.Errorf("queue holds %d; a stock that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
+		t.Errorf("queue holds %d; a pool that did not fit counts as queued: %v", len(r.queue), e.v6.queued.Load())
 	}
 }
 
-// A refiller that sleeps fills a stock that wants it, and sleeps again.
-func TestRefiller(t *testing.T) {
+// A prefiller that sleeps fills a pool that wants it, and sleeps again.
+func TestPrefiller(t *testing.T) {
 	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &refiller{log: slog.Default(), maker: &testMaker{}, target: 4, max: 100, queue: make(chan *stock, 1), wakeFD: wakeFD,
+	r := &prefiller{log: slog.Default(), maker: &testMaker{}, target: 4, max: 100, queue: make(chan *socketPool, 1), wakeFD: wakeFD,
 		failed: func(_ model.EndpointID, err error) { t.Error(err) }}
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -165,9 +165,9 @@ func TestRefiller(t *testing.T) {
 	for range 3 {
 		eventually(t, "it sleeps", func() bool { return phase(r.doing.Load()) == sleeping })
 		r.request(&e.v4, needSoon, nothing)
-		eventually(t, "the stock is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
+		eventually(t, "the pool is full", func() bool { missing, _ := e.v4.shortfall(r.target); return missing == 0 })
 		for range 6 {
-			if s, _, _, err := r.take(&e.v4, traits{own: self()}); err != nil {
+			if s, _, _, err := r.take(&e.v4, socketOptions{own: self()}); err != nil {
 				t.Fatal(err)
 			} else {
 				closeFD(s.fd)
@@ -184,8 +184,8 @@ func TestRefiller(t *testing.T) {
 	}
 }
 
-// Who asks wakes the refiller once, and only if it would not look in time by itself.
-func TestRefillerIsWoken(t *testing.T) {
+// Who asks wakes the prefiller once, and only if it would not look in time by itself.
+func TestPrefillerIsWoken(t *testing.T) {
 	wakeFD, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
@@ -196,11 +196,11 @@ func TestRefillerIsWoken(t *testing.T) {
 		wants need
 		wakes uint64
 	}{
-		{filling, needSoon, 0}, {filling, needNow, 0},
+		{working, needSoon, 0}, {working, needNow, 0},
 		{resting, needNot, 0}, {resting, needSoon, 0}, {resting, needNow, 1},
 		{sleeping, needNot, 0}, {sleeping, needSoon, 1}, {sleeping, needNow, 1},
 	} {
-		r := &refiller{target: 4, queue: make(chan *stock, 1), wakeFD: wakeFD}
+		r := &prefiller{target: 4, queue: make(chan *socketPool, 1), wakeFD: wakeFD}
 		r.doing.Store(int32(c.doing))
 		e := newEndpoint(testEndpoint)
 		r.request(&e.v4, c.wants, nothing)
@@ -217,16 +217,16 @@ func TestRefillerIsWoken(t *testing.T) {
 }
 
 // take takes a socket and closes it when the test ends.
-func take(t *testing.T, r *refiller, st *stock, want traits) (s socket, ready bool, refill need, err error) {
+func take(t *testing.T, r *prefiller, st *socketPool, want socketOptions) (s socket, ready bool, prefill need, err error) {
 	t.Helper()
-	s, ready, refill, err = r.take(st, want)
+	s, ready, prefill, err = r.take(st, want)
 	if err == nil {
 		t.Cleanup(func() { closeFD(s.fd) })
 	}
-	return s, ready, refill, err
+	return s, ready, prefill, err
 }
 
-func TestFit(t *testing.T) {
+func TestApply(t *testing.T) {
 	m := &testMaker{}
 	s, err := makeSocket(m, testEndpoint, unix.AF_INET)
 	if err != nil {
@@ -235,7 +235,7 @@ func TestFit(t *testing.T) {
 	defer closeFD(s.fd)
 	own := s.has.own
 	for _, nonblock := range []bool{true, true, false} {
-		if err := s.fit(m, testEndpoint, traits{own: own, nonblock: nonblock, mptcp: nonblock}); err != nil {
+		if err := s.apply(m, testEndpoint, socketOptions{own: own, nonblock: nonblock, mptcp: nonblock}); err != nil {
 			t.Fatal(err)
 		}
 		mptcp, err := unix.GetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE)

@@ -31,9 +31,9 @@ const (
 
 var parts = []string{listenerPart, pagePart, labelPart}
 
-// Doubled is a Client whose entries are in a storage, too. So they outlive the agent and the holder that end together,
+// Mirrored is a Client whose entries are in a storage, too. So they outlive the agent and the keeper that end together,
 // by the kernel's memory killer or an operator's hand.
-type Doubled struct {
+type Mirrored struct {
 	*Client
 	storage Storage
 
@@ -47,15 +47,15 @@ type label struct {
 	Meta []byte `json:"meta"`
 }
 
-// Double makes what the holder and the storage have equal: what the holder has lost it gets from the storage, and the
-// other way round. A holder must answer.
-func Double(c *Client, s Storage) (*Doubled, error) {
-	d := &Doubled{Client: c, storage: s, stored: map[string]uint64{}}
+// Mirror makes what the keeper and the storage have equal: what the keeper has lost it gets from the storage, and the
+// other way round. A keeper must answer.
+func Mirror(c *Client, s Storage) (*Mirrored, error) {
+	d := &Mirrored{Client: c, storage: s, stored: map[string]uint64{}}
 	held, err := c.TakeAll()
 	if err != nil {
 		return nil, err
 	}
-	byKey := map[string]Parked{}
+	byKey := map[string]Kept{}
 	for _, p := range held {
 		defer closeAll([]int{p.FD, p.Page})
 		byKey[p.Key] = p
@@ -80,21 +80,21 @@ func Double(c *Client, s Storage) (*Doubled, error) {
 }
 
 // kept puts the parts that a storage has together, by hash. An entry that lacks one has no key, and no descriptors.
-func kept(s Storage) map[string]Parked {
+func kept(s Storage) map[string]Kept {
 	all := s.Kept()
-	out := map[string]Parked{}
+	out := map[string]Kept{}
 	for name := range all {
 		_, hash, ok := strings.Cut(name, "-")
 		if _, done := out[hash]; done || !ok {
 			continue
 		}
-		var p Parked
+		var p Kept
 		fd, listener := all[listenerPart+hash]
 		page, paged := all[pagePart+hash]
 		text, labelled := all[labelPart+hash]
 		if listener && paged && labelled {
 			if l, err := readLabel(text); err == nil && hashOf(l.Key) == hash {
-				p = Parked{Key: l.Key, Meta: l.Meta, FD: fd, Page: page}
+				p = Kept{Key: l.Key, Meta: l.Meta, FD: fd, Page: page}
 			}
 		}
 		out[hash] = p
@@ -108,15 +108,15 @@ func kept(s Storage) map[string]Parked {
 }
 
 // Put implements Client's, twice.
-func (d *Doubled) Put(key string, meta []byte, fd, page int) error {
+func (d *Mirrored) Put(key string, meta []byte, fd, page int) error {
 	if err := d.Client.Put(key, meta, fd, page); err != nil {
 		return err
 	}
-	return d.store(Parked{Key: key, Meta: meta, FD: fd, Page: page})
+	return d.store(Kept{Key: key, Meta: meta, FD: fd, Page: page})
 }
 
 // Drop implements Client's, twice.
-func (d *Doubled) Drop(key string) error {
+func (d *Mirrored) Drop(key string) error {
 	d.mu.Lock()
 	_, ok := d.stored[key]
 	delete(d.stored, key)
@@ -129,7 +129,7 @@ func (d *Doubled) Drop(key string) error {
 }
 
 // store gives the storage an entry unless it has it.
-func (d *Doubled) store(p Parked) error {
+func (d *Mirrored) store(p Kept) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	ino, err := inode(p.FD)
@@ -167,7 +167,7 @@ func (d *Doubled) store(p Parked) error {
 	return nil
 }
 
-func (d *Doubled) forget(hash string) error {
+func (d *Mirrored) forget(hash string) error {
 	var errs []error
 	for _, part := range parts {
 		errs = append(errs, d.storage.Remove(part+hash))

@@ -6,55 +6,57 @@ import (
 	"math/bits"
 )
 
-// span is a set of values of one system call argument: the x with lo <= x <= hi and x&mask == want.
-// Every comparison OCI seccomp knows is one or two spans, and the intersection and the difference of
-// spans are spans again, so that a profile's rules can be cut exactly where Heddle's begin.
-type span struct{ lo, hi, mask, want uint64 }
+// valueSet is a set of values of one system call argument: the x with lo <= x <= hi and x&mask == want.
+// Every comparison OCI seccomp knows is one or two valueSets, and the intersection and the difference of
+// valueSets are valueSets again, so that a profile's rules can be cut exactly where Heddle's begin.
+type valueSet struct{ lo, hi, mask, want uint64 }
 
-var anySpan = span{hi: math.MaxUint64}
+var anyValue = valueSet{hi: math.MaxUint64}
 
 // point gives the set that holds just v.
-func point(v uint64) span { return span{lo: v, hi: v} }
+func point(v uint64) valueSet { return valueSet{lo: v, hi: v} }
 
 // masked gives the x with x&mask == want.
-func masked(mask, want uint64) span { return span{hi: math.MaxUint64, mask: mask, want: want & mask} }
+func masked(mask, want uint64) valueSet {
+	return valueSet{hi: math.MaxUint64, mask: mask, want: want & mask}
+}
 
-// meet gives the intersection; ok is false if it is empty.
-func (a span) meet(b span) (s span, ok bool) {
-	s = span{lo: max(a.lo, b.lo), hi: min(a.hi, b.hi), mask: a.mask | b.mask, want: a.want | b.want}
+// intersect gives the intersection; ok is false if it is empty.
+func (a valueSet) intersect(b valueSet) (s valueSet, ok bool) {
+	s = valueSet{lo: max(a.lo, b.lo), hi: min(a.hi, b.hi), mask: a.mask | b.mask, want: a.want | b.want}
 	if s.lo > s.hi || a.mask&b.mask&(a.want^b.want) != 0 {
-		return span{}, false
+		return valueSet{}, false
 	}
 	if s.lo == s.hi {
 		if s.lo&s.mask != s.want {
-			return span{}, false
+			return valueSet{}, false
 		}
 		s.mask, s.want = 0, 0
 	}
 	return s, true
 }
 
-// minus gives a without b, as disjoint spans.
-func (a span) minus(b span) []span {
-	both, ok := a.meet(b)
+// subtract gives a without b, as disjoint valueSets.
+func (a valueSet) subtract(b valueSet) []valueSet {
+	both, ok := a.intersect(b)
 	if !ok {
-		return []span{a}
+		return []valueSet{a}
 	}
-	var rest []span
-	add := func(s span) {
-		if s, ok := a.meet(s); ok {
+	var rest []valueSet
+	add := func(s valueSet) {
+		if s, ok := a.intersect(s); ok {
 			rest = append(rest, s)
 		}
 	}
 	if b.lo > 0 {
-		add(span{hi: b.lo - 1})
+		add(valueSet{hi: b.lo - 1})
 	}
 	if b.hi < math.MaxUint64 {
-		add(span{lo: b.hi + 1, hi: math.MaxUint64})
+		add(valueSet{lo: b.hi + 1, hi: math.MaxUint64})
 	}
-	// Inside b's interval: one span a bit that b's mask fixes and a leaves open, with that bit flipped
+	// Inside b's interval: one valueSet a bit that b's mask fixes and a leaves open, with that bit flipped
 	// and the bits before it as b wants them.
-	cur := span{lo: both.lo, hi: both.hi, mask: a.mask, want: a.want}
+	cur := valueSet{lo: both.lo, hi: both.hi, mask: a.mask, want: a.want}
 	if cur.lo == cur.hi {
 		return rest // a single value that is in b as well
 	}
@@ -76,9 +78,9 @@ type comparison struct {
 	value, valueTwo uint64
 }
 
-// comparisons writes the span as alternatives of one comparison each, because libseccomp takes one
+// comparisons writes the valueSet as alternatives of one comparison each, because libseccomp takes one
 // comparison an argument and rule. A single nil means that every value belongs to it.
-func (a span) comparisons() []*comparison {
+func (a valueSet) comparisons() []*comparison {
 	if a.mask == 0 {
 		switch {
 		case a.lo == 0 && a.hi == math.MaxUint64:
@@ -93,7 +95,7 @@ func (a span) comparisons() []*comparison {
 	}
 	var out []*comparison
 	for _, block := range alignedBlocks(a.lo, a.hi) {
-		s, ok := block.meet(span{hi: math.MaxUint64, mask: a.mask, want: a.want})
+		s, ok := block.intersect(valueSet{hi: math.MaxUint64, mask: a.mask, want: a.want})
 		if !ok {
 			continue
 		}
@@ -108,13 +110,13 @@ func (a span) comparisons() []*comparison {
 
 // alignedBlocks cuts lo..hi into blocks of a power of two each, as one cuts an address range into
 // prefixes: every block is a mask and a value.
-func alignedBlocks(lo, hi uint64) []span {
-	var blocks []span
+func alignedBlocks(lo, hi uint64) []valueSet {
+	var blocks []valueSet
 	for {
 		shift := min(bits.TrailingZeros64(lo), 64)
 		for shift == 64 || lo+(1<<shift-1) > hi {
 			if shift == 64 && lo == 0 && hi == math.MaxUint64 {
-				return []span{anySpan}
+				return []valueSet{anyValue}
 			}
 			shift--
 		}
@@ -138,17 +140,17 @@ const (
 	opMaskedEQ = "SCMP_CMP_MASKED_EQ"
 )
 
-// spans gives the values for which the comparison holds.
-func (c comparison) spans() ([]span, error) {
+// values gives the values for which the comparison holds.
+func (c comparison) values() ([]valueSet, error) {
 	v := c.value
-	var out []span
-	below := func(v uint64) { out = append(out, span{hi: v}) }
-	above := func(v uint64) { out = append(out, span{lo: v, hi: math.MaxUint64}) }
+	var out []valueSet
+	below := func(v uint64) { out = append(out, valueSet{hi: v}) }
+	above := func(v uint64) { out = append(out, valueSet{lo: v, hi: math.MaxUint64}) }
 	switch c.op {
 	case opEQ:
-		return []span{point(v)}, nil
+		return []valueSet{point(v)}, nil
 	case opMaskedEQ: // value is the mask
-		return []span{masked(v, c.valueTwo)}, nil
+		return []valueSet{masked(v, c.valueTwo)}, nil
 	case opLE:
 		below(v)
 	case opGE:
@@ -169,51 +171,51 @@ func (c comparison) spans() ([]span, error) {
 // numArgs is how many arguments a system call has.
 const numArgs = 6
 
-// box is a set of system calls of one number: those whose every argument is in its span.
-type box [numArgs]span
+// callSet is a set of system calls of one number: those whose every argument is in its valueSet.
+type callSet [numArgs]valueSet
 
-// anyBox gives the box of all calls.
-func anyBox() (b box) {
+// anyCall gives the callSet of all calls.
+func anyCall() (b callSet) {
 	for i := range b {
-		b[i] = anySpan
+		b[i] = anyValue
 	}
 	return b
 }
 
-// meet gives the intersection; ok is false if it is empty.
-func (b box) meet(c box) (out box, ok bool) {
+// intersect gives the intersection; ok is false if it is empty.
+func (b callSet) intersect(c callSet) (out callSet, ok bool) {
 	for i := range b {
-		if out[i], ok = b[i].meet(c[i]); !ok {
-			return box{}, false
+		if out[i], ok = b[i].intersect(c[i]); !ok {
+			return callSet{}, false
 		}
 	}
 	return out, true
 }
 
-// minus gives b without c, as disjoint boxes.
-func (b box) minus(c box) []box {
-	if _, ok := b.meet(c); !ok {
-		return []box{b}
+// subtract gives b without c, as disjoint callSets.
+func (b callSet) subtract(c callSet) []callSet {
+	if _, ok := b.intersect(c); !ok {
+		return []callSet{b}
 	}
-	var out []box
+	var out []callSet
 	cur := b
 	for i := range b {
-		for _, s := range b[i].minus(c[i]) {
+		for _, s := range b[i].subtract(c[i]) {
 			piece := cur
 			piece[i] = s
 			out = append(out, piece)
 		}
-		cur[i], _ = b[i].meet(c[i])
+		cur[i], _ = b[i].intersect(c[i])
 	}
 	return out
 }
 
-// minusAll gives bs without every box of cs.
-func minusAll(bs, cs []box) []box {
+// subtractAll gives bs without every callSet of cs.
+func subtractAll(bs, cs []callSet) []callSet {
 	for _, c := range cs {
-		var next []box
+		var next []callSet
 		for _, b := range bs {
-			next = append(next, b.minus(c)...)
+			next = append(next, b.subtract(c)...)
 		}
 		bs = next
 	}

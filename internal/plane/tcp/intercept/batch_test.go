@@ -14,14 +14,14 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// heldCrates are those that the child of a test keeps, with what is in them.
-var heldCrates []int
+// heldBatches are those that the child of a test keeps, with what is in them.
+var heldBatches []int
 
-// openCrate asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the crate as it is; with
+// openBatch asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the batch as it is; with
 // c.Threads it closes all that it has kept, or, with both, shuts them down.
-func openCrate(c command) outcome {
+func openBatch(c command) outcome {
 	if c.Threads > 0 {
-		for _, fd := range heldCrates {
+		for _, fd := range heldBatches {
 			if c.Signals {
 				_ = unix.Shutdown(fd, unix.SHUT_RD)
 			} else {
@@ -31,10 +31,10 @@ func openCrate(c command) outcome {
 		if c.Signals {
 			return outcome{}
 		}
-		heldCrates = nil
+		heldBatches = nil
 		return outcome{}
 	}
-	r, _, e := unix.Syscall6(unix.SYS_SOCKET, uintptr(c.Family), uintptr(c.Type), uintptr(c.Proto), uintptr(uint64(crateMagic)), uintptr(c.N), ^uintptr(uint64(crateMagic)))
+	r, _, e := unix.Syscall6(unix.SYS_SOCKET, uintptr(c.Family), uintptr(c.Type), uintptr(c.Proto), uintptr(uint64(batchMagic)), uintptr(c.N), ^uintptr(uint64(batchMagic)))
 	if e != 0 {
 		return outcome{Errno: int(e)}
 	}
@@ -46,14 +46,14 @@ func openCrate(c command) outcome {
 	}
 	flags, _ := unix.FcntlInt(r, unix.F_GETFD, 0)
 	o.CloExec = flags&unix.FD_CLOEXEC != 0
-	o.Peer = lookAtCrate(o.FD)
+	o.Peer = lookAtBatch(o.FD)
 	if c.Signals {
-		heldCrates = append(heldCrates, o.FD)
+		heldBatches = append(heldBatches, o.FD)
 		return o
 	}
 	defer closeFD(o.FD)
 	for {
-		fd, err := takeFromCrate(o.FD)
+		fd, err := takeFromBatch(o.FD)
 		if err != nil || fd < 0 {
 			return o
 		}
@@ -76,7 +76,7 @@ func passFile() outcome {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	err = errors.Join(err, unix.Getrlimit(unix.RLIMIT_NOFILE, &lim), unix.Capset(&header, &data[0]))
-	lim.Cur = 20 * maxCrates / 2
+	lim.Cur = 20 * maxBatches / 2
 	if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)); err != nil {
 		return outcome{Errno: int(errnoIn(err))}
 	}
@@ -89,10 +89,10 @@ func passFile() outcome {
 	return outcome{}
 }
 
-// takeFromCrate gives -1 when nothing is left.
-func takeFromCrate(crate int) (int, error) {
+// takeFromBatch gives -1 when nothing is left.
+func takeFromBatch(batch int) (int, error) {
 	data, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(crate, data, oob, 0) // the agent says when nothing comes any more
+	_, n, _, _, err := unix.Recvmsg(batch, data, oob, 0) // the agent says when nothing comes any more
 	if err != nil || n == 0 {
 		return -1, err
 	}
@@ -103,8 +103,8 @@ func takeFromCrate(crate int) (int, error) {
 	return fds[0], nil
 }
 
-// lookAtCrate tries what a hostile program would with a crate, and says what worked.
-func lookAtCrate(fd int) string {
+// lookAtBatch tries what a hostile program would with a batch, and says what worked.
+func lookAtBatch(fd int) string {
 	var worked []string
 	if cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED); err != nil || cred.Pid != 0 {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", cred.Pid)); err == nil {
@@ -141,18 +141,18 @@ func lookAtCrate(fd int) string {
 	return strings.Join(worked, ", ")
 }
 
-// crateServer runs a server whose crates are ready, and a child that may have them.
-func crateServer(t *testing.T, m SocketMaker, holder string) (*Server, *child, func()) {
+// batchServer runs a server whose batches are ready, and a child that may have them.
+func batchServer(t *testing.T, m SocketMaker, keeper string) (*Server, *child, func()) {
 	t.Helper()
 	needRoot(t)
 	path := socketPath(t)
-	cfg := testConfig(path, holder, m)
+	cfg := testConfig(path, keeper, m)
 	cfg.ListenElsewhere = listenInTest
 	s, stop := serve(t, cfg)
 	c := startChild(t, nil)
 	c.annotations = map[string]string{model.AnnotationSocketPool: "true"}
 	c.handOver(path, testName)
-	eventually(t, "crates", s.crates.ready.Load)
+	eventually(t, "batches", s.batches.ready.Load)
 	return s, c, stop
 }
 
@@ -164,19 +164,19 @@ func listenInTest(socket *os.File) error {
 	return fdkeep.ListenBy(socket, "/usr/bin/env", childEnv+"=listen", self)
 }
 
-func askCrate(c *child, family, n int) outcome {
+func askBatch(c *child, family, n int) outcome {
 	c.t.Helper()
-	return c.do(command{Op: "crate", Family: family, Type: unix.SOCK_STREAM, N: n})
+	return c.do(command{Op: "batch", Family: family, Type: unix.SOCK_STREAM, N: n})
 }
 
-func TestCrate(t *testing.T) { bothWays(t, tryCrate) }
+func TestBatch(t *testing.T) { bothWays(t, tryBatch) }
 
-func tryCrate(t *testing.T) {
-	s, c, _ := crateServer(t, &testMaker{}, "")
+func tryBatch(t *testing.T) {
+	s, c, _ := batchServer(t, &testMaker{}, "")
 	total := 0
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		for n, want := range map[int]int{1: 1, 4: 4, 16: 16, 100: 100, maxCrate: maxCrate, 10 * maxCrate: maxCrate} {
-			o := askCrate(c, family, n)
+		for n, want := range map[int]int{1: 1, 4: 4, 16: 16, 100: 100, maxBatch: maxBatch, 10 * maxBatch: maxBatch} {
+			o := askBatch(c, family, n)
 			if o.Errno != 0 || o.OK != want || o.Strange != 0 || !o.CloExec || o.UID != uint32(os.Geteuid()) {
 				t.Errorf("%d sockets of family %d: %+v", n, family, o)
 			}
@@ -186,95 +186,95 @@ func tryCrate(t *testing.T) {
 	}
 	eventually(t, "counters", func() bool {
 		st := s.Stats()
-		return st.Crates == 12 && st.Crated == uint64(total) && st.Answered == 0
+		return st.Batches == 12 && st.BatchSockets == uint64(total) && st.Answered == 0
 	})
 	if o := c.do(command{Op: "euid", N: 1000}); o.Errno != 0 {
 		t.Fatal(unix.Errno(o.Errno))
 	}
-	if o := askCrate(c, unix.AF_INET, 8); o.OK != 8 || o.UID != 1000 {
+	if o := askBatch(c, unix.AF_INET, 8); o.OK != 8 || o.UID != 1000 {
 		t.Errorf("as another user: %+v", o)
 	}
 	// What is no TCP socket, and MPTCP, is as ever.
-	if o := c.do(command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Proto: unix.IPPROTO_MPTCP, N: 8}); o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
+	if o := c.do(command{Op: "batch", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Proto: unix.IPPROTO_MPTCP, N: 8}); o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
 		t.Errorf("MPTCP: %+v, want a single socket", o)
 	}
 }
 
-// TestCrateIsNoWayOut: what a container can do with the Unix socket itself, and who may have one.
-func TestCrateIsNoWayOut(t *testing.T) {
-	s, c, _ := crateServer(t, &testMaker{}, "")
-	if o := askCrate(c, unix.AF_INET, 1); o.OK != 1 || o.Peer != "" {
-		t.Errorf("%+v: want nothing to work on a crate", o)
+// TestBatchIsNoWayOut: what a container can do with the Unix socket itself, and who may have one.
+func TestBatchIsNoWayOut(t *testing.T) {
+	s, c, _ := batchServer(t, &testMaker{}, "")
+	if o := askBatch(c, unix.AF_INET, 1); o.OK != 1 || o.Peer != "" {
+		t.Errorf("%+v: want nothing to work on a batch", o)
 	}
 	other := trapped(t, s.cfg.SocketPath, testName)
-	if o := askCrate(other, unix.AF_INET, 8); o.Errno != 0 || o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
-		t.Errorf("a container that may have no crates: %+v, want a single socket", o)
+	if o := askBatch(other, unix.AF_INET, 8); o.Errno != 0 || o.OK != 0 || o.Protocol != unix.IPPROTO_TCP {
+		t.Errorf("a container that may have no batches: %+v, want a single socket", o)
 	}
 	if o := c.do(command{Op: "unshare"}); o.Errno != 0 {
 		t.Fatal(unix.Errno(o.Errno))
 	}
-	o := askCrate(c, unix.AF_INET, 8)
+	o := askBatch(c, unix.AF_INET, 8)
 	if o.OK != 0 || o.Errno != 0 {
 		t.Errorf("from another network namespace: %+v, want a socket of that", o)
 	}
 }
 
-// TestCratesAreBounded: a program that never looks into its crates has so many, and what is in them counts, but not against
+// TestBatchesAreBounded: a program that never looks into its batches has so many, and what is in them counts, but not against
 // the files that others may have under way.
-func TestCratesAreBounded(t *testing.T) {
+func TestBatchesAreBounded(t *testing.T) {
 	var quota atomic.Int64
-	quota.Store(20*maxCrates + 100)
-	s, c, _ := crateServer(t, &testMaker{quota: &quota}, "")
-	hold := command{Op: "crate", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 20, Signals: true}
-	for i := range maxCrates {
+	quota.Store(20*maxBatches + 100)
+	s, c, _ := batchServer(t, &testMaker{quota: &quota}, "")
+	hold := command{Op: "batch", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 20, Signals: true}
+	for i := range maxBatches {
 		if o := c.do(hold); o.Errno != 0 || o.Protocol != 0 {
-			t.Fatalf("crate %d: %+v", i, o)
+			t.Fatalf("batch %d: %+v", i, o)
 		}
 	}
 	for range 3 {
 		if o := c.do(hold); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
-			t.Fatalf("one crate more: %+v, want a single socket", o)
+			t.Fatalf("one batch more: %+v, want a single socket", o)
 		}
 	}
-	eventually(t, "full crates, and what they left of the quota", func() bool {
-		return s.Stats().Crated == 20*maxCrates && quota.Load() == 100-3
+	eventually(t, "full batches, and what they left of the quota", func() bool {
+		return s.Stats().BatchSockets == 20*maxBatches && quota.Load() == 100-3
 	})
 	if o := c.do(command{Op: "pass"}); o.Errno != 0 {
-		t.Errorf("root passes a file while %d are in crates: %v", 20*maxCrates, unix.Errno(o.Errno))
+		t.Errorf("root passes a file while %d are in batches: %v", 20*maxBatches, unix.Errno(o.Errno))
 	}
 	// shutdown() makes the agent's end look like one whose other end is closed.
-	c.do(command{Op: "crate", Threads: 1, Signals: true})
+	c.do(command{Op: "batch", Threads: 1, Signals: true})
 	if o := c.do(hold); o.Errno != 0 || o.Protocol != unix.IPPROTO_TCP {
-		t.Errorf("one crate more after all were shut down: %+v, want a single socket", o)
+		t.Errorf("one batch more after all were shut down: %+v, want a single socket", o)
 	}
-	c.do(command{Op: "crate", Threads: 1})
+	c.do(command{Op: "batch", Threads: 1})
 	quota.Store(5)
-	if o := askCrate(c, unix.AF_INET, 10); o.OK != 5 {
+	if o := askBatch(c, unix.AF_INET, 10); o.OK != 5 {
 		t.Errorf("%+v: want what the quota leaves", o)
 	}
-	if o := askCrate(c, unix.AF_INET, 10); unix.Errno(o.Errno) != unix.ENFILE {
+	if o := askBatch(c, unix.AF_INET, 10); unix.Errno(o.Errno) != unix.ENFILE {
 		t.Errorf("%+v: want the errno of the quota", o)
 	}
 }
 
-// TestCrateAfterRestart: the next agent knows who may have crates.
-func TestCrateAfterRestart(t *testing.T) {
+// TestBatchAfterRestart: the next agent knows who may have batches.
+func TestBatchAfterRestart(t *testing.T) {
 	needRoot(t)
-	keeper := holder(t)
-	s, c, stop := crateServer(t, &testMaker{}, keeper)
+	keeper := keeper(t)
+	s, c, stop := batchServer(t, &testMaker{}, keeper)
 	stop()
 	cfg := testConfig(s.cfg.SocketPath, keeper, &testMaker{})
 	cfg.ListenElsewhere = listenInTest
 	next, _ := serve(t, cfg)
-	eventually(t, "crates", next.crates.ready.Load)
-	if o := askCrate(c, unix.AF_INET, 4); o.OK != 4 {
+	eventually(t, "batches", next.batches.ready.Load)
+	if o := askBatch(c, unix.AF_INET, 4); o.OK != 4 {
 		t.Errorf("%+v", o)
 	}
 }
 
-// TestCrateIsNotAnothers: a connection that could not be accepted is not taken for that of the next crate, whose container would
-// get what is packed for another one.
-func TestCrateIsNotAnothers(t *testing.T) {
+// TestBatchIsNotAnothers: a connection that could not be accepted is not taken for that of the next batch, whose container would
+// get what is filled for another one.
+func TestBatchIsNotAnothers(t *testing.T) {
 	needRoot(t)
 	listener, err := unixSocket(unix.SOCK_NONBLOCK)
 	if err != nil {
@@ -297,7 +297,7 @@ func TestCrateIsNotAnothers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		c, err := newCrate(listener, name)
+		c, err := newBatch(listener, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +308,7 @@ func TestCrateIsNotAnothers(t *testing.T) {
 		}
 		var b [1]byte
 		if _, _, err := unix.Recvfrom(c.fd, b[:], unix.MSG_DONTWAIT); err != nil || b[0] != 7 {
-			t.Errorf("what is put into a crate does not come out of it: %v", err)
+			t.Errorf("what is put into a batch does not come out of it: %v", err)
 		}
 	}
 	var b [1]byte

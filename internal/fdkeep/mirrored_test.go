@@ -73,11 +73,11 @@ func held(t *testing.T, c *Client) map[string]string {
 	return out
 }
 
-// TestDoubled: what a holder loses, the storage has, and the other way round; what is dropped neither.
-func TestDoubled(t *testing.T) {
+// TestMirrored: what a keeper loses, the storage has, and the other way round; what is dropped neither.
+func TestMirrored(t *testing.T) {
 	s := &shelf{t, map[string]int{}}
 	c, stop := run(t)
-	d, err := Double(c, s)
+	d, err := Mirror(c, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestDoubled(t *testing.T) {
 	}
 	defer closeAll([]int{page})
 	one, two, hand := socket(t), socket(t), socket(t)
-	for range 2 { // as after the end of a holder
+	for range 2 { // as after the end of a keeper
 		for key, fd := range map[string]int{"one/1": one, "two/2": two} {
 			if err := d.Put(key, []byte("of "+key), fd, page); err != nil {
 				t.Fatal(err)
@@ -107,23 +107,23 @@ func TestDoubled(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	stop() // agent and holder end
+	stop() // agent and keeper end
 	c, stop = run(t)
 	before := openFiles(t)
-	if _, err := Double(c, s); err != nil {
+	if _, err := Mirror(c, s); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{"one/1": "of one/1", "hand-off": "h2"}
 	if got := held(t, c); !maps.Equal(got, want) {
-		t.Errorf("the new holder has %v, want %v", got, want)
+		t.Errorf("the new keeper has %v, want %v", got, want)
 	}
-	// The holder, which is in this process, has two descriptors for each, and nothing else is left open.
+	// The keeper, which is in this process, has two descriptors for each, and nothing else is left open.
 	eventually(t, "no descriptor is left over", func() bool { return openFiles(t) <= before+4 })
 
 	for name := range s.fds { // the service was stopped
 		_ = s.Remove(name)
 	}
-	if _, err = Double(c, s); err != nil || len(s.fds) != 6 {
+	if _, err = Mirror(c, s); err != nil || len(s.fds) != 6 {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 
@@ -131,11 +131,11 @@ func TestDoubled(t *testing.T) {
 	_ = s.Remove(listenerPart + hashOf("one/1"))
 	stop()
 	c, _ = run(t)
-	if _, err = Double(c, s); err != nil || len(s.fds) != 3 {
+	if _, err = Mirror(c, s); err != nil || len(s.fds) != 3 {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 	if got := held(t, c); len(got) != 1 || got["hand-off"] != "h2" {
-		t.Errorf("the new holder has %v", got)
+		t.Errorf("the new keeper has %v", got)
 	}
 }
 

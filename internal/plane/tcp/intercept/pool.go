@@ -10,23 +10,23 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// traits are what a caller wants of a socket and the agent can give it before it is injected.
-type traits struct {
+// socketOptions are what a caller wants of a socket and the agent can give it before it is injected.
+type socketOptions struct {
 	own      owner
 	nonblock bool
 	mptcp    bool
 }
 
 // socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the answering
-// thread, the refiller or a stock.
+// thread, the prefiller or a pool.
 type socket struct {
 	fd    int
 	inode uint64
-	has   traits
+	has   socketOptions
 }
 
-// fit gives the socket the traits a caller wants: no system call if it has them already.
-func (s *socket) fit(m SocketMaker, id model.EndpointID, want traits) error {
+// apply gives the socket the options a caller wants: no system call if it has them already.
+func (s *socket) apply(m SocketMaker, id model.EndpointID, want socketOptions) error {
 	if s.has.own != want.own && model.ProtectUser.On() {
 		// SO_REUSEPORT groups and sk_uid (firewall rules, ss) go by the socket's owner.
 		if err := unix.Fchown(s.fd, int(want.own.uid), int(want.own.gid)); err != nil {
@@ -56,64 +56,64 @@ func (s *socket) fit(m SocketMaker, id model.EndpointID, want traits) error {
 
 // endpoint is what the listeners of one endpoint share.
 type endpoint struct {
-	id       model.EndpointID
-	removed  atomic.Bool // set once by Server.Forget, read for every call
-	users    int         // running listeners; guarded by Server.mu
-	lastTurn uint64      // when one of its crates was packed last (refiller.turns); the refiller's own
-	lingers  atomic.Bool // a program of it kept the refiller waiting: it gets no more crates
-	v4, v6   stock
+	id         model.EndpointID
+	removed    atomic.Bool // set once by Server.Forget, read for every call
+	users      int         // running listeners; guarded by Server.mu
+	lastFilled uint64      // when one of its batches was filled last (prefiller.turns); the prefiller's own
+	lingers    atomic.Bool // a program of it kept the prefiller waiting: it gets no more batches
+	v4, v6     socketPool
 }
 
 func newEndpoint(id model.EndpointID) *endpoint {
-	first := traits{own: self()} // as a socket is made, until a caller has shown what it wants
+	first := socketOptions{own: self()} // as a socket is made, until a caller has shown what it wants
 	return &endpoint{
 		id: id,
-		v4: stock{endpoint: id, family: unix.AF_INET, want: first},
-		v6: stock{endpoint: id, family: unix.AF_INET6, want: first},
+		v4: socketPool{endpoint: id, family: unix.AF_INET, want: first},
+		v6: socketPool{endpoint: id, family: unix.AF_INET6, want: first},
 	}
 }
 
 // self is the owner of the sockets the agent makes.
 func self() owner { return owner{uint32(unix.Geteuid()), uint32(unix.Getegid())} }
 
-// stock gives the endpoint's ready sockets of a family.
-func (e *endpoint) stock(family int) *stock {
+// pool gives the endpoint's ready sockets of a family.
+func (e *endpoint) pool(family int) *socketPool {
 	if family == unix.AF_INET6 {
 		return &e.v6
 	}
 	return &e.v4
 }
 
-// stock holds the ready sockets of one endpoint and family. It owns them: the threads that answer take
-// them out, only the refiller (and an answer nobody waited for) puts them in, and Server.drop closes
+// socketPool holds the ready sockets of one endpoint and family. It owns them: the threads that answer take
+// them out, only the prefiller (and an answer nobody waited for) puts them in, and Server.drop closes
 // what is left when the endpoint's last listener ends or the endpoint is forgotten.
-type stock struct {
+type socketPool struct {
 	endpoint model.EndpointID
 	family   int
-	queued   atomic.Bool // on the refiller's queue; keeps it there once
+	queued   atomic.Bool // on the prefiller's queue; keeps it there once
 
 	mu     sync.Mutex // guards the rest; never held across a system call
 	ready  []socket
-	want   traits // of the latest caller: the refiller's guess for the next
+	want   socketOptions // of the latest caller: the prefiller's guess for the next
 	closed bool
 }
 
 // lastOwner is the owner that the latest caller had: the guess for the next.
-func (st *stock) lastOwner() owner {
+func (st *socketPool) lastOwner() owner {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.want.own
 }
 
 // learn notes what the latest caller wanted after all.
-func (st *stock) learn(want traits) {
+func (st *socketPool) learn(want socketOptions) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.want = want
 }
 
 // take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
-func (st *stock) take(want traits) (s socket, left int, ok bool) {
+func (st *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	st.want = want
@@ -126,9 +126,9 @@ func (st *stock) take(want traits) (s socket, left int, ok bool) {
 	return s, n - 1, true
 }
 
-// put adds a ready socket. It reports false, and the caller keeps the socket, if the stock holds limit
+// put adds a ready socket. It reports false, and the caller keeps the socket, if the pool holds limit
 // sockets or is closed.
-func (st *stock) put(s socket, limit int) bool {
+func (st *socketPool) put(s socket, limit int) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.closed || len(st.ready) >= limit {
@@ -139,17 +139,17 @@ func (st *stock) put(s socket, limit int) bool {
 }
 
 // shortfall reports how many sockets are missing to target and what the next caller will probably want.
-func (st *stock) shortfall(target int) (int, traits) {
+func (st *socketPool) shortfall(target int) (int, socketOptions) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	if st.closed {
-		return 0, traits{}
+		return 0, socketOptions{}
 	}
 	return target - len(st.ready), st.want
 }
 
-// close empties the stock for good and returns what was in it.
-func (st *stock) close() []socket {
+// close empties the pool for good and returns what was in it.
+func (st *socketPool) close() []socket {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	left := st.ready
@@ -167,7 +167,7 @@ func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) 
 		closeFD(fd)
 		return socket{}, fmt.Errorf("make socket: %w", err)
 	}
-	return socket{fd: fd, inode: st.Ino, has: traits{own: self()}}, nil
+	return socket{fd: fd, inode: st.Ino, has: socketOptions{own: self()}}, nil
 }
 
 // closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can

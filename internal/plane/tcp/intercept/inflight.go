@@ -9,63 +9,63 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flight is a call that was received and is not yet answered. It lies at the beginning of a call page, which
+// inflightCall is a call that was received and is not yet answered. It lies at the beginning of a call page, which
 // agents of different versions share: members are only ever added at the end, and zero must mean what it
 // meant before there was the member.
-type flight struct {
+type inflightCall struct {
 	call notification
 	// inode is that of the socket the caller is being given; 0 before that. A caller that has it among its
 	// descriptors needs only to be told.
 	inode uint64
 }
 
-// A call page is the memory a parked listener keeps the calls in flight in: one for each reader, at multiples of flightBytes.
+// A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at multiples of inflightBytes.
 // An agent from before there were several readers knows the first only.
 const (
 	callPageBytes = 4096
-	flightBytes   = 128
+	inflightBytes = 128
 )
 
 var (
-	_ [flightBytes - unsafe.Sizeof(flight{})]byte
-	_ [callPageBytes - maxReaders*flightBytes]byte
+	_ [inflightBytes - unsafe.Sizeof(inflightCall{})]byte
+	_ [callPageBytes - maxReaders*inflightBytes]byte
 )
 
-// mapFlights places the calls in flight in the shared memory behind fd, with what it holds.
-func (l *listener) mapFlights(fd int) error {
+// mapInflight places the in-flight calls in the shared memory behind fd, with what it holds.
+func (l *listener) mapInflight(fd int) error {
 	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map call page: %w", err)
 	}
 	l.page = page
-	for i := range l.flights {
-		l.flights[i] = (*flight)(unsafe.Pointer(&page[i*flightBytes]))
+	for i := range l.inflight {
+		l.inflight[i] = (*inflightCall)(unsafe.Pointer(&page[i*inflightBytes]))
 	}
 	return nil
 }
 
-// stray is a socket that a thread has and was not told of: a signal took it out of its call in between. That
+// undelivered is a socket that a thread has and was not told of: a signal took it out of its call in between. That
 // cannot happen under a filter with WAIT_KILLABLE_RECV.
-type stray struct {
+type undelivered struct {
 	inode   uint64
 	number  int
 	request request
-	packed  int // sockets that were in it then, if it is a crate
+	filled  int // sockets that were in it then, if it is a batch
 }
 
-// strays are a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
+// undeliveredByThread has a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
 // the program restarts it, it gets the one it has.
-type strays map[uint32]stray
+type undeliveredByThread map[uint32]undelivered
 
-// maxStrays bounds the threads remembered: those that never come again stay.
-const maxStrays = 64
+// maxUndelivered bounds the threads remembered: those that never come again stay.
+const maxUndelivered = 64
 
-func (m *strays) add(tid uint32, s stray) {
+func (m *undeliveredByThread) add(tid uint32, s undelivered) {
 	if *m == nil {
-		*m = make(strays)
+		*m = make(undeliveredByThread)
 	}
 	for old := range *m {
-		if len(*m) < maxStrays {
+		if len(*m) < maxUndelivered {
 			break
 		}
 		delete(*m, old)
@@ -73,39 +73,39 @@ func (m *strays) add(tid uint32, s stray) {
 	(*m)[tid] = s
 }
 
-// addStray remembers a socket that thread tid got and was not told of.
-func (l *listener) addStray(tid uint32, s stray) {
+// addUndelivered remembers a socket that thread tid got and was not told of.
+func (l *listener) addUndelivered(tid uint32, s undelivered) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.strays.add(tid, s)
+	l.undelivered.add(tid, s)
 }
 
-// takeStray gives what addStray remembers of thread tid, and forgets it.
-func (l *listener) takeStray(tid uint32) (s stray, ok bool) {
+// takeUndelivered gives what addUndelivered remembers of thread tid, and forgets it.
+func (l *listener) takeUndelivered(tid uint32) (s undelivered, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s, ok = l.strays[tid]; ok {
-		delete(l.strays, tid)
+	if s, ok = l.undelivered[tid]; ok {
+		delete(l.undelivered, tid)
 	}
 	return s, ok
 }
 
-// giveStray answers a call with the socket that an interrupted one left behind, if there is one that fits.
-func (r *reader) giveStray(n *notification, req request) (answered bool) {
-	s, ok := r.takeStray(n.PID)
+// redeliver answers a call with the socket that an interrupted one left behind, if there is one that fits.
+func (r *reader) redeliver(n *notification, req request) (answered bool) {
+	s, ok := r.takeUndelivered(n.PID)
 	if !ok || s.request != req || !r.srv.proc.isSocket(n.PID, s.number, s.inode) {
 		return false
 	}
-	r.flight.inode = s.inode
+	r.inflight.inode = s.inode
 	switch err := sendValue(r.fd, n.ID, s.number); {
-	case err == nil && s.packed > 0:
-		r.srv.counters.crates.Add(1)
-		r.srv.counters.crated.Add(uint64(s.packed))
+	case err == nil && s.filled > 0:
+		r.srv.counters.batches.Add(1)
+		r.srv.counters.batchSockets.Add(uint64(s.filled))
 	case err == nil:
 		r.srv.counters.answered.Add(1)
-		r.srv.counters.inline.Add(1)
+		r.srv.counters.misses.Add(1)
 	case gone(err):
-		r.addStray(n.PID, s) // interrupted again
+		r.addUndelivered(n.PID, s) // interrupted again
 		r.fail(failCallerGone, err)
 	default:
 		return false

@@ -14,70 +14,70 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// A crate is a Unix socket with TCP sockets in its queue, one a message, each admitted for its container as one that is
+// A batch is a Unix socket with TCP sockets in its queue, one a message, each admitted for its container as one that is
 // given by itself. A program that may have several sockets at a time (model.AnnotationSocketPool) asks for one by
 //
-//	socket(family, type, protocol, crateMagic, number, ^crateMagic)
+//	socket(family, type, protocol, batchMagic, number, ^batchMagic)
 //
 // of which the kernel takes the first three arguments; it gets a socket as always if the agent does not know, or does not
-// want. clib/pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-crate.md says why it is like this.
+// want. clib/pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-batch.md says why it is like this.
 
-// crateMagic is random, so that no program has it in its registers by chance.
-const crateMagic = 0xb7c1_5e0d_92f6_4a83
+// batchMagic is random, so that no program has it in its registers by chance.
+const batchMagic = 0xb7c1_5e0d_92f6_4a83
 
 const (
-	// maxCrate is how many sockets are put into a crate.
-	maxCrate = 512
-	// maxCrates is how many crates a listener's programs may hold, full or empty: a process holds up to two of each family. The
+	// maxBatch is how many sockets are put into a batch.
+	maxBatch = 512
+	// maxBatches is how many batches a listener's programs may hold, full or empty: a process holds up to two of each family. The
 	// agent pays for their memory; the sockets in them are bounded as all others are (Admit).
-	maxCrates = 64
-	// crateBytes is the buffer of a crate: the kernel counts less than 1 kB for each socket under way.
-	crateBytes = 2 * maxCrate << 10
-	// crateUser is the user whose sockets the kernel counts as being under way in crates: it refuses to send more than a
+	maxBatches = 64
+	// batchBytes is the buffer of a batch: the kernel counts less than 1 kB for each socket under way.
+	batchBytes = 2 * maxBatch << 10
+	// batchUser is the user whose sockets the kernel counts as being under way in batches: it refuses to send more than a
 	// process may have open (ETOOMANYREFS) to all of a user's processes together, and root's may be in other containers.
-	crateUser = math.MaxUint32 - 4871
+	batchUser = math.MaxUint32 - 4871
 )
 
-// crateWanted reads the arguments of socket() that the kernel does not.
-func crateWanted(d *callData, protocol int) int {
-	if d.Args[3] != crateMagic || d.Args[5] != ^uint64(crateMagic) || protocol == unix.IPPROTO_MPTCP {
+// batchWanted reads the arguments of socket() that the kernel does not.
+func batchWanted(d *callData, protocol int) int {
+	if d.Args[3] != batchMagic || d.Args[5] != ^uint64(batchMagic) || protocol == unix.IPPROTO_MPTCP {
 		return 0
 	}
-	return int(min(d.Args[4], maxCrate))
+	return int(min(d.Args[4], maxBatch))
 }
 
-// crate is an empty crate.
-type crate struct {
+// batch is an empty batch.
+type batch struct {
 	fd    int // the container's end
 	inode uint64
-	name  *unix.SockaddrUnix // of the container's end, in the namespace of crates
+	name  *unix.SockaddrUnix // of the container's end, in the namespace of batches
 	own   int                // the agent's end
 	done  *atomic.Bool       // nothing will be put into it any more; nil until there is something that could be
 }
 
-func (c crate) close() {
+func (c batch) close() {
 	closeFD(c.fd)
 	closeFD(c.own)
 }
 
-// crateMaker makes empty crates, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
+// batchMaker makes empty batches, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
 // there. They are connections to a listener whose process has ended, so that what they tell of their peer
 // (SO_PEERCRED, SO_PEERPIDFD) leads nowhere. The agent's pidfd in a container with CAP_SYS_PTRACE would be the agent's files.
-type crateMaker struct {
+type batchMaker struct {
 	once     sync.Once
 	ready    atomic.Bool
 	netns    atomic.Uint64                               // inode of the namespace, 0 before there is one
 	requests chan func(listener int, name unix.Sockaddr) // run on the maker's thread
-	spare    chan crate                                  // one made ahead: to wait for the maker's thread takes longer than to answer
+	spare    chan batch                                  // one made ahead: to wait for the maker's thread takes longer than to answer
 }
 
-// begin starts the maker, unless it runs. Until it is ready there are no crates.
-func (m *crateMaker) begin(s *Server) {
+// begin starts the maker, unless it runs. Until it is ready there are no batches.
+func (m *batchMaker) begin(s *Server) {
 	if s.cfg.ListenElsewhere == nil {
 		return
 	}
 	m.once.Do(func() {
-		m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan crate, 1)
+		m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan batch, 1)
 		ended := make(chan struct{})
 		if !s.start(func() { <-ended }) {
 			return
@@ -85,17 +85,17 @@ func (m *crateMaker) begin(s *Server) {
 		onThread(func() {
 			defer close(ended)
 			if err := m.run(s.ctx, s.cfg.ListenElsewhere); err != nil {
-				s.log.Error("containers get their sockets one by one", "err", err)
+				s.log.Error("batches cannot be made: containers get their sockets one by one", "err", err)
 			}
 		})
 	})
 }
 
-// run makes crates until ctx is done. It leaves its thread in another network namespace.
-func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error {
+// run makes batches until ctx is done. It leaves its thread in another network namespace.
+func (m *batchMaker) run(ctx context.Context, listen func(*os.File) error) error {
 	defer m.netns.Store(0) // the kernel gives the number to another namespace
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("network namespace of crates: %w", err)
+		return fmt.Errorf("network namespace of batches: %w", err)
 	}
 	fd, err := unixSocket(unix.SOCK_NONBLOCK)
 	if err != nil {
@@ -107,7 +107,7 @@ func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error
 		return err
 	}
 	m.netns.Store(inode)
-	listener := os.NewFile(uintptr(fd), "crates")
+	listener := os.NewFile(uintptr(fd), "batches")
 	defer listener.Close()
 	if !model.ProtectCrates.On() {
 		listen = func(*os.File) error { return unix.Listen(fd, 8) }
@@ -124,14 +124,14 @@ func (m *crateMaker) run(ctx context.Context, listen func(*os.File) error) error
 	return nil
 }
 
-// serve does what it is asked for and sees to it that there is a spare crate, until ctx is done.
-func (m *crateMaker) serve(ctx context.Context, listener int, name unix.Sockaddr) {
-	var next crate
+// serve does what it is asked for and sees to it that there is a spare batch, until ctx is done.
+func (m *batchMaker) serve(ctx context.Context, listener int, name unix.Sockaddr) {
+	var next batch
 	var err error
-	var spare chan<- crate // nil while next is none
+	var spare chan<- batch // nil while next is none
 	for {
 		if spare == nil {
-			if next, err = newCrate(listener, name); err == nil { // else who needs one asks, and hears why not
+			if next, err = newBatch(listener, name); err == nil { // else who needs one asks, and hears why not
 				spare = m.spare
 			}
 		}
@@ -168,9 +168,9 @@ func unixSocket(flags int) (fd int, err error) {
 	return fd, nil
 }
 
-// newCrate connects to the listener. Nobody else does. A connection that waits there all the same is of a crate whose end could
+// newBatch connects to the listener. Nobody else does. A connection that waits there all the same is of a batch whose end could
 // not be accepted, for want of a descriptor perhaps, and is not to become this one's.
-func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
+func newBatch(listener int, name unix.Sockaddr) (c batch, err error) {
 	if err = emptyQueue(listener); err != nil {
 		return c, err
 	}
@@ -201,10 +201,10 @@ func newCrate(listener int, name unix.Sockaddr) (c crate, err error) {
 	}
 	// Nothing comes back from the container.
 	if err = unix.Shutdown(c.own, unix.SHUT_RD); err == nil {
-		err = unix.SetsockoptInt(c.own, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, crateBytes)
+		err = unix.SetsockoptInt(c.own, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, batchBytes)
 	}
 	if at, ok := peer.(*unix.SockaddrUnix); err == nil && (!ok || at.Name != c.name.Name) {
-		err = errors.New("another crate's connection")
+		err = errors.New("another batch's connection")
 	}
 	if err != nil {
 		closeFD(c.own)
@@ -228,7 +228,7 @@ func emptyQueue(listener int) error {
 }
 
 // do runs f on the maker's thread and waits for it. It reports false if the agent ends.
-func (m *crateMaker) do(ctx context.Context, f func(listener int, name unix.Sockaddr)) bool {
+func (m *batchMaker) do(ctx context.Context, f func(listener int, name unix.Sockaddr)) bool {
 	done := make(chan struct{})
 	select {
 	case m.requests <- func(listener int, name unix.Sockaddr) { defer close(done); f(listener, name) }:
@@ -239,8 +239,8 @@ func (m *crateMaker) do(ctx context.Context, f func(listener int, name unix.Sock
 	}
 }
 
-// get gives an empty crate, if there can be one.
-func (m *crateMaker) get(ctx context.Context) (c crate, ok bool) {
+// get gives an empty batch, if there can be one.
+func (m *batchMaker) get(ctx context.Context) (c batch, ok bool) {
 	if !m.ready.Load() {
 		return c, false
 	}
@@ -250,13 +250,13 @@ func (m *crateMaker) get(ctx context.Context) (c crate, ok bool) {
 	default:
 	}
 	err := errServerCloses
-	m.do(ctx, func(listener int, name unix.Sockaddr) { c, err = newCrate(listener, name) })
+	m.do(ctx, func(listener int, name unix.Sockaddr) { c, err = newBatch(listener, name) })
 	return c, err == nil
 }
 
-// held gives those of the crates that a program still holds. That one is hung up does not say so: shutdown() does that, too. But
+// held gives those of the batches that a program still holds. That one is hung up does not say so: shutdown() does that, too. But
 // its name is taken as long as it is open.
-func (m *crateMaker) held(ctx context.Context, hungUp []crate) (held []crate) {
+func (m *batchMaker) held(ctx context.Context, hungUp []batch) (held []batch) {
 	if !m.do(ctx, func(int, unix.Sockaddr) {
 		for _, c := range hungUp {
 			if nameTaken(c.name) {
@@ -281,30 +281,30 @@ func nameTaken(name *unix.SockaddrUnix) bool {
 	return unix.Bind(fd, name) != nil
 }
 
-// shelf knows the crates that a listener's programs hold.
-type shelf struct {
-	mu     sync.Mutex // guards the rest; held while the crates are looked at, which only the listener's readers wait for
-	crates []crate
+// outstanding knows the batches that a listener's programs hold.
+type outstanding struct {
+	mu      sync.Mutex // guards the rest; held while the batches are looked at, which only the listener's readers wait for
+	batches []batch
 }
 
-// room forgets the crates that were closed and reports whether the programs may have another one. Readers that ask at the
+// room forgets the batches that were closed and reports whether the programs may have another one. Readers that ask at the
 // same time may add one each.
-func (s *shelf) room(ctx context.Context, m *crateMaker) bool {
+func (s *outstanding) room(ctx context.Context, m *batchMaker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.forget(ctx, m); err != nil {
 		return false
 	}
-	return len(s.crates) < maxCrates || !model.ProtectCrates.On()
+	return len(s.batches) < maxBatches || !model.ProtectCrates.On()
 }
 
-// forget forgets the crates that were closed. The caller holds mu.
-func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
-	if len(s.crates) == 0 {
+// forget forgets the batches that were closed. The caller holds mu.
+func (s *outstanding) forget(ctx context.Context, m *batchMaker) error {
+	if len(s.batches) == 0 {
 		return nil
 	}
-	ends := make([]unix.PollFd, len(s.crates))
-	for i, c := range s.crates {
+	ends := make([]unix.PollFd, len(s.batches))
+	for i, c := range s.batches {
 		ends[i].Fd = int32(c.own)
 	}
 	_, err := unix.Poll(ends, 0)
@@ -314,9 +314,9 @@ func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
 	if err != nil {
 		return err
 	}
-	var open, hungUp []crate
-	for i, c := range s.crates {
-		// What the refiller has still to look at counts, too: else its work would have no bound.
+	var open, hungUp []batch
+	for i, c := range s.batches {
+		// What the prefiller has still to look at counts, too: else its work would have no bound.
 		if ends[i].Revents&unix.POLLHUP != 0 && c.done.Load() {
 			hungUp = append(hungUp, c)
 		} else {
@@ -326,113 +326,113 @@ func (s *shelf) forget(ctx context.Context, m *crateMaker) error {
 	if len(hungUp) > 0 {
 		open = append(open, m.held(ctx, hungUp)...)
 	}
-	s.crates = open
+	s.batches = open
 	return nil
 }
 
-// add notes a crate that the container gets. The shelf closes the agent's end when the program has closed its own, which may be as
+// add notes a batch that the container gets. The outstanding closes the agent's end when the program has closed its own, which may be as
 // soon as it has it.
-func (s *shelf) add(c crate) {
+func (s *outstanding) add(c batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.crates = append(s.crates, c)
+	s.batches = append(s.batches, c)
 }
 
-func (s *shelf) close() {
+func (s *outstanding) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.crates {
+	for _, c := range s.batches {
 		closeFD(c.own)
 	}
-	s.crates = nil
+	s.batches = nil
 }
 
-// mayHaveCrates reports whether who started the listener's container said so.
-func (l *listener) mayHaveCrates() bool {
+// mayHaveBatches reports whether who started the listener's container said so.
+func (l *listener) mayHaveBatches() bool {
 	return l.state.State.Annotations[model.AnnotationSocketPool] == "true"
 }
 
-// giveCrate answers a call with a crate that has a few sockets in it; the refiller adds the rest. done is false if the caller
-// gets a single socket instead: it does not ask for a crate, may have none, or there is none.
-func (r *reader) giveCrate(n *notification, req request, ep *endpoint, want traits, caller model.Caller) (done bool, why failure, err error) {
-	if req.crate == 0 || ep.lingers.Load() || !r.mayHaveCrates() && model.ProtectCrates.On() || !r.crates.room(r.srv.ctx, &r.srv.crates) {
+// giveBatch answers a call with a batch that has a few sockets in it; the prefiller adds the rest. done is false if the caller
+// gets a single socket instead: it does not ask for a batch, may have none, or there is none.
+func (r *reader) giveBatch(n *notification, req request, ep *endpoint, want socketOptions, caller model.Caller) (done bool, why failure, err error) {
+	if req.batch == 0 || ep.lingers.Load() || !r.mayHaveBatches() && model.ProtectCrates.On() || !r.batches.room(r.srv.ctx, &r.srv.batches) {
 		return false, failNone, nil
 	}
 	want.nonblock = false // the program's own to set, on each
-	p := &packing{endpoint: ep, family: req.family, want: want, left: req.crate}
-	c, ok := r.emptyCrate(p)
+	p := &filling{endpoint: ep, family: req.family, want: want, left: req.batch}
+	c, ok := r.emptyBatch(p)
 	if !ok {
 		return false, failNone, nil
 	}
-	packed, err := r.packFirst(n, p, caller)
-	if packed == 0 {
+	filled, err := r.fillFirst(n, p, caller)
+	if filled == 0 {
 		c.close()
-		closeFD(p.crate)
+		closeFD(p.batch)
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
-			why, err = r.leaveAlone(n, failForeignNetns, errForeignNetns)
+			why, err = r.passThrough(n, failForeignNetns, errForeignNetns)
 			return true, why, err
 		case errors.Is(err, model.ErrSocketQuota):
 			return true, failQuota, err
 		}
 		return false, failNone, nil // a single socket fails for the same reason, or does not
 	}
-	r.crates.add(c)
-	defer r.srv.refiller.pack(p, err == nil, r.affinity.letCallerRun)
-	r.flight.inode = c.inode
+	r.batches.add(c)
+	defer r.srv.prefiller.startFilling(p, err == nil, r.affinity.letCallerRun)
+	r.inflight.inode = c.inode
 	number, err := addDescriptor(r.fd, n.ID, c.fd, true)
 	closeFD(c.fd) // before the caller goes on: as in give
 	if err != nil {
-		return true, injectFailure(err), fmt.Errorf("give crate to caller: %w", err)
+		return true, injectFailure(err), fmt.Errorf("give batch to caller: %w", err)
 	}
 	if err := sendValue(r.fd, n.ID, number); err != nil {
-		r.addStray(n.PID, stray{inode: c.inode, number: number, request: req, packed: packed})
-		return true, injectFailure(err), fmt.Errorf("tell caller its crate: %w", err)
+		r.addUndelivered(n.PID, undelivered{inode: c.inode, number: number, request: req, filled: filled})
+		return true, injectFailure(err), fmt.Errorf("tell caller its batch: %w", err)
 	}
-	r.srv.counters.crates.Add(1)
-	r.srv.counters.crated.Add(uint64(packed))
+	r.srv.counters.batches.Add(1)
+	r.srv.counters.batchSockets.Add(uint64(filled))
 	return true, failNone, nil
 }
 
-// emptyCrate gives a crate for p to be packed into.
-func (r *reader) emptyCrate(p *packing) (c crate, ok bool) {
-	if c, ok = r.srv.crates.get(r.srv.ctx); !ok {
+// emptyBatch gives a batch for p to be filled into.
+func (r *reader) emptyBatch(p *filling) (c batch, ok bool) {
+	if c, ok = r.srv.batches.get(r.srv.ctx); !ok {
 		return c, false
 	}
 	c.done = &p.done
 	var err error
-	if p.crate, err = unix.FcntlInt(uintptr(c.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+	if p.batch, err = unix.FcntlInt(uintptr(c.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
 		c.close()
 		return c, false
 	}
 	return c, true
 }
 
-// packFirst puts the sockets into a crate that its caller waits for. They are compared with the caller as single ones are.
-func (r *reader) packFirst(n *notification, p *packing, caller model.Caller) (packed int, err error) {
-	st, stocks := p.endpoint.stock(p.family), &r.srv.refiller
-	defer stocks.request(st, needNow, nothing)
+// fillFirst puts the sockets into a batch that its caller waits for. They are compared with the caller as single ones are.
+func (r *reader) fillFirst(n *notification, p *filling, caller model.Caller) (filled int, err error) {
+	st, prefiller := p.endpoint.pool(p.family), &r.srv.prefiller
+	defer prefiller.request(st, needNow, nothing)
 	// The thread is the reader's own, and keeps this.
-	if err := becomeCrateUser(); err != nil {
+	if err := becomeBatchUser(); err != nil {
 		return 0, err
 	}
-	for packed < packedFirst && p.left > 0 {
-		s, _, _, err := stocks.take(st, p.want)
+	for filled < filledFirst && p.left > 0 {
+		s, _, _, err := prefiller.take(st, p.want)
 		if err != nil {
-			return packed, err
+			return filled, err
 		}
 		if err := r.admit(n, st, &s, &p.want, caller); err != nil {
 			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
-				stocks.giveBack(st, s)
+				prefiller.giveBack(st, s)
 			} else {
 				closeFD(s.fd)
 			}
-			return packed, err
+			return filled, err
 		}
 		if err := p.put(s); err != nil {
-			return packed, err
+			return filled, err
 		}
-		packed++
+		filled++
 	}
-	return packed, nil
+	return filled, nil
 }

@@ -14,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookAfterSocket is how often a holder looks whether clients can still find its socket.
+// lookAfterSocket is how often a keeper looks whether clients can still find its socket.
 const lookAfterSocket = time.Second
 
-// door is where a holder's clients come in: its socket, and the lock that says that the path is its own.
-type door struct {
+// listener is where a keeper's clients come in: its socket, and the lock that says that the path is its own.
+type listener struct {
 	socket *net.UnixListener
 	lock   *os.File
 	file   os.FileInfo // of the socket, as it was made
 }
 
 // open locks the path and binds the socket.
-func open(socketPath string) (*door, error) {
+func open(socketPath string) (*listener, error) {
 	lock, err := lockPath(socketPath)
 	if err != nil {
 		return nil, err
 	}
-	d := &door{lock: lock}
+	d := &listener{lock: lock}
 	if d.socket, err = listen(socketPath); err != nil {
 		lock.Close()
 		return nil, err
@@ -38,32 +38,32 @@ func open(socketPath string) (*door, error) {
 	d.socket.SetUnlinkOnClose(false) // by then the path may be another's
 	if d.file, err = os.Lstat(socketPath); err != nil {
 		d.close()
-		return nil, fmt.Errorf("holder socket: %w", err)
+		return nil, fmt.Errorf("fd keeper socket: %w", err)
 	}
 	return d, nil
 }
 
-func (d *door) close() {
+func (d *listener) close() {
 	d.socket.Close()
 	d.lock.Close()
 }
 
 // stands reports whether the path still leads to this socket.
-func (d *door) stands(socketPath string) bool {
+func (d *listener) stands(socketPath string) bool {
 	now, err := os.Lstat(socketPath)
 	return err == nil && os.SameFile(now, d.file)
 }
 
 // serveAll answers clients at d until ctx is done or one says stop. When the socket is gone, because somebody
-// removed the state directory, it makes directory and socket anew. If another holder has taken the path since,
+// removed the state directory, it makes directory and socket anew. If another keeper has taken the path since,
 // that one gets everything.
-func (h *holder) serveAll(ctx context.Context, socketPath string, d *door) error {
+func (h *keeper) serveAll(ctx context.Context, socketPath string, d *listener) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	errs := make(chan error, 1)
-	serve := func(d *door) {
+	serve := func(d *listener) {
 		wg.Go(func() {
 			defer context.AfterFunc(ctx, d.close)()
 			if err := h.serve(ctx, stop, d); err != nil {
@@ -83,7 +83,7 @@ func (h *holder) serveAll(ctx context.Context, socketPath string, d *door) error
 		case <-ctx.Done():
 			d.close()
 			if d.stands(socketPath) {
-				_ = os.Remove(socketPath) // the next holder removes it, too
+				_ = os.Remove(socketPath) // the next keeper removes it, too
 			}
 			select {
 			case err := <-errs:
@@ -104,14 +104,14 @@ func (h *holder) serveAll(ctx context.Context, socketPath string, d *door) error
 			d.close()
 			d = next
 			serve(d)
-		case errors.Is(err, errOtherHolder) && h.giveAll(NewClient(socketPath)) == nil:
+		case errors.Is(err, errOtherKeeper) && h.giveAll(NewClient(socketPath)) == nil:
 			stop()
 		}
 	}
 }
 
-// giveAll parks everything with another holder.
-func (h *holder) giveAll(other *Client) error {
+// giveAll keeps everything with another keeper.
+func (h *keeper) giveAll(other *Client) error {
 	for _, key := range h.keys() {
 		meta, fds, err := h.copyOf(key)
 		if err != nil {
@@ -129,25 +129,25 @@ func (h *holder) giveAll(other *Client) error {
 	return nil
 }
 
-// lockPath makes sure that one holder at a time serves a path. The lock goes with the process.
+// lockPath makes sure that one keeper at a time serves a path. The lock goes with the process.
 func lockPath(socketPath string) (*os.File, error) {
 	f, err := os.OpenFile(socketPath+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("lock holder socket: %w", err)
+		return nil, fmt.Errorf("lock fd keeper socket: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("holder socket %s: %w: %w", socketPath, errOtherHolder, err)
+		return nil, fmt.Errorf("fd keeper socket %s: %w: %w", socketPath, errOtherKeeper, err)
 	}
 	return f, nil
 }
 
-var errOtherHolder = errors.New("another holder serves it")
+var errOtherKeeper = errors.New("another fd keeper serves it")
 
 // listen binds the socket, readable and writable by its owner only.
 func listen(socketPath string) (*net.UnixListener, error) {
 	if err := os.Remove(socketPath); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("remove old holder socket: %w", err)
+		return nil, fmt.Errorf("remove old fd keeper socket: %w", err)
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		// The mode of the socket before bind becomes the file's, so that it is never wider.
@@ -156,7 +156,7 @@ func listen(socketPath string) (*net.UnixListener, error) {
 	}}
 	ln, err := lc.Listen(context.Background(), "unixpacket", socketPath)
 	if err != nil {
-		return nil, fmt.Errorf("holder socket %s: %w", socketPath, err)
+		return nil, fmt.Errorf("fd keeper socket %s: %w", socketPath, err)
 	}
 	return ln.(*net.UnixListener), nil
 }

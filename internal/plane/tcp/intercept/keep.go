@@ -1,0 +1,194 @@
+package intercept
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/fdkeep"
+	"heddle.dev/heddle/internal/model"
+)
+
+const (
+	// keeperPause is how long a keeper that does not start waits for another try.
+	keeperPause = time.Second
+	// maxWatchFailures is how often in a row a keeper may answer and yet not be watched: one of an older
+	// version cannot.
+	maxWatchFailures = 5
+)
+
+// prepareKeep moves l's calls into memory that a keeper can keep, before the first reader begins. Without a keeper, or if
+// it cannot be had, l works on without one.
+func (s *Server) prepareKeep(l *listener) {
+	if s.cfg.Keeper == nil {
+		return
+	}
+	page, err := unix.MemfdCreate("heddle-call", unix.MFD_CLOEXEC)
+	if err == nil {
+		if err = unix.Ftruncate(page, callPageBytes); err == nil {
+			err = l.mapInflight(page)
+		}
+		if err != nil {
+			closeFD(page)
+		}
+	}
+	if err != nil {
+		s.notKept(l, fmt.Errorf("call page: %w", err))
+		return
+	}
+	l.pageFD, l.key = page, keepKey(l.state)
+}
+
+// keep gives the keeper duplicates of l and its page.
+func (s *Server) keep(l *listener) {
+	l.keepMu.Lock()
+	defer l.keepMu.Unlock()
+	if l.key == "" || l.closed {
+		return
+	}
+	state := l.state
+	state.State.Annotations = nil // can be large, and metadata names the endpoint
+	if l.mayHaveBatches() {
+		state.State.Annotations = map[string]string{model.AnnotationSocketPool: "true"}
+	}
+	meta, err := json.Marshal(state)
+	if err == nil {
+		err = s.cfg.Keeper.Put(l.key, meta, l.fd, l.pageFD)
+	}
+	if err != nil {
+		s.notKept(l, err)
+	}
+}
+
+func (s *Server) notKept(l *listener, err error) {
+	s.count(failKeep)
+	s.log.Error("listener not kept: its container gets ENOSYS for new TCP sockets when this agent ends; see that the fd keeper runs",
+		"container", l.state.State.ID, "err", err)
+}
+
+// watchKeeper waits for the keeper's end. Then it has it started anew and keeps every listener again: until
+// then the end of this agent would be the end of their calls.
+func (s *Server) watchKeeper(ctx context.Context) {
+	for failed := 0; ; {
+		err := s.cfg.Keeper.Watch(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			failed = 0
+			s.log.Warn("fd keeper has ended; starting another")
+		} else if failed++; failed == maxWatchFailures {
+			s.log.Error("fd keeper cannot be watched, so its end would not be noticed: end it, then restart the agent", "err", err)
+			return
+		}
+		for {
+			if err = s.cfg.StartKeeper(); err == nil {
+				break
+			}
+			s.log.Error("fd keeper does not start: running containers get ENOSYS for new TCP sockets should this agent end", "err", err)
+			if s.pause(keeperPause); ctx.Err() != nil {
+				return
+			}
+		}
+		s.keeper.Add(1)
+		s.keepSocket()
+		s.keepAll()
+	}
+}
+
+// keepAll keeps every listener.
+func (s *Server) keepAll() {
+	s.mu.Lock()
+	all := make([]*listener, 0, len(s.listeners))
+	for l := range s.listeners {
+		all = append(all, l)
+	}
+	s.mu.Unlock()
+	for _, l := range all {
+		s.keep(l)
+	}
+}
+
+// keepKey makes a name no other listener has: a container has one for every exec.
+func keepKey(state specs.ContainerProcessState) string {
+	var unique [8]byte
+	rand.Read(unique[:]) // never fails
+	id := state.State.ID
+	return fmt.Sprintf("%s/%d/%s", id[:min(len(id), 256)], state.Pid, hex.EncodeToString(unique[:]))
+}
+
+// release tells the keeper that a listener is not needed any more. If it does not hear, it finds out by
+// itself once the filter has no users.
+func (s *Server) release(l *listener) {
+	if l.key == "" {
+		return
+	}
+	if err := s.cfg.Keeper.Drop(l.key); err != nil {
+		s.log.Warn("listener stays kept until its filter has gone", "container", l.state.State.ID, "err", err)
+	}
+}
+
+// resume serves the listeners an earlier agent kept.
+func (s *Server) resume() {
+	if s.cfg.Keeper == nil {
+		return
+	}
+	kept, err := s.cfg.Keeper.TakeAll()
+	if err != nil {
+		s.count(failResume)
+		s.log.Error("fd keeper does not answer: running containers are not served, their calls wait; start it and restart the agent", "err", err)
+		return
+	}
+	count := 0
+	for _, p := range kept {
+		if p.Key == handoffKey {
+			closeFD(p.FD)
+			closeFD(p.Page)
+			continue
+		}
+		count++
+		l, err := s.unpack(p)
+		if err != nil {
+			s.count(failResume)
+			s.log.Error("kept listener not resumed", "key", p.Key, "err", err)
+			continue
+		}
+		s.serveListener(l)
+	}
+	if count > 0 {
+		s.log.Info("resumed kept listeners", "count", count)
+	}
+}
+
+// unpack makes a listener of what the keeper kept. It takes over the descriptors.
+func (s *Server) unpack(p fdkeep.Kept) (l *listener, err error) {
+	defer func() {
+		if err != nil {
+			closeFD(p.FD)
+			closeFD(p.Page)
+		}
+	}()
+	l = newListener(s, p.FD, specs.ContainerProcessState{})
+	l.pageFD, l.key = p.Page, p.Key
+	if err := json.Unmarshal(p.Meta, &l.state); err != nil {
+		return nil, fmt.Errorf("metadata: %w", err)
+	}
+	if !isNotifyFD(p.FD) {
+		return nil, errors.New("not a seccomp listener")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(p.Page, &st); err != nil {
+		return nil, fmt.Errorf("call page: %w", err)
+	}
+	if st.Size < callPageBytes { // touching it would be a SIGBUS
+		return nil, fmt.Errorf("call page of %d bytes, want %d", st.Size, callPageBytes)
+	}
+	return l, l.mapInflight(p.Page)
+}

@@ -3,6 +3,7 @@ package test
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -35,7 +36,9 @@ func attachPlain(t testing.TB, name string) (namespace string) {
 }
 
 type faultyEndpoint struct {
-	model.Endpoint
+	ID     model.EndpointID
+	Name   string
+	Addrs  []netip.Addr
 	Faults []api.Fault
 }
 
@@ -140,6 +143,6 @@ func TestFaultsAtStart(t *testing.T) {
 	if e := endpointsOf(t)["faulty"]; e.ID != before.ID || len(e.Faults) != 0 {
 		t.Errorf("%+v, was %+v", e, before)
 	}
-	node("ping -c 1 -W 10 " + before.Addr4().String())
+	node("ping -c 1 -W 10 " + before.Addrs[0].String())
 	heddle(t, "limit", "set", "n1/c1", "--lab", labName, "--egress", "50mbit")
 }

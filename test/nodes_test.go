@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,7 +60,9 @@ func networkNodes(t testing.TB, asked string) map[string]seenNode {
 }
 
 type seenNode struct {
-	model.Node
+	Name        string
+	Underlay    netip.Addr
+	Prefixes    []netip.Prefix
 	State       string
 	Since, Seen time.Time
 	Endpoints   int

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -221,8 +222,20 @@ func askStatus(ctx context.Context, c *api.Client) (nodeStatus, error) {
 // endpointTraffic is an endpoint with what is wrong with it and what its sockets did.
 type endpointTraffic struct {
 	model.Endpoint
+	endpointExtras
+}
+
+type endpointExtras struct {
 	Faults  []api.Fault    `json:"faults,omitempty"`
 	Traffic *model.Traffic `json:"traffic,omitempty"`
+}
+
+// MarshalJSON writes the members of both in one object.
+func (e endpointTraffic) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		model.EndpointMembers
+		endpointExtras
+	}{e.Members(), e.endpointExtras})
 }
 
 // askEndpoints lists the endpoints of one agent, with their traffic if stats is set.
@@ -251,7 +264,7 @@ func askEndpoints(ctx context.Context, c *api.Client, stats bool) ([]endpointTra
 	}
 	list := make([]endpointTraffic, len(endpoints))
 	for i, e := range endpoints {
-		list[i] = endpointTraffic{e, faults[e.Name], traffic[e.ID]}
+		list[i] = endpointTraffic{e, endpointExtras{faults[e.Name], traffic[e.ID]}}
 	}
 	return list, nil
 }

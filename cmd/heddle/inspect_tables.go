@@ -93,7 +93,7 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t := newTable()
 	direct := "none: takes no direct connections"
 	if st.Node.Direct() {
-		direct = st.Node.DirectPorts.String()
+		direct = st.Node.Planes.TCP.DirectPorts.String()
 	}
 	store := fmt.Sprintf("%s %s, ", st.Store.Kind, strings.Join(st.Store.Endpoints, ","))
 	if st.Store.Healthy {
@@ -309,7 +309,7 @@ func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error 
 	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
-		if e.Intercepted {
+		if e.Planes.TCP.Intercepted {
 			intercepted = "yes"
 		}
 		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,

@@ -49,7 +49,7 @@ func inspectStatus(node string) api.Status {
 	counts := map[model.Reason]uint64{1: 12, 11: 3, 19: 1, 25: 4}
 	return api.Status{
 		Node: model.Node{Name: node, Underlay: netip.MustParseAddr("192.0.2.1"),
-			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: model.DefaultDirectPorts},
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: model.DefaultDirectPorts}}},
 		Network: api.Network{ID: 1, Pool: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
 			Prefix6: model.DefaultPrefix6(1), VNI: 4718593, VXLANPort: 4789},
 		IPv6:    api.IPv6{Enabled: true, Prefixes: []netip.Prefix{netip.MustParsePrefix("fd48:6464:1::af4:100/120")}},
@@ -82,7 +82,7 @@ func inspectEndpoints(node string) []model.Endpoint {
 	return []model.Endpoint{
 		{ID: 2, Name: node + "/c2", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.3"), netip.MustParseAddr("fd48:6464:1::af4:103")},
 			NetnsPath: "/run/netns/c2", Created: inspectNow},
-		{ID: 1, Name: node + "/c1", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")}, Intercepted: true,
+		{ID: 1, Name: node + "/c1", Node: node, Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.2")}, Planes: model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: true}},
 			NetnsPath: "/run/netns/c1", Labels: map[string]string{"app": "web", "a": "b"}, Created: inspectNow},
 	}
 }
@@ -191,7 +191,7 @@ func TestInspectTables(t *testing.T) {
 	sick := inspectStatus("n2")
 	sick.IPv6 = api.IPv6{Reason: "ipv6_forwarding", Detail: "net.ipv6.conf.all.forwarding = 0"}
 	sick.Store.Healthy, sick.Store.Error = false, "context deadline exceeded"
-	sick.Node.DirectPorts = model.PortRange{}
+	sick.Node.Planes.TCP.DirectPorts = model.PortRange{}
 	sick.Counters, sick.Features, sick.Interception = api.CountersOf(func(model.Reason) uint64 { return 0 }), nil, api.Interception{}
 	golden(t, "status.txt", print(func(b *bytes.Buffer) error {
 		busy := nodeStatus{Status: inspectStatus("n1")}
@@ -202,7 +202,7 @@ func TestInspectTables(t *testing.T) {
 	}))
 	var endpoints []endpointTraffic
 	for i, e := range inspectEndpoints("n1") {
-		endpoints = append(endpoints, endpointTraffic{Endpoint: e, Traffic: &inspectTraffic("n1")[i]})
+		endpoints = append(endpoints, endpointTraffic{e, endpointExtras{Traffic: &inspectTraffic("n1")[i]}})
 	}
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))

@@ -15,7 +15,7 @@ import (
 // inspectNodes are a network's nodes: one that lives, one whose agent is gone, one that is dead.
 func inspectNodes() []api.Node {
 	node := func(name string, host byte, state api.NodeState) api.Node {
-		return api.Node{State: state, Since: inspectNow.Add(-time.Hour), Endpoints: int(host), Node: model.Node{Name: name,
+		return api.Node{Presence: api.Presence{State: state, Since: inspectNow.Add(-time.Hour), Endpoints: int(host)}, Node: model.Node{Name: name,
 			Underlay: netip.AddrFrom4([4]byte{192, 0, 2, host}), Prefixes: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, host, 0}), 24)}}}
 	}
 	away := node("n2", 2, api.NodeAway)

@@ -33,7 +33,7 @@ var started = time.Date(2026, 11, 21, 14, 0, 0, 0, time.UTC)
 func testNode() model.Node {
 	return model.Node{Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"),
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, VTEPMAC: "02:00:00:00:00:01",
-		DirectPorts: model.DefaultDirectPorts}
+		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: model.DefaultDirectPorts}}}
 }
 
 func testStatus() Status {
@@ -78,7 +78,7 @@ func (a *fakeAgent) CreateEndpoint(_ context.Context, req EndpointRequest) (mode
 	if a.err != nil {
 		return model.Endpoint{}, a.err
 	}
-	e := model.Endpoint{ID: 1, Name: req.Name, Node: "n1", Addrs: []netip.Addr{req.Addr}, Intercepted: req.Intercepted,
+	e := model.Endpoint{ID: 1, Name: req.Name, Node: "n1", Addrs: []netip.Addr{req.Addr}, Planes: req.Planes(),
 		NetnsPath: req.NetnsPath, Labels: req.Labels, Created: started}
 	a.endpoints[req.Name] = e
 	return e, nil
@@ -124,7 +124,7 @@ func (a *fakeAgent) Nodes(context.Context) ([]Node, error) {
 }
 
 func testNodeState() Node {
-	return Node{Node: testNode(), State: NodeAway, Since: started, Seen: started.Add(time.Minute), Endpoints: 3}
+	return Node{Node: testNode(), Presence: Presence{State: NodeAway, Since: started, Seen: started.Add(time.Minute), Endpoints: 3}}
 }
 
 func (a *fakeAgent) ForgetNode(_ context.Context, name string) error {

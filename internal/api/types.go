@@ -2,6 +2,8 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"net/netip"
 	"time"
 
@@ -70,6 +72,11 @@ type Agent interface {
 // Node is a node with what is known of its being there.
 type Node struct {
 	model.Node
+	Presence
+}
+
+// Presence is what is known of a node's being there.
+type Presence struct {
 	State NodeState `json:"state"`
 	// Since is when its agent took the node's name, or was noticed to be gone; zero if nobody has noted that yet.
 	Since time.Time `json:"since,omitzero"`
@@ -77,6 +84,19 @@ type Node struct {
 	Seen time.Time `json:"seen,omitzero"`
 	// Endpoints is how many endpoints the node has.
 	Endpoints int `json:"endpoints"`
+}
+
+// MarshalJSON writes the members of both in one object.
+func (n Node) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		model.NodeMembers
+		Presence
+	}{n.Members(), n.Presence})
+}
+
+// UnmarshalJSON reads them.
+func (n *Node) UnmarshalJSON(b []byte) error {
+	return errors.Join(json.Unmarshal(b, &n.Node), json.Unmarshal(b, &n.Presence))
 }
 
 // NodeState says whether a node is there.
@@ -107,6 +127,11 @@ type EndpointRequest struct {
 	Carried *model.Carried `json:"carried,omitempty"`
 	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
 	CNI *model.CNIAttachment `json:"cni,omitempty"`
+}
+
+// Planes gives what is asked of each plane.
+func (r EndpointRequest) Planes() model.EndpointPlanes {
+	return model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: r.Intercepted}}
 }
 
 // EndpointDevice is how an endpoint is attached.

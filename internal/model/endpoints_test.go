@@ -54,7 +54,7 @@ func TestNodeEqual(t *testing.T) {
 	others := map[string]func(*Node){
 		"Name": func(n *Node) { n.Name = "m" }, "Underlay": func(n *Node) { n.Underlay = netip.MustParseAddr("192.0.2.1") },
 		"Prefixes": func(n *Node) { n.Prefixes = nil }, "VTEPMAC": func(n *Node) { n.VTEPMAC = "x" },
-		"DirectPorts": func(n *Node) { n.DirectPorts.Last = 1 }, "AnswersProbes": func(n *Node) { n.AnswersProbes = true },
+		"ReadsSchema": func(n *Node) { n.ReadsSchema = 2 }, "Planes": func(n *Node) { n.Planes.TCP.AnswersProbes = true },
 		"Moved": func(n *Node) { n.Moved = []netip.Addr{netip.MustParseAddr("10.0.0.9")} },
 	}
 	fields := reflect.TypeFor[Node]()

@@ -90,19 +90,17 @@ type Node struct {
 	Prefixes []netip.Prefix `json:"prefixes"`
 	// VTEPMAC is the hardware address of the node's VXLAN device, "02:..." form.
 	VTEPMAC string `json:"vtep_mac"`
-	// DirectPorts is the node's direct port range. The zero range means that the node takes no
-	// direct connections (no agent with a datapath); the overlay carries everything to it.
-	DirectPorts PortRange `json:"direct_ports"`
-	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
-	// earlier builds do not.
-	AnswersProbes bool `json:"answers_probes,omitempty"`
+	// ReadsSchema is the latest revision of the store's schema that the node's agent reads; 0: the first.
+	ReadsSchema int `json:"reads_schema,omitempty"`
+	// Planes has a record for each plane.
+	Planes NodePlanes `json:"planes"`
 	// Moved are the IPv4 addresses outside Prefixes, or back in them, that live on this node by a Move: sorted. The
 	// node's own record does not have them.
 	Moved []netip.Addr `json:"-"`
 }
 
 // Direct reports whether the node accepts direct connections.
-func (n Node) Direct() bool { return n.DirectPorts != PortRange{} }
+func (n Node) Direct() bool { return n.Planes.TCP.DirectPorts != PortRange{} }
 
 // Gateway gives the node's own overlay address in prefix p: the first address after p's network
 // address. The node's processes talk to containers from it, and containers route through it.
@@ -119,9 +117,6 @@ type Endpoint struct {
 	// Addrs are its overlay addresses: the IPv4 one, which is leased, then the IPv6 one that follows
 	// from it (see Overlay6) if network and node have IPv6.
 	Addrs []netip.Addr `json:"addrs"`
-	// Intercepted says that its TCP sockets are made in the node's network namespace. Peers send
-	// connections for an endpoint that is not intercepted over the overlay.
-	Intercepted bool `json:"intercepted"`
 	// NetnsPath names the container's network namespace on its node.
 	NetnsPath string `json:"netns_path"`
 	// Device is the name of its device in that namespace; "" is eth0.
@@ -137,6 +132,8 @@ type Endpoint struct {
 	Limits *Limits `json:"limits,omitempty"`
 	// Created is when the agent made it.
 	Created time.Time `json:"created"`
+	// Planes has a record for each plane.
+	Planes EndpointPlanes `json:"planes"`
 }
 
 // Carried describes another network that an endpoint has its device and address of.

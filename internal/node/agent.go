@@ -186,7 +186,8 @@ func (a *Agent) join(ctx context.Context) error {
 	}
 	a.self, err = claim(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
-		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), DirectPorts: a.cfg.DirectPorts, AnswersProbes: true,
+		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema,
+		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}},
 	}, a.log)
 	if err != nil {
 		return fmt.Errorf("join network %d: %w", a.network.ID, err)
@@ -232,7 +233,7 @@ func (a *Agent) setupKernel() (err error) {
 	a.stores = a.cfg.storeAddrs(a.log)
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
-		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.DirectPorts,
+		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
 		Mark: tcp.Mark, OverlayMark: tcp.OverlayMark, DropMark: tcp.DropMark, RejectMark: tcp.RejectMark, Table: tcp.Table, RulePref: rulePref, Stores: a.stores,
 	})
 	if err != nil {

@@ -25,7 +25,7 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 	a.change.Lock()
 	defer a.change.Unlock()
 	if have, ok := a.known.named(req.Name); ok {
-		if have.NetnsPath != req.NetnsPath || have.Intercepted != req.Intercepted || have.ContainerDevice() != deviceOf(req) ||
+		if have.NetnsPath != req.NetnsPath || have.Planes != req.Planes() || have.ContainerDevice() != deviceOf(req) ||
 			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
@@ -50,7 +50,7 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	e := model.Endpoint{
-		Name: req.Name, Node: a.self.Name, Intercepted: req.Intercepted,
+		Name: req.Name, Node: a.self.Name, Planes: req.Planes(),
 		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	if err := a.leaseFor(ctx, &e, req); err != nil {
@@ -85,7 +85,7 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 		}
 	}
 	a.saveRecord(0)
-	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Intercepted)
+	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Planes.TCP.Intercepted)
 	return e, nil
 }
 
@@ -159,7 +159,7 @@ func (a *Agent) guard(ifindex int) error {
 func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
-		Table: tcp.Table, Intercepted: e.Intercepted,
+		Table: tcp.Table, Intercepted: e.Planes.TCP.Intercepted,
 		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
 	}
 }

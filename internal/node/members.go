@@ -78,7 +78,7 @@ func tend(state store.State, own store.Holder, answered func(model.Node) time.Ti
 			}
 		case seen.After(late):
 			c.note = append(c.note, store.Away{Node: n.Name, Since: noted.Since, Seen: seen})
-		case inCharge && forgetAfter > 0 && n.AnswersProbes && noted.Last().Before(c.quiet) && !seen.After(c.quiet):
+		case inCharge && forgetAfter > 0 && n.Planes.TCP.AnswersProbes && noted.Last().Before(c.quiet) && !seen.After(c.quiet):
 			// Nodes of builds that answer no probes may be alive without anybody's knowing.
 			c.forget = append(c.forget, n.Name)
 		}
@@ -111,7 +111,7 @@ func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
 	state, _ := a.view.last()
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
-		out[i] = api.Node{Node: n, State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}
+		out[i] = api.Node{Node: n, Presence: api.Presence{State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}}
 		if h, held := state.Holders[n.Name]; held {
 			out[i].Since = h.Since
 			continue

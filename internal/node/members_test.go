@@ -20,7 +20,7 @@ func TestTendMembers(t *testing.T) {
 	world := func(away map[string]store.Away, held ...string) store.State {
 		s := store.State{Holders: map[string]store.Holder{}, Away: away}
 		for i := range 4 {
-			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), AnswersProbes: i != 3})
+			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Planes: model.NodePlanes{TCP: model.TCPNode{AnswersProbes: i != 3}}})
 		}
 		for _, h := range held {
 			s.Holders[h] = holder(h)

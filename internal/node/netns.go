@@ -20,7 +20,7 @@ func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.E
 	if !ok {
 		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
 	}
-	if !e.Intercepted {
+	if !e.Planes.TCP.Intercepted {
 		return 0, fmt.Errorf("endpoint %q is not intercepted: create it with intercepted=true", metadata)
 	}
 	return e.ID, nil
@@ -30,7 +30,7 @@ func (a *Agent) resolve(metadata string, _ specs.ContainerProcessState) (model.E
 func (a *Agent) endpointIn(inode uint64) (model.EndpointID, bool) {
 	a.attachAwaited(inode)
 	e, ok := a.known.inNetns(inode)
-	if !ok || !e.Intercepted {
+	if !ok || !e.Planes.TCP.Intercepted {
 		return 0, false
 	}
 	// The endpoint may have outlived its container, and its namespace's number belong to another now.

@@ -19,6 +19,8 @@ import (
 // record is what an agent writes down of its node beside its sockets, where it lives as long as the machine
 // runs, as containers do. The store has the same; the record is for the day the store has lost it.
 type record struct {
+	// Schema is the revision of the store's schema that a reader must know; 0: the first, which every build reads.
+	Schema    int              `json:"schema,omitempty"`
 	Node      string           `json:"node"`
 	Network   model.NetworkID  `json:"network"`
 	Prefixes  []netip.Prefix   `json:"prefixes"`
@@ -41,6 +43,9 @@ func readRecord(cfg Config) (record, error) {
 	}
 	var r record
 	if err := json.Unmarshal(raw, &r); err != nil {
+		return record{}, fmt.Errorf("record of endpoints %s: %w", cfg.recordPath(), err)
+	}
+	if err := store.CheckSchema(r.Schema); err != nil {
 		return record{}, fmt.Errorf("record of endpoints %s: %w", cfg.recordPath(), err)
 	}
 	if r.Node != cfg.Name || r.Network != cfg.Network.ID {

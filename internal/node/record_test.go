@@ -60,7 +60,7 @@ func prefixes(s ...string) (out []netip.Prefix) {
 
 func endpointOf(id model.EndpointID, name, addr string) model.Endpoint {
 	return model.Endpoint{
-		ID: id, Name: name, Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Intercepted: true,
+		ID: id, Name: name, Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Planes: model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: true}},
 		NetnsPath: "/run/netns/" + name, Created: time.Unix(1, 0).UTC(),
 	}
 }
@@ -87,6 +87,23 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 	} {
 		if r, err := readRecord(other); err != nil || len(r.Endpoints) != 0 {
 			t.Errorf("record of another node or network is taken for %s of %d: %+v, %v", other.Name, other.Network.ID, r, err)
+		}
+	}
+	for what, c := range map[string]struct {
+		raw  string
+		want bool // its endpoint is known, and intercepted
+	}{
+		"of the schema's first revision": {`{"node":"n1","network":3,"prefixes":["10.244.1.0/24"],"endpoints":[{"id":7,"name":"c1","node":"n1","addrs":["10.244.1.2"],"intercepted":true,` +
+			`"netns_path":"/run/netns/c1","created":"1970-01-01T00:00:01Z"}]}`, true},
+		"of a later revision": {`{"schema":3,"node":"n1","network":3,"endpoints":[{"id":7,"name":"c1","node":"n1","addrs":["10.244.1.2"],"intercepted":true}]}`, false},
+	} {
+		if err := os.WriteFile(cfg.recordPath(), []byte(c.raw), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r, err := readRecord(cfg)
+		var later *store.SchemaError
+		if c.want && (err != nil || !reflect.DeepEqual(r, want)) || !c.want && (!errors.As(err, &later) || len(r.Endpoints) != 0) {
+			t.Errorf("%s: %+v, %v", what, r, err)
 		}
 	}
 	if err := os.WriteFile(cfg.recordPath(), []byte("{"), 0o600); err != nil {

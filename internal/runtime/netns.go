@@ -65,7 +65,7 @@ func recorded(record, path string) (bool, error) {
 		return false, nil // the real runtime will say so
 	}
 	for _, e := range r.Endpoints {
-		if !e.Intercepted {
+		if !e.Planes.TCP.Intercepted {
 			continue
 		}
 		if has, err := os.Stat(e.NetnsPath); err == nil && os.SameFile(has, there) {

@@ -223,7 +223,7 @@ func validateNode(n model.Node) error {
 		}
 	}
 	if n.Direct() {
-		if err := n.DirectPorts.Validate(); err != nil {
+		if err := n.Planes.TCP.DirectPorts.Validate(); err != nil {
 			return fmt.Errorf("node %s: direct_ports: %w", n.Name, err)
 		}
 	}

@@ -15,6 +15,22 @@ var ErrPoolExhausted = errors.New("address pool exhausted")
 // ErrNoNetwork says that nobody has set the network's parameters yet.
 var ErrNoNetwork = errors.New("network is not set up in the store: start its first node")
 
+// SchemaError says that something was written for builds that know more than this one.
+type SchemaError struct{ Revision int }
+
+// Error implements error.
+func (e *SchemaError) Error() string {
+	return fmt.Sprintf("schema %d: this build reads schemas up to %d: install here the build that the network's other nodes run", e.Revision, Schema)
+}
+
+// CheckSchema reports a *SchemaError for what readers must know a later revision of the schema for; 0 is the first.
+func CheckSchema(revision int) error {
+	if revision < 0 || revision > Schema {
+		return &SchemaError{Revision: revision}
+	}
+	return nil
+}
+
 // MismatchError says that a node was started with another value than the network has.
 type MismatchError struct {
 	Field string // JSON name in Network

@@ -26,7 +26,13 @@ type Network struct {
 	VNI uint32 `json:"vni"`
 	// VXLANPort is the UDP port of the overlay devices, in host byte order.
 	VXLANPort uint16 `json:"vxlan_port"`
+	// Schema is the revision of the schema that every reader of this network must know; 0: the first.
+	Schema int `json:"schema,omitempty"`
 }
+
+// Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one that it writes. What it
+// writes readers of the first revision understand, too.
+const Schema = 2
 
 // Defaults for fields of Network that nobody set.
 const (
@@ -108,7 +114,7 @@ func (n Network) Validate() error {
 	if n.VXLANPort == 0 {
 		return fmt.Errorf("vxlan_port 0: want 1..65535")
 	}
-	return nil
+	return CheckSchema(n.Schema)
 }
 
 // CheckAgainst compares a caller's wishes n with the parameters in force; zero fields of n wish nothing.

@@ -148,7 +148,7 @@ func newPopulation(ctx context.Context, s *etcd.Store, o Options) (*population, 
 		if err != nil {
 			return nil, err
 		}
-		n.AnswersProbes = o.Probes
+		n.Planes.TCP.AnswersProbes = o.Probes
 		p.nodes = append(p.nodes, n)
 	}
 	return p, nil
@@ -169,7 +169,7 @@ func (p *population) command(ctx context.Context, line string, out io.Writer) (e
 	switch line {
 	case AddEndpoint:
 		e := endpoint(p.network, []model.Node{first}, spare)
-		e.Intercepted = false
+		e.Planes.TCP.Intercepted = false
 		err = p.store.PutEndpoint(ctx, e)
 	case DeleteEndpoint:
 		err = p.store.DeleteEndpoint(ctx, first.Name, spare+1)
@@ -203,7 +203,7 @@ func node(network store.Network, i int) (model.Node, error) {
 	return model.Node{
 		Name: fmt.Sprintf("bench-%d", i), Underlay: netip.AddrFrom4([4]byte{198, 19, hi, lo}),
 		Prefixes: []netip.Prefix{netip.PrefixFrom(addr4(uint32(at)), network.NodePrefixLen)},
-		VTEPMAC:  fmt.Sprintf("02:48:c6:13:%02x:%02x", hi, lo), DirectPorts: model.DefaultDirectPorts,
+		VTEPMAC:  fmt.Sprintf("02:48:c6:13:%02x:%02x", hi, lo), Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: model.DefaultDirectPorts}},
 	}, nil
 }
 
@@ -220,7 +220,7 @@ func endpoint(network store.Network, nodes []model.Node, i int) model.Endpoint {
 	a[3] += byte(2 + i/len(nodes))
 	return model.Endpoint{
 		ID: model.EndpointID(1 + i/len(nodes)), Node: n.Name, Name: fmt.Sprintf("bench/e%d", i),
-		Addrs: model.OverlayAddrs(network.Prefix6, netip.AddrFrom4(a)), Intercepted: i%plainEvery != 0,
+		Addrs: model.OverlayAddrs(network.Prefix6, netip.AddrFrom4(a)), Planes: model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: i%plainEvery != 0}},
 		Labels: map[string]string{AppLabel: AppName(i / AppSize)}, Created: time.Now().UTC(),
 	}
 }

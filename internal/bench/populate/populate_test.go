@@ -54,7 +54,7 @@ func TestFillAndRemove(t *testing.T) {
 	state := await(3, 25)
 	for e := range state.Endpoints.All() {
 		apps[e.Labels[AppLabel]]++
-		if !e.Intercepted {
+		if !e.Planes.TCP.Intercepted {
 			plain++
 		}
 	}

@@ -107,7 +107,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 	}
 	p.datapath, err = datapath.Open(datapath.Config{
 		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
-		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
+		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: Mark, OverlayMark: OverlayMark, DropMark: DropMark, RejectMark: RejectMark,
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral,
 		DeliverIfindex: cfg.Devices.DeliverIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,

@@ -106,8 +106,8 @@ func (p *Plane) listenForProbes() (fd int, err error) {
 func probedPeers(self string, nodes []model.Node) []probe.Peer {
 	var out []probe.Peer
 	for _, n := range nodes {
-		if n.Name != self && n.Direct() && n.AnswersProbes && len(n.Prefixes) > 0 {
-			out = append(out, probe.Peer{Name: n.Name, Underlay: n.Underlay, Gateway: model.Gateway(n.Prefixes[0]), Ports: n.DirectPorts})
+		if n.Name != self && n.Direct() && n.Planes.TCP.AnswersProbes && len(n.Prefixes) > 0 {
+			out = append(out, probe.Peer{Name: n.Name, Underlay: n.Underlay, Gateway: model.Gateway(n.Prefixes[0]), Ports: n.Planes.TCP.DirectPorts})
 		}
 	}
 	return out

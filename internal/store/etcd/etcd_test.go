@@ -87,10 +87,10 @@ func initNetwork(t *testing.T, s *Store, n store.Network) store.Network {
 
 func node(i int) model.Node {
 	return model.Node{
-		Name:        fmt.Sprintf("n%d", i),
-		Underlay:    netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}),
-		VTEPMAC:     fmt.Sprintf("02:00:00:00:00:%02x", i),
-		DirectPorts: model.DefaultDirectPorts,
+		Name:     fmt.Sprintf("n%d", i),
+		Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}),
+		VTEPMAC:  fmt.Sprintf("02:00:00:00:00:%02x", i),
+		Planes:   model.NodePlanes{TCP: model.TCPNode{DirectPorts: model.DefaultDirectPorts}},
 	}
 }
 
@@ -106,7 +106,7 @@ func join(t *testing.T, s *Store, n model.Node) model.Node {
 func endpoint(n string, id model.EndpointID, addr string) model.Endpoint {
 	return model.Endpoint{
 		ID: id, Name: fmt.Sprintf("%s/c%d", n, id), Node: n, Addrs: []netip.Addr{netip.MustParseAddr(addr)},
-		Intercepted: true, NetnsPath: "/run/netns/x", Labels: map[string]string{"app": "web"},
+		Planes: model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: true}}, NetnsPath: "/run/netns/x", Labels: map[string]string{"app": "web"},
 		Created: time.Unix(1700000000, 0).UTC(),
 	}
 }
@@ -179,6 +179,29 @@ func TestInitNetworkFirstWriterWins(t *testing.T) {
 	}
 	if got, err := b.Network(t.Context()); err != nil || !reflect.DeepEqual(got, first) {
 		t.Errorf("Network = %+v, %v", got, err)
+	}
+}
+
+// TestSchemaOfALaterBuild: an agent neither starts in a network whose values it cannot understand nor writes to it.
+func TestSchemaOfALaterBuild(t *testing.T) {
+	s := embedded(t, EmbeddedConfig{})
+	n := initNetwork(t, s, store.Network{})
+	value, err := store.EncodeNetwork(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := strings.Replace(string(value), "{", `{"schema":3,`, 1)
+	if _, err := s.client.Put(t.Context(), s.keys.Network(), later); err != nil {
+		t.Fatal(err)
+	}
+	_, errInit := s.InitNetwork(t.Context(), store.Network{})
+	_, errJoin := s.JoinNode(t.Context(), node(1))
+	_, errNetwork := s.Network(t.Context())
+	for what, err := range map[string]error{"InitNetwork": errInit, "JoinNode": errJoin, "Network": errNetwork} {
+		var schema *store.SchemaError
+		if !errors.As(err, &schema) || schema.Revision != 3 {
+			t.Errorf("%s: %v, want a *SchemaError", what, err)
+		}
 	}
 }
 

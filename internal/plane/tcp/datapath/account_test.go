@@ -12,7 +12,7 @@ import (
 // again, and goes with the endpoint.
 func TestAccountLives(t *testing.T) {
 	d := loadForTest(t)
-	e := model.Endpoint{ID: 77, Name: "b/c77", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.77")}, Intercepted: true}
+	e := model.Endpoint{ID: 77, Name: "b/c77", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.77")}, Planes: intercepted(true)}
 	read := func() model.Traffic {
 		t.Helper()
 		got, err := d.Account(e.ID)

@@ -179,11 +179,11 @@ func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
 				networks[p] = true
 			}
 			more := heddleRouteFlagsROUTE_CARRIED | flags
-			if !own && !e.Intercepted {
+			if !own && !e.Planes.TCP.Intercepted {
 				more |= heddleRouteFlagsROUTE_PLAIN
 			}
 			say(rankCarried, hostPrefix(e.Addr4()), r, more)
-		} else if !own && !e.Intercepted {
+		} else if !own && !e.Planes.TCP.Intercepted {
 			for _, a := range e.Addrs {
 				say(rankPlain, hostPrefix(a), r, heddleRouteFlagsROUTE_PLAIN)
 			}
@@ -196,7 +196,7 @@ func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
 
 // routeTo gives how a node is reached.
 func routeTo(n *model.Node) heddleRoute {
-	r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
+	r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.Planes.TCP.DirectPorts.First, PortLast: n.Planes.TCP.DirectPorts.Last}
 	if n.Direct() {
 		r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
 	}

@@ -134,8 +134,8 @@ func TestPeerState(t *testing.T) {
 	check("unproven", heddleRouteFlagsROUTE_UNPROVEN, model.PeerUnproven)
 	set(model.PeerBlocked)
 	nodes := []model.Node{
-		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: d.cfg.DirectPorts},
-		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: d.cfg.DirectPorts},
+		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: takesDirect(d.cfg.DirectPorts)},
+		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, Planes: takesDirect(d.cfg.DirectPorts)},
 	}
 	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
 		t.Fatal(err)

@@ -80,7 +80,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	for i, b := range []byte(inside.Device[:min(len(inside.Device), len(v.Device)-1)]) {
 		v.Device[i] = int8(b)
 	}
-	if e.Intercepted {
+	if e.Planes.TCP.Intercepted {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
 	if e.Carried != nil {

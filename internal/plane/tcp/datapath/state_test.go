@@ -13,8 +13,8 @@ import (
 func TestTopology(t *testing.T) {
 	ports := model.PortRange{First: 17440, Last: 17455}
 	nodes := []model.Node{
-		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: ports},
-		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: ports},
+		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: takesDirect(ports)},
+		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, Planes: takesDirect(ports)},
 		{Name: "plain", Underlay: netip.MustParseAddr("192.0.2.3"), Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}},
 	}
 	// An address of b's lives on a, one of a's on b, and a plain endpoint has brought its own from a third.
@@ -22,18 +22,18 @@ func TestTopology(t *testing.T) {
 	nodes[1].Moved = []netip.Addr{netip.MustParseAddr("10.244.1.5")}
 	endpoints := []model.Endpoint{
 		{Name: "a/plain", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.9")}},
-		{Name: "a/heddle", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.8")}, Intercepted: true},
+		{Name: "a/heddle", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.1.8")}, Planes: intercepted(true)},
 		{Name: "b/plain", Node: "b", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.9")}},
 		{Name: "a/moved", Node: "a", Addrs: []netip.Addr{netip.MustParseAddr("10.244.3.5")}},
 		{Name: "lost/plain", Node: "gone", Addrs: []netip.Addr{netip.MustParseAddr("10.244.4.9")}},
 	}
 	// Of another network: one here, one there, a plain one there, and one that two nodes claim.
 	other := &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")}}
-	for i, e := range []model.Endpoint{{Node: "b", Intercepted: true}, {Node: "a", Intercepted: true}, {Node: "a"}, {Node: "a", Intercepted: true}} {
+	for i, e := range []model.Endpoint{{Node: "b", Planes: intercepted(true)}, {Node: "a", Planes: intercepted(true)}, {Node: "a"}, {Node: "a", Planes: intercepted(true)}} {
 		e.Carried, e.Addrs = other, []netip.Addr{netip.AddrFrom4([4]byte{10, 88, 1, byte(i)})}
 		endpoints = append(endpoints, e)
 	}
-	endpoints = append(endpoints, model.Endpoint{Node: "plain", Intercepted: true, Carried: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
+	endpoints = append(endpoints, model.Endpoint{Node: "plain", Planes: intercepted(true), Carried: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
 	top := newTopology("b")
 	top.change([]netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, model.EndpointsOf(endpoints...))
 	routes, byUnderlay := top.contents(), top.byUnderlay

@@ -65,13 +65,13 @@ func loadForTestWithout(t testing.TB, without uint64) *Datapath {
 		}
 	})
 	nodes := []model.Node{
-		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: cfg.DirectPorts},
-		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: cfg.DirectPorts},
+		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: takesDirect(cfg.DirectPorts)},
+		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, Planes: takesDirect(cfg.DirectPorts)},
 	}
 	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.SetEndpoint(model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Intercepted: true}, 0, ContainerSide{}); err != nil {
+	if err := d.SetEndpoint(model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}, 0, ContainerSide{}); err != nil {
 		t.Fatal(err)
 	}
 	return d

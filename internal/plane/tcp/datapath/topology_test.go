@@ -65,7 +65,7 @@ func topologyAnew(self string, local []netip.Prefix, nodes []model.Node, endpoin
 func routesOfNodes(nodes []model.Node) map[string]heddleRoute {
 	byName := make(map[string]heddleRoute, len(nodes))
 	for _, n := range nodes {
-		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.DirectPorts.First, PortLast: n.DirectPorts.Last}
+		r := heddleRoute{Underlay: fromAddr(n.Underlay), PortFirst: n.Planes.TCP.DirectPorts.First, PortLast: n.Planes.TCP.DirectPorts.Last}
 		if n.Direct() {
 			r.Flags |= uint32(heddleRouteFlagsROUTE_DIRECT)
 		}
@@ -78,7 +78,7 @@ func routesOfNodes(nodes []model.Node) map[string]heddleRoute {
 func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.Endpoint) map[heddleRouteKey]heddleRoute {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	for _, e := range endpoints {
-		if e.Intercepted || e.Node == self || e.Carried != nil {
+		if e.Planes.TCP.Intercepted || e.Node == self || e.Carried != nil {
 			continue
 		}
 		r, known := byName[e.Node]
@@ -111,7 +111,7 @@ func addCarried(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRo
 		r.Flags |= carried
 		if e.Node == self {
 			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
-		} else if !e.Intercepted {
+		} else if !e.Planes.TCP.Intercepted {
 			r.Flags |= plain
 		}
 		key := routeKey(hostPrefix(e.Addr4()))
@@ -142,7 +142,7 @@ func (w *network) node(i int) model.Node {
 	n := model.Node{Name: fmt.Sprint("n", i), Underlay: netip.AddrFrom4([4]byte{192, 0, 2, byte(w.IntN(7))}),
 		Prefixes: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24)}}
 	if w.IntN(2) == 0 {
-		n.DirectPorts = model.PortRange{First: 17440, Last: uint16(17450 + w.IntN(2))}
+		n.Planes.TCP.DirectPorts = model.PortRange{First: 17440, Last: uint16(17450 + w.IntN(2))}
 	}
 	if spare := netip.MustParsePrefix("10.244.200.0/24"); w.IntN(3) == 0 && !w.any(func(o model.Node) bool { return o.Name != n.Name && slices.Contains(o.Prefixes, spare) }) {
 		n.Prefixes = append(n.Prefixes, spare)
@@ -205,7 +205,7 @@ func (w *network) changeEndpoints(name string, i byte) {
 	var group []model.Endpoint
 	taken := make(map[netip.Addr]bool)
 	for id := range w.IntN(5) {
-		e := model.Endpoint{ID: model.EndpointID(id), Node: name, Intercepted: w.IntN(2) == 0, Addrs: []netip.Addr{w.addr(i)}}
+		e := model.Endpoint{ID: model.EndpointID(id), Node: name, Planes: intercepted(w.IntN(2) == 0), Addrs: []netip.Addr{w.addr(i)}}
 		switch moved := w.nodes[name].Moved; {
 		case w.IntN(4) == 0:
 			e.Addrs[0] = netip.AddrFrom4([4]byte{10, 88, 1, byte(w.IntN(3))})
@@ -356,9 +356,9 @@ func TestPeerStateAfterErrors(t *testing.T) {
 	d := loadForTest(t)
 	underlayC := netip.MustParseAddr("192.0.2.33")
 	nodes := []model.Node{
-		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, DirectPorts: d.cfg.DirectPorts},
-		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, DirectPorts: d.cfg.DirectPorts},
-		{Name: "c", Underlay: underlayC, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}, DirectPorts: d.cfg.DirectPorts},
+		{Name: "a", Underlay: underlayA, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: takesDirect(d.cfg.DirectPorts)},
+		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, Planes: takesDirect(d.cfg.DirectPorts)},
+		{Name: "c", Underlay: underlayC, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}, Planes: takesDirect(d.cfg.DirectPorts)},
 	}
 	if err := d.SetTopology("b", nil, nodes, nil); err != nil {
 		t.Fatal(err)

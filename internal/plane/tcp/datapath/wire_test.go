@@ -47,7 +47,7 @@ func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {
 // that have ended.
 func TestWireFlood(t *testing.T) {
 	victim, attacker := overlayA, netip.MustParseAddr("10.244.1.3")
-	endpoint := model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Intercepted: true}
+	endpoint := model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}
 	load := func(t *testing.T, without uint64) *Datapath {
 		t.Helper()
 		d := loadForTestWithout(t, without)

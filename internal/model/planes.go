@@ -1,0 +1,100 @@
+package model
+
+import "encoding/json"
+
+// EndpointPlanes is what each plane keeps in an endpoint's record.
+type EndpointPlanes struct {
+	TCP TCPEndpoint `json:"tcp"`
+}
+
+// TCPEndpoint is what the TCP plane keeps of an endpoint.
+type TCPEndpoint struct {
+	// Intercepted says that the endpoint's TCP sockets are made in the node's network namespace. Peers send connections for an
+	// endpoint that is not intercepted over the overlay.
+	Intercepted bool `json:"intercepted"`
+}
+
+// NodePlanes is what each plane keeps in a node's record.
+type NodePlanes struct {
+	TCP TCPNode `json:"tcp"`
+}
+
+// TCPNode is what the TCP plane keeps of a node.
+type TCPNode struct {
+	// DirectPorts is the node's direct port range. The zero range means that the node takes no
+	// direct connections (no agent with a datapath); the overlay carries everything to it.
+	DirectPorts PortRange `json:"direct_ports"`
+	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
+	// earlier builds do not.
+	AnswersProbes bool `json:"answers_probes,omitempty"`
+}
+
+// Records had the members of the TCP plane between those of the core before there were planes: revision 1 of
+// docs/protocols/store-schema.md. They are written at both places and read at the old one where there is no "planes", so that
+// builds of either revision read what the other wrote.
+
+type (
+	endpointCore Endpoint // without its methods
+	nodeCore     Node
+)
+
+// EndpointMembers has the members of an endpoint as they are written. A type whose JSON has these and others embeds it, and not
+// Endpoint, whose MarshalJSON would leave out the others.
+type EndpointMembers struct {
+	endpointCore
+	TCPEndpoint
+}
+
+// Members gives them.
+func (e Endpoint) Members() EndpointMembers { return EndpointMembers{endpointCore(e), e.Planes.TCP} }
+
+// MarshalJSON writes TCP's members also where readers of revision 1 look for them.
+func (e Endpoint) MarshalJSON() ([]byte, error) { return json.Marshal(e.Members()) }
+
+// UnmarshalJSON reads an endpoint of either revision.
+func (e *Endpoint) UnmarshalJSON(b []byte) error {
+	var v struct {
+		endpointCore
+		TCPEndpoint
+		Planes *EndpointPlanes `json:"planes"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err
+	}
+	*e = Endpoint(v.endpointCore)
+	e.Planes = EndpointPlanes{TCP: v.TCPEndpoint}
+	if v.Planes != nil {
+		e.Planes = *v.Planes
+	}
+	return nil
+}
+
+// NodeMembers has the members of a node as they are written, as EndpointMembers has an endpoint's.
+type NodeMembers struct {
+	nodeCore
+	TCPNode
+}
+
+// Members gives them.
+func (n Node) Members() NodeMembers { return NodeMembers{nodeCore(n), n.Planes.TCP} }
+
+// MarshalJSON writes TCP's members also where readers of revision 1 look for them.
+func (n Node) MarshalJSON() ([]byte, error) { return json.Marshal(n.Members()) }
+
+// UnmarshalJSON reads a node of either revision.
+func (n *Node) UnmarshalJSON(b []byte) error {
+	var v struct {
+		nodeCore
+		TCPNode
+		Planes *NodePlanes `json:"planes"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return err
+	}
+	*n = Node(v.nodeCore)
+	n.Planes = NodePlanes{TCP: v.TCPNode}
+	if v.Planes != nil {
+		n.Planes = *v.Planes
+	}
+	return nil
+}

@@ -15,18 +15,20 @@ export CGO_ENABLED ?= 0
 export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 # What each job needs beyond Go and gcc.
-POOL_PACKAGES  := clang binutils linux-libc-dev
+CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
 TEST_PACKAGES  := nginx-light curl wrk redis-server redis-tools memcached etcd-server python3-minimal python3 \
                   default-jdk-headless iputils-ping tcpdump openssl libc6-dev strace traceroute bind9-dnsutils dnsmasq-base openmpi-bin \
-                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc
+                  libpython3.11-testsuite containernetworking-plugins systemd net-tools lsof psmisc $(VERBS_PACKAGES)
+# Programs of others that use verbs, and the library that ours stands in for.
+VERBS_PACKAGES := libibverbs1 ibverbs-utils perftest rdmacm-utils ucx-utils
 CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl stress-ng
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
-DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(POOL_PACKAGES)
+DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(CLIB_PACKAGES)
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
@@ -79,7 +81,7 @@ help:
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
-build: $(BIN)/libheddle-pool.so rust
+build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
@@ -103,8 +105,13 @@ bench-rust: need-cargo
 
 # What heddle-runtime preloads in containers that ask for it (docs/howto/many-connections.md).
 $(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
-	$(call install,$(POOL_PACKAGES))
+	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh pool $@
+
+# What stands in for libibverbs.so.1 in containers that have verbs (docs/howto/rdma.md).
+$(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verbs/symbols.map clib/build.sh
+	$(call install,$(CLIB_PACKAGES))
+	@GO=$(GO) clib/build.sh verbs $@
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
 deb:
@@ -114,7 +121,7 @@ deb:
 
 # docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
 image:
-	$(call install,$(POOL_PACKAGES))
+	$(call install,$(CLIB_PACKAGES))
 	@mkdir -p $(OUT)/image
 	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
@@ -280,7 +287,7 @@ part-beside:
 	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
 part-unit:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m
+		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m
 part-suites:
 	HEDDLE_TEST_LAB=suites $(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -vet=off -p 1 -timeout 20m
 

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* A lock that sleeps when it is held: for locks that are held for nanoseconds and mostly free. All
+ * zero is a free one. */
+#ifndef HEDDLE_VERBS_LOCK_H
+#define HEDDLE_VERBS_LOCK_H
+
+#include <linux/futex.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct lock {
+	_Atomic uint32_t state; /* 0: free; 1: held; 2: held, and somebody may sleep */
+};
+
+static inline void futex_wait(void *word, uint32_t value)
+{
+	syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL);
+}
+
+static inline void futex_wake_all(void *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, 0x7fffffff);
+}
+
+static inline void lock_take(struct lock *l)
+{
+	uint32_t free = 0;
+
+	if (atomic_compare_exchange_strong_explicit(&l->state, &free, 1, memory_order_acquire,
+	                                            memory_order_relaxed))
+		return;
+	while (atomic_exchange_explicit(&l->state, 2, memory_order_acquire) != 0)
+		futex_wait(&l->state, 2);
+}
+
+static inline void lock_release(struct lock *l)
+{
+	if (atomic_exchange_explicit(&l->state, 0, memory_order_release) == 2)
+		syscall(SYS_futex, &l->state, FUTEX_WAKE_PRIVATE, 1);
+}
+
+#endif

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Protection domains and memory regions. The router copies from and to the program's own pages. */
+
+#include "verbs/internal.h"
+
+/* Hints. */
+#define ACCESS_HINTS (IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE)
+
+VERSION_1_1(ibv_alloc_pd);
+PUBLIC struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct verbs_plain_request request;
+	struct verbs_object_reply reply;
+	struct ibv_pd *pd = calloc(1, sizeof(*pd));
+	int error = ENOMEM;
+
+	if (pd)
+		error = control_request(context_of(context), VERBS_ALLOC_PD, &request, sizeof(request),
+		                        &reply, sizeof(reply), NULL, 0);
+	if (error) {
+		free(pd);
+		errno = error;
+		return NULL;
+	}
+	pd->context = context;
+	pd->handle = reply.object;
+	return pd;
+}
+
+VERSION_1_1(ibv_dealloc_pd);
+PUBLIC int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+	int error = control_destroy(context_of(pd->context), VERBS_DEALLOC_PD, pd->handle);
+
+	if (!error)
+		free(pd);
+	return error;
+}
+
+PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                                       unsigned int access)
+{
+	struct verbs_reg_mr_request request = {
+	        .address = (uintptr_t)addr,
+	        .length = length,
+	        .iova = iova,
+	        .pd = pd->handle,
+	        .access = access & ~(unsigned int)ACCESS_HINTS,
+	};
+	struct verbs_reg_mr_reply reply;
+	struct ibv_mr *mr = calloc(1, sizeof(*mr));
+	int error = ENOMEM;
+
+	if (mr)
+		error = control_request(context_of(pd->context), VERBS_REG_MR, &request, sizeof(request),
+		                        &reply, sizeof(reply), NULL, 0);
+	if (error) {
+		free(mr);
+		errno = error;
+		return NULL;
+	}
+	*mr = (struct ibv_mr){
+	        .context = pd->context,
+	        .pd = pd,
+	        .addr = addr,
+	        .length = length,
+	        .handle = reply.mr,
+	        .lkey = reply.lkey,
+	        .rkey = reply.rkey,
+	};
+	return mr;
+}
+
+PUBLIC struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, iova, (unsigned int)access);
+}
+
+VERSION_1_1(ibv_reg_mr);
+PUBLIC struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return ibv_reg_mr_iova2(pd, addr, length, (uintptr_t)addr, (unsigned int)access);
+}
+
+VERSION_1_1(ibv_dereg_mr);
+PUBLIC int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	int error = control_destroy(context_of(mr->context), VERBS_DEREG_MR, mr->handle);
+
+	if (!error)
+		free(mr);
+	return error;
+}
+
+/* The router reaches pages through the program's own page table, so a copy that fork() makes one of
+ * them have does not matter: nothing has to be kept from children. */
+
+PUBLIC int ibv_fork_init(void)
+{
+	return 0;
+}
+
+PUBLIC enum ibv_fork_status ibv_is_fork_initialized(void)
+{
+	return IBV_FORK_UNNEEDED;
+}
+
+PUBLIC int ibv_dontfork_range(void *base, size_t size);
+PUBLIC int ibv_dontfork_range(void *base, size_t size)
+{
+	(void)base, (void)size;
+	return 0;
+}
+
+PUBLIC int ibv_dofork_range(void *base, size_t size);
+PUBLIC int ibv_dofork_range(void *base, size_t size)
+{
+	(void)base, (void)size;
+	return 0;
+}

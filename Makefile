@@ -29,7 +29,7 @@ CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl st
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 LSM_PACKAGES := qemu-system-x86 busybox-static cpio
 DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(CLIB_PACKAGES)
-CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev
+CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev bindgen
 
 # install PACKAGES: only what is missing, so that a second run needs no network. Servers among them are not
 # started: the tests run their own.
@@ -85,11 +85,13 @@ build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
-# The Rust workspace. It has libraries only so far: nothing of it is installed, and it is built so that it cannot rot. What cargo
-# makes goes to out/rust (rust/.cargo/config.toml). Once its crates are there, cargo needs no network.
+# The Rust workspace: heddle-rdma, the router of the verbs plane, and its libraries. What cargo makes goes to out/rust
+# (rust/.cargo/config.toml). Once its crates are there, cargo needs no network.
 .PHONY: rust need-cargo test-rust bench-rust
 rust: need-cargo
 	cd rust && $(CARGO) build --release --locked --quiet
+	@mkdir -p $(BIN)
+	@install $(OUT)/rust/release/heddle-rdma $(BIN)/
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
@@ -361,7 +363,8 @@ check: check-packages need-cargo check-bpf
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
-	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' || \
+	rust/verbs-protocol/generate.sh
+	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' rust/verbs-protocol/src/abi.rs || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 # The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.
@@ -375,6 +378,7 @@ check-bpf: check-packages
 
 generate: check-packages
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
+	rust/verbs-protocol/generate.sh
 
 clean:
 	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done

@@ -1,0 +1,726 @@
+//! What a library asks for on its control socket. `docs/protocols/verbs-control.md`.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use shared_ring::{SharedMemory, Sleeper, doorbell, ring, ring_size};
+use verbs_protocol::abi::{self, verbs_reply};
+use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno, Request};
+use verbs_protocol::{ibv, plain, slots};
+use verbs_qp::{Refused, Service, State};
+
+use crate::memory::{ACCESS_KNOWN, Backing, Region};
+use crate::objects::{
+    Ah, Capabilities, Channel, Cq, EventSocket, Memory, Objects, Pd, Qp, Quota, Source, Srq,
+};
+use crate::queues::{CompletionRing, ReceiveRing, SendRing};
+use crate::sys;
+
+const ENOMEM: Errno = libc::ENOMEM;
+const EBUSY: Errno = libc::EBUSY;
+
+/// Limits of the device, whatever the endpoint's quotas are.
+const MAX_WR: u32 = 8192;
+const MAX_CQE: u32 = 1 << 17;
+const MAX_SGE: u32 = abi::VERBS_SGE_MAX;
+const MAX_INLINE: u32 = abi::VERBS_SEND_PAYLOAD_MAX;
+pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
+const MAX_REGION: u64 = 1 << 44;
+const MAX_RD_ATOMIC: u8 = 16;
+const PAGE: u64 = 4096;
+
+/// The answer to a request, without its head, and the descriptors that go with it.
+pub(crate) struct Answer {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) descriptors: Vec<OwnedFd>,
+}
+
+fn answer<T: plain::Plain>(body: &T) -> Answer {
+    Answer { bytes: plain::bytes(body).to_vec(), descriptors: Vec::new() }
+}
+
+fn done() -> Answer {
+    answer(&verbs_reply::default())
+}
+
+fn object(object: u32) -> Answer {
+    answer(&abi::verbs_object_reply { object, ..Default::default() })
+}
+
+fn copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
+    fd.as_fd().try_clone_to_owned().map_err(|_| ENOMEM)
+}
+
+fn usable<T>(handle: Option<T>) -> Result<T, Errno> {
+    handle.ok_or(EINVAL)
+}
+
+fn size(bytes: usize) -> u64 {
+    bytes as u64
+}
+
+impl Objects {
+    /// Does what a context that has said hello asks for.
+    pub(crate) fn serve_request(
+        &mut self,
+        context: u32,
+        request: &Request,
+    ) -> Result<Answer, Errno> {
+        match request {
+            Request::Hello(_) => Err(libc::EPROTO),
+            Request::AllocPd => self.allocate_pd(context),
+            Request::DeallocPd(pd) => self.deallocate_pd(context, *pd),
+            Request::CreateChannel => self.create_channel(context),
+            Request::DestroyChannel(channel) => self.destroy_channel(context, *channel),
+            Request::CreateCq(request) => self.create_cq(context, request),
+            Request::DestroyCq(cq) => self.destroy_cq(context, *cq),
+            Request::CreateQp(request) => self.create_qp(context, request),
+            Request::ModifyQp(request) => self.modify_qp(context, request),
+            Request::QueryQp(qp) => self.query_qp(context, *qp),
+            Request::DestroyQp(qp) => self.destroy_qp(context, *qp),
+            Request::CreateSrq(request) => self.create_srq(context, request),
+            Request::ModifySrq(request) => self.modify_srq(context, request),
+            Request::QuerySrq(srq) => self.query_srq(context, *srq),
+            Request::DestroySrq(srq) => self.destroy_srq(context, *srq),
+            Request::CreateAh(request) => self.create_ah(context, request),
+            Request::DestroyAh(ah) => self.destroy_ah(context, *ah),
+            Request::CreateMemory(request) => self.create_memory(context, request.length),
+            Request::DestroyMemory(memory) => self.destroy_memory(context, *memory),
+            Request::RegMr(request) => self.register(context, request),
+            Request::DeregMr(mr) => self.deregister(context, *mr),
+        }
+    }
+
+    /// The first request of a connection.
+    pub(crate) fn hello(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_hello_request,
+    ) -> Result<Answer, Errno> {
+        if request.version != abi::VERBS_VERSION {
+            return Err(libc::EPROTONOSUPPORT);
+        }
+        match request.kind {
+            abi::VERBS_KIND_DEVICE => {}
+            abi::VERBS_KIND_RDMA_CM => return Err(EOPNOTSUPP),
+            _ => return Err(EINVAL),
+        }
+        let length = abi::VERBS_CONTEXT_SIZE as usize;
+        let memory = SharedMemory::create(c"verbs-context", length).map_err(|_| ENOMEM)?;
+        let ends = doorbell::descriptors().map_err(|_| ENOMEM)?;
+        let at = abi::VERBS_CONTEXT_DOORBELL as usize;
+        let sleeper = Sleeper::attach(&memory, at, ends.wait, Duration::ZERO);
+        let sleeper = sleeper.map_err(|_| ENOMEM)?;
+        let (ours, theirs) = sys::packet_pair().map_err(|_| ENOMEM)?;
+        let reply = self.describe(context)?;
+        let id = Source::Doorbell.id(context);
+        self.epoll.add(sleeper.as_fd(), sys::READABLE | sys::EDGE, id).map_err(|_| ENOMEM)?;
+        let mut answer = answer(&reply);
+        answer.descriptors = vec![copy(&*memory)?, ends.ring, theirs];
+        let context = usable(self.contexts.get_mut(context))?;
+        context.doorbell = Some(sleeper);
+        context.memory = Some(memory);
+        context.events = Some(EventSocket::new(ours));
+        // It arms its doorbell when it first falls asleep.
+        context.awake = true;
+        Ok(answer)
+    }
+
+    fn describe(&mut self, context: u32) -> Result<abi::verbs_hello_reply, Errno> {
+        let endpoint = usable(self.endpoint_of(context))?;
+        // A GUID of a locally administered kind, out of the address.
+        let mut guid = [0x02, 0x48, 0x44, 0xff, 0xfe, 0, 0, 0];
+        guid[5..].copy_from_slice(&endpoint.gids[0][13..]);
+        let quota = |q| endpoint.limit_of(q);
+        Ok(abi::verbs_hello_reply {
+            version: abi::VERBS_VERSION,
+            context_size: abi::VERBS_CONTEXT_SIZE,
+            node_guid: u64::from_ne_bytes(guid),
+            gid: endpoint.gids,
+            gid_count: gid_count(&endpoint.gids),
+            max_qp: quota(Quota::Qps),
+            max_send_wr: MAX_WR,
+            max_recv_wr: MAX_WR,
+            max_sge: MAX_SGE,
+            max_inline: MAX_INLINE,
+            max_cq: quota(Quota::Cqs),
+            max_cqe: MAX_CQE,
+            max_mr: quota(Quota::Mrs),
+            max_pd: quota(Quota::Pds),
+            max_ah: quota(Quota::Ahs),
+            max_srq: quota(Quota::Srqs),
+            max_srq_wr: MAX_WR,
+            max_srq_sge: MAX_SGE,
+            max_rd_atomic: MAX_RD_ATOMIC.into(),
+            max_channels: quota(Quota::Channels),
+            max_msg_size: MAX_MESSAGE,
+            mtu: ibv::MTU_4096,
+            spin_us: endpoint.spin_us,
+            max_mr_size: MAX_REGION,
+            ..Default::default()
+        })
+    }
+
+    fn charge(&mut self, context: u32, quota: Quota, amount: u64) -> Result<(), Errno> {
+        let endpoint = usable(self.endpoint_of(context))?;
+        if endpoint.charge(quota, amount) { Ok(()) } else { Err(ENOMEM) }
+    }
+
+    /// The handle of an object that was charged for; a full table gives the charge back.
+    fn taken(&mut self, handle: Option<u32>, context: u32, quota: Quota) -> Result<u32, Errno> {
+        if handle.is_none() {
+            self.refund(context, quota, 1);
+        }
+        handle.ok_or(ENOMEM)
+    }
+
+    /// Charges the endpoint for an object and its memory, and makes the memory; `build` makes the object
+    /// in it. What fails leaves nothing charged.
+    fn with_memory<T>(
+        &mut self,
+        context: u32,
+        quota: Quota,
+        length: usize,
+        build: impl FnOnce(&mut Self, &Arc<SharedMemory>) -> Option<T>,
+    ) -> Result<(T, OwnedFd), Errno> {
+        self.charge(context, quota, 1)?;
+        if let Err(errno) = self.charge(context, Quota::Memory, size(length)) {
+            self.refund(context, quota, 1);
+            return Err(errno);
+        }
+        let made = SharedMemory::create(c"verbs-rings", length).ok().and_then(|memory| {
+            let fd = memory.as_fd().try_clone_to_owned().ok()?;
+            Some((build(self, &memory)?, fd))
+        });
+        if made.is_none() {
+            self.refund(context, quota, 1);
+            self.refund(context, Quota::Memory, size(length));
+        }
+        made.ok_or(ENOMEM)
+    }
+
+    fn allocate_pd(&mut self, context: u32) -> Result<Answer, Errno> {
+        self.charge(context, Quota::Pds, 1)?;
+        let handle = self.pds.insert(Pd { context, users: 0 }, 0);
+        Ok(object(self.taken(handle, context, Quota::Pds)?))
+    }
+
+    pub(crate) fn deallocate_pd(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let pd = usable(self.pds.get(handle).filter(|p| p.context == context))?;
+        if pd.users > 0 {
+            return Err(EBUSY);
+        }
+        self.pds.remove(handle);
+        self.refund(context, Quota::Pds, 1);
+        Ok(done())
+    }
+
+    /// Checks that a PD is the context's, and counts what uses it.
+    fn use_pd(&mut self, context: u32, handle: u32) -> Result<(), Errno> {
+        let pd = usable(self.pds.get_mut(handle).filter(|p| p.context == context))?;
+        pd.users += 1;
+        Ok(())
+    }
+
+    fn leave_pd(&mut self, handle: u32) {
+        if let Some(pd) = self.pds.get_mut(handle) {
+            pd.users -= 1;
+        }
+    }
+
+    fn create_channel(&mut self, context: u32) -> Result<Answer, Errno> {
+        let (ours, theirs) = sys::packet_pair().map_err(|_| ENOMEM)?;
+        self.charge(context, Quota::Channels, 1)?;
+        let channel = Channel { context, users: 0, events: EventSocket::new(ours) };
+        let handle = self.channels.insert(channel, 0);
+        let mut answer = object(self.taken(handle, context, Quota::Channels)?);
+        answer.descriptors.push(theirs);
+        Ok(answer)
+    }
+
+    pub(crate) fn destroy_channel(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let channel = usable(self.channels.get(handle).filter(|c| c.context == context))?;
+        if channel.users > 0 {
+            return Err(EBUSY);
+        }
+        self.channels.remove(handle);
+        self.refund(context, Quota::Channels, 1);
+        Ok(done())
+    }
+
+    fn create_cq(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_create_cq_request,
+    ) -> Result<Answer, Errno> {
+        if request.cqe == 0 || request.cqe > MAX_CQE {
+            return Err(EINVAL);
+        }
+        let channel = request.channel;
+        if channel != 0 {
+            usable(self.channels.get(channel).filter(|c| c.context == context))?;
+        }
+        let capacity = request.cqe.next_power_of_two();
+        let at = abi::VERBS_CQ_RING as usize;
+        let length = at + ring_size(capacity);
+        let user = request.user;
+        let (cq, fd) = self.with_memory(context, Quota::Cqs, length, |objects, memory| {
+            ring::create(memory, at, capacity).ok()?;
+            let ring = CompletionRing::attach(memory, capacity)?;
+            let size = size(length);
+            let cq =
+                Cq { context, users: 0, user, channel, ring, size, dead: false, touched: false };
+            objects.cqs.insert(cq, 0)
+        })?;
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.users += 1;
+        }
+        let memory_size = size(length);
+        let reply = abi::verbs_create_cq_reply { cq, capacity, memory_size, ..Default::default() };
+        let mut answer = answer(&reply);
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
+    pub(crate) fn destroy_cq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let cq = usable(self.cqs.get(handle).filter(|c| c.context == context))?;
+        if cq.users > 0 {
+            return Err(EBUSY);
+        }
+        let (channel, bytes) = (cq.channel, cq.size);
+        self.cqs.remove(handle);
+        if let Some(channel) = self.channels.get_mut(channel) {
+            channel.users -= 1;
+        }
+        self.refund(context, Quota::Cqs, 1);
+        self.refund(context, Quota::Memory, bytes);
+        Ok(done())
+    }
+
+    fn create_qp(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_create_qp_request,
+    ) -> Result<Answer, Errno> {
+        let r = *request;
+        let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
+        for cq in [r.send_cq, r.recv_cq] {
+            usable(self.cqs.get(cq).filter(|c| c.context == context))?;
+        }
+        if r.srq != 0 {
+            usable(self.srqs.get(r.srq).filter(|s| s.context == context))?;
+        }
+        let within = r.max_send_wr <= MAX_WR
+            && r.max_recv_wr <= MAX_WR
+            && r.max_send_sge <= MAX_SGE
+            && r.max_recv_sge <= MAX_SGE
+            && r.max_inline <= MAX_INLINE
+            && r.sq_sig_all <= 1;
+        if !within {
+            return Err(EINVAL);
+        }
+        let shape = Shape::of(&r);
+        let endpoint = usable(self.contexts.get(context))?.endpoint;
+        self.use_pd(context, r.pd)?;
+        let made = self.with_memory(context, Quota::Qps, shape.length, |objects, memory| {
+            let (send, receive) = shape.rings(memory)?;
+            let qp = Qp {
+                context,
+                endpoint,
+                user: r.user,
+                pd: r.pd,
+                send_cq: r.send_cq,
+                recv_cq: r.recv_cq,
+                srq: r.srq,
+                service,
+                signal_all: r.sq_sig_all == 1,
+                capabilities: shape.granted,
+                state: State::Reset,
+                attr: abi::verbs_qp_attr::default(),
+                send,
+                receive,
+                size: size(shape.length),
+                current: None,
+                inbound: None,
+                waits_since: None,
+                heard: false,
+            };
+            objects.qps.insert(qp, 0)
+        });
+        let (qp, fd) = made.inspect_err(|_| self.leave_pd(r.pd))?;
+        for cq in [r.send_cq, r.recv_cq] {
+            usable(self.cqs.get_mut(cq))?.users += 1;
+        }
+        if let Some(srq) = self.srqs.get_mut(r.srq) {
+            srq.users += 1;
+        }
+        usable(self.contexts.get_mut(context))?.qps.push(qp);
+        let mut answer = answer(&abi::verbs_create_qp_reply {
+            qp,
+            send_capacity: shape.send,
+            receive_capacity: shape.receive,
+            receive_offset: u32::try_from(shape.receive_offset).unwrap_or(0),
+            memory_size: size(shape.length),
+            max_send_wr: r.max_send_wr.max(1),
+            max_recv_wr: if r.srq == 0 { r.max_recv_wr.max(1) } else { 0 },
+            max_send_sge: shape.granted.send_sge,
+            max_recv_sge: shape.granted.recv_sge,
+            max_inline: shape.granted.inline,
+            ..Default::default()
+        });
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
+    fn modify_qp(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_modify_qp_request,
+    ) -> Result<Answer, Errno> {
+        let endpoint = usable(self.endpoint_of(context))?;
+        let limits = verbs_qp::Limits {
+            gid_count: gid_count(&endpoint.gids),
+            max_rd_atomic: MAX_RD_ATOMIC,
+            mtu: ibv::MTU_4096,
+        };
+        let number = request.qp;
+        let qp = usable(self.qps.get_mut(number).filter(|q| q.context == context))?;
+        let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
+        let to = to.map_err(|refused| match refused {
+            Refused::Invalid => EINVAL,
+            Refused::NotSupported => EOPNOTSUPP,
+        })?;
+        verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
+        match to {
+            State::Error => self.fail(number),
+            State::Reset => qp.reset(),
+            _ => qp.state = to,
+        }
+        // Of a QP in RESET there is nothing to fail.
+        let qp = usable(self.qps.get_mut(number))?;
+        if to == State::Error {
+            qp.state = to;
+        }
+        let qp_state = qp.state.number();
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.awake = true;
+        }
+        Ok(answer(&abi::verbs_modify_qp_reply { qp_state, ..Default::default() }))
+    }
+
+    fn query_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
+        let qp = usable(self.qps.get(number).filter(|q| q.context == context))?;
+        let state = qp.state.number();
+        let attr = abi::verbs_qp_attr { qp_state: state, cur_qp_state: state, ..qp.attr };
+        Ok(answer(&abi::verbs_query_qp_reply { attr, ..Default::default() }))
+    }
+
+    pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
+        usable(self.qps.get(number).filter(|q| q.context == context))?;
+        let qp = usable(self.qps.remove(number))?;
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Some(cq) = self.cqs.get_mut(cq) {
+                cq.users -= 1;
+            }
+        }
+        if let Some(srq) = self.srqs.get_mut(qp.srq) {
+            srq.users -= 1;
+        }
+        self.leave_pd(qp.pd);
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.qps.retain(|q| *q != number);
+        }
+        self.refund(context, Quota::Qps, 1);
+        self.refund(context, Quota::Memory, qp.size);
+        Ok(done())
+    }
+
+    fn create_srq(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_create_srq_request,
+    ) -> Result<Answer, Errno> {
+        let r = *request;
+        if r.max_wr == 0 || r.max_wr > MAX_WR || r.max_sge > MAX_SGE || r.limit > r.max_wr {
+            return Err(EINVAL);
+        }
+        let max_sge = r.max_sge.max(1);
+        let capacity = capacity(r.max_wr, slots::slots_to_receive(max_sge as usize));
+        let length = ring_size(capacity);
+        self.use_pd(context, r.pd)?;
+        let made = self.with_memory(context, Quota::Srqs, length, |objects, memory| {
+            let at = abi::VERBS_SRQ_RECEIVE_RING as usize;
+            ring::create(memory, at, capacity).ok()?;
+            let ring = ReceiveRing::attach(memory, at, capacity)?;
+            let srq = Srq {
+                context,
+                users: 0,
+                user: r.user,
+                pd: r.pd,
+                ring,
+                size: size(length),
+                max_wr: r.max_wr,
+                max_sge,
+                limit: r.limit,
+            };
+            objects.srqs.insert(srq, 0)
+        });
+        let (srq, fd) = made.inspect_err(|_| self.leave_pd(r.pd))?;
+        let mut answer = answer(&abi::verbs_create_srq_reply {
+            srq,
+            capacity,
+            memory_size: size(length),
+            max_wr: r.max_wr,
+            max_sge,
+            ..Default::default()
+        });
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
+    fn modify_srq(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_modify_srq_request,
+    ) -> Result<Answer, Errno> {
+        let srq = usable(self.srqs.get_mut(request.srq).filter(|s| s.context == context))?;
+        if request.mask & ibv::SRQ_MAX_WR != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        if request.mask & !ibv::SRQ_LIMIT != 0 || request.limit > srq.max_wr {
+            return Err(EINVAL);
+        }
+        if request.mask & ibv::SRQ_LIMIT != 0 {
+            srq.limit = request.limit;
+        }
+        Ok(done())
+    }
+
+    fn query_srq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let srq = usable(self.srqs.get(handle).filter(|s| s.context == context))?;
+        Ok(answer(&abi::verbs_query_srq_reply {
+            max_wr: srq.max_wr,
+            max_sge: srq.max_sge,
+            limit: srq.limit,
+            ..Default::default()
+        }))
+    }
+
+    pub(crate) fn destroy_srq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let srq = usable(self.srqs.get(handle).filter(|s| s.context == context))?;
+        if srq.users > 0 {
+            return Err(EBUSY);
+        }
+        let (pd, bytes) = (srq.pd, srq.size);
+        self.srqs.remove(handle);
+        self.leave_pd(pd);
+        self.refund(context, Quota::Srqs, 1);
+        self.refund(context, Quota::Memory, bytes);
+        Ok(done())
+    }
+
+    fn create_ah(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_create_ah_request,
+    ) -> Result<Answer, Errno> {
+        let endpoint = usable(self.endpoint_of(context))?;
+        if !verbs_qp::is_address(&request.address, gid_count(&endpoint.gids)) {
+            return Err(EINVAL);
+        }
+        if request.address.gid[0] == 0xff {
+            return Err(EOPNOTSUPP);
+        }
+        self.charge(context, Quota::Ahs, 1)?;
+        if let Err(errno) = self.use_pd(context, request.pd) {
+            self.refund(context, Quota::Ahs, 1);
+            return Err(errno);
+        }
+        let a = &request.address;
+        let ah = Ah {
+            context,
+            pd: request.pd,
+            gid: a.gid,
+            hop_limit: a.hop_limit,
+            sgid_index: a.sgid_index,
+        };
+        let handle = self.ahs.insert(ah, 0);
+        let made = self.taken(handle, context, Quota::Ahs);
+        Ok(object(made.inspect_err(|_| self.leave_pd(request.pd))?))
+    }
+
+    pub(crate) fn destroy_ah(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let pd = usable(self.ahs.get(handle).filter(|a| a.context == context))?.pd;
+        self.ahs.remove(handle);
+        self.leave_pd(pd);
+        self.refund(context, Quota::Ahs, 1);
+        Ok(done())
+    }
+
+    fn create_memory(&mut self, context: u32, length: u64) -> Result<Answer, Errno> {
+        if length == 0 || !length.is_multiple_of(PAGE) {
+            return Err(EINVAL);
+        }
+        self.charge(context, Quota::Memory, length)?;
+        let made = usize::try_from(length).ok().and_then(|bytes| {
+            let shared = SharedMemory::create(c"verbs-memory", bytes).ok()?;
+            let fd = shared.as_fd().try_clone_to_owned().ok()?;
+            Some((self.memories.insert(Memory { context, users: 0, shared }, 0)?, fd))
+        });
+        let Some((memory, fd)) = made else {
+            self.refund(context, Quota::Memory, length);
+            return Err(ENOMEM);
+        };
+        let reply = abi::verbs_create_memory_reply { memory, length, ..Default::default() };
+        let mut answer = answer(&reply);
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
+    pub(crate) fn destroy_memory(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let memory = usable(self.memories.get(handle).filter(|m| m.context == context))?;
+        if memory.users > 0 {
+            return Err(EBUSY);
+        }
+        let length = size(memory.shared.len());
+        self.memories.remove(handle);
+        self.refund(context, Quota::Memory, length);
+        Ok(done())
+    }
+
+    fn register(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_reg_mr_request,
+    ) -> Result<Answer, Errno> {
+        let r = *request;
+        let access = r.access & !ibv::ACCESS_OPTIONAL;
+        if access & !ACCESS_KNOWN != 0 {
+            return Err(EOPNOTSUPP);
+        }
+        let writes = access & (ibv::ACCESS_REMOTE_WRITE | ibv::ACCESS_REMOTE_ATOMIC) != 0;
+        let wraps = [r.address, r.iova].iter().any(|a| a.checked_add(r.length).is_none());
+        if writes && access & ibv::ACCESS_LOCAL_WRITE == 0
+            || r.length == 0
+            || r.length > MAX_REGION
+            || wraps
+        {
+            return Err(EINVAL);
+        }
+        let backing = if r.memory == 0 {
+            let process = &usable(self.contexts.get(context))?.process;
+            if !process.has(r.address, r.length) {
+                return Err(libc::EFAULT);
+            }
+            Backing::Process(Rc::clone(process), r.address)
+        } else {
+            let memory = usable(self.memories.get(r.memory).filter(|m| m.context == context))?;
+            let end = usable(r.memory_offset.checked_add(r.length))?;
+            if end > size(memory.shared.len()) {
+                return Err(EINVAL);
+            }
+            Backing::Shared(Arc::clone(&memory.shared), r.memory_offset)
+        };
+        self.charge(context, Quota::Mrs, 1)?;
+        if let Err(errno) = self.use_pd(context, r.pd) {
+            self.refund(context, Quota::Mrs, 1);
+            return Err(errno);
+        }
+        let region = Region {
+            context,
+            pd: r.pd,
+            iova: r.iova,
+            length: r.length,
+            access,
+            backing,
+            memory: r.memory,
+        };
+        let handle = self.regions.insert(region, sys::random());
+        let made = self.taken(handle, context, Quota::Mrs);
+        let mr = made.inspect_err(|_| self.leave_pd(r.pd))?;
+        if let Some(memory) = self.memories.get_mut(r.memory) {
+            memory.users += 1;
+        }
+        let reply = abi::verbs_reg_mr_reply { mr, lkey: mr, rkey: mr, ..Default::default() };
+        Ok(answer(&reply))
+    }
+
+    pub(crate) fn deregister(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
+        let region = usable(self.regions.get(handle).filter(|r| r.context == context))?;
+        let (pd, memory) = (region.pd, region.memory);
+        self.regions.remove(handle);
+        if let Some(memory) = self.memories.get_mut(memory) {
+            memory.users -= 1;
+        }
+        self.leave_pd(pd);
+        self.refund(context, Quota::Mrs, 1);
+        Ok(done())
+    }
+}
+
+fn gid_count(gids: &[[u8; 16]; 2]) -> u32 {
+    if gids[1] == [0; 16] { 1 } else { 2 }
+}
+
+/// Slots of a ring for this many requests.
+fn capacity(requests: u32, slots: usize) -> u32 {
+    requests.max(1).saturating_mul(u32::try_from(slots).unwrap_or(1)).next_power_of_two()
+}
+
+/// How the memory of a queue pair is laid out.
+struct Shape {
+    send: u32,
+    receive: u32,
+    receive_offset: usize,
+    length: usize,
+    granted: Capabilities,
+}
+
+impl Shape {
+    fn of(r: &abi::verbs_create_qp_request) -> Self {
+        let granted = Capabilities {
+            send_sge: r.max_send_sge.max(1),
+            recv_sge: r.max_recv_sge.max(1),
+            // What fits beside the entries that were asked for costs nothing.
+            inline: r.max_inline.max(r.max_send_sge.max(1) * 16),
+        };
+        let slots_to_send =
+            slots::slots_to_send(granted.send_sge as usize, granted.inline as usize);
+        let send = capacity(r.max_send_wr, slots_to_send);
+        let at = ring_size(send).next_multiple_of(shared_ring::ALIGNMENT);
+        if r.srq != 0 {
+            return Self { send, receive: 0, receive_offset: 0, length: at, granted };
+        }
+        let receive = capacity(r.max_recv_wr, slots::slots_to_receive(granted.recv_sge as usize));
+        let length = at + ring_size(receive);
+        Self { send, receive, receive_offset: at, length, granted }
+    }
+
+    fn rings(&self, memory: &Arc<SharedMemory>) -> Option<(SendRing, Option<ReceiveRing>)> {
+        ring::create(memory, abi::VERBS_QP_SEND_RING as usize, self.send).ok()?;
+        let send = SendRing::attach(memory, self.send)?;
+        if self.receive == 0 {
+            return Some((send, None));
+        }
+        ring::create(memory, self.receive_offset, self.receive).ok()?;
+        Some((send, Some(ReceiveRing::attach(memory, self.receive_offset, self.receive)?)))
+    }
+}
+
+impl Qp {
+    /// Forgets all that is under way and in the rings.
+    fn reset(&mut self) {
+        self.state = State::Reset;
+        self.attr = abi::verbs_qp_attr::default();
+        self.current = None;
+        self.inbound = None;
+        self.waits_since = None;
+        self.heard = false;
+        self.send.clear();
+        if let Some(receive) = &mut self.receive {
+            receive.clear();
+        }
+    }
+}

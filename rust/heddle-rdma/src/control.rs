@@ -1,0 +1,139 @@
+//! The control sockets of contexts: messages in, replies out, never waiting.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use verbs_protocol::abi::{self, verbs_reply, verbs_request};
+use verbs_protocol::control::{self, Request};
+use verbs_protocol::plain;
+
+use crate::memory::Process;
+use crate::objects::{Context, Objects, Quota, Source, Unsent};
+use crate::sys;
+
+/// Requests that one context gets served before others have their turn.
+const REQUESTS: usize = 16;
+
+impl Objects {
+    /// Takes the connections that wait at an endpoint's socket.
+    pub(crate) fn accept(&mut self, endpoint: u32) {
+        for _ in 0..REQUESTS {
+            let Some(listening) = self.endpoints.get_mut(endpoint) else { return };
+            let Ok(socket) = sys::accept(&listening.listener) else { return };
+            // A connection that cannot be had is closed: the library reads end of file.
+            if !listening.charge(Quota::Contexts, 1) {
+                continue;
+            }
+            if self.open(endpoint, socket).is_err()
+                && let Some(listening) = self.endpoints.get_mut(endpoint)
+            {
+                listening.refund(Quota::Contexts, 1);
+            }
+        }
+    }
+
+    fn open(&mut self, endpoint: u32, socket: OwnedFd) -> io::Result<()> {
+        let process = Rc::new(Process::new(sys::peer(&socket)?));
+        let context = Context {
+            endpoint,
+            socket,
+            process,
+            doorbell: None,
+            memory: None,
+            events: None,
+            qps: Vec::new(),
+            unsent: None,
+            awake: false,
+            waits: false,
+        };
+        let full = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let handle = self.contexts.insert(context, 0).ok_or_else(full)?;
+        let context = self.contexts.get(handle).ok_or_else(full)?;
+        let added =
+            self.epoll.add(context.socket.as_fd(), sys::READABLE, Source::Control.id(handle));
+        if added.is_err() {
+            self.contexts.remove(handle);
+        }
+        added
+    }
+
+    /// Serves the requests of a context that are there, and goes on with a reply that is under way.
+    pub(crate) fn control(&mut self, handle: u32) {
+        for _ in 0..REQUESTS {
+            let Some(context) = self.contexts.get_mut(handle) else { return };
+            if let Some(unsent) = context.unsent.take() {
+                if !self.reply(handle, unsent, true) {
+                    return;
+                }
+                continue;
+            }
+            let mut bytes = [0; abi::VERBS_MESSAGE_MAX as usize];
+            let mut descriptors = Vec::new();
+            let got = match sys::receive(&context.socket, &mut bytes, &mut descriptors) {
+                Err(err) if sys::would_block(&err) => return,
+                result => result.unwrap_or(0),
+            };
+            let message = bytes.get(..got).filter(|m| !m.is_empty() && descriptors.is_empty());
+            let Some(Ok((head, request))) = message.map(control::parse) else {
+                self.close(handle);
+                return;
+            };
+            let reply = self.answer(handle, head, request);
+            if !self.reply(handle, reply, false) {
+                return;
+            }
+        }
+    }
+
+    fn answer(
+        &mut self,
+        handle: u32,
+        head: verbs_request,
+        request: Result<Request, control::Errno>,
+    ) -> Unsent {
+        let greeted = self.contexts.get(handle).is_some_and(|c| c.doorbell.is_some());
+        let answer = request.and_then(|request| match &request {
+            Request::Hello(hello) if !greeted => self.hello(handle, hello),
+            _ if !greeted => Err(libc::EPROTO),
+            _ => self.serve_request(handle, &request),
+        });
+        let error = answer.as_ref().err().copied().unwrap_or(0);
+        let reply = verbs_reply { command: head.command, tag: head.tag, error, reserved: 0 };
+        match answer {
+            Ok(mut answer) => {
+                let length = size_of::<verbs_reply>();
+                answer.bytes[..length].copy_from_slice(plain::bytes(&reply));
+                (answer.bytes, answer.descriptors)
+            }
+            Err(_) => (plain::bytes(&reply).to_vec(), Vec::new()),
+        }
+    }
+
+    /// Sends a reply, or keeps it until there is room. `kept` says that it was. False if nothing more is
+    /// to be read from the context for now.
+    fn reply(&mut self, handle: u32, (bytes, descriptors): Unsent, kept: bool) -> bool {
+        let Some(context) = self.contexts.get_mut(handle) else { return false };
+        let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+        let id = Source::Control.id(handle);
+        match sys::send(&context.socket, &bytes, &borrowed) {
+            Ok(()) => {
+                if kept {
+                    let _ = self.epoll.modify(context.socket.as_fd(), sys::READABLE, id);
+                }
+                true
+            }
+            Err(err) if sys::would_block(&err) => {
+                context.unsent = Some((bytes, descriptors));
+                if !kept {
+                    let _ = self.epoll.modify(context.socket.as_fd(), sys::WRITABLE, id);
+                }
+                false
+            }
+            Err(_) => {
+                self.close(handle);
+                false
+            }
+        }
+    }
+}

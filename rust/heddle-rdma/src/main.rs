@@ -1,0 +1,42 @@
+//! `heddle-rdma --agent PATH [--spin-us N]`: the router of the verbs plane, one on a node.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use heddle_rdma::{Options, run};
+
+fn main() -> ExitCode {
+    let options = match options(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(why) => {
+            eprintln!("heddle-rdma: {why}\nusage: heddle-rdma --agent PATH [--spin-us N]");
+            return ExitCode::from(2);
+        }
+    };
+    match run(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(err) => {
+            eprintln!("heddle-rdma: {}: {err}", options.agent.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut agent = None;
+    let mut spin = Duration::ZERO;
+    while let Some(flag) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{flag} needs a value"))?;
+        match flag.as_str() {
+            "--agent" => agent = Some(PathBuf::from(value)),
+            "--spin-us" => {
+                let time = value.parse().map_err(|err| format!("--spin-us {value}: {err}"))?;
+                spin = Duration::from_micros(time);
+            }
+            _ => return Err(format!("unknown flag {flag}")),
+        }
+    }
+    let agent = agent.ok_or("--agent is missing")?;
+    Ok(Options { agent, spin })
+}

@@ -1,0 +1,464 @@
+//! What the router keeps: endpoints, what their containers have made, and how it ends.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use shared_ring::{SharedMemory, Sleeper};
+use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
+use verbs_protocol::slots::{Receive, Send};
+use verbs_protocol::{Gid, agent, ibv, plain};
+use verbs_qp::{Service, State};
+
+use crate::memory::{Copier, Piece, Process, Regions};
+use crate::queues::{CompletionRing, ReceiveRing, SendRing};
+use crate::sys::{self, Epoll};
+use crate::table::Table;
+
+/// What an endpoint may have only so much of.
+#[derive(Clone, Copy)]
+pub(crate) enum Quota {
+    Contexts,
+    Qps,
+    Cqs,
+    Mrs,
+    Pds,
+    Srqs,
+    Ahs,
+    Channels,
+    /// Bytes of shared memory.
+    Memory,
+}
+
+const QUOTAS: usize = 9;
+
+/// A container's place in the network.
+pub(crate) struct Endpoint {
+    /// The agent's number.
+    pub(crate) number: u64,
+    pub(crate) gids: [Gid; 2],
+    pub(crate) listener: OwnedFd,
+    pub(crate) spin_us: u32,
+    limits: [u64; QUOTAS],
+    used: [u64; QUOTAS],
+    /// The agent has named it since it came.
+    pub(crate) named: bool,
+}
+
+impl Endpoint {
+    pub(crate) fn new(number: u64, gids: [Gid; 2], listener: OwnedFd) -> Self {
+        Self {
+            number,
+            gids,
+            listener,
+            spin_us: 0,
+            limits: [0; QUOTAS],
+            used: [0; QUOTAS],
+            named: true,
+        }
+    }
+
+    pub(crate) fn limit(&mut self, l: &agent::Limits) {
+        let given = [
+            (l.contexts, 64),
+            (l.qps, 1024),
+            (l.cqs, 2048),
+            (l.mrs, 16384),
+            (l.pds, 256),
+            (l.srqs, 256),
+            (l.ahs, 4096),
+            (l.channels, 256),
+            (l.memory_mib, 1024),
+        ];
+        for (limit, (given, default)) in self.limits.iter_mut().zip(given) {
+            *limit = u64::from(if given == 0 { default } else { given });
+        }
+        self.limits[Quota::Memory as usize] <<= 20;
+        self.spin_us = l.spin_us;
+    }
+
+    pub(crate) fn limit_of(&self, quota: Quota) -> u32 {
+        u32::try_from(self.limits[quota as usize]).unwrap_or(u32::MAX)
+    }
+
+    /// Whether there is that much left; then it is used.
+    pub(crate) fn charge(&mut self, quota: Quota, amount: u64) -> bool {
+        let used = self.used[quota as usize] + amount;
+        if used > self.limits[quota as usize] {
+            return false;
+        }
+        self.used[quota as usize] = used;
+        true
+    }
+
+    pub(crate) fn refund(&mut self, quota: Quota, amount: u64) {
+        self.used[quota as usize] -= amount;
+    }
+
+    pub(crate) fn has(&self, gid: &Gid) -> bool {
+        *gid != [0; 16] && self.gids.contains(gid)
+    }
+}
+
+/// A socket on which the router only sends: 16 bytes for an event.
+pub(crate) struct EventSocket {
+    pub(crate) socket: OwnedFd,
+    /// Events for which it had no room.
+    pub(crate) held: VecDeque<[u8; 16]>,
+}
+
+impl EventSocket {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, held: VecDeque::new() }
+    }
+
+    /// Sends an event, or holds it; true if the caller has to wait for room.
+    fn send(&mut self, event: [u8; 16]) -> bool {
+        if !self.held.is_empty() {
+            self.held.push_back(event);
+            return false;
+        }
+        match sys::send(&self.socket, &event, &[]) {
+            Err(err) if sys::would_block(&err) => {
+                self.held.push_back(event);
+                true
+            }
+            // A program that has closed its end wants no events.
+            _ => false,
+        }
+    }
+
+    /// Sends what was held; true if nothing is held any more.
+    pub(crate) fn drain(&mut self) -> bool {
+        while let Some(event) = self.held.front() {
+            match sys::send(&self.socket, event, &[]) {
+                Err(err) if sys::would_block(&err) => return false,
+                _ => self.held.pop_front(),
+            };
+        }
+        true
+    }
+}
+
+/// A reply that the control socket had no room for.
+pub(crate) type Unsent = (Vec<u8>, Vec<OwnedFd>);
+
+/// An open device of a program.
+pub(crate) struct Context {
+    pub(crate) endpoint: u32,
+    pub(crate) socket: OwnedFd,
+    pub(crate) process: Rc<Process>,
+    /// The doorbell, once the library has said hello.
+    pub(crate) doorbell: Option<Sleeper>,
+    pub(crate) memory: Option<Arc<SharedMemory>>,
+    pub(crate) events: Option<EventSocket>,
+    pub(crate) qps: Vec<u32>,
+    pub(crate) unsent: Option<Unsent>,
+    /// Its rings are looked at in each turn, and it need not ring.
+    pub(crate) awake: bool,
+    /// Something of it waits for others.
+    pub(crate) waits: bool,
+}
+
+pub(crate) struct Pd {
+    pub(crate) context: u32,
+    pub(crate) users: u32,
+}
+
+pub(crate) struct Channel {
+    pub(crate) context: u32,
+    pub(crate) users: u32,
+    pub(crate) events: EventSocket,
+}
+
+pub(crate) struct Cq {
+    pub(crate) context: u32,
+    pub(crate) users: u32,
+    pub(crate) user: u64,
+    pub(crate) channel: u32,
+    pub(crate) ring: CompletionRing,
+    pub(crate) size: u64,
+    pub(crate) dead: bool,
+    pub(crate) touched: bool,
+}
+
+pub(crate) struct Srq {
+    pub(crate) context: u32,
+    pub(crate) users: u32,
+    pub(crate) user: u64,
+    pub(crate) pd: u32,
+    pub(crate) ring: ReceiveRing,
+    pub(crate) size: u64,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) limit: u32,
+}
+
+pub(crate) struct Ah {
+    pub(crate) context: u32,
+    pub(crate) pd: u32,
+    pub(crate) gid: Gid,
+    pub(crate) hop_limit: u8,
+    pub(crate) sgid_index: u8,
+}
+
+pub(crate) struct Memory {
+    pub(crate) context: u32,
+    pub(crate) users: u32,
+    pub(crate) shared: Arc<SharedMemory>,
+}
+
+/// What a queue pair was granted.
+#[derive(Clone, Copy)]
+pub(crate) struct Capabilities {
+    pub(crate) send_sge: u32,
+    pub(crate) recv_sge: u32,
+    pub(crate) inline: u32,
+}
+
+/// A request under way, and how far it is.
+pub(crate) struct Current {
+    pub(crate) send: Send,
+    pub(crate) done: u64,
+}
+
+pub(crate) struct Qp {
+    pub(crate) context: u32,
+    pub(crate) endpoint: u32,
+    pub(crate) user: u64,
+    pub(crate) pd: u32,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) srq: u32,
+    pub(crate) service: Service,
+    pub(crate) signal_all: bool,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) state: State,
+    pub(crate) attr: verbs_qp_attr,
+    pub(crate) send: SendRing,
+    /// None with a shared receive queue.
+    pub(crate) receive: Option<ReceiveRing>,
+    pub(crate) size: u64,
+    pub(crate) current: Option<Current>,
+    /// The receive request into which a message of the peer is being copied.
+    pub(crate) inbound: Option<Receive>,
+    /// Since when the current request waits for the peer.
+    pub(crate) waits_since: Option<Instant>,
+    pub(crate) heard: bool,
+}
+
+/// All that there is.
+pub(crate) struct Objects {
+    pub(crate) epoll: Epoll,
+    pub(crate) endpoints: Table<Endpoint>,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) pds: Table<Pd>,
+    pub(crate) channels: Table<Channel>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) qps: Table<Qp>,
+    pub(crate) srqs: Table<Srq>,
+    pub(crate) ahs: Table<Ah>,
+    pub(crate) memories: Table<Memory>,
+    pub(crate) regions: Regions,
+    pub(crate) copier: Copier,
+    /// Room for the pieces of one copy.
+    pub(crate) from: Vec<Piece>,
+    pub(crate) to: Vec<Piece>,
+    touched: Vec<u32>,
+    broken: Vec<u32>,
+}
+
+/// What a descriptor in the set is, in the upper half of its number; the lower half is a handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    AgentListener = 1,
+    Agent,
+    Listener,
+    Control,
+    Doorbell,
+    Events,
+    Channel,
+}
+
+impl Source {
+    pub(crate) fn id(self, handle: u32) -> u64 {
+        (self as u64) << 32 | u64::from(handle)
+    }
+
+    pub(crate) fn of(id: u64) -> (u64, u32) {
+        (id >> 32, u32::try_from(id & u64::from(u32::MAX)).unwrap_or(0))
+    }
+}
+
+impl Objects {
+    pub(crate) fn new(epoll: Epoll) -> Self {
+        // Numbers of queue pairs have 24 bits.
+        let qps = Table::new(14, 24);
+        Self {
+            epoll,
+            endpoints: Table::new(14, 32),
+            contexts: Table::new(16, 32),
+            pds: Table::new(18, 32),
+            channels: Table::new(18, 32),
+            cqs: Table::new(18, 32),
+            qps,
+            srqs: Table::new(18, 32),
+            ahs: Table::new(20, 32),
+            memories: Table::new(18, 32),
+            regions: Table::new(18, 32),
+            copier: Copier::new(),
+            from: Vec::with_capacity(64),
+            to: Vec::with_capacity(64),
+            touched: Vec::with_capacity(64),
+            broken: Vec::new(),
+        }
+    }
+
+    pub(crate) fn endpoint_of(&mut self, context: u32) -> Option<&mut Endpoint> {
+        let endpoint = self.contexts.get(context)?.endpoint;
+        self.endpoints.get_mut(endpoint)
+    }
+
+    pub(crate) fn refund(&mut self, context: u32, quota: Quota, amount: u64) {
+        if let Some(endpoint) = self.endpoint_of(context) {
+            endpoint.refund(quota, amount);
+        }
+    }
+
+    /// Shows a completion to the program. A queue without room is dead from then on.
+    pub(crate) fn complete(&mut self, cq: u32, completion: &verbs_completion, solicited: bool) {
+        let Some(queue) = self.cqs.get_mut(cq) else { return };
+        if queue.dead {
+            return;
+        }
+        if !queue.ring.push(completion, solicited || completion.status != ibv::WC_SUCCESS) {
+            queue.dead = true;
+            self.broken.push(cq);
+        }
+        if !queue.touched {
+            queue.touched = true;
+            self.touched.push(cq);
+        }
+    }
+
+    /// Sends the events that completions of this turn call for, and ends what uses a dead queue.
+    pub(crate) fn notify(&mut self) {
+        while let Some(cq) = self.touched.pop() {
+            let Some(queue) = self.cqs.get_mut(cq) else { continue };
+            queue.touched = false;
+            if !queue.ring.take_wish() {
+                continue;
+            }
+            let event = abi::verbs_completion_event { user: queue.user, cq, reserved: 0 };
+            let channel = queue.channel;
+            let Some(channel_object) = self.channels.get_mut(channel) else { continue };
+            let event = packet(&event);
+            if channel_object.events.held.contains(&event) {
+                continue;
+            }
+            if channel_object.events.send(event) {
+                let id = Source::Channel.id(channel);
+                let fd = channel_object.events.socket.as_fd();
+                // Without it the event comes with the next one.
+                let _ = self.epoll.add(fd, sys::WRITABLE, id);
+            }
+        }
+        while let Some(cq) = self.broken.pop() {
+            let Some(queue) = self.cqs.get(cq) else { continue };
+            self.tell(queue.context, ibv::EVENT_CQ_ERR, cq, queue.user);
+            let users = self.qps.iter().filter(|(_, q)| q.send_cq == cq || q.recv_cq == cq);
+            for number in users.map(|(number, _)| number).collect::<Vec<_>>() {
+                self.fail_fatally(number);
+            }
+        }
+    }
+
+    /// Sends an asynchronous event.
+    pub(crate) fn tell(&mut self, context: u32, event: u32, object: u32, user: u64) {
+        const HELD_MAX: usize = 64;
+        let Some(c) = self.contexts.get_mut(context) else { return };
+        let Some(events) = c.events.as_mut().filter(|e| e.held.len() < HELD_MAX) else { return };
+        if events.send(packet(&verbs_async_event { user, event, object })) {
+            let _ =
+                self.epoll.add(events.socket.as_fd(), sys::WRITABLE, Source::Events.id(context));
+        }
+    }
+
+    /// Moves a queue pair to ERR: what is in its rings is flushed in its next turns.
+    pub(crate) fn fail(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        if matches!(qp.state, State::Error | State::Reset) {
+            return;
+        }
+        qp.state = State::Error;
+        qp.waits_since = None;
+        let (context, srq, user) = (qp.context, qp.srq, qp.user);
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.awake = true;
+        }
+        if srq != 0 {
+            self.tell(context, ibv::EVENT_QP_LAST_WQE_REACHED, number, user);
+        }
+    }
+
+    /// The same, where no completion tells of it.
+    pub(crate) fn fail_fatally(&mut self, number: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        if !matches!(qp.state, State::Error | State::Reset) {
+            let (context, user) = (qp.context, qp.user);
+            self.fail(number);
+            self.tell(context, ibv::EVENT_QP_FATAL, number, user);
+        }
+    }
+
+    /// Ends a context with all that it has.
+    pub(crate) fn close(&mut self, handle: u32) {
+        let Some(context) = self.contexts.get_mut(handle) else { return };
+        for number in std::mem::take(&mut context.qps) {
+            // What refuses is gone already.
+            let _ = self.destroy_qp(handle, number);
+        }
+        macro_rules! of {
+            ($($table:ident $destroy:ident),*) => {$(
+                let all = self.$table.iter().filter(|(_, o)| o.context == handle);
+                for object in all.map(|(object, _)| object).collect::<Vec<_>>() {
+                    let _ = self.$destroy(handle, object);
+                }
+            )*};
+        }
+        of!(
+            srqs destroy_srq,
+            cqs destroy_cq,
+            channels destroy_channel,
+            ahs destroy_ah,
+            regions deregister,
+            memories destroy_memory,
+            pds deallocate_pd
+        );
+        let Some(context) = self.contexts.remove(handle) else { return };
+        self.epoll.remove(context.socket.as_fd());
+        if let Some(doorbell) = &context.doorbell {
+            self.epoll.remove(doorbell.as_fd());
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(context.endpoint) {
+            endpoint.refund(Quota::Contexts, 1);
+        }
+    }
+
+    /// Ends an endpoint with all that it has.
+    pub(crate) fn remove_endpoint(&mut self, handle: u32) {
+        let all = self.contexts.iter().filter(|(_, c)| c.endpoint == handle);
+        for context in all.map(|(context, _)| context).collect::<Vec<_>>() {
+            self.close(context);
+        }
+        if let Some(endpoint) = self.endpoints.remove(handle) {
+            self.epoll.remove(endpoint.listener.as_fd());
+        }
+    }
+}
+
+fn packet<T: plain::Plain>(event: &T) -> [u8; 16] {
+    *plain::bytes(event).first_chunk().expect("events have 16 bytes")
+}

@@ -1,0 +1,181 @@
+//! Work requests out of rings, and completions into them. `docs/protocols/verbs-rings.md`.
+
+use core::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::Arc;
+
+use shared_ring::{Consumer, PeerBroken, Producer, SharedMemory, Slot};
+use verbs_protocol::abi::{self, verbs_completion};
+use verbs_protocol::plain;
+use verbs_protocol::slots::{self, Receive, SLOT, SLOTS_MAX, Send};
+
+/// The ring cannot be read any more: an index that cannot be, or a request without an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dead;
+
+impl From<PeerBroken> for Dead {
+    fn from(_: PeerBroken) -> Self {
+        Self
+    }
+}
+
+/// Slots of one work request, collected while the program still shows them.
+struct Staged {
+    consumer: Consumer,
+    bytes: [u8; SLOT * SLOTS_MAX],
+    have: usize,
+    dead: bool,
+}
+
+impl Staged {
+    fn new(consumer: Consumer) -> Self {
+        Self { consumer, bytes: [0; SLOT * SLOTS_MAX], have: 0, dead: false }
+    }
+
+    /// The slots of the next request, if all of them are there. `count` says how many that are.
+    fn next(&mut self, count: fn(&[u8; SLOT]) -> Option<usize>) -> Result<Option<&[u8]>, Dead> {
+        if self.dead {
+            return Err(Dead);
+        }
+        let all = loop {
+            let all = match self.bytes.first_chunk::<SLOT>() {
+                Some(first) if self.have > 0 => count(first).ok_or(Dead),
+                _ => Ok(1),
+            };
+            let all = all.inspect_err(|_| self.dead = true)?;
+            if self.have == all && self.have > 0 {
+                break all;
+            }
+            let mut copies = [Slot::default(); SLOTS_MAX];
+            let got = self.consumer.pop(&mut copies[..all - self.have])?;
+            if got == 0 {
+                return Ok(None);
+            }
+            for copy in &copies[..got] {
+                let at = self.have * SLOT;
+                self.bytes[at..at + SLOT].copy_from_slice(&copy.to_bytes());
+                self.have += 1;
+            }
+        };
+        self.have = 0;
+        Ok(Some(&self.bytes[..all * SLOT]))
+    }
+
+    /// Drops what is there now, and not what a program adds meanwhile without end.
+    fn clear(&mut self) {
+        self.have = 0;
+        let mut left = self.consumer.available().unwrap_or(0) as usize;
+        let mut copies = [Slot::default(); SLOTS_MAX];
+        while left > 0 {
+            match self.consumer.pop(&mut copies[..left.min(SLOTS_MAX)]) {
+                Ok(got) if got > 0 => left -= got,
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Send requests of a queue pair.
+pub(crate) struct SendRing(Staged);
+
+impl SendRing {
+    pub(crate) fn attach(memory: &Arc<SharedMemory>, capacity: u32) -> Option<Self> {
+        let at = abi::VERBS_QP_SEND_RING as usize;
+        Some(Self(Staged::new(Consumer::attach(memory, at, capacity).ok()?)))
+    }
+
+    /// The next request; the `wr_id` of one that is wrong in itself.
+    pub(crate) fn next(&mut self) -> Result<Option<Result<Send, u64>>, Dead> {
+        Ok(self.0.next(slots::send_slots)?.map(Send::parse))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+/// Receive requests of a queue pair or of a shared receive queue.
+pub(crate) struct ReceiveRing {
+    staged: Staged,
+    /// One that was taken and not used after all.
+    returned: Option<Receive>,
+}
+
+impl ReceiveRing {
+    pub(crate) fn attach(memory: &Arc<SharedMemory>, offset: usize, capacity: u32) -> Option<Self> {
+        let consumer = Consumer::attach(memory, offset, capacity).ok()?;
+        Some(Self { staged: Staged::new(consumer), returned: None })
+    }
+
+    /// The next request; the `wr_id` of one that is wrong in itself.
+    pub(crate) fn next(&mut self) -> Result<Option<Result<Receive, u64>>, Dead> {
+        if let Some(receive) = self.returned.take() {
+            return Ok(Some(Ok(receive)));
+        }
+        Ok(self.staged.next(slots::receive_slots)?.map(Receive::parse))
+    }
+
+    /// Puts a request back, to be the next one again.
+    pub(crate) fn give_back(&mut self, receive: Receive) {
+        self.returned = Some(receive);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.returned = None;
+        self.staged.clear();
+    }
+
+    /// Slots that are there: at least as many as requests.
+    pub(crate) fn available(&mut self) -> u32 {
+        self.staged.consumer.available().unwrap_or(0) + u32::from(self.returned.is_some())
+    }
+}
+
+/// Completions of a completion queue, and whether the program wants an event.
+pub(crate) struct CompletionRing {
+    memory: Arc<SharedMemory>,
+    producer: Producer,
+    /// What was pushed since the program's wish was looked at.
+    any: bool,
+    solicited: bool,
+}
+
+impl CompletionRing {
+    pub(crate) fn attach(memory: &Arc<SharedMemory>, capacity: u32) -> Option<Self> {
+        let producer = Producer::attach(memory, abi::VERBS_CQ_RING as usize, capacity).ok()?;
+        Some(Self { memory: Arc::clone(memory), producer, any: false, solicited: false })
+    }
+
+    /// Shows a completion. False if there is no room for it, or the ring is dead.
+    pub(crate) fn push(&mut self, completion: &verbs_completion, solicited: bool) -> bool {
+        let slot = plain::bytes(completion).first_chunk::<SLOT>().map(Slot::from_bytes);
+        self.any = true;
+        self.solicited |= solicited;
+        slot.is_some_and(|slot| self.producer.push(&[slot]) == Ok(1))
+    }
+
+    /// Whether the program is to get an event for what was pushed since the last time. It wants none any
+    /// more then.
+    pub(crate) fn take_wish(&mut self) -> bool {
+        let (any, solicited) = (self.any, self.solicited);
+        (self.any, self.solicited) = (false, false);
+        if !any {
+            return false;
+        }
+        // The program writes its wish and then looks for completions; here it is the other way round.
+        // Without a fence on both sides either might miss the other.
+        fence(Ordering::SeqCst);
+        let word = self.word();
+        let wish = word.load(Ordering::Relaxed);
+        let matches = wish == abi::VERBS_ARM_NEXT || wish == abi::VERBS_ARM_SOLICITED && solicited;
+        let (none, relaxed) = (abi::VERBS_ARM_NONE, Ordering::Relaxed);
+        // Exchanged and not written: a wish that is new by now would be lost.
+        matches && word.compare_exchange(wish, none, relaxed, relaxed).is_ok()
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        const { assert!(abi::VERBS_CQ_ARM == 0) };
+        // SAFETY: the memory begins at a page boundary and is longer than the word, any bytes are a
+        // value of an atomic, and `self` keeps it mapped.
+        unsafe { self.memory.as_ptr().cast::<AtomicU32>().as_ref() }
+    }
+}

@@ -1,0 +1,748 @@
+//! Work requests of queue pairs: what each turn of one does, on one node from memory to memory.
+//!
+//! A request that was taken out of its ring stays the queue pair's current one until it is complete: it
+//! waits for a peer that is not ready, and a long one takes several turns.
+
+use std::time::{Duration, Instant};
+
+use verbs_protocol::abi::{self, verbs_completion, verbs_sge};
+use verbs_protocol::ibv;
+use verbs_protocol::slots::{Receive, Send};
+use verbs_qp::{Service, State};
+
+use crate::commands::MAX_MESSAGE;
+use crate::memory::{self, CHUNK, Fault, Piece, Regions, Side, Use};
+use crate::objects::{Current, Objects, Qp};
+use crate::queues::{Dead, ReceiveRing};
+use crate::sys;
+
+/// What a turn of one queue pair may do.
+const TURN_REQUESTS: u32 = 16;
+const TURN_BYTES: u64 = 256 * 1024;
+/// A copy of no bytes costs something, too: this many.
+const REQUEST_BYTES: u64 = 64;
+/// Bytes in front of a datagram in the receiver's buffer.
+const GRH: usize = 40;
+/// The most bytes of a datagram.
+const DATAGRAM_MAX: u64 = 4096;
+
+/// What came of a turn.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Turn {
+    /// Something was done.
+    pub(crate) worked: bool,
+    /// It waits for others.
+    pub(crate) waits: bool,
+    /// When it gives up, if it waits and ever does.
+    pub(crate) until: Option<Instant>,
+}
+
+/// Why a request is not complete.
+enum Pending {
+    /// The turn is over; it goes on in the next one.
+    Turn,
+    /// There is no peer that takes part.
+    Peer,
+    /// The peer has no receive request. Its timer's code.
+    NotReady(u8),
+    /// It failed: `enum ibv_wc_status`.
+    Failed(u32),
+}
+
+type Step = Result<(), Pending>;
+
+/// A receive request, taken for a message.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and a box would be allocated"
+)]
+enum Taken {
+    Ready(Receive),
+    /// None is there.
+    Empty,
+    /// One that cannot be used: the receiver has failed.
+    Wrong,
+}
+
+impl Objects {
+    /// A turn of a queue pair.
+    pub(crate) fn turn(&mut self, number: u32, now: Instant) -> Turn {
+        let Some(qp) = self.qps.get(number) else { return Turn::default() };
+        let turn = match qp.state {
+            State::Error => Turn { worked: self.flush(number), ..Turn::default() },
+            State::ReadyToSend => self.send_turn(number, now),
+            _ => Turn::default(),
+        };
+        self.notify();
+        turn
+    }
+
+    /// Completes what is in the rings of a queue pair in ERR, as far as a turn goes.
+    fn flush(&mut self, number: u32) -> bool {
+        for done in 0..TURN_REQUESTS {
+            let Some(qp) = self.qps.get_mut(number) else { return false };
+            let receives = (qp.recv_cq, ibv::WC_RECV);
+            let sends = (qp.send_cq, ibv::WC_SEND);
+            let inbound = qp.inbound.take().map(|r| (r.wr_id, receives));
+            let current = || qp.current.take().map(|c| (c.send.head.wr_id, sends));
+            let next = inbound.or_else(current).or_else(|| match qp.send.next() {
+                Ok(Some(Ok(send))) => Some((send.head.wr_id, sends)),
+                Ok(Some(Err(wr_id))) => Some((wr_id, sends)),
+                _ => None,
+            });
+            let next = next.or_else(|| match qp.receive.as_mut()?.next() {
+                Ok(Some(Ok(receive))) => Some((receive.wr_id, receives)),
+                Ok(Some(Err(wr_id))) => Some((wr_id, receives)),
+                _ => None,
+            });
+            let Some((wr_id, (cq, opcode))) = next else { return done > 0 };
+            let (status, qp_num) = (ibv::WC_WR_FLUSH_ERR, number);
+            let completion =
+                verbs_completion { wr_id, status, opcode, qp_num, ..Default::default() };
+            self.complete(cq, &completion, false);
+        }
+        true
+    }
+
+    fn send_turn(&mut self, number: u32, now: Instant) -> Turn {
+        let mut turn = Turn::default();
+        let mut bytes = TURN_BYTES;
+        for _ in 0..TURN_REQUESTS {
+            let Some(mut current) = self.take_current(number) else { break };
+            match self.step(number, &mut current, &mut bytes) {
+                Ok(()) => {
+                    self.complete_send(number, &current.send, ibv::WC_SUCCESS);
+                    turn.worked = true;
+                    if let Some(qp) = self.qps.get_mut(number) {
+                        qp.waits_since = None;
+                    }
+                }
+                Err(Pending::Failed(status)) => {
+                    self.fail_send(number, &current.send, status);
+                    turn.worked = true;
+                }
+                Err(Pending::Turn) => {
+                    self.keep_current(number, current);
+                    turn.worked = true;
+                }
+                Err(Pending::Peer) => self.wait(number, current, now, None, &mut turn),
+                Err(Pending::NotReady(timer)) => {
+                    self.wait(number, current, now, Some(timer), &mut turn);
+                }
+            }
+            if turn.waits || bytes == 0 {
+                break;
+            }
+        }
+        turn
+    }
+
+    /// The current request of a queue pair, or the next one out of its ring. One that is wrong in itself
+    /// fails here.
+    fn take_current(&mut self, number: u32) -> Option<Current> {
+        let qp = self.qps.get_mut(number).filter(|q| q.state == State::ReadyToSend)?;
+        if let Some(current) = qp.current.take() {
+            return Some(current);
+        }
+        match qp.send.next() {
+            Ok(Some(Ok(send))) => Some(Current { send, done: 0 }),
+            Ok(Some(Err(wr_id))) => {
+                self.fail_request(number, wr_id, ibv::WC_LOC_QP_OP_ERR);
+                None
+            }
+            Ok(None) => None,
+            Err(Dead) => {
+                self.fail_fatally(number);
+                None
+            }
+        }
+    }
+
+    fn keep_current(&mut self, number: u32, current: Current) {
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.current = Some(current);
+        }
+    }
+
+    /// Keeps a request that has to wait, or fails it if it has waited for long enough: with `timer` for
+    /// a receive request, else for a peer.
+    fn wait(
+        &mut self,
+        number: u32,
+        current: Current,
+        now: Instant,
+        timer: Option<u8>,
+        turn: &mut Turn,
+    ) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        let (limit, status) = match timer {
+            Some(timer) => {
+                (verbs_qp::rnr_give_up_after(&qp.attr, timer), ibv::WC_RNR_RETRY_EXC_ERR)
+            }
+            None => (verbs_qp::give_up_after(&qp.attr), ibv::WC_RETRY_EXC_ERR),
+        };
+        let since = *qp.waits_since.get_or_insert(now);
+        let until = limit.map(|limit: Duration| since + limit);
+        if until.is_some_and(|until| until <= now) {
+            self.fail_send(number, &current.send, status);
+            turn.worked = true;
+            return;
+        }
+        qp.current = Some(current);
+        turn.waits = true;
+        turn.until = until;
+    }
+
+    fn step(&mut self, number: u32, current: &mut Current, bytes: &mut u64) -> Step {
+        let qp = self.qps.get(number).ok_or(Pending::Peer)?;
+        let send = &current.send;
+        let length = send.length();
+        check(qp, send, length)?;
+        *bytes = bytes.saturating_sub(REQUEST_BYTES);
+        if qp.service == Service::UnreliableDatagram {
+            return self.send_datagram(number, current, length);
+        }
+        let Some(peer) = self.peer(number) else {
+            // Nobody tells an unreliable sender.
+            let reliable = qp.service == Service::ReliableConnection;
+            return if reliable { Err(Pending::Peer) } else { Ok(()) };
+        };
+        let reliable = qp.service == Service::ReliableConnection;
+        let result = match send.head.opcode {
+            ibv::WR_SEND | ibv::WR_SEND_WITH_IMM => {
+                self.send_message(number, peer, current, length, bytes)
+            }
+            ibv::WR_RDMA_READ => self.read(number, peer, current, length, bytes),
+            ibv::WR_ATOMIC_CMP_AND_SWP | ibv::WR_ATOMIC_FETCH_AND_ADD => {
+                self.atomic(number, peer, current)
+            }
+            _ => self.write(number, peer, current, length, bytes),
+        };
+        match result {
+            Err(
+                Pending::NotReady(_)
+                | Pending::Peer
+                | Pending::Failed(
+                    ibv::WC_REM_ACCESS_ERR | ibv::WC_REM_INV_REQ_ERR | ibv::WC_REM_OP_ERR,
+                ),
+            ) if !reliable => Ok(()),
+            result => result,
+        }
+    }
+
+    /// The queue pair with which a connected one is paired: each names the other, by number and GID.
+    fn peer(&self, number: u32) -> Option<u32> {
+        let qp = self.qps.get(number)?;
+        let peer = self.qps.get(qp.attr.dest_qp_num)?;
+        let own = self.endpoints.get(qp.endpoint)?;
+        let other = self.endpoints.get(peer.endpoint)?;
+        let paired = peer.attr.dest_qp_num == number
+            && other.has(&qp.attr.address.gid)
+            && own.has(&peer.attr.address.gid)
+            && peer.service == qp.service
+            && matches!(peer.state, State::ReadyToReceive | State::ReadyToSend);
+        paired.then_some(qp.attr.dest_qp_num)
+    }
+
+    /// Takes a receive request of a queue pair or of its shared queue. What is wrong with it fails the
+    /// receiver.
+    fn take_receive(&mut self, number: u32) -> Taken {
+        let Some(qp) = self.qps.get_mut(number) else { return Taken::Empty };
+        if let Some(inbound) = qp.inbound.take() {
+            return Taken::Ready(inbound);
+        }
+        let (srq, most) = (qp.srq, qp.capabilities.recv_sge);
+        let next = if srq == 0 {
+            qp.receive.as_mut().map(ReceiveRing::next)
+        } else {
+            self.srqs.get_mut(srq).map(|s| s.ring.next())
+        };
+        let taken = match next {
+            Some(Ok(Some(Ok(receive)))) if srq != 0 || receive.entries() <= most as usize => {
+                Taken::Ready(receive)
+            }
+            Some(Ok(Some(Ok(receive)))) => {
+                self.fail_receive(number, receive.wr_id, ibv::WC_LOC_QP_OP_ERR);
+                Taken::Wrong
+            }
+            Some(Ok(Some(Err(wr_id)))) => {
+                self.fail_receive(number, wr_id, ibv::WC_LOC_QP_OP_ERR);
+                Taken::Wrong
+            }
+            Some(Ok(None)) | None => Taken::Empty,
+            Some(Err(Dead)) => {
+                self.fail_fatally(number);
+                Taken::Wrong
+            }
+        };
+        if srq != 0 && matches!(taken, Taken::Ready(_)) {
+            self.check_limit(srq);
+        }
+        taken
+    }
+
+    fn check_limit(&mut self, handle: u32) {
+        let Some(srq) = self.srqs.get_mut(handle) else { return };
+        if srq.limit > 0 && srq.ring.available() < srq.limit {
+            srq.limit = 0;
+            let (context, user) = (srq.context, srq.user);
+            self.tell(context, ibv::EVENT_SRQ_LIMIT_REACHED, handle, user);
+        }
+    }
+
+    fn give_back(&mut self, number: u32, receive: Receive) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        if let Some(own) = &mut qp.receive {
+            own.give_back(receive);
+        } else if let Some(srq) = self.srqs.get_mut(qp.srq) {
+            srq.ring.give_back(receive);
+        }
+    }
+
+    /// Takes the receive request for a message of a connected peer.
+    fn receive_for(&mut self, peer: u32) -> Result<Receive, Pending> {
+        match self.take_receive(peer) {
+            Taken::Ready(receive) => Ok(receive),
+            Taken::Empty => {
+                let timer = self.qps.get(peer).map_or(0, |p| p.attr.min_rnr_timer);
+                Err(Pending::NotReady(timer))
+            }
+            Taken::Wrong => Err(Pending::Failed(ibv::WC_REM_OP_ERR)),
+        }
+    }
+
+    fn send_message(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let receive = self.receive_for(peer)?;
+        if receive.length() < length {
+            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
+        }
+        let to = |objects: &mut Self, done, n| {
+            let usage = objects.local(peer, ibv::ACCESS_LOCAL_WRITE);
+            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+            gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
+        };
+        match self.copy_out(number, current, length, bytes, to) {
+            Ok(()) => {
+                let with_imm = current.send.head.opcode == ibv::WR_SEND_WITH_IMM;
+                self.complete_receive(peer, number, &current.send, receive.wr_id, length, with_imm);
+                Ok(())
+            }
+            Err(Failure::Turn) => {
+                if let Some(peer) = self.qps.get_mut(peer) {
+                    peer.inbound = Some(receive);
+                }
+                Err(Pending::Turn)
+            }
+            Err(Failure::Source) => {
+                self.give_back(peer, receive);
+                Err(Pending::Failed(ibv::WC_LOC_PROT_ERR))
+            }
+            Err(Failure::Destination) => {
+                self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
+                Err(Pending::Failed(ibv::WC_REM_OP_ERR))
+            }
+        }
+    }
+
+    fn write(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let head = current.send.head;
+        let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
+        let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        if current.done == 0 && length > 0 {
+            // All of it, before a byte is written.
+            let all = usize::try_from(length).map_err(|_| Pending::Turn)?;
+            let found = memory::find(&self.regions, head.rkey, head.remote_address, all, usage);
+            found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        }
+        let receive = if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
+            Some(self.receive_for(peer)?)
+        } else {
+            None
+        };
+        let to = |objects: &mut Self, done, n| {
+            let at = head.remote_address.checked_add(done).ok_or(Fault)?;
+            objects.to.push(memory::find(&objects.regions, head.rkey, at, n, usage)?);
+            Ok(())
+        };
+        let copied = self.copy_out(number, current, length, bytes, to);
+        match (copied, receive) {
+            (Ok(()), receive) => {
+                if let Some(receive) = receive {
+                    self.complete_receive(peer, number, &current.send, receive.wr_id, length, true);
+                }
+                Ok(())
+            }
+            (Err(failure), receive) => {
+                if let Some(receive) = receive {
+                    self.give_back(peer, receive);
+                }
+                Err(match failure {
+                    Failure::Turn => Pending::Turn,
+                    Failure::Source => Pending::Failed(ibv::WC_LOC_PROT_ERR),
+                    Failure::Destination => Pending::Failed(ibv::WC_REM_ACCESS_ERR),
+                })
+            }
+        }
+    }
+
+    /// Copies the bytes of a send request to where `to` says, as far as the turn goes.
+    fn copy_out(
+        &mut self,
+        number: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+        to: impl Fn(&mut Self, u64, usize) -> Result<(), Fault>,
+    ) -> Result<(), Failure> {
+        let usage = self.local(number, 0);
+        let send = &current.send;
+        while current.done < length {
+            if *bytes == 0 {
+                return Err(Failure::Turn);
+            }
+            let n = chunk(length - current.done);
+            self.from.clear();
+            self.to.clear();
+            to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
+            if send.is_inline() {
+                // At most 512 bytes: one chunk.
+                self.copier.store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
+            } else {
+                let (entries, entry) = (send.entries(), |i| send.entry(i));
+                let (from, done) = (&mut self.from, current.done);
+                gather(&self.regions, entries, entry, done, n, usage, from)
+                    .map_err(|Fault| Failure::Source)?;
+                self.copier.copy(&self.from, &self.to).map_err(Failure::from)?;
+            }
+            current.done += n as u64;
+            *bytes = bytes.saturating_sub(n as u64);
+        }
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let head = current.send.head;
+        let remote = self.remote(peer, ibv::ACCESS_REMOTE_READ);
+        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+        while current.done < length {
+            if *bytes == 0 {
+                return Err(Pending::Turn);
+            }
+            let n = chunk(length - current.done);
+            self.from.clear();
+            self.to.clear();
+            // The rest, and not only this chunk: what is out of range fails before a byte is read.
+            let at = head.remote_address.checked_add(current.done);
+            let rest = usize::try_from(length - current.done).map_err(|_| Pending::Turn)?;
+            let found = at.ok_or(Fault).and_then(|at| {
+                memory::find(&self.regions, head.rkey, at, rest, remote)?;
+                memory::find(&self.regions, head.rkey, at, n, remote)
+            });
+            self.from.push(found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?);
+            let send = &current.send;
+            let (entries, entry) = (send.entries(), |i| send.entry(i));
+            gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
+                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+            self.copier.copy(&self.from, &self.to).map_err(|side| {
+                Pending::Failed(match side {
+                    Side::Source => ibv::WC_REM_OP_ERR,
+                    Side::Destination => ibv::WC_LOC_PROT_ERR,
+                })
+            })?;
+            current.done += n as u64;
+            *bytes = bytes.saturating_sub(n as u64);
+        }
+        Ok(())
+    }
+
+    fn atomic(&mut self, number: u32, peer: u32, current: &Current) -> Step {
+        let head = current.send.head;
+        if !head.remote_address.is_multiple_of(8) {
+            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
+        }
+        let remote = self.remote(peer, ibv::ACCESS_REMOTE_ATOMIC);
+        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let there = memory::find(&self.regions, head.rkey, head.remote_address, 8, remote)
+            .map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let there = [there];
+        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+        self.to.clear();
+        let send = &current.send;
+        let (entries, entry) = (send.entries(), |i| send.entry(i));
+        gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
+            .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        let mut value = [0; 8];
+        let gone = |Fault| Pending::Failed(ibv::WC_REM_OP_ERR);
+        self.copier.load(&there, &mut value).map_err(gone)?;
+        let old = u64::from_ne_bytes(value);
+        let new = if head.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
+            Some(old.wrapping_add(head.compare_add))
+        } else {
+            (old == head.compare_add).then_some(head.swap)
+        };
+        if let Some(new) = new {
+            self.copier.store(&new.to_ne_bytes(), &there).map_err(gone)?;
+        }
+        let stored = self.copier.store(&value, &self.to);
+        stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+    }
+
+    fn send_datagram(&mut self, number: u32, current: &mut Current, length: u64) -> Step {
+        let head = current.send.head;
+        let qp = self.qps.get(number).ok_or(Pending::Peer)?;
+        let ah = u32::try_from(head.compare_add).ok().and_then(|ah| self.ahs.get(ah));
+        let ah = ah.filter(|ah| ah.pd == qp.pd && length <= DATAGRAM_MAX);
+        let Some(ah) = ah else {
+            return Err(Pending::Failed(ibv::WC_LOC_QP_OP_ERR));
+        };
+        let qkey = u32::try_from(head.swap).unwrap_or(u32::MAX);
+        let qkey = if qkey >> 31 == 1 { qp.attr.qkey } else { qkey };
+        let own = self.endpoints.get(qp.endpoint).ok_or(Pending::Peer)?;
+        let source = own.gids[usize::from(ah.sgid_index) & 1];
+        let mut grh = [0; GRH];
+        grh[0] = 0x60;
+        grh[4..6].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_be_bytes());
+        grh[6] = 0x1b;
+        grh[7] = ah.hop_limit;
+        grh[8..24].copy_from_slice(&source);
+        grh[24..].copy_from_slice(&ah.gid);
+        let peer = head.rkey;
+        let takes = self.qps.get(peer).is_some_and(|p| {
+            p.service == Service::UnreliableDatagram
+                && matches!(p.state, State::ReadyToReceive | State::ReadyToSend)
+                && p.attr.qkey == qkey
+                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&ah.gid))
+        });
+        if !takes {
+            return Ok(());
+        }
+        let Taken::Ready(receive) = self.take_receive(peer) else { return Ok(()) };
+        if receive.length() < length + GRH as u64 {
+            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+            return Ok(());
+        }
+        let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);
+        self.to.clear();
+        let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+        let gathered = gather(&self.regions, entries, entry, 0, GRH, usage, &mut self.to);
+        let stored = gathered.and_then(|()| self.copier.store(&grh, &self.to));
+        if stored.is_err() {
+            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
+            return Ok(());
+        }
+        let to = |objects: &mut Self, done, n| {
+            let at = done + GRH as u64;
+            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+            gather(&objects.regions, entries, entry, at, n, usage, &mut objects.to)
+        };
+        match self.copy_out(number, current, length, &mut TURN_BYTES.clone(), to) {
+            Ok(()) => {
+                let with_imm = head.opcode == ibv::WR_SEND_WITH_IMM;
+                let all = length + GRH as u64;
+                self.complete_receive(peer, number, &current.send, receive.wr_id, all, with_imm);
+                Ok(())
+            }
+            Err(Failure::Destination) => {
+                self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
+                Ok(())
+            }
+            Err(Failure::Source | Failure::Turn) => {
+                self.give_back(peer, receive);
+                Err(Pending::Failed(ibv::WC_LOC_PROT_ERR))
+            }
+        }
+    }
+
+    /// What entries of a queue pair's own requests may name.
+    fn local(&self, number: u32, access: u32) -> Use {
+        Use { pd: self.qps.get(number).map_or(0, |q| q.pd), access }
+    }
+
+    /// What the peer of a queue pair may name, if the queue pair allows that at all.
+    fn remote(&self, number: u32, access: u32) -> Option<Use> {
+        let qp = self.qps.get(number)?;
+        (qp.attr.access & access == access).then_some(Use { pd: qp.pd, access })
+    }
+
+    fn complete_send(&mut self, number: u32, send: &Send, status: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let head = &send.head;
+        let asked = u32::from(head.flags) & abi::VERBS_SEND_SIGNALED != 0;
+        if !asked && !qp.signal_all && status == ibv::WC_SUCCESS {
+            return;
+        }
+        let opcode = match head.opcode {
+            ibv::WR_SEND | ibv::WR_SEND_WITH_IMM => ibv::WC_SEND,
+            ibv::WR_RDMA_READ => ibv::WC_RDMA_READ,
+            ibv::WR_ATOMIC_CMP_AND_SWP => ibv::WC_COMP_SWAP,
+            ibv::WR_ATOMIC_FETCH_AND_ADD => ibv::WC_FETCH_ADD,
+            _ => ibv::WC_RDMA_WRITE,
+        };
+        let byte_len = u32::try_from(send.length()).unwrap_or(0);
+        let completion = verbs_completion {
+            wr_id: head.wr_id,
+            status,
+            opcode,
+            byte_len,
+            qp_num: number,
+            timestamp: sys::monotonic(),
+            ..Default::default()
+        };
+        let cq = qp.send_cq;
+        self.complete(cq, &completion, false);
+    }
+
+    /// Fails a send request, and its queue pair.
+    fn fail_send(&mut self, number: u32, send: &Send, status: u32) {
+        self.complete_send(number, send, status);
+        self.fail(number);
+    }
+
+    /// The same for one of which only the name is known.
+    fn fail_request(&mut self, number: u32, wr_id: u64, status: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let completion = verbs_completion { wr_id, status, qp_num: number, ..Default::default() };
+        let cq = qp.send_cq;
+        self.complete(cq, &completion, false);
+        self.fail(number);
+    }
+
+    /// Fails a receive request, and its queue pair.
+    fn fail_receive(&mut self, number: u32, wr_id: u64, status: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let opcode = ibv::WC_RECV;
+        let completion =
+            verbs_completion { wr_id, status, opcode, qp_num: number, ..Default::default() };
+        let cq = qp.recv_cq;
+        self.complete(cq, &completion, false);
+        self.fail(number);
+    }
+
+    /// Completes the receive request of `peer` into which `number` has sent.
+    fn complete_receive(
+        &mut self,
+        peer: u32,
+        number: u32,
+        send: &Send,
+        wr_id: u64,
+        length: u64,
+        with_imm: bool,
+    ) {
+        let head = &send.head;
+        let Some(qp) = self.qps.get_mut(peer) else { return };
+        let first = !std::mem::replace(&mut qp.heard, true);
+        let tells = first && qp.state == State::ReadyToReceive && qp.service.is_connected();
+        let written = head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+        let datagram = qp.service == Service::UnreliableDatagram;
+        let completion = verbs_completion {
+            wr_id,
+            opcode: if written { ibv::WC_RECV_RDMA_WITH_IMM } else { ibv::WC_RECV },
+            byte_len: u32::try_from(length).unwrap_or(0),
+            imm: if with_imm { head.imm } else { 0 },
+            qp_num: peer,
+            src_qp: number,
+            flags: if with_imm { ibv::WC_WITH_IMM } else { 0 }
+                | if datagram { ibv::WC_GRH } else { 0 },
+            timestamp: sys::monotonic(),
+            ..Default::default()
+        };
+        let (cq, context, user) = (qp.recv_cq, qp.context, qp.user);
+        let solicited = u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0;
+        self.complete(cq, &completion, solicited);
+        if tells {
+            self.tell(context, ibv::EVENT_COMM_EST, peer, user);
+        }
+    }
+}
+
+/// Why bytes were not copied.
+enum Failure {
+    Turn,
+    Source,
+    Destination,
+}
+
+impl From<Side> for Failure {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Source => Self::Source,
+            Side::Destination => Self::Destination,
+        }
+    }
+}
+
+/// Whether a queue pair may be asked for this at all.
+fn check(qp: &Qp, send: &Send, length: u64) -> Step {
+    let head = &send.head;
+    let atomic = matches!(head.opcode, ibv::WR_ATOMIC_CMP_AND_SWP | ibv::WR_ATOMIC_FETCH_AND_ADD);
+    let returns = atomic || head.opcode == ibv::WR_RDMA_READ;
+    let good = qp.service.has(head.opcode)
+        && u32::from(head.sge_count) <= qp.capabilities.send_sge
+        && head.inline_length <= qp.capabilities.inline
+        && !(returns && send.is_inline())
+        && (!atomic || length == 8);
+    if !good {
+        return Err(Pending::Failed(ibv::WC_LOC_QP_OP_ERR));
+    }
+    if length > MAX_MESSAGE.into() {
+        return Err(Pending::Failed(ibv::WC_LOC_LEN_ERR));
+    }
+    Ok(())
+}
+
+fn chunk(left: u64) -> usize {
+    usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+}
+
+/// Finds `n` bytes from `skip` on in a list of entries. Each is looked up when it is used: a region that
+/// was taken away in the middle of a message is not there any more.
+fn gather(
+    regions: &Regions,
+    entries: usize,
+    entry: impl Fn(usize) -> verbs_sge,
+    skip: u64,
+    mut n: usize,
+    usage: Use,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), Fault> {
+    let mut skip = skip;
+    for sge in (0..entries).map(entry) {
+        if n == 0 {
+            break;
+        }
+        let length = u64::from(sge.length);
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        let take = usize::try_from(length - skip).map_err(|_| Fault)?.min(n);
+        let at = sge.address.checked_add(skip).ok_or(Fault)?;
+        pieces.push(memory::find(regions, sge.lkey, at, take, usage)?);
+        n -= take;
+        skip = 0;
+    }
+    if n == 0 { Ok(()) } else { Err(Fault) }
+}

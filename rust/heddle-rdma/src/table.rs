@@ -1,0 +1,107 @@
+//! Objects by handles that a container cannot guess its way around with: a handle whose object is gone
+//! stays wrong for a long time, because it has the number of times that its place was used.
+
+use std::collections::VecDeque;
+
+/// Objects by handle. A handle is the index of a place and, above it, the place's generation, which is
+/// never 0: so no handle is 0.
+pub(crate) struct Table<T> {
+    places: Vec<Place<T>>,
+    /// Free places, the one that has been free for the longest time first.
+    free: VecDeque<u32>,
+    index_bits: u32,
+    handle_bits: u32,
+}
+
+struct Place<T> {
+    generation: u32,
+    object: Option<T>,
+}
+
+impl<T> Table<T> {
+    /// A table of at most `2^index_bits` objects whose handles have `handle_bits` bits.
+    pub(crate) fn new(index_bits: u32, handle_bits: u32) -> Self {
+        Self { places: Vec::new(), free: VecDeque::new(), index_bits, handle_bits }
+    }
+
+    /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are left
+    /// out: a random number makes handles hard to guess. `None` if the table is full.
+    pub(crate) fn insert(&mut self, object: T, skip: u32) -> Option<u32> {
+        let index = match self.free.pop_front() {
+            Some(index) => index,
+            None if self.places.len() < 1 << self.index_bits => {
+                self.places.push(Place { generation: 0, object: None });
+                u32::try_from(self.places.len() - 1).ok()?
+            }
+            None => return None,
+        };
+        let most = (1 << (self.handle_bits - self.index_bits)) - 1;
+        let place = &mut self.places[index as usize];
+        // 1 to `most`.
+        place.generation = (place.generation + skip % most) % most + 1;
+        place.object = Some(object);
+        Some(place.generation << self.index_bits | index)
+    }
+
+    fn index(&self, handle: u32) -> Option<usize> {
+        let index = (handle & ((1 << self.index_bits) - 1)) as usize;
+        let place = self.places.get(index)?;
+        (place.object.is_some() && u64::from(handle) >> self.index_bits == place.generation.into())
+            .then_some(index)
+    }
+
+    pub(crate) fn get(&self, handle: u32) -> Option<&T> {
+        self.places[self.index(handle)?].object.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
+        let index = self.index(handle)?;
+        self.places[index].object.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, handle: u32) -> Option<T> {
+        let index = self.index(handle)?;
+        self.free.push_back(u32::try_from(index).ok()?);
+        self.places[index].object.take()
+    }
+
+    /// All objects with their handles.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0_u32..).zip(&self.places).filter_map(|(index, place)| {
+            Some((place.generation << self.index_bits | index, place.object.as_ref()?))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_ends_with_its_object() {
+        let mut table = Table::new(2, 6);
+        let first = table.insert('a', 0).unwrap();
+        assert_eq!((table.get(first), table.get(0)), (Some(&'a'), None));
+        assert_eq!(table.remove(first), Some('a'));
+        assert_eq!(table.get(first), None);
+        assert_eq!(table.remove(first), None);
+        let mut seen = vec![first];
+        for _ in 0..14 {
+            let next = table.insert('b', 0).unwrap();
+            assert!(!seen.contains(&next) && next != 0 && next < 64);
+            seen.push(next);
+            table.remove(next);
+        }
+    }
+
+    #[test]
+    fn a_full_table_takes_no_more() {
+        let mut table = Table::new(2, 6);
+        for i in 0..4 {
+            assert!(table.insert(i, 99).is_some());
+        }
+        assert!(table.insert(4, 0).is_none());
+        let handles: Vec<u32> = table.iter().map(|(handle, _)| handle).collect();
+        assert_eq!(handles.iter().filter_map(|h| table.get(*h)).count(), 4);
+    }
+}

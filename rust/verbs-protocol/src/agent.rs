@@ -1,0 +1,228 @@
+//! Messages between the router and its agent. `docs/protocols/verbs-agent.md`.
+
+use crate::Gid;
+
+/// The version of the page.
+pub const VERSION: u32 = 1;
+/// Bytes of the longest message.
+pub const MESSAGE_MAX: usize = HEAD + 32 + 64 + 64;
+
+const HEAD: usize = 16;
+const NAME: usize = 64;
+
+/// What an endpoint may have; 0 is the router's own default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the page describes the limits")]
+pub struct Limits {
+    pub contexts: u32,
+    pub qps: u32,
+    pub cqs: u32,
+    pub mrs: u32,
+    pub pds: u32,
+    pub srqs: u32,
+    pub ahs: u32,
+    pub channels: u32,
+    pub memory_mib: u32,
+    pub sends_per_second: u32,
+    pub spin_us: u32,
+}
+
+/// A message, without its descriptors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the page describes the messages")]
+pub enum Message {
+    Hello { version: u32 },
+    Begin,
+    End,
+    Endpoint { endpoint: u64, gids: [Gid; 2], limits: Limits, name: String },
+    Remove { endpoint: u64 },
+    Connect { tag: u32, endpoint: u64, source: Gid, destination: Gid },
+    Connected { tag: u32, endpoint: u64, errno: u32 },
+    Accepted { endpoint: u64, source: Gid, destination: Gid },
+    Refused { endpoint: u64, errno: u32 },
+}
+
+/// Bytes that break the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+impl Message {
+    /// The bytes of it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, tag, endpoint) = match self {
+            Self::Hello { .. } => (1, 0, 0),
+            Self::Begin => (2, 0, 0),
+            Self::End => (3, 0, 0),
+            Self::Endpoint { endpoint, .. } => (4, 0, *endpoint),
+            Self::Remove { endpoint } => (5, 0, *endpoint),
+            Self::Connect { tag, endpoint, .. } => (6, *tag, *endpoint),
+            Self::Connected { tag, endpoint, .. } => (7, *tag, *endpoint),
+            Self::Accepted { endpoint, .. } => (8, 0, *endpoint),
+            Self::Refused { endpoint, .. } => (9, 0, *endpoint),
+        };
+        let mut out = Vec::with_capacity(MESSAGE_MAX);
+        out.extend_from_slice(&u32::to_ne_bytes(kind));
+        out.extend_from_slice(&u32::to_ne_bytes(tag));
+        out.extend_from_slice(&u64::to_ne_bytes(endpoint));
+        match self {
+            Self::Hello { version: number }
+            | Self::Connected { errno: number, .. }
+            | Self::Refused { errno: number, .. } => {
+                out.extend_from_slice(&number.to_ne_bytes());
+                out.extend_from_slice(&[0; 4]);
+            }
+            Self::Begin | Self::End | Self::Remove { .. } => {}
+            Self::Endpoint { gids, limits, name, .. } => {
+                out.extend_from_slice(gids.as_flattened());
+                for number in numbers(limits) {
+                    out.extend_from_slice(&number.to_ne_bytes());
+                }
+                let mut field = [0; NAME];
+                let length = name.len().min(NAME);
+                field[..length].copy_from_slice(&name.as_bytes()[..length]);
+                out.extend_from_slice(&field);
+            }
+            Self::Connect { source, destination, .. }
+            | Self::Accepted { source, destination, .. } => {
+                out.extend_from_slice(source);
+                out.extend_from_slice(destination);
+            }
+        }
+        out
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed`] for an unknown type, another length, or fields that are not as the page says.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut fields = Fields(bytes);
+        let (kind, tag, endpoint) = (fields.word()?, fields.word()?, fields.long()?);
+        let message = match kind {
+            1 => Self::Hello { version: fields.padded()? },
+            2 => Self::Begin,
+            3 => Self::End,
+            4 => {
+                let gids = [fields.take()?, fields.take()?];
+                let limits = fields.limits()?;
+                let name: [u8; NAME] = fields.take()?;
+                let length = name.iter().position(|b| *b == 0).unwrap_or(NAME);
+                let name = str::from_utf8(&name[..length]).map_err(|_| Malformed)?.to_owned();
+                Self::Endpoint { endpoint, gids, limits, name }
+            }
+            5 => Self::Remove { endpoint },
+            6 => {
+                let (source, destination) = (fields.take()?, fields.take()?);
+                Self::Connect { tag, endpoint, source, destination }
+            }
+            7 => Self::Connected { tag, endpoint, errno: fields.padded()? },
+            8 => {
+                let (source, destination) = (fields.take()?, fields.take()?);
+                Self::Accepted { endpoint, source, destination }
+            }
+            9 => Self::Refused { endpoint, errno: fields.padded()? },
+            _ => return Err(Malformed),
+        };
+        let names_one = !matches!(kind, 1..=3);
+        let good = fields.0.is_empty() && names_one == (endpoint != 0);
+        good.then_some(message).ok_or(Malformed)
+    }
+}
+
+fn numbers(l: &Limits) -> [u32; 16] {
+    [
+        l.contexts,
+        l.qps,
+        l.cqs,
+        l.mrs,
+        l.pds,
+        l.srqs,
+        l.ahs,
+        l.channels,
+        l.memory_mib,
+        l.sends_per_second,
+        l.spin_us,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (first, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn word(&mut self) -> Result<u32, Malformed> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    fn long(&mut self) -> Result<u64, Malformed> {
+        self.take().map(u64::from_ne_bytes)
+    }
+
+    /// A number and a reserved one.
+    fn padded(&mut self) -> Result<u32, Malformed> {
+        let number = self.word()?;
+        if self.word()? == 0 { Ok(number) } else { Err(Malformed) }
+    }
+
+    fn limits(&mut self) -> Result<Limits, Malformed> {
+        let mut n = [0; 16];
+        for number in &mut n {
+            *number = self.word()?;
+        }
+        if n[11..] != [0; 5] {
+            return Err(Malformed);
+        }
+        Ok(Limits {
+            contexts: n[0],
+            qps: n[1],
+            cqs: n[2],
+            mrs: n[3],
+            pds: n[4],
+            srqs: n[5],
+            ahs: n[6],
+            channels: n[7],
+            memory_mib: n[8],
+            sends_per_second: n[9],
+            spin_us: n[10],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_back_and_have_one_length() {
+        let limits = Limits { qps: 7, spin_us: 3, ..Limits::default() };
+        for message in [
+            Message::Hello { version: 1 },
+            Message::Begin,
+            Message::End,
+            Message::Endpoint { endpoint: 4, gids: [[1; 16], [0; 16]], limits, name: "a/b".into() },
+            Message::Remove { endpoint: 4 },
+            Message::Connect { tag: 3, endpoint: 4, source: [1; 16], destination: [2; 16] },
+            Message::Connected { tag: 3, endpoint: 4, errno: 111 },
+            Message::Accepted { endpoint: 4, source: [1; 16], destination: [2; 16] },
+            Message::Refused { endpoint: 4, errno: 12 },
+        ] {
+            let bytes = message.encode();
+            assert!(bytes.len() <= MESSAGE_MAX);
+            assert_eq!(Message::parse(&bytes), Ok(message));
+            assert_eq!(Message::parse(&bytes[..bytes.len() - 1]), Err(Malformed));
+            assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), Err(Malformed));
+        }
+        assert_eq!(Message::parse(&Message::Remove { endpoint: 0 }.encode()), Err(Malformed));
+    }
+}

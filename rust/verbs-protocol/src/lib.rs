@@ -1,0 +1,34 @@
+//! What libraries, routers and agents of the verbs plane say to each other. The pages
+//! `docs/protocols/verbs-control.md`, `verbs-rings.md`, `verbs-wire.md` and `verbs-agent.md` are normative.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`abi`] | the layouts that C shares, made of `clib/verbs/protocol.h` by `generate.sh` |
+//! | [`control`] | requests on the control socket, out of bytes |
+//! | [`slots`] | work requests, out of slots |
+//! | [`wire`] | greeting and frames between routers |
+//! | [`agent`] | messages between the router and its agent |
+//! | [`ibv`] | numbers of libibverbs |
+//!
+//! Everything here is pure: bytes in, values or a typed refusal out. Nothing panics, whatever the bytes.
+
+pub mod agent;
+pub mod control;
+pub mod ibv;
+pub mod plain;
+pub mod slots;
+pub mod wire;
+
+/// The layouts of `clib/verbs/protocol.h`, which has their comments.
+#[allow(
+    missing_docs,
+    non_camel_case_types,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::pedantic,
+    reason = "made by bindgen"
+)]
+pub mod abi;
+
+/// Bytes of a GID.
+pub type Gid = [u8; 16];

@@ -4,7 +4,11 @@
 #include "verbs/internal.h"
 
 /* So many polls that find nothing are followed by a look whether the router is there. */
-#define POLLS_BEFORE_LOOK 4096
+#define POLLS_BEFORE_LOOK  4096
+/* So many are followed by a sched_yield(), where the router says that there is a processor for who
+ * spins, and where there is none. */
+#define POLLS_WITH_SPIN    4096
+#define POLLS_WITHOUT_SPIN 64
 
 #define SUPPORTED_WC_FLAGS                                                                                   \
 	(IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |                                       \
@@ -197,6 +201,8 @@ static bool flush_outstanding(struct cq *cq, struct verbs_completion *completion
 	return false;
 }
 
+/* A poll has found nothing. Says whether nothing more comes, and now and then lets others run: where
+ * a node has few processors, those that poll would keep the router from them. */
 static bool is_cq_dead(struct cq *cq)
 {
 	struct context *c = context_of(cq->base.context);
@@ -205,10 +211,10 @@ static bool is_cq_dead(struct cq *cq)
 		atomic_store(&c->gone, true);
 	if (is_gone(c))
 		return true;
-	if (++cq->empty_polls < POLLS_BEFORE_LOOK)
-		return false;
-	cq->empty_polls = 0;
-	return control_is_gone(c);
+	cq->empty_polls++;
+	if (cq->empty_polls % (c->hello.spin_us ? POLLS_WITH_SPIN : POLLS_WITHOUT_SPIN) == 0)
+		syscall(SYS_sched_yield);
+	return cq->empty_polls % POLLS_BEFORE_LOOK == 0 && control_is_gone(c);
 }
 
 bool cq_next(struct cq *cq, struct verbs_completion *completion)

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "verbs/internal.h"
+#include "verbs/private_versions.h"
 
 #define PORT              1
 #define DEFAULT_PKEY      0xffff
@@ -182,9 +183,8 @@ PUBLIC ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_
 	return count;
 }
 
-/* Private; ibv_devinfo and librdmacm call it. */
-PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, int *type);
-PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, int *type)
+/* Private; ibv_devinfo calls it. */
+static int query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, int *type)
 {
 	if (!has_gid(context_of(context), port, index)) {
 		errno = EINVAL;
@@ -193,6 +193,11 @@ PUBLIC int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigne
 	*type = SYSFS_ROCE_V2;
 	return 0;
 }
+
+#define QUERY_GID_TYPE(node)                                                                                 \
+	PUBLIC extern __typeof__(query_gid_type) node##_gid_type __attribute__((alias("query_gid_type")));   \
+	__asm__(".symver " #node "_gid_type,ibv_query_gid_type@" NODE_##node);
+FOR_EACH_PRIVATE_VERSION(QUERY_GID_TYPE)
 
 VERSION_1_1(ibv_query_pkey);
 PUBLIC int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "verbs/private_versions.h"
+
 #define PUBLIC __attribute__((visibility("default")))
 
 #define ERROR   int, answer_error   /* returns EOPNOTSUPP */
@@ -194,22 +196,11 @@ PUBLIC bool verbs_allow_disassociate_destroy;
 	__asm__(".symver " #node "___ioctl_final_num_attrs,__ioctl_final_num_attrs@" NODE_##node);           \
 	VERSIONED(__verbs_log, node, SILENT)                                                                 \
 	VERSIONED(verbs_register_##node, node, SILENT)                                                       \
-	VERSIONED(ibv_query_gid_type, node, ERROR)                                                           \
 	VERSIONED(ibv_read_ibdev_sysfs_file, node, FAILURE)
 
-/* Version 34 is that of Debian 12 and the default. */
-#define NODE_driver_34    "@IBVERBS_PRIVATE_34"
 #define ROW_34(name, ...) VERSIONED(name, driver_34, __VA_ARGS__)
 PRIVATE_NAMES(ROW_34)
 FOR_NODE(driver_34)
-
-#define NODE_driver_22 "IBVERBS_PRIVATE_22"
-#define NODE_driver_25 "IBVERBS_PRIVATE_25"
-#define NODE_driver_33 "IBVERBS_PRIVATE_33"
-#define NODE_driver_57 "IBVERBS_PRIVATE_57"
-#define NODE_driver_59 "IBVERBS_PRIVATE_59"
-#define NODE_driver_64 "IBVERBS_PRIVATE_64"
-#define NODE_driver_65 "IBVERBS_PRIVATE_65"
 
 #define ROW_22(name, ...) VERSIONED(name, driver_22, __VA_ARGS__)
 FOR_NODE(driver_22)

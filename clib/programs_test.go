@@ -1,0 +1,181 @@
+package clib_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// patience is for one program; under load a test is slow.
+const patience = 2 * time.Minute
+
+// place is a mount and network namespace with a /dev of its own, in which programs find the library and the router's socket.
+type place struct {
+	t     *testing.T
+	pid   int
+	libs  string
+	nodes string
+}
+
+// setUp makes a /dev, because the host's must not change, and names what programs look for in it.
+const setUp = `set -e
+mount -t tmpfs dev "$1"
+cp -a /dev/null /dev/zero /dev/full /dev/random /dev/urandom "$1"
+mkdir "$1/shm" "$1/heddle-verbs" "$1/infiniband"
+mknod "$1/infiniband/uverbs0" c 1 3
+mount --bind "$2" "$1/heddle-verbs"
+mount --move "$1" /dev
+ip link set lo up
+echo ready
+exec cat`
+
+func newPlace(t *testing.T, sockets string) *place {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Fatal("needs root: it makes namespaces")
+	}
+	p := &place{t: t, libs: t.TempDir(), nodes: t.TempDir()}
+	path, err := filepath.Abs(library(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path, filepath.Join(p.libs, "libibverbs.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command("unshare", "--mount", "--net", "sh", "-c", setUp, "sh", p.nodes, sockets)
+	holder.Stderr = os.Stderr
+	stdin, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		stdin.Close()
+		if err := holder.Wait(); err != nil {
+			t.Errorf("holder of the namespaces: %v", err)
+		}
+	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("set up namespaces: %q, %v", line, err)
+	}
+	p.pid = holder.Process.Pid
+	return p
+}
+
+// command is a program in the place, which ends at the latest when the test's patience does.
+func (p *place) command(words ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	p.t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(p.pid), "-m", "-n", "--"}, words...)...)
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+p.libs, "LD_BIND_NOW=1")
+	return cmd
+}
+
+// run gives what a program prints, and fails the test if the program does.
+func (p *place) run(words ...string) string {
+	p.t.Helper()
+	out, err := p.command(words...).CombinedOutput()
+	if err != nil {
+		p.t.Fatalf("%v: %v\n%s", words, err, out)
+	}
+	return string(out)
+}
+
+// isListening looks for a listener on a TCP port.
+func (p *place) isListening(port int) bool {
+	for _, file := range []string{"tcp", "tcp6"} {
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", p.pid, file))
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(raw)) {
+			if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], fmt.Sprintf(":%04X", port)) && f[3] == "0A" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// pair runs a server, and once it listens a client, and gives what both print.
+func (p *place) pair(port int, words ...string) (server, client string) {
+	p.t.Helper()
+	start := time.Now()
+	defer func() { p.t.Logf("%v: %v", words, time.Since(start).Round(time.Millisecond)) }()
+	var out bytes.Buffer
+	s := p.command(words...)
+	s.Stdout, s.Stderr = &out, &out
+	if err := s.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait() }()
+	for tick := time.NewTicker(5 * time.Millisecond); !p.isListening(port); {
+		select {
+		case err := <-ended:
+			p.t.Fatalf("%v ended before it listened: %v\n%s", words, err, &out)
+		case <-tick.C:
+		}
+	}
+	c, err := p.command(append(words, "127.0.0.1")...).CombinedOutput()
+	if err != nil {
+		s.Process.Kill()
+		<-ended
+		p.t.Fatalf("client %v: %v\n%s\nserver:\n%s", words, err, c, &out)
+	}
+	if err := <-ended; err != nil {
+		p.t.Fatalf("server %v: %v\n%s\nclient:\n%s", words, err, &out, c)
+	}
+	return out.String(), string(c)
+}
+
+// TestDebianPrograms: unmodified programs of Debian find the device and move messages over it.
+func TestDebianPrograms(t *testing.T) {
+	r := startRouter(t)
+	p := newPlace(t, r.dir)
+	if out := p.run("ibv_devices"); !strings.Contains(out, "heddle0") || !strings.Contains(out, "0200ff007f000001") {
+		t.Errorf("ibv_devices:\n%s", out)
+	}
+	info := p.run("ibv_devinfo", "-v")
+	for _, want := range []string{"hca_id:\theddle0", "PORT_ACTIVE", "max_qp:\t\t\t\t1024", "::ffff:10.9.0.1, RoCE v2", "link_layer:\t\tEthernet"} {
+		if !strings.Contains(info, want) {
+			t.Errorf("ibv_devinfo -v has no %q:\n%s", want, info)
+		}
+	}
+	const pingpong, perftest = 18515, 18515
+	for _, words := range []string{
+		"ibv_rc_pingpong -g 0 -n 200", "ibv_rc_pingpong -g 0 -n 200 -e", "ibv_uc_pingpong -g 0 -n 200", "ibv_ud_pingpong -g 0 -n 200 -s 2048",
+		"ibv_srq_pingpong -g 0 -n 200 -q 4", "ibv_srq_pingpong -g 0 -n 200 -q 4 -e", "ibv_rc_pingpong -g 0 -n 200 -t",
+	} {
+		p.pair(pingpong, strings.Fields(words)...)
+	}
+	for _, words := range []string{
+		"ib_send_bw -n 200 -s 65536", "ib_send_lat -n 200 -s 8", "ib_write_bw -n 200 -s 65536", "ib_write_lat -n 200 -s 8",
+		"ib_read_bw -n 200 -s 65536", "ib_read_lat -n 200 -s 8", "ib_atomic_bw -n 200", "ib_atomic_lat -n 200", "ib_send_lat -n 200 -e",
+		"ib_send_bw -n 200 -q 4", "ib_send_bw -n 200 -c UD -s 2048", "ib_write_bw -n 200 -c UC", "ib_send_bw -n 200 -b", "ib_write_bw -n 10 -s 4194304",
+	} {
+		p.pair(perftest, append(strings.Fields(words), "-F", "-x", "0")...)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kicks == 0 {
+		t.Error("no program rang the doorbell")
+	}
+	if r.seen[modifyQP] == 0 || len(r.qps) > 0 {
+		t.Errorf("queue pairs are left: %v", r.qps)
+	}
+}

@@ -152,7 +152,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		faults[f.Reason]++
 	}
 	for _, r := range FaultReasons {
-		gauge(faultsDesc, float64(faults[r]), string(r))
+		faults[r] += 0 // without one, too
+	}
+	for r, n := range faults {
+		gauge(faultsDesc, float64(n), string(r))
 	}
 	in := st.Interception
 	gauge(listenersDesc, float64(in.Listeners))

@@ -146,3 +146,16 @@ func ChangedNodes(before, after []Node) (out []NodeChange) {
 	}
 	return out
 }
+
+// Sides gives what changed nodes were and what they are.
+func Sides(changes []NodeChange) (before, now []Node) {
+	for _, c := range changes {
+		if c.Before != nil {
+			before = append(before, *c.Before)
+		}
+		if c.After != nil {
+			now = append(now, *c.After)
+		}
+	}
+	return before, now
+}

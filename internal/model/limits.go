@@ -119,6 +119,14 @@ type QueueUse struct {
 	BacklogBytes uint64 `json:"backlog_bytes"` // waiting now
 }
 
+// Add adds what waited elsewhere.
+func (u *QueueUse) Add(other QueueUse) {
+	u.Bytes += other.Bytes
+	u.Packets += other.Packets
+	u.Dropped += other.Dropped
+	u.BacklogBytes += other.BacklogBytes
+}
+
 // LimitError says which field of Limits is wrong, by its JSON name.
 type LimitError struct {
 	Field, Message string

@@ -47,7 +47,7 @@ type Agent struct {
 	overlay  *netcfg.Overlay  // the topology goroutine's
 	stores   []netip.AddrPort // what containers are kept from
 	tcp      *tcp.Plane
-	planes   []plane.Plane // all of them
+	planes   plane.Set // TCP's first
 	enforcer *enforcer
 	listener net.Listener // of the API; Run serves it
 	plugin   net.Listener // for Docker; nil: not asked for
@@ -248,8 +248,15 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return err
 	}
-	a.planes = []plane.Plane{a.tcp}
-	a.enforcer = newEnforcer(a.tcp, a.self.Name, a.network.Pool, a.prefix6, a.log)
+	a.planes = plane.Set{a.tcp}
+	if a.cfg.Planes != nil {
+		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log})
+		a.planes = append(a.planes, further...)
+		if err != nil {
+			return fmt.Errorf("open planes: %w", err)
+		}
+	}
+	a.enforcer = newEnforcer(a.planes, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
 }
 
@@ -320,7 +327,7 @@ func (a *Agent) Close() error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, a.eachPlane(plane.Plane.Close))
+	errs = append(errs, a.planes.Close())
 	if a.store != nil {
 		a.releaseName()
 		errs = append(errs, a.store.Close())

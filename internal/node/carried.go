@@ -40,7 +40,7 @@ func (a *Agent) lease(req api.EndpointRequest) (endpoint.Lease, error) {
 func (a *Agent) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 	if e.Carried == nil {
 		cfg := a.deviceConfig(e)
-		cfg.Guard = a.guard
+		cfg.Guard = a.planes.Guard
 		return netcfg.AddEndpoint(cfg)
 	}
 	dev, err := netcfg.AdoptEndpoint(a.deviceConfig(e))
@@ -48,7 +48,7 @@ func (a *Agent) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 		return dev, err
 	}
 	a.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
-	return dev, errors.Join(a.guard(dev.Ifindex), a.setCarried())
+	return dev, errors.Join(a.planes.Guard(dev.Ifindex), a.setCarried())
 }
 
 // leaveDevice undoes what attach did to a device that another network has made; that network deletes it.

@@ -18,6 +18,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trust"
 )
@@ -83,6 +84,9 @@ type Config struct {
 	KeeperExe string
 	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
+	// Planes opens planes beside TCP's, to which endpoints are attached after it, in order. nil: none. What it gives with an error is
+	// closed.
+	Planes  func(plane.Host) ([]plane.Plane, error)
 	Version string
 	// Features are the outcomes of the probes of this host, for the status.
 	Features []api.Check

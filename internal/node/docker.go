@@ -9,7 +9,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane"
 )
 
 // How long the agent waits between two looks at containers that Docker is making: doubled each time.
@@ -85,10 +84,10 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 			return fmt.Errorf("make devices: %w", err)
 		}
 		device = waiting.Device
-		if err := a.guard(waiting.Ifindex); err != nil {
+		if err := a.planes.Guard(waiting.Ifindex); err != nil {
 			return fmt.Errorf("guard device: %w", err)
 		}
-		return a.eachPlane(func(p plane.Plane) error { return p.Await(e, waiting.Ifindex) })
+		return a.planes.Await(e, waiting.Ifindex)
 	})
 	if err != nil {
 		return "", err

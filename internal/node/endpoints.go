@@ -13,7 +13,6 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/store/etcd"
@@ -143,16 +142,11 @@ func (a *Agent) attach(e model.Endpoint) (err error) {
 	if err := a.setNetns(e.ID, uint64(dev.Netns)); err != nil {
 		return err
 	}
-	if err := a.eachPlane(func(p plane.Plane) error { return p.Attach(e, dev) }); err != nil {
+	if err := a.planes.Attach(e, dev); err != nil {
 		return err
 	}
 	a.faults.Clear(api.FaultEndpoint, e.Name)
 	return nil
-}
-
-// guard prepares the node's side of a device for each plane.
-func (a *Agent) guard(ifindex int) error {
-	return a.eachPlane(func(p plane.Plane) error { return p.Guard(ifindex) })
 }
 
 // deviceConfig says what e's devices are to be.
@@ -200,15 +194,13 @@ func (a *Agent) detach(e model.Endpoint) error {
 
 // takeAway is detach, tell being what is said to the store.
 func (a *Agent) takeAway(e model.Endpoint, tell func(context.Context) error) error {
-	for _, p := range a.planes {
-		p.Forget(e.ID)
-	}
+	a.planes.Forget(e.ID)
 	a.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
 	err := errors.Join(
 		a.leaveDevice(e),
-		a.eachPlane(func(p plane.Plane) error { return p.Detach(e) }),
+		a.planes.Detach(e),
 		netcfg.DelEndpoint(e.ID, e.Addrs),
 		tell(ctx),
 		a.enforcer.remove(e.ID),
@@ -287,7 +279,7 @@ func (a *Agent) restore(ctx context.Context) error {
 	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {
 		return err
 	}
-	a.tcp.RestoreLimits(a.limited(model.Endpoint{}))
+	_ = a.planes.RestoreLimits(a.limited(model.Endpoint{})) // what fails is a fault, which repair tries again
 	return a.applyTopology(state, local)
 }
 
@@ -353,13 +345,13 @@ func (a *Agent) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpo
 	if err != nil {
 		return nil, err
 	}
-	carried, err := a.tcp.CarriedIDs()
+	inUse, err := a.planes.InUse()
 	if err != nil {
 		return nil, fmt.Errorf("endpoint ids in use: %w", err)
 	}
 	return endpoint.New(endpoint.Config{
 		Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine, LastID: last, Moved: here, Away: away,
-		Busy: func(id model.EndpointID) bool { return carried[id] },
+		Busy: func(id model.EndpointID) bool { return inUse[id] },
 	})
 }
 
@@ -382,9 +374,7 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 // forget is for an endpoint that is detached.
 func (a *Agent) forget(e model.Endpoint) {
 	a.known.remove(e)
-	for _, reason := range api.FaultReasons {
-		a.faults.Clear(reason, e.Name)
-	}
+	a.faults.ClearEndpoint(e.Name)
 }
 
 // deviceOf gives the name of the device that a request asks for.

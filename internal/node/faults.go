@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -57,6 +58,13 @@ func (f *faults) Clear(reason api.FaultReason, endpoint string) (was bool) {
 	_, was = f.all[key]
 	delete(f.all, key)
 	return was
+}
+
+// ClearEndpoint notes that nothing is wrong with an endpoint, or that it is gone.
+func (f *faults) ClearEndpoint(endpoint string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.all, func(k faultKey, _ api.Fault) bool { return k.endpoint == endpoint })
 }
 
 // List gives all faults, sorted.
@@ -129,6 +137,6 @@ func (a *Agent) repairOnce() {
 		}
 	}
 	if a.faults.Has(api.FaultLimits) || a.faults.Has(api.FaultLimitsTighter) {
-		a.tcp.RestoreLimits(a.limited(model.Endpoint{}))
+		_ = a.planes.RestoreLimits(a.limited(model.Endpoint{}))
 	}
 }

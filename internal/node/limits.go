@@ -22,7 +22,7 @@ func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits)
 		return model.Endpoint{}, err
 	}
 	if a.faults.Has(api.FaultLimits) {
-		if err := a.tcp.TryLimits(a.limited(model.Endpoint{})); err != nil {
+		if err := a.planes.RestoreLimits(a.limited(model.Endpoint{})); err != nil {
 			return model.Endpoint{}, &api.Error{Code: api.CodeUnavailable, Message: "limits of an earlier agent could not be taken over: " + err.Error(),
 				Remedy: "mend that, or try again later"}
 		}
@@ -48,20 +48,20 @@ func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits)
 }
 
 // applyLimits brings the kernel to the limits of e. The caller holds change.
-func (a *Agent) applyLimits(e model.Endpoint) error { return a.tcp.SetLimits(e, a.limited(e)) }
+func (a *Agent) applyLimits(e model.Endpoint) error { return a.planes.SetLimits(e, a.limited(e)) }
 
 // LimitUse reports the limits in force on this node's endpoints and what waited for them.
 func (a *Agent) LimitUse(context.Context) ([]model.LimitUse, error) {
 	a.change.Lock()
 	defer a.change.Unlock()
-	return a.tcp.LimitUse(a.limited(model.Endpoint{}))
+	return a.planes.LimitUse(a.limited(model.Endpoint{}))
 }
 
 // spreadLimits tells the shaper of devices that the node got.
 func (a *Agent) spreadLimits() {
 	a.change.Lock()
 	defer a.change.Unlock()
-	a.tcp.SpreadLimits()
+	a.planes.SpreadLimits()
 }
 
 // limited lists the endpoints with limits by id, changed in place of what is known of it.

@@ -30,7 +30,7 @@ func (a *Agent) followMembers(ctx context.Context) {
 		case <-ticker.C:
 		}
 		state, _ := a.view.last()
-		err := a.tendMembers(ctx, tend(state, a.holder, func(n model.Node) time.Time { return a.tcp.Answered(n.Underlay) }, a.cfg.ForgetAfter, time.Now().UTC()))
+		err := a.tendMembers(ctx, tend(state, a.holder, a.planes.Heard, a.cfg.ForgetAfter, time.Now().UTC()))
 		if err == nil {
 			said = ""
 		} else if err.Error() != said {
@@ -118,7 +118,7 @@ func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
 		}
 		noted := state.Away[n.Name]
 		seen := noted.Seen
-		if mine := a.tcp.Answered(n.Underlay); mine.After(seen) && mine.After(noted.Since) {
+		if mine := a.planes.Heard(n); mine.After(seen) && mine.After(noted.Since) {
 			seen = mine.UTC()
 		}
 		out[i].State, out[i].Since, out[i].Seen = api.NodeDead, noted.Since, seen

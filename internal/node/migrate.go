@@ -13,7 +13,6 @@ import (
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/store"
 )
 
@@ -111,12 +110,7 @@ func (a *Agent) cutLeaving(e model.Endpoint) error {
 	if !model.ProtectMigrated.On() {
 		return nil
 	}
-	cut := 0
-	err := a.eachPlane(func(p plane.Plane) error {
-		n, err := p.CutLeaving(e)
-		cut += n
-		return err
-	})
+	cut, err := a.planes.CutLeaving(e)
 	if cut > 0 {
 		a.log.Info("connections of an endpoint that migrates ended", "endpoint", e.Name, "connections", cut)
 	}
@@ -278,7 +272,7 @@ func (a *Agent) leaveMoved(state store.State) {
 			continue
 		}
 		a.log.Warn("endpoint has migrated to another node while no agent ran", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "to", node)
-		if err := errors.Join(a.eachPlane(func(p plane.Plane) error { return p.Detach(e) }), a.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
+		if err := errors.Join(a.planes.Detach(e), a.cutLeaving(e), netcfg.DelEndpoint(e.ID, e.Addrs)); err != nil {
 			a.log.Error("what is left of an endpoint that has migrated stays", "endpoint", e.Name, "err", err)
 		}
 		a.record.Endpoints = slices.DeleteFunc(a.record.Endpoints, func(x model.Endpoint) bool { return x.ID == e.ID })

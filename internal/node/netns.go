@@ -8,7 +8,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane"
 )
 
 // What the agent knows of its endpoints' network namespaces. The inode of one names it among all that exist; once
@@ -45,7 +44,7 @@ func (a *Agent) setNetns(id model.EndpointID, inode uint64) error {
 	if !had {
 		return nil
 	}
-	return a.eachPlane(func(p plane.Plane) error { return p.LeaveNetns(other) })
+	return a.planes.LeaveNetns(other)
 }
 
 // checkNetns refuses a path at which there is no network namespace, and one of a namespace that has an endpoint: it

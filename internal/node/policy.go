@@ -16,25 +16,19 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
 )
 
-// verdicts is the part of the datapath that enforces policy.
-type verdicts interface {
-	ApplyPolicy(change model.PolicyChange) error
-	CutForbidden() (int, error)
-	CutForbiddenPlain() (int, error)
-}
-
-// enforcer brings the programs to what the policies say. Of this node's endpoints it believes the agent, of everything
+// enforcer brings the planes to what the policies say. Of this node's endpoints it believes the agent, of everything
 // else the store: an endpoint is in the tables before its container can open a socket.
 type enforcer struct {
-	datapath verdicts
-	log      *slog.Logger
-	self     string
-	pool     []netip.Prefix
-	prefix6  netip.Prefix
+	planes  plane.Policy
+	log     *slog.Logger
+	self    string
+	pool    []netip.Prefix
+	prefix6 netip.Prefix
 
 	// change serialises changes of the tables; what stands before mu is guarded by it.
 	change   sync.Mutex
@@ -64,8 +58,8 @@ type enforcer struct {
 	reported chan struct{} // closed, and replaced, when state and status are new
 }
 
-func newEnforcer(datapath verdicts, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
-	return &enforcer{datapath: datapath, log: log, self: self, pool: pool, prefix6: prefix6,
+func newEnforcer(planes plane.Policy, self string, pool []netip.Prefix, prefix6 netip.Prefix, log *slog.Logger) *enforcer {
+	return &enforcer{planes: planes, log: log, self: self, pool: pool, prefix6: prefix6,
 		compiler: policy.NewCompiler(self), own: make(map[model.EndpointID]model.Endpoint), judgedNodes: make(map[string]policy.Node), recut: make(chan struct{}, 1),
 		reported: make(chan struct{})}
 }
@@ -137,7 +131,7 @@ func (e *enforcer) enforce() (err error) {
 	defer func() { e.report(state, changed, time.Since(began), err) }()
 	if changed {
 		e.inForce = false
-		if err := e.datapath.ApplyPolicy(change); err != nil {
+		if err := e.planes.ApplyPolicy(change); err != nil {
 			return err
 		}
 		e.inForce, e.cutAgain = true, true
@@ -152,7 +146,7 @@ func (e *enforcer) enforce() (err error) {
 // cut ends the connections that are forbidden. When it fails, it says so in the log, once for each reason, and asks for
 // another try. The caller holds change.
 func (e *enforcer) cut() {
-	cut, err := e.datapath.CutForbidden()
+	cut, err := e.planes.CutForbidden()
 	e.noteCut(cut)
 	e.cutPlain()
 	before := e.cutErr

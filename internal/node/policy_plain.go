@@ -4,8 +4,6 @@ import (
 	"errors"
 	"os"
 	"sync"
-
-	"heddle.dev/heddle/internal/netcfg"
 )
 
 // plainCut ends forbidden connections of processes that are not intercepted, container by container, beside the agent's
@@ -46,11 +44,8 @@ func (e *enforcer) cutPlainRounds() {
 		}
 		total := 0
 		for _, path := range paths {
-			err := netcfg.InContainer(path, func() error {
-				cut, err := e.datapath.CutForbiddenPlain()
-				total += cut
-				return err
-			})
+			cut, err := e.planes.CutForbiddenIn(path)
+			total += cut
 			if err != nil && !errors.Is(err, os.ErrNotExist) { // the container may have ended
 				e.log.Warn("policy: connections of processes that are not intercepted are left to their packets", "netns", path, "err", err)
 			}

@@ -40,7 +40,7 @@ func (f *fakeVerdicts) CutForbidden() (int, error) {
 	return 1, nil
 }
 
-func (f *fakeVerdicts) CutForbiddenPlain() (int, error) { return 0, nil }
+func (f *fakeVerdicts) CutForbiddenIn(string) (int, error) { return 0, nil }
 
 func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
 	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")

@@ -15,7 +15,7 @@ const storeProbe = time.Second
 
 // Status reports the node's state.
 func (a *Agent) Status(ctx context.Context) (api.Status, error) {
-	counts, err := a.counts()
+	counters, err := a.counters()
 	if err != nil {
 		return api.Status{}, err
 	}
@@ -38,15 +38,15 @@ func (a *Agent) Status(ctx context.Context) (api.Status, error) {
 		Direct:       a.tcp.Paths(),
 		PeersAway:    away(state, a.self.Name),
 		Interception: interception,
-		Counters:     api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
+		Counters:     counters,
 		Features:     a.cfg.Features,
 		Faults:       a.faults.List(),
 	}, nil
 }
 
-// counts gives the counts by reason: those of the programs and those of nftables.
-func (a *Agent) counts() ([]uint64, error) {
-	counts, err := a.tcp.Counters()
+// counters gives the planes' counters, with what nftables counted.
+func (a *Agent) counters() ([]api.Counter, error) {
+	counters, err := a.planes.Counters()
 	if err != nil {
 		return nil, err
 	}
@@ -54,10 +54,10 @@ func (a *Agent) counts() ([]uint64, error) {
 	if err != nil {
 		return nil, err
 	}
-	for i := range counts {
-		counts[i] += guards[model.Reason(i).String()]
+	for i := range counters {
+		counters[i].Value += guards[counters[i].Name]
 	}
-	return counts, nil
+	return counters, nil
 }
 
 // storeStatus asks the store for something small.
@@ -88,7 +88,7 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 			return nil, api.ErrNotFound
 		}
 	}
-	all, err := a.tcp.Connections()
+	all, err := a.planes.Connections()
 	if err != nil {
 		return nil, err
 	}
@@ -105,14 +105,14 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 
 // Traffic reports what the sockets of each of this node's endpoints did.
 func (a *Agent) Traffic(context.Context) ([]model.Traffic, error) {
-	return a.tcp.Traffic(a.known.all())
+	return a.planes.Traffic(a.known.all())
 }
 
-// Services lists the services in force on this node. They are in the programs' maps only, where an earlier agent's are
+// Services lists the services in force on this node. They are in the planes only, where an earlier agent's are
 // found: whoever makes them compares, after it or the agent was away.
-func (a *Agent) Services(context.Context) ([]model.Service, error) { return a.tcp.Services() }
+func (a *Agent) Services(context.Context) ([]model.Service, error) { return a.planes.Services() }
 
 // EditServices changes them, one after the other.
 func (a *Agent) EditServices(ctx context.Context, edit api.ServiceEdit) error {
-	return a.tcp.EditServices(ctx, edit)
+	return a.planes.EditServices(ctx, edit)
 }

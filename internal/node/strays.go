@@ -2,34 +2,21 @@ package node
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/plane"
 )
 
 // defaultCompareMaps is how often the programs' maps are compared with the endpoints.
 const defaultCompareMaps = time.Minute
 
-// eachPlane has each plane do something, also if one fails.
-func (a *Agent) eachPlane(do func(plane.Plane) error) error {
-	var errs []error
-	for _, p := range a.planes {
-		errs = append(errs, do(p))
-	}
-	return errors.Join(errs...)
-}
-
 // keepEndpoints removes what the planes have of endpoints that are not in keep. The caller holds change.
 func (a *Agent) keepEndpoints(keep map[model.EndpointID]bool) error {
-	return a.eachPlane(func(p plane.Plane) error {
-		removed, err := p.Keep(keep)
-		if len(removed) > 0 {
-			a.log.Warn("entries of endpoints that are not there are removed: an agent was killed while it wrote or forgot them", "plane", p.Name(), "entries", removed)
-		}
-		return err
-	})
+	removed, err := a.planes.Keep(keep)
+	if len(removed) > 0 {
+		a.log.Warn("entries of endpoints that are not there are removed: an agent was killed while it wrote or forgot them", "entries", removed)
+	}
+	return err
 }
 
 // compareMaps does so for the endpoints there are, from time to time until ctx ends: whatever left entries behind, no later

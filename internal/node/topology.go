@@ -114,7 +114,7 @@ type appliedTopology struct {
 	stale    bool
 }
 
-// applyTopology brings routes and programs to state. Routes first: a connection that the programs send
+// applyTopology brings routes and planes to state. Routes first: a connection that a plane sends
 // over the overlay needs them. What has not changed since the last time is left alone, unless that went wrong.
 func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 	last := a.applied
@@ -124,34 +124,19 @@ func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 		return nil
 	}
 	a.applied.known = false
-	// The prober first: routes to new nodes are unproven from the start.
 	var err error
 	switch {
 	case !last.known:
-		err = errors.Join(a.tcp.FollowNodes(state.Nodes), a.overlay.Set(withOverlay6(a.prefix6, state.Nodes)))
+		err = a.overlay.Set(withOverlay6(a.prefix6, state.Nodes))
 		a.applied.compared, a.applied.stale = time.Now(), false
 	case !unchanged:
-		before, now := sides(nodes)
-		err = errors.Join(a.tcp.ChangeNodes(before, now),
-			a.overlay.Change(withOverlay6(a.prefix6, before), withOverlay6(a.prefix6, now)))
+		before, now := model.Sides(nodes)
+		err = a.overlay.Change(withOverlay6(a.prefix6, before), withOverlay6(a.prefix6, now))
 		a.applied.stale = true
 	}
-	err = errors.Join(err, a.tcp.SetTopology(local, state.Nodes, state.Endpoints))
+	err = errors.Join(err, a.planes.SetTopology(local, state.Nodes, state.Endpoints))
 	a.applied.state, a.applied.local, a.applied.known = state, local, err == nil
 	return err
-}
-
-// sides gives what changed nodes were and what they are.
-func sides(changes []model.NodeChange) (before, now []model.Node) {
-	for _, c := range changes {
-		if c.Before != nil {
-			before = append(before, *c.Before)
-		}
-		if c.After != nil {
-			now = append(now, *c.After)
-		}
-	}
-	return before, now
 }
 
 // compareEvery is how often a change of nodes is followed by a look at all of the kernel's routes and neighbours, in case

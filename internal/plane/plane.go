@@ -1,19 +1,37 @@
 // Package plane says what a plane is: one way in which the endpoints of a node communicate, with state of its own in the kernel or in
-// other processes. The agent (internal/node) composes planes: it makes endpoints and tells each plane of them, and asks each for what
-// it reports.
+// other processes. The agent (internal/node) composes planes: it makes endpoints and tells each plane of them, of the network, of
+// policy and of limits, and asks each for what it reports.
 package plane
 
 import (
 	"context"
+	"log/slog"
+	"net/netip"
+	"time"
 
+	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 )
 
-// Plane is one plane of a node. What alters endpoints is called by one goroutine at a time; Forget, Run and Close by any.
+// Plane is one plane of a node.
 type Plane interface {
-	// Name is the plane's, for logs and faults.
+	// Name is the plane's, for logs and errors: that of its records in model.EndpointPlanes and model.NodePlanes.
 	Name() string
+	Endpoints
+	Network
+	Policy
+	Limits
+	Reports
+	// Run does what the plane does by itself until ctx ends. It is called once.
+	Run(ctx context.Context) error
+	// Close gives up what the plane has open. What endpoints have under way goes on.
+	Close() error
+}
+
+// Endpoints is how a plane hears of the node's endpoints. One goroutine at a time calls it, but for Forget and CutLeaving, which
+// any may call.
+type Endpoints interface {
 	// Guard prepares the node's side of an endpoint's device before anything can pass by it. It may be repeated.
 	Guard(ifindex int) error
 	// Await makes an endpoint known whose device, with that index, waits on the node for its container.
@@ -29,10 +47,82 @@ type Plane interface {
 	Detach(e model.Endpoint) error
 	// Keep removes what there is of endpoints that are not in keep, and says where how much that was.
 	Keep(keep map[model.EndpointID]bool) (removed map[string]int, err error)
+	// InUse gives the ids of endpoints, also of those that are gone, that something of the plane's carries: they are not given
+	// out again.
+	InUse() (map[model.EndpointID]bool, error)
 	// CutLeaving ends the connections of an endpoint that leaves the node, and says how many there were.
 	CutLeaving(e model.Endpoint) (cut int, err error)
-	// Run does what the plane does by itself until ctx ends.
-	Run(ctx context.Context) error
-	// Close gives up what the plane has open. What endpoints have under way goes on.
-	Close() error
+}
+
+// Network is how a plane follows the network.
+type Network interface {
+	// SetTopology tells who is where; local is what is local to this node. Lists that have not changed are the same as the
+	// last time, their memory included, so that a plane finds what is different at little cost. After an error the next call
+	// does everything anew. One goroutine at a time calls it.
+	SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error
+	// Heard says when the plane last heard of another node; the zero time: never, or that it does not listen. Any goroutine may
+	// call it.
+	Heard(n model.Node) time.Time
+}
+
+// Policy is how a plane enforces policy. One goroutine at a time calls each method.
+type Policy interface {
+	// ApplyPolicy brings what decides on new connections to a change, whole or not at all.
+	ApplyPolicy(change model.PolicyChange) error
+	// CutForbidden ends connections that the policy in force forbids, and says how many.
+	CutForbidden() (cut int, err error)
+	// CutForbiddenIn does so for processes of a container that communicate by its own network namespace. An error that is
+	// os.ErrNotExist means that the container is gone.
+	CutForbiddenIn(netnsPath string) (cut int, err error)
+}
+
+// Limits is how a plane holds endpoints to limits. One goroutine at a time calls it.
+type Limits interface {
+	// SetLimits holds e to its limits, none if it has none. all are all endpoints that have some, e as it is to be.
+	SetLimits(e model.Endpoint, all []model.Endpoint) error
+	// RestoreLimits takes over the limits of an earlier agent for all that are to have some. If it fails those in force stay,
+	// and it is a fault (api.FaultLimits) until it is repeated and succeeds.
+	RestoreLimits(all []model.Endpoint) error
+	// SpreadLimits puts limits in force on devices that the node got since.
+	SpreadLimits()
+	// LimitUse gives what of the limits of all is in force, and what waited for them, in the order of all.
+	LimitUse(all []model.Endpoint) ([]model.LimitUse, error)
+}
+
+// Reports is what a plane says of itself. Faults it notes in Host.Faults. Any goroutine may call it.
+type Reports interface {
+	// Counters gives counts that never fall. Their names are the plane's alone.
+	Counters() ([]api.Counter, error)
+	// Connections lists the connections of this node's endpoints, and what listens for some. Names of endpoints are not filled in.
+	Connections() ([]model.Connection, error)
+	// Traffic reports what each of endpoints, all of the node's, did, in their order.
+	Traffic(endpoints []model.Endpoint) ([]model.Traffic, error)
+}
+
+// Services is what a plane has besides whose endpoints reach services by their addresses.
+type Services interface {
+	// Services lists those in force, sorted by address.
+	Services() ([]model.Service, error)
+	// EditServices changes them, one after the other.
+	EditServices(ctx context.Context, edit api.ServiceEdit) error
+}
+
+// Host is what every plane is opened with.
+type Host struct {
+	// Node is this one, Network the network's id. Prefix6 is zero if the node has no IPv6 overlay addresses.
+	Node    model.Node
+	Network model.NetworkID
+	Prefix6 netip.Prefix
+	Faults  Faults
+	Log     *slog.Logger
+}
+
+// Faults keeps what is not as it should be. Any goroutine may call it.
+type Faults interface {
+	// Set notes a fault; endpoint "" means the node. It reports whether that is news.
+	Set(reason api.FaultReason, endpoint string, err error) (news bool)
+	// Clear notes that a fault is not there, and reports whether it was.
+	Clear(reason api.FaultReason, endpoint string) (was bool)
+	// Has reports whether something is at fault for this reason.
+	Has(reason api.FaultReason) bool
 }

@@ -58,8 +58,8 @@ func (p *Plane) LastID() (model.EndpointID, error) { return p.datapath.LastID() 
 // SetLastID is LastID's other half.
 func (p *Plane) SetLastID(id model.EndpointID) error { return p.datapath.SetLastID(id) }
 
-// CarriedIDs gives the ids of endpoints that sockets carry, also of endpoints that are gone.
-func (p *Plane) CarriedIDs() (map[model.EndpointID]bool, error) { return p.datapath.CarriedIDs() }
+// InUse gives the ids of endpoints that sockets carry, also of endpoints that are gone.
+func (p *Plane) InUse() (map[model.EndpointID]bool, error) { return p.datapath.CarriedIDs() }
 
 // CutLeaving ends what sockets of e there still are, on the node and in its container's own stack, and says how many.
 func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
@@ -74,19 +74,10 @@ func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
 	return cut + plain, err
 }
 
-// SetTopology tells the programs who is where. local is what is local to this node.
+// SetTopology has the direct paths to nodes probed, and tells the programs who is where: in this order, so that routes to new nodes
+// are unproven from the start.
 func (p *Plane) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
-	return p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints)
-}
-
-// FollowNodes probes the direct paths to nodes, all there are.
-func (p *Plane) FollowNodes(nodes []model.Node) error {
-	return p.prober.Follow(probedPeers(p.cfg.Self.Name, nodes))
-}
-
-// ChangeNodes is FollowNodes by what has changed.
-func (p *Plane) ChangeNodes(before, now []model.Node) error {
-	return p.prober.Change(probedPeers(p.cfg.Self.Name, before), probedPeers(p.cfg.Self.Name, now))
+	return errors.Join(p.probed.follow(nodes), p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints))
 }
 
 // ApplyPolicy brings the programs' tables to a change, whole or not at all.
@@ -95,20 +86,23 @@ func (p *Plane) ApplyPolicy(change model.PolicyChange) error { return p.datapath
 // CutForbidden ends connections of node sockets that the tables forbid, and says how many.
 func (p *Plane) CutForbidden() (int, error) { return p.datapath.CutForbidden() }
 
-// CutForbiddenPlain does so in the calling thread's network namespace, a container's.
-func (p *Plane) CutForbiddenPlain() (int, error) { return p.datapath.CutForbiddenPlain() }
+// CutForbiddenIn ends those of a container's own stack.
+func (p *Plane) CutForbiddenIn(netnsPath string) (cut int, err error) {
+	err = netcfg.InContainer(netnsPath, func() (err error) {
+		cut, err = p.datapath.CutForbiddenPlain()
+		return err
+	})
+	return cut, err
+}
 
-// SetLimits holds an endpoint to its limits. es are all endpoints with limits, this one as it is to be.
-func (p *Plane) SetLimits(e model.Endpoint, es []model.Endpoint) error { return p.shaper.set(e, es) }
+// SetLimits holds an endpoint to its limits.
+func (p *Plane) SetLimits(e model.Endpoint, all []model.Endpoint) error { return p.shaper.set(e, all) }
 
-// RestoreLimits takes over the limits of an earlier agent for es, all endpoints that are to have some. What fails is a fault.
-func (p *Plane) RestoreLimits(es []model.Endpoint) { p.shaper.restore(es) }
-
-// TryLimits is RestoreLimits for a caller who wants to hear why it fails.
-func (p *Plane) TryLimits(es []model.Endpoint) error { return p.shaper.try(es) }
+// RestoreLimits takes over the limits of an earlier agent.
+func (p *Plane) RestoreLimits(all []model.Endpoint) error { return p.shaper.restore(all) }
 
 // SpreadLimits puts limits in force on devices that the node got since.
 func (p *Plane) SpreadLimits() { p.shaper.spread() }
 
-// LimitUse gives what of the limits of es is in force, and what waited for them.
-func (p *Plane) LimitUse(es []model.Endpoint) ([]model.LimitUse, error) { return p.shaper.use(es) }
+// LimitUse gives what of the limits of all is in force, and what waited for them.
+func (p *Plane) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) { return p.shaper.use(all) }

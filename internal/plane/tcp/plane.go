@@ -16,7 +16,6 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -36,16 +35,6 @@ const (
 	// Table is the routing table in which overlay addresses are local.
 	Table = 0x4864
 )
-
-// Faults keeps what is not as it should be.
-type Faults interface {
-	// Set notes a fault; endpoint "" means the node. It reports whether that is news.
-	Set(reason api.FaultReason, endpoint string, err error) (news bool)
-	// Clear notes that a fault is not there, and reports whether it was.
-	Clear(reason api.FaultReason, endpoint string) (was bool)
-	// Has reports whether something is at fault for this reason.
-	Has(reason api.FaultReason) bool
-}
 
 // Config is what the plane of a node is made with.
 type Config struct {
@@ -67,7 +56,7 @@ type Config struct {
 	EndpointSockets uint64
 	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a quarter of those that containers may have.
 	EndpointPorts uint32
-	Faults        Faults
+	Faults        plane.Faults
 	Log           *slog.Logger
 }
 
@@ -79,12 +68,16 @@ type Plane struct {
 	nodePorts model.PortRange // that containers' sockets do not get
 	datapath  *datapath.Datapath
 	prober    *probe.Prober
+	probed    probedNodes
 	intercept *intercept.Server // nil before Listen
 	shaper    shaper
 	reported  reported
 }
 
-var _ plane.Plane = (*Plane)(nil)
+var _ interface {
+	plane.Plane
+	plane.Services
+} = (*Plane)(nil)
 
 // Name is the plane's.
 func (p *Plane) Name() string { return "tcp" }

@@ -42,6 +42,7 @@ func (p *Plane) startProbes() error {
 			return nil
 		},
 	})
+	p.probed = probedNodes{prober: p.prober, self: p.cfg.Self.Name}
 	return nil
 }
 
@@ -100,6 +101,26 @@ func (p *Plane) listenForProbes() (fd int, err error) {
 		return -1, fmt.Errorf("probe listener at %s:%d: %w", probeAddr, probePort, err)
 	}
 	return fd, p.datapath.TagProbe(fd, netip.Addr{}, netip.Addr{})
+}
+
+// probedNodes are the nodes that the prober was told of last. The goroutine that calls SetTopology owns it.
+type probedNodes struct {
+	prober *probe.Prober
+	self   string
+	nodes  []model.Node
+	known  bool // the prober was told of them without an error
+}
+
+// follow tells the prober of what has changed, or of all nodes after an error.
+func (f *probedNodes) follow(nodes []model.Node) (err error) {
+	if !f.known {
+		err = f.prober.Follow(probedPeers(f.self, nodes))
+	} else if changes := model.ChangedNodes(f.nodes, nodes); len(changes) > 0 {
+		before, now := model.Sides(changes)
+		err = f.prober.Change(probedPeers(f.self, before), probedPeers(f.self, now))
+	}
+	f.nodes, f.known = nodes, err == nil
+	return err
 }
 
 // probedPeers gives the nodes whose direct paths are probed.

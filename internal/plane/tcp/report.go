@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -12,11 +11,17 @@ import (
 // Paths gives the direct paths to other nodes.
 func (p *Plane) Paths() model.DirectPaths { return p.prober.Paths() }
 
-// Answered says when a node last answered a probe; the zero time: never.
-func (p *Plane) Answered(underlay netip.Addr) time.Time { return p.prober.Answered(underlay) }
+// Heard says when a node last answered a probe; the zero time: never.
+func (p *Plane) Heard(n model.Node) time.Time { return p.prober.Answered(n.Underlay) }
 
 // Counters gives the counts of the programs by reason.
-func (p *Plane) Counters() ([]uint64, error) { return p.datapath.Counters() }
+func (p *Plane) Counters() ([]api.Counter, error) {
+	counts, err := p.datapath.Counters()
+	if err != nil {
+		return nil, err
+	}
+	return api.CountersOf(func(r model.Reason) uint64 { return counts[r] }), nil
+}
 
 // Connections lists the sockets of this node's endpoints. Names are not filled in.
 func (p *Plane) Connections() ([]model.Connection, error) { return p.datapath.Connections() }

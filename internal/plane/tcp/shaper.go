@@ -9,6 +9,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
@@ -16,7 +17,7 @@ import (
 // them. Its methods are called by one goroutine at a time.
 type shaper struct {
 	datapath *datapath.Datapath
-	faults   Faults
+	faults   plane.Faults
 	log      *slog.Logger
 
 	blocks blocks
@@ -67,7 +68,7 @@ func (s *shaper) prune(es []model.Endpoint) error {
 
 // restore takes over the limits of an earlier agent, for those that are to have some. If that fails those in force stay as they are, and repair
 // tries again: an agent that does not start would leave containers without sockets, one that lifts limits without them.
-func (s *shaper) restore(es []model.Endpoint) {
+func (s *shaper) restore(es []model.Endpoint) error {
 	err := s.try(es)
 	switch {
 	case err == nil:
@@ -77,6 +78,7 @@ func (s *shaper) restore(es []model.Endpoint) {
 	case s.faults.Set(api.FaultLimits, "", err):
 		s.log.Error("limits not restored: those of the earlier agent stay in force; will try again", "reason", api.FaultLimits, "err", err)
 	}
+	return err
 }
 
 // try brings the kernel to the limits of es, all that have some. It takes nothing away before all of them are in force.

@@ -1,0 +1,287 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/planetest"
+	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/store"
+)
+
+// inNode says that this process is the one that TestAgentOfThreePlanes started in a node's namespaces.
+const inNode = "HEDDLE_TEST_IN_NODE"
+
+// TestAgentOfThreePlanes runs an agent with TCP's plane and two in miniature, in network and mount namespaces of its own.
+func TestAgentOfThreePlanes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it makes namespaces, devices and BPF programs")
+	}
+	if os.Getenv(inNode) != "" {
+		agentOfThreePlanes(t)
+		return
+	}
+	group := cgroupFor(t)
+	again := exec.Command("/proc/self/exe", "-test.run=^TestAgentOfThreePlanes$", "-test.v")
+	again.Env = append(os.Environ(), inNode+"="+group)
+	again.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
+	out, err := again.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if err := os.Remove(group); err != nil {
+		t.Error(err)
+	}
+}
+
+// cgroupFor names a cgroup of the unified hierarchy for the agent to make.
+func cgroupFor(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		at, of, _ := strings.Cut(line, " - ")
+		if strings.HasPrefix(of, "cgroup2 ") {
+			return filepath.Join(strings.Fields(at)[4], "heddle-planes-"+strconv.Itoa(os.Getpid()))
+		}
+	}
+	t.Fatal("no cgroup2 file system is mounted")
+	return ""
+}
+
+// nodeConfig makes the devices of a node in this network namespace, and gives what its agent is started with.
+func nodeConfig(t *testing.T, calls *planetest.Calls, open func(...*planetest.Miniature)) Config {
+	t.Helper()
+	for _, args := range []string{"link set lo up", "link add u0 type veth peer name u1", "addr add 192.0.2.1/24 dev u0", "link set u0 up", "link set u1 up"} {
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v\n%s", args, err, out)
+		}
+	}
+	dir := t.TempDir()
+	pins := filepath.Join(dir, "bpf")
+	if err := errors.Join(os.Mkdir(pins, 0o700), unix.Mount("bpf", pins, "bpf", 0, "mode=700")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(pins, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return Config{
+		Name: "n1", Underlay: netip.MustParseAddr("192.0.2.1"), DirectPorts: model.DefaultDirectPorts, Network: store.Network{ID: 1},
+		Store: EmbeddedStore, StoreNoSync: true, StorePort: 2379, StateDir: filepath.Join(dir, "state"), PinDir: filepath.Join(pins, "heddle"),
+		Cgroup: os.Getenv(inNode), APISocket: filepath.Join(dir, "api", "api.sock"), SeccompSocket: filepath.Join(dir, "seccomp", "seccomp.sock"), Log: quiet(),
+		Planes: func(h plane.Host) ([]plane.Plane, error) {
+			a, b := planetest.New("a", h.Faults, calls), planetest.New("b", h.Faults, calls)
+			open(a, b)
+			return []plane.Plane{a, b}, nil
+		},
+	}
+}
+
+// startAgent starts an agent and has it run until the end of the test or until stop is called.
+func startAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
+	t.Helper()
+	a, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := errors.Join(<-done, a.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(stop)
+	return a, stop
+}
+
+func agentOfThreePlanes(t *testing.T) {
+	var calls planetest.Calls
+	var planes []*planetest.Miniature
+	cfg := nodeConfig(t, &calls, func(opened ...*planetest.Miniature) { planes = opened })
+	agent, stop := startAgent(t, cfg)
+	t.Cleanup(func() {
+		// The agent's cgroup is the parent's to remove.
+		if err := os.WriteFile(filepath.Join(filepath.Dir(cfg.Cgroup), "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	var made []model.Endpoint
+	for _, name := range []string{"c1", "c2"} {
+		made = append(made, create(t, agent, name))
+	}
+	wantCalls(t, "create two", &calls, "a attach c1", "b attach c1", "a attach c2", "b attach c2")
+	failsAtTheLastPlane(t, agent, planes, &calls)
+	reportsOf(t, agent, planes, made)
+	wantCalls(t, "make what is there again, twice", &calls, "a attach c2", "b attach c2", "a attach c2", "b attach c2")
+
+	// A second agent takes over what the first left.
+	stop()
+	wantCalls(t, "stop", &calls, "b close", "a close")
+	agent, stop = startAgent(t, cfg)
+	wantCalls(t, "restore", &calls, "a attach c1", "b attach c1", "a attach c2", "b attach c2")
+	if got := planes[1].Limits(made[0].ID); got.Egress != 1e6 {
+		t.Errorf("limits after a restart: %+v", got)
+	}
+	if err := agent.DeleteEndpoint(t.Context(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	wantCalls(t, "delete", &calls, "b detach c1", "a detach c1")
+	if err := agent.DeleteEndpoint(t.Context(), "c2"); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+}
+
+// create makes a network namespace and an endpoint of it.
+func create(t *testing.T, a *Agent, name string) model.Endpoint {
+	t.Helper()
+	e, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: name, NetnsPath: namespace(t, name), Intercepted: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// namespace makes a network namespace until the end of the test and gives its path.
+func namespace(t *testing.T, name string) string {
+	t.Helper()
+	name = "heddle-planes-" + strconv.Itoa(os.Getpid()) + "-" + name
+	if err := netns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Delete(name); err != nil {
+			t.Error(err)
+		}
+	})
+	return netns.Path(name)
+}
+
+func wantCalls(t *testing.T, what string, calls *planetest.Calls, want ...string) {
+	t.Helper()
+	if got := calls.Take(); !slices.Equal(got, want) {
+		t.Errorf("%s: planes were told %q, want %q", what, got, want)
+	}
+}
+
+// failsAtTheLastPlane: an endpoint that the last plane refuses is undone in the planes before it, in the store, in the kernel and in
+// the list, and can be made once the plane takes it.
+func failsAtTheLastPlane(t *testing.T, a *Agent, planes []*planetest.Miniature, calls *planetest.Calls) {
+	t.Helper()
+	planes[1].Refuse("c3", true)
+	req := api.EndpointRequest{Name: "c3", NetnsPath: namespace(t, "c3"), Intercepted: true}
+	if _, err := a.CreateEndpoint(t.Context(), req); !errors.Is(err, planetest.ErrRefused) {
+		t.Fatalf("refused by a plane: %v", err)
+	}
+	wantCalls(t, "refused", calls, "a attach c3", "b attach c3", "b detach c3", "a detach c3")
+	if got := planes[0].Attached(); !slices.Equal(got, []string{"c1", "c2"}) {
+		t.Errorf("after the undo the plane before has %q", got)
+	}
+	all, err := a.Endpoints(t.Context())
+	if err != nil || len(all) != 2 {
+		t.Errorf("endpoints after the undo: %+v, %v", all, err)
+	}
+	state, err := firstState(t.Context(), a.store)
+	if err != nil || len(state.Endpoints.Of("n1")) != 2 {
+		t.Errorf("the store after the undo: %+v, %v", state.Endpoints.Of("n1"), err)
+	}
+	links, err := exec.Command("ip", "-o", "link", "show", "type", "veth").Output()
+	if err != nil || strings.Count(string(links), "hd") < 2 || strings.Contains(string(links), "hd3@") {
+		t.Errorf("devices after the undo: %s, %v", links, err)
+	}
+	planes[1].Refuse("c3", false)
+	if _, err := a.CreateEndpoint(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.DeleteEndpoint(t.Context(), "c3"); err != nil {
+		t.Fatal(err)
+	}
+	wantCalls(t, "made at last", calls, "a attach c3", "b attach c3", "b detach c3", "a detach c3")
+}
+
+// reportsOf: topology, limits and policy reach the planes in miniature, and their counters, connections and faults stand beside TCP's.
+func reportsOf(t *testing.T, a *Agent, planes []*planetest.Miniature, made []model.Endpoint) {
+	t.Helper()
+	b := planes[1]
+	if !b.Runs() || !slices.Equal(b.Nodes(), []string{"n1"}) {
+		t.Errorf("runs %v, knows nodes %q", b.Runs(), b.Nodes())
+	}
+	if _, err := a.SetLimits(t.Context(), "c1", model.Limits{Egress: 1e6}); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.Limits(made[0].ID); got.Egress != 1e6 {
+		t.Errorf("limits %+v", got)
+	}
+	if err := b.Connect(made[0].ID, made[1].ID, 80); err != nil {
+		t.Fatal(err)
+	}
+	connections, err := a.Connections(t.Context(), api.ConnectionFilter{Endpoint: "c1"})
+	if err != nil || len(connections) != 1 || connections[0].Name != "c1" || connections[0].Remote != netip.AddrPortFrom(made[1].Addr4(), 80) {
+		t.Errorf("connections %+v, %v", connections, err)
+	}
+	b.Refuse("c2", true)
+	if _, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: "c2", NetnsPath: made[1].NetnsPath, Intercepted: true}); !errors.Is(err, planetest.ErrRefused) {
+		t.Errorf("attached again to a plane that refuses: %v", err)
+	}
+	status, err := a.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := func(name string) (n uint64, found bool) {
+		i := slices.IndexFunc(status.Counters, func(c api.Counter) bool { return c.Name == name })
+		if i < 0 {
+			return 0, false
+		}
+		return status.Counters[i].Value, true
+	}
+	if n, _ := count("b_connections"); n != 1 {
+		t.Errorf("counters %+v", status.Counters)
+	}
+	if _, found := count("connect_direct"); !found {
+		t.Errorf("TCP's counters are not there: %+v", status.Counters)
+	}
+	if len(status.Faults) != 1 || status.Faults[0].Reason != planetest.FaultRefused || status.Faults[0].Endpoint != "c2" {
+		t.Errorf("faults %+v", status.Faults)
+	}
+	b.Refuse("c2", false)
+	if _, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: "c2", NetnsPath: made[1].NetnsPath, Intercepted: true}); err != nil {
+		t.Error(err)
+	}
+	closed := &policy.Policy{Name: "closed", Subject: policy.Subject{}, Ingress: &policy.Direction{Default: policy.DefaultDeny}}
+	if _, err := a.EditPolicies(t.Context(), api.PolicyEdit{Policies: []*policy.Policy{closed}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Connect(made[0].ID, made[1].ID, 80); !errors.Is(err, planetest.ErrForbidden) {
+		t.Errorf("connect against policy: %v", err)
+	}
+	if connections, err := a.Connections(t.Context(), api.ConnectionFilter{}); err != nil || len(connections) != 0 {
+		t.Errorf("connections that are forbidden: %+v, %v", connections, err)
+	}
+}

@@ -1,0 +1,253 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+)
+
+// Set is the planes of a node. What makes an endpoint known goes through them in order and stops at the first that fails, whose
+// caller then detaches it from all; what undoes goes through all of them backwards, for a plane may stand on those before it.
+type Set []Plane
+
+var _ interface {
+	Endpoints
+	Network
+	Policy
+	Limits
+	Reports
+	Services
+} = Set{}
+
+// of says of which plane an error is.
+func of(p Plane, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s plane: %w", p.Name(), err)
+}
+
+// forward has planes do something, in order, until one fails.
+func (s Set) forward(do func(Plane) error) error {
+	for _, p := range s {
+		if err := do(p); err != nil {
+			return of(p, err)
+		}
+	}
+	return nil
+}
+
+// each has all planes do something, in order.
+func (s Set) each(do func(Plane) error) error {
+	var errs []error
+	for _, p := range s {
+		errs = append(errs, of(p, do(p)))
+	}
+	return errors.Join(errs...)
+}
+
+// backward has all planes do something, the last first.
+func (s Set) backward(do func(Plane) error) error {
+	var errs []error
+	for _, p := range slices.Backward(s) {
+		errs = append(errs, of(p, do(p)))
+	}
+	return errors.Join(errs...)
+}
+
+// sum adds what planes counted.
+func (s Set) sum(count func(Plane) (int, error)) (sum int, err error) {
+	err = s.backward(func(p Plane) error {
+		n, err := count(p)
+		sum += n
+		return err
+	})
+	return sum, err
+}
+
+// Guard implements Endpoints.
+func (s Set) Guard(ifindex int) error {
+	return s.forward(func(p Plane) error { return p.Guard(ifindex) })
+}
+
+// Await implements Endpoints.
+func (s Set) Await(e model.Endpoint, ifindex int) error {
+	return s.forward(func(p Plane) error { return p.Await(e, ifindex) })
+}
+
+// Attach implements Endpoints.
+func (s Set) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
+	return s.forward(func(p Plane) error { return p.Attach(e, dev) })
+}
+
+// LeaveNetns implements Endpoints.
+func (s Set) LeaveNetns(id model.EndpointID) error {
+	return s.backward(func(p Plane) error { return p.LeaveNetns(id) })
+}
+
+// Forget implements Endpoints.
+func (s Set) Forget(id model.EndpointID) {
+	for _, p := range slices.Backward(s) {
+		p.Forget(id)
+	}
+}
+
+// Detach implements Endpoints.
+func (s Set) Detach(e model.Endpoint) error {
+	return s.backward(func(p Plane) error { return p.Detach(e) })
+}
+
+// Keep implements Endpoints. What was removed has the plane's name before it.
+func (s Set) Keep(keep map[model.EndpointID]bool) (removed map[string]int, err error) {
+	removed = make(map[string]int)
+	err = s.each(func(p Plane) error {
+		own, err := p.Keep(keep)
+		for what, n := range own {
+			removed[p.Name()+" "+what] = n
+		}
+		return err
+	})
+	return removed, err
+}
+
+// InUse implements Endpoints.
+func (s Set) InUse() (ids map[model.EndpointID]bool, err error) {
+	ids = make(map[model.EndpointID]bool)
+	err = s.forward(func(p Plane) error {
+		own, err := p.InUse()
+		for id, used := range own {
+			ids[id] = ids[id] || used
+		}
+		return err
+	})
+	return ids, err
+}
+
+// CutLeaving implements Endpoints.
+func (s Set) CutLeaving(e model.Endpoint) (cut int, err error) {
+	return s.sum(func(p Plane) (int, error) { return p.CutLeaving(e) })
+}
+
+// SetTopology implements Network.
+func (s Set) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
+	return s.each(func(p Plane) error { return p.SetTopology(local, nodes, endpoints) })
+}
+
+// Heard implements Network.
+func (s Set) Heard(n model.Node) (last time.Time) {
+	for _, p := range s {
+		if at := p.Heard(n); at.After(last) {
+			last = at
+		}
+	}
+	return last
+}
+
+// ApplyPolicy implements Policy: whole or not at all for each plane. Whoever has an error applies all of it anew.
+func (s Set) ApplyPolicy(change model.PolicyChange) error {
+	return s.each(func(p Plane) error { return p.ApplyPolicy(change) })
+}
+
+// CutForbidden implements Policy.
+func (s Set) CutForbidden() (cut int, err error) { return s.sum(Plane.CutForbidden) }
+
+// CutForbiddenIn implements Policy.
+func (s Set) CutForbiddenIn(netnsPath string) (cut int, err error) {
+	return s.sum(func(p Plane) (int, error) { return p.CutForbiddenIn(netnsPath) })
+}
+
+// SetLimits implements Limits.
+func (s Set) SetLimits(e model.Endpoint, all []model.Endpoint) error {
+	return s.forward(func(p Plane) error { return p.SetLimits(e, all) })
+}
+
+// RestoreLimits implements Limits.
+func (s Set) RestoreLimits(all []model.Endpoint) error {
+	return s.each(func(p Plane) error { return p.RestoreLimits(all) })
+}
+
+// SpreadLimits implements Limits.
+func (s Set) SpreadLimits() {
+	for _, p := range s {
+		p.SpreadLimits()
+	}
+}
+
+// LimitUse implements Limits: for each endpoint the sum over the planes.
+func (s Set) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
+	out := make([]model.LimitUse, len(all))
+	for i, e := range all {
+		out[i] = model.LimitUse{Endpoint: e.Name, Limits: *e.Limits}
+	}
+	err := s.forward(func(p Plane) error {
+		own, err := p.LimitUse(all)
+		for i, u := range own {
+			out[i].Egress.Add(u.Egress)
+			out[i].Ingress.Add(u.Ingress)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Counters implements Reports.
+func (s Set) Counters() ([]api.Counter, error) { return concat(s, Plane.Counters) }
+
+// Connections implements Reports.
+func (s Set) Connections() ([]model.Connection, error) { return concat(s, Plane.Connections) }
+
+func concat[T any](s Set, list func(Plane) ([]T, error)) (all []T, err error) {
+	err = s.forward(func(p Plane) error {
+		own, err := list(p)
+		all = append(all, own...)
+		return err
+	})
+	return all, err
+}
+
+// Traffic implements Reports: for each endpoint the sum over the planes.
+func (s Set) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
+	out := make([]model.Traffic, len(endpoints))
+	for i, e := range endpoints {
+		out[i] = model.Traffic{Endpoint: e.ID, Name: e.Name, Live: make(map[model.Path]uint64)}
+	}
+	err := s.forward(func(p Plane) error {
+		own, err := p.Traffic(endpoints)
+		for i, t := range own {
+			out[i].Add(t)
+		}
+		return err
+	})
+	return out, err
+}
+
+// Services implements Services: they are the same in each plane that has them.
+func (s Set) Services() ([]model.Service, error) {
+	for _, p := range s {
+		if has, ok := p.(Services); ok {
+			list, err := has.Services()
+			return list, of(p, err)
+		}
+	}
+	return nil, nil
+}
+
+// EditServices implements Services.
+func (s Set) EditServices(ctx context.Context, edit api.ServiceEdit) error {
+	return s.forward(func(p Plane) error {
+		if has, ok := p.(Services); ok {
+			return has.EditServices(ctx, edit)
+		}
+		return nil
+	})
+}
+
+// Close closes the planes, the last first.
+func (s Set) Close() error { return s.backward(Plane.Close) }

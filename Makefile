@@ -68,7 +68,7 @@ help:
 	@echo "make bench-rust  nanoseconds for a slot of a ring in shared memory; wants a quiet machine (20 seconds)"
 	@echo "make check   format, vet, lint, generated files up to date, crates as reviewed"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
-	@echo "make bench-check  what got better or worse since the committed results, by ratio to host; wants a quiet machine (root; 3 minutes)"
+	@echo "make bench-check  ratios to host beside the committed ones; wants a quiet machine (root; 2 minutes)"
 	@echo "make bench-core  what 'make bench' measures, and new connections by 1, 8 and 64 callers, into docs/benchmarks/ (root; 8 minutes)"
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-local  connections on one node beside what programs could use there instead, into docs/benchmarks/ (root; 3 minutes)"
@@ -163,11 +163,9 @@ bench: need-root build bench-packages
 	@mkdir -p $(OUT)
 	$(BIN)/heddle bench --up --lab bench --json $(OUT)/bench.json --plot $(OUT)/bench.svg
 
-# docs/benchmarks/method.md, "Has it become slower?". No part of `make test`: it measures. Fails with code 2 if something got worse, with
-# 3 if the machine was busy.
+# docs/benchmarks/method.md, "Has it become slower?". No part of `make test`: it measures, and judges nothing.
 bench-check: need-root build bench-packages
-	@mkdir -p $(OUT)
-	$(BIN)/heddle bench check --up --lab check --json $(OUT)/check.json
+	$(BIN)/heddle bench --up --lab check --modes host,heddle --duration 1s --against docs/benchmarks/core.json
 
 # docs/benchmarks/tables.md, "Core" and "New connections by several callers".
 bench-core: need-root build bench-packages
@@ -352,7 +350,7 @@ chaos-store: need-root build test-packages
 
 check: check-packages need-cargo check-bpf
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }
-	clang-format --dry-run -Werror $$(git ls-files "bpf/*.[ch]") internal/bench/contender/bpf/*.c clib/*/*.c clib/*/*.h
+	clang-format --dry-run -Werror $$(git ls-files "bpf/*.[ch]") internal/bench/baseline/bpf/*.c clib/*/*.c clib/*/*.h
 	$(GO) vet ./...
 	$(GO) vet -tags attack ./cmd/... ./internal/...
 	$(GO) tool staticcheck ./...
@@ -362,9 +360,9 @@ check: check-packages need-cargo check-bpf
 	cd rust && $(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'
-	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
+	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
 	rust/verbs-protocol/generate.sh
-	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/contender/'*_bpfel.*' rust/verbs-protocol/src/abi.rs || \
+	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/baseline/'*_bpfel.*' rust/verbs-protocol/src/abi.rs || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 # The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.
@@ -377,7 +375,7 @@ check-bpf: check-packages
 		{ echo "bpf/heddle.bpf.c depends on the order of its includes"; exit 1; }
 
 generate: check-packages
-	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/contender
+	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
 	rust/verbs-protocol/generate.sh
 
 clean:

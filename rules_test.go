@@ -53,17 +53,31 @@ var allowed = map[string][]string{
 		"internal/plane", "internal/plane/tcp/probe", "internal/plane/tcp/procnet"},
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/store", "internal/store/etcd", "internal/trust"},
-	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet"},
-	"internal/version":    {},
-	"internal/systemd":    {},
-	"internal/lab":        {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime", "internal/trust"},
-	"internal/bench":      {"internal/api", "internal/bench/histogram", "internal/bench/peer", "internal/plane/tcp/datapath", "internal/netns", "internal/policy"},
-	"internal/bench/peer": {"internal/bench/histogram"},
-	"internal/bench/plot": {"internal/bench", "internal/bench/histogram"},
-	// Others' networks, to compare with.
-	"internal/bench/contender": {"internal/bench", "internal/netns"},
-	// Pure.
+	"internal/uninstall": {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet"},
+	"internal/version":   {},
+	"internal/systemd":   {},
+	"internal/lab":       {"internal/api", "internal/netcfg", "internal/netns", "internal/runtime", "internal/trust"},
+	// The benches: what they are made of, then each. Flags of a benchmark stand beside what they mean.
 	"internal/bench/histogram": {},
+	"internal/bench/loadgen":   {"internal/bench/histogram"},
+	"internal/bench/machine":   {"internal/bench/loadgen"},
+	"internal/bench/proc":      {"internal/bench/loadgen"},
+	"internal/bench":           {"internal/bench/loadgen", "internal/bench/machine", "internal/bench/proc"},
+	"internal/bench/report":    {"internal/bench"},
+	"internal/bench/plot":      {"internal/bench", "internal/bench/machine"},
+	"internal/bench/session":   {"internal/api", "internal/bench", "internal/bench/machine", "internal/bench/proc", "internal/bench/report", "internal/lab", "internal/netns"},
+	"internal/bench/benchtest": {"internal/bench", "internal/bench/loadgen"},
+	"internal/bench/baseline":  {"internal/bench", "internal/bench/session", "internal/lab", "internal/netcfg", "internal/netns"},
+	"internal/bench/core":      aBenchmark("internal/bench/peers", "internal/bench/baseline"),
+	"internal/bench/cost":      aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns", "internal/plane/tcp/datapath"),
+	"internal/bench/density":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),
+	"internal/bench/local":     aBenchmark(),
+	"internal/bench/migrate":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns"),
+	"internal/bench/nodes":     aBenchmark("internal/api", "internal/lab", "internal/netns"),
+	"internal/bench/paper":     aBenchmark("internal/bench/histogram", "internal/bench/loadgen"),
+	"internal/bench/peers":     aBenchmark("internal/bench/baseline", "internal/netns"),
+	"internal/bench/policy":    aBenchmark("internal/bench/loadgen", "internal/api", "internal/policy"),
+	"internal/bench/pool":      aBenchmark("internal/lab"),
 	// In heddled only: the command line goes without etcd.
 	"internal/bench/populate": {"internal/store", "internal/store/etcd", "internal/trust"},
 
@@ -72,12 +86,18 @@ var allowed = map[string][]string{
 	"internal/differ/executor": {"internal/differ"},
 }
 
+// aBenchmark gives what the package of a command of `heddle bench` may import: what all of them share, and more.
+func aBenchmark(more ...string) []string {
+	shared := []string{"internal/bench", "internal/bench/machine", "internal/bench/plot", "internal/bench/proc", "internal/bench/report", "internal/bench/session"}
+	return append(shared, more...)
+}
+
 // only names the packages that may import a library, and why the others may not.
 var only = map[string]struct {
 	importers []string
 	why       string
 }{
-	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/bench/contender"}, "nothing else knows a BPF map's layout; the bench's contender has maps of its own"},
+	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/bench/baseline"}, "nothing else knows a BPF map's layout; the bench's baseline has maps of its own"},
 	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg"}, "devices and routes have one owner"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},
 	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd"}, "the store can be replaced"},

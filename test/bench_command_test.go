@@ -2,7 +2,7 @@ package test
 
 import (
 	"context"
-	"io"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +12,7 @@ import (
 
 // benchCommand runs a bench of `heddle bench` in this lab and gives what it wrote to NAME.json in folder. Should it take longer than
 // limit, it gets an interrupt, so that it cleans up.
-func benchCommand[T any](t *testing.T, limit time.Duration, read func(io.Reader) (T, error), folder, name string, args ...string) (result T) {
+func benchCommand[T any](t *testing.T, limit time.Duration, folder, name string, args ...string) (result T) {
 	t.Helper()
 	file := filepath.Join(folder, name+".json")
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -23,12 +23,11 @@ func benchCommand[T any](t *testing.T, limit time.Duration, read func(io.Reader)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(raw, &result)
 	}
-	defer f.Close()
-	if result, err = read(f); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
 	return result

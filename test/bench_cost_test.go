@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/cost"
 )
 
 // TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing is left.
@@ -28,7 +29,7 @@ func TestBenchCost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var r bench.CostResult
+	var r cost.Result
 	if err := json.Unmarshal(raw, &r); err != nil {
 		t.Fatal(err)
 	}

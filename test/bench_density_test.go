@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/density"
 )
 
 // TestBenchDensity runs a small `heddle bench density` in this lab: it measures every step in every mode, and leaves no endpoint,
@@ -15,7 +15,7 @@ func TestBenchDensity(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := benchCommand(t, 4*patience, bench.ReadDensity, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
+	r := benchCommand[density.Result](t, 4*patience, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
 		"--rates", "100", "--rounds", "1", "--duration", "50ms")
 	if len(r.Containers) != 2 || len(r.Connections) != 2*3 {
 		t.Fatalf("%d steps of containers, want 2; %d of connections, want 6", len(r.Containers), len(r.Connections))

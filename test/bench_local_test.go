@@ -6,14 +6,15 @@ import (
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/local"
+	"heddle.dev/heddle/internal/bench/report"
 )
 
 // TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its report.
 func TestBenchLocal(t *testing.T) {
 	folder := t.TempDir()
 	document := filepath.Join(folder, "doc.md")
-	result := benchCommand(t, 4*patience, bench.ReadLocal, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
+	result := benchCommand[local.Result](t, 4*patience, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
 		"--runs", "1", "--duration", "200ms")
 	if len(result.Results) != 6 || result.Congestion == "" {
 		t.Errorf("%+v", result)
@@ -23,7 +24,7 @@ func TestBenchLocal(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if err := os.WriteFile(document, []byte(bench.LocalDocBegin+bench.LocalDocEnd), 0o644); err != nil {
+	if err := os.WriteFile(document, []byte(report.Mark("bench local report", "")+"<!-- to here -->\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	heddle(t, "bench", "local", "report", "--folder", folder, "--document", document)

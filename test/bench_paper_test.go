@@ -3,23 +3,23 @@ package test
 import (
 	"testing"
 
-	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/paper"
 )
 
 // TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
 // latencies, and leaves nothing in the server's container.
 func TestBenchPaper(t *testing.T) {
-	result := benchCommand(t, 4*patience, bench.ReadPaper, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
+	result := benchCommand[paper.Result](t, 4*patience, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
 		"--rounds", "1", "--duration", "500ms", "--scale", "0.02")
 	e, ok := result.Find("memcached-rate")
 	if !ok || len(e.Modes) != 2 {
 		t.Fatalf("%+v", result)
 	}
 	for _, m := range e.Modes {
-		if rate := m.Metrics[bench.MetricRate].Median; rate <= 0 || rate > 1.1*e.Rate {
+		if rate := m.Metrics[paper.MetricRate].Median; rate <= 0 || rate > 1.1*e.Rate {
 			t.Errorf("%s: %.0f operations/s at a rate of %.0f", m.Mode, rate, e.Rate)
 		}
-		if m.Metrics[bench.MetricCPU].Median <= 0 || m.Latency["get"].Count() == 0 {
+		if m.Metrics[paper.MetricCPU].Median <= 0 || m.Latency["get"].Count() == 0 {
 			t.Errorf("%s: %+v", m.Mode, m.Metrics)
 		}
 	}

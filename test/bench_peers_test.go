@@ -9,12 +9,13 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/peers"
 )
 
 // benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
-func benchPeers(t *testing.T, modes string) bench.PeersResult {
+func benchPeers(t *testing.T, modes string) peers.Result {
 	t.Helper()
-	result := benchCommand(t, 6*patience, bench.ReadPeers, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
+	result := benchCommand[peers.Result](t, 6*patience, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
 		"--duration", "100ms")
 	for _, pattern := range []string{"/run/netns/" + labName + "-g*", "/run/heddle/lab/" + labName + "/g*",
 		"/sys/fs/cgroup/heddle-" + labName + "/g*", "/sys/fs/cgroup/*/heddle-" + labName + "/g*"} {
@@ -34,7 +35,7 @@ func benchPeers(t *testing.T, modes string) bench.PeersResult {
 }
 
 // measured counts the cells of a mode that have a round trip, and gives why there are none.
-func measured(result bench.PeersResult, mode bench.Mode) (cells int, skipped string) {
+func measured(result peers.Result, mode bench.Mode) (cells int, skipped string) {
 	for _, r := range result.Results {
 		if r.Mode == mode && r.Metric == "rtt_p50_us" && r.Median > 0 {
 			cells++

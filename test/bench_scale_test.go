@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/density"
+	"heddle.dev/heddle/internal/bench/policy"
 )
 
 // TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every cell, and leaves the lab
@@ -30,7 +31,7 @@ func TestBenchPolicyScale(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var result bench.ScaleResult
+	var result policy.ScaleResult
 	if err := json.Unmarshal(raw, &result); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func TestBenchEndpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var result bench.EndpointMemoryResult
+	var result density.EndpointMemoryResult
 	if err := json.Unmarshal(raw, &result); err != nil || result.Endpoints != 2 || result.Rounds != 1 {
 		t.Errorf("%s: %v", raw, err)
 	}

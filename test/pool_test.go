@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/pool"
 )
 
 // poolLab is a lab with the preloaded pool of sockets, beside the others.
@@ -129,7 +129,7 @@ func benchPool(t *testing.T, l poolLab) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var result bench.PoolResult
+	var result pool.Result
 	if err := json.Unmarshal(raw, &result); err != nil || len(result.Results) != 4*5 {
 		t.Errorf("%v: %s", err, raw)
 	}

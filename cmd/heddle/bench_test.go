@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -9,63 +11,242 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/histogram"
+	"heddle.dev/heddle/internal/bench/paper"
+	"heddle.dev/heddle/internal/bench/peers"
+	"heddle.dev/heddle/internal/bench/plot"
+	"heddle.dev/heddle/internal/bench/report"
+	"heddle.dev/heddle/internal/bench/session"
 )
 
+// noLab is the name of a lab that is not there: what gets as far as to say so has good flags.
+const noLab = "no-such-lab"
+
+func runQuietly(cmd *cobra.Command, args ...string) error {
+	cmd.SetArgs(args)
+	cmd.SetOut(io.Discard)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	return cmd.Execute()
+}
+
 func TestBenchFlagsAreCheckedFirst(t *testing.T) {
-	good := benchSettings{scopes: []string{"inter"}, modes: []string{"host", "heddle"}, runs: 1, duration: time.Second}
-	if o, err := good.options(io.Discard); err != nil || len(o.Workloads) != 3 {
-		t.Fatalf("good flags: %v, %v", o, err)
+	for _, name := range []string{"", "cost", "local", "migrate", "paper", "peers", "policy", "pool"} {
+		args := append(strings.Fields(name), "--lab", noLab)
+		if err := runQuietly(newBenchCmd(), args...); err == nil || !strings.Contains(err.Error(), "lab is not up") {
+			t.Errorf("bench %s: good flags: %v", name, err)
+		}
 	}
-	for want, change := range map[string]func(*benchSettings){
-		"--workloads":         func(s *benchSettings) { s.workloads = []string{"netperf"} },
-		"--scopes":            func(s *benchSettings) { s.scopes = []string{"galaxy"} },
-		"--modes":             func(s *benchSettings) { s.modes = []string{"overlay"} },
-		"--runs":              func(s *benchSettings) { s.runs = 0 },
-		"--duration":          func(s *benchSettings) { s.duration = time.Hour },
-		"/nonexistent/r.json": func(s *benchSettings) { s.jsonFile = "/nonexistent/r.json" },
-		"/nonexistent/p.svg":  func(s *benchSettings) { s.plotFile = "/nonexistent/p.svg" },
+	for _, tt := range []struct{ flags, want string }{
+		{"--workloads netperf", "--workloads"},
+		{"--scopes galaxy", "--scopes"},
+		{"--modes overlay", "--modes"},
+		{"--runs 0", "--runs"},
+		{"--duration 1h", "--duration"},
+		{"--json /nonexistent/r.json", "/nonexistent/r.json"},
+		{"--plot /nonexistent/p.svg", "/nonexistent/p.svg"},
+		{"cost --profile /nonexistent", "--profile"},
+		{"cost --connections 0", "--connections"},
+		{"density --containers 0", "--containers"},
+		{"local --workloads iperf3", "workload iperf3"},
+		{"migrate --runs 0", "--runs"},
+		{"nodes --nodes 0", "0 nodes"},
+		{"paper --workloads apache", "--workloads"},
+		{"paper --modes overlay", "--modes"},
+		{"paper --rounds 0", "--rounds"},
+		{"paper --duration 1ms", "--duration"},
+		{"paper --scale 0", "--scale"},
+		{"paper --json /nonexistent/r.json", "/nonexistent/r.json"},
+		{"policy --phase 1s", "--phase"},
+		{"policy-scale --rules 1", "--rules"},
 	} {
-		s := good
-		change(&s)
-		if _, err := s.options(io.Discard); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v", want, err)
+		if err := runQuietly(newBenchCmd(), append(strings.Fields(tt.flags), "--lab", noLab)...); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: got %v", tt.flags, err)
 		}
 	}
 }
 
-func TestBenchReportWritesFiles(t *testing.T) {
-	dir := t.TempDir()
-	s := benchSettings{runs: 1, duration: time.Second, jsonFile: filepath.Join(dir, "r.json"), plotFile: filepath.Join(dir, "p.svg")}
-	var results []bench.Result
-	for _, mode := range bench.Modes {
+// rrResults are round trips in some modes.
+func rrResults(modes []bench.Mode) (results []bench.Result) {
+	for _, mode := range modes {
 		results = append(results, bench.Result{Workload: "rr", Scope: bench.Inter, Mode: mode, Metric: "rtt_p50_us",
-			Unit: bench.Microseconds, Median: 50, Min: 49, Max: 52, Runs: 1, RatioToHost: 1})
+			Unit: bench.Microseconds, Median: 50, Min: 49, Max: 52, Runs: 3, RatioToHost: 1})
 	}
-	var out strings.Builder
-	if err := s.report(results, &out); err != nil {
+	return results
+}
+
+// reportIn writes a benchmark's report twice: the second time replaces what the first wrote.
+func reportIn(t *testing.T, c session.Command, folder, name string, result any) (written string) {
+	t.Helper()
+	raw, err := json.Marshal(result)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for file, mark := range map[string]string{s.jsonFile: `"ratio_to_host": 1`, s.plotFile: "</svg>"} {
-		b, err := os.ReadFile(file)
-		if err != nil || !strings.Contains(string(b), mark) || !strings.Contains(out.String(), file) {
-			t.Errorf("%s: %v, %d bytes", file, err, len(b))
+	document := filepath.Join(folder, "doc.md")
+	text := "# A\n" + report.Mark(c.Words()+" report", "") + "<!-- to here -->\nend\n"
+	for file, text := range map[string]string{filepath.Join(folder, name): string(raw), document: text} {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := c.WriteReport(folder, document, io.Discard); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(document)
+	if err != nil || !strings.HasSuffix(string(got), "<!-- to here -->\nend\n") {
+		t.Errorf("%v, document:\n%s", err, got)
+	}
+	return string(got)
+}
+
+func TestReportPaper(t *testing.T) {
+	h := &histogram.Histogram{}
+	h.Add(time.Millisecond)
+	e := paper.Entry{Name: "memcached", Rounds: 1}
+	for _, mode := range bench.Modes {
+		e.Modes = append(e.Modes, paper.Mode{Mode: mode, Latency: map[string]*histogram.Histogram{"get": h, "set": h},
+			Metrics: map[string]paper.Value{paper.MetricRate: {Median: 5, Values: []float64{5}}}})
+	}
+	folder := t.TempDir()
+	written := reportIn(t, paper.Command(), folder, paper.File, paper.Result{Apps: []paper.Entry{e}})
+	if strings.Count(written, "| 8a |") != 1 {
+		t.Errorf("document:\n%s", written)
+	}
+	for figure, want := range map[string]bool{"8": true, "9": true, "11": false} {
+		if _, err := os.Stat(filepath.Join(folder, "paper-"+figure+".svg")); (err == nil) != want {
+			t.Errorf("figure %s: %v", figure, err)
 		}
 	}
 }
 
-func TestWriteFileLeavesNoHalf(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "results.json")
-	broken := errors.New("broken")
-	err := writeFile(path, func(w io.Writer) error {
-		_, err := io.WriteString(w, "[")
-		return errors.Join(err, broken)
-	})
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), path) {
-		t.Errorf("got %v", err)
+func TestReportPeers(t *testing.T) {
+	r := peers.Result{Machine: "here", DurationS: 1}
+	var measured []bench.Mode
+	for _, mode := range bench.AllModes {
+		n := peers.Network{Mode: mode}
+		if mode == bench.Netkit {
+			n.Skipped = "no such devices"
+		} else {
+			measured = append(measured, mode)
+		}
+		r.Networks = append(r.Networks, n)
 	}
-	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
-		t.Errorf("left behind: %v, %v", left, err)
+	r.Results = rrResults(measured)
+	folder := t.TempDir()
+	if written := reportIn(t, peers.Command(), folder, peers.File, r); strings.Count(written, "| between nodes |") != 1 {
+		t.Errorf("document:\n%s", written)
+	}
+	picture, err := os.ReadFile(filepath.Join(folder, "peers.svg"))
+	if err != nil || !strings.Contains(string(picture), ">bpf-vxlan<") || strings.Contains(string(picture), ">netkit<") {
+		t.Errorf("plot: %v", err)
+	}
+	document := filepath.Join(folder, "doc.md")
+	if err := os.WriteFile(document, []byte("# A\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := peers.Command().WriteReport(folder, document, io.Discard); err == nil {
+		t.Error("a document without marks was written to")
+	}
+}
+
+// copyCommitted copies the committed results, tables and the page into a folder like docs/.
+func copyCommitted(t *testing.T) (dir, folder, page string) {
+	t.Helper()
+	dir = t.TempDir()
+	folder, page = filepath.Join(dir, "benchmarks"), filepath.Join(dir, "benchmarks.md")
+	raw, err := os.ReadFile("../../docs/benchmarks.md")
+	if err := errors.Join(err, os.CopyFS(folder, os.DirFS("../../docs/benchmarks")), os.WriteFile(page, raw, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	return dir, folder, page
+}
+
+// TestCommittedDocuments writes all tables and plots anew from the committed results, and compares:
+// a figure in the documents is one of the files', whoever edited which.
+func TestCommittedDocuments(t *testing.T) {
+	dir, folder, page := copyCommitted(t)
+	for _, b := range benchmarks() {
+		if b.Report == nil {
+			continue
+		}
+		if err := b.WriteReport(folder, filepath.Join(folder, "tables.md"), io.Discard); err != nil {
+			t.Fatalf("%s: %v", b.Words(), err)
+		}
+	}
+	if err := session.Summarize(benchmarks(), folder, page); err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob(filepath.Join(folder, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, page) {
+		name, err := filepath.Rel(dir, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(file)
+		want, err2 := os.ReadFile(filepath.Join("../../docs", name))
+		if err := errors.Join(err, err2); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("docs/%s is not what the committed results give (make bench-summary): %v", name, err)
+		}
+	}
+}
+
+// TestSummarizeWhole says that a page is written as a whole or not at all.
+func TestSummarizeWhole(t *testing.T) {
+	var spoils []func(folder, page string) error
+	for _, part := range []string{"core", "local", "callers", "pool", "paper", "peers", "policy", "density", "cost"} {
+		for _, mark := range []string{report.Mark("bench summary", part), "<!-- to here: " + part + " -->\n"} {
+			spoils = append(spoils, func(_, page string) error {
+				text, err := os.ReadFile(page)
+				return errors.Join(err, os.WriteFile(page, []byte(strings.Replace(string(text), mark, "", 1)), 0o644))
+			})
+		}
+	}
+	spoils = append(spoils,
+		func(folder, _ string) error { return os.Remove(filepath.Join(folder, "pool.json")) },
+		func(folder, _ string) error {
+			return os.WriteFile(filepath.Join(folder, "pool.json"), []byte("[{]"), 0o644)
+		})
+	for i, spoil := range spoils {
+		_, folder, page := copyCommitted(t)
+		if err := spoil(folder, page); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := session.Summarize(benchmarks(), folder, page); err == nil {
+			t.Errorf("spoil %d: the page was written", i)
+		}
+		if after, err := os.ReadFile(page); err != nil || !bytes.Equal(after, before) {
+			t.Errorf("spoil %d: the page was changed: %v", i, err)
+		}
+	}
+}
+
+// TestBenchWritesFiles: --json and --plot.
+func TestBenchWritesFiles(t *testing.T) {
+	dir := t.TempDir()
+	s := session.Settings{JSON: filepath.Join(dir, "r.json"), Plot: filepath.Join(dir, "p.svg"), Lab: "files"}
+	b := session.Benchmark[[]bench.Result]{
+		Print: func(w io.Writer, _ *session.Session, r []bench.Result) error { return report.WriteTable(w, r) },
+		Plot:  func(w io.Writer, _ *session.Session, r []bench.Result) error { return plot.Write(w, r, plot.Text{}) },
+	}
+	var out strings.Builder
+	if err := b.WriteResult(&out, &session.Session{Settings: s}, rrResults(bench.Modes)); err != nil {
+		t.Fatal(err)
+	}
+	for file, mark := range map[string]string{s.JSON: `"ratio_to_host": 1`, s.Plot: "</svg>"} {
+		raw, err := os.ReadFile(file)
+		if err != nil || !strings.Contains(string(raw), mark) || !strings.Contains(out.String(), file) {
+			t.Errorf("%s: %v, %d bytes", file, err, len(raw))
+		}
 	}
 }

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,17 +18,8 @@ func main() {
 	defer stop()
 	if err := newRootCmd().ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "heddle:", err)
-		os.Exit(exitCode(err))
+		os.Exit(1)
 	}
-}
-
-// exitCode gives what the program ends with.
-func exitCode(err error) int {
-	var coded exitError
-	if errors.As(err, &coded) {
-		return coded.code
-	}
-	return 1
 }
 
 func newRootCmd() *cobra.Command {

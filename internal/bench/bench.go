@@ -28,7 +28,7 @@ const (
 // Modes lists the lab's modes in the order of reports.
 var Modes = []Mode{Host, Overlay, Heddle}
 
-// The networks of others. They are measured only when they are asked for; package contender brings them up.
+// The networks of others. They are measured only when they are asked for; package baseline brings them up.
 const (
 	Bare     Mode = "bare"      // no container network: a host's own namespace without anything of Heddle's
 	Docker   Mode = "docker"    // Docker's own: its overlay network between nodes, its bridge on one
@@ -37,8 +37,8 @@ const (
 	Netkit   Mode = "netkit"    // a BPF data path on netkit devices
 )
 
-// Contenders lists the networks of others in the order of reports.
-var Contenders = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
+// Baselines lists the networks of others in the order of reports.
+var Baselines = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 
 // What programs of the node could do instead, to compare with on one node: `heddle bench local`, and only workloads that say
 // so.
@@ -47,24 +47,27 @@ const (
 	Unix Mode = "unix" // AF_UNIX sockets of the node's own namespace
 )
 
+// Pooled is the container of Heddle with the preloaded pool of sockets. Only `heddle bench pool` measures it.
+const Pooled Mode = "heddle+pool"
+
 // AllModes lists the networks in the order of reports.
-var AllModes = slices.Concat(Modes, Contenders)
+var AllModes = slices.Concat(Modes, Baselines)
 
 // EveryMode lists AllModes and what programs could do instead, in the order of reports.
 var EveryMode = slices.Concat(AllModes, []Mode{Reno, Unix})
 
-// in reports whether the mode differs from another that is measured anyway: on one node there is nothing to tunnel.
-func (m Mode) in(s Scope) bool { return m != BPFVXLAN || s == Inter }
+// In reports whether the mode differs from another that is measured anyway: on one node there is nothing to tunnel.
+func (m Mode) In(s Scope) bool { return m != BPFVXLAN || s == Inter }
 
-// place gives the mode of the lab that a mode runs in, and flags says what its programs do otherwise.
-func (m Mode) place() Mode {
+// Place gives the mode of the lab that a mode runs in, and flags says what its programs do otherwise.
+func (m Mode) Place() Mode {
 	if m == Reno || m == Unix {
 		return Host
 	}
 	return m
 }
 
-func (m Mode) flags() []string {
+func (m Mode) Flags() []string {
 	switch m {
 	case Reno:
 		return []string{"-congestion", "reno"}

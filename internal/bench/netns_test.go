@@ -1,4 +1,4 @@
-package bench
+package bench_test
 
 import (
 	"errors"
@@ -10,11 +10,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/benchtest"
+	"heddle.dev/heddle/internal/bench/report"
 )
 
 // newNetnsPlace makes two nodes (network namespaces) joined by a veth. Every container of a node is the
 // node itself, in every mode: the bench's own machinery is what is tested.
-func newNetnsPlace(t *testing.T) loopPlace {
+func newNetnsPlace(t *testing.T) benchtest.LoopPlace {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: makes network namespaces")
@@ -34,9 +38,9 @@ func newNetnsPlace(t *testing.T) loopPlace {
 		ip(t, "-n", name, "link", "set", "u0", "up")
 	}
 	node := func(container string) string { return strings.Split(container, "/")[0] }
-	return loopPlace{
-		prefix: func(_ Mode, c string) []string { return []string{"ip", "netns", "exec", names[node(c)]} },
-		ip:     func(_ Mode, c string) (netip.Addr, error) { return netip.ParseAddr(addresses[node(c)]) },
+	return benchtest.LoopPlace{
+		Prefix:  func(_ bench.Mode, c string) []string { return []string{"ip", "netns", "exec", names[node(c)]} },
+		Address: func(_ bench.Mode, c string) (netip.Addr, error) { return netip.ParseAddr(addresses[node(c)]) },
 	}
 }
 
@@ -56,15 +60,15 @@ func TestWholeBench(t *testing.T) {
 	} else {
 		t.Log("without iperf3: it is not installed")
 	}
-	o := quickOptions(t, names...)
-	o.Scopes = Scopes
+	o := benchtest.QuickOptions(t, names...)
+	o.Scopes = bench.Scopes
 	o.Duration = 300 * time.Millisecond
 	// Memory and times are the whole machine's, which does other things meanwhile: what they spoil is measured again.
 	const tries = 5
-	run := func() (results []Result) {
+	run := func() (results []bench.Result) {
 		for try := 1; ; try++ {
-			results, err := Run(t.Context(), place, o)
-			if errors.Is(err, errNoValue) && try < tries {
+			results, err := bench.Run(t.Context(), place, o)
+			if errors.Is(err, bench.ErrNoValue) && try < tries {
 				t.Logf("measured again: %v", err)
 				continue
 			}
@@ -75,9 +79,9 @@ func TestWholeBench(t *testing.T) {
 		}
 	}
 	results := run()
-	checkResults(t, o, results)
+	benchtest.CheckResults(t, o, results)
 	var b strings.Builder
-	if err := WriteTable(&b, results); err != nil {
+	if err := report.WriteTable(&b, results); err != nil {
 		t.Fatal(err)
 	}
 	t.Log("\n" + b.String())
@@ -91,13 +95,13 @@ func TestWholeBench(t *testing.T) {
 	for _, w := range wrong {
 		t.Errorf("%s is outside its bounds in every run", w)
 	}
-	if !slices.ContainsFunc(results, func(r Result) bool { return r.Metric == "connections_per_s" }) {
+	if !slices.ContainsFunc(results, func(r bench.Result) bool { return r.Metric == "connections_per_s" }) {
 		t.Error("no connections were measured")
 	}
 }
 
 // outOfBounds names the results whose sizes are such that their unit must be wrong, on whatever machine.
-func outOfBounds(results []Result) (wrong []string) {
+func outOfBounds(results []bench.Result) (wrong []string) {
 	bounds := map[string][2]float64{
 		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},
 		"socket_connect_p50_us": {2, 5000}, "socket_p50_us": {0.3, 1000}, "connections_per_s": {100, 1e6},

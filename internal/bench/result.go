@@ -44,20 +44,20 @@ type key struct {
 	metric   string
 }
 
-// errNoValue is a measurement that gave none. The growth of the kernel's memory is less than nothing when other programs free more.
-var errNoValue = errors.New("no usable value")
+// ErrNoValue is a measurement that gave none. The growth of the kernel's memory is less than nothing when other programs free more.
+var ErrNoValue = errors.New("no usable value")
 
-// series collects the values of every metric, run by run. It is not safe for concurrent use.
-type series struct{ values map[key][]float64 }
+// Series collects the values of every metric, run by run. It is not safe for concurrent use.
+type Series struct{ values map[key][]float64 }
 
-func newSeries() *series { return &series{values: make(map[key][]float64)} }
+func NewSeries() *Series { return &Series{values: make(map[key][]float64)} }
 
-// add takes one run's sample; it must have a finite value, not negative, for each metric of the cell.
-func (s *series) add(c Cell, sample Sample) error {
+// Add takes one run's sample; it must have a finite value, not negative, for each metric of the cell.
+func (s *Series) Add(c Cell, sample Sample) error {
 	for _, m := range c.Workload.Metrics {
 		v, ok := sample[m.Name]
 		if !ok || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
-			return fmt.Errorf("metric %s: %w (%v)", m.Name, errNoValue, v)
+			return fmt.Errorf("metric %s: %w (%v)", m.Name, ErrNoValue, v)
 		}
 		k := key{c.Workload.Name, c.Scope, c.Mode, m.Name}
 		s.values[k] = append(s.values[k], v)
@@ -65,8 +65,8 @@ func (s *series) add(c Cell, sample Sample) error {
 	return nil
 }
 
-// results aggregates the series in the order of reports: workload, scope, mode, metric.
-func (s *series) results(o Options) ([]Result, error) {
+// Results aggregates the series in the order of reports: workload, scope, mode, metric.
+func (s *Series) Results(o Options) ([]Result, error) {
 	var results []Result
 	for _, w := range o.Workloads {
 		for _, scope := range o.Scopes {
@@ -84,17 +84,17 @@ func (s *series) results(o Options) ([]Result, error) {
 	return results, nil
 }
 
-func (s *series) result(w Workload, scope Scope, mode Mode, m Metric) (Result, error) {
+func (s *Series) result(w Workload, scope Scope, mode Mode, m Metric) (Result, error) {
 	values := s.values[key{w.Name, scope, mode, m.Name}]
 	host := s.values[key{w.Name, scope, Host, m.Name}]
 	if len(values) == 0 || len(host) == 0 {
 		return Result{}, fmt.Errorf("%s %s %s: no runs of this mode and host", w.Name, scope, mode)
 	}
-	hostMedian := median(host)
+	hostMedian := Median(host)
 	if hostMedian == 0 {
 		return Result{}, fmt.Errorf("%s %s %s: 0 in host mode, no ratio to it; use a longer --duration", w.Name, scope, m.Name)
 	}
-	mid := median(values)
+	mid := Median(values)
 	return Result{
 		Workload: w.Name, Scope: scope, Mode: mode, Metric: m.Name, Unit: m.Unit,
 		Median: mid, Min: slices.Min(values), Max: slices.Max(values),
@@ -102,8 +102,8 @@ func (s *series) result(w Workload, scope Scope, mode Mode, m Metric) (Result, e
 	}, nil
 }
 
-// median gives the middle value, or the mean of the two in the middle. values is not empty.
-func median(values []float64) float64 {
+// Median gives the middle value, or the mean of the two in the middle. values is not empty.
+func Median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	middle := len(sorted) / 2
 	if len(sorted)%2 == 1 {

@@ -7,6 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/proc"
 )
 
 // Options say what to measure.
@@ -16,7 +19,7 @@ type Options struct {
 	Modes     []Mode // host first; see ParseModes
 	Runs      int    // of each workload, scope and mode
 	Duration  time.Duration
-	// Program is the command line that runs peer.Main inside the place.
+	// Program is the command line that runs loadgen.Main inside the place.
 	Program []string
 	// Progress, if set, hears of every measurement before it starts.
 	Progress func(Progress)
@@ -37,11 +40,11 @@ func (o Options) Validate() error {
 		return fmt.Errorf("--duration %s: want 100ms..%s", o.Duration, MaxDuration)
 	}
 	for _, m := range o.Modes {
-		if m.place() == m {
+		if m.Place() == m {
 			continue
 		}
 		for _, w := range o.Workloads {
-			if !w.instead {
+			if !w.Instead {
 				return fmt.Errorf("--modes %s: workload %s has none; want some of %v", m, w.Name, Modes)
 			}
 		}
@@ -93,12 +96,12 @@ func (e *RunError) Unwrap() error { return e.Err }
 
 // modesIn gives the modes that are measured in a scope.
 func (o Options) modesIn(s Scope) []Mode {
-	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool { return !m.in(s) })
+	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool { return !m.In(s) })
 }
 
-// schedule lists the measurements of one run (from 0): each workload and scope, its modes next to each
+// Schedule lists the measurements of one run (from 0): each workload and scope, its modes next to each
 // other and in an order that rotates from run to run, so that no mode is always first.
-func (o Options) schedule(run int) []Cell {
+func (o Options) Schedule(run int) []Cell {
 	var cells []Cell
 	for _, w := range o.Workloads {
 		for _, s := range o.Scopes {
@@ -117,15 +120,15 @@ func Run(ctx context.Context, place Place, o Options) ([]Result, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	cpus, err := choosePinning()
+	cpus, err := machine.ChoosePinning()
 	if err != nil {
 		return nil, err
 	}
-	r := &runner{place: place, options: o, cpus: cpus, addresses: make(map[string]netip.Addr), series: newSeries()}
+	r := &Runner{Place: place, Options: o, CPUs: cpus, Addresses: make(map[string]netip.Addr), series: NewSeries()}
 	start := time.Now()
-	done, total := 0, o.Runs*len(o.schedule(0))
+	done, total := 0, o.Runs*len(o.Schedule(0))
 	for run := range o.Runs {
-		for _, cell := range o.schedule(run) {
+		for _, cell := range o.Schedule(run) {
 			if o.Progress != nil {
 				p := Progress{Cell: cell, Run: run + 1, Done: done, Total: total}
 				if done > 0 {
@@ -133,9 +136,9 @@ func Run(ctx context.Context, place Place, o Options) ([]Result, error) {
 				}
 				o.Progress(p)
 			}
-			sample, err := r.measure(ctx, cell, done)
+			sample, err := r.Measure(ctx, cell, done)
 			if err == nil {
-				err = r.series.add(cell, sample)
+				err = r.series.Add(cell, sample)
 			}
 			if err != nil {
 				return nil, &RunError{cell, run + 1, err}
@@ -143,77 +146,77 @@ func Run(ctx context.Context, place Place, o Options) ([]Result, error) {
 			done++
 		}
 	}
-	return r.series.results(o)
+	return r.series.Results(o)
 }
 
-// runner is the state of one Run; only its goroutine uses it.
-type runner struct {
-	place     Place
-	options   Options
-	cpus      pinning
-	addresses map[string]netip.Addr // of servers, by mode and container
-	series    *series
+// Runner is the state of one Run; only its goroutine uses it.
+type Runner struct {
+	Place     Place
+	Options   Options
+	CPUs      machine.Pinning
+	Addresses map[string]netip.Addr // of servers, by mode and container
+	series    *Series
 }
 
 // Servers listen on one port after another, below the ephemeral range and clear of the direct ports: a
 // server that lingers after a fault cannot get in the way of the next.
 const (
-	firstPort = 21000
-	portCount = 4000
+	FirstPort = 21000
+	PortCount = 4000
 )
 
-// measure runs one cell once. n counts the measurements of the bench.
-func (r *runner) measure(ctx context.Context, cell Cell, n int) (sample Sample, err error) {
-	lifetime := r.options.Duration + readyTimeout + clientSlack
+// Measure runs one cell once. n counts the measurements of the bench.
+func (r *Runner) Measure(ctx context.Context, cell Cell, n int) (sample Sample, err error) {
+	lifetime := r.Options.Duration + proc.ReadyTimeout + proc.ClientSlack
 	ctx, cancel := context.WithTimeout(ctx, lifetime)
 	defer cancel()
 	client, server := cell.Scope.Ends()
-	mode := cell.Mode.place()
-	address, err := r.address(ctx, mode, server)
+	mode := cell.Mode.Place()
+	address, err := r.Address(ctx, mode, server)
 	if err != nil {
 		return nil, err
 	}
-	port := uint16(firstPort + n%portCount)
+	port := uint16(FirstPort + n%PortCount)
 	w := cell.Workload
-	l := launch{
-		program: r.options.Program, duration: r.options.Duration, lifetime: lifetime, cpus: r.cpus, flags: cell.Mode.flags(),
-		address: netip.AddrPortFrom(unspecified(address), port),
+	l := Launch{
+		Program: r.Options.Program, duration: r.Options.Duration, Lifetime: lifetime, CPUs: r.CPUs, flags: cell.Mode.Flags(),
+		Address: netip.AddrPortFrom(Unspecified(address), port),
 	}
-	process, err := startServer(ctx, r.place.Exec(ctx, mode, server, w.server(l)...), w.ready)
+	process, err := proc.Start(ctx, r.Place.Exec(ctx, mode, server, w.server(l)...), w.ready)
 	if err != nil {
 		return nil, fmt.Errorf("in %s: %w", server, err)
 	}
 	defer func() {
-		if stopErr := process.stop(); stopErr != nil {
+		if stopErr := process.Stop(); stopErr != nil {
 			err = errors.Join(err, fmt.Errorf("in %s: %w", server, stopErr))
 		}
 	}()
-	l.address = netip.AddrPortFrom(address, port)
-	stdout, err := runClient(r.place.Exec(ctx, mode, client, w.client(l)...))
+	l.Address = netip.AddrPortFrom(address, port)
+	stdout, err := proc.Output(r.Place.Exec(ctx, mode, client, w.client(l)...))
 	if err != nil {
-		return nil, fmt.Errorf("client in %s to %s: %w (server said: %q)", client, l.address, err, process.output)
+		return nil, fmt.Errorf("client in %s to %s: %w (server said: %q)", client, l.Address, err, process.Output)
 	}
 	return w.read(stdout)
 }
 
-// unspecified gives the wildcard address of a's family.
-func unspecified(a netip.Addr) netip.Addr {
+// Unspecified gives the wildcard address of a's family.
+func Unspecified(a netip.Addr) netip.Addr {
 	if a.Is4() {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
 }
 
-// address asks for each address once.
-func (r *runner) address(ctx context.Context, mode Mode, container string) (netip.Addr, error) {
+// Address asks for each address once.
+func (r *Runner) Address(ctx context.Context, mode Mode, container string) (netip.Addr, error) {
 	key := string(mode) + " " + container
-	if a, known := r.addresses[key]; known {
+	if a, known := r.Addresses[key]; known {
 		return a, nil
 	}
-	a, err := r.place.IP(ctx, mode, container)
+	a, err := r.Place.IP(ctx, mode, container)
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("address of %s: %w", container, err)
 	}
-	r.addresses[key] = a
+	r.Addresses[key] = a
 	return a, nil
 }

@@ -1,6 +1,8 @@
 package bench
 
-import "fmt"
+import (
+	"fmt"
+)
 
 // Target is a speed the project has set itself.
 type Target struct {
@@ -58,7 +60,7 @@ func Judge(results []Result) []Verdict {
 				continue
 			case t.Limit == 0:
 				v.Ratio = heddle.Median / overlay.Median
-				v.Met, v.Wanted = better(v.Ratio, 1, metric.Higher), "better than 1.00 of overlay"
+				v.Met, v.Wanted = Better(v.Ratio, 1, metric.Higher), "better than 1.00 of overlay"
 			case metric.Higher:
 				v.Met, v.Wanted = v.Ratio >= t.Limit, fmt.Sprintf("at least %.2f of host", t.Limit)
 			default:
@@ -68,11 +70,4 @@ func Judge(results []Result) []Verdict {
 		}
 	}
 	return verdicts
-}
-
-func better(ratio, than float64, higher bool) bool {
-	if higher {
-		return ratio > than
-	}
-	return ratio < than
 }

@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
-	"heddle.dev/heddle/internal/bench/peer"
+	"heddle.dev/heddle/internal/bench/loadgen"
+	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/proc"
 )
 
 // Unit is the unit of a metric's values, as it stands in JSON.
@@ -43,21 +45,21 @@ type Workload struct {
 	// Optional workloads run only when they are asked for by name.
 	Optional bool
 	// instead says that there are the modes of what a program could do instead.
-	instead bool
+	Instead bool
 
-	server func(launch) []string
+	server func(Launch) []string
 	ready  string // what the server prints, as part of a line, once it listens
-	client func(launch) []string
+	client func(Launch) []string
 	read   func(stdout []byte) (Sample, error)
 }
 
-// launch is what the command lines of one measurement are made from.
-type launch struct {
-	program  []string       // runs peer.Main
-	address  netip.AddrPort // where the server listens, or what the client dials
+// Launch is what the command lines of one measurement are made from.
+type Launch struct {
+	Program  []string       // runs loadgen.Main
+	Address  netip.AddrPort // where the server listens, or what the client dials
 	duration time.Duration  // of the measured phase
-	lifetime time.Duration  // of a server, at most
-	cpus     pinning
+	Lifetime time.Duration  // of a server, at most
+	CPUs     machine.Pinning
 	flags    []string // of the mode, for both ends
 }
 
@@ -83,7 +85,7 @@ var Workloads = []Workload{
 		Metrics: []Metric{
 			{Name: "connection_bytes", Title: "memory per connection", Unit: Bytes},
 		},
-		server: peerServer, ready: peer.Ready, client: holdClient, read: readHeld,
+		server: ServerWords, ready: loadgen.Ready, client: holdClient, read: readHeld,
 	},
 	streamWorkload("stream", "64 KB", 64<<10),
 	streamWorkload("stream-1k", "1 KB", 1<<10),
@@ -97,14 +99,14 @@ func roundTripWorkload(name, size string, bytes int) Workload {
 		of = ", " + size
 	}
 	return Workload{
-		Name: name, Title: "round trips of " + size + " on one connection", Optional: name != "rr", instead: true,
+		Name: name, Title: "round trips of " + size + " on one connection", Optional: name != "rr", Instead: true,
 		Metrics: []Metric{
 			{Name: "rtt_p50_us", Title: "round trip p50" + of, Unit: Microseconds, Plot: true},
 			{Name: "rtt_p99_us", Title: "round trip p99" + of, Unit: Microseconds},
 			{Name: "transactions_per_s", Title: "transaction rate" + of, Unit: PerSecond, Higher: true},
 			{Name: "cpu_us_per_transaction", Title: "CPU per transaction" + of, Unit: Microseconds, Plot: name == "rr"},
 		},
-		server: peerServer, ready: peer.Ready, client: peerClient("rr", "-size", strconv.Itoa(bytes)), read: readRoundTrips,
+		server: ServerWords, ready: loadgen.Ready, client: peerClient("rr", "-size", strconv.Itoa(bytes)), read: readRoundTrips,
 	}
 }
 
@@ -115,12 +117,12 @@ const streamWarmUp = 300 * time.Millisecond
 // iperf3 has no AF_UNIX and chooses its writes itself.
 func streamWorkload(name, size string, bytes int) Workload {
 	return Workload{
-		Name: name, Title: "throughput of one connection, " + size + " a write", Optional: true, instead: true,
+		Name: name, Title: "throughput of one connection, " + size + " a write", Optional: true, Instead: true,
 		Metrics: []Metric{
 			{Name: "throughput_bps", Title: "throughput, " + size, Unit: BitsPerSecond, Higher: true, Plot: true},
 			{Name: "cpu_s_per_gb", Title: "CPU per GB, " + size, Unit: SecondsPerGB, Plot: name == "stream"},
 		},
-		server: sinkServer, ready: peer.Ready, read: readStream,
+		server: sinkServer, ready: loadgen.Ready, read: readStream,
 		client: peerClient("stream", "-size", strconv.Itoa(bytes), "-warm-up", streamWarmUp.String()),
 	}
 }
@@ -141,7 +143,7 @@ func connectWorkload(name string, callers int) Workload {
 			{Name: "connections_per_s", Title: "connection rate" + of, Unit: PerSecond, Higher: true, Plot: true},
 			{Name: "cpu_us_per_connection", Title: "CPU per connection" + of, Unit: Microseconds, Plot: true},
 		},
-		server: peerServer, ready: peer.Ready, client: peerClient("crr", "-callers", strconv.Itoa(callers)), read: readConnections,
+		server: ServerWords, ready: loadgen.Ready, client: peerClient("crr", "-callers", strconv.Itoa(callers)), read: readConnections,
 	}
 }
 
@@ -164,13 +166,13 @@ func ParseWorkloads(names []string) ([]Workload, error) {
 	}
 	var workloads []Workload
 	for _, name := range picked {
-		workloads = append(workloads, workloadNamed(name))
+		workloads = append(workloads, WorkloadNamed(name))
 	}
 	return workloads, nil
 }
 
-// workloadNamed gives a workload of the table; the zero Workload for a name that is not in it.
-func workloadNamed(name string) Workload {
+// WorkloadNamed gives a workload of the table; the zero Workload for a name that is not in it.
+func WorkloadNamed(name string) Workload {
 	for _, w := range Workloads {
 		if w.Name == name {
 			return w
@@ -181,7 +183,7 @@ func workloadNamed(name string) Workload {
 
 // MetricNamed finds a metric of a workload.
 func MetricNamed(workload, metric string) (Metric, bool) {
-	for _, m := range workloadNamed(workload).Metrics {
+	for _, m := range WorkloadNamed(workload).Metrics {
 		if m.Name == metric {
 			return m, true
 		}
@@ -189,51 +191,51 @@ func MetricNamed(workload, metric string) (Metric, bool) {
 	return Metric{}, false
 }
 
-// command appends args to the words a program is started by, without touching them.
-func command(program []string, args ...string) []string {
+// Command appends args to the words a program is started by, without touching them.
+func Command(program []string, args ...string) []string {
 	return append(append(make([]string, 0, len(program)+len(args)), program...), args...)
 }
 
-func peerServer(l launch) []string { return listeningPeer("server", l) }
+func ServerWords(l Launch) []string { return listeningPeer("server", l) }
 
-func sinkServer(l launch) []string { return listeningPeer("sink", l) }
+func sinkServer(l Launch) []string { return listeningPeer("sink", l) }
 
-func listeningPeer(name string, l launch) []string {
-	return append(command(l.program, name, "-listen", l.address.String(), "-lifetime", l.lifetime.String(),
-		"-cpu", strconv.Itoa(l.cpus.server)), l.flags...)
+func listeningPeer(name string, l Launch) []string {
+	return append(Command(l.Program, name, "-listen", l.Address.String(), "-lifetime", l.Lifetime.String(),
+		"-cpu", strconv.Itoa(l.CPUs.Server)), l.flags...)
 }
 
-func peerClient(name string, args ...string) func(launch) []string {
-	return func(l launch) []string {
-		return append(command(l.program, name, "-to", l.address.String(), "-duration", l.duration.String(),
-			"-cpu", strconv.Itoa(l.cpus.client)), slices.Concat(args, l.flags)...)
+func peerClient(name string, args ...string) func(Launch) []string {
+	return func(l Launch) []string {
+		return append(Command(l.Program, name, "-to", l.Address.String(), "-duration", l.duration.String(),
+			"-cpu", strconv.Itoa(l.CPUs.Client)), slices.Concat(args, l.flags)...)
 	}
 }
 
-// heldConnections are enough to tell a connection's memory from the slab caches' own ups and downs, and
+// HeldConnections are enough to tell a connection's memory from the slab caches' own ups and downs, and
 // few enough for the file descriptor limit of a container.
-const heldConnections = 4000
+const HeldConnections = 4000
 
-func holdClient(l launch) []string {
-	return command(l.program, "hold", "-to", l.address.String(), "-connections", strconv.Itoa(heldConnections))
+func holdClient(l Launch) []string {
+	return Command(l.Program, "hold", "-to", l.Address.String(), "-connections", strconv.Itoa(HeldConnections))
 }
 
-func iperfServer(l launch) []string {
-	return command(l.program, "guard", "-lifetime", l.lifetime.String(), "--",
-		"iperf3", "-s", "-1", "--forceflush", "-p", strconv.Itoa(int(l.address.Port())))
+func iperfServer(l Launch) []string {
+	return Command(l.Program, "guard", "-lifetime", l.Lifetime.String(), "--",
+		"iperf3", "-s", "-1", "--forceflush", "-p", strconv.Itoa(int(l.Address.Port())))
 }
 
 // iperfClient rounds the duration up to the whole seconds iperf3 knows. It pins the server, too.
-func iperfClient(l launch) []string {
+func iperfClient(l Launch) []string {
 	seconds := int(math.Ceil(l.duration.Seconds()))
-	return command(l.program, "meter", "-lifetime", (time.Duration(seconds)*time.Second + clientSlack).String(), "--",
-		"iperf3", "-c", l.address.Addr().String(), "-p", strconv.Itoa(int(l.address.Port())),
+	return Command(l.Program, "meter", "-lifetime", (time.Duration(seconds)*time.Second + proc.ClientSlack).String(), "--",
+		"iperf3", "-c", l.Address.Addr().String(), "-p", strconv.Itoa(int(l.Address.Port())),
 		"-t", strconv.Itoa(seconds), "-J", "--connect-timeout", "5000",
-		"-A", fmt.Sprintf("%d,%d", l.cpus.client, l.cpus.server))
+		"-A", fmt.Sprintf("%d,%d", l.CPUs.Client, l.CPUs.Server))
 }
 
 func readIperf(stdout []byte) (Sample, error) {
-	var m peer.Metered
+	var m loadgen.Metered
 	if err := json.Unmarshal(stdout, &m); err != nil {
 		return nil, fmt.Errorf("read meter: %w", err)
 	}
@@ -263,7 +265,7 @@ func readIperf(stdout []byte) (Sample, error) {
 }
 
 func readStream(stdout []byte) (Sample, error) {
-	var r peer.Streamed
+	var r loadgen.Streamed
 	if err := json.Unmarshal(stdout, &r); err != nil {
 		return nil, fmt.Errorf("read stream: %w", err)
 	}
@@ -277,7 +279,7 @@ func readStream(stdout []byte) (Sample, error) {
 }
 
 func readRoundTrips(stdout []byte) (Sample, error) {
-	var r peer.RoundTrips
+	var r loadgen.RoundTrips
 	if err := json.Unmarshal(stdout, &r); err != nil {
 		return nil, fmt.Errorf("read rr: %w", err)
 	}
@@ -293,7 +295,7 @@ func readRoundTrips(stdout []byte) (Sample, error) {
 }
 
 func readConnections(stdout []byte) (Sample, error) {
-	var c peer.Connections
+	var c loadgen.Connections
 	if err := json.Unmarshal(stdout, &c); err != nil {
 		return nil, fmt.Errorf("read crr: %w", err)
 	}
@@ -310,7 +312,7 @@ func readConnections(stdout []byte) (Sample, error) {
 }
 
 func readHeld(stdout []byte) (Sample, error) {
-	var h peer.Held
+	var h loadgen.Held
 	if err := json.Unmarshal(stdout, &h); err != nil {
 		return nil, fmt.Errorf("read hold: %w", err)
 	}

@@ -30,7 +30,7 @@ func TestReaders(t *testing.T) {
 		{"memory", `{}`, nil},
 	}
 	for _, tt := range tests {
-		w := workloadNamed(tt.workload)
+		w := WorkloadNamed(tt.workload)
 		got, err := w.read([]byte(tt.stdout))
 		if tt.want == nil {
 			if err == nil {

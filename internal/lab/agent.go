@@ -62,6 +62,9 @@ func findBeside(self, name string) (string, error) {
 
 func (l Lab) seccompSocket(node string) string { return filepath.Join(l.nodeDir(node), "seccomp.sock") }
 
+// pinDir is where an agent pins its BPF objects.
+func (l Lab) pinDir(node string) string { return filepath.Join(l.nodeDir(node), "bpf", "heddle") }
+
 // agentCgroup is the cgroup of a node's agent, in the unified hierarchy.
 func (l Lab) agentCgroup(groups cgroups, node string) string {
 	return filepath.Join(groups.v2, l.cgroup(), node)
@@ -109,7 +112,7 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 	dir := l.nodeDir(node)
 	args := []string{
 		"--node", node, "--network-id", strconv.Itoa(int(s.networkID())), "--underlay", s.nodeAddr(node).String(),
-		"--state-dir", dir, "--bpf-dir", filepath.Join(dir, "bpf", "heddle"), "--cgroup", group,
+		"--state-dir", dir, "--bpf-dir", l.pinDir(node), "--cgroup", group,
 		"--api-socket", l.apiSocket(node), "--seccomp-socket", l.seccompSocket(node),
 		"--docker-plugin", filepath.Join(dir, "docker.sock"),
 	}

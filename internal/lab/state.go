@@ -277,6 +277,7 @@ type NodeAccess struct {
 	Netns         string     // path of its network namespace
 	Underlay      netip.Addr // what other nodes reach it by
 	SeccompSocket string     // where container runtimes hand listeners over
+	PinDir        string     // of its agent
 }
 
 func (s State) networkID() model.NetworkID { return model.NetworkID(s.Index + 1) }
@@ -295,7 +296,7 @@ func (l Lab) Network() (Network, error) {
 	for i := range s.Nodes {
 		name := nodeName(i + 1)
 		n.APISockets = append(n.APISockets, l.apiSocket(name))
-		n.Nodes = append(n.Nodes, NodeAccess{Name: name, Netns: l.netns(name), Underlay: s.nodeAddr(name), SeccompSocket: l.seccompSocket(name)})
+		n.Nodes = append(n.Nodes, NodeAccess{Name: name, Netns: l.netns(name), Underlay: s.nodeAddr(name), SeccompSocket: l.seccompSocket(name), PinDir: l.pinDir(name)})
 	}
 	return n, nil
 }

@@ -11,13 +11,14 @@ import (
 	"strings"
 
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/machine"
 )
 
 // Lengths of the drawing, in pixels.
 const (
-	width       = 1240.0
-	marginLeft  = 78.0
-	marginRight = 28.0
+	Width       = 1240.0
+	MarginLeft  = 78.0
+	MarginRight = 28.0
 	headHeight  = 96.0
 	panelHeight = 380.0 // with its title and labels
 	panelTop    = 46.0  // from the panel's top to its axis' top
@@ -26,19 +27,19 @@ const (
 	widestBar   = 38.0
 	barGap      = 8.0
 	whiskerCap  = 9.0
-	plotWidth   = width - marginLeft - marginRight
+	PlotWidth   = Width - MarginLeft - MarginRight
 )
 
-var colours = map[bench.Mode]string{
+var Colours = map[bench.Mode]string{
 	bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b", bench.Docker: "#8a7fb8", bench.BPF: "#7da453", bench.BPFVXLAN: "#c5a93a", bench.Netkit: "#66707a",
 	bench.Bare: "#b9bfc4", bench.Reno: "#8a9a5b", bench.Unix: "#8d7aa8",
 }
 
 const (
-	inkColour   = "#1d2329"
-	greyColour  = "#66707a"
-	gridColour  = "#e3e7ea"
-	hostColour  = "#b3261e"
+	InkColour   = "#1d2329"
+	GreyColour  = "#66707a"
+	GridColour  = "#e3e7ea"
+	HostColour  = "#b3261e"
 	lowerColour = "#f6f8fa" // behind the metrics where lower is better
 )
 
@@ -46,6 +47,11 @@ const (
 type Text struct {
 	Title    string
 	Subtitle string // where, when, how many runs
+}
+
+// Subtitle says what a plot of a benchmark that has just run is made from.
+func Subtitle(o bench.Options) string {
+	return fmt.Sprintf("%d runs of %s each, interleaved; %s", o.Runs, o.Duration, machine.Describe())
 }
 
 // group is one metric of a panel.
@@ -66,22 +72,22 @@ func Write(w io.Writer, results []bench.Result, text Text) error {
 	if len(panels) == 0 {
 		return fmt.Errorf("plot: no mode beside host, or no workload that is plotted")
 	}
-	c := &canvas{}
+	c := &Canvas{}
 	height := headHeight + panelHeight*float64(len(panels)) + footHeight
-	c.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", width, height, width, height)
-	c.printf("<title>%s</title>\n", escape(text.Title))
-	c.rect(0, 0, width, height, "#ffffff")
-	c.text(marginLeft, 36, 22, inkColour, "start", "bold", text.Title)
-	c.text(marginLeft, 60, 13, greyColour, "start", "normal", text.Subtitle)
+	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
+		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", Width, height, Width, height)
+	c.Printf("<title>%s</title>\n", Escape(text.Title))
+	c.Rect(0, 0, Width, height, "#ffffff")
+	c.Text(MarginLeft, 36, 22, InkColour, "start", "bold", text.Title)
+	c.Text(MarginLeft, 60, 13, GreyColour, "start", "normal", text.Subtitle)
 	legend(c, modesOf(panels))
 	for i, p := range panels {
 		p.draw(c, headHeight+panelHeight*float64(i))
 	}
-	c.text(marginLeft, height-18, 12, greyColour, "start", "normal",
+	c.Text(MarginLeft, height-18, 12, GreyColour, "start", "normal",
 		"Bars: median of the runs as a ratio to host's median. Whiskers: smallest and largest run; an arrow runs off the scale. "+
 			"CPU is the whole machine's.")
-	c.printf("</svg>\n")
+	c.Printf("</svg>\n")
 	if _, err := io.WriteString(w, c.String()); err != nil {
 		return fmt.Errorf("write plot: %w", err)
 	}
@@ -139,16 +145,16 @@ func modesOf(panels []panel) []bench.Mode {
 	})
 }
 
-func legend(c *canvas, modes []bench.Mode) {
-	x := width - marginRight
+func legend(c *Canvas, modes []bench.Mode) {
+	x := Width - MarginRight
 	for _, m := range slices.Backward(modes) {
 		x -= 92
-		c.rect(x, 26, 14, 14, colours[m])
-		c.text(x+20, 38, 14, inkColour, "start", "normal", string(m))
+		c.Rect(x, 26, 14, 14, Colours[m])
+		c.Text(x+20, 38, 14, InkColour, "start", "normal", string(m))
 	}
 	x -= 112
-	c.line(x, 33, x+24, 33, hostColour, 2, "6 4")
-	c.text(x+30, 38, 14, inkColour, "start", "normal", "host = 1")
+	c.Line(x, 33, x+24, 33, HostColour, 2, "6 4")
+	c.Text(x+30, 38, 14, InkColour, "start", "normal", "host = 1")
 }
 
 // panel is one scope's axis and groups.
@@ -180,48 +186,48 @@ func (p panel) scale() (top, tick float64) {
 	return math.Ceil(top/tick) * tick, tick
 }
 
-func (p panel) draw(c *canvas, y float64) {
+func (p panel) draw(c *Canvas, y float64) {
 	axisTop, axisBottom := y+panelTop, y+panelHeight-panelBottom
 	top, tick := p.scale()
 	at := func(ratio float64) float64 { return axisBottom - ratio/top*(axisBottom-axisTop) }
-	groupWidth := plotWidth / float64(len(p.groups))
+	groupWidth := PlotWidth / float64(len(p.groups))
 
-	c.text(marginLeft, y+16, 17, inkColour, "start", "bold", strings.ToUpper(p.scope.Title()[:1])+p.scope.Title()[1:])
+	c.Text(MarginLeft, y+16, 17, InkColour, "start", "bold", strings.ToUpper(p.scope.Title()[:1])+p.scope.Title()[1:])
 	p.drawDirections(c, axisTop, axisBottom, groupWidth)
 	for i := 0; float64(i)*tick <= top+tick/2; i++ {
 		ratio := float64(i) * tick
-		c.line(marginLeft, at(ratio), width-marginRight, at(ratio), gridColour, 1, "")
-		c.text(marginLeft-10, at(ratio)+4, 12, greyColour, "end", "normal", fmt.Sprintf("%.2f", ratio))
+		c.Line(MarginLeft, at(ratio), Width-MarginRight, at(ratio), GridColour, 1, "")
+		c.Text(MarginLeft-10, at(ratio)+4, 12, GreyColour, "end", "normal", fmt.Sprintf("%.2f", ratio))
 	}
-	c.printf(`<text x="22" y="%.1f" font-size="13" fill="%s" text-anchor="middle" transform="rotate(-90 22 %.1f)">ratio to host</text>`+"\n",
-		(axisTop+axisBottom)/2, greyColour, (axisTop+axisBottom)/2)
+	c.Printf(`<text x="22" y="%.1f" font-size="13" fill="%s" text-anchor="middle" transform="rotate(-90 22 %.1f)">ratio to host</text>`+"\n",
+		(axisTop+axisBottom)/2, GreyColour, (axisTop+axisBottom)/2)
 	for i, g := range p.groups {
-		g.draw(c, marginLeft+groupWidth*(float64(i)+0.5), groupWidth, axisBottom, at, top)
+		g.draw(c, MarginLeft+groupWidth*(float64(i)+0.5), groupWidth, axisBottom, at, top)
 	}
-	c.line(marginLeft, at(1), width-marginRight, at(1), hostColour, 1.6, "6 4")
-	c.line(marginLeft, axisBottom, width-marginRight, axisBottom, inkColour, 1.2, "")
+	c.Line(MarginLeft, at(1), Width-MarginRight, at(1), HostColour, 1.6, "6 4")
+	c.Line(MarginLeft, axisBottom, Width-MarginRight, axisBottom, InkColour, 1.2, "")
 }
 
 // drawDirections says over the groups which way is better.
-func (p panel) drawDirections(c *canvas, axisTop, axisBottom, groupWidth float64) {
+func (p panel) drawDirections(c *Canvas, axisTop, axisBottom, groupWidth float64) {
 	higher := 0
 	for _, g := range p.groups {
 		if g.metric.Higher {
 			higher++
 		}
 	}
-	split := marginLeft + groupWidth*float64(higher)
+	split := MarginLeft + groupWidth*float64(higher)
 	if higher < len(p.groups) {
-		c.rect(split, axisTop-24, width-marginRight-split, axisBottom-axisTop+24, lowerColour)
-		c.text((split+width-marginRight)/2, axisTop-8, 13, greyColour, "middle", "normal", "lower is better ↓")
+		c.Rect(split, axisTop-24, Width-MarginRight-split, axisBottom-axisTop+24, lowerColour)
+		c.Text((split+Width-MarginRight)/2, axisTop-8, 13, GreyColour, "middle", "normal", "lower is better ↓")
 	}
 	if higher > 0 {
-		c.text((marginLeft+split)/2, axisTop-8, 13, greyColour, "middle", "normal", "higher is better ↑")
+		c.Text((MarginLeft+split)/2, axisTop-8, 13, GreyColour, "middle", "normal", "higher is better ↑")
 	}
 }
 
 // draw places the bars of one metric around x, in a width.
-func (g group) draw(c *canvas, x, groupWidth, axisBottom float64, at func(float64) float64, top float64) {
+func (g group) draw(c *Canvas, x, groupWidth, axisBottom float64, at func(float64) float64, top float64) {
 	n, gap := float64(len(g.bars)), barGap
 	barWidth := min(widestBar, (0.9*groupWidth-(n-1)*gap)/n)
 	numbers := 12.0
@@ -234,53 +240,53 @@ func (g group) draw(c *canvas, x, groupWidth, axisBottom float64, at func(float6
 		bar := left + float64(i)*(barWidth+gap)
 		limit := top * 0.93 // leaves room for the number
 		height := at(min(r.RatioToHost, limit))
-		c.rect(bar, height, barWidth, axisBottom-height, colours[r.Mode])
+		c.Rect(bar, height, barWidth, axisBottom-height, Colours[r.Mode])
 		low, high := r.Min/g.host.Median, r.Max/g.host.Median
-		c.whisker(bar+barWidth/2, at(min(low, limit)), at(min(high, limit)), high > limit)
-		c.text(bar+barWidth/2, at(min(high, limit))-6, numbers, inkColour, "middle", "bold", fmt.Sprintf("%.2f", r.RatioToHost))
+		c.Whisker(bar+barWidth/2, at(min(low, limit)), at(min(high, limit)), high > limit)
+		c.Text(bar+barWidth/2, at(min(high, limit))-6, numbers, InkColour, "middle", "bold", fmt.Sprintf("%.2f", r.RatioToHost))
 	}
 	unit, divisor := g.metric.Unit.Scale()
-	c.text(x, axisBottom+22, 13, inkColour, "middle", "bold", g.metric.Title)
-	c.text(x, axisBottom+40, 12, greyColour, "middle", "normal",
+	c.Text(x, axisBottom+22, 13, InkColour, "middle", "bold", g.metric.Title)
+	c.Text(x, axisBottom+40, 12, GreyColour, "middle", "normal",
 		fmt.Sprintf("host: %s %s", bench.Number(g.host.Median/divisor), unit))
 }
 
-// canvas collects SVG elements.
-type canvas struct{ strings.Builder }
+// Canvas collects SVG elements.
+type Canvas struct{ strings.Builder }
 
-func (c *canvas) printf(format string, args ...any) { fmt.Fprintf(&c.Builder, format, args...) }
+func (c *Canvas) Printf(format string, args ...any) { fmt.Fprintf(&c.Builder, format, args...) }
 
-func (c *canvas) rect(x, y, w, h float64, fill string) {
-	c.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, w, h, fill)
+func (c *Canvas) Rect(x, y, w, h float64, fill string) {
+	c.Printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"/>`+"\n", x, y, w, h, fill)
 }
 
-func (c *canvas) line(x1, y1, x2, y2 float64, stroke string, thick float64, dashes string) {
-	c.printf(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="%g"`, x1, y1, x2, y2, stroke, thick)
+func (c *Canvas) Line(x1, y1, x2, y2 float64, stroke string, thick float64, dashes string) {
+	c.Printf(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="%g"`, x1, y1, x2, y2, stroke, thick)
 	if dashes != "" {
-		c.printf(` stroke-dasharray="%s"`, dashes)
+		c.Printf(` stroke-dasharray="%s"`, dashes)
 	}
-	c.printf("/>\n")
+	c.Printf("/>\n")
 }
 
-func (c *canvas) text(x, y, size float64, fill, anchor, weight, s string) {
-	c.printf(`<text x="%.1f" y="%.1f" font-size="%g" fill="%s" text-anchor="%s" font-weight="%s">%s</text>`+"\n",
-		x, y, size, fill, anchor, weight, escape(s))
+func (c *Canvas) Text(x, y, size float64, fill, anchor, weight, s string) {
+	c.Printf(`<text x="%.1f" y="%.1f" font-size="%g" fill="%s" text-anchor="%s" font-weight="%s">%s</text>`+"\n",
+		x, y, size, fill, anchor, weight, Escape(s))
 }
 
-// whisker draws a line with caps; cut shows an arrow instead of the upper cap.
-func (c *canvas) whisker(x, low, high float64, cut bool) {
-	c.line(x, low, x, high, inkColour, 1.4, "")
-	c.line(x-whiskerCap/2, low, x+whiskerCap/2, low, inkColour, 1.4, "")
+// Whisker draws a line with caps; cut shows an arrow instead of the upper cap.
+func (c *Canvas) Whisker(x, low, high float64, cut bool) {
+	c.Line(x, low, x, high, InkColour, 1.4, "")
+	c.Line(x-whiskerCap/2, low, x+whiskerCap/2, low, InkColour, 1.4, "")
 	if cut {
-		c.printf(`<path d="M %.1f %.1f L %.1f %.1f L %.1f %.1f Z" fill="%s"/>`+"\n",
-			x-whiskerCap/2, high+whiskerCap, x+whiskerCap/2, high+whiskerCap, x, high, inkColour)
+		c.Printf(`<path d="M %.1f %.1f L %.1f %.1f L %.1f %.1f Z" fill="%s"/>`+"\n",
+			x-whiskerCap/2, high+whiskerCap, x+whiskerCap/2, high+whiskerCap, x, high, InkColour)
 		return
 	}
-	c.line(x-whiskerCap/2, high, x+whiskerCap/2, high, inkColour, 1.4, "")
+	c.Line(x-whiskerCap/2, high, x+whiskerCap/2, high, InkColour, 1.4, "")
 }
 
-// escape makes s safe as text of an XML element.
-func escape(s string) string {
+// Escape makes s safe as text of an XML element.
+func Escape(s string) string {
 	var b strings.Builder
 	// A strings.Builder takes every write.
 	_ = xml.EscapeText(&b, []byte(s))

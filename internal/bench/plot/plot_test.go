@@ -89,7 +89,7 @@ func TestWrite(t *testing.T) {
 	if strings.Contains(all, "p99") {
 		t.Error("a metric is drawn that is not worth it")
 	}
-	if n := countFill(elements, colours[bench.Heddle]); n != 2*7+1 {
+	if n := countFill(elements, Colours[bench.Heddle]); n != 2*7+1 {
 		t.Errorf("%d rectangles of heddle, want 7 bars in 2 panels and the legend", n)
 	}
 	checkInside(t, elements)
@@ -117,7 +117,7 @@ func checkInside(t *testing.T, elements []xml.StartElement) {
 			}
 			switch a.Name.Local {
 			case "x", "x1", "x2", "y", "y1", "y2", "width", "height":
-				if v < 0 || v > width {
+				if v < 0 || v > Width {
 					t.Errorf("%s: %s=%q is outside", e.Name.Local, a.Name.Local, a.Value)
 				}
 			}

@@ -1,0 +1,68 @@
+package density
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/proc"
+)
+
+// memory is what takes memory, in bytes, and what else may run out.
+type memory struct {
+	kernel        float64 // of the whole machine: caches of objects, per-CPU memory, stacks, page tables
+	agent, holder float64 // resident
+	maps          float64 // of the agent's BPF maps
+	threads       int     // of the agent
+	files         int     // of the agent
+	holderFiles   int
+}
+
+// Memory is read when it moves by less than densityStill for an interval, after densitySettles (of short runs, less) at the latest: sockets,
+// devices and namespaces are freed some time after they have gone.
+const (
+	still    = 128 << 10
+	interval = 250 * time.Millisecond
+	settles  = 2500 * time.Millisecond
+)
+
+// settled reads all memory once the kernel's has stopped moving.
+func (r *run) settled(ctx context.Context) (m memory, err error) {
+	for deadline, last := time.Now().Add(min(settles, 4*r.options.Duration)), -1.0; ; {
+		if m.kernel, err = machine.KernelMemory(); err != nil {
+			return m, err
+		}
+		if moved := m.kernel - last; last >= 0 && moved < still && moved > -still || time.Now().After(deadline) {
+			break
+		}
+		last = m.kernel
+		if err := proc.Pause(ctx, interval); err != nil {
+			return m, err
+		}
+	}
+	var e1, e2, e3, e4, e5 error
+	m.agent, e1 = machine.ResidentBytes(r.pid)
+	m.maps, e2 = machine.MapBytes(r.pid)
+	m.threads, e3 = machine.Entries(r.pid, "task")
+	m.files, e4 = machine.Entries(r.pid, "fd")
+	if holder := machine.HolderOf(r.pid); holder > 0 {
+		m.holder, e5 = machine.ResidentBytes(holder)
+		m.holderFiles, _ = machine.Entries(holder, "fd") // it may have ended since
+	}
+	return m, errors.Join(e1, e2, e3, e4, e5)
+}
+
+// rest measures what the agent uses while nothing is asked of it.
+func (r *run) rest(ctx context.Context, duration time.Duration) (rest Rest, err error) {
+	cpu, e1 := machine.ProcessorTime(r.pid)
+	switches, e2 := machine.VoluntarySwitches(r.pid)
+	began := time.Now()
+	if err := errors.Join(e1, e2, proc.Pause(ctx, duration)); err != nil {
+		return rest, err
+	}
+	cpuAfter, e1 := machine.ProcessorTime(r.pid)
+	elapsed := time.Since(began).Seconds()
+	after, e2 := machine.VoluntarySwitches(r.pid)
+	return Rest{CPU: (cpuAfter - cpu).Seconds() / elapsed, SwitchesPerS: max(0, after-switches) / elapsed}, errors.Join(e1, e2)
+}

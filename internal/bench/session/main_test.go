@@ -1,0 +1,9 @@
+package session
+
+import (
+	"testing"
+
+	"heddle.dev/heddle/internal/bench/benchtest"
+)
+
+func TestMain(m *testing.M) { benchtest.Main(m) }

@@ -123,7 +123,7 @@ func benchmark() session.Benchmark[[]bench.Result] {
 
 // compare puts Heddle's ratios to host of two runs side by side. It judges nothing: two runs of one build differ, too.
 func compare(earlier, now []bench.Result) report.Grid {
-	g := report.Grid{Title: "heddle, ratios to host, with smallest and largest run", Rows: [][]string{{"", "earlier", "now", "change"}}}
+	g := report.Grid{Title: "\nheddle, ratios to host, with smallest and largest run", Rows: [][]string{{"", "earlier", "now", "change"}}}
 	for _, r := range now {
 		old, ok := report.Find(earlier, r.Scope, r.Workload, r.Metric, bench.Heddle)
 		if r.Mode != bench.Heddle || !ok || old.RatioToHost <= 0 {

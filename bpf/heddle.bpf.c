@@ -35,7 +35,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
 /* Types that only user space names in full: pointers to them keep them in the object's type
  * information, from which bpf2go makes the Go types. */
 const struct connection_record *type_connection_record __attribute__((unused));
-const struct holder_record *type_holder_record __attribute__((unused));
+const struct socket_owner_record *type_socket_owner_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));
 const enum heddle_path *type_heddle_path __attribute__((unused));
 const enum heddle_reason *type_heddle_reason __attribute__((unused));

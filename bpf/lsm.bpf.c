@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* A second lock, on security hooks, where the kernel has BPF LSM: what a program in another network namespace may not
- * do with a node's socket, it may not do even if the first lock is gone (the cgroup's hook of sock/setsockopt.bpf.c, the filter
+/* A second check, on LSM hooks, where the kernel has BPF LSM: what a program in another network namespace may not
+ * do with a node's socket, it may not do even if the first check is gone (the cgroup's hook of sock/setsockopt.bpf.c, the filter
  * of internal/runtime). An object of its own, since most kernels load no such programs and the others must load there.
  *
- * A security hook runs before the cgroup's and knows no values, so here is only what the first lock refuses whatever
+ * A security hook runs before the cgroup's and knows no values, so here is only what the first check refuses whatever
  * its value. */
 #include "include/kernel_types.h"
 #include "include/tag.h"
@@ -29,7 +29,7 @@ static __always_inline bool is_netfilter(int name)
 	return name == 64 || name == 65 || name == 96 || name == 97;
 }
 
-static __always_inline bool is_locked(int level, int name)
+static __always_inline bool is_refused(int level, int name)
 {
 	switch (level) {
 	case SOL_SOCKET_:
@@ -49,16 +49,16 @@ static __always_inline bool is_locked(int level, int name)
 }
 
 SEC("lsm/socket_setsockopt")
-int BPF_PROG(lock_setsockopt, struct socket *sock, int level, int optname, int ret)
+int BPF_PROG(lsm_setsockopt, struct socket *sock, int level, int optname, int ret)
 {
 	if (ret)
 		return ret;
-	return is_locked(level, optname) && is_lent(sock->sk) ? -EPERM_ : 0;
+	return is_refused(level, optname) && is_lent(sock->sk) ? -EPERM_ : 0;
 }
 
 /* ioctls of network devices, SIOCGSKNS among them, are made by the agent, on sockets of the container's namespace. What
  * acts on the socket itself is left: owners, the urgent mark, time stamps. */
-static __always_inline bool is_locked_ioctl(unsigned int cmd)
+static __always_inline bool is_refused_ioctl(unsigned int cmd)
 {
 	cmd &= 0xffff;
 	return (cmd >= 0x890b && cmd <= 0x89ff && cmd != 0x894b /* SIOCOUTQNSD */) ||
@@ -66,13 +66,13 @@ static __always_inline bool is_locked_ioctl(unsigned int cmd)
 }
 
 SEC("lsm/file_ioctl")
-int BPF_PROG(lock_ioctl, struct file *file, unsigned int cmd, unsigned long arg, int ret)
+int BPF_PROG(lsm_ioctl, struct file *file, unsigned int cmd, unsigned long arg, int ret)
 {
 	struct socket *sock;
 
 	if (ret)
 		return ret;
-	if (!is_locked_ioctl(cmd))
+	if (!is_refused_ioctl(cmd))
 		return 0;
 	sock = bpf_sock_from_file(file);
 	return sock && is_lent(sock->sk) ? -EPERM_ : 0;

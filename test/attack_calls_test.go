@@ -105,7 +105,7 @@ func passToUnguarded(t *testing.T, giver *peer, path string) {
 }
 
 // unguarded is what n1's status tells of processes that hold sockets of the node and whose ioctls nobody traps.
-func unguarded(t *testing.T) []model.Holder {
+func unguarded(t *testing.T) []model.SocketOwner {
 	t.Helper()
 	var status []api.Status
 	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")

@@ -12,8 +12,8 @@
 #include "include/maps.h"
 #include "include/protection.h"
 
-#define WIRE_FREE 0
-#define WIRE_BUSY (~0U) /* being changed by another program */
+#define TUPLE_FREE 0
+#define TUPLE_BUSY (~0U) /* being changed by another program */
 
 /* The connection as the container's packets show it, if its source port behind the relay is port. */
 static __always_inline struct flow_key relay_key(const struct flow *flow, __be16 port)
@@ -28,20 +28,20 @@ static __always_inline struct flow_key relay_key(const struct flow *flow, __be16
 	return k;
 }
 
-static __always_inline bool same_wire(const struct flow_key *a, const struct flow_key *b)
+static __always_inline bool same_tuple(const struct flow_key *a, const struct flow_key *b)
 {
 	return a->saddr == b->saddr && a->daddr == b->daddr && a->sport == b->sport && a->dport == b->dport &&
 	       a->ipv6 == b->ipv6;
 }
 
 /* Whose a flow is that came from overlay address a. All hosts outside are one. */
-static __always_inline __be32 wire_owner(__be32 a)
+static __always_inline __be32 tuple_owner(__be32 a)
 {
 	return is_container(a) ? a : 0;
 }
 
 /* Forgets the way back of a relayed connection. */
-static __always_inline void forget_back(const struct flow_key *wire, const struct flow *flow)
+static __always_inline void forget_back(const struct flow_key *outer, const struct flow *flow)
 {
 	struct flow_key back, *found;
 
@@ -49,12 +49,12 @@ static __always_inline void forget_back(const struct flow_key *wire, const struc
 		return;
 	back = relay_key(flow, flow->relay_port);
 	found = bpf_map_lookup_elem(&wire_by_relay, &back);
-	if (found && same_wire(found, wire))
+	if (found && same_tuple(found, outer))
 		bpf_map_delete_elem(&wire_by_relay, &back);
 }
 
 /* The owner's flow in a slot; NULL if it has been forgotten, or another's has the same addresses and ports by now. */
-static __always_inline struct flow *flow_in(const struct wire_slot *s, __be32 owner)
+static __always_inline struct flow *flow_in(const struct tuple_slot *s, __be32 owner)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, &s->key);
 
@@ -64,11 +64,11 @@ static __always_inline struct flow *flow_in(const struct wire_slot *s, __be32 ow
 }
 
 /* How much is lost with what is in a slot: what was accepted is forgotten already, and a connection that lives is lost last. */
-static __always_inline __u32 worth(const struct wire_slot *s, __be32 owner)
+static __always_inline __u32 worth(const struct tuple_slot *s, __be32 owner)
 {
 	struct flow *flow;
 
-	if (s->id == WIRE_FREE)
+	if (s->id == TUPLE_FREE)
 		return 0;
 	flow = flow_in(s, owner);
 	if (!flow)
@@ -78,7 +78,7 @@ static __always_inline __u32 worth(const struct wire_slot *s, __be32 owner)
 	return flow->ended == ENDED ? 1 : 3;
 }
 
-static __always_inline __u64 digest_wire(const struct flow_key *k)
+static __always_inline __u64 digest_tuple(const struct flow_key *k)
 {
 	__u64 h = ((__u64)k->saddr << 32 | k->daddr) * 0x9e3779b97f4a7c15ULL;
 
@@ -90,38 +90,38 @@ static __always_inline __u64 digest_wire(const struct flow_key *k)
 }
 
 /* A set to begin with: callers' stacks are full. */
-const volatile struct wire_set no_wires = {};
+const volatile struct tuple_set no_tuples = {};
 
-static __always_inline struct wire_set *wires_of(__be32 owner, __u32 digest)
+static __always_inline struct tuple_set *tuples_of(__be32 owner, __u32 digest)
 {
-	struct flow_set_key k = {.owner = owner, .set = digest & (WIRE_SETS - 1)};
-	struct wire_set *set = bpf_map_lookup_elem(&wires_by_owner, &k);
+	struct flow_set_key k = {.owner = owner, .set = digest & (TUPLE_SETS - 1)};
+	struct tuple_set *set = bpf_map_lookup_elem(&wires_by_owner, &k);
 
 	if (set)
 		return set;
-	bpf_map_update_elem(&wires_by_owner, &k, (const void *)&no_wires,
+	bpf_map_update_elem(&wires_by_owner, &k, (const void *)&no_tuples,
 	                    BPF_NOEXIST); /* or another was faster */
 	return bpf_map_lookup_elem(&wires_by_owner, &k);
 }
 
 /* A key has a place in one of these many sets of its owner's, the first that has room: by one set alone some would lose a
  * connection that lives when half of all places are taken. */
-#define WIRE_CHOICES 4
+#define TUPLE_CHOICES 4
 
 /* The place whose flow is the least loss, and of several the one that was taken first. */
-struct wire_choice {
-	struct wire_set *set; /* being looked at */
-	struct wire_set *best;
+struct slot_choice {
+	struct tuple_set *set; /* being looked at */
+	struct tuple_set *best;
 	__be32 owner;
 	__u32 rank; /* worth: 2 bits; when it was taken: 27, four years; which: 3 */
 };
 
-static int choose_wire(__u32 i, struct wire_choice *c)
+static int choose_slot(__u32 i, struct slot_choice *c)
 {
-	const struct wire_slot *s = &c->set->wire[i & (SET_WIRES - 1)];
+	const struct tuple_slot *s = &c->set->wire[i & (SET_TUPLES - 1)];
 	__u32 w, rank;
 
-	if (s->id == WIRE_BUSY)
+	if (s->id == TUPLE_BUSY)
 		return 0;
 	w = worth(s, c->owner);
 	rank = w << 30 | s->seen << 5 >> 2 | i;
@@ -132,19 +132,19 @@ static int choose_wire(__u32 i, struct wire_choice *c)
 	return w == 0;
 }
 
-static __always_inline bool has_wire(const struct wire_set *set, __u32 id, const struct flow_key *key)
+static __always_inline bool has_tuple(const struct tuple_set *set, __u32 id, const struct flow_key *key)
 {
 	__u32 i;
 
-	for (i = 0; i < SET_WIRES; i++) {
+	for (i = 0; i < SET_TUPLES; i++) {
 		if (set->wire[i].id == id)
 			break;
 	}
-	return i < SET_WIRES && same_wire(&set->wire[i & (SET_WIRES - 1)].key, key);
+	return i < SET_TUPLES && same_tuple(&set->wire[i & (SET_TUPLES - 1)].key, key);
 }
 
-/* Forgets what is in a slot, which the caller has made WIRE_BUSY. */
-static __always_inline void forget_wire(const struct wire_slot *s, __be32 owner)
+/* Forgets what is in a slot, which the caller has made TUPLE_BUSY. */
+static __always_inline void forget_tuple(const struct tuple_slot *s, __be32 owner)
 {
 	struct flow *flow = flow_in(s, owner);
 
@@ -158,29 +158,29 @@ static __always_inline void forget_wire(const struct wire_slot *s, __be32 owner)
 
 /* Gives key the place that is the least loss among its owner's, and forgets what was there. False: another program changes that
  * place just now. */
-static __always_inline bool place_wire(const struct flow_key *key, __be32 owner)
+static __always_inline bool place_tuple(const struct flow_key *key, __be32 owner)
 {
-	struct wire_choice c = {.owner = owner, .rank = ~0U};
-	__u64 digest = digest_wire(key);
+	struct slot_choice c = {.owner = owner, .rank = ~0U};
+	__u64 digest = digest_tuple(key);
 	__u32 id = (__u32)(digest >> 32) >> 1 | 1, was, n;
-	struct wire_slot *s;
+	struct tuple_slot *s;
 
-	for (n = 0; n < WIRE_CHOICES && c.rank >> 30; n++) {
-		c.set = wires_of(owner, (__u32)(digest >> n * 10));
+	for (n = 0; n < TUPLE_CHOICES && c.rank >> 30; n++) {
+		c.set = tuples_of(owner, (__u32)(digest >> n * 10));
 		if (!c.set)
 			return false;
-		if (has_wire(c.set, id, key))
+		if (has_tuple(c.set, id, key))
 			return true;
-		bpf_loop(SET_WIRES, choose_wire, &c, 0);
+		bpf_loop(SET_TUPLES, choose_slot, &c, 0);
 	}
 	if (!c.best)
 		return false;
-	s = &c.best->wire[c.rank & (SET_WIRES - 1)];
+	s = &c.best->wire[c.rank & (SET_TUPLES - 1)];
 	was = s->id;
-	if (was == WIRE_BUSY || __sync_val_compare_and_swap(&s->id, was, WIRE_BUSY) != was)
+	if (was == TUPLE_BUSY || __sync_val_compare_and_swap(&s->id, was, TUPLE_BUSY) != was)
 		return false;
-	if (was != WIRE_FREE)
-		forget_wire(s, owner);
+	if (was != TUPLE_FREE)
+		forget_tuple(s, owner);
 	s->key = *key;
 	s->seen = now_units();
 	WRITE_ONCE(s->id, id);
@@ -189,7 +189,7 @@ static __always_inline bool place_wire(const struct flow_key *key, __be32 owner)
 
 /* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not static, so that the
  * verifier looks at it once, and not once for each call. */
-__noinline int remember_wire(const struct flow_key *key, const struct flow *flow, __be32 owner)
+__noinline int remember_tuple(const struct flow_key *key, const struct flow *flow, __be32 owner)
 {
 	struct flow *old;
 
@@ -198,7 +198,7 @@ __noinline int remember_wire(const struct flow_key *key, const struct flow *flow
 	old = bpf_map_lookup_elem(&flow_by_wire, key);
 	if (old)
 		forget_back(key, old);
-	if (protects(PROTECT_FLOW_MEMORY) && !place_wire(key, owner))
+	if (protects(PROTECT_FLOW_MEMORY) && !place_tuple(key, owner))
 		return 0;
 	return bpf_map_update_elem(&flow_by_wire, key, flow, BPF_ANY) == 0;
 }

@@ -65,7 +65,7 @@ struct {
 
 /* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to a
  * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: who
- * floods pushes out what he has himself (wire.h), which then can no longer be completed by a SYN cookie, or relayed. */
+ * floods pushes out what he has himself (include/flow_table.h), which then can no longer be completed by a SYN cookie, or relayed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -81,27 +81,27 @@ struct {
 	__type(value, struct flow_key);
 } wire_by_relay SEC(".maps");
 
-/* Which entries of these two are whose, by who began them. Written and read by wire.h. LRU, of 32 times the sets that one owner
+/* Which entries of these two are whose, by who began them. Written and read by include/flow_table.h. LRU, of 32 times the sets that one owner
  * has: what is pushed out is remembered still, but nobody's. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 32 * WIRE_SETS);
+	__uint(max_entries, 32 * TUPLE_SETS);
 	__type(key, struct flow_set_key);
-	__type(value, struct wire_set);
+	__type(value, struct tuple_set);
 } wires_by_owner SEC(".maps");
 
-/* Ports that bound sockets hold, where the kernel cannot tell that two conflict. Written and read by bind and
+/* Bind reservations: ports that bound sockets have, where the kernel cannot tell that two conflict. Written and read by bind and
  * close; an entry goes with the last socket. When it is full, conflicts between addresses are not seen. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct port_key);
-	__type(value, struct port_claims);
+	__type(value, struct portbinds);
 } claims_by_port SEC(".maps");
 
 /* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the endpoint; counted in by
- * sockets.bpf.c, read by the agent. 16,384 endpoints a node. */
+ * sock/socket_quota.h, read by the agent. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -111,16 +111,16 @@ struct {
 } sockets_by_endpoint SEC(".maps");
 
 /* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or listen, and what
- * they accept. Written and read by held.bpf.c. */
+ * they accept. Written and read by sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 	__type(key, int);
-	__type(value, struct held_port);
+	__type(value, struct reserved_port);
 } port_by_sock SEC(".maps");
 
-/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by held.bpf.c; an
- * entry goes with the last socket. When it is full, no further listener stays (end_surplus). */
+/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by sock/reserved_ports.h; an
+ * entry goes with the last socket. When it is full, no further listener stays (end_over_quota). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -130,7 +130,7 @@ struct {
 } group_by_listener SEC(".maps");
 
 /* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent with the endpoint;
- * counted in by held.bpf.c, read by the agent. 16,384 endpoints a node. */
+ * counted in by sock/reserved_ports.h, read by the agent. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -139,7 +139,7 @@ struct {
 	__type(value, struct port_account);
 } ports_by_endpoint SEC(".maps");
 
-/* The same of the ports that the node keeps for its own connects (ports.bpf.c). */
+/* The same of the ports that the node keeps for its own connects (sock/node_ports.h). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -148,7 +148,7 @@ struct {
 	__type(value, struct port_account);
 } node_ports_by_endpoint SEC(".maps");
 
-/* How many of those all containers hold, each port once. Written and read by held.bpf.c. */
+/* How many of those all containers hold, each port once. Written and read by sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -156,7 +156,7 @@ struct {
 	__type(value, struct port_account);
 } node_ports_held SEC(".maps");
 
-/* The sockets that hold each of them, by the port's lower bits. Written and read by held.bpf.c. */
+/* The sockets that hold each of them, by the port's lower bits. Written and read by sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NODE_PORTS_MAX);
@@ -180,7 +180,7 @@ struct {
 } count_by_reason SEC(".maps");
 
 /* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in by
- * account.bpf.c, read by the agent. 16,384 endpoints a node. */
+ * sock/account.h, read by the agent. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -252,7 +252,7 @@ struct {
 	__type(value, struct flow_set);
 } datagrams_by_owner SEC(".maps");
 
-/* Work space of filter.bpf.c. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
+/* Work space of policy/filter.h. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -277,7 +277,7 @@ struct {
 	__type(value, __u64);
 } suspected_by_node SEC(".maps");
 
-/* Limits of endpoints. Written by the agent, read by limit.bpf.c. 16,384 endpoints a node. */
+/* Limits of endpoints. Written by the agent, read by tc/limit.bpf.c. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -287,7 +287,7 @@ struct {
 } limit_by_endpoint SEC(".maps");
 
 /* Connections that have a class of their own, by the first of their classes. Entries are made and deleted by the
- * agent, written by limit.bpf.c. As many as minor numbers leave room for. */
+ * agent, written by tc/limit.bpf.c. As many as minor numbers leave room for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 128);
@@ -296,7 +296,7 @@ struct {
 	__type(value, struct limit_slots);
 } slots_by_class SEC(".maps");
 
-/* Services. Written by the agent, read by service.bpf.c. 65,536 addresses and ports. */
+/* Services. Written by the agent, read by sock/service.h. 65,536 addresses and ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -305,7 +305,7 @@ struct {
 	__type(value, struct service);
 } service_by_addr SEC(".maps");
 
-/* Their backends. Written by the agent, read by service.bpf.c. 524,288 of all services. */
+/* Their backends. Written by the agent, read by sock/service.h. 524,288 of all services. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -315,7 +315,7 @@ struct {
 } backend_by_slot SEC(".maps");
 
 /* The same backends by what they are, for affinity: slots move. The value is not used. Written by the agent, read by
- * service.bpf.c. */
+ * sock/service.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -324,7 +324,7 @@ struct {
 	__type(value, __u8);
 } member_by_backend SEC(".maps");
 
-/* Which backend an endpoint of this node had last, of services with affinity. Written and read by service.bpf.c. LRU: one
+/* Which backend an endpoint of this node had last, of services with affinity. Written and read by sock/service.h. LRU: one
  * that is pushed out is picked anew. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -333,8 +333,8 @@ struct {
 	__type(value, struct affinity);
 } affinity_by_client SEC(".maps");
 
-/* The address and port of the service that a connecting socket asked for. Written by service.bpf.c, read by
- * names.bpf.c. Not in the tag: few sockets have one. */
+/* The address and port of the service that a connecting socket asked for. Written by sock/service.h, read by
+ * sock/names.bpf.c. Not in the tag: few sockets have one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -351,7 +351,7 @@ struct {
 	__type(value, struct address);
 } crossed_by_wire SEC(".maps");
 
-/* The multicast groups that a program joined by the socket. Written and read by groups.bpf.c. Accepted sockets have none. */
+/* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h. Accepted sockets have none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -50,7 +50,7 @@ static __always_inline bool is_mirror_of(__be32 a, __u32 endpoint_id)
 	return (a & bpf_htonl(~(MIRROR_SLOTS - 1))) == mirror_base(endpoint_id);
 }
 
-/* The address that stands for destination to, beyond the container, in connections that cross (cross.bpf.c). It stands for
+/* The address that stands for destination to, beyond the container, in connections that cross (tc/crossing.h). It stands for
  * others as well. */
 static __always_inline __be32 crossing_of(__u32 endpoint_id, const struct address *to)
 {

@@ -6,15 +6,15 @@
 
 #include "include/maps.h"
 
-#define SUSPECT_PAUSE_NS 250000000ULL
+#define REPROBE_PAUSE_NS 250000000ULL
 
 /* At most four times a second for each node, whatever containers do. */
-static __noinline int suspect(__be32 underlay)
+static __noinline int ask_reprobe(__be32 underlay)
 {
 	__u64 now = bpf_ktime_get_ns(), *last;
 
 	last = bpf_map_lookup_elem(&suspected_by_node, &underlay);
-	if (last && now - *last < SUSPECT_PAUSE_NS)
+	if (last && now - *last < REPROBE_PAUSE_NS)
 		return 0;
 	if (bpf_map_update_elem(&suspected_by_node, &underlay, &now, BPF_ANY))
 		return 0;

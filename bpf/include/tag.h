@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The map that both objects, heddle.bpf.c and lock.bpf.c, have in common. */
+/* The map that both objects, heddle.bpf.c and lsm.bpf.c, have in common. */
 #ifndef HEDDLE_TAG_H
 #define HEDDLE_TAG_H
 

@@ -93,12 +93,12 @@ int give_up(struct bpf_iter__tcp *ctx)
 /* Ends listeners that have a port which they must not have: run by the agent when one is reported. One byte for each: 1 if it
  * was ended. The iterator has the socket's lock, so it finds none in the midst of listen(). */
 SEC("iter/tcp")
-int end_surplus(struct bpf_iter__tcp *ctx)
+int end_over_quota(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
 	__u8 ended;
 
-	if (!sk || sk->skc_state != BPF_TCP_LISTEN || !is_surplus(sk))
+	if (!sk || sk->skc_state != BPF_TCP_LISTEN || !is_over_quota(sk))
 		return 0;
 	ended = destroy(sk);
 	if (ended)
@@ -165,7 +165,7 @@ static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_comm
 /* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet to send, or that
  * another container's program has. Their peers see a RST while this node still speaks for the address. Run again when
  * the endpoint is forgotten, for those that connected meanwhile: the tag is enough, since no id is given out again that
- * a socket carries, and what connects from then on is_forgotten (sockops.bpf.c). */
+ * a socket carries, and what connects from then on is_forgotten (sock/sockops.bpf.c). */
 SEC("iter/tcp")
 int cut_leaving(struct bpf_iter__tcp *ctx)
 {

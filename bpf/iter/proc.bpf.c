@@ -22,7 +22,7 @@ static const char proc_names4[] = "   0: %08X:%04X %08X:%04X";
 static const char proc_names6[] = "   0: %08X%08X%08X%08X:%04X %08X%08X%08X%08X:%04X";
 static const char proc_rest[] = " %02X %08X:%08X 00:00000000 %08X %5u        0 %lu 1 0000000000000000\n";
 
-/* The addresses of a socket as names.bpf.c shows them, and its ports in host byte order. */
+/* The addresses of a socket as sock/names.bpf.c shows them, and its ports in host byte order. */
 struct proc_names {
 	struct address local;
 	struct address remote;
@@ -111,7 +111,7 @@ static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, i
 		return 0;
 	common = (struct sock_common *)sk;
 	state = common->skc_state;
-	/* One in SYN_RECV is about to be accepted, and has the wire's addresses until established_passive names it. */
+	/* One in SYN_RECV is about to be accepted, and has the underlay's addresses until established_passive names it. */
 	if (common->skc_family != family || state == BPF_TCP_CLOSE || state == BPF_TCP_SYN_RECV)
 		return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
@@ -128,7 +128,7 @@ static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, i
 	rest[4] = uid_here(sk->sk_uid.val);
 	rest[5] = inode_of(sk);
 	barrier();
-	/* A child begins as a copy of its listener, state and all, and gets the wire's addresses next. */
+	/* A child begins as a copy of its listener, state and all, and gets the underlay's addresses next. */
 	if (common->skc_state != state)
 		return 0;
 	if ((void *)bpf_sk_storage_get(&tag_by_sock, sk, 0, 0) != (void *)tag)

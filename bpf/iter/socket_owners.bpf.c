@@ -22,11 +22,11 @@ static __always_inline bool has_listener_above(struct task_struct *task)
 }
 
 SEC("iter/task_file")
-int holders(struct bpf_iter__task_file *ctx)
+int socket_owners(struct bpf_iter__task_file *ctx)
 {
 	struct task_struct *task = ctx->task;
 	struct file *file = ctx->file;
-	struct holder_record r = {};
+	struct socket_owner_record r = {};
 	struct nsproxy *proxy;
 	struct socket *socket;
 	struct sock_tag *tag;

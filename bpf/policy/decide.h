@@ -93,7 +93,7 @@ static __noinline __u32 decide(const struct address *from, const struct address 
 }
 
 /* The verdict on the connection of a tagged socket. remote is the kernel's remote address, ports its remote port in
- * the upper and its local port in the lower half (host byte order); the tag knows better where the wire has others. A
+ * the upper and its local port in the lower half (host byte order); the tag knows better where packets have others. A
  * connection of a container with itself is none of policy's business. */
 static __noinline __u32 decide_tagged(const struct sock_tag *tag, const struct address *remote, __u32 ports)
 {

@@ -109,7 +109,7 @@ static __always_inline bool came_over_lo(struct bpf_sock_ops *ops, const struct 
 }
 
 /* A listener's packets are routed, because it cannot know whether a peer on its own node is a node
- * socket or not, and the capture program on the peer's veth tells them apart. Once it is known that
+ * socket or not, and the program on the peer's veth tells them apart. Once it is known that
  * both ends are node sockets, lo is shorter. */
 static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct sock_tag *tag,
                                              const struct tcp_sock *tcp)
@@ -125,7 +125,7 @@ static __always_inline void accept_same_node(struct bpf_sock_ops *ops, struct so
 		accept_names(tag, &flow);
 	}
 	move_to_lo(ops, tag);
-	unpace(ops, tag);
+	replace_bbr(ops, tag);
 }
 
 /* From a process of the container's own stack. */
@@ -183,7 +183,7 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		flow.dst = is_alias(local) ? loopback_of(local) : (is_alias6(remote) ? 0 : LOOPBACK4);
 		remembered_flow(ops, &flow);
 		accept_names(tag, &flow);
-		unpace(ops, tag);
+		replace_bbr(ops, tag);
 		return;
 	}
 	from = remote ? route_to(remote) : NULL;
@@ -244,7 +244,7 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops, struct
 	tag->flags |= TAG_ACCEPTED;
 	tag->local_port = 0;
 	tag->remote_port = 0;
-	tag->claim = tag->claim_wish = CLAIM_NONE;
+	tag->claim = tag->claim_wish = PORTBIND_NONE;
 	tag->options &= ~OPTION_MPTCP; /* not one of a peer that lacks it */
 	tag->reason = REASON_NONE;
 	tag->flags &= ~TAG_COUNTED;

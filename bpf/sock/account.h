@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Accounts of endpoints: connections opened, accepted, failed and closed, and what closed ones carried. Called
  * by sockops when a connection changes its state and by nothing else, so that bytes cost nothing. What live
- * connections have carried so far is in their sockets (list.bpf.c). */
+ * connections have carried so far is in their sockets (iter/list.bpf.c). */
 #ifndef HEDDLE_SOCK_ACCOUNT_H
 #define HEDDLE_SOCK_ACCOUNT_H
 
@@ -80,7 +80,7 @@ static __always_inline void account_state(struct bpf_sock_ops *ops, const struct
 	if (from == BPF_TCP_SYN_SENT) {
 		account_failed(a, err);
 		if (err && tag->path == PATH_DIRECT) /* the path may be why */
-			suspect(ops->remote_ip4);
+			ask_reprobe(ops->remote_ip4);
 	} else {
 		account_closed(a, tcp, err);
 	}

@@ -34,18 +34,18 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 	tag->local_port = 0;
 	if (a == 0) {
 		tag->flags |= TAG_BOUND | TAG_WILD;
-		ask_claim(tag, CLAIM_ANY4, any_port);
+		request_portbind(tag, PORTBIND_ANY4, any_port);
 		return ep->addr4.word[3];
 	}
 	if (a == ep->addr4.word[3]) {
 		tag->flags |= TAG_BOUND;
-		ask_claim(tag, CLAIM_NONE, any_port);
+		request_portbind(tag, PORTBIND_NONE, any_port);
 		return a;
 	}
 	if (is_loopback4(a)) {
 		tag->flags |= TAG_BOUND | TAG_LOCAL;
 		set_mapped(&tag->local, a);
-		ask_claim(tag, CLAIM_LOOPBACK4, any_port);
+		request_portbind(tag, PORTBIND_LOOPBACK4, any_port);
 		return alias4(ep->id, a);
 	}
 	return protects(PROTECT_BIND) ? 0 : a;
@@ -110,7 +110,7 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 	tag->local_port = 0;
 	if (is_unspecified6(a)) {
 		tag->flags |= TAG_BOUND | TAG_WILD | TAG_ANY6;
-		ask_claim(tag, v6only ? CLAIM_ANY6 : CLAIM_ANY, any_port);
+		request_portbind(tag, v6only ? PORTBIND_ANY6 : PORTBIND_ANY, any_port);
 		if (!v6only)
 			set_mapped(a, own);
 		else if (has_overlay6())
@@ -122,13 +122,13 @@ static __always_inline bool bind_target6(struct sock_tag *tag, const struct endp
 	if (is_loopback6(a)) {
 		tag->flags |= TAG_BOUND | TAG_BOUND6 | TAG_LOCAL;
 		set_loopback6(&tag->local);
-		ask_claim(tag, CLAIM_LOOPBACK6, any_port);
+		request_portbind(tag, PORTBIND_LOOPBACK6, any_port);
 		set_mapped(a, alias6(ep->id));
 		return true;
 	}
 	if (is_overlay6(a) && a->word[3] == own) {
 		tag->flags |= TAG_BOUND | TAG_BOUND6;
-		ask_claim(tag, CLAIM_OWN6, any_port);
+		request_portbind(tag, PORTBIND_OWN6, any_port);
 		return true;
 	}
 	return false;
@@ -202,7 +202,7 @@ static __always_inline int bound(struct bpf_sock *sk)
 		return 1;
 	if (!bind_within_quota(sk, tag))
 		return 0;
-	if (claim(tag, sk->src_port))
+	if (portbind(tag, sk->src_port))
 		return 1;
 	port_unbound(sk, tag);
 	return 0;

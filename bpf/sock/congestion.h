@@ -28,7 +28,7 @@ static __always_inline void congestion_from(struct congestion *c, __u32 first)
 
 /* The socket is connected over lo. It must be at the moment at which it becomes so: later BBR has begun to pace, which
  * outlasts it. */
-static __noinline int unpace(struct bpf_sock_ops *ops, struct sock_tag *tag)
+static __noinline int replace_bbr(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	struct congestion c;
 
@@ -40,18 +40,18 @@ static __noinline int unpace(struct bpf_sock_ops *ops, struct sock_tag *tag)
 		return 0;
 	congestion_from(&c, CONGESTION_RENO);
 	if (!bpf_setsockopt(ops, SOL_TCP_, 13, &c, sizeof(c)))
-		__sync_fetch_and_or(&tag->flags, TAG_UNPACED); /* note_congestion has no lock */
+		__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR); /* note_congestion has no lock */
 	return 0;
 }
 
 /* The socket was disconnected, and may go elsewhere now. */
-static __noinline int pace_again(struct bpf_sock_ops *ops, struct sock_tag *tag)
+static __noinline int restore_bbr(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	struct congestion c;
 
-	if (!tag || !(tag->flags & TAG_UNPACED))
+	if (!tag || !(tag->flags & TAG_RENO_FOR_BBR))
 		return 0;
-	__sync_fetch_and_and(&tag->flags, ~TAG_UNPACED);
+	__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
 	congestion_from(&c, 0);
 	if (bpf_getsockopt(ops, SOL_TCP_, 13, &c, sizeof(c)) || c.word[0] != CONGESTION_RENO)
 		return 0; /* the program has chosen another since */
@@ -68,7 +68,7 @@ static __always_inline void note_congestion(struct bpf_sockopt *ctx, struct sock
 
 	tag->options |= OPTION_CONGESTION;
 	if (ctx->optlen >= 4 && (void *)(p + 4) <= ctx->optval_end && *(__u32 *)p == CONGESTION_RENO)
-		__sync_fetch_and_and(&tag->flags, ~TAG_UNPACED);
+		__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
 }
 
 /* The kernel answered with the name, or as much of it as there was room for. */
@@ -78,7 +78,7 @@ static __always_inline void show_congestion(struct bpf_sockopt *ctx, const struc
 	__u8 *p = ctx->optval;
 	int i;
 
-	if (!(tag->flags & TAG_UNPACED))
+	if (!(tag->flags & TAG_RENO_FOR_BBR))
 		return;
 	for (i = 0; i < 4; i++)
 		if ((void *)(p + i + 1) <= ctx->optval_end && p[i] != (__u8)(reno >> 8 * i))
@@ -94,7 +94,7 @@ static __always_inline void show_congestion_info(struct bpf_sockopt *ctx, const 
 	__u8 *p = ctx->optval;
 	int i, room = 0;
 
-	if (!(tag->flags & TAG_UNPACED) || ctx->optlen)
+	if (!(tag->flags & TAG_RENO_FOR_BBR) || ctx->optlen)
 		return;
 	for (i = 0; i < BBR_INFO; i++) {
 		if ((void *)(p + i + 1) > ctx->optval_end)

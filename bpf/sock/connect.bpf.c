@@ -2,7 +2,7 @@
 /* connect(): chooses the path and rewrites the destination for it.
  *
  *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard listens
- *   own loopback, address, -> the mirror address (mirror.h), through the own veth
+ *   own loopback, address, -> the mirror address (include/mirror.h), through the own veth
  *   plain listener
  *   this node, intercepted -> unchanged, from the overlay address, over lo
  *   this node, plain       -> unchanged, from the overlay address, through the peer's veth
@@ -10,7 +10,7 @@
  *                             the option. Where it cannot be direct: unchanged, over the overlay
  *   the node itself        -> unchanged, from the overlay address
  *   outside                -> unchanged, from whatever address routing picks: the node's
- *   a service              -> one of its backends, which is one of the above (service.bpf.c)
+ *   a service              -> one of its backends, which is one of the above (sock/service.h)
  *
  * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
  */
@@ -54,7 +54,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
 	if (!local && dst == ep->addr4.word[3])
 		return connect_refused(ctx, sk6, tag, ep);
-	if (is_adrift(ctx))
+	if (is_wildcard_bound(ctx))
 		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, !local);
 	bind_source(ctx, sk6, ep->addr4.word[3]);
@@ -82,7 +82,7 @@ static __noinline __u32 not_proven(__u32 flags, __be32 underlay)
 		return REASON_FALLBACK_STRIPPED;
 	if (flags & ROUTE_BLOCKED)
 		return REASON_FALLBACK_BLOCKED;
-	suspect(underlay);
+	ask_reprobe(underlay);
 	return REASON_FALLBACK_UNPROVEN;
 }
 
@@ -124,7 +124,7 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 {
 	__u8 reason = not_direct(ctx, tag, to);
 
-	if (reason && is_adrift(ctx))
+	if (reason && is_wildcard_bound(ctx))
 		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (!reason)
@@ -155,8 +155,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
 		return refuse_connect(EINVAL_);
 	if (dst == 0 || is_loopback4(dst))
-		return is_adrift(ctx) ? refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_)
-		                      : connect_loopback(ctx, sk6, tag, ep, dst, wild);
+		return is_wildcard_bound(ctx) ? refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_)
+		                              : connect_loopback(ctx, sk6, tag, ep, dst, wild);
 	/* A loopback address is no source beyond the container: a peer would take it for its own. */
 	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
 		return refuse_connect(EINVAL_);
@@ -173,7 +173,7 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
 		to = NULL;
 	if (to && to->flags & ROUTE_NODE_ADDR) {
-		if (is_adrift(ctx))
+		if (is_wildcard_bound(ctx))
 			return connect_across4(ctx, sk6, tag, ep, dst, PATH_NODE);
 		set_mark(ctx, tag, false);
 		bind_source(ctx, sk6, ep->addr4.word[3]);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What sockets can do that are bound, and connect where their address is of no use: see cross.bpf.c. */
+/* What sockets can do that are bound, and connect where their address is of no use: see tc/crossing.h. */
 #ifndef HEDDLE_SOCK_CONNECT_CROSSING_H
 #define HEDDLE_SOCK_CONNECT_CROSSING_H
 
@@ -12,7 +12,7 @@
 #include "sock/context.h"
 
 /* Whether the socket is bound to a port only: to the node's wildcard, by AF_UNSPEC. It can be given no address any more. */
-static __always_inline bool is_adrift(struct bpf_sock_addr *ctx)
+static __always_inline bool is_wildcard_bound(struct bpf_sock_addr *ctx)
 {
 	return !sk_of(ctx)->src_ip4 && sk_of(ctx)->src_port;
 }
@@ -23,12 +23,12 @@ static __always_inline bool is_bound_mapped(const struct sock_tag *tag)
 	return (tag->flags & (TAG_BOUND | TAG_BOUND6 | TAG_ANY6)) == TAG_BOUND;
 }
 
-/* To dst, beyond the container, from a socket whose own address is of no use there (cross.bpf.c). */
+/* To dst, beyond the container, from a socket whose own address is of no use there (tc/crossing.h). */
 static __always_inline int connect_across(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                           const struct endpoint *ep, const struct address *dst, __u8 path)
 {
 	/* Its device is another network's. */
-	if (ep->flags & ENDPOINT_CARRIED)
+	if (ep->flags & ENDPOINT_ADOPTED)
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	set_mark(ctx, tag, false);
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* connect() to where policy forbids, and what it shares with the paths of connect.bpf.c: mark and destination. */
+/* connect() to where policy forbids, and what it shares with the paths of sock/connect.bpf.c: mark and destination. */
 #ifndef HEDDLE_SOCK_CONNECT_FORBIDDEN_H
 #define HEDDLE_SOCK_CONNECT_FORBIDDEN_H
 

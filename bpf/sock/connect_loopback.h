@@ -147,7 +147,7 @@ static __always_inline bool own_stack_listens(struct bpf_sock_addr *ctx, const s
 	       own_stack_state(ctx, ep, ipv6, dst, 0, dst, ctx->user_port) == BPF_TCP_LISTEN;
 }
 
-/* To dst, an address of the container itself, through the veth (mirror.h). */
+/* To dst, an address of the container itself, through the veth (include/mirror.h). */
 static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                              const struct endpoint *ep, bool ipv6, __be32 dst, bool wild)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reading of socket options: what the program set and sockopt.h calls kept is shown, what the node's kernel knows is not. */
+/* Reading of socket options: what the program set and sock/sockopt.h calls kept is shown, what the node's kernel knows is not. */
 
 #include "include/abi/reason.h"
 #include "include/config.h"

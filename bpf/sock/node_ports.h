@@ -2,7 +2,7 @@
 /* Ports that the node keeps for its own connects: the last eighth of its ephemeral ports. All sockets of the node's
  * namespace share one table of ports, and the kernel gives no connect() a port that a bind() or listen() took at whatever
  * address: a container that binds every ephemeral port would leave none to anybody. The kernel chooses none of them for
- * containers' sockets, by IP_LOCAL_PORT_RANGE, which the agent sets; of those that programs name, held.bpf.c leaves the
+ * containers' sockets, by IP_LOCAL_PORT_RANGE, which the agent sets; of those that programs name, sock/reserved_ports.h leaves the
  * node enough. */
 #ifndef HEDDLE_SOCK_NODE_PORTS_H
 #define HEDDLE_SOCK_NODE_PORTS_H

@@ -71,7 +71,7 @@ static __always_inline bool own_stack_conflicts(struct bpf_sock_addr *ctx, const
 	bool any;
 
 	/* With SO_REUSEPORT it may share, but two stacks cannot. */
-	if (!port || tag->claim_flags & CLAIM_REUSEPORT)
+	if (!port || tag->claim_flags & PORTBIND_REUSEPORT)
 		return false;
 	any = is_unspecified6(asked);
 	if (is_mapped(asked))

@@ -14,7 +14,7 @@ int sock_release(struct bpf_sock *sk)
 	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
 
 	if (tag) {
-		unclaim(tag);
+		release_portbind(tag);
 		uncount_socket(tag);
 		port_released(sk, tag);
 		if (tag->path == PATH_LISTEN)

@@ -85,7 +85,7 @@ static __noinline int uncharge_account(struct port_account *a, bool waits)
 	return 0;
 }
 
-/* The ports that the node keeps (ports.bpf.c) are taken one by one: half of them at most by all containers, and a
+/* The ports that the node keeps (sock/node_ports.h) are taken one by one: half of them at most by all containers, and a
  * sixteenth by one. A port that several have is one less for the node, so it counts once. */
 #define NODE_PORTS_ALL 2
 #define NODE_PORTS_ONE 16
@@ -194,7 +194,7 @@ static __noinline int uncharge_port(const struct sock_tag *tag, __u32 port, bool
 }
 
 /* The socket has its port no longer. */
-static __noinline int release_port(const struct sock_tag *tag, struct held_port *h)
+static __noinline int release_port(const struct sock_tag *tag, struct reserved_port *h)
 {
 	struct port_group *group;
 	__u32 port;
@@ -205,7 +205,7 @@ static __noinline int release_port(const struct sock_tag *tag, struct held_port 
 		return 0;
 	id = h->group;
 	port = h->port;
-	waits = h->flags & HELD_WAITS;
+	waits = h->flags & RESERVED_WAITS;
 	h->group = 0;
 	h->port = 0;
 	if (!id)
@@ -224,14 +224,14 @@ static __noinline int release_port(const struct sock_tag *tag, struct held_port 
 
 /* The socket has taken a port. Gives why it must not have it, or REASON_NONE: then it is counted only if anyway says
  * so. */
-static __always_inline __u32 hold_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
-                                       bool anyway)
+static __always_inline __u32 reserve_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
+                                          bool anyway)
 {
-	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct reserved_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 	__u32 reason;
 
 	if (h && h->port == port)
-		return h->flags & HELD_SURPLUS ? REASON_REFUSE_PORT_QUOTA : REASON_NONE;
+		return h->flags & RESERVED_OVER_QUOTA ? REASON_REFUSE_PORT_QUOTA : REASON_NONE;
 	if (h)
 		release_port(tag, h); /* one that the kernel took from it when a connection ended */
 	if (!is_ephemeral(port) || !ports_of(tag))
@@ -247,14 +247,14 @@ static __always_inline __u32 hold_port(struct bpf_sock *sk, const struct sock_ta
 	}
 	h->group = 0;
 	h->port = port;
-	h->flags = HELD_CLOSED | (reason ? HELD_SURPLUS : 0);
+	h->flags = RESERVED_CLOSED | (reason ? RESERVED_OVER_QUOTA : 0);
 	return reason;
 }
 
 /* bind() has given the socket a port. False: it must not have it. */
 static __always_inline bool bind_within_quota(struct bpf_sock *sk, const struct sock_tag *tag)
 {
-	__u32 reason = hold_port(sk, tag, sk->src_port, false);
+	__u32 reason = reserve_port(sk, tag, sk->src_port, false);
 
 	if (!reason)
 		return true;
@@ -266,7 +266,7 @@ static __always_inline bool bind_within_quota(struct bpf_sock *sk, const struct 
 /* The kernel takes the port away again: bind() is refused for another reason. */
 static __always_inline void port_unbound(struct bpf_sock *sk, const struct sock_tag *tag)
 {
-	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct reserved_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 
 	if (h)
 		release_port(tag, h);
@@ -274,7 +274,7 @@ static __always_inline void port_unbound(struct bpf_sock *sk, const struct sock_
 
 /* From here on what the listener accepts holds the port with it. False: there is no room for that. */
 static __always_inline bool group_port(struct bpf_sock_ops *ops, const struct sock_tag *tag,
-                                       struct held_port *h)
+                                       struct reserved_port *h)
 {
 	struct port_group first = {}, *group;
 	__u64 id = bpf_get_socket_cookie(ops) << 16 | h->port;
@@ -294,20 +294,20 @@ static __always_inline bool group_port(struct bpf_sock_ops *ops, const struct so
 	return true;
 }
 
-/* listen(), which cannot be refused here: a listener that must not be is reported to the agent, which ends it (end_surplus). */
+/* listen(), which cannot be refused here: a listener that must not be is reported to the agent, which ends it (end_over_quota). */
 static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	struct bpf_sock *sk = ops->sk;
 	__u32 id = tag ? tag->endpoint_id : 0;
-	struct held_port *h;
+	struct reserved_port *h;
 	bool within;
 
 	if (!sk || !tag)
 		return 0;
-	within = !hold_port(sk, tag, ops->local_port, true);
+	within = !reserve_port(sk, tag, ops->local_port, true);
 	h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 	if (h && h->port && !h->group && !group_port(ops, tag, h) && protects(PROTECT_PORT_QUOTA)) {
-		__sync_fetch_and_or(&h->flags, HELD_SURPLUS);
+		__sync_fetch_and_or(&h->flags, RESERVED_OVER_QUOTA);
 		within = false;
 	}
 	if (!within)
@@ -316,13 +316,13 @@ static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_t
 }
 
 /* Whether the listener sk has a port that it must not have: above the limit, or one that could not be counted. */
-static __always_inline bool is_surplus(struct sock_common *sk)
+static __always_inline bool is_over_quota(struct sock_common *sk)
 {
 	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct reserved_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 
 	if (h)
-		return h->flags & HELD_SURPLUS;
+		return h->flags & RESERVED_OVER_QUOTA;
 	return tag && is_ephemeral(sk->skc_num) && ports_of(tag) && protects(PROTECT_PORT_QUOTA);
 }
 
@@ -330,17 +330,17 @@ static __always_inline bool is_surplus(struct sock_common *sk)
 static __always_inline void port_connects(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *sk = ops->sk;
-	struct held_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
+	struct reserved_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
 
 	if (h)
-		__sync_fetch_and_and(&h->flags, ~HELD_CLOSED);
+		__sync_fetch_and_and(&h->flags, ~RESERVED_CLOSED);
 }
 
 /* A listener has accepted: what it holds is the listener's, unless it is at another port (a direct one). */
 static __always_inline void port_accepted(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *sk = ops->sk;
-	struct held_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
+	struct reserved_port *h = sk ? bpf_sk_storage_get(&port_by_sock, sk, 0, 0) : NULL;
 	struct port_group *group = NULL;
 	__u64 id;
 
@@ -349,7 +349,7 @@ static __always_inline void port_accepted(struct bpf_sock_ops *ops)
 	id = h->group;
 	if (id && h->port == ops->local_port)
 		group = bpf_map_lookup_elem(&group_by_listener, &id);
-	h->flags = HELD_ACCEPTED;
+	h->flags = RESERVED_ACCEPTED;
 	if (group) {
 		__sync_fetch_and_add(&group->sockets, 1);
 	} else {
@@ -364,7 +364,7 @@ static __noinline int port_state(struct bpf_sock_ops *ops, const struct sock_tag
 {
 	__u32 from = ops->args[0], to = ops->args[1];
 	struct bpf_sock *sk = ops->sk;
-	struct held_port *h;
+	struct reserved_port *h;
 
 	if (!sk || !tag || (to != BPF_TCP_CLOSE && to != BPF_TCP_SYN_RECV) || from == BPF_TCP_LISTEN)
 		return 0;
@@ -372,16 +372,16 @@ static __noinline int port_state(struct bpf_sock_ops *ops, const struct sock_tag
 	if (!h || !h->port)
 		return 0;
 	if (to == BPF_TCP_SYN_RECV) {
-		__sync_fetch_and_or(&h->flags, HELD_CROSSED);
+		__sync_fetch_and_or(&h->flags, RESERVED_SIMULTANEOUS);
 		return 0;
 	}
-	if (from == BPF_TCP_SYN_RECV && !(h->flags & (HELD_ACCEPTED | HELD_CROSSED)))
+	if (from == BPF_TCP_SYN_RECV && !(h->flags & (RESERVED_ACCEPTED | RESERVED_SIMULTANEOUS)))
 		return 0; /* not established yet: what it has is a copy of its listener's */
 	if (from == BPF_TCP_FIN_WAIT2 || from == BPF_TCP_CLOSING)
-		__sync_fetch_and_or(&h->flags, HELD_WAITS);
-	if (h->flags & HELD_ACCEPTED)
+		__sync_fetch_and_or(&h->flags, RESERVED_WAITS);
+	if (h->flags & RESERVED_ACCEPTED)
 		return release_port(tag, h);
-	if (__sync_fetch_and_or(&h->flags, HELD_CLOSED) & HELD_RELEASED)
+	if (__sync_fetch_and_or(&h->flags, RESERVED_CLOSED) & RESERVED_RELEASED)
 		release_port(tag, h);
 	return 0;
 }
@@ -389,11 +389,11 @@ static __noinline int port_state(struct bpf_sock_ops *ops, const struct sock_tag
 /* No program has the socket any more. */
 static __always_inline void port_released(struct bpf_sock *sk, const struct sock_tag *tag)
 {
-	struct held_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
+	struct reserved_port *h = bpf_sk_storage_get(&port_by_sock, sk, 0, 0);
 
-	if (!h || !h->port || h->flags & HELD_ACCEPTED)
+	if (!h || !h->port || h->flags & RESERVED_ACCEPTED)
 		return;
-	if (__sync_fetch_and_or(&h->flags, HELD_RELEASED) & HELD_CLOSED)
+	if (__sync_fetch_and_or(&h->flags, RESERVED_RELEASED) & RESERVED_CLOSED)
 		release_port(tag, h);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Size of segments over lo, for the caps of limit.bpf.c. Asked by connect. */
+/* Size of segments over lo, for the caps of tc/limit.bpf.c. Asked by connect. */
 #ifndef HEDDLE_SOCK_SEGMENTS_H
 #define HEDDLE_SOCK_SEGMENTS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Setting of socket options: sockopt.h says what the verdicts mean. */
+/* Setting of socket options: sock/sockopt.h says what the verdicts mean. */
 
 #include "include/abi/reason.h"
 #include "include/address.h"
@@ -147,7 +147,8 @@ static __always_inline int note_reuse(struct bpf_sockopt *ctx, struct sock_tag *
 	int value;
 
 	if (read_int(ctx, &value))
-		set_claim_flag(tag, ctx->optname == 2 ? CLAIM_REUSEADDR : CLAIM_REUSEPORT, value != 0);
+		set_portbind_flag(tag, ctx->optname == 2 ? PORTBIND_REUSEADDR : PORTBIND_REUSEPORT,
+		                  value != 0);
 	return SOCKOPT_PASS;
 }
 
@@ -358,7 +359,7 @@ static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_ta
 		note_congestion(ctx, tag);
 		return SOCKOPT_PASS;
 	case 14: /* TCP_MD5SIG */
-	case 32: /* TCP_MD5SIG_EXT: keys go by addresses, and those of the wire are the underlay's */
+	case 32: /* TCP_MD5SIG_EXT: keys go by addresses, and those of packets are the underlay's */
 		return deny_if_whole(ctx, 128);
 	case 19: /* TCP_REPAIR */
 	case 42: /* TCP_AO_REPAIR */

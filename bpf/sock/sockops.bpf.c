@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What happens to a tagged socket after its hooks: it connects, writes the option into its SYN, listens, is accepted (accept.bpf.c),
+/* What happens to a tagged socket after its hooks: it connects, writes the option into its SYN, listens, is accepted (sock/accept.h),
  * ends. */
 
 #include "include/abi/path.h"
@@ -36,7 +36,7 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 	if (tag->flags & TAG_PROBE)
 		o.version_network = bpf_htons(OPTION_PROBE << 12 | config_network_id);
 	else if (ops->total_retrans) /* the first SYN got no answer */
-		suspect(ops->remote_ip4);
+		ask_reprobe(ops->remote_ip4);
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
@@ -64,7 +64,7 @@ static __always_inline void remember_names(struct bpf_sock_ops *ops, const struc
 	flow.dst_port = k.dport;
 	flow.ipv6 = k.ipv6;
 	flow.kind = FLOW_NAMES;
-	remember_wire(&k, &flow, wire_owner(ep->addr4.word[3]));
+	remember_tuple(&k, &flow, tuple_owner(ep->addr4.word[3]));
 }
 
 /* A connection to a crossing address: what stands behind it, for the time when there is no tag. */
@@ -125,7 +125,7 @@ static __always_inline bool over_lo(const struct sock_tag *tag)
 static __always_inline void connecting_cb(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	if (!over_lo(tag))
-		pace_again(ops, tag);
+		restore_bbr(ops, tag);
 	if (is_forgotten(ops, tag) || (has_policy() && now_forbidden(ops, tag)))
 		return;
 	if (tag->path == PATH_DIRECT)
@@ -145,7 +145,7 @@ static __always_inline void established_active(struct bpf_sock_ops *ops, struct 
 	if (tag->flags & TAG_ROUTED)
 		move_to_lo(ops, tag);
 	if (!is_mirror(remote_address(ops)))
-		unpace(ops, tag);
+		replace_bbr(ops, tag);
 }
 
 /* Whether a socket that begins to listen without bind() is at an address of the node: at all of them, after a bind() that
@@ -169,7 +169,7 @@ static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const stru
 static __always_inline bool listens_unbound(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	bool v6 = ops->family == AF_INET6;
-	struct port_claims *c;
+	struct portbinds *c;
 	struct tcp_sock *tcp;
 
 	if (listens_at_node(ops, tag) || tag->flags & TAG_V6ONLY)
@@ -177,10 +177,10 @@ static __always_inline bool listens_unbound(struct bpf_sock_ops *ops, struct soc
 	if (is_alias(ops->local_ip4))
 		return true; /* left by a connect to loopback */
 	tag->flags |= TAG_WILD | (v6 ? TAG_ANY6 : 0);
-	unclaim(tag); /* of a port where it listened before */
+	release_portbind(tag); /* of a port where it listened before */
 	tcp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : NULL;
-	ask_claim(tag, v6 ? CLAIM_ANY : CLAIM_ANY4, true);
-	c = make_claim(tag, ops->local_port, tcp ? ((struct sock *)tcp)->sk_uid.val : 0);
+	request_portbind(tag, v6 ? PORTBIND_ANY : PORTBIND_ANY4, true);
+	c = make_portbind(tag, ops->local_port, tcp ? ((struct sock *)tcp)->sk_uid.val : 0);
 	if (c)
 		c->uid = tag->claim_uid;
 	return true;
@@ -194,7 +194,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 
 	if (!tag)
 		return;
-	pace_again(ops, tag);
+	restore_bbr(ops, tag);
 	tag->flags &= ~TAG_ACCEPTED; /* a mark of its connections that are established (uncount_unaccepted) */
 	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
 	if (!(tag->flags & TAG_COUNTED))
@@ -202,7 +202,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	port_listens(ops, tag);
 	tag->path = PATH_LISTEN;
 	reached = tag->flags & TAG_BOUND ? !listens_at_node(ops, tag) : listens_unbound(ops, tag);
-	set_claim_flag(tag, CLAIM_LISTENS, true);
+	set_portbind_flag(tag, PORTBIND_LISTENS, true);
 	/* Tied to the delivery device, nothing outside can reach it. */
 	if (!reached) {
 		__u32 ifindex = config_deliver_ifindex;

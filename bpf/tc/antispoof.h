@@ -345,7 +345,7 @@ static __noinline __u32 refuse_outsider(const struct packet *p)
 	if (!p || !p->ip.saddr || !protects(PROTECT_OVERLAY))
 		return REASON_NONE;
 	from = route_to(p->ip.saddr);
-	return from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_CARRIED)) ? REASON_DROP_SPOOFED_SOURCE
+	return from && !(from->flags & (ROUTE_NODE_ADDR | ROUTE_ADOPTED)) ? REASON_DROP_SPOOFED_SOURCE
 	                                                                  : REASON_NONE;
 }
 
@@ -368,7 +368,7 @@ static __always_inline bool may_send_from(const struct endpoint *self, const str
 		return p->ip.saddr == self->addr4.word[3] || p->ip.saddr == 0;
 	if (is_overlay6(&p->src6))
 		return p->ip.saddr == self->addr4.word[3];
-	if (self->flags & ENDPOINT_CARRIED && is_link_local6(&p->src6))
+	if (self->flags & ENDPOINT_ADOPTED && is_link_local6(&p->src6))
 		return true; /* its hardware address is not Heddle's */
 	return is_unspecified6(&p->src6) || is_own_link_local6(&p->src6, self->id);
 }

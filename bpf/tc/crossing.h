@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Connections of node sockets whose own address is of no use where they go: bound to [::], which underneath is the IPv4
  * address, and connecting to an IPv6 one; or bound to no address of the container at all (bind() with AF_UNSPEC). Such a socket
- * connects to a crossing address (mirror.h), which stands for the destination, and its packets are sent as the container's
+ * connects to a crossing address (include/mirror.h), which stands for the destination, and its packets are sent as the container's
  * own stack would send them:
  *
  *   x:p -> crossing:q    out by the endpoint's veth: cross_out    x:p or x6:p -> destination:q, in by that veth
@@ -24,7 +24,7 @@
 static __always_inline bool crossing_target(struct __sk_buff *skb, const struct packet *p,
                                             const struct endpoint *self, struct address *to)
 {
-	struct flow_key k = wire_key(p);
+	struct flow_key k = packet_tuple(p);
 	struct bpf_sock *sk = skb->sk;
 	struct address *remembered;
 	struct sock_tag *tag;

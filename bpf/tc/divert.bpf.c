@@ -16,7 +16,7 @@ static __always_inline int deliver_verdict(struct __sk_buff *skb)
 	if (skb->mark == config_reject_mark || read_packet(skb, &p) != PACKET_TCP)
 		return TC_ACT_OK;
 	ep = endpoint_at(p.ip.daddr);
-	if (ep && capture(skb, &p, ep->id) >= CAPTURE_TAKEN)
+	if (ep && divert(skb, &p, ep->id) >= DIVERT_TAKEN)
 		count(REASON_DELIVER_NODE);
 	return TC_ACT_OK;
 }

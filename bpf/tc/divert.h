@@ -71,7 +71,7 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
  * SYN-ACK (one in TIME_WAIT expects none); the rest of it is recognised by what is remembered then. */
 static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	struct flow_key k = wire_key(p);
+	struct flow_key k = packet_tuple(p);
 	struct flow flow = {};
 	struct flow *found;
 
@@ -79,7 +79,7 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 		if (!(p->tcp.flags & TCP_FLAG_ACK_) && has_listener(skb, p, owner))
 			return false;
 		flow.kind = FLOW_CONTAINERS;
-		remember_wire(&k, &flow, wire_owner(k.saddr));
+		remember_tuple(&k, &flow, tuple_owner(k.saddr));
 		return true;
 	}
 	found = bpf_map_lookup_elem(&flow_by_wire, &k);
@@ -140,22 +140,22 @@ static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet
 	return owned(sk, owner) && (p->ip.saddr == p->ip.daddr || takes_from_beyond(sk));
 }
 
-/* What capture() did with a packet. */
-enum capture {
-	CAPTURE_NONE, /* no node socket: it is the container's */
-	CAPTURE_PAST, /* the container's, although a node socket matches: in TIME_WAIT, or begun for a listener that closed */
-	CAPTURE_TAKEN,   /* given to a node socket */
-	CAPTURE_OPENING, /* the same; with it, a connection comes to be */
+/* What divert() did with a packet. */
+enum divert_outcome {
+	DIVERT_NONE, /* no node socket: it is the container's */
+	DIVERT_PAST, /* the container's, although a node socket matches: in TIME_WAIT, or begun for a listener that closed */
+	DIVERT_TAKEN,   /* given to a node socket */
+	DIVERT_OPENING, /* the same; with it, a connection comes to be */
 };
 
 /* Hands the packet to the node socket of endpoint owner, if it is for one. */
-static __always_inline int capture(struct __sk_buff *skb, const struct packet *p, __u32 owner)
+static __always_inline int divert(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = find_socket(skb, p, owner);
 	bool ours, waits, opening, begun;
 
 	if (!sk)
-		return CAPTURE_NONE;
+		return DIVERT_NONE;
 	begun = sk->state == BPF_TCP_NEW_SYN_RECV;
 	opening = sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_NEW_SYN_RECV;
 	waits = sk->state == BPF_TCP_TIME_WAIT;
@@ -165,12 +165,12 @@ static __always_inline int capture(struct __sk_buff *skb, const struct packet *p
 		bpf_sk_assign(skb, sk, 0);
 	bpf_sk_release(sk);
 	if (!ours)
-		return waits ? CAPTURE_PAST : CAPTURE_NONE;
+		return waits ? DIVERT_PAST : DIVERT_NONE;
 	if (begun && is_orphan(skb, p, owner))
-		return CAPTURE_PAST;
+		return DIVERT_PAST;
 	barrier(); /* the compiler must not write the mark through a moved context pointer */
 	skb->mark = config_mark;
-	return opening ? CAPTURE_OPENING : CAPTURE_TAKEN;
+	return opening ? DIVERT_OPENING : DIVERT_TAKEN;
 }
 
 /* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start has it); taken: a
@@ -183,20 +183,20 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 
 	if (!(ep->flags & ENDPOINT_INTERCEPTED))
 		return TC_ACT_OK;
-	found = capture(skb, p, ep->id);
+	found = divert(skb, p, ep->id);
 	/* A SYN was asked about before. */
-	if (found != CAPTURE_TAKEN && !is_syn(p)) {
+	if (found != DIVERT_TAKEN && !is_syn(p)) {
 		action = filter_tcp(skb, p, sender, 0, 0);
 		if (action != FILTER_PASS)
 			return action;
 	}
 	switch (found) {
-	case CAPTURE_TAKEN:
-	case CAPTURE_OPENING:
+	case DIVERT_TAKEN:
+	case DIVERT_OPENING:
 		*taken = true;
 		count(REASON_DELIVER_OVERLAY);
 		return TC_ACT_OK;
-	case CAPTURE_PAST:
+	case DIVERT_PAST:
 		/* Routing would match it to that socket, too, and drop it. */
 		return into_container(ifindex);
 	}

@@ -19,42 +19,42 @@
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
 static __always_inline bool remember_plain(const struct packet *p)
 {
-	struct flow_key k = wire_key(p);
+	struct flow_key k = packet_tuple(p);
 	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport, .ipv6 = k.ipv6};
 
 	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
 		return true;
-	return remember_wire(&k, &plain, wire_owner(k.saddr));
+	return remember_tuple(&k, &plain, tuple_owner(k.saddr));
 }
 
-/* Whether endpoint peer of this node has a node socket for the packet: CAPTURE_NONE, CAPTURE_OPENING or CAPTURE_TAKEN. Nothing
- * is assigned: see from_carried. */
+/* Whether endpoint peer of this node has a node socket for the packet: DIVERT_NONE, DIVERT_OPENING or DIVERT_TAKEN. Nothing
+ * is assigned: see from_adopted. */
 static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p, const struct endpoint *peer)
 {
 	bool established = false;
 
 	if (!p || !peer || !(peer->flags & ENDPOINT_INTERCEPTED) ||
 	    !has_node_socket(skb, p, peer, &established))
-		return CAPTURE_NONE;
-	return established ? CAPTURE_TAKEN : CAPTURE_OPENING;
+		return DIVERT_NONE;
+	return established ? DIVERT_TAKEN : DIVERT_OPENING;
 }
 
 /* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer of this node: *taken as
  * towards() has it. A bridge may have the device and take the packet past the node's stack, so that it is sent to the
  * delivery device instead of being marked. */
-static __always_inline int from_carried(struct __sk_buff *skb, const struct packet *p,
+static __always_inline int from_adopted(struct __sk_buff *skb, const struct packet *p,
                                         const struct endpoint *self, const struct endpoint *peer, bool *taken)
 {
 	int found = node_socket(skb, p, peer);
 	int action;
 
 	/* A SYN was asked about before. */
-	if (found != CAPTURE_TAKEN && !is_syn(p) && peer->flags & ENDPOINT_INTERCEPTED) {
+	if (found != DIVERT_TAKEN && !is_syn(p) && peer->flags & ENDPOINT_INTERCEPTED) {
 		action = filter_tcp(skb, p, self->addr4.word[3], 0, 0);
 		if (action != FILTER_PASS)
 			return action;
 	}
-	*taken = found != CAPTURE_NONE;
+	*taken = found != DIVERT_NONE;
 	return *taken ? redeliver(skb) : TC_ACT_OK;
 }
 
@@ -101,8 +101,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	if (verdict >= 0)
 		return verdict;
 	if (peer) {
-		if (self->flags & ENDPOINT_CARRIED)
-			verdict = from_carried(skb, &p, self, peer, &taken);
+		if (self->flags & ENDPOINT_ADOPTED)
+			verdict = from_adopted(skb, &p, self, peer, &taken);
 		else
 			verdict = towards(skb, &p, peer, self->addr4.word[3], &taken);
 		if (taken && !remember_plain(&p))

@@ -23,8 +23,8 @@ static __always_inline bool own_stack_wants(struct __sk_buff *skb, const struct 
 }
 
 /* Finds the addresses under which the node has a socket for a packet of the container's own stack. */
-static __always_inline bool find_wire(struct __sk_buff *skb, const struct packet *p,
-                                      const struct endpoint *ep, struct flow_key *k)
+static __always_inline bool find_node_tuple(struct __sk_buff *skb, const struct packet *p,
+                                            const struct endpoint *ep, struct flow_key *k)
 {
 	__u64 netns = (__u32)ep->node_nsid;
 	__be32 own = ep->addr4.word[3];
@@ -80,7 +80,7 @@ int on_loopback(struct __sk_buff *skb)
 	if (!read_loopback(skb, &p) || own_stack_wants(skb, &p))
 		return TC_ACT_OK;
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
-	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED) || !find_wire(skb, &p, ep, &k))
+	if (!ep || !(ep->flags & ENDPOINT_INTERCEPTED) || !find_node_tuple(skb, &p, ep, &k))
 		return TC_ACT_OK;
 	ifindex = ep->container_ifindex;
 	host_mac(mac, id);

@@ -42,7 +42,7 @@ static __noinline bool remember_translated(struct __sk_buff *skb, const struct p
 
 	if (!p)
 		return true;
-	k = wire_key(p);
+	k = packet_tuple(p);
 	if (!translated && !(skb->ingress_ifindex && endpoint_at(p->ip.saddr))) {
 		/* A container's that had its addresses and ports is forgotten; names that connect() noted are not. */
 		old = skb->ingress_ifindex ? NULL : bpf_map_lookup_elem(&flow_by_wire, &k);
@@ -54,7 +54,7 @@ static __noinline bool remember_translated(struct __sk_buff *skb, const struct p
 	flow.dst = k.daddr;
 	flow.dst_port = k.dport;
 	flow.ipv6 = k.ipv6;
-	return remember_wire(&k, &flow, wire_owner(flow.src));
+	return remember_tuple(&k, &flow, tuple_owner(flow.src));
 }
 
 #endif

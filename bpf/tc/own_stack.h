@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* TCP between node sockets of a container and the processes in its namespace that are not intercepted, over
- * loopback and over the own address (mirror.h has the addresses):
+ * loopback and over the own address (include/mirror.h has the addresses):
  *
  *   own stack a:s -> b:p    on_loopback: mirror(a):s -> node(b):p, out by eth0    from_own_stack: node socket
  *   node socket node(b):p -> mirror(a):s    to_own_stack: passed    into_loopback: b:p -> a:s, in by lo
@@ -108,7 +108,7 @@ __noinline int end_pod_time_wait(struct __sk_buff *skb)
 static __always_inline int from_own_stack(struct __sk_buff *skb, const struct packet *p, int kind,
                                           const struct endpoint *self)
 {
-	struct flow_key k = wire_key(p);
+	struct flow_key k = packet_tuple(p);
 	struct flow names = {};
 	int found;
 

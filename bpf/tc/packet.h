@@ -93,7 +93,7 @@ static __always_inline int drop(__u32 reason)
 	return TC_ACT_SHOT;
 }
 
-static __always_inline struct flow_key wire_key(const struct packet *p)
+static __always_inline struct flow_key packet_tuple(const struct packet *p)
 {
 	struct flow_key k = {
 	        .saddr = p->ip.saddr,
@@ -220,7 +220,7 @@ static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, boo
 }
 
 /* What a filter on the node's devices says to the kernel: what it lets pass goes on to the next filter, which may be
- * limit.bpf.c's. */
+ * tc/limit.bpf.c's. */
 static __always_inline int or_next_filter(int verdict)
 {
 	return verdict == TC_ACT_OK ? TC_ACT_UNSPEC : verdict;

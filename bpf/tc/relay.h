@@ -20,11 +20,11 @@
 #define RELAY_PORTS      4536
 #define RELAY_PORT_TRIES 8
 
-/* The flow of wire, if it is the one that container packets with key back belong to. The two maps are
- * LRU and a wire 4-tuple may come again for another target, so each is checked against the other. */
-static __always_inline struct flow *relayed_flow(const struct flow_key *wire, const struct flow_key *back)
+/* The flow of outer, a 4-tuple on the underlay, if it is the one that container packets with key back belong to. The two maps are
+ * LRU and an outer 4-tuple may come again for another target, so each is checked against the other. */
+static __always_inline struct flow *relayed_flow(const struct flow_key *outer, const struct flow_key *back)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, wire);
+	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, outer);
 
 	if (!flow || flow->kind != FLOW_RELAY || flow->relay_port != back->dport ||
 	    flow->ipv6 != back->ipv6 || flow->src != back->daddr || flow->dst != back->saddr ||
@@ -33,14 +33,14 @@ static __always_inline struct flow *relayed_flow(const struct flow_key *wire, co
 	return flow;
 }
 
-/* Whether behind the relay back belongs to a connection other than wire's that may still live. */
-static __always_inline bool relay_taken(const struct flow_key *back, const struct flow_key *wire)
+/* Whether behind the relay back belongs to a connection other than outer's that may still live. */
+static __always_inline bool relay_taken(const struct flow_key *back, const struct flow_key *outer)
 {
 	struct flow_key *other = bpf_map_lookup_elem(&wire_by_relay, back);
 	struct flow *flow;
 
 	if (!other ||
-	    (other->saddr == wire->saddr && other->sport == wire->sport && other->dport == wire->dport))
+	    (other->saddr == outer->saddr && other->sport == outer->sport && other->dport == outer->dport))
 		return false;
 	flow = relayed_flow(other, back);
 	return flow && flow->ended != ENDED;
@@ -48,15 +48,15 @@ static __always_inline bool relay_taken(const struct flow_key *back, const struc
 
 /* The source port of a new connection behind the relay: its own, unless another connection of the same
  * two addresses has it, by another direct port. 0 if none is found. */
-static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *wire)
+static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *outer)
 {
-	__be16 port = wire->sport;
+	__be16 port = outer->sport;
 	struct flow_key back;
 	int i;
 
 	for (i = 0; i < RELAY_PORT_TRIES; i++) {
 		back = relay_key(flow, port);
-		if (!relay_taken(&back, wire))
+		if (!relay_taken(&back, outer))
 			return port;
 		port = bpf_htons(RELAY_PORT_FIRST + bpf_get_prandom_u32() % RELAY_PORTS);
 	}
@@ -109,7 +109,7 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	}
 	back = relay_key(flow, flow->relay_port);
 	/* In this order: what is forgotten for it may have had the same way back. */
-	if (!remember_wire(k, flow, wire_owner(flow->src)) ||
+	if (!remember_tuple(k, flow, tuple_owner(flow->src)) ||
 	    bpf_map_update_elem(&wire_by_relay, &back, k, BPF_ANY))
 		return drop(REASON_DROP_NOT_REMEMBERED);
 	note_relay(flow);
@@ -117,28 +117,28 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	return relay_forward(skb, p, flow);
 }
 
-/* A packet from a container's own namespace: back onto the wire if it belongs to a relayed connection.
+/* A packet from a container's own namespace: back onto the underlay if it belongs to a relayed connection.
  * Gives -1 if it does not. */
 static __always_inline int relay_return(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow_key k = wire_key(p);
-	struct flow_key *wire = bpf_map_lookup_elem(&wire_by_relay, &k);
+	struct flow_key k = packet_tuple(p);
+	struct flow_key *outer = bpf_map_lookup_elem(&wire_by_relay, &k);
 	struct flow_key out;
 	struct flow *flow;
 
-	if (!wire)
+	if (!outer)
 		return -1;
-	flow = relayed_flow(wire, &k);
+	flow = relayed_flow(outer, &k);
 	/* After the end, a SYN-ACK answers a SYN that came over the overlay. */
 	if (!flow || (flow->ended == ENDED && p->tcp.flags & TCP_FLAG_SYN_)) {
 		bpf_map_delete_elem(&wire_by_relay, &k);
 		return -1;
 	}
 	note_end(flow, p, ENDED_BY_ENDPOINT);
-	out.saddr = wire->daddr;
-	out.daddr = wire->saddr;
-	out.sport = wire->dport;
-	out.dport = wire->sport;
+	out.saddr = outer->daddr;
+	out.daddr = outer->saddr;
+	out.sport = outer->dport;
+	out.dport = outer->sport;
 	if (p->ipv6 ? translate_to_ipv4(skb, p, &out) : rewrite(skb, p, &out))
 		return TC_ACT_SHOT;
 	return bpf_redirect_neigh(config_underlay_ifindex, NULL, 0, 0);

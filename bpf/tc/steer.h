@@ -33,7 +33,7 @@ static __always_inline __u32 reject_sender(__be32 underlay, const struct syn_opt
 	return REASON_NONE;
 }
 
-/* Whether the kernel already has a socket for exactly this wire 4-tuple, and may go on alone. A
+/* Whether the kernel already has a socket for exactly this 4-tuple, and may go on alone. A
  * socket in TIME_WAIT does not count: it has no listener to hand a new SYN to. */
 static __always_inline bool has_socket(struct __sk_buff *skb, const struct flow_key *k, __u32 *state)
 {
@@ -100,7 +100,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	if (has_socket(skb, k, &state)) { /* retransmitted */
 		/* It will be needed yet. If it was forgotten meanwhile, this SYN says it again. */
 		if (state == BPF_TCP_NEW_SYN_RECV && !bpf_map_lookup_elem(&flow_by_wire, k))
-			remember_wire(k, &flow, wire_owner(flow.src));
+			remember_tuple(k, &flow, tuple_owner(flow.src));
 		return TC_ACT_OK;
 	}
 	if (state == BPF_TCP_TIME_WAIT) {
@@ -119,7 +119,7 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	}
 	if (assign_listener(skb, &flow, ep->id)) {
 		/* A busy map refuses now and then. Who connects is not known without it: better the sender tries again. */
-		if (!remember_wire(k, &flow, wire_owner(flow.src)))
+		if (!remember_tuple(k, &flow, tuple_owner(flow.src)))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return TC_ACT_OK;
 	}

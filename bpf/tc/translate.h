@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The relay between an IPv4 wire and a container's IPv6 packets: a direct connection between IPv6 overlay
+/* Translates between IPv4 on the underlay and a container's IPv6 packets: a direct connection between IPv6 overlay
  * addresses whose listener is not intercepted. Headers are translated as in RFC 7915; there are no fragments and no
  * options to carry. */
 #ifndef HEDDLE_TC_TRANSLATE_H

@@ -58,7 +58,7 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 		return is_syn(&p) || has_policy() ? from_outside(skb, &p) : TC_ACT_OK;
 	if (!in_direct_ports(p.tcp.dest))
 		return TC_ACT_OK;
-	k = wire_key(&p);
+	k = packet_tuple(&p);
 	if (is_syn(&p)) {
 		kind = steer_syn(skb, &p, &k);
 		return kind == SYN_IS_PROBE ? steer_probe(skb, &p, &k) : kind;

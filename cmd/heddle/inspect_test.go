@@ -68,7 +68,7 @@ func inspectStatus(node string) api.Status {
 		},
 		Interception: api.Interception{Listeners: 3, Readers: 4, Answered: 100, Continued: 20,
 			Failed: map[string]uint64{"caller_gone": 1, "answer": 0}, PremadeHits: 90, PremadeMisses: 10, Batches: 5, BatchSockets: 320,
-			Unguarded: []model.Holder{{PID: 4711, Endpoint: 7, Sockets: 2}}},
+			Unguarded: []model.SocketOwner{{PID: 4711, Endpoint: 7, Sockets: 2}}},
 		Policy: api.Policy{Policies: 2, Rules: 9, Revision: 16, Addresses: 12, Pairs: 4, Took: 1500 * time.Microsecond, Cut: 3,
 			Faults: []string{"policy x: member \"until\": held closed"}},
 		Faults: []api.Fault{{Reason: api.FaultEndpoint, Endpoint: node + "/c2", Error: "no room", Since: inspectNow},

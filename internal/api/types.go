@@ -251,7 +251,7 @@ type Interception struct {
 	BatchSockets uint64 `json:"crated_sockets"`
 	// Unguarded are processes that hold sockets of endpoints and are neither the node's nor under a listener: what they ask of
 	// one by ioctl() is answered by the node, unless BPF LSM keeps them from it.
-	Unguarded []model.Holder `json:"unguarded,omitempty"`
+	Unguarded []model.SocketOwner `json:"unguarded,omitempty"`
 }
 
 // Counter is the count of one model.Reason since the datapath was loaded. It survives agent restarts.

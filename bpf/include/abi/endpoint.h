@@ -9,7 +9,7 @@
 /* endpoint.flags */
 enum endpoint_flags {
 	ENDPOINT_INTERCEPTED = 1 << 0,
-	ENDPOINT_CARRIED = 1 << 1, /* device and address are another network's */
+	ENDPOINT_ADOPTED = 1 << 1, /* device and address are another network's */
 };
 
 /* One endpoint of this node. */

@@ -42,18 +42,18 @@ enum flow_ended {
 	ENDED = ENDED_BY_SENDER | ENDED_BY_ENDPOINT,
 };
 
-/* Flows of flow_by_wire by who began them: each owner has WIRE_SETS sets of SET_WIRES of its keys. */
-#define WIRE_SETS 1024
-#define SET_WIRES 8
+/* Flows of flow_by_wire by who began them: each owner has TUPLE_SETS sets of SET_TUPLES of its keys. */
+#define TUPLE_SETS 1024
+#define SET_TUPLES 8
 
-struct wire_slot {
-	__u32 id;   /* a digest of the key; WIRE_FREE, WIRE_BUSY */
+struct tuple_slot {
+	__u32 id;   /* a digest of the key; TUPLE_FREE, TUPLE_BUSY */
 	__u32 seen; /* when it was put here, in units of 2^30 ns since boot */
 	struct flow_key key;
 };
 
-struct wire_set {
-	struct wire_slot wire[SET_WIRES];
+struct tuple_set {
+	struct tuple_slot wire[SET_TUPLES];
 };
 
 #endif

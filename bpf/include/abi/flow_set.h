@@ -41,7 +41,7 @@ enum fragment {
 	FRAGMENT_LATER,
 };
 
-/* Where filter.bpf.c works: its callers' stacks are full. */
+/* Where policy/filter.h works: its callers' stacks are full. */
 struct filter_state {
 	struct flow_id flow;
 	struct flow_id other;

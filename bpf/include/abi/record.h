@@ -6,7 +6,7 @@
 #include <linux/types.h>
 #include "include/abi/tag.h"
 
-/* One record of the connection listing (list.bpf.c). */
+/* One record of the connection listing (iter/list.bpf.c). */
 struct connection_record {
 	struct sock_tag tag;
 	struct address node_local; /* as the kernel has it */
@@ -25,8 +25,8 @@ struct connection_record {
 	__u32 pad2;
 };
 
-/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps (holders.bpf.c). */
-struct holder_record {
+/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps (iter/socket_owners.bpf.c). */
+struct socket_owner_record {
 	__u32 endpoint_id;
 	__u32 pid;
 };

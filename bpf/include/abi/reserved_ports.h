@@ -8,20 +8,20 @@
 
 /* The port of the node that a socket keeps from everybody's connect(). Lives in socket-local storage; accepted sockets
  * start with a copy of their listener's. */
-struct held_port {
+struct reserved_port {
 	__u64 group; /* key in group_by_listener; 0: it holds the port by itself */
 	__u32 port;  /* host byte order; 0: it holds none */
-	__u32 flags; /* enum held_flags */
+	__u32 flags; /* enum reserved_flags */
 };
 
-/* held_port.flags */
-enum held_flags {
-	HELD_CLOSED = 1 << 0,   /* no connection holds it: never connected, or in state CLOSE again */
-	HELD_RELEASED = 1 << 1, /* no program holds it */
-	HELD_ACCEPTED = 1 << 2, /* of an accepted connection: gone with it */
-	HELD_WAITS = 1 << 3,    /* a connection of it may be in TIME_WAIT */
-	HELD_CROSSED = 1 << 4,  /* both ends connected at once */
-	HELD_SURPLUS = 1 << 5,  /* of a listener above the limit, which the agent ends */
+/* reserved_port.flags */
+enum reserved_flags {
+	RESERVED_CLOSED = 1 << 0,       /* no connection holds it: never connected, or in state CLOSE again */
+	RESERVED_RELEASED = 1 << 1,     /* no program holds it */
+	RESERVED_ACCEPTED = 1 << 2,     /* of an accepted connection: gone with it */
+	RESERVED_WAITS = 1 << 3,        /* a connection of it may be in TIME_WAIT */
+	RESERVED_SIMULTANEOUS = 1 << 4, /* both ends connected at once */
+	RESERVED_OVER_QUOTA = 1 << 5,   /* of a listener above the limit, which the agent ends */
 };
 
 /* A listener's port, which its accepted connections keep when it is gone. */

@@ -22,8 +22,8 @@ enum sock_tag_flags {
 	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
 	TAG_PROBE =
 	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
-	TAG_SERVICE = 1 << 13, /* getpeername shows service_by_sock */
-	TAG_UNPACED = 1 << 14, /* TCP_CONGESTION is "reno", and shown as "bbr" (unpaced.h) */
+	TAG_SERVICE = 1 << 13,      /* getpeername shows service_by_sock */
+	TAG_RENO_FOR_BBR = 1 << 14, /* TCP_CONGESTION is "reno", and shown as "bbr" (sock/congestion.h) */
 };
 
 /* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
@@ -54,9 +54,9 @@ struct sock_tag {
 	__be16 remote_port;
 	__u8 path;        /* enum heddle_path */
 	__u8 reason;      /* enum heddle_reason: why not direct */
-	__u8 claim;       /* enum claim_kind: the claim counted for this socket */
-	__u8 claim_wish;  /* enum claim_kind: what bind() asks for */
-	__u8 claim_flags; /* enum claim_flags */
+	__u8 claim;       /* enum portbind_kind: the bind reservation counted for this socket */
+	__u8 claim_wish;  /* enum portbind_kind: what bind() asks for */
+	__u8 claim_flags; /* enum portbind_flags */
 	__u8 pad;
 	__u16 claim_port;  /* host byte order */
 	__u32 claim_uid;   /* of the process that bound it */
@@ -67,7 +67,7 @@ struct sock_tag {
 	__u32 incarnation; /* of that endpoint: ids are given anew */
 };
 
-/* What the agent demands of the thread that is to have a socket, when it asks for that to be counted (sockets.bpf.c). */
+/* What the agent demands of the thread that is to have a socket, when it asks for that to be counted (sock/socket_quota.h). */
 enum admission_flags {
 	ADMIT_OWNER = 1 << 0, /* uid and gid are its effective ones */
 };

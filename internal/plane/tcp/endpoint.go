@@ -59,7 +59,7 @@ func (p *Plane) LastID() (model.EndpointID, error) { return p.datapath.LastID() 
 func (p *Plane) SetLastID(id model.EndpointID) error { return p.datapath.SetLastID(id) }
 
 // InUse gives the ids of endpoints that sockets carry, also of endpoints that are gone.
-func (p *Plane) InUse() (map[model.EndpointID]bool, error) { return p.datapath.CarriedIDs() }
+func (p *Plane) InUse() (map[model.EndpointID]bool, error) { return p.datapath.IDsInUse() }
 
 // CutLeaving ends what sockets of e there still are, on the node and in its container's own stack, and says how many.
 func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {

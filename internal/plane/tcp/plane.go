@@ -204,7 +204,7 @@ func (p *Plane) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { p.runProbes(ctx) })
-	wg.Go(func() { p.endSurplus(ctx) })
+	wg.Go(func() { p.endOverQuota(ctx) })
 	return p.intercept.Serve(ctx)
 }
 

@@ -52,8 +52,8 @@ func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
 // surplusPause is between two looks for listeners to end, each of which reads all of the node's sockets.
 const surplusPause = 20 * time.Millisecond
 
-// endSurplus ends listeners above the limit of ports, until ctx ends. They were never bound: bind() would have been refused.
-func (p *Plane) endSurplus(ctx context.Context) {
+// endOverQuota ends listeners above the limit of ports, until ctx ends. They were never bound: bind() would have been refused.
+func (p *Plane) endOverQuota(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	reported := make(chan struct{}, 1)
@@ -64,7 +64,7 @@ func (p *Plane) endSurplus(ctx context.Context) {
 				return
 			case <-reported:
 			}
-			if _, err := p.datapath.EndSurplus(); err != nil {
+			if _, err := p.datapath.EndOverQuota(); err != nil {
 				p.log.Warn("listeners without bind hold more of the node's ports than their containers may", "err", err)
 			}
 			select {
@@ -74,7 +74,7 @@ func (p *Plane) endSurplus(ctx context.Context) {
 			}
 		}
 	})
-	err := p.datapath.FollowSurplus(ctx, func() {
+	err := p.datapath.FollowOverQuota(ctx, func() {
 		select {
 		case reported <- struct{}{}:
 		default: // what reported this one, the next look sees, too

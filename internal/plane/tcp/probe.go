@@ -72,7 +72,7 @@ func (p *Plane) runProbes(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		if err := p.datapath.FollowSuspects(ctx, p.suspect); err != nil {
+		if err := p.datapath.FollowReprobes(ctx, p.suspect); err != nil {
 			p.log.Error("direct paths are probed at their time only, not when a connect fails", "err", err)
 		}
 	})

@@ -28,7 +28,7 @@ func (p *Plane) Connections() ([]model.Connection, error) { return p.datapath.Co
 
 // Interception reports how trapped calls were answered.
 func (p *Plane) Interception(context.Context) (api.Interception, error) {
-	unguarded, err := p.datapath.Holders()
+	unguarded, err := p.datapath.SocketOwners()
 	if err != nil {
 		return api.Interception{}, err
 	}

@@ -250,7 +250,7 @@ func (d *Datapath) removeStalePins(known abi) error {
 	for _, h := range hooks {
 		keep[linkPin+h.name] = true
 	}
-	for name := range lockHooks(&lockObjects{}) {
+	for name := range lsmHooks(&lsmObjects{}) {
 		keep[linkPin+name] = true
 	}
 	for name := range d.procFiles() {

@@ -2,11 +2,9 @@ package datapath
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -21,9 +19,9 @@ func (d *Datapath) Connections() ([]model.Connection, error) {
 	return parseConnections(raw)
 }
 
-// CarriedIDs gives the endpoint ids that sockets of this node carry. It sees the sockets that Connections can:
+// IDsInUse gives the endpoint ids that sockets of this node carry. It sees the sockets that Connections can:
 // not those that were never bound nor connected.
-func (d *Datapath) CarriedIDs() (map[model.EndpointID]bool, error) {
+func (d *Datapath) IDsInUse() (map[model.EndpointID]bool, error) {
 	raw, err := iterate(d.objs.List)
 	if err != nil {
 		return nil, fmt.Errorf("list connections: %w", err)
@@ -31,28 +29,6 @@ func (d *Datapath) CarriedIDs() (map[model.EndpointID]bool, error) {
 	ids := make(map[model.EndpointID]bool)
 	err = eachRecord(raw, func(r *heddleConnectionRecord) { ids[model.EndpointID(r.Tag.EndpointId)] = true })
 	return ids, err
-}
-
-// Holders lists the processes of this machine that hold sockets of endpoints and whose ioctls of devices nobody traps: what they ask
-// of such a socket is answered by the node. Only the node's own processes may: they are left out.
-func (d *Datapath) Holders() ([]model.Holder, error) {
-	raw, err := iterate(d.objs.Holders)
-	if err != nil {
-		return nil, fmt.Errorf("list holders of sockets: %w", err)
-	}
-	sockets := map[model.Holder]int{}
-	err = eachRecord(raw, func(r *heddleHolderRecord) {
-		sockets[model.Holder{PID: int(r.Pid), Endpoint: model.EndpointID(r.EndpointId)}]++
-	})
-	out := make([]model.Holder, 0, len(sockets))
-	for h, n := range sockets {
-		h.Sockets = n
-		out = append(out, h)
-	}
-	slices.SortFunc(out, func(x, y model.Holder) int {
-		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(x.Endpoint, y.Endpoint))
-	})
-	return out, err
 }
 
 func parseConnections(raw []byte) ([]model.Connection, error) {
@@ -65,7 +41,7 @@ func parseConnections(raw []byte) ([]model.Connection, error) {
 	return out, err
 }
 
-func eachRecord[T heddleConnectionRecord | heddleHolderRecord](raw []byte, f func(*T)) error {
+func eachRecord[T heddleConnectionRecord | heddleSocketOwnerRecord](raw []byte, f func(*T)) error {
 	var rec T
 	size := binary.Size(rec)
 	if len(raw)%size != 0 {

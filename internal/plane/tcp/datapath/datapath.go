@@ -131,8 +131,8 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	if err := d.attachCgroup(); err != nil {
 		return nil, err
 	}
-	if err := d.attachLock(); err != nil {
-		return nil, fmt.Errorf("second lock: %w", err)
+	if err := d.attachLSM(); err != nil {
+		return nil, fmt.Errorf("LSM hooks: %w", err)
 	}
 	if err := d.attachProc(); err != nil {
 		return nil, err

@@ -133,7 +133,7 @@ type heddleEndpointFlags uint32
 
 const (
 	heddleEndpointFlagsENDPOINT_INTERCEPTED heddleEndpointFlags = 1
-	heddleEndpointFlagsENDPOINT_CARRIED     heddleEndpointFlags = 2
+	heddleEndpointFlagsENDPOINT_ADOPTED     heddleEndpointFlags = 2
 )
 
 type heddleFilterState struct {
@@ -293,19 +293,6 @@ const (
 	heddleHeddleVerdictVERDICT_DROP   heddleHeddleVerdict = 2
 )
 
-type heddleHeldPort struct {
-	_     structs.HostLayout
-	Group uint64
-	Port  uint32
-	Flags uint32
-}
-
-type heddleHolderRecord struct {
-	_          structs.HostLayout
-	EndpointId uint32
-	Pid        uint32
-}
-
 type heddleJoinedGroups struct {
 	_     structs.HostLayout
 	Group [20]struct {
@@ -395,17 +382,6 @@ type heddlePortAccount struct {
 	}
 }
 
-type heddlePortClaims struct {
-	_      structs.HostLayout
-	ByKind [8]struct {
-		_         structs.HostLayout
-		Sockets   uint32
-		Exclusive uint32
-		Alone     uint32
-	}
-	Uid uint32
-}
-
 type heddlePortGroup struct {
 	_       structs.HostLayout
 	Sockets uint32
@@ -428,6 +404,24 @@ type heddlePortRangeKey struct {
 	Port      uint16
 }
 
+type heddlePortbinds struct {
+	_      structs.HostLayout
+	ByKind [8]struct {
+		_         structs.HostLayout
+		Sockets   uint32
+		Exclusive uint32
+		Alone     uint32
+	}
+	Uid uint32
+}
+
+type heddleReservedPort struct {
+	_     structs.HostLayout
+	Group uint64
+	Port  uint32
+	Flags uint32
+}
+
 type heddleRoute struct {
 	_         structs.HostLayout
 	Underlay  heddleAddress
@@ -447,7 +441,7 @@ const (
 	heddleRouteFlagsROUTE_STRIPPED   heddleRouteFlags = 32
 	heddleRouteFlagsROUTE_BLOCKED    heddleRouteFlags = 64
 	heddleRouteFlagsROUTE_NOT_PROVEN heddleRouteFlags = 112
-	heddleRouteFlagsROUTE_CARRIED    heddleRouteFlags = 128
+	heddleRouteFlagsROUTE_ADOPTED    heddleRouteFlags = 128
 )
 
 type heddleRouteKey struct {
@@ -496,21 +490,21 @@ type heddleSockTag struct {
 type heddleSockTagFlags uint32
 
 const (
-	heddleSockTagFlagsTAG_BOUND    heddleSockTagFlags = 1
-	heddleSockTagFlagsTAG_WILD     heddleSockTagFlags = 2
-	heddleSockTagFlagsTAG_V6ONLY   heddleSockTagFlags = 4
-	heddleSockTagFlagsTAG_LOCAL    heddleSockTagFlags = 8
-	heddleSockTagFlagsTAG_REMOTE   heddleSockTagFlags = 16
-	heddleSockTagFlagsTAG_ROUTED   heddleSockTagFlags = 32
-	heddleSockTagFlagsTAG_NAMES    heddleSockTagFlags = 64
-	heddleSockTagFlagsTAG_ANY6     heddleSockTagFlags = 128
-	heddleSockTagFlagsTAG_BOUND6   heddleSockTagFlags = 256
-	heddleSockTagFlagsTAG_ACCEPTED heddleSockTagFlags = 512
-	heddleSockTagFlagsTAG_DROPPED  heddleSockTagFlags = 1024
-	heddleSockTagFlagsTAG_COUNTED  heddleSockTagFlags = 2048
-	heddleSockTagFlagsTAG_PROBE    heddleSockTagFlags = 4096
-	heddleSockTagFlagsTAG_SERVICE  heddleSockTagFlags = 8192
-	heddleSockTagFlagsTAG_UNPACED  heddleSockTagFlags = 16384
+	heddleSockTagFlagsTAG_BOUND        heddleSockTagFlags = 1
+	heddleSockTagFlagsTAG_WILD         heddleSockTagFlags = 2
+	heddleSockTagFlagsTAG_V6ONLY       heddleSockTagFlags = 4
+	heddleSockTagFlagsTAG_LOCAL        heddleSockTagFlags = 8
+	heddleSockTagFlagsTAG_REMOTE       heddleSockTagFlags = 16
+	heddleSockTagFlagsTAG_ROUTED       heddleSockTagFlags = 32
+	heddleSockTagFlagsTAG_NAMES        heddleSockTagFlags = 64
+	heddleSockTagFlagsTAG_ANY6         heddleSockTagFlags = 128
+	heddleSockTagFlagsTAG_BOUND6       heddleSockTagFlags = 256
+	heddleSockTagFlagsTAG_ACCEPTED     heddleSockTagFlags = 512
+	heddleSockTagFlagsTAG_DROPPED      heddleSockTagFlags = 1024
+	heddleSockTagFlagsTAG_COUNTED      heddleSockTagFlags = 2048
+	heddleSockTagFlagsTAG_PROBE        heddleSockTagFlags = 4096
+	heddleSockTagFlagsTAG_SERVICE      heddleSockTagFlags = 8192
+	heddleSockTagFlagsTAG_RENO_FOR_BBR heddleSockTagFlags = 16384
 )
 
 type heddleSockTagOptions uint32
@@ -530,6 +524,12 @@ const (
 	heddleSockTagOptionsOPTION_ORIGDST6    heddleSockTagOptions = 4096
 )
 
+type heddleSocketOwnerRecord struct {
+	_          structs.HostLayout
+	EndpointId uint32
+	Pid        uint32
+}
+
 type heddleSynOption struct {
 	_              structs.HostLayout
 	Kind           uint8
@@ -541,7 +541,7 @@ type heddleSynOption struct {
 	Src            uint32
 }
 
-type heddleWireSet struct {
+type heddleTupleSet struct {
 	_    structs.HostLayout
 	Wire [8]struct {
 		_    structs.HostLayout
@@ -603,7 +603,7 @@ const (
 	heddleProgCutLeavingPlain      = "cut_leaving_plain"
 	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
-	heddleProgEndSurplus           = "end_surplus"
+	heddleProgEndOverQuota         = "end_over_quota"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromLo               = "from_lo"
 	heddleProgFromOverlay          = "from_overlay"
@@ -614,7 +614,6 @@ const (
 	heddleProgGetsockname6         = "getsockname6"
 	heddleProgGetsockopt           = "getsockopt"
 	heddleProgGiveUp               = "give_up"
-	heddleProgHolders              = "holders"
 	heddleProgIntoLoopback         = "into_loopback"
 	heddleProgLimitIn              = "limit_in"
 	heddleProgLimitOut             = "limit_out"
@@ -626,6 +625,7 @@ const (
 	heddleProgProcTcp6             = "proc_tcp6"
 	heddleProgSetsockopt           = "setsockopt"
 	heddleProgSockRelease          = "sock_release"
+	heddleProgSocketOwners         = "socket_owners"
 	heddleProgTcpEvents            = "tcp_events"
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
@@ -656,7 +656,7 @@ const (
 	heddleVarLimitDevice           = "limit_device"
 	heddleVarLimitsInForce         = "limits_in_force"
 	heddleVarNoFlows               = "no_flows"
-	heddleVarNoWires               = "no_wires"
+	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
@@ -666,12 +666,12 @@ const (
 	heddleVarTypeHeddleProtection  = "type_heddle_protection"
 	heddleVarTypeHeddleReason      = "type_heddle_reason"
 	heddleVarTypeHeddleVerdict     = "type_heddle_verdict"
-	heddleVarTypeHolderRecord      = "type_holder_record"
 	heddleVarTypeLimitFlags        = "type_limit_flags"
 	heddleVarTypePolicyFlags       = "type_policy_flags"
 	heddleVarTypeRouteFlags        = "type_route_flags"
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
 	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
+	heddleVarTypeSocketOwnerRecord = "type_socket_owner_record"
 	heddleVarTypeSynOption         = "type_syn_option"
 )
 
@@ -726,7 +726,7 @@ type heddleProgramSpecs struct {
 	CutLeavingPlain *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
 	CutPlain        *ebpf.ProgramSpec `ebpf:"cut_plain"`
 	Deliver         *ebpf.ProgramSpec `ebpf:"deliver"`
-	EndSurplus      *ebpf.ProgramSpec `ebpf:"end_surplus"`
+	EndOverQuota    *ebpf.ProgramSpec `ebpf:"end_over_quota"`
 	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromLo          *ebpf.ProgramSpec `ebpf:"from_lo"`
 	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
@@ -737,7 +737,6 @@ type heddleProgramSpecs struct {
 	Getsockname6    *ebpf.ProgramSpec `ebpf:"getsockname6"`
 	Getsockopt      *ebpf.ProgramSpec `ebpf:"getsockopt"`
 	GiveUp          *ebpf.ProgramSpec `ebpf:"give_up"`
-	Holders         *ebpf.ProgramSpec `ebpf:"holders"`
 	IntoLoopback    *ebpf.ProgramSpec `ebpf:"into_loopback"`
 	LimitIn         *ebpf.ProgramSpec `ebpf:"limit_in"`
 	LimitOut        *ebpf.ProgramSpec `ebpf:"limit_out"`
@@ -749,6 +748,7 @@ type heddleProgramSpecs struct {
 	ProcTcp6        *ebpf.ProgramSpec `ebpf:"proc_tcp6"`
 	Setsockopt      *ebpf.ProgramSpec `ebpf:"setsockopt"`
 	SockRelease     *ebpf.ProgramSpec `ebpf:"sock_release"`
+	SocketOwners    *ebpf.ProgramSpec `ebpf:"socket_owners"`
 	TcpEvents       *ebpf.ProgramSpec `ebpf:"tcp_events"`
 	ToEndpoint      *ebpf.ProgramSpec `ebpf:"to_endpoint"`
 	ToOverlay       *ebpf.ProgramSpec `ebpf:"to_overlay"`
@@ -830,7 +830,7 @@ type heddleVariableSpecs struct {
 	LimitDevice           *ebpf.VariableSpec `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.VariableSpec `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
-	NoWires               *ebpf.VariableSpec `ebpf:"no_wires"`
+	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
@@ -840,12 +840,12 @@ type heddleVariableSpecs struct {
 	TypeHeddleProtection  *ebpf.VariableSpec `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.VariableSpec `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.VariableSpec `ebpf:"type_heddle_verdict"`
-	TypeHolderRecord      *ebpf.VariableSpec `ebpf:"type_holder_record"`
 	TypeLimitFlags        *ebpf.VariableSpec `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.VariableSpec `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.VariableSpec `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
+	TypeSocketOwnerRecord *ebpf.VariableSpec `ebpf:"type_socket_owner_record"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
 }
 
@@ -985,7 +985,7 @@ type heddleVariables struct {
 	LimitDevice           *ebpf.Variable `ebpf:"limit_device"`
 	LimitsInForce         *ebpf.Variable `ebpf:"limits_in_force"`
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
-	NoWires               *ebpf.Variable `ebpf:"no_wires"`
+	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
@@ -995,12 +995,12 @@ type heddleVariables struct {
 	TypeHeddleProtection  *ebpf.Variable `ebpf:"type_heddle_protection"`
 	TypeHeddleReason      *ebpf.Variable `ebpf:"type_heddle_reason"`
 	TypeHeddleVerdict     *ebpf.Variable `ebpf:"type_heddle_verdict"`
-	TypeHolderRecord      *ebpf.Variable `ebpf:"type_holder_record"`
 	TypeLimitFlags        *ebpf.Variable `ebpf:"type_limit_flags"`
 	TypePolicyFlags       *ebpf.Variable `ebpf:"type_policy_flags"`
 	TypeRouteFlags        *ebpf.Variable `ebpf:"type_route_flags"`
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
+	TypeSocketOwnerRecord *ebpf.Variable `ebpf:"type_socket_owner_record"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
 }
 
@@ -1017,7 +1017,7 @@ type heddlePrograms struct {
 	CutLeavingPlain *ebpf.Program `ebpf:"cut_leaving_plain"`
 	CutPlain        *ebpf.Program `ebpf:"cut_plain"`
 	Deliver         *ebpf.Program `ebpf:"deliver"`
-	EndSurplus      *ebpf.Program `ebpf:"end_surplus"`
+	EndOverQuota    *ebpf.Program `ebpf:"end_over_quota"`
 	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
 	FromLo          *ebpf.Program `ebpf:"from_lo"`
 	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
@@ -1028,7 +1028,6 @@ type heddlePrograms struct {
 	Getsockname6    *ebpf.Program `ebpf:"getsockname6"`
 	Getsockopt      *ebpf.Program `ebpf:"getsockopt"`
 	GiveUp          *ebpf.Program `ebpf:"give_up"`
-	Holders         *ebpf.Program `ebpf:"holders"`
 	IntoLoopback    *ebpf.Program `ebpf:"into_loopback"`
 	LimitIn         *ebpf.Program `ebpf:"limit_in"`
 	LimitOut        *ebpf.Program `ebpf:"limit_out"`
@@ -1040,6 +1039,7 @@ type heddlePrograms struct {
 	ProcTcp6        *ebpf.Program `ebpf:"proc_tcp6"`
 	Setsockopt      *ebpf.Program `ebpf:"setsockopt"`
 	SockRelease     *ebpf.Program `ebpf:"sock_release"`
+	SocketOwners    *ebpf.Program `ebpf:"socket_owners"`
 	TcpEvents       *ebpf.Program `ebpf:"tcp_events"`
 	ToEndpoint      *ebpf.Program `ebpf:"to_endpoint"`
 	ToOverlay       *ebpf.Program `ebpf:"to_overlay"`
@@ -1056,7 +1056,7 @@ func (p *heddlePrograms) Close() error {
 		p.CutLeavingPlain,
 		p.CutPlain,
 		p.Deliver,
-		p.EndSurplus,
+		p.EndOverQuota,
 		p.FromEndpoint,
 		p.FromLo,
 		p.FromOverlay,
@@ -1067,7 +1067,6 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockname6,
 		p.Getsockopt,
 		p.GiveUp,
-		p.Holders,
 		p.IntoLoopback,
 		p.LimitIn,
 		p.LimitOut,
@@ -1079,6 +1078,7 @@ func (p *heddlePrograms) Close() error {
 		p.ProcTcp6,
 		p.Setsockopt,
 		p.SockRelease,
+		p.SocketOwners,
 		p.TcpEvents,
 		p.ToEndpoint,
 		p.ToOverlay,

@@ -70,9 +70,9 @@ func (d *Datapath) PeerStates() (map[netip.Addr]model.PeerState, error) {
 	return out, nil
 }
 
-// FollowSuspects calls suspect with the underlay address of each node to which a connect met with trouble, or to which
+// FollowReprobes calls suspect with the underlay address of each node to which a connect met with trouble, or to which
 // one went over the overlay because its direct path is unproven, until ctx ends.
-func (d *Datapath) FollowSuspects(ctx context.Context, suspect func(netip.Addr)) error {
+func (d *Datapath) FollowReprobes(ctx context.Context, suspect func(netip.Addr)) error {
 	return followRing(ctx, d.objs.Suspects, func(record []byte) {
 		if len(record) >= 4 {
 			suspect(toAddr(mapped(binary.NativeEndian.Uint32(record))))
@@ -91,11 +91,4 @@ func (d *Datapath) GiveUpBlocked() (n int, err error) {
 		return n, fmt.Errorf("give up connects: %w", err)
 	}
 	return n, nil
-}
-
-// mapped gives the IPv4 address be, in network byte order, in the maps' form.
-func mapped(be uint32) heddleAddress {
-	a := fromAddr(netip.AddrFrom4([4]byte{}))
-	a.Word[3] = be
-	return a
 }

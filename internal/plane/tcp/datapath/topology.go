@@ -55,13 +55,13 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	var err error
 	if known {
 		err = errors.Join(
-			changeMap(d.objs.RouteByPrefix, was.routes, func(k heddleRouteKey) heddleRoute { return t.routes.winner(k) }, t.withState),
+			changeMap(d.objs.RouteByPrefix, was.routes, func(k heddleRouteKey) heddleRoute { return t.routes.best(k) }, t.withState),
 			changeMap(d.objs.NodeByUnderlay, was.nodes, func(k heddleAddress) heddleRoute { return t.byUnderlay[k] },
 				func(r heddleRoute) heddleRoute { return r }))
 	} else {
 		routes := make(map[heddleRouteKey]heddleRoute, len(t.routes))
 		for k := range t.routes {
-			routes[k] = t.withState(t.routes.winner(k))
+			routes[k] = t.withState(t.routes.best(k))
 		}
 		err = errors.Join(syncMap(d.objs.RouteByPrefix, routes), syncMap(d.objs.NodeByUnderlay, t.byUnderlay))
 	}
@@ -72,31 +72,6 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 		clear(t.unsure) // all flags are written
 	}
 	t.known = true
-	return nil
-}
-
-// changeMap brings entries of m from what they were to what now says: new and changed ones first, so that no key that stays is
-// ever missing. The zero value is none. Before it is written, a value passes through written.
-func changeMap[K, V comparable](m *ebpf.Map, was map[K]V, now func(K) V, written func(V) V) error {
-	var none V
-	for k, old := range was {
-		v := now(k)
-		if v == old || v == none {
-			continue
-		}
-		v = written(v)
-		if err := m.Put(&k, &v); err != nil {
-			return fmt.Errorf("update %s: %w", m, err)
-		}
-	}
-	for k, old := range was {
-		if old == none || now(k) != none {
-			continue
-		}
-		if err := ignoreAbsent(m.Delete(&k)); err != nil {
-			return fmt.Errorf("delete from %s: %w", m, err)
-		}
-	}
 	return nil
 }
 
@@ -130,8 +105,8 @@ func (t *writtenTopology) setPeerState(m *ebpf.Map, underlay heddleAddress, flag
 func (t *writtenTopology) routesTo(m *ebpf.Map, underlay heddleAddress) (map[heddleRouteKey]heddleRoute, error) {
 	out := make(map[heddleRouteKey]heddleRoute)
 	if t.known {
-		t.each(t.nameAt[underlay], func(k heddleRouteKey, _ claim) {
-			if r := t.routes.winner(k); hasState(r) && r.Underlay == underlay {
+		t.each(t.nameAt[underlay], func(k heddleRouteKey, _ candidate) {
+			if r := t.routes.best(k); hasState(r) && r.Underlay == underlay {
 				out[k] = r
 			}
 		})

@@ -17,7 +17,7 @@ import (
 func (t *topology) contents() map[heddleRouteKey]heddleRoute {
 	out := make(map[heddleRouteKey]heddleRoute, len(t.routes))
 	for k := range t.routes {
-		out[k] = t.routes.winner(k)
+		out[k] = t.routes.best(k)
 	}
 	return out
 }
@@ -96,7 +96,7 @@ func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.E
 // addCarried adds the endpoints whose addresses are another network's: each by itself, since nothing says which of its
 // prefixes are where, and the network's addresses around them.
 func addCarried(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRoute, self string, endpoints []model.Endpoint) {
-	const plain, carried = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_CARRIED)
+	const plain, carried = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_ADOPTED)
 	claimed := make(map[heddleRouteKey]bool)
 	for _, e := range endpoints {
 		r, known := nodes[e.Node]

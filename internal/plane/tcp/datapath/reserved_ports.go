@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/ringbuf"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -39,10 +37,10 @@ func (d *Datapath) closePorts(id model.EndpointID) error {
 		ignoreAbsent(d.objs.NodePortsByEndpoint.Delete(uint32(id))))
 }
 
-// EndSurplus ends listeners that took a port without bind() above their endpoint's limit, and says how many. It must run in
+// EndOverQuota ends listeners that took a port without bind() above their endpoint's limit, and says how many. It must run in
 // the node's network namespace.
-func (d *Datapath) EndSurplus() (n int, err error) {
-	results, err := iterate(d.objs.EndSurplus)
+func (d *Datapath) EndOverQuota() (n int, err error) {
+	results, err := iterate(d.objs.EndOverQuota)
 	for _, ended := range results {
 		n += int(ended)
 	}
@@ -52,32 +50,8 @@ func (d *Datapath) EndSurplus() (n int, err error) {
 	return n, nil
 }
 
-// FollowSurplus calls end when there may be something for EndSurplus, until ctx ends; first for what came while no agent
+// FollowOverQuota calls end when there may be something for EndOverQuota, until ctx ends; first for what came while no agent
 // ran.
-func (d *Datapath) FollowSurplus(ctx context.Context, end func()) error {
+func (d *Datapath) FollowOverQuota(ctx context.Context, end func()) error {
 	return followRing(ctx, d.objs.Surplus, func([]byte) { end() })
-}
-
-// followRing calls f with each record of a ring buffer until ctx ends.
-func followRing(ctx context.Context, m *ebpf.Map, f func(record []byte)) error {
-	r, err := ringbuf.NewReader(m)
-	if err != nil {
-		return fmt.Errorf("open ring buffer: %w", err)
-	}
-	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
-	defer func() {
-		if stop() {
-			_ = r.Close()
-		}
-	}()
-	for {
-		rec, err := r.Read()
-		if errors.Is(err, ringbuf.ErrClosed) || errors.Is(err, os.ErrClosed) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("read ring buffer: %w", err)
-		}
-		f(rec.RawSample)
-	}
 }

@@ -12,37 +12,37 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// ErrNoLock is why there is no second lock on what containers do with sockets of the node: the kernel loads no
-// programs for security hooks, or never calls them. The first lock holds without it.
-var ErrNoLock = errors.New("no BPF programs on security hooks")
+// ErrNoLSM is why there is no second check, on LSM hooks, of what containers do with sockets of the node: the kernel loads
+// no programs for them, or never calls them. The first check holds without it.
+var ErrNoLSM = errors.New("no BPF programs on security hooks")
 
-// lockHooks are the programs of bpf/lsm.bpf.c. A link to a security hook cannot be updated in place, so each agent
+// lsmHooks are the programs of bpf/lsm.bpf.c, by the names of their pins, which are older than theirs. A link to a security hook cannot be updated in place, so each agent
 // attaches its own, and then takes over the pin: for a moment both hold, never none.
-func lockHooks(objs *lockObjects) map[string]*ebpf.Program {
-	return map[string]*ebpf.Program{"lock_setsockopt": objs.LockSetsockopt, "lock_ioctl": objs.LockIoctl}
+func lsmHooks(objs *lsmObjects) map[string]*ebpf.Program {
+	return map[string]*ebpf.Program{"lock_setsockopt": objs.LsmSetsockopt, "lock_ioctl": objs.LsmIoctl}
 }
 
-// loadLockOver loads the second lock over the tags of tagBySock. ErrNoLock if the kernel will not have it.
-func loadLockOver(tagBySock *ebpf.Map) (*lockObjects, error) {
+// loadLSMOver loads the programs over the tags of tagBySock. ErrNoLSM if the kernel will not have it.
+func loadLSMOver(tagBySock *ebpf.Map) (*lsmObjects, error) {
 	if err := callsBPF("/sys/kernel/security/lsm"); err != nil {
 		return nil, err
 	}
-	spec, err := loadLockObject()
+	spec, err := loadLSMObject()
 	if err != nil {
 		return nil, err
 	}
-	objs := &lockObjects{}
+	objs := &lsmObjects{}
 	replace := map[string]*ebpf.Map{"tag_by_sock": tagBySock}
 	if err := spec.LoadAndAssign(objs, &ebpf.CollectionOptions{MapReplacements: replace}); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoLock, probeErr("load", err))
+		return nil, fmt.Errorf("%w: %w", ErrNoLSM, probeErr("load", err))
 	}
 	return objs, nil
 }
 
-func loadLockObject() (*ebpf.CollectionSpec, error) {
-	spec, err := loadLock()
+func loadLSMObject() (*ebpf.CollectionSpec, error) {
+	spec, err := loadLsm()
 	if err != nil {
-		return nil, fmt.Errorf("read BPF object of the second lock: %w", err)
+		return nil, fmt.Errorf("read BPF object of the LSM hooks: %w", err)
 	}
 	return spec, nil
 }
@@ -55,30 +55,30 @@ func callsBPF(path string) error {
 	}
 	modules := strings.Split(strings.TrimSpace(string(raw)), ",")
 	if !slices.Contains(modules, "bpf") {
-		return fmt.Errorf("%w: the kernel was booted with the security modules %s, bpf not among them", ErrNoLock, strings.Join(modules, ","))
+		return fmt.Errorf("%w: the kernel was booted with the security modules %s, bpf not among them", ErrNoLSM, strings.Join(modules, ","))
 	}
 	return nil
 }
 
-// attachLock puts the second lock in force, if the kernel will have it. Its absence is found by Features.
-func (d *Datapath) attachLock() error {
-	objs, err := loadLockOver(d.objs.TagBySock)
-	if errors.Is(err, ErrNoLock) {
+// attachLSM attaches the LSM hooks, if the kernel will have it. Its absence is found by Features.
+func (d *Datapath) attachLSM() error {
+	objs, err := loadLSMOver(d.objs.TagBySock)
+	if errors.Is(err, ErrNoLSM) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = objs.Close() }() // the links hold the programs
-	for name, prog := range lockHooks(objs) {
-		if err := d.attachLockHook(name, prog); err != nil {
+	for name, prog := range lsmHooks(objs) {
+		if err := d.attachLSMHook(name, prog); err != nil {
 			return fmt.Errorf("attach %s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-func (d *Datapath) attachLockHook(name string, prog *ebpf.Program) error {
+func (d *Datapath) attachLSMHook(name string, prog *ebpf.Program) error {
 	l, err := link.AttachLSM(link.LSMOptions{Program: prog})
 	if err != nil {
 		return err
@@ -94,14 +94,14 @@ func (d *Datapath) attachLockHook(name string, prog *ebpf.Program) error {
 	return nil
 }
 
-// probeLSM loads the second lock as an agent would.
+// probeLSM loads the LSM hooks as an agent would.
 func probeLSM() error {
 	tags, err := ebpf.NewMap(tagMapSpec())
 	if err != nil {
 		return probeErr("socket storage", err)
 	}
 	defer func() { _ = tags.Close() }() // nothing was written
-	objs, err := loadLockOver(tags)
+	objs, err := loadLSMOver(tags)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func probeLSM() error {
 
 // tagMapSpec is tag_by_sock alone.
 func tagMapSpec() *ebpf.MapSpec {
-	spec, err := loadLockObject()
+	spec, err := loadLSMObject()
 	if err != nil {
 		return &ebpf.MapSpec{}
 	}

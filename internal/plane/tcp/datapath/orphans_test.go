@@ -58,7 +58,7 @@ func fillOwned(t *testing.T, d *Datapath, id uint32, addr netip.Addr, ifindex ui
 	put(d.objs.NodePortsByEndpoint, id, &heddlePortAccount{})
 	put(d.objs.LimitByEndpoint, id, &heddleLimit{Egress: heddleLimitSide{Rate: 1, Connections: first}})
 	put(d.objs.SlotsByClass, first, &heddleLimitSlots{})
-	put(d.objs.ClaimsByPort, &heddlePortKey{EndpointId: id, Port: 80}, &heddlePortClaims{})
+	put(d.objs.ClaimsByPort, &heddlePortKey{EndpointId: id, Port: 80}, &heddlePortbinds{})
 }
 
 // entries counts those of every owned map.
@@ -78,9 +78,9 @@ func entries(t *testing.T, d *Datapath) map[string]int {
 	return out
 }
 
-// TestStrayEntriesGo: whatever an agent left of an endpoint that is not there goes, out of each map by itself, and is counted;
+// TestOrphanEntriesGo: whatever an agent left of an endpoint that is not there goes, out of each map by itself, and is counted;
 // what is there stays.
-func TestStrayEntriesGo(t *testing.T) {
+func TestOrphanEntriesGo(t *testing.T) {
 	d := loadForTest(t)
 	fillOwned(t, d, 5, overlayB, 505)
 	if _, err := d.KeepEndpoints(map[model.EndpointID]bool{5: true}); err != nil { // what loadForTest gave it
@@ -140,7 +140,7 @@ func keepOnly(t *testing.T, d *Datapath, name string) {
 			continue
 		}
 		o := owners{ids: map[model.EndpointID]bool{5: true}, byID: map[uint32]heddleEndpoint{5: {Id: 5, Addr4: fromAddr(overlayB), Ifindex: 505}},
-			classes: map[uint32]bool{5 << 8: true}, carried: func() (map[model.EndpointID]bool, error) { return map[model.EndpointID]bool{}, nil }}
+			classes: map[uint32]bool{5 << 8: true}, inUse: func() (map[model.EndpointID]bool, error) { return map[model.EndpointID]bool{}, nil }}
 		if _, err := m.keep(o); err != nil {
 			t.Fatal(err)
 		}

@@ -9,20 +9,21 @@ import (
 )
 
 // topology is what route_by_prefix and node_by_underlay are to have for nodes and endpoints. What has changed about these costs
-// what it is: each node claims entries, for itself and its endpoints, and several may claim one.
+// what it is: each node has candidates for
+// entries, for itself and its endpoints, and several may have one for the same entry.
 type topology struct {
 	self      string
 	local     []netip.Prefix
 	nodes     []model.Node
 	endpoints model.Endpoints
 
-	routes     claims
+	routes     candidates
 	byUnderlay map[heddleAddress]heddleRoute
 	nameAt     map[heddleAddress]string // the nodes, by underlay address
 }
 
 func newTopology(self string) topology {
-	return topology{self: self, routes: make(claims), byUnderlay: make(map[heddleAddress]heddleRoute), nameAt: make(map[heddleAddress]string)}
+	return topology{self: self, routes: make(candidates), byUnderlay: make(map[heddleAddress]heddleRoute), nameAt: make(map[heddleAddress]string)}
 }
 
 // touched has the entries that may be others now, as they were before; the zero route: not there.
@@ -36,7 +37,7 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	out := touched{make(map[heddleRouteKey]heddleRoute), make(map[heddleAddress]heddleRoute)}
 	touch := func(k heddleRouteKey) {
 		if _, is := out.routes[k]; !is {
-			out.routes[k] = t.routes.winner(k)
+			out.routes[k] = t.routes.best(k)
 		}
 	}
 	changed, groups := model.ChangedNodes(t.nodes, nodes), endpoints.ChangedSince(t.endpoints)
@@ -52,7 +53,7 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	}
 	// All that is old goes before anything new comes: what one gives up another may take.
 	for name := range anew {
-		t.each(name, func(k heddleRouteKey, c claim) { touch(k); t.routes.remove(k, c) })
+		t.each(name, func(k heddleRouteKey, c candidate) { touch(k); t.routes.remove(k, c) })
 	}
 	for _, c := range changed {
 		if c.Before != nil {
@@ -64,7 +65,7 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	}
 	t.local, t.nodes, t.endpoints = local, nodes, endpoints
 	for name := range anew {
-		t.each(name, func(k heddleRouteKey, c claim) { touch(k); t.routes.add(k, c) })
+		t.each(name, func(k heddleRouteKey, c candidate) { touch(k); t.routes.add(k, c) })
 	}
 	for _, c := range changed {
 		if c.After != nil {
@@ -78,7 +79,7 @@ func (t *topology) change(local []netip.Prefix, nodes []model.Node, endpoints mo
 	return out
 }
 
-// rank says which of several claims to an entry holds: the highest.
+// rank says which of several candidates for an entry is the best: the highest.
 type rank uint8
 
 const (
@@ -87,23 +88,23 @@ const (
 	rankGateway             // its own overlay addresses
 	rankOwn                 // what this node's processes listen on
 	rankPlain               // endpoints that are not intercepted
-	rankCarried             // endpoints with addresses of another network
+	rankAdopted             // endpoints with addresses of another network
 )
 
-// claim is that an entry is to be a route, for a node.
-type claim struct {
+// candidate is that an entry is to be a route, for a node.
+type candidate struct {
 	rank  rank
 	node  string
 	route heddleRoute
 }
 
-// claims are those to each entry.
-type claims map[heddleRouteKey][]claim
+// candidates are those for each entry.
+type candidates map[heddleRouteKey][]candidate
 
-func (cs claims) add(k heddleRouteKey, c claim) { cs[k] = append(cs[k], c) }
+func (cs candidates) add(k heddleRouteKey, c candidate) { cs[k] = append(cs[k], c) }
 
-// remove takes out one claim that is equal to c.
-func (cs claims) remove(k heddleRouteKey, c claim) {
+// remove takes out one candidate that is equal to c.
+func (cs candidates) remove(k heddleRouteKey, c candidate) {
 	at := slices.Index(cs[k], c)
 	switch {
 	case at < 0:
@@ -114,33 +115,33 @@ func (cs claims) remove(k heddleRouteKey, c claim) {
 	}
 }
 
-// winner gives the entry, or the zero route without claims. Of claims of one rank it takes that of the last node by name, but for an address that several nodes
+// best gives the entry, or the zero route without candidates. Of candidates of one rank it takes that of the last node by name, but for an address that several nodes
 // say is theirs in another network, as may be while it moves: only the network that carries it can tell.
-func (cs claims) winner(k heddleRouteKey) heddleRoute {
+func (cs candidates) best(k heddleRouteKey) heddleRoute {
 	all := cs[k]
 	if len(all) == 0 {
 		return heddleRoute{}
 	}
-	best, carried := all[0], 0
+	winner, adopted := all[0], 0
 	for _, c := range all {
-		if c.rank > best.rank || c.rank == best.rank && c.node > best.node {
-			best = c
+		if c.rank > winner.rank || c.rank == winner.rank && c.node > winner.node {
+			winner = c
 		}
-		if c.rank == rankCarried {
-			carried++
+		if c.rank == rankAdopted {
+			adopted++
 		}
 	}
-	if carried > 1 {
-		return heddleRoute{Flags: carriedElsewhere}
+	if adopted > 1 {
+		return heddleRoute{Flags: adoptedElsewhere}
 	}
-	return best.route
+	return winner.route
 }
 
-// carriedElsewhere are the flags of what another network carries, wherever it is.
-const carriedElsewhere = uint32(heddleRouteFlagsROUTE_PLAIN | heddleRouteFlagsROUTE_CARRIED)
+// adoptedElsewhere are the flags of what another network carries, wherever it is.
+const adoptedElsewhere = uint32(heddleRouteFlagsROUTE_PLAIN | heddleRouteFlagsROUTE_ADOPTED)
 
-// each gives every claim of a node, for itself and its endpoints: as they are now, and in the same number whenever it is asked.
-func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
+// each gives every candidate of a node, for itself and its endpoints: as they are now, and in the same number whenever it is asked.
+func (t *topology) each(name string, f func(heddleRouteKey, candidate)) {
 	at, known := slices.BinarySearchFunc(t.nodes, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
 	if !known {
 		return
@@ -148,7 +149,7 @@ func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
 	n, own := &t.nodes[at], name == t.self
 	say := func(rank rank, p netip.Prefix, r heddleRoute, more heddleRouteFlags) {
 		r.Flags |= uint32(more)
-		claimed(routeKey(p), claim{rank, name, r})
+		f(routeKey(p), candidate{rank, name, r})
 	}
 	r := routeTo(n)
 	flags := heddleRouteFlags(0)
@@ -178,11 +179,11 @@ func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
 			for _, p := range e.Carried.Prefixes {
 				networks[p] = true
 			}
-			more := heddleRouteFlagsROUTE_CARRIED | flags
+			more := heddleRouteFlagsROUTE_ADOPTED | flags
 			if !own && !e.Planes.TCP.Intercepted {
 				more |= heddleRouteFlagsROUTE_PLAIN
 			}
-			say(rankCarried, hostPrefix(e.Addr4()), r, more)
+			say(rankAdopted, hostPrefix(e.Addr4()), r, more)
 		} else if !own && !e.Planes.TCP.Intercepted {
 			for _, a := range e.Addrs {
 				say(rankPlain, hostPrefix(a), r, heddleRouteFlagsROUTE_PLAIN)
@@ -190,7 +191,7 @@ func (t *topology) each(name string, claimed func(heddleRouteKey, claim)) {
 		}
 	}
 	for p := range networks {
-		say(rankNetwork, p, heddleRoute{Flags: carriedElsewhere}, 0)
+		say(rankNetwork, p, heddleRoute{Flags: adoptedElsewhere}, 0)
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// attachLockForTest puts the second lock in force over a map of tags of its own. Most kernels refuse it; `make test-lsm`
+// attachLSMForTest attaches the LSM hooks over a map of tags of its own. Most kernels refuse it; `make test-lsm`
 // boots one that does not, and says so by HEDDLE_DEMAND_LSM.
-func attachLockForTest(t *testing.T) (tags *ebpf.Map) {
+func attachLSMForTest(t *testing.T) (tags *ebpf.Map) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: loads BPF programs")
@@ -25,9 +25,9 @@ func attachLockForTest(t *testing.T) (tags *ebpf.Map) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = tags.Close() })
-	objs, err := loadLockOver(tags)
-	if errors.Is(err, ErrNoLock) && os.Getenv("HEDDLE_DEMAND_LSM") == "" {
-		t.Skipf("the second lock, on security hooks, cannot be tried on this kernel (`make test-lsm` boots another): %v", err)
+	objs, err := loadLSMOver(tags)
+	if errors.Is(err, ErrNoLSM) && os.Getenv("HEDDLE_DEMAND_LSM") == "" {
+		t.Skipf("the LSM hooks cannot be tried on this kernel (`make test-lsm` boots another): %v", err)
 	}
 	if err != nil {
 		var ve *ebpf.VerifierError
@@ -37,7 +37,7 @@ func attachLockForTest(t *testing.T) (tags *ebpf.Map) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = objs.Close() })
-	for name, prog := range lockHooks(objs) {
+	for name, prog := range lsmHooks(objs) {
 		l, err := link.AttachLSM(link.LSMOptions{Program: prog})
 		if err != nil {
 			t.Fatalf("attach %s: %v", name, err)
@@ -92,10 +92,10 @@ func inOtherNetns(f func() error) error {
 	return <-done
 }
 
-// TestLock tries what the second lock forbids: on a tagged socket from another network namespace, where it must fail, and
+// TestLock tries what the LSM hooks forbid: on a tagged socket from another network namespace, where it must fail, and
 // on others, where it must not.
 func TestLock(t *testing.T) {
-	tags := attachLockForTest(t)
+	tags := attachLSMForTest(t)
 	lent, plain := streamSocket(t), streamSocket(t)
 	if err := tags.Put(int32(lent), &heddleSockTag{EndpointId: 1}); err != nil {
 		t.Fatal(err)
@@ -127,7 +127,7 @@ func TestLock(t *testing.T) {
 // TestCallsBPF reads lists of security modules.
 func TestCallsBPF(t *testing.T) {
 	dir := t.TempDir()
-	for list, want := range map[string]error{"lockdown,capability,bpf\n": nil, "bpf": nil, "capability,ebpf": ErrNoLock, "": ErrNoLock} {
+	for list, want := range map[string]error{"lockdown,capability,bpf\n": nil, "bpf": nil, "capability,ebpf": ErrNoLSM, "": ErrNoLSM} {
 		path := filepath.Join(dir, "lsm")
 		if err := os.WriteFile(path, []byte(list), 0o600); err != nil {
 			t.Fatal(err)

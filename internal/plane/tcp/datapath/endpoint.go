@@ -1,49 +1,13 @@
 package datapath
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
 )
-
-// fromAddr gives an address in the maps' form: IPv4 is v4-mapped, words keep network byte order.
-func fromAddr(a netip.Addr) heddleAddress {
-	b := a.As16()
-	var out heddleAddress
-	for i := range out.Word {
-		out.Word[i] = binary.NativeEndian.Uint32(b[4*i:])
-	}
-	return out
-}
-
-// toAddr is the inverse of fromAddr; v4-mapped addresses come out as IPv4.
-func toAddr(a heddleAddress) netip.Addr {
-	var b [16]byte
-	for i, w := range a.Word {
-		binary.NativeEndian.PutUint32(b[4*i:], w)
-	}
-	return netip.AddrFrom16(b).Unmap()
-}
-
-// toPort converts a port as the kernel stores it (network byte order) to host byte order, and back.
-func toPort(be uint16) uint16 {
-	var b [2]byte
-	binary.NativeEndian.PutUint16(b[:], be)
-	return binary.BigEndian.Uint16(b[:])
-}
-
-func routeKey(p netip.Prefix) heddleRouteKey {
-	bits := p.Bits()
-	if p.Addr().Is4() {
-		bits += 96
-	}
-	return heddleRouteKey{Prefixlen: uint32(bits), Addr: fromAddr(p.Masked().Addr())}
-}
 
 // ContainerSide is what the programs must know of an endpoint's network namespace: a socket of the node
 // answers for the container's devices and limits.
@@ -84,7 +48,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
 	if e.Carried != nil {
-		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_CARRIED)
+		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_ADOPTED)
 	}
 	old, known, err := d.endpoint(e.ID)
 	if err != nil {
@@ -158,59 +122,6 @@ func (d *Datapath) DeleteEndpoint(id model.EndpointID) error {
 	)
 	if err == nil {
 		d.set.Delete(id)
-	}
-	return err
-}
-
-// syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so no
-// key that stays is ever missing.
-func syncMap[K, V comparable](m *ebpf.Map, want map[K]V) error {
-	var (
-		k     K
-		v     V
-		stale []K
-	)
-	have := make(map[K]V)
-	it := m.Iterate()
-	for it.Next(&k, &v) {
-		have[k] = v
-	}
-	if err := it.Err(); err != nil {
-		return fmt.Errorf("list %s: %w", m, err)
-	}
-	for k, v := range want {
-		if old, ok := have[k]; ok && old == v {
-			continue
-		}
-		if err := m.Put(&k, &v); err != nil {
-			return fmt.Errorf("update: %w", err)
-		}
-	}
-	for k := range have {
-		if _, ok := want[k]; !ok {
-			stale = append(stale, k)
-		}
-	}
-	_, err := deleteAll(m, stale)
-	return err
-}
-
-// deleteAll deletes what is there of keys, and says how many that were.
-func deleteAll[K any](m *ebpf.Map, keys []K) (deleted int, err error) {
-	for _, k := range keys {
-		switch err := m.Delete(&k); {
-		case err == nil:
-			deleted++
-		case ignoreAbsent(err) != nil:
-			return deleted, fmt.Errorf("delete: %w", err)
-		}
-	}
-	return deleted, nil
-}
-
-func ignoreAbsent(err error) error {
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
 	}
 	return err
 }

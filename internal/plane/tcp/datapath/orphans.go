@@ -24,8 +24,8 @@ type owners struct {
 	byID map[uint32]heddleEndpoint
 	// classes has the blocks of classes of their limits.
 	classes map[uint32]bool
-	// carried gives the ids that sockets carry: of endpoints that are gone, too, while their sockets live.
-	carried func() (map[model.EndpointID]bool, error)
+	// inUse gives the ids that sockets carry: of endpoints that are gone, too, while their sockets live.
+	inUse func() (map[model.EndpointID]bool, error)
 }
 
 // ownedMaps lists them, each behind those that say whose its entries are. What belongs to sockets, or to other nodes, goes with
@@ -33,12 +33,12 @@ type owners struct {
 func (d *Datapath) ownedMaps() []ownedMap {
 	ofID := func(name string, m *ebpf.Map) ownedMap {
 		return ownedMap{name, m, func(o owners) (int, error) {
-			return removeStrays(m, func(id uint32, _ []byte) bool { return o.ids[model.EndpointID(id)] })
+			return removeOrphans(m, func(id uint32, _ []byte) bool { return o.ids[model.EndpointID(id)] })
 		}}
 	}
 	return []ownedMap{
 		{"endpoint_by_id", d.objs.EndpointById, func(o owners) (int, error) {
-			return removeStrays(d.objs.EndpointById, func(id uint32, v heddleEndpoint) bool {
+			return removeOrphans(d.objs.EndpointById, func(id uint32, v heddleEndpoint) bool {
 				keep := o.ids[model.EndpointID(id)]
 				if keep {
 					o.byID[id] = v
@@ -47,13 +47,13 @@ func (d *Datapath) ownedMaps() []ownedMap {
 			})
 		}},
 		{"endpoint_by_addr", d.objs.EndpointByAddr, func(o owners) (int, error) {
-			return removeStrays(d.objs.EndpointByAddr, func(at heddleAddress, v heddleEndpoint) bool {
+			return removeOrphans(d.objs.EndpointByAddr, func(at heddleAddress, v heddleEndpoint) bool {
 				own, known := o.byID[v.Id]
 				return known && own.Addr4 == at
 			})
 		}},
 		{"endpoint_by_ifindex", d.objs.EndpointByIfindex, func(o owners) (int, error) {
-			return removeStrays(d.objs.EndpointByIfindex, func(at uint32, v heddleEndpoint) bool {
+			return removeOrphans(d.objs.EndpointByIfindex, func(at uint32, v heddleEndpoint) bool {
 				own, known := o.byID[v.Id]
 				return known && own.Ifindex == at
 			})
@@ -63,7 +63,7 @@ func (d *Datapath) ownedMaps() []ownedMap {
 		ofID("ports_by_endpoint", d.objs.PortsByEndpoint),
 		ofID("node_ports_by_endpoint", d.objs.NodePortsByEndpoint),
 		{"limit_by_endpoint", d.objs.LimitByEndpoint, func(o owners) (int, error) {
-			return removeStrays(d.objs.LimitByEndpoint, func(id uint32, v heddleLimit) bool {
+			return removeOrphans(d.objs.LimitByEndpoint, func(id uint32, v heddleLimit) bool {
 				keep := o.ids[model.EndpointID(id)]
 				if keep {
 					o.classes[v.Egress.Connections], o.classes[v.Ingress.Connections] = true, true
@@ -72,17 +72,17 @@ func (d *Datapath) ownedMaps() []ownedMap {
 			})
 		}},
 		{"slots_by_class", d.objs.SlotsByClass, func(o owners) (int, error) {
-			return removeStrays(d.objs.SlotsByClass, func(first uint32, _ []byte) bool { return o.classes[first] })
+			return removeOrphans(d.objs.SlotsByClass, func(first uint32, _ []byte) bool { return o.classes[first] })
 		}},
 		{"claims_by_port", d.objs.ClaimsByPort, func(o owners) (int, error) {
-			var carried map[model.EndpointID]bool
+			var inUse map[model.EndpointID]bool
 			var err error
-			removed, listed := removeStrays(d.objs.ClaimsByPort, func(k heddlePortKey, _ []byte) bool {
+			removed, listed := removeOrphans(d.objs.ClaimsByPort, func(k heddlePortKey, _ []byte) bool {
 				id := model.EndpointID(k.EndpointId)
-				if !o.ids[id] && carried == nil && err == nil {
-					carried, err = o.carried()
+				if !o.ids[id] && inUse == nil && err == nil {
+					inUse, err = o.inUse()
 				}
-				return o.ids[id] || err != nil || carried[id]
+				return o.ids[id] || err != nil || inUse[id]
 			})
 			return removed, errors.Join(listed, err)
 		}},
@@ -93,7 +93,7 @@ func (d *Datapath) ownedMaps() []ownedMap {
 // forgets an endpoint leaves some maps with it and others without. It says what it removed by map; each entry is counted
 // (REASON_MEND_STRAY_ENTRY). Nobody may set or delete endpoints meanwhile.
 func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) (removed map[string]int, err error) {
-	o := owners{ids: keep, byID: make(map[uint32]heddleEndpoint), classes: make(map[uint32]bool), carried: d.CarriedIDs}
+	o := owners{ids: keep, byID: make(map[uint32]heddleEndpoint), classes: make(map[uint32]bool), inUse: d.IDsInUse}
 	removed = make(map[string]int)
 	total := 0
 	for _, m := range d.ownedMaps() {
@@ -116,23 +116,23 @@ func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) (removed map[st
 	return removed, errors.Join(err, d.count(heddleHeddleReasonREASON_MEND_STRAY_ENTRY, total))
 }
 
-// removeStrays removes the entries of m that owned does not say are somebody's.
-func removeStrays[K, V any](m *ebpf.Map, owned func(K, V) bool) (removed int, err error) {
+// removeOrphans removes the entries of m that owned does not say are somebody's.
+func removeOrphans[K, V any](m *ebpf.Map, owned func(K, V) bool) (removed int, err error) {
 	var (
-		k      K
-		v      V
-		strays []K
+		k       K
+		v       V
+		orphans []K
 	)
 	it := m.Iterate()
 	for it.Next(&k, &v) {
 		if !owned(k, v) {
-			strays = append(strays, k)
+			orphans = append(orphans, k)
 		}
 	}
 	if err := it.Err(); err != nil {
 		return 0, fmt.Errorf("list: %w", err)
 	}
-	return deleteAll(m, strays)
+	return deleteAll(m, orphans)
 }
 
 // count adds n to a counter that programs do not write.

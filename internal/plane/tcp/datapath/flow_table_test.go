@@ -24,7 +24,7 @@ func relayed(src netip.Addr, sport uint16, direct int, flags byte) []byte {
 	return b
 }
 
-const wireSets, setWires = 1024, 8 // of bpf/include/abi/flow.h
+const tupleSets, setTuples = 1024, 8 // of bpf/include/abi/flow.h
 
 // wireEntries counts what is in a map from flow keys.
 func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {
@@ -104,7 +104,7 @@ func TestWireFlood(t *testing.T) {
 				t.Errorf("cut_relay_forgotten rose by %d", forgotten)
 			}
 			flows, back := wireEntries[heddleFlow](t, d.objs.FlowByWire), wireEntries[heddleFlowKey](t, d.objs.WireByRelay)
-			if most := 1 + int(wireSets*setWires); flows > most || flows < most*9/10 || back != flows {
+			if most := 1 + int(tupleSets*setTuples); flows > most || flows < most*9/10 || back != flows {
 				t.Errorf("%d flows and %d ways back are remembered, want %d at most of the flood", flows, back, most)
 			}
 		})

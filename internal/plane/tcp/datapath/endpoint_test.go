@@ -38,7 +38,7 @@ func TestTopology(t *testing.T) {
 	top.change([]netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, model.EndpointsOf(endpoints...))
 	routes, byUnderlay := top.contents(), top.byUnderlay
 	const self, addr, direct, plain = heddleRouteFlagsROUTE_SELF, heddleRouteFlagsROUTE_NODE_ADDR, heddleRouteFlagsROUTE_DIRECT, heddleRouteFlagsROUTE_PLAIN
-	const carried = heddleRouteFlagsROUTE_CARRIED
+	const carried = heddleRouteFlagsROUTE_ADOPTED
 	want := map[string]heddleRouteFlags{
 		"10.244.1.0/24":   direct,
 		"10.244.1.1/32":   direct | plain, // a's gateway: a's own processes

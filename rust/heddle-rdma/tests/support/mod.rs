@@ -167,7 +167,9 @@ impl Router {
 
     /// Adds an endpoint; its number is the last part of its address.
     pub(crate) fn add(&self, n: u8, limits: Limits) {
-        let listener = listen(&self.dir.join(format!("endpoint{n}")));
+        let path = self.dir.join(format!("endpoint{n}"));
+        let _ = std::fs::remove_file(&path);
+        let listener = listen(&path);
         let (endpoint, gids) = (u64::from(n), [gid(n), [0; 16]]);
         let name = format!("test/{n}");
         let message = Message::Endpoint { endpoint, gids, limits, name };

@@ -1,0 +1,237 @@
+//! What containers do that keep to no rule, and that nobody else notices it.
+
+mod support;
+
+use std::os::fd::AsRawFd;
+
+use shared_ring::Slot;
+use support::{
+    End, Router, ask, eventually, hello, node, pair, receive, receiving, request, send, sending,
+};
+use verbs_protocol::agent::{Limits, Message};
+use verbs_protocol::{abi, ibv, plain};
+
+/// Two others of the same endpoints can speak.
+fn others_can_speak(router: &Router) {
+    let (mut a, mut b) = pair([router, router], ibv::QPT_RC, 64, |_| ());
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
+}
+
+#[test]
+fn messages_without_sense_end_the_connection_or_are_answered() {
+    let mut router = node();
+    for bytes in [&[0_u8; 7][..], &[0; 4096], &[255; 3]] {
+        let socket = router.connect(1);
+        send(&socket, bytes, &[]).unwrap();
+        let end = receive(&socket).unwrap().0;
+        // A whole head is answered.
+        assert_eq!(end.is_empty(), bytes.len() < 8, "{}", bytes.len());
+    }
+    let socket = router.connect(1);
+    send(&socket, plain::bytes(&hello(1, 0)), &[socket.as_raw_fd()]).unwrap();
+    assert!(receive(&socket).unwrap().0.is_empty());
+    let socket = router.connect(1);
+    for (version, kind, errno) in
+        [(2, 0, libc::EPROTONOSUPPORT), (1, 1, libc::EOPNOTSUPP), (1, 2, libc::EINVAL)]
+    {
+        let refused = ask(&socket, plain::bytes(&hello(version, kind)));
+        assert_eq!(refused.unwrap_err(), errno);
+    }
+    let head = abi::verbs_request { command: abi::VERBS_ALLOC_PD, tag: 9 };
+    let request = abi::verbs_plain_request { head };
+    assert_eq!(ask(&socket, plain::bytes(&request)).unwrap_err(), libc::EPROTO);
+    assert!(router.runs());
+    others_can_speak(&router);
+}
+
+#[test]
+fn a_ring_with_a_wild_index_ends_its_queue_pair_only() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    // SAFETY: the producer's index of the send ring lies there.
+    let index = unsafe { a.qp.memory.as_ptr().byte_add(128) }.cast::<u32>();
+    // SAFETY: as above.
+    unsafe { index.write_volatile(1 << 30) };
+    a.device.ringer.ring().unwrap();
+    let event = a.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, a.qp.number));
+    assert_eq!(a.device.state(a.qp.number), 6);
+    assert_eq!(b.device.state(b.qp.number), 3);
+    others_can_speak(&router);
+}
+
+#[test]
+fn requests_of_any_bytes_fail_or_are_done() {
+    let mut router = node();
+    let mut seed = 0x1234_5678_9abc_def0_u64;
+    let mut random = || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for _ in 0..60 {
+        let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 4096, |a| a.rnr_retry = 0);
+        let slots = [0; 9].map(|_: u32| {
+            let mut slot = Slot([0; 8].map(|_: u64| random()));
+            // Likely to be a request: opcode, flags, slots, entries.
+            slot.0[1] = random() & 0x0307_0f07;
+            slot
+        });
+        a.send(&slots);
+        b.device.post(b.qp.receive.as_mut().unwrap(), &slots);
+        let attr = abi::verbs_qp_attr { qp_state: 6, ..Default::default() };
+        for end in [&mut a, &mut b] {
+            assert_eq!(end.device.modify(end.qp.number, ibv::QP_STATE, attr), Ok(6));
+        }
+    }
+    assert!(router.runs());
+    others_can_speak(&router);
+}
+
+#[test]
+fn objects_of_other_contexts_are_not_there() {
+    let router = node();
+    let mut a = End::new(&router, 1, ibv::QPT_RC, 1, 64);
+    let mut b = End::new(&router, 1, ibv::QPT_RC, 2, 64);
+    for (command, object) in [
+        (abi::VERBS_DESTROY_QP, a.qp.number),
+        (abi::VERBS_DESTROY_CQ, a.sends.handle),
+        (abi::VERBS_DEALLOC_PD, a.pd),
+        (abi::VERBS_DEREG_MR, a.key),
+        (abi::VERBS_QUERY_QP, a.qp.number),
+    ] {
+        assert_eq!(b.device.object(command, object), Err(libc::EINVAL), "{command}");
+    }
+    let mut buffer = [0; 8];
+    assert_eq!(b.device.register(a.pd, &mut buffer, 1), Err(libc::EINVAL));
+    let attr = abi::verbs_qp_attr { qp_state: 6, ..Default::default() };
+    assert_eq!(b.device.modify(a.qp.number, ibv::QP_STATE, attr), Err(libc::EINVAL));
+    // Nor can a request name another's region, even of the same process.
+    a.device.connect(a.qp.number, ibv::QPT_RC, b.address(), |_| ());
+    b.device.connect(b.qp.number, ibv::QPT_RC, a.address(), |_| ());
+    a.send(&sending(request(ibv::WR_SEND, 1), &[b.whole()]));
+    b.post_receive(7, &[b.whole()]);
+    assert_eq!(a.sends.result(), (1, ibv::WC_LOC_PROT_ERR));
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused_or_fails() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    for (address, length) in [(8, 8), (u64::MAX - 4, 8), (0x7fff_ffff_f000, 8)] {
+        let refused = a.device.register_at(a.pd, address, length, 1);
+        let why = refused.unwrap_err();
+        assert!(why == libc::EFAULT || why == libc::EINVAL, "{address:#x}: {why}");
+    }
+    assert_eq!(a.device.register_at(a.pd, 4096, 0, 1), Err(libc::EINVAL));
+    assert_eq!(a.device.register(a.pd, &mut [0; 8], 2), Err(libc::EINVAL));
+    assert_eq!(a.device.register(a.pd, &mut [0; 8], 16), Err(libc::EOPNOTSUPP));
+    // Registered, and then unmapped.
+    let (length, protection) = (8192, libc::PROT_READ | libc::PROT_WRITE);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: the kernel picks addresses that nothing uses.
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, flags, -1, 0) };
+    assert_ne!(at, libc::MAP_FAILED);
+    let key = b.device.register_at(b.pd, at as u64, 8192, 15).unwrap();
+    // SAFETY: nobody else uses the mapping.
+    unsafe { libc::munmap(at, length) };
+    let head =
+        abi::verbs_send { remote_address: at as u64, rkey: key, ..request(ibv::WR_RDMA_WRITE, 1) };
+    a.send(&sending(head, &[a.whole()]));
+    assert_eq!(a.sends.result(), (1, ibv::WC_REM_ACCESS_ERR));
+}
+
+#[test]
+fn a_queue_without_room_ends_what_uses_it() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let small = b.device.cq(1, 0);
+    let qp = b.device.qp(ibv::QPT_RC, b.pd, &b.sends, &small, 0);
+    let of_a = a.device.qp(ibv::QPT_RC, a.pd, &a.sends, &a.receives, 0);
+    a.device.connect(of_a.number, ibv::QPT_RC, (2, qp.number), |_| ());
+    b.device.connect(qp.number, ibv::QPT_RC, (1, of_a.number), |_| ());
+    (a.qp, b.qp) = (of_a, qp);
+    for wr_id in 0..2 {
+        b.post_receive(wr_id, &[b.whole()]);
+        a.send(&sending(request(ibv::WR_SEND, wr_id), &[a.whole()]));
+        assert_eq!(a.sends.result(), (wr_id, ibv::WC_SUCCESS));
+    }
+    let events = [b.device.event(), b.device.event()].map(|e| (e.event, e.object));
+    assert!(events.contains(&(ibv::EVENT_CQ_ERR, small.handle)), "{events:?}");
+    assert!(events.contains(&(ibv::EVENT_QP_FATAL, b.qp.number)), "{events:?}");
+    others_can_speak(&router);
+}
+
+#[test]
+fn quotas_bound_what_an_endpoint_has() {
+    let router = Router::start();
+    let limits = Limits { contexts: 2, cqs: 3, memory_mib: 1, pds: 1, ..Limits::default() };
+    router.add(1, limits);
+    let mut a = router.open(1);
+    let cqs: Vec<_> = (0..3).map(|_| a.cq(1, 0)).collect();
+    assert_eq!(a.try_cq(1, 0).err(), Some(libc::ENOMEM));
+    let mut b = router.open(1);
+    assert_eq!(b.try_cq(1, 0).err(), Some(libc::ENOMEM));
+    assert!(ask_for_end(&router));
+    a.object(abi::VERBS_DESTROY_CQ, cqs[0].handle).unwrap();
+    // 64 bytes a completion: more than 1 MiB.
+    assert_eq!(b.try_cq(1 << 15, 0).err(), Some(libc::ENOMEM));
+    assert!(b.try_cq(1 << 10, 0).is_ok());
+    b.pd();
+    let head = a.head(abi::VERBS_ALLOC_PD);
+    let refused = a.ask::<abi::verbs_object_reply>(&abi::verbs_plain_request { head });
+    assert_eq!(refused.err(), Some(libc::ENOMEM));
+}
+
+/// Whether another connection of endpoint 1 is closed at once.
+fn ask_for_end(router: &Router) -> bool {
+    receive(&router.connect(1)).is_ok_and(|(bytes, _)| bytes.is_empty())
+}
+
+#[test]
+fn nothing_is_left_of_those_that_end() {
+    let router = node();
+    others_can_speak(&router);
+    let clean = eventually("the end of the first two", || {
+        (router.mappings() == 0).then(|| router.descriptors())
+    });
+    for _ in 0..20 {
+        let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+        let (_, channel) = a.device.channel();
+        a.device.shared(a.pd, 1 << 20);
+        a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+        drop((a, b, channel));
+    }
+    eventually("the end of all", || {
+        (router.mappings() == 0 && router.descriptors() <= clean).then_some(())
+    });
+}
+
+#[test]
+fn an_endpoint_that_is_removed_takes_its_devices_along() {
+    let router = node();
+    let (a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    router.tell(&Message::Begin, &[]);
+    router.add(2, Limits::default());
+    router.tell(&Message::End, &[]);
+    assert!(receive(&a.device.socket).unwrap().0.is_empty());
+    assert!(receive(&a.device.events).unwrap().0.is_empty());
+    b.send(&sending(request(ibv::WR_SEND, 1), &[b.whole()]));
+    assert_eq!(b.sends.result(), (1, ibv::WC_RETRY_EXC_ERR));
+    let slots = receiving(2, &[b.whole()]);
+    b.device.post(b.qp.receive.as_mut().unwrap(), &slots);
+    assert_eq!(b.receives.result(), (2, ibv::WC_WR_FLUSH_ERR));
+}
+
+#[test]
+fn a_router_that_dies_is_noticed() {
+    let mut router = node();
+    let (a, _b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    router.kill();
+    assert!(receive(&a.device.socket).unwrap().0.is_empty());
+    assert!(receive(&a.device.events).unwrap().0.is_empty());
+}

@@ -115,6 +115,13 @@ static int exchange(struct context *c, struct verbs_request *request, size_t req
 	return -1;
 }
 
+void control_give_up(struct context *c)
+{
+	atomic_store(&c->gone, true);
+	/* A router that is there drops what the context has, and those who wait for events are told. */
+	syscall(SYS_shutdown, c->control, SHUT_RDWR);
+}
+
 int control_request(struct context *c, enum verbs_command command, void *request, size_t request_length,
                     void *reply, size_t reply_length, int *fds, int fd_count)
 {
@@ -126,10 +133,7 @@ int control_request(struct context *c, enum verbs_command command, void *request
 	if (!is_gone(c))
 		error = exchange(c, head, request_length, reply, reply_length, fds, fd_count);
 	if (error < 0) {
-		atomic_store(&c->gone, true);
-		/* The router drops what the context has, so that those who wait for events are
-		 * told, too. */
-		syscall(SYS_shutdown, c->control, SHUT_RDWR);
+		control_give_up(c);
 		error = EIO;
 	}
 	lock_release(&c->control_lock);

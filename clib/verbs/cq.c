@@ -207,8 +207,8 @@ static bool is_cq_dead(struct cq *cq)
 {
 	struct context *c = context_of(cq->base.context);
 
-	if (cq->ring.end.broken)
-		atomic_store(&c->gone, true);
+	if (cq->ring.end.broken && !is_gone(c))
+		control_give_up(c);
 	if (is_gone(c))
 		return true;
 	cq->empty_polls++;

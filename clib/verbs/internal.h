@@ -180,6 +180,8 @@ int control_object(struct context *c, enum verbs_command command, uint32_t objec
 int control_destroy(struct context *c, enum verbs_command command, uint32_t object);
 /* Looks whether the router has ended, by a system call, and remembers it. */
 bool control_is_gone(struct context *c);
+/* The router does not keep to the protocol: nothing is asked of it any more. */
+void control_give_up(struct context *c);
 /* Maps memory that came with a reply and closes the descriptor. Returns 0 or an errno. */
 int memory_map(struct memory *m, int fd, uint64_t length);
 void memory_unmap(struct memory *m);

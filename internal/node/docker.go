@@ -78,17 +78,7 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 			Remedy: "delete it first: heddle endpoints delete " + have.Name}
 	}
 	a.unreserve(req.Addr)
-	e, err := a.create(ctx, req, func(e model.Endpoint) error {
-		waiting, err := netcfg.PrepareEndpoint(a.deviceConfig(e))
-		if err != nil {
-			return fmt.Errorf("make devices: %w", err)
-		}
-		device = waiting.Device
-		if err := a.planes.Guard(waiting.Ifindex); err != nil {
-			return fmt.Errorf("guard device: %w", err)
-		}
-		return a.planes.Await(e, waiting.Ifindex)
-	})
+	e, err := a.create(ctx, req, func(e model.Endpoint) []step { return a.awaitSteps(e, &device) })
 	if err != nil {
 		return "", err
 	}
@@ -98,6 +88,20 @@ func (a *Agent) AwaitContainer(ctx context.Context, req api.EndpointRequest) (de
 	default:
 	}
 	return device, nil
+}
+
+// awaitSteps are those that make the device of an endpoint whose container is yet to come; attachSteps undoes them, too.
+func (a *Agent) awaitSteps(e model.Endpoint, device *string) []step {
+	var waiting netcfg.Waiting
+	return []step{
+		{"make devices", func() (err error) {
+			waiting, err = netcfg.PrepareEndpoint(a.deviceConfig(e))
+			*device = waiting.Device
+			return err
+		}, nil},
+		{"guard device", func() error { return a.planes.Guard(waiting.Ifindex) }, nil},
+		{"await", func() error { return a.planes.Await(e, waiting.Ifindex) }, nil},
+	}
 }
 
 // attachAwaited does what remains for the endpoint of a container that Docker has made now, if inode is its network

@@ -35,12 +35,12 @@ func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (mo
 	if err := a.checkNetns(req.NetnsPath); err != nil {
 		return model.Endpoint{}, err
 	}
-	return a.create(ctx, req, a.attach)
+	return a.create(ctx, req, func(e model.Endpoint) []step { return a.attachSteps(e, new(netcfg.EndpointDevice)) })
 }
 
-// create leases an address, tells the store and the enforcer, and has attach make devices. If a step fails the earlier
-// ones are undone. The caller holds change.
-func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) error) (_ model.Endpoint, err error) {
+// create leases an address, takes the steps of an endpoint with attach, and lists it. If a step fails all are undone. The caller
+// holds change.
+func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) []step) (model.Endpoint, error) {
 	if e, ok := a.halfDone[req.Name]; ok {
 		if err := a.takeBack(e); err != nil {
 			return model.Endpoint{}, unlessAway(err)
@@ -55,37 +55,37 @@ func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func
 	if err := a.leaseFor(ctx, &e, req); err != nil {
 		return model.Endpoint{}, err
 	}
-	defer func() {
-		if err == nil {
-			return
-		}
+	if err := doSteps(a.steps(ctx, e, attach(e), nil)); err != nil {
 		if undo := a.takeBack(e); undo != nil {
 			a.halfDone[e.Name] = e // until the store is back: it may have it
 			err = errors.Join(err, undo)
 		}
-	}()
-	if err := a.tcp.SetLastID(e.ID); err != nil {
-		return model.Endpoint{}, err
-	}
-	if err := a.store.PutEndpoint(ctx, e); err != nil {
-		return model.Endpoint{}, storeError(err)
-	}
-	// Its rules before its network: nothing it opens may be older than they.
-	if err := a.enforcer.set(e); err != nil {
-		return model.Endpoint{}, fmt.Errorf("policy: %w", err)
-	}
-	if err := attach(e); err != nil {
 		return model.Endpoint{}, err
 	}
 	a.known.add(e)
-	if e.Limits != nil {
-		if err := a.applyLimits(e); err != nil {
-			return model.Endpoint{}, err
-		}
-	}
 	a.saveRecord(0)
 	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Planes.TCP.Intercepted)
 	return e, nil
+}
+
+// steps are those that make an endpoint that has its lease: they are done in this order, and undone backwards. What attach has is
+// that of attachSteps or awaitSteps, tell what is said to the store when the endpoint goes. The caller holds change.
+func (a *Agent) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
+	return slices.Concat([]step{
+		{"note the id", func() error { return a.tcp.SetLastID(e.ID) }, nil},
+		{"tell the store", func() error { return storeError(a.store.PutEndpoint(ctx, e)) }, func() error { return tell(ctx) }},
+		{
+			// Its rules before its network: nothing it opens may be older than they.
+			"policy", func() error { return a.enforcer.set(e) }, func() error { return a.enforcer.remove(e.ID) },
+		},
+	}, attach, []step{
+		{"limits", func() error {
+			if e.Limits == nil {
+				return nil
+			}
+			return a.applyLimits(e)
+		}, func() error { return a.liftLimits(e) }},
+	})
 }
 
 // leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it up.
@@ -127,23 +127,32 @@ func (a *Agent) DeleteEndpoint(ctx context.Context, name string) error {
 	return nil
 }
 
-// attach brings devices and programs to e. It may be repeated. A device that it made goes again if it fails: without
-// programs it would let anything through.
-func (a *Agent) attach(e model.Endpoint) (err error) {
-	dev, err := a.addDevice(e)
-	if err != nil {
-		return fmt.Errorf("endpoint %s: make devices: %w", e.Name, err)
+// attachSteps are those that attach an endpoint to its container. They may be repeated.
+func (a *Agent) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice) []step {
+	return []step{
+		{
+			"make devices", func() (err error) {
+				*dev, err = a.addDevice(e)
+				return err
+			}, func() error { return errors.Join(a.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs)) },
+		},
+		{"network namespace", func() error { return a.setNetns(e.ID, uint64(dev.Netns)) }, nil},
+		{"attach", func() error { return a.planes.Attach(e, *dev) }, func() error {
+			a.planes.Forget(e.ID)
+			return a.planes.Detach(e)
+		}},
 	}
-	defer func() {
-		if err != nil && dev.Made {
+}
+
+// attach brings devices and planes to an endpoint that is there. A device that it made goes again if it fails: without programs it
+// would let anything through.
+func (a *Agent) attach(e model.Endpoint) error {
+	var dev netcfg.EndpointDevice
+	if err := doSteps(a.attachSteps(e, &dev)); err != nil {
+		if dev.Made {
 			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
 		}
-	}()
-	if err := a.setNetns(e.ID, uint64(dev.Netns)); err != nil {
-		return err
-	}
-	if err := a.planes.Attach(e, dev); err != nil {
-		return err
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
 	}
 	a.faults.Clear(api.FaultEndpoint, e.Name)
 	return nil
@@ -186,36 +195,24 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 	return d, nil
 }
 
-// detach undoes everything CreateEndpoint does, in reverse; what was not done is no error. The address
-// goes back last, when nothing answers to it any more.
+// detach undoes everything CreateEndpoint does; what was not done is no error.
 func (a *Agent) detach(e model.Endpoint) error {
 	return a.takeAway(e, func(ctx context.Context) error { return a.store.DeleteEndpoint(ctx, e.Node, e.ID) })
 }
 
-// takeAway is detach, tell being what is said to the store.
+// takeAway is detach, tell being what is said to the store. The address goes back last, when nothing answers to it any more.
 func (a *Agent) takeAway(e model.Endpoint, tell func(context.Context) error) error {
-	a.planes.Forget(e.ID)
 	a.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
-	err := errors.Join(
-		a.leaveDevice(e),
-		a.planes.Detach(e),
-		netcfg.DelEndpoint(e.ID, e.Addrs),
-		tell(ctx),
-		a.enforcer.remove(e.ID),
-	)
-	if err != nil {
+	if err := undoSteps(a.steps(ctx, e, a.attachSteps(e, nil), tell)); err != nil {
 		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
 	}
 	a.leases.Release(e.ID)
-	a.forget(e)
+	a.known.remove(e)
+	a.faults.ClearEndpoint(e.Name)
 	delete(a.halfDone, e.Name)
-	if e.Limits == nil {
-		return nil
-	}
-	e.Limits = nil
-	return a.applyLimits(e)
+	return nil
 }
 
 // undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next state of the store, or
@@ -371,12 +368,6 @@ func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
 	return errors.Join(errs...)
 }
 
-// forget is for an endpoint that is detached.
-func (a *Agent) forget(e model.Endpoint) {
-	a.known.remove(e)
-	a.faults.ClearEndpoint(e.Name)
-}
-
 // deviceOf gives the name of the device that a request asks for.
 func deviceOf(req api.EndpointRequest) string {
 	return model.Endpoint{Device: req.Device}.ContainerDevice()
@@ -394,7 +385,11 @@ func leaseError(err error) error {
 	return &api.Error{Code: code, Field: field, Message: err.Error()}
 }
 
+// storeError gives what the store says its code on the wire; nil stays nil.
 func storeError(err error) error {
+	if err == nil {
+		return nil
+	}
 	var inUse *store.AddrInUseError
 	if errors.As(err, &inUse) {
 		return &api.Error{Code: api.CodeConflict, Field: "addr", Message: err.Error(), Remedy: "ask for another address or for none"}

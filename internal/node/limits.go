@@ -47,8 +47,17 @@ func (a *Agent) SetLimits(ctx context.Context, name string, limits model.Limits)
 	return e, nil
 }
 
-// applyLimits brings the kernel to the limits of e. The caller holds change.
+// applyLimits brings the planes to the limits of e. The caller holds change.
 func (a *Agent) applyLimits(e model.Endpoint) error { return a.planes.SetLimits(e, a.limited(e)) }
+
+// liftLimits lifts those that e has, for an endpoint that goes. The caller holds change.
+func (a *Agent) liftLimits(e model.Endpoint) error {
+	if e.Limits == nil {
+		return nil
+	}
+	e.Limits = nil
+	return a.applyLimits(e)
+}
 
 // LimitUse reports the limits in force on this node's endpoints and what waited for them.
 func (a *Agent) LimitUse(context.Context) ([]model.LimitUse, error) {

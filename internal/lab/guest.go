@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/lab/fabric"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -24,7 +24,7 @@ import (
 type Guest struct {
 	Name     string       // g1, g2..
 	Netns    string       // path of its network namespace
-	Underlay netip.Prefix // its address on the fabric, on device netcfg.FabricDevice
+	Underlay netip.Prefix // its address on the fabric, on device fabric.Device
 	Dir      string       // exists, and is empty at first
 	Cgroup   string       // as runtimes are told: its path in every hierarchy
 	// Cgroups are the directories of that cgroup, in the unified hierarchy first. Those of hierarchies are left out in which
@@ -89,7 +89,7 @@ func (l Lab) AddGuests(ctx context.Context, n int) ([]Guest, error) {
 	}
 	for _, g := range guests {
 		err := netns.Do(g.Netns, func() error {
-			return errors.Join(netcfg.SetCongestionControl(congestionControl), netcfg.SetupFabricHost(netcfg.FabricHost{Addrs: []netip.Prefix{g.Underlay}}))
+			return errors.Join(fabric.SetCongestionControl(congestionControl), fabric.SetupHost(fabric.Host{Addrs: []netip.Prefix{g.Underlay}}))
 		})
 		if err != nil {
 			return nil, fmt.Errorf("guest %s: %w", g.Name, err)
@@ -128,9 +128,9 @@ func (l Lab) RemoveGuests(ctx context.Context) error {
 		names = append(names, fmt.Sprintf("g%d", i))
 		errs = append(errs, l.removeGuest(names[i-1], groups))
 	}
-	if netns.Exists(l.netnsName(fabric)) {
+	if netns.Exists(l.netnsName(fabricSpace)) {
 		// The kernel takes a namespace's devices away some time later, and a new guest must not find the old one's port.
-		errs = append(errs, netns.Do(l.netns(fabric), func() error { return netcfg.UnplugFabric(names) }))
+		errs = append(errs, netns.Do(l.netns(fabricSpace), func() error { return fabric.Unplug(names) }))
 	}
 	return errors.Join(append(errs, ctx.Err())...)
 }

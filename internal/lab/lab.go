@@ -112,8 +112,8 @@ func (l Lab) cgroup() string { return "/heddle-" + l.name }
 
 // The namespaces that are no node's.
 const (
-	fabric  = "fabric"
-	outside = "outside"
+	fabricSpace = "fabric"
+	outside     = "outside"
 )
 
 // memberName gives the name of store member i, which counts from 1.

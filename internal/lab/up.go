@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/lab/fabric"
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -131,7 +131,7 @@ func each[T any](ctx context.Context, list []T, fn func(context.Context, T) erro
 // wire makes the lab's network namespaces and joins the nodes.
 func (u *up) wire(context.Context) error {
 	hosts := append(append(u.state.nodes(), outside), u.state.members()...)
-	names := append([]string{fabric}, hosts...)
+	names := append([]string{fabricSpace}, hosts...)
 	for _, c := range u.state.containers() {
 		names = append(names, c.suffix())
 	}
@@ -159,7 +159,7 @@ func (u *up) wire(context.Context) error {
 // setupContainer configures the network namespace of c as a container engine would.
 func (l Lab) setupContainer(c container) error {
 	err := netns.Do(l.netns(c.suffix()), func() error {
-		return errors.Join(netcfg.SetupLoopback(nil), netcfg.SetCongestionControl(congestionControl))
+		return errors.Join(fabric.SetupLoopback(nil), fabric.SetCongestionControl(congestionControl))
 	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", c, err)
@@ -184,35 +184,35 @@ func (l Lab) RemoveNamespace(node string, i int) error {
 
 // setupHost configures the calling thread's network namespace, that of host name on the fabric.
 func (u *up) setupHost(name string) error {
-	if err := netcfg.SetCongestionControl(congestionControl); err != nil {
+	if err := fabric.SetCongestionControl(congestionControl); err != nil {
 		return err
 	}
 	if name == outside {
-		return netcfg.SetupFabricHost(netcfg.FabricHost{
+		return fabric.SetupHost(fabric.Host{
 			Addrs: u.state.fabricAddrs(outsideHost), Loopback: []netip.Addr{u.state.outsideAddr()}})
 	}
 	if slices.Contains(u.state.members(), name) {
-		return netcfg.SetupFabricHost(netcfg.FabricHost{Addrs: u.state.fabricAddrs(u.state.memberHost(name))})
+		return fabric.SetupHost(fabric.Host{Addrs: u.state.fabricAddrs(u.state.memberHost(name))})
 	}
-	if err := netcfg.AllowForwarding6(); err != nil {
+	if err := fabric.AllowForwarding6(); err != nil {
 		return err
 	}
-	return netcfg.SetupFabricHost(netcfg.FabricHost{
+	return fabric.SetupHost(fabric.Host{
 		Addrs: u.state.fabricAddrs(u.state.nodeHost(name)), Gateway: u.state.underlay(outsideHost)})
 }
 
 // plug joins hosts to the fabric.
 func (u *up) plug(hosts []string) error {
-	var ports []netcfg.FabricPort
+	var ports []fabric.Port
 	for _, name := range hosts {
 		f, err := netns.Open(u.lab.netns(name))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		ports = append(ports, netcfg.FabricPort{Name: name, Netns: f})
+		ports = append(ports, fabric.Port{Name: name, Netns: f})
 	}
-	return netns.Do(u.lab.netns(fabric), func() error { return netcfg.WireFabric(ports) })
+	return netns.Do(u.lab.netns(fabricSpace), func() error { return fabric.Wire(ports) })
 }
 
 // startAgents starts the first node's agent, which serves the store, and then the others'. Meanwhile the

@@ -8,7 +8,7 @@ import (
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/session"
 	"heddle.dev/heddle/internal/lab"
-	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/lab/fabric"
 )
 
 // removeTimeout bounds how long hosts take to go, also when the benchmark was interrupted.
@@ -48,7 +48,7 @@ func hostsOn(ctx context.Context, l lab.Lab, n int) (hosts []Host, err error) {
 	}
 	for _, g := range guests {
 		hosts = append(hosts, Host{
-			Netns: g.Netns, Underlay: g.Underlay, Device: netcfg.FabricDevice, Dir: g.Dir, Cgroup: g.Cgroup, Cgroups: g.Cgroups, Container: g.Container,
+			Netns: g.Netns, Underlay: g.Underlay, Device: fabric.Device, Dir: g.Dir, Cgroup: g.Cgroup, Cgroups: g.Cgroups, Container: g.Container,
 		})
 	}
 	return hosts, nil

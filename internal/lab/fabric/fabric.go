@@ -1,9 +1,11 @@
-package netcfg
+// Package fabric joins the hosts of a lab, which are network namespaces, and gives them what the administrator of a real
+// host would: addresses, a route, a congestion control. It has netlink of its own: none of it is an agent's, and an agent
+// that could wire fabrics would be one with more rights than it needs.
+package fabric
 
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 
@@ -11,22 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FabricDevice is the name of a host's device on the lab's fabric.
-const FabricDevice = "eth0"
+// Device is the name of a host's device on the lab's fabric.
+const Device = "eth0"
 
-// fabricBridge joins the hosts of a lab in a namespace that holds nothing else.
-const fabricBridge = "fabric"
+// bridgeName joins the hosts of a lab in a namespace that holds nothing else.
+const bridgeName = "fabric"
 
-// FabricPort joins one host to a lab's fabric.
-type FabricPort struct {
+// Port joins one host to a lab's fabric.
+type Port struct {
 	// Name is the port's device in the fabric's namespace: at most 15 characters, the host's name.
 	Name string
 	// Netns is the host's network namespace, open.
 	Netns *os.File
 }
 
-// FabricHost is the configuration of a host on a lab's fabric: a node, or the host outside the overlay.
-type FabricHost struct {
+// Host is the configuration of a host on a lab's fabric: a node, or the host outside the overlay.
+type Host struct {
 	// Addrs are the host's underlay addresses with the fabric's prefix lengths. A host without IPv6, or with
 	// IPv6 switched off, gets the IPv4 ones.
 	Addrs []netip.Prefix
@@ -36,15 +38,15 @@ type FabricHost struct {
 	Loopback []netip.Addr
 }
 
-// WireFabric joins hosts by a bridge in the calling thread's network namespace, the fabric's: each gets a
-// veth pair from a port of the bridge to FabricDevice in the host's namespace. Ports that are there are kept.
-func WireFabric(ports []FabricPort) error {
+// Wire joins hosts by a bridge in the calling thread's network namespace, the fabric's: each gets a
+// veth pair from a port of the bridge to Device in the host's namespace. Ports that are there are kept.
+func Wire(ports []Port) error {
 	h, err := open()
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	bridge, err := fabricLink(h)
+	bridge, err := makeBridge(h)
 	if err != nil {
 		return err
 	}
@@ -56,30 +58,30 @@ func WireFabric(ports []FabricPort) error {
 	return nil
 }
 
-// fabricLink makes the bridge unless it is there.
-func fabricLink(h *netlink.Handle) (netlink.Link, error) {
-	bridge, err := findLink(h, fabricBridge)
+// makeBridge makes the bridge unless it is there.
+func makeBridge(h *netlink.Handle) (netlink.Link, error) {
+	bridge, err := findLink(h, bridgeName)
 	if err != nil {
 		return nil, err
 	}
 	if bridge == nil {
 		snooping := false // there is no querier; without one, multicast would stop after a while
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = fabricBridge
+		attrs.Name = bridgeName
 		if err := h.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}); err != nil && !errors.Is(err, unix.EEXIST) {
-			return nil, fmt.Errorf("make bridge %s: %w", fabricBridge, err)
+			return nil, fmt.Errorf("make bridge %s: %w", bridgeName, err)
 		}
-		if bridge, err = h.LinkByName(fabricBridge); err != nil {
-			return nil, fmt.Errorf("device %s: %w", fabricBridge, err)
+		if bridge, err = h.LinkByName(bridgeName); err != nil {
+			return nil, fmt.Errorf("device %s: %w", bridgeName, err)
 		}
 	}
-	if err := quietIPv6(fabricBridge); err != nil {
+	if err := silence(bridgeName); err != nil {
 		return nil, err
 	}
 	return bridge, setUp(h, bridge)
 }
 
-func wirePort(h *netlink.Handle, bridge netlink.Link, p FabricPort) error {
+func wirePort(h *netlink.Handle, bridge netlink.Link, p Port) error {
 	port, err := findLink(h, p.Name)
 	if err != nil {
 		return err
@@ -88,7 +90,7 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p FabricPort) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = p.Name
 		// The other end is born in the host's namespace, under its final name: nothing to rename or move.
-		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: FabricDevice, PeerNamespace: netlink.NsFd(p.Netns.Fd())}
+		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: Device, PeerNamespace: netlink.NsFd(p.Netns.Fd())}
 		if err := h.LinkAdd(veth); err != nil {
 			return fmt.Errorf("make veth pair: %w", err)
 		}
@@ -101,15 +103,15 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p FabricPort) error {
 			return fmt.Errorf("join bridge: %w", err)
 		}
 	}
-	if err := quietIPv6(p.Name); err != nil {
+	if err := silence(p.Name); err != nil {
 		return err
 	}
 	return setUp(h, port)
 }
 
-// UnplugFabric removes ports of the fabric in the calling thread's network namespace, by their names, with the devices at
+// Unplug removes ports of the fabric in the calling thread's network namespace, by their names, with the devices at
 // their other ends. Ports that are not there are no error.
-func UnplugFabric(names []string) error {
+func Unplug(names []string) error {
 	h, err := open()
 	if err != nil {
 		return err
@@ -141,9 +143,9 @@ func linkLocal(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(a), 64)
 }
 
-// SetupFabricHost gives the calling thread's network namespace, one that WireFabric joined, its address on
+// SetupHost gives the calling thread's network namespace, one that Wire joined, its address on
 // the fabric, its further addresses and its default route, and brings its devices up.
-func SetupFabricHost(host FabricHost) error {
+func SetupHost(host Host) error {
 	h, err := open()
 	if err != nil {
 		return err
@@ -152,17 +154,17 @@ func SetupFabricHost(host FabricHost) error {
 	if err := SetupLoopback(host.Loopback); err != nil {
 		return err
 	}
-	dev, err := h.LinkByName(FabricDevice)
+	dev, err := h.LinkByName(Device)
 	if err != nil {
-		return fmt.Errorf("device %s: %w", FabricDevice, err)
+		return fmt.Errorf("device %s: %w", Device, err)
 	}
-	if err := quietIPv6(FabricDevice); err != nil {
+	if err := silence(Device); err != nil {
 		return err
 	}
 	if err := setUp(h, dev); err != nil {
 		return err
 	}
-	off, err := sysctl("ipv6/conf/" + FabricDevice + "/disable_ipv6")
+	off, err := readSysctl("ipv6/conf/" + Device + "/disable_ipv6")
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -174,8 +176,8 @@ func SetupFabricHost(host FabricHost) error {
 			if !a.IsValid() {
 				continue
 			}
-			if err := h.AddrReplace(dev, fabricAddr(a)); err != nil {
-				return fmt.Errorf("device %s: add address %v: %w", FabricDevice, a, err)
+			if err := h.AddrReplace(dev, addressOf(a)); err != nil {
+				return fmt.Errorf("device %s: add address %v: %w", Device, a, err)
 			}
 		}
 	}
@@ -189,10 +191,9 @@ func SetupFabricHost(host FabricHost) error {
 	return nil
 }
 
-// fabricAddr is an address of a fabric, where the lab sees to it that no two hosts have the same.
-func fabricAddr(p netip.Prefix) *netlink.Addr {
-	mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
-	addr := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: mask}}
+// addressOf is an address of a fabric, where the lab sees to it that no two hosts have the same.
+func addressOf(p netip.Prefix) *netlink.Addr {
+	addr := &netlink.Addr{IPNet: netOf(p)}
 	if p.Addr().Is6() {
 		addr.Flags = unix.IFA_F_NODAD
 	}
@@ -203,12 +204,12 @@ func fabricAddr(p netip.Prefix) *netlink.Addr {
 // cannot allow it for single devices. No agent may do that on a host of somebody's; a lab's nodes take no router
 // advertisements. A kernel without IPv6 is left alone.
 func AllowForwarding6() error {
-	can, err := canForward6()
-	if can || errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	_, err := readSysctl("ipv6/conf/all/force_forwarding") // of single devices: since Linux 6.17
+	if err == nil || !errors.Is(err, os.ErrNotExist) {
 		return err
+	}
+	if _, err := readSysctl("ipv6/conf/all/forwarding"); errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
 	return setSysctl("ipv6/conf/all/forwarding", "1")
 }
@@ -228,20 +229,9 @@ func SetupLoopback(addrs []netip.Addr) error {
 		return err
 	}
 	for _, a := range addrs {
-		if err := h.AddrReplace(lo, &netlink.Addr{IPNet: hostNet(a)}); err != nil {
+		if err := h.AddrReplace(lo, &netlink.Addr{IPNet: netOf(netip.PrefixFrom(a, a.BitLen()))}); err != nil {
 			return fmt.Errorf("device lo: add address %v: %w", a, err)
 		}
 	}
 	return nil
-}
-
-// SetCongestionControl sets the TCP congestion control of the calling thread's network namespace for new
-// sockets. A kernel without that algorithm, or one that does not let network namespaces have it
-// (net.ipv4.tcp_allowed_congestion_control), keeps its own.
-func SetCongestionControl(algorithm string) error {
-	err := setSysctl("ipv4/tcp_congestion_control", algorithm)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPERM) {
-		return nil
-	}
-	return err
 }

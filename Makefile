@@ -60,7 +60,8 @@ help:
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
-	@echo "make test-lab, test-beside, test-unit, test-suites, test-rust  parts of make test (root); test-lab RUN=^TestPaths for some of it"
+	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets  scenarios of a theme (root)"
+	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
@@ -244,11 +245,11 @@ docs-packages:
 conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
-# Three lanes side by side: the machine has few cores, but most tests wait for something more than half of their time. The first
-# lane has the lab's scenarios but for those named in BESIDE; the second those, in another lab; the third the Rust workspace's tests,
-# the packages' own and then other people's suites. Within a lane packages are tested one after another; those of the third lane that are next are
-# compiled meanwhile, those that take longest to compile at the end. BESIDE are tests about nodes, stores, engines, attacks
-# and whole programs: none of them measures what the machine is busy with.
+# Two lanes side by side. The first has the scenarios: a package for each of THEMES, two at a time, each in a lab of its own
+# (test/lab). The second has the Rust workspace's tests, the packages' own and then other people's suites. The machine has few
+# cores, but most scenarios wait for something more than half of their time. The themes that take longest come first, so that
+# none is left over at the end; packages of the second lane that are next are compiled meanwhile, those that take longest to
+# compile at the end.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, because the second try says more about
 # why; but a test that needed it is a fault all the same, and the summary names it. Then the slowest are named.
 # A package that fails outside its tests is tried again with none of them, which is no success either. While all this runs,
@@ -256,40 +257,42 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-BESIDE := ^Test(CNI|Docker|Podman|Containerd|Runc|DebianPackage|EightNodes|NodesComeAndGo|Store|ExternalStore|AgentRefuses|SecondNode|Upgrade|Migrat|GoHTTP|Iperf3|Redis|Memcached|Python|Nginx|JavaHTTP|Attacks|CgroupMadeAnew|StaleEndpoint)
-PARTS  := lab beside unit suites
-LAB_TEST := HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY)
+THEMES := attack lifecycle paths engines policy sockets programs bench
+PARTS  := lab unit suites
+# RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
+RUN    :=
+SCENARIOS = HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output $(RETRY) --jsonfile $(OUT)/$(1).json \
+	--packages "$(2)" -- -count=1 -vet=off -p 2 -parallel=8 -timeout 30m '-run=$(RUN)'
 test: need-root build attack test-packages
 	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \
-	$(MAKE) --no-print-directory --jobs=3 --keep-going test-lane-1 test-lane-2 test-lane-3; code=$$?; kill $$progress; \
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-lane-1 test-lane-2; code=$$?; kill $$progress; \
 	$(MAKE) --no-print-directory test-summary && exit $$code
 
-# Parts of `make test` by themselves: test-lab RUN=^TestPaths, test-beside (engines, nodes, stores, attacks), test-unit, test-suites.
-RUN :=
-PART = part-$(@:test-%=%)
-.PHONY: test-lab test-beside test-unit test-suites
-test-lab test-beside test-unit test-suites: need-root build attack test-packages
+# Parts of `make test` by themselves.
+TEST_PARTS := lab unit suites $(THEMES)
+.PHONY: $(TEST_PARTS:%=test-%)
+$(TEST_PARTS:%=test-%): need-root build attack test-packages
 	@mkdir -p $(OUT)
-	$(MAKE) --no-print-directory $(PART)
+	$(MAKE) --no-print-directory part-$(@:test-%=%)
 
 # They find the programs built.
-.PHONY: test-lane-1 test-lane-2 test-lane-3 test-summary part-lab part-beside part-unit part-suites
+.PHONY: test-lane-1 test-lane-2 test-summary $(TEST_PARTS:%=part-%)
 test-summary:
 	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; $(OUT)/summary $(OUT)
 test-lane-1: part-lab
-test-lane-2: part-beside
-test-lane-3:
+test-lane-2:
 	code=0; for part in test-rust part-unit part-suites; do $(MAKE) --no-print-directory $$part || code=1; done; exit $$code
 part-lab:
-	$(LAB_TEST) --jsonfile $(OUT)/lab.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-skip=$(BESIDE)' '-run=$(RUN)'
-part-beside:
-	HEDDLE_TEST_LAB=beside $(LAB_TEST) --jsonfile $(OUT)/beside.json --packages ./test -- -count=1 -vet=off -parallel=8 -timeout 50m '-run=$(BESIDE)'
+	$(call SCENARIOS,lab,$(THEMES:%=./test/%))
+$(THEMES:%=part-%):
+	$(call SCENARIOS,$(@:part-%=%),./test/$(@:part-%=%))
 part-unit:
 	HEDDLE_BIN=$(CURDIR)/$(BIN) GORACE=atexit_sleep_ms=20 CGO_ENABLED=1 $(GO) tool gotestsum --format pkgname-and-test-fails --hide-summary=output --jsonfile $(OUT)/unit.json $(RETRY) \
-		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m
+		--packages ". ./clib/... ./internal/... ./cmd/..." -- -race -vet=off -p 2 -exec "flock -o $(CURDIR)/$(OUT)/unit.lock" -timeout 20m '-run=$(RUN)'
 part-suites:
-	HEDDLE_TEST_LAB=suites $(LAB_TEST) --jsonfile $(OUT)/suites.json --packages "$$($(GO) list ./test/... | grep -v '/test$$' | tr '\n' ' ')" -- -count=1 -vet=off -p 1 -timeout 20m
+	HEDDLE_TEST_LAB=suites HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname --hide-summary=output --jsonfile $(OUT)/suites.json $(RETRY) \
+		--packages "./test/conformance ./test/k8s ./test/pages ./test/summary" -- -count=1 -vet=off -p 1 -timeout 20m '-run=$(RUN)'
 
 # The second lock needs a kernel that takes BPF programs on security hooks, which few machines have: Debian's is booted in
 # an emulated one. Some 25 seconds, after a download of 70 MB.
@@ -326,27 +329,27 @@ test-upgrade: need-root build test-packages
 	rm -rf $(OUT)/previous && mkdir -p $(OUT)/previous/source $(OUT)/previous/bin
 	git archive $(REV) | tar -x -C $(OUT)/previous/source
 	cd $(OUT)/previous/source && $(GO) build -trimpath -ldflags "-X heddle.dev/heddle/internal/version.release=$(REV)" -o ../bin/ $(addprefix ./cmd/,heddle heddled heddle-runtime)
-	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_PREVIOUS_BIN=$(CURDIR)/$(OUT)/previous/bin $(GO) test ./test -count=1 -run '^TestUpgrade$$' -v
+	HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_PREVIOUS_BIN=$(CURDIR)/$(OUT)/previous/bin $(GO) test ./test/lifecycle -count=1 -run '^TestUpgrade$$' -v
 
 # What takes minutes because leases and ages have to run out. `make test` has the rest.
 test-nodes: need-root build test-packages
 	$(call install,etcd-client)
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 20m -run '^(TestEightNodes|TestNodesComeAndGo|TestStoreCluster.*|TestStoreSnapshot)$$' -v -nodes.long
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/lifecycle -count=1 -timeout 20m -run '^(TestEightNodes|TestNodesComeAndGo|TestStoreCluster.*|TestStoreSnapshot)$$' -v -nodes.long
 
 # Random seeds, for SOAK. A finding is printed as a shrunk program and kept in out/differ/, docs/howto/differential-tester.md
 # says how to replay it.
 SOAK := 10m
 soak: need-root build lab-packages
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run 'TestNamedPrograms|TestDiffer' -v \
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/sockets -count=1 -timeout 0 -run 'TestNamedPrograms|TestDiffer' -v \
 		-differ.for=$(SOAK) -differ.keep=$(CURDIR)/$(OUT)/differ -differ.findings=20
 
 # Kills at random under load, for CHAOS; SEED repeats a run as far as timing allows. docs/howto/chaos.md.
 CHAOS := 5m
 SEED  := 0
 chaos: need-root build test-packages
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaos$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/lifecycle -count=1 -timeout 0 -run '^TestChaos$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 chaos-store: need-root build test-packages
-	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test -count=1 -timeout 0 -run '^TestChaosStore$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
+	HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) test ./test/lifecycle -count=1 -timeout 0 -run '^TestChaosStore$$' -v -chaos.for=$(CHAOS) -chaos.seed=$(SEED)
 
 check: check-packages need-cargo check-bpf
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "gofmt these:"; echo "$$unformatted"; exit 1; }

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"encoding/json"
@@ -12,6 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -27,7 +29,7 @@ func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 	t.Helper()
 	table := "attack_" + hook
 	nft := func(script string) error {
-		cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-"+node, "nft", "-f", "-")
+		cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-"+node, "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(script)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -55,7 +57,7 @@ func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 // forget deletes what a node remembers of direct connections that are not yet accepted, and gives how many they were.
 func forget(t *testing.T, node string) (n int) {
 	t.Helper()
-	flows, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/"+node+"/bpf/heddle/flow_by_wire", nil)
+	flows, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/"+node+"/bpf/heddle/flow_by_wire", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,34 +81,34 @@ func forget(t *testing.T, node string) (n int) {
 
 // forgottenSYN accepts a direct connection whose SYN nobody remembers: the server must not take it for one of nobody's.
 func forgottenSYN(t *testing.T) string {
-	server, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1")
-	port, before := freePort(), counters(t, "n2")["cut_unknown_peer"]
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	client.must(`s = tcp(4)`)
-	client.must(`s.setblocking(False)`)
+	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")
+	port, before := lab.FreePort(), lab.Counters(t, "n2")["cut_unknown_peer"]
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`s = tcp(4)`)
+	client.Must(`s.setblocking(False)`)
 	forget(t, "n2")
 	direct := fmt.Sprintf("%d-%d", model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
 	answers := filter(t, "n1", "input", "tcp sport "+direct+" tcp flags & (syn|ack) == syn|ack drop")
-	client.expect(`115`, `s.connect_ex((%q, %d))`, address(t, "heddle", "n2/c1"), port)
-	eventually(t, "n2 to remember the SYN", func() (bool, string) { return forget(t, "n2") > 0, "" })
+	client.Expect(`115`, `s.connect_ex((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), port)
+	testutil.Eventually(t, "n2 to remember the SYN", func() (bool, string) { return forget(t, "n2") > 0, "" })
 	// The SYN is sent again before the SYN-ACK is, and would be remembered.
 	requests := filter(t, "n1", "output", "tcp dport "+direct+" tcp flags & (syn|ack) == syn drop")
 	forget(t, "n2")
 	answers()
-	server.must(`l.settimeout(%d)`, int(patience.Seconds()))
-	server.must(`c, who = l.accept()`)
+	server.Must(`l.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	server.Must(`c, who = l.accept()`)
 	requests()
-	client.must(`s.settimeout(%d)`, int(patience.Seconds()))
-	client.do(`s.sendall(b"hello")`)
-	server.must(`c.settimeout(%d)`, int(patience.Seconds()))
-	got := server.do(`c.recv(100).decode()`)
-	if cut := counters(t, "n2")["cut_unknown_peer"] - before; got != `"hello"` && cut != 1 {
+	client.Must(`s.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	client.Do(`s.sendall(b"hello")`)
+	server.Must(`c.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	got := server.Do(`c.recv(100).decode()`)
+	if cut := lab.Counters(t, "n2")["cut_unknown_peer"] - before; got != `"hello"` && cut != 1 {
 		t.Errorf("cut_unknown_peer rose by %d, want 1", cut)
 	}
 	if got != `"hello"` {
-		client.expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
+		client.Expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
 		// Nor is the name of the node shown.
-		server.expect(fmt.Sprintf(`"%s"`, "0.0.0.0"), `who[0]`)
+		server.Expect(fmt.Sprintf(`"%s"`, "0.0.0.0"), `who[0]`)
 	}
 	return gained(t, "the server read", got, `{"error": "ETIMEDOUT"}`, `"hello"`)
 }
@@ -114,17 +116,17 @@ func forgottenSYN(t *testing.T) string {
 // savedSYN asks for the SYN of an accepted direct connection, which came from the underlay, and looks at its memory
 // whatever the call said.
 func savedSYN(t *testing.T) string {
-	server, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1")
-	port := freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	server.must(`l.setsockopt(socket.IPPROTO_TCP, 27, 2)`)
-	client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), port)
-	server.must(`c, who = l.accept()`)
-	server.must(`import ctypes`)
-	server.must(`room, length = ctypes.create_string_buffer(200), ctypes.c_uint32(200)`)
-	server.must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 6, 28, room, ctypes.byref(length))`)
-	memory := server.must(`room.raw.hex()`)
-	underlay := netip4(t, address(t, "host", "n1/c1"))
+	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")
+	port := lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.Must(`l.setsockopt(socket.IPPROTO_TCP, 27, 2)`)
+	client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", "n2/c1"), port)
+	server.Must(`c, who = l.accept()`)
+	server.Must(`import ctypes`)
+	server.Must(`room, length = ctypes.create_string_buffer(200), ctypes.c_uint32(200)`)
+	server.Must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 6, 28, room, ctypes.byref(length))`)
+	memory := server.Must(`room.raw.hex()`)
+	underlay := netip4(t, lab.Address(t, "host", "n1/c1"))
 	var raw string
 	if err := json.Unmarshal([]byte(memory), &raw); err != nil {
 		t.Fatal(err)
@@ -142,22 +144,22 @@ func TestRestartPastUnboundListener(t *testing.T) {
 		if value != "" {
 			script += "; echo " + value + " >" + path
 		}
-		out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "sh", "-c", script).CombinedOutput()
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "sh", "-c", script).CombinedOutput()
 		if err != nil {
 			t.Fatalf("%s: %v\n%s", script, err, out)
 		}
 		return strings.TrimSpace(string(out))
 	}
-	p := startPeer(t, "heddle", "n1/c1")
+	p := lab.StartPeer(t, "heddle", "n1/c1")
 	before := setting(fmt.Sprintf("%d %d", model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last))
 	t.Cleanup(func() { setting(before) })
-	p.must(`l = [tcp(4), tcp(6)]`)
-	p.must(`[s.listen(1) for s in l]`)
-	p.expect("[true, true]", `[%d <= s.getsockname()[1] <= %d for s in l]`, model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
+	p.Must(`l = [tcp(4), tcp(6)]`)
+	p.Must(`[s.listen(1) for s in l]`)
+	p.Expect("[true, true]", `[%d <= s.getsockname()[1] <= %d for s in l]`, model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
 	setting(before)
-	endAgent(t, "n1", syscall.SIGTERM)
-	if err := labCommand("up"); err != nil {
+	lab.EndAgent(t, "n1", syscall.SIGTERM)
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
-	p.must(`tcp(4)`)
+	p.Must(`tcp(4)`)
 }

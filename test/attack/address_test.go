@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -10,14 +10,16 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
 	attacks = append(attacks,
-		attack{"bind an address of the node", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return address(t, "host", "n1/c1") })},
-		attack{"bind the gateway", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return gatewayOf("n1/c1")(t) })},
-		attack{"bind another container's address", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return address(t, "heddle", "n1/c2") })},
-		attack{"bind an address of another node's container", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return address(t, "heddle", "n2/c1") })},
+		attack{"bind an address of the node", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return lab.Address(t, "host", "n1/c1") })},
+		attack{"bind the gateway", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return lab.GatewayOf("n1/c1")(t) })},
+		attack{"bind another container's address", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return lab.Address(t, "heddle", "n1/c2") })},
+		attack{"bind an address of another node's container", model.ProtectBind, "n1", bindForeign(func(t *testing.T) string { return lab.Address(t, "heddle", "n2/c1") })},
 		attack{"send with another container's address", model.ProtectSource, "n1", spoofSource},
 		attack{"speak for another container by a forged SYN", model.ProtectDirectPorts, "n1", forgeSYN},
 		attack{"pass for the node", model.ProtectNodeAddress, "n1", passForNode(4, "198.51.100.77")},
@@ -32,41 +34,41 @@ func init() {
 // bindForeign tries to bind an address that is not the container's, by each kind of socket.
 func bindForeign(target func(*testing.T) string) func(*testing.T) string {
 	return func(t *testing.T) string {
-		p, addr := startPeer(t, "heddle", "n1/c1"), target(t)
-		v4 := p.do(`error_of(tcp(4).bind, (%q, 0))`, addr)
-		mapped := p.do(`error_of(tcp(6).bind, ("::ffff:%s", 0))`, addr)
+		p, addr := lab.StartPeer(t, "heddle", "n1/c1"), target(t)
+		v4 := p.Do(`error_of(tcp(4).bind, (%q, 0))`, addr)
+		mapped := p.Do(`error_of(tcp(6).bind, ("::ffff:%s", 0))`, addr)
 		return gained(t, "bind to "+addr, v4+mapped, `"EADDRNOTAVAIL""EADDRNOTAVAIL"`, `"ok""ok"`)
 	}
 }
 
 // spoofSource sends a datagram to a container of the other node as another container, and sees what comes.
 func spoofSource(t *testing.T) string {
-	server, attacker := startPeer(t, "heddle", "n2/c1"), forger(t, startPeer(t, "heddle", "n1/c1"))
-	port := freePort()
-	server.must(`u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
-	server.must(`u.bind(("0.0.0.0", %d))`, port)
-	victim, target := address(t, "heddle", "n1/c2"), address(t, "heddle", "n2/c1")
-	attacker.must(`forge(udp(%q, 5, %q, %d, b"forged"), %q)`, victim, target, port, target)
+	server, attacker := lab.StartPeer(t, "heddle", "n2/c1"), lab.Forger(t, lab.StartPeer(t, "heddle", "n1/c1"))
+	port := lab.FreePort()
+	server.Must(`u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	server.Must(`u.bind(("0.0.0.0", %d))`, port)
+	victim, target := lab.Address(t, "heddle", "n1/c2"), lab.Address(t, "heddle", "n2/c1")
+	attacker.Must(`forge(udp(%q, 5, %q, %d, b"forged"), %q)`, victim, target, port, target)
 	// Behind it, one that arrives in any case.
-	attacker.must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"honest", (%q, %d))`, target, port)
-	server.must(`u.settimeout(%d)`, int(patience.Seconds()))
-	return gained(t, "a datagram came", server.must(`u.recvfrom(100)[0].decode()`), `"honest"`, `"forged"`)
+	attacker.Must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"honest", (%q, %d))`, target, port)
+	server.Must(`u.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	return gained(t, "a datagram came", server.Must(`u.recvfrom(100)[0].decode()`), `"honest"`, `"forged"`)
 }
 
 // forgeSYN sends a SYN with an option from a raw socket, and sees whether it comes to the other node.
 func forgeSYN(t *testing.T) string {
-	attacker := forger(t, startPeer(t, "heddle", "n1/c1"))
-	own, other, target := address(t, "heddle", "n1/c1"), address(t, "heddle", "n1/c2"), address(t, "host", "n2/c1")
+	attacker := lab.Forger(t, lab.StartPeer(t, "heddle", "n1/c1"))
+	own, other, target := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "heddle", "n1/c2"), lab.Address(t, "host", "n2/c1")
 	counts := func() (dropped, arrived uint64) {
-		n2 := counters(t, "n2")
+		n2 := lab.Counters(t, "n2")
 		// Masqueraded it is taken for the node's. Where both nodes have the same direct ports it comes as it is.
-		return counters(t, "n1")["drop_forged_direct"], n2["relay_opened"] + n2["drop_unknown_node"]
+		return lab.Counters(t, "n1")["drop_forged_direct"], n2["relay_opened"] + n2["drop_unknown_node"]
 	}
 	dropped, arrived := counts()
-	attacker.must(`forge(syn(%q, %d, %q, %d, heddle_option(%d, %q, %q, %d)), %q)`, own, freePort(), target,
-		model.DefaultDirectPorts.First+3, labNetwork(t).ID, other, address(t, "heddle", "n2/c1"), freePort(), target)
+	attacker.Must(`forge(syn(%q, %d, %q, %d, heddle_option(%d, %q, %q, %d)), %q)`, own, lab.FreePort(), target,
+		model.DefaultDirectPorts.First+3, lab.Numbers(t).ID, other, lab.Address(t, "heddle", "n2/c1"), lab.FreePort(), target)
 	var got string
-	eventually(t, "the forged SYN to be dropped, or to arrive", func() (bool, string) {
+	testutil.Eventually(t, "the forged SYN to be dropped, or to arrive", func() (bool, string) {
 		d, a := counts()
 		got = fmt.Sprintf("dropped %d, arrived %d", d-dropped, a-arrived)
 		return d+a > dropped+arrived, got
@@ -76,12 +78,12 @@ func forgeSYN(t *testing.T) string {
 
 // setMark sets a mark that only the node may set.
 func setMark(t *testing.T) string {
-	p, port := startPeer(t, "heddle", "n1/c1"), freePort()
-	p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	p.must(`s = tcp(4)`)
-	p.must(`s.setsockopt(socket.SOL_SOCKET, 36, 0x1234)`)
-	p.must(`s.setblocking(False)`) // without Heddle's mark the connect does not come to an end
-	p.must(`s.connect_ex((%q, %d))`, address(t, "heddle", "n1/c1"), port)
+	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	p.Must(`s = tcp(4)`)
+	p.Must(`s.setsockopt(socket.SOL_SOCKET, 36, 0x1234)`)
+	p.Must(`s.setblocking(False)`) // without Heddle's mark the connect does not come to an end
+	p.Must(`s.connect_ex((%q, %d))`, lab.Address(t, "heddle", "n1/c1"), port)
 	sockets := nodeSockets(t, "n1", port)
 	marked := strings.Contains(sockets, "fwmark:0x1234")
 	if marked == strings.Contains(sockets, "fwmark:0x4864") {
@@ -93,7 +95,7 @@ func setMark(t *testing.T) string {
 // nodeSockets is what ss says of the sockets of a node that are connected to port, or want to be.
 func nodeSockets(t *testing.T, node string, port int) string {
 	t.Helper()
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-"+node, "ss", "-taneH", "dport", "=", fmt.Sprint(port)).CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-"+node, "ss", "-taneH", "dport", "=", fmt.Sprint(port)).CombinedOutput()
 	if err != nil {
 		t.Fatalf("ss: %v\n%s", err, out)
 	}
@@ -104,7 +106,7 @@ func nodeSockets(t *testing.T, node string, port int) string {
 func addAddress(t *testing.T, node, addr string) (remove func()) {
 	t.Helper()
 	ip := func(verb string) error {
-		out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-"+node, "ip", "addr", verb, addr, "dev", "lo").CombinedOutput()
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-"+node, "ip", "addr", verb, addr, "dev", "lo").CombinedOutput()
 		if err != nil {
 			return fmt.Errorf("ip addr %s %s: %w\n%s", verb, addr, err, out)
 		}
@@ -114,7 +116,7 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 		t.Fatal(err)
 	}
 	knows := func() bool {
-		routes, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/"+node+"/bpf/heddle/route_by_prefix", nil)
+		routes, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/"+node+"/bpf/heddle/route_by_prefix", nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,12 +129,12 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 		return found != nil
 	}
 	t.Cleanup(func() { _ = ip("del") }) // if the test ends before it removes it
-	eventually(t, "the agent to know "+addr, func() (bool, string) { return knows(), "" })
+	testutil.Eventually(t, "the agent to know "+addr, func() (bool, string) { return knows(), "" })
 	return func() {
 		if err := ip("del"); err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the agent to forget "+addr, func() (bool, string) { return !knows(), "" })
+		testutil.Eventually(t, "the agent to forget "+addr, func() (bool, string) { return !knows(), "" })
 	}
 }
 
@@ -141,48 +143,38 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 func passForNode(family int, addr string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		defer addAddress(t, "n1", addr)()
-		node, attacker, port := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1"), freePort()
-		node.must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
-		attacker.must(`s = connect(%d, %q, %d)`, family, addr, port)
-		own := map[int]func() string{4: func() string { return address(t, "heddle", "n1/c1") }, 6: func() string { return own6(t, "n1/c1") }}[family]()
-		return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", own), fmt.Sprintf("%q", addr))
+		node, attacker, port := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+		node.Must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
+		attacker.Must(`s = connect(%d, %q, %d)`, family, addr, port)
+		own := map[int]func() string{4: func() string { return lab.Address(t, "heddle", "n1/c1") }, 6: func() string { return lab.Overlay6(t, "n1/c1") }}[family]()
+		return gained(t, "the node's process saw", node.Must(`l.accept()[1][0]`), fmt.Sprintf("%q", own), fmt.Sprintf("%q", addr))
 	}
 }
-
-// boundToNothing is Python that binds a socket to no address of the container, by AF_UNSPEC.
-const boundToNothing = `
-import ctypes
-def adrift(port=0):
-    s = tcp(4)
-    if ctypes.CDLL(None, use_errno=True).bind(s.fileno(), struct.pack("=HH12x", socket.AF_UNSPEC, socket.htons(port)), 16):
-        raise OSError(ctypes.get_errno(), "bind")
-    return s
-`
 
 func passForNodeAdrift(t *testing.T) string {
 	const addr = "198.51.100.77"
 	defer addAddress(t, "n1", addr)()
-	node, attacker, port := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1"), freePort()
-	node.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	attacker.must(boundToNothing)
-	attacker.must(`(s := adrift()).connect((%q, %d))`, addr, port)
+	node, attacker, port := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	node.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	attacker.Must(lab.BoundToNothing)
+	attacker.Must(`(s := adrift()).connect((%q, %d))`, addr, port)
 	// Its FIN would find nobody when the address is gone, and a bound port is counted until then.
-	defer attacker.must(`(s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER), s.close())`)
-	return gained(t, "the node's process saw", node.must(`l.accept()[1][0]`), fmt.Sprintf("%q", address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", addr))
+	defer attacker.Must(`(s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER), s.close())`)
+	return gained(t, "the node's process saw", node.Must(`l.accept()[1][0]`), fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", addr))
 }
 
 // takeWildcard binds a port at all addresses of the node, which no other container could then bind at its own.
 func takeWildcard(t *testing.T) string {
-	victim, attacker, port := startPeer(t, "heddle", "n1/c2"), startPeer(t, "heddle", "n1/c1"), freePort()
-	attacker.must(boundToNothing)
-	attacker.do(`s = adrift(%d)`, port)
-	return gained(t, "another container's bind", victim.must(`error_of(tcp(4).bind, ("0.0.0.0", %d))`, port), `"ok"`, `"EADDRINUSE"`)
+	victim, attacker, port := lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	attacker.Must(lab.BoundToNothing)
+	attacker.Do(`s = adrift(%d)`, port)
+	return gained(t, "another container's bind", victim.Must(`error_of(tcp(4).bind, ("0.0.0.0", %d))`, port), `"ok"`, `"EADDRINUSE"`)
 }
 
 // joinAnothers listens at another container's address and port, to get some of its connections.
 func joinAnothers(t *testing.T) string {
-	victim, p, port := startPeer(t, "heddle", "n1/c2"), startPeer(t, "heddle", "n1/c1"), freePort()
-	victim.must(`l = listen(4, "0.0.0.0", %d, None, True)`, port)
-	got := p.must(`error_of(listen, 4, %q, %d, None, True)`, address(t, "heddle", "n1/c2"), port)
+	victim, p, port := lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	victim.Must(`l = listen(4, "0.0.0.0", %d, None, True)`, port)
+	got := p.Must(`error_of(listen, 4, %q, %d, None, True)`, lab.Address(t, "heddle", "n1/c2"), port)
 	return gained(t, "a listener in its group", got, `"EADDRNOTAVAIL"`, `"ok"`)
 }

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"encoding/json"
@@ -9,6 +9,8 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // attackByRing runs testdata/attack/ring.c and gives the answer to one of its calls. It skips the test if the kernel's
@@ -16,15 +18,15 @@ import (
 // part in.
 func attackByRing(t *testing.T, call, operation string) string {
 	t.Helper()
-	program := compileC(t, "attack/ring.c")
-	if has := answerOf(t, mustRun(t, "overlay", "n1/c1", program)+": ok\n", operation); has == "Invalid argument" {
+	program := lab.CompileC(t, "testdata/ring.c")
+	if has := answerOf(t, lab.MustRun(t, "overlay", "n1/c1", program)+": ok\n", operation); has == "Invalid argument" {
 		t.Skipf("the kernel's io_uring has no %s: bind is of Linux 6.11, setsockopt of 6.7", operation)
 	} else if has != "ok" {
 		t.Fatalf("%s by io_uring, without Heddle: %s", operation, has)
 	}
-	node, port := startPeer(t, "host", "n1/c1"), freePort()
-	node.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	return answerOf(t, mustRun(t, "heddle", "n1/c1", program, address(t, "host", "n1/c1"), fmt.Sprint(port)), call)
+	node, port := lab.StartPeer(t, "host", "n1/c1"), lab.FreePort()
+	node.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	return answerOf(t, lab.MustRun(t, "heddle", "n1/c1", program, lab.Address(t, "host", "n1/c1"), fmt.Sprint(port)), call)
 }
 
 // answerOf finds the answer to one call in what a program printed.
@@ -59,56 +61,56 @@ func init() {
 
 // TestPassedToAnotherContainer hands sockets of one container to a process of another: there they are still the first one's.
 func TestPassedToAnotherContainer(t *testing.T) {
-	giver, thief := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
-	server, port := startPeer(t, "heddle", "n2/c1"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	path := fmt.Sprintf("/tmp/%s-passed-%d", labName, port)
+	giver, thief := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
+	server, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	path := fmt.Sprintf("/tmp/%s-passed-%d", lab.Name, port)
 	t.Cleanup(func() { _ = exec.Command("rm", "-f", path).Run() })
-	thief.must(`u = taker(%q)`, path)
+	thief.Must(`u = taker(%q)`, path)
 	for _, name := range []string{"bound", "connected", "repair"} {
-		thief.begin(name + ` = take(u)`)
-		giver.must(`give(%q, tcp())`, path)
-		thief.reply(name)
+		thief.Begin(name + ` = take(u)`)
+		giver.Must(`give(%q, tcp())`, path)
+		thief.Reply(name)
 	}
 	// Of the thief's own address it knows nothing, and what it binds is the giver's.
-	thief.expect(`"EADDRNOTAVAIL"`, `error_of(bound.bind, (%q, 0))`, address(t, "heddle", "n1/c2"))
-	thief.must(`bound.bind(("0.0.0.0", %d))`, port)
-	thief.must(`bound.listen(1)`)
-	giver.expect(`"EADDRINUSE"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
-	thief.expect(`"ok"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
+	thief.Expect(`"EADDRNOTAVAIL"`, `error_of(bound.bind, (%q, 0))`, lab.Address(t, "heddle", "n1/c2"))
+	thief.Must(`bound.bind(("0.0.0.0", %d))`, port)
+	thief.Must(`bound.listen(1)`)
+	giver.Expect(`"EADDRINUSE"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
+	thief.Expect(`"ok"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
 	// The peer sees the giver.
-	thief.must(`connected.connect((%q, %d))`, address(t, "heddle", "n2/c1"), port)
-	server.expect(fmt.Sprintf("%q", address(t, "heddle", "n1/c1")), `l.accept()[1][0]`)
+	thief.Must(`connected.connect((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), port)
+	server.Expect(fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), `l.accept()[1][0]`)
 	// Rights are those over the giver's container, and a thief has none over it.
-	thief.expect(`"EPERM"`, `error_of(repair.setsockopt, 6, 19, 1)`)
-	thief.expect(`"EACCES"`, `forked(as_user, 65534, error_of, repair.bind, ("0.0.0.0", 80))`)
+	thief.Expect(`"EPERM"`, `error_of(repair.setsockopt, 6, 19, 1)`)
+	thief.Expect(`"EACCES"`, `forked(as_user, 65534, error_of, repair.bind, ("0.0.0.0", 80))`)
 	passToUnguarded(t, giver, path)
 }
 
 // passToUnguarded passes a socket to a container of a runtime that is not Heddle's: status tells of it, as long as it has the
 // socket, and not of those whose ioctls are trapped.
-func passToUnguarded(t *testing.T, giver *peer, path string) {
-	plain := startPeer(t, "overlay", "n1/c2")
+func passToUnguarded(t *testing.T, giver *lab.Peer, path string) {
+	plain := lab.StartPeer(t, "overlay", "n1/c2")
 	if n := len(unguarded(t)); n != 0 {
 		t.Errorf("%d processes are told of before", n)
 	}
-	plain.must(`os.unlink(%q)`, path)
-	plain.must(`u = taker(%q)`, path)
-	plain.begin(`taken = take(u)`)
-	giver.must(`give(%q, tcp())`, path)
-	plain.reply("take")
+	plain.Must(`os.unlink(%q)`, path)
+	plain.Must(`u = taker(%q)`, path)
+	plain.Begin(`taken = take(u)`)
+	giver.Must(`give(%q, tcp())`, path)
+	plain.Reply("take")
 	if told := unguarded(t); len(told) != 1 || told[0].Sockets != 1 {
 		t.Errorf("told of %+v, want one process with one socket", told)
 	}
-	plain.must(`taken.close()`)
-	eventually(t, "nothing to be told of", func() (bool, string) { told := unguarded(t); return len(told) == 0, fmt.Sprint(told) })
+	plain.Must(`taken.close()`)
+	testutil.Eventually(t, "nothing to be told of", func() (bool, string) { told := unguarded(t); return len(told) == 0, fmt.Sprint(told) })
 }
 
 // unguarded is what n1's status tells of processes that hold sockets of the node and whose ioctls nobody traps.
 func unguarded(t *testing.T) []model.SocketOwner {
 	t.Helper()
 	var status []api.Status
-	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
+	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
 		t.Fatalf("%v: %s", err, raw)
 	}
@@ -118,17 +120,17 @@ func unguarded(t *testing.T) []model.SocketOwner {
 // TestNothingOnTheUnderlay: whatever a container listens on, no listener of it is at an address of the underlay, or at
 // all addresses of the node, where something outside could reach it without steering.
 func TestNothingOnTheUnderlay(t *testing.T) {
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(`held = [listen(4, a, 0) for a in ("0.0.0.0", "127.0.0.1", "127.1.2.3", %q)]`, address(t, "heddle", "n1/c1"))
-	p.must(`held += [listen(6, a, 0, v) for a, v in (("::", 0), ("::", 1), ("::1", 0), ("::ffff:0.0.0.0", 0), (%q, 0))]`, own6(t, "n1/c1"))
-	p.must(`held += [tcp(4), tcp(6)]`)
-	p.must(`[s.listen(1) for s in held[-2:]]`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must(`held = [listen(4, a, 0) for a in ("0.0.0.0", "127.0.0.1", "127.1.2.3", %q)]`, lab.Address(t, "heddle", "n1/c1"))
+	p.Must(`held += [listen(6, a, 0, v) for a, v in (("::", 0), ("::", 1), ("::1", 0), ("::ffff:0.0.0.0", 0), (%q, 0))]`, lab.Overlay6(t, "n1/c1"))
+	p.Must(`held += [tcp(4), tcp(6)]`)
+	p.Must(`[s.listen(1) for s in held[-2:]]`)
 	n := 0
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "ss", "-tlneH").CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "ss", "-tlneH").CombinedOutput()
 	if err != nil {
 		t.Fatalf("ss: %v\n%s", err, out)
 	}
-	underlay := address(t, "host", "n1/c1")
+	underlay := lab.Address(t, "host", "n1/c1")
 	for line := range strings.Lines(string(out)) {
 		if !strings.Contains(line, "fwmark:0x4864") {
 			continue
@@ -179,7 +181,7 @@ for call in ("connect", "bind"):
             print(call, family.name, name, "ok" if r == 0 else errno.errorcode.get(ctypes.get_errno()))
             s.close()
 `
-	want, got := mustRun(t, "overlay", "n1/c1", python, "-c", script), mustRun(t, "heddle", "n1/c1", python, "-c", script)
+	want, got := lab.MustRun(t, "overlay", "n1/c1", lab.Python, "-c", script), lab.MustRun(t, "heddle", "n1/c1", lab.Python, "-c", script)
 	wants, gots := strings.Split(want, "\n"), strings.Split(got, "\n")
 	if len(wants) != len(gots) || len(wants) < 150 {
 		t.Fatalf("%d and %d lines", len(wants), len(gots))

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -10,6 +10,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -24,9 +26,9 @@ var crateTries int
 // then, when the agent makes crates for sure, one that may have none ask for them.
 func askCrates(t *testing.T) string {
 	const may, most = 64, 80
-	wait := strconv.Itoa(int(patience / time.Second))
+	wait := strconv.Itoa(int(testutil.Patience / time.Second))
 	crateTries++ // a container for each
-	found := results(t, runContainer(t, "heddle", fmt.Sprintf("n1/crates%d", crateTries), func(spec *specs.Spec) {
+	found := results(t, lab.RunContainer(t, "heddle", fmt.Sprintf("n1/crates%d", crateTries), func(spec *specs.Spec) {
 		spec.Annotations[model.AnnotationSocketPool] = "true"
 		c := spec.Process.Capabilities
 		for _, set := range []*[]string{&c.Bounding, &c.Effective, &c.Permitted} {

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -19,23 +20,23 @@ func init() {
 
 // undone gives a process of n1/c1 the socket s, which was an accepted direct connection until the process disconnected it
 // (AF_UNSPEC): underneath, its address was the node's. prefix goes before IPv4 addresses.
-func undone(t *testing.T, family int, prefix string) *peer {
+func undone(t *testing.T, family int, prefix string) *lab.Peer {
 	t.Helper()
-	p, client, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1"), freePort()
-	own := address(t, "heddle", "n1/c1")
-	p.must(`l = listen(%d, %q, %d)`, family, prefix+own, port) // not on a wildcard, which would leave the address free
-	client.must(`s = connect(4, %q, %d)`, own, port)
-	p.must(`s = l.accept()[0]`)
-	p.must(`import ctypes`)
-	p.expect(`0`, `ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16)`)
+	p, client, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
+	own := lab.Address(t, "heddle", "n1/c1")
+	p.Must(`l = listen(%d, %q, %d)`, family, prefix+own, port) // not on a wildcard, which would leave the address free
+	client.Must(`s = connect(4, %q, %d)`, own, port)
+	p.Must(`s = l.accept()[0]`)
+	p.Must(`import ctypes`)
+	p.Expect(`0`, `ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16)`)
 	return p
 }
 
 // listenUndone listens with it, and has a process of the other node connect to that port of the node.
 func listenUndone(t *testing.T) string {
-	p, outsider, node := undone(t, 4, ""), startPeer(t, "host", "n2/c1"), address(t, "host", "n1/c1")
-	p.must(`s.listen()`)
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "ss", "-tlneH").CombinedOutput()
+	p, outsider, node := undone(t, 4, ""), lab.StartPeer(t, "host", "n2/c1"), lab.Address(t, "host", "n1/c1")
+	p.Must(`s.listen()`)
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "ss", "-tlneH").CombinedOutput()
 	if err != nil {
 		t.Fatalf("ss: %v\n%s", err, out)
 	}
@@ -45,7 +46,7 @@ func listenUndone(t *testing.T) string {
 			continue
 		}
 		port := at[strings.LastIndexByte(at, ':')+1:]
-		return gained(t, "a connect to the node at "+at, outsider.do(`error_of(connect, 4, %q, %s)`, node, port), `"ECONNREFUSED"`, `"ok"`)
+		return gained(t, "a connect to the node at "+at, outsider.Do(`error_of(connect, 4, %q, %s)`, node, port), `"ECONNREFUSED"`, `"ok"`)
 	}
 	t.Errorf("no listener of a container at %s:\n%s", node, out)
 	return ""
@@ -54,10 +55,10 @@ func listenUndone(t *testing.T) string {
 // connectUndone connects with it to another container, and sees who that one takes it for.
 func connectUndone(family int, prefix string) func(*testing.T) string {
 	return func(t *testing.T) string {
-		p, victim, port := undone(t, family, prefix), startPeer(t, "heddle", "n1/c2"), freePort()
-		victim.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		p.must(`s.connect((%q, %d))`, prefix+address(t, "heddle", "n1/c2"), port)
-		return gained(t, "the other container saw", victim.must(`l.accept()[1][0]`),
-			fmt.Sprintf("%q", address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", address(t, "host", "n1/c1")))
+		p, victim, port := undone(t, family, prefix), lab.StartPeer(t, "heddle", "n1/c2"), lab.FreePort()
+		victim.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		p.Must(`s.connect((%q, %d))`, prefix+lab.Address(t, "heddle", "n1/c2"), port)
+		return gained(t, "the other container saw", victim.Must(`l.accept()[1][0]`),
+			fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", lab.Address(t, "host", "n1/c1")))
 	}
 }

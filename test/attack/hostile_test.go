@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -34,8 +36,8 @@ func init() {
 // hostile gives the suite's program in Go.
 func hostile(t testing.TB) string {
 	t.Helper()
-	return built(t, "hostile", func(path string) *exec.Cmd {
-		cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./hostile")
+	return lab.Build(t, "hostile", func(path string) *exec.Cmd {
+		cmd := exec.Command("go", "build", "-trimpath", "-o", path, "../hostile")
 		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0")
 		return cmd
 	})
@@ -59,7 +61,7 @@ func results(t testing.TB, out string) map[string]string {
 // runHostile runs the program in n1/c1 and gives its results.
 func runHostile(t testing.TB, args ...string) map[string]string {
 	t.Helper()
-	return results(t, mustRun(t, "heddle", "n1/c1", append([]string{hostile(t)}, args...)...))
+	return results(t, lab.MustRun(t, "heddle", "n1/c1", append([]string{hostile(t)}, args...)...))
 }
 
 // raced is what an attack gained that is a race between two values: nothing, if it came to the honest results only. All of
@@ -86,10 +88,10 @@ func raced(t *testing.T, results map[string]string, success string, honest ...st
 // raceBind binds an address that a thread changes between the container's and the node's, and looks at the sockets on the
 // node, too.
 func raceBind(t *testing.T) string {
-	own, node := address(t, "heddle", "n1/c1"), address(t, "host", "n1/c1")
-	p := start(t, "heddle", "n1/c1", hostile(t), "race-bind", own, node)
-	p.waitFor("listening\n")
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "ss", "-tlneH").CombinedOutput()
+	own, node := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "host", "n1/c1")
+	p := lab.Start(t, "heddle", "n1/c1", hostile(t), "race-bind", own, node)
+	p.WaitFor("listening\n")
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "ss", "-tlneH").CombinedOutput()
 	if err != nil {
 		t.Fatalf("ss: %v\n%s", err, out)
 	}
@@ -98,7 +100,7 @@ func raceBind(t *testing.T) string {
 			return "a listener of the container at " + strings.Fields(line)[3]
 		}
 	}
-	found := results(t, p.output()+"done\n")
+	found := results(t, p.Output()+"done\n")
 	return raced(t, found, "0.0.0.0", own, "EADDRNOTAVAIL") // an address that Heddle did not give a socket is not shown
 }
 
@@ -116,9 +118,9 @@ while True:
 // greeters starts one in a container of the other node, "peer", and one of the node's own, "node", at the same port.
 func greeters(t *testing.T) (port string) {
 	t.Helper()
-	port = strconv.Itoa(freePort())
+	port = strconv.Itoa(lab.FreePort())
 	for _, g := range [][3]string{{"heddle", "n2/c1", "peer"}, {"host", "n1/c1", "node"}} {
-		start(t, g[0], g[1], python, "-c", greeter, port, g[2]).waitFor("ready")
+		lab.Start(t, g[0], g[1], lab.Python, "-c", greeter, port, g[2]).WaitFor("ready")
 	}
 	return port
 }
@@ -128,7 +130,7 @@ func greeters(t *testing.T) (port string) {
 func raceConnect(how string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		port := greeters(t)
-		return raced(t, runHostile(t, "race-connect", how, address(t, "heddle", "n2/c1"), "127.0.0.1", port), "node", "peer", "ECONNREFUSED")
+		return raced(t, runHostile(t, "race-connect", how, lab.Address(t, "heddle", "n2/c1"), "127.0.0.1", port), "node", "peer", "ECONNREFUSED")
 	}
 }
 
@@ -141,7 +143,7 @@ func raceOption(t *testing.T) string {
 func undo(refused, success string, tries ...string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		port := greeters(t)
-		found := runHostile(t, "undo", address(t, "heddle", "n2/c1"), address(t, "host", "n1/c1"), port)
+		found := runHostile(t, "undo", lab.Address(t, "heddle", "n2/c1"), lab.Address(t, "host", "n1/c1"), port)
 		var won []string
 		for _, try := range tries {
 			if g := gained(t, try, found[try], refused, success); g != "" {
@@ -158,15 +160,15 @@ func undo(refused, success string, tries ...string) func(*testing.T) string {
 // TestDescriptorRaces: threads that close sockets, put other files behind their numbers and meanwhile connect, listen and
 // make ioctls by them gain nothing, and disturb nobody: the agent lives, no socket is left over, others get theirs.
 func TestDescriptorRaces(t *testing.T) {
-	agent, port := agentPID(t, "n1"), strconv.Itoa(freePort())
-	if out := mustRun(t, "heddle", "n1/c1", hostile(t), "race-fd", "1000", address(t, "heddle", "n2/c1"), port); out != "done\n" {
+	agent, port := lab.AgentPID(t, "n1"), strconv.Itoa(lab.FreePort())
+	if out := lab.MustRun(t, "heddle", "n1/c1", hostile(t), "race-fd", "1000", lab.Address(t, "heddle", "n2/c1"), port); out != "done\n" {
 		t.Errorf("it printed\n%s", out)
 	}
-	if now := agentPID(t, "n1"); now != agent {
+	if now := lab.AgentPID(t, "n1"); now != agent {
 		t.Errorf("the agent was %d and is %d", agent, now)
 	}
-	startPeer(t, "heddle", "n1/c2").must(`tcp(4)`)
-	eventually(t, "no socket to be left over", func() (bool, string) {
+	lab.StartPeer(t, "heddle", "n1/c2").Must(`tcp(4)`)
+	testutil.Eventually(t, "no socket to be left over", func() (bool, string) {
 		n := socketsOf(t, "n1/c1")
 		return n == 0, fmt.Sprint(n)
 	})
@@ -175,16 +177,16 @@ func TestDescriptorRaces(t *testing.T) {
 // TestStolenByPidfd has a process of one container take sockets out of one of another (pidfd_getfd) and use them: like
 // those that were passed to it (TestPassedToAnotherContainer), they are still the first one's.
 func TestStolenByPidfd(t *testing.T) {
-	program, port := hostile(t), freePort()
-	path := fmt.Sprintf("/tmp/%s-stolen-%d", labName, port)
+	program, port := hostile(t), lab.FreePort()
+	path := fmt.Sprintf("/tmp/%s-stolen-%d", lab.Name, port)
 	t.Cleanup(func() { _ = exec.Command("rm", "-f", path).Run() })
-	server := startPeer(t, "heddle", "n2/c1")
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	start(t, "heddle", "n1/c1", program, "lend", path).waitFor("lends")
-	thief := start(t, "heddle", "n1/c2", program, "steal", path, address(t, "heddle", "n1/c2"), address(t, "heddle", "n2/c1"), strconv.Itoa(port))
-	thief.waitFor("devices: ")
-	found := results(t, thief.output()+"done\n")
-	giver := address(t, "heddle", "n1/c1")
+	server := lab.StartPeer(t, "heddle", "n2/c1")
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	lab.Start(t, "heddle", "n1/c1", program, "lend", path).WaitFor("lends")
+	thief := lab.Start(t, "heddle", "n1/c2", program, "steal", path, lab.Address(t, "heddle", "n1/c2"), lab.Address(t, "heddle", "n2/c1"), strconv.Itoa(port))
+	thief.WaitFor("devices: ")
+	found := results(t, thief.Output()+"done\n")
+	giver := lab.Address(t, "heddle", "n1/c1")
 	for what, want := range map[string]string{
 		"bind the thief's address":             "EADDRNOTAVAIL",
 		"bind":                                 "ok",
@@ -198,24 +200,24 @@ func TestStolenByPidfd(t *testing.T) {
 			t.Errorf("%s: %s, want %s", what, found[what], want)
 		}
 	}
-	server.expect(fmt.Sprintf("%q", giver), `l.accept()[1][0]`)
-	startPeer(t, "heddle", "n1/c1").expect(`"EADDRINUSE"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
+	server.Expect(fmt.Sprintf("%q", giver), `l.accept()[1][0]`)
+	lab.StartPeer(t, "heddle", "n1/c1").Expect(`"EADDRINUSE"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
 }
 
 // TestRingMakesItsOwn: a socket made by io_uring is the container's own, in its namespace; and no command of io_uring's to
 // one of the node writes anything else than setsockopt() and getsockopt() would.
 func TestRingMakesItsOwn(t *testing.T) {
-	port := freePort()
-	p := start(t, "heddle", "n1/c1", hostile(t), "ring", address(t, "heddle", "n1/c1"), strconv.Itoa(port))
-	p.waitFor("tried\n")
+	port := lab.FreePort()
+	p := lab.Start(t, "heddle", "n1/c1", hostile(t), "ring", lab.Address(t, "heddle", "n1/c1"), strconv.Itoa(port))
+	p.WaitFor("tried\n")
 	want := fmt.Sprintf("listens: 0.0.0.0:%d\nTCP_REPAIR: EPERM\nSO_MARK: ok\nSO_NETNS_COOKIE: 8 true\ntried\n", port)
-	if got := p.output(); got != want {
+	if got := p.Output(); got != want {
 		t.Errorf("got\n%swant\n%s", got, want)
 	}
 	if ours := nodeSockets(t, "n1", port); !strings.Contains(ours, "fwmark:0x4864") || strings.Contains(ours, "0x1234") {
 		t.Errorf("the node's socket, which the container marked:\n%s", ours)
 	}
-	out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "ss", "-tlneH", "sport", "=", strconv.Itoa(port)).CombinedOutput()
+	out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "ss", "-tlneH", "sport", "=", strconv.Itoa(port)).CombinedOutput()
 	if err != nil || len(out) != 0 {
 		t.Errorf("listeners of the node at the port: %v\n%s", err, out)
 	}
@@ -224,18 +226,18 @@ func TestRingMakesItsOwn(t *testing.T) {
 // ringPoll has io_uring's own thread do things with sockets (IORING_SETUP_SQPOLL), and gives what came of one of them.
 func ringPoll(what, refused, success string) func(*testing.T) string {
 	return func(t *testing.T) string {
-		port := freePort()
-		start(t, "host", "n1/c1", python, "-c", greeter, strconv.Itoa(port), "node").waitFor("ready")
-		return gained(t, what, runHostile(t, "ring-poll", address(t, "host", "n1/c1"), strconv.Itoa(port))[what], refused, success)
+		port := lab.FreePort()
+		lab.Start(t, "host", "n1/c1", lab.Python, "-c", greeter, strconv.Itoa(port), "node").WaitFor("ready")
+		return gained(t, what, runHostile(t, "ring-poll", lab.Address(t, "host", "n1/c1"), strconv.Itoa(port))[what], refused, success)
 	}
 }
 
 // readQueue searches what the kernel tells of a direct connection by seldom used calls for addresses of the underlay.
 func readQueue(t *testing.T) string {
-	port := strconv.Itoa(freePort())
-	start(t, "heddle", "n2/c1", python, "-c", echoBytes, port).waitFor("ready")
-	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
-	found := runHostile(t, "queue", address(t, "heddle", "n2/c1"), port, netip4(t, n1), netip4(t, n2))
+	port := strconv.Itoa(lab.FreePort())
+	lab.Start(t, "heddle", "n2/c1", lab.Python, "-c", echoBytes, port).WaitFor("ready")
+	n1, n2 := lab.Address(t, "host", "n1/c1"), lab.Address(t, "host", "n2/c1")
+	found := runHostile(t, "queue", lab.Address(t, "heddle", "n2/c1"), port, netip4(t, n1), netip4(t, n2))
 	if found["messages of the error queue"] != "true" {
 		t.Errorf("no errors came: what was looked for was not there: %v", found)
 	}

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -25,7 +26,7 @@ func init() {
 // listDevices asks sockets of all kinds for the names of devices, natively and as 32-bit programs do.
 func listDevices(argv ...string) func(*testing.T) string {
 	return func(t *testing.T) string {
-		out := mustRun(t, "heddle", "n1/c1", append([]string{ioctlsProgram(t)}, argv...)...)
+		out := lab.MustRun(t, "heddle", "n1/c1", append([]string{lab.IoctlsProgram(t)}, argv...)...)
 		seen := map[string]bool{}
 		for line := range strings.Lines(out) {
 			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "device "); ok {
@@ -48,14 +49,14 @@ func listDevices(argv ...string) func(*testing.T) string {
 
 // readAddresses asks for the list of addresses, which Python programs do in this way.
 func readAddresses(t *testing.T) string {
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(`import array`)
-	p.must(`list_addresses = lambda s: (b := array.array("B", bytes(8192)), fcntl.ioctl(s, 0x8912, struct.pack("iL", 8192, b.buffer_info()[0])), [socket.inet_ntoa(bytes(b[i + 20:i + 24])) for i in range(0, 8192, 40) if b[i]])[2]`)
-	own := `["127.0.0.1", "` + address(t, "heddle", "n1/c1") + `"]`
-	p.expect(own, `list_addresses(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must(`import array`)
+	p.Must(`list_addresses = lambda s: (b := array.array("B", bytes(8192)), fcntl.ioctl(s, 0x8912, struct.pack("iL", 8192, b.buffer_info()[0])), [socket.inet_ntoa(bytes(b[i + 20:i + 24])) for i in range(0, 8192, 40) if b[i]])[2]`)
+	own := `["127.0.0.1", "` + lab.Address(t, "heddle", "n1/c1") + `"]`
+	p.Expect(own, `list_addresses(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))`)
 	var gained []string
 	for _, family := range []int{4, 6} {
-		if got := p.must(`list_addresses(tcp(%d))`, family); got != own {
+		if got := p.Must(`list_addresses(tcp(%d))`, family); got != own {
 			gained = append(gained, got)
 		}
 	}
@@ -95,19 +96,19 @@ print("connects", s.connect_ex(("127.0.0.1", 1)) != 0)
 
 // takeOptedOut passes a socket of an intercepted container to one that has opted out and has CAP_NET_ADMIN.
 func takeOptedOut(t *testing.T) string {
-	path := filepath.Join("/tmp", labName+"-given")
+	path := filepath.Join("/tmp", lab.Name+"-given")
 	_ = os.Remove(path)
 	defer os.Remove(path)
-	giver := startPeer(t, "heddle", "n1/c1")
-	giver.begin(fmt.Sprintf(`give_late(%q, tcp())`, path))
-	out := runContainer(t, "heddle", "n1/taker", func(spec *specs.Spec) {
+	giver := lab.StartPeer(t, "heddle", "n1/c1")
+	giver.Begin(fmt.Sprintf(`give_late(%q, tcp())`, path))
+	out := lab.RunContainer(t, "heddle", "n1/taker", func(spec *specs.Spec) {
 		spec.Annotations["io.heddle.intercept"] = "false"
 		c := spec.Process.Capabilities
 		for _, set := range []*[]string{&c.Bounding, &c.Effective, &c.Permitted} {
 			*set = append(*set, "CAP_NET_ADMIN")
 		}
-	}, python, "-c", takerScript, path)
-	giver.reply("give")
+	}, lab.Python, "-c", takerScript, path)
+	giver.Reply("give")
 	if !strings.Contains(out, "devices lo") || !strings.Contains(out, "connects True") {
 		t.Fatalf("the taker said\n%s", out)
 	}

@@ -1,10 +1,12 @@
-package test
+package attack
 
 import (
 	"strconv"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -14,18 +16,18 @@ func init() {
 // lateSYN connects with TCP_FASTOPEN_CONNECT, which sends nothing before there is data, to where policy then forbids it, and
 // sends.
 func lateSYN(t *testing.T) string {
-	p, port := startPeer(t, "heddle", "n1/c1"), freePort()
-	start(t, "heddle", "n1/c2", python, "-c", greeter, strconv.Itoa(port), "victim").waitFor("ready")
-	target := address(t, "heddle", "n1/c2")
-	p.must(`s = tcp(4)`)
-	p.must(`s.setsockopt(6, 30, 1)`) // TCP_FASTOPEN_CONNECT
-	p.must(`s.setsockopt(6, 34, 1)`) // TCP_FASTOPEN_NO_COOKIE
-	p.must(`s.connect((%q, %d))`, target, port)
-	p.expect(`0`, `int.from_bytes(s.getsockopt(6, 11, 192)[136:140], "little")`) // TCP_INFO: segments sent
-	applyPolicy(t, "late", nil, []map[string]any{denyRule("reject", port)})
-	eventually(t, "the policy to be in force", func() (bool, string) {
-		got := p.do(`error_of(connect, 4, %q, %d)`, target, port)
+	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	lab.Start(t, "heddle", "n1/c2", lab.Python, "-c", greeter, strconv.Itoa(port), "victim").WaitFor("ready")
+	target := lab.Address(t, "heddle", "n1/c2")
+	p.Must(`s = tcp(4)`)
+	p.Must(`s.setsockopt(6, 30, 1)`) // TCP_FASTOPEN_CONNECT
+	p.Must(`s.setsockopt(6, 34, 1)`) // TCP_FASTOPEN_NO_COOKIE
+	p.Must(`s.connect((%q, %d))`, target, port)
+	p.Expect(`0`, `int.from_bytes(s.getsockopt(6, 11, 192)[136:140], "little")`) // TCP_INFO: segments sent
+	lab.ApplyPolicy(t, "late", nil, []map[string]any{lab.DenyRule("reject", port)})
+	testutil.Eventually(t, "the policy to be in force", func() (bool, string) {
+		got := p.Do(`error_of(connect, 4, %q, %d)`, target, port)
 		return got == `"ECONNREFUSED"`, got
 	})
-	return gained(t, "the victim said", p.do(`(s.sendall(b"x"), s.recv(10).decode())[1]`), `{"error": "ECONNABORTED"}`, `"victim"`)
+	return gained(t, "the victim said", p.Do(`(s.sendall(b"x"), s.recv(10).decode())[1]`), `{"error": "ECONNABORTED"}`, `"victim"`)
 }

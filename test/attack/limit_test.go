@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"encoding/json"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -28,22 +29,22 @@ def drain(l):
 // passLimit sends, with a cap, what takes four seconds within it.
 func passLimit(t *testing.T) string {
 	const size = 2 << 20
-	limit(t, "n1/c1", "--egress", "4mbit")
-	p, sink, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1"), freePort()
-	sink.must("exec(%s)", quoted(t, drainScript))
-	sink.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	sink.must(`d = threading.Thread(target=drain, args=(l,))`)
-	sink.must(`d.start()`)
-	p.must(`s = tcp(4)`)
-	p.must(`s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x10)`)
-	p.must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 6)`)
-	p.must(`s.setsockopt(socket.SOL_SOCKET, 47, 0xffffffff.to_bytes(4, "little"))`) // SO_MAX_PACING_RATE: none
-	p.must(`s.connect((%q, %d))`, address(t, "heddle", "n2/c1"), port)
-	p.must(`s.sendall(bytes(%d))`, size)
-	p.must(`s.close()`)
-	sink.must(`d.join()`)
+	lab.Limit(t, "n1/c1", "--egress", "4mbit")
+	p, sink, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
+	sink.Must("exec(%s)", lab.JSON(t, drainScript))
+	sink.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	sink.Must(`d = threading.Thread(target=drain, args=(l,))`)
+	sink.Must(`d.start()`)
+	p.Must(`s = tcp(4)`)
+	p.Must(`s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x10)`)
+	p.Must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, 6)`)
+	p.Must(`s.setsockopt(socket.SOL_SOCKET, 47, 0xffffffff.to_bytes(4, "little"))`) // SO_MAX_PACING_RATE: none
+	p.Must(`s.connect((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), port)
+	p.Must(`s.sendall(bytes(%d))`, size)
+	p.Must(`s.close()`)
+	sink.Must(`d.join()`)
 	var seconds float64
-	if raw := sink.must(`took[0]`); json.Unmarshal([]byte(raw), &seconds) != nil {
+	if raw := sink.Must(`took[0]`); json.Unmarshal([]byte(raw), &seconds) != nil {
 		t.Fatalf("it took %s", raw)
 	}
 	if seconds > 3 {

@@ -1,10 +1,11 @@
-package test
+package attack
 
 import (
 	"fmt"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -30,18 +31,18 @@ const (
 // the connect waits until the listener has closed.
 func outlive(container, listens, how, wait string) func(t *testing.T) string {
 	return func(t *testing.T) string {
-		node, server, client := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", container), startPeer(t, "heddle", "n1/c1")
-		family, addr, wildcard, port := 4, listens, "0.0.0.0", freePort()
+		node, server, client := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", container), lab.StartPeer(t, "heddle", "n1/c1")
+		family, addr, wildcard, port := 4, listens, "0.0.0.0", lab.FreePort()
 		if listens == "own6" {
-			family, addr, wildcard = 6, own6(t, container), "::"
+			family, addr, wildcard = 6, lab.Overlay6(t, container), "::"
 		}
-		server.must(`l = listen(%d, %q, %d, None, True, %s)`, family, addr, port, how)
-		node.must(`l = listen(%d, %q, %d, None, True)`, family, wildcard, port)
-		client.must(wait, family, addr, port)
-		client.expect(`[[], 0]`, `told(c, 300)`)
-		server.must(`l.close()`)
-		client.must(`c.setsockopt(socket.IPPROTO_IP, 21, 0)`)
-		events := client.do(`told(c)`)
+		server.Must(`l = listen(%d, %q, %d, None, True, %s)`, family, addr, port, how)
+		node.Must(`l = listen(%d, %q, %d, None, True)`, family, wildcard, port)
+		client.Must(wait, family, addr, port)
+		client.Expect(`[[], 0]`, `told(c, 300)`)
+		server.Must(`l.close()`)
+		client.Must(`c.setsockopt(socket.IPPROTO_IP, 21, 0)`)
+		events := client.Do(`told(c)`)
 		return gained(t, fmt.Sprintf("a connect to %s that waited", addr), events, `[[28], "ECONNREFUSED"]`, `[[4], 0]`)
 	}
 }

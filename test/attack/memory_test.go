@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -35,25 +36,25 @@ def flood(addr, but):
 // node remembers the question.
 func forgetDatagrams(t *testing.T) string {
 	const asks, answers, free = 3999, 4999, 3998
-	attacker, victim, server := startPeer(t, "overlay", "n1/c1"), startPeer(t, "overlay", "n1/c2"), startPeer(t, "overlay", "n2/c1")
-	applyPolicy(t, "no-datagrams-to-the-victim", []map[string]any{{"action": "deny", "deny": "drop", "ports": []string{"udp/3999"}}}, nil)
-	ask := func(p *peer, name, addr string, port int) {
-		p.must(`%s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`, name)
-		p.must(`%s.bind((%q, %d)), %[1]s.settimeout(30)`, name, addr, port)
+	attacker, victim, server := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "overlay", "n2/c1")
+	lab.ApplyPolicy(t, "no-datagrams-to-the-victim", []map[string]any{{"action": "deny", "deny": "drop", "ports": []string{"udp/3999"}}}, nil)
+	ask := func(p *lab.Peer, name, addr string, port int) {
+		p.Must(`%s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`, name)
+		p.Must(`%s.bind((%q, %d)), %[1]s.settimeout(30)`, name, addr, port)
 	}
-	here, there := address(t, "overlay", "n1/c2"), address(t, "overlay", "n2/c1")
+	here, there := lab.Address(t, "overlay", "n1/c2"), lab.Address(t, "overlay", "n2/c1")
 	ask(victim, "u", here, asks)
 	ask(victim, "m", here, free)
 	ask(server, "u", there, answers)
-	victim.must(`u.sendto(b"q", (%q, %d))`, there, answers)
-	server.expect(`1`, `len(u.recv(9))`)
-	attacker.must("exec(%s)", quoted(t, floodScript))
-	attacker.must(`flood(%q, %d)`, address(t, "overlay", "n2/c2"), asks)
+	victim.Must(`u.sendto(b"q", (%q, %d))`, there, answers)
+	server.Expect(`1`, `len(u.recv(9))`)
+	attacker.Must("exec(%s)", lab.JSON(t, floodScript))
+	attacker.Must(`flood(%q, %d)`, lab.Address(t, "overlay", "n2/c2"), asks)
 	// The second datagram is behind the answer, and nothing keeps it.
-	server.must(`u.sendto(b"a", (%q, %d)), u.sendto(b"m", (%[1]q, %[3]d))`, here, asks, free)
-	victim.expect(`1`, `len(m.recv(9))`)
-	victim.must(`u.settimeout(1)`)
-	return gained(t, "the answer to another container", victim.do(`error_of(u.recv, 9)`), `"ok"`, `"timed out"`)
+	server.Must(`u.sendto(b"a", (%q, %d)), u.sendto(b"m", (%[1]q, %[3]d))`, here, asks, free)
+	victim.Expect(`1`, `len(m.recv(9))`)
+	victim.Must(`u.settimeout(1)`)
+	return gained(t, "the answer to another container", victim.Do(`error_of(u.recv, 9)`), `"ok"`, `"timed out"`)
 }
 
 // synScript is Python that sends SYNs from every port of a container's own stack to its intercepted listeners, twice each, so
@@ -85,26 +86,26 @@ def flood_syns(own, device, ports):
 // forgetRelay floods the node with SYNs of a container's to itself while a connection that the node relays to another one is idle: what is
 // remembered of that must stay.
 func forgetRelay(t *testing.T) string {
-	attacker, plain := startPeer(t, "heddle", "n1/c1"), startPeer(t, "overlay", "n1/c1")
-	victim, client := startPeer(t, "overlay", "n1/c2"), startPeer(t, "heddle", "n2/c2")
-	port, first, own := freePort(), freePort(), address(t, "heddle", "n1/c1")
-	opened := counters(t, "n1")["relay_opened"]
-	victim.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n1/c2"), port)
-	victim.must(`c = l.accept()[0]`)
-	if counters(t, "n1")["relay_opened"] == opened {
+	attacker, plain := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c1")
+	victim, client := lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "heddle", "n2/c2")
+	port, first, own := lab.FreePort(), lab.FreePort(), lab.Address(t, "heddle", "n1/c1")
+	opened := lab.Counters(t, "n1")["relay_opened"]
+	victim.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", "n1/c2"), port)
+	victim.Must(`c = l.accept()[0]`)
+	if lab.Counters(t, "n1")["relay_opened"] == opened {
 		t.Fatal("the connection is not relayed")
 	}
-	ports := []int{first, freePort(), freePort(), freePort(), freePort()}
+	ports := []int{first, lab.FreePort(), lab.FreePort(), lab.FreePort(), lab.FreePort()}
 	for _, p := range ports {
-		attacker.must(`l%d = listen(4, "0.0.0.0", %[1]d)`, p)
+		attacker.Must(`l%d = listen(4, "0.0.0.0", %[1]d)`, p)
 	}
-	plain.must("exec(%s)", quoted(t, synScript))
-	plain.must(`flood_syns(%q, "eth0", %s)`, own, strings.ReplaceAll(fmt.Sprint(ports), " ", ", "))
-	client.must(`error_of(s.sendall, b"still there")`)
-	client.must(`s.settimeout(2)`)
-	victim.must(`c.settimeout(2)`)
-	victim.do(`c.sendall(b"yes")`)
-	said := client.do(`error_of(lambda: s.recv(3) == b"yes" or 1 / 0)`)
+	plain.Must("exec(%s)", lab.JSON(t, synScript))
+	plain.Must(`flood_syns(%q, "eth0", %s)`, own, strings.ReplaceAll(fmt.Sprint(ports), " ", ", "))
+	client.Must(`error_of(s.sendall, b"still there")`)
+	client.Must(`s.settimeout(2)`)
+	victim.Must(`c.settimeout(2)`)
+	victim.Do(`c.sendall(b"yes")`)
+	said := client.Do(`error_of(lambda: s.recv(3) == b"yes" or 1 / 0)`)
 	return gained(t, "another container's connection", said, `"ok"`, `"ECONNRESET"`)
 }

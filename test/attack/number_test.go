@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"errors"
@@ -12,6 +12,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // netnsNumber gives the number by which the kernel names the network namespace at path.
@@ -31,7 +34,7 @@ func endNetns(t *testing.T, path string) {
 	if err := errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the namespace's processes to end", func() (bool, string) {
+	testutil.Eventually(t, "the namespace's processes to end", func() (bool, string) {
 		tasks, err := filepath.Glob("/proc/[0-9]*/ns/net")
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +69,7 @@ func makeNetns(t *testing.T, number uint64) (path string) {
 		}
 	})
 	for len(had) < 128 {
-		name := fmt.Sprintf("%s-number-%d", labName, len(had))
+		name := fmt.Sprintf("%s-number-%d", lab.Name, len(had))
 		if out, err := exec.Command("ip", "netns", "add", name).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -83,36 +86,36 @@ func makeNetns(t *testing.T, number uint64) (path string) {
 // the next one that is made. The endpoint there reads nothing of the other's sockets, which another container has kept.
 func TestNetnsNumberIsGivenAgain(t *testing.T) {
 	t.Cleanup(func() { // the lab as others know it
-		if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
 			t.Error(err)
 		}
 	})
-	giver, keeper, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2"), freePort()
-	path := fmt.Sprintf("/tmp/%s-kept-%d", labName, port)
+	giver, keeper, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2"), lab.FreePort()
+	path := fmt.Sprintf("/tmp/%s-kept-%d", lab.Name, port)
 	t.Cleanup(func() {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Error(err)
 		}
 	})
-	keeper.must(`u = taker(%q)`, path)
-	keeper.begin(`kept = take(u)`)
-	giver.must(`give(%q, listen(4, "0.0.0.0", %d))`, path, port)
-	keeper.reply("take")
+	keeper.Must(`u = taker(%q)`, path)
+	keeper.Begin(`kept = take(u)`)
+	giver.Must(`give(%q, listen(4, "0.0.0.0", %d))`, path, port)
+	keeper.Reply("take")
 	list := func(netns string) string {
-		out, err := exec.Command("nsenter", "--net="+netns, "cat", "/run/heddle/lab/"+labName+"/n1/proc/tcp").CombinedOutput()
+		out, err := exec.Command("nsenter", "--net="+netns, "cat", "/run/heddle/lab/"+lab.Name+"/n1/proc/tcp").CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 		return string(out)
 	}
-	gone, line := "/run/netns/"+labName+"-n1-c1", fmt.Sprintf("00000000:%04X ", port)
+	gone, line := "/run/netns/"+lab.Name+"-n1-c1", fmt.Sprintf("00000000:%04X ", port)
 	if got := list(gone); !strings.Contains(got, line) {
 		t.Fatalf("its own container does not read of the listener:\n%s", got)
 	}
 	number := netnsNumber(t, gone)
 	endNetns(t, gone)
 	next := makeNetns(t, number)
-	heddle(t, "endpoints", "add", "next", "--lab", labName, "--node", "n1", "--netns", next)
+	lab.Heddle(t, "endpoints", "add", "next", "--lab", lab.Name, "--node", "n1", "--netns", next)
 	if got := list(next); strings.Contains(got, line) {
 		t.Errorf("the next container reads of the listener:\n%s", got)
 	}

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -6,19 +6,21 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
 	attacks = append(attacks,
 		attack{"have a checksum make VXLAN of a datagram", model.ProtectChecksum, "n1", func(t *testing.T) string {
-			return checksumMakesVXLAN(t, func(p *peer, mac string) {
-				p.must(`forge_unfinished(ethernet(bad, %q), flags=1, start=34, offset=2)`, mac)
+			return checksumMakesVXLAN(t, func(p *lab.Peer, mac string) {
+				p.Must(`forge_unfinished(ethernet(bad, %q), flags=1, start=34, offset=2)`, mac)
 			})
 		}},
 		attack{"have a checksum make VXLAN of a datagram, by AF_XDP", model.ProtectChecksum, "n1", func(t *testing.T) string {
-			program := compileC(t, "attack/xdp.c")
-			return checksumMakesVXLAN(t, func(p *peer, mac string) {
-				p.expect(`"sent\n"`, `subprocess.check_output([%q, "eth0", "34", "2", ethernet(bad, %q).hex()], text=True)`, program, mac)
+			program := lab.CompileC(t, "testdata/xdp.c")
+			return checksumMakesVXLAN(t, func(p *lab.Peer, mac string) {
+				p.Expect(`"sent\n"`, `subprocess.check_output([%q, "eth0", "34", "2", ethernet(bad, %q).hex()], text=True)`, program, mac)
 			})
 		}},
 		attack{"send into the overlay from a container", model.ProtectOverlayPort, "n1", containerSendsVXLAN},
@@ -38,62 +40,62 @@ for request in (0x17, 0x1f, 0x24): # ETHTOOL_STXCSUM, _STSO, _SGSO
 // withoutOffloads has a node write checksums and cut segments itself, until the test ends.
 func withoutOffloads(t testing.TB, node string) {
 	t.Helper()
-	set := func(on int) { sh(t, labName+"-"+node, python+" -c '"+fmt.Sprintf(setOffloads, on)+"'") }
+	set := func(on int) { lab.Shell(t, lab.Name+"-"+node, lab.Python+" -c '"+fmt.Sprintf(setOffloads, on)+"'") }
 	set(0)
 	t.Cleanup(func() { set(1) })
 }
 
 // vxlanInName is Python for a VXLAN packet's payload, and what it is to bring to n2/c1: a datagram in the name of n1/c2.
 func vxlanInName(t *testing.T, port int) string {
-	return fmt.Sprintf(`vxlan(%d, %q, udp(%q, 5, %q, %d, b"forged"))`, labNetwork(t).VNI, address(t, "host", "n2/c1"), address(t, "overlay", "n1/c2"),
-		address(t, "overlay", "n2/c1"), port)
+	return fmt.Sprintf(`vxlan(%d, %q, udp(%q, 5, %q, %d, b"forged"))`, lab.Numbers(t).VNI, lab.Address(t, "host", "n2/c1"), lab.Address(t, "overlay", "n1/c2"),
+		lab.Address(t, "overlay", "n2/c1"), port)
 }
 
 // checksumMakesVXLAN sends a datagram to a port of no interest whose checksum is the overlay's port, and belongs where the port is.
-func checksumMakesVXLAN(t *testing.T, send func(p *peer, mac string)) string {
+func checksumMakesVXLAN(t *testing.T, send func(p *lab.Peer, mac string)) string {
 	withoutOffloads(t, "n1")
-	server, port := waitForDatagrams(t)
-	p := forger(t, startPeer(t, "overlay", "n1/c1"))
+	server, port := lab.WaitForDatagrams(t)
+	p := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1"))
 	mac := gatewayMAC(t, p)
-	p.must(`bad = adding_up(udp(%q, 40000, %q, 5000, %s + bytes(2)), 20, 4789)`, address(t, "overlay", "n1/c1"), address(t, "host", "n2/c1"), vxlanInName(t, port))
+	p.Must(`bad = adding_up(udp(%q, 40000, %q, 5000, %s + bytes(2)), 20, 4789)`, lab.Address(t, "overlay", "n1/c1"), lab.Address(t, "host", "n2/c1"), vxlanInName(t, port))
 	return cameOrDropped(t, server, "n1", "drop_forged_checksum", func() { send(p, mac) })
 }
 
 // containerSendsVXLAN does by itself what the overlay's device does.
 func containerSendsVXLAN(t *testing.T) string {
-	server, port := waitForDatagrams(t)
-	p, own, n2 := forger(t, startPeer(t, "overlay", "n1/c1")), address(t, "overlay", "n1/c1"), address(t, "host", "n2/c1")
+	server, port := lab.WaitForDatagrams(t)
+	p, own, n2 := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1")), lab.Address(t, "overlay", "n1/c1"), lab.Address(t, "host", "n2/c1")
 	return cameOrDropped(t, server, "n1", "drop_forged_overlay", func() {
-		p.must(`forge(udp(%q, 40000, %q, 4789, %s), %[2]q)`, own, n2, vxlanInName(t, port))
+		p.Must(`forge(udp(%q, 40000, %q, 4789, %s), %[2]q)`, own, n2, vxlanInName(t, port))
 	})
 }
 
 // takeOverlay sends a datagram from the overlay's port to each port of the other node that its overlay may send from: masqueraded, they
 // have what comes from there for an answer. Then another container's neighbour has something sent.
 func takeOverlay(t *testing.T) string {
-	thief, victim, sender := startPeer(t, "overlay", "n1/c1"), startPeer(t, "overlay", "n1/c2"), startPeer(t, "overlay", "n2/c1")
-	port := freePort()
-	thief.must(`s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
-	thief.must(`s.bind(("0.0.0.0", 4789))`)
-	thief.must(`def spray(node):
+	thief, victim, sender := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "overlay", "n2/c1")
+	port := lab.FreePort()
+	thief.Must(`s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	thief.Must(`s.bind(("0.0.0.0", 4789))`)
+	thief.Must(`def spray(node):
     for port in range(32768, 61000):
         try: s.sendto(b"x", (node, port))
         except OSError: pass # refused: an earlier one, as its ICMP error says`)
-	thief.must(`def taken():
+	thief.Must(`def taken():
     while True:
         try:
             if b"secret" in s.recv(2000, socket.MSG_DONTWAIT): return "taken"
         except BlockingIOError: return ""
         except OSError: pass`)
-	thief.must(`spray(%q)`, address(t, "host", "n2/c1"))
-	victim.must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
-	victim.must(`d.bind(("0.0.0.0", %d))`, port)
-	victim.must(`d.setblocking(False)`)
+	thief.Must(`spray(%q)`, lab.Address(t, "host", "n2/c1"))
+	victim.Must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	victim.Must(`d.bind(("0.0.0.0", %d))`, port)
+	victim.Must(`d.setblocking(False)`)
 	got := ""
-	eventually(t, "what is sent to arrive, or to be taken", func() (bool, string) {
-		sender.must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"secret", (%q, %d))`, address(t, "overlay", "n1/c2"), port)
-		got = strings.Trim(thief.must(`taken()`), `"`)
-		arrived := victim.must(`error_of(d.recv, 100)`)
+	testutil.Eventually(t, "what is sent to arrive, or to be taken", func() (bool, string) {
+		sender.Must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"secret", (%q, %d))`, lab.Address(t, "overlay", "n1/c2"), port)
+		got = strings.Trim(thief.Must(`taken()`), `"`)
+		arrived := victim.Must(`error_of(d.recv, 100)`)
 		return got != "" || arrived == `"ok"`, arrived
 	})
 	return got
@@ -127,12 +129,12 @@ arp = ethernet(arp_request(OWN, FAR) + bytes(100), MAC, 0x0806)
 // under its reason, or what arrives is what was judged.
 func TestUnfinishedFrames(t *testing.T) {
 	withoutOffloads(t, "n1")
-	sender, receiver := forger(t, startPeer(t, "overlay", "n1/c1")), startPeer(t, "overlay", "n2/c1")
-	own, far := address(t, "overlay", "n1/c1"), address(t, "overlay", "n2/c1")
-	sender.must(`OWN, FAR, OWN6, FAR6, MAC = %q, %q, %q, %q, %q`, own, far, own6(t, "n1/c1"), own6(t, "n2/c1"), gatewayMAC(t, sender))
-	sender.must("%s", unfinished)
-	receiver.must("%s", judged)
-	receiver.must(`def arrived():
+	sender, receiver := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1")), lab.StartPeer(t, "overlay", "n2/c1")
+	own, far := lab.Address(t, "overlay", "n1/c1"), lab.Address(t, "overlay", "n2/c1")
+	sender.Must(`OWN, FAR, OWN6, FAR6, MAC = %q, %q, %q, %q, %q`, own, far, lab.Overlay6(t, "n1/c1"), lab.Overlay6(t, "n2/c1"), gatewayMAC(t, sender))
+	sender.Must("%s", unfinished)
+	receiver.Must("%s", judged)
+	receiver.Must(`def arrived():
     out = []
     try:
         while True: out.append(judged(s.recv(2000)))
@@ -202,20 +204,20 @@ func TestUnfinishedFrames(t *testing.T) {
 		{"udp4, gso=3, headers=42, size=65535", invalid},
 	} {
 		t.Run(c.frame, func(t *testing.T) {
-			receiver, sender := receiver.in(t), sender.in(t)
-			receiver.must(`s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))`)
-			receiver.must(`s.setblocking(False)`)
-			want := sender.must(`judged(%s)`, strings.Split(c.frame, ",")[0])
-			before := counters(t, "n1")["drop_forged_checksum"]
+			receiver, sender := receiver.In(t), sender.In(t)
+			receiver.Must(`s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))`)
+			receiver.Must(`s.setblocking(False)`)
+			want := sender.Must(`judged(%s)`, strings.Split(c.frame, ",")[0])
+			before := lab.Counters(t, "n1")["drop_forged_checksum"]
 			if c.want == invalid || c.want == unfit {
-				sender.expect(`"`+c.want+`"`, `error_of(lambda: forge_unfinished(%s))`, c.frame)
+				sender.Expect(`"`+c.want+`"`, `error_of(lambda: forge_unfinished(%s))`, c.frame)
 				return
 			}
-			sender.must(`forge_unfinished(%s)`, c.frame)
+			sender.Must(`forge_unfinished(%s)`, c.frame)
 			got, came := "", ""
-			eventually(t, "the frame to be dropped, or to arrive", func() (bool, string) {
-				came = receiver.must(`arrived()`)
-				if counters(t, "n1")["drop_forged_checksum"] > before {
+			testutil.Eventually(t, "the frame to be dropped, or to arrive", func() (bool, string) {
+				came = receiver.Must(`arrived()`)
+				if lab.Counters(t, "n1")["drop_forged_checksum"] > before {
 					got = dropped
 				} else if strings.Contains(came, want) {
 					got = passes
@@ -233,7 +235,7 @@ func TestUnfinishedFrames(t *testing.T) {
 // segments of TCP, of UDP, and of both in a tunnel of the container's own.
 func TestUnfinishedFramesOfPrograms(t *testing.T) {
 	const client, server = "n1/c1", "n2/c1"
-	far := map[string]string{"IPv4": address(t, "overlay", server), "IPv6": own6(t, server)}
+	far := map[string]string{"IPv4": lab.Address(t, "overlay", server), "IPv6": lab.Overlay6(t, server)}
 	for name, kind := range map[string]string{"tunnel": "noudpcsum", "tunnel with checksums": "udpcsum"} {
 		far[name] = tunnel(t, len(far), client, server, kind)
 	}
@@ -244,9 +246,9 @@ func TestUnfinishedFramesOfPrograms(t *testing.T) {
 					withoutOffloads(t, "n1")
 					withoutOffloads(t, "n2")
 				}
-				before := counters(t, "n1")["drop_forged_checksum"] + counters(t, "n2")["drop_forged_checksum"]
+				before := lab.Counters(t, "n1")["drop_forged_checksum"] + lab.Counters(t, "n2")["drop_forged_checksum"]
 				sendStreamAndDatagrams(t, client, server, target)
-				if after := counters(t, "n1")["drop_forged_checksum"] + counters(t, "n2")["drop_forged_checksum"]; after != before {
+				if after := lab.Counters(t, "n1")["drop_forged_checksum"] + lab.Counters(t, "n2")["drop_forged_checksum"]; after != before {
 					t.Errorf("drop_forged_checksum rose by %d", after-before)
 				}
 			})
@@ -259,39 +261,39 @@ func tunnel(t *testing.T, id int, one, other, checksums string) string {
 	t.Helper()
 	addr := func(host int) string { return fmt.Sprintf("192.168.%d.%d", id, host) }
 	for i, container := range []string{one, other} {
-		own, peer := address(t, "overlay", container), address(t, "overlay", []string{other, one}[i])
-		ns, device := labName+"-"+strings.ReplaceAll(container, "/", "-"), fmt.Sprint("tunnel", id)
-		sh(t, ns, fmt.Sprintf("ip link add %s type vxlan id %d local %s remote %s dstport 8472 %s && ip addr add %s/24 dev %[1]s && ip link set %[1]s up",
+		own, peer := lab.Address(t, "overlay", container), lab.Address(t, "overlay", []string{other, one}[i])
+		ns, device := lab.Name+"-"+strings.ReplaceAll(container, "/", "-"), fmt.Sprint("tunnel", id)
+		lab.Shell(t, ns, fmt.Sprintf("ip link add %s type vxlan id %d local %s remote %s dstport 8472 %s && ip addr add %s/24 dev %[1]s && ip link set %[1]s up",
 			device, id, own, peer, checksums, addr(i+1)))
-		t.Cleanup(func() { sh(t, ns, "ip link del "+device) })
+		t.Cleanup(func() { lab.Shell(t, ns, "ip link del "+device) })
 	}
 	return addr(2)
 }
 
 // sendStreamAndDatagrams has the second of two containers' own stacks take a stream, and datagrams that the first one's kernel cuts from one.
 func sendStreamAndDatagrams(t *testing.T, client, server, target string) {
-	c, s, port, family := startPeer(t, "overlay", client), startPeer(t, "overlay", server), freePort(), 4
+	c, s, port, family := lab.StartPeer(t, "overlay", client), lab.StartPeer(t, "overlay", server), lab.FreePort(), 4
 	if strings.Contains(target, ":") {
 		family = 6
 	}
-	s.must(`def take(l):
+	s.Must(`def take(l):
     c, h = l.accept()[0], hashlib.sha256()
     while b := c.recv(1 << 16): h.update(b)
     c.sendall(h.digest())
     c.close()`)
-	s.must(`l = listen(%d, %q, %d)`, family, target, port)
-	s.must(`threading.Thread(target=take, args=(l,), daemon=True).start()`)
-	s.must(`d = socket.socket(AF[%d], socket.SOCK_DGRAM)`, family)
-	s.must(`d.settimeout(%d)`, int(patience.Seconds()))
-	s.must(`d.bind((%q, %d))`, target, port)
-	c.must(`data = os.urandom(4 << 20)`)
-	c.must(`s = connect(%d, %q, %d)`, family, target, port)
-	c.must(`s.settimeout(%d)`, int(patience.Seconds()))
-	c.must(`s.sendall(data)`)
-	c.must(`s.shutdown(socket.SHUT_WR)`)
-	c.expect("true", `s.recv(32) == hashlib.sha256(data).digest()`)
-	c.must(`d = socket.socket(AF[%d], socket.SOCK_DGRAM)`, family)
-	c.must(`d.setsockopt(socket.IPPROTO_UDP, 103, 1000)`) // UDP_SEGMENT
-	c.must(`d.sendto(bytes(9500), (%q, %d))`, target, port)
-	s.expect("[1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 500]", `[len(d.recv(9500)) for _ in range(10)]`)
+	s.Must(`l = listen(%d, %q, %d)`, family, target, port)
+	s.Must(`threading.Thread(target=take, args=(l,), daemon=True).start()`)
+	s.Must(`d = socket.socket(AF[%d], socket.SOCK_DGRAM)`, family)
+	s.Must(`d.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	s.Must(`d.bind((%q, %d))`, target, port)
+	c.Must(`data = os.urandom(4 << 20)`)
+	c.Must(`s = connect(%d, %q, %d)`, family, target, port)
+	c.Must(`s.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	c.Must(`s.sendall(data)`)
+	c.Must(`s.shutdown(socket.SHUT_WR)`)
+	c.Expect("true", `s.recv(32) == hashlib.sha256(data).digest()`)
+	c.Must(`d = socket.socket(AF[%d], socket.SOCK_DGRAM)`, family)
+	c.Must(`d.setsockopt(socket.IPPROTO_UDP, 103, 1000)`) // UDP_SEGMENT
+	c.Must(`d.sendto(bytes(9500), (%q, %d))`, target, port)
+	s.Expect("[1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 1000, 500]", `[len(d.recv(9500)) for _ in range(10)]`)
 }

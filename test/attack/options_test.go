@@ -1,16 +1,15 @@
-package test
+package attack
 
 import (
 	"encoding/hex"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -20,45 +19,6 @@ func init() {
 		attack{"ask for the node's address of a connection to the outside", model.ProtectSocketOptions, "n1", askOwnOutside},
 		attack{"ask for multicast filters at the node's addresses and devices", model.ProtectSocketOptions, "n1", askFilters},
 	)
-}
-
-// builds are the programs that tests had built, by name; they go when all tests are done.
-var builds struct {
-	dir  string
-	done map[string]string
-}
-
-// built gives the program that the command makes at path, and makes it once in a run.
-func built(t testing.TB, name string, command func(path string) *exec.Cmd) string {
-	t.Helper()
-	if path := builds.done[name]; path != "" {
-		return path
-	}
-	if builds.done == nil {
-		dir, err := os.MkdirTemp("/tmp", "heddle-builds-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		builds.dir, builds.done = dir, map[string]string{}
-	}
-	path := filepath.Join(builds.dir, name)
-	cmd := command(path)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", cmd, err, out)
-	}
-	builds.done[name] = path
-	return path
-}
-
-// compileC makes a static program of a C file below testdata.
-func compileC(t testing.TB, name string) string {
-	t.Helper()
-	return built(t, strings.TrimSuffix(strings.ReplaceAll(name, "/", "-"), ".c"), func(path string) *exec.Cmd {
-		return exec.Command("gcc", "-D_GNU_SOURCE=", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", path, filepath.Join("testdata", name))
-	})
 }
 
 // echoBytes answers each byte on any number of connections.
@@ -76,7 +36,7 @@ while True: threading.Thread(target=echo, args=(s.accept()[0],), daemon=True).st
 func underlayDevice(t *testing.T, node, other string) (mac []byte) {
 	t.Helper()
 	script := "cat /sys/class/net/$(ip -o route get " + other + " | sed 's/.* dev \\([^ ]*\\).*/\\1/')/address"
-	out, err := exec.Command("ip", "netns", "exec", labName+"-"+node, "sh", "-c", script).CombinedOutput()
+	out, err := exec.Command("ip", "netns", "exec", lab.Name+"-"+node, "sh", "-c", script).CombinedOutput()
 	if err != nil {
 		t.Fatalf("hardware address of %s: %v\n%s", node, err, out)
 	}
@@ -89,10 +49,10 @@ func underlayDevice(t *testing.T, node, other string) (mac []byte) {
 // findUnderlay reads every option of every level, the error queue and control messages, and searches the program's
 // memory for addresses of the underlay and for names of the node's devices.
 func findUnderlay(t *testing.T) string {
-	program, port := compileC(t, "attack/options.c"), strconv.Itoa(freePort())
-	start(t, "heddle", "n2/c1", python, "-c", echoBytes, port).waitFor("ready")
-	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
-	out := mustRun(t, "heddle", "n1/c1", program, address(t, "heddle", "n2/c1"), port,
+	program, port := lab.CompileC(t, "testdata/options.c"), strconv.Itoa(lab.FreePort())
+	lab.Start(t, "heddle", "n2/c1", lab.Python, "-c", echoBytes, port).WaitFor("ready")
+	n1, n2 := lab.Address(t, "host", "n1/c1"), lab.Address(t, "host", "n2/c1")
+	out := lab.MustRun(t, "heddle", "n1/c1", program, lab.Address(t, "heddle", "n2/c1"), port,
 		netip4(t, n1), netip4(t, n2), hex.EncodeToString(underlayDevice(t, "n1", n2)), hex.EncodeToString([]byte("heddle-")))
 	finds, whole := strings.CutSuffix(out, "done\n")
 	if !whole || strings.Contains(out, "no timestamps") {
@@ -104,32 +64,32 @@ func findUnderlay(t *testing.T) string {
 // askOriginal has a connection that the node translates come to the container, and asks for the address that it was made to:
 // the node's.
 func askOriginal(t *testing.T) string {
-	server, client, inner, outer := startPeer(t, "heddle", "n1/c1"), startPeer(t, "host", "n2/c1"), freePort(), freePort()
-	own, n1 := address(t, "heddle", "n1/c1"), address(t, "host", "n1/c1")
-	translate(t, "n1", map[int]string{outer: fmt.Sprintf("%s:%d", own, inner)}, nil)
-	server.must(`l = listen(4, "0.0.0.0", %d)`, inner)
-	client.must(`s = connect(4, %q, %d)`, n1, outer)
-	server.must(`c = l.accept()[0]`)
-	server.must(`import ctypes`)
-	server.must(`room, length = ctypes.create_string_buffer(16), ctypes.c_uint32(16)`)
-	server.must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 0, 80, room, ctypes.byref(length))`)
+	server, client, inner, outer := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "host", "n2/c1"), lab.FreePort(), lab.FreePort()
+	own, n1 := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "host", "n1/c1")
+	lab.TranslateTo(t, "n1", map[int]string{outer: fmt.Sprintf("%s:%d", own, inner)}, nil)
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, inner)
+	client.Must(`s = connect(4, %q, %d)`, n1, outer)
+	server.Must(`c = l.accept()[0]`)
+	server.Must(`import ctypes`)
+	server.Must(`room, length = ctypes.create_string_buffer(16), ctypes.c_uint32(16)`)
+	server.Must(`said = ctypes.CDLL(None).getsockopt(c.fileno(), 0, 80, room, ctypes.byref(length))`)
 	address := func(ip string, port int) string { return fmt.Sprintf("\"0200%04x%s\"", port, netip4(t, ip)) }
-	return gained(t, "the connection was made to", server.must(`room.raw[:8].hex()`), address(own, inner), address(n1, outer))
+	return gained(t, "the connection was made to", server.Must(`room.raw[:8].hex()`), address(own, inner), address(n1, outer))
 }
 
 // askOwnOutside connects to the outside by IPv6 and asks for the address that the answers come to: the node's.
 func askOwnOutside(t *testing.T) string {
-	client, server, port := startPeer(t, "heddle", "n1/c1"), startOutside(t), freePort()
-	server.must(`l = listen(6, "::", %d)`, port)
-	client.must(`s = tcp(6)`)
-	client.must(`[s.setsockopt(41, o, 1) for o in (74, 11)] and None`) // IPV6_RECVORIGDSTADDR, IPV6_FLOWINFO
-	client.expect(`[1, 1]`, `[s.getsockopt(41, o) for o in (74, 11)]`)
-	client.must(`s.connect((%q, %d))`, outside6(t).String(), port)
-	server.must(`c, who = l.accept()`)
-	server.must(`c.send(b"x")`)
-	client.must(`s.recv(1)`)
-	node := server.must(`socket.inet_pton(socket.AF_INET6, who[0]).hex()`)
-	told := client.must(`s.getsockopt(41, 6, 512).hex()`) // IPV6_2292PKTOPTIONS
+	client, server, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartOutside(t), lab.FreePort()
+	server.Must(`l = listen(6, "::", %d)`, port)
+	client.Must(`s = tcp(6)`)
+	client.Must(`[s.setsockopt(41, o, 1) for o in (74, 11)] and None`) // IPV6_RECVORIGDSTADDR, IPV6_FLOWINFO
+	client.Expect(`[1, 1]`, `[s.getsockopt(41, o) for o in (74, 11)]`)
+	client.Must(`s.connect((%q, %d))`, lab.Outside6(t).String(), port)
+	server.Must(`c, who = l.accept()`)
+	server.Must(`c.send(b"x")`)
+	client.Must(`s.recv(1)`)
+	node := server.Must(`socket.inet_pton(socket.AF_INET6, who[0]).hex()`)
+	told := client.Must(`s.getsockopt(41, 6, 512).hex()`) // IPV6_2292PKTOPTIONS
 	return gained(t, "the node's address was told", fmt.Sprint(strings.Contains(told, strings.Trim(node, `"`))), "false", "true")
 }
 
@@ -156,9 +116,9 @@ def filters_at(index):
 
 // askFilters compares what is said of the node's addresses and devices with what is said of those of nobody.
 func askFilters(t *testing.T) string {
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must("%s", filterScript)
-	addresses := p.must(`filters_of(%q) != filters_of("203.0.113.99")`, address(t, "host", "n1/c1"))
-	devices := p.must(`any(filters_at(i) != filters_at(1 << 20) for i in range(3, 100))`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must("%s", filterScript)
+	addresses := p.Must(`filters_of(%q) != filters_of("203.0.113.99")`, lab.Address(t, "host", "n1/c1"))
+	devices := p.Must(`any(filters_at(i) != filters_at(1 << 20) for i in range(3, 100))`)
 	return gained(t, "addresses and devices are told", addresses+devices, "falsefalse", "truetrue")
 }

@@ -1,8 +1,7 @@
-package test
+package attack
 
 import (
 	_ "embed"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -10,41 +9,20 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
-
-//go:embed testdata/forge.py
-var forgeScript string
-
-// forger is a peer that can make packets of its own.
-func forger(t testing.TB, p *peer) *peer {
-	t.Helper()
-	p.must("%s", forgeScript)
-	return p
-}
-
-// network has the numbers of the lab's network: its id, and the VXLAN network identifier of its overlay.
-type network struct{ ID, VNI int }
-
-func labNetwork(t testing.TB) network {
-	t.Helper()
-	var status []struct{ Network network }
-	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("%v: %s", err, raw)
-	}
-	return status[0].Network
-}
 
 // TestForgedPackets sends what no node or container may send, and expects each to be dropped under its
 // reason, on the right node, with nothing reaching the listener it is for.
 func TestForgedPackets(t *testing.T) {
-	server := startPeer(t, "heddle", "n2/c1")
-	port := freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	server.must(`l.setblocking(False)`)
-	id := labNetwork(t).ID
-	c1, c2, victim := address(t, "heddle", "n1/c1"), address(t, "heddle", "n1/c2"), address(t, "heddle", "n2/c1")
-	n1, n2 := address(t, "host", "n1/c1"), address(t, "host", "n2/c1")
+	server := lab.StartPeer(t, "heddle", "n2/c1")
+	port := lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.Must(`l.setblocking(False)`)
+	id := lab.Numbers(t).ID
+	c1, c2, victim := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "heddle", "n1/c2"), lab.Address(t, "heddle", "n2/c1")
+	n1, n2 := lab.Address(t, "host", "n1/c1"), lab.Address(t, "host", "n2/c1")
 	outside := netip.MustParseAddr(n1).As4()
 	outside[3] = 250
 	unknown := netip.AddrFrom4(outside).String()
@@ -53,11 +31,11 @@ func TestForgedPackets(t *testing.T) {
 	syn := func(src, dst string, dport int, options string) string {
 		return fmt.Sprintf("forge(syn(%q, 33333, %q, %d, %s), %q)", src, dst, dport, options, dst)
 	}
-	plain, intercepted := forger(t, startPeer(t, "overlay", "n1/c1")), forger(t, startPeer(t, "heddle", "n1/c1"))
-	host, stranger := forger(t, startPeer(t, "host", "n1/c1")), forger(t, startOutside(t))
+	plain, intercepted := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1")), lab.Forger(t, lab.StartPeer(t, "heddle", "n1/c1"))
+	host, stranger := lab.Forger(t, lab.StartPeer(t, "host", "n1/c1")), lab.Forger(t, lab.StartOutside(t))
 	for _, c := range []struct {
 		name   string
-		by     *peer
+		by     *lab.Peer
 		line   string
 		node   string
 		reason string
@@ -81,24 +59,24 @@ func TestForgedPackets(t *testing.T) {
 		{"no such endpoint", host, syn(n1, n2, int(direct), fmt.Sprintf("heddle_option(%d, %q, %q, %d)", id, c1, victim[:strings.LastIndex(victim, ".")]+".222", port)), "n2", "drop_no_endpoint"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			before := counters(t, c.node)[c.reason]
-			c.by.in(t).must("%s", c.line)
-			eventually(t, c.reason+" of "+c.node+" to rise", func() (bool, string) {
-				after := counters(t, c.node)
+			before := lab.Counters(t, c.node)[c.reason]
+			c.by.In(t).Must("%s", c.line)
+			testutil.Eventually(t, c.reason+" of "+c.node+" to rise", func() (bool, string) {
+				after := lab.Counters(t, c.node)
 				return after[c.reason] > before, fmt.Sprint(after)
 			})
-			server.in(t).expect(`"EAGAIN"`, `error_of(l.accept)`)
+			server.In(t).Expect(`"EAGAIN"`, `error_of(l.accept)`)
 		})
 	}
 	// The listener is not deaf: the same SYN from where it may come from reaches it.
 	t.Run("a node may", func(t *testing.T) {
-		before := counters(t, "n2")
-		host.in(t).must("%s", syn(n1, n2, int(direct), option(c1)))
-		client := startPeer(t, "heddle", "n1/c1")
-		client.must(`s = connect(4, %q, %d)`, victim, port)
-		server.in(t).must(`l.setblocking(True)`)
-		server.in(t).must(`c, who = l.accept()`)
-		after := counters(t, "n2")
+		before := lab.Counters(t, "n2")
+		host.In(t).Must("%s", syn(n1, n2, int(direct), option(c1)))
+		client := lab.StartPeer(t, "heddle", "n1/c1")
+		client.Must(`s = connect(4, %q, %d)`, victim, port)
+		server.In(t).Must(`l.setblocking(True)`)
+		server.In(t).Must(`c, who = l.accept()`)
+		after := lab.Counters(t, "n2")
 		for reason, n := range after {
 			if strings.HasPrefix(reason, "drop_") && n != before[reason] {
 				t.Errorf("%s rose from %d to %d", reason, before[reason], n)
@@ -110,16 +88,16 @@ func TestForgedPackets(t *testing.T) {
 // TestDirectPortsFromContainer: an intercepted socket that dials a direct port itself gets no further than
 // anybody else.
 func TestDirectPortsFromContainer(t *testing.T) {
-	client := startPeer(t, "heddle", "n1/c1")
+	client := lab.StartPeer(t, "heddle", "n1/c1")
 	for _, container := range []string{"n1/c1", "n2/c1"} {
-		client.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, address(t, "host", container), model.DefaultDirectPorts.First)
+		client.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, lab.Address(t, "host", container), model.DefaultDirectPorts.First)
 	}
 }
 
 // TestOptionsThatReachTheNode: options that would act on the node or show it are refused, or kept by Heddle and
 // never given to the node's socket.
 func TestOptionsThatReachTheNode(t *testing.T) {
-	p := startPeer(t, "heddle", "n1/c1")
+	p := lab.StartPeer(t, "heddle", "n1/c1")
 	for _, c := range []struct{ name, set, want string }{
 		{"SO_SNDBUFFORCE", `socket.SOL_SOCKET, 32, 1 << 20`, "EPERM"},
 		{"SO_RCVBUFFORCE", `socket.SOL_SOCKET, 33, 1 << 20`, "EPERM"},
@@ -130,18 +108,18 @@ func TestOptionsThatReachTheNode(t *testing.T) {
 		{"TCP_MD5SIG", `socket.IPPROTO_TCP, 14, bytes(216)`, "EPERM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p.in(t).expect(`"`+c.want+`"`, `error_of(tcp(4).setsockopt, %s)`, c.set)
+			p.In(t).Expect(`"`+c.want+`"`, `error_of(tcp(4).setsockopt, %s)`, c.set)
 		})
 	}
 	t.Run("SO_MARK and SO_BINDTODEVICE stay with Heddle", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		p.must(`s = tcp(4)`)
-		p.expect(`"ok"`, `error_of(s.setsockopt, socket.SOL_SOCKET, 36, 0x1234)`)
-		p.expect(`"ok"`, `error_of(s.setsockopt, socket.SOL_SOCKET, 25, b"eth0")`)
-		p.expect(`4660`, `s.getsockopt(socket.SOL_SOCKET, 36)`)
-		p.must(`s.connect((%q, %d))`, address(t, "heddle", "n1/c1"), port)
-		out, err := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "ss", "-tneH", "dport", "=", fmt.Sprint(port)).CombinedOutput()
+		p, port := p.In(t), lab.FreePort()
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		p.Must(`s = tcp(4)`)
+		p.Expect(`"ok"`, `error_of(s.setsockopt, socket.SOL_SOCKET, 36, 0x1234)`)
+		p.Expect(`"ok"`, `error_of(s.setsockopt, socket.SOL_SOCKET, 25, b"eth0")`)
+		p.Expect(`4660`, `s.getsockopt(socket.SOL_SOCKET, 36)`)
+		p.Must(`s.connect((%q, %d))`, lab.Address(t, "heddle", "n1/c1"), port)
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "ss", "-tneH", "dport", "=", fmt.Sprint(port)).CombinedOutput()
 		if err != nil {
 			t.Fatalf("ss: %v\n%s", err, out)
 		}
@@ -153,28 +131,28 @@ func TestOptionsThatReachTheNode(t *testing.T) {
 
 // TestForeignBind: a container binds its own addresses only, whatever the node has and whatever options it sets.
 func TestForeignBind(t *testing.T) {
-	p := startPeer(t, "heddle", "n1/c1")
-	underlay := address(t, "host", "n1/c1")
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	underlay := lab.Address(t, "host", "n1/c1")
 	for name, addr := range map[string]string{
-		"node": underlay, "gateway": gatewayOf("n1/c1")(t), "other container": address(t, "heddle", "n1/c2"),
-		"container of another node": address(t, "heddle", "n2/c1"), "other node": address(t, "host", "n2/c1"), "outside": outsideTarget(t),
+		"node": underlay, "gateway": lab.GatewayOf("n1/c1")(t), "other container": lab.Address(t, "heddle", "n1/c2"),
+		"container of another node": lab.Address(t, "heddle", "n2/c1"), "other node": lab.Address(t, "host", "n2/c1"), "outside": lab.OutsideTarget(t),
 		"broadcast": "255.255.255.255", "multicast": "224.0.0.1", "mapped node": "::ffff:" + underlay,
-		"link-local": "fe80::1", "other container, mapped": "::ffff:" + address(t, "heddle", "n1/c2"),
+		"link-local": "fe80::1", "other container, mapped": "::ffff:" + lab.Address(t, "heddle", "n1/c2"),
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := p.in(t)
+			p := p.In(t)
 			family, freebind := 4, "socket.IPPROTO_IP, 15, 1"
 			if strings.Contains(addr, ":") {
 				family, freebind = 6, "socket.IPPROTO_IPV6, 78, 1"
 			}
-			before := counters(t, "n1")["refuse_bind_foreign"]
-			p.expect(`"EADDRNOTAVAIL"`, `error_of(tcp(%d).bind, (%q, 0))`, family, addr)
-			p.must(`s = tcp(%d)`, family)
-			p.must(`s.setsockopt(%s)`, freebind)
-			p.expect(`"EADDRNOTAVAIL"`, `error_of(s.bind, (%q, 0))`, addr)
+			before := lab.Counters(t, "n1")["refuse_bind_foreign"]
+			p.Expect(`"EADDRNOTAVAIL"`, `error_of(tcp(%d).bind, (%q, 0))`, family, addr)
+			p.Must(`s = tcp(%d)`, family)
+			p.Must(`s.setsockopt(%s)`, freebind)
+			p.Expect(`"EADDRNOTAVAIL"`, `error_of(s.bind, (%q, 0))`, addr)
 			// What is refused leaves the socket as it was.
-			p.must(`s.listen(1)`)
-			if after := counters(t, "n1")["refuse_bind_foreign"]; after != before+2 {
+			p.Must(`s.listen(1)`)
+			if after := lab.Counters(t, "n1")["refuse_bind_foreign"]; after != before+2 {
 				t.Errorf("refuse_bind_foreign rose by %d, want 2", after-before)
 			}
 		})
@@ -183,14 +161,14 @@ func TestForeignBind(t *testing.T) {
 
 // TestAliasBind: binding the address that stands for another container's loopback gives one's own.
 func TestAliasBind(t *testing.T) {
-	thief, owner := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
+	thief, owner := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
 	for id := range model.EndpointID(4) {
-		for _, a := range loopbackAliases(id) {
-			port := freePort()
-			thief.must(`l = listen(4, %q, %d)`, a, port)
-			owner.expect(`{"error": "ECONNREFUSED"}`, `connect(4, "127.0.0.1", %d)`, port)
-			owner.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, a, port)
-			owner.must(`l = listen(4, "127.0.0.1", %d)`, port)
+		for _, a := range lab.LoopbackAliases(id) {
+			port := lab.FreePort()
+			thief.Must(`l = listen(4, %q, %d)`, a, port)
+			owner.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, "127.0.0.1", %d)`, port)
+			owner.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, a, port)
+			owner.Must(`l = listen(4, "127.0.0.1", %d)`, port)
 		}
 	}
 }
@@ -198,18 +176,18 @@ func TestAliasBind(t *testing.T) {
 // TestLoopbackIsNotTheNodes: a container that connects to its own loopback, where nothing of its own listens, does not
 // reach a process of the node that listens on a wildcard, which takes in the container's loopback aliases.
 func TestLoopbackIsNotTheNodes(t *testing.T) {
-	node, p := startPeer(t, "host", "n1/c1"), startPeer(t, "heddle", "n1/c1")
+	node, p := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1")
 	for _, family := range []int{4, 6} {
-		port := freePort()
-		node.must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
-		for _, target := range []string{"127.0.0.1", "127.0.0.2", "127.1.2.3", "0.0.0.0", address(t, "overlay", "n1/c1")} {
-			p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, target, port)
-			p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d, ("127.0.0.1", 0))`, target, port)
-			p.expect(`{"error": "ECONNREFUSED"}`, `connect(6, "::ffff:%s", %d)`, target, port)
+		port := lab.FreePort()
+		node.Must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
+		for _, target := range []string{"127.0.0.1", "127.0.0.2", "127.1.2.3", "0.0.0.0", lab.Address(t, "overlay", "n1/c1")} {
+			p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, target, port)
+			p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d, ("127.0.0.1", 0))`, target, port)
+			p.Expect(`{"error": "ECONNREFUSED"}`, `connect(6, "::ffff:%s", %d)`, target, port)
 		}
-		for _, target := range []string{"::1", "::", own6(t, "n1/c1")} {
-			p.expect(`{"error": "ECONNREFUSED"}`, `connect(6, %q, %d)`, target, port)
+		for _, target := range []string{"::1", "::", lab.Overlay6(t, "n1/c1")} {
+			p.Expect(`{"error": "ECONNREFUSED"}`, `connect(6, %q, %d)`, target, port)
 		}
-		node.must(`l.close()`)
+		node.Must(`l.close()`)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -23,7 +25,7 @@ func init() {
 // ephemeralPorts gives a node's ephemeral ports.
 func ephemeralPorts(t testing.TB, node string) (first, last int) {
 	t.Helper()
-	if _, err := fmt.Sscan(nodeExec(t, node, "cat", "/proc/sys/net/ipv4/ip_local_port_range"), &first, &last); err != nil {
+	if _, err := fmt.Sscan(lab.InNode(t, node, "cat", "/proc/sys/net/ipv4/ip_local_port_range"), &first, &last); err != nil {
 		t.Fatal(err)
 	}
 	return first, last
@@ -40,27 +42,27 @@ func portsOf(t testing.TB, container string) uint64 {
 func takePorts(t *testing.T, what, mode, container string) string {
 	first, last := ephemeralPorts(t, "n1")
 	half := (first + last) / 2
-	return starve(t, what, startPeer(t, mode, container), []string{"ports", "127.0.0.77", strconv.Itoa(first), strconv.Itoa(half)},
+	return starve(t, what, lab.StartPeer(t, mode, container), []string{"ports", "127.0.0.77", strconv.Itoa(first), strconv.Itoa(half)},
 		[]string{"ports", "127.0.0.77", strconv.Itoa(half + 1), strconv.Itoa(last)}) // a loopback address where no earlier connection is in TIME_WAIT
 }
 
 // starve runs hostile programs in n1/c1 and has a victim on the same node connect beside them.
-func starve(t *testing.T, what string, victim *peer, attackers ...[]string) string {
+func starve(t *testing.T, what string, victim *lab.Peer, attackers ...[]string) string {
 	t.Helper()
-	server, port := startPeer(t, "host", "n2/c1"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	var takers []*program
+	server, port := lab.StartPeer(t, "host", "n2/c1"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	var takers []*lab.Program
 	for _, args := range attackers {
-		takers = append(takers, start(t, "heddle", "n1/c1", append([]string{hostile(t)}, args...)...))
+		takers = append(takers, lab.Start(t, "heddle", "n1/c1", append([]string{hostile(t)}, args...)...))
 	}
 	for _, p := range takers {
-		p.waitFor("bound: ")
+		p.WaitFor("bound: ")
 	}
-	said := victim.do(`error_of(connect, 4, %q, %d)`, address(t, "host", "n2/c1"), port)
+	said := victim.Do(`error_of(connect, 4, %q, %d)`, lab.Address(t, "host", "n2/c1"), port)
 	for _, p := range takers {
-		p.stop()
+		p.Stop()
 	}
-	eventually(t, "the sockets to be gone", func() (bool, string) {
+	testutil.Eventually(t, "the sockets to be gone", func() (bool, string) {
 		sockets, ports := socketsOf(t, "n1/c1"), portsOf(t, "n1/c1")
 		return sockets == 0 && ports == 0, fmt.Sprint(sockets, " sockets, ", ports, " ports")
 	})
@@ -73,35 +75,35 @@ func TestNodePorts(t *testing.T) {
 	first, last := ephemeralPorts(t, "n1")
 	kept := last + 1 - (last-first+1)/8
 	share := (last + 1 - kept) / 16
-	p, neighbour := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2")
-	for addr, family := range map[string]int{"0.0.0.0": 4, "127.0.0.1": 4, address(t, "heddle", "n1/c1"): 4, "::": 6, "::1": 6} {
+	p, neighbour := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
+	for addr, family := range map[string]int{"0.0.0.0": 4, "127.0.0.1": 4, lab.Address(t, "heddle", "n1/c1"): 4, "::": 6, "::1": 6} {
 		for _, port := range []int{kept - 1, kept, kept + share, last, last + 1} {
-			p.expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, port)
+			p.Expect(`"ok"`, `error_of(tcp(%d).bind, (%q, %d))`, family, addr, port)
 		}
 	}
-	p.must(`ranged = lambda low, high: (s := tcp(4), s.setsockopt(0, 51, struct.pack("I", low | high << 16)))[0]`)
-	p.must(`asked = lambda s: (lambda v: [v & 0xffff, v >> 16 & 0xffff])(s.getsockopt(0, 51))`)
-	p.expect(`[0, 0]`, `asked(tcp(4))`)
-	p.expect(fmt.Sprintf(`[%d, %d]`, first, first+9), `asked(ranged(%d, %d))`, first, first+9)
-	p.expect(fmt.Sprintf(`[%d, 0]`, first+1), `asked(ranged(%d, %d))`, first+1, last)
-	p.expect(`{"error": "EINVAL"}`, `ranged(%d, %d)`, last, first)
-	p.must(`port_of = lambda s: (s.bind(("0.0.0.0", 0)), s.getsockname()[1])[1]`)
-	p.expect(strconv.Itoa(kept-1), `port_of(ranged(%d, %d))`, kept, last)
-	p.expect(`true`, `all(%d <= port_of(s) < %d for s in [tcp(4) for _ in range(100)] + [ranged(%d, 0), ranged(0, %d)])`, first, kept, kept-50, last)
+	p.Must(`ranged = lambda low, high: (s := tcp(4), s.setsockopt(0, 51, struct.pack("I", low | high << 16)))[0]`)
+	p.Must(`asked = lambda s: (lambda v: [v & 0xffff, v >> 16 & 0xffff])(s.getsockopt(0, 51))`)
+	p.Expect(`[0, 0]`, `asked(tcp(4))`)
+	p.Expect(fmt.Sprintf(`[%d, %d]`, first, first+9), `asked(ranged(%d, %d))`, first, first+9)
+	p.Expect(fmt.Sprintf(`[%d, 0]`, first+1), `asked(ranged(%d, %d))`, first+1, last)
+	p.Expect(`{"error": "EINVAL"}`, `ranged(%d, %d)`, last, first)
+	p.Must(`port_of = lambda s: (s.bind(("0.0.0.0", 0)), s.getsockname()[1])[1]`)
+	p.Expect(strconv.Itoa(kept-1), `port_of(ranged(%d, %d))`, kept, last)
+	p.Expect(`true`, `all(%d <= port_of(s) < %d for s in [tcp(4) for _ in range(100)] + [ranged(%d, 0), ranged(0, %d)])`, first, kept, kept-50, last)
 
-	p.must(`held = []`)
-	p.must(`take = lambda first, n: sum(error_of(s.bind, ("127.0.0.77", first + i)) == "ok" for i in range(n) for s in [tcp(4)] if held.append(s) is None)`)
-	before := counters(t, "n1")["refuse_node_port"]
-	p.expect(strconv.Itoa(share), `take(%d, %d)`, kept, share+5)
-	if n := counters(t, "n1")["refuse_node_port"] - before; n != 5 {
+	p.Must(`held = []`)
+	p.Must(`take = lambda first, n: sum(error_of(s.bind, ("127.0.0.77", first + i)) == "ok" for i in range(n) for s in [tcp(4)] if held.append(s) is None)`)
+	before := lab.Counters(t, "n1")["refuse_node_port"]
+	p.Expect(strconv.Itoa(share), `take(%d, %d)`, kept, share+5)
+	if n := lab.Counters(t, "n1")["refuse_node_port"] - before; n != 5 {
 		t.Errorf("refuse_node_port is %d more, want 5", n)
 	}
-	neighbour.expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, kept) // one that another has is no further one for the node
-	neighbour.expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, last)
-	p.must(`held.pop(0).close()`)
-	p.expect(`1`, `take(%d, 2)`, last-2) // what is let go may be had again
-	p.must(`[s.close() for s in held], held.clear()`)
-	p.expect(strconv.Itoa(share), `take(%d, %d)`, kept, share)
+	neighbour.Expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, kept) // one that another has is no further one for the node
+	neighbour.Expect(`"ok"`, `error_of(tcp(4).bind, ("127.0.0.77", %d))`, last)
+	p.Must(`held.pop(0).close()`)
+	p.Expect(`1`, `take(%d, 2)`, last-2) // what is let go may be had again
+	p.Must(`[s.close() for s in held], held.clear()`)
+	p.Expect(strconv.Itoa(share), `take(%d, %d)`, kept, share)
 }
 
 // TestPortQuota: an endpoint's ports are counted for as long as the kernel gives nobody else a connect from them, however
@@ -109,114 +111,114 @@ func TestNodePorts(t *testing.T) {
 func TestPortQuota(t *testing.T) {
 	// Ports that earlier tests left in TIME_WAIT count for more than a minute: there must be room for them.
 	const limit, some = 2000, 40
-	endAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
-	if err := labCommand("up", "--agent-arg=--endpoint-ports="+strconv.Itoa(limit)); err != nil {
+	lab.EndAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
+	if err := lab.Command("up", "--agent-arg=--endpoint-ports="+strconv.Itoa(limit)); err != nil {
 		t.Fatal(err)
 	}
-	limited := agentPID(t, "n1")
+	limited := lab.AgentPID(t, "n1")
 	t.Cleanup(func() {
-		if err := killAgent(limited, syscall.SIGTERM); err != nil {
+		if err := lab.KillAgent(limited, syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
 	})
-	own, low := address(t, "heddle", "n1/c1"), freePort()
-	p, client := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-	p.must(`held = []`)
-	p.must(`take = lambda n, addr="0.0.0.0", port=0: [held.append(s) for s in [tcp(4) for _ in range(n)] if error_of(s.bind, (addr, port)) == "ok"] and len(held)`)
-	p.must(`drop = lambda: ([s.close() for s in held], held.clear())`)
+	own, low := lab.Address(t, "heddle", "n1/c1"), lab.FreePort()
+	p, client := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+	p.Must(`held = []`)
+	p.Must(`take = lambda n, addr="0.0.0.0", port=0: [held.append(s) for s in [tcp(4) for _ in range(n)] if error_of(s.bind, (addr, port)) == "ok"] and len(held)`)
+	p.Must(`drop = lambda: ([s.close() for s in held], held.clear())`)
 	count := func(what string, want uint64) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d ports: %s", want, what), func() (bool, string) {
+		testutil.Eventually(t, fmt.Sprintf("%d ports: %s", want, what), func() (bool, string) {
 			n := portsOf(t, "n1/c1")
 			return n == want, fmt.Sprint(n)
 		})
 	}
 	count("nothing yet", 0)
 	t.Run("bind", func(t *testing.T) {
-		p := p.in(t)
-		n, err := strconv.ParseUint(p.must(`take(%d)`, limit+50), 10, 64)
+		p := p.In(t)
+		n, err := strconv.ParseUint(p.Must(`take(%d)`, limit+50), 10, 64)
 		if err != nil || n > limit || n < limit/2 {
 			t.Fatalf("%d ports taken (%v), want %d, but for what waits", n, err, limit)
 		}
 		count("all it may", n)
 		for family, addr := range map[int]string{4: "127.0.0.1", 6: "::"} {
-			eventually(t, "a bind to be refused", func() (bool, string) { // what waited may have ended
-				said := p.must(`(take(2), error_of(tcp(%d).bind, (%q, 0)))[1]`, family, addr)
+			testutil.Eventually(t, "a bind to be refused", func() (bool, string) { // what waited may have ended
+				said := p.Must(`(take(2), error_of(tcp(%d).bind, (%q, 0)))[1]`, family, addr)
 				return said == `"EADDRINUSE"`, said
 			})
 		}
-		p.expect(`"ok"`, `error_of(tcp(4).bind, ("0.0.0.0", %d))`, low) // no ephemeral one
-		p.must(`held.pop().close()`)
-		p.expect(`"ok"`, `error_of((s := tcp(4)).bind, ("0.0.0.0", 0))`)
-		p.must(`s.close()`)
-		if neighbour := startPeer(t, "heddle", "n1/c2"); neighbour.must(`error_of(tcp(4).bind, ("0.0.0.0", 0))`) != `"ok"` {
+		p.Expect(`"ok"`, `error_of(tcp(4).bind, ("0.0.0.0", %d))`, low) // no ephemeral one
+		p.Must(`held.pop().close()`)
+		p.Expect(`"ok"`, `error_of((s := tcp(4)).bind, ("0.0.0.0", 0))`)
+		p.Must(`s.close()`)
+		if neighbour := lab.StartPeer(t, "heddle", "n1/c2"); neighbour.Must(`error_of(tcp(4).bind, ("0.0.0.0", 0))`) != `"ok"` {
 			t.Error("another endpoint pays for it")
 		}
-		if n := counters(t, "n1")["refuse_port_quota"]; n < 2 {
+		if n := lab.Counters(t, "n1")["refuse_port_quota"]; n < 2 {
 			t.Errorf("refuse_port_quota is %d", n)
 		}
-		p.must(`drop()`)
+		p.Must(`drop()`)
 		count("all closed", 0)
 	})
 	t.Run("connects are not counted", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		client.must(`l = listen(4, "0.0.0.0", %d, backlog=4096)`, port)
-		p.must(`c = [connect(4, %q, %d) for _ in range(%d)]`, address(t, "heddle", "n2/c1"), port, some)
-		p.must(`s = tcp(4)`)
-		p.must(`s.setsockopt(socket.IPPROTO_IP, 24, 1)`) // IP_BIND_ADDRESS_NO_PORT
-		p.must(`s.bind((%q, 0))`, own)
-		p.must(`s.connect((%q, %d))`, address(t, "heddle", "n2/c1"), port)
+		p, port := p.In(t), lab.FreePort()
+		client.Must(`l = listen(4, "0.0.0.0", %d, backlog=4096)`, port)
+		p.Must(`c = [connect(4, %q, %d) for _ in range(%d)]`, lab.Address(t, "heddle", "n2/c1"), port, some)
+		p.Must(`s = tcp(4)`)
+		p.Must(`s.setsockopt(socket.IPPROTO_IP, 24, 1)`) // IP_BIND_ADDRESS_NO_PORT
+		p.Must(`s.bind((%q, 0))`, own)
+		p.Must(`s.connect((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), port)
 		count("connected sockets", 0)
-		p.must(`s.close(), [s.close() for s in c]`)
-		client.must(`l.close()`)
+		p.Must(`s.close(), [s.close() for s in c]`)
+		client.Must(`l.close()`)
 	})
 	t.Run("a bound socket that connects", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		client.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		p.must(`s = bound(4, "0.0.0.0", 0)`)
-		p.must(`s.connect((%q, %d))`, address(t, "heddle", "n2/c1"), port)
-		client.must(`a = l.accept()[0]`)
+		p, port := p.In(t), lab.FreePort()
+		client.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		p.Must(`s = bound(4, "0.0.0.0", 0)`)
+		p.Must(`s.connect((%q, %d))`, lab.Address(t, "heddle", "n2/c1"), port)
+		client.Must(`a = l.accept()[0]`)
 		count("connected", 1)
-		p.must(`s.close()`)
+		p.Must(`s.close()`)
 		count("in TIME_WAIT", 0)
-		client.must(`a.close()`)
-		client.must(`l.close()`)
+		client.Must(`a.close()`)
+		client.Must(`l.close()`)
 	})
 	t.Run("what a listener accepted keeps its port", func(t *testing.T) {
-		p := p.in(t)
-		p.must(`l = listen(4, "0.0.0.0", 0)`)
-		port := p.must(`l.getsockname()[1]`)
+		p := p.In(t)
+		p.Must(`l = listen(4, "0.0.0.0", 0)`)
+		port := p.Must(`l.getsockname()[1]`)
 		count("a listener", 1)
-		client.must(`c = [connect(4, %q, %s) for _ in range(5)]`, own, port) // direct: at another port underneath
-		p.must(`d = [l.accept()[0] for _ in range(5)]`)
-		p.must(`c = [connect(4, %q, %s) for _ in range(5)]`, own, port)
-		p.must(`a = [l.accept()[0] for _ in range(5)]`)
+		client.Must(`c = [connect(4, %q, %s) for _ in range(5)]`, own, port) // direct: at another port underneath
+		p.Must(`d = [l.accept()[0] for _ in range(5)]`)
+		p.Must(`c = [connect(4, %q, %s) for _ in range(5)]`, own, port)
+		p.Must(`a = [l.accept()[0] for _ in range(5)]`)
 		count("and what it accepted", 1)
-		p.must(`l.close()`)
+		p.Must(`l.close()`)
 		count("it is gone, they are not", 1)
-		p.must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in a]`)
-		p.must(`[s.close() for s in a[1:]]`)
+		p.Must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in a]`)
+		p.Must(`[s.close() for s in a[1:]]`)
 		count("one is left", 1)
-		p.must(`a[0].close()`)
+		p.Must(`a[0].close()`)
 		count("none", 0)
-		p.must(`[s.close() for s in c + d]`)
-		client.must(`[s.close() for s in c]`)
+		p.Must(`[s.close() for s in c + d]`)
+		client.Must(`[s.close() for s in c]`)
 	})
 	t.Run("listen without bind", func(t *testing.T) {
-		p := p.in(t)
-		p.must(`held.extend(tcp(4) for _ in range(%d))`, limit+5)
-		p.must(`[s.listen() for s in held[:%d]]`, limit/2)
+		p := p.In(t)
+		p.Must(`held.extend(tcp(4) for _ in range(%d))`, limit+5)
+		p.Must(`[s.listen() for s in held[:%d]]`, limit/2)
 		count("half of what it may", limit/2)
-		p.must(`[s.listen() for s in held[%d:]]`, limit/2)
+		p.Must(`[s.listen() for s in held[%d:]]`, limit/2)
 		listening := `sum(s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for s in held)`
-		eventually(t, "the agent to end those above the limit", func() (bool, string) {
-			n, err := strconv.Atoi(p.must("%s", listening))
+		testutil.Eventually(t, "the agent to end those above the limit", func() (bool, string) {
+			n, err := strconv.Atoi(p.Must("%s", listening))
 			return err == nil && n <= limit, fmt.Sprint(n, err)
 		})
-		if n := counters(t, "n1")["cut_port_quota"]; n == 0 {
+		if n := lab.Counters(t, "n1")["cut_port_quota"]; n == 0 {
 			t.Error("cut_port_quota was not counted")
 		}
-		p.must(`drop()`)
+		p.Must(`drop()`)
 		count("all closed", 0)
 	})
 }

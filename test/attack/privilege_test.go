@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // ownConnections connects and counts the connections of the container's own stack to that port.
@@ -19,8 +21,8 @@ print("own", sum(line.split()[2].endswith(port) for line in open("/proc/self/net
 // TestPrivilegedContainer: a container with a capability of the node's root gets no socket of the node, only the
 // overlay; in a user namespace of its own, or with less, it gets one.
 func TestPrivilegedContainer(t *testing.T) {
-	server, port := startPeer(t, "heddle", "n2/c1"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	with := func(capability string) func(*specs.Spec) {
 		return func(spec *specs.Spec) {
 			c := spec.Process.Capabilities
@@ -44,11 +46,11 @@ func TestPrivilegedContainer(t *testing.T) {
 		}, "own 0", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := runContainer(t, "heddle", "n1/"+name, c.change, python, "-c", ownConnections, address(t, "heddle", "n2/c1"), fmt.Sprint(port))
+			out := lab.RunContainer(t, "heddle", "n1/"+name, c.change, lab.Python, "-c", ownConnections, lab.Address(t, "heddle", "n2/c1"), fmt.Sprint(port))
 			if !strings.Contains(out, c.own) || strings.Contains(out, "not intercepted") != (c.says != "") || !strings.Contains(out, c.says) {
 				t.Errorf("%s: want %q and, on standard error, %q", out, c.own, c.says)
 			}
-			server.in(t).must(`l.accept()`)
+			server.In(t).Must(`l.accept()`)
 		})
 	}
 }

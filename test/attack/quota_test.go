@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -39,7 +41,7 @@ func limitOf(t testing.TB, node string) uint64 {
 			EndpointSockets uint64 `json:"endpoint_sockets"`
 		}
 	}
-	raw := heddle(t, "status", "--lab", labName, "--node", node, "--output", "json")
+	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", node, "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.EndpointSockets == 0 {
 		t.Fatalf("status of %s: %v\n%s", node, err, raw)
 	}
@@ -51,7 +53,7 @@ func trafficOf(t testing.TB, container string) model.Traffic {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
 	var all []struct{ Traffic model.Traffic }
-	raw := heddle(t, "endpoints", "--stats", "--lab", labName, "--node", node, "--output", "json")
+	raw := lab.Heddle(t, "endpoints", "--stats", "--lab", lab.Name, "--node", node, "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &all); err != nil {
 		t.Fatalf("%v\n%s", err, raw)
 	}
@@ -76,9 +78,9 @@ func holdSockets(t *testing.T) string {
 	limit := limitOf(t, "n1")
 	refused := false
 	for held := uint64(0); held <= limit && !refused; held += each {
-		p := startPeer(t, "heddle", "n1/c1")
-		p.must(holdScript)
-		switch got := p.must(`hold(%d)`, each); got {
+		p := lab.StartPeer(t, "heddle", "n1/c1")
+		p.Must(holdScript)
+		switch got := p.Must(`hold(%d)`, each); got {
 		case `"ENFILE"`:
 			refused = true
 		case `"ok"`:
@@ -115,10 +117,10 @@ def ask():
 
 // askAsAgent would learn whether there is a thread, and by more of it in which namespace and of whom.
 func askAsAgent(t *testing.T) string {
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must("import struct")
-	p.must(askScript)
-	switch got := p.must("ask()"); got {
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must("import struct")
+	p.Must(askScript)
+	switch got := p.Must("ask()"); got {
 	case `"ENOPROTOOPT"`:
 		return ""
 	default:
@@ -129,123 +131,123 @@ func askAsAgent(t *testing.T) string {
 // TestSocketQuota: an endpoint's sockets are counted exactly, however they come and go.
 func TestSocketQuota(t *testing.T) {
 	const limit = 40
-	endAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
-	if err := labCommand("up", "--agent-arg=--endpoint-sockets="+strconv.Itoa(limit)); err != nil {
+	lab.EndAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
+	if err := lab.Command("up", "--agent-arg=--endpoint-sockets="+strconv.Itoa(limit)); err != nil {
 		t.Fatal(err)
 	}
-	limited := agentPID(t, "n1")
+	limited := lab.AgentPID(t, "n1")
 	t.Cleanup(func() {
-		if err := killAgent(limited, syscall.SIGTERM); err != nil {
+		if err := lab.KillAgent(limited, syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
 	})
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(holdScript)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must(holdScript)
 	count := func(what string, want uint64) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%d sockets: %s", want, what), func() (bool, string) {
+		testutil.Eventually(t, fmt.Sprintf("%d sockets: %s", want, what), func() (bool, string) {
 			n := socketsOf(t, "n1/c1")
 			return n == want, fmt.Sprint(n)
 		})
 	}
 	count("nothing yet", 0)
 	t.Run("socket and close", func(t *testing.T) {
-		p := p.in(t)
-		p.expect(`"ENFILE"`, `hold(1000)`)
-		p.expect(strconv.Itoa(limit), `len(held)`)
+		p := p.In(t)
+		p.Expect(`"ENFILE"`, `hold(1000)`)
+		p.Expect(strconv.Itoa(limit), `len(held)`)
 		count("all it may", limit)
-		p.must(`held[0].close()`)
-		p.expect(`"ENFILE"`, `hold(1000)`)
-		p.expect(`"ENFILE"`, `error_of(lambda: socket.socket(socket.AF_INET6))`)
-		if neighbour := startPeer(t, "heddle", "n1/c2"); neighbour.must(`error_of(tcp, 4)`) != `"ok"` {
+		p.Must(`held[0].close()`)
+		p.Expect(`"ENFILE"`, `hold(1000)`)
+		p.Expect(`"ENFILE"`, `error_of(lambda: socket.socket(socket.AF_INET6))`)
+		if neighbour := lab.StartPeer(t, "heddle", "n1/c2"); neighbour.Must(`error_of(tcp, 4)`) != `"ok"` {
 			t.Error("another endpoint pays for it")
 		}
-		p.must(`[s.close() for s in held]`)
-		p.must(`held.clear()`)
+		p.Must(`[s.close() for s in held]`)
+		p.Must(`held.clear()`)
 		count("all closed", 0)
 	})
 	t.Run("dup, fork and death", func(t *testing.T) {
-		p := p.in(t)
-		p.must(`s = tcp(4)`)
-		p.must(`d = s.dup()`)
-		p.must(`s.close()`)
+		p := p.In(t)
+		p.Must(`s = tcp(4)`)
+		p.Must(`d = s.dup()`)
+		p.Must(`s.close()`)
 		count("the duplicate", 1)
-		p.must(`child = subprocess.Popen(["sleep", "1000"], pass_fds=[d.fileno()])`)
-		p.must(`d.close()`)
+		p.Must(`child = subprocess.Popen(["sleep", "1000"], pass_fds=[d.fileno()])`)
+		p.Must(`d.close()`)
 		count("the child's", 1)
-		p.must(`(child.kill(), child.wait())`)
+		p.Must(`(child.kill(), child.wait())`)
 		count("the child is dead", 0)
 	})
 	t.Run("accepted and not accepted", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		client := startPeer(t, "heddle", "n2/c1")
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		client.must(`c = [connect(4, %q, %d) for _ in range(5)]`, address(t, "heddle", "n1/c1"), port)
+		p, port := p.In(t), lab.FreePort()
+		client := lab.StartPeer(t, "heddle", "n2/c1")
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.Must(`c = [connect(4, %q, %d) for _ in range(5)]`, lab.Address(t, "heddle", "n1/c1"), port)
 		count("the listener and five in its queue", 6)
-		p.must(`a = [l.accept()[0] for _ in range(2)]`)
+		p.Must(`a = [l.accept()[0] for _ in range(2)]`)
 		count("two of them accepted", 6)
-		p.must(`a.pop().close()`)
+		p.Must(`a.pop().close()`)
 		count("one closed", 5)
-		client.must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in c]`)
-		client.must(`[s.close() for s in c]`)
+		client.Must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in c]`)
+		client.Must(`[s.close() for s in c]`)
 		count("those in the queue are reset", 2)
-		p.must(`l.close()`)
-		p.must(`a.pop().close()`)
+		p.Must(`l.close()`)
+		p.Must(`a.pop().close()`)
 		count("all closed", 0)
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		client.must(`c = [connect(4, %q, %d) for _ in range(3)]`, address(t, "heddle", "n1/c1"), port)
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.Must(`c = [connect(4, %q, %d) for _ in range(3)]`, lab.Address(t, "heddle", "n1/c1"), port)
 		count("three in the queue", 4)
-		p.must(`l.close()`)
+		p.Must(`l.close()`)
 		count("they go with the listener", 0)
-		client.must(`[s.close() for s in c]`)
+		client.Must(`[s.close() for s in c]`)
 	})
 	t.Run("connections reset before accept are counted once used", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		client, target := startPeer(t, "heddle", "n2/c1"), address(t, "heddle", "n2/c1")
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		client.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		client.must(`c = [connect(4, %q, %d) for _ in range(3)]`, address(t, "heddle", "n1/c1"), port)
+		p, port := p.In(t), lab.FreePort()
+		client, target := lab.StartPeer(t, "heddle", "n2/c1"), lab.Address(t, "heddle", "n2/c1")
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.Must(`c = [connect(4, %q, %d) for _ in range(3)]`, lab.Address(t, "heddle", "n1/c1"), port)
 		count("the listener and three in its queue", 4)
-		client.must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in c]`)
-		client.must(`[s.close() for s in c]`)
+		client.Must(`[s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER) for s in c]`)
+		client.Must(`[s.close() for s in c]`)
 		count("all three are reset", 1)
-		p.must(`a = [l.accept()[0] for _ in range(3)]`)
-		p.must(`import ctypes`)
-		p.expect(`[0, 0, 0]`, `[ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16) for s in a]`) // AF_UNSPEC
+		p.Must(`a = [l.accept()[0] for _ in range(3)]`)
+		p.Must(`import ctypes`)
+		p.Expect(`[0, 0, 0]`, `[ctypes.CDLL(None).connect(s.fileno(), bytes(16), 16) for s in a]`) // AF_UNSPEC
 		count("dead ones are not", 1)
-		p.must(`a[0].connect((%q, %d))`, target, port)
+		p.Must(`a[0].connect((%q, %d))`, target, port)
 		count("one connects", 2)
-		p.must(`a[1].listen()`)
+		p.Must(`a[1].listen()`)
 		count("one listens", 3)
-		p.expect(`"ENFILE"`, `hold(1000)`)
-		p.expect(`"ENFILE"`, `error_of(a[2].connect, (%q, %d))`, target, port)
+		p.Expect(`"ENFILE"`, `hold(1000)`)
+		p.Expect(`"ENFILE"`, `error_of(a[2].connect, (%q, %d))`, target, port)
 		count("none above the limit", limit)
-		p.must(`held.pop().close()`)
-		p.must(`a[2].connect((%q, %d))`, target, port)
+		p.Must(`held.pop().close()`)
+		p.Must(`a[2].connect((%q, %d))`, target, port)
 		count("in its place", limit)
-		p.must(`[s.close() for s in held + a + [l]]`)
-		p.must(`held.clear()`)
+		p.Must(`[s.close() for s in held + a + [l]]`)
+		p.Must(`held.clear()`)
 		count("all closed", 0)
 	})
 	t.Run("above the limit accepted connections end", func(t *testing.T) {
-		p, port := p.in(t), freePort()
-		client := startPeer(t, "heddle", "n2/c1")
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		p.expect(`"ENFILE"`, `hold(1000)`)
-		before := counters(t, "n1")
-		client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n1/c1"), port)
-		p.must(`a = l.accept()[0]`)
-		p.expect(`"ETIMEDOUT"`, `error_of(a.recv, 1)`)
-		p.must(`a.close()`)
-		after := counters(t, "n1")
+		p, port := p.In(t), lab.FreePort()
+		client := lab.StartPeer(t, "heddle", "n2/c1")
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		p.Expect(`"ENFILE"`, `hold(1000)`)
+		before := lab.Counters(t, "n1")
+		client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", "n1/c1"), port)
+		p.Must(`a = l.accept()[0]`)
+		p.Expect(`"ETIMEDOUT"`, `error_of(a.recv, 1)`)
+		p.Must(`a.close()`)
+		after := lab.Counters(t, "n1")
 		if after["cut_socket_quota"] != before["cut_socket_quota"]+1 {
 			t.Errorf("cut_socket_quota rose by %d", after["cut_socket_quota"]-before["cut_socket_quota"])
 		}
 		if after["refuse_socket_quota"] == 0 {
 			t.Error("refuse_socket_quota was not counted")
 		}
-		p.must(`[s.close() for s in held]`)
-		p.must(`l.close()`)
+		p.Must(`[s.close() for s in held]`)
+		p.Must(`l.close()`)
 		count("all closed", 0)
 	})
 }
@@ -253,17 +255,17 @@ func TestSocketQuota(t *testing.T) {
 // TestBothEndsConnect has sockets connect to themselves, so that both ends of the connection send a SYN, by each kind of address:
 // such a socket is one that connected, it is counted once, and gives its port back.
 func TestBothEndsConnect(t *testing.T) {
-	p := startPeer(t, "heddle", "n1/c1")
+	p := lab.StartPeer(t, "heddle", "n1/c1")
 	before := trafficOf(t, "n1/c1")
-	addresses := []string{address(t, "heddle", "n1/c1"), "127.0.0.1"}
+	addresses := []string{lab.Address(t, "heddle", "n1/c1"), "127.0.0.1"}
 	for _, addr := range addresses {
-		port := freePort()
-		p.must(`s = connect(4, %q, %d, (%[1]q, %[2]d))`, addr, port)
-		p.expect("true", `s.getsockname() == s.getpeername()`)
-		p.expect(`"echo"`, `(s.sendall(b"echo"), s.recv(10).decode())[1]`)
-		p.must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)`)
-		p.must(`s.close()`)
-		p.must(`bound(4, "0.0.0.0", %d).close()`, port)
+		port := lab.FreePort()
+		p.Must(`s = connect(4, %q, %d, (%[1]q, %[2]d))`, addr, port)
+		p.Expect("true", `s.getsockname() == s.getpeername()`)
+		p.Expect(`"echo"`, `(s.sendall(b"echo"), s.recv(10).decode())[1]`)
+		p.Must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)`)
+		p.Must(`s.close()`)
+		p.Must(`bound(4, "0.0.0.0", %d).close()`, port)
 	}
 	after := trafficOf(t, "n1/c1")
 	if after.Sockets != 0 || after.Opened-before.Opened != uint64(len(addresses)) || after.Accepted != before.Accepted {
@@ -286,11 +288,11 @@ def latency(n):
 // TestSocketFlood: while a container does nothing but make sockets, and ioctls, in more processes than there are
 // processors, another one's socket() goes on. Each container has an answering thread of its own.
 func TestSocketFlood(t *testing.T) {
-	victim := startPeer(t, "heddle", "n1/c2")
-	victim.must(latencyScript)
-	t.Logf("alone: median and longest of 500, in us: %s", victim.must(`latency(500)`))
+	victim := lab.StartPeer(t, "heddle", "n1/c2")
+	victim.Must(latencyScript)
+	t.Logf("alone: median and longest of 500, in us: %s", victim.Must(`latency(500)`))
 	for what, line := range map[string]string{"socket": "socket.socket().close()", "ioctl": "fcntl.ioctl(s, 0x8912, bytes(16))"} {
-		flood := start(t, "heddle", "n1/c1", python, "-c", `
+		flood := lab.Start(t, "heddle", "n1/c1", lab.Python, "-c", `
 import fcntl, os, socket
 s = socket.socket()
 for _ in range(7):
@@ -299,9 +301,9 @@ for _ in range(7):
 print("floods", flush=True)
 while os.getppid() != 1:
     `+line)
-		flood.waitFor("floods")
-		got := victim.must(`latency(500)`)
-		flood.stop()
+		flood.WaitFor("floods")
+		got := victim.Must(`latency(500)`)
+		flood.Stop()
 		t.Logf("beside 8 processes that call %s(): %s", what, got)
 		var us [2]int
 		if err := json.Unmarshal([]byte(got), &us); err != nil {

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"encoding/json"
@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 // attackedElsewhere are the protections whose attack needs more than an agent without them, and its test.
@@ -21,7 +22,7 @@ var attackedElsewhere = map[model.Protection]string{
 // one's. Without the protection they do.
 func TestStaleEndpoint(t *testing.T) {
 	t.Cleanup(func() { // the lab as others know it
-		if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
 			t.Error(err)
 		}
 	})
@@ -30,7 +31,7 @@ func TestStaleEndpoint(t *testing.T) {
 			Name string
 			ID   uint32
 		}
-		raw := heddle(t, "endpoints", "--lab", labName, "--node", "n2", "--output", "json")
+		raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n2", "--output", "json")
 		if err := json.Unmarshal([]byte(raw), &all); err != nil {
 			t.Fatalf("%v\n%s", err, raw)
 		}
@@ -42,13 +43,13 @@ func TestStaleEndpoint(t *testing.T) {
 		t.Fatalf("no n2/c2 in\n%s", raw)
 		return 0
 	}
-	server, attacker, port := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c2"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	attacker.must(`kept = [tcp(4) for _ in range(4)]`)
+	server, attacker, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c2"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	attacker.Must(`kept = [tcp(4) for _ in range(4)]`)
 	before := id()
-	heddle(t, "endpoints", "delete", "--lab", labName, "--node", "n2", "n2/c2")
+	lab.Heddle(t, "endpoints", "delete", "--lab", lab.Name, "--node", "n2", "n2/c2")
 	weak := weaken(t, "n2")
-	last, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/n2/bpf/heddle/last_endpoint", nil)
+	last, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/n2/bpf/heddle/last_endpoint", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,18 +66,18 @@ func TestStaleEndpoint(t *testing.T) {
 	if now := id(); now != before {
 		t.Fatalf("the endpoint that was made anew has id %d, want %d", now, before)
 	}
-	target := address(t, "heddle", "n1/c1")
-	attacker.expect(`"ENETDOWN"`, `error_of(kept[0].connect, (%q, %d))`, target, port)
-	attacker.expect(`"ENETDOWN"`, `error_of(kept[1].bind, ("0.0.0.0", %d))`, port)
+	target := lab.Address(t, "heddle", "n1/c1")
+	attacker.Expect(`"ENETDOWN"`, `error_of(kept[0].connect, (%q, %d))`, target, port)
+	attacker.Expect(`"ENETDOWN"`, `error_of(kept[1].bind, ("0.0.0.0", %d))`, port)
 	// Nor do they change what the other one is charged.
-	tenant := startPeer(t, "heddle", "n2/c2")
-	tenant.must(`own = [tcp(4) for _ in range(2)]`)
-	attacker.must(`[s.close() for s in kept[:2]]`)
+	tenant := lab.StartPeer(t, "heddle", "n2/c2")
+	tenant.Must(`own = [tcp(4) for _ in range(2)]`)
+	attacker.Must(`[s.close() for s in kept[:2]]`)
 	if n := socketsOf(t, "n2/c2"); n != 2 {
 		t.Errorf("the endpoint has 2 sockets, and %d are counted", n)
 	}
 	weak.without(t, model.ProtectIncarnation)
-	attacker.expect(`"ok"`, `error_of(kept[2].connect, (%q, %d))`, target, port)
-	attacker.expect(`"ok"`, `error_of(kept[3].bind, ("0.0.0.0", %d))`, port)
-	server.expect(fmt.Sprintf(`"%s"`, address(t, "heddle", "n2/c2")), `l.accept()[1][0]`)
+	attacker.Expect(`"ok"`, `error_of(kept[2].connect, (%q, %d))`, target, port)
+	attacker.Expect(`"ok"`, `error_of(kept[3].bind, ("0.0.0.0", %d))`, port)
+	server.Expect(fmt.Sprintf(`"%s"`, lab.Address(t, "heddle", "n2/c2")), `l.accept()[1][0]`)
 }

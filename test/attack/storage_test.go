@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 func init() {
@@ -52,13 +54,13 @@ def undone(s):
 
 // fullSocket has a container's program fill the option memory of a socket, which then is as new but for that, and called s there. The
 // node's limit is lowered by what is left over, less than one completion takes: it depends on the kernel's sizes.
-func fullSocket(t *testing.T) *peer {
+func fullSocket(t *testing.T) *lab.Peer {
 	t.Helper()
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must("exec(%s)", quoted(t, fullScript))
-	p.must(`s, said = full()`)
-	p.expect(`"ENOBUFS"`, `said`)
-	p.expect(`0`, `undone(s)`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must("exec(%s)", lab.JSON(t, fullScript))
+	p.Must(`s, said = full()`)
+	p.Expect(`"ENOBUFS"`, `said`)
+	p.Expect(`0`, `undone(s)`)
 	lowerOptmem(t, "n1")
 	return p
 }
@@ -69,9 +71,9 @@ func lowerOptmem(t *testing.T, node string) {
 	const path = "/proc/sys/net/core/optmem_max"
 	setting := func(value string) string {
 		t.Helper()
-		return strings.TrimSpace(nodeExec(t, node, "sh", "-c", "cat "+path+"; "+value))
+		return strings.TrimSpace(lab.InNode(t, node, "sh", "-c", "cat "+path+"; "+value))
 	}
-	if nodeExec(t, node, "sh", "-c", "test -e "+path+" && echo there || true") == "" {
+	if lab.InNode(t, node, "sh", "-c", "test -e "+path+" && echo there || true") == "" {
 		t.Skipf("no %s in a network namespace: this kernel has one limit for all (Linux 6.8 has one for each)", path)
 	}
 	before := setting("")
@@ -84,24 +86,24 @@ func lowerOptmem(t *testing.T, node string) {
 }
 
 func bindUncounted(t *testing.T) string {
-	p, before := fullSocket(t), counters(t, "n1")["refuse_no_storage"]
-	said := p.do(`error_of(s.bind, ("0.0.0.0", 0))`)
+	p, before := fullSocket(t), lab.Counters(t, "n1")["refuse_no_storage"]
+	said := p.Do(`error_of(s.bind, ("0.0.0.0", 0))`)
 	if n := portsOf(t, "n1/c1"); said == `"ok"` && n != 0 {
 		t.Errorf("the port is counted: %d", n)
 	}
-	if n := counters(t, "n1")["refuse_no_storage"] - before; said != `"ok"` && n != 1 {
+	if n := lab.Counters(t, "n1")["refuse_no_storage"] - before; said != `"ok"` && n != 1 {
 		t.Errorf("refuse_no_storage rose by %d, want 1", n)
 	}
 	return gained(t, "a port that nobody counts", said, `"ENOBUFS"`, `"ok"`)
 }
 
 func listenUncounted(t *testing.T) string {
-	p, before := fullSocket(t), counters(t, "n1")["cut_port_quota"]
-	p.must(`s.listen()`)
-	p.must(`p = select.poll()`)
-	p.must(`p.register(s, 0)`) // POLLHUP, once it is ended
-	said := p.must(`len(p.poll(3000))`)
-	if n := counters(t, "n1")["cut_port_quota"] - before; said == "1" && n != 1 {
+	p, before := fullSocket(t), lab.Counters(t, "n1")["cut_port_quota"]
+	p.Must(`s.listen()`)
+	p.Must(`p = select.poll()`)
+	p.Must(`p.register(s, 0)`) // POLLHUP, once it is ended
+	said := p.Must(`len(p.poll(3000))`)
+	if n := lab.Counters(t, "n1")["cut_port_quota"] - before; said == "1" && n != 1 {
 		t.Errorf("cut_port_quota rose by %d, want 1", n)
 	}
 	return gained(t, "a listener at a port that nobody counts", said, "1", "0")
@@ -110,12 +112,12 @@ func listenUncounted(t *testing.T) string {
 // TestNoRoomForService: a socket that could not be remembered by the service that it asked for does not get to a backend.
 func TestNoRoomForService(t *testing.T) {
 	p := fullSocket(t)
-	server, vip := startPeer(t, "heddle", "n2/c1"), netip.MustParseAddrPort("10.96.0.11:80")
-	port := freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	client := api.Dial(apiSocket("n1"))
+	server, vip := lab.StartPeer(t, "heddle", "n2/c1"), netip.MustParseAddrPort("10.96.0.11:80")
+	port := lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client := api.Dial(lab.APISocket("n1"))
 	defer client.Close()
-	backend := netip.AddrPortFrom(netip.MustParseAddr(address(t, "heddle", "n2/c1")), uint16(port))
+	backend := netip.AddrPortFrom(netip.MustParseAddr(lab.Address(t, "heddle", "n2/c1")), uint16(port))
 	if err := client.EditServices(t.Context(), api.ServiceEdit{Put: []model.Service{{Addr: vip, Backends: []netip.AddrPort{backend}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -124,15 +126,15 @@ func TestNoRoomForService(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	p.expect(`"ENOBUFS"`, `error_of(s.connect, (%q, %d))`, vip.Addr(), vip.Port())
-	p.expect(`"ok"`, `error_of(connect, 4, %q, %d)`, vip.Addr(), vip.Port())
+	p.Expect(`"ENOBUFS"`, `error_of(s.connect, (%q, %d))`, vip.Addr(), vip.Port())
+	p.Expect(`"ok"`, `error_of(connect, 4, %q, %d)`, vip.Addr(), vip.Port())
 }
 
 // TestNoRoomForGroup: a listener whose accepted connections could not be counted with it does not stay.
 func TestNoRoomForGroup(t *testing.T) {
-	p, port := startPeer(t, "heddle", "n1/c1"), freePort()
-	p.must(`before, s, below = listen(4, "0.0.0.0", 0), bound(4, "0.0.0.0", 0), listen(4, "0.0.0.0", %d)`, port)
-	groups, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+labName+"/n1/bpf/heddle/group_by_listener", nil)
+	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	p.Must(`before, s, below = listen(4, "0.0.0.0", 0), bound(4, "0.0.0.0", 0), listen(4, "0.0.0.0", %d)`, port)
+	groups, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/n1/bpf/heddle/group_by_listener", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,9 +152,9 @@ func TestNoRoomForGroup(t *testing.T) {
 	if n, err := groups.BatchUpdate(keys, values, nil); !errors.Is(err, unix.E2BIG) {
 		t.Fatalf("%d entries made, %v, want none to be left", n, err)
 	}
-	p.must(`s.listen()`)
-	p.must(`p = select.poll()`)
-	p.must(`p.register(s, 0)`) // POLLHUP, once it is ended
-	p.expect("1", `len(p.poll(%d))`, patience.Milliseconds())
-	p.expect("[1, 1]", `[l.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for l in (before, below)]`)
+	p.Must(`s.listen()`)
+	p.Must(`p = select.poll()`)
+	p.Must(`p.register(s, 0)`) // POLLHUP, once it is ended
+	p.Expect("1", `len(p.poll(%d))`, testutil.Patience.Milliseconds())
+	p.Expect("[1, 1]", `[l.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for l in (before, below)]`)
 }

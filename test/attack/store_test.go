@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"context"
@@ -15,7 +15,9 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/internal/trust"
+	"heddle.dev/heddle/test/lab"
 )
 
 const storePort = 2379
@@ -31,14 +33,14 @@ func init() {
 // connectToStore connects to the nodes' store from a container.
 func connectToStore(mode string) func(*testing.T) string {
 	return func(t *testing.T) string {
-		p := startPeer(t, mode, "n1/c1")
-		return gained(t, "connect to the store", p.do(`error_of(tcp(4).connect, (%q, %d))`, address(t, "host", "n1/c1"), storePort), `"ECONNREFUSED"`, `"ok"`)
+		p := lab.StartPeer(t, mode, "n1/c1")
+		return gained(t, "connect to the store", p.Do(`error_of(tcp(4).connect, (%q, %d))`, lab.Address(t, "host", "n1/c1"), storePort), `"ECONNREFUSED"`, `"ok"`)
 	}
 }
 
 // askStore asks the store for its version from the other node, without the network's certificate.
 func askStore(t *testing.T) string {
-	at := "https://" + address(t, "host", "n1/c1") + ":2379/version"
+	at := "https://" + lab.Address(t, "host", "n1/c1") + ":2379/version"
 	if got := getStore(t, at, &tls.Config{InsecureSkipVerify: true}); !strings.Contains(got, "certificate required") {
 		return got
 	}
@@ -48,41 +50,41 @@ func askStore(t *testing.T) string {
 // TestStoreIsNotForContainers: no container of any node, intercepted or not, reaches the nodes' store, whatever
 // address family its socket has; the nodes do.
 func TestStoreIsNotForContainers(t *testing.T) {
-	n1 := address(t, "host", "n1/c1")
+	n1 := lab.Address(t, "host", "n1/c1")
 	for _, node := range []string{"n1", "n2"} {
 		for _, mode := range []string{"heddle", "overlay"} {
 			t.Run(mode+" on "+node, func(t *testing.T) {
-				p := startPeer(t, mode, node+"/c1")
-				before := counters(t, node)["refuse_store"]
-				p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
-				p.expect(`{"error": "ECONNREFUSED"}`, `connect(6, "::ffff:%s", %d)`, n1, storePort)
+				p := lab.StartPeer(t, mode, node+"/c1")
+				before := lab.Counters(t, node)["refuse_store"]
+				p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
+				p.Expect(`{"error": "ECONNREFUSED"}`, `connect(6, "::ffff:%s", %d)`, n1, storePort)
 				// Bound, it would leave from another address.
-				p.must(`s = tcp(4)`)
-				p.must(`s.bind(("0.0.0.0", 0))`)
-				p.expect(`"ECONNREFUSED"`, `error_of(s.connect, (%q, %d))`, n1, storePort)
-				if after := counters(t, node)["refuse_store"]; after < before+3 {
+				p.Must(`s = tcp(4)`)
+				p.Must(`s.bind(("0.0.0.0", 0))`)
+				p.Expect(`"ECONNREFUSED"`, `error_of(s.connect, (%q, %d))`, n1, storePort)
+				if after := lab.Counters(t, node)["refuse_store"]; after < before+3 {
 					t.Errorf("refuse_store of %s rose by %d, want 3", node, after-before)
 				}
 			})
 		}
 		t.Run(node+" itself", func(t *testing.T) {
-			startPeer(t, "host", node+"/c1").must(`s = connect(4, %q, %d)`, n1, storePort)
+			lab.StartPeer(t, "host", node+"/c1").Must(`s = connect(4, %q, %d)`, n1, storePort)
 		})
 	}
 }
 
 // TestGuardsReturn: who takes the node's packet filter away does so until the agent starts again.
 func TestGuardsReturn(t *testing.T) {
-	n1 := address(t, "host", "n1/c1")
-	p := startPeer(t, "heddle", "n2/c1")
-	sh(t, labName+"-n2", "nft delete table inet heddle")
-	p.must(`s = connect(4, %q, %d)`, n1, storePort) // without the guard it gets through: the test can fail
-	endAgent(t, "n2", syscall.SIGTERM)
-	if err := labCommand("up"); err != nil {
+	n1 := lab.Address(t, "host", "n1/c1")
+	p := lab.StartPeer(t, "heddle", "n2/c1")
+	lab.Shell(t, lab.Name+"-n2", "nft delete table inet heddle")
+	p.Must(`s = connect(4, %q, %d)`, n1, storePort) // without the guard it gets through: the test can fail
+	lab.EndAgent(t, "n2", syscall.SIGTERM)
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
-	p.expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
-	if out := sh(t, labName+"-n2", "nft list set inet heddle nodes"); !strings.Contains(out, n1) {
+	p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
+	if out := lab.Shell(t, lab.Name+"-n2", "nft list set inet heddle nodes"); !strings.Contains(out, n1) {
 		t.Errorf("the overlay is not open to n1:\n%s", out)
 	}
 }
@@ -90,8 +92,8 @@ func TestGuardsReturn(t *testing.T) {
 // getStore asks the store of n1 from n2 by HTTP and gives the answer, or the error.
 func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 	t.Helper()
-	n1 := address(t, "host", "n1/c1")
-	err := netns.Do(netns.Path(labName+"-n2"), func() error {
+	n1 := lab.Address(t, "host", "n1/c1")
+	err := netns.Do(netns.Path(lab.Name+"-n2"), func() error {
 		// The connection is made here: goroutines of the client are in another namespace.
 		conn, err := net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr(n1), storePort).String())
 		if err != nil {
@@ -99,7 +101,7 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 		}
 		defer conn.Close()
 		dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
-		client := http.Client{Timeout: patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
+		client := http.Client{Timeout: testutil.Patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
 		resp, err := client.Get(url)
 		if err != nil {
 			answer = err.Error()
@@ -119,8 +121,8 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 // TestStoreAsksForCertificates: on the network of the nodes, too, the store answers to nobody without the network's
 // certificate, and there is no other way to it.
 func TestStoreAsksForCertificates(t *testing.T) {
-	n1 := address(t, "host", "n1/c1")
-	join, err := trust.ReadJoin("/run/heddle/lab/" + labName + "/n1/" + trust.JoinFile)
+	n1 := lab.Address(t, "host", "n1/c1")
+	join, err := trust.ReadJoin("/run/heddle/lab/" + lab.Name + "/n1/" + trust.JoinFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +138,7 @@ func TestStoreAsksForCertificates(t *testing.T) {
 	if got := getStore(t, "http://"+at, nil); strings.Contains(got, "etcdserver") {
 		t.Errorf("without TLS: %s", got)
 	}
-	for line := range strings.Lines(sh(t, labName+"-n1", "ss -ltnpH")) {
+	for line := range strings.Lines(lab.Shell(t, lab.Name+"-n1", "ss -ltnpH")) {
 		local := strings.Fields(line)[3]
 		if !strings.Contains(line, "heddled") || local == n1+":2379" {
 			continue
@@ -150,46 +152,46 @@ func TestStoreAsksForCertificates(t *testing.T) {
 
 // TestExternalStore: nodes on an etcd of somebody else's, with its certificates; containers are kept from it, too.
 func TestExternalStore(t *testing.T) {
-	a, b := bareNodes(t)
+	a, b := lab.BareNodes(t)
 	dir := t.TempDir()
 	authority, err := trust.OpenAuthority(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := authority.Server(netip.MustParseAddr(a.underlay))
+	files, err := authority.Server(netip.MustParseAddr(a.Underlay))
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := "https://" + a.underlay + ":2379"
+	at := "https://" + a.Underlay + ":2379"
 	cmd := exec.Command("etcd", "--name", "m1", "--data-dir", filepath.Join(dir, "data"), "--unsafe-no-fsync",
 		"--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", "http://127.0.0.1:2380",
 		"--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "m1=http://127.0.0.1:2380",
 		"--cert-file", files.CertAndKey, "--key-file", files.CertAndKey, "--client-cert-auth", "--trusted-ca-file", files.CA)
-	if err := netns.Start(netns.Path(a.name), cmd); err != nil {
+	if err := netns.Start(netns.Path(a.Name), cmd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
 	})
-	eventually(t, "etcd to listen", func() (bool, string) {
-		out := sh(t, a.name, "ss -ltnH")
-		return strings.Contains(out, a.underlay+":2379"), out
+	testutil.Eventually(t, "etcd to listen", func() (bool, string) {
+		out := lab.Shell(t, a.Name, "ss -ltnH")
+		return strings.Contains(out, a.Underlay+":2379"), out
 	})
-	said := a.fails(t, nil, a.args("--store", at))
+	said := a.Fails(t, nil, a.Args("--store", at))
 	if !strings.Contains(said, "--store-ca") {
 		t.Errorf("without certificates it said: %s", said)
 	}
 	own := []string{"--store", at, "--store-ca", files.CA, "--store-cert", files.CertAndKey, "--store-key", files.CertAndKey}
-	a.start(t, a.args(own...))
-	b.start(t, b.args(own...))
-	eventually(t, "the nodes to know each other", func() (bool, string) {
-		_, out := ask(t, b.socket(), "GET", "/v1/status", "")
+	a.Start(t, a.Args(own...))
+	b.Start(t, b.Args(own...))
+	testutil.Eventually(t, "the nodes to know each other", func() (bool, string) {
+		_, out := lab.AskAgent(t, b.Socket(), "GET", "/v1/status", "")
 		return strings.Contains(out, `"peers":1`), out
 	})
-	for _, n := range []bareNode{a, b} {
-		if rules := sh(t, n.name, "nft list chain inet heddle guard-out"); !strings.Contains(rules, a.underlay) || !strings.Contains(rules, "2379") {
-			t.Errorf("%s does not keep containers from the store:\n%s", n.name, rules)
+	for _, n := range []lab.BareNode{a, b} {
+		if rules := lab.Shell(t, n.Name, "nft list chain inet heddle guard-out"); !strings.Contains(rules, a.Underlay) || !strings.Contains(rules, "2379") {
+			t.Errorf("%s does not keep containers from the store:\n%s", n.Name, rules)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package attack
 
 import (
 	"bytes"
@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // attack is one thing that a hostile program tries, and the one protection that keeps it from success. TestAttacks
@@ -41,8 +43,8 @@ var besides = map[model.Protection][]model.Protection{
 	model.ProtectPorts: {model.ProtectPortQuota}, // all of the node's ports are more than one endpoint may hold
 }
 
-// attackBin is the program that make attack built beside heddleBin.
-func attackBin() string { return filepath.Join(filepath.Dir(heddleBin), "attack", "heddle") }
+// attackBin is the program that make attack built beside Bin.
+func attackBin() string { return filepath.Join(filepath.Dir(lab.Bin), "attack", "heddle") }
 
 // weakNode is a node whose agent can be one of make attack.
 type weakNode struct {
@@ -66,18 +68,18 @@ func weaken(t *testing.T, node string) *weakNode {
 	if _, err := os.Stat(attackBin()); err != nil {
 		t.Fatalf("%v: run `make attack` first", err)
 	}
-	w := &weakNode{node, agentPID(t, node), filepath.Join(t.TempDir(), "without")}
+	w := &weakNode{node, lab.AgentPID(t, node), filepath.Join(t.TempDir(), "without")}
 	own := w.pid
 	t.Cleanup(func() {
 		if w.pid == own {
 			return
 		}
 		if w.pid != 0 {
-			if err := killAgent(w.pid, syscall.SIGTERM); err != nil {
+			if err := lab.KillAgent(w.pid, syscall.SIGTERM); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := labCommand("up"); err != nil {
+		if err := lab.Command("up"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -87,27 +89,27 @@ func weaken(t *testing.T, node string) *weakNode {
 // without gives the node an agent without protections. Programs that run in containers go on, with their sockets.
 func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	t.Helper()
-	if err := killAgent(w.pid, syscall.SIGTERM); err != nil {
+	if err := lab.KillAgent(w.pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	w.pid = 0
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, attackBin(), "lab", "up", "--lab", labName)
+	cmd := exec.CommandContext(ctx, attackBin(), "lab", "up", "--lab", lab.Name)
 	cmd.Env = append(os.Environ(), withoutEnv(protections...), "HEDDLE_WITHOUT_FILE="+w.file)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s lab up: %v\n%s", attackBin(), err, out)
 	}
-	w.pid = agentPID(t, w.node)
+	w.pid = lab.AgentPID(t, w.node)
 	// The first thread, which /proc shows, must be where the others are: what asks /proc about itself believes it.
 	var own, node syscall.Stat_t
-	if err := errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+labName+"-"+w.node, &node)); err != nil {
+	if err := errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+lab.Name+"-"+w.node, &node)); err != nil {
 		t.Fatal(err)
 	}
 	if own.Ino != node.Ino {
 		t.Errorf("the agent's first thread is in network namespace %d, the node is %d", own.Ino, node.Ino)
 	}
-	awaitPath(t, w.node, model.PeerProven)
+	lab.AwaitPath(t, w.node, model.PeerProven)
 }
 
 // switchOff has the node's agent, which without made one of the suite's, do without a protection, and with all others.
@@ -119,7 +121,7 @@ func (w *weakNode) switchOff(t *testing.T, p model.Protection) {
 	if err := syscall.Kill(w.pid, syscall.SIGUSR1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the agent to do without "+p.String(), func() (bool, string) {
+	testutil.Eventually(t, "the agent to do without "+p.String(), func() (bool, string) {
 		said, err := os.ReadFile(w.file + ".done")
 		return string(said) == p.String(), fmt.Sprint(string(said), err)
 	})
@@ -207,7 +209,7 @@ func TestEveryProtectionIsAttacked(t *testing.T) {
 // TestProductHasNoSwitch: the programs for use hold neither the name of the variable that switches protections off nor
 // the set of those that are off; the suite's agent holds both.
 func TestProductHasNoSwitch(t *testing.T) {
-	product := filepath.Dir(heddleBin)
+	product := filepath.Dir(lab.Bin)
 	for path, want := range map[string]bool{
 		filepath.Join(product, "heddle"): false, filepath.Join(product, "heddled"): false, filepath.Join(product, "heddle-runtime"): false,
 		filepath.Join(product, "attack", "heddled"): true,

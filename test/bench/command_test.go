@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"context"
@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // benchCommand runs a bench of `heddle bench` in this lab and gives what it wrote to NAME.json in folder. Should it take longer than
@@ -17,9 +20,9 @@ func benchCommand[T any](t *testing.T, limit time.Duration, folder, name string,
 	file := filepath.Join(folder, name+".json")
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, append([]string{"bench", name, "--lab", labName, "--json", file}, args...)...)
+	cmd := exec.CommandContext(ctx, lab.Bin, append([]string{"bench", name, "--lab", lab.Name, "--json", file}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = testutil.Patience
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"context"
@@ -11,17 +11,19 @@ import (
 
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/cost"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing is left.
 func TestBenchCost(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cost.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "cost", "--lab", labName, "--scopes", "inter", "--runs", "1", "--duration", "100ms", "--connections", "50",
-		"--trips", "50", "--starts", "1", "--profile", "../internal/runtime/testdata/docker29.json", "--json", file)
+	cmd := exec.CommandContext(ctx, lab.Bin, "bench", "cost", "--lab", lab.Name, "--scopes", "inter", "--runs", "1", "--duration", "100ms", "--connections", "50",
+		"--trips", "50", "--starts", "1", "--profile", "../../internal/runtime/testdata/docker29.json", "--json", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = testutil.Patience
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -66,7 +68,7 @@ func TestBenchCost(t *testing.T) {
 			t.Errorf("%s: %g ms", s.Name, s.Median)
 		}
 	}
-	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench") {
+	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Contains(out, "bench") {
 		t.Errorf("endpoints are left:\n%s", out)
 	}
 	if left, err := filepath.Glob("/run/netns/heddle-bench-*"); err != nil || len(left) > 0 {

@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"path/filepath"
@@ -6,16 +6,18 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/bench/density"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBenchDensity runs a small `heddle bench density` in this lab: it measures every step in every mode, and leaves no endpoint,
 // no listener and no network namespace.
 func TestBenchDensity(t *testing.T) {
-	before, err := filepath.Glob("/run/netns/" + labName + "-*")
+	before, err := filepath.Glob("/run/netns/" + lab.Name + "-*")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := benchCommand[density.Result](t, 4*patience, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
+	r := benchCommand[density.Result](t, 4*testutil.Patience, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
 		"--rates", "100", "--rounds", "1", "--duration", "50ms")
 	if len(r.Containers) != 2 || len(r.Connections) != 2*3 {
 		t.Fatalf("%d steps of containers, want 2; %d of connections, want 6", len(r.Containers), len(r.Connections))
@@ -35,10 +37,10 @@ func TestBenchDensity(t *testing.T) {
 			t.Errorf("%+v", l)
 		}
 	}
-	if out := heddle(t, "endpoints", "--lab", labName); strings.Count(out, "/c") != 4 {
+	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Count(out, "/c") != 4 {
 		t.Errorf("endpoints are left:\n%s", out)
 	}
-	after, err := filepath.Glob("/run/netns/" + labName + "-*")
+	after, err := filepath.Glob("/run/netns/" + lab.Name + "-*")
 	if err != nil || len(after) != len(before) {
 		t.Errorf("network namespaces %v, before %v; %v", after, before, err)
 	}

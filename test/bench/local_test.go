@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"os"
@@ -8,13 +8,15 @@ import (
 
 	"heddle.dev/heddle/internal/bench/local"
 	"heddle.dev/heddle/internal/bench/report"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its report.
 func TestBenchLocal(t *testing.T) {
 	folder := t.TempDir()
 	document := filepath.Join(folder, "doc.md")
-	result := benchCommand[local.Result](t, 4*patience, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
+	result := benchCommand[local.Result](t, 4*testutil.Patience, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
 		"--runs", "1", "--duration", "200ms")
 	if len(result.Results) != 6 || result.Congestion == "" {
 		t.Errorf("%+v", result)
@@ -27,7 +29,7 @@ func TestBenchLocal(t *testing.T) {
 	if err := os.WriteFile(document, []byte(report.Mark("bench local report", "")+"<!-- to here -->\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	heddle(t, "bench", "local", "report", "--folder", folder, "--document", document)
+	lab.Heddle(t, "bench", "local", "report", "--folder", folder, "--document", document)
 	written, err := os.ReadFile(document)
 	if err != nil || !strings.Contains(string(written), "| throughput, 64 KB, Gb/s |") {
 		t.Errorf("%v\n%s", err, written)

@@ -1,15 +1,17 @@
-package test
+package bench
 
 import (
 	"testing"
 
 	"heddle.dev/heddle/internal/bench/paper"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
 // latencies, and leaves nothing in the server's container.
 func TestBenchPaper(t *testing.T) {
-	result := benchCommand[paper.Result](t, 4*patience, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
+	result := benchCommand[paper.Result](t, 4*testutil.Patience, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
 		"--rounds", "1", "--duration", "500ms", "--scale", "0.02")
 	e, ok := result.Find("memcached-rate")
 	if !ok || len(e.Modes) != 2 {
@@ -23,7 +25,7 @@ func TestBenchPaper(t *testing.T) {
 			t.Errorf("%s: %+v", m.Mode, m.Metrics)
 		}
 	}
-	if out := heddle(t, "lab", "exec", "--lab", labName, "n2/c1", "--", "sh", "-c", "ls -d /dev/shm/heddle-paper-* 2>/dev/null || true"); out != "" {
+	if out := lab.Heddle(t, "lab", "exec", "--lab", lab.Name, "n2/c1", "--", "sh", "-c", "ls -d /dev/shm/heddle-paper-* 2>/dev/null || true"); out != "" {
 		t.Errorf("left in the server's container: %s", out)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"context"
@@ -10,24 +10,26 @@ import (
 
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/peers"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
 func benchPeers(t *testing.T, modes string) peers.Result {
 	t.Helper()
-	result := benchCommand[peers.Result](t, 6*patience, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
+	result := benchCommand[peers.Result](t, 6*testutil.Patience, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
 		"--duration", "100ms")
-	for _, pattern := range []string{"/run/netns/" + labName + "-g*", "/run/heddle/lab/" + labName + "/g*",
-		"/sys/fs/cgroup/heddle-" + labName + "/g*", "/sys/fs/cgroup/*/heddle-" + labName + "/g*"} {
+	for _, pattern := range []string{"/run/netns/" + lab.Name + "-g*", "/run/heddle/lab/" + lab.Name + "/g*",
+		"/sys/fs/cgroup/heddle-" + lab.Name + "/g*", "/sys/fs/cgroup/*/heddle-" + lab.Name + "/g*"} {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil || strings.Contains(string(mounts), "/run/heddle/lab/"+labName+"/g") {
+	if err != nil || strings.Contains(string(mounts), "/run/heddle/lab/"+lab.Name+"/g") {
 		t.Errorf("mounts are left: %v", err)
 	}
-	ports, err := exec.Command("ip", "-n", labName+"-fabric", "-br", "link").Output()
+	ports, err := exec.Command("ip", "-n", lab.Name+"-fabric", "-br", "link").Output()
 	if err != nil || strings.Contains(string(ports), "\ng1@") {
 		t.Errorf("a port of the fabric is left: %v\n%s", err, ports)
 	}
@@ -65,7 +67,7 @@ func TestBenchPeers(t *testing.T) {
 
 // TestDockerBench: Docker's own networks are measured, in a swarm of the bench's own.
 func TestDockerBench(t *testing.T) {
-	needEngine(t, "Docker", "dockerd", "docker", "containerd", "iptables")
+	lab.NeedPrograms(t, "Docker", "dockerd", "docker", "containerd", "iptables")
 	result := benchPeers(t, "host,docker")
 	cells, skipped := measured(result, bench.Docker)
 	if strings.Contains(skipped, context.DeadlineExceeded.Error()) {
@@ -74,7 +76,7 @@ func TestDockerBench(t *testing.T) {
 	if cells != 2 || skipped != "" {
 		t.Errorf("%d of 2 cells measured; left out: %q", cells, skipped)
 	}
-	if out, err := exec.Command("pgrep", "-f", "/run/heddle/lab/"+labName+"/g").Output(); err == nil {
+	if out, err := exec.Command("pgrep", "-f", "/run/heddle/lab/"+lab.Name+"/g").Output(); err == nil {
 		t.Errorf("processes are left: %s", out)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package bench
 
 import (
 	"context"
@@ -12,18 +12,20 @@ import (
 
 	"heddle.dev/heddle/internal/bench/density"
 	"heddle.dev/heddle/internal/bench/policy"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every cell, and leaves the lab
 // without rules, labels and made-up nodes.
 func TestBenchPolicyScale(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "scale.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "policy-scale", "--quick", "--lab", labName, "--scopes", "inter",
+	cmd := exec.CommandContext(ctx, lab.Bin, "bench", "policy-scale", "--quick", "--lab", lab.Name, "--scopes", "inter",
 		"--rules", "0,100", "--endpoints", "40", "--nodes", "4", "--json", file, "--plot", filepath.Join(t.TempDir(), "scale.svg"))
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = testutil.Patience
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -48,15 +50,15 @@ func TestBenchPolicyScale(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	if out := heddle(t, "policy", "list", "--lab", labName); strings.Contains(out, "bench-") {
+	if out := lab.Heddle(t, "policy", "list", "--lab", lab.Name); strings.Contains(out, "bench-") {
 		t.Errorf("rules are left:\n%s", out)
 	}
-	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench-") {
+	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Contains(out, "bench-") {
 		t.Errorf("labels are left:\n%s", out)
 	}
 	// The nodes hear of it one after the other.
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		out := heddle(t, "status", "--lab", labName, "--output", "json")
+	for deadline := time.Now().Add(testutil.Patience); ; time.Sleep(20 * time.Millisecond) {
+		out := lab.Heddle(t, "status", "--lab", lab.Name, "--output", "json")
 		if strings.Count(out, `"peers": 1,`) == 2 {
 			break
 		}
@@ -70,11 +72,11 @@ func TestBenchPolicyScale(t *testing.T) {
 // network namespace.
 func TestBenchEndpoints(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "endpoints.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, heddleBin, "bench", "endpoints", "--lab", labName, "--endpoints", "2", "--runs", "1", "--json", file)
+	cmd := exec.CommandContext(ctx, lab.Bin, "bench", "endpoints", "--lab", lab.Name, "--endpoints", "2", "--runs", "1", "--json", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = patience
+	cmd.WaitDelay = testutil.Patience
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -86,10 +88,10 @@ func TestBenchEndpoints(t *testing.T) {
 	if err := json.Unmarshal(raw, &result); err != nil || result.Endpoints != 2 || result.Rounds != 1 {
 		t.Errorf("%s: %v", raw, err)
 	}
-	if out := heddle(t, "endpoints", "--lab", labName); strings.Contains(out, "bench/") {
+	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Contains(out, "bench/") {
 		t.Errorf("endpoints are left:\n%s", out)
 	}
-	if left, err := filepath.Glob("/run/netns/" + labName + "-bench-*"); err != nil || len(left) > 0 {
+	if left, err := filepath.Glob("/run/netns/" + lab.Name + "-bench-*"); err != nil || len(left) > 0 {
 		t.Errorf("network namespaces are left: %v, %v", left, err)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"fmt"
@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // containerd runs containerd on a node until the test ends and gives its command line.
@@ -15,7 +18,7 @@ func containerd(t *testing.T, node, dir string) engineCLI {
 	t.Helper()
 	networks, socket := writeNetwork(t, node, dir), filepath.Join(dir, "containerd.sock")
 	config := filepath.Join(dir, "config.toml")
-	writeFile(t, config, fmt.Appendf(nil, `version = 2
+	lab.WriteFile(t, config, fmt.Appendf(nil, `version = 2
 root = %q
 state = %q
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
@@ -33,9 +36,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 		t.Fatal(err)
 	}
 	places := fmt.Sprintf(`mkdir -p /etc/cni/net.d /opt/cni/bin /var/lib/cni && mount --bind %s /etc/cni/net.d &&
-		mount --bind %s /opt/cni/bin && mount --bind %s /var/lib/cni && exec "$@"`, networks, filepath.Dir(heddleBin), cache)
+		mount --bind %s /opt/cni/bin && mount --bind %s /var/lib/cni && exec "$@"`, networks, filepath.Dir(lab.Bin), cache)
 	c := engineCLI{t, node, []string{"unshare", "-m", "sh", "-c", places, "sh", "ctr", "--address", socket}}
-	eventually(t, "containerd on "+node, func() (bool, string) {
+	testutil.Eventually(t, "containerd on "+node, func() (bool, string) {
 		_, stderr, err := c.try("version")
 		return err == nil, stderr
 	})
@@ -46,9 +49,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 func ctrRun(t *testing.T, c engineCLI, dir, name string, argv []string) (addr string, ended <-chan struct{}) {
 	t.Helper()
 	args := []string{"run", "--rm", "--cni", "--annotation", "io.heddle.endpoint=@netns", "--cgroup", "/" + engineCgroup() + "/" + c.node,
-		"--runc-binary", filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"), "--env", "PATH=/bin", "--rootfs", unpackRoot(t, dir), name}
+		"--runc-binary", filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--env", "PATH=/bin", "--rootfs", unpackRoot(t, dir), name}
 	over, _ := startDaemon(t, "ctr run "+name, c.node, dir, slices.Concat(c.command, args, argv)...)
-	eventually(t, "container "+name+" to run", func() (bool, string) {
+	testutil.Eventually(t, "container "+name+" to run", func() (bool, string) {
 		select {
 		case <-over:
 			t.Fatalf("container %s ended", name)
@@ -68,13 +71,13 @@ func ctrRun(t *testing.T, c engineCLI, dir, name string, argv []string) (addr st
 
 // TestContainerd runs containerd on two nodes, with Heddle's CNI plugin.
 func TestContainerd(t *testing.T) {
-	needEngine(t, "containerd", "containerd", "ctr", "runc")
+	lab.NeedPrograms(t, "containerd", "containerd", "ctr", "runc")
 	dirs := engineDirs(t, "n1", "n2")
 	n1, n2 := containerd(t, "n1", dirs["n1"]), containerd(t, "n2", dirs["n2"])
 	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
 	far, serverOver := ctrRun(t, n2, dirs["n2"], "server", serveWeb)
 	_, clientOver := ctrRun(t, n1, dirs["n1"], "client", stay)
-	writeFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n")) // ctr has no names of its own
+	lab.WriteFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n")) // ctr has no names of its own
 	direct(t, "n1", 2, func() {
 		for i, host := range []string{far, "web"} {
 			if got := n1.must("task", "exec", "--exec-id", fmt.Sprint("fetch", i), "client", "wget", "-qO-", "http://"+host+"/"); got != greeting {
@@ -88,7 +91,7 @@ func TestContainerd(t *testing.T) {
 	for _, over := range []<-chan struct{}{clientOver, serverOver} {
 		select {
 		case <-over:
-		case <-time.After(patience):
+		case <-time.After(testutil.Patience):
 			t.Fatal("a container that was killed does not end")
 		}
 	}

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"bytes"
@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // dockerEngine is a dockerd of the test's own.
@@ -22,7 +25,7 @@ type dockerEngine struct {
 // startDockers runs a dockerd on each node, at the same time.
 func startDockers(t *testing.T, nodes ...string) []dockerEngine {
 	t.Helper()
-	needEngine(t, "Docker", "dockerd", "docker", "containerd", "iptables")
+	lab.NeedPrograms(t, "Docker", "dockerd", "docker", "containerd", "iptables")
 	dirs := engineDirs(t, nodes...)
 	if err := os.MkdirAll(dockerPlugins, 0o755); err != nil {
 		t.Fatal(err)
@@ -40,17 +43,17 @@ func startDockers(t *testing.T, nodes ...string) []dockerEngine {
 
 func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 	t.Helper()
-	d = dockerEngine{engineCLI{t: t, node: node}, "unix://" + filepath.Join(dir, "docker.sock"), labName + "-" + node}
+	d = dockerEngine{engineCLI{t: t, node: node}, "unix://" + filepath.Join(dir, "docker.sock"), lab.Name + "-" + node}
 	d.command = []string{"docker", "-H", d.host}
 	if err := os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")); err != nil {
 		t.Fatal(err)
 	}
 	ended, log := startDaemon(t, "dockerd on "+node, node, dir, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "-H", d.host, "--iptables=false", "--ip6tables=false", "--bridge=none",
-		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"))
+		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"))
 	return d, func() {
 		t.Helper()
-		eventually(t, "dockerd on "+node, func() (bool, string) {
+		testutil.Eventually(t, "dockerd on "+node, func() (bool, string) {
 			select {
 			case <-ended:
 				raw, _ := os.ReadFile(log)
@@ -66,7 +69,7 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 // importRoot makes the image "small".
 func (d dockerEngine) importRoot(root []byte) {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.command[0], append(d.command[1:], "import", "-", "small")...)
 	cmd.Stdin = bytes.NewReader(root)
@@ -153,7 +156,7 @@ func TestDocker(t *testing.T) {
 	})
 	t.Run("labels", func(t *testing.T) {
 		n1.must("run", "-d", "--runtime", "heddle", "--network", "name=net,driver-opt=io.heddle.label.app=shop", "--name", "labelled", "small", "sleep", "1000")
-		if list := heddle(t, "endpoints", "--lab", labName, "--node", "n1"); !strings.Contains(list, "app=shop") {
+		if list := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1"); !strings.Contains(list, "app=shop") {
 			t.Errorf("no label app=shop in\n%s", list)
 		}
 		n1.must("rm", "-f", "labelled")
@@ -186,8 +189,8 @@ func inHex(addr string) string {
 
 // composeExample runs the example of docs/howto/docker.md as it stands there, but for the name of the driver.
 func composeExample(t *testing.T, d dockerEngine) {
-	needEngine(t, "Docker Compose", "docker-compose")
-	page, err := os.ReadFile("../docs/howto/docker.md")
+	lab.NeedPrograms(t, "Docker Compose", "docker-compose")
+	page, err := os.ReadFile("../../docs/howto/docker.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"archive/tar"
@@ -23,6 +23,8 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // The container engines' tests run the engines themselves, one for each node of the lab, in the node's network
@@ -30,17 +32,7 @@ import (
 // one of the lab's name takes them away.
 
 // enginesRoot is a short path: it holds Unix sockets.
-func enginesRoot() string { return filepath.Join(os.TempDir(), "heddle-"+labName+"-engines") }
-
-// needEngine skips a test whose programs are not installed, and says what is missing.
-func needEngine(t *testing.T, engine string, programs ...string) {
-	t.Helper()
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			t.Skipf("%s cannot be started: %s is not installed (`make test-packages` does)", engine, p)
-		}
-	}
-}
+func enginesRoot() string { return filepath.Join(os.TempDir(), "heddle-"+lab.Name+"-engines") }
 
 // engineDirs gives the engine of each node a directory. They are taken away at the end of the test, with every process
 // and mount that belongs to them.
@@ -66,7 +58,7 @@ func engineDirs(t *testing.T, nodes ...string) map[string]string {
 
 // removeEngines ends the processes of engines with state below dir, containers included, and removes the state.
 func removeEngines(dir string) error {
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testutil.Patience)
 	for {
 		pids, err := processesOf(dir)
 		if err != nil {
@@ -93,7 +85,7 @@ func removeEngines(dir string) error {
 		}
 	}
 	// Docker's drivers, and what CNI's library keeps of attachments.
-	for _, pattern := range []string{dockerPlugins + "/" + labName + "-*.sock", "/var/lib/cni/results/" + engineNetwork() + "-*"} {
+	for _, pattern := range []string{dockerPlugins + "/" + lab.Name + "-*.sock", "/var/lib/cni/results/" + engineNetwork() + "-*"} {
 		left, err := filepath.Glob(pattern)
 		for _, path := range left {
 			err = errors.Join(err, os.Remove(path))
@@ -138,7 +130,7 @@ func removeEngineNetns() error {
 }
 
 // engineCgroup is the name of the cgroup, in each hierarchy, above those of the engines' containers.
-func engineCgroup() string { return "heddle-" + labName + "-engines" }
+func engineCgroup() string { return "heddle-" + lab.Name + "-engines" }
 
 // removeCgroups removes the cgroup called name from every hierarchy, with all below it. Nothing runs there any more.
 func removeCgroups(name string) error {
@@ -220,14 +212,14 @@ func mountsBelow(dir string) (points []string, err error) {
 
 // nodeCommand gives a command that runs in a node's network namespace.
 func nodeCommand(ctx context.Context, node string, argv ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + netns.Path(labName+"-"+node)}, argv...)...)
+	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + netns.Path(lab.Name+"-"+node)}, argv...)...)
 	cmd.Env = append(os.Environ(), "HEDDLE_SECCOMP_SOCKET="+agentFile(node, "seccomp.sock"))
 	return cmd
 }
 
 // agentFile is a file that a node's agent has.
 func agentFile(node, name string) string {
-	return filepath.Join("/run/heddle/lab", labName, node, name)
+	return filepath.Join("/run/heddle/lab", lab.Name, node, name)
 }
 
 // startDaemon runs a program on a node until the test ends: then it is asked to end, and killed if it does not. ended is
@@ -266,9 +258,9 @@ func startDaemon(t *testing.T, what, node, dir string, argv ...string) (ended <-
 // endpointsOn lists a node's endpoints.
 func endpointsOn(t *testing.T, node string) []model.Endpoint {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 	defer cancel()
-	client := api.Dial(apiSocket(node))
+	client := api.Dial(lab.APISocket(node))
 	defer client.Close()
 	list, err := client.Endpoints(ctx)
 	if err != nil {
@@ -287,7 +279,7 @@ type engineCLI struct {
 // try runs the engine's command line to its end and gives what it printed on standard output, and on standard error.
 func (e engineCLI) try(args ...string) (stdout, stderr string, err error) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 	defer cancel()
 	cmd := nodeCommand(ctx, e.node, slices.Concat(e.command, args)...)
 	// Files, not pipes: containers that are left running keep them open.
@@ -386,7 +378,7 @@ var (
 // nodeState is what must be as before when an engine's containers are gone: the node's endpoints and devices.
 func nodeState(t *testing.T, node string) string {
 	t.Helper()
-	out, err := exec.Command("ip", "-n", labName+"-"+node, "-o", "link", "show").Output()
+	out, err := exec.Command("ip", "-n", lab.Name+"-"+node, "-o", "link", "show").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -394,17 +386,17 @@ func nodeState(t *testing.T, node string) string {
 	for line := range strings.Lines(string(out)) {
 		names = append(names, strings.Fields(line)[1])
 	}
-	routes, err := exec.Command("ip", "-n", labName+"-"+node, "route", "show", "table", "all").Output()
+	routes, err := exec.Command("ip", "-n", lab.Name+"-"+node, "route", "show", "table", "all").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, heddle(t, "endpoints", "--lab", labName, "--node", node))
+	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", node))
 }
 
 // sameNode waits until a node is as it was: engines take networks away when the container has ended.
 func sameNode(t *testing.T, node, before string) {
 	t.Helper()
-	eventually(t, node+" to be as it was", func() (bool, string) {
+	testutil.Eventually(t, node+" to be as it was", func() (bool, string) {
 		now := nodeState(t, node)
 		return now == before, "before:\n" + before + "\nnow:\n" + now
 	})
@@ -413,10 +405,10 @@ func sameNode(t *testing.T, node, before string) {
 // direct runs connect and checks that the node counted connects that went direct, and no fallback.
 func direct(t *testing.T, node string, atLeast uint64, connect func()) {
 	t.Helper()
-	awaitPath(t, node, model.PeerProven) // which an agent that has just started has yet to prove
-	before := counters(t, node)
+	lab.AwaitPath(t, node, model.PeerProven) // which an agent that has just started has yet to prove
+	before := lab.Counters(t, node)
 	connect()
-	after := counters(t, node)
+	after := lab.Counters(t, node)
 	if n := after["connect_direct"] - before["connect_direct"]; n < atLeast {
 		t.Errorf("%s sent %d connects direct, want %d or more", node, n, atLeast)
 	}

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"encoding/json"
@@ -16,9 +16,10 @@ import (
 	"testing"
 	"time"
 
-	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // reachIsPrompt is within what a peer reaches an endpoint at its new node.
@@ -49,12 +50,12 @@ func (m *migrant) arrive(node string) {
 			}
 		})
 	}
-	args := []string{"endpoints", "add", m.name, "--netns", netns.Path(space), "--lab", labName, "--node", node, "--output", "json"}
+	args := []string{"endpoints", "add", m.name, "--netns", netns.Path(space), "--lab", lab.Name, "--node", node, "--output", "json"}
 	if m.label != "" {
 		args = append(args, "--label", m.label)
 	}
 	var e model.Endpoint
-	if raw := heddle(m.t, args...); json.Unmarshal([]byte(raw), &e) != nil {
+	if raw := lab.Heddle(m.t, args...); json.Unmarshal([]byte(raw), &e) != nil {
 		m.t.Fatalf("endpoints add: %s", raw)
 	}
 	if m.addrs != nil && fmt.Sprint(e.Addrs) != fmt.Sprint(m.addrs) {
@@ -73,19 +74,19 @@ func (m *migrant) stop() {
 // migrate runs heddle migrate where the endpoint is.
 func (m *migrant) migrate(to string) (said string, err error) {
 	m.t.Helper()
-	out, err := exec.CommandContext(m.t.Context(), heddleBin, "migrate", m.name, "--to", to, "--lab", labName, "--node", m.node).CombinedOutput()
+	out, err := exec.CommandContext(m.t.Context(), lab.Bin, "migrate", m.name, "--to", to, "--lab", lab.Name, "--node", m.node).CombinedOutput()
 	return string(out), err
 }
 
 // gone takes the endpoint away for good.
 func (m *migrant) gone() {
 	m.stop()
-	heddle(m.t, "endpoints", "delete", m.name, "--lab", labName, "--node", m.node)
+	lab.Heddle(m.t, "endpoints", "delete", m.name, "--lab", lab.Name, "--node", m.node)
 }
 
 // fetcher is a peer that asks the migrant for its page.
 type fetcher struct {
-	*peer
+	*lab.Peer
 	family int
 }
 
@@ -139,9 +140,9 @@ def rest(s):
 // fetchers are peers on both nodes, intercepted and not.
 func fetchers(t *testing.T) (all []fetcher) {
 	for _, container := range []string{"n1/c1", "n2/c1"} {
-		for _, mode := range modes {
-			p := startPeer(t, mode, container)
-			p.must("%s", fetchScript)
+		for _, mode := range lab.Modes {
+			p := lab.StartPeer(t, mode, container)
+			p.Must("%s", fetchScript)
 			for _, family := range []int{4, 6} {
 				all = append(all, fetcher{p, family})
 			}
@@ -156,10 +157,10 @@ func (f fetcher) target(m *migrant) string { return m.addrs[f.family/6].String()
 func (m *migrant) reached(all []fetcher) (took []time.Duration) {
 	m.t.Helper()
 	for _, f := range all {
-		raw := f.in(m.t).must(`await_page(%d, %q, %q)`, f.family, f.target(m), greeting)
+		raw := f.In(m.t).Must(`await_page(%d, %q, %q)`, f.family, f.target(m), greeting)
 		seconds, err := strconv.ParseFloat(raw, 64)
 		if err != nil {
-			m.t.Fatalf("%s: %s", f.name, raw)
+			m.t.Fatalf("%s: %s", f.Name, raw)
 		}
 		took = append(took, time.Duration(seconds*float64(time.Second)))
 	}
@@ -168,8 +169,8 @@ func (m *migrant) reached(all []fetcher) (took []time.Duration) {
 			continue
 		}
 		// Nothing listens there: without policy it would be refused.
-		if got := f.in(m.t).must(`error_of(fetch, %d, %q, 81, 0.1)`, f.family, f.target(m)); got == `"ECONNREFUSED"` || got == `"ok"` {
-			m.t.Errorf("%s, port that policy closes, at %s: %s", f.name, m.node, got)
+		if got := f.In(m.t).Must(`error_of(fetch, %d, %q, 81, 0.1)`, f.family, f.target(m)); got == `"ECONNREFUSED"` || got == `"ok"` {
+			m.t.Errorf("%s, port that policy closes, at %s: %s", f.Name, m.node, got)
 		}
 	}
 	return took
@@ -177,12 +178,12 @@ func (m *migrant) reached(all []fetcher) (took []time.Duration) {
 
 // newMigrant starts one on n1, with a label that a policy is about, and a limit.
 func newMigrant(t *testing.T) *migrant {
-	needEngine(t, "runc", "runc")
+	lab.NeedPrograms(t, "runc", "runc")
 	m := &migrant{t: t, name: "migrant", dirs: engineDirs(t, "n1", "n2"), label: "app=migrant"}
 	for _, node := range []string{"n1", "n2"} {
-		awaitPath(t, node, model.PeerProven)
+		lab.AwaitPath(t, node, model.PeerProven)
 	}
-	applyDocument(t, map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "migrant",
+	lab.ApplyDocument(t, map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "migrant",
 		"subject": map[string]any{"labels": map[string]any{"app": "migrant"}},
 		"ingress": map[string]any{"default": "deny", "deny": "drop", "rules": []any{map[string]any{"action": "allow", "ports": []string{"tcp/80"}}}}})
 	for _, dir := range m.dirs {
@@ -190,18 +191,18 @@ func newMigrant(t *testing.T) *migrant {
 		if err := os.MkdirAll(www, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		writeFile(t, filepath.Join(www, "big"), make([]byte, 16<<20))
+		lab.WriteFile(t, filepath.Join(www, "big"), make([]byte, 16<<20))
 	}
 	t.Cleanup(func() { // what a test that failed leaves
 		for node := range m.dirs {
 			if m.node == node {
 				_, _, _ = m.run.try("delete", "-f", m.name)
 			}
-			_ = exec.Command(heddleBin, "endpoints", "delete", "--ignore-missing", m.name, "--lab", labName, "--node", node).Run()
+			_ = exec.Command(lab.Bin, "endpoints", "delete", "--ignore-missing", m.name, "--lab", lab.Name, "--node", node).Run()
 		}
 	})
 	m.arrive("n1")
-	heddle(t, "limit", "set", m.name, "--egress", "2gbit", "--lab", labName, "--node", "n1")
+	lab.Heddle(t, "limit", "set", m.name, "--egress", "2gbit", "--lab", lab.Name, "--node", "n1")
 	return m
 }
 
@@ -227,20 +228,20 @@ func TestMigrate(t *testing.T) {
 		m.leave(to, all, i == 0)
 		m.arrive(to)
 		for j, took := range m.reached(all) {
-			t.Logf("%s, IPv%d, reached it on %s after %s", all[j].name, all[j].family, to, took)
+			t.Logf("%s, IPv%d, reached it on %s after %s", all[j].Name, all[j].family, to, took)
 			if best[j] == 0 || took < best[j] {
 				best[j] = took
 			}
 		}
 		m.carried(to)
 		if i == 0 {
-			direct(t, "n1", 1, func() { all[2].in(t).must(`await_page(4, %q, %q)`, m.addrs[0].String(), greeting) })
+			direct(t, "n1", 1, func() { all[2].In(t).Must(`await_page(4, %q, %q)`, m.addrs[0].String(), greeting) })
 			m.attack(from)
 		}
 	}
 	for j, took := range best {
 		if took > reachIsPrompt {
-			t.Errorf("%s, IPv%d, took %s at best, want %s", all[j].name, all[j].family, took, reachIsPrompt)
+			t.Errorf("%s, IPv%d, took %s at best, want %s", all[j].Name, all[j].family, took, reachIsPrompt)
 		}
 	}
 	m.gone()
@@ -255,7 +256,7 @@ func (m *migrant) leave(to string, all []fetcher, connections bool) {
 	m.t.Helper()
 	if connections {
 		for i, f := range all {
-			f.in(m.t).must(`held%d = hold(%d, %q)`, i, f.family, f.target(m))
+			f.In(m.t).Must(`held%d = hold(%d, %q)`, i, f.family, f.target(m))
 		}
 	}
 	m.stop()
@@ -268,8 +269,8 @@ func (m *migrant) leave(to string, all []fetcher, connections bool) {
 	}
 	if connections {
 		for i, f := range all {
-			if got := f.in(m.t).must(`rest(held%d)`, i); got != `"ECONNRESET"` {
-				m.t.Errorf("%s, IPv%d: a connection to it that was open ended by %s", f.name, f.family, got)
+			if got := f.In(m.t).Must(`rest(held%d)`, i); got != `"ECONNRESET"` {
+				m.t.Errorf("%s, IPv%d: a connection to it that was open ended by %s", f.Name, f.family, got)
 			}
 		}
 	}
@@ -277,8 +278,8 @@ func (m *migrant) leave(to string, all []fetcher, connections bool) {
 		return
 	}
 	for _, f := range all { // no answer would be EAGAIN
-		if got := f.in(m.t).must(`error_of(fetch, %d, %q)`, f.family, f.target(m)); got != `"ECONNREFUSED"` && got != `"EHOSTUNREACH"` && got != `"ENETUNREACH"` {
-			m.t.Errorf("%s, IPv%d, while it waits: %s", f.name, f.family, got)
+		if got := f.In(m.t).Must(`error_of(fetch, %d, %q)`, f.family, f.target(m)); got != `"ECONNREFUSED"` && got != `"EHOSTUNREACH"` && got != `"ENETUNREACH"` {
+			m.t.Errorf("%s, IPv%d, while it waits: %s", f.Name, f.family, got)
 		}
 	}
 	thief := m.name + "-thief"
@@ -293,8 +294,8 @@ func (m *migrant) add(name, node string, addr netip.Addr) (out string, err error
 	if err := netns.Create(space); err != nil {
 		return "", err
 	}
-	raw, err := exec.CommandContext(m.t.Context(), heddleBin, "endpoints", "add", name, "--netns", netns.Path(space), "--addr", addr.String(),
-		"--lab", labName, "--node", node).CombinedOutput()
+	raw, err := exec.CommandContext(m.t.Context(), lab.Bin, "endpoints", "add", name, "--netns", netns.Path(space), "--addr", addr.String(),
+		"--lab", lab.Name, "--node", node).CombinedOutput()
 	if err := netns.Delete(space); err != nil {
 		m.t.Error(err)
 	}
@@ -309,7 +310,7 @@ func (m *migrant) carried(node string) {
 			m.t.Errorf("labels %v and limits %+v did not come with it", e.Labels, e.Limits)
 		}
 	}
-	if got := limitsOf(m.t); !strings.HasPrefix(got, m.name+" ") || strings.Count(got, "\n") != 1 {
+	if got := lab.LimitsOf(m.t); !strings.HasPrefix(got, m.name+" ") || strings.Count(got, "\n") != 1 {
 		m.t.Errorf("limits in force: %s", got)
 	}
 }
@@ -317,33 +318,33 @@ func (m *migrant) carried(node string) {
 // attack has the node that it left, and a container there, speak for it.
 func (m *migrant) attack(from string) {
 	m.t.Helper()
-	t, id, port := m.t, labNetwork(m.t), freePort()
-	server := startPeer(t, "heddle", "n2/c1")
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	server.must(`l.setblocking(False)`)
-	datagrams, at := waitForDatagrams(t)
-	host, plain := forger(t, startPeer(t, "host", from+"/c1")), forger(t, startPeer(t, "overlay", from+"/c2"))
-	own, other, addr := address(t, "host", from+"/c1"), address(t, "host", "n2/c1"), m.addrs[0].String()
-	victim := address(t, "heddle", "n2/c1")
+	t, id, port := m.t, lab.Numbers(m.t), lab.FreePort()
+	server := lab.StartPeer(t, "heddle", "n2/c1")
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.Must(`l.setblocking(False)`)
+	datagrams, at := lab.WaitForDatagrams(t)
+	host, plain := lab.Forger(t, lab.StartPeer(t, "host", from+"/c1")), lab.Forger(t, lab.StartPeer(t, "overlay", from+"/c2"))
+	own, other, addr := lab.Address(t, "host", from+"/c1"), lab.Address(t, "host", "n2/c1"), m.addrs[0].String()
+	victim := lab.Address(t, "heddle", "n2/c1")
 	for _, c := range []struct{ reason, node, line string }{
 		{"drop_source_not_of_node", "n2", fmt.Sprintf(`forge(syn(%q, 33333, %q, %d, heddle_option(%d, %q, %q, %d)), %[2]q)`, own, other, model.DefaultDirectPorts.First, id.ID, addr, victim, port)},
 		{"drop_overlay_source", "n2", fmt.Sprintf(`forge(udp(%q, 40000, %q, 4789, vxlan(%d, %[2]q, udp(%[4]q, 5, %q, %d, b"forged"))), %[2]q)`, own, other, id.VNI, addr, victim, at)},
 	} {
-		before := counters(t, c.node)[c.reason]
-		host.must("%s", c.line)
-		eventually(t, c.reason+" to rise", func() (bool, string) {
-			after := counters(t, c.node)
+		before := lab.Counters(t, c.node)[c.reason]
+		host.Must("%s", c.line)
+		testutil.Eventually(t, c.reason+" to rise", func() (bool, string) {
+			after := lab.Counters(t, c.node)
 			return after[c.reason] > before, fmt.Sprint(after)
 		})
 	}
-	before := counters(t, from)["drop_spoofed_source"]
-	plain.must(`forge(udp(%q, 5, %q, %d, b"forged"), %[2]q)`, addr, victim, at)
-	eventually(t, "drop_spoofed_source to rise", func() (bool, string) {
-		after := counters(t, from)
+	before := lab.Counters(t, from)["drop_spoofed_source"]
+	plain.Must(`forge(udp(%q, 5, %q, %d, b"forged"), %[2]q)`, addr, victim, at)
+	testutil.Eventually(t, "drop_spoofed_source to rise", func() (bool, string) {
+		after := lab.Counters(t, from)
 		return after["drop_spoofed_source"] > before, fmt.Sprint(after)
 	})
-	server.expect(`"EAGAIN"`, `error_of(l.accept)`)
-	datagrams.expect(`""`, `came()`)
+	server.Expect(`"EAGAIN"`, `error_of(l.accept)`)
+	datagrams.Expect(`""`, `came()`)
 	if out, err := m.add(m.name+"-thief", from, m.addrs[0]); err == nil || !strings.Contains(out, "has moved to") {
 		t.Errorf("its address given out by the node it left: %v\n%s", err, out)
 	}
@@ -357,16 +358,16 @@ func TestMigrateCut(t *testing.T) {
 	m.leave("n2", all, false)
 	m.arrive("n2")
 	m.reached(all)
-	if err := killAgent(agentPID(t, "n2"), syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(lab.AgentPID(t, "n2"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 	m.reached(all)
 	// The node that it leaves is not the one that has the store.
 	m.stop()
-	pid := agentPID(t, "n2")
+	pid := lab.AgentPID(t, "n2")
 	ended := make(chan string, 1)
 	go func() {
 		said, err := m.migrate("n1")
@@ -375,15 +376,15 @@ func TestMigrateCut(t *testing.T) {
 	after := rand.N(150 * time.Millisecond) // in the midst, or thereabouts
 	time.AfterFunc(after, func() { _ = syscall.Kill(pid, syscall.SIGKILL) })
 	t.Logf("cut after %s: %s", after, <-ended)
-	for _, pid := range []int{pid, agentPID(t, "n1")} {
-		if err := killAgent(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+	for _, pid := range []int{pid, lab.AgentPID(t, "n1")} {
+		if err := lab.KillAgent(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Fatal(err)
 		}
 	}
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the endpoint to be in one place", func() (bool, string) { // agents that start have yet to hear of all
+	testutil.Eventually(t, "the endpoint to be in one place", func() (bool, string) { // agents that start have yet to hear of all
 		n := m.places()
 		return n == 1, fmt.Sprint(n, " places")
 	})
@@ -392,7 +393,7 @@ func TestMigrateCut(t *testing.T) {
 	}
 	m.arrive("n1")
 	m.reached(all)
-	if moves := movesOf(t, "n2"); len(moves) != 0 {
+	if moves := lab.MovesOf(t, "n2"); len(moves) != 0 {
 		t.Errorf("it is home, but the moves are %+v", moves)
 	}
 	m.gone()
@@ -411,18 +412,10 @@ func (m *migrant) places() (n int) {
 			}
 		}
 	}
-	for _, move := range movesOf(m.t, "n1") {
+	for _, move := range lab.MovesOf(m.t, "n1") {
 		if move.Name == m.name && move.Waiting {
 			n++
 		}
 	}
 	return n
-}
-
-func movesOf(t *testing.T, node string) (moves []api.Move) {
-	t.Helper()
-	if raw := heddle(t, "migrate", "--lab", labName, "--node", node, "--output", "json"); json.Unmarshal([]byte(raw), &moves) != nil {
-		t.Fatalf("heddle migrate: %s", raw)
-	}
-	return moves
 }

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"context"
@@ -8,10 +8,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // engineNetwork names the CNI network of the engines' containers.
-func engineNetwork() string { return labName + "-net" }
+func engineNetwork() string { return lab.Name + "-net" }
 
 // writeNetwork writes a CNI network with Heddle's plugin as an engine reads it, and gives its directory.
 func writeNetwork(t *testing.T, node, dir string) string {
@@ -21,7 +24,7 @@ func writeNetwork(t *testing.T, node, dir string) string {
 		t.Fatal(err)
 	}
 	list := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"heddle-cni","socket":%q}]}`, engineNetwork(), agentFile(node, "api.sock"))
-	writeFile(t, filepath.Join(networks, "10-heddle.conflist"), []byte(list))
+	lab.WriteFile(t, filepath.Join(networks, "10-heddle.conflist"), []byte(list))
 	return networks
 }
 
@@ -30,15 +33,15 @@ func podman(t *testing.T, node, dir string, root string) engineCLI {
 	t.Helper()
 	networks := writeNetwork(t, node, dir)
 	conf := filepath.Join(dir, "containers.conf")
-	writeFile(t, conf, fmt.Appendf(nil, `[network]
+	lab.WriteFile(t, conf, fmt.Appendf(nil, `[network]
 network_backend = "cni"
 cni_plugin_dirs = [%q, "/usr/lib/cni"]
 [engine]
 lock_type = "file"
-`, filepath.Dir(heddleBin)))
+`, filepath.Dir(lab.Bin)))
 	p := engineCLI{t, node, []string{"env", "CONTAINERS_CONF=" + conf, "podman", "--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"),
 		"--tmpdir", filepath.Join(dir, "tmp"), "--events-backend=file", "--cgroup-manager=cgroupfs", "--network-config-dir", networks,
-		"--runtime", filepath.Join(filepath.Dir(heddleBin), "heddle-runtime")}}
+		"--runtime", filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime")}}
 	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -55,10 +58,10 @@ func podmanRun(p engineCLI, options ...string) []string {
 
 // TestPodman runs Podman on two nodes, with Heddle's CNI plugin.
 func TestPodman(t *testing.T) {
-	needEngine(t, "Podman", "podman", "conmon", "runc")
+	lab.NeedPrograms(t, "Podman", "podman", "conmon", "runc")
 	dirs := engineDirs(t, "n1", "n2")
 	root := filepath.Join(enginesRoot(), "root.tar")
-	writeFile(t, root, smallRoot(t))
+	lab.WriteFile(t, root, smallRoot(t))
 	n1, n2 := podman(t, "n1", dirs["n1"], root), podman(t, "n2", dirs["n2"], root)
 	t.Cleanup(func() { // what still runs would hold a network namespace
 		for _, p := range []engineCLI{n1, n2} {
@@ -104,7 +107,7 @@ func unpackRoot(t *testing.T, dir string) string {
 	if err := os.MkdirAll(root, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "tar", "-C", root, "-x")
 	cmd.Stdin = strings.NewReader(string(smallRoot(t)))

@@ -1,4 +1,4 @@
-package test
+package engines
 
 import (
 	"encoding/json"
@@ -11,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/test/lab"
 )
 
 // runcContainer makes an endpoint and a bundle for it as docs/howto/runc.md has it, and runs it.
@@ -25,14 +26,14 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 			t.Error(err)
 		}
 	})
-	heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--lab", labName, "--node", node)
+	lab.Heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--lab", lab.Name, "--node", node)
 	return runBundle(t, node, dir, name, netns.Path(space), argv)
 }
 
 // runBundle makes a bundle in dir for endpoint name, whose network namespace is at space, and runs it.
 func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runtime engineCLI) {
 	t.Helper()
-	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(heddleBin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}
+	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}
 	unpackRoot(t, dir)
 	path := filepath.Join(dir, "config.json")
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a container that was here before
@@ -59,14 +60,14 @@ func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runt
 	if raw, err = json.Marshal(spec); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, path, raw)
+	lab.WriteFile(t, path, raw)
 	runtime.must("run", "--detach", "--bundle", dir, name)
 	return runtime
 }
 
 // TestRunc runs containers by runc alone, with endpoints made by hand.
 func TestRunc(t *testing.T) {
-	needEngine(t, "runc", "runc")
+	lab.NeedPrograms(t, "runc", "runc")
 	dirs := engineDirs(t, "n1", "n2")
 	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
 	server := runcContainer(t, "n2", dirs["n2"], "server", serveWeb)
@@ -77,7 +78,7 @@ func TestRunc(t *testing.T) {
 			far = e.Addrs[0].String()
 		}
 	}
-	writeFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n"))
+	lab.WriteFile(t, filepath.Join(dirs["n1"], "rootfs/etc/hosts"), []byte(far+" web\n"))
 	direct(t, "n1", 2, func() {
 		for _, host := range []string{far, "web"} {
 			if got := client.must("exec", "client", "wget", "-qO-", "http://"+host+"/"); got != greeting {
@@ -87,8 +88,8 @@ func TestRunc(t *testing.T) {
 	})
 	client.must("delete", "-f", "client")
 	server.must("delete", "-f", "server")
-	heddle(t, "endpoints", "delete", "client", "--lab", labName, "--node", "n1")
-	heddle(t, "endpoints", "delete", "server", "--lab", labName, "--node", "n2")
+	lab.Heddle(t, "endpoints", "delete", "client", "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "delete", "server", "--lab", lab.Name, "--node", "n2")
 	for node := range dirs {
 		sameNode(t, node, before[node])
 	}

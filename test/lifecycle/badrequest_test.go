@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"bytes"
@@ -15,78 +15,15 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
-
-// startAgent starts an agent that must come up, until the end of the test.
-func (n bareNode) start(t *testing.T, args []string) {
-	t.Helper()
-	cmd := exec.Command(heddled(), args...)
-	logPath := filepath.Join(n.dir, "log")
-	logFile, err := os.Create(logPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer logFile.Close()
-	cmd.Stdout, cmd.Stderr = logFile, logFile
-	if err := netns.Start(netns.Path(n.name), cmd); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = cmd.Wait()
-	}()
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt)
-		<-done
-		out, err := exec.Command("ip", "netns", "exec", n.name, heddled(), "teardown", "--force",
-			"--state-dir", filepath.Join(n.dir, "state"), "--bpf-dir", filepath.Join(n.dir, "bpf", "heddle")).CombinedOutput()
-		if err != nil {
-			t.Errorf("teardown: %v\n%s", err, out)
-		}
-	})
-	eventually(t, n.name+" to answer", func() (bool, string) {
-		select {
-		case <-done:
-			raw, _ := os.ReadFile(logPath)
-			t.Fatalf("the agent ended:\n%s", raw)
-		default:
-		}
-		code, body := ask(t, n.socket(), "GET", "/v1/status", "")
-		return code == http.StatusOK, body
-	})
-}
-
-// ask sends a request to an agent's socket; code is 0 if nobody answers.
-func ask(t testing.TB, socket, method, path, body string) (code int, answer string) {
-	t.Helper()
-	client := http.Client{Timeout: patience, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		},
-	}}
-	req, err := http.NewRequestWithContext(t.Context(), method, "http://agent"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resp.StatusCode, string(raw)
-}
 
 // TestSecondNodeRefused: settings that fit a network of one node but not beside this one.
 func TestSecondNodeRefused(t *testing.T) {
-	a, b := bareNodes(t)
-	join := filepath.Join(a.dir, "state", "join.pem")
-	a.start(t, a.args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/28"))
+	a, b := lab.BareNodes(t)
+	join := filepath.Join(a.Dir, "state", "join.pem")
+	a.Start(t, a.Args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/28"))
 	for _, c := range []struct {
 		name string
 		args []string
@@ -100,24 +37,24 @@ func TestSecondNodeRefused(t *testing.T) {
 		{"unknown network", []string{"--network-id", "10", "--prefix", "10.9.0.16/28"}, []string{"10.9.0.16/28", "pool"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			said := b.fails(t, nil, b.args(append([]string{"--join-file", join}, c.args...)...))
+			said := b.Fails(t, nil, b.Args(append([]string{"--join-file", join}, c.args...)...))
 			for _, want := range c.says {
 				if !strings.Contains(said, want) {
 					t.Errorf("it said: %s\nwithout %q", said, want)
 				}
 			}
-			_, nodes := ask(t, a.socket(), "GET", "/v1/nodes", "")
-			if strings.Contains(nodes, b.underlay) {
+			_, nodes := lab.AskAgent(t, a.Socket(), "GET", "/v1/nodes", "")
+			if strings.Contains(nodes, b.Underlay) {
 				t.Errorf("the refused node joined: %s", nodes)
 			}
 		})
 	}
 	t.Run("same underlay", func(t *testing.T) {
-		sh(t, b.name, "ip addr add "+a.underlay+"/32 dev eth0")
-		defer sh(t, b.name, "ip addr del "+a.underlay+"/32 dev eth0")
+		lab.Shell(t, b.Name, "ip addr add "+a.Underlay+"/32 dev eth0")
+		defer lab.Shell(t, b.Name, "ip addr del "+a.Underlay+"/32 dev eth0")
 		// The store is asked by an address of its own.
-		sh(t, a.name, "ip addr add 192.0.2.3/24 dev eth0")
-		said := b.fails(t, nil, b.args("--join-file", join, "--underlay", a.underlay, "--prefix", "10.9.0.16/28"))
+		lab.Shell(t, a.Name, "ip addr add 192.0.2.3/24 dev eth0")
+		said := b.Fails(t, nil, b.Args("--join-file", join, "--underlay", a.Underlay, "--prefix", "10.9.0.16/28"))
 		// Whether the store or the network refuses it, it must say why.
 		if !strings.Contains(said, "bad-a") && !strings.Contains(said, "store") {
 			t.Errorf("it said: %s", said)
@@ -128,10 +65,10 @@ func TestSecondNodeRefused(t *testing.T) {
 // TestAddressesExhausted fills a node's prefix; every refusal must leave nothing behind, and a deleted
 // endpoint's address must be found.
 func TestAddressesExhausted(t *testing.T) {
-	a, _ := bareNodes(t)
-	a.start(t, a.args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/29"))
+	a, _ := lab.BareNodes(t)
+	a.Start(t, a.Args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/29"))
 	create := func(i int) (int, string) {
-		name := fmt.Sprintf("%s-bad-e%d", labName, i)
+		name := fmt.Sprintf("%s-bad-e%d", lab.Name, i)
 		if err := netns.Create(name); err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +77,7 @@ func TestAddressesExhausted(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		return ask(t, a.socket(), "POST", "/v1/endpoints", fmt.Sprintf(`{"name":"e%d","netns_path":%q,"intercepted":true}`, i, netns.Path(name)))
+		return lab.AskAgent(t, a.Socket(), "POST", "/v1/endpoints", fmt.Sprintf(`{"name":"e%d","netns_path":%q,"intercepted":true}`, i, netns.Path(name)))
 	}
 	made := 0
 	var code int
@@ -156,23 +93,23 @@ func TestAddressesExhausted(t *testing.T) {
 	if code != http.StatusInsufficientStorage || !strings.Contains(body, "exhausted") || !strings.Contains(body, "10.9.0.0/29") {
 		t.Errorf("%d %s, want 507 that names the prefix", code, body)
 	}
-	before := a.leftovers(t)
+	before := a.Leftovers(t)
 	if code, body := create(made); code != http.StatusInsufficientStorage {
 		t.Errorf("again: %d %s", code, body)
 	}
-	if after := strings.ReplaceAll(a.leftovers(t), fmt.Sprintf("%s-bad-e%d\n", labName, made+1), ""); after != before {
+	if after := strings.ReplaceAll(a.Leftovers(t), fmt.Sprintf("%s-bad-e%d\n", lab.Name, made+1), ""); after != before {
 		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
 	}
-	if code, body := ask(t, a.socket(), "DELETE", "/v1/endpoints/e1", ""); code/100 != 2 {
+	if code, body := lab.AskAgent(t, a.Socket(), "DELETE", "/v1/endpoints/e1", ""); code/100 != 2 {
 		t.Fatalf("delete: %d %s", code, body)
 	}
 	if code, body := create(7); code/100 != 2 {
 		t.Errorf("after a delete: %d %s", code, body)
 	}
-	if code, body := ask(t, a.socket(), "DELETE", "/v1/endpoints/e2", ""); code/100 != 2 {
+	if code, body := lab.AskAgent(t, a.Socket(), "DELETE", "/v1/endpoints/e2", ""); code/100 != 2 {
 		t.Fatalf("delete: %d %s", code, body)
 	}
-	free := netns.Path(labName + "-bad-e2") // its endpoint has been deleted
+	free := netns.Path(lab.Name + "-bad-e2") // its endpoint has been deleted
 	for _, bad := range []struct{ body, field string }{
 		{`{"name":"x","netns_path":"/run/netns/none"}`, "netns_path"},
 		{`{"name":"x","netns_path":"/etc/passwd"}`, "netns_path"},
@@ -180,12 +117,12 @@ func TestAddressesExhausted(t *testing.T) {
 		{`{"name":"x","netns_path":"` + free + `","addr":"10.9.0.0"}`, "addr"},
 		{`{"name":"x","netns_path":"` + free + `","addr":"10.8.0.1"}`, "addr"},
 		{`{"name":"e0","netns_path":"` + free + `"}`, "name"},
-		{`{"name":"x","netns_path":"/run/netns/` + a.name + `"}`, "netns_path"},
+		{`{"name":"x","netns_path":"/run/netns/` + a.Name + `"}`, "netns_path"},
 	} {
-		before := a.leftovers(t)
-		code, body := ask(t, a.socket(), "POST", "/v1/endpoints", bad.body)
+		before := a.Leftovers(t)
+		code, body := lab.AskAgent(t, a.Socket(), "POST", "/v1/endpoints", bad.body)
 		checkRefusal(t, bad.body, code, body, bad.field)
-		if after := a.leftovers(t); after != before {
+		if after := a.Leftovers(t); after != before {
 			t.Errorf("%s left behind:\n%s\nbefore:\n%s", bad.body, after, before)
 		}
 	}
@@ -207,8 +144,8 @@ func checkRefusal(t testing.TB, what string, code int, body, field string) {
 
 // TestMalformedRequests: what an agent must not take, over its own socket.
 func TestMalformedRequests(t *testing.T) {
-	socket := "/run/heddle/lab/" + labName + "/n1/api.sock"
-	_, endpoints := ask(t, socket, "GET", "/v1/endpoints", "")
+	socket := "/run/heddle/lab/" + lab.Name + "/n1/api.sock"
+	_, endpoints := lab.AskAgent(t, socket, "GET", "/v1/endpoints", "")
 	for _, c := range []struct{ method, path, body, field string }{
 		{"GET", "/", "", ""},
 		{"GET", "/v2/status", "", ""},
@@ -242,7 +179,7 @@ func TestMalformedRequests(t *testing.T) {
 		{"POST", "/v1/endpoints", strings.Repeat("[", 20000), ""},
 	} {
 		t.Run(fmt.Sprintf("%s %.60q %.40q", c.method, c.path, c.body), func(t *testing.T) {
-			code, body := ask(t, socket, c.method, c.path, c.body)
+			code, body := lab.AskAgent(t, socket, c.method, c.path, c.body)
 			checkRefusal(t, c.method+" "+c.path, code, body, c.field)
 		})
 	}
@@ -260,7 +197,7 @@ func TestMalformedRequests(t *testing.T) {
 			t.Errorf("answer %.100q", raw)
 		}
 	})
-	if _, after := ask(t, socket, "GET", "/v1/endpoints", ""); after != endpoints {
+	if _, after := lab.AskAgent(t, socket, "GET", "/v1/endpoints", ""); after != endpoints {
 		t.Errorf("endpoints %s, were %s", after, endpoints)
 	}
 }
@@ -269,18 +206,18 @@ func TestMalformedRequests(t *testing.T) {
 func TestSecondAgent(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		t.Run(node, func(t *testing.T) {
-			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", agentPID(t, node)))
+			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lab.AgentPID(t, node)))
 			if err != nil {
 				t.Fatal(err)
 			}
 			argv := strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
-			pid := agentPID(t, node)
-			if err := netns.Start(netns.Path(labName+"-"+node), cmd); err != nil {
+			pid := lab.AgentPID(t, node)
+			if err := netns.Start(netns.Path(lab.Name+"-"+node), cmd); err != nil {
 				t.Fatal(err)
 			}
 			if err := cmd.Wait(); err == nil || ctx.Err() != nil {
@@ -289,15 +226,15 @@ func TestSecondAgent(t *testing.T) {
 			if !strings.Contains(out.String(), "in use") && !strings.Contains(out.String(), "answers") {
 				t.Errorf("it said: %s", &out)
 			}
-			if got := agentPID(t, node); got != pid {
+			if got := lab.AgentPID(t, node); got != pid {
 				t.Errorf("agent %d, was %d", got, pid)
 			}
 			// The first one still answers containers, new ones included.
-			peer, other := startPeer(t, "heddle", node+"/c1"), startPeer(t, "heddle", node+"/c2")
-			port := freePort()
-			other.must(`l = listen(4, "0.0.0.0", %d)`, port)
-			peer.must(`s = connect(4, %q, %d)`, address(t, "heddle", node+"/c2"), port)
-			awaitConnection(t, node+"/c1", peer.portOf("s"), uint16(port), 0, 0)
+			peer, other := lab.StartPeer(t, "heddle", node+"/c1"), lab.StartPeer(t, "heddle", node+"/c2")
+			port := lab.FreePort()
+			other.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+			peer.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", node+"/c2"), port)
+			lab.AwaitConnection(t, node+"/c1", peer.PortOf("s"), uint16(port), 0, 0)
 		})
 	}
 }
@@ -308,30 +245,30 @@ func TestCommandLine(t *testing.T) {
 		args []string
 		says []string
 	}{
-		{[]string{"lab", "exec", "--lab", labName, "n9/c1", "--", "true"}, []string{"n9/c1", "n1/c1"}},
-		{[]string{"lab", "exec", "--lab", labName, "c1", "--", "true"}, []string{"c1", "n1/c1"}},
-		{[]string{"lab", "exec", "--lab", labName, "--mode", "magic", "n1/c1", "--", "true"}, []string{"--mode", "magic", "overlay"}},
-		{[]string{"lab", "exec", "--lab", labName, "n1/c1"}, []string{"command"}},
-		{[]string{"lab", "exec", "--lab", labName}, []string{"container"}},
-		{[]string{"lab", "exec", "--lab", labName, "n1/c1", "--", "no-such-program"}, []string{"no-such-program"}},
-		{[]string{"lab", "exec", "--lab", labName + "-none", "n1/c1", "--", "true"}, []string{labName + "-none", "lab up"}},
-		{[]string{"lab", "ip", "--lab", labName, "n1/c9"}, []string{"n1/c9", "n1/c1"}},
-		{[]string{"lab", "ip", "--lab", labName, "--mode", "x", "n1/c1"}, []string{"--mode"}},
-		{[]string{"lab", "ip", "--lab", labName}, []string{"arg"}},
+		{[]string{"lab", "exec", "--lab", lab.Name, "n9/c1", "--", "true"}, []string{"n9/c1", "n1/c1"}},
+		{[]string{"lab", "exec", "--lab", lab.Name, "c1", "--", "true"}, []string{"c1", "n1/c1"}},
+		{[]string{"lab", "exec", "--lab", lab.Name, "--mode", "magic", "n1/c1", "--", "true"}, []string{"--mode", "magic", "overlay"}},
+		{[]string{"lab", "exec", "--lab", lab.Name, "n1/c1"}, []string{"command"}},
+		{[]string{"lab", "exec", "--lab", lab.Name}, []string{"container"}},
+		{[]string{"lab", "exec", "--lab", lab.Name, "n1/c1", "--", "no-such-program"}, []string{"no-such-program"}},
+		{[]string{"lab", "exec", "--lab", lab.Name + "-none", "n1/c1", "--", "true"}, []string{lab.Name + "-none", "lab up"}},
+		{[]string{"lab", "ip", "--lab", lab.Name, "n1/c9"}, []string{"n1/c9", "n1/c1"}},
+		{[]string{"lab", "ip", "--lab", lab.Name, "--mode", "x", "n1/c1"}, []string{"--mode"}},
+		{[]string{"lab", "ip", "--lab", lab.Name}, []string{"arg"}},
 		{[]string{"lab", "up", "--lab", "Bad Name"}, []string{"Bad Name", "a-z"}},
-		{[]string{"lab", "up", "--lab", labName, "--nodes", "0"}, []string{"--nodes", "1"}},
-		{[]string{"lab", "up", "--lab", labName, "--nodes", "1000"}, []string{"--nodes", "64"}},
-		{[]string{"lab", "up", "--lab", labName, "--nodes", "3"}, []string{labName, "2 nodes", "lab down"}},
-		{[]string{"status", "--lab", labName, "--node", "n9"}, []string{"--node n9"}},
+		{[]string{"lab", "up", "--lab", lab.Name, "--nodes", "0"}, []string{"--nodes", "1"}},
+		{[]string{"lab", "up", "--lab", lab.Name, "--nodes", "1000"}, []string{"--nodes", "64"}},
+		{[]string{"lab", "up", "--lab", lab.Name, "--nodes", "3"}, []string{lab.Name, "2 nodes", "lab down"}},
+		{[]string{"status", "--lab", lab.Name, "--node", "n9"}, []string{"--node n9"}},
 		{[]string{"status", "--api", "/run/none.sock"}, []string{"/run/none.sock"}},
 		{[]string{"status", "--output", "xml"}, []string{"output", "json"}},
-		{[]string{"connections", "--lab", labName, "--endpoint", "none"}, []string{"none"}},
-		{[]string{"endpoints", "add", "--lab", labName, "--node", "n1", "x", "--netns", "/none"}, []string{"netns_path", "/none"}},
-		{[]string{"endpoints", "delete", "--lab", labName, "--node", "n1", "none"}, []string{"not found"}},
-		{[]string{"endpoints", "delete", "--lab", labName, "none"}, []string{"--node"}},
+		{[]string{"connections", "--lab", lab.Name, "--endpoint", "none"}, []string{"none"}},
+		{[]string{"endpoints", "add", "--lab", lab.Name, "--node", "n1", "x", "--netns", "/none"}, []string{"netns_path", "/none"}},
+		{[]string{"endpoints", "delete", "--lab", lab.Name, "--node", "n1", "none"}, []string{"not found"}},
+		{[]string{"endpoints", "delete", "--lab", lab.Name, "none"}, []string{"--node"}},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
-			out, err := exec.CommandContext(t.Context(), heddleBin, c.args...).CombinedOutput()
+			out, err := exec.CommandContext(t.Context(), lab.Bin, c.args...).CombinedOutput()
 			if err == nil {
 				t.Fatalf("it succeeded: %s", out)
 			}

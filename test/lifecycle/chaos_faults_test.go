@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"context"
@@ -18,6 +18,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // faultKind is a way to kill something.
@@ -50,7 +52,7 @@ var faultKinds = []faultKind{
 type chaos struct {
 	t        *testing.T
 	group    string // cgroup of the lab
-	engines  map[string]*engine
+	engines  map[string]*lab.CNIEngine
 	took     map[string]time.Duration // what operations take that nothing disturbs
 	number   int                      // of the fault
 	survived map[string]int
@@ -60,9 +62,9 @@ type chaos struct {
 }
 
 func newChaos(t *testing.T, kinds []faultKind) *chaos {
-	c := &chaos{t: t, kinds: kinds, group: filepath.Join(cgroupRoot(t), "heddle-"+labName), engines: map[string]*engine{}, took: map[string]time.Duration{}, survived: map[string]int{}}
+	c := &chaos{t: t, kinds: kinds, group: filepath.Join(lab.Cgroup2, "heddle-"+lab.Name), engines: map[string]*lab.CNIEngine{}, took: map[string]time.Duration{}, survived: map[string]int{}}
 	for _, node := range []string{"n1", "n2"} {
-		c.engines[node] = newEngine(t, node, "chaos", mainPlugin)
+		c.engines[node] = lab.NewCNIEngine(t, node, "chaos", lab.CNIPlugin)
 	}
 	return c
 }
@@ -113,12 +115,12 @@ func (c *chaos) processes(node string) (agent, holder int) {
 // settled waits until a node's holder has all that its agent has: until then the end of both would be the end of calls.
 func (c *chaos) settled(node string) {
 	c.t.Helper()
-	eventually(c.t, "the holder of "+node+" to have every listener", func() (bool, string) {
+	testutil.Eventually(c.t, "the holder of "+node+" to have every listener", func() (bool, string) {
 		agent, holder := c.processes(node)
 		if agent == 0 || holder == 0 {
 			return false, fmt.Sprintf("agent %d, holder %d", agent, holder)
 		}
-		have, want := listeners(c.t, holder), listeners(c.t, agent)
+		have, want := lab.Listeners(c.t, holder), lab.Listeners(c.t, agent)
 		return have == want && want > 0, fmt.Sprintf("holder %d has %d, agent %d", holder, have, want)
 	})
 }
@@ -126,12 +128,12 @@ func (c *chaos) settled(node string) {
 // up brings agents back that are missing.
 func (c *chaos) up() {
 	c.t.Helper()
-	err := labCommand("up")
+	err := lab.Command("up")
 	for range 2 { // it gives an agent 20 s to answer, which is not enough everywhere
 		if err == nil {
 			return
 		}
-		err = labCommand("up")
+		err = lab.Command("up")
 	}
 	if err != nil {
 		c.t.Fatal(err)
@@ -144,7 +146,7 @@ func (c *chaos) endAgents(sig syscall.Signal, nodes ...string) {
 	errs := make(chan error, len(nodes))
 	for _, node := range nodes {
 		agent, _ := c.processes(node)
-		go func() { errs <- killAgent(agent, sig) }()
+		go func() { errs <- lab.KillAgent(agent, sig) }()
 	}
 	for range nodes {
 		if err := <-errs; err != nil {
@@ -168,8 +170,8 @@ func (c *chaos) endUnlike(f fault) {
 	one, _ := c.processes("n1")
 	two, _ := c.processes("n2")
 	ended := make(chan error, 1)
-	go func() { ended <- killAgent(one, syscall.SIGTERM) }()
-	if err := errors.Join(killAgent(two, syscall.SIGKILL), <-ended); err != nil {
+	go func() { ended <- lab.KillAgent(one, syscall.SIGTERM) }()
+	if err := errors.Join(lab.KillAgent(two, syscall.SIGKILL), <-ended); err != nil {
 		c.t.Fatal(err)
 	}
 	c.up()
@@ -180,13 +182,13 @@ func (c *chaos) endUnlike(f fault) {
 func (c *chaos) cutStart(f fault, sig syscall.Signal) {
 	c.t.Helper()
 	old, _ := c.processes(f.node)
-	if err := killAgent(old, syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(old, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
 	started := make(chan struct{})
 	go func() {
 		defer close(started)
-		_ = labCommand("up") // fails if the agent is killed in time
+		_ = lab.Command("up") // fails if the agent is killed in time
 	}()
 	for agent := 0; agent == 0 || agent == old; {
 		select {
@@ -199,7 +201,7 @@ func (c *chaos) cutStart(f fault, sig syscall.Signal) {
 	}
 	time.Sleep(c.at(f, "start")) // what the schedule says
 	agent, _ := c.processes(f.node)
-	if err := killAgent(agent, sig); err != nil {
+	if err := lab.KillAgent(agent, sig); err != nil {
 		c.t.Error(err)
 	}
 	<-started
@@ -208,7 +210,8 @@ func (c *chaos) cutStart(f fault, sig syscall.Signal) {
 }
 
 func (c *chaos) killStart(f fault) { c.cutStart(f, syscall.SIGKILL) }
-func (c *chaos) endStart(f fault)  { c.cutStart(f, syscall.SIGTERM) }
+
+func (c *chaos) endStart(f fault) { c.cutStart(f, syscall.SIGTERM) }
 
 func (c *chaos) killHolder(f fault) {
 	c.t.Helper()
@@ -217,7 +220,7 @@ func (c *chaos) killHolder(f fault) {
 	if err := syscall.Kill(holder, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
-	eventually(c.t, "another holder on "+f.node, func() (bool, string) {
+	testutil.Eventually(c.t, "another holder on "+f.node, func() (bool, string) {
 		_, now := c.processes(f.node)
 		return now != 0 && now != holder, fmt.Sprint(now)
 	})
@@ -228,7 +231,7 @@ func (c *chaos) killHolder(f fault) {
 // attachment makes a network namespace for an attachment.
 func (c *chaos) attachment(node, name string) *libcni.RuntimeConf {
 	c.t.Helper()
-	rt := c.engines[node].conf(fmt.Sprintf("%s-%d", name, c.number))
+	rt := c.engines[node].Conf(fmt.Sprintf("%s-%d", name, c.number))
 	if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
 		c.t.Fatal(err)
 	}
@@ -238,8 +241,8 @@ func (c *chaos) attachment(node, name string) *libcni.RuntimeConf {
 // again repeats an operation until it succeeds, as engines do while the agent is away; any other error is one.
 func (c *chaos) again(what string, f func(context.Context) error) {
 	c.t.Helper()
-	eventually(c.t, what, func() (bool, string) {
-		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	testutil.Eventually(c.t, what, func() (bool, string) {
+		ctx, cancel := context.WithTimeout(c.t.Context(), testutil.Patience)
 		defer cancel()
 		err := f(ctx)
 		if err != nil && !away(err) {
@@ -259,17 +262,17 @@ func (c *chaos) add(node string, rt *libcni.RuntimeConf) {
 	c.t.Helper()
 	e := c.engines[node]
 	c.again("ADD of "+rt.ContainerID, func(ctx context.Context) error {
-		_, err := e.cni.AddNetworkList(ctx, e.list, rt)
+		_, err := e.CNI.AddNetworkList(ctx, e.List, rt)
 		return err
 	})
-	c.again("CHECK of "+rt.ContainerID, func(ctx context.Context) error { return e.cni.CheckNetworkList(ctx, e.list, rt) })
+	c.again("CHECK of "+rt.ContainerID, func(ctx context.Context) error { return e.CNI.CheckNetworkList(ctx, e.List, rt) })
 }
 
 // del removes an attachment and its namespace.
 func (c *chaos) del(node string, rt *libcni.RuntimeConf) {
 	c.t.Helper()
 	e := c.engines[node]
-	c.again("DEL of "+rt.ContainerID, func(ctx context.Context) error { return e.cni.DelNetworkList(ctx, e.list, rt) })
+	c.again("DEL of "+rt.ContainerID, func(ctx context.Context) error { return e.CNI.DelNetworkList(ctx, e.List, rt) })
 	if err := netns.Delete(filepath.Base(rt.NetNS)); err != nil {
 		c.t.Error(err)
 	}
@@ -291,7 +294,7 @@ func (c *chaos) killAdd(f fault) {
 	c.t.Helper()
 	e, rt := c.engines[f.node], c.attachment(f.node, "add")
 	cut := c.cutPlugin(f, "ADD", func(ctx context.Context) error {
-		_, err := e.cni.AddNetworkList(ctx, e.list, rt)
+		_, err := e.CNI.AddNetworkList(ctx, e.List, rt)
 		return err
 	})
 	if f.repeat {
@@ -307,7 +310,7 @@ func (c *chaos) killDel(f fault) {
 	c.t.Helper()
 	e, rt := c.engines[f.node], c.attachment(f.node, "del")
 	c.add(f.node, rt)
-	cut := c.cutPlugin(f, "DEL", func(ctx context.Context) error { return e.cni.DelNetworkList(ctx, e.list, rt) })
+	cut := c.cutPlugin(f, "DEL", func(ctx context.Context) error { return e.CNI.DelNetworkList(ctx, e.List, rt) })
 	if f.repeat {
 		c.del(f.node, rt)
 		rt = c.attachment(f.node, "del")
@@ -326,7 +329,7 @@ func (c *chaos) killAgentDuring(f fault, operation string, run func() error) (er
 	ended := make(chan error, 1)
 	go func() { ended <- run() }()
 	time.Sleep(c.at(f, operation)) // what the schedule says
-	if err := killAgent(agent, syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
 	err = <-ended
@@ -338,7 +341,7 @@ func (c *chaos) killAgentInAdd(f fault) {
 	c.t.Helper()
 	e, rt := c.engines[f.node], c.attachment(f.node, "cut-add")
 	err := c.killAgentDuring(f, "ADD", func() error {
-		_, err := e.cni.AddNetworkList(c.t.Context(), e.list, rt)
+		_, err := e.CNI.AddNetworkList(c.t.Context(), e.List, rt)
 		return err
 	})
 	if err != nil && !away(err) {
@@ -355,7 +358,7 @@ func (c *chaos) killAgentInDel(f fault) {
 	c.t.Helper()
 	e, rt := c.engines[f.node], c.attachment(f.node, "cut-del")
 	c.add(f.node, rt)
-	if err := c.killAgentDuring(f, "DEL", func() error { return e.cni.DelNetworkList(c.t.Context(), e.list, rt) }); err != nil {
+	if err := c.killAgentDuring(f, "DEL", func() error { return e.CNI.DelNetworkList(c.t.Context(), e.List, rt) }); err != nil {
 		c.t.Errorf("DEL while the agent ended: %v", err)
 	}
 	if f.repeat {
@@ -363,7 +366,7 @@ func (c *chaos) killAgentInDel(f fault) {
 	} else if err := netns.Delete(filepath.Base(rt.NetNS)); err != nil {
 		c.t.Error(err)
 	}
-	if e.endpoint(rt) != nil {
+	if e.Endpoint(rt) != nil {
 		c.t.Errorf("endpoint of %s is there after DEL", rt.ContainerID)
 	}
 	c.survive(f.kind)
@@ -399,13 +402,13 @@ func (c *chaos) startChurn() (stop func() int) {
 }
 
 // comeAndGo attaches a namespace and detaches it again, as often as it takes.
-func (c *chaos) comeAndGo(e *engine, name string) (err error) {
-	rt := e.conf(name)
+func (c *chaos) comeAndGo(e *lab.CNIEngine, name string) (err error) {
+	rt := e.Conf(name)
 	if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, netns.Delete(filepath.Base(rt.NetNS))) }()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testutil.Patience)
 	defer cancel()
 	repeat := func(f func() error) (err error) {
 		for err = f(); away(err); err = f() {
@@ -414,8 +417,8 @@ func (c *chaos) comeAndGo(e *engine, name string) (err error) {
 		return err
 	}
 	add := repeat(func() error {
-		_, err := e.cni.AddNetworkList(ctx, e.list, rt)
+		_, err := e.CNI.AddNetworkList(ctx, e.List, rt)
 		return err
 	})
-	return errors.Join(add, repeat(func() error { return e.cni.DelNetworkList(ctx, e.list, rt) }))
+	return errors.Join(add, repeat(func() error { return e.CNI.DelNetworkList(ctx, e.List, rt) }))
 }

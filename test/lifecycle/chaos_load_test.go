@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"encoding/json"
@@ -8,11 +8,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // chaosLoad is a program that keeps streams to several servers and calls them.
 type chaosLoad struct {
-	*program
+	*lab.Program
 	t    *testing.T
 	what string
 	seen int // lines of output that were read
@@ -26,7 +29,7 @@ type chaosLoad struct {
 // chaosServer is where a load's streams and calls go to.
 type chaosServer struct {
 	mode, container string
-	program         *program
+	program         *lab.Program
 	port            int
 }
 
@@ -39,15 +42,15 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 		t.Fatal(err)
 	}
 	serve := func(mode, container, address string) chaosServer {
-		port := freePort()
-		argv := []string{python, script, "serve", address, fmt.Sprint(port)}
+		port := lab.FreePort()
+		argv := []string{lab.Python, script, "serve", address, fmt.Sprint(port)}
 		s := chaosServer{mode: mode, container: container, port: port}
 		if container == "outside" {
-			s.program = startCommand(t, container, exec.Command("ip", append([]string{"netns", "exec", labName + "-outside"}, argv...)...))
+			s.program = lab.StartCommand(t, container, exec.Command("ip", append([]string{"netns", "exec", lab.Name + "-outside"}, argv...)...))
 		} else {
-			s.program = start(t, mode, container, argv...)
+			s.program = lab.Start(t, mode, container, argv...)
 		}
-		s.program.waitFor("listening")
+		s.program.WaitFor("listening")
 		return s
 	}
 	a, b := serve("heddle", "n1/c1", "::"), serve("heddle", "n2/c1", "::")
@@ -56,19 +59,19 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 	forPlain := serve("heddle", "n2/c1", "::")
 	lo, plain := serve("heddle", "n1/c1", "127.0.0.1"), serve("overlay", "n2/c2", "0.0.0.0")
 	out := serve("", "outside", "0.0.0.0")
-	servers := []*program{a.program, b.program, forPlain.program, lo.program, plain.program, out.program}
-	ip := func(s chaosServer) string { return address(t, s.mode, s.container) }
+	servers := []*lab.Program{a.program, b.program, forPlain.program, lo.program, plain.program, out.program}
+	ip := func(s chaosServer) string { return lab.Address(t, s.mode, s.container) }
 	load := func(what, mode, container string, targets ...any) *chaosLoad {
-		argv := []string{python, script, "load"}
+		argv := []string{lab.Python, script, "load"}
 		for _, x := range targets {
 			argv = append(argv, fmt.Sprint(x))
 		}
-		return &chaosLoad{program: start(t, mode, container, argv...), t: t, what: what}
+		return &chaosLoad{Program: lab.Start(t, mode, container, argv...), t: t, what: what}
 	}
 	loads = []*chaosLoad{
 		load("intercepted on n1: direct, direct from IPv6, relayed, loopback, outside", "heddle", "n1/c1",
-			ip(b), b.port, 2, own6(t, "n2/c1"), b.port, 1, ip(plain), plain.port, 1, "127.0.0.1", lo.port, 1, outsideTarget(t), out.port, 1),
-		load("intercepted on n1: local", "heddle", "n1/c2", ip(a), a.port, 2, own6(t, "n1/c1"), a.port, 1),
+			ip(b), b.port, 2, lab.Overlay6(t, "n2/c1"), b.port, 1, ip(plain), plain.port, 1, "127.0.0.1", lo.port, 1, lab.OutsideTarget(t), out.port, 1),
+		load("intercepted on n1: local", "heddle", "n1/c2", ip(a), a.port, 2, lab.Overlay6(t, "n1/c1"), a.port, 1),
 		load("intercepted on n2: direct, local", "heddle", "n2/c2", ip(a), a.port, 2, ip(b), b.port, 1),
 		load("plain on n2: overlay to intercepted, veth to intercepted", "overlay", "n2/c2", ip(a), a.port, 2, ip(forPlain), forPlain.port, 1),
 		load("node n1: to its container, and over the overlay", "host", "n1/c1", ip(a), a.port, 1, ip(b), b.port, 1),
@@ -79,42 +82,19 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 	return loads, func() {
 		t.Helper()
 		for _, s := range servers {
-			s.stop()
-			if said := strings.TrimSpace(strings.TrimPrefix(s.output(), "listening")); said != "" {
-				t.Errorf("%s: %s", s.name, said)
+			s.Stop()
+			if said := strings.TrimSpace(strings.TrimPrefix(s.Output(), "listening")); said != "" {
+				t.Errorf("%s: %s", s.Name, said)
 			}
 		}
 	}
 }
 
-// startCommand is start for a program that is in no container.
-func startCommand(t testing.TB, name string, cmd *exec.Cmd) *program {
-	t.Helper()
-	p := &program{t: t, name: name, cmd: cmd, done: make(chan struct{}), cancel: func() { _ = cmd.Process.Kill() }}
-	if cmd.Stderr = p; cmd.Stdout == nil {
-		cmd.Stdout = p
-	}
-	cmd.WaitDelay = 5 * time.Second
-	var err error
-	if p.stdin, err = cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	go func() {
-		defer close(p.done)
-		_ = cmd.Wait()
-	}()
-	t.Cleanup(p.stop)
-	return p
-}
-
 // read waits for the next report.
 func (l *chaosLoad) read() {
 	l.t.Helper()
-	eventually(l.t, l.what+" to report", func() (bool, string) {
-		out := l.output()
+	testutil.Eventually(l.t, l.what+" to report", func() (bool, string) {
+		out := l.Output()
 		lines := strings.SplitAfter(out, "\n")
 		if len(lines)-1 <= l.seen {
 			return false, out
@@ -138,17 +118,17 @@ func (l *chaosLoad) read() {
 func (l *chaosLoad) moves() {
 	l.t.Helper()
 	ask := func() {
-		if _, err := l.stdin.Write([]byte("\n")); err != nil {
-			l.t.Fatalf("%s: %v\n%s", l.what, err, l.output())
+		if _, err := l.Stdin.Write([]byte("\n")); err != nil {
+			l.t.Fatalf("%s: %v\n%s", l.what, err, l.Output())
 		}
 		l.read()
 	}
 	ask()
 	calls, blocks, began := l.now.Calls, l.now.Blocks, time.Now()
-	eventually(l.t, l.what+" to go on", func() (bool, string) {
+	testutil.Eventually(l.t, l.what+" to go on", func() (bool, string) {
 		ask()
 		said := fmt.Sprintf("%+v, was at %d calls and %d blocks", l.now, calls, blocks)
-		if time.Since(began) > patience*2/3 {
+		if time.Since(began) > testutil.Patience*2/3 {
 			said += "\n" + openSockets()
 		}
 		return l.now.Calls > calls && l.now.Blocks > blocks, said
@@ -158,11 +138,11 @@ func (l *chaosLoad) moves() {
 // finish has the streams ended in good order, and waits for the last report.
 func (l *chaosLoad) finish() {
 	l.t.Helper()
-	if err := l.stdin.Close(); err != nil {
+	if err := l.Stdin.Close(); err != nil {
 		l.t.Error(err)
 	}
 	l.read()
-	l.waitEnd()
+	l.WaitEnd()
 }
 
 func (l *chaosLoad) summary() string {
@@ -174,7 +154,7 @@ func (l *chaosLoad) summary() string {
 func openSockets() string {
 	var b strings.Builder
 	for _, node := range []string{"n1", "n2"} {
-		for _, ns := range []string{labName + "-" + node, labName + "-" + node + "-c1", labName + "-" + node + "-c2"} {
+		for _, ns := range []string{lab.Name + "-" + node, lab.Name + "-" + node + "-c1", lab.Name + "-" + node + "-c2"} {
 			out, err := exec.Command("ip", "netns", "exec", ns, "ss", "-tanoH", "state", "all", "exclude", "time-wait", "exclude", "listening").CombinedOutput()
 			fmt.Fprintf(&b, "%s (%v):\n%s", ns, err, out)
 		}

@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"context"
@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // box is a container that TestChaos makes for one fault.
@@ -34,11 +37,11 @@ func (c *chaos) box(node string) *box {
 	return b
 }
 
-func (b *box) engine() *engine { return b.c.engines[b.node] }
+func (b *box) engine() *lab.CNIEngine { return b.c.engines[b.node] }
 
 // run starts the container; its runtime is killed with ctx.
 func (b *box) run(ctx context.Context) (pid string, err error) {
-	return b.engine().tryRun(ctx, b.bundle, b.id, b.rt.NetNS)
+	return b.engine().TryRun(ctx, b.bundle, b.id, b.rt.NetNS)
 }
 
 // talk is a program that needs a socket from the agent and an answer over the network.
@@ -50,14 +53,14 @@ assert l.accept()[0].recv(5) == b"hello"`
 
 // exec runs talk in the container.
 func (b *box) exec(ctx context.Context) (said string, err error) {
-	out, err := b.engine().runtime(ctx, "exec", b.id, python, "-c", talk).CombinedOutput()
+	out, err := b.engine().Runtime(ctx, "exec", b.id, lab.Python, "-c", talk).CombinedOutput()
 	return string(out), err
 }
 
 // works demands that a program in the container gets on.
 func (b *box) works() {
 	b.c.t.Helper()
-	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	if said, err := b.exec(ctx); err != nil {
 		b.c.t.Errorf("container %s of %s: %v\n%s", b.id, b.node, err, said)
@@ -67,7 +70,7 @@ func (b *box) works() {
 // start starts the container, which must succeed.
 func (b *box) start() (pid int) {
 	b.c.t.Helper()
-	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	text, err := b.run(ctx)
 	if err != nil {
@@ -82,14 +85,14 @@ func (b *box) start() (pid int) {
 // delete removes the container as an engine does, its cgroup too: a runtime that is killed early leaves it, and a process.
 func (b *box) delete() {
 	b.c.t.Helper()
-	if out, err := b.engine().runtime(context.Background(), "delete", "--force", b.id).CombinedOutput(); err != nil && !strings.Contains(string(out), "does not exist") {
+	if out, err := b.engine().Runtime(context.Background(), "delete", "--force", b.id).CombinedOutput(); err != nil && !strings.Contains(string(out), "does not exist") {
 		b.c.t.Errorf("delete %s: %v\n%s", b.id, err, out)
 	}
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/" + labName + "-" + b.id)
+	groups, err := filepath.Glob("/sys/fs/cgroup/*/" + lab.Name + "-" + b.id)
 	if err != nil {
 		b.c.t.Fatal(err)
 	}
-	eventually(b.c.t, "the cgroups of "+b.id+" to go", func() (bool, string) {
+	testutil.Eventually(b.c.t, "the cgroups of "+b.id+" to go", func() (bool, string) {
 		left := ""
 		for _, dir := range groups {
 			raw, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -105,7 +108,7 @@ func (b *box) delete() {
 		return left == "", left
 	})
 	b.c.del(b.node, b.rt)
-	for _, dir := range []string{b.bundle, filepath.Join(b.engine().root, b.id)} {
+	for _, dir := range []string{b.bundle, filepath.Join(b.engine().Root, b.id)} {
 		if err := os.RemoveAll(dir); err != nil {
 			b.c.t.Error(err)
 		}
@@ -169,7 +172,7 @@ func (c *chaos) startWithoutAgent(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)
 	agent, _ := c.processes(f.node)
-	if err := killAgent(agent, syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
 	b.start()
@@ -185,12 +188,12 @@ func (c *chaos) killAgentInRun(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)
 	err := c.killAgentDuring(f, "run", func() error {
-		ctx, cancel := context.WithTimeout(c.t.Context(), 2*patience)
+		ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
 		defer cancel()
 		_, err := b.run(ctx)
 		return err
 	})
-	ctx, cancel := context.WithTimeout(c.t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	kind := f.kind
 	switch said, xerr := b.exec(ctx); {
@@ -220,12 +223,12 @@ func (c *chaos) measure() {
 	}
 	e, rt := c.engines["n2"], c.attachment("n2", "measure")
 	timed("ADD", func() {
-		if _, err := e.cni.AddNetworkList(c.t.Context(), e.list, rt); err != nil {
+		if _, err := e.CNI.AddNetworkList(c.t.Context(), e.List, rt); err != nil {
 			c.t.Fatal(err)
 		}
 	})
 	timed("DEL", func() {
-		if err := e.cni.DelNetworkList(c.t.Context(), e.list, rt); err != nil {
+		if err := e.CNI.DelNetworkList(c.t.Context(), e.List, rt); err != nil {
 			c.t.Fatal(err)
 		}
 	})
@@ -235,7 +238,7 @@ func (c *chaos) measure() {
 	timed("exec", b.works)
 	b.delete()
 	agent, _ := c.processes("n2")
-	if err := killAgent(agent, syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
 		c.t.Fatal(err)
 	}
 	timed("start", c.up)

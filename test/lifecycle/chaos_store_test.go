@@ -1,10 +1,14 @@
-package test
+package lifecycle
 
 import (
 	"context"
 	"errors"
 	"slices"
 	"syscall"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+	"heddle.dev/heddle/test/labstore"
 )
 
 // storeFaultKinds are what TestChaosStore kills beside faultKinds: members of the store's cluster, without a word.
@@ -18,8 +22,8 @@ var storeFaultKinds = []faultKind{
 
 // members gives the store's members in an order that the fault says.
 func (c *chaos) members(f fault) []string {
-	first := min(int(f.cut*float64(len(storeMembers))), len(storeMembers)-1)
-	return slices.Concat(storeMembers[first:], storeMembers[:first])
+	first := min(int(f.cut*float64(len(labstore.Members))), len(labstore.Members)-1)
+	return slices.Concat(labstore.Members[first:], labstore.Members[:first])
 }
 
 // killStoreMembers kills members of which the others can do without, has an endpoint come and go on a node meanwhile, and brings them back.
@@ -46,7 +50,7 @@ func (c *chaos) killLeaderAndAgent(f fault) {
 	agent, _ := c.processes(f.node)
 	ended := make(chan error, 1)
 	member := leader(c.t)
-	go func() { ended <- killAgent(agent, syscall.SIGKILL) }()
+	go func() { ended <- lab.KillAgent(agent, syscall.SIGKILL) }()
 	killMembers(c.t, member)
 	if err := <-ended; err != nil {
 		c.t.Fatal(err)
@@ -63,7 +67,7 @@ func (c *chaos) killMajority(f fault) {
 
 func (c *chaos) killStore(f fault) {
 	c.t.Helper()
-	c.loseStore(f, storeMembers)
+	c.loseStore(f, labstore.Members)
 }
 
 // loseStore kills so many members that nothing can be decided: connections go on, and endpoints wait for the store.
@@ -72,8 +76,8 @@ func (c *chaos) loseStore(f fault, members []string) {
 	killMembers(c.t, members...)
 	c.moves()
 	e, rt := c.engines[f.node], c.attachment(f.node, "storeless")
-	ctx, cancel := context.WithTimeout(c.t.Context(), 2*patience)
-	_, err := e.cni.AddNetworkList(ctx, e.list, rt)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
+	_, err := e.CNI.AddNetworkList(ctx, e.List, rt)
 	cancel()
 	if !away(err) {
 		c.t.Error(errors.Join(errors.New("ADD without a store that can decide: want that it is to be tried again"), err))

@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"errors"
@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 var (
@@ -81,8 +83,8 @@ func TestScheduleIsOfItsSeed(t *testing.T) {
 func TestChaos(t *testing.T) {
 	t.Cleanup(func() { // for the tests that follow
 		if t.Failed() {
-			dump(t.Output())
-			if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+			lab.Dump(t.Output())
+			if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
 				t.Error(err)
 			}
 		}

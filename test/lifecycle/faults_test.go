@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"encoding/json"
@@ -12,18 +12,20 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // attachPlain gives n1 an endpoint of that name in a network namespace of its own, until the end of the test, and the name
 // of the namespace.
 func attachPlain(t testing.TB, name string) (namespace string) {
 	t.Helper()
-	namespace = labName + "-" + name
+	namespace = lab.Name + "-" + name
 	if err := netns.Create(namespace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		out, err := exec.Command(heddleBin, "endpoints", "delete", name, "--ignore-missing", "--lab", labName, "--node", "n1").CombinedOutput()
+		out, err := exec.Command(lab.Bin, "endpoints", "delete", name, "--ignore-missing", "--lab", lab.Name, "--node", "n1").CombinedOutput()
 		if err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}
@@ -31,7 +33,7 @@ func attachPlain(t testing.TB, name string) (namespace string) {
 			t.Error(err)
 		}
 	})
-	heddle(t, "endpoints", "add", name, "--netns", netns.Path(namespace), "--lab", labName, "--node", "n1")
+	lab.Heddle(t, "endpoints", "add", name, "--netns", netns.Path(namespace), "--lab", lab.Name, "--node", "n1")
 	return namespace
 }
 
@@ -46,7 +48,7 @@ type faultyEndpoint struct {
 func endpointsOf(t testing.TB) map[string]faultyEndpoint {
 	t.Helper()
 	var list []faultyEndpoint
-	raw := heddle(t, "endpoints", "--lab", labName, "--node", "n1", "--output", "json")
+	raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &list); err != nil {
 		t.Fatalf("%v\n%s", err, raw)
 	}
@@ -61,7 +63,7 @@ func endpointsOf(t testing.TB) map[string]faultyEndpoint {
 func faultsOf(t testing.TB) map[string]string {
 	t.Helper()
 	var list []api.Status
-	raw := heddle(t, "status", "--lab", labName, "--node", "n1", "--output", "json")
+	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &list); err != nil || len(list) != 1 {
 		t.Fatalf("%v\n%s", err, raw)
 	}
@@ -77,19 +79,19 @@ func faultsOf(t testing.TB) map[string]string {
 func TestFaultsAtStart(t *testing.T) {
 	node := func(script string) {
 		t.Helper()
-		if out, err := onNode(t, "n1", "sh", "-ec", script); err != nil {
+		if out, err := lab.TryInNode(t, "n1", "sh", "-ec", script); err != nil {
 			t.Fatalf("%s: %v\n%s", script, err, out)
 		}
 	}
 	attachPlain(t, "faulty")
 	gone := attachPlain(t, "gone")
-	limit(t, "n1/c1", "--egress", "100mbit", "--connection-egress", "50mbit")
-	before, limits := endpointsOf(t)["faulty"], limitsOf(t)
+	lab.Limit(t, "n1/c1", "--egress", "100mbit", "--connection-egress", "50mbit")
+	before, limits := endpointsOf(t)["faulty"], lab.LimitsOf(t)
 	device := fmt.Sprintf("hd%x", before.ID)
 	const foreign = `bpf da bytecode "1,6 0 0 4294967295"`
 
-	endAgent(t, "n1", syscall.SIGTERM)
-	t.Cleanup(func() { _, _ = onNode(t, "n1", "ip", "link", "del", "heddle-test0") }) // the test may have done so
+	lab.EndAgent(t, "n1", syscall.SIGTERM)
+	t.Cleanup(func() { _, _ = lab.TryInNode(t, "n1", "ip", "link", "del", "heddle-test0") }) // the test may have done so
 	node("tc filter del dev " + device + " egress prio 1; tc filter add dev " + device + " egress prio 1 protocol all " + foreign)
 	node(`ip link add heddle-test0 type veth peer name heddle-test1; ip link set heddle-test0 up
 		ip route add 198.51.100.0/24 dev heddle-test0; tc qdisc add dev heddle-test0 clsact
@@ -97,7 +99,7 @@ func TestFaultsAtStart(t *testing.T) {
 	if err := netns.Delete(gone); err != nil {
 		t.Fatal(err)
 	}
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 
@@ -112,31 +114,31 @@ func TestFaultsAtStart(t *testing.T) {
 	if e := endpoints["faulty"]; e.ID != before.ID || len(e.Faults) != 1 || e.Faults[0].Reason != api.FaultEndpoint {
 		t.Errorf("%+v, was %+v", e, before)
 	}
-	if now := limitsOf(t); now != limits || !strings.Contains(shaping(t, "n1"), "heddle-sh0") {
+	if now := lab.LimitsOf(t); now != limits || !strings.Contains(lab.Shaping(t, "n1"), "heddle-sh0") {
 		t.Errorf("limits now:\n%s\nbefore:\n%s", now, limits)
 	}
 	queued := func() uint64 {
 		var list []model.LimitUse
-		raw := heddle(t, "limit", "list", "--lab", labName, "--node", "n1", "--output", "json")
+		raw := lab.Heddle(t, "limit", "list", "--lab", lab.Name, "--node", "n1", "--output", "json")
 		if err := json.Unmarshal([]byte(raw), &list); err != nil || len(list) != 1 {
 			t.Fatalf("%v\n%s", err, raw)
 		}
 		return list[0].Egress.Bytes
 	}
-	server, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1")
-	port, was := freePort(), queued()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	client.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), port)
+	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")
+	port, was := lab.FreePort(), queued()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", "n2/c1"), port)
 	if queued() == was {
 		t.Error("the earlier agent's limit is not in force")
 	}
-	out, err := exec.Command(heddleBin, "limit", "set", "n1/c1", "--lab", labName, "--egress", "50mbit").CombinedOutput()
+	out, err := exec.Command(lab.Bin, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "heddle-test0") {
 		t.Errorf("limits changed while others are not restored: %v\n%s", err, out)
 	}
 
 	node("tc filter del dev " + device + " egress prio 1; ip link del heddle-test0")
-	eventually(t, "all to be mended", func() (bool, string) {
+	testutil.Eventually(t, "all to be mended", func() (bool, string) {
 		got := faultsOf(t)
 		return len(got) == 0, fmt.Sprint(got)
 	})
@@ -144,5 +146,5 @@ func TestFaultsAtStart(t *testing.T) {
 		t.Errorf("%+v, was %+v", e, before)
 	}
 	node("ping -c 1 -W 10 " + before.Addrs[0].String())
-	heddle(t, "limit", "set", "n1/c1", "--lab", labName, "--egress", "50mbit")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit")
 }

@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"context"
@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,12 +17,12 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
-	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
 
 	"heddle.dev/heddle/internal/netns"
-	"heddle.dev/heddle/internal/trust"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+	"heddle.dev/heddle/test/labstore"
 )
 
 // footprint is all that the lab is on this machine: lines by what they are about, and how often each is there.
@@ -77,7 +76,7 @@ func leaksNothing(t testing.TB) (same func()) {
 	}
 	return func() {
 		t.Helper()
-		eventually(t, "nothing to be left behind or lost", func() (bool, string) {
+		testutil.Eventually(t, "nothing to be left behind or lost", func() (bool, string) {
 			after, err := takeFootprint(t)
 			if err != nil {
 				return false, err.Error()
@@ -132,7 +131,7 @@ func (f footprint) namespaces() error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), labName+"-") {
+		if !strings.HasPrefix(e.Name(), lab.Name+"-") {
 			continue
 		}
 		f.add("network namespaces", "%s", e.Name())
@@ -150,7 +149,7 @@ var memories = regexp.MustCompile(`^(abi_by_map|suspected_by_node|class_.*|verdi
 
 // pins lists a node's pins, and the keys of the maps among them.
 func (f footprint) pins(node string) error {
-	paths, err := filepath.Glob(nodeFile(node, "bpf/heddle/*"))
+	paths, err := filepath.Glob(lab.NodeFile(node, "bpf/heddle/*"))
 	if err != nil {
 		return err
 	}
@@ -193,7 +192,7 @@ func (f footprint) entries(about, path string) error {
 func (f footprint) programs() error {
 	ours := map[ebpf.MapID]string{}
 	for _, node := range []string{"n1", "n2"} {
-		paths, err := filepath.Glob(nodeFile(node, "bpf/heddle/*_by_*"))
+		paths, err := filepath.Glob(lab.NodeFile(node, "bpf/heddle/*_by_*"))
 		if err != nil {
 			return err
 		}
@@ -236,7 +235,7 @@ func (f footprint) programs() error {
 
 // files lists what is below the lab's directory, but for the store's own and the containers' root file systems.
 func (f footprint) files() error {
-	root := "/run/heddle/lab/" + labName
+	root := "/run/heddle/lab/" + lab.Name
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, os.ErrNotExist) {
 			return nil // gone since
@@ -258,7 +257,7 @@ func (f footprint) mounts() error {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(raw)) {
 		words := strings.Fields(line)
-		if len(words) > 4 && (strings.Contains(words[4], "/"+labName+"/") || strings.Contains(words[4], "/"+labName+"-")) {
+		if len(words) > 4 && (strings.Contains(words[4], "/"+lab.Name+"/") || strings.Contains(words[4], "/"+lab.Name+"-")) {
 			f.add("mounts", "%s", words[4])
 		}
 	}
@@ -274,7 +273,7 @@ func (f footprint) cgroups() error {
 			return err
 		}
 		for _, dir := range found {
-			if name := filepath.Base(dir); name == "heddle-"+labName || strings.HasPrefix(name, labName+"-") {
+			if name := filepath.Base(dir); name == "heddle-"+lab.Name || strings.HasPrefix(name, lab.Name+"-") {
 				tops = append(tops, dir)
 			}
 		}
@@ -302,7 +301,7 @@ func (f footprint) processes() error {
 	}
 	for _, e := range entries {
 		var st syscall.Stat_t
-		if strings.HasPrefix(e.Name(), labName+"-") && syscall.Stat(netns.Path(e.Name()), &st) == nil {
+		if strings.HasPrefix(e.Name(), lab.Name+"-") && syscall.Stat(netns.Path(e.Name()), &st) == nil {
 			ours[fmt.Sprintf("net:[%d]", st.Ino)] = e.Name()
 		}
 	}
@@ -317,7 +316,7 @@ func (f footprint) processes() error {
 		}
 		group, _ := os.ReadFile(proc + "/cgroup")
 		ns, _ := os.Readlink(proc + "/ns/net")
-		if ours[ns] == "" && !strings.Contains(string(group), "heddle-"+labName) && !strings.Contains(string(group), "/"+labName+"-") {
+		if ours[ns] == "" && !strings.Contains(string(group), "heddle-"+lab.Name) && !strings.Contains(string(group), "/"+lab.Name+"-") {
 			continue
 		}
 		command := strings.Join(strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00"), " ")
@@ -352,9 +351,9 @@ func (f footprint) descriptors(about, proc string, sockets bool) {
 
 // faults lists what a node's agent says is wrong.
 func (f footprint) faults(ctx context.Context, node string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testutil.Patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, heddleBin, "status", "--lab", labName, "--node", node, "--output", "json").Output()
+	out, err := exec.CommandContext(ctx, lab.Bin, "status", "--lab", lab.Name, "--node", node, "--output", "json").Output()
 	if err != nil {
 		return fmt.Errorf("status of %s: %w\n%s", node, err, out)
 	}
@@ -370,29 +369,11 @@ func (f footprint) faults(ctx context.Context, node string) error {
 	return nil
 }
 
-// labStore gives a client of the lab's store, with the rights of a node. The caller closes it.
-func labStore(t testing.TB) (*clientv3.Client, error) {
-	config, err := storeConfig(t)
-	if err != nil {
-		return nil, err
-	}
-	dial := func(ctx context.Context, addr string) (conn net.Conn, err error) {
-		nerr := netns.Do(netns.Path(labName+"-n1"), func() error {
-			var d net.Dialer
-			conn, err = d.DialContext(ctx, "tcp", addr)
-			return err
-		})
-		return conn, errors.Join(nerr, err)
-	}
-	config.DialOptions = []grpc.DialOption{grpc.WithContextDialer(dial)}
-	return clientv3.New(config)
-}
-
 // store lists the keys of the lab's network and how many leases there are.
 func (f footprint) store(t testing.TB) error {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
-	client, err := labStore(t)
+	client, err := labstore.Open(t)
 	if err != nil {
 		return err
 	}
@@ -414,24 +395,4 @@ func (f footprint) store(t testing.TB) error {
 	}
 	f.add("store", "%d leases", len(leases.Leases))
 	return nil
-}
-
-// storeConfig says how the lab's store is reached: n1's, or a cluster.
-func storeConfig(t testing.TB) (clientv3.Config, error) {
-	join, err := trust.ReadJoin(nodeFile("n1", "join.pem"))
-	if err == nil {
-		return clientv3.Config{Endpoints: []string{join.Store}, TLS: join.TLS()}, nil
-	} else if !errors.Is(err, os.ErrNotExist) {
-		return clientv3.Config{}, err
-	}
-	info := transport.TLSInfo{TrustedCAFile: storeFile("ca-crt.pem"), CertFile: storeFile("store.pem"), KeyFile: storeFile("store.pem")}
-	secure, err := info.ClientConfig()
-	if err != nil {
-		return clientv3.Config{}, err
-	}
-	var members []string
-	for _, m := range storeMembers {
-		members = append(members, memberURL(t, m))
-	}
-	return clientv3.Config{Endpoints: members, TLS: secure}, nil
 }

@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"bytes"
@@ -11,6 +11,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // machine is one with systemd for its init process, made of this one's files: systemd.sh.
@@ -24,7 +27,7 @@ type machine struct {
 func startMachine(t testing.TB) *machine {
 	t.Helper()
 	m := &machine{t: t, share: t.TempDir()}
-	group := filepath.Join(cgroupRoot(t), "heddle-"+labName+"-machine")
+	group := filepath.Join(lab.Cgroup2, "heddle-"+lab.Name+"-machine")
 	if err := os.MkdirAll(group, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +58,7 @@ func startMachine(t testing.TB) *machine {
 			t.Errorf("%s stays: %v\n%s", group, err, out)
 		}
 	})
-	eventually(t, "systemd to run", func() (bool, string) {
+	testutil.Eventually(t, "systemd to run", func() (bool, string) {
 		raw, _ := os.ReadFile(log)
 		select {
 		case <-ended:
@@ -76,18 +79,6 @@ func startMachine(t testing.TB) *machine {
 	return m
 }
 
-// cgroupRoot gives the cgroup2 file system.
-func cgroupRoot(t testing.TB) string {
-	t.Helper()
-	for _, dir := range []string{"/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
-		if _, err := os.Stat(filepath.Join(dir, "cgroup.controllers")); err == nil {
-			return dir
-		}
-	}
-	t.Fatal("no cgroup2 file system")
-	return ""
-}
-
 // command is a shell's, in the machine.
 func (m *machine) command(ctx context.Context, script string) *exec.Cmd {
 	return exec.CommandContext(ctx, "nsenter", "-t", strconv.Itoa(m.pid), "-m", "-p", "-n", "-C", "-i", "-u", "--",
@@ -97,7 +88,7 @@ func (m *machine) command(ctx context.Context, script string) *exec.Cmd {
 
 // try runs a script and gives all it said.
 func (m *machine) try(script string) (string, error) {
-	ctx, cancel := context.WithTimeout(m.t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	out, err := m.command(ctx, script).CombinedOutput()
 	return string(out), err
@@ -139,7 +130,7 @@ func (m *machine) write(name, text string) {
 // background runs a script beside the test; the function waits for its end and gives all it said.
 func (m *machine) background(script string) (wait func() (string, error)) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*testutil.Patience)
 	cmd := m.command(ctx, script)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second

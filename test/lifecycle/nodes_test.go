@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"encoding/json"
@@ -17,6 +17,9 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+	"heddle.dev/heddle/test/labstore"
 )
 
 // longNodes is for `make test-nodes`: what takes minutes, because leases and ages have to run out.
@@ -25,21 +28,21 @@ var longNodes = flag.Bool("nodes.long", false, "run the scenarios of many nodes 
 // inLab has the test use a lab of its own until it ends. Tests that use the lab of TestMain go on there afterwards.
 func inLab(t *testing.T, suffix string, args ...string) {
 	t.Helper()
-	common := labName
-	labName += suffix
+	common := lab.Name
+	lab.Name += suffix
 	t.Cleanup(func() {
 		if t.Failed() {
-			dump(os.Stderr)
+			lab.Dump(os.Stderr)
 		}
-		if err := labCommand("down"); err != nil {
+		if err := lab.Command("down"); err != nil {
 			t.Error(err)
 		}
-		labName = common
+		lab.Name = common
 	})
-	if err := labCommand("down"); err != nil { // what a killed run left
+	if err := lab.Command("down"); err != nil { // what a killed run left
 		t.Fatal(err)
 	}
-	if err := labCommand("up", args...); err != nil {
+	if err := lab.Command("up", args...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -48,7 +51,7 @@ func inLab(t *testing.T, suffix string, args ...string) {
 func networkNodes(t testing.TB, asked string) map[string]seenNode {
 	t.Helper()
 	var list []seenNode
-	raw := heddle(t, "nodes", "--lab", labName, "--node", asked, "--output", "json")
+	raw := lab.Heddle(t, "nodes", "--lab", lab.Name, "--node", asked, "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &list); err != nil {
 		t.Fatalf("nodes: %v\n%s", err, raw)
 	}
@@ -71,7 +74,7 @@ type seenNode struct {
 // awaitNode waits until a node's agent knows another as wanted.
 func awaitNode(t testing.TB, asked, name, what string, ok func(seenNode) bool) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s to know %s as %s", asked, name, what), func() (bool, string) {
+	testutil.Eventually(t, fmt.Sprintf("%s to know %s as %s", asked, name, what), func() (bool, string) {
 		all := networkNodes(t, asked)
 		return ok(all[name]), fmt.Sprintf("%+v", all)
 	})
@@ -81,21 +84,21 @@ func awaitNode(t testing.TB, asked, name, what string, ok func(seenNode) bool) {
 func TestEightNodes(t *testing.T) {
 	const nodes = 8
 	inLab(t, "-8", "--nodes", fmt.Sprint(nodes), "--containers", "1")
-	port := freePort()
-	var peers []*peer
+	port := lab.FreePort()
+	var peers []*lab.Peer
 	var addrs []string
 	for i := range nodes {
 		container := fmt.Sprintf("n%d/c1", i+1)
-		p := startPeer(t, "heddle", container)
-		p.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		peers, addrs = append(peers, p), append(addrs, address(t, "heddle", container))
+		p := lab.StartPeer(t, "heddle", container)
+		p.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		peers, addrs = append(peers, p), append(addrs, lab.Address(t, "heddle", container))
 	}
 	for i, p := range peers {
 		others, err := json.Marshal(slices.Delete(slices.Clone(addrs), i, i+1))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.must(`out = [connect(4, a, %d) for a in %s]`, port, others)
+		p.Must(`out = [connect(4, a, %d) for a in %s]`, port, others)
 	}
 	for i, p := range peers {
 		others := slices.Sorted(slices.Values(slices.Delete(slices.Clone(addrs), i, i+1)))
@@ -103,22 +106,22 @@ func TestEightNodes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.must(`got = [l.accept() for _ in range(%d)]`, nodes-1)
+		p.Must(`got = [l.accept() for _ in range(%d)]`, nodes-1)
 		var who []string
-		if err := json.Unmarshal([]byte(p.do(`[a[0] for _, a in got]`)), &who); err != nil {
+		if err := json.Unmarshal([]byte(p.Do(`[a[0] for _, a in got]`)), &who); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Sort(who); !slices.Equal(who, others) {
-			t.Errorf("%s is reached by %v, want %s", p.name, who, want)
+			t.Errorf("%s is reached by %v, want %s", p.Name, who, want)
 		}
 		direct := 0
-		for _, c := range connections(t, fmt.Sprintf("n%d/c1", i+1)) {
+		for _, c := range lab.Connections(t, fmt.Sprintf("n%d/c1", i+1)) {
 			if c.State == "ESTABLISHED" && c.Path == model.PathDirect {
 				direct++
 			}
 		}
 		if direct != 2*(nodes-1) {
-			t.Errorf("%s has %d direct connections, want %d", p.name, direct, 2*(nodes-1))
+			t.Errorf("%s has %d direct connections, want %d", p.Name, direct, 2*(nodes-1))
 		}
 	}
 }
@@ -126,16 +129,16 @@ func TestEightNodes(t *testing.T) {
 // TestNodesComeAndGo: a node whose agent is gone is away, not dead; it is forgotten when somebody says so, and not before
 // its agent is gone; it comes back with what it had; and with another underlay address its peers follow.
 func TestNodesComeAndGo(t *testing.T) {
-	a, b := bareNodes(t)
-	a.start(t, a.args())
-	join := []string{"--join-file", filepath.Join(a.dir, "state", "join.pem")}
-	b.start(t, b.args(join...))
+	a, b := lab.BareNodes(t)
+	a.Start(t, a.Args())
+	join := []string{"--join-file", filepath.Join(a.Dir, "state", "join.pem")}
+	b.Start(t, b.Args(join...))
 	prefix := ""
 	known := func(what, state, underlay string) {
 		t.Helper()
-		eventually(t, "b to be "+what, func() (bool, string) {
+		testutil.Eventually(t, "b to be "+what, func() (bool, string) {
 			var list struct{ Nodes []seenNode }
-			_, body := ask(t, a.socket(), "GET", "/v1/nodes", "")
+			_, body := lab.AskAgent(t, a.Socket(), "GET", "/v1/nodes", "")
 			if err := json.Unmarshal([]byte(body), &list); err != nil {
 				t.Fatalf("%v: %s", err, body)
 			}
@@ -150,8 +153,8 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 	reached := func() {
 		t.Helper()
-		eventually(t, "a's direct path to b to be proven", func() (bool, string) {
-			_, body := ask(t, a.socket(), "GET", "/v1/status", "")
+		testutil.Eventually(t, "a's direct path to b to be proven", func() (bool, string) {
+			_, body := lab.AskAgent(t, a.Socket(), "GET", "/v1/status", "")
 			var status struct {
 				Direct model.DirectPaths `json:"direct_paths"`
 			}
@@ -160,38 +163,38 @@ func TestNodesComeAndGo(t *testing.T) {
 			}
 			return status.Direct.Peers[model.PeerProven] == 1, body
 		})
-		sh(t, a.name, "ping -c1 -W20 "+strings.Replace(prefix, ".0/24", ".1", 1)) // by the overlay
+		lab.Shell(t, a.Name, "ping -c1 -W20 "+strings.Replace(prefix, ".0/24", ".1", 1)) // by the overlay
 	}
 	forget := func(want int) {
 		t.Helper()
-		if code, body := ask(t, a.socket(), "DELETE", "/v1/nodes/bad-b", ""); code != want {
+		if code, body := lab.AskAgent(t, a.Socket(), "DELETE", "/v1/nodes/bad-b", ""); code != want {
 			t.Errorf("forget b: %d, want %d: %s", code, want, body)
 		}
 	}
-	known("live", "live", b.underlay)
+	known("live", "live", b.Underlay)
 	reached()
 	forget(http.StatusConflict)
-	b.end(t, syscall.SIGTERM)
-	known("away: its programs answer probes", "away", b.underlay)
+	b.End(t, syscall.SIGTERM)
+	known("away: its programs answer probes", "away", b.Underlay)
 	before := prefix
-	if code, body := ask(t, a.socket(), "DELETE", "/v1/nodes/bad-a", ""); code != http.StatusConflict {
+	if code, body := lab.AskAgent(t, a.Socket(), "DELETE", "/v1/nodes/bad-a", ""); code != http.StatusConflict {
 		t.Errorf("a forgets itself: %d: %s", code, body)
 	}
 	forget(http.StatusNoContent)
 	known("forgotten", "", "")
 	forget(http.StatusNotFound)
-	b.start(t, b.args(join...))
-	known("live again", "live", b.underlay)
+	b.Start(t, b.Args(join...))
+	known("live again", "live", b.Underlay)
 	reached()
 	if prefix != before {
 		t.Errorf("it has prefix %s, had %s", prefix, before)
 	}
 
-	b.end(t, syscall.SIGTERM)
+	b.End(t, syscall.SIGTERM)
 	const moved = "192.0.2.77"
-	sh(t, b.name, "ip addr del "+b.underlay+"/24 dev eth0 && ip addr add "+moved+"/24 dev eth0")
-	b.underlay = moved
-	b.start(t, b.args(join...))
+	lab.Shell(t, b.Name, "ip addr del "+b.Underlay+"/24 dev eth0 && ip addr add "+moved+"/24 dev eth0")
+	b.Underlay = moved
+	b.Start(t, b.Args(join...))
 	known("live at its new address", "live", moved)
 	reached()
 	if prefix != before {
@@ -199,11 +202,8 @@ func TestNodesComeAndGo(t *testing.T) {
 	}
 }
 
-// storeMembers are the members of the store's cluster of a lab with --store-members 3.
-var storeMembers = []string{"s1", "s2", "s3"}
-
 func memberGroup(member string) string {
-	return filepath.Join(cgroup2, "heddle-"+labName, member)
+	return filepath.Join(lab.Cgroup2, "heddle-"+lab.Name, member)
 }
 
 // killMembers ends store members without a word.
@@ -213,28 +213,19 @@ func killMembers(t testing.TB, members ...string) {
 		if err := os.WriteFile(filepath.Join(memberGroup(m), "cgroup.kill"), []byte("1"), 0); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, m+" to end", func() (bool, string) {
+		testutil.Eventually(t, m+" to end", func() (bool, string) {
 			raw, err := os.ReadFile(filepath.Join(memberGroup(m), "cgroup.procs"))
 			return errors.Is(err, os.ErrNotExist) || len(raw) == 0, string(raw)
 		})
 	}
 }
 
-// storeFile is one of the files by which agents reach the members.
-func storeFile(name string) string { return "/run/heddle/lab/" + labName + "/store/" + name }
-
-func memberURL(t testing.TB, member string) string {
-	t.Helper()
-	at, _, _ := strings.Cut(strings.Fields(sh(t, labName+"-"+member, "ip -4 -o addr show scope global"))[3], "/")
-	return "https://" + at + ":2379"
-}
-
 // leader gives the store member that leads.
 func leader(t testing.TB) (name string) {
 	t.Helper()
-	eventually(t, "a leader", func() (bool, string) {
-		for _, m := range storeMembers {
-			out := sh(t, labName+"-"+m, fmt.Sprintf("curl -s --cacert %s --cert %s --key %[2]s %s/metrics || true", storeFile("ca-crt.pem"), storeFile("store.pem"), memberURL(t, m)))
+	testutil.Eventually(t, "a leader", func() (bool, string) {
+		for _, m := range labstore.Members {
+			out := lab.Shell(t, lab.Name+"-"+m, fmt.Sprintf("curl -s --cacert %s --cert %s --key %[2]s %s/metrics || true", labstore.File("ca-crt.pem"), labstore.File("store.pem"), labstore.MemberURL(t, m)))
 			if strings.Contains(out, "\netcd_server_is_leader 1\n") {
 				name = m
 				return true, ""
@@ -248,7 +239,7 @@ func leader(t testing.TB) (name string) {
 // storeScene is a lab with a store of its own, a connection between its nodes, and namespaces for more endpoints.
 type storeScene struct {
 	t              *testing.T
-	client, server *peer
+	client, server *lab.Peer
 	target         string
 	port           int
 	pids           [2]int
@@ -256,30 +247,30 @@ type storeScene struct {
 
 func newStoreScene(t *testing.T, args ...string) *storeScene {
 	inLab(t, "-s", append([]string{"--nodes", "2", "--containers", "1", "--store-members", "3"}, args...)...)
-	s := &storeScene{t: t, client: startPeer(t, "heddle", "n1/c1"), server: startPeer(t, "heddle", "n2/c1"), port: freePort(), target: address(t, "heddle", "n2/c1")}
-	s.server.must(`l = listen(4, "0.0.0.0", %d)`, s.port)
-	s.client.must(`live = connect(4, %q, %d)`, s.target, s.port)
-	s.server.must(`other, who = l.accept()`)
-	s.pids = [2]int{agentPID(t, "n1"), agentPID(t, "n2")}
+	s := &storeScene{t: t, client: lab.StartPeer(t, "heddle", "n1/c1"), server: lab.StartPeer(t, "heddle", "n2/c1"), port: lab.FreePort(), target: lab.Address(t, "heddle", "n2/c1")}
+	s.server.Must(`l = listen(4, "0.0.0.0", %d)`, s.port)
+	s.client.Must(`live = connect(4, %q, %d)`, s.target, s.port)
+	s.server.Must(`other, who = l.accept()`)
+	s.pids = [2]int{lab.AgentPID(t, "n1"), lab.AgentPID(t, "n2")}
 	return s
 }
 
 // goesOn fails unless the connection there is goes on, a new one is made directly, and both agents are those of the start.
 func (s *storeScene) goesOn(when string) {
 	s.t.Helper()
-	s.client.must(`send(live, 5000)`)
-	s.server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(other, 5000)`)
-	s.client.must(`fresh = connect(4, %q, %d)`, s.target, s.port)
-	s.server.must(`c, who = l.accept()`)
-	s.client.must(`send(fresh, 5000)`)
-	s.server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
-	local := s.client.portOf("fresh")
-	for _, c := range connections(s.t, "n1/c1") {
+	s.client.Must(`send(live, 5000)`)
+	s.server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(other, 5000)`)
+	s.client.Must(`fresh = connect(4, %q, %d)`, s.target, s.port)
+	s.server.Must(`c, who = l.accept()`)
+	s.client.Must(`send(fresh, 5000)`)
+	s.server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+	local := s.client.PortOf("fresh")
+	for _, c := range lab.Connections(s.t, "n1/c1") {
 		if c.Local.Port() == local && c.Path != model.PathDirect {
 			s.t.Errorf("%s: a new connection goes by %s (%s)", when, c.Path, c.Reason)
 		}
 	}
-	if now := [2]int{agentPID(s.t, "n1"), agentPID(s.t, "n2")}; now != s.pids {
+	if now := [2]int{lab.AgentPID(s.t, "n1"), lab.AgentPID(s.t, "n2")}; now != s.pids {
 		s.t.Errorf("%s: agents %v, were %v", when, now, s.pids)
 	}
 }
@@ -287,7 +278,7 @@ func (s *storeScene) goesOn(when string) {
 // space makes a network namespace for one more endpoint and gives its path.
 func (s *storeScene) space(name string) string {
 	s.t.Helper()
-	full := labName + "-x-" + name
+	full := lab.Name + "-x-" + name
 	if out, err := exec.Command("ip", "netns", "add", full).CombinedOutput(); err != nil {
 		s.t.Fatalf("%v: %s", err, out)
 	}
@@ -299,38 +290,38 @@ func (s *storeScene) space(name string) string {
 func (s *storeScene) add(node, name string) {
 	s.t.Helper()
 	body := fmt.Sprintf(`{"name": %q, "netns_path": %q}`, name, s.space(name))
-	eventually(s.t, "endpoint "+name+" to be made", func() (bool, string) {
-		code, answer := ask(s.t, s.api(node), "POST", "/v1/endpoints", body)
+	testutil.Eventually(s.t, "endpoint "+name+" to be made", func() (bool, string) {
+		code, answer := lab.AskAgent(s.t, s.api(node), "POST", "/v1/endpoints", body)
 		return code == http.StatusOK, answer
 	})
 }
 
 func (s *storeScene) api(node string) string {
-	return "/run/heddle/lab/" + labName + "/" + node + "/api.sock"
+	return "/run/heddle/lab/" + lab.Name + "/" + node + "/api.sock"
 }
 
 // refused fails unless the agent of node refuses one more endpoint because the store is away, and leaves nothing of it.
 func (s *storeScene) refused(node, name string) {
 	s.t.Helper()
-	_, before := ask(s.t, s.api(node), "GET", "/v1/endpoints", "")
-	code, answer := ask(s.t, s.api(node), "POST", "/v1/endpoints", fmt.Sprintf(`{"name": %q, "netns_path": %q}`, name, s.space(name)))
+	_, before := lab.AskAgent(s.t, s.api(node), "GET", "/v1/endpoints", "")
+	code, answer := lab.AskAgent(s.t, s.api(node), "POST", "/v1/endpoints", fmt.Sprintf(`{"name": %q, "netns_path": %q}`, name, s.space(name)))
 	if code != http.StatusServiceUnavailable || !strings.Contains(answer, `"code":"unavailable"`) {
 		s.t.Errorf("an endpoint without the store: %d: %s", code, answer)
 	}
-	if _, after := ask(s.t, s.api(node), "GET", "/v1/endpoints", ""); after != before {
+	if _, after := lab.AskAgent(s.t, s.api(node), "GET", "/v1/endpoints", ""); after != before {
 		s.t.Errorf("endpoints %s, were %s", after, before)
 	}
-	if _, status := ask(s.t, s.api(node), "GET", "/v1/status", ""); !strings.Contains(status, `"healthy":false`) {
+	if _, status := lab.AskAgent(s.t, s.api(node), "GET", "/v1/status", ""); !strings.Contains(status, `"healthy":false`) {
 		s.t.Errorf("status does not say that the store is away: %s", status)
 	}
 }
 
 // dataOf is a store member's data directory.
-func dataOf(member string) string { return "/run/heddle/lab/" + labName + "/" + member + "/data" }
+func dataOf(member string) string { return "/run/heddle/lab/" + lab.Name + "/" + member + "/data" }
 
 func labUp(t testing.TB) {
 	t.Helper()
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -345,23 +336,23 @@ func TestStoreCluster(t *testing.T) {
 	s.goesOn("without the leader")
 	s.add("n1", "early")
 
-	killMembers(t, storeMembers...)
+	killMembers(t, labstore.Members...)
 	s.goesOn("without the store")
 	s.refused("n2", "never")
 	snapshot := t.TempDir()
-	for _, m := range storeMembers {
+	for _, m := range labstore.Members {
 		if err := os.CopyFS(filepath.Join(snapshot, m), os.DirFS(dataOf(m))); err != nil {
 			t.Fatal(err)
 		}
 	}
 	labUp(t)
 	s.add("n2", "late")
-	heddle(t, "endpoints", "delete", "early", "--lab", labName, "--node", "n1")
-	applyDocument(t, everybody("late", nil, []map[string]any{{"action": "deny", "peers": []map[string]any{{"prefix": "203.0.113.0/24"}}}}))
+	lab.Heddle(t, "endpoints", "delete", "early", "--lab", lab.Name, "--node", "n1")
+	lab.ApplyDocument(t, lab.EverybodyPolicy("late", nil, []map[string]any{{"action": "deny", "peers": []map[string]any{{"prefix": "203.0.113.0/24"}}}}))
 	s.goesOn("with the store again")
 
-	killMembers(t, storeMembers...)
-	for _, m := range storeMembers {
+	killMembers(t, labstore.Members...)
+	for _, m := range labstore.Members {
 		err := errors.Join(os.RemoveAll(dataOf(m)), os.CopyFS(dataOf(m), os.DirFS(filepath.Join(snapshot, m))))
 		if err != nil {
 			t.Fatal(err)
@@ -372,13 +363,13 @@ func TestStoreCluster(t *testing.T) {
 	awaitNode(t, "n2", "n1", "having one endpoint", func(n seenNode) bool { return n.State == "live" && n.Endpoints == 1 })
 	for _, node := range []string{"n1", "n2"} {
 		// Both give it back; who comes second reads it a moment later.
-		eventually(t, node+" to have the policy again", func() (bool, string) {
-			out := heddle(t, "policy", "list", "--lab", labName, "--node", node)
+		testutil.Eventually(t, node+" to have the policy again", func() (bool, string) {
+			out := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--node", node)
 			return strings.Contains(out, "late"), out
 		})
 	}
 	s.goesOn("with the store as it was")
-	heddle(t, "endpoints", "delete", "late", "--lab", labName, "--node", "n2")
+	lab.Heddle(t, "endpoints", "delete", "late", "--lab", lab.Name, "--node", "n2")
 	awaitNode(t, "n1", "n2", "having one endpoint", func(n seenNode) bool { return n.Endpoints == 1 })
 }
 
@@ -404,13 +395,13 @@ func TestStoreClusterLong(t *testing.T) {
 	}
 	const forgetAfter = time.Minute
 	s := newStoreScene(t, "--agent-arg=--forget-nodes-after="+forgetAfter.String())
-	for _, m := range storeMembers {
+	for _, m := range labstore.Members {
 		killMembers(t, m)
 		s.goesOn("without " + m)
 		s.add("n1", "without-"+m)
 		labUp(t)
 	}
-	mend := spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n2 oifname { s1, s2, s3 } drop\n oifname n2 iifname { s1, s2, s3 } drop\n}")
+	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n2 oifname { s1, s2, s3 } drop\n oifname n2 iifname { s1, s2, s3 } drop\n}")
 	s.goesOn("cut off from the store, at first")
 	var away seenNode
 	eventuallyLong(t, "n2 to be away for longer than dead nodes are remembered", func() (bool, string) {
@@ -424,10 +415,10 @@ func TestStoreClusterLong(t *testing.T) {
 	s.add("n2", "again")
 	s.goesOn("with the store again")
 
-	if err := killAgent(s.pids[1], syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(s.pids[1], syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	sh(t, labName+"-fabric", "ip link set n2 down")
+	lab.Shell(t, lab.Name+"-fabric", "ip link set n2 down")
 	eventuallyLong(t, "n2 to be dead and forgotten", func() (bool, string) {
 		all := networkNodes(t, "n1")
 		_, there := all["n2"]
@@ -442,23 +433,23 @@ func TestStoreSnapshot(t *testing.T) {
 	}
 	s := newStoreScene(t)
 	s.add("n1", "early")
-	dir := "/run/heddle/lab/" + labName + "/store/"
+	dir := "/run/heddle/lab/" + lab.Name + "/store/"
 	file := filepath.Join(t.TempDir(), "snapshot")
 	addr := map[string]string{}
-	for _, m := range storeMembers {
-		addr[m], _, _ = strings.Cut(strings.Fields(sh(t, labName+"-"+m, "ip -4 -o addr show scope global"))[3], "/")
+	for _, m := range labstore.Members {
+		addr[m], _, _ = strings.Cut(strings.Fields(lab.Shell(t, lab.Name+"-"+m, "ip -4 -o addr show scope global"))[3], "/")
 	}
-	sh(t, labName+"-s1", fmt.Sprintf("ETCDCTL_API=3 etcdctl --endpoints https://%s:2379 --cacert %sca-crt.pem --cert %sstore.pem --key %sstore.pem snapshot save %s",
+	lab.Shell(t, lab.Name+"-s1", fmt.Sprintf("ETCDCTL_API=3 etcdctl --endpoints https://%s:2379 --cacert %sca-crt.pem --cert %sstore.pem --key %sstore.pem snapshot save %s",
 		addr["s1"], dir, dir, dir, file))
 	s.add("n2", "late")
-	heddle(t, "endpoints", "delete", "early", "--lab", labName, "--node", "n1")
-	killMembers(t, storeMembers...)
+	lab.Heddle(t, "endpoints", "delete", "early", "--lab", lab.Name, "--node", "n1")
+	killMembers(t, labstore.Members...)
 	var cluster []string
-	for _, m := range storeMembers {
+	for _, m := range labstore.Members {
 		cluster = append(cluster, m+"=https://"+addr[m]+":2380")
 	}
-	for _, m := range storeMembers {
-		sh(t, labName+"-"+m, fmt.Sprintf("rm -r %[1]s && ETCDCTL_API=3 etcdctl snapshot restore %[2]s --name %[3]s --data-dir %[1]s --initial-cluster %[4]s --initial-cluster-token heddle-2 "+
+	for _, m := range labstore.Members {
+		lab.Shell(t, lab.Name+"-"+m, fmt.Sprintf("rm -r %[1]s && ETCDCTL_API=3 etcdctl snapshot restore %[2]s --name %[3]s --data-dir %[1]s --initial-cluster %[4]s --initial-cluster-token heddle-2 "+
 			"--initial-advertise-peer-urls https://%[5]s:2380", dataOf(m), file, m, strings.Join(cluster, ","), addr[m]))
 	}
 	s.goesOn("without the store")

@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"os"
@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // The versions of the two packages that are made: of one length, because the second is the first with another text in
@@ -20,7 +22,7 @@ const (
 // buildPackage builds the package as `make deb` does, and gives its path.
 func buildPackage(t testing.TB, dir string) string {
 	t.Helper()
-	programs, err := os.ReadDir("../cmd")
+	programs, err := os.ReadDir("../../cmd")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +30,7 @@ func buildPackage(t testing.TB, dir string) string {
 	for _, p := range programs {
 		args = append(args, p.Name())
 	}
-	cmd := exec.Command("../packaging/build-deb.sh", args...)
+	cmd := exec.Command("../../packaging/build-deb.sh", args...)
 	cmd.Env = append(os.Environ(), "VERSION="+firstVersion, "COMPRESS=none", "SOURCE_DATE_EPOCH=1") // without a look at git
 	out, err := cmd.Output()
 	if err != nil {
@@ -216,7 +218,7 @@ func (m *machine) kube() {
 	m.write("kubeconfig", `{"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
 		"clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:1"}}], "users": [{"name": "u", "user": {"token": "t"}}]}`)
 	m.sh("install -m 600 /mnt/deb/kubeconfig /etc/heddle/kubeconfig && systemctl enable --now heddle-kube 2>&1")
-	eventually(t, "heddle-kube", func() (bool, string) {
+	testutil.Eventually(t, "heddle-kube", func() (bool, string) {
 		said, _ := m.try("systemctl is-active heddle-kube; journalctl --no-pager -o cat -u heddle-kube; test -S /run/heddle/kube.sock && echo there")
 		return strings.HasPrefix(said, "active\n") && strings.HasSuffix(said, "there\n") && strings.Contains(said, "connection refused"), said
 	})
@@ -233,12 +235,12 @@ func (m *machine) upgrade() {
 	m.sh("mkfifo /run/go")
 	wait := m.background("heddle-runtime exec a python3 /usr/local/load.py load 10.244.0.3 </run/go >/run/load.out 2>&1; cat /run/load.out")
 	m.sh("exec 3>/run/go; sleep infinity 3>/run/go </dev/null >/dev/null 2>&1 & echo $! >/run/go.pid")
-	eventually(t, "the load", func() (bool, string) {
+	testutil.Eventually(t, "the load", func() (bool, string) {
 		said, _ := m.try("cat /run/load.out")
 		return strings.Contains(said, "ready"), said
 	})
 	m.sh("dpkg -i --force-unsafe-io /mnt/deb/other.deb")
-	eventually(t, "the new agent", func() (bool, string) {
+	testutil.Eventually(t, "the new agent", func() (bool, string) {
 		said, _ := m.try("heddle status")
 		return strings.Contains(said, "heddled "+secondVersion), said
 	})
@@ -283,13 +285,13 @@ print("connected", flush=True)
 	m.write("late.py", program)
 	m.sh("cp /mnt/deb/late.py /usr/local/; mkfifo /run/late; sleep infinity 3<>/run/late </dev/null >/dev/null 2>&1 & echo $! >/run/late.pid")
 	wait := m.background("heddle-runtime exec a python3 /usr/local/late.py </run/late >/run/late.out 2>&1; cat /run/late.out")
-	eventually(t, "the program", func() (bool, string) {
+	testutil.Eventually(t, "the program", func() (bool, string) {
 		said, _ := m.try("cat /run/late.out")
 		return strings.Contains(said, "ready"), said
 	})
 	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
-	eventually(t, "another agent and holder", func() (bool, string) {
+	testutil.Eventually(t, "another agent and holder", func() (bool, string) {
 		said, err := m.try("heddle status")
 		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 		for _, pid := range strings.Fields(now) {
@@ -331,7 +333,7 @@ func (m *machine) remove(before string) {
 
 	// Installed again it is the same node, because its state was kept.
 	m.sh("dpkg -i --force-unsafe-io /mnt/deb/other.deb")
-	eventually(t, "the agent", func() (bool, string) {
+	testutil.Eventually(t, "the agent", func() (bool, string) {
 		said, err := m.try("heddle status")
 		return err == nil, said
 	})

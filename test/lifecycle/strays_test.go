@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"bytes"
@@ -6,20 +6,22 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not there goes when the next one
 // starts, out of each map by itself, and is counted.
 func TestStrayEntries(t *testing.T) {
-	endpoints := heddle(t, "endpoints", "--lab", labName, "--output", "json")
-	before := counters(t, "n2")["mend_stray_entry"]
-	endAgent(t, "n2", syscall.SIGKILL)
+	endpoints := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json")
+	before := lab.Counters(t, "n2")["mend_stray_entry"]
+	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint", "node_ports_by_endpoint",
 		"limit_by_endpoint", "slots_by_class", "claims_by_port"}
 	strays := map[string]*ebpf.Map{}
 	key := func(m *ebpf.Map) []byte { return bytes.Repeat([]byte{0xee}, int(m.KeySize())) }
 	for _, name := range owned {
-		m, err := ebpf.LoadPinnedMap(nodeFile("n2", "bpf/heddle/"+name), nil)
+		m, err := ebpf.LoadPinnedMap(lab.NodeFile("n2", "bpf/heddle/"+name), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -29,7 +31,7 @@ func TestStrayEntries(t *testing.T) {
 		}
 		strays[name] = m
 	}
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 	for name, m := range strays {
@@ -37,14 +39,14 @@ func TestStrayEntries(t *testing.T) {
 			t.Errorf("%s has the stray entry still (%v)", name, err)
 		}
 	}
-	if n := counters(t, "n2")["mend_stray_entry"] - before; n != uint64(len(owned)) {
+	if n := lab.Counters(t, "n2")["mend_stray_entry"] - before; n != uint64(len(owned)) {
 		t.Errorf("%d entries counted, want %d", n, len(owned))
 	}
-	if now := heddle(t, "endpoints", "--lab", labName, "--output", "json"); now != endpoints {
+	if now := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json"); now != endpoints {
 		t.Errorf("endpoints\n%s\nwere\n%s", now, endpoints)
 	}
-	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-	port := freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	client.must(`connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), port)
+	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+	port := lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`connect(4, %q, %d)`, lab.Address(t, "heddle", "n2/c1"), port)
 }

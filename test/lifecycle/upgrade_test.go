@@ -1,4 +1,4 @@
-package test
+package lifecycle
 
 import (
 	"encoding/json"
@@ -10,6 +10,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // previousVersion is what the agents before the upgrade say they are, unless HEDDLE_PREVIOUS_BIN has those of a real
@@ -18,7 +21,7 @@ const previousVersion = "previous-build"
 
 // upgradeLoad is one client of TestUpgrade, and how far it is.
 type upgradeLoad struct {
-	*program
+	*lab.Program
 	name string
 	now  struct {
 		Connects, Exchanges int
@@ -31,8 +34,8 @@ type upgradeLoad struct {
 // ask gets how far the client is.
 func (l *upgradeLoad) ask(t *testing.T) {
 	t.Helper()
-	if _, err := l.stdin.Write([]byte("\n")); err != nil {
-		t.Fatalf("%s: %v\n%s", l.name, err, l.output())
+	if _, err := l.Stdin.Write([]byte("\n")); err != nil {
+		t.Fatalf("%s: %v\n%s", l.name, err, l.Output())
 	}
 	l.read(t)
 }
@@ -40,8 +43,8 @@ func (l *upgradeLoad) ask(t *testing.T) {
 // read waits for the next report.
 func (l *upgradeLoad) read(t *testing.T) {
 	t.Helper()
-	eventually(t, l.name+" to report", func() (bool, string) {
-		out := l.output()
+	testutil.Eventually(t, l.name+" to report", func() (bool, string) {
+		out := l.Output()
 		lines := strings.SplitAfter(out, "\n")
 		if len(lines)-1 <= l.seen {
 			return false, out
@@ -64,26 +67,26 @@ func startPrevious(t *testing.T) {
 	if bin != "" {
 		// A lab of its own making: holder, containers and all.
 		t.Cleanup(func() {
-			if err := errors.Join(labCommand("down"), labCommand("up", "--nodes", "2", "--containers", "2")); err != nil {
+			if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
 				t.Error(err)
 			}
 		})
-		if err := labCommand("down"); err != nil {
+		if err := lab.Command("down"); err != nil {
 			t.Fatal(err)
 		}
 	} else {
 		bin = t.TempDir()
 		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-X heddle.dev/heddle/internal/version.release="+previousVersion,
-			"-o", bin+"/", "../cmd/heddle", "../cmd/heddled", "../cmd/heddle-runtime")
+			"-o", bin+"/", "../../cmd/heddle", "../../cmd/heddled", "../../cmd/heddle-runtime")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := build.CombinedOutput(); err != nil {
 			t.Fatalf("go build: %v\n%s", err, out)
 		}
 		for _, node := range []string{"n1", "n2"} {
-			endAgent(t, node, syscall.SIGTERM)
+			lab.EndAgent(t, node, syscall.SIGTERM)
 		}
 	}
-	args := []string{"lab", "up", "--lab", labName, "--nodes", "2", "--containers", "2"}
+	args := []string{"lab", "up", "--lab", lab.Name, "--nodes", "2", "--containers", "2"}
 	if out, err := exec.Command(filepath.Join(bin, "heddle"), args...).CombinedOutput(); err != nil {
 		t.Fatalf("lab of the previous build: %v\n%s", err, out)
 	}
@@ -94,7 +97,7 @@ func versions(t *testing.T) (out [2]string) {
 	t.Helper()
 	for i, node := range []string{"n1", "n2"} {
 		var status []struct{ Version string }
-		raw := heddle(t, "status", "--lab", labName, "--node", node, "--output", "json")
+		raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", node, "--output", "json")
 		if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
 			t.Fatalf("status of %s: %v\n%s", node, err, raw)
 		}
@@ -118,14 +121,14 @@ func TestUpgrade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := fmt.Sprint(freePort())
+	port := fmt.Sprint(lab.FreePort())
 	for _, c := range []string{"n1/c1", "n2/c1"} {
-		start(t, "heddle", c, "python3", script, "serve", port).waitFor("listening")
+		lab.Start(t, "heddle", c, "python3", script, "serve", port).WaitFor("listening")
 	}
 	var loads []*upgradeLoad
 	for _, c := range [][2]string{{"n1/c1", "n2/c1"}, {"n1/c2", "n1/c1"}, {"n2/c1", "n1/c1"}, {"n2/c2", "n2/c1"}} {
-		p := start(t, "heddle", c[0], "python3", script, "load", fmt.Sprint(each), address(t, "heddle", c[1]), port)
-		loads = append(loads, &upgradeLoad{program: p, name: c[0] + " to " + c[1]})
+		p := lab.Start(t, "heddle", c[0], "python3", script, "load", fmt.Sprint(each), lab.Address(t, "heddle", c[1]), port)
+		loads = append(loads, &upgradeLoad{Program: p, name: c[0] + " to " + c[1]})
 	}
 	for _, l := range loads {
 		l.read(t)
@@ -135,7 +138,7 @@ func TestUpgrade(t *testing.T) {
 		for _, l := range loads {
 			l.ask(t)
 			from := of(l)
-			eventually(t, fmt.Sprintf("%s: %d more %s", l.name, by, what), func() (bool, string) {
+			testutil.Eventually(t, fmt.Sprintf("%s: %d more %s", l.name, by, what), func() (bool, string) {
 				l.ask(t)
 				return of(l) >= from+by, fmt.Sprintf("%+v", l.now)
 			})
@@ -145,9 +148,9 @@ func TestUpgrade(t *testing.T) {
 	progress("connects", connects, 20)
 
 	for _, node := range []string{"n1", "n2"} {
-		endAgent(t, node, syscall.SIGTERM)
+		lab.EndAgent(t, node, syscall.SIGTERM)
 		progress("exchanges without its agent", exchanges, each)
-		if err := labCommand("up"); err != nil {
+		if err := lab.Command("up"); err != nil {
 			t.Fatal(err)
 		}
 		progress("connects", connects, 20)
@@ -156,7 +159,7 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("agents are %q, want %q", after, current)
 	}
 	for _, l := range loads {
-		if err := l.stdin.Close(); err != nil {
+		if err := l.Stdin.Close(); err != nil {
 			t.Error(err)
 		}
 		l.read(t)

@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"encoding/json"
@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // traffic gives what `heddle endpoints --stats` says of a container.
@@ -18,7 +20,7 @@ func traffic(t *testing.T, container string) model.Traffic {
 		Name    string
 		Traffic model.Traffic
 	}
-	raw := heddle(t, "endpoints", "--lab", labName, "--stats", "--output", "json")
+	raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--stats", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &list); err != nil {
 		t.Fatalf("endpoints: %v\n%s", err, raw)
 	}
@@ -43,7 +45,7 @@ func counts(now, before model.Traffic) string {
 // little after its program.
 func expectTraffic(t *testing.T, container string, before model.Traffic, want string) {
 	t.Helper()
-	eventually(t, "the account of "+container+" to be: "+want, func() (bool, string) {
+	testutil.Eventually(t, "the account of "+container+" to be: "+want, func() (bool, string) {
 		got := counts(traffic(t, container), before)
 		return got == want, got
 	})
@@ -65,21 +67,21 @@ func TestAccounts(t *testing.T) {
 			ours, theirs := traffic(t, x.client), traffic(t, x.server)
 			port, bind := fmt.Sprint(23400+i), x.bind
 			if bind == "own" {
-				bind = address(t, "heddle", x.client)
+				bind = lab.Address(t, "heddle", x.client)
 			}
-			s := start(t, "heddle", x.server, "python3", "-c", transferServer, x.listen, port, fmt.Sprint(transferAnswered))
-			s.waitFor("listening")
-			c := start(t, "heddle", x.client, "python3", "-c", transferClient, bind, address(t, "heddle", x.server), port, fmt.Sprint(transferSent), "wait")
-			c.waitFor("names")
+			s := lab.Start(t, "heddle", x.server, "python3", "-c", transferServer, x.listen, port, fmt.Sprint(transferAnswered))
+			s.WaitFor("listening")
+			c := lab.Start(t, "heddle", x.client, "python3", "-c", transferClient, bind, lab.Address(t, "heddle", x.server), port, fmt.Sprint(transferSent), "wait")
+			c.WaitFor("names")
 			rest := " refused 0 timed_out 0 failed 0 closed %d broken 0 sent %d received %d live %d"
 			expectTraffic(t, x.client, ours, x.opens+fmt.Sprintf(rest, 0, 0, 0, 1))
 			if live := traffic(t, x.client).Live; live[x.path] != 1 {
 				t.Errorf("live connections by path: %v, want one %s", live, x.path)
 			}
-			if _, err := c.stdin.Write([]byte("go\n")); err != nil {
+			if _, err := c.Stdin.Write([]byte("go\n")); err != nil {
 				t.Fatal(err)
 			}
-			s.waitFor("done")
+			s.WaitFor("done")
 			expectTraffic(t, x.client, ours, x.opens+fmt.Sprintf(rest, 1, transferSent, transferAnswered, 0))
 			expectTraffic(t, x.server, theirs, x.takes+fmt.Sprintf(rest, 1, transferAnswered, transferSent, 0))
 		})
@@ -121,13 +123,13 @@ c, _ = l.accept()
 c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 c.close()
 `
-	server := start(t, "heddle", "n2/c1", "python3", "-c", resetting)
-	server.waitFor("listening")
+	server := lab.Start(t, "heddle", "n2/c1", "python3", "-c", resetting)
+	server.WaitFor("listening")
 	before := traffic(t, "n1/c1")
 	// An address of the nodes' own network that nobody has does not even answer ARP.
-	nodes := address(t, "host", "n1/c1")
+	nodes := lab.Address(t, "host", "n1/c1")
 	nobody := nodes[:strings.LastIndex(nodes, ".")] + ".249"
-	out := mustRun(t, "heddle", "n1/c1", "python3", "-c", script, address(t, "heddle", "n2/c1"), nobody)
+	out := lab.MustRun(t, "heddle", "n1/c1", "python3", "-c", script, lab.Address(t, "heddle", "n2/c1"), nobody)
 	if out != "111 110 115 104\n" {
 		t.Errorf("the program saw errors %q, want refused, timed out, in progress, reset", out)
 	}
@@ -137,16 +139,16 @@ c.close()
 // TestAccountsOutliveTheAgent: what ends while no agent runs is counted, and the next one goes on counting.
 func TestAccountsOutliveTheAgent(t *testing.T) {
 	before := traffic(t, "n1/c1")
-	s := start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23440", fmt.Sprint(transferAnswered))
-	s.waitFor("listening")
-	c := start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", address(t, "heddle", "n2/c1"), "23440", fmt.Sprint(transferSent), "wait")
-	c.waitFor("names")
-	endAgent(t, "n1", syscall.SIGKILL)
-	if _, err := c.stdin.Write([]byte("go\n")); err != nil {
+	s := lab.Start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23440", fmt.Sprint(transferAnswered))
+	s.WaitFor("listening")
+	c := lab.Start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", lab.Address(t, "heddle", "n2/c1"), "23440", fmt.Sprint(transferSent), "wait")
+	c.WaitFor("names")
+	lab.EndAgent(t, "n1", syscall.SIGKILL)
+	if _, err := c.Stdin.Write([]byte("go\n")); err != nil {
 		t.Fatal(err)
 	}
-	s.waitFor("done")
-	if err := labCommand("up"); err != nil {
+	s.WaitFor("done")
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 	expectTraffic(t, "n1/c1", before, fmt.Sprintf("opened 1 accepted 0 refused 0 timed_out 0 failed 0 closed 1 broken 0 sent %d received %d live 0",
@@ -155,7 +157,7 @@ func TestAccountsOutliveTheAgent(t *testing.T) {
 
 // TestAccountMetrics: each endpoint is a label.
 func TestAccountMetrics(t *testing.T) {
-	socket := "/run/heddle/lab/" + labName + "/n1/api.sock"
+	socket := "/run/heddle/lab/" + lab.Name + "/n1/api.sock"
 	out, err := exec.CommandContext(t.Context(), "curl", "-sf", "--unix-socket", socket, "http://heddle/metrics").CombinedOutput()
 	if err != nil {
 		t.Fatalf("curl: %v\n%s", err, out)
@@ -186,10 +188,10 @@ x = socket.create_connection(("127.0.0.1", 23432)); x.sendall(b"unread")
 print("up", flush=True)
 sys.stdin.read()
 `
-	p := start(t, "heddle", "n1/c2", "python3", "-c", script)
-	p.waitFor("up")
-	addr := address(t, "heddle", "n1/c2")
-	list := strings.Fields(heddle(t, "connections", "--lab", labName, "--container", addr, "--listen"))
+	p := lab.Start(t, "heddle", "n1/c2", "python3", "-c", script)
+	p.WaitFor("up")
+	addr := lab.Address(t, "heddle", "n1/c2")
+	list := strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", addr, "--listen"))
 	got := strings.Join(list, " ")
 	for _, want := range []string{"LISTEN 0 7 0.0.0.0:23430 0.0.0.0:* listen", "LISTEN 0 7 [::]:23431 [::]:* listen",
 		"LISTEN 1 7 127.0.0.1:23432 0.0.0.0:* listen", "LISTEN 0 7 [::1]:23433 [::]:* listen"} {
@@ -197,7 +199,7 @@ sys.stdin.read()
 			t.Errorf("no listener %q in\n%s", want, got)
 		}
 	}
-	got = strings.Join(strings.Fields(heddle(t, "connections", "--lab", labName, "--container", "n1/c2", "--state", "established")), " ")
+	got = strings.Join(strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", "n1/c2", "--state", "established")), " ")
 	if n := strings.Count(got, "ESTABLISHED"); n != 2 || !strings.Contains(got, "ESTABLISHED 6 0 127.0.0.1:23432 127.0.0.1:") {
 		t.Errorf("%d connections, want the two ends of one, with 6 bytes unread\n%s", n, got)
 	}

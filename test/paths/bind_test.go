@@ -1,20 +1,22 @@
-package test
+package paths
 
 import (
 	"encoding/json"
 	"fmt"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestBindConflicts: two sockets of a container may hold one port exactly when they may on a plain one, for
 // all pairs of addresses, whoever comes first.
 func TestBindConflicts(t *testing.T) {
-	port := freePort()
-	own := address(t, "overlay", "n1/c1")
+	port := lab.FreePort()
+	own := lab.Address(t, "overlay", "n1/c1")
 	names := fmt.Sprintf(`[[4, "0.0.0.0"], [4, "127.0.0.1"], [4, "127.0.0.2"], [4, "127.1.2.3"], [4, %q],
 		[6, "::"], [6, "::", 1], [6, "::1"], [6, "::ffff:0.0.0.0"], [6, "::ffff:127.0.0.1"], [6, %q], [6, %q], [6, %q, 1]]`,
-		own, "::ffff:"+own, own6(t, "n1/c1"), own6(t, "n1/c1"))
-	plain, intercepted := startPeer(t, "overlay", "n1/c1"), startPeer(t, "heddle", "n1/c1")
+		own, "::ffff:"+own, lab.Overlay6(t, "n1/c1"), lab.Overlay6(t, "n1/c1"))
+	plain, intercepted := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1")
 	for _, how := range []string{
 		"", ", reuseaddr=True", ", reuseport=True", ", listening=True", ", reuseaddr=True, listening=True",
 		", reuseaddr=True, reuseport=True, listening=True",
@@ -97,17 +99,17 @@ server: [d.getsockname(), who[0], d.getpeername()[0]]
 client: [s.getpeername(), s.getsockname()[0], t.getpeername(), t.getsockname()[0]]`},
 	} {
 		t.Run(sc.name, func(t *testing.T) {
-			pl := places[3]
-			comparePath(t, pl, sc, pl.target(t), startPeers(t, pl))
+			pl := lab.Places[3]
+			comparePath(t, pl, sc, pl.Target(t), startPeers(t, pl))
 		})
 	}
 }
 
 // askInto is p.do with an answer of the caller's type.
-func askInto(t *testing.T, p *peer, into any, format string, args ...any) {
+func askInto(t *testing.T, p *lab.Peer, into any, format string, args ...any) {
 	t.Helper()
-	said := p.in(t).do(format, args...)
+	said := p.In(t).Do(format, args...)
 	if err := json.Unmarshal([]byte(said), into); err != nil {
-		t.Fatalf("%s: %s: %v", p.name, said, err)
+		t.Fatalf("%s: %s: %v", p.Name, said, err)
 	}
 }

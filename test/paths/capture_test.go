@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"bytes"
@@ -22,6 +22,9 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"github.com/gopacket/gopacket/pcapgo"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // transferServer takes one connection, reads it to its end, answers and closes. Arguments: listening address, port,
@@ -79,41 +82,41 @@ func (x transfer) run(t *testing.T) (local, remote netip.AddrPort) {
 	t.Helper()
 	x.clientMode, x.serverMode = cmp.Or(x.clientMode, "heddle"), cmp.Or(x.serverMode, "heddle")
 	if x.dial == "" {
-		x.dial = address(t, x.serverMode, x.server)
+		x.dial = lab.Address(t, x.serverMode, x.server)
 	}
 	if x.dial == "6" {
-		x.dial = address6(t, x.serverMode, x.server).String()
+		x.dial = lab.Address6(t, x.serverMode, x.server).String()
 	}
 	switch x.bind {
 	case "own":
-		x.bind = address(t, "heddle", x.client)
+		x.bind = lab.Address(t, "heddle", x.client)
 	case "own6":
-		x.bind = own6(t, x.client)
+		x.bind = lab.Overlay6(t, x.client)
 	}
 	if x.listen == "own6" {
-		x.listen = own6(t, x.server)
+		x.listen = lab.Overlay6(t, x.server)
 	}
 	if x.peers == nil {
 		x.peers = &peerSet{t: t}
 	}
 	server, client := x.peers.get(t, "server", x.serverMode, x.server), x.peers.get(t, "client", x.clientMode, x.client)
-	server.must("l = socket.socket(AF[%d])\nl.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\nl.bind((%q, %s))\nl.listen(8)",
+	server.Must("l = socket.socket(AF[%d])\nl.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)\nl.bind((%q, %s))\nl.listen(8)",
 		familyOf(x.listen), x.listen, x.port)
-	client.must("s = socket.socket(AF[%d])", familyOf(x.dial))
+	client.Must("s = socket.socket(AF[%d])", familyOf(x.dial))
 	if x.bind != "" {
-		client.must("s.bind((%q, 0))", x.bind)
+		client.Must("s.bind((%q, 0))", x.bind)
 	}
-	client.must("s.connect((%q, %s))", x.dial, x.port)
-	raw := client.must("[list(a[:2]) for a in (s.getsockname(), s.getpeername())]")
+	client.Must("s.connect((%q, %s))", x.dial, x.port)
+	raw := client.Must("[list(a[:2]) for a in (s.getsockname(), s.getpeername())]")
 	if x.hold != nil {
 		x.hold()
 	}
 	sending := fmt.Sprintf("s.sendall(bytes(i * 5 %% 251 for i in range(%d)))\ns.shutdown(socket.SHUT_WR)", transferSent)
-	client.begin(sending)
-	server.must("c, _ = l.accept()\nwhile c.recv(1 << 16): pass\nc.sendall(bytes(i * 7 %% 251 for i in range(%d)))\nc.close()\nl.close()",
+	client.Begin(sending)
+	server.Must("c, _ = l.accept()\nwhile c.recv(1 << 16): pass\nc.sendall(bytes(i * 7 %% 251 for i in range(%d)))\nc.close()\nl.close()",
 		transferAnswered)
-	client.reply(sending)
-	client.must("while s.recv(1 << 16): pass\ns.close()")
+	client.Reply(sending)
+	client.Must("while s.recv(1 << 16): pass\ns.close()")
 	return peerNames(t, raw)
 }
 
@@ -140,20 +143,20 @@ func peerNames(t *testing.T, raw string) (local, remote netip.AddrPort) {
 // peerSet starts peers when they are first asked for, one for each role.
 type peerSet struct {
 	t   testing.TB
-	all map[string]*peer
+	all map[string]*lab.Peer
 }
 
 // get gives the peer of a role in a container to the subtest t.
-func (s *peerSet) get(t testing.TB, role, mode, container string) *peer {
+func (s *peerSet) get(t testing.TB, role, mode, container string) *lab.Peer {
 	t.Helper()
 	key := role + " " + mode + " " + container
 	if s.all[key] == nil {
 		if s.all == nil {
-			s.all = make(map[string]*peer)
+			s.all = make(map[string]*lab.Peer)
 		}
-		s.all[key] = startPeer(s.t, mode, container)
+		s.all[key] = lab.StartPeer(s.t, mode, container)
 	}
-	return s.all[key].in(t)
+	return s.all[key].In(t)
 }
 
 func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
@@ -167,23 +170,23 @@ func seenNames(t *testing.T, out string) (local, remote netip.AddrPort) {
 
 // capturing is a `heddle capture` that runs.
 type capturing struct {
-	*program
+	*lab.Program
 }
 
 // startCapture starts one and waits until packets are kept for it.
 func startCapture(t *testing.T, stdout io.Writer, container string, args ...string) *capturing {
 	t.Helper()
-	cmd := exec.Command(heddleBin, append([]string{"capture", container, "--lab", labName}, args...)...)
+	cmd := exec.Command(lab.Bin, append([]string{"capture", container, "--lab", lab.Name}, args...)...)
 	cmd.Stdout = stdout
-	c := &capturing{startCommand(t, "heddle capture", cmd)}
-	c.waitFor("capturing ")
+	c := &capturing{lab.StartCommand(t, "heddle capture", cmd)}
+	c.WaitFor("capturing ")
 	return c
 }
 
 // interrupt ends the capture as a user does, and gives what it counted.
 func (c *capturing) interrupt(t *testing.T) (captured, dropped int) {
 	t.Helper()
-	if err := c.cmd.Process.Signal(syscall.SIGINT); err != nil {
+	if err := c.Cmd.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
 	c.finished(t)
@@ -193,16 +196,16 @@ func (c *capturing) interrupt(t *testing.T) (captured, dropped int) {
 // finished waits for the capture's end, which must be in good order.
 func (c *capturing) finished(t *testing.T) {
 	t.Helper()
-	if c.waitEnd(); !c.cmd.ProcessState.Success() {
-		t.Fatalf("capture: %s\n%s", c.cmd.ProcessState, c.output())
+	if c.WaitEnd(); !c.Cmd.ProcessState.Success() {
+		t.Fatalf("capture: %s\n%s", c.Cmd.ProcessState, c.Output())
 	}
 }
 
 func (c *capturing) counts(t *testing.T) (captured, dropped int) {
 	t.Helper()
-	m := regexp.MustCompile(`(\d+) packets captured, (\d+) dropped by the kernel, \d+ unmatched, 0 malformed`).FindStringSubmatch(c.output())
+	m := regexp.MustCompile(`(\d+) packets captured, (\d+) dropped by the kernel, \d+ unmatched, 0 malformed`).FindStringSubmatch(c.Output())
 	if m == nil {
-		t.Fatalf("the capture printed %s", c.output())
+		t.Fatalf("the capture printed %s", c.Output())
 	}
 	_, _ = fmt.Sscan(m[1], &captured)
 	_, _ = fmt.Sscan(m[2], &dropped)
@@ -344,7 +347,7 @@ func TestCapture(t *testing.T) {
 			// What only the agent knows (outside) is asked while the connection lives.
 			x.hold = func() {
 				const fileHeader = 24
-				eventually(t, "the handshake to be in the file", func() (bool, string) {
+				testutil.Eventually(t, "the handshake to be in the file", func() (bool, string) {
 					info, err := os.Stat(file)
 					return err == nil && info.Size() > fileHeader, fmt.Sprint(err)
 				})
@@ -402,11 +405,11 @@ func checkByTcpdump(t *testing.T, file string, local, remote netip.AddrPort, tot
 // TestCaptureLive: what a connection has carried can be read while it goes on, also one that is older than the
 // capture, and a capture may end by itself.
 func TestCaptureLive(t *testing.T) {
-	server := start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23200", "10")
-	server.waitFor("listening")
-	client := start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", address(t, "heddle", "n2/c1"), "23200", "10", "wait")
-	client.waitFor("names")
-	local, remote := seenNames(t, client.output())
+	server := lab.Start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23200", "10")
+	server.WaitFor("listening")
+	client := lab.Start(t, "heddle", "n1/c1", "python3", "-c", transferClient, "", lab.Address(t, "heddle", "n2/c1"), "23200", "10", "wait")
+	client.WaitFor("names")
+	local, remote := seenNames(t, client.Output())
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -414,10 +417,10 @@ func TestCaptureLive(t *testing.T) {
 	defer read.Close()
 	c := startCapture(t, write, "n1/c1", "--count", "2", "--port", "23200", "--peer", remote.Addr().String())
 	write.Close()
-	if _, err := client.stdin.Write([]byte("go\n")); err != nil {
+	if _, err := client.Stdin.Write([]byte("go\n")); err != nil {
 		t.Fatal(err)
 	}
-	if err := read.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := read.SetReadDeadline(time.Now().Add(testutil.Patience)); err != nil {
 		t.Fatal(err)
 	}
 	r, err := pcapgo.NewReader(read)
@@ -443,7 +446,7 @@ func TestCaptureLive(t *testing.T) {
 func TestCaptureAll(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "all.pcap")
 	c := startCapture(t, nil, "n1/c1", "--all", "-w", file)
-	mustRun(t, "heddle", "n1/c1", "ping", "-c", "2", "-i", "0.2", address(t, "heddle", "n2/c1"))
+	lab.MustRun(t, "heddle", "n1/c1", "ping", "-c", "2", "-i", "0.2", lab.Address(t, "heddle", "n2/c1"))
 	c.interrupt(t)
 	out, err := exec.CommandContext(t.Context(), "tcpdump", "-nn", "-r", file, "icmp").CombinedOutput()
 	if err != nil {
@@ -478,7 +481,7 @@ func TestCaptureKeepsOption(t *testing.T) {
 func TestCaptureRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "none.pcap")
 	for _, args := range [][]string{{"n1/c9"}, {"10.244.255.254"}, {"n1/c1", "--peer", "n2"}, {"n1/c1", "--snaplen", "0"}, {"n1/c1", "--duration", "-1s"}} {
-		out, err := exec.CommandContext(t.Context(), heddleBin, append([]string{"capture", "--lab", labName, "-w", file}, args...)...).CombinedOutput()
+		out, err := exec.CommandContext(t.Context(), lab.Bin, append([]string{"capture", "--lab", lab.Name, "-w", file}, args...)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), args[len(args)-1]) {
 			t.Errorf("%v: %v, %s", args, err, out)
 		}

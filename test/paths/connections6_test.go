@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 // connections6 listens on every kind of IPv6 address, connects to each by a name that another end could have used, and
@@ -36,12 +37,12 @@ sys.stdin.read()
 // TestConnectionsIPv6: what the node and what the container calls the ends of IPv6 listeners and connections.
 func TestConnectionsIPv6(t *testing.T) {
 	const container, first = "n1/c2", 23440
-	own4, own := netip.MustParseAddr(address(t, "heddle", container)), address6(t, "heddle", container)
+	own4, own := netip.MustParseAddr(lab.Address(t, "heddle", container)), lab.Address6(t, "heddle", container)
 	lo4, lo := netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()
-	p := start(t, "heddle", container, "python3", "-c", connections6, own.String(), fmt.Sprint(first))
-	p.waitFor("up")
-	got := map[[2]netip.AddrPort]seen{}
-	list := connections(t, container, "--listeners")
+	p := lab.Start(t, "heddle", container, "python3", "-c", connections6, own.String(), fmt.Sprint(first))
+	p.WaitFor("up")
+	got := map[[2]netip.AddrPort]lab.ListedConnection{}
+	list := lab.Connections(t, container, "--listeners")
 	for _, c := range list {
 		got[[2]netip.AddrPort{c.Local, c.Remote}] = c
 	}
@@ -69,7 +70,7 @@ func TestConnectionsIPv6(t *testing.T) {
 	check(at(netip.IPv6Unspecified(), 1), none, own, none.Addr())
 	check(at(own, 2), none, own, none.Addr())
 	check(at(lo, 3), none, lo, none.Addr())
-	ports := regexp.MustCompile(`from (\d+)`).FindAllStringSubmatch(p.output(), -1)
+	ports := regexp.MustCompile(`from (\d+)`).FindAllStringSubmatch(p.Output(), -1)
 	for i, x := range []struct {
 		listener           int
 		addr, server, from netip.Addr // as it was dialed, and both ends on the node
@@ -85,13 +86,13 @@ func TestConnectionsIPv6(t *testing.T) {
 	if t.Failed() {
 		t.Logf("%+v", list)
 	}
-	inside := strings.Join(strings.Fields(heddle(t, "connections", "--lab", labName, "--container", container, "--listen")), " ")
+	inside := strings.Join(strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", container, "--listen")), " ")
 	for _, want := range []string{"[::]:23440 [::]:*", "[::]:23441 [::]:*", fmt.Sprintf("[%s]:23442 [::]:*", own), "[::1]:23443 [::]:*"} {
 		if !strings.Contains(inside, "LISTEN 0 7 "+want+" listen") {
 			t.Errorf("no listener %q in\n%s", want, inside)
 		}
 	}
-	inside = heddle(t, "connections", "--lab", labName, "--container", container, "--state", "established")
+	inside = lab.Heddle(t, "connections", "--lab", lab.Name, "--container", container, "--state", "established")
 	if n := strings.Count(inside, "ESTABLISHED"); n != 2*len(ports) || strings.Contains(inside, "127.128.") || strings.Contains(inside, own4.String()) {
 		t.Errorf("%d connections, want %d, by no name of the node\n%s", n, 2*len(ports), inside)
 	}

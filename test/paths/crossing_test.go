@@ -1,8 +1,11 @@
-package test
+package paths
 
 import (
 	"fmt"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestCrossing: sockets whose own address is of no use where they go (bound to [::] and connecting by IPv6, or bound with AF_UNSPEC)
@@ -15,48 +18,48 @@ func TestCrossing(t *testing.T) {
 		family     int
 		addr       string
 	}{
-		{"bound to [::]", `bound(6, "::", 0)`, 6, own6(t, "n1/c2")},
-		{"bound with AF_UNSPEC", `adrift()`, 4, address(t, "overlay", "n1/c2")},
+		{"bound to [::]", `bound(6, "::", 0)`, 6, lab.Overlay6(t, "n1/c2")},
+		{"bound with AF_UNSPEC", `adrift()`, 4, lab.Address(t, "overlay", "n1/c2")},
 	} {
-		for _, mode := range modes {
+		for _, mode := range lab.Modes {
 			t.Run(c.name+"/"+mode, func(t *testing.T) {
-				client, server, port, denied := startPeer(t, "heddle", "n1/c1"), startPeer(t, mode, "n1/c2"), freePort(), freePort()
-				client.must(boundToNothing)
-				server.must(`l, d = listen(6, "::", %d), listen(6, "::", %d)`, port, denied)
-				before := counters(t, "n1")["fallback_crossed"]
-				client.must(`(s := %s).connect((%q, %d))`, c.make, c.addr, port)
-				if n := counters(t, "n1")["fallback_crossed"] - before; n != 1 {
+				client, server, port, denied := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, mode, "n1/c2"), lab.FreePort(), lab.FreePort()
+				client.Must(lab.BoundToNothing)
+				server.Must(`l, d = listen(6, "::", %d), listen(6, "::", %d)`, port, denied)
+				before := lab.Counters(t, "n1")["fallback_crossed"]
+				client.Must(`(s := %s).connect((%q, %d))`, c.make, c.addr, port)
+				if n := lab.Counters(t, "n1")["fallback_crossed"] - before; n != 1 {
 					t.Errorf("fallback_crossed rose by %d", n)
 				}
-				server.must(`a = l.accept()[0]`)
-				client.must(`send(s, %d)`, large)
-				server.must(`send(a, %d)`, large)
-				whole := client.must(`digest(pattern(%d))`, large)
-				client.expect(whole, `receive(s, %d)`, large)
-				server.expect(whole, `receive(a, %d)`, large)
+				server.Must(`a = l.accept()[0]`)
+				client.Must(`send(s, %d)`, large)
+				server.Must(`send(a, %d)`, large)
+				whole := client.Must(`digest(pattern(%d))`, large)
+				client.Expect(whole, `receive(s, %d)`, large)
+				server.Expect(whole, `receive(a, %d)`, large)
 				// The end that closes first waits, and answers the other's FIN all the same.
-				own := client.must(`s.getsockname()[1]`)
-				client.must(`s.close()`)
-				server.must(`a.recv(1), a.close()`)
-				eventually(t, "the last ACK to arrive", func() (bool, string) {
+				own := client.Must(`s.getsockname()[1]`)
+				client.Must(`s.close()`)
+				server.Must(`a.recv(1), a.close()`)
+				testutil.Eventually(t, "the last ACK to arrive", func() (bool, string) {
 					said := lastACK(t, mode, own)
 					return said == "", said
 				})
 
-				client.must(`(s := %s).connect((%q, %d))`, c.make, c.addr, denied)
-				server.must(`a = d.accept()[0]`)
-				applyPolicy(t, "crossing", []map[string]any{denyRule("reject", denied)}, nil)
-				for p, line := range map[*peer]string{client: `error_of(s.recv, 1)`, server: `error_of(a.recv, 1)`} { // whichever is cut first resets the other
-					if got := p.must("%s", line); got != `"ECONNABORTED"` && got != `"ECONNRESET"` {
+				client.Must(`(s := %s).connect((%q, %d))`, c.make, c.addr, denied)
+				server.Must(`a = d.accept()[0]`)
+				lab.ApplyPolicy(t, "crossing", []map[string]any{lab.DenyRule("reject", denied)}, nil)
+				for p, line := range map[*lab.Peer]string{client: `error_of(s.recv, 1)`, server: `error_of(a.recv, 1)`} { // whichever is cut first resets the other
+					if got := p.Must("%s", line); got != `"ECONNABORTED"` && got != `"ECONNRESET"` {
 						t.Errorf("a connection that policy cut: %s says %s", line, got)
 					}
 				}
-				client.expect(`"ECONNREFUSED"`, `error_of((%s).connect, (%q, %d))`, c.make, c.addr, denied)
-				applyPolicy(t, "crossing", []map[string]any{denyRule("drop", denied)}, nil)
-				client.must(`(s := %s).setblocking(False)`, c.make)
-				client.expect(`"EINPROGRESS"`, `error_of(s.connect, (%q, %d))`, c.addr, denied)
-				client.expect(`[]`, `select.select([], [s], [], 1)[1]`)
-				client.must(`(s := %s).connect((%q, %d))`, c.make, c.addr, port)
+				client.Expect(`"ECONNREFUSED"`, `error_of((%s).connect, (%q, %d))`, c.make, c.addr, denied)
+				lab.ApplyPolicy(t, "crossing", []map[string]any{lab.DenyRule("drop", denied)}, nil)
+				client.Must(`(s := %s).setblocking(False)`, c.make)
+				client.Expect(`"EINPROGRESS"`, `error_of(s.connect, (%q, %d))`, c.addr, denied)
+				client.Expect(`[]`, `select.select([], [s], [], 1)[1]`)
+				client.Must(`(s := %s).connect((%q, %d))`, c.make, c.addr, port)
 			})
 		}
 	}
@@ -66,7 +69,7 @@ func TestCrossing(t *testing.T) {
 func lastACK(t *testing.T, mode, port string) string {
 	t.Helper()
 	if mode == "heddle" {
-		return nodeExec(t, "n1", "ss", "-Htn", "state", "last-ack", fmt.Sprintf("( dport = :%s )", port))
+		return lab.InNode(t, "n1", "ss", "-Htn", "state", "last-ack", fmt.Sprintf("( dport = :%s )", port))
 	}
-	return mustRun(t, mode, "n1/c2", "ss", "-Htn", "state", "last-ack", fmt.Sprintf("( dport = :%s )", port))
+	return lab.MustRun(t, mode, "n1/c2", "ss", "-Htn", "state", "last-ack", fmt.Sprintf("( dport = :%s )", port))
 }

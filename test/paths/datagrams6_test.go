@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	_ "embed"
@@ -7,14 +7,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 //go:embed testdata/datagrams6.py
 var datagrams6Script string
 
 // datagrams6 adds the functions of datagrams6.py to a peer.
-func datagrams6(p *peer) *peer {
-	datagrams(p).must("%s", datagrams6Script)
+func datagrams6(p *lab.Peer) *lab.Peer {
+	datagrams(p).Must("%s", datagrams6Script)
 	return p
 }
 
@@ -37,25 +39,25 @@ var datagramSteps6 = []struct{ name, step, want string }{
 // TestDatagramsIPv6 is TestDatagrams for IPv6.
 func TestDatagramsIPv6(t *testing.T) {
 	for _, suffix := range []string{"n1", "n2", "n1-c1", "n1-c2", "n2-c1", "n2-c2", "outside"} {
-		setSysctl(t, suffix, "ipv6/icmp/ratelimit", "0")
+		lab.SetSysctl(t, suffix, "ipv6/icmp/ratelimit", "0")
 	}
 	for _, suffix := range []string{"n1-c1", "n1-c2", "n1", "n2"} {
-		setSysctl(t, suffix, "ipv4/ping_group_range", "0 65535") // of both families
+		lab.SetSysctl(t, suffix, "ipv4/ping_group_range", "0 65535") // of both families
 	}
-	outside := place{name: "outside", client: "n1/c1", server: "outside", target: func(t testing.TB) string { return outside6(t).String() }, modes: toHost}
+	outside := lab.Place{Name: "outside", Client: "n1/c1", Server: "outside", Target: func(t testing.TB) string { return lab.Outside6(t).String() }, Modes: lab.ToHostModes}
 	for _, pl := range append(slices.Clone(places6), outside) {
-		t.Run(pl.name, func(t *testing.T) {
-			target, traces := pl.target(t), make([][]string, len(pl.modes))
-			for i, m := range pl.modes {
-				peers := startPeers(t, place{client: pl.client, server: pl.server, modes: [][2]string{m}})
-				client, server := datagrams6(peers[pl.client+m[0]]), datagrams6(peers[pl.server+m[1]])
-				ports := strings.NewReplacer("$target", target, "$port", fmt.Sprint(freePort()), "$closed", fmt.Sprint(freePort()))
-				server.must("%s", ports.Replace("serve_udp6($port)"))
-				if pl.server == "outside" { // it learns the overlay's MTU by the first answer that is wider, which is lost
-					client.do("%s", ports.Replace(`outcome(echo6, "$target", $port, 1500, False, 0.5)`))
+		t.Run(pl.Name, func(t *testing.T) {
+			target, traces := pl.Target(t), make([][]string, len(pl.Modes))
+			for i, m := range pl.Modes {
+				peers := startPeers(t, lab.Place{Client: pl.Client, Server: pl.Server, Modes: [][2]string{m}})
+				client, server := datagrams6(peers[pl.Client+m[0]]), datagrams6(peers[pl.Server+m[1]])
+				ports := strings.NewReplacer("$target", target, "$port", fmt.Sprint(lab.FreePort()), "$closed", fmt.Sprint(lab.FreePort()))
+				server.Must("%s", ports.Replace("serve_udp6($port)"))
+				if pl.Server == "outside" { // it learns the overlay's MTU by the first answer that is wider, which is lost
+					client.Do("%s", ports.Replace(`outcome(echo6, "$target", $port, 1500, False, 0.5)`))
 				}
 				for _, s := range datagramSteps6 {
-					got := client.do("%s", ports.Replace(s.step))
+					got := client.Do("%s", ports.Replace(s.step))
 					if !regexp.MustCompile(s.want).MatchString(got) {
 						t.Errorf("%v: %s: %s, want %s", m, s.name, got, s.want)
 					}
@@ -64,7 +66,7 @@ func TestDatagramsIPv6(t *testing.T) {
 			}
 			for i := range traces {
 				if !slices.Equal(traces[i], traces[0]) {
-					t.Errorf("%v:\n%s\n%v:\n%s", pl.modes[i], strings.Join(traces[i], "\n"), pl.modes[0], strings.Join(traces[0], "\n"))
+					t.Errorf("%v:\n%s\n%v:\n%s", pl.Modes[i], strings.Join(traces[i], "\n"), pl.Modes[0], strings.Join(traces[0], "\n"))
 				}
 			}
 		})
@@ -73,10 +75,10 @@ func TestDatagramsIPv6(t *testing.T) {
 
 // TestPathMTUIPv6 checks the numbers: a container's path is as wide as the overlay, whatever it sends.
 func TestPathMTUIPv6(t *testing.T) {
-	for _, mode := range modes {
-		p, server := datagrams6(startPeer(t, mode, "n1/c1")), datagrams6(startPeer(t, mode, "n2/c1"))
-		port := freePort()
-		server.must(`serve_udp6(%d)`, port)
-		p.expect(`[1450, 1402, "EMSGSIZE", 1450]`, `path_mtu6(%q, %d)`, own6(t, "n2/c1"), port)
+	for _, mode := range lab.Modes {
+		p, server := datagrams6(lab.StartPeer(t, mode, "n1/c1")), datagrams6(lab.StartPeer(t, mode, "n2/c1"))
+		port := lab.FreePort()
+		server.Must(`serve_udp6(%d)`, port)
+		p.Expect(`[1450, 1402, "EMSGSIZE", 1450]`, `path_mtu6(%q, %d)`, lab.Overlay6(t, "n2/c1"), port)
 	}
 }

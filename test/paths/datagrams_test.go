@@ -1,62 +1,40 @@
-package test
+package paths
 
 import (
-	"context"
 	_ "embed"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 //go:embed testdata/datagrams.py
 var datagramsScript string
 
 // datagrams adds the functions of datagrams.py to a peer.
-func datagrams(p *peer) *peer {
-	p.t.Helper()
-	p.must("%s", datagramsScript)
+func datagrams(p *lab.Peer) *lab.Peer {
+	p.T.Helper()
+	p.Must("%s", datagramsScript)
 	return p
 }
 
 // datagramPlaces are where the two ends of an exchange are. The modes of a pair differ in nothing but
 // interception; of a server that is no container, in nothing at all.
-func datagramPlaces() []place {
-	own := place{name: "own address", client: "n1/c1", server: "n1/c1", target: overlayOf("n1/c1"), modes: alone}
-	local := place{name: "loopback", client: "n1/c1", server: "n1/c1", target: func(testing.TB) string { return "127.0.0.1" }, modes: alone}
-	out := []place{own, local}
-	for _, pl := range places {
-		if slices.Contains([]string{"same node", "other node", "own node gateway", "own node underlay", "other node underlay", "outside", "from own node", "from other node"}, pl.name) {
+func datagramPlaces() []lab.Place {
+	own := lab.Place{Name: "own address", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes}
+	local := lab.Place{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: func(testing.TB) string { return "127.0.0.1" }, Modes: lab.SameModes}
+	out := []lab.Place{own, local}
+	for _, pl := range lab.Places {
+		if slices.Contains([]string{"same node", "other node", "own node gateway", "own node underlay", "other node underlay", "outside", "from own node", "from other node"}, pl.Name) {
 			out = append(out, pl)
 		}
 	}
 	return out
-}
-
-// nodeExec runs a program in the network namespace of a node or container of the lab.
-func nodeExec(t testing.TB, suffix string, argv ...string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience) // the test's own has ended when it cleans up
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + labName + "-" + suffix}, argv...)...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s in %s: %v\n%s", strings.Join(argv, " "), suffix, err, out)
-	}
-	return string(out)
-}
-
-// unlimitedICMP lets every error be answered: the kernel sends one a second to each destination, which made
-// answers depend on what came before.
-func unlimitedICMP(t testing.TB) {
-	t.Helper()
-	for _, suffix := range []string{"n1", "n2", "n1-c1", "n1-c2", "n2-c1", "n2-c2", "outside"} {
-		setSysctl(t, suffix, "ipv4/icmp_ratelimit", "0")
-	}
 }
 
 // datagramSteps are what a client does with a server that echoes at $port; nobody has $closed. Answers that
@@ -80,20 +58,20 @@ var datagramSteps = []struct{ name, step, want string }{
 
 // TestDatagrams compares UDP and ICMP of intercepted and plain programs at every place.
 func TestDatagrams(t *testing.T) {
-	unlimitedICMP(t)
+	lab.UnlimitedICMP(t)
 	for _, suffix := range []string{"n1-c1", "n1", "n2"} {
-		setSysctl(t, suffix, "ipv4/ping_group_range", "0 65535")
+		lab.SetSysctl(t, suffix, "ipv4/ping_group_range", "0 65535")
 	}
 	for _, pl := range datagramPlaces() {
-		t.Run(pl.name, func(t *testing.T) {
-			target, traces := pl.target(t), make([][]string, len(pl.modes))
-			for i, m := range pl.modes {
-				peers := startPeers(t, place{client: pl.client, server: pl.server, modes: [][2]string{m}})
-				client, server := datagrams(peers[pl.client+m[0]]), datagrams(peers[pl.server+m[1]])
-				ports := strings.NewReplacer("$target", target, "$port", fmt.Sprint(freePort()), "$closed", fmt.Sprint(freePort()))
-				server.must("%s", ports.Replace("serve_udp($port)"))
+		t.Run(pl.Name, func(t *testing.T) {
+			target, traces := pl.Target(t), make([][]string, len(pl.Modes))
+			for i, m := range pl.Modes {
+				peers := startPeers(t, lab.Place{Client: pl.Client, Server: pl.Server, Modes: [][2]string{m}})
+				client, server := datagrams(peers[pl.Client+m[0]]), datagrams(peers[pl.Server+m[1]])
+				ports := strings.NewReplacer("$target", target, "$port", fmt.Sprint(lab.FreePort()), "$closed", fmt.Sprint(lab.FreePort()))
+				server.Must("%s", ports.Replace("serve_udp($port)"))
 				for _, s := range datagramSteps {
-					got := client.do("%s", ports.Replace(s.step))
+					got := client.Do("%s", ports.Replace(s.step))
 					if !regexp.MustCompile(s.want).MatchString(got) {
 						t.Errorf("%v: %s: %s, want %s", m, s.name, got, s.want)
 					}
@@ -102,7 +80,7 @@ func TestDatagrams(t *testing.T) {
 			}
 			for i := range traces {
 				if !slices.Equal(traces[i], traces[0]) {
-					t.Errorf("%v:\n%s\n%v:\n%s", pl.modes[i], strings.Join(traces[i], "\n"), pl.modes[0], strings.Join(traces[0], "\n"))
+					t.Errorf("%v:\n%s\n%v:\n%s", pl.Modes[i], strings.Join(traces[i], "\n"), pl.Modes[0], strings.Join(traces[0], "\n"))
 				}
 			}
 		})
@@ -111,45 +89,45 @@ func TestDatagrams(t *testing.T) {
 
 // TestPathMTU checks the numbers: a container's path is as wide as the overlay, whatever it sends.
 func TestPathMTU(t *testing.T) {
-	for _, mode := range modes {
-		p, server := datagrams(startPeer(t, mode, "n1/c1")), datagrams(startPeer(t, mode, "n2/c1"))
-		port := freePort()
-		server.must(`serve_udp(%d)`, port)
-		p.expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, address(t, mode, "n2/c1"), port)
+	for _, mode := range lab.Modes {
+		p, server := datagrams(lab.StartPeer(t, mode, "n1/c1")), datagrams(lab.StartPeer(t, mode, "n2/c1"))
+		port := lab.FreePort()
+		server.Must(`serve_udp(%d)`, port)
+		p.Expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, lab.Address(t, mode, "n2/c1"), port)
 		// TCP: plain sockets take the overlay's width, direct ones the underlay's. Timestamps take 12 bytes.
-		server.must(`l = listen(4, "0.0.0.0", %d)`, port)
+		server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 		want := map[string]string{"overlay": "1398", "heddle": "1448"}[mode]
-		p.expect(want, `segment_size(%q, %d)`, address(t, mode, "n2/c1"), port)
+		p.Expect(want, `segment_size(%q, %d)`, lab.Address(t, mode, "n2/c1"), port)
 	}
 }
 
 // TestMulticastAndBroadcast: within a container multicast works; between containers the overlay carries neither
 // multicast nor broadcast, for intercepted programs as for plain ones.
 func TestMulticastAndBroadcast(t *testing.T) {
-	group := freePort()
+	group := lab.FreePort()
 	traces := map[string][]string{}
-	for _, mode := range modes {
-		sender := datagrams(startPeer(t, mode, "n1/c1"))
-		members := map[string]*peer{}
+	for _, mode := range lab.Modes {
+		sender := datagrams(lab.StartPeer(t, mode, "n1/c1"))
+		members := map[string]*lab.Peer{}
 		for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
-			members[c] = datagrams(startPeer(t, mode, c))
-			members[c].expect("null", `join(%d)`, group)
+			members[c] = datagrams(lab.StartPeer(t, mode, c))
+			members[c].Expect("null", `join(%d)`, group)
 		}
 		do := func(format string, args ...any) string {
-			got := sender.do(format, args...)
+			got := sender.Do(format, args...)
 			traces[mode] = append(traces[mode], got)
 			return got
 		}
 		do(`multicast(%d, 8)`, group)
-		members["n1/c1"].expect(`"multicast"`, `heard()`)
+		members["n1/c1"].Expect(`"multicast"`, `heard()`)
 		for _, c := range []string{"n1/c2", "n2/c1"} {
-			members[c].expect(`"timeout"`, `heard()`)
+			members[c].Expect(`"timeout"`, `heard()`)
 		}
-		for _, addr := range []string{"255.255.255.255", strings.TrimSuffix(gatewayOf("n1/c1")(t), "1") + "255"} {
+		for _, addr := range []string{"255.255.255.255", strings.TrimSuffix(lab.GatewayOf("n1/c1")(t), "1") + "255"} {
 			do(`broadcast(%q, %d, False)`, addr, group)
 			do(`broadcast(%q, %d, True)`, addr, group)
 			for _, c := range []string{"n1/c2", "n2/c1"} {
-				members[c].expect(`"timeout"`, `heard()`)
+				members[c].Expect(`"timeout"`, `heard()`)
 			}
 		}
 	}
@@ -165,11 +143,11 @@ var (
 
 // TestPingAndTraceroute runs the programs in both modes: what they print must not differ but in times.
 func TestPingAndTraceroute(t *testing.T) {
-	unlimitedICMP(t)
-	port := fmt.Sprint(freePort())
+	lab.UnlimitedICMP(t)
+	port := fmt.Sprint(lab.FreePort())
 	for name, target := range map[string]string{
-		"same node": address(t, "heddle", "n1/c2"), "other node": address(t, "heddle", "n2/c1"),
-		"gateway": gatewayOf("n1/c1")(t), "outside": outsideTarget(t),
+		"same node": lab.Address(t, "heddle", "n1/c2"), "other node": lab.Address(t, "heddle", "n2/c1"),
+		"gateway": lab.GatewayOf("n1/c1")(t), "outside": lab.OutsideTarget(t),
 	} {
 		for _, argv := range [][]string{
 			{"ping", "-n", "-c", "2", "-i", "0.01", "-W", "5", target},
@@ -183,10 +161,10 @@ func TestPingAndTraceroute(t *testing.T) {
 		} {
 			t.Run(name+" "+strings.Join(argv[:len(argv)-1], " "), func(t *testing.T) {
 				seen := map[string]string{}
-				for _, mode := range modes {
-					r := run(t, mode, "n1/c1", nil, argv...)
-					out := pingSummary.ReplaceAllString(milliseconds.ReplaceAllString(r.stdout+r.stderr, "T"), "")
-					seen[mode] = fmt.Sprintf("%s\nexit code %d", out, r.code)
+				for _, mode := range lab.Modes {
+					r := lab.Run(t, mode, "n1/c1", nil, argv...)
+					out := pingSummary.ReplaceAllString(milliseconds.ReplaceAllString(r.Stdout+r.Stderr, "T"), "")
+					seen[mode] = fmt.Sprintf("%s\nexit code %d", out, r.Code)
 				}
 				if seen["overlay"] != seen["heddle"] {
 					t.Errorf("overlay:\n%s\nheddle:\n%s", seen["overlay"], seen["heddle"])
@@ -202,12 +180,12 @@ func TestPingAndTraceroute(t *testing.T) {
 // TestTracerouteToListener traces by TCP to a port on which an intercepted program listens.
 func TestTracerouteToListener(t *testing.T) {
 	for _, server := range []string{"n1/c2", "n2/c1"} {
-		port := freePort()
-		l := startPeer(t, "heddle", server)
-		l.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		target := address(t, "heddle", server)
-		for _, mode := range modes {
-			out := mustRun(t, mode, "n1/c1", "traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-T", "-O", "info", "-p", fmt.Sprint(port), target)
+		port := lab.FreePort()
+		l := lab.StartPeer(t, "heddle", server)
+		l.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		target := lab.Address(t, "heddle", server)
+		for _, mode := range lab.Modes {
+			out := lab.MustRun(t, mode, "n1/c1", "traceroute", "-n", "-q", "1", "-w", "2", "-m", "6", "-T", "-O", "info", "-p", fmt.Sprint(port), target)
 			if !strings.Contains(out, target+" <syn,ack") {
 				t.Errorf("%s to %s:\n%s", mode, server, out)
 			}
@@ -219,9 +197,9 @@ func TestTracerouteToListener(t *testing.T) {
 func setUnderlayMTU(t testing.TB, mtu string) {
 	t.Helper()
 	for _, node := range []string{"n1", "n2"} {
-		was := strings.Fields(strings.SplitN(nodeExec(t, node, "ip", "-o", "link", "show", "eth0"), " mtu ", 2)[1])[0]
-		nodeExec(t, node, "ip", "link", "set", "eth0", "mtu", mtu)
-		t.Cleanup(func() { nodeExec(t, node, "ip", "link", "set", "eth0", "mtu", was) })
+		was := strings.Fields(strings.SplitN(lab.InNode(t, node, "ip", "-o", "link", "show", "eth0"), " mtu ", 2)[1])[0]
+		lab.InNode(t, node, "ip", "link", "set", "eth0", "mtu", mtu)
+		t.Cleanup(func() { lab.InNode(t, node, "ip", "link", "set", "eth0", "mtu", was) })
 	}
 }
 
@@ -229,49 +207,49 @@ func setUnderlayMTU(t testing.TB, mtu string) {
 // connections follow at once; what the overlay carries is fragmented outside, so that nothing is lost.
 func TestNarrowUnderlay(t *testing.T) {
 	setUnderlayMTU(t, "1400")
-	for _, mode := range modes {
-		client, server := datagrams(startPeer(t, mode, "n1/c1")), datagrams(startPeer(t, mode, "n2/c1"))
-		port, target := freePort(), address(t, mode, "n2/c1")
-		server.must(`serve_udp(%d)`, port)
-		server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-		client.expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, target, port)
-		client.must(`echo(%q, %d, 60000)`, target, port)
-		client.must(`s = connect(4, %q, %d)`, target, port)
-		server.must(`c, who = l.accept()`)
+	for _, mode := range lab.Modes {
+		client, server := datagrams(lab.StartPeer(t, mode, "n1/c1")), datagrams(lab.StartPeer(t, mode, "n2/c1"))
+		port, target := lab.FreePort(), lab.Address(t, mode, "n2/c1")
+		server.Must(`serve_udp(%d)`, port)
+		server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+		client.Expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, target, port)
+		client.Must(`echo(%q, %d, 60000)`, target, port)
+		client.Must(`s = connect(4, %q, %d)`, target, port)
+		server.Must(`c, who = l.accept()`)
 		want := map[string]string{"overlay": "1398", "heddle": "1348"}[mode]
-		client.expect(want, `s.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)`)
-		client.must(`send(s, 3000000)`)
-		if got := server.must(`receive(c, 3000000)[0]`); got != "3000000" {
+		client.Expect(want, `s.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)`)
+		client.Must(`send(s, 3000000)`)
+		if got := server.Must(`receive(c, 3000000)[0]`); got != "3000000" {
 			t.Errorf("%s: received %s bytes", mode, got)
 		}
-		client.must(`drained()`)
+		client.Must(`drained()`)
 		// A bound socket goes over the overlay.
-		client.must(`b = tcp(4)`)
-		client.must(`b.bind(("0.0.0.0", 0))`)
-		client.must(`b.connect((%q, %d))`, target, port)
-		server.must(`c, who = l.accept()`)
-		client.must(`send(b, 300000)`)
-		if got := server.must(`receive(c, 300000)[0]`); got != "300000" {
+		client.Must(`b = tcp(4)`)
+		client.Must(`b.bind(("0.0.0.0", 0))`)
+		client.Must(`b.connect((%q, %d))`, target, port)
+		server.Must(`c, who = l.accept()`)
+		client.Must(`send(b, 300000)`)
+		if got := server.Must(`receive(c, 300000)[0]`); got != "300000" {
 			t.Errorf("%s, bound: received %s bytes", mode, got)
 		}
-		client.must(`drained()`)
+		client.Must(`drained()`)
 	}
 }
 
 // TestDNS asks a name server in a container, over UDP and TCP, by dig and by the C library.
 func TestDNS(t *testing.T) {
 	seen := map[string][]string{}
-	for _, mode := range modes {
-		server := start(t, mode, "n2/c1", "dnsmasq", "--keep-in-foreground", "--log-facility=-", "--no-resolv", "--no-hosts", "--conf-file=/dev/null",
+	for _, mode := range lab.Modes {
+		server := lab.Start(t, mode, "n2/c1", "dnsmasq", "--keep-in-foreground", "--log-facility=-", "--no-resolv", "--no-hosts", "--conf-file=/dev/null",
 			"--user=root", "--pid-file=", "--address=/a.test/192.0.2.7", "--txt-record=long.test,"+strings.Repeat("x", 250)+","+strings.Repeat("y", 250)+","+strings.Repeat("z", 250))
-		server.waitFor("started")
-		at := address(t, mode, "n2/c1")
+		server.WaitFor("started")
+		at := lab.Address(t, mode, "n2/c1")
 		ask := func(argv ...string) {
-			r := run(t, mode, "n1/c1", nil, argv...)
-			if r.code != 0 {
-				t.Errorf("%s: %v: exit code %d\n%s%s\n%s", mode, argv, r.code, r.stdout, r.stderr, server.output())
+			r := lab.Run(t, mode, "n1/c1", nil, argv...)
+			if r.Code != 0 {
+				t.Errorf("%s: %v: exit code %d\n%s%s\n%s", mode, argv, r.Code, r.Stdout, r.Stderr, server.Output())
 			}
-			seen[mode] = append(seen[mode], r.stdout)
+			seen[mode] = append(seen[mode], r.Stdout)
 		}
 		ask("dig", "+short", "+tries=1", "@"+at, "a.test")
 		ask("dig", "+short", "+tries=1", "+tcp", "@"+at, "a.test")
@@ -281,7 +259,7 @@ func TestDNS(t *testing.T) {
 			ask("sh", "-c", fmt.Sprintf(`cp -L /etc/resolv.conf /tmp/resolv.conf; trap "cp /tmp/resolv.conf /etc/resolv.conf" EXIT
 				printf 'nameserver %s\noptions %s\n' >/etc/resolv.conf && getent ahostsv4 a.test`, at, options))
 		}
-		server.stop()
+		server.Stop()
 	}
 	if !slices.Equal(seen["overlay"], seen["heddle"]) {
 		t.Errorf("overlay %q\nheddle %q", seen["overlay"], seen["heddle"])
@@ -314,16 +292,16 @@ func testProgram(t testing.TB) string {
 // TestQUIC exchanges streams larger than any window over QUIC, which finds the path's MTU by itself.
 func TestQUIC(t *testing.T) {
 	program := testProgram(t)
-	for _, m := range containers {
+	for _, m := range lab.ContainerModes {
 		for _, server := range []string{"n1/c2", "n2/c1"} {
-			at := fmt.Sprintf("%s:%d", address(t, m[1], server), freePort())
-			s := start(t, m[1], server, program, quicServer, at)
-			s.waitFor("ready")
-			out := mustRun(t, m[0], "n1/c1", program, quicClient, at)
+			at := fmt.Sprintf("%s:%d", lab.Address(t, m[1], server), lab.FreePort())
+			s := lab.Start(t, m[1], server, program, quicServer, at)
+			s.WaitFor("ready")
+			out := lab.MustRun(t, m[0], "n1/c1", program, quicClient, at)
 			if want := fmt.Sprintf("%d bytes came back\n", quicBytes); out != want {
-				t.Errorf("%v to %s: %q, want %q\n%s", m, server, out, want, s.output())
+				t.Errorf("%v to %s: %q, want %q\n%s", m, server, out, want, s.Output())
 			}
-			s.stop()
+			s.Stop()
 		}
 	}
 }

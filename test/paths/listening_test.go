@@ -1,9 +1,11 @@
-package test
+package paths
 
 import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // closing are connects that wait for a listener with a full queue when that closes, or is shut down.
@@ -24,10 +26,10 @@ server: m.close()`
 func TestListenerCloses(t *testing.T) {
 	for _, c := range []struct {
 		name, family, listens string
-		places                []place
+		places                []lab.Place
 	}{
-		{"ipv4", "4", `listen(4, "0.0.0.0", p, backlog=0)`, places},
-		{"ipv4 to a dual-stack listener", "4", `listen(6, "::", p, backlog=0)`, places},
+		{"ipv4", "4", `listen(4, "0.0.0.0", p, backlog=0)`, lab.Places},
+		{"ipv4 to a dual-stack listener", "4", `listen(6, "::", p, backlog=0)`, lab.Places},
 		{"ipv6", "6", `listen(6, "::", p, backlog=0)`, places6},
 		{"ipv6 only", "6", `listen(6, "::", p, 1, backlog=0)`, places6},
 	} {
@@ -41,9 +43,9 @@ func TestListenerCloses(t *testing.T) {
 func TestListenerClosesInHandshake(t *testing.T) {
 	for _, c := range []struct {
 		name, family, listens string
-		places                []place
+		places                []lab.Place
 	}{
-		{"ipv4", "4", `listen(4, "0.0.0.0", $port)`, places},
+		{"ipv4", "4", `listen(4, "0.0.0.0", $port)`, lab.Places},
 		{"ipv6", "6", `listen(6, "::", $port)`, places6},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -59,14 +61,14 @@ client: error_of(c.recv, 1)`})
 }
 
 // comparePlaces runs a script where the server is a container, at several places at a time: it waits for SYNs that are sent again.
-func comparePlaces(t *testing.T, places []place, sc script) {
+func comparePlaces(t *testing.T, places []lab.Place, sc script) {
 	for _, pl := range places {
-		if pl.modes[0][1] != "overlay" {
+		if pl.Modes[0][1] != "overlay" {
 			continue // the node or a host outside
 		}
-		t.Run(pl.name, func(t *testing.T) {
+		t.Run(pl.Name, func(t *testing.T) {
 			t.Parallel()
-			comparePath(t, pl, sc, pl.target(t), startPeers(t, pl))
+			comparePath(t, pl, sc, pl.Target(t), startPeers(t, pl))
 		})
 	}
 }
@@ -78,12 +80,12 @@ func TestListenUnbound(t *testing.T) {
 		name           string
 		server, client int // families
 		again          bool
-		places         []place
+		places         []lab.Place
 	}{
-		{"ipv4", 4, 4, false, places},
-		{"ipv4 to a dual-stack listener", 6, 4, false, places},
+		{"ipv4", 4, 4, false, lab.Places},
+		{"ipv4 to a dual-stack listener", 6, 4, false, lab.Places},
 		{"ipv6", 6, 6, false, places6},
-		{"again", 6, 4, true, places[1:4]},
+		{"again", 6, 4, true, lab.Places[1:4]},
 	} {
 		sc := script{name: "listen without bind", text: fmt.Sprintf(`
 server: l = u
@@ -92,8 +94,8 @@ client: s = connect(%d, "$target", $port)
 server: c, who = l.accept()`, c.client) + exchange}
 		t.Run(c.name, func(t *testing.T) {
 			for _, pl := range c.places {
-				if pl.modes[0][1] == "overlay" {
-					t.Run(pl.name, func(t *testing.T) { compareUnbound(t, pl, sc, c.server, c.again) })
+				if pl.Modes[0][1] == "overlay" {
+					t.Run(pl.Name, func(t *testing.T) { compareUnbound(t, pl, sc, c.server, c.again) })
 				}
 			}
 		})
@@ -101,20 +103,20 @@ server: c, who = l.accept()`, c.client) + exchange}
 }
 
 // compareUnbound is comparePath for a listener u of the server that is not bound; again: it listened before.
-func compareUnbound(t *testing.T, pl place, sc script, family int, again bool) {
+func compareUnbound(t *testing.T, pl lab.Place, sc script, family int, again bool) {
 	peers := startPeers(t, pl)
 	var baseline string
-	for _, m := range pl.modes {
-		client, server := peers[pl.client+m[0]].in(t), peers[pl.server+m[1]].in(t)
-		server.must(`u = tcp(%d)`, family)
+	for _, m := range pl.Modes {
+		client, server := peers[pl.Client+m[0]].In(t), peers[pl.Server+m[1]].In(t)
+		server.Must(`u = tcp(%d)`, family)
 		if again {
-			server.must(`u.listen()`)
-			server.must(`u.shutdown(socket.SHUT_RDWR)`)
+			server.Must(`u.listen()`)
+			server.Must(`u.shutdown(socket.SHUT_RDWR)`)
 		}
-		server.must(`u.listen()`)
-		r := pathRun{place: pl, script: sc, clientMode: m[0], serverMode: m[1], target: pl.target(t), port: int(server.portOf("u")), client: client, server: server}
+		server.Must(`u.listen()`)
+		r := pathRun{place: pl, script: sc, clientMode: m[0], serverMode: m[1], target: pl.Target(t), port: int(server.PortOf("u")), client: client, server: server}
 		trace := r.run(t)
-		server.must(`u.close()`)
+		server.Must(`u.close()`)
 		if baseline == "" {
 			baseline = trace
 		}
@@ -127,22 +129,22 @@ func compareUnbound(t *testing.T, pl place, sc script, family int, again bool) {
 // TestUnboundIsTheContainers: a port at which a container listens without bind() is open at none of its node's addresses, and
 // another container may have it as well; at loopback of the same one it is in use.
 func TestUnboundIsTheContainers(t *testing.T) {
-	p, other, node, outside := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n1/c2"), startPeer(t, "host", "n1/c1"), startOutside(t)
-	far, underlay := startPeer(t, "host", "n2/c1"), address(t, "host", "n1/c1")
+	p, other, node, outside := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "host", "n1/c1"), lab.StartOutside(t)
+	far, underlay := lab.StartPeer(t, "host", "n2/c1"), lab.Address(t, "host", "n1/c1")
 	for _, family := range []int{4, 6} {
-		p.must(`u = tcp(%d)`, family)
-		p.must(`u.listen()`)
-		port := p.portOf("u")
-		for _, at := range []string{"127.0.0.1", underlay, gatewayOf("n1/c1")(t)} {
-			node.expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, at, port)
+		p.Must(`u = tcp(%d)`, family)
+		p.Must(`u.listen()`)
+		port := p.PortOf("u")
+		for _, at := range []string{"127.0.0.1", underlay, lab.GatewayOf("n1/c1")(t)} {
+			node.Expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, at, port)
 		}
-		node.expect(`"ECONNREFUSED"`, `error_of(connect, 6, "::1", %d)`, port)
-		far.expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, underlay, port)
-		outside.expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, underlay, port)
-		other.must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
-		p.expect(`"EADDRINUSE"`, `error_of(listen, 4, "127.0.0.1", %d)`, port)
-		p.must(`u.close()`)
-		p.must(`listen(4, "127.0.0.1", %d).close()`, port)
-		other.must(`l.close()`)
+		node.Expect(`"ECONNREFUSED"`, `error_of(connect, 6, "::1", %d)`, port)
+		far.Expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, underlay, port)
+		outside.Expect(`"ECONNREFUSED"`, `error_of(connect, 4, %q, %d)`, underlay, port)
+		other.Must(`l = listen(%d, %q, %d)`, family, map[int]string{4: "0.0.0.0", 6: "::"}[family], port)
+		p.Expect(`"EADDRINUSE"`, `error_of(listen, 4, "127.0.0.1", %d)`, port)
+		p.Must(`u.close()`)
+		p.Must(`listen(4, "127.0.0.1", %d).close()`, port)
+		other.Must(`l.close()`)
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"fmt"
@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 // compareAt runs scripts at a place in every pair of its modes and compares the traces.
-func compareAt(t *testing.T, pl place, scripts ...script) {
+func compareAt(t *testing.T, pl lab.Place, scripts ...script) {
 	t.Helper()
-	target := pl.target(t)
+	target := pl.Target(t)
 	peers := startPeers(t, pl)
 	for _, sc := range scripts {
 		t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
@@ -55,12 +56,12 @@ server: receive(c, 5000)`
 
 // TestLoopback checks ::1 and 127.0.0.0/8, which TestPaths has only by 127.0.0.1.
 func TestLoopback(t *testing.T) {
-	compareAt(t, place{"loopback", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false}, loopbackScripts()...)
+	compareAt(t, lab.Place{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false}, loopbackScripts()...)
 }
 
 // TestNames checks the names of sockets that are not connected.
 func TestNames(t *testing.T) {
-	compareAt(t, place{"names", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false},
+	compareAt(t, lab.Place{Name: "names", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false},
 		script{name: "fresh", text: `
 client: s = tcp(4)
 client: s.getsockname()
@@ -131,8 +132,8 @@ server: receive(c, 5000)`
 	after := func(name, first string) script {
 		return script{name: name, text: "client: s = tcp(4)\nclient: error_of(s.connect, (\"" + first + "\", $source))\nclient: error_of(s.getpeername)" + again}
 	}
-	for _, pl := range places[:3] {
-		t.Run(pl.name, func(t *testing.T) {
+	for _, pl := range lab.Places[:3] {
+		t.Run(pl.Name, func(t *testing.T) {
 			compareAt(t, pl,
 				after("refused by loopback", "127.0.0.1"),
 				after("refused by itself", "$client"),
@@ -164,16 +165,16 @@ client: receive(c, 5000) if r == "ok" else r`})
 			}
 		}
 	}
-	compareAt(t, place{"itself", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false}, scripts...)
+	compareAt(t, lab.Place{Name: "itself", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false}, scripts...)
 }
 
 // TestLoopbackSource: nobody beyond the container may take a loopback address for its own.
 func TestLoopbackSource(t *testing.T) {
-	for _, pl := range places {
-		if pl.client != "n1/c1" || pl.server == "n1/c1" {
+	for _, pl := range lab.Places {
+		if pl.Client != "n1/c1" || pl.Server == "n1/c1" {
 			continue
 		}
-		t.Run(pl.name, func(t *testing.T) {
+		t.Run(pl.Name, func(t *testing.T) {
 			compareAt(t, pl, script{name: "bound to 127.0.0.1", fails: true, text: `
 server: l = listen(4, "0.0.0.0", $port)
 client: s = tcp(4)
@@ -186,34 +187,34 @@ client: error_of(s.connect, ("$target", $port))`})
 // TestLoopbackIsolation: what a container listens on at its loopback is its own, by whatever address
 // another asks for it.
 func TestLoopbackIsolation(t *testing.T) {
-	port := freePort()
-	for _, mode := range modes {
+	port := lab.FreePort()
+	for _, mode := range lab.Modes {
 		t.Run(mode, func(t *testing.T) {
-			owner := startPeer(t, mode, "n1/c2")
-			owner.must(`l = listen(4, "127.0.0.1", %d)`, port)
-			owner.must(`l6 = listen(6, "::1", %d)`, port)
-			owner.must(`s, s6 = connect(4, "127.0.0.1", %d), connect(6, "::1", %d)`, port, port)
-			targets := []string{"127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", address(t, mode, "n1/c2")}
+			owner := lab.StartPeer(t, mode, "n1/c2")
+			owner.Must(`l = listen(4, "127.0.0.1", %d)`, port)
+			owner.Must(`l6 = listen(6, "::1", %d)`, port)
+			owner.Must(`s, s6 = connect(4, "127.0.0.1", %d), connect(6, "::1", %d)`, port, port)
+			targets := []string{"127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", lab.Address(t, mode, "n1/c2")}
 			for id := range model.EndpointID(8) {
-				for _, a := range loopbackAliases(id) {
+				for _, a := range lab.LoopbackAliases(id) {
 					targets = append(targets, a.String(), "::ffff:"+a.String())
 				}
 			}
 			for _, container := range []string{"n1/c1", "n2/c1"} {
-				other := startPeer(t, mode, container)
+				other := lab.StartPeer(t, mode, container)
 				for _, target := range targets {
 					family := 4
 					if netip.MustParseAddr(target).Is6() {
 						family = 6
 					}
-					if got := other.do(`connect(%d, %q, %d)`, family, target, port); got != `{"error": "ECONNREFUSED"}` {
+					if got := other.Do(`connect(%d, %q, %d)`, family, target, port); got != `{"error": "ECONNREFUSED"}` {
 						t.Errorf("%s -> %s: %s, want ECONNREFUSED", container, target, got)
 					}
 				}
 			}
-			owner.expect(`["ok", "ok"]`, `[error_of(lambda: l.accept()), error_of(lambda: l6.accept())]`)
-			owner.must(`l.setblocking(False)`)
-			owner.expect(`"EAGAIN"`, `error_of(l.accept)`)
+			owner.Expect(`["ok", "ok"]`, `[error_of(lambda: l.accept()), error_of(lambda: l6.accept())]`)
+			owner.Must(`l.setblocking(False)`)
+			owner.Expect(`"EAGAIN"`, `error_of(l.accept)`)
 		})
 	}
 }
@@ -228,18 +229,18 @@ func TestUnassigned(t *testing.T) {
 		{"own node", "n1/c1", map[string]string{"overlay": "EHOSTUNREACH", "heddle": "EHOSTUNREACH"}},
 		{"other node", "n2/c1", map[string]string{"overlay": "EHOSTUNREACH", "heddle": "ECONNREFUSED"}},
 	} {
-		prefix, err := netip.MustParseAddr(address(t, "overlay", c.container)).Prefix(24)
+		prefix, err := netip.MustParseAddr(lab.Address(t, "overlay", c.container)).Prefix(24)
 		if err != nil {
 			t.Fatal(err)
 		}
 		base := prefix.Addr().As4()
 		base[3] = 200
-		for _, mode := range modes {
+		for _, mode := range lab.Modes {
 			t.Run(c.node+" "+mode, func(t *testing.T) {
-				p := startPeer(t, mode, "n1/c1")
-				p.must("s = tcp(4)")
-				p.must("s.settimeout(10)")
-				p.expect(fmt.Sprintf("%q", c.want[mode]), `error_of(s.connect, (%q, 80))`, netip.AddrFrom4(base))
+				p := lab.StartPeer(t, mode, "n1/c1")
+				p.Must("s = tcp(4)")
+				p.Must("s.settimeout(10)")
+				p.Expect(fmt.Sprintf("%q", c.want[mode]), `error_of(s.connect, (%q, 80))`, netip.AddrFrom4(base))
 			})
 		}
 	}
@@ -266,24 +267,17 @@ func TestCounters(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %s to %s %s %s %s", c.clientMode, c.client, c.serverMode, c.server, c.target, c.reason), func(t *testing.T) {
 			target := c.target
 			if target == "" {
-				target = address(t, c.serverMode, c.server)
+				target = lab.Address(t, c.serverMode, c.server)
 			}
-			port := freePort()
-			client, server := startPeer(t, c.clientMode, c.client), startPeer(t, c.serverMode, c.server)
-			server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-			before := counters(t, c.node)[c.reason]
-			client.must(`s = connect(4, %q, %d)`, target, port)
-			server.must(`c, who = l.accept()`)
-			if after := counters(t, c.node)[c.reason]; after <= before {
+			port := lab.FreePort()
+			client, server := lab.StartPeer(t, c.clientMode, c.client), lab.StartPeer(t, c.serverMode, c.server)
+			server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+			before := lab.Counters(t, c.node)[c.reason]
+			client.Must(`s = connect(4, %q, %d)`, target, port)
+			server.Must(`c, who = l.accept()`)
+			if after := lab.Counters(t, c.node)[c.reason]; after <= before {
 				t.Errorf("%s of %s stayed %d", c.reason, c.node, before)
 			}
 		})
-	}
-}
-
-// loopbackAliases are node addresses that stand for loopback addresses of endpoint id.
-func loopbackAliases(id model.EndpointID) []netip.Addr {
-	return []netip.Addr{
-		model.LoopbackAlias(id, netip.MustParseAddr("127.0.0.1")), model.LoopbackAlias(id, netip.IPv6Loopback()),
 	}
 }

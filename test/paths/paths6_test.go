@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"net/netip"
@@ -7,36 +7,18 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
-// own6 is the IPv6 overlay address of a container.
-func own6(t testing.TB, container string) string { return address6(t, "overlay", container).String() }
-
-func overlay6Of(container string) func(testing.TB) string {
-	return func(t testing.TB) string { return own6(t, container) }
-}
-
-// gateway6Of is the IPv6 form of the overlay address of a container's node.
-func gateway6Of(container string) func(testing.TB) string {
-	return func(t testing.TB) string {
-		gateway := netip.MustParseAddr(gatewayOf(container)(t))
-		prefix, err := netip.MustParseAddr(own6(t, container)).Prefix(model.Prefix6Bits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return model.Overlay6(prefix, gateway).String()
-	}
-}
-
-var places6 = []place{
-	{"other node", "n1/c1", "n2/c1", overlay6Of("n2/c1"), containers, true},
-	{"same node", "n1/c1", "n1/c2", overlay6Of("n1/c2"), containers, true},
-	{"own address", "n1/c1", "n1/c1", overlay6Of("n1/c1"), alone, true},
-	{"loopback", "n1/c1", "n1/c1", func(testing.TB) string { return "::1" }, alone, true},
-	{"from own node", "n1/c2", "n1/c1", overlay6Of("n1/c1"), fromHost, true},
-	{"from other node", "n2/c1", "n1/c1", overlay6Of("n1/c1"), fromHost, true},
-	{"own node gateway", "n1/c1", "n1/c2", gateway6Of("n1/c1"), toHost, true},
-	{"other node gateway", "n1/c1", "n2/c1", gateway6Of("n2/c1"), toHost, true},
+var places6 = []lab.Place{
+	{Name: "other node", Client: "n1/c1", Server: "n2/c1", Target: lab.Overlay6Of("n2/c1"), Modes: lab.ContainerModes, IPv6: true},
+	{Name: "same node", Client: "n1/c1", Server: "n1/c2", Target: lab.Overlay6Of("n1/c2"), Modes: lab.ContainerModes, IPv6: true},
+	{Name: "own address", Client: "n1/c1", Server: "n1/c1", Target: lab.Overlay6Of("n1/c1"), Modes: lab.SameModes, IPv6: true},
+	{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: func(testing.TB) string { return "::1" }, Modes: lab.SameModes, IPv6: true},
+	{Name: "from own node", Client: "n1/c2", Server: "n1/c1", Target: lab.Overlay6Of("n1/c1"), Modes: lab.FromHostModes, IPv6: true},
+	{Name: "from other node", Client: "n2/c1", Server: "n1/c1", Target: lab.Overlay6Of("n1/c1"), Modes: lab.FromHostModes, IPv6: true},
+	{Name: "own node gateway", Client: "n1/c1", Server: "n1/c2", Target: lab.Gateway6Of("n1/c1"), Modes: lab.ToHostModes, IPv6: true},
+	{Name: "other node gateway", Client: "n1/c1", Server: "n2/c1", Target: lab.Gateway6Of("n2/c1"), Modes: lab.ToHostModes, IPv6: true},
 }
 
 var scripts6 = []script{
@@ -106,11 +88,11 @@ client: error_of(s.send, b"x")`},
 // TestPathsIPv6 is TestPaths for IPv6 overlay addresses.
 func TestPathsIPv6(t *testing.T) {
 	for _, pl := range places6 {
-		t.Run(pl.name, func(t *testing.T) {
-			target := pl.target(t)
+		t.Run(pl.Name, func(t *testing.T) {
+			target := pl.Target(t)
 			peers := startPeers(t, pl)
 			for _, sc := range scripts6 {
-				if !slices.Contains(sc.skip, pl.name) {
+				if !slices.Contains(sc.skip, pl.Name) {
 					t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
 				}
 			}
@@ -122,12 +104,12 @@ func TestPathsIPv6(t *testing.T) {
 func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 	t.Helper()
 	if r.clientMode == "heddle" {
-		c := awaitConnection(t, r.place.client, sport, uint16(r.port), 300000, 70001)
+		c := lab.AwaitConnection(t, r.place.Client, sport, uint16(r.port), 300000, 70001)
 		want := map[string]model.Path{
 			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
 			"own node gateway": model.PathNode, "other node gateway": model.PathOverlay,
-		}[r.place.name]
-		if r.place.name == "other node" && r.script.bound || r.place.name == "same node" && r.serverMode == "overlay" {
+		}[r.place.Name]
+		if r.place.Name == "other node" && r.script.bound || r.place.Name == "same node" && r.serverMode == "overlay" {
 			want = model.PathOverlay
 		}
 		if c.Path != want || c.Remote.Addr() != netip.MustParseAddr(r.target) || !c.Local.Addr().Is6() {
@@ -135,12 +117,12 @@ func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 		}
 	}
 	if r.serverMode == "heddle" {
-		c := awaitConnection(t, r.place.server, uint16(r.port), sport, 70001, 300000)
+		c := lab.AwaitConnection(t, r.place.Server, uint16(r.port), sport, 70001, 300000)
 		want := map[string]model.Path{
 			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
 			"from own node": model.PathNode, "from other node": model.PathOverlay,
-		}[r.place.name]
-		if r.place.name == "other node" && (r.script.bound || r.clientMode != "heddle") || r.place.name == "same node" && r.clientMode == "overlay" {
+		}[r.place.Name]
+		if r.place.Name == "other node" && (r.script.bound || r.clientMode != "heddle") || r.place.Name == "same node" && r.clientMode == "overlay" {
 			want = model.PathOverlay
 		}
 		if c.Path != want || c.Local.Addr() != netip.MustParseAddr(r.target) || !c.Remote.Addr().Is6() {

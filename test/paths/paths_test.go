@@ -1,86 +1,16 @@
-package test
+package paths
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
-
-// lastPort is the last port that freePort gave.
-var lastPort atomic.Int32
-
-func init() { lastPort.Store(20000) }
-
-// freePort gives a port that no test used before: below the ephemeral ports, outside the direct ones.
-func freePort() int {
-	return int(lastPort.Add(1))
-}
-
-// place is where the two ends of a connection are.
-type place struct {
-	name           string
-	client, server string // containers; "outside" for the host outside the overlay
-	// target is what the client dials: a function, because addresses are known once the lab is up.
-	target func(testing.TB) string
-	// modes are the modes of client and server; the first pair is what the others must equal.
-	modes [][2]string
-	// ipv6 says that target is IPv6, and so is what the nodes must show of both ends.
-	ipv6 bool
-}
-
-func overlayOf(container string) func(testing.TB) string {
-	return func(t testing.TB) string { return address(t, "overlay", container) }
-}
-
-func underlayOf(container string) func(testing.TB) string {
-	return func(t testing.TB) string { return address(t, "host", container) }
-}
-
-// gatewayOf is the overlay address of a container's node.
-func gatewayOf(container string) func(testing.TB) string {
-	return func(t testing.TB) string {
-		p, err := netip.MustParseAddr(address(t, "overlay", container)).Prefix(24)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return model.Gateway(p).String()
-	}
-}
-
-func outsideTarget(t testing.TB) string {
-	// 172.31.N.x is the fabric of the lab whose outside host is 198.18.N.1.
-	n := netip.MustParseAddr(address(t, "host", "n1/c1")).As4()[2]
-	return netip.AddrFrom4([4]byte{198, 18, n, 1}).String()
-}
-
-var (
-	containers = [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}, {"heddle", "overlay"}, {"overlay", "heddle"}}
-	alone      = [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}}
-	fromHost   = [][2]string{{"host", "overlay"}, {"host", "heddle"}}
-	toHost     = [][2]string{{"overlay", "host"}, {"heddle", "host"}}
-)
-
-var places = []place{
-	{"other node", "n1/c1", "n2/c1", overlayOf("n2/c1"), containers, false},
-	{"same node", "n1/c1", "n1/c2", overlayOf("n1/c2"), containers, false},
-	{"own address", "n1/c1", "n1/c1", overlayOf("n1/c1"), alone, false},
-	{"loopback", "n1/c1", "n1/c1", func(testing.TB) string { return "127.0.0.1" }, alone, false},
-	{"from own node", "n1/c2", "n1/c1", overlayOf("n1/c1"), fromHost, false},
-	{"from other node", "n2/c1", "n1/c1", overlayOf("n1/c1"), fromHost, false},
-	{"own node underlay", "n1/c1", "n1/c2", underlayOf("n1/c1"), toHost, false},
-	{"own node gateway", "n1/c1", "n1/c2", gatewayOf("n1/c1"), toHost, false},
-	{"other node underlay", "n1/c1", "n2/c1", underlayOf("n2/c1"), toHost, false},
-	{"other node gateway", "n1/c1", "n2/c1", gatewayOf("n2/c1"), toHost, false},
-	{"outside", "n1/c1", "outside", outsideTarget, toHost, false},
-}
 
 // exchange is what a connection c-s does once it is there.
 const exchange = `
@@ -183,12 +113,12 @@ client: error_of(s.send, b"x")`},
 // TestPaths runs every script at every place, in every pair of modes, and compares what the programs saw;
 // while a connection is open the nodes must name its path, addresses and bytes.
 func TestPaths(t *testing.T) {
-	for _, pl := range places {
-		t.Run(pl.name, func(t *testing.T) {
-			target := pl.target(t)
+	for _, pl := range lab.Places {
+		t.Run(pl.Name, func(t *testing.T) {
+			target := pl.Target(t)
 			peers := startPeers(t, pl)
 			for _, sc := range scripts {
-				if !slices.Contains(sc.skip, pl.name) {
+				if !slices.Contains(sc.skip, pl.Name) {
 					t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
 				}
 			}
@@ -197,34 +127,25 @@ func TestPaths(t *testing.T) {
 }
 
 // startPeers starts the peers of a place, by container and mode.
-func startPeers(t testing.TB, pl place) map[string]*peer {
+func startPeers(t testing.TB, pl lab.Place) map[string]*lab.Peer {
 	t.Helper()
-	peers := map[string]*peer{}
-	for _, m := range pl.modes {
-		for i, container := range []string{pl.client, pl.server} {
+	peers := map[string]*lab.Peer{}
+	for _, m := range pl.Modes {
+		for i, container := range []string{pl.Client, pl.Server} {
 			if key := container + m[i]; peers[key] == nil {
-				peers[key] = startPeerAt(t, m[i], container)
+				peers[key] = lab.StartPeerAt(t, m[i], container)
 			}
 		}
 	}
 	return peers
 }
 
-// startPeerAt is startPeer that knows the host outside as well.
-func startPeerAt(t testing.TB, mode, container string) *peer {
-	t.Helper()
-	if container == "outside" {
-		return startOutside(t)
-	}
-	return startPeer(t, mode, container)
-}
-
-func comparePath(t *testing.T, pl place, sc script, target string, peers map[string]*peer) {
+func comparePath(t *testing.T, pl lab.Place, sc script, target string, peers map[string]*lab.Peer) {
 	var baseline string
-	for _, m := range pl.modes {
+	for _, m := range pl.Modes {
 		r := pathRun{
-			place: pl, script: sc, clientMode: m[0], serverMode: m[1], target: target, port: freePort(), source: freePort(),
-			client: peers[pl.client+m[0]].in(t), server: peers[pl.server+m[1]].in(t),
+			place: pl, script: sc, clientMode: m[0], serverMode: m[1], target: target, port: lab.FreePort(), source: lab.FreePort(),
+			client: peers[pl.Client+m[0]].In(t), server: peers[pl.Server+m[1]].In(t),
 		}
 		trace := r.run(t)
 		if baseline == "" {
@@ -233,19 +154,19 @@ func comparePath(t *testing.T, pl place, sc script, target string, peers map[str
 				t.Errorf("%s -> %s fails itself:\n%s", m[0], m[1], trace)
 			}
 		} else if trace != baseline {
-			t.Errorf("%s -> %s differs from %s -> %s.\nGot:\n%s\nwant:\n%s", m[0], m[1], pl.modes[0][0], pl.modes[0][1], trace, baseline)
+			t.Errorf("%s -> %s differs from %s -> %s.\nGot:\n%s\nwant:\n%s", m[0], m[1], pl.Modes[0][0], pl.Modes[0][1], trace, baseline)
 		}
 	}
 }
 
 // pathRun is one script at one place in one pair of modes.
 type pathRun struct {
-	place                  place
+	place                  lab.Place
 	script                 script
 	clientMode, serverMode string
 	target                 string
 	port, source           int
-	client, server         *peer
+	client, server         *lab.Peer
 }
 
 // run gives the trace, with ports by name.
@@ -253,14 +174,14 @@ func (r pathRun) run(t *testing.T) string {
 	t.Helper()
 	own := ""
 	if r.clientMode != "host" {
-		own = address(t, "overlay", r.place.client)
-		if r.place.ipv6 {
-			own = own6(t, r.place.client)
+		own = lab.Address(t, "overlay", r.place.Client)
+		if r.place.IPv6 {
+			own = lab.Overlay6(t, r.place.Client)
 		}
 	}
 	fill := strings.NewReplacer("$target", r.target, "$port", fmt.Sprint(r.port), "$source", fmt.Sprint(r.source), "$client", own)
-	for _, p := range []*peer{r.client, r.server} {
-		p.do(`[globals().pop(v, None) for v in ("l", "l6", "c", "s", "who", "r", "sender")] and None`)
+	for _, p := range []*lab.Peer{r.client, r.server} {
+		p.Do(`[globals().pop(v, None) for v in ("l", "l6", "c", "s", "who", "r", "sender")] and None`)
 	}
 	var trace []string
 	for line := range strings.Lines(r.script.text) {
@@ -271,9 +192,9 @@ func (r pathRun) run(t *testing.T) string {
 		case "look":
 			r.look(t)
 		case "client":
-			trace = append(trace, line+" => "+r.client.do("%s", fill.Replace(code)))
+			trace = append(trace, line+" => "+r.client.Do("%s", fill.Replace(code)))
 		case "server":
-			trace = append(trace, line+" => "+r.server.do("%s", fill.Replace(code)))
+			trace = append(trace, line+" => "+r.server.Do("%s", fill.Replace(code)))
 		default:
 			t.Fatalf("script %s: %q", r.script.name, line)
 		}
@@ -282,7 +203,7 @@ func (r pathRun) run(t *testing.T) string {
 			t.FailNow()
 		}
 	}
-	text := namePort(normalise(trace), r.port, "PORT")
+	text := namePort(lab.Normalise(trace), r.port, "PORT")
 	return namePort(text, r.source, "SOURCE")
 }
 
@@ -291,79 +212,41 @@ func namePort(text string, port int, name string) string {
 	return regexp.MustCompile(fmt.Sprintf(`\b%d\b`, port)).ReplaceAllString(text, name)
 }
 
-// seen is one line of `heddle connections`.
-type seen struct {
-	Node string
-	model.Connection
-}
-
-// connections lists a node's connections of one endpoint.
-func connections(t testing.TB, container string, args ...string) []seen {
-	t.Helper()
-	node, _, _ := strings.Cut(container, "/")
-	raw := heddle(t, append([]string{"connections", "--lab", labName, "--node", node, "--endpoint", container, "--output", "json"}, args...)...)
-	var all []seen
-	if err := json.Unmarshal([]byte(raw), &all); err != nil {
-		t.Fatalf("connections: %v\n%s", err, raw)
-	}
-	return all
-}
-
-// acked is how long the last acknowledgement of a connection may take.
-const acked = 3 * time.Second
-
-// awaitConnection waits until a node lists the connection with these ports and byte counts.
-func awaitConnection(t testing.TB, container string, local, remote uint16, sent, received uint64) seen {
-	t.Helper()
-	deadline := time.Now().Add(acked)
-	for {
-		all := connections(t, container)
-		for _, c := range all {
-			if c.Local.Port() == local && c.Remote.Port() == remote && c.BytesSent == sent && c.BytesReceived == received {
-				return c
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("no connection of %s from port %d to %d with %d bytes sent, %d received, in %+v", container, local, remote, sent, received, all)
-		}
-	}
-}
-
 // look checks what the nodes say of the open connection.
 func (r pathRun) look(t *testing.T) {
 	t.Helper()
-	sport := r.client.portOf("s")
-	if r.place.inPod() {
+	sport := r.client.PortOf("s")
+	if r.place.InPod() {
 		r.lookPod(t, sport)
 		return
 	}
-	if r.place.ipv6 {
+	if r.place.IPv6 {
 		r.lookIPv6(t, sport)
 		return
 	}
 	if r.clientMode == "heddle" {
-		c := awaitConnection(t, r.place.client, sport, uint16(r.port), 300000, 70001)
+		c := lab.AwaitConnection(t, r.place.Client, sport, uint16(r.port), 300000, 70001)
 		r.checkClient(t, c)
 	}
 	if r.serverMode == "heddle" {
-		c := awaitConnection(t, r.place.server, uint16(r.port), sport, 70001, 300000)
+		c := lab.AwaitConnection(t, r.place.Server, uint16(r.port), sport, 70001, 300000)
 		r.checkServer(t, c)
 	}
 }
 
-func (r pathRun) checkClient(t *testing.T, c seen) {
+func (r pathRun) checkClient(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
-	own, underlay := r.client.addr("overlay", r.place.client), r.client.addr("host", r.place.client)
+	own, underlay := r.client.Addr("overlay", r.place.Client), r.client.Addr("host", r.place.Client)
 	path, reason := model.PathDirect, ""
 	local, nodeLocal := own, own
 	remote, nodeRemote := netip.MustParseAddr(r.target), netip.MustParseAddr(r.target)
-	switch r.place.name {
+	switch r.place.Name {
 	case "other node":
 		if r.script.bound {
 			path, reason = model.PathOverlay, "fallback_bound"
 			break
 		}
-		nodeLocal, nodeRemote = underlay, r.client.addr("host", r.place.server)
+		nodeLocal, nodeRemote = underlay, r.client.Addr("host", r.place.Server)
 	case "same node":
 		path = model.PathLocal
 		if r.serverMode == "overlay" {
@@ -395,22 +278,22 @@ func (r pathRun) checkClient(t *testing.T, c seen) {
 	}
 }
 
-func (r pathRun) checkServer(t *testing.T, c seen) {
+func (r pathRun) checkServer(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
-	own := r.server.addr("overlay", r.place.server)
+	own := r.server.Addr("overlay", r.place.Server)
 	path := model.PathDirect
 	local, nodeLocal := own, own
 	remote := c.Remote.Addr() // the trace has it, unless the case says otherwise
 	nodeRemote := remote
 	switch {
-	case r.place.name == "other node" && r.clientMode == "heddle" && !r.script.bound:
-		remote = r.server.addr("overlay", r.place.client)
-		nodeLocal, nodeRemote = r.server.addr("host", r.place.server), r.server.addr("host", r.place.client)
-	case r.place.name == "other node", r.place.name == "same node" && r.clientMode == "overlay", r.place.name == "from other node":
+	case r.place.Name == "other node" && r.clientMode == "heddle" && !r.script.bound:
+		remote = r.server.Addr("overlay", r.place.Client)
+		nodeLocal, nodeRemote = r.server.Addr("host", r.place.Server), r.server.Addr("host", r.place.Client)
+	case r.place.Name == "other node", r.place.Name == "same node" && r.clientMode == "overlay", r.place.Name == "from other node":
 		path = model.PathOverlay
-	case r.place.name == "from own node":
+	case r.place.Name == "from own node":
 		path = model.PathNode
-	case r.place.name == "loopback":
+	case r.place.Name == "loopback":
 		path = model.PathLoopback
 		r.checkAliases(t, c)
 		local, nodeLocal, nodeRemote = netip.MustParseAddr("127.0.0.1"), c.NodeLocal.Addr(), c.NodeRemote.Addr()
@@ -423,7 +306,7 @@ func (r pathRun) checkServer(t *testing.T, c seen) {
 	checkAddrs(t, "server's", c, local, remote, nodeLocal, nodeRemote)
 }
 
-func checkAddrs(t *testing.T, whose string, c seen, local, remote, nodeLocal, nodeRemote netip.Addr) {
+func checkAddrs(t *testing.T, whose string, c lab.ListedConnection, local, remote, nodeLocal, nodeRemote netip.Addr) {
 	t.Helper()
 	for _, a := range []struct {
 		what string
@@ -437,10 +320,10 @@ func checkAddrs(t *testing.T, whose string, c seen, local, remote, nodeLocal, no
 }
 
 // checkAliases: a loopback connection lies on an alias or, with a wildcard listener, on the overlay address.
-func (r pathRun) checkAliases(t *testing.T, c seen) {
+func (r pathRun) checkAliases(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
 	aliases := netip.MustParsePrefix("127.128.0.0/9")
-	own := r.client.addr("overlay", r.place.client)
+	own := r.client.Addr("overlay", r.place.Client)
 	for _, a := range []netip.Addr{c.NodeLocal.Addr(), c.NodeRemote.Addr()} {
 		if !aliases.Contains(a) && a != own {
 			t.Errorf("node address %s of a loopback connection: want an alias or %s", a, own)

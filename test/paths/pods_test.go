@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"fmt"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // inPod are the modes of two containers that share one network namespace, of which one is intercepted. In the lab a
@@ -19,18 +21,16 @@ var inPod = [][2]string{{"overlay", "overlay"}, {"heddle", "overlay"}, {"overlay
 
 func at(addr string) func(testing.TB) string { return func(testing.TB) string { return addr } }
 
-var pods = []place{
-	{"pod 127.0.0.1", "n1/c1", "n1/c1", at("127.0.0.1"), inPod, false},
-	{"pod 127.0.0.11", "n1/c1", "n1/c1", at("127.0.0.11"), inPod, false},
-	{"pod own address", "n1/c1", "n1/c1", overlayOf("n1/c1"), inPod, false},
+var pods = []lab.Place{
+	{Name: "pod 127.0.0.1", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.1"), Modes: inPod, IPv6: false},
+	{Name: "pod 127.0.0.11", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.11"), Modes: inPod, IPv6: false},
+	{Name: "pod own address", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod, IPv6: false},
 }
 
-var pods6 = []place{
-	{"pod ::1", "n1/c1", "n1/c1", at("::1"), inPod, true},
-	{"pod own IPv6 address", "n1/c1", "n1/c1", overlay6Of("n1/c1"), inPod, true},
+var pods6 = []lab.Place{
+	{Name: "pod ::1", Client: "n1/c1", Server: "n1/c1", Target: at("::1"), Modes: inPod, IPv6: true},
+	{Name: "pod own IPv6 address", Client: "n1/c1", Server: "n1/c1", Target: lab.Overlay6Of("n1/c1"), Modes: inPod, IPv6: true},
 }
-
-func (pl place) inPod() bool { return strings.HasPrefix(pl.name, "pod ") }
 
 // boundInPod are clients bound in every way that a connect within the container can start from.
 var boundInPod = []script{
@@ -71,12 +71,12 @@ server: c, who = l.accept()` + exchange},
 // that are not.
 func TestPods(t *testing.T) {
 	for _, pl := range pods {
-		t.Run(pl.name, func(t *testing.T) { compareAt(t, pl, slices.Concat(scripts, boundInPod)...) })
+		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, slices.Concat(scripts, boundInPod)...) })
 	}
 	for _, pl := range pods6 {
-		t.Run(pl.name, func(t *testing.T) {
+		t.Run(pl.Name, func(t *testing.T) {
 			more := boundInPod6
-			if pl.name != "pod ::1" {
+			if pl.Name != "pod ::1" {
 				more = nil
 			}
 			var fit []script
@@ -90,27 +90,27 @@ func TestPods(t *testing.T) {
 		})
 	}
 	t.Run("loopback", func(t *testing.T) {
-		compareAt(t, place{"pod loopback", "n1/c1", "n1/c1", overlayOf("n1/c1"), inPod, false}, loopbackScripts()...)
+		compareAt(t, lab.Place{Name: "pod loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod, IPv6: false}, loopbackScripts()...)
 	})
 }
 
 // lookPod is look for a connection between an intercepted process and one that is not, of one container.
 func (r pathRun) lookPod(t *testing.T, sport uint16) {
 	t.Helper()
-	var c seen
+	var c lab.ListedConnection
 	var names, reason string
 	switch "heddle" {
 	case r.clientMode:
-		c = awaitConnection(t, r.place.client, sport, uint16(r.port), 300000, 70001)
-		names, reason = r.client.must(`"%%s %%s" %% (s.getsockname()[0], s.getpeername()[0])`), "fallback_own_plain"
+		c = lab.AwaitConnection(t, r.place.Client, sport, uint16(r.port), 300000, 70001)
+		names, reason = r.client.Must(`"%%s %%s" %% (s.getsockname()[0], s.getpeername()[0])`), "fallback_own_plain"
 	case r.serverMode:
-		c = awaitConnection(t, r.place.server, uint16(r.port), sport, 70001, 300000)
-		names = r.server.must(`"%%s %%s" %% (c.getsockname()[0], c.getpeername()[0])`)
+		c = lab.AwaitConnection(t, r.place.Server, uint16(r.port), sport, 70001, 300000)
+		names = r.server.Must(`"%%s %%s" %% (c.getsockname()[0], c.getpeername()[0])`)
 	default:
 		return
 	}
 	path := model.PathLoopback
-	if strings.Contains(r.place.name, "own") {
+	if strings.Contains(r.place.Name, "own") {
 		path = model.PathLocal
 	}
 	if c.Path != path || c.Reason != reason || c.State != "ESTABLISHED" {
@@ -131,30 +131,30 @@ var podWays = [][2]string{{"heddle", "overlay"}, {"overlay", "heddle"}}
 // TestPodsTransfer sends much both ways at a time: the segments of lo must not meet the smaller MTU of a veth.
 func TestPodsTransfer(t *testing.T) {
 	const size = 16 << 20
-	for _, target := range []string{"127.0.0.1", "::1", address(t, "overlay", "n1/c1"), address6(t, "overlay", "n1/c1").String()} {
+	for _, target := range []string{"127.0.0.1", "::1", lab.Address(t, "overlay", "n1/c1"), lab.Address6(t, "overlay", "n1/c1").String()} {
 		for _, m := range podWays {
 			t.Run(m[0]+" to "+m[1]+" at "+target, func(t *testing.T) {
-				client, server, port := startPeer(t, m[0], "n1/c1"), startPeer(t, m[1], "n1/c1"), freePort()
-				server.must(`l = listen(6, "::", %d)`, port)
-				client.must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port)
-				server.must(`c, who = l.accept()`)
+				client, server, port := lab.StartPeer(t, m[0], "n1/c1"), lab.StartPeer(t, m[1], "n1/c1"), lab.FreePort()
+				server.Must(`l = listen(6, "::", %d)`, port)
+				client.Must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port)
+				server.Must(`c, who = l.accept()`)
 				began := time.Now()
-				for _, p := range []*peer{client, server} {
-					p.must(`end = globals().get("c") or s`)
-					p.must(`send(end, %d)`, size)
+				for _, p := range []*lab.Peer{client, server} {
+					p.Must(`end = globals().get("c") or s`)
+					p.Must(`send(end, %d)`, size)
 				}
-				client.begin(fmt.Sprintf(`receive(end, %d)`, size))
-				got := server.must(`receive(end, %d)`, size)
-				if reply := client.reply("receive"); reply != got || !strings.HasPrefix(got, fmt.Sprintf("[%d,", size)) {
+				client.Begin(fmt.Sprintf(`receive(end, %d)`, size))
+				got := server.Must(`receive(end, %d)`, size)
+				if reply := client.Reply("receive"); reply != got || !strings.HasPrefix(got, fmt.Sprintf("[%d,", size)) {
 					t.Errorf("received %s and %s", got, reply)
 				}
-				for _, p := range []*peer{client, server} {
-					p.must(`drained()`)
+				for _, p := range []*lab.Peer{client, server} {
+					p.Must(`drained()`)
 					// tcpi_total_retrans
-					raw := p.must(`struct.unpack_from("I", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0]`)
+					raw := p.Must(`struct.unpack_from("I", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0]`)
 					// Some are to be had on any veth whose sender changes its processor; wrong sizes cost all of them.
 					if n, err := strconv.Atoi(raw); err != nil || n > size/1400/10 {
-						t.Errorf("%s retransmitted %s segments", p.name, raw)
+						t.Errorf("%s retransmitted %s segments", p.Name, raw)
 					}
 				}
 				t.Logf("%d MB each way in %s", size>>20, time.Since(began).Round(time.Millisecond))
@@ -167,38 +167,38 @@ func TestPodsTransfer(t *testing.T) {
 func TestPodsMany(t *testing.T) {
 	const n = 300
 	for _, target := range []string{"127.0.0.1", "::1"} {
-		for _, mode := range modes {
+		for _, mode := range lab.Modes {
 			t.Run("server "+mode+" at "+target, func(t *testing.T) {
-				server, port, family := startPeer(t, mode, "n1/c1"), freePort(), 4
+				server, port, family := lab.StartPeer(t, mode, "n1/c1"), lab.FreePort(), 4
 				if target == "::1" {
 					family = 6
 				}
-				server.must(`l = listen(%d, %q, %d, backlog=1000)`, family, target, port)
-				clients := map[string]*peer{}
-				for _, m := range modes {
-					clients[m] = startPeer(t, m, "n1/c1")
-					clients[m].must(`many = [tcp(%d) for _ in range(%d)]`, family, n)
-					clients[m].must(`[s.setblocking(False) for s in many] and None`)
+				server.Must(`l = listen(%d, %q, %d, backlog=1000)`, family, target, port)
+				clients := map[string]*lab.Peer{}
+				for _, m := range lab.Modes {
+					clients[m] = lab.StartPeer(t, m, "n1/c1")
+					clients[m].Must(`many = [tcp(%d) for _ in range(%d)]`, family, n)
+					clients[m].Must(`[s.setblocking(False) for s in many] and None`)
 				}
 				for _, c := range clients {
-					c.must(`[s.connect_ex((%q, %d)) for s in many] and None`, target, port)
-					c.begin(`greet(many)`)
+					c.Must(`[s.connect_ex((%q, %d)) for s in many] and None`, target, port)
+					c.Begin(`greet(many)`)
 				}
 				want := fmt.Sprintf(`[%d, []]`, 2*n)
-				if got := server.must(`greeted(l, %d)`, 2*n); got != want {
+				if got := server.Must(`greeted(l, %d)`, 2*n); got != want {
 					t.Errorf("greeted: %s, want %s", got, want)
 				}
 				for _, c := range clients {
-					if got := c.reply("greet"); got != "0" {
-						t.Errorf("%s: %s connections not made", c.name, got)
+					if got := c.Reply("greet"); got != "0" {
+						t.Errorf("%s: %s connections not made", c.Name, got)
 					}
 				}
-				server.must(`l.close()`)
-				server.must(`serve_forked(lambda: listen(%d, %q, %d), 1)`, family, target, port+10000)
+				server.Must(`l.close()`)
+				server.Must(`serve_forked(lambda: listen(%d, %q, %d), 1)`, family, target, port+10000)
 				for _, c := range clients {
-					c.must(`ask_many(%d, %q, %d, %d)`, family, target, port+10000, n)
+					c.Must(`ask_many(%d, %q, %d, %d)`, family, target, port+10000, n)
 				}
-				server.must(`stop_served()`)
+				server.Must(`stop_served()`)
 			})
 		}
 	}
@@ -208,33 +208,33 @@ func TestPodsMany(t *testing.T) {
 func TestPodsEnds(t *testing.T) {
 	for _, m := range podWays {
 		t.Run(m[0]+" to "+m[1], func(t *testing.T) {
-			client, server, port := startPeer(t, m[0], "n1/c1"), startPeer(t, m[1], "n1/c1"), freePort()
-			source := freePort()
+			client, server, port := lab.StartPeer(t, m[0], "n1/c1"), lab.StartPeer(t, m[1], "n1/c1"), lab.FreePort()
+			source := lab.FreePort()
 			connected := func() {
 				t.Helper()
-				server.must(`l = listen(4, "127.0.0.1", %d)`, port)
-				client.must(`s = connect(4, "127.0.0.1", %d, ("127.0.0.1", %d))`, port, source)
-				server.must(`c, who = l.accept()`)
-				server.must(`l.close()`)
+				server.Must(`l = listen(4, "127.0.0.1", %d)`, port)
+				client.Must(`s = connect(4, "127.0.0.1", %d, ("127.0.0.1", %d))`, port, source)
+				server.Must(`c, who = l.accept()`)
+				server.Must(`l.close()`)
 			}
 			// The client's port is in TIME_WAIT, and is taken again at once.
 			connected()
-			client.must(`s.close()`)
-			server.expect(`0`, `len(c.recv(1))`)
-			server.must(`c.close()`)
+			client.Must(`s.close()`)
+			server.Expect(`0`, `len(c.recv(1))`)
+			server.Must(`c.close()`)
 			connected()
-			client.must(`s.sendall(b"again")`)
-			server.expect(`5`, `len(c.recv(10))`)
+			client.Must(`s.sendall(b"again")`)
+			server.Expect(`5`, `len(c.recv(10))`)
 			// Unread data: a RST by the server's end, and one by the stack of an end that is long gone.
-			client.must(`s.sendall(b"unread")`)
-			server.must(`select.select([c], [], [], 5)[0] and c.close()`)
-			client.expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
+			client.Must(`s.sendall(b"unread")`)
+			server.Must(`select.select([c], [], [], 5)[0] and c.close()`)
+			client.Expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
 			connected()
-			server.must(`c.close()`)
-			client.expect(`0`, `len(s.recv(1))`)
-			client.must(`s.send(b"x")`)
-			eventually(t, "an answer to data for a closed socket", func() (bool, string) {
-				got := client.do(`error_of(s.send, b"x")`)
+			server.Must(`c.close()`)
+			client.Expect(`0`, `len(s.recv(1))`)
+			client.Must(`s.send(b"x")`)
+			testutil.Eventually(t, "an answer to data for a closed socket", func() (bool, string) {
+				got := client.Do(`error_of(s.send, b"x")`)
 				return got == `"EPIPE"`, got
 			})
 		})
@@ -252,7 +252,7 @@ func TestPodsByNsenter(t *testing.T) {
 	t.Run("alone", podByNsenter)
 	t.Run("kubelet", func(t *testing.T) {
 		nft := func(text string) {
-			cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "nft", "-f", "-")
+			cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "nft", "-f", "-")
 			cmd.Stdin = strings.NewReader(text)
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Errorf("nft: %v\n%s", err, out)
@@ -265,99 +265,73 @@ func TestPodsByNsenter(t *testing.T) {
 }
 
 func podByNsenter(t *testing.T) {
-	server, port := startPeer(t, "heddle", "n1/c1"), freePort()
-	server.must(`l = listen(6, "::", %d)`, port)
-	entered := runEntered(t, labName+"-n1-c1")
-	for _, target := range []string{"127.0.0.1", "::1", address(t, "overlay", "n1/c1")} {
-		entered.must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port)
-		server.must(`c, who = l.accept()`)
-		entered.must(`s.sendall(b"hello")`)
-		server.expect(`5`, `len(c.recv(10))`)
+	server, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	server.Must(`l = listen(6, "::", %d)`, port)
+	entered := lab.RunEntered(t, lab.Name+"-n1-c1")
+	for _, target := range []string{"127.0.0.1", "::1", lab.Address(t, "overlay", "n1/c1")} {
+		entered.Must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port)
+		server.Must(`c, who = l.accept()`)
+		entered.Must(`s.sendall(b"hello")`)
+		server.Expect(`5`, `len(c.recv(10))`)
 	}
-	entered.must(`l = listen(6, "::", %d)`, port+10000)
-	for _, target := range []string{"127.0.0.1", "::1", address(t, "overlay", "n1/c1")} {
-		server.must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port+10000)
-		entered.must(`c, who = l.accept()`)
-		entered.must(`c.sendall(b"hello")`)
-		server.expect(`5`, `len(s.recv(10))`)
+	entered.Must(`l = listen(6, "::", %d)`, port+10000)
+	for _, target := range []string{"127.0.0.1", "::1", lab.Address(t, "overlay", "n1/c1")} {
+		server.Must(`s = connect(6 if ":" in %q else 4, %[1]q, %d)`, target, port+10000)
+		entered.Must(`c, who = l.accept()`)
+		entered.Must(`c.sendall(b"hello")`)
+		server.Expect(`5`, `len(s.recv(10))`)
 	}
 	// A listener at loopback, and another one beside it at the own address.
-	own := address(t, "overlay", "n1/c1")
-	both := freePort()
-	server.must(`l1, l2 = listen(4, "127.0.0.1", %d), listen(4, %q, %[1]d)`, both, own)
+	own := lab.Address(t, "overlay", "n1/c1")
+	both := lab.FreePort()
+	server.Must(`l1, l2 = listen(4, "127.0.0.1", %d), listen(4, %q, %[1]d)`, both, own)
 	for name, target := range map[string]string{"l1": "127.0.0.1", "l2": own} {
-		entered.must(`s = connect(4, %q, %d)`, target, both)
-		server.must(`c, who = %s.accept()`, name)
-		server.expect(strconv.Quote(target), `c.getsockname()[0]`)
-		entered.must(`s.sendall(b"hello")`)
-		server.expect(`5`, `len(c.recv(10))`)
+		entered.Must(`s = connect(4, %q, %d)`, target, both)
+		server.Must(`c, who = %s.accept()`, name)
+		server.Expect(strconv.Quote(target), `c.getsockname()[0]`)
+		entered.Must(`s.sendall(b"hello")`)
+		server.Expect(`5`, `len(c.recv(10))`)
 	}
 }
 
 // TestPodsApart: what is open on one container's loopback is not on another's.
 func TestPodsApart(t *testing.T) {
-	for _, mode := range modes {
-		owner, port := startPeer(t, mode, "n1/c1"), freePort()
-		owner.must(`l = listen(4, "127.0.0.1", %d)`, port)
-		owner.must(`l6 = listen(6, "::1", %d)`, port)
-		for _, other := range modes {
-			thief := startPeer(t, other, "n1/c2")
-			for _, target := range []string{"127.0.0.1", "::1", address(t, "overlay", "n1/c1"), address6(t, "overlay", "n1/c1").String()} {
+	for _, mode := range lab.Modes {
+		owner, port := lab.StartPeer(t, mode, "n1/c1"), lab.FreePort()
+		owner.Must(`l = listen(4, "127.0.0.1", %d)`, port)
+		owner.Must(`l6 = listen(6, "::1", %d)`, port)
+		for _, other := range lab.Modes {
+			thief := lab.StartPeer(t, other, "n1/c2")
+			for _, target := range []string{"127.0.0.1", "::1", lab.Address(t, "overlay", "n1/c1"), lab.Address6(t, "overlay", "n1/c1").String()} {
 				family := 4
 				if netip.MustParseAddr(target).Is6() {
 					family = 6
 				}
-				thief.expect(`{"error": "ECONNREFUSED"}`, `connect(%d, %q, %d)`, family, target, port)
+				thief.Expect(`{"error": "ECONNREFUSED"}`, `connect(%d, %q, %d)`, family, target, port)
 			}
-		}
-	}
-}
-
-// startPod opens connections between an intercepted process and one that is not, and gives what checks that they live
-// and that new ones are made: from client by its sockets inside.
-func startPod(t *testing.T, client, plain *peer) (check func()) {
-	t.Helper()
-	port, plainPort := freePort(), freePort()
-	client.must(`podl = listen(6, "::", %d)`, port)
-	plain.must(`podl = listen(6, "::", %d)`, plainPort)
-	client.must(`podc = [connect(6, "::1", %d)]`, plainPort)
-	plain.must(`podc = [connect(4, "127.0.0.1", %d)]`, port)
-	for _, p := range []*peer{client, plain} {
-		p.must(`podc.append(podl.accept()[0])`)
-	}
-	return func() {
-		t.Helper()
-		client.must(`inside.pop().connect(("127.0.0.1", %d))`, plainPort)
-		plain.must(`connect(6, "::1", %d)`, port)
-		for _, p := range []*peer{client, plain} {
-			p.must(`podl.accept()[0]`)
-			p.must(`[c.sendall(b"alive") for c in podc] and None`)
-		}
-		for _, p := range []*peer{client, plain} {
-			p.expect(`[5, 5]`, `[len(c.recv(100)) for c in podc]`)
 		}
 	}
 }
 
 // TestPodsBindConflicts: a program is told that a process that is not intercepted listens at its port.
 func TestPodsBindConflicts(t *testing.T) {
-	first, second := startPeer(t, "overlay", "n1/c1"), map[string]*peer{"overlay": startPeer(t, "overlay", "n1/c1"), "heddle": startPeer(t, "heddle", "n1/c1")}
-	own, own6 := address(t, "overlay", "n1/c1"), address6(t, "overlay", "n1/c1").String()
+	first, second := lab.StartPeer(t, "overlay", "n1/c1"), map[string]*lab.Peer{"overlay": lab.StartPeer(t, "overlay", "n1/c1"), "heddle": lab.StartPeer(t, "heddle", "n1/c1")}
+	own, own6 := lab.Address(t, "overlay", "n1/c1"), lab.Address6(t, "overlay", "n1/c1").String()
 	names := [][3]any{{4, "0.0.0.0", "None"}, {4, "127.0.0.1", "None"}, {4, own, "None"}, {6, "::", 0}, {6, "::", 1}, {6, "::1", "None"}, {6, own6, "None"}}
 	for _, held := range names {
 		for _, reuseaddr := range []string{"False", "True"} {
-			port := freePort()
-			first.must(`l = listen(%d, %q, %d, v6only=%v)`, held[0], held[1], port, held[2])
+			port := lab.FreePort()
+			first.Must(`l = listen(%d, %q, %d, v6only=%v)`, held[0], held[1], port, held[2])
 			for _, wanted := range names {
 				answers := map[string]string{}
 				for mode, p := range second {
-					answers[mode] = p.must(`error_of(lambda: bound(%d, %q, %d, %v, reuseaddr=%s).close())`, wanted[0], wanted[1], port, wanted[2], reuseaddr)
+					answers[mode] = p.Must(`error_of(lambda: bound(%d, %q, %d, %v, reuseaddr=%s).close())`, wanted[0], wanted[1], port, wanted[2], reuseaddr)
 				}
 				if answers["heddle"] != answers["overlay"] {
 					t.Errorf("%v listens, bind of %v (SO_REUSEADDR %s): %s, want %s", held, wanted, reuseaddr, answers["heddle"], answers["overlay"])
 				}
 			}
-			first.must(`l.close()`)
+			first.Must(`l.close()`)
 		}
 	}
 }

@@ -1,56 +1,15 @@
-package test
+package paths
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
-
-// directPaths gives what a node's agent knows of the direct paths to the others.
-func directPaths(t testing.TB, node string) model.DirectPaths {
-	t.Helper()
-	var status []struct {
-		Direct model.DirectPaths `json:"direct_paths"`
-	}
-	raw := heddle(t, "status", "--lab", labName, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("status of %s: %v\n%s", node, err, raw)
-	}
-	return status[0].Direct
-}
-
-// awaitPath waits until a node's path to the other one is in a state.
-func awaitPath(t testing.TB, node string, state model.PeerState) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("the direct path from %s to be %s", node, state), func() (bool, string) {
-		d := directPaths(t, node)
-		return d.Peers[state] == 1, fmt.Sprintf("%+v", d)
-	})
-}
-
-// spoil puts a table of nftables into a namespace of the lab until mend, or the end of the test.
-func spoil(t testing.TB, suffix, family, rules string) (mend func()) {
-	t.Helper()
-	table, there := family+" heddle-test", true
-	sh(t, labName+"-"+suffix, fmt.Sprintf("nft 'table %s {\n%s\n}'", table, rules))
-	mend = func() {
-		if there {
-			there = false
-			sh(t, labName+"-"+suffix, "nft delete table "+table)
-		}
-	}
-	t.Cleanup(func() {
-		mend()
-		if t.Failed() { // later tests need the direct path
-			_ = labCommand("up")
-		}
-	})
-	return mend
-}
 
 // attempts is a program that tries again when a connect fails.
 const attempts = `
@@ -87,68 +46,68 @@ func TestSpoiltPath(t *testing.T) {
 			model.PeerBlocked},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-			plain := startPeer(t, "overlay", "n1/c2")
-			client.must("%s", attempts)
-			plain.must("%s", attempts)
-			target, port := address(t, "heddle", "n2/c1"), freePort()
-			server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-			talk := func(p *peer, s, c string) {
+			client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+			plain := lab.StartPeer(t, "overlay", "n1/c2")
+			client.Must("%s", attempts)
+			plain.Must("%s", attempts)
+			target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
+			server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+			talk := func(p *lab.Peer, s, c string) {
 				t.Helper()
-				p.must(`send(%s, 200000)`, s)
-				server.expect(`[200000, "16a7de9d66951288"]`, `receive(%s, 200000)`, c)
+				p.Must(`send(%s, 200000)`, s)
+				server.Expect(`[200000, "16a7de9d66951288"]`, `receive(%s, 200000)`, c)
 			}
-			accept := func(p *peer, s, c string) {
+			accept := func(p *lab.Peer, s, c string) {
 				t.Helper()
-				server.must(`%s, who = l.accept()`, c)
-				server.expect(fmt.Sprintf("%q", p.addr("heddle", strings.Fields(p.name)[0])), `who[0]`)
+				server.Must(`%s, who = l.accept()`, c)
+				server.Expect(fmt.Sprintf("%q", p.Addr("heddle", strings.Fields(p.Name)[0])), `who[0]`)
 				talk(p, s, c)
 			}
-			pathOf := func(s string) seen {
+			pathOf := func(s string) lab.ListedConnection {
 				t.Helper()
-				local := client.portOf(s)
-				for _, c := range connections(t, "n1/c1") {
+				local := client.PortOf(s)
+				for _, c := range lab.Connections(t, "n1/c1") {
 					if c.Local.Port() == local && c.Remote == netip.AddrPortFrom(netip.MustParseAddr(target), uint16(port)) {
 						return c
 					}
 				}
 				t.Fatalf("connection of %s not listed", s)
-				return seen{}
+				return lab.ListedConnection{}
 			}
-			client.must(`before = attempts(%q, %d)`, target, port)
+			client.Must(`before = attempts(%q, %d)`, target, port)
 			accept(client, "before", "b")
 			if got := pathOf("before"); got.Path != model.PathDirect {
 				t.Fatalf("at first %+v", got)
 			}
 
-			mend := spoil(t, c.suffix, c.family, c.rules)
-			plain.must(`during = attempts(%q, %d)`, target, port)
+			mend := lab.Spoil(t, c.suffix, c.family, c.rules)
+			plain.Must(`during = attempts(%q, %d)`, target, port)
 			accept(plain, "during", "o")
-			client.must(`during = attempts(%q, %d)`, target, port)
+			client.Must(`during = attempts(%q, %d)`, target, port)
 			accept(client, "during", "d")
 			if got := pathOf("during"); got.Path != model.PathOverlay || got.Reason != "fallback_"+c.state.String() {
 				t.Errorf("while the path fails: %+v", got)
 			}
-			server.must(`l6 = listen(6, "::", %d)`, freePort())
-			client.must(`six = connect(6, %q, %d)`, address6(t, "heddle", "n2/c1"), server.portOf("l6"))
-			server.must(`x, who = l6.accept()`)
-			server.expect(fmt.Sprintf("%q", address6(t, "heddle", "n1/c1")), `who[0]`)
+			server.Must(`l6 = listen(6, "::", %d)`, lab.FreePort())
+			client.Must(`six = connect(6, %q, %d)`, lab.Address6(t, "heddle", "n2/c1"), server.PortOf("l6"))
+			server.Must(`x, who = l6.accept()`)
+			server.Expect(fmt.Sprintf("%q", lab.Address6(t, "heddle", "n1/c1")), `who[0]`)
 			talk(client, "six", "x")
 
-			d := directPaths(t, "n1")
+			d := lab.DirectPaths(t, "n1")
 			if len(d.Overlay) != 1 || d.Overlay[0].State != c.state || d.Overlay[0].Reason != "fallback_"+c.state.String() || d.Overlay[0].Next.IsZero() {
 				t.Errorf("reported as %+v", d)
 			}
-			if out := heddle(t, "status", "--lab", labName, "--node", "n1"); !strings.Contains(out, "by the overlay (fallback_"+c.state.String()+")") {
+			if out := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1"); !strings.Contains(out, "by the overlay (fallback_"+c.state.String()+")") {
 				t.Errorf("status:\n%s", out)
 			}
-			if d := directPaths(t, "n2"); d.Peers[model.PeerProven] != 1 {
+			if d := lab.DirectPaths(t, "n2"); d.Peers[model.PeerProven] != 1 {
 				t.Errorf("the other direction is %+v", d)
 			}
 
 			mend()
-			awaitPath(t, "n1", model.PeerProven)
-			client.must(`after = attempts(%q, %d)`, target, port)
+			lab.AwaitPath(t, "n1", model.PeerProven)
+			client.Must(`after = attempts(%q, %d)`, target, port)
 			accept(client, "after", "a")
 			if got := pathOf("after"); got.Path != model.PathDirect {
 				t.Errorf("after it: %+v", got)
@@ -162,28 +121,13 @@ func TestSpoiltPath(t *testing.T) {
 	}
 }
 
-// probeWithoutAgent has n1 probe n2, whose agent does not run: the path must be found to work, because n2's programs
-// are there. p is a peer on n1.
-func probeWithoutAgent(t *testing.T, p *peer) {
-	t.Helper()
-	probed := directPaths(t, "n1").Probes["answered"]
-	p.do(`connect(4, %q, %d)`, address(t, "heddle", "n2/c1"), freePort()) // is refused, and so asks for a probe
-	eventually(t, "n1 to probe n2", func() (bool, string) {
-		d := directPaths(t, "n1")
-		return d.Probes["answered"] > probed, fmt.Sprintf("%+v", d)
-	})
-	if d := directPaths(t, "n1"); d.Peers[model.PeerProven] != 1 {
-		t.Errorf("without the agent the path is %+v", d)
-	}
-}
-
 // TestForgedProbes has a host on the underlay, which sees nothing between the nodes, and the containers of one try to
 // make a path that works fail, and one that fails work. Probes go on all the while.
 func TestForgedProbes(t *testing.T) {
-	n1, n2, victim := address(t, "host", "n1/c1"), address(t, "host", "n2/c1"), address(t, "heddle", "n2/c1")
-	c1, id := address(t, "heddle", "n1/c1"), labNetwork(t).ID
-	stranger, container := forger(t, startOutside(t)), startPeer(t, "heddle", "n1/c1")
-	raw := forger(t, startPeer(t, "overlay", "n1/c1"))
+	n1, n2, victim := lab.Address(t, "host", "n1/c1"), lab.Address(t, "host", "n2/c1"), lab.Address(t, "heddle", "n2/c1")
+	c1, id := lab.Address(t, "heddle", "n1/c1"), lab.Numbers(t).ID
+	stranger, container := lab.Forger(t, lab.StartOutside(t)), lab.StartPeer(t, "heddle", "n1/c1")
+	raw := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1"))
 	first := int(model.DefaultDirectPorts.First)
 	const answers = `
 def tcp_answer(src, sport, dst, dport, flags, seq, ack):
@@ -213,63 +157,63 @@ def end():
     going = False
     thread.join()
 `
-	stranger.must("%s", answers)
-	raw.must("%s", answers)
-	container.must("%s", answers)
-	container.must(`def refused(target, port):
+	stranger.Must("%s", answers)
+	raw.Must("%s", answers)
+	container.Must("%s", answers)
+	container.Must(`def refused(target, port):
     with socket.socket() as s:
         s.settimeout(1)
         s.connect_ex((target, port))
     time.sleep(.05)`)
 	attack := func(flags int, probes uint64) {
 		t.Helper()
-		before := directPaths(t, "n1").Probes
+		before := lab.DirectPaths(t, "n1").Probes
 		// Connects that are refused, so that probes are made; and what a container can say with its own address, or another's.
-		container.must(`again(refused, %q, %d)`, victim, freePort())
-		stranger.must(`again(answer_all, %q, %q, %d, %d)`, n2, n1, first, flags)
-		raw.do(`forge(tcp_answer(%q, %d, %q, 40000, %d, 1, 1), %q)`, n2, first, n1, flags, n1)
-		raw.do(`forge(syn(%q, 33333, %q, %d, heddle_option(%d, %q, %q, 1, version=3)), %q)`, c1, n2, first, id, c1, victim, n2)
-		stranger.must(`forge(syn(%q, 33333, %q, %d), %q)`, n1, n2, first, n2)
-		eventually(t, "a probe since", func() (bool, string) {
-			now := directPaths(t, "n1").Probes
+		container.Must(`again(refused, %q, %d)`, victim, lab.FreePort())
+		stranger.Must(`again(answer_all, %q, %q, %d, %d)`, n2, n1, first, flags)
+		raw.Do(`forge(tcp_answer(%q, %d, %q, 40000, %d, 1, 1), %q)`, n2, first, n1, flags, n1)
+		raw.Do(`forge(syn(%q, 33333, %q, %d, heddle_option(%d, %q, %q, 1, version=3)), %q)`, c1, n2, first, id, c1, victim, n2)
+		stranger.Must(`forge(syn(%q, 33333, %q, %d), %q)`, n1, n2, first, n2)
+		testutil.Eventually(t, "a probe since", func() (bool, string) {
+			now := lab.DirectPaths(t, "n1").Probes
 			return now["answered"]+now["silent"] > before["answered"]+before["silent"]+probes, fmt.Sprint(now)
 		})
-		container.must(`end()`)
-		stranger.must(`end()`)
+		container.Must(`end()`)
+		stranger.Must(`end()`)
 	}
 	const syn, rst, ack = 2, 4, 16
 	attack(rst|ack, 12)
-	if d := directPaths(t, "n1"); d.Peers[model.PeerProven] != 1 {
+	if d := lab.DirectPaths(t, "n1"); d.Peers[model.PeerProven] != 1 {
 		t.Errorf("forged refusals made the path %+v", d)
 	}
-	mend := spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
-	container.begin(fmt.Sprintf(`connect(4, %q, %d)`, victim, freePort()))
-	awaitPath(t, "n1", model.PeerBlocked)
-	container.reply("the connect that was refused or not")
+	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
+	container.Begin(fmt.Sprintf(`connect(4, %q, %d)`, victim, lab.FreePort()))
+	lab.AwaitPath(t, "n1", model.PeerBlocked)
+	container.Reply("the connect that was refused or not")
 	attack(syn|ack, 4)
-	if d := directPaths(t, "n1"); d.Peers[model.PeerBlocked] != 1 {
+	if d := lab.DirectPaths(t, "n1"); d.Peers[model.PeerBlocked] != 1 {
 		t.Errorf("forged answers made the path %+v", d)
 	}
 	mend()
-	awaitPath(t, "n1", model.PeerProven)
+	lab.AwaitPath(t, "n1", model.PeerProven)
 }
 
 // TestConnectInFlight has the underlay block a path while a program connects. It must not wait for the kernel's two
 // minutes, although nothing can bring its SYN through any more.
 func TestConnectInFlight(t *testing.T) {
-	client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-	target, port := address(t, "heddle", "n2/c1"), freePort()
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	mend := spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
-	client.must(`s = tcp(4)`)
-	client.must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 60, 0))`) // the probes' time on a busy machine
-	if got := client.do(`s.connect((%q, %d))`, target, port); got != `{"error": "ETIMEDOUT"}` {
+	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
+	client.Must(`s = tcp(4)`)
+	client.Must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 60, 0))`) // the probes' time on a busy machine
+	if got := client.Do(`s.connect((%q, %d))`, target, port); got != `{"error": "ETIMEDOUT"}` {
 		t.Errorf("the connect gave %s", got)
 	}
-	if counters(t, "n1")["cut_path_blocked"] == 0 {
+	if lab.Counters(t, "n1")["cut_path_blocked"] == 0 {
 		t.Error("cut_path_blocked is 0")
 	}
-	client.must(`s = connect(4, %q, %d)`, target, port)
+	client.Must(`s = connect(4, %q, %d)`, target, port)
 	mend()
-	awaitPath(t, "n1", model.PeerProven)
+	lab.AwaitPath(t, "n1", model.PeerProven)
 }

@@ -1,4 +1,4 @@
-package test
+package paths
 
 import (
 	"bytes"
@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/quic-go/quic-go"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // As these, this test's program is one end of a QUIC connection: QUIC-SERVER ADDRESS echoes streams, QUIC-CLIENT
@@ -30,7 +32,7 @@ func runQUIC(args []string) (ran bool, err error) {
 	if len(args) != 3 {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 	defer cancel()
 	switch args[1] {
 	case quicServer:

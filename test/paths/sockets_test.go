@@ -1,10 +1,12 @@
-package test
+package paths
 
 import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // socketScripts are things programs do with sockets beyond connecting them.
@@ -93,8 +95,8 @@ server: forked(as_user, 1234, lambda: os.fstat(tcp().fileno()).st_uid)`},
 
 // TestSockets runs them between nodes and on one node.
 func TestSockets(t *testing.T) {
-	for _, pl := range places[:2] {
-		t.Run(pl.name, func(t *testing.T) { compareAt(t, pl, socketScripts...) })
+	for _, pl := range lab.Places[:2] {
+		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, socketScripts...) })
 	}
 }
 
@@ -102,20 +104,20 @@ func TestSockets(t *testing.T) {
 // or each have one of their own.
 func TestServerProcesses(t *testing.T) {
 	const processes, asked = 4, 160
-	for _, pl := range places[:2] {
-		for _, m := range pl.modes {
+	for _, pl := range lab.Places[:2] {
+		for _, m := range pl.Modes {
 			for name, how := range map[string]string{
 				"prefork":   `(l := listen(4, "0.0.0.0", %d)) and serve_forked(lambda: l, %d)`,
 				"reuseport": `serve_forked(lambda: listen(4, "0.0.0.0", %d, reuseport=True), %d)`,
 				// Each user's own sockets; root's and another's do not mix.
 				"reuseport as another user": `serve_forked(lambda: as_user(1234, listen, 4, "0.0.0.0", %d, None, True), %d)`,
 			} {
-				t.Run(fmt.Sprintf("%s, %s to %s, %s", pl.name, m[0], m[1], name), func(t *testing.T) {
-					client, server := startPeer(t, m[0], pl.client), startPeer(t, m[1], pl.server)
-					port := freePort()
-					server.must(how, port, processes)
-					defer server.must(`stop_served()`)
-					raw := client.must(`ask_many(4, %q, %d, %d)`, pl.target(t), port, asked)
+				t.Run(fmt.Sprintf("%s, %s to %s, %s", pl.Name, m[0], m[1], name), func(t *testing.T) {
+					client, server := lab.StartPeer(t, m[0], pl.Client), lab.StartPeer(t, m[1], pl.Server)
+					port := lab.FreePort()
+					server.Must(how, port, processes)
+					defer server.Must(`stop_served()`)
+					raw := client.Must(`ask_many(4, %q, %d, %d)`, pl.Target(t), port, asked)
 					var by map[string]int
 					if err := json.Unmarshal([]byte(raw), &by); err != nil {
 						t.Fatalf("%v: %s", err, raw)
@@ -144,21 +146,21 @@ func TestPassedSocket(t *testing.T) {
 	} {
 		t.Run(to.container+" "+to.mode, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "s")
-			port := freePort()
-			maker, user, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, to.mode, to.container), startPeer(t, "heddle", "n2/c1")
-			own, target := address(t, "heddle", "n1/c1"), address(t, "heddle", "n2/c1")
-			server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-			user.must(`u = taker(%q)`, path)
-			user.begin(`s = take(u)`)
-			maker.must(`give(%q, tcp())`, path)
-			user.reply("take")
-			user.must(`s.connect((%q, %d))`, target, port)
-			server.must(`c, who = l.accept()`)
-			server.expect(fmt.Sprintf("%q", own), `who[0]`)
-			user.expect(fmt.Sprintf("[%q, [%q, %d]]", own, target, port), `[s.getsockname()[0], s.getpeername()]`)
-			user.must(`send(s, 5000)`)
-			server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
-			c := awaitConnection(t, "n1/c1", user.portOf("s"), uint16(port), 5000, 0)
+			port := lab.FreePort()
+			maker, user, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, to.mode, to.container), lab.StartPeer(t, "heddle", "n2/c1")
+			own, target := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "heddle", "n2/c1")
+			server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+			user.Must(`u = taker(%q)`, path)
+			user.Begin(`s = take(u)`)
+			maker.Must(`give(%q, tcp())`, path)
+			user.Reply("take")
+			user.Must(`s.connect((%q, %d))`, target, port)
+			server.Must(`c, who = l.accept()`)
+			server.Expect(fmt.Sprintf("%q", own), `who[0]`)
+			user.Expect(fmt.Sprintf("[%q, [%q, %d]]", own, target, port), `[s.getsockname()[0], s.getpeername()]`)
+			user.Must(`send(s, 5000)`)
+			server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+			c := lab.AwaitConnection(t, "n1/c1", user.PortOf("s"), uint16(port), 5000, 0)
 			if c.Path.String() != "direct" {
 				t.Errorf("path %s", c.Path)
 			}
@@ -169,25 +171,25 @@ func TestPassedSocket(t *testing.T) {
 // TestPassedListener: so does a listener, and what it accepts.
 func TestPassedListener(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	port := freePort()
-	maker, user, client := startPeer(t, "heddle", "n2/c1"), startPeer(t, "overlay", "n2/c2"), startPeer(t, "heddle", "n1/c1")
-	target := address(t, "heddle", "n2/c1")
-	maker.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	user.must(`u = taker(%q)`, path)
-	user.begin(`l = take(u)`)
-	maker.must(`give(%q, l)`, path)
-	user.reply("take")
-	maker.must(`l.close()`)
-	client.must(`s = connect(4, %q, %d)`, target, port)
-	user.must(`c, who = l.accept()`)
-	user.expect(fmt.Sprintf("[[%q, %d], true]", target, port), `[c.getsockname(), who == c.getpeername()]`)
-	client.must(`send(s, 5000)`)
-	user.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+	port := lab.FreePort()
+	maker, user, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "overlay", "n2/c2"), lab.StartPeer(t, "heddle", "n1/c1")
+	target := lab.Address(t, "heddle", "n2/c1")
+	maker.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	user.Must(`u = taker(%q)`, path)
+	user.Begin(`l = take(u)`)
+	maker.Must(`give(%q, l)`, path)
+	user.Reply("take")
+	maker.Must(`l.close()`)
+	client.Must(`s = connect(4, %q, %d)`, target, port)
+	user.Must(`c, who = l.accept()`)
+	user.Expect(fmt.Sprintf("[[%q, %d], true]", target, port), `[c.getsockname(), who == c.getpeername()]`)
+	client.Must(`send(s, 5000)`)
+	user.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 }
 
 // TestCloseIsFinal: a socket that its program closed is closed, however soon after socket() that was: the agent,
 // which made it, holds it no longer than the program waits for it.
 func TestCloseIsFinal(t *testing.T) {
-	p := startPeer(t, "heddle", "n1/c1")
-	p.expect(`0`, `sum(closed_late() for _ in range(500))`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Expect(`0`, `sum(closed_late() for _ in range(500))`)
 }

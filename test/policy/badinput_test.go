@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestPolicyBadInput: what is contradictory, empty, huge or malformed is refused whole, with the place and the reason,
@@ -30,9 +32,9 @@ func TestPolicyBadInput(t *testing.T) {
 	const head = "apiVersion: heddle.dev/v1\nkind: Policy\n"
 	good := file("good.yaml", head+"name: bad-input\nsubject: {labels: {app: x}}\ningress: {default: deny, rules: [{action: allow, ports: [tcp/80]}]}\n")
 	other := file("other.yaml", head+"name: another\nsubject: {}\ningress: {default: deny}\n")
-	heddle(t, "policy", "apply", "--lab", labName, "-f", good)
-	before := heddle(t, "policy", "list", "--lab", labName, "--output", "json")
-	if again := heddle(t, "policy", "apply", "--lab", labName, "-f", good); again != "1 unchanged\n" {
+	lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", good)
+	before := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--output", "json")
+	if again := lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", good); again != "1 unchanged\n" {
 		t.Errorf("applied again: %q", again)
 	}
 	bad := func(name, text string) []string { return []string{"apply", "-f", other, "-f", file(name, text)} }
@@ -65,15 +67,15 @@ func TestPolicyBadInput(t *testing.T) {
 		"explain no port":  {[]string{"explain", "n1/c1", "n2/c1", "http"}, "no single port"},
 		"get an absent":    {[]string{"get", "absent"}, "no policy absent"},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		out, err := exec.CommandContext(ctx, heddleBin, append(append([]string{"policy"}, c.args...), "--lab", labName)...).CombinedOutput()
+		ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+		out, err := exec.CommandContext(ctx, lab.Bin, append(append([]string{"policy"}, c.args...), "--lab", lab.Name)...).CombinedOutput()
 		cancel()
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || !strings.Contains(string(out), c.says) {
 			t.Errorf("%s: %v, %.600s, want %q", name, err, out, c.says)
 		}
 	}
-	if after := heddle(t, "policy", "list", "--lab", labName, "--output", "json"); after != before {
+	if after := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--output", "json"); after != before {
 		t.Errorf("rules have changed:\n%s\nbefore:\n%s", after, before)
 	}
 	for _, args := range [][]string{{"nolabel"}, {"=x"}, {"a=b", "a-"}, {"-"}} {
@@ -86,12 +88,12 @@ func TestPolicyBadInput(t *testing.T) {
 // TestPolicyOutlivesTheAgent: rules hold while no agent runs, and a new agent takes them over.
 func TestPolicyOutlivesTheAgent(t *testing.T) {
 	clearPolicy(t)
-	server := startPeer(t, "heddle", "n2/c1")
-	client := startPeer(t, "heddle", "n1/c1")
-	port, open := freePort(), freePort()
-	server.must(`l = [listen(4, "0.0.0.0", p) for p in (%d, %d)]`, port, open)
-	target := address(t, "heddle", "n2/c1")
-	heddle(t, "endpoints", "label", "--lab", labName, "--node", "n2", "n2/c1", "app=kept")
+	server := lab.StartPeer(t, "heddle", "n2/c1")
+	client := lab.StartPeer(t, "heddle", "n1/c1")
+	port, open := lab.FreePort(), lab.FreePort()
+	server.Must(`l = [listen(4, "0.0.0.0", p) for p in (%d, %d)]`, port, open)
+	target := lab.Address(t, "heddle", "n2/c1")
+	lab.Heddle(t, "endpoints", "label", "--lab", lab.Name, "--node", "n2", "n2/c1", "app=kept")
 	path := filepath.Join(t.TempDir(), "kept.json")
 	raw, err := json.Marshal(map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "kept", "subject": map[string]any{"labels": map[string]any{"app": "kept"}},
 		"ingress": map[string]any{"default": "deny", "rules": []any{map[string]any{"action": "allow", "ports": []string{fmt.Sprintf("tcp/%d", open)}}}}})
@@ -101,35 +103,35 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	heddle(t, "policy", "apply", "--lab", labName, "-f", path)
+	lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", path)
 	holds := func(when string) {
 		t.Helper()
-		if got := client.do(`error_of(lambda: connect(4, "%s", %d).close())`, target, port); got != `"ECONNREFUSED"` {
+		if got := client.Do(`error_of(lambda: connect(4, "%s", %d).close())`, target, port); got != `"ECONNREFUSED"` {
 			t.Errorf("%s: what is forbidden: %s", when, got)
 		}
-		if got := client.do(`error_of(lambda: connect(4, "%s", %d).close())`, target, open); got != `"ok"` {
+		if got := client.Do(`error_of(lambda: connect(4, "%s", %d).close())`, target, open); got != `"ok"` {
 			t.Errorf("%s: what is allowed: %s", when, got)
 		}
 	}
 	holds("before")
-	client.must("made = [tcp() for _ in range(4)]") // while no agent runs, there are no new sockets
+	client.Must("made = [tcp() for _ in range(4)]") // while no agent runs, there are no new sockets
 	for _, node := range []string{"n1", "n2"} {
-		endAgent(t, node, syscall.SIGKILL)
+		lab.EndAgent(t, node, syscall.SIGKILL)
 	}
 	for i, c := range []struct {
 		port int
 		want string
 	}{{port, `"ECONNREFUSED"`}, {open, `"ok"`}} {
-		if got := client.do(`error_of(lambda: made[%d].connect(("%s", %d)))`, i, target, c.port); got != c.want {
+		if got := client.Do(`error_of(lambda: made[%d].connect(("%s", %d)))`, i, target, c.port); got != c.want {
 			t.Errorf("without agents: port %d: %s, want %s", i, got, c.want)
 		}
 	}
-	if err := labCommand("up"); err != nil {
+	if err := lab.Command("up"); err != nil {
 		t.Fatal(err)
 	}
 	holds("with new agents")
 	var status []api.Status
-	if err := json.Unmarshal([]byte(heddle(t, "status", "--lab", labName, "--output", "json")), &status); err != nil {
+	if err := json.Unmarshal([]byte(lab.Heddle(t, "status", "--lab", lab.Name, "--output", "json")), &status); err != nil {
 		t.Fatal(err)
 	}
 	for _, st := range status {

@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"fmt"
@@ -8,12 +8,15 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // live is one open connection of TestPolicyCut.
 type live struct {
 	what           string
-	client, server *peer
+	client, server *lab.Peer
 	socket         string // the client's variable
 	port           int
 	cut            bool
@@ -21,24 +24,24 @@ type live struct {
 
 // openLive opens connections at places, of each pair of modes one to a port that stays allowed and one to each that
 // will be forbidden.
-func openLive(t testing.TB, clients, servers map[string]*peer, at []place, ports map[string]policyPorts) (all []live) {
+func openLive(t testing.TB, clients, servers map[string]*lab.Peer, at []lab.Place, ports map[string]policyPorts) (all []live) {
 	t.Helper()
 	for _, pl := range at {
-		for _, m := range pl.modes {
+		for _, m := range pl.Modes {
 			p := ports[m[1]]
-			c := clients[pl.client+m[0]]
+			c := clients[pl.Client+m[0]]
 			for _, port := range p.all() {
-				addrs := map[int]string{4: pl.target(t)}
-				if isEndpoint(m[1], pl.server) && pl.client != pl.server {
-					addrs[6] = own6(t, pl.server)
+				addrs := map[int]string{4: pl.Target(t)}
+				if isEndpoint(m[1], pl.Server) && pl.Client != pl.Server {
+					addrs[6] = lab.Overlay6(t, pl.Server)
 				}
 				for family, addr := range addrs {
 					l := live{
-						what:   fmt.Sprintf("%s, %s to %s, IPv%d, port %d", pl.name, m[0], m[1], family, port),
-						client: c, server: servers[pl.server+m[1]], socket: fmt.Sprintf("live%d", len(all)), port: port,
+						what:   fmt.Sprintf("%s, %s to %s, IPv%d, port %d", pl.Name, m[0], m[1], family, port),
+						client: c, server: servers[pl.Server+m[1]], socket: fmt.Sprintf("live%d", len(all)), port: port,
 						cut: p.want(pl, m, port) != "hi",
 					}
-					c.must("%s = opened(%d, %q, %d)", l.socket, family, addr, port)
+					c.Must("%s = opened(%d, %q, %d)", l.socket, family, addr, port)
 					all = append(all, l)
 				}
 			}
@@ -56,11 +59,11 @@ func TestPolicyCut(t *testing.T) {
 	all := openLive(t, clients, servers, at, ports)
 	var egress, ingress []map[string]any
 	for _, p := range ports {
-		egress = append(egress, denyRule("reject", p.egressReject), denyRule("drop", p.egressDrop))
-		ingress = append(ingress, denyRule("reject", p.ingressReject), denyRule("drop", p.ingressDrop))
+		egress = append(egress, lab.DenyRule("reject", p.egressReject), lab.DenyRule("drop", p.egressDrop))
+		ingress = append(ingress, lab.DenyRule("reject", p.ingressReject), lab.DenyRule("drop", p.ingressDrop))
 	}
-	applyPolicy(t, "cut", ingress, egress)
-	want := map[*peer]map[int]int{}
+	lab.ApplyPolicy(t, "cut", ingress, egress)
+	want := map[*lab.Peer]map[int]int{}
 	for _, l := range all {
 		var how string
 		answer(t, l.client, &how, "outcome(%s, %s)", l.socket, map[bool]string{true: "False", false: "True"}[l.cut])
@@ -78,7 +81,7 @@ func TestPolicyCut(t *testing.T) {
 		}
 	}
 	for key, s := range servers {
-		eventually(t, "connections cut at "+key, func() (bool, string) {
+		testutil.Eventually(t, "connections cut at "+key, func() (bool, string) {
 			var ended map[int][]string
 			answer(t, s, &ended, "ended")
 			ok := true
@@ -97,16 +100,16 @@ func TestPolicyCut(t *testing.T) {
 // change being in force both ends see that they ended, and the other half lives.
 func TestPolicyCutMany(t *testing.T) {
 	const each = 2500 // of 2 ports and 2 paths
-	stays, goes := freePort(), freePort()
-	pairs := map[string][2]*peer{}
+	stays, goes := lab.FreePort(), lab.FreePort()
+	pairs := map[string][2]*lab.Peer{}
 	for _, path := range [][2]string{{"n1/c1", "n2/c1"}, {"n1/c2", "n1/c1"}} {
 		c, s := startPolicyPeer(t, "heddle", path[0]), startPolicyPeer(t, "heddle", path[1])
-		s.must("serve_many([%d, %d])", stays, goes)
-		c.must("hold(4, %q, [%d, %d], %d)", address(t, "overlay", path[1]), stays, goes, each)
-		pairs[path[0]+" to "+path[1]] = [2]*peer{c, s}
+		s.Must("serve_many([%d, %d])", stays, goes)
+		c.Must("hold(4, %q, [%d, %d], %d)", lab.Address(t, "overlay", path[1]), stays, goes, each)
+		pairs[path[0]+" to "+path[1]] = [2]*lab.Peer{c, s}
 	}
 	began := time.Now()
-	applyPolicy(t, "many", []map[string]any{denyRule("reject", goes)}, nil)
+	lab.ApplyPolicy(t, "many", []map[string]any{lab.DenyRule("reject", goes)}, nil)
 	applied := time.Now()
 	var slow []string
 	for name, ends := range pairs {
@@ -124,7 +127,7 @@ func TestPolicyCutMany(t *testing.T) {
 	}
 	for name, ends := range pairs {
 		for _, end := range ends {
-			if got := end.must("all_echo(%d, %d)", stays, each); got != "true" {
+			if got := end.Must("all_echo(%d, %d)", stays, each); got != "true" {
 				t.Errorf("%s: a connection that stays allowed did not live on", name)
 			}
 		}
@@ -135,31 +138,31 @@ func TestPolicyCutMany(t *testing.T) {
 // connects, what is allowed never fails, and of what comes and goes nothing outlives its being forbidden.
 func TestPolicyFlips(t *testing.T) {
 	const flips = 20 // and as many back; internal/plane/tcp/datapath has a test of a hundred
-	never, always, sometimes := freePort(), freePort(), freePort()
+	never, always, sometimes := lab.FreePort(), lab.FreePort(), lab.FreePort()
 	client := startPolicyPeer(t, "heddle", "n1/c1")
-	servers := map[string]*peer{}
-	applyPolicy(t, "flips", []map[string]any{denyRule("reject", never)}, nil)
+	servers := map[string]*lab.Peer{}
+	lab.ApplyPolicy(t, "flips", []map[string]any{lab.DenyRule("reject", never)}, nil)
 	for _, at := range []string{"n2/c1", "n1/c2"} {
 		servers[at] = startPolicyPeer(t, "heddle", at)
-		servers[at].must("serve([%d, %d, %d])", never, always, sometimes)
-		for family, addr := range map[int]string{4: address(t, "overlay", at), 6: own6(t, at)} {
-			client.must("hammer('never', %d, %q, %d, False)", family, addr, never)
-			client.must("hammer('always', %d, %q, %d, False)", family, addr, always)
-			client.must("hammer('sometimes', %d, %q, %d, True)", family, addr, sometimes)
-			client.must("stream('stream', %d, %q, %d)", family, addr, always)
+		servers[at].Must("serve([%d, %d, %d])", never, always, sometimes)
+		for family, addr := range map[int]string{4: lab.Address(t, "overlay", at), 6: lab.Overlay6(t, at)} {
+			client.Must("hammer('never', %d, %q, %d, False)", family, addr, never)
+			client.Must("hammer('always', %d, %q, %d, False)", family, addr, always)
+			client.Must("hammer('sometimes', %d, %q, %d, True)", family, addr, sometimes)
+			client.Must("stream('stream', %d, %q, %d)", family, addr, always)
 		}
 	}
 	for range flips {
-		changePolicy(t, everybody("flips", nil, []map[string]any{denyRule("reject", never), denyRule("reject", sometimes)}))
+		lab.ChangePolicy(t, lab.EverybodyPolicy("flips", nil, []map[string]any{lab.DenyRule("reject", never), lab.DenyRule("reject", sometimes)}))
 		for at, s := range servers {
-			eventually(t, "no connection of "+at+" that is forbidden", func() (bool, string) {
-				n := s.must("alive(%d)", sometimes)
+			testutil.Eventually(t, "no connection of "+at+" that is forbidden", func() (bool, string) {
+				n := s.Must("alive(%d)", sometimes)
 				return n == "0", n + " alive"
 			})
 		}
-		changePolicy(t, everybody("flips", []map[string]any{denyRule("reject", never)}, nil))
+		lab.ChangePolicy(t, lab.EverybodyPolicy("flips", []map[string]any{lab.DenyRule("reject", never)}, nil))
 	}
-	client.must("globals().update(hammering=False)")
+	client.Must("globals().update(hammering=False)")
 	var tally map[string]map[string]int
 	answer(t, client, &tally, "tally")
 	t.Log(tally)
@@ -177,34 +180,34 @@ func TestPolicyFlips(t *testing.T) {
 // changed. The connection does not come to be, and what the ACK carries nobody reads; also when the node remembers
 // nothing of the handshake (SYN cookies). One whose port stays allowed comes to be then.
 func TestPolicyWithheldACK(t *testing.T) {
-	stays, goes := freePort(), freePort()
+	stays, goes := lab.FreePort(), lab.FreePort()
 	client := startPolicyPeer(t, "host", "outside")
-	targets := outsideTargets(t, "n1/c1")
-	for _, mode := range modes {
+	targets := lab.OutsideTargets(t, "n1/c1")
+	for _, mode := range lab.Modes {
 		for _, cookies := range []string{"1", "2"} {
 			if mode == "overlay" && cookies == "2" {
 				continue // that is of the container's own stack
 			}
 			t.Run(mode+", cookies "+cookies, func(t *testing.T) {
 				if mode == "heddle" {
-					setSysctl(t, "n1", "ipv4/tcp_syncookies", cookies)
+					lab.SetSysctl(t, "n1", "ipv4/tcp_syncookies", cookies)
 				}
 				server := startPolicyPeer(t, mode, "n1/c1")
-				server.must("serve([%d, %d])", stays, goes)
+				server.Must("serve([%d, %d])", stays, goes)
 				release := withholdACKs(t, stays, goes)
 				for family, addr := range targets {
-					client.must("v%d = {p: connect(%d, %q, p) for p in (%d, %d)}", family, family, addr, stays, goes)
+					client.Must("v%d = {p: connect(%d, %q, p) for p in (%d, %d)}", family, family, addr, stays, goes)
 				}
-				applyPolicy(t, "withheld", []map[string]any{denyRule("drop", goes)}, nil)
+				lab.ApplyPolicy(t, "withheld", []map[string]any{lab.DenyRule("drop", goes)}, nil)
 				release()
 				for family := range targets {
-					client.expect("5", "v%d[%d].send(b'hello')", family, goes)
-					client.expect("5", "v%d[%d].send(b'hello')", family, stays)
-					client.expect(`"hihello"`, `received(v%d[%d], 7)`, family, stays)
+					client.Expect("5", "v%d[%d].send(b'hello')", family, goes)
+					client.Expect("5", "v%d[%d].send(b'hello')", family, stays)
+					client.Expect(`"hihello"`, `received(v%d[%d], 7)`, family, stays)
 					// The server takes connections in the order they come: this one would have been taken by now.
-					client.must("v%d[%d].close()", family, stays)
+					client.Must("v%d[%d].close()", family, stays)
 				}
-				server.expect("{}", "{p: n for p, n in accepted.items() if p == %d}", goes)
+				server.Expect("{}", "{p: n for p, n in accepted.items() if p == %d}", goes)
 			})
 		}
 	}
@@ -214,7 +217,7 @@ func TestPolicyWithheldACK(t *testing.T) {
 func withholdACKs(t testing.TB, ports ...int) (release func()) {
 	t.Helper()
 	nft := func(text string) {
-		cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-outside", "nft", "-f", "-")
+		cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-outside", "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Errorf("nft: %v\n%s", err, out)

@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"net/netip"

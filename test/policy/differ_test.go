@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"context"
@@ -20,6 +20,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/policy/generate"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 var (
@@ -50,9 +52,9 @@ func clearPolicy(t testing.TB) {
 
 // labHeddle runs the command line for the lab, also when the test has ended.
 func labHeddle(args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, heddleBin, append(args, "--lab", labName)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, lab.Bin, append(args, "--lab", lab.Name)...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("heddle %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
@@ -78,8 +80,8 @@ func labelArgs(container string, labels map[string]string) []string {
 // policyWorld is the lab as the evaluator sees it, with the peers that try what it says.
 type policyWorld struct {
 	t       *testing.T
-	clients map[string]*peer // by "container mode" and node
-	ports   map[string]int   // that mode's processes listen at, everywhere
+	clients map[string]*lab.Peer // by "container mode" and node
+	ports   map[string]int       // that mode's processes listen at, everywhere
 	addrs   []netip.Addr
 	state   policy.State
 }
@@ -89,7 +91,7 @@ type policyWorld struct {
 // outside, in both families. In TCP the kind of the refusal has to be right, too.
 func TestPolicyDiffer(t *testing.T) {
 	clearPolicy(t)
-	unlimitedICMP(t)
+	lab.UnlimitedICMP(t)
 	w := newPolicyWorld(t)
 	seed := *policySeed
 	if seed == 0 {
@@ -113,24 +115,24 @@ func TestPolicyDiffer(t *testing.T) {
 
 func newPolicyWorld(t *testing.T) *policyWorld {
 	t.Helper()
-	w := &policyWorld{t: t, clients: make(map[string]*peer), ports: map[string]int{"overlay": freePort(), "heddle": freePort(), "host": freePort()}}
+	w := &policyWorld{t: t, clients: make(map[string]*lab.Peer), ports: map[string]int{"overlay": lab.FreePort(), "heddle": lab.FreePort(), "host": lab.FreePort()}}
 	w.readLab()
-	add := func(key string, p *peer, mode string, addrs ...netip.Addr) {
-		p.must("%s", policyDifferScript)
-		p.must("serve_policy([%d], %s)", w.ports[mode], quoted(t, append([]netip.Addr{}, addrs...)))
+	add := func(key string, p *lab.Peer, mode string, addrs ...netip.Addr) {
+		p.Must("%s", policyDifferScript)
+		p.Must("serve_policy([%d], %s)", w.ports[mode], lab.JSON(t, append([]netip.Addr{}, addrs...)))
 		w.clients[key] = p
 	}
 	for _, c := range policyEnds {
-		for _, mode := range modes {
-			add(c+" "+mode, startPeer(t, mode, c), mode)
+		for _, mode := range lab.Modes {
+			add(c+" "+mode, lab.StartPeer(t, mode, c), mode)
 		}
 	}
 	for _, n := range w.state.Nodes {
-		add(n.Name, startPeer(t, "host", n.Name+"/c1"), "host", n.Addrs...)
+		add(n.Name, lab.StartPeer(t, "host", n.Name+"/c1"), "host", n.Addrs...)
 	}
-	add("outside", startOutside(t), "host", netip.MustParseAddr(outsideTarget(t)))
+	add("outside", lab.StartOutside(t), "host", netip.MustParseAddr(lab.OutsideTarget(t)))
 	for _, c := range policyEnds {
-		for _, a := range outsideTargets(t, c) {
+		for _, a := range lab.OutsideTargets(t, c) {
 			w.addrs = append(w.addrs, w.source("outside", netip.MustParseAddr(a))) // rules are made about what is there
 		}
 	}
@@ -147,7 +149,7 @@ func (w *policyWorld) readLab() {
 			Prefix6 netip.Prefix
 		}
 	}
-	raw := heddle(w.t, "status", "--lab", labName, "--output", "json")
+	raw := lab.Heddle(w.t, "status", "--lab", lab.Name, "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 2 {
 		w.t.Fatalf("status: %v\n%s", err, raw)
 	}
@@ -160,7 +162,7 @@ func (w *policyWorld) readLab() {
 		w.state.Nodes = append(w.state.Nodes, n)
 		w.addrs = append(w.addrs, n.Addrs...)
 	}
-	w.addrs = append(w.addrs, netip.MustParseAddr(outsideTarget(w.t)))
+	w.addrs = append(w.addrs, netip.MustParseAddr(lab.OutsideTarget(w.t)))
 	w.readEndpoints()
 	for e := range w.state.Endpoints.All() {
 		w.addrs = append(w.addrs, e.Addrs...)
@@ -169,7 +171,7 @@ func (w *policyWorld) readLab() {
 
 func (w *policyWorld) readEndpoints() {
 	w.t.Helper()
-	raw := heddle(w.t, "endpoints", "--lab", labName, "--output", "json")
+	raw := lab.Heddle(w.t, "endpoints", "--lab", lab.Name, "--output", "json")
 	var all []model.Endpoint
 	if err := json.Unmarshal([]byte(raw), &all); err != nil || len(all) != len(policyEnds) {
 		w.t.Fatalf("endpoints: %v\n%s", err, raw)
@@ -181,7 +183,7 @@ func (w *policyWorld) readEndpoints() {
 func (w *policyWorld) apply(g *generate.Generator) {
 	w.t.Helper()
 	for _, c := range policyEnds {
-		heddle(w.t, append(labelArgs(c, g.Labels()), "--lab", labName)...)
+		lab.Heddle(w.t, append(labelArgs(c, g.Labels()), "--lab", lab.Name)...)
 	}
 	w.readEndpoints()
 	// The same names each time, so that each round replaces the last one's.
@@ -217,7 +219,7 @@ func (w *policyWorld) apply(g *generate.Generator) {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	heddle(w.t, "policy", "apply", "--lab", labName, "-f", file)
+	lab.Heddle(w.t, "policy", "apply", "--lab", lab.Name, "-f", file)
 }
 
 // try is one connection, datagram or ping.
@@ -253,11 +255,11 @@ func (w *policyWorld) round(seed uint64) (tries, allowed int) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		w.clients[from].begin(fmt.Sprintf("probe_all(json.loads(%q))", raw))
+		w.clients[from].Begin(fmt.Sprintf("probe_all(json.loads(%q))", raw))
 	}
 	for from, batch := range batches {
 		var got []string
-		reply := w.clients[from].reply("probe_all")
+		reply := w.clients[from].Reply("probe_all")
 		if err := json.Unmarshal([]byte(reply), &got); err != nil || len(got) != len(batch) {
 			w.t.Fatalf("%s: %v: %s", from, err, reply)
 		}
@@ -288,7 +290,7 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 		if mode == "heddle" {
 			x.probe.Protocol = model.ProtocolTCP // others are the plain process's, as it is
 		}
-		x.mode = modes[rnd.IntN(2)]
+		x.mode = lab.Modes[rnd.IntN(2)]
 		if e == nil {
 			x.mode = "host"
 		}
@@ -308,7 +310,7 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 // reachable reports whether there is somebody at a whom every peer reaches: the addresses that the host outside sends from are
 // for rules only.
 func (w *policyWorld) reachable(a netip.Addr) bool {
-	return w.endpointAt(a) != nil || a.String() == outsideTarget(w.t) ||
+	return w.endpointAt(a) != nil || a.String() == lab.OutsideTarget(w.t) ||
 		slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool { return slices.Contains(n.Addrs, a) })
 }
 
@@ -337,7 +339,7 @@ func (w *policyWorld) ownAddr(container string, target netip.Addr) netip.Addr {
 // source asks where a node sends from.
 func (w *policyWorld) source(node string, target netip.Addr) (a netip.Addr) {
 	w.t.Helper()
-	if err := json.Unmarshal([]byte(w.clients[node].must("source_of(%q)", target.String())), &a); err != nil {
+	if err := json.Unmarshal([]byte(w.clients[node].Must("source_of(%q)", target.String())), &a); err != nil {
 		w.t.Fatal(err)
 	}
 	return a

@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // exchangeBytes answers every byte on one connection at a port of an address, or sends some, each after the answer to the
@@ -33,7 +35,7 @@ else:
 // dropped by those that drop what is invalid.
 func TestLimitTracking(t *testing.T) {
 	nft := func(text string) error {
-		cmd := exec.Command("nsenter", "--net=/run/netns/"+labName+"-n1", "nft", "-f", "-")
+		cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(text)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w\n%s", err, out)
@@ -45,25 +47,25 @@ func TestLimitTracking(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	limit(t, "n1/c1", "--egress", "100mbit")
-	redirected, nobody := freePort(), freePort()
+	lab.Limit(t, "n1/c1", "--egress", "100mbit")
+	redirected, nobody := lab.FreePort(), lab.FreePort()
 	for name, c := range map[string]struct {
 		port  int
 		rules string
 	}{
-		"invalid dropped": {freePort(), "chain arriving { type filter hook input priority 0; ct state invalid drop; iif lo accept; }"},
+		"invalid dropped": {lab.FreePort(), "chain arriving { type filter hook input priority 0; ct state invalid drop; iif lo accept; }"},
 		"port redirected": {redirected, fmt.Sprintf("chain arriving { type nat hook prerouting priority dstnat; tcp dport %d redirect to :%d; }", redirected, nobody)},
 	} {
-		for _, addr := range []string{address(t, "heddle", "n1/c2"), address6(t, "heddle", "n1/c2").String()} {
+		for _, addr := range []string{lab.Address(t, "heddle", "n1/c2"), lab.Address6(t, "heddle", "n1/c2").String()} {
 			t.Run(name+" "+addr, func(t *testing.T) {
 				if err := nft("add table inet operator\ndelete table inet operator\ntable inet operator {\n" + c.rules + "\n}\n"); err != nil {
 					t.Fatal(err)
 				}
 				args := []string{addr, strconv.Itoa(c.port)}
-				server := start(t, "heddle", "n1/c2", append([]string{"python3", "-c", exchangeBytes, "server"}, args...)...)
-				server.waitFor("listening")
-				start(t, "heddle", "n1/c1", append([]string{"python3", "-c", exchangeBytes, "client"}, args...)...).waitFor("exchanged")
-				server.stop()
+				server := lab.Start(t, "heddle", "n1/c2", append([]string{"python3", "-c", exchangeBytes, "server"}, args...)...)
+				server.WaitFor("listening")
+				lab.Start(t, "heddle", "n1/c1", append([]string{"python3", "-c", exchangeBytes, "client"}, args...)...).WaitFor("exchanged")
+				server.Stop()
 			})
 		}
 	}

@@ -1,4 +1,4 @@
-package test
+package policy
 
 import (
 	"encoding/json"
@@ -12,6 +12,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
 
 // serviceServer answers every connection, of either family, with its name, until it is ended.
@@ -64,7 +65,7 @@ func (a serviceAnswers) of(t *testing.T, peer string) map[string]int {
 func askService(t *testing.T, family, host string, port, count int, more ...string) (a serviceAnswers) {
 	t.Helper()
 	argv := append([]string{"python3", "-c", serviceClient, family, host, strconv.Itoa(port), strconv.Itoa(count)}, more...)
-	if err := json.Unmarshal([]byte(mustRun(t, "heddle", "n1/c1", argv...)), &a); err != nil {
+	if err := json.Unmarshal([]byte(lab.MustRun(t, "heddle", "n1/c1", argv...)), &a); err != nil {
 		t.Fatal(err)
 	}
 	return a
@@ -72,14 +73,14 @@ func askService(t *testing.T, family, host string, port, count int, more ...stri
 
 // TestServices has a container connect to services whose backends are in other containers and its own.
 func TestServices(t *testing.T) {
-	port, closed := freePort(), freePort()
+	port, closed := lab.FreePort(), lab.FreePort()
 	backend := map[string]netip.AddrPort{}
 	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1", "n2/c2"} {
-		start(t, "heddle", c, "python3", "-c", serviceServer, strconv.Itoa(port), c).waitFor("up")
-		backend[c] = netip.AddrPortFrom(netip.MustParseAddr(address(t, "overlay", c)), uint16(port))
+		lab.Start(t, "heddle", c, "python3", "-c", serviceServer, strconv.Itoa(port), c).WaitFor("up")
+		backend[c] = netip.AddrPortFrom(netip.MustParseAddr(lab.Address(t, "overlay", c)), uint16(port))
 	}
 	var in6 netip.AddrPort
-	remote := api.Dial(apiSocket("n2"))
+	remote := api.Dial(lab.APISocket("n2"))
 	defer remote.Close()
 	list, err := remote.Endpoints(t.Context())
 	if err != nil {
@@ -90,7 +91,7 @@ func TestServices(t *testing.T) {
 			in6 = netip.AddrPortFrom(e.Addrs[1], uint16(port))
 		}
 	}
-	client := api.Dial(apiSocket("n1"))
+	client := api.Dial(lab.APISocket("n1"))
 	defer client.Close()
 	vip, vip6 := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("[fd00:96::10]:80")
 	edit := func(e api.ServiceEdit) {
@@ -111,12 +112,12 @@ func TestServices(t *testing.T) {
 	const name, mapped = "10.96.0.10 80", "::ffff:10.96.0.10 80"
 
 	set(0, "n1/c1", "n1/c2", "n2/c1", "n2/c2")
-	before := counters(t, "n1")
+	before := lab.Counters(t, "n1")
 	n := askService(t, "AF_INET", "10.96.0.10", 80, 60).of(t, name)
 	if len(n) != 4 || n["n1/c1"]+n["n1/c2"]+n["n2/c1"]+n["n2/c2"] != 60 {
 		t.Errorf("60 connects met %v, want all four", n)
 	}
-	after := counters(t, "n1")
+	after := lab.Counters(t, "n1")
 	if direct := after["connect_direct"] - before["connect_direct"]; direct < uint64(n["n2/c1"]+n["n2/c2"]) {
 		t.Errorf("%d direct connects, but %v", direct, n)
 	}
@@ -148,13 +149,13 @@ func TestServices(t *testing.T) {
 
 	// Without backends; a socket that met that is as good as new.
 	set(0)
-	refused := counters(t, "n1")["refuse_no_backend"]
+	refused := lab.Counters(t, "n1")["refuse_no_backend"]
 	a := askService(t, "AF_INET", "10.96.0.10", 80, 2, backend["n2/c1"].Addr().String(), strconv.Itoa(port))
 	peer := fmt.Sprint(backend["n2/c1"].Addr(), " ", port)
 	if want := (serviceAnswers{{"ECONNREFUSED", ""}, {"n2/c1", peer}, {"ECONNREFUSED", ""}, {"n2/c1", peer}}); !slices.Equal(a, want) {
 		t.Errorf("no backend: %v, want %v", a, want)
 	}
-	if got := counters(t, "n1")["refuse_no_backend"] - refused; got != 2 {
+	if got := lab.Counters(t, "n1")["refuse_no_backend"] - refused; got != 2 {
 		t.Errorf("refuse_no_backend rose by %d, want 2", got)
 	}
 	// A port of the address that is no service's is none, and so is the backend's port where nothing listens.
@@ -165,7 +166,7 @@ func TestServices(t *testing.T) {
 
 	// Policy is decided for the backend, not for what the program asked for.
 	set(0, "n2/c1", "n2/c2")
-	applyPolicy(t, "services", nil, []map[string]any{{"action": "deny", "peers": []map[string]any{{"prefix": "10.96.0.0/16"}, {"prefix": backend["n2/c1"].Addr().String() + "/32"}}}})
+	lab.ApplyPolicy(t, "services", nil, []map[string]any{{"action": "deny", "peers": []map[string]any{{"prefix": "10.96.0.0/16"}, {"prefix": backend["n2/c1"].Addr().String() + "/32"}}}})
 	if n := askService(t, "AF_INET", "10.96.0.10", 80, 40).of(t, name); n["n2/c1"] != 0 || n["ECONNREFUSED"] == 0 || n["n2/c2"] == 0 {
 		t.Errorf("with a policy against n2/c1: %v", n)
 	}

@@ -1,4 +1,4 @@
-package test
+package programs
 
 import (
 	"debug/elf"
@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // httpPort is where the Go and the Java server listen.
@@ -14,15 +16,15 @@ const httpPort = "8080"
 // TestGoHTTP checks a server and a client in Go that are linked statically, so that nothing can be
 // preloaded into them.
 func TestGoHTTP(t *testing.T) {
-	serve := func(t testing.TB, e ends) *program {
-		server := start(t, e.serverMode, e.server, asNobody(e.dir+"/go-http", "server", ":"+httpPort)...)
-		server.waitFor("listening on")
+	serve := func(t testing.TB, e ends) *lab.Program {
+		server := lab.Start(t, e.serverMode, e.server, lab.AsNobody(e.dir+"/go-http", "server", ":"+httpPort)...)
+		server.WaitFor("listening on")
 		return server
 	}
-	talk := func(t testing.TB, e ends, server *program, saw *observation) {
-		saw.add("client", maskPorts(mustRun(t, e.clientMode, e.client, asNobody(e.dir+"/go-http", "client", e.addr+":"+httpPort)...)))
-		server.stop()
-		saw.add("server", server.output())
+	talk := func(t testing.TB, e ends, server *lab.Program, saw *observation) {
+		saw.add("client", maskPorts(lab.MustRun(t, e.clientMode, e.client, lab.AsNobody(e.dir+"/go-http", "client", e.addr+":"+httpPort)...)))
+		server.Stop()
+		saw.add("server", server.Output())
 	}
 	compareModes(t, scenario{serve, talk}, buildGo)
 }
@@ -30,7 +32,7 @@ func TestGoHTTP(t *testing.T) {
 func buildGo(t testing.TB, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, "go-http")
-	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./testdata/programs/go-http")
+	cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./testdata/go-http")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
@@ -51,17 +53,17 @@ func buildGo(t testing.TB, dir string) {
 func TestJavaHTTP(t *testing.T) {
 	// Start quickly; what it does once it runs is the same. It would leave its statistics in /tmp.
 	java := func(dir string, args ...string) []string {
-		return asNobody(append([]string{"java", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-cp", dir + "/classes"}, args...)...)
+		return lab.AsNobody(append([]string{"java", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData", "-cp", dir + "/classes"}, args...)...)
 	}
-	serve := func(t testing.TB, e ends) *program {
-		server := start(t, e.serverMode, e.server, java(e.dir, "Server", httpPort)...)
-		server.waitFor("listening on")
+	serve := func(t testing.TB, e ends) *lab.Program {
+		server := lab.Start(t, e.serverMode, e.server, java(e.dir, "Server", httpPort)...)
+		server.WaitFor("listening on")
 		return server
 	}
-	talk := func(t testing.TB, e ends, server *program, saw *observation) {
-		saw.add("client", maskPorts(mustRun(t, e.clientMode, e.client, java(e.dir, "Client", e.addr, httpPort)...)))
-		server.stop()
-		saw.add("server", maskPorts(server.output()))
+	talk := func(t testing.TB, e ends, server *lab.Program, saw *observation) {
+		saw.add("client", maskPorts(lab.MustRun(t, e.clientMode, e.client, java(e.dir, "Client", e.addr, httpPort)...)))
+		server.Stop()
+		saw.add("server", maskPorts(server.Output()))
 	}
 	compareModes(t, scenario{serve, talk}, buildJava)
 }
@@ -69,7 +71,7 @@ func TestJavaHTTP(t *testing.T) {
 func buildJava(t testing.TB, dir string) {
 	t.Helper()
 	out, err := exec.Command("javac", "-d", filepath.Join(dir, "classes"),
-		"testdata/programs/java/Server.java", "testdata/programs/java/Client.java").CombinedOutput()
+		"testdata/java/Server.java", "testdata/java/Client.java").CombinedOutput()
 	if err != nil {
 		t.Fatalf("javac: %v\n%s", err, out)
 	}

@@ -1,22 +1,24 @@
-package test
+package programs
 
 import (
 	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestIperf3 checks transfers one way, the other, in parallel and both ways at once.
 func TestIperf3(t *testing.T) {
 	compareModes(t, scenario{
-		serve: func(t testing.TB, e ends) *program {
+		serve: func(t testing.TB, e ends) *lab.Program {
 			// Without --forceflush nothing of it arrives before it ends.
-			server := start(t, e.serverMode, e.server, "iperf3", "--server", "--forceflush")
-			server.waitFor("listening on 5201")
+			server := lab.Start(t, e.serverMode, e.server, "iperf3", "--server", "--forceflush")
+			server.WaitFor("listening on 5201")
 			return server
 		},
-		talk: func(t testing.TB, e ends, server *program, saw *observation) {
+		talk: func(t testing.TB, e ends, server *lab.Program, saw *observation) {
 			for _, flags := range [][]string{
 				{"--bytes", "32M"},
 				{"--bytes", "32M", "--reverse"},
@@ -26,8 +28,8 @@ func TestIperf3(t *testing.T) {
 				what := "iperf3 " + strings.Join(flags, " ")
 				saw.add(what, iperf3(t, e, flags))
 			}
-			server.stop()
-			for line := range strings.Lines(server.output()) {
+			server.Stop()
+			for line := range strings.Lines(server.Output()) {
 				if strings.Contains(line, "Accepted connection") || strings.Contains(line, "error") {
 					saw.add("server", maskPorts(line))
 				}
@@ -63,7 +65,7 @@ type iperf3Report struct {
 // and, where the amount is given, all of it must have arrived.
 func iperf3(t testing.TB, e ends, flags []string) string {
 	t.Helper()
-	raw := mustRun(t, e.clientMode, e.client, append([]string{"iperf3", "--client", e.addr, "--json"}, flags...)...)
+	raw := lab.MustRun(t, e.clientMode, e.client, append([]string{"iperf3", "--client", e.addr, "--json"}, flags...)...)
 	var report iperf3Report
 	if err := json.Unmarshal([]byte(raw), &report); err != nil {
 		t.Fatalf("iperf3 %v: %v\n%s", flags, err, raw)

@@ -1,4 +1,4 @@
-package test
+package programs
 
 import (
 	"errors"
@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestOpenMPI runs a job of two processes in two containers, with TCP between them and between what starts them. Open MPI binds
 // sockets with AF_UNSPEC before they connect.
 func TestOpenMPI(t *testing.T) {
-	dir := sharedDir(t)
+	dir := lab.SharedDir(t)
 	ring := filepath.Join(dir, "ring")
 	if out, err := exec.Command("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", ring, "testdata/mpi/ring.c", "-l:libmpi.so.40").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
@@ -35,7 +37,7 @@ func TestOpenMPI(t *testing.T) {
 			}
 			t.Run(at.name+"/"+mode[0]+" to "+mode[1], func(t *testing.T) {
 				runMPI(t, ends{server: at.server, client: at.client, clientMode: mode[0], serverMode: mode[1],
-					addr: address(t, mode[1], at.server), dir: dir})
+					addr: lab.Address(t, mode[1], at.server), dir: dir})
 			})
 		}
 	}
@@ -53,13 +55,13 @@ func runMPI(t *testing.T, e ends) {
 			t.Fatal(err)
 		}
 	}
-	beside := start(t, e.serverMode, e.server, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "./beside.sh")
-	defer beside.stop()
-	r := run(t, e.clientMode, e.client, nil, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	beside := lab.Start(t, e.serverMode, e.server, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "./beside.sh")
+	defer beside.Stop()
+	r := lab.Run(t, e.clientMode, e.client, nil, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", filepath.Join(e.dir, "launch.sh"), "--mca", "btl", "tcp,self", "--mca", "oob", "tcp",
 		"--mca", "btl_tcp_port_min_v4", "7000", // its default is 1024, which other tests bind, and which waits for a minute
-		"-np", "2", "--host", address(t, e.clientMode, e.client)+","+e.addr, "./ring")
-	if want := "ring of 2: 1048576 bytes\n"; r.code != 0 || r.stdout != want {
-		t.Errorf("exit code %d, said %q, want %q\n%s\nbeside it:\n%s", r.code, r.stdout, want, r.stderr, beside.output())
+		"-np", "2", "--host", lab.Address(t, e.clientMode, e.client)+","+e.addr, "./ring")
+	if want := "ring of 2: 1048576 bytes\n"; r.Code != 0 || r.Stdout != want {
+		t.Errorf("exit code %d, said %q, want %q\n%s\nbeside it:\n%s", r.Code, r.Stdout, want, r.Stderr, beside.Output())
 	}
 }

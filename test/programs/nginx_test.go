@@ -1,4 +1,4 @@
-package test
+package programs
 
 import (
 	"crypto/sha256"
@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestNginx checks nginx with workers of another user, two listeners on one port, TLS and a backend over
@@ -27,9 +29,9 @@ func prepareNginx(t testing.TB, dir string) {
 	if err := os.Mkdir(filepath.Join(dir, "files"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(dir, "files/index.html"), []byte("<h1>Heddle</h1>\n"))
-	writeFile(t, filepath.Join(dir, "files/large"), pattern(largeFile))
-	writeFile(t, filepath.Join(dir, "upload"), pattern(2<<20))
+	lab.WriteFile(t, filepath.Join(dir, "files/index.html"), []byte("<h1>Heddle</h1>\n"))
+	lab.WriteFile(t, filepath.Join(dir, "files/large"), pattern(largeFile))
+	lab.WriteFile(t, filepath.Join(dir, "upload"), pattern(2<<20))
 	out, err := exec.Command("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
 		"-subj", "/CN=nginx.test", "-keyout", filepath.Join(dir, "key.pem"), "-out", filepath.Join(dir, "cert.pem")).CombinedOutput()
 	if err != nil {
@@ -37,15 +39,15 @@ func prepareNginx(t testing.TB, dir string) {
 	}
 }
 
-func serveNginx(t testing.TB, e ends) *program {
+func serveNginx(t testing.TB, e ends) *lab.Program {
 	t.Helper()
-	writeFile(t, filepath.Join(e.dir, "access.log"), nil)
-	server := start(t, e.serverMode, e.server, "nginx", "-e", "stderr", "-p", e.dir+"/", "-c", "nginx.conf")
+	lab.WriteFile(t, filepath.Join(e.dir, "access.log"), nil)
+	server := lab.Start(t, e.serverMode, e.server, "nginx", "-e", "stderr", "-p", e.dir+"/", "-c", "nginx.conf")
 	waitServer(t, e, "80")
 	return server
 }
 
-func talkNginx(t testing.TB, e ends, server *program, saw *observation) {
+func talkNginx(t testing.TB, e ends, server *lab.Program, saw *observation) {
 	t.Helper()
 	plain, tls := "http://"+e.addr, "https://nginx.test"
 	trust := []string{"--cacert", filepath.Join(e.dir, "cert.pem"), "--resolve", "nginx.test:443:" + e.addr}
@@ -59,7 +61,7 @@ func talkNginx(t testing.TB, e ends, server *program, saw *observation) {
 	curl(t, e, saw, tls+"/seen", trust...)
 	curl(t, e, saw, tls+"/files/large", trust...)
 	wrk(t, e, saw, plain+"/small")
-	server.stop()
+	server.Stop()
 	log, err := os.ReadFile(filepath.Join(e.dir, "access.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -68,9 +70,9 @@ func talkNginx(t testing.TB, e ends, server *program, saw *observation) {
 	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
 	slices.Sort(lines)
 	saw.add("access log", strings.Join(lines, "\n"))
-	for line := range strings.Lines(server.output()) {
+	for line := range strings.Lines(server.Output()) {
 		if !strings.Contains(line, "[notice]") {
-			saw.add("error log", mask(line, nginxStamp))
+			saw.add("error log", lab.Mask(line, nginxStamp))
 		}
 	}
 }
@@ -88,17 +90,17 @@ func curl(t testing.TB, e ends, saw *observation, url string, flags ...string) {
 	const format = `%{stderr}%{http_code} HTTP/%{http_version}, %{num_connects} connects, from %{local_ip} to %{remote_ip}:%{remote_port}, ` +
 		`%{size_upload} up, %{size_download} down\n`
 	argv := append([]string{"curl", "-sS", "--max-time", "20", "-D", "-", "-o", body, "-w", format, url}, flags...)
-	r := run(t, e.clientMode, e.client, nil, argv...)
-	if r.code != 0 {
-		t.Fatalf("%s (server %s, client %s): exit code %d\n%s%s", strings.Join(argv, " "), e.serverMode, e.clientMode, r.code, r.stdout, r.stderr)
+	r := lab.Run(t, e.clientMode, e.client, nil, argv...)
+	if r.Code != 0 {
+		t.Fatalf("%s (server %s, client %s): exit code %d\n%s%s", strings.Join(argv, " "), e.serverMode, e.clientMode, r.Code, r.Stdout, r.Stderr)
 	}
 	data, err := os.ReadFile(body)
 	if err != nil {
 		t.Fatal(err)
 	}
 	what := "curl " + url
-	saw.add(what, r.stderr)
-	saw.add(what+" headers", mask(r.stdout, dateHeader))
+	saw.add(what, r.Stderr)
+	saw.add(what+" headers", lab.Mask(r.Stdout, dateHeader))
 	saw.add(what+" body", fmt.Sprintf("%d bytes, SHA-256 %x", len(data), sha256.Sum256(data)))
 	if len(data) < 1024 {
 		saw.add(what+" body", string(data))
@@ -108,7 +110,7 @@ func curl(t testing.TB, e ends, saw *observation, url string, flags ...string) {
 // wrk makes load for a second. It must see no error; how much it did is not compared.
 func wrk(t testing.TB, e ends, saw *observation, url string, flags ...string) {
 	t.Helper()
-	out := mustRun(t, e.clientMode, e.client, append([]string{"wrk", "--threads", "2", "--connections", "8", "--duration", "1", url}, flags...)...)
+	out := lab.MustRun(t, e.clientMode, e.client, append([]string{"wrk", "--threads", "2", "--connections", "8", "--duration", "1", url}, flags...)...)
 	what := "wrk " + url + " " + strings.Join(flags, " ")
 	for line := range strings.Lines(out) {
 		if strings.Contains(line, "Socket errors") || strings.Contains(line, "Non-2xx") {

@@ -1,4 +1,4 @@
-package test
+package programs
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // ends are the two ends of a conversation: where they run, in which mode, and what they share.
@@ -17,6 +19,7 @@ type ends struct {
 }
 
 func (e ends) serverNode() string { return nodeOf(e.server) }
+
 func (e ends) clientNode() string { return nodeOf(e.client) }
 
 // nodeOf gives the node of container "n1/c1".
@@ -29,10 +32,10 @@ func nodeOf(container string) string {
 // on the mix.
 type scenario struct {
 	// serve starts the server and returns when it accepts connections.
-	serve func(t testing.TB, e ends) *program
+	serve func(t testing.TB, e ends) *lab.Program
 	// talk runs the clients to their end, stops the server if that is needed to read its logs, and writes
 	// down what both ends saw.
-	talk func(t testing.TB, e ends, server *program, saw *observation)
+	talk func(t testing.TB, e ends, server *lab.Program, saw *observation)
 }
 
 // placements are where the two ends run. Towards n1, which is the way back of the first, only both ends intercepted are
@@ -51,18 +54,18 @@ var placements = []struct {
 // prepare, which may be nil, puts them there.
 func compareModes(t *testing.T, s scenario, prepare func(t testing.TB, dir string)) {
 	t.Helper()
-	dir := sharedDir(t)
+	dir := lab.SharedDir(t)
 	if prepare != nil {
 		prepare(t, dir)
 	}
 	for _, at := range placements {
 		t.Run(at.name, func(t *testing.T) {
-			e := ends{server: at.server, client: at.client, addr: address(t, "overlay", at.server), dir: dir}
+			e := ends{server: at.server, client: at.client, addr: lab.Address(t, "overlay", at.server), dir: dir}
 			want := play(t, s, e, "overlay", "overlay")
 			// Clients of the plain overlay first. The two modes of a container share its address but not its
 			// ports: packets for a plain client would go to a socket of the node that waits in TIME_WAIT.
-			for _, clientMode := range modes {
-				for _, serverMode := range modes {
+			for _, clientMode := range lab.Modes {
+				for _, serverMode := range lab.Modes {
 					if serverMode == "overlay" && clientMode == "overlay" || serverMode != clientMode && !at.mixes {
 						continue
 					}
@@ -79,18 +82,18 @@ func compareModes(t *testing.T, s scenario, prepare func(t testing.TB, dir strin
 func play(t testing.TB, s scenario, e ends, serverMode, clientMode string) *observation {
 	t.Helper()
 	e.serverMode, e.clientMode = serverMode, clientMode
-	if got := address(t, serverMode, e.server); got != e.addr {
+	if got := lab.Address(t, serverMode, e.server); got != e.addr {
 		t.Fatalf("address of %s is %s in mode %s, %s in mode overlay", e.server, got, serverMode, e.addr)
 	}
 	server := s.serve(t, e)
-	defer server.stop()
+	defer server.Stop()
 	before := countPair(t, e)
 	saw := &observation{}
 	s.talk(t, e, server, saw)
-	server.stop()
+	server.Stop()
 	checkPaths(t, e, countPair(t, e).since(before))
 	if t.Failed() {
-		t.Logf("server printed:\n%s", server.output())
+		t.Logf("server printed:\n%s", server.Output())
 	}
 	return saw
 }
@@ -100,7 +103,7 @@ type pairCounts struct{ server, client map[string]uint64 }
 
 func countPair(t testing.TB, e ends) pairCounts {
 	t.Helper()
-	return pairCounts{counters(t, e.serverNode()), counters(t, e.clientNode())}
+	return pairCounts{lab.Counters(t, e.serverNode()), lab.Counters(t, e.clientNode())}
 }
 
 // since gives what was counted after before; reasons that were not are left out.
@@ -243,46 +246,15 @@ var ephemeral = regexp.MustCompile(`(\d+\.\d+\.\d+\.\d+\]?(?:', |:|,? port ))(3[
 // maskPorts replaces the ephemeral ports that follow addresses.
 func maskPorts(s string) string { return ephemeral.ReplaceAllString(s, "${1}PORT") }
 
-// mask replaces what patterns match with "*": timings, dates, rates.
-func mask(s string, patterns ...*regexp.Regexp) string {
-	for _, p := range patterns {
-		s = p.ReplaceAllString(s, "*")
-	}
-	return s
-}
-
-// sharedDir makes a directory that containers see and users other than root can enter. Everything in
-// /tmp is the machine's own in each of them.
-func sharedDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "heddle-programs-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
-// writeFile writes a file that every user of a container may read.
-func writeFile(t testing.TB, path string, data []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // copyPrograms copies files of testdata/programs to where containers see them.
 func copyPrograms(t testing.TB, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		data, err := os.ReadFile("testdata/programs/" + name)
+		data, err := os.ReadFile("testdata/" + name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		writeFile(t, dir+"/"+name, data)
+		lab.WriteFile(t, dir+"/"+name, data)
 	}
 }
 
@@ -299,16 +271,11 @@ func pattern(n int) []byte {
 	return data
 }
 
-// asNobody gives argv as an unprivileged user runs it: without capabilities and other groups.
-func asNobody(argv ...string) []string {
-	return append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"}, argv...)
-}
-
 // waitServer waits until the server of e accepts connections on a port. It asks from the server's own
 // container, so that no connection between the ends is counted.
 func waitServer(t testing.TB, e ends, port string) {
 	t.Helper()
-	waitPort(t, e.serverMode, e.server, e.addr, port)
+	lab.WaitPort(t, e.serverMode, e.server, e.addr, port)
 }
 
 // TestMaskPorts checks that masking hides ports that differ by chance and nothing else.

@@ -1,28 +1,32 @@
-package test
+package programs
 
-import "testing"
+import (
+	"testing"
+
+	"heddle.dev/heddle/test/lab"
+)
 
 // python3 is the distribution's, whatever else is in PATH.
 const python3 = "/usr/bin/python3"
 
 // servePython gives a scenario's serve for a Python program that prints "ready" when it listens. -u: a
 // program that is ended would keep its output to itself.
-func servePython(script string) func(t testing.TB, e ends) *program {
-	return func(t testing.TB, e ends) *program {
+func servePython(script string) func(t testing.TB, e ends) *lab.Program {
+	return func(t testing.TB, e ends) *lab.Program {
 		t.Helper()
-		server := start(t, e.serverMode, e.server, asNobody(python3, "-u", e.dir+"/"+script)...)
-		server.waitFor("ready")
+		server := lab.Start(t, e.serverMode, e.server, lab.AsNobody(python3, "-u", e.dir+"/"+script)...)
+		server.WaitFor("ready")
 		return server
 	}
 }
 
 // talkPython gives a scenario's talk: what client and server print is what they saw.
-func talkPython(script string) func(t testing.TB, e ends, server *program, saw *observation) {
-	return func(t testing.TB, e ends, server *program, saw *observation) {
+func talkPython(script string) func(t testing.TB, e ends, server *lab.Program, saw *observation) {
+	return func(t testing.TB, e ends, server *lab.Program, saw *observation) {
 		t.Helper()
-		saw.add("client", maskPorts(mustRun(t, e.clientMode, e.client, asNobody(python3, e.dir+"/"+script, e.addr)...)))
-		server.stop()
-		saw.add("server", maskPorts(server.output()))
+		saw.add("client", maskPorts(lab.MustRun(t, e.clientMode, e.client, lab.AsNobody(python3, e.dir+"/"+script, e.addr)...)))
+		server.Stop()
+		saw.add("server", maskPorts(server.Output()))
 	}
 }
 

@@ -1,8 +1,10 @@
-package test
+package programs
 
 import (
 	"fmt"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestManyToPlainListener checks that a listener that is not intercepted takes many connections at once
@@ -11,15 +13,15 @@ import (
 // remembers of connections that ended must not touch those that come over the overlay.
 func TestManyToPlainListener(t *testing.T) {
 	const count = 4000
-	e := ends{server: "n2/c2", client: "n1/c2", serverMode: "overlay", clientMode: "heddle", dir: sharedDir(t)}
-	e.addr = address(t, e.serverMode, e.server)
+	e := ends{server: "n2/c2", client: "n1/c2", serverMode: "overlay", clientMode: "heddle", dir: lab.SharedDir(t)}
+	e.addr = lab.Address(t, e.serverMode, e.server)
 	copyPrograms(t, e.dir, "many_server.py", "many_client.py")
 	server := servePython("many_server.py")(t, e)
-	defer server.stop()
+	defer server.Stop()
 	want := fmt.Sprintf("%d connections from %d ports\n", count, count)
 	connect := func(mode string) {
 		t.Helper()
-		if got := mustRun(t, mode, e.client, python3, e.dir+"/many_client.py", e.addr, fmt.Sprint(count)); got != want {
+		if got := lab.MustRun(t, mode, e.client, python3, e.dir+"/many_client.py", e.addr, fmt.Sprint(count)); got != want {
 			t.Errorf("%s client printed %q, want %q", mode, got, want)
 		}
 	}

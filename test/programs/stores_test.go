@@ -1,9 +1,11 @@
-package test
+package programs
 
 import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestRedis checks redis-server, run by an unprivileged user, for redis-cli and redis-benchmark.
@@ -11,11 +13,11 @@ func TestRedis(t *testing.T) {
 	compareModes(t, scenario{serve: serveRedis, talk: talkRedis}, nil)
 }
 
-func serveRedis(t testing.TB, e ends) *program {
+func serveRedis(t testing.TB, e ends) *lab.Program {
 	t.Helper()
-	server := start(t, e.serverMode, e.server, asNobody("redis-server", "--port", "6379", "--bind", "* -::*",
+	server := lab.Start(t, e.serverMode, e.server, lab.AsNobody("redis-server", "--port", "6379", "--bind", "* -::*",
 		"--protected-mode", "no", "--save", "", "--dir", "/", "--timeout", "30")...)
-	server.waitFor("Ready to accept connections")
+	server.WaitFor("Ready to accept connections")
 	return server
 }
 
@@ -37,10 +39,10 @@ CLIENT LIST
 // redisClient are the parts of CLIENT LIST that say who is connected to what.
 var redisClient = regexp.MustCompile(`\b(addr|laddr|user|resp)=\S+`)
 
-func talkRedis(t testing.TB, e ends, _ *program, saw *observation) {
+func talkRedis(t testing.TB, e ends, _ *lab.Program, saw *observation) {
 	t.Helper()
-	r := run(t, e.clientMode, e.client, strings.NewReader(redisCommands), "redis-cli", "-h", e.addr)
-	for line := range strings.Lines(r.stdout + r.stderr) {
+	r := lab.Run(t, e.clientMode, e.client, strings.NewReader(redisCommands), "redis-cli", "-h", e.addr)
+	for line := range strings.Lines(r.Stdout + r.Stderr) {
 		if who := redisClient.FindAllString(line, -1); who != nil {
 			line = maskPorts(strings.Join(who, " "))
 		}
@@ -52,9 +54,9 @@ func talkRedis(t testing.TB, e ends, _ *program, saw *observation) {
 			operations, requests = "set,get", "500"
 		}
 		argv := append([]string{"redis-benchmark", "-h", e.addr, "-c", "20", "-q", "-t", operations, "-n", requests}, flags...)
-		saw.add(strings.Join(argv, " "), finalRates(mustRun(t, e.clientMode, e.client, argv...)))
+		saw.add(strings.Join(argv, " "), finalRates(lab.MustRun(t, e.clientMode, e.client, argv...)))
 	}
-	saw.add("redis-cli", mustRun(t, e.clientMode, e.client, "redis-cli", "-h", e.addr, "STRLEN", "key:__rand_int__"))
+	saw.add("redis-cli", lab.MustRun(t, e.clientMode, e.client, "redis-cli", "-h", e.addr, "STRLEN", "key:__rand_int__"))
 }
 
 // rate is what redis-benchmark measured.
@@ -66,7 +68,7 @@ func finalRates(out string) string {
 	var b strings.Builder
 	for line := range strings.Lines(out) {
 		line = line[strings.LastIndexByte(strings.TrimRight(line, "\r\n"), '\r')+1:]
-		b.WriteString(mask(line, rate))
+		b.WriteString(lab.Mask(line, rate))
 	}
 	return b.String()
 }
@@ -75,13 +77,13 @@ func finalRates(out string) string {
 // a client that speaks its text protocol.
 func TestMemcached(t *testing.T) {
 	compareModes(t, scenario{
-		serve: func(t testing.TB, e ends) *program {
-			server := start(t, e.serverMode, e.server, "memcached", "-u", "nobody", "-p", "11211", "-U", "0", "-t", "2")
+		serve: func(t testing.TB, e ends) *lab.Program {
+			server := lab.Start(t, e.serverMode, e.server, "memcached", "-u", "nobody", "-p", "11211", "-U", "0", "-t", "2")
 			waitServer(t, e, "11211")
 			return server
 		},
-		talk: func(t testing.TB, e ends, _ *program, saw *observation) {
-			out := mustRun(t, e.clientMode, e.client, asNobody(python3, e.dir+"/memcached_client.py", e.addr, "11211")...)
+		talk: func(t testing.TB, e ends, _ *lab.Program, saw *observation) {
+			out := lab.MustRun(t, e.clientMode, e.client, lab.AsNobody(python3, e.dir+"/memcached_client.py", e.addr, "11211")...)
 			saw.add("client", maskPorts(out))
 		},
 	}, func(t testing.TB, dir string) { copyPrograms(t, dir, "memcached_client.py") })

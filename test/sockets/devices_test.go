@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"encoding/json"
@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // deviceScript makes listeners and clients that are bound to devices, by name or by index; 99 is none's.
@@ -49,23 +51,23 @@ def device_clients(listeners, devices, targets):
 `
 
 // devicePeer is a peer that knows deviceScript.
-func devicePeer(t *testing.T, mode, container string) *peer {
-	p := startPeer(t, mode, container)
-	p.must("%s", deviceScript)
+func devicePeer(t *testing.T, mode, container string) *lab.Peer {
+	p := lab.StartPeer(t, mode, container)
+	p.Must("%s", deviceScript)
 	return p
 }
 
 // deviceAnswers is what p says of connects to the listeners, by which it was.
-func deviceAnswers(t *testing.T, p *peer, listeners, devices string, targets ...string) map[string]string {
+func deviceAnswers(t *testing.T, p *lab.Peer, listeners, devices string, targets ...string) map[string]string {
 	t.Helper()
 	list, err := json.Marshal(targets)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.begin("device_clients(json.loads('" + listeners + "'), " + devices + ", " + string(list) + ")")
+	p.Begin("device_clients(json.loads('" + listeners + "'), " + devices + ", " + string(list) + ")")
 	said := map[string]string{}
-	if raw := p.reply("connects"); json.Unmarshal([]byte(raw), &said) != nil || len(said) == 0 {
-		t.Fatalf("%s: %s", p.name, raw)
+	if raw := p.Reply("connects"); json.Unmarshal([]byte(raw), &said) != nil || len(said) == 0 {
+		t.Fatalf("%s: %s", p.Name, raw)
 	}
 	return said
 }
@@ -73,11 +75,11 @@ func deviceAnswers(t *testing.T, p *peer, listeners, devices string, targets ...
 // TestBoundToDevices has listeners and clients that are bound to devices of the container, or to none: each listener is reached
 // by what a plain container's is, from wherever and whoever, and each client reaches what a plain container's does.
 func TestBoundToDevices(t *testing.T) {
-	own4, own6 := address(t, "heddle", "n1/c1"), own6(t, "n1/c1")
+	own4, own6 := lab.Address(t, "heddle", "n1/c1"), lab.Overlay6(t, "n1/c1")
 	want := map[string]map[string]string{} // what plain clients say of a plain server, by client's container
-	for _, serverMode := range modes {
+	for _, serverMode := range lab.Modes {
 		server := devicePeer(t, serverMode, "n1/c1")
-		listeners := server.must(`device_listeners(%d, ["0.0.0.0", "127.0.0.1", %q, "::", "::1", %q])`, freePort()+1000*len(want), own4, own6)
+		listeners := server.Must(`device_listeners(%d, ["0.0.0.0", "127.0.0.1", %q, "::", "::1", %q])`, lab.FreePort()+1000*len(want), own4, own6)
 		for _, client := range []struct {
 			container, mode, devices string
 			targets                  []string
@@ -112,9 +114,9 @@ func TestBoundToDevices(t *testing.T) {
 				}
 			})
 		}
-		server.must(`[s.close() for s in held] and None`)
+		server.Must(`[s.close() for s in held] and None`)
 	}
-	if n := counters(t, "n1")["refuse_device"]; n == 0 {
+	if n := lab.Counters(t, "n1")["refuse_device"]; n == 0 {
 		t.Error("refuse_device is 0")
 	}
 }

@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"context"
@@ -21,6 +21,8 @@ import (
 	"heddle.dev/heddle/internal/differ/generate"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // How the differential tester is run by hand; see docs/howto/differential-tester.md.
@@ -45,7 +47,7 @@ func differLab(t *testing.T) differ.Lab {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	executor := filepath.Join(dir, "executor")
-	build := exec.Command("go", "build", "-trimpath", "-o", executor, "../internal/differ/executor")
+	build := exec.Command("go", "build", "-trimpath", "-o", executor, "../../internal/differ/executor")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the executor: %v\n%s", err, out)
@@ -55,42 +57,42 @@ func differLab(t *testing.T) differ.Lab {
 		t.Fatal(err)
 	}
 	t.Cleanup(hub.Close)
-	lab := differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{}}
+	hosts := differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{}}
 	serve := func(pool string) []string {
 		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * lanes)}
 	}
 	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
-		lab.Addrs[c] = differAddrs(t, "overlay", c)
-		if in := differAddrs(t, "heddle", c); in != lab.Addrs[c] {
-			t.Fatalf("%s is %v in heddle mode and %v in overlay mode", c, in, lab.Addrs[c])
+		hosts.Addrs[c] = differAddrs(t, "overlay", c)
+		if in := differAddrs(t, "heddle", c); in != hosts.Addrs[c] {
+			t.Fatalf("%s is %v in heddle mode and %v in overlay mode", c, in, hosts.Addrs[c])
 		}
-		for _, mode := range modes {
-			start(t, mode, c, serve(differ.Pool(c, mode))...)
+		for _, mode := range lab.Modes {
+			lab.Start(t, mode, c, serve(differ.Pool(c, mode))...)
 		}
 	}
-	lab.Addrs[differ.PlaceNode] = differAddrs(t, "host", "n1/c1")
-	start(t, "host", "n1/c1", serve(differ.PlaceNode)...)
-	lab.Addrs[differ.PlaceOutside] = differ.Addrs{V4: outsideTarget(t), V6: outside6(t).String()}
+	hosts.Addrs[differ.PlaceNode] = differAddrs(t, "host", "n1/c1")
+	lab.Start(t, "host", "n1/c1", serve(differ.PlaceNode)...)
+	hosts.Addrs[differ.PlaceOutside] = differ.Addrs{V4: lab.OutsideTarget(t), V6: lab.Outside6(t).String()}
 	startServeOutside(t, serve(differ.PlaceOutside))
 	// The prefix of n1 has room for many more containers than the lab has.
-	spare := netip.MustParseAddr(lab.Addrs["n1/c1"].V4).As4()
+	spare := netip.MustParseAddr(hosts.Addrs["n1/c1"].V4).As4()
 	spare[3] = 99
-	prefix, err := netip.MustParseAddr(lab.Addrs["n1/c1"].V6).Prefix(model.Prefix6Bits)
+	prefix, err := netip.MustParseAddr(hosts.Addrs["n1/c1"].V6).Prefix(model.Prefix6Bits)
 	if err != nil {
 		t.Fatal(err)
 	}
-	lab.Spare = differ.Addrs{V4: netip.AddrFrom4(spare).String(), V6: model.Overlay6(prefix, netip.AddrFrom4(spare)).String()}
-	lab.InUse = portsInUse
-	lab.Gateway = differ.Addrs{V4: gatewayOf("n1/c1")(t), V6: gateway6Of("n1/c1")(t)}
-	return lab
+	hosts.Spare = differ.Addrs{V4: netip.AddrFrom4(spare).String(), V6: model.Overlay6(prefix, netip.AddrFrom4(spare)).String()}
+	hosts.InUse = portsInUse
+	hosts.Gateway = differ.Addrs{V4: lab.GatewayOf("n1/c1")(t), V6: lab.Gateway6Of("n1/c1")(t)}
+	return hosts
 }
 
 // portsInUse reads the local ports of every TCP socket in the lab.
 func portsInUse() (map[int]bool, error) {
 	inUse := map[int]bool{}
-	names, err := filepath.Glob(netns.Path(labName + "-*"))
+	names, err := filepath.Glob(netns.Path(lab.Name + "-*"))
 	if err == nil && len(names) == 0 {
-		err = fmt.Errorf("no namespaces of lab %s", labName)
+		err = fmt.Errorf("no namespaces of lab %s", lab.Name)
 	}
 	if err != nil {
 		return nil, err
@@ -124,13 +126,13 @@ var localPort = regexp.MustCompile(`(?m)^ *\d+: [0-9A-F]+:([0-9A-F]{4}) `)
 
 func differAddrs(t *testing.T, mode, container string) differ.Addrs {
 	t.Helper()
-	return differ.Addrs{V4: address(t, mode, container), V6: address6(t, mode, container).String()}
+	return differ.Addrs{V4: lab.Address(t, mode, container), V6: lab.Address6(t, mode, container).String()}
 }
 
 func startServeOutside(t *testing.T, argv []string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", labName + "-outside"}, argv...)...)
+	cmd := exec.CommandContext(ctx, "ip", append([]string{"netns", "exec", lab.Name + "-outside"}, argv...)...)
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -141,7 +143,7 @@ func startServeOutside(t *testing.T, argv []string) {
 	}
 	t.Cleanup(func() {
 		_ = stdin.Close() // ends it
-		defer time.AfterFunc(patience, cancel).Stop()
+		defer time.AfterFunc(testutil.Patience, cancel).Stop()
 		_ = cmd.Wait()
 	})
 }
@@ -257,10 +259,10 @@ func (h *hunt) keep(f differ.Finding) {
 // TestNamedPrograms runs the programs that once were findings, and some that must work. With -differ.program it runs
 // that one and prints its trace.
 func TestNamedPrograms(t *testing.T) {
-	lab := differLab(t)
+	hosts := differLab(t)
 	if *differProgram != "" {
 		for _, p := range namedPrograms(t, *differProgram) {
-			f, err := differ.Check(lab.Run, p, 3)
+			f, err := differ.Check(hosts.Run, p, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -268,7 +270,7 @@ func TestNamedPrograms(t *testing.T) {
 				t.Error(f)
 				continue
 			}
-			overlay, err := lab.Run(p, "overlay", differ.Slow)
+			overlay, err := hosts.Run(p, "overlay", differ.Slow)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -278,7 +280,7 @@ func TestNamedPrograms(t *testing.T) {
 	}
 	for _, p := range namedPrograms(t, "testdata/differ/*.json") {
 		t.Run(p.Name, func(t *testing.T) {
-			if f, err := differ.Check(lab.Run, p, 3); err != nil || f != nil {
+			if f, err := differ.Check(hosts.Run, p, 3); err != nil || f != nil {
 				t.Errorf("%v\n%v", err, f)
 			}
 		})
@@ -286,7 +288,7 @@ func TestNamedPrograms(t *testing.T) {
 	// Findings that wait: one that is equal belongs to the others, or it could come back unseen.
 	for _, p := range namedPrograms(t, "testdata/differ/open/*.json") {
 		t.Run("open/"+p.Name, func(t *testing.T) {
-			if f, err := differ.Check(lab.Run, p, 3); err != nil || f == nil {
+			if f, err := differ.Check(hosts.Run, p, 3); err != nil || f == nil {
 				t.Errorf("equal in both modes now: move it to testdata/differ, and take its exclusion out (error: %v)", err)
 			}
 		})

@@ -1,30 +1,26 @@
-package test
+package sockets
 
 import (
 	"strings"
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
-)
 
-// ioctlsProgram builds testdata/ioctls.c where containers see it.
-func ioctlsProgram(t *testing.T) string {
-	t.Helper()
-	return compileC(t, "ioctls.c")
-}
+	"heddle.dev/heddle/test/lab"
+)
 
 // TestIoctls makes every ioctl of the trapped ranges on sockets and other files, in both modes: programs must see the
 // same, memory included. With CAP_NET_ADMIN they also change what they see, so that both need namespaces of their own.
 func TestIoctls(t *testing.T) {
-	program := ioctlsProgram(t)
+	program := lab.IoctlsProgram(t)
 	t.Run("default capabilities", func(t *testing.T) {
-		compareIoctls(t, mustRun(t, "overlay", "n1/c1", program), mustRun(t, "heddle", "n1/c1", program))
+		compareIoctls(t, lab.MustRun(t, "overlay", "n1/c1", program), lab.MustRun(t, "heddle", "n1/c1", program))
 	})
 	t.Run("CAP_NET_ADMIN", func(t *testing.T) {
 		out := map[string]string{}
-		for _, mode := range modes {
+		for _, mode := range lab.Modes {
 			name := "n1/admin" + mode
-			out[mode] = runContainer(t, mode, name, netAdmin, program)
+			out[mode] = lab.RunContainer(t, mode, name, netAdmin, program)
 			for _, e := range endpointAddrs(t, name) {
 				out[mode] = strings.ReplaceAll(out[mode], " "+e+"\n", " OWN\n")
 			}

@@ -1,8 +1,7 @@
-package test
+package sockets
 
 import (
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -11,7 +10,8 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
-	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestManyConnections holds more connections between two nodes than one port's worth (28,000 ephemeral
@@ -23,18 +23,18 @@ func TestManyConnections(t *testing.T) {
 	if out, err := exec.Command("gcc", "-O1", "-Wall", "-o", many, "testdata/many.c").CombinedOutput(); err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-	port := strconv.Itoa(freePort())
-	server := start(t, "heddle", "n2/c1", many, "server", port, fmt.Sprint(processes))
-	server.waitFor("listening")
-	client := start(t, "heddle", "n1/c1", many, address(t, "heddle", "n2/c1"), port, fmt.Sprint(processes), fmt.Sprint(each))
+	port := strconv.Itoa(lab.FreePort())
+	server := lab.Start(t, "heddle", "n2/c1", many, "server", port, fmt.Sprint(processes))
+	server.WaitFor("listening")
+	client := lab.Start(t, "heddle", "n1/c1", many, lab.Address(t, "heddle", "n2/c1"), port, fmt.Sprint(processes), fmt.Sprint(each))
 	began := time.Now()
-	client.waitFor(fmt.Sprintf("connected %d\n", total))
+	client.WaitFor(fmt.Sprintf("connected %d\n", total))
 	t.Logf("%d connections in %s", total, time.Since(began).Round(time.Millisecond))
 
 	for _, container := range []string{"n1/c1", "n2/c1"} {
 		directPorts := map[uint16]int{}
 		open := 0
-		for _, c := range connections(t, container) {
+		for _, c := range lab.Connections(t, container) {
 			if c.State != "ESTABLISHED" || c.Path != model.PathDirect || strconv.Itoa(int(min(c.Local.Port(), c.Remote.Port()))) != port {
 				continue
 			}
@@ -50,84 +50,38 @@ func TestManyConnections(t *testing.T) {
 			t.Errorf("spread over %d direct ports, want %s", len(directPorts), r)
 		}
 	}
-	if _, err := client.stdin.Write([]byte("\n")); err != nil {
+	if _, err := client.Stdin.Write([]byte("\n")); err != nil {
 		t.Fatal(err)
 	}
-	client.waitFor("echoed ")
-	if n, err := strconv.Atoi(strings.TrimSpace(client.output()[strings.Index(client.output(), "echoed ")+7:])); err != nil || n < total/100 {
+	client.WaitFor("echoed ")
+	if n, err := strconv.Atoi(strings.TrimSpace(client.Output()[strings.Index(client.Output(), "echoed ")+7:])); err != nil || n < total/100 {
 		t.Errorf("echoed over %d connections: %v", n, err)
 	}
-}
-
-// setSysctl sets a network setting of a node until the end of the test.
-func setSysctl(t testing.TB, node, name, value string) {
-	t.Helper()
-	path := "/proc/sys/net/" + name
-	set := func(value string) (before string) {
-		err := netns.Do(netns.Path(labName+"-"+node), func() error {
-			raw, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			before = strings.TrimSpace(string(raw))
-			return os.WriteFile(path, []byte(value), 0)
-		})
-		if err != nil {
-			t.Fatalf("%s of %s: %v", name, node, err)
-		}
-		return before
-	}
-	before := set(value)
-	t.Cleanup(func() { set(before) })
-}
-
-// kernelCounter reads one of a node's TcpExt counters.
-func kernelCounter(t testing.TB, node, name string) (n uint64) {
-	t.Helper()
-	err := netns.Do(netns.Path(labName+"-"+node), func() error {
-		raw, err := os.ReadFile("/proc/thread-self/net/netstat")
-		if err != nil {
-			return err
-		}
-		lines := strings.Split(string(raw), "\n")
-		names, values := strings.Fields(lines[0]), strings.Fields(lines[1])
-		for i := range names {
-			if names[i] == name {
-				n, err = strconv.ParseUint(values[i], 10, 64)
-				return err
-			}
-		}
-		return fmt.Errorf("no counter %s", name)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }
 
 // TestSYNCookies: with SYN cookies always on, the kernel forgets the SYN and its option, and direct
 // connections still get the right names.
 func TestSYNCookies(t *testing.T) {
-	setSysctl(t, "n2", "ipv4/tcp_syncookies", "2")
+	lab.SetSysctl(t, "n2", "ipv4/tcp_syncookies", "2")
 	for _, listen := range []string{`4, "0.0.0.0"`, `6, "::"`} {
-		client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-		target, port := address(t, "heddle", "n2/c1"), freePort()
-		server.must(`l = listen(%s, %d)`, listen, port)
-		before := kernelCounter(t, "n2", "SyncookiesRecv")
+		client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+		target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
+		server.Must(`l = listen(%s, %d)`, listen, port)
+		before := lab.KernelCounter(t, "n2", "SyncookiesRecv")
 		const n = 50
 		for range n {
-			client.must(`s = connect(4, %q, %d)`, target, port)
-			server.must(`c, who = l.accept()`)
-			sport := client.portOf("s")
-			server.expect(fmt.Sprintf(`[[%q, %d], [%q, %d], true]`, target, port, address(t, "heddle", "n1/c1"), sport),
+			client.Must(`s = connect(4, %q, %d)`, target, port)
+			server.Must(`c, who = l.accept()`)
+			sport := client.PortOf("s")
+			server.Expect(fmt.Sprintf(`[[%q, %d], [%q, %d], true]`, target, port, lab.Address(t, "heddle", "n1/c1"), sport),
 				`[[x[0].replace("::ffff:", ""), x[1]] for x in (c.getsockname(), c.getpeername())] + [who == c.getpeername()]`)
-			client.must(`send(s, 5000)`)
-			server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+			client.Must(`send(s, 5000)`)
+			server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 		}
-		if got := kernelCounter(t, "n2", "SyncookiesRecv") - before; got < n {
+		if got := lab.KernelCounter(t, "n2", "SyncookiesRecv") - before; got < n {
 			t.Errorf("%d of %d connections by SYN cookie", got, n)
 		}
-		c := awaitConnection(t, "n2/c1", uint16(port), client.portOf("s"), 0, 5000)
+		c := lab.AwaitConnection(t, "n2/c1", uint16(port), client.PortOf("s"), 0, 5000)
 		if c.Path != model.PathDirect {
 			t.Errorf("path %s", c.Path)
 		}
@@ -139,24 +93,24 @@ func TestSYNCookies(t *testing.T) {
 func TestSYNPressure(t *testing.T) {
 	for _, cookies := range []string{"0", "1", "2"} {
 		t.Run("syncookies "+cookies, func(t *testing.T) {
-			setSysctl(t, "n2", "ipv4/tcp_syncookies", cookies)
-			client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-			target, port := address(t, "heddle", "n2/c1"), freePort()
+			lab.SetSysctl(t, "n2", "ipv4/tcp_syncookies", cookies)
+			client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+			target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
 			const n = 60
-			server.must(`l = listen(4, "0.0.0.0", %d, backlog=4)`, port)
-			dropped := kernelCounter(t, "n2", "ListenDrops") + kernelCounter(t, "n2", "ListenOverflows")
-			client.must(`many = [tcp() for _ in range(%d)]`, n)
-			client.must(`[s.setblocking(False) for s in many] and None`)
-			client.must(`[s.connect_ex((%q, %d)) for s in many] and None`, target, port)
-			eventually(t, "the backlog to overflow", func() (bool, string) {
-				now := kernelCounter(t, "n2", "ListenDrops") + kernelCounter(t, "n2", "ListenOverflows")
+			server.Must(`l = listen(4, "0.0.0.0", %d, backlog=4)`, port)
+			dropped := lab.KernelCounter(t, "n2", "ListenDrops") + lab.KernelCounter(t, "n2", "ListenOverflows")
+			client.Must(`many = [tcp() for _ in range(%d)]`, n)
+			client.Must(`[s.setblocking(False) for s in many] and None`)
+			client.Must(`[s.connect_ex((%q, %d)) for s in many] and None`, target, port)
+			testutil.Eventually(t, "the backlog to overflow", func() (bool, string) {
+				now := lab.KernelCounter(t, "n2", "ListenDrops") + lab.KernelCounter(t, "n2", "ListenOverflows")
 				return now > dropped, fmt.Sprint(now)
 			})
 			// The stall ends: with a backlog that takes all of them, one retransmission is enough.
-			server.must(`l.listen(%d)`, n)
-			server.begin(fmt.Sprintf(`greeted(l, %d)`, n))
-			client.must(`greet(many)`)
-			if got := server.reply("greeted"); got != fmt.Sprintf("[%d, []]", n) {
+			server.Must(`l.listen(%d)`, n)
+			server.Begin(fmt.Sprintf(`greeted(l, %d)`, n))
+			client.Must(`greet(many)`)
+			if got := server.Reply("greeted"); got != fmt.Sprintf("[%d, []]", n) {
 				t.Errorf("connections with their own name, and others: %s, want %d", got, n)
 			}
 		})
@@ -167,7 +121,7 @@ func TestSYNPressure(t *testing.T) {
 func nftDrop(t testing.TB, node, hook, match string) {
 	t.Helper()
 	nft := func(rules string) error {
-		cmd := exec.Command("ip", "netns", "exec", labName+"-"+node, "nft", "-f", "-")
+		cmd := exec.Command("ip", "netns", "exec", lab.Name+"-"+node, "nft", "-f", "-")
 		cmd.Stdin = strings.NewReader(rules)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("nft: %w\n%s", err, out)
@@ -195,21 +149,21 @@ func TestSYNRetransmission(t *testing.T) {
 		{"SYN-ACK arrives", "n1", "prerouting", fmt.Sprintf("tcp sport %s tcp flags & (syn | ack) == (syn | ack)", model.DefaultDirectPorts)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client, server := startPeer(t, "heddle", "n1/c1"), startPeer(t, "heddle", "n2/c1")
-			target, port := address(t, "heddle", "n2/c1"), freePort()
-			server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-			client.must(`s = tcp()`)
+			client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
+			target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
+			server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+			client.Must(`s = tcp()`)
 			nftDrop(t, c.node, c.hook, c.match)
 			began := time.Now()
-			client.must(`s.connect((%q, %d))`, target, port)
+			client.Must(`s.connect((%q, %d))`, target, port)
 			if took := time.Since(began); took < 800*time.Millisecond || took > 4*time.Second {
 				t.Errorf("connect took %s, want about a second: one retransmission", took)
 			}
-			server.must(`c, who = l.accept()`)
-			server.expect(fmt.Sprintf(`[%q, %d]`, address(t, "heddle", "n1/c1"), client.portOf("s")), `who`)
-			client.must(`send(s, 5000)`)
-			server.expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
-			if seen := awaitConnection(t, "n2/c1", uint16(port), client.portOf("s"), 0, 5000); seen.Path != model.PathDirect {
+			server.Must(`c, who = l.accept()`)
+			server.Expect(fmt.Sprintf(`[%q, %d]`, lab.Address(t, "heddle", "n1/c1"), client.PortOf("s")), `who`)
+			client.Must(`send(s, 5000)`)
+			server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
+			if seen := lab.AwaitConnection(t, "n2/c1", uint16(port), client.PortOf("s"), 0, 5000); seen.Path != model.PathDirect {
 				t.Errorf("path %s", seen.Path)
 			}
 		})

@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"bytes"
@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/bench/pool"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
 )
 
 // poolLab is a lab with the preloaded pool of sockets, beside the others.
@@ -24,7 +26,7 @@ type poolLab struct {
 
 func newPoolLab(t *testing.T) poolLab {
 	t.Helper()
-	l := poolLab{t, labName + "p"}
+	l := poolLab{t, lab.Name + "p"}
 	t.Cleanup(func() {
 		if out, err := l.command(context.Background(), "down").CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
@@ -35,12 +37,12 @@ func newPoolLab(t *testing.T) poolLab {
 }
 
 func (l poolLab) command(ctx context.Context, verb string, args ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, heddleBin, append([]string{"lab", verb, "--lab", l.name}, args...)...)
+	return exec.CommandContext(ctx, lab.Bin, append([]string{"lab", verb, "--lab", l.name}, args...)...)
 }
 
 func (l poolLab) up() {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(l.t.Context(), 4*testutil.Patience)
 	defer cancel()
 	if out, err := l.command(ctx, "up", "--nodes", "2", "--containers", "2", "--socket-pool").CombinedOutput(); err != nil {
 		l.t.Fatalf("%v\n%s", err, out)
@@ -50,7 +52,7 @@ func (l poolLab) up() {
 // python runs a program in the container.
 func (l poolLab) python(words ...string) []byte {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(l.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	cmd := l.command(ctx, "exec", append([]string{"n1/c1", "--"}, words...)...)
 	var stdout, stderr bytes.Buffer
@@ -63,7 +65,7 @@ func (l poolLab) python(words ...string) []byte {
 
 // TestPoolLibrary: the library needs of the C library where errno is, and nothing else, so that it loads under any.
 func TestPoolLibrary(t *testing.T) {
-	f, err := elf.Open(filepath.Join(filepath.Dir(heddleBin), "libheddle-pool.so"))
+	f, err := elf.Open(filepath.Join(filepath.Dir(lab.Bin), "libheddle-pool.so"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +115,7 @@ func TestSocketPool(t *testing.T) {
 			Sockets uint64 `json:"crated_sockets"`
 		}
 	}
-	raw := heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
+	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.Crates == 0 || status[0].Interception.Sockets <= status[0].Interception.Crates {
 		t.Errorf("status tells of no crates: %v\n%s", err, raw)
 	}
@@ -124,7 +126,7 @@ func TestSocketPool(t *testing.T) {
 // benchPool is a short `heddle bench pool`.
 func benchPool(t *testing.T, l poolLab) {
 	file := filepath.Join(t.TempDir(), "pool.json")
-	heddle(t, "bench", "pool", "--lab", l.name, "--workloads", "crr8", "--scopes", "intra", "--runs", "1", "--duration", "100ms", "--json", file)
+	lab.Heddle(t, "bench", "pool", "--lab", l.name, "--workloads", "crr8", "--scopes", "intra", "--runs", "1", "--duration", "100ms", "--json", file)
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +150,7 @@ while not os.path.exists(sys.argv[1]) or n < 500:
     n += 1
 print("made", n)`
 	end := filepath.Join(t.TempDir(), "end")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
 	defer cancel()
 	cmd := l.command(ctx, "exec", "n1/c1", "--", "python3", "-c", program, end)
 	var out bytes.Buffer
@@ -157,11 +159,11 @@ print("made", n)`
 		t.Fatal(err)
 	}
 	var status []struct{ PID int }
-	raw := heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
+	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
 		t.Fatalf("status: %v\n%s", err, raw)
 	}
-	if err := killAgent(status[0].PID, syscall.SIGKILL); err != nil {
+	if err := lab.KillAgent(status[0].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	l.up()

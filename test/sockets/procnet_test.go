@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"fmt"
@@ -12,16 +12,8 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
-	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/test/lab"
 )
-
-func init() {
-	attacks = append(attacks,
-		attack{"read another container's connections in its list", model.ProtectProcNet, "n1", readOthersConnections},
-		attack{"read them by its open file", model.ProtectProcNet, "n1", readByPassedFile},
-		attack{"read them in no network namespace of Heddle's", model.ProtectProcNet, "n1", readFromOutside},
-	)
-}
 
 // tool is a program that operators look at connections with.
 type tool struct {
@@ -56,10 +48,10 @@ func TestToolsSeeConnections(t *testing.T) {
 	}
 	ports := make([]int, 8)
 	for i := range ports {
-		ports[i] = freePort()
+		ports[i] = lab.FreePort()
 	}
 	seen := map[string]map[string]string{}
-	for _, mode := range modes {
+	for _, mode := range lab.Modes {
 		t.Run(mode, func(t *testing.T) { seen[mode] = seenByTools(t, mode, ports) })
 	}
 	want, got := seen["overlay"], seen["heddle"]
@@ -72,27 +64,27 @@ func TestToolsSeeConnections(t *testing.T) {
 
 // seenByTools makes connections of every kind in n2/c1, and gives what each tool shows there of sockets with these ports.
 func seenByTools(t *testing.T, mode string, ports []int) map[string]string {
-	server, other, near := startPeer(t, mode, "n2/c1"), startPeer(t, mode, "n1/c1"), startPeer(t, mode, "n2/c2")
-	own, own6 := address(t, mode, "n2/c1"), own6(t, "n2/c1")
-	user := start(t, mode, "n2/c1", asNobody(python, "-c", fmt.Sprintf(
+	server, other, near := lab.StartPeer(t, mode, "n2/c1"), lab.StartPeer(t, mode, "n1/c1"), lab.StartPeer(t, mode, "n2/c2")
+	own, own6 := lab.Address(t, mode, "n2/c1"), lab.Overlay6(t, "n2/c1")
+	user := lab.Start(t, mode, "n2/c1", lab.AsNobody(lab.Python, "-c", fmt.Sprintf(
 		`import socket; l = socket.socket(); l.bind(("127.0.0.2", %d)); l.listen(3); print("ready", flush=True); input()`, ports[7]))...)
-	user.waitFor("ready")
-	server.must(`any4, any6 = listen(4, "0.0.0.0", %d), listen(6, "::", %d)`, ports[0], ports[1])
-	server.must(`lo4, lo6 = listen(4, "127.0.0.1", %d), listen(6, "::1", %d)`, ports[2], ports[3])
-	server.must(`own4, only6 = listen(4, %q, %d), listen(6, "::", %d, 1)`, own, ports[4], ports[5])
-	server.must(`held = []`)
-	reach := func(p *peer, family int, addr string, port int, listener string) {
+	user.WaitFor("ready")
+	server.Must(`any4, any6 = listen(4, "0.0.0.0", %d), listen(6, "::", %d)`, ports[0], ports[1])
+	server.Must(`lo4, lo6 = listen(4, "127.0.0.1", %d), listen(6, "::1", %d)`, ports[2], ports[3])
+	server.Must(`own4, only6 = listen(4, %q, %d), listen(6, "::", %d, 1)`, own, ports[4], ports[5])
+	server.Must(`held = []`)
+	reach := func(p *lab.Peer, family int, addr string, port int, listener string) {
 		t.Helper()
-		p.must(`s = connect(%d, %q, %d)`, family, addr, port)
-		p.must(`held = [s] + globals().get("held", [])`)
-		server.must(`held.append(%s.accept()[0])`, listener)
+		p.Must(`s = connect(%d, %q, %d)`, family, addr, port)
+		p.Must(`held = [s] + globals().get("held", [])`)
+		server.Must(`held.append(%s.accept()[0])`, listener)
 	}
 	reach(other, 4, own, ports[0], "any4") // has not been read, below
-	other.must(`s.send(b"seven b") and None`)
-	server.expect(`7`, `len(held[-1].recv(7, socket.MSG_PEEK | socket.MSG_WAITALL))`)
+	other.Must(`s.send(b"seven b") and None`)
+	server.Expect(`7`, `len(held[-1].recv(7, socket.MSG_PEEK | socket.MSG_WAITALL))`)
 	reach(other, 4, own, ports[1], "any6") // ended by its peer
-	other.must(`s.shutdown(socket.SHUT_WR)`)
-	server.expect(`0`, `len(held[-1].recv(1))`)
+	other.Must(`s.shutdown(socket.SHUT_WR)`)
+	server.Expect(`0`, `len(held[-1].recv(1))`)
 	reach(other, 6, own6, ports[1], "any6")
 	reach(other, 6, own6, ports[5], "only6")
 	reach(near, 4, own, ports[4], "own4")
@@ -101,10 +93,10 @@ func seenByTools(t *testing.T, mode string, ports []int) map[string]string {
 	reach(server, 6, "::1", ports[3], "lo6")
 	reach(server, 4, "127.0.0.1", ports[0], "any4")
 	reach(server, 6, "::ffff:127.0.0.1", ports[1], "any6")
-	other.must(`back = listen(4, "0.0.0.0", %d)`, ports[6])
-	server.must(`out = connect(4, %q, %d)`, address(t, mode, "n1/c1"), ports[6])
-	other.must(`accepted, who = back.accept()`)
-	server.must(`waits = connect(4, "127.0.0.1", %d)`, ports[2]) // for accept(): no process has it
+	other.Must(`back = listen(4, "0.0.0.0", %d)`, ports[6])
+	server.Must(`out = connect(4, %q, %d)`, lab.Address(t, mode, "n1/c1"), ports[6])
+	other.Must(`accepted, who = back.accept()`)
+	server.Must(`waits = connect(4, "127.0.0.1", %d)`, ports[2]) // for accept(): no process has it
 
 	seen := map[string]string{}
 	for _, tool := range tools {
@@ -127,7 +119,7 @@ func sockets(t *testing.T, mode string, tool tool, ports []int) string {
 		argv[i] = strings.ReplaceAll(argv[i], "SERVED", strconv.Itoa(ports[1]))
 	}
 	var rows []string
-	for line := range strings.Lines(mustRun(t, mode, "n2/c1", argv...)) {
+	for line := range strings.Lines(lab.MustRun(t, mode, "n2/c1", argv...)) {
 		ours := false
 		for i, port := range ports {
 			name := fmt.Sprintf("${1}P%d", i)
@@ -138,7 +130,7 @@ func sockets(t *testing.T, mode string, tool tool, ports []int) string {
 		if !ours {
 			continue
 		}
-		line = mask(line, processID)
+		line = lab.Mask(line, processID)
 		fields := strings.Fields(spaces.ReplaceAllString(device.ReplaceAllString(line, "N"), " "))
 		if tool.row != nil {
 			fields = tool.row(fields)
@@ -153,19 +145,19 @@ func sockets(t *testing.T, mode string, tool tool, ports []int) string {
 // container's own.
 func TestProcNetIsWhole(t *testing.T) {
 	const many = 1500
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(`held = [listen(4, "127.0.0.1", 0) for _ in range(%d)]`, many)
-	p.must(`lines = [l.split() for l in open("/proc/net/tcp")]`)
-	p.must(`mine = {str(os.fstat(s.fileno()).st_ino) for s in held}`)
-	p.expect(fmt.Sprintf("[%d, %d]", many, many), `[len(mine & {l[9] for l in lines}), sum(l[9] in mine for l in lines)]`)
-	p.expect(`"ESPIPE"`, `error_of(os.lseek, os.open("/proc/net/tcp", 0), 0, 0)`)
-	p.must(`held = None`)
-	p.expect("true", `open("/proc/net/dev").read().splitlines()[2:] != [] and set(os.listdir("/proc/net")) >= set(os.listdir("/proc/self/net"))`)
+	p := lab.StartPeer(t, "heddle", "n1/c1")
+	p.Must(`held = [listen(4, "127.0.0.1", 0) for _ in range(%d)]`, many)
+	p.Must(`lines = [l.split() for l in open("/proc/net/tcp")]`)
+	p.Must(`mine = {str(os.fstat(s.fileno()).st_ino) for s in held}`)
+	p.Expect(fmt.Sprintf("[%d, %d]", many, many), `[len(mine & {l[9] for l in lines}), sum(l[9] in mine for l in lines)]`)
+	p.Expect(`"ESPIPE"`, `error_of(os.lseek, os.open("/proc/net/tcp", 0), 0, 0)`)
+	p.Must(`held = None`)
+	p.Expect("true", `open("/proc/net/dev").read().splitlines()[2:] != [] and set(os.listdir("/proc/net")) >= set(os.listdir("/proc/self/net"))`)
 	for _, file := range []string{"route", "if_inet6", "unix", "fib_trie"} {
-		p.expect("true", `open("/proc/net/%s").read() == open("/proc/self/net/%s").read()`, file, file)
+		p.Expect("true", `open("/proc/net/%s").read() == open("/proc/self/net/%s").read()`, file, file)
 	}
 	// What is the container's cannot be changed, and leads nowhere else.
-	p.expect(`["EROFS", "EROFS", "EROFS"]`, `[error_of(os.chmod, "/proc/net/tcp", 0), error_of(os.unlink, "/proc/net/dev"), error_of(os.mkdir, "/dev/heddle-proc/x")]`)
+	p.Expect(`["EROFS", "EROFS", "EROFS"]`, `[error_of(os.chmod, "/proc/net/tcp", 0), error_of(os.unlink, "/proc/net/dev"), error_of(os.mkdir, "/dev/heddle-proc/x")]`)
 }
 
 // TestProcNetOfUsers: what a container with a user namespace of its own reads has that one's users.
@@ -185,8 +177,8 @@ os.setuid(1234)
 listening(7002)
 `
 	out := map[string]string{}
-	for _, mode := range modes {
-		out[mode] = runInUserNamespace(t, mode, "n1/users"+mode, python, "-c", script)
+	for _, mode := range lab.Modes {
+		out[mode] = runInUserNamespace(t, mode, "n1/users"+mode, lab.Python, "-c", script)
 	}
 	if out["heddle"] != out["overlay"] || !strings.Contains(out["overlay"], "1234") {
 		t.Errorf("got:\n%s\nwant:\n%s", out["heddle"], out["overlay"])
@@ -196,8 +188,8 @@ listening(7002)
 // TestProcNetLeftAlone: a container that may mount /proc in namespaces of its own still may.
 func TestProcNetLeftAlone(t *testing.T) {
 	unmasked := func(spec *specs.Spec) { spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = nil, nil }
-	for _, mode := range modes {
-		out := runContainer(t, mode, "n1/unmasked"+mode, unmasked, "sh", "-c", "unshare -Urpf --mount-proc readlink /proc/net")
+	for _, mode := range lab.Modes {
+		out := lab.RunContainer(t, mode, "n1/unmasked"+mode, unmasked, "sh", "-c", "unshare -Urpf --mount-proc readlink /proc/net")
 		if out != "self/net\n" {
 			t.Errorf("%s: /proc/net of a /proc mounted in the container: %s", mode, out)
 		}
@@ -207,17 +199,17 @@ func TestProcNetLeftAlone(t *testing.T) {
 // TestProcNetNamesOnlyTheOverlay: whenever a program looks, also while its connections are made and accepted, it reads the addresses
 // that getsockname() and getpeername() would tell.
 func TestProcNetNamesOnlyTheOverlay(t *testing.T) {
-	server, client, port := startPeer(t, "heddle", "n2/c1"), startPeer(t, "heddle", "n1/c1"), freePort()
-	own := address(t, "heddle", "n2/c1")
+	server, client, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
+	own := lab.Address(t, "heddle", "n2/c1")
 	var watchers []*peerWatch
 	for _, container := range []string{"n2/c1", "n1/c1"} {
 		watchers = append(watchers, watchNames(t, container))
 	}
-	server.must(`l = listen(4, "0.0.0.0", %d)`, port)
-	server.must(`serve = threading.Thread(target=lambda: [l.accept()[0].close() for _ in range(1000)])`)
-	server.must(`serve.start()`)
-	client.must(`[connect(4, %q, %d).close() for _ in range(1000)] and None`, own, port)
-	server.must(`serve.join()`)
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	server.Must(`serve = threading.Thread(target=lambda: [l.accept()[0].close() for _ in range(1000)])`)
+	server.Must(`serve.start()`)
+	client.Must(`[connect(4, %q, %d).close() for _ in range(1000)] and None`, own, port)
+	server.Must(`serve.join()`)
 	for _, w := range watchers {
 		w.mustNameOverlay(t, netip.MustParseAddr(own))
 	}
@@ -225,14 +217,14 @@ func TestProcNetNamesOnlyTheOverlay(t *testing.T) {
 
 // peerWatch reads /proc/net/tcp all the time.
 type peerWatch struct {
-	*peer
+	*lab.Peer
 }
 
 func watchNames(t *testing.T, container string) *peerWatch {
-	w := &peerWatch{startPeer(t, "heddle", container)}
-	w.must(`found, over = set(), []`)
-	w.must(`watch = threading.Thread(target=lambda: [found.update(listed()) for _ in iter(lambda: bool(over), True)])`)
-	w.must(`watch.start()`)
+	w := &peerWatch{lab.StartPeer(t, "heddle", container)}
+	w.Must(`found, over = set(), []`)
+	w.Must(`watch = threading.Thread(target=lambda: [found.update(listed()) for _ in iter(lambda: bool(over), True)])`)
+	w.Must(`watch.start()`)
 	return w
 }
 
@@ -243,52 +235,9 @@ func (w *peerWatch) mustNameOverlay(t *testing.T, own netip.Addr) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.must(`over.append(1)`)
-	w.must(`watch.join()`)
-	w.must(`import ipaddress`)
-	w.expect("true", `len(found) > 10`)
-	w.expect("[]", `sorted({a for line in found for a, _ in line if a != "0.0.0.0" and ipaddress.ip_address(a) not in ipaddress.ip_network(%q)})`, pool)
-}
-
-// victim has a listener and a connection in n1/c2, and gives the listener's port as /proc/net/tcp has it.
-func victim(t *testing.T) (p *peer, port string) {
-	p, n := startPeer(t, "heddle", "n1/c2"), freePort()
-	p.must(`l = listen(4, "0.0.0.0", %d)`, n)
-	p.must(`s = connect(4, %q, %d)`, address(t, "heddle", "n1/c2"), n)
-	p.expect("3", `sum(":%04X" in l for l in open("/proc/net/tcp"))`, n)
-	return p, fmt.Sprintf(":%04X", n)
-}
-
-func readOthersConnections(t *testing.T) string {
-	_, port := victim(t)
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(`mine = listen(4, "127.0.0.1", 0)`)
-	p.expect("1", `len(shown(mine))`)
-	return gained(t, "see another container's connections", p.must(`sum(%q in l for l in open("/proc/net/tcp"))`, port), "0", "3")
-}
-
-// readByPassedFile reads what another container has opened.
-func readByPassedFile(t *testing.T) string {
-	owner, port := victim(t)
-	p := startPeer(t, "heddle", "n1/c1")
-	path := fmt.Sprintf("/tmp/%s-passed-file-%d", labName, freePort())
-	t.Cleanup(func() { _ = exec.Command("rm", "-f", path).Run() })
-	p.must(`u = taker(%q)`, path)
-	p.begin(`c, _ = u.accept()`)
-	owner.must(`f = open("/proc/net/tcp")`)
-	owner.must(`o = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)`)
-	owner.must(`o.connect(%q)`, path)
-	owner.must(`socket.send_fds(o, [b"x"], [f.fileno()]) and None`)
-	p.reply("accept")
-	p.must(`_, fds, _, _ = socket.recv_fds(c, 1, 1)`)
-	return gained(t, "see another container's connections", p.must(`sum(%q in l for l in os.fdopen(fds[0]))`, port), "0", "3")
-}
-
-// readFromOutside reads in a network namespace that is no endpoint's.
-func readFromOutside(t *testing.T) string {
-	_, port := victim(t)
-	p := startPeer(t, "heddle", "n1/c1")
-	p.must(leaveNetns)
-	p.expect(`0`, `libc.unshare(CLONE_NEWUSER | CLONE_NEWNET)`)
-	return gained(t, "see another container's connections", p.must(`sum(%q in l for l in open("/proc/net/tcp"))`, port), "0", "3")
+	w.Must(`over.append(1)`)
+	w.Must(`watch.join()`)
+	w.Must(`import ipaddress`)
+	w.Expect("true", `len(found) > 10`)
+	w.Expect("[]", `sorted({a for line in found for a, _ in line if a != "0.0.0.0" and ipaddress.ip_address(a) not in ipaddress.ip_network(%q)})`, pool)
 }

@@ -1,10 +1,12 @@
-package test
+package sockets
 
 import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // TestRing connects, accepts, sends and receives through io_uring, with sockets of socket() and with those that io_uring
@@ -16,14 +18,14 @@ func TestRing(t *testing.T) {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	for _, peer := range []string{"n2/c1", "n1/c2"} {
-		target := address(t, "overlay", peer)
+		target := lab.Address(t, "overlay", peer)
 		for _, kind := range []string{"plain", "ring"} {
-			want := "connect 0\nsend 5\nrecv 5 hello\nown " + address(t, "overlay", "n1/c1") + "\npeer " + target + "\nrefused -111\n"
-			for _, m := range containers {
+			want := "connect 0\nsend 5\nrecv 5 hello\nown " + lab.Address(t, "overlay", "n1/c1") + "\npeer " + target + "\nrefused -111\n"
+			for _, m := range lab.ContainerModes {
 				t.Run(peer+"/"+kind+"/"+m[0]+" to "+m[1], func(t *testing.T) {
-					port := strconv.Itoa(freePort())
-					start(t, m[1], peer, ring, "serve", port).waitFor("ready")
-					if got := mustRun(t, m[0], "n1/c1", ring, target, port, kind); got != want {
+					port := strconv.Itoa(lab.FreePort())
+					lab.Start(t, m[1], peer, ring, "serve", port).WaitFor("ready")
+					if got := lab.MustRun(t, m[0], "n1/c1", ring, target, port, kind); got != want {
 						t.Errorf("got:\n%swant:\n%s", got, want)
 					}
 				})

@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"os"
@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // knownSemantics are what the cases of semantics.py may print otherwise in heddle mode, by case: rows of
@@ -27,7 +29,7 @@ func TestSemantics(t *testing.T) { compareSemantics(t) }
 // TestFastOpen does so with a peer that gives out cookies and takes data from SYNs.
 func TestFastOpen(t *testing.T) {
 	for _, ns := range []string{"n1", "n2", "n1-c1", "n1-c2", "n2-c1"} {
-		setSysctl(t, ns, "ipv4/tcp_fastopen", "3")
+		lab.SetSysctl(t, ns, "ipv4/tcp_fastopen", "3")
 	}
 	compareSemantics(t, "fastopen")
 }
@@ -35,8 +37,8 @@ func TestFastOpen(t *testing.T) {
 // TestUnprivilegedPorts does so where users without capabilities may bind ports from 80 on in the container: what the
 // node's setting is does not matter.
 func TestUnprivilegedPorts(t *testing.T) {
-	setSysctl(t, "n1-c1", "ipv4/ip_unprivileged_port_start", "80")
-	setSysctl(t, "n1", "ipv4/ip_unprivileged_port_start", "0")
+	lab.SetSysctl(t, "n1-c1", "ipv4/ip_unprivileged_port_start", "80")
+	lab.SetSysctl(t, "n1", "ipv4/ip_unprivileged_port_start", "0")
 	compareSemantics(t, "rights")
 }
 
@@ -74,14 +76,14 @@ func compareSemantics(t *testing.T, cases ...string) {
 // runSemantics runs the cases in a container and gives what each printed.
 func runSemantics(t *testing.T, mode, peer, script string, cases []string) map[string]string {
 	t.Helper()
-	port := strconv.Itoa(freePort())
-	server := start(t, mode, peer, python, script, "serve", port)
-	server.waitFor("ready")
-	client := start(t, mode, "n1/c1", append([]string{python, script, "run", address(t, mode, peer), port, address(t, mode, "n1/c1")}, cases...)...)
-	client.waitFor("== end\n")
-	server.stop()
+	port := strconv.Itoa(lab.FreePort())
+	server := lab.Start(t, mode, peer, lab.Python, script, "serve", port)
+	server.WaitFor("ready")
+	client := lab.Start(t, mode, "n1/c1", append([]string{lab.Python, script, "run", lab.Address(t, mode, peer), port, lab.Address(t, mode, "n1/c1")}, cases...)...)
+	client.WaitFor("== end\n")
+	server.Stop()
 	out := map[string]string{}
-	for _, section := range strings.Split(client.output(), "== ")[1:] {
+	for _, section := range strings.Split(client.Output(), "== ")[1:] {
 		name, lines, _ := strings.Cut(section, "\n")
 		if name != "end" {
 			out[name] = lines

@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"bufio"
@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // optionDifference is an option whose answers are not those of a plain container, and why: a row of
@@ -103,9 +105,9 @@ func TestSocketOptions(t *testing.T) {
 // sweepOptions runs sockopts.c between two nodes and gives its lines by family, state, level and option.
 func sweepOptions(t *testing.T, mode, sockopts string) map[string]string {
 	t.Helper()
-	port := strconv.Itoa(freePort())
-	start(t, mode, "n2/c1", sockopts, "server", port).waitFor("ready")
-	out := mustRun(t, mode, "n1/c1", sockopts, address(t, mode, "n2/c1"), port)
+	port := strconv.Itoa(lab.FreePort())
+	lab.Start(t, mode, "n2/c1", sockopts, "server", port).WaitFor("ready")
+	out := lab.MustRun(t, mode, "n1/c1", sockopts, lab.Address(t, mode, "n2/c1"), port)
 	lines := map[string]string{}
 	for scan := bufio.NewScanner(strings.NewReader(out)); scan.Scan(); {
 		key, values, ok := strings.Cut(scan.Text(), " get256")

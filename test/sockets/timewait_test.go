@@ -1,4 +1,4 @@
-package test
+package sockets
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/test/lab"
 )
 
 // echoServer accepts any number of connections on all addresses and echoes one message on each; the client
@@ -56,19 +58,19 @@ func TestTimeWaitIsNotInTheWay(t *testing.T) {
 	} {
 		for port, second := range map[string]string{"7961": "overlay", "7962": "heddle"} {
 			t.Run(tc.name+", server "+second, func(t *testing.T) {
-				addr := address(t, "heddle", tc.server)
+				addr := lab.Address(t, "heddle", tc.server)
 				client := func(mode string) {
 					argv := append([]string{"python3", "-c", echoClient, addr, port}, ports...)
-					if used := strings.TrimSpace(mustRun(t, mode, tc.client, argv...)); used != want {
+					if used := strings.TrimSpace(lab.MustRun(t, mode, tc.client, argv...)); used != want {
 						t.Fatalf("%s client used ports %s, want %s", mode, used, want)
 					}
 				}
-				first := start(t, "heddle", tc.server, "python3", "-c", echoServer, port)
-				first.waitFor("listening")
+				first := lab.Start(t, "heddle", tc.server, "python3", "-c", echoServer, port)
+				first.WaitFor("listening")
 				client("heddle")
 				if second == "overlay" {
-					first.stop()
-					start(t, "overlay", tc.server, "python3", "-c", echoServer, port).waitFor("listening")
+					first.Stop()
+					lab.Start(t, "overlay", tc.server, "python3", "-c", echoServer, port).WaitFor("listening")
 				}
 				client("overlay")
 			})
@@ -106,26 +108,26 @@ while True:
 func TestTimeWaitIsTakenOver(t *testing.T) {
 	const connections = 600
 	// The client's node gives out four ports: to another node times 64 direct ports.
-	setSysctl(t, "n1", "ipv4/ip_local_port_range", "31001 31004")
+	lab.SetSysctl(t, "n1", "ipv4/ip_local_port_range", "31001 31004")
 	for i, tc := range []struct {
 		name, node, server string
 		only               []string // something: IPv6 connections
 		target             func(testing.TB) string
 	}{
-		{"other node", "n2", "n2/c1", nil, overlayOf("n2/c1")},
-		{"same node", "n1", "n1/c2", nil, overlayOf("n1/c2")},
+		{"other node", "n2", "n2/c1", nil, lab.OverlayOf("n2/c1")},
+		{"same node", "n1", "n1/c2", nil, lab.OverlayOf("n1/c2")},
 		{"loopback", "n1", "n1/c1", nil, func(testing.TB) string { return "127.0.0.1" }},
-		{"same node, IPv6", "n1", "n1/c2", []string{"only"}, overlay6Of("n1/c2")},
+		{"same node, IPv6", "n1", "n1/c2", []string{"only"}, lab.Overlay6Of("n1/c2")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			port := strconv.Itoa(7963 + i)
-			before := counters(t, tc.node)["time_wait_ended"]
-			start(t, "heddle", tc.server, append([]string{"python3", "-c", closingServer, port}, tc.only...)...).waitFor("listening")
-			got := mustRun(t, "heddle", "n1/c1", "python3", "-c", countingClient, tc.target(t), port, strconv.Itoa(connections))
+			before := lab.Counters(t, tc.node)["time_wait_ended"]
+			lab.Start(t, "heddle", tc.server, append([]string{"python3", "-c", closingServer, port}, tc.only...)...).WaitFor("listening")
+			got := lab.MustRun(t, "heddle", "n1/c1", "python3", "-c", countingClient, tc.target(t), port, strconv.Itoa(connections))
 			if strings.TrimSpace(got) != strconv.Itoa(connections) {
 				t.Errorf("%s of %d connections went through", got, connections)
 			}
-			if counters(t, tc.node)["time_wait_ended"] == before {
+			if lab.Counters(t, tc.node)["time_wait_ended"] == before {
 				t.Error("no 4-tuple came again: the test has shown nothing")
 			}
 		})
@@ -147,17 +149,17 @@ func TestActiveTransfers(t *testing.T) {
 		{"same container", "n1/c1", "n1/c1", "4"},
 		{"same container, IPv6", "n1/c1", "n1/c1", "6"},
 	} {
-		for _, server := range modes {
-			for _, client := range modes {
+		for _, server := range lab.Modes {
+			for _, client := range lab.Modes {
 				if place.family == "6" && server == "heddle" && client == "overlay" {
 					continue // a bound IPv6 socket does not reach processes that are not intercepted: docs/differences.md
 				}
 				t.Run(fmt.Sprintf("%s, server %s, client %s", place.name, server, client), func(t *testing.T) {
 					port += 3
 					control, to := strconv.Itoa(port), strconv.Itoa(port+1)
-					addr := strings.TrimSpace(heddle(t, "lab", "ip", "--lab", labName, "--family", place.family, place.server))
-					start(t, server, place.server, "python3", script, "serve", place.family, control).waitFor("listening")
-					if got := mustRun(t, client, place.client, "python3", script, "fetch", addr, control, to); got != want {
+					addr := strings.TrimSpace(lab.Heddle(t, "lab", "ip", "--lab", lab.Name, "--family", place.family, place.server))
+					lab.Start(t, server, place.server, "python3", script, "serve", place.family, control).WaitFor("listening")
+					if got := lab.MustRun(t, client, place.client, "python3", script, "fetch", addr, control, to); got != want {
 						t.Errorf("%s", got)
 					}
 				})

@@ -32,7 +32,7 @@ type part struct {
 	began, last           time.Time
 	ended                 int // tests, without subtests
 	passed, failed, again []string
-	skipped               int
+	skipped               []string
 	idle                  []string // packages that were tried again without any test: they failed outside of their tests
 }
 
@@ -90,12 +90,12 @@ func (p *part) read(events io.Reader) {
 		case slices.Contains(tries, "fail"):
 			p.again = append(p.again, name)
 		case last == "skip":
-			p.skipped++
+			p.skipped = append(p.skipped, name)
 		default:
 			p.passed = append(p.passed, name)
 		}
 	}
-	p.failed, p.again = withoutParents(p.failed), withoutParents(p.again)
+	p.failed, p.again, p.skipped = withoutParents(p.failed), withoutParents(p.again), withoutParents(p.skipped)
 }
 
 // withoutParents leaves out tests that fail because a subtest does.
@@ -131,12 +131,15 @@ func progress(parts []part, now time.Time) string {
 	return fmt.Sprintf("progress: %s; %s gone, some %s left", strings.Join(said, ", "), gone.Round(time.Second), (time.Duration(slower) * time.Second).Round(10*time.Second))
 }
 
-// sum prints how each part went. It is false if something is wrong.
+// sum prints how each part went: what was skipped, and what was wrong, by name. It is false if something is.
 func sum(out io.Writer, parts []part) (ok bool) {
 	ok = true
 	for _, p := range parts {
 		fmt.Fprintf(out, "%s: %d passed, %d failed, %d needed a second try, %d skipped (record: %s %s %d %.0f)\n", p.name, len(p.passed), len(p.failed), len(p.again),
-			p.skipped, p.lane, p.name, p.ended, p.last.Sub(p.began).Seconds())
+			len(p.skipped), p.lane, p.name, p.ended, p.last.Sub(p.began).Seconds())
+		for _, name := range p.skipped {
+			fmt.Fprintf(out, "SKIPPED: %s: %s\n", p.name, name)
+		}
 		for _, name := range p.again {
 			fmt.Fprintf(out, "FAULT: %s: needed a second try: %s\n", p.name, name)
 		}

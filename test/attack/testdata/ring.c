@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../ring.h"
+#include "../../sockets/testdata/ring.h"
 
 #define OP_URING_CMD     46
 #define OP_BIND          56

@@ -1,0 +1,53 @@
+// Package testutil has what tests of every package need: to wait for a condition, and to be skipped by
+// name where they cannot run. Tests of whole nodes use package test/lab as well.
+package testutil
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+)
+
+// Patience bounds every wait: for a program to be ready, to answer or to end.
+const Patience = 30 * time.Second
+
+// Eventually waits for a condition, for Patience; when it gives up it prints what the condition saw
+// last. It can be used in cleanups.
+func Eventually(t testing.TB, what string, condition func() (ok bool, saw string)) {
+	t.Helper()
+	deadline := time.Now().Add(Patience)
+	for pause := time.Millisecond; ; time.Sleep(pause) {
+		ok, saw := condition()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s\n%s", Patience, what, saw)
+		}
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
+
+// EventuallyTrue is Eventually for a condition with nothing to say.
+func EventuallyTrue(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	Eventually(t, what, func() (bool, string) { return condition(), "" })
+}
+
+// EventuallyNil is Eventually for something that ends without an error; the last error is printed.
+func EventuallyNil(t testing.TB, what string, try func() error) {
+	t.Helper()
+	Eventually(t, what, func() (bool, string) {
+		err := try()
+		return err == nil, fmt.Sprint(err)
+	})
+}
+
+// NeedRoot skips a test or benchmark that the caller's user cannot run; what says what it does.
+func NeedRoot(t testing.TB, what string) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skipf("needs root: %s", what)
+	}
+}

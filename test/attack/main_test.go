@@ -1,0 +1,10 @@
+package attack
+
+import (
+	"os"
+	"testing"
+
+	"heddle.dev/heddle/test/lab"
+)
+
+func TestMain(m *testing.M) { os.Exit(lab.Main(m, "attack")) }

@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+)
+
+// ListedConnection is one line of `heddle connections`.
+type ListedConnection struct {
+	Node string
+	model.Connection
+}
+
+// Connections lists a node's connections of one endpoint.
+func Connections(t testing.TB, container string, args ...string) []ListedConnection {
+	t.Helper()
+	node, _, _ := strings.Cut(container, "/")
+	raw := Heddle(t, append([]string{"connections", "--lab", Name, "--node", node, "--endpoint", container, "--output", "json"}, args...)...)
+	var all []ListedConnection
+	if err := json.Unmarshal([]byte(raw), &all); err != nil {
+		t.Fatalf("connections: %v\n%s", err, raw)
+	}
+	return all
+}
+
+// acked is how long the last acknowledgement of a connection may take.
+const acked = 3 * time.Second
+
+// AwaitConnection waits until a node lists the connection with these ports and byte counts.
+func AwaitConnection(t testing.TB, container string, local, remote uint16, sent, received uint64) ListedConnection {
+	t.Helper()
+	deadline := time.Now().Add(acked)
+	for {
+		all := Connections(t, container)
+		for _, c := range all {
+			if c.Local.Port() == local && c.Remote.Port() == remote && c.BytesSent == sent && c.BytesReceived == received {
+				return c
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no connection of %s from port %d to %d with %d bytes sent, %d received, in %+v", container, local, remote, sent, received, all)
+		}
+	}
+}
+
+// DirectPaths gives what a node's agent knows of the direct paths to the others.
+func DirectPaths(t testing.TB, node string) model.DirectPaths {
+	t.Helper()
+	var status []struct {
+		Direct model.DirectPaths `json:"direct_paths"`
+	}
+	raw := Heddle(t, "status", "--lab", Name, "--node", node, "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+		t.Fatalf("status of %s: %v\n%s", node, err, raw)
+	}
+	return status[0].Direct
+}
+
+// AwaitPath waits until a node's path to the other one is in a state.
+func AwaitPath(t testing.TB, node string, state model.PeerState) {
+	t.Helper()
+	testutil.Eventually(t, fmt.Sprintf("the direct path from %s to be %s", node, state), func() (bool, string) {
+		d := DirectPaths(t, node)
+		return d.Peers[state] == 1, fmt.Sprintf("%+v", d)
+	})
+}
+
+// Spoil puts a table of nftables into a namespace of the lab until mend, or the end of the test.
+func Spoil(t testing.TB, suffix, family, rules string) (mend func()) {
+	t.Helper()
+	table, there := family+" heddle-test", true
+	Shell(t, Name+"-"+suffix, fmt.Sprintf("nft 'table %s {\n%s\n}'", table, rules))
+	mend = func() {
+		if there {
+			there = false
+			Shell(t, Name+"-"+suffix, "nft delete table "+table)
+		}
+	}
+	t.Cleanup(func() {
+		mend()
+		if t.Failed() { // later tests need the direct path
+			_ = Command("up")
+		}
+	})
+	return mend
+}
+
+// ProbeWithoutAgent has n1 probe n2, whose agent does not run: the path must be found to work, because n2's programs
+// are there. p is a peer on n1.
+func ProbeWithoutAgent(t *testing.T, p *Peer) {
+	t.Helper()
+	probed := DirectPaths(t, "n1").Probes["answered"]
+	p.Do(`connect(4, %q, %d)`, Address(t, "heddle", "n2/c1"), FreePort()) // is refused, and so asks for a probe
+	testutil.Eventually(t, "n1 to probe n2", func() (bool, string) {
+		d := DirectPaths(t, "n1")
+		return d.Probes["answered"] > probed, fmt.Sprintf("%+v", d)
+	})
+	if d := DirectPaths(t, "n1"); d.Peers[model.PeerProven] != 1 {
+		t.Errorf("without the agent the path is %+v", d)
+	}
+}

@@ -1,0 +1,43 @@
+package lab
+
+import (
+	_ "embed"
+	"encoding/json"
+	"testing"
+)
+
+// WaitForDatagrams is a peer in n2/c1 that waits for datagrams at a port of its own stack.
+func WaitForDatagrams(t *testing.T) (p *Peer, port int) {
+	p, port = StartPeer(t, "overlay", "n2/c1"), FreePort()
+	p.Must(`d = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
+	p.Must(`d.bind(("0.0.0.0", %d))`, port)
+	p.Must(`d.setblocking(False)`)
+	p.Must(`def came():
+    try: return d.recv(1000)[:6].decode()
+    except OSError: return ""`)
+	return p, port
+}
+
+//go:embed testdata/forge.py
+var forgeScript string
+
+// Forger is a peer that can make packets of its own.
+func Forger(t testing.TB, p *Peer) *Peer {
+	t.Helper()
+	p.Must("%s", forgeScript)
+	return p
+}
+
+// Network has the numbers of the lab's network: its id, and the VXLAN network identifier of its overlay.
+type Network struct{ ID, VNI int }
+
+// Numbers gives those of this lab.
+func Numbers(t testing.TB) Network {
+	t.Helper()
+	var status []struct{ Network Network }
+	raw := Heddle(t, "status", "--lab", Name, "--node", "n1", "--output", "json")
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
+		t.Fatalf("%v: %s", err, raw)
+	}
+	return status[0].Network
+}

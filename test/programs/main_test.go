@@ -1,0 +1,10 @@
+package programs
+
+import (
+	"os"
+	"testing"
+
+	"heddle.dev/heddle/test/lab"
+)
+
+func TestMain(m *testing.M) { os.Exit(lab.Main(m, "programs")) }

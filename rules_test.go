@@ -85,6 +85,11 @@ var allowed = map[string][]string{
 	"internal/differ":          {},
 	"internal/differ/generate": {"internal/differ"},
 	"internal/differ/executor": {"internal/differ"},
+
+	// For tests alone.
+	"internal/testutil": {},
+	"test/lab":          {"internal/api", "internal/netns", "internal/testutil"},
+	"test/labstore":     {"internal/netns", "internal/trust", "test/lab"},
 }
 
 // aBenchmark gives what the package of a command of `heddle bench` may import: what all of them share, and more.
@@ -101,9 +106,9 @@ var only = map[string]struct {
 	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/bench/baseline"}, "nothing else knows a BPF map's layout; the bench's baseline has maps of its own"},
 	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},
-	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd"}, "the store can be replaced"},
+	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd", "test/labstore"}, "the store can be replaced; tests read what lies in it"},
 	"go.yaml.in/yaml":                    {[]string{"internal/policy/document"}, "documents have one reader"},
-	"github.com/containernetworking/cni": {[]string{"internal/cni"}, "one program speaks CNI"},
+	"github.com/containernetworking/cni": {[]string{"internal/cni", "test/lab"}, "one program speaks CNI; tests are its engine"},
 	"github.com/gopacket/gopacket":       {[]string{"internal/capture"}, "one package writes packets down"},
 	"github.com/spf13/cobra":             {[]string{"cmd/heddle", "cmd/heddled", "cmd/heddle-kube"}, "flags are for programs"},
 	"k8s.io":                             {[]string{"internal/kube"}, "it is large: one program has it, which no other needs"},

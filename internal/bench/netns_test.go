@@ -14,15 +14,14 @@ import (
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/benchtest"
 	"heddle.dev/heddle/internal/bench/report"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // newNetnsPlace makes two nodes (network namespaces) joined by a veth. Every container of a node is the
 // node itself, in every mode: the bench's own machinery is what is tested.
 func newNetnsPlace(t *testing.T) benchtest.LoopPlace {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
+	testutil.NeedRoot(t, "makes network namespaces")
 	names := map[string]string{}
 	for _, node := range []string{"n1", "n2"} {
 		name := fmt.Sprintf("hbench-%d-%s", os.Getpid(), node)

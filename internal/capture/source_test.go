@@ -3,16 +3,15 @@ package capture
 import (
 	"errors"
 	"net"
-	"os"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestSource captures a connection over lo, in the namespace that the test runs in.
 func TestSource(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: opens a packet socket")
-	}
+	testutil.NeedRoot(t, "opens a packet socket")
 	src, err := Listen(false)
 	if err != nil {
 		t.Fatal(err)
@@ -68,9 +67,7 @@ func TestSource(t *testing.T) {
 // TestSourceUDP: without all, only TCP is read. What is sent over lo arrives when the kernel comes to it, so the test waits for
 // the datagram, or for a connection made after it.
 func TestSourceUDP(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: opens a packet socket")
-	}
+	testutil.NeedRoot(t, "opens a packet socket")
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -52,7 +52,7 @@ func localLab(t *testing.T) differ.Lab {
 // talk is a program in which something of everything happens.
 func talk(t *testing.T) differ.Program {
 	t.Helper()
-	list, err := differ.Load("../../test/testdata/differ/conversation.json")
+	list, err := differ.Load("../../test/sockets/testdata/differ/conversation.json")
 	if err != nil {
 		t.Fatal(err)
 	}

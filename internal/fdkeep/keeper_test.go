@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // keeperEnv makes the test binary a keeper on the socket it names.
@@ -31,15 +33,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func eventually(t *testing.T, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
-}
-
 // run runs a keeper until the test ends or stop is called.
 func run(t *testing.T) (c *Client, stop func()) {
 	t.Helper()
@@ -52,7 +45,7 @@ func runAt(t *testing.T, path string) (c *Client, stop func()) {
 	done := make(chan error, 1)
 	go func() { done <- Run(ctx, path) }()
 	c = NewClient(path)
-	eventually(t, "keeper answers", func() bool { return c.answers() == nil })
+	testutil.EventuallyTrue(t, "keeper answers", func() bool { return c.answers() == nil })
 	stopped := false
 	stop = func() {
 		if stopped {
@@ -154,7 +147,7 @@ func TestHungUpListenersAreDropped(t *testing.T) {
 		}
 	}
 	hangUp()
-	eventually(t, "dropped", func() bool {
+	testutil.EventuallyTrue(t, "dropped", func() bool {
 		all, err := c.TakeAll()
 		for _, p := range all {
 			closeAll([]int{p.FD, p.Page})
@@ -164,7 +157,7 @@ func TestHungUpListenersAreDropped(t *testing.T) {
 	if err := c.Drop("stays"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its descriptors are closed", func() bool { return openFiles(t) <= before+1 }) // +2 pages, -1 pipe end
+	testutil.EventuallyTrue(t, "its descriptors are closed", func() bool { return openFiles(t) <= before+1 }) // +2 pages, -1 pipe end
 }
 
 func openFiles(t *testing.T) int {
@@ -261,7 +254,7 @@ func TestKeeperGivesWay(t *testing.T) {
 	if err := first.Put("k", []byte("m"), fd, page(t, "")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "second keeper takes the path", func() bool {
+	testutil.EventuallyTrue(t, "second keeper takes the path", func() bool {
 		for _, p := range []string{first.path, first.path + ".lock"} {
 			if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
 				t.Fatal(err)
@@ -275,7 +268,7 @@ func TestKeeperGivesWay(t *testing.T) {
 		runAt(t, first.path)
 		return true
 	})
-	eventually(t, "second has it", func() bool { m := takeAll(t, first); return string(m["k"].Meta) == "m" })
+	testutil.EventuallyTrue(t, "second has it", func() bool { m := takeAll(t, first); return string(m["k"].Meta) == "m" })
 }
 
 func TestWatch(t *testing.T) {
@@ -283,7 +276,7 @@ func TestWatch(t *testing.T) {
 	before := openFiles(t)
 	ended := make(chan error, 1)
 	go func() { ended <- c.Watch(context.Background()) }()
-	eventually(t, "watch begins", func() bool { return openFiles(t) >= before+2 }) // both ends are in this process
+	testutil.EventuallyTrue(t, "watch begins", func() bool { return openFiles(t) >= before+2 }) // both ends are in this process
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := c.Watch(ctx); !errors.Is(err, context.Canceled) {
@@ -328,11 +321,11 @@ func TestEnsureStartsAndStopEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	hangUp()
-	eventually(t, "dropped", func() bool { return len(takeAll(t, c)) == 0 })
+	testutil.EventuallyTrue(t, "dropped", func() bool { return len(takeAll(t, c)) == 0 })
 	if err := c.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "ended", func() bool { return errors.Is(unix.Kill(first.Process.Pid, 0), unix.ESRCH) })
+	testutil.EventuallyTrue(t, "ended", func() bool { return errors.Is(unix.Kill(first.Process.Pid, 0), unix.ESRCH) })
 	if err := Ensure("/bin/false", path, nil); err == nil || !strings.Contains(err.Error(), "/bin/false park --socket") {
 		t.Errorf("a program that ends at once: %v", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // shelf is a Storage as systemd is one: names of descriptors, the same file under a name once, and all of it given to
@@ -118,7 +120,7 @@ func TestMirrored(t *testing.T) {
 		t.Errorf("the new keeper has %v, want %v", got, want)
 	}
 	// The keeper, which is in this process, has two descriptors for each, and nothing else is left open.
-	eventually(t, "no descriptor is left over", func() bool { return openFiles(t) <= before+4 })
+	testutil.EventuallyTrue(t, "no descriptor is left over", func() bool { return openFiles(t) <= before+4 })
 
 	for name := range s.fds { // the service was stopped
 		_ = s.Remove(name)

@@ -23,6 +23,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/podlabels"
 	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // patience bounds every wait for something that takes milliseconds on an idle machine.
@@ -31,19 +32,6 @@ const patience = 30 * time.Second
 func decodeLease(r io.Reader) (*coordinationv1.Lease, error) {
 	var l coordinationv1.Lease
 	return &l, json.NewDecoder(r).Decode(&l)
-}
-
-func eventually(t *testing.T, what string, is func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(2 * time.Millisecond) {
-		err := is()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-	}
 }
 
 // agent is an agent that keeps what it is told.
@@ -239,8 +227,8 @@ func TestPoliciesFollow(t *testing.T) {
 	hands := []string{"mine", "shop/hand", "other/theirs", "labmap[]"}
 	has := func(want ...string) error { return a.has(append(want, hands...)...) }
 	leading(t, s, a)
-	eventually(t, "all of the API server, and nothing that went", func() error { return has("shop/web", "shopmap[tier:a]") })
-	eventually(t, "the API server's in the place of one by hand", func() error {
+	testutil.EventuallyNil(t, "all of the API server, and nothing that went", func() error { return has("shop/web", "shopmap[tier:a]") })
+	testutil.EventuallyNil(t, "the API server's in the place of one by hand", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if p := a.policies["shop/web"]; p.Source != policy.SourceKubernetes || p.Ingress == nil || a.namespaces["shop"].Source != policy.SourceKubernetes {
@@ -251,9 +239,9 @@ func TestPoliciesFollow(t *testing.T) {
 
 	s.put("namespaces", namespace("shop", map[string]string{"tier": "b"}))
 	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db"}}}`))
-	eventually(t, "changes", func() error { return has("shop/web", "shop/db", "shopmap[tier:b]") })
+	testutil.EventuallyNil(t, "changes", func() error { return has("shop/web", "shop/db", "shopmap[tier:b]") })
 	s.put("networkpolicies", networkPolicy(t, "db", `{"podSelector":{"matchLabels":{"app":"db2"}}}`))
-	eventually(t, "changed policy", func() error {
+	testutil.EventuallyNil(t, "changed policy", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if got := a.policies["shop/db"].Subject.Labels["app"]; got != "db2" {
@@ -265,12 +253,12 @@ func TestPoliciesFollow(t *testing.T) {
 	a.set(func() { before = len(a.edits) })
 	s.delete("networkpolicies", "shop/db")
 	s.delete("namespaces", "/shop")
-	eventually(t, "deletions", func() error { return has("shop/web") })
+	testutil.EventuallyNil(t, "deletions", func() error { return has("shop/web") })
 	// Somebody applies one by hand under the name of a NetworkPolicy that is then deleted.
 	a.set(func() { a.policies["shop/web"] = &policy.Policy{Name: "shop/web"} })
 	s.delete("networkpolicies", "shop/web")
 	s.put("networkpolicies", networkPolicy(t, "last", `{"podSelector":{}}`))
-	eventually(t, "a deletion of what somebody else keeps now", func() error { return has("shop/web", "shop/last") })
+	testutil.EventuallyNil(t, "a deletion of what somebody else keeps now", func() error { return has("shop/web", "shop/last") })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !slices.ContainsFunc(a.edits, func(e api.PolicyEdit) bool { return slices.Contains(e.Delete, "shop/web") }) {
@@ -292,7 +280,7 @@ func TestAPIServerAway(t *testing.T) {
 		s.put("networkpolicies", networkPolicy(t, name, `{"podSelector":{}}`))
 	}
 	leading(t, s, a)
-	eventually(t, "all", func() error { return a.has("shop/a", "shop/b", "shop/c") })
+	testutil.EventuallyNil(t, "all", func() error { return a.has("shop/a", "shop/b", "shop/c") })
 	lists := s.listed("networkpolicies")
 	s.setAway(true)
 	s.delete("networkpolicies", "shop/b")
@@ -302,7 +290,7 @@ func TestAPIServerAway(t *testing.T) {
 		t.Error(err)
 	}
 	s.setAway(false)
-	eventually(t, "what changed meanwhile", func() error { return a.has("shop/a", "shop/c", "shop/d") })
+	testutil.EventuallyNil(t, "what changed meanwhile", func() error { return a.has("shop/a", "shop/c", "shop/d") })
 	if got := s.listed("networkpolicies"); got == lists {
 		t.Errorf("listed %d times before and after: the test shows nothing", got)
 	}
@@ -312,11 +300,11 @@ func TestAgentAway(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
 	s.put("networkpolicies", networkPolicy(t, "a", `{"podSelector":{}}`))
 	_, stop := leading(t, s, a)
-	eventually(t, "all", func() error { return a.has("shop/a") })
+	testutil.EventuallyNil(t, "all", func() error { return a.has("shop/a") })
 	a.set(func() { a.down = true })
 	s.put("networkpolicies", networkPolicy(t, "b", `{"podSelector":{}}`))
 	s.delete("networkpolicies", "shop/a")
-	eventually(t, "a try that fails", func() error {
+	testutil.EventuallyNil(t, "a try that fails", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.turnedAway == 0 {
@@ -328,7 +316,7 @@ func TestAgentAway(t *testing.T) {
 	a.set(func() { a.policies["shop/stranger"] = stranger })
 	a.set(func() { a.down = false })
 	s.put("networkpolicies", networkPolicy(t, "c", `{"podSelector":{}}`))
-	eventually(t, "what changed meanwhile", func() error {
+	testutil.EventuallyNil(t, "what changed meanwhile", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if a.policies["shop/a"] != nil || a.policies["shop/b"] == nil || a.policies["shop/c"] == nil {
@@ -340,7 +328,7 @@ func TestAgentAway(t *testing.T) {
 	stop()
 	a.set(func() { a.edits = nil; a.policies["shop/stranger"] = stranger })
 	leading(t, s, a)
-	eventually(t, "the next leader's comparison", func() error { return a.has("shop/b", "shop/c") })
+	testutil.EventuallyNil(t, "the next leader's comparison", func() error { return a.has("shop/b", "shop/c") })
 	if n := len(a.edits); n != 1 || len(a.edits[0].Policies) != 0 || !slices.Equal(a.edits[0].Delete, []string{"shop/stranger"}) {
 		t.Errorf("it changed %+v", a.edits)
 	}
@@ -360,7 +348,7 @@ func TestRefusedObjects(t *testing.T) {
 	}
 	s.put("namespaces", namespace("many", many))
 	p, _ := leading(t, s, a)
-	eventually(t, "the others", func() error { return a.has("shop/named", "shop/good", "shop/much") })
+	testutil.EventuallyNil(t, "the others", func() error { return a.has("shop/named", "shop/good", "shop/much") })
 	// What the store does not take is held closed, in both directions and also to the own node.
 	a.set(func() {
 		deny := &policy.Direction{Default: policy.DefaultDeny}
@@ -370,7 +358,7 @@ func TestRefusedObjects(t *testing.T) {
 			t.Errorf("too much for the store:\n%s\nwant\n%s", asJSON(got), asJSON(want))
 		}
 	})
-	eventually(t, "events", func() error {
+	testutil.EventuallyNil(t, "events", func() error {
 		got := map[string]string{}
 		for _, e := range s.events() {
 			if e.Reason != "NotSupported" || e.Type != corev1.EventTypeWarning || e.InvolvedObject.UID == "" {
@@ -394,7 +382,7 @@ func TestRefusedObjects(t *testing.T) {
 	a.set(func() { edits = len(a.edits) })
 	p.dirty.all()
 	s.put("networkpolicies", networkPolicy(t, "seen", `{"podSelector":{}}`))
-	eventually(t, "another comparison", func() error { return a.has("shop/named", "shop/good", "shop/much", "shop/seen") })
+	testutil.EventuallyNil(t, "another comparison", func() error { return a.has("shop/named", "shop/good", "shop/much", "shop/seen") })
 	if now := len(s.events()); now != told {
 		t.Errorf("%d events, were %d", now, told)
 	}
@@ -409,7 +397,7 @@ func TestRefusedObjects(t *testing.T) {
 	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
 	s.delete("networkpolicies", "shop/much")
 	s.delete("networkpolicies", "shop/never")
-	eventually(t, "metric of refused objects", func() error {
+	testutil.EventuallyNil(t, "metric of refused objects", func() error {
 		all, err := p.m.registry.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -464,7 +452,7 @@ func TestPodLabels(t *testing.T) {
 		a.endpoints["n/c3/eth0"] = model.Endpoint{Name: "n/c3/eth0", Labels: map[string]string{"app": "was", policy.NamespaceLabel: "shop", podlabels.Pod: "web-1", podlabels.UID: "u0"}}
 	})
 	s.put("pods", pod("web-1", "u1", map[string]string{"tier": "front"}))
-	eventually(t, "changed labels", func() error {
+	testutil.EventuallyNil(t, "changed labels", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if got := a.endpoints["n/c1/eth0"].Labels; got["tier"] != "front" || got["app"] != "" || got[policy.NamespaceLabel] != "shop" {
@@ -478,7 +466,7 @@ func TestPodLabels(t *testing.T) {
 	// Changes that were missed are found by the first comparison.
 	a.set(func() { a.endpoints["n/c1/eth0"] = model.Endpoint{Name: "n/c1/eth0", Labels: labels} })
 	startPods(t, s, a)
-	eventually(t, "labels after a restart", func() error {
+	testutil.EventuallyNil(t, "labels after a restart", func() error {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if got := a.endpoints["n/c1/eth0"].Labels; got["tier"] != "front" || got["app"] != "" {
@@ -568,12 +556,12 @@ func TestLease(t *testing.T) {
 	}
 	first, endFirst := context.WithCancel(t.Context())
 	ended := run(first, "a")
-	eventually(t, "a leads", led("a"))
+	testutil.EventuallyNil(t, "a leads", led("a"))
 	second, endSecond := context.WithCancel(t.Context())
 	endedSecond := run(second, "b")
 	endFirst()
 	<-ended
-	eventually(t, "b leads once a has ended", led("b"))
+	testutil.EventuallyNil(t, "b leads once a has ended", led("b"))
 	endSecond()
 	<-endedSecond
 	// A holder that says nothing any more: its record stays, and no clock of its is asked.
@@ -582,7 +570,7 @@ func TestLease(t *testing.T) {
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: &dead, RenewTime: &now}})
 	third, endThird := context.WithCancel(t.Context())
 	endedThird := run(third, "c")
-	eventually(t, "c leads once the dead one's lease has run out", led("c"))
+	testutil.EventuallyNil(t, "c leads once the dead one's lease has run out", led("c"))
 	endThird()
 	<-endedThird
 }

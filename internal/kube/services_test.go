@@ -16,6 +16,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // serviceNode is an agent that keeps services.
@@ -151,24 +152,24 @@ func TestServicesFollow(t *testing.T) {
 	s.put("endpointslices", slice("web-1", "web", 8080, "10.1.0.1", "10.1.0.2 unready", "10.1.0.3 ending"))
 	s.put("endpointslices", slice("web-6", "web", 8080, "fd00:1::1"))
 	stop := startServices(t, s, n)
-	eventually(t, "all, and nothing stale", n.has("10.96.0.1:80 10.1.0.1:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
+	testutil.EventuallyNil(t, "all, and nothing stale", n.has("10.96.0.1:80 10.1.0.1:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
 
 	s.put("endpointslices", slice("web-2", "web", 8080, "10.1.0.9", "10.1.0.1"))
-	eventually(t, "a second slice", n.has("10.96.0.1:80 10.1.0.1:8080 10.1.0.9:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
+	testutil.EventuallyNil(t, "a second slice", n.has("10.96.0.1:80 10.1.0.1:8080 10.1.0.9:8080", "[fd00::1]:80 [fd00:1::1]:8080"))
 	s.delete("endpointslices", "shop/web-2")
 	s.delete("endpointslices", "shop/web-6")
 	s.put("endpointslices", slice("web-1", "web", 8081, "10.1.0.2 unready", "10.1.0.3 ending"))
-	eventually(t, "none is ready: those that end and serve", n.has("10.96.0.1:80 10.1.0.3:8081", "[fd00::1]:80"))
+	testutil.EventuallyNil(t, "none is ready: those that end and serve", n.has("10.96.0.1:80 10.1.0.3:8081", "[fd00::1]:80"))
 
 	local := service("web", "10.96.0.1")
 	local.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	local.Spec.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyLocal)
 	s.put("services", local)
 	s.put("endpointslices", slice("web-1", "web", 8080, "10.1.0.1", "10.2.0.1 n2"))
-	eventually(t, "those of the node, with affinity", n.has("10.96.0.1:80 10.1.0.1:8080 10800"))
+	testutil.EventuallyNil(t, "those of the node, with affinity", n.has("10.96.0.1:80 10.1.0.1:8080 10800"))
 	local.Spec.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(int32(7))}}
 	s.put("services", local)
-	eventually(t, "affinity's time", n.has("10.96.0.1:80 10.1.0.1:8080 7"))
+	testutil.EventuallyNil(t, "affinity's time", n.has("10.96.0.1:80 10.1.0.1:8080 7"))
 
 	// While the agent is away; then a new heddle-kube, which has nothing to change.
 	n.set(func() { n.down = true })
@@ -176,12 +177,12 @@ func TestServicesFollow(t *testing.T) {
 	s.delete("services", "shop/web")
 	n.set(func() { n.down = false })
 	s.put("services", service("last", "10.96.0.3"))
-	eventually(t, "what changed meanwhile", n.has("10.96.0.2:80", "10.96.0.3:80"))
+	testutil.EventuallyNil(t, "what changed meanwhile", n.has("10.96.0.2:80", "10.96.0.3:80"))
 	stop()
 	n.set(func() { n.edits = nil })
 	startServices(t, s, n)
 	s.put("endpointslices", slice("last-1", "last", 1, "10.1.0.7"))
-	eventually(t, "the next one", n.has("10.96.0.2:80", "10.96.0.3:80 10.1.0.7:1"))
+	testutil.EventuallyNil(t, "the next one", n.has("10.96.0.2:80", "10.96.0.3:80 10.1.0.7:1"))
 	if len(n.edits) != 1 || len(n.edits[0].Put) != 1 || len(n.edits[0].Delete) != 0 {
 		t.Errorf("it changed %+v", n.edits)
 	}
@@ -194,8 +195,8 @@ func TestRefusedService(t *testing.T) {
 	s.put("endpointslices", slice("bad-1", "bad", 80, "127.0.0.1"))
 	s.put("services", service("good", "10.96.0.2"))
 	startServices(t, s, n)
-	eventually(t, "the other", n.has("10.96.0.2:80"))
-	eventually(t, "event", func() error {
+	testutil.EventuallyNil(t, "the other", n.has("10.96.0.2:80"))
+	testutil.EventuallyNil(t, "event", func() error {
 		for _, e := range s.events() {
 			if e.InvolvedObject.Kind == "Service" && e.InvolvedObject.Name == "bad" && strings.Contains(e.Message, "loopback") {
 				return nil

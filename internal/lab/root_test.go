@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // cli runs the programs as users do, on a lab of the test's own.
@@ -25,9 +26,7 @@ type cli struct {
 // newCLI takes the lab down when the test ends. The programs are those in HEDDLE_BIN; without it they are built.
 func newCLI(t *testing.T, letter string) *cli {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: brings a lab up")
-	}
+	testutil.NeedRoot(t, "brings a lab up")
 	if _, err := findCgroups(); err != nil {
 		t.Skip(err)
 	}

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // insn is one BPF instruction.
@@ -64,7 +66,7 @@ func verdict(t *testing.T, v int32) int {
 // TestNodeSocketHoldsOverlayAddress: sockets of the node that hold an intercepted endpoint's address talk to
 // plain containers, to the outside through address translation, and to the node's own processes.
 func TestNodeSocketHoldsOverlayAddress(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	for _, settings := range []string{
 		"rp_filter=0", "rp_filter=1", "rp_filter=2", "src_valid_mark=1", "rp_filter=1 src_valid_mark=1",
 	} {

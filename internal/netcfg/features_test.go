@@ -8,12 +8,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func TestFeatures(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes a network namespace")
-	}
+	testutil.NeedRoot(t, "makes a network namespace")
 	before, err := os.Readlink("/proc/thread-self/ns/net")
 	if err != nil {
 		t.Fatal(err)
@@ -48,9 +48,7 @@ func TestFeatures(t *testing.T) {
 
 // The classifier probe reads the kernel's refusal: it must tell a classifier from one that does not exist.
 func TestClassifierProbeTellsAbsence(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes a network namespace")
-	}
+	testutil.NeedRoot(t, "makes a network namespace")
 	err := inThrowAwayNetns(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {

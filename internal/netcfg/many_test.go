@@ -6,11 +6,13 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestOneDeviceAmongMany asks for one device's qdisc and neighbours, with others beside it that have other ones.
 func TestOneDeviceAmongMany(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {
 		h, err := open()
 		if err != nil {
@@ -83,7 +85,7 @@ func TestOneDeviceAmongMany(t *testing.T) {
 // TestOwnedRoutes: a route is added without a look at others, one that is there stays, Heddle's own to the same destination is
 // replaced, and another's is an error.
 func TestOwnedRoutes(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {
 		h, err := open()
 		if err != nil {

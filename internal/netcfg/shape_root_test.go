@@ -4,6 +4,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestShapes: limits come, change in place and go, and leave nothing behind.
@@ -76,7 +78,7 @@ func TestShapes(t *testing.T) {
 
 // TestShapeDeviceOfOthers: a device of that name that is not Heddle's is left alone.
 func TestShapeDeviceOfOthers(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	ns := newNetns(t)
 	run(t, ns, "ip link add "+ShapeDevice+" type ifb")
 	var err error

@@ -23,6 +23,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // The topology of the tests with root:
@@ -50,13 +51,6 @@ var (
 )
 
 var nsCount atomic.Int32
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-}
 
 // newNetns makes a namespace for the test and gives its path.
 func newNetns(t *testing.T) string {
@@ -195,7 +189,7 @@ type topology struct {
 
 func newTopology(t *testing.T) *topology {
 	t.Helper()
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	top := &topology{node: [2]string{newNetns(t), newNetns(t)}, ext: newNetns(t)}
 	name := func(path string) string { return strings.TrimPrefix(path, netns.Dir+"/") }
 	run(t, top.node[0], fmt.Sprintf(`ip link add under0 type veth peer name under0 netns %s

@@ -15,14 +15,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-)
 
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
-}
+	"heddle.dev/heddle/internal/testutil"
+)
 
 // tempName gives a name no other test uses, whose namespace is deleted at the end.
 func tempName(t *testing.T) string {
@@ -86,7 +81,7 @@ func TestDoErrors(t *testing.T) {
 }
 
 func TestCreateDelete(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	before := inode(t, own)
 	if Exists(name) {
@@ -120,7 +115,7 @@ func TestCreateDelete(t *testing.T) {
 }
 
 func TestCreateAfterKilledCreate(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	if err := prepareDir(); err != nil {
 		t.Fatal(err)
@@ -140,7 +135,7 @@ func TestCreateAfterKilledCreate(t *testing.T) {
 }
 
 func TestCreateRace(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	var wg sync.WaitGroup
 	for range 8 {
@@ -167,7 +162,7 @@ func TestCreateRace(t *testing.T) {
 }
 
 func TestIPNetnsCompatible(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs the ip command")
 	}
@@ -197,7 +192,7 @@ func TestIPNetnsCompatible(t *testing.T) {
 
 // TestDoDiscardsThreads checks that no thread of the process stays in a namespace that was entered.
 func TestDoDiscardsThreads(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	if err := Create(name); err != nil {
 		t.Fatal(err)
@@ -247,7 +242,7 @@ func TestDoDiscardsThreads(t *testing.T) {
 }
 
 func TestDoPassesErrorAndGoexit(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	want := errors.New("mine")
 	if err := Do(own, func() error { return want }); err != want {
 		t.Errorf("got %v", err)
@@ -258,7 +253,7 @@ func TestDoPassesErrorAndGoexit(t *testing.T) {
 }
 
 func TestSame(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	if err := Create(name); err != nil {
 		t.Fatal(err)
@@ -281,7 +276,7 @@ func TestSame(t *testing.T) {
 }
 
 func TestStart(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "makes network namespaces")
 	name := tempName(t)
 	if err := Create(name); err != nil {
 		t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"heddle.dev/heddle/internal/plane/planetest"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // inNode says that this process is the one that TestAgentOfThreePlanes started in a node's namespaces.
@@ -29,9 +30,7 @@ const inNode = "HEDDLE_TEST_IN_NODE"
 
 // TestAgentOfThreePlanes runs an agent with TCP's plane and two in miniature, in network and mount namespaces of its own.
 func TestAgentOfThreePlanes(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it makes namespaces, devices and BPF programs")
-	}
+	testutil.NeedRoot(t, "it makes namespaces, devices and BPF programs")
 	if os.Getenv(inNode) != "" {
 		agentOfThreePlanes(t)
 		return

@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // The tests here run containers. Root file system: overlayfs over the machine's own. First process: this
@@ -139,9 +141,7 @@ type container struct{ id, bundle, runcRoot string }
 
 func newContainer(t *testing.T, annotations string, profile string) *container {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: runs containers")
-	}
+	testutil.NeedRoot(t, "runs containers")
 	if _, err := FindRuntime(""); err != nil {
 		t.Skip(err)
 	}

@@ -16,14 +16,19 @@ const Patience = 30 * time.Second
 // last. It can be used in cleanups.
 func Eventually(t testing.TB, what string, condition func() (ok bool, saw string)) {
 	t.Helper()
-	deadline := time.Now().Add(Patience)
+	within(t, Patience, what, condition)
+}
+
+func within(t testing.TB, limit time.Duration, what string, condition func() (ok bool, saw string)) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
 	for pause := time.Millisecond; ; time.Sleep(pause) {
 		ok, saw := condition()
 		if ok {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for %s\n%s", Patience, what, saw)
+			t.Fatalf("waited %s for %s\n%s", limit, what, saw)
 		}
 		pause = min(2*pause, 20*time.Millisecond)
 	}

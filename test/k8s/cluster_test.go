@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // machine is a Kubernetes node of the test: a namespace of each kind but users', with places of its own where containerd,
@@ -52,7 +54,7 @@ func startMachine(t *testing.T, dir, name, addr string) *machine {
 		"sh", "-c", machineInit, "sh", loopback, ready)
 	d := startDaemon(t, dir, name, cmd)
 	m := &machine{name: name, addr: addr}
-	eventually(t, "machine "+name, func() error {
+	testutil.EventuallyNil(t, "machine "+name, func() error {
 		select {
 		case <-d.done:
 			log, _ := os.ReadFile(d.log)
@@ -287,7 +289,7 @@ current-context: test
 		"--advertise-address=10.77.0.1", "--cert-dir="+file("certs"), "--service-account-key-file="+file("sa.key"), "--service-account-signing-key-file="+file("sa.key"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16", "--token-auth-file="+file("tokens.csv"),
 		"--authorization-mode=RBAC", "--kubelet-preferred-address-types=InternalIP", "--allow-privileged"))
-	eventually(t, "API server ready", func() error {
+	testutil.EventuallyNil(t, "API server ready", func() error {
 		_, err := c.try("", "get", "--raw=/readyz")
 		return err
 	})
@@ -297,7 +299,7 @@ current-context: test
 	for _, m := range c.machines {
 		m.run(t, "cp", file("config.toml"), "/etc/containerd/config.toml")
 		c.start(t, "containerd-"+m.name, m.command("containerd"))
-		eventually(t, "containerd on "+m.name, func() error {
+		testutil.EventuallyNil(t, "containerd on "+m.name, func() error {
 			_, err := m.try("ctr", "version")
 			return err
 		})

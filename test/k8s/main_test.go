@@ -19,6 +19,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // patience bounds every wait for something that takes milliseconds on an idle machine.
@@ -101,11 +103,11 @@ current-context: test
 
 func (c *controlPlane) waitReady(t *testing.T) {
 	t.Helper()
-	eventually(t, "API server ready", func() error {
+	testutil.EventuallyNil(t, "API server ready", func() error {
 		_, err := c.try("", "get", "--raw=/readyz")
 		return err
 	})
-	eventually(t, "namespace default", func() error {
+	testutil.EventuallyNil(t, "namespace default", func() error {
 		_, err := c.try("", "get", "namespace", "default")
 		return err
 	})
@@ -184,22 +186,6 @@ func startDaemon(t *testing.T, dir, name string, cmd *exec.Cmd) *daemon {
 func (d *daemon) stop() {
 	_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 	<-d.done
-}
-
-// eventually calls is until it gives no error, for twice patience: an API server takes its time on a busy machine.
-func eventually(t *testing.T, what string, is func() error) {
-	t.Helper()
-	deadline := time.Now().Add(2 * patience)
-	for {
-		err := is()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
 }
 
 func freePort(t *testing.T) string {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestNodes installs Heddle on two nodes as docs/howto/install-on-kubernetes.md says, by its DaemonSet, and has pods talk.
@@ -117,7 +119,7 @@ func (c *cluster) install(t *testing.T) {
 	}
 	c.run(t, c.manifest(t), "apply", "-f", "-")
 	join := filepath.Join(c.dir, "join.pem")
-	eventually(t, "the join file of the store's node", func() error {
+	testutil.EventuallyNil(t, "the join file of the store's node", func() error {
 		raw, err := c.machines[0].try("cat", "/var/lib/heddle/join.pem")
 		if err == nil {
 			write(t, join, raw)
@@ -128,7 +130,7 @@ func (c *cluster) install(t *testing.T) {
 	c.run(t, "", "-n", "heddle-system", "rollout", "status", "daemonset/heddled", "--timeout=3m")
 	for _, m := range c.machines {
 		c.agent(t, m, "doctor") // exit code 1 if something is missing
-		eventually(t, "the direct path of "+m.name, func() error {
+		testutil.EventuallyNil(t, "the direct path of "+m.name, func() error {
 			if out := c.agent(t, m, "status"); !regexp.MustCompile(`direct paths +1 direct`).MatchString(out) {
 				return fmt.Errorf("status: %s", out)
 			}
@@ -172,7 +174,7 @@ func (c *cluster) pods(t *testing.T) {
 	objects := podOf("client", "n1", "", "") + podOf("near", "n1", "", serveWeb) + podOf("far", "n2", "", serveWeb) +
 		podOf("stranger", "n1", `, annotations: {io.heddle.endpoint: heddle/another/eth0, io.heddle.seccomp-socket: /tmp/mine}`, "") + podOf("optout", "n1", `, annotations: {io.heddle.intercept: "false"}`, "") +
 		strings.Replace(podOf("plain", "n1", "", ""), "  runtimeClassName: heddle\n", "", 1)
-	eventually(t, "service account", func() error {
+	testutil.EventuallyNil(t, "service account", func() error {
 		_, err := c.try("", "get", "serviceaccount", "default")
 		return err
 	})
@@ -269,7 +271,7 @@ func (c *cluster) agentsReplaced(t *testing.T) {
 		out, err := c.try("", "exec", "client", "--", "sh", "-c", script)
 		done <- result{out, err}
 	}()
-	eventually(t, "load", func() error {
+	testutil.EventuallyNil(t, "load", func() error {
 		_, err := c.try("", "exec", "client", "--", "cat", "/tmp/running")
 		return err
 	})
@@ -300,7 +302,7 @@ func (c *cluster) agentKilled(t *testing.T) {
 	n1 := c.machines[0]
 	first := n1.run(t, "pgrep", "-f", "^/opt/heddle/bin/heddled --node")
 	n1.run(t, "pkill", "-KILL", "-f", "^/opt/heddle/bin/heddled pod run")
-	eventually(t, "another agent", func() error {
+	testutil.EventuallyNil(t, "another agent", func() error {
 		now, err := n1.try("pgrep", "-f", "^/opt/heddle/bin/heddled --node")
 		if err == nil && now == first {
 			err = fmt.Errorf("it is still process %s", now)
@@ -318,7 +320,7 @@ func (c *cluster) agentKilled(t *testing.T) {
 func (c *cluster) podsDeleted(t *testing.T) {
 	c.run(t, "", "delete", "pods", "--all", "--timeout=2m")
 	for _, m := range c.machines {
-		eventually(t, "nothing left on "+m.name, func() error {
+		testutil.EventuallyNil(t, "nothing left on "+m.name, func() error {
 			if out := c.agent(t, m, "endpoints", "-o", "json"); len(decode(t, out)) != 0 {
 				return fmt.Errorf("endpoints: %s", out)
 			}
@@ -371,7 +373,7 @@ func (c *cluster) removed(t *testing.T) {
 func (c *cluster) service(t *testing.T) {
 	c.run(t, "", "expose", "pod", "far", "--name=web", "--port=8080", "--target-port=80")
 	addr := strings.TrimSpace(c.run(t, "", "get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")) + ":8080"
-	eventually(t, "page by the Service's address", func() error {
+	testutil.EventuallyNil(t, "page by the Service's address", func() error {
 		got, err := c.fetch("client", addr)
 		if err == nil && got != greeting {
 			err = fmt.Errorf("page %q", got)
@@ -410,7 +412,7 @@ func (c *cluster) policy(t *testing.T) {
 		defer close(cut)
 		_, _ = c.try("", "exec", "stranger", "--", "sh", "-c", "mkfifo /tmp/open; exec 3<>/tmp/open; nc "+far+" 80 <&3")
 	}()
-	eventually(t, "live connection of the stranger", func() error {
+	testutil.EventuallyNil(t, "live connection of the stranger", func() error {
 		if out := c.agent(t, c.machines[0], "connections"); !regexp.MustCompile(`(?m)^.*` + regexp.QuoteMeta(stranger) + `.*` + regexp.QuoteMeta(far) + `:80.*direct`).MatchString(out) {
 			return fmt.Errorf("connections: %s", out)
 		}
@@ -418,7 +420,7 @@ func (c *cluster) policy(t *testing.T) {
 	})
 	mayFetch := func(from string, want bool) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("%s fetches: %v", from, want), func() error {
+		testutil.EventuallyNil(t, fmt.Sprintf("%s fetches: %v", from, want), func() error {
 			if got, err := c.fetch(from, far); (err == nil && got == greeting) != want {
 				return fmt.Errorf("%q, %v", got, err)
 			}

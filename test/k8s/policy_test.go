@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // heddleLab is a lab of one node, in whose place heddle-kube and the CNI plugin stand.
@@ -69,7 +71,7 @@ func (l *heddleLab) startKube(c *controlPlane, node string) (*daemon, string) {
 	metrics := "127.0.0.1:" + freePort(l.t)
 	d := startDaemon(l.t, c.dir, "heddle-kube-"+node, exec.Command(heddleProgram(l.t, "heddle-kube"), "--kubeconfig", c.kubeconfig, "--node", node,
 		"--api-socket", l.socket(node), "--socket", socket, "--metrics", metrics, "--lease-duration", "3s"))
-	eventually(l.t, "heddle-kube of "+node, func() error {
+	testutil.EventuallyNil(l.t, "heddle-kube of "+node, func() error {
 		resp, err := http.Get("http://" + metrics + "/readyz")
 		if err != nil {
 			return err
@@ -179,7 +181,7 @@ func (p labPod) connects(to labPod, port string) string {
 // wantConnects waits until connects is as it is to be.
 func wantConnects(t *testing.T, what string, from, to labPod, port, want string) {
 	t.Helper()
-	eventually(t, what, func() error {
+	testutil.EventuallyNil(t, what, func() error {
 		if got := from.connects(to, port); got != want {
 			return fmt.Errorf("%s to %s:%s: %s, want %s", from.name, to.name, port, got, want)
 		}
@@ -210,7 +212,7 @@ func TestPolicies(t *testing.T) {
 	c.apply(t, fromWeb)
 	wantConnects(t, "a policy", pods["other"], pods["db"], "80", "refused")
 	wantConnects(t, "a policy allows", pods["web"], pods["db"], "80", "yes")
-	eventually(t, "event of the named port", func() error {
+	testutil.EventuallyNil(t, "event of the named port", func() error {
 		events := c.run(t, "", "get", "events", "-n", "shop", "-o", "jsonpath={range .items[*]}{.involvedObject.kind}/{.involvedObject.name}: {.message}{end}")
 		if !strings.Contains(events, `NetworkPolicy/db: spec.ingress[0]: port "named"`) {
 			return fmt.Errorf("events: %s", events)

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 const endpointSlice = `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": %q, "labels": {"kubernetes.io/service-name": %q}},
@@ -52,7 +54,7 @@ func TestServices(t *testing.T) {
 	}
 	want := func(what, want string) {
 		t.Helper()
-		eventually(t, what, func() error {
+		testutil.EventuallyNil(t, what, func() error {
 			if got := connect(); got != want {
 				return fmt.Errorf("connect to %s: %s, want %s", vip, got, want)
 			}

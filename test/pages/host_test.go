@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // host is one of the hosts that a page speaks of, made of this machine's files: host.sh.
@@ -88,7 +90,7 @@ func connect(t *testing.T, table string, systemd bool) *network {
 	t.Helper()
 	n := &network{hosts: map[string]*host{}, opened: map[string]*terminal{}}
 	n.pid, _, _ = inGroup(t, "network", "unshare", "--net", "sleep", "infinity")
-	eventually(t, "the network's namespace", func() (bool, string) {
+	testutil.Eventually(t, "the network's namespace", func() (bool, string) {
 		own, err := os.Readlink("/proc/self/ns/net")
 		its, err2 := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", n.pid))
 		return own != its && its != "", fmt.Sprint(err, err2)
@@ -129,7 +131,7 @@ func boot(t *testing.T, name string, systemd bool) *host {
 	}
 	outer, ended, log := inGroup(t, name, "unshare", "--mount", "--pid", "--net", "--cgroup", "--ipc", "--uts", "--fork", "--kill-child",
 		"./host.sh", t.TempDir(), name, repository, binaries, h.share, init)
-	eventually(t, "host "+name, func() (bool, string) {
+	testutil.Eventually(t, "host "+name, func() (bool, string) {
 		raw, _ := os.ReadFile(log)
 		select {
 		case <-ended:
@@ -320,23 +322,3 @@ func (h *host) once(ctx context.Context, command string) (string, error) {
 }
 
 func tail(s string, n int) string { return s[max(0, len(s)-n):] }
-
-// eventually waits for a condition; when it gives up it prints what the condition saw last.
-func eventually(t *testing.T, what string, condition func() (ok bool, saw string)) {
-	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		ok, saw := condition()
-		if ok {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s for %s\n%s", patience, what, saw)
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatalf("test ended while waiting for %s", what)
-		}
-	}
-}

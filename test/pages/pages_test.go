@@ -24,6 +24,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // labName keeps runs side by side apart, as in package test.
@@ -231,7 +233,7 @@ func (n *network) try(t *testing.T, page string, b block) {
 		return
 	}
 	for _, host := range on {
-		eventually(t, fmt.Sprintf("%s.md:%d, on %s, then %s", page, b.line, host, b.until), func() (bool, string) {
+		testutil.Eventually(t, fmt.Sprintf("%s.md:%d, on %s, then %s", page, b.line, host, b.until), func() (bool, string) {
 			out, err := n.host(t, host).once(t.Context(), b.until)
 			return err == nil, out
 		})
@@ -260,7 +262,7 @@ func (n *network) typeOn(t *testing.T, terminal, page string, b block) {
 	case b.background:
 		bg := n.background(t, h, fmt.Sprintf("%s.md:%d", page, b.line), b.text)
 		if b.shows != "" {
-			eventually(t, where+" to print "+b.shows, func() (bool, string) { said = bg.said(); return strings.Contains(said, b.shows), said })
+			testutil.Eventually(t, where+" to print "+b.shows, func() (bool, string) { said = bg.said(); return strings.Contains(said, b.shows), said })
 		}
 	case b.fails:
 		said, err = n.terminal(t, terminal).typed("if { " + b.text + "\n}; then echo 'no failure'; exit 1; fi")

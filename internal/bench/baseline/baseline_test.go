@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func TestHostsOf(t *testing.T) {
@@ -103,9 +104,7 @@ func TestEmptyRoot(t *testing.T) {
 // testHosts makes two hosts that a veth pair joins.
 func testHosts(t *testing.T) (hosts [2]Host) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: makes network namespaces")
-	}
+	testutil.NeedRoot(t, "makes network namespaces")
 	var names []string
 	for i := range hosts {
 		name := fmt.Sprintf("hcont-%d-g%d", os.Getpid(), i+1)

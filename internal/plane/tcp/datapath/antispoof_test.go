@@ -3,12 +3,12 @@ package datapath
 import (
 	"encoding/binary"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 const (
@@ -249,9 +249,7 @@ func TestErrorGuard(t *testing.T) {
 
 // FuzzUnderlay feeds arbitrary frames to the program of the underlay device.
 func FuzzUnderlay(f *testing.F) {
-	if os.Geteuid() != 0 {
-		f.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(ethernet(0x0800, ipv4(underlayA, underlayB, 17, 0, vxlan(testVNI, ethernet(0x0800, ipv4(overlayA, overlayB, 6, 0, nil))))))
 	f.Add(ethernet(0x0800, ipv4(underlayA, underlayB, 17, moreFragments, vxlan(testVNI, nil))))
 	f.Add(ethernet(0x8100, []byte{0, 0, 0x81, 0, 0, 0, 8, 0}))
@@ -261,9 +259,7 @@ func FuzzUnderlay(f *testing.F) {
 
 // FuzzEndpoint feeds arbitrary frames to the program of an endpoint's device.
 func FuzzEndpoint(f *testing.F) {
-	if os.Geteuid() != 0 {
-		f.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(ethernet(0x0806, arp(overlayB)))
 	f.Add(ethernet(0x86dd, ipv6(overlay6(overlayB), overlay6(overlayA), 44, []byte{6, 0, 0, 0})))
 	f.Add(frame(overlayB, underlayA, directPort, tcpSYN, option()))

@@ -2,19 +2,18 @@ package datapath
 
 import (
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // A probe must tell a hook that exists from one that does not: one that always says yes finds nothing.
 func TestProbesTellPresentFromAbsent(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	if err := sockAddr(ebpf.AttachCGroupInet4Connect)(); err != nil {
 		t.Errorf("connect4 (Linux 4.17): %v", err)
 	}
@@ -30,9 +29,7 @@ func TestProbesTellPresentFromAbsent(t *testing.T) {
 }
 
 func TestFeatures(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	seen := map[string]bool{}
 	for _, f := range Features() {
 		t.Logf("%-26s %v", f.Name, f.Err)

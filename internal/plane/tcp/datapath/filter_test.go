@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 const (
@@ -435,9 +435,7 @@ func TestFilterOutside(t *testing.T) {
 // FuzzFilter feeds arbitrary packets between two endpoints that may not talk at all to the real programs: none passes,
 // whatever it calls itself. Neighbours' packets of the link (hop limit 255) are another matter.
 func FuzzFilter(f *testing.F) {
-	if os.Geteuid() != 0 {
-		f.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(false, byte(6), uint16(0), segment(4000, 80, tcpSYN))
 	f.Add(false, byte(6), uint16(0), segment(4000, 80, tcpRST))
 	f.Add(false, byte(17), uint16(moreFragments), datagram(4000, 53))

@@ -11,15 +11,15 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // attachLSMForTest attaches the LSM hooks over a map of tags of its own. Most kernels refuse it; `make test-lsm`
 // boots one that does not, and says so by HEDDLE_DEMAND_LSM.
 func attachLSMForTest(t *testing.T) (tags *ebpf.Map) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	tags, err := ebpf.NewMap(tagMapSpec())
 	if err != nil {
 		t.Fatal(err)

@@ -5,12 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // Addresses of the packets in these tests: node A sends to node B, on which the programs run.
@@ -32,9 +32,7 @@ func loadForTest(t testing.TB) *Datapath {
 // loadForTestWithout does without a set of protections.
 func loadForTestWithout(t testing.TB, without uint64) *Datapath {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	spec, err := loadHeddle()
 	if err != nil {
 		t.Fatal(err)
@@ -182,9 +180,7 @@ func counters(t testing.TB, d *Datapath) []uint64 {
 // FuzzSteer feeds arbitrary TCP options to the real program: whatever arrives is passed on or dropped
 // with a reason, and never becomes a relayed or remembered connection of an endpoint that has no veth.
 func FuzzSteer(f *testing.F) {
-	if os.Geteuid() != 0 {
-		f.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(option(), byte(tcpSYN))
 	f.Add([]byte{253, 1}, byte(tcpSYN))
 	f.Add([]byte{1, 1, 1, 253, 16, 0x48, 0x64}, byte(tcpSYN))

@@ -14,14 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // upgradeConfig gives the configuration of a node of this test's own: a BPF file system and an empty cgroup.
 func upgradeConfig(t *testing.T) Config {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	bpf := t.TempDir()
 	if err := unix.Mount("bpf", bpf, "bpf", 0, "mode=700"); err != nil {
 		t.Fatal(err)

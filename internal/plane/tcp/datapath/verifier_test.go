@@ -13,15 +13,14 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestVerifierWork holds the programs to what the verifier may go through when an agent starts: it is most of the time that a
 // start takes, and one function more that is looked at for each of its callers can double it. The limits leave room for
 // kernels that prune less; `go test -v` gives the figures of this one.
 func TestVerifierWork(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: loads BPF programs")
-	}
+	testutil.NeedRoot(t, "loads BPF programs")
 	const most, mostOfOne = 900_000, 400_000
 	spec, err := loadHeddle()
 	if err != nil {

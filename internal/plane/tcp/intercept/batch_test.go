@@ -12,6 +12,7 @@ import (
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // heldBatches are those that the child of a test keeps, with what is in them.
@@ -144,7 +145,7 @@ func lookAtBatch(fd int) string {
 // batchServer runs a server whose batches are ready, and a child that may have them.
 func batchServer(t *testing.T, m SocketMaker, keeper string) (*Server, *child, func()) {
 	t.Helper()
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	path := socketPath(t)
 	cfg := testConfig(path, keeper, m)
 	cfg.ListenElsewhere = listenInTest
@@ -259,7 +260,7 @@ func TestBatchesAreBounded(t *testing.T) {
 
 // TestBatchAfterRestart: the next agent knows who may have batches.
 func TestBatchAfterRestart(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	keeper := keeper(t)
 	s, c, stop := batchServer(t, &testMaker{}, keeper)
 	stop()
@@ -275,7 +276,7 @@ func TestBatchAfterRestart(t *testing.T) {
 // TestBatchIsNotAnothers: a connection that could not be accepted is not taken for that of the next batch, whose container would
 // get what is filled for another one.
 func TestBatchIsNotAnothers(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	listener, err := unixSocket(unix.SOCK_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)

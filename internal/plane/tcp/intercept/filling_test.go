@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // testFilling gives a prefiller that nobody runs, a batch that is to get so many sockets, and the program's end of it.
 func testFilling(t *testing.T, m *testMaker, n int) (r *prefiller, p *filling, program int, failures *[]error) {
 	t.Helper()
-	needRoot(t) // for the tag that testMaker gives
+	testutil.NeedRoot(t, "changes the caller's user") // for the tag that testMaker gives
 	failures = new([]error)
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // hang makes an ioctl whose memory is on a page that nobody provides, and returns when something touches it.
@@ -63,7 +65,7 @@ func missingPage() (page []byte, uffd int, err error) {
 
 // A program whose memory does not answer keeps the agent neither from ending nor from serving others.
 func TestMemoryThatHangs(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	for name, request := range map[string]int{"read": unix.SIOCGIFINDEX, "write": unix.SIOCGIFCONF} {
 		t.Run(name, func(t *testing.T) {
 			path := socketPath(t)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 func TestFlagsAndFamilies(t *testing.T) { bothWays(t, tryFlagsAndFamilies) }
@@ -128,7 +130,7 @@ func TestCallerOutOfDescriptors(t *testing.T) {
 func TestOwner(t *testing.T) { bothWays(t, tryOwner) }
 
 func tryOwner(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	path := socketPath(t)
 	serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)

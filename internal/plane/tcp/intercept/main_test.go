@@ -21,6 +21,7 @@ import (
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // testEndpoint's sockets carry its id as SO_PRIORITY, which needs no privilege up to 6.
@@ -301,18 +302,5 @@ func trapped(t testing.TB, path, metadata string) *child {
 
 func socketPath(t testing.TB) string { return filepath.Join(t.TempDir(), "s") }
 
-func needRoot(t testing.TB) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: changes the caller's user")
-	}
-}
-
-// eventually waits until f holds.
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
-}
+// eventually waits for what another goroutine or process brings about.
+var eventually = testutil.EventuallyTrue

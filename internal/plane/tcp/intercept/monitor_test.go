@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TestMonitorThread: the thread that is taken for Go's monitor is the one that sleeps for microseconds while others wait in system
@@ -61,7 +63,7 @@ func slackOf(t *testing.T, m *monitor) string {
 
 // TestMonitorSlack: the monitor sleeps longer only while there are more processors of Go's scheduler than readers.
 func TestMonitorSlack(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(sparePs + 2))
 	m := newMonitor(slog.Default())
 	before, long := slackOf(t, m), fmt.Sprint(longSlack)
@@ -82,7 +84,7 @@ func TestMonitorSlack(t *testing.T) {
 
 // TestMonitorOfServer: a server whose readers are fewer than Go's processors has a monitor that sleeps, and readers whose timers are exact.
 func TestMonitorOfServer(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4 * sparePs))
 	path := socketPath(t)
 	s, stop := serve(t, testConfig(path, "", &testMaker{}))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // ownNetns is the inode of the network namespace that the tests run in, which testConfig gives the endpoint.
@@ -56,7 +57,7 @@ func (b *logBuffer) String() string {
 func TestForeignNetns(t *testing.T) { bothWays(t, tryForeignNetns) }
 
 func tryForeignNetns(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
 	c := trapped(t, path, testName)
@@ -84,7 +85,7 @@ func tryForeignNetns(t *testing.T) {
 func TestBundleThatLies(t *testing.T) { bothWays(t, tryBundleThatLies) }
 
 func tryBundleThatLies(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	for _, known := range []bool{true, false} {
 		path, logs := socketPath(t), &logBuffer{}
 		cfg := testConfig(path, "", &testMaker{})
@@ -126,7 +127,7 @@ func changeNetns(op string) (err error) {
 func TestEndpointByNetns(t *testing.T) { bothWays(t, tryEndpointByNetns) }
 
 func tryEndpointByNetns(t *testing.T) {
-	needRoot(t)
+	testutil.NeedRoot(t, "changes the caller's user")
 	path := socketPath(t)
 	cfg := testConfig(path, "", &testMaker{})
 	var in atomic.Uint32 // the endpoint of testNetns, 0: none

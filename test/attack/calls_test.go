@@ -1,7 +1,6 @@
 package attack
 
 import (
-	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -110,10 +109,7 @@ func passToUnguarded(t *testing.T, giver *lab.Peer, path string) {
 func unguarded(t *testing.T) []model.SocketOwner {
 	t.Helper()
 	var status []api.Status
-	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("%v: %s", err, raw)
-	}
+	lab.Query(t, &status, "status", "--node", "n1")
 	return status[0].Interception.Unguarded
 }
 

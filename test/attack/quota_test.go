@@ -41,9 +41,9 @@ func limitOf(t testing.TB, node string) uint64 {
 			EndpointSockets uint64 `json:"endpoint_sockets"`
 		}
 	}
-	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.EndpointSockets == 0 {
-		t.Fatalf("status of %s: %v\n%s", node, err, raw)
+	lab.Query(t, &status, "status", "--node", node)
+	if len(status) != 1 || status[0].Interception.EndpointSockets == 0 {
+		t.Fatalf("status: %+v", status)
 	}
 	return status[0].Interception.EndpointSockets
 }
@@ -53,16 +53,13 @@ func trafficOf(t testing.TB, container string) model.Traffic {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
 	var all []struct{ Traffic model.Traffic }
-	raw := lab.Heddle(t, "endpoints", "--stats", "--lab", lab.Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &all); err != nil {
-		t.Fatalf("%v\n%s", err, raw)
-	}
+	lab.Query(t, &all, "endpoints", "--stats", "--node", node)
 	for _, e := range all {
 		if e.Traffic.Name == container {
 			return e.Traffic
 		}
 	}
-	t.Fatalf("no endpoint %s in %s", container, raw)
+	t.Fatalf("no endpoint %s in %+v", container, all)
 	return model.Traffic{}
 }
 

@@ -1,7 +1,6 @@
 package attack
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
@@ -31,16 +30,13 @@ func TestStaleEndpoint(t *testing.T) {
 			Name string
 			ID   uint32
 		}
-		raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n2", "--output", "json")
-		if err := json.Unmarshal([]byte(raw), &all); err != nil {
-			t.Fatalf("%v\n%s", err, raw)
-		}
+		lab.Query(t, &all, "endpoints", "--node", "n2")
 		for _, e := range all {
 			if e.Name == "n2/c2" {
 				return e.ID
 			}
 		}
-		t.Fatalf("no n2/c2 in\n%s", raw)
+		t.Fatalf("no n2/c2 in\n%+v", all)
 		return 0
 	}
 	server, attacker, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c2"), lab.FreePort()

@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -48,10 +47,7 @@ func Counters(t testing.TB, node string) map[string]uint64 {
 			Value uint64
 		}
 	}
-	raw := Heddle(t, "status", "--lab", Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("status of %s: %v\n%s", node, err, raw)
-	}
+	Query(t, &status, "status", "--node", node)
 	out := make(map[string]uint64)
 	for _, c := range status[0].Counters {
 		out[c.Name] = c.Value
@@ -63,9 +59,9 @@ func Counters(t testing.TB, node string) map[string]uint64 {
 func AgentPID(t testing.TB, node string) int {
 	t.Helper()
 	var status []struct{ PID int }
-	raw := Heddle(t, "status", "--lab", Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].PID < 2 {
-		t.Fatalf("status of %s: %v\n%s", node, err, raw)
+	Query(t, &status, "status", "--node", node)
+	if len(status) != 1 || status[0].PID < 2 {
+		t.Fatalf("status: %+v", status)
 	}
 	return status[0].PID
 }

@@ -319,8 +319,6 @@ func (e *CNIEngine) Ended(id string) {
 // MovesOf lists the addresses that a node knows to have moved.
 func MovesOf(t *testing.T, node string) (moves []api.Move) {
 	t.Helper()
-	if raw := Heddle(t, "migrate", "--lab", Name, "--node", node, "--output", "json"); json.Unmarshal([]byte(raw), &moves) != nil {
-		t.Fatalf("heddle migrate: %s", raw)
-	}
+	Query(t, &moves, "migrate", "--node", node)
 	return moves
 }

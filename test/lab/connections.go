@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
@@ -21,11 +20,8 @@ type ListedConnection struct {
 func Connections(t testing.TB, container string, args ...string) []ListedConnection {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
-	raw := Heddle(t, append([]string{"connections", "--lab", Name, "--node", node, "--endpoint", container, "--output", "json"}, args...)...)
 	var all []ListedConnection
-	if err := json.Unmarshal([]byte(raw), &all); err != nil {
-		t.Fatalf("connections: %v\n%s", err, raw)
-	}
+	Query(t, &all, append([]string{"connections", "--node", node, "--endpoint", container}, args...)...)
 	return all
 }
 
@@ -55,10 +51,7 @@ func DirectPaths(t testing.TB, node string) model.DirectPaths {
 	var status []struct {
 		Direct model.DirectPaths `json:"direct_paths"`
 	}
-	raw := Heddle(t, "status", "--lab", Name, "--node", node, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("status of %s: %v\n%s", node, err, raw)
-	}
+	Query(t, &status, "status", "--node", node)
 	return status[0].Direct
 }
 

@@ -2,7 +2,6 @@ package lab
 
 import (
 	_ "embed"
-	"encoding/json"
 	"testing"
 )
 
@@ -35,9 +34,6 @@ type Network struct{ ID, VNI int }
 func Numbers(t testing.TB) Network {
 	t.Helper()
 	var status []struct{ Network Network }
-	raw := Heddle(t, "status", "--lab", Name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-		t.Fatalf("%v: %s", err, raw)
-	}
+	Query(t, &status, "status", "--node", "n1")
 	return status[0].Network
 }

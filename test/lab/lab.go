@@ -3,6 +3,7 @@ package lab
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -53,4 +54,13 @@ func Heddle(t testing.TB, args ...string) string {
 		t.Fatalf("heddle %s: %v\n%s%s", strings.Join(args, " "), err, out, stderr.String())
 	}
 	return string(out)
+}
+
+// Query decodes what the command line answers in JSON, a list mostly, into what into points to.
+func Query(t testing.TB, into any, args ...string) {
+	t.Helper()
+	raw := Heddle(t, append(args, "--lab", Name, "--output", "json")...)
+	if err := json.Unmarshal([]byte(raw), into); err != nil {
+		t.Fatalf("heddle %s: %v\n%s", strings.Join(args, " "), err, raw)
+	}
 }

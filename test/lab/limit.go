@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -26,10 +25,7 @@ func Limit(t testing.TB, container string, flags ...string) {
 func LimitsOf(t testing.TB) string {
 	t.Helper()
 	var list []model.LimitUse
-	raw := Heddle(t, "limit", "list", "--lab", Name, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &list); err != nil {
-		t.Fatalf("%v\n%s", err, raw)
-	}
+	Query(t, &list, "limit", "list")
 	var out strings.Builder
 	for _, l := range list {
 		fmt.Fprintf(&out, "%s %+v\n", l.Endpoint, l.Limits)

@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -48,10 +47,7 @@ type faultyEndpoint struct {
 func endpointsOf(t testing.TB) map[string]faultyEndpoint {
 	t.Helper()
 	var list []faultyEndpoint
-	raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &list); err != nil {
-		t.Fatalf("%v\n%s", err, raw)
-	}
+	lab.Query(t, &list, "endpoints", "--node", "n1")
 	out := map[string]faultyEndpoint{}
 	for _, e := range list {
 		out[e.Name] = e
@@ -63,10 +59,7 @@ func endpointsOf(t testing.TB) map[string]faultyEndpoint {
 func faultsOf(t testing.TB) map[string]string {
 	t.Helper()
 	var list []api.Status
-	raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &list); err != nil || len(list) != 1 {
-		t.Fatalf("%v\n%s", err, raw)
-	}
+	lab.Query(t, &list, "status", "--node", "n1")
 	out := map[string]string{}
 	for _, f := range list[0].Faults {
 		out[string(f.Reason)+" "+f.Endpoint] = f.Error
@@ -119,10 +112,7 @@ func TestFaultsAtStart(t *testing.T) {
 	}
 	queued := func() uint64 {
 		var list []model.LimitUse
-		raw := lab.Heddle(t, "limit", "list", "--lab", lab.Name, "--node", "n1", "--output", "json")
-		if err := json.Unmarshal([]byte(raw), &list); err != nil || len(list) != 1 {
-			t.Fatalf("%v\n%s", err, raw)
-		}
+		lab.Query(t, &list, "limit", "list", "--node", "n1")
 		return list[0].Egress.Bytes
 	}
 	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")

@@ -51,10 +51,7 @@ func inLab(t *testing.T, suffix string, args ...string) {
 func networkNodes(t testing.TB, asked string) map[string]seenNode {
 	t.Helper()
 	var list []seenNode
-	raw := lab.Heddle(t, "nodes", "--lab", lab.Name, "--node", asked, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &list); err != nil {
-		t.Fatalf("nodes: %v\n%s", err, raw)
-	}
+	lab.Query(t, &list, "nodes", "--node", asked)
 	out := map[string]seenNode{}
 	for _, n := range list {
 		out[n.Name] = n

@@ -97,10 +97,7 @@ func versions(t *testing.T) (out [2]string) {
 	t.Helper()
 	for i, node := range []string{"n1", "n2"} {
 		var status []struct{ Version string }
-		raw := lab.Heddle(t, "status", "--lab", lab.Name, "--node", node, "--output", "json")
-		if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
-			t.Fatalf("status of %s: %v\n%s", node, err, raw)
-		}
+		lab.Query(t, &status, "status", "--node", node)
 		out[i] = status[0].Version
 	}
 	return out

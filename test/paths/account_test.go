@@ -1,7 +1,6 @@
 package paths
 
 import (
-	"encoding/json"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -20,16 +19,13 @@ func traffic(t *testing.T, container string) model.Traffic {
 		Name    string
 		Traffic model.Traffic
 	}
-	raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--stats", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &list); err != nil {
-		t.Fatalf("endpoints: %v\n%s", err, raw)
-	}
+	lab.Query(t, &list, "endpoints", "--stats")
 	for _, e := range list {
 		if e.Name == container {
 			return e.Traffic
 		}
 	}
-	t.Fatalf("no endpoint %s\n%s", container, raw)
+	t.Fatalf("no endpoint %s in %+v", container, list)
 	return model.Traffic{}
 }
 

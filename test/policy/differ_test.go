@@ -149,9 +149,9 @@ func (w *policyWorld) readLab() {
 			Prefix6 netip.Prefix
 		}
 	}
-	raw := lab.Heddle(w.t, "status", "--lab", lab.Name, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 2 {
-		w.t.Fatalf("status: %v\n%s", err, raw)
+	lab.Query(w.t, &status, "status")
+	if len(status) != 2 {
+		w.t.Fatalf("status: %+v", status)
 	}
 	w.state.Pool, w.state.Prefix6 = status[0].Network.Pool, status[0].Network.Prefix6
 	for _, st := range status {
@@ -171,10 +171,10 @@ func (w *policyWorld) readLab() {
 
 func (w *policyWorld) readEndpoints() {
 	w.t.Helper()
-	raw := lab.Heddle(w.t, "endpoints", "--lab", lab.Name, "--output", "json")
 	var all []model.Endpoint
-	if err := json.Unmarshal([]byte(raw), &all); err != nil || len(all) != len(policyEnds) {
-		w.t.Fatalf("endpoints: %v\n%s", err, raw)
+	lab.Query(w.t, &all, "endpoints")
+	if len(all) != len(policyEnds) {
+		w.t.Fatalf("endpoints: %+v", all)
 	}
 	w.state.Endpoints = model.EndpointsOf(all...)
 }

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os/exec"
@@ -197,9 +196,9 @@ func TestLimitConnections(t *testing.T) {
 	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit")
 	held(t, "all, with a common cap", 50e6, func() float64 { return out.rate(t) })
 	var use []model.LimitUse
-	raw := lab.Heddle(t, "limit", "list", "--lab", lab.Name, "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &use); err != nil || len(use) != 1 || use[0].Egress.Bytes < 1e6 || use[0].Ingress.Packets == 0 {
-		t.Errorf("limit list: %v\n%s", err, raw)
+	lab.Query(t, &use, "limit", "list")
+	if len(use) != 1 || use[0].Egress.Bytes < 1e6 || use[0].Ingress.Packets == 0 {
+		t.Errorf("limit: %+v", use)
 	}
 }
 

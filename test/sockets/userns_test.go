@@ -1,7 +1,6 @@
 package sockets
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -65,15 +64,12 @@ func endpointAddrs(t *testing.T, name string) []string {
 		Name  string
 		Addrs []string
 	}
-	raw := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &all); err != nil {
-		t.Fatalf("endpoints: %v\n%s", err, raw)
-	}
+	lab.Query(t, &all, "endpoints", "--node", "n1")
 	for _, e := range all {
 		if e.Name == name {
 			return e.Addrs
 		}
 	}
-	t.Fatalf("no endpoint %s in %s", name, raw)
+	t.Fatalf("no endpoint %s in %+v", name, all)
 	return nil
 }

@@ -10,16 +10,6 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// compareAt runs scripts at a place in every pair of its modes and compares the traces.
-func compareAt(t *testing.T, pl lab.Place, scripts ...script) {
-	t.Helper()
-	target := pl.Target(t)
-	peers := startPeers(t, pl)
-	for _, sc := range scripts {
-		t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
-	}
-}
-
 // loopbackScripts are every way from a container to itself that TestPaths does not have.
 func loopbackScripts() []script {
 	accept := `
@@ -56,12 +46,12 @@ server: receive(c, 5000)`
 
 // TestLoopback checks ::1 and 127.0.0.0/8, which TestPaths has only by 127.0.0.1.
 func TestLoopback(t *testing.T) {
-	compareAt(t, lab.Place{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false}, loopbackScripts()...)
+	compareAt(t, lab.Place{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes}, loopbackScripts()...)
 }
 
 // TestNames checks the names of sockets that are not connected.
 func TestNames(t *testing.T) {
-	compareAt(t, lab.Place{Name: "names", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false},
+	compareAt(t, lab.Place{Name: "names", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes},
 		script{name: "fresh", text: `
 client: s = tcp(4)
 client: s.getsockname()
@@ -165,7 +155,7 @@ client: receive(c, 5000) if r == "ok" else r`})
 			}
 		}
 	}
-	compareAt(t, lab.Place{Name: "itself", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes, IPv6: false}, scripts...)
+	compareAt(t, lab.Place{Name: "itself", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes}, scripts...)
 }
 
 // TestLoopbackSource: nobody beyond the container may take a loopback address for its own.

@@ -2,7 +2,6 @@ package paths
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +20,7 @@ var places6 = []lab.Place{
 	{Name: "other node gateway", Client: "n1/c1", Server: "n2/c1", Target: lab.Gateway6Of("n2/c1"), Modes: lab.ToHostModes, IPv6: true},
 }
 
-var scripts6 = []script{
+var scripts6 = append([]script{
 	{name: "dual-stack listener", text: `
 server: l = listen(6, "::", $port)
 server: l.getsockname()
@@ -53,52 +52,10 @@ client: s = tcp(6)
 client: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
 client: s.connect(("$target", $port))
 server: c, who = l.accept()` + exchange},
-	{name: "non-blocking", text: `
-server: l = listen(6, "::", $port)
-client: r, s = connect_polled(6, "$target", $port)
-client: r
-server: c, who = l.accept()` + exchange},
 	{name: "ipv4 listener only", fails: true, text: `
 server: l = listen(4, "0.0.0.0", $port)
 client: connect(6, "$target", $port)`},
-	{name: "refused", fails: true, text: `
-client: connect(6, "$target", $port)
-client: r, s = connect_polled(6, "$target", $port)
-client: r
-client: error_of(s.getpeername)
-client: s.close()
-client: s = tcp(6)
-client: error_of(s.connect, ("$target", $port))
-server: l = listen(6, "::", $port)
-client: error_of(s.connect, ("$target", $port))
-server: c, who = l.accept()
-server: who[0]
-client: send(s, 5000)
-server: receive(c, 5000)`},
-	{name: "reset", fails: true, text: `
-server: l = listen(6, "::", $port)
-client: s = connect(6, "$target", $port)
-server: c, who = l.accept()
-server: c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)
-server: c.close()
-client: s.recv(1)
-client: error_of(s.send, b"x")`},
-}
-
-// TestPathsIPv6 is TestPaths for IPv6 overlay addresses.
-func TestPathsIPv6(t *testing.T) {
-	for _, pl := range places6 {
-		t.Run(pl.Name, func(t *testing.T) {
-			target := pl.Target(t)
-			peers := startPeers(t, pl)
-			for _, sc := range scripts6 {
-				if !slices.Contains(sc.skip, pl.Name) {
-					t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
-				}
-			}
-		})
-	}
-}
+}, inFamily("6", "::", "")...)
 
 // lookIPv6 is look for IPv6: path, and both ends' addresses as programs see them.
 func (r pathRun) lookIPv6(t *testing.T, sport uint16) {

@@ -40,7 +40,7 @@ type script struct {
 	skip  []string // places it makes no sense at
 }
 
-var scripts = []script{
+var scripts = append([]script{
 	{name: "ipv4", text: `
 server: l = listen(4, "0.0.0.0", $port)
 server: l.getsockname()
@@ -80,49 +80,74 @@ server: c, who = l.accept()` + exchange},
 server: l = listen(4, "0.0.0.0", $port)
 client: s = connect(4, "$target", $port, ("$client", 0))
 server: c, who = l.accept()` + exchange},
-	{name: "non-blocking", text: `
-server: l = listen(4, "0.0.0.0", $port)
-client: r, s = connect_polled(4, "$target", $port)
+}, inFamily("4", "0.0.0.0", `connect(6, "::ffff:$target", $port)`)...)
+
+// inFamily are scripts that both families have. also is one more way to connect that is refused, "" if there is none.
+func inFamily(family, wildcard, also string) []script {
+	if also != "" {
+		also = "client: " + also
+	}
+	fill := strings.NewReplacer("$family", family, "$any", wildcard, "$also", also)
+	out := []script{
+		{name: "non-blocking", text: `
+server: l = listen($family, "$any", $port)
+client: r, s = connect_polled($family, "$target", $port)
 client: r
 server: c, who = l.accept()` + exchange},
-	{name: "refused", fails: true, text: `
-client: connect(4, "$target", $port)
-client: connect(6, "::ffff:$target", $port)
-client: r, s = connect_polled(4, "$target", $port)
+		{name: "refused", fails: true, text: `
+client: connect($family, "$target", $port)
+$also
+client: r, s = connect_polled($family, "$target", $port)
 client: r
 client: error_of(s.getpeername)
 client: s.close()
-client: s = tcp(4)
+client: s = tcp($family)
 client: error_of(s.connect, ("$target", $port))
-server: l = listen(4, "0.0.0.0", $port)
+server: l = listen($family, "$any", $port)
 client: error_of(s.connect, ("$target", $port))
 server: c, who = l.accept()
 server: who[0]
 client: send(s, 5000)
 server: receive(c, 5000)`},
-	{name: "reset", fails: true, text: `
-server: l = listen(4, "0.0.0.0", $port)
-client: s = connect(4, "$target", $port)
+		{name: "reset", fails: true, text: `
+server: l = listen($family, "$any", $port)
+client: s = connect($family, "$target", $port)
 server: c, who = l.accept()
 server: c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER)
 server: c.close()
 client: s.recv(1)
 client: error_of(s.send, b"x")`},
+	}
+	for i := range out {
+		out[i].text = fill.Replace(out[i].text)
+	}
+	return out
 }
 
 // TestPaths runs every script at every place, in every pair of modes, and compares what the programs saw;
 // while a connection is open the nodes must name its path, addresses and bytes.
 func TestPaths(t *testing.T) {
 	for _, pl := range lab.Places {
-		t.Run(pl.Name, func(t *testing.T) {
-			target := pl.Target(t)
-			peers := startPeers(t, pl)
-			for _, sc := range scripts {
-				if !slices.Contains(sc.skip, pl.Name) {
-					t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
-				}
-			}
-		})
+		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, scripts...) })
+	}
+}
+
+// TestPathsIPv6 is TestPaths for IPv6 overlay addresses.
+func TestPathsIPv6(t *testing.T) {
+	for _, pl := range places6 {
+		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, scripts6...) })
+	}
+}
+
+// compareAt runs scripts at a place in every pair of its modes and compares the traces.
+func compareAt(t *testing.T, pl lab.Place, scripts ...script) {
+	t.Helper()
+	target := pl.Target(t)
+	peers := startPeers(t, pl)
+	for _, sc := range scripts {
+		if !slices.Contains(sc.skip, pl.Name) {
+			t.Run(sc.name, func(t *testing.T) { comparePath(t, pl, sc, target, peers) })
+		}
 	}
 }
 

@@ -22,9 +22,9 @@ var inPod = [][2]string{{"overlay", "overlay"}, {"heddle", "overlay"}, {"overlay
 func at(addr string) func(testing.TB) string { return func(testing.TB) string { return addr } }
 
 var pods = []lab.Place{
-	{Name: "pod 127.0.0.1", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.1"), Modes: inPod, IPv6: false},
-	{Name: "pod 127.0.0.11", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.11"), Modes: inPod, IPv6: false},
-	{Name: "pod own address", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod, IPv6: false},
+	{Name: "pod 127.0.0.1", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.1"), Modes: inPod},
+	{Name: "pod 127.0.0.11", Client: "n1/c1", Server: "n1/c1", Target: at("127.0.0.11"), Modes: inPod},
+	{Name: "pod own address", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod},
 }
 
 var pods6 = []lab.Place{
@@ -90,7 +90,7 @@ func TestPods(t *testing.T) {
 		})
 	}
 	t.Run("loopback", func(t *testing.T) {
-		compareAt(t, lab.Place{Name: "pod loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod, IPv6: false}, loopbackScripts()...)
+		compareAt(t, lab.Place{Name: "pod loopback", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: inPod}, loopbackScripts()...)
 	})
 }
 

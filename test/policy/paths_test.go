@@ -41,7 +41,7 @@ func (p policyPorts) all() []int {
 func policyPlaces(t testing.TB) []lab.Place {
 	t.Helper()
 	lab.OutsideTargets(t, "n1/c1")
-	return append(slices.Clone(lab.Places), lab.Place{Name: "from outside", Client: "outside", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.FromHostModes, IPv6: false})
+	return append(slices.Clone(lab.Places), lab.Place{Name: "from outside", Client: "outside", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.FromHostModes})
 }
 
 // isEndpoint says whether rules about endpoints hold for a program.

@@ -4,6 +4,33 @@ IP_MTU_DISCOVER, IP_PMTUDISC_DO, IP_MTU, IP_RECVTTL, IP_RECVTOS, IP_PKTINFO = 10
 GROUP = "239.17.2.3"
 
 
+class V4:
+    """How the tests' functions ask for the same in IPv4 and in IPv6."""
+    af, level, any, icmp, request, reply = socket.AF_INET, socket.IPPROTO_IP, "0.0.0.0", socket.IPPROTO_ICMP, 8, 0
+    recv_info, info, about = IP_PKTINFO, IP_PKTINFO, (IP_PKTINFO, IP_RECVTTL, IP_RECVTOS)
+    tos, mtu_discover, mtu, headers = socket.IP_TOS, IP_MTU_DISCOVER, IP_MTU, 28  # of IP and UDP
+    addr = 4  # bytes
+
+    def reply_info(info):
+        """What sends from the address that info says a datagram was sent to."""
+        return struct.pack("I4s4s", 0, info[8:12], b"\0" * 4)
+
+
+class V6:
+    af, level, any, icmp, request, reply = socket.AF_INET6, socket.IPPROTO_IPV6, "::", socket.IPPROTO_ICMPV6, 128, 129
+    recv_info, info = socket.IPV6_RECVPKTINFO, socket.IPV6_PKTINFO
+    about = socket.IPV6_RECVPKTINFO, socket.IPV6_RECVHOPLIMIT, socket.IPV6_RECVTCLASS
+    tos, mtu_discover, mtu, headers = socket.IPV6_TCLASS, 23, 24, 48
+    addr = 16
+
+    def reply_info(info):
+        return info[:16] + b"\0" * 4
+
+
+def version(addr):
+    return V6 if ":" in addr else V4
+
+
 def outcome(f, *args):
     """What f(*args) gives, or the name of its error."""
     try:
@@ -14,67 +41,68 @@ def outcome(f, *args):
         return name_error(e)
 
 
-def udp(wait=5):
-    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def udp(wait=5, ip=V4):
+    s = socket.socket(ip.af, socket.SOCK_DGRAM)
     s.settimeout(wait)
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     return s
 
 
-def serve_udp(port):
+def serve_udp(port, ip=V4):
     """Echoes every datagram from the address it was sent to, beginning with its sender's."""
-    s = udp(None)
-    s.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
-    s.bind(("0.0.0.0", port))
+    s = udp(None, ip)
+    s.setsockopt(ip.level, ip.recv_info, 1)
+    s.bind((ip.any, port))
 
     def loop():
         while True:
             data, aux, _, who = s.recvmsg(1 << 16, 1024)
-            info = struct.pack("I4s4s", 0, aux[0][2][8:12], b"\0" * 4)
-            head = socket.inet_aton(who[0]) + struct.pack("!H", who[1])
-            s.sendmsg([head + data[6:]], [(socket.IPPROTO_IP, IP_PKTINFO, info)], 0, who)
+            head = socket.inet_pton(ip.af, who[0]) + struct.pack("!H", who[1])
+            s.sendmsg([head + data[len(head):]], [(ip.level, ip.info, ip.reply_info(aux[0][2]))], 0, who)
 
     threading.Thread(target=loop, daemon=True).start()
 
 
-def echo(target, port, n, connected=False):
+def echo(target, port, n, connected=False, wait=5):
     """Size and digest of what comes back, and whether the server saw this socket's own address."""
-    s = udp()
-    data = b"\0" * 6 + pattern(n - 6)
+    ip = version(target)
+    s, head = udp(wait, ip), ip.addr + 2
+    data = b"\0" * head + pattern(n - head)
     if connected:
         s.connect((target, port))
         s.send(data)
     else:
         s.sendto(data, (target, port))
     got, who = s.recvfrom(1 << 16)
-    probe = udp()
+    probe = udp(5, ip)
     probe.connect((target, port))
-    seen = socket.inet_ntoa(got[:4])
-    return [digest(got[6:]), list(who) == [target, port], seen == probe.getsockname()[0] or seen,
-            struct.unpack("!H", got[4:6])[0] == s.getsockname()[1]]
+    seen = socket.inet_ntop(ip.af, got[:ip.addr])
+    return [digest(got[head:]), list(who[:2]) == [target, port], seen == probe.getsockname()[0] or seen,
+            struct.unpack("!H", got[ip.addr:head])[0] == s.getsockname()[1]]
 
 
 def refused(target, port):
     """A connected socket hears of the port that nobody has."""
-    s = udp()
+    s = udp(5, version(target))
     s.connect((target, port))
     s.send(b"x")
     return [outcome(s.recv, 10), outcome(s.send, b"y"), s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) >= 0]
 
 
 def ancillary(target, port):
-    s = udp()
-    for option in IP_PKTINFO, IP_RECVTTL, IP_RECVTOS:
-        s.setsockopt(socket.IPPROTO_IP, option, 1)
-    s.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x28)
+    ip = version(target)
+    s = udp(5, ip)
+    for option in ip.about:
+        s.setsockopt(ip.level, option, 1)
+    s.setsockopt(ip.level, ip.tos, 0x28)
     s.sendto(b"\0" * 20, (target, port))
     _, aux, flags, who = s.recvmsg(100, 1024)
     out = [flags, who[0]]
     for level, kind, value in sorted(aux):
-        if kind == IP_PKTINFO:
+        if ip is V4 and kind == IP_PKTINFO:
             out.append(["pktinfo", socket.inet_ntoa(value[4:8]), socket.inet_ntoa(value[8:12])])
         else:
-            out.append([level, kind, value.hex()])
+            out.append([level, kind, value[:16].hex()])  # not the device's number
     return out
 
 
@@ -91,14 +119,15 @@ def segments(target, port):
 
 
 def path_mtu(target, port):
-    """Largest datagram that leaves with DF set, what a larger one gets, and the MTU the kernel tells."""
-    s = udp()
-    s.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
+    """Largest datagram that leaves in one piece, what a larger one gets, and the MTU the kernel tells."""
+    ip = version(target)
+    s = udp(5, ip)
+    s.setsockopt(ip.level, ip.mtu_discover, IP_PMTUDISC_DO)
     s.connect((target, port))
-    mtu = s.getsockopt(socket.IPPROTO_IP, IP_MTU)
-    s.send(b"\0" * (mtu - 28))
+    mtu = s.getsockopt(ip.level, ip.mtu)
+    s.send(b"\0" * (mtu - ip.headers))
     got = outcome(lambda: len(s.recv(1 << 16)))
-    return [mtu, got, outcome(s.send, b"\0" * (mtu - 27)), s.getsockopt(socket.IPPROTO_IP, IP_MTU)]
+    return [mtu, got, outcome(s.send, b"\0" * (mtu - ip.headers + 1)), s.getsockopt(ip.level, ip.mtu)]
 
 
 def join(port):
@@ -132,19 +161,22 @@ def broadcast(addr, port, allowed):
 
 def icmp(target, kind, size=56):
     """An echo over a raw socket, or over one of ping_group_range."""
-    s = socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP)
+    ip = version(target)
+    s = socket.socket(ip.af, kind, ip.icmp)
     s.settimeout(5)
-    body = struct.pack("!BBHHH", 8, 0, 0, os.getpid() & 0xFFFF, 7) + pattern(size)
-    odd = body + b"\0" * (len(body) % 2)
-    n = sum(struct.unpack(f"!{len(odd) // 2}H", odd))
-    n = (n >> 16) + (n & 0xFFFF)
-    n = ~(n + (n >> 16)) & 0xFFFF
-    s.sendto(body[:2] + struct.pack("!H", n) + body[4:], (target, 0))
+    body = struct.pack("!BBHHH", ip.request, 0, 0, os.getpid() & 0xFFFF, 7) + pattern(size)
+    if ip is V4:  # of ICMPv6 the kernel makes the checksum
+        odd = body + b"\0" * (len(body) % 2)
+        n = sum(struct.unpack(f"!{len(odd) // 2}H", odd))
+        n = (n >> 16) + (n & 0xFFFF)
+        n = ~(n + (n >> 16)) & 0xFFFF
+        body = body[:2] + struct.pack("!H", n) + body[4:]
+    s.sendto(body, (target, 0))
     while True:
         got, who = s.recvfrom(1 << 16)
-        if kind == socket.SOCK_RAW:
+        if ip is V4 and kind == socket.SOCK_RAW:
             got = got[(got[0] & 15) * 4:]
-        if got[0] == 0:
+        if got[0] == ip.reply:
             return [who[0], got[0], got[1], got[6:8].hex(), digest(got[8:])]
 
 

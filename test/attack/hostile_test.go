@@ -37,7 +37,7 @@ func init() {
 func hostile(t testing.TB) string {
 	t.Helper()
 	return lab.Build(t, "hostile", func(path string) *exec.Cmd {
-		cmd := exec.Command("go", "build", "-trimpath", "-o", path, "../hostile")
+		cmd := exec.Command("go", "build", "-trimpath", "-o", path, "./hostile")
 		cmd.Env = append(cmd.Environ(), "CGO_ENABLED=0")
 		return cmd
 	})

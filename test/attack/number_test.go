@@ -115,7 +115,7 @@ func TestNetnsNumberIsGivenAgain(t *testing.T) {
 	number := netnsNumber(t, gone)
 	endNetns(t, gone)
 	next := makeNetns(t, number)
-	lab.Heddle(t, "endpoints", "add", "next", "--lab", lab.Name, "--node", "n1", "--netns", next)
+	lab.Heddle(t, "endpoints", "add", "next", "--node", "n1", "--netns", next)
 	if got := list(next); strings.Contains(got, line) {
 		t.Errorf("the next container reads of the listener:\n%s", got)
 	}

@@ -38,7 +38,7 @@ func TestPolicyCutsWhatOutlives(t *testing.T) {
 	giver.Do(`exec("try:\n while True: sent += d.send(bytes(65536))\nexcept BlockingIOError: pass", globals())`)
 	sent := giver.Must(`sent`)
 	giver.Must(`d.close()`)
-	lab.Heddle(t, "endpoints", "delete", "--lab", lab.Name, "--node", "n1", "n1/c1")
+	lab.Heddle(t, "endpoints", "delete", "--node", "n1", "n1/c1")
 	keeper.Expect(`"ok"`, `error_of(kept.send, b"x")`)
 	lab.ApplyPolicy(t, "outlives", nil, []map[string]any{lab.DenyRule("reject", port)})
 	testutil.Eventually(t, "the connection to end", func() (bool, string) {

@@ -43,7 +43,7 @@ func TestStaleEndpoint(t *testing.T) {
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	attacker.Must(`kept = [tcp(4) for _ in range(4)]`)
 	before := id()
-	lab.Heddle(t, "endpoints", "delete", "--lab", lab.Name, "--node", "n2", "n2/c2")
+	lab.Heddle(t, "endpoints", "delete", "--node", "n2", "n2/c2")
 	weak := weaken(t, "n2")
 	last, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/n2/bpf/heddle/last_endpoint", nil)
 	if err != nil {

@@ -1,10 +1,6 @@
 package bench
 
 import (
-	"context"
-	"encoding/json"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,24 +13,8 @@ import (
 
 // TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing is left.
 func TestBenchCost(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "cost.json")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, lab.Bin, "bench", "cost", "--lab", lab.Name, "--scopes", "inter", "--runs", "1", "--duration", "100ms", "--connections", "50",
-		"--trips", "50", "--starts", "1", "--profile", "../../internal/runtime/testdata/docker29.json", "--json", file)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // so that it cleans up
-	cmd.WaitDelay = testutil.Patience
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var r cost.Result
-	if err := json.Unmarshal(raw, &r); err != nil {
-		t.Fatal(err)
-	}
+	r := benchCommand[cost.Result](t, 4*testutil.Patience, t.TempDir(), "cost", "--scopes", "inter", "--runs", "1", "--duration", "100ms",
+		"--connections", "50", "--trips", "50", "--starts", "1", "--profile", "../../internal/runtime/testdata/docker29.json")
 	runs := make(map[string]float64) // of Heddle's, by step and program
 	for _, s := range r.Steps {
 		for _, p := range s.Programs {
@@ -68,7 +48,7 @@ func TestBenchCost(t *testing.T) {
 			t.Errorf("%s: %g ms", s.Name, s.Median)
 		}
 	}
-	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Contains(out, "bench") {
+	if out := lab.Heddle(t, "endpoints"); strings.Contains(out, "bench") {
 		t.Errorf("endpoints are left:\n%s", out)
 	}
 	if left, err := filepath.Glob("/run/netns/heddle-bench-*"); err != nil || len(left) > 0 {

@@ -37,7 +37,7 @@ func TestBenchDensity(t *testing.T) {
 			t.Errorf("%+v", l)
 		}
 	}
-	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name); strings.Count(out, "/c") != 4 {
+	if out := lab.Heddle(t, "endpoints"); strings.Count(out, "/c") != 4 {
 		t.Errorf("endpoints are left:\n%s", out)
 	}
 	after, err := filepath.Glob("/run/netns/" + lab.Name + "-*")

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -29,7 +30,9 @@ func TestBenchLocal(t *testing.T) {
 	if err := os.WriteFile(document, []byte(report.Mark("bench local report", "")+"<!-- to here -->\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	lab.Heddle(t, "bench", "local", "report", "--folder", folder, "--document", document)
+	if out, err := exec.Command(lab.Bin, "bench", "local", "report", "--folder", folder, "--document", document).CombinedOutput(); err != nil {
+		t.Fatalf("report: %v\n%s", err, out)
+	}
 	written, err := os.ReadFile(document)
 	if err != nil || !strings.Contains(string(written), "| throughput, 64 KB, Gb/s |") {
 		t.Errorf("%v\n%s", err, written)

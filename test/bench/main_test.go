@@ -7,4 +7,4 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-func TestMain(m *testing.M) { os.Exit(lab.Main(m, "bench")) }
+func TestMain(m *testing.M) { os.Exit(lab.Main(m, "measure")) }

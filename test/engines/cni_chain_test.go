@@ -202,7 +202,7 @@ func chained(t *testing.T, behind, alone map[string]*lab.CNIEngine) (map[string]
 func awaitKnown(t *testing.T, node string, addr netip.Addr) {
 	t.Helper()
 	testutil.Eventually(t, fmt.Sprintf("%s to know %s", node, addr), func() (bool, string) {
-		out := lab.Heddle(t, "policy", "explain", addr.String(), addr.String(), "80", "--lab", lab.Name, "--node", node)
+		out := lab.Heddle(t, "policy", "explain", addr.String(), addr.String(), "80", "--node", node)
 		return strings.Contains(out, "chained/"), out
 	})
 }

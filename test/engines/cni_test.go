@@ -200,7 +200,7 @@ func TestCNIGC(t *testing.T) {
 	e.Add(stale)
 	e.Add(valid)
 	other.Add(foreign)
-	lab.Heddle(t, "endpoints", "add", "heddle/x/eth0", "--netns", e.Sandbox("cni-hand").NetNS, "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "add", "heddle/x/eth0", "--netns", e.Sandbox("cni-hand").NetNS, "--node", "n1")
 	t.Cleanup(func() {
 		if out, err := exec.Command(lab.Bin, "endpoints", "delete", "heddle/x/eth0", "--lab", lab.Name, "--node", "n1").CombinedOutput(); err != nil {
 			t.Errorf("%v: %s", err, out)
@@ -218,7 +218,7 @@ func TestCNIGC(t *testing.T) {
 	if e.Endpoint(valid) == nil || other.Endpoint(foreign) == nil {
 		t.Error("GC removed a valid endpoint, or one of another network")
 	}
-	if out := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1"); !strings.Contains(out, "heddle/x/eth0") {
+	if out := lab.Heddle(t, "endpoints", "--node", "n1"); !strings.Contains(out, "heddle/x/eth0") {
 		t.Errorf("GC removed an endpoint that no CNI runtime made:\n%s", out)
 	}
 }

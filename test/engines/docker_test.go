@@ -156,7 +156,7 @@ func TestDocker(t *testing.T) {
 	})
 	t.Run("labels", func(t *testing.T) {
 		n1.must("run", "-d", "--runtime", "heddle", "--network", "name=net,driver-opt=io.heddle.label.app=shop", "--name", "labelled", "small", "sleep", "1000")
-		if list := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n1"); !strings.Contains(list, "app=shop") {
+		if list := lab.Heddle(t, "endpoints", "--node", "n1"); !strings.Contains(list, "app=shop") {
 			t.Errorf("no label app=shop in\n%s", list)
 		}
 		n1.must("rm", "-f", "labelled")

@@ -390,7 +390,7 @@ func nodeState(t *testing.T, node string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", node))
+	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, lab.Heddle(t, "endpoints", "--node", node))
 }
 
 // sameNode waits until a node is as it was: engines take networks away when the container has ended.

@@ -81,7 +81,7 @@ func (m *migrant) migrate(to string) (said string, err error) {
 // gone takes the endpoint away for good.
 func (m *migrant) gone() {
 	m.stop()
-	lab.Heddle(m.t, "endpoints", "delete", m.name, "--lab", lab.Name, "--node", m.node)
+	lab.Heddle(m.t, "endpoints", "delete", m.name, "--node", m.node)
 }
 
 // fetcher is a peer that asks the migrant for its page.
@@ -202,7 +202,7 @@ func newMigrant(t *testing.T) *migrant {
 		}
 	})
 	m.arrive("n1")
-	lab.Heddle(t, "limit", "set", m.name, "--egress", "2gbit", "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "limit", "set", m.name, "--egress", "2gbit", "--node", "n1")
 	return m
 }
 

@@ -26,7 +26,7 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 			t.Error(err)
 		}
 	})
-	lab.Heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--lab", lab.Name, "--node", node)
+	lab.Heddle(t, "endpoints", "add", name, "--intercepted", "--netns", netns.Path(space), "--node", node)
 	return runBundle(t, node, dir, name, netns.Path(space), argv)
 }
 
@@ -88,8 +88,8 @@ func TestRunc(t *testing.T) {
 	})
 	client.must("delete", "-f", "client")
 	server.must("delete", "-f", "server")
-	lab.Heddle(t, "endpoints", "delete", "client", "--lab", lab.Name, "--node", "n1")
-	lab.Heddle(t, "endpoints", "delete", "server", "--lab", lab.Name, "--node", "n2")
+	lab.Heddle(t, "endpoints", "delete", "client", "--node", "n1")
+	lab.Heddle(t, "endpoints", "delete", "server", "--node", "n2")
 	for node := range dirs {
 		sameNode(t, node, before[node])
 	}

@@ -15,7 +15,7 @@ import (
 // Address6 is Address for IPv6.
 func Address6(t testing.TB, mode, container string) netip.Addr {
 	t.Helper()
-	return netip.MustParseAddr(strings.TrimSpace(Heddle(t, "lab", "ip", "--lab", Name, "--mode", mode, "--family", "6", container)))
+	return netip.MustParseAddr(strings.TrimSpace(Heddle(t, "lab", "ip", "--mode", mode, "--family", "6", container)))
 }
 
 // Outside6 is the IPv6 address of the host outside the overlay.
@@ -37,7 +37,7 @@ func Outside6(t testing.TB) netip.Addr {
 // Address gives the address a peer dials to reach container in mode.
 func Address(t testing.TB, mode, container string) string {
 	t.Helper()
-	return strings.TrimSpace(Heddle(t, "lab", "ip", "--lab", Name, "--mode", mode, container))
+	return strings.TrimSpace(Heddle(t, "lab", "ip", "--mode", mode, container))
 }
 
 // LoopbackAliases are node addresses that stand for loopback addresses of endpoint id.

@@ -269,7 +269,7 @@ func AddrOf(r *current.Result, i int) netip.Addr {
 // MigrateTo gives an attachment whose container has ended to another node.
 func (e *CNIEngine) MigrateTo(rt *libcni.RuntimeConf, to string) {
 	e.t.Helper()
-	said := Heddle(e.t, "migrate", e.nameOf(rt), "--to", to, "--lab", Name, "--node", e.Node)
+	said := Heddle(e.t, "migrate", e.nameOf(rt), "--to", to, "--node", e.Node)
 	if !strings.Contains(said, "waits on node "+to) {
 		e.t.Fatalf("migrate: %s", said)
 	}
@@ -297,7 +297,7 @@ func AwaitMove(t *testing.T, node string, addr netip.Addr, to string) {
 func (e *CNIEngine) GiveBack(rt *libcni.RuntimeConf, addr netip.Addr, from string) {
 	e.t.Helper()
 	testutil.Eventually(e.t, from+" to give the address back", func() (bool, string) { // it may have yet to hear of it
-		Heddle(e.t, "endpoints", "delete", "--ignore-missing", e.nameOf(rt), "--lab", Name, "--node", from)
+		Heddle(e.t, "endpoints", "delete", "--ignore-missing", e.nameOf(rt), "--node", from)
 		left := MovesOf(e.t, from)
 		for _, m := range left {
 			if m.Addr == addr {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,9 +42,17 @@ func Dump(w io.Writer) {
 	}
 }
 
-// Heddle runs the command line and gives its standard output; a failure fails the test.
+// Heddle runs the command line for this lab, unless args name another, and gives its standard output; a
+// failure fails the test.
 func Heddle(t testing.TB, args ...string) string {
 	t.Helper()
+	if !slices.Contains(args, "--lab") {
+		at := slices.Index(args, "--") // what follows is a program's
+		if at < 0 {
+			at = len(args)
+		}
+		args = slices.Insert(slices.Clone(args), at, "--lab", Name)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, Bin, args...)
@@ -59,7 +68,7 @@ func Heddle(t testing.TB, args ...string) string {
 // Query decodes what the command line answers in JSON, a list mostly, into what into points to.
 func Query(t testing.TB, into any, args ...string) {
 	t.Helper()
-	raw := Heddle(t, append(args, "--lab", Name, "--output", "json")...)
+	raw := Heddle(t, append(args, "--output", "json")...)
 	if err := json.Unmarshal([]byte(raw), into); err != nil {
 		t.Fatalf("heddle %s: %v\n%s", strings.Join(args, " "), err, raw)
 	}

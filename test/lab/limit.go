@@ -18,7 +18,7 @@ func Limit(t testing.TB, container string, flags ...string) {
 			t.Errorf("heddle limit clear %s: %v\n%s", container, err, out)
 		}
 	})
-	Heddle(t, append([]string{"limit", "set", container, "--lab", Name}, flags...)...)
+	Heddle(t, append([]string{"limit", "set", container}, flags...)...)
 }
 
 // LimitsOf lists what is set, without what it did.

@@ -107,5 +107,5 @@ func ChangePolicy(t testing.TB, doc map[string]any) {
 	if err := os.WriteFile(file, []byte(JSON(t, doc)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	Heddle(t, "policy", "apply", "--lab", Name, "-f", file)
+	Heddle(t, "policy", "apply", "-f", file)
 }

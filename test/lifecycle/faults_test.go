@@ -32,7 +32,7 @@ func attachPlain(t testing.TB, name string) (namespace string) {
 			t.Error(err)
 		}
 	})
-	lab.Heddle(t, "endpoints", "add", name, "--netns", netns.Path(namespace), "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "add", name, "--netns", netns.Path(namespace), "--node", "n1")
 	return namespace
 }
 
@@ -136,5 +136,5 @@ func TestFaultsAtStart(t *testing.T) {
 		t.Errorf("%+v, was %+v", e, before)
 	}
 	node("ping -c 1 -W 10 " + before.Addrs[0].String())
-	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--egress", "50mbit")
 }

@@ -136,7 +136,7 @@ func TestStoreLost(t *testing.T) {
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	client.Must(`s = connect(4, %q, %d)`, target, port)
 	server.Must(`c, who = l.accept()`)
-	before := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json")
+	before := lab.Heddle(t, "endpoints", "--output", "json")
 	lab.EndAgent(t, "n1", syscall.SIGTERM)
 	if err := os.RemoveAll(lab.NodeFile("n1", "etcd")); err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestStoreLost(t *testing.T) {
 	if log := nodeLog(t, "n1"); !strings.Contains(log, "endpoint that the store had lost is adopted") {
 		t.Errorf("log of n1:\n%s", log)
 	}
-	if got := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json"); got != before {
+	if got := lab.Heddle(t, "endpoints", "--output", "json"); got != before {
 		t.Errorf("endpoints\n%s\nwere\n%s", got, before)
 	}
 	client.Must(`send(s, 5000)`)
@@ -184,11 +184,11 @@ func TestIDsAreNotReused(t *testing.T) {
 	add := func(name string) (id int) {
 		t.Helper()
 		var e struct{ ID int }
-		raw := lab.Heddle(t, "endpoints", "add", "--lab", lab.Name, "--node", "n2", "--netns", "/run/netns/"+netns, "--output", "json", name)
+		raw := lab.Heddle(t, "endpoints", "add", "--node", "n2", "--netns", "/run/netns/"+netns, "--output", "json", name)
 		if err := json.Unmarshal([]byte(raw), &e); err != nil || e.ID == 0 {
 			t.Fatalf("%v\n%s", err, raw)
 		}
-		lab.Heddle(t, "endpoints", "delete", "--lab", lab.Name, "--node", "n2", name)
+		lab.Heddle(t, "endpoints", "delete", "--node", "n2", name)
 		return e.ID
 	}
 	first := add("ids/a")
@@ -215,7 +215,7 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	client.Must(`s = connect(4, %q, %d)`, lab.Address(t, "heddle", "n2/c2"), port)
 	server.Must(`c, who = l.accept()`)
 	server.Must(`before = tcp(4)`)
-	lab.Heddle(t, "endpoints", "delete", "--lab", lab.Name, "--node", "n2", "n2/c2")
+	lab.Heddle(t, "endpoints", "delete", "--node", "n2", "n2/c2")
 	refused := func(when string) {
 		t.Helper()
 		server.Expect(`"ENETDOWN"`, `error_of(tcp, 4)`)

@@ -344,7 +344,7 @@ func TestStoreCluster(t *testing.T) {
 	}
 	labUp(t)
 	s.add("n2", "late")
-	lab.Heddle(t, "endpoints", "delete", "early", "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "delete", "early", "--node", "n1")
 	lab.ApplyDocument(t, lab.EverybodyPolicy("late", nil, []map[string]any{{"action": "deny", "peers": []map[string]any{{"prefix": "203.0.113.0/24"}}}}))
 	s.goesOn("with the store again")
 
@@ -361,12 +361,12 @@ func TestStoreCluster(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		// Both give it back; who comes second reads it a moment later.
 		testutil.Eventually(t, node+" to have the policy again", func() (bool, string) {
-			out := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--node", node)
+			out := lab.Heddle(t, "policy", "list", "--node", node)
 			return strings.Contains(out, "late"), out
 		})
 	}
 	s.goesOn("with the store as it was")
-	lab.Heddle(t, "endpoints", "delete", "late", "--lab", lab.Name, "--node", "n2")
+	lab.Heddle(t, "endpoints", "delete", "late", "--node", "n2")
 	awaitNode(t, "n1", "n2", "having one endpoint", func(n seenNode) bool { return n.Endpoints == 1 })
 }
 
@@ -439,7 +439,7 @@ func TestStoreSnapshot(t *testing.T) {
 	lab.Shell(t, lab.Name+"-s1", fmt.Sprintf("ETCDCTL_API=3 etcdctl --endpoints https://%s:2379 --cacert %sca-crt.pem --cert %sstore.pem --key %sstore.pem snapshot save %s",
 		addr["s1"], dir, dir, dir, file))
 	s.add("n2", "late")
-	lab.Heddle(t, "endpoints", "delete", "early", "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "delete", "early", "--node", "n1")
 	killMembers(t, labstore.Members...)
 	var cluster []string
 	for _, m := range labstore.Members {

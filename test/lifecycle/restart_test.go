@@ -32,7 +32,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	client.Must(`direct, bound, local = tcp(4), tcp(6), tcp(4)`)
 	client.Must(`inside = [tcp(4) for _ in range(2)]`)
 	names := client.Must(`names(s)`) + server.Must(`names(c)`)
-	endpoints := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json")
+	endpoints := lab.Heddle(t, "endpoints", "--output", "json")
 	before, pinned := lab.Counters(t, node), lab.Pins(t, node)
 	connection := lab.AwaitConnection(t, "n1/c1", client.PortOf("s"), uint16(port), 0, 0)
 
@@ -87,7 +87,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	client.Must(`n = tcp(4)`)
 	connectWith(client, "n", target)
 
-	if got := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json"); got != endpoints {
+	if got := lab.Heddle(t, "endpoints", "--output", "json"); got != endpoints {
 		t.Errorf("endpoints\n%s\nwere\n%s", got, endpoints)
 	}
 	after := lab.Counters(t, node)

@@ -13,7 +13,7 @@ import (
 // TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not there goes when the next one
 // starts, out of each map by itself, and is counted.
 func TestStrayEntries(t *testing.T) {
-	endpoints := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json")
+	endpoints := lab.Heddle(t, "endpoints", "--output", "json")
 	before := lab.Counters(t, "n2")["mend_stray_entry"]
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint", "node_ports_by_endpoint",
@@ -42,7 +42,7 @@ func TestStrayEntries(t *testing.T) {
 	if n := lab.Counters(t, "n2")["mend_stray_entry"] - before; n != uint64(len(owned)) {
 		t.Errorf("%d entries counted, want %d", n, len(owned))
 	}
-	if now := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--output", "json"); now != endpoints {
+	if now := lab.Heddle(t, "endpoints", "--output", "json"); now != endpoints {
 		t.Errorf("endpoints\n%s\nwere\n%s", now, endpoints)
 	}
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")

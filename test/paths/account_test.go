@@ -187,7 +187,7 @@ sys.stdin.read()
 	p := lab.Start(t, "heddle", "n1/c2", "python3", "-c", script)
 	p.WaitFor("up")
 	addr := lab.Address(t, "heddle", "n1/c2")
-	list := strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", addr, "--listen"))
+	list := strings.Fields(lab.Heddle(t, "connections", "--container", addr, "--listen"))
 	got := strings.Join(list, " ")
 	for _, want := range []string{"LISTEN 0 7 0.0.0.0:23430 0.0.0.0:* listen", "LISTEN 0 7 [::]:23431 [::]:* listen",
 		"LISTEN 1 7 127.0.0.1:23432 0.0.0.0:* listen", "LISTEN 0 7 [::1]:23433 [::]:* listen"} {
@@ -195,7 +195,7 @@ sys.stdin.read()
 			t.Errorf("no listener %q in\n%s", want, got)
 		}
 	}
-	got = strings.Join(strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", "n1/c2", "--state", "established")), " ")
+	got = strings.Join(strings.Fields(lab.Heddle(t, "connections", "--container", "n1/c2", "--state", "established")), " ")
 	if n := strings.Count(got, "ESTABLISHED"); n != 2 || !strings.Contains(got, "ESTABLISHED 6 0 127.0.0.1:23432 127.0.0.1:") {
 		t.Errorf("%d connections, want the two ends of one, with 6 bytes unread\n%s", n, got)
 	}

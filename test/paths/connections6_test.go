@@ -86,13 +86,13 @@ func TestConnectionsIPv6(t *testing.T) {
 	if t.Failed() {
 		t.Logf("%+v", list)
 	}
-	inside := strings.Join(strings.Fields(lab.Heddle(t, "connections", "--lab", lab.Name, "--container", container, "--listen")), " ")
+	inside := strings.Join(strings.Fields(lab.Heddle(t, "connections", "--container", container, "--listen")), " ")
 	for _, want := range []string{"[::]:23440 [::]:*", "[::]:23441 [::]:*", fmt.Sprintf("[%s]:23442 [::]:*", own), "[::1]:23443 [::]:*"} {
 		if !strings.Contains(inside, "LISTEN 0 7 "+want+" listen") {
 			t.Errorf("no listener %q in\n%s", want, inside)
 		}
 	}
-	inside = lab.Heddle(t, "connections", "--lab", lab.Name, "--container", container, "--state", "established")
+	inside = lab.Heddle(t, "connections", "--container", container, "--state", "established")
 	if n := strings.Count(inside, "ESTABLISHED"); n != 2*len(ports) || strings.Contains(inside, "127.128.") || strings.Contains(inside, own4.String()) {
 		t.Errorf("%d connections, want %d, by no name of the node\n%s", n, 2*len(ports), inside)
 	}

@@ -57,7 +57,7 @@ func TestIPv6AddressesEmbedIPv4(t *testing.T) {
 		if strings.Count(shown, "inet6") != 1 || !strings.Contains(shown, v6.String()+"/128 scope global") {
 			t.Errorf("%s: want %s alone on its device:\n%s", c, v6, shown)
 		}
-		if list := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", node); !strings.Contains(list, v4.String()+","+v6.String()+" ") {
+		if list := lab.Heddle(t, "endpoints", "--node", node); !strings.Contains(list, v4.String()+","+v6.String()+" ") {
 			t.Errorf("%s: not listed with %s and %s:\n%s", c, v4, v6, list)
 		}
 	}
@@ -216,10 +216,10 @@ func TestIPv6SwitchedOff(t *testing.T) {
 	if s := ipv6Of(t, lab.Name, "n2"); s.Enabled || s.Reason != "ipv6_enabled" || !strings.Contains(s.Detail, "disable_ipv6 = 1") {
 		t.Errorf("status: %+v, want reason ipv6_enabled", s)
 	}
-	if table := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n2"); !strings.Contains(table, "none: ipv6_enabled: net.ipv6.conf.all.disable_ipv6 = 1") {
+	if table := lab.Heddle(t, "status", "--node", "n2"); !strings.Contains(table, "none: ipv6_enabled: net.ipv6.conf.all.disable_ipv6 = 1") {
 		t.Errorf("status does not say why:\n%s", table)
 	}
-	if list := lab.Heddle(t, "endpoints", "--lab", lab.Name, "--node", "n2"); strings.Contains(list, before.String()) {
+	if list := lab.Heddle(t, "endpoints", "--node", "n2"); strings.Contains(list, before.String()) {
 		t.Errorf("endpoints with IPv6 addresses:\n%s", list)
 	}
 	if shown := lab.MustRun(t, "overlay", "n2/c1", "ip", "-6", "address", "show", "dev", "eth0"); shown != "" {

@@ -98,7 +98,7 @@ func TestSpoiltPath(t *testing.T) {
 			if len(d.Overlay) != 1 || d.Overlay[0].State != c.state || d.Overlay[0].Reason != "fallback_"+c.state.String() || d.Overlay[0].Next.IsZero() {
 				t.Errorf("reported as %+v", d)
 			}
-			if out := lab.Heddle(t, "status", "--lab", lab.Name, "--node", "n1"); !strings.Contains(out, "by the overlay (fallback_"+c.state.String()+")") {
+			if out := lab.Heddle(t, "status", "--node", "n1"); !strings.Contains(out, "by the overlay (fallback_"+c.state.String()+")") {
 				t.Errorf("status:\n%s", out)
 			}
 			if d := lab.DirectPaths(t, "n2"); d.Peers[model.PeerProven] != 1 {

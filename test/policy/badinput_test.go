@@ -32,9 +32,9 @@ func TestPolicyBadInput(t *testing.T) {
 	const head = "apiVersion: heddle.dev/v1\nkind: Policy\n"
 	good := file("good.yaml", head+"name: bad-input\nsubject: {labels: {app: x}}\ningress: {default: deny, rules: [{action: allow, ports: [tcp/80]}]}\n")
 	other := file("other.yaml", head+"name: another\nsubject: {}\ningress: {default: deny}\n")
-	lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", good)
-	before := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--output", "json")
-	if again := lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", good); again != "1 unchanged\n" {
+	lab.Heddle(t, "policy", "apply", "-f", good)
+	before := lab.Heddle(t, "policy", "list", "--output", "json")
+	if again := lab.Heddle(t, "policy", "apply", "-f", good); again != "1 unchanged\n" {
 		t.Errorf("applied again: %q", again)
 	}
 	bad := func(name, text string) []string { return []string{"apply", "-f", other, "-f", file(name, text)} }
@@ -75,7 +75,7 @@ func TestPolicyBadInput(t *testing.T) {
 			t.Errorf("%s: %v, %.600s, want %q", name, err, out, c.says)
 		}
 	}
-	if after := lab.Heddle(t, "policy", "list", "--lab", lab.Name, "--output", "json"); after != before {
+	if after := lab.Heddle(t, "policy", "list", "--output", "json"); after != before {
 		t.Errorf("rules have changed:\n%s\nbefore:\n%s", after, before)
 	}
 	for _, args := range [][]string{{"nolabel"}, {"=x"}, {"a=b", "a-"}, {"-"}} {
@@ -93,7 +93,7 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	port, open := lab.FreePort(), lab.FreePort()
 	server.Must(`l = [listen(4, "0.0.0.0", p) for p in (%d, %d)]`, port, open)
 	target := lab.Address(t, "heddle", "n2/c1")
-	lab.Heddle(t, "endpoints", "label", "--lab", lab.Name, "--node", "n2", "n2/c1", "app=kept")
+	lab.Heddle(t, "endpoints", "label", "--node", "n2", "n2/c1", "app=kept")
 	path := filepath.Join(t.TempDir(), "kept.json")
 	raw, err := json.Marshal(map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "kept", "subject": map[string]any{"labels": map[string]any{"app": "kept"}},
 		"ingress": map[string]any{"default": "deny", "rules": []any{map[string]any{"action": "allow", "ports": []string{fmt.Sprintf("tcp/%d", open)}}}}})
@@ -103,7 +103,7 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	if err := os.WriteFile(path, raw, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	lab.Heddle(t, "policy", "apply", "--lab", lab.Name, "-f", path)
+	lab.Heddle(t, "policy", "apply", "-f", path)
 	holds := func(when string) {
 		t.Helper()
 		if got := client.Do(`error_of(lambda: connect(4, "%s", %d).close())`, target, port); got != `"ECONNREFUSED"` {
@@ -131,7 +131,7 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	}
 	holds("with new agents")
 	var status []api.Status
-	if err := json.Unmarshal([]byte(lab.Heddle(t, "status", "--lab", lab.Name, "--output", "json")), &status); err != nil {
+	if err := json.Unmarshal([]byte(lab.Heddle(t, "status", "--output", "json")), &status); err != nil {
 		t.Fatal(err)
 	}
 	for _, st := range status {

@@ -183,7 +183,7 @@ func (w *policyWorld) readEndpoints() {
 func (w *policyWorld) apply(g *generate.Generator) {
 	w.t.Helper()
 	for _, c := range policyEnds {
-		lab.Heddle(w.t, append(labelArgs(c, g.Labels()), "--lab", lab.Name)...)
+		lab.Heddle(w.t, labelArgs(c, g.Labels())...)
 	}
 	w.readEndpoints()
 	// The same names each time, so that each round replaces the last one's.
@@ -219,7 +219,7 @@ func (w *policyWorld) apply(g *generate.Generator) {
 	if err := os.WriteFile(file, raw, 0o600); err != nil {
 		w.t.Fatal(err)
 	}
-	lab.Heddle(w.t, "policy", "apply", "--lab", lab.Name, "-f", file)
+	lab.Heddle(w.t, "policy", "apply", "-f", file)
 }
 
 // try is one connection, datagram or ping.

@@ -145,7 +145,7 @@ func TestLimitEgress(t *testing.T) {
 		f.source.Stop()
 	}
 	held(t, "direct alone", 200e6, func() float64 { return floods[0].rate(t) })
-	lab.Heddle(t, "limit", "clear", "n1/c1", "--lab", lab.Name)
+	lab.Heddle(t, "limit", "clear", "n1/c1")
 	testutil.Eventually(t, "more than the cap when it is lifted", func() (bool, string) {
 		r := floods[0].rate(t)
 		return r > 300e6, fmt.Sprint(r)
@@ -180,7 +180,7 @@ func TestLimitIngress(t *testing.T) {
 			f.source.Stop()
 		}
 	}
-	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--ingress", "200mbit")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--ingress", "200mbit")
 	held(t, "local alone, after the cap was raised", 200e6, func() float64 { return floods[1].rate(t) })
 }
 
@@ -193,7 +193,7 @@ func TestLimitConnections(t *testing.T) {
 		held(t, fmt.Sprintf("connection %d, sending", i), 20e6, func() float64 { return out.rates(t)[i] })
 	}
 	held(t, "four connections, receiving", 40e6, func() float64 { return in.rate(t) })
-	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--egress", "50mbit")
 	held(t, "all, with a common cap", 50e6, func() float64 { return out.rate(t) })
 	var use []model.LimitUse
 	lab.Query(t, &use, "limit", "list")
@@ -217,7 +217,7 @@ func TestLimitRestart(t *testing.T) {
 		t.Errorf("limits with the next agent:\n%s\nbefore:\n%s", got, list)
 	}
 	held(t, "with the next agent", 100e6, func() float64 { return f.rate(t) })
-	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--egress", "50mbit")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--egress", "50mbit")
 	held(t, "changed by it", 50e6, func() float64 { return f.rate(t) })
 }
 
@@ -238,16 +238,16 @@ func TestLimitEndpointGoes(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	lab.Heddle(t, "endpoints", "add", "limited", "--netns", netns.Path(name), "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "endpoints", "add", "limited", "--netns", netns.Path(name), "--node", "n1")
 	lab.Limit(t, "n1/c1", "--egress", "100mbit")
 	one := lab.Shaping(t, "n1")
-	lab.Heddle(t, "limit", "set", "limited", "--lab", lab.Name, "--egress", "50mbit", "--connection-ingress", "10mbit")
-	lab.Heddle(t, "endpoints", "delete", "limited", "--lab", lab.Name, "--node", "n1")
+	lab.Heddle(t, "limit", "set", "limited", "--egress", "50mbit", "--connection-ingress", "10mbit")
+	lab.Heddle(t, "endpoints", "delete", "limited", "--node", "n1")
 	after := lab.Shaping(t, "n1")
 	if strings.Count(after, "bfifo") != 1 || strings.Count(after, "limit_in") != strings.Count(one, "limit_in")-2 {
 		t.Errorf("when one endpoint went:\n%s\nwith both:\n%s", after, one)
 	}
-	lab.Heddle(t, "limit", "clear", "n1/c1", "--lab", lab.Name)
+	lab.Heddle(t, "limit", "clear", "n1/c1")
 	if after := lab.Shaping(t, "n1"); after != before {
 		t.Errorf("left behind:\n%s\nbefore:\n%s", after, before)
 	}
@@ -275,7 +275,7 @@ func TestLimitDSCP(t *testing.T) {
 	if err == nil {
 		t.Errorf("a packet without the mark:\n%s", out)
 	}
-	lab.Heddle(t, "limit", "clear", "n1/c1", "--lab", lab.Name)
+	lab.Heddle(t, "limit", "clear", "n1/c1")
 	sees(t, "n1", "ip[1] & 0xfc == 0xe0 and tcp portrange 17408-17471 and greater 1000") // what the program set
 }
 
@@ -304,8 +304,8 @@ func TestLimitPriority(t *testing.T) {
 		})
 	}
 	first("n1/c1", one, two)
-	lab.Heddle(t, "limit", "set", "n1/c1", "--lab", lab.Name, "--priority", "low")
-	lab.Heddle(t, "limit", "set", "n1/c2", "--lab", lab.Name, "--priority", "high")
+	lab.Heddle(t, "limit", "set", "n1/c1", "--priority", "low")
+	lab.Heddle(t, "limit", "set", "n1/c2", "--priority", "high")
 	first("n1/c2", two, one)
 }
 

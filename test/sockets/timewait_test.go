@@ -157,7 +157,7 @@ func TestActiveTransfers(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, server %s, client %s", place.name, server, client), func(t *testing.T) {
 					port += 3
 					control, to := strconv.Itoa(port), strconv.Itoa(port+1)
-					addr := strings.TrimSpace(lab.Heddle(t, "lab", "ip", "--lab", lab.Name, "--family", place.family, place.server))
+					addr := strings.TrimSpace(lab.Heddle(t, "lab", "ip", "--family", place.family, place.server))
 					lab.Start(t, server, place.server, "python3", script, "serve", place.family, control).WaitFor("listening")
 					if got := lab.MustRun(t, client, place.client, "python3", script, "fetch", addr, control, to); got != want {
 						t.Errorf("%s", got)

@@ -24,10 +24,7 @@ static __always_inline bool is_node_address6(const struct address *dst)
 	struct route *to;
 
 	key.prefixlen = 128;
-	key.addr.word[0] = dst->word[0];
-	key.addr.word[1] = dst->word[1];
-	key.addr.word[2] = dst->word[2];
-	key.addr.word[3] = dst->word[3];
+	key.addr = *dst;
 	to = bpf_map_lookup_elem(&route_by_prefix, &key);
 	return to && to->flags & ROUTE_NODE_ADDR;
 }

@@ -51,51 +51,9 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 	return protects(PROTECT_BIND) ? 0 : a;
 }
 
-SEC("cgroup/bind4")
-int bind4(struct bpf_sock_addr *ctx)
-{
-	struct sock_tag *tag, next;
-	struct endpoint *ep;
-	struct address asked;
-	__be32 target;
-
-	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
-		return 1;
-	/* The kernel refuses other families, and AF_UNSPEC with any other address. */
-	if (ctx->user_family != AF_INET && (ctx->user_family != AF_UNSPEC || ctx->user_ip4))
-		return 1;
-	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
-	if (!tag)
-		return 1;
-	ep = tagged_endpoint(tag);
-	if (!ep)
-		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	next = *tag;
-	target = bind_target4(&next, ep, ctx->user_ip4, !ctx->user_port);
-	if (!target)
-		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
-		bpf_set_retval(-EACCES_);
-		return 0;
-	}
-	set_mapped(&asked, ctx->user_ip4);
-	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
-		bpf_set_retval(-EADDRINUSE_);
-		return 0;
-	}
-	/* The kernel refuses to bind a socket twice: then its names must stay. */
-	if (!ctx->sk->src_port)
-		*tag = next;
-	/* AF_UNSPEC must stay 0.0.0.0, the node's wildcard, of which a container gets ports of the kernel's choice only: one that
-	 * it named it would keep from all others. */
-	if (ctx->user_family == AF_INET || (ctx->user_port && protects(PROTECT_BIND)))
-		ctx->user_ip4 = target;
-	return BIND_ANY_PORT;
-}
-
 /* Turns the address *a that the program asked for into the one to bind; false if it is not the container's. */
-static __always_inline bool bind_target6(struct sock_tag *tag, const struct endpoint *ep, struct address *a,
-                                         bool any_port)
+static __always_inline bool bind_target(struct sock_tag *tag, const struct endpoint *ep, struct address *a,
+                                        bool any_port)
 {
 	bool v6only = tag->flags & TAG_V6ONLY;
 	__be32 own = ep->addr4.word[3];
@@ -149,47 +107,87 @@ static __always_inline int not_on_device(const struct sock_tag *tag, const struc
 	return 0;
 }
 
+/* Whether the caller may have the port, or refuses bind(). */
+static __always_inline bool may_have_port(struct bpf_sock_addr *ctx, const struct endpoint *ep)
+{
+	if (may_bind_port(ep, (__be16)ctx->user_port))
+		return true;
+	bpf_set_retval(-EACCES_);
+	return false;
+}
+
+/* Turns *a, which the program asked for, into the address to bind. False: bind() is refused. */
+static __always_inline bool bind_address(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                         struct address *a)
+{
+	struct endpoint *ep = tagged_endpoint(tag);
+	struct sock_tag next = *tag;
+	struct address asked = *a;
+
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	/* The kernel asks for IPv6 in another order than for IPv4: the port, a second bind, the address. */
+	if (sk6 && !may_have_port(ctx, ep))
+		return false;
+	if (!bind_target(&next, ep, a, !ctx->user_port))
+		return refuse(REASON_REFUSE_BIND_FOREIGN,
+		              sk6 && (sk_of(ctx)->src_port || (next.flags & TAG_V6ONLY && is_mapped(&asked)))
+		                      ? EINVAL_
+		                      : EADDRNOTAVAIL_);
+	if (!sk6 && !may_have_port(ctx, ep))
+		return false;
+	/* The kernel refuses to bind a socket twice: then its names must stay. */
+	if (sk_of(ctx)->src_port)
+		return true;
+	if (sk6 && not_on_device(tag, ep, &asked))
+		return refuse(REASON_REFUSE_DEVICE, not_on_device(tag, ep, &asked));
+	if (own_stack_conflicts(ctx, &next, ep, &asked)) {
+		bpf_set_retval(-EADDRINUSE_);
+		return false;
+	}
+	*tag = next;
+	return true;
+}
+
+SEC("cgroup/bind4")
+int bind4(struct bpf_sock_addr *ctx)
+{
+	struct sock_tag *tag;
+	struct address a;
+
+	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
+		return 1;
+	/* The kernel refuses other families, and AF_UNSPEC with any other address. */
+	if (ctx->user_family != AF_INET && (ctx->user_family != AF_UNSPEC || ctx->user_ip4))
+		return 1;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
+	if (!tag)
+		return 1;
+	get_user_address(ctx, false, &a);
+	if (!bind_address(ctx, false, tag, &a))
+		return 0;
+	/* AF_UNSPEC must stay 0.0.0.0, the node's wildcard, of which a container gets ports of the kernel's choice only: one that
+	 * it named it would keep from all others. */
+	if (ctx->user_family == AF_INET || (ctx->user_port && protects(PROTECT_BIND)))
+		set_user_address(ctx, false, &a);
+	return BIND_ANY_PORT;
+}
+
 SEC("cgroup/bind6")
 int bind6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag, next;
-	struct endpoint *ep;
-	struct address a, asked;
+	struct sock_tag *tag;
+	struct address a;
 
 	if (ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx) || ctx->user_family != AF_INET6)
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
 	if (!tag)
 		return 1;
-	ep = tagged_endpoint(tag);
-	if (!ep)
-		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	a.word[0] = ctx->user_ip6[0];
-	a.word[1] = ctx->user_ip6[1];
-	a.word[2] = ctx->user_ip6[2];
-	a.word[3] = ctx->user_ip6[3];
-	next = *tag;
-	asked = a;
-	/* The kernel asks for IPv6 in another order than for IPv4: the port, a second bind, the address. */
-	if (!may_bind_port(ep, (__be16)ctx->user_port)) {
-		bpf_set_retval(-EACCES_);
+	get_user_address(ctx, true, &a);
+	if (!bind_address(ctx, true, tag, &a))
 		return 0;
-	}
-	if (!bind_target6(&next, ep, &a, !ctx->user_port))
-		return refuse(REASON_REFUSE_BIND_FOREIGN,
-		              sk_of(ctx)->src_port || (next.flags & TAG_V6ONLY && is_mapped(&asked))
-		                      ? EINVAL_
-		                      : EADDRNOTAVAIL_);
-	if (!sk_of(ctx)->src_port && not_on_device(tag, ep, &asked))
-		return refuse(REASON_REFUSE_DEVICE, not_on_device(tag, ep, &asked));
-	if (!sk_of(ctx)->src_port && own_stack_conflicts(ctx, &next, ep, &asked)) {
-		bpf_set_retval(-EADDRINUSE_);
-		return 0;
-	}
-	/* The kernel refuses to bind a socket twice: then its names must stay. */
-	if (!sk_of(ctx)->src_port)
-		*tag = next;
-	set_user_ip6(ctx, &a);
+	set_user_address(ctx, true, &a);
 	return BIND_ANY_PORT;
 }
 

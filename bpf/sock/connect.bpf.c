@@ -34,35 +34,65 @@
 #include "sock/service.h"
 #include "sock/socket_quota.h"
 
-static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                             const struct endpoint *ep, __be32 dst)
+/* Whether the socket's own address is of no use to reach an address of the family: connect_across is the way. */
+static __always_inline bool must_cross(struct bpf_sock_addr *ctx, bool ipv6)
 {
-	struct endpoint *peer = endpoint_at(dst);
-	__be16 port = ctx->user_port;
-	struct listener at = {.loopback = tag->ifindex == LOOPBACK_IFINDEX};
-	bool local;
+	return ipv6 ? is_mapped_underneath(ctx) : is_wildcard_bound(ctx);
+}
 
-	local = peer && listens(ctx, ep->addr4.word[3], dst, port, peer->id, &at);
+/* Who listens at dst on this node: one that is reached over lo, or (steered) one on [::], which is bound to the IPv4
+ * address. Then the SYN of an IPv6 connection is routed to the peer's veth, where it is steered; sockops moves the
+ * connection to lo. */
+struct same_node {
+	bool local;
+	bool steered;
+};
+
+static __always_inline struct same_node find_same_node(struct bpf_sock_addr *ctx, bool ipv6, __be32 own,
+                                                       __be32 dst, const struct endpoint *peer,
+                                                       struct listener *at)
+{
+	struct same_node found = {};
+	__be16 port = ctx->user_port;
+
+	if (peer)
+		found.local = listens(ctx, ipv6, own, dst, port, peer->id, at);
+	if (peer && ipv6 && !found.local)
+		found.steered = listens(ctx, false, own, dst, port, peer->id, at) && at->flags & TAG_ANY6;
 	/* A socket may connect to itself: both ends send a SYN. */
-	if (sk_of(ctx)->src_ip4 == dst && bpf_htons((__u16)sk_of(ctx)->src_port) == port)
-		local = true;
+	if (!ipv6 && sk_of(ctx)->src_ip4 == dst && bpf_htons((__u16)sk_of(ctx)->src_port) == port)
+		found.local = true;
+	return found;
+}
+
+/* to is overlay address dst of this node, or its IPv6 form. */
+static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                             struct sock_tag *tag, const struct endpoint *ep,
+                                             const struct address *to)
+{
+	__be32 dst = to->word[3], own = ep->addr4.word[3];
+	struct endpoint *peer = endpoint_at(dst);
+	struct listener at = {.loopback = !ipv6 && tag->ifindex == LOOPBACK_IFINDEX};
+	struct same_node found = find_same_node(ctx, ipv6, own, dst, peer, &at);
+	bool listener = found.local || found.steered;
+
 	/* Its own address cannot be reached through its own veth (the container's stack would drop the
 	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
-	if (!local && dst == ep->addr4.word[3] && own_stack_listens(ctx, ep, false, dst))
-		return connect_own_stack(ctx, sk6, tag, ep, false, dst, false);
-	if (!local && at.loopback)
-		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
-	if (!local && dst == ep->addr4.word[3])
-		return connect_refused(ctx, sk6, tag, ep);
-	if (is_wildcard_bound(ctx))
-		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
-	set_mark(ctx, tag, !local);
-	bind_source(ctx, sk6, ep->addr4.word[3]);
-	if (is_alias(sk_of(ctx)->src_ip4))
+	if (!listener && dst == own && own_stack_listens(ctx, ep, ipv6, dst))
+		return connect_own_stack(ctx, sk6, tag, ep, ipv6, dst, ipv6 && is_mapped_underneath(ctx));
+	if (!listener && at.loopback)
+		return connect_dropped(ctx, sk6, ipv6, tag, ep, to, REASON_REFUSE_DEVICE);
+	if (!listener && dst == own)
+		return connect_refused(ctx, sk6, ipv6, tag);
+	if (must_cross(ctx, ipv6))
+		return connect_across(ctx, sk6, tag, ep, to, PATH_OVERLAY);
+	set_mark(ctx, tag, !found.local);
+	bind_source(ctx, sk6, ipv6, own);
+	if (!ipv6 && is_alias(sk_of(ctx)->src_ip4))
 		tag->flags |= TAG_NAMES;
-	if (local && peer)
+	if (listener && peer)
 		segments_for_limit(ctx, ep->id, peer->id);
-	if (local)
+	if (listener)
 		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
 	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
 }
@@ -106,42 +136,99 @@ static __always_inline __u8 not_direct(struct bpf_sock_addr *ctx, const struct s
 
 static __always_inline int connect_direct(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
                                           struct sock_tag *tag, const struct endpoint *ep,
-                                          const struct route *to, __be32 dst)
+                                          const struct route *to, const struct address *dst)
 {
 	__u32 ports = (__u32)to->port_last - to->port_first + 1;
 	__u16 port = to->port_first + bpf_get_prandom_u32() % ports;
 
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;
 	set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
-	set_overlay(&tag->remote, ipv6, dst);
+	tag->remote = *dst;
 	tag->remote_port = ctx->user_port;
 	set_destination(ctx, sk6, to->underlay.word[3], bpf_htons(port));
 	return take(tag, PATH_DIRECT, REASON_CONNECT_DIRECT, 0);
 }
 
-static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                              const struct endpoint *ep, const struct route *to, __be32 dst)
+static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                              struct sock_tag *tag, const struct endpoint *ep,
+                                              const struct route *to, const struct address *dst)
 {
 	__u8 reason = not_direct(ctx, tag, to);
 
-	if (reason && is_wildcard_bound(ctx))
-		return connect_across4(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
+	if (reason && must_cross(ctx, ipv6))
+		return connect_across(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (!reason)
-		return connect_direct(ctx, sk6, false, tag, ep, to, dst);
-	bind_source(ctx, sk6, ep->addr4.word[3]);
+		return connect_direct(ctx, sk6, ipv6, tag, ep, to, dst);
+	bind_source(ctx, sk6, ipv6, ep->addr4.word[3]);
 	return take(tag, PATH_OVERLAY, 0, reason);
+}
+
+/* To the node itself. */
+static __always_inline int connect_node(struct bpf_sock_addr *ctx, bool sk6, bool ipv6, struct sock_tag *tag,
+                                        const struct endpoint *ep, const struct address *dst)
+{
+	if (must_cross(ctx, ipv6))
+		return connect_across(ctx, sk6, tag, ep, dst, PATH_NODE);
+	set_mark(ctx, tag, false);
+	bind_source(ctx, sk6, ipv6, ep->addr4.word[3]);
+	return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
+}
+
+static __always_inline int connect_outside(struct bpf_sock_addr *ctx, bool ipv6, struct sock_tag *tag,
+                                           const struct endpoint *ep, const struct address *dst)
+{
+	if (ipv6 && is_mapped_underneath(ctx))
+		return connect_across(ctx, true, tag, ep, dst, PATH_OUTSIDE);
+	set_mark(ctx, tag, false);
+	if (!sk_of(ctx)->src_ip4) {
+		tag->flags |= TAG_LOCAL;
+		set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
+	}
+	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+}
+
+/* To dst, no loopback address: asks policy, and goes where dst is. */
+static __always_inline int connect_beyond(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                          struct sock_tag *tag, const struct endpoint *ep,
+                                          const struct address *dst)
+{
+	struct route *to = NULL;
+	__u32 verdict;
+
+	verdict = has_policy() ? forbidden(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
+	if (verdict == VERDICT_REJECT) {
+		count(REASON_REFUSE_POLICY_REJECTED);
+		return connect_refused(ctx, sk6, ipv6, tag);
+	}
+	if (verdict)
+		return connect_dropped(ctx, sk6, ipv6, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
+	if (!ipv6 || is_overlay6(dst))
+		to = route_to(dst->word[3]);
+	if (ipv6 && !to && protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst))
+		return connect_node(ctx, sk6, ipv6, tag, ep, dst);
+	if (to && to->flags & ROUTE_SELF)
+		return connect_same_node(ctx, sk6, ipv6, tag, ep, dst);
+	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
+		to = NULL;
+	if (to && to->flags & ROUTE_NODE_ADDR)
+		return connect_node(ctx, sk6, ipv6, tag, ep, dst);
+	if (to)
+		return connect_other_node(ctx, sk6, ipv6, tag, ep, to, dst);
+	if (!ipv6 && is_mirror(dst->word[3]))
+		return refuse_connect(EHOSTUNREACH_);
+	return connect_outside(ctx, ipv6, tag, ep, dst);
 }
 
 static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                         const struct endpoint *ep, __be32 dst, bool wild)
 {
-	struct route *to;
-	__u32 verdict;
+	struct address to;
 
 	/* By eth0, 0.0.0.0 is the own address. */
 	if (!dst && tag->ifindex == ep->container_ifindex && tag->ifindex)
 		dst = ep->addr4.word[3];
+	set_mapped(&to, dst);
 	switch (way_of_device(tag, ep, !dst || is_loopback4(dst))) {
 	case DEVICE_UNKNOWN:
 		return refuse(REASON_REFUSE_DEVICE, ENODEV_);
@@ -150,7 +237,7 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 			break;
 		/* fallthrough */
 	case DEVICE_SILENT:
-		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_DEVICE);
+		return connect_dropped(ctx, sk6, false, tag, ep, &to, REASON_REFUSE_DEVICE);
 	}
 	if (sk6 && sk_of(ctx)->src_ip4 == LOOPBACK4_IPV6) /* as the kernel says of an IPv6 source for IPv4 */
 		return refuse_connect(EINVAL_);
@@ -160,139 +247,18 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	/* A loopback address is no source beyond the container: a peer would take it for its own. */
 	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
 		return refuse_connect(EINVAL_);
-	verdict = has_policy() ? forbidden(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
-	if (verdict == VERDICT_REJECT) {
-		count(REASON_REFUSE_POLICY_REJECTED);
-		return connect_refused(ctx, sk6, tag, ep);
-	}
-	if (verdict)
-		return connect_dropped(ctx, sk6, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
-	to = route_to(dst);
-	if (to && to->flags & ROUTE_SELF)
-		return connect_same_node(ctx, sk6, tag, ep, dst);
-	if (to && to->flags & ROUTE_NODE_ADDR && !protects(PROTECT_NODE_ADDRESS))
-		to = NULL;
-	if (to && to->flags & ROUTE_NODE_ADDR) {
-		if (is_wildcard_bound(ctx))
-			return connect_across4(ctx, sk6, tag, ep, dst, PATH_NODE);
-		set_mark(ctx, tag, false);
-		bind_source(ctx, sk6, ep->addr4.word[3]);
-		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
-	}
-	if (to)
-		return connect_other_node(ctx, sk6, tag, ep, to, dst);
-	if (is_mirror(dst))
-		return refuse_connect(EHOSTUNREACH_);
-	set_mark(ctx, tag, false);
-	if (!sk_of(ctx)->src_ip4) {
-		tag->flags |= TAG_LOCAL;
-		tag->local = ep->addr4;
-	}
-	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
-}
-
-/* connect_refused for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. */
-static __always_inline int connect_refused6(struct bpf_sock_addr *ctx, struct sock_tag *tag)
-{
-	struct address to;
-
-	if (sk_of(ctx)->src_ip4)
-		return refuse_connect(ECONNREFUSED_);
-	set_mark(ctx, tag, false);
-	set_loopback6(&to);
-	set_user_ip6(ctx, &to);
-	ctx->user_port = 0;
-	return 1;
-}
-
-/* dst is the overlay address that an IPv6 address of this node embeds. */
-static __always_inline int connect_same_node6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
-                                              const struct endpoint *ep, __be32 dst)
-{
-	struct endpoint *peer = endpoint_at(dst);
-	__be32 own = ep->addr4.word[3];
-	__be16 port = ctx->user_port;
-	struct listener at = {};
-	bool local = false, dual = false;
-
-	if (peer) {
-		local = listens6(ctx, own, dst, port, peer->id, &at);
-		/* A listener on [::] is bound to the IPv4 address. The SYN is routed to the peer's veth, where it is
-		 * steered; sockops moves the connection to lo. */
-		dual = !local && listens(ctx, own, dst, port, peer->id, &at) && at.flags & TAG_ANY6;
-	}
-	if (!local && !dual && dst == own && own_stack_listens(ctx, ep, true, dst))
-		return connect_own_stack(ctx, true, tag, ep, true, dst, is_mapped_underneath(ctx));
-	if (!local && !dual && dst == own)
-		return connect_refused6(ctx, tag);
-	if (is_mapped_underneath(ctx))
-		return connect_across6(ctx, tag, ep, dst, PATH_OVERLAY);
-	set_mark(ctx, tag, !local);
-	bind_source6(ctx, own);
-	if (local || dual)
-		segments_for_limit(ctx, ep->id, peer->id);
-	if (local || dual)
-		return take(tag, PATH_LOCAL, REASON_CONNECT_LOCAL, 0);
-	return take(tag, PATH_OVERLAY, 0, REASON_FALLBACK_LOCAL_PLAIN);
-}
-
-/* dst is the overlay address that the IPv6 address asked for embeds. */
-static __always_inline int connect_overlay6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
-                                            const struct endpoint *ep, const struct route *to, __be32 dst)
-{
-	__u8 reason;
-
-	if (to->flags & ROUTE_SELF)
-		return connect_same_node6(ctx, tag, ep, dst);
-	if (is_mapped_underneath(ctx))
-		return connect_across6(ctx, tag, ep, dst,
-		                       to->flags & ROUTE_NODE_ADDR ? PATH_NODE : PATH_OVERLAY);
-	set_mark(ctx, tag, false);
-	if (to->flags & ROUTE_NODE_ADDR) {
-		bind_source6(ctx, ep->addr4.word[3]);
-		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
-	}
-	reason = not_direct(ctx, tag, to);
-	if (!reason)
-		return connect_direct(ctx, true, true, tag, ep, to, dst);
-	bind_source6(ctx, ep->addr4.word[3]);
-	return take(tag, PATH_OVERLAY, 0, reason);
+	return connect_beyond(ctx, sk6, false, tag, ep, &to);
 }
 
 static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                         const struct endpoint *ep, const struct address *dst)
 {
-	struct route *to;
-	__u32 verdict;
-
 	if (is_alias(sk_of(ctx)->src_ip4))
 		return refuse_connect(EINVAL_);
 	/* A link-local address is of the container's devices, which the node does not have. */
 	if (!has_overlay6() || is_link_local6(dst))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
-	verdict = has_policy() ? forbidden6(ep, dst, bpf_ntohs((__u16)ctx->user_port)) : VERDICT_ALLOW;
-	if (verdict == VERDICT_REJECT) {
-		count(REASON_REFUSE_POLICY_REJECTED);
-		return connect_refused6(ctx, tag);
-	}
-	if (verdict)
-		return connect_dropped6(ctx, tag, ep, dst, REASON_REFUSE_POLICY_DROPPED);
-	to = is_overlay6(dst) ? route_to(dst->word[3]) : NULL;
-	if (to)
-		return connect_overlay6(ctx, tag, ep, to, dst->word[3]);
-	if (is_mapped_underneath(ctx))
-		return connect_across(ctx, true, tag, ep, dst,
-		                      is_node_address6(dst) ? PATH_NODE : PATH_OUTSIDE);
-	set_mark(ctx, tag, false);
-	if (protects(PROTECT_NODE_ADDRESS) && is_node_address6(dst)) {
-		bind_source6(ctx, ep->addr4.word[3]);
-		return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
-	}
-	if (!sk_of(ctx)->src_ip4) {
-		tag->flags |= TAG_LOCAL;
-		set_overlay6(&tag->local, ep->addr4.word[3]);
-	}
-	return take(tag, PATH_OUTSIDE, REASON_CONNECT_OUTSIDE, 0);
+	return connect_beyond(ctx, true, true, tag, ep, dst);
 }
 
 /* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
@@ -318,6 +284,19 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	return tag;
 }
 
+/* Whether the socket may connect at all, wherever to, and is at an address of its container's; or refuses connect(). */
+static __always_inline bool may_connect(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                        const struct endpoint *ep)
+{
+	if (!ep)
+		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
+	if (!count_reused(tag))
+		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (!restore_source(ctx, sk6, ep))
+		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
+	return true;
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
@@ -329,23 +308,18 @@ int connect4(struct bpf_sock_addr *ctx)
 	if (!tag)
 		return 1;
 	ep = tagged_endpoint(tag);
-	if (!ep)
-		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	if (!count_reused(tag))
-		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
-	if (!restore_source(ctx, false, ep))
-		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	at.word[2] = V4_MAPPED_PREFIX;
-	at.word[3] = ctx->user_ip4;
+	if (!may_connect(ctx, false, tag, ep) || !ep)
+		return 0;
+	get_user_address(ctx, false, &at);
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
-		return connect_refused(ctx, false, tag, ep);
+		return connect_refused(ctx, false, false, tag);
 	case SERVICE_LOST:
 		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
 	case SERVICE_TAKEN:
 		barrier();
-		ctx->user_ip4 = at.word[3];
+		set_user_address(ctx, false, &at);
 		barrier();
 	}
 	return connect_ipv4(ctx, false, tag, ep, at.word[3], wild);
@@ -363,16 +337,9 @@ int connect6(struct bpf_sock_addr *ctx)
 	if (!tag)
 		return 1;
 	ep = tagged_endpoint(tag);
-	if (!ep)
-		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	if (!count_reused(tag))
-		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
-	if (!restore_source(ctx, true, ep))
-		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
-	at.word[0] = ctx->user_ip6[0];
-	at.word[1] = ctx->user_ip6[1];
-	at.word[2] = ctx->user_ip6[2];
-	at.word[3] = ctx->user_ip6[3];
+	if (!may_connect(ctx, true, tag, ep) || !ep)
+		return 0;
+	get_user_address(ctx, true, &at);
 	if (!is_mapped(&at) && is_bound_mapped(tag)) {
 		if (!is_unspecified6(&at))
 			return refuse(REASON_REFUSE_IPV6_UNREACHABLE,
@@ -385,19 +352,19 @@ int connect6(struct bpf_sock_addr *ctx)
 	case DEVICE_NO_ROUTE:
 		return refuse(REASON_REFUSE_DEVICE, ENETUNREACH_);
 	case DEVICE_SILENT:
-		return connect_dropped6(ctx, tag, ep, &at, REASON_REFUSE_DEVICE);
+		return connect_dropped(ctx, true, true, tag, ep, &at, REASON_REFUSE_DEVICE);
 	}
 	if (loopback)
 		return connect_loopback6(ctx, tag, ep, wild);
 	switch (to_backend(ctx, tag, &at)) {
 	case SERVICE_EMPTY:
 		count(REASON_REFUSE_NO_BACKEND);
-		return is_mapped(&at) ? connect_refused(ctx, true, tag, ep) : connect_refused6(ctx, tag);
+		return connect_refused(ctx, true, !is_mapped(&at), tag);
 	case SERVICE_LOST:
 		return refuse(REASON_REFUSE_NO_STORAGE, ENOBUFS_);
 	case SERVICE_TAKEN:
 		barrier();
-		set_user_ip6(ctx, &at);
+		set_user_address(ctx, true, &at);
 		barrier();
 	}
 	if (!is_mapped(&at))

@@ -39,24 +39,4 @@ static __always_inline int connect_across(struct bpf_sock_addr *ctx, bool sk6, s
 	return take(tag, path, 0, REASON_FALLBACK_CROSSED);
 }
 
-/* The same to an IPv4 address. */
-static __always_inline int connect_across4(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                           const struct endpoint *ep, __be32 dst, __u8 path)
-{
-	struct address to;
-
-	set_mapped(&to, dst);
-	return connect_across(ctx, sk6, tag, ep, &to, path);
-}
-
-/* connect_across to the IPv6 form of overlay address dst. */
-static __always_inline int connect_across6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
-                                           const struct endpoint *ep, __be32 dst, __u8 path)
-{
-	struct address to;
-
-	set_overlay6(&to, dst);
-	return connect_across(ctx, true, tag, ep, &to, path);
-}
-
 #endif

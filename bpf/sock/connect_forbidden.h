@@ -33,18 +33,13 @@ static __always_inline void set_mark(struct bpf_sock_addr *ctx, struct sock_tag 
 	change_mark(ctx, tag, routed ? TAG_ROUTED : 0);
 }
 
-/* The verifier lets a connect4 program touch no IPv6 field, so the family of the socket is a constant of
- * each program (sk6) rather than read from ctx. */
+/* Sends the socket to the IPv4 address dst. */
 static __always_inline void set_destination(struct bpf_sock_addr *ctx, bool sk6, __be32 dst, __be16 port)
 {
-	if (sk6) {
-		ctx->user_ip6[0] = 0;
-		ctx->user_ip6[1] = 0;
-		ctx->user_ip6[2] = V4_MAPPED_PREFIX;
-		ctx->user_ip6[3] = dst;
-	} else {
-		ctx->user_ip4 = dst;
-	}
+	struct address to;
+
+	set_mapped(&to, dst);
+	set_user_address(ctx, sk6, &to);
 	ctx->user_port = port;
 }
 
@@ -54,20 +49,12 @@ static __always_inline int refuse_connect(int err)
 	return 0;
 }
 
-/* The verdict on a connect of ep to overlay or other address dst; forbidden6 for an IPv6 one. */
-static __noinline __u32 forbidden(const struct endpoint *ep, __be32 dst, __u32 port)
-{
-	struct address to;
-
-	set_mapped(&to, dst);
-	return decide(&ep->addr4, &to, IPPROTO_TCP_, port);
-}
-
-static __noinline __u32 forbidden6(const struct endpoint *ep, const struct address *dst, __u32 port)
+/* The verdict on a connect of ep to dst, of the overlay or not. */
+static __noinline __u32 forbidden(const struct endpoint *ep, const struct address *dst, __u32 port)
 {
 	struct address own;
 
-	set_overlay6(&own, ep->addr4.word[3]);
+	set_overlay(&own, !is_mapped(dst), ep->addr4.word[3]);
 	return decide(&own, dst, IPPROTO_TCP_, port);
 }
 
@@ -79,51 +66,47 @@ static __always_inline bool is_mapped_underneath(struct bpf_sock_addr *ctx)
 	return src != 0 && src != LOOPBACK4_IPV6;
 }
 
-/* A connect that must hear nothing. Its SYNs do not leave: nftables drops what has the mark. They go to a port of lo
- * where nothing can listen, one of the endpoint's own addresses, so that a node without the rule refuses them and
- * no container takes another one's ports. */
-static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                           const struct endpoint *ep, __be32 dst, __u32 reason)
-{
-	if (!change_mark(ctx, tag, TAG_DROPPED))
-		return refuse_connect(ECONNREFUSED_);
-	count(reason);
-	if (!(tag->flags & TAG_BOUND)) {
-		tag->flags |= TAG_LOCAL;
-		set_mapped(&tag->local, ep->addr4.word[3]);
-	}
-	tag->flags |= TAG_REMOTE;
-	set_mapped(&tag->remote, dst);
-	tag->remote_port = ctx->user_port;
-	set_destination(ctx, sk6, alias4(ep->id, LOOPBACK4), 0);
-	return 1;
-}
-
-/* The same for an IPv6 destination: over IPv6, because a socket that once tried IPv4 keeps to it. One that is bound to [::]
- * is at an IPv4 address. */
-static __always_inline int connect_dropped6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
-                                            const struct endpoint *ep, const struct address *dst,
-                                            __u32 reason)
+/* Sends the socket to a port of lo where nothing can listen: to v4, or, if ipv6, to ::1, because a socket that once
+ * tried IPv4 keeps to it. */
+static __always_inline void set_nowhere(struct bpf_sock_addr *ctx, bool sk6, bool ipv6, __be32 v4)
 {
 	struct address to;
 
+	set_loopback(&to, ipv6, v4);
+	set_user_address(ctx, sk6, &to);
+	ctx->user_port = 0;
+}
+
+/* A connect that must hear nothing. Its SYNs do not leave: nftables drops what has the mark. They go to one of the
+ * endpoint's own addresses, so that a node without the rule refuses them and no container takes another one's ports. */
+static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                           struct sock_tag *tag, const struct endpoint *ep,
+                                           const struct address *dst, __u32 reason)
+{
 	if (!change_mark(ctx, tag, TAG_DROPPED))
 		return refuse_connect(ECONNREFUSED_);
 	count(reason);
 	if (!(tag->flags & TAG_BOUND)) {
 		tag->flags |= TAG_LOCAL;
-		set_overlay6(&tag->local, ep->addr4.word[3]);
+		set_overlay(&tag->local, ipv6, ep->addr4.word[3]);
 	}
 	tag->flags |= TAG_REMOTE;
 	tag->remote = *dst;
 	tag->remote_port = ctx->user_port;
-	if (is_mapped_underneath(ctx)) {
-		set_destination(ctx, true, alias4(ep->id, LOOPBACK4), 0);
-		return 1;
-	}
-	set_loopback6(&to);
-	set_user_ip6(ctx, &to);
-	ctx->user_port = 0;
+	/* One that is bound to [::] is at an IPv4 address. */
+	set_nowhere(ctx, sk6, ipv6 && !is_mapped_underneath(ctx), alias4(ep->id, LOOPBACK4));
+	return 1;
+}
+
+/* A connect that must fail because nothing listens, or policy says so. A non-blocking one learns it as from any network:
+ * EINPROGRESS first. A socket that is bound cannot go there (the RST would not find it) and is told at once. */
+static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
+                                           struct sock_tag *tag)
+{
+	if (sk_of(ctx)->src_ip4)
+		return refuse_connect(ECONNREFUSED_);
+	set_mark(ctx, tag, false);
+	set_nowhere(ctx, sk6, ipv6, LOOPBACK4);
 	return 1;
 }
 

@@ -18,63 +18,24 @@
 #include "sock/listener.h"
 #include "sock/own_stack.h"
 
-/* Fixes the source address, leaving the port to connect(). Not for sockets that have one already. */
-static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, __be32 src)
+/* Fixes the source address: src, or the IPv6 form of that overlay address. Its port is left to connect(). Not for
+ * sockets that have one already. */
+static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, bool ipv6, __be32 src)
 {
-	if (sk_of(ctx)->src_ip4)
-		return;
-	if (sk6) {
-		struct sockaddr_in6_ sa = {};
-
-		sa.family = AF_INET6;
-		sa.addr[2] = V4_MAPPED_PREFIX;
-		sa.addr[3] = src;
-		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
-	} else {
-		struct sockaddr_in_ sa = {.family = AF_INET, .addr = src};
-
-		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
-	}
-}
-
-/* The same for the IPv6 form of overlay address src. */
-static __always_inline void bind_source6(struct bpf_sock_addr *ctx, __be32 src)
-{
-	struct sockaddr_in6_ sa = {};
-	int i;
+	struct address a;
 
 	if (sk_of(ctx)->src_ip4)
 		return;
-	sa.family = AF_INET6;
-	for (i = 0; i < 3; i++)
-		sa.addr[i] = config_prefix6[i];
-	sa.addr[3] = src;
-	bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
+	set_overlay(&a, ipv6, src);
+	bind_to(ctx, sk6, &a, 0);
 }
 
 /* Undoes bind_source after a connect that failed: the kernel keeps an address that was bound. */
 static __always_inline void unbind_source(struct bpf_sock_addr *ctx, bool sk6)
 {
-	if (sk6) {
-		struct sockaddr_in6_ sa = {};
+	struct address none = {};
 
-		sa.family = AF_INET6;
-		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
-	} else {
-		struct sockaddr_in_ sa = {};
-
-		sa.family = AF_INET;
-		bpf_bind(ctx, (struct sockaddr *)&sa, sizeof(sa));
-	}
-}
-
-/* An IPv6 socket goes to the IPv6 form of overlay address dst; its port stays. */
-static __always_inline void set_overlay_destination6(struct bpf_sock_addr *ctx, __be32 dst)
-{
-	ctx->user_ip6[0] = config_prefix6[0];
-	ctx->user_ip6[1] = config_prefix6[1];
-	ctx->user_ip6[2] = config_prefix6[2];
-	ctx->user_ip6[3] = dst;
+	bind_to(ctx, sk6, &none, 0);
 }
 
 /* An accepted connection that the program undid (AF_UNSPEC) keeps the address that it had underneath: that of a direct
@@ -87,7 +48,7 @@ static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, 
 	    !protects(PROTECT_NODE_ADDRESS))
 		return true;
 	unbind_source(ctx, sk6);
-	bind_source(ctx, sk6, ep->addr4.word[3]);
+	bind_source(ctx, sk6, false, ep->addr4.word[3]);
 	return sk_of(ctx)->src_ip4 == ep->addr4.word[3];
 }
 
@@ -107,19 +68,6 @@ static __always_inline void name_loopback(struct bpf_sock_addr *ctx, struct sock
 		tag->flags |= TAG_NAMES;
 }
 
-/* A connect that must fail because nothing listens. Sent to a port of lo where nothing can, so that a
- * non-blocking connect learns it as from any network: EINPROGRESS first. A socket that is bound cannot go
- * there (the RST would not find it) and is told at once. */
-static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                           const struct endpoint *ep)
-{
-	if (sk_of(ctx)->src_ip4)
-		return refuse_connect(ECONNREFUSED_);
-	set_mark(ctx, tag, false);
-	set_destination(ctx, sk6, LOOPBACK4, 0);
-	return 1;
-}
-
 /* Goes to target, the alias at_alias or the own address, from the alias source. dst as above. */
 static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                          const struct endpoint *ep, __be32 target, __be32 at_alias,
@@ -130,10 +78,10 @@ static __always_inline int connect_alias(struct bpf_sock_addr *ctx, bool sk6, st
 
 	/* The RST would not find a socket that is bound to the overlay address. */
 	if (target == at_alias && sk_of(ctx)->src_ip4 == own &&
-	    !listens(ctx, own, at_alias, ctx->user_port, ep->id, &at))
+	    !listens(ctx, false, own, at_alias, ctx->user_port, ep->id, &at))
 		return refuse_connect(ECONNREFUSED_);
 	set_mark(ctx, tag, false);
-	bind_source(ctx, sk6, source);
+	bind_source(ctx, sk6, false, source);
 	name_loopback(ctx, tag, dst, wild);
 	set_destination(ctx, sk6, target, ctx->user_port);
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
@@ -163,7 +111,7 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 		if (dst != own || ipv6)
 			target |= bpf_htonl(MIRROR_WILD);
 		if (!bind_own_stack_source(ctx, sk6, ep, source, ipv6, src, dst))
-			bind_source(ctx, sk6, source); /* the kernel's choice must do */
+			bind_source(ctx, sk6, false, source); /* the kernel's choice must do */
 	} else if (sk_of(ctx)->src_ip4 == own && (wild || ipv6)) {
 		target |= bpf_htonl(MIRROR_WILD);
 	}
@@ -200,12 +148,12 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 	__be32 at_alias = alias4(ep->id, asked);
 	__be32 own = ep->addr4.word[3], target = at_alias;
 	struct listener at = {.loopback = true};
-	bool found = listens(ctx, source, at_alias, ctx->user_port, ep->id, &at);
+	bool found = listens(ctx, false, source, at_alias, ctx->user_port, ep->id, &at);
 	__be16 port = ctx->user_port;
 	int ok;
 
 	/* A wildcard listener is bound to the overlay address. */
-	if (!found && listens(ctx, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD) {
+	if (!found && listens(ctx, false, source, own, ctx->user_port, ep->id, &at) && at.flags & TAG_WILD) {
 		target = own;
 		found = true;
 	}
@@ -221,11 +169,14 @@ static __always_inline int connect_loopback(struct bpf_sock_addr *ctx, bool sk6,
 static __always_inline int connect_loopback_ipv6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                                  const struct endpoint *ep, bool steered, bool wild)
 {
+	struct address own;
+
 	set_mark(ctx, tag, steered);
-	bind_source6(ctx, ep->addr4.word[3]);
+	bind_source(ctx, true, true, ep->addr4.word[3]);
 	name_loopback(ctx, tag, 0, wild);
 	tag->flags |= TAG_NAMES;
-	set_overlay_destination6(ctx, ep->addr4.word[3]);
+	set_overlay6(&own, ep->addr4.word[3]);
+	set_user_address(ctx, true, &own);
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
@@ -238,9 +189,9 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 	__be16 port = ctx->user_port;
 	struct listener at = {.loopback = true};
 
-	if (listens(ctx, source, source, port, ep->id, &at))
+	if (listens(ctx, false, source, source, port, ep->id, &at))
 		target = source;
-	else if (listens(ctx, source, own, port, ep->id, &at) && at.flags & TAG_ANY6)
+	else if (listens(ctx, false, source, own, port, ep->id, &at) && at.flags & TAG_ANY6)
 		target = own;
 	/* The listener is at an IPv4 address: the SYN must be steered to it. */
 	if (target && native)
@@ -248,7 +199,7 @@ static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct s
 	if (target)
 		return connect_alias(ctx, true, tag, ep, target, source, source, 0, wild);
 	/* On [::] with IPV6_V6ONLY. */
-	if (has_overlay6() && listens6(ctx, own, own, port, ep->id, &at) && at.flags & TAG_WILD)
+	if (has_overlay6() && listens(ctx, true, own, own, port, ep->id, &at) && at.flags & TAG_WILD)
 		return is_mapped_underneath(ctx) ? refuse_connect(ECONNREFUSED_)
 		                                 : connect_loopback_ipv6(ctx, tag, ep, false, wild);
 	if (own_stack_listens(ctx, ep, true, 0))

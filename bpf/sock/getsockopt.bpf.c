@@ -107,36 +107,24 @@ static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struc
 	return ctx->optname <= 83 ? 1 : deny_answer(ENOPROTOOPT_);
 }
 
-/* SO_ORIGINAL_DST: the kernel has answered with what the connection was made to before the node translated it. Of one that was
- * accepted that is the node's address: the container's own takes its place, because what is denied stays in the program's
- * memory. */
-static __always_inline int show_original4(struct bpf_sockopt *ctx, const struct sock_tag *tag,
-                                          const struct endpoint *ep)
+/* SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST: the kernel has answered with what the connection was made to before the node
+ * translated it. Of one that was accepted that is the node's address: the container's own takes its place, because what is
+ * denied stays in the program's memory. */
+static __always_inline int show_original(struct bpf_sockopt *ctx, const struct sock_tag *tag,
+                                         const struct endpoint *ep, bool ipv6)
 {
+	struct sockaddr_in6_ *to6 = ctx->optval;
 	struct sockaddr_in_ *to = ctx->optval;
-
-	if (!ep || !(tag->flags & TAG_ACCEPTED) || (void *)(to + 1) > ctx->optval_end ||
-	    to->addr == ep->addr4.word[3])
-		return deny_answer(ENOENT_);
-	to->port = bpf_htons((__u16)ctx->sk->src_port);
-	to->addr = ep->addr4.word[3];
-	return 1;
-}
-
-/* IP6T_SO_ORIGINAL_DST. */
-static __always_inline int show_original6(struct bpf_sockopt *ctx, const struct sock_tag *tag,
-                                          const struct endpoint *ep)
-{
-	struct sockaddr_in6_ *to = ctx->optval;
+	__be32 *last = ipv6 ? &to6->addr[3] : &to->addr;
 	int i;
 
-	if (!ep || !(tag->flags & TAG_ACCEPTED) || (void *)(to + 1) > ctx->optval_end ||
-	    to->addr[3] == ep->addr4.word[3])
+	if (!ep || !(tag->flags & TAG_ACCEPTED) ||
+	    (ipv6 ? (void *)(to6 + 1) : (void *)(to + 1)) > ctx->optval_end || *last == ep->addr4.word[3])
 		return deny_answer(ENOENT_);
 	to->port = bpf_htons((__u16)ctx->sk->src_port);
-	for (i = 0; i < 3; i++)
-		to->addr[i] = config_prefix6[i];
-	to->addr[3] = ep->addr4.word[3];
+	for (i = 0; ipv6 && i < 3; i++)
+		to6->addr[i] = config_prefix6[i];
+	*last = ep->addr4.word[3];
 	return 1;
 }
 
@@ -157,7 +145,7 @@ static __always_inline int get_ip_level(struct bpf_sockopt *ctx, const struct so
 		show_port_range(ctx);
 		return 1;
 	case 80: /* SO_ORIGINAL_DST */
-		return show_original4(ctx, tag, ep);
+		return show_original(ctx, tag, ep, false);
 	}
 	if (ctx->optname >= SOL_NETFILTER && ctx->optname < SOL_NETFILTER + 64)
 		return deny_answer(EPERM_);
@@ -192,7 +180,7 @@ static __always_inline int get_ipv6_level(struct bpf_sockopt *ctx, const struct 
 	case 69:
 		return deny_answer(EPERM_);
 	case 80: /* IP6T_SO_ORIGINAL_DST */
-		return show_original6(ctx, tag, ep);
+		return show_original(ctx, tag, ep, true);
 	}
 	return ctx->optname <= 78 ? 1 : deny_answer(ENOPROTOOPT_);
 }

@@ -3,8 +3,8 @@
 #ifndef HEDDLE_SOCK_LISTENER_H
 #define HEDDLE_SOCK_LISTENER_H
 
-#include "include/config.h"
 #include "include/endpoint.h"
+#include "include/lookup.h"
 
 /* What listens() found. */
 struct listener {
@@ -29,35 +29,20 @@ static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, str
 	return ours;
 }
 
-/* Finds the listener of endpoint owner at addr:port, by the kernel's own lookup. A node process that
- * listens on the wildcard matches too and is not ours: the tag decides. */
-static __always_inline bool listens(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-                                    __u32 owner, struct listener *found)
+/* Finds the listener of endpoint owner at addr:port, or at the IPv6 form of addr, by the kernel's own lookup from
+ * such a src. A node process that listens on the wildcard matches too and is not ours: the tag decides. */
+static __always_inline bool listens(struct bpf_sock_addr *ctx, bool ipv6, __be32 src, __be32 addr,
+                                    __be16 port, __u32 owner, struct listener *found)
 {
 	struct bpf_sock_tuple t = {};
+	struct address from, to;
 	struct bpf_sock *sk;
+	__u32 size;
 
-	t.ipv4.saddr = src;
-	t.ipv4.daddr = addr;
-	t.ipv4.dport = port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
-	return sk && is_listener_of(sk, owner, found);
-}
-
-/* The same for the IPv6 forms of overlay addresses src and addr. */
-static __always_inline bool listens6(struct bpf_sock_addr *ctx, __be32 src, __be32 addr, __be16 port,
-                                     __u32 owner, struct listener *found)
-{
-	struct bpf_sock_tuple t = {};
-	struct bpf_sock *sk;
-	int i;
-
-	for (i = 0; i < 3; i++)
-		t.ipv6.saddr[i] = t.ipv6.daddr[i] = config_prefix6[i];
-	t.ipv6.saddr[3] = src;
-	t.ipv6.daddr[3] = addr;
-	t.ipv6.dport = port;
-	sk = bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	set_overlay(&from, ipv6, src);
+	set_overlay(&to, ipv6, addr);
+	size = set_lookup(&t, ipv6, &from, 0, &to, port);
+	sk = bpf_sk_lookup_tcp(ctx, &t, size, BPF_F_CURRENT_NETNS, 0);
 	return sk && is_listener_of(sk, owner, found);
 }
 

@@ -74,10 +74,7 @@ static __noinline int join_group(struct joined_groups *all, const struct address
 	g = find_group(all, NULL, 0);
 	if (!g)
 		return ENOBUFS_;
-	g->addr.word[0] = group->word[0];
-	g->addr.word[1] = group->word[1];
-	g->addr.word[2] = group->word[2];
-	g->addr.word[3] = group->word[3];
+	g->addr = *group;
 	g->ifindex = ifindex;
 	return 0;
 }

@@ -32,74 +32,62 @@ static __always_inline struct service_key *asked_service(struct bpf_sock_addr *c
 	return tag && tag->flags & TAG_SERVICE ? bpf_sk_storage_get(&service_by_sock, ctx->sk, 0, 0) : NULL;
 }
 
-SEC("cgroup/getsockname4")
-int getsockname4(struct bpf_sock_addr *ctx)
+static __always_inline int show_local(struct bpf_sock_addr *ctx, bool sk6)
 {
 	struct sock_tag *tag = named(ctx);
+	struct address any = {};
 
 	/* No address in the kernel: not bound, or a connect failed. Nothing to hide. */
-	if (!tag || !ctx->user_ip4)
+	if (!tag || !(sk6 ? ctx->user_ip6[3] : ctx->user_ip4))
 		return 1;
 	if (is_wild(ctx, tag) || has_no_name(ctx, tag)) {
-		ctx->user_ip4 = 0;
+		if (tag->flags & TAG_WILD && !(tag->flags & TAG_ANY6))
+			any.word[2] = V4_MAPPED_PREFIX;
+		set_user_address(ctx, sk6, &any);
 	} else if (tag->flags & TAG_LOCAL) {
-		ctx->user_ip4 = tag->local.word[3];
+		set_user_address(ctx, sk6, &tag->local);
 	}
 	if (tag->local_port)
 		ctx->user_port = tag->local_port;
 	return 1;
 }
 
-SEC("cgroup/getpeername4")
-int getpeername4(struct bpf_sock_addr *ctx)
+static __always_inline int show_remote(struct bpf_sock_addr *ctx, bool sk6)
 {
 	struct sock_tag *tag = named(ctx);
 	struct service_key *asked = asked_service(ctx, tag);
 
 	if (asked) {
-		ctx->user_ip4 = asked->addr.word[3];
+		set_user_address(ctx, sk6, &asked->addr);
 		ctx->user_port = asked->port;
 	} else if (tag && tag->flags & TAG_REMOTE) {
-		ctx->user_ip4 = tag->remote.word[3];
+		set_user_address(ctx, sk6, &tag->remote);
 		if (tag->remote_port)
 			ctx->user_port = tag->remote_port;
 	}
 	return 1;
+}
+
+SEC("cgroup/getsockname4")
+int getsockname4(struct bpf_sock_addr *ctx)
+{
+	return show_local(ctx, false);
 }
 
 SEC("cgroup/getsockname6")
 int getsockname6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = named(ctx);
-	struct address any = {};
+	return show_local(ctx, true);
+}
 
-	if (!tag || !ctx->user_ip6[3])
-		return 1;
-	if (is_wild(ctx, tag) || has_no_name(ctx, tag)) {
-		if (tag->flags & TAG_WILD && !(tag->flags & TAG_ANY6))
-			any.word[2] = V4_MAPPED_PREFIX;
-		set_user_ip6(ctx, &any);
-	} else if (tag->flags & TAG_LOCAL) {
-		set_user_ip6(ctx, &tag->local);
-	}
-	if (tag->local_port)
-		ctx->user_port = tag->local_port;
-	return 1;
+SEC("cgroup/getpeername4")
+int getpeername4(struct bpf_sock_addr *ctx)
+{
+	return show_remote(ctx, false);
 }
 
 SEC("cgroup/getpeername6")
 int getpeername6(struct bpf_sock_addr *ctx)
 {
-	struct sock_tag *tag = named(ctx);
-	struct service_key *asked = asked_service(ctx, tag);
-
-	if (asked) {
-		set_user_ip6(ctx, &asked->addr);
-		ctx->user_port = asked->port;
-	} else if (tag && tag->flags & TAG_REMOTE) {
-		set_user_ip6(ctx, &tag->remote);
-		if (tag->remote_port)
-			ctx->user_port = tag->remote_port;
-	}
-	return 1;
+	return show_remote(ctx, true);
 }

@@ -7,8 +7,9 @@
 #include "include/abi/portbind.h"
 #include "include/abi/tag.h"
 #include "include/address.h"
-#include "include/headers.h"
+#include "include/lookup.h"
 #include "include/mirror.h"
+#include "sock/context.h"
 #include "sock/node_ports.h"
 
 /* Looks a packet up in the container's own stack: its state there, 0 for none. src and dst are given as in struct
@@ -17,29 +18,21 @@ static __always_inline __u32 own_stack_state(struct bpf_sock_addr *ctx, const st
                                              __be32 src, __be16 sport, __be32 dst, __be16 port)
 {
 	struct bpf_sock_tuple t = {};
-	struct address src6, dst6;
+	struct address from, to;
 	struct bpf_sock *sk;
-	__u32 state;
-	int i;
+	__u32 state, size;
 
 	if (ep->nsid < 0)
 		return 0;
 	if (ipv6) {
-		set_name(&src6, true, src);
-		set_name(&dst6, true, dst);
-		for (i = 0; i < 4; i++) {
-			t.ipv6.saddr[i] = src6.word[i];
-			t.ipv6.daddr[i] = dst6.word[i];
-		}
-		t.ipv6.sport = sport;
-		t.ipv6.dport = port;
+		set_name(&from, true, src);
+		set_name(&to, true, dst);
 	} else {
-		t.ipv4.saddr = src;
-		t.ipv4.sport = sport;
-		t.ipv4.daddr = dst;
-		t.ipv4.dport = port;
+		set_mapped(&from, src);
+		set_mapped(&to, dst);
 	}
-	sk = bpf_skc_lookup_tcp(ctx, &t, ipv6 ? sizeof(t.ipv6) : sizeof(t.ipv4), (__u32)ep->nsid, 0);
+	size = set_lookup(&t, ipv6, &from, sport, &to, port);
+	sk = bpf_skc_lookup_tcp(ctx, &t, size, (__u32)ep->nsid, 0);
 	if (!sk)
 		return 0;
 	state = sk->state;
@@ -93,12 +86,12 @@ static __always_inline bool bind_own_stack_source(struct bpf_sock_addr *ctx, boo
                                                   const struct endpoint *ep, __be32 source, bool ipv6,
                                                   __be32 src, __be32 dst)
 {
-	struct sockaddr_in6_ sa6 = {};
-	struct sockaddr_in_ sa4 = {};
+	struct address at;
 	__be16 sport;
 	__u32 state;
-	int i, err;
+	int i;
 
+	set_mapped(&at, source);
 	for (i = 0; i < OWN_STACK_PORT_TRIES; i++) {
 		sport = bpf_htons(OWN_STACK_PORT_FIRST + 2 * (bpf_get_prandom_u32() % OWN_STACK_PORTS));
 		if (is_node_port(sport))
@@ -106,19 +99,7 @@ static __always_inline bool bind_own_stack_source(struct bpf_sock_addr *ctx, boo
 		state = own_stack_state(ctx, ep, ipv6, src, sport, dst, ctx->user_port);
 		if (state && state != BPF_TCP_LISTEN)
 			continue;
-		if (sk6) {
-			sa6.family = AF_INET6;
-			sa6.port = sport;
-			sa6.addr[2] = V4_MAPPED_PREFIX;
-			sa6.addr[3] = source;
-			err = bpf_bind(ctx, (struct sockaddr *)&sa6, sizeof(sa6));
-		} else {
-			sa4.family = AF_INET;
-			sa4.port = sport;
-			sa4.addr = source;
-			err = bpf_bind(ctx, (struct sockaddr *)&sa4, sizeof(sa4));
-		}
-		if (!err)
+		if (!bind_to(ctx, sk6, &at, sport))
 			return true;
 	}
 	return false;

@@ -38,10 +38,7 @@ static __noinline struct backend *any_backend(const struct service *service)
 
 static __always_inline void copy_backend(struct backend *to, const struct backend *from)
 {
-	int i;
-
-	for (i = 0; i < 4; i++)
-		to->addr.word[i] = from->addr.word[i];
+	to->addr = from->addr;
 	to->port = from->port;
 	to->pad = 0;
 }

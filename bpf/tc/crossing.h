@@ -55,13 +55,11 @@ static __noinline int cross_out(struct __sk_buff *skb, const struct packet *p, i
 	if (!p || !self || kind != PACKET_TCP || p->ipv6 || skb->mark != config_mark ||
 	    p->ip.saddr != self->addr4.word[3] || !crossing_target(skb, p, self, &to))
 		return drop(REASON_DROP_FORGED_LOOPBACK);
-	k.saddr = p->ip.saddr;
-	k.daddr = to.word[3];
 	k.sport = p->tcp.source;
 	k.dport = p->tcp.dest;
 	host_mac(mac, self->id);
-	set_overlay6(&src, k.saddr);
-	if (is_mapped(&to) ? rewrite(skb, p, &k) : translate_between(skb, p, &k, &src, &to))
+	set_overlay(&src, !is_mapped(&to), p->ip.saddr);
+	if (rewrite_between(skb, p, !is_mapped(&to), &k, &src, &to))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))
 		return TC_ACT_SHOT;
@@ -111,7 +109,7 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 /* Gives such a packet to its socket, by the delivery device. */
 static __noinline int cross_back(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
-	if (!p || !k || (p->ipv6 ? translate_to_ipv4(skb, p, k) : rewrite(skb, p, k)))
+	if (!p || !k || (rewrite_to_ipv4(skb, p, k)))
 		return TC_ACT_SHOT;
 	return redeliver(skb);
 }

@@ -45,9 +45,9 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 {
 	struct bpf_sock *sk;
 
+	sk = lookup_from(skb, p, p->tcp.source);
 	if (!p->ipv6)
-		return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
-	sk = lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
+		return sk;
 	if (sk) {
 		if (sk->state != BPF_TCP_LISTEN || owned(sk, owner))
 			return sk;
@@ -97,8 +97,7 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
  * Source port 0 never matches a connected socket. */
 static __always_inline bool still_listens(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
-	struct bpf_sock *sk = p->ipv6 ? lookup6(skb, &p->src6, 0, &p->dst6, p->tcp.dest)
-	                              : lookup(skb, p->ip.saddr, 0, p->ip.daddr, p->tcp.dest);
+	struct bpf_sock *sk = lookup_from(skb, p, 0);
 	bool ours;
 
 	if (sk) {

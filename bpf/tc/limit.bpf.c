@@ -265,10 +265,7 @@ static __noinline __u32 receiving_endpoint(struct __sk_buff *skb, const struct p
 
 	if (!p)
 		return 0;
-	if (p->ipv6)
-		sk = lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
-	else
-		sk = lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	sk = lookup_exact(skb, p);
 	if (!sk)
 		return 0;
 	id = endpoint_of(sk);

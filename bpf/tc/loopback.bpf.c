@@ -84,7 +84,7 @@ int on_loopback(struct __sk_buff *skb)
 		return TC_ACT_OK;
 	ifindex = ep->container_ifindex;
 	host_mac(mac, id);
-	if (p.ipv6 ? translate_to_ipv4(skb, &p, &k) : rewrite(skb, &p, &k))
+	if (rewrite_to_ipv4(skb, &p, &k))
 		return TC_ACT_SHOT;
 	if (bpf_skb_store_bytes(skb, 0, mac, sizeof(mac), 0))
 		return TC_ACT_SHOT;
@@ -96,7 +96,7 @@ SEC("tc")
 int into_loopback(struct __sk_buff *skb)
 {
 	__u32 id = skb->tc_classid;
-	struct address src6, dst6;
+	struct address src, dst;
 	struct flow names = {};
 	struct flow_key k = {};
 	struct endpoint *ep;
@@ -110,17 +110,11 @@ int into_loopback(struct __sk_buff *skb)
 	ep = bpf_map_lookup_elem(&endpoint_by_id, &id);
 	if (!ep || !pod_names(ep, p.ip.daddr, p.ip.saddr, &names))
 		return TC_ACT_SHOT;
-	k.saddr = names.dst;
-	k.daddr = names.src;
 	k.sport = p.tcp.source;
 	k.dport = p.tcp.dest;
-	if (names.ipv6) {
-		set_name(&src6, true, k.saddr);
-		set_name(&dst6, true, k.daddr);
-		err = translate_between(skb, &p, &k, &src6, &dst6);
-	} else {
-		err = rewrite(skb, &p, &k);
-	}
+	set_name(&src, names.ipv6, names.dst);
+	set_name(&dst, names.ipv6, names.src);
+	err = rewrite_between(skb, &p, names.ipv6, &k, &src, &dst);
 	__builtin_memset(macs, 0, sizeof(macs));
 	if (err || bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
 		return TC_ACT_SHOT;

@@ -11,6 +11,7 @@
 #include "include/endpoint.h"
 #include "include/headers.h"
 #include "include/limits.h"
+#include "include/lookup.h"
 #include "include/protection.h"
 
 #define TCP_DOFF_OFFSET  12
@@ -130,15 +131,9 @@ static __always_inline struct bpf_sock *lookup6_in(struct __sk_buff *skb, __u64 
                                                    const struct address *daddr, __be16 dport)
 {
 	struct bpf_sock_tuple t = {};
-	int i;
+	__u32 size = set_lookup(&t, true, saddr, sport, daddr, dport);
 
-	for (i = 0; i < 4; i++) {
-		t.ipv6.saddr[i] = saddr->word[i];
-		t.ipv6.daddr[i] = daddr->word[i];
-	}
-	t.ipv6.sport = sport;
-	t.ipv6.dport = dport;
-	return bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv6), netns, 0);
+	return bpf_skc_lookup_tcp(skb, &t, size, netns, 0);
 }
 
 static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const struct address *saddr,
@@ -147,12 +142,20 @@ static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const str
 	return lookup6_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
 }
 
+/* The socket for the packet, if it came from port sport, as the kernel would find it. Port 0 never matches a connected
+ * socket. */
+static __always_inline struct bpf_sock *lookup_from(struct __sk_buff *skb, const struct packet *p,
+                                                    __be16 sport)
+{
+	if (p->ipv6)
+		return lookup6(skb, &p->src6, sport, &p->dst6, p->tcp.dest);
+	return lookup(skb, p->ip.saddr, sport, p->ip.daddr, p->tcp.dest);
+}
+
 /* The socket for the packet as the kernel would find it. Not inline: its callers' stacks are full. */
 static __noinline struct bpf_sock *lookup_exact(struct __sk_buff *skb, const struct packet *p)
 {
-	if (p->ipv6)
-		return lookup6(skb, &p->src6, p->tcp.source, &p->dst6, p->tcp.dest);
-	return lookup(skb, p->ip.saddr, p->tcp.source, p->ip.daddr, p->tcp.dest);
+	return lookup_from(skb, p, p->tcp.source);
 }
 
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a

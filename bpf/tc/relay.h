@@ -75,15 +75,13 @@ static __always_inline void note_end(struct flow *flow, const struct packet *p, 
 static __always_inline int relay_forward(struct __sk_buff *skb, const struct packet *p,
                                          const struct flow *flow)
 {
-	struct flow_key inner = {
-	        .saddr = flow->src,
-	        .daddr = flow->dst,
-	        .sport = flow->relay_port,
-	        .dport = flow->dst_port,
-	};
+	struct flow_key inner = {.sport = flow->relay_port, .dport = flow->dst_port};
 	__u32 ifindex = flow->ifindex;
+	struct address src, dst;
 
-	if (flow->ipv6 ? translate_to_ipv6(skb, p, &inner) : rewrite(skb, p, &inner))
+	set_overlay(&src, flow->ipv6, flow->src);
+	set_overlay(&dst, flow->ipv6, flow->dst);
+	if (rewrite_between(skb, p, flow->ipv6, &inner, &src, &dst))
 		return TC_ACT_SHOT;
 	return into_container(ifindex);
 }
@@ -139,7 +137,7 @@ static __always_inline int relay_return(struct __sk_buff *skb, const struct pack
 	out.daddr = outer->saddr;
 	out.sport = outer->dport;
 	out.dport = outer->sport;
-	if (p->ipv6 ? translate_to_ipv4(skb, p, &out) : rewrite(skb, p, &out))
+	if (rewrite_to_ipv4(skb, p, &out))
 		return TC_ACT_SHOT;
 	return bpf_redirect_neigh(config_underlay_ifindex, NULL, 0, 0);
 }

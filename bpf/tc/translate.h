@@ -63,17 +63,6 @@ static __always_inline int translate_between(struct __sk_buff *skb, const struct
 	                     bpf_csum_diff(before, sizeof(before), h.saddr, sizeof(h.saddr) * 2, 0));
 }
 
-/* The same from the IPv6 form of to->saddr to that of to->daddr. */
-static __always_inline int translate_to_ipv6(struct __sk_buff *skb, const struct packet *p,
-                                             const struct flow_key *to)
-{
-	struct address src, dst;
-
-	set_overlay6(&src, to->saddr);
-	set_overlay6(&dst, to->daddr);
-	return translate_between(skb, p, to, &src, &dst);
-}
-
 /* Makes the IPv6 packet p an IPv4 one from to->saddr to to->daddr. */
 static __always_inline int translate_to_ipv4(struct __sk_buff *skb, const struct packet *p,
                                              const struct flow_key *to)
@@ -105,7 +94,6 @@ static __always_inline int translate_to_ipv4(struct __sk_buff *skb, const struct
 
 #define IP_CHECK_OFFSET (ETH_HLEN + 10)
 #define IP_SADDR_OFFSET (ETH_HLEN + 12)
-#define IP_DADDR_OFFSET (ETH_HLEN + 16)
 
 /* Rewrites addresses and ports of p in place from (ip, tcp) to k. */
 static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
@@ -122,6 +110,25 @@ static __always_inline int rewrite(struct __sk_buff *skb, const struct packet *p
 	    bpf_skb_store_bytes(skb, p->tcp_offset, &k->sport, 4, 0))     /* both ports */
 		return -1;
 	return 0;
+}
+
+/* Makes packet p one of IPv4 with to's addresses and ports, whatever it is. */
+static __always_inline int rewrite_to_ipv4(struct __sk_buff *skb, const struct packet *p,
+                                           const struct flow_key *to)
+{
+	return p->ipv6 ? translate_to_ipv4(skb, p, to) : rewrite(skb, p, to);
+}
+
+/* Makes the IPv4 packet p one from src to dst, of their family, with to's ports. */
+static __always_inline int rewrite_between(struct __sk_buff *skb, const struct packet *p, bool ipv6,
+                                           struct flow_key *to, const struct address *src,
+                                           const struct address *dst)
+{
+	if (ipv6)
+		return translate_between(skb, p, to, src, dst);
+	to->saddr = src->word[3];
+	to->daddr = dst->word[3];
+	return rewrite(skb, p, to);
 }
 
 #endif

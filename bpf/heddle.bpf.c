@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* One object, so that all programs share one set of maps. A file that ends in .bpf.c has hooks, programs
- * that the kernel calls; headers have parts of them. Each file includes what it uses, so these may be in
- * any order. */
+/* One object, so that all programs share one set of maps. A file that ends in .bpf.c has hooks,
+ * programs that the kernel calls; headers have parts of them. Each file includes what it uses, so
+ * these may be in any order. */
 #include "include/abi/path.h"
 #include "include/abi/protection.h"
 #include "include/abi/reason.h"

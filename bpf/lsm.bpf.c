@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* A second check, on LSM hooks, where the kernel has BPF LSM: what a program in another network namespace may not
- * do with a node's socket, it may not do even if the first check is gone (the cgroup's hook of sock/setsockopt.bpf.c, the filter
- * of internal/runtime). An object of its own, since most kernels load no such programs and the others must load there.
+/* A second check, on LSM hooks, where the kernel has BPF LSM: what a program in another network
+ * namespace may not do with a node's socket, it may not do even if the first check is gone (the
+ * cgroup's hook of sock/setsockopt.bpf.c, the filter of internal/runtime). An object of its own,
+ * since most kernels load no such programs and the others must load there.
  *
- * A security hook runs before the cgroup's and knows no values, so here is only what the first check refuses whatever
- * its value. */
+ * A security hook runs before the cgroup's and knows no values, so here is only what the first
+ * check refuses whatever its value. */
 #include "include/kernel_types.h"
 #include "include/tag.h"
 
 #include <bpf/bpf_tracing.h>
 
-/* Whether a program that is in another network namespace than sk has it by interception. The agent, and whatever else
- * runs on the node, is in the socket's. */
+/* Whether a program that is in another network namespace than sk has it by interception. The agent,
+ * and whatever else runs on the node, is in the socket's. */
 static __always_inline bool is_lent(struct sock *sk)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -56,8 +57,9 @@ int BPF_PROG(lsm_setsockopt, struct socket *sock, int level, int optname, int re
 	return is_refused(level, optname) && is_lent(sock->sk) ? -EPERM_ : 0;
 }
 
-/* ioctls of network devices, SIOCGSKNS among them, are made by the agent, on sockets of the container's namespace. What
- * acts on the socket itself is left: owners, the urgent mark, time stamps. */
+/* ioctls of network devices, SIOCGSKNS among them, are made by the agent, on sockets of the
+ * container's namespace. What acts on the socket itself is left: owners, the urgent mark, time
+ * stamps. */
 static __always_inline bool is_refused_ioctl(unsigned int cmd)
 {
 	cmd &= 0xffff;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Addresses: mapped form, loopback aliases, routes. Mirrors internal/model; a test ties the aliases. */
+/* Addresses: mapped form, loopback aliases, routes. Mirrors internal/model; a test ties the
+ * aliases. */
 #ifndef HEDDLE_ADDRESS_H
 #define HEDDLE_ADDRESS_H
 
@@ -11,8 +12,8 @@
 #define DOCKER_DNS       bpf_htonl(0x7f00000b) /* 127.0.0.11 */
 #define DNS_PORT         53
 
-/* Loopback aliases: 127.128.0.0/9 holds 512 addresses for each endpoint id, which stand for the loopback
- * addresses of that endpoint's container. Local in every namespace without set-up. */
+/* Loopback aliases: 127.128.0.0/9 holds 512 addresses for each endpoint id, which stand for the
+ * loopback addresses of that endpoint's container. Local in every namespace without set-up. */
 #define ALIAS_BASE        0x7f800000
 #define ALIAS_ID_MASK     0x3fff
 #define ALIAS_SLOTS       512
@@ -21,7 +22,8 @@
 #define ALIAS_SLOT_IPV6   511 /* ::1 */
 
 /* These store word by word. A constant struct that is copied makes clang 14's BPF backend drop
- * neighbouring stores; a test in internal/plane/tcp/datapath refuses objects with such constants. */
+ * neighbouring stores; a test in internal/plane/tcp/datapath refuses objects with such
+ * constants. */
 static __always_inline void set_mapped(struct address *a, __be32 v4)
 {
 	a->word[0] = 0;
@@ -105,7 +107,8 @@ static __always_inline bool is_alias6(__be32 a)
 	return is_alias(a) && (a & bpf_htonl(ALIAS_SLOTS - 1)) == bpf_htonl(ALIAS_SLOT_IPV6);
 }
 
-/* The loopback address that alias a stands for, 0 for ::1. Of a shared one only the range is known. */
+/* The loopback address that alias a stands for, 0 for ::1. Of a shared one only the range is
+ * known. */
 static __always_inline __be32 loopback_of(__be32 a)
 {
 	__u32 slot = bpf_ntohl(a) & (ALIAS_SLOTS - 1);
@@ -150,7 +153,8 @@ static __always_inline bool is_link_local6(const struct address *a)
 	return (a->word[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
 }
 
-/* Whether a is the link-local address of the device of endpoint id: of hardware address 02:48:43 and the id. */
+/* Whether a is the link-local address of the device of endpoint id: of hardware address 02:48:43
+ * and the id. */
 static __always_inline bool is_own_link_local6(const struct address *a, __u32 id)
 {
 	return a->word[0] == bpf_htonl(0xfe800000) && a->word[1] == 0 &&

@@ -10,8 +10,8 @@
 
 /* This node's underlay address. */
 const volatile __be32 config_underlay = 0;
-/* The network's IPv6 prefix of 96 bits; an overlay address's IPv6 form is it and the IPv4 address. All 0 on a
- * network or node without IPv6. */
+/* The network's IPv6 prefix of 96 bits; an overlay address's IPv6 form is it and the IPv4 address.
+ * All 0 on a network or node without IPv6. */
 const volatile __be32 config_prefix6[3] = {0};
 /* The network's IPv4 overlay prefixes, as addresses and masks; the rest is 0. */
 const volatile __be32 config_pool[CONFIG_POOLS] = {0};
@@ -21,11 +21,13 @@ const volatile __u16 config_network_id = 0;
 /* This node's direct port range, host byte order, inclusive. */
 const volatile __u16 config_port_first = 0;
 const volatile __u16 config_port_last = 0;
-/* SO_MARK and skb mark that make the node treat overlay addresses of intercepted endpoints as local. */
+/* SO_MARK and skb mark that make the node treat overlay addresses of intercepted endpoints as
+ * local. */
 const volatile __u32 config_mark = 0;
 /* SO_MARK of a socket that must reach an address of this node's prefix through its veth instead. */
 const volatile __u32 config_overlay_mark = 0;
-/* SO_MARK of a socket whose packets nftables drops: its connect is one that policy says nothing to. */
+/* SO_MARK of a socket whose packets nftables drops: its connect is one that policy says nothing
+ * to. */
 const volatile __u32 config_drop_mark = 0;
 /* skb mark of a packet that nftables answers by a RST or an ICMP error: policy rejects it. */
 const volatile __u32 config_reject_mark = 0;
@@ -34,7 +36,8 @@ const volatile __u64 config_endpoint_sockets = 0;
 /* Ports that containers' sockets do not get, host byte order, inclusive. First 0: none. */
 const volatile __u16 config_node_port_first = 0;
 const volatile __u16 config_node_port_last = 0;
-/* How many of the node's ephemeral ports an endpoint may hold, and which these are: host byte order, inclusive. */
+/* How many of the node's ephemeral ports an endpoint may hold, and which these are: host byte
+ * order, inclusive. */
 const volatile __u32 config_endpoint_ports = 0;
 const volatile __u16 config_ephemeral_first = 0;
 const volatile __u16 config_ephemeral_last = 0;
@@ -42,11 +45,12 @@ const volatile __u16 config_ephemeral_last = 0;
 const volatile __u16 config_vxlan_port = 0;
 /* VXLAN network identifier of the overlay, host byte order. */
 const volatile __u32 config_vni = 0;
-/* Device whose ingress hands packets of the node's own processes to node sockets, and the underlay's. */
+/* Device whose ingress hands packets of the node's own processes to node sockets, and the
+ * underlay's. */
 const volatile __u32 config_deliver_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;
-/* The agent's process, in the initial PID namespace, if programs at socket options may look for threads
- * (bpf_task_from_pid); 0: they may not. */
+/* The agent's process, in the initial PID namespace, if programs at socket options may look for
+ * threads (bpf_task_from_pid); 0: they may not. */
 const volatile __u32 config_agent = 0;
 
 #endif

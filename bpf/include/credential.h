@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What the calling program may do in its container. The kernel asks for capabilities in the user namespace
- * that owns the socket's network namespace; here that is the node's, so these hooks ask for the container's
- * instead, at the moment of the call, as the kernel would. */
+/* What the calling program may do in its container. The kernel asks for capabilities in the user
+ * namespace that owns the socket's network namespace; here that is the node's, so these hooks ask
+ * for the container's instead, at the moment of the call, as the kernel would. */
 #ifndef HEDDLE_CREDENTIAL_H
 #define HEDDLE_CREDENTIAL_H
 
@@ -15,8 +15,8 @@
 #define UNPRIVILEGED_PORTS    1024
 #define OVERFLOW_UID          65534 /* a user that a namespace has no number for */
 
-/* The network namespace of ep (which may be NULL), if the calling program is in it. Elsewhere, with a socket it was passed, or in a
- * namespace it made, it is NULL. */
+/* The network namespace of ep (which may be NULL), if the calling program is in it. Elsewhere, with
+ * a socket it was passed, or in a namespace it made, it is NULL. */
 static __always_inline struct net *net_of(const struct endpoint *ep)
 {
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
@@ -29,8 +29,8 @@ static __always_inline struct net *net_of(const struct endpoint *ep)
 	return net && net->ns.inum == ep->netns ? net : NULL;
 }
 
-/* Whether the calling program has capability cap over ep's network namespace: the kernel's ns_capable(). A
- * program outside of it must have cap over the whole node. */
+/* Whether the calling program has capability cap over ep's network namespace: the kernel's
+ * ns_capable(). A program outside of it must have cap over the whole node. */
 static __always_inline bool capable_in(const struct endpoint *ep, int cap)
 {
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
@@ -42,7 +42,8 @@ static __always_inline bool capable_in(const struct endpoint *ep, int cap)
 
 	if (!cred)
 		return false;
-	has = *(__u32 *)&cred->cap_effective >> cap & 1; /* all that matter here are in the lower half */
+	/* all that matter here are in the lower half */
+	has = *(__u32 *)&cred->cap_effective >> cap & 1;
 	own = cred->user_ns;
 	if (!own)
 		return false;

@@ -10,7 +10,8 @@
 #include "include/protection.h"
 #include "include/tag.h"
 
-/* ep, which has the id of this tag's endpoint (it may be NULL), unless it is another that has its id by now. */
+/* ep, which has the id of this tag's endpoint (it may be NULL), unless it is another that has its
+ * id by now. */
 static __always_inline struct endpoint *unless_another(struct endpoint *ep, const struct sock_tag *tag)
 {
 	if (ep && protects(PROTECT_INCARNATION) && ep->incarnation != tag->incarnation)
@@ -18,7 +19,8 @@ static __always_inline struct endpoint *unless_another(struct endpoint *ep, cons
 	return ep;
 }
 
-/* The endpoint that a socket with this tag is of; NULL if it is gone, also if another has its id by now. */
+/* The endpoint that a socket with this tag is of; NULL if it is gone, also if another has its id by
+ * now. */
 static __always_inline struct endpoint *tagged_endpoint(const struct sock_tag *tag)
 {
 	return unless_another(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
@@ -30,8 +32,8 @@ static __always_inline bool is_of(const struct sock_tag *tag, __u32 owner)
 	return tag && tag->endpoint_id == owner && tagged_endpoint(tag);
 }
 
-/* Whether a listener with this tag takes what comes by the container's loopback, or what comes from beyond it: a
- * program may have bound it to a device. The kernel's socket is bound to none. */
+/* Whether a listener with this tag takes what comes by the container's loopback, or what comes from
+ * beyond it: a program may have bound it to a device. The kernel's socket is bound to none. */
 static __always_inline bool takes_from(const struct sock_tag *tag, bool loopback)
 {
 	struct endpoint *ep;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What flow_by_wire and wire_by_relay remember has an owner, who began it: each owner has a part of these tables, and
- * what he adds beyond that pushes out what he has himself. Packets do not say who that is, so the tables are looked up
- * without it, and beside them wires_by_owner says which of their entries are whose. */
+/* What flow_by_wire and wire_by_relay remember has an owner, who began it: each owner has a part of
+ * these tables, and what he adds beyond that pushes out what he has himself. Packets do not say who
+ * that is, so the tables are looked up without it, and beside them wires_by_owner says which of
+ * their entries are whose. */
 #ifndef HEDDLE_FLOW_TABLE_H
 #define HEDDLE_FLOW_TABLE_H
 
@@ -15,7 +16,8 @@
 #define TUPLE_FREE 0
 #define TUPLE_BUSY (~0U) /* being changed by another program */
 
-/* The connection as the container's packets show it, if its source port behind the relay is port. */
+/* The connection as the container's packets show it, if its source port behind the relay is
+ * port. */
 static __always_inline struct flow_key relay_key(const struct flow *flow, __be16 port)
 {
 	struct flow_key k = {
@@ -53,7 +55,8 @@ static __always_inline void forget_back(const struct flow_key *outer, const stru
 		bpf_map_delete_elem(&wire_by_relay, &back);
 }
 
-/* The owner's flow in a slot; NULL if it has been forgotten, or another's has the same addresses and ports by now. */
+/* The owner's flow in a slot; NULL if it has been forgotten, or another's has the same addresses
+ * and ports by now. */
 static __always_inline struct flow *flow_in(const struct tuple_slot *s, __be32 owner)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, &s->key);
@@ -63,7 +66,8 @@ static __always_inline struct flow *flow_in(const struct tuple_slot *s, __be32 o
 	return flow;
 }
 
-/* How much is lost with what is in a slot: what was accepted is forgotten already, and a connection that lives is lost last. */
+/* How much is lost with what is in a slot: what was accepted is forgotten already, and a connection
+ * that lives is lost last. */
 static __always_inline __u32 worth(const struct tuple_slot *s, __be32 owner)
 {
 	struct flow *flow;
@@ -104,8 +108,8 @@ static __always_inline struct tuple_set *tuples_of(__be32 owner, __u32 digest)
 	return bpf_map_lookup_elem(&wires_by_owner, &k);
 }
 
-/* A key has a place in one of these many sets of its owner's, the first that has room: by one set alone some would lose a
- * connection that lives when half of all places are taken. */
+/* A key has a place in one of these many sets of its owner's, the first that has room: by one set
+ * alone some would lose a connection that lives when half of all places are taken. */
 #define TUPLE_CHOICES 4
 
 /* The place whose flow is the least loss, and of several the one that was taken first. */
@@ -156,8 +160,8 @@ static __always_inline void forget_tuple(const struct tuple_slot *s, __be32 owne
 	bpf_map_delete_elem(&flow_by_wire, &s->key);
 }
 
-/* Gives key the place that is the least loss among its owner's, and forgets what was there. False: another program changes that
- * place just now. */
+/* Gives key the place that is the least loss among its owner's, and forgets what was there. False:
+ * another program changes that place just now. */
 static __always_inline bool place_tuple(const struct flow_key *key, __be32 owner)
 {
 	struct slot_choice c = {.owner = owner, .rank = ~0U};
@@ -187,8 +191,8 @@ static __always_inline bool place_tuple(const struct flow_key *key, __be32 owner
 	return true;
 }
 
-/* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not static, so that the
- * verifier looks at it once, and not once for each call. */
+/* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not
+ * static, so that the verifier looks at it once, and not once for each call. */
 __noinline int remember_tuple(const struct flow_key *key, const struct flow *flow, __be32 owner)
 {
 	struct flow *old;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The few kernel structs that the programs read, relocated at load time (CO-RE). Each has no more than the
- * members that are read. */
+/* The few kernel structs that the programs read, relocated at load time (CO-RE). Each has no more
+ * than the members that are read. */
 #ifndef HEDDLE_KERNEL_TYPES_H
 #define HEDDLE_KERNEL_TYPES_H
 
@@ -50,7 +50,8 @@ struct tcp_timewait_sock {
 
 struct sock {
 	int sk_err;
-	__u32 sk_ack_backlog; /* of a listener: connections that wait for accept(), and how many may */
+	/* of a listener: connections that wait for accept(), and how many may */
+	__u32 sk_ack_backlog;
 	__u32 sk_max_ack_backlog;
 	void *sk_socket; /* NULL: no program has it */
 	struct {
@@ -72,7 +73,8 @@ struct inet_connection_sock {
 };
 
 struct inet_sock {
-	int mc_index; /* of an IPv4 connection that is just accepted: the device by which its last ACK came */
+	/* of an IPv4 connection that is just accepted: the device by which its last ACK came */
+	int mc_index;
 };
 
 struct tcp_options_received {

@@ -6,8 +6,8 @@
 #include "include/abi/address.h"
 #include "include/kernel.h"
 
-/* Fills in t for a lookup of what receives packets from src:sport to dst:dport, of IPv6 if ipv6, else of the IPv4
- * addresses that src and dst end with. Gives the size for the helper. */
+/* Fills in t for a lookup of what receives packets from src:sport to dst:dport, of IPv6 if ipv6,
+ * else of the IPv4 addresses that src and dst end with. Gives the size for the helper. */
 static __always_inline __u32 set_lookup(struct bpf_sock_tuple *t, bool ipv6, const struct address *src,
                                         __be16 sport, const struct address *dst, __be16 dport)
 {

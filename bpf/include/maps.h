@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Every map: who writes it, who reads it, what bounds it. All are pinned by name (docs/protocols/pins.md). */
+/* Every map: who writes it, who reads it, what bounds it. All are pinned by name
+ * (docs/protocols/pins.md). */
 #ifndef HEDDLE_MAPS_H
 #define HEDDLE_MAPS_H
 
@@ -63,9 +64,10 @@ struct {
 	__type(value, struct route);
 } node_by_underlay SEC(".maps");
 
-/* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to a
- * listener of the same node that are not yet accepted (keyed by overlay addresses). Written here. LRU: who
- * floods pushes out what he has himself (include/flow_table.h), which then can no longer be completed by a SYN cookie, or relayed. */
+/* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to
+ * a listener of the same node that are not yet accepted (keyed by overlay addresses). Written here.
+ * LRU: who floods pushes out what he has himself (include/flow_table.h), which then can no longer
+ * be completed by a SYN cookie, or relayed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 131072);
@@ -73,7 +75,8 @@ struct {
 	__type(value, struct flow);
 } flow_by_wire SEC(".maps");
 
-/* Relayed connections as the container sees them (saddr: container), for the way back. Written here. */
+/* Relayed connections as the container sees them (saddr: container), for the way back. Written
+ * here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -81,8 +84,9 @@ struct {
 	__type(value, struct flow_key);
 } wire_by_relay SEC(".maps");
 
-/* Which entries of these two are whose, by who began them. Written and read by include/flow_table.h. LRU, of 32 times the sets that one owner
- * has: what is pushed out is remembered still, but nobody's. */
+/* Which entries of these two are whose, by who began them. Written and read by
+ * include/flow_table.h. LRU, of 32 times the sets that one owner has: what is pushed out is
+ * remembered still, but nobody's. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 32 * TUPLE_SETS);
@@ -90,8 +94,9 @@ struct {
 	__type(value, struct tuple_set);
 } wires_by_owner SEC(".maps");
 
-/* Bind reservations: ports that bound sockets have, where the kernel cannot tell that two conflict. Written and read by bind and
- * close; an entry goes with the last socket. When it is full, conflicts between addresses are not seen. */
+/* Bind reservations: ports that bound sockets have, where the kernel cannot tell that two conflict.
+ * Written and read by bind and close; an entry goes with the last socket. When it is full,
+ * conflicts between addresses are not seen. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -100,8 +105,8 @@ struct {
 	__type(value, struct portbinds);
 } claims_by_port SEC(".maps");
 
-/* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the endpoint; counted in by
- * sock/socket_quota.h, read by the agent. 16,384 endpoints a node. */
+/* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the
+ * endpoint; counted in by sock/socket_quota.h, read by the agent. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -110,8 +115,8 @@ struct {
 	__type(value, __u64);
 } sockets_by_endpoint SEC(".maps");
 
-/* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or listen, and what
- * they accept. Written and read by sock/reserved_ports.h. */
+/* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or
+ * listen, and what they accept. Written and read by sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
@@ -119,8 +124,9 @@ struct {
 	__type(value, struct reserved_port);
 } port_by_sock SEC(".maps");
 
-/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and read by sock/reserved_ports.h; an
- * entry goes with the last socket. When it is full, no further listener stays (end_over_quota). */
+/* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and
+ * read by sock/reserved_ports.h; an entry goes with the last socket. When it is full, no further
+ * listener stays (end_over_quota). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -129,8 +135,9 @@ struct {
 	__type(value, struct port_group);
 } group_by_listener SEC(".maps");
 
-/* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent with the endpoint;
- * counted in by sock/reserved_ports.h, read by the agent. 16,384 endpoints a node. */
+/* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent
+ * with the endpoint; counted in by sock/reserved_ports.h, read by the agent. 16,384 endpoints a
+ * node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -148,7 +155,8 @@ struct {
 	__type(value, struct port_account);
 } node_ports_by_endpoint SEC(".maps");
 
-/* How many of those all containers hold, each port once. Written and read by sock/reserved_ports.h. */
+/* How many of those all containers hold, each port once. Written and read by
+ * sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -156,7 +164,8 @@ struct {
 	__type(value, struct port_account);
 } node_ports_held SEC(".maps");
 
-/* The sockets that hold each of them, by the port's lower bits. Written and read by sock/reserved_ports.h. */
+/* The sockets that hold each of them, by the port's lower bits. Written and read by
+ * sock/reserved_ports.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NODE_PORTS_MAX);
@@ -164,8 +173,9 @@ struct {
 	__type(value, struct node_port);
 } node_port_by_number SEC(".maps");
 
-/* Endpoints with a listener above their limit of ports, by id, 4 bytes each. Written here, read by the agent, which ends
- * the listeners. When it is full, what comes is lost: there is enough to do. */
+/* Endpoints with a listener above their limit of ports, by id, 4 bytes each. Written here, read by
+ * the agent, which ends the listeners. When it is full, what comes is lost: there is enough to
+ * do. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 4096); /* bytes */
@@ -179,8 +189,8 @@ struct {
 	__type(value, __u64);
 } count_by_reason SEC(".maps");
 
-/* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in by
- * sock/account.h, read by the agent. 16,384 endpoints a node. */
+/* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in
+ * by sock/account.h, read by the agent. 16,384 endpoints a node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -189,7 +199,8 @@ struct {
 	__type(value, struct account);
 } account_by_endpoint SEC(".maps");
 
-/* Whether there is policy, and which side of its tables is in force: enum policy_flags. Written by the agent. */
+/* Whether there is policy, and which side of its tables is in force: enum policy_flags. Written by
+ * the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -197,7 +208,8 @@ struct {
 	__type(value, __u32);
 } policy_state SEC(".maps");
 
-/* Classes of single addresses, of both sides. Written by the agent: one entry an overlay address and side. */
+/* Classes of single addresses, of both sides. Written by the agent: one entry an overlay address
+ * and side. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -215,7 +227,8 @@ struct {
 	__type(value, struct class_info);
 } class_by_prefix SEC(".maps");
 
-/* Verdicts on pairs of classes, of both sides. Written by the agent: those with an endpoint of this node. */
+/* Verdicts on pairs of classes, of both sides. Written by the agent: those with an endpoint of this
+ * node. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
@@ -224,7 +237,8 @@ struct {
 	__type(value, struct pair_verdict);
 } verdict_by_pair SEC(".maps");
 
-/* Verdicts on ports where a pair's differ. Written by the agent; pairs with equal ones share a set. */
+/* Verdicts on ports where a pair's differ. Written by the agent; pairs with equal ones share a
+ * set. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 1048576);
@@ -233,9 +247,9 @@ struct {
 	__type(value, __u32);
 } verdict_by_port SEC(".maps");
 
-/* TCP connections that packets have shown to be opened, for as long as they are heard of. Written here, policy or not:
- * who opened a connection decides it when there is one. LRU, of 16 times the sets that one owner can have: a connection that
- * is pushed out is judged by its ports. */
+/* TCP connections that packets have shown to be opened, for as long as they are heard of. Written
+ * here, policy or not: who opened a connection decides it when there is one. LRU, of 16 times the
+ * sets that one owner can have: a connection that is pushed out is judged by its ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16 * OWNER_SETS);
@@ -243,8 +257,8 @@ struct {
 	__type(value, struct flow_set);
 } openers_by_owner SEC(".maps");
 
-/* Datagrams that were let through while there is policy, and when last: answers may follow. Written here. LRU, as
- * openers_by_owner. */
+/* Datagrams that were let through while there is policy, and when last: answers may follow. Written
+ * here. LRU, as openers_by_owner. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16 * OWNER_SETS);
@@ -252,7 +266,8 @@ struct {
 	__type(value, struct flow_set);
 } datagrams_by_owner SEC(".maps");
 
-/* Work space of policy/filter.h. Its programs run with softirqs off, so none is interrupted by another on its CPU. */
+/* Work space of policy/filter.h. Its programs run with softirqs off, so none is interrupted by
+ * another on its CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -260,9 +275,10 @@ struct {
 	__type(value, struct filter_state);
 } filter_scratch SEC(".maps");
 
-/* Nodes to which a connect went over the overlay because no probe has been answered yet, or to which a direct one met
- * with no answer or a refusal: underlay addresses, 4 bytes each. Written here, read by the agent, which probes them.
- * When it is full, what comes is lost: probes come round without it. */
+/* Nodes to which a connect went over the overlay because no probe has been answered yet, or to
+ * which a direct one met with no answer or a refusal: underlay addresses, 4 bytes each. Written
+ * here, read by the agent, which probes them. When it is full, what comes is lost: probes come
+ * round without it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 65536); /* bytes */
@@ -286,8 +302,8 @@ struct {
 	__type(value, struct limit);
 } limit_by_endpoint SEC(".maps");
 
-/* Connections that have a class of their own, by the first of their classes. Entries are made and deleted by the
- * agent, written by tc/limit.bpf.c. As many as minor numbers leave room for. */
+/* Connections that have a class of their own, by the first of their classes. Entries are made and
+ * deleted by the agent, written by tc/limit.bpf.c. As many as minor numbers leave room for. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 128);
@@ -314,8 +330,8 @@ struct {
 	__type(value, struct backend);
 } backend_by_slot SEC(".maps");
 
-/* The same backends by what they are, for affinity: slots move. The value is not used. Written by the agent, read by
- * sock/service.h. */
+/* The same backends by what they are, for affinity: slots move. The value is not used. Written by
+ * the agent, read by sock/service.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 524288);
@@ -324,8 +340,8 @@ struct {
 	__type(value, __u8);
 } member_by_backend SEC(".maps");
 
-/* Which backend an endpoint of this node had last, of services with affinity. Written and read by sock/service.h. LRU: one
- * that is pushed out is picked anew. */
+/* Which backend an endpoint of this node had last, of services with affinity. Written and read by
+ * sock/service.h. LRU: one that is pushed out is picked anew. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -333,8 +349,8 @@ struct {
 	__type(value, struct affinity);
 } affinity_by_client SEC(".maps");
 
-/* The address and port of the service that a connecting socket asked for. Written by sock/service.h, read by
- * sock/names.bpf.c. Not in the tag: few sockets have one. */
+/* The address and port of the service that a connecting socket asked for. Written by
+ * sock/service.h, read by sock/names.bpf.c. Not in the tag: few sockets have one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -342,8 +358,9 @@ struct {
 	__type(value, struct service_key);
 } service_by_sock SEC(".maps");
 
-/* What stands behind a crossing address, by connection as its packets to it show it. Written when it sends its SYN, read for what is in
- * TIME_WAIT: when one is pushed out, an end that waits is not answered. */
+/* What stands behind a crossing address, by connection as its packets to it show it. Written when
+ * it sends its SYN, read for what is in TIME_WAIT: when one is pushed out, an end that waits is not
+ * answered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -351,7 +368,8 @@ struct {
 	__type(value, struct address);
 } crossed_by_wire SEC(".maps");
 
-/* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h. Accepted sockets have none. */
+/* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h.
+ * Accepted sockets have none. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

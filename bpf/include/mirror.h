@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Mirror addresses: 250.0.0.0/8 holds 1024 addresses for each endpoint id, routed to its veth. On the node they
- * stand for the addresses that the endpoint's container has in its own stack, where the processes are that are
- * not intercepted. So a connection between such a process and a node socket of the same container has one end
- * at a mirror address and the other at an alias or the overlay address, and the two tell what the programs
- * see: nothing has to be remembered. Mirrors internal/model; a test ties the numbers.
+/* Mirror addresses: 250.0.0.0/8 holds 1024 addresses for each endpoint id, routed to its veth. On
+ * the node they stand for the addresses that the endpoint's container has in its own stack, where
+ * the processes are that are not intercepted. So a connection between such a process and a node
+ * socket of the same container has one end at a mirror address and the other at an alias or the
+ * overlay address, and the two tell what the programs see: nothing has to be remembered. Mirrors
+ * internal/model; a test ties the numbers.
  *
- * The container's addresses are given as in struct flow: an IPv6 one by the overlay address it embeds, ::1 by 0. */
+ * The container's addresses are given as in struct flow: an IPv6 one by the overlay address it
+ * embeds, ::1 by 0. */
 #ifndef HEDDLE_MIRROR_H
 #define HEDDLE_MIRROR_H
 
@@ -22,8 +24,9 @@
 #define MIRROR_SLOT_IPV6 511 /* ::1 */
 #define ALIAS_SLOT_OWN6  510 /* stands for the IPv6 overlay address, where a connection is IPv4 underneath */
 
-/* Set: the node socket is at the overlay address, and has the name that the kernel gives a socket at a wildcard: the address
- * of its peer's kind. It stands for 127.0.0.1 and ::1 wherever the program did not bind to them itself. */
+/* Set: the node socket is at the overlay address, and has the name that the kernel gives a socket
+ * at a wildcard: the address of its peer's kind. It stands for 127.0.0.1 and ::1 wherever the
+ * program did not bind to them itself. */
 #define MIRROR_WILD 512
 
 /* The address that programs see: the form of v4 of the family, or ::1. */
@@ -50,8 +53,8 @@ static __always_inline bool is_mirror_of(__be32 a, __u32 endpoint_id)
 	return (a & bpf_htonl(~(MIRROR_SLOTS - 1))) == mirror_base(endpoint_id);
 }
 
-/* The address that stands for destination to, beyond the container, in connections that cross (tc/crossing.h). It stands for
- * others as well. */
+/* The address that stands for destination to, beyond the container, in connections that cross
+ * (tc/crossing.h). It stands for others as well. */
 static __always_inline __be32 crossing_of(__u32 endpoint_id, const struct address *to)
 {
 	__u32 hash = (to->word[0] ^ to->word[1] ^ to->word[2] ^ to->word[3]) * 0x9e3779b1;
@@ -105,8 +108,8 @@ static __always_inline __be32 mirror_of(const struct endpoint *ep, bool ipv6, __
 	return is_mirrored_loopback(a) ? base | (a & bpf_htonl(0xff)) : 0;
 }
 
-/* Where node sockets hold the container's address a, in a connection that is IPv4 underneath. Only for addresses that
- * have a mirror address. */
+/* Where node sockets hold the container's address a, in a connection that is IPv4 underneath. Only
+ * for addresses that have a mirror address. */
 static __always_inline __be32 node_address(const struct endpoint *ep, bool ipv6, __be32 a)
 {
 	if (!ipv6)
@@ -114,8 +117,8 @@ static __always_inline __be32 node_address(const struct endpoint *ep, bool ipv6,
 	return a ? alias(ep->id, ALIAS_SLOT_OWN6) : alias6(ep->id);
 }
 
-/* What programs see of the two ends of a connection: at the mirror address (to names->src) and at the node address
- * (to names->dst). False if these are no such addresses of ep. */
+/* What programs see of the two ends of a connection: at the mirror address (to names->src) and at
+ * the node address (to names->dst). False if these are no such addresses of ep. */
 static __always_inline bool pod_names(const struct endpoint *ep, __be32 mirror, __be32 node,
                                       struct flow *names)
 {

@@ -5,8 +5,8 @@
 
 #include "include/kernel_types.h"
 
-/* Payload that the peer acknowledged. bytes_acked counts SYN and FIN as well: no more than was sent can have
- * been acknowledged. */
+/* Payload that the peer acknowledged. bytes_acked counts SYN and FIN as well: no more than was sent
+ * can have been acknowledged. */
 static __always_inline __u64 payload_sent(const struct tcp_sock *tcp)
 {
 	__u64 sent = tcp->bytes_sent - tcp->bytes_retrans;

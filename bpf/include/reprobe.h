@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Tells the agent that the direct path to a node may not work (docs/protocols/syn-option.md, "Probes"). Off the direct
- * path: it is called only where something went wrong, or nothing is known. */
+/* Tells the agent that the direct path to a node may not work (docs/protocols/syn-option.md,
+ * "Probes"). Off the direct path: it is called only where something went wrong, or nothing is
+ * known. */
 #ifndef HEDDLE_REPROBE_H
 #define HEDDLE_REPROBE_H
 

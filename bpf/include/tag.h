@@ -6,8 +6,8 @@
 #include "include/abi/tag.h"
 #include "include/kernel.h"
 
-/* Tags of sockets. Written by the agent at creation and by the programs of heddle.bpf.c after; read by all.
- * Bounded by the sockets themselves; freed with them. */
+/* Tags of sockets. Written by the agent at creation and by the programs of heddle.bpf.c after; read
+ * by all. Bounded by the sockets themselves; freed with them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ends the connections that policy forbids: run by the agent after each change of it. They write one byte for each
- * of them: 1 if it was ended, 0 if the kernel cannot. */
+/* Ends the connections that policy forbids: run by the agent after each change of it. They write
+ * one byte for each of them: 1 if it was ended, 0 if the kernel cannot. */
 
 #include "include/abi/path.h"
 #include "include/count.h"
@@ -25,8 +25,9 @@ static __always_inline bool destroy(struct sock_common *sk)
 	return bpf_sock_destroy(sk) == 0;
 }
 
-/* Whether a program still has the connection of an endpoint that is gone, as another container may: no rule speaks of it any more,
- * so it must not go on where rules decide. What no program has only sends its rest. */
+/* Whether a program still has the connection of an endpoint that is gone, as another container may:
+ * no rule speaks of it any more, so it must not go on where rules decide. What no program has only
+ * sends its rest. */
 static __always_inline bool outlives(struct sock_common *sk, const struct sock_tag *tag)
 {
 	struct tcp_sock *tcp;
@@ -64,8 +65,8 @@ int cut(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
-/* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get ETIMEDOUT within
- * seconds, not minutes. Live connections are left alone: what blocks may pass. */
+/* Shortens the wait of direct connects to nodes whose path is blocked, one record each: they get
+ * ETIMEDOUT within seconds, not minutes. Live connections are left alone: what blocks may pass. */
 SEC("iter/tcp")
 int give_up(struct bpf_iter__tcp *ctx)
 {
@@ -90,8 +91,9 @@ int give_up(struct bpf_iter__tcp *ctx)
 	return 0;
 }
 
-/* Ends listeners that have a port which they must not have: run by the agent when one is reported. One byte for each: 1 if it
- * was ended. The iterator has the socket's lock, so it finds none in the midst of listen(). */
+/* Ends listeners that have a port which they must not have: run by the agent when one is reported.
+ * One byte for each: 1 if it was ended. The iterator has the socket's lock, so it finds none in the
+ * midst of listen(). */
 SEC("iter/tcp")
 int end_over_quota(struct bpf_iter__tcp *ctx)
 {
@@ -113,8 +115,9 @@ static __always_inline __u32 opener_seen(const struct flow_id *f)
 	return recall_flow(&openers_by_owner, f, ANY_TIME, false);
 }
 
-/* Ends what policy forbids of the connections of processes that are not intercepted: run in each container's namespace.
- * Only those whose SYN was seen: of others it is not known who opened them, and they are left to their packets. */
+/* Ends what policy forbids of the connections of processes that are not intercepted: run in each
+ * container's namespace. Only those whose SYN was seen: of others it is not known who opened them,
+ * and they are left to their packets. */
 SEC("iter/tcp")
 int cut_plain(struct bpf_iter__tcp *ctx)
 {
@@ -162,10 +165,11 @@ static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_comm
 	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 }
 
-/* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet to send, or that
- * another container's program has. Their peers see a RST while this node still speaks for the address. Run again when
- * the endpoint is forgotten, for those that connected meanwhile: the tag is enough, since no id is given out again that
- * a socket carries, and what connects from then on is_forgotten (sock/sockops.bpf.c). */
+/* Ends what is left of the endpoint that leaves: sockets whose program has ended and that have yet
+ * to send, or that another container's program has. Their peers see a RST while this node still
+ * speaks for the address. Run again when the endpoint is forgotten, for those that connected
+ * meanwhile: the tag is enough, since no id is given out again that a socket carries, and what
+ * connects from then on is_forgotten (sock/sockops.bpf.c). */
 SEC("iter/tcp")
 int cut_leaving(struct bpf_iter__tcp *ctx)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* /proc/net/tcp and /proc/net/tcp6 of intercepted containers: two iterators over the node's tagged sockets. Their links are
- * files, whose content is made while a program reads them: the sockets of the endpoint in whose network namespace it is, as
- * it sees them. */
+/* /proc/net/tcp and /proc/net/tcp6 of intercepted containers: two iterators over the node's tagged
+ * sockets. Their links are files, whose content is made while a program reads them: the sockets of
+ * the endpoint in whose network namespace it is, as it sees them. */
 
 #include "include/address.h"
 #include "include/credential.h"
@@ -11,10 +11,11 @@
 #include "include/protection.h"
 #include "iter/socket.h"
 
-/* Lines end where the kernel ends those of sockets in TIME_WAIT: what follows of others, programs do without. Neither the
- * number of a line nor a timer is told: the one would count the sockets of others. */
-static const char proc_head4[] =
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
+/* Lines end where the kernel ends those of sockets in TIME_WAIT: what follows of others, programs
+ * do without. Neither the number of a line nor a timer is told: the one would count the sockets of
+ * others. */
+static const char proc_head4[] = "  sl  local_address rem_address   st tx_queue rx_queue tr "
+                                 "tm->when retrnsmt   uid  timeout inode\n";
 static const char proc_head6[] =
         "  sl  local_address                         remote_address                        st "
         "tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n";
@@ -94,8 +95,9 @@ static __always_inline void print_names(struct seq_file *seq, const struct proc_
 		bpf_seq_printf(seq, proc_names4, sizeof(proc_names4), names4, sizeof(names4));
 }
 
-/* One line, if the socket is the reader's. The iterator holds no reference to it: what is read of one that was freed meanwhile
- * would be another's by now, so nothing is printed before the tag is known to be on it still. */
+/* One line, if the socket is the reader's. The iterator holds no reference to it: what is read of
+ * one that was freed meanwhile would be another's by now, so nothing is printed before the tag is
+ * known to be on it still. */
 static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, int family)
 {
 	struct sock *sk = ctx->sk;
@@ -111,7 +113,8 @@ static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, i
 		return 0;
 	common = (struct sock_common *)sk;
 	state = common->skc_state;
-	/* One in SYN_RECV is about to be accepted, and has the underlay's addresses until established_passive names it. */
+	/* One in SYN_RECV is about to be accepted, and has the underlay's addresses until
+	 * established_passive names it. */
 	if (common->skc_family != family || state == BPF_TCP_CLOSE || state == BPF_TCP_SYN_RECV)
 		return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
@@ -128,7 +131,8 @@ static __always_inline int proc_line(struct bpf_iter__bpf_sk_storage_map *ctx, i
 	rest[4] = uid_here(sk->sk_uid.val);
 	rest[5] = inode_of(sk);
 	barrier();
-	/* A child begins as a copy of its listener, state and all, and gets the underlay's addresses next. */
+	/* A child begins as a copy of its listener, state and all, and gets the underlay's
+	 * addresses next. */
 	if (common->skc_state != state)
 		return 0;
 	if ((void *)bpf_sk_storage_get(&tag_by_sock, sk, 0, 0) != (void *)tag)

@@ -24,7 +24,8 @@ static __always_inline void addresses_of(struct sock_common *sk, struct address 
 	set_mapped(remote, sk->skc_daddr);
 }
 
-/* Bytes not read and not acknowledged yet; of a listener, connections that wait for accept(), and how many may. */
+/* Bytes not read and not acknowledged yet; of a listener, connections that wait for accept(), and
+ * how many may. */
 static __always_inline void queues_of(const struct tcp_sock *tcp, int state, __u32 *receive, __u32 *send)
 {
 	if (state == BPF_TCP_LISTEN) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Lists who holds tagged sockets and is neither in their namespace, the node's, nor under a seccomp filter with a listener: what
- * such a process asks of a socket by ioctl() is answered by the node. One record for each of its descriptors. */
+/* Lists who holds tagged sockets and is neither in their namespace, the node's, nor under a seccomp
+ * filter with a listener: what such a process asks of a socket by ioctl() is answered by the node.
+ * One record for each of its descriptors. */
 
 #include "include/abi/record.h"
 #include "include/kernel_types.h"

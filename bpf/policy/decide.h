@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What policy says of a connection or datagram: the verdict of internal/model.PolicyTables. Without rules it is one
- * lookup in an array; with them at most two for each end, one for the pair and one for the port, whatever the number
- * of rules. */
+/* What policy says of a connection or datagram: the verdict of internal/model.PolicyTables. Without
+ * rules it is one lookup in an array; with them at most two for each end, one for the pair and one
+ * for the port, whatever the number of rules. */
 #ifndef HEDDLE_POLICY_DECIDE_H
 #define HEDDLE_POLICY_DECIDE_H
 
@@ -59,8 +59,8 @@ static __always_inline __u32 port_verdict(__u32 ports, __u32 protocol, __u32 por
 	return found ? *found : otherwise;
 }
 
-/* The verdict on what from opens to a port (host byte order; 0 of protocols without) of to. A container may always
- * talk to itself. */
+/* The verdict on what from opens to a port (host byte order; 0 of protocols without) of to. A
+ * container may always talk to itself. */
 static __noinline __u32 decide(const struct address *from, const struct address *to, __u32 protocol,
                                __u32 port)
 {
@@ -92,9 +92,10 @@ static __noinline __u32 decide(const struct address *from, const struct address 
 	return egress > ingress ? egress : ingress;
 }
 
-/* The verdict on the connection of a tagged socket. remote is the kernel's remote address, ports its remote port in
- * the upper and its local port in the lower half (host byte order); the tag knows better where packets have others. A
- * connection of a container with itself is none of policy's business. */
+/* The verdict on the connection of a tagged socket. remote is the kernel's remote address, ports
+ * its remote port in the upper and its local port in the lower half (host byte order); the tag
+ * knows better where packets have others. A connection of a container with itself is none of
+ * policy's business. */
 static __noinline __u32 decide_tagged(const struct sock_tag *tag, const struct address *remote, __u32 ports)
 {
 	__u32 id = tag->endpoint_id, flags = tag->flags;
@@ -132,8 +133,8 @@ static __noinline __u32 decide_flow(const struct flow *flow)
 	return decide(&from, &to, IPPROTO_TCP_, bpf_ntohs(flow->dst_port));
 }
 
-/* The packet is not let through. Rejected, it goes on to nftables, which answers its sender by a RST or an ICMP
- * error. */
+/* The packet is not let through. Rejected, it goes on to nftables, which answers its sender by a
+ * RST or an ICMP error. */
 static __always_inline int stop(struct __sk_buff *skb, __u32 verdict)
 {
 	if (verdict == VERDICT_DROP) {

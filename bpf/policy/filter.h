@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Policy for packets: those of processes that are not intercepted, of the node's own and of hosts outside, and those that
- * open a connection to an intercepted one. Connections of node sockets are decided by connect() and the cut instead,
- * so nothing of theirs comes here once they are established.
+/* Policy for packets: those of processes that are not intercepted, of the node's own and of hosts
+ * outside, and those that open a connection to an intercepted one. Connections of node sockets are
+ * decided by connect() and the cut instead, so nothing of theirs comes here once they are
+ * established.
  *
  *   TCP        the SYN is decided and remembered (openers_by_owner); what follows is decided as its SYN would be now, so
  *              that a changed policy ends it: by a RST
@@ -27,8 +28,8 @@
 #define ANSWER_TIME   112
 #define FRAGMENT_TIME 28
 
-/* What openers_by_owner says of a connection: that its opener is who its packets say, or else the overlay address of the
- * container that it is. */
+/* What openers_by_owner says of a connection: that its opener is who its packets say, or else the
+ * overlay address of the container that it is. */
 #define OPENER_AS_SENT 1
 
 /* A datagram key that stands for the fragments of one packet. */
@@ -129,8 +130,9 @@ static __noinline bool read_extensions(struct __sk_buff *skb, struct filter_stat
 	return false;
 }
 
-/* sender: the overlay address of the container that the packet comes out of, or 0. It is decided by that, also what has
- * another source: none yet, or a link-local one. receiver: the same of the one that it goes into, by whatever address. */
+/* sender: the overlay address of the container that the packet comes out of, or 0. It is decided by
+ * that, also what has another source: none yet, or a link-local one. receiver: the same of the one
+ * that it goes into, by whatever address. */
 static __always_inline void start(const struct packet *p, struct filter_state *s, __be32 sender,
                                   __be32 receiver)
 {
@@ -218,8 +220,8 @@ static __always_inline __u32 decide_tcp(const struct packet *p, struct filter_st
 	return verdict ? VERDICT_REJECT : VERDICT_ALLOW;
 }
 
-/* Whether an ICMP error is about a packet that one of its ends may send to the other. From a container (own) it must
- * be about one to itself. */
+/* Whether an ICMP error is about a packet that one of its ends may send to the other. From a
+ * container (own) it must be about one to itself. */
 static __noinline bool is_related(struct __sk_buff *skb, struct filter_state *s, bool ipv6, bool own)
 {
 	__u32 offset;
@@ -285,7 +287,8 @@ static __noinline bool read_icmp(struct __sk_buff *skb, struct filter_state *s, 
 	return icmp.type < ICMPV6_ECHO && is_related(skb, s, true, own);
 }
 
-/* An echo request is nobody's answer, although it may have the number of one that went the other way. */
+/* An echo request is nobody's answer, although it may have the number of one that went the other
+ * way. */
 static __noinline bool asks_for_echo(struct __sk_buff *skb, struct filter_state *s, bool ipv6)
 {
 	__u8 type;
@@ -357,8 +360,8 @@ static __always_inline int conclude(struct __sk_buff *skb, struct filter_state *
 	return stop(skb, verdict);
 }
 
-/* What to do with a TCP packet by policy. sender and receiver: as start's. translated: the overlay address of the
- * container that sends it in the name of another, or 0. */
+/* What to do with a TCP packet by policy. sender and receiver: as start's. translated: the overlay
+ * address of the container that sends it in the name of another, or 0. */
 static __noinline int filter_tcp(struct __sk_buff *skb, const struct packet *p, __be32 sender,
                                  __be32 receiver, __be32 translated)
 {
@@ -392,8 +395,9 @@ static __noinline int filter_other(struct __sk_buff *skb, const struct packet *p
 	return conclude(skb, s, decide_datagram(skb, s, p->ipv6, sender != 0));
 }
 
-/* The same for a packet to endpoint to (NULL: none of this node). kind is read_packet's. What is for an intercepted one
- * is asked about when it is known which socket it is for, unless it opens a connection. */
+/* The same for a packet to endpoint to (NULL: none of this node). kind is read_packet's. What is
+ * for an intercepted one is asked about when it is known which socket it is for, unless it opens a
+ * connection. */
 static __always_inline int filter_for(struct __sk_buff *skb, const struct packet *p, int kind, __be32 sender,
                                       const struct endpoint *to)
 {
@@ -421,8 +425,8 @@ static __noinline void note_relay(const struct flow *flow)
 	note_opener(&s->flow, OPENER_AS_SENT);
 }
 
-/* Whether a packet that leaves by an endpoint's veth is the node's own answer to one that was stopped: nothing that
- * was forwarded. */
+/* Whether a packet that leaves by an endpoint's veth is the node's own answer to one that was
+ * stopped: nothing that was forwarded. */
 static __always_inline bool is_refusal(struct __sk_buff *skb, const struct packet *p, int kind)
 {
 	__u8 type, offset;

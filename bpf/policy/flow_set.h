@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Flows that the filters remember: a cache of four flows a set (struct flow_set), in which a flow's owner, who began it,
- * says which sets it may be in. A flood of one container's can fill the sets of that container only, and push out what
- * else it began itself: least recently heard of first. */
+/* Flows that the filters remember: a cache of four flows a set (struct flow_set), in which a flow's
+ * owner, who began it, says which sets it may be in. A flood of one container's can fill the sets
+ * of that container only, and push out what else it began itself: least recently heard of first. */
 #ifndef HEDDLE_POLICY_FLOW_SET_H
 #define HEDDLE_POLICY_FLOW_SET_H
 
@@ -21,7 +21,8 @@ static __always_inline __be32 owner_of(const struct flow_id *f)
 	return is_overlay6(&f->from) ? f->from.word[3] : 0;
 }
 
-/* A digest of f. Flows of one owner with the same one are taken for one flow; each is decided all the same. */
+/* A digest of f. Flows of one owner with the same one are taken for one flow; each is decided all
+ * the same. */
 static __always_inline __u64 digest_flow(const struct flow_id *f)
 {
 	const __u32 *word = (const __u32 *)f;
@@ -52,7 +53,8 @@ static __always_inline struct flow_set_key flow_set_key(const struct flow_id *f,
 /* A set to begin with: callers' stacks are full. */
 const volatile struct flow_set no_flows = {};
 
-/* Remembers value of f in one of the maps above. Inlined once for each map: only then the lookup is. */
+/* Remembers value of f in one of the maps above. Inlined once for each map: only then the lookup
+ * is. */
 static __always_inline int remember_flow(void *map, const struct flow_id *f, __u32 value)
 {
 	struct flow_set_key k;
@@ -92,7 +94,8 @@ static __always_inline int remember_flow(void *map, const struct flow_id *f, __u
 
 #define ANY_TIME (~0U)
 
-/* What is remembered of f, if it was heard of in the last so many units of time; 0 if nothing is. again: it is heard of now. */
+/* What is remembered of f, if it was heard of in the last so many units of time; 0 if nothing is.
+ * again: it is heard of now. */
 static __always_inline __u32 recall_flow(void *map, const struct flow_id *f, __u32 units, bool again)
 {
 	struct flow_set_key k;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* A connection that a listener of a container's accepts: gives its socket the names that the program sees, counts it, and ends
- * what must not be. */
+/* A connection that a listener of a container's accepts: gives its socket the names that the
+ * program sees, counts it, and ends what must not be. */
 #ifndef HEDDLE_SOCK_ACCEPT_H
 #define HEDDLE_SOCK_ACCEPT_H
 
@@ -22,7 +22,8 @@
 #include "sock/socket_quota.h"
 #include "sock/sockops_context.h"
 
-/* Whether this accepted connection is a direct one: only steering leads packets from there to a listener. */
+/* Whether this accepted connection is a direct one: only steering leads packets from there to a
+ * listener. */
 static __always_inline bool is_direct(struct bpf_sock_ops *ops)
 {
 	struct flow_key key = remote_first(ops);
@@ -30,9 +31,9 @@ static __always_inline bool is_direct(struct bpf_sock_ops *ops)
 	return key.daddr == config_underlay && in_direct_ports(key.dport);
 }
 
-/* What the SYN of this accepted direct connection asked for, as steering remembers it. The kernel could save the
- * SYN; but what it saves, with the underlay's addresses, getsockopt(TCP_SAVED_SYN) writes into the program's memory
- * before any hook can refuse it. */
+/* What the SYN of this accepted direct connection asked for, as steering remembers it. The kernel
+ * could save the SYN; but what it saves, with the underlay's addresses, getsockopt(TCP_SAVED_SYN)
+ * writes into the program's memory before any hook can refuse it. */
 static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
 	struct flow_key key = remote_first(ops);
@@ -45,9 +46,9 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
 	return true;
 }
 
-/* Ends a connection that must not be. The socket is
- * tied to a device that no packet of it comes or goes by: to what the peer sends, the kernel answers with a RST. The
- * program is told by ETIMEDOUT, after two seconds or when it sends. */
+/* Ends a connection that must not be. The socket is tied to a device that no packet of it comes or
+ * goes by: to what the peer sends, the kernel answers with a RST. The program is told by ETIMEDOUT,
+ * after two seconds or when it sends. */
 static __noinline void cut_accepted(struct bpf_sock_ops *ops, struct sock_tag *tag, __u32 reason)
 {
 	__u32 ifindex = config_deliver_ifindex;
@@ -76,8 +77,9 @@ static __always_inline void accept_direct(struct sock_tag *tag, const struct flo
 	count(REASON_ACCEPT_DIRECT);
 }
 
-/* What was remembered of this accepted connection's SYN: by from_endpoint, if the peer is a process in its
- * container's own namespace (FLOW_PLAIN); by connect, if both ends are one container's (FLOW_NAMES). */
+/* What was remembered of this accepted connection's SYN: by from_endpoint, if the peer is a process
+ * in its container's own namespace (FLOW_PLAIN); by connect, if both ends are one container's
+ * (FLOW_NAMES). */
 static __always_inline bool remembered_flow(struct bpf_sock_ops *ops, struct flow *flow)
 {
 	struct flow_key key = remote_first(ops);
@@ -99,9 +101,10 @@ static __always_inline void accept_names(struct sock_tag *tag, const struct flow
 	tag->path = !flow->dst || is_loopback4(flow->dst) ? PATH_LOOPBACK : PATH_LOCAL;
 }
 
-/* Whether a connection from another container of the node is certainly a node socket's: its last ACK came over lo, and
- * what a container's own stack sends comes out of its veth. Nothing is remembered of such a one, and what is not looked up in a
- * table of two megabytes is not fetched from memory. Of IPv6 it is not told. */
+/* Whether a connection from another container of the node is certainly a node socket's: its last
+ * ACK came over lo, and what a container's own stack sends comes out of its veth. Nothing is
+ * remembered of such a one, and what is not looked up in a table of two megabytes is not fetched
+ * from memory. Of IPv6 it is not told. */
 static __always_inline bool came_over_lo(struct bpf_sock_ops *ops, const struct tcp_sock *tcp)
 {
 	return tcp && !on_ipv6(ops) && ops->remote_ip4 != ops->local_ip4 &&
@@ -150,8 +153,8 @@ static __noinline bool is_from_node6(struct bpf_sock_ops *ops)
 	return is_node_address6(&peer);
 }
 
-/* From a process of the node, or of a container whose connect the node's firewall led here: then it has the node's
- * address, and is named, and judged, by its own. */
+/* From a process of the node, or of a container whose connect the node's firewall led here: then it
+ * has the node's address, and is named, and judged, by its own. */
 static __always_inline void accept_from_node(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	struct flow flow = {};
@@ -199,8 +202,8 @@ static __always_inline void accept_as_is(struct bpf_sock_ops *ops, struct sock_t
 		tag->path = PATH_OVERLAY;
 }
 
-/* The tables may have changed since the SYN, and the cut have passed while there was but a request. From here on the
- * cut sees the socket; what it would end must not come to be. */
+/* The tables may have changed since the SYN, and the cut have passed while there was but a request.
+ * From here on the cut sees the socket; what it would end must not come to be. */
 static __noinline bool accept_forbidden(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	struct address remote;
@@ -211,15 +214,16 @@ static __noinline bool accept_forbidden(struct bpf_sock_ops *ops, struct sock_ta
 	               VERDICT_ALLOW;
 }
 
-/* Whether a program has the socket: a connection that is accepted is given to one only after this. Then both ends sent a
- * SYN, and the kernel calls the end that connected passive, too. */
+/* Whether a program has the socket: a connection that is accepted is given to one only after this.
+ * Then both ends sent a SYN, and the kernel calls the end that connected passive, too. */
 static __always_inline bool opened_by_both(const struct tcp_sock *tcp)
 {
 	return tcp && ((struct sock *)tcp)->sk_socket;
 }
 
-/* Whether an accepted connection, no direct one, was made to an address that is not the container's: one of the node, in the
- * moment before listening() tied a listener that is bound to none to a device. */
+/* Whether an accepted connection, no direct one, was made to an address that is not the
+ * container's: one of the node, in the moment before listening() tied a listener that is bound to
+ * none to a device. */
 static __always_inline bool accepted_elsewhere(struct bpf_sock_ops *ops, const struct endpoint *ep)
 {
 	__be32 local = local_address(ops);
@@ -237,7 +241,8 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops, struct
 
 	account_accepted(tag);
 	account_follow(ops);
-	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is disconnected. */
+	/* The tag is a copy of the listener's. One on a wildcard leaves its address free, if it is
+	 * disconnected. */
 	if (tag->flags & TAG_WILD)
 		tag->flags &= ~TAG_BOUND;
 	tag->flags &= ~(TAGS_OF_NAMES | TAG_NAMES);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Accounts of endpoints: connections opened, accepted, failed and closed, and what closed ones carried. Called
- * by sockops when a connection changes its state and by nothing else, so that bytes cost nothing. What live
- * connections have carried so far is in their sockets (iter/list.bpf.c). */
+/* Accounts of endpoints: connections opened, accepted, failed and closed, and what closed ones
+ * carried. Called by sockops when a connection changes its state and by nothing else, so that bytes
+ * cost nothing. What live connections have carried so far is in their sockets (iter/list.bpf.c). */
 #ifndef HEDDLE_SOCK_ACCOUNT_H
 #define HEDDLE_SOCK_ACCOUNT_H
 
@@ -61,8 +61,8 @@ static __always_inline void account_closed(struct account *a, const struct tcp_s
 	__sync_fetch_and_add(&a->closed, 1);
 }
 
-/* BPF_SOCK_OPS_STATE_CB: args[0] is the state that the socket leaves, args[1] that it enters. One that goes to
- * TIME_WAIT enters CLOSE: what waits is not the socket. */
+/* BPF_SOCK_OPS_STATE_CB: args[0] is the state that the socket leaves, args[1] that it enters. One
+ * that goes to TIME_WAIT enters CLOSE: what waits is not the socket. */
 static __always_inline void account_state(struct bpf_sock_ops *ops, const struct sock_tag *tag,
                                           const struct tcp_sock *tcp)
 {

@@ -10,8 +10,7 @@
  *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_across); else EAFNOSUPPORT
  *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
  *
- * Who may bind a port below 1024 is asked of the container, not of the node.
- */
+ * Who may bind a port below 1024 is asked of the container, not of the node. / */
 
 #include "include/abi/reason.h"
 #include "include/address.h"
@@ -25,8 +24,8 @@
 
 #define BIND_ANY_PORT 3 /* allowed, and without the kernel's own check of the port */
 
-/* Gives the node address to bind for IPv4 address a, 0 if a is not the container's. Notes in tag what
- * getsockname must show. */
+/* Gives the node address to bind for IPv4 address a, 0 if a is not the container's. Notes in tag
+ * what getsockname must show. */
 static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct endpoint *ep, __be32 a,
                                            bool any_port)
 {
@@ -51,7 +50,8 @@ static __always_inline __be32 bind_target4(struct sock_tag *tag, const struct en
 	return protects(PROTECT_BIND) ? 0 : a;
 }
 
-/* Turns the address *a that the program asked for into the one to bind; false if it is not the container's. */
+/* Turns the address *a that the program asked for into the one to bind; false if it is not the
+ * container's. */
 static __always_inline bool bind_target(struct sock_tag *tag, const struct endpoint *ep, struct address *a,
                                         bool any_port)
 {
@@ -126,7 +126,8 @@ static __always_inline bool bind_address(struct bpf_sock_addr *ctx, bool sk6, st
 
 	if (!ep)
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
-	/* The kernel asks for IPv6 in another order than for IPv4: the port, a second bind, the address. */
+	/* The kernel asks for IPv6 in another order than for IPv4: the port, a second bind, the
+	 * address. */
 	if (sk6 && !may_have_port(ctx, ep))
 		return false;
 	if (!bind_target(&next, ep, a, !ctx->user_port))
@@ -166,8 +167,8 @@ int bind4(struct bpf_sock_addr *ctx)
 	get_user_address(ctx, false, &a);
 	if (!bind_address(ctx, false, tag, &a))
 		return 0;
-	/* AF_UNSPEC must stay 0.0.0.0, the node's wildcard, of which a container gets ports of the kernel's choice only: one that
-	 * it named it would keep from all others. */
+	/* AF_UNSPEC must stay 0.0.0.0, the node's wildcard, of which a container gets ports of the
+	 * kernel's choice only: one that it named it would keep from all others. */
 	if (ctx->user_family == AF_INET || (ctx->user_port && protects(PROTECT_BIND)))
 		set_user_address(ctx, false, &a);
 	return BIND_ANY_PORT;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Connections between two sockets of one node have nothing to share but its processors, and BBR, which paces what it
- * sends by timers, moves a fraction there of what others do. Where BBR is what the node gives every socket, such a
- * connection has reno, which every kernel has. The program still reads "bbr"; what it chose itself stays. Decision 0037. */
+/* Connections between two sockets of one node have nothing to share but its processors, and BBR,
+ * which paces what it sends by timers, moves a fraction there of what others do. Where BBR is what
+ * the node gives every socket, such a connection has reno, which every kernel has. The program
+ * still reads "bbr"; what it chose itself stays. Decision 0037. */
 #ifndef HEDDLE_SOCK_CONGESTION_H
 #define HEDDLE_SOCK_CONGESTION_H
 
@@ -26,8 +27,8 @@ static __always_inline void congestion_from(struct congestion *c, __u32 first)
 	c->word[3] = 0;
 }
 
-/* The socket is connected over lo. It must be at the moment at which it becomes so: later BBR has begun to pace, which
- * outlasts it. */
+/* The socket is connected over lo. It must be at the moment at which it becomes so: later BBR has
+ * begun to pace, which outlasts it. */
 static __noinline int replace_bbr(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	struct congestion c;
@@ -40,7 +41,8 @@ static __noinline int replace_bbr(struct bpf_sock_ops *ops, struct sock_tag *tag
 		return 0;
 	congestion_from(&c, CONGESTION_RENO);
 	if (!bpf_setsockopt(ops, SOL_TCP_, 13, &c, sizeof(c)))
-		__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR); /* note_congestion has no lock */
+		/* note_congestion has no lock */
+		__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR);
 	return 0;
 }
 
@@ -60,8 +62,8 @@ static __noinline int restore_bbr(struct bpf_sock_ops *ops, struct sock_tag *tag
 	return 0;
 }
 
-/* The program sets TCP_CONGESTION. Whether the kernel takes it is not known yet; of what it cannot refuse, reno, it
- * could not be told afterwards who chose it. */
+/* The program sets TCP_CONGESTION. Whether the kernel takes it is not known yet; of what it cannot
+ * refuse, reno, it could not be told afterwards who chose it. */
 static __always_inline void note_congestion(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
 	__u8 *p = ctx->optval;
@@ -88,7 +90,8 @@ static __always_inline void show_congestion(struct bpf_sockopt *ctx, const struc
 			p[i] = bbr >> 8 * i;
 }
 
-/* TCP_CC_INFO: reno has none, BBR five words. They are those of a connection that has sent nothing. */
+/* TCP_CC_INFO: reno has none, BBR five words. They are those of a connection that has sent
+ * nothing. */
 static __always_inline void show_congestion_info(struct bpf_sockopt *ctx, const struct sock_tag *tag)
 {
 	__u8 *p = ctx->optval;

@@ -12,8 +12,8 @@
  *   outside                -> unchanged, from whatever address routing picks: the node's
  *   a service              -> one of its backends, which is one of the above (sock/service.h)
  *
- * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others IPv6.
- */
+ * IPv6 likewise. Underneath, direct connections and those over ::1 are IPv4 (v4-mapped), the others
+ * IPv6. / */
 
 #include "include/abi/path.h"
 #include "include/address.h"
@@ -34,15 +34,16 @@
 #include "sock/service.h"
 #include "sock/socket_quota.h"
 
-/* Whether the socket's own address is of no use to reach an address of the family: connect_across is the way. */
+/* Whether the socket's own address is of no use to reach an address of the family: connect_across
+ * is the way. */
 static __always_inline bool must_cross(struct bpf_sock_addr *ctx, bool ipv6)
 {
 	return ipv6 ? is_mapped_underneath(ctx) : is_wildcard_bound(ctx);
 }
 
-/* Who listens at dst on this node: one that is reached over lo, or (steered) one on [::], which is bound to the IPv4
- * address. Then the SYN of an IPv6 connection is routed to the peer's veth, where it is steered; sockops moves the
- * connection to lo. */
+/* Who listens at dst on this node: one that is reached over lo, or (steered) one on [::], which is
+ * bound to the IPv4 address. Then the SYN of an IPv6 connection is routed to the peer's veth, where
+ * it is steered; sockops moves the connection to lo. */
 struct same_node {
 	bool local;
 	bool steered;
@@ -76,8 +77,9 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	struct same_node found = find_same_node(ctx, ipv6, own, dst, peer, &at);
 	bool listener = found.local || found.steered;
 
-	/* Its own address cannot be reached through its own veth (the container's stack would drop the
-	 * packet as martian), and over lo the node has no RST for an address that is not local to it. */
+	/* Its own address cannot be reached through its own veth (the container's stack would drop
+	 * the packet as martian), and over lo the node has no RST for an address that is not local
+	 * to it. */
 	if (!listener && dst == own && own_stack_listens(ctx, ep, ipv6, dst))
 		return connect_own_stack(ctx, sk6, tag, ep, ipv6, dst, ipv6 && is_mapped_underneath(ctx));
 	if (!listener && at.loopback)
@@ -244,7 +246,8 @@ static __always_inline int connect_ipv4(struct bpf_sock_addr *ctx, bool sk6, str
 	if (dst == 0 || is_loopback4(dst))
 		return is_wildcard_bound(ctx) ? refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_)
 		                              : connect_loopback(ctx, sk6, tag, ep, dst, wild);
-	/* A loopback address is no source beyond the container: a peer would take it for its own. */
+	/* A loopback address is no source beyond the container: a peer would take it for its
+	 * own. */
 	if (is_alias(sk_of(ctx)->src_ip4) && dst != ep->addr4.word[3])
 		return refuse_connect(EINVAL_);
 	return connect_beyond(ctx, sk6, false, tag, ep, &to);
@@ -261,7 +264,8 @@ static __always_inline int connect_ipv6(struct bpf_sock_addr *ctx, struct sock_t
 	return connect_beyond(ctx, true, true, tag, ep, dst);
 }
 
-/* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a wildcard. */
+/* The tag of the caller's socket, cleared of what an earlier connect left. wild: it is bound to a
+ * wildcard. */
 static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bool sk6, bool *wild)
 {
 	struct sock_tag *tag;
@@ -284,7 +288,8 @@ static __always_inline struct sock_tag *connecting(struct bpf_sock_addr *ctx, bo
 	return tag;
 }
 
-/* Whether the socket may connect at all, wherever to, and is at an address of its container's; or refuses connect(). */
+/* Whether the socket may connect at all, wherever to, and is at an address of its container's; or
+ * refuses connect(). */
 static __always_inline bool may_connect(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
                                         const struct endpoint *ep)
 {

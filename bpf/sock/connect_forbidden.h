@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* connect() to where policy forbids, and what it shares with the paths of sock/connect.bpf.c: mark and destination. */
+/* connect() to where policy forbids, and what it shares with the paths of sock/connect.bpf.c: mark
+ * and destination. */
 #ifndef HEDDLE_SOCK_CONNECT_FORBIDDEN_H
 #define HEDDLE_SOCK_CONNECT_FORBIDDEN_H
 
@@ -66,8 +67,8 @@ static __always_inline bool is_mapped_underneath(struct bpf_sock_addr *ctx)
 	return src != 0 && src != LOOPBACK4_IPV6;
 }
 
-/* Sends the socket to a port of lo where nothing can listen: to v4, or, if ipv6, to ::1, because a socket that once
- * tried IPv4 keeps to it. */
+/* Sends the socket to a port of lo where nothing can listen: to v4, or, if ipv6, to ::1, because a
+ * socket that once tried IPv4 keeps to it. */
 static __always_inline void set_nowhere(struct bpf_sock_addr *ctx, bool sk6, bool ipv6, __be32 v4)
 {
 	struct address to;
@@ -77,8 +78,9 @@ static __always_inline void set_nowhere(struct bpf_sock_addr *ctx, bool sk6, boo
 	ctx->user_port = 0;
 }
 
-/* A connect that must hear nothing. Its SYNs do not leave: nftables drops what has the mark. They go to one of the
- * endpoint's own addresses, so that a node without the rule refuses them and no container takes another one's ports. */
+/* A connect that must hear nothing. Its SYNs do not leave: nftables drops what has the mark. They
+ * go to one of the endpoint's own addresses, so that a node without the rule refuses them and no
+ * container takes another one's ports. */
 static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
                                            struct sock_tag *tag, const struct endpoint *ep,
                                            const struct address *dst, __u32 reason)
@@ -98,8 +100,9 @@ static __always_inline int connect_dropped(struct bpf_sock_addr *ctx, bool sk6, 
 	return 1;
 }
 
-/* A connect that must fail because nothing listens, or policy says so. A non-blocking one learns it as from any network:
- * EINPROGRESS first. A socket that is bound cannot go there (the RST would not find it) and is told at once. */
+/* A connect that must fail because nothing listens, or policy says so. A non-blocking one learns it
+ * as from any network: EINPROGRESS first. A socket that is bound cannot go there (the RST would not
+ * find it) and is told at once. */
 static __always_inline int connect_refused(struct bpf_sock_addr *ctx, bool sk6, bool ipv6,
                                            struct sock_tag *tag)
 {

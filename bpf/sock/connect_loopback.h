@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* connect() of a container to itself: to its loopback, by an alias, or to a process of it that is not intercepted, by a mirror
- * address. And the source address that a connect gets. */
+/* connect() of a container to itself: to its loopback, by an alias, or to a process of it that is
+ * not intercepted, by a mirror address. And the source address that a connect gets. */
 #ifndef HEDDLE_SOCK_CONNECT_LOOPBACK_H
 #define HEDDLE_SOCK_CONNECT_LOOPBACK_H
 
@@ -18,8 +18,8 @@
 #include "sock/listener.h"
 #include "sock/own_stack.h"
 
-/* Fixes the source address: src, or the IPv6 form of that overlay address. Its port is left to connect(). Not for
- * sockets that have one already. */
+/* Fixes the source address: src, or the IPv6 form of that overlay address. Its port is left to
+ * connect(). Not for sockets that have one already. */
 static __always_inline void bind_source(struct bpf_sock_addr *ctx, bool sk6, bool ipv6, __be32 src)
 {
 	struct address a;
@@ -38,8 +38,9 @@ static __always_inline void unbind_source(struct bpf_sock_addr *ctx, bool sk6)
 	bind_to(ctx, sk6, &none, 0);
 }
 
-/* An accepted connection that the program undid (AF_UNSPEC) keeps the address that it had underneath: that of a direct
- * one is the node's. The container's own takes its place. False: it cannot. */
+/* An accepted connection that the program undid (AF_UNSPEC) keeps the address that it had
+ * underneath: that of a direct one is the node's. The container's own takes its place. False: it
+ * cannot. */
 static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, const struct endpoint *ep)
 {
 	__be32 src = sk_of(ctx)->src_ip4;
@@ -52,7 +53,8 @@ static __always_inline bool restore_source(struct bpf_sock_addr *ctx, bool sk6, 
 	return sk_of(ctx)->src_ip4 == ep->addr4.word[3];
 }
 
-/* The names of a connection to loopback address dst, 0 for ::1. wild: the socket is bound to a wildcard. */
+/* The names of a connection to loopback address dst, 0 for ::1. wild: the socket is bound to a
+ * wildcard. */
 static __always_inline void name_loopback(struct bpf_sock_addr *ctx, struct sock_tag *tag, __be32 dst,
                                           bool wild)
 {
@@ -105,8 +107,8 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
-		/* Not an alias, where the program need not see one: firewalls of Kubernetes' nodes drop what goes to
-		 * 127.0.0.0/8 from elsewhere, as the answers would. */
+		/* Not an alias, where the program need not see one: firewalls of Kubernetes' nodes
+		 * drop what goes to 127.0.0.0/8 from elsewhere, as the answers would. */
 		source = own;
 		if (dst != own || ipv6)
 			target |= bpf_htonl(MIRROR_WILD);
@@ -126,8 +128,9 @@ static __always_inline int connect_own_stack(struct bpf_sock_addr *ctx, bool sk6
 	return take(tag, dst == own ? PATH_LOCAL : PATH_LOOPBACK, 0, REASON_FALLBACK_OWN_PLAIN);
 }
 
-/* Docker's DNS listens at a port of its own choice. In the container's own stack a DNAT rule for what is sent there leads
- * from port 53 to it; what comes from the node meets no such rule, so it goes to that port at once. False: not so. */
+/* Docker's DNS listens at a port of its own choice. In the container's own stack a DNAT rule for
+ * what is sent there leads from port 53 to it; what comes from the node meets no such rule, so it
+ * goes to that port at once. False: not so. */
 static __always_inline bool lead_to_resolver(struct bpf_sock_addr *ctx, const struct endpoint *ep, __be32 dst)
 {
 	if (dst != DOCKER_DNS || ctx->user_port != bpf_htons(DNS_PORT) || !ep->resolver_port)
@@ -180,7 +183,8 @@ static __always_inline int connect_loopback_ipv6(struct bpf_sock_addr *ctx, stru
 	return take(tag, PATH_LOOPBACK, REASON_CONNECT_LOOPBACK, 0);
 }
 
-/* To ::1, or ::. The socket goes there as what it is bound to: by an alias, v4-mapped, or by IPv6. */
+/* To ::1, or ::. The socket goes there as what it is bound to: by an alias, v4-mapped, or by
+ * IPv6. */
 static __always_inline int connect_loopback6(struct bpf_sock_addr *ctx, struct sock_tag *tag,
                                              const struct endpoint *ep, bool wild)
 {

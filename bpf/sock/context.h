@@ -14,9 +14,9 @@
 /* Flags that a bind() starts without. */
 #define TAGS_OF_NAMES (TAG_WILD | TAG_ANY6 | TAG_LOCAL | TAG_REMOTE)
 
-/* The verifier lets a program at an IPv4 hook touch no IPv6 field of its context, nor the other way round. So
- * the family of the socket, sk6, is a constant of each program. The family of an address, ipv6, is another:
- * IPv6 sockets go to v4-mapped addresses, too. */
+/* The verifier lets a program at an IPv4 hook touch no IPv6 field of its context, nor the other way
+ * round. So the family of the socket, sk6, is a constant of each program. The family of an address,
+ * ipv6, is another: IPv6 sockets go to v4-mapped addresses, too. */
 static __always_inline void get_user_address(struct bpf_sock_addr *ctx, bool sk6, struct address *a)
 {
 	if (sk6) {
@@ -41,8 +41,8 @@ static __always_inline void set_user_address(struct bpf_sock_addr *ctx, bool sk6
 	}
 }
 
-/* ctx->sk. In assembly, because the compiler would keep a pointer to the field in a register, and the verifier
- * refuses a moved context pointer. */
+/* ctx->sk. In assembly, because the compiler would keep a pointer to the field in a register, and
+ * the verifier refuses a moved context pointer. */
 static __always_inline struct bpf_sock *sk_of(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *sk;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reading of socket options: what the program set and sock/sockopt.h calls kept is shown, what the node's kernel knows is not. */
+/* Reading of socket options: what the program set and sock/sockopt.h calls kept is shown, what the
+ * node's kernel knows is not. */
 
 #include "include/abi/reason.h"
 #include "include/config.h"
@@ -14,8 +15,8 @@
 #include "sock/node_ports.h"
 #include "sock/sockopt.h"
 
-/* Puts value in the place of the integer that the kernel answered with, or of the bytes of it there was room
- * for. */
+/* Puts value in the place of the integer that the kernel answered with, or of the bytes of it there
+ * was room for. */
 static __always_inline void show_int(struct bpf_sockopt *ctx, __u32 value)
 {
 	__u8 *p = ctx->optval;
@@ -107,9 +108,9 @@ static __always_inline int get_socket_level(struct bpf_sockopt *ctx, const struc
 	return ctx->optname <= 83 ? 1 : deny_answer(ENOPROTOOPT_);
 }
 
-/* SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST: the kernel has answered with what the connection was made to before the node
- * translated it. Of one that was accepted that is the node's address: the container's own takes its place, because what is
- * denied stays in the program's memory. */
+/* SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST: the kernel has answered with what the connection was
+ * made to before the node translated it. Of one that was accepted that is the node's address: the
+ * container's own takes its place, because what is denied stays in the program's memory. */
 static __always_inline int show_original(struct bpf_sockopt *ctx, const struct sock_tag *tag,
                                          const struct endpoint *ep, bool ipv6)
 {
@@ -213,7 +214,8 @@ int getsockopt(struct bpf_sockopt *ctx)
 	if (!ctx->sk || !protects(PROTECT_SOCKET_OPTIONS))
 		return 1;
 	tag = bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
-	/* IP_MSFILTER: there is no such address on a device of the node. That there is none of that membership is so of all. */
+	/* IP_MSFILTER: there is no such address on a device of the node. That there is none of that
+	 * membership is so of all. */
 	if (tag && ctx->level == SOL_IP_ && ctx->optname == 41 && ctx->retval == -ENODEV_)
 		return deny_answer(EADDRNOTAVAIL_);
 	if (!tag || ctx->retval) /* an error of the kernel's is as good an answer as any */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Socket options that would show packets as they are on the underlay, or lead them into the node's own stack. */
+/* Socket options that would show packets as they are on the underlay, or lead them into the node's
+ * own stack. */
 #ifndef HEDDLE_SOCK_HIDDEN_OPTIONS_H
 #define HEDDLE_SOCK_HIDDEN_OPTIONS_H
 
@@ -10,9 +11,10 @@
 #define TIMESTAMPING_STATS  (1 << 12) /* SOF_TIMESTAMPING_OPT_STATS: valid with the other only */
 #define TIMESTAMPING_MASK   0x7ffff   /* all flags that are known here */
 
-/* SO_TIMESTAMPING. The time of sending comes on the error queue together with the packet, from its Ethernet header on,
- * unless TIMESTAMPING_TSONLY is set. Sockets are made with it (plane/tcp/sockets.go), because a control message of sendmsg()
- * asks for timestamps as well, and it stays set. False: with flags of a newer kernel, of which nobody knows what they show. */
+/* SO_TIMESTAMPING. The time of sending comes on the error queue together with the packet, from its
+ * Ethernet header on, unless TIMESTAMPING_TSONLY is set. Sockets are made with it
+ * (plane/tcp/sockets.go), because a control message of sendmsg() asks for timestamps as well, and
+ * it stays set. False: with flags of a newer kernel, of which nobody knows what they show. */
 static __always_inline bool hide_sent_packets(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
 	__u8 *p = ctx->optval;
@@ -43,7 +45,8 @@ static __always_inline void show_timestamping(struct bpf_sockopt *ctx, const str
 		p[1] &= ~(TIMESTAMPING_TSONLY >> 8);
 }
 
-/* Whether TCP_ULP asks for kTLS. Others hand what is received to the node's own stack (espintcp). */
+/* Whether TCP_ULP asks for kTLS. Others hand what is received to the node's own stack
+ * (espintcp). */
 static __always_inline bool asks_for_tls(struct bpf_sockopt *ctx)
 {
 	__u8 *p = ctx->optval;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Who listens where a connect() goes: asked of the kernel's own lookup, before the path is chosen. */
+/* Who listens where a connect() goes: asked of the kernel's own lookup, before the path is
+ * chosen. */
 #ifndef HEDDLE_SOCK_LISTENER_H
 #define HEDDLE_SOCK_LISTENER_H
 
@@ -29,8 +30,9 @@ static __always_inline bool is_listener_of(struct bpf_sock *sk, __u32 owner, str
 	return ours;
 }
 
-/* Finds the listener of endpoint owner at addr:port, or at the IPv6 form of addr, by the kernel's own lookup from
- * such a src. A node process that listens on the wildcard matches too and is not ours: the tag decides. */
+/* Finds the listener of endpoint owner at addr:port, or at the IPv6 form of addr, by the kernel's
+ * own lookup from such a src. A node process that listens on the wildcard matches too and is not
+ * ours: the tag decides. */
 static __always_inline bool listens(struct bpf_sock_addr *ctx, bool ipv6, __be32 src, __be32 addr,
                                     __be16 port, __u32 owner, struct listener *found)
 {

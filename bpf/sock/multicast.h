@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Multicast groups that a program joins by a TCP socket (MCAST_JOIN_GROUP, MCAST_LEAVE_GROUP). TCP gets no multicast, so that
- * a membership is no more than what the calls answer: it is kept here, and the node's devices join nothing. */
+/* Multicast groups that a program joins by a TCP socket (MCAST_JOIN_GROUP, MCAST_LEAVE_GROUP). TCP
+ * gets no multicast, so that a membership is no more than what the calls answer: it is kept here,
+ * and the node's devices join nothing. */
 #ifndef HEDDLE_SOCK_MULTICAST_H
 #define HEDDLE_SOCK_MULTICAST_H
 
@@ -44,7 +45,8 @@ static __always_inline bool is_multicast(const struct address *a)
 	return (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
 }
 
-/* The membership of group by device ifindex, or, if 0, by any; for group NULL a free place. NULL: there is none. */
+/* The membership of group by device ifindex, or, if 0, by any; for group NULL a free place. NULL:
+ * there is none. */
 static __always_inline struct joined_group *find_group(struct joined_groups *all, const struct address *group,
                                                        __u32 ifindex)
 {

@@ -12,8 +12,8 @@ static __always_inline struct sock_tag *named(struct bpf_sock_addr *ctx)
 	return bpf_sk_storage_get(&tag_by_sock, ctx->sk, 0, 0);
 }
 
-/* After a connect that failed, or was undone (AF_UNSPEC), the kernel keeps the source address that bind_source
- * gave the socket; a program that never bound it sees none, as without Heddle. */
+/* After a connect that failed, or was undone (AF_UNSPEC), the kernel keeps the source address that
+ * bind_source gave the socket; a program that never bound it sees none, as without Heddle. */
 static __always_inline bool has_no_name(struct bpf_sock_addr *ctx, const struct sock_tag *tag)
 {
 	return ctx->sk->state == BPF_TCP_CLOSE && !ctx->sk->dst_port && !(tag->flags & TAG_BOUND);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ports that the node keeps for its own connects: the last eighth of its ephemeral ports. All sockets of the node's
- * namespace share one table of ports, and the kernel gives no connect() a port that a bind() or listen() took at whatever
- * address: a container that binds every ephemeral port would leave none to anybody. The kernel chooses none of them for
- * containers' sockets, by IP_LOCAL_PORT_RANGE, which the agent sets; of those that programs name, sock/reserved_ports.h leaves the
- * node enough. */
+/* Ports that the node keeps for its own connects: the last eighth of its ephemeral ports. All
+ * sockets of the node's namespace share one table of ports, and the kernel gives no connect() a
+ * port that a bind() or listen() took at whatever address: a container that binds every ephemeral
+ * port would leave none to anybody. The kernel chooses none of them for containers' sockets, by
+ * IP_LOCAL_PORT_RANGE, which the agent sets; of those that programs name, sock/reserved_ports.h
+ * leaves the node enough. */
 #ifndef HEDDLE_SOCK_NODE_PORTS_H
 #define HEDDLE_SOCK_NODE_PORTS_H
 
@@ -19,8 +20,8 @@ static __always_inline bool is_node_port(__be16 port)
 	       protects(PROTECT_PORTS);
 }
 
-/* IP_LOCAL_PORT_RANGE, lowest and highest port in one integer, 0 for none: what the program asks for, but below the node's
- * ports. What the kernel would refuse, it does. */
+/* IP_LOCAL_PORT_RANGE, lowest and highest port in one integer, 0 for none: what the program asks
+ * for, but below the node's ports. What the kernel would refuse, it does. */
 static __always_inline void cut_port_range(struct bpf_sockopt *ctx)
 {
 	__u32 *p = ctx->optval, last = config_node_port_first - 1, low, high;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What bind and connect ask of the container's own stack, where its processes are that are not intercepted. */
+/* What bind and connect ask of the container's own stack, where its processes are that are not
+ * intercepted. */
 #ifndef HEDDLE_SOCK_OWN_STACK_H
 #define HEDDLE_SOCK_OWN_STACK_H
 
@@ -12,8 +13,8 @@
 #include "sock/context.h"
 #include "sock/node_ports.h"
 
-/* Looks a packet up in the container's own stack: its state there, 0 for none. src and dst are given as in struct
- * flow. */
+/* Looks a packet up in the container's own stack: its state there, 0 for none. src and dst are
+ * given as in struct flow. */
 static __always_inline __u32 own_stack_state(struct bpf_sock_addr *ctx, const struct endpoint *ep, bool ipv6,
                                              __be32 src, __be16 sport, __be32 dst, __be16 port)
 {
@@ -40,8 +41,8 @@ static __always_inline __u32 own_stack_state(struct bpf_sock_addr *ctx, const st
 	return state;
 }
 
-/* Whether a process that is not intercepted listens at a:port, or, if any, at port of one of the container's addresses
- * of the family. */
+/* Whether a process that is not intercepted listens at a:port, or, if any, at port of one of the
+ * container's addresses of the family. */
 static __always_inline bool own_stack_listens_at(struct bpf_sock_addr *ctx, const struct endpoint *ep,
                                                  bool ipv6, __be32 a, bool any, __be16 port)
 {
@@ -74,14 +75,14 @@ static __always_inline bool own_stack_conflicts(struct bpf_sock_addr *ctx, const
 	return any && !(tag->flags & TAG_V6ONLY) && own_stack_listens_at(ctx, ep, false, 0, true, port);
 }
 
-/* Source ports for connects into the container's own stack: of the usual range, but odd. The container's own
- * connects take even ones while there are any, and the two must not meet. */
+/* Source ports for connects into the container's own stack: of the usual range, but odd. The
+ * container's own connects take even ones while there are any, and the two must not meet. */
 #define OWN_STACK_PORT_FIRST 32769
 #define OWN_STACK_PORTS      14116
 #define OWN_STACK_PORT_TRIES 8
 
-/* Binds to node address source with a port that is free there and, for a connect from src to dst, in the container's
- * own stack. False if none is found. */
+/* Binds to node address source with a port that is free there and, for a connect from src to dst,
+ * in the container's own stack. False if none is found. */
 static __always_inline bool bind_own_stack_source(struct bpf_sock_addr *ctx, bool sk6,
                                                   const struct endpoint *ep, __be32 source, bool ipv6,
                                                   __be32 src, __be32 dst)

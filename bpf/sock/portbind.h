@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Port conflicts between addresses of one container that the kernel cannot see. Underneath, 0.0.0.0 and the
- * own address are one node address, 127.0.0.1 and ::1 are others, so the kernel finds
- * 0.0.0.0:80 against 10.244.1.2:80 but not against 127.0.0.1:80. Here each bound socket reserves its port for the
- * kind of address it asked for, and a socket whose kind overlaps with a reservation that is there is refused as
- * inet_csk_bind_conflict() would. */
+/* Port conflicts between addresses of one container that the kernel cannot see. Underneath, 0.0.0.0
+ * and the own address are one node address, 127.0.0.1 and ::1 are others, so the kernel finds
+ * 0.0.0.0:80 against 10.244.1.2:80 but not against 127.0.0.1:80. Here each bound socket reserves
+ * its port for the kind of address it asked for, and a socket whose kind overlaps with a
+ * reservation that is there is refused as inet_csk_bind_conflict() would. */
 #ifndef HEDDLE_SOCK_PORTBIND_H
 #define HEDDLE_SOCK_PORTBIND_H
 
@@ -56,15 +56,16 @@ static __always_inline bool no_portbinds(const struct portbinds *c)
 {
 	__u32 i;
 
-	/* Fewer than none are left where sockets came and went at the same moment: see release_portbind. */
+	/* Fewer than none are left where sockets came and went at the same moment: see
+	 * release_portbind. */
 	for (i = 0; i < PORTBIND_KINDS; i++)
 		if ((__s32)c->by_kind[i].sockets > 0)
 			return false;
 	return true;
 }
 
-/* Gives up the reservation of tag's socket, if it has one. Two sockets that come and go at the same moment can
- * lose one, and with it no more than the refusal of a later one. */
+/* Gives up the reservation of tag's socket, if it has one. Two sockets that come and go at the same
+ * moment can lose one, and with it no more than the refusal of a later one. */
 static __always_inline void release_portbind(struct sock_tag *tag)
 {
 	struct port_key k = portbind_key(tag);
@@ -110,8 +111,8 @@ static __always_inline void request_portbind(struct sock_tag *tag, __u32 kind, b
 		tag->claim_flags |= PORTBIND_PORT_ZERO;
 }
 
-/* Reserves what was asked for. NULL: the socket has a reservation, or asks for none, or the map is full: then there is no
- * refusal. */
+/* Reserves what was asked for. NULL: the socket has a reservation, or asks for none, or the map is
+ * full: then there is no refusal. */
 static __always_inline struct portbinds *make_portbind(struct sock_tag *tag, __u32 port, __u32 uid)
 {
 	struct portbinds none = {}, *c;
@@ -141,7 +142,8 @@ static __always_inline int portbind(struct sock_tag *tag, __u32 port)
 
 	if (!c)
 		return 1;
-	/* A port of the kernel's choice may fall on a reservation: the program must not be refused for that. */
+	/* A port of the kernel's choice may fall on a reservation: the program must not be refused
+	 * for that. */
 	if (!(tag->claim_flags & PORTBIND_PORT_ZERO) && conflicts(c, tag)) {
 		release_portbind(tag);
 		bpf_set_retval(-EADDRINUSE_);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ports of the node that one endpoint keeps from all others. The kernel gives no connect() a port that somebody has taken by
- * bind() or listen(), at whatever address, for as long as a socket of his has it: the one that took it, what it accepted
- * (which goes on when the listener is gone), and either's TIME_WAIT. A port that connect() itself took (also after a
- * bind() with IP_BIND_ADDRESS_NO_PORT) is shared, and not counted here.
+/* Ports of the node that one endpoint keeps from all others. The kernel gives no connect() a port
+ * that somebody has taken by bind() or listen(), at whatever address, for as long as a socket of
+ * his has it: the one that took it, what it accepted (which goes on when the listener is gone), and
+ * either's TIME_WAIT. A port that connect() itself took (also after a bind() with
+ * IP_BIND_ADDRESS_NO_PORT) is shared, and not counted here.
  *
- * An endpoint may hold config_endpoint_ports of the node's ephemeral ports; no others are given to connects. A bind()
- * above that is refused, and so is one that cannot be counted. listen() without bind() takes a port, too, and cannot be
- * refused: the agent ends such listeners. */
+ * An endpoint may hold config_endpoint_ports of the node's ephemeral ports; no others are given to
+ * connects. A bind() above that is refused, and so is one that cannot be counted. listen() without
+ * bind() takes a port, too, and cannot be refused: the agent ends such listeners. */
 #ifndef HEDDLE_SOCK_RESERVED_PORTS_H
 #define HEDDLE_SOCK_RESERVED_PORTS_H
 
@@ -23,8 +24,8 @@ static __always_inline bool is_ephemeral(__u32 port)
 	return port >= config_ephemeral_first && port <= config_ephemeral_last;
 }
 
-/* The account of the socket's endpoint in a map of them; NULL if that is gone, also if another has its id by now
- * (counter_of). */
+/* The account of the socket's endpoint in a map of them; NULL if that is gone, also if another has
+ * its id by now (counter_of). */
 static __always_inline struct port_account *account_in(void *accounts, const struct sock_tag *tag)
 {
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
@@ -85,8 +86,9 @@ static __noinline int uncharge_account(struct port_account *a, bool waits)
 	return 0;
 }
 
-/* The ports that the node keeps (sock/node_ports.h) are taken one by one: half of them at most by all containers, and a
- * sixteenth by one. A port that several have is one less for the node, so it counts once. */
+/* The ports that the node keeps (sock/node_ports.h) are taken one by one: half of them at most by
+ * all containers, and a sixteenth by one. A port that several have is one less for the node, so it
+ * counts once. */
 #define NODE_PORTS_ALL 2
 #define NODE_PORTS_ONE 16
 
@@ -109,7 +111,8 @@ static __always_inline struct node_port *node_port_at(__u32 port)
 	return bpf_map_lookup_elem(&node_port_by_number, &index);
 }
 
-/* One more socket has the port, if others have it already, or if first says so. Gives whether they have. */
+/* One more socket has the port, if others have it already, or if first says so. Gives whether they
+ * have. */
 static __always_inline bool join_node_port(struct node_port *p, bool first)
 {
 	bool shared;
@@ -124,7 +127,8 @@ static __always_inline bool join_node_port(struct node_port *p, bool first)
 	return shared;
 }
 
-/* Counts one of the node's ports. False: it must stay the node's; it is counted only if anyway says so. */
+/* Counts one of the node's ports. False: it must stay the node's; it is counted only if anyway says
+ * so. */
 static __noinline bool take_node_port(const struct sock_tag *tag, __u32 port, bool anyway)
 {
 	struct node_port *p = node_port_at(port);
@@ -222,8 +226,8 @@ static __noinline int release_port(const struct sock_tag *tag, struct reserved_p
 	return uncharge_port(tag, port, waits);
 }
 
-/* The socket has taken a port. Gives why it must not have it, or REASON_NONE: then it is counted only if anyway says
- * so. */
+/* The socket has taken a port. Gives why it must not have it, or REASON_NONE: then it is counted
+ * only if anyway says so. */
 static __always_inline __u32 reserve_port(struct bpf_sock *sk, const struct sock_tag *tag, __u32 port,
                                           bool anyway)
 {
@@ -272,7 +276,8 @@ static __always_inline void port_unbound(struct bpf_sock *sk, const struct sock_
 		release_port(tag, h);
 }
 
-/* From here on what the listener accepts holds the port with it. False: there is no room for that. */
+/* From here on what the listener accepts holds the port with it. False: there is no room for
+ * that. */
 static __always_inline bool group_port(struct bpf_sock_ops *ops, const struct sock_tag *tag,
                                        struct reserved_port *h)
 {
@@ -294,7 +299,8 @@ static __always_inline bool group_port(struct bpf_sock_ops *ops, const struct so
 	return true;
 }
 
-/* listen(), which cannot be refused here: a listener that must not be is reported to the agent, which ends it (end_over_quota). */
+/* listen(), which cannot be refused here: a listener that must not be is reported to the agent,
+ * which ends it (end_over_quota). */
 static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	struct bpf_sock *sk = ops->sk;
@@ -315,7 +321,8 @@ static __noinline int port_listens(struct bpf_sock_ops *ops, const struct sock_t
 	return 0;
 }
 
-/* Whether the listener sk has a port that it must not have: above the limit, or one that could not be counted. */
+/* Whether the listener sk has a port that it must not have: above the limit, or one that could not
+ * be counted. */
 static __always_inline bool is_over_quota(struct sock_common *sk)
 {
 	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
@@ -336,7 +343,8 @@ static __always_inline void port_connects(struct bpf_sock_ops *ops)
 		__sync_fetch_and_and(&h->flags, ~RESERVED_CLOSED);
 }
 
-/* A listener has accepted: what it holds is the listener's, unless it is at another port (a direct one). */
+/* A listener has accepted: what it holds is the listener's, unless it is at another port (a direct
+ * one). */
 static __always_inline void port_accepted(struct bpf_sock_ops *ops)
 {
 	struct bpf_sock *sk = ops->sk;
@@ -358,8 +366,8 @@ static __always_inline void port_accepted(struct bpf_sock_ops *ops)
 	}
 }
 
-/* BPF_SOCK_OPS_STATE_CB. A connection that ends gives its port up if it was accepted; another when no program has the
- * socket either. */
+/* BPF_SOCK_OPS_STATE_CB. A connection that ends gives its port up if it was accepted; another when
+ * no program has the socket either. */
 static __noinline int port_state(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	__u32 from = ops->args[0], to = ops->args[1];

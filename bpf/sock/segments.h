@@ -22,9 +22,9 @@ static __always_inline __u64 slowest_cap(__u32 endpoint_id, __u64 most)
 #define SLOW_CAP    (50000000 / 8) /* bytes a second */
 #define SLOW_MAXSEG 1448
 
-/* Segments of lo's size, 64 KB, are too large for a slow cap: a few connections with one or two each on the way fill its
- * queue. A connection of an endpoint that has one, or to one, is made with those of an Ethernet, unless the program
- * asked for smaller ones. */
+/* Segments of lo's size, 64 KB, are too large for a slow cap: a few connections with one or two
+ * each on the way fill its queue. A connection of an endpoint that has one, or to one, is made with
+ * those of an Ethernet, unless the program asked for smaller ones. */
 static __noinline int segments_for_limit(struct bpf_sock_addr *ctx, __u32 own, __u32 peer)
 {
 	struct tcp_sock *tp;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Services: a connect to an address and port that stand for backends goes to one of them. It is picked here, once a
- * connection, before policy is asked and a path is chosen: nothing of a service is in any packet. */
+/* Services: a connect to an address and port that stand for backends goes to one of them. It is
+ * picked here, once a connection, before policy is asked and a path is chosen: nothing of a service
+ * is in any packet. */
 #ifndef HEDDLE_SOCK_SERVICE_H
 #define HEDDLE_SOCK_SERVICE_H
 
@@ -24,8 +25,8 @@ static __always_inline struct backend *backend_at(__u32 service_id, __u32 slot)
 	return bpf_map_lookup_elem(&backend_by_slot, &key);
 }
 
-/* One of the service's backends, each as likely. The agent may be taking one away: then the last slot is empty for a
- * moment, and the first is not. */
+/* One of the service's backends, each as likely. The agent may be taking one away: then the last
+ * slot is empty for a moment, and the first is not. */
 static __noinline struct backend *any_backend(const struct service *service)
 {
 	struct backend *b;
@@ -43,7 +44,8 @@ static __always_inline void copy_backend(struct backend *to, const struct backen
 	to->pad = 0;
 }
 
-/* The backend that endpoint_id had last, if that is not too long ago and the service still has it; or any. */
+/* The backend that endpoint_id had last, if that is not too long ago and the service still has it;
+ * or any. */
 static __noinline bool kept_backend(const struct service *service, __u32 endpoint_id, struct backend *to)
 {
 	struct affinity_key key = {.service_id = service->id, .endpoint_id = endpoint_id};
@@ -97,9 +99,9 @@ static __noinline int pick_backend(struct service_key *asked, __u32 endpoint_id)
 	return SERVICE_TAKEN;
 }
 
-/* Puts the backend of a service, if at and the context's port are one, in their place, and remembers what was asked for.
- * The port is read and written here only: the callers' compiler would keep its place in the context, which the verifier
- * refuses. */
+/* Puts the backend of a service, if at and the context's port are one, in their place, and
+ * remembers what was asked for. The port is read and written here only: the callers' compiler would
+ * keep its place in the context, which the verifier refuses. */
 static __noinline int to_backend(struct bpf_sock_addr *ctx, struct sock_tag *tag, struct address *at)
 {
 	struct service_key to = {}, *asked;

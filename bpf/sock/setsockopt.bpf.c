@@ -39,7 +39,8 @@ static __always_inline int read_ip_int(struct bpf_sockopt *ctx)
 	return value;
 }
 
-/* Denied, unless the value is too short for the option: then the kernel would not have looked at rights. */
+/* Denied, unless the value is too short for the option: then the kernel would not have looked at
+ * rights. */
 static __always_inline int deny_if_whole(struct bpf_sockopt *ctx, int size)
 {
 	return ctx->optlen < size ? fail_sockopt(EINVAL_) : SOCKOPT_DENY;
@@ -68,8 +69,8 @@ static __always_inline int set_kept_mark(struct bpf_sockopt *ctx, struct sock_ta
 	return SOCKOPT_DONE;
 }
 
-/* Priorities above 6 take a capability. They name classes of queueing disciplines, which in the container are its
- * own and here the node's: kept. */
+/* Priorities above 6 take a capability. They name classes of queueing disciplines, which in the
+ * container are its own and here the node's: kept. */
 static __always_inline int set_priority(struct bpf_sockopt *ctx, struct sock_tag *tag,
                                         const struct endpoint *ep)
 {
@@ -102,7 +103,8 @@ static __always_inline int bind_ifindex(struct bpf_sockopt *ctx, struct sock_tag
 
 	if (!read_int(ctx, &value) || value < 0)
 		return fail_sockopt(EINVAL_);
-	return bind_device(tag, ep, value); /* the kernel does not ask whether there is such a device */
+	/* the kernel does not ask whether there is such a device */
+	return bind_device(tag, ep, value);
 }
 
 /* The device of the container that the program names; 0 for "", -1 for one that is not there. */
@@ -254,7 +256,8 @@ static __always_inline int set_v6only(struct bpf_sockopt *ctx, struct sock_tag *
 
 	if (!read_int(ctx, &on) || ctx->sk->src_port)
 		return fail_sockopt(EINVAL_);
-	/* No other hook runs without the socket's lock: what they change meanwhile must not be undone. */
+	/* No other hook runs without the socket's lock: what they change meanwhile must not be
+	 * undone. */
 	if (on)
 		__sync_fetch_and_or(&tag->flags, TAG_V6ONLY);
 	else
@@ -262,7 +265,8 @@ static __always_inline int set_v6only(struct bpf_sockopt *ctx, struct sock_tag *
 	return SOCKOPT_DONE;
 }
 
-/* Makes an IPv4 socket of one that is connected to a v4-mapped address: to one that the program sees. */
+/* Makes an IPv4 socket of one that is connected to a v4-mapped address: to one that the program
+ * sees. */
 static __always_inline int set_addrform(struct bpf_sockopt *ctx, const struct sock_tag *tag)
 {
 	int family;
@@ -284,8 +288,9 @@ static __always_inline int set_kept6(struct bpf_sockopt *ctx, struct sock_tag *t
 	return set_transparent(tag, ep, value);
 }
 
-/* IPV6_RECVPKTINFO, IPV6_2292PKTINFO of old, IPV6_RECVORIGDSTADDR. What IPV6_2292PKTOPTIONS then tells of a connection is an
- * address of this node or, accepted, the underlay's of the peer's, and a device. */
+/* IPV6_RECVPKTINFO, IPV6_2292PKTINFO of old, IPV6_RECVORIGDSTADDR. What IPV6_2292PKTOPTIONS then
+ * tells of a connection is an address of this node or, accepted, the underlay's of the peer's, and
+ * a device. */
 static __always_inline int set_pktinfo6(struct bpf_sockopt *ctx, struct sock_tag *tag, __u32 option)
 {
 	int value;
@@ -429,8 +434,8 @@ int setsockopt(struct bpf_sockopt *ctx)
 	case SOCKOPT_UNKNOWN:
 		ctx->optname = UNKNOWN_OPTION;
 	}
-	/* Of a longer value only a page is shown here, and no option has need of more. Read by the kernel once more, it
-	 * could be another. */
+	/* Of a longer value only a page is shown here, and no option has need of more. Read by the
+	 * kernel once more, it could be another. */
 	if (ctx->optlen > OPTVAL_PAGE)
 		ctx->optlen = OPTVAL_PAGE;
 	return 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Counts the sockets of each endpoint: those its programs hold, and connections that wait for accept(). The agent asks for a
- * socket to be counted before it gives it away (SOL_HEDDLE below), so one that nobody got is counted off again when
- * the agent closes it, or ends. */
+/* Counts the sockets of each endpoint: those its programs hold, and connections that wait for
+ * accept(). The agent asks for a socket to be counted before it gives it away (SOL_HEDDLE below),
+ * so one that nobody got is counted off again when the agent closes it, or ends. */
 #ifndef HEDDLE_SOCK_SOCKET_QUOTA_H
 #define HEDDLE_SOCK_SOCKET_QUOTA_H
 
@@ -22,9 +22,9 @@
 extern struct task_struct *bpf_task_from_pid(__s32 pid) __ksym __weak; /* Linux 6.2 */
 extern void bpf_task_release(struct task_struct *task) __ksym __weak;
 
-/* The counter of the socket's endpoint; NULL if that is gone, also if another has its id by now: who lives on after
- * the endpoint must not change what a later one is charged. Not tagged_endpoint, so that it holds without
- * PROTECT_INCARNATION. */
+/* The counter of the socket's endpoint; NULL if that is gone, also if another has its id by now:
+ * who lives on after the endpoint must not change what a later one is charged. Not tagged_endpoint,
+ * so that it holds without PROTECT_INCARNATION. */
 static __always_inline __u64 *counter_in(const struct endpoint *ep, const struct sock_tag *tag)
 {
 	if (!ep || ep->incarnation != tag->incarnation)
@@ -37,7 +37,8 @@ static __always_inline __u64 *counter_of(const struct sock_tag *tag)
 	return counter_in(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
 }
 
-/* Counts a socket of endpoint ep (NULL: gone). False: that has more than it may. It is counted all the same. */
+/* Counts a socket of endpoint ep (NULL: gone). False: that has more than it may. It is counted all
+ * the same. */
 static __always_inline bool count_socket(const struct endpoint *ep, struct sock_tag *tag)
 {
 	__u64 *open = counter_in(ep, tag);
@@ -67,8 +68,9 @@ static __always_inline void uncount_socket(struct sock_tag *tag)
 		give_back(open);
 }
 
-/* Counts a socket, unless its endpoint has as many as it may: then false. The flag is set only of what stays counted, because
- * other hooks, which change the flags at the same time, could bring back one that was taken away. */
+/* Counts a socket, unless its endpoint has as many as it may: then false. The flag is set only of
+ * what stays counted, because other hooks, which change the flags at the same time, could bring
+ * back one that was taken away. */
 static __always_inline bool count_within(struct sock_tag *tag)
 {
 	__u64 *open = counter_of(tag);
@@ -85,16 +87,17 @@ static __always_inline bool count_within(struct sock_tag *tag)
 	return true;
 }
 
-/* Counts a socket that a program holds uncounted and puts to use: accept() hands out a connection that ended before
- * (uncount_unaccepted), and connect(AF_UNSPEC) makes a socket of it again. False: its endpoint has as many as it may,
- * and it is not counted. */
+/* Counts a socket that a program holds uncounted and puts to use: accept() hands out a connection
+ * that ended before (uncount_unaccepted), and connect(AF_UNSPEC) makes a socket of it again. False:
+ * its endpoint has as many as it may, and it is not counted. */
 static __always_inline bool count_reused(struct sock_tag *tag)
 {
 	return tag->flags & TAG_COUNTED || !protects(PROTECT_SOCKET_QUOTA) || count_within(tag);
 }
 
-/* Whether the thread is as the agent demands; it waits for an answer, and cannot change meanwhile. Asked here, together with
- * the count, because it takes a tenth of what reading /proc does. Gives an errno. */
+/* Whether the thread is as the agent demands; it waits for an answer, and cannot change meanwhile.
+ * Asked here, together with the count, because it takes a tenth of what reading /proc does. Gives
+ * an errno. */
 static __noinline int misfit(const struct admission *asked)
 {
 	struct task_struct *task;
@@ -114,15 +117,17 @@ static __noinline int misfit(const struct admission *asked)
 	return err;
 }
 
-/* Whether another process than the agent asks: of a socket that is not counted (uncount_unaccepted) a program could
- * learn by it what processes there are on the node, and of whom. Without config_agent nothing is looked at. */
+/* Whether another process than the agent asks: of a socket that is not counted (uncount_unaccepted)
+ * a program could learn by it what processes there are on the node, and of whom. Without
+ * config_agent nothing is looked at. */
 static __always_inline bool asked_by_another(void)
 {
 	return config_agent && bpf_get_current_pid_tgid() >> 32 != config_agent &&
 	       protects(PROTECT_AGENT_OPTION);
 }
 
-/* The agent's request. A program that makes it of a socket it has is told that there is no such option. */
+/* The agent's request. A program that makes it of a socket it has is told that there is no such
+ * option. */
 static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag *tag)
 {
 	struct admission *asked = ctx->optval;
@@ -147,9 +152,9 @@ static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag
 	return 1;
 }
 
-/* A connection that nobody accepted ends: no program will close it; if one accepts it still, it is counted when it is
- * put to use (count_reused). A child that its listener takes along before it is established was never counted: its
- * TAG_COUNTED is the listener's, and it lacks TAG_ACCEPTED. */
+/* A connection that nobody accepted ends: no program will close it; if one accepts it still, it is
+ * counted when it is put to use (count_reused). A child that its listener takes along before it is
+ * established was never counted: its TAG_COUNTED is the listener's, and it lacks TAG_ACCEPTED. */
 static __always_inline void uncount_unaccepted(struct bpf_sock_ops *ops, struct sock_tag *tag,
                                                const struct tcp_sock *tcp)
 {

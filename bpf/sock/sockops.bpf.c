@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What happens to a tagged socket after its hooks: it connects, writes the option into its SYN, listens, is accepted (sock/accept.h),
- * ends. */
+/* What happens to a tagged socket after its hooks: it connects, writes the option into its SYN,
+ * listens, is accepted (sock/accept.h), ends. */
 
 #include "include/abi/path.h"
 #include "include/address.h"
@@ -40,8 +40,8 @@ static __always_inline void write_option(struct bpf_sock_ops *ops)
 	bpf_store_hdr_opt(ops, &o, sizeof(o), 0);
 }
 
-/* A connection within the container whose addresses on lo stand for several: tells the accepting side which
- * ones the programs see. 0 is ::1. */
+/* A connection within the container whose addresses on lo stand for several: tells the accepting
+ * side which ones the programs see. 0 is ::1. */
 static __always_inline void remember_names(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id);
@@ -79,8 +79,9 @@ static __always_inline void remember_crossing(struct bpf_sock_ops *ops, const st
 	bpf_map_update_elem(&crossed_by_wire, &k, &tag->remote, BPF_ANY);
 }
 
-/* The tables may have changed since connect() was decided, and the cut have passed before the socket was there to be
- * seen. From here on the cut sees it; what is forbidden now must not leave: no SYN, no connection. */
+/* The tables may have changed since connect() was decided, and the cut have passed before the
+ * socket was there to be seen. From here on the cut sees it; what is forbidden now must not leave:
+ * no SYN, no connection. */
 static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	__u32 mark = config_drop_mark;
@@ -98,8 +99,9 @@ static __always_inline bool now_forbidden(struct bpf_sock_ops *ops, struct sock_
 	return true;
 }
 
-/* The endpoint may have been forgotten since connect() looked it up, and cut_leaving have passed before the socket was
- * there to be seen: no SYN of it leaves, and one retransmission is all that connect() waits for. */
+/* The endpoint may have been forgotten since connect() looked it up, and cut_leaving have passed
+ * before the socket was there to be seen: no SYN of it leaves, and one retransmission is all that
+ * connect() waits for. */
 static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	__u32 mark = config_drop_mark;
@@ -116,7 +118,8 @@ static __always_inline bool is_forgotten(struct bpf_sock_ops *ops, struct sock_t
 	return true;
 }
 
-/* Whether a connection leads over lo: but for those to a mirror address, which go to the container's own stack. */
+/* Whether a connection leads over lo: but for those to a mirror address, which go to the
+ * container's own stack. */
 static __always_inline bool over_lo(const struct sock_tag *tag)
 {
 	return tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK;
@@ -148,8 +151,9 @@ static __always_inline void established_active(struct bpf_sock_ops *ops, struct 
 		replace_bbr(ops, tag);
 }
 
-/* Whether a socket that begins to listen without bind() is at an address of the node: at all of them, after a bind() that
- * failed, or at the one that a direct connection had, which failed or which the program undid (AF_UNSPEC). */
+/* Whether a socket that begins to listen without bind() is at an address of the node: at all of
+ * them, after a bind() that failed, or at the one that a direct connection had, which failed or
+ * which the program undid (AF_UNSPEC). */
 static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const struct sock_tag *tag)
 {
 	__be32 at = ops->local_ip4;
@@ -163,9 +167,9 @@ static __always_inline bool listens_at_node(struct bpf_sock_ops *ops, const stru
 	return !ep || at != ep->addr4.word[3];
 }
 
-/* listen() without bind(): the agent has placed the socket at its container's address, and there the kernel has chosen a port.
- * It listens as if it were bound to a wildcard, but what comes after is not bound. False: it is elsewhere, or is IPV6_V6ONLY,
- * which IPv4 would reach there. */
+/* listen() without bind(): the agent has placed the socket at its container's address, and there
+ * the kernel has chosen a port. It listens as if it were bound to a wildcard, but what comes after
+ * is not bound. False: it is elsewhere, or is IPV6_V6ONLY, which IPv4 would reach there. */
 static __always_inline bool listens_unbound(struct bpf_sock_ops *ops, struct sock_tag *tag)
 {
 	bool v6 = ops->family == AF_INET6;
@@ -195,8 +199,10 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	restore_bbr(ops, tag);
-	tag->flags &= ~TAG_ACCEPTED; /* a mark of its connections that are established (uncount_unaccepted) */
-	/* listen() cannot be refused here: above the limit what it accepts ends (established_passive). */
+	/* a mark of its connections that are established (uncount_unaccepted) */
+	tag->flags &= ~TAG_ACCEPTED;
+	/* listen() cannot be refused here: above the limit what it accepts ends
+	 * (established_passive). */
 	if (!(tag->flags & TAG_COUNTED))
 		count_socket(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
 	port_listens(ops, tag);
@@ -220,7 +226,8 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 		tag->flags = (tag->flags & ~TAGS_OF_MARK) | TAG_ROUTED;
 }
 
-/* BPF_SOCK_OPS_STATE_CB, of the two states that mean something here: a connection ends, or both ends send a SYN. */
+/* BPF_SOCK_OPS_STATE_CB, of the two states that mean something here: a connection ends, or both
+ * ends send a SYN. */
 static __always_inline void state_changes(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -278,8 +285,8 @@ static __always_inline void accepted(struct bpf_sock_ops *ops)
 		established_passive(ops, tag, tcp);
 }
 
-/* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for timeouts, windows and ECN) or
- * needs nothing: such a run must end soon. */
+/* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for
+ * timeouts, windows and ECN) or needs nothing: such a run must end soon. */
 SEC("sockops")
 int tcp_events(struct bpf_sock_ops *ops)
 {

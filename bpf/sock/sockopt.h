@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Socket options. The socket lives in the node's namespace, so what the kernel would do to it there is asked
- * first: an allow-list. What is not passed on is one of
+/* Socket options. The socket lives in the node's namespace, so what the kernel would do to it there
+ * is asked first: an allow-list. What is not passed on is one of
  *
  *   kept      the program's wish is noted in the tag and read back; the kernel's own setting is Heddle's
  *   denied    EPERM: it would reach the node, or show the underlay
  *   unknown   the answer the kernel has for options that it does not know
  *
- * A get hook runs when the kernel has answered already, into the program's memory: it can change an answer, not
- * hide one. So what must not be seen has to be prevented when it is set.
+ * A get hook runs when the kernel has answered already, into the program's memory: it can change an
+ * answer, not hide one. So what must not be seen has to be prevented when it is set.
  *
  * ep is NULL for sockets that outlive their endpoint. */
 #ifndef HEDDLE_SOCK_SOCKOPT_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What may leave a container at all, and what may arrive by the overlay. The programs of the devices read headers;
- * these functions see to it that there are none beside those they read. They are functions of their own, with
- * frames of their own, because their callers' are full. */
+/* What may leave a container at all, and what may arrive by the overlay. The programs of the
+ * devices read headers; these functions see to it that there are none beside those they read. They
+ * are functions of their own, with frames of their own, because their callers' are full. */
 #ifndef HEDDLE_TC_ANTISPOOF_H
 #define HEDDLE_TC_ANTISPOOF_H
 
@@ -22,15 +22,15 @@ static __always_inline bool is_vlan(__u32 protocol)
 	return protocol == bpf_htons(ETH_P_8021Q) || protocol == bpf_htons(ETH_P_8021AD);
 }
 
-/* Whether the frame still has a VLAN tag behind the one that the kernel took off and will ignore: then it takes off
- * the next, too, and goes on with a packet that no program has read. */
+/* Whether the frame still has a VLAN tag behind the one that the kernel took off and will ignore:
+ * then it takes off the next, too, and goes on with a packet that no program has read. */
 static __always_inline bool hides_in_vlan(struct __sk_buff *skb)
 {
 	return skb->vlan_present && !(skb->vlan_tci & 0xfff) && is_vlan(skb->protocol);
 }
 
-/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header, options included. What lies behind its
- * end is not part of it, whatever it looks like. */
+/* Whether an IPv4 packet is TCP with a first fragment that ends within the TCP header, options
+ * included. What lies behind its end is not part of it, whatever it looks like. */
 static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
 {
 	__u32 length, room;
@@ -49,8 +49,8 @@ static __always_inline bool cuts_tcp4(struct __sk_buff *skb)
 	return room < length + (doff >> 4) * 4;
 }
 
-/* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else and the options of
- * multicast listener discovery are what hosts send. */
+/* Whether an IPv6 packet has extension headers that TCP may be behind. Fragments of anything else
+ * and the options of multicast listener discovery are what hosts send. */
 static __always_inline bool buries_tcp6(struct __sk_buff *skb)
 {
 	struct ip6hdr_ h;
@@ -73,8 +73,8 @@ static __always_inline bool buries_tcp6(struct __sk_buff *skb)
 	return false;
 }
 
-/* Whether an ARP packet speaks for another address than own. The node knows its neighbours without asking; entries
- * for made-up ones would only fill its table. */
+/* Whether an ARP packet speaks for another address than own. The node knows its neighbours without
+ * asking; entries for made-up ones would only fill its table. */
 static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
 {
 	struct arp_ arp;
@@ -86,8 +86,8 @@ static __always_inline bool spoofs_arp(struct __sk_buff *skb, __be32 own)
 	return sender && sender != own;
 }
 
-/* Whether an ICMPv6 message behind at most one extension header is an error about a packet that was not sent to address own6 or
- * link-local address own; refuse_frame lets no others pass. */
+/* Whether an ICMPv6 message behind at most one extension header is an error about a packet that was
+ * not sent to address own6 or link-local address own; refuse_frame lets no others pass. */
 static __always_inline bool forges_error6(struct __sk_buff *skb, __be32 own, __u32 id)
 {
 	__u32 offset = ETH_HLEN + sizeof(struct ip6hdr_);
@@ -122,9 +122,9 @@ static __always_inline bool forges_error6(struct __sk_buff *skb, __be32 own, __u
 	return !(is_overlay6(&to) && to.word[3] == own) && !is_own_link_local6(&to, id);
 }
 
-/* Whether a packet that is not TCP, out of the container self, is an ICMP error about a packet that was not sent to it. The
- * kernel believes such errors of everybody: they would change the MTU of the node's, or of another container's, way to a third
- * one, for UDP by no more than the ports. */
+/* Whether a packet that is not TCP, out of the container self, is an ICMP error about a packet that
+ * was not sent to it. The kernel believes such errors of everybody: they would change the MTU of
+ * the node's, or of another container's, way to a third one, for UDP by no more than the ports. */
 static __noinline bool forges_error(struct __sk_buff *skb, const struct packet *p,
                                     const struct endpoint *self)
 {
@@ -149,8 +149,8 @@ static __noinline bool forges_error(struct __sk_buff *skb, const struct packet *
 	return h.daddr != self->addr4.word[3];
 }
 
-/* Whether the kernel has yet to write the packet's checksum: of what lies behind start, at place at. Both are offsets into
- * the frame, start one of any 32 bits. */
+/* Whether the kernel has yet to write the packet's checksum: of what lies behind start, at place
+ * at. Both are offsets into the frame, start one of any 32 bits. */
 static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start, __u32 *at)
 {
 	struct sk_buff *skb = (void *)ctx; /* that it is, whatever the verifier calls it */
@@ -169,9 +169,10 @@ static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start,
 	return awaits;
 }
 
-/* Whether a checksum that the kernel has yet to write would change what is judged here: a program that makes its own frames
- * says where it belongs (PACKET_VNET_HDR), and the kernel believes it. TCP and UDP have one place for it; behind UDP's header,
- * and in what is neither, is another packet that the container wraps in its own. */
+/* Whether a checksum that the kernel has yet to write would change what is judged here: a program
+ * that makes its own frames says where it belongs (PACKET_VNET_HDR), and the kernel believes it.
+ * TCP and UDP have one place for it; behind UDP's header, and in what is neither, is another packet
+ * that the container wraps in its own. */
 static __always_inline bool rewrites_itself(struct __sk_buff *skb)
 {
 	__u32 start, at, transport;
@@ -212,9 +213,10 @@ static __always_inline bool rewrites_itself(struct __sk_buff *skb)
 	return start < transport || start > skb->len;
 }
 
-/* Whether this is for the port of the overlay, wherever it goes: masqueraded, it would look like that of the container's own
- * node, and what is inside may claim any source. Which addresses are nodes' this node does not always know: some have just
- * come, and each may have others. Of fragments the first shows the port; the others lead nowhere without it. */
+/* Whether this is for the port of the overlay, wherever it goes: masqueraded, it would look like
+ * that of the container's own node, and what is inside may claim any source. Which addresses are
+ * nodes' this node does not always know: some have just come, and each may have others. Of
+ * fragments the first shows the port; the others lead nowhere without it. */
 static __noinline bool forges_overlay(struct __sk_buff *skb)
 {
 	__u32 offset = ETH_HLEN;
@@ -246,8 +248,8 @@ static __noinline bool forges_overlay(struct __sk_buff *skb)
 	       port == bpf_htons(config_vxlan_port);
 }
 
-/* Why a frame that comes out of the container with overlay address own may go no further, whatever it says;
- * REASON_NONE if its headers may be read and judged. */
+/* Why a frame that comes out of the container with overlay address own may go no further, whatever
+ * it says; REASON_NONE if its headers may be read and judged. */
 static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
 {
 	__u32 protocol = skb->protocol;
@@ -267,8 +269,9 @@ static __noinline __u32 refuse_frame(struct __sk_buff *skb, __be32 own)
 	return REASON_DROP_NOT_IP;
 }
 
-/* Whether the IP packet at offset has a source of the node with underlay address sender, or is from that node
- * itself. Nothing else is on the overlay: neighbours are permanent, so nobody asks for them. */
+/* Whether the IP packet at offset has a source of the node with underlay address sender, or is from
+ * that node itself. Nothing else is on the overlay: neighbours are permanent, so nobody asks for
+ * them. */
 static __always_inline bool inner_source_of(struct __sk_buff *skb, __u32 offset, __be32 sender)
 {
 	struct ip6hdr_ h6;
@@ -302,8 +305,9 @@ static __always_inline bool inner_source_of(struct __sk_buff *skb, __u32 offset,
 	return from && from->underlay.word[3] == sender;
 }
 
-/* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it may, or is
- * nothing of the kind. A first fragment shows all that is looked at; the others lead nowhere without it. */
+/* Why a packet that arrives on the underlay may not be taken for the overlay's; REASON_NONE if it
+ * may, or is nothing of the kind. A first fragment shows all that is looked at; the others lead
+ * nowhere without it. */
 static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 {
 	struct vxlanhdr_ vxlan = {};
@@ -337,7 +341,8 @@ static __noinline __u32 refuse_overlay(struct __sk_buff *skb)
 	                                                                        : REASON_DROP_OVERLAY_SOURCE;
 }
 
-/* Why a packet that the underlay device brings may not come that way: endpoints are beyond the overlay's. */
+/* Why a packet that the underlay device brings may not come that way: endpoints are beyond the
+ * overlay's. */
 static __noinline __u32 refuse_outsider(const struct packet *p)
 {
 	struct route *from;
@@ -349,8 +354,8 @@ static __noinline __u32 refuse_outsider(const struct packet *p)
 	                                                                  : REASON_NONE;
 }
 
-/* Whether packet p is a SYN that says, as only nodes may, which endpoints it joins: masqueraded, it would look like the node's,
- * also at a node that this one does not know yet. */
+/* Whether packet p is a SYN that says, as only nodes may, which endpoints it joins: masqueraded, it
+ * would look like the node's, also at a node that this one does not know yet. */
 static __noinline bool forges_option(struct __sk_buff *skb, const struct packet *p)
 {
 	struct syn_option o;
@@ -360,8 +365,8 @@ static __noinline bool forges_option(struct __sk_buff *skb, const struct packet 
 	return find_option(skb, p, &o) != 0;
 }
 
-/* Whether packet p may leave endpoint self: from its own address, from none yet, or from the link-local one that its
- * device's hardware address gives, which goes no further than the node. */
+/* Whether packet p may leave endpoint self: from its own address, from none yet, or from the
+ * link-local one that its device's hardware address gives, which goes no further than the node. */
 static __always_inline bool may_send_from(const struct endpoint *self, const struct packet *p)
 {
 	if (!p->ipv6)

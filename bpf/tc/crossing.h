@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Connections of node sockets whose own address is of no use where they go: bound to [::], which underneath is the IPv4
- * address, and connecting to an IPv6 one; or bound to no address of the container at all (bind() with AF_UNSPEC). Such a socket
- * connects to a crossing address (include/mirror.h), which stands for the destination, and its packets are sent as the container's
+/* Connections of node sockets whose own address is of no use where they go: bound to [::], which
+ * underneath is the IPv4 address, and connecting to an IPv6 one; or bound to no address of the
+ * container at all (bind() with AF_UNSPEC). Such a socket connects to a crossing address
+ * (include/mirror.h), which stands for the destination, and its packets are sent as the container's
  * own stack would send them:
  *
  *   x:p -> crossing:q    out by the endpoint's veth: cross_out    x:p or x6:p -> destination:q, in by that veth
  *   destination:q -> x:p or x6:p    to_endpoint: cross_back    crossing:q -> x:p, by the delivery device
  *
- * What is said of the destination there is said of a process that is not intercepted. The tag knows the destination;
- * crossed_by_wire, for which a flood of others may be too much, is asked for what is in TIME_WAIT, which has no tag. */
+ * What is said of the destination there is said of a process that is not intercepted. The tag knows
+ * the destination; crossed_by_wire, for which a flood of others may be too much, is asked for what
+ * is in TIME_WAIT, which has no tag. */
 #ifndef HEDDLE_TC_CROSSING_H
 #define HEDDLE_TC_CROSSING_H
 
@@ -42,8 +44,9 @@ static __always_inline bool crossing_target(struct __sk_buff *skb, const struct 
 	return crossing_of(self->id, to) == p->ip.daddr;
 }
 
-/* A packet to a crossing address that the node sends to an endpoint's veth: of that endpoint's node sockets only, as in
- * to_own_stack. It comes back by that veth, without the mark that makes overlay addresses local. */
+/* A packet to a crossing address that the node sends to an endpoint's veth: of that endpoint's node
+ * sockets only, as in to_own_stack. It comes back by that veth, without the mark that makes overlay
+ * addresses local. */
 static __noinline int cross_out(struct __sk_buff *skb, const struct packet *p, int kind)
 {
 	__u32 ifindex = skb->ifindex;
@@ -68,7 +71,8 @@ static __noinline int cross_out(struct __sk_buff *skb, const struct packet *p, i
 	return bpf_redirect(ifindex, BPF_F_INGRESS);
 }
 
-/* Whether packet p for endpoint ep is of a connection that crosses: k says how its socket knows it. */
+/* Whether packet p for endpoint ep is of a connection that crosses: k says how its socket knows
+ * it. */
 static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
                                   struct flow_key *k)
 {

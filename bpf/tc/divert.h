@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* Packets of the overlay whose destination is a node socket: caught at ingress, before routing, and
  * marked so that routing delivers them locally. (A forwarded packet that early demux matched to a
- * socket is dropped by the kernel, so this cannot wait.) Everything else goes on as ordinary overlay
- * traffic. */
+ * socket is dropped by the kernel, so this cannot wait.) Everything else goes on as ordinary
+ * overlay traffic. */
 #ifndef HEDDLE_TC_DIVERT_H
 #define HEDDLE_TC_DIVERT_H
 
@@ -39,7 +39,8 @@ static __always_inline struct bpf_sock *find_loopback6(struct __sk_buff *skb, __
 	return NULL;
 }
 
-/* Finds the socket for the packet as the kernel would; for IPv6 also a listener on [::] of endpoint owner. */
+/* Finds the socket for the packet as the kernel would; for IPv6 also a listener on [::] of endpoint
+ * owner. */
 static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct packet *p,
                                                     __u32 owner)
 {
@@ -66,9 +67,10 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 	return find_loopback6(skb, p->tcp.dest, owner);
 }
 
-/* A packet that matches a node socket in TIME_WAIT may be of a new connection between the containers' own
- * stacks, which know nothing of the node's ports. Its SYN tells (no node socket listens for it), or its
- * SYN-ACK (one in TIME_WAIT expects none); the rest of it is recognised by what is remembered then. */
+/* A packet that matches a node socket in TIME_WAIT may be of a new connection between the
+ * containers' own stacks, which know nothing of the node's ports. Its SYN tells (no node socket
+ * listens for it), or its SYN-ACK (one in TIME_WAIT expects none); the rest of it is recognised by
+ * what is remembered then. */
 static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct flow_key k = packet_tuple(p);
@@ -93,8 +95,8 @@ static __always_inline bool past_time_wait(struct __sk_buff *skb, const struct p
 	return found && found->kind == FLOW_CONTAINERS;
 }
 
-/* Whether endpoint owner has a listener for what find_socket finds a handshake for, on whatever device its program bound it to.
- * Source port 0 never matches a connected socket. */
+/* Whether endpoint owner has a listener for what find_socket finds a handshake for, on whatever
+ * device its program bound it to. Source port 0 never matches a connected socket. */
 static __always_inline bool still_listens(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = lookup_from(skb, p, 0);
@@ -122,14 +124,15 @@ static __always_inline bool still_listens(struct __sk_buff *skb, const struct pa
 	return true;
 }
 
-/* Whether endpoint owner, which has begun to answer the packet's connection, has nobody any more who would accept it: the kernel
- * drops what comes for that, and says nothing. */
+/* Whether endpoint owner, which has begun to answer the packet's connection, has nobody any more
+ * who would accept it: the kernel drops what comes for that, and says nothing. */
 static __noinline bool is_orphan(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	return p && orphans_until && bpf_ktime_get_ns() < orphans_until && !still_listens(skb, p, owner);
 }
 
-/* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is for. */
+/* Whether sk, found by the packet's own addresses and ports, is what endpoint owner's packet is
+ * for. */
 static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet *p, struct bpf_sock *sk,
                                       __u32 owner)
 {
@@ -142,7 +145,9 @@ static __always_inline bool meant_for(struct __sk_buff *skb, const struct packet
 /* What divert() did with a packet. */
 enum divert_outcome {
 	DIVERT_NONE, /* no node socket: it is the container's */
-	DIVERT_PAST, /* the container's, although a node socket matches: in TIME_WAIT, or begun for a listener that closed */
+	/* the container's, although a node socket matches: in TIME_WAIT, or begun for a listener
+	 * that closed */
+	DIVERT_PAST,
 	DIVERT_TAKEN,   /* given to a node socket */
 	DIVERT_OPENING, /* the same; with it, a connection comes to be */
 };
@@ -172,8 +177,8 @@ static __always_inline int divert(struct __sk_buff *skb, const struct packet *p,
 	return opening ? DIVERT_OPENING : DIVERT_TAKEN;
 }
 
-/* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start has it); taken: a
- * node socket has it. */
+/* What becomes of a packet for endpoint ep that arrived at the node, of container sender (as start
+ * has it); taken: a node socket has it. */
 static __always_inline int towards(struct __sk_buff *skb, const struct packet *p, const struct endpoint *ep,
                                    __be32 sender, bool *taken)
 {
@@ -202,7 +207,8 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 	return TC_ACT_OK;
 }
 
-/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is there. */
+/* Whether endpoint ep has a node socket for the packet; *established: one whose connection is
+ * there. */
 static __always_inline bool has_node_socket(struct __sk_buff *skb, const struct packet *p,
                                             const struct endpoint *ep, bool *established)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Node side of an endpoint's veth: what leaves the container's own namespace, and what is sent to it. */
+/* Node side of an endpoint's veth: what leaves the container's own namespace, and what is sent to
+ * it. */
 
 #include "include/address.h"
 #include "include/endpoint.h"
@@ -27,8 +28,8 @@ static __always_inline bool remember_plain(const struct packet *p)
 	return remember_tuple(&k, &plain, tuple_owner(k.saddr));
 }
 
-/* Whether endpoint peer of this node has a node socket for the packet: DIVERT_NONE, DIVERT_OPENING or DIVERT_TAKEN. Nothing
- * is assigned: see from_adopted. */
+/* Whether endpoint peer of this node has a node socket for the packet: DIVERT_NONE, DIVERT_OPENING
+ * or DIVERT_TAKEN. Nothing is assigned: see from_adopted. */
 static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p, const struct endpoint *peer)
 {
 	bool established = false;
@@ -39,9 +40,9 @@ static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p,
 	return established ? DIVERT_TAKEN : DIVERT_OPENING;
 }
 
-/* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer of this node: *taken as
- * towards() has it. A bridge may have the device and take the packet past the node's stack, so that it is sent to the
- * delivery device instead of being marked. */
+/* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer
+ * of this node: *taken as towards() has it. A bridge may have the device and take the packet past
+ * the node's stack, so that it is sent to the delivery device instead of being marked. */
 static __always_inline int from_adopted(struct __sk_buff *skb, const struct packet *p,
                                         const struct endpoint *self, const struct endpoint *peer, bool *taken)
 {
@@ -77,7 +78,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 	kind = read_packet(skb, &p);
 	if (kind == PACKET_OTHER)
 		return TC_ACT_OK;
-	/* The device routes loopback addresses (route_localnet): none but the container's own may pass. */
+	/* The device routes loopback addresses (route_localnet): none but the container's own may
+	 * pass. */
 	if (is_mirror(p.ip.saddr) || is_mirror(p.ip.daddr) || is_loopback4(p.ip.daddr))
 		return from_own_stack(skb, &p, kind, self);
 	if (!self)
@@ -126,7 +128,8 @@ int from_endpoint(struct __sk_buff *skb)
 	return or_next_filter(from_endpoint_verdict(skb));
 }
 
-/* What policy says of a packet that is about to enter the container at the other end of the device. */
+/* What policy says of a packet that is about to enter the container at the other end of the
+ * device. */
 static __noinline int filter_entering(struct __sk_buff *skb, const struct packet *p, int kind,
                                       __be32 translated)
 {
@@ -173,7 +176,8 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 		if (action != FILTER_PASS)
 			return action == TC_ACT_SHOT ? action : redeliver(skb);
 	}
-	/* What a container sends to itself its own stack would take for a stranger with its address. */
+	/* What a container sends to itself its own stack would take for a stranger with its
+	 * address. */
 	if (!ours && is_syn(&p) && ep && p.ip.saddr == p.ip.daddr && ep->flags & ENDPOINT_INTERCEPTED)
 		return refuse_syn(skb);
 	if (!ours)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Caps, marks and priorities that the operator sets for endpoints. These two programs are on the node's devices
- * only while some endpoint has a limit, behind Heddle's other filters, each with the action "redirect to the
- * shaping device" (an ifb): a program that gives -1 has its packet queued there in the HTB class that
- * skb->priority names. From there the kernel puts the packet back where it was, past the actions of the hook,
- * with its socket, mark and route. Decision 0016. */
+/* Caps, marks and priorities that the operator sets for endpoints. These two programs are on the
+ * node's devices only while some endpoint has a limit, behind Heddle's other filters, each with the
+ * action "redirect to the shaping device" (an ifb): a program that gives -1 has its packet queued
+ * there in the HTB class that skb->priority names. From there the kernel puts the packet back where
+ * it was, past the actions of the hook, with its socket, mark and route. Decision 0016. */
 
 #include "include/address.h"
 #include "include/config.h"
@@ -15,23 +15,24 @@
 #include "include/route.h"
 #include "tc/packet.h"
 
-/* skb->tc_index: what these programs remember of a packet from one hook to the next. Nothing else of the node
- * sets it, and a container cannot. */
-#define LIMIT_QUEUED                                                                                         \
-	0x4801 /* on its way through the shaping device: the next filter it meets is this one again */
-#define LIMIT_SENT 0x4802 /* counted for the container that sent it */
+/* skb->tc_index: what these programs remember of a packet from one hook to the next. Nothing else
+ * of the node sets it, and a container cannot. */
+/* On its way through the shaping device: the next filter it meets is this one again. */
+#define LIMIT_QUEUED 0x4801
+#define LIMIT_SENT   0x4802 /* counted for the container that sent it */
 
 #define LIMIT_HANDLE     0x48640000 /* of the HTB qdisc */
 #define LIMIT_SLOT_TRIES 8
 #define LIMIT_SLOT_IDLE  1000000000ULL /* ns after which another connection may have the class */
 
-/* The class of one connection, of the block that begins with first: the one it has, or one that nobody uses. If there
- * is none, it shares. */
+/* The class of one connection, of the block that begins with first: the one it has, or one that
+ * nobody uses. If there is none, it shares. */
 static __noinline __u32 connection_class(__u32 first, __u32 addresses, __u32 ports)
 {
 	struct limit_slots *slots = bpf_map_lookup_elem(&slots_by_class, &first);
 	__u64 owner = (__u64)addresses << 32 | ports, now = bpf_ktime_get_ns();
-	__u32 hash = (addresses * 0x9e3779b1 ^ ports * 0x85ebca6b) >> 24; /* the bits that depend on all */
+	/* the bits that depend on all */
+	__u32 hash = (addresses * 0x9e3779b1 ^ ports * 0x85ebca6b) >> 24;
 	__u32 i, at, idle = 0;
 
 	if (!slots)
@@ -66,8 +67,8 @@ static __always_inline __u32 queue_class(const struct limit_side *side, const st
 	return class;
 }
 
-/* The endpoint of a connection's socket; 0 for listeners, what is less than a connection, and sockets of the node's
- * own. sk may be NULL. */
+/* The endpoint of a connection's socket; 0 for listeners, what is less than a connection, and
+ * sockets of the node's own. sk may be NULL. */
 static __always_inline __u32 endpoint_of(struct bpf_sock *sk)
 {
 	struct sock_tag *tag;
@@ -106,16 +107,18 @@ static __always_inline void get_side(struct limit_side *side, const struct limit
 	}
 }
 
-/* Has the packet count for a class that it does not wait in: the shaping device gets a copy, which takes its turn
- * there and then ends, because nobody redirected it. Says whether there was room in the class's queue. */
+/* Has the packet count for a class that it does not wait in: the shaping device gets a copy, which
+ * takes its turn there and then ends, because nobody redirected it. Says whether there was room in
+ * the class's queue. */
 static __always_inline bool charge(struct __sk_buff *skb, __u32 class)
 {
 	skb->priority = LIMIT_HANDLE | class;
 	return bpf_clone_redirect(skb, limit_device, 0) == 0;
 }
 
-/* Queues the packet for a cap. If it has two it waits for the tighter and is charged to the other: a packet has one class
- * at one hook. What the other has no room for goes there after all, and is dropped. */
+/* Queues the packet for a cap. If it has two it waits for the tighter and is charged to the other:
+ * a packet has one class at one hook. What the other has no room for goes there after all, and is
+ * dropped. */
 static __always_inline int queue(struct __sk_buff *skb, const struct packet *p, int kind,
                                  const struct limit *sender, const struct limit *receiver, __u16 index)
 {
@@ -123,7 +126,8 @@ static __always_inline int queue(struct __sk_buff *skb, const struct packet *p, 
 	__u32 class, other;
 
 	if (!protects(PROTECT_LIMITS) && skb->priority)
-		return 0; /* as it would be if classes were chosen by the priority that the program set */
+		/* as it would be if classes were chosen by the priority that the program set */
+		return 0;
 	get_side(&out, sender, true);
 	get_side(&in, receiver, false);
 	class = queue_class(&out, p, kind);
@@ -191,7 +195,8 @@ static __noinline int mark_outer(struct __sk_buff *skb)
 	return 0;
 }
 
-/* The endpoint that sends a packet of no node socket: of a relayed connection, or as its source says. */
+/* The endpoint that sends a packet of no node socket: of a relayed connection, or as its source
+ * says. */
 static __always_inline __u32 plain_sender(const struct __sk_buff *skb, const struct packet *p, int kind)
 {
 	__be32 src = p->ip.saddr;
@@ -257,7 +262,8 @@ int limit_out(struct __sk_buff *skb)
 	return queue(skb, &p, kind, l, theirs, LIMIT_QUEUED);
 }
 
-/* The endpoint of the node socket that the packet, which another filter has not given to one, is for. */
+/* The endpoint of the node socket that the packet, which another filter has not given to one, is
+ * for. */
 static __noinline __u32 receiving_endpoint(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *sk;
@@ -301,7 +307,8 @@ int limit_in(struct __sk_buff *skb)
 		if (sk && sk->state == BPF_TCP_LISTEN)
 			return 0;
 		if (sk)
-			receiver = endpoint_of(sk); /* 0: the container's own socket, which sends it */
+			/* 0: the container's own socket, which sends it */
+			receiver = endpoint_of(sk);
 		else if (!sender)
 			receiver = receiving_endpoint(skb, &p);
 	}

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ingress of the node's lo: which socket a node socket's SYN goes to, for connections of a container with itself and with
- * others of the node. connect() chose the path by who listened then. The listener may be gone when a SYN comes, the first one
- * or one that is sent again; the kernel would look further, and find a process of the node that listens on a wildcard, or
- * find nothing and say nothing, because it has no RST from an address that is not local to unmarked traffic. */
+/* Ingress of the node's lo: which socket a node socket's SYN goes to, for connections of a
+ * container with itself and with others of the node. connect() chose the path by who listened then.
+ * The listener may be gone when a SYN comes, the first one or one that is sent again; the kernel
+ * would look further, and find a process of the node that listens on a wildcard, or find nothing
+ * and say nothing, because it has no RST from an address that is not local to unmarked traffic. */
 
 #include "include/address.h"
 #include "include/config.h"
@@ -15,7 +16,8 @@
 #include "tc/packet.h"
 #include "tc/time_wait.h"
 
-/* Whether the frame may be a SYN. All others, and most packets are others, are let go after a look at one byte. */
+/* Whether the frame may be a SYN. All others, and most packets are others, are let go after a look
+ * at one byte. */
 static __always_inline bool may_be_syn(struct __sk_buff *skb)
 {
 	__u32 offset = ETH_HLEN + sizeof(struct ip6hdr_) + TCP_FLAGS_OFFSET;
@@ -29,8 +31,8 @@ static __always_inline bool may_be_syn(struct __sk_buff *skb)
 	return frame + offset + 1 > end || frame[offset] & TCP_FLAG_SYN_;
 }
 
-/* The endpoint of this node that the packet is for: by its overlay address, or by one that stands for its loopback. *known
- * says that the address is of one, also of one that is gone. */
+/* The endpoint of this node that the packet is for: by its overlay address, or by one that stands
+ * for its loopback. *known says that the address is of one, also of one that is gone. */
 static __always_inline struct endpoint *endpoint_for(const struct packet *p, bool *known)
 {
 	__u32 id = (bpf_ntohl(p->ip.daddr) - ALIAS_BASE) / ALIAS_SLOTS;
@@ -44,7 +46,8 @@ static __always_inline struct endpoint *endpoint_for(const struct packet *p, boo
 	return ep;
 }
 
-/* A SYN for what is in TIME_WAIT. The kernel, if it takes it for a new connection's, would look for a listener by itself. */
+/* A SYN for what is in TIME_WAIT. The kernel, if it takes it for a new connection's, would look for
+ * a listener by itself. */
 static __always_inline int past_waiting(struct __sk_buff *skb, const struct packet *p)
 {
 	int ended;
@@ -56,11 +59,12 @@ static __always_inline int past_waiting(struct __sk_buff *skb, const struct pack
 		return drop(REASON_DROP_SYN_WAITS);
 	if (ended)
 		count(REASON_TIME_WAIT_ENDED);
-	return TC_ACT_OK; /* a RST by now; or an old duplicate, which the kernel answers with an ACK */
+	/* a RST by now; or an old duplicate, which the kernel answers with an ACK */
+	return TC_ACT_OK;
 }
 
-/* Whether a listener with this tag takes the packet, whatever device its program bound it to. To the own address a socket goes by
- * lo or by eth0, as its own device says: connect() has asked. */
+/* Whether a listener with this tag takes the packet, whatever device its program bound it to. To
+ * the own address a socket goes by lo or by eth0, as its own device says: connect() has asked. */
 static __always_inline bool takes_over_lo(const struct sock_tag *tag, const struct packet *p)
 {
 	if (!p->ipv6 && (is_alias(p->ip.saddr) || is_alias(p->ip.daddr)))
@@ -81,8 +85,8 @@ static __always_inline int to_socket_of(struct __sk_buff *skb, const struct pack
 	state = sk->state;
 	if (state == BPF_TCP_NEW_SYN_RECV || state == BPF_TCP_TIME_WAIT) {
 		bpf_sk_release(sk);
-		/* Sent again although its SYN-ACK is under way, which the listener repeats if need be. If that has closed, the
-		 * kernel would find so and look for another. */
+		/* Sent again although its SYN-ACK is under way, which the listener repeats if need
+		 * be. If that has closed, the kernel would find so and look for another. */
 		return state == BPF_TCP_TIME_WAIT ? past_waiting(skb, p) : drop(REASON_DROP_SYN_WAITS);
 	}
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
@@ -99,8 +103,9 @@ static __always_inline int to_socket_of(struct __sk_buff *skb, const struct pack
 	return TC_ACT_OK;
 }
 
-/* Whether the packet is for a handshake whose listener has closed: the kernel drops that, and says nothing, when the client's last
- * ACK comes. The client would have a connection that nobody answers for. */
+/* Whether the packet is for a handshake whose listener has closed: the kernel drops that, and says
+ * nothing, when the client's last ACK comes. The client would have a connection that nobody answers
+ * for. */
 static __always_inline bool begun_for_nobody(struct __sk_buff *skb, const struct packet *p, __u32 owner)
 {
 	struct bpf_sock *sk = lookup_exact(skb, p);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* In the container's namespace: its lo, and its side of the veth. tc/own_stack.h says what goes where. */
+/* In the container's namespace: its lo, and its side of the veth. tc/own_stack.h says what goes
+ * where. */
 
 #include "include/address.h"
 #include "include/maps.h"
@@ -8,8 +9,9 @@
 #include "tc/packet.h"
 #include "tc/translate.h"
 
-/* Whether the container's own stack has a socket that the packet is for. A listener is for a SYN, and for
- * anything else only if no node socket wants it: the answer to one may go to a port where something listens. */
+/* Whether the container's own stack has a socket that the packet is for. A listener is for a SYN,
+ * and for anything else only if no node socket wants it: the answer to one may go to a port where
+ * something listens. */
 static __always_inline bool own_stack_wants(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *sk = lookup_exact(skb, p);
@@ -22,7 +24,8 @@ static __always_inline bool own_stack_wants(struct __sk_buff *skb, const struct 
 	return wants;
 }
 
-/* Finds the addresses under which the node has a socket for a packet of the container's own stack. */
+/* Finds the addresses under which the node has a socket for a packet of the container's own
+ * stack. */
 static __always_inline bool find_node_tuple(struct __sk_buff *skb, const struct packet *p,
                                             const struct endpoint *ep, struct flow_key *k)
 {
@@ -41,7 +44,8 @@ static __always_inline bool find_node_tuple(struct __sk_buff *skb, const struct 
 	found = find_node_socket(skb, netns, k, is_syn(p), ep->id, false);
 	if (found == NODE_SOCKET_CONNECTED)
 		return true;
-	/* Who is bound to a wildcard is at the overlay address, and so are connections with 127.0.0.1 and ::1. */
+	/* Who is bound to a wildcard is at the overlay address, and so are connections with
+	 * 127.0.0.1 and ::1. */
 	wild.saddr = k->saddr | bpf_htonl(MIRROR_WILD);
 	wild.daddr = own;
 	wild.sport = k->sport;
@@ -91,7 +95,8 @@ int on_loopback(struct __sk_buff *skb)
 	return bpf_redirect(ifindex, 0);
 }
 
-/* Ingress of the container's eth0: what to_own_stack let pass goes on by lo, as if it had been sent there. */
+/* Ingress of the container's eth0: what to_own_stack let pass goes on by lo, as if it had been sent
+ * there. */
 SEC("tc")
 int into_loopback(struct __sk_buff *skb)
 {

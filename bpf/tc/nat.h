@@ -8,8 +8,8 @@
 #include "include/maps.h"
 #include "tc/packet.h"
 
-/* The overlay address of the container whose node socket sends packet p, if the node's firewall gave it another
- * destination than connect() saw; else 0. */
+/* The overlay address of the container whose node socket sends packet p, if the node's firewall
+ * gave it another destination than connect() saw; else 0. */
 static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct packet *p)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -31,9 +31,9 @@ static __noinline __be32 translated_sender(struct __sk_buff *skb, const struct p
 	return ep ? ep->addr4.word[3] : 0;
 }
 
-/* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and it is a container's of
- * this node: of a process of its own stack (what did not need translation does not come this way), or of a node
- * socket. */
+/* Tells the listener's side whose SYN this is, if the node's firewall gave it this destination and
+ * it is a container's of this node: of a process of its own stack (what did not need translation
+ * does not come this way), or of a node socket. */
 static __noinline bool remember_translated(struct __sk_buff *skb, const struct packet *p, __be32 translated)
 {
 	struct flow flow = {};
@@ -44,7 +44,8 @@ static __noinline bool remember_translated(struct __sk_buff *skb, const struct p
 		return true;
 	k = packet_tuple(p);
 	if (!translated && !(skb->ingress_ifindex && endpoint_at(p->ip.saddr))) {
-		/* A container's that had its addresses and ports is forgotten; names that connect() noted are not. */
+		/* A container's that had its addresses and ports is forgotten; names that connect()
+		 * noted are not. */
 		old = skb->ingress_ifindex ? NULL : bpf_map_lookup_elem(&flow_by_wire, &k);
 		if (old && old->kind == FLOW_PLAIN)
 			bpf_map_delete_elem(&flow_by_wire, &k);

@@ -25,8 +25,8 @@ static __always_inline int from_overlay_verdict(struct __sk_buff *skb)
 	if (kind == PACKET_TCP && is_mirror(p.ip.saddr))
 		return drop(REASON_DROP_FORGED_LOOPBACK);
 	ep = endpoint_at(p.ip.daddr);
-	/* For the node itself: its container has been asked about on its own node, and this node's tables do not know what
-	 * nodes and other nodes' containers may do. */
+	/* For the node itself: its container has been asked about on its own node, and this node's
+	 * tables do not know what nodes and other nodes' containers may do. */
 	if (!ep)
 		return TC_ACT_OK;
 	action = filter_for(skb, &p, kind, 0, ep);
@@ -41,9 +41,9 @@ int from_overlay(struct __sk_buff *skb)
 	return or_next_filter(from_overlay_verdict(skb));
 }
 
-/* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered, once more, because the
- * node's firewall may have given it another destination on the way. Of a node socket the other node then sees this node's
- * address; here it is known whose it is. */
+/* Egress of the VXLAN device: what a container of this node begins is asked about, and remembered,
+ * once more, because the node's firewall may have given it another destination on the way. Of a
+ * node socket the other node then sees this node's address; here it is known whose it is. */
 static __always_inline int to_overlay_verdict(struct __sk_buff *skb)
 {
 	__be32 translated = 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* TCP between node sockets of a container and the processes in its namespace that are not intercepted, over
- * loopback and over the own address (include/mirror.h has the addresses):
+/* TCP between node sockets of a container and the processes in its namespace that are not
+ * intercepted, over loopback and over the own address (include/mirror.h has the addresses):
  *
  *   own stack a:s -> b:p    on_loopback: mirror(a):s -> node(b):p, out by eth0    from_own_stack: node socket
  *   node socket node(b):p -> mirror(a):s    to_own_stack: passed    into_loopback: b:p -> a:s, in by lo
  *
- * Between the two it is IPv4, whatever the programs use. The two programs in the container's namespace may be
- * removed or changed by its root, and what they send may be forged there: what must hold for others is
- * checked at the node's end of the veth. */
+ * Between the two it is IPv4, whatever the programs use. The two programs in the container's
+ * namespace may be removed or changed by its root, and what they send may be forged there: what
+ * must hold for others is checked at the node's end of the veth. */
 #ifndef HEDDLE_TC_OWN_STACK_H
 #define HEDDLE_TC_OWN_STACK_H
 
@@ -28,8 +28,8 @@ enum node_socket {
 	NODE_SOCKET_LISTENS,
 };
 
-/* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags, and which take what comes by
- * lo, if it does. With assign, the packet is given to it. */
+/* What sk, which it releases, is to endpoint owner; of listeners those count whose tags have flags,
+ * and which take what comes by lo, if it does. With assign, the packet is given to it. */
 static __always_inline int take_node_socket(struct __sk_buff *skb, struct bpf_sock *sk, __u32 owner,
                                             __u32 flags, bool by_lo, bool assign)
 {
@@ -65,8 +65,8 @@ static __always_inline int find_node_socket(struct __sk_buff *skb, __u64 netns, 
 	return take_node_socket(skb, sk, owner, 0, is_alias(k->daddr), assign);
 }
 
-/* The listeners that are not at k's own destination: those at wildcards, and IPv6 ones. dst is the name of the
- * destination. */
+/* The listeners that are not at k's own destination: those at wildcards, and IPv6 ones. dst is the
+ * name of the destination. */
 static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns, const struct flow_key *k,
                                               const struct endpoint *ep, bool ipv6, __be32 dst, bool assign)
 {
@@ -87,8 +87,9 @@ static __always_inline int find_wild_listener(struct __sk_buff *skb, __u64 netns
 	                        dst ? 0 : TAG_WILD, by_lo, assign);
 }
 
-/* A SYN to a node socket that is in TIME_WAIT: its listener is mostly at another address than the packet's, so the kernel does
- * not find it (take_time_wait). Global, so that the verifier looks at it once, and not with all that from_endpoint may know. */
+/* A SYN to a node socket that is in TIME_WAIT: its listener is mostly at another address than the
+ * packet's, so the kernel does not find it (take_time_wait). Global, so that the verifier looks at
+ * it once, and not with all that from_endpoint may know. */
 __noinline int end_pod_time_wait(struct __sk_buff *skb)
 {
 	struct packet p;
@@ -103,8 +104,8 @@ __noinline int end_pod_time_wait(struct __sk_buff *skb)
 	return 1;
 }
 
-/* A packet from the veth of self (NULL if unknown) that has a mirror address, or goes to a loopback address. kind
- * is read_packet's. Only node sockets of self are reached by either. */
+/* A packet from the veth of self (NULL if unknown) that has a mirror address, or goes to a loopback
+ * address. kind is read_packet's. Only node sockets of self are reached by either. */
 static __always_inline int from_own_stack(struct __sk_buff *skb, const struct packet *p, int kind,
                                           const struct endpoint *self)
 {
@@ -139,9 +140,9 @@ static __always_inline int from_own_stack(struct __sk_buff *skb, const struct pa
 	return TC_ACT_OK;
 }
 
-/* A packet to or from a mirror address that the node sends to an endpoint's veth: from that endpoint's node
- * sockets only. Their mark tells them from other processes of the node, their address from sockets of other
- * endpoints. */
+/* A packet to or from a mirror address that the node sends to an endpoint's veth: from that
+ * endpoint's node sockets only. Their mark tells them from other processes of the node, their
+ * address from sockets of other endpoints. */
 static __always_inline int to_own_stack(struct __sk_buff *skb, const struct packet *p, int kind)
 {
 	__u32 ifindex = skb->ifindex, mark = skb->mark;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reading packets in tc programs, and finding sockets for them. Headers are copied, not mapped: after GRO they
- * need not be linear. */
+/* Reading packets in tc programs, and finding sockets for them. Headers are copied, not mapped:
+ * after GRO they need not be linear. */
 #ifndef HEDDLE_TC_PACKET_H
 #define HEDDLE_TC_PACKET_H
 
@@ -23,7 +23,8 @@ struct packet {
 	struct iphdr_ ip; /* of IPv6: only protocol, saddr and daddr, see below */
 	struct tcphdr_ tcp;
 	__u32 tcp_offset; /* from the start of the frame */
-	__u32 ipv6; /* 1 if it is IPv6: then ip has the IPv4 addresses that overlay addresses embed, else 0 */
+	/* 1 if it is IPv6: then ip has the IPv4 addresses that overlay addresses embed, else 0 */
+	__u32 ipv6;
 	struct address src6;
 	struct address dst6;
 };
@@ -57,7 +58,8 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
 	p->ip.saddr = is_overlay6(&p->src6) ? p->src6.word[3] : 0;
 	p->ip.daddr = is_overlay6(&p->dst6) ? p->dst6.word[3] : 0;
 	p->ip.protocol = h.next_header;
-	/* Node sockets send no extension headers, and those of others are for the container's own stack. */
+	/* Node sockets send no extension headers, and those of others are for the container's own
+	 * stack. */
 	if (h.next_header != IPPROTO_TCP_)
 		return PACKET_IP;
 	p->tcp_offset = ETH_HLEN + sizeof(h);
@@ -142,8 +144,8 @@ static __always_inline struct bpf_sock *lookup6(struct __sk_buff *skb, const str
 	return lookup6_in(skb, BPF_F_CURRENT_NETNS, saddr, sport, daddr, dport);
 }
 
-/* The socket for the packet, if it came from port sport, as the kernel would find it. Port 0 never matches a connected
- * socket. */
+/* The socket for the packet, if it came from port sport, as the kernel would find it. Port 0 never
+ * matches a connected socket. */
 static __always_inline struct bpf_sock *lookup_from(struct __sk_buff *skb, const struct packet *p,
                                                     __be16 sport)
 {
@@ -152,15 +154,16 @@ static __always_inline struct bpf_sock *lookup_from(struct __sk_buff *skb, const
 	return lookup(skb, p->ip.saddr, sport, p->ip.daddr, p->tcp.dest);
 }
 
-/* The socket for the packet as the kernel would find it. Not inline: its callers' stacks are full. */
+/* The socket for the packet as the kernel would find it. Not inline: its callers' stacks are
+ * full. */
 static __noinline struct bpf_sock *lookup_exact(struct __sk_buff *skb, const struct packet *p)
 {
 	return lookup_from(skb, p, p->tcp.source);
 }
 
 /* Whether sk, found for a packet to an overlay address, belongs to endpoint owner. Listeners on a
- * wildcard of the node itself match the lookup too and are not: no tag. Request and time-wait sockets
- * carry no tag; they exist only as children of sockets that did. */
+ * wildcard of the node itself match the lookup too and are not: no tag. Request and time-wait
+ * sockets carry no tag; they exist only as children of sockets that did. */
 static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
 {
 	struct sock_tag *tag;
@@ -171,8 +174,8 @@ static __always_inline bool owned(struct bpf_sock *sk, __u32 owner)
 	return is_of(tag, owner) || !protects(PROTECT_LISTENER);
 }
 
-/* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an IPv4
- * address: one on [::], which underneath is at the IPv4 overlay address. */
+/* Whether sk is a listener of endpoint owner that takes IPv6 connections although it is bound to an
+ * IPv4 address: one on [::], which underneath is at the IPv4 overlay address. */
 static __always_inline bool takes_ipv6(struct bpf_sock *sk, __u32 owner)
 {
 	struct sock_tag *tag;
@@ -194,8 +197,8 @@ static __always_inline bool takes_from_beyond(struct bpf_sock *sk)
 	return !tag || takes_from(tag, false);
 }
 
-/* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source port 0 never
- * matches a connected socket. The caller releases it. */
+/* Finds the listener of endpoint owner for a SYN from src to dst:port, overlay addresses. Source
+ * port 0 never matches a connected socket. The caller releases it. */
 static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, bool ipv6, __be32 src,
                                                       __be32 dst, __be16 port, __u32 owner)
 {
@@ -222,14 +225,15 @@ static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, boo
 	return NULL;
 }
 
-/* What a filter on the node's devices says to the kernel: what it lets pass goes on to the next filter, which may be
- * tc/limit.bpf.c's. */
+/* What a filter on the node's devices says to the kernel: what it lets pass goes on to the next
+ * filter, which may be tc/limit.bpf.c's. */
 static __always_inline int or_next_filter(int verdict)
 {
 	return verdict == TC_ACT_OK ? TC_ACT_UNSPEC : verdict;
 }
 
-/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the stack again. */
+/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the
+ * stack again. */
 static __always_inline int redeliver(struct __sk_buff *skb)
 {
 	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
@@ -239,7 +243,8 @@ static __always_inline int redeliver(struct __sk_buff *skb)
 	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
 }
 
-/* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its node side. */
+/* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its
+ * node side. */
 static __always_inline int into_container(__u32 ifindex)
 {
 	if (limits_in_force)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Answers probes: SYNs whose option asks whether it arrives (OPTION_PROBE). The agent's listener answers, so that the
- * probe passes the node's firewall as a connection would; while there is no agent, which connections do without, the
- * program answers itself. */
+/* Answers probes: SYNs whose option asks whether it arrives (OPTION_PROBE). The agent's listener
+ * answers, so that the probe passes the node's firewall as a connection would; while there is no
+ * agent, which connections do without, the program answers itself. */
 #ifndef HEDDLE_TC_PROBE_H
 #define HEDDLE_TC_PROBE_H
 
@@ -10,7 +10,8 @@
 #include "include/tag.h"
 #include "tc/packet.h"
 
-/* Where the agent listens: loopback alias 1 of no endpoint, at port "Hd". Mirrors internal/plane/tcp/probe.go. */
+/* Where the agent listens: loopback alias 1 of no endpoint, at port "Hd". Mirrors
+ * internal/plane/tcp/probe.go. */
 #define PROBE_SLOT 1
 #define PROBE_PORT 0x4864
 
@@ -32,8 +33,9 @@ static __always_inline bool assign_probe(struct __sk_buff *skb, const struct flo
 	return assigned;
 }
 
-/* Makes the SYN its own SYN-ACK and sends it back. Its options go back as they are: a timestamp has no echo yet, and
- * the others say the same in both directions. Exchanging addresses and ports changes no checksum. */
+/* Makes the SYN its own SYN-ACK and sends it back. Its options go back as they are: a timestamp has
+ * no echo yet, and the others say the same in both directions. Exchanging addresses and ports
+ * changes no checksum. */
 static __noinline int answer_probe(struct __sk_buff *skb, const struct packet *p)
 {
 	__u32 check, ports;

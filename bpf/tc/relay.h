@@ -2,8 +2,8 @@
 /* A direct SYN for an endpoint none of whose intercepted sockets listens there: a process of the
  * container that is not intercepted may. The connection is then relayed into the container's own
  * namespace by rewriting addresses: a:sport -> b:P becomes x:sport -> y:port and back. So a sender
- * need not know which of a container's listeners are intercepted, and a closed port is refused by the
- * container's own stack. Decision 0004. */
+ * need not know which of a container's listeners are intercepted, and a closed port is refused by
+ * the container's own stack. Decision 0004. */
 #ifndef HEDDLE_TC_RELAY_H
 #define HEDDLE_TC_RELAY_H
 
@@ -15,13 +15,15 @@
 #include "tc/packet.h"
 #include "tc/translate.h"
 
-/* Source ports for relayed connections that cannot keep their own: above the ports that Linux gives out. */
+/* Source ports for relayed connections that cannot keep their own: above the ports that Linux gives
+ * out. */
 #define RELAY_PORT_FIRST 61000
 #define RELAY_PORTS      4536
 #define RELAY_PORT_TRIES 8
 
-/* The flow of outer, a 4-tuple on the underlay, if it is the one that container packets with key back belong to. The two maps are
- * LRU and an outer 4-tuple may come again for another target, so each is checked against the other. */
+/* The flow of outer, a 4-tuple on the underlay, if it is the one that container packets with key
+ * back belong to. The two maps are LRU and an outer 4-tuple may come again for another target, so
+ * each is checked against the other. */
 static __always_inline struct flow *relayed_flow(const struct flow_key *outer, const struct flow_key *back)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flow_by_wire, outer);
@@ -46,8 +48,8 @@ static __always_inline bool relay_taken(const struct flow_key *back, const struc
 	return flow && flow->ended != ENDED;
 }
 
-/* The source port of a new connection behind the relay: its own, unless another connection of the same
- * two addresses has it, by another direct port. 0 if none is found. */
+/* The source port of a new connection behind the relay: its own, unless another connection of the
+ * same two addresses has it, by another direct port. 0 if none is found. */
 static __always_inline __be16 relay_port(const struct flow *flow, const struct flow_key *outer)
 {
 	__be16 port = outer->sport;
@@ -115,8 +117,8 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 	return relay_forward(skb, p, flow);
 }
 
-/* A packet from a container's own namespace: back onto the underlay if it belongs to a relayed connection.
- * Gives -1 if it does not. */
+/* A packet from a container's own namespace: back onto the underlay if it belongs to a relayed
+ * connection. Gives -1 if it does not. */
 static __always_inline int relay_return(struct __sk_buff *skb, const struct packet *p)
 {
 	struct flow_key k = packet_tuple(p);

@@ -70,7 +70,8 @@ static __always_inline bool assign_listener(struct __sk_buff *skb, const struct 
 	return assigned;
 }
 
-/* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is full here. */
+/* Gives the verdict, or SYN_IS_PROBE: for steer_probe, which the caller calls because the stack is
+ * full here. */
 #define SYN_IS_PROBE 0x100
 
 static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
@@ -106,7 +107,8 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 	if (state == BPF_TCP_TIME_WAIT) {
 		if (end_time_wait(skb, p, BPF_F_INGRESS) > 0)
 			count(REASON_TIME_WAIT_ENDED);
-		return TC_ACT_OK; /* a RST by now; or an old duplicate, which the kernel answers with an ACK */
+		/* a RST by now; or an old duplicate, which the kernel answers with an ACK */
+		return TC_ACT_OK;
 	}
 	if (skb->mark == SYN_RETURNED) {
 		barrier();
@@ -118,7 +120,8 @@ static __noinline int steer_syn(struct __sk_buff *skb, const struct packet *p, c
 		return TC_ACT_OK; /* RST: the sender sees a refusal at once */
 	}
 	if (assign_listener(skb, &flow, ep->id)) {
-		/* A busy map refuses now and then. Who connects is not known without it: better the sender tries again. */
+		/* A busy map refuses now and then. Who connects is not known without it: better the
+		 * sender tries again. */
 		if (!remember_tuple(k, &flow, tuple_owner(flow.src)))
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return TC_ACT_OK;

@@ -12,8 +12,8 @@
 #define TCP_OPTION_TIMESTAMP        8
 #define TCP_OPTION_TIMESTAMP_LENGTH 10
 
-/* A walk over a segment's options, which the kernel has no helper for in tc programs. By bpf_loop, so that the verifier looks at a
- * step once and not at forty with all that its caller knows. */
+/* A walk over a segment's options, which the kernel has no helper for in tc programs. By bpf_loop,
+ * so that the verifier looks at a step once and not at forty with all that its caller knows. */
 struct option_walk {
 	struct __sk_buff *skb;
 	__u32 offset; /* in the frame; in the end, of the option that was found */

@@ -10,8 +10,8 @@
 /* What SYN_RETURNED marks came back from end_time_wait and is not sent round again. */
 #define SYN_RETURNED 0x48640010
 
-/* Turns the SYN into the RST of the connection whose end waits at expected (RFC 1337, section 2). Its options
- * become payload, so that no timestamp of them is judged. */
+/* Turns the SYN into the RST of the connection whose end waits at expected (RFC 1337, section 2).
+ * Its options become payload, so that no timestamp of them is judged. */
 static __always_inline int make_reset(struct __sk_buff *skb, const struct packet *p, __be32 expected)
 {
 	__u32 check = p->tcp_offset + TCP_CHECK_OFFSET;
@@ -33,12 +33,14 @@ static __always_inline int make_reset(struct __sk_buff *skb, const struct packet
 	return 0;
 }
 
-/* A SYN for a 4-tuple that the node has in TIME_WAIT, because its server closed first. The kernel takes the new
- * connection for the old one's place if it finds a listener at the packet's own destination, as RFC 6191 has it.
- * Here the listener is elsewhere, and since 6.x a SYN that is assigned to it is dropped while the 4-tuple is taken,
- * again and again for a minute. So the kernel's rule is applied here: if the SYN is newer than what waits, it is sent
- * round once more, by the device's queue (BPF_F_INGRESS, or 0: as if it were sent), and before it the wait is ended by a RST
- * made of this one. Gives 1 if that is done, 0 if the SYN is not newer, and -1 if it cannot be done. */
+/* A SYN for a 4-tuple that the node has in TIME_WAIT, because its server closed first. The kernel
+ * takes the new connection for the old one's place if it finds a listener at the packet's own
+ * destination, as RFC 6191 has it. Here the listener is elsewhere, and since 6.x a SYN that is
+ * assigned to it is dropped while the 4-tuple is taken, again and again for a minute. So the
+ * kernel's rule is applied here: if the SYN is newer than what waits, it is sent round once more,
+ * by the device's queue (BPF_F_INGRESS, or 0: as if it were sent), and before it the wait is ended
+ * by a RST made of this one. Gives 1 if that is done, 0 if the SYN is not newer, and -1 if it
+ * cannot be done. */
 static __always_inline int take_time_wait(struct __sk_buff *skb, const struct packet *p, __u32 how)
 {
 	__u32 expected = 0, recent = 0, stamp = 0, timestamp = 0, options, seq;

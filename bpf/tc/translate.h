@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Translates between IPv4 on the underlay and a container's IPv6 packets: a direct connection between IPv6 overlay
- * addresses whose listener is not intercepted. Headers are translated as in RFC 7915; there are no fragments and no
- * options to carry. */
+/* Translates between IPv4 on the underlay and a container's IPv6 packets: a direct connection
+ * between IPv6 overlay addresses whose listener is not intercepted. Headers are translated as in
+ * RFC 7915; there are no fragments and no options to carry. */
 #ifndef HEDDLE_TC_TRANSLATE_H
 #define HEDDLE_TC_TRANSLATE_H
 
@@ -20,8 +20,8 @@ static __always_inline __u16 fold_checksum(__u32 sum)
 	return (__u16)~sum;
 }
 
-/* Replaces the TCP header's ports, and in its checksum the ports and the pseudo header's addresses: by diff, as
- * bpf_csum_diff() gives it. The header's new offset is tcp. */
+/* Replaces the TCP header's ports, and in its checksum the ports and the pseudo header's addresses:
+ * by diff, as bpf_csum_diff() gives it. The header's new offset is tcp. */
 static __always_inline int replace_ports(struct __sk_buff *skb, const struct packet *p,
                                          const struct flow_key *to, __u32 tcp, __s64 diff)
 {

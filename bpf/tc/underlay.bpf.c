@@ -15,8 +15,9 @@
 #include "tc/relay.h"
 #include "tc/steer.h"
 
-/* What the underlay device brings for an overlay address, if it is for one: of a host outside. With policy not only SYNs: the
- * last ACK of a handshake may come when the rules are others, with data that nobody is to read. */
+/* What the underlay device brings for an overlay address, if it is for one: of a host outside. With
+ * policy not only SYNs: the last ACK of a handshake may come when the rules are others, with data
+ * that nobody is to read. */
 static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p)
 {
 	struct endpoint *ep;
@@ -67,7 +68,8 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
 	if (!flow)
 		return TC_ACT_OK;
-	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut, ends the other end. */
+	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut,
+	 * ends the other end. */
 	if (has_policy() && !(p.tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
 		return stop(skb, VERDICT_REJECT);
 	if (flow->kind == FLOW_RELAY) {

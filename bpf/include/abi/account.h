@@ -5,7 +5,8 @@
 
 #include <linux/types.h>
 
-/* What an endpoint's sockets did. Bytes and retransmits are those of connections that have ended. */
+/* What an endpoint's sockets did. Bytes and retransmits are those of connections that have
+ * ended. */
 struct account {
 	__u64 opened;    /* connections made by connect() */
 	__u64 accepted;  /* connections taken by a listener */

@@ -24,7 +24,8 @@ struct endpoint {
 	__s32 nsid;              /* of that namespace as the node names it; -1: none */
 	__s32 node_nsid;         /* of the node's as the container's names it; -1: none */
 	__u32 incarnation;       /* tells it from others that have had its id */
-	__be16 resolver_port;    /* of Docker's DNS over TCP at 127.0.0.11 in that namespace; 0: none */
+	/* of Docker's DNS over TCP at 127.0.0.11 in that namespace; 0: none */
+	__be16 resolver_port;
 	__u16 unused;
 };
 

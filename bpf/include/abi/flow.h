@@ -42,7 +42,8 @@ enum flow_ended {
 	ENDED = ENDED_BY_SENDER | ENDED_BY_ENDPOINT,
 };
 
-/* Flows of flow_by_wire by who began them: each owner has TUPLE_SETS sets of SET_TUPLES of its keys. */
+/* Flows of flow_by_wire by who began them: each owner has TUPLE_SETS sets of SET_TUPLES of its
+ * keys. */
 #define TUPLE_SETS 1024
 #define SET_TUPLES 8
 

@@ -13,17 +13,19 @@ struct flow_id {
 	__be16 sport; /* of an ICMP echo: its identifier, in both */
 	__be16 dport;
 	__u8 protocol; /* as model.Protocol */
-	__u8 kind;     /* 1: not a flow, but the fragments of a packet; the ports are its identification */
+	/* 1: not a flow, but the fragments of a packet; the ports are its identification */
+	__u8 kind;
 	__u16 pad;
 };
 
-/* Remembered flows are kept by who began them, so that nobody's flood pushes out those of others. Each owner has
- * OWNER_SETS sets; a flow has its place in one of them. */
+/* Remembered flows are kept by who began them, so that nobody's flood pushes out those of others.
+ * Each owner has OWNER_SETS sets; a flow has its place in one of them. */
 #define OWNER_SETS 4096
 #define SET_FLOWS  4
 
 struct flow_set_key {
-	__be32 owner; /* the overlay address that the flow is from; 0: all hosts and nodes outside */
+	/* the overlay address that the flow is from; 0: all hosts and nodes outside */
+	__be32 owner;
 	__u32 set;
 };
 

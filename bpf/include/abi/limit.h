@@ -5,8 +5,8 @@
 
 #include <linux/types.h>
 
-/* A block of classes of one endpoint and direction: of what is no connection, of one connection each, and, last, of
- * all of these together. */
+/* A block of classes of one endpoint and direction: of what is no connection, of one connection
+ * each, and, last, of all of these together. */
 #define LIMIT_SLOTS 256
 
 /* A cap in one direction. Classes are minor numbers in the shaping device's HTB qdisc. */

@@ -6,15 +6,16 @@
 #include <linux/types.h>
 #include "include/abi/address.h"
 
-/* What policy says of a connection or datagram; internal/model.Verdict has the meanings. The greater forbids more. */
+/* What policy says of a connection or datagram; internal/model.Verdict has the meanings. The
+ * greater forbids more. */
 enum heddle_verdict {
 	VERDICT_ALLOW,
 	VERDICT_REJECT,
 	VERDICT_DROP,
 };
 
-/* policy_state. Every table but that of ports is there twice, so that a change comes into force at once: programs
- * read the side in force, the agent writes the other one. */
+/* policy_state. Every table but that of ports is there twice, so that a change comes into force at
+ * once: programs read the side in force, the agent writes the other one. */
 enum policy_flags {
 	POLICY_ACTIVE = 1 << 0, /* there are rules: without it nothing else is looked up */
 	POLICY_SIDE = 1 << 1,   /* the side in force: 0 or 1 */
@@ -51,7 +52,8 @@ struct pair_verdict {
 	__u32 verdict; /* enum heddle_verdict: for all others */
 };
 
-/* Ranges of ports are cut into prefixes. A set never changes while a pair has it, so sets have no sides. */
+/* Ranges of ports are cut into prefixes. A set never changes while a pair has it, so sets have no
+ * sides. */
 struct port_range_key {
 	__u32 prefixlen; /* of what follows: 48 + n for n bits of the port */
 	__u32 ports;     /* the set */

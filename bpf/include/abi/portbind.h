@@ -5,8 +5,8 @@
 
 #include <linux/types.h>
 
-/* Which addresses of its container a bound socket has a port of. Those at the same node address need no
- * reservation against each other: the kernel knows. */
+/* Which addresses of its container a bound socket has a port of. Those at the same node address
+ * need no reservation against each other: the kernel knows. */
 enum portbind_kind {
 	PORTBIND_NONE,      /* not bound, or an address that overlaps with no other node address */
 	PORTBIND_ANY4,      /* 0.0.0.0 */

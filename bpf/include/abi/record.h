@@ -20,12 +20,14 @@ struct connection_record {
 	__u64 bytes_received;
 	__u64 cookie;
 	__u32 receive_queue; /* bytes not read yet; of a listener: connections not accepted yet */
-	__u32 send_queue;    /* bytes not acknowledged yet; of a listener: how many connections may wait */
+	/* bytes not acknowledged yet; of a listener: how many connections may wait */
+	__u32 send_queue;
 	__u32 retransmits;
 	__u32 pad2;
 };
 
-/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps (iter/socket_owners.bpf.c). */
+/* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps
+ * (iter/socket_owners.bpf.c). */
 struct socket_owner_record {
 	__u32 endpoint_id;
 	__u32 pid;

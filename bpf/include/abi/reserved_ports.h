@@ -6,8 +6,8 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 
-/* The port of the node that a socket keeps from everybody's connect(). Lives in socket-local storage; accepted sockets
- * start with a copy of their listener's. */
+/* The port of the node that a socket keeps from everybody's connect(). Lives in socket-local
+ * storage; accepted sockets start with a copy of their listener's. */
 struct reserved_port {
 	__u64 group; /* key in group_by_listener; 0: it holds the port by itself */
 	__u32 port;  /* host byte order; 0: it holds none */
@@ -16,7 +16,8 @@ struct reserved_port {
 
 /* reserved_port.flags */
 enum reserved_flags {
-	RESERVED_CLOSED = 1 << 0,       /* no connection holds it: never connected, or in state CLOSE again */
+	/* no connection holds it: never connected, or in state CLOSE again */
+	RESERVED_CLOSED = 1 << 0,
 	RESERVED_RELEASED = 1 << 1,     /* no program holds it */
 	RESERVED_ACCEPTED = 1 << 2,     /* of an accepted connection: gone with it */
 	RESERVED_WAITS = 1 << 3,        /* a connection of it may be in TIME_WAIT */
@@ -40,7 +41,8 @@ struct port_account {
 	struct {
 		__u32 when; /* in units of PORT_SLOT_SECONDS since boot */
 		__u32 ports;
-	} waiting[PORT_SLOTS]; /* given up while a connection may be in TIME_WAIT, which holds them, too */
+		/* given up while a connection may be in TIME_WAIT, which holds them, too */
+	} waiting[PORT_SLOTS];
 };
 
 #define NODE_PORTS_MAX 8192 /* an eighth of all ports */

@@ -11,13 +11,15 @@ enum route_flags {
 	ROUTE_SELF = 1 << 0,      /* the prefix of this node's own endpoints */
 	ROUTE_NODE_ADDR = 1 << 1, /* an address of this node itself */
 	ROUTE_DIRECT = 1 << 2,    /* the node takes direct connections */
-	ROUTE_PLAIN = 1 << 3, /* one endpoint that is not intercepted, or addresses of an adopted network */
+	/* one endpoint that is not intercepted, or addresses of an adopted network */
+	ROUTE_PLAIN = 1 << 3,
 	/* Why the overlay carries what could be direct: what probes of the path say. */
 	ROUTE_UNPROVEN = 1 << 4, /* none has been answered yet */
 	ROUTE_STRIPPED = 1 << 5, /* SYNs arrive without the option */
 	ROUTE_BLOCKED = 1 << 6,  /* SYNs or their answers do not arrive */
 	ROUTE_NOT_PROVEN = ROUTE_UNPROVEN | ROUTE_STRIPPED | ROUTE_BLOCKED,
-	ROUTE_ADOPTED = 1 << 7, /* another network carries what is not direct: it comes by any device */
+	/* another network carries what is not direct: it comes by any device */
+	ROUTE_ADOPTED = 1 << 7,
 };
 
 struct route_key {

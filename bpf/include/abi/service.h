@@ -16,7 +16,9 @@ struct service_key {
 struct service {
 	__u32 id;       /* names its backends */
 	__u32 backends; /* slots 0 to backends - 1; 0: connects are refused */
-	__u32 affinity_s; /* for how long after its last connect a client keeps its backend; 0: each connect picks anew */
+	/* for how long after its last connect a client keeps its backend; 0: each connect picks
+	 * anew */
+	__u32 affinity_s;
 };
 
 struct backend_key {

@@ -8,39 +8,48 @@
 
 /* sock_tag.flags */
 enum sock_tag_flags {
-	TAG_BOUND = 1 << 0,    /* the program called bind() */
-	TAG_WILD = 1 << 1,     /* ... with 0.0.0.0 or ::, or listened without */
-	TAG_V6ONLY = 1 << 2,   /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
-	TAG_LOCAL = 1 << 3,    /* getsockname shows tag.local instead of the kernel's address */
-	TAG_REMOTE = 1 << 4,   /* getpeername shows tag.remote and remote_port */
-	TAG_ROUTED = 1 << 5,   /* SO_MARK is the overlay mark: routed as if it were no node socket */
-	TAG_NAMES = 1 << 6,    /* connecting: the accepting side must be told the addresses shown here */
-	TAG_ANY6 = 1 << 7,     /* bound to ::, so that IPv6 connections reach it */
-	TAG_BOUND6 = 1 << 8,   /* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
+	TAG_BOUND = 1 << 0,  /* the program called bind() */
+	TAG_WILD = 1 << 1,   /* ... with 0.0.0.0 or ::, or listened without */
+	TAG_V6ONLY = 1 << 2, /* the program set IPV6_V6ONLY; the kernel's own flag stays off */
+	TAG_LOCAL = 1 << 3,  /* getsockname shows tag.local instead of the kernel's address */
+	TAG_REMOTE = 1 << 4, /* getpeername shows tag.remote and remote_port */
+	/* SO_MARK is the overlay mark: routed as if it were no node socket */
+	TAG_ROUTED = 1 << 5,
+	/* connecting: the accepting side must be told the addresses shown here */
+	TAG_NAMES = 1 << 6,
+	TAG_ANY6 = 1 << 7, /* bound to ::, so that IPv6 connections reach it */
+	/* bound to an IPv6 address, or accepted there: then IPV6_V6ONLY is set */
+	TAG_BOUND6 = 1 << 8,
 	TAG_ACCEPTED = 1 << 9, /* the peer opened the connection */
 	TAG_DROPPED = 1 << 10, /* SO_MARK is the drop mark: policy lets nothing of the socket out */
 	TAG_COUNTED = 1 << 11, /* counted in sockets_by_endpoint */
 	TAG_PROBE =
-	        1 << 12, /* of the agent, no endpoint's: a probe of a direct path, or the listener for them */
-	TAG_SERVICE = 1 << 13,      /* getpeername shows service_by_sock */
-	TAG_RENO_FOR_BBR = 1 << 14, /* TCP_CONGESTION is "reno", and shown as "bbr" (sock/congestion.h) */
+	        /* of the agent, no endpoint's: a probe of a direct path, or the listener for
+	         * them */
+	1 << 12,
+	TAG_SERVICE = 1 << 13, /* getpeername shows service_by_sock */
+	/* TCP_CONGESTION is "reno", and shown as "bbr" (sock/congestion.h) */
+	TAG_RENO_FOR_BBR = 1 << 14,
 };
 
-/* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is read
- * back as it was set. */
+/* sock_tag.options: what the program set that the kernel must not do to a socket of the node. It is
+ * read back as it was set. */
 enum sock_tag_options {
-	OPTION_TRANSPARENT = 1 << 0,   /* IP_TRANSPARENT; the kernel's own is always on */
-	OPTION_RECVERR4 = 1 << 1,      /* IP_RECVERR */
-	OPTION_RECVERR6 = 1 << 2,      /* IPV6_RECVERR */
-	OPTION_PKTINFO = 1 << 3,       /* IP_PKTINFO */
-	OPTION_SAVE_SYN = 1 << 4,      /* TCP_SAVE_SYN, a value of two bits; the kernel's own is never set */
+	OPTION_TRANSPARENT = 1 << 0, /* IP_TRANSPARENT; the kernel's own is always on */
+	OPTION_RECVERR4 = 1 << 1,    /* IP_RECVERR */
+	OPTION_RECVERR6 = 1 << 2,    /* IPV6_RECVERR */
+	OPTION_PKTINFO = 1 << 3,     /* IP_PKTINFO */
+	/* TCP_SAVE_SYN, a value of two bits; the kernel's own is never set */
+	OPTION_SAVE_SYN = 1 << 4,
 	OPTION_FASTOPEN = 1 << 6,      /* TCP_FASTOPEN_CONNECT; the kernel does it as well */
 	OPTION_MPTCP = 1 << 7,         /* the program asked for IPPROTO_MPTCP */
 	OPTION_PKTINFO6 = 1 << 9,      /* IPV6_RECVPKTINFO */
 	OPTION_PKTINFO6_OLD = 1 << 10, /* IPV6_2292PKTINFO */
-	OPTION_TSONLY = 1 << 8,        /* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
-	OPTION_CONGESTION = 1 << 11,   /* the program set TCP_CONGESTION; the kernel does it as well */
-	OPTION_ORIGDST6 = 1 << 12,     /* IPV6_RECVORIGDSTADDR */
+	/* SOF_TIMESTAMPING_OPT_TSONLY; the kernel's own is always on */
+	OPTION_TSONLY = 1 << 8,
+	/* the program set TCP_CONGESTION; the kernel does it as well */
+	OPTION_CONGESTION = 1 << 11,
+	OPTION_ORIGDST6 = 1 << 12, /* IPV6_RECVORIGDSTADDR */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes
@@ -67,7 +76,8 @@ struct sock_tag {
 	__u32 incarnation; /* of that endpoint: ids are given anew */
 };
 
-/* What the agent demands of the thread that is to have a socket, when it asks for that to be counted (sock/socket_quota.h). */
+/* What the agent demands of the thread that is to have a socket, when it asks for that to be
+ * counted (sock/socket_quota.h). */
 enum admission_flags {
 	ADMIT_OWNER = 1 << 0, /* uid and gid are its effective ones */
 };

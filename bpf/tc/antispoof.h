@@ -169,6 +169,30 @@ static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start,
 	return awaits;
 }
 
+/* Where what is behind the IP header begins in the frame, what it is, and an IPv4 packet's fragment
+ * field. False: the frame has no IP header. */
+static __always_inline bool read_transport(struct __sk_buff *skb, __u32 *offset, __u8 *protocol,
+                                           __be16 *fragment)
+{
+	struct ip6hdr_ h6;
+	struct iphdr_ h;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
+			return false;
+		*offset = ETH_HLEN + (h.version_ihl & 0xf) * 4;
+		*protocol = h.protocol;
+		*fragment = h.frag_off;
+		return true;
+	}
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN, &h6, sizeof(h6)))
+		return false;
+	*offset = ETH_HLEN + sizeof(h6);
+	*protocol = h6.next_header;
+	*fragment = 0;
+	return true;
+}
+
 /* Whether a checksum that the kernel has yet to write would change what is judged here: a program
  * that makes its own frames says where it belongs (PACKET_VNET_HDR), and the kernel believes it.
  * TCP and UDP have one place for it; behind UDP's header, and in what is neither, is another packet
@@ -176,26 +200,15 @@ static __always_inline bool awaits_checksum(struct __sk_buff *ctx, __u32 *start,
 static __always_inline bool rewrites_itself(struct __sk_buff *skb)
 {
 	__u32 start, at, transport;
-	struct ip6hdr_ h6;
-	struct iphdr_ h;
+	__be16 fragment;
 	__u8 protocol;
 
 	if (!awaits_checksum(skb, &start, &at))
 		return false;
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		/* The kernel settles what it cuts up before it does. */
-		if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)) ||
-		    h.frag_off & bpf_htons(IP_MF_ | IP_OFFSET_))
-			return true;
-		transport = ETH_HLEN + (h.version_ihl & 0xf) * 4;
-		protocol = h.protocol;
-	} else {
-		if (skb->protocol != bpf_htons(ETH_P_IPV6) ||
-		    bpf_skb_load_bytes(skb, ETH_HLEN, &h6, sizeof(h6)))
-			return true;
-		transport = ETH_HLEN + sizeof(h6);
-		protocol = h6.next_header;
-	}
+	/* The kernel settles what it cuts up before it does. */
+	if (!read_transport(skb, &transport, &protocol, &fragment) ||
+	    fragment & bpf_htons(IP_MF_ | IP_OFFSET_))
+		return true;
 	switch (protocol) {
 	case IPPROTO_TCP_:
 		return start != transport || at != transport + TCP_CHECK_OFFSET;
@@ -219,30 +232,19 @@ static __always_inline bool rewrites_itself(struct __sk_buff *skb)
  * fragments the first shows the port; the others lead nowhere without it. */
 static __noinline bool forges_overlay(struct __sk_buff *skb)
 {
-	__u32 offset = ETH_HLEN;
-	struct ip6hdr_ h6;
-	struct iphdr_ h;
+	__be16 fragment, port;
 	__u8 protocol, head[8];
-	__be16 port;
+	__u32 offset;
 
 	if (!protects(PROTECT_OVERLAY_PORT))
 		return false;
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (bpf_skb_load_bytes(skb, offset, &h, sizeof(h)) || h.frag_off & bpf_htons(IP_OFFSET_))
+	if (!read_transport(skb, &offset, &protocol, &fragment) || fragment & bpf_htons(IP_OFFSET_))
+		return false;
+	if (protocol == NEXTHDR_FRAGMENT_ && skb->protocol == bpf_htons(ETH_P_IPV6)) {
+		if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)) || head[2] || head[3] & 0xf8)
 			return false;
-		offset += (h.version_ihl & 0xf) * 4;
-		protocol = h.protocol;
-	} else {
-		if (bpf_skb_load_bytes(skb, offset, &h6, sizeof(h6)))
-			return false;
-		offset += sizeof(h6);
-		protocol = h6.next_header;
-		if (protocol == NEXTHDR_FRAGMENT_) {
-			if (bpf_skb_load_bytes(skb, offset, head, sizeof(head)) || head[2] || head[3] & 0xf8)
-				return false;
-			offset += sizeof(head);
-			protocol = head[0];
-		}
+		offset += sizeof(head);
+		protocol = head[0];
 	}
 	return protocol == IPPROTO_UDP_ && !bpf_skb_load_bytes(skb, offset + 2, &port, sizeof(port)) &&
 	       port == bpf_htons(config_vxlan_port);

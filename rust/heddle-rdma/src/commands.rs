@@ -1,5 +1,6 @@
 //! What a library asks for on its control socket. `docs/protocols/verbs-control.md`.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -346,6 +347,11 @@ impl Objects {
                 inbound: None,
                 waits_since: None,
                 heard: false,
+                link: 0,
+                seeks: false,
+                asked: None,
+                closed: false,
+                unlinked: VecDeque::new(),
             };
             objects.qps.insert(qp, 0)
         });
@@ -395,7 +401,14 @@ impl Objects {
         verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
         match to {
             State::Error => self.fail(number),
-            State::Reset => qp.reset(),
+            State::Reset => {
+                self.unlink(number);
+                usable(self.qps.get_mut(number))?.reset();
+            }
+            State::ReadyToReceive => {
+                qp.state = to;
+                self.seek(number);
+            }
             _ => qp.state = to,
         }
         // Of a QP in RESET there is nothing to fail.
@@ -419,6 +432,7 @@ impl Objects {
 
     pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
         usable(self.qps.get(number).filter(|q| q.context == context))?;
+        self.unlink(number);
         let qp = usable(self.qps.remove(number))?;
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(cq) {
@@ -718,6 +732,8 @@ impl Qp {
         self.inbound = None;
         self.waits_since = None;
         self.heard = false;
+        self.closed = false;
+        self.unlinked.clear();
         self.send.clear();
         if let Some(receive) = &mut self.receive {
             receive.clear();

@@ -11,6 +11,9 @@
 //! | `commands` | what a library asks for: objects are made, changed and destroyed |
 //! | `objects` | what there is, quotas, events |
 //! | `requests` | turns of queue pairs: work requests from memory to memory |
+//! | `link` | connections between endpoints: asked for, greeted, matched, ended |
+//! | `remote` | work requests between nodes, and datagrams: the requester |
+//! | `responder` | requests of other nodes, and answers |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
@@ -18,10 +21,13 @@
 
 mod commands;
 mod control;
+mod link;
 mod memory;
 mod objects;
 mod queues;
+mod remote;
 mod requests;
+mod responder;
 pub mod router;
 mod sys;
 mod table;

@@ -152,6 +152,13 @@ impl Copier {
         transfer(&mut self.remote, (to.as_mut_ptr(), to.len()), from, false)
     }
 
+    /// Reads the pieces, `length` bytes and at most a chunk, and shows what they were.
+    pub(crate) fn load_own(&mut self, from: &[Piece], length: usize) -> Result<&[u8], Fault> {
+        let own = self.buffer.get_mut(..length).ok_or(Fault)?;
+        transfer(&mut self.remote, (own.as_mut_ptr(), length), from, false)?;
+        Ok(&self.buffer[..length])
+    }
+
     /// Writes bytes to the pieces.
     pub(crate) fn store(&mut self, from: &[u8], to: &[Piece]) -> Result<(), Fault> {
         // The bytes are only read.

@@ -1,6 +1,7 @@
 //! What the router keeps: endpoints, what their containers have made, and how it ends.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,10 +9,12 @@ use std::time::Instant;
 
 use shared_ring::{SharedMemory, Sleeper};
 use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
+use verbs_protocol::agent::Message;
 use verbs_protocol::slots::{Receive, Send};
 use verbs_protocol::{Gid, agent, ibv, plain};
 use verbs_qp::{Service, State};
 
+use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::sys::{self, Epoll};
@@ -95,6 +98,17 @@ impl Endpoint {
 
     pub(crate) fn refund(&mut self, quota: Quota, amount: u64) {
         self.used[quota as usize] -= amount;
+    }
+
+    /// An entry of the table of GIDs.
+    pub(crate) fn gid(&self, index: u8) -> Gid {
+        self.gids[usize::from(index) & 1]
+    }
+
+    /// The endpoint's own GID of the family of another one.
+    pub(crate) fn gid_like(&self, other: &Gid) -> Gid {
+        let is_ipv4 = other[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+        self.gids[usize::from(!is_ipv4)]
     }
 
     pub(crate) fn has(&self, gid: &Gid) -> bool {
@@ -224,6 +238,7 @@ pub(crate) struct Current {
     pub(crate) done: u64,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Qp {
     pub(crate) context: u32,
     pub(crate) endpoint: u32,
@@ -247,6 +262,16 @@ pub(crate) struct Qp {
     /// Since when the current request waits for the peer.
     pub(crate) waits_since: Option<Instant>,
     pub(crate) heard: bool,
+    /// The connection with the peer, 0 if there is none.
+    pub(crate) link: u32,
+    /// A timer asks for the connection again.
+    pub(crate) seeks: bool,
+    /// When the agent was asked for one, if it has not answered.
+    pub(crate) asked: Option<Instant>,
+    /// There was one, and it has ended.
+    pub(crate) closed: bool,
+    /// Requests that were sent when the connection ended, to be flushed.
+    pub(crate) unlinked: VecDeque<u64>,
 }
 
 /// All that there is.
@@ -268,6 +293,14 @@ pub(crate) struct Objects {
     pub(crate) to: Vec<Piece>,
     touched: Vec<u32>,
     broken: Vec<u32>,
+    pub(crate) links: Table<Link>,
+    /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
+    pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
+    pub(crate) datagrams_asked: Vec<(u32, Gid, Instant)>,
+    pub(crate) datagrams_refused: Vec<(u32, Gid, Instant)>,
+    pub(crate) timers: BinaryHeap<Reverse<(Instant, Timer)>>,
+    /// Messages for the agent.
+    pub(crate) asks: Vec<Message>,
 }
 
 /// What a descriptor in the set is, in the upper half of its number; the lower half is a handle.
@@ -280,6 +313,7 @@ pub(crate) enum Source {
     Doorbell,
     Events,
     Channel,
+    Link,
 }
 
 impl Source {
@@ -313,6 +347,12 @@ impl Objects {
             to: Vec::with_capacity(64),
             touched: Vec::with_capacity(64),
             broken: Vec::new(),
+            links: Table::new(18, 32),
+            datagram_links: Vec::new(),
+            datagrams_asked: Vec::new(),
+            datagrams_refused: Vec::new(),
+            timers: BinaryHeap::new(),
+            asks: Vec::new(),
         }
     }
 
@@ -395,6 +435,7 @@ impl Objects {
         qp.state = State::Error;
         qp.waits_since = None;
         let (context, srq, user) = (qp.context, qp.srq, qp.user);
+        self.unlink(number);
         if let Some(context) = self.contexts.get_mut(context) {
             context.awake = true;
         }
@@ -452,6 +493,10 @@ impl Objects {
         let all = self.contexts.iter().filter(|(_, c)| c.endpoint == handle);
         for context in all.map(|(context, _)| context).collect::<Vec<_>>() {
             self.close(context);
+        }
+        let all = self.links.iter().filter(|(_, l)| l.endpoint == handle);
+        for link in all.map(|(link, _)| link).collect::<Vec<_>>() {
+            self.end_link(link);
         }
         if let Some(endpoint) = self.endpoints.remove(handle) {
             self.epoll.remove(endpoint.listener.as_fd());

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use verbs_protocol::Gid;
 use verbs_protocol::abi::{self, verbs_completion, verbs_sge};
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
@@ -24,7 +25,8 @@ const REQUEST_BYTES: u64 = 64;
 /// Bytes in front of a datagram in the receiver's buffer.
 const GRH: usize = 40;
 /// The most bytes of a datagram.
-const DATAGRAM_MAX: u64 = 4096;
+const DATAGRAM_MAX: u64 = DATAGRAM_MAX_BYTES as u64;
+pub(crate) const DATAGRAM_MAX_BYTES: usize = 4096;
 
 /// What came of a turn.
 #[derive(Clone, Copy, Default)]
@@ -51,12 +53,32 @@ enum Pending {
 
 type Step = Result<(), Pending>;
 
+/// What the receiver's completion tells of a message.
+#[derive(Clone, Copy)]
+pub(crate) struct Told {
+    /// `enum ibv_wr_opcode`.
+    pub(crate) opcode: u8,
+    pub(crate) imm: u32,
+    pub(crate) solicited: bool,
+    /// The sender's queue pair.
+    pub(crate) source: u32,
+    pub(crate) length: u64,
+}
+
+impl Told {
+    fn of(number: u32, send: &Send, length: u64) -> Self {
+        let head = &send.head;
+        let solicited = u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0;
+        Self { opcode: head.opcode, imm: head.imm, solicited, source: number, length }
+    }
+}
+
 /// A receive request, taken for a message.
 #[expect(
     clippy::large_enum_variant,
     reason = "it is taken apart at once, and a box would be allocated"
 )]
-enum Taken {
+pub(crate) enum Taken {
     Ready(Receive),
     /// None is there.
     Empty,
@@ -70,6 +92,7 @@ impl Objects {
         let Some(qp) = self.qps.get(number) else { return Turn::default() };
         let turn = match qp.state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
+            State::ReadyToSend if self.is_remote(number) => self.remote_turn(number, now),
             State::ReadyToSend => self.send_turn(number, now),
             _ => Turn::default(),
         };
@@ -84,6 +107,7 @@ impl Objects {
             let receives = (qp.recv_cq, ibv::WC_RECV);
             let sends = (qp.send_cq, ibv::WC_SEND);
             let inbound = qp.inbound.take().map(|r| (r.wr_id, receives));
+            let inbound = inbound.or_else(|| Some((qp.unlinked.pop_front()?, sends)));
             let current = || qp.current.take().map(|c| (c.send.head.wr_id, sends));
             let next = inbound.or_else(current).or_else(|| match qp.send.next() {
                 Ok(Some(Ok(send))) => Some((send.head.wr_id, sends)),
@@ -139,7 +163,7 @@ impl Objects {
 
     /// The current request of a queue pair, or the next one out of its ring. One that is wrong in itself
     /// fails here.
-    fn take_current(&mut self, number: u32) -> Option<Current> {
+    pub(crate) fn take_current(&mut self, number: u32) -> Option<Current> {
         let qp = self.qps.get_mut(number).filter(|q| q.state == State::ReadyToSend)?;
         if let Some(current) = qp.current.take() {
             return Some(current);
@@ -158,7 +182,7 @@ impl Objects {
         }
     }
 
-    fn keep_current(&mut self, number: u32, current: Current) {
+    pub(crate) fn keep_current(&mut self, number: u32, current: Current) {
         if let Some(qp) = self.qps.get_mut(number) {
             qp.current = Some(current);
         }
@@ -197,12 +221,17 @@ impl Objects {
         let qp = self.qps.get(number).ok_or(Pending::Peer)?;
         let send = &current.send;
         let length = send.length();
-        check(qp, send, length)?;
+        if let Some(status) = refusal(qp, send, length) {
+            return Err(Pending::Failed(status));
+        }
         *bytes = bytes.saturating_sub(REQUEST_BYTES);
         if qp.service == Service::UnreliableDatagram {
             return self.send_datagram(number, current, length);
         }
-        let Some(peer) = self.peer(number) else {
+        if !self.is_own(number) && !self.is_established(number) && !qp.closed {
+            return Err(Pending::Peer);
+        }
+        let Some(peer) = self.peer(number).filter(|_| !qp.closed) else {
             // Nobody tells an unreliable sender.
             let reliable = qp.service == Service::ReliableConnection;
             return if reliable { Err(Pending::Peer) } else { Ok(()) };
@@ -231,7 +260,7 @@ impl Objects {
     }
 
     /// The queue pair with which a connected one is paired: each names the other, by number and GID.
-    fn peer(&self, number: u32) -> Option<u32> {
+    pub(crate) fn peer(&self, number: u32) -> Option<u32> {
         let qp = self.qps.get(number)?;
         let peer = self.qps.get(qp.attr.dest_qp_num)?;
         let own = self.endpoints.get(qp.endpoint)?;
@@ -246,7 +275,7 @@ impl Objects {
 
     /// Takes a receive request of a queue pair or of its shared queue. What is wrong with it fails the
     /// receiver.
-    fn take_receive(&mut self, number: u32) -> Taken {
+    pub(crate) fn take_receive(&mut self, number: u32) -> Taken {
         let Some(qp) = self.qps.get_mut(number) else { return Taken::Empty };
         if let Some(inbound) = qp.inbound.take() {
             return Taken::Ready(inbound);
@@ -331,8 +360,7 @@ impl Objects {
         };
         match self.copy_out(number, current, length, bytes, to) {
             Ok(()) => {
-                let with_imm = current.send.head.opcode == ibv::WR_SEND_WITH_IMM;
-                self.complete_receive(peer, number, &current.send, receive.wr_id, length, with_imm);
+                self.complete_receive(peer, Told::of(number, &current.send, length), receive.wr_id);
                 Ok(())
             }
             Err(Failure::Turn) => {
@@ -383,7 +411,8 @@ impl Objects {
         match (copied, receive) {
             (Ok(()), receive) => {
                 if let Some(receive) = receive {
-                    self.complete_receive(peer, number, &current.send, receive.wr_id, length, true);
+                    let told = Told::of(number, &current.send, length);
+                    self.complete_receive(peer, told, receive.wr_id);
                 }
                 Ok(())
             }
@@ -520,74 +549,98 @@ impl Objects {
         };
         let qkey = u32::try_from(head.swap).unwrap_or(u32::MAX);
         let qkey = if qkey >> 31 == 1 { qp.attr.qkey } else { qkey };
-        let own = self.endpoints.get(qp.endpoint).ok_or(Pending::Peer)?;
-        let source = own.gids[usize::from(ah.sgid_index) & 1];
-        let mut grh = [0; GRH];
-        grh[0] = 0x60;
-        grh[4..6].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_be_bytes());
-        grh[6] = 0x1b;
-        grh[7] = ah.hop_limit;
-        grh[8..24].copy_from_slice(&source);
-        grh[24..].copy_from_slice(&ah.gid);
-        let peer = head.rkey;
+        let endpoint = qp.endpoint;
+        let own = self.endpoints.get(endpoint).ok_or(Pending::Peer)?;
+        let way = Way {
+            source: own.gid(ah.sgid_index),
+            destination: ah.gid,
+            hop_limit: ah.hop_limit,
+            qp: head.rkey,
+            qkey,
+        };
+        let mut payload = [0; DATAGRAM_MAX_BYTES];
+        let payload = &mut payload[..usize::try_from(length).unwrap_or(0)];
+        if current.send.is_inline() {
+            payload.copy_from_slice(current.send.inline());
+        } else {
+            let usage = self.local(number, 0);
+            let (entries, entry) = (current.send.entries(), |i| current.send.entry(i));
+            self.from.clear();
+            let from = &mut self.from;
+            let n = payload.len();
+            gather(&self.regions, entries, entry, 0, n, usage, from)
+                .and_then(|()| self.copier.load(&self.from, payload))
+                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        }
+        let told = Told::of(number, &current.send, length);
+        let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
+        if to_itself {
+            self.deliver(&way, told, payload);
+            return Ok(());
+        }
+        let Ok(link) = self.datagram_link(endpoint, way.source, way.destination) else {
+            return Ok(());
+        };
+        let link = link.ok_or(Pending::Peer)?;
+        if self.is_here(&way.destination) {
+            self.deliver(&way, told, payload);
+            return Ok(());
+        }
+        if self.say_datagram(link, &way, told, payload) { Ok(()) } else { Err(Pending::Peer) }
+    }
+
+    fn is_here(&self, gid: &Gid) -> bool {
+        self.endpoints.iter().any(|(_, e)| e.has(gid))
+    }
+
+    /// Gives a datagram to the queue pair that it names, if that takes it.
+    pub(crate) fn deliver(&mut self, way: &Way, told: Told, payload: &[u8]) {
+        let peer = way.qp;
         let takes = self.qps.get(peer).is_some_and(|p| {
             p.service == Service::UnreliableDatagram
                 && matches!(p.state, State::ReadyToReceive | State::ReadyToSend)
-                && p.attr.qkey == qkey
-                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&ah.gid))
+                && p.attr.qkey == way.qkey
+                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
         });
         if !takes {
-            return Ok(());
+            return;
         }
-        let Taken::Ready(receive) = self.take_receive(peer) else { return Ok(()) };
-        if receive.length() < length + GRH as u64 {
+        let Taken::Ready(receive) = self.take_receive(peer) else { return };
+        let length = told.length + GRH as u64;
+        if receive.length() < length {
             self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
-            return Ok(());
+            return;
         }
         let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);
-        self.to.clear();
-        let (entries, entry) = (receive.entries(), |i| receive.entry(i));
-        let gathered = gather(&self.regions, entries, entry, 0, GRH, usage, &mut self.to);
-        let stored = gathered.and_then(|()| self.copier.store(&grh, &self.to));
-        if stored.is_err() {
-            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
-            return Ok(());
-        }
-        let to = |objects: &mut Self, done, n| {
-            let at = done + GRH as u64;
+        let grh = way.grh(payload.len());
+        let mut stored = Ok(());
+        for (skip, bytes) in [(0, &grh[..]), (GRH as u64, payload)] {
+            self.to.clear();
             let (entries, entry) = (receive.entries(), |i| receive.entry(i));
-            gather(&objects.regions, entries, entry, at, n, usage, &mut objects.to)
-        };
-        match self.copy_out(number, current, length, &mut TURN_BYTES.clone(), to) {
-            Ok(()) => {
-                let with_imm = head.opcode == ibv::WR_SEND_WITH_IMM;
-                let all = length + GRH as u64;
-                self.complete_receive(peer, number, &current.send, receive.wr_id, all, with_imm);
-                Ok(())
-            }
-            Err(Failure::Destination) => {
-                self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
-                Ok(())
-            }
-            Err(Failure::Source | Failure::Turn) => {
-                self.give_back(peer, receive);
-                Err(Pending::Failed(ibv::WC_LOC_PROT_ERR))
-            }
+            stored = stored.and_then(|()| {
+                let to = &mut self.to;
+                gather(&self.regions, entries, entry, skip, bytes.len(), usage, to)?;
+                self.copier.store(bytes, &self.to)
+            });
+        }
+        match stored {
+            Ok(()) => self.complete_receive(peer, Told { length, ..told }, receive.wr_id),
+            Err(Fault) => self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR),
         }
     }
 
     /// What entries of a queue pair's own requests may name.
-    fn local(&self, number: u32, access: u32) -> Use {
+    pub(crate) fn local(&self, number: u32, access: u32) -> Use {
         Use { pd: self.qps.get(number).map_or(0, |q| q.pd), access }
     }
 
     /// What the peer of a queue pair may name, if the queue pair allows that at all.
-    fn remote(&self, number: u32, access: u32) -> Option<Use> {
+    pub(crate) fn remote(&self, number: u32, access: u32) -> Option<Use> {
         let qp = self.qps.get(number)?;
         (qp.attr.access & access == access).then_some(Use { pd: qp.pd, access })
     }
 
-    fn complete_send(&mut self, number: u32, send: &Send, status: u32) {
+    pub(crate) fn complete_send(&mut self, number: u32, send: &Send, status: u32) {
         let Some(qp) = self.qps.get(number) else { return };
         let head = &send.head;
         let asked = u32::from(head.flags) & abi::VERBS_SEND_SIGNALED != 0;
@@ -616,7 +669,7 @@ impl Objects {
     }
 
     /// Fails a send request, and its queue pair.
-    fn fail_send(&mut self, number: u32, send: &Send, status: u32) {
+    pub(crate) fn fail_send(&mut self, number: u32, send: &Send, status: u32) {
         self.complete_send(number, send, status);
         self.fail(number);
     }
@@ -631,7 +684,7 @@ impl Objects {
     }
 
     /// Fails a receive request, and its queue pair.
-    fn fail_receive(&mut self, number: u32, wr_id: u64, status: u32) {
+    pub(crate) fn fail_receive(&mut self, number: u32, wr_id: u64, status: u32) {
         let Some(qp) = self.qps.get(number) else { return };
         let opcode = ibv::WC_RECV;
         let completion =
@@ -641,40 +694,55 @@ impl Objects {
         self.fail(number);
     }
 
-    /// Completes the receive request of `peer` into which `number` has sent.
-    fn complete_receive(
-        &mut self,
-        peer: u32,
-        number: u32,
-        send: &Send,
-        wr_id: u64,
-        length: u64,
-        with_imm: bool,
-    ) {
-        let head = &send.head;
+    /// Completes the receive request of `peer` that a message took.
+    pub(crate) fn complete_receive(&mut self, peer: u32, told: Told, wr_id: u64) {
         let Some(qp) = self.qps.get_mut(peer) else { return };
         let first = !std::mem::replace(&mut qp.heard, true);
         let tells = first && qp.state == State::ReadyToReceive && qp.service.is_connected();
-        let written = head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+        let written = told.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+        let with_imm = written || told.opcode == ibv::WR_SEND_WITH_IMM;
         let datagram = qp.service == Service::UnreliableDatagram;
         let completion = verbs_completion {
             wr_id,
             opcode: if written { ibv::WC_RECV_RDMA_WITH_IMM } else { ibv::WC_RECV },
-            byte_len: u32::try_from(length).unwrap_or(0),
-            imm: if with_imm { head.imm } else { 0 },
+            byte_len: u32::try_from(told.length).unwrap_or(0),
+            imm: if with_imm { told.imm } else { 0 },
             qp_num: peer,
-            src_qp: number,
+            src_qp: told.source,
             flags: if with_imm { ibv::WC_WITH_IMM } else { 0 }
                 | if datagram { ibv::WC_GRH } else { 0 },
             timestamp: sys::monotonic(),
             ..Default::default()
         };
         let (cq, context, user) = (qp.recv_cq, qp.context, qp.user);
-        let solicited = u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0;
-        self.complete(cq, &completion, solicited);
+        self.complete(cq, &completion, told.solicited);
         if tells {
             self.tell(context, ibv::EVENT_COMM_EST, peer, user);
         }
+    }
+}
+
+/// Where a datagram comes from and goes to.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) source: Gid,
+    pub(crate) destination: Gid,
+    pub(crate) hop_limit: u8,
+    pub(crate) qp: u32,
+    pub(crate) qkey: u32,
+}
+
+impl Way {
+    /// What lies in front of the bytes in the receiver's buffer.
+    fn grh(&self, length: usize) -> [u8; GRH] {
+        let mut grh = [0; GRH];
+        grh[0] = 0x60;
+        grh[4..6].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_be_bytes());
+        grh[6] = 0x1b;
+        grh[7] = self.hop_limit;
+        grh[8..24].copy_from_slice(&self.source);
+        grh[24..].copy_from_slice(&self.destination);
+        grh
     }
 }
 
@@ -694,8 +762,8 @@ impl From<Side> for Failure {
     }
 }
 
-/// Whether a queue pair may be asked for this at all.
-fn check(qp: &Qp, send: &Send, length: u64) -> Step {
+/// With which status a request fails that the queue pair may not be asked for at all.
+pub(crate) fn refusal(qp: &Qp, send: &Send, length: u64) -> Option<u32> {
     let head = &send.head;
     let atomic = matches!(head.opcode, ibv::WR_ATOMIC_CMP_AND_SWP | ibv::WR_ATOMIC_FETCH_AND_ADD);
     let returns = atomic || head.opcode == ibv::WR_RDMA_READ;
@@ -705,12 +773,9 @@ fn check(qp: &Qp, send: &Send, length: u64) -> Step {
         && !(returns && send.is_inline())
         && (!atomic || length == 8);
     if !good {
-        return Err(Pending::Failed(ibv::WC_LOC_QP_OP_ERR));
+        return Some(ibv::WC_LOC_QP_OP_ERR);
     }
-    if length > MAX_MESSAGE.into() {
-        return Err(Pending::Failed(ibv::WC_LOC_LEN_ERR));
-    }
-    Ok(())
+    (length > MAX_MESSAGE.into()).then_some(ibv::WC_LOC_LEN_ERR)
 }
 
 fn chunk(left: u64) -> usize {
@@ -719,7 +784,7 @@ fn chunk(left: u64) -> usize {
 
 /// Finds `n` bytes from `skip` on in a list of entries. Each is looked up when it is used: a region that
 /// was taken away in the middle of a message is not there any more.
-fn gather(
+pub(crate) fn gather(
     regions: &Regions,
     entries: usize,
     entry: impl Fn(usize) -> verbs_sge,

@@ -67,7 +67,8 @@ impl Router {
     /// A turn of each queue pair that may have work; then events, waiting for them if there was none.
     fn round(&mut self) -> io::Result<()> {
         let now = Instant::now();
-        let mut until = None;
+        let mut until = self.objects.expire(now);
+        self.speak();
         if self.turn(now, &mut until) {
             self.worked = now;
             self.turns += 1;
@@ -125,8 +126,10 @@ impl Router {
                 doorbell.arm();
             }
         }
-        let mut until = None;
-        if self.turn(now, &mut until) {
+        let mut until = self.objects.expire(now);
+        let worked = self.turn(now, &mut until);
+        self.speak();
+        if worked {
             self.worked = now;
             for handle in &awake {
                 if let Some(doorbell) =
@@ -168,6 +171,9 @@ impl Router {
             self.objects.notify();
         } else if is(Source::Listener) {
             self.objects.accept(handle);
+        } else if is(Source::Link) {
+            self.objects.link_event(handle);
+            self.objects.notify();
         } else if is(Source::Events) {
             let events = self.objects.contexts.get_mut(handle).and_then(|c| c.events.as_mut());
             if let Some(events) = events
@@ -205,6 +211,13 @@ impl Router {
         // An agent that does not read is as good as none: it connects again.
         if sys::send(agent, &message.encode(), &[]).is_err() {
             self.drop_agent();
+        }
+    }
+
+    /// Says to the agent what is to be said. Without one it is lost, and asked for again.
+    fn speak(&mut self) {
+        for message in std::mem::take(&mut self.objects.asks) {
+            self.say(&message);
         }
     }
 
@@ -251,6 +264,18 @@ impl Router {
             Message::Remove { endpoint } => {
                 if let Some(handle) = self.endpoint(endpoint) {
                     self.objects.remove_endpoint(handle);
+                }
+            }
+            Message::Connected { tag, endpoint, errno } => {
+                let socket = descriptors.pop().filter(|_| errno == 0);
+                if let Some(handle) = self.endpoint(endpoint) {
+                    self.objects.connected(tag, handle, socket);
+                }
+            }
+            Message::Accepted { endpoint, source, destination } => {
+                let handle = self.endpoint(endpoint);
+                if let (Some(handle), Some(socket)) = (handle, descriptors.pop()) {
+                    self.objects.accepted(handle, source, destination, socket);
                 }
             }
             _ => self.drop_agent(),

@@ -196,6 +196,8 @@ fn ask_for_end(router: &Router) -> bool {
 fn nothing_is_left_of_those_that_end() {
     let router = node();
     others_can_speak(&router);
+    // The test has the ends of all connections open, too.
+    router.net.cut();
     let clean = eventually("the end of the first two", || {
         (router.mappings() == 0).then(|| router.descriptors())
     });
@@ -206,6 +208,7 @@ fn nothing_is_left_of_those_that_end() {
         a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
         drop((a, b, channel));
     }
+    router.net.cut();
     eventually("the end of all", || {
         (router.mappings() == 0 && router.descriptors() <= clean).then_some(())
     });

@@ -3,7 +3,7 @@
 mod support;
 
 use support::{
-    End, PATIENCE, Sge, gid, inline, node, pair, readable, receive, receiving, request, sending,
+    End, PATIENCE, Sge, at, gid, inline, node, pair, readable, receive, receiving, request, sending,
 };
 use verbs_protocol::{abi, ibv, plain};
 
@@ -39,11 +39,6 @@ fn inline_data_and_immediate_data() {
         [b.buffer[9], b.buffer[10], b.buffer[50], b.buffer[116], b.buffer[117]],
         [9, 2, 9, 9, 2]
     );
-}
-
-/// A request for the peer's memory.
-fn at(opcode: u8, wr_id: u64, remote: &[u8], key: u32) -> abi::verbs_send {
-    abi::verbs_send { remote_address: remote.as_ptr() as u64, rkey: key, ..request(opcode, wr_id) }
 }
 
 #[test]

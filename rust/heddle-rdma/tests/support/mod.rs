@@ -2,12 +2,14 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+use std::collections::HashMap;
 use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use shared_ring::{Consumer, Producer, Ringer, SharedMemory, Slot};
@@ -137,15 +139,81 @@ pub(crate) fn gid(n: u8) -> Gid {
     gid
 }
 
+/// What connects the endpoints of a test: for each GID the agent's socket of its router, and its number.
+#[derive(Default)]
+pub(crate) struct Net {
+    ways: Mutex<HashMap<Gid, (Arc<OwnedFd>, u64)>>,
+    connections: Mutex<Vec<TcpStream>>,
+    refuses: AtomicU32,
+}
+
+impl Net {
+    /// Ends all connections, as a policy that changed does.
+    pub(crate) fn cut(&self) {
+        for connection in self.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Connections get this errno from now on.
+    pub(crate) fn refuse(&self, errno: i32) {
+        self.refuses.store(errno.unsigned_abs(), Ordering::SeqCst);
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.lock().unwrap().len()
+    }
+
+    /// Plays the agent for what a router asks.
+    fn serve(&self, agent: &Arc<OwnedFd>) {
+        while let Ok((bytes, _)) = receive(agent) {
+            if bytes.is_empty() {
+                return;
+            }
+            let message = Message::parse(&bytes).unwrap();
+            let Message::Connect { tag, endpoint, source, destination } = message else {
+                panic!("the router says {message:?}");
+            };
+            let way = self.ways.lock().unwrap().get(&destination).cloned();
+            let errno = match (self.refuses.load(Ordering::SeqCst), &way) {
+                (0, None) => libc::EHOSTUNREACH.unsigned_abs(),
+                (errno, _) => errno,
+            };
+            let answer = Message::Connected { tag, endpoint, errno }.encode();
+            let Some((to, number)) = way.filter(|_| errno == 0) else {
+                let _ = send(agent, &answer, &[]);
+                continue;
+            };
+            let (a, b) = tcp_pair();
+            let accepted = Message::Accepted { endpoint: number, source, destination };
+            let _ = send(&to, &accepted.encode(), &[b.as_raw_fd()]);
+            let _ = send(agent, &answer, &[a.as_raw_fd()]);
+            self.connections.lock().unwrap().push(a);
+        }
+    }
+}
+
+/// A connection over loopback.
+pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (a, listener.accept().unwrap().0)
+}
+
 /// A router, and the test as its agent.
 pub(crate) struct Router {
     child: Child,
-    pub(crate) agent: OwnedFd,
+    pub(crate) agent: Arc<OwnedFd>,
+    pub(crate) net: Arc<Net>,
     dir: PathBuf,
 }
 
 impl Router {
     pub(crate) fn start() -> Self {
+        Self::start_in(&Arc::default())
+    }
+
+    pub(crate) fn start_in(net: &Arc<Net>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let n = NUMBER.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("heddle-rdma-{}-{n}", std::process::id()));
@@ -153,11 +221,13 @@ impl Router {
         let path = dir.join("agent");
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
         let child = Command::new(program).arg("--agent").arg(&path).spawn().unwrap();
-        let agent = eventually("the router", || connect(&path));
-        let router = Self { child, agent, dir };
+        let agent = Arc::new(eventually("the router", || connect(&path)));
+        let router = Self { child, agent, net: Arc::clone(net), dir };
         let hello = Message::parse(&receive(&router.agent).unwrap().0).unwrap();
         assert_eq!(hello, Message::Hello { version: 1 });
         router.tell(&Message::Hello { version: 1 }, &[]);
+        let (net, agent) = (Arc::clone(net), Arc::clone(&router.agent));
+        std::thread::spawn(move || net.serve(&agent));
         router
     }
 
@@ -172,6 +242,7 @@ impl Router {
         let listener = listen(&path);
         let (endpoint, gids) = (u64::from(n), [gid(n), [0; 16]]);
         let name = format!("test/{n}");
+        self.net.ways.lock().unwrap().insert(gid(n), (Arc::clone(&self.agent), endpoint));
         let message = Message::Endpoint { endpoint, gids, limits, name };
         self.tell(&message, &[listener.as_raw_fd()]);
     }
@@ -651,4 +722,18 @@ pub(crate) fn node() -> Router {
         router.add(n, Limits::default());
     }
     router
+}
+
+/// Two nodes with an endpoint each.
+pub(crate) fn nodes() -> (Router, Router) {
+    let net = Arc::default();
+    let (one, two) = (Router::start_in(&net), Router::start_in(&net));
+    one.add(1, Limits::default());
+    two.add(2, Limits::default());
+    (one, two)
+}
+
+/// A request for the peer's memory.
+pub(crate) fn at(opcode: u8, wr_id: u64, remote: &[u8], key: u32) -> abi::verbs_send {
+    abi::verbs_send { remote_address: remote.as_ptr() as u64, rkey: key, ..request(opcode, wr_id) }
 }

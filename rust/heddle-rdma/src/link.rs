@@ -1,0 +1,706 @@
+//! Connections between endpoints: how they are asked for, greeted, matched with queue pairs, and ended.
+//! `docs/protocols/verbs-wire.md`. What is said on them after the greeting is `remote`'s.
+//!
+//! A pair on one node has a connection as well, both ends of which are here: it says that the two may
+//! speak, until it ends.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use verbs_protocol::agent::Message;
+use verbs_protocol::slots::Send;
+use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
+use verbs_protocol::{Gid, ibv};
+use verbs_qp::{Service, State};
+
+use crate::objects::{Objects, Source};
+use crate::sys;
+
+/// For how long a greeting may take, and an acceptor waits for its queue pair.
+const GREETING_TIME: Duration = Duration::from_secs(10);
+/// For how long the last bytes may take.
+const CLOSING_TIME: Duration = Duration::from_secs(5);
+/// After which an agent that does not answer is asked again: it may have ended.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Between two attempts to connect.
+const AGAIN_FIRST: Duration = Duration::from_millis(50);
+const AGAIN_MOST: Duration = Duration::from_secs(1);
+/// Connections without a queue pair that an endpoint may have.
+const UNMATCHED_MAX: usize = 256;
+/// Bytes that are read of one connection before others have their turn.
+const TURN_BYTES: usize = 4 * FRAME_MAX;
+/// Room for a frame that has not come yet.
+const RECEIVE_FIRST: usize = 4096;
+const RECEIVE_ALL: usize = 2 * (HEADER + FRAME_MAX);
+/// No more is added to what waits to be sent than up to here.
+pub(crate) const SEND_HIGH: usize = 2 * FRAME_MAX;
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// A greeting is to come: the opener's, or the answer.
+    Greeting,
+    /// The opener has greeted, and the queue pair that it means is not ready.
+    Unmatched,
+    Established,
+    /// Only what waits to be sent still matters.
+    Closing,
+}
+
+/// A request that was sent, or is being sent, and is not complete.
+pub(crate) struct Sent {
+    pub(crate) send: Send,
+    pub(crate) number: u32,
+    /// Bytes of a READ that have come.
+    pub(crate) read: u64,
+    /// It failed here, and is completed so when all before it are.
+    pub(crate) failed: Option<u32>,
+}
+
+/// What a responder owes, in order.
+#[derive(Clone, Copy)]
+pub(crate) enum Response {
+    Ack { number: u32, status: u32 },
+    NotReady { number: u32, timer: u8 },
+    Read { number: u32, key: u32, address: u64, total: u64, done: u64 },
+    Atomic { number: u32, value: u64 },
+}
+
+/// A message that is coming in.
+#[derive(Clone, Copy)]
+pub(crate) struct Inbound {
+    pub(crate) head: Header,
+    pub(crate) got: u64,
+    /// Its bytes go nowhere: an unreliable one that cannot be had.
+    pub(crate) dropped: bool,
+}
+
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
+pub(crate) struct Link {
+    pub(crate) endpoint: u32,
+    stream: TcpStream,
+    own: Gid,
+    pub(crate) other: Gid,
+    opener: bool,
+    pub(crate) phase: Phase,
+    kind: u16,
+    /// The queue pair here; 0 for datagrams, and when it has gone.
+    pub(crate) qp: u32,
+    greeting: Option<Greeting>,
+    received: Vec<u8>,
+    filled: usize,
+    pub(crate) unsent: VecDeque<u8>,
+    waits_for_room: bool,
+    deadline: Option<Instant>,
+
+    // The requester.
+    pub(crate) sent: VecDeque<Sent>,
+    /// The first of `sent` that has frames to be sent, and how many of its bytes were.
+    pub(crate) next: usize,
+    pub(crate) offset: u64,
+    pub(crate) number: u32,
+    pub(crate) not_before: Option<Instant>,
+    pub(crate) not_ready: u8,
+    pub(crate) heard: Instant,
+
+    // The responder.
+    pub(crate) expected: u32,
+    pub(crate) inbound: Option<Inbound>,
+    /// After a negative answer: requests are dropped until the one that is expected comes again.
+    pub(crate) drops: bool,
+    /// After an error: nothing is served any more.
+    pub(crate) refuses: bool,
+    pub(crate) responses: VecDeque<Response>,
+}
+
+impl Link {
+    /// Adds a frame to what waits to be sent; bytes follow, if the header says so.
+    pub(crate) fn say(&mut self, header: &Header) {
+        self.unsent.extend(header.encode());
+    }
+}
+
+/// What is to happen at a time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A connection is not where it has to be.
+    Link(u32),
+    /// A queue pair asks for its connection again, having waited for so many milliseconds.
+    Seek(u32, u64),
+}
+
+/// The tag of a CONNECT for datagrams has this bit; the others have the number of a queue pair.
+const DATAGRAMS: u32 = 1 << 31;
+
+impl Objects {
+    pub(crate) fn at(&mut self, when: Instant, timer: Timer) {
+        self.timers.push(Reverse((when, timer)));
+    }
+
+    /// Does what is due, and says when the next thing is.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<Instant> {
+        while let Some(Reverse((when, timer))) = self.timers.peek().copied() {
+            if when > now {
+                return Some(when);
+            }
+            self.timers.pop();
+            match timer {
+                Timer::Link(handle) => {
+                    let due = self.links.get(handle).and_then(|l| l.deadline);
+                    if due.is_some_and(|due| due <= now) {
+                        self.end_link(handle);
+                    }
+                }
+                Timer::Seek(number, after) => self.ask_for_link(number, after),
+            }
+        }
+        None
+    }
+
+    fn set_deadline(&mut self, handle: u32, after: Duration) {
+        let when = Instant::now() + after;
+        if let Some(link) = self.links.get_mut(handle) {
+            link.deadline = Some(when);
+            self.at(when, Timer::Link(handle));
+        }
+    }
+
+    /// Looks for the connection of a queue pair that has come to know its peer.
+    pub(crate) fn seek(&mut self, number: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        if !qp.service.is_connected() || qp.link != 0 || self.is_own(number) {
+            return;
+        }
+        // One that has come before.
+        let waiting = self.links.iter().find(|(_, l)| {
+            l.phase == Phase::Unmatched
+                && l.endpoint == qp.endpoint
+                && l.greeting.is_some_and(|g| g.destination_qp == number)
+        });
+        if let Some((handle, _)) = waiting {
+            self.match_link(handle);
+        }
+        // Once, however often the program changes the state.
+        if self.qps.get(number).is_some_and(|qp| !qp.seeks) {
+            self.ask_for_link(number, 0);
+        }
+    }
+
+    /// Whether a queue pair is connected with one of its own endpoint: that needs no connection.
+    pub(crate) fn is_own(&self, number: u32) -> bool {
+        self.qps.get(number).is_some_and(|qp| {
+            self.endpoints.get(qp.endpoint).is_some_and(|e| e.has(&qp.attr.address.gid))
+        })
+    }
+
+    fn ask_for_link(&mut self, number: u32, after: u64) {
+        if number & DATAGRAMS != 0 {
+            // Asked for again by the next datagram.
+            self.datagrams_refused.retain(|(_, _, until)| *until > Instant::now());
+            return;
+        }
+        let established = self.is_established(number);
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend)
+            && qp.service.is_connected()
+            && !established
+            && !qp.closed;
+        qp.seeks = wants;
+        let Some(endpoint) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
+        let source = endpoint.gid(qp.attr.address.sgid_index);
+        let destination = qp.attr.address.gid;
+        if (source, number) > (destination, qp.attr.dest_qp_num) {
+            qp.seeks = false;
+            return;
+        }
+        let now = Instant::now();
+        let trying = qp.link != 0 || qp.asked.is_some_and(|at| now < at + ANSWER_TIME);
+        if !trying {
+            qp.asked = Some(now);
+        }
+        let endpoint = endpoint.number;
+        if !trying {
+            self.asks.push(Message::Connect { tag: number, endpoint, source, destination });
+        }
+        // Asked for again if nothing comes of it.
+        let after = Duration::from_millis(after).saturating_mul(2).clamp(AGAIN_FIRST, AGAIN_MOST);
+        let again = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+        self.at(Instant::now() + after, Timer::Seek(number, again));
+    }
+
+    /// The connection by which an endpoint sends datagrams to a GID; asked for if there is none. `Err`
+    /// says that it was refused.
+    pub(crate) fn datagram_link(
+        &mut self,
+        endpoint: u32,
+        source: Gid,
+        destination: Gid,
+    ) -> Result<Option<u32>, ()> {
+        let now = Instant::now();
+        let is = |(e, g): (u32, Gid)| e == endpoint && g == destination;
+        if self.datagrams_refused.iter().any(|(e, g, until)| is((*e, *g)) && *until > now) {
+            return Err(());
+        }
+        if let Some((_, _, link)) = self.datagram_links.iter().find(|(e, g, _)| is((*e, *g))) {
+            let established = self.links.get(*link).is_some_and(|l| l.phase == Phase::Established);
+            return Ok(established.then_some(*link));
+        }
+        let Some(number) = self.endpoints.get(endpoint).map(|e| e.number) else { return Err(()) };
+        let asked = self.datagrams_asked.iter().find(|(e, g, _)| is((*e, *g)));
+        if asked.is_none_or(|(_, _, again)| *again <= now) {
+            self.datagrams_asked.retain(|(e, g, _)| !is((*e, *g)));
+            self.datagrams_asked.push((endpoint, destination, now + AGAIN_MOST));
+            let ask = Message::Connect { tag: DATAGRAMS, endpoint: number, source, destination };
+            self.asks.push(ask);
+        }
+        Ok(None)
+    }
+
+    /// The agent's answer to a CONNECT.
+    pub(crate) fn connected(&mut self, tag: u32, endpoint: u32, socket: Option<OwnedFd>) {
+        if tag & DATAGRAMS != 0 {
+            let asked = self.datagrams_asked.iter().position(|(e, _, _)| *e == endpoint);
+            let Some(asked) = asked.map(|i| self.datagrams_asked.remove(i)) else { return };
+            let (_, other, _) = asked;
+            let Some(own) = self.endpoints.get(endpoint).map(|e| e.gid_like(&other)) else {
+                return;
+            };
+            let greeting = greeting(wire::DATAGRAMS, own, other);
+            let made = socket.and_then(|socket| self.open_link(endpoint, socket, greeting));
+            match made {
+                Some(link) => self.datagram_links.push((endpoint, other, link)),
+                None => self.refuse_datagrams(endpoint, other),
+            }
+            return;
+        }
+        // Without a socket the timer of this attempt asks again.
+        let Some(qp) = self.qps.get_mut(tag) else { return };
+        qp.asked = None;
+        let Some(socket) = socket else { return };
+        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend) && qp.link == 0;
+        let Some(e) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
+        let own = e.gid(qp.attr.address.sgid_index);
+        let greeting = Greeting {
+            source_qp: tag,
+            destination_qp: qp.attr.dest_qp_num,
+            qp_type: service_number(qp.service),
+            ..greeting(wire::PAIR, own, qp.attr.address.gid)
+        };
+        let endpoint = qp.endpoint;
+        if let Some(handle) = self.open_link(endpoint, socket, greeting) {
+            // Not used before it is established, but nobody has to ask for another one.
+            self.attach(handle, tag);
+        }
+    }
+
+    fn refuse_datagrams(&mut self, endpoint: u32, other: Gid) {
+        let until = Instant::now() + AGAIN_MOST;
+        self.datagrams_refused.push((endpoint, other, until));
+        self.at(until, Timer::Seek(DATAGRAMS, 0));
+        self.wake_endpoint(endpoint);
+    }
+
+    /// Contexts of an endpoint look at their queue pairs again.
+    fn wake_endpoint(&mut self, endpoint: u32) {
+        let all = self.contexts.iter().filter(|(_, c)| c.endpoint == endpoint);
+        for handle in all.map(|(handle, _)| handle).collect::<Vec<_>>() {
+            if let Some(context) = self.contexts.get_mut(handle) {
+                context.awake = true;
+            }
+        }
+    }
+
+    fn open_link(&mut self, endpoint: u32, socket: OwnedFd, greeting: Greeting) -> Option<u32> {
+        let ends = (greeting.source, greeting.destination);
+        let handle = self.add_link(endpoint, socket, ends, true)?;
+        let link = self.links.get_mut(handle)?;
+        link.kind = greeting.kind;
+        link.unsent.extend(greeting.encode());
+        link.greeting = Some(greeting);
+        self.push(handle);
+        self.links.get(handle).is_some().then_some(handle)
+    }
+
+    /// A connection that another endpoint has made to this one, as the agent says.
+    pub(crate) fn accepted(&mut self, endpoint: u32, from: Gid, to: Gid, socket: OwnedFd) {
+        let unmatched = |l: &Link| {
+            l.endpoint == endpoint && matches!(l.phase, Phase::Greeting | Phase::Unmatched)
+        };
+        let known = self.endpoints.get(endpoint).is_some_and(|e| e.has(&to));
+        if known && self.links.iter().filter(|(_, l)| unmatched(l)).count() < UNMATCHED_MAX {
+            self.add_link(endpoint, socket, (to, from), false);
+        }
+    }
+
+    fn add_link(
+        &mut self,
+        endpoint: u32,
+        socket: OwnedFd,
+        (own, other): (Gid, Gid),
+        opener: bool,
+    ) -> Option<u32> {
+        let stream = TcpStream::from(socket);
+        stream.set_nonblocking(true).ok()?;
+        // What is small is an answer that somebody waits for. Not every socket has it.
+        let _ = stream.set_nodelay(true);
+        let link = Link {
+            endpoint,
+            stream,
+            own,
+            other,
+            opener,
+            phase: Phase::Greeting,
+            kind: wire::PAIR,
+            qp: 0,
+            greeting: None,
+            received: vec![0; RECEIVE_FIRST],
+            filled: 0,
+            unsent: VecDeque::new(),
+            waits_for_room: false,
+            deadline: None,
+            sent: VecDeque::new(),
+            next: 0,
+            offset: 0,
+            number: 0,
+            not_before: None,
+            not_ready: 0,
+            heard: Instant::now(),
+            expected: 0,
+            inbound: None,
+            drops: false,
+            refuses: false,
+            responses: VecDeque::new(),
+        };
+        let handle = self.links.insert(link, 0)?;
+        let added = {
+            let stream = &self.links.get(handle)?.stream;
+            self.epoll.add(stream.as_fd(), sys::READABLE, Source::Link.id(handle))
+        };
+        if added.is_err() {
+            self.links.remove(handle);
+            return None;
+        }
+        self.set_deadline(handle, GREETING_TIME);
+        Some(handle)
+    }
+
+    /// Something has come on a connection, or there is room on it.
+    pub(crate) fn link_event(&mut self, handle: u32) {
+        self.push(handle);
+        let mut left = TURN_BYTES;
+        while left > 0 {
+            let Some(link) = self.links.get_mut(handle) else { return };
+            let got = link.stream.read(&mut link.received[link.filled..]);
+            match got {
+                Ok(0) => return self.end_link(handle),
+                Ok(n) => {
+                    link.filled += n;
+                    link.heard = Instant::now();
+                    left = left.saturating_sub(n);
+                }
+                Err(err) if sys::would_block(&err) => break,
+                Err(_) => return self.end_link(handle),
+            }
+            self.take_in(handle);
+        }
+        self.respond(handle);
+        self.push(handle);
+        if let Some(link) = self.links.get(handle) {
+            let (qp, endpoint) = (link.qp, link.endpoint);
+            if let Some(context) = self.qps.get(qp).map(|q| q.context) {
+                if let Some(context) = self.contexts.get_mut(context) {
+                    context.awake = true;
+                }
+            } else if link.kind == wire::DATAGRAMS {
+                self.wake_endpoint(endpoint);
+            }
+        }
+    }
+
+    /// Takes what has come apart.
+    fn take_in(&mut self, handle: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let mut received = std::mem::take(&mut link.received);
+        let filled = std::mem::take(&mut link.filled);
+        let mut at = 0;
+        let mut needs = 0;
+        loop {
+            let Some(link) = self.links.get(handle) else { return };
+            let rest = &received[at..filled];
+            match link.phase {
+                Phase::Closing => at = filled,
+                // The opener is not to speak before it was answered.
+                Phase::Unmatched if !rest.is_empty() => return self.end_link(handle),
+                Phase::Unmatched => {}
+                Phase::Greeting => {
+                    if let Some(bytes) = rest.first_chunk::<GREETING>() {
+                        at += GREETING;
+                        self.greeted(handle, bytes);
+                        continue;
+                    }
+                }
+                Phase::Established => {
+                    if let Some(bytes) = rest.first_chunk::<HEADER>() {
+                        let Ok(header) = Header::parse(bytes) else {
+                            return self.end_link(handle);
+                        };
+                        let whole = HEADER + header.length as usize;
+                        if let Some(frame) = rest.get(..whole) {
+                            at += whole;
+                            if !self.frame(handle, &header, &frame[HEADER..]) {
+                                return self.end_link(handle);
+                            }
+                            continue;
+                        }
+                        needs = whole;
+                    }
+                }
+            }
+            break;
+        }
+        received.copy_within(at..filled, 0);
+        if needs > received.len() {
+            received.resize(RECEIVE_ALL, 0);
+        }
+        if let Some(link) = self.links.get_mut(handle) {
+            link.received = received;
+            link.filled = filled - at;
+        }
+    }
+
+    fn greeted(&mut self, handle: u32, bytes: &[u8; GREETING]) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Ok(heard) = Greeting::parse(bytes) else { return self.end_link(handle) };
+        if link.opener {
+            let same = link.greeting.is_some_and(|said| {
+                heard.version == said.version
+                    && heard.status == 0
+                    && heard.kind == said.kind
+                    && (heard.source, heard.source_qp) == (said.destination, said.destination_qp)
+                    && (heard.destination, heard.destination_qp) == (said.source, said.source_qp)
+            });
+            if same {
+                self.establish(handle);
+            } else {
+                self.end_link(handle);
+            }
+            return;
+        }
+        let status = if heard.version != wire::VERSION {
+            libc::EPROTONOSUPPORT
+        } else if (heard.source, heard.destination) != (link.other, link.own) {
+            libc::EACCES
+        } else {
+            0
+        };
+        link.greeting = Some(heard);
+        link.kind = heard.kind;
+        if status != 0 {
+            self.answer_greeting(handle, status);
+            self.close_link(handle);
+        } else if heard.kind == wire::DATAGRAMS {
+            self.answer_greeting(handle, 0);
+            self.establish(handle);
+        } else {
+            link.phase = Phase::Unmatched;
+            self.match_link(handle);
+        }
+    }
+
+    fn answer_greeting(&mut self, handle: u32, status: i32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Some(heard) = link.greeting else { return };
+        let answer = Greeting {
+            version: wire::VERSION,
+            status: status.unsigned_abs(),
+            source: heard.destination,
+            destination: heard.source,
+            source_qp: heard.destination_qp,
+            destination_qp: heard.source_qp,
+            ..heard
+        };
+        link.unsent.extend(answer.encode());
+        self.push(handle);
+    }
+
+    /// Joins a connection that was greeted with the queue pair that it means, if that names the opener's.
+    fn match_link(&mut self, handle: u32) {
+        let Some(link) = self.links.get(handle) else { return };
+        let Some(heard) = link.greeting else { return };
+        let matches = self.qps.get(heard.destination_qp).is_some_and(|qp| {
+            qp.endpoint == link.endpoint
+                && matches!(qp.state, State::ReadyToReceive | State::ReadyToSend)
+                && qp.attr.dest_qp_num == heard.source_qp
+                && qp.attr.address.gid == heard.source
+                && service_number(qp.service) == heard.qp_type
+                && qp.link == 0
+                && !qp.closed
+        });
+        if matches {
+            self.attach(handle, heard.destination_qp);
+            self.answer_greeting(handle, 0);
+            self.establish(handle);
+        }
+    }
+
+    fn attach(&mut self, handle: u32, number: u32) {
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.link = handle;
+        }
+        if let Some(link) = self.links.get_mut(handle) {
+            link.qp = number;
+        }
+    }
+
+    fn establish(&mut self, handle: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.phase = Phase::Established;
+        link.deadline = None;
+        let (endpoint, other, kind) = (link.endpoint, link.other, link.kind);
+        if kind == wire::DATAGRAMS && !link.opener {
+            self.datagram_links.push((endpoint, other, handle));
+        }
+        self.wake_endpoint(endpoint);
+    }
+
+    /// Whether the connection of a queue pair says that it may speak.
+    pub(crate) fn is_established(&self, number: u32) -> bool {
+        let link = self.qps.get(number).and_then(|qp| self.links.get(qp.link));
+        link.is_some_and(|l| l.phase == Phase::Established)
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(crate) fn push(&mut self, handle: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        while !link.unsent.is_empty() {
+            match link.stream.write(link.unsent.as_slices().0) {
+                Ok(n) => {
+                    link.unsent.drain(..n);
+                    // The other end takes bytes: it is no silence while they go.
+                    link.heard = Instant::now();
+                }
+                Err(err) if sys::would_block(&err) => break,
+                // The reader finds the end.
+                Err(_) => link.unsent.clear(),
+            }
+        }
+        // What is owed goes on as soon as there is room.
+        let wants = !link.unsent.is_empty() || !link.responses.is_empty();
+        if wants != link.waits_for_room {
+            link.waits_for_room = wants;
+            let events = sys::READABLE | if wants { sys::WRITABLE } else { 0 };
+            let _ = self.epoll.modify(link.stream.as_fd(), events, Source::Link.id(handle));
+        }
+        if link.unsent.is_empty() && link.phase == Phase::Closing {
+            // What the other end has sent meanwhile is read, so that it gets the last bytes.
+            let _: io::Result<()> = link.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// Says goodbye for a queue pair that is reset, destroyed or in ERR.
+    pub(crate) fn unlink(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        let handle = std::mem::take(&mut qp.link);
+        let Some(link) = self.links.get_mut(handle) else { return };
+        // What was sent is flushed with what was not.
+        link.qp = 0;
+        qp.unlinked.extend(link.sent.drain(..).map(|s| s.send.head.wr_id));
+        // The answer to an opener's greeting may be under way.
+        if link.phase == Phase::Established || link.phase == Phase::Greeting && link.opener {
+            // What is owed comes first, and what of a message was begun is no frame any more.
+            self.respond(handle);
+            if let Some(link) = self.links.get_mut(handle) {
+                link.say(&Header::new(Kind::Close));
+            }
+        }
+        self.close_link(handle);
+    }
+
+    fn close_link(&mut self, handle: u32) {
+        if let Some(link) = self.links.get_mut(handle) {
+            link.phase = Phase::Closing;
+            link.responses.clear();
+            self.set_deadline(handle, CLOSING_TIME);
+            self.push(handle);
+        }
+    }
+
+    /// The other end said goodbye: the queue pair stays as it is, and finds no peer any more.
+    pub(crate) fn closed_by_peer(&mut self, handle: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let number = std::mem::take(&mut link.qp);
+        let sent: Vec<Sent> = link.sent.drain(..).collect();
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.link = 0;
+            qp.closed = true;
+        }
+        self.close_link(handle);
+        self.fail_sent(number, sent);
+    }
+
+    /// The first of what was under way gets no answer any more, the others are flushed.
+    fn fail_sent(&mut self, number: u32, sent: Vec<Sent>) {
+        let mut sent = sent.into_iter();
+        let Some(first) = sent.next() else { return };
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.unlinked.extend(sent.map(|s| s.send.head.wr_id));
+        }
+        self.fail_send(number, &first.send, first.failed.unwrap_or(ibv::WC_RETRY_EXC_ERR));
+    }
+
+    /// Ends a connection that has ended, or that breaks a rule: its queue pair fails, if it was more than
+    /// a try.
+    pub(crate) fn end_link(&mut self, handle: u32) {
+        let Some(link) = self.links.remove(handle) else { return };
+        self.epoll.remove(link.stream.as_fd());
+        // Whoever else has the socket open, the other end is to know.
+        let _: io::Result<()> = link.stream.shutdown(Shutdown::Both);
+        let tried = self.datagram_links.iter().position(|(_, _, l)| *l == handle);
+        if let Some(at) = tried {
+            self.datagram_links.remove(at);
+            if link.phase == Phase::Greeting {
+                self.refuse_datagrams(link.endpoint, link.other);
+            }
+        }
+        let Some(qp) = self.qps.get_mut(link.qp) else { return };
+        qp.link = 0;
+        // One that was not established is asked for again by the timer of the last attempt.
+        if link.phase != Phase::Established {
+            return;
+        }
+        qp.closed = true;
+        if !link.sent.is_empty() {
+            self.fail_sent(link.qp, link.sent.into_iter().collect());
+        } else if let Some(current) = qp.current.take() {
+            self.fail_send(link.qp, &current.send, ibv::WC_RETRY_EXC_ERR);
+        } else {
+            self.fail_fatally(link.qp);
+        }
+        self.notify();
+    }
+}
+
+fn greeting(kind: u16, source: Gid, destination: Gid) -> Greeting {
+    Greeting {
+        version: wire::VERSION,
+        kind,
+        status: 0,
+        source_qp: 0,
+        destination_qp: 0,
+        source,
+        destination,
+        qp_type: 0,
+    }
+}
+
+fn service_number(service: Service) -> u8 {
+    match service {
+        Service::ReliableConnection => 2,
+        Service::UnreliableConnection => 3,
+        Service::UnreliableDatagram => 0,
+    }
+}

@@ -1,0 +1,325 @@
+//! What a responder does with requests from another node, and how it answers.
+//! `docs/protocols/verbs-wire.md`.
+
+use verbs_protocol::ibv;
+use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
+use verbs_qp::Service;
+
+use crate::commands::MAX_MESSAGE;
+use crate::link::{Inbound, Phase, Response, SEND_HIGH};
+use crate::memory::{self, Fault};
+use crate::objects::Objects;
+use crate::remote::{Broken, is_atomic, returns};
+use crate::requests::{Taken, Told, gather};
+
+impl Objects {
+    /// A request of the peer.
+    pub(crate) fn request(
+        &mut self,
+        number: u32,
+        handle: u32,
+        header: &Header,
+        bytes: &[u8],
+    ) -> Result<(), Broken> {
+        let link = self.links.get_mut(handle).ok_or(Broken)?;
+        if link.refuses {
+            return Ok(());
+        }
+        let first = header.flags & FIRST != 0;
+        if link.drops {
+            if !first || header.number != link.expected {
+                return Ok(());
+            }
+            link.drops = false;
+        }
+        if header.number != link.expected || first != link.inbound.is_none() {
+            return Err(Broken);
+        }
+        if first && !self.begin_inbound(number, handle, header)? {
+            return Ok(());
+        }
+        self.go_on_inbound(number, handle, header, bytes)
+    }
+
+    /// The first frame of a request: false if nothing of it is to be taken.
+    fn begin_inbound(&mut self, number: u32, handle: u32, header: &Header) -> Result<bool, Broken> {
+        let qp = self.qps.get(number).ok_or(Broken)?;
+        let (service, timer) = (qp.service, qp.attr.min_rnr_timer);
+        let reliable = service == Service::ReliableConnection;
+        let head = Inbound { head: *header, got: 0, dropped: false };
+        let single = header.flags & LAST != 0 && header.length == 0;
+        if !is_atomic(header.opcode) && header.total > MAX_MESSAGE.into()
+            || returns(header.opcode) && !single
+        {
+            return Err(Broken);
+        }
+        if !service.has(header.opcode) {
+            self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
+            return Ok(false);
+        }
+        if returns(header.opcode) {
+            self.answer_request(number, handle, header);
+            return Ok(false);
+        }
+        let mut inbound = head;
+        if !matches!(header.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM) && header.total > 0 {
+            let all = usize::try_from(header.total).map_err(|_| Broken)?;
+            let found = self.remote(number, ibv::ACCESS_REMOTE_WRITE).is_some_and(|usage| {
+                memory::find(&self.regions, header.key, header.address, all, usage).is_ok()
+            });
+            if !found && reliable {
+                self.refuse(handle, ibv::WC_REM_ACCESS_ERR);
+                return Ok(false);
+            }
+            inbound.dropped = !found;
+        }
+        if header.opcode != ibv::WR_RDMA_WRITE && !inbound.dropped {
+            match self.take_receive(number) {
+                Taken::Ready(receive) => {
+                    let written = header.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
+                    if !written && receive.length() < header.total {
+                        self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
+                        self.fail_receive(number, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+                        return Ok(false);
+                    }
+                    if let Some(qp) = self.qps.get_mut(number) {
+                        qp.inbound = Some(receive);
+                    }
+                }
+                Taken::Empty if reliable => {
+                    let link = self.links.get_mut(handle).ok_or(Broken)?;
+                    link.drops = true;
+                    let number = header.number;
+                    link.responses.push_back(Response::NotReady { number, timer });
+                    return Ok(false);
+                }
+                Taken::Empty => inbound.dropped = true,
+                Taken::Wrong => {
+                    self.refuse(handle, ibv::WC_REM_OP_ERR);
+                    return Ok(false);
+                }
+            }
+        }
+        let link = self.links.get_mut(handle).ok_or(Broken)?;
+        link.inbound = Some(inbound);
+        Ok(true)
+    }
+
+    /// Writes the bytes of a frame to where they belong; the last one completes the message.
+    fn go_on_inbound(
+        &mut self,
+        number: u32,
+        handle: u32,
+        header: &Header,
+        bytes: &[u8],
+    ) -> Result<(), Broken> {
+        let link = self.links.get_mut(handle).ok_or(Broken)?;
+        let inbound = link.inbound.as_mut().ok_or(Broken)?;
+        let (head, done, dropped) = (inbound.head, inbound.got, inbound.dropped);
+        inbound.got += bytes.len() as u64;
+        let last = header.flags & LAST != 0;
+        let whole = inbound.got == head.total;
+        if header.opcode != head.opcode
+            || inbound.got > head.total
+            || last != whole
+            || !last && bytes.len() != FRAME_MAX
+        {
+            return Err(Broken);
+        }
+        let sent = matches!(head.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM);
+        if !dropped && self.store_inbound(number, sent, &head, done, bytes).is_err() {
+            let taken = self.qps.get_mut(number).and_then(|q| q.inbound.take());
+            let status = if sent { ibv::WC_REM_OP_ERR } else { ibv::WC_REM_ACCESS_ERR };
+            self.refuse(handle, status);
+            if let Some(receive) = taken {
+                self.fail_receive(number, receive.wr_id, ibv::WC_LOC_PROT_ERR);
+            }
+            return Ok(());
+        }
+        if !last {
+            return Ok(());
+        }
+        let link = self.links.get_mut(handle).ok_or(Broken)?;
+        link.inbound = None;
+        link.expected = link.expected.wrapping_add(1);
+        let source = self.qps.get(number).map_or(0, |q| q.attr.dest_qp_num);
+        if self.is_reliable(number) {
+            self.acknowledge(handle, head.number);
+        }
+        if let Some(receive) = self.qps.get_mut(number).and_then(|q| q.inbound.take()) {
+            let solicited = head.flags & SOLICITED != 0;
+            let (opcode, imm, length) = (head.opcode, head.immediate, head.total);
+            let told = Told { opcode, imm, solicited, source, length };
+            self.complete_receive(number, told, receive.wr_id);
+        }
+        Ok(())
+    }
+
+    fn store_inbound(
+        &mut self,
+        number: u32,
+        sent: bool,
+        head: &Header,
+        done: u64,
+        bytes: &[u8],
+    ) -> Result<(), Fault> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.to.clear();
+        if sent {
+            let usage = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+            let receive = self.qps.get(number).and_then(|q| q.inbound.as_ref()).ok_or(Fault)?;
+            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+            gather(&self.regions, entries, entry, done, bytes.len(), usage, &mut self.to)?;
+        } else {
+            let usage = self.remote(number, ibv::ACCESS_REMOTE_WRITE).ok_or(Fault)?;
+            let at = head.address.checked_add(done).ok_or(Fault)?;
+            self.to.push(memory::find(&self.regions, head.key, at, bytes.len(), usage)?);
+        }
+        self.copier.store(bytes, &self.to)
+    }
+
+    /// A READ or an atomic of the peer.
+    fn answer_request(&mut self, number: u32, handle: u32, header: &Header) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let most = usize::from(qp.attr.max_dest_rd_atomic.max(1));
+        let Some(link) = self.links.get(handle) else { return };
+        let owed = |r: &&Response| !matches!(r, Response::Ack { .. } | Response::NotReady { .. });
+        if link.responses.iter().filter(owed).count() >= most {
+            return self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
+        }
+        let response = if is_atomic(header.opcode) {
+            self.do_atomic(number, header)
+        } else {
+            let all = usize::try_from(header.total).unwrap_or(usize::MAX);
+            let found = self.remote(number, ibv::ACCESS_REMOTE_READ).is_some_and(|usage| {
+                all == 0
+                    || memory::find(&self.regions, header.key, header.address, all, usage).is_ok()
+            });
+            let Header { number, key, address, total, .. } = *header;
+            let read = Response::Read { number, key, address, total, done: 0 };
+            if found { Ok(read) } else { Err(ibv::WC_REM_ACCESS_ERR) }
+        };
+        match response {
+            Ok(response) => {
+                if let Some(link) = self.links.get_mut(handle) {
+                    link.expected = link.expected.wrapping_add(1);
+                    link.responses.push_back(response);
+                }
+            }
+            Err(status) => self.refuse(handle, status),
+        }
+    }
+
+    fn do_atomic(&mut self, number: u32, header: &Header) -> Result<Response, u32> {
+        if !header.address.is_multiple_of(8) {
+            return Err(ibv::WC_REM_INV_REQ_ERR);
+        }
+        let usage = self.remote(number, ibv::ACCESS_REMOTE_ATOMIC);
+        let usage = usage.ok_or(ibv::WC_REM_ACCESS_ERR)?;
+        let place = memory::find(&self.regions, header.key, header.address, 8, usage)
+            .map_err(|Fault| ibv::WC_REM_ACCESS_ERR)?;
+        let place = [place];
+        let mut value = [0; 8];
+        let gone = |Fault| ibv::WC_REM_OP_ERR;
+        self.copier.load(&place, &mut value).map_err(gone)?;
+        let old = u64::from_ne_bytes(value);
+        let new = if header.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
+            Some(old.wrapping_add(header.total))
+        } else {
+            (old == header.total).then_some(header.swap)
+        };
+        if let Some(new) = new {
+            self.copier.store(&new.to_ne_bytes(), &place).map_err(gone)?;
+        }
+        Ok(Response::Atomic { number: header.number, value: old })
+    }
+
+    /// Owes an answer for all requests up to one: the last one stands for those before.
+    fn acknowledge(&mut self, handle: u32, number: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let ack = Response::Ack { number, status: 0 };
+        match link.responses.back_mut() {
+            Some(last @ Response::Ack { status: 0, .. }) => *last = ack,
+            _ => link.responses.push_back(ack),
+        }
+    }
+
+    /// Fails the request that is expected, and serves none after it.
+    fn refuse(&mut self, handle: u32, status: u32) {
+        let Some(link) = self.links.get_mut(handle) else { return };
+        link.refuses = true;
+        link.inbound = None;
+        let number = link.expected;
+        link.responses.push_back(Response::Ack { number, status });
+    }
+
+    /// Says what is owed, as far as there is room.
+    pub(crate) fn respond(&mut self, handle: u32) {
+        loop {
+            let Some(link) = self.links.get_mut(handle) else { return };
+            if link.unsent.len() >= SEND_HIGH || link.phase == Phase::Closing {
+                return;
+            }
+            let Some(response) = link.responses.front().copied() else { return };
+            let header = match response {
+                Response::Ack { number, status } => {
+                    Header { number, status, ..Header::new(Kind::Ack) }
+                }
+                Response::NotReady { number, timer } => {
+                    Header { number, address: timer.into(), ..Header::new(Kind::Rnr) }
+                }
+                Response::Atomic { number, value } => {
+                    Header { number, total: value, ..Header::new(Kind::AtomicResponse) }
+                }
+                Response::Read { .. } => {
+                    self.respond_read(handle, response);
+                    continue;
+                }
+            };
+            link.say(&header);
+            link.responses.pop_front();
+        }
+    }
+
+    /// Sends the next frame of a READ's bytes.
+    fn respond_read(&mut self, handle: u32, response: Response) {
+        let Response::Read { number, key, address, total, done } = response else { return };
+        let Some(qp) = self.links.get(handle).map(|l| l.qp) else { return };
+        let n = usize::try_from(total - done).unwrap_or(FRAME_MAX).min(FRAME_MAX);
+        self.from.clear();
+        let usage = self.remote(qp, ibv::ACCESS_REMOTE_READ);
+        let found = usage.zip(address.checked_add(done)).ok_or(Fault);
+        let loaded = found.and_then(|(usage, at)| {
+            if n > 0 {
+                self.from.push(memory::find(&self.regions, key, at, n, usage)?);
+            }
+            self.copier.load_own(&self.from, n)
+        });
+        let Some(link) = self.links.get_mut(handle) else { return };
+        let Ok(bytes) = loaded else {
+            // Taken away in the middle.
+            link.refuses = true;
+            let refused = Response::Ack { number, status: ibv::WC_REM_OP_ERR };
+            if let Some(first) = link.responses.front_mut() {
+                *first = refused;
+            }
+            return;
+        };
+        let last = done + n as u64 == total;
+        let header = Header {
+            number,
+            length: u32::try_from(n).unwrap_or(0),
+            flags: if done == 0 { FIRST } else { 0 } | if last { LAST } else { 0 },
+            ..Header::new(Kind::ReadResponse)
+        };
+        link.unsent.extend(header.encode());
+        link.unsent.extend(bytes);
+        if last {
+            link.responses.pop_front();
+        } else if let Some(first) = link.responses.front_mut() {
+            *first = Response::Read { number, key, address, total, done: done + n as u64 };
+        }
+    }
+}

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -19,7 +18,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/durable"
-	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
@@ -30,45 +28,38 @@ import (
 // storeAnswers bounds one operation on the store.
 const storeAnswers = 10 * time.Second
 
-// Agent runs one node.
+// Agent runs one node. It is made of parts, each of which owns its state; what they export is the agent's API.
 type Agent struct {
-	cfg     Config
-	log     *slog.Logger
-	started time.Time
+	*host
+	*endpoints
+	*limiter
+	*migration
+	*membership
+	*policies
+	*docker
+	*reports
+	attachments *attachments
+	recovery    *recovery
+	restorer    *restorer
+	topology    *topology
 
-	// Set by Start, not changed after.
-	store    store.Store
-	network  store.Network
-	prefix6  netip.Prefix // the network's, if this node can have IPv6 addresses
-	ipv6     api.IPv6
-	self     model.Node
-	holder   store.Holder // of this node's name: this agent
-	devices  netcfg.NodeDevices
-	overlay  *netcfg.Overlay  // the topology goroutine's
-	stores   []netip.AddrPort // what containers are kept from
-	tcp      *tcp.Plane
-	planes   plane.Set // TCP's first
-	enforcer *enforcer
 	listener net.Listener // of the API; Run serves it
 	plugin   net.Listener // for Docker; nil: not asked for
-	group    *cgroup
-	record   record // an earlier agent's
+}
 
-	// change serialises what alters endpoints, kernel state included.
-	change sync.Mutex
-	leases *endpoint.Leases // guarded by change
-	// Guarded by change, too.
-	adopted map[model.EndpointID]adopted
-	// Guarded by change, too: endpoints, by name, that could not be made and not be undone either.
-	halfDone map[string]model.Endpoint
-
-	faults faults
-
-	applied appliedTopology // of the topology goroutine, and of Start before
-	docker  docker
-
-	known *registry
-	view  view
+// compose makes the parts of an agent.
+func compose(h *host) *Agent {
+	at := &attachments{host: h, adopted: make(map[model.EndpointID]adopted)}
+	es := &endpoints{host: h, attachments: at, halfDone: make(map[string]model.Endpoint)}
+	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
+	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
+	return &Agent{
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, reports: &reports{h},
+		docker: &docker{
+			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
+		},
+		attachments: at, recovery: rc, restorer: &restorer{h, at, es, mg, tp}, topology: tp,
+	}
 }
 
 // Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
@@ -90,10 +81,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if cfg.CompareMaps == 0 {
 		cfg.CompareMaps = defaultCompareMaps
 	}
-	a := &Agent{
-		docker: newDocker(), known: newRegistry(), cfg: cfg, log: cfg.Log, started: time.Now(),
-		adopted: make(map[model.EndpointID]adopted), halfDone: make(map[string]model.Endpoint),
-	}
+	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry()})
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -129,7 +117,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.answerCalls(); err != nil {
 		return nil, err
 	}
-	if err := a.restore(ctx); err != nil {
+	if err := a.restorer.restore(ctx); err != nil {
 		return nil, err
 	}
 	if cfg.DockerPlugin == "" {
@@ -137,35 +125,6 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	}
 	a.plugin, err = api.Listen(cfg.DockerPlugin)
 	return a, err
-}
-
-// checkHost finds what would make a later step fail, before anything outside this process is changed: the
-// store must not hear of a node that cannot be.
-func (a *Agent) checkHost() error {
-	if err := netcfg.CheckUnderlay(a.cfg.Underlay); err != nil {
-		return err
-	}
-	if err := tcp.CheckPins(a.cfg.PinDir); err != nil {
-		return err
-	}
-	return a.checkDirectPorts()
-}
-
-// checkDirectPorts refuses a range in which something on the node already listens: its clients would
-// be told apart from Heddle's by the option alone.
-func (a *Agent) checkDirectPorts() error {
-	taken, err := netcfg.ListenersIn(a.cfg.DirectPorts)
-	if err != nil {
-		return fmt.Errorf("direct ports: %w", err)
-	}
-	for _, at := range taken {
-		// Listeners of containers, bound to overlay addresses and aliases, are in nobody's way.
-		if addr := at.Addr().Unmap(); addr.IsUnspecified() || addr == a.cfg.Underlay {
-			return fmt.Errorf("direct ports %s: in use by a listener at %s; choose another range with --direct-ports, equal or different on other nodes",
-				a.cfg.DirectPorts, at)
-		}
-	}
-	return nil
 }
 
 // join opens the store, sets or checks the network's parameters and registers this node.
@@ -181,7 +140,7 @@ func (a *Agent) join(ctx context.Context) error {
 	if a.record, err = readRecord(a.cfg); err != nil {
 		a.log.Error("endpoints that the store has lost cannot be adopted", "err", err)
 	}
-	if err := a.holdName(ctx); err != nil {
+	if err := a.membership.holdName(ctx); err != nil {
 		return err
 	}
 	a.self, err = claim(ctx, s, a.record, model.Node{
@@ -196,38 +155,6 @@ func (a *Agent) join(ctx context.Context) error {
 	return nil
 }
 
-// chooseFamilies decides whether this node has IPv6 overlay addresses. A node that cannot goes on with IPv4.
-func (a *Agent) chooseFamilies() error {
-	if !a.network.Prefix6.IsValid() {
-		a.ipv6 = api.IPv6{Reason: api.IPv6NetworkOff, Detail: "the network was made without an IPv6 prefix"}
-		return nil
-	}
-	err := netcfg.CheckIPv6(a.cfg.Underlay)
-	var lacking *netcfg.IPv6Error
-	if errors.As(err, &lacking) {
-		a.ipv6 = api.IPv6{Reason: lacking.Check, Detail: lacking.Err.Error()}
-		a.log.Warn("no IPv6 overlay addresses on this node: run `heddle doctor`", "reason", lacking.Check, "err", lacking.Err)
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("check IPv6: %w", err)
-	}
-	a.prefix6 = a.network.Prefix6
-	a.ipv6 = api.IPv6{Enabled: true}
-	for _, p := range a.self.Prefixes {
-		a.ipv6.Prefixes = append(a.ipv6.Prefixes, model.OverlayPrefix6(a.prefix6, p))
-	}
-	return nil
-}
-
-// pools gives the addresses of the whole overlay, in the families that this node has.
-func (a *Agent) pools() []netip.Prefix {
-	if !a.prefix6.IsValid() {
-		return a.network.Pool
-	}
-	return append(slices.Clone(a.network.Pool), a.prefix6)
-}
-
 // setupKernel makes devices and loads programs. Devices first: the programs are compiled for them.
 func (a *Agent) setupKernel() (err error) {
 	a.stores = a.cfg.storeAddrs(a.log)
@@ -239,7 +166,7 @@ func (a *Agent) setupKernel() (err error) {
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
-	a.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
+	a.topology.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
 	a.tcp, err = tcp.Open(tcp.Config{
 		Self: a.self, Network: a.network.ID, Pool: a.network.Pool, Prefix6: a.prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		Devices: a.devices, PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, ProcDir: tcp.ProcDir(a.cfg.SeccompSocket),
@@ -264,7 +191,7 @@ func (a *Agent) setupKernel() (err error) {
 func (a *Agent) answerCalls() error {
 	socket := filepath.Join(a.cfg.StateDir, "holder.sock")
 	return a.tcp.Listen(tcp.ListenConfig{
-		Socket: a.cfg.SeccompSocket, Resolve: a.resolve, EndpointIn: a.endpointIn, NetnsOf: a.known.netnsOf,
+		Socket: a.cfg.SeccompSocket, Resolve: a.attachments.resolve, EndpointIn: a.docker.endpointIn, NetnsOf: a.known.netnsOf,
 		KeeperExe: a.cfg.KeeperExe, KeeperSocket: socket, KeeperRuns: func() bool { return a.group.runs("park", "--socket", socket) },
 		Storage: a.cfg.Storage,
 	})
@@ -282,7 +209,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, 4)
+	errs := make(chan error, len(a.planes)+3) // one of each that serves: nobody reads before all have ended
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -292,11 +219,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		})
 	}
 	locals := make(chan []netip.Prefix)
-	wg.Go(func() { a.followLocal(ctx, locals) })
-	wg.Go(func() { a.repair(ctx) })
-	wg.Go(func() { a.compareMaps(ctx) })
-	wg.Go(func() { a.followMembers(ctx) })
-	serve("topology", func() error { return a.followTopology(ctx, states, locals) })
+	wg.Go(func() { a.topology.followLocal(ctx, locals) })
+	wg.Go(func() { a.restorer.repair(ctx) })
+	wg.Go(func() { a.restorer.compareMaps(ctx) })
+	wg.Go(func() { a.membership.followMembers(ctx) })
+	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
 	for _, p := range a.planes {
 		serve("plane "+p.Name(), func() error { return p.Run(ctx) })
 	}
@@ -304,7 +231,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return api.ServeOn(ctx, a.listener, api.NewHandler(a, registry, a.log))
 	})
 	if a.plugin != nil {
-		wg.Go(func() { a.followAwaited(ctx) })
+		wg.Go(func() { a.docker.followAwaited(ctx) })
 		serve("Docker plugin", func() error { return api.ServeOn(ctx, a.plugin, dockernet.NewHandler(a, a.log)) })
 	}
 	wg.Wait()
@@ -327,9 +254,12 @@ func (a *Agent) Close() error {
 			errs = append(errs, err)
 		}
 	}
+	if a.enforcer != nil {
+		a.enforcer.close()
+	}
 	errs = append(errs, a.planes.Close())
 	if a.store != nil {
-		a.releaseName()
+		a.membership.releaseName()
 		errs = append(errs, a.store.Close())
 	}
 	return errors.Join(errs...)

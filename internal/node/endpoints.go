@@ -1,106 +1,119 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
-	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/endpoint"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/store/etcd"
 )
 
+// endpoints makes and removes the endpoints of this node.
+type endpoints struct {
+	*host
+	attachments *attachments
+
+	// change serialises what alters endpoints, kernel state included. It guards the rest, and what other parts say of themselves.
+	change sync.Mutex
+	leases *endpoint.Leases
+	// halfDone are endpoints, by name, that could not be made and not be undone either.
+	halfDone map[string]model.Endpoint
+}
+
 // CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
 // the programs. If a step fails the earlier ones are undone.
-func (a *Agent) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
-	a.change.Lock()
-	defer a.change.Unlock()
-	if have, ok := a.known.named(req.Name); ok {
+func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
+	es.change.Lock()
+	defer es.change.Unlock()
+	if have, ok := es.known.named(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Planes != req.Planes() || have.ContainerDevice() != deviceOf(req) ||
 			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
 		// The namespace may have been made anew under the same path.
-		return have, a.attach(have)
+		return have, es.attachments.attach(have)
 	}
-	if err := a.checkNetns(req.NetnsPath); err != nil {
+	if err := es.attachments.checkNetns(req.NetnsPath); err != nil {
 		return model.Endpoint{}, err
 	}
-	return a.create(ctx, req, func(e model.Endpoint) []step { return a.attachSteps(e, new(netcfg.EndpointDevice)) })
+	return es.create(ctx, req, func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) })
 }
 
 // create leases an address, takes the steps of an endpoint with attach, and lists it. If a step fails all are undone. The caller
 // holds change.
-func (a *Agent) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) []step) (model.Endpoint, error) {
-	if e, ok := a.halfDone[req.Name]; ok {
-		if err := a.takeBack(e); err != nil {
+func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) []step) (model.Endpoint, error) {
+	if e, ok := es.halfDone[req.Name]; ok {
+		if err := es.takeBack(e); err != nil {
 			return model.Endpoint{}, unlessAway(err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	e := model.Endpoint{
-		Name: req.Name, Node: a.self.Name, Planes: req.Planes(),
+		Name: req.Name, Node: es.self.Name, Planes: req.Planes(),
 		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
-	if err := a.leaseFor(ctx, &e, req); err != nil {
+	if err := es.leaseFor(ctx, &e, req); err != nil {
 		return model.Endpoint{}, err
 	}
-	if err := doSteps(a.steps(ctx, e, attach(e), nil)); err != nil {
-		if undo := a.takeBack(e); undo != nil {
-			a.halfDone[e.Name] = e // until the store is back: it may have it
+	if err := doSteps(es.steps(ctx, e, attach(e), nil)); err != nil {
+		if undo := es.takeBack(e); undo != nil {
+			es.halfDone[e.Name] = e // until the store is back: it may have it
 			err = errors.Join(err, undo)
 		}
 		return model.Endpoint{}, err
 	}
-	a.known.add(e)
-	a.saveRecord(0)
-	a.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Planes.TCP.Intercepted)
+	es.known.add(e)
+	es.saveRecord(0)
+	es.log.Info("endpoint attached", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "intercepted", e.Planes.TCP.Intercepted)
 	return e, nil
 }
 
 // steps are those that make an endpoint that has its lease: they are done in this order, and undone backwards. What attach has is
 // that of attachSteps or awaitSteps, tell what is said to the store when the endpoint goes. The caller holds change.
-func (a *Agent) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
+func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
 	return slices.Concat([]step{
-		{"note the id", func() error { return a.tcp.SetLastID(e.ID) }, nil},
-		{"tell the store", func() error { return storeError(a.store.PutEndpoint(ctx, e)) }, func() error { return tell(ctx) }},
+		{"note the id", func() error { return es.tcp.SetLastID(e.ID) }, nil},
+		{"tell the store", func() error { return storeError(es.store.PutEndpoint(ctx, e)) }, func() error { return tell(ctx) }},
 		{
 			// Its rules before its network: nothing it opens may be older than they.
-			"policy", func() error { return a.enforcer.set(e) }, func() error { return a.enforcer.remove(e.ID) },
+			"policy", func() error { return es.enforcer.set(e) }, func() error { return es.enforcer.remove(e.ID) },
 		},
 	}, attach, []step{
 		{"limits", func() error {
 			if e.Limits == nil {
 				return nil
 			}
-			return a.applyLimits(e)
-		}, func() error { return a.liftLimits(e) }},
+			return es.applyLimits(e)
+		}, func() error { return es.liftLimits(e) }},
 	})
 }
 
 // leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it up.
-func (a *Agent) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
+func (es *endpoints) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
 	var move *model.Move
 	if req.Carried == nil {
-		if move, err = a.moveFor(ctx, req); err != nil {
+		if move, err = es.moveFor(ctx, req); err != nil {
 			return err
 		}
 	}
 	var lease endpoint.Lease
 	if move == nil {
-		lease, err = a.lease(req)
+		lease, err = es.lease(req)
 	} else {
-		lease, err = a.takeUp(e, *move)
+		lease, err = es.takeUp(e, *move)
 	}
 	if err != nil {
 		return leaseError(err)
@@ -110,68 +123,28 @@ func (a *Agent) leaseFor(ctx context.Context, e *model.Endpoint, req api.Endpoin
 }
 
 // DeleteEndpoint detaches a container.
-func (a *Agent) DeleteEndpoint(ctx context.Context, name string) error {
-	a.change.Lock()
-	defer a.change.Unlock()
-	e, ok := a.known.named(name)
+func (es *endpoints) DeleteEndpoint(ctx context.Context, name string) error {
+	es.change.Lock()
+	defer es.change.Unlock()
+	e, ok := es.known.named(name)
 	if !ok {
-		e, ok = a.halfDone[name]
+		e, ok = es.halfDone[name]
 	}
 	if !ok {
-		return a.dropWaiting(ctx, name)
+		return es.dropWaiting(ctx, name)
 	}
-	if err := a.detach(e); err != nil {
+	if err := es.detach(e); err != nil {
 		return unlessAway(err)
 	}
-	a.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
+	es.log.Info("endpoint detached", "endpoint", e.Name, "id", e.ID)
 	return nil
-}
-
-// attachSteps are those that attach an endpoint to its container. They may be repeated.
-func (a *Agent) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice) []step {
-	return []step{
-		{
-			"make devices", func() (err error) {
-				*dev, err = a.addDevice(e)
-				return err
-			}, func() error { return errors.Join(a.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs)) },
-		},
-		{"network namespace", func() error { return a.setNetns(e.ID, uint64(dev.Netns)) }, nil},
-		{"attach", func() error { return a.planes.Attach(e, *dev) }, func() error {
-			a.planes.Forget(e.ID)
-			return a.planes.Detach(e)
-		}},
-	}
-}
-
-// attach brings devices and planes to an endpoint that is there. A device that it made goes again if it fails: without programs it
-// would let anything through.
-func (a *Agent) attach(e model.Endpoint) error {
-	var dev netcfg.EndpointDevice
-	if err := doSteps(a.attachSteps(e, &dev)); err != nil {
-		if dev.Made {
-			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
-		}
-		return fmt.Errorf("endpoint %s: %w", e.Name, err)
-	}
-	a.faults.Clear(api.FaultEndpoint, e.Name)
-	return nil
-}
-
-// deviceConfig says what e's devices are to be.
-func (a *Agent) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
-	return netcfg.EndpointConfig{
-		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: a.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
-		Table: tcp.Table, Intercepted: e.Planes.TCP.Intercepted,
-		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
-	}
 }
 
 // EndpointDevice looks up how an endpoint is attached now.
-func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevice, error) {
-	a.change.Lock() // an endpoint that is being made or removed has half of its devices
-	defer a.change.Unlock()
-	e, ok := a.known.named(name)
+func (es *endpoints) EndpointDevice(_ context.Context, name string) (api.EndpointDevice, error) {
+	es.change.Lock() // an endpoint that is being made or removed has half of its devices
+	defer es.change.Unlock()
+	e, ok := es.known.named(name)
 	if !ok {
 		return api.EndpointDevice{}, api.ErrNotFound
 	}
@@ -179,7 +152,7 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 	if e.Carried != nil {
 		inspect = netcfg.InspectAdopted
 	}
-	st, err := inspect(a.deviceConfig(e))
+	st, err := inspect(es.attachments.deviceConfig(e))
 	if err != nil {
 		return api.EndpointDevice{}, err
 	}
@@ -187,7 +160,7 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 		Name: e.ContainerDevice(), MAC: st.ContainerMAC, NodeName: st.Name, NodeMAC: st.HostMAC, MTU: st.MTU, Problems: st.Problems,
 		Gateways: []netip.Addr{},
 	}
-	for _, gw := range a.devices.Gateways {
+	for _, gw := range es.devices.Gateways {
 		if e.Carried == nil && (gw.Is4() || e.Addr6().IsValid()) {
 			d.Gateways = append(d.Gateways, gw)
 		}
@@ -196,176 +169,37 @@ func (a *Agent) EndpointDevice(_ context.Context, name string) (api.EndpointDevi
 }
 
 // detach undoes everything CreateEndpoint does; what was not done is no error.
-func (a *Agent) detach(e model.Endpoint) error {
-	return a.takeAway(e, func(ctx context.Context) error { return a.store.DeleteEndpoint(ctx, e.Node, e.ID) })
+func (es *endpoints) detach(e model.Endpoint) error {
+	return es.takeAway(e, func(ctx context.Context) error { return es.store.DeleteEndpoint(ctx, e.Node, e.ID) })
 }
 
 // takeAway is detach, tell being what is said to the store. The address goes back last, when nothing answers to it any more.
-func (a *Agent) takeAway(e model.Endpoint, tell func(context.Context) error) error {
-	a.saveRecord(e.ID)
+func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error) error {
+	es.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
 	defer cancel()
-	if err := undoSteps(a.steps(ctx, e, a.attachSteps(e, nil), tell)); err != nil {
+	if err := undoSteps(es.steps(ctx, e, es.attachments.attachSteps(e, nil), tell)); err != nil {
 		return fmt.Errorf("detach endpoint %s: %w", e.Name, err)
 	}
-	a.leases.Release(e.ID)
-	a.known.remove(e)
-	a.faults.ClearEndpoint(e.Name)
-	delete(a.halfDone, e.Name)
+	es.leases.Release(e.ID)
+	es.known.remove(e)
+	es.faults.ClearEndpoint(e.Name)
+	delete(es.halfDone, e.Name)
 	return nil
 }
 
 // undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next state of the store, or
 // whoever asks for the endpoint, tries again, too.
-func (a *Agent) undoHalfDone() {
-	if !a.change.TryLock() {
+func (es *endpoints) undoHalfDone() {
+	if !es.change.TryLock() {
 		return
 	}
-	defer a.change.Unlock()
-	for _, e := range a.halfDone {
-		if err := a.takeBack(e); err != nil {
-			a.log.Warn("endpoint that could not be made is not undone; will try again", "endpoint", e.Name, "id", e.ID, "err", err)
+	defer es.change.Unlock()
+	for _, e := range es.halfDone {
+		if err := es.takeBack(e); err != nil {
+			es.log.Warn("endpoint that could not be made is not undone; will try again", "endpoint", e.Name, "id", e.ID, "err", err)
 		}
 	}
-}
-
-// restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
-// store has lost. Those whose namespace is gone are removed, and so are devices and map entries of endpoints
-// nobody knows. What else is wrong with one endpoint, or with limits, is a fault, and no reason not to start.
-func (a *Agent) restore(ctx context.Context) error {
-	state, err := firstState(ctx, a.store)
-	if err != nil {
-		return err
-	}
-	a.change.Lock()
-	defer a.change.Unlock()
-	mine := slices.Clone(state.Endpoints.Of(a.self.Name))
-	a.leaveMoved(state)
-	mine = append(mine, adopt(ctx, a.store, a.record, state, netcfg.CheckNetns, a.log)...)
-	if a.leases, err = a.restoreLeases(mine, state.Moves); err != nil {
-		return err
-	}
-	local, err := netcfg.LocalPrefixes()
-	if err != nil {
-		return err
-	}
-	for i, e := range mine {
-		if mine[i], err = a.refamily(ctx, e); err != nil {
-			return err
-		}
-		a.enforcer.know(mine[i])
-	}
-	if err := a.enforcer.follow(state, local); err != nil {
-		// An earlier agent's tables are in force, and no new endpoint will be attached.
-		a.log.Error("policy not applied; will try again", "err", err)
-	}
-	mine = a.deleteNoted(mine)
-	keep, addrs := make(map[model.EndpointID]bool), make(map[netip.Addr]bool)
-	for _, e := range mine {
-		for _, addr := range e.Addrs {
-			addrs[addr] = true
-		}
-		if a.takeOver(e) {
-			keep[e.ID] = true
-		}
-	}
-	a.saveRecord(0)
-	if err := a.keepEndpoints(keep); err != nil {
-		return err
-	}
-	if err := errors.Join(a.removeStaleDevices(keep), a.leaveStaleDevices(), netcfg.KeepLocal(addrs)); err != nil {
-		return err
-	}
-	_ = a.planes.RestoreLimits(a.limited(model.Endpoint{})) // what fails is a fault, which repair tries again
-	return a.applyTopology(state, local)
-}
-
-// deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the others. One that cannot be
-// deleted is among them, and will be tried again by the next agent.
-func (a *Agent) deleteNoted(mine []model.Endpoint) (others []model.Endpoint) {
-	notes, done, err := api.Deletions(a.cfg.APISocket)
-	if err != nil {
-		a.log.Error("endpoints that were deleted while no agent ran may come back: delete them again", "err", err)
-		return mine
-	}
-	for _, e := range mine {
-		if at, noted := notes[e.Name]; !noted || at.Before(e.Created) {
-			others = append(others, e)
-			continue
-		}
-		if failed := a.detach(e); failed != nil {
-			a.log.Error("endpoint that was deleted while no agent ran is still there: delete it again", "endpoint", e.Name, "err", failed)
-			others, err = append(others, e), errors.Join(err, failed)
-			continue
-		}
-		a.log.Info("endpoint was deleted while no agent ran", "endpoint", e.Name, "id", e.ID)
-	}
-	if err == nil {
-		err = done()
-	}
-	if err != nil {
-		a.log.Error("notes of deleted endpoints stay", "err", err)
-	}
-	return others
-}
-
-// refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and
-// tells the store if they are others.
-func (a *Agent) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint, error) {
-	addrs := model.OverlayAddrs(a.prefix6, e.Addr4())
-	if slices.Equal(addrs, e.Addrs) {
-		return e, nil
-	}
-	e.Addrs = addrs
-	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
-	defer cancel()
-	if err := a.store.PutEndpoint(ctx, e); err != nil {
-		return e, fmt.Errorf("endpoint %s: change addresses to %s: %w", e.Name, addrs, err)
-	}
-	a.log.Info("endpoint has other addresses", "endpoint", e.Name, "addrs", addrs)
-	return e, nil
-}
-
-// restoreLeases makes the leases of a node that has endpoints. An id is given out only when no socket carries it
-// any more: the hooks would take such a socket for the new endpoint's.
-func (a *Agent) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpoint.Leases, error) {
-	var here, away []netip.Addr
-	for _, m := range append(slices.Clip(a.record.Moves), moves...) {
-		if m.Node == a.self.Name {
-			here = append(here, m.Addr)
-			a.known.setMoved(m)
-		} else {
-			away = append(away, m.Addr)
-		}
-	}
-	last, err := a.tcp.LastID()
-	if err != nil {
-		return nil, err
-	}
-	inUse, err := a.planes.InUse()
-	if err != nil {
-		return nil, fmt.Errorf("endpoint ids in use: %w", err)
-	}
-	return endpoint.New(endpoint.Config{
-		Node: a.self.Name, Prefixes: a.self.Prefixes, Prefix6: a.prefix6, Endpoints: mine, LastID: last, Moved: here, Away: away,
-		Busy: func(id model.EndpointID) bool { return inUse[id] },
-	})
-}
-
-func (a *Agent) removeStaleDevices(keep map[model.EndpointID]bool) error {
-	links, err := netcfg.Endpoints()
-	if err != nil {
-		return fmt.Errorf("list endpoint devices: %w", err)
-	}
-	var errs []error
-	for _, l := range links {
-		if !keep[l.ID] {
-			a.log.Warn("removing the device of an endpoint nobody knows; if its container lives it has no network: restart it",
-				"device", l.Name, "endpoint_id", l.ID)
-			errs = append(errs, netcfg.DelEndpoint(l.ID, nil))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 // deviceOf gives the name of the device that a request asks for.
@@ -405,4 +239,82 @@ func unlessAway(err error) error {
 		return &api.Error{Code: api.CodeUnavailable, Message: err.Error(), Remedy: "check that etcd is up and try again"}
 	}
 	return err
+}
+
+// lease gives an endpoint its id, and an address unless it has one.
+func (es *endpoints) lease(req api.EndpointRequest) (endpoint.Lease, error) {
+	if req.Carried == nil {
+		return es.leases.Lease(req.Name, req.Addr)
+	}
+	for _, p := range append(req.Carried.Prefixes, netip.PrefixFrom(req.Addr, req.Addr.BitLen())) {
+		for _, own := range es.network.Pool {
+			if own.Overlaps(p) {
+				return endpoint.Lease{}, fmt.Errorf("%w: %s is another network's, but overlaps Heddle's pool %s: give one of them other addresses",
+					endpoint.ErrAddr, p, own)
+			}
+		}
+	}
+	return es.leases.Adopt(req.Name, req.Addr)
+}
+
+// LabelEndpoint changes labels of an endpoint of this node.
+func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.LabelRequest) (model.Endpoint, error) {
+	es.change.Lock()
+	defer es.change.Unlock()
+	e, ok := es.known.named(name)
+	if !ok {
+		return e, api.ErrNotFound
+	}
+	labels := maps.Clone(e.Labels)
+	if labels == nil {
+		labels = make(map[string]string)
+	}
+	for _, k := range req.Remove {
+		delete(labels, k)
+	}
+	maps.Copy(labels, req.Set)
+	if err := (api.LabelRequest{Set: labels, Remove: []string{""}}).Validate(); err != nil {
+		return e, err
+	}
+	e.Labels = labels
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := es.store.PutEndpoint(ctx, e); err != nil {
+		return e, storeError(err)
+	}
+	if err := es.enforcer.set(e); err != nil {
+		return e, fmt.Errorf("policy: %w", err)
+	}
+	es.known.add(e)
+	es.saveRecord(0)
+	return e, nil
+}
+
+// applyLimits brings the planes to the limits of e. The caller holds change.
+func (es *endpoints) applyLimits(e model.Endpoint) error {
+	return es.planes.SetLimits(e, es.limited(e))
+}
+
+// liftLimits lifts those that e has, for an endpoint that goes. The caller holds change.
+func (es *endpoints) liftLimits(e model.Endpoint) error {
+	if e.Limits == nil {
+		return nil
+	}
+	e.Limits = nil
+	return es.applyLimits(e)
+}
+
+// limited lists the endpoints with limits by id, changed in place of what is known of it.
+func (es *endpoints) limited(changed model.Endpoint) []model.Endpoint {
+	var out []model.Endpoint
+	for _, e := range es.known.all() {
+		if e.Limits != nil && e.ID != changed.ID {
+			out = append(out, e)
+		}
+	}
+	if changed.Limits != nil {
+		out = append(out, changed)
+	}
+	slices.SortFunc(out, func(x, y model.Endpoint) int { return cmp.Compare(x.ID, y.ID) })
+	return out
 }

@@ -46,21 +46,21 @@ func instance(stateDir string) (string, error) {
 }
 
 // holdName takes this node's name, before anything is written under it.
-func (a *Agent) holdName(ctx context.Context) error {
-	own, err := instance(a.cfg.StateDir)
+func (ms *membership) holdName(ctx context.Context) error {
+	own, err := instance(ms.cfg.StateDir)
 	if err != nil {
 		return err
 	}
-	a.holder = store.Holder{Node: a.cfg.Name, Instance: own, Underlay: a.cfg.Underlay, Since: time.Now().UTC()}
-	return a.store.HoldName(ctx, a.holder, a.cfg.TakeOver)
+	ms.holder = store.Holder{Node: ms.cfg.Name, Instance: own, Underlay: ms.cfg.Underlay, Since: time.Now().UTC()}
+	return ms.store.HoldName(ctx, ms.holder, ms.cfg.TakeOver)
 }
 
 // releaseName says that the agent ends. A store that is away finds out by itself.
-func (a *Agent) releaseName() {
+func (ms *membership) releaseName() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseAnswers)
 	defer cancel()
-	if err := a.store.ReleaseName(ctx, a.holder); err != nil {
-		a.log.Info("node name stays held until its lease ends", "node", a.holder.Node, "err", err)
+	if err := ms.store.ReleaseName(ctx, ms.holder); err != nil {
+		ms.log.Info("node name stays held until its lease ends", "node", ms.holder.Node, "err", err)
 	}
 }
 

@@ -18,8 +18,14 @@ const membersEvery = 2 * time.Second
 // seenAgain is how old the note that a node answers may become before it is renewed, if nodes are never forgotten.
 const seenAgain = time.Hour
 
+// membership is this agent as one of the network's: it holds the node's name, and notes and forgets nodes that are gone.
+type membership struct {
+	*host
+	holder store.Holder // of this node's name: this agent. Start sets it
+}
+
 // followMembers notes which nodes' agents are gone, and forgets nodes that stay away and silent, until ctx ends.
-func (a *Agent) followMembers(ctx context.Context) {
+func (ms *membership) followMembers(ctx context.Context) {
 	ticker := time.NewTicker(membersEvery)
 	defer ticker.Stop()
 	said := ""
@@ -29,13 +35,13 @@ func (a *Agent) followMembers(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		state, _ := a.view.last()
-		err := a.tendMembers(ctx, tend(state, a.holder, a.planes.Heard, a.cfg.ForgetAfter, time.Now().UTC()))
+		state, _ := ms.view.last()
+		err := ms.tendMembers(ctx, tend(state, ms.holder, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
 		if err == nil {
 			said = ""
 		} else if err.Error() != said {
 			said = err.Error()
-			a.log.Warn("nodes that are gone are not noted; will try again", "err", err)
+			ms.log.Warn("nodes that are gone are not noted; will try again", "err", err)
 		}
 	}
 }
@@ -86,13 +92,13 @@ func tend(state store.State, own store.Holder, answered func(model.Node) time.Ti
 	return c
 }
 
-func (a *Agent) tendMembers(ctx context.Context, c chores) error {
+func (ms *membership) tendMembers(ctx context.Context, c chores) error {
 	var errs []error
 	for _, away := range c.note {
-		errs = append(errs, a.store.NoteAway(ctx, away))
+		errs = append(errs, ms.store.NoteAway(ctx, away))
 	}
 	for _, name := range c.forget {
-		err := a.store.ForgetNode(ctx, name, c.quiet)
+		err := ms.store.ForgetNode(ctx, name, c.quiet)
 		var live *store.NodeLiveError
 		var seen *store.NodeSeenError
 		switch {
@@ -100,15 +106,15 @@ func (a *Agent) tendMembers(ctx context.Context, c chores) error {
 		case err != nil:
 			errs = append(errs, err)
 		default:
-			a.log.Warn("node forgotten: its agent and its direct ports have been silent", "node", name, "for", a.cfg.ForgetAfter)
+			ms.log.Warn("node forgotten: its agent and its direct ports have been silent", "node", name, "for", ms.cfg.ForgetAfter)
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // Nodes lists the nodes of the network as last seen.
-func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
-	state, _ := a.view.last()
+func (ms *membership) Nodes(context.Context) ([]api.Node, error) {
+	state, _ := ms.view.last()
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
 		out[i] = api.Node{Node: n, Presence: api.Presence{State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}}
@@ -118,11 +124,11 @@ func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
 		}
 		noted := state.Away[n.Name]
 		seen := noted.Seen
-		if mine := a.planes.Heard(n); mine.After(seen) && mine.After(noted.Since) {
+		if mine := ms.planes.Heard(n); mine.After(seen) && mine.After(noted.Since) {
 			seen = mine.UTC()
 		}
 		out[i].State, out[i].Since, out[i].Seen = api.NodeDead, noted.Since, seen
-		if n.Name == a.self.Name || !seen.IsZero() {
+		if n.Name == ms.self.Name || !seen.IsZero() {
 			out[i].State = api.NodeAway
 		}
 	}
@@ -130,18 +136,18 @@ func (a *Agent) Nodes(context.Context) ([]api.Node, error) {
 }
 
 // ForgetNode removes a node that is gone from the network.
-func (a *Agent) ForgetNode(ctx context.Context, name string) error {
-	if name == a.self.Name {
+func (ms *membership) ForgetNode(ctx context.Context, name string) error {
+	if name == ms.self.Name {
 		return &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("this agent is node %s's", name),
 			Remedy: "stop it, and ask the agent of another node"}
 	}
-	state, _ := a.view.last()
+	state, _ := ms.view.last()
 	if !knowsNode(state, name) {
 		return &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("no node %s in the network", name)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
-	err := a.store.ForgetNode(ctx, name, time.Time{})
+	err := ms.store.ForgetNode(ctx, name, time.Time{})
 	var live *store.NodeLiveError
 	if errors.As(err, &live) {
 		return &api.Error{Code: api.CodeConflict, Field: "name", Message: err.Error()}
@@ -149,6 +155,6 @@ func (a *Agent) ForgetNode(ctx context.Context, name string) error {
 	if err != nil {
 		return storeError(err)
 	}
-	a.log.Warn("node forgotten, as an operator asked", "node", name)
+	ms.log.Warn("node forgotten, as an operator asked", "node", name)
 	return nil
 }

@@ -35,7 +35,7 @@ func TestAgentOfThreePlanes(t *testing.T) {
 		agentOfThreePlanes(t)
 		return
 	}
-	group := cgroupFor(t)
+	group := filepath.Join(cgroupRoot(t), "heddle-planes-"+strconv.Itoa(os.Getpid()))
 	again := exec.Command("/proc/self/exe", "-test.run=^TestAgentOfThreePlanes$", "-test.v")
 	again.Env = append(os.Environ(), inNode+"="+group)
 	again.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS | unix.CLONE_NEWNET}
@@ -46,23 +46,6 @@ func TestAgentOfThreePlanes(t *testing.T) {
 	if err := os.Remove(group); err != nil {
 		t.Error(err)
 	}
-}
-
-// cgroupFor names a cgroup of the unified hierarchy for the agent to make.
-func cgroupFor(t *testing.T) string {
-	t.Helper()
-	raw, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(raw)) {
-		at, of, _ := strings.Cut(line, " - ")
-		if strings.HasPrefix(of, "cgroup2 ") {
-			return filepath.Join(strings.Fields(at)[4], "heddle-planes-"+strconv.Itoa(os.Getpid()))
-		}
-	}
-	t.Fatal("no cgroup2 file system is mounted")
-	return ""
 }
 
 // nodeConfig makes the devices of a node in this network namespace, and gives what its agent is started with.

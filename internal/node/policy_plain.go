@@ -9,9 +9,20 @@ import (
 // plainCut ends forbidden connections of processes that are not intercepted, container by container, beside the agent's
 // other work: their packets are stopped already, and there may be many containers.
 type plainCut struct {
-	mu    sync.Mutex
-	next  []string // namespaces of a round that is asked for; nil: none
-	going bool
+	rounds sync.WaitGroup // the goroutine that does rounds
+
+	mu     sync.Mutex // guards the rest
+	next   []string   // namespaces of a round that is asked for; nil: none
+	going  bool
+	closed bool
+}
+
+// close ends rounds, and waits until none uses the planes any more.
+func (e *enforcer) close() {
+	e.plain.mu.Lock()
+	e.plain.next, e.plain.closed = nil, true
+	e.plain.mu.Unlock()
+	e.plain.rounds.Wait()
 }
 
 // cutPlain asks for a round through this node's containers. It does not wait; a round that runs is followed by
@@ -25,11 +36,20 @@ func (e *enforcer) cutPlain() {
 	}
 	e.plain.mu.Lock()
 	defer e.plain.mu.Unlock()
+	if e.plain.closed {
+		return
+	}
 	e.plain.next = paths
 	if !e.plain.going && len(paths) > 0 {
 		e.plain.going = true
-		go e.cutPlainRounds()
+		e.plain.rounds.Go(e.cutPlainRounds)
 	}
+}
+
+func (p *plainCut) ended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
 }
 
 func (e *enforcer) cutPlainRounds() {
@@ -44,6 +64,9 @@ func (e *enforcer) cutPlainRounds() {
 		}
 		total := 0
 		for _, path := range paths {
+			if e.plain.ended() {
+				return
+			}
 			cut, err := e.planes.CutForbiddenIn(path)
 			total += cut
 			if err != nil && !errors.Is(err, os.ErrNotExist) { // the container may have ended

@@ -68,19 +68,19 @@ func (r record) write(path string) error {
 
 // saveRecord writes down the endpoints there are, but for except, which is being deleted. That the store has an
 // endpoint the record lacks does no harm; the other way round the endpoint would come back.
-func (a *Agent) saveRecord(except model.EndpointID) {
-	r := record{Node: a.self.Name, Network: a.network.ID, Prefixes: a.self.Prefixes, Endpoints: []model.Endpoint{}}
-	for _, e := range a.known.all() {
+func (h *host) saveRecord(except model.EndpointID) {
+	r := record{Node: h.self.Name, Network: h.network.ID, Prefixes: h.self.Prefixes, Endpoints: []model.Endpoint{}}
+	for _, e := range h.known.all() {
 		if e.ID != except {
 			r.Endpoints = append(r.Endpoints, e)
-			if m, moved := a.known.moveOf(e.Addr4()); moved {
+			if m, moved := h.known.moveOf(e.Addr4()); moved {
 				r.Moves = append(r.Moves, m)
 			}
 		}
 	}
 	slices.SortFunc(r.Moves, func(x, y model.Move) int { return x.Addr.Compare(y.Addr) })
-	if err := r.write(a.cfg.recordPath()); err != nil {
-		a.log.Error("endpoints will be lost if the store is", "err", err)
+	if err := r.write(h.cfg.recordPath()); err != nil {
+		h.log.Error("endpoints will be lost if the store is", "err", err)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// registry is what the agent knows of the endpoints of its node. Whoever changes an endpoint holds Agent.change; whoever asks
+// registry is what the agent knows of the endpoints of its node. Whoever changes an endpoint holds endpoints.change; whoever asks
 // waits for no system call.
 type registry struct {
 	mu      sync.RWMutex // guards what follows; never held across a system call

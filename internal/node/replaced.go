@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
 )
@@ -16,40 +17,47 @@ import (
 // restored store says what was when its snapshot was taken, until the leases of then have run out.
 const nameDoubt = 3 * store.HoldTime
 
+// recovery tells a store that was lost or replaced what it does not know of this node. It has no state of its own; it holds
+// endpoints.change.
+type recovery struct {
+	*host
+	endpoints *endpoints
+}
+
 // settleReplaced tells a store that was restored from a snapshot what has become of this node since that was taken, and
 // gives back policies that it lost. It reports whether it did: then a state comes that has all of it. What the store knows
 // of other nodes, these tell it; policies that it has in another version are as it has them.
-func (a *Agent) settleReplaced(ctx context.Context, state store.State) (told bool, err error) {
-	a.change.Lock()
-	defer a.change.Unlock()
+func (rc *recovery) settleReplaced(ctx context.Context, state store.State) (told bool, err error) {
+	rc.endpoints.change.Lock()
+	defer rc.endpoints.change.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
 	if !slices.ContainsFunc(state.Nodes, func(n model.Node) bool {
 		n.Moved = nil // moves say that, not the node
-		return reflect.DeepEqual(n, a.self)
+		return reflect.DeepEqual(n, rc.self)
 	}) {
-		if _, err := a.store.JoinNode(ctx, a.self); err != nil {
+		if _, err := rc.store.JoinNode(ctx, rc.self); err != nil {
 			return false, fmt.Errorf("join a store that was replaced: %w", err)
 		}
 		told = true
 	}
-	mine := a.known.all()
-	r := record{Node: a.self.Name, Moves: a.known.moves()}
-	put, remove := ownDifferences(state, a.self.Name, mine)
+	mine := rc.known.all()
+	r := record{Node: rc.self.Name, Moves: rc.known.moves()}
+	put, remove := ownDifferences(state, rc.self.Name, mine)
 	var errs []error
 	for _, id := range remove { // first: they may hold addresses of the others
-		errs = append(errs, a.store.DeleteEndpoint(ctx, a.self.Name, id))
+		errs = append(errs, rc.store.DeleteEndpoint(ctx, rc.self.Name, id))
 	}
 	for _, e := range put {
-		errs = append(errs, giveBack(ctx, a.store, r, e))
+		errs = append(errs, giveBack(ctx, rc.store, r, e))
 	}
-	lost, err := a.enforcer.giveBack(ctx, a.store, state)
+	lost, err := rc.enforcer.giveBack(ctx, rc.store, state)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return false, fmt.Errorf("tell a store that was replaced of this node: %w", err)
 	}
-	a.log.Warn("the store's content was replaced; told it of this node", "revision", state.Revision,
+	rc.log.Warn("the store's content was replaced; told it of this node", "revision", state.Revision,
 		"endpoints_put", len(put), "endpoints_removed", len(remove), "policies_given_back", lost,
-		"policies_in_another_version", a.enforcer.otherPolicies(state))
+		"policies_in_another_version", rc.enforcer.otherPolicies(state))
 	return told || len(put)+len(remove)+lost > 0, nil
 }
 
@@ -90,4 +98,25 @@ func (e *enforcer) otherPolicies(state store.State) (names []string) {
 		}
 	}
 	return names
+}
+
+// rejoin tells a store that was lost, and replaced by an empty one, what it knew of this node.
+func (rc *recovery) rejoin(ctx context.Context, state store.State) error {
+	rc.endpoints.change.Lock()
+	defer rc.endpoints.change.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if _, err := rc.store.InitNetwork(ctx, rc.network); err != nil {
+		return fmt.Errorf("join a store that lost this node: %w", err)
+	}
+	if _, err := rc.store.JoinNode(ctx, rc.self); err != nil {
+		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
+	}
+	if _, err := rc.enforcer.giveBack(ctx, rc.store, state); err != nil {
+		return fmt.Errorf("give policies back to a store that lost them: %w", err)
+	}
+	r := record{Node: rc.self.Name, Endpoints: rc.known.all(), Moves: rc.known.moves()}
+	adopted := adopt(ctx, rc.store, r, state, netcfg.CheckNetns, rc.log)
+	rc.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
+	return nil
 }

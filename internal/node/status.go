@@ -13,40 +13,43 @@ import (
 // storeProbe bounds the question whether the store answers.
 const storeProbe = time.Second
 
+// reports says how the node is. It has no state of its own.
+type reports struct{ *host }
+
 // Status reports the node's state.
-func (a *Agent) Status(ctx context.Context) (api.Status, error) {
-	counters, err := a.counters()
+func (rp *reports) Status(ctx context.Context) (api.Status, error) {
+	counters, err := rp.counters()
 	if err != nil {
 		return api.Status{}, err
 	}
-	interception, err := a.tcp.Interception(ctx)
+	interception, err := rp.tcp.Interception(ctx)
 	if err != nil {
 		return api.Status{}, err
 	}
-	state, applyErr := a.view.last()
-	enforced, _ := a.enforcer.snapshot()
+	state, applyErr := rp.view.last()
+	enforced, _ := rp.enforcer.snapshot()
 	return api.Status{
-		Node: a.self, Policy: enforced,
+		Node: rp.self, Policy: enforced,
 		Network: api.Network{
-			ID: a.network.ID, Pool: a.network.Pool, Prefix6: a.network.Prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
+			ID: rp.network.ID, Pool: rp.network.Pool, Prefix6: rp.network.Prefix6, VNI: rp.network.VNI, VXLANPort: rp.network.VXLANPort,
 		},
-		Version: a.cfg.Version, PID: os.Getpid(), Started: a.started,
-		IPv6:         a.ipv6,
-		Store:        a.storeStatus(ctx, state.Revision, applyErr),
-		Endpoints:    a.known.len(),
+		Version: rp.cfg.Version, PID: os.Getpid(), Started: rp.started,
+		IPv6:         rp.ipv6,
+		Store:        rp.storeStatus(ctx, state.Revision, applyErr),
+		Endpoints:    rp.known.len(),
 		Peers:        max(len(state.Nodes)-1, 0),
-		Direct:       a.tcp.Paths(),
-		PeersAway:    away(state, a.self.Name),
+		Direct:       rp.tcp.Paths(),
+		PeersAway:    away(state, rp.self.Name),
 		Interception: interception,
 		Counters:     counters,
-		Features:     a.cfg.Features,
-		Faults:       a.faults.List(),
+		Features:     rp.cfg.Features,
+		Faults:       rp.faults.List(),
 	}, nil
 }
 
 // counters gives the planes' counters, with what nftables counted.
-func (a *Agent) counters() ([]api.Counter, error) {
-	counters, err := a.planes.Counters()
+func (rp *reports) counters() ([]api.Counter, error) {
+	counters, err := rp.planes.Counters()
 	if err != nil {
 		return nil, err
 	}
@@ -61,14 +64,14 @@ func (a *Agent) counters() ([]api.Counter, error) {
 }
 
 // storeStatus asks the store for something small.
-func (a *Agent) storeStatus(ctx context.Context, revision int64, applyErr error) api.Store {
-	s := api.Store{Kind: "etcd", Endpoints: a.cfg.storeEndpoints(), Healthy: true, Revision: revision}
-	if a.cfg.Store == EmbeddedStore {
-		s.Kind, s.Endpoints = EmbeddedStore, []string{a.cfg.embeddedURL()}
+func (rp *reports) storeStatus(ctx context.Context, revision int64, applyErr error) api.Store {
+	s := api.Store{Kind: "etcd", Endpoints: rp.cfg.storeEndpoints(), Healthy: true, Revision: revision}
+	if rp.cfg.Store == EmbeddedStore {
+		s.Kind, s.Endpoints = EmbeddedStore, []string{rp.cfg.embeddedURL()}
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeProbe)
 	defer cancel()
-	if _, err := a.store.Network(ctx); err != nil {
+	if _, err := rp.store.Network(ctx); err != nil {
 		s.Healthy, s.Error = false, err.Error()
 	} else if applyErr != nil {
 		s.Healthy, s.Error = false, applyErr.Error()
@@ -77,24 +80,24 @@ func (a *Agent) storeStatus(ctx context.Context, revision int64, applyErr error)
 }
 
 // Endpoints lists this node's endpoints by id.
-func (a *Agent) Endpoints(context.Context) ([]model.Endpoint, error) {
-	return a.known.all(), nil
+func (rp *reports) Endpoints(context.Context) ([]model.Endpoint, error) {
+	return rp.known.all(), nil
 }
 
 // Connections lists the sockets of this node's endpoints.
-func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
+func (rp *reports) Connections(_ context.Context, f api.ConnectionFilter) ([]model.Connection, error) {
 	if f.Endpoint != "" {
-		if _, ok := a.known.named(f.Endpoint); !ok {
+		if _, ok := rp.known.named(f.Endpoint); !ok {
 			return nil, api.ErrNotFound
 		}
 	}
-	all, err := a.planes.Connections()
+	all, err := rp.planes.Connections()
 	if err != nil {
 		return nil, err
 	}
 	out := make([]model.Connection, 0, len(all))
 	for _, c := range all {
-		c.Name = a.known.nameOf(c.Endpoint)
+		c.Name = rp.known.nameOf(c.Endpoint)
 		if c.Path == model.PathListen && !f.Listeners || f.Endpoint != "" && c.Name != f.Endpoint {
 			continue
 		}
@@ -104,15 +107,15 @@ func (a *Agent) Connections(_ context.Context, f api.ConnectionFilter) ([]model.
 }
 
 // Traffic reports what the sockets of each of this node's endpoints did.
-func (a *Agent) Traffic(context.Context) ([]model.Traffic, error) {
-	return a.planes.Traffic(a.known.all())
+func (rp *reports) Traffic(context.Context) ([]model.Traffic, error) {
+	return rp.planes.Traffic(rp.known.all())
 }
 
 // Services lists the services in force on this node. They are in the planes only, where an earlier agent's are
 // found: whoever makes them compares, after it or the agent was away.
-func (a *Agent) Services(context.Context) ([]model.Service, error) { return a.planes.Services() }
+func (rp *reports) Services(context.Context) ([]model.Service, error) { return rp.planes.Services() }
 
 // EditServices changes them, one after the other.
-func (a *Agent) EditServices(ctx context.Context, edit api.ServiceEdit) error {
-	return a.planes.EditServices(ctx, edit)
+func (rp *reports) EditServices(ctx context.Context, edit api.ServiceEdit) error {
+	return rp.planes.EditServices(ctx, edit)
 }

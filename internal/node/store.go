@@ -30,18 +30,18 @@ func (c *Config) chooseStore() error {
 }
 
 // openStore starts the embedded store, or connects to the one there is.
-func (a *Agent) openStore(ctx context.Context) (store.Store, error) {
-	if a.cfg.Store == EmbeddedStore {
-		return a.openEmbedded(ctx)
+func (h *host) openStore(ctx context.Context) (store.Store, error) {
+	if h.cfg.Store == EmbeddedStore {
+		return h.openEmbedded(ctx)
 	}
-	opts, err := a.cfg.storeOptions()
+	opts, err := h.cfg.storeOptions()
 	if err != nil {
 		return nil, err
 	}
-	if strings.Contains(a.cfg.Store, "http://") {
-		a.log.Warn("the store is reached without TLS: whoever can reach or read that network owns this one; give https:// and certificates", "store", a.cfg.Store)
+	if strings.Contains(h.cfg.Store, "http://") {
+		h.log.Warn("the store is reached without TLS: whoever can reach or read that network owns this one; give https:// and certificates", "store", h.cfg.Store)
 	}
-	return etcd.Connect(ctx, a.cfg.storeEndpoints(), a.cfg.Network.ID, append(opts, etcd.WithLogger(a.log))...)
+	return etcd.Connect(ctx, h.cfg.storeEndpoints(), h.cfg.Network.ID, append(opts, etcd.WithLogger(h.log))...)
 }
 
 // storeOptions says how to speak to a store that is not embedded.
@@ -74,31 +74,31 @@ func (c Config) storeOptions() ([]etcd.Option, error) {
 }
 
 // openEmbedded runs etcd in this process, for the nodes that have the join file.
-func (a *Agent) openEmbedded(ctx context.Context) (store.Store, error) {
-	authority, err := trust.OpenAuthority(filepath.Join(a.cfg.StateDir, trustDir))
+func (h *host) openEmbedded(ctx context.Context) (store.Store, error) {
+	authority, err := trust.OpenAuthority(filepath.Join(h.cfg.StateDir, trustDir))
 	if err != nil {
 		return nil, err
 	}
-	files, err := authority.Server(a.cfg.Underlay, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	files, err := authority.Server(h.cfg.Underlay, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(a.cfg.StateDir, trust.JoinFile)
-	join, err := authority.Join(path, a.cfg.embeddedURL())
+	path := filepath.Join(h.cfg.StateDir, trust.JoinFile)
+	join, err := authority.Join(path, h.cfg.embeddedURL())
 	if err != nil {
 		return nil, err
 	}
-	dir := a.cfg.StoreDir
+	dir := h.cfg.StoreDir
 	if dir == "" {
-		dir = filepath.Join(a.cfg.StateDir, "etcd")
+		dir = filepath.Join(h.cfg.StateDir, "etcd")
 	}
 	s, err := etcd.Embedded(ctx, etcd.EmbeddedConfig{
-		NetworkID: a.cfg.Network.ID, Dir: dir, UnsafeNoFsync: a.cfg.StoreNoSync, ClientURL: a.cfg.embeddedURL(),
+		NetworkID: h.cfg.Network.ID, Dir: dir, UnsafeNoFsync: h.cfg.StoreNoSync, ClientURL: h.cfg.embeddedURL(),
 		TLS: etcd.ServerTLS{CertAndKey: files.CertAndKey, CA: files.CA},
-	}, etcd.WithLogger(a.log), etcd.WithTLS(join.TLS()))
+	}, etcd.WithLogger(h.log), etcd.WithTLS(join.TLS()))
 	if err != nil {
 		return nil, err
 	}
-	a.log.Info("store runs; further nodes join with the join file", "store", a.cfg.embeddedURL(), "join_file", path)
+	h.log.Info("store runs; further nodes join with the join file", "store", h.cfg.embeddedURL(), "join_file", path)
 	return s, nil
 }

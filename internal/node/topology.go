@@ -16,10 +16,24 @@ import (
 // retryTopology is how long a state that could not be applied waits for another try.
 const retryTopology = time.Second
 
+// topology brings the node to each state of the network: policy, routes, planes. The goroutine of followTopology owns it, and Start
+// before that.
+type topology struct {
+	*host
+	endpoints  *endpoints
+	limiter    *limiter
+	membership *membership
+	migration  *migration
+	recovery   *recovery
+
+	overlay *netcfg.Overlay
+	applied appliedTopology
+}
+
 // followTopology applies each state of the network that the store reports, and tries again what fails.
 // Beside states it follows what is local to the node: a container that connects there must not pass for the node. It
 // owns the overlay's routes and the datapath's topology.
-func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, locals <-chan []netip.Prefix) error {
+func (tp *topology) followTopology(ctx context.Context, states <-chan store.State, locals <-chan []netip.Prefix) error {
 	var (
 		state store.State
 		local []netip.Prefix
@@ -40,9 +54,9 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 			}
 			state, known = next, true
 		case local = <-locals:
-			a.spreadLimits()
+			tp.limiter.spreadLimits()
 		case <-retry:
-		case <-a.enforcer.recut:
+		case <-tp.enforcer.recut:
 			if retry == nil {
 				retry = time.After(retryTopology)
 			}
@@ -54,35 +68,35 @@ func (a *Agent) followTopology(ctx context.Context, states <-chan store.State, l
 		if !known || local == nil {
 			continue
 		}
-		doubt := checkName(state, a.holder)
+		doubt := checkName(state, tp.membership.holder)
 		if doubt != nil && time.Since(replaced) > nameDoubt {
 			return doubt
 		}
-		err := a.follow(ctx, state, local, &history)
-		a.view.publish(state, err)
+		err := tp.follow(ctx, state, local, &history)
+		tp.view.publish(state, err)
 		if err == nil {
-			if err = a.compareOverlay(); err != nil {
-				a.view.publish(state, err)
+			if err = tp.compareOverlay(); err != nil {
+				tp.view.publish(state, err)
 			}
 		}
 		if err != nil {
-			a.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
+			tp.log.Error("state of the network not applied; will try again", "revision", state.Revision, "err", err)
 		}
 		if err != nil || doubt != nil {
 			retry = time.After(retryTopology)
 		}
-		a.undoHalfDone() // whoever hears of the store may reach it again
+		tp.endpoints.undoHalfDone() // whoever hears of the store may reach it again
 	}
 }
 
 // follow applies a state. If the store does not have what it must have of this node, it is told, and the next state has
 // that; what was applied last stays in force until then. history is that of the store that was told last.
-func (a *Agent) follow(ctx context.Context, state store.State, local []netip.Prefix, history *int) error {
-	if !knowsNode(state, a.self.Name) {
-		return a.rejoin(ctx, state)
+func (tp *topology) follow(ctx context.Context, state store.State, local []netip.Prefix, history *int) error {
+	if !knowsNode(state, tp.self.Name) {
+		return tp.recovery.rejoin(ctx, state)
 	}
 	if state.History != *history {
-		told, err := a.settleReplaced(ctx, state)
+		told, err := tp.recovery.settleReplaced(ctx, state)
 		if err != nil {
 			return err
 		}
@@ -94,7 +108,7 @@ func (a *Agent) follow(ctx context.Context, state store.State, local []netip.Pre
 	// Policy first: as a rule it is known what may reach what is new before it can be reached. Where policy cannot be applied,
 	// routes follow the network all the same: what has moved must be found, and who is gone must not be. Then a new endpoint of
 	// another node counts, here, as its prefix does; its own node judges it by its class. An endpoint of this node does not start.
-	return errors.Join(wrap("apply policy", a.enforcer.follow(state, local)), wrap("apply topology", a.applyTopology(state, local)), a.letGo(ctx, state))
+	return errors.Join(wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
 }
 
 func wrap(what string, err error) error {
@@ -116,26 +130,26 @@ type appliedTopology struct {
 
 // applyTopology brings routes and planes to state. Routes first: a connection that a plane sends
 // over the overlay needs them. What has not changed since the last time is left alone, unless that went wrong.
-func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
-	last := a.applied
+func (tp *topology) applyTopology(state store.State, local []netip.Prefix) error {
+	last := tp.applied
 	nodes := model.ChangedNodes(last.state.Nodes, state.Nodes)
 	unchanged := len(nodes) == 0 && slices.Equal(last.local, local)
 	if last.known && unchanged && state.Endpoints.Same(last.state.Endpoints) {
 		return nil
 	}
-	a.applied.known = false
+	tp.applied.known = false
 	var err error
 	switch {
 	case !last.known:
-		err = a.overlay.Set(withOverlay6(a.prefix6, state.Nodes))
-		a.applied.compared, a.applied.stale = time.Now(), false
+		err = tp.overlay.Set(withOverlay6(tp.prefix6, state.Nodes))
+		tp.applied.compared, tp.applied.stale = time.Now(), false
 	case !unchanged:
 		before, now := model.Sides(nodes)
-		err = a.overlay.Change(withOverlay6(a.prefix6, before), withOverlay6(a.prefix6, now))
-		a.applied.stale = true
+		err = tp.overlay.Change(withOverlay6(tp.prefix6, before), withOverlay6(tp.prefix6, now))
+		tp.applied.stale = true
 	}
-	err = errors.Join(err, a.planes.SetTopology(local, state.Nodes, state.Endpoints))
-	a.applied.state, a.applied.local, a.applied.known = state, local, err == nil
+	err = errors.Join(err, tp.planes.SetTopology(local, state.Nodes, state.Endpoints))
+	tp.applied.state, tp.applied.local, tp.applied.known = state, local, err == nil
 	return err
 }
 
@@ -144,18 +158,18 @@ func (a *Agent) applyTopology(state store.State, local []netip.Prefix) error {
 const compareEvery = time.Minute
 
 // compareOverlay has that look, if it is due. The change itself is in force by then.
-func (a *Agent) compareOverlay() error {
-	if !a.applied.known || !a.applied.stale || time.Since(a.applied.compared) < compareEvery {
+func (tp *topology) compareOverlay() error {
+	if !tp.applied.known || !tp.applied.stale || time.Since(tp.applied.compared) < compareEvery {
 		return nil
 	}
-	a.applied.compared, a.applied.stale = time.Now(), false
-	err := a.overlay.Set(withOverlay6(a.prefix6, a.applied.state.Nodes))
-	a.applied.known = err == nil
+	tp.applied.compared, tp.applied.stale = time.Now(), false
+	err := tp.overlay.Set(withOverlay6(tp.prefix6, tp.applied.state.Nodes))
+	tp.applied.known = err == nil
 	return wrap("compare the overlay with the kernel's", err)
 }
 
 // followLocal sends what is local to the node, at once and after every change.
-func (a *Agent) followLocal(ctx context.Context, locals chan<- []netip.Prefix) {
+func (tp *topology) followLocal(ctx context.Context, locals chan<- []netip.Prefix) {
 	for ctx.Err() == nil {
 		err := netcfg.FollowLocal(ctx, func(local []netip.Prefix) {
 			select {
@@ -164,7 +178,7 @@ func (a *Agent) followLocal(ctx context.Context, locals chan<- []netip.Prefix) {
 			}
 		})
 		if err != nil {
-			a.log.Error("the node's own addresses not followed; will try again", "err", err)
+			tp.log.Error("the node's own addresses not followed; will try again", "err", err)
 		}
 		select {
 		case <-time.After(retryTopology):
@@ -184,25 +198,4 @@ func withOverlay6(prefix6 netip.Prefix, nodes []model.Node) []model.Node {
 		out[i] = n
 	}
 	return out
-}
-
-// rejoin tells a store that was lost, and replaced by an empty one, what it knew of this node.
-func (a *Agent) rejoin(ctx context.Context, state store.State) error {
-	a.change.Lock()
-	defer a.change.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
-	defer cancel()
-	if _, err := a.store.InitNetwork(ctx, a.network); err != nil {
-		return fmt.Errorf("join a store that lost this node: %w", err)
-	}
-	if _, err := a.store.JoinNode(ctx, a.self); err != nil {
-		return fmt.Errorf("join a store that lost this node; restart the agent to let it take other prefixes: %w", err)
-	}
-	if _, err := a.enforcer.giveBack(ctx, a.store, state); err != nil {
-		return fmt.Errorf("give policies back to a store that lost them: %w", err)
-	}
-	r := record{Node: a.self.Name, Endpoints: a.known.all(), Moves: a.known.moves()}
-	adopted := adopt(ctx, a.store, r, state, netcfg.CheckNetns, a.log)
-	a.log.Warn("the store had lost this node; joined again", "endpoints", len(adopted))
-	return nil
 }

@@ -68,14 +68,15 @@ func TestMapsAreCompared(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	a := &Agent{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), planes: []plane.Plane{mapsOnly{d: d}},
-		known: newRegistry(), halfDone: map[string]model.Endpoint{"half": name(2)}}
+	a := compose(&host{cfg: Config{CompareMaps: time.Millisecond}, log: slog.New(slog.NewTextHandler(t.Output(), nil)), planes: plane.Set{mapsOnly{d: d}},
+		known: newRegistry()})
+	a.halfDone["half"] = name(2)
 	one := name(1)
 	one.Name = "one"
 	a.known.add(one)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.compareMaps(ctx) }()
+	go func() { defer close(ended); a.restorer.compareMaps(ctx) }()
 	defer func() { cancel(); <-ended }()
 	for deadline := time.Now().Add(time.Minute); ; {
 		counts, err := d.Counters()

@@ -1,0 +1,181 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/dockernet"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/tcp"
+)
+
+// attachments brings endpoints' devices, network namespaces and planes together. Whoever holds endpoints.change owns it, but for
+// resolve and endpointAt, which any goroutine may call.
+type attachments struct {
+	*host
+	// adopted are the endpoints whose device and address another network has made (model.Carried): decision 0020.
+	adopted map[model.EndpointID]adopted
+}
+
+// adopted is what must be known to leave such an endpoint's device again.
+type adopted struct {
+	ifindex int // node's side
+	addr    netip.Addr
+}
+
+// attachSteps are those that attach an endpoint to its container. They may be repeated.
+func (at *attachments) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice) []step {
+	return []step{
+		{
+			"make devices", func() (err error) {
+				*dev, err = at.addDevice(e)
+				return err
+			}, func() error { return errors.Join(at.leaveDevice(e), netcfg.DelEndpoint(e.ID, e.Addrs)) },
+		},
+		{"network namespace", func() error { return at.setNetns(e.ID, uint64(dev.Netns)) }, nil},
+		{"attach", func() error { return at.planes.Attach(e, *dev) }, func() error {
+			at.planes.Forget(e.ID)
+			return at.planes.Detach(e)
+		}},
+	}
+}
+
+// attach brings devices and planes to an endpoint that is there. A device that it made goes again if it fails: without programs it
+// would let anything through.
+func (at *attachments) attach(e model.Endpoint) error {
+	var dev netcfg.EndpointDevice
+	if err := doSteps(at.attachSteps(e, &dev)); err != nil {
+		if dev.Made {
+			err = errors.Join(err, netcfg.DelEndpoint(e.ID, e.Addrs))
+		}
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	at.faults.Clear(api.FaultEndpoint, e.Name)
+	return nil
+}
+
+// deviceConfig says what e's devices are to be.
+func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
+	return netcfg.EndpointConfig{
+		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: at.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
+		Table: tcp.Table, Intercepted: e.Planes.TCP.Intercepted,
+		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
+	}
+}
+
+// addDevice makes an endpoint's devices, or finds those that another network has made, and attaches the programs.
+func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
+	if e.Carried == nil {
+		cfg := at.deviceConfig(e)
+		cfg.Guard = at.planes.Guard
+		return netcfg.AddEndpoint(cfg)
+	}
+	dev, err := netcfg.AdoptEndpoint(at.deviceConfig(e))
+	if err != nil {
+		return dev, err
+	}
+	at.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
+	return dev, errors.Join(at.planes.Guard(dev.Ifindex), at.setCarried())
+}
+
+// leaveDevice undoes what attach did to a device that another network has made; that network deletes it.
+func (at *attachments) leaveDevice(e model.Endpoint) error {
+	was, ok := at.adopted[e.ID]
+	if !ok {
+		return nil
+	}
+	delete(at.adopted, e.ID)
+	return errors.Join(netcfg.DetachTC(was.ifindex, netcfg.Ingress), netcfg.DetachTC(was.ifindex, netcfg.Egress), at.setCarried())
+}
+
+// setCarried has packets for such endpoints' sockets delivered, whatever device they come by.
+func (at *attachments) setCarried() error {
+	var addrs []netip.Addr
+	for _, x := range at.adopted {
+		addrs = append(addrs, x.addr)
+	}
+	return netcfg.SetCarried(addrs, tcp.Mark, at.stores)
+}
+
+// leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier agent had.
+func (at *attachments) leaveStaleDevices() error {
+	keep := make(map[int]bool)
+	for _, x := range at.adopted {
+		keep[x.ifindex] = true
+	}
+	return netcfg.LeaveAdopted(keep)
+}
+
+func (at *attachments) removeStaleDevices(keep map[model.EndpointID]bool) error {
+	links, err := netcfg.Endpoints()
+	if err != nil {
+		return fmt.Errorf("list endpoint devices: %w", err)
+	}
+	var errs []error
+	for _, l := range links {
+		if !keep[l.ID] {
+			at.log.Warn("removing the device of an endpoint nobody knows; if its container lives it has no network: restart it",
+				"device", l.Name, "endpoint_id", l.ID)
+			errs = append(errs, netcfg.DelEndpoint(l.ID, nil))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// setNetns notes in which network namespace an endpoint is. Another endpoint that was in one of this number is in none any more: a
+// namespace has one endpoint, so that the number has been given again.
+func (at *attachments) setNetns(id model.EndpointID, inode uint64) error {
+	other, had := at.known.setNetns(id, inode)
+	if !had {
+		return nil
+	}
+	return at.planes.LeaveNetns(other)
+}
+
+// checkNetns refuses a path at which there is no network namespace, and one of a namespace that has an endpoint: it
+// could have one default route, and its sockets one address.
+func (at *attachments) checkNetns(path string) error {
+	inode, err := netcfg.NetnsInode(path)
+	if err != nil {
+		return &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
+			Remedy: "give the path of an existing network namespace, not the node's own"}
+	}
+	holder, taken := at.known.inNetns(inode)
+	if !taken {
+		return nil
+	}
+	if now, err := netcfg.NetnsInode(holder.NetnsPath); err != nil || now != inode {
+		return nil // what had the number has gone
+	}
+	return &api.Error{Code: api.CodeConflict, Field: "netns_path",
+		Message: fmt.Sprintf("network namespace %s has an endpoint already: %s", path, holder.Name),
+		Remedy:  "a network namespace can have one endpoint; delete that one first: heddle endpoints delete " + holder.Name}
+}
+
+// resolve finds the endpoint whose containers name it in their seccomp profile.
+func (at *attachments) resolve(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
+	e, ok := at.known.named(metadata)
+	if !ok {
+		return 0, fmt.Errorf("no endpoint %q on this node: create it before its containers start", metadata)
+	}
+	if !e.Planes.TCP.Intercepted {
+		return 0, fmt.Errorf("endpoint %q is not intercepted: create it with intercepted=true", metadata)
+	}
+	return e.ID, nil
+}
+
+// endpointAt finds the intercepted endpoint that has its network namespace.
+func (at *attachments) endpointAt(inode uint64) (model.EndpointID, bool) {
+	e, ok := at.known.inNetns(inode)
+	if !ok || !e.Planes.TCP.Intercepted {
+		return 0, false
+	}
+	// The endpoint may have outlived its container, and its namespace's number belong to another now.
+	now, err := netcfg.NetnsInode(e.NetnsPath)
+	return e.ID, err == nil && now == inode
+}

@@ -1,5 +1,5 @@
-// Package testutil has what tests of every package need: to wait for a condition, and to be skipped by
-// name where they cannot run. Tests of whole nodes use package test/lab as well.
+// Package testutil has what tests of every package need: to wait for a condition, to end at an error,
+// and to be skipped by name where they cannot run. Tests of whole nodes use package test/lab as well.
 package testutil
 
 import (
@@ -47,6 +47,14 @@ func EventuallyNil(t testing.TB, what string, try func() error) {
 		err := try()
 		return err == nil, fmt.Sprint(err)
 	})
+}
+
+// NoError ends the test if err is one: what was done has to work for the test to mean anything.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // NeedRoot skips a test or benchmark that the caller's user cannot run; what says what it does.

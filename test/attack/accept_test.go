@@ -37,9 +37,7 @@ func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 		}
 		return nil
 	}
-	if err := nft(fmt.Sprintf("table inet %s { chain c { type filter hook %s priority 0; %s; }; }", table, hook, strings.Join(rules, "; "))); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, nft(fmt.Sprintf("table inet %s { chain c { type filter hook %s priority 0; %s; }; }", table, hook, strings.Join(rules, "; "))))
 	present := true
 	remove = func() {
 		if !present {
@@ -58,9 +56,7 @@ func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 func forget(t *testing.T, node string) (n int) {
 	t.Helper()
 	flows, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/"+node+"/bpf/heddle/flow_by_wire", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer flows.Close()
 	var keys [][]byte
 	var key, value []byte
@@ -68,9 +64,7 @@ func forget(t *testing.T, node string) (n int) {
 	for all.Next(&key, &value) {
 		keys = append(keys, append([]byte(nil), key...))
 	}
-	if err := all.Err(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, all.Err())
 	for _, k := range keys {
 		if err := flows.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
 			t.Fatal(err)
@@ -128,9 +122,7 @@ func savedSYN(t *testing.T) string {
 	memory := server.Must(`room.raw.hex()`)
 	underlay := netip4(t, lab.Address(t, "host", "n1/c1"))
 	var raw string
-	if err := json.Unmarshal([]byte(memory), &raw); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, json.Unmarshal([]byte(memory), &raw))
 	return gained(t, "the program's memory has the node's address", fmt.Sprint(strings.Contains(raw, underlay)), "false", "true")
 }
 
@@ -158,8 +150,6 @@ func TestRestartPastUnboundListener(t *testing.T) {
 	p.Expect("[true, true]", `[%d <= s.getsockname()[1] <= %d for s in l]`, model.DefaultDirectPorts.First, model.DefaultDirectPorts.Last)
 	setting(before)
 	lab.EndAgent(t, "n1", syscall.SIGTERM)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	p.Must(`tcp(4)`)
 }

@@ -112,20 +112,14 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 		}
 		return nil
 	}
-	if err := ip("add"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, ip("add"))
 	knows := func() bool {
 		routes, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/"+node+"/bpf/heddle/route_by_prefix", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		defer routes.Close()
 		a := netip.MustParseAddr(addr).As16()
 		found, err := routes.LookupBytes(append([]byte{128, 0, 0, 0}, a[:]...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		return found != nil
 	}
 	t.Cleanup(func() { _ = ip("del") }) // if the test ends before it removes it

@@ -19,9 +19,7 @@ import (
 func agentCommand(t *testing.T, node string) []string {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lab.AgentPID(t, node)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
 }
 
@@ -30,9 +28,7 @@ func agentCommand(t *testing.T, node string) []string {
 func removeAgentCgroup(t *testing.T, node string) {
 	t.Helper()
 	group := filepath.Join(lab.Cgroup2, "heddle-"+lab.Name, node)
-	if err := os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0))
 	testutil.Eventually(t, "the cgroup to go", func() (bool, string) {
 		err := os.Remove(group)
 		return err == nil || errors.Is(err, os.ErrNotExist), fmt.Sprint(err)
@@ -47,9 +43,7 @@ func startAgentAnew(t *testing.T, node string, command []string, protections ...
 	cmd := exec.Command("nsenter", args...)
 	cmd.Env = append(os.Environ(), withoutEnv(protections...))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	testutil.Eventually(t, "the agent to answer", func() (bool, string) {

@@ -48,9 +48,7 @@ func TestImpostor(t *testing.T) {
 		return strings.Contains(out, `"peers_away":["bad-b"]`), out
 	})
 	another := func() { // machine: the same files but for what it is known by
-		if err := os.Remove(filepath.Join(b.Dir, "state", "instance")); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.Remove(filepath.Join(b.Dir, "state", "instance")))
 	}
 	another()
 	b.Start(t, b.Args("--join-file", join)) // the name was given up

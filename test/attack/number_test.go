@@ -21,9 +21,7 @@ import (
 func netnsNumber(t *testing.T, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, unix.Stat(path, &st))
 	return st.Ino
 }
 
@@ -31,14 +29,10 @@ func netnsNumber(t *testing.T, path string) uint64 {
 func endNetns(t *testing.T, path string) {
 	t.Helper()
 	number := netnsNumber(t, path)
-	if err := errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, errors.Join(unix.Unmount(path, unix.MNT_DETACH), os.Remove(path)))
 	testutil.Eventually(t, "the namespace's processes to end", func() (bool, string) {
 		tasks, err := filepath.Glob("/proc/[0-9]*/ns/net")
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		var left []string
 		for _, task := range tasks {
 			var st unix.Stat_t

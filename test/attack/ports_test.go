@@ -112,9 +112,7 @@ func TestPortQuota(t *testing.T) {
 	// Ports that earlier tests left in TIME_WAIT count for more than a minute: there must be room for them.
 	const limit, some = 2000, 40
 	lab.EndAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
-	if err := lab.Command("up", "--agent-arg=--endpoint-ports="+strconv.Itoa(limit)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up", "--agent-arg=--endpoint-ports="+strconv.Itoa(limit)))
 	limited := lab.AgentPID(t, "n1")
 	t.Cleanup(func() {
 		if err := lab.KillAgent(limited, syscall.SIGTERM); err != nil {

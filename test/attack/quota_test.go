@@ -129,9 +129,7 @@ func askAsAgent(t *testing.T) string {
 func TestSocketQuota(t *testing.T) {
 	const limit = 40
 	lab.EndAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
-	if err := lab.Command("up", "--agent-arg=--endpoint-sockets="+strconv.Itoa(limit)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up", "--agent-arg=--endpoint-sockets="+strconv.Itoa(limit)))
 	limited := lab.AgentPID(t, "n1")
 	t.Cleanup(func() {
 		if err := lab.KillAgent(limited, syscall.SIGTERM); err != nil {
@@ -303,9 +301,7 @@ while os.getppid() != 1:
 		flood.Stop()
 		t.Logf("beside 8 processes that call %s(): %s", what, got)
 		var us [2]int
-		if err := json.Unmarshal([]byte(got), &us); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, json.Unmarshal([]byte(got), &us))
 		if time.Duration(us[0])*time.Microsecond > time.Second {
 			t.Errorf("%s: half of the calls took longer than %d us", what, us[0])
 		}

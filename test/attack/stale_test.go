@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -46,18 +47,14 @@ func TestStaleEndpoint(t *testing.T) {
 	lab.Heddle(t, "endpoints", "delete", "--node", "n2", "n2/c2")
 	weak := weaken(t, "n2")
 	last, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/n2/bpf/heddle/last_endpoint", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer last.Close()
 	// As if 16,383 endpoints had been made meanwhile.
 	previous := before - 1
 	if previous == 0 {
 		previous = uint32(model.MaxEndpointID)
 	}
-	if err := last.Put(uint32(0), previous); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, last.Put(uint32(0), previous))
 	weak.without(t)
 	if now := id(); now != before {
 		t.Fatalf("the endpoint that was made anew has id %d, want %d", now, before)

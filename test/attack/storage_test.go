@@ -78,9 +78,7 @@ func lowerOptmem(t *testing.T, node string) {
 	}
 	before := setting("")
 	n, err := strconv.Atoi(before)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	t.Cleanup(func() { setting(fmt.Sprintf("echo %s >%s", before, path)) })
 	setting(fmt.Sprintf("echo %d >%s", n-1000, path))
 }
@@ -118,9 +116,7 @@ func TestNoRoomForService(t *testing.T) {
 	client := api.Dial(lab.APISocket("n1"))
 	defer client.Close()
 	backend := netip.AddrPortFrom(netip.MustParseAddr(lab.Address(t, "heddle", "n2/c1")), uint16(port))
-	if err := client.EditServices(t.Context(), api.ServiceEdit{Put: []model.Service{{Addr: vip, Backends: []netip.AddrPort{backend}}}}); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, client.EditServices(t.Context(), api.ServiceEdit{Put: []model.Service{{Addr: vip, Backends: []netip.AddrPort{backend}}}}))
 	defer func() {
 		if err := client.EditServices(context.Background(), api.ServiceEdit{Delete: []netip.AddrPort{vip}}); err != nil {
 			t.Error(err)
@@ -135,9 +131,7 @@ func TestNoRoomForGroup(t *testing.T) {
 	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	p.Must(`before, s, below = listen(4, "0.0.0.0", 0), bound(4, "0.0.0.0", 0), listen(4, "0.0.0.0", %d)`, port)
 	groups, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/n1/bpf/heddle/group_by_listener", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer groups.Close()
 	// Cookies as the kernel gives them out in 300 years.
 	keys, values := make([]uint64, groups.MaxEntries()), make([]uint64, groups.MaxEntries())

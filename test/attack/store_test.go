@@ -80,9 +80,7 @@ func TestGuardsReturn(t *testing.T) {
 	lab.Shell(t, lab.Name+"-n2", "nft delete table inet heddle")
 	p.Must(`s = connect(4, %q, %d)`, n1, storePort) // without the guard it gets through: the test can fail
 	lab.EndAgent(t, "n2", syscall.SIGTERM)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	p.Expect(`{"error": "ECONNREFUSED"}`, `connect(4, %q, %d)`, n1, storePort)
 	if out := lab.Shell(t, lab.Name+"-n2", "nft list set inet heddle nodes"); !strings.Contains(out, n1) {
 		t.Errorf("the overlay is not open to n1:\n%s", out)
@@ -112,9 +110,7 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 		answer = resp.Status + " " + string(raw)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return answer
 }
 
@@ -123,9 +119,7 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 func TestStoreAsksForCertificates(t *testing.T) {
 	n1 := lab.Address(t, "host", "n1/c1")
 	join, err := trust.ReadJoin("/run/heddle/lab/" + lab.Name + "/n1/" + trust.JoinFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	nobody := join.TLS()
 	nobody.Certificates = nil
 	at := netip.MustParseAddr(n1).String() + ":2379/version"
@@ -155,21 +149,15 @@ func TestExternalStore(t *testing.T) {
 	a, b := lab.BareNodes(t)
 	dir := t.TempDir()
 	authority, err := trust.OpenAuthority(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	files, err := authority.Server(netip.MustParseAddr(a.Underlay))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	at := "https://" + a.Underlay + ":2379"
 	cmd := exec.Command("etcd", "--name", "m1", "--data-dir", filepath.Join(dir, "data"), "--unsafe-no-fsync",
 		"--listen-client-urls", at, "--advertise-client-urls", at, "--listen-peer-urls", "http://127.0.0.1:2380",
 		"--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "m1=http://127.0.0.1:2380",
 		"--cert-file", files.CertAndKey, "--key-file", files.CertAndKey, "--client-cert-auth", "--trusted-ca-file", files.CA)
-	if err := netns.Start(netns.Path(a.Name), cmd); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Start(netns.Path(a.Name), cmd))
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed

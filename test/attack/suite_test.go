@@ -89,9 +89,7 @@ func weaken(t *testing.T, node string) *weakNode {
 // without gives the node an agent without protections. Programs that run in containers go on, with their sockets.
 func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	t.Helper()
-	if err := lab.KillAgent(w.pid, syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.KillAgent(w.pid, syscall.SIGTERM))
 	w.pid = 0
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -103,9 +101,7 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	w.pid = lab.AgentPID(t, w.node)
 	// The first thread, which /proc shows, must be where the others are: what asks /proc about itself believes it.
 	var own, node syscall.Stat_t
-	if err := errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+lab.Name+"-"+w.node, &node)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+lab.Name+"-"+w.node, &node)))
 	if own.Ino != node.Ino {
 		t.Errorf("the agent's first thread is in network namespace %d, the node is %d", own.Ino, node.Ino)
 	}
@@ -115,12 +111,8 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 // switchOff has the node's agent, which without made one of the suite's, do without a protection, and with all others.
 func (w *weakNode) switchOff(t *testing.T, p model.Protection) {
 	t.Helper()
-	if err := os.WriteFile(w.file, []byte(p.String()), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(w.pid, syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(w.file, []byte(p.String()), 0o600))
+	testutil.NoError(t, syscall.Kill(w.pid, syscall.SIGUSR1))
 	testutil.Eventually(t, "the agent to do without "+p.String(), func() (bool, string) {
 		said, err := os.ReadFile(w.file + ".done")
 		return string(said) == p.String(), fmt.Sprint(string(said), err)
@@ -248,8 +240,6 @@ func gained(t *testing.T, what, got, refused, success string) string {
 func netip4(t *testing.T, addr string) string {
 	t.Helper()
 	a, err := netip.ParseAddr(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return hex.EncodeToString(a.AsSlice())
 }

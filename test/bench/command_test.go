@@ -30,8 +30,6 @@ func benchCommand[T any](t *testing.T, limit time.Duration, folder, name string,
 	if err == nil {
 		err = json.Unmarshal(raw, &result)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return result
 }

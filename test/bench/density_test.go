@@ -14,9 +14,7 @@ import (
 // no listener and no network namespace.
 func TestBenchDensity(t *testing.T) {
 	before, err := filepath.Glob("/run/netns/" + lab.Name + "-*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	r := benchCommand[density.Result](t, 4*testutil.Patience, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
 		"--rates", "100", "--rounds", "1", "--duration", "50ms")
 	if len(r.Containers) != 2 || len(r.Connections) != 2*3 {

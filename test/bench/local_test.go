@@ -27,9 +27,7 @@ func TestBenchLocal(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 	}
-	if err := os.WriteFile(document, []byte(report.Mark("bench local report", "")+"<!-- to here -->\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(document, []byte(report.Mark("bench local report", "")+"<!-- to here -->\n"), 0o644))
 	if out, err := exec.Command(lab.Bin, "bench", "local", "report", "--folder", folder, "--document", document).CombinedOutput(); err != nil {
 		t.Fatalf("report: %v\n%s", err, out)
 	}

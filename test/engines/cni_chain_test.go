@@ -70,9 +70,7 @@ func TestCNIChainedPtp(t *testing.T) {
 	if err := n1.CNI.DelNetworkList(t.Context(), n1.List, n1.Conf("cni-b1")); err != nil {
 		t.Errorf("delete: %v", err)
 	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if n1.Endpoint(n1.Conf("cni-b1")) != nil || n1.Endpoint(n1.Conf("cni-a1")) == nil {
 		t.Error("the endpoint that was deleted is there, or another is not")
 	}
@@ -211,12 +209,8 @@ func awaitKnown(t *testing.T, node string, addr netip.Addr) {
 func leavesNothing(t *testing.T, e *lab.CNIEngine, rt *libcni.RuntimeConf, addr netip.Addr) {
 	t.Helper()
 	heddleOnly, err := libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion":"1.0.0","name":%q,"plugins":[%s]}`, e.List.Name, e.List.Plugins[1].Bytes))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.CNI.DelNetworkList(context.Background(), heddleOnly, rt); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
+	testutil.NoError(t, e.CNI.DelNetworkList(context.Background(), heddleOnly, rt))
 	for _, argv := range [][]string{{"ip", "route", "show", "table", "18532"}, {"nft", "list", "table", "inet", "heddle"}} {
 		if out := lab.InNode(t, e.Node, argv...); strings.Contains(out, addr.String()) {
 			t.Errorf("%v shows %s:\n%s", argv, addr, out)

@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -134,9 +135,7 @@ func TestCNIDelete(t *testing.T) {
 		t.Error("its endpoint is there")
 	}
 	e.Add(rt) // the name is free again
-	if err := netns.Delete(filepath.Base(rt.NetNS)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Delete(filepath.Base(rt.NetNS)))
 	gone := *rt
 	gone.NetNS = ""
 	del("an attachment without its namespace", &gone)
@@ -159,9 +158,7 @@ func TestCNIDelete(t *testing.T) {
 	wantCode(t, e.CNI.GetStatusNetworkList(t.Context(), e.List), types.ErrLimitedConnectivity, "does not run")
 	del("an attachment without an agent", rt)
 	del("it again", rt)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if e.Endpoint(rt) != nil {
 		t.Error("the endpoint that was deleted without an agent is there")
 	}
@@ -184,9 +181,7 @@ func TestCNIWithoutStore(t *testing.T) {
 	lab.EndAgent(t, "n1", syscall.SIGKILL)
 	_, err := e.CNI.AddNetworkList(t.Context(), e.List, rt)
 	wantCode(t, err, types.ErrTryAgainLater, "etcd")
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	e.Add(rt)
 	if e.Endpoint(rt) == nil {
 		t.Error("no endpoint")
@@ -209,9 +204,7 @@ func TestCNIGC(t *testing.T) {
 	// A cache of its own, so that the library has no DEL to do first.
 	e.CNI = libcni.NewCNIConfigWithCacheDir(e.CNI.Path, t.TempDir(), &lab.PluginExec{Node: e.Node})
 	keep := []types.GCAttachment{{ContainerID: valid.ContainerID, IfName: valid.IfName}}
-	if err := e.CNI.GCNetworkList(t.Context(), e.List, &libcni.GCArgs{ValidAttachments: keep}); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, e.CNI.GCNetworkList(t.Context(), e.List, &libcni.GCArgs{ValidAttachments: keep}))
 	if e.Endpoint(stale) != nil {
 		t.Error("a stale endpoint is there")
 	}
@@ -230,9 +223,7 @@ func TestCNIMany(t *testing.T) {
 	var all []*libcni.RuntimeConf
 	for i := range n {
 		rt := e.Conf(fmt.Sprintf("cni-many%d", i))
-		if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, netns.Create(filepath.Base(rt.NetNS)))
 		t.Cleanup(func() { _ = netns.Delete(filepath.Base(rt.NetNS)) })
 		all = append(all, rt)
 	}
@@ -281,9 +272,7 @@ func TestCNIMany(t *testing.T) {
 		return nil
 	})
 	list, err := e.Client().Endpoints(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	count := func(list []model.Endpoint) (n int) {
 		for _, p := range list {
 			if p.CNI != nil {
@@ -318,9 +307,7 @@ func TestCNILate(t *testing.T) {
 			t.Errorf("path %s, want direct", path)
 		}
 		early.Must(`s.close()`)
-		if err := e.CNI.DelNetworkList(t.Context(), e.List, rt); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, e.CNI.DelNetworkList(t.Context(), e.List, rt))
 		early.Expect(`"ENETDOWN"`, `error_of(tcp)`)
 	}
 }

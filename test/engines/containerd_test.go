@@ -32,9 +32,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 	startDaemon(t, "containerd on "+node, node, dir, "containerd", "--config", config)
 	// ctr looks for networks and plugins at fixed places: it gets a view of its own of those.
 	cache := filepath.Join(dir, "cache")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(cache, 0o755))
 	places := fmt.Sprintf(`mkdir -p /etc/cni/net.d /opt/cni/bin /var/lib/cni && mount --bind %s /etc/cni/net.d &&
 		mount --bind %s /opt/cni/bin && mount --bind %s /var/lib/cni && exec "$@"`, networks, filepath.Dir(lab.Bin), cache)
 	c := engineCLI{t, node, []string{"unshare", "-m", "sh", "-c", places, "sh", "ctr", "--address", socket}}

@@ -27,9 +27,7 @@ func startDockers(t *testing.T, nodes ...string) []dockerEngine {
 	t.Helper()
 	lab.NeedPrograms(t, "Docker", "dockerd", "docker", "containerd", "iptables")
 	dirs := engineDirs(t, nodes...)
-	if err := os.MkdirAll(dockerPlugins, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(dockerPlugins, 0o755))
 	out := make([]dockerEngine, len(nodes))
 	waits := make([]func(), len(nodes))
 	for i, node := range nodes {
@@ -45,9 +43,7 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 	t.Helper()
 	d = dockerEngine{engineCLI{t: t, node: node}, "unix://" + filepath.Join(dir, "docker.sock"), lab.Name + "-" + node}
 	d.command = []string{"docker", "-H", d.host}
-	if err := os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")))
 	ended, log := startDaemon(t, "dockerd on "+node, node, dir, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "-H", d.host, "--iptables=false", "--ip6tables=false", "--bridge=none",
 		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"))
@@ -191,22 +187,16 @@ func inHex(addr string) string {
 func composeExample(t *testing.T, d dockerEngine) {
 	lab.NeedPrograms(t, "Docker Compose", "docker-compose")
 	page, err := os.ReadFile("../../docs/howto/docker.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	_, rest, found := strings.Cut(string(page), "```yaml\n")
 	file, _, closed := strings.Cut(rest, "```")
 	if !found || !closed {
 		t.Fatal("docker.md has no example in YAML")
 	}
 	dir := filepath.Join(enginesRoot(), d.node, "shop")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.Mkdir(dir, 0o755))
 	path := filepath.Join(dir, "docker-compose.yml")
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(file, "driver: heddle", "driver: "+d.driver)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(file, "driver: heddle", "driver: "+d.driver)), 0o644))
 	compose := engineCLI{t, d.node, []string{"docker-compose", "-H", d.host, "-f", path}}
 	compose.must("up", "-d")
 	if got := compose.must("exec", "-T", "front", "wget", "-qO-", "http://shop/"); got != greeting {

@@ -49,9 +49,7 @@ func engineDirs(t *testing.T, nodes ...string) map[string]string {
 	dirs := make(map[string]string)
 	for _, node := range nodes {
 		dirs[node] = filepath.Join(enginesRoot(), node)
-		if err := os.MkdirAll(dirs[node], 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.MkdirAll(dirs[node], 0o755))
 	}
 	return dirs
 }
@@ -227,9 +225,7 @@ func agentFile(node, name string) string {
 func startDaemon(t *testing.T, what, node, dir string, argv ...string) (ended <-chan struct{}, log string) {
 	t.Helper()
 	file, err := os.CreateTemp(dir, "*.log")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	cmd := nodeCommand(ctx, node, argv...)
 	cmd.Stdout, cmd.Stderr = file, file
@@ -263,9 +259,7 @@ func endpointsOn(t *testing.T, node string) []model.Endpoint {
 	client := api.Dial(lab.APISocket(node))
 	defer client.Close()
 	list, err := client.Endpoints(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return list
 }
 
@@ -295,9 +289,7 @@ func (e engineCLI) try(args ...string) (stdout, stderr string, err error) {
 	var said [2]string
 	for i, f := range files {
 		raw, err := os.ReadFile(f.Name())
-		if err != nil {
-			e.t.Fatal(err)
-		}
+		testutil.NoError(e.t, err)
 		said[i] = strings.TrimSpace(string(raw))
 	}
 	return said[0], said[1], err
@@ -341,16 +333,12 @@ func smallRoot(t *testing.T) []byte {
 		t.Skip("no root file system for containers: busybox is not installed (`make test-packages` does)")
 	}
 	busybox, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	add := func(h tar.Header, content []byte) {
 		h.Size = int64(len(content))
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, w.WriteHeader(&h))
 		if _, err := w.Write(content); err != nil {
 			t.Fatal(err)
 		}
@@ -363,9 +351,7 @@ func smallRoot(t *testing.T) []byte {
 		add(tar.Header{Name: "bin/" + tool, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}
 	add(tar.Header{Name: "www/index.html", Typeflag: tar.TypeReg, Mode: 0o644}, []byte(greeting+"\n"))
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, w.Close())
 	return buf.Bytes()
 }
 
@@ -379,17 +365,13 @@ var (
 func nodeState(t *testing.T, node string) string {
 	t.Helper()
 	out, err := exec.Command("ip", "-n", lab.Name+"-"+node, "-o", "link", "show").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var names []string
 	for line := range strings.Lines(string(out)) {
 		names = append(names, strings.Fields(line)[1])
 	}
 	routes, err := exec.Command("ip", "-n", lab.Name+"-"+node, "route", "show", "table", "all").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, lab.Heddle(t, "endpoints", "--node", node))
 }
 

@@ -71,20 +71,14 @@ func moveBehind(t *testing.T, e model.Endpoint, to string) {
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	client, err := labstore.Open(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer client.Close()
 	value, err := store.EncodeMove(model.Move{Addr: e.Addr4(), Node: to, From: e.Node, Home: e.Node, Name: e.Name, Since: time.Now().UTC()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	keys := store.KeysOf(model.NetworkID(lab.Numbers(t).ID))
 	_, err = client.Txn(ctx).Then(clientv3.OpPut(keys.Move(e.Addr4()), string(value)), clientv3.OpDelete(keys.Endpoint(e.Node, e.ID)),
 		clientv3.OpDelete(keys.Addr(e.Node, e.Addr4()))).Commit()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 }
 
 // TestMigrateUnlearned: an agent that did not hear how a migration of its endpoint ended lets go of it when the store says so,
@@ -103,9 +97,7 @@ func TestMigrateUnlearned(t *testing.T) {
 			server.Must(`c, who = l.accept()`)
 			e := old.Endpoint(rt)
 			if restart {
-				if err := lab.KillAgent(lab.AgentPID(t, "n2"), syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
+				testutil.NoError(t, lab.KillAgent(lab.AgentPID(t, "n2"), syscall.SIGKILL))
 			}
 			moveBehind(t, *e, "n1")
 			lab.AwaitMove(t, "n1", addr, "n1")
@@ -113,9 +105,7 @@ func TestMigrateUnlearned(t *testing.T) {
 			there.CapabilityArgs = map[string]any{"ips": []string{addr.String() + "/24"}}
 			if restart { // the other has it before this one is back
 				next.Add(there)
-				if err := lab.Command("up"); err != nil {
-					t.Fatal(err)
-				}
+				testutil.NoError(t, lab.Command("up"))
 			}
 			testutil.Eventually(t, "n2 to let go", func() (bool, string) {
 				got := old.Endpoint(rt)

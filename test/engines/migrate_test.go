@@ -41,9 +41,7 @@ func (m *migrant) arrive(node string) {
 	m.t.Helper()
 	space := engineNetwork() + "-" + m.name + "-" + node
 	if !netns.Exists(space) {
-		if err := netns.Create(space); err != nil {
-			m.t.Fatal(err)
-		}
+		testutil.NoError(m.t, netns.Create(space))
 		m.t.Cleanup(func() {
 			if err := netns.Delete(space); err != nil {
 				m.t.Error(err)
@@ -188,9 +186,7 @@ func newMigrant(t *testing.T) *migrant {
 		"ingress": map[string]any{"default": "deny", "deny": "drop", "rules": []any{map[string]any{"action": "allow", "ports": []string{"tcp/80"}}}}})
 	for _, dir := range m.dirs {
 		www := filepath.Join(dir, "rootfs/www")
-		if err := os.MkdirAll(www, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.MkdirAll(www, 0o755))
 		lab.WriteFile(t, filepath.Join(www, "big"), make([]byte, 16<<20))
 	}
 	t.Cleanup(func() { // what a test that failed leaves
@@ -358,12 +354,8 @@ func TestMigrateCut(t *testing.T) {
 	m.leave("n2", all, false)
 	m.arrive("n2")
 	m.reached(all)
-	if err := lab.KillAgent(lab.AgentPID(t, "n2"), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.KillAgent(lab.AgentPID(t, "n2"), syscall.SIGKILL))
+	testutil.NoError(t, lab.Command("up"))
 	m.reached(all)
 	// The node that it leaves is not the one that has the store.
 	m.stop()
@@ -381,9 +373,7 @@ func TestMigrateCut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	testutil.Eventually(t, "the endpoint to be in one place", func() (bool, string) { // agents that start have yet to hear of all
 		n := m.places()
 		return n == 1, fmt.Sprint(n, " places")

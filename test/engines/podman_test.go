@@ -20,9 +20,7 @@ func engineNetwork() string { return lab.Name + "-net" }
 func writeNetwork(t *testing.T, node, dir string) string {
 	t.Helper()
 	networks := filepath.Join(dir, "net")
-	if err := os.MkdirAll(networks, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(networks, 0o755))
 	list := fmt.Sprintf(`{"cniVersion":"1.0.0","name":%q,"plugins":[{"type":"heddle-cni","socket":%q}]}`, engineNetwork(), agentFile(node, "api.sock"))
 	lab.WriteFile(t, filepath.Join(networks, "10-heddle.conflist"), []byte(list))
 	return networks
@@ -42,9 +40,7 @@ lock_type = "file"
 	p := engineCLI{t, node, []string{"env", "CONTAINERS_CONF=" + conf, "podman", "--root", filepath.Join(dir, "root"), "--runroot", filepath.Join(dir, "run"),
 		"--tmpdir", filepath.Join(dir, "tmp"), "--events-backend=file", "--cgroup-manager=cgroupfs", "--network-config-dir", networks,
 		"--runtime", filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime")}}
-	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(filepath.Join(dir, "tmp"), 0o755))
 	p.must("import", root, "small")
 	return p
 }
@@ -104,9 +100,7 @@ func TestPodman(t *testing.T) {
 func unpackRoot(t *testing.T, dir string) string {
 	t.Helper()
 	root := filepath.Join(dir, "rootfs")
-	if err := os.MkdirAll(root, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(root, 0o755))
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "tar", "-C", root, "-x")

@@ -11,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -18,9 +19,7 @@ import (
 func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime engineCLI) {
 	t.Helper()
 	space := engineNetwork() + "-" + name
-	if err := netns.Create(space); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Create(space))
 	t.Cleanup(func() {
 		if err := netns.Delete(space); err != nil {
 			t.Error(err)
@@ -41,13 +40,9 @@ func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runt
 	}
 	runtime.must("spec", "--bundle", dir)
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var spec specs.Spec
-	if err := json.Unmarshal(raw, &spec); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, json.Unmarshal(raw, &spec))
 	spec.Process.Terminal, spec.Process.Args = false, argv
 	spec.Process.Rlimits = nil
 	spec.Annotations = map[string]string{"io.heddle.endpoint": name}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // Address6 is Address for IPv6.
@@ -62,9 +63,7 @@ func Gateway6Of(container string) func(testing.TB) string {
 	return func(t testing.TB) string {
 		gateway := netip.MustParseAddr(GatewayOf(container)(t))
 		prefix, err := netip.MustParseAddr(Overlay6(t, container)).Prefix(model.Prefix6Bits)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		return model.Overlay6(prefix, gateway).String()
 	}
 }
@@ -92,9 +91,7 @@ func underlayOf(container string) func(testing.TB) string {
 func GatewayOf(container string) func(testing.TB) string {
 	return func(t testing.TB) string {
 		p, err := netip.MustParseAddr(Address(t, "overlay", container)).Prefix(24)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		return model.Gateway(p).String()
 	}
 }

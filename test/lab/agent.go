@@ -27,9 +27,7 @@ func NodeFile(node, name string) string {
 func Listeners(t testing.TB, pid int) (n int) {
 	t.Helper()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	for _, fd := range fds {
 		if to, _ := os.Readlink(fd); to == "anon_inode:seccomp notify" {
 			n++
@@ -74,9 +72,7 @@ func EndAgent(t testing.TB, node string, sig syscall.Signal) {
 			t.Error(err)
 		}
 	})
-	if err := KillAgent(AgentPID(t, node), sig); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, KillAgent(AgentPID(t, node), sig))
 }
 
 // KillAgent ends the agent pid and waits until it is gone.

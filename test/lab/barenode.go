@@ -31,9 +31,7 @@ func (n BareNode) End(t *testing.T, sig syscall.Signal) {
 	if err := json.Unmarshal([]byte(body), &status); err != nil || status.PID < 2 {
 		t.Fatalf("%v: %s", err, body)
 	}
-	if err := syscall.Kill(status.PID, sig); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, syscall.Kill(status.PID, sig))
 	testutil.Eventually(t, "the agent to end", func() (bool, string) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", status.PID))
 		return err != nil || strings.Contains(string(state), ") Z "), string(state)
@@ -58,29 +56,21 @@ func BareNodes(t *testing.T) (a, b BareNode) {
 		if err := netns.Delete(n.Name); err != nil { // what a killed run left
 			t.Fatal(err)
 		}
-		if err := netns.Create(n.Name); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, netns.Create(n.Name))
 		t.Cleanup(func() {
 			if err := netns.Delete(n.Name); err != nil {
 				t.Error(err)
 			}
 		})
 		bpf := filepath.Join(n.Dir, "bpf")
-		if err := os.Mkdir(bpf, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("bpf", bpf, "bpf", 0, ""); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.Mkdir(bpf, 0o755))
+		testutil.NoError(t, unix.Mount("bpf", bpf, "bpf", 0, ""))
 		t.Cleanup(func() {
 			if err := unix.Unmount(bpf, 0); err != nil {
 				t.Errorf("unmount %s: %v", bpf, err)
 			}
 		})
-		if err := os.MkdirAll(n.cgroup(), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.MkdirAll(n.cgroup(), 0o755))
 		t.Cleanup(func() {
 			_ = os.WriteFile(filepath.Join(n.cgroup(), "cgroup.kill"), []byte("1"), 0)
 			testutil.Eventually(t, "cgroup to go", func() (bool, string) {
@@ -118,9 +108,7 @@ func Shell(t testing.TB, ns, command string) string {
 	cmd := exec.Command("sh", "-c", command)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := netns.Start(netns.Path(ns), cmd); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Start(netns.Path(ns), cmd))
 	if err := cmd.Wait(); err != nil {
 		t.Fatalf("%s: %v\n%s", command, err, &out)
 	}
@@ -167,9 +155,7 @@ func (n BareNode) Fails(t *testing.T, wrap []string, args []string) string {
 	t.Helper()
 	before := n.Leftovers(t)
 	file, err := os.Open(Heddled())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer file.Close()
 	// By its descriptor, the program can be run by a user who may not enter its directory.
 	argv := append(append(wrap[:len(wrap):len(wrap)], "/proc/self/fd/3"), args...)
@@ -177,9 +163,7 @@ func (n BareNode) Fails(t *testing.T, wrap []string, args []string) string {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &out, &out, []*os.File{file}
 	cmd.WaitDelay = time.Second
-	if err := netns.Start(netns.Path(n.Name), cmd); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Start(netns.Path(n.Name), cmd))
 	tooLong := time.AfterFunc(startPatience, func() { _ = cmd.Process.Signal(syscall.SIGKILL) })
 	err = cmd.Wait()
 	if !tooLong.Stop() {
@@ -204,14 +188,10 @@ func (n BareNode) Start(t *testing.T, args []string) {
 	cmd := exec.Command(Heddled(), args...)
 	logPath := filepath.Join(n.Dir, "log")
 	logFile, err := os.Create(logPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer logFile.Close()
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	if err := netns.Start(netns.Path(n.Name), cmd); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Start(netns.Path(n.Name), cmd))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -248,17 +228,13 @@ func AskAgent(t testing.TB, socket, method, path, body string) (code int, answer
 		},
 	}}
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://agent"+path, strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	resp, err := client.Do(req)
 	if err != nil {
 		return 0, err.Error()
 	}
 	defer resp.Body.Close()
 	raw, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return resp.StatusCode, string(raw)
 }

@@ -80,9 +80,7 @@ func NewCNIEngine(t *testing.T, node, network, plugins string) *CNIEngine {
 	t.Helper()
 	conf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"plugins":[%s]}`, network, strings.ReplaceAll(plugins, "SOCKET", APISocket(node)))
 	list, err := libcni.NetworkConfFromBytes([]byte(conf))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	path := []string{filepath.Dir(Bin), "/usr/lib/cni"}
 	return &CNIEngine{t: t, Node: node, List: list, Root: t.TempDir(),
 		CNI: libcni.NewCNIConfigWithCacheDir(path, t.TempDir(), &PluginExec{Node: node})}
@@ -104,9 +102,7 @@ func (e *CNIEngine) Conf(id string) *libcni.RuntimeConf {
 func (e *CNIEngine) Sandbox(id string) *libcni.RuntimeConf {
 	e.t.Helper()
 	rt := e.Conf(id)
-	if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
-		e.t.Fatal(err)
-	}
+	testutil.NoError(e.t, netns.Create(filepath.Base(rt.NetNS)))
 	e.t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
 		defer cancel()
@@ -128,9 +124,7 @@ func (e *CNIEngine) Add(rt *libcni.RuntimeConf) *current.Result {
 		e.t.Fatalf("add %s: %v", rt.ContainerID, err)
 	}
 	result, err := current.NewResultFromResult(r)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	testutil.NoError(e.t, err)
 	return result
 }
 
@@ -138,9 +132,7 @@ func (e *CNIEngine) Add(rt *libcni.RuntimeConf) *current.Result {
 func (e *CNIEngine) Endpoint(rt *libcni.RuntimeConf) *model.Endpoint {
 	e.t.Helper()
 	list, err := e.Client().Endpoints(e.t.Context())
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	testutil.NoError(e.t, err)
 	i := slices.IndexFunc(list, func(p model.Endpoint) bool {
 		return p.CNI != nil && p.CNI.ContainerID == rt.ContainerID && p.CNI.Network == e.List.Name
 	})
@@ -157,9 +149,7 @@ func (e *CNIEngine) Run(id, netnsPath string, env ...string) (pid string) {
 	bundle := e.t.TempDir()
 	e.t.Cleanup(func() { _ = e.Runtime(context.Background(), "delete", "--force", id).Run() }) // it may not have started
 	pid, err := e.TryRun(e.t.Context(), bundle, id, netnsPath, env...)
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	testutil.NoError(e.t, err)
 	return pid
 }
 
@@ -229,9 +219,7 @@ func (e *CNIEngine) Path(name string, local uint16) model.Path {
 	var found model.Path
 	testutil.Eventually(e.t, fmt.Sprintf("a connection of %s from port %d", name, local), func() (bool, string) {
 		list, err := e.Client().Connections(e.t.Context(), api.ConnectionFilter{Endpoint: name})
-		if err != nil {
-			e.t.Fatal(err)
-		}
+		testutil.NoError(e.t, err)
 		for _, c := range list {
 			if c.Local.Port() == local {
 				found = c.Path

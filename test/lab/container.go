@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // builds are the programs that tests had built, by name; they go when all tests are done.
@@ -26,12 +28,8 @@ func Build(t testing.TB, name string, command func(path string) *exec.Cmd) strin
 	}
 	if builds.done == nil {
 		dir, err := os.MkdirTemp("/tmp", "heddle-builds-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
+		testutil.NoError(t, os.Chmod(dir, 0o755))
 		builds.dir, builds.done = dir, map[string]string{}
 	}
 	path := filepath.Join(builds.dir, name)
@@ -72,22 +70,16 @@ func IoctlsProgram(t *testing.T) string {
 func SharedDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "heddle-programs-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.Chmod(dir, 0o755))
 	return dir
 }
 
 // WriteFile writes a file that every user of a container may read.
 func WriteFile(t testing.TB, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(path, data, 0o644))
 }
 
 // AsNobody gives argv as an unprivileged user runs it: without capabilities and other groups.
@@ -101,13 +93,9 @@ func AsNobody(argv ...string) []string {
 func RunContainer(t *testing.T, mode, name string, change func(*specs.Spec), argv ...string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("/run/heddle/lab", Name, "n1/c1", mode, "config.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var spec specs.Spec
-	if err := json.Unmarshal(raw, &spec); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, json.Unmarshal(raw, &spec))
 	bundle, id := t.TempDir(), Name+"-"+filepath.Base(name)
 	spec.Process.Args, spec.Linux.CgroupsPath = argv, "/"+id
 	spec.Linux.Namespaces, spec.Linux.Seccomp = nil, nil
@@ -133,9 +121,7 @@ func RunContainer(t *testing.T, mode, name string, change func(*specs.Spec), arg
 	if raw, err = json.Marshal(spec); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(filepath.Join(bundle, "config.json"), raw, 0o644))
 	root := t.TempDir()
 	t.Cleanup(func() {
 		_ = exec.Command("runc", "--root", root, "delete", "--force", id).Run() // it may have ended

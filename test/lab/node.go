@@ -100,8 +100,6 @@ func KernelCounter(t testing.TB, node, name string) (n uint64) {
 		}
 		return fmt.Errorf("no counter %s", name)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return n
 }

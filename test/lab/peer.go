@@ -66,9 +66,7 @@ func runPeer(t testing.TB, name string, cmd *exec.Cmd, cancel context.CancelFunc
 	t.Helper()
 	p := &Peer{T: t, Name: name, Replies: make(chan string, 1)}
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	if p.stdin, err = cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -119,9 +117,7 @@ func (p *Peer) Addr(mode, container string) netip.Addr {
 func (p *Peer) Begin(line string) {
 	p.T.Helper()
 	raw, err := json.Marshal(line)
-	if err != nil {
-		p.T.Fatal(err)
-	}
+	testutil.NoError(p.T, err)
 	if _, err := p.stdin.Write(append(raw, '\n')); err != nil {
 		p.T.Fatalf("peer %s: %s: %v", p.Name, line, err)
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // TranslateTo has a node send what goes to these ports of its addresses, and of ServiceAddr, to others, as
@@ -56,9 +58,7 @@ const ServiceAddr = "198.51.100.80"
 func JSON(t testing.TB, v any) string {
 	t.Helper()
 	raw, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return string(raw)
 }
 
@@ -104,8 +104,6 @@ func ApplyDocument(t testing.TB, doc map[string]any) {
 func ChangePolicy(t testing.TB, doc map[string]any) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.json")
-	if err := os.WriteFile(file, []byte(JSON(t, doc)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(file, []byte(JSON(t, doc)), 0o600))
 	Heddle(t, "policy", "apply", "-f", file)
 }

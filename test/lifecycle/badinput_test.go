@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -80,9 +81,7 @@ func TestAgentRefuses(t *testing.T) {
 					}
 					return err
 				})
-				if err != nil {
-					t.Fatal(err)
-				}
+				testutil.NoError(t, err)
 			}
 			said := n.Fails(t, c.wrap, n.Args(c.args...))
 			for _, want := range c.says {

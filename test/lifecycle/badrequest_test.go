@@ -69,9 +69,7 @@ func TestAddressesExhausted(t *testing.T) {
 	a.Start(t, a.Args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/29"))
 	create := func(i int) (int, string) {
 		name := fmt.Sprintf("%s-bad-e%d", lab.Name, i)
-		if err := netns.Create(name); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, netns.Create(name))
 		t.Cleanup(func() {
 			if err := netns.Delete(name); err != nil {
 				t.Error(err)
@@ -185,9 +183,7 @@ func TestMalformedRequests(t *testing.T) {
 	}
 	t.Run("no HTTP", func(t *testing.T) {
 		conn, err := net.Dial("unix", socket)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		defer conn.Close()
 		if _, err := conn.Write([]byte("\x00\xffGET\r\n\r\n")); err != nil {
 			t.Fatal(err)
@@ -207,9 +203,7 @@ func TestSecondAgent(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		t.Run(node, func(t *testing.T) {
 			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lab.AgentPID(t, node)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			testutil.NoError(t, err)
 			argv := strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
 			ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
 			defer cancel()
@@ -217,9 +211,7 @@ func TestSecondAgent(t *testing.T) {
 			var out bytes.Buffer
 			cmd.Stdout, cmd.Stderr = &out, &out
 			pid := lab.AgentPID(t, node)
-			if err := netns.Start(netns.Path(lab.Name+"-"+node), cmd); err != nil {
-				t.Fatal(err)
-			}
+			testutil.NoError(t, netns.Start(netns.Path(lab.Name+"-"+node), cmd))
 			if err := cmd.Wait(); err == nil || ctx.Err() != nil {
 				t.Errorf("it ended with %v:\n%s", err, &out)
 			}

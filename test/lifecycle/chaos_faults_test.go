@@ -135,9 +135,7 @@ func (c *chaos) up() {
 		}
 		err = lab.Command("up")
 	}
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, err)
 }
 
 // endAgents ends agents at once and brings them back.
@@ -149,9 +147,7 @@ func (c *chaos) endAgents(sig syscall.Signal, nodes ...string) {
 		go func() { errs <- lab.KillAgent(agent, sig) }()
 	}
 	for range nodes {
-		if err := <-errs; err != nil {
-			c.t.Fatal(err)
-		}
+		testutil.NoError(c.t, <-errs)
 	}
 	what := "agent"
 	if len(nodes) > 1 {
@@ -171,9 +167,7 @@ func (c *chaos) endUnlike(f fault) {
 	two, _ := c.processes("n2")
 	ended := make(chan error, 1)
 	go func() { ended <- lab.KillAgent(one, syscall.SIGTERM) }()
-	if err := errors.Join(lab.KillAgent(two, syscall.SIGKILL), <-ended); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, errors.Join(lab.KillAgent(two, syscall.SIGKILL), <-ended))
 	c.up()
 	c.survive(f.kind)
 }
@@ -182,9 +176,7 @@ func (c *chaos) endUnlike(f fault) {
 func (c *chaos) cutStart(f fault, sig syscall.Signal) {
 	c.t.Helper()
 	old, _ := c.processes(f.node)
-	if err := lab.KillAgent(old, syscall.SIGKILL); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, lab.KillAgent(old, syscall.SIGKILL))
 	started := make(chan struct{})
 	go func() {
 		defer close(started)
@@ -217,9 +209,7 @@ func (c *chaos) killHolder(f fault) {
 	c.t.Helper()
 	c.settled(f.node)
 	_, holder := c.processes(f.node)
-	if err := syscall.Kill(holder, syscall.SIGKILL); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, syscall.Kill(holder, syscall.SIGKILL))
 	testutil.Eventually(c.t, "another holder on "+f.node, func() (bool, string) {
 		_, now := c.processes(f.node)
 		return now != 0 && now != holder, fmt.Sprint(now)
@@ -232,9 +222,7 @@ func (c *chaos) killHolder(f fault) {
 func (c *chaos) attachment(node, name string) *libcni.RuntimeConf {
 	c.t.Helper()
 	rt := c.engines[node].Conf(fmt.Sprintf("%s-%d", name, c.number))
-	if err := netns.Create(filepath.Base(rt.NetNS)); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, netns.Create(filepath.Base(rt.NetNS)))
 	return rt
 }
 
@@ -329,9 +317,7 @@ func (c *chaos) killAgentDuring(f fault, operation string, run func() error) (er
 	ended := make(chan error, 1)
 	go func() { ended <- run() }()
 	time.Sleep(c.at(f, operation)) // what the schedule says
-	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, lab.KillAgent(agent, syscall.SIGKILL))
 	err = <-ended
 	c.up()
 	return err

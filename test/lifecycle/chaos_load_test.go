@@ -38,9 +38,7 @@ type chaosServer struct {
 func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 	t.Helper()
 	script, err := filepath.Abs("testdata/chaos.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	serve := func(mode, container, address string) chaosServer {
 		port := lab.FreePort()
 		argv := []string{lab.Python, script, "serve", address, fmt.Sprint(port)}

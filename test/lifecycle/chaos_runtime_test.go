@@ -73,9 +73,7 @@ func (b *box) start() (pid int) {
 	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.Patience)
 	defer cancel()
 	text, err := b.run(ctx)
-	if err != nil {
-		b.c.t.Fatal(err)
-	}
+	testutil.NoError(b.c.t, err)
 	if pid, err = strconv.Atoi(text); err != nil {
 		b.c.t.Fatal(err)
 	}
@@ -89,9 +87,7 @@ func (b *box) delete() {
 		b.c.t.Errorf("delete %s: %v\n%s", b.id, err, out)
 	}
 	groups, err := filepath.Glob("/sys/fs/cgroup/*/" + lab.Name + "-" + b.id)
-	if err != nil {
-		b.c.t.Fatal(err)
-	}
+	testutil.NoError(b.c.t, err)
 	testutil.Eventually(b.c.t, "the cgroups of "+b.id+" to go", func() (bool, string) {
 		left := ""
 		for _, dir := range groups {
@@ -172,9 +168,7 @@ func (c *chaos) startWithoutAgent(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)
 	agent, _ := c.processes(f.node)
-	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, lab.KillAgent(agent, syscall.SIGKILL))
 	b.start()
 	c.up()
 	b.works()
@@ -228,9 +222,7 @@ func (c *chaos) measure() {
 		}
 	})
 	timed("DEL", func() {
-		if err := e.CNI.DelNetworkList(c.t.Context(), e.List, rt); err != nil {
-			c.t.Fatal(err)
-		}
+		testutil.NoError(c.t, e.CNI.DelNetworkList(c.t.Context(), e.List, rt))
 	})
 	c.del("n2", rt)
 	b := c.box("n2")
@@ -238,9 +230,7 @@ func (c *chaos) measure() {
 	timed("exec", b.works)
 	b.delete()
 	agent, _ := c.processes("n2")
-	if err := lab.KillAgent(agent, syscall.SIGKILL); err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, lab.KillAgent(agent, syscall.SIGKILL))
 	timed("start", c.up)
 	c.t.Logf("undisturbed: %v", c.took)
 }

@@ -52,9 +52,7 @@ func (c *chaos) killLeaderAndAgent(f fault) {
 	member := leader(c.t)
 	go func() { ended <- lab.KillAgent(agent, syscall.SIGKILL) }()
 	killMembers(c.t, member)
-	if err := <-ended; err != nil {
-		c.t.Fatal(err)
-	}
+	testutil.NoError(c.t, <-ended)
 	c.up()
 	c.withoutThem(f)
 	c.survive(f.kind)

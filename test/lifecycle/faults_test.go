@@ -20,9 +20,7 @@ import (
 func attachPlain(t testing.TB, name string) (namespace string) {
 	t.Helper()
 	namespace = lab.Name + "-" + name
-	if err := netns.Create(namespace); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Create(namespace))
 	t.Cleanup(func() {
 		out, err := exec.Command(lab.Bin, "endpoints", "delete", name, "--ignore-missing", "--lab", lab.Name, "--node", "n1").CombinedOutput()
 		if err != nil {
@@ -89,12 +87,8 @@ func TestFaultsAtStart(t *testing.T) {
 	node(`ip link add heddle-test0 type veth peer name heddle-test1; ip link set heddle-test0 up
 		ip route add 198.51.100.0/24 dev heddle-test0; tc qdisc add dev heddle-test0 clsact
 		tc filter add dev heddle-test0 egress prio 18532 protocol ip ` + foreign)
-	if err := netns.Delete(gone); err != nil {
-		t.Fatal(err)
-	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Delete(gone))
+	testutil.NoError(t, lab.Command("up"))
 
 	got, endpoints := faultsOf(t), endpointsOf(t)
 	if len(got) != 2 || !strings.Contains(got["endpoint_not_restored faulty"], "priority 1 is taken") ||

@@ -71,9 +71,7 @@ func union[V any](a, b map[string]V) map[string]V {
 func leaksNothing(t testing.TB) (same func()) {
 	t.Helper()
 	before, err := takeFootprint(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return func() {
 		t.Helper()
 		testutil.Eventually(t, "nothing to be left behind or lost", func() (bool, string) {

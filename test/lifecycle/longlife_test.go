@@ -21,9 +21,7 @@ import (
 func holderPID(t testing.TB, node string) int {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	want := []string{"park", "--socket", lab.NodeFile(node, "holder.sock")}
 	for _, p := range procs {
 		raw, err := os.ReadFile(p)
@@ -32,9 +30,7 @@ func holderPID(t testing.TB, node string) int {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		return pid
 	}
 	return 0
@@ -43,9 +39,7 @@ func holderPID(t testing.TB, node string) int {
 func nodeLog(t testing.TB, node string) string {
 	t.Helper()
 	raw, err := os.ReadFile(lab.NodeFile(node, "heddled.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return string(raw)
 }
 
@@ -59,9 +53,7 @@ func TestHolderKilledThenAgent(t *testing.T) {
 		if old == 0 {
 			t.Fatal("no holder")
 		}
-		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, syscall.Kill(old, syscall.SIGKILL))
 		testutil.Eventually(t, "another holder to have every listener", func() (bool, string) {
 			now := holderPID(t, "n2")
 			have, want := lab.Listeners(t, now), lab.Listeners(t, agent)
@@ -70,9 +62,7 @@ func TestHolderKilledThenAgent(t *testing.T) {
 	}
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	p.Begin(`s = tcp(4)`)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := p.Reply("s = tcp(4)"); r != "null" {
 		t.Errorf("socket() after holder and agent were killed: %s", r)
 	}
@@ -84,9 +74,7 @@ func TestExecWithoutAgent(t *testing.T) {
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	p := lab.StartPeer(t, "heddle", "n2/c1")
 	p.Begin(`s = tcp(4)`)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := p.Reply("s = tcp(4)"); r != "null" {
 		t.Errorf("socket() of a program that started without an agent: %s", r)
 	}
@@ -112,9 +100,7 @@ func TestStateDirectoryRemoved(t *testing.T) {
 		}
 	}
 	server.Begin(`n = tcp(4)`)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := server.Reply("n = tcp(4)"); r != "null" {
 		t.Errorf("socket() that waited gave %s", r)
 	}
@@ -138,13 +124,9 @@ func TestStoreLost(t *testing.T) {
 	server.Must(`c, who = l.accept()`)
 	before := lab.Heddle(t, "endpoints", "--output", "json")
 	lab.EndAgent(t, "n1", syscall.SIGTERM)
-	if err := os.RemoveAll(lab.NodeFile("n1", "etcd")); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.RemoveAll(lab.NodeFile("n1", "etcd")))
 	client.Begin(`n = tcp(4)`)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := client.Reply("n = tcp(4)"); r != "null" {
 		t.Errorf("socket() that waited gave %s", r)
 	}
@@ -193,9 +175,7 @@ func TestIDsAreNotReused(t *testing.T) {
 	}
 	first := add("ids/a")
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if second := add("ids/b"); second <= first {
 		t.Errorf("id %d after id %d", second, first)
 	}
@@ -225,13 +205,9 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	refused("before the restart")
 	server.Expect(`"ENETDOWN"`, `error_of(before.connect, (%q, %d))`, lab.Address(t, "heddle", "n1/c1"), port)
 	pid := lab.AgentPID(t, "n2")
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	server.Begin(`error_of(tcp, 4)`)
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := server.Reply("error_of(tcp, 4)"); r != `"ENETDOWN"` {
 		t.Errorf("socket() while no agent ran: %s", r)
 	}
@@ -254,9 +230,7 @@ func TestHolderAndAgentTogether(t *testing.T) {
 	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil { // or it may start another holder
 		t.Fatal(err)
 	}
-	if err := errors.Join(syscall.Kill(holder, syscall.SIGKILL), lab.KillAgent(agent, syscall.SIGKILL)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, errors.Join(syscall.Kill(holder, syscall.SIGKILL), lab.KillAgent(agent, syscall.SIGKILL)))
 	t.Cleanup(func() {
 		if err := lab.Command("up"); err != nil {
 			t.Error(err)

@@ -28,22 +28,16 @@ func startMachine(t testing.TB) *machine {
 	t.Helper()
 	m := &machine{t: t, share: t.TempDir()}
 	group := filepath.Join(lab.Cgroup2, "heddle-"+lab.Name+"-machine")
-	if err := os.MkdirAll(group, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.MkdirAll(group, 0o755))
 	_ = os.WriteFile(filepath.Join(group, "cgroup.kill"), []byte("1"), 0) // what a killed test run left
 	log := filepath.Join(t.TempDir(), "log")
 	logFile, err := os.Create(log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer logFile.Close()
 	cmd := exec.Command("sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec unshare --mount --pid --net --cgroup --ipc --uts --fork --kill-child "$@"`,
 		"sh", group, "./systemd.sh", t.TempDir(), m.share)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, cmd.Start())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -122,9 +116,7 @@ func (m *machine) fails(script string, wants ...string) {
 // write puts a file where the machine sees it, as /mnt/deb/NAME.
 func (m *machine) write(name, text string) {
 	m.t.Helper()
-	if err := os.WriteFile(filepath.Join(m.share, name), []byte(text), 0o755); err != nil {
-		m.t.Fatal(err)
-	}
+	testutil.NoError(m.t, os.WriteFile(filepath.Join(m.share, name), []byte(text), 0o755))
 }
 
 // background runs a script beside the test; the function waits for its end and gives all it said.

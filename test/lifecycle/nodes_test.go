@@ -42,9 +42,7 @@ func inLab(t *testing.T, suffix string, args ...string) {
 	if err := lab.Command("down"); err != nil { // what a killed run left
 		t.Fatal(err)
 	}
-	if err := lab.Command("up", args...); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up", args...))
 }
 
 // networkNodes gives the nodes as a node's agent knows them, by name.
@@ -92,22 +90,16 @@ func TestEightNodes(t *testing.T) {
 	}
 	for i, p := range peers {
 		others, err := json.Marshal(slices.Delete(slices.Clone(addrs), i, i+1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		p.Must(`out = [connect(4, a, %d) for a in %s]`, port, others)
 	}
 	for i, p := range peers {
 		others := slices.Sorted(slices.Values(slices.Delete(slices.Clone(addrs), i, i+1)))
 		want, err := json.Marshal(others)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		p.Must(`got = [l.accept() for _ in range(%d)]`, nodes-1)
 		var who []string
-		if err := json.Unmarshal([]byte(p.Do(`[a[0] for _, a in got]`)), &who); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, json.Unmarshal([]byte(p.Do(`[a[0] for _, a in got]`)), &who))
 		if slices.Sort(who); !slices.Equal(who, others) {
 			t.Errorf("%s is reached by %v, want %s", p.Name, who, want)
 		}
@@ -155,9 +147,7 @@ func TestNodesComeAndGo(t *testing.T) {
 			var status struct {
 				Direct model.DirectPaths `json:"direct_paths"`
 			}
-			if err := json.Unmarshal([]byte(body), &status); err != nil {
-				t.Fatal(err)
-			}
+			testutil.NoError(t, json.Unmarshal([]byte(body), &status))
 			return status.Direct.Peers[model.PeerProven] == 1, body
 		})
 		lab.Shell(t, a.Name, "ping -c1 -W20 "+strings.Replace(prefix, ".0/24", ".1", 1)) // by the overlay
@@ -207,9 +197,7 @@ func memberGroup(member string) string {
 func killMembers(t testing.TB, members ...string) {
 	t.Helper()
 	for _, m := range members {
-		if err := os.WriteFile(filepath.Join(memberGroup(m), "cgroup.kill"), []byte("1"), 0); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.WriteFile(filepath.Join(memberGroup(m), "cgroup.kill"), []byte("1"), 0))
 		testutil.Eventually(t, m+" to end", func() (bool, string) {
 			raw, err := os.ReadFile(filepath.Join(memberGroup(m), "cgroup.procs"))
 			return errors.Is(err, os.ErrNotExist) || len(raw) == 0, string(raw)
@@ -318,9 +306,7 @@ func dataOf(member string) string { return "/run/heddle/lab/" + lab.Name + "/" +
 
 func labUp(t testing.TB) {
 	t.Helper()
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 }
 
 // TestStoreCluster: nodes on an etcd cluster of three lose its leader, then all of it, and get it back as it was some
@@ -338,9 +324,7 @@ func TestStoreCluster(t *testing.T) {
 	s.refused("n2", "never")
 	snapshot := t.TempDir()
 	for _, m := range labstore.Members {
-		if err := os.CopyFS(filepath.Join(snapshot, m), os.DirFS(dataOf(m))); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.CopyFS(filepath.Join(snapshot, m), os.DirFS(dataOf(m))))
 	}
 	labUp(t)
 	s.add("n2", "late")
@@ -351,9 +335,7 @@ func TestStoreCluster(t *testing.T) {
 	killMembers(t, labstore.Members...)
 	for _, m := range labstore.Members {
 		err := errors.Join(os.RemoveAll(dataOf(m)), os.CopyFS(dataOf(m), os.DirFS(filepath.Join(snapshot, m))))
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 	}
 	labUp(t)
 	awaitNode(t, "n1", "n2", "having two endpoints", func(n seenNode) bool { return n.State == "live" && n.Endpoints == 2 })
@@ -412,9 +394,7 @@ func TestStoreClusterLong(t *testing.T) {
 	s.add("n2", "again")
 	s.goesOn("with the store again")
 
-	if err := lab.KillAgent(s.pids[1], syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.KillAgent(s.pids[1], syscall.SIGKILL))
 	lab.Shell(t, lab.Name+"-fabric", "ip link set n2 down")
 	eventuallyLong(t, "n2 to be dead and forgotten", func() (bool, string) {
 		all := networkNodes(t, "n1")

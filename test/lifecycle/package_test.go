@@ -23,9 +23,7 @@ const (
 func buildPackage(t testing.TB, dir string) string {
 	t.Helper()
 	programs, err := os.ReadDir("../../cmd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	args := []string{dir}
 	for _, p := range programs {
 		args = append(args, p.Name())
@@ -56,19 +54,13 @@ func changedPackage(t testing.TB, from, to string, edit func(root string)) {
 func replaceIn(t testing.TB, path, from, to string) {
 	t.Helper()
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	if !strings.Contains(string(raw), from) {
 		t.Fatalf("%s does not have %q", path, from)
 	}
 	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), from, to)), st.Mode()); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
+	testutil.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), from, to)), st.Mode()))
 }
 
 // packages makes the three packages of TestDebianPackage: first.deb, other.deb, of another version, and foreign.deb, a
@@ -78,9 +70,7 @@ func (m *machine) packages() {
 	t.Helper()
 	at := func(name string) string { return filepath.Join(m.share, name) }
 	built := buildPackage(t, t.TempDir())
-	if err := exec.Command("cp", built, at("first.deb")).Run(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, exec.Command("cp", built, at("first.deb")).Run())
 	changedPackage(t, built, at("other.deb"), func(root string) {
 		for _, f := range []string{"usr/sbin/heddled", "usr/bin/heddle", "DEBIAN/control"} {
 			replaceIn(t, filepath.Join(root, f), firstVersion, secondVersion)
@@ -89,9 +79,7 @@ func (m *machine) packages() {
 	changedPackage(t, built, at("foreign.deb"), func(root string) {
 		preinst := filepath.Join(root, "DEBIAN/preinst")
 		raw, err := os.ReadFile(preinst)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		line := regexp.MustCompile(`(?m)^[0-9a-f]{64}\tflow_by_wire$`).FindString(string(raw))
 		if line == "" {
 			t.Fatalf("preinst has no layout of flow_by_wire:\n%s", raw)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -74,9 +75,7 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 		t.Fatalf("socket() without agent gave %s", r)
 	case <-time.After(300 * time.Millisecond): // long enough to fail, were it to
 	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if r := mine.Reply("n = tcp(4)"); r != "null" {
 		t.Fatalf("socket() that waited gave %s", r)
 	}
@@ -116,9 +115,7 @@ func TestRestartBoth(t *testing.T) {
 	lab.EndAgent(t, "n2", syscall.SIGTERM)
 	client.Begin(`s = tcp(4)`)
 	server.Begin(fmt.Sprintf(`l = listen(4, "0.0.0.0", %d)`, port))
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	client.Reply("tcp")
 	server.Reply("listen")
 	client.Must(`s.connect((%q, %d))`, target, port)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -22,18 +23,14 @@ func TestStrayEntries(t *testing.T) {
 	key := func(m *ebpf.Map) []byte { return bytes.Repeat([]byte{0xee}, int(m.KeySize())) }
 	for _, name := range owned {
 		m, err := ebpf.LoadPinnedMap(lab.NodeFile("n2", "bpf/heddle/"+name), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		t.Cleanup(func() { m.Close() })
 		if err := m.Put(key(m), make([]byte, m.ValueSize())); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		strays[name] = m
 	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	for name, m := range strays {
 		if value, err := m.LookupBytes(key(m)); err != nil || value != nil {
 			t.Errorf("%s has the stray entry still (%v)", name, err)

@@ -71,9 +71,7 @@ func startPrevious(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if err := lab.Command("down"); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, lab.Command("down"))
 	} else {
 		bin = t.TempDir()
 		build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-X heddle.dev/heddle/internal/version.release="+previousVersion,
@@ -115,9 +113,7 @@ func TestUpgrade(t *testing.T) {
 
 	const each = 250
 	script, err := filepath.Abs("testdata/upgrade.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	port := fmt.Sprint(lab.FreePort())
 	for _, c := range []string{"n1/c1", "n2/c1"} {
 		lab.Start(t, "heddle", c, "python3", script, "serve", port).WaitFor("listening")
@@ -147,9 +143,7 @@ func TestUpgrade(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		lab.EndAgent(t, node, syscall.SIGTERM)
 		progress("exchanges without its agent", exchanges, each)
-		if err := lab.Command("up"); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, lab.Command("up"))
 		progress("connects", connects, 20)
 	}
 	if after := versions(t); after != current {

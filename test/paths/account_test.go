@@ -144,9 +144,7 @@ func TestAccountsOutliveTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.WaitFor("done")
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	expectTraffic(t, "n1/c1", before, fmt.Sprintf("opened 1 accepted 0 refused 0 timed_out 0 failed 0 closed 1 broken 0 sent %d received %d live 0",
 		transferSent, transferAnswered))
 }

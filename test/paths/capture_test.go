@@ -186,9 +186,7 @@ func startCapture(t *testing.T, stdout io.Writer, container string, args ...stri
 // interrupt ends the capture as a user does, and gives what it counted.
 func (c *capturing) interrupt(t *testing.T) (captured, dropped int) {
 	t.Helper()
-	if err := c.Cmd.Process.Signal(syscall.SIGINT); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, c.Cmd.Process.Signal(syscall.SIGINT))
 	c.finished(t)
 	return c.counts(t)
 }
@@ -238,23 +236,17 @@ type direction struct{ src, dst netip.AddrPort }
 func readCapture(t *testing.T, path string) map[direction]*captured {
 	t.Helper()
 	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer f.Close()
 	r, err := pcapgo.NewReader(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	out := map[direction]*captured{}
 	for {
 		raw, _, err := r.ReadPacketData()
 		if errors.Is(err, io.EOF) {
 			return out
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		d, tcp := tcpOf(t, raw)
 		c := out[d]
 		if c == nil {
@@ -411,27 +403,19 @@ func TestCaptureLive(t *testing.T) {
 	client.WaitFor("names")
 	local, remote := seenNames(t, client.Output())
 	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer read.Close()
 	c := startCapture(t, write, "n1/c1", "--count", "2", "--port", "23200", "--peer", remote.Addr().String())
 	write.Close()
 	if _, err := client.Stdin.Write([]byte("go\n")); err != nil {
 		t.Fatal(err)
 	}
-	if err := read.SetReadDeadline(time.Now().Add(testutil.Patience)); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, read.SetReadDeadline(time.Now().Add(testutil.Patience)))
 	r, err := pcapgo.NewReader(read)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	for range 2 {
 		raw, _, err := r.ReadPacketData()
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		if d, _ := tcpOf(t, raw); d != (direction{local, remote}) && d != (direction{remote, local}) {
 			t.Errorf("%v, want %s and %s", d, local, remote)
 		}
@@ -466,9 +450,7 @@ func TestCaptureKeepsOption(t *testing.T) {
 	_, remote := transfer{client: "n1/c1", server: "n2/c1", listen: "0.0.0.0", port: "23300"}.run(t)
 	c.interrupt(t)
 	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	option := []byte{253, 16, 0x48, 0x64}
 	dst := binary.BigEndian.AppendUint16(nil, remote.Port())
 	at := bytes.Index(raw, option)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -76,9 +77,7 @@ func TestConnectionsIPv6(t *testing.T) {
 		addr, server, from netip.Addr // as it was dialed, and both ends on the node
 	}{{0, own, own, own}, {0, lo, own4, lo}, {0, lo4, own4, lo4}, {1, own, own, own}, {1, lo, own, own}, {2, own, own, own}, {3, lo, lo, lo}} {
 		port, err := strconv.ParseUint(ports[i][1], 10, 16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		client := netip.AddrPortFrom(x.addr, uint16(port))
 		check(client, at(x.addr, x.listener), x.from, x.server)
 		check(at(x.addr, x.listener), client, x.server, x.from)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -325,17 +326,11 @@ func TestDNS(t *testing.T) {
 func testProgram(t testing.TB) string {
 	t.Helper()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	raw, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, raw, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(path, raw, 0o755))
 	return path
 }
 

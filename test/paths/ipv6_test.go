@@ -202,9 +202,7 @@ func TestIPv6SwitchedOff(t *testing.T) {
 		t.Helper()
 		lab.EndAgent(t, "n2", syscall.SIGTERM)
 		lab.InNode(t, "n2", "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6="+disable)
-		if err := lab.Command("up"); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, lab.Command("up"))
 	}
 	t.Cleanup(func() { // runs before those of EndAgent, which bring the agent back
 		cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n2", "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=0")

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -220,9 +221,7 @@ func TestUnassigned(t *testing.T) {
 		{"other node", "n2/c1", map[string]string{"overlay": "EHOSTUNREACH", "heddle": "ECONNREFUSED"}},
 	} {
 		prefix, err := netip.MustParseAddr(lab.Address(t, "overlay", c.container)).Prefix(24)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		base := prefix.Addr().As4()
 		base[3] = 200
 		for _, mode := range lab.Modes {

@@ -24,9 +24,7 @@ func TestPolicyBadInput(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
 	const head = "apiVersion: heddle.dev/v1\nkind: Policy\n"
@@ -97,12 +95,8 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kept.json")
 	raw, err := json.Marshal(map[string]any{"apiVersion": "heddle.dev/v1", "kind": "Policy", "name": "kept", "subject": map[string]any{"labels": map[string]any{"app": "kept"}},
 		"ingress": map[string]any{"default": "deny", "rules": []any{map[string]any{"action": "allow", "ports": []string{fmt.Sprintf("tcp/%d", open)}}}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
+	testutil.NoError(t, os.WriteFile(path, raw, 0o600))
 	lab.Heddle(t, "policy", "apply", "-f", path)
 	holds := func(when string) {
 		t.Helper()
@@ -126,14 +120,10 @@ func TestPolicyOutlivesTheAgent(t *testing.T) {
 			t.Errorf("without agents: port %d: %s, want %s", i, got, c.want)
 		}
 	}
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	holds("with new agents")
 	var status []api.Status
-	if err := json.Unmarshal([]byte(lab.Heddle(t, "status", "--output", "json")), &status); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, json.Unmarshal([]byte(lab.Heddle(t, "status", "--output", "json")), &status))
 	for _, st := range status {
 		if st.Policy.Policies != 1 || st.Policy.Error != "" || st.Policy.Revision == 0 {
 			t.Errorf("policy of %s: %+v", st.Node.Name, st.Policy)

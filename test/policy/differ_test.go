@@ -212,13 +212,9 @@ func (w *policyWorld) apply(g *generate.Generator) {
 		list.Items = append(list.Items, document{APIVersion: "v1", Kind: "Namespace", Metadata: &n})
 	}
 	raw, err := json.Marshal(list)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	testutil.NoError(w.t, err)
 	file := filepath.Join(w.t.TempDir(), "policies.json")
-	if err := os.WriteFile(file, raw, 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	testutil.NoError(w.t, os.WriteFile(file, raw, 0o600))
 	lab.Heddle(w.t, "policy", "apply", "-f", file)
 }
 
@@ -252,9 +248,7 @@ func (w *policyWorld) round(seed uint64) (tries, allowed int) {
 			lines = append(lines, []any{policy.ProtocolName(x.probe.Protocol), x.probe.To.String(), x.probe.Port, answered})
 		}
 		raw, err := json.Marshal(lines)
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		testutil.NoError(w.t, err)
 		w.clients[from].Begin(fmt.Sprintf("probe_all(json.loads(%q))", raw))
 	}
 	for from, batch := range batches {
@@ -339,9 +333,7 @@ func (w *policyWorld) ownAddr(container string, target netip.Addr) netip.Addr {
 // source asks where a node sends from.
 func (w *policyWorld) source(node string, target netip.Addr) (a netip.Addr) {
 	w.t.Helper()
-	if err := json.Unmarshal([]byte(w.clients[node].Must("source_of(%q)", target.String())), &a); err != nil {
-		w.t.Fatal(err)
-	}
+	testutil.NoError(w.t, json.Unmarshal([]byte(w.clients[node].Must("source_of(%q)", target.String())), &a))
 	return a
 }
 

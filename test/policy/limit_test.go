@@ -37,9 +37,7 @@ type flood struct {
 func floodProgram(t testing.TB) string {
 	t.Helper()
 	path, err := filepath.Abs("testdata/flood.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	return path
 }
 
@@ -77,9 +75,7 @@ func (f *flood) rates(t testing.TB) (out []float64) {
 	})
 	for _, w := range strings.Fields(line) {
 		r, err := strconv.ParseFloat(w, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		out = append(out, r)
 	}
 	return out
@@ -210,9 +206,7 @@ func TestLimitRestart(t *testing.T) {
 	held(t, "before", 100e6, func() float64 { return f.rate(t) })
 	lab.EndAgent(t, "n1", syscall.SIGKILL)
 	held(t, "without agent", 100e6, func() float64 { return f.rate(t) })
-	if err := lab.Command("up"); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.Command("up"))
 	if got := lab.LimitsOf(t); got != list {
 		t.Errorf("limits with the next agent:\n%s\nbefore:\n%s", got, list)
 	}
@@ -225,9 +219,7 @@ func TestLimitRestart(t *testing.T) {
 func TestLimitEndpointGoes(t *testing.T) {
 	before := lab.Shaping(t, "n1")
 	name := lab.Name + "-limit"
-	if err := netns.Create(name); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, netns.Create(name))
 	t.Cleanup(func() {
 		for _, args := range [][]string{{"endpoints", "delete", "limited", "--ignore-missing", "--lab", lab.Name, "--node", "n1"}} {
 			if out, err := exec.Command(lab.Bin, args...).CombinedOutput(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -58,9 +59,7 @@ func TestLimitTracking(t *testing.T) {
 	} {
 		for _, addr := range []string{lab.Address(t, "heddle", "n1/c2"), lab.Address6(t, "heddle", "n1/c2").String()} {
 			t.Run(name+" "+addr, func(t *testing.T) {
-				if err := nft("add table inet operator\ndelete table inet operator\ntable inet operator {\n" + c.rules + "\n}\n"); err != nil {
-					t.Fatal(err)
-				}
+				testutil.NoError(t, nft("add table inet operator\ndelete table inet operator\ntable inet operator {\n"+c.rules+"\n}\n"))
 				args := []string{addr, strconv.Itoa(c.port)}
 				server := lab.Start(t, "heddle", "n1/c2", append([]string{"python3", "-c", exchangeBytes, "server"}, args...)...)
 				server.WaitFor("listening")

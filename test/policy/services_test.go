@@ -12,6 +12,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -65,9 +66,7 @@ func (a serviceAnswers) of(t *testing.T, peer string) map[string]int {
 func askService(t *testing.T, family, host string, port, count int, more ...string) (a serviceAnswers) {
 	t.Helper()
 	argv := append([]string{"python3", "-c", serviceClient, family, host, strconv.Itoa(port), strconv.Itoa(count)}, more...)
-	if err := json.Unmarshal([]byte(lab.MustRun(t, "heddle", "n1/c1", argv...)), &a); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, json.Unmarshal([]byte(lab.MustRun(t, "heddle", "n1/c1", argv...)), &a))
 	return a
 }
 
@@ -83,9 +82,7 @@ func TestServices(t *testing.T) {
 	remote := api.Dial(lab.APISocket("n2"))
 	defer remote.Close()
 	list, err := remote.Endpoints(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	for _, e := range list {
 		if e.Name == "n2/c1" && len(e.Addrs) > 1 {
 			in6 = netip.AddrPortFrom(e.Addrs[1], uint16(port))
@@ -96,9 +93,7 @@ func TestServices(t *testing.T) {
 	vip, vip6 := netip.MustParseAddrPort("10.96.0.10:80"), netip.MustParseAddrPort("[fd00:96::10]:80")
 	edit := func(e api.ServiceEdit) {
 		t.Helper()
-		if err := client.EditServices(t.Context(), e); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, client.EditServices(t.Context(), e))
 	}
 	set := func(affinity uint32, containers ...string) {
 		t.Helper()

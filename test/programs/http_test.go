@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -38,9 +39,7 @@ func buildGo(t testing.TB, dir string) {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	program, err := elf.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer program.Close()
 	for _, p := range program.Progs {
 		if p.Type == elf.PT_INTERP {

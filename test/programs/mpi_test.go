@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -26,9 +27,7 @@ func TestOpenMPI(t *testing.T) {
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, script), raw, 0o755)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 	}
 	for _, at := range placements {
 		for _, mode := range [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}, {"heddle", "overlay"}, {"overlay", "heddle"}} {
@@ -51,9 +50,7 @@ func runMPI(t *testing.T, e ends) {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			t.Fatal(err)
 		}
-		if err := unix.Mkfifo(path, 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, unix.Mkfifo(path, 0o666))
 	}
 	beside := lab.Start(t, e.serverMode, e.server, "env", "--chdir", e.dir, "TMPDIR="+e.dir, "./beside.sh")
 	defer beside.Stop()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -26,9 +27,7 @@ const largeFile = 20 << 20
 func prepareNginx(t testing.TB, dir string) {
 	t.Helper()
 	copyPrograms(t, dir, "nginx.conf")
-	if err := os.Mkdir(filepath.Join(dir, "files"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.Mkdir(filepath.Join(dir, "files"), 0o755))
 	lab.WriteFile(t, filepath.Join(dir, "files/index.html"), []byte("<h1>Heddle</h1>\n"))
 	lab.WriteFile(t, filepath.Join(dir, "files/large"), pattern(largeFile))
 	lab.WriteFile(t, filepath.Join(dir, "upload"), pattern(2<<20))
@@ -63,9 +62,7 @@ func talkNginx(t testing.TB, e ends, server *lab.Program, saw *observation) {
 	wrk(t, e, saw, plain+"/small")
 	server.Stop()
 	log, err := os.ReadFile(filepath.Join(e.dir, "access.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	// Two workers write it, so the order is not that of the requests.
 	lines := strings.Split(strings.TrimSpace(string(log)), "\n")
 	slices.Sort(lines)
@@ -95,9 +92,7 @@ func curl(t testing.TB, e ends, saw *observation, url string, flags ...string) {
 		t.Fatalf("%s (server %s, client %s): exit code %d\n%s%s", strings.Join(argv, " "), e.serverMode, e.clientMode, r.Code, r.Stdout, r.Stderr)
 	}
 	data, err := os.ReadFile(body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	what := "curl " + url
 	saw.add(what, r.Stderr)
 	saw.add(what+" headers", lab.Mask(r.Stdout, dateHeader))

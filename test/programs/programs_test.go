@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -251,9 +252,7 @@ func copyPrograms(t testing.TB, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		data, err := os.ReadFile("testdata/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		lab.WriteFile(t, dir+"/"+name, data)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -61,9 +62,7 @@ func devicePeer(t *testing.T, mode, container string) *lab.Peer {
 func deviceAnswers(t *testing.T, p *lab.Peer, listeners, devices string, targets ...string) map[string]string {
 	t.Helper()
 	list, err := json.Marshal(targets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	p.Begin("device_clients(json.loads('" + listeners + "'), " + devices + ", " + string(list) + ")")
 	said := map[string]string{}
 	if raw := p.Reply("connects"); json.Unmarshal([]byte(raw), &said) != nil || len(said) == 0 {

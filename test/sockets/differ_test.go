@@ -42,9 +42,7 @@ const lanes = 6
 func differLab(t *testing.T) differ.Lab {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "heddle-differ-") // which the containers share
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	executor := filepath.Join(dir, "executor")
 	build := exec.Command("go", "build", "-trimpath", "-o", executor, "../../internal/differ/executor")
@@ -53,9 +51,7 @@ func differLab(t *testing.T) differ.Lab {
 		t.Fatalf("build the executor: %v\n%s", err, out)
 	}
 	hub, err := differ.Listen(filepath.Join(dir, "hub"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	t.Cleanup(hub.Close)
 	hosts := differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{}}
 	serve := func(pool string) []string {
@@ -78,9 +74,7 @@ func differLab(t *testing.T) differ.Lab {
 	spare := netip.MustParseAddr(hosts.Addrs["n1/c1"].V4).As4()
 	spare[3] = 99
 	prefix, err := netip.MustParseAddr(hosts.Addrs["n1/c1"].V6).Prefix(model.Prefix6Bits)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	hosts.Spare = differ.Addrs{V4: netip.AddrFrom4(spare).String(), V6: model.Overlay6(prefix, netip.AddrFrom4(spare)).String()}
 	hosts.InUse = portsInUse
 	hosts.Gateway = differ.Addrs{V4: lab.GatewayOf("n1/c1")(t), V6: lab.Gateway6Of("n1/c1")(t)}
@@ -263,17 +257,13 @@ func TestNamedPrograms(t *testing.T) {
 	if *differProgram != "" {
 		for _, p := range namedPrograms(t, *differProgram) {
 			f, err := differ.Check(hosts.Run, p, 3)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testutil.NoError(t, err)
 			if f != nil {
 				t.Error(f)
 				continue
 			}
 			overlay, err := hosts.Run(p, "overlay", differ.Slow)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testutil.NoError(t, err)
 			t.Logf("equal in both modes:\n%s", differ.Diff(p, overlay, overlay))
 		}
 		return
@@ -298,14 +288,10 @@ func TestNamedPrograms(t *testing.T) {
 func namedPrograms(t *testing.T, pattern string) (all []differ.Program) {
 	t.Helper()
 	files, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	for _, file := range files {
 		programs, err := differ.Load(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, err)
 		all = append(all, programs...)
 	}
 	if len(all) == 0 && !strings.Contains(pattern, "/open/") {

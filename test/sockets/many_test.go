@@ -130,9 +130,7 @@ func nftDrop(t testing.TB, node, hook, match string) {
 	}
 	// A SYN has 60 to 80 bytes: the second one is beyond the quota.
 	err := nft(fmt.Sprintf("table inet heddletest {\nchain first {\ntype filter hook %s priority -400;\n%s quota until 100 bytes counter drop\n}\n}\n", hook, match))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	t.Cleanup(func() {
 		if err := nft("delete table inet heddletest\n"); err != nil {
 			t.Error(err)

@@ -66,9 +66,7 @@ func (l poolLab) python(words ...string) []byte {
 // TestPoolLibrary: the library needs of the C library where errno is, and nothing else, so that it loads under any.
 func TestPoolLibrary(t *testing.T) {
 	f, err := elf.Open(filepath.Join(filepath.Dir(lab.Bin), "libheddle-pool.so"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	defer f.Close()
 	needed, err := f.ImportedLibraries()
 	if err != nil || len(needed) > 0 {
@@ -84,14 +82,10 @@ func TestPoolLibrary(t *testing.T) {
 func TestSocketPool(t *testing.T) {
 	l := newPoolLab(t)
 	script, err := filepath.Abs("testdata/pool.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var with, without map[string]any
 	for seen, words := range map[*map[string]any][]string{&with: {"python3", script, "10.255.255.1"}, &without: {"env", "-u", "LD_PRELOAD", "python3", script, "10.255.255.1"}} {
-		if err := json.Unmarshal(l.python(words...), seen); err != nil {
-			t.Fatal(err)
-		}
+		testutil.NoError(t, json.Unmarshal(l.python(words...), seen))
 	}
 	if with["pooled"] != true || without["pooled"] != false {
 		t.Errorf("pooled: %v with the library, %v without", with["pooled"], without["pooled"])
@@ -128,9 +122,7 @@ func benchPool(t *testing.T, l poolLab) {
 	file := filepath.Join(t.TempDir(), "pool.json")
 	lab.Heddle(t, "bench", "pool", "--lab", l.name, "--workloads", "crr8", "--scopes", "intra", "--runs", "1", "--duration", "100ms", "--json", file)
 	raw, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	var result pool.Result
 	if err := json.Unmarshal(raw, &result); err != nil || len(result.Results) != 4*5 {
 		t.Errorf("%v: %s", err, raw)
@@ -155,21 +147,15 @@ print("made", n)`
 	cmd := l.command(ctx, "exec", "n1/c1", "--", "python3", "-c", program, end)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, cmd.Start())
 	var status []struct{ PID int }
 	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
 	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 {
 		t.Fatalf("status: %v\n%s", err, raw)
 	}
-	if err := lab.KillAgent(status[0].PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, lab.KillAgent(status[0].PID, syscall.SIGKILL))
 	l.up()
-	if err := os.WriteFile(end, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, os.WriteFile(end, nil, 0o644))
 	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "made") {
 		t.Errorf("%v\n%s", err, &out)
 	}

@@ -12,6 +12,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -232,9 +233,7 @@ func watchNames(t *testing.T, container string) *peerWatch {
 func (w *peerWatch) mustNameOverlay(t *testing.T, own netip.Addr) {
 	t.Helper()
 	pool, err := own.Prefix(16)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	w.Must(`over.append(1)`)
 	w.Must(`watch.join()`)
 	w.Must(`import ipaddress`)

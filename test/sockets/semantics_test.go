@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -46,12 +47,8 @@ func TestUnprivilegedPorts(t *testing.T) {
 func compareSemantics(t *testing.T, cases ...string) {
 	script := filepath.Join(t.TempDir(), "semantics.py")
 	raw, err := os.ReadFile("testdata/semantics.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(script, raw, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
+	testutil.NoError(t, os.WriteFile(script, raw, 0o755))
 	for _, peer := range []string{"n2/c1", "n1/c2"} {
 		plain, here := runSemantics(t, "overlay", peer, script, cases), runSemantics(t, "heddle", peer, script, cases)
 		for name, want := range plain {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -138,9 +139,7 @@ func TestTimeWaitIsTakenOver(t *testing.T) {
 // gets its connection each time, whoever closes first and whichever end is intercepted.
 func TestActiveTransfers(t *testing.T) {
 	script, err := filepath.Abs("testdata/active.py")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
 	want := strings.Repeat("server closes: sent data from 20\n", 4) + strings.Repeat("client closes: sent data from 20\n", 4)
 	port := 7970
 	for _, place := range []struct{ name, server, client, family string }{

@@ -9,6 +9,7 @@ import (
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
+	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -17,12 +18,8 @@ import (
 func TestUserNamespace(t *testing.T) {
 	script := filepath.Join(lab.SharedDir(t), "semantics.py")
 	raw, err := os.ReadFile("testdata/semantics.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(script, raw, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	testutil.NoError(t, err)
+	testutil.NoError(t, os.WriteFile(script, raw, 0o755))
 	out := map[string]string{}
 	for _, mode := range lab.Modes {
 		port := strconv.Itoa(lab.FreePort())

@@ -3,10 +3,8 @@ package clib_test
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -20,28 +18,21 @@ const (
 	allocPD       = 2
 	createChannel = 4
 	createCQ      = 6
-	destroyCQ     = 7
 	createQP      = 8
 	modifyQP      = 9
-	queryQP       = 10
-	destroyQP     = 11
-	createSRQ     = 12
-	querySRQ      = 14
-	createAH      = 16
 	regMR         = 20
-	deregMR       = 21
-	lastCommand   = 24
 
 	headSize  = 8
 	replySize = 16
 	slotSize  = 64
 	slotsAt   = 384
+	produced  = 128
 )
 
 var order = binary.NativeEndian
 
-// router plays the router of the node for the library's tests: it answers on the control socket and moves messages between the queue
-// pairs of the processes that come. It knows no errors but those of a queue pair that fails, no limits and no policy.
+// router plays the router of the node where heddle-rdma would not do what a test wants: it answers on the control socket, something
+// else than it should if `answer` is set, and moves no messages.
 type router struct {
 	t      *testing.T
 	dir    string // has the socket
@@ -49,95 +40,183 @@ type router struct {
 	// answer may make up another reply to a command; nil: the right one.
 	answer func(command uint32, reply []byte, fds []int) (other []byte, otherFDs []int, changed bool)
 
-	mu       sync.Mutex
-	closed   bool
-	contexts []*tenant
-	next     uint32 // number of the next object
-	cqs      map[uint32]*cq
-	qps      map[uint32]*qp
-	srqs     map[uint32]*ring
-	mrs      map[uint32]mr
-	channels map[uint32]int
-	seen     map[uint32]int // requests by command
-	kicks    int            // doorbells rung
+	mu     sync.Mutex
+	closed bool
+	next   uint32   // number of the next object
+	kept   []int    // its ends of sockets
+	cqs    [][]byte // memory of completion queues
 }
 
-type tenant struct {
-	fd, pid, kick, async int
-	memory               []byte
-	kept                 []int // the router's ends of sockets
+func startRouter(t *testing.T) *router {
+	t.Helper()
+	r := &router{t: t, dir: t.TempDir(), next: 1}
+	r.listen = listenPacket(t, filepath.Join(r.dir, "control"))
+	go r.accept()
+	t.Cleanup(r.end)
+	return r
 }
 
-type cq struct {
-	memory  []byte
-	ring    *ring
-	channel int
-	number  uint32
-	user    uint64
+// end is as if the router was killed.
+func (r *router) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	r.closed = true
+	for _, fd := range append(r.kept, r.listen) {
+		unix.Shutdown(fd, unix.SHUT_RDWR)
+	}
 }
 
-type qp struct {
-	context             *tenant
-	number, kind, state uint32
-	remote              uint32
-	signalAll           bool
-	send, receive       *ring
-	sendCQ, receiveCQ   *cq
-	attr                []byte
+func (r *router) accept() {
+	defer unix.Close(r.listen)
+	for {
+		fd, _, err := unix.Accept4(r.listen, unix.SOCK_CLOEXEC)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return
+		}
+		r.keep(fd)
+		go r.serve(fd)
+	}
 }
 
-type mr struct {
-	context              *tenant
-	address, length, key uint64
-	iova                 uint64
+func (r *router) keep(fd int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept = append(r.kept, fd)
+	if r.closed {
+		unix.Shutdown(fd, unix.SHUT_RDWR)
+	}
 }
 
-// ring is one side of a ring: the producer's of completions, the consumer's of requests.
-type ring struct {
-	memory   []byte
-	capacity uint32
-	own      uint32
+// serve answers one connection.
+func (r *router) serve(fd int) {
+	buffer := make([]byte, 8192)
+	for {
+		n, err := unix.Read(fd, buffer)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n <= 0 {
+			return
+		}
+		reply, fds := r.reply(buffer[:n])
+		if r.answer != nil {
+			if other, otherFDs, changed := r.answer(order.Uint32(buffer), reply, fds); changed {
+				reply, fds = other, otherFDs
+			}
+		}
+		if reply == nil {
+			continue
+		}
+		var rights []byte
+		if len(fds) > 0 {
+			rights = unix.UnixRights(fds...)
+		}
+		unix.Sendmsg(fd, reply, rights, nil, unix.MSG_NOSIGNAL)
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
 }
 
-func word(memory []byte, offset int) *uint32 { return (*uint32)(unsafe.Pointer(&memory[offset])) }
+// reply makes the right reply.
+func (r *router) reply(q []byte) (reply []byte, fds []int) {
+	at := func(offset int) uint32 { return order.Uint32(q[offset:]) }
+	r.mu.Lock()
+	number := r.next
+	r.next++
+	r.mu.Unlock()
+	switch at(0) {
+	case hello:
+		fd, _ := sealed(4096)
+		bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+		if err != nil {
+			panic(err)
+		}
+		reply = replyOf(q, 160, 1, 4096)
+		copy(reply[42:], "\xff\xff\x0a\x09\x00\x01")
+		limits := []uint32{1, 1024, 8192, 8192, 32, 512, 1024, 65536, 8192, 1024, 1024, 256, 8192, 32, 16, 64, 0, 1 << 30, 5, 0}
+		for i, n := range limits {
+			order.PutUint32(reply[64+4*i:], n)
+		}
+		return reply, []int{fd, bell, r.socket()}
+	case allocPD:
+		return replyOf(q, 24, number), nil
+	case createChannel:
+		return replyOf(q, 24, number), []int{r.socket()}
+	case createCQ:
+		capacity := powerOfTwo(at(16))
+		fd, memory := sealed(128 + ringSize(capacity))
+		makeRing(memory[128:], capacity)
+		r.mu.Lock()
+		r.cqs = append(r.cqs, memory)
+		r.mu.Unlock()
+		return replyOf(q, 32, number, capacity, uint32(len(memory))), []int{fd}
+	case createQP:
+		sends, receives := powerOfTwo(9*at(40)), powerOfTwo(9*at(44))
+		offset := (ringSize(sends) + 127) &^ 127
+		fd, memory := sealed(offset + ringSize(receives))
+		makeRing(memory, sends)
+		makeRing(memory[offset:], receives)
+		return replyOf(q, 64, number, sends, receives, uint32(offset), uint32(len(memory)), 0, at(40), at(44), at(48), at(52), 512), []int{fd}
+	case modifyQP:
+		return replyOf(q, 24, at(16)), nil
+	case regMR:
+		return replyOf(q, 32, number, number, number), nil
+	}
+	return replyOf(q, replySize), nil
+}
 
-func newRing(memory []byte, capacity uint32) *ring {
+// socket gives the library's end of a socket of events.
+func (r *router) socket() int {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		panic(err)
+	}
+	r.keep(ends[0])
+	return ends[1]
+}
+
+// refuse is a reply with an error.
+func refuse(request []byte, errno unix.Errno) []byte {
+	out := replyOf(request, replySize)
+	order.PutUint32(out[8:], uint32(errno))
+	return out
+}
+
+// replyOf is a reply that begins with these numbers after its head.
+func replyOf(request []byte, size int, numbers ...uint32) []byte {
+	out := make([]byte, size)
+	copy(out, request[:headSize])
+	for i, n := range numbers {
+		order.PutUint32(out[replySize+4*i:], n)
+	}
+	return out
+}
+
+func powerOfTwo(n uint32) uint32 {
+	p := uint32(1)
+	for p < n {
+		p *= 2
+	}
+	return p
+}
+
+func ringSize(capacity uint32) int { return slotsAt + int(capacity)*slotSize }
+
+func makeRing(memory []byte, capacity uint32) {
 	copy(memory, "HDLRING\x00")
 	order.PutUint32(memory[8:], 1)
 	order.PutUint32(memory[12:], slotSize)
 	order.PutUint32(memory[16:], capacity)
-	return &ring{memory: memory, capacity: capacity}
 }
 
-func (r *ring) slot(ahead uint32) []byte {
-	at := slotsAt + int((r.own+ahead)%r.capacity)*slotSize
-	return r.memory[at : at+slotSize]
-}
-
-// pop gives the request that begins at the next slot, all slots of it in a row; nil if there is none.
-func (r *ring) pop(slotsAtByte int) []byte {
-	have := atomic.LoadUint32(word(r.memory, 128)) - r.own
-	if have == 0 {
-		return nil
-	}
-	n := uint32(r.slot(0)[slotsAtByte])
-	if n == 0 || n > have {
-		panic(fmt.Sprintf("a request of %d slots where %d are shown", n, have))
-	}
-	var out []byte
-	for i := range n {
-		out = append(out, r.slot(i)...)
-	}
-	r.own += n
-	atomic.StoreUint32(word(r.memory, 256), r.own)
-	return out
-}
-
-func (r *ring) push(slot []byte) {
-	copy(r.slot(0), slot)
-	r.own++
-	atomic.StoreUint32(word(r.memory, 128), r.own)
-}
+func word(memory []byte, offset int) *uint32 { return (*uint32)(unsafe.Pointer(&memory[offset])) }
 
 // sealed makes memory as the protocol wants it.
 func sealed(size int) (fd int, memory []byte) {
@@ -155,152 +234,4 @@ func sealed(size int) (fd int, memory []byte) {
 		panic(err)
 	}
 	return fd, memory
-}
-
-func startRouter(t *testing.T) *router {
-	t.Helper()
-	r := &router{t: t, dir: t.TempDir(), next: 0x11, cqs: map[uint32]*cq{}, qps: map[uint32]*qp{}, srqs: map[uint32]*ring{},
-		mrs: map[uint32]mr{}, channels: map[uint32]int{}, seen: map[uint32]int{}}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err == nil {
-		err = unix.Bind(fd, &unix.SockaddrUnix{Name: filepath.Join(r.dir, "control")})
-	}
-	if err == nil {
-		err = unix.Listen(fd, 16)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.listen = fd
-	go r.accept()
-	t.Cleanup(r.end)
-	return r
-}
-
-// end is as if the router was killed.
-func (r *router) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
-		return
-	}
-	r.closed = true
-	unix.Shutdown(r.listen, unix.SHUT_RDWR)
-	for _, c := range r.contexts {
-		r.drop(c)
-	}
-}
-
-func (r *router) drop(c *tenant) {
-	for _, fd := range append(c.kept, c.fd) {
-		unix.Shutdown(fd, unix.SHUT_RDWR)
-	}
-	one := make([]byte, 8)
-	order.PutUint64(one, 1)
-	unix.Write(c.kick, one)
-	for number, q := range r.qps {
-		if q.context == c {
-			delete(r.qps, number)
-		}
-	}
-}
-
-func (r *router) accept() {
-	defer unix.Close(r.listen)
-	for {
-		fd, _, err := unix.Accept4(r.listen, unix.SOCK_CLOEXEC)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return
-		}
-		cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
-		if err != nil {
-			panic(err)
-		}
-		kick, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-		if err != nil {
-			panic(err)
-		}
-		c := &tenant{fd: fd, pid: int(cred.Pid), kick: kick}
-		r.mu.Lock()
-		r.contexts = append(r.contexts, c)
-		if r.closed {
-			r.drop(c)
-		}
-		r.mu.Unlock()
-		go r.serve(c)
-	}
-}
-
-// serve answers one connection.
-func (r *router) serve(c *tenant) {
-	buffer := make([]byte, 8192)
-	for {
-		n, err := unix.Read(c.fd, buffer)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		r.mu.Lock()
-		if err != nil || n <= 0 {
-			r.drop(c)
-			r.mu.Unlock()
-			unix.Close(c.fd)
-			return
-		}
-		request := append([]byte(nil), buffer[:n]...)
-		reply, fds := r.reply(c, request)
-		if r.answer != nil {
-			if other, otherFDs, changed := r.answer(order.Uint32(request), reply, fds); changed {
-				reply, fds = other, otherFDs
-			}
-		}
-		r.mu.Unlock()
-		if reply == nil {
-			continue
-		}
-		var rights []byte
-		if len(fds) > 0 {
-			rights = unix.UnixRights(fds...)
-		}
-		unix.Sendmsg(c.fd, reply, rights, nil, unix.MSG_NOSIGNAL)
-		for _, fd := range fds {
-			if fd != c.kick {
-				unix.Close(fd)
-			}
-		}
-	}
-}
-
-// run moves messages whenever the context's doorbell is rung.
-func (r *router) run(c *tenant) {
-	asleep := word(c.memory, 0)
-	for {
-		r.mu.Lock()
-		atomic.StoreUint32(asleep, 1)
-		for r.moveAll() {
-		}
-		gone := r.closed
-		r.mu.Unlock()
-		if gone {
-			return
-		}
-		if _, err := unix.Read(c.kick, make([]byte, 8)); err != nil && !errors.Is(err, unix.EINTR) {
-			return
-		}
-		r.mu.Lock()
-		r.kicks++
-		r.mu.Unlock()
-	}
-}
-
-// pair gives the two ends of a socket of events, of which the router keeps one.
-func (c *tenant) pair() (kept, passed int) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		panic(err)
-	}
-	c.kept = append(c.kept, ends[0])
-	return ends[0], ends[1]
 }

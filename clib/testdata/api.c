@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #define DEPTH    16
+#define THREADS  4
+#define CQ_SIZE  (2 * DEPTH * THREADS)
 #define IS(a, b) is(__LINE__, #a, (long long)(a), (long long)(b))
 
 static void is(int line, const char *what, long long have, long long want)
@@ -40,7 +42,7 @@ static void open_all(void)
 {
 	struct ibv_device **list = MUST(ibv_get_device_list(NULL));
 	struct ibv_cq_init_attr_ex attr = {
-	        .cqe = 4 * DEPTH,
+	        .cqe = CQ_SIZE,
 	        .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP,
 	};
 
@@ -73,11 +75,39 @@ static struct ibv_qp *make_qp(enum ibv_qp_type type)
 	return MUST(ibv_create_qp_ex(context, &attr));
 }
 
+/* To a state, with what the specification demands. The peer is another queue pair of this
+ * context. */
 static void to_state(struct ibv_qp *qp, enum ibv_qp_state state, uint32_t remote)
 {
-	struct ibv_qp_attr attr = {.qp_state = state, .dest_qp_num = remote};
+	struct ibv_qp_attr attr = {
+	        .qp_state = state,
+	        .dest_qp_num = remote,
+	        .qp_access_flags =
+	                IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	        .port_num = 1,
+	        .path_mtu = IBV_MTU_1024,
+	        .max_dest_rd_atomic = 4,
+	        .max_rd_atomic = 4,
+	        .min_rnr_timer = 12,
+	        .retry_cnt = 7,
+	        .rnr_retry = 7,
+	        .ah_attr = {.is_global = 1, .port_num = 1},
+	};
+	bool rc = qp->qp_type == IBV_QPT_RC;
+	int mask = IBV_QP_STATE;
 
-	IS(ibv_modify_qp(qp, &attr, IBV_QP_STATE | (state == IBV_QPS_RTR ? IBV_QP_DEST_QPN : 0)), 0);
+	IS(ibv_query_gid(context, 1, 0, &attr.ah_attr.grh.dgid), 0);
+	if (state == IBV_QPS_INIT)
+		mask |= IBV_QP_PKEY_INDEX | IBV_QP_PORT | (rc ? IBV_QP_ACCESS_FLAGS : IBV_QP_QKEY);
+	if (state == IBV_QPS_RTR && rc)
+		mask |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	if (state == IBV_QPS_RTS)
+		mask |= IBV_QP_SQ_PSN;
+	if (state == IBV_QPS_RTS && rc)
+		mask |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
+	IS(ibv_modify_qp(qp, &attr, mask), 0);
+	IS(qp->state, state);
 }
 
 static void connect_to(struct ibv_qp *qp, uint32_t remote)
@@ -156,7 +186,7 @@ static void operations(void)
 			;
 		do {
 			IS(cq->status, IBV_WC_SUCCESS);
-			IS(ibv_wc_read_completion_ts(cq), 12345);
+			IS(ibv_wc_read_completion_ts(cq) > 0, 1);
 			if (ibv_wc_read_opcode(cq) == IBV_WC_RECV) {
 				IS(cq->wr_id, 1);
 				IS(ibv_wc_read_imm_data(cq), 77);
@@ -213,11 +243,12 @@ static void operations(void)
 static void refusals(void)
 {
 	open_all();
-	struct ibv_qp *qp = make_qp(IBV_QPT_UD);
+	struct ibv_qp *qp = make_qp(IBV_QPT_UD), *full = make_qp(IBV_QPT_RC), *idle = make_qp(IBV_QPT_RC);
 	struct ibv_sge list[9] = {at(0, 1)};
 	struct ibv_send_wr second = {.wr_id = 2, .opcode = IBV_WR_RDMA_READ, .sg_list = list, .num_sge = 1};
 	struct ibv_send_wr *bad;
-	struct ibv_ah_attr to = {.is_global = 1, .port_num = 1};
+	struct ibv_ah_attr to = {
+	        .is_global = 1, .port_num = 1, .grh.dgid.raw = {[10] = 0xff, [11] = 0xff, [12] = 10}};
 	struct ibv_ah *ah = MUST(ibv_create_ah(pd, &to));
 	struct ibv_send_wr wr = {
 	        .opcode = IBV_WR_SEND, .sg_list = list, .num_sge = 1, .wr.ud = {.ah = ah, .remote_qpn = 999}};
@@ -242,11 +273,12 @@ static void refusals(void)
 	wr.num_sge = 9;
 	IS(ibv_post_send(qp, &wr, &bad), EINVAL);
 	wr.num_sge = 1;
-	/* The destination is not there and the router in the test waits for it: no more than the
-	 * queue holds. */
-	for (int i = 1; i < DEPTH; i++)
-		IS(ibv_post_send(qp, &wr, &bad), 0);
-	IS(ibv_post_send(qp, &wr, &bad), ENOMEM);
+	/* The peer is not ready: no more than the queue holds. */
+	connect_to(full, idle->qp_num);
+	for (int i = 0; i < DEPTH; i++)
+		IS(ibv_post_send(full, &wr, &bad), 0);
+	IS(ibv_post_send(full, &wr, &bad), ENOMEM);
+	IS(bad == &wr, 1);
 
 	errno = 0;
 	IS(ibv_create_cq_ex(context, &strange) == NULL && errno == EOPNOTSUPP, 1);
@@ -256,8 +288,8 @@ static void refusals(void)
 	IS(ibv_reg_mr(pd, buffer, 0, IBV_ACCESS_LOCAL_WRITE) == NULL && errno == EINVAL, 1);
 	IS(ibv_query_gid(context, 1, 1, &gid) == -1 && errno == EINVAL, 1);
 	IS(ibv_query_gid(context, 2, 0, &gid) == -1 && errno == EINVAL, 1);
-	IS(ibv_resize_cq(ibv_cq_ex_to_cq(cq), 4 * DEPTH), 0);
-	IS(ibv_resize_cq(ibv_cq_ex_to_cq(cq), 4 * DEPTH + 1), EOPNOTSUPP);
+	IS(ibv_resize_cq(ibv_cq_ex_to_cq(cq), CQ_SIZE), 0);
+	IS(ibv_resize_cq(ibv_cq_ex_to_cq(cq), CQ_SIZE + 1), EOPNOTSUPP);
 	errno = 0;
 	IS(ibv_alloc_mw(pd, IBV_MW_TYPE_1) == NULL && errno == EOPNOTSUPP, 1);
 	errno = 0;
@@ -266,7 +298,8 @@ static void refusals(void)
 	IS(ibv_rereg_mr(mr, 0, pd, buffer, 8, 0) == IBV_REREG_MR_ERR_INPUT && errno == EOPNOTSUPP, 1);
 	IS(ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, list, 1), EOPNOTSUPP);
 	IS(ibv_destroy_ah(ah), 0);
-	close_all(qp, NULL);
+	IS(ibv_destroy_qp(idle), 0);
+	close_all(qp, full);
 }
 
 static int readable(int fd)
@@ -313,25 +346,32 @@ static void events(void)
 	ibv_ack_cq_events(found, 2);
 	IS(next().opcode, IBV_WC_RECV);
 	/* Completions of the time before a reset are not given out. */
-	send_one(a, IBV_SEND_SIGNALED);
 	IS(ibv_req_notify_cq(found, 0), 0);
-	while (receive(b, 9, 8, 1) == 0)
-		;
-	to_state(b, IBV_QPS_ERR, 0);
-	send_one(a, 0); /* has the router in the test look */
+	send_one(a, IBV_SEND_SIGNALED);
 	IS(ibv_get_cq_event(channel, &found, &own), 0);
 	ibv_ack_cq_events(found, 1);
 	to_state(b, IBV_QPS_RESET, 0);
 	to_state(a, IBV_QPS_RESET, 0);
 	struct ibv_wc wc;
 	IS(ibv_poll_cq(found, 1, &wc), 0);
+	/* Afterwards they are, and what is in the queues when one goes to ERR is flushed. */
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(receive(b, 20, 8, 1), 0);
+	IS(receive(b, 21, 8, 1), 0);
+	send_one(a, 0);
+	IS(next().wr_id, 20);
+	to_state(b, IBV_QPS_ERR, 0);
+	wc = next();
+	IS(wc.status, IBV_WC_WR_FLUSH_ERR);
+	IS(wc.wr_id, 21);
 	close_all(a, b);
 }
 
 static struct ibv_qp *a, *b;
 
-/* Posts what the router in the test does not serve, as the peer is not ready, and waits until the test
- * has done what it wants. */
+/* Posts what nobody serves, as the peer is not ready, and waits until the test has done what it
+ * wants. */
 static void post_and_wait(void)
 {
 	struct ibv_send_wr wr = {.opcode = IBV_WR_SEND}, *bad;
@@ -437,7 +477,6 @@ static void make(void)
 		IS(ibv_close_device(c), 0);
 }
 
-#define THREADS  4
 #define MESSAGES 2000
 
 /* Sends messages to itself and counts their completions, whichever thread polls them. */
@@ -446,6 +485,7 @@ static _Atomic unsigned int completed[THREADS];
 static void *use_queue(void *argument)
 {
 	struct ibv_qp *qp = argument;
+	bool owed = false; /* a receive request is there for one more message */
 	unsigned int sent = 0;
 	uint64_t id = (uint64_t)(uintptr_t)qp->qp_context;
 
@@ -458,10 +498,10 @@ static void *use_queue(void *argument)
 		                         .sg_list = &sge,
 		                         .num_sge = 1},
 		                   *bad;
-
-		if (sent < MESSAGES && receive(qp, id, 100, 1) == 0) {
-			while (ibv_post_send(qp, &wr, &bad) == ENOMEM)
-				;
+		if (!owed && sent < MESSAGES)
+			owed = receive(qp, id, 100, 1) == 0;
+		if (owed && ibv_post_send(qp, &wr, &bad) == 0) {
+			owed = false;
 			sent++;
 		}
 		int found = ibv_poll_cq(ibv_cq_ex_to_cq(cq), 4, wc);

@@ -118,7 +118,8 @@ static int exchange(struct context *c, struct verbs_request *request, size_t req
 void control_give_up(struct context *c)
 {
 	atomic_store(&c->gone, true);
-	/* A router that is there drops what the context has, and those who wait for events are told. */
+	/* A router that is there drops what the context has, and those who wait for events are
+	 * told. */
 	syscall(SYS_shutdown, c->control, SHUT_RDWR);
 }
 

@@ -201,8 +201,8 @@ static bool flush_outstanding(struct cq *cq, struct verbs_completion *completion
 	return false;
 }
 
-/* A poll has found nothing. Says whether nothing more comes, and now and then lets others run: where
- * a node has few processors, those that poll would keep the router from them. */
+/* A poll has found nothing. Says whether nothing more comes, and now and then lets others run:
+ * where a node has few processors, those that poll would keep the router from them. */
 static bool is_cq_dead(struct cq *cq)
 {
 	struct context *c = context_of(cq->base.context);

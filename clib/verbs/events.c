@@ -44,13 +44,16 @@ PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
 /* Receives one event. Returns 1, 0 if the router has ended, or -1 with errno. */
 static int receive_event(struct context *c, int fd, void *event, size_t length)
 {
-	long got = syscall(SYS_recvfrom, fd, event, length, 0L, NULL, NULL);
+	/* Nothing is waited for from a router that was given up. */
+	bool gone = is_gone(c);
+	long got = syscall(SYS_recvfrom, fd, event, length, gone ? (long)MSG_DONTWAIT : 0L, NULL, NULL);
 
 	if (got == (long)length)
 		return 1;
-	if (got < 0 && errno != ECONNRESET)
+	if (got < 0 && errno != ECONNRESET && !(gone && errno == EAGAIN))
 		return -1;
-	atomic_store(&c->gone, true);
+	if (!gone)
+		control_give_up(c);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* The names that releases of rdma-core have for the version of what only its own programs and drivers
- * call. A second @ makes it the default: 34 is that of Debian 12. */
+/* The names that releases of rdma-core have for the version of what only its own programs and
+ * drivers call. A second @ makes it the default: 34 is that of Debian 12. */
 #ifndef HEDDLE_VERBS_PRIVATE_VERSIONS_H
 #define HEDDLE_VERBS_PRIVATE_VERSIONS_H
 

@@ -143,7 +143,7 @@ func (a *Agent) join(ctx context.Context) error {
 	if err := a.membership.holdName(ctx); err != nil {
 		return err
 	}
-	a.self, err = claim(ctx, s, a.record, model.Node{
+	a.self, err = register(ctx, s, a.record, model.Node{
 		Name: a.cfg.Name, Underlay: a.cfg.Underlay, Prefixes: a.cfg.Prefixes,
 		VTEPMAC: netcfg.VTEPMAC(a.cfg.Underlay), ReadsSchema: store.Schema,
 		Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: a.cfg.DirectPorts, AnswersProbes: true}},

@@ -36,7 +36,7 @@ func (ms *membership) followMembers(ctx context.Context) {
 		case <-ticker.C:
 		}
 		state, _ := ms.view.last()
-		err := ms.tendMembers(ctx, tend(state, ms.holder, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
+		err := ms.apply(ctx, reconcile(state, ms.holder, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
 		if err == nil {
 			said = ""
 		} else if err.Error() != said {
@@ -46,17 +46,17 @@ func (ms *membership) followMembers(ctx context.Context) {
 	}
 }
 
-// chores are what an agent is to do about nodes that are gone.
-type chores struct {
+// reconcileActions are what an agent is to do about nodes that are gone.
+type reconcileActions struct {
 	note   []store.Away
 	forget []string
 	quiet  time.Time // of forget: they must not have been heard of since
 }
 
-// tend decides what the agent own is to do about nodes whose agents are gone. The first live node by name does it for all;
+// reconcile decides what the agent own is to do about nodes whose agents are gone. The first live node by name does it for all;
 // only that a node answers is noted by whoever finds it, somewhat later. An agent that holds no name does nothing: it
 // knows less than others. answered says when a node last answered a probe of this one.
-func tend(state store.State, own store.Holder, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c chores) {
+func reconcile(state store.State, own store.Holder, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
 	if state.Holders[own.Node].Instance != own.Instance {
 		return c
 	}
@@ -92,7 +92,7 @@ func tend(state store.State, own store.Holder, answered func(model.Node) time.Ti
 	return c
 }
 
-func (ms *membership) tendMembers(ctx context.Context, c chores) error {
+func (ms *membership) apply(ctx context.Context, c reconcileActions) error {
 	var errs []error
 	for _, away := range c.note {
 		errs = append(errs, ms.store.NoteAway(ctx, away))

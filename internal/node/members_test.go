@@ -56,7 +56,7 @@ func TestTendMembers(t *testing.T) {
 		{"it cannot answer probes", world(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := tend(c.state, holder(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
+			got := reconcile(c.state, holder(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
 			var notes []string
 			for _, a := range got.note {
 				s := fmt.Sprintf("%s since %gh", a.Node, now.Sub(a.Since).Hours())

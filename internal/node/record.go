@@ -116,9 +116,9 @@ func firstState(ctx context.Context, s store.Store) (store.State, error) {
 	return state, nil
 }
 
-// claim registers this node. If the store does not know it although it has endpoints, because the store was
+// register makes this node one of the network's. If the store does not know it although it has endpoints, because the store was
 // lost, it asks for the prefixes it had: its containers have addresses in them.
-func claim(ctx context.Context, s store.Store, r record, want model.Node, log *slog.Logger) (model.Node, error) {
+func register(ctx context.Context, s store.Store, r record, want model.Node, log *slog.Logger) (model.Node, error) {
 	if len(want.Prefixes) == 0 && len(r.Endpoints) > 0 {
 		state, err := firstState(ctx, s)
 		if err != nil {

@@ -114,7 +114,7 @@ func TestRecordIsWhatWasWritten(t *testing.T) {
 	}
 }
 
-func TestClaim(t *testing.T) {
+func TestRegister(t *testing.T) {
 	r := record{Node: "n1", Prefixes: prefixes("10.244.1.0/24"), Endpoints: []model.Endpoint{endpointOf(7, "c1", "10.244.1.2")}}
 	known := store.State{Nodes: []model.Node{{Name: "n1"}}}
 	for name, c := range map[string]struct {
@@ -132,7 +132,7 @@ func TestClaim(t *testing.T) {
 		"lost, without endpoints":           {record: record{Node: "n1", Prefixes: r.Prefixes}, want: prefixes("10.244.9.0/24"), joins: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n, err := claim(t.Context(), &c.store, c.record, model.Node{Name: "n1", Prefixes: c.asked}, quiet())
+			n, err := register(t.Context(), &c.store, c.record, model.Node{Name: "n1", Prefixes: c.asked}, quiet())
 			if err != nil || !slices.Equal(n.Prefixes, c.want) || len(c.store.joins) != c.joins {
 				t.Errorf("%v, %v after %d joins; want %v after %d", n.Prefixes, err, len(c.store.joins), c.want, c.joins)
 			}

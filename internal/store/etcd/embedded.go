@@ -107,16 +107,16 @@ func startServer(ctx context.Context, cfg EmbeddedConfig, o options) (_ *server,
 		return nil, err
 	}
 	srv := &server{}
-	words := &lastWords{said: make(chan error, 1)}
+	hook := &fatalHook{said: make(chan error, 1)}
 	ec.ServiceRegister = srv.grpc.Store
 	ec.GRPCAdditionalServerOptions = srv.refusals()
-	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(o.log, &srv.stopping, words.options()...))
+	ec.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zapTo(o.log, &srv.stopping, hook.options()...))
 	if srv.lock, err = lockDir(cfg.Dir); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("not ready after %s", startTimeout))
 	defer cancel()
-	if err := srv.launch(ctx, ec, words, o.log); err != nil {
+	if err := srv.launch(ctx, ec, hook, o.log); err != nil {
 		return nil, explainStart(cfg, err)
 	}
 	srv.logs.Go(func() {
@@ -128,9 +128,9 @@ func startServer(ctx context.Context, cfg EmbeddedConfig, o options) (_ *server,
 	})
 	select {
 	case <-srv.etcd.Server.ReadyNotify():
-		words.started.Store(true)
+		hook.started.Store(true)
 		return srv, nil
-	case err = <-words.said:
+	case err = <-hook.said:
 		err = fmt.Errorf("%w: %w", err, errDamaged)
 	case <-srv.etcd.Server.StopNotify():
 		err = errors.New("it stopped while starting; its log says why")
@@ -141,14 +141,14 @@ func startServer(ctx context.Context, cfg EmbeddedConfig, o options) (_ *server,
 }
 
 // launch sets srv.etcd. On error the directory is given back, at once or when etcd has let go of it.
-func (s *server) launch(ctx context.Context, ec *embed.Config, words *lastWords, log *slog.Logger) error {
+func (s *server) launch(ctx context.Context, ec *embed.Config, hook *fatalHook, log *slog.Logger) error {
 	type outcome struct {
 		etcd *embed.Etcd
 		err  error
 	}
 	result := make(chan outcome, 1)
 	go func() {
-		got := outcome{err: errors.New("it gave up while starting")} // what remains if lastWords ends the goroutine
+		got := outcome{err: errors.New("it gave up while starting")} // what remains if fatalHook ends the goroutine
 		defer func() {
 			if p := recover(); p != nil {
 				got.err = fmt.Errorf("it panicked (%v): %w", p, errDamaged)
@@ -164,12 +164,12 @@ func (s *server) launch(ctx context.Context, ec *embed.Config, words *lastWords,
 			return nil
 		}
 		select {
-		case err := <-words.said:
+		case err := <-hook.said:
 			got.err = fmt.Errorf("%w: %w", err, errDamaged)
 		default:
 		}
 		return errors.Join(got.err, s.lock.Close())
-	case err := <-words.said:
+	case err := <-hook.said:
 		// StartEtcd may wait for ever for the goroutine that gave up, and keep its ports: this process can
 		// only report the error and end.
 		return errors.Join(fmt.Errorf("%w: %w", err, errDamaged), s.lock.Close())

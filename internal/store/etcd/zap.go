@@ -21,22 +21,22 @@ func zapTo(log *slog.Logger, muted *atomic.Bool, opts ...zap.Option) *zap.Logger
 	return zap.New(&slogCore{log: log, muted: muted}, opts...)
 }
 
-// lastWords is what etcd's logger does when etcd logs that it cannot go on, as with damaged data. It would
+// fatalHook is what etcd's logger does when etcd logs that it cannot go on, as with damaged data. It would
 // end the process. While the server starts, this ends only etcd's goroutine and passes the message on, so
 // that starting fails with an error. Later nothing better is left than to panic: who goes on with etcd half
 // dead may lose what others believe to be stored.
-type lastWords struct {
+type fatalHook struct {
 	started atomic.Bool
 	said    chan error // room for one
 }
 
 // options makes a logger call OnWrite.
-func (w *lastWords) options() []zap.Option {
+func (w *fatalHook) options() []zap.Option {
 	return []zap.Option{zap.WithPanicHook(w), zap.WithFatalHook(w)}
 }
 
 // OnWrite implements zapcore.CheckWriteHook.
-func (w *lastWords) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
+func (w *fatalHook) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 	if w.started.Load() {
 		panic("etcd: " + e.Message)
 	}

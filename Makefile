@@ -98,10 +98,10 @@ need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
 	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
 
-# Units, hostile peers, two processes; then loom's models, which are the library compiled in another way.
+# Units, hostile peers, two processes, routers; then loom's models, which are shared-ring compiled in another way.
 test-rust: need-cargo
 	cd rust && $(CARGO) test --locked --quiet
-	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib --target-dir ../$(OUT)/rust/loom
+	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
 
 bench-rust: need-cargo
 	cd rust && $(CARGO) bench --locked --quiet
@@ -359,7 +359,7 @@ check: check-packages need-cargo check-bpf
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff
-	cd rust && $(CARGO) fmt --all --check && $(CARGO) fmt --check --manifest-path shared-ring/fuzz/Cargo.toml
+	cd rust && $(CARGO) fmt --all --check && $(CARGO) fmt --check --manifest-path shared-ring/fuzz/Cargo.toml && $(CARGO) fmt --check --manifest-path verbs-protocol/fuzz/Cargo.toml
 	cd rust && $(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'

@@ -1,6 +1,5 @@
 //! What a library asks for on its control socket. `docs/protocols/verbs-control.md`.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,26 +9,23 @@ use shared_ring::{SharedMemory, Sleeper, doorbell, ring, ring_size};
 use verbs_protocol::abi::{self, verbs_reply};
 use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno, Request};
 use verbs_protocol::{ibv, plain, slots};
-use verbs_qp::{Refused, Service, State};
 
 use crate::memory::{ACCESS_KNOWN, Backing, Region};
-use crate::objects::{
-    Ah, Capabilities, Channel, Cq, EventSocket, Memory, Objects, Pd, Qp, Quota, Source, Srq,
-};
-use crate::queues::{CompletionRing, ReceiveRing, SendRing};
+use crate::objects::{Ah, Channel, Cq, EventSocket, Memory, Objects, Pd, Quota, Source, Srq};
+use crate::queues::{CompletionRing, ReceiveRing};
 use crate::sys;
 
 const ENOMEM: Errno = libc::ENOMEM;
 const EBUSY: Errno = libc::EBUSY;
 
 /// Limits of the device, whatever the endpoint's quotas are.
-const MAX_WR: u32 = 8192;
+pub(crate) const MAX_WR: u32 = 8192;
 const MAX_CQE: u32 = 1 << 17;
-const MAX_SGE: u32 = abi::VERBS_SGE_MAX;
-const MAX_INLINE: u32 = abi::VERBS_SEND_PAYLOAD_MAX;
+pub(crate) const MAX_SGE: u32 = abi::VERBS_SGE_MAX;
+pub(crate) const MAX_INLINE: u32 = abi::VERBS_SEND_PAYLOAD_MAX;
 pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 const MAX_REGION: u64 = 1 << 44;
-const MAX_RD_ATOMIC: u8 = 16;
+pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 const PAGE: u64 = 4096;
 
 /// The answer to a request, without its head, and the descriptors that go with it.
@@ -38,11 +34,11 @@ pub(crate) struct Answer {
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
-fn answer<T: plain::Plain>(body: &T) -> Answer {
+pub(crate) fn answer<T: plain::Plain>(body: &T) -> Answer {
     Answer { bytes: plain::bytes(body).to_vec(), descriptors: Vec::new() }
 }
 
-fn done() -> Answer {
+pub(crate) fn done() -> Answer {
     answer(&verbs_reply::default())
 }
 
@@ -54,11 +50,11 @@ fn copy(fd: impl AsFd) -> Result<OwnedFd, Errno> {
     fd.as_fd().try_clone_to_owned().map_err(|_| ENOMEM)
 }
 
-fn usable<T>(handle: Option<T>) -> Result<T, Errno> {
+pub(crate) fn usable<T>(handle: Option<T>) -> Result<T, Errno> {
     handle.ok_or(EINVAL)
 }
 
-fn size(bytes: usize) -> u64 {
+pub(crate) fn size(bytes: usize) -> u64 {
     bytes as u64
 }
 
@@ -179,7 +175,7 @@ impl Objects {
 
     /// Charges the endpoint for an object and its memory, and makes the memory; `build` makes the object
     /// in it. What fails leaves nothing charged.
-    fn with_memory<T>(
+    pub(crate) fn with_memory<T>(
         &mut self,
         context: u32,
         quota: Quota,
@@ -219,13 +215,13 @@ impl Objects {
     }
 
     /// Checks that a PD is the context's, and counts what uses it.
-    fn use_pd(&mut self, context: u32, handle: u32) -> Result<(), Errno> {
+    pub(crate) fn use_pd(&mut self, context: u32, handle: u32) -> Result<(), Errno> {
         let pd = usable(self.pds.get_mut(handle).filter(|p| p.context == context))?;
         pd.users += 1;
         Ok(())
     }
 
-    fn leave_pd(&mut self, handle: u32) {
+    pub(crate) fn leave_pd(&mut self, handle: u32) {
         if let Some(pd) = self.pds.get_mut(handle) {
             pd.users -= 1;
         }
@@ -297,157 +293,6 @@ impl Objects {
         }
         self.refund(context, Quota::Cqs, 1);
         self.refund(context, Quota::Memory, bytes);
-        Ok(done())
-    }
-
-    fn create_qp(
-        &mut self,
-        context: u32,
-        request: &abi::verbs_create_qp_request,
-    ) -> Result<Answer, Errno> {
-        let r = *request;
-        let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
-        for cq in [r.send_cq, r.recv_cq] {
-            usable(self.cqs.get(cq).filter(|c| c.context == context))?;
-        }
-        if r.srq != 0 {
-            usable(self.srqs.get(r.srq).filter(|s| s.context == context))?;
-        }
-        let within = r.max_send_wr <= MAX_WR
-            && r.max_recv_wr <= MAX_WR
-            && r.max_send_sge <= MAX_SGE
-            && r.max_recv_sge <= MAX_SGE
-            && r.max_inline <= MAX_INLINE
-            && r.sq_sig_all <= 1;
-        if !within {
-            return Err(EINVAL);
-        }
-        let shape = Shape::of(&r);
-        let endpoint = usable(self.contexts.get(context))?.endpoint;
-        self.use_pd(context, r.pd)?;
-        let made = self.with_memory(context, Quota::Qps, shape.length, |objects, memory| {
-            let (send, receive) = shape.rings(memory)?;
-            let qp = Qp {
-                context,
-                endpoint,
-                user: r.user,
-                pd: r.pd,
-                send_cq: r.send_cq,
-                recv_cq: r.recv_cq,
-                srq: r.srq,
-                service,
-                signal_all: r.sq_sig_all == 1,
-                capabilities: shape.granted,
-                state: State::Reset,
-                attr: abi::verbs_qp_attr::default(),
-                send,
-                receive,
-                size: size(shape.length),
-                current: None,
-                inbound: None,
-                waits_since: None,
-                heard: false,
-                link: 0,
-                seeks: false,
-                asked: None,
-                closed: false,
-                unlinked: VecDeque::new(),
-            };
-            objects.qps.insert(qp, 0)
-        });
-        let (qp, fd) = made.inspect_err(|_| self.leave_pd(r.pd))?;
-        for cq in [r.send_cq, r.recv_cq] {
-            usable(self.cqs.get_mut(cq))?.users += 1;
-        }
-        if let Some(srq) = self.srqs.get_mut(r.srq) {
-            srq.users += 1;
-        }
-        usable(self.contexts.get_mut(context))?.qps.push(qp);
-        let mut answer = answer(&abi::verbs_create_qp_reply {
-            qp,
-            send_capacity: shape.send,
-            receive_capacity: shape.receive,
-            receive_offset: u32::try_from(shape.receive_offset).unwrap_or(0),
-            memory_size: size(shape.length),
-            max_send_wr: r.max_send_wr.max(1),
-            max_recv_wr: if r.srq == 0 { r.max_recv_wr.max(1) } else { 0 },
-            max_send_sge: shape.granted.send_sge,
-            max_recv_sge: shape.granted.recv_sge,
-            max_inline: shape.granted.inline,
-            ..Default::default()
-        });
-        answer.descriptors.push(fd);
-        Ok(answer)
-    }
-
-    fn modify_qp(
-        &mut self,
-        context: u32,
-        request: &abi::verbs_modify_qp_request,
-    ) -> Result<Answer, Errno> {
-        let endpoint = usable(self.endpoint_of(context))?;
-        let limits = verbs_qp::Limits {
-            gid_count: gid_count(&endpoint.gids),
-            max_rd_atomic: MAX_RD_ATOMIC,
-            mtu: ibv::MTU_4096,
-        };
-        let number = request.qp;
-        let qp = usable(self.qps.get_mut(number).filter(|q| q.context == context))?;
-        let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
-        let to = to.map_err(|refused| match refused {
-            Refused::Invalid => EINVAL,
-            Refused::NotSupported => EOPNOTSUPP,
-        })?;
-        verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
-        match to {
-            State::Error => self.fail(number),
-            State::Reset => {
-                self.unlink(number);
-                usable(self.qps.get_mut(number))?.reset();
-            }
-            State::ReadyToReceive => {
-                qp.state = to;
-                self.seek(number);
-            }
-            _ => qp.state = to,
-        }
-        // Of a QP in RESET there is nothing to fail.
-        let qp = usable(self.qps.get_mut(number))?;
-        if to == State::Error {
-            qp.state = to;
-        }
-        let qp_state = qp.state.number();
-        if let Some(context) = self.contexts.get_mut(context) {
-            context.awake = true;
-        }
-        Ok(answer(&abi::verbs_modify_qp_reply { qp_state, ..Default::default() }))
-    }
-
-    fn query_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
-        let qp = usable(self.qps.get(number).filter(|q| q.context == context))?;
-        let state = qp.state.number();
-        let attr = abi::verbs_qp_attr { qp_state: state, cur_qp_state: state, ..qp.attr };
-        Ok(answer(&abi::verbs_query_qp_reply { attr, ..Default::default() }))
-    }
-
-    pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
-        usable(self.qps.get(number).filter(|q| q.context == context))?;
-        self.unlink(number);
-        let qp = usable(self.qps.remove(number))?;
-        for cq in [qp.send_cq, qp.recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
-                cq.users -= 1;
-            }
-        }
-        if let Some(srq) = self.srqs.get_mut(qp.srq) {
-            srq.users -= 1;
-        }
-        self.leave_pd(qp.pd);
-        if let Some(context) = self.contexts.get_mut(context) {
-            context.qps.retain(|q| *q != number);
-        }
-        self.refund(context, Quota::Qps, 1);
-        self.refund(context, Quota::Memory, qp.size);
         Ok(done())
     }
 
@@ -674,69 +519,11 @@ impl Objects {
     }
 }
 
-fn gid_count(gids: &[[u8; 16]; 2]) -> u32 {
+pub(crate) fn gid_count(gids: &[[u8; 16]; 2]) -> u32 {
     if gids[1] == [0; 16] { 1 } else { 2 }
 }
 
 /// Slots of a ring for this many requests.
-fn capacity(requests: u32, slots: usize) -> u32 {
+pub(crate) fn capacity(requests: u32, slots: usize) -> u32 {
     requests.max(1).saturating_mul(u32::try_from(slots).unwrap_or(1)).next_power_of_two()
-}
-
-/// How the memory of a queue pair is laid out.
-struct Shape {
-    send: u32,
-    receive: u32,
-    receive_offset: usize,
-    length: usize,
-    granted: Capabilities,
-}
-
-impl Shape {
-    fn of(r: &abi::verbs_create_qp_request) -> Self {
-        let granted = Capabilities {
-            send_sge: r.max_send_sge.max(1),
-            recv_sge: r.max_recv_sge.max(1),
-            // What fits beside the entries that were asked for costs nothing.
-            inline: r.max_inline.max(r.max_send_sge.max(1) * 16),
-        };
-        let slots_to_send =
-            slots::slots_to_send(granted.send_sge as usize, granted.inline as usize);
-        let send = capacity(r.max_send_wr, slots_to_send);
-        let at = ring_size(send).next_multiple_of(shared_ring::ALIGNMENT);
-        if r.srq != 0 {
-            return Self { send, receive: 0, receive_offset: 0, length: at, granted };
-        }
-        let receive = capacity(r.max_recv_wr, slots::slots_to_receive(granted.recv_sge as usize));
-        let length = at + ring_size(receive);
-        Self { send, receive, receive_offset: at, length, granted }
-    }
-
-    fn rings(&self, memory: &Arc<SharedMemory>) -> Option<(SendRing, Option<ReceiveRing>)> {
-        ring::create(memory, abi::VERBS_QP_SEND_RING as usize, self.send).ok()?;
-        let send = SendRing::attach(memory, self.send)?;
-        if self.receive == 0 {
-            return Some((send, None));
-        }
-        ring::create(memory, self.receive_offset, self.receive).ok()?;
-        Some((send, Some(ReceiveRing::attach(memory, self.receive_offset, self.receive)?)))
-    }
-}
-
-impl Qp {
-    /// Forgets all that is under way and in the rings.
-    fn reset(&mut self) {
-        self.state = State::Reset;
-        self.attr = abi::verbs_qp_attr::default();
-        self.current = None;
-        self.inbound = None;
-        self.waits_since = None;
-        self.heard = false;
-        self.closed = false;
-        self.unlinked.clear();
-        self.send.clear();
-        if let Some(receive) = &mut self.receive {
-            receive.clear();
-        }
-    }
 }

@@ -8,22 +8,28 @@
 //! |---|---|
 //! | [`router`] | the loop, the agent's socket, and sleep |
 //! | `control` | the control sockets of contexts |
-//! | `commands` | what a library asks for: objects are made, changed and destroyed |
+//! | `commands`, `queue_pairs` | what a library asks for: objects are made, changed and destroyed |
 //! | `objects` | what there is, quotas, events |
-//! | `requests` | turns of queue pairs: work requests from memory to memory |
-//! | `link` | connections between endpoints: asked for, greeted, matched, ended |
-//! | `remote` | work requests between nodes, and datagrams: the requester |
-//! | `responder` | requests of other nodes, and answers |
+//! | `requests` | turns of queue pairs: requests taken, waiting, completed |
+//! | `local` | requests whose peer is on this node |
+//! | `remote`, `responder` | requests between nodes |
+//! | `datagrams` | both, for UD |
+//! | `connect` | connections between endpoints are asked for |
+//! | `link` | they are greeted, matched, read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
 //! | `sys` | the system calls that the standard library does not have |
 
 mod commands;
+mod connect;
 mod control;
+mod datagrams;
 mod link;
+mod local;
 mod memory;
 mod objects;
+mod queue_pairs;
 mod queues;
 mod remote;
 mod requests;

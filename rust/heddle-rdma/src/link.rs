@@ -11,12 +11,12 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use verbs_protocol::agent::Message;
 use verbs_protocol::slots::Send;
 use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
 use verbs_protocol::{Gid, ibv};
-use verbs_qp::{Service, State};
+use verbs_qp::State;
 
+use crate::connect::service_number;
 use crate::objects::{Objects, Source};
 use crate::sys;
 
@@ -24,11 +24,6 @@ use crate::sys;
 const GREETING_TIME: Duration = Duration::from_secs(10);
 /// For how long the last bytes may take.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
-/// After which an agent that does not answer is asked again: it may have ended.
-const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// Between two attempts to connect.
-const AGAIN_FIRST: Duration = Duration::from_millis(50);
-const AGAIN_MOST: Duration = Duration::from_secs(1);
 /// Connections without a queue pair that an endpoint may have.
 const UNMATCHED_MAX: usize = 256;
 /// Bytes that are read of one connection before others have their turn.
@@ -90,7 +85,7 @@ pub(crate) struct Link {
     kind: u16,
     /// The queue pair here; 0 for datagrams, and when it has gone.
     pub(crate) qp: u32,
-    greeting: Option<Greeting>,
+    pub(crate) greeting: Option<Greeting>,
     received: Vec<u8>,
     filled: usize,
     pub(crate) unsent: VecDeque<u8>,
@@ -133,9 +128,6 @@ pub(crate) enum Timer {
     Seek(u32, u64),
 }
 
-/// The tag of a CONNECT for datagrams has this bit; the others have the number of a queue pair.
-const DATAGRAMS: u32 = 1 << 31;
-
 impl Objects {
     pub(crate) fn at(&mut self, when: Instant, timer: Timer) {
         self.timers.push(Reverse((when, timer)));
@@ -169,152 +161,12 @@ impl Objects {
         }
     }
 
-    /// Looks for the connection of a queue pair that has come to know its peer.
-    pub(crate) fn seek(&mut self, number: u32) {
-        let Some(qp) = self.qps.get(number) else { return };
-        if !qp.service.is_connected() || qp.link != 0 || self.is_own(number) {
-            return;
-        }
-        // One that has come before.
-        let waiting = self.links.iter().find(|(_, l)| {
-            l.phase == Phase::Unmatched
-                && l.endpoint == qp.endpoint
-                && l.greeting.is_some_and(|g| g.destination_qp == number)
-        });
-        if let Some((handle, _)) = waiting {
-            self.match_link(handle);
-        }
-        // Once, however often the program changes the state.
-        if self.qps.get(number).is_some_and(|qp| !qp.seeks) {
-            self.ask_for_link(number, 0);
-        }
-    }
-
-    /// Whether a queue pair is connected with one of its own endpoint: that needs no connection.
-    pub(crate) fn is_own(&self, number: u32) -> bool {
-        self.qps.get(number).is_some_and(|qp| {
-            self.endpoints.get(qp.endpoint).is_some_and(|e| e.has(&qp.attr.address.gid))
-        })
-    }
-
-    fn ask_for_link(&mut self, number: u32, after: u64) {
-        if number & DATAGRAMS != 0 {
-            // Asked for again by the next datagram.
-            self.datagrams_refused.retain(|(_, _, until)| *until > Instant::now());
-            return;
-        }
-        let established = self.is_established(number);
-        let Some(qp) = self.qps.get_mut(number) else { return };
-        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend)
-            && qp.service.is_connected()
-            && !established
-            && !qp.closed;
-        qp.seeks = wants;
-        let Some(endpoint) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
-        let source = endpoint.gid(qp.attr.address.sgid_index);
-        let destination = qp.attr.address.gid;
-        if (source, number) > (destination, qp.attr.dest_qp_num) {
-            qp.seeks = false;
-            return;
-        }
-        let now = Instant::now();
-        let trying = qp.link != 0 || qp.asked.is_some_and(|at| now < at + ANSWER_TIME);
-        if !trying {
-            qp.asked = Some(now);
-        }
-        let endpoint = endpoint.number;
-        if !trying {
-            self.asks.push(Message::Connect { tag: number, endpoint, source, destination });
-        }
-        // Asked for again if nothing comes of it.
-        let after = Duration::from_millis(after).saturating_mul(2).clamp(AGAIN_FIRST, AGAIN_MOST);
-        let again = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
-        self.at(Instant::now() + after, Timer::Seek(number, again));
-    }
-
-    /// The connection by which an endpoint sends datagrams to a GID; asked for if there is none. `Err`
-    /// says that it was refused.
-    pub(crate) fn datagram_link(
+    pub(crate) fn open_link(
         &mut self,
         endpoint: u32,
-        source: Gid,
-        destination: Gid,
-    ) -> Result<Option<u32>, ()> {
-        let now = Instant::now();
-        let is = |(e, g): (u32, Gid)| e == endpoint && g == destination;
-        if self.datagrams_refused.iter().any(|(e, g, until)| is((*e, *g)) && *until > now) {
-            return Err(());
-        }
-        if let Some((_, _, link)) = self.datagram_links.iter().find(|(e, g, _)| is((*e, *g))) {
-            let established = self.links.get(*link).is_some_and(|l| l.phase == Phase::Established);
-            return Ok(established.then_some(*link));
-        }
-        let Some(number) = self.endpoints.get(endpoint).map(|e| e.number) else { return Err(()) };
-        let asked = self.datagrams_asked.iter().find(|(e, g, _)| is((*e, *g)));
-        if asked.is_none_or(|(_, _, again)| *again <= now) {
-            self.datagrams_asked.retain(|(e, g, _)| !is((*e, *g)));
-            self.datagrams_asked.push((endpoint, destination, now + AGAIN_MOST));
-            let ask = Message::Connect { tag: DATAGRAMS, endpoint: number, source, destination };
-            self.asks.push(ask);
-        }
-        Ok(None)
-    }
-
-    /// The agent's answer to a CONNECT.
-    pub(crate) fn connected(&mut self, tag: u32, endpoint: u32, socket: Option<OwnedFd>) {
-        if tag & DATAGRAMS != 0 {
-            let asked = self.datagrams_asked.iter().position(|(e, _, _)| *e == endpoint);
-            let Some(asked) = asked.map(|i| self.datagrams_asked.remove(i)) else { return };
-            let (_, other, _) = asked;
-            let Some(own) = self.endpoints.get(endpoint).map(|e| e.gid_like(&other)) else {
-                return;
-            };
-            let greeting = greeting(wire::DATAGRAMS, own, other);
-            let made = socket.and_then(|socket| self.open_link(endpoint, socket, greeting));
-            match made {
-                Some(link) => self.datagram_links.push((endpoint, other, link)),
-                None => self.refuse_datagrams(endpoint, other),
-            }
-            return;
-        }
-        // Without a socket the timer of this attempt asks again.
-        let Some(qp) = self.qps.get_mut(tag) else { return };
-        qp.asked = None;
-        let Some(socket) = socket else { return };
-        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend) && qp.link == 0;
-        let Some(e) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
-        let own = e.gid(qp.attr.address.sgid_index);
-        let greeting = Greeting {
-            source_qp: tag,
-            destination_qp: qp.attr.dest_qp_num,
-            qp_type: service_number(qp.service),
-            ..greeting(wire::PAIR, own, qp.attr.address.gid)
-        };
-        let endpoint = qp.endpoint;
-        if let Some(handle) = self.open_link(endpoint, socket, greeting) {
-            // Not used before it is established, but nobody has to ask for another one.
-            self.attach(handle, tag);
-        }
-    }
-
-    fn refuse_datagrams(&mut self, endpoint: u32, other: Gid) {
-        let until = Instant::now() + AGAIN_MOST;
-        self.datagrams_refused.push((endpoint, other, until));
-        self.at(until, Timer::Seek(DATAGRAMS, 0));
-        self.wake_endpoint(endpoint);
-    }
-
-    /// Contexts of an endpoint look at their queue pairs again.
-    fn wake_endpoint(&mut self, endpoint: u32) {
-        let all = self.contexts.iter().filter(|(_, c)| c.endpoint == endpoint);
-        for handle in all.map(|(handle, _)| handle).collect::<Vec<_>>() {
-            if let Some(context) = self.contexts.get_mut(handle) {
-                context.awake = true;
-            }
-        }
-    }
-
-    fn open_link(&mut self, endpoint: u32, socket: OwnedFd, greeting: Greeting) -> Option<u32> {
+        socket: OwnedFd,
+        greeting: Greeting,
+    ) -> Option<u32> {
         let ends = (greeting.source, greeting.destination);
         let handle = self.add_link(endpoint, socket, ends, true)?;
         let link = self.links.get_mut(handle)?;
@@ -528,7 +380,7 @@ impl Objects {
     }
 
     /// Joins a connection that was greeted with the queue pair that it means, if that names the opener's.
-    fn match_link(&mut self, handle: u32) {
+    pub(crate) fn match_link(&mut self, handle: u32) {
         let Some(link) = self.links.get(handle) else { return };
         let Some(heard) = link.greeting else { return };
         let matches = self.qps.get(heard.destination_qp).is_some_and(|qp| {
@@ -547,7 +399,7 @@ impl Objects {
         }
     }
 
-    fn attach(&mut self, handle: u32, number: u32) {
+    pub(crate) fn attach(&mut self, handle: u32, number: u32) {
         if let Some(qp) = self.qps.get_mut(number) {
             qp.link = handle;
         }
@@ -681,26 +533,5 @@ impl Objects {
             self.fail_fatally(link.qp);
         }
         self.notify();
-    }
-}
-
-fn greeting(kind: u16, source: Gid, destination: Gid) -> Greeting {
-    Greeting {
-        version: wire::VERSION,
-        kind,
-        status: 0,
-        source_qp: 0,
-        destination_qp: 0,
-        source,
-        destination,
-        qp_type: 0,
-    }
-}
-
-fn service_number(service: Service) -> u8 {
-    match service {
-        Service::ReliableConnection => 2,
-        Service::UnreliableConnection => 3,
-        Service::UnreliableDatagram => 0,
     }
 }

@@ -11,7 +11,7 @@ use verbs_qp::Service;
 use crate::link::{Link, SEND_HIGH, Sent};
 use crate::memory::{CHUNK, Fault};
 use crate::objects::{Current, Objects};
-use crate::requests::{DATAGRAM_MAX_BYTES, Told, Turn, Way, gather, refusal};
+use crate::requests::{Turn, gather, refusal};
 
 /// Requests under way on one connection.
 const WINDOW: u32 = 64;
@@ -346,61 +346,6 @@ impl Objects {
         }
         let timer = u8::try_from(header.address & 31).unwrap_or(0);
         link.not_before = Some(Instant::now() + verbs_qp::rnr_time(timer));
-        Ok(())
-    }
-
-    /// Sends a datagram; false if there is no room for it now.
-    pub(crate) fn say_datagram(
-        &mut self,
-        handle: u32,
-        way: &Way,
-        told: Told,
-        payload: &[u8],
-    ) -> bool {
-        let Some(link) = self.links.get_mut(handle) else { return true };
-        if link.unsent.len() >= SEND_HIGH {
-            return false;
-        }
-        let header = Header {
-            opcode: told.opcode,
-            flags: FIRST | LAST | if told.solicited { SOLICITED } else { 0 },
-            length: u32::try_from(payload.len()).unwrap_or(0),
-            number: told.source,
-            status: way.qp,
-            immediate: told.imm,
-            key: way.qkey,
-            address: way.hop_limit.into(),
-            ..Header::new(Kind::Datagram)
-        };
-        link.say(&header);
-        link.unsent.extend(payload);
-        self.push(handle);
-        true
-    }
-
-    fn hear_datagram(&mut self, handle: u32, header: &Header, bytes: &[u8]) -> Result<(), Broken> {
-        let link = self.links.get(handle).ok_or(Broken)?;
-        let known = matches!(header.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM);
-        if bytes.len() > DATAGRAM_MAX_BYTES || header.flags & (FIRST | LAST) != 3 || !known {
-            return Err(Broken);
-        }
-        let other = link.other;
-        let own = self.endpoints.get(link.endpoint).ok_or(Broken)?;
-        let way = Way {
-            source: other,
-            destination: own.gid_like(&other),
-            hop_limit: u8::try_from(header.address & 255).unwrap_or(0),
-            qp: header.status,
-            qkey: header.key,
-        };
-        let told = Told {
-            opcode: header.opcode,
-            imm: header.immediate,
-            solicited: header.flags & SOLICITED != 0,
-            source: header.number,
-            length: bytes.len() as u64,
-        };
-        self.deliver(&way, told, bytes);
         Ok(())
     }
 }

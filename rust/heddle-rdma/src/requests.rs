@@ -5,14 +5,13 @@
 
 use std::time::{Duration, Instant};
 
-use verbs_protocol::Gid;
 use verbs_protocol::abi::{self, verbs_completion, verbs_sge};
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
 use verbs_qp::{Service, State};
 
 use crate::commands::MAX_MESSAGE;
-use crate::memory::{self, CHUNK, Fault, Piece, Regions, Side, Use};
+use crate::memory::{self, Fault, Piece, Regions, Use};
 use crate::objects::{Current, Objects, Qp};
 use crate::queues::{Dead, ReceiveRing};
 use crate::sys;
@@ -22,11 +21,6 @@ const TURN_REQUESTS: u32 = 16;
 const TURN_BYTES: u64 = 256 * 1024;
 /// A copy of no bytes costs something, too: this many.
 const REQUEST_BYTES: u64 = 64;
-/// Bytes in front of a datagram in the receiver's buffer.
-const GRH: usize = 40;
-/// The most bytes of a datagram.
-const DATAGRAM_MAX: u64 = DATAGRAM_MAX_BYTES as u64;
-pub(crate) const DATAGRAM_MAX_BYTES: usize = 4096;
 
 /// What came of a turn.
 #[derive(Clone, Copy, Default)]
@@ -40,7 +34,7 @@ pub(crate) struct Turn {
 }
 
 /// Why a request is not complete.
-enum Pending {
+pub(crate) enum Pending {
     /// The turn is over; it goes on in the next one.
     Turn,
     /// There is no peer that takes part.
@@ -51,7 +45,7 @@ enum Pending {
     Failed(u32),
 }
 
-type Step = Result<(), Pending>;
+pub(crate) type Step = Result<(), Pending>;
 
 /// What the receiver's completion tells of a message.
 #[derive(Clone, Copy)]
@@ -66,7 +60,7 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    fn of(number: u32, send: &Send, length: u64) -> Self {
+    pub(crate) fn of(number: u32, send: &Send, length: u64) -> Self {
         let head = &send.head;
         let solicited = u32::from(head.flags) & abi::VERBS_SEND_SOLICITED != 0;
         Self { opcode: head.opcode, imm: head.imm, solicited, source: number, length }
@@ -319,7 +313,7 @@ impl Objects {
         }
     }
 
-    fn give_back(&mut self, number: u32, receive: Receive) {
+    pub(crate) fn give_back(&mut self, number: u32, receive: Receive) {
         let Some(qp) = self.qps.get_mut(number) else { return };
         if let Some(own) = &mut qp.receive {
             own.give_back(receive);
@@ -329,7 +323,7 @@ impl Objects {
     }
 
     /// Takes the receive request for a message of a connected peer.
-    fn receive_for(&mut self, peer: u32) -> Result<Receive, Pending> {
+    pub(crate) fn receive_for(&mut self, peer: u32) -> Result<Receive, Pending> {
         match self.take_receive(peer) {
             Taken::Ready(receive) => Ok(receive),
             Taken::Empty => {
@@ -337,295 +331,6 @@ impl Objects {
                 Err(Pending::NotReady(timer))
             }
             Taken::Wrong => Err(Pending::Failed(ibv::WC_REM_OP_ERR)),
-        }
-    }
-
-    fn send_message(
-        &mut self,
-        number: u32,
-        peer: u32,
-        current: &mut Current,
-        length: u64,
-        bytes: &mut u64,
-    ) -> Step {
-        let receive = self.receive_for(peer)?;
-        if receive.length() < length {
-            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
-            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
-        }
-        let to = |objects: &mut Self, done, n| {
-            let usage = objects.local(peer, ibv::ACCESS_LOCAL_WRITE);
-            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
-            gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
-        };
-        match self.copy_out(number, current, length, bytes, to) {
-            Ok(()) => {
-                self.complete_receive(peer, Told::of(number, &current.send, length), receive.wr_id);
-                Ok(())
-            }
-            Err(Failure::Turn) => {
-                if let Some(peer) = self.qps.get_mut(peer) {
-                    peer.inbound = Some(receive);
-                }
-                Err(Pending::Turn)
-            }
-            Err(Failure::Source) => {
-                self.give_back(peer, receive);
-                Err(Pending::Failed(ibv::WC_LOC_PROT_ERR))
-            }
-            Err(Failure::Destination) => {
-                self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
-                Err(Pending::Failed(ibv::WC_REM_OP_ERR))
-            }
-        }
-    }
-
-    fn write(
-        &mut self,
-        number: u32,
-        peer: u32,
-        current: &mut Current,
-        length: u64,
-        bytes: &mut u64,
-    ) -> Step {
-        let head = current.send.head;
-        let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
-        let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        if current.done == 0 && length > 0 {
-            // All of it, before a byte is written.
-            let all = usize::try_from(length).map_err(|_| Pending::Turn)?;
-            let found = memory::find(&self.regions, head.rkey, head.remote_address, all, usage);
-            found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        }
-        let receive = if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
-            Some(self.receive_for(peer)?)
-        } else {
-            None
-        };
-        let to = |objects: &mut Self, done, n| {
-            let at = head.remote_address.checked_add(done).ok_or(Fault)?;
-            objects.to.push(memory::find(&objects.regions, head.rkey, at, n, usage)?);
-            Ok(())
-        };
-        let copied = self.copy_out(number, current, length, bytes, to);
-        match (copied, receive) {
-            (Ok(()), receive) => {
-                if let Some(receive) = receive {
-                    let told = Told::of(number, &current.send, length);
-                    self.complete_receive(peer, told, receive.wr_id);
-                }
-                Ok(())
-            }
-            (Err(failure), receive) => {
-                if let Some(receive) = receive {
-                    self.give_back(peer, receive);
-                }
-                Err(match failure {
-                    Failure::Turn => Pending::Turn,
-                    Failure::Source => Pending::Failed(ibv::WC_LOC_PROT_ERR),
-                    Failure::Destination => Pending::Failed(ibv::WC_REM_ACCESS_ERR),
-                })
-            }
-        }
-    }
-
-    /// Copies the bytes of a send request to where `to` says, as far as the turn goes.
-    fn copy_out(
-        &mut self,
-        number: u32,
-        current: &mut Current,
-        length: u64,
-        bytes: &mut u64,
-        to: impl Fn(&mut Self, u64, usize) -> Result<(), Fault>,
-    ) -> Result<(), Failure> {
-        let usage = self.local(number, 0);
-        let send = &current.send;
-        while current.done < length {
-            if *bytes == 0 {
-                return Err(Failure::Turn);
-            }
-            let n = chunk(length - current.done);
-            self.from.clear();
-            self.to.clear();
-            to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
-            if send.is_inline() {
-                // At most 512 bytes: one chunk.
-                self.copier.store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
-            } else {
-                let (entries, entry) = (send.entries(), |i| send.entry(i));
-                let (from, done) = (&mut self.from, current.done);
-                gather(&self.regions, entries, entry, done, n, usage, from)
-                    .map_err(|Fault| Failure::Source)?;
-                self.copier.copy(&self.from, &self.to).map_err(Failure::from)?;
-            }
-            current.done += n as u64;
-            *bytes = bytes.saturating_sub(n as u64);
-        }
-        Ok(())
-    }
-
-    fn read(
-        &mut self,
-        number: u32,
-        peer: u32,
-        current: &mut Current,
-        length: u64,
-        bytes: &mut u64,
-    ) -> Step {
-        let head = current.send.head;
-        let remote = self.remote(peer, ibv::ACCESS_REMOTE_READ);
-        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
-        while current.done < length {
-            if *bytes == 0 {
-                return Err(Pending::Turn);
-            }
-            let n = chunk(length - current.done);
-            self.from.clear();
-            self.to.clear();
-            // The rest, and not only this chunk: what is out of range fails before a byte is read.
-            let at = head.remote_address.checked_add(current.done);
-            let rest = usize::try_from(length - current.done).map_err(|_| Pending::Turn)?;
-            let found = at.ok_or(Fault).and_then(|at| {
-                memory::find(&self.regions, head.rkey, at, rest, remote)?;
-                memory::find(&self.regions, head.rkey, at, n, remote)
-            });
-            self.from.push(found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?);
-            let send = &current.send;
-            let (entries, entry) = (send.entries(), |i| send.entry(i));
-            gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
-                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
-            self.copier.copy(&self.from, &self.to).map_err(|side| {
-                Pending::Failed(match side {
-                    Side::Source => ibv::WC_REM_OP_ERR,
-                    Side::Destination => ibv::WC_LOC_PROT_ERR,
-                })
-            })?;
-            current.done += n as u64;
-            *bytes = bytes.saturating_sub(n as u64);
-        }
-        Ok(())
-    }
-
-    fn atomic(&mut self, number: u32, peer: u32, current: &Current) -> Step {
-        let head = current.send.head;
-        if !head.remote_address.is_multiple_of(8) {
-            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
-        }
-        let remote = self.remote(peer, ibv::ACCESS_REMOTE_ATOMIC);
-        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        let there = memory::find(&self.regions, head.rkey, head.remote_address, 8, remote)
-            .map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        let there = [there];
-        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
-        self.to.clear();
-        let send = &current.send;
-        let (entries, entry) = (send.entries(), |i| send.entry(i));
-        gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
-            .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
-        let mut value = [0; 8];
-        let gone = |Fault| Pending::Failed(ibv::WC_REM_OP_ERR);
-        self.copier.load(&there, &mut value).map_err(gone)?;
-        let old = u64::from_ne_bytes(value);
-        let new = if head.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
-            Some(old.wrapping_add(head.compare_add))
-        } else {
-            (old == head.compare_add).then_some(head.swap)
-        };
-        if let Some(new) = new {
-            self.copier.store(&new.to_ne_bytes(), &there).map_err(gone)?;
-        }
-        let stored = self.copier.store(&value, &self.to);
-        stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
-    }
-
-    fn send_datagram(&mut self, number: u32, current: &mut Current, length: u64) -> Step {
-        let head = current.send.head;
-        let qp = self.qps.get(number).ok_or(Pending::Peer)?;
-        let ah = u32::try_from(head.compare_add).ok().and_then(|ah| self.ahs.get(ah));
-        let ah = ah.filter(|ah| ah.pd == qp.pd && length <= DATAGRAM_MAX);
-        let Some(ah) = ah else {
-            return Err(Pending::Failed(ibv::WC_LOC_QP_OP_ERR));
-        };
-        let qkey = u32::try_from(head.swap).unwrap_or(u32::MAX);
-        let qkey = if qkey >> 31 == 1 { qp.attr.qkey } else { qkey };
-        let endpoint = qp.endpoint;
-        let own = self.endpoints.get(endpoint).ok_or(Pending::Peer)?;
-        let way = Way {
-            source: own.gid(ah.sgid_index),
-            destination: ah.gid,
-            hop_limit: ah.hop_limit,
-            qp: head.rkey,
-            qkey,
-        };
-        let mut payload = [0; DATAGRAM_MAX_BYTES];
-        let payload = &mut payload[..usize::try_from(length).unwrap_or(0)];
-        if current.send.is_inline() {
-            payload.copy_from_slice(current.send.inline());
-        } else {
-            let usage = self.local(number, 0);
-            let (entries, entry) = (current.send.entries(), |i| current.send.entry(i));
-            self.from.clear();
-            let from = &mut self.from;
-            let n = payload.len();
-            gather(&self.regions, entries, entry, 0, n, usage, from)
-                .and_then(|()| self.copier.load(&self.from, payload))
-                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
-        }
-        let told = Told::of(number, &current.send, length);
-        let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
-        if to_itself {
-            self.deliver(&way, told, payload);
-            return Ok(());
-        }
-        let Ok(link) = self.datagram_link(endpoint, way.source, way.destination) else {
-            return Ok(());
-        };
-        let link = link.ok_or(Pending::Peer)?;
-        if self.is_here(&way.destination) {
-            self.deliver(&way, told, payload);
-            return Ok(());
-        }
-        if self.say_datagram(link, &way, told, payload) { Ok(()) } else { Err(Pending::Peer) }
-    }
-
-    fn is_here(&self, gid: &Gid) -> bool {
-        self.endpoints.iter().any(|(_, e)| e.has(gid))
-    }
-
-    /// Gives a datagram to the queue pair that it names, if that takes it.
-    pub(crate) fn deliver(&mut self, way: &Way, told: Told, payload: &[u8]) {
-        let peer = way.qp;
-        let takes = self.qps.get(peer).is_some_and(|p| {
-            p.service == Service::UnreliableDatagram
-                && matches!(p.state, State::ReadyToReceive | State::ReadyToSend)
-                && p.attr.qkey == way.qkey
-                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
-        });
-        if !takes {
-            return;
-        }
-        let Taken::Ready(receive) = self.take_receive(peer) else { return };
-        let length = told.length + GRH as u64;
-        if receive.length() < length {
-            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
-            return;
-        }
-        let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);
-        let grh = way.grh(payload.len());
-        let mut stored = Ok(());
-        for (skip, bytes) in [(0, &grh[..]), (GRH as u64, payload)] {
-            self.to.clear();
-            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
-            stored = stored.and_then(|()| {
-                let to = &mut self.to;
-                gather(&self.regions, entries, entry, skip, bytes.len(), usage, to)?;
-                self.copier.store(bytes, &self.to)
-            });
-        }
-        match stored {
-            Ok(()) => self.complete_receive(peer, Told { length, ..told }, receive.wr_id),
-            Err(Fault) => self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR),
         }
     }
 
@@ -722,46 +427,6 @@ impl Objects {
     }
 }
 
-/// Where a datagram comes from and goes to.
-#[derive(Clone, Copy)]
-pub(crate) struct Way {
-    pub(crate) source: Gid,
-    pub(crate) destination: Gid,
-    pub(crate) hop_limit: u8,
-    pub(crate) qp: u32,
-    pub(crate) qkey: u32,
-}
-
-impl Way {
-    /// What lies in front of the bytes in the receiver's buffer.
-    fn grh(&self, length: usize) -> [u8; GRH] {
-        let mut grh = [0; GRH];
-        grh[0] = 0x60;
-        grh[4..6].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_be_bytes());
-        grh[6] = 0x1b;
-        grh[7] = self.hop_limit;
-        grh[8..24].copy_from_slice(&self.source);
-        grh[24..].copy_from_slice(&self.destination);
-        grh
-    }
-}
-
-/// Why bytes were not copied.
-enum Failure {
-    Turn,
-    Source,
-    Destination,
-}
-
-impl From<Side> for Failure {
-    fn from(side: Side) -> Self {
-        match side {
-            Side::Source => Self::Source,
-            Side::Destination => Self::Destination,
-        }
-    }
-}
-
 /// With which status a request fails that the queue pair may not be asked for at all.
 pub(crate) fn refusal(qp: &Qp, send: &Send, length: u64) -> Option<u32> {
     let head = &send.head;
@@ -776,10 +441,6 @@ pub(crate) fn refusal(qp: &Qp, send: &Send, length: u64) -> Option<u32> {
         return Some(ibv::WC_LOC_QP_OP_ERR);
     }
     (length > MAX_MESSAGE.into()).then_some(ibv::WC_LOC_LEN_ERR)
-}
-
-fn chunk(left: u64) -> usize {
-    usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
 }
 
 /// Finds `n` bytes from `skip` on in a list of entries. Each is looked up when it is used: a region that

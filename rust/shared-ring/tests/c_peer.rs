@@ -114,10 +114,10 @@ fn slots_go_to_c_and_back() {
 #[test]
 fn c_refuses_an_index_that_cannot_be() {
     let Parties { mut ringer, memory, mut child, .. } = start(&compile("c_peer_refuses"));
-    // SAFETY: the address lies in the mapping, is aligned, and is used by atomics only.
-    let produced = unsafe {
-        &*memory.as_ptr().as_ptr().add(THERE + PRODUCED).cast::<std::sync::atomic::AtomicU32>()
-    };
+    // SAFETY: the address lies in the mapping.
+    let produced = unsafe { memory.as_ptr().byte_add(THERE + PRODUCED) };
+    // SAFETY: it is aligned as an index of a ring is, and is used by atomics only.
+    let produced = unsafe { produced.cast::<std::sync::atomic::AtomicU32>().as_ref() };
     produced.store(CAPACITY + 1, std::sync::atomic::Ordering::Release);
     ringer.ring().unwrap();
     let code = child.wait().unwrap().code().expect("it ended by itself");

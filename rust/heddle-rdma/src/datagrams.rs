@@ -1,0 +1,198 @@
+//! Datagrams, on one node and between nodes.
+
+use verbs_protocol::wire::{FIRST, Header, Kind, LAST, SOLICITED};
+use verbs_protocol::{Gid, ibv};
+use verbs_qp::{Service, State};
+
+use crate::link::SEND_HIGH;
+use crate::memory::Fault;
+use crate::objects::{Current, Objects};
+use crate::remote::Broken;
+use crate::requests::{Pending, Step, Taken, Told, gather};
+
+/// Bytes in front of a datagram in the receiver's buffer.
+const GRH: usize = 40;
+/// The most bytes of a datagram.
+const DATAGRAM_MAX: u64 = DATAGRAM_MAX_BYTES as u64;
+const DATAGRAM_MAX_BYTES: usize = 4096;
+
+impl Objects {
+    pub(crate) fn send_datagram(
+        &mut self,
+        number: u32,
+        current: &mut Current,
+        length: u64,
+    ) -> Step {
+        let head = current.send.head;
+        let qp = self.qps.get(number).ok_or(Pending::Peer)?;
+        let ah = u32::try_from(head.compare_add).ok().and_then(|ah| self.ahs.get(ah));
+        let ah = ah.filter(|ah| ah.pd == qp.pd && length <= DATAGRAM_MAX);
+        let Some(ah) = ah else {
+            return Err(Pending::Failed(ibv::WC_LOC_QP_OP_ERR));
+        };
+        let qkey = u32::try_from(head.swap).unwrap_or(u32::MAX);
+        let qkey = if qkey >> 31 == 1 { qp.attr.qkey } else { qkey };
+        let endpoint = qp.endpoint;
+        let own = self.endpoints.get(endpoint).ok_or(Pending::Peer)?;
+        let way = Way {
+            source: own.gid(ah.sgid_index),
+            destination: ah.gid,
+            hop_limit: ah.hop_limit,
+            qp: head.rkey,
+            qkey,
+        };
+        let mut payload = [0; DATAGRAM_MAX_BYTES];
+        let payload = &mut payload[..usize::try_from(length).unwrap_or(0)];
+        if current.send.is_inline() {
+            payload.copy_from_slice(current.send.inline());
+        } else {
+            let usage = self.local(number, 0);
+            let (entries, entry) = (current.send.entries(), |i| current.send.entry(i));
+            self.from.clear();
+            let from = &mut self.from;
+            let n = payload.len();
+            gather(&self.regions, entries, entry, 0, n, usage, from)
+                .and_then(|()| self.copier.load(&self.from, payload))
+                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        }
+        let told = Told::of(number, &current.send, length);
+        let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
+        if to_itself {
+            self.deliver(&way, told, payload);
+            return Ok(());
+        }
+        let Ok(link) = self.datagram_link(endpoint, way.source, way.destination) else {
+            return Ok(());
+        };
+        let link = link.ok_or(Pending::Peer)?;
+        if self.is_here(&way.destination) {
+            self.deliver(&way, told, payload);
+            return Ok(());
+        }
+        if self.say_datagram(link, &way, told, payload) { Ok(()) } else { Err(Pending::Peer) }
+    }
+
+    fn is_here(&self, gid: &Gid) -> bool {
+        self.endpoints.iter().any(|(_, e)| e.has(gid))
+    }
+
+    /// Gives a datagram to the queue pair that it names, if that takes it.
+    fn deliver(&mut self, way: &Way, told: Told, payload: &[u8]) {
+        let peer = way.qp;
+        let takes = self.qps.get(peer).is_some_and(|p| {
+            p.service == Service::UnreliableDatagram
+                && matches!(p.state, State::ReadyToReceive | State::ReadyToSend)
+                && p.attr.qkey == way.qkey
+                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
+        });
+        if !takes {
+            return;
+        }
+        let Taken::Ready(receive) = self.take_receive(peer) else { return };
+        let length = told.length + GRH as u64;
+        if receive.length() < length {
+            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+            return;
+        }
+        let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);
+        let grh = way.grh(payload.len());
+        let mut stored = Ok(());
+        for (skip, bytes) in [(0, &grh[..]), (GRH as u64, payload)] {
+            self.to.clear();
+            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+            stored = stored.and_then(|()| {
+                let to = &mut self.to;
+                gather(&self.regions, entries, entry, skip, bytes.len(), usage, to)?;
+                self.copier.store(bytes, &self.to)
+            });
+        }
+        match stored {
+            Ok(()) => self.complete_receive(peer, Told { length, ..told }, receive.wr_id),
+            Err(Fault) => self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR),
+        }
+    }
+
+    /// Sends a datagram; false if there is no room for it now.
+    pub(crate) fn say_datagram(
+        &mut self,
+        handle: u32,
+        way: &Way,
+        told: Told,
+        payload: &[u8],
+    ) -> bool {
+        let Some(link) = self.links.get_mut(handle) else { return true };
+        if link.unsent.len() >= SEND_HIGH {
+            return false;
+        }
+        let header = Header {
+            opcode: told.opcode,
+            flags: FIRST | LAST | if told.solicited { SOLICITED } else { 0 },
+            length: u32::try_from(payload.len()).unwrap_or(0),
+            number: told.source,
+            status: way.qp,
+            immediate: told.imm,
+            key: way.qkey,
+            address: way.hop_limit.into(),
+            ..Header::new(Kind::Datagram)
+        };
+        link.say(&header);
+        link.unsent.extend(payload);
+        self.push(handle);
+        true
+    }
+
+    pub(crate) fn hear_datagram(
+        &mut self,
+        handle: u32,
+        header: &Header,
+        bytes: &[u8],
+    ) -> Result<(), Broken> {
+        let link = self.links.get(handle).ok_or(Broken)?;
+        let known = matches!(header.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM);
+        if bytes.len() > DATAGRAM_MAX_BYTES || header.flags & (FIRST | LAST) != 3 || !known {
+            return Err(Broken);
+        }
+        let other = link.other;
+        let own = self.endpoints.get(link.endpoint).ok_or(Broken)?;
+        let way = Way {
+            source: other,
+            destination: own.gid_like(&other),
+            hop_limit: u8::try_from(header.address & 255).unwrap_or(0),
+            qp: header.status,
+            qkey: header.key,
+        };
+        let told = Told {
+            opcode: header.opcode,
+            imm: header.immediate,
+            solicited: header.flags & SOLICITED != 0,
+            source: header.number,
+            length: bytes.len() as u64,
+        };
+        self.deliver(&way, told, bytes);
+        Ok(())
+    }
+}
+
+/// Where a datagram comes from and goes to.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    source: Gid,
+    destination: Gid,
+    hop_limit: u8,
+    qp: u32,
+    qkey: u32,
+}
+
+impl Way {
+    /// What lies in front of the bytes in the receiver's buffer.
+    fn grh(&self, length: usize) -> [u8; GRH] {
+        let mut grh = [0; GRH];
+        grh[0] = 0x60;
+        grh[4..6].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_be_bytes());
+        grh[6] = 0x1b;
+        grh[7] = self.hop_limit;
+        grh[8..24].copy_from_slice(&self.source);
+        grh[24..].copy_from_slice(&self.destination);
+        grh
+    }
+}

@@ -1,0 +1,228 @@
+//! Requests of connected queue pairs whose peer is on this node: bytes from memory to memory.
+
+use verbs_protocol::ibv;
+
+use crate::memory::{self, CHUNK, Fault, Side};
+use crate::objects::{Current, Objects};
+use crate::requests::{Pending, Step, Told, gather};
+
+impl Objects {
+    pub(crate) fn send_message(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let receive = self.receive_for(peer)?;
+        if receive.length() < length {
+            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
+            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
+        }
+        let to = |objects: &mut Self, done, n| {
+            let usage = objects.local(peer, ibv::ACCESS_LOCAL_WRITE);
+            let (entries, entry) = (receive.entries(), |i| receive.entry(i));
+            gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
+        };
+        match self.copy_out(number, current, length, bytes, to) {
+            Ok(()) => {
+                self.complete_receive(peer, Told::of(number, &current.send, length), receive.wr_id);
+                Ok(())
+            }
+            Err(Failure::Turn) => {
+                if let Some(peer) = self.qps.get_mut(peer) {
+                    peer.inbound = Some(receive);
+                }
+                Err(Pending::Turn)
+            }
+            Err(Failure::Source) => {
+                self.give_back(peer, receive);
+                Err(Pending::Failed(ibv::WC_LOC_PROT_ERR))
+            }
+            Err(Failure::Destination) => {
+                self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR);
+                Err(Pending::Failed(ibv::WC_REM_OP_ERR))
+            }
+        }
+    }
+
+    pub(crate) fn write(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let head = current.send.head;
+        let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
+        let usage = usage.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        if current.done == 0 && length > 0 {
+            // All of it, before a byte is written.
+            let all = usize::try_from(length).map_err(|_| Pending::Turn)?;
+            let found = memory::find(&self.regions, head.rkey, head.remote_address, all, usage);
+            found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        }
+        let receive = if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
+            Some(self.receive_for(peer)?)
+        } else {
+            None
+        };
+        let to = |objects: &mut Self, done, n| {
+            let at = head.remote_address.checked_add(done).ok_or(Fault)?;
+            objects.to.push(memory::find(&objects.regions, head.rkey, at, n, usage)?);
+            Ok(())
+        };
+        let copied = self.copy_out(number, current, length, bytes, to);
+        match (copied, receive) {
+            (Ok(()), receive) => {
+                if let Some(receive) = receive {
+                    let told = Told::of(number, &current.send, length);
+                    self.complete_receive(peer, told, receive.wr_id);
+                }
+                Ok(())
+            }
+            (Err(failure), receive) => {
+                if let Some(receive) = receive {
+                    self.give_back(peer, receive);
+                }
+                Err(match failure {
+                    Failure::Turn => Pending::Turn,
+                    Failure::Source => Pending::Failed(ibv::WC_LOC_PROT_ERR),
+                    Failure::Destination => Pending::Failed(ibv::WC_REM_ACCESS_ERR),
+                })
+            }
+        }
+    }
+
+    /// Copies the bytes of a send request to where `to` says, as far as the turn goes.
+    fn copy_out(
+        &mut self,
+        number: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+        to: impl Fn(&mut Self, u64, usize) -> Result<(), Fault>,
+    ) -> Result<(), Failure> {
+        let usage = self.local(number, 0);
+        let send = &current.send;
+        while current.done < length {
+            if *bytes == 0 {
+                return Err(Failure::Turn);
+            }
+            let n = chunk(length - current.done);
+            self.from.clear();
+            self.to.clear();
+            to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
+            if send.is_inline() {
+                // At most 512 bytes: one chunk.
+                self.copier.store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
+            } else {
+                let (entries, entry) = (send.entries(), |i| send.entry(i));
+                let (from, done) = (&mut self.from, current.done);
+                gather(&self.regions, entries, entry, done, n, usage, from)
+                    .map_err(|Fault| Failure::Source)?;
+                self.copier.copy(&self.from, &self.to).map_err(Failure::from)?;
+            }
+            current.done += n as u64;
+            *bytes = bytes.saturating_sub(n as u64);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn read(
+        &mut self,
+        number: u32,
+        peer: u32,
+        current: &mut Current,
+        length: u64,
+        bytes: &mut u64,
+    ) -> Step {
+        let head = current.send.head;
+        let remote = self.remote(peer, ibv::ACCESS_REMOTE_READ);
+        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+        while current.done < length {
+            if *bytes == 0 {
+                return Err(Pending::Turn);
+            }
+            let n = chunk(length - current.done);
+            self.from.clear();
+            self.to.clear();
+            // The rest, and not only this chunk: what is out of range fails before a byte is read.
+            let at = head.remote_address.checked_add(current.done);
+            let rest = usize::try_from(length - current.done).map_err(|_| Pending::Turn)?;
+            let found = at.ok_or(Fault).and_then(|at| {
+                memory::find(&self.regions, head.rkey, at, rest, remote)?;
+                memory::find(&self.regions, head.rkey, at, n, remote)
+            });
+            self.from.push(found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?);
+            let send = &current.send;
+            let (entries, entry) = (send.entries(), |i| send.entry(i));
+            gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
+                .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+            self.copier.copy(&self.from, &self.to).map_err(|side| {
+                Pending::Failed(match side {
+                    Side::Source => ibv::WC_REM_OP_ERR,
+                    Side::Destination => ibv::WC_LOC_PROT_ERR,
+                })
+            })?;
+            current.done += n as u64;
+            *bytes = bytes.saturating_sub(n as u64);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn atomic(&mut self, number: u32, peer: u32, current: &Current) -> Step {
+        let head = current.send.head;
+        if !head.remote_address.is_multiple_of(8) {
+            return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
+        }
+        let remote = self.remote(peer, ibv::ACCESS_REMOTE_ATOMIC);
+        let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let there = memory::find(&self.regions, head.rkey, head.remote_address, 8, remote)
+            .map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
+        let there = [there];
+        let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+        self.to.clear();
+        let send = &current.send;
+        let (entries, entry) = (send.entries(), |i| send.entry(i));
+        gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
+            .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        let mut value = [0; 8];
+        let gone = |Fault| Pending::Failed(ibv::WC_REM_OP_ERR);
+        self.copier.load(&there, &mut value).map_err(gone)?;
+        let old = u64::from_ne_bytes(value);
+        let new = if head.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
+            Some(old.wrapping_add(head.compare_add))
+        } else {
+            (old == head.compare_add).then_some(head.swap)
+        };
+        if let Some(new) = new {
+            self.copier.store(&new.to_ne_bytes(), &there).map_err(gone)?;
+        }
+        let stored = self.copier.store(&value, &self.to);
+        stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+    }
+}
+
+/// Why bytes were not copied.
+enum Failure {
+    Turn,
+    Source,
+    Destination,
+}
+
+impl From<Side> for Failure {
+    fn from(side: Side) -> Self {
+        match side {
+            Side::Source => Self::Source,
+            Side::Destination => Self::Destination,
+        }
+    }
+}
+
+fn chunk(left: u64) -> usize {
+    usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+}

@@ -55,7 +55,7 @@ func streamSocket(domain uint64) callSet {
 }
 
 // deviceIoctl is the ioctls 0x8900-0x89ff (sockets, devices) and 0x8b00-0x8bff (wireless). The kernel takes the lower
-// half of the register, so the upper half must not make a difference here. internal/plane/tcp/intercept has the same numbers.
+// half of the register, so the upper half must not make a difference here. internal/trap/ioctl has the same numbers.
 func deviceIoctl() callSet {
 	b := anyCall()
 	b[1] = masked(0xfffffd00, 0x8900)

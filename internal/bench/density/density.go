@@ -30,7 +30,7 @@ var (
 
 // The bounds of what may be asked for.
 const (
-	// MaxDensityContainers is below the number of listeners that an agent takes (intercept.DefaultMaxListeners).
+	// MaxDensityContainers is below the number of listeners that an agent takes (trap.DefaultMaxListeners).
 	MaxDensityContainers  = 1900
 	MaxDensityConnections = 200000
 	maxDensityRate        = 100000

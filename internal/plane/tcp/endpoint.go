@@ -37,8 +37,8 @@ func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveN
 
 // Forget answers no more calls for an endpoint.
 func (p *Plane) Forget(id model.EndpointID) {
-	if p.intercept != nil {
-		p.intercept.Forget(id)
+	if p.traps != nil {
+		p.traps.Forget(id)
 	}
 }
 

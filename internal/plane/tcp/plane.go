@@ -24,6 +24,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/intercept"
 	"heddle.dev/heddle/internal/plane/tcp/probe"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/ioctl"
 )
 
 // Marks are Heddle's own in a node's namespace. They spell "Hd".
@@ -69,7 +71,9 @@ type Plane struct {
 	datapath  *datapath.Datapath
 	prober    *probe.Prober
 	probed    probedNodes
-	intercept *intercept.Server // nil before Listen
+	traps     *trap.Server // nil before Listen
+	sockets   *intercept.Handler
+	ioctls    *ioctl.Handler
 	shaper    shaper
 	reported  reported
 }
@@ -157,7 +161,7 @@ func (p *Plane) attachToNode() error {
 type ListenConfig struct {
 	// Socket is the Unix socket that runtimes hand seccomp listeners to.
 	Socket string
-	// Resolve, EndpointIn and NetnsOf are those of intercept.Config.
+	// Resolve, EndpointIn and NetnsOf are those of trap.Config.
 	Resolve    func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
 	EndpointIn func(inode uint64) (model.EndpointID, bool)
 	NetnsOf    func(model.EndpointID) (inode uint64, ok bool)
@@ -165,22 +169,22 @@ type ListenConfig struct {
 	// does without. KeeperRuns reports whether it runs.
 	KeeperExe, KeeperSocket string
 	KeeperRuns              func() bool
+	// Handlers answer the calls of other planes, which are trapped by the same filters.
+	Handlers []trap.Handler
 	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
 }
 
 // Listen takes listeners that an earlier agent left, and makes ready for others. Run answers.
 func (p *Plane) Listen(cfg ListenConfig) (err error) {
-	c := intercept.Config{
-		SocketPath: cfg.Socket, Maker: sockets{p.datapath, p.nodePorts}, Resolve: cfg.Resolve, EndpointIn: cfg.EndpointIn, NetnsOf: cfg.NetnsOf,
-		AdmitCompares: p.datapath.ComparesCallers(), Log: p.log,
-	}
+	c := trap.Config{SocketPath: cfg.Socket, Resolve: cfg.Resolve, EndpointIn: cfg.EndpointIn, NetnsOf: cfg.NetnsOf, Log: p.log}
+	s := intercept.Config{Maker: sockets{p.datapath, p.nodePorts}, AdmitCompares: p.datapath.ComparesCallers(), Log: p.log}
 	if cfg.KeeperExe != "" {
 		c.StartKeeper = func() error { return fdkeep.Ensure(cfg.KeeperExe, cfg.KeeperSocket, cfg.KeeperRuns) }
 		if err := c.StartKeeper(); err != nil {
 			return err
 		}
-		c.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.KeeperExe, "listen") }
+		s.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.KeeperExe, "listen") }
 		client := fdkeep.NewClient(cfg.KeeperSocket)
 		c.Keeper = client
 		if cfg.Storage != nil {
@@ -193,7 +197,26 @@ func (p *Plane) Listen(cfg ListenConfig) (err error) {
 			}
 		}
 	}
-	p.intercept, err = intercept.Listen(c)
+	return p.listen(c, s, cfg.Handlers)
+}
+
+// listen makes the handlers of the plane's calls, and has them served with those of others.
+func (p *Plane) listen(c trap.Config, s intercept.Config, others []trap.Handler) (err error) {
+	if p.sockets, err = intercept.New(s); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			p.sockets.Close()
+		}
+	}()
+	if p.ioctls, err = ioctl.New(ioctl.Config{OtherNetns: p.sockets.BatchNetns}); err != nil {
+		return err
+	}
+	c.Handlers = append([]trap.Handler{p.sockets, p.ioctls}, others...)
+	if p.traps, err = trap.Listen(c); err != nil {
+		p.ioctls.Close()
+	}
 	return err
 }
 
@@ -205,13 +228,13 @@ func (p *Plane) Run(ctx context.Context) error {
 	defer cancel()
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })
-	return p.intercept.Serve(ctx)
+	return p.traps.Serve(ctx)
 }
 
 // Close gives up what the plane has open. Programs, pins and kept listeners stay: connections live on.
 func (p *Plane) Close() error {
-	if p.intercept != nil {
-		p.intercept.Close()
+	if p.traps != nil {
+		p.traps.Close()
 	}
 	return p.datapath.Close()
 }

@@ -32,10 +32,13 @@ func (p *Plane) Interception(context.Context) (api.Interception, error) {
 	if err != nil {
 		return api.Interception{}, err
 	}
-	st := p.intercept.Stats()
+	// Hits and batches were given before they were counted, and are read before what was given.
+	sockets := p.sockets.Stats()
+	answered := p.traps.Gave(p.sockets) - sockets.Batches
+	st := p.traps.Stats()
 	return api.Interception{
-		Listeners: st.Listeners, Readers: st.Readers, Answered: st.Answered, Continued: st.Continued, Ioctls: st.Ioctls,
+		Listeners: st.Listeners, Readers: st.Readers, Answered: answered, Continued: st.Continued, Ioctls: p.ioctls.Made(),
 		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts), Failed: st.Failed,
-		PremadeHits: st.PoolHits, PremadeMisses: st.PoolMisses, Batches: st.Batches, BatchSockets: st.BatchSockets, Unguarded: unguarded,
+		PremadeHits: sockets.PoolHits, PremadeMisses: answered - sockets.PoolHits, Batches: sockets.Batches, BatchSockets: sockets.BatchSockets, Unguarded: unguarded,
 	}, nil
 }

@@ -12,6 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
 // A batch is a Unix socket with TCP sockets in its queue, one a message, each admitted for its container as one that is
@@ -39,7 +41,7 @@ const (
 )
 
 // batchWanted reads the arguments of socket() that the kernel does not.
-func batchWanted(d *callData, protocol int) int {
+func batchWanted(d *trap.Data, protocol int) int {
 	if d.Args[3] != batchMagic || d.Args[5] != ^uint64(batchMagic) || protocol == unix.IPPROTO_MPTCP {
 		return 0
 	}
@@ -72,20 +74,17 @@ type batchMaker struct {
 }
 
 // begin starts the maker, unless it runs. Until it is ready there are no batches.
-func (m *batchMaker) begin(s *Server) {
-	if s.cfg.ListenElsewhere == nil {
+func (m *batchMaker) begin(h *Handler) {
+	if h.cfg.ListenElsewhere == nil {
 		return
 	}
 	m.once.Do(func() {
 		m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan batch, 1)
-		ended := make(chan struct{})
-		if !s.start(func() { <-ended }) {
-			return
-		}
-		onThread(func() {
-			defer close(ended)
-			if err := m.run(s.ctx, s.cfg.ListenElsewhere); err != nil {
-				s.log.Error("batches cannot be made: containers get their sockets one by one", "err", err)
+		h.tasks.Add(1)
+		task.OnThread(func() {
+			defer h.tasks.Done()
+			if err := m.run(h.ctx, h.cfg.ListenElsewhere); err != nil {
+				h.cfg.Log.Error("batches cannot be made: containers get their sockets one by one", "err", err)
 			}
 		})
 	})
@@ -101,7 +100,7 @@ func (m *batchMaker) run(ctx context.Context, listen func(*os.File) error) error
 	if err != nil {
 		return err
 	}
-	inode, err := netnsOfSocket(fd)
+	inode, err := task.NetnsOfSocket(fd)
 	if err != nil {
 		closeFD(fd)
 		return err
@@ -249,7 +248,7 @@ func (m *batchMaker) get(ctx context.Context) (c batch, ok bool) {
 		return c, true
 	default:
 	}
-	err := errServerCloses
+	err := trap.ErrAgentEnds
 	m.do(ctx, func(listener int, name unix.Sockaddr) { c, err = newBatch(listener, name) })
 	return c, err == nil
 }
@@ -348,82 +347,97 @@ func (s *outstanding) close() {
 }
 
 // mayHaveBatches reports whether who started the listener's container said so.
-func (l *listener) mayHaveBatches() bool {
-	return l.state.State.Annotations[model.AnnotationSocketPool] == "true"
+func mayHaveBatches(l *trap.Listener) bool {
+	return l.Annotation(model.AnnotationSocketPool) == "true"
+}
+
+// outstandingOf gives what a listener's programs hold.
+func (h *Handler) outstandingOf(l *trap.Listener) *outstanding {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := h.outstanding[l]
+	if out == nil {
+		out = new(outstanding)
+		h.outstanding[l] = out
+	}
+	return out
+}
+
+// countBatch counts a batch that a caller got, with so many sockets in it then; none is no batch.
+func (h *Handler) countBatch(filled int) {
+	if filled > 0 {
+		h.batches.Add(1)
+		h.batchSockets.Add(uint64(filled))
+	}
 }
 
 // giveBatch answers a call with a batch that has a few sockets in it; the prefiller adds the rest. done is false if the caller
-// gets a single socket instead: it does not ask for a batch, may have none, or there is none.
-func (r *reader) giveBatch(n *notification, req request, ep *endpoint, want socketOptions, caller model.Caller) (done bool, why failure, err error) {
-	if req.batch == 0 || ep.lingers.Load() || !r.mayHaveBatches() && model.ProtectCrates.On() || !r.batches.room(r.srv.ctx, &r.srv.batches) {
-		return false, failNone, nil
+// gets a single socket instead: it may have no batch, or there is none.
+func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOptions, caller model.Caller) (done bool, err error) {
+	if of.lingers.Load() || !mayHaveBatches(c.Listener()) && model.ProtectCrates.On() {
+		return false, nil
+	}
+	out := h.outstandingOf(c.Listener())
+	if !out.room(c.Context(), &h.maker) {
+		return false, nil
 	}
 	want.nonblock = false // the program's own to set, on each
-	p := &filling{endpoint: ep, family: req.family, want: want, left: req.batch}
-	c, ok := r.emptyBatch(p)
+	p := &filling{pools: of, family: req.family, want: want, left: req.batch}
+	b, ok := h.emptyBatch(c.Context(), p)
 	if !ok {
-		return false, failNone, nil
+		return false, nil
 	}
-	filled, err := r.fillFirst(n, p, caller)
+	filled, err := h.fillFirst(c, p, caller)
 	if filled == 0 {
-		c.close()
+		b.close()
 		closeFD(p.batch)
 		switch {
 		case errors.Is(err, model.ErrOtherNetns):
-			why, err = r.passThrough(n, failForeignNetns, errForeignNetns)
-			return true, why, err
+			return true, c.PassToOwnNetns()
 		case errors.Is(err, model.ErrSocketQuota):
-			return true, failQuota, err
+			return true, h.why.quota.Because(err)
 		}
-		return false, failNone, nil // a single socket fails for the same reason, or does not
+		return false, nil // a single socket fails for the same reason, or does not
 	}
-	r.batches.add(c)
-	defer r.srv.prefiller.startFilling(p, err == nil, r.affinity.letCallerRun)
-	r.inflight.inode = c.inode
-	number, err := addDescriptor(r.fd, n.ID, c.fd, true)
-	closeFD(c.fd) // before the caller goes on: as in give
-	if err != nil {
-		return true, injectFailure(err), fmt.Errorf("give batch to caller: %w", err)
+	out.add(b)
+	defer h.prefiller.startFilling(p, err == nil, c.LetCallerRun)
+	if err := c.Give(trap.Descriptor{FD: b.fd, Inode: b.inode, CloseOnExec: true, Key: req.key(), Note: filled}); err != nil {
+		return true, err
 	}
-	if err := sendValue(r.fd, n.ID, number); err != nil {
-		r.addUndelivered(n.PID, undelivered{inode: c.inode, number: number, request: req, filled: filled})
-		return true, injectFailure(err), fmt.Errorf("tell caller its batch: %w", err)
-	}
-	r.srv.counters.batches.Add(1)
-	r.srv.counters.batchSockets.Add(uint64(filled))
-	return true, failNone, nil
+	h.countBatch(filled)
+	return true, nil
 }
 
 // emptyBatch gives a batch for p to be filled into.
-func (r *reader) emptyBatch(p *filling) (c batch, ok bool) {
-	if c, ok = r.srv.batches.get(r.srv.ctx); !ok {
-		return c, false
+func (h *Handler) emptyBatch(ctx context.Context, p *filling) (b batch, ok bool) {
+	if b, ok = h.maker.get(ctx); !ok {
+		return b, false
 	}
-	c.done = &p.done
+	b.done = &p.done
 	var err error
-	if p.batch, err = unix.FcntlInt(uintptr(c.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		c.close()
-		return c, false
+	if p.batch, err = unix.FcntlInt(uintptr(b.own), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		b.close()
+		return b, false
 	}
-	return c, true
+	return b, true
 }
 
 // fillFirst puts the sockets into a batch that its caller waits for. They are compared with the caller as single ones are.
-func (r *reader) fillFirst(n *notification, p *filling, caller model.Caller) (filled int, err error) {
-	st, prefiller := p.endpoint.pool(p.family), &r.srv.prefiller
-	defer prefiller.request(st, needNow, nothing)
+func (h *Handler) fillFirst(c *trap.Call, p *filling, caller model.Caller) (filled int, err error) {
+	pool := p.pools.of(p.family)
+	defer h.prefiller.request(pool, needNow, nothing)
 	// The thread is the reader's own, and keeps this.
 	if err := becomeBatchUser(); err != nil {
 		return 0, err
 	}
 	for filled < filledFirst && p.left > 0 {
-		s, _, _, err := prefiller.take(st, p.want)
+		s, _, _, err := h.prefiller.take(pool, p.want)
 		if err != nil {
 			return filled, err
 		}
-		if err := r.admit(n, st, &s, &p.want, caller); err != nil {
+		if err := h.admit(c, pool, &s, &p.want, caller); err != nil {
 			if errors.Is(err, model.ErrOtherNetns) || errors.Is(err, model.ErrSocketQuota) {
-				prefiller.giveBack(st, s)
+				h.prefiller.giveBack(pool, s)
 			} else {
 				closeFD(s.fd)
 			}

@@ -132,7 +132,7 @@ func lookAtBatch(fd int) string {
 			worked = append(worked, what)
 		}
 	}
-	if ns, err := unix.IoctlRetInt(fd, siocGetNetns); err == nil {
+	if ns, err := unix.IoctlRetInt(fd, 0x894c /* SIOCGSKNS */); err == nil {
 		var of, own unix.Stat_t
 		if errors.Join(unix.Fstat(ns, &of), unix.Stat("/proc/self/ns/net", &own)) != nil || of.Ino != own.Ino {
 			worked = append(worked, "SIOCGSKNS gives another network namespace")
@@ -143,7 +143,7 @@ func lookAtBatch(fd int) string {
 }
 
 // batchServer runs a server whose batches are ready, and a child that may have them.
-func batchServer(t *testing.T, m SocketMaker, keeper string) (*Server, *child, func()) {
+func batchServer(t *testing.T, m SocketMaker, keeper string) (*testAgent, *child, func()) {
 	t.Helper()
 	testutil.NeedRoot(t, "changes the caller's user")
 	path := socketPath(t)
@@ -153,7 +153,7 @@ func batchServer(t *testing.T, m SocketMaker, keeper string) (*Server, *child, f
 	c := startChild(t, nil)
 	c.annotations = map[string]string{model.AnnotationSocketPool: "true"}
 	c.handOver(path, testName)
-	eventually(t, "batches", s.batches.ready.Load)
+	eventually(t, "batches", s.sockets.maker.ready.Load)
 	return s, c, stop
 }
 
@@ -267,7 +267,7 @@ func TestBatchAfterRestart(t *testing.T) {
 	cfg := testConfig(s.cfg.SocketPath, keeper, &testMaker{})
 	cfg.ListenElsewhere = listenInTest
 	next, _ := serve(t, cfg)
-	eventually(t, "batches", next.batches.ready.Load)
+	eventually(t, "batches", next.sockets.maker.ready.Load)
 	if o := askBatch(c, unix.AF_INET, 4); o.OK != 4 {
 		t.Errorf("%+v", o)
 	}

@@ -24,7 +24,7 @@ const childEnv = "HEDDLE_INTERCEPT_CHILD"
 
 // command is one line a test writes to a trapped child's standard input.
 type command struct {
-	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible"
+	Op      string // "socket", "storm", "euid", "nofile", "time", "unshare", "return", "hang", "batch", "pass", "interruptible", "priority"
 	Family  int
 	Type    int
 	Proto   int
@@ -116,6 +116,9 @@ func obey(c command) outcome {
 		return hang(c)
 	case "batch":
 		return openBatch(c)
+	case "priority":
+		n, _, e := unix.Syscall(unix.SYS_GETPRIORITY, uintptr(c.Type), uintptr(c.N), 0)
+		return outcome{Errno: int(e), OK: int(n)}
 	case "pass":
 		return passFile()
 	case "interruptible":
@@ -230,7 +233,8 @@ func timeSockets(c command) outcome {
 	return outcome{OK: c.N, P50: d[len(d)/2], P99: d[len(d)*99/100]}
 }
 
-// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*) and ioctls of network devices on all threads and returns
+// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*), ioctls of network devices and getpriority(), which is no handler of
+// the agent's, on all threads and returns
 // the listener.
 func installFilter() (int, error) {
 	const nr, arg0, arg1 = 0, 16, 24 // offsets in struct seccomp_data (little endian: the low halves)
@@ -242,8 +246,8 @@ func installFilter() (int, error) {
 	}
 	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
 	prog := []unix.SockFilter{
-		load(nr), jeq(unix.SYS_IOCTL, 0, 3),
-		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: ioctlMask}, jeq(ioctlPrefix, 8, 7),
+		load(nr), jeq(unix.SYS_GETPRIORITY, 12, 0), jeq(unix.SYS_IOCTL, 0, 3),
+		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xfffffd00}, jeq(0x8900, 8, 7),
 		jeq(unix.SYS_SOCKET, 0, 6),
 		load(arg0), jeq(unix.AF_INET, 1, 0), jeq(unix.AF_INET6, 0, 3),
 		load(arg1), {Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: sockTypeMask}, jeq(unix.SOCK_STREAM, 1, 0),
@@ -295,7 +299,7 @@ func agentChild() error {
 			return err
 		}
 	}
-	s, err := Listen(cfg)
+	s, err := listen(cfg)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,10 @@
 package intercept
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/trap"
+)
 
 // sockTypeMask is the kernel's SOCK_TYPE_MASK: the part of socket()'s second argument that is the type.
 const sockTypeMask = 0xf
@@ -14,11 +18,11 @@ type request struct {
 	batch       int // how many sockets are wanted in a batch (batch.go); 0: one socket, as it is
 }
 
-// classify reads a trapped call. It returns false for everything but a well-formed socket() call for TCP
+// parse reads a trapped call. It returns false for everything but a well-formed socket() call for TCP
 // over IPv4 or IPv6: those the kernel carries out, or refuses with the right errno, in the container's own
 // namespace. That includes calls by 32-bit programs, whose call numbers are another table's.
-func classify(d *callData) (request, bool) {
-	if d.Arch != auditArch || d.Nr != unix.SYS_SOCKET {
+func parse(d *trap.Data) (request, bool) {
+	if d.Arch != trap.NativeArch || d.Nr != unix.SYS_SOCKET {
 		return request{}, false
 	}
 	// The kernel takes ints: it ignores the upper halves of the registers, and so must we.
@@ -47,4 +51,15 @@ func classify(d *callData) (request, bool) {
 		nonblock:    typ&unix.SOCK_NONBLOCK != 0,
 		batch:       batchWanted(d, protocol),
 	}, true
+}
+
+// key tells a request from others that ask for something else; it is never 0.
+func (r request) key() uint64 {
+	key := uint64(1)<<32 | uint64(r.batch)<<16 | uint64(r.family)<<8
+	for i, is := range []bool{r.mptcp, r.closeOnExec, r.nonblock} {
+		if is {
+			key |= 1 << i
+		}
+	}
+	return key
 }

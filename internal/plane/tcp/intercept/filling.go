@@ -23,12 +23,12 @@ const (
 // batch, then to the prefiller.
 type filling struct {
 	// batch is a descriptor of its own for the agent's end: the other one is closed when the program has closed the batch.
-	batch    int
-	endpoint *endpoint
-	family   int
-	want     socketOptions
-	left     int         // sockets still to be put into it
-	done     atomic.Bool // nothing will be put into it any more; set once
+	batch  int
+	pools  *pools
+	family int
+	want   socketOptions
+	left   int         // sockets still to be put into it
+	done   atomic.Bool // nothing will be put into it any more; set once
 }
 
 // put puts a socket that has been admitted into the batch, which has it then, or, with what Admit counted, nobody.
@@ -103,14 +103,14 @@ func (r *prefiller) fillSome(ctx context.Context) bool {
 	}
 	next := 0
 	for i, p := range r.fillings {
-		if p.endpoint.lastFilled < r.fillings[next].endpoint.lastFilled {
+		if p.pools.lastFilled < r.fillings[next].pools.lastFilled {
 			next = i
 		}
 	}
 	p := r.fillings[next]
 	r.fillings = slices.Delete(r.fillings, next, next+1)
 	r.turns++
-	p.endpoint.lastFilled = r.turns
+	p.pools.lastFilled = r.turns
 	err := r.fillInto(ctx, p)
 	if err == nil && p.left > 0 {
 		r.fillings = append(r.fillings, p)
@@ -119,10 +119,10 @@ func (r *prefiller) fillSome(ctx context.Context) bool {
 	// A program that has all it may have gets to know when it asks again.
 	switch {
 	case errors.Is(err, errLingers):
-		p.endpoint.lingers.Store(true)
-		r.failed(p.endpoint.id, err)
+		p.pools.lingers.Store(true)
+		r.failed(p.pools.endpoint.ID, err)
 	case err != nil && !errors.Is(err, model.ErrSocketQuota) && !p.closed():
-		r.failed(p.endpoint.id, fmt.Errorf("fill batch: %w", err))
+		r.failed(p.pools.endpoint.ID, fmt.Errorf("fill batch: %w", err))
 	}
 	p.end()
 	return true
@@ -139,15 +139,15 @@ func (r *prefiller) fillInto(ctx context.Context, p *filling) error {
 	r.interrupts.set(lingerTimeout)
 	defer r.interrupts.set(0)
 	for ; filled < filledAtATime && p.left > 0 && ctx.Err() == nil; filled++ {
-		if p.endpoint.removed.Load() {
+		if p.pools.endpoint.Removed() {
 			p.left = 0
 			return nil
 		}
-		s, err := makeSocket(r.maker, p.endpoint.id, p.family)
+		s, err := makeSocket(r.maker, p.pools.endpoint.ID, p.family)
 		if err != nil {
 			return err
 		}
-		if err = s.apply(r.maker, p.endpoint.id, p.want); err == nil {
+		if err = s.apply(r.maker, p.pools.endpoint.ID, p.want); err == nil {
 			err = r.maker.Admit(s.fd, model.Caller{})
 		}
 		if err != nil {

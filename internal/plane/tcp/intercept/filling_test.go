@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 	"testing"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
 // testFilling gives a prefiller that nobody runs, a batch that is to get so many sockets, and the program's end of it.
@@ -33,7 +33,7 @@ func testFilling(t *testing.T, m *testMaker, n int) (r *prefiller, p *filling, p
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r, &filling{batch: own, endpoint: newEndpoint(testEndpoint), family: unix.AF_INET, want: socketOptions{own: self()}, left: n}, pair[1], failures
+	return r, &filling{batch: own, pools: testPools(testEndpoint), family: unix.AF_INET, want: socketOptions{own: task.Self()}, left: n}, pair[1], failures
 }
 
 // inBatch takes what is there: how many sockets, and whether the agent said that no more come.
@@ -89,10 +89,10 @@ func TestFillingTakesTurns(t *testing.T) {
 // TestFillingIsFair: endpoints with many batches have no more turns than one with a single batch.
 func TestFillingIsFair(t *testing.T) {
 	r, one, ofOne, _ := testFilling(t, &testMaker{}, 3*filledAtATime)
-	neighbours := []*endpoint{newEndpoint(testEndpoint + 1), newEndpoint(testEndpoint + 2)}
+	neighbours := []*pools{testPools(testEndpoint + 1), testPools(testEndpoint + 2)}
 	for i := range 6 {
 		_, other, _, _ := testFilling(t, &testMaker{}, 9*filledAtATime)
-		other.endpoint = neighbours[i%2]
+		other.pools = neighbours[i%2]
 		r.startFilling(other, true, nothing)
 	}
 	r.startFilling(one, true, nothing)
@@ -113,7 +113,7 @@ func TestFillingEnds(t *testing.T) {
 		failures int
 	}{
 		"no room for another socket": {func(m *testMaker, _ *filling) { m.quota = new(atomic.Int64); m.quota.Store(3) }, 3, 0},
-		"endpoint has gone":          {func(_ *testMaker, p *filling) { p.endpoint.removed.Store(true) }, 0, 0},
+		"endpoint has gone":          {func(_ *testMaker, p *filling) { p.pools.endpoint.Remove() }, 0, 0},
 		"sockets cannot be made": {func(m *testMaker, _ *filling) {
 			err := errors.New("injected")
 			m.err.Store(&err)
@@ -174,8 +174,8 @@ func TestFillingClosedAtOnce(t *testing.T) {
 	if err := errors.Join(err, unix.Listen(listening, 4)); err != nil {
 		t.Fatal(err)
 	}
-	r := &reader{listener: newListener(&Server{}, -1, specs.ContainerProcessState{})}
-	m := &r.srv.batches
+	h, out := &Handler{}, &outstanding{}
+	m := &h.maker
 	m.requests, m.spare = make(chan func(int, unix.Sockaddr)), make(chan batch, 1)
 	m.ready.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
@@ -183,21 +183,20 @@ func TestFillingClosedAtOnce(t *testing.T) {
 	go func() { defer close(served); m.serve(ctx, listening, name) }()
 	defer func() { stop(); <-served }()
 
-	r.srv.ctx = ctx
-	c, ok := r.emptyBatch(p)
+	c, ok := h.emptyBatch(ctx, p)
 	if !ok || p.batch == c.own {
 		t.Fatalf("%v, filling has descriptor %d and the listener %d", ok, p.batch, c.own)
 	}
-	r.batches.add(c)
+	out.add(c)
 	closeFD(c.fd)
-	if !r.batches.room(ctx, m) || len(r.batches.batches) != 1 {
-		t.Errorf("%d batches count while one is to be filled still", len(r.batches.batches))
+	if !out.room(ctx, m) || len(out.batches) != 1 {
+		t.Errorf("%d batches count while one is to be filled still", len(out.batches))
 	}
 	prefiller.startFilling(p, true, nothing)
 	if !prefiller.fillSome(ctx) || prefiller.fillSome(ctx) || prefiller.filled.Load() != 0 || len(*failures) != 0 {
 		t.Errorf("%d sockets filled, failures %v; want none for a batch that was closed", prefiller.filled.Load(), *failures)
 	}
-	if !r.batches.room(ctx, m) || len(r.batches.batches) != 0 {
-		t.Errorf("%d batches count after all were closed and filled", len(r.batches.batches))
+	if !out.room(ctx, m) || len(out.batches) != 0 {
+		t.Errorf("%d batches count after all were closed and filled", len(out.batches))
 	}
 }

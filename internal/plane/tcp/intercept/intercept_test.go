@@ -247,7 +247,7 @@ func tryManyThreadsAndSignals(t *testing.T) {
 }
 
 // mostReaders counts the readers there are at a time while during runs.
-func mostReaders(s *Server, during func()) (most int) {
+func mostReaders(s *testAgent, during func()) (most int) {
 	stop, watched := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(watched)
@@ -308,6 +308,7 @@ func TestHelpersJoin(t *testing.T) {
 			break
 		}
 	}
+	const maxReaders = 4 // of package trap
 	if most < 2 || most > maxReaders {
 		t.Errorf("at most %d readers at a time, want 2 to %d", most, maxReaders)
 	}
@@ -425,15 +426,15 @@ func TestListenRefuses(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("hand-off socket: %v %v, want mode 0600", st.Mode(), err)
 	}
-	for what, change := range map[string]func(*Config){
-		"another agent": func(*Config) {},
-		"SocketPath":    func(c *Config) { c.SocketPath = "/" + strings.Repeat("x", 120) },
-		"Maker":         func(c *Config) { c.Maker = nil },
-		"Resolve":       func(c *Config) { c.Resolve = nil },
+	for what, change := range map[string]func(*agentConfig){
+		"another agent": func(*agentConfig) {},
+		"SocketPath":    func(c *agentConfig) { c.SocketPath = "/" + strings.Repeat("x", 120) },
+		"Maker":         func(c *agentConfig) { c.Maker = nil },
+		"Resolve":       func(c *agentConfig) { c.Resolve = nil },
 	} {
 		c := testConfig(path, "", &testMaker{})
 		change(&c)
-		if s, err := Listen(c); err == nil {
+		if s, err := listen(c); err == nil {
 			s.Close()
 			t.Errorf("%s: accepted", what)
 		} else if !strings.Contains(err.Error(), what) {

@@ -7,22 +7,21 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/trap"
 )
 
 // A program can set SO_LINGER on a socket, have data under way and close it before the agent's own close(), which is the last then
 // and waits for as long as the program said, if no signal interrupts it.
 
 const (
-	// lingerSignal interrupts a close() that waits. Nothing else uses it: Go ignores it, and the thread's other signals stay as they
-	// are.
-	lingerSignal = unix.Signal(40)
 	// lingerTimeout is how long a close() may wait if others wait for its thread.
 	lingerTimeout = 50 * time.Millisecond
 	// lingerSeen is more than any close() takes that does not linger, and less than Go lets a thread go on without a signal.
 	lingerSeen = time.Millisecond
 )
 
-// interruptTimer sends its thread lingerSignal again and again while it is set, by a timer of the kernel: timer_create(2).
+// interruptTimer sends its thread trap.InterruptSignal again and again while it is set, by a timer of the kernel: timer_create(2).
 type interruptTimer struct{ timer int32 }
 
 // newInterruptTimer gives a timer of the calling thread.
@@ -33,7 +32,7 @@ func newInterruptTimer() (*interruptTimer, error) {
 		signo, notify int32
 		tid           int32
 		_             [44]byte
-	}{signo: int32(lingerSignal), notify: 4 /* SIGEV_THREAD_ID */, tid: int32(unix.Gettid())}
+	}{signo: int32(trap.InterruptSignal), notify: 4 /* SIGEV_THREAD_ID */, tid: int32(unix.Gettid())}
 	var a interruptTimer
 	_, _, errno := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&event)),
 		uintptr(unsafe.Pointer(&a.timer)))
@@ -60,6 +59,10 @@ func (a *interruptTimer) delete() {
 
 var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more batches")
 
+// closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can
+// report lost data, so there is nothing to do about an error.
+func closeFD(fd int) { _ = unix.Close(fd) }
+
 // closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that waited for what
 // lingers, till it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up; one that Go's
 // scheduler stops does, so that the socket has to linger as well: it does if its program was very quick.
@@ -79,34 +82,4 @@ func timesGivenUp() int64 {
 	var usage unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_THREAD, &usage) // fails only for bad arguments
 	return usage.Nvcsw
-}
-
-// closeGiven closes the agent's descriptor of a socket that its program may have already.
-func (r *reader) closeGiven(fd int) {
-	closing := &r.closing[r.slot]
-	closing.Store(r.tid)
-	closeFD(fd)
-	closing.Store(0)
-}
-
-// interruptCloses interrupts what readers wait for in close(), until done is closed: an agent that ends does not wait for a program.
-func (s *Server) interruptCloses(done <-chan struct{}) {
-	tick := time.NewTicker(lingerTimeout)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-tick.C:
-		}
-		s.mu.Lock()
-		for l := range s.listeners {
-			for i := range l.closing {
-				if tid := l.closing[i].Load(); tid != 0 {
-					_ = unix.Tgkill(unix.Getpid(), int(tid), lingerSignal) // fails if it has just ended
-				}
-			}
-		}
-		s.mu.Unlock()
-	}
 }

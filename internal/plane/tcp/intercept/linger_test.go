@@ -2,14 +2,10 @@ package intercept
 
 import (
 	"errors"
-	"io"
-	"log/slog"
 	"runtime"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
@@ -80,33 +76,7 @@ func TestFillingDoesNotLinger(t *testing.T) {
 	if took := time.Since(began); took >= longLinger/2 {
 		t.Errorf("filling waited %v for a program", took)
 	}
-	if !p.endpoint.lingers.Load() || len(*failures) != 1 || !errors.Is((*failures)[0], errLingers) {
-		t.Errorf("gets no more batches: %v; failures %v", p.endpoint.lingers.Load(), *failures)
-	}
-}
-
-// TestEndDoesNotLinger: a server that ends does not wait for the programs of its readers' sockets.
-func TestEndDoesNotLinger(t *testing.T) {
-	s := &Server{listeners: make(map[*listener]struct{}), cfg: Config{Log: slog.New(slog.NewTextHandler(io.Discard, nil))}}
-	l := newListener(s, -1, specs.ContainerProcessState{})
-	s.listeners[l] = struct{}{}
-	fd := lingering(t)
-	var closed atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r := &reader{listener: l, slot: 1, inflight: l.inflight[1]}
-		if r.prepare() {
-			r.closeGiven(fd)
-			closed.Store(true)
-		}
-	}()
-	began := time.Now()
-	s.interruptCloses(done)
-	if took := time.Since(began); took >= longLinger/2 {
-		t.Errorf("the end waited %v for a program", took)
-	}
-	if !closed.Load() {
-		t.Error("the reader did not close its socket")
+	if !p.pools.lingers.Load() || len(*failures) != 1 || !errors.Is((*failures)[0], errLingers) {
+		t.Errorf("gets no more batches: %v; failures %v", p.pools.lingers.Load(), *failures)
 	}
 }

@@ -22,6 +22,9 @@ import (
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/ioctl"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
 // testEndpoint's sockets carry its id as SO_PRIORITY, which needs no privilege up to 6.
@@ -75,22 +78,22 @@ func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
 // Admit gives the number of sockets that quota leaves, if it is set. It compares callers as the kernel does for the agent.
 func (m *testMaker) Admit(_ int, caller model.Caller) error {
 	if caller.Thread != 0 {
-		proc, err := openProc()
+		proc, err := task.Open()
 		if err != nil {
 			return err
 		}
-		defer closeFD(int(proc))
-		netns, err := proc.netnsOf(caller.Thread)
+		defer proc.Close()
+		netns, err := proc.Netns(caller.Thread)
 		if err != nil {
 			return model.ErrNoCaller
 		}
-		own, err := proc.ownerOf(caller.Thread)
+		own, err := proc.Owner(caller.Thread)
 		switch {
 		case err != nil:
 			return model.ErrNoCaller
 		case caller.Netns != 0 && netns != uint64(caller.Netns):
 			return model.ErrOtherNetns
-		case !caller.AnyOwner && own != owner{caller.UID, caller.GID}:
+		case !caller.AnyOwner && own != (task.Owner{UID: caller.UID, GID: caller.GID}):
 			return model.ErrOtherOwner
 		}
 	}
@@ -123,8 +126,71 @@ func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, value))
 }
 
-func testConfig(socket, keeper string, m SocketMaker) Config {
-	c := Config{SocketPath: socket, Maker: m, AdmitCompares: admitCompares, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+// agentConfig is what the tests' agents are made of: the settings of the server and of the handlers.
+type agentConfig struct {
+	SocketPath                             string
+	Maker                                  SocketMaker
+	AdmitCompares                          bool
+	Resolve                                func(string, specs.ContainerProcessState) (model.EndpointID, error)
+	EndpointIn                             func(uint64) (model.EndpointID, bool)
+	NetnsOf                                func(model.EndpointID) (uint64, bool)
+	Log                                    *slog.Logger
+	Keeper                                 trap.Keeper
+	StartKeeper                            func() error
+	ListenElsewhere                        func(*os.File) error
+	ReadyPerFamily, MaxReady, MaxListeners int
+	others                                 []trap.Handler
+}
+
+// testAgent answers trapped calls as the agent does.
+type testAgent struct {
+	*trap.Server
+	cfg     agentConfig
+	sockets *Handler
+	ioctls  *ioctl.Handler
+}
+
+// agentStats are what the agent reports of the interception.
+type agentStats struct {
+	trap.Stats
+	Ready                                                         int
+	Answered, PoolHits, PoolMisses, Ioctls, Batches, BatchSockets uint64
+}
+
+func (a *testAgent) Stats() agentStats {
+	s := a.sockets.Stats()
+	answered := a.Gave(a.sockets) - s.Batches
+	return agentStats{
+		Stats: a.Server.Stats(), Ready: s.Ready, Answered: answered, PoolHits: s.PoolHits, PoolMisses: answered - s.PoolHits,
+		Ioctls: a.ioctls.Made(), Batches: s.Batches, BatchSockets: s.BatchSockets,
+	}
+}
+
+// listen makes an agent.
+func listen(c agentConfig) (a *testAgent, err error) {
+	a = &testAgent{cfg: c}
+	if a.sockets, err = New(Config{
+		Maker: c.Maker, AdmitCompares: c.AdmitCompares, Log: c.Log, ListenElsewhere: c.ListenElsewhere,
+		ReadyPerFamily: c.ReadyPerFamily, MaxReady: c.MaxReady,
+	}); err != nil {
+		return nil, err
+	}
+	if a.ioctls, err = ioctl.New(ioctl.Config{OtherNetns: a.sockets.BatchNetns}); err != nil {
+		a.sockets.Close()
+		return nil, err
+	}
+	if a.Server, err = trap.Listen(trap.Config{
+		SocketPath: c.SocketPath, Handlers: append([]trap.Handler{a.sockets, a.ioctls}, c.others...), Resolve: c.Resolve, EndpointIn: c.EndpointIn,
+		NetnsOf: c.NetnsOf, Log: c.Log, Keeper: c.Keeper, StartKeeper: c.StartKeeper, MaxListeners: c.MaxListeners,
+	}); err != nil {
+		a.sockets.Close()
+		a.ioctls.Close()
+	}
+	return a, err
+}
+
+func testConfig(socket, keeper string, m SocketMaker) agentConfig {
+	c := agentConfig{SocketPath: socket, Maker: m, AdmitCompares: admitCompares, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		Resolve: func(metadata string, _ specs.ContainerProcessState) (model.EndpointID, error) {
 			if metadata != testName {
 				return 0, fmt.Errorf("no endpoint %q", metadata)
@@ -139,9 +205,9 @@ func testConfig(socket, keeper string, m SocketMaker) Config {
 }
 
 // serve runs a server until the test ends or stop is called.
-func serve(t testing.TB, c Config) (s *Server, stop func()) {
+func serve(t testing.TB, c agentConfig) (s *testAgent, stop func()) {
 	t.Helper()
-	s, err := Listen(c)
+	s, err := listen(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,3 +370,19 @@ func socketPath(t testing.TB) string { return filepath.Join(t.TempDir(), "s") }
 
 // eventually waits for what another goroutine or process brings about.
 var eventually = testutil.EventuallyTrue
+
+// descriptors takes the descriptors out of control messages.
+func descriptors(oob []byte) (fds []int, err error) {
+	msgs, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	for i := range msgs {
+		more, err := unix.ParseUnixRights(&msgs[i])
+		if err != nil {
+			return fds, err
+		}
+		fds = append(fds, more...)
+	}
+	return fds, nil
+}

@@ -8,11 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
 // socketOptions are what a caller wants of a socket and the agent can give it before it is injected.
 type socketOptions struct {
-	own      owner
+	own      task.Owner
 	nonblock bool
 	mptcp    bool
 }
@@ -29,8 +31,8 @@ type socket struct {
 func (s *socket) apply(m SocketMaker, id model.EndpointID, want socketOptions) error {
 	if s.has.own != want.own && model.ProtectUser.On() {
 		// SO_REUSEPORT groups and sk_uid (firewall rules, ss) go by the socket's owner.
-		if err := unix.Fchown(s.fd, int(want.own.uid), int(want.own.gid)); err != nil {
-			return fmt.Errorf("give socket to %d:%d: %w", want.own.uid, want.own.gid, err)
+		if err := unix.Fchown(s.fd, int(want.own.UID), int(want.own.GID)); err != nil {
+			return fmt.Errorf("give socket to %d:%d: %w", want.own.UID, want.own.GID, err)
 		}
 		s.has.own = want.own
 	}
@@ -54,38 +56,33 @@ func (s *socket) apply(m SocketMaker, id model.EndpointID, want socketOptions) e
 	return nil
 }
 
-// endpoint is what the listeners of one endpoint share.
-type endpoint struct {
-	id         model.EndpointID
-	removed    atomic.Bool // set once by Server.Forget, read for every call
-	users      int         // running listeners; guarded by Server.mu
+// pools are the ready sockets of one endpoint.
+type pools struct {
+	endpoint   *trap.Endpoint
 	lastFilled uint64      // when one of its batches was filled last (prefiller.turns); the prefiller's own
 	lingers    atomic.Bool // a program of it kept the prefiller waiting: it gets no more batches
 	v4, v6     socketPool
 }
 
-func newEndpoint(id model.EndpointID) *endpoint {
-	first := socketOptions{own: self()} // as a socket is made, until a caller has shown what it wants
-	return &endpoint{
-		id: id,
-		v4: socketPool{endpoint: id, family: unix.AF_INET, want: first},
-		v6: socketPool{endpoint: id, family: unix.AF_INET6, want: first},
+func newPools(ep *trap.Endpoint) *pools {
+	first := socketOptions{own: task.Self()} // as a socket is made, until a caller has shown what it wants
+	return &pools{
+		endpoint: ep,
+		v4:       socketPool{endpoint: ep.ID, family: unix.AF_INET, want: first},
+		v6:       socketPool{endpoint: ep.ID, family: unix.AF_INET6, want: first},
 	}
 }
 
-// self is the owner of the sockets the agent makes.
-func self() owner { return owner{uint32(unix.Geteuid()), uint32(unix.Getegid())} }
-
-// pool gives the endpoint's ready sockets of a family.
-func (e *endpoint) pool(family int) *socketPool {
+// of gives those of a family.
+func (p *pools) of(family int) *socketPool {
 	if family == unix.AF_INET6 {
-		return &e.v6
+		return &p.v6
 	}
-	return &e.v4
+	return &p.v4
 }
 
 // socketPool holds the ready sockets of one endpoint and family. It owns them: the threads that answer take
-// them out, only the prefiller (and an answer nobody waited for) puts them in, and Server.drop closes
+// them out, only the prefiller (and an answer nobody waited for) puts them in, and prefiller.drop closes
 // what is left when the endpoint's last listener ends or the endpoint is forgotten.
 type socketPool struct {
 	endpoint model.EndpointID
@@ -99,77 +96,73 @@ type socketPool struct {
 }
 
 // lastOwner is the owner that the latest caller had: the guess for the next.
-func (st *socketPool) lastOwner() owner {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	return st.want.own
+func (p *socketPool) lastOwner() task.Owner {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.want.own
 }
 
 // learn notes what the latest caller wanted after all.
-func (st *socketPool) learn(want socketOptions) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.want = want
+func (p *socketPool) learn(want socketOptions) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.want = want
 }
 
 // take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
-func (st *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.want = want
-	n := len(st.ready)
+func (p *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.want = want
+	n := len(p.ready)
 	if n == 0 {
 		return socket{}, 0, false
 	}
-	s = st.ready[n-1]
-	st.ready = st.ready[:n-1]
+	s = p.ready[n-1]
+	p.ready = p.ready[:n-1]
 	return s, n - 1, true
 }
 
 // put adds a ready socket. It reports false, and the caller keeps the socket, if the pool holds limit
 // sockets or is closed.
-func (st *socketPool) put(s socket, limit int) bool {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.closed || len(st.ready) >= limit {
+func (p *socketPool) put(s socket, limit int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || len(p.ready) >= limit {
 		return false
 	}
-	st.ready = append(st.ready, s)
+	p.ready = append(p.ready, s)
 	return true
 }
 
 // shortfall reports how many sockets are missing to target and what the next caller will probably want.
-func (st *socketPool) shortfall(target int) (int, socketOptions) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	if st.closed {
+func (p *socketPool) shortfall(target int) (int, socketOptions) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
 		return 0, socketOptions{}
 	}
-	return target - len(st.ready), st.want
+	return target - len(p.ready), p.want
 }
 
 // close empties the pool for good and returns what was in it.
-func (st *socketPool) close() []socket {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	left := st.ready
-	st.ready, st.closed = nil, true
+func (p *socketPool) close() []socket {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := p.ready
+	p.ready, p.closed = nil, true
 	return left
 }
 
 func makeSocket(m SocketMaker, id model.EndpointID, family int) (socket, error) {
 	fd, err := m.MakeSocket(id, family)
 	if err != nil {
-		return socket{}, fmt.Errorf("make socket: %w", err)
+		return socket{}, fmt.Errorf("%w: %w", errMake, err)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		closeFD(fd)
-		return socket{}, fmt.Errorf("make socket: %w", err)
+		return socket{}, fmt.Errorf("%w: %w", errMake, err)
 	}
-	return socket{fd: fd, inode: st.Ino, has: socketOptions{own: self()}}, nil
+	return socket{fd: fd, inode: st.Ino, has: socketOptions{own: task.Self()}}, nil
 }
-
-// closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can
-// report lost data, so there is nothing to do about an error.
-func closeFD(fd int) { _ = unix.Close(fd) }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // prefiller makes sockets ahead of need: for pools and, when those are full, for batches (filling.go). One goroutine runs it, on a
@@ -24,7 +25,7 @@ type prefiller struct {
 	queue   chan *socketPool
 	wakeFD  int          // eventfd; written to when the prefiller has to look at its queue now, or to end
 	doing   atomic.Int32 // what run does: a phase
-	yielder yielder      // run's own
+	yielder trap.Yielder // run's own
 	failed  func(model.EndpointID, error)
 
 	batches    chan *filling   // that readers gave to programs
@@ -51,17 +52,17 @@ const (
 	sleeping              // until it is woken
 )
 
-// request queues st if it wants sockets, and rouses the prefiller. It never blocks: if the queue is full the next use of the pool
+// request queues p if it wants sockets, and rouses the prefiller. It never blocks: if the queue is full the next use of the pool
 // asks again.
-func (r *prefiller) request(st *socketPool, wants need, before func()) {
+func (r *prefiller) request(p *socketPool, wants need, before func()) {
 	if r.target == 0 || wants == needNot {
 		return
 	}
-	if !st.queued.Swap(true) {
+	if !p.queued.Swap(true) {
 		select {
-		case r.queue <- st:
+		case r.queue <- p:
 		default:
-			st.queued.Store(false)
+			p.queued.Store(false)
 			return
 		}
 	}
@@ -97,8 +98,7 @@ func (r *prefiller) wake() {
 func (r *prefiller) run(ctx context.Context) {
 	// Not unlocked: the thread's priority stays low, so it must end with this goroutine.
 	runtime.LockOSThread()
-	ownSlack()
-	if err := yieldToAll(); err != nil {
+	if err := trap.Background(); err != nil {
 		r.log.Warn("thread that makes sockets ahead keeps its priority: it competes with programs", "err", err)
 	}
 	if err := becomeBatchUser(); err != nil {
@@ -116,7 +116,7 @@ func (r *prefiller) run(ctx context.Context) {
 		if r.prefillQueued(ctx) {
 			idle = 0
 		}
-		r.yielder.yield(nothing)
+		r.yielder.Yield(nothing)
 		next := resting
 		if idle >= staysAwake {
 			next = sleeping
@@ -155,11 +155,11 @@ func (r *prefiller) wait(doing phase) error {
 func (r *prefiller) prefillQueued(ctx context.Context) (made bool) {
 	for ctx.Err() == nil {
 		select {
-		case st := <-r.queue:
-			st.queued.Store(false)
-			n, err := r.prefill(ctx, st)
+		case p := <-r.queue:
+			p.queued.Store(false)
+			n, err := r.prefill(ctx, p)
 			if err != nil {
-				r.failed(st.endpoint, err)
+				r.failed(p.endpoint, err)
 			}
 			made = made || n > 0
 		default:
@@ -167,22 +167,22 @@ func (r *prefiller) prefillQueued(ctx context.Context) (made bool) {
 				return made
 			}
 			made = true
-			r.yielder.yield(nothing)
+			r.yielder.Yield(nothing)
 		}
 	}
 	return made
 }
 
 // prefill brings one pool to the target, or to what the common limit leaves.
-func (r *prefiller) prefill(ctx context.Context, st *socketPool) (made int, err error) {
-	for missing, want := st.shortfall(r.target); made < missing && ctx.Err() == nil; made++ {
+func (r *prefiller) prefill(ctx context.Context, p *socketPool) (made int, err error) {
+	for missing, want := p.shortfall(r.target); made < missing && ctx.Err() == nil; made++ {
 		if r.total.Add(1) > r.max {
 			r.total.Add(-1)
 			return made, nil
 		}
-		s, err := makeSocket(r.maker, st.endpoint, st.family)
+		s, err := makeSocket(r.maker, p.endpoint, p.family)
 		if err == nil {
-			if err = s.apply(r.maker, st.endpoint, want); err != nil {
+			if err = s.apply(r.maker, p.endpoint, want); err != nil {
 				closeFD(s.fd)
 			}
 		}
@@ -190,7 +190,7 @@ func (r *prefiller) prefill(ctx context.Context, st *socketPool) (made int, err 
 			r.total.Add(-1)
 			return made, err
 		}
-		if !st.put(s, r.target) {
+		if !p.put(s, r.target) {
 			r.discard(s)
 			return made, nil
 		}
@@ -208,10 +208,10 @@ const (
 )
 
 // take gets a ready socket for a caller, or makes one on the spot. ready says which.
-func (r *prefiller) take(st *socketPool, want socketOptions) (s socket, ready bool, prefill need, err error) {
-	s, left, ready := st.take(want)
+func (r *prefiller) take(p *socketPool, want socketOptions) (s socket, ready bool, prefill need, err error) {
+	s, left, ready := p.take(want)
 	if !ready {
-		s, err = makeSocket(r.maker, st.endpoint, st.family)
+		s, err = makeSocket(r.maker, p.endpoint, p.family)
 		return s, false, needNow, err
 	}
 	r.total.Add(-1)
@@ -225,17 +225,17 @@ func (r *prefiller) take(st *socketPool, want socketOptions) (s socket, ready bo
 }
 
 // giveBack returns a socket whose caller does not get it.
-func (r *prefiller) giveBack(st *socketPool, s socket) {
+func (r *prefiller) giveBack(p *socketPool, s socket) {
 	r.total.Add(1)
-	if !st.put(s, r.target) {
+	if !p.put(s, r.target) {
 		r.discard(s)
 	}
 }
 
 // drop closes an endpoint's pools and the sockets in them.
-func (r *prefiller) drop(e *endpoint) {
-	for _, st := range []*socketPool{&e.v4, &e.v6} {
-		for _, s := range st.close() {
+func (r *prefiller) drop(of *pools) {
+	for _, p := range []*socketPool{&of.v4, &of.v6} {
+		for _, s := range p.close() {
 			r.discard(s)
 		}
 	}

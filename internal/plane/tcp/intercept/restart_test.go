@@ -3,6 +3,7 @@ package intercept
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -45,7 +47,7 @@ func kept(t *testing.T, path string) int {
 // listenersAmong counts the listeners among what is kept, and closes everything.
 func listenersAmong(all []fdkeep.Kept) (n int) {
 	for _, p := range all {
-		if p.Key != handoffKey {
+		if p.Key != "hand-off socket" {
 			n++
 		}
 		closeFD(p.FD)
@@ -160,32 +162,51 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeFD(page)
-			if err := unix.Ftruncate(page, callPageBytes); err != nil {
+			// What agents of all versions have in common: a page of 4,096 bytes has four places, of 128 bytes each, for struct
+			// seccomp_notif (80 bytes) and the socket's inode.
+			if err := unix.Ftruncate(page, 4096); err != nil {
 				t.Fatal(err)
 			}
-			dead := &listener{}
-			const slot = maxReaders - 1 // as good as any
-			if err := dead.mapInflight(page); err != nil {
+			memory, err := unix.Mmap(page, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = unix.Munmap(dead.page) }()
+			defer func() { _ = unix.Munmap(memory) }()
+			place := memory[3*128:] // as good as any
+			id := func() uint64 { return binary.NativeEndian.Uint64(place) }
+			notify := func(request uint, arg unsafe.Pointer) (int, error) {
+				n, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), uintptr(request), uintptr(arg))
+				if errno != 0 {
+					return -1, errno
+				}
+				return int(n), nil
+			}
 			c.tell(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM})
-			if err := receive(c.fd, &dead.inflight[slot].call); err != nil {
+			if _, err := notify(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&place[0])); err != nil {
 				t.Fatal(err)
 			}
 			s, err := makeSocket(&testMaker{}, testEndpoint, unix.AF_INET)
 			if err != nil {
 				t.Fatal(err)
 			}
-			dead.inflight[slot].inode = s.inode
+			binary.NativeEndian.PutUint64(place[80:], s.inode)
 			number := -1
 			if done >= 1 {
-				if number, err = addDescriptor(c.fd, dead.inflight[slot].call.ID, s.fd, false); err != nil {
+				add := struct {
+					id                           uint64
+					flags, file, number, fdFlags uint32
+				}{id: id(), file: uint32(s.fd)}
+				if number, err = notify(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(&add)); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if done >= 2 {
-				if err := sendValue(c.fd, dead.inflight[slot].call.ID, number); err != nil {
+				send := struct {
+					id           uint64
+					value        int64
+					errno, flags uint32
+				}{id: id(), value: int64(number)}
+				if _, err := notify(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&send)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -261,7 +282,7 @@ func TestHandOffWithoutAgent(t *testing.T) {
 		n := len(all)
 		return err == nil && n-listenersAmong(all) == 1
 	})
-	if s, err := Listen(testConfig(path, hp, &testMaker{})); err == nil {
+	if s, err := listen(testConfig(path, hp, &testMaker{})); err == nil {
 		s.Close()
 		t.Error("a second agent got the socket")
 	}

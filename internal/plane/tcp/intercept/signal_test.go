@@ -52,7 +52,7 @@ func trySignalEndsCall(t *testing.T, received, lasts bool, env ...string) {
 	making := make(chan struct{}, 256)
 	m := &testMaker{gate: make(chan struct{}), entered: func() { making <- struct{}{} }}
 	caller := startChild(t, nil, env...)
-	var s *Server
+	var s *testAgent
 	if received {
 		s, _ = serve(t, testConfig(path, "", m))
 		caller.handOver(path, testName)

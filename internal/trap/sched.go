@@ -1,4 +1,4 @@
-package intercept
+package trap
 
 import (
 	"fmt"
@@ -15,10 +15,13 @@ import (
 // waits for it with its answer in hand. Measured in docs/benchmarks/log.md.
 func yieldToCallers() error { return schedule(unix.SCHED_BATCH, 0) }
 
-// yieldToAll makes the calling thread, which must be locked, give way to every thread that has something
+// Background makes the calling thread, which must be locked, give way to every thread that has something
 // to do. Not SCHED_IDLE: a pool's lock may be held when the thread is pushed aside, and it must get
 // enough of a busy processor to let go of it.
-func yieldToAll() error { return schedule(unix.SCHED_BATCH, 19) }
+func Background() error {
+	ownSlack()
+	return schedule(unix.SCHED_BATCH, 19)
+}
 
 func schedule(policy uint32, nice int32) error {
 	attr := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: policy, Nice: nice}
@@ -28,11 +31,11 @@ func schedule(policy uint32, nice int32) error {
 	return nil
 }
 
-// yielder lets Go reschedule a goroutine that is locked to its thread and makes one system call after the other, at moments
+// Yielder lets Go reschedule a goroutine that is locked to its thread and makes one system call after the other, at moments
 // that suit it. Go's monitor thread asks a goroutine that ran for 10 ms to make room, which happens at the next
 // function call, with a caller waiting; and while such a goroutine is in a system call the monitor takes its processor (P) away, and
 // looks again every 20 us for as long as it finds any to take: thousands of wake-ups a second. docs/decisions/0041.
-type yielder struct {
+type Yielder struct {
 	since time.Time
 	calls int
 }
@@ -44,8 +47,8 @@ const (
 	yieldCalls = 4
 )
 
-// yield is called by the goroutine after each call, when nobody waits for it. It calls before before it makes room.
-func (y *yielder) yield(before func()) {
+// Yield is called by the goroutine after each call, when nobody waits for it. It calls before before it makes room.
+func (y *Yielder) Yield(before func()) {
 	if y.due(time.Now()) {
 		before()
 		runtime.Gosched()
@@ -53,7 +56,7 @@ func (y *yielder) yield(before func()) {
 }
 
 // due reports whether it is time to make room.
-func (y *yielder) due(now time.Time) bool {
+func (y *Yielder) due(now time.Time) bool {
 	y.calls++
 	if now.Sub(y.since) < yieldEvery {
 		return false

@@ -1,4 +1,4 @@
-package intercept
+package trap
 
 import (
 	"fmt"
@@ -79,25 +79,5 @@ func TestMonitorSlack(t *testing.T) {
 	m.close()
 	if got := slackOf(t, m); got != before || got == long {
 		t.Errorf("in the end %s, before %s", got, before)
-	}
-}
-
-// TestMonitorOfServer: a server whose readers are fewer than Go's processors has a monitor that sleeps, and readers whose timers are exact.
-func TestMonitorOfServer(t *testing.T) {
-	testutil.NeedRoot(t, "changes the caller's user")
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(4 * sparePs))
-	path := socketPath(t)
-	s, stop := serve(t, testConfig(path, "", &testMaker{}))
-	before := slackOf(t, s.monitor)
-	c := trapped(t, path, testName)
-	if o := c.do(command{Op: "socket", Family: unix.AF_INET, Type: unix.SOCK_STREAM}); o.Errno != 0 {
-		t.Fatal(unix.Errno(o.Errno))
-	}
-	if got := slackOf(t, s.monitor); got != fmt.Sprint(longSlack) {
-		t.Errorf("slack %s ns with one reader, want %d", got, longSlack)
-	}
-	stop()
-	if got := slackOf(t, s.monitor); got != before {
-		t.Errorf("slack %s ns in the end, %s before", got, before)
 	}
 }

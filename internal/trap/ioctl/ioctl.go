@@ -1,4 +1,9 @@
-package intercept
+// Package ioctl answers trapped ioctls of network devices: the agent makes them for their callers.
+//
+// A TCP socket of the node would show the node's devices, and a container's privileges could change them. So the filter
+// traps such ioctls on whatever file, and none continues: ioctl.go takes the file and the argument, caller.go says who
+// calls, and thread.go makes the call in the container's namespace with the caller's rights (decision 0019).
+package ioctl
 
 import (
 	"context"
@@ -7,12 +12,17 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
-// ioctlCall is a trapped ioctl of those that act on network devices.
-type ioctlCall struct {
+// call is a trapped ioctl of those that act on network devices.
+type call struct {
 	fd     int32
 	cmd    uint32
 	arg    uint64 // address in the caller's memory
@@ -25,15 +35,15 @@ const (
 	ioctlPrefix = 0x8900
 )
 
-// classifyIoctl reads a trapped call. It returns false for everything but the ioctls that the filter traps.
-func classifyIoctl(d *callData) (c ioctlCall, ok bool) {
+// parse reads a trapped call. It returns false for everything but the ioctls that the filter traps.
+func parse(d *trap.Data) (c call, ok bool) {
 	switch {
-	case d.Arch == auditArch && d.Nr == unix.SYS_IOCTL:
+	case d.Arch == trap.NativeArch && d.Nr == unix.SYS_IOCTL:
 		c.arg = d.Args[2]
-	case compatIoctl(d):
+	case compat(d):
 		c.arg, c.compat = uint64(uint32(d.Args[2])), true
 	default:
-		return ioctlCall{}, false
+		return call{}, false
 	}
 	// The kernel takes an int and an unsigned int, whatever the registers' upper halves hold.
 	c.fd, c.cmd = int32(d.Args[0]), uint32(d.Args[1])
@@ -123,9 +133,9 @@ const (
 	routeDev         = 88        // offset of rt_dev in struct rtentry
 )
 
-// ioctlMemory is the caller's memory of one ioctl, read once: what a thread of the caller writes there afterwards
+// memory is the caller's memory of one ioctl, read once: what a thread of the caller writes there afterwards
 // changes nothing.
-type ioctlMemory struct {
+type memory struct {
 	flat []byte // what arg points to, as much of it as can be read, flatBytes at most
 	data []byte // what its pointer leads to, likewise
 	name []byte // what rt_dev leads to, likewise
@@ -133,8 +143,8 @@ type ioctlMemory struct {
 	dataAddr uint64
 }
 
-// readIoctlMemory reads what c may need. How much there is to read is for the kernel to find too little.
-func readIoctlMemory(tid uint32, c ioctlCall) (m ioctlMemory, err error) {
+// readArguments reads what c may need. How much there is to read is for the kernel to find too little.
+func readArguments(tid uint32, c call) (m memory, err error) {
 	if m.flat, err = readMemory(tid, c.arg, flatBytes); err != nil {
 		return m, err
 	}
@@ -162,67 +172,111 @@ func readIoctlMemory(tid uint32, c ioctlCall) (m ioctlMemory, err error) {
 	return m, err
 }
 
-// answerIoctl answers an ioctl of those that act on network devices. The kernel does not go on with it, as
-// another thread may put another file under the descriptor meanwhile: the agent makes the call itself, on the file
-// that it finds, with the caller's rights (ioctlThread). On failure the caller still waits.
-func (l *listener) answerIoctl(n *notification, c ioctlCall) (failure, error) {
-	who, errno, err := l.srv.proc.callerOf(n.PID, c.fd)
-	if err != nil {
-		return failIoctl, err
-	}
-	defer who.close()
-	tid := n.PID // n is gone when the listener is
-	mem, err := unlessDone(l.srv.ctx, func() (ioctlMemory, error) { return readIoctlMemory(tid, c) })
-	if err != nil {
-		return failIoctl, err
-	}
-	// From here on what was opened and read is known to be the caller's: it has been waiting all the time.
-	if err := stillWaits(l.fd, n.ID); err != nil {
-		return injectFailure(err), err
-	}
-	out := ioctlOutcome{errno: errno, fd: -1}
-	if errno == 0 {
-		if out, err = l.makeIoctl(who, c, mem); err != nil {
-			return failIoctl, err
-		}
-	}
-	return l.tellIoctl(n, c, mem, out)
+// Handler answers the ioctls that act on network devices, in containers that are not intercepted, too.
+type Handler struct {
+	cfg    Config
+	proc   task.Proc
+	netns  uint64 // inode of the agent's own network namespace
+	failed trap.Reason
+	made   atomic.Uint64
 }
 
-// tellIoctl gives the caller the outcome of its ioctl.
-func (l *listener) tellIoctl(n *notification, c ioctlCall, mem ioctlMemory, out ioctlOutcome) (failure, error) {
-	if out.fd >= 0 {
-		defer closeFD(out.fd)
+// Config says how a Handler works.
+type Config struct {
+	// OtherNetns gives the inode of another network namespace of the agent's than its own, 0 if there is none: sockets of
+	// both stand for those of their container's namespace. It is asked for every call.
+	OtherNetns func() uint64
+}
+
+// New gives a handler. Close releases it.
+func New(cfg Config) (_ *Handler, err error) {
+	h := &Handler{cfg: cfg, failed: trap.Reason{Name: "ioctl", Errno: unix.ENETDOWN}}
+	if h.proc, err = task.Open(); err != nil {
+		return nil, err
 	}
-	if err := stillWaits(l.fd, n.ID); err != nil {
-		return injectFailure(err), err
+	if h.netns, err = h.proc.OwnNetns(); err != nil {
+		h.proc.Close()
+		return nil, err
 	}
-	err := l.writeBack(n.PID, n.ID, c, mem, out)
-	if errors.Is(err, errServerCloses) {
-		return failIoctl, err
+	return h, nil
+}
+
+// Close releases what New has opened.
+func (h *Handler) Close() { h.proc.Close() }
+
+// Reasons implements trap.Handler.
+func (h *Handler) Reasons() []*trap.Reason { return []*trap.Reason{&h.failed} }
+
+// Made gives how many ioctls were made for their callers.
+func (h *Handler) Made() uint64 { return h.made.Load() }
+
+// Owns implements trap.Handler.
+func (h *Handler) Owns(d *trap.Data) bool {
+	_, ok := parse(d)
+	return ok && model.ProtectIoctls.On()
+}
+
+// Answer makes an ioctl for its caller. The kernel does not go on with it, as another thread may put another file under
+// the descriptor meanwhile: the agent makes the call itself, on the file that it finds, with the caller's rights (thread).
+func (h *Handler) Answer(t *trap.Call) error {
+	c, _ := parse(t.Data())
+	who, errno, err := callerOf(h.proc, t.Thread(), c.fd)
+	if err != nil {
+		return h.failed.Because(err)
+	}
+	defer who.close()
+	tid := t.Thread() // t is another call when the listener has gone
+	mem, err := unlessDone(t.Context(), func() (memory, error) { return readArguments(tid, c) })
+	if err != nil {
+		return h.failed.Because(err)
+	}
+	// From here on what was opened and read is known to be the caller's: it has been waiting all the time.
+	if err := t.StillWaits(); err != nil {
+		return err
+	}
+	out := outcome{errno: errno, fd: -1}
+	if errno == 0 {
+		if out, err = h.perform(t.Context(), who, c, mem); err != nil {
+			return h.failed.Because(err)
+		}
+	}
+	return h.tell(t, c, mem, out)
+}
+
+// tell gives the caller the outcome of its ioctl.
+func (h *Handler) tell(t *trap.Call, c call, mem memory, out outcome) error {
+	given := false
+	defer func() {
+		if out.fd >= 0 && !given {
+			closeFD(out.fd)
+		}
+	}()
+	if err := t.StillWaits(); err != nil {
+		return err
+	}
+	err := h.writeBack(t, c, mem, out)
+	if errors.Is(err, trap.ErrAgentEnds) {
+		return err
 	}
 	if err != nil && out.errno == 0 {
 		out.errno = unix.EFAULT
 	}
 	switch {
 	case out.errno != 0:
-		err = sendErrno(l.fd, n.ID, out.errno)
+		err = t.Refuse(out.errno)
 	case out.fd >= 0:
-		if out.value, err = addDescriptor(l.fd, n.ID, out.fd, true); err != nil {
-			return injectFailure(err), fmt.Errorf("give descriptor to caller: %w", err)
-		}
-		fallthrough
+		given = true
+		err = t.Give(trap.Descriptor{FD: out.fd, CloseOnExec: true})
 	default:
-		err = sendValue(l.fd, n.ID, out.value)
+		err = t.Return(out.value)
 	}
-	if err != nil {
-		return injectFailure(err), fmt.Errorf("tell caller its ioctl's outcome: %w", err)
+	if err == nil {
+		h.made.Add(1)
 	}
-	l.srv.counters.ioctls.Add(1)
-	return failNone, nil
+	return err
 }
 
-// unlessDone gives what f gives, or errServerCloses if ctx is done first: a page of a program's memory may come from a
+// unlessDone gives what f gives, or trap.ErrAgentEnds if ctx is done first: a page of a program's memory may come from a
 // file system that another program of the container serves, so f may never return. It must use nothing that goes with the
 // listener.
 func unlessDone[T any](ctx context.Context, f func() (T, error)) (T, error) {
@@ -240,34 +294,33 @@ func unlessDone[T any](ctx context.Context, f func() (T, error)) (T, error) {
 		return a.value, a.err
 	case <-ctx.Done():
 		var none T
-		return none, errServerCloses
+		return none, trap.ErrAgentEnds
 	}
 }
 
-// writeBack is writeIoctlMemory for call id of thread tid, or errServerCloses.
-func (l *listener) writeBack(tid uint32, id uint64, c ioctlCall, before ioctlMemory, out ioctlOutcome) error {
-	// Its own descriptor: the listener may be closed first.
-	fd, err := unix.FcntlInt(uintptr(l.fd), unix.F_DUPFD_CLOEXEC, 0)
+// writeBack is writeArguments for a call, or ErrAgentEnds.
+func (h *Handler) writeBack(t *trap.Call, c call, before memory, out outcome) error {
+	waiter, err := t.Waiter() // the listener may be closed first
 	if err != nil {
 		return err
 	}
-	ctx := l.srv.ctx
+	ctx, tid := t.Context(), t.Thread()
 	_, err = unlessDone(ctx, func() (struct{}, error) {
-		defer closeFD(fd)
-		return struct{}{}, writeIoctlMemory(tid, c, before, out, func() error {
+		defer waiter.Close()
+		return struct{}{}, writeArguments(tid, c, before, out, func() error {
 			if ctx.Err() != nil {
-				return errServerCloses
+				return trap.ErrAgentEnds
 			}
-			return stillWaits(fd, id)
+			return waiter.StillWaits()
 		})
 	})
 	return err
 }
 
-// writeIoctlMemory writes what the kernel changed, where it would have written itself.
+// writeArguments writes what the kernel changed, where it would have written itself.
 // Writing what a pointer leads to may take as long as a program of the container likes, so whether thread tid is still the
 // caller is asked again by check.
-func writeIoctlMemory(tid uint32, c ioctlCall, before ioctlMemory, out ioctlOutcome, check func() error) error {
+func writeArguments(tid uint32, c call, before memory, out outcome, check func() error) error {
 	if argumentOf(c.cmd) == argConf && before.dataAddr != 0 {
 		if err := writeMemory(tid, before.dataAddr, out.data); err != nil {
 			return err

@@ -1,15 +1,15 @@
-package intercept
+package ioctl
 
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/trap/task"
 )
 
 // caller is a thread whose ioctl the agent makes.
@@ -17,7 +17,7 @@ type caller struct {
 	task  int    // pidfd
 	netns int    // its network namespace
 	inode uint64 // of that
-	owner owner
+	owner task.Owner
 	// caps are the capabilities that ioctls ask for and the caller has in the agent's user namespace: bit i for
 	// capability i.
 	caps uint64
@@ -43,7 +43,7 @@ func (c *caller) close() {
 
 // callerOf looks at thread tid and the file it has at number fd. errno is what its ioctl must fail with if that
 // is no file or none that ioctls of sockets are for. All of it may be another task's if tid has died: the caller checks.
-func (p procDir) callerOf(tid uint32, fd int32) (c *caller, errno unix.Errno, err error) {
+func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, err error) {
 	c = &caller{task: -1, netns: -1}
 	defer func() {
 		if err != nil {
@@ -51,7 +51,7 @@ func (p procDir) callerOf(tid uint32, fd int32) (c *caller, errno unix.Errno, er
 		}
 	}()
 	dir := strconv.FormatUint(uint64(tid), 10)
-	if errno, err = p.fileKind(dir, fd); errno != 0 || err != nil {
+	if errno, err = fileKind(p, dir, fd); errno != 0 || err != nil {
 		return c, errno, err
 	}
 	if err := c.readStatus(p, dir); err != nil {
@@ -79,7 +79,7 @@ func (p procDir) callerOf(tid uint32, fd int32) (c *caller, errno unix.Errno, er
 
 // fileKind says with what errno an ioctl of sockets fails on a thread's file, before anything touches the file: 0
 // for sockets and TUN devices. Files of other kinds are left alone: to close one may make a file system wait.
-func (p procDir) fileKind(dir string, fd int32) (unix.Errno, error) {
+func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
 	if fd < 0 {
 		return unix.EBADF, nil
 	}
@@ -103,7 +103,7 @@ func (p procDir) fileKind(dir string, fd int32) (unix.Errno, error) {
 	} else if st.Mode&(unix.S_IRUSR|unix.S_IWUSR) != 0 {
 		return unix.ENOTTY, nil
 	}
-	info, err := p.read(dir + "/fdinfo/" + number)
+	info, err := p.Read(dir + "/fdinfo/" + number)
 	if err != nil {
 		return 0, err
 	}
@@ -119,8 +119,8 @@ func (p procDir) fileKind(dir string, fd int32) (unix.Errno, error) {
 }
 
 // readStatus reads who the thread is and what it may.
-func (c *caller) readStatus(p procDir, dir string) error {
-	text, err := p.read(dir + "/status")
+func (c *caller) readStatus(p task.Proc, dir string) error {
+	text, err := p.Read(dir + "/status")
 	if err != nil {
 		return err
 	}
@@ -130,9 +130,9 @@ func (c *caller) readStatus(p procDir, dir string) error {
 		var bad error
 		switch name {
 		case "Uid":
-			c.owner.uid, bad = parseID(f)
+			c.owner.UID, bad = parseID(f)
 		case "Gid":
-			c.owner.gid, bad = parseID(f)
+			c.owner.GID, bad = parseID(f)
 		case "CapEff":
 			c.caps, bad = strconv.ParseUint(strings.TrimSpace(value), 16, 64)
 		case "NSpid":
@@ -146,11 +146,11 @@ func (c *caller) readStatus(p procDir, dir string) error {
 			return fmt.Errorf("/proc/%s/status: %s: %w", dir, strings.TrimSpace(line), bad)
 		}
 	}
-	userns, err := p.readLink(dir + "/ns/user")
+	userns, err := p.ReadLink(dir + "/ns/user")
 	if err != nil {
 		return err
 	}
-	own, err := p.readLink("self/ns/user")
+	own, err := p.ReadLink("self/ns/user")
 	if err != nil {
 		return err
 	}
@@ -213,30 +213,5 @@ func (t taskIDs) inner(pid int) int32 {
 	return 0
 }
 
-// maxProcFile bounds what is read of a file in /proc.
-const maxProcFile = 64 << 10
-
-// read reads a small file.
-func (p procDir) read(path string) (string, error) {
-	fd, err := unix.Openat(int(p), path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", fmt.Errorf("open /proc/%s: %w", path, err)
-	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxProcFile))
-	if err != nil {
-		return "", fmt.Errorf("read /proc/%s: %w", path, err)
-	}
-	return string(b), nil
-}
-
-// readLink reads a link without following it.
-func (p procDir) readLink(path string) (string, error) {
-	var buf [64]byte
-	n, err := unix.Readlinkat(int(p), path, buf[:])
-	if err != nil {
-		return "", fmt.Errorf("read /proc/%s: %w", path, err)
-	}
-	return string(buf[:n]), nil
-}
+// closeFD closes a descriptor of ours: the number is always free then.
+func closeFD(fd int) { _ = unix.Close(fd) }

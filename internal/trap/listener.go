@@ -1,6 +1,7 @@
-package intercept
+package trap
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -10,14 +11,14 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// listener is one seccomp filter whose trapped calls are answered, by one reader or several (reader.go).
-type listener struct {
+// Listener is one seccomp filter whose trapped calls are answered, by one reader or several (reader.go).
+type Listener struct {
 	srv   *Server
 	fd    int
 	state specs.ContainerProcessState
 
-	// ep is nil as long as the endpoint is unknown: every request for a socket gets ENETDOWN. Changed with Server.mu held.
-	ep atomic.Pointer[endpoint]
+	// ep is nil as long as the endpoint is unknown: every call for it gets ENETDOWN. Changed with Server.mu held.
+	ep atomic.Pointer[Endpoint]
 
 	// Set before the first reader begins. Empty, -1 and nil if the listener cannot be kept.
 	key    string // the keeper's name for it
@@ -38,22 +39,20 @@ type listener struct {
 	readers   sync.WaitGroup            // helpers
 	answering [maxReaders]atomic.Uint64 // call ids, each written by its reader
 	answered  futexEvent                // signalled when one less is being answered
-	closing   [maxReaders]atomic.Int32  // threads of readers that close a socket which they gave; 0: none
+	closing   [maxReaders]atomic.Int32  // threads of readers that close what they gave; 0: none
 
 	mu          sync.Mutex       // guards what follows; never held across a system call
 	reads       [maxReaders]bool // places among the readers that are taken
 	undelivered undeliveredByThread
-	logged      [numFailures]bool
-
-	batches outstanding // those its programs hold
+	logged      map[*Reason]bool
 
 	keepMu sync.Mutex // held while the descriptors are being kept; guards closed
 	closed bool       // the descriptors are not ours any more
 }
 
 // newListener makes a listener that cannot be kept.
-func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener {
-	l := &listener{srv: s, fd: fd, pageFD: -1, state: state}
+func newListener(s *Server, fd int, state specs.ContainerProcessState) *Listener {
+	l := &Listener{srv: s, fd: fd, pageFD: -1, state: state}
 	for i := range l.inflight {
 		l.inflight[i] = new(inflightCall)
 	}
@@ -61,49 +60,34 @@ func newListener(s *Server, fd int, state specs.ContainerProcessState) *listener
 }
 
 // byNetns reports whether the listener's endpoint is that of its callers' network namespace.
-func (l *listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
+func (l *Listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
 
-// ioctlOnly reports whether the listener's container is not intercepted: its ioctls are answered, nothing else.
-func (l *listener) ioctlOnly() bool { return l.state.Metadata == model.EndpointNone }
+// Intercepted reports whether calls of the listener's container are answered for an endpoint. Of one that is not
+// intercepted, those are answered that need none.
+func (l *Listener) Intercepted() bool { return l.state.Metadata != model.EndpointNone }
 
-// foreign reports whether thread tid is in another network namespace than the listener's endpoint: it has unshared or
-// changed its own, or its bundle names an endpoint that is not its. No check follows that tid still is the same
-// task: a task cannot change its namespace while it waits for an answer, and the answer fails if it has gone.
-func (l *listener) foreign(tid uint32) (bool, error) {
-	if l.srv.cfg.NetnsOf == nil || !model.ProtectNetns.On() {
-		return false, nil
-	}
-	have, err := l.srv.proc.netnsOf(tid)
-	if err != nil {
-		return false, err
-	}
-	ep := l.ep.Load()
-	if ep == nil {
-		return true, nil
-	}
-	want, ok := l.srv.cfg.NetnsOf(ep.id)
-	return !ok || have != want, nil
-}
+// Annotation gives an annotation of the listener's container. Those that a ListenerHandler names outlive the agent.
+func (l *Listener) Annotation(name string) string { return l.state.State.Annotations[name] }
 
 // hasEndpoint reports whether the listener has an endpoint that is there.
-func (l *listener) hasEndpoint() bool {
+func (l *Listener) hasEndpoint() bool {
 	ep := l.ep.Load()
-	if ep == nil || ep.removed.Load() {
+	if ep == nil || ep.Removed() {
 		return false
 	}
 	if l.srv.cfg.NetnsOf == nil {
 		return true
 	}
-	_, ok := l.srv.cfg.NetnsOf(ep.id)
+	_, ok := l.srv.cfg.NetnsOf(ep.ID)
 	return ok
 }
 
 // bindEndpoint gives the listener the endpoint of the network namespace that thread tid is in. An engine may make the endpoint
 // after it has made the container, and another one later.
-func (l *listener) bindEndpoint(tid uint32) (found bool, err error) {
-	inode, err := l.srv.proc.netnsOf(tid)
+func (l *Listener) bindEndpoint(tid uint32) (found bool, err error) {
+	inode, err := l.srv.proc.Netns(tid)
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("network namespace of thread %d: %w", tid, err)
 	}
 	id, found := l.srv.cfg.EndpointIn(inode)
 	if found {
@@ -113,37 +97,38 @@ func (l *listener) bindEndpoint(tid uint32) (found bool, err error) {
 }
 
 // fail counts a failure and logs the first of its kind.
-func (l *listener) fail(f failure, err error) {
-	l.srv.counters.failed[f].Add(1)
-	if f == failCallerGone || f == failCallerNofile || f == failQuota || f == failNoEndpoint || !l.first(f) {
-		return // the container's own doing, no fault, or said before
+func (l *Listener) fail(why *Reason, err error) {
+	why.Add()
+	if why.Quiet || !l.first(why) {
+		return
 	}
-	l.srv.log.Error("socket call not answered with a socket", "reason", f.String(), "err", err,
-		"container", l.state.State.ID, "metadata", l.state.Metadata, "endpoint_id", l.endpointID())
+	id := model.EndpointID(0)
+	if ep := l.ep.Load(); ep != nil {
+		id = ep.ID
+	}
+	l.srv.log.Error("trapped call not answered as it should be", "reason", why.Name, "err", err,
+		"container", l.state.State.ID, "metadata", l.state.Metadata, "endpoint_id", id)
 }
 
-// first reports whether f is the first failure of its kind, and notes it.
-func (l *listener) first(f failure) bool {
+// first reports whether this is the first failure of its kind, and notes it.
+func (l *Listener) first(why *Reason) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	said := l.logged[f]
-	l.logged[f] = true
-	return !said
-}
-
-func (l *listener) endpointID() model.EndpointID {
-	if ep := l.ep.Load(); ep != nil {
-		return ep.id
+	if l.logged[why] {
+		return false
 	}
-	return 0
+	if l.logged == nil {
+		l.logged = map[*Reason]bool{}
+	}
+	l.logged[why] = true
+	return true
 }
 
 // close releases what the readers held, once they have ended. The filter lives on if the keeper holds the listener.
-func (l *listener) close() {
+func (l *Listener) close() {
 	l.keepMu.Lock()
 	defer l.keepMu.Unlock()
 	l.closed = true
-	l.batches.close()
 	closeFD(l.fd)
 	if l.pageFD >= 0 {
 		closeFD(l.pageFD)

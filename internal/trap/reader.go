@@ -1,4 +1,4 @@
-package intercept
+package trap
 
 import (
 	"errors"
@@ -32,13 +32,14 @@ const (
 // would both be woken, and the one that comes late to RECV would block there, where it cannot be ended. A
 // listener has one reader, its primary, until callers have to wait for it; those that join end when they have nothing to do.
 type reader struct {
-	*listener
+	*Listener
+	call     Call
 	slot     int
 	tid      int32         // its thread
 	inflight *inflightCall // the call it answers
 	primary  bool
 
-	yielder  yielder
+	yielder  Yielder
 	affinity affinity // the primary's only
 }
 
@@ -55,10 +56,18 @@ func (c callID) follows(earlier callID) bool {
 	return uint32(c) == uint32(earlier) && uint32(c) != 0 && int32(uint32(c>>32)-uint32(earlier>>32)) > 0
 }
 
+// newReader makes the reader of a place among a listener's.
+func (l *Listener) newReader(slot int) *reader {
+	r := &reader{Listener: l, slot: slot, inflight: l.inflight[slot]}
+	r.call.reader = r
+	return r
+}
+
 // run answers calls until the filter has no users left (it reports true then), the server closes, or the
 // listener breaks.
-func (l *listener) run() (finished bool) {
-	primary := &reader{listener: l, inflight: l.inflight[0], primary: true}
+func (l *Listener) run() (finished bool) {
+	primary := l.newReader(0)
+	primary.primary = true
 	defer l.readers.Wait()
 	l.reads[0] = true // nobody else is there yet
 	if !primary.prepare() {
@@ -66,7 +75,7 @@ func (l *listener) run() (finished bool) {
 	}
 	for i, f := range l.inflight {
 		if f.call.ID != 0 {
-			(&reader{listener: l, slot: i, inflight: f}).finish()
+			l.newReader(i).finish()
 		}
 		if f.call.ID != 0 {
 			return false // it is the next agent's
@@ -82,7 +91,7 @@ func (r *reader) prepare() bool {
 	r.tid = int32(unix.Gettid())
 	ownSlack()
 	if err := blockSignals(); err != nil {
-		r.fail(failReceive, fmt.Errorf("block signals: %w", err))
+		r.fail(&r.srv.why.receive, fmt.Errorf("block signals: %w", err))
 		return false
 	}
 	if err := yieldToCallers(); err != nil {
@@ -101,7 +110,7 @@ func (r *reader) read() (finished bool) {
 	for {
 		end, err := r.next()
 		if err != nil {
-			r.fail(failReceive, err)
+			r.fail(&r.srv.why.receive, err)
 			return false
 		}
 		switch end {
@@ -112,7 +121,7 @@ func (r *reader) read() (finished bool) {
 		}
 		r.handle()
 		r.done()
-		r.yielder.yield(r.affinity.letCallerRun)
+		r.yielder.Yield(r.affinity.letCallerRun)
 		if r.inflight.call.ID != 0 {
 			return false // it is the next agent's
 		}
@@ -200,7 +209,7 @@ func (r *reader) awaitEarlier() {
 }
 
 // hasEarlier reports whether a reader answers an earlier call of the same thread.
-func (l *listener) hasEarlier(own callID) bool {
+func (l *Listener) hasEarlier(own callID) bool {
 	for i := range l.answering {
 		if own.follows(callID(l.answering[i].Load())) {
 			return true
@@ -246,7 +255,7 @@ func (r *reader) wait() (waited bool, end end, err error) {
 }
 
 // addHelper starts another reader, if there may be one.
-func (l *listener) addHelper() {
+func (l *Listener) addHelper() {
 	slot := l.freeSlot()
 	if slot < 0 {
 		return
@@ -254,7 +263,7 @@ func (l *listener) addHelper() {
 	// The primary reader waits for the others, so there is one to add to.
 	l.readers.Go(func() {
 		defer l.srv.helpers.Add(-1)
-		r := &reader{listener: l, slot: slot, inflight: l.inflight[slot]}
+		r := l.newReader(slot)
 		if r.prepare() {
 			r.read()
 		}
@@ -265,7 +274,7 @@ func (l *listener) addHelper() {
 }
 
 // freeSlot takes a place among the readers, and one among the spare ones of all listeners; -1 if there is none.
-func (l *listener) freeSlot() int {
+func (l *Listener) freeSlot() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i, taken := range l.reads {
@@ -280,4 +289,51 @@ func (l *listener) freeSlot() int {
 		return i
 	}
 	return -1
+}
+
+// finish answers the call that the agent before us received. How far it came is not known: the caller may
+// have its descriptor, and then must be told where, not be given another.
+func (r *reader) finish() {
+	n := &r.inflight.call
+	if r.inflight.inode == 0 {
+		r.handle()
+		return
+	}
+	number, found, err := r.srv.proc.FindSocket(n.PID, r.inflight.inode)
+	if err != nil {
+		r.srv.log.Warn("cannot tell whether a caller has its socket already: it may get a second one", "err", err,
+			"container", r.state.State.ID, "pid", n.PID)
+	}
+	if !found {
+		r.handle()
+		return
+	}
+	if err := sendValue(r.fd, n.ID, number); err == nil {
+		if h := r.srv.handlerOf(&n.Data); h != nil {
+			h.gave.Add(1)
+		}
+	} // or it had its answer
+	*r.inflight = inflightCall{}
+}
+
+// handle answers the in-flight call and clears it: RECV insists on zeroes, and a zero id says that nothing
+// waits.
+func (r *reader) handle() {
+	r.awaitEarlier()
+	err := r.dispatch()
+	if errors.Is(err, ErrAgentEnds) {
+		return // the next agent's to answer
+	}
+	if err != nil {
+		why := r.srv.why.of(err)
+		if why != &r.srv.why.callerGone {
+			serr := sendErrno(r.fd, r.call.id(), why.errno(err))
+			if serr != nil && gone(serr) {
+				why, err = &r.srv.why.callerGone, serr
+			}
+		}
+		r.fail(why, err)
+	}
+	r.call.Endpoint = nil
+	*r.inflight = inflightCall{}
 }

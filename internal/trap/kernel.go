@@ -1,20 +1,16 @@
-package intercept
+package trap
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"runtime"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// callData is the kernel's struct seccomp_data: the trapped call in host byte order.
-type callData struct {
+// Data is the kernel's struct seccomp_data: a trapped call in host byte order.
+type Data struct {
 	Nr                 int32
 	Arch               uint32
 	InstructionPointer uint64
@@ -27,7 +23,7 @@ type notification struct {
 	ID    uint64
 	PID   uint32
 	Flags uint32
-	Data  callData
+	Data  Data
 }
 
 // response is the kernel's struct seccomp_notif_resp.
@@ -128,69 +124,12 @@ func (s *syncWakeUp) set(fd int) bool {
 	return errno == 0
 }
 
-// owner is a task's effective user and group as the agent's user namespace numbers them.
-type owner struct{ uid, gid uint32 }
-
-// procDir is an open /proc.
-type procDir int
-
-func openProc() (procDir, error) {
-	fd, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("open /proc: %w", err)
-	}
-	return procDir(fd), nil
-}
-
-// ownerOf gives the effective owner of thread tid. The kernel derives the owner of the directory
-// /proc/TID from the task's credentials at every stat, and, unlike for the files in it, whether or not
-// the task is dumpable. No check follows that tid still is the same task: the answer that uses the owner
-// names the notification, and fails if the task that made the call has gone.
-func (p procDir) ownerOf(tid uint32) (owner, error) {
-	if tid == 0 {
-		return owner{}, errors.New("thread is not in the agent's PID namespace; run the agent in the host's")
-	}
-	var st unix.Stat_t
-	err := unix.Fstatat(int(p), strconv.FormatUint(uint64(tid), 10), &st, unix.AT_SYMLINK_NOFOLLOW)
-	return owner{st.Uid, st.Gid}, err
-}
-
-// netnsOf gives the inode of thread tid's network namespace.
-func (p procDir) netnsOf(tid uint32) (inode uint64, err error) {
-	return p.netnsAt(strconv.FormatUint(uint64(tid), 10) + "/ns/net")
-}
-
-// ownNetns gives the inode of the network namespace in which this process makes sockets. It asks for the thread's own:
-// self is the first thread's, which whatever ran on it before may have left elsewhere.
-func (p procDir) ownNetns() (inode uint64, err error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return p.netnsAt("thread-self/ns/net")
-}
-
-// netnsAt gives the inode of the network namespace at path in /proc. It reads the link instead of following it,
-// which takes half the time.
-func (p procDir) netnsAt(path string) (inode uint64, err error) {
-	const head, tail = "net:[", "]"
-	var buf [32]byte
-	n, err := unix.Readlinkat(int(p), path, buf[:])
-	if err != nil {
-		return 0, err
-	}
-	link := string(buf[:n])
-	digits, ok := strings.CutPrefix(link, head)
-	if !ok {
-		return 0, fmt.Errorf("namespace %q: want %sINODE%s", link, head, tail)
-	}
-	return strconv.ParseUint(strings.TrimSuffix(digits, tail), 10, 64)
-}
-
-// blockSignals blocks every signal that can be blocked on the calling thread but lingerSignal; doc.go says why.
+// blockSignals blocks every signal that can be blocked on the calling thread but InterruptSignal; doc.go says why.
 func blockSignals() error {
 	var all unix.Sigset_t
 	for i := range all.Val {
 		all.Val[i] = ^all.Val[i]
 	}
-	all.Val[0] &^= 1 << (lingerSignal - 1)
+	all.Val[0] &^= 1 << (InterruptSignal - 1)
 	return unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil)
 }

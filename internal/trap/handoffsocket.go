@@ -1,4 +1,4 @@
-package intercept
+package trap
 
 import (
 	"context"
@@ -86,7 +86,7 @@ func (s *Server) keptSocket() (ln *net.UnixListener) {
 // leave their hand-offs in the socket's queue, listeners included, and start their containers.
 func (s *Server) keepSocket() {
 	if err := s.tryKeepSocket(); err != nil {
-		s.count(failKeep)
+		s.why.keep.Add()
 		s.log.Error("hand-off socket not kept: no container can start while no agent runs", "err", err)
 	}
 }

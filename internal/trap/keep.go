@@ -1,4 +1,4 @@
-package intercept
+package trap
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/fdkeep"
-	"heddle.dev/heddle/internal/model"
 )
 
 const (
@@ -26,7 +25,7 @@ const (
 
 // prepareKeep moves l's calls into memory that a keeper can keep, before the first reader begins. Without a keeper, or if
 // it cannot be had, l works on without one.
-func (s *Server) prepareKeep(l *listener) {
+func (s *Server) prepareKeep(l *Listener) {
 	if s.cfg.Keeper == nil {
 		return
 	}
@@ -47,7 +46,7 @@ func (s *Server) prepareKeep(l *listener) {
 }
 
 // keep gives the keeper duplicates of l and its page.
-func (s *Server) keep(l *listener) {
+func (s *Server) keep(l *Listener) {
 	l.keepMu.Lock()
 	defer l.keepMu.Unlock()
 	if l.key == "" || l.closed {
@@ -55,8 +54,13 @@ func (s *Server) keep(l *listener) {
 	}
 	state := l.state
 	state.State.Annotations = nil // can be large, and metadata names the endpoint
-	if l.mayHaveBatches() {
-		state.State.Annotations = map[string]string{model.AnnotationSocketPool: "true"}
+	for _, name := range s.annotations {
+		if value, ok := l.state.State.Annotations[name]; ok {
+			if state.State.Annotations == nil {
+				state.State.Annotations = map[string]string{}
+			}
+			state.State.Annotations[name] = value
+		}
 	}
 	meta, err := json.Marshal(state)
 	if err == nil {
@@ -67,8 +71,8 @@ func (s *Server) keep(l *listener) {
 	}
 }
 
-func (s *Server) notKept(l *listener, err error) {
-	s.count(failKeep)
+func (s *Server) notKept(l *Listener, err error) {
+	s.why.keep.Add()
 	s.log.Error("listener not kept: its container gets ENOSYS for new TCP sockets when this agent ends; see that the fd keeper runs",
 		"container", l.state.State.ID, "err", err)
 }
@@ -106,7 +110,7 @@ func (s *Server) watchKeeper(ctx context.Context) {
 // keepAll keeps every listener.
 func (s *Server) keepAll() {
 	s.mu.Lock()
-	all := make([]*listener, 0, len(s.listeners))
+	all := make([]*Listener, 0, len(s.listeners))
 	for l := range s.listeners {
 		all = append(all, l)
 	}
@@ -126,7 +130,7 @@ func keepKey(state specs.ContainerProcessState) string {
 
 // release tells the keeper that a listener is not needed any more. If it does not hear, it finds out by
 // itself once the filter has no users.
-func (s *Server) release(l *listener) {
+func (s *Server) release(l *Listener) {
 	if l.key == "" {
 		return
 	}
@@ -142,7 +146,7 @@ func (s *Server) resume() {
 	}
 	kept, err := s.cfg.Keeper.TakeAll()
 	if err != nil {
-		s.count(failResume)
+		s.why.resume.Add()
 		s.log.Error("fd keeper does not answer: running containers are not served, their calls wait; start it and restart the agent", "err", err)
 		return
 	}
@@ -156,7 +160,7 @@ func (s *Server) resume() {
 		count++
 		l, err := s.unpack(p)
 		if err != nil {
-			s.count(failResume)
+			s.why.resume.Add()
 			s.log.Error("kept listener not resumed", "key", p.Key, "err", err)
 			continue
 		}
@@ -168,7 +172,7 @@ func (s *Server) resume() {
 }
 
 // unpack makes a listener of what the keeper kept. It takes over the descriptors.
-func (s *Server) unpack(p fdkeep.Kept) (l *listener, err error) {
+func (s *Server) unpack(p fdkeep.Kept) (l *Listener, err error) {
 	defer func() {
 		if err != nil {
 			closeFD(p.FD)

@@ -1,16 +1,20 @@
-// Package intercept answers trapped calls: socket() with sockets made in the agent's own network namespace.
+// Package trap has system calls answered that seccomp filters of containers trap.
 //
 // An OCI runtime installs a seccomp filter whose listener it hands to the agent over a Unix socket
-// (handoff.go). Every listener (listener.go) gets a reader: a goroutine on an OS thread of its own (reader.go) that receives the trapped
-// calls, reads their integer arguments (classify.go) and answers each: with a ready socket (pool.go), with
-// an errno (failure.go), or by letting the kernel go on with the call in the container's own namespace.
-// kernel.go holds the raw system calls. Package fdkeep keeps listeners alive while no agent runs.
+// (handoff.go). Every listener (listener.go) gets a reader: a goroutine on an OS thread of its own (reader.go)
+// that receives the trapped calls and dispatches each to the Handler that owns it (handler.go), which answers by
+// a method of Call (call.go): a descriptor, a value, an errno, or the kernel goes on with the call in the
+// container's own namespaces. reason.go has why a call was not answered so. kernel.go holds the raw system calls.
+// Package fdkeep keeps listeners alive while no agent runs (keep.go).
 //
-// Three facts of the kernel shape the package:
+// The package knows endpoints, but nothing of what is answered: TCP sockets are package plane/tcp/intercept's,
+// ioctls of devices package trap/ioctl's.
 //
-//   - Only integers of a socket() call are read, never the caller's memory, so nothing can change between the
-//     look and the answer; and letting a call continue is safe because it then acts on the container's
-//     own namespace only. An ioctl never continues: ioctl.go, ioctlthread.go and caller.go make it for the caller.
+// Facts of the kernel shape the package:
+//
+//   - A call may continue only if no more than its integers were looked at, never the caller's memory, so that
+//     nothing can change between the look and the kernel's own; and only if it then acts on the container's own
+//     namespace. An ioctl never continues: package trap/ioctl makes it for the caller.
 //   - An answer is two steps: ADDFD, which gives the caller the socket, then SEND, which tells it the number. In
 //     one step (ADDFD with the flag SEND) the kernel marks the call answered before the caller has taken the
 //     descriptor; if the agent's thread gets a signal before that, a SIGKILL at least, ADDFD takes the descriptor
@@ -21,4 +25,4 @@
 //   - poll before RECV costs no measurable time, so the loops do that on every kernel: it tells a filter
 //     without users from a caller that was killed, and it lets Close end a loop.
 //   - When the last descriptor of a listener closes, trapped calls fail with ENOSYS. See package fdkeep.
-package intercept
+package trap

@@ -1,17 +1,20 @@
-package intercept
+package ioctl
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/trap"
+	"heddle.dev/heddle/internal/trap/task"
 )
 
-// ioctlOutcome is what an ioctl did.
-type ioctlOutcome struct {
+// outcome is what an ioctl did.
+type outcome struct {
 	errno unix.Errno
 	value int    // what it returned, if errno is 0
 	fd    int    // what it opened, or -1
@@ -19,30 +22,28 @@ type ioctlOutcome struct {
 	data  []byte
 }
 
-var errServerCloses = errors.New("agent ends")
-
-// makeIoctl makes the call on a thread of its own, which then ends: what it may, and which namespace it is in,
-// is the caller's. It does not wait for longer than the server lives, because a file may make a thread wait for ever
+// perform makes the call on a thread of its own, which then ends: what it may, and which namespace it is in,
+// is the caller's. It does not wait for longer than the agent lives, because a file may make a thread wait for ever
 // when a program of the container serves its file system.
-func (l *listener) makeIoctl(who *caller, c ioctlCall, mem ioctlMemory) (ioctlOutcome, error) {
-	t := &ioctlThread{call: c, mem: mem, ids: who.ids, owner: who.owner, caps: who.caps, file: -1, netns: -1, inNode: who.inode == l.srv.netns}
-	t.nodeNetns, t.batchNetns = l.srv.netns, l.srv.batches.netns.Load()
+func (h *Handler) perform(ctx context.Context, who *caller, c call, mem memory) (outcome, error) {
+	t := &thread{call: c, mem: mem, ids: who.ids, owner: who.owner, caps: who.caps, file: -1, netns: -1, inNode: who.inode == h.netns}
+	t.nodeNetns, t.otherNetns = h.netns, h.cfg.OtherNetns()
 	// Its own descriptors: this goroutine may give up first.
-	task, err := unix.FcntlInt(uintptr(who.task), unix.F_DUPFD_CLOEXEC, 0)
+	pidfd, err := unix.FcntlInt(uintptr(who.task), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return ioctlOutcome{}, err
+		return outcome{}, err
 	}
-	t.task = task
+	t.pidfd = pidfd
 	if t.netns, err = unix.FcntlInt(uintptr(who.netns), unix.F_DUPFD_CLOEXEC, 0); err != nil {
-		closeFD(task)
-		return ioctlOutcome{}, err
+		closeFD(pidfd)
+		return outcome{}, err
 	}
 	type answer struct {
-		out ioctlOutcome
+		out outcome
 		err error
 	}
 	done := make(chan answer, 1)
-	onThread(func() {
+	task.OnThread(func() {
 		out, err := t.run()
 		// Before the answer: the last one to close a file may have to wait, for SO_LINGER or for a file system that a
 		// program of the container serves. The caller waits as long, so that it cannot collect such threads.
@@ -52,44 +53,28 @@ func (l *listener) makeIoctl(who *caller, c ioctlCall, mem ioctlMemory) (ioctlOu
 	select {
 	case a := <-done:
 		return a.out, a.err
-	case <-l.srv.ctx.Done():
-		return ioctlOutcome{}, errServerCloses
+	case <-ctx.Done():
+		return outcome{}, trap.ErrAgentEnds
 	}
 }
 
-// onThread runs f on a thread that is not the process's first and ends with f. It does not wait.
-func onThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() == unix.Getpid() {
-			// The first thread cannot end. While it is locked here, another one runs f.
-			started := make(chan struct{})
-			onThread(func() { close(started); f() })
-			<-started
-			runtime.UnlockOSThread()
-			return
-		}
-		f() // not unlocked: the thread ends with the goroutine
-	}()
-}
-
-// ioctlThread makes one ioctl. Its methods change the calling thread for good.
-type ioctlThread struct {
-	call  ioctlCall
-	mem   ioctlMemory
+// thread makes one ioctl. Its methods change the calling thread for good.
+type thread struct {
+	call  call
+	mem   memory
 	ids   taskIDs
-	owner owner
+	owner task.Owner
 	caps  uint64
 
-	task, netns int // the caller's pidfd and network namespace
-	file        int // the caller's file, or the socket that stands for it
-	inNode      bool
-	nodeNetns   uint64
-	batchNetns  uint64 // that of batches, 0 if there is none
+	pidfd, netns int // the caller's pidfd and network namespace
+	file         int // the caller's file, or the socket that stands for it
+	inNode       bool
+	nodeNetns    uint64
+	otherNetns   uint64 // Config.OtherNetns
 }
 
-func (t *ioctlThread) close() {
-	for _, fd := range []int{t.task, t.netns, t.file} {
+func (t *thread) close() {
+	for _, fd := range []int{t.pidfd, t.netns, t.file} {
 		if fd >= 0 {
 			closeFD(fd)
 		}
@@ -97,10 +82,10 @@ func (t *ioctlThread) close() {
 }
 
 // run takes the caller's file, finds out what it is, and makes the call as the caller would.
-func (t *ioctlThread) run() (ioctlOutcome, error) {
-	out := ioctlOutcome{fd: -1}
+func (t *thread) run() (outcome, error) {
+	out := outcome{fd: -1}
 	var err error
-	if t.file, err = unix.PidfdGetfd(t.task, int(t.call.fd), 0); err != nil {
+	if t.file, err = unix.PidfdGetfd(t.pidfd, int(t.call.fd), 0); err != nil {
 		if err == unix.EBADF {
 			out.errno = unix.EBADF
 			return out, nil
@@ -123,7 +108,7 @@ func (t *ioctlThread) run() (ioctlOutcome, error) {
 const familyTUN = -1
 
 // prepare finds out what the file is. A socket of the node's namespace is replaced by one of the caller's.
-func (t *ioctlThread) prepare() (family int, errno unix.Errno, err error) {
+func (t *thread) prepare() (family int, errno unix.Errno, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(t.file, &st); err != nil {
 		return 0, 0, err
@@ -137,10 +122,10 @@ func (t *ioctlThread) prepare() (family int, errno unix.Errno, err error) {
 	if family, err = unix.GetsockoptInt(t.file, unix.SOL_SOCKET, unix.SO_DOMAIN); err != nil {
 		return 0, 0, fmt.Errorf("family of the caller's socket: %w", err)
 	}
-	if t.inNode && t.batchNetns == 0 {
+	if t.inNode && t.otherNetns == 0 {
 		return family, 0, nil
 	}
-	inode, err := netnsOfSocket(t.file)
+	inode, err := task.NetnsOfSocket(t.file)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -148,14 +133,14 @@ func (t *ioctlThread) prepare() (family int, errno unix.Errno, err error) {
 	case argState, argSetOwner, argGetOwner:
 		return family, 0, nil // of the socket itself
 	}
-	if inode == t.nodeNetns && !t.inNode || inode == t.batchNetns {
+	if inode == t.nodeNetns && !t.inNode || inode == t.otherNetns {
 		errno, err = t.replace(family)
 	}
 	return family, errno, err
 }
 
 // replace puts a new socket of the caller's network namespace in the place of one of the node's.
-func (t *ioctlThread) replace(family int) (unix.Errno, error) {
+func (t *thread) replace(family int) (unix.Errno, error) {
 	typ, err := unix.GetsockoptInt(t.file, unix.SOL_SOCKET, unix.SO_TYPE)
 	if err != nil {
 		return 0, fmt.Errorf("type of the caller's socket: %w", err)
@@ -176,20 +161,8 @@ func (t *ioctlThread) replace(family int) (unix.Errno, error) {
 	return 0, nil
 }
 
-// netnsOfSocket gives the inode of the network namespace of a socket.
-func netnsOfSocket(fd int) (uint64, error) {
-	ns, err := unix.IoctlRetInt(fd, siocGetNetns)
-	if err != nil {
-		return 0, fmt.Errorf("network namespace of the caller's socket: %w", err)
-	}
-	defer closeFD(ns)
-	var st unix.Stat_t
-	err = unix.Fstat(ns, &st)
-	return st.Ino, err
-}
-
 // dropCapabilities leaves the thread those that the caller has itself.
-func (t *ioctlThread) dropCapabilities() error {
+func (t *thread) dropCapabilities() error {
 	caps := t.caps
 	if argumentOf(t.call.cmd) == argWireless {
 		caps = 0 // what is set would not be what the caller asks for
@@ -203,8 +176,8 @@ func (t *ioctlThread) dropCapabilities() error {
 	// The owner of a user namespace has all capabilities in it, whatever its sets say; for one that root made, that is root.
 	// With the real user still root the permitted set stays, of which the caller's part is raised then. This makes the agent
 	// undumpable, as if it had been a set-user-id program; it is root's all the same.
-	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(t.owner.uid), ^uintptr(0)); e != 0 {
-		return fmt.Errorf("become user %d: %w", t.owner.uid, e)
+	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(t.owner.UID), ^uintptr(0)); e != 0 {
+		return fmt.Errorf("become user %d: %w", t.owner.UID, e)
 	}
 	if err := unix.Capset(&header, &data[0]); err != nil {
 		return fmt.Errorf("drop capabilities: %w", err)
@@ -213,7 +186,7 @@ func (t *ioctlThread) dropCapabilities() error {
 }
 
 // carryOut makes the call on the file.
-func (t *ioctlThread) carryOut(family int, out ioctlOutcome) (ioctlOutcome, error) {
+func (t *thread) carryOut(family int, out outcome) (outcome, error) {
 	kind := argumentOf(t.call.cmd)
 	if family == familyTUN {
 		if kind == argNetns {
@@ -252,7 +225,7 @@ func (t *ioctlThread) carryOut(family int, out ioctlOutcome) (ioctlOutcome, erro
 }
 
 // open makes a call that opens a file and has no argument.
-func (t *ioctlThread) open(out ioctlOutcome) ioctlOutcome {
+func (t *thread) open(out outcome) outcome {
 	fd, errno := t.ioctl(nil)
 	if out.errno = errno; errno == 0 {
 		out.fd = fd
@@ -271,7 +244,7 @@ func otherLayout(cmd uint32) bool {
 }
 
 // refuse answers a request that sockets do not know, as the kernel does: it reads the argument first.
-func (t *ioctlThread) refuse(out ioctlOutcome) ioctlOutcome {
+func (t *thread) refuse(out outcome) outcome {
 	out.errno = unix.ENOTTY
 	if len(t.mem.flat) < t.ifreqBytes() {
 		out.errno = unix.EFAULT
@@ -279,7 +252,7 @@ func (t *ioctlThread) refuse(out ioctlOutcome) ioctlOutcome {
 	return out
 }
 
-func (t *ioctlThread) ifreqBytes() int {
+func (t *thread) ifreqBytes() int {
 	if t.call.compat {
 		return compatIfreqBytes
 	}
@@ -287,7 +260,7 @@ func (t *ioctlThread) ifreqBytes() int {
 }
 
 // flat makes a call whose argument is a structure, with what its pointer leads to if it has one.
-func (t *ioctlThread) flat(kind argument, family int, out ioctlOutcome) (ioctlOutcome, error) {
+func (t *thread) flat(kind argument, family int, out outcome) (outcome, error) {
 	in := append([]byte(nil), t.mem.flat...)
 	if t.call.compat && len(in) >= compatIfreqBytes && len(in) < ifreqBytes {
 		in = append(in, make([]byte, ifreqBytes-len(in))...)
@@ -334,7 +307,7 @@ func (t *ioctlThread) flat(kind argument, family int, out ioctlOutcome) (ioctlOu
 
 // changed gives the caller's structure with what the kernel changed in that which it was given: the pointers in it
 // stay the caller's own.
-func (t *ioctlThread) changed(after, given []byte) []byte {
+func (t *thread) changed(after, given []byte) []byte {
 	flat := append([]byte(nil), t.mem.flat...)
 	for i := range flat {
 		if after[i] != given[i] {
@@ -345,7 +318,7 @@ func (t *ioctlThread) changed(after, given []byte) []byte {
 }
 
 // listAddresses makes SIOCGIFCONF, which fills the caller's buffer.
-func (t *ioctlThread) listAddresses(out ioctlOutcome) (ioctlOutcome, error) {
+func (t *thread) listAddresses(out outcome) (outcome, error) {
 	header, entry := 16, ifreqBytes
 	if t.call.compat {
 		header, entry = 8, compatIfreqBytes
@@ -384,7 +357,7 @@ func (t *ioctlThread) listAddresses(out ioctlOutcome) (ioctlOutcome, error) {
 }
 
 // setOwner has signals of the socket sent to the caller, its process or its process group, with its user's rights.
-func (t *ioctlThread) setOwner(out ioctlOutcome) (ioctlOutcome, error) {
+func (t *thread) setOwner(out outcome) (outcome, error) {
 	if len(t.mem.flat) < 4 {
 		out.errno = unix.EFAULT
 		return out, nil
@@ -400,7 +373,7 @@ func (t *ioctlThread) setOwner(out ioctlOutcome) (ioctlOutcome, error) {
 }
 
 // getOwner tells whom signals of the socket are sent to.
-func (t *ioctlThread) getOwner(out ioctlOutcome) (ioctlOutcome, error) {
+func (t *thread) getOwner(out outcome) (outcome, error) {
 	var owner struct{ typ, pid int32 } // struct f_owner_ex
 	const getOwnerEx, groupType = 16, 2
 	if _, _, e := unix.Syscall(unix.SYS_FCNTL, uintptr(t.file), getOwnerEx, uintptr(unsafe.Pointer(&owner))); e != 0 {
@@ -421,7 +394,7 @@ func (t *ioctlThread) getOwner(out ioctlOutcome) (ioctlOutcome, error) {
 }
 
 // ioctl makes the call itself.
-func (t *ioctlThread) ioctl(arg unsafe.Pointer) (int, unix.Errno) {
+func (t *thread) ioctl(arg unsafe.Pointer) (int, unix.Errno) {
 	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(t.file), uintptr(t.call.cmd), uintptr(arg))
 	return int(r), errno
 }

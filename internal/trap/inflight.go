@@ -1,0 +1,89 @@
+package trap
+
+import (
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// inflightCall is a call that was received and is not yet answered. It lies at the beginning of a call page, which
+// agents of different versions share: members are only ever added at the end, and zero must mean what it
+// meant before there was the member.
+type inflightCall struct {
+	call notification
+	// inode is that of the socket the caller is being given; 0 before that. A caller that has it among its
+	// descriptors needs only to be told.
+	inode uint64
+}
+
+// A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at multiples of inflightBytes.
+// An agent from before there were several readers knows the first only.
+const (
+	callPageBytes = 4096
+	inflightBytes = 128
+)
+
+var (
+	_ [inflightBytes - unsafe.Sizeof(inflightCall{})]byte
+	_ [callPageBytes - maxReaders*inflightBytes]byte
+)
+
+// mapInflight places the in-flight calls in the shared memory behind fd, with what it holds.
+func (l *Listener) mapInflight(fd int) error {
+	page, err := unix.Mmap(fd, 0, callPageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map call page: %w", err)
+	}
+	l.page = page
+	for i := range l.inflight {
+		l.inflight[i] = (*inflightCall)(unsafe.Pointer(&page[i*inflightBytes]))
+	}
+	return nil
+}
+
+// undelivered is a descriptor that a thread has and was not told of: a signal took it out of its call in between. That
+// cannot happen under a filter with WAIT_KILLABLE_RECV.
+type undelivered struct {
+	inode  uint64
+	number int
+	key    uint64 // what was asked for
+	note   int
+}
+
+// undeliveredByThread has a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
+// the program restarts it, it gets the one it has.
+type undeliveredByThread map[uint32]undelivered
+
+// maxUndelivered bounds the threads remembered: those that never come again stay.
+const maxUndelivered = 64
+
+func (m *undeliveredByThread) add(tid uint32, s undelivered) {
+	if *m == nil {
+		*m = make(undeliveredByThread)
+	}
+	for old := range *m {
+		if len(*m) < maxUndelivered {
+			break
+		}
+		delete(*m, old)
+	}
+	(*m)[tid] = s
+}
+
+// addUndelivered remembers a descriptor that thread tid got and was not told of.
+func (l *Listener) addUndelivered(tid uint32, s undelivered) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.undelivered.add(tid, s)
+}
+
+// takeUndelivered gives what addUndelivered remembers of thread tid, and forgets it.
+func (l *Listener) takeUndelivered(tid uint32) (s undelivered, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s, ok = l.undelivered[tid]; ok {
+		delete(l.undelivered, tid)
+	}
+	return s, ok
+}

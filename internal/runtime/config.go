@@ -97,7 +97,7 @@ func edit(config object, bundle, socket string, all bool) (changed bool, kept st
 	if changed, err = addListener(config, endpoint, socket, calls); err != nil || !changed {
 		return changed, "", err
 	}
-	if err = addPool(config, poolLibraries()); err != nil {
+	if err = inject(config, injections, target{filepath.Dir(socket), endpoint}, libraryDirs()); err != nil {
 		return false, "", err
 	}
 	return true, "", addProcNet(config, bundle, mounts, kernels, record)

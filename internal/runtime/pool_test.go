@@ -25,7 +25,7 @@ func TestAddPool(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := addPool(config, []string{"/nowhere", library}); err != nil {
+		if err := inject(config, injections, target{}, []string{"/nowhere", filepath.Dir(library)}); err != nil {
 			t.Fatal(err)
 		}
 		env, _ := json.Marshal(config["process"].(object)["env"])
@@ -46,16 +46,16 @@ func TestAddPoolRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := strings.Replace(pooled, "%s", "", 1)
-	for _, c := range []struct{ config, library, want string }{
-		{strings.Replace(whole, `"io.heddle.socket-pool":"true"`, `"io.heddle.socket-pool":"yes"`, 1), library, `want "true" or "false"`},
+	for _, c := range []struct{ config, dir, want string }{
+		{strings.Replace(whole, `"io.heddle.socket-pool":"true"`, `"io.heddle.socket-pool":"yes"`, 1), filepath.Dir(library), `want "true" or "false"`},
 		{whole, library + "x", "is not installed"},
-		{strings.Replace(whole, `"type":"tmpfs"`, `"type":"bind"`, 1), library, "/dev is no tmpfs"},
+		{strings.Replace(whole, `"type":"tmpfs"`, `"type":"bind"`, 1), filepath.Dir(library), "/dev is no tmpfs"},
 	} {
 		config, err := decodeConfig("c", []byte(c.config))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := addPool(config, []string{c.library}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := inject(config, injections, target{}, []string{c.dir}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.config, err, c.want)
 		}
 	}
@@ -65,7 +65,7 @@ func TestAddPoolRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := json.Marshal(c)
-		err = addPool(c, nil)
+		err = inject(c, injections, target{}, nil)
 		if after, _ := json.Marshal(c); err != nil || string(after) != string(before) {
 			t.Errorf("%s became %s, %v", before, after, err)
 		}

@@ -47,20 +47,18 @@ func diagSocket() callSet {
 // addProcNet has the container's /proc/net/tcp and /proc/net/tcp6 show its intercepted connections, by the mounts that procMounts
 // gave. It edits the configuration of a bundle in place, or notes in it why it does not. record is empty if the configuration says that the container has an
 // endpoint, or where to look for one when its network namespace is made.
-func addProcNet(config object, bundle string, mounts []any, why, record string) error {
+func addProcNet(config object, bundle string, mounts []bind, why, record string) error {
 	if why != "" {
 		return annotate(config, AnnotationProcNet, why)
 	}
-	list, err := readList(config, "config", "mounts")
-	if err != nil {
-		return err
+	if err := (injection{binds: mounts}).add(config, target{}, nil); err != nil {
+		return fmt.Errorf("/proc/net of the container: %w", err)
 	}
-	config["mounts"] = append(list, mounts...)
 	return addCoverHook(config, bundle, record)
 }
 
 // procMounts gives the mounts to add, by what the agent has put beside its socket, or why there are none.
-func procMounts(config object, socket string) (mounts []any, why string, err error) {
+func procMounts(config object, socket string) (mounts []bind, why string, err error) {
 	if why, err = whyKernels(config); why != "" || err != nil {
 		return nil, why, err
 	}
@@ -72,10 +70,7 @@ func procMounts(config object, socket string) (mounts []any, why string, err err
 		return nil, procUnpublished, nil
 	}
 	for _, m := range published {
-		mounts = append(mounts, object{
-			"destination": m.Destination, "type": "bind", "source": m.Source,
-			"options": []any{"bind", "ro", "nosuid", "nodev", "noexec"},
-		})
+		mounts = append(mounts, bind{source: func(target) string { return m.Source }, at: m.Destination, noexec: true})
 	}
 	return mounts, "", nil
 }

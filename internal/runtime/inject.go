@@ -1,0 +1,268 @@
+package runtime
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// injection declares what a container gets that its bundle does not have: by the file name of a library, by paths of the
+// node, by numbers of devices. inject adds it to the bundle's config.json.
+type injection struct {
+	// annotation has it added, if it says "true"; "false" is as good as none. Empty: it is always added.
+	annotation string
+	libraries  []library
+	// env has variables, as NAME=VALUE.
+	env     []string
+	binds   []bind
+	devices []device
+}
+
+// library is a file of Heddle's that the container's first program, and what that starts, preload.
+type library struct {
+	file string // its name; it is beside this program, or where the Debian package has it
+	at   string // in the container
+}
+
+// bind is a file, a directory or a Unix socket of the node's that a container has.
+type bind struct {
+	source   func(target) string
+	at       string // in the container
+	writable bool   // a socket must be, to be connected to
+	noexec   bool
+}
+
+// device is a character device.
+type device struct {
+	at           string // in the container
+	major, minor uint64
+}
+
+// target is the container that something is added to.
+type target struct {
+	dir      string // of the agent's sockets
+	endpoint string // its name, or model.EndpointByNetns
+}
+
+// injections are all that containers can ask for.
+var injections = []injection{socketPool}
+
+// libraryDirs are the places where libraries may be.
+func libraryDirs() []string {
+	self, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	dir := filepath.Dir(self)
+	return []string{dir, filepath.Join(dir, "../lib/heddle")}
+}
+
+// inject adds to a configuration what the container asks for. The configuration was not edited before.
+func inject(config object, list []injection, to target, dirs []string) error {
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil {
+		return err
+	}
+	for _, in := range list {
+		if in.annotation != "" {
+			switch v := annotations[in.annotation]; v {
+			case nil, "false":
+				continue
+			case "true":
+			default:
+				return fmt.Errorf("annotations.%s: %v: want \"true\" or \"false\"", in.annotation, v)
+			}
+		}
+		if err := in.add(config, to, dirs); err != nil {
+			return fmt.Errorf("annotations.%s: %w", in.annotation, err)
+		}
+	}
+	return nil
+}
+
+// add adds one injection.
+func (in injection) add(config object, to target, dirs []string) error {
+	binds := slices.Clone(in.binds)
+	for _, l := range in.libraries {
+		source, err := findLibrary(l.file, dirs)
+		if err != nil {
+			return err
+		}
+		binds = append(binds, bind{source: func(target) string { return source }, at: l.at})
+	}
+	for _, b := range binds {
+		if err := addBind(config, b, to); err != nil {
+			return err
+		}
+	}
+	for _, d := range in.devices {
+		if err := addDevice(config, d); err != nil {
+			return err
+		}
+	}
+	return in.addEnv(config)
+}
+
+func findLibrary(file string, dirs []string) (string, error) {
+	for _, dir := range dirs {
+		name := filepath.Join(dir, file)
+		if info, err := os.Stat(name); err == nil && info.Mode().IsRegular() {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not installed: want it in one of %s", file, strings.Join(dirs, ", "))
+}
+
+// addBind adds a bind mount.
+func addBind(config object, b bind, to target) error {
+	if err := hasRoom(config, b.at); err != nil {
+		return err
+	}
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil {
+		return err
+	}
+	options := []any{"bind", "nosuid", "nodev"}
+	if !b.writable {
+		options = slices.Insert(options, 1, any("ro"))
+	}
+	if b.noexec {
+		options = append(options, "noexec")
+	}
+	config["mounts"] = append(mounts, object{"destination": b.at, "type": "bind", "source": b.source(to), "options": options})
+	return nil
+}
+
+// addDevice adds a device node, and the right to use the device.
+func addDevice(config object, d device) error {
+	if err := hasRoom(config, d.at); err != nil {
+		return err
+	}
+	linux, err := readObject(config, "linux", "linux")
+	if err != nil {
+		return err
+	}
+	if linux == nil {
+		linux = object{}
+	}
+	nodes, err := readList(linux, "linux", "devices")
+	if err != nil {
+		return err
+	}
+	resources, err := readObject(linux, "linux.resources", "resources")
+	if err != nil {
+		return err
+	}
+	if resources == nil {
+		resources = object{}
+	}
+	rules, err := readList(resources, "linux.resources", "devices")
+	if err != nil {
+		return err
+	}
+	linux["devices"] = append(nodes, object{
+		"path": d.at, "type": "c", "major": number(d.major), "minor": number(d.minor), "fileMode": number(0o666), "uid": number(0), "gid": number(0),
+	})
+	resources["devices"] = append(rules, object{"allow": true, "type": "c", "major": number(d.major), "minor": number(d.minor), "access": "rw"})
+	linux["resources"], config["linux"] = resources, linux
+	return nil
+}
+
+// hasRoom looks whether something can be at a path of the container's: in /dev, which must be memory of its own so that
+// nothing is written to its image, and where the bundle has nothing itself.
+func hasRoom(config object, at string) error {
+	if kind, err := mountedAs(config, "/dev"); err != nil {
+		return err
+	} else if kind != "tmpfs" {
+		return fmt.Errorf("the container's /dev is no tmpfs, which is to have %s: give it one, or take the annotation away", at)
+	}
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil {
+		return err
+	}
+	linux, err := readObject(config, "linux", "linux")
+	if err != nil {
+		return err
+	}
+	nodes, err := readList(linux, "linux", "devices")
+	if err != nil {
+		return err
+	}
+	for _, list := range []struct {
+		entries     []any
+		field, name string
+	}{{mounts, "destination", "mounts"}, {nodes, "path", "linux.devices"}} {
+		for i, e := range list.entries {
+			entry, _ := e.(object)
+			if has, _ := entry[list.field].(string); path.Clean(has) == at {
+				return fmt.Errorf("%s[%d]: the bundle has something at %s itself: take that or the annotation away", list.name, i, at)
+			}
+		}
+	}
+	return nil
+}
+
+// mountedAs gives the type of what a container has mounted at path, "" for nothing.
+func mountedAs(config object, path string) (kind string, err error) {
+	mounts, err := readList(config, "config", "mounts")
+	if err != nil {
+		return "", err
+	}
+	for _, e := range mounts {
+		if m, _ := e.(object); m["destination"] == path {
+			kind, _ = m["type"].(string)
+		}
+	}
+	return kind, nil
+}
+
+// preloadVariable names the libraries that the dynamic linker loads before others, separated by colons.
+const preloadVariable = "LD_PRELOAD"
+
+// addEnv adds the libraries to those that are preloaded, and the variables.
+func (in injection) addEnv(config object) error {
+	process, err := readObject(config, "process", "process")
+	if err != nil || process == nil { // without a process it is for the real runtime to judge
+		return err
+	}
+	env, err := readStrings(process, "process", "env")
+	if err != nil {
+		return err
+	}
+	for _, l := range in.libraries {
+		env = preload(env, l.at)
+	}
+	for _, variable := range in.env {
+		name, _, _ := strings.Cut(variable, "=")
+		i := slices.IndexFunc(env, func(e string) bool { return strings.HasPrefix(e, name+"=") })
+		if i >= 0 && env[i] != variable {
+			return fmt.Errorf("process.env[%d]: %s is to be %q: take the variable or the annotation away", i, name, variable)
+		} else if i < 0 {
+			env = append(env, variable)
+		}
+	}
+	process["env"] = toAny(env)
+	return nil
+}
+
+// preload gives an environment whose programs preload a library, too.
+func preload(env []string, library string) []string {
+	found := false
+	for i, e := range env {
+		// Of a variable that is there twice, programs take the first or the last.
+		if value, ok := strings.CutPrefix(e, preloadVariable+"="); ok {
+			found = true
+			if value != "" {
+				value += ":"
+			}
+			env[i] = preloadVariable + "=" + value + library
+		}
+	}
+	if !found {
+		env = append(env, preloadVariable+"="+library)
+	}
+	return env
+}

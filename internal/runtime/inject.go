@@ -116,9 +116,11 @@ func findLibrary(file string, dirs []string) (string, error) {
 	return "", fmt.Errorf("%s is not installed: want it in one of %s", file, strings.Join(dirs, ", "))
 }
 
-// addBind adds a bind mount.
+// addBind adds a bind mount, unless the bundle has it.
 func addBind(config object, b bind, to target) error {
-	if err := hasRoom(config, b.at); err != nil {
+	source := b.source(to)
+	there, err := taken(config, b.at, func(entry object) bool { return entry["type"] == "bind" && entry["source"] == source })
+	if there || err != nil {
 		return err
 	}
 	mounts, err := readList(config, "config", "mounts")
@@ -132,13 +134,16 @@ func addBind(config object, b bind, to target) error {
 	if b.noexec {
 		options = append(options, "noexec")
 	}
-	config["mounts"] = append(mounts, object{"destination": b.at, "type": "bind", "source": b.source(to), "options": options})
+	config["mounts"] = append(mounts, object{"destination": b.at, "type": "bind", "source": source, "options": options})
 	return nil
 }
 
-// addDevice adds a device node, and the right to use the device.
+// addDevice adds a device node and the right to use the device, unless the bundle has the node.
 func addDevice(config object, d device) error {
-	if err := hasRoom(config, d.at); err != nil {
+	there, err := taken(config, d.at, func(entry object) bool {
+		return entry["type"] == "c" && entry["major"] == number(d.major) && entry["minor"] == number(d.minor)
+	})
+	if there || err != nil {
 		return err
 	}
 	linux, err := readObject(config, "linux", "linux")
@@ -171,25 +176,26 @@ func addDevice(config object, d device) error {
 	return nil
 }
 
-// hasRoom looks whether something can be at a path of the container's: in /dev, which must be memory of its own so that
-// nothing is written to its image, and where the bundle has nothing itself.
-func hasRoom(config object, at string) error {
+// taken looks whether something can be at a path of the container's: in /dev, which must be memory of its own so that
+// nothing is written to its image, and where the bundle has nothing else itself. It reports whether the bundle has the same
+// there: it was copied from one that was edited.
+func taken(config object, at string, same func(entry object) bool) (there bool, err error) {
 	if kind, err := mountedAs(config, "/dev"); err != nil {
-		return err
+		return false, err
 	} else if kind != "tmpfs" {
-		return fmt.Errorf("the container's /dev is no tmpfs, which is to have %s: give it one, or take the annotation away", at)
+		return false, fmt.Errorf("the container's /dev is no tmpfs, which is to have %s: give it one, or take the annotation away", at)
 	}
 	mounts, err := readList(config, "config", "mounts")
 	if err != nil {
-		return err
+		return false, err
 	}
 	linux, err := readObject(config, "linux", "linux")
 	if err != nil {
-		return err
+		return false, err
 	}
 	nodes, err := readList(linux, "linux", "devices")
 	if err != nil {
-		return err
+		return false, err
 	}
 	for _, list := range []struct {
 		entries     []any
@@ -197,12 +203,16 @@ func hasRoom(config object, at string) error {
 	}{{mounts, "destination", "mounts"}, {nodes, "path", "linux.devices"}} {
 		for i, e := range list.entries {
 			entry, _ := e.(object)
-			if has, _ := entry[list.field].(string); path.Clean(has) == at {
-				return fmt.Errorf("%s[%d]: the bundle has something at %s itself: take that or the annotation away", list.name, i, at)
+			if has, _ := entry[list.field].(string); path.Clean(has) != at {
+				continue
+			} else if same(entry) {
+				there = true
+			} else {
+				return false, fmt.Errorf("%s[%d]: the bundle has something at %s itself: take that or the annotation away", list.name, i, at)
 			}
 		}
 	}
-	return nil
+	return there, nil
 }
 
 // mountedAs gives the type of what a container has mounted at path, "" for nothing.
@@ -255,6 +265,9 @@ func preload(env []string, library string) []string {
 		// Of a variable that is there twice, programs take the first or the last.
 		if value, ok := strings.CutPrefix(e, preloadVariable+"="); ok {
 			found = true
+			if slices.Contains(strings.Split(value, ":"), library) {
+				continue
+			}
 			if value != "" {
 				value += ":"
 			}

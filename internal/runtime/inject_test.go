@@ -41,6 +41,19 @@ func TestInject(t *testing.T) {
 	if err := inject(config, []injection{socketPool, card}, target{"/run/heddle", "n1-c1"}, []string{"/nowhere", dir}); err != nil {
 		t.Fatal(err)
 	}
+	// A bundle that was copied from this one has everything, and gets nothing twice.
+	before, _ := json.Marshal(config["mounts"])
+	nodes, _ := json.Marshal(config["linux"])
+	for _, again := range []error{addBind(config, card.binds[0], target{"/run/heddle", "n1-c1"}), addDevice(config, card.devices[0])} {
+		if again != nil {
+			t.Error(again)
+		}
+	}
+	mountsAfter, _ := json.Marshal(config["mounts"])
+	nodesAfter, _ := json.Marshal(config["linux"])
+	if string(mountsAfter) != string(before) || string(nodesAfter) != string(nodes) {
+		t.Errorf("added again: %s %s", mountsAfter, nodesAfter)
+	}
 	linux := config["linux"].(object)
 	for what, c := range map[string]struct {
 		have any

@@ -17,9 +17,10 @@ func TestAddPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	for have, want := range map[string]string{
-		``:                               `["LD_PRELOAD=/dev/heddle-pool.so"]`,
-		`"A=1","LD_PRELOAD=/x.so"`:       `["A=1","LD_PRELOAD=/x.so:/dev/heddle-pool.so"]`,
-		`"LD_PRELOAD=","LD_PRELOADER=1"`: `["LD_PRELOAD=/dev/heddle-pool.so","LD_PRELOADER=1"]`,
+		``:                                       `["LD_PRELOAD=/dev/heddle-pool.so"]`,
+		`"LD_PRELOAD=/dev/heddle-pool.so:/x.so"`: `["LD_PRELOAD=/dev/heddle-pool.so:/x.so"]`,
+		`"A=1","LD_PRELOAD=/x.so"`:               `["A=1","LD_PRELOAD=/x.so:/dev/heddle-pool.so"]`,
+		`"LD_PRELOAD=","LD_PRELOADER=1"`:         `["LD_PRELOAD=/dev/heddle-pool.so","LD_PRELOADER=1"]`,
 	} {
 		config, err := decodeConfig("c", []byte(strings.Replace(pooled, "%s", have, 1)))
 		if err != nil {

@@ -1,13 +1,11 @@
 package cost
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -248,43 +246,27 @@ func (s *stepping) run(ctx context.Context) (all []stepRound, err error) {
 	cmd := s.place.Exec(ctx, s.mode, client, bench.Command(s.options.Program, "steps", "-to", netip.AddrPortFrom(address, s.port).String(),
 		"-connections", strconv.Itoa(s.options.Connections), "-trips", strconv.Itoa(s.options.Trips), "-lifetime", stepsLifetime.String(), "-cpu", strconv.Itoa(s.cpus.Client))...)
 	proc.Prepare(cmd)
-	trouble := &proc.Tail{Limit: proc.TailLimit}
-	cmd.Stderr = trouble
-	in, err := cmd.StdinPipe()
+	dialog, err := proc.Talk(cmd, nil, loadgen.Ready)
 	if err != nil {
-		return nil, fmt.Errorf("open client input: %w", err)
+		return nil, fmt.Errorf("client in %s: %w", client, err)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, fmt.Errorf("open client output: %w", err)
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start client: %w", err)
-	}
-	all, err = s.steps(in, bufio.NewReader(out))
-	err = errors.Join(err, in.Close())
-	if waitErr := cmd.Wait(); waitErr != nil {
-		err = proc.WithOutput(errors.Join(err, fmt.Errorf("client in %s: %w", client, waitErr)), trouble)
+	all, err = s.steps(dialog)
+	if closeErr := dialog.Close(); closeErr != nil {
+		err = errors.Join(err, fmt.Errorf("client in %s: %w", client, closeErr))
 	}
 	return all, err
 }
 
 // steps has the client make one step after the other, and counts what ran meanwhile.
-func (s *stepping) steps(in io.Writer, out *bufio.Reader) (all []stepRound, err error) {
-	if line, err := out.ReadString('\n'); err != nil || line != loadgen.Ready+"\n" {
-		return nil, fmt.Errorf("client said %q: %w", line, proc.ErrOrEnd(err))
-	}
+func (s *stepping) steps(dialog *proc.Dialog) (all []stepRound, err error) {
 	before, segments, err := s.counts()
 	if err != nil {
 		return nil, err
 	}
 	for range loadgen.Steps {
-		if _, err := io.WriteString(in, "go\n"); err != nil {
-			return nil, fmt.Errorf("tell client: %w", err)
-		}
-		line, err := out.ReadBytes('\n')
+		line, err := dialog.Ask("go")
 		if err != nil {
-			return nil, fmt.Errorf("read client: %w", err)
+			return nil, fmt.Errorf("client: %w", err)
 		}
 		round := stepRound{programs: make(programCounts)}
 		if err := json.Unmarshal(line, &round.Step); err != nil || round.Operations < 1 {

@@ -1,12 +1,10 @@
 package density
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -16,37 +14,23 @@ import (
 	"heddle.dev/heddle/internal/bench/proc"
 )
 
-// fleetProcess is a peer's fleet that runs. One goroutine at a time may use it.
+// fleetProcess is a fleet of clients that runs. One goroutine at a time may use it.
 type fleetProcess struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	lines  *bufio.Scanner
-	said   *proc.Tail
+	*proc.Dialog
 	thread chan struct{} // closed when the thread that started the process may end
 }
 
 // startFleet starts a fleet by the words that run loadgen.Main. It ends with this process, with all its connections.
 func startFleet(ctx context.Context, program []string) (c *fleetProcess, err error) {
 	words := bench.Command(program, "fleet")
-	c = &fleetProcess{cmd: exec.CommandContext(ctx, words[0], words[1:]...), said: &proc.Tail{Limit: proc.TailLimit}, thread: make(chan struct{})}
+	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
 	// Members are in system calls for long, and Go would signal them for it.
-	c.cmd.Env = append(c.cmd.Environ(), "GODEBUG=asyncpreemptoff=1")
-	c.cmd.Stderr = c.said
-	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	stdout, err := c.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	if err := startTied(c.cmd, c.thread); err != nil {
+	cmd.Env = append(cmd.Environ(), "GODEBUG=asyncpreemptoff=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	c = &fleetProcess{thread: make(chan struct{})}
+	if c.Dialog, err = proc.Talk(cmd, func() error { return startTied(cmd, c.thread) }, loadgen.Ready); err != nil {
+		close(c.thread)
 		return nil, fmt.Errorf("start the fleet: %w", err)
-	}
-	c.lines = bufio.NewScanner(stdout)
-	if !c.lines.Scan() || c.lines.Text() != loadgen.Ready {
-		c.stop()
-		return nil, proc.WithOutput(fmt.Errorf("start the fleet: it says %q", c.lines.Text()), c.said)
 	}
 	return c, nil
 }
@@ -68,14 +52,11 @@ func (c *fleetProcess) do(ctx context.Context, command loadgen.FleetCommand) (re
 	if err != nil {
 		return reply, err
 	}
-	if _, err := c.stdin.Write(append(line, '\n')); err != nil {
-		return reply, errors.Join(ctx.Err(), proc.WithOutput(fmt.Errorf("fleet: %s: %w", command.Op, err), c.said))
+	answer, err := c.Ask(string(line))
+	if err != nil {
+		return reply, errors.Join(ctx.Err(), c.Explain(fmt.Errorf("fleet: %s: %w", command.Op, err)))
 	}
-	if !c.lines.Scan() {
-		_ = c.cmd.Wait() // for what it said
-		return reply, errors.Join(ctx.Err(), proc.WithOutput(fmt.Errorf("fleet: %s: it ended", command.Op), c.said))
-	}
-	if err := json.Unmarshal(c.lines.Bytes(), &reply); err != nil {
+	if err := json.Unmarshal(answer, &reply); err != nil {
 		return reply, fmt.Errorf("fleet: %s: %w", command.Op, err)
 	}
 	if reply.Error != "" {
@@ -87,7 +68,5 @@ func (c *fleetProcess) do(ctx context.Context, command loadgen.FleetCommand) (re
 // stop ends the process. Whatever it was doing, the kernel ends with it.
 func (c *fleetProcess) stop() {
 	defer close(c.thread)
-	_ = c.stdin.Close() // it may be gone
-	_ = c.cmd.Process.Kill()
-	_ = c.cmd.Wait() // says that it was killed
+	c.Kill()
 }

@@ -10,7 +10,6 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/machine"
-	"heddle.dev/heddle/internal/bench/proc"
 	"heddle.dev/heddle/internal/netns"
 )
 
@@ -138,23 +137,10 @@ func (m *endpointMemory) undo() error {
 
 // settled reads the memory of kernel and agent once the kernel's has stopped moving: devices are freed after they are gone.
 func (m *endpointMemory) settled(ctx context.Context) (now [2]float64, err error) {
-	const (
-		interval = 250 * time.Millisecond
-		still    = 64 << 10 // bytes
-	)
-	deadline := time.Now().Add(memorySettles)
-	last := -1.0
-	for {
-		if now[0], err = machine.Unreclaimable(); err != nil {
-			return now, err
-		}
-		if moved := now[0] - last; last >= 0 && moved < still && moved > -still || time.Now().After(deadline) {
-			break
-		}
-		last = now[0]
-		if err := proc.Pause(ctx, interval); err != nil {
-			return now, err
-		}
+	const still = 64 << 10 // bytes
+	read := func() (float64, error) { return machine.KernelMemory(machine.EndpointFields...) }
+	if now[0], err = machine.Settled(ctx, read, still, memorySettles); err != nil {
+		return now, err
 	}
 	now[1], err = machine.ResidentBytes(m.pid)
 	return now, err

@@ -19,27 +19,16 @@ type memory struct {
 	holderFiles   int
 }
 
-// Memory is read when it moves by less than densityStill for an interval, after densitySettles (of short runs, less) at the latest: sockets,
-// devices and namespaces are freed some time after they have gone.
+// What machine.Settled is told.
 const (
-	still    = 128 << 10
-	interval = 250 * time.Millisecond
-	settles  = 2500 * time.Millisecond
+	still   = 128 << 10
+	settles = 2500 * time.Millisecond // of short runs, less
 )
 
 // settled reads all memory once the kernel's has stopped moving.
 func (r *run) settled(ctx context.Context) (m memory, err error) {
-	for deadline, last := time.Now().Add(min(settles, 4*r.options.Duration)), -1.0; ; {
-		if m.kernel, err = machine.KernelMemory(); err != nil {
-			return m, err
-		}
-		if moved := m.kernel - last; last >= 0 && moved < still && moved > -still || time.Now().After(deadline) {
-			break
-		}
-		last = m.kernel
-		if err := proc.Pause(ctx, interval); err != nil {
-			return m, err
-		}
+	if m.kernel, err = machine.Settled(ctx, machine.ContainerMemory, still, min(settles, 4*r.options.Duration)); err != nil {
+		return m, err
 	}
 	var e1, e2, e3, e4, e5 error
 	m.agent, e1 = machine.ResidentBytes(r.pid)

@@ -20,13 +20,7 @@ func WritePlot(w io.Writer, r Result, text plot.Text) error {
 	if len(r.Containers) == 0 {
 		return errors.New("plot: no containers were measured")
 	}
-	c := &plot.Canvas{}
-	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", plot.Width, height, plot.Width, height)
-	c.Printf("<title>%s</title>\n", plot.Escape(text.Title))
-	c.Rect(0, 0, plot.Width, height, "#ffffff")
-	c.Text(plot.MarginLeft, 36, 22, plot.InkColour, "start", "bold", text.Title)
-	c.Text(plot.MarginLeft, 60, 13, plot.GreyColour, "start", "normal", text.Subtitle)
+	c := plot.NewCanvas(height, text)
 	half := (plot.PlotWidth - plot.ScaleGap) / 2
 	for i, p := range []*plot.Curves{memoryCurves(r), connectCurves(r), liveCurves(r, bench.Inter), liveCurves(r, bench.Intra), pacedCurves(r), kilobyteCurves(r)} {
 		p.C = c
@@ -38,11 +32,7 @@ func WritePlot(w io.Writer, r Result, text plot.Text) error {
 	}
 	c.Text(plot.MarginLeft, height-18, 12, plot.GreyColour, "start", "normal",
 		"Logarithmic axes. Points: medians of the rounds, or single measurements. Whiskers: smallest and largest round. A container: namespace, endpoint and an intercepted thread.")
-	c.Printf("</svg>\n")
-	if _, err := io.WriteString(w, c.String()); err != nil {
-		return fmt.Errorf("write plot: %w", err)
-	}
-	return nil
+	return c.Finish(w)
 }
 
 func single(v float64) bench.Spread { return bench.Spread{Median: v, Min: v, Max: v} }

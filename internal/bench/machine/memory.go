@@ -2,17 +2,26 @@ package machine
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// densityFields are the lines of /proc/meminfo that a connection or a container makes grow. Caches that can be reclaimed are not
-// among them: they are files' and come and go with what else the machine does. Of these, sockets' inodes are counted.
-var densityFields = []string{"SUnreclaim", "Percpu", "KernelStack", "PageTables"}
+// The lines of /proc/meminfo with what the kernel cannot give back at will. Caches that can be reclaimed are not among them:
+// they are files' and come and go with what else the machine does.
+var (
+	// EndpointFields grow with devices, routes and maps.
+	EndpointFields = []string{"SUnreclaim", "Percpu", "KernelStack"}
+	// ContainerFields grow with processes, too.
+	ContainerFields = append(EndpointFields[:3:3], "PageTables")
+)
 
+// socketInodes is a reclaimable cache that grows with sockets.
 const socketInodes = "sock_inode_cache"
 
 // ParseMeminfo sums fields of the text of /proc/meminfo, in bytes.
@@ -37,20 +46,48 @@ func ParseMeminfo(raw []byte, fields ...string) (total float64, err error) {
 	return total, nil
 }
 
-func KernelMemory() (float64, error) {
+// KernelMemory sums fields of /proc/meminfo, in bytes.
+func KernelMemory(fields ...string) (float64, error) {
 	raw, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, fmt.Errorf("read the kernel's memory: %w", err)
 	}
-	total, err := ParseMeminfo(raw, densityFields...)
+	return ParseMeminfo(raw, fields...)
+}
+
+// ContainerMemory is the kernel's memory that containers and connections make grow: ContainerFields and sockets' inodes.
+func ContainerMemory() (float64, error) {
+	total, err := KernelMemory(ContainerFields...)
 	if err != nil {
 		return 0, err
 	}
-	if raw, err = os.ReadFile("/proc/slabinfo"); err != nil {
+	raw, err := os.ReadFile("/proc/slabinfo")
+	if err != nil {
 		return 0, fmt.Errorf("read the kernel's memory: %w", err)
 	}
 	inodes, err := ParseSlabinfo(raw, socketInodes)
 	return total + inodes, err
+}
+
+// settleInterval is the time between two readings of Settled.
+const settleInterval = 250 * time.Millisecond
+
+// Settled reads memory until it moves by less than still bytes for a moment, and no longer than limit: sockets, devices and
+// namespaces are freed some time after they have gone.
+func Settled(ctx context.Context, read func() (float64, error), still float64, limit time.Duration) (now float64, err error) {
+	for deadline, last := time.Now().Add(limit), -1.0; ; last = now {
+		if now, err = read(); err != nil {
+			return now, err
+		}
+		if last >= 0 && math.Abs(now-last) < still || time.Now().After(deadline) {
+			return now, nil
+		}
+		select {
+		case <-time.After(settleInterval):
+		case <-ctx.Done():
+			return now, ctx.Err()
+		}
+	}
 }
 
 // ParseSlabinfo finds the size of one of the kernel's caches in the text of /proc/slabinfo, in bytes: slabinfo(5).
@@ -68,37 +105,4 @@ func ParseSlabinfo(raw []byte, cache string) (float64, error) {
 		return pages * slabs * float64(os.Getpagesize()), nil
 	}
 	return 0, fmt.Errorf("read the kernel's memory: /proc/slabinfo has no cache %s", cache)
-}
-
-// Unreclaimable gives the kernel's memory that it cannot give back at will, in bytes; the page cache and caches of files
-// are none of it.
-func Unreclaimable() (float64, error) {
-	raw, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0, fmt.Errorf("read the kernel's memory: %w", err)
-	}
-	return parseUnreclaimable(raw)
-}
-
-func parseUnreclaimable(raw []byte) (total float64, err error) {
-	found := 0
-	for line := range bytes.Lines(raw) {
-		f := bytes.Fields(line)
-		if len(f) != 3 || string(f[2]) != "kB" {
-			continue
-		}
-		switch string(f[0]) {
-		case "SUnreclaim:", "Percpu:", "KernelStack:":
-			kb, err := strconv.ParseFloat(string(f[1]), 64)
-			if err != nil {
-				return 0, fmt.Errorf("read the kernel's memory: %w", err)
-			}
-			total += 1024 * kb
-			found++
-		}
-	}
-	if found != 3 {
-		return 0, fmt.Errorf("read the kernel's memory: /proc/meminfo has %d of the 3 lines", found)
-	}
-	return total, nil
 }

@@ -2,17 +2,18 @@
 package nodes
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/loadgen"
 	"heddle.dev/heddle/internal/bench/machine"
 	"heddle.dev/heddle/internal/bench/proc"
 	"heddle.dev/heddle/internal/bench/session"
@@ -100,14 +101,13 @@ func Run(ctx context.Context, place session.Lab, o Options) ([]Size, error) {
 
 // run is the measurement of one size.
 type run struct {
-	place   session.Lab
-	agent   *api.Client // of n2
-	options Options
-	size    Size
-	begun   time.Time
-	stdin   io.Writer
-	lines   *bufio.Scanner
-	kill    func() error // ends the populating program
+	place    session.Lab
+	agent    *api.Client // of n2
+	options  Options
+	size     Size
+	begun    time.Time
+	populate *proc.Dialog // the populating program
+	process  *os.Process  // its own
 }
 
 func (r *run) say(format string, args ...any) {
@@ -141,23 +141,21 @@ func (r *run) fill(ctx context.Context) (stop func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	said := &proc.Tail{Limit: proc.TailLimit}
-	cmd.Stderr = said
-	stdin, err1 := cmd.StdinPipe()
-	stdout, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, err
-	}
 	began := time.Now()
-	if err := start(); err != nil {
-		return nil, err
+	intime := func() bool { return true }
+	r.populate, err = proc.Talk(cmd, func() error {
+		if err := start(); err != nil {
+			return err
+		}
+		r.process = cmd.Process
+		intime = r.killLater()
+		return nil
+	}, loadgen.Ready)
+	intime()
+	if err != nil {
+		return nil, fmt.Errorf("populate the store: %w", err)
 	}
-	stop = func() error { return proc.WithOutput(errors.Join(stdin.Close(), cmd.Wait()), said) }
-	r.stdin, r.lines = stdin, bufio.NewScanner(stdout)
-	r.kill = cmd.Process.Kill
-	if !r.answered() {
-		return nil, errors.Join(errors.New("populate the store: it ended"), stop())
-	}
+	stop = r.populate.Close
 	filled := time.Since(began)
 	if err := r.await(ctx, func(s api.Status) bool { return s.Peers > r.size.Nodes }); err != nil {
 		return nil, errors.Join(err, stop())
@@ -174,10 +172,9 @@ func (r *run) fill(ctx context.Context) (stop func() error, err error) {
 	return stop, nil
 }
 
-// answered waits for a line of the populating program. It is false if that ends, as one does that says nothing for too long.
-func (r *run) answered() bool {
-	defer time.AfterFunc(session.PopulateTimeout, func() { _ = r.kill() }).Stop()
-	return r.lines.Scan()
+// killLater ends the populating program if it says nothing for too long, unless intime is called before.
+func (r *run) killLater() (intime func() bool) {
+	return time.AfterFunc(session.PopulateTimeout, func() { _ = r.process.Kill() }).Stop
 }
 
 // await asks the agent until its status is as wanted.
@@ -197,14 +194,14 @@ func (r *run) await(ctx context.Context, ok func(api.Status) bool) error {
 
 // change has the populating program change something, and gives the time from its being done to its being in force on n2.
 func (r *run) change(ctx context.Context, command string) (took time.Duration, err error) {
-	if _, err := fmt.Fprintln(r.stdin, command); err != nil {
-		return 0, fmt.Errorf("%s: %w", command, err)
-	}
-	if !r.answered() {
-		return 0, fmt.Errorf("%s: the populating program ended", command)
+	intime := r.killLater()
+	answer, err := r.populate.Ask(command)
+	intime()
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", command, r.populate.Explain(err))
 	}
 	done := time.Now()
-	revision, err := strconv.ParseInt(strings.TrimPrefix(r.lines.Text(), "revision "), 10, 64)
+	revision, err := strconv.ParseInt(strings.TrimPrefix(string(answer), "revision "), 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", command, err)
 	}

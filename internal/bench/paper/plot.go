@@ -105,15 +105,11 @@ func (f Figure) Write(w io.Writer, result Result) error {
 		}
 	}
 	first := find(result, f.apps[0])
-	c := &plot.Canvas{}
-	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", plot.Width, height, plot.Width, height)
-	title := fmt.Sprintf("%s (figure %s of the Slim paper)", f.Title, f.Number)
-	c.Printf("<title>%s</title>\n", plot.Escape(title))
-	c.Rect(0, 0, plot.Width, height, "#ffffff")
-	c.Text(plot.MarginLeft, 36, 22, plot.InkColour, "start", "bold", title)
-	c.Text(plot.MarginLeft, 60, 13, plot.GreyColour, "start", "normal",
-		fmt.Sprintf("Two nodes of one machine; medians of %d rounds of %g s, whiskers: smallest and largest. %s", first.Rounds, first.DurationS, first.Machine))
+	c := plot.NewCanvas(height, plot.Text{
+		Title: fmt.Sprintf("%s (figure %s of the Slim paper)", f.Title, f.Number),
+		Subtitle: fmt.Sprintf("Two nodes of one machine; medians of %d rounds of %g s, whiskers: smallest and largest. %s",
+			first.Rounds, first.DurationS, first.Machine),
+	})
 	panels := f.panels(result)
 	each := (plot.PlotWidth - gap*float64(len(panels)-1)) / float64(len(panels))
 	stacked := false
@@ -125,11 +121,7 @@ func (f Figure) Write(w io.Writer, result Result) error {
 		}
 	}
 	legend(c, stacked)
-	c.Printf("</svg>\n")
-	if _, err := io.WriteString(w, c.String()); err != nil {
-		return fmt.Errorf("write plot: %w", err)
-	}
-	return nil
+	return c.Finish(w)
 }
 
 // ErrNotMeasured is what a figure that lacks its results gives.

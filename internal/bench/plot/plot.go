@@ -72,14 +72,8 @@ func Write(w io.Writer, results []bench.Result, text Text) error {
 	if len(panels) == 0 {
 		return fmt.Errorf("plot: no mode beside host, or no workload that is plotted")
 	}
-	c := &Canvas{}
 	height := headHeight + panelHeight*float64(len(panels)) + footHeight
-	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", Width, height, Width, height)
-	c.Printf("<title>%s</title>\n", Escape(text.Title))
-	c.Rect(0, 0, Width, height, "#ffffff")
-	c.Text(MarginLeft, 36, 22, InkColour, "start", "bold", text.Title)
-	c.Text(MarginLeft, 60, 13, GreyColour, "start", "normal", text.Subtitle)
+	c := NewCanvas(height, text)
 	legend(c, modesOf(panels))
 	for i, p := range panels {
 		p.draw(c, headHeight+panelHeight*float64(i))
@@ -87,11 +81,7 @@ func Write(w io.Writer, results []bench.Result, text Text) error {
 	c.Text(MarginLeft, height-18, 12, GreyColour, "start", "normal",
 		"Bars: median of the runs as a ratio to host's median. Whiskers: smallest and largest run; an arrow runs off the scale. "+
 			"CPU is the whole machine's.")
-	c.Printf("</svg>\n")
-	if _, err := io.WriteString(w, c.String()); err != nil {
-		return fmt.Errorf("write plot: %w", err)
-	}
-	return nil
+	return c.Finish(w)
 }
 
 // groupsOf picks the metrics to plot of one scope: first those where higher is better.
@@ -253,6 +243,27 @@ func (g group) draw(c *Canvas, x, groupWidth, axisBottom float64, at func(float6
 
 // Canvas collects SVG elements.
 type Canvas struct{ strings.Builder }
+
+// NewCanvas begins a drawing of a height, with its title and subtitle.
+func NewCanvas(height float64, text Text) *Canvas {
+	c := &Canvas{}
+	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
+		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", Width, height, Width, height)
+	c.Printf("<title>%s</title>\n", Escape(text.Title))
+	c.Rect(0, 0, Width, height, "#ffffff")
+	c.Text(MarginLeft, 36, 22, InkColour, "start", "bold", text.Title)
+	c.Text(MarginLeft, 60, 13, GreyColour, "start", "normal", text.Subtitle)
+	return c
+}
+
+// Finish ends the drawing and writes it.
+func (c *Canvas) Finish(w io.Writer) error {
+	c.Printf("</svg>\n")
+	if _, err := io.WriteString(w, c.String()); err != nil {
+		return fmt.Errorf("write plot: %w", err)
+	}
+	return nil
+}
 
 func (c *Canvas) Printf(format string, args ...any) { fmt.Fprintf(&c.Builder, format, args...) }
 

@@ -42,13 +42,7 @@ func WriteCapsPlot(w io.Writer, result CapsResult, text plot.Text) error {
 		}
 		top = max(top, limited[i]+other[i])
 	}
-	c := &plot.Canvas{}
-	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", plot.Width, policyHeight, plot.Width, policyHeight)
-	c.Printf("<title>%s</title>\n", plot.Escape(text.Title))
-	c.Rect(0, 0, plot.Width, policyHeight, "#ffffff")
-	c.Text(plot.MarginLeft, 36, 22, plot.InkColour, "start", "bold", text.Title)
-	c.Text(plot.MarginLeft, 60, 13, plot.GreyColour, "start", "normal", text.Subtitle)
+	c := plot.NewCanvas(policyHeight, text)
 	p := policyAxes{c: c, end: end, top: 1.08 * top / 1e9}
 	p.grid()
 	for i := range bins {
@@ -61,11 +55,7 @@ func WriteCapsPlot(w io.Writer, result CapsResult, text plot.Text) error {
 	p.phases(result)
 	c.Line(plot.MarginLeft, policyBottom, plot.Width-plot.MarginRight, policyBottom, plot.InkColour, 1.2, "")
 	p.legend(result)
-	c.Printf("</svg>\n")
-	if _, err := io.WriteString(w, c.String()); err != nil {
-		return fmt.Errorf("write plot: %w", err)
-	}
-	return nil
+	return c.Finish(w)
 }
 
 // policyAxes places seconds and Gbit/s on a canvas.

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"slices"
 
@@ -15,13 +14,7 @@ func WriteScalePlot(w io.Writer, result ScaleResult, text plot.Text) error {
 	if len(result.Connects) == 0 {
 		return errors.New("plot: no connects were measured")
 	}
-	c := &plot.Canvas{}
-	c.Printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %g %g" width="%g" height="%g" `+
-		`font-family="'DejaVu Sans', Verdana, Helvetica, Arial, sans-serif" role="img">`+"\n", plot.Width, plot.ScaleHeight, plot.Width, plot.ScaleHeight)
-	c.Printf("<title>%s</title>\n", plot.Escape(text.Title))
-	c.Rect(0, 0, plot.Width, plot.ScaleHeight, "#ffffff")
-	c.Text(plot.MarginLeft, 36, 22, plot.InkColour, "start", "bold", text.Title)
-	c.Text(plot.MarginLeft, 60, 13, plot.GreyColour, "start", "normal", text.Subtitle)
+	c := plot.NewCanvas(plot.ScaleHeight, text)
 	var rules []int
 	for _, r := range result.Connects {
 		if !slices.Contains(rules, r.Rules) {
@@ -45,11 +38,7 @@ func WriteScalePlot(w io.Writer, result ScaleResult, text plot.Text) error {
 	}
 	c.Text(plot.MarginLeft, plot.ScaleHeight-18, 12, plot.GreyColour, "start", "normal",
 		"Points: medians. Whiskers: smallest and largest round (of changes: change). Every rule is about the measured containers, on both nodes. A rule among 0 is the first one.")
-	c.Printf("</svg>\n")
-	if _, err := io.WriteString(w, c.String()); err != nil {
-		return fmt.Errorf("write plot: %w", err)
-	}
-	return nil
+	return c.Finish(w)
 }
 
 // connectCurves gives p50 and p99 of every mode.

@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 	"internal/bench/density":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),
 	"internal/bench/local":     aBenchmark(),
 	"internal/bench/migrate":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns"),
-	"internal/bench/nodes":     aBenchmark("internal/api", "internal/lab", "internal/netns"),
+	"internal/bench/nodes":     aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),
 	"internal/bench/paper":     aBenchmark("internal/bench/histogram", "internal/bench/loadgen"),
 	"internal/bench/peers":     aBenchmark("internal/bench/baseline", "internal/netns"),
 	"internal/bench/policy":    aBenchmark("internal/bench/loadgen", "internal/api", "internal/policy"),

@@ -254,7 +254,7 @@ func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark
 	chain := c.AddChain(&nftables.Chain{Name: carriedChain, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
 	c.AddRule(&nftables.Rule{
-		Table: table, Chain: chain, Exprs: maybeClaimedExprs(set, mark),
+		Table: table, Chain: chain, Exprs: maybeDivertExprs(set, mark),
 		UserData: comment("maybe for a node socket that holds an address of another network"),
 	})
 	if !model.ProtectStore.On() {
@@ -287,10 +287,10 @@ func inSet(set *nftables.Set, which side) []expr.Any {
 	}
 }
 
-// maybeClaimedExprs is "meta mark != mark ip daddr @set goto claimed": as for Heddle's own addresses.
-func maybeClaimedExprs(set *nftables.Set, mark uint32) []expr.Any {
+// maybeDivertExprs is "meta mark != mark ip daddr @set goto claimed": as for Heddle's own addresses.
+func maybeDivertExprs(set *nftables.Set, mark uint32) []expr.Any {
 	return slices.Concat([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
-	}, inSet(set, destination), lead(expr.VerdictGoto, claimedChain))
+	}, inSet(set, destination), lead(expr.VerdictGoto, divertChain))
 }

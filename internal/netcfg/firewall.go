@@ -120,19 +120,19 @@ func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
 	return append(out, &expr.Masq{})
 }
 
-// claimedChain is where packets for overlay addresses go that no program and no socket has marked: it marks those that a
+// divertChain is where packets for overlay addresses go that no program and no socket has marked: it marks those that a
 // node socket claims.
-const claimedChain = "claimed"
+const divertChain = "claimed" // a name in pins.md: it goes with the next table
 
 // addDeliver adds what makes packets for node sockets local. The mark is looked at first: packets that a tc program
 // marked, and those of sockets that send with the mark, need nothing of it.
 func (r ruleset) addDeliver() {
-	claimed := r.chain(claimedChain)
+	divert := r.chain(divertChain)
 	for _, match := range [][]expr.Any{arrivedMatch(), translatedMatch()} {
-		r.rule(claimed, "what opens a connection and is not marked, or is translated, is routed to the endpoint's device, where policy is asked",
+		r.rule(divert, "what opens a connection and is not marked, or is translated, is routed to the endpoint's device, where policy is asked",
 			openingExprs(match...))
 	}
-	r.rule(claimed, "packets for a node socket that holds an overlay address are local", claimExprs(r.cfg.Mark))
+	r.rule(divert, "packets for a node socket that holds an overlay address are local", divertExprs(r.cfg.Mark))
 
 	deliver := r.base("deliver", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, deliverPriority)
 	r.rule(deliver, "it is local", markMatch(r.cfg.Mark), decided(expr.VerdictAccept))
@@ -140,12 +140,12 @@ func (r ruleset) addDeliver() {
 	r.rule(deliver, "only the endpoint's own device brings packets of a container's own stack",
 		addrMatch(model.MirrorRange, source, expr.CmpOpEq), decided(expr.VerdictDrop))
 	for _, p := range r.cfg.Prefixes {
-		r.rule(deliver, "maybe for a node socket", addrMatch(p, destination, expr.CmpOpEq), lead(expr.VerdictGoto, claimedChain))
+		r.rule(deliver, "maybe for a node socket", addrMatch(p, destination, expr.CmpOpEq), lead(expr.VerdictGoto, divertChain))
 	}
 }
 
-// claimExprs is "meta l4proto tcp socket transparent 1 meta mark set mark".
-func claimExprs(mark uint32) []expr.Any {
+// divertExprs is "meta l4proto tcp socket transparent 1 meta mark set mark".
+func divertExprs(mark uint32) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},

@@ -117,7 +117,7 @@ func addMoved(c *nftables.Conn, table *nftables.Table, addrs []netip.Addr, mark 
 			return fmt.Errorf("nftables set %s: %w", s.Name, err)
 		}
 		c.AddRule(&nftables.Rule{
-			Table: table, Chain: chain, Exprs: maybeClaimedExprs(s, mark),
+			Table: table, Chain: chain, Exprs: maybeDivertExprs(s, mark),
 			UserData: comment("maybe for a node socket that holds an address that has moved here"),
 		})
 	}

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -29,16 +31,45 @@ func Command(verb string, args ...string) error {
 	return nil
 }
 
-// Dump prints what the nodes know, for a run that failed.
+// Dump prints what the nodes know, their sockets and maps, and their agents' logs, for a run that failed.
 func Dump(w io.Writer) {
 	for _, args := range [][]string{{"status"}, {"endpoints"}, {"connections", "--listeners"}} {
 		out, _ := exec.Command(Bin, append(args, "--lab", Name)...).CombinedOutput()
 		fmt.Fprintf(w, "--- heddle %s\n%s\n", strings.Join(args, " "), out)
 	}
+	nodes, _ := filepath.Glob("/run/heddle/lab/" + Name + "/*/bpf/heddle")
+	for _, pins := range nodes {
+		node := filepath.Base(filepath.Dir(filepath.Dir(pins)))
+		out, err := exec.Command("nsenter", "--net=/run/netns/"+Name+"-"+node, "ss", "-Htanp").CombinedOutput()
+		fmt.Fprintf(w, "--- sockets of %s (%v)\n%s\n", node, err, out)
+		dumpMaps(w, pins)
+	}
 	logs, _ := filepath.Glob("/run/heddle/lab/" + Name + "/*/heddled.log")
 	for _, log := range logs {
 		raw, _ := os.ReadFile(log)
 		fmt.Fprintf(w, "--- %s\n%s\n", log, raw)
+	}
+}
+
+// dumpMaps prints how many entries each map of a node has, of those that can be walked. Links and
+// programs are pinned there, too.
+func dumpMaps(w io.Writer, pins string) {
+	paths, _ := filepath.Glob(filepath.Join(pins, "*"))
+	for _, path := range paths {
+		m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
+		if err != nil {
+			continue // no map
+		}
+		n := uint32(0)
+		key, err := m.NextKeyBytes(nil)
+		for key != nil && err == nil && n < m.MaxEntries() { // a walk may begin again when its entry goes
+			n++
+			key, err = m.NextKeyBytes(key)
+		}
+		if err == nil {
+			fmt.Fprintf(w, "map %s: %d of %d entries\n", filepath.Base(path), n, m.MaxEntries())
+		}
+		_ = m.Close()
 	}
 }
 

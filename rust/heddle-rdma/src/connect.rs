@@ -18,8 +18,19 @@ const ANSWER_TIME: Duration = Duration::from_secs(5);
 const AGAIN_FIRST: Duration = Duration::from_millis(50);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
 
-/// The tag of a CONNECT for datagrams has this bit; the others have the number of a queue pair.
+/// The tag of a CONNECT for datagrams has this bit, beside a number of its own; the others have the number of a queue pair.
 const DATAGRAMS: u32 = 1 << 31;
+
+/// Destinations of datagrams that an endpoint may wait for at a time; what goes to others is dropped.
+const ASKED_MAX: usize = 64;
+
+/// A CONNECT for datagrams that the agent has not answered.
+pub(crate) struct Asked {
+    tag: u32,
+    endpoint: u32,
+    other: Gid,
+    at: Instant,
+}
 
 impl Objects {
     /// Looks for the connection of a queue pair that has come to know its peer.
@@ -103,22 +114,28 @@ impl Objects {
             return Ok(established.then_some(*link));
         }
         let Some(number) = self.endpoints.get(endpoint).map(|e| e.number) else { return Err(()) };
-        let asked = self.datagrams_asked.iter().find(|(e, g, _)| is((*e, *g)));
-        if asked.is_none_or(|(_, _, again)| *again <= now) {
-            self.datagrams_asked.retain(|(e, g, _)| !is((*e, *g)));
-            self.datagrams_asked.push((endpoint, destination, now + AGAIN_MOST));
-            let ask = Message::Connect { tag: DATAGRAMS, endpoint: number, source, destination };
-            self.asks.push(ask);
+        // An agent that did not answer in time may have ended.
+        self.datagrams_asked.retain(|a| now < a.at + ANSWER_TIME);
+        if self.datagrams_asked.iter().any(|a| is((a.endpoint, a.other))) {
+            return Ok(None);
         }
+        if self.datagrams_asked.iter().filter(|a| a.endpoint == endpoint).count() >= ASKED_MAX {
+            return Err(());
+        }
+        self.last_tag = self.last_tag.wrapping_add(1) | DATAGRAMS;
+        let tag = self.last_tag;
+        self.datagrams_asked.push(Asked { tag, endpoint, other: destination, at: now });
+        self.asks.push(Message::Connect { tag, endpoint: number, source, destination });
         Ok(None)
     }
 
     /// The agent's answer to a CONNECT.
     pub(crate) fn connected(&mut self, tag: u32, endpoint: u32, socket: Option<OwnedFd>) {
         if tag & DATAGRAMS != 0 {
-            let asked = self.datagrams_asked.iter().position(|(e, _, _)| *e == endpoint);
-            let Some(asked) = asked.map(|i| self.datagrams_asked.remove(i)) else { return };
-            let (_, other, _) = asked;
+            let is = |a: &Asked| a.tag == tag && a.endpoint == endpoint;
+            let asked = self.datagrams_asked.iter().position(is);
+            let Some(at) = asked else { return };
+            let other = self.datagrams_asked.remove(at).other;
             let Some(own) = self.endpoints.get(endpoint).map(|e| e.gid_like(&other)) else {
                 return;
             };

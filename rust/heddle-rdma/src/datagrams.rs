@@ -65,15 +65,11 @@ impl Objects {
             return Ok(());
         };
         let link = link.ok_or(Pending::Peer)?;
-        if self.is_here(&way.destination) {
+        if self.links.get(link).is_some_and(|l| l.is_local) {
             self.deliver(&way, told, payload);
             return Ok(());
         }
         if self.say_datagram(link, &way, told, payload) { Ok(()) } else { Err(Pending::Peer) }
-    }
-
-    fn is_here(&self, gid: &Gid) -> bool {
-        self.endpoints.iter().any(|(_, e)| e.has(gid))
     }
 
     /// Gives a datagram to the queue pair that it names, if that takes it.

@@ -81,6 +81,8 @@ pub(crate) struct Link {
     own: Gid,
     pub(crate) other: Gid,
     opener: bool,
+    /// The other end is an endpoint of this node, too.
+    pub(crate) is_local: bool,
     pub(crate) phase: Phase,
     kind: u16,
     /// The queue pair here; 0 for datagrams, and when it has gone.
@@ -205,6 +207,7 @@ impl Objects {
             own,
             other,
             opener,
+            is_local: false,
             phase: Phase::Greeting,
             kind: wire::PAIR,
             qp: 0,
@@ -411,6 +414,7 @@ impl Objects {
     fn establish(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         link.phase = Phase::Established;
+        link.is_local = self.endpoints.iter().any(|(_, e)| e.has(&link.other));
         link.deadline = None;
         let (endpoint, other, kind) = (link.endpoint, link.other, link.kind);
         if kind == wire::DATAGRAMS && !link.opener {

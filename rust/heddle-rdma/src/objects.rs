@@ -14,6 +14,7 @@ use verbs_protocol::slots::{Receive, Send};
 use verbs_protocol::{Gid, agent, ibv, plain};
 use verbs_qp::{Service, State};
 
+use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
@@ -296,7 +297,8 @@ pub(crate) struct Objects {
     pub(crate) links: Table<Link>,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
-    pub(crate) datagrams_asked: Vec<(u32, Gid, Instant)>,
+    pub(crate) datagrams_asked: Vec<Asked>,
+    pub(crate) last_tag: u32,
     pub(crate) datagrams_refused: Vec<(u32, Gid, Instant)>,
     pub(crate) timers: BinaryHeap<Reverse<(Instant, Timer)>>,
     /// Messages for the agent.
@@ -350,6 +352,7 @@ impl Objects {
             links: Table::new(18, 32),
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),
+            last_tag: 0,
             datagrams_refused: Vec::new(),
             timers: BinaryHeap::new(),
             asks: Vec::new(),

@@ -8,7 +8,7 @@ use verbs_protocol::ibv;
 use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
-use crate::link::{Link, SEND_HIGH, Sent};
+use crate::link::{Link, Phase, SEND_HIGH, Sent};
 use crate::memory::{CHUNK, Fault};
 use crate::objects::{Current, Objects};
 use crate::requests::{Turn, gather, refusal};
@@ -40,13 +40,8 @@ impl Link {
 impl Objects {
     /// Whether the peer of a queue pair is on another node, and can be spoken to.
     pub(crate) fn is_remote(&self, number: u32) -> bool {
-        self.is_established(number) && self.peer(number).is_none() && !self.is_known_here(number)
-    }
-
-    /// Whether the peer's GID is one of this node's.
-    fn is_known_here(&self, number: u32) -> bool {
-        let Some(qp) = self.qps.get(number) else { return false };
-        self.endpoints.iter().any(|(_, e)| e.has(&qp.attr.address.gid))
+        let link = self.qps.get(number).and_then(|qp| self.links.get(qp.link));
+        link.is_some_and(|l| l.phase == Phase::Established && !l.is_local)
     }
 
     /// Sends what may be sent of a queue pair's requests.
@@ -201,6 +196,10 @@ impl Objects {
         let Some(link) = self.links.get(handle) else { return true };
         let number = link.qp;
         let datagrams = number == 0;
+        if link.responses.len() > RESPONSES_MAX {
+            // It asks and does not read.
+            return false;
+        }
         let result = match header.kind {
             Kind::Datagram if datagrams => self.hear_datagram(handle, header, bytes),
             Kind::Datagram => Err(Broken),
@@ -349,6 +348,10 @@ impl Objects {
         Ok(())
     }
 }
+
+/// Answers that a responder may owe: to a peer that keeps to the rules it owes 16 READs, what lies between
+/// them, and one negative answer.
+const RESPONSES_MAX: usize = 64;
 
 /// Numbers that lie before one, and not after it.
 const WINDOW_NUMBERS: u32 = WINDOW + 1;

@@ -335,3 +335,19 @@ fn a_peer_reaches_what_its_pair_has_registered_and_nothing_else() {
     let answer = Header::parse(&answer).unwrap();
     assert_eq!((answer.kind, answer.status), (Kind::Ack, ibv::WC_REM_ACCESS_ERR));
 }
+
+#[test]
+fn a_peer_that_asks_and_does_not_read_loses_its_connection() {
+    let mut router = node();
+    let end = waiting(&router);
+    let mut stream = intrude(&router, &greeting(end.qp.number));
+    stream.read_exact(&mut [0; wire::GREETING]).unwrap();
+    // There is no receive request: each gets a negative answer.
+    let head = Header { flags: FIRST | LAST, opcode: ibv::WR_SEND, ..Header::new(Kind::Request) };
+    let frames = head.encode().repeat(1000);
+    let ended = (0..10_000).any(|_| stream.write_all(&frames).is_err());
+    assert!(ended, "480 MB were answered and not read");
+    let event = end.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
+    assert!(router.runs());
+}

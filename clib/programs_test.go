@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// patience is for one program; under load a test is slow.
-const patience = 2 * time.Minute
+// waitTimeout is for one program; under load a test is slow.
+const waitTimeout = 2 * time.Minute
 
 // place is a mount and network namespace with a /dev of its own, in which programs find the library and the router's socket.
 type place struct {
@@ -76,9 +76,9 @@ func newPlace(t *testing.T, sockets string) *place {
 	return p
 }
 
-// command is a program in the place, which ends at the latest when the test's patience does.
+// command is a program in the place, which ends at the latest when its timeout says.
 func (p *place) command(words ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(p.t.Context(), waitTimeout)
 	p.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"-t", strconv.Itoa(p.pid), "-m", "-n", "--"}, words...)...)
 	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+p.libs, "LD_BIND_NOW=1")

@@ -105,7 +105,7 @@ func connect(t *testing.T, path string) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.Close(fd) })
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// patience bounds every wait for a worker.
-const patience = 20 * time.Second
+// waitTimeout bounds every wait for a worker.
+const waitTimeout = 20 * time.Second
 
 // Hub is where workers wait for programs. It listens on a socket in the file system, which reaches into every network
 // namespace.
@@ -67,7 +67,7 @@ func (h *Hub) accept() {
 		}
 		w := &worker{conn: conn, buf: make([]byte, MaxPacket)}
 		var hello Hello
-		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_ = conn.SetReadDeadline(time.Now().Add(waitTimeout))
 		n, err := conn.Read(w.buf)
 		if err == nil {
 			err = json.Unmarshal(w.buf[:n], &hello)
@@ -95,8 +95,8 @@ func (h *Hub) take(pool string) (*worker, error) {
 	select {
 	case w := <-h.pool(pool):
 		return w, nil
-	case <-time.After(patience):
-		return nil, fmt.Errorf("no worker of %s within %s", pool, patience)
+	case <-time.After(waitTimeout):
+		return nil, fmt.Errorf("no worker of %s within %s", pool, waitTimeout)
 	}
 }
 
@@ -111,7 +111,7 @@ func (h *Hub) give(w *worker) {
 
 // ask sends a request and waits for its answer.
 func (w *worker) ask(q Request) (Reply, error) {
-	if err := w.conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := w.conn.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		return Reply{}, fmt.Errorf("worker of %s: %w", w.pool, err)
 	}
 	if _, err := w.conn.Write(Marshal(q)); err != nil {

@@ -26,8 +26,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// patience bounds every wait for something that takes milliseconds on an idle machine.
-const patience = 30 * time.Second
+// waitTimeout bounds every wait for something that takes milliseconds on an idle machine.
+const waitTimeout = 30 * time.Second
 
 func decodeLease(r io.Reader) (*coordinationv1.Lease, error) {
 	var l coordinationv1.Lease
@@ -501,7 +501,7 @@ func TestPodsThatAreNotThere(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Error("the pod's coming is not seen")
 	}
 	s.setAway(true)

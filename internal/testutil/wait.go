@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// Patience bounds every wait: for a program to be ready, to answer or to end.
-const Patience = 30 * time.Second
+// WaitTimeout bounds every wait: for a program to be ready, to answer or to end.
+const WaitTimeout = 30 * time.Second
 
-// Eventually waits for a condition, for Patience; when it gives up it prints what the condition saw
+// Eventually waits for a condition, for WaitTimeout; when it gives up it prints what the condition saw
 // last. It can be used in cleanups.
 func Eventually(t testing.TB, what string, condition func() (ok bool, saw string)) {
 	t.Helper()
-	within(t, Patience, what, condition)
+	within(t, WaitTimeout, what, condition)
 }
 
 func within(t testing.TB, limit time.Duration, what string, condition func() (ok bool, saw string)) {

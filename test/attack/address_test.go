@@ -51,7 +51,7 @@ func spoofSource(t *testing.T) string {
 	attacker.Must(`forge(udp(%q, 5, %q, %d, b"forged"), %q)`, victim, target, port, target)
 	// Behind it, one that arrives in any case.
 	attacker.Must(`socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"honest", (%q, %d))`, target, port)
-	server.Must(`u.settimeout(%d)`, int(testutil.Patience.Seconds()))
+	server.Must(`u.settimeout(%d)`, int(testutil.WaitTimeout.Seconds()))
 	return gained(t, "a datagram came", server.Must(`u.recvfrom(100)[0].decode()`), `"honest"`, `"forged"`)
 }
 

@@ -26,7 +26,7 @@ var crateTries int
 // then, when the agent makes crates for sure, one that may have none ask for them.
 func askCrates(t *testing.T) string {
 	const may, most = 64, 80
-	wait := strconv.Itoa(int(testutil.Patience / time.Second))
+	wait := strconv.Itoa(int(testutil.WaitTimeout / time.Second))
 	crateTries++ // a container for each
 	found := results(t, lab.RunContainer(t, "heddle", fmt.Sprintf("n1/crates%d", crateTries), func(spec *specs.Spec) {
 		spec.Annotations[model.AnnotationSocketPool] = "true"

@@ -84,7 +84,7 @@ func TestErrorsPass(t *testing.T) {
 	before := lab.Counters(t, "n1")["drop_forged_error"]
 	for family, target := range map[int]string{4: lab.Address(t, "overlay", "n1/c1"), 6: lab.Overlay6(t, "n1/c1")} {
 		client.Must(`u = socket.socket(AF[%d], socket.SOCK_DGRAM)`, family)
-		client.Must(`u.settimeout(%d)`, int(testutil.Patience.Seconds()))
+		client.Must(`u.settimeout(%d)`, int(testutil.WaitTimeout.Seconds()))
 		client.Must(`u.connect((%q, %d))`, target, port)
 		client.Must(`u.send(b"x")`)
 		client.Expect(`"ECONNREFUSED"`, `error_of(u.recv, 1)`)

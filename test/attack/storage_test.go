@@ -149,6 +149,6 @@ func TestNoRoomForGroup(t *testing.T) {
 	p.Must(`s.listen()`)
 	p.Must(`p = select.poll()`)
 	p.Must(`p.register(s, 0)`) // POLLHUP, once it is ended
-	p.Expect("1", `len(p.poll(%d))`, testutil.Patience.Milliseconds())
+	p.Expect("1", `len(p.poll(%d))`, testutil.WaitTimeout.Milliseconds())
 	p.Expect("[1, 1]", `[l.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for l in (before, below)]`)
 }

@@ -99,7 +99,7 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 		}
 		defer conn.Close()
 		dial := func(context.Context, string, string) (net.Conn, error) { return conn, nil }
-		client := http.Client{Timeout: testutil.Patience, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
+		client := http.Client{Timeout: testutil.WaitTimeout, Transport: &http.Transport{TLSClientConfig: cfg, DialContext: dial}}
 		resp, err := client.Get(url)
 		if err != nil {
 			answer = err.Error()

@@ -22,7 +22,7 @@ func benchCommand[T any](t *testing.T, limit time.Duration, folder, name string,
 	defer cancel()
 	cmd := exec.CommandContext(ctx, lab.Bin, append([]string{"bench", name, "--lab", lab.Name, "--json", file}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = testutil.Patience
+	cmd.WaitDelay = testutil.WaitTimeout
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -13,7 +13,7 @@ import (
 
 // TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing is left.
 func TestBenchCost(t *testing.T) {
-	r := benchCommand[cost.Result](t, 4*testutil.Patience, t.TempDir(), "cost", "--scopes", "inter", "--runs", "1", "--duration", "100ms",
+	r := benchCommand[cost.Result](t, 4*testutil.WaitTimeout, t.TempDir(), "cost", "--scopes", "inter", "--runs", "1", "--duration", "100ms",
 		"--connections", "50", "--trips", "50", "--starts", "1", "--profile", "../../internal/runtime/testdata/docker29.json")
 	runs := make(map[string]float64) // of Heddle's, by step and program
 	for _, s := range r.Steps {

@@ -15,7 +15,7 @@ import (
 func TestBenchDensity(t *testing.T) {
 	before, err := filepath.Glob("/run/netns/" + lab.Name + "-*")
 	testutil.NoError(t, err)
-	r := benchCommand[density.Result](t, 4*testutil.Patience, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
+	r := benchCommand[density.Result](t, 4*testutil.WaitTimeout, t.TempDir(), "density", "--containers", "1,2", "--connections", "0,20", "--scopes", "inter",
 		"--rates", "100", "--rounds", "1", "--duration", "50ms")
 	if len(r.Containers) != 2 || len(r.Connections) != 2*3 {
 		t.Fatalf("%d steps of containers, want 2; %d of connections, want 6", len(r.Containers), len(r.Connections))

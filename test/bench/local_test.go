@@ -17,7 +17,7 @@ import (
 func TestBenchLocal(t *testing.T) {
 	folder := t.TempDir()
 	document := filepath.Join(folder, "doc.md")
-	result := benchCommand[local.Result](t, 4*testutil.Patience, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
+	result := benchCommand[local.Result](t, 4*testutil.WaitTimeout, folder, "local", "--workloads", "stream", "--modes", "host,heddle,unix",
 		"--runs", "1", "--duration", "200ms")
 	if len(result.Results) != 6 || result.Congestion == "" {
 		t.Errorf("%+v", result)

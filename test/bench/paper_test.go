@@ -11,7 +11,7 @@ import (
 // TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
 // latencies, and leaves nothing in the server's container.
 func TestBenchPaper(t *testing.T) {
-	result := benchCommand[paper.Result](t, 4*testutil.Patience, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
+	result := benchCommand[paper.Result](t, 4*testutil.WaitTimeout, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
 		"--rounds", "1", "--duration", "500ms", "--scale", "0.02")
 	e, ok := result.Find("memcached-rate")
 	if !ok || len(e.Modes) != 2 {

@@ -17,7 +17,7 @@ import (
 // benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
 func benchPeers(t *testing.T, modes string) peers.Result {
 	t.Helper()
-	result := benchCommand[peers.Result](t, 6*testutil.Patience, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
+	result := benchCommand[peers.Result](t, 6*testutil.WaitTimeout, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
 		"--duration", "100ms")
 	for _, pattern := range []string{"/run/netns/" + lab.Name + "-g*", "/run/heddle/lab/" + lab.Name + "/g*",
 		"/sys/fs/cgroup/heddle-" + lab.Name + "/g*", "/sys/fs/cgroup/*/heddle-" + lab.Name + "/g*"} {

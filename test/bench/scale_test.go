@@ -15,7 +15,7 @@ import (
 // without rules, labels and made-up nodes.
 func TestBenchPolicyScale(t *testing.T) {
 	folder := t.TempDir()
-	result := benchCommand[policy.ScaleResult](t, 4*testutil.Patience, folder, "policy-scale", "--quick", "--scopes", "inter",
+	result := benchCommand[policy.ScaleResult](t, 4*testutil.WaitTimeout, folder, "policy-scale", "--quick", "--scopes", "inter",
 		"--rules", "0,100", "--endpoints", "40", "--nodes", "4", "--plot", filepath.Join(folder, "scale.svg"))
 	if len(result.Connects) != 2*3 || len(result.Changes) != 2 {
 		t.Errorf("%d figures of connects, want 6; %d of changes, want 2", len(result.Connects), len(result.Changes))
@@ -45,7 +45,7 @@ func TestBenchPolicyScale(t *testing.T) {
 // TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no endpoint and no
 // network namespace.
 func TestBenchEndpoints(t *testing.T) {
-	result := benchCommand[density.EndpointMemoryResult](t, 4*testutil.Patience, t.TempDir(), "endpoints", "--endpoints", "2", "--runs", "1")
+	result := benchCommand[density.EndpointMemoryResult](t, 4*testutil.WaitTimeout, t.TempDir(), "endpoints", "--endpoints", "2", "--runs", "1")
 	if result.Endpoints != 2 || result.Rounds != 1 {
 		t.Errorf("%+v", result)
 	}

@@ -89,7 +89,7 @@ func TestContainerd(t *testing.T) {
 	for _, over := range []<-chan struct{}{clientOver, serverOver} {
 		select {
 		case <-over:
-		case <-time.After(testutil.Patience):
+		case <-time.After(testutil.WaitTimeout):
 			t.Fatal("a container that was killed does not end")
 		}
 	}

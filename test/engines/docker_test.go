@@ -65,7 +65,7 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 // importRoot makes the image "small".
 func (d dockerEngine) importRoot(root []byte) {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, d.command[0], append(d.command[1:], "import", "-", "small")...)
 	cmd.Stdin = bytes.NewReader(root)

@@ -56,7 +56,7 @@ func engineDirs(t *testing.T, nodes ...string) map[string]string {
 
 // removeEngines ends the processes of engines with state below dir, containers included, and removes the state.
 func removeEngines(dir string) error {
-	deadline := time.Now().Add(testutil.Patience)
+	deadline := time.Now().Add(testutil.WaitTimeout)
 	for {
 		pids, err := processesOf(dir)
 		if err != nil {
@@ -254,7 +254,7 @@ func startDaemon(t *testing.T, what, node, dir string, argv ...string) (ended <-
 // endpointsOn lists a node's endpoints.
 func endpointsOn(t *testing.T, node string) []model.Endpoint {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 	defer cancel()
 	client := api.Dial(lab.APISocket(node))
 	defer client.Close()
@@ -273,7 +273,7 @@ type engineCLI struct {
 // try runs the engine's command line to its end and gives what it printed on standard output, and on standard error.
 func (e engineCLI) try(args ...string) (stdout, stderr string, err error) {
 	e.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := nodeCommand(ctx, e.node, slices.Concat(e.command, args)...)
 	// Files, not pipes: containers that are left running keep them open.

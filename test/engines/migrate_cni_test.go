@@ -68,7 +68,7 @@ func TestMigrateCNI(t *testing.T) {
 // moveBehind writes the migration of an endpoint into the store as its agent would, which does not hear how it ended.
 func moveBehind(t *testing.T, e model.Endpoint, to string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	client, err := labstore.Open(t)
 	testutil.NoError(t, err)

@@ -89,9 +89,9 @@ type fetcher struct {
 }
 
 const fetchScript = `
-def fetch(family, addr, port=80, patience=2.0):
+def fetch(family, addr, port=80, timeout=2.0):
     s = tcp(family)
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(patience), int(patience % 1 * 1000000)))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout), int(timeout % 1 * 1000000)))
     try:
         s.connect((addr, port))
         s.sendall(b"GET / HTTP/1.0\r\n\r\n")

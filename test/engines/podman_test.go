@@ -101,7 +101,7 @@ func unpackRoot(t *testing.T, dir string) string {
 	t.Helper()
 	root := filepath.Join(dir, "rootfs")
 	testutil.NoError(t, os.MkdirAll(root, 0o755))
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "tar", "-C", root, "-x")
 	cmd.Stdin = strings.NewReader(string(smallRoot(t)))

@@ -253,7 +253,7 @@ func startCluster(t *testing.T) *cluster {
 		t.Skipf("control groups of a containerd that runs, or of a run of this test: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := removeCgroups(patience, groups...); err != nil {
+		if err := removeCgroups(waitTimeout, groups...); err != nil {
 			t.Errorf("clean up: %v", err)
 		}
 	})
@@ -322,7 +322,7 @@ func (c *cluster) stop() {
 	for _, m := range c.machines {
 		_ = syscall.Kill(m.pid, syscall.SIGKILL)
 	}
-	late := time.After(patience)
+	late := time.After(waitTimeout)
 	for _, p := range c.programs {
 		select {
 		case <-p.done:

@@ -23,8 +23,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// patience bounds every wait for something that takes milliseconds on an idle machine.
-const patience = 30 * time.Second
+// waitTimeout bounds every wait for something that takes milliseconds on an idle machine.
+const waitTimeout = 30 * time.Second
 
 // program gives the path of a program below HEDDLE_K8S_BIN, and skips the test if there is none. etcd may also be the
 // machine's own.
@@ -115,7 +115,7 @@ func (c *controlPlane) waitReady(t *testing.T) {
 
 // try runs kubectl with input, and gives what it printed.
 func (c *controlPlane) try(input string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, c.kubectl, append([]string{"--kubeconfig", c.kubeconfig, "--cache-dir", filepath.Join(c.dir, "cache")}, args...)...)
 	return kubectlOutput(cmd, input)

@@ -434,7 +434,7 @@ func (c *cluster) policy(t *testing.T) {
 	mayFetch("client", true)
 	select {
 	case <-cut:
-	case <-time.After(2 * patience):
+	case <-time.After(2 * waitTimeout):
 		t.Error("the live connection was not cut")
 	}
 	if out := c.agent(t, c.machines[0], "status") + c.agent(t, c.machines[1], "status"); !regexp.MustCompile(`[1-9]\d* connections? cut`).MatchString(out) {

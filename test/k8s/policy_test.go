@@ -49,7 +49,7 @@ func (l *heddleLab) heddle(args ...string) string {
 }
 
 func (l *heddleLab) try(args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
 	defer cancel()
 	verb := 1 // lab, endpoints and policy have a verb of their own, before --
 	args = append(append(append([]string{}, args[:verb+1]...), "--lab", l.name), args[verb+1:]...)

@@ -123,7 +123,7 @@ func (c *cluster) forward(t *testing.T, pod string) {
 func soon(t *testing.T, what string, is func() error) {
 	t.Helper()
 	var err error
-	for deadline := time.Now().Add(patience / 3); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout / 3); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if err = is(); err == nil {
 			return
 		}

@@ -83,13 +83,13 @@ func KillAgent(pid int, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil {
 		return fmt.Errorf("end agent %d: %w", pid, err)
 	}
-	for deadline := time.Now().Add(testutil.Patience); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testutil.WaitTimeout); ; time.Sleep(5 * time.Millisecond) {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(state), ") Z ") {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("agent %d did not end within %s:\n%s", pid, testutil.Patience, lastWords(pid))
+			return fmt.Errorf("agent %d did not end within %s:\n%s", pid, testutil.WaitTimeout, lastWords(pid))
 		}
 	}
 }
@@ -101,7 +101,7 @@ func lastWords(pid int) string {
 		err = syscall.Kill(pid, syscall.SIGQUIT)
 	}
 	var log []byte
-	for deadline := time.Now().Add(testutil.Patience); err == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testutil.WaitTimeout); err == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if log, err = os.ReadFile(path); strings.Contains(string(log), "SIGQUIT") && syscall.Kill(pid, 0) != nil {
 			break
 		}

@@ -38,8 +38,8 @@ func (n BareNode) End(t *testing.T, sig syscall.Signal) {
 	})
 }
 
-// startPatience is how long an agent may take to find out that it cannot start.
-const startPatience = 20 * time.Second
+// startTimeout is how long an agent may take to find out that it cannot start.
+const startTimeout = 20 * time.Second
 
 // BareNode is a network namespace with an underlay address and nothing of Heddle's: for agents that must
 // not start.
@@ -164,10 +164,10 @@ func (n BareNode) Fails(t *testing.T, wrap []string, args []string) string {
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &out, &out, []*os.File{file}
 	cmd.WaitDelay = time.Second
 	testutil.NoError(t, netns.Start(netns.Path(n.Name), cmd))
-	tooLong := time.AfterFunc(startPatience, func() { _ = cmd.Process.Signal(syscall.SIGKILL) })
+	tooLong := time.AfterFunc(startTimeout, func() { _ = cmd.Process.Signal(syscall.SIGKILL) })
 	err = cmd.Wait()
 	if !tooLong.Stop() {
-		t.Fatalf("the agent did not end within %s:\n%s", startPatience, &out)
+		t.Fatalf("the agent did not end within %s:\n%s", startTimeout, &out)
 	}
 	if err == nil {
 		t.Errorf("the agent ended well:\n%s", &out)
@@ -221,7 +221,7 @@ func (n BareNode) Start(t *testing.T, args []string) {
 // AskAgent sends a request to an agent's socket; code is 0 if nobody answers.
 func AskAgent(t testing.TB, socket, method, path, body string) (code int, answer string) {
 	t.Helper()
-	client := http.Client{Timeout: testutil.Patience, Transport: &http.Transport{
+	client := http.Client{Timeout: testutil.WaitTimeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)

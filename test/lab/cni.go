@@ -104,7 +104,7 @@ func (e *CNIEngine) Sandbox(id string) *libcni.RuntimeConf {
 	rt := e.Conf(id)
 	testutil.NoError(e.t, netns.Create(filepath.Base(rt.NetNS)))
 	e.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 		defer cancel()
 		if err := e.CNI.DelNetworkList(ctx, e.List, rt); err != nil {
 			e.t.Errorf("delete %s at the end: %v", id, err)

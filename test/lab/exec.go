@@ -58,14 +58,14 @@ type result struct {
 // Run runs a program in a container to its end. stdin may be nil.
 func Run(t testing.TB, mode, container string, stdin io.Reader, argv ...string) result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := labExec(ctx, mode, container, argv)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
 	err := cmd.Run()
 	if ctx.Err() != nil {
-		t.Fatalf("%s in %s (%s) did not end within %s\n%s%s", argv[0], container, mode, testutil.Patience, &stdout, &stderr)
+		t.Fatalf("%s in %s (%s) did not end within %s\n%s%s", argv[0], container, mode, testutil.WaitTimeout, &stdout, &stderr)
 	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
@@ -162,8 +162,8 @@ func (p *Program) WaitEnd() {
 	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(testutil.Patience):
-		p.t.Fatalf("%s did not end within %s:\n%s", p.Name, testutil.Patience, p.Output())
+	case <-time.After(testutil.WaitTimeout):
+		p.t.Fatalf("%s did not end within %s:\n%s", p.Name, testutil.WaitTimeout, p.Output())
 	}
 }
 

@@ -84,7 +84,7 @@ func Heddle(t testing.TB, args ...string) string {
 		}
 		args = slices.Insert(slices.Clone(args), at, "--lab", Name)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, Bin, args...)
 	var stderr bytes.Buffer

@@ -18,7 +18,7 @@ import (
 // InNode runs a program in the network namespace of a node or container of the lab.
 func InNode(t testing.TB, suffix string, argv ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience) // the test's own has ended when it cleans up
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout) // the test's own has ended when it cleans up
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + Name + "-" + suffix}, argv...)...)
 	out, err := cmd.CombinedOutput()
@@ -40,7 +40,7 @@ func UnlimitedICMP(t testing.TB) {
 // TryInNode runs a command in a node's network namespace.
 func TryInNode(t testing.TB, node string, argv ...string) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + Name + "-" + node}, argv...)...)
 	var out bytes.Buffer

@@ -135,8 +135,8 @@ func (p *Peer) Reply(line string) string {
 			p.T.Fatalf("peer %s: %s: %s", p.Name, line, r)
 		}
 		return r
-	case <-time.After(testutil.Patience):
-		p.T.Fatalf("peer %s did not answer within %s: %s", p.Name, testutil.Patience, line)
+	case <-time.After(testutil.WaitTimeout):
+		p.T.Fatalf("peer %s did not answer within %s: %s", p.Name, testutil.WaitTimeout, line)
 	}
 	return ""
 }

@@ -205,7 +205,7 @@ func TestSecondAgent(t *testing.T) {
 			raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lab.AgentPID(t, node)))
 			testutil.NoError(t, err)
 			argv := strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
-			ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 			var out bytes.Buffer

@@ -230,7 +230,7 @@ func (c *chaos) attachment(node, name string) *libcni.RuntimeConf {
 func (c *chaos) again(what string, f func(context.Context) error) {
 	c.t.Helper()
 	testutil.Eventually(c.t, what, func() (bool, string) {
-		ctx, cancel := context.WithTimeout(c.t.Context(), testutil.Patience)
+		ctx, cancel := context.WithTimeout(c.t.Context(), testutil.WaitTimeout)
 		defer cancel()
 		err := f(ctx)
 		if err != nil && !away(err) {
@@ -394,7 +394,7 @@ func (c *chaos) comeAndGo(e *lab.CNIEngine, name string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, netns.Delete(filepath.Base(rt.NetNS))) }()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 3*testutil.WaitTimeout)
 	defer cancel()
 	repeat := func(f func() error) (err error) {
 		for err = f(); away(err); err = f() {

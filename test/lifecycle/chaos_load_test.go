@@ -126,7 +126,7 @@ func (l *chaosLoad) moves() {
 	testutil.Eventually(l.t, l.what+" to go on", func() (bool, string) {
 		ask()
 		said := fmt.Sprintf("%+v, was at %d calls and %d blocks", l.now, calls, blocks)
-		if time.Since(began) > testutil.Patience*2/3 {
+		if time.Since(began) > testutil.WaitTimeout*2/3 {
 			said += "\n" + openSockets()
 		}
 		return l.now.Calls > calls && l.now.Blocks > blocks, said

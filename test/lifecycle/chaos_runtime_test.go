@@ -60,7 +60,7 @@ func (b *box) exec(ctx context.Context) (said string, err error) {
 // works demands that a program in the container gets on.
 func (b *box) works() {
 	b.c.t.Helper()
-	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.WaitTimeout)
 	defer cancel()
 	if said, err := b.exec(ctx); err != nil {
 		b.c.t.Errorf("container %s of %s: %v\n%s", b.id, b.node, err, said)
@@ -70,7 +70,7 @@ func (b *box) works() {
 // start starts the container, which must succeed.
 func (b *box) start() (pid int) {
 	b.c.t.Helper()
-	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(b.c.t.Context(), 2*testutil.WaitTimeout)
 	defer cancel()
 	text, err := b.run(ctx)
 	testutil.NoError(b.c.t, err)
@@ -182,12 +182,12 @@ func (c *chaos) killAgentInRun(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)
 	err := c.killAgentDuring(f, "run", func() error {
-		ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
+		ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.WaitTimeout)
 		defer cancel()
 		_, err := b.run(ctx)
 		return err
 	})
-	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.WaitTimeout)
 	defer cancel()
 	kind := f.kind
 	switch said, xerr := b.exec(ctx); {

@@ -74,7 +74,7 @@ func (c *chaos) loseStore(f fault, members []string) {
 	killMembers(c.t, members...)
 	c.moves()
 	e, rt := c.engines[f.node], c.attachment(f.node, "storeless")
-	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*testutil.WaitTimeout)
 	_, err := e.CNI.AddNetworkList(ctx, e.List, rt)
 	cancel()
 	if !away(err) {

@@ -349,7 +349,7 @@ func (f footprint) descriptors(about, proc string, sockets bool) {
 
 // faults lists what a node's agent says is wrong.
 func (f footprint) faults(ctx context.Context, node string) error {
-	ctx, cancel := context.WithTimeout(ctx, testutil.Patience)
+	ctx, cancel := context.WithTimeout(ctx, testutil.WaitTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, lab.Bin, "status", "--lab", lab.Name, "--node", node, "--output", "json").Output()
 	if err != nil {
@@ -369,7 +369,7 @@ func (f footprint) faults(ctx context.Context, node string) error {
 
 // store lists the keys of the lab's network and how many leases there are.
 func (f footprint) store(t testing.TB) error {
-	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	client, err := labstore.Open(t)
 	if err != nil {

@@ -82,7 +82,7 @@ func (m *machine) command(ctx context.Context, script string) *exec.Cmd {
 
 // try runs a script and gives all it said.
 func (m *machine) try(script string) (string, error) {
-	ctx, cancel := context.WithTimeout(m.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), 2*testutil.WaitTimeout)
 	defer cancel()
 	out, err := m.command(ctx, script).CombinedOutput()
 	return string(out), err
@@ -122,7 +122,7 @@ func (m *machine) write(name, text string) {
 // background runs a script beside the test; the function waits for its end and gives all it said.
 func (m *machine) background(script string) (wait func() (string, error)) {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 4*testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*testutil.WaitTimeout)
 	cmd := m.command(ctx, script)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, time.Second

@@ -282,8 +282,8 @@ func (term *terminal) typed(text string) (string, error) {
 		if err != nil {
 			err = fmt.Errorf("a command failed, and the shell ended: %w", err)
 		}
-	case <-time.After(blockPatience):
-		err = fmt.Errorf("not done after %s", blockPatience)
+	case <-time.After(blockTimeout):
+		err = fmt.Errorf("not done after %s", blockTimeout)
 	}
 	return term.said()[before:], err
 }
@@ -312,7 +312,7 @@ func (n *network) background(t *testing.T, h *host, name, text string) *terminal
 
 // once runs a command and gives all it said.
 func (h *host) once(ctx context.Context, command string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "nsenter", h.argv("bash", "--norc", "-c", command)[1:]...)
 	var out bytes.Buffer

@@ -31,10 +31,10 @@ import (
 // labName keeps runs side by side apart, as in package test.
 var labName = cmp.Or(os.Getenv("HEDDLE_TEST_LAB"), "test")
 
-// patience bounds every wait, blockPatience what is typed at once.
+// waitTimeout bounds every wait, blockTimeout what is typed at once.
 const (
-	patience      = 30 * time.Second
-	blockPatience = 5 * time.Minute
+	waitTimeout  = 30 * time.Second
+	blockTimeout = 5 * time.Minute
 )
 
 // all says whether also the trials are made that need minutes or much of the machine: make test-docs.

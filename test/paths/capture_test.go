@@ -410,7 +410,7 @@ func TestCaptureLive(t *testing.T) {
 	if _, err := client.Stdin.Write([]byte("go\n")); err != nil {
 		t.Fatal(err)
 	}
-	testutil.NoError(t, read.SetReadDeadline(time.Now().Add(testutil.Patience)))
+	testutil.NoError(t, read.SetReadDeadline(time.Now().Add(testutil.WaitTimeout)))
 	r, err := pcapgo.NewReader(read)
 	testutil.NoError(t, err)
 	for range 2 {

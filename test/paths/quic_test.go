@@ -32,7 +32,7 @@ func runQUIC(args []string) (ran bool, err error) {
 	if len(args) != 3 {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 	defer cancel()
 	switch args[1] {
 	case quicServer:

@@ -65,7 +65,7 @@ func TestPolicyBadInput(t *testing.T) {
 		"explain no port":  {[]string{"explain", "n1/c1", "n2/c1", "http"}, "no single port"},
 		"get an absent":    {[]string{"get", "absent"}, "no policy absent"},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 		out, err := exec.CommandContext(ctx, lab.Bin, append(append([]string{"policy"}, c.args...), "--lab", lab.Name)...).CombinedOutput()
 		cancel()
 		var exit *exec.ExitError

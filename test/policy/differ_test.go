@@ -52,7 +52,7 @@ func clearPolicy(t testing.TB) {
 
 // labHeddle runs the command line for the lab, also when the test has ended.
 func labHeddle(args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), testutil.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, lab.Bin, append(args, "--lab", lab.Name)...).CombinedOutput()
 	if err != nil {

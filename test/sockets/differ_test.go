@@ -137,7 +137,7 @@ func startServeOutside(t *testing.T, argv []string) {
 	}
 	t.Cleanup(func() {
 		_ = stdin.Close() // ends it
-		defer time.AfterFunc(testutil.Patience, cancel).Stop()
+		defer time.AfterFunc(testutil.WaitTimeout, cancel).Stop()
 		_ = cmd.Wait()
 	})
 }

@@ -42,7 +42,7 @@ func (l poolLab) command(ctx context.Context, verb string, args ...string) *exec
 
 func (l poolLab) up() {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), 4*testutil.Patience)
+	ctx, cancel := context.WithTimeout(l.t.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
 	if out, err := l.command(ctx, "up", "--nodes", "2", "--containers", "2", "--socket-pool").CombinedOutput(); err != nil {
 		l.t.Fatalf("%v\n%s", err, out)
@@ -52,7 +52,7 @@ func (l poolLab) up() {
 // python runs a program in the container.
 func (l poolLab) python(words ...string) []byte {
 	l.t.Helper()
-	ctx, cancel := context.WithTimeout(l.t.Context(), 2*testutil.Patience)
+	ctx, cancel := context.WithTimeout(l.t.Context(), 2*testutil.WaitTimeout)
 	defer cancel()
 	cmd := l.command(ctx, "exec", append([]string{"n1/c1", "--"}, words...)...)
 	var stdout, stderr bytes.Buffer
@@ -142,7 +142,7 @@ while not os.path.exists(sys.argv[1]) or n < 500:
     n += 1
 print("made", n)`
 	end := filepath.Join(t.TempDir(), "end")
-	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
 	cmd := l.command(ctx, "exec", "n1/c1", "--", "python3", "-c", program, end)
 	var out bytes.Buffer

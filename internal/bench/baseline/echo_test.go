@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// patience bounds what takes milliseconds on an idle machine.
-const patience = 30 * time.Second
+// waitTimeout bounds what takes milliseconds on an idle machine.
+const waitTimeout = 30 * time.Second
 
 // echoBetween sends more than a packet's worth of bytes from one network namespace to an address in another, and back.
 func echoBetween(t *testing.T, from, at string, to netip.AddrPort) {
@@ -44,7 +44,7 @@ func echoBetween(t *testing.T, from, at string, to netip.AddrPort) {
 		t.Fatalf("%s: %v", to, err)
 	}
 	defer c.Close()
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(waitTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	sent, got := bytes.Repeat([]byte("heddle"), 20000), make([]byte, 120000)
@@ -56,5 +56,5 @@ func echoBetween(t *testing.T, from, at string, to netip.AddrPort) {
 
 // dialHere connects from the calling thread's network namespace: its socket is made on this thread.
 func dialHere(to netip.AddrPort) (net.Conn, error) {
-	return net.DialTimeout("tcp4", to.String(), patience)
+	return net.DialTimeout("tcp4", to.String(), waitTimeout)
 }

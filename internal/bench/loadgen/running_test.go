@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// patience bounds every wait for a command.
-const patience = time.Minute
+// waitTimeout bounds every wait for a command.
+const waitTimeout = time.Minute
 
 // running is a command of the peer that runs in this process, with pipes as another program would have them. They end with
 // it, so whoever reads what it says, or tells it something, notices.
@@ -47,7 +47,7 @@ func startMain(t *testing.T, args ...string) *running {
 // line reads what the command says next. It must not end before.
 func (r *running) line() string {
 	r.t.Helper()
-	watchdog := time.AfterFunc(patience, func() { _ = r.printed.CloseWithError(fmt.Errorf("nothing within %s", patience)) })
+	watchdog := time.AfterFunc(waitTimeout, func() { _ = r.printed.CloseWithError(fmt.Errorf("nothing within %s", waitTimeout)) })
 	defer watchdog.Stop()
 	line, err := r.out.ReadString('\n')
 	if err != nil {
@@ -90,7 +90,7 @@ func (r *running) tell(text string) {
 // end waits for the command's end, gives what else it printed, and fails the test if it ended with an error.
 func (r *running) end() string {
 	r.t.Helper()
-	watchdog := time.AfterFunc(patience, func() { _ = r.printed.CloseWithError(fmt.Errorf("no end within %s", patience)) })
+	watchdog := time.AfterFunc(waitTimeout, func() { _ = r.printed.CloseWithError(fmt.Errorf("no end within %s", waitTimeout)) })
 	defer watchdog.Stop()
 	rest, err := io.ReadAll(r.out)
 	if err != nil {

@@ -52,8 +52,8 @@ func watch(ctx context.Context, s settings, streams Streams) error {
 	}
 }
 
-// connectPatience bounds a connect of watch: one whose SYN met a rule that had just come into force hears nothing.
-const connectPatience = time.Second
+// connectTimeout bounds a connect of watch: one whose SYN met a rule that had just come into force hears nothing.
+const connectTimeout = time.Second
 
 // tryConnect reports whether a connect succeeds or is refused; the error is for any other end.
 func tryConnect(sa unix.Sockaddr, family int) (allowed bool, err error) {
@@ -72,7 +72,7 @@ func connectOrRefused(sa unix.Sockaddr, family int) (allowed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	limit := unix.NsecToTimeval(int64(connectPatience))
+	limit := unix.NsecToTimeval(int64(connectTimeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
 		return false, errors.Join(fmt.Errorf("set SO_SNDTIMEO: %w", err), unix.Close(fd))
 	}

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience bounds a race that never shows both of its sides.
-const patience = 20 * time.Second
+// waitTimeout bounds a race that never shows both of its sides.
+const waitTimeout = 20 * time.Second
 
 // race calls try again and again while another thread changes memory between a and b, until it was tried often and came
 // to two results at least: then the change fell between what was looked at and what was done, if it can.
@@ -31,7 +31,7 @@ func race(memory, a, b []byte, tries int, try func() string) map[string]int {
 			}
 		}
 	})
-	counts, end := map[string]int{}, time.Now().Add(patience)
+	counts, end := map[string]int{}, time.Now().Add(waitTimeout)
 	for i := 0; (i < tries || len(counts) < 2) && time.Now().Before(end); i++ {
 		counts[uninterrupted(try)]++
 	}

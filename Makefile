@@ -245,10 +245,10 @@ docs-packages:
 conformance: need-root build conformance-packages
 	$(GO) run ./test/conformance -bin $(BIN) -suite "$(SUITE)" -docs docs/conformance.md
 
-# Two lanes side by side. The first has the scenarios: a package for each of THEMES, two at a time, each in a lab of its own
+# Two shards side by side. The first has the scenarios: a package for each of THEMES, two at a time, each in a lab of its own
 # (test/lab). The second has the Rust workspace's tests, the packages' own and then other people's suites. The machine has few
 # cores, but most scenarios wait for something more than half of their time. The themes that take longest come first, so that
-# none is left over at the end; packages of the second lane that are next are compiled meanwhile, those that take longest to
+# none is left over at the end; packages of the second shard that are next are compiled meanwhile, those that take longest to
 # compile at the end.
 # The race detector needs cgo. A test that fails is tried once more, scenarios in a new lab, because the second try says more about
 # why; but a test that needed it is a fault all the same, and the summary names it. Then the slowest are named.
@@ -266,7 +266,7 @@ SCENARIOS = HEDDLE_BIN=$(CURDIR)/$(BIN) $(GO) tool gotestsum --format testname -
 test: need-root build attack test-packages
 	@mkdir -p $(OUT) && rm -f $(PARTS:%=$(OUT)/%.json) && $(GO) build -o $(OUT)/summary ./test/summary
 	@$(OUT)/summary -every 1m $(OUT) & progress=$$!; \
-	$(MAKE) --no-print-directory --jobs=2 --keep-going test-lane-1 test-lane-2; code=$$?; kill $$progress; \
+	$(MAKE) --no-print-directory --jobs=2 --keep-going test-shard-1 test-shard-2; code=$$?; kill $$progress; \
 	$(MAKE) --no-print-directory test-summary && exit $$code
 
 # Parts of `make test` by themselves.
@@ -277,11 +277,11 @@ $(TEST_PARTS:%=test-%): need-root build attack test-packages
 	$(MAKE) --no-print-directory part-$(@:test-%=%)
 
 # They find the programs built.
-.PHONY: test-lane-1 test-lane-2 test-summary $(TEST_PARTS:%=part-%)
+.PHONY: test-shard-1 test-shard-2 test-summary $(TEST_PARTS:%=part-%)
 test-summary:
 	@echo "slowest tests:"; for f in $(PARTS); do $(GO) tool gotestsum tool slowest --num 12 --threshold 3s --jsonfile $(OUT)/$$f.json; done; $(OUT)/summary $(OUT)
-test-lane-1: part-lab
-test-lane-2:
+test-shard-1: part-lab
+test-shard-2:
 	code=0; for part in test-rust part-unit part-suites; do $(MAKE) --no-print-directory $$part || code=1; done; exit $$code
 part-lab:
 	$(call SCENARIOS,lab,$(THEMES:%=./test/%))

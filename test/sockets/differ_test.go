@@ -35,8 +35,8 @@ var (
 	differKinds   = flag.Int("differ.findings", 5, "stop after findings of so many kinds")
 )
 
-// lanes is how many programs run at a time: they wait more than they compute.
-const lanes = 6
+// parallel is how many programs run at a time: they wait more than they compute.
+const parallel = 6
 
 // differLab starts workers in every place and mode until the end of the test.
 func differLab(t *testing.T) differ.Lab {
@@ -55,7 +55,7 @@ func differLab(t *testing.T) differ.Lab {
 	t.Cleanup(hub.Close)
 	hosts := differ.Lab{Hub: hub, Addrs: map[string]differ.Addrs{}}
 	serve := func(pool string) []string {
-		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * lanes)}
+		return []string{executor, "serve", filepath.Join(dir, "hub"), pool, fmt.Sprint(2 * parallel)}
 	}
 	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1"} {
 		hosts.Addrs[c] = differAddrs(t, "overlay", c)
@@ -163,7 +163,7 @@ func (h *hunt) run() {
 	h.t.Helper()
 	h.kinds = map[string]bool{}
 	var wait sync.WaitGroup
-	for range lanes {
+	for range parallel {
 		wait.Go(func() {
 			for h.more() {
 				p, ok := h.next()

@@ -17,16 +17,16 @@ import (
 	"time"
 )
 
-// recorded has what the parts took in a run before this one, as sum prints it: lane, part, tests without subtests, seconds. Parts
-// of a lane run one after the other, lanes side by side.
+// recorded has what the parts took in a run before this one, as sum prints it: shard, part, tests without subtests, seconds. Parts
+// of a shard run one after the other, shards side by side.
 //
 //go:embed record
 var recorded string
 
 type part struct {
-	lane, name string
-	tests      int
-	seconds    float64
+	shard, name string
+	tests       int
+	seconds     float64
 
 	// What its events say of this run; names are PACKAGE.TEST.
 	began, last           time.Time
@@ -40,7 +40,7 @@ type part struct {
 func look(dir string) (out []part, err error) {
 	for line := range strings.Lines(recorded) {
 		var p part
-		if _, err := fmt.Sscan(line, &p.lane, &p.name, &p.tests, &p.seconds); err != nil {
+		if _, err := fmt.Sscan(line, &p.shard, &p.name, &p.tests, &p.seconds); err != nil {
 			return nil, fmt.Errorf("record: %q: %w", line, err)
 		}
 		if f, err := os.Open(filepath.Join(dir, p.name+".json")); err == nil { // else it has not begun
@@ -109,13 +109,13 @@ func withoutParents(names []string) (out []string) {
 	return out
 }
 
-// progress says where the parts are, and how long the slowest lane may take still, if tests take what they took.
+// progress says where the parts are, and how long the slowest shard may take still, if tests take what they took.
 func progress(parts []part, now time.Time) string {
 	said, left, gone := []string{}, make(map[string]float64), time.Duration(0)
 	for i, p := range parts {
-		over := slices.ContainsFunc(parts[i+1:], func(next part) bool { return next.lane == p.lane && !next.began.IsZero() })
+		over := slices.ContainsFunc(parts[i+1:], func(next part) bool { return next.shard == p.shard && !next.began.IsZero() })
 		if !over {
-			left[p.lane] += p.seconds * max(0, 1-float64(p.ended)/float64(p.tests))
+			left[p.shard] += p.seconds * max(0, 1-float64(p.ended)/float64(p.tests))
 		}
 		if !over && !p.began.IsZero() {
 			said = append(said, fmt.Sprintf("%s %d of %d tests", p.name, p.ended, max(p.tests, p.ended)))
@@ -136,7 +136,7 @@ func sum(out io.Writer, parts []part) (ok bool) {
 	ok = true
 	for _, p := range parts {
 		fmt.Fprintf(out, "%s: %d passed, %d failed, %d needed a second try, %d skipped (record: %s %s %d %.0f)\n", p.name, len(p.passed), len(p.failed), len(p.again),
-			len(p.skipped), p.lane, p.name, p.ended, p.last.Sub(p.began).Seconds())
+			len(p.skipped), p.shard, p.name, p.ended, p.last.Sub(p.began).Seconds())
 		for _, name := range p.skipped {
 			fmt.Fprintf(out, "SKIPPED: %s: %s\n", p.name, name)
 		}

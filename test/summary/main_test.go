@@ -35,7 +35,7 @@ func TestSum(t *testing.T) {
 		{"nothing", "", "FAIL: p: no test passed: often no lab could be brought up, see above and: p.json\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := part{lane: "1", name: "p", tests: 2}
+			p := part{shard: "1", name: "p", tests: 2}
 			p.read(strings.NewReader(events(c.events)))
 			var out strings.Builder
 			ok := sum(&out, []part{p})
@@ -52,10 +52,10 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestProgress: parts that are over are not spoken of, and the slower lane says how long it takes still.
+// TestProgress: parts that are over are not spoken of, and the slower shard says how long it takes still.
 func TestProgress(t *testing.T) {
-	parts := []part{{lane: "1", name: "lab", tests: 4, seconds: 400}, {lane: "2", name: "unit", tests: 10, seconds: 100},
-		{lane: "2", name: "suites", tests: 2, seconds: 100}, {lane: "2", name: "other", tests: 2, seconds: 50}}
+	parts := []part{{shard: "1", name: "lab", tests: 4, seconds: 400}, {shard: "2", name: "unit", tests: 10, seconds: 100},
+		{shard: "2", name: "suites", tests: 2, seconds: 100}, {shard: "2", name: "other", tests: 2, seconds: 50}}
 	parts[0].read(strings.NewReader(events("a.T1=pass a.T2/x=pass a.T2=fail")))
 	parts[1].read(strings.NewReader(events("b.T1=pass")))
 	parts[2].read(strings.NewReader(events("c.T1=pass") + `{"Action":"pa`)) // being written

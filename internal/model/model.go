@@ -152,8 +152,8 @@ type CNIAttachment struct {
 	ContainerID string `json:"container_id"`
 }
 
-// Incarnation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.
-func (e Endpoint) Incarnation() uint32 {
+// Generation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.
+func (e Endpoint) Generation() uint32 {
 	if e.Created.IsZero() {
 		return 0
 	}

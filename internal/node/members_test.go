@@ -17,7 +17,7 @@ func TestTendMembers(t *testing.T) {
 	ago := func(hours float64) time.Time { return now.Add(-time.Duration(hours * float64(time.Hour))) }
 	const forgetAfter = 24 * time.Hour
 	holder := func(name string) store.Holder { return store.Holder{Node: name, Instance: name} }
-	world := func(away map[string]store.Away, held ...string) store.State {
+	snapshot := func(away map[string]store.Away, held ...string) store.State {
 		s := store.State{Holders: map[string]store.Holder{}, Away: away}
 		for i := range 4 {
 			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Planes: model.NodePlanes{TCP: model.TCPNode{AnswersProbes: i != 3}}})
@@ -40,20 +40,20 @@ func TestTendMembers(t *testing.T) {
 		note     string
 		forget   string
 	}{
-		{"the first live node notes", world(nil, "n2", "n3", "n4"), "n2", never, forgetAfter, "n1 since 0h", ""},
-		{"others do not", world(nil, "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
-		{"who holds no name does nothing", world(nil, "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it is dead, but not for long", world(away("n1", ago(23), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it is dead for long", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", "n1"},
-		{"another does not forget it", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
-		{"nodes are never forgotten", world(away("n1", ago(2500), never), "n2", "n3", "n4"), "n2", never, 0, "", ""},
-		{"others have seen it", world(away("n1", ago(50), ago(23)), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it answers: noted, not forgotten", world(away("n1", ago(50), ago(25)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
-		{"it answers, which is noted already", world(away("n1", ago(50), ago(0.5)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "", ""},
-		{"it answers another, which leaves it to the first", world(away("n1", ago(50), ago(1.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "", ""},
-		{"it answers another, and the first says nothing", world(away("n1", ago(50), ago(2.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
-		{"it answered before it went", world(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", ago(26), forgetAfter, "", "n1"},
-		{"it cannot answer probes", world(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
+		{"the first live node notes", snapshot(nil, "n2", "n3", "n4"), "n2", never, forgetAfter, "n1 since 0h", ""},
+		{"others do not", snapshot(nil, "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
+		{"who holds no name does nothing", snapshot(nil, "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it is dead, but not for long", snapshot(away("n1", ago(23), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it is dead for long", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", "n1"},
+		{"another does not forget it", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
+		{"nodes are never forgotten", snapshot(away("n1", ago(2500), never), "n2", "n3", "n4"), "n2", never, 0, "", ""},
+		{"others have seen it", snapshot(away("n1", ago(50), ago(23)), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it answers: noted, not forgotten", snapshot(away("n1", ago(50), ago(25)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answers, which is noted already", snapshot(away("n1", ago(50), ago(0.5)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, which leaves it to the first", snapshot(away("n1", ago(50), ago(1.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, and the first says nothing", snapshot(away("n1", ago(50), ago(2.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answered before it went", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", ago(26), forgetAfter, "", "n1"},
+		{"it cannot answer probes", snapshot(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := reconcile(c.state, holder(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)

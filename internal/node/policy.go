@@ -117,7 +117,7 @@ func (e *enforcer) remove(id model.EndpointID) error {
 // kernel cannot end must not keep containers from starting. The caller holds change.
 func (e *enforcer) enforce() (err error) {
 	began := time.Now()
-	state := e.world()
+	state := e.nextSnapshot()
 	change := e.compiler.Update(state)
 	if !e.inForce {
 		change = e.compiler.Whole()
@@ -162,9 +162,9 @@ func empty(c model.PolicyChange) bool {
 	return !c.Reset && len(c.Set.ByAddr)+len(c.Set.ByPrefix)+len(c.Set.Pairs)+len(c.DeleteAddrs)+len(c.DeletePrefixes)+len(c.DeletePairs) == 0
 }
 
-// world gives what rules are judged by. Lists of it that have not changed are those of the last one, so that the compiler
+// nextSnapshot gives what rules are judged by. Lists of it that have not changed are those of the last one, so that the compiler
 // need not look at them.
-func (e *enforcer) world() *policy.State {
+func (e *enforcer) nextSnapshot() *policy.State {
 	s := &policy.State{Pool: e.pool, Prefix6: e.prefix6, Self: e.self, Namespaces: e.seen.Namespaces, Policies: e.seen.Policies}
 	if e.judged != nil && !e.localNew && same(e.seen.Nodes, e.judgedBy.Nodes) {
 		s.Nodes = e.judged.Nodes

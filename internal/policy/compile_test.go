@@ -60,16 +60,16 @@ func lookUp(t *model.PolicyTables, p policy.Probe) model.Verdict {
 	return pair.Default
 }
 
-// world is a State that changes at random.
-type world struct {
+// randomState is a State that changes at random.
+type randomState struct {
 	*generate.Generator
 	state policy.State
 	next  int
 	addrs []netip.Addr // everything worth a probe
 }
 
-func newWorld(seed uint64) *world {
-	w := &world{Generator: generate.New(seed)}
+func newRandomState(seed uint64) *randomState {
+	w := &randomState{Generator: generate.New(seed)}
 	prefix6 := netip.MustParsePrefix("fd48:6464:1::/96")
 	addr := netip.MustParseAddr
 	w.state = policy.State{
@@ -90,7 +90,7 @@ func newWorld(seed uint64) *world {
 	return w
 }
 
-func (w *world) endpoint(i int) model.Endpoint {
+func (w *randomState) endpoint(i int) model.Endpoint {
 	a := netip.AddrFrom4([4]byte{10, 244, byte(1 + i%2), byte(2 + i/2)})
 	addrs := model.OverlayAddrs(w.state.Prefix6, a)
 	if w.Intn(8) == 0 {
@@ -104,7 +104,7 @@ func (w *world) endpoint(i int) model.Endpoint {
 }
 
 // step changes one thing, in copies: the last state stays as it was.
-func (w *world) step() {
+func (w *randomState) step() {
 	s := w.state
 	switch w.Intn(8) {
 	case 0, 1, 2:
@@ -158,13 +158,13 @@ func (w *world) step() {
 
 // TestCompilerAgreesWithDecide: after any sequence of changes, applied one by one, the tables say what the rules say.
 func TestCompilerAgreesWithDecide(t *testing.T) {
-	worlds, steps := 60, 25
+	states, steps := 60, 25
 	if testing.Short() {
-		worlds = 10
+		states = 10
 	}
 	var allowed, denied int
-	for seed := range uint64(worlds) {
-		w := newWorld(seed)
+	for seed := range uint64(states) {
+		w := newRandomState(seed)
 		c := policy.NewCompiler("n1")
 		var tables model.PolicyTables
 		for step := range steps {
@@ -267,7 +267,7 @@ func differing(have, want *model.PolicyTables) string {
 }
 
 // at gives the endpoint that a is judged as: of several n1's, else the first by node and id.
-func (w *world) at(a netip.Addr) (found model.Endpoint, is bool) {
+func (w *randomState) at(a netip.Addr) (found model.Endpoint, is bool) {
 	for e := range w.state.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) && (!is || e.Node == "n1" && found.Node != "n1") {
 			found, is = e, true
@@ -277,7 +277,7 @@ func (w *world) at(a netip.Addr) (found model.Endpoint, is bool) {
 }
 
 // hidden reports whether an endpoint or a node has an address that is judged as another endpoint's.
-func (w *world) hidden() bool {
+func (w *randomState) hidden() bool {
 	for e := range w.state.Endpoints.All() {
 		for _, a := range e.Addrs {
 			if first, _ := w.at(a); first.ID != e.ID {
@@ -290,12 +290,12 @@ func (w *world) hidden() bool {
 	})
 }
 
-func (w *world) local(a netip.Addr) bool {
+func (w *randomState) local(a netip.Addr) bool {
 	e, ok := w.at(a)
 	return ok && e.Node == "n1"
 }
 
-func (w *world) itself(p policy.Probe) bool {
+func (w *randomState) itself(p policy.Probe) bool {
 	a, isA := w.at(p.From)
 	b, isB := w.at(p.To)
 	return isA && isB && a.ID == b.ID
@@ -303,7 +303,7 @@ func (w *world) itself(p policy.Probe) bool {
 
 // TestNoPoliciesNoTables: without policies the datapath has nothing to look up.
 func TestNoPoliciesNoTables(t *testing.T) {
-	w := newWorld(1)
+	w := newRandomState(1)
 	for range 20 {
 		w.step()
 	}

@@ -77,8 +77,8 @@ func labelArgs(container string, labels map[string]string) []string {
 	return args
 }
 
-// policyWorld is the lab as the evaluator sees it, with the peers that try what it says.
-type policyWorld struct {
+// policySnapshot is the lab as the evaluator sees it, with the peers that try what it says.
+type policySnapshot struct {
 	t       *testing.T
 	clients map[string]*lab.Peer // by "container mode" and node
 	ports   map[string]int       // that mode's processes listen at, everywhere
@@ -92,7 +92,7 @@ type policyWorld struct {
 func TestPolicyDiffer(t *testing.T) {
 	clearPolicy(t)
 	lab.UnlimitedICMP(t)
-	w := newPolicyWorld(t)
+	w := newPolicySnapshot(t)
 	seed := *policySeed
 	if seed == 0 {
 		seed = 1
@@ -113,9 +113,9 @@ func TestPolicyDiffer(t *testing.T) {
 	}
 }
 
-func newPolicyWorld(t *testing.T) *policyWorld {
+func newPolicySnapshot(t *testing.T) *policySnapshot {
 	t.Helper()
-	w := &policyWorld{t: t, clients: make(map[string]*lab.Peer), ports: map[string]int{"overlay": lab.FreePort(), "heddle": lab.FreePort(), "host": lab.FreePort()}}
+	w := &policySnapshot{t: t, clients: make(map[string]*lab.Peer), ports: map[string]int{"overlay": lab.FreePort(), "heddle": lab.FreePort(), "host": lab.FreePort()}}
 	w.readLab()
 	add := func(key string, p *lab.Peer, mode string, addrs ...netip.Addr) {
 		p.Must("%s", policyDifferScript)
@@ -140,7 +140,7 @@ func newPolicyWorld(t *testing.T) *policyWorld {
 }
 
 // readLab asks the agents for what the evaluator has to know.
-func (w *policyWorld) readLab() {
+func (w *policySnapshot) readLab() {
 	w.t.Helper()
 	var status []struct {
 		Node    model.Node
@@ -169,7 +169,7 @@ func (w *policyWorld) readLab() {
 	}
 }
 
-func (w *policyWorld) readEndpoints() {
+func (w *policySnapshot) readEndpoints() {
 	w.t.Helper()
 	var all []model.Endpoint
 	lab.Query(w.t, &all, "endpoints")
@@ -180,7 +180,7 @@ func (w *policyWorld) readEndpoints() {
 }
 
 // apply puts the rules of a seed in force.
-func (w *policyWorld) apply(g *generate.Generator) {
+func (w *policySnapshot) apply(g *generate.Generator) {
 	w.t.Helper()
 	for _, c := range policyEnds {
 		lab.Heddle(w.t, labelArgs(c, g.Labels())...)
@@ -226,7 +226,7 @@ type try struct {
 }
 
 // round puts one set of rules in force and tries what it says.
-func (w *policyWorld) round(seed uint64) (tries, allowed int) {
+func (w *policySnapshot) round(seed uint64) (tries, allowed int) {
 	w.t.Helper()
 	g := generate.New(seed)
 	g.Namespaces, g.Addrs = []string{"n1", "n2"}, w.addrs
@@ -268,7 +268,7 @@ func (w *policyWorld) round(seed uint64) (tries, allowed int) {
 }
 
 // choose picks what a client tries: of everything something.
-func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
+func (w *policySnapshot) choose(rnd *rand.Rand, from string) (out []try) {
 	container, mode, isContainer := strings.Cut(from, " ")
 	for range 14 {
 		x := try{from: from}
@@ -303,12 +303,12 @@ func (w *policyWorld) choose(rnd *rand.Rand, from string) (out []try) {
 
 // reachable reports whether there is somebody at a whom every peer reaches: the addresses that the host outside sends from are
 // for rules only.
-func (w *policyWorld) reachable(a netip.Addr) bool {
+func (w *policySnapshot) reachable(a netip.Addr) bool {
 	return w.endpointAt(a) != nil || a.String() == lab.OutsideTarget(w.t) ||
 		slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool { return slices.Contains(n.Addrs, a) })
 }
 
-func (w *policyWorld) endpointAt(a netip.Addr) *model.Endpoint {
+func (w *policySnapshot) endpointAt(a netip.Addr) *model.Endpoint {
 	for e := range w.state.Endpoints.All() {
 		if slices.Contains(e.Addrs, a) {
 			return &e
@@ -318,7 +318,7 @@ func (w *policyWorld) endpointAt(a netip.Addr) *model.Endpoint {
 }
 
 // ownAddr is the container's address in the family of target.
-func (w *policyWorld) ownAddr(container string, target netip.Addr) netip.Addr {
+func (w *policySnapshot) ownAddr(container string, target netip.Addr) netip.Addr {
 	for e := range w.state.Endpoints.All() {
 		if e.Name == container && target.Is4() {
 			return e.Addr4()
@@ -331,14 +331,14 @@ func (w *policyWorld) ownAddr(container string, target netip.Addr) netip.Addr {
 }
 
 // source asks where a node sends from.
-func (w *policyWorld) source(node string, target netip.Addr) (a netip.Addr) {
+func (w *policySnapshot) source(node string, target netip.Addr) (a netip.Addr) {
 	w.t.Helper()
 	testutil.NoError(w.t, json.Unmarshal([]byte(w.clients[node].Must("source_of(%q)", target.String())), &a))
 	return a
 }
 
 // judge compares what a try met with what the rules say; it reports whether they allow it.
-func (w *policyWorld) judge(x try, got string) bool {
+func (w *policySnapshot) judge(x try, got string) bool {
 	w.t.Helper()
 	verdict := policy.Decide(&w.state, x.probe)
 	want := map[model.Verdict][]string{model.VerdictAllow: {"answer"}, model.VerdictReject: {"refused"}, model.VerdictDrop: {"nothing"}}[verdict]

@@ -9,9 +9,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// translatedWorld are listeners of n1/c1, of both kinds, that are reached by translation on its node; each listens at
+// translatedListeners are listeners of n1/c1, of both kinds, that are reached by translation on its node; each listens at
 // a port that clients are allowed and at one that is forbidden.
-type translatedWorld struct {
+type translatedListeners struct {
 	t       *testing.T
 	at      string
 	inner   map[string][2]int // by the server's mode
@@ -20,8 +20,8 @@ type translatedWorld struct {
 	denied  []int
 }
 
-func newTranslatedWorld(t *testing.T) *translatedWorld {
-	w := &translatedWorld{t: t, at: "n1/c1", inner: map[string][2]int{}, outer: map[int]int{}}
+func newTranslatedListeners(t *testing.T) *translatedListeners {
+	w := &translatedListeners{t: t, at: "n1/c1", inner: map[string][2]int{}, outer: map[int]int{}}
 	to4, to6 := map[int]string{}, map[int]string{}
 	for _, mode := range lab.Modes {
 		w.inner[mode] = [2]int{lab.FreePort(), lab.FreePort()}
@@ -38,7 +38,7 @@ func newTranslatedWorld(t *testing.T) *translatedWorld {
 }
 
 // policy allows a client some ports and another one, whom it may be taken for, others.
-func (w *translatedWorld) policy(client map[string]any, ports []int, other map[string]any, others []int) map[string]any {
+func (w *translatedListeners) policy(client map[string]any, ports []int, other map[string]any, others []int) map[string]any {
 	allow := func(peer map[string]any, ports []int) map[string]any {
 		r := lab.DenyRule("", ports...)
 		delete(r, "deny")
@@ -53,7 +53,7 @@ func (w *translatedWorld) policy(client map[string]any, ports []int, other map[s
 // TestPolicyTranslated reaches containers by translation of addresses on their node, as docker's -p and kube-proxy have it:
 // policy is decided for the container and the true client, also on what is open when it changes.
 func TestPolicyTranslated(t *testing.T) {
-	w := newTranslatedWorld(t)
+	w := newTranslatedListeners(t)
 	underlay := lab.Address(t, "host", w.at)
 	local := map[int][]string{4: {underlay, lab.ServiceAddr}, 6: {lab.Underlay6(t, "n1")}}
 	own := map[string]any{"prefix": lab.Address(t, "overlay", "n1/c2") + "/32"}

@@ -105,13 +105,13 @@ func TestSocketPool(t *testing.T) {
 	}
 	var status []struct {
 		Interception struct {
-			Crates  uint64
+			Batches uint64 `json:"crates"`
 			Sockets uint64 `json:"crated_sockets"`
 		}
 	}
 	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")
-	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.Crates == 0 || status[0].Interception.Sockets <= status[0].Interception.Crates {
-		t.Errorf("status tells of no crates: %v\n%s", err, raw)
+	if err := json.Unmarshal([]byte(raw), &status); err != nil || len(status) != 1 || status[0].Interception.Batches == 0 || status[0].Interception.Sockets <= status[0].Interception.Batches {
+		t.Errorf("status tells of no batches: %v\n%s", err, raw)
 	}
 	t.Run("bench", func(t *testing.T) { benchPool(t, l) })
 	t.Run("agent killed", func(t *testing.T) { killPoolAgent(l) })

@@ -11,11 +11,11 @@ import (
 // between the reading of the accounts and that of the sockets is in neither for once.
 type reported struct {
 	mu   sync.Mutex // guards last
-	last map[incarnation]model.Traffic
+	last map[generation]model.Traffic
 }
 
-// incarnation tells an endpoint from a later one with the same id.
-type incarnation struct {
+// generation tells an endpoint from a later one with the same id.
+type generation struct {
 	id      model.EndpointID
 	created time.Time
 }
@@ -56,9 +56,9 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) (list []model.Traffic, err e
 func (r *reported) raise(endpoints []model.Endpoint, list []model.Traffic) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	now := make(map[incarnation]model.Traffic, len(list))
+	now := make(map[generation]model.Traffic, len(list))
 	for i, e := range endpoints {
-		key := incarnation{e.ID, e.Created}
+		key := generation{e.ID, e.Created}
 		list[i].RaiseTo(r.last[key])
 		now[key] = list[i]
 	}

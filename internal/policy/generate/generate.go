@@ -1,4 +1,4 @@
-// Package generate makes random rules, labels and probes for tests: small worlds in which much collides, so that few
+// Package generate makes random rules, labels and probes for tests: small states in which much collides, so that few
 // probes meet many cases. The same seed gives the same.
 package generate
 

@@ -26,7 +26,7 @@ var commands = map[string]func(args []string){
 	"steal":        steal,
 	"ports":        holdPorts,
 	"memory":       holdMemory,
-	"crates":       askCrates,
+	"batches":      askBatches,
 }
 
 func main() {

@@ -12,7 +12,7 @@ def busy(n=300):
         socket.socket().close()
 
 
-def crates():
+def batches():
     return [fd for fd in os.listdir("/proc/self/fd") if int(fd) > 200]
 
 
@@ -38,11 +38,11 @@ def child(f):
 
 
 end = time.monotonic() + 20
-while True:  # the agent makes no crates before it is ready to
+while True:  # the agent makes no batches before it is ready to
     busy()
-    if crates() or "LD_PRELOAD" not in os.environ or time.monotonic() > end:
+    if batches() or "LD_PRELOAD" not in os.environ or time.monotonic() > end:
         break
-out["pooled"] = len(crates()) > 0
+out["pooled"] = len(batches()) > 0
 
 # The lowest number, and flags.
 a = [socket.socket() for _ in range(5)]
@@ -116,8 +116,8 @@ for _ in range(100):
 os.close(w)
 os.waitpid(pid, 0)
 out["end seen"] = all(ends)
-out["child"] = child(lambda: [busy(), len(crates()) > 0][1]) == out["pooled"]
-out["child closes its parent's crates"] = child(lambda: [socket.socket().close(), crates()][1])
+out["child"] = child(lambda: [busy(), len(batches()) > 0][1]) == out["pooled"]
+out["child closes its parent's batches"] = child(lambda: [socket.socket().close(), batches()][1])
 
 
 def closes_all():
@@ -125,7 +125,7 @@ def closes_all():
     os.closerange(3, 2000)
     numbers = [socket.socket().fileno() for _ in range(3)]  # closed at once
     r, w = os.pipe()
-    for n in range(990, 1024):  # where crates were, something of the program's
+    for n in range(990, 1024):  # where batches were, something of the program's
         os.dup2(r, n)
     os.write(w, b"mine")
     busy(600)
@@ -165,7 +165,7 @@ out["table full"] = child(few_files)
 def very_few_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, 1024))
     busy()
-    return crates()
+    return batches()
 
 
 out["small table"] = child(very_few_files)

@@ -36,7 +36,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	v := heddleEndpoint{
 		Addr4: fromAddr(addr), Id: uint32(e.ID), Ifindex: uint32(ifindex),
 		Netns: inside.Netns, ContainerIfindex: uint32(inside.Ifindex), Nsid: -1, NodeNsid: -1,
-		Incarnation: e.Incarnation(), ResolverPort: toPort(inside.ResolverPort),
+		Incarnation: e.Generation(), ResolverPort: toPort(inside.ResolverPort),
 	}
 	if inside.IDs != nil {
 		v.Nsid, v.NodeNsid = int32(inside.IDs.Container), int32(inside.IDs.Node)

@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// crateMagic makes of socket() a question for many sockets: internal/plane/tcp/intercept/batch.go.
-const crateMagic uint64 = 0xb7c1_5e0d_92f6_4a83
+// batchMagic makes of socket() a question for many sockets: internal/plane/tcp/intercept/batch.go.
+const batchMagic uint64 = 0xb7c1_5e0d_92f6_4a83
 
-// askCrates SECONDS MOST asks by hand for crates of one socket until it gets single ones, keeps them, and says how many it got, and
+// askBatches SECONDS MOST asks by hand for batches of one socket until it gets single ones, keeps them, and says how many it got, and
 // what the first one leads to. If it gets none at all it asks again for so many seconds: an agent that has just started gives none.
-func askCrates(args []string) {
+func askBatches(args []string) {
 	end, most := time.Now().Add(time.Duration(number(args[0]))*time.Second), number(args[1])
 	var held []int
 	for single := 0; len(held) < most && single < 3; {
-		fd, ok := askCrate()
+		fd, ok := askBatch()
 		if ok {
 			held = append(held, fd)
 			continue
@@ -28,15 +28,15 @@ func askCrates(args []string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	say("crates", strconv.Itoa(len(held)))
+	say("batches", strconv.Itoa(len(held)))
 	if len(held) > 0 {
 		say("file of who made it", fileOfPeer(held[0]))
 	}
 }
 
-// askCrate asks for a crate, and reports whether it got one: else fd is a single socket.
-func askCrate() (fd int, ok bool) {
-	r, _, errno := unix.Syscall6(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0, uintptr(crateMagic), 1, ^uintptr(crateMagic))
+// askBatch asks for a batch, and reports whether it got one: else fd is a single socket.
+func askBatch() (fd int, ok bool) {
+	r, _, errno := unix.Syscall6(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0, uintptr(batchMagic), 1, ^uintptr(batchMagic))
 	check("socket", errorOf(errno))
 	domain, err := unix.GetsockoptInt(int(r), unix.SOL_SOCKET, unix.SO_DOMAIN)
 	check("SO_DOMAIN", err)

@@ -25,7 +25,7 @@ func TestBenchPaper(t *testing.T) {
 			t.Errorf("%s: %+v", m.Mode, m.Metrics)
 		}
 	}
-	if out := lab.Heddle(t, "lab", "exec", "n2/c1", "--", "sh", "-c", "ls -d /dev/shm/heddle-paper-* 2>/dev/null || true"); out != "" {
+	if out := lab.MustRun(t, "heddle", "n2/c1", "sh", "-c", "ls -d /dev/shm/heddle-paper-* 2>/dev/null || true"); out != "" {
 		t.Errorf("left in the server's container: %s", out)
 	}
 }

@@ -78,11 +78,7 @@ func dumpMaps(w io.Writer, pins string) {
 func Heddle(t testing.TB, args ...string) string {
 	t.Helper()
 	if !slices.Contains(args, "--lab") {
-		at := slices.Index(args, "--") // what follows is a program's
-		if at < 0 {
-			at = len(args)
-		}
-		args = slices.Insert(slices.Clone(args), at, "--lab", Name)
+		args = append(slices.Clone(args), "--lab", Name)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()

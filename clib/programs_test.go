@@ -120,7 +120,7 @@ func join(t *testing.T, a, b *place) {
 }
 
 // pair runs a server, and once it listens a client that is told its address.
-func pair(t *testing.T, server, client *place, address string, words ...string) {
+func pair(t *testing.T, server, client *place, address string, port int, words ...string) {
 	t.Helper()
 	start := time.Now()
 	var out bytes.Buffer
@@ -131,7 +131,7 @@ func pair(t *testing.T, server, client *place, address string, words ...string) 
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
-	for tick := time.NewTicker(5 * time.Millisecond); !server.isListening(controlPort); {
+	for tick := time.NewTicker(5 * time.Millisecond); !server.isListening(port); {
 		select {
 		case err := <-ended:
 			t.Fatalf("%v ended before it listened: %v\n%s", words, err, &out)
@@ -150,8 +150,11 @@ func pair(t *testing.T, server, client *place, address string, words ...string) 
 	t.Logf("%v: %v", words, time.Since(start).Round(time.Millisecond))
 }
 
-// controlPort is where the servers of these programs listen, before they use RDMA.
-const controlPort = 18515
+// Where servers listen, before they use RDMA: those of ibverbs-utils and perftest, and of UCX.
+const (
+	verbsPort = 18515
+	ucxPort   = 13337
+)
 
 // programs are Debian's, from packages ibverbs-utils and perftest.
 func programs() [][]string {
@@ -186,6 +189,12 @@ func TestDebianPrograms(t *testing.T) {
 		}
 	}
 	for _, words := range programs() {
-		t.Run(words[0], func(t *testing.T) { pair(t, a, b, "10.9.0.1", words...) })
+		t.Run(words[0], func(t *testing.T) { pair(t, a, b, "10.9.0.1", verbsPort, words...) })
+	}
+	for _, transport := range []string{"rc_verbs,ud_verbs", "ud_verbs"} {
+		for _, test := range []string{"tag_lat -s 8", "tag_bw -s 65536", "ucp_put_lat -s 8", "ucp_get -s 8", "stream_bw -s 1024"} {
+			words := append([]string{"env", "UCX_TLS=" + transport, "UCX_NET_DEVICES=heddle0:1", "ucx_perftest", "-n", "500", "-w", "10", "-t"}, strings.Fields(test)...)
+			t.Run(transport, func(t *testing.T) { pair(t, a, b, "10.9.0.1", ucxPort, words...) })
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 
 	"os/exec"
 	"path/filepath"
@@ -19,20 +20,24 @@ const (
 	agentBegin    = 2
 	agentEnd      = 3
 	agentEndpoint = 4
+	agentConnect  = 6
+	agentReply    = 7
+	agentAccepted = 8
 )
 
-// agent plays the agent of the node for heddle-rdma: it names endpoints and no connections.
+// agent plays the agent of the node for heddle-rdma: it names endpoints, and connects any two of them over the host's loopback.
 type agent struct {
 	t       *testing.T
 	control int
 	router  *exec.Cmd
 	said    bytes.Buffer
+	numbers map[[16]byte]uint64 // of endpoints, by GID
 }
 
 // startRDMA starts heddle-rdma, as `make build` made it, with one endpoint for each GID, and gives the folders of their control sockets.
 func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	t.Helper()
-	a = &agent{t: t}
+	a = &agent{t: t, numbers: map[[16]byte]uint64{}}
 	socket := filepath.Join(t.TempDir(), "agent")
 	a.router = exec.Command(filepath.Join(filepath.Dir(library(t)), "heddle-rdma"), "--agent", socket)
 	a.router.Stdout, a.router.Stderr = &a.said, &a.said
@@ -41,8 +46,8 @@ func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	}
 	t.Cleanup(a.kill)
 	a.control = connect(t, socket)
-	a.send(agentHello, 0, []byte{1, 0, 0, 0, 0, 0, 0, 0}, -1)
-	a.send(agentBegin, 0, nil, -1)
+	a.send(agentHello, 0, 0, []byte{1, 0, 0, 0, 0, 0, 0, 0}, -1)
+	a.send(agentBegin, 0, 0, nil, -1)
 	for i, gid := range gids {
 		dir := t.TempDir()
 		listener := listenPacket(t, filepath.Join(dir, "control"))
@@ -50,12 +55,82 @@ func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 		body[10], body[11] = 0xff, 0xff
 		copy(body[12:], gid[:])
 		copy(body[96:], "test")
-		a.send(agentEndpoint, uint64(i+1), body, listener)
+		a.numbers[[16]byte(body)] = uint64(i + 1)
+		a.send(agentEndpoint, 0, uint64(i+1), body, listener)
 		unix.Close(listener)
 		dirs = append(dirs, dir)
 	}
-	a.send(agentEnd, 0, nil, -1)
+	a.send(agentEnd, 0, 0, nil, -1)
+	go a.serve()
 	return a, dirs
+}
+
+// serve answers what the router asks until it ends.
+func (a *agent) serve() {
+	message := make([]byte, 4096)
+	for {
+		n, err := unix.Read(a.control, message)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n < 16 {
+			return
+		}
+		if order.Uint32(message) == agentConnect {
+			a.connect(message[:n])
+		}
+	}
+}
+
+// connect gives the two ends of a connection to the endpoint that asks and to the one it asks for.
+func (a *agent) connect(message []byte) {
+	from, tag, gids := order.Uint64(message[8:]), order.Uint32(message[4:]), message[16:48]
+	there, known := a.numbers[[16]byte(gids[16:])]
+	if !known {
+		a.send(agentReply, tag, from, []byte{byte(unix.EHOSTUNREACH), 0, 0, 0, 0, 0, 0, 0}, -1)
+		return
+	}
+	ours, theirs, err := tcpPair()
+	if err != nil {
+		a.t.Errorf("connect endpoints: %v", err)
+		return
+	}
+	a.send(agentReply, tag, from, make([]byte, 8), ours)
+	a.send(agentAccepted, 0, there, gids, theirs)
+	unix.Close(ours)
+	unix.Close(theirs)
+}
+
+// tcpPair gives the ends of a connection over loopback.
+func tcpPair() (client, server int, err error) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer listener.Close()
+	dialed, err := net.Dial("tcp4", listener.Addr().String())
+	if err != nil {
+		return 0, 0, err
+	}
+	defer dialed.Close()
+	accepted, err := listener.Accept()
+	if err != nil {
+		return 0, 0, err
+	}
+	defer accepted.Close()
+	var ends [2]int
+	for i, c := range []net.Conn{dialed, accepted} {
+		file, err := c.(*net.TCPConn).File()
+		if err != nil {
+			return 0, 0, err
+		}
+		ends[i], err = unix.Dup(int(file.Fd()))
+		file.Close()
+		if err != nil {
+			return 0, 0, err
+		}
+	}
+	return ends[0], ends[1], nil
 }
 
 func (a *agent) kill() {
@@ -68,17 +143,18 @@ func (a *agent) kill() {
 	}
 }
 
-func (a *agent) send(kind uint32, endpoint uint64, body []byte, fd int) {
+func (a *agent) send(kind, tag uint32, endpoint uint64, body []byte, fd int) {
 	a.t.Helper()
 	message := make([]byte, 16, 16+len(body))
 	order.PutUint32(message, kind)
+	order.PutUint32(message[4:], tag)
 	order.PutUint64(message[8:], endpoint)
 	var rights []byte
 	if fd >= 0 {
 		rights = unix.UnixRights(fd)
 	}
 	if err := unix.Sendmsg(a.control, append(message, body...), rights, nil, unix.MSG_NOSIGNAL); err != nil {
-		a.t.Fatalf("tell the router: %v\n%s", err, &a.said)
+		a.t.Errorf("tell the router: %v", err)
 	}
 }
 

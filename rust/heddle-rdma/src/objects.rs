@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shared_ring::{SharedMemory, Sleeper};
 use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
@@ -38,6 +38,31 @@ pub(crate) enum Quota {
 
 const QUOTAS: usize = 9;
 
+/// Send requests in a time: as many as a tenth of a second's may be taken at once.
+struct Rate {
+    /// 0: there is no limit.
+    a_second: u32,
+    left: u64,
+    at: Instant,
+}
+
+impl Rate {
+    fn wait(&mut self) -> Option<Instant> {
+        if self.a_second == 0 || self.left > 0 {
+            return None;
+        }
+        let a_second = u128::from(self.a_second);
+        let now = Instant::now();
+        let more = now.duration_since(self.at).as_nanos() * a_second / 1_000_000_000;
+        if more == 0 {
+            return Some(self.at + Duration::from_secs(1) / self.a_second);
+        }
+        self.left = u64::try_from(more.min(a_second.div_ceil(10))).unwrap_or(1);
+        self.at = now;
+        None
+    }
+}
+
 /// A container's place in the network.
 pub(crate) struct Endpoint {
     /// The agent's number.
@@ -45,6 +70,7 @@ pub(crate) struct Endpoint {
     pub(crate) gids: [Gid; 2],
     pub(crate) listener: OwnedFd,
     pub(crate) spin_us: u32,
+    rate: Rate,
     limits: [u64; QUOTAS],
     used: [u64; QUOTAS],
     /// The agent has named it since it came.
@@ -58,6 +84,7 @@ impl Endpoint {
             gids,
             listener,
             spin_us: 0,
+            rate: Rate { a_second: 0, left: 0, at: Instant::now() },
             limits: [0; QUOTAS],
             used: [0; QUOTAS],
             named: true,
@@ -81,6 +108,17 @@ impl Endpoint {
         }
         self.limits[Quota::Memory as usize] <<= 20;
         self.spin_us = l.spin_us;
+        self.rate.a_second = l.sends_per_second;
+    }
+
+    /// When a send request may be taken, if not now.
+    pub(crate) fn wait_to_send(&mut self) -> Option<Instant> {
+        self.rate.wait()
+    }
+
+    /// A send request was taken.
+    pub(crate) fn count_send(&mut self) {
+        self.rate.left = self.rate.left.saturating_sub(1);
     }
 
     pub(crate) fn limit_of(&self, quota: Quota) -> u32 {
@@ -271,6 +309,8 @@ pub(crate) struct Qp {
     pub(crate) asked: Option<Instant>,
     /// There was one, and it has ended.
     pub(crate) closed: bool,
+    /// Its endpoint has sent as much as it may: until then.
+    pub(crate) throttled: Option<Instant>,
     /// Requests that were sent when the connection ended, to be flushed.
     pub(crate) unlinked: VecDeque<u64>,
 }

@@ -68,6 +68,7 @@ impl Objects {
                 seeks: false,
                 asked: None,
                 closed: false,
+                throttled: None,
                 unlinked: VecDeque::new(),
             };
             objects.qps.insert(qp, 0)

@@ -91,6 +91,11 @@ impl Objects {
             _ => Turn::default(),
         };
         self.notify();
+        let mut turn = turn;
+        if let Some(until) = self.qps.get_mut(number).and_then(|qp| qp.throttled.take()) {
+            turn.waits = true;
+            turn.until = Some(turn.until.map_or(until, |first| first.min(until)));
+        }
         turn
     }
 
@@ -162,8 +167,16 @@ impl Objects {
         if let Some(current) = qp.current.take() {
             return Some(current);
         }
+        let endpoint = self.endpoints.get_mut(qp.endpoint)?;
+        if let Some(until) = endpoint.wait_to_send() {
+            qp.throttled = Some(until);
+            return None;
+        }
         match qp.send.next() {
-            Ok(Some(Ok(send))) => Some(Current { send, done: 0 }),
+            Ok(Some(Ok(send))) => {
+                endpoint.count_send();
+                Some(Current { send, done: 0 })
+            }
             Ok(Some(Err(wr_id))) => {
                 self.fail_request(number, wr_id, ibv::WC_LOC_QP_OP_ERR);
                 None

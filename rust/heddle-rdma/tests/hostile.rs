@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use shared_ring::Slot;
 use support::{
-    End, Router, ask, eventually, hello, node, pair, receive, receiving, request, send, sending,
+    End, Router, ask, at, eventually, hello, node, pair, receive, receiving, request, send, sending,
 };
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::{abi, ibv, plain};
@@ -237,4 +237,21 @@ fn a_router_that_dies_is_noticed() {
     router.kill();
     assert!(receive(&a.device.socket).unwrap().0.is_empty());
     assert!(receive(&a.device.events).unwrap().0.is_empty());
+}
+
+#[test]
+fn requests_in_a_second_are_bounded() {
+    let router = Router::start();
+    router.add(1, Limits { sends_per_second: 500, ..Limits::default() });
+    router.add(2, Limits::default());
+    let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let start = std::time::Instant::now();
+    let head = at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key);
+    // A tenth of a second's at once, and the other 250 in half a second.
+    for _ in 0..300 {
+        a.send(&sending(head, &[a.whole()]));
+        assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    }
+    let took = start.elapsed();
+    assert!(took >= std::time::Duration::from_millis(450), "{took:?}");
 }

@@ -52,7 +52,7 @@ func TestRouterEnds(t *testing.T) {
 		},
 	} {
 		t.Run(part, func(t *testing.T) {
-			r := startRouter(t)
+			r := startRouter(t, nil)
 			p := newPlace(t, r.dir)
 			cmd := p.command(program, part)
 			stdin, err := cmd.StdinPipe()
@@ -154,14 +154,13 @@ func TestHostileRouter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := startRouter(t)
-			r.answer = func(command uint32, reply []byte, fds []int) ([]byte, []int, bool) {
+			r := startRouter(t, func(command uint32, reply []byte, fds []int) ([]byte, []int, bool) {
 				if command != c.command {
 					return nil, nil, false
 				}
 				other, otherFDs := c.change(reply, fds)
 				return other, otherFDs, true
-			}
+			})
 			p := newPlace(t, r.dir)
 			if out, err := p.command(program, "make").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != c.want {
 				t.Errorf("it says %q, %v; want %q", out, err, c.want)
@@ -173,7 +172,7 @@ func TestHostileRouter(t *testing.T) {
 // TestNoRouter: without a socket there is no RDMA, without a router no device.
 func TestNoRouter(t *testing.T) {
 	program := compileAPI(t)
-	r := startRouter(t)
+	r := startRouter(t, nil)
 	r.end()
 	p := newPlace(t, r.dir)
 	if out, err := p.command("ibv_devices").CombinedOutput(); err != nil || strings.Contains(string(out), "heddle0") {

@@ -31,14 +31,16 @@ const (
 
 var order = binary.NativeEndian
 
+// answerer may make up another reply to a command; nil: the right one.
+type answerer func(command uint32, reply []byte, fds []int) (other []byte, otherFDs []int, changed bool)
+
 // router plays the router of the node where heddle-rdma would not do what a test wants: it answers on the control socket, something
 // else than it should if `answer` is set, and moves no messages.
 type router struct {
 	t      *testing.T
 	dir    string // has the socket
 	listen int
-	// answer may make up another reply to a command; nil: the right one.
-	answer func(command uint32, reply []byte, fds []int) (other []byte, otherFDs []int, changed bool)
+	answer answerer
 
 	mu     sync.Mutex
 	closed bool
@@ -47,9 +49,9 @@ type router struct {
 	cqs    [][]byte // memory of completion queues
 }
 
-func startRouter(t *testing.T) *router {
+func startRouter(t *testing.T, answer answerer) *router {
 	t.Helper()
-	r := &router{t: t, dir: t.TempDir(), next: 1}
+	r := &router{t: t, dir: t.TempDir(), next: 1, answer: answer}
 	r.listen = listenPacket(t, filepath.Join(r.dir, "control"))
 	go r.accept()
 	t.Cleanup(r.end)

@@ -130,7 +130,7 @@ fn memory_that_is_not_there_is_refused_or_fails() {
     assert_eq!(a.device.register_at(a.pd, 4096, 0, 1), Err(libc::EINVAL));
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 2), Err(libc::EINVAL));
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 16), Err(libc::EOPNOTSUPP));
-    // Registered, and then unmapped.
+    // Registered, and then not to be had: unmapped, another thread's test could get the same address.
     let (length, protection) = (8192, libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel picks addresses that nothing uses.
@@ -138,7 +138,7 @@ fn memory_that_is_not_there_is_refused_or_fails() {
     assert_ne!(at, libc::MAP_FAILED);
     let key = b.device.register_at(b.pd, at as u64, 8192, 15).unwrap();
     // SAFETY: nobody else uses the mapping.
-    unsafe { libc::munmap(at, length) };
+    assert_eq!(unsafe { libc::mprotect(at, length, libc::PROT_NONE) }, 0);
     let head =
         abi::verbs_send { remote_address: at as u64, rkey: key, ..request(ibv::WR_RDMA_WRITE, 1) };
     a.send(&sending(head, &[a.whole()]));

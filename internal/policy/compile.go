@@ -37,7 +37,7 @@ type Compiler struct {
 	endpoints    map[endpointKey]*point
 	inNamespace  map[string]map[*point]bool
 	nodePoints   map[netip.Addr]*point
-	nodeClaims   map[netip.Addr]nodeClaims
+	nodeRefs     map[netip.Addr]nodeRefs
 	prefixPoints map[netip.Prefix]*point
 	prefixUses   map[netip.Prefix]int
 
@@ -117,7 +117,7 @@ func (c *Compiler) forget() {
 		terms: make(map[termID]*term), termOf: make(map[string]termID), entities: make(map[Entity]termID),
 		usedBy: make(map[termID]map[policyID]bool), selectors: newSelectorIndex(), prefixTerms: newPrefixIndex(),
 		namespaces: make(map[string]map[string]string), endpoints: make(map[endpointKey]*point),
-		inNamespace: make(map[string]map[*point]bool), nodePoints: make(map[netip.Addr]*point), nodeClaims: make(map[netip.Addr]nodeClaims),
+		inNamespace: make(map[string]map[*point]bool), nodePoints: make(map[netip.Addr]*point), nodeRefs: make(map[netip.Addr]nodeRefs),
 		prefixPoints: make(map[netip.Prefix]*point), prefixUses: make(map[netip.Prefix]int),
 		classes: make(map[string]*class), withTerm: make(map[termID]map[*class]bool),
 		withRules: make(map[policyID]map[*class]bool), wide: make(map[*class]bool), dirty: make(map[*point]bool),

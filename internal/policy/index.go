@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// anchor is a label that an endpoint may have, or its namespace (scope 'n'): with one value, or with any.
-type anchor struct {
+// indexKey is a label that an endpoint may have, or its namespace (scope 'n'): with one value, or with any.
+type indexKey struct {
 	scope    byte // 'e' or 'n'
 	key      string
 	value    string
@@ -19,19 +19,19 @@ type selection struct {
 	prefixes []netip.Prefix // of a subject
 	policy   policyID       // of a subject, else 0
 	term     termID         // of a term, else 0
-	anchors  []anchor       // where it is found; none: it has to be tried with every endpoint
+	keys     []indexKey     // where it is found; none: it has to be tried with every endpoint
 }
 
 // selectorIndex finds the selectors that select an endpoint, and the endpoints that a selector selects, without trying
 // each with each. Every selector hangs on one label that it requires, the rarest among endpoints.
 type selectorIndex struct {
-	byAnchor   map[anchor]map[*selection]bool
-	unanchored map[*selection]bool
-	endpoints  map[anchor]map[*point]bool
+	byKey     map[indexKey]map[*selection]bool
+	unkeyed   map[*selection]bool
+	endpoints map[indexKey]map[*point]bool
 }
 
 func newSelectorIndex() selectorIndex {
-	return selectorIndex{make(map[anchor]map[*selection]bool), make(map[*selection]bool), make(map[anchor]map[*point]bool)}
+	return selectorIndex{make(map[indexKey]map[*selection]bool), make(map[*selection]bool), make(map[indexKey]map[*point]bool)}
 }
 
 // put adds v to the set under k, take removes it.
@@ -52,24 +52,24 @@ func take[K, V comparable](sets map[K]map[V]bool, k K, v V) {
 	}
 }
 
-// alternatives gives, for each requirement that can serve as anchor, the anchors of which an endpoint that meets it has
-// exactly one.
-func (r *Requirements) alternatives(scope byte) (out [][]anchor) {
+// alternatives gives, for each requirement that the index can go by, the keys of which an endpoint
+// that meets it has exactly one.
+func (r *Requirements) alternatives(scope byte) (out [][]indexKey) {
 	for k, v := range r.Labels {
-		out = append(out, []anchor{{scope: scope, key: k, value: v}})
+		out = append(out, []indexKey{{scope: scope, key: k, value: v}})
 	}
 	for _, e := range r.Expressions {
 		switch e.Operator {
 		case In:
-			var all []anchor
+			var all []indexKey
 			for _, v := range e.Values {
-				if a := (anchor{scope: scope, key: e.Key, value: v}); !slices.Contains(all, a) {
+				if a := (indexKey{scope: scope, key: e.Key, value: v}); !slices.Contains(all, a) {
 					all = append(all, a)
 				}
 			}
 			out = append(out, all)
 		case Exists:
-			out = append(out, []anchor{{scope: scope, key: e.Key, anyValue: true}})
+			out = append(out, []indexKey{{scope: scope, key: e.Key, anyValue: true}})
 		}
 	}
 	return out
@@ -80,51 +80,51 @@ func (x *selectorIndex) add(s *selection) {
 	if ns := s.selector.Namespace; ns != nil {
 		all = append(all, ns.alternatives('n')...)
 		if ns.Name != "" {
-			all = append(all, []anchor{{scope: 'n', key: NamespaceNameLabel, value: ns.Name}})
+			all = append(all, []indexKey{{scope: 'n', key: NamespaceNameLabel, value: ns.Name}})
 		}
 	}
 	best := -1
-	for _, anchors := range all {
+	for _, keys := range all {
 		cost := 0
-		for _, a := range anchors {
+		for _, a := range keys {
 			cost += len(x.endpoints[a])
 		}
 		if best < 0 || cost < best {
-			best, s.anchors = cost, anchors
+			best, s.keys = cost, keys
 		}
 	}
-	if len(s.anchors) == 0 {
-		x.unanchored[s] = true
+	if len(s.keys) == 0 {
+		x.unkeyed[s] = true
 	}
-	for _, a := range s.anchors {
-		put(x.byAnchor, a, s)
+	for _, a := range s.keys {
+		put(x.byKey, a, s)
 	}
 }
 
 func (x *selectorIndex) remove(s *selection) {
-	delete(x.unanchored, s)
-	for _, a := range s.anchors {
-		take(x.byAnchor, a, s)
+	delete(x.unkeyed, s)
+	for _, a := range s.keys {
+		take(x.byKey, a, s)
 	}
 }
 
-func (p *point) anchors() (out []anchor) {
+func (p *point) keys() (out []indexKey) {
 	for scope, labels := range map[byte]map[string]string{'e': p.labels, 'n': p.nsLabels} {
 		for k, v := range labels {
-			out = append(out, anchor{scope: scope, key: k, value: v}, anchor{scope: scope, key: k, anyValue: true})
+			out = append(out, indexKey{scope: scope, key: k, value: v}, indexKey{scope: scope, key: k, anyValue: true})
 		}
 	}
 	return out
 }
 
 func (x *selectorIndex) addEndpoint(p *point) {
-	for _, a := range p.anchors() {
+	for _, a := range p.keys() {
 		put(x.endpoints, a, p)
 	}
 }
 
 func (x *selectorIndex) removeEndpoint(p *point) {
-	for _, a := range p.anchors() {
+	for _, a := range p.keys() {
 		take(x.endpoints, a, p)
 	}
 }
@@ -138,22 +138,22 @@ func (x *selectorIndex) selecting(p *point, found func(*selection)) {
 			}
 		}
 	}
-	try(x.unanchored)
-	for _, a := range p.anchors() {
-		try(x.byAnchor[a])
+	try(x.unkeyed)
+	for _, a := range p.keys() {
+		try(x.byKey[a])
 	}
 }
 
 // selected calls found for each endpoint of all that s selects.
 func (x *selectorIndex) selected(s *selection, all map[endpointKey]*point, found func(*point)) {
-	if len(s.anchors) == 0 {
+	if len(s.keys) == 0 {
 		for _, p := range all {
 			if s.selects(p) {
 				found(p)
 			}
 		}
 	}
-	for _, a := range s.anchors {
+	for _, a := range s.keys {
 		for p := range x.endpoints[a] {
 			if s.selects(p) {
 				found(p)

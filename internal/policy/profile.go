@@ -55,26 +55,26 @@ func profileOf(byDefault model.Verdict, rules []*compiledRule) (p profile) {
 	return p
 }
 
-// edge is where rules begin (+1) or end (-1) to match, by what they say.
-type edge struct {
+// boundary is where rules begin (+1) or end (-1) to match, by what they say.
+type boundary struct {
 	port    int
 	verdict model.Verdict
 	step    int
 }
 
 func sweep(byDefault model.Verdict, protocol model.Protocol, rules []*compiledRule) (out []segment) {
-	var edges []edge
+	var boundaries []boundary
 	for _, r := range rules {
 		if len(r.ports) == 0 {
-			edges = append(edges, edge{0, r.verdict, 1})
+			boundaries = append(boundaries, boundary{0, r.verdict, 1})
 		}
 		for _, p := range r.ports {
 			if p.Protocol == protocol {
-				edges = append(edges, edge{int(p.First), r.verdict, 1}, edge{int(p.Last) + 1, r.verdict, -1})
+				boundaries = append(boundaries, boundary{int(p.First), r.verdict, 1}, boundary{int(p.Last) + 1, r.verdict, -1})
 			}
 		}
 	}
-	slices.SortFunc(edges, func(a, b edge) int { return cmp.Compare(a.port, b.port) })
+	slices.SortFunc(boundaries, func(a, b boundary) int { return cmp.Compare(a.port, b.port) })
 	var matching [model.VerdictDrop + 1]int
 	at := 0
 	emit := func(until int) {
@@ -94,7 +94,7 @@ func sweep(byDefault model.Verdict, protocol model.Protocol, rules []*compiledRu
 		}
 		at = until
 	}
-	for _, e := range edges {
+	for _, e := range boundaries {
 		if e.port > at {
 			emit(e.port)
 		}

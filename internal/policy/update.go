@@ -44,8 +44,8 @@ func mergedKeys[V any](a, b map[string]V) map[string]bool {
 	return out
 }
 
-// nodeClaims counts the nodes that have an address: this one, and others. It is the host's if it is this one's, too.
-type nodeClaims struct{ host, others int }
+// nodeRefs counts the nodes that have an address: this one, and others. It is the host's if it is this one's, too.
+type nodeRefs struct{ host, others int }
 
 // updateNodes brings the points of nodes' addresses to those that are there now. It looks at what is between what both lists
 // begin and end with.
@@ -60,27 +60,27 @@ func (c *Compiler) updateNodes(before, after []Node) {
 	count := func(nodes []Node, by int) {
 		for _, n := range nodes {
 			for _, a := range n.Addrs {
-				claims := c.nodeClaims[a]
+				refs := c.nodeRefs[a]
 				if n.Name == c.node {
-					claims.host += by
+					refs.host += by
 				} else {
-					claims.others += by
+					refs.others += by
 				}
-				c.nodeClaims[a], touched[a] = claims, true
+				c.nodeRefs[a], touched[a] = refs, true
 			}
 		}
 	}
 	count(before, -1)
 	count(after, 1)
 	for a := range touched {
-		claims, p := c.nodeClaims[a], c.nodePoints[a]
+		refs, p := c.nodeRefs[a], c.nodePoints[a]
 		kind := pointNode
-		if claims.host > 0 {
+		if refs.host > 0 {
 			kind = pointHost
 		}
 		switch {
-		case claims == nodeClaims{}:
-			delete(c.nodeClaims, a)
+		case refs == nodeRefs{}:
+			delete(c.nodeRefs, a)
 			if p != nil {
 				p.gone, c.dirty[p] = true, true
 			}

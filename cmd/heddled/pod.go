@@ -69,6 +69,6 @@ func newPodInstallCommand() *cobra.Command {
 	p.StringVar(&network, "network", string(agentpod.Main), "main: Heddle is the pods' network; chained: behind the one there is; none: write no CNI configuration")
 	p.StringVar(&i.CNIVersion, "cni-version", "1.0.0", "version of CNI in the configuration")
 	p.StringVar(&i.Kubernetes, "kubernetes", "", "the node's socket of heddle-kube, for pods' labels; empty: pods get none")
-	p.StringSliceVar(&i.Carried, "carried", nil, "prefixes of the network there is, on all nodes, if chained")
+	p.StringSliceVar(&i.Adopted, "carried", nil, "prefixes of the network there is, on all nodes, if chained")
 	return cmd
 }

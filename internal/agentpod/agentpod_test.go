@@ -142,7 +142,7 @@ func TestInstallChained(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := node(t, Chained)
-			i.Carried = []string{"10.88.0.0/16"}
+			i.Adopted = []string{"10.88.0.0/16"}
 			if err := i.Install(); err == nil || !strings.Contains(err.Error(), "no network to stand behind") {
 				t.Errorf("nothing to stand behind: %v", err)
 			}

@@ -47,8 +47,8 @@ type Installation struct {
 	CNIVersion string
 	// Kubernetes is the socket of heddle-kube, where heddle-cni asks for pods' labels; "" for none.
 	Kubernetes string
-	// Carried are the prefixes of the network before heddle-cni, on all nodes, for Chained.
-	Carried []string
+	// Adopted are the prefixes of the network before heddle-cni, on all nodes, for Chained.
+	Adopted []string
 }
 
 // poolLibrary is what heddle-runtime, beside which it lies, preloads in containers that ask for it.
@@ -145,8 +145,8 @@ func (i Installation) chain() (map[string]any, error) {
 			list = map[string]any{"cniVersion": list["cniVersion"], "name": list["name"]}
 		}
 		ours := i.plugin(map[string]any{})
-		if len(i.Carried) > 0 {
-			ours["carried"] = i.Carried
+		if len(i.Adopted) > 0 {
+			ours["carried"] = i.Adopted
 		}
 		plugins = slices.DeleteFunc(slices.Clone(plugins), func(p any) bool {
 			plugin, _ := p.(map[string]any)

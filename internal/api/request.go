@@ -62,8 +62,8 @@ func (r EndpointRequest) Validate() error {
 	if err := model.ValidateDevice(r.Device); err != nil {
 		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
 	}
-	if r.Carried != nil {
-		if err := r.Carried.Validate(); err != nil {
+	if r.Adopted != nil {
+		if err := r.Adopted.Validate(); err != nil {
 			return &Error{Code: CodeInvalid, Field: "carried", Message: err.Error()}
 		}
 		if !r.Addr.Is4() {
@@ -126,7 +126,7 @@ type endpointBody struct {
 	Device string               `json:"device"`
 	CNI    *model.CNIAttachment `json:"cni"`
 
-	Carried *model.Carried `json:"carried"`
+	Adopted *model.Adopted `json:"carried"`
 }
 
 // decodeEndpointRequest reads and checks the body of POST /v1/endpoints.
@@ -135,7 +135,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Carried: b.Carried}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

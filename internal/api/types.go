@@ -123,8 +123,8 @@ type EndpointRequest struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// Device is the name of the container's device; "" is eth0.
 	Device string `json:"device,omitempty"`
-	// Carried adopts a device and an address, Addr, that another network has given the container; nil makes Heddle's own.
-	Carried *model.Carried `json:"carried,omitempty"`
+	// Adopted adopts a device and an address, Addr, that another network has given the container; nil makes Heddle's own.
+	Adopted *model.Adopted `json:"carried,omitempty"`
 	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
 	CNI *model.CNIAttachment `json:"cni,omitempty"`
 }

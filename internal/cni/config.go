@@ -28,8 +28,8 @@ type config struct {
 	Socket string `json:"socket"`
 	// Intercepted says that the containers' TCP sockets are made in the node's namespace.
 	Intercepted *bool `json:"intercepted"`
-	// Carried are the IPv4 prefixes of the network that the plugins before this one make, on all nodes.
-	Carried []string `json:"carried"`
+	// Adopted are the IPv4 prefixes of the network that the plugins before this one make, on all nodes.
+	Adopted []string `json:"carried"`
 	// Labels are given to every endpoint of the network, for policy.
 	Labels map[string]string `json:"labels"`
 	// Kubernetes is the path of heddle-kube's socket: it gives pods' endpoints their labels, and keeps them. Empty: none does.
@@ -239,7 +239,7 @@ func endpointName(network, containerID, ifname string) string {
 
 // adoption gives what the plugins before this one have given the container: its IPv4 address on the device ifname, and the
 // network it is of, by default the address's own subnet.
-func (c config) adoption(ifname string) (netip.Addr, *model.Carried, error) {
+func (c config) adoption(ifname string) (netip.Addr, *model.Adopted, error) {
 	device := slices.IndexFunc(c.prev.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" && i.Name == ifname })
 	if device < 0 {
 		return netip.Addr{}, nil, invalid("prevResult.interfaces", fmt.Sprintf("none is %s in the container", ifname), "")
@@ -259,19 +259,19 @@ func (c config) adoption(ifname string) (netip.Addr, *model.Carried, error) {
 	if !own.IsValid() {
 		return netip.Addr{}, nil, invalid("prevResult.ips", "has no address of "+ifname, "")
 	}
-	carried := &model.Carried{Prefixes: []netip.Prefix{}}
-	for i, text := range c.Carried {
+	adopted := &model.Adopted{Prefixes: []netip.Prefix{}}
+	for i, text := range c.Adopted {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
 			return netip.Addr{}, nil, invalid(fmt.Sprintf("carried[%d]", i), fmt.Sprintf("%.60q is no ADDRESS/LENGTH", text), "")
 		}
-		carried.Prefixes = append(carried.Prefixes, p)
+		adopted.Prefixes = append(adopted.Prefixes, p)
 	}
-	if len(c.Carried) == 0 && own.Bits() < 32 {
-		carried.Prefixes = append(carried.Prefixes, own.Masked())
+	if len(c.Adopted) == 0 && own.Bits() < 32 {
+		adopted.Prefixes = append(adopted.Prefixes, own.Masked())
 	}
-	if err := carried.Validate(); err != nil {
+	if err := adopted.Validate(); err != nil {
 		return netip.Addr{}, nil, invalid("carried", err.Error(), "")
 	}
-	return own.Addr(), carried, nil
+	return own.Addr(), adopted, nil
 }

@@ -109,8 +109,8 @@ func FuzzConfig(f *testing.F) {
 		if c.prev == nil {
 			return
 		}
-		if addr, carried, err := c.adoption("eth0"); err == nil && (!addr.Is4() || carried.Validate() != nil) {
-			t.Errorf("adopts %s of %v", addr, carried)
+		if addr, adopted, err := c.adoption("eth0"); err == nil && (!addr.Is4() || adopted.Validate() != nil) {
+			t.Errorf("adopts %s of %v", addr, adopted)
 		}
 	})
 }
@@ -136,12 +136,12 @@ func TestAdoption(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		addr, carried, err := c.adoption("eth0")
+		addr, adopted, err := c.adoption("eth0")
 		var got string
 		if err != nil {
 			got = err.Error()
 		} else {
-			got = fmt.Sprint(addr, " ", carried.Prefixes)
+			got = fmt.Sprint(addr, " ", adopted.Prefixes)
 		}
 		if !strings.HasPrefix(got, want) {
 			t.Errorf("%s: %s, want %s", more, got, want)

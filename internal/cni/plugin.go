@@ -101,9 +101,9 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	if err != nil {
 		return api.EndpointRequest{}, err
 	}
-	var carried *model.Carried
+	var adopted *model.Adopted
 	if c.prev != nil {
-		if addr, carried, err = c.adoption(args.IfName); err != nil {
+		if addr, adopted, err = c.adoption(args.IfName); err != nil {
 			return api.EndpointRequest{}, err
 		}
 	}
@@ -114,7 +114,7 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	return api.EndpointRequest{
 		Name: endpointName(c.Name, args.ContainerID, args.IfName), NetnsPath: path, Intercepted: c.intercepted(),
 		Addr: addr, Labels: c.labels(pod), Device: args.IfName,
-		Carried: carried, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID},
+		Adopted: adopted, CNI: &model.CNIAttachment{Network: c.Name, ContainerID: args.ContainerID},
 	}, nil
 }
 
@@ -189,7 +189,7 @@ func check(args *skel.CmdArgs) error {
 		return changed(fmt.Sprintf("endpoint %s is gone", name))
 	}
 	for _, a := range list[i].Addrs {
-		if list[i].Carried != nil && a.Is6() {
+		if list[i].Adopted != nil && a.Is6() {
 			continue // it stands for the other inside Heddle; the container does not have it
 		}
 		if !slices.ContainsFunc(c.prev.IPs, func(ip *current.IPConfig) bool { return ip.Address.IP.Equal(net.IP(a.AsSlice())) }) {

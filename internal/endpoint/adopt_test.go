@@ -12,7 +12,7 @@ import (
 func TestAdopt(t *testing.T) {
 	foreign := netip.MustParseAddr("10.88.0.7")
 	cfg := Config{Prefixes: prefixes("10.0.0.0/24"), Node: "n1", Endpoints: []model.Endpoint{
-		{ID: 3, Name: "old", Node: "n1", Addrs: []netip.Addr{foreign}, Carried: &model.Carried{}},
+		{ID: 3, Name: "old", Node: "n1", Addrs: []netip.Addr{foreign}, Adopted: &model.Adopted{}},
 	}}
 	l, err := New(cfg)
 	if err != nil {
@@ -37,7 +37,7 @@ func TestAdopt(t *testing.T) {
 	if _, err := l.Adopt("again", foreign.Next()); err != nil {
 		t.Error(err)
 	}
-	cfg.Endpoints[0].Carried = nil
+	cfg.Endpoints[0].Adopted = nil
 	if _, err := New(cfg); err == nil {
 		t.Error("an endpoint outside the prefixes was restored")
 	}

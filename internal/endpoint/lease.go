@@ -150,7 +150,7 @@ func (l *Leases) restore(e model.Endpoint, moved bool) error {
 	if id, used := l.inUse[a]; used {
 		return fmt.Errorf("address %s belongs to endpoint %d too", a, id)
 	}
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		l.hold(e.ID, e.Name, a)
 		return nil
 	}

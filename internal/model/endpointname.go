@@ -85,13 +85,13 @@ func (a CNIAttachment) Validate() error {
 	return nil
 }
 
-// maxCarriedPrefixes bounds the prefixes of a carried network.
-const maxCarriedPrefixes = 16
+// maxAdoptedPrefixes bounds the prefixes of an adopted network.
+const maxAdoptedPrefixes = 16
 
-// Validate checks the form of a carried network's prefixes.
-func (c Carried) Validate() error {
-	if len(c.Prefixes) > maxCarriedPrefixes {
-		return fmt.Errorf("%d prefixes, at most %d are taken", len(c.Prefixes), maxCarriedPrefixes)
+// Validate checks the form of an adopted network's prefixes.
+func (c Adopted) Validate() error {
+	if len(c.Prefixes) > maxAdoptedPrefixes {
+		return fmt.Errorf("%d prefixes, at most %d are taken", len(c.Prefixes), maxAdoptedPrefixes)
 	}
 	for _, p := range c.Prefixes {
 		a := p.Addr()

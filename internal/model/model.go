@@ -121,9 +121,9 @@ type Endpoint struct {
 	NetnsPath string `json:"netns_path"`
 	// Device is the name of its device in that namespace; "" is eth0.
 	Device string `json:"device,omitempty"`
-	// Carried says that device and address are those of another network, which carries what is not direct; nil: both are
+	// Adopted says that device and address are those of another network, which carries what is not direct; nil: both are
 	// Heddle's.
-	Carried *Carried `json:"carried,omitempty"`
+	Adopted *Adopted `json:"carried,omitempty"`
 	// CNI says which attachment of a CNI network it is; nil: none.
 	CNI *CNIAttachment `json:"cni,omitempty"`
 	// Labels are the operator's, for policy.
@@ -136,8 +136,8 @@ type Endpoint struct {
 	Planes EndpointPlanes `json:"planes"`
 }
 
-// Carried describes another network that an endpoint has its device and address of.
-type Carried struct {
+// Adopted describes another network that an endpoint has its device and address of.
+type Adopted struct {
 	// Prefixes are the network's IPv4 addresses, on all nodes: they are reached from the endpoint's own address, and
 	// those that are no endpoints by that network.
 	Prefixes []netip.Prefix `json:"prefixes"`

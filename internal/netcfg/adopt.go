@@ -19,7 +19,7 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// What there is to do for endpoints whose device and address another network has made (model.Carried). Its devices,
+// What there is to do for endpoints whose device and address another network has made (model.Adopted). Its devices,
 // addresses and routes are its own: nothing of them is changed.
 
 // AdoptEndpoint is AddEndpoint for a container that another network has attached: it finds the veth pair that leads to
@@ -200,17 +200,17 @@ func adoptedLinks(h *netlink.Handle) (out []netlink.Link, err error) {
 	return out, nil
 }
 
-// The chains, and the set of addresses, that SetCarried makes.
+// The chains, and the set of addresses, that SetAdopted makes.
 const (
-	carriedChain = "carried"
-	carriedGuard = "carried-guard"
-	carriedSet   = "carried"
+	adoptedChain = "carried"
+	adoptedGuard = "carried-guard"
+	adoptedSet   = "carried"
 )
 
-// SetCarried has packets for a node socket that holds one of addrs, addresses of another network, delivered locally by
+// SetAdopted has packets for a node socket that holds one of addrs, addresses of another network, delivered locally by
 // whatever device they come: such sockets' connections that are not direct. It keeps whoever sends from them from stores.
 // No addrs take chains and set away, so that they cost nothing where there is none.
-func SetCarried(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error {
+func SetAdopted(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("open nftables: %w", err)
@@ -220,10 +220,10 @@ func SetCarried(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error 
 	if err != nil {
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
-	set := &nftables.Set{Table: table, Name: carriedSet, KeyType: nftables.TypeIPAddr}
+	set := &nftables.Set{Table: table, Name: adoptedSet, KeyType: nftables.TypeIPAddr}
 	there := false
 	for _, x := range have {
-		if x.Table.Name == firewallTable && (x.Name == carriedChain || x.Name == carriedGuard) {
+		if x.Table.Name == firewallTable && (x.Name == adoptedChain || x.Name == adoptedGuard) {
 			there = true
 			c.FlushChain(x)
 			c.DelChain(x)
@@ -240,18 +240,18 @@ func SetCarried(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error 
 	}
 	if len(elements) > 0 {
 		if err := c.AddSet(set, elements); err != nil {
-			return fmt.Errorf("nftables set %s: %w", carriedSet, err)
+			return fmt.Errorf("nftables set %s: %w", adoptedSet, err)
 		}
-		addCarried(c, table, set, mark, stores)
+		addAdopted(c, table, set, mark, stores)
 	}
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("set nftables chain %s: %w", carriedChain, err)
+		return fmt.Errorf("set nftables chain %s: %w", adoptedChain, err)
 	}
 	return nil
 }
 
-func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark uint32, stores []netip.AddrPort) {
-	chain := c.AddChain(&nftables.Chain{Name: carriedChain, Table: table, Type: nftables.ChainTypeFilter,
+func addAdopted(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark uint32, stores []netip.AddrPort) {
+	chain := c.AddChain(&nftables.Chain{Name: adoptedChain, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(deliverPriority)})
 	c.AddRule(&nftables.Rule{
 		Table: table, Chain: chain, Exprs: maybeDivertExprs(set, mark),
@@ -260,7 +260,7 @@ func addCarried(c *nftables.Conn, table *nftables.Table, set *nftables.Set, mark
 	if !model.ProtectStore.On() {
 		return
 	}
-	guard := c.AddChain(&nftables.Chain{Name: carriedGuard, Table: table, Type: nftables.ChainTypeFilter,
+	guard := c.AddChain(&nftables.Chain{Name: adoptedGuard, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw})
 	for _, at := range stores {
 		c.AddRule(&nftables.Rule{

@@ -18,7 +18,7 @@ import (
 // resolve and endpointAt, which any goroutine may call.
 type attachments struct {
 	*host
-	// adopted are the endpoints whose device and address another network has made (model.Carried): decision 0020.
+	// adopted are the endpoints whose device and address another network has made (model.Adopted): decision 0020.
 	adopted map[model.EndpointID]adopted
 }
 
@@ -70,7 +70,7 @@ func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 
 // addDevice makes an endpoint's devices, or finds those that another network has made, and attaches the programs.
 func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
-	if e.Carried == nil {
+	if e.Adopted == nil {
 		cfg := at.deviceConfig(e)
 		cfg.Guard = at.planes.Guard
 		return netcfg.AddEndpoint(cfg)
@@ -80,7 +80,7 @@ func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error
 		return dev, err
 	}
 	at.adopted[e.ID] = adopted{dev.Ifindex, e.Addr4()}
-	return dev, errors.Join(at.planes.Guard(dev.Ifindex), at.setCarried())
+	return dev, errors.Join(at.planes.Guard(dev.Ifindex), at.setAdopted())
 }
 
 // leaveDevice undoes what attach did to a device that another network has made; that network deletes it.
@@ -90,16 +90,16 @@ func (at *attachments) leaveDevice(e model.Endpoint) error {
 		return nil
 	}
 	delete(at.adopted, e.ID)
-	return errors.Join(netcfg.DetachTC(was.ifindex, netcfg.Ingress), netcfg.DetachTC(was.ifindex, netcfg.Egress), at.setCarried())
+	return errors.Join(netcfg.DetachTC(was.ifindex, netcfg.Ingress), netcfg.DetachTC(was.ifindex, netcfg.Egress), at.setAdopted())
 }
 
-// setCarried has packets for such endpoints' sockets delivered, whatever device they come by.
-func (at *attachments) setCarried() error {
+// setAdopted has packets for such endpoints' sockets delivered, whatever device they come by.
+func (at *attachments) setAdopted() error {
 	var addrs []netip.Addr
 	for _, x := range at.adopted {
 		addrs = append(addrs, x.addr)
 	}
-	return netcfg.SetCarried(addrs, tcp.Mark, at.stores)
+	return netcfg.SetAdopted(addrs, tcp.Mark, at.stores)
 }
 
 // leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier agent had.

@@ -38,7 +38,7 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	defer es.change.Unlock()
 	if have, ok := es.known.named(req.Name); ok {
 		if have.NetnsPath != req.NetnsPath || have.Planes != req.Planes() || have.ContainerDevice() != deviceOf(req) ||
-			(have.Carried != nil) != (req.Carried != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
+			(have.Adopted != nil) != (req.Adopted != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
 		}
@@ -63,7 +63,7 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	defer cancel()
 	e := model.Endpoint{
 		Name: req.Name, Node: es.self.Name, Planes: req.Planes(),
-		NetnsPath: req.NetnsPath, Device: req.Device, Carried: req.Carried, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
+		NetnsPath: req.NetnsPath, Device: req.Device, Adopted: req.Adopted, CNI: req.CNI, Labels: req.Labels, Created: time.Now().UTC(),
 	}
 	if err := es.leaseFor(ctx, &e, req); err != nil {
 		return model.Endpoint{}, err
@@ -104,7 +104,7 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 // leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it up.
 func (es *endpoints) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
 	var move *model.Move
-	if req.Carried == nil {
+	if req.Adopted == nil {
 		if move, err = es.moveFor(ctx, req); err != nil {
 			return err
 		}
@@ -149,7 +149,7 @@ func (es *endpoints) EndpointDevice(_ context.Context, name string) (api.Endpoin
 		return api.EndpointDevice{}, api.ErrNotFound
 	}
 	inspect := netcfg.InspectEndpoint
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		inspect = netcfg.InspectAdopted
 	}
 	st, err := inspect(es.attachments.deviceConfig(e))
@@ -161,7 +161,7 @@ func (es *endpoints) EndpointDevice(_ context.Context, name string) (api.Endpoin
 		Gateways: []netip.Addr{},
 	}
 	for _, gw := range es.devices.Gateways {
-		if e.Carried == nil && (gw.Is4() || e.Addr6().IsValid()) {
+		if e.Adopted == nil && (gw.Is4() || e.Addr6().IsValid()) {
 			d.Gateways = append(d.Gateways, gw)
 		}
 	}
@@ -243,10 +243,10 @@ func unlessAway(err error) error {
 
 // lease gives an endpoint its id, and an address unless it has one.
 func (es *endpoints) lease(req api.EndpointRequest) (endpoint.Lease, error) {
-	if req.Carried == nil {
+	if req.Adopted == nil {
 		return es.leases.Lease(req.Name, req.Addr)
 	}
-	for _, p := range append(req.Carried.Prefixes, netip.PrefixFrom(req.Addr, req.Addr.BitLen())) {
+	for _, p := range append(req.Adopted.Prefixes, netip.PrefixFrom(req.Addr, req.Addr.BitLen())) {
 		for _, own := range es.network.Pool {
 			if own.Overlaps(p) {
 				return endpoint.Lease{}, fmt.Errorf("%w: %s is another network's, but overlaps Heddle's pool %s: give one of them other addresses",

@@ -85,7 +85,7 @@ func (mg *migration) mayMigrate(e model.Endpoint, to string) error {
 	if to == mg.self.Name {
 		return conflict("to", fmt.Sprintf("endpoint %s is on node %s already", e.Name, to), "name another node")
 	}
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		return conflict("name", fmt.Sprintf("the address of %s is another network's", e.Name), "migrate it with the plugin that carries it")
 	}
 	if dockernet.Owns(e.Name) {
@@ -220,7 +220,7 @@ func (mg *migration) movedAway(moves []model.Move) (out []model.Endpoint) {
 		to[m.Addr] = m.Node
 	}
 	for _, e := range mg.known.all() {
-		if node := to[e.Addr4()]; e.Carried == nil && node != "" && node != mg.self.Name {
+		if node := to[e.Addr4()]; e.Adopted == nil && node != "" && node != mg.self.Name {
 			out = append(out, e)
 		}
 	}

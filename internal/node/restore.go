@@ -260,7 +260,7 @@ func (rs *restorer) leaveMoved(state store.State) {
 	}
 	for _, e := range rs.record.lost(state) {
 		node := to[e.Addr4()]
-		if e.Carried != nil || node == "" || node == rs.self.Name {
+		if e.Adopted != nil || node == "" || node == rs.self.Name {
 			continue
 		}
 		rs.log.Warn("endpoint has migrated to another node while no agent ran", "endpoint", e.Name, "id", e.ID, "addrs", e.Addrs, "to", node)

@@ -101,7 +101,7 @@ func (n Network) inPoolAddr(a netip.Addr) bool {
 // CheckEndpoint reports an *AddrOutsideError unless e may have its addresses as an endpoint of n.
 // move is that of its address, nil if there is none.
 func CheckEndpoint(network Network, n model.Node, e model.Endpoint, move *model.Move) error {
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		if network.inPoolAddr(e.Addr4()) {
 			return &AddrOutsideError{Addr: e.Addr4(), Node: n.Name, Why: "carried by another network, but in the pool: not for"}
 		}

@@ -250,8 +250,8 @@ func validateEndpoint(e model.Endpoint) error {
 	if err := model.ValidateDevice(e.Device); err != nil {
 		return wrap(fmt.Errorf("device %w", err))
 	}
-	if e.Carried != nil {
-		if err := e.Carried.Validate(); err != nil {
+	if e.Adopted != nil {
+		if err := e.Adopted.Validate(); err != nil {
 			return wrap(fmt.Errorf("carried: %w", err))
 		}
 	}

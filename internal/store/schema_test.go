@@ -44,7 +44,7 @@ type (
 		Intercepted bool                 `json:"intercepted"`
 		NetnsPath   string               `json:"netns_path"`
 		Device      string               `json:"device,omitempty"`
-		Carried     *model.Carried       `json:"carried,omitempty"`
+		Adopted     *model.Adopted       `json:"carried,omitempty"`
 		CNI         *model.CNIAttachment `json:"cni,omitempty"`
 		Labels      map[string]string    `json:"labels,omitempty"`
 		Limits      *model.Limits        `json:"limits,omitempty"`

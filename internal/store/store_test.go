@@ -351,7 +351,7 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 		"no name":      func(e *model.Endpoint) { e.Name = "" },
 		"bad name":     func(e *model.Endpoint) { e.Name = "a//b" },
 		"long name":    func(e *model.Endpoint) { e.Name = strings.Repeat("abc/", 50) + "a" },
-		"carried":      func(e *model.Endpoint) { e.Carried = &model.Carried{Prefixes: prefixes("10.88.0.1/16")} },
+		"carried":      func(e *model.Endpoint) { e.Adopted = &model.Adopted{Prefixes: prefixes("10.88.0.1/16")} },
 		"device":       func(e *model.Endpoint) { e.Device = "a/b" },
 		"CNI":          func(e *model.Endpoint) { e.CNI = &model.CNIAttachment{Network: "net", ContainerID: "../x"} },
 		"no address":   func(e *model.Endpoint) { e.Addrs = nil },
@@ -376,10 +376,10 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 }
 
 // An address of another network must be outside the pool, two nodes may claim it, and readers see to the first as well.
-func TestCarriedEndpoints(t *testing.T) {
+func TestAdoptedEndpoints(t *testing.T) {
 	network := Network{ID: 1, Pool: prefixes("10.0.0.0/8")}
 	n := testNode("a", "192.0.2.1", "10.1.0.0/24")
-	e := model.Endpoint{ID: 1, Name: "c", Node: "a", Carried: &model.Carried{}, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.2")}}
+	e := model.Endpoint{ID: 1, Name: "c", Node: "a", Adopted: &model.Adopted{}, Addrs: []netip.Addr{netip.MustParseAddr("172.16.0.2")}}
 	if err := CheckEndpoint(network, n, e, nil); err != nil {
 		t.Error(err)
 	}
@@ -399,7 +399,7 @@ func TestCarriedEndpoints(t *testing.T) {
 		}
 		v.Set(KeysOf(1).Node(name), value, int64(i))
 		for id, addr := range map[model.EndpointID]string{1: "172.16.0.2", 2: "10.1.1.7"} {
-			value, err := EncodeEndpoint(model.Endpoint{ID: id, Name: "c", Node: name, Carried: &model.Carried{}, Addrs: []netip.Addr{netip.MustParseAddr(addr)}})
+			value, err := EncodeEndpoint(model.Endpoint{ID: id, Name: "c", Node: name, Adopted: &model.Adopted{}, Addrs: []netip.Addr{netip.MustParseAddr(addr)}})
 			if err != nil {
 				t.Fatal(err)
 			}

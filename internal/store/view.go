@@ -37,7 +37,7 @@ type View struct {
 	movedTo      map[netip.Addr]string   // the accepted moves
 	movedOn      map[string][]netip.Addr // the same, by node, sorted
 	movesChanged map[netip.Addr]bool
-	carriedOn    map[string]bool // nodes with endpoints that have addresses of other networks
+	adoptedOn    map[string]bool // nodes with endpoints that have addresses of other networks
 	changedOn    map[string]bool // nodes of which an endpoint has changed
 	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
 	// of nodes, of moves, and of endpoints by node.
@@ -62,7 +62,7 @@ func NewView(keys Keys, log *slog.Logger, onInvalid func()) *View {
 func (v *View) Reset() {
 	v.nodes = make(map[string]nodeRecord)
 	v.endpoints = make(map[string]map[model.EndpointID]model.Endpoint)
-	v.last, v.changedNodes, v.changedOn, v.carriedOn = State{}, make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	v.last, v.changedNodes, v.changedOn, v.adoptedOn = State{}, make(map[string]bool), make(map[string]bool), make(map[string]bool)
 	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
 	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
@@ -208,7 +208,7 @@ func (v *View) refreshNodes() {
 			prefixes = slices.Concat(prefixes, old.Prefixes, now.Prefixes)
 		}
 	}
-	v.changedCarried(prefixes)
+	v.changedAdopted(prefixes)
 	v.last.Nodes = v.nodesWith(before)
 	clear(v.changedNodes)
 }
@@ -230,8 +230,8 @@ func (v *View) nodesWith(changed map[string]model.Node) []model.Node {
 	return append(out, rest...)
 }
 
-// changedCarried has the endpoints looked at again whose addresses of other networks were, or are, in nodes' prefixes.
-func (v *View) changedCarried(prefixes []netip.Prefix) {
+// changedAdopted has the endpoints looked at again whose addresses of other networks were, or are, in nodes' prefixes.
+func (v *View) changedAdopted(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
 	}
@@ -239,10 +239,10 @@ func (v *View) changedCarried(prefixes []netip.Prefix) {
 	for _, p := range prefixes {
 		changed.Add(p, "a node")
 	}
-	for name := range v.carriedOn {
+	for name := range v.adoptedOn {
 		inside := func(e model.Endpoint) bool {
 			_, held := changed.Holder(e.Addr4())
-			return e.Carried != nil && held
+			return e.Adopted != nil && held
 		}
 		if len(v.excludedOn[name]) > 0 || slices.ContainsFunc(v.last.Endpoints.Of(name), inside) {
 			v.changedOn[name] = true
@@ -263,11 +263,11 @@ func (v *View) refreshEndpoints() {
 		exclude := v.excluder(excluded, v.excludedOn[name])
 		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
 		holder := make(map[netip.Addr]model.EndpointID, len(all))
-		delete(v.carriedOn, name)
+		delete(v.adoptedOn, name)
 		accepted := all[:0]
 		for _, e := range all {
-			if e.Carried != nil {
-				v.carriedOn[name] = true
+			if e.Adopted != nil {
+				v.adoptedOn[name] = true
 			}
 			if why := v.refuseEndpoint(e, holder); why != "" {
 				exclude(v.keys.Endpoint(e.Node, e.ID), why)
@@ -377,7 +377,7 @@ func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.Endp
 		return "its node is not in the network"
 	}
 	movedTo := v.movedTo[e.Addr4()]
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		if _, overlaps := v.prefixes.Holder(e.Addr4()); overlaps {
 			return "its address is another network's, and in the prefixes of a node"
 		}

@@ -124,7 +124,7 @@ func (w *viewWriter) step(step int64) {
 			e.Addrs[0] = w.addr(2, 3)
 		}
 		if w.IntN(4) == 0 { // of another network, and perhaps in a node's prefix
-			e.Carried = &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+			e.Adopted = &model.Adopted{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 			e.Addrs[0] = netip.AddrFrom4([4]byte{10, byte(243 + w.IntN(2)), byte(i), 130})
 		}
 		raw, err := EncodeEndpoint(e)

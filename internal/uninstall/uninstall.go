@@ -100,14 +100,14 @@ func (n Node) check() error {
 		return fmt.Errorf("%d containers live that would lose their network (devices %s; `ip link show DEVICE` names each): "+
 			"end them first, and delete their endpoints (heddle endpoints delete) while the agent runs, or give --force", len(live), some(names))
 	}
-	carried, err := netcfg.AdoptedDevices()
+	adopted, err := netcfg.AdoptedDevices()
 	if err != nil {
 		return err
 	}
-	if len(carried) > 0 {
+	if len(adopted) > 0 {
 		return fmt.Errorf("%d containers live that another network carries (devices %s): their TCP would change its way, and their guards would go: "+
 			"have the CNI runtime delete them while the agent runs (heddle endpoints names them), or give --force: they keep that network",
-			len(carried), some(carried))
+			len(adopted), some(adopted))
 	}
 	parked, err := n.fdKeeper().TakeAll()
 	if err != nil {

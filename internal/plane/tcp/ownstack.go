@@ -14,7 +14,7 @@ import (
 // that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
 func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: e.ContainerDevice()}
-	if !e.Planes.TCP.Intercepted || e.Carried != nil { // what is between the two stacks then is another network's
+	if !e.Planes.TCP.Intercepted || e.Adopted != nil { // what is between the two stacks then is another network's
 		return p.datapath.SetEndpoint(e, dev.Ifindex, inside)
 	}
 	ids, err := netcfg.IdentifyNetns(e.NetnsPath)
@@ -42,7 +42,7 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 
 // leaveOwnStack takes away what joinOwnStack left in the container's namespace.
 func (p *Plane) leaveOwnStack(e model.Endpoint) error {
-	if !e.Planes.TCP.Intercepted || e.Carried != nil {
+	if !e.Planes.TCP.Intercepted || e.Adopted != nil {
 		return nil
 	}
 	return netcfg.LeaveOwnStack(e.NetnsPath, e.ID)

@@ -255,7 +255,7 @@ func (s *Store) PutEndpoint(ctx context.Context, e model.Endpoint) error {
 			return nil, err
 		}
 		ops := []clientv3.Op{clientv3.OpPut(key, string(value))}
-		if move != nil && e.Carried == nil && store.CheckAddr(node, addr) == nil {
+		if move != nil && e.Adopted == nil && store.CheckAddr(node, addr) == nil {
 			ops = append(ops, clientv3.OpDelete(s.keys.Move(addr))) // it is home
 		}
 		if kvs := got[3]; len(kvs) == 0 {

@@ -47,7 +47,7 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	if e.Planes.TCP.Intercepted {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_INTERCEPTED)
 	}
-	if e.Carried != nil {
+	if e.Adopted != nil {
 		v.Flags |= uint32(heddleEndpointFlagsENDPOINT_ADOPTED)
 	}
 	old, known, err := d.endpoint(e.ID)

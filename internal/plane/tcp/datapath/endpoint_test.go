@@ -28,17 +28,17 @@ func TestTopology(t *testing.T) {
 		{Name: "lost/plain", Node: "gone", Addrs: []netip.Addr{netip.MustParseAddr("10.244.4.9")}},
 	}
 	// Of another network: one here, one there, a plain one there, and one that two nodes claim.
-	other := &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")}}
+	other := &model.Adopted{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16")}}
 	for i, e := range []model.Endpoint{{Node: "b", Planes: intercepted(true)}, {Node: "a", Planes: intercepted(true)}, {Node: "a"}, {Node: "a", Planes: intercepted(true)}} {
-		e.Carried, e.Addrs = other, []netip.Addr{netip.AddrFrom4([4]byte{10, 88, 1, byte(i)})}
+		e.Adopted, e.Addrs = other, []netip.Addr{netip.AddrFrom4([4]byte{10, 88, 1, byte(i)})}
 		endpoints = append(endpoints, e)
 	}
-	endpoints = append(endpoints, model.Endpoint{Node: "plain", Planes: intercepted(true), Carried: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
+	endpoints = append(endpoints, model.Endpoint{Node: "plain", Planes: intercepted(true), Adopted: other, Addrs: []netip.Addr{netip.MustParseAddr("10.88.1.3")}})
 	top := newTopology("b")
 	top.change([]netip.Prefix{netip.MustParsePrefix("198.51.100.7/32"), netip.MustParsePrefix("2001:db8::7/128")}, nodes, model.EndpointsOf(endpoints...))
 	routes, byUnderlay := top.contents(), top.byUnderlay
 	const self, addr, direct, plain = heddleRouteFlagsROUTE_SELF, heddleRouteFlagsROUTE_NODE_ADDR, heddleRouteFlagsROUTE_DIRECT, heddleRouteFlagsROUTE_PLAIN
-	const carried = heddleRouteFlagsROUTE_ADOPTED
+	const adopted = heddleRouteFlagsROUTE_ADOPTED
 	want := map[string]heddleRouteFlags{
 		"10.244.1.0/24":   direct,
 		"10.244.1.1/32":   direct | plain, // a's gateway: a's own processes
@@ -53,11 +53,11 @@ func TestTopology(t *testing.T) {
 		"10.244.3.5/32":   direct | plain,
 		"10.244.3.0/24":   0,
 		"10.244.3.1/32":   plain,
-		"10.88.0.0/16":    plain | carried,
-		"10.88.1.0/32":    direct | self | carried,
-		"10.88.1.1/32":    direct | carried,
-		"10.88.1.2/32":    direct | plain | carried,
-		"10.88.1.3/32":    plain | carried,
+		"10.88.0.0/16":    plain | adopted,
+		"10.88.1.0/32":    direct | self | adopted,
+		"10.88.1.1/32":    direct | adopted,
+		"10.88.1.2/32":    direct | plain | adopted,
+		"10.88.1.3/32":    plain | adopted,
 	}
 	if len(routes) != len(want) {
 		t.Errorf("%d routes, want %d", len(routes), len(want))

@@ -175,8 +175,8 @@ func (t *topology) each(name string, f func(heddleRouteKey, candidate)) {
 	}
 	networks := make(map[netip.Prefix]bool)
 	for _, e := range t.endpoints.Of(name) {
-		if e.Carried != nil {
-			for _, p := range e.Carried.Prefixes {
+		if e.Adopted != nil {
+			for _, p := range e.Adopted.Prefixes {
 				networks[p] = true
 			}
 			more := heddleRouteFlagsROUTE_ADOPTED | flags

@@ -57,7 +57,7 @@ func topologyAnew(self string, local []netip.Prefix, nodes []model.Node, endpoin
 		routes[routeKey(p)] = node
 	}
 	maps.Copy(routes, plainRoutes(self, byName, endpoints))
-	addCarried(routes, byName, self, endpoints)
+	addAdopted(routes, byName, self, endpoints)
 	return routes, byUnderlay
 }
 
@@ -78,7 +78,7 @@ func routesOfNodes(nodes []model.Node) map[string]heddleRoute {
 func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.Endpoint) map[heddleRouteKey]heddleRoute {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	for _, e := range endpoints {
-		if e.Planes.TCP.Intercepted || e.Node == self || e.Carried != nil {
+		if e.Planes.TCP.Intercepted || e.Node == self || e.Adopted != nil {
 			continue
 		}
 		r, known := byName[e.Node]
@@ -93,22 +93,22 @@ func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.E
 	return routes
 }
 
-// addCarried adds the endpoints whose addresses are another network's: each by itself, since nothing says which of its
+// addAdopted adds the endpoints whose addresses are another network's: each by itself, since nothing says which of its
 // prefixes are where, and the network's addresses around them.
-func addCarried(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRoute, self string, endpoints []model.Endpoint) {
-	const plain, carried = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_ADOPTED)
+func addAdopted(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRoute, self string, endpoints []model.Endpoint) {
+	const plain, adopted = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_ADOPTED)
 	claimed := make(map[heddleRouteKey]bool)
 	for _, e := range endpoints {
 		r, known := nodes[e.Node]
-		if e.Carried == nil || !known {
+		if e.Adopted == nil || !known {
 			continue
 		}
-		for _, p := range e.Carried.Prefixes {
+		for _, p := range e.Adopted.Prefixes {
 			if key := routeKey(p); routes[key] == (heddleRoute{}) {
-				routes[key] = heddleRoute{Flags: plain | carried}
+				routes[key] = heddleRoute{Flags: plain | adopted}
 			}
 		}
-		r.Flags |= carried
+		r.Flags |= adopted
 		if e.Node == self {
 			r.Flags |= uint32(heddleRouteFlagsROUTE_SELF)
 		} else if !e.Planes.TCP.Intercepted {
@@ -117,7 +117,7 @@ func addCarried(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRo
 		key := routeKey(hostPrefix(e.Addr4()))
 		if claimed[key] {
 			// Two nodes say that it is theirs, as may be while it moves. Only the network that carries it can tell.
-			r = heddleRoute{Flags: plain | carried}
+			r = heddleRoute{Flags: plain | adopted}
 		}
 		claimed[key] = true
 		routes[key] = r
@@ -209,7 +209,7 @@ func (w *network) changeEndpoints(name string, i byte) {
 		switch moved := w.nodes[name].Moved; {
 		case w.IntN(4) == 0:
 			e.Addrs[0] = netip.AddrFrom4([4]byte{10, 88, 1, byte(w.IntN(3))})
-			e.Carried = &model.Carried{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("10.88.1.1/32")}[:1+w.IntN(2)]}
+			e.Adopted = &model.Adopted{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.88.0.0/16"), netip.MustParsePrefix("10.88.1.1/32")}[:1+w.IntN(2)]}
 		case w.IntN(4) == 0 && len(moved) > 0:
 			e.Addrs[0] = moved[0]
 		}

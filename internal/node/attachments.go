@@ -145,16 +145,16 @@ func (at *attachments) checkNetns(path string) error {
 		return &api.Error{Code: api.CodeInvalid, Field: "netns_path", Message: err.Error(),
 			Remedy: "give the path of an existing network namespace, not the node's own"}
 	}
-	holder, taken := at.known.inNetns(inode)
+	owner, taken := at.known.inNetns(inode)
 	if !taken {
 		return nil
 	}
-	if now, err := netcfg.NetnsInode(holder.NetnsPath); err != nil || now != inode {
+	if now, err := netcfg.NetnsInode(owner.NetnsPath); err != nil || now != inode {
 		return nil // what had the number has gone
 	}
 	return &api.Error{Code: api.CodeConflict, Field: "netns_path",
-		Message: fmt.Sprintf("network namespace %s has an endpoint already: %s", path, holder.Name),
-		Remedy:  "a network namespace can have one endpoint; delete that one first: heddle endpoints delete " + holder.Name}
+		Message: fmt.Sprintf("network namespace %s has an endpoint already: %s", path, owner.Name),
+		Remedy:  "a network namespace can have one endpoint; delete that one first: heddle endpoints delete " + owner.Name}
 }
 
 // resolve finds the endpoint whose containers name it in their seccomp profile.

@@ -33,11 +33,11 @@ func TestCgroupIsLeftAsItWas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	holder := exec.Command("sleep", "60")
-	if err := holder.Start(); err != nil { // in the cgroup, as this process is
+	member := exec.Command("sleep", "60")
+	if err := member.Start(); err != nil { // in the cgroup, as this process is
 		t.Fatal(err)
 	}
-	end := func() { _ = holder.Process.Kill(); _ = holder.Wait() }
+	end := func() { _ = member.Process.Kill(); _ = member.Wait() }
 	defer end()
 	if !g.runs("60") || g.runs("61") || g.runs() {
 		t.Errorf("runs: 60 %v, 61 %v, none %v", g.runs("60"), g.runs("61"), g.runs())
@@ -53,10 +53,10 @@ func TestCgroupIsLeftAsItWas(t *testing.T) {
 		t.Error("an agent that found the cgroup removed it")
 	}
 	if err := g.leave(); err != nil {
-		t.Errorf("leave while a holder is there: %v", err)
+		t.Errorf("leave while a member is there: %v", err)
 	}
 	if _, err := os.Stat(g.dir); err != nil {
-		t.Error("removed with a holder in it")
+		t.Error("removed with a member in it")
 	}
 	end()
 	if err := g.leave(); err != nil {

@@ -51,23 +51,23 @@ func (ms *membership) holdName(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ms.holder = store.Holder{Node: ms.cfg.Name, Instance: own, Underlay: ms.cfg.Underlay, Since: time.Now().UTC()}
-	return ms.store.HoldName(ctx, ms.holder, ms.cfg.TakeOver)
+	ms.nameLease = store.NameLease{Node: ms.cfg.Name, Instance: own, Underlay: ms.cfg.Underlay, Since: time.Now().UTC()}
+	return ms.store.HoldName(ctx, ms.nameLease, ms.cfg.TakeOver)
 }
 
 // releaseName says that the agent ends. A store that is away finds out by itself.
 func (ms *membership) releaseName() {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseAnswers)
 	defer cancel()
-	if err := ms.store.ReleaseName(ctx, ms.holder); err != nil {
-		ms.log.Info("node name stays held until its lease ends", "node", ms.holder.Node, "err", err)
+	if err := ms.store.ReleaseName(ctx, ms.nameLease); err != nil {
+		ms.log.Info("node name stays held until its lease ends", "node", ms.nameLease.Node, "err", err)
 	}
 }
 
 // checkName reports that another agent has taken this node's name. Two agents must not speak for one node: they would
 // give out the same addresses.
-func checkName(state store.State, own store.Holder) error {
-	h, held := state.Holders[own.Node]
+func checkName(state store.State, own store.NameLease) error {
+	h, held := state.NameLeases[own.Node]
 	if !held || h.Instance == own.Instance {
 		return nil
 	}
@@ -78,7 +78,7 @@ func checkName(state store.State, own store.Holder) error {
 // away gives the names of other nodes whose agents hold no name: they do not run, or do not reach the store.
 func away(state store.State, own string) (names []string) {
 	for _, n := range state.Nodes {
-		if _, held := state.Holders[n.Name]; !held && n.Name != own {
+		if _, held := state.NameLeases[n.Name]; !held && n.Name != own {
 			names = append(names, n.Name)
 		}
 	}

@@ -38,17 +38,17 @@ func TestInstanceIsKept(t *testing.T) {
 }
 
 func TestTakenName(t *testing.T) {
-	own := store.Holder{Node: "n1", Instance: strings.Repeat("a", 32)}
-	other := store.Holder{Node: "n1", Instance: strings.Repeat("b", 32)}
+	own := store.NameLease{Node: "n1", Instance: strings.Repeat("a", 32)}
+	other := store.NameLease{Node: "n1", Instance: strings.Repeat("b", 32)}
 	for name, c := range map[string]struct {
-		holders map[string]store.Holder
-		ends    bool
+		leases map[string]store.NameLease
+		ends   bool
 	}{
-		"held":                {map[string]store.Holder{"n1": own}, false},
+		"held":                {map[string]store.NameLease{"n1": own}, false},
 		"nobody, for a while": {nil, false},
-		"somebody else":       {map[string]store.Holder{"n1": other}, true},
+		"somebody else":       {map[string]store.NameLease{"n1": other}, true},
 	} {
-		err := checkName(store.State{Holders: c.holders}, own)
+		err := checkName(store.State{NameLeases: c.leases}, own)
 		if (err != nil) != c.ends || err != nil && !strings.Contains(err.Error(), "--take-over") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -57,8 +57,8 @@ func TestTakenName(t *testing.T) {
 
 func TestAway(t *testing.T) {
 	state := store.State{
-		Nodes:   []model.Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}},
-		Holders: map[string]store.Holder{"n2": {Node: "n2"}},
+		Nodes:      []model.Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}},
+		NameLeases: map[string]store.NameLease{"n2": {Node: "n2"}},
 	}
 	if got := away(state, "n1"); !slices.Equal(got, []string{"n3"}) {
 		t.Errorf("away: %v", got)

@@ -21,7 +21,7 @@ const seenAgain = time.Hour
 // membership is this agent as one of the network's: it holds the node's name, and notes and forgets nodes that are gone.
 type membership struct {
 	*host
-	holder store.Holder // of this node's name: this agent. Start sets it
+	nameLease store.NameLease // of this node's name: this agent. Start sets it
 }
 
 // followMembers notes which nodes' agents are gone, and forgets nodes that stay away and silent, until ctx ends.
@@ -36,7 +36,7 @@ func (ms *membership) followMembers(ctx context.Context) {
 		case <-ticker.C:
 		}
 		state, _ := ms.view.last()
-		err := ms.apply(ctx, reconcile(state, ms.holder, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
+		err := ms.apply(ctx, reconcile(state, ms.nameLease, ms.planes.Heard, ms.cfg.ForgetAfter, time.Now().UTC()))
 		if err == nil {
 			said = ""
 		} else if err.Error() != said {
@@ -56,11 +56,11 @@ type reconcileActions struct {
 // reconcile decides what the agent own is to do about nodes whose agents are gone. The first live node by name does it for all;
 // only that a node answers is noted by whoever finds it, somewhat later. An agent that holds no name does nothing: it
 // knows less than others. answered says when a node last answered a probe of this one.
-func reconcile(state store.State, own store.Holder, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
-	if state.Holders[own.Node].Instance != own.Instance {
+func reconcile(state store.State, own store.NameLease, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
+	if state.NameLeases[own.Node].Instance != own.Instance {
 		return c
 	}
-	first := slices.IndexFunc(state.Nodes, func(n model.Node) bool { _, held := state.Holders[n.Name]; return held })
+	first := slices.IndexFunc(state.Nodes, func(n model.Node) bool { _, held := state.NameLeases[n.Name]; return held })
 	inCharge := first >= 0 && state.Nodes[first].Name == own.Node
 	renew := seenAgain
 	if forgetAfter > 0 {
@@ -68,7 +68,7 @@ func reconcile(state store.State, own store.Holder, answered func(model.Node) ti
 		c.quiet = now.Add(-forgetAfter)
 	}
 	for _, n := range state.Nodes {
-		if _, held := state.Holders[n.Name]; held {
+		if _, held := state.NameLeases[n.Name]; held {
 			continue
 		}
 		noted, is := state.Away[n.Name]
@@ -118,7 +118,7 @@ func (ms *membership) Nodes(context.Context) ([]api.Node, error) {
 	out := make([]api.Node, len(state.Nodes))
 	for i, n := range state.Nodes {
 		out[i] = api.Node{Node: n, Presence: api.Presence{State: api.NodeLive, Endpoints: len(state.Endpoints.Of(n.Name))}}
-		if h, held := state.Holders[n.Name]; held {
+		if h, held := state.NameLeases[n.Name]; held {
 			out[i].Since = h.Since
 			continue
 		}

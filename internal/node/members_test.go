@@ -16,14 +16,14 @@ func TestTendMembers(t *testing.T) {
 	now := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	ago := func(hours float64) time.Time { return now.Add(-time.Duration(hours * float64(time.Hour))) }
 	const forgetAfter = 24 * time.Hour
-	holder := func(name string) store.Holder { return store.Holder{Node: name, Instance: name} }
+	lease := func(name string) store.NameLease { return store.NameLease{Node: name, Instance: name} }
 	snapshot := func(away map[string]store.Away, held ...string) store.State {
-		s := store.State{Holders: map[string]store.Holder{}, Away: away}
+		s := store.State{NameLeases: map[string]store.NameLease{}, Away: away}
 		for i := range 4 {
 			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Planes: model.NodePlanes{TCP: model.TCPNode{AnswersProbes: i != 3}}})
 		}
 		for _, h := range held {
-			s.Holders[h] = holder(h)
+			s.NameLeases[h] = lease(h)
 		}
 		return s
 	}
@@ -56,7 +56,7 @@ func TestTendMembers(t *testing.T) {
 		{"it cannot answer probes", snapshot(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := reconcile(c.state, holder(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
+			got := reconcile(c.state, lease(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)
 			var notes []string
 			for _, a := range got.note {
 				s := fmt.Sprintf("%s since %gh", a.Node, now.Sub(a.Since).Hours())

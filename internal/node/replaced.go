@@ -13,7 +13,7 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// nameDoubt is how long after the store's content was replaced another holder of this node's name is not believed: a
+// nameDoubt is how long after the store's content was replaced another owner of this node's name lease is not believed: a
 // restored store says what was when its snapshot was taken, until the leases of then have run out.
 const nameDoubt = 3 * store.HoldTime
 

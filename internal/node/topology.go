@@ -68,7 +68,7 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 		if !known || local == nil {
 			continue
 		}
-		doubt := checkName(state, tp.membership.holder)
+		doubt := checkName(state, tp.membership.nameLease)
 		if doubt != nil && time.Since(replaced) > nameDoubt {
 			return doubt
 		}

@@ -26,12 +26,12 @@ func (a Away) Last() time.Time {
 }
 
 // NodeLiveError says that a node is not to be forgotten, because its agent lives.
-type NodeLiveError struct{ Holder Holder }
+type NodeLiveError struct{ Lease NameLease }
 
 // Error implements error.
 func (e *NodeLiveError) Error() string {
 	return fmt.Sprintf("node %s is live: its agent at %s holds the name since %s; stop that first (the name is free %s after it was last heard of)",
-		e.Holder.Node, e.Holder.Underlay, e.Holder.Since.Format(time.RFC3339), HoldTime)
+		e.Lease.Node, e.Lease.Underlay, e.Lease.Since.Format(time.RFC3339), HoldTime)
 }
 
 // NodeSeenError says that a node that was to be forgotten for its age has been heard of.

@@ -36,8 +36,8 @@ func (k Keys) Nodes() string { return k.root + "nodes/" }
 // Node is the key of one node.
 func (k Keys) Node(name string) string { return k.Nodes() + name }
 
-// Holder is the key of the agent that holds a node's name.
-func (k Keys) Holder(node string) string { return k.root + "holders/" + node }
+// NameLease is the key of the lease of a node's name.
+func (k Keys) NameLease(node string) string { return k.root + "holders/" + node }
 
 // Away is the key that notes since when a node's agent holds no name.
 func (k Keys) Away(node string) string { return k.root + "away/" + node }
@@ -92,7 +92,7 @@ const (
 	KeyAddr
 	KeyPolicy
 	KeyNamespace
-	KeyHolder
+	KeyNameLease
 	KeyAway
 	KeyMove
 )
@@ -100,7 +100,7 @@ const (
 // Key is a parsed key.
 type Key struct {
 	Kind     KeyKind
-	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyHolder, KeyAway
+	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyNameLease, KeyAway
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr, KeyMove
 	Name     string           // KeyPolicy, KeyNamespace
@@ -127,7 +127,7 @@ func (k Keys) Parse(key string) (Key, error) {
 	case "namespaces":
 		return Key{Kind: KeyNamespace, Name: rest}, policy.ValidateNamespace(rest)
 	case "holders":
-		parsed = Key{Kind: KeyHolder, Node: rest}
+		parsed = Key{Kind: KeyNameLease, Node: rest}
 		return parsed, model.ValidateName("node", rest)
 	case "away":
 		parsed = Key{Kind: KeyAway, Node: rest}

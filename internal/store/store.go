@@ -40,13 +40,13 @@ type Store interface {
 	// zero, a *NodeSeenError unless it was noted as away and not heard of since then. An absent node is no error.
 	ForgetNode(ctx context.Context, name string, quiet time.Time) error
 
-	// HoldName makes h the holder of its node's name until ReleaseName, and keeps it so: the store forgets it HoldTime
-	// after it was last heard of. A name that another instance holds gives a *NameHeldError, unless takeOver; whoever
-	// loses it so sees it in State.Holders. One name at a time.
-	HoldName(ctx context.Context, h Holder, takeOver bool) error
+	// HoldName makes the agent of h the owner of the lease of its node's name until ReleaseName, and keeps it so: the store
+	// forgets it HoldTime after it was last heard of. A name that another instance holds gives a *NameHeldError, unless
+	// takeOver; whoever loses it so sees it in State.NameLeases. One name at a time.
+	HoldName(ctx context.Context, h NameLease, takeOver bool) error
 
 	// ReleaseName gives the name up that HoldName took. That it is not held, or by somebody else, is no error.
-	ReleaseName(ctx context.Context, h Holder) error
+	ReleaseName(ctx context.Context, h NameLease) error
 
 	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. An address that has moved to
 	// the node need not be in its prefixes; if it is, it is home, and the move ends. Errors:
@@ -118,8 +118,8 @@ type State struct {
 	Namespaces []policy.Namespace
 	// PolicyFaults says which stored policies this version cannot read, and what became of them; sorted.
 	PolicyFaults []string
-	// Holders are the agents that are there, by the name of their node.
-	Holders map[string]Holder
-	// Away has, by name, the nodes of which somebody noted that their agent is gone. It may lag behind Holders.
+	// NameLeases are those of the agents that are there, by the name of their node.
+	NameLeases map[string]NameLease
+	// Away has, by name, the nodes of which somebody noted that their agent is gone. It may lag behind NameLeases.
 	Away map[string]Away
 }

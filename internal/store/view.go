@@ -21,12 +21,12 @@ type View struct {
 	nodes     map[string]nodeRecord
 	endpoints map[string]map[model.EndpointID]model.Endpoint // by node
 	policies
-	holders map[string]Holder
-	away    map[string]Away
+	nameLeases map[string]NameLease
+	away       map[string]Away
 	// Copies that states have; nil: what they are of has changed since.
-	holdersShown map[string]Holder
-	awayShown    map[string]Away
-	moves        map[netip.Addr]model.Move
+	nameLeasesShown map[string]NameLease
+	awayShown       map[string]Away
+	moves           map[netip.Addr]model.Move
 
 	// The last state, and what has changed since.
 	last         State // Nodes, Endpoints and Moves only
@@ -66,8 +66,8 @@ func (v *View) Reset() {
 	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
 	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
-	v.holders, v.away = make(map[string]Holder), make(map[string]Away)
-	v.holdersShown, v.awayShown = nil, nil
+	v.nameLeases, v.away = make(map[string]NameLease), make(map[string]Away)
+	v.nameLeasesShown, v.awayShown = nil, nil
 }
 
 // Set takes in the value of key, which the store's revision created made first. A value that breaks the
@@ -88,15 +88,15 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.nodes[k.Node] = nodeRecord{node: n, created: created}
-	case KeyHolder:
-		v.holdersShown = nil
-		h, err := ParseHolder(k.Node, value)
+	case KeyNameLease:
+		v.nameLeasesShown = nil
+		h, err := ParseNameLease(k.Node, value)
 		if err != nil {
-			delete(v.holders, k.Node)
+			delete(v.nameLeases, k.Node)
 			v.skip(key, err.Error())
 			return
 		}
-		v.holders[k.Node] = h
+		v.nameLeases[k.Node] = h
 	case KeyAway:
 		v.awayShown = nil
 		a, err := ParseAway(k.Node, value)
@@ -151,9 +151,9 @@ func (v *View) Delete(key string) {
 	case KeyNode:
 		v.changedNodes[k.Node] = true
 		delete(v.nodes, k.Node)
-	case KeyHolder:
-		v.holdersShown = nil
-		delete(v.holders, k.Node)
+	case KeyNameLease:
+		v.nameLeasesShown = nil
+		delete(v.nameLeases, k.Node)
 	case KeyAway:
 		v.awayShown = nil
 		delete(v.away, k.Node)
@@ -178,13 +178,13 @@ func (v *View) State(revision int64) State {
 	}
 	v.refreshEndpoints()
 	clear(v.changedOn)
-	if v.holdersShown == nil {
-		v.holdersShown = maps.Clone(v.holders)
+	if v.nameLeasesShown == nil {
+		v.nameLeasesShown = maps.Clone(v.nameLeases)
 	}
 	if v.awayShown == nil {
 		v.awayShown = maps.Clone(v.away)
 	}
-	s := State{Revision: revision, Holders: v.holdersShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
+	s := State{Revision: revision, NameLeases: v.nameLeasesShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
 	v.policies.addTo(&s)
 	return s
 }
@@ -262,18 +262,18 @@ func (v *View) refreshEndpoints() {
 		excluded := make(map[string]string)
 		exclude := v.excluder(excluded, v.excludedOn[name])
 		all := slices.SortedFunc(maps.Values(v.endpoints[name]), func(a, b model.Endpoint) int { return cmp.Compare(a.ID, b.ID) })
-		holder := make(map[netip.Addr]model.EndpointID, len(all))
+		owner := make(map[netip.Addr]model.EndpointID, len(all))
 		delete(v.adoptedOn, name)
 		accepted := all[:0]
 		for _, e := range all {
 			if e.Adopted != nil {
 				v.adoptedOn[name] = true
 			}
-			if why := v.refuseEndpoint(e, holder); why != "" {
+			if why := v.refuseEndpoint(e, owner); why != "" {
 				exclude(v.keys.Endpoint(e.Node, e.ID), why)
 				continue
 			}
-			holder[e.Addr4()] = e.ID
+			owner[e.Addr4()] = e.ID
 			accepted = append(accepted, e)
 		}
 		groups[name], v.excludedOn[name] = accepted, excluded
@@ -371,7 +371,7 @@ func (v *View) refuseNode(n model.Node) string {
 }
 
 // refuseEndpoint says why e contradicts the nodes or an endpoint before it, or "".
-func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.EndpointID) string {
+func (v *View) refuseEndpoint(e model.Endpoint, owner map[netip.Addr]model.EndpointID) string {
 	n, ok := v.accepted[e.Node]
 	if !ok {
 		return "its node is not in the network"
@@ -386,7 +386,7 @@ func (v *View) refuseEndpoint(e model.Endpoint, holder map[netip.Addr]model.Endp
 	} else if err := CheckAddr(n, e.Addr4()); err != nil && movedTo == "" {
 		return err.Error()
 	}
-	if id, used := holder[e.Addr4()]; used {
+	if id, used := owner[e.Addr4()]; used {
 		return fmt.Sprintf("address %s is held by endpoint %d", e.Addr4(), id)
 	}
 	return ""

@@ -17,7 +17,7 @@ func (s *Store) NoteAway(ctx context.Context, a store.Away) error {
 		return err
 	}
 	key := s.keys.Away(a.Node)
-	reads := []read{{key: s.keys.Node(a.Node)}, {key: s.keys.Holder(a.Node)}, {key: key}}
+	reads := []read{{key: s.keys.Node(a.Node)}, {key: s.keys.NameLease(a.Node)}, {key: key}}
 	return s.update(ctx, "note that node "+a.Node+" is away", reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[0]) == 0 || len(got[1]) != 0 {
 			return nil, nil
@@ -46,12 +46,12 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 	if err := model.ValidateName("node", name); err != nil {
 		return err
 	}
-	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.Holder(name)}, {key: s.keys.Away(name)}, {key: s.keys.Moves(), prefix: true}}
+	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.NameLease(name)}, {key: s.keys.Away(name)}, {key: s.keys.Moves(), prefix: true}}
 	return s.update(ctx, "forget node "+name, reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[1]) != 0 {
 			// What nobody could have written holds nothing.
-			if h, err := store.ParseHolder(name, got[1][0].Value); err == nil {
-				return nil, &store.NodeLiveError{Holder: h}
+			if h, err := store.ParseNameLease(name, got[1][0].Value); err == nil {
+				return nil, &store.NodeLiveError{Lease: h}
 			}
 		}
 		if !quiet.IsZero() {

@@ -41,7 +41,7 @@ func TestAway(t *testing.T) {
 	}
 
 	live := connect(t, s)
-	if err := live.HoldName(t.Context(), holder("a"), false); err != nil {
+	if err := live.HoldName(t.Context(), nameLease("a"), false); err != nil {
 		t.Fatal(err)
 	}
 	noted("n1 back", func(_ store.Away, is bool) bool { return !is })
@@ -52,7 +52,7 @@ func TestAway(t *testing.T) {
 			t.Errorf("forget a live node: %v", err)
 		}
 	}
-	if err := live.ReleaseName(t.Context(), holder("a")); err != nil {
+	if err := live.ReleaseName(t.Context(), nameLease("a")); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.ForgetNode(t.Context(), "n1", at(30)); !errors.As(err, &seen) {

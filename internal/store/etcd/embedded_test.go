@@ -223,7 +223,7 @@ func externalEtcd(t *testing.T, path, scheme string, settings *tls.Config, args 
 	t.Cleanup(func() { closeStore(t, s) })
 	initNetwork(t, s, store.Network{})
 	states := watch(t, s)
-	if err := s.HoldName(t.Context(), holder("a"), false); err != nil {
+	if err := s.HoldName(t.Context(), nameLease("a"), false); err != nil {
 		t.Fatal(err)
 	}
 	heldBy(t, states, "a")

@@ -11,11 +11,11 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// holdAgain is how long a holder that lost its lease waits before it asks for another.
+// holdAgain is how long an owner of a name that lost its lease waits before it asks for another.
 const holdAgain = time.Second
 
 // HoldName implements store.Store.
-func (s *Store) HoldName(ctx context.Context, h store.Holder, takeOver bool) error {
+func (s *Store) HoldName(ctx context.Context, h store.NameLease, takeOver bool) error {
 	lease, err := s.takeName(ctx, h, takeOver)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (s *Store) HoldName(ctx context.Context, h store.Holder, takeOver bool) err
 }
 
 // ReleaseName implements store.Store.
-func (s *Store) ReleaseName(ctx context.Context, h store.Holder) error {
+func (s *Store) ReleaseName(ctx context.Context, h store.NameLease) error {
 	s.holding.Lock()
 	release := s.release
 	s.release = nil
@@ -45,12 +45,12 @@ func (s *Store) ReleaseName(ctx context.Context, h store.Holder) error {
 		return nil
 	}
 	release()
-	key := s.keys.Holder(h.Node)
+	key := s.keys.NameLease(h.Node)
 	return s.update(ctx, "release node name "+h.Node, []read{{key: key}}, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[0]) == 0 {
 			return nil, nil
 		}
-		if have, err := store.ParseHolder(h.Node, got[0][0].Value); err != nil || have.Instance != h.Instance {
+		if have, err := store.ParseNameLease(h.Node, got[0][0].Value); err != nil || have.Instance != h.Instance {
 			return nil, nil // somebody else's by now
 		}
 		return []clientv3.Op{clientv3.OpDelete(key)}, nil
@@ -58,12 +58,12 @@ func (s *Store) ReleaseName(ctx context.Context, h store.Holder) error {
 }
 
 // takeName stores h under a new lease.
-func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (clientv3.LeaseID, error) {
-	value, err := store.EncodeHolder(h)
+func (s *Store) takeName(ctx context.Context, h store.NameLease, takeOver bool) (clientv3.LeaseID, error) {
+	value, err := store.EncodeNameLease(h)
 	if err != nil {
 		return 0, err
 	}
-	op, key := "hold node name "+h.Node, s.keys.Holder(h.Node)
+	op, key := "hold node name "+h.Node, s.keys.NameLease(h.Node)
 	call, cancel := s.bound(ctx)
 	defer cancel()
 	var lease *clientv3.LeaseGrantResponse
@@ -77,8 +77,8 @@ func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (cl
 	err = s.update(ctx, op, []read{{key: key}}, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[0]) != 0 {
 			// What nobody could have written holds nothing.
-			if have, err := store.ParseHolder(h.Node, got[0][0].Value); err == nil {
-				if err := store.CheckHolder(have, h, takeOver); err != nil {
+			if have, err := store.ParseNameLease(h.Node, got[0][0].Value); err == nil {
+				if err := store.CheckNameLease(have, h, takeOver); err != nil {
 					return nil, err
 				}
 			}
@@ -95,7 +95,7 @@ func (s *Store) takeName(ctx context.Context, h store.Holder, takeOver bool) (cl
 // keepName keeps a lease alive until ctx ends. When it was lost, because the store was away for too long or has lost
 // everything, it asks for the name again. Somebody else may have it by then, of which the watch tells the agent; or
 // somebody of old has it in a store that was restored, until that lease ends.
-func (s *Store) keepName(ctx context.Context, h store.Holder, lease clientv3.LeaseID) {
+func (s *Store) keepName(ctx context.Context, h store.NameLease, lease clientv3.LeaseID) {
 	for {
 		if answers, err := s.client.KeepAlive(ctx, lease); err == nil {
 			for range answers { // each says that the lease lives

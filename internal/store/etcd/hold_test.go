@@ -12,16 +12,16 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// holder is an agent that calls itself n1.
-func holder(instance string) store.Holder {
-	return store.Holder{Node: "n1", Instance: strings.Repeat(instance, 32), Underlay: netip.MustParseAddr("10.0.0.1"), Since: time.Now().UTC()}
+// nameLease is that of an agent that calls itself n1.
+func nameLease(instance string) store.NameLease {
+	return store.NameLease{Node: "n1", Instance: strings.Repeat(instance, 32), Underlay: netip.MustParseAddr("10.0.0.1"), Since: time.Now().UTC()}
 }
 
 // heldBy waits for a state in which n1 is held by an instance, or by nobody.
 func heldBy(t *testing.T, states <-chan store.State, instance string) {
 	t.Helper()
 	await(t, states, "n1 held by "+instance, func(s store.State) bool {
-		h, held := s.Holders["n1"]
+		h, held := s.NameLeases["n1"]
 		return held == (instance != "") && strings.HasPrefix(h.Instance, instance)
 	})
 }
@@ -32,12 +32,12 @@ func TestNameIsHeld(t *testing.T) {
 	initNetwork(t, s, store.Network{})
 	states := watch(t, s)
 	live, other := connect(t, s), connect(t, s)
-	if err := live.HoldName(t.Context(), holder("a"), false); err != nil {
+	if err := live.HoldName(t.Context(), nameLease("a"), false); err != nil {
 		t.Fatal(err)
 	}
 	heldBy(t, states, "a")
 	var held *store.NameHeldError
-	err := other.HoldName(t.Context(), holder("b"), false)
+	err := other.HoldName(t.Context(), nameLease("b"), false)
 	if !errors.As(err, &held) || !strings.Contains(err.Error(), "10.0.0.1") || !strings.Contains(err.Error(), "--take-over") {
 		t.Fatalf("another agent: %v", err)
 	}
@@ -47,26 +47,26 @@ func TestNameIsHeld(t *testing.T) {
 	}
 	t.Run("the same node returns at once", func(t *testing.T) {
 		again := connect(t, s)
-		if err := again.HoldName(t.Context(), holder("a"), false); err != nil {
+		if err := again.HoldName(t.Context(), nameLease("a"), false); err != nil {
 			t.Error(err)
 		}
 	})
 	t.Run("it is taken over", func(t *testing.T) {
-		if err := other.HoldName(t.Context(), holder("b"), true); err != nil {
+		if err := other.HoldName(t.Context(), nameLease("b"), true); err != nil {
 			t.Fatal(err)
 		}
 		heldBy(t, states, "b")
 		// What the first one gives up is no longer its own.
-		if err := live.ReleaseName(t.Context(), holder("a")); err != nil {
+		if err := live.ReleaseName(t.Context(), nameLease("a")); err != nil {
 			t.Error(err)
 		}
-		if err := other.ReleaseName(t.Context(), holder("b")); err != nil {
+		if err := other.ReleaseName(t.Context(), nameLease("b")); err != nil {
 			t.Error(err)
 		}
 		heldBy(t, states, "")
 	})
 	t.Run("it is free", func(t *testing.T) {
-		if err := live.HoldName(t.Context(), holder("a"), false); err != nil {
+		if err := live.HoldName(t.Context(), nameLease("a"), false); err != nil {
 			t.Error(err)
 		}
 	})
@@ -78,7 +78,7 @@ func TestNameOfTheDead(t *testing.T) {
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	dead := connect(t, s)
-	if _, err := dead.takeName(t.Context(), holder("a"), false); err != nil { // and nobody keeps it alive
+	if _, err := dead.takeName(t.Context(), nameLease("a"), false); err != nil { // and nobody keeps it alive
 		t.Fatal(err)
 	}
 	states := watch(t, s)
@@ -86,23 +86,23 @@ func TestNameOfTheDead(t *testing.T) {
 	began := time.Now()
 	heldBy(t, states, "")
 	t.Logf("free after %s", time.Since(began))
-	if err := s.HoldName(t.Context(), holder("b"), false); err != nil {
+	if err := s.HoldName(t.Context(), nameLease("b"), false); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestNameIsHeldAgain: a holder that lost its lease, with all of the store or alone, gets another.
+// TestNameIsHeldAgain: an owner of a name that lost its lease, with all of the store or alone, gets another.
 func TestNameIsHeldAgain(t *testing.T) {
 	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})
 	initNetwork(t, s, store.Network{})
 	live := connect(t, s)
-	if err := live.HoldName(t.Context(), holder("a"), false); err != nil {
+	if err := live.HoldName(t.Context(), nameLease("a"), false); err != nil {
 		t.Fatal(err)
 	}
 	states := watch(t, s)
 	heldBy(t, states, "a")
-	got, err := s.client.Get(t.Context(), s.keys.Holder("n1"))
+	got, err := s.client.Get(t.Context(), s.keys.NameLease("n1"))
 	if err != nil || len(got.Kvs) != 1 {
 		t.Fatal(got, err)
 	}

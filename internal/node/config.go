@@ -60,7 +60,7 @@ type Config struct {
 	StoreNoSync bool
 	// TakeOver takes the node's name from an agent that holds it.
 	TakeOver bool
-	// ForgetAfter is how long a node may be away and silent before it is removed from the network. 0: for ever.
+	// ForgetAfter is how long a node may be offline and silent before it is removed from the network. 0: for ever.
 	ForgetAfter time.Duration
 	// CompareMaps is how often the programs' maps are compared with the endpoints. 0 means once a minute.
 	CompareMaps time.Duration
@@ -97,7 +97,7 @@ type Config struct {
 // are ports.
 const DefaultEndpointSockets = 65536
 
-// DefaultForgetAfter is how long a node may be away and silent unless the operator says otherwise.
+// DefaultForgetAfter is how long a node may be offline and silent unless the operator says otherwise.
 const DefaultForgetAfter = 24 * time.Hour
 
 // minForgetAfter is more than a lease of a name and a few probes take.

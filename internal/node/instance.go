@@ -75,8 +75,8 @@ func checkName(state store.State, own store.NameLease) error {
 		"start it under another name, or again with --take-over", own.Node, h.Underlay)
 }
 
-// away gives the names of other nodes whose agents hold no name: they do not run, or do not reach the store.
-func away(state store.State, own string) (names []string) {
+// offline gives the names of other nodes whose agents hold no name: they do not run, or do not reach the store.
+func offline(state store.State, own string) (names []string) {
 	for _, n := range state.Nodes {
 		if _, held := state.NameLeases[n.Name]; !held && n.Name != own {
 			names = append(names, n.Name)

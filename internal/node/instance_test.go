@@ -55,12 +55,12 @@ func TestTakenName(t *testing.T) {
 	}
 }
 
-func TestAway(t *testing.T) {
+func TestOffline(t *testing.T) {
 	state := store.State{
 		Nodes:      []model.Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}},
 		NameLeases: map[string]store.NameLease{"n2": {Node: "n2"}},
 	}
-	if got := away(state, "n1"); !slices.Equal(got, []string{"n3"}) {
-		t.Errorf("away: %v", got)
+	if got := offline(state, "n1"); !slices.Equal(got, []string{"n3"}) {
+		t.Errorf("offline: %v", got)
 	}
 }

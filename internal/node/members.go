@@ -24,7 +24,7 @@ type membership struct {
 	nameLease store.NameLease // of this node's name: this agent. Start sets it
 }
 
-// followMembers notes which nodes' agents are gone, and forgets nodes that stay away and silent, until ctx ends.
+// followMembers notes which nodes' agents are gone, and forgets nodes that stay offline and silent, until ctx ends.
 func (ms *membership) followMembers(ctx context.Context) {
 	ticker := time.NewTicker(membersEvery)
 	defer ticker.Stop()
@@ -48,7 +48,7 @@ func (ms *membership) followMembers(ctx context.Context) {
 
 // reconcileActions are what an agent is to do about nodes that are gone.
 type reconcileActions struct {
-	note   []store.Away
+	note   []store.OfflineRecord
 	forget []string
 	quiet  time.Time // of forget: they must not have been heard of since
 }
@@ -71,7 +71,7 @@ func reconcile(state store.State, own store.NameLease, answered func(model.Node)
 		if _, held := state.NameLeases[n.Name]; held {
 			continue
 		}
-		noted, is := state.Away[n.Name]
+		noted, is := state.Offline[n.Name]
 		seen := answered(n)
 		late := noted.Last().Add(renew)
 		if !inCharge {
@@ -80,10 +80,10 @@ func reconcile(state store.State, own store.NameLease, answered func(model.Node)
 		switch {
 		case !is:
 			if inCharge {
-				c.note = append(c.note, store.Away{Node: n.Name, Since: now})
+				c.note = append(c.note, store.OfflineRecord{Node: n.Name, Since: now})
 			}
 		case seen.After(late):
-			c.note = append(c.note, store.Away{Node: n.Name, Since: noted.Since, Seen: seen})
+			c.note = append(c.note, store.OfflineRecord{Node: n.Name, Since: noted.Since, Seen: seen})
 		case inCharge && forgetAfter > 0 && n.Planes.TCP.AnswersProbes && noted.Last().Before(c.quiet) && !seen.After(c.quiet):
 			// Nodes of builds that answer no probes may be alive without anybody's knowing.
 			c.forget = append(c.forget, n.Name)
@@ -94,8 +94,8 @@ func reconcile(state store.State, own store.NameLease, answered func(model.Node)
 
 func (ms *membership) apply(ctx context.Context, c reconcileActions) error {
 	var errs []error
-	for _, away := range c.note {
-		errs = append(errs, ms.store.NoteAway(ctx, away))
+	for _, record := range c.note {
+		errs = append(errs, ms.store.NoteOffline(ctx, record))
 	}
 	for _, name := range c.forget {
 		err := ms.store.ForgetNode(ctx, name, c.quiet)
@@ -122,7 +122,7 @@ func (ms *membership) Nodes(context.Context) ([]api.Node, error) {
 			out[i].Since = h.Since
 			continue
 		}
-		noted := state.Away[n.Name]
+		noted := state.Offline[n.Name]
 		seen := noted.Seen
 		if mine := ms.planes.Heard(n); mine.After(seen) && mine.After(noted.Since) {
 			seen = mine.UTC()

@@ -17,8 +17,8 @@ func TestTendMembers(t *testing.T) {
 	ago := func(hours float64) time.Time { return now.Add(-time.Duration(hours * float64(time.Hour))) }
 	const forgetAfter = 24 * time.Hour
 	lease := func(name string) store.NameLease { return store.NameLease{Node: name, Instance: name} }
-	snapshot := func(away map[string]store.Away, held ...string) store.State {
-		s := store.State{NameLeases: map[string]store.NameLease{}, Away: away}
+	snapshot := func(offline map[string]store.OfflineRecord, held ...string) store.State {
+		s := store.State{NameLeases: map[string]store.NameLease{}, Offline: offline}
 		for i := range 4 {
 			s.Nodes = append(s.Nodes, model.Node{Name: fmt.Sprintf("n%d", i+1), Underlay: netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}), Planes: model.NodePlanes{TCP: model.TCPNode{AnswersProbes: i != 3}}})
 		}
@@ -27,8 +27,8 @@ func TestTendMembers(t *testing.T) {
 		}
 		return s
 	}
-	away := func(name string, since, seen time.Time) map[string]store.Away {
-		return map[string]store.Away{name: {Node: name, Since: since, Seen: seen}}
+	offline := func(name string, since, seen time.Time) map[string]store.OfflineRecord {
+		return map[string]store.OfflineRecord{name: {Node: name, Since: since, Seen: seen}}
 	}
 	never := time.Time{}
 	for _, c := range []struct {
@@ -43,17 +43,17 @@ func TestTendMembers(t *testing.T) {
 		{"the first live node notes", snapshot(nil, "n2", "n3", "n4"), "n2", never, forgetAfter, "n1 since 0h", ""},
 		{"others do not", snapshot(nil, "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
 		{"who holds no name does nothing", snapshot(nil, "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it is dead, but not for long", snapshot(away("n1", ago(23), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it is dead for long", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", "n1"},
-		{"another does not forget it", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
-		{"nodes are never forgotten", snapshot(away("n1", ago(2500), never), "n2", "n3", "n4"), "n2", never, 0, "", ""},
-		{"others have seen it", snapshot(away("n1", ago(50), ago(23)), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
-		{"it answers: noted, not forgotten", snapshot(away("n1", ago(50), ago(25)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
-		{"it answers, which is noted already", snapshot(away("n1", ago(50), ago(0.5)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "", ""},
-		{"it answers another, which leaves it to the first", snapshot(away("n1", ago(50), ago(1.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "", ""},
-		{"it answers another, and the first says nothing", snapshot(away("n1", ago(50), ago(2.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
-		{"it answered before it went", snapshot(away("n1", ago(25), never), "n2", "n3", "n4"), "n2", ago(26), forgetAfter, "", "n1"},
-		{"it cannot answer probes", snapshot(away("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
+		{"it is dead, but not for long", snapshot(offline("n1", ago(23), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it is dead for long", snapshot(offline("n1", ago(25), never), "n2", "n3", "n4"), "n2", never, forgetAfter, "", "n1"},
+		{"another does not forget it", snapshot(offline("n1", ago(25), never), "n2", "n3", "n4"), "n3", never, forgetAfter, "", ""},
+		{"nodes are never forgotten", snapshot(offline("n1", ago(2500), never), "n2", "n3", "n4"), "n2", never, 0, "", ""},
+		{"others have seen it", snapshot(offline("n1", ago(50), ago(23)), "n2", "n3", "n4"), "n2", never, forgetAfter, "", ""},
+		{"it answers: noted, not forgotten", snapshot(offline("n1", ago(50), ago(25)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answers, which is noted already", snapshot(offline("n1", ago(50), ago(0.5)), "n2", "n3", "n4"), "n2", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, which leaves it to the first", snapshot(offline("n1", ago(50), ago(1.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "", ""},
+		{"it answers another, and the first says nothing", snapshot(offline("n1", ago(50), ago(2.5)), "n2", "n3", "n4"), "n3", ago(0.1), forgetAfter, "n1 since 50h seen 0.1h", ""},
+		{"it answered before it went", snapshot(offline("n1", ago(25), never), "n2", "n3", "n4"), "n2", ago(26), forgetAfter, "", "n1"},
+		{"it cannot answer probes", snapshot(offline("n4", ago(2500), never), "n1", "n2", "n3"), "n1", never, forgetAfter, "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := reconcile(c.state, lease(c.self), func(model.Node) time.Time { return c.answered }, c.after, now)

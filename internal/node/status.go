@@ -39,7 +39,7 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Endpoints:    rp.known.len(),
 		Peers:        max(len(state.Nodes)-1, 0),
 		Direct:       rp.tcp.Paths(),
-		PeersAway:    away(state, rp.self.Name),
+		PeersAway:    offline(state, rp.self.Name),
 		Interception: interception,
 		Counters:     counters,
 		Features:     rp.cfg.Features,

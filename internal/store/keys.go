@@ -39,8 +39,8 @@ func (k Keys) Node(name string) string { return k.Nodes() + name }
 // NameLease is the key of the lease of a node's name.
 func (k Keys) NameLease(node string) string { return k.root + "holders/" + node }
 
-// Away is the key that notes since when a node's agent holds no name.
-func (k Keys) Away(node string) string { return k.root + "away/" + node }
+// Offline is the key that notes since when a node's agent holds no name.
+func (k Keys) Offline(node string) string { return k.root + "away/" + node }
 
 // Endpoints is the prefix of the keys of a node's endpoints.
 func (k Keys) Endpoints(node string) string { return k.root + "endpoints/" + node + "/" }
@@ -93,14 +93,14 @@ const (
 	KeyPolicy
 	KeyNamespace
 	KeyNameLease
-	KeyAway
+	KeyOffline
 	KeyMove
 )
 
 // Key is a parsed key.
 type Key struct {
 	Kind     KeyKind
-	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyNameLease, KeyAway
+	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyNameLease, KeyOffline
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr, KeyMove
 	Name     string           // KeyPolicy, KeyNamespace
@@ -130,7 +130,7 @@ func (k Keys) Parse(key string) (Key, error) {
 		parsed = Key{Kind: KeyNameLease, Node: rest}
 		return parsed, model.ValidateName("node", rest)
 	case "away":
-		parsed = Key{Kind: KeyAway, Node: rest}
+		parsed = Key{Kind: KeyOffline, Node: rest}
 		return parsed, model.ValidateName("node", rest)
 	case "moves":
 		a, err := parseAddr4(key, rest)

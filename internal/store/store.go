@@ -32,12 +32,12 @@ type Store interface {
 	// LeaveNode removes a node, its endpoints and their addresses. An absent node is no error.
 	LeaveNode(ctx context.Context, name string) error
 
-	// NoteAway notes that a node's agent is gone, or that the node was seen all the same: the earlier Since and the later
+	// NoteOffline notes that a node's agent is gone, or that the node was seen all the same: the earlier Since and the later
 	// Seen stay. Of a node whose name is held, or that is not in the network, nothing is noted.
-	NoteAway(ctx context.Context, a Away) error
+	NoteOffline(ctx context.Context, a OfflineRecord) error
 
 	// ForgetNode is LeaveNode for a node that is gone: a *NodeLiveError if its name is held. With a quiet time that is not
-	// zero, a *NodeSeenError unless it was noted as away and not heard of since then. An absent node is no error.
+	// zero, a *NodeSeenError unless it was noted as offline and not heard of since then. An absent node is no error.
 	ForgetNode(ctx context.Context, name string, quiet time.Time) error
 
 	// HoldName makes the agent of h the owner of the lease of its node's name until ReleaseName, and keeps it so: the store
@@ -120,6 +120,6 @@ type State struct {
 	PolicyFaults []string
 	// NameLeases are those of the agents that are there, by the name of their node.
 	NameLeases map[string]NameLease
-	// Away has, by name, the nodes of which somebody noted that their agent is gone. It may lag behind NameLeases.
-	Away map[string]Away
+	// Offline has, by name, the nodes of which somebody noted that their agent is gone. It may lag behind NameLeases.
+	Offline map[string]OfflineRecord
 }

@@ -22,10 +22,10 @@ type View struct {
 	endpoints map[string]map[model.EndpointID]model.Endpoint // by node
 	policies
 	nameLeases map[string]NameLease
-	away       map[string]Away
+	offline    map[string]OfflineRecord
 	// Copies that states have; nil: what they are of has changed since.
 	nameLeasesShown map[string]NameLease
-	awayShown       map[string]Away
+	offlineShown    map[string]OfflineRecord
 	moves           map[netip.Addr]model.Move
 
 	// The last state, and what has changed since.
@@ -66,8 +66,8 @@ func (v *View) Reset() {
 	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
 	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
-	v.nameLeases, v.away = make(map[string]NameLease), make(map[string]Away)
-	v.nameLeasesShown, v.awayShown = nil, nil
+	v.nameLeases, v.offline = make(map[string]NameLease), make(map[string]OfflineRecord)
+	v.nameLeasesShown, v.offlineShown = nil, nil
 }
 
 // Set takes in the value of key, which the store's revision created made first. A value that breaks the
@@ -97,15 +97,15 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.nameLeases[k.Node] = h
-	case KeyAway:
-		v.awayShown = nil
-		a, err := ParseAway(k.Node, value)
+	case KeyOffline:
+		v.offlineShown = nil
+		a, err := ParseOfflineRecord(k.Node, value)
 		if err != nil {
-			delete(v.away, k.Node)
+			delete(v.offline, k.Node)
 			v.skip(key, err.Error())
 			return
 		}
-		v.away[k.Node] = a
+		v.offline[k.Node] = a
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		e, err := ParseEndpoint(k.Node, k.Endpoint, value)
@@ -154,9 +154,9 @@ func (v *View) Delete(key string) {
 	case KeyNameLease:
 		v.nameLeasesShown = nil
 		delete(v.nameLeases, k.Node)
-	case KeyAway:
-		v.awayShown = nil
-		delete(v.away, k.Node)
+	case KeyOffline:
+		v.offlineShown = nil
+		delete(v.offline, k.Node)
 	case KeyEndpoint:
 		v.changedOn[k.Node] = true
 		delete(v.endpoints[k.Node], k.Endpoint)
@@ -181,10 +181,10 @@ func (v *View) State(revision int64) State {
 	if v.nameLeasesShown == nil {
 		v.nameLeasesShown = maps.Clone(v.nameLeases)
 	}
-	if v.awayShown == nil {
-		v.awayShown = maps.Clone(v.away)
+	if v.offlineShown == nil {
+		v.offlineShown = maps.Clone(v.offline)
 	}
-	s := State{Revision: revision, NameLeases: v.nameLeasesShown, Away: v.awayShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
+	s := State{Revision: revision, NameLeases: v.nameLeasesShown, Offline: v.offlineShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
 	v.policies.addTo(&s)
 	return s
 }

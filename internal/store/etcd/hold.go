@@ -83,7 +83,7 @@ func (s *Store) takeName(ctx context.Context, h store.NameLease, takeOver bool) 
 				}
 			}
 		}
-		return []clientv3.Op{clientv3.OpPut(key, string(value), clientv3.WithLease(lease.ID)), clientv3.OpDelete(s.keys.Away(h.Node))}, nil
+		return []clientv3.Op{clientv3.OpPut(key, string(value), clientv3.WithLease(lease.ID)), clientv3.OpDelete(s.keys.Offline(h.Node))}, nil
 	})
 	if err != nil {
 		_, revoked := s.client.Revoke(call, lease.ID)

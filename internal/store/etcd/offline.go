@@ -11,20 +11,20 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// NoteAway implements store.Store.
-func (s *Store) NoteAway(ctx context.Context, a store.Away) error {
+// NoteOffline implements store.Store.
+func (s *Store) NoteOffline(ctx context.Context, a store.OfflineRecord) error {
 	if err := model.ValidateName("node", a.Node); err != nil {
 		return err
 	}
-	key := s.keys.Away(a.Node)
+	key := s.keys.Offline(a.Node)
 	reads := []read{{key: s.keys.Node(a.Node)}, {key: s.keys.NameLease(a.Node)}, {key: key}}
-	return s.update(ctx, "note that node "+a.Node+" is away", reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
+	return s.update(ctx, "note that node "+a.Node+" is offline", reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[0]) == 0 || len(got[1]) != 0 {
 			return nil, nil
 		}
 		next := a
 		if len(got[2]) != 0 {
-			if have, err := store.ParseAway(a.Node, got[2][0].Value); err == nil {
+			if have, err := store.ParseOfflineRecord(a.Node, got[2][0].Value); err == nil {
 				if have.Since.Before(next.Since) {
 					next.Since = have.Since
 				}
@@ -33,7 +33,7 @@ func (s *Store) NoteAway(ctx context.Context, a store.Away) error {
 				}
 			}
 		}
-		value, err := store.EncodeAway(next)
+		value, err := store.EncodeOfflineRecord(next)
 		if err != nil || len(got[2]) != 0 && string(value) == string(got[2][0].Value) {
 			return nil, err
 		}
@@ -46,7 +46,7 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 	if err := model.ValidateName("node", name); err != nil {
 		return err
 	}
-	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.NameLease(name)}, {key: s.keys.Away(name)}, {key: s.keys.Moves(), prefix: true}}
+	reads := []read{{key: s.keys.Node(name)}, {key: s.keys.NameLease(name)}, {key: s.keys.Offline(name)}, {key: s.keys.Moves(), prefix: true}}
 	return s.update(ctx, "forget node "+name, reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		if len(got[1]) != 0 {
 			// What nobody could have written holds nothing.
@@ -55,14 +55,14 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 			}
 		}
 		if !quiet.IsZero() {
-			noted := store.Away{Node: name, Since: time.Now()} // nobody knows since when
+			noted := store.OfflineRecord{Node: name, Since: time.Now()} // nobody knows since when
 			if len(got[2]) != 0 {
-				if a, err := store.ParseAway(name, got[2][0].Value); err == nil {
+				if a, err := store.ParseOfflineRecord(name, got[2][0].Value); err == nil {
 					noted = a
 				}
 			}
 			if noted.Last().After(quiet) {
-				return nil, &store.NodeSeenError{Away: noted}
+				return nil, &store.NodeSeenError{Record: noted}
 			}
 		}
 		return s.leaving(name, got[3]), nil
@@ -73,7 +73,7 @@ func (s *Store) ForgetNode(ctx context.Context, name string, quiet time.Time) er
 func (s *Store) leaving(name string, moves []*mvccpb.KeyValue) []clientv3.Op {
 	ops := []clientv3.Op{
 		clientv3.OpDelete(s.keys.Node(name)),
-		clientv3.OpDelete(s.keys.Away(name)),
+		clientv3.OpDelete(s.keys.Offline(name)),
 		clientv3.OpDelete(s.keys.Endpoints(name), clientv3.WithPrefix()),
 		clientv3.OpDelete(s.keys.Addrs(name), clientv3.WithPrefix()),
 	}

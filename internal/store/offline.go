@@ -8,17 +8,17 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Away notes that a node's agent holds no name any more: it does not run, or does not reach the store.
-type Away struct {
+// OfflineRecord notes that a node's agent holds no name any more: it does not run, or does not reach the store.
+type OfflineRecord struct {
 	Node string `json:"node"`
 	// Since is when that was noticed.
 	Since time.Time `json:"since"`
-	// Seen is when another node last found that the node answers, though its agent is away; zero: never.
+	// Seen is when another node last found that the node answers, though its agent is gone; zero: never.
 	Seen time.Time `json:"seen,omitzero"`
 }
 
 // Last is when the node was last known to be there.
-func (a Away) Last() time.Time {
+func (a OfflineRecord) Last() time.Time {
 	if a.Seen.After(a.Since) {
 		return a.Seen
 	}
@@ -35,39 +35,39 @@ func (e *NodeLiveError) Error() string {
 }
 
 // NodeSeenError says that a node that was to be forgotten for its age has been heard of.
-type NodeSeenError struct{ Away Away }
+type NodeSeenError struct{ Record OfflineRecord }
 
 // Error implements error.
 func (e *NodeSeenError) Error() string {
-	return fmt.Sprintf("node %s was heard of at %s", e.Away.Node, e.Away.Last().Format(time.RFC3339))
+	return fmt.Sprintf("node %s was heard of at %s", e.Record.Node, e.Record.Last().Format(time.RFC3339))
 }
 
-// EncodeAway gives the value stored for a, or why it is no valid one.
-func EncodeAway(a Away) ([]byte, error) {
-	if err := validateAway(a); err != nil {
+// EncodeOfflineRecord gives the value stored for a, or why it is no valid one.
+func EncodeOfflineRecord(a OfflineRecord) ([]byte, error) {
+	if err := validateOfflineRecord(a); err != nil {
 		return nil, err
 	}
 	return encode(a)
 }
 
-// ParseAway reads the value stored for a node that is away.
-func ParseAway(node string, value []byte) (Away, error) {
-	var a Away
+// ParseOfflineRecord reads the value stored for a node without an agent.
+func ParseOfflineRecord(node string, value []byte) (OfflineRecord, error) {
+	var a OfflineRecord
 	if err := decode(value, &a); err != nil {
-		return Away{}, fmt.Errorf("absence of %s: %w", node, err)
+		return OfflineRecord{}, fmt.Errorf("offline record of %s: %w", node, err)
 	}
 	if a.Node != node {
-		return Away{}, fmt.Errorf("absence of %s: its value says node %q", node, a.Node)
+		return OfflineRecord{}, fmt.Errorf("offline record of %s: its value says node %q", node, a.Node)
 	}
-	return a, validateAway(a)
+	return a, validateOfflineRecord(a)
 }
 
-func validateAway(a Away) error {
+func validateOfflineRecord(a OfflineRecord) error {
 	if err := model.ValidateName("node", a.Node); err != nil {
 		return err
 	}
 	if a.Since.IsZero() {
-		return errors.New("absence: since: missing")
+		return errors.New("offline record: since: missing")
 	}
 	return nil
 }

@@ -185,7 +185,7 @@ func same[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// nodes gives the nodes, this one first: an address that another claims, too, is still this one's here. Those that have not changed
+// nodes gives the nodes, this one first: an address that another has, too, is still this one's here. Those that have not changed
 // are copies of the last ones, which the compiler goes by.
 func (e *enforcer) nodes() []policy.Node {
 	for _, c := range model.ChangedNodes(e.judgedBy.Nodes, e.seen.Nodes) {

@@ -96,8 +96,8 @@ func FuzzView(f *testing.F) {
 			if n.Prefix6.IsValid() && model.Overlay4(n.Prefix6, model.Overlay6(n.Prefix6, n.Pool[0].Addr())) != n.Pool[0].Addr() {
 				t.Fatalf("prefix6 %s does not map %s back", n.Prefix6, n.Pool[0].Addr())
 			}
-			if claimed, err := ClaimNode(n, s.Nodes, model.Node{Name: "new", Underlay: netip.MustParseAddr("192.0.2.1")}); err == nil && !n.inPool(claimed.Prefixes[0]) {
-				t.Fatalf("%s is outside pool %s", claimed.Prefixes, n.Pool)
+			if allocated, err := AllocatePrefixes(n, s.Nodes, model.Node{Name: "new", Underlay: netip.MustParseAddr("192.0.2.1")}); err == nil && !n.inPool(allocated.Prefixes[0]) {
+				t.Fatalf("%s is outside pool %s", allocated.Prefixes, n.Pool)
 			}
 		}
 		if id, err := ParseOwner(value); err == nil && string(EncodeOwner(id)) != string(value) {

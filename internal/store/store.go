@@ -1,6 +1,6 @@
 // Package store is what the nodes of one Heddle network agree on: the network's parameters, its nodes
 // and their overlay prefixes, and its endpoints. It defines the Store interface, the keys and values
-// behind it and the rules for claiming prefixes and addresses; docs/protocols/store-schema.md is the
+// behind it and the rules for allocating prefixes and registering addresses; docs/protocols/store-schema.md is the
 // normative text. Package store/etcd keeps the data in etcd; nothing here knows that.
 package store
 
@@ -48,7 +48,7 @@ type Store interface {
 	// ReleaseName gives the name up that HoldName took. That it is not held, or by somebody else, is no error.
 	ReleaseName(ctx context.Context, h NameLease) error
 
-	// PutEndpoint stores e and claims its IPv4 address, and with it the IPv6 one, in one step. An address that has moved to
+	// PutEndpoint stores e and registers its IPv4 address, and with it the IPv6 one, in one step. An address that has moved to
 	// the node need not be in its prefixes; if it is, it is home, and the move ends. Errors:
 	// ErrNoNetwork, *UnknownNodeError, *AddrInUseError, *AddrOutsideError, *MovedError.
 	PutEndpoint(ctx context.Context, e model.Endpoint) error

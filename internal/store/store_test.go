@@ -116,39 +116,39 @@ func TestKeysAreReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-func TestClaimNode(t *testing.T) {
+func TestAllocatePrefixes(t *testing.T) {
 	network := Network{Pool: prefixes("10.9.0.0/22", "10.8.0.0/24")}.WithDefaults()
 	nodes := []model.Node{testNode("n1", "10.0.0.1", "10.9.0.0/24"), testNode("n2", "10.0.0.2", "10.9.1.128/25", "10.9.3.0/24")}
-	claim := func(n model.Node) string {
-		got, err := ClaimNode(network, nodes, n)
+	allocate := func(n model.Node) string {
+		got, err := AllocatePrefixes(network, nodes, n)
 		if err != nil {
 			return err.Error()
 		}
 		return fmt.Sprint(got.Prefixes)
 	}
 	for _, c := range []struct{ what, want, got string }{
-		{"free", "[10.9.2.0/24]", claim(testNode("n3", "10.0.0.3"))},
-		{"returning", "[10.9.0.0/24]", claim(testNode("n1", "10.0.0.77"))},
-		{"asks for a free one", "[10.9.1.0/25]", claim(testNode("n3", "10.0.0.3", "10.9.1.0/25"))},
-		{"asks for more", "[10.9.0.0/24 10.9.2.0/24]", claim(testNode("n1", "10.0.0.1", "10.9.0.0/24", "10.9.2.0/24"))},
-		{"overlap", "prefix 10.9.0.0/25 overlaps 10.9.0.0/24 of node n1", claim(testNode("n3", "10.0.0.3", "10.9.0.0/25"))},
-		{"outside", "prefix 10.7.0.0/24 overlaps addresses outside pool", claim(testNode("n3", "10.0.0.3", "10.7.0.0/24"))},
-		{"own overlap", "of the same node", claim(testNode("n3", "10.0.0.3", "10.9.2.0/24", "10.9.2.0/25"))},
-		{"underlay taken", "underlay address 10.0.0.2 belongs to node n2", claim(testNode("n3", "10.0.0.2"))},
-		{"underlay in pool", "overlaps underlay address 10.9.2.9", claim(testNode("n3", "10.9.2.9"))},
-		{"no underlay", "underlay: address invalid IP", claim(model.Node{Name: "n3"})},
-		{"no name", "node \"\"", claim(testNode("", "10.0.0.3"))},
+		{"free", "[10.9.2.0/24]", allocate(testNode("n3", "10.0.0.3"))},
+		{"returning", "[10.9.0.0/24]", allocate(testNode("n1", "10.0.0.77"))},
+		{"asks for a free one", "[10.9.1.0/25]", allocate(testNode("n3", "10.0.0.3", "10.9.1.0/25"))},
+		{"asks for more", "[10.9.0.0/24 10.9.2.0/24]", allocate(testNode("n1", "10.0.0.1", "10.9.0.0/24", "10.9.2.0/24"))},
+		{"overlap", "prefix 10.9.0.0/25 overlaps 10.9.0.0/24 of node n1", allocate(testNode("n3", "10.0.0.3", "10.9.0.0/25"))},
+		{"outside", "prefix 10.7.0.0/24 overlaps addresses outside pool", allocate(testNode("n3", "10.0.0.3", "10.7.0.0/24"))},
+		{"own overlap", "of the same node", allocate(testNode("n3", "10.0.0.3", "10.9.2.0/24", "10.9.2.0/25"))},
+		{"underlay taken", "underlay address 10.0.0.2 belongs to node n2", allocate(testNode("n3", "10.0.0.2"))},
+		{"underlay in pool", "overlaps underlay address 10.9.2.9", allocate(testNode("n3", "10.9.2.9"))},
+		{"no underlay", "underlay: address invalid IP", allocate(model.Node{Name: "n3"})},
+		{"no name", "node \"\"", allocate(testNode("", "10.0.0.3"))},
 	} {
 		if !strings.Contains(c.got, c.want) {
 			t.Errorf("%s: %s, want %s", c.what, c.got, c.want)
 		}
 	}
 	nodes = append(nodes, testNode("n3", "10.0.0.3", "10.9.2.0/24"))
-	if got := claim(testNode("n4", "10.0.0.4")); got != "[10.8.0.0/24]" {
+	if got := allocate(testNode("n4", "10.0.0.4")); got != "[10.8.0.0/24]" {
 		t.Errorf("first pool full: %s, want one of the second", got)
 	}
 	nodes = append(nodes, testNode("n4", "10.0.0.4", "10.8.0.0/24"))
-	if _, err := ClaimNode(network, nodes, testNode("n5", "10.0.0.5")); !errors.Is(err, ErrPoolExhausted) {
+	if _, err := AllocatePrefixes(network, nodes, testNode("n5", "10.0.0.5")); !errors.Is(err, ErrPoolExhausted) {
 		t.Errorf("all full: %v", err)
 	}
 }
@@ -375,7 +375,7 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 	}
 }
 
-// An address of another network must be outside the pool, two nodes may claim it, and readers see to the first as well.
+// An address of another network must be outside the pool, two nodes may register it, and readers see to the first as well.
 func TestAdoptedEndpoints(t *testing.T) {
 	network := Network{ID: 1, Pool: prefixes("10.0.0.0/8")}
 	n := testNode("a", "192.0.2.1", "10.1.0.0/24")
@@ -407,6 +407,6 @@ func TestAdoptedEndpoints(t *testing.T) {
 		}
 	}
 	if s := v.State(1); s.Endpoints.Len() != 2 || s.Endpoints[0][0].ID != 1 || s.Endpoints[1][0].ID != 1 {
-		t.Errorf("endpoints %+v, want both claims of another network's address, and none in a node's prefix", s.Endpoints)
+		t.Errorf("endpoints %+v, want both entries of another network's address, and none in a node's prefix", s.Endpoints)
 	}
 }

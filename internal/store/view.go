@@ -251,7 +251,7 @@ func (v *View) changedAdopted(prefixes []netip.Prefix) {
 }
 
 // refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
-// disjoint, an address that has moved is one node's, and one of another network may be claimed by two, so that no endpoint
+// disjoint, an address that has moved is one node's, and one of another network may be registered by two, so that no endpoint
 // contradicts one of another node.
 func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {

@@ -317,7 +317,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestDualStack: the IPv6 address is stored with the endpoint, needs no claim of its own, and has to be the one
+// TestDualStack: the IPv6 address is stored with the endpoint, needs no entry of its own, and has to be the one
 // that follows from the IPv4 address.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
@@ -349,7 +349,7 @@ func TestDualStack(t *testing.T) {
 	}
 	resp, err := s.client.Get(t.Context(), s.keys.Addrs("n1"), clientv3.WithPrefix())
 	if err != nil || len(resp.Kvs) != 1 || string(resp.Kvs[0].Key) != s.keys.Addr("n1", e.Addrs[0]) {
-		t.Errorf("claims: %v, %v", resp.Kvs, err)
+		t.Errorf("entries: %v, %v", resp.Kvs, err)
 	}
 }
 

@@ -166,7 +166,7 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 			return nil, err
 		}
 		nodes, before := s.parseNodes(got[1], n.Name)
-		if stored, err = store.ClaimNode(network, nodes, n); err != nil {
+		if stored, err = store.AllocatePrefixes(network, nodes, n); err != nil {
 			return nil, err
 		}
 		if err := store.CheckHeld(network, stored, s.parseHeld(got[2]), s.parseMoves(got[3])); err != nil {

@@ -15,10 +15,10 @@ const (
 	maxPrefixLen = 30
 )
 
-// ClaimNode decides what JoinNode stores for n: the prefixes n asks for, or those it has already, or free
+// AllocatePrefixes decides what JoinNode stores for n: the prefixes n asks for, or those it has already, or free
 // ones of the network's pool. nodes are all nodes of the store; n's own earlier record may be among them.
 // Errors: ErrPoolExhausted, *OverlapError, *UnderlayInUseError, or what is malformed about n.
-func ClaimNode(network Network, nodes []model.Node, n model.Node) (model.Node, error) {
+func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.Node, error) {
 	var used []netip.Prefix
 	owner := make(map[netip.Prefix]string)
 	for _, other := range nodes {

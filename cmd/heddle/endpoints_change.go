@@ -54,6 +54,8 @@ func newEndpointAddCmd() *cobra.Command {
 	f.register(cmd)
 	cmd.Flags().StringVar(&req.NetnsPath, "netns", "", "path of the container's network namespace (required)")
 	cmd.Flags().BoolVar(&req.Intercepted, "intercepted", true, "its containers' TCP sockets are made in the node's namespace")
+	cmd.Flags().BoolVar(&req.Verbs.Wanted, "verbs", false, "its containers with the annotation io.heddle.verbs=true have an RDMA device")
+	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which their programs may look for work before they sleep")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
 	return cmd

@@ -137,6 +137,9 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("ports", fmt.Sprintf("%d ephemeral ones held; an endpoint may hold %d", tr.Ports, in.EndpointPorts))
 	t.row("connections", fmt.Sprintf("%d opened, %d accepted, %s, %d closed; live: %s", tr.Opened, tr.Accepted,
 		failedConnects(tr), tr.Closed, livePaths(tr)))
+	if r := st.Router; r != nil && r.State != api.RouterNone {
+		t.row("verbs router", routerText(*r))
+	}
 	t.row("policy", policyText(st.Policy))
 	for _, fault := range st.Policy.Faults {
 		t.row("policy fault", fault)
@@ -150,6 +153,15 @@ func statusTable(st nodeStatus, now time.Time) *table {
 	t.row("payload", fmt.Sprintf("%s sent, %s received, %d segments sent again", byteCount(tr.BytesSent), byteCount(tr.BytesReceived), tr.Retransmits))
 	t.row("features", features(st.Features))
 	return t
+}
+
+// routerText says how the router of the verbs plane is.
+func routerText(r api.Router) string {
+	state := string(r.State)
+	if r.PID != 0 {
+		state = fmt.Sprintf("process %d", r.PID)
+	}
+	return fmt.Sprintf("%s, for %d endpoints; %d have ended", state, r.Endpoints, r.Ended)
 }
 
 // faultText says what is wrong, and with what.

@@ -21,6 +21,8 @@ import (
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/systemd"
 	"heddle.dev/heddle/internal/version"
@@ -155,10 +157,17 @@ func (f *flags) config() (node.Config, error) {
 	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
 		return cfg, err
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return cfg, fmt.Errorf("find own program: %w", err)
+	}
+	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
+		return []plane.Plane{verbs.Open(verbs.Config{
+			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
+		})}, nil
+	}
 	if !f.noKeeper {
-		if cfg.KeeperExe, err = os.Executable(); err != nil {
-			return cfg, fmt.Errorf("find own program: %w", err)
-		}
+		cfg.KeeperExe = self
 		if s := systemd.OpenFDStore(); s != nil {
 			cfg.Storage = s
 		}

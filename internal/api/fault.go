@@ -16,10 +16,12 @@ const (
 	// FaultLimitsTighter: there is no place left for an endpoint's caps a connection, so that all its connections share
 	// one.
 	FaultLimitsTighter FaultReason = "limits_tighter"
+	// FaultRouter: the router of the verbs plane does not run, or does not have an endpoint. Programs find no RDMA device.
+	FaultRouter FaultReason = "verbs_router"
 )
 
 // FaultReasons lists them all.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultRouter}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it is.
 type Fault struct {

@@ -62,6 +62,14 @@ func (r EndpointRequest) Validate() error {
 	if err := model.ValidateDevice(r.Device); err != nil {
 		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
 	}
+	if v := r.Verbs; v.SpinMicros > model.MaxSpinMicros || v.SpinMicros > 0 && !v.Wanted {
+		return &Error{Code: CodeInvalid, Field: "verbs", Message: fmt.Sprintf("spin_us %d", v.SpinMicros),
+			Remedy: fmt.Sprintf("give at most %d microseconds, and only with wanted", model.MaxSpinMicros)}
+	}
+	if r.Verbs.Wanted && !r.Intercepted {
+		return &Error{Code: CodeInvalid, Field: "verbs", Message: "is for intercepted endpoints: queue pairs communicate by their TCP",
+			Remedy: "give intercepted, too"}
+	}
 	if r.Adopted != nil {
 		if err := r.Adopted.Validate(); err != nil {
 			return &Error{Code: CodeInvalid, Field: "carried", Message: err.Error()}
@@ -117,11 +125,14 @@ func printable(s string) bool {
 // endpointBody is EndpointRequest with the address as text, so that a malformed one is reported with its
 // field.
 type endpointBody struct {
-	Name        string            `json:"name"`
-	NetnsPath   string            `json:"netns_path"`
-	Intercepted bool              `json:"intercepted"`
-	Addr        string            `json:"addr"`
-	Labels      map[string]string `json:"labels"`
+	Name        string `json:"name"`
+	NetnsPath   string `json:"netns_path"`
+	Intercepted bool   `json:"intercepted"`
+
+	Verbs model.VerbsEndpoint `json:"verbs"`
+
+	Addr   string            `json:"addr"`
+	Labels map[string]string `json:"labels"`
 
 	Device string               `json:"device"`
 	CNI    *model.CNIAttachment `json:"cni"`
@@ -135,7 +146,7 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	if err := decodeStrict(body, MaxRequestBytes, &b); err != nil {
 		return EndpointRequest{}, err
 	}
-	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted}
+	req := EndpointRequest{Name: b.Name, NetnsPath: b.NetnsPath, Intercepted: b.Intercepted, Verbs: b.Verbs, Labels: b.Labels, Device: b.Device, CNI: b.CNI, Adopted: b.Adopted}
 	if b.Addr != "" {
 		addr, err := netip.ParseAddr(b.Addr)
 		if err != nil {

@@ -117,6 +117,8 @@ type EndpointRequest struct {
 	NetnsPath string `json:"netns_path"`
 	// Intercepted says that the container's socket() calls reach the agent.
 	Intercepted bool `json:"intercepted"`
+	// Verbs asks for an RDMA device; the zero value for none.
+	Verbs model.VerbsEndpoint `json:"verbs,omitzero"`
 	// Addr asks for this overlay address, of either family; the zero Addr leaves the choice to the agent.
 	Addr netip.Addr `json:"addr,omitzero"`
 	// Labels are the operator's, for policy.
@@ -131,7 +133,7 @@ type EndpointRequest struct {
 
 // Planes gives what is asked of each plane.
 func (r EndpointRequest) Planes() model.EndpointPlanes {
-	return model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: r.Intercepted}}
+	return model.EndpointPlanes{TCP: model.TCPEndpoint{Intercepted: r.Intercepted}, Verbs: r.Verbs}
 }
 
 // EndpointDevice is how an endpoint is attached.
@@ -175,6 +177,8 @@ type Status struct {
 	Direct       model.DirectPaths `json:"direct_paths"`
 	Interception Interception      `json:"interception"`
 	Policy       Policy            `json:"policy"`
+	// Router is that of the verbs plane; nil if the agent has no such plane.
+	Router *Router `json:"router,omitempty"`
 	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
 	Counters []Counter `json:"counters"`
 	// Faults are what is not as it should be on this node, and is tried again.
@@ -182,6 +186,27 @@ type Status struct {
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
 }
+
+// Router is the state of heddle-rdma.
+type Router struct {
+	State RouterState `json:"state"`
+	// PID is its process; 0 if it does not run.
+	PID int `json:"pid,omitempty"`
+	// Endpoints is how many want verbs.
+	Endpoints int `json:"endpoints"`
+	// Ended is how many routers have ended since the agent's start.
+	Ended uint64 `json:"ended"`
+}
+
+// RouterState says whether a router runs.
+type RouterState string
+
+// The states of a router.
+const (
+	RouterNone RouterState = "none" // no endpoint wants one, and none was there
+	RouterRuns RouterState = "runs"
+	RouterDown RouterState = "down" // the fault verbs_router says why
+)
 
 // Network holds the parameters that all nodes of the Heddle network share.
 type Network struct {

@@ -93,6 +93,8 @@ var meanings = map[string]meaning{
 	"overlayfs": {false, "lab containers have no root file system: `heddle lab` and `heddle bench` do not work",
 		"modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS"},
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},
+	"verbs_router": {false, "no RDMA devices for containers that ask for them (`heddle endpoints add --verbs`)",
+		"install heddle-rdma beside heddled (`make build` builds it), on a kernel with CONFIG_CROSS_MEMORY_ATTACH"},
 	"runc_libseccomp": {false, "a signal without SA_RESTART interrupts (EINTR) socket() calls more often: also those that the agent is answering",
 		"use a runc that is built with libseccomp 2.6 or later (runc features: supportedFlags)"},
 }

@@ -189,8 +189,11 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 	return done, nil
 }
 
+// routerProgram is the base name of the program of the verbs plane that lives on in the agent's cgroup.
+const routerProgram = "heddle-rdma"
+
 // agentProcesses gives the processes in an agent's cgroup: agents, and the holders that keep seccomp
-// listeners for them.
+// listeners for them. A router of the verbs plane is neither.
 func agentProcesses(group string) (agents, holders []int, err error) {
 	pids, err := processes(group)
 	if err != nil {
@@ -203,6 +206,8 @@ func agentProcesses(group string) (agents, holders []int, err error) {
 		}
 		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
 			holders = append(holders, pid)
+		} else if filepath.Base(words[0]) == routerProgram {
+			continue
 		} else if len(args) > 0 { // a zombie has none
 			agents = append(agents, pid)
 		}

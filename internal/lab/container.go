@@ -98,10 +98,15 @@ func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir stri
 		return "", err
 	}
 	spec := l.spec(c, m, program, pid)
-	if s, err := l.Load(); err != nil {
+	s, err := l.Load()
+	if err != nil {
 		return "", err
-	} else if s.SocketPool && m == ModeHeddle {
+	}
+	if s.SocketPool && m == ModeHeddle {
 		spec.Annotations[model.AnnotationSocketPool] = "true"
+	}
+	if s.Verbs && m == ModeHeddle {
+		spec.Annotations[model.AnnotationVerbs] = "true"
 	}
 	data, err := json.MarshalIndent(spec, "", "\t")
 	if err != nil {

@@ -32,6 +32,8 @@ type State struct {
 	StoreMembers int `json:"store_members,omitempty"`
 	// SocketPool says that the containers have the preloaded pool of sockets.
 	SocketPool bool `json:"socket_pool,omitempty"`
+	// Verbs says that the containers have RDMA devices.
+	Verbs bool `json:"verbs,omitempty"`
 	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one, if it
 	// has one.
 	Overlay  map[string]netip.Addr `json:"overlay"`
@@ -49,8 +51,8 @@ type Size struct {
 	Prefix6 string
 	// StoreMembers is State.StoreMembers.
 	StoreMembers int
-	// SocketPool is State.SocketPool, of a new lab.
-	SocketPool bool
+	// SocketPool is State.SocketPool, Verbs is State.Verbs, of a new lab.
+	SocketPool, Verbs bool
 }
 
 // defaultSize is a lab's unless it is told otherwise.
@@ -172,7 +174,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Verbs: size.Verbs, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

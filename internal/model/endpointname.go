@@ -105,3 +105,6 @@ func (c Adopted) Validate() error {
 // AnnotationSocketPool says "true" of a container whose programs may have several sockets at a time: what libheddle-pool.so,
 // which heddle-runtime preloads there, asks for.
 const AnnotationSocketPool = "io.heddle.socket-pool"
+
+// AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device: docs/howto/rdma.md.
+const AnnotationVerbs = "io.heddle.verbs"

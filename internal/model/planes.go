@@ -4,8 +4,20 @@ import "encoding/json"
 
 // EndpointPlanes is what each plane keeps in an endpoint's record.
 type EndpointPlanes struct {
-	TCP TCPEndpoint `json:"tcp"`
+	TCP   TCPEndpoint   `json:"tcp"`
+	Verbs VerbsEndpoint `json:"verbs,omitzero"`
 }
+
+// VerbsEndpoint is what the verbs plane keeps of an endpoint.
+type VerbsEndpoint struct {
+	// Wanted says that the endpoint's containers are to have an RDMA device.
+	Wanted bool `json:"wanted,omitempty"`
+	// SpinMicros is for how many microseconds their programs may look for work before they sleep.
+	SpinMicros uint32 `json:"spin_us,omitempty"`
+}
+
+// MaxSpinMicros is the most that SpinMicros may be: a second.
+const MaxSpinMicros = 1_000_000
 
 // TCPEndpoint is what the TCP plane keeps of an endpoint.
 type TCPEndpoint struct {

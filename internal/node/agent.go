@@ -177,7 +177,7 @@ func (a *Agent) setupKernel() (err error) {
 	}
 	a.planes = plane.Set{a.tcp}
 	if a.cfg.Planes != nil {
-		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log})
+		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Sockets: a.tcp})
 		a.planes = append(a.planes, further...)
 		if err != nil {
 			return fmt.Errorf("open planes: %w", err)

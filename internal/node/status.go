@@ -41,10 +41,22 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Direct:       rp.tcp.Paths(),
 		PeersAway:    offline(state, rp.self.Name),
 		Interception: interception,
+		Router:       rp.router(),
 		Counters:     counters,
 		Features:     rp.cfg.Features,
 		Faults:       rp.faults.List(),
 	}, nil
+}
+
+// router reports the router of the verbs plane, if there is such a plane.
+func (rp *reports) router() *api.Router {
+	for _, p := range rp.planes {
+		if verbs, ok := p.(interface{ Router() api.Router }); ok {
+			r := verbs.Router()
+			return &r
+		}
+	}
+	return nil
 }
 
 // counters gives the planes' counters, with what nftables counted.

@@ -6,7 +6,9 @@ package plane
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -115,6 +117,17 @@ type Host struct {
 	Prefix6 netip.Prefix
 	Faults  Faults
 	Log     *slog.Logger
+	// Sockets are those of the TCP plane, for planes that communicate by it between nodes.
+	Sockets Sockets
+}
+
+// Sockets makes TCP sockets in the name of an endpoint: as if a program of it had made them, with its policy, limits and paths.
+// Any goroutine may call it.
+type Sockets interface {
+	// ConnectAs connects to an address. The error is, or wraps, an errno of connect(), or ctx's.
+	ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)
+	// ListenAs listens at a port of the endpoint's own addresses, IPv6's among them if ipv6 is set.
+	ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error)
 }
 
 // Faults keeps what is not as it should be. Any goroutine may call it.

@@ -40,7 +40,7 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // namespace of an endpoint. socket overrides the annotation and the default; "" does not. all adds the listener to
 // every container with a network namespace of its own: its endpoint is then looked for as long as it has none. It
 // reports whether the file was changed; one that was edited before is left as it is, and so is one whose profile
-// forbids TCP sockets and ioctls of devices already. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
+// forbids TCP sockets and ioctls of devices already. A container with model.AnnotationVerbs also gets its endpoint's RDMA device. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
 // of any other. One that is not Heddle's, or has opted out, has its ioctls trapped.
 func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
@@ -48,10 +48,15 @@ func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err
 	if err != nil {
 		return false, "", err
 	}
-	if changed, kept, err = edit(config, bundle, socket, all); err != nil {
+	changed, kept, err = edit(config, bundle, socket, all)
+	verbs := false
+	if err == nil {
+		verbs, err = addVerbs(config, bundle, socket, verbsLibraries())
+	}
+	if err != nil {
 		return false, "", fmt.Errorf("%s: %w", path, err)
 	}
-	if !changed {
+	if changed = changed || verbs; !changed {
 		return false, kept, nil
 	}
 	return true, kept, writeConfig(path, config)

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"heddle.dev/heddle/internal/model"
 )
@@ -47,32 +48,57 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 
 // recorded reports whether the agent's record has an intercepted endpoint with the network namespace at path.
 func recorded(record, path string) (bool, error) {
+	all, err := readRecord(record)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(inNetns(all, path), func(e model.Endpoint) bool { return e.Planes.TCP.Intercepted }), nil
+}
+
+// readRecord gives the endpoints of the agent's record.
+func readRecord(record string) ([]model.Endpoint, error) {
 	raw, err := os.ReadFile(record)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return false, nil // no agent was ever started here, or the engine is not root's
+		return nil, nil // no agent was ever started here, or the engine is not root's
 	}
 	if err != nil {
-		return false, fmt.Errorf("read endpoints of the node: %w", err)
+		return nil, fmt.Errorf("read endpoints of the node: %w", err)
 	}
 	var r struct {
 		Endpoints []model.Endpoint `json:"endpoints"`
 	}
 	if err := json.Unmarshal(raw, &r); err != nil {
-		return false, fmt.Errorf("endpoints of the node: %s: %w", record, err)
+		return nil, fmt.Errorf("endpoints of the node: %s: %w", record, err)
 	}
+	return r.Endpoints, nil
+}
+
+// inNetns gives those of all endpoints that are in the network namespace at path; none if there is no such namespace, which the real
+// runtime will say.
+func inNetns(all []model.Endpoint, path string) (in []model.Endpoint) {
 	there, err := os.Stat(path)
 	if err != nil {
-		return false, nil // the real runtime will say so
+		return nil
 	}
-	for _, e := range r.Endpoints {
-		if !e.Planes.TCP.Intercepted {
-			continue
-		}
+	for _, e := range all {
 		if has, err := os.Stat(e.NetnsPath); err == nil && os.SameFile(has, there) {
-			return true, nil
+			in = append(in, e)
 		}
 	}
-	return false, nil
+	return in
+}
+
+// netnsPath gives the path of the network namespace that a container is to be in; "" if the real runtime makes it, or there is none.
+func netnsPath(config object) string {
+	linux, _ := config["linux"].(object)
+	list, _ := linux["namespaces"].([]any)
+	for _, e := range list {
+		if namespace, _ := e.(object); namespace["type"] == "network" {
+			path, _ := namespace["path"].(string)
+			return path
+		}
+	}
+	return ""
 }
 
 // dockerHook is the argument of the hook by which Docker moves its networks' devices into the namespace that the real

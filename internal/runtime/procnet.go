@@ -112,18 +112,9 @@ func addCoverHook(config object, bundle, record string) error {
 	if err != nil {
 		return fmt.Errorf("find own program: %w", err)
 	}
-	root, err := readObject(config, "root", "root")
+	path, err := rootPath(config, bundle)
 	if err != nil {
 		return err
-	}
-	path, err := readString(root, "root", "path")
-	if err != nil {
-		return err
-	}
-	if !filepath.IsAbs(path) {
-		if path, err = filepath.Abs(filepath.Join(bundle, path)); err != nil {
-			return fmt.Errorf("find root.path: %w", err)
-		}
 	}
 	hooks, err := readObject(config, "hooks", "hooks")
 	if err != nil {
@@ -139,6 +130,22 @@ func addCoverHook(config object, bundle, record string) error {
 	hooks["createRuntime"] = append(list, object{"path": self, "args": []any{filepath.Base(self), coverCommand, path, record}})
 	config["hooks"] = hooks
 	return nil
+}
+
+// rootPath gives the absolute path of the container's root file system.
+func rootPath(config object, bundle string) (string, error) {
+	root, err := readObject(config, "root", "root")
+	if err != nil {
+		return "", err
+	}
+	path, err := readString(root, "root", "path")
+	if err != nil || filepath.IsAbs(path) {
+		return path, err
+	}
+	if path, err = filepath.Abs(filepath.Join(bundle, path)); err != nil {
+		return "", fmt.Errorf("find root.path: %w", err)
+	}
+	return path, nil
 }
 
 // cover is what the hook does. A container whose /proc/net cannot be covered starts all the same.

@@ -20,6 +20,8 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
+	"heddle.dev/heddle/internal/plane/verbs"
+	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
 // Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket, --seccomp-socket and
@@ -34,11 +36,11 @@ type Node struct {
 	Force bool
 }
 
-// processesEnd bounds how long an fd keeper may take to end.
+// processesEnd bounds how long an fd keeper, or a router of the verbs plane, may take to end.
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = []string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}
+var stateFiles = append([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles...)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
@@ -60,7 +62,7 @@ func (n Node) Run(removed func(what string)) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	errs := []error{n.stopFDKeepers(removed)}
+	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed)}
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {
 		removed(what)
@@ -145,16 +147,30 @@ func (n Node) fdKeeper() *fdkeep.Client { return fdkeep.NewClient(n.keeperSocket
 
 // stopFDKeepers ends the fd keeper, also one whose socket was removed: that one would make it, and its directory, anew.
 func (n Node) stopFDKeepers(removed func(string)) error {
-	pids, err := n.fdKeepers()
+	arguments := []string{"park", "--socket", n.keeperSocket()}
+	pids, err := n.processes(arguments)
 	if err != nil {
 		return err
 	}
 	_ = n.fdKeeper().Stop() // one that does not answer is ended below
+	return n.endAll("fd keeper", pids, arguments, removed)
+}
+
+// end ends the processes in the agent's cgroups that were started with these arguments.
+func (n Node) end(what string, arguments []string, removed func(string)) error {
+	pids, err := n.processes(arguments)
+	if err != nil {
+		return err
+	}
+	return n.endAll(what, pids, arguments, removed)
+}
+
+func (n Node) endAll(what string, pids []int, arguments []string, removed func(string)) error {
 	for _, pid := range pids {
 		_ = unix.Kill(pid, unix.SIGTERM) // it may have ended
 	}
 	for deadline := time.Now().Add(processesEnd); ; time.Sleep(10 * time.Millisecond) {
-		left, err := n.fdKeepers()
+		left, err := n.processes(arguments)
 		if err != nil {
 			return err
 		}
@@ -162,24 +178,24 @@ func (n Node) stopFDKeepers(removed func(string)) error {
 			break
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("fd keeper %v does not end: kill it", left)
+			return fmt.Errorf("%s %v does not end: kill it", what, left)
 		}
 	}
 	for _, pid := range pids {
-		removed(fmt.Sprintf("fd keeper, process %d", pid))
+		removed(fmt.Sprintf("%s, process %d", what, pid))
 	}
 	return nil
 }
 
-// fdKeepers gives the processes in the agent's cgroups that hold for this node.
-func (n Node) fdKeepers() (pids []int, err error) {
+// processes gives those in the agent's cgroups that were started with these arguments.
+func (n Node) processes(arguments []string) (pids []int, err error) {
 	for _, dir := range n.Cgroups {
 		raw, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("look for fd keepers: %w", err)
+			return nil, fmt.Errorf("look for processes of the agent's: %w", err)
 		}
 		for word := range strings.FieldsSeq(string(raw)) {
 			pid, err := strconv.Atoi(word)
@@ -191,7 +207,7 @@ func (n Node) fdKeepers() (pids []int, err error) {
 				continue // it has ended
 			}
 			words := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-			if slices.Equal(words[1:], []string{"park", "--socket", n.keeperSocket()}) {
+			if slices.Equal(words[1:], arguments) {
 				pids = append(pids, pid)
 			}
 		}
@@ -223,6 +239,7 @@ func (n Node) removeFiles(removed func(string)) error {
 	files := []string{
 		n.APISocket, filepath.Join(run, recordFile), filepath.Join(run, deletedDir), filepath.Join(run, kubeSocket), n.SeccompSocket, n.SeccompSocket + lockSuffix,
 		filepath.Join(filepath.Dir(n.SeccompSocket), rememberedFile), filepath.Join(filepath.Dir(n.SeccompSocket), procnet.Dir),
+		filepath.Join(filepath.Dir(n.SeccompSocket), folder.Dir),
 	}
 	for _, name := range stateFiles {
 		files = append(files, filepath.Join(n.StateDir, name))

@@ -1,0 +1,71 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// routerAnswers bounds what a router may take for one exchange, and for its start.
+const routerAnswers = 5 * time.Second
+
+// link is a connection to the router. One goroutine at a time sends, and one receives.
+type link struct {
+	conn *net.UnixConn
+	pid  int // the router's process
+}
+
+// dial connects to the router that listens at path.
+func dial(path string) (*link, error) {
+	conn, err := net.DialTimeout("unixpacket", path, routerAnswers)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{conn: conn.(*net.UnixConn)}
+	raw, err := l.conn.SyscallConn()
+	if err == nil {
+		var peer *unix.Ucred
+		ctl := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+		if err = errors.Join(ctl, err); err == nil {
+			l.pid = int(peer.Pid)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
+	}
+	return l, nil
+}
+
+// send sends a message, with a descriptor unless file is nil. A router that does not read is as good as none.
+func (l *link) send(message []byte, file *os.File) error {
+	var rights []byte
+	if file != nil {
+		rights = unix.UnixRights(int(file.Fd()))
+	}
+	if err := l.conn.SetWriteDeadline(time.Now().Add(routerAnswers)); err != nil {
+		return err
+	}
+	_, _, err := l.conn.WriteMsgUnix(message, rights, nil)
+	return err
+}
+
+// receive waits for a message. The error is io.EOF when the router has ended, or has another agent.
+func (l *link) receive() (heard, error) {
+	var buf [messageMax + 1]byte
+	n, err := l.conn.Read(buf[:])
+	if err != nil {
+		return heard{}, err
+	}
+	if n == 0 {
+		return heard{}, io.EOF
+	}
+	return parse(buf[:n])
+}
+
+// close may be called by any goroutine: who receives then gets an error.
+func (l *link) close() { _ = l.conn.Close() }

@@ -1,0 +1,129 @@
+package verbs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the machine's own byte order.
+
+const protocolVersion = 1
+
+type messageType uint32
+
+const (
+	typeHello     messageType = 1
+	typeBegin     messageType = 2
+	typeEnd       messageType = 3
+	typeEndpoint  messageType = 4
+	typeRemove    messageType = 5
+	typeConnect   messageType = 6
+	typeConnected messageType = 7
+	typeAccepted  messageType = 8
+	typeRefused   messageType = 9
+)
+
+// Bytes of a message's parts.
+const (
+	headLen   = 16
+	gidLen    = 16
+	limitsLen = 16 * 4
+	nameLen   = 64
+	// messageMax is the longest message: an ENDPOINT.
+	messageMax = headLen + 2*gidLen + limitsLen + nameLen
+	// spinAt is where the limits have the microseconds to spin.
+	spinAt = 10 * 4
+)
+
+// head begins every message.
+type head struct {
+	kind     messageType
+	tag      uint32
+	endpoint uint64
+}
+
+func (h head) append(b []byte) []byte {
+	b = binary.NativeEndian.AppendUint32(b, uint32(h.kind))
+	b = binary.NativeEndian.AppendUint32(b, h.tag)
+	return binary.NativeEndian.AppendUint64(b, h.endpoint)
+}
+
+// helloMessage is the agent's HELLO.
+func helloMessage() []byte {
+	b := head{kind: typeHello}.append(nil)
+	return append(binary.NativeEndian.AppendUint32(b, protocolVersion), 0, 0, 0, 0)
+}
+
+// endpointMessage is ENDPOINT: number is e's at the router.
+func endpointMessage(number uint64, e model.Endpoint) []byte {
+	b := head{kind: typeEndpoint, endpoint: number}.append(make([]byte, 0, messageMax))
+	gids := [2]netip.Addr{e.Addr4(), e.Addr6()}
+	for _, addr := range gids {
+		gid := [gidLen]byte{} // of an address that the endpoint has not
+		if addr.IsValid() {
+			gid = addr.As16()
+		}
+		b = append(b, gid[:]...)
+	}
+	var limits [limitsLen]byte
+	binary.NativeEndian.PutUint32(limits[spinAt:], e.Planes.Verbs.SpinMicros)
+	b = append(b, limits[:]...)
+	var name [nameLen]byte
+	copy(name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
+	return append(b, name[:]...)
+}
+
+// connectedMessage answers a CONNECT.
+func connectedMessage(asked heard, errno unix.Errno) []byte {
+	b := head{kind: typeConnected, tag: asked.tag, endpoint: asked.endpoint}.append(nil)
+	return append(binary.NativeEndian.AppendUint32(b, uint32(errno)), 0, 0, 0, 0)
+}
+
+// acceptedMessage tells of a connection that an endpoint has got.
+func acceptedMessage(number uint64, from, to netip.Addr) []byte {
+	b := head{kind: typeAccepted, endpoint: number}.append(nil)
+	source, destination := from.As16(), to.As16()
+	return append(append(b, source[:]...), destination[:]...)
+}
+
+// heard is a message of the router's.
+type heard struct {
+	head
+	// number is the version of a HELLO or the errno of a REFUSED.
+	number uint32
+	// to is whom a CONNECT is to reach.
+	to netip.Addr
+}
+
+var errMalformed = errors.New("malformed message")
+
+// parse reads a message that a router may send.
+func parse(b []byte) (m heard, err error) {
+	if len(b) < headLen {
+		return heard{}, fmt.Errorf("%w: %d bytes", errMalformed, len(b))
+	}
+	m.kind = messageType(binary.NativeEndian.Uint32(b))
+	m.tag = binary.NativeEndian.Uint32(b[4:])
+	m.endpoint = binary.NativeEndian.Uint64(b[8:])
+	if m.kind == typeConnect && len(b) == headLen+2*gidLen && m.endpoint != 0 {
+		m.to = netip.AddrFrom16([gidLen]byte(b[headLen+gidLen:])).Unmap()
+		return m, nil
+	}
+	if m.kind != typeHello && m.kind != typeRefused {
+		return heard{}, fmt.Errorf("%w: type %d", errMalformed, m.kind)
+	}
+	if len(b) != headLen+8 || m.tag != 0 || (m.kind == typeRefused) != (m.endpoint != 0) || binary.NativeEndian.Uint32(b[headLen+4:]) != 0 {
+		return heard{}, fmt.Errorf("%w: type %d, %d bytes", errMalformed, m.kind, len(b))
+	}
+	m.number = binary.NativeEndian.Uint32(b[headLen:])
+	return m, nil
+}
+
+// refusal gives the error of a REFUSED.
+func (m heard) refusal() error { return fmt.Errorf("the router refuses it: %w", unix.Errno(m.number)) }

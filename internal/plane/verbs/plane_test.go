@@ -1,0 +1,368 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/verbs/folder"
+)
+
+// faults are those there are, each with a "reason endpoint".
+type faults struct {
+	mu  sync.Mutex // guards all
+	all map[string]error
+}
+
+func key(reason api.FaultReason, endpoint string) string { return string(reason) + " " + endpoint }
+
+func (f *faults) Set(reason api.FaultReason, endpoint string, err error) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.all[key(reason, endpoint)] = err
+	return true
+}
+
+func (f *faults) Clear(reason api.FaultReason, endpoint string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, was := f.all[key(reason, endpoint)]
+	delete(f.all, key(reason, endpoint))
+	return was
+}
+
+func (f *faults) Has(reason api.FaultReason) bool { return f.of(reason, "") != nil }
+
+func (f *faults) of(reason api.FaultReason, endpoint string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.all[key(reason, endpoint)]
+}
+
+// loopback has all endpoints at 127.0.0.1, at ports of the kernel's choice; nobody listens at port 4791 there.
+type loopback struct{}
+
+func (loopback) ConnectAs(_ context.Context, _ model.EndpointID, to netip.AddrPort) (*os.File, error) {
+	conn, err := net.Dial("tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return conn.(*net.TCPConn).File()
+}
+
+func (loopback) ListenAs(model.EndpointID, uint16, bool) (net.Listener, error) {
+	return net.Listen("tcp4", "127.0.0.1:0")
+}
+
+// node is a plane that runs, and where its router would be.
+type node struct {
+	*testing.T
+	plane  *Plane
+	faults *faults
+	dir    string
+}
+
+func runPlane(t *testing.T) node {
+	dir, err := os.MkdirTemp("", "verbs") // t's own is too long for a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("PATH", dir) // no router is found
+	n := node{T: t, faults: &faults{all: map[string]error{}}, dir: dir}
+	n.plane = n.open()
+	return n
+}
+
+// open runs a plane as the next agent of the node would.
+func (n node) open() *Plane {
+	p := Open(Config{
+		StateDir: n.dir, SeccompSocket: filepath.Join(n.dir, "seccomp.sock"), Self: filepath.Join(n.dir, "heddled"),
+		Sockets: loopback{}, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	ctx, cancel := context.WithCancel(n.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	n.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-done, p.Close()); err != nil {
+			n.Error(err)
+		}
+	})
+	return p
+}
+
+func (n node) attach(e model.Endpoint) {
+	n.Helper()
+	if err := n.plane.Attach(e, netcfg.EndpointDevice{}); err != nil {
+		n.Fatal(err)
+	}
+}
+
+func (n node) eventually(what string, is func() bool) {
+	n.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.Fatalf("%s: not within 10 s", what)
+		}
+	}
+}
+
+// router is one that the test plays.
+type router struct {
+	*testing.T
+	listener *net.UnixListener
+	conn     *net.UnixConn
+}
+
+func (n node) startRouter() *router {
+	n.Helper()
+	path := filepath.Join(n.dir, socketFile)
+	_ = os.Remove(path)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		n.Fatal(err)
+	}
+	r := &router{T: n.T, listener: l}
+	n.Cleanup(r.end)
+	return r
+}
+
+// meet accepts the agent and says HELLO.
+func (r *router) meet() {
+	r.Helper()
+	if err := r.listener.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		r.Fatal(err)
+	}
+	var err error
+	if r.conn, err = r.listener.AcceptUnix(); err != nil {
+		r.Fatal(err)
+	}
+	r.say(helloMessage())
+	r.hear(typeHello)
+}
+
+func (r *router) end() {
+	if r.conn != nil {
+		r.conn.Close()
+	}
+	r.listener.Close()
+}
+
+func (r *router) say(b []byte) {
+	r.Helper()
+	if _, err := r.conn.Write(b); err != nil {
+		r.Fatal(err)
+	}
+}
+
+// hear wants a message of a type; it gives it, and the descriptor that came with it, or -1.
+func (r *router) hear(want messageType) (message []byte, fd int) {
+	r.Helper()
+	message, rights := make([]byte, 2*messageMax), make([]byte, 64)
+	if err := r.conn.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		r.Fatal(err)
+	}
+	n, ctl, _, _, err := r.conn.ReadMsgUnix(message, rights)
+	if err != nil {
+		r.Fatalf("wanted message %d: %v", want, err)
+	}
+	if got := messageType(message[0]); got != want {
+		r.Fatalf("message %d, want %d", got, want)
+	}
+	if ctl == 0 {
+		return message[:n], -1
+	}
+	parsed, err := unix.ParseSocketControlMessage(rights[:ctl])
+	if err != nil {
+		r.Fatal(err)
+	}
+	fds, err := unix.ParseUnixRights(&parsed[0])
+	if err != nil || len(fds) != 1 {
+		r.Fatalf("descriptors %v, %v", fds, err)
+	}
+	r.Cleanup(func() { unix.Close(fds[0]) })
+	return message[:n], fds[0]
+}
+
+var wanted = model.Endpoint{
+	ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9),
+	Planes: model.EndpointPlanes{Verbs: model.VerbsEndpoint{Wanted: true, SpinMicros: 3}},
+}
+
+// connects reports whether a program of the endpoint reaches whoever has the listener fd.
+func (n node) connects(fd int) bool {
+	n.Helper()
+	conn, err := net.Dial("unixpacket", filepath.Join(folder.Of(n.plane.cfg.SeccompSocket, wanted.ID), folder.Socket))
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	accepted, _, err := unix.Accept(fd)
+	if err != nil {
+		return false
+	}
+	unix.Close(accepted)
+	return true
+}
+
+func TestRouterIsToldAndMissed(t *testing.T) {
+	n := runPlane(t)
+	n.attach(model.Endpoint{ID: 3, Name: "plain"})
+	if _, err := os.Stat(filepath.Join(n.dir, folder.Dir)); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("an endpoint without verbs has a folder: %v", err)
+	}
+	if st := n.plane.Router(); st.State != api.RouterNone {
+		t.Fatalf("router %+v", st)
+	}
+	n.attach(wanted)
+	n.eventually("a fault that says what is missing", func() bool {
+		err := n.faults.of(api.FaultRouter, "")
+		return err != nil && strings.Contains(err.Error(), "install it")
+	})
+	if n.connects(-1) {
+		t.Error("a program connects although there is no router")
+	}
+
+	r := n.startRouter()
+	r.meet()
+	r.hear(typeBegin)
+	message, fd := r.hear(typeEndpoint)
+	if fd != -1 {
+		t.Error("the socket was closed, and comes all the same")
+	}
+	r.hear(typeEnd)
+	if len(message) != messageMax || string(message[headLen+10:headLen+16]) != "\xff\xff\x0a\xf4\x00\x02" {
+		t.Fatalf("ENDPOINT %x", message)
+	}
+	refused := head{kind: typeRefused, endpoint: 5_000_000_009}.append(nil)
+	r.say(append(refused, byte(unix.EBADF), 0, 0, 0, 0, 0, 0, 0))
+	if _, fd = r.hear(typeEndpoint); !n.connects(fd) {
+		t.Error("a program does not reach the router")
+	}
+	n.eventually("no fault", func() bool { return !n.faults.Has(api.FaultRouter) })
+	if st := n.plane.Router(); st.State != api.RouterRuns || st.PID != os.Getpid() || st.Endpoints != 1 {
+		t.Fatalf("router %+v", st)
+	}
+
+	r.end()
+	n.eventually("a fault of a router that has ended", func() bool { return n.faults.Has(api.FaultRouter) })
+	if st := n.plane.Router(); st.State != api.RouterDown || st.Ended != 1 {
+		t.Fatalf("router %+v", st)
+	}
+}
+
+func TestRouterOutlivesTheAgent(t *testing.T) {
+	n := runPlane(t)
+	r := n.startRouter()
+	n.attach(wanted)
+	r.meet()
+	r.hear(typeBegin)
+	_, fd := r.hear(typeEndpoint)
+	if !n.connects(fd) {
+		t.Error("a program does not reach the router")
+	}
+	r.hear(typeEnd)
+	if err := n.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	n.plane = n.open()
+	n.attach(wanted)
+	r.meet()
+	r.hear(typeBegin)
+	if _, fd := r.hear(typeEndpoint); fd != -1 {
+		t.Error("the socket is another one: programs that wait at the first are lost")
+	}
+	r.hear(typeEnd)
+	if !n.connects(fd) {
+		t.Error("a program does not reach the router any more")
+	}
+	if err := n.plane.Detach(wanted); err != nil {
+		t.Fatal(err)
+	}
+	r.hear(typeRemove)
+	if _, err := os.Stat(folder.Of(n.plane.cfg.SeccompSocket, wanted.ID)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder stays: %v", err)
+	}
+}
+
+// TestConnections: what connects to an endpoint is the router's, and what the router asks for is answered.
+func TestConnections(t *testing.T) {
+	n := runPlane(t)
+	r := n.startRouter()
+	n.attach(wanted)
+	r.meet()
+	r.hear(typeBegin)
+	r.hear(typeEndpoint)
+	r.hear(typeEnd)
+	n.plane.mu.Lock()
+	listener := n.plane.endpoints[wanted.ID].connections
+	n.plane.mu.Unlock()
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	message, fd := r.hear(typeAccepted)
+	const local = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\x7f\x00\x00\x01"
+	if string(message[headLen:]) != local+local {
+		t.Errorf("ACCEPTED %x", message)
+	}
+	if _, err := unix.Write(fd, []byte("x")); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+
+	ask := head{kind: typeConnect, tag: 9, endpoint: 5_000_000_009}.append(nil)
+	r.say(append(ask, local+local...))
+	message, fd = r.hear(typeConnected)
+	if fd != -1 || string(message) != string(connectedMessage(heard{head: head{tag: 9, endpoint: 5_000_000_009}}, unix.ECONNREFUSED)) {
+		t.Errorf("CONNECTED %x with descriptor %d, want a refusal", message, fd)
+	}
+}
+
+func TestKeepRemovesFolders(t *testing.T) {
+	n := runPlane(t)
+	gone, plane := wanted, n.plane
+	gone.ID = 8
+	n.attach(wanted)
+	n.attach(gone)
+	removed, err := plane.Keep(map[model.EndpointID]bool{wanted.ID: true})
+	if err != nil || removed["folders"] != 1 {
+		t.Fatalf("removed %v, %v", removed, err)
+	}
+	if _, err := os.Stat(folder.Of(plane.cfg.SeccompSocket, wanted.ID)); err != nil {
+		t.Error(err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(helloMessage())
+	f.Add(append(head{kind: typeRefused, endpoint: 7}.append(nil), 9, 0, 0, 0, 0, 0, 0, 0))
+	f.Add(endpointMessage(7, wanted))
+	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := parse(b)
+		if err == nil && m.kind != typeConnect && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {
+			t.Errorf("%x is %+v", b, m)
+		}
+	})
+}

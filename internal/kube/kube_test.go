@@ -393,7 +393,7 @@ func TestRefusedObjects(t *testing.T) {
 			}
 		}
 	})
-	// Mended: it is told of no more, and the metric falls.
+	// Repaired: it is told of no more, and the metric falls.
 	s.put("networkpolicies", networkPolicy(t, "named", `{"podSelector":{},"ingress":[{"ports":[{"port":80}]}]}`))
 	s.delete("networkpolicies", "shop/much")
 	s.delete("networkpolicies", "shop/never")

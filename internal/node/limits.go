@@ -28,7 +28,7 @@ func (li *limiter) SetLimits(ctx context.Context, name string, limits model.Limi
 	if li.faults.Has(api.FaultLimits) {
 		if err := li.planes.RestoreLimits(li.endpoints.limited(model.Endpoint{})); err != nil {
 			return model.Endpoint{}, &api.Error{Code: api.CodeUnavailable, Message: "limits of an earlier agent could not be taken over: " + err.Error(),
-				Remedy: "mend that, or try again later"}
+				Remedy: "repair that, or try again later"}
 		}
 	}
 	e := old

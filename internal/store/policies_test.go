@@ -82,7 +82,7 @@ func TestBrokenPoliciesClose(t *testing.T) {
 		}
 		v.Set(k.Policy("p"), []byte(`{"name":"p","subject":{},"ingress":{"default":"allow"}}`), 1)
 		if s := v.State(2); len(s.PolicyFaults) != 0 || s.Policies[1].Egress != nil {
-			t.Errorf("%.80s: mended, and still %+v", value, s)
+			t.Errorf("%.80s: repaired, and still %+v", value, s)
 		}
 	}
 }

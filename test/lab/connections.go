@@ -64,24 +64,24 @@ func AwaitPath(t testing.TB, node string, state model.PeerState) {
 	})
 }
 
-// Spoil puts a table of nftables into a namespace of the lab until mend, or the end of the test.
-func Spoil(t testing.TB, suffix, family, rules string) (mend func()) {
+// Spoil puts a table of nftables into a namespace of the lab until repair, or the end of the test.
+func Spoil(t testing.TB, suffix, family, rules string) (repair func()) {
 	t.Helper()
 	table, there := family+" heddle-test", true
 	Shell(t, Name+"-"+suffix, fmt.Sprintf("nft 'table %s {\n%s\n}'", table, rules))
-	mend = func() {
+	repair = func() {
 		if there {
 			there = false
 			Shell(t, Name+"-"+suffix, "nft delete table "+table)
 		}
 	}
 	t.Cleanup(func() {
-		mend()
+		repair()
 		if t.Failed() { // later tests need the direct path
 			_ = Command("up")
 		}
 	})
-	return mend
+	return repair
 }
 
 // ProbeWithoutAgent has n1 probe n2, whose agent does not run: the path must be found to work, because n2's programs

@@ -66,7 +66,7 @@ func faultsOf(t testing.TB) map[string]string {
 }
 
 // TestFaultsAtStart: an agent that cannot take over an endpoint, or limits, starts all the same. It says so, keeps what was
-// there, removes only the endpoint whose container is gone, and mends the others when it can.
+// there, removes only the endpoint whose container is gone, and repairs the others when it can.
 func TestFaultsAtStart(t *testing.T) {
 	node := func(script string) {
 		t.Helper()
@@ -122,7 +122,7 @@ func TestFaultsAtStart(t *testing.T) {
 	}
 
 	node("tc filter del dev " + device + " egress prio 1; ip link del heddle-test0")
-	testutil.Eventually(t, "all to be mended", func() (bool, string) {
+	testutil.Eventually(t, "all to be repaired", func() (bool, string) {
 		got := faultsOf(t)
 		return len(got) == 0, fmt.Sprint(got)
 	})

@@ -380,7 +380,7 @@ func TestStoreClusterLong(t *testing.T) {
 		s.add("n1", "without-"+m)
 		labUp(t)
 	}
-	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n2 oifname { s1, s2, s3 } drop\n oifname n2 iifname { s1, s2, s3 } drop\n}")
+	repair := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n2 oifname { s1, s2, s3 } drop\n oifname n2 iifname { s1, s2, s3 } drop\n}")
 	s.goesOn("cut off from the store, at first")
 	var away seenNode
 	eventuallyLong(t, "n2 to be away for longer than dead nodes are remembered", func() (bool, string) {
@@ -389,7 +389,7 @@ func TestStoreClusterLong(t *testing.T) {
 	})
 	s.goesOn("cut off from the store")
 	s.refused("n2", "never")
-	mend()
+	repair()
 	awaitNode(t, "n1", "n2", "live", func(n seenNode) bool { return n.State == "live" })
 	s.add("n2", "again")
 	s.goesOn("with the store again")

@@ -80,7 +80,7 @@ func TestSpoiltPath(t *testing.T) {
 				t.Fatalf("at first %+v", got)
 			}
 
-			mend := lab.Spoil(t, c.suffix, c.family, c.rules)
+			repair := lab.Spoil(t, c.suffix, c.family, c.rules)
 			plain.Must(`during = attempts(%q, %d)`, target, port)
 			accept(plain, "during", "o")
 			client.Must(`during = attempts(%q, %d)`, target, port)
@@ -105,7 +105,7 @@ func TestSpoiltPath(t *testing.T) {
 				t.Errorf("the other direction is %+v", d)
 			}
 
-			mend()
+			repair()
 			lab.AwaitPath(t, "n1", model.PeerProven)
 			client.Must(`after = attempts(%q, %d)`, target, port)
 			accept(client, "after", "a")
@@ -186,7 +186,7 @@ def end():
 	if d := lab.DirectPaths(t, "n1"); d.Peers[model.PeerProven] != 1 {
 		t.Errorf("forged refusals made the path %+v", d)
 	}
-	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
+	repair := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
 	container.Begin(fmt.Sprintf(`connect(4, %q, %d)`, victim, lab.FreePort()))
 	lab.AwaitPath(t, "n1", model.PeerBlocked)
 	container.Reply("the connect that was refused or not")
@@ -194,7 +194,7 @@ def end():
 	if d := lab.DirectPaths(t, "n1"); d.Peers[model.PeerBlocked] != 1 {
 		t.Errorf("forged answers made the path %+v", d)
 	}
-	mend()
+	repair()
 	lab.AwaitPath(t, "n1", model.PeerProven)
 }
 
@@ -204,7 +204,7 @@ func TestConnectInFlight(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
-	mend := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
+	repair := lab.Spoil(t, "fabric", "bridge", "chain c { type filter hook forward priority 0\n iifname n1 tcp dport "+model.DefaultDirectPorts.String()+" drop\n}")
 	client.Must(`s = tcp(4)`)
 	client.Must(`s.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 60, 0))`) // the probes' time on a busy machine
 	if got := client.Do(`s.connect((%q, %d))`, target, port); got != `{"error": "ETIMEDOUT"}` {
@@ -214,6 +214,6 @@ func TestConnectInFlight(t *testing.T) {
 		t.Error("cut_path_blocked is 0")
 	}
 	client.Must(`s = connect(4, %q, %d)`, target, port)
-	mend()
+	repair()
 	lab.AwaitPath(t, "n1", model.PeerProven)
 }

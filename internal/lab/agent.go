@@ -77,7 +77,7 @@ func (l Lab) ensureAgent(ctx context.Context, s State, p programs, groups cgroup
 		return false, nil
 	}
 	group := l.agentCgroup(groups, node)
-	agents, holders, err := agentProcesses(group)
+	agents, keepers, err := agentProcesses(group)
 	if err != nil {
 		return false, err
 	}
@@ -95,7 +95,7 @@ func (l Lab) ensureAgent(ctx context.Context, s State, p programs, groups cgroup
 			return false, fmt.Errorf("mount bpf at %s: %w", pinDir, err)
 		}
 	}
-	return len(holders) == 0, l.startAgent(ctx, s, p, node, group)
+	return len(keepers) == 0, l.startAgent(ctx, s, p, node, group)
 }
 
 func (l Lab) agentAnswers(ctx context.Context, node string) bool {
@@ -192,9 +192,9 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 // routerProgram is the base name of the program of the verbs plane that lives on in the agent's cgroup.
 const routerProgram = "heddle-rdma"
 
-// agentProcesses gives the processes in an agent's cgroup: agents, and the holders that keep seccomp
+// agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep seccomp
 // listeners for them. A router of the verbs plane is neither.
-func agentProcesses(group string) (agents, holders []int, err error) {
+func agentProcesses(group string) (agents, keepers []int, err error) {
 	pids, err := processes(group)
 	if err != nil {
 		return nil, nil, fmt.Errorf("look for agents: %w", err)
@@ -205,14 +205,14 @@ func agentProcesses(group string) (agents, holders []int, err error) {
 			continue // it has ended
 		}
 		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
-			holders = append(holders, pid)
+			keepers = append(keepers, pid)
 		} else if filepath.Base(words[0]) == routerProgram {
 			continue
 		} else if len(args) > 0 { // a zombie has none
 			agents = append(agents, pid)
 		}
 	}
-	return agents, holders, nil
+	return agents, keepers, nil
 }
 
 // stopProcesses asks processes of a cgroup to end, and kills what does not in time.

@@ -23,7 +23,7 @@ func agentCommand(t *testing.T, node string) []string {
 	return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
 }
 
-// removeAgentCgroup ends a node's agent and holder and removes the cgroup that they were in, as a service manager does with a
+// removeAgentCgroup ends a node's agent and fd keeper and removes the cgroup that they were in, as a service manager does with a
 // service that was killed as a whole.
 func removeAgentCgroup(t *testing.T, node string) {
 	t.Helper()

@@ -36,7 +36,7 @@ var faultKinds = []faultKind{
 	{"one agent told to end, the other killed", (*chaos).endUnlike},
 	{"agent killed while it starts", (*chaos).killStart},
 	{"agent told to end while it starts", (*chaos).endStart},
-	{"holder killed", (*chaos).killHolder},
+	{"fd keeper killed", (*chaos).killKeeper},
 	{"CNI plugin killed in ADD", (*chaos).killAdd},
 	{"CNI plugin killed in DEL", (*chaos).killDel},
 	{"agent killed in ADD", (*chaos).killAgentInAdd},
@@ -94,8 +94,8 @@ func (c *chaos) at(f fault, operation string) time.Duration {
 	return time.Duration(f.cut * 1.1 * float64(c.took[operation]))
 }
 
-// processes gives a node's agent and holder, 0 for one that does not run.
-func (c *chaos) processes(node string) (agent, holder int) {
+// processes gives a node's agent and fd keeper, 0 for one that does not run.
+func (c *chaos) processes(node string) (agent, keeper int) {
 	raw, _ := os.ReadFile(filepath.Join(c.group, node, "cgroup.procs"))
 	for pid := range strings.FieldsSeq(string(raw)) {
 		cmdline, err := os.ReadFile("/proc/" + pid + "/cmdline")
@@ -104,24 +104,24 @@ func (c *chaos) processes(node string) (agent, holder int) {
 		}
 		n, _ := strconv.Atoi(pid)
 		if strings.Contains(string(cmdline), "\x00park\x00") {
-			holder = n
+			keeper = n
 		} else if agent == 0 || n < agent { // what it starts looks like it for a moment
 			agent = n
 		}
 	}
-	return agent, holder
+	return agent, keeper
 }
 
-// settled waits until a node's holder has all that its agent has: until then the end of both would be the end of calls.
-func (c *chaos) settled(node string) {
+// awaitKeeper waits until a node's fd keeper has all that its agent has: until then the end of both would be the end of calls.
+func (c *chaos) awaitKeeper(node string) {
 	c.t.Helper()
-	testutil.Eventually(c.t, "the holder of "+node+" to have every listener", func() (bool, string) {
-		agent, holder := c.processes(node)
-		if agent == 0 || holder == 0 {
-			return false, fmt.Sprintf("agent %d, holder %d", agent, holder)
+	testutil.Eventually(c.t, "the fd keeper of "+node+" to have every listener", func() (bool, string) {
+		agent, keeper := c.processes(node)
+		if agent == 0 || keeper == 0 {
+			return false, fmt.Sprintf("agent %d, fd keeper %d", agent, keeper)
 		}
-		have, want := lab.Listeners(c.t, holder), lab.Listeners(c.t, agent)
-		return have == want && want > 0, fmt.Sprintf("holder %d has %d, agent %d", holder, have, want)
+		have, want := lab.Listeners(c.t, keeper), lab.Listeners(c.t, agent)
+		return have == want && want > 0, fmt.Sprintf("fd keeper %d has %d, agent %d", keeper, have, want)
 	})
 }
 
@@ -205,16 +205,16 @@ func (c *chaos) killStart(f fault) { c.cutStart(f, syscall.SIGKILL) }
 
 func (c *chaos) endStart(f fault) { c.cutStart(f, syscall.SIGTERM) }
 
-func (c *chaos) killHolder(f fault) {
+func (c *chaos) killKeeper(f fault) {
 	c.t.Helper()
-	c.settled(f.node)
-	_, holder := c.processes(f.node)
-	testutil.NoError(c.t, syscall.Kill(holder, syscall.SIGKILL))
-	testutil.Eventually(c.t, "another holder on "+f.node, func() (bool, string) {
+	c.awaitKeeper(f.node)
+	_, keeper := c.processes(f.node)
+	testutil.NoError(c.t, syscall.Kill(keeper, syscall.SIGKILL))
+	testutil.Eventually(c.t, "another fd keeper on "+f.node, func() (bool, string) {
 		_, now := c.processes(f.node)
-		return now != 0 && now != holder, fmt.Sprint(now)
+		return now != 0 && now != keeper, fmt.Sprint(now)
 	})
-	c.settled(f.node)
+	c.awaitKeeper(f.node)
 	c.survive(f.kind)
 }
 

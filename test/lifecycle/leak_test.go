@@ -86,7 +86,7 @@ func leaksNothing(t testing.TB) (same func()) {
 }
 
 // takeFootprint lists network namespaces and all in them, pins and what they hold, programs, files, mounts, cgroups,
-// processes, descriptors of agents and holders, and the store's keys.
+// processes, descriptors of agents and fd keepers, and the store's keys.
 func takeFootprint(t testing.TB) (footprint, error) {
 	t.Helper()
 	f := footprint{}
@@ -290,7 +290,7 @@ func (f footprint) cgroups() error {
 	return nil
 }
 
-// processes lists those in a network namespace or a cgroup of the lab, and what agents and holders have open.
+// processes lists those in a network namespace or a cgroup of the lab, and what agents and fd keepers have open.
 func (f footprint) processes() error {
 	ours := map[string]string{}
 	entries, err := os.ReadDir(netns.Dir)
@@ -320,7 +320,7 @@ func (f footprint) processes() error {
 		command := strings.Join(strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00"), " ")
 		f.add("processes", "%s: %s", ours[ns], command)
 		if strings.Contains(command, "heddled park ") {
-			f.descriptors("holder of "+ours[ns], proc, true)
+			f.descriptors("fd keeper of "+ours[ns], proc, true)
 		} else if strings.Contains(command, "heddled --node") {
 			f.descriptors("agent of "+ours[ns], proc, false)
 		}

@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// holderPID gives the process that keeps a node's seccomp listeners, 0 if there is none.
-func holderPID(t testing.TB, node string) int {
+// keeperPID gives the process that keeps a node's seccomp listeners, 0 if there is none.
+func keeperPID(t testing.TB, node string) int {
 	t.Helper()
 	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	testutil.NoError(t, err)
@@ -43,28 +43,28 @@ func nodeLog(t testing.TB, node string) string {
 	return string(raw)
 }
 
-// TestHolderKilledThenAgent kills the holder, which the agent replaces, then the agent. No call may be lost.
-func TestHolderKilledThenAgent(t *testing.T) {
+// TestKeeperKilledThenAgent kills the fd keeper, which the agent replaces, then the agent. No call may be lost.
+func TestKeeperKilledThenAgent(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n2/c1")
 	p.Must(`s = tcp(4)`)
 	agent := lab.AgentPID(t, "n2")
 	for range 3 {
-		old := holderPID(t, "n2")
+		old := keeperPID(t, "n2")
 		if old == 0 {
-			t.Fatal("no holder")
+			t.Fatal("no fd keeper")
 		}
 		testutil.NoError(t, syscall.Kill(old, syscall.SIGKILL))
-		testutil.Eventually(t, "another holder to have every listener", func() (bool, string) {
-			now := holderPID(t, "n2")
+		testutil.Eventually(t, "another fd keeper to have every listener", func() (bool, string) {
+			now := keeperPID(t, "n2")
 			have, want := lab.Listeners(t, now), lab.Listeners(t, agent)
-			return now != 0 && now != old && have == want && want > 0, fmt.Sprintf("holder %d has %d, agent %d", now, have, want)
+			return now != 0 && now != old && have == want && want > 0, fmt.Sprintf("fd keeper %d has %d, agent %d", now, have, want)
 		})
 	}
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	p.Begin(`s = tcp(4)`)
 	testutil.NoError(t, lab.Command("up"))
 	if r := p.Reply("s = tcp(4)"); r != "null" {
-		t.Errorf("socket() after holder and agent were killed: %s", r)
+		t.Errorf("socket() after fd keeper and agent were killed: %s", r)
 	}
 }
 
@@ -85,14 +85,14 @@ func TestExecWithoutAgent(t *testing.T) {
 }
 
 // TestStateDirectoryRemoved takes an agent's files away while its containers live. The next one finds the
-// holder, which makes its socket again, and everything goes on.
+// fd keeper, which makes its socket again, and everything goes on.
 func TestStateDirectoryRemoved(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	client.Must(`s = connect(4, %q, %d)`, target, port)
 	server.Must(`c, who = l.accept()`)
-	holder := holderPID(t, "n2")
+	keeper := keeperPID(t, "n2")
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	for _, f := range []string{"holder.sock", "holder.sock.lock", "api.sock", "seccomp.sock", "node.json"} {
 		if err := os.Remove(lab.NodeFile("n2", f)); err != nil {
@@ -104,8 +104,8 @@ func TestStateDirectoryRemoved(t *testing.T) {
 	if r := server.Reply("n = tcp(4)"); r != "null" {
 		t.Errorf("socket() that waited gave %s", r)
 	}
-	if now := holderPID(t, "n2"); now != holder {
-		t.Errorf("holder %d, was %d: its listeners are out of reach", now, holder)
+	if now := keeperPID(t, "n2"); now != keeper {
+		t.Errorf("fd keeper %d, was %d: its listeners are out of reach", now, keeper)
 	}
 	client.Must(`send(s, 5000)`)
 	server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
@@ -217,7 +217,7 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	}
 }
 
-// TestHolderAndAgentTogether kills holder and agent at once, which nothing makes good without a service manager. Connections
+// TestHolderAndAgentTogether kills fd keeper and agent at once, which nothing makes good without a service manager. Connections
 // go on, new ones of sockets and listeners that are there are made; socket() fails with ENOSYS until the container is
 // started anew.
 func TestHolderAndAgentTogether(t *testing.T) {
@@ -226,11 +226,11 @@ func TestHolderAndAgentTogether(t *testing.T) {
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	client.Must(`s = connect(4, %q, %d)`, target, port)
 	server.Must(`c, who = l.accept()`)
-	agent, holder := lab.AgentPID(t, "n2"), holderPID(t, "n2")
-	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil { // or it may start another holder
+	agent, keeper := lab.AgentPID(t, "n2"), keeperPID(t, "n2")
+	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil { // or it may start another fd keeper
 		t.Fatal(err)
 	}
-	testutil.NoError(t, errors.Join(syscall.Kill(holder, syscall.SIGKILL), lab.KillAgent(agent, syscall.SIGKILL)))
+	testutil.NoError(t, errors.Join(syscall.Kill(keeper, syscall.SIGKILL), lab.KillAgent(agent, syscall.SIGKILL)))
 	t.Cleanup(func() {
 		if err := lab.Command("up"); err != nil {
 			t.Error(err)

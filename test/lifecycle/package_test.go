@@ -177,7 +177,7 @@ func TestDebianPackage(t *testing.T) {
 	}
 	m.sh("sed -i 's/^#HEDDLED_UNDERLAY=.*/HEDDLED_UNDERLAY=192.0.2.1/' /etc/default/heddled && systemctl start heddled")
 	if procs := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs"); len(strings.Fields(procs)) != 2 {
-		t.Errorf("processes in the delegated cgroup: %q, want agent and holder", procs)
+		t.Errorf("processes in the delegated cgroup: %q, want agent and fd keeper", procs)
 	}
 	if log := m.journal(); strings.Contains(log, "level=ERROR") || strings.Contains(log, "level=WARN") {
 		t.Errorf("the agent complains in its sandbox:\n%s", log)
@@ -219,7 +219,7 @@ func (m *machine) kube() {
 func (m *machine) upgrade() {
 	t := m.t
 	t.Helper()
-	holder, kube := m.sh("pgrep -f 'heddled [p]ark'"), m.sh("systemctl show -P MainPID heddle-kube")
+	keeper, kube := m.sh("pgrep -f 'heddled [p]ark'"), m.sh("systemctl show -P MainPID heddle-kube")
 	m.sh("mkfifo /run/go")
 	wait := m.background("heddle-runtime exec a python3 /usr/local/load.py load 10.244.0.3 </run/go >/run/load.out 2>&1; cat /run/load.out")
 	m.sh("exec 3>/run/go; sleep infinity 3>/run/go </dev/null >/dev/null 2>&1 & echo $! >/run/go.pid")
@@ -242,8 +242,8 @@ func (m *machine) upgrade() {
 	if now := m.sh("systemctl show -P MainPID heddle-kube"); now == kube || strings.TrimSpace(now) == "0" {
 		t.Errorf("heddle-kube is process %s, was %s", now, kube)
 	}
-	if now := m.sh("pgrep -f 'heddled [p]ark'"); now != holder {
-		t.Errorf("holder %s, was %s", now, holder)
+	if now := m.sh("pgrep -f 'heddled [p]ark'"); now != keeper {
+		t.Errorf("fd keeper %s, was %s", now, keeper)
 	}
 }
 
@@ -259,7 +259,7 @@ func (m *machine) refusals() {
 	}
 }
 
-// bothEnd kills the agent and the holder at once: a program that runs gets sockets all the same, because systemd has kept
+// bothEnd kills the agent and the fd keeper at once: a program that runs gets sockets all the same, because systemd has kept
 // its listener.
 func (m *machine) bothEnd() {
 	t := m.t
@@ -279,7 +279,7 @@ print("connected", flush=True)
 	})
 	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
-	testutil.Eventually(t, "another agent and holder", func() (bool, string) {
+	testutil.Eventually(t, "another agent and fd keeper", func() (bool, string) {
 		said, err := m.try("heddle status")
 		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 		for _, pid := range strings.Fields(now) {
@@ -291,7 +291,7 @@ print("connected", flush=True)
 	})
 	m.sh("echo go >/run/late")
 	if said, err := wait(); err != nil || !strings.Contains(said, "connected") {
-		t.Errorf("a program whose agent and holder were killed: %v\n%s\n%s", err, said, m.journal())
+		t.Errorf("a program whose agent and fd keeper were killed: %v\n%s\n%s", err, said, m.journal())
 	}
 	m.sh("kill $(cat /run/late.pid)")
 }
@@ -329,7 +329,7 @@ func (m *machine) remove(before string) {
 		t.Errorf("instance %s, was %s", now, instance)
 	}
 
-	// Half installed: parts are missing, the agent and its holder were killed. Then again, with nothing left.
+	// Half installed: parts are missing, the agent and its fd keeper were killed. Then again, with nothing left.
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled; systemctl stop heddled; rm -rf /sys/fs/bpf/heddle/link_* /run/heddle/seccomp.sock /var/lib/heddle/trust; ip link del heddle-vx0")
 	m.fails("heddle uninstall", "heddle-kube serves /run/heddle/kube.sock")
 	m.sh("systemctl stop heddle-kube; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/run/heddle/kube.sock\")'") // as one that was killed leaves it

@@ -65,7 +65,7 @@ func startPrevious(t *testing.T) {
 	t.Helper()
 	bin := os.Getenv("HEDDLE_PREVIOUS_BIN")
 	if bin != "" {
-		// A lab of its own making: holder, containers and all.
+		// A lab of its own making: fd keeper, containers and all.
 		t.Cleanup(func() {
 			if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
 				t.Error(err)

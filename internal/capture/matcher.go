@@ -151,11 +151,11 @@ func (m *matcher) direct(p *packet, o option) (src, dst netip.AddrPort, v verdic
 	return src, o.dst, verdictOurs
 }
 
-// settle judges a packet of a connection that the agent does not know. One between the container's own ends must
+// resolve judges a packet of a connection that the agent does not know. One between the container's own ends must
 // be its own: it ended before the agent was asked, and has the usual loopback addresses. Anything else is taken
 // for the node's until a SYN begins it anew; only its handshake proves nothing, since the agent lists no connection
 // that is about to be accepted.
-func (m *matcher) settle(p *packet) (src, dst netip.AddrPort, v verdict) {
+func (m *matcher) resolve(p *packet) (src, dst netip.AddrPort, v verdict) {
 	if src, dst, v = m.match(p); v != verdictUnknown {
 		return src, dst, v
 	}

@@ -201,7 +201,7 @@ func (s *session) take(f frame) error {
 	for over := s.bytes; len(s.waiting)-n > maxWaiting || over > maxWaitingBytes; n++ {
 		over -= len(s.waiting[n].frame.raw)
 	}
-	return s.settle(n)
+	return s.resolve(n)
 }
 
 // ask puts a question if packets wait for one and none is under way. It gives the channel of a timer that tells
@@ -242,7 +242,7 @@ func (s *session) answered(a answer) error {
 	for n < len(s.waiting) && s.known(&s.waiting[n]) {
 		n++
 	}
-	return s.settle(n)
+	return s.resolve(n)
 }
 
 func (s *session) known(h *held) bool {
@@ -259,15 +259,15 @@ func (s *session) release(now time.Time) error {
 	for n < len(s.waiting) && now.Sub(s.waiting[n].at) > maxWait {
 		n++
 	}
-	return s.settle(n)
+	return s.resolve(n)
 }
 
-// settle judges the first n packets that wait by what is known now.
-func (s *session) settle(n int) error {
+// resolve judges the first n packets that wait by what is known now.
+func (s *session) resolve(n int) error {
 	for i := range s.waiting[:n] {
 		h := &s.waiting[i]
 		s.bytes -= len(h.frame.raw)
-		src, dst, v := s.matcher.settle(&h.packet)
+		src, dst, v := s.matcher.resolve(&h.packet)
 		if v != verdictOurs {
 			s.counts.Unmatched++
 			continue
@@ -295,7 +295,7 @@ func (s *session) finish(ctx context.Context) error {
 		s.ask(ctx)
 		err = s.answered(<-s.answers)
 	}
-	return errors.Join(err, s.settle(len(s.waiting)), s.flush())
+	return errors.Join(err, s.resolve(len(s.waiting)), s.flush())
 }
 
 // write writes the packet with the addresses that the container sees, unless a filter or the count is against it.

@@ -220,7 +220,7 @@ func TestHandshakeProvesNothing(t *testing.T) {
 	ask := func(s segment) verdict {
 		p := mustParse(t, s.bytes(t))
 		_, _, before := m.match(&p)
-		m.settle(&p)
+		m.resolve(&p)
 		return before
 	}
 	in := syn("198.51.100.1:5000", "192.0.2.1:17410")

@@ -133,7 +133,7 @@ func (r *run) step(i int, s Step) error {
 		e.Result = "blocks"
 	}
 	if !ops[s.Op].local || len(ended) > 0 || moving {
-		if e.Ended, err = r.settle(ended); err != nil {
+		if e.Ended, err = r.quiesce(ended); err != nil {
 			return err
 		}
 	}
@@ -143,8 +143,8 @@ func (r *run) step(i int, s Step) error {
 	return nil
 }
 
-// settle waits until nothing changes any more at any socket, and gives the calls that ended meanwhile.
-func (r *run) settle(ended []string) ([]string, error) {
+// quiesce waits until nothing changes any more at any socket, and gives the calls that ended meanwhile.
+func (r *run) quiesce(ended []string) ([]string, error) {
 	for look, stable := 0, 0; look < r.pace.Most && stable < r.pace.Stable; look++ {
 		if look > 0 {
 			time.Sleep(r.pace.Gap) // the pace of looking: the condition is that two looks are equal

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// localSettles is how long changes of local routes are gathered: an address comes with several.
-const localSettles = 20 * time.Millisecond
+// localDebounce is how long changes of local routes are gathered: an address comes with several.
+const localDebounce = 20 * time.Millisecond
 
 // LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices, prefixes that routes
 // of the table "local" make so, and broadcast addresses, which it hears. Loopback and IPv6 link-local addresses are left
@@ -79,7 +79,7 @@ func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
 		return err
 	}
 	changed(last)
-	var settled <-chan time.Time
+	var debounced <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -90,11 +90,11 @@ func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
 			if !ok {
 				return errors.New("follow routes: the kernel's messages ended")
 			}
-			if u.Route.Table == unix.RT_TABLE_LOCAL && settled == nil {
-				settled = time.After(localSettles)
+			if u.Route.Table == unix.RT_TABLE_LOCAL && debounced == nil {
+				debounced = time.After(localDebounce)
 			}
-		case <-settled:
-			settled = nil
+		case <-debounced:
+			debounced = nil
 			next, err := LocalPrefixes()
 			if err != nil {
 				return err

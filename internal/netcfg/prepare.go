@@ -26,7 +26,7 @@ type Waiting struct {
 
 // PrepareEndpoint makes the pair of an endpoint whose network namespace is not there yet (NetnsPath is not looked at).
 // Once the engine has moved the container's side there, called it Device and given it address and routes, which
-// Settled tells, AddEndpoint with Adopt does the rest.
+// EngineDone tells, AddEndpoint with Adopt does the rest.
 func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	if err := cfg.validate(); err != nil {
 		return Waiting{}, err
@@ -74,9 +74,9 @@ func waitingName(id model.EndpointID) string {
 	return waitingPrefix + strconv.FormatUint(uint64(id), 16)
 }
 
-// Settled reports whether an engine has done its part for a prepared endpoint: the container's side of the pair is in the
+// EngineDone reports whether an engine has done its part for a prepared endpoint: the container's side of the pair is in the
 // namespace under its name, and a default route leads through it, which engines add last.
-func Settled(cfg EndpointConfig) (bool, error) {
+func EngineDone(cfg EndpointConfig) (bool, error) {
 	if cfg.Device == "" {
 		cfg.Device = model.DefaultDevice
 	}

@@ -18,10 +18,10 @@ func TestPrepareEndpoint(t *testing.T) {
 	node := top.node[0]
 	cfg := top.endpoint(t, 0, 0x2a, c1)
 	bare, fresh := dumpState(t, node), dumpState(t, cfg.NetnsPath)
-	settled := func(cfg EndpointConfig) (ok bool) {
+	ready := func(cfg EndpointConfig) (ok bool) {
 		t.Helper()
 		in(t, node, func() (err error) {
-			ok, err = Settled(cfg)
+			ok, err = EngineDone(cfg)
 			return err
 		})
 		return ok
@@ -37,8 +37,8 @@ func TestPrepareEndpoint(t *testing.T) {
 		return err
 	})
 	mustFail(t, node, func() error { _, err := PrepareEndpoint(early); return err }, "hd2a", "already")
-	if settled(early) {
-		t.Error("settled in a namespace that is not there")
+	if ready(early) {
+		t.Error("ready in a namespace that is not there")
 	}
 	gw := gateways(prefixes[:1])[0].String()
 	for _, step := range []struct{ ns, commands string }{
@@ -48,13 +48,13 @@ func TestPrepareEndpoint(t *testing.T) {
 		{container, "ip route add " + gw + " dev eth0 scope link"},
 		{container, "ip route add default via " + gw + " dev eth0"},
 	} {
-		if settled(cfg) {
-			t.Errorf("settled before %q", step.commands)
+		if ready(cfg) {
+			t.Errorf("ready before %q", step.commands)
 		}
 		run(t, step.ns, step.commands)
 	}
-	if !settled(cfg) {
-		t.Fatal("not settled when the engine has done all")
+	if !ready(cfg) {
+		t.Fatal("not ready when the engine has done all")
 	}
 	// The container is reached, as one that is not intercepted, before the rest is done.
 	if err := ping(container, gateways(prefixes[:1])[0]); err != nil {

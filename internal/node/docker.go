@@ -108,7 +108,7 @@ func (dk *docker) awaitSteps(e model.Endpoint, device *string) []step {
 // namespace's; 0 stands for all.
 func (dk *docker) attachAwaited(inode uint64) (left int) {
 	for _, e := range dk.known.listAwaited() {
-		ok, err := dk.attachIfSettled(e, inode)
+		ok, err := dk.attachIfDone(e, inode)
 		if err != nil {
 			dk.log.Error("a container made by Docker is not intercepted", "endpoint", e.Name, "err", err)
 		}
@@ -119,13 +119,13 @@ func (dk *docker) attachAwaited(inode uint64) (left int) {
 	return left
 }
 
-func (dk *docker) attachIfSettled(e model.Endpoint, inode uint64) (done bool, err error) {
+func (dk *docker) attachIfDone(e model.Endpoint, inode uint64) (done bool, err error) {
 	if inode != 0 {
 		if now, err := netcfg.NetnsInode(e.NetnsPath); err != nil || uint64(now) != inode {
 			return false, nil
 		}
 	}
-	if settled, err := netcfg.Settled(dk.attachments.deviceConfig(e)); err != nil || !settled {
+	if ready, err := netcfg.EngineDone(dk.attachments.deviceConfig(e)); err != nil || !ready {
 		return false, err
 	}
 	dk.endpoints.change.Lock()
@@ -134,7 +134,7 @@ func (dk *docker) attachIfSettled(e model.Endpoint, inode uint64) (done bool, er
 		return true, nil // by another caller, or it is gone
 	}
 	if err := dk.attachments.attach(e); err != nil {
-		if settled, serr := netcfg.Settled(dk.attachments.deviceConfig(e)); serr == nil && !settled {
+		if ready, rerr := netcfg.EngineDone(dk.attachments.deviceConfig(e)); rerr == nil && !ready {
 			return false, nil // the container ended meanwhile
 		}
 		return false, err

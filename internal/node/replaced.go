@@ -24,10 +24,10 @@ type recovery struct {
 	endpoints *endpoints
 }
 
-// settleReplaced tells a store that was restored from a snapshot what has become of this node since that was taken, and
+// reconcileReplaced tells a store that was restored from a snapshot what has become of this node since that was taken, and
 // gives back policies that it lost. It reports whether it did: then a state comes that has all of it. What the store knows
 // of other nodes, these tell it; policies that it has in another version are as it has them.
-func (rc *recovery) settleReplaced(ctx context.Context, state store.State) (told bool, err error) {
+func (rc *recovery) reconcileReplaced(ctx context.Context, state store.State) (told bool, err error) {
 	rc.endpoints.change.Lock()
 	defer rc.endpoints.change.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)

@@ -96,7 +96,7 @@ func (tp *topology) follow(ctx context.Context, state store.State, local []netip
 		return tp.recovery.rejoin(ctx, state)
 	}
 	if state.History != *history {
-		told, err := tp.recovery.settleReplaced(ctx, state)
+		told, err := tp.recovery.reconcileReplaced(ctx, state)
 		if err != nil {
 			return err
 		}

@@ -32,7 +32,7 @@ const (
 	// A node is in the store some seconds before its programs take probes, on a busy machine many. What fails until then is
 	// tried again before the path is called bad, which it would be for minBackoff at least; new connections take the overlay
 	// in either case.
-	settling   = 20 * time.Second
+	startGrace = 20 * time.Second
 	doubtPause = 500 * time.Millisecond
 )
 
@@ -350,7 +350,7 @@ func (pr *Prober) round(ctx context.Context, p *peer) {
 	defer pr.applying.Unlock()
 	pr.mu.Lock()
 	current, was, unsure := pr.peers[p.Underlay] == p, p.state, p.unsure
-	if f.known && f.state != model.PeerProven && was == model.PeerUnproven && time.Since(p.since) < settling {
+	if f.known && f.state != model.PeerProven && was == model.PeerUnproven && time.Since(p.since) < startGrace {
 		f.known, f.early = false, true
 	}
 	pr.mu.Unlock()
@@ -369,12 +369,12 @@ func (pr *Prober) round(ctx context.Context, p *peer) {
 			pr.cfg.Log.Info("direct path", "node", target.Name, "state", f.state, "was", was, "detail", f.detail)
 		}
 	}
-	pr.settle(p, f)
+	pr.record(p, f)
 	pr.poke()
 }
 
-// settle notes a finding and when to look again.
-func (pr *Prober) settle(p *peer, f finding) {
+// record notes a finding and when to look again.
+func (pr *Prober) record(p *peer, f finding) {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
 	now := time.Now()

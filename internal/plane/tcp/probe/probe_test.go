@@ -173,7 +173,7 @@ func TestNotReadyYet(t *testing.T) {
 	n := newNetwork()
 	n.answer = func(Peer, uint16) Answer { return Refused }
 	run(t, n.config(), peers(1), func(*Prober) {
-		pass(settling - time.Second)
+		pass(startGrace - time.Second)
 		if got := n.state("n0"); got != model.PeerUnproven {
 			t.Errorf("while it starts: %s", got)
 		}
@@ -186,7 +186,7 @@ func TestNotReadyYet(t *testing.T) {
 	n = newNetwork()
 	n.answer = func(Peer, uint16) Answer { return Refused }
 	run(t, n.config(), peers(1), func(*Prober) {
-		pass(settling + 2*time.Second)
+		pass(startGrace + 2*time.Second)
 		if got := n.state("n0"); got != model.PeerStripped {
 			t.Errorf("one that goes on to refuse: %s", got)
 		}

@@ -135,10 +135,37 @@ func agentOfThreePlanes(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCalls(t, "delete", &calls, "b detach c1", "a detach c1")
+	leaveWithLimits(t, agent, stop)
+	calls.Take()
+	agent, stop = startAgent(t, cfg)
+	wantCalls(t, "restore one of two", &calls, "a attach c2", "b attach c2", "b detach gone", "a detach gone")
+	if use, err := agent.LimitUse(t.Context()); err != nil || len(use) != 1 || use[0].Endpoint != "c2" {
+		t.Errorf("limits after a restart without a container: %+v, %v", use, err)
+	}
 	if err := agent.DeleteEndpoint(t.Context(), "c2"); err != nil {
 		t.Fatal(err)
 	}
 	stop()
+}
+
+// leaveWithLimits gives c2 caps for each connection, makes an endpoint with limits and a higher id, stops the agent, and ends that
+// endpoint's container.
+func leaveWithLimits(t *testing.T, a *Agent, stop func()) {
+	t.Helper()
+	name := "heddle-planes-" + strconv.Itoa(os.Getpid()) + "-gone"
+	if err := netns.Create(name); err != nil {
+		t.Fatal(err)
+	}
+	_, err := a.CreateEndpoint(t.Context(), api.EndpointRequest{Name: "gone", NetnsPath: netns.Path(name), Intercepted: true})
+	for _, endpoint := range []string{"c2", "gone"} {
+		if err == nil {
+			_, err = a.SetLimits(t.Context(), endpoint, model.Limits{ConnectionEgress: 1e6})
+		}
+	}
+	stop()
+	if err := errors.Join(err, netns.Delete(name)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // create makes a network namespace and an endpoint of it.

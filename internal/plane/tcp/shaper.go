@@ -20,8 +20,8 @@ type shaper struct {
 	faults   plane.Faults
 	log      *slog.Logger
 
-	blocks blocks
-	on     bool // there are devices and filters for limits
+	blocks blocks // nil before restore
+	on     bool   // there are devices and filters for limits
 }
 
 // set brings the kernel to the limits of e, which is one of es if it has any: all endpoints with limits. Those of the others are
@@ -30,8 +30,8 @@ func (s *shaper) set(e model.Endpoint, es []model.Endpoint) error {
 	if len(es) == 0 && !s.on {
 		return nil
 	}
-	if e.Limits == nil && s.faults.Has(api.FaultLimits) {
-		return s.datapath.ClearLimit(e.ID) // what the others need is not known: repair removes the rest
+	if e.Limits == nil && (s.blocks == nil || s.faults.Has(api.FaultLimits)) {
+		return s.datapath.ClearLimit(e.ID) // what the others need is not known: restore removes the rest, or repair
 	}
 	if e.Limits != nil {
 		shape, err := s.blocks.shape(e)

@@ -290,6 +290,8 @@ impl Objects {
         self.cqs.remove(handle);
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.users -= 1;
+            // What a program does not read must not grow with the queues that it makes and destroys.
+            channel.events.held.retain(|event| event[8..12] != handle.to_ne_bytes());
         }
         self.refund(context, Quota::Cqs, 1);
         self.refund(context, Quota::Memory, bytes);
@@ -422,13 +424,18 @@ impl Objects {
         if length == 0 || !length.is_multiple_of(PAGE) {
             return Err(EINVAL);
         }
-        self.charge(context, Quota::Memory, length)?;
+        self.charge(context, Quota::Memories, 1)?;
+        if let Err(errno) = self.charge(context, Quota::Memory, length) {
+            self.refund(context, Quota::Memories, 1);
+            return Err(errno);
+        }
         let made = usize::try_from(length).ok().and_then(|bytes| {
             let shared = SharedMemory::create(c"verbs-memory", bytes).ok()?;
             let fd = shared.as_fd().try_clone_to_owned().ok()?;
             Some((self.memories.insert(Memory { context, users: 0, shared }, 0)?, fd))
         });
         let Some((memory, fd)) = made else {
+            self.refund(context, Quota::Memories, 1);
             self.refund(context, Quota::Memory, length);
             return Err(ENOMEM);
         };
@@ -445,6 +452,7 @@ impl Objects {
         }
         let length = size(memory.shared.len());
         self.memories.remove(handle);
+        self.refund(context, Quota::Memories, 1);
         self.refund(context, Quota::Memory, length);
         Ok(done())
     }

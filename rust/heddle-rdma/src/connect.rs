@@ -14,6 +14,8 @@ use crate::objects::Objects;
 
 /// After which an agent that does not answer is asked again: it may have ended.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// For how long datagrams wait for a connection, and the queue pair that sends them with them.
+const DATAGRAMS_TIME: Duration = Duration::from_secs(10);
 /// Between two attempts to connect.
 const AGAIN_FIRST: Duration = Duration::from_millis(50);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
@@ -29,7 +31,9 @@ pub(crate) struct Asked {
     tag: u32,
     endpoint: u32,
     other: Gid,
-    at: Instant,
+    /// When it was asked for first, and last.
+    first: Instant,
+    last: Instant,
 }
 
 impl Objects {
@@ -64,7 +68,9 @@ impl Objects {
     pub(crate) fn ask_for_link(&mut self, number: u32, after: u64) {
         if number & DATAGRAMS != 0 {
             // Asked for again by the next datagram.
-            self.datagrams_refused.retain(|(_, _, until)| *until > Instant::now());
+            let now = Instant::now();
+            self.datagrams_refused.retain(|(_, _, until)| *until > now);
+            self.give_up_datagrams(now);
             return;
         }
         let established = self.is_established(number);
@@ -114,9 +120,13 @@ impl Objects {
             return Ok(established.then_some(*link));
         }
         let Some(number) = self.endpoints.get(endpoint).map(|e| e.number) else { return Err(()) };
-        // An agent that did not answer in time may have ended.
-        self.datagrams_asked.retain(|a| now < a.at + ANSWER_TIME);
-        if self.datagrams_asked.iter().any(|a| is((a.endpoint, a.other))) {
+        if let Some(asked) = self.datagrams_asked.iter_mut().find(|a| is((a.endpoint, a.other))) {
+            // An agent that did not answer in time may have ended. Either answer will do.
+            if now >= asked.last + ANSWER_TIME {
+                asked.last = now;
+                let tag = asked.tag;
+                self.asks.push(Message::Connect { tag, endpoint: number, source, destination });
+            }
             return Ok(None);
         }
         if self.datagrams_asked.iter().filter(|a| a.endpoint == endpoint).count() >= ASKED_MAX {
@@ -124,9 +134,21 @@ impl Objects {
         }
         self.last_tag = self.last_tag.wrapping_add(1) | DATAGRAMS;
         let tag = self.last_tag;
-        self.datagrams_asked.push(Asked { tag, endpoint, other: destination, at: now });
+        let asked = Asked { tag, endpoint, other: destination, first: now, last: now };
+        self.datagrams_asked.push(asked);
         self.asks.push(Message::Connect { tag, endpoint: number, source, destination });
+        for after in [ANSWER_TIME, DATAGRAMS_TIME] {
+            self.at(now + after, Timer::Seek(DATAGRAMS, 0));
+        }
         Ok(None)
+    }
+
+    /// Takes what was not answered in time for refused, so that no queue waits for it any longer.
+    fn give_up_datagrams(&mut self, now: Instant) {
+        let late = |a: &mut Asked| now >= a.first + DATAGRAMS_TIME;
+        for asked in self.datagrams_asked.extract_if(.., late).collect::<Vec<_>>() {
+            self.refuse_datagrams(asked.endpoint, asked.other);
+        }
     }
 
     /// The agent's answer to a CONNECT.

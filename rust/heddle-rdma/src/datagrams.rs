@@ -1,10 +1,12 @@
 //! Datagrams, on one node and between nodes.
 
+use std::time::{Duration, Instant};
+
 use verbs_protocol::wire::{FIRST, Header, Kind, LAST, SOLICITED};
 use verbs_protocol::{Gid, ibv};
 use verbs_qp::{Service, State};
 
-use crate::link::SEND_HIGH;
+use crate::link::{SEND_HIGH, Timer};
 use crate::memory::Fault;
 use crate::objects::{Current, Objects};
 use crate::remote::Broken;
@@ -15,6 +17,9 @@ const GRH: usize = 40;
 /// The most bytes of a datagram.
 const DATAGRAM_MAX: u64 = DATAGRAM_MAX_BYTES as u64;
 const DATAGRAM_MAX_BYTES: usize = 4096;
+/// For how long datagrams wait for a connection whose other end does not read: all that the queue
+/// pair has for others waits with them.
+const FULL_TIME: Duration = Duration::from_millis(200);
 
 impl Objects {
     pub(crate) fn send_datagram(
@@ -108,7 +113,7 @@ impl Objects {
         }
     }
 
-    /// Sends a datagram; false if there is no room for it now.
+    /// Sends a datagram, or drops it if there has been no room for too long; false if it has to wait.
     pub(crate) fn say_datagram(
         &mut self,
         handle: u32,
@@ -117,8 +122,20 @@ impl Objects {
         payload: &[u8],
     ) -> bool {
         let Some(link) = self.links.get_mut(handle) else { return true };
-        if link.unsent.len() >= SEND_HIGH {
-            return false;
+        let now = Instant::now();
+        if link.unsent.len() <= SEND_HIGH / 2 {
+            link.full_since = None;
+        }
+        match link.full_since {
+            Some(since) if now >= since + FULL_TIME => return true,
+            None if link.unsent.len() >= SEND_HIGH => {
+                link.full_since = Some(now);
+                // Nothing but the time may wake the router.
+                self.at(now + FULL_TIME, Timer::Link(handle));
+                return false;
+            }
+            _ if link.unsent.len() >= SEND_HIGH => return false,
+            _ => {}
         }
         let header = Header {
             opcode: told.opcode,

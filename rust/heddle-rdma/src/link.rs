@@ -92,6 +92,8 @@ pub(crate) struct Link {
     filled: usize,
     pub(crate) unsent: VecDeque<u8>,
     waits_for_room: bool,
+    /// Since when datagrams find it full; none if half of that was sent since.
+    pub(crate) full_since: Option<Instant>,
     deadline: Option<Instant>,
 
     // The requester.
@@ -216,6 +218,7 @@ impl Objects {
             filled: 0,
             unsent: VecDeque::new(),
             waits_for_room: false,
+            full_since: None,
             deadline: None,
             sent: VecDeque::new(),
             next: 0,

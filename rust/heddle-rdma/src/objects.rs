@@ -34,9 +34,14 @@ pub(crate) enum Quota {
     Channels,
     /// Bytes of shared memory.
     Memory,
+    /// Pieces of it that the program asked for by itself: each takes a descriptor and a mapping of the
+    /// router, of which there are only so many for all endpoints, however few bytes it has.
+    Memories,
 }
 
-const QUOTAS: usize = 9;
+const QUOTAS: usize = 10;
+/// The agent does not name a limit of these.
+const MEMORIES: u32 = 1024;
 
 /// Send requests in a time: as many as a tenth of a second's may be taken at once.
 struct Rate {
@@ -102,6 +107,7 @@ impl Endpoint {
             (l.ahs, 4096),
             (l.channels, 256),
             (l.memory_mib, 1024),
+            (MEMORIES, MEMORIES),
         ];
         for (limit, (given, default)) in self.limits.iter_mut().zip(given) {
             *limit = u64::from(if given == 0 { default } else { given });

@@ -96,19 +96,19 @@ impl SendRing {
 /// Receive requests of a queue pair or of a shared receive queue.
 pub(crate) struct ReceiveRing {
     staged: Staged,
-    /// One that was taken and not used after all.
-    returned: Option<Receive>,
+    /// Those that were taken and not used after all: of a shared queue more than one at a time.
+    returned: Vec<Receive>,
 }
 
 impl ReceiveRing {
     pub(crate) fn attach(memory: &Arc<SharedMemory>, offset: usize, capacity: u32) -> Option<Self> {
         let consumer = Consumer::attach(memory, offset, capacity).ok()?;
-        Some(Self { staged: Staged::new(consumer), returned: None })
+        Some(Self { staged: Staged::new(consumer), returned: Vec::new() })
     }
 
     /// The next request; the `wr_id` of one that is wrong in itself.
     pub(crate) fn next(&mut self) -> Result<Option<Result<Receive, u64>>, Dead> {
-        if let Some(receive) = self.returned.take() {
+        if let Some(receive) = self.returned.pop() {
             return Ok(Some(Ok(receive)));
         }
         Ok(self.staged.next(slots::receive_slots)?.map(Receive::parse))
@@ -116,17 +116,18 @@ impl ReceiveRing {
 
     /// Puts a request back, to be the next one again.
     pub(crate) fn give_back(&mut self, receive: Receive) {
-        self.returned = Some(receive);
+        self.returned.push(receive);
     }
 
     pub(crate) fn clear(&mut self) {
-        self.returned = None;
+        self.returned.clear();
         self.staged.clear();
     }
 
     /// Slots that are there: at least as many as requests.
     pub(crate) fn available(&mut self) -> u32 {
-        self.staged.consumer.available().unwrap_or(0) + u32::from(self.returned.is_some())
+        let returned = u32::try_from(self.returned.len()).unwrap_or(u32::MAX);
+        self.staged.consumer.available().unwrap_or(0).saturating_add(returned)
     }
 }
 
@@ -177,5 +178,34 @@ impl CompletionRing {
         // SAFETY: the memory begins at a page boundary and is longer than the word, any bytes are a
         // value of an atomic, and `self` keeps it mapped.
         unsafe { self.memory.as_ptr().cast::<AtomicU32>().as_ref() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_ring::{ring, ring_size};
+
+    #[test]
+    fn all_requests_that_are_put_back_come_again() {
+        let memory = SharedMemory::create(c"test", ring_size(4)).unwrap();
+        ring::create(&memory, 0, 4).unwrap();
+        let mut program = Producer::attach(&memory, 0, 4).unwrap();
+        let mut receives = ReceiveRing::attach(&memory, 0, 4).unwrap();
+        for wr_id in [1, 2] {
+            let head = abi::verbs_receive { wr_id, slots: 1, ..Default::default() };
+            let slot = plain::bytes(&head).first_chunk::<SLOT>().map(Slot::from_bytes).unwrap();
+            assert_eq!(program.push(&[slot]), Ok(1));
+        }
+        let mut next = || receives.next().unwrap().unwrap().unwrap();
+        let taken = [next(), next()];
+        for receive in taken {
+            receives.give_back(receive);
+        }
+        assert_eq!(receives.available(), 2);
+        let mut again = [(); 2].map(|()| receives.next().unwrap().unwrap().unwrap().wr_id);
+        again.sort_unstable();
+        assert_eq!(again, [1, 2]);
+        assert!(receives.next().unwrap().is_none());
     }
 }

@@ -84,7 +84,8 @@ impl Objects {
     /// A turn of a queue pair.
     pub(crate) fn turn(&mut self, number: u32, now: Instant) -> Turn {
         let Some(qp) = self.qps.get(number) else { return Turn::default() };
-        let turn = match qp.state {
+        let state = qp.state;
+        let turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
             State::ReadyToSend if self.is_remote(number) => self.remote_turn(number, now),
             State::ReadyToSend => self.send_turn(number, now),
@@ -92,6 +93,8 @@ impl Objects {
         };
         self.notify();
         let mut turn = turn;
+        // What is in its rings is to be flushed before the router sleeps.
+        turn.worked |= self.qps.get(number).is_some_and(|qp| qp.state != state);
         if let Some(until) = self.qps.get_mut(number).and_then(|qp| qp.throttled.take()) {
             turn.waits = true;
             turn.until = Some(turn.until.map_or(until, |first| first.min(until)));

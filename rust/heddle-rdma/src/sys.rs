@@ -234,9 +234,23 @@ pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
         // Of a PID namespace that this process cannot see.
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    // SAFETY: pidfd_open takes numbers and touches no memory of ours.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, who.pid, 0) };
-    let fd = own(c_int::try_from(fd).unwrap_or(-1))?;
+    // Of the socket, and not by the number: that may belong to another process by now.
+    let mut fd: c_int = -1;
+    let mut size = libc::socklen_t::try_from(size_of::<c_int>()).unwrap_or(0);
+    // SAFETY: the kernel writes at most `size` bytes, which `fd` has.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut size,
+        )
+    })?;
+    let fd = own(fd)?;
+    if !is_alive(&fd) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
     Ok((who.pid, fd))
 }
 

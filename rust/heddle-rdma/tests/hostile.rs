@@ -255,3 +255,124 @@ fn requests_in_a_second_are_bounded() {
     let took = start.elapsed();
     assert!(took >= std::time::Duration::from_millis(450), "{took:?}");
 }
+
+/// Starts a process with this number, which waits until it is killed; `first` is what it does before.
+fn process(number: Option<libc::pid_t>, first: impl FnOnce()) -> Option<libc::pid_t> {
+    let wanted = number.unwrap_or(0);
+    // SAFETY: integers, for which zero is a value.
+    let mut arguments: libc::clone_args = unsafe { core::mem::zeroed() };
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    if number.is_some() {
+        (arguments.set_tid, arguments.set_tid_size) = (&raw const wanted as u64, 1);
+    }
+    // SAFETY: the kernel reads the arguments; the child gets a copy of all memory, and does nothing but
+    // system calls.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) }
+    {
+        0 => {
+            first();
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        -1 => {
+            let why = std::io::Error::last_os_error();
+            assert_eq!(why.raw_os_error(), Some(libc::EEXIST), "clone3: {why}");
+            None
+        }
+        pid => Some(libc::pid_t::try_from(pid).unwrap()),
+    }
+}
+
+fn end(pid: libc::pid_t) {
+    // SAFETY: a child of this test's own, that nobody has waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    // SAFETY: as above; the kernel writes no status.
+    assert_eq!(unsafe { libc::waitpid(pid, core::ptr::null_mut(), 0) }, pid);
+}
+
+/// A process connects, passes the connection on and ends; then its number is another one's, before the
+/// router looks who has connected. That one's memory is not to be had.
+#[test]
+fn a_number_that_is_another_process_s_by_now_is_not_believed() {
+    let router = Router::start();
+    let listener = router.listen(1);
+    let (mine, its) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    let path = router.path(1);
+    let first = process(None, || {
+        let socket = support::connect(&path).unwrap();
+        send(&its.into(), b"x", &[socket.as_raw_fd()]).unwrap();
+    });
+    let first = first.unwrap();
+    let passed = receive(&mine.into()).unwrap().1.pop().unwrap();
+    end(first);
+    let second = process(Some(first), || ()).expect("the number is free");
+    router.add_listening(1, Limits::default(), &listener);
+    let believed = send(&passed, plain::bytes(&hello(1, 0)), &[]).is_ok()
+        && receive(&passed).is_ok_and(|(bytes, _)| !bytes.is_empty());
+    end(second);
+    assert!(!believed, "the router takes another process for the one that connected");
+    // Whoever is there is believed.
+    router.open(1);
+}
+
+#[test]
+fn many_small_pieces_of_memory_are_bounded() {
+    let router = node();
+    let mut a = router.open(1);
+    let mut kept = Vec::new();
+    let refused = (0..2000).find_map(|_| {
+        let head = a.head(abi::VERBS_CREATE_MEMORY);
+        let request = abi::verbs_create_memory_request { head, length: 4096 };
+        let made = a.ask::<abi::verbs_create_memory_reply>(&request);
+        made.map(|(reply, _)| kept.push(reply.memory)).err()
+    });
+    assert_eq!((refused, kept.len()), (Some(libc::ENOMEM), 1024));
+    a.object(abi::VERBS_DESTROY_MEMORY, kept[0]).unwrap();
+    let head = a.head(abi::VERBS_CREATE_MEMORY);
+    let request = abi::verbs_create_memory_request { head, length: 4096 };
+    a.ask::<abi::verbs_create_memory_reply>(&request).unwrap();
+    others_can_speak(&router);
+}
+
+#[test]
+fn events_of_a_queue_that_is_gone_are_not_kept() {
+    let router = node();
+    let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let (handle, channel) = a.device.channel();
+    let queues = [a.device.cq(64, handle), a.device.cq(64, handle)];
+    let numbers = [0, 1].map(|i: usize| {
+        let qp = a.device.qp(ibv::QPT_RC, a.pd, &queues[i], &queues[i], 0);
+        // To itself: that needs no connection.
+        a.device.connect(qp.number, ibv::QPT_RC, (1, qp.number), |_| ());
+        qp
+    });
+    let [mut first, mut second] = queues;
+    let [mut one, mut two] = numbers;
+    let slots = sending(at(ibv::WR_RDMA_WRITE, 1, &a.buffer, a.key), &[a.whole()]);
+    // More events than the channel's socket has room for.
+    for _ in 0..1000 {
+        first.arm(abi::VERBS_ARM_NEXT);
+        a.device.post(&mut one.send, &slots);
+        assert_eq!(first.result(), (1, ibv::WC_SUCCESS));
+    }
+    second.arm(abi::VERBS_ARM_NEXT);
+    a.device.post(&mut two.send, &slots);
+    assert_eq!(second.result(), (1, ibv::WC_SUCCESS));
+    a.device.object(abi::VERBS_DESTROY_QP, two.number).unwrap();
+    a.device.object(abi::VERBS_DESTROY_CQ, second.handle).unwrap();
+    let mut events = 0;
+    while support::readable(&channel, std::time::Duration::from_millis(100)) {
+        let event: abi::verbs_completion_event =
+            plain::read(&receive(&channel).unwrap().0).unwrap();
+        assert_eq!(event.cq, first.handle);
+        events += 1;
+        if events == 1 {
+            // The router sends what it held as soon as there is room.
+            a.device.state(one.number);
+        }
+    }
+    assert!(events > 1 && events < 1000, "{events} events: the socket was to be full");
+    drop(b);
+}

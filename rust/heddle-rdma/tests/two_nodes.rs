@@ -351,3 +351,54 @@ fn a_peer_that_asks_and_does_not_read_loses_its_connection() {
     assert_eq!((event.event, event.object), (ibv::EVENT_QP_FATAL, end.qp.number));
     assert!(router.runs());
 }
+
+/// A queue pair of datagrams, and how it sends one to an endpoint.
+fn datagrams(router: &Router) -> (End, impl Fn(&mut End, u8) -> Vec<shared_ring::Slot>) {
+    let mut a = End::new(router, 1, ibv::QPT_UD, 1, 4096);
+    a.device.connect_datagrams(a.qp.number, 5);
+    let to = |a: &mut End, n| {
+        let head = abi::verbs_send {
+            rkey: a.qp.number,
+            compare_add: a.device.ah(a.pd, n).into(),
+            swap: 5,
+            ..request(ibv::WR_SEND, n.into())
+        };
+        sending(head, &[a.part(0, 4000)])
+    };
+    (a, to)
+}
+
+#[test]
+fn datagrams_do_not_wait_for_ever_for_a_connection() {
+    let (one, _two) = nodes();
+    one.net.be_silent();
+    let (mut a, to) = datagrams(&one);
+    let start = std::time::Instant::now();
+    for n in [2, 1] {
+        let slots = to(&mut a, n);
+        a.send(&slots);
+    }
+    assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
+    assert!(start.elapsed() >= Duration::from_secs(9), "{:?}", start.elapsed());
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+}
+
+#[test]
+fn one_that_does_not_read_its_datagrams_holds_up_nobody() {
+    let (one, _two) = nodes();
+    let opened = Greeting { kind: wire::DATAGRAMS, qp_type: 0, ..greeting(0) };
+    let opened = Greeting { source_qp: 0, destination_qp: 0, ..opened };
+    let mut hostile = intrude(&one, &opened);
+    let mut answer = [0; wire::GREETING];
+    hostile.read_exact(&mut answer).unwrap();
+    let (mut a, to) = datagrams(&one);
+    let slots = to(&mut a, 2);
+    // More bytes than the kernel's buffers of a connection have room for.
+    for _ in 0..6000 {
+        a.send(&slots);
+        assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
+    }
+    let slots = to(&mut a, 1);
+    a.send(&slots);
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+}

@@ -8,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn packet_socket() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-fn connect(path: &Path) -> Option<OwnedFd> {
+pub(crate) fn connect(path: &Path) -> Option<OwnedFd> {
     let socket = packet_socket();
     let (address, size) = address(path);
     // SAFETY: the kernel reads one sockaddr_un.
@@ -145,6 +145,7 @@ pub(crate) struct Net {
     ways: Mutex<HashMap<Gid, (Arc<OwnedFd>, u64)>>,
     connections: Mutex<Vec<TcpStream>>,
     refuses: AtomicU32,
+    is_silent: AtomicBool,
 }
 
 impl Net {
@@ -158,6 +159,11 @@ impl Net {
     /// Connections get this errno from now on.
     pub(crate) fn refuse(&self, errno: i32) {
         self.refuses.store(errno.unsigned_abs(), Ordering::SeqCst);
+    }
+
+    /// What a router asks for gets no answer from now on.
+    pub(crate) fn be_silent(&self) {
+        self.is_silent.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn connections(&self) -> usize {
@@ -174,6 +180,9 @@ impl Net {
             let Message::Connect { tag, endpoint, source, destination } = message else {
                 panic!("the router says {message:?}");
             };
+            if self.is_silent.load(Ordering::SeqCst) {
+                continue;
+            }
             let way = self.ways.lock().unwrap().get(&destination).cloned();
             let errno = match (self.refuses.load(Ordering::SeqCst), &way) {
                 (0, None) => libc::EHOSTUNREACH.unsigned_abs(),
@@ -202,10 +211,43 @@ pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
 
 /// A router, and the test as its agent.
 pub(crate) struct Router {
-    child: Child,
+    // Dropped in this order, also when the start fails: the router, then its folder.
+    child: Running,
     pub(crate) agent: Arc<OwnedFd>,
     pub(crate) net: Arc<Net>,
-    dir: PathBuf,
+    dir: Folder,
+}
+
+/// A folder of a test's own, which goes with it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        let mut template = std::env::temp_dir().join("heddle-rdma-XXXXXX").into_os_string();
+        template.push("\0");
+        let mut bytes = template.into_encoded_bytes();
+        // SAFETY: the kernel's library replaces six bytes of a string that ends with a 0.
+        let made = unsafe { libc::mkdtemp(bytes.as_mut_ptr().cast()) };
+        assert!(!made.is_null(), "{}", io::Error::last_os_error());
+        bytes.pop();
+        Self(PathBuf::from(String::from_utf8(bytes).unwrap()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A program that is killed when nobody holds it any more.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Router {
@@ -214,13 +256,10 @@ impl Router {
     }
 
     pub(crate) fn start_in(net: &Arc<Net>) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let n = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("heddle-rdma-{}-{n}", std::process::id()));
-        std::fs::create_dir(&dir).unwrap();
-        let path = dir.join("agent");
+        let dir = Folder::new();
+        let path = dir.0.join("agent");
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
-        let child = Command::new(program).arg("--agent").arg(&path).spawn().unwrap();
+        let child = Running(Command::new(program).arg("--agent").arg(&path).spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
         let router = Self { child, agent, net: Arc::clone(net), dir };
         let hello = Message::parse(&receive(&router.agent).unwrap().0).unwrap();
@@ -237,9 +276,21 @@ impl Router {
 
     /// Adds an endpoint; its number is the last part of its address.
     pub(crate) fn add(&self, n: u8, limits: Limits) {
-        let path = self.dir.join(format!("endpoint{n}"));
+        self.add_listening(n, limits, &self.listen(n));
+    }
+
+    /// The socket that an endpoint's control connections come by.
+    pub(crate) fn listen(&self, n: u8) -> OwnedFd {
+        let path = self.path(n);
         let _ = std::fs::remove_file(&path);
-        let listener = listen(&path);
+        listen(&path)
+    }
+
+    pub(crate) fn path(&self, n: u8) -> PathBuf {
+        self.dir.0.join(format!("endpoint{n}"))
+    }
+
+    pub(crate) fn add_listening(&self, n: u8, limits: Limits, listener: &OwnedFd) {
         let (endpoint, gids) = (u64::from(n), [gid(n), [0; 16]]);
         let name = format!("test/{n}");
         self.net.ways.lock().unwrap().insert(gid(n), (Arc::clone(&self.agent), endpoint));
@@ -249,7 +300,7 @@ impl Router {
 
     /// A connection of an endpoint's control socket.
     pub(crate) fn connect(&self, n: u8) -> OwnedFd {
-        connect(&self.dir.join(format!("endpoint{n}"))).unwrap()
+        connect(&self.path(n)).unwrap()
     }
 
     /// An open device of an endpoint.
@@ -259,31 +310,23 @@ impl Router {
 
     /// Whether the router runs.
     pub(crate) fn runs(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_none()
+        self.child.0.try_wait().unwrap().is_none()
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.child.0.kill().unwrap();
+        self.child.0.wait().unwrap();
     }
 
     /// Descriptors that the router has open.
     pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.0.id())).unwrap().count()
     }
 
     /// Mappings of memory that the router shares with programs.
     pub(crate) fn mappings(&self) -> usize {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.0.id())).unwrap();
         maps.lines().filter(|l| l.contains("memfd:")).count()
-    }
-}
-
-impl Drop for Router {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -63,7 +63,7 @@ help:
 	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets  scenarios of a theme (root)"
 	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
-	@echo "make chaos   agents, holders, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
+	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
 	@echo "make test-rust  the Rust workspace's tests, and models of its memory orders; part of make test"
 	@echo "make bench-rust  nanoseconds for a slot of a ring in shared memory; wants a quiet machine (20 seconds)"

@@ -65,7 +65,6 @@ func (c *Call) Give(d Descriptor) error {
 		}
 		return c.refused(fmt.Errorf("tell caller its descriptor: %w", err))
 	}
-	c.handler.gave.Add(1)
 	return nil
 }
 
@@ -81,7 +80,9 @@ func (c *Call) Redeliver(key uint64) (note int, done bool) {
 	r.inflight.inode = u.inode
 	switch err := sendValue(r.fd, c.id(), u.number); {
 	case err == nil:
-		c.handler.gave.Add(1)
+		if u.note == 0 {
+			c.handler.redelivered.Add(1)
+		}
 		return u.note, true
 	case gone(err):
 		r.addUndelivered(c.Thread(), u) // interrupted again

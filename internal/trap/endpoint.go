@@ -192,11 +192,12 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Gave gives how many descriptors callers got of a handler.
-func (s *Server) Gave(h Handler) uint64 {
+// Redelivered gives how many callers were told a descriptor that they had already: by this agent, when the handler had no note of it,
+// or of the agent before it.
+func (s *Server) Redelivered(h Handler) uint64 {
 	for _, have := range s.handlers {
 		if have.Handler == h {
-			return have.gave.Load()
+			return have.redelivered.Load()
 		}
 	}
 	return 0

@@ -59,8 +59,8 @@ var ErrAgentEnds = errors.New("agent ends")
 // handling is a handler of a server's.
 type handling struct {
 	Handler
-	endpoints EndpointHandler // the same, or nil
-	gave      atomic.Uint64   // descriptors
+	endpoints   EndpointHandler // the same, or nil
+	redelivered atomic.Uint64
 }
 
 func newHandlings(handlers []Handler) (out []*handling) {

@@ -310,7 +310,7 @@ func (r *reader) finish() {
 	}
 	if err := sendValue(r.fd, n.ID, number); err == nil {
 		if h := r.srv.handlerOf(&n.Data); h != nil {
-			h.gave.Add(1)
+			h.redelivered.Add(1)
 		}
 	} // or it had its answer
 	*r.inflight = inflightCall{}

@@ -32,13 +32,13 @@ func (p *Plane) Interception(context.Context) (api.Interception, error) {
 	if err != nil {
 		return api.Interception{}, err
 	}
-	// Hits and batches were given before they were counted, and are read before what was given.
+	// Sums of counters, no differences: a count that falls would be taken for a restart.
 	sockets := p.sockets.Stats()
-	answered := p.traps.Gave(p.sockets) - sockets.Batches
+	misses := sockets.PoolMisses + p.traps.Redelivered(p.sockets)
 	st := p.traps.Stats()
 	return api.Interception{
-		Listeners: st.Listeners, Readers: st.Readers, Answered: answered, Continued: st.Continued, Ioctls: p.ioctls.Made(),
+		Listeners: st.Listeners, Readers: st.Readers, Answered: sockets.PoolHits + misses, Continued: st.Continued, Ioctls: p.ioctls.Made(),
 		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts), Failed: st.Failed,
-		PremadeHits: sockets.PoolHits, PremadeMisses: answered - sockets.PoolHits, Batches: sockets.Batches, BatchSockets: sockets.BatchSockets, Unguarded: unguarded,
+		PremadeHits: sockets.PoolHits, PremadeMisses: misses, Batches: sockets.Batches, BatchSockets: sockets.BatchSockets, Unguarded: unguarded,
 	}, nil
 }

@@ -88,6 +88,8 @@ func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, 
 	}
 	if ready {
 		h.hits.Add(1)
+	} else {
+		h.misses.Add(1)
 	}
 	return nil
 }

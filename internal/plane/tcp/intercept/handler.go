@@ -66,6 +66,7 @@ type Config struct {
 type Stats struct {
 	Ready        int    // gauge: sockets made ahead
 	PoolHits     uint64 // calls answered with a socket that was ready
+	PoolMisses   uint64 // calls answered with a socket that had to be made first
 	Batches      uint64 // calls answered with a batch of sockets
 	BatchSockets uint64 // sockets in them
 }
@@ -81,7 +82,7 @@ type Handler struct {
 	stop      context.CancelFunc
 	tasks     sync.WaitGroup // the maker of batches
 
-	hits, batches, batchSockets atomic.Uint64
+	hits, misses, batches, batchSockets atomic.Uint64
 
 	mu          sync.RWMutex // guards the rest; never held across a system call
 	pools       map[*trap.Endpoint]*pools
@@ -167,7 +168,8 @@ func (h *Handler) Reasons() []*trap.Reason {
 // Stats reads all counters, one after the other: they may be of slightly different moments.
 func (h *Handler) Stats() Stats {
 	return Stats{
-		Ready: int(h.prefiller.total.Load()), PoolHits: h.hits.Load(), Batches: h.batches.Load(), BatchSockets: h.batchSockets.Load(),
+		Ready: int(h.prefiller.total.Load()), PoolHits: h.hits.Load(), PoolMisses: h.misses.Load(),
+		Batches: h.batches.Load(), BatchSockets: h.batchSockets.Load(),
 	}
 }
 

@@ -442,3 +442,29 @@ func TestListenRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestCountsNeverFall: what is reported while sockets are given is never less than before, which would be taken for a restart.
+func TestCountsNeverFall(t *testing.T) {
+	path := socketPath(t)
+	s, _ := serve(t, testConfig(path, "", &testMaker{}))
+	c := trapped(t, path, testName)
+	c.tell(command{Op: "time", Family: unix.AF_INET, Type: unix.SOCK_STREAM, N: 20000})
+	done := make(chan outcome, 1)
+	go func() { done <- c.hear() }()
+	for before := s.Stats(); ; {
+		now := s.Stats()
+		if now.Answered < before.Answered || now.PoolMisses < before.PoolMisses || now.PoolHits < before.PoolHits {
+			t.Fatalf("%d answered, %d hits, %d misses after %d, %d, %d", now.Answered, now.PoolHits, now.PoolMisses,
+				before.Answered, before.PoolHits, before.PoolMisses)
+		}
+		before = now
+		select {
+		case o := <-done:
+			if o.Errno != 0 || now.Answered == 0 {
+				t.Errorf("%v; %d answered", unix.Errno(o.Errno), now.Answered)
+			}
+			return
+		default:
+		}
+	}
+}

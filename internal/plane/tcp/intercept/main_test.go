@@ -159,9 +159,9 @@ type agentStats struct {
 
 func (a *testAgent) Stats() agentStats {
 	s := a.sockets.Stats()
-	answered := a.Gave(a.sockets) - s.Batches
+	misses := s.PoolMisses + a.Redelivered(a.sockets)
 	return agentStats{
-		Stats: a.Server.Stats(), Ready: s.Ready, Answered: answered, PoolHits: s.PoolHits, PoolMisses: answered - s.PoolHits,
+		Stats: a.Server.Stats(), Ready: s.Ready, Answered: s.PoolHits + misses, PoolHits: s.PoolHits, PoolMisses: misses,
 		Ioctls: a.ioctls.Made(), Batches: s.Batches, BatchSockets: s.BatchSockets,
 	}
 }

@@ -134,10 +134,10 @@ func TestReadmeTable(t *testing.T) {
 	}
 }
 
-// TestFilesAreThere: a file that the architecture names is in the repository.
+// TestFilesAreThere: a file that the architecture, the threat model or CONTRIBUTING names is in the repository.
 func TestFilesAreThere(t *testing.T) {
 	files := []string{"/rules_test.go"}
-	for _, folder := range []string{"bpf", "clib", "cmd", "internal"} {
+	for _, folder := range []string{"bpf", "clib", "cmd", "internal", "rust", "test"} {
 		err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
 			files = append(files, "/"+filepath.ToSlash(path))
 			return err
@@ -146,14 +146,44 @@ func TestFilesAreThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	named := regexp.MustCompile("`([a-zA-Z0-9_/.-]+\\.(?:go|c|h))`")
+	named := regexp.MustCompile("`([a-zA-Z0-9_/.-]+\\.(?:go|c|h|rs))`")
 	for path, text := range documents(t) {
-		if path != "docs/ARCHITECTURE.md" && !strings.HasPrefix(path, "docs/architecture/") {
+		if !slices.Contains([]string{"CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/security.md"}, path) && !strings.HasPrefix(path, "docs/architecture/") {
 			continue
 		}
 		for _, m := range named.FindAllStringSubmatch(text, -1) {
 			if !slices.ContainsFunc(files, func(file string) bool { return strings.HasSuffix(file, "/"+m[1]) }) {
 				t.Errorf("%s: there is no file %s", path, m[1])
+			}
+		}
+	}
+}
+
+// TestNamedTestsAreThere: a test that a document names as the proof of what it says is in the repository. A name that ends
+// in an asterisk stands for several. docs/conformance.md names tests of others; decisions are of their day.
+func TestNamedTestsAreThere(t *testing.T) {
+	var tests []string
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+	walkFiles(t, func(name string) {
+		if !strings.HasSuffix(name, "_test.go") {
+			return
+		}
+		raw, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range declared.FindAllSubmatch(raw, -1) {
+			tests = append(tests, string(m[1]))
+		}
+	})
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)(\\*?)`")
+	for path, text := range documents(t) {
+		if path == "docs/conformance.md" || strings.HasPrefix(path, "docs/decisions/") {
+			continue
+		}
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if !slices.ContainsFunc(tests, func(test string) bool { return test == m[1] || m[2] == "*" && strings.HasPrefix(test, m[1]) }) {
+				t.Errorf("%s: there is no test %s", path, m[1]+m[2])
 			}
 		}
 	}

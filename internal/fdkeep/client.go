@@ -66,10 +66,11 @@ func (c *Client) Watch(ctx context.Context) error {
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if err := send(conn, request{Op: opWatch}); err != nil {
-		return fmt.Errorf("watch fd keeper: %w", err)
+	err = send(conn, request{Op: opWatch})
+	if err == nil {
+		err = conn.SetDeadline(time.Time{})
 	}
-	if err := conn.SetDeadline(time.Time{}); err != nil {
+	if err != nil { // also of a connection that was closed because ctx ended
 		return errors.Join(ctx.Err(), fmt.Errorf("watch fd keeper: %w", err))
 	}
 	msg, fds, err := receive(conn)

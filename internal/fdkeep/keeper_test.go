@@ -8,7 +8,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -169,6 +171,18 @@ func openFiles(t *testing.T) int {
 	return len(e)
 }
 
+// listFiles says what is open, for a test that counted too many.
+func listFiles() string {
+	var all strings.Builder
+	names, _ := filepath.Glob("/proc/self/fd/*")
+	for _, name := range names {
+		if file, err := os.Readlink(name); err == nil {
+			fmt.Fprintln(&all, path.Base(name), file)
+		}
+	}
+	return all.String()
+}
+
 func TestOneKeeperAPath(t *testing.T) {
 	c, stop := run(t)
 	if err := Run(context.Background(), c.path); err == nil || !strings.Contains(err.Error(), "another fd keeper") {
@@ -273,10 +287,18 @@ func TestKeeperGivesWay(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	c, stop := run(t)
-	before := openFiles(t)
+	accepted := regexp.MustCompile(` 03 +[0-9]+ ` + regexp.QuoteMeta(c.path) + "\n") // 3: SS_CONNECTED
+	connections := func(n int) func() (bool, string) {
+		return func() (bool, string) {
+			sockets, err := os.ReadFile("/proc/net/unix")
+			testutil.NoError(t, err)
+			return len(accepted.FindAll(sockets, -1)) == n, string(sockets)
+		}
+	}
+	testutil.Eventually(t, "the keeper to close what it was asked by", connections(0))
 	ended := make(chan error, 1)
 	go func() { ended <- c.Watch(context.Background()) }()
-	testutil.EventuallyTrue(t, "watch begins", func() bool { return openFiles(t) >= before+2 }) // both ends are in this process
+	testutil.Eventually(t, "the keeper to accept the watch", connections(1))
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := c.Watch(ctx); !errors.Is(err, context.Canceled) {

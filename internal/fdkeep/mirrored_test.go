@@ -120,7 +120,9 @@ func TestMirrored(t *testing.T) {
 		t.Errorf("the new keeper has %v, want %v", got, want)
 	}
 	// The keeper, which is in this process, has two descriptors for each, and nothing else is left open.
-	testutil.EventuallyTrue(t, "no descriptor is left over", func() bool { return openFiles(t) <= before+4 })
+	testutil.Eventually(t, "no descriptor is left over", func() (bool, string) {
+		return openFiles(t) <= before+4, listFiles()
+	})
 
 	for name := range s.fds { // the service was stopped
 		_ = s.Remove(name)

@@ -14,8 +14,8 @@ import (
 // crate is one crate of others: a version of it, with what rust/crates.toml says about it.
 type crate struct{ licence, used, why string }
 
-// TestCrates holds the Rust workspace to the crates that were reviewed: rust/crates.toml says which, and what this
-// cannot know.
+// TestCrates holds the Rust workspace to the crates that were reviewed: rust/crates.toml says
+// which, and what this cannot know.
 func TestCrates(t *testing.T) {
 	reviewed := reviewedCrates(t)
 	locked := map[string]bool{}
@@ -42,7 +42,8 @@ func TestCrates(t *testing.T) {
 	compareUse(t, reviewed, models, "models")
 }
 
-// compareUse demands that the crates reviewed for a use are those that cargo compiles for it, with the same licences.
+// compareUse demands that the crates reviewed for a use are those that cargo compiles for it, with
+// the same licences.
 func compareUse(t *testing.T, reviewed map[string]crate, compiled map[string]string, use string) {
 	t.Helper()
 	for name, licence := range compiled {
@@ -59,7 +60,8 @@ func compareUse(t *testing.T, reviewed map[string]crate, compiled map[string]str
 
 var tomlString = regexp.MustCompile(`^(\w+) = "(.*)"$`)
 
-// tables reads the named tables of a TOML file whose values are strings of one line; others are left out.
+// tables reads the named tables of a TOML file whose values are strings of one line; others are
+// left out.
 func tables(t *testing.T, file, header string) []map[string]string {
 	t.Helper()
 	raw, err := os.ReadFile(file)
@@ -93,8 +95,8 @@ func reviewedCrates(t *testing.T) map[string]crate {
 	return out
 }
 
-// lockedCrates returns the crates of others that a lock file names, by name and version: those of this repository
-// have no source.
+// lockedCrates returns the crates of others that a lock file names, by name and version: those of
+// this repository have no source.
 func lockedCrates(t *testing.T, file string) []string {
 	t.Helper()
 	var out []string
@@ -109,8 +111,8 @@ func lockedCrates(t *testing.T, file string) []string {
 	return out
 }
 
-// compiledCrates asks cargo which crates of others it compiles with these flags of the compiler, beside those of
-// tests, and returns their licences.
+// compiledCrates asks cargo which crates of others it compiles with these flags of the compiler,
+// beside those of tests, and returns their licences.
 func compiledCrates(t *testing.T, flags string) map[string]string {
 	t.Helper()
 	cargo := exec.Command("cargo", "tree", "--locked", "--edges", "normal,build", "--prefix", "none", "--no-dedupe", "--format", "{p}|{l}")

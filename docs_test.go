@@ -37,8 +37,8 @@ func documents(t *testing.T) map[string]string {
 	return texts
 }
 
-// TestTenMinutes keeps what a reader sees first short, and its lines readable where they are typed. Rows of tables cannot be
-// broken.
+// TestTenMinutes keeps what a reader sees first short, and its lines readable where they are typed.
+// Rows of tables cannot be broken.
 func TestTenMinutes(t *testing.T) {
 	texts := documents(t)
 	for path, text := range texts {
@@ -90,7 +90,8 @@ var readmeRows = []struct{ workload, scope, metric string }{
 	{"crr", "intra", "connections_per_s"},
 }
 
-// TestReadmeTable holds the README's table to one run, the one that docs/benchmarks.md has under "Against peers".
+// TestReadmeTable holds the README's table to one run, the one that docs/benchmarks.md has under
+// "Against peers".
 func TestReadmeTable(t *testing.T) {
 	raw, err := os.ReadFile("docs/benchmarks/peers.json")
 	if err != nil {
@@ -134,7 +135,8 @@ func TestReadmeTable(t *testing.T) {
 	}
 }
 
-// TestFilesAreThere: a file that the architecture, the threat model or CONTRIBUTING names is in the repository.
+// TestFilesAreThere: a file that the architecture, the threat model or CONTRIBUTING names is in the
+// repository.
 func TestFilesAreThere(t *testing.T) {
 	files := []string{"/rules_test.go"}
 	for _, folder := range []string{"bpf", "clib", "cmd", "internal", "rust", "test"} {
@@ -159,8 +161,9 @@ func TestFilesAreThere(t *testing.T) {
 	}
 }
 
-// TestNamedTestsAreThere: a test that a document names as the proof of what it says is in the repository. A name that ends
-// in an asterisk stands for several. docs/conformance.md names tests of others; decisions are of their day.
+// TestNamedTestsAreThere: a test that a document names as the proof of what it says is in the
+// repository. A name that ends in an asterisk stands for several. docs/conformance.md names tests
+// of others; decisions are of their day.
 func TestNamedTestsAreThere(t *testing.T) {
 	var tests []string
 	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)

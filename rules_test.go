@@ -14,12 +14,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 const module = "heddle.dev/heddle/"
 
-// allowed says which of our packages each may import, beside internal/model: the dependency direction of
-// docs/architecture/packages.md. A package that is missing here fails the test.
+// allowed says which of our packages each may import, beside internal/model: the dependency
+// direction of docs/architecture/packages.md. A package that is missing here fails the test.
 var allowed = map[string][]string{
 	"internal/model":           {},
 	"internal/policy":          {},
@@ -63,7 +64,8 @@ var allowed = map[string][]string{
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/runtime", "internal/trust"},
 	"internal/lab/fabric": {},
-	// The benches: what they are made of, then each. Flags of a benchmark stand beside what they mean.
+	// The benches: what they are made of, then each. Flags of a benchmark stand beside what they
+	// mean.
 	"internal/bench/histogram": {},
 	"internal/bench/loadgen":   {"internal/bench/histogram"},
 	"internal/bench/machine":   {"internal/bench/loadgen"},
@@ -97,7 +99,8 @@ var allowed = map[string][]string{
 	"test/labstore":     {"internal/netns", "internal/trust", "test/lab"},
 }
 
-// aBenchmark gives what the package of a command of `heddle bench` may import: what all of them share, and more.
+// aBenchmark gives what the package of a command of `heddle bench` may import: what all of them
+// share, and more.
 func aBenchmark(more ...string) []string {
 	shared := []string{"internal/bench", "internal/bench/machine", "internal/bench/plot", "internal/bench/proc", "internal/bench/report", "internal/bench/session"}
 	return append(shared, more...)
@@ -124,7 +127,12 @@ type source struct {
 	path, pkg string // pkg: its folder
 	file      *ast.File
 	fset      *token.FileSet
-	lines     int
+	text      []string // its lines
+}
+
+// indentation counts the tabs before what a line says.
+func (s source) indentation(line int) int {
+	return len(s.text[line-1]) - len(strings.TrimLeft(s.text[line-1], "\t"))
 }
 
 func sources(t *testing.T) []source {
@@ -149,7 +157,7 @@ func sources(t *testing.T) []source {
 		if err != nil {
 			return err
 		}
-		out = append(out, source{p, path.Dir(filepath.ToSlash(p)), f, fset, strings.Count(string(raw), "\n")})
+		out = append(out, source{p, path.Dir(filepath.ToSlash(p)), f, fset, strings.Split(string(raw), "\n")})
 		return nil
 	})
 	if err != nil {
@@ -199,8 +207,8 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// TestHooksAndParts tells the files of bpf/ apart by name: hooks, programs that the kernel calls, are in .bpf.c files, and parts,
-// which they have in common, in headers with a guard of their own.
+// TestHooksAndParts tells the files of bpf/ apart by name: hooks, programs that the kernel calls,
+// are in .bpf.c files, and parts, which they have in common, in headers with a guard of their own.
 func TestHooksAndParts(t *testing.T) {
 	objects := []string{"bpf/heddle.bpf.c"} // no programs of its own: it includes those of the folders
 	program := regexp.MustCompile(`(?m)^SEC\("(cgroup/|sockops"|tc"|iter/|lsm/)`)
@@ -246,11 +254,30 @@ func TestHooksAndParts(t *testing.T) {
 
 const maxFunction, maxFile = 80, 600
 
+// TestComments keeps comments readable where they are typed. Directives, links and what is laid out
+// by spaces cannot be broken.
+func TestComments(t *testing.T) {
+	const most = 100 // columns; a tab is four
+	for _, s := range sources(t) {
+		for _, group := range s.file.Comments {
+			for _, c := range group.List {
+				at := s.fset.Position(c.Pos())
+				indented := 4 * (at.Column - 1) // if it has a line of its own
+				alone := at.Column == 1 || s.indentation(at.Line) == at.Column-1
+				fixed := !strings.HasPrefix(c.Text, "// ") || strings.HasPrefix(c.Text, "//    ") || strings.Contains(c.Text, "://")
+				if n := indented + utf8.RuneCountInString(c.Text); alone && !fixed && n > most {
+					t.Errorf("%s:%d: a comment of %d columns (limit %d)", s.path, at.Line, n, most)
+				}
+			}
+		}
+	}
+}
+
 // TestSizes keeps functions and files readable.
 func TestSizes(t *testing.T) {
 	for _, s := range sources(t) {
-		if s.lines > maxFile {
-			t.Errorf("%s has %d lines; split it by what it is about (limit %d)", s.path, s.lines, maxFile)
+		if n := len(s.text) - 1; n > maxFile {
+			t.Errorf("%s has %d lines; split it by what it is about (limit %d)", s.path, n, maxFile)
 		}
 		for _, d := range s.file.Decls {
 			f, ok := d.(*ast.FuncDecl)

@@ -37,8 +37,8 @@ func TestAPI(t *testing.T) {
 	}
 }
 
-// TestRouterEnds: a program whose router ends, or writes an index into a ring that cannot be, sees flushed requests and an event,
-// and can clean up.
+// TestRouterEnds: a program whose router ends, or writes an index into a ring that cannot be, sees
+// flushed requests and an event, and can clean up.
 func TestRouterEnds(t *testing.T) {
 	program := compileAPI(t)
 	for part, end := range map[string]func(r *router){

@@ -17,7 +17,8 @@ import (
 // waitTimeout is for one program; under load a test is slow.
 const waitTimeout = 2 * time.Minute
 
-// place is a mount and network namespace with a /dev of its own, in which programs find the library and the router's socket.
+// place is a mount and network namespace with a /dev of its own, in which programs find the library
+// and the router's socket.
 type place struct {
 	t     *testing.T
 	pid   int
@@ -173,8 +174,8 @@ func programs() [][]string {
 	return out
 }
 
-// TestDebianPrograms: unmodified programs of Debian find the device, and move messages between two endpoints of a node, each in namespaces
-// of its own, by heddle-rdma.
+// TestDebianPrograms: unmodified programs of Debian find the device, and move messages between two
+// endpoints of a node, each in namespaces of its own, by heddle-rdma.
 func TestDebianPrograms(t *testing.T) {
 	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1}, [4]byte{10, 9, 0, 2})
 	a, b := newPlace(t, dirs[0]), newPlace(t, dirs[1])

@@ -25,7 +25,8 @@ const (
 	agentAccepted = 8
 )
 
-// agent plays the agent of the node for heddle-rdma: it names endpoints, and connects any two of them over the host's loopback.
+// agent plays the agent of the node for heddle-rdma: it names endpoints, and connects any two of
+// them over the host's loopback.
 type agent struct {
 	t       *testing.T
 	control int
@@ -34,7 +35,8 @@ type agent struct {
 	numbers map[[16]byte]uint64 // of endpoints, by GID
 }
 
-// startRDMA starts heddle-rdma, as `make build` made it, with one endpoint for each GID, and gives the folders of their control sockets.
+// startRDMA starts heddle-rdma, as `make build` made it, with one endpoint for each GID, and gives
+// the folders of their control sockets.
 func startRDMA(t *testing.T, gids ...[4]byte) (a *agent, dirs []string) {
 	t.Helper()
 	a = &agent{t: t, numbers: map[[16]byte]uint64{}}

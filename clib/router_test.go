@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Commands of clib/verbs/protocol.h, sizes of its requests and replies, and offsets in them, told once more: a test with the same
-// source as the library could not see a mistake in it.
+// Commands of clib/verbs/protocol.h, sizes of its requests and replies, and offsets in them, told
+// once more: a test with the same source as the library could not see a mistake in it.
 const (
 	hello         = 1
 	allocPD       = 2
@@ -34,8 +34,8 @@ var order = binary.NativeEndian
 // answerer may make up another reply to a command; nil: the right one.
 type answerer func(command uint32, reply []byte, fds []int) (other []byte, otherFDs []int, changed bool)
 
-// router plays the router of the node where heddle-rdma would not do what a test wants: it answers on the control socket, something
-// else than it should if `answer` is set, and moves no messages.
+// router plays the router of the node where heddle-rdma would not do what a test wants: it answers
+// on the control socket, something else than it should if `answer` is set, and moves no messages.
 type router struct {
 	t      *testing.T
 	dir    string // has the socket

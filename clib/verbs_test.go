@@ -1,4 +1,5 @@
-// Package clib_test looks at the library that stands in for libibverbs.so.1: what it exports, what it needs and what it does not do.
+// Package clib_test looks at the library that stands in for libibverbs.so.1: what it exports, what
+// it needs and what it does not do.
 package clib_test
 
 import (
@@ -44,8 +45,8 @@ func debian(t *testing.T) string {
 	return ""
 }
 
-// exported gives the names with their versions ("ibv_alloc_pd@@IBVERBS_1.1", @ for one that is not the default) and the kinds of
-// what a library exports.
+// exported gives the names with their versions ("ibv_alloc_pd@@IBVERBS_1.1", @ for one that is not
+// the default) and the kinds of what a library exports.
 func exported(t *testing.T, path string) map[string]elf.SymType {
 	t.Helper()
 	f, err := elf.Open(path)
@@ -71,8 +72,8 @@ func exported(t *testing.T, path string) map[string]elf.SymType {
 	return out
 }
 
-// TestExportsAll: what Debian's library exports is exported, with the same version and kind: programs and the drivers of cards
-// are linked with all of it when they start.
+// TestExportsAll: what Debian's library exports is exported, with the same version and kind:
+// programs and the drivers of cards are linked with all of it when they start.
 func TestExportsAll(t *testing.T) {
 	want, have := exported(t, debian(t)), exported(t, library(t))
 	if len(want) < 150 {
@@ -85,7 +86,8 @@ func TestExportsAll(t *testing.T) {
 	}
 }
 
-// TestExportsPrivate: of drivers' symbols there are all under the names that other releases have for the private version.
+// TestExportsPrivate: of drivers' symbols there are all under the names that other releases have
+// for the private version.
 func TestExportsPrivate(t *testing.T) {
 	have := exported(t, library(t))
 	for name := range have {
@@ -102,8 +104,8 @@ func TestExportsPrivate(t *testing.T) {
 	}
 }
 
-// TestNeeds: the library needs these functions of the process's C library, in no certain version, so that it loads under any; and
-// it does nothing when it is loaded.
+// TestNeeds: the library needs these functions of the process's C library, in no certain version,
+// so that it loads under any; and it does nothing when it is loaded.
 func TestNeeds(t *testing.T) {
 	f, err := elf.Open(library(t))
 	if err != nil {
@@ -154,8 +156,8 @@ func between(t *testing.T, text, from, to string) string {
 	return text
 }
 
-// unsupported gives the functions of the verbs API that answer EOPNOTSUPP: those that the library exports so, and those that
-// verbs.h answers itself because an operation of the context is not set.
+// unsupported gives the functions of the verbs API that answer EOPNOTSUPP: those that the library
+// exports so, and those that verbs.h answers itself because an operation of the context is not set.
 func unsupported(t *testing.T) []string {
 	var out []string
 	rows := between(t, read(t, "verbs/unsupported.c"), "#define PUBLIC_NAMES(ROW)", "/*")
@@ -180,7 +182,8 @@ func unsupported(t *testing.T) []string {
 	return out
 }
 
-// TestUnsupportedIsDocumented: docs/howto/rdma.md lists what answers EOPNOTSUPP, all of it and nothing else.
+// TestUnsupportedIsDocumented: docs/howto/rdma.md lists what answers EOPNOTSUPP, all of it and
+// nothing else.
 func TestUnsupportedIsDocumented(t *testing.T) {
 	page := between(t, read(t, "../docs/howto/rdma.md"), "<!-- unsupported -->", "<!-- end -->")
 	var listed []string

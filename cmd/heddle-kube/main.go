@@ -1,5 +1,5 @@
-// Command heddle-kube brings a Kubernetes cluster's labels, NetworkPolicies and Services into Heddle: one runs on each node, beside
-// the agent. See docs/howto/kubernetes.md.
+// Command heddle-kube brings a Kubernetes cluster's labels, NetworkPolicies and Services into
+// Heddle: one runs on each node, beside the agent. See docs/howto/kubernetes.md.
 package main
 
 import (
@@ -67,8 +67,8 @@ func newCommand() *cobra.Command {
 	return cmd
 }
 
-// fromEnvironment sets the flags that are not on the command line from the environment, as /etc/default/heddle-kube has them.
-// Empty variables count as none.
+// fromEnvironment sets the flags that are not on the command line from the environment, as
+// /etc/default/heddle-kube has them. Empty variables count as none.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// Built with the tag "man", the program writes its manual page into the directory that is its one argument, and ends:
-// packaging/build-deb.sh.
+// Built with the tag "man", the program writes its manual page into the directory that is its one
+// argument, and ends: packaging/build-deb.sh.
 func init() {
 	cmd := newCommand()
 	cmd.DisableAutoGenTag = true

@@ -1,6 +1,6 @@
-// Command heddle-runtime is an OCI runtime that hands a container's TCP sockets to Heddle. It takes runc's
-// command line, adds Heddle's seccomp listener to the configuration of containers that carry the
-// annotation io.heddle.endpoint, and runs runc.
+// Command heddle-runtime is an OCI runtime that hands a container's TCP sockets to Heddle. It takes
+// runc's command line, adds Heddle's seccomp listener to the configuration of containers that carry
+// the annotation io.heddle.endpoint, and runs runc.
 package main
 
 import (

@@ -29,14 +29,16 @@ func benchmarks() []session.Command {
 	}
 }
 
-// The committed results, the document with their tables in full, and the page with the most important ones.
+// The committed results, the document with their tables in full, and the page with the most
+// important ones.
 const (
 	resultsFolder = "docs/benchmarks"
 	resultTables  = resultsFolder + "/tables.md"
 	resultsPage   = "docs/benchmarks.md"
 )
 
-// newBenchCmd makes `heddle bench` and, hidden beneath it, the program it runs inside the containers.
+// newBenchCmd makes `heddle bench` and, hidden beneath it, the program it runs inside the
+// containers.
 func newBenchCmd() *cobra.Command {
 	all := benchmarks()
 	root := benchmarkCmd(all[0], "bench")

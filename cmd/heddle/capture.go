@@ -124,7 +124,8 @@ func (f captureFlags) run(ctx context.Context, what string, stdout, stderr io.Wr
 	return err
 }
 
-// listenOnNode opens a packet socket in the network namespace of the container's node: that of its agent.
+// listenOnNode opens a packet socket in the network namespace of the container's node: that of its
+// agent.
 func listenOnNode(ctx context.Context, c container, all bool) (*capture.Source, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("capture packets: needs root")

@@ -16,8 +16,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// nodeConnection is a connection with the node it is a socket of: the same two ends are listed by both
-// nodes of a lab.
+// nodeConnection is a connection with the node it is a socket of: the same two ends are listed by
+// both nodes of a lab.
 type nodeConnection struct {
 	Node string `json:"node"`
 	model.Connection
@@ -100,7 +100,8 @@ func (f connectionFlags) list(ctx context.Context, from agents) ([]nodeConnectio
 // stateNames are those of model.Connection.State.
 var stateNames = []string{"ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING"}
 
-// parseStates reads the names of states as the kernel, ss and netstat write them: FIN_WAIT1, fin-wait-1, fin_wait1.
+// parseStates reads the names of states as the kernel, ss and netstat write them: FIN_WAIT1,
+// fin-wait-1, fin_wait1.
 func parseStates(list []string) (map[string]bool, error) {
 	plain := func(s string) string { return strings.ToUpper(strings.NewReplacer("-", "", "_", "").Replace(s)) }
 	out := make(map[string]bool)
@@ -156,8 +157,8 @@ func findContainer(ctx context.Context, from agents, what string) (container, er
 	return container{}, fmt.Errorf("%s: %w: `heddle endpoints` lists them", what, api.ErrNotFound)
 }
 
-// askConnections lists the connections of all agents. An endpoint lives on one node of a lab, so there it
-// is an error only if no node knows it.
+// askConnections lists the connections of all agents. An endpoint lives on one node of a lab, so
+// there it is an error only if no node knows it.
 func askConnections(ctx context.Context, from agents, filter api.ConnectionFilter) ([]nodeConnection, error) {
 	type answer struct {
 		connections []nodeConnection

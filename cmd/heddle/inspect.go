@@ -72,7 +72,8 @@ func (f *agentFlags) register(cmd *cobra.Command) {
 	addOutputFlag(cmd, &f.output)
 }
 
-// agents are the agents to ask; inLab says that they are a lab's, so that tables need a column NODE.
+// agents are the agents to ask; inLab says that they are a lab's, so that tables need a column
+// NODE.
 type agents struct {
 	clients []*api.Client
 	inLab   bool
@@ -138,8 +139,9 @@ func (f agentFlags) findLab(defaultSocket, labs string) (agents, error) {
 	return found, nil
 }
 
-// ask puts one question to every agent at once. It gives the answers in the order of the agents, without
-// those of agents that failed: their errors are joined, and say how to start an agent if none answers.
+// ask puts one question to every agent at once. It gives the answers in the order of the agents,
+// without those of agents that failed: their errors are joined, and say how to start an agent if
+// none answers.
 func ask[T any](ctx context.Context, from agents, question func(context.Context, *api.Client) (T, error)) ([]T, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -121,7 +121,8 @@ func newLimitClearCmd() *cobra.Command {
 	return cmd
 }
 
-// changeLimits changes the limits of the endpoint called name, on whichever of the agents has it, and prints them.
+// changeLimits changes the limits of the endpoint called name, on whichever of the agents has it,
+// and prints them.
 func changeLimits(cmd *cobra.Command, f agentFlags, name string, change func(*model.Limits) error) error {
 	from, err := f.find(api.DefaultSocket, labRunFolder)
 	if err != nil {

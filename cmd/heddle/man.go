@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// Built with the tag "man", the program writes its manual pages into the directory that is its one argument, and ends:
-// packaging/build-deb.sh. They say nothing of the machine they were made on.
+// Built with the tag "man", the program writes its manual pages into the directory that is its one
+// argument, and ends: packaging/build-deb.sh. They say nothing of the machine they were made on.
 func init() {
 	cmd := newRootCmd()
 	cmd.DisableAutoGenTag = true

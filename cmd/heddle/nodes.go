@@ -85,7 +85,8 @@ what it had, unless somebody else has got that meanwhile.`,
 	return cmd
 }
 
-// likeliest puts what several agents say of one network together: of each node the state of the agent that knows it best.
+// likeliest puts what several agents say of one network together: of each node the state of the
+// agent that knows it best.
 func likeliest(lists [][]api.Node) []api.Node {
 	rank := map[api.NodeState]int{api.NodeLive: 2, api.NodeAway: 1}
 	byName := map[string]api.Node{}

@@ -10,8 +10,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newPauseCmd makes the hidden command that is the first process of a lab container: it does nothing but
-// reap the processes that others leave, which is the duty of the first process of a process namespace.
+// newPauseCmd makes the hidden command that is the first process of a lab container: it does
+// nothing but reap the processes that others leave, which is the duty of the first process of a
+// process namespace.
 func newPauseCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:    "pause",

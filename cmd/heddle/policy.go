@@ -106,7 +106,8 @@ func eachAgent(ctx context.Context, f agentFlags, call func(context.Context, *ap
 	return nil
 }
 
-// firstAgent calls one of the agents that the flags mean: of what the network has in common all know the same.
+// firstAgent calls one of the agents that the flags mean: of what the network has in common all
+// know the same.
 func firstAgent[T any](ctx context.Context, f agentFlags, call func(context.Context, *api.Client) (T, error)) (answer T, err error) {
 	found, err := f.find(api.DefaultSocket, labRunFolder)
 	if err != nil {

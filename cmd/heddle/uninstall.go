@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/uninstall"
 )
 
-// agentCgroups is where agents are by default, and as the package's service, with cgroup version 2 alone or beside
-// version 1.
+// agentCgroups is where agents are by default, and as the package's service, with cgroup version 2
+// alone or beside version 1.
 var agentCgroups = []string{
 	"/sys/fs/cgroup/heddle", "/sys/fs/cgroup/system.slice/heddled.service/agent",
 	"/sys/fs/cgroup/unified/heddle", "/sys/fs/cgroup/unified/system.slice/heddled.service/agent",

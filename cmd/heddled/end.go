@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// endTime is how long an agent may take to end after SIGTERM or SIGINT: longer than every bounded wait on the way (5 s for
-// requests under way, some seconds each for the store and for the node's name), and well within the 90 s after which service managers kill.
+// endTime is how long an agent may take to end after SIGTERM or SIGINT: longer than every bounded
+// wait on the way (5 s for requests under way, some seconds each for the store and for the node's
+// name), and well within the 90 s after which service managers kill.
 const endTime = 20 * time.Second
 
 // maxStacks bounds what an agent that does not end says of itself, in bytes.
 const maxStacks = 1 << 20
 
-// boundEnd makes a process that still runs a time after ctx ended say what it waits for, and end with status 1. Nothing is lost by
-// that: an agent must be able to end at any moment, by SIGKILL too, and the next takes over what it left. The function
-// that it gives calls this off.
+// boundEnd makes a process that still runs a time after ctx ended say what it waits for, and end
+// with status 1. Nothing is lost by that: an agent must be able to end at any moment, by SIGKILL
+// too, and the next takes over what it left. The function that it gives calls this off.
 func boundEnd(ctx context.Context, within time.Duration, w io.Writer, exit func(code int)) (callOff func()) {
 	over := make(chan struct{})
 	go func() {

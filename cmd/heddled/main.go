@@ -28,7 +28,8 @@ import (
 	"heddle.dev/heddle/internal/version"
 )
 
-// leastProcs is the least number of processors of Go's scheduler: a container whose program makes calls has one most of the time.
+// leastProcs is the least number of processors of Go's scheduler: a container whose program makes
+// calls has one most of the time.
 const leastProcs = 64
 
 func main() {
@@ -68,11 +69,12 @@ func newCommand() *cobra.Command {
 // delegatedCgroup as --cgroup is what systemd's units have: systemd.Delegated.
 const delegatedCgroup = "delegated"
 
-// envPrefix and a flag's name in capitals make the variable that sets it: HEDDLED_STATE_DIR is --state-dir.
+// envPrefix and a flag's name in capitals make the variable that sets it: HEDDLED_STATE_DIR is
+// --state-dir.
 const envPrefix = "HEDDLED_"
 
-// fromEnvironment sets the flags that are not on the command line from the environment, as /etc/default/heddled has them.
-// Empty variables count as none.
+// fromEnvironment sets the flags that are not on the command line from the environment, as
+// /etc/default/heddled has them. Empty variables count as none.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -226,8 +228,9 @@ func run(ctx context.Context, f flags) error {
 		}
 	}
 	defer boundEnd(ctx, endTime, os.Stderr, os.Exit)()
-	// A thread that waits in a system call keeps its processor of Go's scheduler for up to 10 ms. The threads that answer do so
-	// all the time, and with few such processors others would wait for theirs (docs/decisions/0041).
+	// A thread that waits in a system call keeps its processor of Go's scheduler for up to 10 ms.
+	// The threads that answer do so all the time, and with few such processors others would wait
+	// for theirs (docs/decisions/0041).
 	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) < leastProcs {
 		runtime.GOMAXPROCS(leastProcs) // from now on it does not follow changes of the cgroup's limit
 	}
@@ -247,8 +250,9 @@ func run(ctx context.Context, f flags) error {
 	return errors.Join(err, agent.Close())
 }
 
-// newFDKeepCommand is the fd keeper: a process of its own that keeps seccomp listeners open while no agent
-// runs. Agents start it as `park`, its name in earlier builds: what looks for it, theirs too, goes by that.
+// newFDKeepCommand is the fd keeper: a process of its own that keeps seccomp listeners open while
+// no agent runs. Agents start it as `park`, its name in earlier builds: what looks for it, theirs
+// too, goes by that.
 func newFDKeepCommand() *cobra.Command {
 	var socket string
 	cmd := &cobra.Command{
@@ -260,7 +264,8 @@ func newFDKeepCommand() *cobra.Command {
 	return cmd
 }
 
-// newListenCommand calls listen() for the agent and ends: nothing that a container has leads to a process that listens.
+// newListenCommand calls listen() for the agent and ends: nothing that a container has leads to a
+// process that listens.
 func newListenCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "listen", Short: "Listen on an inherited socket and end (started by heddled itself)",

@@ -10,7 +10,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// newPopulateCommand is a part of `heddle bench policy-scale` that needs the store: here, where etcd's client is already.
+// newPopulateCommand is a part of `heddle bench policy-scale` that needs the store: here, where
+// etcd's client is already.
 func newPopulateCommand() *cobra.Command {
 	var o populate.Options
 	id := uint16(store.DefaultNetworkID)

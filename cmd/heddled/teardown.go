@@ -9,7 +9,8 @@ import (
 	"heddle.dev/heddle/internal/uninstall"
 )
 
-// newTeardownCommand removes what an agent leaves in the kernel when it stops. `heddle uninstall` removes its files, too.
+// newTeardownCommand removes what an agent leaves in the kernel when it stops. `heddle uninstall`
+// removes its files, too.
 func newTeardownCommand() *cobra.Command {
 	n := uninstall.Node{KeepFiles: true}
 	cmd := &cobra.Command{

@@ -1,6 +1,7 @@
-// Package agentpod runs the agent of a Kubernetes node as a container of a DaemonSet: it installs Heddle's programs and the
-// CNI configuration on the node, gives the agent the settings that the cluster knows, and starts it outside of the
-// container's control groups, so that what has to outlive an agent outlives its pod.
+// Package agentpod runs the agent of a Kubernetes node as a container of a DaemonSet: it installs
+// Heddle's programs and the CNI configuration on the node, gives the agent the settings that the
+// cluster knows, and starts it outside of the container's control groups, so that what has to
+// outlive an agent outlives its pod.
 package agentpod
 
 import (
@@ -14,8 +15,9 @@ import (
 // nameBytes is the longest name that a node of Heddle's can have.
 const nameBytes = 32
 
-// NodeName gives the name in Heddle's network of the Kubernetes node called name. It is the same if that is a name which
-// Heddle knows, one label of at most 32 bytes; else it is made of as much of it as fits and of a hash of the whole.
+// NodeName gives the name in Heddle's network of the Kubernetes node called name. It is the same if
+// that is a name which Heddle knows, one label of at most 32 bytes; else it is made of as much of
+// it as fits and of a hash of the whole.
 func NodeName(name string) string {
 	if model.ValidateName("node", name) == nil {
 		return name

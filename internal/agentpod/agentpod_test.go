@@ -239,7 +239,8 @@ func TestRun(t *testing.T) {
 		t.Error("an agent that ends by itself is no success")
 	}
 
-	// The other nodes wait for the join file; once it is there they run with it, until they are asked to end.
+	// The other nodes wait for the join file; once it is there they run with it, until they are
+	// asked to end.
 	a = agent(t, `trap "exit 0" TERM; echo "$@" >`+out+`.new; mv `+out+`.new `+out+`; while :; do sleep 0.01; done`)
 	a.StoreNode, a.JoinFile = "n2", filepath.Join(t.TempDir(), "join.pem")
 	ended := make(chan error, 1)

@@ -18,7 +18,8 @@ import (
 const (
 	// ConflistFile is Heddle's network, for nodes where it is the pods' network.
 	ConflistFile = "10-heddle.conflist"
-	// ChainedFile is a copy of another network's list with heddle-cni behind its plugins. It sorts before the original.
+	// ChainedFile is a copy of another network's list with heddle-cni behind its plugins. It sorts
+	// before the original.
 	ChainedFile = "05-heddle.conflist"
 )
 
@@ -35,8 +36,8 @@ const (
 	None Network = "none"
 )
 
-// Installation is where Heddle's programs come from, and where on the node they go. All are absolute paths, as this
-// process sees them.
+// Installation is where Heddle's programs come from, and where on the node they go. All are
+// absolute paths, as this process sees them.
 type Installation struct {
 	// From is the directory with the programs: ours and those beside it.
 	From string
@@ -59,8 +60,8 @@ func (i Installation) programs() map[string]string {
 	return map[string]string{"heddle": i.Programs, "heddle-runtime": i.Programs, "heddle-cni": i.CNIPrograms, poolLibrary: i.Programs}
 }
 
-// Install copies the programs, each in one step, so that a runtime which starts one now gets the old or the new one, and
-// then writes the CNI configuration. It can be repeated.
+// Install copies the programs, each in one step, so that a runtime which starts one now gets the
+// old or the new one, and then writes the CNI configuration. It can be repeated.
 func (i Installation) Install() error {
 	for _, name := range []string{"heddle", "heddle-runtime", "heddle-cni", poolLibrary} {
 		dir := i.programs()[name]
@@ -117,8 +118,8 @@ func (i Installation) write(name, other string, list map[string]any) error {
 	return nil
 }
 
-// chain gives the node's network, the first of its CNI configurations that is not Heddle's, with heddle-cni as its last
-// plugin.
+// chain gives the node's network, the first of its CNI configurations that is not Heddle's, with
+// heddle-cni as its last plugin.
 func (i Installation) chain() (map[string]any, error) {
 	entries, err := os.ReadDir(i.CNIConfig) // sorted, as runtimes take them
 	if err != nil {
@@ -158,7 +159,8 @@ func (i Installation) chain() (map[string]any, error) {
 	return nil, fmt.Errorf("CNI configuration: %s has no network to stand behind; install that first, or make Heddle the network", i.CNIConfig)
 }
 
-// place writes a file in one step. One that is the same already is left alone: runtimes reload what changes.
+// place writes a file in one step. One that is the same already is left alone: runtimes reload what
+// changes.
 func place(path string, raw []byte, mode fs.FileMode) error {
 	if !filepath.IsAbs(path) {
 		return fmt.Errorf("%s: want an absolute path", path)

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// joinPause is how often Run looks whether the join file has come: the kubelet brings Secrets within a minute or two.
+	// joinPause is how often Run looks whether the join file has come: the kubelet brings Secrets
+	// within a minute or two.
 	joinPause = time.Second
 	// agentEnds bounds how long an agent that was asked to end may take.
 	agentEnds = 20 * time.Second
@@ -27,7 +28,8 @@ const (
 type Agent struct {
 	// Node is the Kubernetes node's name.
 	Node string
-	// StoreNode is the Kubernetes node whose agent serves the network's store; "" with an etcd of your own.
+	// StoreNode is the Kubernetes node whose agent serves the network's store; "" with an etcd of
+	// your own.
 	StoreNode string
 	// JoinFile is where the Secret with the join file is mounted. The other nodes wait for it.
 	JoinFile string
@@ -39,9 +41,10 @@ type Agent struct {
 	Log     *slog.Logger
 }
 
-// Run runs the agent until it ends, or, once ctx is done, asks it to end and waits. The agent is a child of this process
-// and not in its control groups: the runtime kills all that is in those with the container, and what the agent starts, the
-// fd keeper, must outlive that. This process stays in them: a control group without processes may be removed.
+// Run runs the agent until it ends, or, once ctx is done, asks it to end and waits. The agent is a
+// child of this process and not in its control groups: the runtime kills all that is in those with
+// the container, and what the agent starts, the fd keeper, must outlive that. This process stays in
+// them: a control group without processes may be removed.
 func (a Agent) Run(ctx context.Context) error {
 	args := append([]string{"--node", NodeName(a.Node)}, a.Args...)
 	if a.StoreNode != "" && a.StoreNode != a.Node {
@@ -52,8 +55,8 @@ func (a Agent) Run(ctx context.Context) error {
 	}
 	cmd := exec.Command(a.Program, args...)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// If this process is killed the agent must end, too: the next pod's would find its socket taken. The signal comes when
-	// the thread ends that started it, so that stays.
+	// If this process is killed the agent must end, too: the next pod's would find its socket
+	// taken. The signal comes when the thread ends that started it, so that stays.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -109,8 +112,8 @@ func (a Agent) awaitJoinFile(ctx context.Context) error {
 	}
 }
 
-// startOutside starts cmd at the top of every hierarchy of control groups: this process goes there, starts it, and comes
-// back.
+// startOutside starts cmd at the top of every hierarchy of control groups: this process goes there,
+// starts it, and comes back.
 func (a Agent) startOutside(cmd *exec.Cmd) (err error) {
 	if own, err := ownCgroupNamespace("/proc/self/ns/cgroup", "/proc/1/ns/cgroup"); err != nil {
 		return err
@@ -145,8 +148,8 @@ func (a Agent) startOutside(cmd *exec.Cmd) (err error) {
 	return nil
 }
 
-// ownCgroupNamespace reports whether the namespace at self is not the one at nodes, the node's first process's. Where that
-// cannot be seen it is taken for the same.
+// ownCgroupNamespace reports whether the namespace at self is not the one at nodes, the node's
+// first process's. Where that cannot be seen it is taken for the same.
 func ownCgroupNamespace(self, nodes string) (bool, error) {
 	here, err := os.Stat(self)
 	if err != nil {
@@ -164,8 +167,9 @@ type hierarchy struct {
 	mount, path string
 }
 
-// hierarchies reads /proc/self/cgroup and gives those in which the process is not at the top. mounts is where they are
-// mounted: version 2 there itself, or with version 1 beside it, in directories.
+// hierarchies reads /proc/self/cgroup and gives those in which the process is not at the top.
+// mounts is where they are mounted: version 2 there itself, or with version 1 beside it, in
+// directories.
 func hierarchies(table, mounts string) ([]hierarchy, error) {
 	var out []hierarchy
 	for line := range strings.Lines(table) {
@@ -194,8 +198,8 @@ func hierarchies(table, mounts string) ([]hierarchy, error) {
 	return out, nil
 }
 
-// mountOf gives the first of places that has the group called path, "" if none has: a hierarchy that is not mounted
-// cannot be used to end processes either.
+// mountOf gives the first of places that has the group called path, "" if none has: a hierarchy
+// that is not mounted cannot be used to end processes either.
 func mountOf(places []string, path string) (string, error) {
 	for _, p := range places {
 		_, err := os.Stat(filepath.Join(p, path, "cgroup.procs"))

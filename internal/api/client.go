@@ -25,8 +25,8 @@ const maxResponseBytes = 256 << 20
 // readyInterval is how often WaitReady asks.
 const readyInterval = 20 * time.Millisecond
 
-// Client speaks to one agent. It is safe for use by many goroutines. It implements Agent, so what is
-// written against an agent works against a client too.
+// Client speaks to one agent. It is safe for use by many goroutines. It implements Agent, so what
+// is written against an agent works against a client too.
 type Client struct {
 	socketPath string
 	http       *http.Client
@@ -34,9 +34,9 @@ type Client struct {
 
 var _ Agent = (*Client)(nil)
 
-// Dial gives a client for the agent at socketPath; "" means DefaultSocket. Nothing is sent before the
-// first call, so an agent that is not there is that call's error (ErrNoAgent). Deadlines are the
-// contexts' of the calls.
+// Dial gives a client for the agent at socketPath; "" means DefaultSocket. Nothing is sent before
+// the first call, so an agent that is not there is that call's error (ErrNoAgent). Deadlines are
+// the contexts' of the calls.
 func Dial(socketPath string) *Client {
 	if socketPath == "" {
 		socketPath = DefaultSocket
@@ -58,8 +58,8 @@ func Dial(socketPath string) *Client {
 // SocketPath is the path the client was given.
 func (c *Client) SocketPath() string { return c.socketPath }
 
-// Close ends the client's idle connections. A client that is not closed leaks nothing but those, for a
-// minute.
+// Close ends the client's idle connections. A client that is not closed leaks nothing but those,
+// for a minute.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 // Status asks for the agent's status.
@@ -86,8 +86,8 @@ func (c *Client) CreateEndpoint(ctx context.Context, req EndpointRequest) (model
 	return e, err
 }
 
-// DeleteEndpoint detaches a container. errors.Is(err, ErrNotFound) if there is none of that name: who
-// only wants it gone takes that for success.
+// DeleteEndpoint detaches a container. errors.Is(err, ErrNotFound) if there is none of that name:
+// who only wants it gone takes that for success.
 func (c *Client) DeleteEndpoint(ctx context.Context, name string) error {
 	if err := ValidateEndpointName("name", name); err != nil {
 		return err
@@ -165,8 +165,8 @@ func (c *Client) Traffic(ctx context.Context) ([]model.Traffic, error) {
 	return list.Traffic, err
 }
 
-// WaitReady returns when the agent answers a status request, or when ctx ends: then with the error of the
-// last request that ended before, which says more than that time ran out.
+// WaitReady returns when the agent answers a status request, or when ctx ends: then with the error
+// of the last request that ended before, which says more than that time ran out.
 func (c *Client) WaitReady(ctx context.Context) error {
 	tick := time.NewTicker(readyInterval)
 	defer tick.Stop()
@@ -187,7 +187,8 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// call sends one request, with in as JSON body unless nil, and decodes the answer into out unless nil.
+// call sends one request, with in as JSON body unless nil, and decodes the answer into out unless
+// nil.
 func (c *Client) call(ctx context.Context, method, target string, in, out any) error {
 	var body io.Reader
 	if in != nil {
@@ -218,7 +219,8 @@ func (c *Client) call(ctx context.Context, method, target string, in, out any) e
 	return nil
 }
 
-// exchange sends a request and gives its answer; an error says that there is none, or not a whole one.
+// exchange sends a request and gives its answer; an error says that there is none, or not a whole
+// one.
 func (c *Client) exchange(req *http.Request) (status int, answer []byte, err error) {
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -246,8 +248,8 @@ func decodeAnswer(status int, answer []byte, out any) error {
 	return nil
 }
 
-// decodeError reads the body of an answer that is not 2xx. Whatever answers there may be no agent, so
-// a body of another form is quoted.
+// decodeError reads the body of an answer that is not 2xx. Whatever answers there may be no agent,
+// so a body of another form is quoted.
 func decodeError(status int, answer []byte) error {
 	var body errorBody
 	if err := json.Unmarshal(answer, &body); err != nil || body.Error == nil || body.Error.Code == "" {
@@ -257,9 +259,9 @@ func decodeError(status int, answer []byte) error {
 	return body.Error
 }
 
-// unanswered names the socket, and says what it means that a request was not answered: that no agent is there, or that it ended
-// first, whatever the connection's end looked like. Only what the caller itself decided, and a socket that cannot be used, is
-// neither.
+// unanswered names the socket, and says what it means that a request was not answered: that no
+// agent is there, or that it ended first, whatever the connection's end looked like. Only what the
+// caller itself decided, and a socket that cannot be used, is neither.
 func (c *Client) unanswered(ctx context.Context, err error) error {
 	// The URL in it is made up, so the wrapping *url.Error helps nobody.
 	var ue *url.Error

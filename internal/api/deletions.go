@@ -11,16 +11,18 @@ import (
 	"time"
 )
 
-// deletionsDir is the name of a directory beside the API socket. A file in it says that the endpoint whose
-// percent-encoded name it has was to be deleted while no agent ran; its time is that of the deletion.
+// deletionsDir is the name of a directory beside the API socket. A file in it says that the
+// endpoint whose percent-encoded name it has was to be deleted while no agent ran; its time is that
+// of the deletion.
 const deletionsDir = "deleted"
 
 func deletions(socketPath string) string {
 	return filepath.Join(filepath.Dir(socketPath), deletionsDir)
 }
 
-// DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, or it ends while it is at
-// it, the next one deletes the endpoint when it starts, and the call succeeds. ErrNotFound as there.
+// DeleteEndpointLater is DeleteEndpoint for those who cannot wait for an agent: if none runs, or it
+// ends while it is at it, the next one deletes the endpoint when it starts, and the call succeeds.
+// ErrNotFound as there.
 func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	err := c.DeleteEndpoint(ctx, name)
 	if !noAnswer(err) {
@@ -37,8 +39,8 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		return fmt.Errorf("write down deletion: %w", err)
 	}
-	// An agent that has begun to listen since may have read the directory already, and is to be told. One that begins
-	// after this call has failed reads it later.
+	// An agent that has begun to listen since may have read the directory already, and is to be
+	// told. One that begins after this call has failed reads it later.
 	if err := c.DeleteEndpoint(ctx, name); noAnswer(err) {
 		return nil
 	} else if err != nil && !errors.Is(err, ErrNotFound) {
@@ -50,11 +52,12 @@ func (c *Client) DeleteEndpointLater(ctx context.Context, name string) error {
 	return nil
 }
 
-// noAnswer reports whether an error says that no agent runs any more: none answers, or it ended first.
+// noAnswer reports whether an error says that no agent runs any more: none answers, or it ended
+// first.
 func noAnswer(err error) bool { return errors.Is(err, ErrNoAgent) || errors.Is(err, ErrAgentEnded) }
 
-// Deletions gives the endpoints that were to be deleted while no agent ran, and when. The agent that listens on
-// socketPath asks for them, and calls done when it has deleted them.
+// Deletions gives the endpoints that were to be deleted while no agent ran, and when. The agent
+// that listens on socketPath asks for them, and calls done when it has deleted them.
 func Deletions(socketPath string) (byName map[string]time.Time, done func() error, err error) {
 	dir := deletions(socketPath)
 	entries, err := os.ReadDir(dir)

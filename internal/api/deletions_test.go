@@ -53,7 +53,8 @@ func TestDeleteEndpointLater(t *testing.T) {
 	}
 }
 
-// deleteFromDying deletes an endpoint where each agent ends as soon as it is asked, and gives what the next one is told.
+// deleteFromDying deletes an endpoint where each agent ends as soon as it is asked, and gives what
+// the next one is told.
 func deleteFromDying(t *testing.T) map[string]time.Time {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "api.sock")

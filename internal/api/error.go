@@ -87,12 +87,12 @@ var (
 // ErrNoAgent is wrapped by every client error that means that no agent answers on the socket.
 var ErrNoAgent = errors.New("no agent answers")
 
-// ErrAgentEnded is wrapped by client errors that mean that the agent ended before it had answered. What was asked for
-// may have been done, in part or whole.
+// ErrAgentEnded is wrapped by client errors that mean that the agent ended before it had answered.
+// What was asked for may have been done, in part or whole.
 var ErrAgentEnded = errors.New("the agent ended before it answered")
 
-// asError gives the form of err that travels. The context that was wrapped around an *Error becomes part
-// of the message, so that nothing of it is lost.
+// asError gives the form of err that travels. The context that was wrapped around an *Error becomes
+// part of the message, so that nothing of it is lost.
 func asError(err error) *Error {
 	var e *Error
 	if !errors.As(err, &e) {

@@ -7,23 +7,25 @@ type FaultReason string
 
 // The reasons of faults. docs/protocols/agent-api.md documents each; a test ties the two.
 const (
-	// FaultEndpoint: an endpoint of an earlier agent could not be taken over. Its container keeps what it had, if its device
-	// was there, or has no network.
+	// FaultEndpoint: an endpoint of an earlier agent could not be taken over. Its container keeps
+	// what it had, if its device was there, or has no network.
 	FaultEndpoint FaultReason = "endpoint_not_restored"
-	// FaultLimits: limits could not be taken over. Those in force before stay; where parts of them are gone, the
-	// packets of limited endpoints are dropped.
+	// FaultLimits: limits could not be taken over. Those in force before stay; where parts of them
+	// are gone, the packets of limited endpoints are dropped.
 	FaultLimits FaultReason = "limits_not_restored"
-	// FaultLimitsTighter: there is no place left for an endpoint's caps a connection, so that all its connections share
-	// one.
+	// FaultLimitsTighter: there is no place left for an endpoint's caps a connection, so that all
+	// its connections share one.
 	FaultLimitsTighter FaultReason = "limits_tighter"
-	// FaultRouter: the router of the verbs plane does not run, or does not have an endpoint. Programs find no RDMA device.
+	// FaultRouter: the router of the verbs plane does not run, or does not have an endpoint.
+	// Programs find no RDMA device.
 	FaultRouter FaultReason = "verbs_router"
 )
 
 // FaultReasons lists them all.
 var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultRouter}
 
-// Fault is something on this node that is not as it should be. The agent tries it again until it is.
+// Fault is something on this node that is not as it should be. The agent tries it again until it
+// is.
 type Fault struct {
 	Reason FaultReason `json:"reason"`
 	// Endpoint is the name of that which is affected; "" for all of the node.

@@ -97,8 +97,8 @@ type Observed interface {
 	Traffic(ctx context.Context) ([]model.Traffic, error)
 }
 
-// NewCollector turns what agent tells into Heddle's metrics, once a scrape. If it fails to tell, so does
-// the scrape: half the metrics would look like a reset.
+// NewCollector turns what agent tells into Heddle's metrics, once a scrape. If it fails to tell, so
+// does the scrape: half the metrics would look like a reset.
 func NewCollector(agent Observed) prometheus.Collector {
 	return collector{agent}
 }
@@ -180,7 +180,8 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectTraffic gives the metrics of one endpoint. Paths that carry none of its connections have no series.
+// collectTraffic gives the metrics of one endpoint. Paths that carry none of its connections have
+// no series.
 func collectTraffic(t model.Traffic, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
 	counter(openedDesc, t.Opened, t.Name)
 	counter(acceptedDesc, t.Accepted, t.Name)

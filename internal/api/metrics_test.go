@@ -63,8 +63,8 @@ func TestMetricsFailWithStatus(t *testing.T) {
 	}
 }
 
-// agent-api.md is normative: it must have each metric with the help text that is exported, each error
-// code with its status, and each path.
+// agent-api.md is normative: it must have each metric with the help text that is exported, each
+// error code with its status, and each path.
 func TestDocumented(t *testing.T) {
 	b, err := os.ReadFile("../../docs/protocols/agent-api.md")
 	if err != nil {
@@ -113,7 +113,8 @@ func lineWith(text, prefix string) string {
 }
 
 func TestCollectorGivesUp(t *testing.T) {
-	// A status that never comes must not hold the scraper for ever: the collector's context has a deadline.
+	// A status that never comes must not hold the scraper for ever: the collector's context has a
+	// deadline.
 	var bounded bool
 	status := func(ctx context.Context) (Status, error) {
 		_, bounded = ctx.Deadline()

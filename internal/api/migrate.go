@@ -40,9 +40,10 @@ type MigrationStep struct {
 	Took time.Duration `json:"took_ns"`
 }
 
-// The steps of a migration on the node that gives the endpoint up: its last sockets are ended; the store gives the
-// address to the other node; devices and programs are taken away. StepRedirect stands for the one step of a migration
-// that nobody has taken up and that is given to another node.
+// The steps of a migration on the node that gives the endpoint up: its last sockets are ended; the
+// store gives the address to the other node; devices and programs are taken away. StepRedirect
+// stands for the one step of a migration that nobody has taken up and that is given to another
+// node.
 const (
 	StepCut      = "end what is left of its connections"
 	StepStore    = "give the address to the node in the store"

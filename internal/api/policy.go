@@ -24,19 +24,22 @@ type Policy struct {
 	Rules    int `json:"rules"`
 	// Revision is the store revision that is in force on this node.
 	Revision int64 `json:"revision"`
-	// Addresses and Pairs are the sizes of the compiled tables: addresses and prefixes with a class, and pairs of
-	// classes with a verdict of their own.
+	// Addresses and Pairs are the sizes of the compiled tables: addresses and prefixes with a
+	// class, and pairs of classes with a verdict of their own.
 	Addresses int `json:"addresses"`
 	Pairs     int `json:"pairs"`
-	// Took is how long the last change took, from the store's news to the last forbidden connection's end.
+	// Took is how long the last change took, from the store's news to the last forbidden
+	// connection's end.
 	Took time.Duration `json:"took_ns"`
 	// Cut counts the connections ended since the agent's start because a change forbade them.
 	Cut uint64 `json:"cut"`
-	// Faults are policies in the store that this agent does not understand, and what became of them.
+	// Faults are policies in the store that this agent does not understand, and what became of
+	// them.
 	Faults []string `json:"faults,omitempty"`
 	// Error is why what the store says is not in force; the tables before are.
 	Error string `json:"error,omitempty"`
-	// CutError is why connections that the policy in force forbids may be alive. They are tried again every second.
+	// CutError is why connections that the policy in force forbids may be alive. They are tried
+	// again every second.
 	CutError string `json:"cut_error,omitempty"`
 }
 
@@ -46,7 +49,8 @@ type PolicyDocuments struct {
 	Namespaces []policy.Namespace `json:"namespaces"`
 }
 
-// PolicyEdit is a set of changes, made in one step or not at all. What is put replaces what has the same name.
+// PolicyEdit is a set of changes, made in one step or not at all. What is put replaces what has the
+// same name.
 type PolicyEdit struct {
 	Policies         []*policy.Policy   `json:"policies,omitempty"`
 	Namespaces       []policy.Namespace `json:"namespaces,omitempty"`
@@ -236,7 +240,8 @@ func decodeExplain(raw string) (q ExplainRequest, err error) {
 	return q, err
 }
 
-// ParseExplainPort reads "80", "80/udp", "tcp/80" or "icmp": a protocol with one port. TCP is meant without one.
+// ParseExplainPort reads "80", "80/udp", "tcp/80" or "icmp": a protocol with one port. TCP is meant
+// without one.
 func ParseExplainPort(s string) (policy.Ports, error) {
 	text := s
 	if port, protocol, found := strings.Cut(s, "/"); found && port != "" && port[0] >= '0' && port[0] <= '9' {

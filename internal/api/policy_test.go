@@ -45,7 +45,8 @@ func TestPolicyRoundTrip(t *testing.T) {
 	}
 }
 
-// TestMalformedPolicyRequests: each is refused with the field at fault, and the agent hears nothing.
+// TestMalformedPolicyRequests: each is refused with the field at fault, and the agent hears
+// nothing.
 func TestMalformedPolicyRequests(t *testing.T) {
 	const policies, label, explain = "/v1/policies", "/v1/endpoints/c/labels", "/v1/policies/explain"
 	for _, c := range []struct{ method, target, body, field, says string }{

@@ -26,14 +26,15 @@ const (
 	// MaxLabelKey and MaxLabelValue bound a label, in bytes.
 	MaxLabelKey   = 317
 	MaxLabelValue = 256
-	// MaxLabelsBytes bounds all labels of an endpoint together, as JSON, where some characters take six bytes: the store
-	// takes 64 KiB for the whole endpoint.
+	// MaxLabelsBytes bounds all labels of an endpoint together, as JSON, where some characters take
+	// six bytes: the store takes 64 KiB for the whole endpoint.
 	MaxLabelsBytes = 48 << 10
 	// maxPath is PATH_MAX without the terminating NUL.
 	maxPath = 4095
 )
 
-// ValidateEndpointName checks an endpoint's name: see model.ValidateEndpointName. The error is an *Error for field.
+// ValidateEndpointName checks an endpoint's name: see model.ValidateEndpointName. The error is an
+// *Error for field.
 func ValidateEndpointName(field, name string) error {
 	if err := model.ValidateEndpointName(name); err != nil {
 		return &Error{Code: CodeInvalid, Field: field, Message: err.Error()}
@@ -41,8 +42,8 @@ func ValidateEndpointName(field, name string) error {
 	return nil
 }
 
-// Validate checks the request's form. Whether the namespace exists and the address is free is for the
-// agent to say. The error is an *Error that names the field.
+// Validate checks the request's form. Whether the namespace exists and the address is free is for
+// the agent to say. The error is an *Error that names the field.
 func (r EndpointRequest) Validate() error {
 	if err := ValidateEndpointName("name", r.Name); err != nil {
 		return err
@@ -111,8 +112,8 @@ func (r EndpointRequest) validateLabels() error {
 	return nil
 }
 
-// printable reports whether s may stand in a table or a log line. U+FFFD is what the JSON decoder makes
-// of bytes that are not UTF-8.
+// printable reports whether s may stand in a table or a log line. U+FFFD is what the JSON decoder
+// makes of bytes that are not UTF-8.
 func printable(s string) bool {
 	for _, c := range s {
 		if c == utf8.RuneError || !unicode.IsPrint(c) {
@@ -122,8 +123,8 @@ func printable(s string) bool {
 	return true
 }
 
-// endpointBody is EndpointRequest with the address as text, so that a malformed one is reported with its
-// field.
+// endpointBody is EndpointRequest with the address as text, so that a malformed one is reported
+// with its field.
 type endpointBody struct {
 	Name        string `json:"name"`
 	NetnsPath   string `json:"netns_path"`
@@ -161,7 +162,8 @@ func decodeEndpointRequest(body io.Reader) (EndpointRequest, error) {
 	return req, nil
 }
 
-// decodeStrict reads exactly one JSON object into v: unknown fields, more than most bytes, and anything but white space behind the object are refused. The error is an *Error.
+// decodeStrict reads exactly one JSON object into v: unknown fields, more than most bytes, and
+// anything but white space behind the object are refused. The error is an *Error.
 func decodeStrict(body io.Reader, most int64, v any) error {
 	// One byte beyond the limit tells "too large" from "cut off".
 	limited := &io.LimitedReader{R: body, N: most + 1}
@@ -191,8 +193,8 @@ func decodeStrict(body io.Reader, most int64, v any) error {
 	return decodeObject(raw, v)
 }
 
-// decodeObject fills v from raw, which is well-formed JSON, and turns the decoder's errors into *Errors
-// that name the field.
+// decodeObject fills v from raw, which is well-formed JSON, and turns the decoder's errors into
+// *Errors that name the field.
 func decodeObject(raw json.RawMessage, v any) error {
 	dec := json.NewDecoder(strings.NewReader(string(raw)))
 	dec.DisallowUnknownFields()

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Whatever bytes arrive: an *Error with a code of the request's, or a request that is valid and that a
-// client could have sent.
+// Whatever bytes arrive: an *Error with a code of the request's, or a request that is valid and
+// that a client could have sent.
 func FuzzDecodeEndpointRequest(f *testing.F) {
 	for _, s := range []string{
 		``, `{}`, `null`, `[]`, `{"name":"n1/c1","netns_path":"/run/netns/x","intercepted":true}`,

@@ -18,8 +18,8 @@ import (
 // ErrInUse is wrapped by Listen's error when another agent answers on the socket.
 var ErrInUse = errors.New("another agent answers there")
 
-// Limits of the server. The API is local and its requests small; the read limits only keep a stuck client
-// from holding a connection for ever.
+// Limits of the server. The API is local and its requests small; the read limits only keep a stuck
+// client from holding a connection for ever.
 const (
 	shutdownTimeout   = 5 * time.Second
 	readHeaderTimeout = 5 * time.Second
@@ -41,9 +41,9 @@ func Serve(ctx context.Context, socketPath string, handler http.Handler) error {
 	return ServeOn(ctx, ln, handler)
 }
 
-// Listen makes the API socket with mode 0600, and its folder if need be. The socket of an agent that
-// ended without removing it is replaced; if an agent still answers there the error wraps ErrInUse.
-// Closing the listener removes the socket.
+// Listen makes the API socket with mode 0600, and its folder if need be. The socket of an agent
+// that ended without removing it is replaced; if an agent still answers there the error wraps
+// ErrInUse. Closing the listener removes the socket.
 func Listen(socketPath string) (ln net.Listener, err error) {
 	if len(socketPath) > maxSocketPath || !filepath.IsAbs(socketPath) {
 		return nil, fmt.Errorf("api socket %q: want an absolute path of at most %d bytes", socketPath, maxSocketPath)
@@ -75,8 +75,8 @@ func Listen(socketPath string) (ln net.Listener, err error) {
 	return ln, nil
 }
 
-// lockFolder keeps two agents that start at once from both taking the same socket for stale. The lock is
-// on the folder itself, so that no lock file is left behind.
+// lockFolder keeps two agents that start at once from both taking the same socket for stale. The
+// lock is on the folder itself, so that no lock file is left behind.
 func lockFolder(dir string) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -89,8 +89,8 @@ func lockFolder(dir string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// awaitRefusal connects until that fails, and gives why. nil: it does not fail for some time. The threads of an agent that was killed
-// end one after the other, and the last one closes the socket.
+// awaitRefusal connects until that fails, and gives why. nil: it does not fail for some time. The
+// threads of an agent that was killed end one after the other, and the last one closes the socket.
 func awaitRefusal(socketPath string) error {
 	ticker := time.NewTicker(probeEvery)
 	defer ticker.Stop()
@@ -128,8 +128,8 @@ func removeStale(socketPath string) error {
 	return os.Remove(socketPath)
 }
 
-// ServeOn serves handler on ln until ctx ends, then lets running requests finish for some seconds and
-// closes ln. It returns nil after an orderly end.
+// ServeOn serves handler on ln until ctx ends, then lets running requests finish for some seconds
+// and closes ln. It returns nil after an orderly end.
 func ServeOn(ctx context.Context, ln net.Listener, handler http.Handler) error {
 	srv := &http.Server{
 		Handler:           handler,

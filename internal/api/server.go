@@ -36,7 +36,8 @@ type (
 )
 
 // NewHandler serves agent over HTTP, and what registry gathers at /metrics. The agent registers
-// NewCollector there, beside what it has of its own; a nil registry stands for one with NewCollector only.
+// NewCollector there, beside what it has of its own; a nil registry stands for one with
+// NewCollector only.
 func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) http.Handler {
 	if registry == nil {
 		registry = prometheus.NewRegistry()
@@ -82,8 +83,8 @@ type handlerFunc func(w http.ResponseWriter, r *http.Request) error
 
 type methods map[string]handlerFunc
 
-// handle serves pattern: the mux is given no methods, so that a wrong method and an unknown path are
-// answered with the API's own errors.
+// handle serves pattern: the mux is given no methods, so that a wrong method and an unknown path
+// are answered with the API's own errors.
 func (s *server) handle(pattern string, byMethod methods) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		h, ok := byMethod[r.Method]
@@ -258,7 +259,8 @@ func (s *server) write(w http.ResponseWriter, v any) error {
 	return nil
 }
 
-// fail answers with err. A client that has gone away is told nothing and logged at debug level only.
+// fail answers with err. A client that has gone away is told nothing and logged at debug level
+// only.
 func (s *server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
 		s.log.Debug("api client went away", "method", r.Method, "path", r.URL.Path)

@@ -13,14 +13,15 @@ import (
 // MaxServiceBytes bounds the body of a request that changes services.
 const MaxServiceBytes = 4 << 20
 
-// ServiceEdit changes services of a node. What is put replaces what has the same address; what is not named stays. Deleting
-// one that is not there is no error.
+// ServiceEdit changes services of a node. What is put replaces what has the same address; what is
+// not named stays. Deleting one that is not there is no error.
 type ServiceEdit struct {
 	Put    []model.Service  `json:"put,omitempty"`
 	Delete []netip.AddrPort `json:"delete,omitempty"`
 }
 
-// Validate reports the first thing that is wrong with an edit. The error is an *Error that names the field.
+// Validate reports the first thing that is wrong with an edit. The error is an *Error that names
+// the field.
 func (e ServiceEdit) Validate() error {
 	if len(e.Put)+len(e.Delete) == 0 {
 		return &Error{Code: CodeInvalid, Message: "nothing to change: no service is named"}

@@ -13,57 +13,64 @@ import (
 // DefaultSocket is where a node's agent listens unless it is told otherwise.
 const DefaultSocket = "/run/heddle/api.sock"
 
-// Version is the path prefix of everything but /metrics. It changes when a change would break a client.
+// Version is the path prefix of everything but /metrics. It changes when a change would break a
+// client.
 const Version = "v1"
 
-// Agent is what the server needs of the node's agent. Implementations are called from many goroutines at
-// once. An error that is, or wraps, an [*Error] keeps its code on the wire; every other is CodeInternal.
+// Agent is what the server needs of the node's agent. Implementations are called from many
+// goroutines at once. An error that is, or wraps, an [*Error] keeps its code on the wire; every
+// other is CodeInternal.
 type Agent interface {
 	// Status reports the node's state, counters and probed features.
 	Status(ctx context.Context) (Status, error)
 	// Endpoints lists this node's endpoints.
 	Endpoints(ctx context.Context) ([]model.Endpoint, error)
-	// CreateEndpoint attaches a container. It is idempotent: the same name, netns_path and intercepted
-	// give the endpoint that is there already. The same name with others is CodeConflict.
+	// CreateEndpoint attaches a container. It is idempotent: the same name, netns_path and
+	// intercepted give the endpoint that is there already. The same name with others is
+	// CodeConflict.
 	CreateEndpoint(ctx context.Context, req EndpointRequest) (model.Endpoint, error)
-	// DeleteEndpoint detaches a container and gives its addresses back; or ends a migration to this node that nothing has
-	// taken up. ErrNotFound if there is neither of that name.
+	// DeleteEndpoint detaches a container and gives its addresses back; or ends a migration to this
+	// node that nothing has taken up. ErrNotFound if there is neither of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
-	// EndpointDevice looks up how an endpoint is attached now. ErrNotFound if there is none of that name.
+	// EndpointDevice looks up how an endpoint is attached now. ErrNotFound if there is none of that
+	// name.
 	EndpointDevice(ctx context.Context, name string) (EndpointDevice, error)
-	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero Limits lift
-	// them. ErrNotFound if there is none of that name.
+	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero
+	// Limits lift them. ErrNotFound if there is none of that name.
 	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
 	// LimitUse reports the limits in force on this node's endpoints and what waited for them.
 	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.
 	Nodes(ctx context.Context) ([]Node, error)
-	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of that name, CodeConflict if
-	// its agent lives.
+	// ForgetNode removes a node that is gone, with its endpoints. ErrNotFound if there is none of
+	// that name, CodeConflict if its agent lives.
 	ForgetNode(ctx context.Context, name string) error
-	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter names
-	// an endpoint that is not there.
+	// Connections lists the live TCP sockets of this node's endpoints. ErrNotFound if the filter
+	// names an endpoint that is not there.
 	Connections(ctx context.Context, filter ConnectionFilter) ([]model.Connection, error)
 	// Traffic reports what the sockets of each of this node's endpoints did.
 	Traffic(ctx context.Context) ([]model.Traffic, error)
-	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what they mean.
-	// ErrNotFound if there is none of that name on this node.
+	// LabelEndpoint changes labels of a live endpoint; when it returns, this node enforces what
+	// they mean. ErrNotFound if there is none of that name on this node.
 	LabelEndpoint(ctx context.Context, name string, req LabelRequest) (model.Endpoint, error)
-	// Migrate gives an endpoint, whose container has been stopped, with its address to another node, where an endpoint of
-	// its name, or of its address, takes it up. It may be repeated. ErrNotFound if there is no endpoint of that name and none
-	// that this node gave up or is to take up; CodeConflict if it cannot go: it is in use, or that node has one of its name.
+	// Migrate gives an endpoint, whose container has been stopped, with its address to another
+	// node, where an endpoint of its name, or of its address, takes it up. It may be repeated.
+	// ErrNotFound if there is no endpoint of that name and none that this node gave up or is to
+	// take up; CodeConflict if it cannot go: it is in use, or that node has one of its name.
 	Migrate(ctx context.Context, name string, req MigrateRequest) (Migration, error)
-	// Moves lists the addresses that have moved to other nodes than those whose prefixes they are in.
+	// Moves lists the addresses that have moved to other nodes than those whose prefixes they are
+	// in.
 	Moves(ctx context.Context) ([]Move, error)
 	// Policies lists the network's policies and the namespaces that somebody described.
 	Policies(ctx context.Context) (PolicyDocuments, error)
-	// EditPolicies makes all changes or none; when it returns, this node enforces them. It may be repeated. What
-	// is to be deleted and is not there is CodeNotFound, what is too much CodeExhausted.
+	// EditPolicies makes all changes or none; when it returns, this node enforces them. It may be
+	// repeated. What is to be deleted and is not there is CodeNotFound, what is too much
+	// CodeExhausted.
 	EditPolicies(ctx context.Context, edit PolicyEdit) ([]PolicyOutcome, error)
 	// Services lists the services in force on this node, sorted by address.
 	Services(ctx context.Context) ([]model.Service, error)
-	// EditServices changes this node's services. Each change is in force by itself: after an error some may be. It may
-	// be repeated. What is too much is CodeExhausted.
+	// EditServices changes this node's services. Each change is in force by itself: after an error
+	// some may be. It may be repeated. What is too much is CodeExhausted.
 	EditServices(ctx context.Context, edit ServiceEdit) error
 	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
 	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
@@ -78,7 +85,8 @@ type Node struct {
 // Presence is what is known of a node's being there.
 type Presence struct {
 	State NodeState `json:"state"`
-	// Since is when its agent took the node's name, or was noticed to be gone; zero if nobody has noted that yet.
+	// Since is when its agent took the node's name, or was noticed to be gone; zero if nobody has
+	// noted that yet.
 	Since time.Time `json:"since,omitzero"`
 	// Seen is when a node whose agent is gone was last found to answer; zero: not since.
 	Seen time.Time `json:"seen,omitzero"`
@@ -102,7 +110,8 @@ func (n *Node) UnmarshalJSON(b []byte) error {
 // NodeState says whether a node is there.
 type NodeState string
 
-// The states of a node. What is away serves connections, but takes no part in the network's changes.
+// The states of a node. What is away serves connections, but takes no part in the network's
+// changes.
 const (
 	NodeLive NodeState = "live" // its agent is there
 	NodeAway NodeState = "away" // its agent does not run or does not reach the store; the node answers
@@ -119,13 +128,15 @@ type EndpointRequest struct {
 	Intercepted bool `json:"intercepted"`
 	// Verbs asks for an RDMA device; the zero value for none.
 	Verbs model.VerbsEndpoint `json:"verbs,omitzero"`
-	// Addr asks for this overlay address, of either family; the zero Addr leaves the choice to the agent.
+	// Addr asks for this overlay address, of either family; the zero Addr leaves the choice to the
+	// agent.
 	Addr netip.Addr `json:"addr,omitzero"`
 	// Labels are the operator's, for policy.
 	Labels map[string]string `json:"labels,omitempty"`
 	// Device is the name of the container's device; "" is eth0.
 	Device string `json:"device,omitempty"`
-	// Adopted adopts a device and an address, Addr, that another network has given the container; nil makes Heddle's own.
+	// Adopted adopts a device and an address, Addr, that another network has given the container;
+	// nil makes Heddle's own.
 	Adopted *model.Adopted `json:"carried,omitempty"`
 	// CNI is kept with the endpoint; nil for one that no CNI runtime asks for.
 	CNI *model.CNIAttachment `json:"cni,omitempty"`
@@ -138,15 +149,16 @@ func (r EndpointRequest) Planes() model.EndpointPlanes {
 
 // EndpointDevice is how an endpoint is attached.
 type EndpointDevice struct {
-	// Name and MAC are those of the container's device, NodeName and NodeMAC those of its other end in the
-	// node's namespace.
+	// Name and MAC are those of the container's device, NodeName and NodeMAC those of its other end
+	// in the node's namespace.
 	Name     string `json:"name"`
 	MAC      string `json:"mac"`
 	NodeName string `json:"node_name"`
 	NodeMAC  string `json:"node_mac"`
 	// MTU is that of both ends, in bytes; 0 if the container's device is not there.
 	MTU int `json:"mtu"`
-	// Gateways are the node's own overlay addresses: one for each family of the endpoint's addresses.
+	// Gateways are the node's own overlay addresses: one for each family of the endpoint's
+	// addresses.
 	Gateways []netip.Addr `json:"gateways"`
 	// Problems are what the kernel lacks of what the endpoint should have; empty if all is there.
 	Problems []string `json:"problems,omitempty"`
@@ -226,7 +238,8 @@ type IPv6 struct {
 	Enabled bool `json:"enabled"`
 	// Prefixes are the node's IPv6 overlay prefixes.
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
-	// Reason names why not: IPv6NetworkOff, "ipv6_mtu" or a check of `heddle doctor`. Detail says more.
+	// Reason names why not: IPv6NetworkOff, "ipv6_mtu" or a check of `heddle doctor`. Detail says
+	// more.
 	Reason string `json:"reason,omitempty"`
 	Detail string `json:"detail,omitempty"`
 }
@@ -252,7 +265,8 @@ type Store struct {
 type Interception struct {
 	// Listeners is the number of seccomp listeners held: one a container or exec'd process tree.
 	Listeners int `json:"listeners"`
-	// Readers is the number of threads that answer: one a listener, more while callers have to wait.
+	// Readers is the number of threads that answer: one a listener, more while callers have to
+	// wait.
 	Readers int `json:"readers"`
 	// Answered calls were given a socket of the node (or an ioctl's answer).
 	Answered uint64 `json:"answered"`
@@ -262,24 +276,28 @@ type Interception struct {
 	Ioctls uint64 `json:"ioctls"`
 	// EndpointSockets is how many TCP sockets an endpoint may have.
 	EndpointSockets uint64 `json:"endpoint_sockets"`
-	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold by bind or listen.
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold by bind or
+	// listen.
 	EndpointPorts uint64 `json:"endpoint_ports"`
 	// Failed calls, by cause.
 	Failed map[string]uint64 `json:"failed"`
 	// PremadeHits are answers with a socket made ahead of need, PremadeMisses those without.
 	PremadeHits   uint64 `json:"premade_hits"`
 	PremadeMisses uint64 `json:"premade_misses"`
-	// Batches are calls answered with a batch of sockets, which count neither as Answered nor as premade (but for
-	// one in which an agent was killed, which the next cannot tell); only containers that were started with a pool of sockets get
-	// them. BatchSockets are the sockets in them.
+	// Batches are calls answered with a batch of sockets, which count neither as Answered nor as
+	// premade (but for one in which an agent was killed, which the next cannot tell); only
+	// containers that were started with a pool of sockets get them. BatchSockets are the sockets in
+	// them.
 	Batches      uint64 `json:"crates"`
 	BatchSockets uint64 `json:"crated_sockets"`
-	// Unguarded are processes that hold sockets of endpoints and are neither the node's nor under a listener: what they ask of
-	// one by ioctl() is answered by the node, unless BPF LSM keeps them from it.
+	// Unguarded are processes that hold sockets of endpoints and are neither the node's nor under a
+	// listener: what they ask of one by ioctl() is answered by the node, unless BPF LSM keeps them
+	// from it.
 	Unguarded []model.SocketOwner `json:"unguarded,omitempty"`
 }
 
-// Counter is the count of one model.Reason since the datapath was loaded. It survives agent restarts.
+// Counter is the count of one model.Reason since the datapath was loaded. It survives agent
+// restarts.
 type Counter struct {
 	Name  string     `json:"name"`
 	Kind  model.Kind `json:"kind"`
@@ -287,8 +305,8 @@ type Counter struct {
 	Value uint64     `json:"value"`
 }
 
-// CountersOf names the counts of the datapath: one Counter for every reason in model.Reasons, in order.
-// value gives the count of one reason.
+// CountersOf names the counts of the datapath: one Counter for every reason in model.Reasons, in
+// order. value gives the count of one reason.
 func CountersOf(value func(model.Reason) uint64) []Counter {
 	cs := make([]Counter, len(model.Reasons))
 	for i, r := range model.Reasons {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestUnanswered: however a connection to the agent ends before a request is answered, the agent has ended; a caller that gives
-// up knows that it did.
+// TestUnanswered: however a connection to the agent ends before a request is answered, the agent
+// has ended; a caller that gives up knows that it did.
 func TestUnanswered(t *testing.T) {
 	for name, said := range map[string]string{
 		"nothing":          "",

@@ -1,10 +1,10 @@
-// Package bench compares how TCP performs in the lab's modes: the node's own stack (host), the plain
-// VXLAN overlay (overlay) and Heddle (heddle).
+// Package bench compares how TCP performs in the lab's modes: the node's own stack (host), the
+// plain VXLAN overlay (overlay) and Heddle (heddle).
 //
-// A Workload is a server, a client and the metrics their output yields. Run takes every workload, scope
-// and mode in turn, several times over, so that what the machine does meanwhile falls on all modes
-// alike, and gives the median of the runs with their spread and the ratio to host. Nothing here decides
-// how a container is entered: that is a Place.
+// A Workload is a server, a client and the metrics their output yields. Run takes every workload,
+// scope and mode in turn, several times over, so that what the machine does meanwhile falls on all
+// modes alike, and gives the median of the runs with their spread and the ratio to host. Nothing
+// here decides how a container is entered: that is a Place.
 package bench
 
 import (
@@ -28,7 +28,8 @@ const (
 // Modes lists the lab's modes in the order of reports.
 var Modes = []Mode{Host, Overlay, Heddle}
 
-// The networks of others. They are measured only when they are asked for; package baseline brings them up.
+// The networks of others. They are measured only when they are asked for; package baseline brings
+// them up.
 const (
 	Bare     Mode = "bare"      // no container network: a host's own namespace without anything of Heddle's
 	Docker   Mode = "docker"    // Docker's own: its overlay network between nodes, its bridge on one
@@ -40,14 +41,15 @@ const (
 // Baselines lists the networks of others in the order of reports.
 var Baselines = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 
-// What programs of the node could do instead, to compare with on one node: `heddle bench local`, and only workloads that say
-// so.
+// What programs of the node could do instead, to compare with on one node: `heddle bench local`,
+// and only workloads that say so.
 const (
 	Reno Mode = "reno" // host, but the programs ask for reno, which everybody may, whatever the node gives them
 	Unix Mode = "unix" // AF_UNIX sockets of the node's own namespace
 )
 
-// Pooled is the container of Heddle with the preloaded pool of sockets. Only `heddle bench pool` measures it.
+// Pooled is the container of Heddle with the preloaded pool of sockets. Only `heddle bench pool`
+// measures it.
 const Pooled Mode = "heddle+pool"
 
 // AllModes lists the networks in the order of reports.
@@ -56,10 +58,12 @@ var AllModes = slices.Concat(Modes, Baselines)
 // EveryMode lists AllModes and what programs could do instead, in the order of reports.
 var EveryMode = slices.Concat(AllModes, []Mode{Reno, Unix})
 
-// In reports whether the mode differs from another that is measured anyway: on one node there is nothing to tunnel.
+// In reports whether the mode differs from another that is measured anyway: on one node there is
+// nothing to tunnel.
 func (m Mode) In(s Scope) bool { return m != BPFVXLAN || s == Inter }
 
-// Place gives the mode of the lab that a mode runs in, and flags says what its programs do otherwise.
+// Place gives the mode of the lab that a mode runs in, and flags says what its programs do
+// otherwise.
 func (m Mode) Place() Mode {
 	if m == Reno || m == Unix {
 		return Host
@@ -138,8 +142,8 @@ func (p Places) place(mode Mode) Place {
 	return p.Place
 }
 
-// ParseModes reads names of the lab's modes and gives them in the order of reports. Host must be among them: every
-// ratio is to it.
+// ParseModes reads names of the lab's modes and gives them in the order of reports. Host must be
+// among them: every ratio is to it.
 func ParseModes(names []string) ([]Mode, error) { return parseModes(names, Modes) }
 
 // ParseAllModes is ParseModes for EveryMode.

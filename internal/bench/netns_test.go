@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// newNetnsPlace makes two nodes (network namespaces) joined by a veth. Every container of a node is the
-// node itself, in every mode: the bench's own machinery is what is tested.
+// newNetnsPlace makes two nodes (network namespaces) joined by a veth. Every container of a node is
+// the node itself, in every mode: the bench's own machinery is what is tested.
 func newNetnsPlace(t *testing.T) benchtest.LoopPlace {
 	t.Helper()
 	testutil.NeedRoot(t, "makes network namespaces")
@@ -62,7 +62,8 @@ func TestWholeBench(t *testing.T) {
 	o := benchtest.QuickOptions(t, names...)
 	o.Scopes = bench.Scopes
 	o.Duration = 300 * time.Millisecond
-	// Memory and times are the whole machine's, which does other things meanwhile: what they spoil is measured again.
+	// Memory and times are the whole machine's, which does other things meanwhile: what they spoil
+	// is measured again.
 	const tries = 5
 	run := func() (results []bench.Result) {
 		for try := 1; ; try++ {
@@ -99,7 +100,8 @@ func TestWholeBench(t *testing.T) {
 	}
 }
 
-// outOfBounds names the results whose sizes are such that their unit must be wrong, on whatever machine.
+// outOfBounds names the results whose sizes are such that their unit must be wrong, on whatever
+// machine.
 func outOfBounds(results []bench.Result) (wrong []string) {
 	bounds := map[string][2]float64{
 		"throughput_bps": {1e8, 1e13}, "cpu_s_per_gb": {0.01, 50}, "rtt_p50_us": {2, 5000},

@@ -9,8 +9,8 @@ import (
 	"slices"
 )
 
-// Result is one metric of one workload, scope and mode over all runs. Its JSON form is the project's
-// record of a benchmark; other programs read it.
+// Result is one metric of one workload, scope and mode over all runs. Its JSON form is the
+// project's record of a benchmark; other programs read it.
 type Result struct {
 	Workload    string  `json:"workload"`
 	Scope       Scope   `json:"scope"`
@@ -22,7 +22,8 @@ type Result struct {
 	Max         float64 `json:"max"`
 	Runs        int     `json:"runs"`
 	RatioToHost float64 `json:"ratio_to_host"` // of the medians; 1 for host itself
-	// Values are those of the runs, in their order: modes of one run were measured next to each other. Older files have none.
+	// Values are those of the runs, in their order: modes of one run were measured next to each
+	// other. Older files have none.
 	Values []float64 `json:"values,omitempty"`
 }
 
@@ -44,7 +45,8 @@ type key struct {
 	metric   string
 }
 
-// ErrNoValue is a measurement that gave none. The growth of the kernel's memory is less than nothing when other programs free more.
+// ErrNoValue is a measurement that gave none. The growth of the kernel's memory is less than
+// nothing when other programs free more.
 var ErrNoValue = errors.New("no usable value")
 
 // Series collects the values of every metric, run by run. It is not safe for concurrent use.
@@ -52,7 +54,8 @@ type Series struct{ values map[key][]float64 }
 
 func NewSeries() *Series { return &Series{values: make(map[key][]float64)} }
 
-// Add takes one run's sample; it must have a finite value, not negative, for each metric of the cell.
+// Add takes one run's sample; it must have a finite value, not negative, for each metric of the
+// cell.
 func (s *Series) Add(c Cell, sample Sample) error {
 	for _, m := range c.Workload.Metrics {
 		v, ok := sample[m.Name]

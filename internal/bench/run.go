@@ -99,8 +99,8 @@ func (o Options) modesIn(s Scope) []Mode {
 	return slices.DeleteFunc(slices.Clone(o.Modes), func(m Mode) bool { return !m.In(s) })
 }
 
-// Schedule lists the measurements of one run (from 0): each workload and scope, its modes next to each
-// other and in an order that rotates from run to run, so that no mode is always first.
+// Schedule lists the measurements of one run (from 0): each workload and scope, its modes next to
+// each other and in an order that rotates from run to run, so that no mode is always first.
 func (o Options) Schedule(run int) []Cell {
 	var cells []Cell
 	for _, w := range o.Workloads {
@@ -158,8 +158,8 @@ type Runner struct {
 	series    *Series
 }
 
-// Servers listen on one port after another, below the ephemeral range and clear of the direct ports: a
-// server that lingers after a fault cannot get in the way of the next.
+// Servers listen on one port after another, below the ephemeral range and clear of the direct
+// ports: a server that lingers after a fault cannot get in the way of the next.
 const (
 	FirstPort = 21000
 	PortCount = 4000

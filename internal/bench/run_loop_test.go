@@ -96,7 +96,8 @@ func TestFailedRunSaysWhichAndWhy(t *testing.T) {
 	}
 }
 
-// TestCancelEndsServers cancels a bench in its first measurement; the server must be gone when Run is back.
+// TestCancelEndsServers cancels a bench in its first measurement; the server must be gone when Run
+// is back.
 func TestCancelEndsServers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -7,8 +7,8 @@ import (
 // Target is a speed the project has set itself.
 type Target struct {
 	Workload, Metric string
-	// Limit is the ratio to host that heddle must keep: at least it where higher is better, else at most.
-	// 0 means that heddle must be better than the overlay instead.
+	// Limit is the ratio to host that heddle must keep: at least it where higher is better, else at
+	// most. 0 means that heddle must be better than the overlay instead.
 	Limit float64
 }
 
@@ -38,7 +38,8 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("%-6s  %s %s: %.2f (wanted %s)", word, v.Title, v.Scope.Title(), v.Ratio, v.Wanted)
 }
 
-// Judge compares results with the targets. Targets whose modes or workloads were not measured are left out.
+// Judge compares results with the targets. Targets whose modes or workloads were not measured are
+// left out.
 func Judge(results []Result) []Verdict {
 	find := func(t Target, s Scope, m Mode) (Result, bool) {
 		for _, r := range results {

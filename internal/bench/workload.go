@@ -92,7 +92,8 @@ var Workloads = []Workload{
 	roundTripWorkload("rr-16k", "16 KB", 16<<10),
 }
 
-// roundTripWorkload is messages of so many bytes there and back on one connection. Those other than the first are optional.
+// roundTripWorkload is messages of so many bytes there and back on one connection. Those other than
+// the first are optional.
 func roundTripWorkload(name, size string, bytes int) Workload {
 	of := ""
 	if name != "rr" {
@@ -110,11 +111,12 @@ func roundTripWorkload(name, size string, bytes int) Workload {
 	}
 }
 
-// streamWarmUp is how long a stream runs before it is measured: congestion controls need a moment to find their speed.
+// streamWarmUp is how long a stream runs before it is measured: congestion controls need a moment
+// to find their speed.
 const streamWarmUp = 300 * time.Millisecond
 
-// streamWorkload is one connection that is written to as fast as it goes, so many bytes at a time. Our own ends, because
-// iperf3 has no AF_UNIX and chooses its writes itself.
+// streamWorkload is one connection that is written to as fast as it goes, so many bytes at a time.
+// Our own ends, because iperf3 has no AF_UNIX and chooses its writes itself.
 func streamWorkload(name, size string, bytes int) Workload {
 	return Workload{
 		Name: name, Title: "throughput of one connection, " + size + " a write", Optional: true, Instead: true,
@@ -127,7 +129,8 @@ func streamWorkload(name, size string, bytes int) Workload {
 	}
 }
 
-// connectWorkload is new connections, made by so many threads at the same time. Those of more than one are optional.
+// connectWorkload is new connections, made by so many threads at the same time. Those of more than
+// one are optional.
 func connectWorkload(name string, callers int) Workload {
 	title, of := "new connections, one byte there and back on each", ""
 	if callers > 1 {
@@ -147,8 +150,8 @@ func connectWorkload(name string, callers int) Workload {
 	}
 }
 
-// ParseWorkloads reads names of workloads and gives them in the order of reports; no names means all
-// that are not optional.
+// ParseWorkloads reads names of workloads and gives them in the order of reports; no names means
+// all that are not optional.
 func ParseWorkloads(names []string) ([]Workload, error) {
 	var known, standard []string
 	for _, w := range Workloads {
@@ -212,8 +215,8 @@ func peerClient(name string, args ...string) func(Launch) []string {
 	}
 }
 
-// HeldConnections are enough to tell a connection's memory from the slab caches' own ups and downs, and
-// few enough for the file descriptor limit of a container.
+// HeldConnections are enough to tell a connection's memory from the slab caches' own ups and downs,
+// and few enough for the file descriptor limit of a container.
 const HeldConnections = 4000
 
 func holdClient(l Launch) []string {

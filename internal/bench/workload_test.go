@@ -49,8 +49,8 @@ func TestReaders(t *testing.T) {
 	}
 }
 
-// FuzzReaders feeds what a client might print to every reader: an answer or an error, never a panic, and
-// an answer has every metric.
+// FuzzReaders feeds what a client might print to every reader: an answer or an error, never a
+// panic, and an answer has every metric.
 func FuzzReaders(f *testing.F) {
 	f.Add([]byte(`{"connections":4000,"slab_bytes":8000000,"transactions":3,"elapsed_s":1}`))
 	f.Add([]byte(`{"output":"{\"end\":{\"sum_received\":{\"bytes\":3}}}"}`))

@@ -9,14 +9,16 @@ import (
 // tuple names a connection by the addresses of its packets: local is the node's end.
 type tuple struct{ local, remote netip.AddrPort }
 
-// names are the addresses that the container's program sees for a connection. The zero names stand for a
-// connection that is not the container's.
+// names are the addresses that the container's program sees for a connection. The zero names stand
+// for a connection that is not the container's.
 type names struct{ local, remote netip.AddrPort }
 
-// maxFlows bounds the connections that a matcher remembers. One that is forgotten is asked for again.
+// maxFlows bounds the connections that a matcher remembers. One that is forgotten is asked for
+// again.
 const maxFlows = 1 << 16
 
-// prefix6Bytes is the length of the prefix in an IPv6 overlay address; the rest is the IPv4 address.
+// prefix6Bytes is the length of the prefix in an IPv6 overlay address; the rest is the IPv4
+// address.
 const prefix6Bytes = 12
 
 // verdict says what a matcher makes of a packet.
@@ -60,7 +62,8 @@ func (m *matcher) learn(list []model.Connection) {
 	}
 }
 
-// forget makes the matcher ask again for a connection that begins anew with the addresses of an earlier one.
+// forget makes the matcher ask again for a connection that begins anew with the addresses of an
+// earlier one.
 func (m *matcher) forget(p *packet) {
 	m.flows.remove(tuple{p.src, p.dst})
 	m.flows.remove(tuple{p.dst, p.src})
@@ -97,8 +100,8 @@ func (m *matcher) match(p *packet) (src, dst netip.AddrPort, v verdict) {
 	return src, dst, verdictForeign
 }
 
-// inPod gives the addresses of a packet between a node socket of the container and a process of it that is not
-// intercepted: they follow from those on the node.
+// inPod gives the addresses of a packet between a node socket of the container and a process of it
+// that is not intercepted: they follow from those on the node.
 func (m *matcher) inPod(p *packet) (src, dst netip.AddrPort, ok bool) {
 	if plain, node, ok := model.MirrorNames(m.whose, p.src.Addr(), p.dst.Addr()); ok {
 		return netip.AddrPortFrom(plain, p.src.Port()), netip.AddrPortFrom(node, p.dst.Port()), true
@@ -151,10 +154,10 @@ func (m *matcher) direct(p *packet, o option) (src, dst netip.AddrPort, v verdic
 	return src, o.dst, verdictOurs
 }
 
-// resolve judges a packet of a connection that the agent does not know. One between the container's own ends must
-// be its own: it ended before the agent was asked, and has the usual loopback addresses. Anything else is taken
-// for the node's until a SYN begins it anew; only its handshake proves nothing, since the agent lists no connection
-// that is about to be accepted.
+// resolve judges a packet of a connection that the agent does not know. One between the container's
+// own ends must be its own: it ended before the agent was asked, and has the usual loopback
+// addresses. Anything else is taken for the node's until a SYN begins it anew; only its handshake
+// proves nothing, since the agent lists no connection that is about to be accepted.
 func (m *matcher) resolve(p *packet) (src, dst netip.AddrPort, v verdict) {
 	if src, dst, v = m.match(p); v != verdictUnknown {
 		return src, dst, v
@@ -169,8 +172,8 @@ func (m *matcher) resolve(p *packet) (src, dst netip.AddrPort, v verdict) {
 	return n.local, n.remote, n.verdict()
 }
 
-// ownNames guesses the names of a connection of the container with itself. A wildcard listener that was reached over
-// loopback has its overlay address in the packet.
+// ownNames guesses the names of a connection of the container with itself. A wildcard listener that
+// was reached over loopback has its overlay address in the packet.
 func (m *matcher) ownNames(p *packet) names {
 	n := names{p.src, p.dst}
 	src, fromLoopback := model.LoopbackShown(m.whose.ID, p.src.Addr())

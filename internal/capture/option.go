@@ -21,8 +21,8 @@ type option struct {
 	network uint16
 }
 
-// findOption finds Heddle's option in a TCP header. It gives the offsets of its beginning and end; both are 0
-// if there is none.
+// findOption finds Heddle's option in a TCP header. It gives the offsets of its beginning and end;
+// both are 0 if there is none.
 func findOption(header []byte) (begin, end int) {
 	const endOfList, noOperation = 0, 1
 	for i := tcpHeader; i < len(header); {
@@ -48,8 +48,8 @@ func findOption(header []byte) (begin, end int) {
 	return 0, 0
 }
 
-// option reads Heddle's option of a SYN. prefix6 makes the IPv6 form of an address. Other versions, and IPv6 in a
-// network without it, are unknown here, and the agent is asked instead.
+// option reads Heddle's option of a SYN. prefix6 makes the IPv6 form of an address. Other versions,
+// and IPv6 in a network without it, are unknown here, and the agent is asked instead.
 func (p *packet) option(prefix6 []byte) (o option, ok bool) {
 	if !p.opens() {
 		return o, false

@@ -112,8 +112,8 @@ func randomEnd(r *rand.Rand, v6 bool) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[:4])), uint16(r.Uint32()))
 }
 
-// TestRewriteProperty: whatever the packet and the new addresses, of either family, the result has these addresses,
-// right checksums, and the payload, flags and sequence number of the original.
+// TestRewriteProperty: whatever the packet and the new addresses, of either family, the result has
+// these addresses, right checksums, and the payload, flags and sequence number of the original.
 func TestRewriteProperty(t *testing.T) {
 	r := rand.New(seeds)
 	for range 2000 {

@@ -7,7 +7,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestMatchInPod: packets between the two stacks of one container have addresses of the node's only.
+// TestMatchInPod: packets between the two stacks of one container have addresses of the node's
+// only.
 func TestMatchInPod(t *testing.T) {
 	e := model.Endpoint{ID: 2, Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.3"), netip.MustParseAddr("fd48::af4:3")}}
 	m := newMatcher(e, nil)

@@ -6,9 +6,10 @@ import (
 	"net/netip"
 )
 
-// rewrite gives the packet from src to dst instead, with right checksums. Heddle's option is taken out of a SYN
-// unless keepOption is set. Where the addresses are of another family than the packet's, so is the new one.
-// Checksums are computed from the content: on the node most are not filled in before the device does it.
+// rewrite gives the packet from src to dst instead, with right checksums. Heddle's option is taken
+// out of a SYN unless keepOption is set. Where the addresses are of another family than the
+// packet's, so is the new one. Checksums are computed from the content: on the node most are not
+// filled in before the device does it.
 func (p *packet) rewrite(src, dst netip.AddrPort, keepOption bool) []byte {
 	if p.l4 == 0 { // a later fragment: there is nothing to rewrite but the addresses
 		return p.withAddresses(src.Addr(), dst.Addr(), p.raw[p.headerLength():])
@@ -35,8 +36,8 @@ func (p *packet) headerLength() int {
 	return int(p.raw[0]&0xf) * 4
 }
 
-// withAddresses puts an IP header in front of segment: the packet's own with other addresses, or one of the other
-// family.
+// withAddresses puts an IP header in front of segment: the packet's own with other addresses, or
+// one of the other family.
 func (p *packet) withAddresses(src, dst netip.Addr, segment []byte) []byte {
 	toV6 := src.Is6()
 	if toV6 != p.v6 {
@@ -140,7 +141,8 @@ func setTransportChecksum(proto uint8, src, dst netip.Addr, segment []byte) {
 	binary.BigEndian.PutUint16(segment[at:], check)
 }
 
-// transportSum is the one's complement sum over pseudo header and segment: 0xffff if its checksum is right.
+// transportSum is the one's complement sum over pseudo header and segment: 0xffff if its checksum
+// is right.
 func transportSum(proto uint8, src, dst netip.Addr, segment []byte) uint16 {
 	s := sum(0, src.AsSlice())
 	s = sum(s, dst.AsSlice())
@@ -150,8 +152,8 @@ func transportSum(proto uint8, src, dst netip.Addr, segment []byte) uint16 {
 	return fold(sum(sum(s, rest[:]), segment))
 }
 
-// sum adds b, in words of 16 bits, to a one's complement sum that is not folded yet. Only the last part may be of
-// odd length.
+// sum adds b, in words of 16 bits, to a one's complement sum that is not folded yet. Only the last
+// part may be of odd length.
 func sum(s uint64, b []byte) uint64 {
 	for ; len(b) >= 4; b = b[4:] {
 		s += uint64(binary.BigEndian.Uint32(b))

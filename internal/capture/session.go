@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// maxWaiting and maxWaitingBytes bound the packets that wait for the agent's answer, maxWait how long each does.
+	// maxWaiting and maxWaitingBytes bound the packets that wait for the agent's answer, maxWait
+	// how long each does.
 	maxWaiting      = 4096
 	maxWaitingBytes = 32 << 20
 	maxWait         = time.Second
@@ -41,12 +42,14 @@ type Options struct {
 	Endpoint model.Endpoint
 	// Ask lists the endpoint's connections, listeners excepted.
 	Ask func(context.Context) ([]model.Connection, error)
-	// Begun, if not nil, is called when every packet from now on will be judged: live connections are known.
+	// Begun, if not nil, is called when every packet from now on will be judged: live connections
+	// are known.
 	Begun func()
-	// KeepOption leaves Heddle's option in the SYN of a direct connection, where programs of a container never
-	// see it.
+	// KeepOption leaves Heddle's option in the SYN of a direct connection, where programs of a
+	// container never see it.
 	KeepOption bool
-	// Port and Peer keep only packets that have them at either end, as the container sees them, unless zero.
+	// Port and Peer keep only packets that have them at either end, as the container sees them,
+	// unless zero.
 	Port uint16
 	Peer netip.Prefix
 	// Count ends the capture after so many packets; 0 does not.
@@ -63,8 +66,8 @@ type Counts struct {
 	Malformed uint64 // not understood
 }
 
-// Run writes the endpoint's packets to out until ctx ends or there are enough. What it has written is complete
-// then, and whenever it waits for packets.
+// Run writes the endpoint's packets to out until ctx ends or there are enough. What it has written
+// is complete then, and whenever it waits for packets.
 func Run(ctx context.Context, src *Source, out io.Writer, o Options) (Counts, error) {
 	s, err := newSession(out, o, src.addrs)
 	if err != nil {
@@ -204,8 +207,8 @@ func (s *session) take(f frame) error {
 	return s.resolve(n)
 }
 
-// ask puts a question if packets wait for one and none is under way. It gives the channel of a timer that tells
-// when to look again; nil if nothing waits.
+// ask puts a question if packets wait for one and none is under way. It gives the channel of a
+// timer that tells when to look again; nil if nothing waits.
 func (s *session) ask(ctx context.Context) <-chan time.Time {
 	if len(s.waiting) == 0 {
 		return nil
@@ -227,8 +230,8 @@ func (s *session) ask(ctx context.Context) <-chan time.Time {
 	return time.After(askInterval)
 }
 
-// answered takes in an answer and judges what waited for it. An agent that is away is asked again until the
-// packets have waited long enough.
+// answered takes in an answer and judges what waited for it. An agent that is away is asked again
+// until the packets have waited long enough.
 func (s *session) answered(a answer) error {
 	s.asking = false
 	if a.err != nil {
@@ -298,7 +301,8 @@ func (s *session) finish(ctx context.Context) error {
 	return errors.Join(err, s.resolve(len(s.waiting)), s.flush())
 }
 
-// write writes the packet with the addresses that the container sees, unless a filter or the count is against it.
+// write writes the packet with the addresses that the container sees, unless a filter or the count
+// is against it.
 func (s *session) write(f frame, p *packet, src, dst netip.AddrPort) error {
 	if s.enough() || s.filtered(src, dst) {
 		return nil
@@ -322,8 +326,8 @@ func (s *session) filtered(src, dst netip.AddrPort) bool {
 	return s.o.Peer.IsValid() && !s.o.Peer.Contains(src.Addr()) && !s.o.Peer.Contains(dst.Addr())
 }
 
-// repeated reports whether another device has seen the packet already: one that is forwarded, or that a bond or a
-// bridge passes on. The same device sees it again only if it was sent again.
+// repeated reports whether another device has seen the packet already: one that is forwarded, or
+// that a bond or a bridge passes on. The same device sees it again only if it was sent again.
 func (s *session) repeated(out []byte, f frame) bool {
 	const headers = 160 // and some payload
 	var h maphash.Hash

@@ -33,7 +33,8 @@ type written struct {
 	length   int
 }
 
-// runFrames runs a session over frames that are all there from the beginning, and reads back what it wrote.
+// runFrames runs a session over frames that are all there from the beginning, and reads back what
+// it wrote.
 func runFrames(t *testing.T, o Options, frames ...frame) ([]written, Counts) {
 	t.Helper()
 	o.Endpoint = container
@@ -157,7 +158,8 @@ func TestDirect6(t *testing.T) {
 	}
 }
 
-// TestOverlayAddresses: packets that carry overlay addresses are taken as they are; those of others are not.
+// TestOverlayAddresses: packets that carry overlay addresses are taken as they are; those of others
+// are not.
 func TestOverlayAddresses(t *testing.T) {
 	list, counts := runFrames(t, Options{},
 		data("10.244.1.2:1000", "10.244.2.2:80", "out").at(t, 0),
@@ -194,8 +196,8 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
-// TestAsk: packets of connections that are not known wait for the agent, in their order, and what it does not know
-// is the node's.
+// TestAsk: packets of connections that are not known wait for the agent, in their order, and what
+// it does not know is the node's.
 func TestAsk(t *testing.T) {
 	asked := 0
 	ask := func(context.Context) ([]model.Connection, error) {
@@ -214,7 +216,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// TestHandshakeProvesNothing: the agent cannot list a connection before it is established, and is asked again then.
+// TestHandshakeProvesNothing: the agent cannot list a connection before it is established, and is
+// asked again then.
 func TestHandshakeProvesNothing(t *testing.T) {
 	m := newMatcher(container, nodeAddrs)
 	ask := func(s segment) verdict {
@@ -250,7 +253,8 @@ func TestAgentAway(t *testing.T) {
 	}
 }
 
-// TestWaitingIsBounded: a node's busy connection must not fill the memory while the agent is silent.
+// TestWaitingIsBounded: a node's busy connection must not fill the memory while the agent is
+// silent.
 func TestWaitingIsBounded(t *testing.T) {
 	s, err := newSession(io.Discard, Options{Endpoint: container, SnapLen: MaxSnapLen}, nodeAddrs)
 	if err != nil {

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPacket is the longest packet that is read: the kernel hands over what was not cut into segments yet.
+// maxPacket is the longest packet that is read: the kernel hands over what was not cut into
+// segments yet.
 const maxPacket = 256 << 10
 
 // receiveBuffer bounds what the kernel keeps for a reader that is behind.
@@ -32,8 +33,8 @@ type Source struct {
 	dropped uint64 // by the kernel, read so far
 }
 
-// Listen opens a source in the calling thread's network namespace. Unless all is set it reads TCP only. Packets are
-// kept from then on until they are read.
+// Listen opens a source in the calling thread's network namespace. Unless all is set it reads TCP
+// only. Packets are kept from then on until they are read.
 func Listen(all bool) (_ *Source, err error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -76,8 +77,8 @@ func Listen(all bool) (_ *Source, err error) {
 
 func networkOrder(v uint16) uint16 { return v<<8 | v>>8 }
 
-// tcpOnly is a classic BPF program that takes IPv4 TCP, and IPv6 whose first header is TCP or an extension. A
-// packet begins with its IP header.
+// tcpOnly is a classic BPF program that takes IPv4 TCP, and IPv6 whose first header is TCP or an
+// extension. A packet begins with its IP header.
 var tcpOnly = []unix.SockFilter{
 	{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 0xfffff000}, // SKF_AD_OFF + SKF_AD_PROTOCOL
 	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.ETH_P_IPV6, Jt: 3},
@@ -119,8 +120,8 @@ func (s *Source) Drops() (uint64, error) {
 	return s.dropped, nil
 }
 
-// read gives every packet to take, until stop is closed; what the socket has by then is still read, up to packets
-// seen later than that.
+// read gives every packet to take, until stop is closed; what the socket has by then is still read,
+// up to packets seen later than that.
 func (s *Source) read(stop <-chan struct{}, take func(frame)) error {
 	conn, err := s.file.SyscallConn()
 	if err != nil {
@@ -156,7 +157,8 @@ func (s *Source) read(stop <-chan struct{}, take func(frame)) error {
 	return fail
 }
 
-// drain reads packets until there are none, or until one that was seen after end unless that is zero.
+// drain reads packets until there are none, or until one that was seen after end unless that is
+// zero.
 func drain(fd int, buffer []byte, end time.Time, take func(frame)) error {
 	control := make([]byte, unix.CmsgSpace(int(unsafe.Sizeof(unix.Timespec{}))))
 	for {

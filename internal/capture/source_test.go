@@ -64,8 +64,8 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestSourceUDP: without all, only TCP is read. What is sent over lo arrives when the kernel comes to it, so the test waits for
-// the datagram, or for a connection made after it.
+// TestSourceUDP: without all, only TCP is read. What is sent over lo arrives when the kernel comes
+// to it, so the test waits for the datagram, or for a connection made after it.
 func TestSourceUDP(t *testing.T) {
 	testutil.NeedRoot(t, "opens a packet socket")
 	ln, err := net.Listen("tcp4", "127.0.0.1:0")

@@ -28,11 +28,13 @@ type config struct {
 	Socket string `json:"socket"`
 	// Intercepted says that the containers' TCP sockets are made in the node's namespace.
 	Intercepted *bool `json:"intercepted"`
-	// Adopted are the IPv4 prefixes of the network that the plugins before this one make, on all nodes.
+	// Adopted are the IPv4 prefixes of the network that the plugins before this one make, on all
+	// nodes.
 	Adopted []string `json:"carried"`
 	// Labels are given to every endpoint of the network, for policy.
 	Labels map[string]string `json:"labels"`
-	// Kubernetes is the path of heddle-kube's socket: it gives pods' endpoints their labels, and keeps them. Empty: none does.
+	// Kubernetes is the path of heddle-kube's socket: it gives pods' endpoints their labels, and
+	// keeps them. Empty: none does.
 	Kubernetes string `json:"kubernetes"`
 
 	RuntimeConfig struct {
@@ -57,7 +59,8 @@ var knownFields = []string{
 	"socket", "intercepted", "labels", "carried", "kubernetes",
 }
 
-// knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's capabilities name.
+// knownRuntimeFields are those of runtimeConfig; a runtime gives what the configuration's
+// capabilities name.
 var knownRuntimeFields = []string{"ips"}
 
 // parseConfig reads a configuration for ADD, CHECK and STATUS. Errors are CNI's and name the field.
@@ -100,7 +103,8 @@ func parseConfig(stdin []byte) (config, error) {
 	return c, nil
 }
 
-// parseLenient reads what DEL and GC need of a configuration. They must do their work whatever the rest is like.
+// parseLenient reads what DEL and GC need of a configuration. They must do their work whatever the
+// rest is like.
 func parseLenient(stdin []byte) (config, error) {
 	var c config
 	if err := json.Unmarshal(stdin, &c); err != nil {
@@ -119,7 +123,8 @@ func parseLenient(stdin []byte) (config, error) {
 	return c, nil
 }
 
-// refuseUnknown reports the first field of a JSON object that is not known: a misspelt one would be ignored otherwise.
+// refuseUnknown reports the first field of a JSON object that is not known: a misspelt one would be
+// ignored otherwise.
 func refuseUnknown(object []byte, prefix string, known []string) error {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(object, &fields); err != nil {
@@ -137,12 +142,14 @@ func refuseUnknown(object []byte, prefix string, known []string) error {
 // intercepted gives the field's value, true if it is not there.
 func (c config) intercepted() bool { return c.Intercepted == nil || *c.Intercepted }
 
-// podArgs are what Kubernetes' runtimes say of a pod in CNI_ARGS, and what operators may: "K=V;K2=V2".
+// podArgs are what Kubernetes' runtimes say of a pod in CNI_ARGS, and what operators may:
+// "K=V;K2=V2".
 type podArgs struct {
 	namespace, pod, uid, ip string
 }
 
-// parseArgs reads CNI_ARGS. Keys that are not known are ignored: every plugin of a list gets the same.
+// parseArgs reads CNI_ARGS. Keys that are not known are ignored: every plugin of a list gets the
+// same.
 func parseArgs(args string) (podArgs, error) {
 	var p podArgs
 	for pair := range strings.SplitSeq(args, ";") {
@@ -167,8 +174,8 @@ func parseArgs(args string) (podArgs, error) {
 	return p, nil
 }
 
-// labels gives an endpoint's labels: the network's, the attachment's, and those of its pod, later ones outranking
-// earlier ones.
+// labels gives an endpoint's labels: the network's, the attachment's, and those of its pod, later
+// ones outranking earlier ones.
 func (c config) labels(pod podArgs) map[string]string {
 	labels := maps.Clone(c.Labels)
 	if labels == nil {
@@ -186,8 +193,8 @@ func (c config) labels(pod podArgs) map[string]string {
 	return labels
 }
 
-// wantedAddr gives the address that the runtime asks for, the zero Addr for none. One address decides that of the other
-// family, so the first of each source is taken.
+// wantedAddr gives the address that the runtime asks for, the zero Addr for none. One address
+// decides that of the other family, so the first of each source is taken.
 func (c config) wantedAddr(pod podArgs) (netip.Addr, error) {
 	for _, source := range []struct {
 		field string
@@ -232,13 +239,14 @@ func validAttachments(stdin []byte, network string) (map[string]bool, error) {
 	return keep, nil
 }
 
-// endpointName gives the name of an attachment's endpoint. The three are CNI's key of an attachment.
+// endpointName gives the name of an attachment's endpoint. The three are CNI's key of an
+// attachment.
 func endpointName(network, containerID, ifname string) string {
 	return network + "/" + containerID + "/" + ifname
 }
 
-// adoption gives what the plugins before this one have given the container: its IPv4 address on the device ifname, and the
-// network it is of, by default the address's own subnet.
+// adoption gives what the plugins before this one have given the container: its IPv4 address on the
+// device ifname, and the network it is of, by default the address's own subnet.
 func (c config) adoption(ifname string) (netip.Addr, *model.Adopted, error) {
 	device := slices.IndexFunc(c.prev.Interfaces, func(i *current.Interface) bool { return i.Sandbox != "" && i.Name == ifname })
 	if device < 0 {

@@ -29,12 +29,14 @@ func invalid(field, message, remedy string) *types.Error {
 	return types.NewError(types.ErrInvalidNetworkConfig, field+": "+message, remedy)
 }
 
-// unsupported is the error for a field that this plugin does not know; the specification asks for key and value.
+// unsupported is the error for a field that this plugin does not know; the specification asks for
+// key and value.
 func unsupported(field, value, remedy string) *types.Error {
 	return types.NewError(types.ErrUnsupportedField, fmt.Sprintf("unsupported field %s: %.200s", field, value), remedy)
 }
 
-// repeatable is agentError for operations that may be repeated whatever has come of them: engines are told to.
+// repeatable is agentError for operations that may be repeated whatever has come of them: engines
+// are told to.
 func repeatable(doing, socket string, err error) *types.Error {
 	e := agentError(doing, socket, err)
 	if e.Code == codeFailed || e.Code == types.ErrIOFailure {

@@ -1,6 +1,7 @@
-// Package cni is Heddle's CNI plugin: a thin client of the node's agent. It is started by a container runtime for each
-// operation, asks the agent over its API socket to make or remove the endpoint of a container's network namespace, and
-// reports the result in CNI's form. It changes nothing itself.
+// Package cni is Heddle's CNI plugin: a thin client of the node's agent. It is started by a
+// container runtime for each operation, asks the agent over its API socket to make or remove the
+// endpoint of a container's network namespace, and reports the result in CNI's form. It changes
+// nothing itself.
 package cni
 
 import (
@@ -23,8 +24,8 @@ import (
 	"heddle.dev/heddle/internal/podlabels"
 )
 
-// answers bounds one operation. Attachments are made one after the other, and runtimes start many pods at once; they
-// themselves give up after two to four minutes.
+// answers bounds one operation. Attachments are made one after the other, and runtimes start many
+// pods at once; they themselves give up after two to four minutes.
 const answers = 100 * time.Second
 
 // statusAnswers bounds STATUS, which runtimes ask for often.
@@ -33,14 +34,14 @@ const statusAnswers = 10 * time.Second
 // versions are those of the specification that the plugin speaks.
 var versions = version.PluginSupports("0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 
-// Main runs one operation as the environment and standard input have it, prints its result, and ends the process with
-// exit code 1 if it fails.
+// Main runs one operation as the environment and standard input have it, prints its result, and
+// ends the process with exit code 1 if it fails.
 func Main(about string) {
 	skel.PluginMainFuncs(skel.CNIFuncs{Add: add, Del: del, Check: check, GC: gc, Status: status}, versions, about)
 }
 
-// add makes the endpoint of a network namespace, or, behind other plugins, of the device and the address they made. It
-// may be repeated.
+// add makes the endpoint of a network namespace, or, behind other plugins, of the device and the
+// address they made. It may be repeated.
 func add(args *skel.CmdArgs) error {
 	c, err := parseConfig(args.StdinData)
 	if err != nil {
@@ -73,8 +74,8 @@ func add(args *skel.CmdArgs) error {
 	return types.PrintResult(result(c, e, d, args.Netns), c.CNIVersion)
 }
 
-// podLabels asks heddle-kube for the labels of the pod. Without an answer there is no endpoint: one without its pod's labels
-// would be open to what policies forbid.
+// podLabels asks heddle-kube for the labels of the pod. Without an answer there is no endpoint: one
+// without its pod's labels would be open to what policies forbid.
 func podLabels(ctx context.Context, c config, args *skel.CmdArgs) (map[string]string, error) {
 	pod, err := parseArgs(args.Args)
 	if err != nil {
@@ -118,7 +119,8 @@ func request(c config, args *skel.CmdArgs) (api.EndpointRequest, error) {
 	}, nil
 }
 
-// result says what the agent made. The addresses are host addresses, so the gateway has a route of its own.
+// result says what the agent made. The addresses are host addresses, so the gateway has a route of
+// its own.
 func result(c config, e model.Endpoint, d api.EndpointDevice, sandbox string) *current.Result {
 	r := &current.Result{
 		CNIVersion: current.ImplementedSpecVersion,
@@ -145,8 +147,8 @@ func hostNet(a netip.Addr) net.IPNet {
 	return net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// del removes an attachment's endpoint. That it is not there is no error, nor is it that no agent runs: then the
-// deletion is written down for the next agent.
+// del removes an attachment's endpoint. That it is not there is no error, nor is it that no agent
+// runs: then the deletion is written down for the next agent.
 func del(args *skel.CmdArgs) error {
 	c, err := parseLenient(args.StdinData)
 	if err != nil {

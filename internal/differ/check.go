@@ -29,8 +29,8 @@ func (f Finding) header() string {
 	return strings.SplitN(f.Program.String(), "\n", 2)[0]
 }
 
-// Kind says in a word what differs: the call of the first entry in which the traces do, and both answers. Findings of
-// one kind are likely to have one cause.
+// Kind says in a word what differs: the call of the first entry in which the traces do, and both
+// answers. Findings of one kind are likely to have one cause.
 func (f Finding) Kind() string {
 	i := f.Overlay.firstDifference(f.Heddle)
 	if i < 0 || i >= len(f.Overlay.Entries) || i >= len(f.Heddle.Entries) {
@@ -69,8 +69,8 @@ func firstWord(s string) string {
 	return "a number"
 }
 
-// Check compares a program's traces in both modes. A difference of the first, fast run counts only if Confirm sees it
-// in so many tries.
+// Check compares a program's traces in both modes. A difference of the first, fast run counts only
+// if Confirm sees it in so many tries.
 func Check(runner Runner, p Program, tries int) (*Finding, error) {
 	overlay, heddle, err := both(runner, p, Fast)
 	if err != nil || overlay.Equal(heddle) {
@@ -79,8 +79,8 @@ func Check(runner Runner, p Program, tries int) (*Finding, error) {
 	return Confirm(runner, p, tries)
 }
 
-// Confirm has a program run slowly so many times in each mode. There is a finding only if no run of one mode sees what
-// one of the other does.
+// Confirm has a program run slowly so many times in each mode. There is a finding only if no run of
+// one mode sees what one of the other does.
 func Confirm(runner Runner, p Program, tries int) (*Finding, error) {
 	var overlay, heddle Trace
 	var overlays, heddles []Trace

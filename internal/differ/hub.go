@@ -13,8 +13,8 @@ import (
 // waitTimeout bounds every wait for a worker.
 const waitTimeout = 20 * time.Second
 
-// Hub is where workers wait for programs. It listens on a socket in the file system, which reaches into every network
-// namespace.
+// Hub is where workers wait for programs. It listens on a socket in the file system, which reaches
+// into every network namespace.
 type Hub struct {
 	ln    *net.UnixListener
 	mu    sync.Mutex // guards the rest but ended
@@ -131,16 +131,18 @@ func (w *worker) ask(q Request) (Reply, error) {
 	return r, nil
 }
 
-// Ports of programs: below the ephemeral ports, above Heddle's direct ones, and not those of the other lab tests
-// (20001 to 23999). One is used again only after all the others were, when most connections of its last program have left
-// TIME_WAIT; a run starts anywhere, because of those of the run before.
+// Ports of programs: below the ephemeral ports, above Heddle's direct ones, and not those of the
+// other lab tests (20001 to 23999). One is used again only after all the others were, when most
+// connections of its last program have left TIME_WAIT; a run starts anywhere, because of those of
+// the run before.
 const (
 	firstPort, lastPort     = 17600, 32700
 	firstOthers, lastOthers = 20000, 23999
 	firstLow, lastLow       = 200, 1023 // above those of the machine's services
 )
 
-// freshPorts gives the ports of a program; low says whether it has one below 1024, of which there are few.
+// freshPorts gives the ports of a program; low says whether it has one below 1024, of which there
+// are few.
 func (h *Hub) freshPorts(low bool) map[string]int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// What integers are called where a program is printed. Numbers without a name are printed as numbers.
+// What integers are called where a program is printed. Numbers without a name are printed as
+// numbers.
 var (
 	familyNames = map[int]string{0: "AF_UNSPEC", 1: "AF_UNIX", 2: "AF_INET", 10: "AF_INET6", 17: "AF_PACKET"}
 	typeNames   = map[int]string{1: "SOCK_STREAM", 2: "SOCK_DGRAM", 3: "SOCK_RAW", 5: "SOCK_SEQPACKET"}

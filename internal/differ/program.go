@@ -8,10 +8,12 @@ import (
 	"strings"
 )
 
-// Slots is how many descriptors an actor names. A step that names another is one on a descriptor that is not open.
+// Slots is how many descriptors an actor names. A step that names another is one on a descriptor
+// that is not open.
 const Slots = 6
 
-// Places of actors: lab containers, the namespace of the first one's node, and the host outside the overlay.
+// Places of actors: lab containers, the namespace of the first one's node, and the host outside the
+// overlay.
 const (
 	PlaceNode    = "node"
 	PlaceOutside = "outside"

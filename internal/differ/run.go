@@ -15,8 +15,8 @@ type Lab struct {
 	Spare Addrs            // of the containers' network, and nobody's
 	// Gateway is the overlay address of the node of actor a.
 	Gateway Addrs
-	// InUse gives the local ports of all the places' sockets. Slow runs avoid them: what the connection of an earlier
-	// program left is no difference between the modes.
+	// InUse gives the local ports of all the places' sockets. Slow runs avoid them: what the
+	// connection of an earlier program left is no difference between the modes.
 	InUse func() (map[int]bool, error)
 }
 
@@ -37,7 +37,8 @@ var (
 	Slow = Pace{Limit: 150 * time.Millisecond, Gap: 15 * time.Millisecond, Stable: 3, Most: 60}
 )
 
-// Pool names the workers of a place in a mode. The node and the host outside are the same in every mode.
+// Pool names the workers of a place in a mode. The node and the host outside are the same in every
+// mode.
 func Pool(place, mode string) string {
 	if place == PlaceNode || place == PlaceOutside {
 		return place
@@ -58,7 +59,8 @@ type run struct {
 	trace   Trace
 }
 
-// Run runs a program in a mode and gives its trace. An error is one of the tester's, not of the program.
+// Run runs a program in a mode and gives its trace. An error is one of the tester's, not of the
+// program.
 func (l Lab) Run(p Program, mode string, pace Pace) (Trace, error) {
 	if err := p.Check(); err != nil {
 		return Trace{}, err
@@ -143,7 +145,8 @@ func (r *run) step(i int, s Step) error {
 	return nil
 }
 
-// quiesce waits until nothing changes any more at any socket, and gives the calls that ended meanwhile.
+// quiesce waits until nothing changes any more at any socket, and gives the calls that ended
+// meanwhile.
 func (r *run) quiesce(ended []string) ([]string, error) {
 	for look, stable := 0, 0; look < r.pace.Most && stable < r.pace.Stable; look++ {
 		if look > 0 {

@@ -86,8 +86,8 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// TestWrongErrnoIsFound has an executor lie in one mode, and expects the tester to find it and to shrink the program to
-// the call that matters.
+// TestWrongErrnoIsFound has an executor lie in one mode, and expects the tester to find it and to
+// shrink the program to the call that matters.
 func TestWrongErrnoIsFound(t *testing.T) {
 	lab := localLab(t)
 	lying := func(p differ.Program, mode string, pace differ.Pace) (differ.Trace, error) {
@@ -117,8 +117,8 @@ func TestWrongErrnoIsFound(t *testing.T) {
 	}
 }
 
-// TestSameStackIsEqual runs generated programs where both modes are one stack: what differs would be the tester's own
-// doing.
+// TestSameStackIsEqual runs generated programs where both modes are one stack: what differs would
+// be the tester's own doing.
 func TestSameStackIsEqual(t *testing.T) {
 	lab := localLab(t)
 	for seed, ran := uint64(1), 0; ran < 100; seed++ {

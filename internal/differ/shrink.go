@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// Shrink makes the program of a finding as small as it can within a time: it leaves steps out, halves at first and
-// single ones in the end, and takes simpler arguments, as long as a finding of the same kind remains. Programs that
-// are not allowed are not tried: they may show a known difference instead.
+// Shrink makes the program of a finding as small as it can within a time: it leaves steps out,
+// halves at first and single ones in the end, and takes simpler arguments, as long as a finding of
+// the same kind remains. Programs that are not allowed are not tried: they may show a known
+// difference instead.
 func Shrink(runner Runner, f Finding, allowed func(Program) bool, within time.Duration) Finding {
 	kind, end := f.Kind(), time.Now().Add(within)
 	best := f
@@ -43,8 +44,8 @@ func without(p Program, from, n int) Program {
 	return p
 }
 
-// simpler gives programs with one argument less strange. Each is made of p, so only one of those for the same step
-// can be taken in a round.
+// simpler gives programs with one argument less strange. Each is made of p, so only one of those
+// for the same step can be taken in a round.
 func simpler(p Program) []Program {
 	var out []Program
 	change := func(i int, f func(s *Step) bool) {

@@ -51,8 +51,9 @@ var (
 	withPort   = regexp.MustCompile(`^<(family \d+|\S+) (\d+)`)
 )
 
-// normalise names addresses and ports. Ports of the program have the names it gave them; those the kernel chose are
-// E1, E2 ... in the order in which they appear: which they are is chance, which of them are equal is not.
+// normalise names addresses and ports. Ports of the program have the names it gave them; those the
+// kernel chose are E1, E2 ... in the order in which they appear: which they are is chance, which of
+// them are equal is not.
 func (t *Trace) normalise(hosts map[string]Addrs, ports map[string]int) {
 	names := map[string]string{}
 	for _, symbol := range slices.Backward(slices.Sorted(maps.Keys(hosts))) {
@@ -124,8 +125,8 @@ func (t Trace) firstDifference(u Trace) int {
 	return -1
 }
 
-// Diff writes both traces of a program as one: lines in which they agree once, others as "-" of the first and "+" of
-// the second.
+// Diff writes both traces of a program as one: lines in which they agree once, others as "-" of the
+// first and "+" of the second.
 func Diff(p Program, first, second Trace) string {
 	var b strings.Builder
 	for i := range max(len(first.Entries), len(second.Entries)) {

@@ -1,7 +1,7 @@
-// Package dockernet lets Docker attach containers to Heddle: it speaks the protocol of libnetwork's remote network and
-// IPAM drivers (JSON over HTTP on a Unix socket in Docker's plugin directory) and turns it into endpoints of the
-// node. It has no lasting state: what Docker calls an endpoint is found again by its name, "docker/" and the first
-// digits of Docker's id.
+// Package dockernet lets Docker attach containers to Heddle: it speaks the protocol of libnetwork's
+// remote network and IPAM drivers (JSON over HTTP on a Unix socket in Docker's plugin directory)
+// and turns it into endpoints of the node. It has no lasting state: what Docker calls an endpoint
+// is found again by its name, "docker/" and the first digits of Docker's id.
 package dockernet
 
 import (
@@ -20,17 +20,20 @@ import (
 	"heddle.dev/heddle/internal/api"
 )
 
-// Node is what the drivers need of the agent. Implementations are called from many goroutines at once.
+// Node is what the drivers need of the agent. Implementations are called from many goroutines at
+// once.
 type Node interface {
-	// DockerPool gives the node's IPv4 overlay prefix, for Docker to show, and the node's own address in it.
+	// DockerPool gives the node's IPv4 overlay prefix, for Docker to show, and the node's own
+	// address in it.
 	DockerPool() (prefix netip.Prefix, gateway netip.Addr)
-	// ReserveAddr keeps an overlay address, want unless it is the zero Addr, until it is attached or given back.
+	// ReserveAddr keeps an overlay address, want unless it is the zero Addr, until it is attached
+	// or given back.
 	ReserveAddr(want netip.Addr) (netip.Addr, error)
-	// ReleaseAddr gives back what ReserveAddr kept. An address that is not reserved is no error: it went
-	// with its endpoint.
+	// ReleaseAddr gives back what ReserveAddr kept. An address that is not reserved is no error: it
+	// went with its endpoint.
 	ReleaseAddr(addr netip.Addr)
-	// AwaitContainer attaches an endpoint whose network namespace Docker has yet to mount at req.NetnsPath, and gives
-	// the name of the device that Docker is to move there.
+	// AwaitContainer attaches an endpoint whose network namespace Docker has yet to mount at
+	// req.NetnsPath, and gives the name of the device that Docker is to move there.
 	AwaitContainer(ctx context.Context, req api.EndpointRequest) (device string, err error)
 	// DeleteEndpoint detaches it. api.ErrNotFound if there is none of that name.
 	DeleteEndpoint(ctx context.Context, name string) error
@@ -80,8 +83,8 @@ func NewHandler(node Node, log *slog.Logger) http.Handler {
 	return mux
 }
 
-// server is the two drivers. Docker tells of an endpoint's options before it says where the endpoint belongs: pending
-// keeps them so long.
+// server is the two drivers. Docker tells of an endpoint's options before it says where the
+// endpoint belongs: pending keeps them so long.
 type server struct {
 	node Node
 	log  *slog.Logger
@@ -103,7 +106,8 @@ type handlerFunc func(ctx context.Context, body []byte) (any, error)
 // mediaType is what Docker asks of plugins' answers.
 const mediaType = "application/vnd.docker.plugins.v1.1+json"
 
-// answer runs h. Failures are answered with status 200 and a text in Err, which is the protocol's way.
+// answer runs h. Failures are answered with status 200 and a text in Err, which is the protocol's
+// way.
 func (s *server) answer(w http.ResponseWriter, r *http.Request, h handlerFunc) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxRequestBytes+1))
 	var result any
@@ -140,7 +144,8 @@ func (s *server) activate(context.Context, []byte) (any, error) {
 	return map[string][]string{"Implements": {"NetworkDriver", "IpamDriver"}}, nil
 }
 
-// capabilities: each node's Docker has networks of its own, and containers reach those of other nodes.
+// capabilities: each node's Docker has networks of its own, and containers reach those of other
+// nodes.
 func (s *server) capabilities(context.Context, []byte) (any, error) {
 	return map[string]string{"Scope": "local", "ConnectivityScope": "global"}, nil
 }
@@ -199,8 +204,8 @@ func (s *server) operInfo(context.Context, []byte) (any, error) {
 	return map[string]any{"Value": struct{}{}}, nil
 }
 
-// join makes the devices. Docker moves the container's side into the namespace when that is there, and gives it the
-// address and these routes.
+// join makes the devices. Docker moves the container's side into the namespace when that is there,
+// and gives it the address and these routes.
 func (s *server) join(ctx context.Context, body []byte) (any, error) {
 	req, err := parse[joinRequest](body)
 	if err != nil {
@@ -244,7 +249,8 @@ func (s *server) deleteEndpoint(ctx context.Context, body []byte) (any, error) {
 	return nil, err
 }
 
-// publish refuses ports that are to be published: other hosts of the overlay reach the container at its address.
+// publish refuses ports that are to be published: other hosts of the overlay reach the container at
+// its address.
 func (s *server) publish(_ context.Context, body []byte) (any, error) {
 	req, err := parse[publishRequest](body)
 	if err != nil {
@@ -267,8 +273,9 @@ func (s *server) addressSpaces(context.Context, []byte) (any, error) {
 	return map[string]string{"LocalDefaultAddressSpace": addressSpace, "GlobalDefaultAddressSpace": addressSpace}, nil
 }
 
-// anyPool stands for the node's prefix where no subnet was asked for. Docker compares a prefix that it did not choose with
-// the node's routes and asks for another, again and again, if they overlap: those to the containers would.
+// anyPool stands for the node's prefix where no subnet was asked for. Docker compares a prefix that
+// it did not choose with the node's routes and asks for another, again and again, if they overlap:
+// those to the containers would.
 const anyPool = "0.0.0.0/0"
 
 func (s *server) requestPool(_ context.Context, body []byte) (any, error) {

@@ -197,8 +197,8 @@ func TestPendingIsBounded(t *testing.T) {
 
 func hex(n int) byte { return "0123456789abcdef"[n&15] }
 
-// FuzzRequests: whatever is sent, the answer is a JSON object, and the node is asked for nothing that the request's
-// checks let through by mistake.
+// FuzzRequests: whatever is sent, the answer is a JSON object, and the node is asked for nothing
+// that the request's checks let through by mistake.
 func FuzzRequests(f *testing.F) {
 	f.Add("NetworkDriver.CreateEndpoint", `{`+ids+`,"Interface":{"Address":"10.1.2.9/32"},"Options":{"io.heddle.label.a":"b"}}`)
 	f.Add("NetworkDriver.Join", `{`+ids+`,"SandboxKey":"/var/run/docker/netns/1"}`)

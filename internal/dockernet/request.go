@@ -17,8 +17,8 @@ const (
 	optionAddressType = "RequestAddressType"
 )
 
-// LabelOption begins the names of endpoint options (docker run --network name=NETWORK,driver-opt=NAME=VALUE) that
-// become labels of the endpoint.
+// LabelOption begins the names of endpoint options (docker run --network
+// name=NETWORK,driver-opt=NAME=VALUE) that become labels of the endpoint.
 const LabelOption = "io.heddle.label."
 
 // routeConnected is libnetwork's type of a route without next hop.
@@ -95,7 +95,8 @@ type (
 // checker is a request with rules beyond the types of its fields.
 type checker interface{ check() error }
 
-// parse reads a request's body: one JSON object and nothing behind it. Fields that are not known are passed over.
+// parse reads a request's body: one JSON object and nothing behind it. Fields that are not known
+// are passed over.
 func parse[T any](body []byte) (T, error) {
 	var req T
 	dec := json.NewDecoder(bytes.NewReader(body))

@@ -1,7 +1,8 @@
-// Package doctor probes the machine for what Heddle needs: kernel features, settings and programs. It needs
-// no agent. Each probe tries the thing itself where that can be done without leaving anything behind, since
-// version numbers say nothing about backports and configuration nothing about lockdown. What lacking
-// a thing costs and what to do about it stands in one table, meanings.go.
+// Package doctor probes the machine for what Heddle needs: kernel features, settings and programs.
+// It needs no agent. Each probe tries the thing itself where that can be done without leaving
+// anything behind, since version numbers say nothing about backports and configuration nothing
+// about lockdown. What lacking a thing costs and what to do about it stands in one table,
+// meanings.go.
 package doctor
 
 import (
@@ -12,16 +13,16 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// finding is what a probe found: err is nil if the thing is there, and says what is wrong otherwise.
-// detail is for the reader in both cases and may be empty if err is not nil.
+// finding is what a probe found: err is nil if the thing is there, and says what is wrong
+// otherwise. detail is for the reader in both cases and may be empty if err is not nil.
 type finding struct {
 	name, detail string
 	err          error
 }
 
-// Run makes every check and reports them in the order of the table. It makes threads in namespaces of
-// their own and runs `runc --version`; ctx bounds the latter. Without the privileges an agent needs, the
-// checks that need them too are left out, and the check "privileges" says so.
+// Run makes every check and reports them in the order of the table. It makes threads in namespaces
+// of their own and runs `runc --version`; ctx bounds the latter. Without the privileges an agent
+// needs, the checks that need them too are left out, and the check "privileges" says so.
 func Run(ctx context.Context) []api.Check {
 	h := host{root: "/"}
 	found := []finding{probePrivileges(), h.kernel(), h.cgroup2(), h.pidNamespace()}
@@ -75,7 +76,8 @@ func checks(found []finding) []api.Check {
 		}
 		m, known := meanings[f.name]
 		if !known {
-			// A probe was added without its meaning. A test forbids it; be safe and loud all the same.
+			// A probe was added without its meaning. A test forbids it; be safe and loud all the
+			// same.
 			m = meaning{required: true, cost: "unknown", remedy: "report this: check " + f.name + " has no meaning"}
 		}
 		c := api.Check{Name: f.name, Status: api.CheckDegraded, Detail: f.err.Error(), Cost: m.cost, Remedy: m.remedy}

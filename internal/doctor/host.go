@@ -40,7 +40,8 @@ func (v version) before(w version) bool { return slices.Compare(v[:], w[:]) < 0 
 
 func (v version) String() string { return fmt.Sprintf("%d.%d", v[0], v[1]) }
 
-// probePrivileges asks for what an agent needs, not for uid 0: root in a container has the uid only.
+// probePrivileges asks for what an agent needs, not for uid 0: root in a container has the uid
+// only.
 func probePrivileges() finding {
 	f := finding{name: "privileges"}
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -122,8 +123,8 @@ func (h host) cgroup2() finding {
 	return f
 }
 
-// cgroupMounts reads /proc/self/mountinfo: where cgroup2 is mounted ("" if nowhere), and whether a v1
-// controller is. A mount that shows a part of the hierarchy only is no use to the agent.
+// cgroupMounts reads /proc/self/mountinfo: where cgroup2 is mounted ("" if nowhere), and whether a
+// v1 controller is. A mount that shows a part of the hierarchy only is no use to the agent.
 func cgroupMounts(mountinfo []byte) (cgroup2 string, v1 bool) {
 	const rootField, pointField = 3, 4
 	lines := bufio.NewScanner(bytes.NewReader(mountinfo))
@@ -146,7 +147,8 @@ func cgroupMounts(mountinfo []byte) (cgroup2 string, v1 bool) {
 	return cgroup2, v1
 }
 
-// initPIDNamespace is the inode number that the kernel gives the first PID namespace on every machine.
+// initPIDNamespace is the inode number that the kernel gives the first PID namespace on every
+// machine.
 const initPIDNamespace = "pid:[4026531836]"
 
 func (h host) pidNamespace() finding {
@@ -237,8 +239,8 @@ func memlock() finding {
 	return f
 }
 
-// minNofile is room for a listener each for about a thousand containers and exec'd commands, sockets made
-// ahead, and the store's connections.
+// minNofile is room for a listener each for about a thousand containers and exec'd commands,
+// sockets made ahead, and the store's connections.
 const minNofile = 4096
 
 func nofile() finding {

@@ -18,8 +18,8 @@ func ipv6() finding {
 	return f
 }
 
-// ipv6Enabled looks at what stops IPv6 on every device, and on the one that delivers to the node itself. What a
-// single other device says does not matter, since Heddle brings its own.
+// ipv6Enabled looks at what stops IPv6 on every device, and on the one that delivers to the node
+// itself. What a single other device says does not matter, since Heddle brings its own.
 func (h host) ipv6Enabled() finding {
 	f := finding{name: "ipv6_enabled", detail: "net.ipv6.conf.all.disable_ipv6 = 0"}
 	for _, device := range []string{"all", "lo"} {

@@ -10,7 +10,8 @@ type meaning struct {
 // noIPv6 is what is lost where a node goes on with IPv4 alone.
 const noIPv6 = "this node's containers have no IPv6 overlay addresses; IPv4 works, for IPv6 sockets too"
 
-// meanings has an entry for every check. The versions are those of the mainline kernel that has the thing.
+// meanings has an entry for every check. The versions are those of the mainline kernel that has the
+// thing.
 var meanings = map[string]meaning{
 	"privileges": {true, "nothing works, and the checks that need privileges were left out",
 		"run as root, in the machine's own user namespace"},

@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// probeMounts tries the file systems that Heddle mounts, in a mount namespace that dies with its thread.
+// probeMounts tries the file systems that Heddle mounts, in a mount namespace that dies with its
+// thread.
 func probeMounts() []finding {
 	bpf := finding{name: "bpffs", detail: "file system bpf can be mounted"}
 	overlay := finding{name: "overlayfs", detail: "an overlay over / can be mounted"}
@@ -27,7 +28,8 @@ func probeMounts() []finding {
 		return nil
 	})
 	if errors.Is(err, unix.EPERM) && os.Geteuid() == 0 {
-		// A service manager's sandbox keeps the agent from making mount namespaces, which it does for these probes only.
+		// A service manager's sandbox keeps the agent from making mount namespaces, which it does
+		// for these probes only.
 		bpf.err, overlay.err = findFilesystem(&bpf), findFilesystem(&overlay)
 	} else if err != nil {
 		bpf.err, overlay.err = err, err
@@ -38,7 +40,8 @@ func probeMounts() []finding {
 // filesystemOf are the kernel's names for the file systems of the checks.
 var filesystemOf = map[string]string{"bpffs": "bpf", "overlayfs": "overlay"}
 
-// findFilesystem looks whether the kernel says that it has the file system of f. It may have it as a module that is not loaded.
+// findFilesystem looks whether the kernel says that it has the file system of f. It may have it as
+// a module that is not loaded.
 func findFilesystem(f *finding) error {
 	name := filesystemOf[f.name]
 	raw, err := os.ReadFile("/proc/filesystems")
@@ -52,8 +55,8 @@ func findFilesystem(f *finding) error {
 	return nil
 }
 
-// scratchMount puts the calling thread into a mount namespace of its own, with an empty tmpfs over the
-// folder for temporary files, and gives that folder.
+// scratchMount puts the calling thread into a mount namespace of its own, with an empty tmpfs over
+// the folder for temporary files, and gives that folder.
 func scratchMount() (dir string, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return "", fmt.Errorf("make a mount namespace: %w", err)

@@ -17,7 +17,8 @@ import (
 // runcTimeout is ample for printing a version.
 const runcTimeout = 5 * time.Second
 
-// The versions from which runc hands seccomp listeners over, and libseccomp knows WAIT_KILLABLE_RECV.
+// The versions from which runc hands seccomp listeners over, and libseccomp knows
+// WAIT_KILLABLE_RECV.
 var (
 	minRunc       = version{1, 1}
 	minLibseccomp = version{2, 6}
@@ -46,8 +47,8 @@ func runc(ctx context.Context) []finding {
 	return runcVersion(path, string(out))
 }
 
-// EnvHostRoot is the variable with the root of the node's file system, for an agent that is itself in a container: the OCI
-// runtime is there.
+// EnvHostRoot is the variable with the root of the node's file system, for an agent that is itself
+// in a container: the OCI runtime is there.
 const EnvHostRoot = "HEDDLE_HOST_ROOT"
 
 // findRuntime gives the path of the OCI runtime below root, "" for this process's own.

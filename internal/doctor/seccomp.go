@@ -17,9 +17,9 @@ type addFD struct {
 	flags, srcFD, newFD, newFDFlag uint32
 }
 
-// probeSeccomp tries the user notification interface on a thread of its own, with a filter that lets
-// everything pass. The thread is never unlocked, so the runtime ends it, and the filter with it, when the
-// goroutine ends.
+// probeSeccomp tries the user notification interface on a thread of its own, with a filter that
+// lets everything pass. The thread is never unlocked, so the runtime ends it, and the filter with
+// it, when the goroutine ends.
 func probeSeccomp() []finding {
 	var out []finding
 	err := netns.OnDiscardedThread(func() error {
@@ -78,8 +78,8 @@ func listenerError(err error) error {
 	return fmt.Errorf("seccomp(SECCOMP_SET_MODE_FILTER, NEW_LISTENER): %w", err)
 }
 
-// tryAddFD answers a call that was never made: a kernel that does not know the request says EINVAL, others
-// look for the call (ENOENT).
+// tryAddFD answers a call that was never made: a kernel that does not know the request says EINVAL,
+// others look for the call (ENOENT).
 func tryAddFD(listener int) error {
 	a := addFD{srcFD: uint32(listener)}
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_ADDFD, uintptr(unsafe.Pointer(&a)))

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs"
 )
 
-// verbsRouter looks whether the router of the verbs plane could run: its program is there, and the kernel copies between processes.
+// verbsRouter looks whether the router of the verbs plane could run: its program is there, and the
+// kernel copies between processes.
 func verbsRouter() finding {
 	f := finding{name: "verbs_router"}
 	self, err := os.Executable()

@@ -1,5 +1,5 @@
-// Package durable writes files that a machine must have again after it lost its power: either as they were before, or
-// whole.
+// Package durable writes files that a machine must have again after it lost its power: either as
+// they were before, or whole.
 package durable
 
 import (
@@ -13,9 +13,9 @@ import (
 // sync brings a file or a directory to the disk. Tests watch it.
 var sync = (*os.File).Sync
 
-// WriteFile replaces the file at path by one with content raw and mode perm, whatever the umask. A reader sees the old
-// one or the new one. When WriteFile returns nil, so does a machine that lost its power. If it fails the old file is
-// there, and path.new may be, which the next call replaces.
+// WriteFile replaces the file at path by one with content raw and mode perm, whatever the umask. A
+// reader sees the old one or the new one. When WriteFile returns nil, so does a machine that lost
+// its power. If it fails the old file is there, and path.new may be, which the next call replaces.
 func WriteFile(path string, raw []byte, perm fs.FileMode) (err error) {
 	next := path + ".new"
 	// Made anew, so that it has this mode and no other process has it open.

@@ -29,7 +29,8 @@ func watch(t *testing.T, path string, fail error) *[]string {
 	return &seen
 }
 
-// TestWriteFile checks that the content is on the disk before it has the name, and the name before WriteFile returns.
+// TestWriteFile checks that the content is on the disk before it has the name, and the name before
+// WriteFile returns.
 func TestWriteFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	path := filepath.Join(dir, "file")

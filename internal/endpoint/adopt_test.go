@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// An address of another network is held like a leased one, is not one of the pool, and does not move its search.
+// An address of another network is held like a leased one, is not one of the pool, and does not
+// move its search.
 func TestAdopt(t *testing.T) {
 	foreign := netip.MustParseAddr("10.88.0.7")
 	cfg := Config{Prefixes: prefixes("10.0.0.0/24"), Node: "n1", Endpoints: []model.Endpoint{

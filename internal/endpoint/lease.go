@@ -1,6 +1,6 @@
-// Package endpoint gives out what makes a container an endpoint of its node: an id, overlay addresses and
-// a name that nobody else on the node has. It keeps that in memory only and does no I/O; what was given
-// out is restored from the endpoints in the store.
+// Package endpoint gives out what makes a container an endpoint of its node: an id, overlay
+// addresses and a name that nobody else on the node has. It keeps that in memory only and does no
+// I/O; what was given out is restored from the endpoints in the store.
 package endpoint
 
 import (
@@ -65,14 +65,14 @@ type Config struct {
 	Prefix6 netip.Prefix
 	// Endpoints are those the node has already.
 	Endpoints []model.Endpoint
-	// Moved are the addresses that have moved to this node, and so need not be in Prefixes; Away those that have moved to
-	// others, and are not to be given out.
+	// Moved are the addresses that have moved to this node, and so need not be in Prefixes; Away
+	// those that have moved to others, and are not to be given out.
 	Moved, Away []netip.Addr
-	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are not
-	// given out again soon even if their endpoints were gone before a restart.
+	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are
+	// not given out again soon even if their endpoints were gone before a restart.
 	LastID model.EndpointID
-	// Busy, if set, tells ids that must not be given out although no endpoint has them, because sockets
-	// still carry them. It is called with the Leases locked and must not call them.
+	// Busy, if set, tells ids that must not be given out although no endpoint has them, because
+	// sockets still carry them. It is called with the Leases locked and must not call them.
 	Busy func(model.EndpointID) bool
 }
 
@@ -98,8 +98,8 @@ type Leases struct {
 	away   map[netip.Addr]bool
 }
 
-// New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one outside
-// the prefixes and two that hold the same thing are errors that name the endpoint.
+// New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one
+// outside the prefixes and two that hold the same thing are errors that name the endpoint.
 func New(cfg Config) (*Leases, error) {
 	l := &Leases{
 		node:    cfg.Node,
@@ -173,9 +173,9 @@ func (l *Leases) hold(id model.EndpointID, name string, a netip.Addr) Lease {
 	return lease
 }
 
-// Lease gives a new endpoint called name its id and addresses. want, if valid, becomes its address of
-// that family, and decides the other. Errors: a malformed name, *NameInUseError, *ExhaustedError, ErrAddr, ErrNoID. On error
-// nothing is taken.
+// Lease gives a new endpoint called name its id and addresses. want, if valid, becomes its address
+// of that family, and decides the other. Errors: a malformed name, *NameInUseError,
+// *ExhaustedError, ErrAddr, ErrNoID. On error nothing is taken.
 func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	return l.lease(name, func() (netip.Addr, error) {
 		a, err := l.freeAddr(want)
@@ -186,7 +186,8 @@ func (l *Leases) Lease(name string, want netip.Addr) (Lease, error) {
 	})
 }
 
-// Adopt is Lease for an endpoint whose IPv4 address another network gave it, or that brings it from another node.
+// Adopt is Lease for an endpoint whose IPv4 address another network gave it, or that brings it from
+// another node.
 func (l *Leases) Adopt(name string, a netip.Addr) (Lease, error) {
 	return l.lease(name, func() (netip.Addr, error) {
 		if other, used := l.inUse[a]; used {
@@ -218,7 +219,8 @@ func (l *Leases) lease(name string, choose func() (netip.Addr, error)) (Lease, e
 	return clone(l.hold(id, name, a)), nil
 }
 
-// freeAddr gives a free IPv4 address: the one that want is or stands for, or any if want is the zero Addr.
+// freeAddr gives a free IPv4 address: the one that want is or stands for, or any if want is the
+// zero Addr.
 func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
 	if !want.IsValid() {
 		a, found := l.pool.free(l.isFree)
@@ -249,8 +251,8 @@ func (l *Leases) isFree(a netip.Addr) bool {
 	return !used && !l.away[a]
 }
 
-// SetAway says which addresses have moved to other nodes: they are not given out, whether or not they are of this node's
-// prefixes.
+// SetAway says which addresses have moved to other nodes: they are not given out, whether or not
+// they are of this node's prefixes.
 func (l *Leases) SetAway(addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -278,8 +280,8 @@ func (l *Leases) freeID() (model.EndpointID, error) {
 	return 0, ErrNoID
 }
 
-// Release takes back what an endpoint holds; it is false if there is no such endpoint. Its addresses and
-// its id are the last in line to be given out again.
+// Release takes back what an endpoint holds; it is false if there is no such endpoint. Its
+// addresses and its id are the last in line to be given out again.
 func (l *Leases) Release(id model.EndpointID) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

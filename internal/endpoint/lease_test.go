@@ -257,7 +257,8 @@ func TestConcurrentLeasesDiffer(t *testing.T) {
 	}
 }
 
-// TestLeaseOfWantedAddress checks that an endpoint may ask for its address, and what it may not ask for.
+// TestLeaseOfWantedAddress checks that an endpoint may ask for its address, and what it may not ask
+// for.
 func TestLeaseOfWantedAddress(t *testing.T) {
 	l, err := New(Config{Node: "n1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}})
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestMoved: an address that has moved away is not given out, and one that has moved here is restored.
+// TestMoved: an address that has moved away is not given out, and one that has moved here is
+// restored.
 func TestMoved(t *testing.T) {
 	away, here := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.9.0.7")
 	cfg := Config{Prefixes: prefixes("10.0.0.0/29"), Node: "n1", Away: []netip.Addr{away}, Moved: []netip.Addr{here},

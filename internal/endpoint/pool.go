@@ -37,8 +37,8 @@ func (p *pool) has(a netip.Addr) bool {
 	return slices.ContainsFunc(p.prefixes, func(prefix netip.Prefix) bool { return usable(prefix, a) })
 }
 
-// usable reports whether an endpoint may have address a of prefix: it is neither the network address, nor
-// the gateway, nor the broadcast address.
+// usable reports whether an endpoint may have address a of prefix: it is neither the network
+// address, nor the gateway, nor the broadcast address.
 func usable(prefix netip.Prefix, a netip.Addr) bool {
 	if !prefix.Contains(a) || a == prefix.Addr() || a == model.Gateway(prefix) {
 		return false
@@ -46,8 +46,8 @@ func usable(prefix netip.Prefix, a netip.Addr) bool {
 	return prefix.Contains(a.Next())
 }
 
-// free finds the first free address behind the one given out last, going round through all prefixes once.
-// It steps over no more addresses than are in use.
+// free finds the first free address behind the one given out last, going round through all prefixes
+// once. It steps over no more addresses than are in use.
 func (p *pool) free(isFree func(netip.Addr) bool) (netip.Addr, bool) {
 	start := slices.IndexFunc(p.prefixes, func(prefix netip.Prefix) bool { return prefix.Contains(p.last) })
 	if start < 0 {

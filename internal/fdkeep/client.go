@@ -20,15 +20,15 @@ type Kept struct {
 	Page int // memfd of the call being answered; the receiver's to close
 }
 
-// Client talks to the keeper at a socket. Its methods may be called from several goroutines: each call is
-// a connection of its own, so a keeper that was restarted is no matter.
+// Client talks to the keeper at a socket. Its methods may be called from several goroutines: each
+// call is a connection of its own, so a keeper that was restarted is no matter.
 type Client struct{ path string }
 
 // NewClient gives a client for the keeper at socketPath. It does not connect.
 func NewClient(socketPath string) *Client { return &Client{path: socketPath} }
 
-// Put keeps a listener and its page under key, replacing what the key held. The descriptors stay the
-// caller's: the keeper gets duplicates.
+// Put keeps a listener and its page under key, replacing what the key held. The descriptors stay
+// the caller's: the keeper gets duplicates.
 func (c *Client) Put(key string, meta []byte, fd, page int) error {
 	r := request{Op: opPut, Key: key, Meta: meta}
 	if err := r.check(fdsPerEntry); err != nil {
@@ -48,8 +48,8 @@ func (c *Client) Drop(key string) error {
 	return nil
 }
 
-// TakeAll fetches duplicates of everything kept. The keeper keeps its own, so that an agent that dies
-// right after loses nothing.
+// TakeAll fetches duplicates of everything kept. The keeper keeps its own, so that an agent that
+// dies right after loses nothing.
 func (c *Client) TakeAll() ([]Kept, error) {
 	all, err := c.do(request{Op: opTake})
 	if err != nil {
@@ -58,7 +58,8 @@ func (c *Client) TakeAll() ([]Kept, error) {
 	return all, nil
 }
 
-// Watch returns when the keeper ends; nil then. It returns an error if ctx ends before, or no keeper answers.
+// Watch returns when the keeper ends; nil then. It returns an error if ctx ends before, or no
+// keeper answers.
 func (c *Client) Watch(ctx context.Context) error {
 	conn, err := c.dial()
 	if err != nil {
@@ -149,10 +150,11 @@ func (c *Client) dial() (*net.UnixConn, error) {
 }
 
 // Ensure makes sure that a keeper serves socketPath: if none answers, it starts "exe park --socket
-// socketPath" in a session of its own, with no ties to the caller's terminal or output, and waits until
-// it answers. lives, which may be nil, reports whether there is a keeper all the same, whose socket was removed:
-// that one gets time to make it anew. A service supervisor that kills whole control groups (systemd without
-// KillMode=process) would end the keeper with the agent: run it as a service of its own there.
+// socketPath" in a session of its own, with no ties to the caller's terminal or output, and waits
+// until it answers. lives, which may be nil, reports whether there is a keeper all the same, whose
+// socket was removed: that one gets time to make it anew. A service supervisor that kills whole
+// control groups (systemd without KillMode=process) would end the keeper with the agent: run it as
+// a service of its own there.
 func Ensure(exe, socketPath string, lives func() bool) error {
 	return ensure(exec.Command(exe, "park", "--socket", socketPath), socketPath, lives)
 }

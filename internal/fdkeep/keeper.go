@@ -169,8 +169,8 @@ func (h *keeper) closeAll() {
 	}
 }
 
-// sendAll sends every entry with duplicates of its descriptors. It copies one entry at a time under the
-// lock and sends without it, so it needs two spare descriptors however much is kept.
+// sendAll sends every entry with duplicates of its descriptors. It copies one entry at a time under
+// the lock and sends without it, so it needs two spare descriptors however much is kept.
 func (h *keeper) sendAll(c *net.UnixConn) error {
 	for _, key := range h.keys() {
 		meta, fds, err := h.copyOf(key)
@@ -228,8 +228,8 @@ func (h *keeper) watch(stopFD int32) {
 	}
 }
 
-// hungUp drops the listener behind fd. It asks again under the lock, because fd may have been dropped
-// and its number used for another listener since the event.
+// hungUp drops the listener behind fd. It asks again under the lock, because fd may have been
+// dropped and its number used for another listener since the event.
 func (h *keeper) hungUp(fd int32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

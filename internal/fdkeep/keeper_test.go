@@ -63,7 +63,8 @@ func runAt(t *testing.T, path string) (c *Client, stop func()) {
 	return c, stop
 }
 
-// pipe stands for a listener: its read end hangs up, as a listener does, once the write end is closed.
+// pipe stands for a listener: its read end hangs up, as a listener does, once the write end is
+// closed.
 func pipe(t *testing.T) (read int, hangUp func()) {
 	t.Helper()
 	var p [2]int
@@ -261,7 +262,8 @@ func TestRemovedSocketComesBack(t *testing.T) {
 	}
 }
 
-// A keeper that finds another at its path, because its socket was removed, gives it everything and ends.
+// A keeper that finds another at its path, because its socket was removed, gives it everything and
+// ends.
 func TestKeeperGivesWay(t *testing.T) {
 	first, _ := run(t)
 	fd, _ := pipe(t)

@@ -17,8 +17,9 @@ const inheritedFD = 3
 // listenTime bounds how long such a program may take.
 const listenTime = 10 * time.Second
 
-// ListenBy calls listen() on a Unix socket in another process, exe with args, which must call ListenInherited, and waits
-// until it has ended: a connection's SO_PEERCRED and SO_PEERPIDFD are those of who called listen().
+// ListenBy calls listen() on a Unix socket in another process, exe with args, which must call
+// ListenInherited, and waits until it has ended: a connection's SO_PEERCRED and SO_PEERPIDFD are
+// those of who called listen().
 func ListenBy(socket *os.File, exe string, args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), listenTime)
 	defer cancel()

@@ -17,7 +17,8 @@ import (
 // lookAfterSocket is how often a keeper looks whether clients can still find its socket.
 const lookAfterSocket = time.Second
 
-// listener is where a keeper's clients come in: its socket, and the lock that says that the path is its own.
+// listener is where a keeper's clients come in: its socket, and the lock that says that the path is
+// its own.
 type listener struct {
 	socket *net.UnixListener
 	lock   *os.File
@@ -54,9 +55,9 @@ func (d *listener) stands(socketPath string) bool {
 	return err == nil && os.SameFile(now, d.file)
 }
 
-// serveAll answers clients at d until ctx is done or one says stop. When the socket is gone, because somebody
-// removed the state directory, it makes directory and socket anew. If another keeper has taken the path since,
-// that one gets everything.
+// serveAll answers clients at d until ctx is done or one says stop. When the socket is gone,
+// because somebody removed the state directory, it makes directory and socket anew. If another
+// keeper has taken the path since, that one gets everything.
 func (h *keeper) serveAll(ctx context.Context, socketPath string, d *listener) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

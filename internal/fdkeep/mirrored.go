@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Storage keeps descriptors under names while this process does not run: a service manager's. A name is kept for one
-// descriptor. Names are of letters, digits and '-'.
+// Storage keeps descriptors under names while this process does not run: a service manager's. A
+// name is kept for one descriptor. Names are of letters, digits and '-'.
 type Storage interface {
 	Store(name string, fd int) error
 	// Remove forgets a name; one that holds nothing is no error.
@@ -31,8 +31,8 @@ const (
 
 var parts = []string{listenerPart, pagePart, labelPart}
 
-// Mirrored is a Client whose entries are in a storage, too. So they outlive the agent and the keeper that end together,
-// by the kernel's memory killer or an operator's hand.
+// Mirrored is a Client whose entries are in a storage, too. So they outlive the agent and the
+// keeper that end together, by the kernel's memory killer or an operator's hand.
 type Mirrored struct {
 	*Client
 	storage Storage
@@ -47,8 +47,8 @@ type label struct {
 	Meta []byte `json:"meta"`
 }
 
-// Mirror makes what the keeper and the storage have equal: what the keeper has lost it gets from the storage, and the
-// other way round. A keeper must answer.
+// Mirror makes what the keeper and the storage have equal: what the keeper has lost it gets from
+// the storage, and the other way round. A keeper must answer.
 func Mirror(c *Client, s Storage) (*Mirrored, error) {
 	d := &Mirrored{Client: c, storage: s, stored: map[string]uint64{}}
 	held, err := c.TakeAll()
@@ -79,7 +79,8 @@ func Mirror(c *Client, s Storage) (*Mirrored, error) {
 	return d, errors.Join(errs...)
 }
 
-// kept puts the parts that a storage has together, by hash. An entry that lacks one has no key, and no descriptors.
+// kept puts the parts that a storage has together, by hash. An entry that lacks one has no key, and
+// no descriptors.
 func kept(s Storage) map[string]Kept {
 	all := s.Kept()
 	out := map[string]Kept{}
@@ -150,7 +151,8 @@ func (d *Mirrored) store(p Kept) error {
 		return err
 	}
 	defer closeAll([]int{text})
-	// A page that is the listener once more, as the hand-off socket's is, would not keep a service manager from letting go.
+	// A page that is the listener once more, as the hand-off socket's is, would not keep a service
+	// manager from letting go.
 	page := p.Page
 	if same, err := inode(page); err != nil || same == ino {
 		if page, err = unix.MemfdCreate("heddle-no-page", unix.MFD_CLOEXEC); err != nil {
@@ -180,7 +182,8 @@ func hashOf(key string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// inode tells a descriptor's file from another of the same kind; files without one of their own are alike.
+// inode tells a descriptor's file from another of the same kind; files without one of their own are
+// alike.
 func inode(fd int) (uint64, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

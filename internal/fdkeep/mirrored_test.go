@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// shelf is a Storage as systemd is one: names of descriptors, the same file under a name once, and all of it given to
-// the next process.
+// shelf is a Storage as systemd is one: names of descriptors, the same file under a name once, and
+// all of it given to the next process.
 type shelf struct {
 	t   *testing.T
 	fds map[string]int
@@ -75,7 +75,8 @@ func held(t *testing.T, c *Client) map[string]string {
 	return out
 }
 
-// TestMirrored: what a keeper loses, the storage has, and the other way round; what is dropped neither.
+// TestMirrored: what a keeper loses, the storage has, and the other way round; what is dropped
+// neither.
 func TestMirrored(t *testing.T) {
 	s := &shelf{t, map[string]int{}}
 	c, stop := run(t)
@@ -119,7 +120,8 @@ func TestMirrored(t *testing.T) {
 	if got := held(t, c); !maps.Equal(got, want) {
 		t.Errorf("the new keeper has %v, want %v", got, want)
 	}
-	// The keeper, which is in this process, has two descriptors for each, and nothing else is left open.
+	// The keeper, which is in this process, has two descriptors for each, and nothing else is left
+	// open.
 	testutil.Eventually(t, "no descriptor is left over", func() (bool, string) {
 		return openFiles(t) <= before+4, listFiles()
 	})
@@ -131,7 +133,8 @@ func TestMirrored(t *testing.T) {
 		t.Errorf("stored %v, %v", slices.Sorted(maps.Keys(s.fds)), err)
 	}
 
-	// A listener that hung up meanwhile: the manager let it go, and keeps the rest until it is told.
+	// A listener that hung up meanwhile: the manager let it go, and keeps the rest until it is
+	// told.
 	_ = s.Remove(listenerPart + hashOf("one/1"))
 	stop()
 	c, _ = run(t)

@@ -35,15 +35,16 @@ const (
 	opWatch = "watch"
 )
 
-// request is a client's message. Put carries the listener and its page by SCM_RIGHTS, in that order.
+// request is a client's message. Put carries the listener and its page by SCM_RIGHTS, in that
+// order.
 type request struct {
 	Op   string `json:"op"`
 	Key  string `json:"key,omitempty"`
 	Meta []byte `json:"meta,omitempty"`
 }
 
-// reply is a keeper's message. Take is answered by one reply an entry, each with its descriptors, and
-// then one with Last set; everything else by a single reply with Last set.
+// reply is a keeper's message. Take is answered by one reply an entry, each with its descriptors,
+// and then one with Last set; everything else by a single reply with Last set.
 type reply struct {
 	Last  bool   `json:"last"`
 	Error string `json:"error,omitempty"`

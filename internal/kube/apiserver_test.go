@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// apiServer is an API server that keeps objects as they are given to it: lists, watches, gets, puts and posts, over HTTP,
-// so that what is tested is all that heddle-kube has of client-go.
+// apiServer is an API server that keeps objects as they are given to it: lists, watches, gets, puts
+// and posts, over HTTP, so that what is tested is all that heddle-kube has of client-go.
 type apiServer struct {
 	t      *testing.T
 	server *httptest.Server

@@ -21,8 +21,8 @@ import (
 	"heddle.dev/heddle/internal/version"
 )
 
-// cluster has a client for each group of the API that is used. They are made here rather than taken from client-go's
-// clientset, which has clients of all groups: four times the code.
+// cluster has a client for each group of the API that is used. They are made here rather than taken
+// from client-go's clientset, which has clients of all groups: four times the code.
 type cluster struct {
 	core, networking, discovery, coordination rest.Interface
 }
@@ -78,8 +78,9 @@ func connect(config *rest.Config) (*cluster, error) {
 	return &c, nil
 }
 
-// informer follows one kind of object. changed is told of each object that came, changed or went. Nothing of a lost
-// connection is seen but that news stop: what was there stays, and what went meanwhile is told once it is back.
+// informer follows one kind of object. changed is told of each object that came, changed or went.
+// Nothing of a lost connection is seen but that news stop: what was there stays, and what went
+// meanwhile is told once it is back.
 func informer[T runtime.Object](client rest.Interface, resource string, example T, selection func(*metav1.ListOptions), m *metrics, log *slog.Logger, changed func(T)) cache.SharedIndexInformer {
 	lw := cache.NewFilteredListWatchFromClient(client, resource, metav1.NamespaceAll, selection)
 	inf := cache.NewSharedIndexInformer(lw, example, 0, cache.Indexers{})

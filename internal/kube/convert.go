@@ -17,9 +17,9 @@ import (
 	"heddle.dev/heddle/internal/policy/document"
 )
 
-// convert makes the policy of a NetworkPolicy, as `heddle policy apply` does. What Heddle cannot honour allows nothing:
-// rules of NetworkPolicies only allow, so one that is left out forbids more than was asked, never less. refused says what
-// was left out, and why.
+// convert makes the policy of a NetworkPolicy, as `heddle policy apply` does. What Heddle cannot
+// honour allows nothing: rules of NetworkPolicies only allow, so one that is left out forbids more
+// than was asked, never less. refused says what was left out, and why.
 func convert(np *networkingv1.NetworkPolicy) (p *policy.Policy, refused []string) {
 	n := &networkingv1.NetworkPolicy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: networkingv1.SchemeGroupVersion.String(), Kind: "NetworkPolicy"},
@@ -95,8 +95,8 @@ func keepRules(n *networkingv1.NetworkPolicy, rules networkingv1.NetworkPolicySp
 	return refused
 }
 
-// knownPorts takes named ports and SCTP out of a rule's ports. some: there is something left for the rule to allow; a rule
-// without ports would allow all.
+// knownPorts takes named ports and SCTP out of a rule's ports. some: there is something left for
+// the rule to allow; a rule without ports would allow all.
 func knownPorts(at string, ports *[]networkingv1.NetworkPolicyPort) (some bool, refused []string) {
 	if len(*ports) == 0 {
 		return true, nil
@@ -129,8 +129,8 @@ func parse(n *networkingv1.NetworkPolicy) (*policy.Policy, error) {
 	return set.Policies[0], nil
 }
 
-// closed gives the policy that selects and speaks of the same, and allows nothing, the own node included. It has no rules: the
-// store has room for more such policies than for others.
+// closed gives the policy that selects and speaks of the same, and allows nothing, the own node
+// included. It has no rules: the store has room for more such policies than for others.
 func closed(p *policy.Policy) *policy.Policy {
 	c := &policy.Policy{Name: p.Name, Source: p.Source, Subject: p.Subject}
 	close := func(d *policy.Direction) *policy.Direction {
@@ -159,7 +159,8 @@ func reason(err error) string {
 	return s
 }
 
-// shortName gives a name that a policy can have together with its namespace: objects' names may be longer.
+// shortName gives a name that a policy can have together with its namespace: objects' names may be
+// longer.
 func shortName(namespace, name string) string {
 	if len(namespace)+1+len(name) <= policy.MaxName {
 		return name
@@ -172,7 +173,8 @@ func shortName(namespace, name string) string {
 // policyName is the name of a NetworkPolicy's policy.
 func policyName(namespace, name string) string { return namespace + "/" + shortName(namespace, name) }
 
-// describe makes the description of a namespace. An error means that it cannot be: then what was known before holds.
+// describe makes the description of a namespace. An error means that it cannot be: then what was
+// known before holds.
 func describe(ns *corev1.Namespace) (policy.Namespace, error) {
 	n := policy.Namespace{Name: ns.Name, Source: policy.SourceKubernetes}
 	for k, v := range ns.Labels {

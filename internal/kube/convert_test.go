@@ -125,7 +125,8 @@ func TestConvertNames(t *testing.T) {
 	}
 }
 
-// FuzzConvert gives objects that an API server may hold: there is always a policy, in order, that has no more rules.
+// FuzzConvert gives objects that an API server may hold: there is always a policy, in order, that
+// has no more rules.
 func FuzzConvert(f *testing.F) {
 	f.Add(`{"podSelector":{},"ingress":[{"ports":[{"port":"http"},{"port":80,"endPort":79}]}]}`)
 	f.Add(`{"podSelector":{"matchExpressions":[{"key":"a","operator":"In","values":["x"]}]},"policyTypes":["Egress"],"egress":[{"to":[{"ipBlock":{"cidr":"::/0"}}]}]}`)

@@ -64,7 +64,8 @@ func (d *dirty) putBack(keys map[string]bool, all bool) {
 	d.whole = d.whole || all
 }
 
-// drain gives what has changed to pass, at once and, while that fails, ever more rarely, until ctx ends.
+// drain gives what has changed to pass, at once and, while that fails, ever more rarely, until ctx
+// ends.
 func (d *dirty) drain(ctx context.Context, pass func(keys map[string]bool, all bool) error, log *slog.Logger) {
 	tick := time.NewTicker(compareAll)
 	defer tick.Stop()

@@ -14,14 +14,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// eventTimeout bounds the writing of an Event: it is news for people, and nothing waits for it to be read.
+// eventTimeout bounds the writing of an Event: it is news for people, and nothing waits for it to
+// be read.
 const eventTimeout = 5 * time.Second
 
 // maxMessage is what an Event's message may be long.
 const maxMessage = 1000
 
-// objects says in logs, Events and a metric which objects Heddle cannot honour as they are. An object is told of once, and
-// again when there is something else to tell.
+// objects says in logs, Events and a metric which objects Heddle cannot honour as they are. An
+// object is told of once, and again when there is something else to tell.
 type objects struct {
 	core rest.Interface
 	node string // whose heddle-kube says it
@@ -38,7 +39,8 @@ func newObjects(core rest.Interface, node string, m *metrics, log *slog.Logger) 
 	return &objects{core: core, node: node, m: m, log: log, told: make(map[objectKey]string)}
 }
 
-// refuse says what is left out of an object, or, without reasons, that all of it is honoured (again).
+// refuse says what is left out of an object, or, without reasons, that all of it is honoured
+// (again).
 func (o *objects) refuse(ctx context.Context, key objectKey, uid types.UID, reasons []string) {
 	message := strings.Join(reasons, "; ")
 	if len(message) > maxMessage {

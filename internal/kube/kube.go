@@ -1,9 +1,10 @@
-// Package kube is the side of Heddle that faces Kubernetes: one heddle-kube on each node follows the API server, and brings
-// into Heddle, through the node's agent, what the API server says of labels and policies. It changes nothing itself. If the
-// API server is away, all stays as it said last, and pods that it has not told of get no endpoint.
+// Package kube is the side of Heddle that faces Kubernetes: one heddle-kube on each node follows
+// the API server, and brings into Heddle, through the node's agent, what the API server says of
+// labels and policies. It changes nothing itself. If the API server is away, all stays as it said
+// last, and pods that it has not told of get no endpoint.
 //
-// Of each node: the labels of its pods, and, for its own use, the Services. Of one node at a time, which holds a Lease: namespaces and NetworkPolicies, for they
-// are the network's.
+// Of each node: the labels of its pods, and, for its own use, the Services. Of one node at a time,
+// which holds a Lease: namespaces and NetworkPolicies, for they are the network's.
 package kube
 
 import (

@@ -145,7 +145,8 @@ func (a *agent) set(f func()) {
 	f()
 }
 
-// has says whether the store has exactly these documents: policies by name, namespaces as name{labels}.
+// has says whether the store has exactly these documents: policies by name, namespaces as
+// name{labels}.
 func (a *agent) has(want ...string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -218,7 +219,8 @@ func TestPoliciesFollow(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
 	s.put("namespaces", namespace("shop", map[string]string{"tier": "a"}))
 	s.put("networkpolicies", networkPolicy(t, "web", `{"podSelector":{}}`))
-	// What is there from before: of Kubernetes, and applied by hand, of which one has the name of a NetworkPolicy.
+	// What is there from before: of Kubernetes, and applied by hand, of which one has the name of a
+	// NetworkPolicy.
 	for name, source := range map[string]string{"shop/old": policy.SourceKubernetes, "mine": "", "shop/hand": "", "shop/web": "", "other/theirs": "another"} {
 		a.policies[name] = &policy.Policy{Name: name, Source: source}
 	}
@@ -272,8 +274,8 @@ func TestPoliciesFollow(t *testing.T) {
 	}
 }
 
-// While the API server is away nothing changes, and what went meanwhile goes once it is back, whether the watch goes on or
-// everything is listed anew.
+// While the API server is away nothing changes, and what went meanwhile goes once it is back,
+// whether the watch goes on or everything is listed anew.
 func TestAPIServerAway(t *testing.T) {
 	s, a := newAPIServer(t), newAgent()
 	for _, name := range []string{"a", "b", "c"} {

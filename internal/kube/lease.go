@@ -12,9 +12,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// lease is a Lease object of the API server, by which one heddle-kube of all nodes keeps the policies. Two at a time do no
-// harm, for what they write is the same: the lease is there so that not every node writes. client-go has an election of its
-// own, which takes the clientset with all groups of the API.
+// lease is a Lease object of the API server, by which one heddle-kube of all nodes keeps the
+// policies. Two at a time do no harm, for what they write is the same: the lease is there so that
+// not every node writes. client-go has an election of its own, which takes the clientset with all
+// groups of the API.
 type lease struct {
 	client          rest.Interface // coordination.k8s.io
 	namespace, name string
@@ -26,7 +27,8 @@ type lease struct {
 	seenAt time.Time
 }
 
-// run calls lead whenever this one holds the lease, with a context that ends when it does not any more, until ctx ends.
+// run calls lead whenever this one holds the lease, with a context that ends when it does not any
+// more, until ctx ends.
 func (l *lease) run(ctx context.Context, lead func(context.Context)) {
 	for ctx.Err() == nil {
 		held, err := l.try(ctx)
@@ -100,7 +102,8 @@ func (l *lease) try(ctx context.Context) (bool, error) {
 	if have.Spec.HolderIdentity != nil {
 		holder = *have.Spec.HolderIdentity
 	}
-	// Of other nodes' clocks nothing is believed: a holder is gone when its record has not changed for as long.
+	// Of other nodes' clocks nothing is believed: a holder is gone when its record has not changed
+	// for as long.
 	if record := fmt.Sprint(holder, have.ResourceVersion); record != l.seen {
 		l.seen, l.seenAt = record, time.Now()
 	}
@@ -118,7 +121,8 @@ func (l *lease) try(ctx context.Context) (bool, error) {
 	return err == nil, err
 }
 
-// release lets the next one take the lease at once. If it cannot, that one waits for the lease's duration.
+// release lets the next one take the lease at once. If it cannot, that one waits for the lease's
+// duration.
 func (l *lease) release() {
 	ctx, cancel := context.WithTimeout(context.Background(), l.duration/3)
 	defer cancel()

@@ -20,8 +20,8 @@ import (
 	"heddle.dev/heddle/internal/policy"
 )
 
-// configHash is the annotation of a pod that the node's own files say, in the API server's copy: the UID that the node
-// knows it by, which is not that of the copy.
+// configHash is the annotation of a pod that the node's own files say, in the API server's copy:
+// the UID that the node knows it by, which is not that of the copy.
 const configHash = "kubernetes.io/config.hash"
 
 // podAgent is what pods need of the agent.
@@ -30,8 +30,8 @@ type podAgent interface {
 	LabelEndpoint(ctx context.Context, name string, req api.LabelRequest) (model.Endpoint, error)
 }
 
-// pods keeps the labels of this node's endpoints as those of their pods: when they are made, by answers to heddle-cni, and
-// when pods' labels change.
+// pods keeps the labels of this node's endpoints as those of their pods: when they are made, by
+// answers to heddle-cni, and when pods' labels change.
 type pods struct {
 	informer cache.SharedIndexInformer
 	agent    podAgent
@@ -90,7 +90,8 @@ func (p *pods) get(namespace, name string) *corev1.Pod {
 	return pod
 }
 
-// lookup answers heddle-cni. The API server may tell of a pod later than it told kubelet, so it waits.
+// lookup answers heddle-cni. The API server may tell of a pod later than it told kubelet, so it
+// waits.
 func (p *pods) lookup(ctx context.Context, q podlabels.Question) (map[string]string, error) {
 	for {
 		p.mu.Lock()
@@ -99,7 +100,8 @@ func (p *pods) lookup(ctx context.Context, q podlabels.Question) (map[string]str
 		pod := p.get(q.Namespace, q.Name)
 		if pod != nil && (q.UID == "" || q.UID == uidOf(pod) || q.UID == string(pod.UID)) {
 			p.m.asked.WithLabelValues("answered").Inc()
-			// What changes between this answer and the endpoint's making is found by the pass after it.
+			// What changes between this answer and the endpoint's making is found by the pass after
+			// it.
 			time.AfterFunc(afterAnswer, func() { p.dirty.add(q.Namespace + "/" + q.Name) })
 			return labelsOf(pod), nil
 		}
@@ -145,8 +147,8 @@ func (p *pods) run(ctx context.Context) {
 	}, p.log.With("of", "pods"))
 }
 
-// relabel gives endpoint e the labels of its pod. Without a pod, or with another one of the name, it keeps what it has:
-// it is about to go.
+// relabel gives endpoint e the labels of its pod. Without a pod, or with another one of the name,
+// it keeps what it has: it is about to go.
 func (p *pods) relabel(ctx context.Context, e model.Endpoint, pod *corev1.Pod) error {
 	if pod == nil || uidOf(pod) != e.Labels[podlabels.UID] && string(pod.UID) != e.Labels[podlabels.UID] {
 		return nil

@@ -31,9 +31,9 @@ type policyAgent interface {
 	EditPolicies(ctx context.Context, edit api.PolicyEdit) ([]api.PolicyOutcome, error)
 }
 
-// policies keeps namespaces and NetworkPolicies in the store as the API server has them. What it writes has the source
-// policy.SourceKubernetes. Of what others keep it touches only what has the name of something that the API server has: that one
-// takes its place.
+// policies keeps namespaces and NetworkPolicies in the store as the API server has them. What it
+// writes has the source policy.SourceKubernetes. Of what others keep it touches only what has the
+// name of something that the API server has: that one takes its place.
 type policies struct {
 	networkPolicies, namespaces cache.SharedIndexInformer
 	agent                       policyAgent
@@ -122,7 +122,8 @@ func (p *policies) ofPolicy(key string) change {
 	return c
 }
 
-// ofNamespace says what is to be of the Namespace of this name. False: it cannot be described, and stays as it is.
+// ofNamespace says what is to be of the Namespace of this name. False: it cannot be described, and
+// stays as it is.
 func (p *policies) ofNamespace(ctx context.Context, name string) (change, bool) {
 	c := change{key: docKey{kindNamespace, name}, from: objectKey{"v1", "Namespace", "", name}}
 	o, there, _ := p.namespaces.GetStore().GetByKey(name)
@@ -154,7 +155,8 @@ func (p *policies) some(ctx context.Context, keys map[string]bool) error {
 	return p.bring(ctx, changes)
 }
 
-// everything compares all of the API server's with all of the store's. What is in the store only is deleted, if it is of this source.
+// everything compares all of the API server's with all of the store's. What is in the store only is
+// deleted, if it is of this source.
 func (p *policies) everything(ctx context.Context) error {
 	docs, err := p.agent.Policies(ctx)
 	if err != nil {
@@ -244,8 +246,8 @@ func (p *policies) close(ctx context.Context, c change, why error) error {
 	return p.step(ctx, []change{c})
 }
 
-// step makes changes in one step. If they are too much together each is tried alone, so that one that is too much does
-// not hold up the others.
+// step makes changes in one step. If they are too much together each is tried alone, so that one
+// that is too much does not hold up the others.
 func (p *policies) step(ctx context.Context, changes []change) error {
 	edit := api.PolicyEdit{Source: policy.SourceKubernetes}
 	for _, c := range changes {

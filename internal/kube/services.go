@@ -43,7 +43,8 @@ type services struct {
 	dirty            *dirty
 	log              *slog.Logger
 
-	// inForce are the services that the agent has, ofKey their addresses by the Service they are of; nil: not known.
+	// inForce are the services that the agent has, ofKey their addresses by the Service they are
+	// of; nil: not known.
 	inForce map[netip.AddrPort]model.Service
 	ofKey   map[string][]netip.AddrPort
 }
@@ -104,7 +105,8 @@ func (s *services) read(ctx context.Context) error {
 	return nil
 }
 
-// bring puts what has changed of the Services named into force. all: what belongs to none of them is deleted.
+// bring puts what has changed of the Services named into force. all: what belongs to none of them
+// is deleted.
 func (s *services) bring(ctx context.Context, keys map[string]bool, all bool) error {
 	var edit api.ServiceEdit
 	gone, wanted := make(map[netip.AddrPort]bool), make(map[netip.AddrPort]bool)
@@ -219,8 +221,9 @@ func affinityOf(svc *corev1.Service) uint32 {
 	return uint32(max(*c.ClientIP.TimeoutSeconds, 1))
 }
 
-// backends gives the addresses behind a port, sorted: those that are ready; if none is, those that end and still serve,
-// as kube-proxy does. With internalTrafficPolicy Local, those of this node only.
+// backends gives the addresses behind a port, sorted: those that are ready; if none is, those that
+// end and still serve, as kube-proxy does. With internalTrafficPolicy Local, those of this node
+// only.
 func (s *services) backends(svc *corev1.Service, port string, is4 bool, endpoints []any) []netip.AddrPort {
 	local := svc.Spec.InternalTrafficPolicy != nil && *svc.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	ready, ending := make(map[netip.AddrPort]bool), make(map[netip.AddrPort]bool)

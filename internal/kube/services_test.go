@@ -119,8 +119,8 @@ func service(name string, ips ...string) *corev1.Service {
 		Spec: corev1.ServiceSpec{ClusterIPs: ips, Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}, {Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}}}}
 }
 
-// slice makes an EndpointSlice of a Service; each endpoint is ADDRESS, and what else is so: "10.1.0.1 ending", "10.1.0.1 unready",
-// "10.1.0.1 n2" for its node.
+// slice makes an EndpointSlice of a Service; each endpoint is ADDRESS, and what else is so:
+// "10.1.0.1 ending", "10.1.0.1 unready", "10.1.0.1 n2" for its node.
 func slice(name, of string, port int32, endpoints ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: of}},
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: ptr("dns"), Protocol: ptr(corev1.ProtocolUDP), Port: ptr(int32(53))}, {Name: ptr("http"), Protocol: ptr(corev1.ProtocolTCP), Port: &port}}}

@@ -70,8 +70,9 @@ func (l Lab) agentCgroup(groups cgroups, node string) string {
 	return filepath.Join(groups.v2, l.cgroup(), node)
 }
 
-// ensureAgent starts the agent of a node, unless it runs, and waits until it answers. fresh says that no
-// process was left that keeps seccomp listeners: containers that an earlier agent intercepted are lost.
+// ensureAgent starts the agent of a node, unless it runs, and waits until it answers. fresh says
+// that no process was left that keeps seccomp listeners: containers that an earlier agent
+// intercepted are lost.
 func (l Lab) ensureAgent(ctx context.Context, s State, p programs, groups cgroups, node string) (fresh bool, err error) {
 	if l.agentAnswers(ctx, node) {
 		return false, nil
@@ -130,8 +131,8 @@ func (l Lab) agentArgs(s State, node, group string) []string {
 	return append(args, "--store", "embedded", "--store-dir", filepath.Join(dir, "etcd"), "--store-no-sync")
 }
 
-// startAgent starts the agent in the node's namespace and cgroup and waits until it answers. The agent
-// outlives this process.
+// startAgent starts the agent in the node's namespace and cgroup and waits until it answers. The
+// agent outlives this process.
 func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group string) error {
 	logPath := filepath.Join(l.nodeDir(node), "heddled.log")
 	logFile, err := os.OpenFile(logPath, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -163,10 +164,11 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 	return nil
 }
 
-// startIn starts a program that outlives this process in a namespace of the lab and a cgroup. ended is sent how it ended.
+// startIn starts a program that outlives this process in a namespace of the lab and a cgroup. ended
+// is sent how it ended.
 func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <-chan error, err error) {
-	// The shell waits until it is in the cgroup; if this process is killed before, it ends. So the program is never found
-	// anywhere else.
+	// The shell waits until it is in the cgroup; if this process is killed before, it ends. So the
+	// program is never found anywhere else.
 	cmd := exec.Command("/bin/sh", append([]string{"-c", `read -r go && exec "$@" </dev/null`, "sh"}, argv...)...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -189,11 +191,12 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 	return done, nil
 }
 
-// routerProgram is the base name of the program of the verbs plane that lives on in the agent's cgroup.
+// routerProgram is the base name of the program of the verbs plane that lives on in the agent's
+// cgroup.
 const routerProgram = "heddle-rdma"
 
-// agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep seccomp
-// listeners for them. A router of the verbs plane is neither.
+// agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep
+// seccomp listeners for them. A router of the verbs plane is neither.
 func agentProcesses(group string) (agents, keepers []int, err error) {
 	pids, err := processes(group)
 	if err != nil {

@@ -87,8 +87,9 @@ func selectCgroups(all []mountPoint) (c cgroups) {
 	return c
 }
 
-// joinCgroup moves a process into a cgroup, which it makes unless it is there. Not by CLONE_INTO_CGROUP:
-// Linux 6.18 kills the new process if cgroup.kill was used before in only one of the two cgroups.
+// joinCgroup moves a process into a cgroup, which it makes unless it is there. Not by
+// CLONE_INTO_CGROUP: Linux 6.18 kills the new process if cgroup.kill was used before in only one of
+// the two cgroups.
 func joinCgroup(dir string, pid int) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make cgroup: %w", err)
@@ -123,8 +124,8 @@ func processes(dir string) ([]int, error) {
 	return pids, nil
 }
 
-// eachCgroup calls fn for dir and every cgroup under it, children first. Cgroups that go meanwhile are
-// left out.
+// eachCgroup calls fn for dir and every cgroup under it, children first. Cgroups that go meanwhile
+// are left out.
 func eachCgroup(dir string, fn func(dir string) error) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
@@ -150,8 +151,8 @@ const killPoll = 5 * time.Millisecond
 func killCgroup(dir string, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for {
-		// One write kills all at once from Linux 5.14 on. Without it, or when processes fork meanwhile,
-		// killing again until none is left does.
+		// One write kills all at once from Linux 5.14 on. Without it, or when processes fork
+		// meanwhile, killing again until none is left does.
 		_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
 		left := 0
 		err := eachCgroup(dir, func(d string) error {

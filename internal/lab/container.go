@@ -45,8 +45,8 @@ func (l Lab) rootDirs(c container) rootDirs {
 	return rootDirs{scratch, filepath.Join(scratch, "upper"), filepath.Join(scratch, "work"), filepath.Join(scratch, "shm"), filepath.Join(dir, "rootfs")}
 }
 
-// mountRoot makes the root file system of c unless it is there: the machine's own files, with changes
-// kept in memory.
+// mountRoot makes the root file system of c unless it is there: the machine's own files, with
+// changes kept in memory.
 func (l Lab) mountRoot(c container) error {
 	d := l.rootDirs(c)
 	for _, dir := range []string{d.scratch, d.rootfs} {
@@ -79,8 +79,8 @@ func (l Lab) mountRoot(c container) error {
 	return nil
 }
 
-// isMount reports whether dir lies on a file system of the kind magic. For the lab's own directories
-// that means: whether it is mounted there, because what lies above is of another kind.
+// isMount reports whether dir lies on a file system of the kind magic. For the lab's own
+// directories that means: whether it is mounted there, because what lies above is of another kind.
 func isMount(dir string, magic int64) (bool, error) {
 	var own, above unix.Stat_t
 	var fs unix.Statfs_t
@@ -90,8 +90,8 @@ func isMount(dir string, magic int64) (bool, error) {
 	return int64(fs.Type) == magic && own.Dev != above.Dev, nil
 }
 
-// writeBundle writes the OCI configuration of c in mode m. pid is the first process of the container
-// whose process, IPC and UTS namespace it joins, 0 to have its own.
+// writeBundle writes the OCI configuration of c in mode m. pid is the first process of the
+// container whose process, IPC and UTS namespace it joins, 0 to have its own.
 func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir string, err error) {
 	dir = filepath.Join(l.containerDir(c), string(m))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -201,8 +201,8 @@ type containerState struct {
 	Status string `json:"status"`
 }
 
-// runc gives a command of the OCI runtime for this lab: the wrapper for mode heddle, runc itself for the
-// others.
+// runc gives a command of the OCI runtime for this lab: the wrapper for mode heddle, runc itself
+// for the others.
 func (l Lab) runc(ctx context.Context, p programs, m Mode, args ...string) *exec.Cmd {
 	path, env := l.runtime(p, m)
 	cmd := exec.CommandContext(ctx, path, append([]string{"--root", l.runcRoot()}, args...)...)
@@ -275,8 +275,9 @@ func readPid(path string) (pid int, err error) {
 	return pid, nil
 }
 
-// runTied runs cmd and has the kernel kill it if this process is killed, so that an Up that is repeated
-// does not meet the runtime of the one before, still at work. What it started lives in the lab's cgroups.
+// runTied runs cmd and has the kernel kill it if this process is killed, so that an Up that is
+// repeated does not meet the runtime of the one before, still at work. What it started lives in the
+// lab's cgroups.
 func runTied(cmd *exec.Cmd) error {
 	// The signal is sent when the thread that started the command ends, which must not be earlier.
 	goruntime.LockOSThread()

@@ -21,8 +21,9 @@ import (
 // processesDie bounds how long killed processes may take to go.
 const processesDie = 10 * time.Second
 
-// Down removes the lab: processes, mounts, namespaces, cgroups, state. It goes by names and not by the
-// state file, so that it removes whatever a killed Up or Down left; parts that are missing are no error.
+// Down removes the lab: processes, mounts, namespaces, cgroups, state. It goes by names and not by
+// the state file, so that it removes whatever a killed Up or Down left; parts that are missing are
+// no error.
 func (l Lab) Down(ctx context.Context, progress io.Writer) error {
 	if os.Geteuid() != 0 {
 		return ErrNotRoot
@@ -46,7 +47,8 @@ func (l Lab) clear(ctx context.Context) error {
 		name string
 		run  func(context.Context) error
 	}{
-		// Without its state a lab is one to be cleared: an Up that follows on a killed Down does that.
+		// Without its state a lab is one to be cleared: an Up that follows on a killed Down does
+		// that.
 		{"state", l.forget},
 		{"processes", l.stopAll},
 		{"mounts", l.unmountAll},
@@ -181,7 +183,8 @@ func (l Lab) removeCgroups(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// removeDir removes the lab's directory; last, because it is how `heddle lab list` knows of the lab.
+// removeDir removes the lab's directory; last, because it is how `heddle lab list` knows of the
+// lab.
 func (l Lab) removeDir(context.Context) error {
 	under, err := l.mountsUnder()
 	if err != nil {

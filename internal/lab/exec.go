@@ -30,10 +30,11 @@ type Command struct {
 // passedEnv is what a command gets of its caller's environment without asking.
 var passedEnv = []string{"PATH", "HOME", "TERM", "LANG"}
 
-// Exec runs the command in its container: its standard streams are the caller's own, signals sent to this process reach it, and
-// status is what it ends with. Only the command itself is waited for, not what it leaves behind in the container. On a terminal
-// this process becomes the runtime, which copies between that and one of the container's, and Exec returns only with an error.
-// Either way, who kills this process by SIGKILL leaves the command behind.
+// Exec runs the command in its container: its standard streams are the caller's own, signals sent
+// to this process reach it, and status is what it ends with. Only the command itself is waited for,
+// not what it leaves behind in the container. On a terminal this process becomes the runtime, which
+// copies between that and one of the container's, and Exec returns only with an error. Either way,
+// who kills this process by SIGKILL leaves the command behind.
 func (l Lab) Exec(c Command) (status int, err error) {
 	if os.Geteuid() != 0 {
 		return 0, ErrNotRoot
@@ -85,8 +86,8 @@ func (l Lab) Exec(c Command) (status int, err error) {
 // pidFile is the name of the files in which the runtime says what process it has started.
 const pidFile = "pid"
 
-// follow has the runtime start a process, and waits for that as if it were this one. The runtime itself does not stay: it would
-// copy the streams, and wait for whoever else holds them.
+// follow has the runtime start a process, and waits for that as if it were this one. The runtime
+// itself does not stay: it would copy the streams, and wait for whoever else holds them.
 func follow(start *exec.Cmd, pidPath string) (status int, err error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals)
@@ -116,7 +117,8 @@ func follow(start *exec.Cmd, pidPath string) (status int, err error) {
 	go func() {
 		defer close(ended)
 		for s := range signals {
-			// What this process hears of its own children and of Go's runtime is not meant for the command.
+			// What this process hears of its own children and of Go's runtime is not meant for the
+			// command.
 			if s != unix.SIGCHLD && s != unix.SIGURG {
 				_ = command.Signal(s) // it may have ended
 			}
@@ -175,8 +177,8 @@ func (l Lab) workingDir(c container) string {
 	return "/"
 }
 
-// onTerminal reports whether somebody types: only then the command gets a terminal, because one would
-// mix its two outputs and change line ends.
+// onTerminal reports whether somebody types: only then the command gets a terminal, because one
+// would mix its two outputs and change line ends.
 func onTerminal() bool {
 	for _, f := range []*os.File{os.Stdin, os.Stdout} {
 		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {

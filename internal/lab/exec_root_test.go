@@ -49,7 +49,8 @@ func (c *cli) testExecOfParent(t *testing.T) {
 	}
 }
 
-// testKilledFromWithin: a container whose processes were all killed from within is not called up, and `up` starts it again.
+// testKilledFromWithin: a container whose processes were all killed from within is not called up,
+// and `up` starts it again.
 func (c *cli) testKilledFromWithin(t *testing.T) {
 	down := func() string {
 		out, err := exec.Command(c.heddle, "lab", "list", "--output", "json").Output()

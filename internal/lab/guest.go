@@ -18,17 +18,18 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// Guest is a host on a lab's fabric for other things than Heddle: it has an underlay address as a node has, and no agent.
-// Whoever asks for guests runs what he likes in their namespace, in namespaces called as Container says, in their cgroup and
-// with files in their directory. All of it goes with RemoveGuests, or with the lab.
+// Guest is a host on a lab's fabric for other things than Heddle: it has an underlay address as a
+// node has, and no agent. Whoever asks for guests runs what he likes in their namespace, in
+// namespaces called as Container says, in their cgroup and with files in their directory. All of it
+// goes with RemoveGuests, or with the lab.
 type Guest struct {
 	Name     string       // g1, g2..
 	Netns    string       // path of its network namespace
 	Underlay netip.Prefix // its address on the fabric, on device fabric.Device
 	Dir      string       // exists, and is empty at first
 	Cgroup   string       // as runtimes are told: its path in every hierarchy
-	// Cgroups are the directories of that cgroup, in the unified hierarchy first. Those of hierarchies are left out in which
-	// a new cgroup has to be set up before it can have processes.
+	// Cgroups are the directories of that cgroup, in the unified hierarchy first. Those of
+	// hierarchies are left out in which a new cgroup has to be set up before it can have processes.
 	Cgroups []string
 }
 
@@ -43,8 +44,8 @@ const guestFirst = 100
 
 var guestPattern = regexp.MustCompile(`^g[1-9](-c[0-9]+)?$`)
 
-// AddGuests makes guests g1 to the n-th on the lab's fabric. A lab has no other guests meanwhile: what is left of earlier
-// ones goes first.
+// AddGuests makes guests g1 to the n-th on the lab's fabric. A lab has no other guests meanwhile:
+// what is left of earlier ones goes first.
 func (l Lab) AddGuests(ctx context.Context, n int) ([]Guest, error) {
 	if n < 1 || n > MaxGuests {
 		return nil, fmt.Errorf("%d guests: want 1 to %d", n, MaxGuests)
@@ -109,8 +110,8 @@ func (g cgroups) ready(path string) []string {
 	return dirs
 }
 
-// RemoveGuests removes the lab's guests: their processes, mounts, network namespaces, cgroups and files. It goes by names,
-// so that it removes what a killed program left; none is no error.
+// RemoveGuests removes the lab's guests: their processes, mounts, network namespaces, cgroups and
+// files. It goes by names, so that it removes what a killed program left; none is no error.
 func (l Lab) RemoveGuests(ctx context.Context) error {
 	unlock, err := l.lock()
 	if err != nil {
@@ -129,7 +130,8 @@ func (l Lab) RemoveGuests(ctx context.Context) error {
 		errs = append(errs, l.removeGuest(names[i-1], groups))
 	}
 	if netns.Exists(l.netnsName(fabricSpace)) {
-		// The kernel takes a namespace's devices away some time later, and a new guest must not find the old one's port.
+		// The kernel takes a namespace's devices away some time later, and a new guest must not
+		// find the old one's port.
 		errs = append(errs, netns.Do(l.netns(fabricSpace), func() error { return fabric.Unplug(names) }))
 	}
 	return errors.Join(append(errs, ctx.Err())...)

@@ -10,12 +10,14 @@ import (
 // Listed is a lab as List sees it.
 type Listed struct {
 	State
-	// Down are parts of a lab that was up and is not whole any more: "agent of n1", "n1/c1 (overlay, host)".
+	// Down are parts of a lab that was up and is not whole any more: "agent of n1", "n1/c1
+	// (overlay, host)".
 	Down []string `json:"down,omitempty"`
 }
 
-// runs reports whether the first process of c in mode m runs. The modes share a process namespace, so whoever kills every process
-// in a container ends the other modes with his own: all but the namespace's first process, which is mode heddle's.
+// runs reports whether the first process of c in mode m runs. The modes share a process namespace,
+// so whoever kills every process in a container ends the other modes with his own: all but the
+// namespace's first process, which is mode heddle's.
 func (l Lab) runs(groups cgroups, c container, m Mode) bool {
 	pid, err := readPid(filepath.Join(l.containerDir(c), string(m), pidFile))
 	if err != nil {

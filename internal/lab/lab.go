@@ -1,16 +1,18 @@
-// Package lab simulates several nodes on one machine. A node is a network namespace with its own agent,
-// BPF file system and cgroup; a fabric namespace joins the nodes, and a host outside the overlay hangs on
-// it. Containers are real OCI containers whose root is an overlayfs over the machine's own files.
+// Package lab simulates several nodes on one machine. A node is a network namespace with its own
+// agent, BPF file system and cgroup; a fabric namespace joins the nodes, and a host outside the
+// overlay hangs on it. Containers are real OCI containers whose root is an overlayfs over the
+// machine's own files.
 //
-// One lab container is up to three runc containers that share a root file system, a process and an IPC
-// namespace, one for each mode: through Heddle (namespace of the container, sockets intercepted), on the
-// plain overlay (the same namespace, not intercepted), and on the host (the node's namespace).
+// One lab container is up to three runc containers that share a root file system, a process and an
+// IPC namespace, one for each mode: through Heddle (namespace of the container, sockets
+// intercepted), on the plain overlay (the same namespace, not intercepted), and on the host (the
+// node's namespace).
 //
 // The store is the first node's, or a cluster of etcd servers on the fabric (`up --store-members`).
 //
 // Everything that exists outside the lab's state directory carries the lab's name: namespaces
-// LAB-fabric, LAB-outside, LAB-n1, LAB-n1-c1, cgroups heddle-LAB. So `down` finds what to remove by name,
-// whatever a killed `up` left, and nothing of the machine's own network is touched.
+// LAB-fabric, LAB-outside, LAB-n1, LAB-n1-c1, cgroups heddle-LAB. So `down` finds what to remove by
+// name, whatever a killed `up` left, and nothing of the machine's own network is touched.
 package lab
 
 import (
@@ -202,8 +204,9 @@ func (s State) underlay(host int) netip.Addr {
 	return netip.AddrFrom4([4]byte{172, 31, byte(underlayFirst + s.Index), byte(host)})
 }
 
-// underlay6 gives the IPv6 address on the fabric with host part host. The overlay does not use it: it is for
-// what containers send to the outside. The prefix is not one that a network may have by default.
+// underlay6 gives the IPv6 address on the fabric with host part host. The overlay does not use it:
+// it is for what containers send to the outside. The prefix is not one that a network may have by
+// default.
 func (s State) underlay6(host int) netip.Addr {
 	return netip.AddrFrom16([16]byte{0: 0xfd, 1: 0x48, 2: 0x65, 5: byte(underlayFirst + s.Index), 15: byte(host)})
 }
@@ -228,7 +231,8 @@ func (s State) memberHost(member string) int {
 // nodeAddr gives a node's underlay address.
 func (s State) nodeAddr(node string) netip.Addr { return s.underlay(s.nodeHost(node)) }
 
-// outsideAddr is an address that is on no network the nodes are on: for connections that leave the overlay.
+// outsideAddr is an address that is on no network the nodes are on: for connections that leave the
+// overlay.
 func (s State) outsideAddr() netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 18, byte(underlayFirst + s.Index), 1})
 }

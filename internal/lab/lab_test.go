@@ -115,7 +115,8 @@ func TestIndexesAreNotShared(t *testing.T) {
 	}
 }
 
-// TestLocks: commands on one lab wait for each other, those on others do not; the choice of an index waits for neither.
+// TestLocks: commands on one lab wait for each other, those on others do not; the choice of an
+// index waits for neither.
 func TestLocks(t *testing.T) {
 	root := t.TempDir()
 	a, b := Lab{name: "a", root: root}, Lab{name: "b", root: root}

@@ -23,7 +23,8 @@ type cli struct {
 	lab    Lab
 }
 
-// newCLI takes the lab down when the test ends. The programs are those in HEDDLE_BIN; without it they are built.
+// newCLI takes the lab down when the test ends. The programs are those in HEDDLE_BIN; without it
+// they are built.
 func newCLI(t *testing.T, letter string) *cli {
 	t.Helper()
 	testutil.NeedRoot(t, "brings a lab up")
@@ -64,7 +65,8 @@ func (c *cli) command(verb string, args ...string) *exec.Cmd {
 	return exec.Command(c.heddle, append([]string{"lab", verb, "--lab", c.lab.name}, args...)...)
 }
 
-// endWithin kills a command that runs for longer than any should: what waits for it, or for what it prints, then ends, too.
+// endWithin kills a command that runs for longer than any should: what waits for it, or for what it
+// prints, then ends, too.
 func endWithin(cmd *exec.Cmd) (stop func() bool) {
 	return time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() }).Stop
 }
@@ -236,8 +238,8 @@ func (c *cli) testErrors(t *testing.T) {
 	}
 }
 
-// testAgentKilled: `up` starts what is missing; containers live on if their listeners do, and are made
-// anew if not.
+// testAgentKilled: `up` starts what is missing; containers live on if their listeners do, and are
+// made anew if not.
 func (c *cli) testAgentKilled(t *testing.T) {
 	groups, err := findCgroups()
 	if err != nil {

@@ -26,21 +26,24 @@ type State struct {
 	Created    time.Time `json:"created"`
 	// Ready is set once every part of the lab is up.
 	Ready bool `json:"ready"`
-	// Prefix6 is the network's IPv6 prefix as heddled takes it: "" for the default, NoPrefix6 or a prefix.
+	// Prefix6 is the network's IPv6 prefix as heddled takes it: "" for the default, NoPrefix6 or a
+	// prefix.
 	Prefix6 string `json:"prefix6,omitempty"`
-	// StoreMembers is how many etcd servers the lab has beside its nodes; 0: the first node's agent has the store.
+	// StoreMembers is how many etcd servers the lab has beside its nodes; 0: the first node's agent
+	// has the store.
 	StoreMembers int `json:"store_members,omitempty"`
 	// SocketPool says that the containers have the preloaded pool of sockets.
 	SocketPool bool `json:"socket_pool,omitempty"`
 	// Verbs says that the containers have RDMA devices.
 	Verbs bool `json:"verbs,omitempty"`
-	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one, if it
-	// has one.
+	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one,
+	// if it has one.
 	Overlay  map[string]netip.Addr `json:"overlay"`
 	Overlay6 map[string]netip.Addr `json:"overlay6,omitempty"`
 }
 
-// Size is what a user asks a lab to be; a zero field means "as it is", or the default for a new lab.
+// Size is what a user asks a lab to be; a zero field means "as it is", or the default for a new
+// lab.
 type Size struct {
 	Nodes, Containers int
 	// AgentArgs are added to the command lines of agents that are started now, and not remembered.
@@ -231,7 +234,8 @@ func list(root string) ([]State, error) {
 	return out, nil
 }
 
-// lock keeps other commands from changing this lab meanwhile; other labs can be brought up and taken down beside it.
+// lock keeps other commands from changing this lab meanwhile; other labs can be brought up and
+// taken down beside it.
 func (l Lab) lock() (unlock func(), err error) {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(l.name))
@@ -241,7 +245,8 @@ func (l Lab) lock() (unlock func(), err error) {
 // lockIndexes is held while a lab chooses its index: after the lab's own lock.
 func (l Lab) lockIndexes() (unlock func(), err error) { return l.lockByte(0) }
 
-// lockByte locks a byte of the file that all labs share. The kernel drops the lock when the process ends, however it ends.
+// lockByte locks a byte of the file that all labs share. The kernel drops the lock when the process
+// ends, however it ends.
 func (l Lab) lockByte(at int64) (unlock func(), err error) {
 	if err := os.MkdirAll(l.root, 0o755); err != nil {
 		return nil, fmt.Errorf("lab: %w", err)

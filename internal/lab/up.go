@@ -21,7 +21,8 @@ import (
 // parallel is how many containers or nodes are set up at once: the work is the kernel's and runc's.
 const parallel = 4
 
-// congestionControl is what the lab's namespaces use, so that a lab measures the same on every machine.
+// congestionControl is what the lab's namespaces use, so that a lab measures the same on every
+// machine.
 const congestionControl = "cubic"
 
 // peersKnown bounds how long nodes may take to hear of each other.
@@ -30,8 +31,8 @@ const peersKnown = time.Minute
 // ErrNotRoot means that a command needs root and does not have it.
 var ErrNotRoot = errors.New("needs root: labs are made of network namespaces, mounts and cgroups; run it with sudo")
 
-// up is one run of Up. Its fields are set before goroutines start, save state.Overlay and lost, which mu
-// guards.
+// up is one run of Up. Its fields are set before goroutines start, save state.Overlay and lost,
+// which mu guards.
 type up struct {
 	lab      Lab
 	programs programs
@@ -167,8 +168,9 @@ func (l Lab) setupContainer(c container) error {
 	return nil
 }
 
-// AddNamespace makes a network namespace as those of the lab's containers are, for a further container of node that is the
-// caller's: it is not in the lab's list, but goes with the lab. i counts from 1 and must be none of the lab's.
+// AddNamespace makes a network namespace as those of the lab's containers are, for a further
+// container of node that is the caller's: it is not in the lab's list, but goes with the lab. i
+// counts from 1 and must be none of the lab's.
 func (l Lab) AddNamespace(node string, i int) (name, path string, err error) {
 	c := container{node, fmt.Sprintf("c%d", i)}
 	if err := netns.Create(l.netnsName(c.suffix())); err != nil {
@@ -215,8 +217,8 @@ func (u *up) plug(hosts []string) error {
 	return netns.Do(u.lab.netns(fabricSpace), func() error { return fabric.Wire(ports) })
 }
 
-// startAgents starts the first node's agent, which serves the store, and then the others'. Meanwhile the
-// containers' root file systems are made.
+// startAgents starts the first node's agent, which serves the store, and then the others'.
+// Meanwhile the containers' root file systems are made.
 func (u *up) startAgents(ctx context.Context) error {
 	roots := make(chan error, 1)
 	go func() {
@@ -285,8 +287,8 @@ func (u *up) startContainer(ctx context.Context, c container, running map[string
 	return u.startModes(ctx, c, pid, func(id string) bool { _, ok := running[id]; return ok })
 }
 
-// startModes starts the runc containers of c that do not run, the one whose namespaces the others join
-// first. pid is that one's process if it runs.
+// startModes starts the runc containers of c that do not run, the one whose namespaces the others
+// join first. pid is that one's process if it runs.
 func (u *up) startModes(ctx context.Context, c container, pid int, runs func(id string) bool) (err error) {
 	if pid == 0 {
 		if pid, err = u.lab.start(ctx, u.programs, c, ModeHeddle, 0); err != nil {
@@ -304,7 +306,8 @@ func (u *up) startModes(ctx context.Context, c container, pid int, runs func(id 
 	return nil
 }
 
-// awaitPeers waits until every agent has heard of every node and knows what the direct path to it is worth.
+// awaitPeers waits until every agent has heard of every node and knows what the direct path to it
+// is worth.
 func (u *up) awaitPeers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, peersKnown)
 	defer cancel()

@@ -8,7 +8,8 @@ type Caller struct {
 	Thread uint32
 	// Netns is the inode of the network namespace that it is in; 0 is any.
 	Netns uint32
-	// UID and GID are its effective ids as the initial user namespace numbers them, unless AnyOwner.
+	// UID and GID are its effective ids as the initial user namespace numbers them, unless
+	// AnyOwner.
 	UID, GID uint32
 	AnyOwner bool
 }

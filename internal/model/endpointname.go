@@ -8,12 +8,13 @@ import (
 // MaxEndpointName bounds an endpoint's name, in bytes.
 const MaxEndpointName = 200
 
-// EndpointByNetns, where a container's runtime names its endpoint, says that it is the endpoint of the network
-// namespace the container is in. No endpoint can have this name.
+// EndpointByNetns, where a container's runtime names its endpoint, says that it is the endpoint of
+// the network namespace the container is in. No endpoint can have this name.
 const EndpointByNetns = "@netns"
 
-// EndpointNone, in the same place, is that of a container which is not intercepted: it gets no sockets of the node, but a
-// socket of the node that came into its hands must show it, and change, nothing of the node.
+// EndpointNone, in the same place, is that of a container which is not intercepted: it gets no
+// sockets of the node, but a socket of the node that came into its hands must show it, and change,
+// nothing of the node.
 const EndpointNone = "@none"
 
 // DefaultDevice is the name of an endpoint's device in its container unless another is asked for.
@@ -27,8 +28,8 @@ func (e Endpoint) ContainerDevice() string {
 	return e.Device
 }
 
-// ValidateEndpointName checks an endpoint's name: one or more parts joined by '/', each of letters, digits, '_', '.',
-// ':' and '-', beginning with a letter or digit.
+// ValidateEndpointName checks an endpoint's name: one or more parts joined by '/', each of letters,
+// digits, '_', '.', ':' and '-', beginning with a letter or digit.
 func ValidateEndpointName(name string) error {
 	if name == "" || len(name) > MaxEndpointName {
 		return fmt.Errorf("name is %d bytes long, want 1 to %d", len(name), MaxEndpointName)
@@ -55,8 +56,8 @@ func validNamePart(s string) bool {
 // maxDeviceName is IFNAMSIZ without the terminating NUL.
 const maxDeviceName = 15
 
-// ValidateDevice checks the name of an endpoint's device, "" for the default: what the kernel takes for a new device,
-// and no name that means something else in /proc/sys/net.
+// ValidateDevice checks the name of an endpoint's device, "" for the default: what the kernel takes
+// for a new device, and no name that means something else in /proc/sys/net.
 func ValidateDevice(name string) error {
 	switch {
 	case name == "":
@@ -102,9 +103,10 @@ func (c Adopted) Validate() error {
 	return nil
 }
 
-// AnnotationSocketPool says "true" of a container whose programs may have several sockets at a time: what libheddle-pool.so,
-// which heddle-runtime preloads there, asks for.
+// AnnotationSocketPool says "true" of a container whose programs may have several sockets at a
+// time: what libheddle-pool.so, which heddle-runtime preloads there, asks for.
 const AnnotationSocketPool = "io.heddle.socket-pool"
 
-// AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device: docs/howto/rdma.md.
+// AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device:
+// docs/howto/rdma.md.
 const AnnotationVerbs = "io.heddle.verbs"

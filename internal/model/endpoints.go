@@ -7,9 +7,10 @@ import (
 	"slices"
 )
 
-// Endpoints are the endpoints of many nodes, in groups: one for each node that has any, sorted by id; the groups are
-// sorted by the names of their nodes. Lists share groups, so that nobody must write to one. A group that is another
-// list's, its memory included, has not changed: what is different about two lists is found without a look at the rest.
+// Endpoints are the endpoints of many nodes, in groups: one for each node that has any, sorted by
+// id; the groups are sorted by the names of their nodes. Lists share groups, so that nobody must
+// write to one. A group that is another list's, its memory included, has not changed: what is
+// different about two lists is found without a look at the rest.
 type Endpoints [][]Endpoint
 
 // EndpointsOf gives the list of some endpoints, which may be in any order.
@@ -54,7 +55,8 @@ func (es Endpoints) Of(node string) []Endpoint {
 	return es[at]
 }
 
-// With gives the list with other groups for some nodes, sorted by id; an empty one takes the node's endpoints out.
+// With gives the list with other groups for some nodes, sorted by id; an empty one takes the node's
+// endpoints out.
 func (es Endpoints) With(groups map[string][]Endpoint) Endpoints {
 	out := make(Endpoints, 0, len(es)+len(groups))
 	for _, name := range slices.Sorted(maps.Keys(groups)) {
@@ -80,8 +82,8 @@ type GroupChange struct {
 	Before, After []Endpoint
 }
 
-// ChangedSince gives the groups that are not those of an earlier list. It costs a comparison for each node, and looks at no
-// endpoint.
+// ChangedSince gives the groups that are not those of an earlier list. It costs a comparison for
+// each node, and looks at no endpoint.
 func (es Endpoints) ChangedSince(before Endpoints) (out []GroupChange) {
 	if es.Same(before) {
 		return nil
@@ -125,8 +127,8 @@ func (c NodeChange) Name() string {
 	return c.Before.Name
 }
 
-// ChangedNodes gives what is different about two lists of nodes, both sorted by name. It costs a comparison for each node, or
-// nothing if the lists are one.
+// ChangedNodes gives what is different about two lists of nodes, both sorted by name. It costs a
+// comparison for each node, or nothing if the lists are one.
 func ChangedNodes(before, after []Node) (out []NodeChange) {
 	if sameMemory(before, after) {
 		return nil

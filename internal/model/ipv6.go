@@ -6,12 +6,13 @@ import (
 	"net/netip"
 )
 
-// Prefix6Bits is the length of a network's IPv6 prefix. The IPv6 address of an overlay address is the prefix
-// followed by the 32 bits of its IPv4 address (the /96 form of RFC 6052, section 2.2), so either names both.
+// Prefix6Bits is the length of a network's IPv6 prefix. The IPv6 address of an overlay address is
+// the prefix followed by the 32 bits of its IPv4 address (the /96 form of RFC 6052, section 2.2),
+// so either names both.
 const Prefix6Bits = 96
 
-// DefaultPrefix6 is the prefix of a dual-stack network that nobody chose another for: a unique local one
-// (RFC 4193) made of the network id, so that networks on one underlay differ.
+// DefaultPrefix6 is the prefix of a dual-stack network that nobody chose another for: a unique
+// local one (RFC 4193) made of the network id, so that networks on one underlay differ.
 func DefaultPrefix6(id NetworkID) netip.Prefix {
 	a := [16]byte{0: 0xfd, 1: 0x48, 2: 0x64, 3: 0x64}
 	binary.BigEndian.PutUint16(a[4:], uint16(id))
@@ -33,8 +34,8 @@ func ValidatePrefix6(p netip.Prefix) error {
 	return nil
 }
 
-// Overlay6 gives the IPv6 form of overlay address a, or the zero Addr if prefix6 or a is of no use: a network
-// without prefix6 is IPv4-only.
+// Overlay6 gives the IPv6 form of overlay address a, or the zero Addr if prefix6 or a is of no use:
+// a network without prefix6 is IPv4-only.
 func Overlay6(prefix6 netip.Prefix, a netip.Addr) netip.Addr {
 	if !prefix6.IsValid() || !a.Is4() {
 		return netip.Addr{}
@@ -44,8 +45,8 @@ func Overlay6(prefix6 netip.Prefix, a netip.Addr) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// OverlayAddrs gives the addresses of an endpoint that has the IPv4 address a: a, then its IPv6 form if
-// prefix6 is valid.
+// OverlayAddrs gives the addresses of an endpoint that has the IPv4 address a: a, then its IPv6
+// form if prefix6 is valid.
 func OverlayAddrs(prefix6 netip.Prefix, a netip.Addr) []netip.Addr {
 	if a6 := Overlay6(prefix6, a); a6.IsValid() {
 		return []netip.Addr{a, a6}
@@ -70,7 +71,8 @@ func embedded4(a netip.Addr) netip.Addr {
 // Embeds reports whether a6 is the IPv6 form of a4 for some prefix.
 func Embeds(a6, a4 netip.Addr) bool { return a6.Is6() && a4.Is4() && embedded4(a6) == a4 }
 
-// OverlayPrefix6 gives the IPv6 prefix of all Overlay6 of p, or the zero Prefix where Overlay6 gives none.
+// OverlayPrefix6 gives the IPv6 prefix of all Overlay6 of p, or the zero Prefix where Overlay6
+// gives none.
 func OverlayPrefix6(prefix6, p netip.Prefix) netip.Prefix {
 	a := Overlay6(prefix6, p.Addr())
 	if !a.IsValid() {

@@ -7,12 +7,13 @@ import (
 	"strings"
 )
 
-// Rate is a speed in bits a second; 0 stands for no limit. A cap counts the bytes of IP packets as the kernel has
-// them before it cuts them into segments, so of a TCP stream it is the payload within a few per cent.
+// Rate is a speed in bits a second; 0 stands for no limit. A cap counts the bytes of IP packets as
+// the kernel has them before it cuts them into segments, so of a TCP stream it is the payload
+// within a few per cent.
 type Rate uint64
 
-// MinRate and MaxRate bound what can be asked for: slower, one packet of the kernel's takes seconds; faster, nothing
-// is shaped.
+// MinRate and MaxRate bound what can be asked for: slower, one packet of the kernel's takes
+// seconds; faster, nothing is shaped.
 const (
 	MinRate Rate = 100_000
 	MaxRate Rate = 1_000_000_000_000
@@ -24,8 +25,8 @@ var rateUnits = []struct {
 	bits   float64
 }{{"tbit", 1e12}, {"gbit", 1e9}, {"mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
 
-// ParseRate reads a number with one of the units bit, kbit, mbit, gbit and tbit (powers of 1000), such as
-// "100mbit" or "2.5gbit". "none" is 0: no limit.
+// ParseRate reads a number with one of the units bit, kbit, mbit, gbit and tbit (powers of 1000),
+// such as "100mbit" or "2.5gbit". "none" is 0: no limit.
 func ParseRate(s string) (Rate, error) {
 	if s == "none" {
 		return 0, nil
@@ -68,7 +69,8 @@ func (r Rate) validate() error {
 // Priority is the class of an endpoint's packets among those that wait for one device of the node.
 type Priority string
 
-// Priorities. PriorityOwn leaves to the container's programs what they may choose (SO_PRIORITY up to 6, IP_TOS).
+// Priorities. PriorityOwn leaves to the container's programs what they may choose (SO_PRIORITY up
+// to 6, IP_TOS).
 const (
 	PriorityOwn    Priority = ""
 	PriorityHigh   Priority = "high"
@@ -79,14 +81,15 @@ const (
 // MaxDSCP is the largest differentiated services code point.
 const MaxDSCP = 63
 
-// Limits are what the operator allows one endpoint. The zero value is no limit at all. Traffic within the container,
-// over its loopback or to its own address, has none.
+// Limits are what the operator allows one endpoint. The zero value is no limit at all. Traffic
+// within the container, over its loopback or to its own address, has none.
 type Limits struct {
-	// Egress and Ingress cap what the endpoint sends and receives, all connections and datagrams together.
+	// Egress and Ingress cap what the endpoint sends and receives, all connections and datagrams
+	// together.
 	Egress  Rate `json:"egress_bps,omitempty"`
 	Ingress Rate `json:"ingress_bps,omitempty"`
-	// ConnectionEgress and ConnectionIngress cap each of its TCP connections. Beyond some 250 at a time,
-	// connections share.
+	// ConnectionEgress and ConnectionIngress cap each of its TCP connections. Beyond some 250 at a
+	// time, connections share.
 	ConnectionEgress  Rate `json:"connection_egress_bps,omitempty"`
 	ConnectionIngress Rate `json:"connection_ingress_bps,omitempty"`
 	// Priority is the class of what the endpoint sends.
@@ -103,7 +106,8 @@ func (l Limits) Shapes() bool {
 	return l.Egress|l.Ingress|l.ConnectionEgress|l.ConnectionIngress != 0
 }
 
-// LimitUse is what an endpoint's caps let through and what they dropped, since the cap of that kind was set.
+// LimitUse is what an endpoint's caps let through and what they dropped, since the cap of that kind
+// was set.
 type LimitUse struct {
 	Endpoint string   `json:"endpoint"`
 	Limits   Limits   `json:"limits"`

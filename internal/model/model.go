@@ -1,5 +1,6 @@
 // Package model holds the nouns every other package shares: nodes, endpoints, addresses and the
-// names of paths and reasons. It depends on the standard library only, decides nothing and does no I/O.
+// names of paths and reasons. It depends on the standard library only, decides nothing and does no
+// I/O.
 package model
 
 import (
@@ -12,8 +13,8 @@ import (
 	"time"
 )
 
-// NetworkID tells Heddle networks apart that share an underlay. It travels in the SYN option, where it
-// has 12 bits: 1..4095; 0 is never valid. See docs/protocols/syn-option.md.
+// NetworkID tells Heddle networks apart that share an underlay. It travels in the SYN option, where
+// it has 12 bits: 1..4095; 0 is never valid. See docs/protocols/syn-option.md.
 type NetworkID uint16
 
 // MaxNetworkID is the largest value the SYN option can carry.
@@ -27,13 +28,13 @@ func (id NetworkID) Validate() error {
 	return nil
 }
 
-// EndpointID names an endpoint on its node. Ids are given out by the node's agent, are unique on that
-// node only, and are never 0. Socket tags carry them, so an id is not given out again while the agent
-// still knows a socket that carries it.
+// EndpointID names an endpoint on its node. Ids are given out by the node's agent, are unique on
+// that node only, and are never 0. Socket tags carry them, so an id is not given out again while
+// the agent still knows a socket that carries it.
 type EndpointID uint32
 
-// MaxEndpointID bounds ids so that each maps to its own loopback aliases (see LoopbackAlias). The programs'
-// maps have room for as many.
+// MaxEndpointID bounds ids so that each maps to its own loopback aliases (see LoopbackAlias). The
+// programs' maps have room for as many.
 const MaxEndpointID EndpointID = 1<<14 - 1
 
 // PortRange is an inclusive range of TCP ports in host byte order.
@@ -42,8 +43,9 @@ type PortRange struct {
 	Last  uint16 `json:"last"`
 }
 
-// DefaultDirectPorts are the underlay ports direct connections are addressed to. Sixty-four ports give a
-// pair of nodes 64 times the ephemeral range: about 1.8 million connections, those in TIME_WAIT included.
+// DefaultDirectPorts are the underlay ports direct connections are addressed to. Sixty-four ports
+// give a pair of nodes 64 times the ephemeral range: about 1.8 million connections, those in
+// TIME_WAIT included.
 var DefaultDirectPorts = PortRange{First: 17408, Last: 17471}
 
 // ParsePortRange reads "FIRST-LAST" or "PORT".
@@ -85,17 +87,18 @@ type Node struct {
 	// Underlay is the address other nodes reach this node by.
 	Underlay netip.Addr `json:"underlay"`
 	// Prefixes are the IPv4 overlay prefixes whose addresses live on this node; disjoint from every
-	// other node's. The first address after the network address is the node's gateway. The IPv6 ones
-	// follow from the network's prefix (see OverlayPrefix6).
+	// other node's. The first address after the network address is the node's gateway. The IPv6
+	// ones follow from the network's prefix (see OverlayPrefix6).
 	Prefixes []netip.Prefix `json:"prefixes"`
 	// VTEPMAC is the hardware address of the node's VXLAN device, "02:..." form.
 	VTEPMAC string `json:"vtep_mac"`
-	// ReadsSchema is the latest revision of the store's schema that the node's agent reads; 0: the first.
+	// ReadsSchema is the latest revision of the store's schema that the node's agent reads; 0: the
+	// first.
 	ReadsSchema int `json:"reads_schema,omitempty"`
 	// Planes has a record for each plane.
 	Planes NodePlanes `json:"planes"`
-	// Moved are the IPv4 addresses outside Prefixes, or back in them, that live on this node by a Move: sorted. The
-	// node's own record does not have them.
+	// Moved are the IPv4 addresses outside Prefixes, or back in them, that live on this node by a
+	// Move: sorted. The node's own record does not have them.
 	Moved []netip.Addr `json:"-"`
 }
 
@@ -114,15 +117,15 @@ type Endpoint struct {
 	Name string `json:"name"`
 	// Node is the name of the node it lives on.
 	Node string `json:"node"`
-	// Addrs are its overlay addresses: the IPv4 one, which is leased, then the IPv6 one that follows
-	// from it (see Overlay6) if network and node have IPv6.
+	// Addrs are its overlay addresses: the IPv4 one, which is leased, then the IPv6 one that
+	// follows from it (see Overlay6) if network and node have IPv6.
 	Addrs []netip.Addr `json:"addrs"`
 	// NetnsPath names the container's network namespace on its node.
 	NetnsPath string `json:"netns_path"`
 	// Device is the name of its device in that namespace; "" is eth0.
 	Device string `json:"device,omitempty"`
-	// Adopted says that device and address are those of another network, which carries what is not direct; nil: both are
-	// Heddle's.
+	// Adopted says that device and address are those of another network, which carries what is not
+	// direct; nil: both are Heddle's.
 	Adopted *Adopted `json:"carried,omitempty"`
 	// CNI says which attachment of a CNI network it is; nil: none.
 	CNI *CNIAttachment `json:"cni,omitempty"`
@@ -138,13 +141,13 @@ type Endpoint struct {
 
 // Adopted describes another network that an endpoint has its device and address of.
 type Adopted struct {
-	// Prefixes are the network's IPv4 addresses, on all nodes: they are reached from the endpoint's own address, and
-	// those that are no endpoints by that network.
+	// Prefixes are the network's IPv4 addresses, on all nodes: they are reached from the endpoint's
+	// own address, and those that are no endpoints by that network.
 	Prefixes []netip.Prefix `json:"prefixes"`
 }
 
-// CNIAttachment names what a CNI runtime attached. With the endpoint's device it is the key that CNI gives
-// attachments.
+// CNIAttachment names what a CNI runtime attached. With the endpoint's device it is the key that
+// CNI gives attachments.
 type CNIAttachment struct {
 	// Network is the name of the CNI network configuration.
 	Network string `json:"network"`
@@ -152,7 +155,8 @@ type CNIAttachment struct {
 	ContainerID string `json:"container_id"`
 }
 
-// Generation tells the endpoint from others that have had its id. It is 0 for an endpoint without Created.
+// Generation tells the endpoint from others that have had its id. It is 0 for an endpoint without
+// Created.
 func (e Endpoint) Generation() uint32 {
 	if e.Created.IsZero() {
 		return 0
@@ -177,10 +181,11 @@ func first(addrs []netip.Addr, match func(netip.Addr) bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// LoopbackAlias gives the node address that stands for loopback address a, of 127.0.0.0/8 or ::1, of endpoint
-// id's container. Aliases are in 127.128.0.0/9, which is local in every network namespace without any set-up;
-// each endpoint has 512, so one container's loopback is not another's. 127.0.0.0/24 has an alias for each
-// address; the rest of 127.0.0.0/8 shares 254 by a hash.
+// LoopbackAlias gives the node address that stands for loopback address a, of 127.0.0.0/8 or ::1,
+// of endpoint id's container. Aliases are in 127.128.0.0/9, which is local in every network
+// namespace without any set-up; each endpoint has 512, so one container's loopback is not
+// another's. 127.0.0.0/24 has an alias for each address; the rest of 127.0.0.0/8 shares 254 by a
+// hash.
 func LoopbackAlias(id EndpointID, a netip.Addr) netip.Addr {
 	const shared, last, ipv6 = 256, 509, 511
 	slot := uint32(ipv6)
@@ -195,8 +200,8 @@ func LoopbackAlias(id EndpointID, a netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0x80 | byte(n>>16), byte(n >> 8), byte(n)})
 }
 
-// LoopbackShown gives the loopback address of its container that a stands for, if a is an alias of endpoint id.
-// An alias that several addresses share stands for 127.0.0.1.
+// LoopbackShown gives the loopback address of its container that a stands for, if a is an alias of
+// endpoint id. An alias that several addresses share stands for 127.0.0.1.
 func LoopbackShown(id EndpointID, a netip.Addr) (netip.Addr, bool) {
 	if !a.Is4() {
 		return netip.Addr{}, false

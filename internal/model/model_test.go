@@ -41,8 +41,8 @@ func TestNetworkIDFitsTheOption(t *testing.T) {
 	}
 }
 
-// TestLoopbackAliasesAreApart checks that no two endpoints, and no two common addresses of one, share an alias,
-// and that none is an address that programs use.
+// TestLoopbackAliasesAreApart checks that no two endpoints, and no two common addresses of one,
+// share an alias, and that none is an address that programs use.
 func TestLoopbackAliasesAreApart(t *testing.T) {
 	seen := map[netip.Addr]EndpointID{}
 	for _, id := range []EndpointID{1, 2, 255, 256, 8191, 8192, MaxEndpointID - 1, MaxEndpointID} {
@@ -92,7 +92,8 @@ func TestPathText(t *testing.T) {
 	}
 }
 
-// TestReasons checks that reasons are complete and that names and kinds fit, since they are metric labels.
+// TestReasons checks that reasons are complete and that names and kinds fit, since they are metric
+// labels.
 func TestReasons(t *testing.T) {
 	names := map[string]bool{}
 	for i, r := range Reasons {

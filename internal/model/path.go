@@ -5,11 +5,12 @@ import (
 	"net/netip"
 )
 
-// Path says how a connection travels. The numbers are those of enum heddle_path in bpf/include/abi/path.h; a test in
-// internal/plane/tcp/datapath ties the two.
+// Path says how a connection travels. The numbers are those of enum heddle_path in
+// bpf/include/abi/path.h; a test in internal/plane/tcp/datapath ties the two.
 type Path uint8
 
-// The paths. docs/ARCHITECTURE.md follows a direct connection and names the page of each other path.
+// The paths. docs/ARCHITECTURE.md follows a direct connection and names the page of each other
+// path.
 const (
 	// PathNone: the socket is neither connected nor listening.
 	PathNone Path = iota

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// PeerState says whether connects to another node may take the direct path. It is what probes have shown.
+// PeerState says whether connects to another node may take the direct path. It is what probes have
+// shown.
 type PeerState uint8
 
 // States of a peer's direct path. The overlay carries new connections in all but PeerProven.
@@ -53,15 +54,16 @@ type PeerPath struct {
 	Detail string `json:"detail,omitempty"`
 	// Since is when the path came into this state, as far as this agent knows.
 	Since time.Time `json:"since"`
-	// Probed is when the last probe ended, the zero Time if there was none; Next is when the next is due.
+	// Probed is when the last probe ended, the zero Time if there was none; Next is when the next
+	// is due.
 	Probed time.Time `json:"probed,omitzero"`
 	Next   time.Time `json:"next"`
 }
 
 // DirectPaths sums up the direct paths to the other nodes.
 type DirectPaths struct {
-	// Peers counts the nodes by the state of their path: all states, zero included. Nodes that take no direct
-	// connections, or answer no probes, are not among them.
+	// Peers counts the nodes by the state of their path: all states, zero included. Nodes that take
+	// no direct connections, or answer no probes, are not among them.
 	Peers map[PeerState]int `json:"peers"`
 	// Overlay lists those that the overlay carries connections to, by name.
 	Overlay []PeerPath `json:"overlay,omitempty"`

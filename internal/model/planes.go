@@ -21,8 +21,8 @@ const MaxSpinMicros = 1_000_000
 
 // TCPEndpoint is what the TCP plane keeps of an endpoint.
 type TCPEndpoint struct {
-	// Intercepted says that the endpoint's TCP sockets are made in the node's network namespace. Peers send connections for an
-	// endpoint that is not intercepted over the overlay.
+	// Intercepted says that the endpoint's TCP sockets are made in the node's network namespace.
+	// Peers send connections for an endpoint that is not intercepted over the overlay.
 	Intercepted bool `json:"intercepted"`
 }
 
@@ -36,22 +36,22 @@ type TCPNode struct {
 	// DirectPorts is the node's direct port range. The zero range means that the node takes no
 	// direct connections (no agent with a datapath); the overlay carries everything to it.
 	DirectPorts PortRange `json:"direct_ports"`
-	// AnswersProbes says that probes of the direct path are answered (docs/protocols/syn-option.md). Nodes of
-	// earlier builds do not.
+	// AnswersProbes says that probes of the direct path are answered
+	// (docs/protocols/syn-option.md). Nodes of earlier builds do not.
 	AnswersProbes bool `json:"answers_probes,omitempty"`
 }
 
-// Records had the members of the TCP plane between those of the core before there were planes: revision 1 of
-// docs/protocols/store-schema.md. They are written at both places and read at the old one where there is no "planes", so that
-// builds of either revision read what the other wrote.
+// Records had the members of the TCP plane between those of the core before there were planes:
+// revision 1 of docs/protocols/store-schema.md. They are written at both places and read at the old
+// one where there is no "planes", so that builds of either revision read what the other wrote.
 
 type (
 	endpointCore Endpoint // without its methods
 	nodeCore     Node
 )
 
-// EndpointMembers has the members of an endpoint as they are written. A type whose JSON has these and others embeds it, and not
-// Endpoint, whose MarshalJSON would leave out the others.
+// EndpointMembers has the members of an endpoint as they are written. A type whose JSON has these
+// and others embeds it, and not Endpoint, whose MarshalJSON would leave out the others.
 type EndpointMembers struct {
 	endpointCore
 	TCPEndpoint

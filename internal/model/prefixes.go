@@ -2,11 +2,12 @@ package model
 
 import "net/netip"
 
-// PrefixHolders says who holds a prefix that overlaps a given one, or an address, without comparing with each. The zero value
-// holds nothing.
+// PrefixHolders says who holds a prefix that overlaps a given one, or an address, without comparing
+// with each. The zero value holds nothing.
 type PrefixHolders struct {
 	holder map[netip.Prefix]string
-	// within counts, for each prefix around one that is held, what is in use of it: its halves, and itself.
+	// within counts, for each prefix around one that is held, what is in use of it: its halves, and
+	// itself.
 	within  map[netip.Prefix]int
 	lengths [129]int // of the prefixes that are held, of either family
 }

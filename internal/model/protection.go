@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// Protection is one thing that keeps a hostile container from the node, from other containers or from the network.
-// All are always in force in the programs that are built for use. Agents built with the tag "attack" can do without
-// some, so that the attack suite shows that what it tries fails because of them. The numbers are those of enum
-// heddle_protection in bpf/include/abi/protection.h; a test in internal/plane/tcp/datapath ties the two.
+// Protection is one thing that keeps a hostile container from the node, from other containers or
+// from the network. All are always in force in the programs that are built for use. Agents built
+// with the tag "attack" can do without some, so that the attack suite shows that what it tries
+// fails because of them. The numbers are those of enum heddle_protection in
+// bpf/include/abi/protection.h; a test in internal/plane/tcp/datapath ties the two.
 type Protection uint8
 
 // Protections.
@@ -100,8 +101,8 @@ func (p Protection) String() string {
 	return fmt.Sprintf("protection(%d)", uint8(p))
 }
 
-// ParseProtections gives the set of the protections named in list, separated by commas: bit i for Protection i. An
-// empty list is the empty set.
+// ParseProtections gives the set of the protections named in list, separated by commas: bit i for
+// Protection i. An empty list is the empty set.
 func ParseProtections(list string) (set uint64, err error) {
 	if list == "" {
 		return 0, nil

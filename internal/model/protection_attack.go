@@ -8,8 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// EnvWithout names the environment variable that lists what an attack build does without, and EnvWithoutFile the file whose
-// list a running agent takes in its place at each SIGUSR1. Product builds do not know them.
+// EnvWithout names the environment variable that lists what an attack build does without, and
+// EnvWithoutFile the file whose list a running agent takes in its place at each SIGUSR1. Product
+// builds do not know them.
 const (
 	EnvWithout     = "HEDDLE_WITHOUT"
 	EnvWithoutFile = "HEDDLE_WITHOUT_FILE"

@@ -2,9 +2,10 @@ package model
 
 import "fmt"
 
-// Reason names why a packet was dropped, a call refused or a connection not sent direct. The numbers
-// are those of enum heddle_reason in bpf/include/abi/reason.h; a test in internal/plane/tcp/datapath ties the two. Each is a
-// counter of the datapath, a metric label and a line of `heddle status`.
+// Reason names why a packet was dropped, a call refused or a connection not sent direct. The
+// numbers are those of enum heddle_reason in bpf/include/abi/reason.h; a test in
+// internal/plane/tcp/datapath ties the two. Each is a counter of the datapath, a metric label and a
+// line of `heddle status`.
 type Reason uint32
 
 // Kind groups reasons by what happened.

@@ -15,13 +15,15 @@ const (
 	multicastFirstLeast = 224
 )
 
-// Service is an address and a TCP port that stand for backends: a connect of an intercepted socket goes to one of them.
+// Service is an address and a TCP port that stand for backends: a connect of an intercepted socket
+// goes to one of them.
 type Service struct {
 	// Addr is what programs connect to. It is nobody's address.
 	Addr netip.AddrPort `json:"addr"`
 	// Backends are of Addr's family, each as likely. Without any, connects are refused.
 	Backends []netip.AddrPort `json:"backends"`
-	// Affinity is for how many seconds after its last connect an endpoint keeps its backend; 0: each connect picks anew.
+	// Affinity is for how many seconds after its last connect an endpoint keeps its backend; 0:
+	// each connect picks anew.
 	Affinity uint32 `json:"affinity_s,omitempty"`
 }
 
@@ -58,7 +60,8 @@ func (s Service) Validate() error {
 	return nil
 }
 
-// validTarget says why connects cannot be sent to an address and port; "" if they can. Loopback is each container's own.
+// validTarget says why connects cannot be sent to an address and port; "" if they can. Loopback is
+// each container's own.
 func validTarget(a netip.AddrPort) string {
 	ip := a.Addr()
 	switch {

@@ -1,7 +1,7 @@
 package model
 
-// Traffic is what an endpoint's TCP sockets did since the endpoint was made, or its datapath loaded. Closed
-// connections stay counted. Sockets that are not intercepted are not in it.
+// Traffic is what an endpoint's TCP sockets did since the endpoint was made, or its datapath
+// loaded. Closed connections stay counted. Sockets that are not intercepted are not in it.
 type Traffic struct {
 	Endpoint EndpointID `json:"endpoint_id"`
 	Name     string     `json:"endpoint"`
@@ -14,7 +14,8 @@ type Traffic struct {
 	Broken   uint64     `json:"broken"`    // of those closed, by an error: reset by the peer, timeout
 	// Live are the connections that are established or closing, by path.
 	Live map[Path]uint64 `json:"live"`
-	// Sockets are those that programs hold now, connected or not, and connections that wait for accept().
+	// Sockets are those that programs hold now, connected or not, and connections that wait for
+	// accept().
 	Sockets uint64 `json:"sockets"`
 	// Ports are the node's ephemeral ports that these keep from all others by bind() or listen().
 	Ports         uint64 `json:"ports"`
@@ -42,7 +43,8 @@ func (t *Traffic) Add(other Traffic) {
 	}
 }
 
-// AddLive adds a connection that has not ended. Listeners and sockets that are still connecting are none.
+// AddLive adds a connection that has not ended. Listeners and sockets that are still connecting are
+// none.
 func (t *Traffic) AddLive(c Connection) {
 	switch c.State {
 	case "LISTEN", "SYN_SENT", "SYN_RECV", "NEW_SYN_RECV", "CLOSE":
@@ -61,8 +63,8 @@ func (t *Traffic) live(path Path, n uint64) {
 	t.Live[path] += n
 }
 
-// RaiseTo makes no count less than in earlier, which was reported before: a count that falls would be taken for
-// a restart.
+// RaiseTo makes no count less than in earlier, which was reported before: a count that falls would
+// be taken for a restart.
 func (t *Traffic) RaiseTo(earlier Traffic) {
 	before := earlier.counts()
 	for i, n := range t.counts() {

@@ -19,12 +19,12 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// What there is to do for endpoints whose device and address another network has made (model.Adopted). Its devices,
-// addresses and routes are its own: nothing of them is changed.
+// What there is to do for endpoints whose device and address another network has made
+// (model.Adopted). Its devices, addresses and routes are its own: nothing of them is changed.
 
-// AdoptEndpoint is AddEndpoint for a container that another network has attached: it finds the veth pair that leads to
-// cfg.Device, and makes cfg.Addrs local to the node for marked packets if the endpoint is intercepted. cfg.MTU and Gateways
-// are not looked at.
+// AdoptEndpoint is AddEndpoint for a container that another network has attached: it finds the veth
+// pair that leads to cfg.Device, and makes cfg.Addrs local to the node for marked packets if the
+// endpoint is intercepted. cfg.MTU and Gateways are not looked at.
 func AdoptEndpoint(cfg EndpointConfig) (EndpointDevice, error) {
 	ns, err := openContainer(cfg.NetnsPath)
 	if err != nil {
@@ -143,8 +143,8 @@ func InspectAdopted(cfg EndpointConfig) (EndpointState, error) {
 	return st, nil
 }
 
-// LeaveAdopted detaches Heddle's programs from all devices of other networks but those in keep: without an endpoint
-// they let nothing through.
+// LeaveAdopted detaches Heddle's programs from all devices of other networks but those in keep:
+// without an endpoint they let nothing through.
 func LeaveAdopted(keep map[int]bool) error {
 	h, err := open()
 	if err != nil {
@@ -169,7 +169,8 @@ func LeaveAdopted(keep map[int]bool) error {
 	return errors.Join(errs...)
 }
 
-// AdoptedDevices names the devices of other networks that carry endpoints: those with Heddle's programs on them.
+// AdoptedDevices names the devices of other networks that carry endpoints: those with Heddle's
+// programs on them.
 func AdoptedDevices() (names []string, err error) {
 	h, err := open()
 	if err != nil {
@@ -207,9 +208,10 @@ const (
 	adoptedSet   = "carried"
 )
 
-// SetAdopted has packets for a node socket that holds one of addrs, addresses of another network, delivered locally by
-// whatever device they come: such sockets' connections that are not direct. It keeps whoever sends from them from stores.
-// No addrs take chains and set away, so that they cost nothing where there is none.
+// SetAdopted has packets for a node socket that holds one of addrs, addresses of another network,
+// delivered locally by whatever device they come: such sockets' connections that are not direct. It
+// keeps whoever sends from them from stores. No addrs take chains and set away, so that they cost
+// nothing where there is none.
 func SetAdopted(addrs []netip.Addr, mark uint32, stores []netip.AddrPort) error {
 	c, err := nftables.New()
 	if err != nil {
@@ -287,7 +289,8 @@ func inSet(set *nftables.Set, which side) []expr.Any {
 	}
 }
 
-// maybeDivertExprs is "meta mark != mark ip daddr @set goto claimed": as for Heddle's own addresses.
+// maybeDivertExprs is "meta mark != mark ip daddr @set goto claimed": as for Heddle's own
+// addresses.
 func maybeDivertExprs(set *nftables.Set, mark uint32) []expr.Any {
 	return slices.Concat([]expr.Any{
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},

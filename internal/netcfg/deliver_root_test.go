@@ -32,7 +32,8 @@ const (
 	actOK, actShot              = 0, 2
 )
 
-// loadTC loads a tc program made of insns; it is the test's stand-in for internal/plane/tcp/datapath.
+// loadTC loads a tc program made of insns; it is the test's stand-in for
+// internal/plane/tcp/datapath.
 func loadTC(t *testing.T, insns ...[]byte) int {
 	t.Helper()
 	var code []byte
@@ -63,8 +64,9 @@ func verdict(t *testing.T, v int32) int {
 	return loadTC(t, insn(bpfMovImm, 0, 0, v), insn(bpfExit, 0, 0, 0))
 }
 
-// TestNodeSocketHoldsOverlayAddress: sockets of the node that hold an intercepted endpoint's address talk to
-// plain containers, to the outside through address translation, and to the node's own processes.
+// TestNodeSocketHoldsOverlayAddress: sockets of the node that hold an intercepted endpoint's
+// address talk to plain containers, to the outside through address translation, and to the node's
+// own processes.
 func TestNodeSocketHoldsOverlayAddress(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	for _, settings := range []string{
@@ -89,8 +91,8 @@ func nodeSocketHoldsOverlayAddress(t *testing.T, settings []string) {
 	top.add(t, 0, c2cfg)
 	top.add(t, 1, c3cfg)
 
-	// What processes of the node send to the endpoint leaves by the endpoint's device, where a program turns
-	// them back into the node by the delivery device. The real program also sets the
+	// What processes of the node send to the endpoint leaves by the endpoint's device, where a
+	// program turns them back into the node by the delivery device. The real program also sets the
 	// destination hardware address; here the neighbour entry does.
 	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DeliverIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))

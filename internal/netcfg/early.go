@@ -12,8 +12,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// earlyPriority places the first chains before all else that looks at packets, connection tracking included: what policy
-// refuses leaves no entry. Fragments have been put together.
+// earlyPriority places the first chains before all else that looks at packets, connection tracking
+// included: what policy refuses leaves no entry. Fragments have been put together.
 const earlyPriority = -310
 
 // The chains that early-in and early-out lead to, beside the guards.
@@ -23,12 +23,13 @@ const (
 	nodeSocketChain = "node-socket"
 )
 
-// addEarly adds what comes before connection tracking: answers to what policy rejects, the guards of the store, and rules
-// that keep tracking, which the masquerading of other traffic switches on for the whole namespace, off the paths that need
-// none: direct connections, and those between node sockets over lo. Both would otherwise pay for a table entry a
-// connection and a lookup a packet.
+// addEarly adds what comes before connection tracking: answers to what policy rejects, the guards
+// of the store, and rules that keep tracking, which the masquerading of other traffic switches on
+// for the whole namespace, off the paths that need none: direct connections, and those between node
+// sockets over lo. Both would otherwise pay for a table entry a connection and a lookup a packet.
 //
-// It is one chain a hook, and what is commonest leaves it first. deliver is the index of DeliverDevice.
+// It is one chain a hook, and what is commonest leaves it first. deliver is the index of
+// DeliverDevice.
 func (r ruleset) addEarly(deliver int) {
 	r.addRejected()
 	r.addLoopback()
@@ -56,18 +57,20 @@ func (r ruleset) addEarly(deliver int) {
 	r.untrackOverlay(out)
 }
 
-// untrackOverlay adds to chain that the overlay's own packets are not tracked: masqueraded, a datagram that a container sends from the
-// overlay's port has the node's address and that port, and what another node's overlay sends there would be taken for its answer.
+// untrackOverlay adds to chain that the overlay's own packets are not tracked: masqueraded, a
+// datagram that a container sends from the overlay's port has the node's address and that port, and
+// what another node's overlay sends there would be taken for its answer.
 func (r ruleset) untrackOverlay(chain *nftables.Chain) {
 	if model.ProtectOverlayPort.On() {
 		r.rule(chain, "the overlay is not translated", overlayMatch(r.cfg), untracked())
 	}
 }
 
-// addLoopback adds the chain for what comes by lo. A packet has what early-out and connection tracking made of it, unless it
-// passed the shaping device: the redirect there takes it away, so that an untracked packet would be tracked after all, and
-// its connection from one side only. It is given back by addresses and ports, since RSTs of the kernel have no mark. For
-// what was tracked nothing is needed: it finds its entry again.
+// addLoopback adds the chain for what comes by lo. A packet has what early-out and connection
+// tracking made of it, unless it passed the shaping device: the redirect there takes it away, so
+// that an untracked packet would be tracked after all, and its connection from one side only. It is
+// given back by addresses and ports, since RSTs of the kernel have no mark. For what was tracked
+// nothing is needed: it finds its entry again.
 func (r ruleset) addLoopback() {
 	chain := r.chain(loopbackChain)
 	r.rule(chain, "tracked, or not to be", hasState(), decided(expr.VerdictAccept))
@@ -79,8 +82,8 @@ func (r ruleset) addLoopback() {
 	}
 }
 
-// hasState is "ct state != invalid". Before connection tracking, that is a packet which is marked as untracked, or passed
-// connection tracking on its way to lo.
+// hasState is "ct state != invalid". Before connection tracking, that is a packet which is marked
+// as untracked, or passed connection tracking on its way to lo.
 func hasState() []expr.Any {
 	return []expr.Any{
 		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
@@ -110,8 +113,9 @@ func (r ruleset) addNodeSocket() {
 		addrMatch(model.MirrorRange, destination, expr.CmpOpEq), untracked())
 }
 
-// addDirect adds to chain what leaves direct connections alone, and what leads to the store's guard. What is for a direct
-// port is not for a store, unless one is at such a port; what comes from a direct port may well be.
+// addDirect adds to chain what leaves direct connections alone, and what leads to the store's
+// guard. What is for a direct port is not for a store, unless one is at such a port; what comes
+// from a direct port may well be.
 func (r ruleset) addDirect(chain *nftables.Chain, guard string) {
 	there := slices.ContainsFunc(r.cfg.Stores, func(at netip.AddrPort) bool { return r.cfg.DirectPorts.Contains(at.Port()) })
 	if there {
@@ -144,7 +148,8 @@ func (r ruleset) addRejected() {
 	r.rule(chain, "what cannot be answered", decided(expr.VerdictDrop))
 }
 
-// untracked is "notrack accept": the connection is not tracked, and the chain has nothing more to do about it.
+// untracked is "notrack accept": the connection is not tracked, and the chain has nothing more to
+// do about it.
 func untracked() []expr.Any {
 	return []expr.Any{&expr.Notrack{}, &expr.Verdict{Kind: expr.VerdictAccept}}
 }

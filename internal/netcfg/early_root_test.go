@@ -213,7 +213,8 @@ func (b *rulebook) apply(t *testing.T, chain string, exprs []expr.Any, s sample,
 	return nil
 }
 
-// conntrack gives a key of "ct", nil where the kernel ends the rule because the packet has no entry.
+// conntrack gives a key of "ct", nil where the kernel ends the rule because the packet has no
+// entry.
 func (f *fate) conntrack(t *testing.T, key expr.CtKey, dnat bool) []byte {
 	switch {
 	case key == expr.CtKeySTATE:
@@ -323,9 +324,10 @@ func earlyConfigs() map[string]NodeConfig {
 	}
 }
 
-// TestRules evaluates the rules of a node over every combination of what they look at. What an earlier version or
-// somebody else left in the table is gone. What is sent by lo is followed to where it comes back: with what connection
-// tracking knew of it, and without, as it comes from the shaping device.
+// TestRules evaluates the rules of a node over every combination of what they look at. What an
+// earlier version or somebody else left in the table is gone. What is sent by lo is followed to
+// where it comes back: with what connection tracking knew of it, and without, as it comes from the
+// shaping device.
 func TestRules(t *testing.T) {
 	for name, cfg := range earlyConfigs() {
 		t.Run(name, func(t *testing.T) {
@@ -403,7 +405,8 @@ nft add rule inet heddle rejected drop`)
 		t.Errorf("base chains: %v", b.bases)
 	}
 	for _, hook := range []*nftables.ChainHook{nftables.ChainHookPrerouting, nftables.ChainHookOutput} {
-		// Between putting fragments together, connection tracking, and the translation of destinations.
+		// Between putting fragments together, connection tracking, and the translation of
+		// destinations.
 		if early, late := *b.bases[*hook][0].Priority, *b.bases[*hook][1].Priority; early <= -400 || early >= trackingPriority || late <= -100 {
 			t.Errorf("hook %d: chains at %d and %d", *hook, early, late)
 		}
@@ -451,8 +454,8 @@ func samples(cfg NodeConfig, addrs []netip.Addr, ports []uint16, do func(sample)
 	}
 }
 
-// TestRulesCost: how many expressions the kernel evaluates for the packets that there are most of. Decision 0007 has the
-// numbers; every packet of a node pays for each.
+// TestRulesCost: how many expressions the kernel evaluates for the packets that there are most of.
+// Decision 0007 has the numbers; every packet of a node pays for each.
 func TestRulesCost(t *testing.T) {
 	cfg := earlyConfigs()["store on a node"]
 	b := setUpRules(t, cfg)

@@ -23,9 +23,10 @@ const maxAlias = 200
 // loopbackMTU is that of lo, in bytes.
 const loopbackMTU = 65536
 
-// loopbackMSS is the segment size, in bytes, that lo would ask for in a's family. A listener of the node answers
-// every SYN from an endpoint along the endpoint's route, but where the peer is a node socket too the data goes
-// over lo; a peer behind the route sends no more than its own device's MTU allows, whatever it is asked for.
+// loopbackMSS is the segment size, in bytes, that lo would ask for in a's family. A listener of the
+// node answers every SYN from an endpoint along the endpoint's route, but where the peer is a node
+// socket too the data goes over lo; a peer behind the route sends no more than its own device's MTU
+// allows, whatever it is asked for.
 func loopbackMSS(a netip.Addr) int {
 	const ip4, ip6, tcp = 20, 40, 20
 	if a.Is6() {
@@ -54,13 +55,15 @@ type EndpointConfig struct {
 	MTU int
 	// Table is NodeConfig.Table.
 	Table int
-	// Intercepted makes the addresses local to the node for marked packets, because the node's sockets
-	// hold them.
+	// Intercepted makes the addresses local to the node for marked packets, because the node's
+	// sockets hold them.
 	Intercepted bool
-	// Adopt takes over routes that a container engine made in the container, instead of refusing them.
+	// Adopt takes over routes that a container engine made in the container, instead of refusing
+	// them.
 	Adopt bool
-	// Guard attaches the programs that guard the endpoint to the node's device, given by its interface index, before the
-	// container's device is up: whatever ends the agent, no container sends a packet that they have not seen. nil for none.
+	// Guard attaches the programs that guard the endpoint to the node's device, given by its
+	// interface index, before the container's device is up: whatever ends the agent, no container
+	// sends a packet that they have not seen. nil for none.
 	Guard func(ifindex int) error
 }
 
@@ -113,10 +116,12 @@ func (c EndpointConfig) validate() error {
 	return nil
 }
 
-// ErrNoContainer says that the path of a container's network namespace leads to none: the container has ended.
+// ErrNoContainer says that the path of a container's network namespace leads to none: the container
+// has ended.
 var ErrNoContainer = errors.New("container is gone")
 
-// NetnsInode gives the inode of the container's network namespace at path, which tells it from all others that exist.
+// NetnsInode gives the inode of the container's network namespace at path, which tells it from all
+// others that exist.
 func NetnsInode(path string) (uint64, error) {
 	ns, err := openContainer(path)
 	if err != nil {
@@ -143,8 +148,9 @@ func CheckNetns(path string) error {
 	return f.Close()
 }
 
-// AddEndpoint joins the container's network namespace to the overlay by a veth pair, or brings the pair that
-// is there to cfg. If it made the pair and then met an error, the pair is gone again when it returns.
+// AddEndpoint joins the container's network namespace to the overlay by a veth pair, or brings the
+// pair that is there to cfg. If it made the pair and then met an error, the pair is gone again when
+// it returns.
 func AddEndpoint(cfg EndpointConfig) (_ EndpointDevice, err error) {
 	if err := cfg.validate(); err != nil {
 		return EndpointDevice{}, err
@@ -237,8 +243,9 @@ func openContainer(path string) (*os.File, error) {
 	return ns, nil
 }
 
-// setPair makes sure of a pair whose one end is the node's and whose other end is in ns; made says that this
-// call added it. A pair that leads elsewhere, as after the container was made anew, is replaced.
+// setPair makes sure of a pair whose one end is the node's and whose other end is in ns; made says
+// that this call added it. A pair that leads elsewhere, as after the container was made anew, is
+// replaced.
 func setPair(h *netlink.Handle, ns *os.File, cfg EndpointConfig) (host netlink.Link, made bool, err error) {
 	name := deviceName(cfg.ID)
 	host, err = findLink(h, name)
@@ -305,8 +312,9 @@ func isJoined(ns *os.File, host netlink.Link, cfg EndpointConfig) (joined bool, 
 	return joined, err
 }
 
-// setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the gateway so
-// that nobody has to ask for it, and the default route. fresh says that the device was made just now.
+// setContainerSide runs in the container's namespace: addresses, a permanent neighbour for the
+// gateway so that nobody has to ask for it, and the default route. fresh says that the device was
+// made just now.
 func setContainerSide(cfg EndpointConfig, fresh bool) error {
 	h, err := open()
 	if err != nil {
@@ -327,8 +335,9 @@ func setContainerSide(cfg EndpointConfig, fresh bool) error {
 	if err := setMTU(h, eth, cfg.MTU); err != nil {
 		return err
 	}
-	// After the MTU, since a device with too small a one has no IPv6 settings; up before the addresses,
-	// since going down takes IPv6 ones away. lo carries what the container sends to itself.
+	// After the MTU, since a device with too small a one has no IPv6 settings; up before the
+	// addresses, since going down takes IPv6 ones away. lo carries what the container sends to
+	// itself.
 	if err := errors.Join(quietIPv6(cfg.Device), enableIPv6(cfg.Device, cfg.Addrs), enableIPv6("lo", cfg.Addrs)); err != nil {
 		return err
 	}
@@ -378,8 +387,8 @@ func defaultDst(a netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 }
 
-// setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the device was made just now:
-// nothing of an earlier state leads to it.
+// setHostSide sets the node's end up and leads the endpoint's addresses to it. fresh says that the
+// device was made just now: nothing of an earlier state leads to it.
 func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh bool) error {
 	name, index := host.Attrs().Name, host.Attrs().Index
 	alias := cfg.Name[:min(len(cfg.Name), maxAlias)]
@@ -442,8 +451,8 @@ func setHostSide(h *netlink.Handle, host netlink.Link, cfg EndpointConfig, fresh
 	return nil
 }
 
-// dropOldAddrs deletes the routes of addresses the endpoint had and has no more: those by its device and their
-// like in cfg.Table.
+// dropOldAddrs deletes the routes of addresses the endpoint had and has no more: those by its
+// device and their like in cfg.Table.
 func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg EndpointConfig) error {
 	gone := map[netip.Prefix]bool{}
 	for _, r := range have {
@@ -456,8 +465,8 @@ func dropOldAddrs(h *netlink.Handle, have map[routeKey]route, index int, cfg End
 	})
 }
 
-// DelEndpoint takes away what AddEndpoint made for id and addrs. What is not there, or went with the
-// container's namespace, is no error; a device of the same name that is not Heddle's stays.
+// DelEndpoint takes away what AddEndpoint made for id and addrs. What is not there, or went with
+// the container's namespace, is no error; a device of the same name that is not Heddle's stays.
 func DelEndpoint(id model.EndpointID, addrs []netip.Addr) error {
 	h, err := open()
 	if err != nil {
@@ -485,7 +494,8 @@ func DelEndpoint(id model.EndpointID, addrs []netip.Addr) error {
 	return nil
 }
 
-// KeepLocal removes the routes that make addresses of endpoints local to the node for marked packets, but for those in keep.
+// KeepLocal removes the routes that make addresses of endpoints local to the node for marked
+// packets, but for those in keep.
 func KeepLocal(keep map[netip.Addr]bool) error {
 	h, err := open()
 	if err != nil {
@@ -521,7 +531,8 @@ func Endpoints() ([]EndpointLink, error) {
 }
 
 // endpointOf tells whether l is the node's side of an endpoint's pair, and of which: kind, name and
-// hardware address must fit. The kernel sets all three at once, so a kill cannot leave one without the others.
+// hardware address must fit. The kernel sets all three at once, so a kill cannot leave one without
+// the others.
 func endpointOf(l netlink.Link) (model.EndpointID, bool) {
 	digits, ok := strings.CutPrefix(l.Attrs().Name, endpointPrefix)
 	if !ok || l.Type() != "veth" {

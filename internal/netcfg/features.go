@@ -20,8 +20,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Feature is the outcome of trying one thing in a network namespace of its own. What lacking it means, and
-// what to do about it, is internal/doctor's to say.
+// Feature is the outcome of trying one thing in a network namespace of its own. What lacking it
+// means, and what to do about it, is internal/doctor's to say.
 type Feature struct {
 	// Name is stable: "net_" and what was tried.
 	Name string
@@ -31,10 +31,10 @@ type Feature struct {
 	Err error
 }
 
-// Features tries what the overlay is built of in a network namespace that exists for the length of the call
-// only: it has no name and dies with the thread that made it, so nothing is left behind even if the
-// process is killed. An error means that there was no such namespace to try in, mostly for want of
-// CAP_SYS_ADMIN.
+// Features tries what the overlay is built of in a network namespace that exists for the length of
+// the call only: it has no name and dies with the thread that made it, so nothing is left behind
+// even if the process is killed. An error means that there was no such namespace to try in, mostly
+// for want of CAP_SYS_ADMIN.
 func Features() ([]Feature, error) {
 	var found []Feature
 	err := inThrowAwayNetns(func() error {
@@ -107,9 +107,9 @@ func tryClsBPF(h *netlink.Handle) error {
 var probeFilter = netlink.FilterAttrs{LinkIndex: LoopbackIfindex, Parent: netlink.HANDLE_MIN_INGRESS,
 	Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}
 
-// tryClassifier adds a filter that lacks what it classifies by, since this package has no BPF program: a
-// kernel with the classifier says EINVAL to that, one without says ENOENT before it has looked. A
-// missing qdisc is EINVAL too, so that is ruled out first.
+// tryClassifier adds a filter that lacks what it classifies by, since this package has no BPF
+// program: a kernel with the classifier says EINVAL to that, one without says ENOENT before it has
+// looked. A missing qdisc is EINVAL too, so that is ruled out first.
 func tryClassifier(h *netlink.Handle, filter netlink.Filter) error {
 	if err := tryClsact(h); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err

@@ -46,7 +46,8 @@ func TestFeatures(t *testing.T) {
 	}
 }
 
-// The classifier probe reads the kernel's refusal: it must tell a classifier from one that does not exist.
+// The classifier probe reads the kernel's refusal: it must tell a classifier from one that does not
+// exist.
 func TestClassifierProbeTellsAbsence(t *testing.T) {
 	testutil.NeedRoot(t, "makes a network namespace")
 	err := inThrowAwayNetns(func() error {

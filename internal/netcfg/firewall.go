@@ -19,8 +19,8 @@ import (
 // firewallTable is the nftables table that holds everything of Heddle's.
 const firewallTable = "heddle"
 
-// deliverPriority places the marking of packets for node sockets after destination translation (-100),
-// which gives replies to translated connections their overlay address back.
+// deliverPriority places the marking of packets for node sockets after destination translation
+// (-100), which gives replies to translated connections their overlay address back.
 const deliverPriority = -50
 
 // ruleset is Heddle's table as it is being written: what is added takes effect when c is flushed.
@@ -45,13 +45,13 @@ func (r ruleset) rule(chain *nftables.Chain, why string, parts ...[]expr.Any) {
 	r.c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: slices.Concat(parts...), UserData: comment(why)})
 }
 
-// setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no moment
-// without it, and connections under translation keep theirs; chains of an earlier version go with its table. deliver is
-// the index of DeliverDevice, nodes are those from which the overlay is accepted, and moved the addresses that have
-// moved to this node, until Overlay.Set says otherwise.
+// setFirewall replaces Heddle's nftables table by what cfg needs, in one transaction: there is no
+// moment without it, and connections under translation keep theirs; chains of an earlier version go
+// with its table. deliver is the index of DeliverDevice, nodes are those from which the overlay is
+// accepted, and moved the addresses that have moved to this node, until Overlay.Set says otherwise.
 //
-// Every packet of the node passes the base chains, so there is one a hook and priority, and the first rules let go what
-// nothing is to be done about: decision 0007 counts what that costs.
+// Every packet of the node passes the base chains, so there is one a hook and priority, and the
+// first rules let go what nothing is to be done about: decision 0007 counts what that costs.
 func setFirewall(cfg NodeConfig, deliver int, nodes, moved []netip.Addr) error {
 	counts, err := GuardCounts()
 	if err != nil {
@@ -73,7 +73,8 @@ func setFirewall(cfg NodeConfig, deliver int, nodes, moved []netip.Addr) error {
 	r.addTranslated()
 	r.addDeliver()
 	outside := r.base("outside", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource)
-	// The whole pool, not the node's prefixes: an endpoint that came from another node has its address of there.
+	// The whole pool, not the node's prefixes: an endpoint that came from another node has its
+	// address of there.
 	for _, p := range cfg.Pool {
 		r.rule(outside, "containers reach the outside with the node's address", masqueradeExprs(p, cfg.Pool))
 	}
@@ -103,8 +104,9 @@ func deleteFirewall() (bool, error) {
 	return true, nil
 }
 
-// masqueradeExprs is "ip saddr own ip daddr != pool... oifname != overlay oifname != lo masquerade". What
-// leaves by lo stays on the node, and there the container's own address is wanted.
+// masqueradeExprs is "ip saddr own ip daddr != pool... oifname != overlay oifname != lo
+// masquerade". What leaves by lo stays on the node, and there the container's own address is
+// wanted.
 func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
 	out := addrMatch(own, source, expr.CmpOpEq)
 	for _, p := range pool {
@@ -120,12 +122,12 @@ func masqueradeExprs(own netip.Prefix, pool []netip.Prefix) []expr.Any {
 	return append(out, &expr.Masq{})
 }
 
-// divertChain is where packets for overlay addresses go that no program and no socket has marked: it marks those that a
-// node socket claims.
+// divertChain is where packets for overlay addresses go that no program and no socket has marked:
+// it marks those that a node socket claims.
 const divertChain = "claimed" // a name in pins.md: it goes with the next table
 
-// addDeliver adds what makes packets for node sockets local. The mark is looked at first: packets that a tc program
-// marked, and those of sockets that send with the mark, need nothing of it.
+// addDeliver adds what makes packets for node sockets local. The mark is looked at first: packets
+// that a tc program marked, and those of sockets that send with the mark, need nothing of it.
 func (r ruleset) addDeliver() {
 	divert := r.chain(divertChain)
 	for _, match := range [][]expr.Any{arrivedMatch(), translatedMatch()} {
@@ -171,11 +173,12 @@ const (
 	destination
 )
 
-// familyMatched is how many expressions of addrMatch compare the family: not needed again in the same rule.
+// familyMatched is how many expressions of addrMatch compare the family: not needed again in the
+// same rule.
 const familyMatched = 2
 
-// addrMatch compares one address of packets of p's family with p. What the kernel can do without a mask, or with
-// payloads of 1, 2 or 4 bytes, is several times faster than the rest.
+// addrMatch compares one address of packets of p's family with p. What the kernel can do without a
+// mask, or with payloads of 1, 2 or 4 bytes, is several times faster than the rest.
 func addrMatch(p netip.Prefix, which side, op expr.CmpOp) []expr.Any {
 	family, offset, length := byte(unix.NFPROTO_IPV4), uint32(12), uint32(net.IPv4len)
 	if p.Addr().Is6() {

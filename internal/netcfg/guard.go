@@ -31,9 +31,9 @@ const (
 	guardOut = "guard-out"
 )
 
-// addGuards adds what keeps containers from the store and strangers from the overlay. nodes are the known
-// ones; counts is what the guards of an earlier table had counted. The guards come after fragments were put together,
-// which connection tracking does.
+// addGuards adds what keeps containers from the store and strangers from the overlay. nodes are the
+// known ones; counts is what the guards of an earlier table had counted. The guards come after
+// fragments were put together, which connection tracking does.
 func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	set := &nftables.Set{Table: r.table, Name: knownNodes, KeyType: nftables.TypeIPAddr}
 	if r.cfg.Underlay.Is6() {
@@ -64,7 +64,8 @@ func (r ruleset) addGuards(nodes []netip.Addr, counts map[string]uint64) error {
 	return nil
 }
 
-// guarded adds to chain what leads packets for a port of the stores to guard: of all packets only the port is compared.
+// guarded adds to chain what leads packets for a port of the stores to guard: of all packets only
+// the port is compared.
 func (r ruleset) guarded(chain *nftables.Chain, guard string) {
 	if !model.ProtectStore.On() {
 		return
@@ -79,7 +80,8 @@ func (r ruleset) guarded(chain *nftables.Chain, guard string) {
 	}
 }
 
-// overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever device it comes.
+// overlayStrangerExprs is "udp dport vxlan @th,96,24 vni saddr != @nodes counter drop": by whatever
+// device it comes.
 func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 	offset, length := uint32(12), uint32(4)
 	if cfg.Underlay.Is6() {
@@ -93,9 +95,10 @@ func overlayStrangerExprs(cfg NodeConfig, set *nftables.Set) []expr.Any {
 	)
 }
 
-// overlayElsewhereExprs is "udp dport vxlan @th,96,24 vni daddr != underlay counter drop". The program of the underlay
-// device looks inside what is for the underlay address only. To others of the node's, if it has any, containers of other nodes
-// could send: masqueraded, with their node's address.
+// overlayElsewhereExprs is "udp dport vxlan @th,96,24 vni daddr != underlay counter drop". The
+// program of the underlay device looks inside what is for the underlay address only. To others of
+// the node's, if it has any, containers of other nodes could send: masqueraded, with their node's
+// address.
 func overlayElsewhereExprs(cfg NodeConfig) []expr.Any {
 	out := append(overlayMatch(cfg), addrMatch(netip.PrefixFrom(cfg.Underlay, cfg.Underlay.BitLen()), destination, expr.CmpOpNeq)...)
 	return append(out, countAs(dropOverlayStranger), &expr.Verdict{Kind: expr.VerdictDrop})
@@ -132,7 +135,8 @@ func refuseStoreExprs(at netip.AddrPort) []expr.Any {
 	)
 }
 
-// deviceMatch compares the device a packet came in by with name, which is a prefix unless it is padded.
+// deviceMatch compares the device a packet came in by with name, which is a prefix unless it is
+// padded.
 func deviceMatch(name []byte) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
@@ -162,8 +166,8 @@ func nodeElements(underlay netip.Addr, nodes []netip.Addr) []nftables.SetElement
 	return out
 }
 
-// forwardingNodes gives the nodes to which the overlay device leads: those of the last Overlay.Set, as long as the
-// device lives.
+// forwardingNodes gives the nodes to which the overlay device leads: those of the last Overlay.Set,
+// as long as the device lives.
 func forwardingNodes(h *netlink.Handle, overlay int) ([]netip.Addr, error) {
 	have, err := forwardingEntries(h, overlay)
 	if err != nil {
@@ -260,8 +264,8 @@ func writeKnownNodes(c *nftables.Conn, set *nftables.Set, have, want map[netip.A
 	return nil
 }
 
-// GuardCounts gives how many packets the guards of this node have dropped or refused, by the name of the reason.
-// Restarts of the agent carry the counts on; there are none before SetupNode.
+// GuardCounts gives how many packets the guards of this node have dropped or refused, by the name
+// of the reason. Restarts of the agent carry the counts on; there are none before SetupNode.
 func GuardCounts() (map[string]uint64, error) {
 	c, err := nftables.New()
 	if err != nil {

@@ -22,8 +22,8 @@ type EndpointState struct {
 	Problems []string
 }
 
-// InspectEndpoint compares what AddEndpoint made for cfg with what is there, and changes nothing. The names and
-// hardware addresses are those that cfg has them be.
+// InspectEndpoint compares what AddEndpoint made for cfg with what is there, and changes nothing.
+// The names and hardware addresses are those that cfg has them be.
 func InspectEndpoint(cfg EndpointConfig) (EndpointState, error) {
 	if err := cfg.validate(); err != nil {
 		return EndpointState{}, err

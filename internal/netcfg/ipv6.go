@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minMTU6 is the smallest packet every IPv6 link must carry; the kernel has no IPv6 on a device with less.
+// minMTU6 is the smallest packet every IPv6 link must carry; the kernel has no IPv6 on a device
+// with less.
 const minMTU6 = 1280
 
 // IPv6Error says why this node can have no IPv6 overlay addresses.
@@ -28,8 +29,8 @@ func (e *IPv6Error) Error() string { return fmt.Sprintf("%s: %v", e.Check, e.Err
 // Unwrap gives the cause.
 func (e *IPv6Error) Unwrap() error { return e.Err }
 
-// CheckIPv6 reports, as an *IPv6Error, what keeps the calling thread's network namespace from having IPv6
-// overlay addresses with this underlay address. Any other error is one of looking.
+// CheckIPv6 reports, as an *IPv6Error, what keeps the calling thread's network namespace from
+// having IPv6 overlay addresses with this underlay address. Any other error is one of looking.
 func CheckIPv6(underlay netip.Addr) error {
 	for _, device := range []string{"all", "lo"} {
 		off, err := sysctl("ipv6/conf/" + device + "/disable_ipv6")
@@ -69,8 +70,8 @@ func CheckIPv6(underlay netip.Addr) error {
 	return nil
 }
 
-// canForward6 reports whether IPv6 packets can be forwarded without changing what others see: single devices
-// can be allowed to (Linux 6.17), or the machine is a router already.
+// canForward6 reports whether IPv6 packets can be forwarded without changing what others see:
+// single devices can be allowed to (Linux 6.17), or the machine is a router already.
 func canForward6() (bool, error) {
 	if _, err := sysctl("ipv6/conf/all/force_forwarding"); err == nil || !errors.Is(err, os.ErrNotExist) {
 		return err == nil, err
@@ -79,9 +80,9 @@ func canForward6() (bool, error) {
 	return on != "0", err
 }
 
-// forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole machine would
-// make it a router: the kernel discards default routes that router advertisements set, and takes no more.
-// "forwarding" of a single device forwards nothing.
+// forwardFrom lets IPv6 packets that arrive by device be forwarded. The setting for the whole
+// machine would make it a router: the kernel discards default routes that router advertisements
+// set, and takes no more. "forwarding" of a single device forwards nothing.
 func forwardFrom(device string) error {
 	if on, err := sysctl("ipv6/conf/all/forwarding"); err != nil {
 		return err
@@ -91,9 +92,9 @@ func forwardFrom(device string) error {
 	return setSysctl("ipv6/conf/"+device+"/force_forwarding", "1")
 }
 
-// setForwarding6 lets IPv6 packets be forwarded that come in by the overlay and from outside: by the
-// underlay's device and those of default routes, where answers to masqueraded connections arrive.
-// AddEndpoint does the same for endpoints' devices.
+// setForwarding6 lets IPv6 packets be forwarded that come in by the overlay and from outside: by
+// the underlay's device and those of default routes, where answers to masqueraded connections
+// arrive. AddEndpoint does the same for endpoints' devices.
 func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 	devices := []string{OverlayDevice, underlay.Attrs().Name}
 	routes, err := dump(func() ([]netlink.Route, error) {
@@ -126,9 +127,9 @@ func setForwarding6(h *netlink.Handle, underlay netlink.Link) error {
 	return nil
 }
 
-// quietIPv6 leaves a device of Heddle's nothing but the addresses and neighbours that Heddle gives it: no
-// link-local address, no router advertisements, no search for duplicates. A kernel without IPv6 has nothing
-// to stop.
+// quietIPv6 leaves a device of Heddle's nothing but the addresses and neighbours that Heddle gives
+// it: no link-local address, no router advertisements, no search for duplicates. A kernel without
+// IPv6 has nothing to stop.
 func quietIPv6(device string) error {
 	for _, s := range []struct{ key, value string }{
 		{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"},
@@ -150,8 +151,8 @@ const (
 	addressPoll   = time.Millisecond
 )
 
-// awaitAddrs6 waits until addresses that were just added to l receive packets: the kernel makes their local
-// routes in a worker of its own, mostly before this looks.
+// awaitAddrs6 waits until addresses that were just added to l receive packets: the kernel makes
+// their local routes in a worker of its own, mostly before this looks.
 func awaitAddrs6(h *netlink.Handle, l netlink.Link, addrs []netip.Addr) error {
 	deadline := time.Now().Add(addressUsable)
 	for len(addrs) > 0 {
@@ -176,7 +177,8 @@ func awaitAddrs6(h *netlink.Handle, l netlink.Link, addrs []netip.Addr) error {
 	return nil
 }
 
-// enableIPv6 undoes for one device what the namespace's default may say, if it is to have one of addrs.
+// enableIPv6 undoes for one device what the namespace's default may say, if it is to have one of
+// addrs.
 func enableIPv6(device string, addrs []netip.Addr) error {
 	if !hasIPv6(addrs) {
 		return nil

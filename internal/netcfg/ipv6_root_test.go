@@ -21,8 +21,8 @@ var (
 
 func six(a netip.Addr) netip.Addr { return model.Overlay6(testPrefix6, a) }
 
-// dualStack is a topology whose nodes have both families. The outside has, too, and n1 has its default route
-// there.
+// dualStack is a topology whose nodes have both families. The outside has, too, and n1 has its
+// default route there.
 func dualStack(t *testing.T) *topology {
 	t.Helper()
 	top := newTopology(t)
@@ -142,7 +142,8 @@ func TestNodeStaysAHost(t *testing.T) {
 	}
 }
 
-// TestRouterStaysARouter: where the machine forwards anyway, nothing is to be set for single devices.
+// TestRouterStaysARouter: where the machine forwards anyway, nothing is to be set for single
+// devices.
 func TestRouterStaysARouter(t *testing.T) {
 	top := dualStack(t)
 	run(t, top.node[0], "sysctl -qw net.ipv6.conf.all.forwarding=1")
@@ -205,7 +206,8 @@ func TestRepeatAndTeardown6(t *testing.T) {
 	sameState(t, top.node[0], "Teardown", before)
 }
 
-// TestHalfDone6 removes one thing at a time, as a kill half-way or a careless operator would leave it.
+// TestHalfDone6 removes one thing at a time, as a kill half-way or a careless operator would leave
+// it.
 func TestHalfDone6(t *testing.T) {
 	top := dualStack(t)
 	top.setup6(t, 0)
@@ -248,7 +250,8 @@ func TestHalfDone6(t *testing.T) {
 	}
 }
 
-// TestFamilyTakenAway: a node that loses IPv6 between two agents keeps nothing of it, and gets it back.
+// TestFamilyTakenAway: a node that loses IPv6 between two agents keeps nothing of it, and gets it
+// back.
 func TestFamilyTakenAway(t *testing.T) {
 	top := dualStack(t)
 	top.setup6(t, 0)
@@ -274,8 +277,8 @@ func TestFamilyTakenAway(t *testing.T) {
 	sameState(t, both.NetnsPath, "back, container", container)
 }
 
-// TestNamespaceWithoutIPv6: what a node says of new devices is not for Heddle's; and container runtimes switch IPv6
-// off in namespaces for which they have no address.
+// TestNamespaceWithoutIPv6: what a node says of new devices is not for Heddle's; and container
+// runtimes switch IPv6 off in namespaces for which they have no address.
 func TestNamespaceWithoutIPv6(t *testing.T) {
 	top := dualStack(t)
 	run(t, top.node[0], "sysctl -qw net.ipv6.conf.default.disable_ipv6=1")

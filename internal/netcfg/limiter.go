@@ -10,14 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Filters that put packets into the shaping device come behind everything else: it skips what would follow.
+// Filters that put packets into the shaping device come behind everything else: it skips what would
+// follow.
 const (
 	limiterPriority = 0x4864
 	limiterOwner    = filterOwner + "limit_"
 )
 
-// AttachLimiter attaches both programs to a device that came while limits are in force. SetShapes does so for
-// those that are there.
+// AttachLimiter attaches both programs to a device that came while limits are in force. SetShapes
+// does so for those that are there.
 func AttachLimiter(ifindex int, progs Limiter) error {
 	h, err := open()
 	if err != nil {
@@ -38,8 +39,8 @@ func AttachLimiter(ifindex int, progs Limiter) error {
 	return attachLimiter(h, link, dev, progs)
 }
 
-// attachLimiters attaches the programs to every device that endpoints' packets may take: lo, Heddle's own, and
-// those that routes lead to.
+// attachLimiters attaches the programs to every device that endpoints' packets may take: lo,
+// Heddle's own, and those that routes lead to.
 func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error {
 	links, err := dump(h.LinkList)
 	if err != nil {
@@ -95,8 +96,8 @@ func attachLimiter(h *netlink.Handle, link, shape netlink.Link, progs Limiter) e
 	return nil
 }
 
-// setLimiter attaches one program, or replaces the one there in one step, with the action to redirect to the
-// shaping device. The library knows no actions of this classifier's.
+// setLimiter attaches one program, or replaces the one there in one step, with the action to
+// redirect to the shaping device. The library knows no actions of this classifier's.
 func setLimiter(ifindex int, dir Direction, progFD int, name string, shape int) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWTFILTER, unix.NLM_F_CREATE|unix.NLM_F_ACK)
 	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(ifindex), Handle: filterHandle, Parent: dir.parent(),
@@ -114,7 +115,8 @@ func setLimiter(ifindex int, dir Direction, progFD int, name string, shape int) 
 	return err
 }
 
-// detachLimiters removes the programs from every device, and clsact qdiscs that were there for them alone.
+// detachLimiters removes the programs from every device, and clsact qdiscs that were there for them
+// alone.
 func detachLimiters(h *netlink.Handle, gone func(string, ...any)) error {
 	links, err := dump(h.LinkList)
 	if err != nil {

@@ -85,8 +85,8 @@ func setMTU(h *netlink.Handle, l netlink.Link, mtu int) error {
 	return nil
 }
 
-// setAddrs makes want, as host addresses, the addresses of l. Link-local addresses, which the kernel made before
-// quietIPv6, go too.
+// setAddrs makes want, as host addresses, the addresses of l. Link-local addresses, which the
+// kernel made before quietIPv6, go too.
 func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 	name := l.Attrs().Name
 	have, err := dump(func() ([]netlink.Addr, error) { return h.AddrList(l, netlink.FAMILY_ALL) })
@@ -123,8 +123,9 @@ func setAddrs(h *netlink.Handle, l netlink.Link, want []netip.Addr) error {
 	return awaitAddrs6(h, l, added6)
 }
 
-// NodeAddrs lists the addresses of all devices of this network namespace, sorted, each once: what is local
-// here whatever its scope. Whole ranges that are local (127.0.0.0/8) appear by the address configured.
+// NodeAddrs lists the addresses of all devices of this network namespace, sorted, each once: what
+// is local here whatever its scope. Whole ranges that are local (127.0.0.0/8) appear by the address
+// configured.
 func NodeAddrs() ([]netip.Addr, error) {
 	h, err := open()
 	if err != nil {
@@ -156,10 +157,11 @@ func sysctl(path string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
-// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it is there:
-// some writes have side effects even when they change nothing.
+// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it
+// is there: some writes have side effects even when they change nothing.
 //
-// The file is opened once for both: to find it, the kernel compares the entries of all network namespaces.
+// The file is opened once for both: to find it, the kernel compares the entries of all network
+// namespaces.
 func setSysctl(path, value string) (err error) {
 	fail := func(err error) error {
 		return fmt.Errorf("set sysctl net.%s = %s: %w", strings.ReplaceAll(path, "/", "."), value, err)

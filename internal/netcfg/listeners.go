@@ -17,15 +17,17 @@ import (
 // tcpListen is TCP_LISTEN of the kernel's socket states.
 const tcpListen = 10
 
-// Sizes in bytes of inet_diag_req_v2 and of the part of inet_diag_msg that is read (linux/inet_diag.h).
+// Sizes in bytes of inet_diag_req_v2 and of the part of inet_diag_msg that is read
+// (linux/inet_diag.h).
 const (
 	diagRequestSize = 56
 	diagSocketSize  = 44
 )
 
-// ListenersIn lists the TCP sockets of this network namespace that listen on a port in r, IPv4 and IPv6,
-// sorted. A socket on [::] shows as such, whether it also takes IPv4 or not. Sockets tied to DeliverDevice are left out:
-// they are of containers, which listen without an address, and nothing reaches them.
+// ListenersIn lists the TCP sockets of this network namespace that listen on a port in r, IPv4 and
+// IPv6, sorted. A socket on [::] shows as such, whether it also takes IPv4 or not. Sockets tied to
+// DeliverDevice are left out: they are of containers, which listen without an address, and nothing
+// reaches them.
 func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
 	delivery, err := deliverIfindex()
@@ -75,11 +77,12 @@ func listenRequest(family uint8) []byte {
 	return b
 }
 
-// boundDevice gives the index of the device that the socket of an inet_diag_msg is tied to, 0 for none.
+// boundDevice gives the index of the device that the socket of an inet_diag_msg is tied to, 0 for
+// none.
 func boundDevice(m []byte) int { return int(binary.NativeEndian.Uint32(m[40:])) }
 
-// parseDiagSocket reads the local address of an inet_diag_msg: family and state in the first two bytes, the
-// port (network byte order) at 4, the address at 8.
+// parseDiagSocket reads the local address of an inet_diag_msg: family and state in the first two
+// bytes, the port (network byte order) at 4, the address at 8.
 func parseDiagSocket(m []byte) (netip.AddrPort, bool) {
 	if len(m) < diagSocketSize || m[1] != tcpListen {
 		return netip.AddrPort{}, false

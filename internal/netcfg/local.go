@@ -15,17 +15,17 @@ import (
 // localDebounce is how long changes of local routes are gathered: an address comes with several.
 const localDebounce = 20 * time.Millisecond
 
-// LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices, prefixes that routes
-// of the table "local" make so, and broadcast addresses, which it hears. Loopback and IPv6 link-local addresses are left
-// out: containers have their own.
+// LocalPrefixes lists what is local to this network namespace, sorted: addresses of its devices,
+// prefixes that routes of the table "local" make so, and broadcast addresses, which it hears.
+// Loopback and IPv6 link-local addresses are left out: containers have their own.
 func LocalPrefixes() ([]netip.Prefix, error) {
 	h, err := open()
 	if err != nil {
 		return nil, err
 	}
 	defer h.Close()
-	// So the kernel gives the routes of one table only: others have some for every endpoint. Without it (before 4.20) it
-	// gives all.
+	// So the kernel gives the routes of one table only: others have some for every endpoint.
+	// Without it (before 4.20) it gives all.
 	_ = h.SetStrictCheck(true)
 	var out []netip.Prefix
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -52,8 +52,8 @@ func LocalPrefixes() ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// FollowLocal calls changed with LocalPrefixes at once, and again whenever they are others, until ctx ends or the
-// kernel's messages are lost: then it gives the error, and may be called again.
+// FollowLocal calls changed with LocalPrefixes at once, and again whenever they are others, until
+// ctx ends or the kernel's messages are lost: then it gives the error, and may be called again.
 func FollowLocal(ctx context.Context, changed func([]netip.Prefix)) error {
 	done := make(chan struct{})
 	defer close(done)

@@ -10,7 +10,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TestOneDeviceAmongMany asks for one device's qdisc and neighbours, with others beside it that have other ones.
+// TestOneDeviceAmongMany asks for one device's qdisc and neighbours, with others beside it that
+// have other ones.
 func TestOneDeviceAmongMany(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {
@@ -82,8 +83,8 @@ func TestOneDeviceAmongMany(t *testing.T) {
 	})
 }
 
-// TestOwnedRoutes: a route is added without a look at others, one that is there stays, Heddle's own to the same destination is
-// replaced, and another's is an error.
+// TestOwnedRoutes: a route is added without a look at others, one that is there stays, Heddle's own
+// to the same destination is replaced, and another's is an error.
 func TestOwnedRoutes(t *testing.T) {
 	testutil.NeedRoot(t, "makes network namespaces")
 	in(t, newNetns(t), func() error {

@@ -8,8 +8,9 @@ import (
 	"github.com/google/nftables"
 )
 
-// Addresses that have moved to this node lie in other nodes' prefixes, so what the chain deliver does for the node's own
-// prefixes a chain of their own does for them. It is there only while there are some: every packet passes it.
+// Addresses that have moved to this node lie in other nodes' prefixes, so what the chain deliver
+// does for the node's own prefixes a chain of their own does for them. It is there only while there
+// are some: every packet passes it.
 
 // movedChain and the two sets of addresses that its rules look up.
 const (

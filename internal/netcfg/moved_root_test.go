@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMoved has an address of n2's prefix live on n1: it is reached there from both nodes, reaches the outside with n1's
-// address, and leaves nothing behind when it goes.
+// TestMoved has an address of n2's prefix live on n1: it is reached there from both nodes, reaches
+// the outside with n1's address, and leaves nothing behind when it goes.
 func TestMoved(t *testing.T) {
 	top, cfgs := whole(t)
 	moved := netip.MustParseAddr("10.99.2.7")

@@ -1,14 +1,15 @@
 // Package netcfg brings the kernel's network configuration of one node to what the agent wants: the
-// VXLAN overlay, one veth pair a container, routes, rules, address translation and tc filters. It decides
-// nothing.
+// VXLAN overlay, one veth pair a container, routes, rules, address translation and tc filters. It
+// decides nothing.
 //
-// Every function works on the network namespace of the calling thread, which for the agent is the node's.
-// Each brings actual to desired and takes away what is stale, so a call can be repeated, and repeated after a
-// kill half-way through. What is Heddle's is known by its names and its hardware addresses (devices), by the
-// routing protocol number (routes, rules) and by the table's name (nftables); nothing else is changed or removed.
+// Every function works on the network namespace of the calling thread, which for the agent is the
+// node's. Each brings actual to desired and takes away what is stale, so a call can be repeated,
+// and repeated after a kill half-way through. What is Heddle's is known by its names and its
+// hardware addresses (devices), by the routing protocol number (routes, rules) and by the table's
+// name (nftables); nothing else is changed or removed.
 //
-// The package keeps no state and takes no locks. Callers serialise calls that change the same node or the
-// same endpoint; internal/node's reconciler does.
+// The package keeps no state and takes no locks. Callers serialise calls that change the same node
+// or the same endpoint; internal/node's reconciler does.
 package netcfg
 
 import (
@@ -24,19 +25,20 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Names of the devices of a node. Endpoints' devices are endpointPrefix followed by the id in hexadecimal.
+// Names of the devices of a node. Endpoints' devices are endpointPrefix followed by the id in
+// hexadecimal.
 const (
 	// OverlayDevice is the VXLAN device.
 	OverlayDevice = "heddle-vx0"
-	// DeliverDevice is where tc programs redirect packets that a node process sent to an intercepted
-	// container: packets enter the node's stack again on it.
+	// DeliverDevice is where tc programs redirect packets that a node process sent to an
+	// intercepted container: packets enter the node's stack again on it.
 	DeliverDevice = "heddle-hd0"
 	// deliverPeer is the other end of DeliverDevice's pair; it only has to be up.
 	deliverPeer = "heddle-hd1"
 )
 
-// DeliverMAC is the hardware address of DeliverDevice: what a redirected packet must have as destination
-// for the stack to take it.
+// DeliverMAC is the hardware address of DeliverDevice: what a redirected packet must have as
+// destination for the stack to take it.
 const DeliverMAC = "02:48:44:00:00:01"
 
 const deliverPeerMAC = "02:48:44:00:00:02"
@@ -53,7 +55,8 @@ const maxVNI = 1<<24 - 1
 // routeProtocol marks routes and rules as Heddle's (rtm_protocol); `ip route` shows "proto 72".
 const routeProtocol = 72
 
-// Bytes that VXLAN encapsulation adds to an inner packet: inner Ethernet, VXLAN, UDP and outer IP headers.
+// Bytes that VXLAN encapsulation adds to an inner packet: inner Ethernet, VXLAN, UDP and outer IP
+// headers.
 const (
 	vxlanOverhead4 = 14 + 8 + 8 + 20
 	vxlanOverhead6 = 14 + 8 + 8 + 40
@@ -63,27 +66,28 @@ const (
 type NodeConfig struct {
 	// Underlay is the node's address on the network that joins the nodes. Some device here has it.
 	Underlay netip.Addr
-	// Prefixes are the node's own overlay prefixes, one a family at most. With an IPv6 one, CheckIPv6 has
-	// found nothing amiss.
+	// Prefixes are the node's own overlay prefixes, one a family at most. With an IPv6 one,
+	// CheckIPv6 has found nothing amiss.
 	Prefixes []netip.Prefix
-	// Pool is what the prefixes of all nodes are taken from. Traffic of containers to addresses outside
-	// it leaves with the node's address.
+	// Pool is what the prefixes of all nodes are taken from. Traffic of containers to addresses
+	// outside it leaves with the node's address.
 	Pool []netip.Prefix
 	// VNI is the VXLAN network identifier, 1..2^24-1, equal on all nodes.
 	VNI uint32
 	// VXLANPort is the UDP port of the overlay, equal on all nodes; 0 means DefaultVXLANPort.
 	VXLANPort uint16
-	// Mark is the packet mark (host byte order) that makes the addresses of intercepted endpoints local:
-	// "fwmark Mark lookup Table" at priority RulePref.
+	// Mark is the packet mark (host byte order) that makes the addresses of intercepted endpoints
+	// local: "fwmark Mark lookup Table" at priority RulePref.
 	Mark uint32
-	// OverlayMark is the mark of node sockets whose packets must take the overlay's routes. It selects no
-	// table, so it only has to differ from Mark.
+	// OverlayMark is the mark of node sockets whose packets must take the overlay's routes. It
+	// selects no table, so it only has to differ from Mark.
 	OverlayMark uint32
-	// DropMark is the mark of sockets whose packets are dropped on their way out, RejectMark the packet mark of what
-	// is answered by a RST or an ICMP error and goes no further. Both differ from the others.
+	// DropMark is the mark of sockets whose packets are dropped on their way out, RejectMark the
+	// packet mark of what is answered by a RST or an ICMP error and goes no further. Both differ
+	// from the others.
 	DropMark, RejectMark uint32
-	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use. Their
-	// packets are never translated, so they are not tracked either.
+	// DirectPorts are the TCP ports, in host byte order, that direct connections to any node use.
+	// Their packets are never translated, so they are not tracked either.
 	DirectPorts model.PortRange
 	// Stores are where the nodes' store answers: containers are refused there.
 	Stores []netip.AddrPort
@@ -97,11 +101,13 @@ type NodeConfig struct {
 type NodeDevices struct {
 	UnderlayIfindex int
 	UnderlayName    string
-	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device anew.
+	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device
+	// anew.
 	OverlayIfindex int
 	// DeliverIfindex is that of DeliverDevice.
 	DeliverIfindex int
-	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address only.
+	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address
+	// only.
 	VTEPMAC string
 	// OverlayMTU is the largest packet, in bytes, that the overlay carries; containers use it.
 	OverlayMTU int
@@ -209,8 +215,8 @@ func sameFamily(a netip.Addr, from []netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// vtepMAC derives the overlay device's hardware address from the underlay address: unique among the nodes
-// of an IPv4 underlay, and the same after every restart, so that peers' entries stay right.
+// vtepMAC derives the overlay device's hardware address from the underlay address: unique among the
+// nodes of an IPv4 underlay, and the same after every restart, so that peers' entries stay right.
 func vtepMAC(underlay netip.Addr) net.HardwareAddr {
 	if underlay.Is4() {
 		a := underlay.As4()
@@ -222,8 +228,8 @@ func vtepMAC(underlay netip.Addr) net.HardwareAddr {
 	return net.HardwareAddr(h.Sum([]byte{0x02, 0x48}))
 }
 
-// hostMAC is the hardware address of the node's side of an endpoint's pair. With the name it tells an
-// endpoint's device from anybody else's.
+// hostMAC is the hardware address of the node's side of an endpoint's pair. With the name it tells
+// an endpoint's device from anybody else's.
 func hostMAC(id model.EndpointID) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0x48, 0x45, byte(id >> 16), byte(id >> 8), byte(id)}
 }

@@ -30,7 +30,8 @@ func whole(t *testing.T) (top *topology, cfgs [3]EndpointConfig) {
 	return top, cfgs
 }
 
-// TestTraffic checks every pair of ends that the overlay joins: what arrives, and under which address.
+// TestTraffic checks every pair of ends that the overlay joins: what arrives, and under which
+// address.
 func TestTraffic(t *testing.T) {
 	top, cfgs := whole(t)
 	ns := map[string]string{
@@ -141,7 +142,8 @@ func TestRepeatAndTeardown(t *testing.T) {
 	}
 }
 
-// TestHalfDone removes one thing at a time, as a kill half-way or a careless operator would leave it.
+// TestHalfDone removes one thing at a time, as a kill half-way or a careless operator would leave
+// it.
 func TestHalfDone(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)
@@ -449,7 +451,8 @@ func TestListenersIn(t *testing.T) {
 	})
 }
 
-// TestKeepLocal: what makes an endpoint's address local goes when nobody has the endpoint any more, also without its device.
+// TestKeepLocal: what makes an endpoint's address local goes when nobody has the endpoint any more,
+// also without its device.
 func TestKeepLocal(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)

@@ -13,10 +13,10 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's own routes,
-// sysctls and nftables. It does not touch peers and endpoints, but if the overlay device has to be made anew
-// (other VNI, port or underlay), Overlay.Set must follow. On an error what was done stays: repeat the call, or
-// call Teardown.
+// SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's
+// own routes, sysctls and nftables. It does not touch peers and endpoints, but if the overlay
+// device has to be made anew (other VNI, port or underlay), Overlay.Set must follow. On an error
+// what was done stays: repeat the call, or call Teardown.
 func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err := cfg.validate(); err != nil {
 		return NodeDevices{}, err
@@ -70,8 +70,8 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	}, nil
 }
 
-// CheckUnderlay reports why the calling thread's network namespace cannot be a node with underlay address
-// want; the error names the remedy. For before anything is set up.
+// CheckUnderlay reports why the calling thread's network namespace cannot be a node with underlay
+// address want; the error names the remedy. For before anything is set up.
 func CheckUnderlay(want netip.Addr) error {
 	h, err := open()
 	if err != nil {
@@ -120,8 +120,8 @@ func findUnderlay(h *netlink.Handle, want netip.Addr) (netlink.Link, error) {
 	return nil, fmt.Errorf("underlay %v: no device here has this address; addresses there are: %s", want, strings.Join(there, ", "))
 }
 
-// setOverlayDevice makes the VXLAN device what cfg says: an existing one that differs in what cannot be changed
-// is made anew.
+// setOverlayDevice makes the VXLAN device what cfg says: an existing one that differs in what
+// cannot be changed is made anew.
 func setOverlayDevice(h *netlink.Handle, cfg NodeConfig, underlay netlink.Link) (_ netlink.Link, err error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = OverlayDevice, overlayMTU(underlay, cfg.Underlay), vtepMAC(cfg.Underlay)
@@ -178,7 +178,8 @@ func sameVXLAN(a, b *netlink.Vxlan) bool {
 		a.Port == b.Port && a.Learning == b.Learning && a.HardwareAddr.String() == b.HardwareAddr.String()
 }
 
-// addOverlayDevice adds the device and explains the kernel's EEXIST, which here can only mean the VNI.
+// addOverlayDevice adds the device and explains the kernel's EEXIST, which here can only mean the
+// VNI.
 func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
 	err := h.LinkAdd(want)
 	if err == nil {
@@ -201,11 +202,11 @@ func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
 		want.VxlanId, want.Port, holder, err)
 }
 
-// setDeliverPair makes the veth pair on which captured packets of node processes enter the stack again.
-// Their source is an address of the node itself, which the stack takes from a device only with
-// accept_local and without strict reverse-path filtering. The filter in force is the larger of the device's and
-// "all"'s value, so 0 here would lose against a machine-wide 1 (strict). 2 (loose) wins over both, and asks
-// that the device has an address: hence the gateway's.
+// setDeliverPair makes the veth pair on which captured packets of node processes enter the stack
+// again. Their source is an address of the node itself, which the stack takes from a device only
+// with accept_local and without strict reverse-path filtering. The filter in force is the larger of
+// the device's and "all"'s value, so 0 here would lose against a machine-wide 1 (strict). 2 (loose)
+// wins over both, and asks that the device has an address: hence the gateway's.
 func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) {
 	if err := addDeliverPair(h); err != nil {
 		return nil, err
@@ -234,8 +235,8 @@ func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error)
 	return deliver, setAddrs(h, deliver, addrs)
 }
 
-// addDeliverPair adds the pair unless it is there. The kernel makes both ends at once, so one end alone or
-// with another hardware address is somebody else's.
+// addDeliverPair adds the pair unless it is there. The kernel makes both ends at once, so one end
+// alone or with another hardware address is somebody else's.
 func addDeliverPair(h *netlink.Handle) error {
 	macs := map[string]string{DeliverDevice: DeliverMAC, deliverPeer: deliverPeerMAC}
 	found := 0
@@ -274,8 +275,8 @@ func mustMAC(s string) net.HardwareAddr {
 	return mac
 }
 
-// setNodeRoutes makes addresses of the node's own prefixes that no endpoint has answer at once instead of
-// following the default route, and drops what an earlier configuration left.
+// setNodeRoutes makes addresses of the node's own prefixes that no endpoint has answer at once
+// instead of following the default route, and drops what an earlier configuration left.
 func setNodeRoutes(h *netlink.Handle, cfg NodeConfig) error {
 	have, err := ownRoutes(h)
 	if err != nil {

@@ -16,7 +16,8 @@ func setPeers(devs NodeDevices, self string, nodes []model.Node) error {
 	return NewOverlay(devs, self).Set(nodes)
 }
 
-// TestOverlayChange: whatever sequence of changes led to a set of nodes, the kernel has what Set would have made of it.
+// TestOverlayChange: whatever sequence of changes led to a set of nodes, the kernel has what Set
+// would have made of it.
 func TestOverlayChange(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)
@@ -50,8 +51,8 @@ func TestOverlayChange(t *testing.T) {
 	mustFail(t, top.node[0], func() error { return overlay.Change(nil, []model.Node{twin}) }, `"z"`, "has it too")
 }
 
-// changeNodes has a node come, go or change: n1, which is this one, and n2, a prefix of which has routes to moved addresses,
-// stay. What one gives up another may take.
+// changeNodes has a node come, go or change: n1, which is this one, and n2, a prefix of which has
+// routes to moved addresses, stay. What one gives up another may take.
 func changeNodes(r *rand.Rand, nodes []model.Node) []model.Node {
 	i := byte(r.IntN(4))
 	name := fmt.Sprintf("x%d", i)

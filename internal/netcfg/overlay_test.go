@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// BenchmarkDesired is what the overlay's nodes cost before the kernel is told: all of them, as a Set does, or one, as a Change.
+// BenchmarkDesired is what the overlay's nodes cost before the kernel is told: all of them, as a
+// Set does, or one, as a Change.
 func BenchmarkDesired(b *testing.B) {
 	for _, n := range []int{500, 5000} {
 		nodes := make([]model.Node, n)

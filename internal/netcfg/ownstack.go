@@ -13,15 +13,16 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// OwnStackConfig is what JoinOwnStack connects: a container's own stack, in which its processes are that are not
-// intercepted, and the node.
+// OwnStackConfig is what JoinOwnStack connects: a container's own stack, in which its processes are
+// that are not intercepted, and the node.
 type OwnStackConfig struct {
 	ID        model.EndpointID
 	NetnsPath string
 	Device    string     // of the container; "" is model.DefaultDevice
 	Addr      netip.Addr // the endpoint's IPv4 overlay address
 	Table     int        // of routes for node sockets
-	// OnLoopback and IntoLoopback are the programs for the container's namespace (datapath.TCPrograms).
+	// OnLoopback and IntoLoopback are the programs for the container's namespace
+	// (datapath.TCPrograms).
 	OnLoopback, IntoLoopback int
 }
 
@@ -34,7 +35,8 @@ type NetnsIDs struct {
 	Node      int // the node's, in the container's
 }
 
-// InContainer runs fn in the container's network namespace at path, on a thread of its own, and gives its error.
+// InContainer runs fn in the container's network namespace at path, on a thread of its own, and
+// gives its error.
 func InContainer(path string, fn func() error) error {
 	container, err := openContainer(path)
 	if err != nil {
@@ -44,8 +46,8 @@ func InContainer(path string, fn func() error) error {
 	return netns.DoIn(container, fn)
 }
 
-// IdentifyNetns gives the ids by which the calling thread's network namespace and the one at path know each
-// other, and has the kernel choose those that are missing.
+// IdentifyNetns gives the ids by which the calling thread's network namespace and the one at path
+// know each other, and has the kernel choose those that are missing.
 func IdentifyNetns(path string) (NetnsIDs, error) {
 	container, err := openContainer(path)
 	if err != nil {
@@ -89,10 +91,10 @@ func netnsID(ns *os.File) (int, error) {
 	return h.GetNetNsIdByFd(int(ns.Fd()))
 }
 
-// JoinOwnStack lets node sockets of an endpoint and the processes in its container's own stack talk to each other
-// over the container's loopback and its own address. AddEndpoint, the programs on the endpoint's device and
-// the maps must come first: from here on, the node's side of the device routes loopback addresses, and its
-// programs are what limits them to the container's own.
+// JoinOwnStack lets node sockets of an endpoint and the processes in its container's own stack talk
+// to each other over the container's loopback and its own address. AddEndpoint, the programs on the
+// endpoint's device and the maps must come first: from here on, the node's side of the device
+// routes loopback addresses, and its programs are what limits them to the container's own.
 func JoinOwnStack(cfg OwnStackConfig) error {
 	if cfg.Device == "" {
 		cfg.Device = model.DefaultDevice
@@ -107,11 +109,12 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	if err != nil {
 		return fmt.Errorf("device %s: %w", name, err)
 	}
-	// By way of the endpoint's address, whose hardware address is known: nobody answers for a mirror address.
+	// By way of the endpoint's address, whose hardware address is known: nobody answers for a
+	// mirror address.
 	mirror := route{table: unix.RT_TABLE_MAIN, dst: model.MirrorPrefix(cfg.ID), kind: unix.RTN_UNICAST,
 		link: host.Attrs().Index, gw: cfg.Addr, onlink: true}
-	// Node sockets that are bound to no address have the container's own when they go this way. What goes to crossing
-	// addresses may become IPv6.
+	// Node sockets that are bound to no address have the container's own when they go this way.
+	// What goes to crossing addresses may become IPv6.
 	own, crossing := mirror, mirror
 	own.table, own.src = cfg.Table, cfg.Addr
 	crossing.table, crossing.src = cfg.Table, cfg.Addr
@@ -127,8 +130,8 @@ func JoinOwnStack(cfg OwnStackConfig) error {
 	return inContainer(cfg.NetnsPath, func(h *netlink.Handle) error { return joinLoopback(h, cfg) })
 }
 
-// joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come without the route
-// that those sent there have, and would be taken for martians.
+// joinLoopback runs in the container's namespace. Packets that IntoLoopback hands to lo come
+// without the route that those sent there have, and would be taken for martians.
 func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 	for _, key := range []string{"accept_local", "route_localnet"} {
 		if err := setSysctl("ipv4/conf/lo/"+key, "1"); err != nil {
@@ -146,9 +149,9 @@ func joinLoopback(h *netlink.Handle, cfg OwnStackConfig) error {
 	return attachClassTC(LoopbackIfindex, Egress, cfg.OnLoopback, "on_loopback", class)
 }
 
-// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there for endpoint id; the rest goes with the
-// endpoint's device. A namespace that is gone is no error, and neither is one that was made anew under the same path and is another
-// endpoint's by now: that one's stays.
+// LeaveOwnStack undoes in the container's namespace what JoinOwnStack did to lo there for endpoint
+// id; the rest goes with the endpoint's device. A namespace that is gone is no error, and neither
+// is one that was made anew under the same path and is another endpoint's by now: that one's stays.
 func LeaveOwnStack(path string, id model.EndpointID) error {
 	err := inContainer(path, func(h *netlink.Handle) error {
 		others, err := isOthersLoopback(h, id)
@@ -167,7 +170,8 @@ func LeaveOwnStack(path string, id model.EndpointID) error {
 	return err
 }
 
-// isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint than id.
+// isOthersLoopback reports whether lo of this namespace has Heddle's program for another endpoint
+// than id.
 func isOthersLoopback(h *netlink.Handle, id model.EndpointID) (bool, error) {
 	lo, err := h.LinkByIndex(LoopbackIfindex)
 	if err != nil {

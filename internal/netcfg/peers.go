@@ -21,7 +21,8 @@ type peers struct {
 	moved      []netip.Addr          // here
 }
 
-// Overlay leads from this node to others. It knows which nodes it was brought to, and is its caller's: one goroutine at a time.
+// Overlay leads from this node to others. It knows which nodes it was brought to, and is its
+// caller's: one goroutine at a time.
 type Overlay struct {
 	devs NodeDevices
 	self string
@@ -31,9 +32,10 @@ type Overlay struct {
 // NewOverlay gives the overlay of the node called self. devs comes from SetupNode.
 func NewOverlay(devs NodeDevices, self string) *Overlay { return &Overlay{devs: devs, self: self} }
 
-// Set makes the overlay lead to nodes, with their Prefixes and Moved, and nowhere else; this node is skipped. It compares all of it with what the
-// kernel has. A node that cannot be used (bad hardware address, prefix that overlaps another's) is
-// left out and named in the error; the other nodes are set all the same.
+// Set makes the overlay lead to nodes, with their Prefixes and Moved, and nowhere else; this node
+// is skipped. It compares all of it with what the kernel has. A node that cannot be used (bad
+// hardware address, prefix that overlaps another's) is left out and named in the error; the other
+// nodes are set all the same.
 func (o *Overlay) Set(nodes []model.Node) error {
 	o.used = newPeerIndex(o.devs, o.self)
 	want, invalid := o.desired(nodes)
@@ -51,8 +53,9 @@ func (o *Overlay) Set(nodes []model.Node) error {
 		setPeerRoutes(h, o.devs.OverlayIfindex, want.routes))
 }
 
-// Change brings the overlay to other nodes: before are those of the last Set or Change that are not there any more, or not as they were, and
-// now is what they are, with the new ones. All that was asked of it before must have succeeded. It asks the kernel nothing, and costs what changes.
+// Change brings the overlay to other nodes: before are those of the last Set or Change that are not
+// there any more, or not as they were, and now is what they are, with the new ones. All that was
+// asked of it before must have succeeded. It asks the kernel nothing, and costs what changes.
 func (o *Overlay) Change(before, now []model.Node) error {
 	have := newPeers()
 	for _, n := range before {
@@ -78,7 +81,8 @@ func (o *Overlay) Change(before, now []model.Node) error {
 		changeRoutes(h, overlay, have.routes, want.routes))
 }
 
-// desired gives the state for the usable ones of some nodes, which are in use from then on, and an error that names the others.
+// desired gives the state for the usable ones of some nodes, which are in use from then on, and an
+// error that names the others.
 func (o *Overlay) desired(nodes []model.Node) (*peers, error) {
 	want := newPeers()
 	var errs []error
@@ -173,8 +177,8 @@ func (w *peers) put(devs NodeDevices, n model.Node, mac string) {
 	}
 }
 
-// addOwnMoved makes what has moved to this node answer at once while no endpoint has it, instead of going to the node
-// that it came from.
+// addOwnMoved makes what has moved to this node answer at once while no endpoint has it, instead of
+// going to the node that it came from.
 func (w *peers) addOwnMoved(n model.Node) {
 	w.moved = n.Moved
 	for _, a := range n.Moved {
@@ -204,9 +208,9 @@ func changeRoutes(h *netlink.Handle, overlay int, have, want map[routeKey]route)
 	return errors.Join(errs...)
 }
 
-// setNeighbours makes want the neighbours of a device of Heddle's, all of them permanent. Nobody else has
-// reason to write to such a device, so every other entry is stale. One that is fresh has none: to list them, the kernel goes
-// through those of all devices of all namespaces.
+// setNeighbours makes want the neighbours of a device of Heddle's, all of them permanent. Nobody
+// else has reason to write to such a device, so every other entry is stale. One that is fresh has
+// none: to list them, the kernel goes through those of all devices of all namespaces.
 func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string, fresh bool) error {
 	have := map[netip.Addr]string{}
 	families := []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
@@ -227,8 +231,8 @@ func setNeighbours(h *netlink.Handle, link int, want map[netip.Addr]string, fres
 	return setEntries(h, "neighbour", have, want, neighbourEntry(link))
 }
 
-// neighboursOf lists the neighbours of one device in the calling thread's network namespace. The library's own list is the
-// kernel's of all devices, of which it keeps one's.
+// neighboursOf lists the neighbours of one device in the calling thread's network namespace. The
+// library's own list is the kernel's of all devices, of which it keeps one's.
 func neighboursOf(link, family int) (list []netlink.Neigh, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETNEIGH, unix.NLM_F_DUMP)
 	req.AddData(&netlink.Ndmsg{Family: uint8(family)})
@@ -266,7 +270,8 @@ func forwardingEntry(overlay int) func(string, netip.Addr) *netlink.Neigh {
 	}
 }
 
-// forwardingEntries gives the forwarding database of the overlay device: underlay addresses by hardware address.
+// forwardingEntries gives the forwarding database of the overlay device: underlay addresses by
+// hardware address.
 func forwardingEntries(h *netlink.Handle, overlay int) (map[string]netip.Addr, error) {
 	list, err := dump(func() ([]netlink.Neigh, error) { return h.NeighList(overlay, unix.AF_BRIDGE) })
 	if err != nil {
@@ -311,7 +316,8 @@ func permanentNeighbour(link int, a netip.Addr, mac string) *netlink.Neigh {
 	return &netlink.Neigh{LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: a.AsSlice(), HardwareAddr: hw}
 }
 
-// entryMAC gives the hardware address of a permanent entry, and "" for any other, so that it is replaced.
+// entryMAC gives the hardware address of a permanent entry, and "" for any other, so that it is
+// replaced.
 func entryMAC(n netlink.Neigh) string {
 	if n.State&netlink.NUD_PERMANENT == 0 {
 		return ""

@@ -10,8 +10,9 @@ import (
 // translatedPriority comes after every translation of destinations (-100) of what the node sends.
 const translatedPriority = -50
 
-// addTranslated adds the chain that leads what a node socket sends, and the node's own rules have given another destination,
-// to the endpoint's device, where policy is asked about that: not by lo, where it would not be asked.
+// addTranslated adds the chain that leads what a node socket sends, and the node's own rules have
+// given another destination, to the endpoint's device, where policy is asked about that: not by lo,
+// where it would not be asked.
 func (r ruleset) addTranslated() {
 	chain := r.base("translated", nftables.ChainTypeRoute, nftables.ChainHookOutput, translatedPriority)
 	r.rule(chain, "what is translated to an endpoint goes by its device", markMatch(r.cfg.Mark), translatedMatch(), []expr.Any{
@@ -19,7 +20,8 @@ func (r ruleset) addTranslated() {
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1, SourceRegister: true}})
 }
 
-// translatedMatch is "ct status dnat": the connection has got another destination than it was made for.
+// translatedMatch is "ct status dnat": the connection has got another destination than it was made
+// for.
 func translatedMatch() []expr.Any {
 	const dnat = 1 << 5 // IPS_DST_NAT
 	return []expr.Any{
@@ -41,8 +43,9 @@ func openingExprs(match ...expr.Any) []expr.Any {
 	}, append(match, &expr.Verdict{Kind: expr.VerdictReturn})...)
 }
 
-// arrivedMatch is "iifname != lo iifname != heddle-hd0": by a device from beyond the node's own stack. A tc program marks there
-// what is for a listener that takes it; devices of others have none.
+// arrivedMatch is "iifname != lo iifname != heddle-hd0": by a device from beyond the node's own
+// stack. A tc program marks there what is for a listener that takes it; devices of others have
+// none.
 func arrivedMatch() (out []expr.Any) {
 	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(DeliverDevice)} {
 		out = append(out,

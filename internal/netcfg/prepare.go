@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// waitingPrefix and the endpoint's id in hexadecimal name the container's side of a pair that waits on the node for
-// its container.
+// waitingPrefix and the endpoint's id in hexadecimal name the container's side of a pair that waits
+// on the node for its container.
 const waitingPrefix = "hc"
 
 // Waiting is a pair whose container's side is still on the node: the container engine moves it.
@@ -24,9 +24,9 @@ type Waiting struct {
 	MTU     int    // bytes
 }
 
-// PrepareEndpoint makes the pair of an endpoint whose network namespace is not there yet (NetnsPath is not looked at).
-// Once the engine has moved the container's side there, called it Device and given it address and routes, which
-// EngineDone tells, AddEndpoint with Adopt does the rest.
+// PrepareEndpoint makes the pair of an endpoint whose network namespace is not there yet (NetnsPath
+// is not looked at). Once the engine has moved the container's side there, called it Device and
+// given it address and routes, which EngineDone tells, AddEndpoint with Adopt does the rest.
 func PrepareEndpoint(cfg EndpointConfig) (_ Waiting, err error) {
 	if err := cfg.validate(); err != nil {
 		return Waiting{}, err
@@ -74,8 +74,9 @@ func waitingName(id model.EndpointID) string {
 	return waitingPrefix + strconv.FormatUint(uint64(id), 16)
 }
 
-// EngineDone reports whether an engine has done its part for a prepared endpoint: the container's side of the pair is in the
-// namespace under its name, and a default route leads through it, which engines add last.
+// EngineDone reports whether an engine has done its part for a prepared endpoint: the container's
+// side of the pair is in the namespace under its name, and a default route leads through it, which
+// engines add last.
 func EngineDone(cfg EndpointConfig) (bool, error) {
 	if cfg.Device == "" {
 		cfg.Device = model.DefaultDevice
@@ -134,9 +135,9 @@ func hasDefaultRoute(device string) (bool, error) {
 // dockerDNS is where Docker's DNS is asked for names in a container.
 var dockerDNS = netip.AddrFrom4([4]byte{127, 0, 0, 11})
 
-// ResolverPort gives the TCP port, in host byte order, at which something in the network namespace at path listens on
-// 127.0.0.11: Docker's DNS, which a DNAT rule for the namespace's own output makes of port 53. 0 if nothing does, or
-// more than one socket.
+// ResolverPort gives the TCP port, in host byte order, at which something in the network namespace
+// at path listens on 127.0.0.11: Docker's DNS, which a DNAT rule for the namespace's own output
+// makes of port 53. 0 if nothing does, or more than one socket.
 func ResolverPort(path string) (port uint16, err error) {
 	err = InContainer(path, func() error {
 		all, err := ListenersIn(model.PortRange{First: 1, Last: 65535})

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// TestPrepareEndpoint does what an engine does between PrepareEndpoint and AddEndpoint, step by step.
+// TestPrepareEndpoint does what an engine does between PrepareEndpoint and AddEndpoint, step by
+// step.
 func TestPrepareEndpoint(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)
@@ -114,8 +115,9 @@ func TestResolverPort(t *testing.T) {
 	}
 }
 
-// TestGuardComesFirst: what guards an endpoint is attached while its container cannot send, so that an agent killed at any
-// moment leaves no device unguarded; and no device is left if it cannot be attached.
+// TestGuardComesFirst: what guards an endpoint is attached while its container cannot send, so that
+// an agent killed at any moment leaves no device unguarded; and no device is left if it cannot be
+// attached.
 func TestGuardComesFirst(t *testing.T) {
 	top := newTopology(t)
 	top.setup(t, 0)

@@ -8,8 +8,8 @@ import (
 	"strconv"
 )
 
-// Processes lists the processes that are in the network namespace at path; none if there is no such namespace. A process
-// that begins or ends meanwhile may be missing.
+// Processes lists the processes that are in the network namespace at path; none if there is no such
+// namespace. A process that begins or ends meanwhile may be missing.
 func Processes(path string) ([]int, error) {
 	inode, err := NetnsInode(path)
 	if errors.Is(err, ErrNoContainer) {

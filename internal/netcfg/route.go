@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// route is one of Heddle's routes, comparable. Two routes with the same table, dst and metric exclude each other.
+// route is one of Heddle's routes, comparable. Two routes with the same table, dst and metric
+// exclude each other.
 type route struct {
 	table  int
 	dst    netip.Prefix
@@ -31,8 +32,9 @@ type routeKey struct {
 
 func (r route) key() routeKey { return routeKey{r.table, r.dst, r.metric} }
 
-// The metrics of routes for addresses that have moved: to other nodes, and to this one while no endpoint has them, when
-// they are unreachable. An endpoint's route has a lower one, so that it holds whatever is known of moves.
+// The metrics of routes for addresses that have moved: to other nodes, and to this one while no
+// endpoint has them, when they are unreachable. An endpoint's route has a lower one, so that it
+// holds whatever is known of moves.
 const (
 	movedAwayMetric = 18531
 	movedHereMetric = 18532
@@ -104,9 +106,9 @@ func ownRoutes(h *netlink.Handle) (map[routeKey]route, error) {
 	return out, nil
 }
 
-// ensureRoute makes want a route. have holds Heddle's routes; an equal one is left alone, because each change
-// makes every socket of the namespace look its route up again. A route to the same destination that is not
-// Heddle's is an error.
+// ensureRoute makes want a route. have holds Heddle's routes; an equal one is left alone, because
+// each change makes every socket of the namespace look its route up again. A route to the same
+// destination that is not Heddle's is an error.
 func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	old, ours := have[want.key()]
 	if ours && old == want {
@@ -128,7 +130,8 @@ func ensureRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	return nil
 }
 
-// ownedRoutes are Heddle's routes, listed once they are needed: there are some for every endpoint of the node.
+// ownedRoutes are Heddle's routes, listed once they are needed: there are some for every endpoint
+// of the node.
 type ownedRoutes struct {
 	h    *netlink.Handle
 	have map[routeKey]route // nil until they are listed
@@ -144,8 +147,8 @@ func (o *ownedRoutes) list() (map[routeKey]route, error) {
 	return have, err
 }
 
-// ensure is ensureRoute, which has to look at routes only if want cannot just be added. One that is there is not changed by
-// the attempt.
+// ensure is ensureRoute, which has to look at routes only if want cannot just be added. One that is
+// there is not changed by the attempt.
 func (o *ownedRoutes) ensure(want route) error {
 	if o.have == nil {
 		err := o.h.RouteAdd(want.netlink())
@@ -163,7 +166,8 @@ func (o *ownedRoutes) ensure(want route) error {
 	return ensureRoute(o.h, have, want)
 }
 
-// replaceRoute is ensureRoute for a namespace where another's route to the same destination gives way.
+// replaceRoute is ensureRoute for a namespace where another's route to the same destination gives
+// way.
 func replaceRoute(h *netlink.Handle, have map[routeKey]route, want route) error {
 	if old, ours := have[want.key()]; ours && old == want {
 		return nil
@@ -198,8 +202,8 @@ func pruneRoutes(h *netlink.Handle, have map[routeKey]route, stale func(route) b
 	return nil
 }
 
-// ruleFamilies gives the families that need a rule: IPv4 always, because IPv4 is what listeners on [::] use
-// too, and IPv6 if the node has such a prefix.
+// ruleFamilies gives the families that need a rule: IPv4 always, because IPv4 is what listeners on
+// [::] use too, and IPv6 if the node has such a prefix.
 func ruleFamilies(prefixes []netip.Prefix) []int {
 	families := []int{netlink.FAMILY_V4}
 	for _, p := range prefixes {

@@ -15,25 +15,27 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// ShapeDevice is the intermediate functional block (ifb) in which packets of endpoints with a cap wait, in classes
-// of an HTB qdisc. It is there only while some endpoint has a limit.
+// ShapeDevice is the intermediate functional block (ifb) in which packets of endpoints with a cap
+// wait, in classes of an HTB qdisc. It is there only while some endpoint has a limit.
 const ShapeDevice = "heddle-sh0"
 
 // shapeMAC tells the device from anybody else's.
 const shapeMAC = "02:48:53:00:00:01"
 
-// shapeMajor is the HTB qdisc's handle. skb->priority chooses the class, so it must not be one that somebody else
-// uses on the node.
+// shapeMajor is the HTB qdisc's handle. skb->priority chooses the class, so it must not be one that
+// somebody else uses on the node.
 const shapeMajor = 0x4864
 
-// ShapeBlock is how many classes a block has (datapath.LimitSlots): one for what is no connection, those of
-// connections, and the one that all of these share. ShapeBlocks is how many blocks there are.
+// ShapeBlock is how many classes a block has (datapath.LimitSlots): one for what is no connection,
+// those of connections, and the one that all of these share. ShapeBlocks is how many blocks there
+// are.
 const (
 	ShapeBlock  = 256
 	ShapeBlocks = 128
 )
 
-// First minor numbers: of endpoints' classes by direction, plus the endpoint's id, and of the blocks.
+// First minor numbers: of endpoints' classes by direction, plus the endpoint's id, and of the
+// blocks.
 const (
 	minorEgress  = 0
 	minorIngress = uint16(model.MaxEndpointID) + 1
@@ -61,8 +63,8 @@ type shapeClass struct {
 	queue         int        // bytes that may wait; 0: it has classes below it
 }
 
-// EgressClasses gives the classes of a Shape that datapath.Cap wants: of everything or of what is no connection,
-// and the first of the block of connections. 0: none.
+// EgressClasses gives the classes of a Shape that datapath.Cap wants: of everything or of what is
+// no connection, and the first of the block of connections. 0: none.
 func (s Shape) EgressClasses() (class, connections uint16) {
 	return s.Egress.handles(minorEgress + uint16(s.ID))
 }
@@ -86,7 +88,8 @@ func (d ShapedDirection) handles(own uint16) (class, connections uint16) {
 
 func (d ShapedDirection) block() uint16 { return minorBlocks + uint16(d.Block)*ShapeBlock }
 
-// ShapeBlockOf gives the block that begins with class first, as EgressClasses and IngressClasses give it.
+// ShapeBlockOf gives the block that begins with class first, as EgressClasses and IngressClasses
+// give it.
 func ShapeBlockOf(first uint16) (block int, ok bool) {
 	if first < minorBlocks {
 		return 0, false
@@ -103,7 +106,8 @@ func (d ShapedDirection) classes(own uint16) []shapeClass {
 		}
 		return []shapeClass{{minor: class, rate: d.Rate, ceil: d.Rate, queue: queueBytes(d.Rate)}}
 	}
-	// A class cannot change its parent, so connections have one whether all of them are capped together or not.
+	// A class cannot change its parent, so connections have one whether all of them are capped
+	// together or not.
 	total := d.Rate
 	if total == 0 {
 		total = model.MaxRate
@@ -125,15 +129,16 @@ func (s Shape) classes() []shapeClass {
 	return append(s.Egress.classes(minorEgress+uint16(s.ID)), s.Ingress.classes(minorIngress+uint16(s.ID))...)
 }
 
-// queueBytes is how much may wait in a class: 50 ms of it, and room for some packets of the largest size there is.
-// More makes slow classes worse: connections that find the queue long take what waits in it for lost.
+// queueBytes is how much may wait in a class: 50 ms of it, and room for some packets of the largest
+// size there is. More makes slow classes worse: connections that find the queue long take what
+// waits in it for lost.
 func queueBytes(r model.Rate) int {
 	const least, most = 384 << 10, 64 << 20
 	return min(max(int(r/8/20), least), most)
 }
 
-// burstBytes is what a class may send at once after it was idle, or could not send because no processor was free:
-// 10 ms of it.
+// burstBytes is what a class may send at once after it was idle, or could not send because no
+// processor was free: 10 ms of it.
 func burstBytes(r model.Rate) int {
 	const least = 16 << 10
 	return max(int(r/8/100), least)
@@ -144,9 +149,9 @@ type Limiter struct {
 	In, Out int // descriptors: for ingress and egress
 }
 
-// SetShapes brings the classes of these endpoints to shapes, in one step each, and makes the shaping device and the
-// filters if they are not there. Classes that a shape had before and has no longer stay: call PruneShapes when
-// the programs no longer use them. It gives the device's index.
+// SetShapes brings the classes of these endpoints to shapes, in one step each, and makes the
+// shaping device and the filters if they are not there. Classes that a shape had before and has no
+// longer stay: call PruneShapes when the programs no longer use them. It gives the device's index.
 func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
 	h, err := open()
 	if err != nil {
@@ -170,8 +175,8 @@ func SetShapes(shapes []Shape, progs Limiter) (ifindex int, err error) {
 	return dev.Attrs().Index, attachLimiters(h, dev, progs)
 }
 
-// PruneShapes removes the classes that no shape of keep needs; without any shape, filters and device as well. An
-// endpoint whose packets are only marked has a shape without rates.
+// PruneShapes removes the classes that no shape of keep needs; without any shape, filters and
+// device as well. An endpoint whose packets are only marked has a shape without rates.
 func PruneShapes(keep []Shape) error {
 	h, err := open()
 	if err != nil {
@@ -208,7 +213,8 @@ func PruneShapes(keep []Shape) error {
 	return errors.Join(errs...)
 }
 
-// ShapeUse gives what waited in the classes of each shape: egress and ingress. Without a shaping device nothing did.
+// ShapeUse gives what waited in the classes of each shape: egress and ingress. Without a shaping
+// device nothing did.
 func ShapeUse(shapes []Shape) (egress, ingress []model.QueueUse, err error) {
 	h, err := open()
 	if err != nil {
@@ -314,8 +320,8 @@ func ensureShapeDevice(h *netlink.Handle) (netlink.Link, error) {
 	return dev, nil
 }
 
-// addHTB adds the qdisc with a size table that takes the Ethernet header off, and without entries: so a packet
-// that is still to be cut into segments counts once, not with the headers of each.
+// addHTB adds the qdisc with a size table that takes the Ethernet header off, and without entries:
+// so a packet that is still to be cut into segments counts once, not with the headers of each.
 func addHTB(ifindex int) error {
 	req := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_CREATE|unix.NLM_F_REPLACE|unix.NLM_F_ACK)
 	req.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(ifindex),

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestShapeClasses: classes of different directions and endpoints never meet, and those of one direction never
-// allow more than its caps.
+// TestShapeClasses: classes of different directions and endpoints never meet, and those of one
+// direction never allow more than its caps.
 func TestShapeClasses(t *testing.T) {
 	owner := make(map[uint16]int)
 	for i, s := range []Shape{

@@ -42,10 +42,10 @@ const (
 	filterOwner = "heddle:"
 )
 
-// AttachTC attaches the BPF program progFD, of type sched_cls, to a device in direct-action mode, as handle 1
-// of priority 1 for all protocols. A program of Heddle's that is there is replaced in one step: every packet
-// meets the old or the new one. A filter of somebody else's in that place is an error. name is shown by
-// `tc filter`, after "heddle:".
+// AttachTC attaches the BPF program progFD, of type sched_cls, to a device in direct-action mode,
+// as handle 1 of priority 1 for all protocols. A program of Heddle's that is there is replaced in
+// one step: every packet meets the old or the new one. A filter of somebody else's in that place is
+// an error. name is shown by `tc filter`, after "heddle:".
 func AttachTC(ifindex int, dir Direction, progFD int, name string) error {
 	return attachClassTC(ifindex, dir, progFD, name, 0)
 }
@@ -79,8 +79,8 @@ func attachTC(ifindex int, dir Direction, progFD int, name string, class uint32)
 	return h.FilterReplace(f)
 }
 
-// DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That the device
-// or the program is not there is no error.
+// DetachTC undoes AttachTC, and removes the device's clsact qdisc if no filter is left on it. That
+// the device or the program is not there is no error.
 func DetachTC(ifindex int, dir Direction) error {
 	h, err := open()
 	if err != nil {
@@ -131,7 +131,8 @@ func detach(h *netlink.Handle, link netlink.Link, dir Direction) (found bool, er
 // errForeignFilter: the place of Heddle's filter is taken.
 var errForeignFilter = errors.New("priority 1 is taken by a filter that is not Heddle's; move it to another priority (tc filter)")
 
-// ownFilter gives Heddle's filter, nil if it is not there, and errForeignFilter if another is in its place.
+// ownFilter gives Heddle's filter, nil if it is not there, and errForeignFilter if another is in
+// its place.
 func ownFilter(h *netlink.Handle, link netlink.Link, dir Direction) (own *netlink.BpfFilter, err error) {
 	list, err := dump(func() ([]netlink.Filter, error) { return h.FilterList(link, dir.parent()) })
 	if err != nil {
@@ -171,7 +172,8 @@ func newClsact(ifindex int) *netlink.GenericQdisc {
 }
 
 func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
-	// One device's is asked for by its place. A list is of all devices, whatever device it is asked for.
+	// One device's is asked for by its place. A list is of all devices, whatever device it is asked
+	// for.
 	req := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_ECHO|unix.NLM_F_ACK)
 	req.AddData(&nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(link.Attrs().Index), Parent: netlink.HANDLE_CLSACT})
 	messages, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC) // none with an error
@@ -186,7 +188,8 @@ func hasClsact(h *netlink.Handle, link netlink.Link) (bool, error) {
 			}
 		}
 	}
-	// The kernel has no answer but that it has understood, or EINVAL, where there was one that is gone.
+	// The kernel has no answer but that it has understood, or EINVAL, where there was one that is
+	// gone.
 	list, err := dump(func() ([]netlink.Qdisc, error) { return h.QdiscList(link) })
 	if err != nil {
 		return false, fmt.Errorf("list qdiscs: %w", err)

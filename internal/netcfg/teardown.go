@@ -7,10 +7,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Teardown removes everything of Heddle's from this network namespace: endpoints' pairs, the overlay and the
-// delivery pair, routes, rules, the nftables table and tc programs. It says what it removed, in an operator's
-// words. What is not there is no error, and an error at one thing does not keep the rest. Forwarding (ip_forward)
-// stays on, because others may have come to need it.
+// Teardown removes everything of Heddle's from this network namespace: endpoints' pairs, the
+// overlay and the delivery pair, routes, rules, the nftables table and tc programs. It says what it
+// removed, in an operator's words. What is not there is no error, and an error at one thing does
+// not keep the rest. Forwarding (ip_forward) stays on, because others may have come to need it.
 func Teardown() (removed []string, err error) {
 	h, err := open()
 	if err != nil {

@@ -148,8 +148,9 @@ nft -s list ruleset
 tc qdisc show
 `
 
-// volatile are parts of the dumps that the kernel changes by itself: address lifetimes, whether the other
-// end of a pair is up already, and what ip says when a namespace that it asks about, anybody's, has just gone.
+// volatile are parts of the dumps that the kernel changes by itself: address lifetimes, whether the
+// other end of a pair is up already, and what ip says when a namespace that it asks about,
+// anybody's, has just gone.
 var volatile = regexp.MustCompile(`(?m)^Error: Peer netns reference is invalid\.\n|valid_lft \S+|preferred_lft \S+|NO-CARRIER,|,LOWER_UP|,M-DOWN| linkdown| state \S+`)
 
 func dumpState(t *testing.T, ns string) string {
@@ -308,8 +309,8 @@ func serve(t *testing.T, ns string, at netip.Addr, control func(string, string, 
 	return tcp, udp
 }
 
-// transparent makes a socket as the agent makes them for intercepted containers: it may hold an address that
-// is not the node's, and its packets bear the mark.
+// transparent makes a socket as the agent makes them for intercepted containers: it may hold an
+// address that is not the node's, and its packets bear the mark.
 func transparent(_, _ string, c syscall.RawConn) error {
 	var err error
 	controlErr := c.Control(func(fd uintptr) {
@@ -365,7 +366,8 @@ func pingWithin(ns string, to netip.Addr, timeout time.Duration) error {
 	request := []byte{echo, 0, 0, 0, 0x48, 0x44, 0, 1}
 	sum := ^uint16(0x0800 + 0x4844 + 1)
 	request[2], request[3] = byte(sum>>8), byte(sum)
-	// More than once: a device that has just come up drops what is sent before the kernel has noticed its carrier.
+	// More than once: a device that has just come up drops what is sent before the kernel has
+	// noticed its carrier.
 	deadline, next := time.Now().Add(timeout), time.Time{}
 	b := make([]byte, 128)
 	for {

@@ -1,12 +1,13 @@
 // Package netns makes, names and enters network namespaces.
 //
-// Named namespaces are those of `ip netns`: a bind mount of the namespace at /run/netns/NAME keeps it
-// alive without a process. The package and `ip netns` see each other's namespaces.
+// Named namespaces are those of `ip netns`: a bind mount of the namespace at /run/netns/NAME keeps
+// it alive without a process. The package and `ip netns` see each other's namespaces.
 //
-// A network namespace belongs to an OS thread, not to a goroutine. Every function here that enters one
-// does so on a thread of its own, locked to a goroutine that ends without unlocking it, so that the Go
-// runtime destroys the thread instead of running other goroutines in the wrong namespace. The process's
-// main thread is never used: /proc/self/ns/net is that thread's, and the runtime cannot destroy it.
+// A network namespace belongs to an OS thread, not to a goroutine. Every function here that enters
+// one does so on a thread of its own, locked to a goroutine that ends without unlocking it, so that
+// the Go runtime destroys the thread instead of running other goroutines in the wrong namespace.
+// The process's main thread is never used: /proc/self/ns/net is that thread's, and the runtime
+// cannot destroy it.
 package netns
 
 import (
@@ -27,14 +28,14 @@ const Dir = "/run/netns"
 // Path gives the path of the namespace called name, whether it exists or not.
 func Path(name string) string { return filepath.Join(Dir, name) }
 
-// Exists reports whether the namespace called name exists: a plain file left by a half-done Create does
-// not count.
+// Exists reports whether the namespace called name exists: a plain file left by a half-done Create
+// does not count.
 func Exists(name string) bool {
 	return validName(name) == nil && isNamespace(Path(name))
 }
 
-// Create makes the namespace called name unless it exists, and pins it under Dir. Like `ip netns add` it
-// leaves the new namespace's loopback device down. It needs CAP_SYS_ADMIN.
+// Create makes the namespace called name unless it exists, and pins it under Dir. Like `ip netns
+// add` it leaves the new namespace's loopback device down. It needs CAP_SYS_ADMIN.
 func Create(name string) (err error) {
 	if err := validName(name); err != nil {
 		return err
@@ -73,8 +74,8 @@ func Create(name string) (err error) {
 	})
 }
 
-// Delete unpins and removes the namespace called name. Its devices go once no process and no open file
-// uses it any more. It is no error if there is no such namespace.
+// Delete unpins and removes the namespace called name. Its devices go once no process and no open
+// file uses it any more. It is no error if there is no such namespace.
 func Delete(name string) error {
 	if err := validName(name); err != nil {
 		return err
@@ -88,7 +89,8 @@ func Delete(name string) error {
 	}
 	defer unlock()
 	path := Path(name)
-	// More than one mount can be stacked here if other tools raced; all must go before the file can.
+	// More than one mount can be stacked here if other tools raced; all must go before the file
+	// can.
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH)
 		if err == unix.EINVAL || err == unix.ENOENT {
@@ -107,9 +109,10 @@ func Delete(name string) error {
 // ErrNone says that a path leads to no network namespace.
 var ErrNone = errors.New("no network namespace")
 
-// Open opens the network namespace at path: a path of Path, /proc/PID/ns/net, or any other file of a
-// namespace. The file keeps the namespace alive, and keeps meaning that namespace when the path no longer does.
-// It fails if path is anything else than a network namespace: with ErrNone if there is no file, or another one.
+// Open opens the network namespace at path: a path of Path, /proc/PID/ns/net, or any other file of
+// a namespace. The file keeps the namespace alive, and keeps meaning that namespace when the path
+// no longer does. It fails if path is anything else than a network namespace: with ErrNone if there
+// is no file, or another one.
 func Open(path string) (*os.File, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -140,9 +143,9 @@ func Same(a, b *os.File) (bool, error) {
 	return os.SameFile(ai, bi), nil
 }
 
-// Do runs fn in the network namespace at path and gives its error. fn runs on an OS thread of its own
-// which is destroyed afterwards; goroutines that fn starts do not run in the namespace. Only the network
-// namespace changes: /proc/sys/net follows it, a mounted /sys does not.
+// Do runs fn in the network namespace at path and gives its error. fn runs on an OS thread of its
+// own which is destroyed afterwards; goroutines that fn starts do not run in the namespace. Only
+// the network namespace changes: /proc/sys/net follows it, a mounted /sys does not.
 func Do(path string, fn func() error) error {
 	f, err := Open(path)
 	if err != nil {
@@ -162,9 +165,9 @@ func DoIn(f *os.File, fn func() error) error {
 	})
 }
 
-// Start starts cmd in the network namespace at path; the caller waits for it as after cmd.Start. The
-// command's Pdeathsig must be unset: the kernel sends that signal when the thread that started the
-// command ends, and that is at once.
+// Start starts cmd in the network namespace at path; the caller waits for it as after cmd.Start.
+// The command's Pdeathsig must be unset: the kernel sends that signal when the thread that started
+// the command ends, and that is at once.
 func Start(path string, cmd *exec.Cmd) error {
 	if cmd.SysProcAttr != nil && cmd.SysProcAttr.Pdeathsig != 0 {
 		return fmt.Errorf("start %s in network namespace %s: Pdeathsig is set; it would fire when the starting thread ends", cmd.Path, path)
@@ -172,8 +175,9 @@ func Start(path string, cmd *exec.Cmd) error {
 	return Do(path, cmd.Start)
 }
 
-// OnDiscardedThread runs fn on a locked OS thread that is not the main thread and that dies with fn: fn may leave it in
-// other namespaces. The main thread would live on there, and /proc/self with it.
+// OnDiscardedThread runs fn on a locked OS thread that is not the main thread and that dies with
+// fn: fn may leave it in other namespaces. The main thread would live on there, and /proc/self with
+// it.
 func OnDiscardedThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -184,8 +188,8 @@ func OnDiscardedThread(fn func() error) error {
 			runtime.UnlockOSThread()
 			return
 		}
-		// The send is deferred so that a runtime.Goexit in fn (as by testing.T.FailNow) cannot leave the
-		// caller waiting for ever.
+		// The send is deferred so that a runtime.Goexit in fn (as by testing.T.FailNow) cannot
+		// leave the caller waiting for ever.
 		err := errors.New("network namespace: the function ended its goroutine")
 		defer func() { done <- err }()
 		err = fn()
@@ -193,8 +197,8 @@ func OnDiscardedThread(fn func() error) error {
 	return <-done
 }
 
-// prepareDir makes Dir a shared mount point, as `ip netns` does, so that a namespace deleted in one mount
-// namespace is not kept alive by a copy of its mount in another.
+// prepareDir makes Dir a shared mount point, as `ip netns` does, so that a namespace deleted in one
+// mount namespace is not kept alive by a copy of its mount in another.
 func prepareDir() error {
 	if err := os.MkdirAll(Dir, 0o755); err != nil {
 		return fmt.Errorf("network namespaces: %w", err)

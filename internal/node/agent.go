@@ -28,7 +28,8 @@ import (
 // storeAnswers bounds one operation on the store.
 const storeAnswers = 10 * time.Second
 
-// Agent runs one node. It is made of parts, each of which owns its state; what they export is the agent's API.
+// Agent runs one node. It is made of parts, each of which owns its state; what they export is the
+// agent's API.
 type Agent struct {
 	*host
 	*endpoints
@@ -62,9 +63,9 @@ func compose(h *host) *Agent {
 	}
 }
 
-// Start brings the node up: store, devices, programs, then the endpoints that an earlier agent left.
-// When it returns, containers can be attached. Run serves them; Close gives up what Start opened and
-// leaves the node's network in place.
+// Start brings the node up: store, devices, programs, then the endpoints that an earlier agent
+// left. When it returns, containers can be attached. Run serves them; Close gives up what Start
+// opened and leaves the node's network in place.
 func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

@@ -14,11 +14,12 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp"
 )
 
-// attachments brings endpoints' devices, network namespaces and planes together. Whoever holds endpoints.change owns it, but for
-// resolve and endpointAt, which any goroutine may call.
+// attachments brings endpoints' devices, network namespaces and planes together. Whoever holds
+// endpoints.change owns it, but for resolve and endpointAt, which any goroutine may call.
 type attachments struct {
 	*host
-	// adopted are the endpoints whose device and address another network has made (model.Adopted): decision 0020.
+	// adopted are the endpoints whose device and address another network has made (model.Adopted):
+	// decision 0020.
 	adopted map[model.EndpointID]adopted
 }
 
@@ -45,8 +46,8 @@ func (at *attachments) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice)
 	}
 }
 
-// attach brings devices and planes to an endpoint that is there. A device that it made goes again if it fails: without programs it
-// would let anything through.
+// attach brings devices and planes to an endpoint that is there. A device that it made goes again
+// if it fails: without programs it would let anything through.
 func (at *attachments) attach(e model.Endpoint) error {
 	var dev netcfg.EndpointDevice
 	if err := doSteps(at.attachSteps(e, &dev)); err != nil {
@@ -68,7 +69,8 @@ func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	}
 }
 
-// addDevice makes an endpoint's devices, or finds those that another network has made, and attaches the programs.
+// addDevice makes an endpoint's devices, or finds those that another network has made, and attaches
+// the programs.
 func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error) {
 	if e.Adopted == nil {
 		cfg := at.deviceConfig(e)
@@ -83,7 +85,8 @@ func (at *attachments) addDevice(e model.Endpoint) (netcfg.EndpointDevice, error
 	return dev, errors.Join(at.planes.Guard(dev.Ifindex), at.setAdopted())
 }
 
-// leaveDevice undoes what attach did to a device that another network has made; that network deletes it.
+// leaveDevice undoes what attach did to a device that another network has made; that network
+// deletes it.
 func (at *attachments) leaveDevice(e model.Endpoint) error {
 	was, ok := at.adopted[e.ID]
 	if !ok {
@@ -102,7 +105,8 @@ func (at *attachments) setAdopted() error {
 	return netcfg.SetAdopted(addrs, tcp.Mark, at.stores)
 }
 
-// leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier agent had.
+// leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier
+// agent had.
 func (at *attachments) leaveStaleDevices() error {
 	keep := make(map[int]bool)
 	for _, x := range at.adopted {
@@ -127,8 +131,9 @@ func (at *attachments) removeStaleDevices(keep map[model.EndpointID]bool) error 
 	return errors.Join(errs...)
 }
 
-// setNetns notes in which network namespace an endpoint is. Another endpoint that was in one of this number is in none any more: a
-// namespace has one endpoint, so that the number has been given again.
+// setNetns notes in which network namespace an endpoint is. Another endpoint that was in one of
+// this number is in none any more: a namespace has one endpoint, so that the number has been given
+// again.
 func (at *attachments) setNetns(id model.EndpointID, inode uint64) error {
 	other, had := at.known.setNetns(id, inode)
 	if !had {
@@ -137,8 +142,8 @@ func (at *attachments) setNetns(id model.EndpointID, inode uint64) error {
 	return at.planes.LeaveNetns(other)
 }
 
-// checkNetns refuses a path at which there is no network namespace, and one of a namespace that has an endpoint: it
-// could have one default route, and its sockets one address.
+// checkNetns refuses a path at which there is no network namespace, and one of a namespace that has
+// an endpoint: it could have one default route, and its sockets one address.
 func (at *attachments) checkNetns(path string) error {
 	inode, err := netcfg.NetnsInode(path)
 	if err != nil {
@@ -175,7 +180,8 @@ func (at *attachments) endpointAt(inode uint64) (model.EndpointID, bool) {
 	if !ok || !e.Planes.TCP.Intercepted {
 		return 0, false
 	}
-	// The endpoint may have outlived its container, and its namespace's number belong to another now.
+	// The endpoint may have outlived its container, and its namespace's number belong to another
+	// now.
 	now, err := netcfg.NetnsInode(e.NetnsPath)
 	return e.ID, err == nil && now == inode
 }

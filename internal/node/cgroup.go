@@ -19,8 +19,8 @@ type cgroup struct {
 	made []string
 }
 
-// enterCgroup makes cgroup dir if it is missing and moves this process there. The datapath's hooks see the
-// sockets of this cgroup's processes, so nothing else may live in it.
+// enterCgroup makes cgroup dir if it is missing and moves this process there. The datapath's hooks
+// see the sockets of this cgroup's processes, so nothing else may live in it.
 func enterCgroup(dir string) (_ *cgroup, err error) {
 	g := &cgroup{dir: dir}
 	parent := dir
@@ -52,8 +52,8 @@ func enterCgroup(dir string) (_ *cgroup, err error) {
 	return g, nil
 }
 
-// leave undoes enterCgroup for an agent that does not start, if that made the cgroup: it must not look as if
-// there were an agent.
+// leave undoes enterCgroup for an agent that does not start, if that made the cgroup: it must not
+// look as if there were an agent.
 func (g *cgroup) leave() error {
 	if g == nil || len(g.made) == 0 {
 		return nil
@@ -65,7 +65,8 @@ func (g *cgroup) leave() error {
 	return g.remove()
 }
 
-// remove removes the directories that enterCgroup made, unless others have moved in: an fd keeper stays.
+// remove removes the directories that enterCgroup made, unless others have moved in: an fd keeper
+// stays.
 func (g *cgroup) remove() error {
 	for _, dir := range g.made {
 		if err := os.Remove(dir); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {

@@ -1,5 +1,6 @@
-// Package node is the agent of one node: it brings the node's devices and routes to what the store says, makes endpoints, tells the
-// planes (internal/plane) of them, and answers the API. It decides nothing that a plane could decide for itself.
+// Package node is the agent of one node: it brings the node's devices and routes to what the store
+// says, makes endpoints, tells the planes (internal/plane) of them, and answers the API. It decides
+// nothing that a plane could decide for itself.
 package node
 
 import (
@@ -45,12 +46,13 @@ type Config struct {
 	Network store.Network
 	// Prefixes fixes the node's overlay prefixes; empty takes free ones.
 	Prefixes []netip.Prefix
-	// Store is EmbeddedStore or a comma-separated list of etcd addresses. Empty is that of JoinFile.
+	// Store is EmbeddedStore or a comma-separated list of etcd addresses. Empty is that of
+	// JoinFile.
 	Store string
 	// JoinFile is the path of the join file that the network's first node made, for the others.
 	JoinFile string
-	// StoreFiles are the certificates for an etcd of somebody else's; StoreUser and the word in StorePasswordFile its
-	// login. All may be empty.
+	// StoreFiles are the certificates for an etcd of somebody else's; StoreUser and the word in
+	// StorePasswordFile its login. All may be empty.
 	StoreFiles                   trust.ClientFiles
 	StoreUser, StorePasswordFile string
 	// StoreDir is where the embedded etcd keeps its data; StorePort is the port it serves.
@@ -60,14 +62,16 @@ type Config struct {
 	StoreNoSync bool
 	// TakeOver takes the node's name from an agent that holds it.
 	TakeOver bool
-	// ForgetAfter is how long a node may be offline and silent before it is removed from the network. 0: for ever.
+	// ForgetAfter is how long a node may be offline and silent before it is removed from the
+	// network. 0: for ever.
 	ForgetAfter time.Duration
-	// CompareMaps is how often the programs' maps are compared with the endpoints. 0 means once a minute.
+	// CompareMaps is how often the programs' maps are compared with the endpoints. 0 means once a
+	// minute.
 	CompareMaps time.Duration
 	// EndpointSockets is how many TCP sockets an endpoint may have. 0 means DefaultEndpointSockets.
 	EndpointSockets uint64
-	// EndpointPorts is how many of the node's ephemeral ports an endpoint may keep from all others by bind() or listen().
-	// 0 means a quarter of those that containers may have.
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may keep from all others
+	// by bind() or listen(). 0 means a quarter of those that containers may have.
 	EndpointPorts uint32
 	// StateDir holds the agent's own files.
 	StateDir string
@@ -77,15 +81,16 @@ type Config struct {
 	Cgroup string
 	// APISocket and SeccompSocket are Unix sockets that the agent makes.
 	APISocket, SeccompSocket string
-	// DockerPlugin is the Unix socket by which Docker finds its drivers, in Docker's plugin directory. Empty: none.
+	// DockerPlugin is the Unix socket by which Docker finds its drivers, in Docker's plugin
+	// directory. Empty: none.
 	DockerPlugin string
-	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts of
-	// the agent: this one. Empty does without.
+	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts
+	// of the agent: this one. Empty does without.
 	KeeperExe string
 	// Storage, if not nil, has a second copy of what the fd keeper keeps.
 	Storage fdkeep.Storage
-	// Planes opens planes beside TCP's, to which endpoints are attached after it, in order. nil: none. What it gives with an error is
-	// closed.
+	// Planes opens planes beside TCP's, to which endpoints are attached after it, in order. nil:
+	// none. What it gives with an error is closed.
 	Planes  func(plane.Host) ([]plane.Plane, error)
 	Version string
 	// Features are the outcomes of the probes of this host, for the status.
@@ -93,11 +98,12 @@ type Config struct {
 	Log      *slog.Logger
 }
 
-// DefaultEndpointSockets is how many TCP sockets an endpoint may have unless the operator says otherwise: more than there
-// are ports.
+// DefaultEndpointSockets is how many TCP sockets an endpoint may have unless the operator says
+// otherwise: more than there are ports.
 const DefaultEndpointSockets = 65536
 
-// DefaultForgetAfter is how long a node may be offline and silent unless the operator says otherwise.
+// DefaultForgetAfter is how long a node may be offline and silent unless the operator says
+// otherwise.
 const DefaultForgetAfter = 24 * time.Hour
 
 // minForgetAfter is more than a lease of a name and a few probes take.
@@ -169,8 +175,8 @@ func (c Config) storeEndpoints() []string { return strings.Split(c.Store, ",") }
 // embeddedURL is where the embedded etcd serves other nodes.
 func (c Config) embeddedURL() string { return fmt.Sprintf("https://%s:%d", c.Underlay, c.StorePort) }
 
-// storeAddrs gives where the store answers, for the guards that keep containers from it. A name stands for the
-// addresses it has now.
+// storeAddrs gives where the store answers, for the guards that keep containers from it. A name
+// stands for the addresses it has now.
 func (c Config) storeAddrs(log *slog.Logger) []netip.AddrPort {
 	if c.Store == EmbeddedStore {
 		return []netip.AddrPort{netip.AddrPortFrom(c.Underlay, c.StorePort)}

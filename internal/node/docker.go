@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 )
 
-// How long the agent waits between two looks at containers that Docker is making: doubled each time.
+// How long the agent waits between two looks at containers that Docker is making: doubled each
+// time.
 const (
 	awaitFirst = 20 * time.Millisecond
 	awaitMost  = 5 * time.Second
@@ -23,7 +24,8 @@ type docker struct {
 	attachments *attachments
 	endpoints   *endpoints
 
-	// reserved are leases without endpoint: addresses that Docker has asked for. Guarded by endpoints.change, as is the next.
+	// reserved are leases without endpoint: addresses that Docker has asked for. Guarded by
+	// endpoints.change, as is the next.
 	reserved     map[netip.Addr]model.EndpointID
 	reservations int // made so far: each lease has a name
 	// asked says that an endpoint awaits its container.
@@ -64,9 +66,9 @@ func (dk *docker) unreserve(addr netip.Addr) {
 	}
 }
 
-// AwaitContainer attaches an endpoint whose container Docker has yet to make: its device waits on the node. What
-// remains is done when the device is in the container (attachAwaited); until then the container is one that is not
-// intercepted.
+// AwaitContainer attaches an endpoint whose container Docker has yet to make: its device waits on
+// the node. What remains is done when the device is in the container (attachAwaited); until then
+// the container is one that is not intercepted.
 func (dk *docker) AwaitContainer(ctx context.Context, req api.EndpointRequest) (device string, err error) {
 	if err := req.Validate(); err != nil {
 		return "", err
@@ -90,7 +92,8 @@ func (dk *docker) AwaitContainer(ctx context.Context, req api.EndpointRequest) (
 	return device, nil
 }
 
-// awaitSteps are those that make the device of an endpoint whose container is yet to come; attachSteps undoes them, too.
+// awaitSteps are those that make the device of an endpoint whose container is yet to come;
+// attachSteps undoes them, too.
 func (dk *docker) awaitSteps(e model.Endpoint, device *string) []step {
 	var waiting netcfg.Waiting
 	return []step{
@@ -104,8 +107,8 @@ func (dk *docker) awaitSteps(e model.Endpoint, device *string) []step {
 	}
 }
 
-// attachAwaited does what remains for the endpoint of a container that Docker has made now, if inode is its network
-// namespace's; 0 stands for all.
+// attachAwaited does what remains for the endpoint of a container that Docker has made now, if
+// inode is its network namespace's; 0 stands for all.
 func (dk *docker) attachAwaited(inode uint64) (left int) {
 	for _, e := range dk.known.listAwaited() {
 		ok, err := dk.attachIfDone(e, inode)
@@ -144,8 +147,8 @@ func (dk *docker) attachIfDone(e model.Endpoint, inode uint64) (done bool, err e
 	return true, nil
 }
 
-// followAwaited looks at containers that Docker is making until ctx ends. Those that are intercepted need it not: their
-// first socket finishes them.
+// followAwaited looks at containers that Docker is making until ctx ends. Those that are
+// intercepted need it not: their first socket finishes them.
 func (dk *docker) followAwaited(ctx context.Context) {
 	timer := time.NewTimer(awaitFirst)
 	defer timer.Stop()
@@ -165,7 +168,8 @@ func (dk *docker) followAwaited(ctx context.Context) {
 	}
 }
 
-// endpointIn finds the intercepted endpoint of a network namespace, also of one that Docker has made now.
+// endpointIn finds the intercepted endpoint of a network namespace, also of one that Docker has
+// made now.
 func (dk *docker) endpointIn(inode uint64) (model.EndpointID, bool) {
 	dk.attachAwaited(inode)
 	return dk.attachments.endpointAt(inode)

@@ -24,15 +24,16 @@ type endpoints struct {
 	*host
 	attachments *attachments
 
-	// change serialises what alters endpoints, kernel state included. It guards the rest, and what other parts say of themselves.
+	// change serialises what alters endpoints, kernel state included. It guards the rest, and what
+	// other parts say of themselves.
 	change sync.Mutex
 	leases *endpoint.Leases
 	// halfDone are endpoints, by name, that could not be made and not be undone either.
 	halfDone map[string]model.Endpoint
 }
 
-// CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and tells
-// the programs. If a step fails the earlier ones are undone.
+// CreateEndpoint attaches a container: leases an address, tells the store, makes the devices and
+// tells the programs. If a step fails the earlier ones are undone.
 func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest) (model.Endpoint, error) {
 	es.change.Lock()
 	defer es.change.Unlock()
@@ -51,8 +52,8 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	return es.create(ctx, req, func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) })
 }
 
-// create leases an address, takes the steps of an endpoint with attach, and lists it. If a step fails all are undone. The caller
-// holds change.
+// create leases an address, takes the steps of an endpoint with attach, and lists it. If a step
+// fails all are undone. The caller holds change.
 func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach func(model.Endpoint) []step) (model.Endpoint, error) {
 	if e, ok := es.halfDone[req.Name]; ok {
 		if err := es.takeBack(e); err != nil {
@@ -81,8 +82,9 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 	return e, nil
 }
 
-// steps are those that make an endpoint that has its lease: they are done in this order, and undone backwards. What attach has is
-// that of attachSteps or awaitSteps, tell what is said to the store when the endpoint goes. The caller holds change.
+// steps are those that make an endpoint that has its lease: they are done in this order, and undone
+// backwards. What attach has is that of attachSteps or awaitSteps, tell what is said to the store
+// when the endpoint goes. The caller holds change.
 func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
 	return slices.Concat([]step{
 		{"note the id", func() error { return es.tcp.SetLastID(e.ID) }, nil},
@@ -101,7 +103,8 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 	})
 }
 
-// leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it up.
+// leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it
+// up.
 func (es *endpoints) leaseFor(ctx context.Context, e *model.Endpoint, req api.EndpointRequest) (err error) {
 	var move *model.Move
 	if req.Adopted == nil {
@@ -173,7 +176,8 @@ func (es *endpoints) detach(e model.Endpoint) error {
 	return es.takeAway(e, func(ctx context.Context) error { return es.store.DeleteEndpoint(ctx, e.Node, e.ID) })
 }
 
-// takeAway is detach, tell being what is said to the store. The address goes back last, when nothing answers to it any more.
+// takeAway is detach, tell being what is said to the store. The address goes back last, when
+// nothing answers to it any more.
 func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error) error {
 	es.saveRecord(e.ID)
 	ctx, cancel := context.WithTimeout(context.Background(), storeAnswers)
@@ -188,8 +192,8 @@ func (es *endpoints) takeAway(e model.Endpoint, tell func(context.Context) error
 	return nil
 }
 
-// undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next state of the store, or
-// whoever asks for the endpoint, tries again, too.
+// undoHalfDone tries again to undo endpoints that could not be made. It waits for nobody: the next
+// state of the store, or whoever asks for the endpoint, tries again, too.
 func (es *endpoints) undoHalfDone() {
 	if !es.change.TryLock() {
 		return
@@ -231,8 +235,8 @@ func storeError(err error) error {
 	return unlessAway(fmt.Errorf("store: %w", err))
 }
 
-// unlessAway gives an error its code on the wire if it comes of a store that does not answer, or of an agent that ends: what was
-// asked for can be asked again.
+// unlessAway gives an error its code on the wire if it comes of a store that does not answer, or of
+// an agent that ends: what was asked for can be asked again.
 func unlessAway(err error) error {
 	var unreachable *etcd.UnreachableError
 	if errors.As(err, &unreachable) || errors.Is(err, etcd.ErrClosed) || errors.Is(err, context.DeadlineExceeded) {

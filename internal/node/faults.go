@@ -10,7 +10,8 @@ import (
 	"heddle.dev/heddle/internal/api"
 )
 
-// faults are what the agent has found that is not as it should be. Its methods may be called from several goroutines.
+// faults are what the agent has found that is not as it should be. Its methods may be called from
+// several goroutines.
 type faults struct {
 	mu  sync.Mutex
 	all map[faultKey]api.Fault
@@ -21,8 +22,8 @@ type faultKey struct {
 	endpoint string
 }
 
-// Set notes that a fault is there; endpoint "" means the node. It reports whether that is news: a fault that was not
-// there, or met another error.
+// Set notes that a fault is there; endpoint "" means the node. It reports whether that is news: a
+// fault that was not there, or met another error.
 func (f *faults) Set(reason api.FaultReason, endpoint string, err error) (news bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -16,8 +16,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// host is what Start finds out about the node, and what the parts of an agent share that has a lock of its own. Start's goroutine
-// sets it; nobody changes it after.
+// host is what Start finds out about the node, and what the parts of an agent share that has a lock
+// of its own. Start's goroutine sets it; nobody changes it after.
 type host struct {
 	cfg     Config
 	log     *slog.Logger
@@ -41,8 +41,8 @@ type host struct {
 	faults   faults
 }
 
-// checkHost finds what would make a later step fail, before anything outside this process is changed: the
-// store must not hear of a node that cannot be.
+// checkHost finds what would make a later step fail, before anything outside this process is
+// changed: the store must not hear of a node that cannot be.
 func (h *host) checkHost() error {
 	if err := netcfg.CheckUnderlay(h.cfg.Underlay); err != nil {
 		return err
@@ -53,8 +53,8 @@ func (h *host) checkHost() error {
 	return h.checkDirectPorts()
 }
 
-// checkDirectPorts refuses a range in which something on the node already listens: its clients would
-// be told apart from Heddle's by the option alone.
+// checkDirectPorts refuses a range in which something on the node already listens: its clients
+// would be told apart from Heddle's by the option alone.
 func (h *host) checkDirectPorts() error {
 	taken, err := netcfg.ListenersIn(h.cfg.DirectPorts)
 	if err != nil {
@@ -70,7 +70,8 @@ func (h *host) checkDirectPorts() error {
 	return nil
 }
 
-// chooseFamilies decides whether this node has IPv6 overlay addresses. A node that cannot goes on with IPv4.
+// chooseFamilies decides whether this node has IPv6 overlay addresses. A node that cannot goes on
+// with IPv4.
 func (h *host) chooseFamilies() error {
 	if !h.network.Prefix6.IsValid() {
 		h.ipv6 = api.IPv6{Reason: api.IPv6NetworkOff, Detail: "the network was made without an IPv6 prefix"}

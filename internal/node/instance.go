@@ -64,8 +64,8 @@ func (ms *membership) releaseName() {
 	}
 }
 
-// checkName reports that another agent has taken this node's name. Two agents must not speak for one node: they would
-// give out the same addresses.
+// checkName reports that another agent has taken this node's name. Two agents must not speak for
+// one node: they would give out the same addresses.
 func checkName(state store.State, own store.NameLease) error {
 	h, held := state.NameLeases[own.Node]
 	if !held || h.Instance == own.Instance {
@@ -75,7 +75,8 @@ func checkName(state store.State, own store.NameLease) error {
 		"start it under another name, or again with --take-over", own.Node, h.Underlay)
 }
 
-// offline gives the names of other nodes whose agents hold no name: they do not run, or do not reach the store.
+// offline gives the names of other nodes whose agents hold no name: they do not run, or do not
+// reach the store.
 func offline(state store.State, own string) (names []string) {
 	for _, n := range state.Nodes {
 		if _, held := state.NameLeases[n.Name]; !held && n.Name != own {

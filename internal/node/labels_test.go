@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// TestLabelsFitTheStore: labels that the API lets pass are taken by the store, and those that it refuses are refused by
-// name, with what to do.
+// TestLabelsFitTheStore: labels that the API lets pass are taken by the store, and those that it
+// refuses are refused by name, with what to do.
 func TestLabelsFitTheStore(t *testing.T) {
 	many := func(n int, key, value string) map[string]string {
 		labels := make(map[string]string, n)

@@ -15,16 +15,19 @@ import (
 // membersEvery is how often an agent looks for nodes that are gone.
 const membersEvery = 2 * time.Second
 
-// seenAgain is how old the note that a node answers may become before it is renewed, if nodes are never forgotten.
+// seenAgain is how old the note that a node answers may become before it is renewed, if nodes are
+// never forgotten.
 const seenAgain = time.Hour
 
-// membership is this agent as one of the network's: it holds the node's name, and notes and forgets nodes that are gone.
+// membership is this agent as one of the network's: it holds the node's name, and notes and forgets
+// nodes that are gone.
 type membership struct {
 	*host
 	nameLease store.NameLease // of this node's name: this agent. Start sets it
 }
 
-// followMembers notes which nodes' agents are gone, and forgets nodes that stay offline and silent, until ctx ends.
+// followMembers notes which nodes' agents are gone, and forgets nodes that stay offline and silent,
+// until ctx ends.
 func (ms *membership) followMembers(ctx context.Context) {
 	ticker := time.NewTicker(membersEvery)
 	defer ticker.Stop()
@@ -53,9 +56,10 @@ type reconcileActions struct {
 	quiet  time.Time // of forget: they must not have been heard of since
 }
 
-// reconcile decides what the agent own is to do about nodes whose agents are gone. The first live node by name does it for all;
-// only that a node answers is noted by whoever finds it, somewhat later. An agent that holds no name does nothing: it
-// knows less than others. answered says when a node last answered a probe of this one.
+// reconcile decides what the agent own is to do about nodes whose agents are gone. The first live
+// node by name does it for all; only that a node answers is noted by whoever finds it, somewhat
+// later. An agent that holds no name does nothing: it knows less than others. answered says when a
+// node last answered a probe of this one.
 func reconcile(state store.State, own store.NameLease, answered func(model.Node) time.Time, forgetAfter time.Duration, now time.Time) (c reconcileActions) {
 	if state.NameLeases[own.Node].Instance != own.Instance {
 		return c

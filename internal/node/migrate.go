@@ -15,12 +15,13 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// Migration of a stopped container's endpoint to another node, with its address: decision 0030. One transaction of the
-// store takes the endpoint from this node and gives its address to the other (model.Move). Before it the endpoint is
-// here, after it is not, whatever becomes of the agents; the other node's next endpoint of that name or address takes
-// it up.
+// Migration of a stopped container's endpoint to another node, with its address: decision 0030. One
+// transaction of the store takes the endpoint from this node and gives its address to the other
+// (model.Move). Before it the endpoint is here, after it is not, whatever becomes of the agents;
+// the other node's next endpoint of that name or address takes it up.
 
-// migration gives endpoints to other nodes. It has no state of its own: what moves is in the store. It holds endpoints.change.
+// migration gives endpoints to other nodes. It has no state of its own: what moves is in the store.
+// It holds endpoints.change.
 type migration struct {
 	*host
 	endpoints *endpoints
@@ -133,8 +134,8 @@ func (mg *migration) takeLeaving(e model.Endpoint) error {
 	return errors.Join(err, mg.cutLeaving(e))
 }
 
-// redirect gives a move of an endpoint called name, which nobody has taken up, to node to. It is no error if that has
-// been done. The caller holds change.
+// redirect gives a move of an endpoint called name, which nobody has taken up, to node to. It is no
+// error if that has been done. The caller holds change.
 func (mg *migration) redirect(ctx context.Context, name, to string) (out api.Migration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
 	defer cancel()
@@ -187,8 +188,9 @@ func (mg *migration) Moves(ctx context.Context) ([]api.Move, error) {
 	return out, nil
 }
 
-// letGo detaches the endpoints of this node whose addresses a state says to be another's: a migration whose outcome the
-// agent did not learn. The store is asked again, since a state may be older than an endpoint.
+// letGo detaches the endpoints of this node whose addresses a state says to be another's: a
+// migration whose outcome the agent did not learn. The store is asked again, since a state may be
+// older than an endpoint.
 func (mg *migration) letGo(ctx context.Context, state store.State) error {
 	gone := mg.movedAway(state.Moves)
 	if len(gone) == 0 {

@@ -14,9 +14,9 @@ import (
 
 // What an endpoint is made of that has moved to this node: decision 0030.
 
-// moveFor finds the move to this node that a request for an endpoint takes up: that of its address or, if it names none,
-// of its name. It asks the store, which may know of moves that have not come here yet, and keeps what has moved away
-// from being given out. The caller holds change.
+// moveFor finds the move to this node that a request for an endpoint takes up: that of its address
+// or, if it names none, of its name. It asks the store, which may know of moves that have not come
+// here yet, and keeps what has moved away from being given out. The caller holds change.
 func (es *endpoints) moveFor(ctx context.Context, req api.EndpointRequest) (*model.Move, error) {
 	moves, err := es.store.Moves(ctx)
 	if err != nil {
@@ -39,7 +39,8 @@ func (es *endpoints) moveFor(ctx context.Context, req api.EndpointRequest) (*mod
 	return found, nil
 }
 
-// takeUp leases the address of a move, and gives e what comes with it: labels and limits, unless e has labels of its own.
+// takeUp leases the address of a move, and gives e what comes with it: labels and limits, unless e
+// has labels of its own.
 func (es *endpoints) takeUp(e *model.Endpoint, m model.Move) (endpoint.Lease, error) {
 	lease, err := es.leases.Adopt(e.Name, m.Addr)
 	if err != nil {
@@ -68,8 +69,8 @@ func (es *endpoints) takeBack(e model.Endpoint) error {
 	})
 }
 
-// dropWaiting ends a move to this node of an endpoint called name that nobody has taken up: its address goes home.
-// ErrNotFound if there is none.
+// dropWaiting ends a move to this node of an endpoint called name that nobody has taken up: its
+// address goes home. ErrNotFound if there is none.
 func (es *endpoints) dropWaiting(ctx context.Context, name string) error {
 	state, _ := es.view.last()
 	for _, m := range state.Moves {

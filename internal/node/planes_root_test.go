@@ -25,10 +25,12 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// inNode says that this process is the one that TestAgentOfThreePlanes started in a node's namespaces.
+// inNode says that this process is the one that TestAgentOfThreePlanes started in a node's
+// namespaces.
 const inNode = "HEDDLE_TEST_IN_NODE"
 
-// TestAgentOfThreePlanes runs an agent with TCP's plane and two in miniature, in network and mount namespaces of its own.
+// TestAgentOfThreePlanes runs an agent with TCP's plane and two in miniature, in network and mount
+// namespaces of its own.
 func TestAgentOfThreePlanes(t *testing.T) {
 	testutil.NeedRoot(t, "it makes namespaces, devices and BPF programs")
 	if os.Getenv(inNode) != "" {
@@ -48,7 +50,8 @@ func TestAgentOfThreePlanes(t *testing.T) {
 	}
 }
 
-// nodeConfig makes the devices of a node in this network namespace, and gives what its agent is started with.
+// nodeConfig makes the devices of a node in this network namespace, and gives what its agent is
+// started with.
 func nodeConfig(t *testing.T, calls *planetest.Calls, open func(...*planetest.Miniature)) Config {
 	t.Helper()
 	for _, args := range []string{"link set lo up", "link add u0 type veth peer name u1", "addr add 192.0.2.1/24 dev u0", "link set u0 up", "link set u1 up"} {
@@ -148,8 +151,8 @@ func agentOfThreePlanes(t *testing.T) {
 	stop()
 }
 
-// leaveWithLimits gives c2 caps for each connection, makes an endpoint with limits and a higher id, stops the agent, and ends that
-// endpoint's container.
+// leaveWithLimits gives c2 caps for each connection, makes an endpoint with limits and a higher id,
+// stops the agent, and ends that endpoint's container.
 func leaveWithLimits(t *testing.T, a *Agent, stop func()) {
 	t.Helper()
 	name := "heddle-planes-" + strconv.Itoa(os.Getpid()) + "-gone"
@@ -200,8 +203,8 @@ func wantCalls(t *testing.T, what string, calls *planetest.Calls, want ...string
 	}
 }
 
-// failsAtTheLastPlane: an endpoint that the last plane refuses is undone in the planes before it, in the store, in the kernel and in
-// the list, and can be made once the plane takes it.
+// failsAtTheLastPlane: an endpoint that the last plane refuses is undone in the planes before it,
+// in the store, in the kernel and in the list, and can be made once the plane takes it.
 func failsAtTheLastPlane(t *testing.T, a *Agent, planes []*planetest.Miniature, calls *planetest.Calls) {
 	t.Helper()
 	planes[1].Refuse("c3", true)
@@ -235,7 +238,8 @@ func failsAtTheLastPlane(t *testing.T, a *Agent, planes []*planetest.Miniature, 
 	wantCalls(t, "made at last", calls, "a attach c3", "b attach c3", "b detach c3", "a detach c3")
 }
 
-// reportsOf: topology, limits and policy reach the planes in miniature, and their counters, connections and faults stand beside TCP's.
+// reportsOf: topology, limits and policy reach the planes in miniature, and their counters,
+// connections and faults stand beside TCP's.
 func reportsOf(t *testing.T, a *Agent, planes []*planetest.Miniature, made []model.Endpoint) {
 	t.Helper()
 	b := planes[1]

@@ -16,7 +16,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// policies answers what the API asks of policy. It has no state of its own: the store has the policies, the enforcer what is in force.
+// policies answers what the API asks of policy. It has no state of its own: the store has the
+// policies, the enforcer what is in force.
 type policies struct{ *host }
 
 // Policies lists the network's policies and namespaces as this agent compiled them last.
@@ -117,7 +118,8 @@ func policyError(err error) error {
 	return storeError(err)
 }
 
-// ExplainPolicy says what the rules make of a connection. From and to are names of endpoints or addresses.
+// ExplainPolicy says what the rules make of a connection. From and to are names of endpoints or
+// addresses.
 func (ps *policies) ExplainPolicy(_ context.Context, q api.ExplainRequest) (api.Explanation, error) {
 	_, state := ps.enforcer.snapshot()
 	if state == nil {

@@ -16,8 +16,9 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// enforcer brings the planes to what the policies say. Of this node's endpoints it believes the agent, of everything
-// else the store: an endpoint is in the tables before its container can open a socket.
+// enforcer brings the planes to what the policies say. Of this node's endpoints it believes the
+// agent, of everything else the store: an endpoint is in the tables before its container can open a
+// socket.
 type enforcer struct {
 	planes  plane.Policy
 	log     *slog.Logger
@@ -76,8 +77,8 @@ func (e *enforcer) follow(state store.State, local []netip.Prefix) error {
 	return e.enforce()
 }
 
-// set brings the tables to an endpoint of this node that is new or has changed. When it returns without an error, the
-// endpoint's class is in force.
+// set brings the tables to an endpoint of this node that is new or has changed. When it returns
+// without an error, the endpoint's class is in force.
 func (e *enforcer) set(ep model.Endpoint) error {
 	e.change.Lock()
 	defer e.change.Unlock()
@@ -100,7 +101,8 @@ func (e *enforcer) know(ep model.Endpoint) {
 	e.own[ep.ID], e.ownNew = ep, true
 }
 
-// remove takes an endpoint of this node out of the tables. It is done when nothing can use its addresses any more.
+// remove takes an endpoint of this node out of the tables. It is done when nothing can use its
+// addresses any more.
 func (e *enforcer) remove(id model.EndpointID) error {
 	e.change.Lock()
 	defer e.change.Unlock()
@@ -112,9 +114,10 @@ func (e *enforcer) remove(id model.EndpointID) error {
 	return e.enforce()
 }
 
-// enforce compiles, applies what has changed, and ends the connections that are forbidden now. An error means that the
-// tables are not in force. Connections that could not be ended are none: new ones are decided right, and one that the
-// kernel cannot end must not keep containers from starting. The caller holds change.
+// enforce compiles, applies what has changed, and ends the connections that are forbidden now. An
+// error means that the tables are not in force. Connections that could not be ended are none: new
+// ones are decided right, and one that the kernel cannot end must not keep containers from
+// starting. The caller holds change.
 func (e *enforcer) enforce() (err error) {
 	began := time.Now()
 	state := e.nextSnapshot()
@@ -138,8 +141,8 @@ func (e *enforcer) enforce() (err error) {
 	return nil
 }
 
-// cut ends the connections that are forbidden. When it fails, it says so in the log, once for each reason, and asks for
-// another try. The caller holds change.
+// cut ends the connections that are forbidden. When it fails, it says so in the log, once for each
+// reason, and asks for another try. The caller holds change.
 func (e *enforcer) cut() {
 	cut, err := e.planes.CutForbidden()
 	e.noteCut(cut)
@@ -162,8 +165,8 @@ func empty(c model.PolicyChange) bool {
 	return !c.Reset && len(c.Set.ByAddr)+len(c.Set.ByPrefix)+len(c.Set.Pairs)+len(c.DeleteAddrs)+len(c.DeletePrefixes)+len(c.DeletePairs) == 0
 }
 
-// nextSnapshot gives what rules are judged by. Lists of it that have not changed are those of the last one, so that the compiler
-// need not look at them.
+// nextSnapshot gives what rules are judged by. Lists of it that have not changed are those of the
+// last one, so that the compiler need not look at them.
 func (e *enforcer) nextSnapshot() *policy.State {
 	s := &policy.State{Pool: e.pool, Prefix6: e.prefix6, Self: e.self, Namespaces: e.seen.Namespaces, Policies: e.seen.Policies}
 	if e.judged != nil && !e.localNew && same(e.seen.Nodes, e.judgedBy.Nodes) {
@@ -185,8 +188,8 @@ func same[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// nodes gives the nodes, this one first: an address that another has, too, is still this one's here. Those that have not changed
-// are copies of the last ones, which the compiler goes by.
+// nodes gives the nodes, this one first: an address that another has, too, is still this one's
+// here. Those that have not changed are copies of the last ones, which the compiler goes by.
 func (e *enforcer) nodes() []policy.Node {
 	for _, c := range model.ChangedNodes(e.judgedBy.Nodes, e.seen.Nodes) {
 		delete(e.judgedNodes, c.Name())
@@ -278,8 +281,8 @@ func (e *enforcer) news() <-chan struct{} {
 	return e.reported
 }
 
-// giveBack stores the policies that this node knew and a store does not have that was lost: without them the network
-// would be open. It gives their number, described namespaces included.
+// giveBack stores the policies that this node knew and a store does not have that was lost: without
+// them the network would be open. It gives their number, described namespaces included.
 func (e *enforcer) giveBack(ctx context.Context, s store.Store, state store.State) (lost int, err error) {
 	e.change.Lock()
 	seen := e.seen

@@ -6,8 +6,9 @@ import (
 	"sync"
 )
 
-// plainCut ends forbidden connections of processes that are not intercepted, container by container, beside the agent's
-// other work: their packets are stopped already, and there may be many containers.
+// plainCut ends forbidden connections of processes that are not intercepted, container by
+// container, beside the agent's other work: their packets are stopped already, and there may be
+// many containers.
 type plainCut struct {
 	rounds sync.WaitGroup // the goroutine that does rounds
 
@@ -25,8 +26,8 @@ func (e *enforcer) close() {
 	e.plain.rounds.Wait()
 }
 
-// cutPlain asks for a round through this node's containers. It does not wait; a round that runs is followed by
-// another. The caller holds change.
+// cutPlain asks for a round through this node's containers. It does not wait; a round that runs is
+// followed by another. The caller holds change.
 func (e *enforcer) cutPlain() {
 	paths := make([]string, 0, len(e.own))
 	for _, ep := range e.own {

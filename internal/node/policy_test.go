@@ -51,8 +51,8 @@ func testEnforcer(f *fakeVerdicts) (*enforcer, store.State) {
 			Ingress: &policy.Direction{Default: policy.DefaultDeny}}}}
 }
 
-// TestEnforcerAfterFailures: tables that may not be in force are sent whole, and a cut that failed is tried again, also
-// when nothing changes any more.
+// TestEnforcerAfterFailures: tables that may not be in force are sent whole, and a cut that failed
+// is tried again, also when nothing changes any more.
 func TestEnforcerAfterFailures(t *testing.T) {
 	f := &fakeVerdicts{}
 	e, state := testEnforcer(f)
@@ -132,8 +132,8 @@ func TestEnforcerBelievesTheAgent(t *testing.T) {
 	}
 }
 
-// TestEnforcerSharedAddress: an endpoint of this node is judged as what it is, also if an entry of another node, as may be left
-// over when a container has moved, has its address.
+// TestEnforcerSharedAddress: an endpoint of this node is judged as what it is, also if an entry of
+// another node, as may be left over when a container has moved, has its address.
 func TestEnforcerSharedAddress(t *testing.T) {
 	for _, other := range []string{"n0", "n2"} {
 		f := &fakeVerdicts{}
@@ -157,8 +157,9 @@ func TestEnforcerSharedAddress(t *testing.T) {
 	}
 }
 
-// TestEnforcerFollowsChanges: whatever sequence of changes led to a state, it is judged by what an enforcer that sees it first
-// would judge it by; and what has not changed is shared with the last one, which the compiler goes by.
+// TestEnforcerFollowsChanges: whatever sequence of changes led to a state, it is judged by what an
+// enforcer that sees it first would judge it by; and what has not changed is shared with the last
+// one, which the compiler goes by.
 func TestEnforcerFollowsChanges(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	f := &fakeVerdicts{}

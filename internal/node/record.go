@@ -16,10 +16,12 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// record is what an agent writes down of its node beside its sockets, where it lives as long as the machine
-// runs, as containers do. The store has the same; the record is for the day the store has lost it.
+// record is what an agent writes down of its node beside its sockets, where it lives as long as the
+// machine runs, as containers do. The store has the same; the record is for the day the store has
+// lost it.
 type record struct {
-	// Schema is the revision of the store's schema that a reader must know; 0: the first, which every build reads.
+	// Schema is the revision of the store's schema that a reader must know; 0: the first, which
+	// every build reads.
 	Schema    int              `json:"schema,omitempty"`
 	Node      string           `json:"node"`
 	Network   model.NetworkID  `json:"network"`
@@ -31,8 +33,8 @@ type record struct {
 
 func (c Config) recordPath() string { return filepath.Join(filepath.Dir(c.APISocket), "node.json") }
 
-// readRecord reads what an earlier agent of this node wrote down: an empty record if there is none, or if it is
-// another node's or network's.
+// readRecord reads what an earlier agent of this node wrote down: an empty record if there is none,
+// or if it is another node's or network's.
 func readRecord(cfg Config) (record, error) {
 	raw, err := os.ReadFile(cfg.recordPath())
 	if errors.Is(err, os.ErrNotExist) {
@@ -66,8 +68,9 @@ func (r record) write(path string) error {
 	return nil
 }
 
-// saveRecord writes down the endpoints there are, but for except, which is being deleted. That the store has an
-// endpoint the record lacks does no harm; the other way round the endpoint would come back.
+// saveRecord writes down the endpoints there are, but for except, which is being deleted. That the
+// store has an endpoint the record lacks does no harm; the other way round the endpoint would come
+// back.
 func (h *host) saveRecord(except model.EndpointID) {
 	r := record{Node: h.self.Name, Network: h.network.ID, Prefixes: h.self.Prefixes, Endpoints: []model.Endpoint{}}
 	for _, e := range h.known.all() {
@@ -84,8 +87,8 @@ func (h *host) saveRecord(except model.EndpointID) {
 	}
 }
 
-// lost gives the endpoints of the record that a state of the store does not have and that could live beside those
-// it has.
+// lost gives the endpoints of the record that a state of the store does not have and that could
+// live beside those it has.
 func (r record) lost(state store.State) (lost []model.Endpoint) {
 	for _, e := range r.Endpoints {
 		known := slices.ContainsFunc(state.Endpoints.Of(r.Node), func(k model.Endpoint) bool { return k.ID == e.ID || k.Name == e.Name })
@@ -116,8 +119,9 @@ func firstState(ctx context.Context, s store.Store) (store.State, error) {
 	return state, nil
 }
 
-// register makes this node one of the network's. If the store does not know it although it has endpoints, because the store was
-// lost, it asks for the prefixes it had: its containers have addresses in them.
+// register makes this node one of the network's. If the store does not know it although it has
+// endpoints, because the store was lost, it asks for the prefixes it had: its containers have
+// addresses in them.
 func register(ctx context.Context, s store.Store, r record, want model.Node, log *slog.Logger) (model.Node, error) {
 	if len(want.Prefixes) == 0 && len(r.Endpoints) > 0 {
 		state, err := firstState(ctx, s)
@@ -142,8 +146,8 @@ func register(ctx context.Context, s store.Store, r record, want model.Node, log
 	return s.JoinNode(ctx, want)
 }
 
-// adopt gives the store back the endpoints of r that it has lost whose containers live on, and returns them. Others are
-// refused: the containers keep running, without a network.
+// adopt gives the store back the endpoints of r that it has lost whose containers live on, and
+// returns them. Others are refused: the containers keep running, without a network.
 func adopt(ctx context.Context, s store.Store, r record, state store.State, alive func(netnsPath string) error, log *slog.Logger) (adopted []model.Endpoint) {
 	for _, e := range r.lost(state) {
 		if alive(e.NetnsPath) != nil {
@@ -160,7 +164,8 @@ func adopt(ctx context.Context, s store.Store, r record, state store.State, aliv
 	return adopted
 }
 
-// giveBack puts an endpoint into a store that has lost it, after the move that brought it to this node, if any.
+// giveBack puts an endpoint into a store that has lost it, after the move that brought it to this
+// node, if any.
 func giveBack(ctx context.Context, s store.Store, r record, e model.Endpoint) error {
 	for _, m := range r.Moves {
 		if m.Addr != e.Addr4() || m.Node != r.Node {

@@ -16,7 +16,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// memory is the part of a store that joining and adopting need. taken are prefixes other nodes have.
+// memory is the part of a store that joining and adopting need. taken are prefixes other nodes
+// have.
 type memory struct {
 	store.Store
 	state store.State

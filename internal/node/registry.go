@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// registry is what the agent knows of the endpoints of its node. Whoever changes an endpoint holds endpoints.change; whoever asks
-// waits for no system call.
+// registry is what the agent knows of the endpoints of its node. Whoever changes an endpoint holds
+// endpoints.change; whoever asks waits for no system call.
 type registry struct {
 	mu      sync.RWMutex // guards what follows; never held across a system call
 	byName  map[string]model.Endpoint
@@ -90,8 +90,8 @@ func (r *registry) holds(addr netip.Addr) bool {
 	return false
 }
 
-// setNetns notes in which network namespace an endpoint is, and gives the one that was in a namespace of that number: it is in none
-// any more.
+// setNetns notes in which network namespace an endpoint is, and gives the one that was in a
+// namespace of that number: it is in none any more.
 func (r *registry) setNetns(id model.EndpointID, inode uint64) (other model.EndpointID, had bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,7 +119,8 @@ func (r *registry) netnsOf(id model.EndpointID) (inode uint64, ok bool) {
 	return inode, ok
 }
 
-// inNetns gives the endpoint that was last seen in the network namespace with that inode, which may be another by now.
+// inNetns gives the endpoint that was last seen in the network namespace with that inode, which may
+// be another by now.
 func (r *registry) inNetns(inode uint64) (model.Endpoint, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -13,20 +13,22 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// nameDoubt is how long after the store's content was replaced another owner of this node's name lease is not believed: a
-// restored store says what was when its snapshot was taken, until the leases of then have run out.
+// nameDoubt is how long after the store's content was replaced another owner of this node's name
+// lease is not believed: a restored store says what was when its snapshot was taken, until the
+// leases of then have run out.
 const nameDoubt = 3 * store.HoldTime
 
-// recovery tells a store that was lost or replaced what it does not know of this node. It has no state of its own; it holds
-// endpoints.change.
+// recovery tells a store that was lost or replaced what it does not know of this node. It has no
+// state of its own; it holds endpoints.change.
 type recovery struct {
 	*host
 	endpoints *endpoints
 }
 
-// reconcileReplaced tells a store that was restored from a snapshot what has become of this node since that was taken, and
-// gives back policies that it lost. It reports whether it did: then a state comes that has all of it. What the store knows
-// of other nodes, these tell it; policies that it has in another version are as it has them.
+// reconcileReplaced tells a store that was restored from a snapshot what has become of this node
+// since that was taken, and gives back policies that it lost. It reports whether it did: then a
+// state comes that has all of it. What the store knows of other nodes, these tell it; policies that
+// it has in another version are as it has them.
 func (rc *recovery) reconcileReplaced(ctx context.Context, state store.State) (told bool, err error) {
 	rc.endpoints.change.Lock()
 	defer rc.endpoints.change.Unlock()
@@ -61,7 +63,8 @@ func (rc *recovery) reconcileReplaced(ctx context.Context, state store.State) (t
 	return told || len(put)+len(remove)+lost > 0, nil
 }
 
-// ownDifferences gives what a state has wrong of a node's endpoints: those to be put, and those that are gone, by id.
+// ownDifferences gives what a state has wrong of a node's endpoints: those to be put, and those
+// that are gone, by id.
 func ownDifferences(state store.State, node string, mine []model.Endpoint) (put []model.Endpoint, remove []model.EndpointID) {
 	have := make(map[model.EndpointID]model.Endpoint, len(mine))
 	for _, e := range mine {

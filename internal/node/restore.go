@@ -24,8 +24,8 @@ const (
 // defaultCompareMaps is how often what planes have is compared with the endpoints.
 const defaultCompareMaps = time.Minute
 
-// restorer takes over what an earlier agent left, tries again what went wrong with that, and removes what belongs to nobody. It has no
-// state of its own; it holds endpoints.change.
+// restorer takes over what an earlier agent left, tries again what went wrong with that, and
+// removes what belongs to nobody. It has no state of its own; it holds endpoints.change.
 type restorer struct {
 	*host
 	attachments *attachments
@@ -34,9 +34,10 @@ type restorer struct {
 	topology    *topology
 }
 
-// restore takes over the endpoints that the store has for this node, an earlier agent's, and those that the
-// store has lost. Those whose namespace is gone are removed, and so are devices and map entries of endpoints
-// nobody knows. What else is wrong with one endpoint, or with limits, is a fault, and no reason not to start.
+// restore takes over the endpoints that the store has for this node, an earlier agent's, and those
+// that the store has lost. Those whose namespace is gone are removed, and so are devices and map
+// entries of endpoints nobody knows. What else is wrong with one endpoint, or with limits, is a
+// fault, and no reason not to start.
 func (rs *restorer) restore(ctx context.Context) error {
 	state, err := firstState(ctx, rs.store)
 	if err != nil {
@@ -85,8 +86,8 @@ func (rs *restorer) restore(ctx context.Context) error {
 	return rs.topology.applyTopology(state, local)
 }
 
-// deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the others. One that cannot be
-// deleted is among them, and will be tried again by the next agent.
+// deleteNoted deletes the endpoints that were to be deleted while no agent ran, and gives the
+// others. One that cannot be deleted is among them, and will be tried again by the next agent.
 func (rs *restorer) deleteNoted(mine []model.Endpoint) (others []model.Endpoint) {
 	notes, done, err := api.Deletions(rs.cfg.APISocket)
 	if err != nil {
@@ -114,8 +115,8 @@ func (rs *restorer) deleteNoted(mine []model.Endpoint) (others []model.Endpoint)
 	return others
 }
 
-// refamily gives an endpoint of an earlier agent the addresses of the families that the node has now, and
-// tells the store if they are others.
+// refamily gives an endpoint of an earlier agent the addresses of the families that the node has
+// now, and tells the store if they are others.
 func (rs *restorer) refamily(ctx context.Context, e model.Endpoint) (model.Endpoint, error) {
 	addrs := model.OverlayAddrs(rs.prefix6, e.Addr4())
 	if slices.Equal(addrs, e.Addrs) {
@@ -131,8 +132,8 @@ func (rs *restorer) refamily(ctx context.Context, e model.Endpoint) (model.Endpo
 	return e, nil
 }
 
-// restoreLeases makes the leases of a node that has endpoints. An id is given out only when no socket carries it
-// any more: the hooks would take such a socket for the new endpoint's.
+// restoreLeases makes the leases of a node that has endpoints. An id is given out only when no
+// socket carries it any more: the hooks would take such a socket for the new endpoint's.
 func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*endpoint.Leases, error) {
 	var here, away []netip.Addr
 	for _, m := range append(slices.Clip(rs.record.Moves), moves...) {
@@ -157,9 +158,9 @@ func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*e
 	})
 }
 
-// takeOver attaches an endpoint of an earlier agent and reports whether it is still there. Only one whose container is
-// gone is removed. Another that cannot be attached may work as the earlier agent left it: it stays, as a fault, and
-// repair tries it again. The caller holds change.
+// takeOver attaches an endpoint of an earlier agent and reports whether it is still there. Only one
+// whose container is gone is removed. Another that cannot be attached may work as the earlier agent
+// left it: it stays, as a fault, and repair tries it again. The caller holds change.
 func (rs *restorer) takeOver(e model.Endpoint) (kept bool) {
 	err := rs.attachments.attach(e)
 	if err == nil {
@@ -212,7 +213,8 @@ func (rs *restorer) repairOnce() {
 	}
 }
 
-// keepEndpoints removes what the planes have of endpoints that are not in keep. The caller holds change.
+// keepEndpoints removes what the planes have of endpoints that are not in keep. The caller holds
+// change.
 func (rs *restorer) keepEndpoints(keep map[model.EndpointID]bool) error {
 	removed, err := rs.planes.Keep(keep)
 	if len(removed) > 0 {
@@ -221,8 +223,8 @@ func (rs *restorer) keepEndpoints(keep map[model.EndpointID]bool) error {
 	return err
 }
 
-// compareMaps does so for the endpoints there are, from time to time until ctx ends: whatever left entries behind, no later
-// endpoint of the same address or id is to meet with them.
+// compareMaps does so for the endpoints there are, from time to time until ctx ends: whatever left
+// entries behind, no later endpoint of the same address or id is to meet with them.
 func (rs *restorer) compareMaps(ctx context.Context) {
 	ticker := time.NewTicker(rs.cfg.CompareMaps)
 	defer ticker.Stop()
@@ -251,8 +253,9 @@ func (rs *restorer) compareMapsOnce() error {
 	return rs.keepEndpoints(keep)
 }
 
-// leaveMoved is letGo for an agent that starts: it lets go of the endpoints of the one before whose addresses the store has
-// given to other nodes meanwhile, so that nothing of theirs goes on here in the name of what is elsewhere.
+// leaveMoved is letGo for an agent that starts: it lets go of the endpoints of the one before whose
+// addresses the store has given to other nodes meanwhile, so that nothing of theirs goes on here in
+// the name of what is elsewhere.
 func (rs *restorer) leaveMoved(state store.State) {
 	to := make(map[netip.Addr]string, len(state.Moves))
 	for _, m := range state.Moves {

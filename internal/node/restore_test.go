@@ -55,8 +55,8 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 	return d
 }
 
-// TestMapsAreCompared: what the maps have of an endpoint that the agent does not have goes while the agent runs, and is counted.
-// Endpoints that the agent has, or has still to undo, stay.
+// TestMapsAreCompared: what the maps have of an endpoint that the agent does not have goes while
+// the agent runs, and is counted. Endpoints that the agent has, or has still to undo, stay.
 func TestMapsAreCompared(t *testing.T) {
 	stray := slices.IndexFunc(model.Reasons, func(r model.ReasonInfo) bool { return r.Name == "mend_stray_entry" })
 	d := openDatapath(t)

@@ -123,8 +123,8 @@ func (rp *reports) Traffic(context.Context) ([]model.Traffic, error) {
 	return rp.planes.Traffic(rp.known.all())
 }
 
-// Services lists the services in force on this node. They are in the planes only, where an earlier agent's are
-// found: whoever makes them compares, after it or the agent was away.
+// Services lists the services in force on this node. They are in the planes only, where an earlier
+// agent's are found: whoever makes them compares, after it or the agent was away.
 func (rp *reports) Services(context.Context) ([]model.Service, error) { return rp.planes.Services() }
 
 // EditServices changes them, one after the other.

@@ -6,7 +6,8 @@ import (
 	"slices"
 )
 
-// step is one of several that make something whole: what it does, and beside it what takes that back.
+// step is one of several that make something whole: what it does, and beside it what takes that
+// back.
 type step struct {
 	what string
 	do   func() error

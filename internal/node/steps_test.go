@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestSteps: steps are done in order until one fails, and undone backwards, all of them whatever fails.
+// TestSteps: steps are done in order until one fails, and undone backwards, all of them whatever
+// fails.
 func TestSteps(t *testing.T) {
 	var calls []string
 	fails := map[string]error{}

@@ -16,8 +16,8 @@ import (
 // retryTopology is how long a state that could not be applied waits for another try.
 const retryTopology = time.Second
 
-// topology brings the node to each state of the network: policy, routes, planes. The goroutine of followTopology owns it, and Start
-// before that.
+// topology brings the node to each state of the network: policy, routes, planes. The goroutine of
+// followTopology owns it, and Start before that.
 type topology struct {
 	*host
 	endpoints  *endpoints
@@ -30,9 +30,9 @@ type topology struct {
 	applied appliedTopology
 }
 
-// followTopology applies each state of the network that the store reports, and tries again what fails.
-// Beside states it follows what is local to the node: a container that connects there must not pass for the node. It
-// owns the overlay's routes and the datapath's topology.
+// followTopology applies each state of the network that the store reports, and tries again what
+// fails. Beside states it follows what is local to the node: a container that connects there must
+// not pass for the node. It owns the overlay's routes and the datapath's topology.
 func (tp *topology) followTopology(ctx context.Context, states <-chan store.State, locals <-chan []netip.Prefix) error {
 	var (
 		state store.State
@@ -89,8 +89,9 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 	}
 }
 
-// follow applies a state. If the store does not have what it must have of this node, it is told, and the next state has
-// that; what was applied last stays in force until then. history is that of the store that was told last.
+// follow applies a state. If the store does not have what it must have of this node, it is told,
+// and the next state has that; what was applied last stays in force until then. history is that of
+// the store that was told last.
 func (tp *topology) follow(ctx context.Context, state store.State, local []netip.Prefix, history *int) error {
 	if !knowsNode(state, tp.self.Name) {
 		return tp.recovery.rejoin(ctx, state)
@@ -105,9 +106,11 @@ func (tp *topology) follow(ctx context.Context, state store.State, local []netip
 			return nil
 		}
 	}
-	// Policy first: as a rule it is known what may reach what is new before it can be reached. Where policy cannot be applied,
-	// routes follow the network all the same: what has moved must be found, and who is gone must not be. Then a new endpoint of
-	// another node counts, here, as its prefix does; its own node judges it by its class. An endpoint of this node does not start.
+	// Policy first: as a rule it is known what may reach what is new before it can be reached.
+	// Where policy cannot be applied, routes follow the network all the same: what has moved must
+	// be found, and who is gone must not be. Then a new endpoint of another node counts, here, as
+	// its prefix does; its own node judges it by its class. An endpoint of this node does not
+	// start.
 	return errors.Join(wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
 }
 
@@ -123,13 +126,15 @@ type appliedTopology struct {
 	state store.State
 	local []netip.Prefix
 	known bool
-	// compared is when the overlay was last compared with what the kernel has, stale whether anything has changed since.
+	// compared is when the overlay was last compared with what the kernel has, stale whether
+	// anything has changed since.
 	compared time.Time
 	stale    bool
 }
 
 // applyTopology brings routes and planes to state. Routes first: a connection that a plane sends
-// over the overlay needs them. What has not changed since the last time is left alone, unless that went wrong.
+// over the overlay needs them. What has not changed since the last time is left alone, unless that
+// went wrong.
 func (tp *topology) applyTopology(state store.State, local []netip.Prefix) error {
 	last := tp.applied
 	nodes := model.ChangedNodes(last.state.Nodes, state.Nodes)
@@ -153,8 +158,9 @@ func (tp *topology) applyTopology(state store.State, local []netip.Prefix) error
 	return err
 }
 
-// compareEvery is how often a change of nodes is followed by a look at all of the kernel's routes and neighbours, in case
-// somebody else has changed them. Between them, what changes costs what it is.
+// compareEvery is how often a change of nodes is followed by a look at all of the kernel's routes
+// and neighbours, in case somebody else has changed them. Between them, what changes costs what it
+// is.
 const compareEvery = time.Minute
 
 // compareOverlay has that look, if it is due. The change itself is in force by then.

@@ -1,6 +1,7 @@
-// Package plane says what a plane is: one way in which the endpoints of a node communicate, with state of its own in the kernel or in
-// other processes. The agent (internal/node) composes planes: it makes endpoints and tells each plane of them, of the network, of
-// policy and of limits, and asks each for what it reports.
+// Package plane says what a plane is: one way in which the endpoints of a node communicate, with
+// state of its own in the kernel or in other processes. The agent (internal/node) composes planes:
+// it makes endpoints and tells each plane of them, of the network, of policy and of limits, and
+// asks each for what it reports.
 package plane
 
 import (
@@ -18,7 +19,8 @@ import (
 
 // Plane is one plane of a node.
 type Plane interface {
-	// Name is the plane's, for logs and errors: that of its records in model.EndpointPlanes and model.NodePlanes.
+	// Name is the plane's, for logs and errors: that of its records in model.EndpointPlanes and
+	// model.NodePlanes.
 	Name() string
 	Endpoints
 	Network
@@ -31,39 +33,45 @@ type Plane interface {
 	Close() error
 }
 
-// Endpoints is how a plane hears of the node's endpoints. One goroutine at a time calls it, but for Forget and CutLeaving, which
-// any may call.
+// Endpoints is how a plane hears of the node's endpoints. One goroutine at a time calls it, but for
+// Forget and CutLeaving, which any may call.
 type Endpoints interface {
-	// Guard prepares the node's side of an endpoint's device before anything can pass by it. It may be repeated.
+	// Guard prepares the node's side of an endpoint's device before anything can pass by it. It may
+	// be repeated.
 	Guard(ifindex int) error
-	// Await makes an endpoint known whose device, with that index, waits on the node for its container.
+	// Await makes an endpoint known whose device, with that index, waits on the node for its
+	// container.
 	Await(e model.Endpoint, ifindex int) error
-	// Attach makes an endpoint known that has its device. It may be repeated, also for the endpoint of an earlier agent: what
-	// goes on there then goes on.
+	// Attach makes an endpoint known that has its device. It may be repeated, also for the endpoint
+	// of an earlier agent: what goes on there then goes on.
 	Attach(e model.Endpoint, dev netcfg.EndpointDevice) error
-	// LeaveNetns says that endpoint id is in no network namespace any more: another one has the number of its.
+	// LeaveNetns says that endpoint id is in no network namespace any more: another one has the
+	// number of its.
 	LeaveNetns(id model.EndpointID) error
 	// Forget begins no more for an endpoint that is about to be detached.
 	Forget(id model.EndpointID)
 	// Detach undoes Await and Attach; what was not done is no error.
 	Detach(e model.Endpoint) error
-	// Keep removes what there is of endpoints that are not in keep, and says where how much that was.
+	// Keep removes what there is of endpoints that are not in keep, and says where how much that
+	// was.
 	Keep(keep map[model.EndpointID]bool) (removed map[string]int, err error)
-	// InUse gives the ids of endpoints, also of those that are gone, that something of the plane's carries: they are not given
-	// out again.
+	// InUse gives the ids of endpoints, also of those that are gone, that something of the plane's
+	// carries: they are not given out again.
 	InUse() (map[model.EndpointID]bool, error)
-	// CutLeaving ends the connections of an endpoint that leaves the node, and says how many there were.
+	// CutLeaving ends the connections of an endpoint that leaves the node, and says how many there
+	// were.
 	CutLeaving(e model.Endpoint) (cut int, err error)
 }
 
 // Network is how a plane follows the network.
 type Network interface {
-	// SetTopology tells who is where; local is what is local to this node. Lists that have not changed are the same as the
-	// last time, their memory included, so that a plane finds what is different at little cost. After an error the next call
-	// does everything anew. One goroutine at a time calls it.
+	// SetTopology tells who is where; local is what is local to this node. Lists that have not
+	// changed are the same as the last time, their memory included, so that a plane finds what is
+	// different at little cost. After an error the next call does everything anew. One goroutine at
+	// a time calls it.
 	SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error
-	// Heard says when the plane last heard of another node; the zero time: never, or that it does not listen. Any goroutine may
-	// call it.
+	// Heard says when the plane last heard of another node; the zero time: never, or that it does
+	// not listen. Any goroutine may call it.
 	Heard(n model.Node) time.Time
 }
 
@@ -73,29 +81,34 @@ type Policy interface {
 	ApplyPolicy(change model.PolicyChange) error
 	// CutForbidden ends connections that the policy in force forbids, and says how many.
 	CutForbidden() (cut int, err error)
-	// CutForbiddenIn does so for processes of a container that communicate by its own network namespace. An error that is
-	// os.ErrNotExist means that the container is gone.
+	// CutForbiddenIn does so for processes of a container that communicate by its own network
+	// namespace. An error that is os.ErrNotExist means that the container is gone.
 	CutForbiddenIn(netnsPath string) (cut int, err error)
 }
 
 // Limits is how a plane holds endpoints to limits. One goroutine at a time calls it.
 type Limits interface {
-	// SetLimits holds e to its limits, none if it has none. all are all endpoints that have some, e as it is to be.
+	// SetLimits holds e to its limits, none if it has none. all are all endpoints that have some, e
+	// as it is to be.
 	SetLimits(e model.Endpoint, all []model.Endpoint) error
-	// RestoreLimits takes over the limits of an earlier agent for all that are to have some. If it fails those in force stay,
-	// and it is a fault (api.FaultLimits) until it is repeated and succeeds.
+	// RestoreLimits takes over the limits of an earlier agent for all that are to have some. If it
+	// fails those in force stay, and it is a fault (api.FaultLimits) until it is repeated and
+	// succeeds.
 	RestoreLimits(all []model.Endpoint) error
 	// SpreadLimits puts limits in force on devices that the node got since.
 	SpreadLimits()
-	// LimitUse gives what of the limits of all is in force, and what waited for them, in the order of all.
+	// LimitUse gives what of the limits of all is in force, and what waited for them, in the order
+	// of all.
 	LimitUse(all []model.Endpoint) ([]model.LimitUse, error)
 }
 
-// Reports is what a plane says of itself. Faults it notes in Host.Faults. Any goroutine may call it.
+// Reports is what a plane says of itself. Faults it notes in Host.Faults. Any goroutine may call
+// it.
 type Reports interface {
 	// Counters gives counts that never fall. Their names are the plane's alone.
 	Counters() ([]api.Counter, error)
-	// Connections lists the connections of this node's endpoints, and what listens for some. Names of endpoints are not filled in.
+	// Connections lists the connections of this node's endpoints, and what listens for some. Names
+	// of endpoints are not filled in.
 	Connections() ([]model.Connection, error)
 	// Traffic reports what each of endpoints, all of the node's, did, in their order.
 	Traffic(endpoints []model.Endpoint) ([]model.Traffic, error)
@@ -111,7 +124,8 @@ type Services interface {
 
 // Host is what every plane is opened with.
 type Host struct {
-	// Node is this one, Network the network's id. Prefix6 is zero if the node has no IPv6 overlay addresses.
+	// Node is this one, Network the network's id. Prefix6 is zero if the node has no IPv6 overlay
+	// addresses.
 	Node    model.Node
 	Network model.NetworkID
 	Prefix6 netip.Prefix
@@ -121,8 +135,8 @@ type Host struct {
 	Sockets Sockets
 }
 
-// Sockets makes TCP sockets in the name of an endpoint: as if a program of it had made them, with its policy, limits and paths.
-// Any goroutine may call it.
+// Sockets makes TCP sockets in the name of an endpoint: as if a program of it had made them, with
+// its policy, limits and paths. Any goroutine may call it.
 type Sockets interface {
 	// ConnectAs connects to an address. The error is, or wraps, an errno of connect(), or ctx's.
 	ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)

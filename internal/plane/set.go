@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 )
 
-// Set is the planes of a node. What makes an endpoint known goes through them in order and stops at the first that fails, whose
-// caller then detaches it from all; what undoes goes through all of them backwards, for a plane may stand on those before it.
+// Set is the planes of a node. What makes an endpoint known goes through them in order and stops at
+// the first that fails, whose caller then detaches it from all; what undoes goes through all of
+// them backwards, for a plane may stand on those before it.
 type Set []Plane
 
 var _ interface {
@@ -150,7 +151,8 @@ func (s Set) Heard(n model.Node) (last time.Time) {
 	return last
 }
 
-// ApplyPolicy implements Policy: whole or not at all for each plane. Whoever has an error applies all of it anew.
+// ApplyPolicy implements Policy: whole or not at all for each plane. Whoever has an error applies
+// all of it anew.
 func (s Set) ApplyPolicy(change model.PolicyChange) error {
 	return s.each(func(p Plane) error { return p.ApplyPolicy(change) })
 }

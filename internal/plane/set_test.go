@@ -52,7 +52,8 @@ func endpointOf(id model.EndpointID, name, addr string) model.Endpoint {
 	return model.Endpoint{ID: id, Name: name, Node: "n1", Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
 }
 
-// TestSetOrder: endpoints are attached to planes in their order and detached backwards, for a plane may stand on those before it.
+// TestSetOrder: endpoints are attached to planes in their order and detached backwards, for a plane
+// may stand on those before it.
 func TestSetOrder(t *testing.T) {
 	set, planes, calls, _ := three()
 	e := endpointOf(1, "c1", "10.244.1.2")
@@ -84,7 +85,8 @@ func TestSetOrder(t *testing.T) {
 	want("close", calls.Take(), "third close", "second close", "first close")
 }
 
-// TestSetAttachFails: a plane that fails is named, those behind it are not asked, and a detach leaves nothing in those before it.
+// TestSetAttachFails: a plane that fails is named, those behind it are not asked, and a detach
+// leaves nothing in those before it.
 func TestSetAttachFails(t *testing.T) {
 	set, planes, calls, faults := three()
 	e := endpointOf(1, "c1", "10.244.1.2")

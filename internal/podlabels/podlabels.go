@@ -1,6 +1,7 @@
-// Package podlabels is what heddle-cni asks heddle-kube when a pod is attached: the labels of its endpoint. An endpoint of
-// Kubernetes is made with its pod's labels or not at all, so that there is no moment at which policies that select the pod
-// do not hold. It is one request over a Unix socket: docs/howto/kubernetes.md.
+// Package podlabels is what heddle-cni asks heddle-kube when a pod is attached: the labels of its
+// endpoint. An endpoint of Kubernetes is made with its pod's labels or not at all, so that there is
+// no moment at which policies that select the pod do not hold. It is one request over a Unix
+// socket: docs/howto/kubernetes.md.
 package podlabels
 
 import (
@@ -19,8 +20,8 @@ import (
 // DefaultSocket is where heddle-kube listens.
 const DefaultSocket = "/run/heddle/kube.sock"
 
-// Labels of an endpoint that are not its pod's own. Those of a pod that begin with Reserved are left out: whoever writes
-// pods must not choose what only the node knows.
+// Labels of an endpoint that are not its pod's own. Those of a pod that begin with Reserved are
+// left out: whoever writes pods must not choose what only the node knows.
 const (
 	Reserved = "io.heddle."
 	Pod      = "io.heddle.pod"     // the pod's name

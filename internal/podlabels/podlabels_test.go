@@ -65,7 +65,8 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// FuzzHandler gives the handler targets: it answers each, and never asks about a pod that no pod can be.
+// FuzzHandler gives the handler targets: it answers each, and never asks about a pod that no pod
+// can be.
 func FuzzHandler(f *testing.F) {
 	f.Add("/v1/pods/shop/web-1/labels?uid=u1")
 	f.Add("/v1/pods/shop/a%2fb/labels")

@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/policy"
 )
 
-// largeState has rules allow rules of 100 to a policy, and endpoints in groups of ten (an app), spread over 100 nodes:
-// each app takes connections from 100 others, each on a port of its own.
+// largeState has rules allow rules of 100 to a policy, and endpoints in groups of ten (an app),
+// spread over 100 nodes: each app takes connections from 100 others, each on a port of its own.
 func largeState(rules, endpoints int) *policy.State {
 	s := &policy.State{Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Prefix6: netip.MustParsePrefix("fd48:6464:1::/96")}
 	apps := endpoints / 10
@@ -59,7 +59,8 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// BenchmarkUpdate changes one policy of 100 rules, and one endpoint's labels, among more and more rules.
+// BenchmarkUpdate changes one policy of 100 rules, and one endpoint's labels, among more and more
+// rules.
 func BenchmarkUpdate(b *testing.B) {
 	for _, rules := range []int{100, 1000, 10000, 100000} {
 		s := largeState(rules, 10000)
@@ -91,7 +92,8 @@ func BenchmarkUpdate(b *testing.B) {
 	}
 }
 
-// BenchmarkUpdateOneSubject changes a policy of one rule among more and more that are all about the same endpoints.
+// BenchmarkUpdateOneSubject changes a policy of one rule among more and more that are all about the
+// same endpoints.
 func BenchmarkUpdateOneSubject(b *testing.B) {
 	subject := policy.Subject{Selector: policy.Selector{Requirements: policy.Requirements{Labels: map[string]string{"app": "app0"}}}}
 	for _, rules := range []int{100, 1000, 10000, 100000} {

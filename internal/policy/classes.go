@@ -7,8 +7,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// reclassify gives every dirty point its class, computes the pairs of classes that are new or mean something else, and
-// notes all that in the change.
+// reclassify gives every dirty point its class, computes the pairs of classes that are new or mean
+// something else, and notes all that in the change.
 func (c *Compiler) reclassify() {
 	changed := make(map[*class]bool)
 	moves := make(map[*class]map[string][]*point) // by where points come from and go to
@@ -61,8 +61,8 @@ func inOrder(set map[*class]bool) []*class {
 	return out
 }
 
-// move brings points of one class to others. A class all of whose points go the same way keeps its number, so that
-// their entries can stay.
+// move brings points of one class to others. A class all of whose points go the same way keeps its
+// number, so that their entries can stay.
 func (c *Compiler) move(from *class, groups map[string][]*point, changed map[*class]bool, r revision) {
 	for key, points := range groups {
 		if from != nil && len(points) == len(from.members) && c.classes[key] == nil {
@@ -212,8 +212,8 @@ func (c *Compiler) generalOf(s *signature, direction int) (g general) {
 	return g
 }
 
-// side gives what the policies of k say of connections in a direction with points of other; nil: with one that no
-// peer selects. It costs what is said of other: k may have many policies.
+// side gives what the policies of k say of connections in a direction with points of other; nil:
+// with one that no peer selects. It costs what is said of other: k may have many policies.
 func (c *Compiler) side(k, other *class, direction int) profile {
 	rules := slices.Clip(k.general[direction].any)
 	if other != nil {

@@ -9,12 +9,13 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Compiler keeps the tables of one node in step with a State. What an Update costs depends on what has changed and on
-// what it concerns, but for a quick comparison of the two states' lists. It is not safe for concurrent use.
+// Compiler keeps the tables of one node in step with a State. What an Update costs depends on what
+// has changed and on what it concerns, but for a quick comparison of the two states' lists. It is
+// not safe for concurrent use.
 //
-// An endpoint, a node's address or a prefix is a point. Points that the same subjects and the same peers of rules select
-// have the same signature, and so one class: no rule can tell them apart. A pair of classes has an entry where rules make
-// its verdict another than the defaults of both.
+// An endpoint, a node's address or a prefix is a point. Points that the same subjects and the same
+// peers of rules select have the same signature, and so one class: no rule can tell them apart. A
+// pair of classes has an entry where rules make its verdict another than the defaults of both.
 type Compiler struct {
 	node  string
 	state *State // the last one compiled; nil before
@@ -131,8 +132,8 @@ func emptyTables() model.PolicyTables {
 		Pairs: make(map[model.ClassPair]model.PairVerdict)}
 }
 
-// Tables gives the tables that the last Update led to. The caller must not change them, and not keep them beyond the
-// next Update.
+// Tables gives the tables that the last Update led to. The caller must not change them, and not
+// keep them beyond the next Update.
 func (c *Compiler) Tables() model.PolicyTables { return c.tables }
 
 // Whole gives a change that brings any datapath to Tables.
@@ -140,9 +141,10 @@ func (c *Compiler) Whole() model.PolicyChange {
 	return model.PolicyChange{Reset: true, Set: c.tables}
 }
 
-// Update compiles s, and gives what has changed since the last Update; the first time everything, with Reset. Without
-// policies the tables are empty. s must not change while it is the last one, and a slice of s that is the last one's, its
-// memory included, must be as it was: then it costs nothing.
+// Update compiles s, and gives what has changed since the last Update; the first time everything,
+// with Reset. Without policies the tables are empty. s must not change while it is the last one,
+// and a slice of s that is the last one's, its memory included, must be as it was: then it costs
+// nothing.
 func (c *Compiler) Update(s *State) model.PolicyChange {
 	first := c.state == nil || !slices.Equal(c.state.Pool, s.Pool) || c.state.Prefix6 != s.Prefix6
 	if first {
@@ -199,10 +201,12 @@ func (c *Compiler) finish() model.PolicyChange {
 	return out
 }
 
-// manyTerms is how many new terms make it cheaper to look at every point once than to look for those that each concerns.
+// manyTerms is how many new terms make it cheaper to look at every point once than to look for
+// those that each concerns.
 const manyTerms = 200
 
-// manyNewTerms reports whether policies name more than manyTerms peers that no policy named before, or are that many.
+// manyNewTerms reports whether policies name more than manyTerms peers that no policy named before,
+// or are that many.
 func (c *Compiler) manyNewTerms(added []*Policy) bool {
 	fresh := len(added)
 	for _, p := range added {
@@ -240,7 +244,8 @@ func (c *Compiler) touchAll() {
 	}
 }
 
-// updatePolicies compiles new policies before it forgets old ones, so that the terms both have stay.
+// updatePolicies compiles new policies before it forgets old ones, so that the terms both have
+// stay.
 func (c *Compiler) updatePolicies(s *State) {
 	now := make(map[*Policy]bool, len(s.Policies))
 	var added []*Policy
@@ -452,7 +457,8 @@ func (c *Compiler) touchPrefixes(t *term) {
 	}
 }
 
-// usePrefix makes the point of a prefix if it is new. Nothing else changes: what was around it is as it was.
+// usePrefix makes the point of a prefix if it is new. Nothing else changes: what was around it is
+// as it was.
 func (c *Compiler) usePrefix(q netip.Prefix) {
 	c.prefixUses[q]++
 	if p := c.prefixPoints[q]; p != nil {

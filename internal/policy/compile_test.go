@@ -156,7 +156,8 @@ func (w *randomState) step() {
 	w.state = s
 }
 
-// TestCompilerAgreesWithDecide: after any sequence of changes, applied one by one, the tables say what the rules say.
+// TestCompilerAgreesWithDecide: after any sequence of changes, applied one by one, the tables say
+// what the rules say.
 func TestCompilerAgreesWithDecide(t *testing.T) {
 	states, steps := 60, 25
 	if testing.Short() {
@@ -200,8 +201,8 @@ func TestCompilerAgreesWithDecide(t *testing.T) {
 	}
 }
 
-// checkWhole compares the tables that changes led to with those that the compiler believes in, and makes sure that no
-// entry is left over. With hidden, a class may have no address to show.
+// checkWhole compares the tables that changes led to with those that the compiler believes in, and
+// makes sure that no entry is left over. With hidden, a class may have no address to show.
 func checkWhole(t *testing.T, seed uint64, step int, c *policy.Compiler, tables *model.PolicyTables, hidden bool) {
 	t.Helper()
 	whole := c.Tables()
@@ -229,8 +230,8 @@ func compiledAnew(s *policy.State) *model.PolicyTables {
 	return &out
 }
 
-// differing says what is different about two tables, but for the numbers of classes. Pairs of a class that has no address
-// to show are left out.
+// differing says what is different about two tables, but for the numbers of classes. Pairs of a
+// class that has no address to show are left out.
 func differing(have, want *model.PolicyTables) string {
 	number := make(map[model.Class]model.Class) // in want, by that in have
 	same := func(a, b model.ClassInfo) bool {
@@ -322,8 +323,8 @@ func TestNoPoliciesNoTables(t *testing.T) {
 	}
 }
 
-// TestCompilerFollowsNamespaces: an endpoint whose namespace gets or loses labels keeps its class and all it has, but for
-// the pairs with those whose rules name the namespace.
+// TestCompilerFollowsNamespaces: an endpoint whose namespace gets or loses labels keeps its class
+// and all it has, but for the pairs with those whose rules name the namespace.
 func TestCompilerFollowsNamespaces(t *testing.T) {
 	addr := netip.MustParseAddr
 	peer := policy.Selector{Namespace: &policy.NamespaceSelector{Requirements: policy.Requirements{Labels: map[string]string{"tier": "shop"}}}}
@@ -361,8 +362,8 @@ func TestCompilerFollowsNamespaces(t *testing.T) {
 	}
 }
 
-// TestSharedAddress: of two endpoints with one address this node's is judged, else the first; the other one is as soon as
-// it is gone, by all its rules.
+// TestSharedAddress: of two endpoints with one address this node's is judged, else the first; the
+// other one is as soon as it is gone, by all its rules.
 func TestSharedAddress(t *testing.T) {
 	for _, nodes := range [][2]string{{"n1", "n2"}, {"n1", "n0"}, {"n2", "n0"}, {"n1", "n1"}} {
 		for guarded := range 2 { // who is denied to all

@@ -10,22 +10,25 @@ import (
 
 // State is everything that rules are judged by.
 type State struct {
-	// Pool are the overlay's IPv4 prefixes, Prefix6 makes their IPv6 forms (model.Overlay6); the zero Prefix: none.
+	// Pool are the overlay's IPv4 prefixes, Prefix6 makes their IPv6 forms (model.Overlay6); the
+	// zero Prefix: none.
 	Pool    []netip.Prefix
 	Prefix6 netip.Prefix
 	Nodes   []Node
 	// Self is the node that judges.
 	Self string
-	// Endpoints have unique pairs of Node and ID. An address that several have, as may be while one with an address of another
-	// network moves, or where an entry of the store is stale, is judged as that of Self's endpoint, else of the first in order.
+	// Endpoints have unique pairs of Node and ID. An address that several have, as may be while one
+	// with an address of another network moves, or where an entry of the store is stale, is judged
+	// as that of Self's endpoint, else of the first in order.
 	Endpoints  model.Endpoints
 	Namespaces []Namespace
-	// Policies are valid and have unique names. They are not changed once they are here: a policy that changes
-	// is another *Policy.
+	// Policies are valid and have unique names. They are not changed once they are here: a policy
+	// that changes is another *Policy.
 	Policies []*Policy
 }
 
-// Node is a node with its own addresses, gateways included: those that a node process may use towards containers.
+// Node is a node with its own addresses, gateways included: those that a node process may use
+// towards containers.
 type Node struct {
 	Name  string
 	Addrs []netip.Addr
@@ -53,7 +56,8 @@ func (s *State) inPool(a netip.Addr) bool {
 	return slices.ContainsFunc(s.forms(a), s.inPool4)
 }
 
-// linkPrefixes hold what goes no further than the link between an endpoint and its node: who hears it is the node.
+// linkPrefixes hold what goes no further than the link between an endpoint and its node: who hears
+// it is the node.
 var linkPrefixes = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"),
 	netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("fe80::/10"),
@@ -72,7 +76,8 @@ func (s *State) namespaceLabels(name string) map[string]string {
 	return Namespace{Name: name}.all()
 }
 
-// Probe is a connection, or a datagram, to be judged. Of ICMP and of protocols without ports the port means nothing.
+// Probe is a connection, or a datagram, to be judged. Of ICMP and of protocols without ports the
+// port means nothing.
 type Probe struct {
 	From, To netip.Addr
 	Protocol model.Protocol
@@ -82,8 +87,8 @@ type Probe struct {
 // Explanation says what becomes of a probe and why.
 type Explanation struct {
 	Verdict model.Verdict
-	// Egress is what From may send, Ingress what To may receive. Of an address that is no endpoint's, nobody says
-	// anything.
+	// Egress is what From may send, Ingress what To may receive. Of an address that is no
+	// endpoint's, nobody says anything.
 	Egress, Ingress Side
 	// Itself: both addresses are one endpoint's. No rule is asked about that.
 	Itself bool
@@ -96,14 +101,15 @@ type Side struct {
 	Verdict  model.Verdict
 	// Policies are the names of all that speak of this endpoint and direction, sorted.
 	Policies []string
-	// Policy is the one that decided, "" if there is none. Rule is its rule's index, or -1 if its default
-	// decided; RuleName the rule's name if it has one.
+	// Policy is the one that decided, "" if there is none. Rule is its rule's index, or -1 if its
+	// default decided; RuleName the rule's name if it has one.
 	Policy   string
 	Rule     int
 	RuleName string
 }
 
-// Decide gives the verdict on a probe, from the rules as they are written, without any of the compiler's shortcuts.
+// Decide gives the verdict on a probe, from the rules as they are written, without any of the
+// compiler's shortcuts.
 func Decide(s *State, p Probe) model.Verdict { return Explain(s, p).Verdict }
 
 // Explain gives the verdict on a probe, and the rule on either side that leads to it.
@@ -131,8 +137,8 @@ func Explain(s *State, p Probe) Explanation {
 	return x
 }
 
-// judge asks the policies of one endpoint about a peer: the worst of all rules that deny, else the first that allows,
-// else the worst of the defaults.
+// judge asks the policies of one endpoint about a peer: the worst of all rules that deny, else the
+// first that allows, else the worst of the defaults.
 func (s *State) judge(side *Side, subject model.Endpoint, peer netip.Addr, probe Probe, direction func(*Policy) *Direction) {
 	type decision struct {
 		policy   *Policy

@@ -5,7 +5,8 @@ import (
 	"slices"
 )
 
-// indexKey is a label that an endpoint may have, or its namespace (scope 'n'): with one value, or with any.
+// indexKey is a label that an endpoint may have, or its namespace (scope 'n'): with one value, or
+// with any.
 type indexKey struct {
 	scope    byte // 'e' or 'n'
 	key      string
@@ -22,8 +23,9 @@ type selection struct {
 	keys     []indexKey     // where it is found; none: it has to be tried with every endpoint
 }
 
-// selectorIndex finds the selectors that select an endpoint, and the endpoints that a selector selects, without trying
-// each with each. Every selector hangs on one label that it requires, the rarest among endpoints.
+// selectorIndex finds the selectors that select an endpoint, and the endpoints that a selector
+// selects, without trying each with each. Every selector hangs on one label that it requires, the
+// rarest among endpoints.
 type selectorIndex struct {
 	byKey     map[indexKey]map[*selection]bool
 	unkeyed   map[*selection]bool

@@ -10,10 +10,11 @@ type revision struct {
 
 // pairAll computes the pairs that may have changed with the signatures of classes.
 //
-// The verdict on a pair of classes comes from the rules of each that name a term of the other, from the rules for any peer,
-// and from the defaults. So a class that has got or lost a policy has other verdicts with the classes that have a term of
-// that policy, or had; and one that has got or lost a term, with the classes that have a policy which names it, or had.
-// With all others it has the verdicts of before, unless rules for any peer or defaults are others now.
+// The verdict on a pair of classes comes from the rules of each that name a term of the other, from
+// the rules for any peer, and from the defaults. So a class that has got or lost a policy has other
+// verdicts with the classes that have a term of that policy, or had; and one that has got or lost a
+// term, with the classes that have a policy which names it, or had. With all others it has the
+// verdicts of before, unless rules for any peer or defaults are others now.
 func (c *Compiler) pairAll(changed map[*class]bool, r revision) {
 	lostTerm := make(map[termID]map[*class]bool)
 	for k, before := range r.before {
@@ -78,8 +79,9 @@ func difference[T policyID | termID](a, b []T) (out []T) {
 	return append(append(out, a...), b...)
 }
 
-// concerned gives the classes with which k may have other verdicts than before, but for those that find k themselves,
-// because what they name of it has changed. lostTerm are classes that had a term before they got another signature.
+// concerned gives the classes with which k may have other verdicts than before, but for those that
+// find k themselves, because what they name of it has changed. lostTerm are classes that had a term
+// before they got another signature.
 func (c *Compiler) concerned(k *class, before *signature, lostTerm map[termID]map[*class]bool) map[*class]bool {
 	others := make(map[*class]bool)
 	for _, id := range difference(before.policies, k.signature.policies) {

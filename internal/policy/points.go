@@ -48,8 +48,8 @@ type point struct {
 	gone  bool
 }
 
-// signature is what two points must have in common to be of one class: who selects them, and which peers of rules they
-// are.
+// signature is what two points must have in common to be of one class: who selects them, and which
+// peers of rules they are.
 type signature struct {
 	policies []policyID
 	terms    []termID
@@ -133,7 +133,8 @@ func (p *point) prefixes() []netip.Prefix {
 	return out
 }
 
-// base are the prefixes that are always there: they tell outside from the overlay and from the link.
+// base are the prefixes that are always there: they tell outside from the overlay and from the
+// link.
 func (s *State) base() []netip.Prefix {
 	out := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	return slices.Concat(out, linkPrefixes, s.pools())
@@ -209,7 +210,8 @@ func sameEndpoint(p *point, e model.Endpoint) bool {
 	return p.name == e.Name && slices.Equal(p.addrs, e.Addrs) && maps.Equal(p.labels, e.Labels)
 }
 
-// holders are the endpoints that have an address, the one that it is judged as first: see State.Endpoints.
+// holders are the endpoints that have an address, the one that it is judged as first: see
+// State.Endpoints.
 type holders map[netip.Addr][]*point
 
 // of gives the endpoint that a is judged as; nil: a is no endpoint's.

@@ -1,6 +1,7 @@
-// Package policy says which connections a network's rules allow: the documents' model, a plain evaluator (Decide,
-// Explain) and a compiler that keeps the tables of one node (model.PolicyTables) in step with endpoints and rules. It
-// does no I/O. What the rules mean is written for operators in docs/howto/policy.md.
+// Package policy says which connections a network's rules allow: the documents' model, a plain
+// evaluator (Decide, Explain) and a compiler that keeps the tables of one node (model.PolicyTables)
+// in step with endpoints and rules. It does no I/O. What the rules mean is written for operators in
+// docs/howto/policy.md.
 package policy
 
 import (
@@ -12,40 +13,46 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Policy is one document: what endpoints that it selects may receive and send. Policies are independent of each other
-// and of any order. For one endpoint and direction, of all rules of all policies that select it and speak of the
-// direction: a deny that matches beats every allow, an allow that matches beats every default, and of the defaults deny
-// beats allow. An endpoint that no policy selects for a direction is open in it.
+// Policy is one document: what endpoints that it selects may receive and send. Policies are
+// independent of each other and of any order. For one endpoint and direction, of all rules of all
+// policies that select it and speak of the direction: a deny that matches beats every allow, an
+// allow that matches beats every default, and of the defaults deny beats allow. An endpoint that no
+// policy selects for a direction is open in it.
 type Policy struct {
 	// Name is unique in the network: see ValidateName.
 	Name string `json:"name"`
-	// Source is who keeps it: SourceKubernetes, or empty for an operator. It has no influence on traffic.
+	// Source is who keeps it: SourceKubernetes, or empty for an operator. It has no influence on
+	// traffic.
 	Source string `json:"source,omitempty"`
 	// Subject says whom the policy is about.
 	Subject Subject `json:"subject"`
-	// Ingress is about connections to the subject, Egress about its own. Nil: the policy does not speak of them.
+	// Ingress is about connections to the subject, Egress about its own. Nil: the policy does not
+	// speak of them.
 	Ingress *Direction `json:"ingress,omitempty"`
 	Egress  *Direction `json:"egress,omitempty"`
 }
 
-// SourceKubernetes is the Source of policies and namespaces that heddle-kube keeps as the API server has them. It changes and deletes no
-// others.
+// SourceKubernetes is the Source of policies and namespaces that heddle-kube keeps as the API
+// server has them. It changes and deletes no others.
 const SourceKubernetes = "kubernetes"
 
-// Subject selects endpoints. All that is set has to hold; without anything set it selects every endpoint.
+// Subject selects endpoints. All that is set has to hold; without anything set it selects every
+// endpoint.
 type Subject struct {
 	Selector
 	// Prefixes: one of the endpoint's addresses is in one of them. Empty: any address.
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"`
 }
 
-// Selector selects endpoints by their labels and by their namespace. The zero Selector selects every endpoint.
+// Selector selects endpoints by their labels and by their namespace. The zero Selector selects
+// every endpoint.
 type Selector struct {
 	Requirements
 	Namespace *NamespaceSelector `json:"namespace,omitempty"`
 }
 
-// NamespaceSelector selects namespaces by name and by labels. Every namespace has the label NamespaceNameLabel.
+// NamespaceSelector selects namespaces by name and by labels. Every namespace has the label
+// NamespaceNameLabel.
 type NamespaceSelector struct {
 	// Name is the namespace's; empty: any.
 	Name string `json:"name,omitempty"`
@@ -70,7 +77,8 @@ type Expression struct {
 // Operator is how an Expression compares.
 type Operator string
 
-// Operators, with the meaning that Kubernetes gives them: NotIn holds for a label that is not there, too.
+// Operators, with the meaning that Kubernetes gives them: NotIn holds for a label that is not
+// there, too.
 const (
 	In        Operator = "in"
 	NotIn     Operator = "not_in"
@@ -139,8 +147,8 @@ type Rule struct {
 type Peer struct {
 	// Endpoints are endpoints of the network.
 	Endpoints *Selector `json:"endpoints,omitempty"`
-	// Prefix is all of its addresses, whosoever they are, but for those in Except. Of an overlay address both
-	// forms, IPv4 and IPv6, are in a prefix if one is.
+	// Prefix is all of its addresses, whosoever they are, but for those in Except. Of an overlay
+	// address both forms, IPv4 and IPv6, are in a prefix if one is.
 	Prefix netip.Prefix   `json:"prefix,omitzero"`
 	Except []netip.Prefix `json:"except,omitempty"`
 	Entity Entity         `json:"entity,omitempty"`
@@ -157,8 +165,8 @@ const (
 	EntityOutside   Entity = "outside"   // none of these, and outside the overlay's pool
 )
 
-// Ports is a range of destination ports of a protocol, in host byte order. A protocol without ports, or all of its
-// ports, is 0-65535.
+// Ports is a range of destination ports of a protocol, in host byte order. A protocol without
+// ports, or all of its ports, is 0-65535.
 type Ports struct {
 	Protocol    model.Protocol
 	First, Last uint16

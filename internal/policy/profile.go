@@ -16,8 +16,8 @@ type segment struct {
 	verdict     model.Verdict
 }
 
-// profile is a verdict for every port of each of protocols, in that order: segments that cover all ports, in order,
-// neighbours different.
+// profile is a verdict for every port of each of protocols, in that order: segments that cover all
+// ports, in order, neighbours different.
 type profile [len(protocols)][]segment
 
 // compiledRule is a rule without its peers.
@@ -43,8 +43,8 @@ func (p profile) isConstant() bool {
 	return true
 }
 
-// profileOf gives what rules that match a peer come to: of the denials the worst, else allow if one allows, else
-// byDefault.
+// profileOf gives what rules that match a peer come to: of the denials the worst, else allow if one
+// allows, else byDefault.
 func profileOf(byDefault model.Verdict, rules []*compiledRule) (p profile) {
 	if len(rules) == 0 {
 		return constant(byDefault)

@@ -18,8 +18,8 @@ const NamespaceNameLabel = "kubernetes.io/metadata.name"
 // DefaultNamespace is that of endpoints which say nothing of theirs.
 const DefaultNamespace = "default"
 
-// NamespaceOf gives an endpoint's namespace: its label NamespaceLabel, or else the part of its name before the first
-// '/', or else DefaultNamespace.
+// NamespaceOf gives an endpoint's namespace: its label NamespaceLabel, or else the part of its name
+// before the first '/', or else DefaultNamespace.
 func NamespaceOf(e model.Endpoint) string {
 	if ns := e.Labels[NamespaceLabel]; ns != "" {
 		return ns
@@ -30,8 +30,8 @@ func NamespaceOf(e model.Endpoint) string {
 	return DefaultNamespace
 }
 
-// Namespace is a group of endpoints that has labels of its own. Namespaces exist by their endpoints; one that nobody
-// described has no label but NamespaceNameLabel.
+// Namespace is a group of endpoints that has labels of its own. Namespaces exist by their
+// endpoints; one that nobody described has no label but NamespaceNameLabel.
 type Namespace struct {
 	Name   string            `json:"name"`
 	Source string            `json:"source,omitempty"` // as a Policy's

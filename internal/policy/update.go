@@ -44,11 +44,12 @@ func mergedKeys[V any](a, b map[string]V) map[string]bool {
 	return out
 }
 
-// nodeRefs counts the nodes that have an address: this one, and others. It is the host's if it is this one's, too.
+// nodeRefs counts the nodes that have an address: this one, and others. It is the host's if it is
+// this one's, too.
 type nodeRefs struct{ host, others int }
 
-// updateNodes brings the points of nodes' addresses to those that are there now. It looks at what is between what both lists
-// begin and end with.
+// updateNodes brings the points of nodes' addresses to those that are there now. It looks at what
+// is between what both lists begin and end with.
 func (c *Compiler) updateNodes(before, after []Node) {
 	for len(before) > 0 && len(after) > 0 && untouched(before[0], after[0]) {
 		before, after = before[1:], after[1:]

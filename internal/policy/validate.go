@@ -44,9 +44,9 @@ func fault(path, remedy, reason string, args ...any) error {
 	return &FieldError{Path: path, Reason: fmt.Sprintf(reason, args...), Remedy: remedy}
 }
 
-// ValidateName checks a policy's name: one or two parts joined by '/', each of a-z, 0-9, '-' and '.', beginning and
-// ending with a letter or digit; at most MaxName bytes. Policies that came as Kubernetes objects have two, namespace
-// and name.
+// ValidateName checks a policy's name: one or two parts joined by '/', each of a-z, 0-9, '-' and
+// '.', beginning and ending with a letter or digit; at most MaxName bytes. Policies that came as
+// Kubernetes objects have two, namespace and name.
 func ValidateName(name string) error {
 	parts := strings.Split(name, "/")
 	if name == "" || len(name) > MaxName || len(parts) > 2 {

@@ -13,8 +13,8 @@ type commandLine struct {
 	logFormat string // --log-format: "text" or "json"
 }
 
-// Flags of runc and crun that take a value in the next argument. Any other flag is a switch. The two
-// sets are written down because a value could look like a subcommand: `--root create`.
+// Flags of runc and crun that take a value in the next argument. Any other flag is a switch. The
+// two sets are written down because a value could look like a subcommand: `--root create`.
 var (
 	globalValues  = []string{"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager"}
 	createValues  = []string{"b", "bundle", "console-socket", "pid-file", "preserve-fds", "f", "config"}

@@ -16,17 +16,19 @@ import (
 
 // Annotations that make a container Heddle's.
 const (
-	// AnnotationEndpoint holds the name of the container's endpoint at the node's agent, or model.EndpointByNetns. A
-	// container without it is Heddle's if its network namespace is that of an endpoint, and else left alone.
+	// AnnotationEndpoint holds the name of the container's endpoint at the node's agent, or
+	// model.EndpointByNetns. A container without it is Heddle's if its network namespace is that of
+	// an endpoint, and else left alone.
 	AnnotationEndpoint = "io.heddle.endpoint"
 	// AnnotationSocket holds the path of the agent's seccomp socket, if it is not the default.
 	AnnotationSocket = "io.heddle.seccomp-socket"
-	// AnnotationIntercept says "false" of a container that is to stay on the plain overlay although it has an endpoint.
-	// It is the one that may come from who writes a pod: it can only take away.
+	// AnnotationIntercept says "false" of a container that is to stay on the plain overlay although
+	// it has an endpoint. It is the one that may come from who writes a pod: it can only take away.
 	AnnotationIntercept = "io.heddle.intercept"
 )
 
-// Kubernetes' runtimes mark the process that only holds a pod's namespaces open: it makes no sockets.
+// Kubernetes' runtimes mark the process that only holds a pod's namespaces open: it makes no
+// sockets.
 const (
 	annotationKind = "io.kubernetes.cri.container-type"
 	kindSandbox    = "sandbox"
@@ -35,12 +37,14 @@ const (
 // DefaultSocket is where the node's agent waits for seccomp notification fds.
 const DefaultSocket = "/run/heddle/seccomp.sock"
 
-// EditBundle makes the container of an OCI bundle one whose TCP sockets the agent makes: it adds the
-// seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint or is in the network
-// namespace of an endpoint. socket overrides the annotation and the default; "" does not. all adds the listener to
-// every container with a network namespace of its own: its endpoint is then looked for as long as it has none. It
-// reports whether the file was changed; one that was edited before is left as it is, and so is one whose profile
-// forbids TCP sockets and ioctls of devices already. A container with model.AnnotationVerbs also gets its endpoint's RDMA device. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
+// EditBundle makes the container of an OCI bundle one whose TCP sockets the agent makes: it adds
+// the seccomp listener to the bundle's config.json, if the container carries AnnotationEndpoint or
+// is in the network namespace of an endpoint. socket overrides the annotation and the default; ""
+// does not. all adds the listener to every container with a network namespace of its own: its
+// endpoint is then looked for as long as it has none. It reports whether the file was changed; one
+// that was edited before is left as it is, and so is one whose profile forbids TCP sockets and
+// ioctls of devices already. A container with model.AnnotationVerbs also gets its endpoint's RDMA
+// device. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
 // of any other. One that is not Heddle's, or has opted out, has its ioctls trapped.
 func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
 	path := filepath.Join(bundle, "config.json")
@@ -140,7 +144,8 @@ func addListener(config object, endpoint, socket string, calls []trap) (changed 
 	return true, nil
 }
 
-// readAnnotations gives the endpoint's name, "" for a container that names none, and the agent's socket.
+// readAnnotations gives the endpoint's name, "" for a container that names none, and the agent's
+// socket.
 func readAnnotations(config object) (endpoint, socket string, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
@@ -164,7 +169,8 @@ func readAnnotations(config object) (endpoint, socket string, err error) {
 	return endpoint, socket, nil
 }
 
-// optsOut reports whether a container is not to be intercepted by its own wish, or is the one that holds a pod's namespaces.
+// optsOut reports whether a container is not to be intercepted by its own wish, or is the one that
+// holds a pod's namespaces.
 func optsOut(config object) (bool, error) {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
@@ -186,8 +192,8 @@ func isSandbox(config object) bool {
 	return annotations[annotationKind] == kindSandbox
 }
 
-// hasListener reports whether the profile has our listener already. Another's is an error: the kernel
-// gives a task tree one listener (EBUSY).
+// hasListener reports whether the profile has our listener already. Another's is an error: the
+// kernel gives a task tree one listener (EBUSY).
 func hasListener(profile object, socket, endpoint string) (bool, error) {
 	if profile["listenerPath"] == nil {
 		return false, nil

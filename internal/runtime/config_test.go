@@ -155,7 +155,8 @@ func FuzzAddListener(f *testing.F) {
 	})
 }
 
-// TestEditBundleOfDocker: Docker names no endpoint and no namespace; its hook says that there may be one.
+// TestEditBundleOfDocker: Docker names no endpoint and no namespace; its hook says that there may
+// be one.
 func TestEditBundleOfDocker(t *testing.T) {
 	const hook = `"hooks":{"prestart":[{"path":"/proc/1/exe","args":["libnetwork-setkey","-exec-root=/var/run/docker","0123","4567"]}]}`
 	for config, want := range map[string]bool{

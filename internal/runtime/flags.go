@@ -12,17 +12,19 @@ import (
 
 // Flags of seccomp filters, as configurations name them.
 const (
-	// flagWaitKillable keeps signals from interrupting a call that the agent is answering. It needs Linux 5.19, and a
-	// runtime with libseccomp 2.6.
+	// flagWaitKillable keeps signals from interrupting a call that the agent is answering. It needs
+	// Linux 5.19, and a runtime with libseccomp 2.6.
 	flagWaitKillable = "SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"
 	// flagSpecAllow is what runc sets for a profile that says nothing of flags.
 	flagSpecAllow = "SECCOMP_FILTER_FLAG_SPEC_ALLOW"
 )
 
-// featuresTimeout bounds the question what a runtime can do; it takes some 10 ms (knownFeatures seldom asks).
+// featuresTimeout bounds the question what a runtime can do; it takes some 10 ms (knownFeatures
+// seldom asks).
 const featuresTimeout = 5 * time.Second
 
-// features is what is read of the answer to `features`, which the OCI runtime specification defines.
+// features is what is read of the answer to `features`, which the OCI runtime specification
+// defines.
 type features struct {
 	Linux struct {
 		Seccomp struct {
@@ -32,7 +34,8 @@ type features struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// featuresOf asks a runtime what it can do. One that does not say (ok is false) can do nothing of what is asked here.
+// featuresOf asks a runtime what it can do. One that does not say (ok is false) can do nothing of
+// what is asked here.
 func featuresOf(program string) (_ features, ok bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), featuresTimeout)
 	defer cancel()
@@ -44,8 +47,9 @@ func featuresOf(program string) (_ features, ok bool) {
 	return f, true
 }
 
-// flags gives the flags of a profile that has some (have), or says nothing of them (nil), with flagWaitKillable; nil if
-// the runtime or its kernel does not know that, or what it would do without a list is not known.
+// flags gives the flags of a profile that has some (have), or says nothing of them (nil), with
+// flagWaitKillable; nil if the runtime or its kernel does not know that, or what it would do
+// without a list is not known.
 func (f features) flags(have []any) []any {
 	can := f.Linux.Seccomp.SupportedFlags
 	if !slices.Contains(can, flagWaitKillable) || slices.Contains(have, any(flagWaitKillable)) {
@@ -64,8 +68,8 @@ func (f features) flags(have []any) []any {
 	return flags
 }
 
-// waitKillable has the runtime program keep signals from the calls that the agent answers, if it can. The bundle has the
-// listener already.
+// waitKillable has the runtime program keep signals from the calls that the agent answers, if it
+// can. The bundle has the listener already.
 func waitKillable(bundle, program string) error {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)

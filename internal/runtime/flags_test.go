@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestFlags: a runtime that can is asked to keep signals from answered calls, beside what the profile or the runtime has.
+// TestFlags: a runtime that can is asked to keep signals from answered calls, beside what the
+// profile or the runtime has.
 func TestFlags(t *testing.T) {
 	const wait, spec, log = flagWaitKillable, flagSpecAllow, "SECCOMP_FILTER_FLAG_LOG"
 	const runc = `"annotations":{"org.opencontainers.runc.version":"1.5.0"},`

@@ -9,10 +9,11 @@ import (
 	"strings"
 )
 
-// injection declares what a container gets that its bundle does not have: by the file name of a library, by paths of the
-// node, by numbers of devices. inject adds it to the bundle's config.json.
+// injection declares what a container gets that its bundle does not have: by the file name of a
+// library, by paths of the node, by numbers of devices. inject adds it to the bundle's config.json.
 type injection struct {
-	// annotation has it added, if it says "true"; "false" is as good as none. Empty: it is always added.
+	// annotation has it added, if it says "true"; "false" is as good as none. Empty: it is always
+	// added.
 	annotation string
 	libraries  []library
 	// env has variables, as NAME=VALUE.
@@ -60,7 +61,8 @@ func libraryDirs() []string {
 	return []string{dir, filepath.Join(dir, "../lib/heddle")}
 }
 
-// inject adds to a configuration what the container asks for. The configuration was not edited before.
+// inject adds to a configuration what the container asks for. The configuration was not edited
+// before.
 func inject(config object, list []injection, to target, dirs []string) error {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
@@ -176,9 +178,9 @@ func addDevice(config object, d device) error {
 	return nil
 }
 
-// taken looks whether something can be at a path of the container's: in /dev, which must be memory of its own so that
-// nothing is written to its image, and where the bundle has nothing else itself. It reports whether the bundle has the same
-// there: it was copied from one that was edited.
+// taken looks whether something can be at a path of the container's: in /dev, which must be memory
+// of its own so that nothing is written to its image, and where the bundle has nothing else itself.
+// It reports whether the bundle has the same there: it was copied from one that was edited.
 func taken(config object, at string, same func(entry object) bool) (there bool, err error) {
 	if kind, err := mountedAs(config, "/dev"); err != nil {
 		return false, err
@@ -229,7 +231,8 @@ func mountedAs(config object, path string) (kind string, err error) {
 	return kind, nil
 }
 
-// preloadVariable names the libraries that the dynamic linker loads before others, separated by colons.
+// preloadVariable names the libraries that the dynamic linker loads before others, separated by
+// colons.
 const preloadVariable = "LD_PRELOAD"
 
 // addEnv adds the libraries to those that are preloaded, and the variables.

@@ -31,7 +31,8 @@ func installed(t *testing.T) string {
 	return dir
 }
 
-// TestInject: every kind of thing is added where the real runtime looks for it, after what the bundle has.
+// TestInject: every kind of thing is added where the real runtime looks for it, after what the
+// bundle has.
 func TestInject(t *testing.T) {
 	dir := installed(t)
 	config, err := decodeConfig("c", []byte(carded))

@@ -8,9 +8,10 @@ import (
 	"testing"
 )
 
-// TestTrapIoctls: where an agent listens, the ioctls of devices of every container are its to make, also of one that is not
-// intercepted; but for those that could do as the node's root does, and those that only hold namespaces open. Where none listens,
-// or the profile has a listener of its own, nothing is changed.
+// TestTrapIoctls: where an agent listens, the ioctls of devices of every container are its to make,
+// also of one that is not intercepted; but for those that could do as the node's root does, and
+// those that only hold namespaces open. Where none listens, or the profile has a listener of its
+// own, nothing is changed.
 func TestTrapIoctls(t *testing.T) {
 	config := func(network, more, profile string) string {
 		return fmt.Sprintf(`{%s"linux":{"namespaces":[{"type":"network"%s}]%s}}`, more, network, profile)

@@ -12,12 +12,12 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// recordFile is what the agent writes its endpoints down in, in the directory of its sockets. It is there while no
-// agent runs, too.
+// recordFile is what the agent writes its endpoints down in, in the directory of its sockets. It is
+// there while no agent runs, too.
 const recordFile = "node.json"
 
-// inEndpoint reports whether a container that names no endpoint is in the network namespace of one, or, if all is set,
-// in any of its own. problem says why that could not be told.
+// inEndpoint reports whether a container that names no endpoint is in the network namespace of one,
+// or, if all is set, in any of its own. problem says why that could not be told.
 func inEndpoint(config object, socket string, all bool) (ours bool, problem string, err error) {
 	linux, ok := config["linux"].(object)
 	if !ok {
@@ -46,7 +46,8 @@ func inEndpoint(config object, socket string, all bool) (ours bool, problem stri
 	return false, "", nil
 }
 
-// recorded reports whether the agent's record has an intercepted endpoint with the network namespace at path.
+// recorded reports whether the agent's record has an intercepted endpoint with the network
+// namespace at path.
 func recorded(record, path string) (bool, error) {
 	all, err := readRecord(record)
 	if err != nil {
@@ -73,8 +74,8 @@ func readRecord(record string) ([]model.Endpoint, error) {
 	return r.Endpoints, nil
 }
 
-// inNetns gives those of all endpoints that are in the network namespace at path; none if there is no such namespace, which the real
-// runtime will say.
+// inNetns gives those of all endpoints that are in the network namespace at path; none if there is
+// no such namespace, which the real runtime will say.
 func inNetns(all []model.Endpoint, path string) (in []model.Endpoint) {
 	there, err := os.Stat(path)
 	if err != nil {
@@ -88,7 +89,8 @@ func inNetns(all []model.Endpoint, path string) (in []model.Endpoint) {
 	return in
 }
 
-// netnsPath gives the path of the network namespace that a container is to be in; "" if the real runtime makes it, or there is none.
+// netnsPath gives the path of the network namespace that a container is to be in; "" if the real
+// runtime makes it, or there is none.
 func netnsPath(config object) string {
 	linux, _ := config["linux"].(object)
 	list, _ := linux["namespaces"].([]any)
@@ -101,11 +103,12 @@ func netnsPath(config object) string {
 	return ""
 }
 
-// dockerHook is the argument of the hook by which Docker moves its networks' devices into the namespace that the real
-// runtime makes.
+// dockerHook is the argument of the hook by which Docker moves its networks' devices into the
+// namespace that the real runtime makes.
 const dockerHook = "libnetwork-setkey"
 
-// hasDockerHook reports whether Docker gives the container networks once its namespace is there: one may be Heddle's.
+// hasDockerHook reports whether Docker gives the container networks once its namespace is there:
+// one may be Heddle's.
 func hasDockerHook(config object) bool {
 	hooks, _ := config["hooks"].(object)
 	list, _ := hooks["prestart"].([]any)

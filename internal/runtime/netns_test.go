@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// A container that names no endpoint is Heddle's if the agent's record has its network namespace, under whatever path.
+// A container that names no endpoint is Heddle's if the agent's record has its network namespace,
+// under whatever path.
 func TestEndpointByNetns(t *testing.T) {
 	dir := t.TempDir()
 	ns, other, link := filepath.Join(dir, "ns"), filepath.Join(dir, "other"), filepath.Join(dir, "link")

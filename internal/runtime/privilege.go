@@ -7,7 +7,8 @@ import (
 	"strings"
 )
 
-// AnnotationLeft says in a container's configuration why it was not intercepted although it has an endpoint.
+// AnnotationLeft says in a container's configuration why it was not intercepted although it has an
+// endpoint.
 const AnnotationLeft = "io.heddle.not-intercepted"
 
 // Reasons for which a container is left on the overlay.
@@ -16,9 +17,9 @@ const (
 	leftNetwork    = "node_network"       // it has the node's own sockets already
 )
 
-// rootsOwn are capabilities that, in the node's user namespace, make a container as good as the node's root: no
-// protection around a node socket holds against them. NET_ADMIN is not one of them: what it allows on a node socket
-// is refused or acts on the container's own network namespace.
+// rootsOwn are capabilities that, in the node's user namespace, make a container as good as the
+// node's root: no protection around a node socket holds against them. NET_ADMIN is not one of them:
+// what it allows on a node socket is refused or acts on the container's own network namespace.
 var rootsOwn = []string{"SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"}
 
 // left is why a container must not be intercepted.
@@ -48,8 +49,8 @@ func whyLeft(config object) (_ left, found bool, err error) {
 	return left{leftCapability, "the container has CAP_" + capability + " in the node's user namespace"}, true, nil
 }
 
-// hasNamespace reports whether the container has a namespace of this type that is not the one at nodes, this
-// process's.
+// hasNamespace reports whether the container has a namespace of this type that is not the one at
+// nodes, this process's.
 func hasNamespace(config object, kind, nodes string) (bool, error) {
 	linux, err := readObject(config, "linux", "linux")
 	if err != nil {
@@ -108,7 +109,8 @@ func strongest(config object) (string, error) {
 	return "", nil
 }
 
-// leave notes in a configuration why its container is not intercepted, and reports whether that is news.
+// leave notes in a configuration why its container is not intercepted, and reports whether that is
+// news.
 func leave(config object, why left, socket string) (changed bool, err error) {
 	linux, err := readObject(config, "linux", "linux")
 	if err != nil {

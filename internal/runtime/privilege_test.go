@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPrivilegedIsLeft: a container that could do as the node's root does is not intercepted, and says so; one that
-// only could in a user namespace of its own is.
+// TestPrivilegedIsLeft: a container that could do as the node's root does is not intercepted, and
+// says so; one that only could in a user namespace of its own is.
 func TestPrivilegedIsLeft(t *testing.T) {
 	const network, user = `{"type":"network"}`, `{"type":"user"}`
 	node := `{"type":"network","path":"/proc/self/ns/net"}`

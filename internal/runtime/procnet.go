@@ -16,8 +16,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
-// AnnotationProcNet says in a container's configuration why its /proc/net/tcp is the kernel's, which has none of its intercepted
-// connections.
+// AnnotationProcNet says in a container's configuration why its /proc/net/tcp is the kernel's,
+// which has none of its intercepted connections.
 const AnnotationProcNet = "io.heddle.proc-net"
 
 // Reasons for which a container's /proc/net stays the kernel's.
@@ -32,8 +32,9 @@ const (
 // coverCommand is the argument by which the real runtime calls this program back.
 const coverCommand = "heddle-cover-proc-net"
 
-// sockDiag has ss, and what else can, read /proc/net/tcp: the kernel's answer by netlink is about the container's own stack,
-// and nothing else than the kernel can give it. A kernel without sock_diag says the same.
+// sockDiag has ss, and what else can, read /proc/net/tcp: the kernel's answer by netlink is about
+// the container's own stack, and nothing else than the kernel can give it. A kernel without
+// sock_diag says the same.
 var sockDiag = trap{syscall: "socket", calls: []callSet{diagSocket()}, answer: object{"action": actErrno, "errnoRet": number(93)}} // EPROTONOSUPPORT
 
 func diagSocket() callSet {
@@ -44,9 +45,10 @@ func diagSocket() callSet {
 	return b
 }
 
-// addProcNet has the container's /proc/net/tcp and /proc/net/tcp6 show its intercepted connections, by the mounts that procMounts
-// gave. It edits the configuration of a bundle in place, or notes in it why it does not. record is empty if the configuration says that the container has an
-// endpoint, or where to look for one when its network namespace is made.
+// addProcNet has the container's /proc/net/tcp and /proc/net/tcp6 show its intercepted connections,
+// by the mounts that procMounts gave. It edits the configuration of a bundle in place, or notes in
+// it why it does not. record is empty if the configuration says that the container has an endpoint,
+// or where to look for one when its network namespace is made.
 func addProcNet(config object, bundle string, mounts []bind, why, record string) error {
 	if why != "" {
 		return annotate(config, AnnotationProcNet, why)
@@ -57,7 +59,8 @@ func addProcNet(config object, bundle string, mounts []bind, why, record string)
 	return addCoverHook(config, bundle, record)
 }
 
-// procMounts gives the mounts to add, by what the agent has put beside its socket, or why there are none.
+// procMounts gives the mounts to add, by what the agent has put beside its socket, or why there are
+// none.
 func procMounts(config object, socket string) (mounts []bind, why string, err error) {
 	if why, err = whyKernels(config); why != "" || err != nil {
 		return nil, why, err
@@ -75,7 +78,8 @@ func procMounts(config object, socket string) (mounts []bind, why string, err er
 	return mounts, "", nil
 }
 
-// whyKernels gives the reason why the /proc/net of a container like this is left alone, "" if it is not.
+// whyKernels gives the reason why the /proc/net of a container like this is left alone, "" if it is
+// not.
 func whyKernels(config object) (why string, err error) {
 	process, err := readObject(config, "process", "process")
 	if err != nil {
@@ -104,9 +108,10 @@ func whyKernels(config object) (why string, err error) {
 	return "", nil
 }
 
-// addCoverHook has the real runtime call this program when the container's mounts are there, and before anything runs in it:
-// runtimes refuse mounts in /proc themselves. It is called in the runtime's namespaces: where the container has a user namespace, its
-// users may not be able to start this program.
+// addCoverHook has the real runtime call this program when the container's mounts are there, and
+// before anything runs in it: runtimes refuse mounts in /proc themselves. It is called in the
+// runtime's namespaces: where the container has a user namespace, its users may not be able to
+// start this program.
 func addCoverHook(config object, bundle, record string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -166,8 +171,8 @@ func cover(root, record string, state io.Reader) {
 	}
 }
 
-// hasEndpoint reports whether the network namespace of a process is an endpoint's: one of the agent's record, or, before the
-// agent has written it down, one with a device of Heddle's.
+// hasEndpoint reports whether the network namespace of a process is an endpoint's: one of the
+// agent's record, or, before the agent has written it down, one with a device of Heddle's.
 func hasEndpoint(pid int, record string) (bool, error) {
 	path := fmt.Sprintf("/proc/%d/ns/net", pid)
 	if ours, err := recorded(record, path); ours || err != nil {

@@ -10,7 +10,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
 )
 
-// published gives a seccomp socket's path beside which an agent has put what containers need, with pins as it has them.
+// published gives a seccomp socket's path beside which an agent has put what containers need, with
+// pins as it has them.
 func published(t *testing.T) (socket string) {
 	t.Helper()
 	dir := t.TempDir()

@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a runtime can do is asked for by running it, which takes about as long as the rest of what the wrapper does. So the
-// answer is kept beside the agent's seccomp socket, for the container that comes next.
+// What a runtime can do is asked for by running it, which takes about as long as the rest of what
+// the wrapper does. So the answer is kept beside the agent's seccomp socket, for the container that
+// comes next.
 
 // rememberedFile is the file's name.
 const rememberedFile = "runtime.json"
 
-// rememberedFor bounds how long an answer is taken for the runtime's. It depends on more than can be looked at: what is named
-// as runtime may be a script that runs another.
+// rememberedFor bounds how long an answer is taken for the runtime's. It depends on more than can
+// be looked at: what is named as runtime may be a script that runs another.
 const rememberedFor = 10 * time.Minute
 
 // linkerCache changes whenever a library is installed, libseccomp among them.
@@ -44,7 +45,8 @@ func knownFeatures(dir, program string) features {
 	return f
 }
 
-// identity is the same for the same runtime with the same libraries and kernel; "" if it cannot be told.
+// identity is the same for the same runtime with the same libraries and kernel; "" if it cannot be
+// told.
 func identity(program string) string {
 	var kernel unix.Utsname
 	if unix.Uname(&kernel) != nil {
@@ -64,8 +66,8 @@ func identity(program string) string {
 	return id
 }
 
-// recall reads the answer for the runtime of that identity, if it is there and new enough. What others than this process's
-// user could have written does not count.
+// recall reads the answer for the runtime of that identity, if it is there and new enough. What
+// others than this process's user could have written does not count.
 func recall(name, id string, now time.Time) (_ features, ok bool) {
 	if !ownDir(filepath.Dir(name)) {
 		return features{}, false

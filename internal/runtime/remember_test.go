@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// runtimeCounting is a runtime that counts how often it is asked for its features; it knows one flag.
+// runtimeCounting is a runtime that counts how often it is asked for its features; it knows one
+// flag.
 func runtimeCounting(t *testing.T, flag string) (program string, asked func() int) {
 	t.Helper()
 	dir := t.TempDir()

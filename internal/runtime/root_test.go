@@ -21,9 +21,10 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// The tests here run containers. Root file system: overlayfs over the machine's own. First process: this
-// test binary, which makes sockets of every kind and prints what it got. With Heddle's edit, TCP
-// sockets must come to the listener, which answers them with EXDEV: an errno socket() never gives.
+// The tests here run containers. Root file system: overlayfs over the machine's own. First process:
+// this test binary, which makes sockets of every kind and prints what it got. With Heddle's edit,
+// TCP sockets must come to the listener, which answers them with EXDEV: an errno socket() never
+// gives.
 
 const (
 	envProbe   = "HEDDLE_TEST_PROBE"
@@ -236,8 +237,8 @@ func isTCPCall(call string) bool {
 	return isTCP([6]uint64{uint64(d), uint64(ty)})
 }
 
-// TestContainer runs every kind of profile twice, without and with Heddle, and compares what sockets the
-// container gets.
+// TestContainer runs every kind of profile twice, without and with Heddle, and compares what
+// sockets the container gets.
 func TestContainer(t *testing.T) {
 	profiles := map[string]string{"none": ""}
 	files, _ := filepath.Glob("testdata/docker*.json")
@@ -256,7 +257,8 @@ func TestContainer(t *testing.T) {
 	for _, kills := range []string{"kill default", "allow: IP forbidden"} {
 		delete(profiles, kills) // the probe, as they should
 	}
-	// libseccomp refuses a rule without conditions beside one of another action, Heddle or not (EEXIST).
+	// libseccomp refuses a rule without conditions beside one of another action, Heddle or not
+	// (EEXIST).
 	delete(profiles, "errno: IPv4 forbidden by a rule")
 	for name, profile := range profiles {
 		t.Run(name, func(t *testing.T) {
@@ -354,8 +356,9 @@ func TestWrapperRefusesSecondListener(t *testing.T) {
 	}
 }
 
-// TestUnreadableUpperHalf pins a fact the rules rest on: seccomp compares 64 bits, the kernel uses 32, so
-// an odd caller gets past the trap, to a socket of its own namespace. The overlay carries it.
+// TestUnreadableUpperHalf pins a fact the rules rest on: seccomp compares 64 bits, the kernel uses
+// 32, so an odd caller gets past the trap, to a socket of its own namespace. The overlay carries
+// it.
 func TestUnreadableUpperHalf(t *testing.T) {
 	after, _ := edited(t, allowDef+`]}`, traps)
 	if got := newEvaluator(t, after, "socket").action([6]uint64{math.MaxUint32<<32 | 2, 1}); got != actAllow {

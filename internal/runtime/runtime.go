@@ -1,7 +1,8 @@
-// Package runtime is Heddle's OCI runtime wrapper. It is called as runc is, by Docker, containerd, podman
-// or the lab; before a container is created it adds Heddle's seccomp listener to the bundle's
-// config.json, and then it becomes the real runtime, with the same arguments. Nothing of it stays
-// running. `exec` needs no edit: the runtime connects the listener again from the configuration it saved.
+// Package runtime is Heddle's OCI runtime wrapper. It is called as runc is, by Docker, containerd,
+// podman or the lab; before a container is created it adds Heddle's seccomp listener to the
+// bundle's config.json, and then it becomes the real runtime, with the same arguments. Nothing of
+// it stays running. `exec` needs no edit: the runtime connects the listener again from the
+// configuration it saved.
 package runtime
 
 import (
@@ -22,8 +23,9 @@ const (
 	EnvSocket = "HEDDLE_SECCOMP_SOCKET"
 	// EnvRuntime is the real runtime: a path, or a name to be found in PATH.
 	EnvRuntime = "HEDDLE_RUNC"
-	// EnvIntercept chooses the containers that are Heddle's: "" those that name an endpoint or are in the network namespace
-	// of one when they are made, "all" also those whose network namespace may get one later.
+	// EnvIntercept chooses the containers that are Heddle's: "" those that name an endpoint or are
+	// in the network namespace of one when they are made, "all" also those whose network namespace
+	// may get one later.
 	EnvIntercept = "HEDDLE_INTERCEPT"
 )
 
@@ -34,8 +36,9 @@ const defaultRuntime = "runc"
 var sbin = []string{"/usr/local/sbin/", "/usr/sbin/", "/sbin/"}
 
 // Exec edits the bundle args name, if there is one to edit, and replaces the process by the real
-// runtime. It returns only with an error, which is also written to the file of --log: the place where
-// engines look for what to tell their user; or without one, if the real runtime has called back.
+// runtime. It returns only with an error, which is also written to the file of --log: the place
+// where engines look for what to tell their user; or without one, if the real runtime has called
+// back.
 func Exec(args []string) error {
 	if len(args) == 3 && args[0] == coverCommand {
 		cover(args[1], args[2], os.Stdin)

@@ -21,16 +21,17 @@ var actions = map[string]bool{
 	"SCMP_ACT_KILL": false, "SCMP_ACT_KILL_THREAD": false, "SCMP_ACT_KILL_PROCESS": false,
 }
 
-// trap names the calls of one system call that the agent answers, or, if answer is set, the filter itself: with those fields of
-// a rule.
+// trap names the calls of one system call that the agent answers, or, if answer is set, the filter
+// itself: with those fields of a rule.
 type trap struct {
 	syscall string
 	calls   []callSet
 	answer  object
 }
 
-// traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices through one. The
-// kernel keeps the socket's type in the low four bits of the second argument, beside SOCK_CLOEXEC and SOCK_NONBLOCK.
+// traps are Heddle's: TCP sockets, and the ioctls that would show or change the node's devices
+// through one. The kernel keeps the socket's type in the low four bits of the second argument,
+// beside SOCK_CLOEXEC and SOCK_NONBLOCK.
 var traps = []trap{
 	{syscall: "socket", calls: []callSet{streamSocket(afInet), streamSocket(afInet6)}},
 	{syscall: "ioctl", calls: []callSet{deviceIoctl()}},
@@ -54,24 +55,25 @@ func streamSocket(domain uint64) callSet {
 	return b
 }
 
-// deviceIoctl is the ioctls 0x8900-0x89ff (sockets, devices) and 0x8b00-0x8bff (wireless). The kernel takes the lower
-// half of the register, so the upper half must not make a difference here. internal/trap/ioctl has the same numbers.
+// deviceIoctl is the ioctls 0x8900-0x89ff (sockets, devices) and 0x8b00-0x8bff (wireless). The
+// kernel takes the lower half of the register, so the upper half must not make a difference here.
+// internal/trap/ioctl has the same numbers.
 func deviceIoctl() callSet {
 	b := anyCall()
 	b[1] = masked(0xfffffd00, 0x8900)
 	return b
 }
 
-// compatArchitectures are what a kernel of each architecture runs. A profile made from nothing has to
-// list them: libseccomp kills a call of an architecture that a filter does not name, and without a
-// profile a 32-bit program ran.
+// compatArchitectures are what a kernel of each architecture runs. A profile made from nothing has
+// to list them: libseccomp kills a call of an architecture that a filter does not name, and without
+// a profile a 32-bit program ran.
 var compatArchitectures = map[string][]any{
 	"amd64": {"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"},
 	"arm64": {"SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"},
 }
 
-// newProfile gives the profile of a container that had none: everything is allowed, and trapped calls
-// are the agent's.
+// newProfile gives the profile of a container that had none: everything is allowed, and trapped
+// calls are the agent's.
 func newProfile() object {
 	p := object{"defaultAction": actAllow}
 	if a, ok := compatArchitectures[goruntime.GOARCH]; ok {
@@ -81,8 +83,8 @@ func newProfile() object {
 }
 
 // addTraps changes profile (the object linux.seccomp) so that traps are answered by a listener, and
-// everything else is treated as before. Calls the profile forbids stay forbidden. It reports whether
-// any call is left for the listener; without one the profile is not changed.
+// everything else is treated as before. Calls the profile forbids stay forbidden. It reports
+// whether any call is left for the listener; without one the profile is not changed.
 //
 // Where rules of the profile overlap with different actions, the stricter one counts.
 func addTraps(profile object, traps []trap) (trapped bool, err error) {
@@ -173,8 +175,8 @@ func syscallEntries(profile object) ([]any, error) {
 	return slices.Clone(list), nil
 }
 
-// trapSyscall cuts t's calls out of the rules that let them through. It gives the entries without them
-// and the rules that hand them to the listener.
+// trapSyscall cuts t's calls out of the rules that let them through. It gives the entries without
+// them and the rules that hand them to the listener.
 func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err error) {
 	var permitted, forbidden []callSet
 	if actions[def.action] {
@@ -188,7 +190,8 @@ func trapSyscall(entries []any, def outcome, t trap) (kept, notify []any, err er
 		if err != nil {
 			return nil, nil, err
 		}
-		// A rule that says what the default says is no rule to libseccomp's users: they leave it out.
+		// A rule that says what the default says is no rule to libseccomp's users: they leave it
+		// out.
 		if !slices.Contains(names, t.syscall) || o == def {
 			kept = append(kept, entry)
 			continue
@@ -241,8 +244,8 @@ func cutEntry(entry object, names []string, calls []callSet, t trap) []any {
 	return out
 }
 
-// readCalls reads the calls an entry is about. Several conditions on one argument are alternatives, not
-// a conjunction: libseccomp cannot express the latter, and runc makes a rule of each.
+// readCalls reads the calls an entry is about. Several conditions on one argument are alternatives,
+// not a conjunction: libseccomp cannot express the latter, and runc makes a rule of each.
 func readCalls(entry object, path string) ([]callSet, error) {
 	args, err := readList(entry, path, "args")
 	if err != nil {
@@ -311,8 +314,8 @@ func readCondition(arg object, path string) (index uint64, callSets []callSet, e
 	return index, callSets, nil
 }
 
-// writeRules writes callSet b of one system call as rules with at most one comparison an argument. Fields
-// other than names and args are those of like.
+// writeRules writes callSet b of one system call as rules with at most one comparison an argument.
+// Fields other than names and args are those of like.
 func writeRules(like object, syscall string, b callSet) []any {
 	argLists := [][]any{nil}
 	for i, s := range b {

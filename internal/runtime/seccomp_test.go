@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// evaluator says what a profile does with calls of one system call, by the rules runc applies: an entry
-// that says what the default says is left out, several conditions on one argument are alternatives, and of
-// several rules that fit the strictest counts. It shares no code with the code under test.
+// evaluator says what a profile does with calls of one system call, by the rules runc applies: an
+// entry that says what the default says is left out, several conditions on one argument are
+// alternatives, and of several rules that fit the strictest counts. It shares no code with the code
+// under test.
 type evaluator struct {
 	def   string
 	rules []evalRule // of rising strictness
@@ -147,7 +148,8 @@ func probes(more ...uint64) (calls [][6]uint64) {
 	return calls
 }
 
-// isDeviceIoctl says what the kernel makes of ioctl's second argument, of which it takes the lower 32 bits.
+// isDeviceIoctl says what the kernel makes of ioctl's second argument, of which it takes the lower
+// 32 bits.
 func isDeviceIoctl(args [6]uint64) bool {
 	cmd := uint32(args[1])
 	return cmd >= 0x8900 && cmd <= 0x89ff || cmd >= 0x8b00 && cmd <= 0x8bff
@@ -165,8 +167,9 @@ func ioctlProbes(more ...uint64) (calls [][6]uint64) {
 	return calls
 }
 
-// checkEdit compares a profile before and after: a TCP socket that was let through is the listener's, a netlink socket of
-// sock_diag refused if that is asked for, everything else is as it was. It reports whether anything was trapped.
+// checkEdit compares a profile before and after: a TCP socket that was let through is the
+// listener's, a netlink socket of sock_diag refused if that is asked for, everything else is as it
+// was. It reports whether anything was trapped.
 func checkEdit(t testing.TB, text string, more ...uint64) bool {
 	t.Helper()
 	trapped := compareEdited(t, text, traps, more)
@@ -329,7 +332,8 @@ func TestAddTrapsRefuses(t *testing.T) {
 	}
 }
 
-// FuzzAddTraps builds a profile of two rules of two conditions each and compares it before and after.
+// FuzzAddTraps builds a profile of two rules of two conditions each and compares it before and
+// after.
 func FuzzAddTraps(f *testing.F) {
 	f.Add(true, uint8(0), uint8(1), uint64(2), uint64(0), uint8(1), uint8(6), uint64(15), uint64(1), false)
 	f.Add(false, uint8(0), uint8(0), uint64(40), uint64(0), uint8(1), uint8(1), uint64(3), uint64(9), true)
@@ -347,7 +351,8 @@ func FuzzAddTraps(f *testing.F) {
 			checkEdit(t, def+oneArg(act, a)+","+oneArg(act, a, b)+`]}`, v1, v2, w1, w2)
 			return
 		}
-		// With two actions of which both let through, the strictest is not ours to judge: cut apart.
+		// With two actions of which both let through, the strictest is not ours to judge: cut
+		// apart.
 		if second == "SCMP_ACT_LOG" {
 			checkEdit(t, def+oneArg(act, a, b)+`]}`, v1, v2, w1, w2)
 			return

@@ -6,9 +6,10 @@ import (
 	"math/bits"
 )
 
-// valueSet is a set of values of one system call argument: the x with lo <= x <= hi and x&mask == want.
-// Every comparison OCI seccomp knows is one or two valueSets, and the intersection and the difference of
-// valueSets are valueSets again, so that a profile's rules can be cut exactly where Heddle's begin.
+// valueSet is a set of values of one system call argument: the x with lo <= x <= hi and x&mask ==
+// want. Every comparison OCI seccomp knows is one or two valueSets, and the intersection and the
+// difference of valueSets are valueSets again, so that a profile's rules can be cut exactly where
+// Heddle's begin.
 type valueSet struct{ lo, hi, mask, want uint64 }
 
 var anyValue = valueSet{hi: math.MaxUint64}
@@ -54,8 +55,8 @@ func (a valueSet) subtract(b valueSet) []valueSet {
 	if b.hi < math.MaxUint64 {
 		add(valueSet{lo: b.hi + 1, hi: math.MaxUint64})
 	}
-	// Inside b's interval: one valueSet a bit that b's mask fixes and a leaves open, with that bit flipped
-	// and the bits before it as b wants them.
+	// Inside b's interval: one valueSet a bit that b's mask fixes and a leaves open, with that bit
+	// flipped and the bits before it as b wants them.
 	cur := valueSet{lo: both.lo, hi: both.hi, mask: a.mask, want: a.want}
 	if cur.lo == cur.hi {
 		return rest // a single value that is in b as well
@@ -78,8 +79,8 @@ type comparison struct {
 	value, valueTwo uint64
 }
 
-// comparisons writes the valueSet as alternatives of one comparison each, because libseccomp takes one
-// comparison an argument and rule. A single nil means that every value belongs to it.
+// comparisons writes the valueSet as alternatives of one comparison each, because libseccomp takes
+// one comparison an argument and rule. A single nil means that every value belongs to it.
 func (a valueSet) comparisons() []*comparison {
 	if a.mask == 0 {
 		switch {

@@ -14,17 +14,20 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
-// What a container with verbs has mounted. /dev is memory of the container's own: nothing is written to its files.
+// What a container with verbs has mounted. /dev is memory of the container's own: nothing is
+// written to its files.
 const (
 	verbsFile = "libheddle-verbs.so"
 	// verbsInContainer is where the library looks for the router (clib/verbs/control.c).
 	verbsInContainer = "/dev/heddle-verbs"
-	// verbsDevice stands for the kernel's device in programs that look for one and do not use it (UCX).
+	// verbsDevice stands for the kernel's device in programs that look for one and do not use it
+	// (UCX).
 	verbsDevice = "/dev/infiniband/uverbs0"
 	ibverbs     = "libibverbs.so.1"
 )
 
-// verbsLibraries are the places where our library may be: beside this program, or where the Debian package has it.
+// verbsLibraries are the places where our library may be: beside this program, or where the Debian
+// package has it.
 func verbsLibraries() []string {
 	self, err := os.Executable()
 	if err != nil {
@@ -40,9 +43,10 @@ var imageLibraryDirs = []string{
 	"/usr/lib64", "/lib64", "/usr/lib", "/lib", "/usr/local/lib", "/usr/local/lib64",
 }
 
-// addVerbs gives the container its endpoint's RDMA device, if it asks for it (model.AnnotationVerbs). Our library is mounted over the
-// image's own libibverbs, and not put first by an environment variable: what is started in the container later gets an environment
-// of its engine's, and set-user-ID programs none. socket is as EditBundle's.
+// addVerbs gives the container its endpoint's RDMA device, if it asks for it
+// (model.AnnotationVerbs). Our library is mounted over the image's own libibverbs, and not put
+// first by an environment variable: what is started in the container later gets an environment of
+// its engine's, and set-user-ID programs none. socket is as EditBundle's.
 func addVerbs(config object, bundle, socket string, libraries []string) (changed bool, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
@@ -165,7 +169,8 @@ func librariesIn(root string) (found []string, err error) {
 // maxLinks bounds the symbolic links on the way to a file.
 const maxLinks = 40
 
-// statIn looks at a file of an image as its programs do: absolute links and dots do not lead out of root.
+// statIn looks at a file of an image as its programs do: absolute links and dots do not lead out of
+// root.
 func statIn(root, name string) (os.FileInfo, error) {
 	at, left := "/", strings.Split(path.Clean(name), "/")
 	for links := 0; len(left) > 0; {

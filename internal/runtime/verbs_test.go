@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
-// verbsNode is a node with the endpoints "a", which has verbs, and "b", which has not, and an image of Debian's kind.
+// verbsNode is a node with the endpoints "a", which has verbs, and "b", which has not, and an image
+// of Debian's kind.
 func verbsNode(t *testing.T) (socket, root, library string) {
 	t.Helper()
 	dir := t.TempDir()

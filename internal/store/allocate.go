@@ -8,16 +8,18 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The longest node prefix: a network address, a gateway, at least one endpoint and a broadcast address have
-// to fit. The shortest prefix: 0.0.0.0/0 or 64.0.0.0/2 would take in loopback and multicast addresses.
+// The longest node prefix: a network address, a gateway, at least one endpoint and a broadcast
+// address have to fit. The shortest prefix: 0.0.0.0/0 or 64.0.0.0/2 would take in loopback and
+// multicast addresses.
 const (
 	minPrefixLen = 8
 	maxPrefixLen = 30
 )
 
-// AllocatePrefixes decides what JoinNode stores for n: the prefixes n asks for, or those it has already, or free
-// ones of the network's pool. nodes are all nodes of the store; n's own earlier record may be among them.
-// Errors: ErrPoolExhausted, *OverlapError, *UnderlayInUseError, or what is malformed about n.
+// AllocatePrefixes decides what JoinNode stores for n: the prefixes n asks for, or those it has
+// already, or free ones of the network's pool. nodes are all nodes of the store; n's own earlier
+// record may be among them. Errors: ErrPoolExhausted, *OverlapError, *UnderlayInUseError, or what
+// is malformed about n.
 func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.Node, error) {
 	var used []netip.Prefix
 	owner := make(map[netip.Prefix]string)
@@ -64,8 +66,9 @@ func AllocatePrefixes(network Network, nodes []model.Node, n model.Node) (model.
 	return n, nil
 }
 
-// CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the network's pool and not
-// assignable in the node's prefixes, and has not moved to the node. Others are carried by another network.
+// CheckHeld reports a *PrefixInUseError if one of the addresses the node's endpoints hold is of the
+// network's pool and not assignable in the node's prefixes, and has not moved to the node. Others
+// are carried by another network.
 func CheckHeld(network Network, n model.Node, held map[netip.Addr]model.EndpointID, moves []model.Move) error {
 	for a, id := range held {
 		if slices.ContainsFunc(moves, func(m model.Move) bool { return m.Addr == a && m.Node == n.Name }) {
@@ -78,8 +81,9 @@ func CheckHeld(network Network, n model.Node, held map[netip.Addr]model.Endpoint
 	return nil
 }
 
-// CheckAddr reports an *AddrOutsideError unless a is an IPv4 address that an endpoint of n may have: inside
-// one of n's prefixes, and neither its network address, nor its gateway, nor its broadcast address.
+// CheckAddr reports an *AddrOutsideError unless a is an IPv4 address that an endpoint of n may
+// have: inside one of n's prefixes, and neither its network address, nor its gateway, nor its
+// broadcast address.
 func CheckAddr(n model.Node, a netip.Addr) error {
 	for _, p := range n.Prefixes {
 		if !p.Contains(a) {
@@ -124,8 +128,9 @@ func freeNodePrefix(network Network, used []netip.Prefix) (netip.Prefix, error) 
 		ErrPoolExhausted, network.NodePrefixLen, network.Pool, len(used))
 }
 
-// freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It goes from one obstacle to the
-// next, so its cost depends on the number of nodes and not on the size of the pool.
+// freePrefix finds the lowest prefix of length bits in pool that overlaps none of used. It goes
+// from one obstacle to the next, so its cost depends on the number of nodes and not on the size of
+// the pool.
 func freePrefix(pool netip.Prefix, bits int, used []netip.Prefix) (netip.Prefix, bool) {
 	used = slices.SortedFunc(slices.Values(used), func(p, q netip.Prefix) int { return p.Addr().Compare(q.Addr()) })
 	for a := pool.Addr(); a.IsValid() && pool.Contains(a); {

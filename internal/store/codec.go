@@ -112,8 +112,8 @@ func encode(v any) ([]byte, error) {
 }
 
 // decode reads one JSON object. encoding/json lets pass what would make two readers see two values
-// (a member twice, names in another case, bytes that are no UTF-8), so those are refused first. Members it
-// does not know are ignored: a later revision of the schema may add some.
+// (a member twice, names in another case, bytes that are no UTF-8), so those are refused first.
+// Members it does not know are ignored: a later revision of the schema may add some.
 func decode(value []byte, v any) error {
 	if err := checkObject(value, maxValueBytes); err != nil {
 		return err
@@ -121,7 +121,8 @@ func decode(value []byte, v any) error {
 	return json.Unmarshal(value, v)
 }
 
-// checkObject makes sure that value is one JSON object of at most limit bytes that every reader takes for the same.
+// checkObject makes sure that value is one JSON object of at most limit bytes that every reader
+// takes for the same.
 func checkObject(value []byte, limit int) error {
 	if len(value) > limit {
 		return fmt.Errorf("%d bytes, at most %d are allowed", len(value), limit)
@@ -144,8 +145,9 @@ func checkObject(value []byte, limit int) error {
 	return nil
 }
 
-// checkMembers reads the rest of an object and refuses a name that occurs twice, and one that encoding/json
-// might take for another because it folds case. Names of labels are data and may have any.
+// checkMembers reads the rest of an object and refuses a name that occurs twice, and one that
+// encoding/json might take for another because it folds case. Names of labels are data and may have
+// any.
 func checkMembers(d *json.Decoder, name string) error {
 	seen := make(map[string]bool)
 	for {

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// ErrPoolExhausted says that no prefix of the node's size is free in the pool. Remedy: remove nodes that
-// are gone, or make the network with a larger pool or a longer node prefix.
+// ErrPoolExhausted says that no prefix of the node's size is free in the pool. Remedy: remove nodes
+// that are gone, or make the network with a larger pool or a longer node prefix.
 var ErrPoolExhausted = errors.New("address pool exhausted")
 
 // ErrNoNetwork says that nobody has set the network's parameters yet.
@@ -23,7 +23,8 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("schema %d: this build reads schemas up to %d: install here the build that the network's other nodes run", e.Revision, Schema)
 }
 
-// CheckSchema reports a *SchemaError for what readers must know a later revision of the schema for; 0 is the first.
+// CheckSchema reports a *SchemaError for what readers must know a later revision of the schema for;
+// 0 is the first.
 func CheckSchema(revision int) error {
 	if revision < 0 || revision > Schema {
 		return &SchemaError{Revision: revision}
@@ -66,7 +67,8 @@ func (e *UnderlayInUseError) Error() string {
 	return fmt.Sprintf("underlay address %s belongs to node %s: use that node's name, or, if it is gone, `heddle nodes forget %s` on another node", e.Addr, e.Node, e.Node)
 }
 
-// PrefixInUseError says that a node cannot give up a prefix because an endpoint has an address in it.
+// PrefixInUseError says that a node cannot give up a prefix because an endpoint has an address in
+// it.
 type PrefixInUseError struct {
 	Node     string
 	Addr     netip.Addr

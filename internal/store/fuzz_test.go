@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// FuzzView feeds keys and values from a store nobody vouches for. What is accepted must be what a writer
-// of this schema would store, and states must keep the promises of State.
+// FuzzView feeds keys and values from a store nobody vouches for. What is accepted must be what a
+// writer of this schema would store, and states must keep the promises of State.
 func FuzzView(f *testing.F) {
 	const root = "/heddle/v1/1/"
 	const node = `{"name":"n1","underlay":"10.0.0.1","prefixes":["10.1.0.0/24"],"vtep_mac":"","direct_ports":{"first":0,"last":0}}`

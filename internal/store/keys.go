@@ -10,7 +10,8 @@ import (
 	"heddle.dev/heddle/internal/policy"
 )
 
-// SchemaVersion is the version of the schema in docs/protocols/store-schema.md; it is part of every key.
+// SchemaVersion is the version of the schema in docs/protocols/store-schema.md; it is part of every
+// key.
 const SchemaVersion = 1
 
 // maxKeyBytes is more than any key of the schema has.
@@ -56,7 +57,8 @@ func (k Keys) AllAddrs() string { return k.root + "addrs/" }
 // Addrs is the prefix of the keys of the addresses that a node's endpoints hold.
 func (k Keys) Addrs(node string) string { return k.AllAddrs() + node + "/" }
 
-// Addr is the key that says which endpoint holds an IPv4 address, and with it the IPv6 one that follows.
+// Addr is the key that says which endpoint holds an IPv4 address, and with it the IPv6 one that
+// follows.
 func (k Keys) Addr(node string, a netip.Addr) string { return k.Addrs(node) + a.String() }
 
 // Policies is the prefix of all policies' keys.
@@ -106,8 +108,8 @@ type Key struct {
 	Name     string           // KeyPolicy, KeyNamespace
 }
 
-// Parse reads a key. A key of no kind known here is KeyUnknown and no error; a key of a known kind that is
-// not spelled as this package spells it is an error.
+// Parse reads a key. A key of no kind known here is KeyUnknown and no error; a key of a known kind
+// that is not spelled as this package spells it is an error.
 func (k Keys) Parse(key string) (Key, error) {
 	rest, ok := strings.CutPrefix(key, k.root)
 	if !ok || len(key) > maxKeyBytes {

@@ -87,8 +87,9 @@ func (v *View) setMove(a netip.Addr, m *model.Move) {
 	v.moves[a] = *m
 }
 
-// refreshMoves decides anew which moves there are, and tells the accepted nodes. A move to a node that is not there, or
-// of an address that no endpoint may have, is none. It costs what there are of moves, which are few.
+// refreshMoves decides anew which moves there are, and tells the accepted nodes. A move to a node
+// that is not there, or of an address that no endpoint may have, is none. It costs what there are
+// of moves, which are few.
 func (v *View) refreshMoves(note func(node string)) {
 	before, beforeOn := v.movedTo, v.movedOn
 	if len(v.moves)+len(before)+len(v.excludedMoves) > 0 {

@@ -9,12 +9,12 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// NameLease says which agent owns the lease of a node's name. It is in the store as long as the agent is there, and a moment
-// longer (HoldTime).
+// NameLease says which agent owns the lease of a node's name. It is in the store as long as the
+// agent is there, and a moment longer (HoldTime).
 type NameLease struct {
 	Node string `json:"node"`
-	// Instance tells this node from another that calls itself the same: 32 hexadecimal digits, which the agent keeps
-	// in its state directory.
+	// Instance tells this node from another that calls itself the same: 32 hexadecimal digits,
+	// which the agent keeps in its state directory.
 	Instance string `json:"instance"`
 	// Underlay is where the agent is.
 	Underlay netip.Addr `json:"underlay"`
@@ -38,8 +38,8 @@ func (e *NameHeldError) Error() string {
 		e.Lease.Node, e.Lease.Underlay, e.Lease.Since.Format(time.RFC3339), HoldTime)
 }
 
-// CheckNameLease reports a *NameHeldError if want may not have the name that have holds: the same node may take its own
-// name back at once.
+// CheckNameLease reports a *NameHeldError if want may not have the name that have holds: the same
+// node may take its own name back at once.
 func CheckNameLease(have, want NameLease, takeOver bool) error {
 	if have.Instance == want.Instance || takeOver {
 		return nil

@@ -16,22 +16,23 @@ type Network struct {
 	Pool []netip.Prefix `json:"pool"`
 	// NodePrefixLen is the length of the prefix a node gets from the pool, in bits.
 	NodePrefixLen int `json:"node_prefix_len"`
-	// Prefix6 is the IPv6 prefix that makes IPv6 addresses of the overlay's IPv4 ones (model.Overlay6). The
-	// zero Prefix: the network is IPv4-only.
+	// Prefix6 is the IPv6 prefix that makes IPv6 addresses of the overlay's IPv4 ones
+	// (model.Overlay6). The zero Prefix: the network is IPv4-only.
 	Prefix6 netip.Prefix `json:"prefix6,omitzero"`
-	// NoPrefix6 wishes for a network without Prefix6, which the zero Prefix as a wish does not. It is not
-	// stored.
+	// NoPrefix6 wishes for a network without Prefix6, which the zero Prefix as a wish does not. It
+	// is not stored.
 	NoPrefix6 bool `json:"-"`
 	// VNI is the VXLAN network identifier: 1..2^24-1.
 	VNI uint32 `json:"vni"`
 	// VXLANPort is the UDP port of the overlay devices, in host byte order.
 	VXLANPort uint16 `json:"vxlan_port"`
-	// Schema is the revision of the schema that every reader of this network must know; 0: the first.
+	// Schema is the revision of the schema that every reader of this network must know; 0: the
+	// first.
 	Schema int `json:"schema,omitempty"`
 }
 
-// Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one that it writes. What it
-// writes readers of the first revision understand, too.
+// Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one
+// that it writes. What it writes readers of the first revision understand, too.
 const Schema = 2
 
 // Defaults for fields of Network that nobody set.
@@ -39,11 +40,13 @@ const (
 	DefaultNetworkID     model.NetworkID = 1
 	DefaultNodePrefixLen int             = 24
 	DefaultVXLANPort     uint16          = 4789
-	// defaultVNIBase plus the network id is the default VNI, so that networks on one underlay differ.
+	// defaultVNIBase plus the network id is the default VNI, so that networks on one underlay
+	// differ.
 	defaultVNIBase uint32 = 0x480000
 )
 
-// Limits that readers enforce; they keep a hostile or broken store from making agents work without end.
+// Limits that readers enforce; they keep a hostile or broken store from making agents work without
+// end.
 const (
 	maxPools        = 16
 	maxNodePrefixes = 16
@@ -117,8 +120,8 @@ func (n Network) Validate() error {
 	return CheckSchema(n.Schema)
 }
 
-// CheckAgainst compares a caller's wishes n with the parameters in force; zero fields of n wish nothing.
-// The error is a *MismatchError.
+// CheckAgainst compares a caller's wishes n with the parameters in force; zero fields of n wish
+// nothing. The error is a *MismatchError.
 func (n Network) CheckAgainst(inForce Network) error {
 	differ := func(field string, want, have any) error {
 		return &MismatchError{Field: field, Want: fmt.Sprint(want), Have: fmt.Sprint(have)}
@@ -145,7 +148,8 @@ func (n Network) inPool(p netip.Prefix) bool {
 	return slices.ContainsFunc(n.Pool, func(q netip.Prefix) bool { return contains(q, p) })
 }
 
-// checkAddr6 reports an *AddrOutsideError unless e's IPv6 address is the one that follows from its IPv4 address.
+// checkAddr6 reports an *AddrOutsideError unless e's IPv6 address is the one that follows from its
+// IPv4 address.
 func (n Network) checkAddr6(e model.Endpoint) error {
 	if a := e.Addr6(); a.IsValid() && a != model.Overlay6(n.Prefix6, e.Addr4()) {
 		return &AddrOutsideError{Addr: a, Node: e.Node, Why: fmt.Sprintf("does not follow from %s and prefix6 %s on", e.Addr4(), prefix6Text(n.Prefix6))}

@@ -8,12 +8,14 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// OfflineRecord notes that a node's agent holds no name any more: it does not run, or does not reach the store.
+// OfflineRecord notes that a node's agent holds no name any more: it does not run, or does not
+// reach the store.
 type OfflineRecord struct {
 	Node string `json:"node"`
 	// Since is when that was noticed.
 	Since time.Time `json:"since"`
-	// Seen is when another node last found that the node answers, though its agent is gone; zero: never.
+	// Seen is when another node last found that the node answers, though its agent is gone; zero:
+	// never.
 	Seen time.Time `json:"seen,omitzero"`
 }
 

@@ -23,7 +23,8 @@ type PolicyEdit struct {
 	PutNamespaces    []policy.Namespace
 	Delete           []string
 	DeleteNamespaces []string
-	// Source: only what has it is deleted; what somebody else keeps stays, and its outcome is "unchanged". Empty: whosoever it is.
+	// Source: only what has it is deleted; what somebody else keeps stays, and its outcome is
+	// "unchanged". Empty: whosoever it is.
 	Source string
 }
 
@@ -70,8 +71,8 @@ func EncodePolicy(p *policy.Policy) ([]byte, error) {
 	return b, nil
 }
 
-// ParsePolicy reads the value stored for the policy called name. Unlike other values it is refused for a member that
-// is not known: what is not understood might be what narrows an allow.
+// ParsePolicy reads the value stored for the policy called name. Unlike other values it is refused
+// for a member that is not known: what is not understood might be what narrows an allow.
 func ParsePolicy(name string, value []byte) (*policy.Policy, error) {
 	p := &policy.Policy{}
 	if err := decodeStrictly(value, p); err != nil {
@@ -95,8 +96,8 @@ func decodeStrictly(value []byte, v any) error {
 	return d.Decode(v)
 }
 
-// closedPolicy gives the policy that stands for one of which only the name and the subject can be read: nothing may
-// reach or leave the subject.
+// closedPolicy gives the policy that stands for one of which only the name and the subject can be
+// read: nothing may reach or leave the subject.
 func closedPolicy(name string, value []byte) (*policy.Policy, bool) {
 	var members struct {
 		Subject json.RawMessage `json:"subject"`
@@ -112,7 +113,8 @@ func closedPolicy(name string, value []byte) (*policy.Policy, bool) {
 	return p, true
 }
 
-// sourceOf gives the source that a stored policy or namespace says, also one that is not understood as a whole.
+// sourceOf gives the source that a stored policy or namespace says, also one that is not understood
+// as a whole.
 func sourceOf(value []byte) string {
 	var members struct {
 		Source string `json:"source"`
@@ -152,8 +154,8 @@ type Written struct {
 	Value []byte
 }
 
-// PolicyTotals is the size of all policies of a network together. It is kept beside them, so that an edit need not read
-// them all to know whether the network holds more.
+// PolicyTotals is the size of all policies of a network together. It is kept beside them, so that
+// an edit need not read them all to know whether the network holds more.
 type PolicyTotals struct {
 	Policies int `json:"policies"`
 	Rules    int `json:"rules"`
@@ -190,8 +192,8 @@ func (e PolicyEdit) Names() int {
 	return len(e.Put) + len(e.PutNamespaces) + len(e.Delete) + len(e.DeleteNamespaces)
 }
 
-// PlanEdit decides what an edit writes, given the values of those policies and namespaces that it names, by name, and how
-// much there is in all.
+// PlanEdit decides what an edit writes, given the values of those policies and namespaces that it
+// names, by name, and how much there is in all.
 func PlanEdit(keys Keys, edit PolicyEdit, policies, namespaces map[string][]byte, totals PolicyTotals) (writes []Written, outcomes []PolicyOutcome, err error) {
 	size := 0
 	named := make(map[string]bool)
@@ -289,7 +291,8 @@ func checkLimits(edit PolicyEdit, changes, size int, before, after PolicyTotals)
 	return nil
 }
 
-// countRules counts the rules of a stored policy without reading it: every rule has this member once. A label of that name counts, too: the limit is a guard, no account.
+// countRules counts the rules of a stored policy without reading it: every rule has this member
+// once. A label of that name counts, too: the limit is a guard, no account.
 func countRules(value []byte) int { return bytes.Count(value, []byte(`"action":`)) }
 
 // policies is the part of a View that is about them.
@@ -307,8 +310,9 @@ func (v *policies) reset() {
 	*v = policies{byName: make(map[string]*policy.Policy), faults: make(map[string]string), namespaces: make(map[string]policy.Namespace)}
 }
 
-// setPolicy takes in a value. One that is not understood closes its subject, so that a mistake or a newer version of
-// the schema opens nothing; where not even the subject can be read, there is nothing to close.
+// setPolicy takes in a value. One that is not understood closes its subject, so that a mistake or a
+// newer version of the schema opens nothing; where not even the subject can be read, there is
+// nothing to close.
 func (v *policies) setPolicy(name string, value []byte) error {
 	v.deletePolicy(name)
 	p, err := ParsePolicy(name, value)

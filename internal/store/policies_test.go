@@ -43,8 +43,8 @@ func TestPoliciesAreReadAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// TestBrokenPoliciesClose: a stored policy that is not understood as a whole closes its subject, and is reported; the
-// others stay in force.
+// TestBrokenPoliciesClose: a stored policy that is not understood as a whole closes its subject,
+// and is reported; the others stay in force.
 func TestBrokenPoliciesClose(t *testing.T) {
 	k := KeysOf(1)
 	const closed, ignored = "held closed", "NOT in force"
@@ -143,7 +143,8 @@ func TestPlanEdit(t *testing.T) {
 	}
 }
 
-// TestPlanEditOfSource: who deletes in the name of a source deletes nothing that somebody else keeps.
+// TestPlanEditOfSource: who deletes in the name of a source deletes nothing that somebody else
+// keeps.
 func TestPlanEditOfSource(t *testing.T) {
 	k := KeysOf(1)
 	own := testPolicy("own", 1)
@@ -181,7 +182,8 @@ func TestPlanEditOfSource(t *testing.T) {
 	}
 }
 
-// TestRoomToClose: where the network has all the policies that it may have, and all the rules, subjects can still be held closed.
+// TestRoomToClose: where the network has all the policies that it may have, and all the rules,
+// subjects can still be held closed.
 func TestRoomToClose(t *testing.T) {
 	k := KeysOf(1)
 	full := PolicyTotals{Policies: policy.MaxPolicies, Rules: policy.MaxTotalRules}

@@ -15,7 +15,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// old reads a value as the last build of the schema's first revision wrote it: testdata/schema1 has the bytes.
+// old reads a value as the last build of the schema's first revision wrote it: testdata/schema1 has
+// the bytes.
 func old(t *testing.T, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", "schema1", name+".json"))
@@ -60,8 +61,8 @@ func oldReader[T any](t *testing.T, value []byte) (v T) {
 	return v
 }
 
-// TestSchemaUpgrade: values of revision 1 mean what they meant, and what this build writes of them means the same to readers of
-// either revision.
+// TestSchemaUpgrade: values of revision 1 mean what they meant, and what this build writes of them
+// means the same to readers of either revision.
 func TestSchemaUpgrade(t *testing.T) {
 	n, err := ParseNode("n1", old(t, "node"))
 	if want := (model.TCPNode{DirectPorts: model.DefaultDirectPorts, AnswersProbes: true}); err != nil || n.Planes.TCP != want || n.ReadsSchema != 0 {
@@ -96,7 +97,8 @@ func TestSchemaUpgrade(t *testing.T) {
 	}
 }
 
-// TestSchemaPlanesHold: where there is "planes", it says what holds, also of a plane that it leaves out.
+// TestSchemaPlanesHold: where there is "planes", it says what holds, also of a plane that it leaves
+// out.
 func TestSchemaPlanesHold(t *testing.T) {
 	with := func(planes string) []byte {
 		return []byte(strings.Replace(string(old(t, "endpoint")), "{", `{"planes":`+planes+`,`, 1))

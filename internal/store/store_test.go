@@ -153,8 +153,8 @@ func TestAllocatePrefixes(t *testing.T) {
 	}
 }
 
-// TestNetworksOfBothKindsAreRead: a record without prefix6, such as one from before there was any, is an
-// IPv4-only network.
+// TestNetworksOfBothKindsAreRead: a record without prefix6, such as one from before there was any,
+// is an IPv4-only network.
 func TestNetworksOfBothKindsAreRead(t *testing.T) {
 	const common = `{"id":1,"pool":["10.1.0.0/16"],"node_prefix_len":24,"vni":1,"vxlan_port":4789`
 	for value, want := range map[string]string{
@@ -375,7 +375,8 @@ func TestEndpointsThatWritersRefuse(t *testing.T) {
 	}
 }
 
-// An address of another network must be outside the pool, two nodes may register it, and readers see to the first as well.
+// An address of another network must be outside the pool, two nodes may register it, and readers
+// see to the first as well.
 func TestAdoptedEndpoints(t *testing.T) {
 	network := Network{ID: 1, Pool: prefixes("10.0.0.0/8")}
 	n := testNode("a", "192.0.2.1", "10.1.0.0/24")

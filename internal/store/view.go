@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// View builds States from the keys and values of one network. It is not safe for concurrent use: the
-// goroutine that watches owns it.
+// View builds States from the keys and values of one network. It is not safe for concurrent use:
+// the goroutine that watches owns it.
 type View struct {
 	keys      Keys
 	log       *slog.Logger
@@ -39,8 +39,8 @@ type View struct {
 	movesChanged map[netip.Addr]bool
 	adoptedOn    map[string]bool // nodes with endpoints that have addresses of other networks
 	changedOn    map[string]bool // nodes of which an endpoint has changed
-	// Why a valid value is not part of the last state, by key, so that the same contradiction is reported once:
-	// of nodes, of moves, and of endpoints by node.
+	// Why a valid value is not part of the last state, by key, so that the same contradiction is
+	// reported once: of nodes, of moves, and of endpoints by node.
 	excludedNodes map[string]string
 	excludedMoves map[string]string
 	excludedOn    map[string]map[string]string
@@ -70,8 +70,8 @@ func (v *View) Reset() {
 	v.nameLeasesShown, v.offlineShown = nil, nil
 }
 
-// Set takes in the value of key, which the store's revision created made first. A value that breaks the
-// schema is logged and counted, and its key treated as absent.
+// Set takes in the value of key, which the store's revision created made first. A value that breaks
+// the schema is logged and counted, and its key treated as absent.
 func (v *View) Set(key string, value []byte, created int64) {
 	k, err := v.keys.Parse(key)
 	if err != nil {
@@ -169,9 +169,10 @@ func (v *View) Delete(key string) {
 	}
 }
 
-// State gives the state at revision. Values that contradict older ones, which no writer that keeps to the
-// schema produces, are left out, logged and counted. It costs what has changed since the last one, with the other endpoints of the
-// same node, and a copy of the list of nodes; nothing if nothing has changed.
+// State gives the state at revision. Values that contradict older ones, which no writer that keeps
+// to the schema produces, are left out, logged and counted. It costs what has changed since the
+// last one, with the other endpoints of the same node, and a copy of the list of nodes; nothing if
+// nothing has changed.
 func (v *View) State(revision int64) State {
 	if len(v.changedNodes)+len(v.movesChanged) > 0 {
 		v.refreshNodes()
@@ -189,8 +190,8 @@ func (v *View) State(revision int64) State {
 	return s
 }
 
-// refreshNodes decides anew which nodes are there, of those that have changed, and which endpoints have to be looked at again
-// for that.
+// refreshNodes decides anew which nodes are there, of those that have changed, and which endpoints
+// have to be looked at again for that.
 func (v *View) refreshNodes() {
 	before := make(map[string]model.Node) // of those that have changed, as they were
 	note := func(name string) {
@@ -230,7 +231,8 @@ func (v *View) nodesWith(changed map[string]model.Node) []model.Node {
 	return append(out, rest...)
 }
 
-// changedAdopted has the endpoints looked at again whose addresses of other networks were, or are, in nodes' prefixes.
+// changedAdopted has the endpoints looked at again whose addresses of other networks were, or are,
+// in nodes' prefixes.
 func (v *View) changedAdopted(prefixes []netip.Prefix) {
 	if len(prefixes) == 0 {
 		return
@@ -250,9 +252,9 @@ func (v *View) changedAdopted(prefixes []netip.Prefix) {
 	}
 }
 
-// refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed. Nodes' prefixes are
-// disjoint, an address that has moved is one node's, and one of another network may be registered by two, so that no endpoint
-// contradicts one of another node.
+// refreshEndpoints decides anew which endpoints are there, of those nodes where one has changed.
+// Nodes' prefixes are disjoint, an address that has moved is one node's, and one of another network
+// may be registered by two, so that no endpoint contradicts one of another node.
 func (v *View) refreshEndpoints() {
 	if len(v.changedOn) == 0 {
 		return
@@ -287,7 +289,8 @@ func (v *View) refreshEndpoints() {
 	v.last.Endpoints = v.last.Endpoints.With(groups)
 }
 
-// excluder gives a function that notes in now why a value is left out. What before says already is not reported again.
+// excluder gives a function that notes in now why a value is left out. What before says already is
+// not reported again.
 func (v *View) excluder(now, before map[string]string) func(key, why string) {
 	return func(key, why string) {
 		now[key] = why
@@ -297,8 +300,9 @@ func (v *View) excluder(now, before map[string]string) func(key, why string) {
 	}
 }
 
-// acceptNodes brings the accepted nodes to those that contradict no older one by prefix or underlay address. As long as no node
-// contradicts another, what has changed is all that has to be looked at.
+// acceptNodes brings the accepted nodes to those that contradict no older one by prefix or underlay
+// address. As long as no node contradicts another, what has changed is all that has to be looked
+// at.
 func (v *View) acceptNodes(note func(name string)) {
 	if len(v.excludedNodes) == 0 && v.acceptChanged(note) {
 		return
@@ -323,8 +327,8 @@ func (v *View) acceptNodes(note func(name string)) {
 	v.excludedNodes = excluded
 }
 
-// acceptChanged takes the nodes that have changed as they are now. It is false, and the work half done, if one contradicts
-// another.
+// acceptChanged takes the nodes that have changed as they are now. It is false, and the work half
+// done, if one contradicts another.
 func (v *View) acceptChanged(note func(name string)) bool {
 	for name := range v.changedNodes {
 		note(name)

@@ -54,8 +54,9 @@ func (p *viewPair) check(what string) State {
 	return got
 }
 
-// TestViewFollowsChanges: a view that has followed every change gives the same state as one that reads everything anew:
-// with nodes and endpoints that contradict each other, and with ones that hardly do.
+// TestViewFollowsChanges: a view that has followed every change gives the same state as one that
+// reads everything anew: with nodes and endpoints that contradict each other, and with ones that
+// hardly do.
 func TestViewFollowsChanges(t *testing.T) {
 	for seed := range uint64(60) {
 		w := &viewWriter{Rand: rand.New(rand.NewPCG(seed, 1)), nodes: 4}

@@ -12,15 +12,16 @@ import (
 // firstFD is the first descriptor that a service manager passes: sd_listen_fds(3).
 const firstFD = 3
 
-// FDStore keeps descriptors in the service manager, for the next process of this service: FDSTORE= in sd_notify(3).
-// They are lost when the service is stopped, or the unit has no FileDescriptorStoreMax=.
+// FDStore keeps descriptors in the service manager, for the next process of this service: FDSTORE=
+// in sd_notify(3). They are lost when the service is stopped, or the unit has no
+// FileDescriptorStoreMax=.
 type FDStore struct {
 	path string
 	kept map[string]int
 }
 
-// OpenFDStore gives the service manager's store, and nil if there is no service manager. It takes what the manager has
-// passed, so it must be called once, before this process starts another.
+// OpenFDStore gives the service manager's store, and nil if there is no service manager. It takes
+// what the manager has passed, so it must be called once, before this process starts another.
 func OpenFDStore() *FDStore {
 	path := os.Getenv(EnvSocket)
 	if path == "" {
@@ -50,7 +51,8 @@ func passed(pid int, getenv func(string) string) map[string]int {
 	return out
 }
 
-// Kept gives what an earlier process of the service stored; the descriptors are the caller's, so it gives them once.
+// Kept gives what an earlier process of the service stored; the descriptors are the caller's, so it
+// gives them once.
 func (s *FDStore) Kept() map[string]int {
 	out := s.kept
 	s.kept = nil

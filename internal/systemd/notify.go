@@ -1,5 +1,5 @@
-// Package systemd talks to the service manager that started this process, if one did: it tells it that the service
-// is ready, and finds the control group it delegated.
+// Package systemd talks to the service manager that started this process, if one did: it tells it
+// that the service is ready, and finds the control group it delegated.
 package systemd
 
 import (
@@ -37,12 +37,13 @@ func Notify(state string) error {
 	return nil
 }
 
-// subgroup is the part of a delegated control group that the agent lives in. The service manager keeps the group
-// itself for its own: a new process of the service starts there, and it may be one that is no agent.
+// subgroup is the part of a delegated control group that the agent lives in. The service manager
+// keeps the group itself for its own: a new process of the service starts there, and it may be one
+// that is no agent.
 const subgroup = "agent"
 
-// Delegated gives the control group (version 2) for the agent, as a path in the file system: one below this
-// process's own, which a service manager must have delegated. It does not make it.
+// Delegated gives the control group (version 2) for the agent, as a path in the file system: one
+// below this process's own, which a service manager must have delegated. It does not make it.
 func Delegated() (string, error) {
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package testutil has what tests of every package need: to wait for a condition, to end at an error,
-// and to be skipped by name where they cannot run. Tests of whole nodes use package test/lab as well.
+// Package testutil has what tests of every package need: to wait for a condition, to end at an
+// error, and to be skipped by name where they cannot run. Tests of whole nodes use package test/lab
+// as well.
 package testutil
 
 import (
@@ -12,8 +13,8 @@ import (
 // WaitTimeout bounds every wait: for a program to be ready, to answer or to end.
 const WaitTimeout = 30 * time.Second
 
-// Eventually waits for a condition, for WaitTimeout; when it gives up it prints what the condition saw
-// last. It can be used in cleanups.
+// Eventually waits for a condition, for WaitTimeout; when it gives up it prints what the condition
+// saw last. It can be used in cleanups.
 func Eventually(t testing.TB, what string, condition func() (ok bool, saw string)) {
 	t.Helper()
 	within(t, WaitTimeout, what, condition)

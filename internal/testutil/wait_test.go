@@ -19,7 +19,8 @@ func (r *recorder) Fatalf(format string, args ...any) {
 	panic(r) // as the real one, it does not return
 }
 
-// TestEventually: the condition is asked until it holds; if it never does, what it saw last is printed.
+// TestEventually: the condition is asked until it holds; if it never does, what it saw last is
+// printed.
 func TestEventually(t *testing.T) {
 	asked := 0
 	EventuallyNil(t, "the third try", func() error {

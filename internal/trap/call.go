@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Call is one trapped call, which waits for its answer. It belongs to the reader's thread, and is another call as soon
-// as Answer has returned.
+// Call is one trapped call, which waits for its answer. It belongs to the reader's thread, and is
+// another call as soon as Answer has returned.
 type Call struct {
 	// Endpoint is the caller's; nil if the handler is no EndpointHandler.
 	Endpoint *Endpoint
@@ -37,17 +37,19 @@ func (c *Call) id() uint64 { return c.reader.inflight.call.ID }
 // Descriptor is an open file that a caller gets.
 type Descriptor struct {
 	FD int
-	// Inode is that of a socket, for the next agent to find out whether the caller has it; 0: it does not look.
+	// Inode is that of a socket, for the next agent to find out whether the caller has it; 0: it
+	// does not look.
 	Inode       uint64
 	CloseOnExec bool
-	// Key says what was asked for, if a caller that was interrupted before it was told may get the same descriptor when it
-	// asks for the same again (Redeliver). 0: it may not. The handler is told Note then.
+	// Key says what was asked for, if a caller that was interrupted before it was told may get the
+	// same descriptor when it asks for the same again (Redeliver). 0: it may not. The handler is
+	// told Note then.
 	Key  uint64
 	Note int
 }
 
-// Give has the call return a descriptor, d.FD in the caller's table of files, and closes d.FD, which is the last one
-// of the agent's then. It is two steps, which doc.go explains.
+// Give has the call return a descriptor, d.FD in the caller's table of files, and closes d.FD,
+// which is the last one of the agent's then. It is two steps, which doc.go explains.
 func (c *Call) Give(d Descriptor) error {
 	r := c.reader
 	r.inflight.inode = d.Inode // before the caller can have it: see finish
@@ -68,9 +70,9 @@ func (c *Call) Give(d Descriptor) error {
 	return nil
 }
 
-// Redeliver answers the call with the descriptor that an interrupted one of the same thread left behind, if it asked for
-// the same, and gives that one's note. done is false if there is none; else the call is answered, or its caller has gone
-// again, and then the note is 0.
+// Redeliver answers the call with the descriptor that an interrupted one of the same thread left
+// behind, if it asked for the same, and gives that one's note. done is false if there is none; else
+// the call is answered, or its caller has gone again, and then the note is 0.
 func (c *Call) Redeliver(key uint64) (note int, done bool) {
 	r := c.reader
 	u, ok := r.takeUndelivered(c.Thread())
@@ -100,8 +102,8 @@ func (c *Call) Refuse(errno unix.Errno) error {
 	return c.refused(sendErrno(c.reader.fd, c.id(), errno))
 }
 
-// PassThrough has the kernel go on with the call, in the caller's namespaces, as if it had not been trapped. It is for
-// calls of which only integers were looked at.
+// PassThrough has the kernel go on with the call, in the caller's namespaces, as if it had not been
+// trapped. It is for calls of which only integers were looked at.
 func (c *Call) PassThrough() error {
 	if err := sendContinue(c.reader.fd, c.id()); err != nil {
 		return c.refused(err)
@@ -119,13 +121,13 @@ func (c *Call) passFor(why *Reason, err error) error {
 	return nil
 }
 
-// PassToOwnNetns lets a caller that is not in its endpoint's network namespace have the call's effect in its own, as it
-// would without Heddle.
+// PassToOwnNetns lets a caller that is not in its endpoint's network namespace have the call's
+// effect in its own, as it would without Heddle.
 func (c *Call) PassToOwnNetns() error { return c.passFor(&c.reader.srv.why.otherNetns, errOtherNetns) }
 
-// InOtherNetns reports whether the caller is in another network namespace than the endpoint: it has unshared or changed
-// its own, or its bundle names an endpoint that is not its. A task cannot change its namespace while it waits for an
-// answer.
+// InOtherNetns reports whether the caller is in another network namespace than the endpoint: it has
+// unshared or changed its own, or its bundle names an endpoint that is not its. A task cannot
+// change its namespace while it waits for an answer.
 func (c *Call) InOtherNetns() (bool, error) {
 	want, ok := c.EndpointNetns()
 	if !ok {
@@ -141,8 +143,8 @@ func (c *Call) InOtherNetns() (bool, error) {
 	return have != want, nil
 }
 
-// EndpointNetns gives the inode of the endpoint's network namespace, which the caller is to be in; 0 if that is not
-// compared. ok is false for an endpoint that is not there any more.
+// EndpointNetns gives the inode of the endpoint's network namespace, which the caller is to be in;
+// 0 if that is not compared. ok is false for an endpoint that is not there any more.
 func (c *Call) EndpointNetns() (inode uint64, ok bool) {
 	if c.reader.srv.cfg.NetnsOf == nil || !model.ProtectNetns.On() {
 		return 0, true
@@ -164,14 +166,16 @@ func (c *Call) CallerGone(err error) bool {
 // Crowded reports whether several callers of the listener call at the same time.
 func (c *Call) Crowded() bool { return !c.reader.primary }
 
-// LetCallerRun lets a caller that has just been answered run before what is not needed for that: the thread is on its
-// processor, and what it wakes would be, too.
+// LetCallerRun lets a caller that has just been answered run before what is not needed for that:
+// the thread is on its processor, and what it wakes would be, too.
 func (c *Call) LetCallerRun() { c.reader.affinity.letCallerRun() }
 
-// StillWaits fails if nobody waits for an answer any more: what was looked at may be another task's.
+// StillWaits fails if nobody waits for an answer any more: what was looked at may be another
+// task's.
 func (c *Call) StillWaits() error { return c.refused(stillWaits(c.reader.fd, c.id())) }
 
-// Waiter gives what asks the same when the call may not be the reader's any more. The caller closes it.
+// Waiter gives what asks the same when the call may not be the reader's any more. The caller closes
+// it.
 func (c *Call) Waiter() (Waiter, error) {
 	fd, err := unix.FcntlInt(uintptr(c.reader.fd), unix.F_DUPFD_CLOEXEC, 0)
 	return Waiter{fd, c.id()}, err

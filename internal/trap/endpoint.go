@@ -41,8 +41,8 @@ func (s *Server) serveListener(l *Listener) (serves bool) {
 	return false
 }
 
-// checkIdentity tells the operator of a container that names another's endpoint. It gets no socket of that endpoint
-// whatever this finds: each call is checked.
+// checkIdentity tells the operator of a container that names another's endpoint. It gets no socket
+// of that endpoint whatever this finds: each call is checked.
 func (s *Server) checkIdentity(ep *Endpoint, state *specs.ContainerProcessState) {
 	if ep == nil || s.cfg.NetnsOf == nil {
 		return
@@ -119,7 +119,8 @@ func (s *Server) unbind(l *Listener) (unused *Endpoint) {
 	return ep
 }
 
-// released tells the handlers of an endpoint without listeners, if there is one. It is called without mu.
+// released tells the handlers of an endpoint without listeners, if there is one. It is called
+// without mu.
 func (s *Server) released(ep *Endpoint) {
 	if ep == nil {
 		return
@@ -131,7 +132,8 @@ func (s *Server) released(ep *Endpoint) {
 	}
 }
 
-// move makes l one of endpoint id's listeners, whatever it was before. Only l's readers may call it.
+// move makes l one of endpoint id's listeners, whatever it was before. Only l's readers may call
+// it.
 func (s *Server) move(l *Listener, id model.EndpointID) {
 	s.mu.Lock()
 	var unused *Endpoint
@@ -157,9 +159,9 @@ func (s *Server) unregister(l *Listener) {
 	}
 }
 
-// Forget says that an endpoint was removed: later calls by its processes are refused with ENETDOWN, for as long as they
-// live. A call that is being answered right now may still succeed, as if it had come before. Forgetting an endpoint
-// without listeners does nothing.
+// Forget says that an endpoint was removed: later calls by its processes are refused with ENETDOWN,
+// for as long as they live. A call that is being answered right now may still succeed, as if it had
+// come before. Forgetting an endpoint without listeners does nothing.
 func (s *Server) Forget(id model.EndpointID) {
 	s.mu.Lock()
 	ep := s.endpoints[id]
@@ -192,8 +194,8 @@ func (s *Server) Stats() Stats {
 	return st
 }
 
-// Redelivered gives how many callers were told a descriptor that they had already: by this agent, when the handler had no note of it,
-// or of the agent before it.
+// Redelivered gives how many callers were told a descriptor that they had already: by this agent,
+// when the handler had no note of it, or of the agent before it.
 func (s *Server) Redelivered(h Handler) uint64 {
 	for _, have := range s.handlers {
 		if have.Handler == h {

@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// futexMutex is a mutex for threads of their own: who waits sleeps in the kernel, and is woken by one system call. A sync.Mutex
-// parks the goroutine, and a goroutine that is locked to its thread costs two more switches and work of Go's scheduler at
-// each of them. The three states are those of U. Drepper, "Futexes Are Tricky", mutex 2.
+// futexMutex is a mutex for threads of their own: who waits sleeps in the kernel, and is woken by
+// one system call. A sync.Mutex parks the goroutine, and a goroutine that is locked to its thread
+// costs two more switches and work of Go's scheduler at each of them. The three states are those of
+// U. Drepper, "Futexes Are Tricky", mutex 2.
 type futexMutex struct{ state atomic.Uint32 }
 
 const (
@@ -20,7 +21,8 @@ const (
 	mutexAwaited // taken, and perhaps somebody sleeps
 )
 
-// lock waits until the mutex is the caller's, but not longer than timeout; less than 0 means for ever. It reports whether it is.
+// lock waits until the mutex is the caller's, but not longer than timeout; less than 0 means for
+// ever. It reports whether it is.
 func (m *futexMutex) lock(timeout time.Duration) bool {
 	if m.state.CompareAndSwap(mutexFree, mutexTaken) {
 		return true
@@ -45,7 +47,8 @@ func (m *futexMutex) unlock() {
 	}
 }
 
-// futexEvent lets threads of their own wait until something is so, as futexMutex does and for the same reason.
+// futexEvent lets threads of their own wait until something is so, as futexMutex does and for the
+// same reason.
 type futexEvent struct{ signals, waiting atomic.Uint32 }
 
 // wait waits until done gives true. Whoever makes it true must signal.

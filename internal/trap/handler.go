@@ -10,22 +10,24 @@ import (
 
 // Handler answers trapped calls of some kind. Its methods are called by several threads at a time.
 type Handler interface {
-	// Owns reports whether a call is the handler's. It judges by the call's number and integers: what those point to may
-	// change between the look and the answer.
+	// Owns reports whether a call is the handler's. It judges by the call's number and integers:
+	// what those point to may change between the look and the answer.
 	Owns(d *Data) bool
-	// Answer answers one call, by a method of c, and returns nil. After an error the caller, if it still waits, is told
-	// the errno of the error's Reason; after ErrAgentEnds the call is the next agent's.
+	// Answer answers one call, by a method of c, and returns nil. After an error the caller, if it
+	// still waits, is told the errno of the error's Reason; after ErrAgentEnds the call is the next
+	// agent's.
 	Answer(c *Call) error
 	// Reasons are those that Answer gives.
 	Reasons() []*Reason
 }
 
-// EndpointHandler is a Handler whose calls are answered for an endpoint, which Call.Endpoint gives. Its calls continue
-// in containers that are not intercepted, and where the endpoint is not made yet.
+// EndpointHandler is a Handler whose calls are answered for an endpoint, which Call.Endpoint gives.
+// Its calls continue in containers that are not intercepted, and where the endpoint is not made
+// yet.
 type EndpointHandler interface {
 	Handler
-	// Bound says that ep has a listener, Released that it has none any more, or was removed. Neither blocks; Bound comes
-	// before the first call.
+	// Bound says that ep has a listener, Released that it has none any more, or was removed.
+	// Neither blocks; Bound comes before the first call.
 	Bound(ep *Endpoint)
 	Released(ep *Endpoint)
 }
@@ -33,7 +35,8 @@ type EndpointHandler interface {
 // ListenerHandler is a Handler that keeps something for each listener.
 type ListenerHandler interface {
 	Handler
-	// Annotations are the names of those that it asks listeners for: they are kept while no agent runs, and no others.
+	// Annotations are the names of those that it asks listeners for: they are kept while no agent
+	// runs, and no others.
 	Annotations() []string
 	// Opened comes before a listener's first call, Closed after its last. Opened does not block.
 	Opened(l *Listener)
@@ -47,7 +50,8 @@ type RunningHandler interface {
 	Run(ctx context.Context)
 }
 
-// ClosingHandler is a Handler that has something to give up when the last call is answered and Run has returned.
+// ClosingHandler is a Handler that has something to give up when the last call is answered and Run
+// has returned.
 type ClosingHandler interface {
 	Handler
 	Close()
@@ -81,7 +85,8 @@ func (s *Server) handlerOf(d *Data) *handling {
 	return nil
 }
 
-// dispatch has the reader's call answered. After an error the caller still waits, unless it has gone.
+// dispatch has the reader's call answered. After an error the caller still waits, unless it has
+// gone.
 func (r *reader) dispatch() error {
 	c := &r.call
 	c.handler = r.srv.handlerOf(c.Data())
@@ -96,8 +101,8 @@ func (r *reader) dispatch() error {
 	return c.handler.Answer(c)
 }
 
-// findEndpoint gives the call its endpoint, which a listener may have to be bound to first. passed says that the call
-// went on in its own namespace, which has no endpoint.
+// findEndpoint gives the call its endpoint, which a listener may have to be bound to first. passed
+// says that the call went on in its own namespace, which has no endpoint.
 func (r *reader) findEndpoint(c *Call) (passed bool, err error) {
 	if r.byNetns() && !r.hasEndpoint() {
 		found, err := r.bindEndpoint(c.Thread())

@@ -22,9 +22,10 @@ const (
 	maxMetadataBytes = 4096
 )
 
-// parseState reads a ContainerProcessState strictly: one JSON value, nothing after it, and every field
-// we rely on. Fields it does not know are allowed, as the runtime specification asks of readers. fds is the
-// number of descriptors that came along; the result is the index among them of the listener.
+// parseState reads a ContainerProcessState strictly: one JSON value, nothing after it, and every
+// field we rely on. Fields it does not know are allowed, as the runtime specification asks of
+// readers. fds is the number of descriptors that came along; the result is the index among them of
+// the listener.
 func parseState(msg []byte, fds int) (state specs.ContainerProcessState, index int, err error) {
 	d := json.NewDecoder(bytes.NewReader(msg))
 	if err := d.Decode(&state); err != nil {
@@ -62,8 +63,8 @@ func parseState(msg []byte, fds int) (state specs.ContainerProcessState, index i
 	return state, index, nil
 }
 
-// readHandoff reads one hand-off from a runtime. The listener's descriptor is the caller's to close;
-// all others that came are closed. The caller sets the connection's deadline.
+// readHandoff reads one hand-off from a runtime. The listener's descriptor is the caller's to
+// close; all others that came are closed. The caller sets the connection's deadline.
 func readHandoff(c *net.UnixConn) (state specs.ContainerProcessState, fd int, err error) {
 	msg, fds, err := readMessage(c)
 	keep := -1
@@ -88,11 +89,13 @@ func readHandoff(c *net.UnixConn) (state specs.ContainerProcessState, fd int, er
 	return state, fds[index], nil
 }
 
-// errHungUp is what came of a connection that nothing was said on: heddle-runtime asks so whether somebody listens.
+// errHungUp is what came of a connection that nothing was said on: heddle-runtime asks so whether
+// somebody listens.
 var errHungUp = errors.New("hand-off: nothing came")
 
-// readMessage reads from a stream until it has a whole JSON value or the stream ends. Runtimes send one
-// message and hang up, but neither is promised. The descriptors are the caller's, also after an error.
+// readMessage reads from a stream until it has a whole JSON value or the stream ends. Runtimes send
+// one message and hang up, but neither is promised. The descriptors are the caller's, also after an
+// error.
 func readMessage(c *net.UnixConn) (msg []byte, fds []int, err error) {
 	buf := make([]byte, 64<<10)
 	oob := make([]byte, unix.CmsgSpace(4*maxHandoffFDs))
@@ -123,8 +126,8 @@ func readMessage(c *net.UnixConn) (msg []byte, fds []int, err error) {
 	}
 }
 
-// descriptors takes the file descriptors out of control messages. Those it found are returned even with
-// an error.
+// descriptors takes the file descriptors out of control messages. Those it found are returned even
+// with an error.
 func descriptors(oob []byte) (fds []int, err error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 // handoffKey is the keeper's name for the hand-off socket. keepKey's have other forms.
 const handoffKey = "hand-off socket"
 
-// socketFile is the file a hand-off socket is bound to, so that a kept socket can be told from a later one
-// at the same path. It is the kept socket's metadata.
+// socketFile is the file a hand-off socket is bound to, so that a kept socket can be told from a
+// later one at the same path. It is the kept socket's metadata.
 type socketFile struct {
 	Dev uint64 `json:"dev"`
 	Ino uint64 `json:"ino"`
@@ -29,8 +29,8 @@ func fileOf(path string) (socketFile, error) {
 	return socketFile{st.Dev, st.Ino}, err
 }
 
-// openSocket gets the hand-off socket: the one an earlier agent kept, with the hand-offs that have come since,
-// or a new one. The lock says that no other agent has it; it goes with the process.
+// openSocket gets the hand-off socket: the one an earlier agent kept, with the hand-offs that have
+// come since, or a new one. The lock says that no other agent has it; it goes with the process.
 func (s *Server) openSocket() (err error) {
 	path := s.cfg.SocketPath
 	if s.lock, err = os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600); err != nil {
@@ -54,7 +54,8 @@ func (s *Server) openSocket() (err error) {
 	return nil
 }
 
-// keptSocket gives the socket that the keeper has, or nil if there is none that runtimes can still reach.
+// keptSocket gives the socket that the keeper has, or nil if there is none that runtimes can still
+// reach.
 func (s *Server) keptSocket() (ln *net.UnixListener) {
 	if s.cfg.Keeper == nil {
 		return nil
@@ -82,8 +83,9 @@ func (s *Server) keptSocket() (ln *net.UnixListener) {
 	return ln
 }
 
-// keepSocket gives the keeper a duplicate of the hand-off socket. While no agent runs, runtimes then connect,
-// leave their hand-offs in the socket's queue, listeners included, and start their containers.
+// keepSocket gives the keeper a duplicate of the hand-off socket. While no agent runs, runtimes
+// then connect, leave their hand-offs in the socket's queue, listeners included, and start their
+// containers.
 func (s *Server) keepSocket() {
 	if err := s.tryKeepSocket(); err != nil {
 		s.why.keep.Add()
@@ -110,8 +112,8 @@ func (s *Server) tryKeepSocket() error {
 	return errors.Join(cerr, err)
 }
 
-// bind makes the hand-off socket, for its owner only. A socket a dead agent left is replaced; a living
-// agent's is not.
+// bind makes the hand-off socket, for its owner only. A socket a dead agent left is replaced; a
+// living agent's is not.
 func bind(path string) (*net.UnixListener, error) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()

@@ -7,18 +7,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inflightCall is a call that was received and is not yet answered. It lies at the beginning of a call page, which
-// agents of different versions share: members are only ever added at the end, and zero must mean what it
-// meant before there was the member.
+// inflightCall is a call that was received and is not yet answered. It lies at the beginning of a
+// call page, which agents of different versions share: members are only ever added at the end, and
+// zero must mean what it meant before there was the member.
 type inflightCall struct {
 	call notification
-	// inode is that of the socket the caller is being given; 0 before that. A caller that has it among its
-	// descriptors needs only to be told.
+	// inode is that of the socket the caller is being given; 0 before that. A caller that has it
+	// among its descriptors needs only to be told.
 	inode uint64
 }
 
-// A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at multiples of inflightBytes.
-// An agent from before there were several readers knows the first only.
+// A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at
+// multiples of inflightBytes. An agent from before there were several readers knows the first only.
 const (
 	callPageBytes = 4096
 	inflightBytes = 128
@@ -42,8 +42,8 @@ func (l *Listener) mapInflight(fd int) error {
 	return nil
 }
 
-// undelivered is a descriptor that a thread has and was not told of: a signal took it out of its call in between. That
-// cannot happen under a filter with WAIT_KILLABLE_RECV.
+// undelivered is a descriptor that a thread has and was not told of: a signal took it out of its
+// call in between. That cannot happen under a filter with WAIT_KILLABLE_RECV.
 type undelivered struct {
 	inode  uint64
 	number int
@@ -51,8 +51,8 @@ type undelivered struct {
 	note   int
 }
 
-// undeliveredByThread has a listener's, by thread. When a thread comes again with the same call, as it does if the kernel or
-// the program restarts it, it gets the one it has.
+// undeliveredByThread has a listener's, by thread. When a thread comes again with the same call, as
+// it does if the kernel or the program restarts it, it gets the one it has.
 type undeliveredByThread map[uint32]undelivered
 
 // maxUndelivered bounds the threads remembered: those that never come again stay.

@@ -18,13 +18,13 @@ import (
 const (
 	// keeperPause is how long a keeper that does not start waits for another try.
 	keeperPause = time.Second
-	// maxWatchFailures is how often in a row a keeper may answer and yet not be watched: one of an older
-	// version cannot.
+	// maxWatchFailures is how often in a row a keeper may answer and yet not be watched: one of an
+	// older version cannot.
 	maxWatchFailures = 5
 )
 
-// prepareKeep moves l's calls into memory that a keeper can keep, before the first reader begins. Without a keeper, or if
-// it cannot be had, l works on without one.
+// prepareKeep moves l's calls into memory that a keeper can keep, before the first reader begins.
+// Without a keeper, or if it cannot be had, l works on without one.
 func (s *Server) prepareKeep(l *Listener) {
 	if s.cfg.Keeper == nil {
 		return
@@ -77,8 +77,8 @@ func (s *Server) notKept(l *Listener, err error) {
 		"container", l.state.State.ID, "err", err)
 }
 
-// watchKeeper waits for the keeper's end. Then it has it started anew and keeps every listener again: until
-// then the end of this agent would be the end of their calls.
+// watchKeeper waits for the keeper's end. Then it has it started anew and keeps every listener
+// again: until then the end of this agent would be the end of their calls.
 func (s *Server) watchKeeper(ctx context.Context) {
 	for failed := 0; ; {
 		err := s.cfg.Keeper.Watch(ctx)
@@ -128,8 +128,8 @@ func keepKey(state specs.ContainerProcessState) string {
 	return fmt.Sprintf("%s/%d/%s", id[:min(len(id), 256)], state.Pid, hex.EncodeToString(unique[:]))
 }
 
-// release tells the keeper that a listener is not needed any more. If it does not hear, it finds out by
-// itself once the filter has no users.
+// release tells the keeper that a listener is not needed any more. If it does not hear, it finds
+// out by itself once the filter has no users.
 func (s *Server) release(l *Listener) {
 	if l.key == "" {
 		return

@@ -17,8 +17,8 @@ type Data struct {
 	Args               [6]uint64
 }
 
-// notification is the kernel's struct seccomp_notif. PID is the calling thread, in the PID namespace of
-// the thread that received it; 0 if it is not visible there.
+// notification is the kernel's struct seccomp_notif. PID is the calling thread, in the PID
+// namespace of the thread that received it; 0 if it is not visible there.
 type notification struct {
 	ID    uint64
 	PID   uint32
@@ -62,15 +62,16 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// receive blocks until a call is trapped and stores it in n, which must be zero. ENOENT means that the
-// caller went away before it could be received.
+// receive blocks until a call is trapped and stores it in n, which must be zero. ENOENT means that
+// the caller went away before it could be received.
 func receive(fd int, n *notification) error {
 	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 }
 
-// addDescriptor gives the caller of notification id the open file behind srcFD and reports its number there. It
-// sleeps until the caller has run; the call goes on waiting for sendValue. Not in one step, by the flag SEND:
-// doc.go says why. ENOENT, ESRCH and EINPROGRESS mean that nobody waits for this answer any more.
+// addDescriptor gives the caller of notification id the open file behind srcFD and reports its
+// number there. It sleeps until the caller has run; the call goes on waiting for sendValue. Not in
+// one step, by the flag SEND: doc.go says why. ENOENT, ESRCH and EINPROGRESS mean that nobody waits
+// for this answer any more.
 func addDescriptor(fd int, id uint64, srcFD int, closeOnExec bool) (number int, err error) {
 	a := addFD{ID: id, SrcFD: uint32(srcFD)}
 	if closeOnExec {
@@ -95,7 +96,8 @@ func sendErrno(fd int, id uint64, errno unix.Errno) error {
 	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 }
 
-// stillWaits fails, in a way that gone knows, if nobody waits for an answer to notification id any more.
+// stillWaits fails, in a way that gone knows, if nobody waits for an answer to notification id any
+// more.
 func stillWaits(fd int, id uint64) error {
 	return ioctl(fd, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 }
@@ -124,7 +126,8 @@ func (s *syncWakeUp) set(fd int) bool {
 	return errno == 0
 }
 
-// blockSignals blocks every signal that can be blocked on the calling thread but InterruptSignal; doc.go says why.
+// blockSignals blocks every signal that can be blocked on the calling thread but InterruptSignal;
+// doc.go says why.
 func blockSignals() error {
 	var all unix.Sigset_t
 	for i := range all.Val {

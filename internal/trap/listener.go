@@ -11,13 +11,15 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Listener is one seccomp filter whose trapped calls are answered, by one reader or several (reader.go).
+// Listener is one seccomp filter whose trapped calls are answered, by one reader or several
+// (reader.go).
 type Listener struct {
 	srv   *Server
 	fd    int
 	state specs.ContainerProcessState
 
-	// ep is nil as long as the endpoint is unknown: every call for it gets ENETDOWN. Changed with Server.mu held.
+	// ep is nil as long as the endpoint is unknown: every call for it gets ENETDOWN. Changed with
+	// Server.mu held.
 	ep atomic.Pointer[Endpoint]
 
 	// Set before the first reader begins. Empty, -1 and nil if the listener cannot be kept.
@@ -26,13 +28,15 @@ type Listener struct {
 	page   []byte // shared memory that holds inflight
 	syncs  bool   // callers wake readers on their own processor
 
-	// inflight are the calls being answered, one for each reader; zero while there is none. When the listener is kept, they
-	// lie in memory the keeper keeps too, so that the next agent can answer a call this one received.
+	// inflight are the calls being answered, one for each reader; zero while there is none. When
+	// the listener is kept, they lie in memory the keeper keeps too, so that the next agent can
+	// answer a call this one received.
 	inflight [maxReaders]*inflightCall
 
 	receiving futexMutex // of the readers, to wait for a call and receive it
-	// Guarded by receiving: calls so far; the thread that made the last one, and how many it made in a row before that; calls in a row
-	// that were there before anybody waited for one, and whether they are of several threads.
+	// Guarded by receiving: calls so far; the thread that made the last one, and how many it made
+	// in a row before that; calls in a row that were there before anybody waited for one, and
+	// whether they are of several threads.
 	received, lastCaller, alone, crowded uint32
 	mixed                                bool
 
@@ -62,11 +66,12 @@ func newListener(s *Server, fd int, state specs.ContainerProcessState) *Listener
 // byNetns reports whether the listener's endpoint is that of its callers' network namespace.
 func (l *Listener) byNetns() bool { return l.state.Metadata == model.EndpointByNetns }
 
-// Intercepted reports whether calls of the listener's container are answered for an endpoint. Of one that is not
-// intercepted, those are answered that need none.
+// Intercepted reports whether calls of the listener's container are answered for an endpoint. Of
+// one that is not intercepted, those are answered that need none.
 func (l *Listener) Intercepted() bool { return l.state.Metadata != model.EndpointNone }
 
-// Annotation gives an annotation of the listener's container. Those that a ListenerHandler names outlive the agent.
+// Annotation gives an annotation of the listener's container. Those that a ListenerHandler names
+// outlive the agent.
 func (l *Listener) Annotation(name string) string { return l.state.State.Annotations[name] }
 
 // hasEndpoint reports whether the listener has an endpoint that is there.
@@ -82,8 +87,8 @@ func (l *Listener) hasEndpoint() bool {
 	return ok
 }
 
-// bindEndpoint gives the listener the endpoint of the network namespace that thread tid is in. An engine may make the endpoint
-// after it has made the container, and another one later.
+// bindEndpoint gives the listener the endpoint of the network namespace that thread tid is in. An
+// engine may make the endpoint after it has made the container, and another one later.
 func (l *Listener) bindEndpoint(tid uint32) (found bool, err error) {
 	inode, err := l.srv.proc.Netns(tid)
 	if err != nil {
@@ -124,7 +129,8 @@ func (l *Listener) first(why *Reason) bool {
 	return true
 }
 
-// close releases what the readers held, once they have ended. The filter lives on if the keeper holds the listener.
+// close releases what the readers held, once they have ended. The filter lives on if the keeper
+// holds the listener.
 func (l *Listener) close() {
 	l.keepMu.Lock()
 	defer l.keepMu.Unlock()

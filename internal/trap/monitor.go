@@ -13,11 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monitor is the thread of Go's runtime (sysmon) that takes the processors (Ps) of its scheduler from threads that wait in system
-// calls. Whenever it took one it looks every 20 us, 50 times, before it sleeps for longer; a reader that waits for the next call loses
-// its P after 10 ms. So a container with some hundred calls a second kept it awake: 200 us of processor time a call, four times what
-// the answer takes. With a longer timer slack (prctl(2), PR_SET_TIMERSLACK) the kernel wakes it at most every few milliseconds. That is
-// soon enough as long as each reader can have a P: else one whose P another one holds waits for the monitor. docs/decisions/0041.
+// monitor is the thread of Go's runtime (sysmon) that takes the processors (Ps) of its scheduler
+// from threads that wait in system calls. Whenever it took one it looks every 20 us, 50 times,
+// before it sleeps for longer; a reader that waits for the next call loses its P after 10 ms. So a
+// container with some hundred calls a second kept it awake: 200 us of processor time a call, four
+// times what the answer takes. With a longer timer slack (prctl(2), PR_SET_TIMERSLACK) the kernel
+// wakes it at most every few milliseconds. That is soon enough as long as each reader can have a P:
+// else one whose P another one holds waits for the monitor. docs/decisions/0041.
 type monitor struct {
 	log *slog.Logger
 
@@ -45,8 +47,9 @@ func newMonitor(log *slog.Logger) *monitor {
 	return m
 }
 
-// monitorThread gives the monitor's number: the runtime starts it before any other thread. Should the numbers of threads have come round
-// since, it may be another one, whose timers are then a little late.
+// monitorThread gives the monitor's number: the runtime starts it before any other thread. Should
+// the numbers of threads have come round since, it may be another one, whose timers are then a
+// little late.
 func monitorThread() (tid int, err error) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -105,7 +108,8 @@ func (m *monitor) set(slack int) {
 	m.slack = slack
 }
 
-// ownSlack gives the calling thread the kernel's slack: a thread inherits that of the one which started it, and the monitor starts some.
+// ownSlack gives the calling thread the kernel's slack: a thread inherits that of the one which
+// started it, and the monitor starts some.
 func ownSlack() {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 50_000, 0, 0, 0) // cannot fail
 }

@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TestMonitorThread: the thread that is taken for Go's monitor is the one that sleeps for microseconds while others wait in system
-// calls. A new release of Go may start its threads in another order.
+// TestMonitorThread: the thread that is taken for Go's monitor is the one that sleeps for
+// microseconds while others wait in system calls. A new release of Go may start its threads in
+// another order.
 func TestMonitorThread(t *testing.T) {
 	tid, err := monitorThread()
 	if err != nil {
@@ -61,7 +62,8 @@ func slackOf(t *testing.T, m *monitor) string {
 	return strings.TrimSpace(string(got))
 }
 
-// TestMonitorSlack: the monitor sleeps longer only while there are more processors of Go's scheduler than readers.
+// TestMonitorSlack: the monitor sleeps longer only while there are more processors of Go's
+// scheduler than readers.
 func TestMonitorSlack(t *testing.T) {
 	testutil.NeedRoot(t, "changes the caller's user")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(sparePs + 2))

@@ -10,17 +10,19 @@ import (
 )
 
 const (
-	// maxReaders bounds the threads that answer calls of one listener at a time. Each answer waits for its caller to run and
-	// take the socket; more readers than processors let the others go on meanwhile. What was tried is in
-	// docs/benchmarks/log.md.
+	// maxReaders bounds the threads that answer calls of one listener at a time. Each answer waits
+	// for its caller to run and take the socket; more readers than processors let the others go on
+	// meanwhile. What was tried is in docs/benchmarks/log.md.
 	maxReaders = 4
-	// crowdedAfter is how many calls in a row must have been there already before another reader joins.
+	// crowdedAfter is how many calls in a row must have been there already before another reader
+	// joins.
 	crowdedAfter = 8
 	// aloneAfter is how many calls in a row one thread must have made before the helpers end.
 	aloneAfter = 32
 	// atOnce is how quickly poll returns when a call was there.
 	atOnce = 5 * time.Microsecond
-	// maxHelpers bounds the helpers, of all listeners together: Go ends a process with 10,000 threads.
+	// maxHelpers bounds the helpers, of all listeners together: Go ends a process with 10,000
+	// threads.
 	maxHelpers = 256
 	// helperStays is how long a helper waits for its turn, and then for a call, before it ends.
 	helperStays = 5 * time.Millisecond
@@ -28,9 +30,10 @@ const (
 
 // reader is a thread that answers calls of a listener. Its goroutine owns it.
 //
-// Readers take turns: one waits for a call and receives it, then lets the next one wait while it answers. Two that wait
-// would both be woken, and the one that comes late to RECV would block there, where it cannot be ended. A
-// listener has one reader, its primary, until callers have to wait for it; those that join end when they have nothing to do.
+// Readers take turns: one waits for a call and receives it, then lets the next one wait while it
+// answers. Two that wait would both be woken, and the one that comes late to RECV would block
+// there, where it cannot be ended. A listener has one reader, its primary, until callers have to
+// wait for it; those that join end when they have nothing to do.
 type reader struct {
 	*Listener
 	call     Call
@@ -43,9 +46,10 @@ type reader struct {
 	affinity affinity // the primary's only
 }
 
-// callID says whose call a reader answers, and which: the thread in the lower half, in the upper one a number that each call gets
-// in the order of receipt; 0 is none. A thread that was interrupted comes again before the reader of its first call
-// knows (inflight.go): who answers the second call waits for the first.
+// callID says whose call a reader answers, and which: the thread in the lower half, in the upper
+// one a number that each call gets in the order of receipt; 0 is none. A thread that was
+// interrupted comes again before the reader of its first call knows (inflight.go): who answers the
+// second call waits for the first.
 type callID uint64
 
 func callIDOf(tid, serial uint32) callID { return callID(serial)<<32 | callID(tid) }
@@ -63,8 +67,8 @@ func (l *Listener) newReader(slot int) *reader {
 	return r
 }
 
-// run answers calls until the filter has no users left (it reports true then), the server closes, or the
-// listener breaks.
+// run answers calls until the filter has no users left (it reports true then), the server closes,
+// or the listener breaks.
 func (l *Listener) run() (finished bool) {
 	primary := l.newReader(0)
 	primary.primary = true
@@ -151,7 +155,8 @@ func (r *reader) next() (end, error) {
 		if err != nil || end != endNot {
 			return end, err
 		}
-		// RECV does not block now. ENOENT: the caller was killed, or interrupted, since poll saw it.
+		// RECV does not block now. ENOENT: the caller was killed, or interrupted, since poll saw
+		// it.
 		switch err := receive(r.fd, &r.inflight.call); {
 		case err == nil:
 			r.note(waited)
@@ -170,13 +175,15 @@ func (r *reader) timeout() time.Duration {
 	return helperStays
 }
 
-// note says whom the reader answers from now on, and lets another reader join when calls keep being there before
-// anybody waits for one. It is the reader's turn, so calls get their numbers in the order of their receipt.
+// note says whom the reader answers from now on, and lets another reader join when calls keep being
+// there before anybody waits for one. It is the reader's turn, so calls get their numbers in the
+// order of their receipt.
 func (r *reader) note(waited bool) {
 	tid := r.inflight.call.PID
 	r.received++
 	r.answering[r.slot].Store(uint64(callIDOf(tid, r.received)))
-	// A thread that calls again as soon as it has its answer is there before its reader, too, and has no use for another one.
+	// A thread that calls again as soon as it has its answer is there before its reader, too, and
+	// has no use for another one.
 	if waited {
 		r.crowded, r.mixed = 0, false
 	} else {
@@ -224,7 +231,8 @@ func (r *reader) done() {
 	r.answered.signal()
 }
 
-// wait blocks until a call is there or the loop has to end. waited is false if the call was there already.
+// wait blocks until a call is there or the loop has to end. waited is false if the call was there
+// already.
 func (r *reader) wait() (waited bool, end end, err error) {
 	fds := [2]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.srv.stopFD), Events: unix.POLLIN}}
 	for {
@@ -273,7 +281,8 @@ func (l *Listener) addHelper() {
 	})
 }
 
-// freeSlot takes a place among the readers, and one among the spare ones of all listeners; -1 if there is none.
+// freeSlot takes a place among the readers, and one among the spare ones of all listeners; -1 if
+// there is none.
 func (l *Listener) freeSlot() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -291,8 +300,8 @@ func (l *Listener) freeSlot() int {
 	return -1
 }
 
-// finish answers the call that the agent before us received. How far it came is not known: the caller may
-// have its descriptor, and then must be told where, not be given another.
+// finish answers the call that the agent before us received. How far it came is not known: the
+// caller may have its descriptor, and then must be told where, not be given another.
 func (r *reader) finish() {
 	n := &r.inflight.call
 	if r.inflight.inode == 0 {
@@ -316,8 +325,8 @@ func (r *reader) finish() {
 	*r.inflight = inflightCall{}
 }
 
-// handle answers the in-flight call and clears it: RECV insists on zeroes, and a zero id says that nothing
-// waits.
+// handle answers the in-flight call and clears it: RECV insists on zeroes, and a zero id says that
+// nothing waits.
 func (r *reader) handle() {
 	r.awaitEarlier()
 	err := r.dispatch()

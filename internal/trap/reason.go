@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reason says why a trapped call was not answered as its handler would, or a listener not served, and counts how
-// often. The server has some; each handler has its own.
+// Reason says why a trapped call was not answered as its handler would, or a listener not served,
+// and counts how often. The server has some; each handler has its own.
 type Reason struct {
 	// Name is the metric label.
 	Name string
 	// Errno is what the caller's system call returns.
 	Errno unix.Errno
-	// Passes says that the caller is told the errno of the cause instead, where that means the same to the caller as
-	// it does to the agent.
+	// Passes says that the caller is told the errno of the cause instead, where that means the same
+	// to the caller as it does to the agent.
 	Passes bool
 	// Quiet says that the log need not have it: it is the container's own doing.
 	Quiet bool
@@ -72,7 +72,8 @@ type reasons struct {
 	noEndpoint   Reason // the caller's network namespace has no endpoint: it keeps to its own
 }
 
-// newReasons is the one table from what went wrong to what the caller's system call returns. Handlers add to it.
+// newReasons is the one table from what went wrong to what the caller's system call returns.
+// Handlers add to it.
 func newReasons() *reasons {
 	return &reasons{
 		unknown:      Reason{Name: "refuse_unknown_endpoint", Errno: unix.ENETDOWN},
@@ -118,8 +119,9 @@ func (r *reasons) of(err error) *Reason {
 	return &r.answer
 }
 
-// gone reports whether an answer failed because nobody waits for it: the caller is dead (ENOENT), was
-// interrupted while it took the descriptor (ESRCH), or another reader has answered (EINPROGRESS).
+// gone reports whether an answer failed because nobody waits for it: the caller is dead (ENOENT),
+// was interrupted while it took the descriptor (ESRCH), or another reader has answered
+// (EINPROGRESS).
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINPROGRESS)
 }

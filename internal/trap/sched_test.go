@@ -9,7 +9,8 @@ import (
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// A reader stays on the processor it got some calls on, and leaves it when answers take long or none is wanted.
+// A reader stays on the processor it got some calls on, and leaves it when answers take long or
+// none is wanted.
 func TestAffinity(t *testing.T) {
 	before := processors(t)
 	if before < 2 {
@@ -144,7 +145,8 @@ func TestAffinityGoesHome(t *testing.T) {
 	})
 }
 
-// A thread that makes one call after the other yields before Go's monitor would make it; one that makes few never does.
+// A thread that makes one call after the other yields before Go's monitor would make it; one that
+// makes few never does.
 func TestYielder(t *testing.T) {
 	var b Yielder
 	now := time.Now()

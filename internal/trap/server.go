@@ -33,7 +33,8 @@ type Keeper interface {
 	Put(key string, meta []byte, fd, page int) error
 	Drop(key string) error
 	TakeAll() ([]fdkeep.Kept, error)
-	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper cannot be watched.
+	// Watch returns nil when the keeper has ended and an error if ctx ends first or the keeper
+	// cannot be watched.
 	Watch(ctx context.Context) error
 }
 
@@ -41,29 +42,34 @@ type Keeper interface {
 type Config struct {
 	// SocketPath is where OCI runtimes hand over listeners (listenerPath in config.json).
 	SocketPath string
-	// Handlers answer the calls, each those that it owns; a call that several own is the first one's. Nobody's continue.
+	// Handlers answer the calls, each those that it owns; a call that several own is the first
+	// one's. Nobody's continue.
 	Handlers []Handler
-	// Resolve finds the endpoint a listener belongs to. metadata is listenerMetadata of config.json: an
-	// endpoint's id or name. If it fails the listener's calls for an endpoint are refused with ENETDOWN.
-	// A listener that was kept is resolved again, then without the container's annotations.
+	// Resolve finds the endpoint a listener belongs to. metadata is listenerMetadata of
+	// config.json: an endpoint's id or name. If it fails the listener's calls for an endpoint are
+	// refused with ENETDOWN. A listener that was kept is resolved again, then without the
+	// container's annotations.
 	Resolve func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
-	// EndpointIn gives the intercepted endpoint of the network namespace with this inode, false if it has none. Listeners
-	// whose metadata is model.EndpointByNetns belong to what it gives for the first caller that has an endpoint, and let
-	// all calls before continue. It is asked for each of these.
+	// EndpointIn gives the intercepted endpoint of the network namespace with this inode, false if
+	// it has none. Listeners whose metadata is model.EndpointByNetns belong to what it gives for
+	// the first caller that has an endpoint, and let all calls before continue. It is asked for
+	// each of these.
 	EndpointIn func(inode uint64) (model.EndpointID, bool)
-	// NetnsOf gives the inode of an endpoint's network namespace, false for an endpoint that is not known any
-	// more. Threads in other namespaces get nothing of the endpoint's, but the kernel's own. It is asked for every
-	// call and must be quick. Nil means that namespaces are not compared.
+	// NetnsOf gives the inode of an endpoint's network namespace, false for an endpoint that is not
+	// known any more. Threads in other namespaces get nothing of the endpoint's, but the kernel's
+	// own. It is asked for every call and must be quick. Nil means that namespaces are not
+	// compared.
 	NetnsOf func(model.EndpointID) (inode uint64, ok bool)
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
-	// Keeper keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS from
-	// trapped calls once the agent has gone.
+	// Keeper keeps listeners across restarts of the agent. Without one (nil), containers get ENOSYS
+	// from trapped calls once the agent has gone.
 	Keeper Keeper
 	// StartKeeper starts the keeper, unless it runs. Nil means that its end is not looked for.
 	StartKeeper func() error
-	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers wait: maxHelpers) and a descriptor. One
-	// that comes above it is refused, and its container gets ENOSYS. 0 means DefaultMaxListeners.
+	// MaxListeners bounds the listeners served at a time; each takes a thread (more while callers
+	// wait: maxHelpers) and a descriptor. One that comes above it is refused, and its container
+	// gets ENOSYS. 0 means DefaultMaxListeners.
 	MaxListeners int
 }
 
@@ -103,7 +109,8 @@ type Server struct {
 	listeners map[*Listener]struct{}
 }
 
-// Listen binds the hand-off socket and prepares a server. Call Serve to run it and Close to release it.
+// Listen binds the hand-off socket and prepares a server. Call Serve to run it and Close to release
+// it.
 func Listen(cfg Config) (_ *Server, err error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
@@ -224,9 +231,10 @@ func (s *Server) pause(d time.Duration) {
 	}
 }
 
-// Close ends every loop after the answer it is giving, then the handlers, and releases the hand-off socket. Kept listeners and the kept hand-off socket stay kept: calls and hand-offs made from here on wait
-// for the next server. Close may be
-// called more than once, and returns when all is released.
+// Close ends every loop after the answer it is giving, then the handlers, and releases the hand-off
+// socket. Kept listeners and the kept hand-off socket stay kept: calls and hand-offs made from here
+// on wait for the next server. Close may be called more than once, and returns when all is
+// released.
 func (s *Server) Close() {
 	s.mu.Lock()
 	first := !s.closed

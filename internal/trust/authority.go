@@ -1,6 +1,7 @@
-// Package trust says who may speak to a network's store. The agent that runs the embedded store is the network's
-// certificate authority: it signs the store's own certificate and that of the join file, which an operator carries to
-// every further node. Whoever has the join file is a node of the network; nobody else gets through the TLS handshake.
+// Package trust says who may speak to a network's store. The agent that runs the embedded store is
+// the network's certificate authority: it signs the store's own certificate and that of the join
+// file, which an operator carries to every further node. Whoever has the join file is a node of the
+// network; nobody else gets through the TLS handshake.
 // docs/decisions/0017-store-trust-and-membership.md has the reasons.
 package trust
 
@@ -62,8 +63,8 @@ type ServerFiles struct {
 	CA string
 }
 
-// OpenAuthority reads the authority kept in dir, or makes one there. dir is made if missing, mode 0700. An authority
-// that cannot be used is an error that says how to get another.
+// OpenAuthority reads the authority kept in dir, or makes one there. dir is made if missing, mode
+// 0700. An authority that cannot be used is an error that says how to get another.
 func OpenAuthority(dir string) (*Authority, error) {
 	if err := durable.MakeDir(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("network CA: %w", err)
@@ -127,8 +128,8 @@ func ServerFilesIn(dir string) ServerFiles {
 	return ServerFiles{CertAndKey: filepath.Join(dir, serverFile), CA: filepath.Join(dir, caFile)}
 }
 
-// Server writes the files that a store which nodes reach at these addresses is started with. Its certificate is
-// made anew each time.
+// Server writes the files that a store which nodes reach at these addresses is started with. Its
+// certificate is made anew each time.
 func (a *Authority) Server(addrs ...netip.Addr) (ServerFiles, error) {
 	files := ServerFilesIn(a.dir)
 	template := x509.Certificate{

@@ -20,7 +20,8 @@ import (
 // JoinFile is the name of the join file in the state directory of the first node.
 const JoinFile = "join.pem"
 
-// pemNetwork is the type of the block of a join file that says where the store is; its header is storeHeader.
+// pemNetwork is the type of the block of a join file that says where the store is; its header is
+// storeHeader.
 const (
 	pemNetwork  = "HEDDLE NETWORK"
 	storeHeader = "Store"
@@ -36,8 +37,9 @@ type Join struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Join gives the join file of a network whose store is at this URL, and keeps it at path. A file that is there is
-// kept as long as it is this network's, for this store and not about to expire, so that copies of it stay equal.
+// Join gives the join file of a network whose store is at this URL, and keeps it at path. A file
+// that is there is kept as long as it is this network's, for this store and not about to expire, so
+// that copies of it stay equal.
 func (a *Authority) Join(path, store string) (Join, error) {
 	if have, err := ReadJoin(path); err == nil && have.Store == store && have.ca.Equal(a.cert) && time.Until(have.cert.NotAfter) > renewal {
 		return have, nil
@@ -71,8 +73,9 @@ func ReadJoin(path string) (Join, error) {
 	return j, nil
 }
 
-// ParseJoin reads the bytes of a join file: the network's block, the authority's certificate, the node's and its key.
-// It refuses what could not work: certificates that have expired or that the authority has not signed.
+// ParseJoin reads the bytes of a join file: the network's block, the authority's certificate, the
+// node's and its key. It refuses what could not work: certificates that have expired or that the
+// authority has not signed.
 func ParseJoin(raw []byte) (Join, error) {
 	certs, key, network, err := parsePEM(raw)
 	if err != nil {
@@ -111,7 +114,8 @@ func (j Join) TLS() *tls.Config {
 	}
 }
 
-// ClientFiles are the flags of a node that uses an etcd of somebody else's, each the path of a PEM file or "".
+// ClientFiles are the flags of a node that uses an etcd of somebody else's, each the path of a PEM
+// file or "".
 type ClientFiles struct {
 	CA        string // --store-ca: who signs the store's certificate; "" takes the machine's authorities
 	Cert, Key string // --store-cert and --store-key: what the node shows; both or neither

@@ -23,7 +23,8 @@ func authority(t testing.TB) *Authority {
 	return a
 }
 
-// TestAuthorityIsKept: the next agent signs with the same authority, and copies of the join file stay good.
+// TestAuthorityIsKept: the next agent signs with the same authority, and copies of the join file
+// stay good.
 func TestAuthorityIsKept(t *testing.T) {
 	a := authority(t)
 	path := filepath.Join(t.TempDir(), JoinFile)
@@ -53,7 +54,8 @@ func TestAuthorityIsKept(t *testing.T) {
 	}
 }
 
-// TestServerFiles: the store's certificate is for its addresses, and the node's is not one of a store.
+// TestServerFiles: the store's certificate is for its addresses, and the node's is not one of a
+// store.
 func TestServerFiles(t *testing.T) {
 	a := authority(t)
 	files, err := a.Server(netip.MustParseAddr("192.0.2.1"))
@@ -146,7 +148,8 @@ func TestJoinFileRefused(t *testing.T) {
 	}
 }
 
-// TestExpired: what has expired is refused with the date, and an authority that has expired is not used to sign.
+// TestExpired: what has expired is refused with the date, and an authority that has expired is not
+// used to sign.
 func TestExpired(t *testing.T) {
 	a := authority(t)
 	template := x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}

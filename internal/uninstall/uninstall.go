@@ -1,5 +1,5 @@
-// Package uninstall removes what agents leave in place when they stop, by design: connections live on without an
-// agent, so only an operator can say that a node's network may go.
+// Package uninstall removes what agents leave in place when they stop, by design: connections live
+// on without an agent, so only an operator can say that a node's network may go.
 package uninstall
 
 import (
@@ -24,15 +24,17 @@ import (
 	"heddle.dev/heddle/internal/plane/verbs/folder"
 )
 
-// Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket, --seccomp-socket and
-// --cgroup. All are absolute paths.
+// Node is what an agent was told about places: its --state-dir, --bpf-dir, --api-socket,
+// --seccomp-socket and --cgroup. All are absolute paths.
 type Node struct {
 	StateDir, PinDir, APISocket, SeccompSocket string
 	// Cgroups are those the agent may have been in; ones that are not there are no error.
 	Cgroups []string
-	// KeepFiles leaves the node's own files: identity, the store's data and the network's authority.
+	// KeepFiles leaves the node's own files: identity, the store's data and the network's
+	// authority.
 	KeepFiles bool
-	// Force removes although containers or the agent live: they lose the network and the guards around them.
+	// Force removes although containers or the agent live: they lose the network and the guards
+	// around them.
 	Force bool
 }
 
@@ -52,9 +54,10 @@ const (
 	lockSuffix     = ".lock"
 )
 
-// Run removes Heddle from this node, and tells removed of each thing that went. It refuses, and changes nothing,
-// while an agent or containers live. What is not there is no error, so that it can be repeated and works on a
-// node that is half installed; an error at one thing does not keep the rest.
+// Run removes Heddle from this node, and tells removed of each thing that went. It refuses, and
+// changes nothing, while an agent or containers live. What is not there is no error, so that it can
+// be repeated and works on a node that is half installed; an error at one thing does not keep the
+// rest.
 func (n Node) Run(removed func(what string)) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root: it removes network devices, BPF programs and control groups")
@@ -145,7 +148,8 @@ func (n Node) keeperSocket() string { return filepath.Join(n.StateDir, "holder.s
 
 func (n Node) fdKeeper() *fdkeep.Client { return fdkeep.NewClient(n.keeperSocket()) }
 
-// stopFDKeepers ends the fd keeper, also one whose socket was removed: that one would make it, and its directory, anew.
+// stopFDKeepers ends the fd keeper, also one whose socket was removed: that one would make it, and
+// its directory, anew.
 func (n Node) stopFDKeepers(removed func(string)) error {
 	arguments := []string{"park", "--socket", n.keeperSocket()}
 	pids, err := n.processes(arguments)
@@ -261,7 +265,8 @@ func (n Node) removeFiles(removed func(string)) error {
 	return errors.Join(errs...)
 }
 
-// removeEmpty removes a directory. One that has others' files, a lab's among them, or is a mount point, stays.
+// removeEmpty removes a directory. One that has others' files, a lab's among them, or is a mount
+// point, stays.
 func removeEmpty(dir string, removed func(string)) error {
 	err := os.Remove(dir)
 	switch {

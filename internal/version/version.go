@@ -3,10 +3,12 @@ package version
 
 import "runtime/debug"
 
-// release is set by the linker when a package is built: -X heddle.dev/heddle/internal/version.release=VERSION.
+// release is set by the linker when a package is built: -X
+// heddle.dev/heddle/internal/version.release=VERSION.
 var release string
 
-// String is the package's version, or that of the module, or the first 12 digits of the commit it was built from.
+// String is the package's version, or that of the module, or the first 12 digits of the commit it
+// was built from.
 func String() string {
 	if release != "" {
 		return release

@@ -23,8 +23,8 @@ func init() {
 	)
 }
 
-// filter adds rules to a chain of a node's input or output hook; the chain goes with the test, or with the function it
-// gives.
+// filter adds rules to a chain of a node's input or output hook; the chain goes with the test, or
+// with the function it gives.
 func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 	t.Helper()
 	table := "attack_" + hook
@@ -52,7 +52,8 @@ func filter(t *testing.T, node, hook string, rules ...string) (remove func()) {
 	return remove
 }
 
-// forget deletes what a node remembers of direct connections that are not yet accepted, and gives how many they were.
+// forget deletes what a node remembers of direct connections that are not yet accepted, and gives
+// how many they were.
 func forget(t *testing.T, node string) (n int) {
 	t.Helper()
 	flows, err := ebpf.LoadPinnedMap("/run/heddle/lab/"+lab.Name+"/"+node+"/bpf/heddle/flow_by_wire", nil)
@@ -73,7 +74,8 @@ func forget(t *testing.T, node string) (n int) {
 	return len(keys)
 }
 
-// forgottenSYN accepts a direct connection whose SYN nobody remembers: the server must not take it for one of nobody's.
+// forgottenSYN accepts a direct connection whose SYN nobody remembers: the server must not take it
+// for one of nobody's.
 func forgottenSYN(t *testing.T) string {
 	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")
 	port, before := lab.FreePort(), lab.Counters(t, "n2")["cut_unknown_peer"]
@@ -107,8 +109,8 @@ func forgottenSYN(t *testing.T) string {
 	return gained(t, "the server read", got, `{"error": "ETIMEDOUT"}`, `"hello"`)
 }
 
-// savedSYN asks for the SYN of an accepted direct connection, which came from the underlay, and looks at its memory
-// whatever the call said.
+// savedSYN asks for the SYN of an accepted direct connection, which came from the underlay, and
+// looks at its memory whatever the call said.
 func savedSYN(t *testing.T) string {
 	server, client := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1")
 	port := lab.FreePort()
@@ -126,8 +128,8 @@ func savedSYN(t *testing.T) string {
 	return gained(t, "the program's memory has the node's address", fmt.Sprint(strings.Contains(raw, underlay)), "false", "true")
 }
 
-// TestRestartPastUnboundListener: a container that listens without an address, at a port of the direct range, does not
-// keep the agent from starting again.
+// TestRestartPastUnboundListener: a container that listens without an address, at a port of the
+// direct range, does not keep the agent from starting again.
 func TestRestartPastUnboundListener(t *testing.T) {
 	setting := func(value string) string {
 		t.Helper()

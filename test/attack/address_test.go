@@ -41,7 +41,8 @@ func bindForeign(target func(*testing.T) string) func(*testing.T) string {
 	}
 }
 
-// spoofSource sends a datagram to a container of the other node as another container, and sees what comes.
+// spoofSource sends a datagram to a container of the other node as another container, and sees what
+// comes.
 func spoofSource(t *testing.T) string {
 	server, attacker := lab.StartPeer(t, "heddle", "n2/c1"), lab.Forger(t, lab.StartPeer(t, "heddle", "n1/c1"))
 	port := lab.FreePort()
@@ -55,13 +56,15 @@ func spoofSource(t *testing.T) string {
 	return gained(t, "a datagram came", server.Must(`u.recvfrom(100)[0].decode()`), `"honest"`, `"forged"`)
 }
 
-// forgeSYN sends a SYN with an option from a raw socket, and sees whether it comes to the other node.
+// forgeSYN sends a SYN with an option from a raw socket, and sees whether it comes to the other
+// node.
 func forgeSYN(t *testing.T) string {
 	attacker := lab.Forger(t, lab.StartPeer(t, "heddle", "n1/c1"))
 	own, other, target := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "heddle", "n1/c2"), lab.Address(t, "host", "n2/c1")
 	counts := func() (dropped, arrived uint64) {
 		n2 := lab.Counters(t, "n2")
-		// Masqueraded it is taken for the node's. Where both nodes have the same direct ports it comes as it is.
+		// Masqueraded it is taken for the node's. Where both nodes have the same direct ports it
+		// comes as it is.
 		return lab.Counters(t, "n1")["drop_forged_direct"], n2["relay_opened"] + n2["drop_unknown_node"]
 	}
 	dropped, arrived := counts()
@@ -102,7 +105,8 @@ func nodeSockets(t *testing.T, node string, port int) string {
 	return string(out)
 }
 
-// addAddress gives a node an address until remove is called. Both wait until the agent has told the programs.
+// addAddress gives a node an address until remove is called. Both wait until the agent has told the
+// programs.
 func addAddress(t *testing.T, node, addr string) (remove func()) {
 	t.Helper()
 	ip := func(verb string) error {
@@ -132,8 +136,8 @@ func addAddress(t *testing.T, node, addr string) (remove func()) {
 	}
 }
 
-// passForNode connects to an address that the node was given while the agent runs, and sees who the node's process
-// takes the container for.
+// passForNode connects to an address that the node was given while the agent runs, and sees who the
+// node's process takes the container for.
 func passForNode(family int, addr string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		defer addAddress(t, "n1", addr)()
@@ -157,7 +161,8 @@ func passForNodeAdrift(t *testing.T) string {
 	return gained(t, "the node's process saw", node.Must(`l.accept()[1][0]`), fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", addr))
 }
 
-// takeWildcard binds a port at all addresses of the node, which no other container could then bind at its own.
+// takeWildcard binds a port at all addresses of the node, which no other container could then bind
+// at its own.
 func takeWildcard(t *testing.T) string {
 	victim, attacker, port := lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	attacker.Must(lab.BoundToNothing)

@@ -22,8 +22,9 @@ func init() {
 
 var batchTries int
 
-// askBatches has a container that may have batches, and CAP_SYS_PTRACE, take as many as it gets and look where they lead, and
-// then, when the agent makes batches for sure, one that may have none ask for them.
+// askBatches has a container that may have batches, and CAP_SYS_PTRACE, take as many as it gets and
+// look where they lead, and then, when the agent makes batches for sure, one that may have none ask
+// for them.
 func askBatches(t *testing.T) string {
 	const may, most = 64, 80
 	wait := strconv.Itoa(int(testutil.WaitTimeout / time.Second))

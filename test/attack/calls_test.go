@@ -12,9 +12,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// attackByRing runs testdata/attack/ring.c and gives the answer to one of its calls. It skips the test if the kernel's
-// io_uring lacks the operation that the call takes ("" is one that all have), by the word of a socket that Heddle has no
-// part in.
+// attackByRing runs testdata/attack/ring.c and gives the answer to one of its calls. It skips the
+// test if the kernel's io_uring lacks the operation that the call takes ("" is one that all have),
+// by the word of a socket that Heddle has no part in.
 func attackByRing(t *testing.T, call, operation string) string {
 	t.Helper()
 	program := lab.CompileC(t, "testdata/ring.c")
@@ -46,7 +46,8 @@ func init() {
 		protection      model.Protection
 		refused         string
 	}{
-		// TCP_REPAIR takes CAP_NET_ADMIN, too, which the lab's containers do not have: it is no attack without.
+		// TCP_REPAIR takes CAP_NET_ADMIN, too, which the lab's containers do not have: it is no
+		// attack without.
 		{"bind an address of the node", "bind", model.ProtectBind, "Cannot assign requested address"},
 		{"connect to the node's wildcard", "", model.ProtectWildcard, "Connection refused"},
 		{"IP_OPTIONS", "setsockopt", model.ProtectSocketOptions, "Operation not permitted"},
@@ -58,7 +59,8 @@ func init() {
 	}
 }
 
-// TestPassedToAnotherContainer hands sockets of one container to a process of another: there they are still the first one's.
+// TestPassedToAnotherContainer hands sockets of one container to a process of another: there they
+// are still the first one's.
 func TestPassedToAnotherContainer(t *testing.T) {
 	giver, thief := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
 	server, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
@@ -86,8 +88,8 @@ func TestPassedToAnotherContainer(t *testing.T) {
 	passToUnguarded(t, giver, path)
 }
 
-// passToUnguarded passes a socket to a container of a runtime that is not Heddle's: status tells of it, as long as it has the
-// socket, and not of those whose ioctls are trapped.
+// passToUnguarded passes a socket to a container of a runtime that is not Heddle's: status tells of
+// it, as long as it has the socket, and not of those whose ioctls are trapped.
 func passToUnguarded(t *testing.T, giver *lab.Peer, path string) {
 	plain := lab.StartPeer(t, "overlay", "n1/c2")
 	if n := len(unguarded(t)); n != 0 {
@@ -105,7 +107,8 @@ func passToUnguarded(t *testing.T, giver *lab.Peer, path string) {
 	testutil.Eventually(t, "nothing to be told of", func() (bool, string) { told := unguarded(t); return len(told) == 0, fmt.Sprint(told) })
 }
 
-// unguarded is what n1's status tells of processes that hold sockets of the node and whose ioctls nobody traps.
+// unguarded is what n1's status tells of processes that hold sockets of the node and whose ioctls
+// nobody traps.
 func unguarded(t *testing.T) []model.SocketOwner {
 	t.Helper()
 	var status []api.Status
@@ -113,8 +116,9 @@ func unguarded(t *testing.T) []model.SocketOwner {
 	return status[0].Interception.Unguarded
 }
 
-// TestNothingOnTheUnderlay: whatever a container listens on, no listener of it is at an address of the underlay, or at
-// all addresses of the node, where something outside could reach it without steering.
+// TestNothingOnTheUnderlay: whatever a container listens on, no listener of it is at an address of
+// the underlay, or at all addresses of the node, where something outside could reach it without
+// steering.
 func TestNothingOnTheUnderlay(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	p.Must(`held = [listen(4, a, 0) for a in ("0.0.0.0", "127.0.0.1", "127.1.2.3", %q)]`, lab.Address(t, "heddle", "n1/c1"))
@@ -143,7 +147,8 @@ func TestNothingOnTheUnderlay(t *testing.T) {
 	}
 }
 
-// oddDifferences are answers that are not a plain container's: rows of docs/differences.md. All are refusals.
+// oddDifferences are answers that are not a plain container's: rows of docs/differences.md. All are
+// refusals.
 var oddDifferences = map[string]bool{
 	"connect AF_INET 127.255.255.255 ECONNREFUSED":       true,
 	"connect AF_INET6 fe80::1 ENETUNREACH":               true,
@@ -156,8 +161,8 @@ var oddDifferences = map[string]bool{
 	"bind AF_INET6 ::ffff:224.0.0.1 EADDRNOTAVAIL":       true,
 }
 
-// TestOddAddresses calls connect() and bind() with addresses that are short, long, of the wrong family or nobody's, and
-// expects the answers of a plain container.
+// TestOddAddresses calls connect() and bind() with addresses that are short, long, of the wrong
+// family or nobody's, and expects the answers of a plain container.
 func TestOddAddresses(t *testing.T) {
 	const script = `
 import ctypes, errno, socket, struct, sys

@@ -15,7 +15,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// agentCommand is a node's agent as the lab started it, for a test that starts it again while containers go on.
+// agentCommand is a node's agent as the lab started it, for a test that starts it again while
+// containers go on.
 func agentCommand(t *testing.T, node string) []string {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", lab.AgentPID(t, node)))
@@ -23,8 +24,8 @@ func agentCommand(t *testing.T, node string) []string {
 	return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
 }
 
-// removeAgentCgroup ends a node's agent and fd keeper and removes the cgroup that they were in, as a service manager does with a
-// service that was killed as a whole.
+// removeAgentCgroup ends a node's agent and fd keeper and removes the cgroup that they were in, as
+// a service manager does with a service that was killed as a whole.
 func removeAgentCgroup(t *testing.T, node string) {
 	t.Helper()
 	group := filepath.Join(lab.Cgroup2, "heddle-"+lab.Name, node)
@@ -35,7 +36,8 @@ func removeAgentCgroup(t *testing.T, node string) {
 	})
 }
 
-// startAgentAnew starts a node's agent by its command, without protections. The lab would make the containers anew whose listeners are lost.
+// startAgentAnew starts a node's agent by its command, without protections. The lab would make the
+// containers anew whose listeners are lost.
 func startAgentAnew(t *testing.T, node string, command []string, protections ...model.Protection) {
 	t.Helper()
 	program := filepath.Join(filepath.Dir(attackBin()), "heddled")
@@ -58,8 +60,8 @@ func startAgentAnew(t *testing.T, node string, command []string, protections ...
 	lab.AwaitPath(t, node, model.PeerProven)
 }
 
-// TestCgroupMadeAnew: sockets that containers have keep their hooks when the agent comes back in another cgroup, however
-// often; without the protection, they are the node's.
+// TestCgroupMadeAnew: sockets that containers have keep their hooks when the agent comes back in
+// another cgroup, however often; without the protection, they are the node's.
 func TestCgroupMadeAnew(t *testing.T) {
 	const rounds, each = 2, 4
 	if _, err := os.Stat(attackBin()); err != nil {

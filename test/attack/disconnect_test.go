@@ -18,8 +18,9 @@ func init() {
 	)
 }
 
-// undone gives a process of n1/c1 the socket s, which was an accepted direct connection until the process disconnected it
-// (AF_UNSPEC): underneath, its address was the node's. prefix goes before IPv4 addresses.
+// undone gives a process of n1/c1 the socket s, which was an accepted direct connection until the
+// process disconnected it (AF_UNSPEC): underneath, its address was the node's. prefix goes before
+// IPv4 addresses.
 func undone(t *testing.T, family int, prefix string) *lab.Peer {
 	t.Helper()
 	p, client, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
@@ -32,7 +33,8 @@ func undone(t *testing.T, family int, prefix string) *lab.Peer {
 	return p
 }
 
-// listenUndone listens with it, and has a process of the other node connect to that port of the node.
+// listenUndone listens with it, and has a process of the other node connect to that port of the
+// node.
 func listenUndone(t *testing.T) string {
 	p, outsider, node := undone(t, 4, ""), lab.StartPeer(t, "host", "n2/c1"), lab.Address(t, "host", "n1/c1")
 	p.Must(`s.listen()`)

@@ -20,8 +20,8 @@ func init() {
 	)
 }
 
-// sendElsewhere sends VXLAN from a node to an address that the other node has beside its underlay address, as a container does
-// whose datagrams are masqueraded, if they get that far.
+// sendElsewhere sends VXLAN from a node to an address that the other node has beside its underlay
+// address, as a container does whose datagrams are masqueraded, if they get that far.
 func sendElsewhere(t *testing.T) string {
 	const second = "198.51.100.66"
 	defer addAddress(t, "n2", second)()
@@ -56,8 +56,9 @@ def fragmentation_needed(src, dst, mtu, about):
     return ip_packet(src, dst, 1, icmp[:2] + struct.pack("!H", internet_sum(icmp)) + icmp[4:])
 `
 
-// forgeError tells the node that its packets to a host outside are too big: of UDP it believes whoever names the port of a
-// socket, and sends all that is for that host in small packets from then on.
+// forgeError tells the node that its packets to a host outside are too big: of UDP it believes
+// whoever names the port of a socket, and sends all that is for that host in small packets from
+// then on.
 func forgeError(t *testing.T) string {
 	node, p := lab.StartPeer(t, "host", "n1/c1"), lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1"))
 	node.Must(`u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)`)
@@ -78,7 +79,8 @@ func forgeError(t *testing.T) string {
 	return ""
 }
 
-// TestErrorsPass: what a container's own stack answers to what is sent to it passes, in both families.
+// TestErrorsPass: what a container's own stack answers to what is sent to it passes, in both
+// families.
 func TestErrorsPass(t *testing.T) {
 	client, port := lab.StartPeer(t, "overlay", "n2/c1"), lab.FreePort()
 	before := lab.Counters(t, "n1")["drop_forged_error"]
@@ -94,8 +96,8 @@ func TestErrorsPass(t *testing.T) {
 	}
 }
 
-// spoilPath has connects between two containers of one tenant, whose server accepts none, look as if the path between their
-// nodes failed, and sees by what way another container's connect goes.
+// spoilPath has connects between two containers of one tenant, whose server accepts none, look as
+// if the path between their nodes failed, and sees by what way another container's connect goes.
 func spoilPath(t *testing.T) string {
 	server, client, victim := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2")
 	port, other, target := lab.FreePort(), lab.FreePort(), lab.Address(t, "heddle", "n2/c1")

@@ -64,8 +64,8 @@ func runHostile(t testing.TB, args ...string) map[string]string {
 	return results(t, lab.MustRun(t, "heddle", "n1/c1", append([]string{hostile(t)}, args...)...))
 }
 
-// raced is what an attack gained that is a race between two values: nothing, if it came to the honest results only. All of
-// those must have been seen, or it was no race.
+// raced is what an attack gained that is a race between two values: nothing, if it came to the
+// honest results only. All of those must have been seen, or it was no race.
 func raced(t *testing.T, results map[string]string, success string, honest ...string) string {
 	t.Helper()
 	won := results[success]
@@ -85,8 +85,8 @@ func raced(t *testing.T, results map[string]string, success string, honest ...st
 	return fmt.Sprintf("%s, %s times", success, won)
 }
 
-// raceBind binds an address that a thread changes between the container's and the node's, and looks at the sockets on the
-// node, too.
+// raceBind binds an address that a thread changes between the container's and the node's, and looks
+// at the sockets on the node, too.
 func raceBind(t *testing.T) string {
 	own, node := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "host", "n1/c1")
 	p := lab.Start(t, "heddle", "n1/c1", hostile(t), "race-bind", own, node)
@@ -115,7 +115,8 @@ while True:
     held[-1].sendall(sys.argv[2].encode())
 `
 
-// greeters starts one in a container of the other node, "peer", and one of the node's own, "node", at the same port.
+// greeters starts one in a container of the other node, "peer", and one of the node's own, "node",
+// at the same port.
 func greeters(t *testing.T) (port string) {
 	t.Helper()
 	port = strconv.Itoa(lab.FreePort())
@@ -125,8 +126,8 @@ func greeters(t *testing.T) (port string) {
 	return port
 }
 
-// raceConnect connects to an address that a thread changes between another container's and the own loopback, where only
-// the node listens.
+// raceConnect connects to an address that a thread changes between another container's and the own
+// loopback, where only the node listens.
 func raceConnect(how string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		port := greeters(t)
@@ -134,7 +135,8 @@ func raceConnect(how string) func(*testing.T) string {
 	}
 }
 
-// raceOption ties a socket to a device whose name a thread changes between the container's and the node's.
+// raceOption ties a socket to a device whose name a thread changes between the container's and the
+// node's.
 func raceOption(t *testing.T) string {
 	return raced(t, runHostile(t, "race-option", "lo", "heddle-vx0"), "heddle-vx0", "lo", "ENODEV")
 }
@@ -157,8 +159,9 @@ func undo(refused, success string, tries ...string) func(*testing.T) string {
 	}
 }
 
-// TestDescriptorRaces: threads that close sockets, put other files behind their numbers and meanwhile connect, listen and
-// make ioctls by them gain nothing, and disturb nobody: the agent lives, no socket is left over, others get theirs.
+// TestDescriptorRaces: threads that close sockets, put other files behind their numbers and
+// meanwhile connect, listen and make ioctls by them gain nothing, and disturb nobody: the agent
+// lives, no socket is left over, others get theirs.
 func TestDescriptorRaces(t *testing.T) {
 	agent, port := lab.AgentPID(t, "n1"), strconv.Itoa(lab.FreePort())
 	if out := lab.MustRun(t, "heddle", "n1/c1", hostile(t), "race-fd", "1000", lab.Address(t, "heddle", "n2/c1"), port); out != "done\n" {
@@ -174,8 +177,9 @@ func TestDescriptorRaces(t *testing.T) {
 	})
 }
 
-// TestStolenByPidfd has a process of one container take sockets out of one of another (pidfd_getfd) and use them: like
-// those that were passed to it (TestPassedToAnotherContainer), they are still the first one's.
+// TestStolenByPidfd has a process of one container take sockets out of one of another (pidfd_getfd)
+// and use them: like those that were passed to it (TestPassedToAnotherContainer), they are still
+// the first one's.
 func TestStolenByPidfd(t *testing.T) {
 	program, port := hostile(t), lab.FreePort()
 	path := fmt.Sprintf("/tmp/%s-stolen-%d", lab.Name, port)
@@ -204,8 +208,9 @@ func TestStolenByPidfd(t *testing.T) {
 	lab.StartPeer(t, "heddle", "n1/c1").Expect(`"EADDRINUSE"`, `error_of(tcp().bind, ("0.0.0.0", %d))`, port)
 }
 
-// TestRingMakesItsOwn: a socket made by io_uring is the container's own, in its namespace; and no command of io_uring's to
-// one of the node writes anything else than setsockopt() and getsockopt() would.
+// TestRingMakesItsOwn: a socket made by io_uring is the container's own, in its namespace; and no
+// command of io_uring's to one of the node writes anything else than setsockopt() and getsockopt()
+// would.
 func TestRingMakesItsOwn(t *testing.T) {
 	port := lab.FreePort()
 	p := lab.Start(t, "heddle", "n1/c1", hostile(t), "ring", lab.Address(t, "heddle", "n1/c1"), strconv.Itoa(port))
@@ -223,7 +228,8 @@ func TestRingMakesItsOwn(t *testing.T) {
 	}
 }
 
-// ringPoll has io_uring's own thread do things with sockets (IORING_SETUP_SQPOLL), and gives what came of one of them.
+// ringPoll has io_uring's own thread do things with sockets (IORING_SETUP_SQPOLL), and gives what
+// came of one of them.
 func ringPoll(what, refused, success string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		port := lab.FreePort()
@@ -232,7 +238,8 @@ func ringPoll(what, refused, success string) func(*testing.T) string {
 	}
 }
 
-// readQueue searches what the kernel tells of a direct connection by seldom used calls for addresses of the underlay.
+// readQueue searches what the kernel tells of a direct connection by seldom used calls for
+// addresses of the underlay.
 func readQueue(t *testing.T) string {
 	port := strconv.Itoa(lab.FreePort())
 	lab.Start(t, "heddle", "n2/c1", lab.Python, "-c", echoBytes, port).WaitFor("ready")

@@ -23,7 +23,8 @@ func init() {
 	)
 }
 
-// listDevices asks sockets of all kinds for the names of devices, natively and as 32-bit programs do.
+// listDevices asks sockets of all kinds for the names of devices, natively and as 32-bit programs
+// do.
 func listDevices(argv ...string) func(*testing.T) string {
 	return func(t *testing.T) string {
 		out := lab.MustRun(t, "heddle", "n1/c1", append([]string{lab.IoctlsProgram(t)}, argv...)...)
@@ -63,8 +64,9 @@ func readAddresses(t *testing.T) string {
 	return strings.Join(gained, " ")
 }
 
-// takerScript takes a socket at a path and does what CAP_NET_ADMIN would let it do with the node, were it the node's: it lists
-// devices, opens the socket's network namespace and changes a device there.
+// takerScript takes a socket at a path and does what CAP_NET_ADMIN would let it do with the node,
+// were it the node's: it lists devices, opens the socket's network namespace and changes a device
+// there.
 const takerScript = `
 import fcntl, os, socket, struct, sys
 u = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -94,7 +96,8 @@ except OSError as e:
 print("connects", s.connect_ex(("127.0.0.1", 1)) != 0)
 `
 
-// takeOptedOut passes a socket of an intercepted container to one that has opted out and has CAP_NET_ADMIN.
+// takeOptedOut passes a socket of an intercepted container to one that has opted out and has
+// CAP_NET_ADMIN.
 func takeOptedOut(t *testing.T) string {
 	path := filepath.Join("/tmp", lab.Name+"-given")
 	_ = os.Remove(path)

@@ -13,8 +13,8 @@ func init() {
 	attacks = append(attacks, attack{"send a deferred SYN when the rules have changed", model.ProtectLate, "n1", lateSYN})
 }
 
-// lateSYN connects with TCP_FASTOPEN_CONNECT, which sends nothing before there is data, to where policy then forbids it, and
-// sends.
+// lateSYN connects with TCP_FASTOPEN_CONNECT, which sends nothing before there is data, to where
+// policy then forbids it, and sends.
 func lateSYN(t *testing.T) string {
 	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	lab.Start(t, "heddle", "n1/c2", lab.Python, "-c", greeter, strconv.Itoa(port), "victim").WaitFor("ready")

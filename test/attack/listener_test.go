@@ -12,7 +12,8 @@ func init() {
 	attacks = append(attacks,
 		attack{"have a SYN sent again when its listener, on loopback, has made way for the node's wildcard", model.ProtectWildcard, "n1",
 			outlive("n1/c1", "127.0.0.1", "backlog=0", fillQueue)},
-		// The kernel does not answer for an IPv4 address that is not local to the process of the node.
+		// The kernel does not answer for an IPv4 address that is not local to the process of the
+		// node.
 		attack{"have one sent again to another container of the node", model.ProtectWildcard, "n1",
 			outlive("n1/c2", "own6", "backlog=0", fillQueue)},
 		attack{"have one sent again whose answer the client did not want to see", model.ProtectWildcard, "n1",
@@ -27,8 +28,8 @@ const (
 	missAnswer = `c = pending(%[1]d, %[2]q, %[3]d, ((socket.IPPROTO_IP, 21, 255),))`
 )
 
-// outlive connects from c1 of n1 to a listener of the container, beside which a process of the node listens on all addresses;
-// the connect waits until the listener has closed.
+// outlive connects from c1 of n1 to a listener of the container, beside which a process of the node
+// listens on all addresses; the connect waits until the listener has closed.
 func outlive(container, listens, how, wait string) func(t *testing.T) string {
 	return func(t *testing.T) string {
 		node, server, client := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", container), lab.StartPeer(t, "heddle", "n1/c1")

@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestImpostor: the name of a live node is not to be had, not even with the network's join file; a node that was
-// killed has its own back at once, and another may take it on request.
+// TestImpostor: the name of a live node is not to be had, not even with the network's join file; a
+// node that was killed has its own back at once, and another may take it on request.
 func TestImpostor(t *testing.T) {
 	a, b := lab.BareNodes(t)
 	a.Start(t, a.Args())

@@ -16,8 +16,8 @@ func init() {
 	)
 }
 
-// floodScript is Python that sends datagrams from more and more ports to every port of a host, for two seconds at least:
-// the node tells seconds apart.
+// floodScript is Python that sends datagrams from more and more ports to every port of a host, for
+// two seconds at least: the node tells seconds apart.
 const floodScript = `
 def flood(addr, but):
     begin, rounds = time.monotonic(), 0
@@ -32,8 +32,8 @@ def flood(addr, but):
     return rounds
 `
 
-// forgetDatagrams floods the node with datagrams between a victim's question and the answer, which passes only as long as the
-// node remembers the question.
+// forgetDatagrams floods the node with datagrams between a victim's question and the answer, which
+// passes only as long as the node remembers the question.
 func forgetDatagrams(t *testing.T) string {
 	const asks, answers, free = 3999, 4999, 3998
 	attacker, victim, server := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "overlay", "n2/c1")
@@ -57,8 +57,8 @@ func forgetDatagrams(t *testing.T) string {
 	return gained(t, "the answer to another container", victim.Do(`error_of(u.recv, 9)`), `"ok"`, `"timed out"`)
 }
 
-// synScript is Python that sends SYNs from every port of a container's own stack to its intercepted listeners, twice each, so
-// that they count as used.
+// synScript is Python that sends SYNs from every port of a container's own stack to its intercepted
+// listeners, twice each, so that they count as used.
 const synScript = `
 def flood_syns(own, device, ports):
     here = bytes.fromhex(open(f"/sys/class/net/{device}/address").read().replace(":", ""))
@@ -83,8 +83,8 @@ def flood_syns(own, device, ports):
     return sent
 `
 
-// forgetRelay floods the node with SYNs of a container's to itself while a connection that the node relays to another one is idle: what is
-// remembered of that must stay.
+// forgetRelay floods the node with SYNs of a container's to itself while a connection that the node
+// relays to another one is idle: what is remembered of that must stay.
 func forgetRelay(t *testing.T) string {
 	attacker, plain := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c1")
 	victim, client := lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "heddle", "n2/c2")

@@ -19,8 +19,8 @@ func init() {
 	)
 }
 
-// speakAfterMigration has a container hand a connection to one that stays, before its endpoint migrates, and sockets that
-// connect while it does: each as soon as the one before is ended.
+// speakAfterMigration has a container hand a connection to one that stays, before its endpoint
+// migrates, and sockets that connect while it does: each as soon as the one before is ended.
 func speakAfterMigration(t *testing.T) string {
 	e, id := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), fmt.Sprintf("cni-leaver%d", lab.FreePort())
 	rt := e.Sandbox(id)
@@ -55,7 +55,8 @@ func speakAfterMigration(t *testing.T) string {
 	return got
 }
 
-// speakFromOldNode sends a SYN with the address of an endpoint that has left, from the node that it left.
+// speakFromOldNode sends a SYN with the address of an endpoint that has left, from the node that it
+// left.
 func speakFromOldNode(t *testing.T) string {
 	e, id := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), fmt.Sprintf("cni-left%d", lab.FreePort())
 	rt := e.Sandbox(id)

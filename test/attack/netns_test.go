@@ -14,7 +14,8 @@ func init() {
 	)
 }
 
-// connectFromOutside leaves the container's network namespace, where it has no network, and connects all the same.
+// connectFromOutside leaves the container's network namespace, where it has no network, and
+// connects all the same.
 func connectFromOutside(t *testing.T) string {
 	server, p, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)

@@ -51,8 +51,8 @@ func endNetns(t *testing.T, path string) {
 	})
 }
 
-// makeNetns makes network namespaces until one has a number that another had: the kernel gives the lowest that is free. It gives
-// "" if somebody else on the machine was quicker.
+// makeNetns makes network namespaces until one has a number that another had: the kernel gives the
+// lowest that is free. It gives "" if somebody else on the machine was quicker.
 func makeNetns(t *testing.T, number uint64) (path string) {
 	t.Helper()
 	var had []string
@@ -76,8 +76,9 @@ func makeNetns(t *testing.T, number uint64) (path string) {
 	return ""
 }
 
-// TestNetnsNumberIsGivenAgain: a container that ended without its endpoint being deleted leaves the number of its network namespace to
-// the next one that is made. The endpoint there reads nothing of the other's sockets, which another container has kept.
+// TestNetnsNumberIsGivenAgain: a container that ended without its endpoint being deleted leaves the
+// number of its network namespace to the next one that is made. The endpoint there reads nothing of
+// the other's sockets, which another container has kept.
 func TestNetnsNumberIsGivenAgain(t *testing.T) {
 	const tries = 5
 	for try := range tries {
@@ -90,7 +91,8 @@ func TestNetnsNumberIsGivenAgain(t *testing.T) {
 	t.Skipf("needs a machine on which others make fewer namespaces: they took the number %d times", tries)
 }
 
-// giveNumberAgain reports whether the next container got the number, and then fails the test if that reads of the other's sockets.
+// giveNumberAgain reports whether the next container got the number, and then fails the test if
+// that reads of the other's sockets.
 func giveNumberAgain(t *testing.T) (given bool) {
 	t.Cleanup(func() { // the lab as others know it
 		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {

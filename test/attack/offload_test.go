@@ -28,7 +28,8 @@ func init() {
 	)
 }
 
-// setOffloads switches the checksums and segments that a node's underlay device leaves to others: a device of a plain kind has none.
+// setOffloads switches the checksums and segments that a node's underlay device leaves to others: a
+// device of a plain kind has none.
 const setOffloads = `
 import array, fcntl, socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -45,13 +46,15 @@ func withoutOffloads(t testing.TB, node string) {
 	t.Cleanup(func() { set(1) })
 }
 
-// vxlanInName is Python for a VXLAN packet's payload, and what it is to bring to n2/c1: a datagram in the name of n1/c2.
+// vxlanInName is Python for a VXLAN packet's payload, and what it is to bring to n2/c1: a datagram
+// in the name of n1/c2.
 func vxlanInName(t *testing.T, port int) string {
 	return fmt.Sprintf(`vxlan(%d, %q, udp(%q, 5, %q, %d, b"forged"))`, lab.Numbers(t).VNI, lab.Address(t, "host", "n2/c1"), lab.Address(t, "overlay", "n1/c2"),
 		lab.Address(t, "overlay", "n2/c1"), port)
 }
 
-// checksumMakesVXLAN sends a datagram to a port of no interest whose checksum is the overlay's port, and belongs where the port is.
+// checksumMakesVXLAN sends a datagram to a port of no interest whose checksum is the overlay's
+// port, and belongs where the port is.
 func checksumMakesVXLAN(t *testing.T, send func(p *lab.Peer, mac string)) string {
 	withoutOffloads(t, "n1")
 	server, port := lab.WaitForDatagrams(t)
@@ -70,8 +73,9 @@ func containerSendsVXLAN(t *testing.T) string {
 	})
 }
 
-// takeOverlay sends a datagram from the overlay's port to each port of the other node that its overlay may send from: masqueraded, they
-// have what comes from there for an answer. Then another container's neighbour has something sent.
+// takeOverlay sends a datagram from the overlay's port to each port of the other node that its
+// overlay may send from: masqueraded, they have what comes from there for an answer. Then another
+// container's neighbour has something sent.
 func takeOverlay(t *testing.T) string {
 	thief, victim, sender := lab.StartPeer(t, "overlay", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c2"), lab.StartPeer(t, "overlay", "n2/c1")
 	port := lab.FreePort()
@@ -125,8 +129,8 @@ udp6, tcp6, icmp6, piece6 = six(17, datagram), six(6, ack), six(58, b"\x80" + pi
 arp = ethernet(arp_request(OWN, FAR) + bytes(100), MAC, 0x0806)
 `
 
-// TestUnfinishedFrames: whatever a program says of a frame that the kernel is to complete, the kernel refuses it, it is dropped
-// under its reason, or what arrives is what was judged.
+// TestUnfinishedFrames: whatever a program says of a frame that the kernel is to complete, the
+// kernel refuses it, it is dropped under its reason, or what arrives is what was judged.
 func TestUnfinishedFrames(t *testing.T) {
 	withoutOffloads(t, "n1")
 	sender, receiver := lab.Forger(t, lab.StartPeer(t, "overlay", "n1/c1")), lab.StartPeer(t, "overlay", "n2/c1")
@@ -178,7 +182,8 @@ func TestUnfinishedFrames(t *testing.T) {
 		{"udp4, flags=1, start=8, offset=4", invalid},
 		{"udp4, flags=1, start=1030, offset=60", invalid},
 		{"udp4, headers=5000", invalid},
-		// Segments. The kernel tries to cut what a program makes, and lets none pass that does not fit the packet.
+		// Segments. The kernel tries to cut what a program makes, and lets none pass that does not
+		// fit the packet.
 		{segments("tcp4", tcp4, ""), passes},
 		{segments("tcp4", tcp4, tcpSum), passes},
 		{segments("tcp4", tcp4|ecn, tcpSum), passes},
@@ -231,8 +236,9 @@ func TestUnfinishedFrames(t *testing.T) {
 	}
 }
 
-// TestUnfinishedFramesOfPrograms: what programs and the kernel leave unfinished by themselves passes, and arrives: checksums and
-// segments of TCP, of UDP, and of both in a tunnel of the container's own.
+// TestUnfinishedFramesOfPrograms: what programs and the kernel leave unfinished by themselves
+// passes, and arrives: checksums and segments of TCP, of UDP, and of both in a tunnel of the
+// container's own.
 func TestUnfinishedFramesOfPrograms(t *testing.T) {
 	const client, server = "n1/c1", "n2/c1"
 	far := map[string]string{"IPv4": lab.Address(t, "overlay", server), "IPv6": lab.Overlay6(t, server)}
@@ -256,7 +262,8 @@ func TestUnfinishedFramesOfPrograms(t *testing.T) {
 	}
 }
 
-// tunnel makes a VXLAN device in two containers, which their programs cannot, and gives the address of the second one's.
+// tunnel makes a VXLAN device in two containers, which their programs cannot, and gives the address
+// of the second one's.
 func tunnel(t *testing.T, id int, one, other, checksums string) string {
 	t.Helper()
 	addr := func(host int) string { return fmt.Sprintf("192.168.%d.%d", id, host) }
@@ -270,7 +277,8 @@ func tunnel(t *testing.T, id int, one, other, checksums string) string {
 	return addr(2)
 }
 
-// sendStreamAndDatagrams has the second of two containers' own stacks take a stream, and datagrams that the first one's kernel cuts from one.
+// sendStreamAndDatagrams has the second of two containers' own stacks take a stream, and datagrams
+// that the first one's kernel cuts from one.
 func sendStreamAndDatagrams(t *testing.T, client, server, target string) {
 	c, s, port, family := lab.StartPeer(t, "overlay", client), lab.StartPeer(t, "overlay", server), lab.FreePort(), 4
 	if strings.Contains(target, ":") {

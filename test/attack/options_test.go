@@ -46,8 +46,8 @@ func underlayDevice(t *testing.T, node, other string) (mac []byte) {
 	return mac
 }
 
-// findUnderlay reads every option of every level, the error queue and control messages, and searches the program's
-// memory for addresses of the underlay and for names of the node's devices.
+// findUnderlay reads every option of every level, the error queue and control messages, and
+// searches the program's memory for addresses of the underlay and for names of the node's devices.
 func findUnderlay(t *testing.T) string {
 	program, port := lab.CompileC(t, "testdata/options.c"), strconv.Itoa(lab.FreePort())
 	lab.Start(t, "heddle", "n2/c1", lab.Python, "-c", echoBytes, port).WaitFor("ready")
@@ -61,8 +61,8 @@ func findUnderlay(t *testing.T) string {
 	return finds
 }
 
-// askOriginal has a connection that the node translates come to the container, and asks for the address that it was made to:
-// the node's.
+// askOriginal has a connection that the node translates come to the container, and asks for the
+// address that it was made to: the node's.
 func askOriginal(t *testing.T) string {
 	server, client, inner, outer := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "host", "n2/c1"), lab.FreePort(), lab.FreePort()
 	own, n1 := lab.Address(t, "heddle", "n1/c1"), lab.Address(t, "host", "n1/c1")
@@ -77,7 +77,8 @@ func askOriginal(t *testing.T) string {
 	return gained(t, "the connection was made to", server.Must(`room.raw[:8].hex()`), address(own, inner), address(n1, outer))
 }
 
-// askOwnOutside connects to the outside by IPv6 and asks for the address that the answers come to: the node's.
+// askOwnOutside connects to the outside by IPv6 and asks for the address that the answers come to:
+// the node's.
 func askOwnOutside(t *testing.T) string {
 	client, server, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartOutside(t), lab.FreePort()
 	server.Must(`l = listen(6, "::", %d)`, port)
@@ -114,7 +115,8 @@ def filters_at(index):
     return ask_filter(tcp(), 0, 48, whole(four)) + ask_filter(tcp(6), 41, 48, whole(six))
 `
 
-// askFilters compares what is said of the node's addresses and devices with what is said of those of nobody.
+// askFilters compares what is said of the node's addresses and devices with what is said of those
+// of nobody.
 func askFilters(t *testing.T) string {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	p.Must("%s", filterScript)

@@ -10,8 +10,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestPolicyCutsWhatOutlives: a connection that another container keeps past the end of its endpoint, of which no rule speaks any more,
-// does not live on under a policy that forbids it to everybody; nor does one that is closed lose what it has yet to send.
+// TestPolicyCutsWhatOutlives: a connection that another container keeps past the end of its
+// endpoint, of which no rule speaks any more, does not live on under a policy that forbids it to
+// everybody; nor does one that is closed lose what it has yet to send.
 func TestPolicyCutsWhatOutlives(t *testing.T) {
 	t.Cleanup(func() { // the lab as others know it
 		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {

@@ -93,8 +93,8 @@ func gatewayMAC(t testing.TB, p *lab.Peer) string {
 	return rest[:17]
 }
 
-// TestForgedOverlay sends what the overlay and a container's device must not carry. Each packet is dropped under its
-// reason, and none reaches the listener it is for.
+// TestForgedOverlay sends what the overlay and a container's device must not carry. Each packet is
+// dropped under its reason, and none reaches the listener it is for.
 func TestForgedOverlay(t *testing.T) {
 	server := lab.StartPeer(t, "overlay", "n2/c1")
 	port := lab.FreePort()
@@ -178,7 +178,8 @@ func TestForgedOverlay(t *testing.T) {
 	})
 }
 
-// TestStrangersOnOtherDevices: what the program of the underlay device does not see, the packet filter does.
+// TestStrangersOnOtherDevices: what the program of the underlay device does not see, the packet
+// filter does.
 func TestStrangersOnOtherDevices(t *testing.T) {
 	n2, vni := lab.Address(t, "host", "n2/c1"), lab.Numbers(t).VNI
 	host := lab.Forger(t, lab.StartPeer(t, "host", "n2/c1"))

@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestForgedPackets sends what no node or container may send, and expects each to be dropped under its
-// reason, on the right node, with nothing reaching the listener it is for.
+// TestForgedPackets sends what no node or container may send, and expects each to be dropped under
+// its reason, on the right node, with nothing reaching the listener it is for.
 func TestForgedPackets(t *testing.T) {
 	server := lab.StartPeer(t, "heddle", "n2/c1")
 	port := lab.FreePort()
@@ -85,8 +85,8 @@ func TestForgedPackets(t *testing.T) {
 	})
 }
 
-// TestDirectPortsFromContainer: an intercepted socket that dials a direct port itself gets no further than
-// anybody else.
+// TestDirectPortsFromContainer: an intercepted socket that dials a direct port itself gets no
+// further than anybody else.
 func TestDirectPortsFromContainer(t *testing.T) {
 	client := lab.StartPeer(t, "heddle", "n1/c1")
 	for _, container := range []string{"n1/c1", "n2/c1"} {
@@ -94,8 +94,8 @@ func TestDirectPortsFromContainer(t *testing.T) {
 	}
 }
 
-// TestOptionsThatReachTheNode: options that would act on the node or show it are refused, or kept by Heddle and
-// never given to the node's socket.
+// TestOptionsThatReachTheNode: options that would act on the node or show it are refused, or kept
+// by Heddle and never given to the node's socket.
 func TestOptionsThatReachTheNode(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	for _, c := range []struct{ name, set, want string }{
@@ -129,7 +129,8 @@ func TestOptionsThatReachTheNode(t *testing.T) {
 	})
 }
 
-// TestForeignBind: a container binds its own addresses only, whatever the node has and whatever options it sets.
+// TestForeignBind: a container binds its own addresses only, whatever the node has and whatever
+// options it sets.
 func TestForeignBind(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	underlay := lab.Address(t, "host", "n1/c1")
@@ -173,8 +174,9 @@ func TestAliasBind(t *testing.T) {
 	}
 }
 
-// TestLoopbackIsNotTheNodes: a container that connects to its own loopback, where nothing of its own listens, does not
-// reach a process of the node that listens on a wildcard, which takes in the container's loopback aliases.
+// TestLoopbackIsNotTheNodes: a container that connects to its own loopback, where nothing of its
+// own listens, does not reach a process of the node that listens on a wildcard, which takes in the
+// container's loopback aliases.
 func TestLoopbackIsNotTheNodes(t *testing.T) {
 	node, p := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1")
 	for _, family := range []int{4, 6} {

@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestPeersNodeIsNotTold has a listener on [::] ask for what IPV6_2292PKTOPTIONS tells of connections it accepts. Of a
-// direct one that would be the underlay's address of the peer's node.
+// TestPeersNodeIsNotTold has a listener on [::] ask for what IPV6_2292PKTOPTIONS tells of
+// connections it accepts. Of a direct one that would be the underlay's address of the peer's node.
 func TestPeersNodeIsNotTold(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// mirrorOf gives the mirror addresses of a container, which its node routes to its device: those of 127.0.0.0/24.
+// mirrorOf gives the mirror addresses of a container, which its node routes to its device: those of
+// 127.0.0.0/24.
 func mirrorOf(t testing.TB, container string) func(slot int) string {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")
@@ -40,8 +41,8 @@ func aliasOf(t testing.TB, mirror func(int) string) string {
 	return ""
 }
 
-// TestForgedLoopback sends to one container's loopback, and as one, from everywhere else: other containers, the
-// overlay, the underlay and the node. Nothing may reach a listener.
+// TestForgedLoopback sends to one container's loopback, and as one, from everywhere else: other
+// containers, the overlay, the underlay and the node. Nothing may reach a listener.
 func TestForgedLoopback(t *testing.T) {
 	intercepted, plain := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "overlay", "n1/c1")
 	port, plainPort := lab.FreePort(), lab.FreePort()
@@ -127,8 +128,8 @@ func TestForgedLoopback(t *testing.T) {
 	})
 }
 
-// TestForgedLoopbackIPv6: a packet from the own address to the own address, which is how a node's socket reaches a
-// listener on ::1, is believed of nobody else.
+// TestForgedLoopbackIPv6: a packet from the own address to the own address, which is how a node's
+// socket reaches a listener on ::1, is believed of nobody else.
 func TestForgedLoopbackIPv6(t *testing.T) {
 	owner, remote, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.Forger(t, lab.StartPeer(t, "host", "n2/c1")), lab.FreePort()
 	owner.Must(`l = listen(6, "::1", %d)`, port)

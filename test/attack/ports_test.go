@@ -37,8 +37,8 @@ func portsOf(t testing.TB, container string) uint64 {
 	return trafficOf(t, container).Ports
 }
 
-// takePorts binds every ephemeral port in n1/c1, in two processes because one may not have so many sockets, and sees
-// whether a victim on that node can still connect.
+// takePorts binds every ephemeral port in n1/c1, in two processes because one may not have so many
+// sockets, and sees whether a victim on that node can still connect.
 func takePorts(t *testing.T, what, mode, container string) string {
 	first, last := ephemeralPorts(t, "n1")
 	half := (first + last) / 2
@@ -69,8 +69,9 @@ func starve(t *testing.T, what string, victim *lab.Peer, attackers ...[]string) 
 	return gained(t, what, said, `"ok"`, `"EADDRNOTAVAIL"`)
 }
 
-// TestNodePorts: the ports that the node keeps are to be had by name, like all others, until a container has as many of them
-// as it may; the kernel chooses none of them for it, whatever range a program asks for, and it is not told of the agent's limit.
+// TestNodePorts: the ports that the node keeps are to be had by name, like all others, until a
+// container has as many of them as it may; the kernel chooses none of them for it, whatever range a
+// program asks for, and it is not told of the agent's limit.
 func TestNodePorts(t *testing.T) {
 	first, last := ephemeralPorts(t, "n1")
 	kept := last + 1 - (last-first+1)/8
@@ -106,10 +107,11 @@ func TestNodePorts(t *testing.T) {
 	p.Expect(strconv.Itoa(share), `take(%d, %d)`, kept, share)
 }
 
-// TestPortQuota: an endpoint's ports are counted for as long as the kernel gives nobody else a connect from them, however
-// its programs let them go; ports that the kernel shares are not.
+// TestPortQuota: an endpoint's ports are counted for as long as the kernel gives nobody else a
+// connect from them, however its programs let them go; ports that the kernel shares are not.
 func TestPortQuota(t *testing.T) {
-	// Ports that earlier tests left in TIME_WAIT count for more than a minute: there must be room for them.
+	// Ports that earlier tests left in TIME_WAIT count for more than a minute: there must be room
+	// for them.
 	const limit, some = 2000, 40
 	lab.EndAgent(t, "n1", syscall.SIGTERM) // brings its successor up in the end, with the limit it had
 	testutil.NoError(t, lab.Command("up", "--agent-arg=--endpoint-ports="+strconv.Itoa(limit)))

@@ -18,8 +18,8 @@ port = ":%04X" % int(sys.argv[2])
 print("own", sum(line.split()[2].endswith(port) for line in open("/proc/self/net/tcp").readlines()[1:]))
 `
 
-// TestPrivilegedContainer: a container with a capability of the node's root gets no socket of the node, only the
-// overlay; in a user namespace of its own, or with less, it gets one.
+// TestPrivilegedContainer: a container with a capability of the node's root gets no socket of the
+// node, only the overlay; in a user namespace of its own, or with less, it gets one.
 func TestPrivilegedContainer(t *testing.T) {
 	server, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)

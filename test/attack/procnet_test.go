@@ -17,7 +17,8 @@ func init() {
 	)
 }
 
-// victim has a listener and a connection in n1/c2, and gives the listener's port as /proc/net/tcp has it.
+// victim has a listener and a connection in n1/c2, and gives the listener's port as /proc/net/tcp
+// has it.
 func victim(t *testing.T) (p *lab.Peer, port string) {
 	p, n := lab.StartPeer(t, "heddle", "n1/c2"), lab.FreePort()
 	p.Must(`l = listen(4, "0.0.0.0", %d)`, n)

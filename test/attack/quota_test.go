@@ -69,7 +69,8 @@ func socketsOf(t testing.TB, container string) uint64 {
 	return trafficOf(t, container).Sockets
 }
 
-// holdSockets opens sockets in several processes of one container, none of which could hold so many.
+// holdSockets opens sockets in several processes of one container, none of which could hold so
+// many.
 func holdSockets(t *testing.T) string {
 	const each = 17000
 	limit := limitOf(t, "n1")
@@ -96,8 +97,9 @@ func holdSockets(t *testing.T) string {
 	}
 }
 
-// askScript is Python that has a socket which is not counted, a connection that ended before accept(), and makes the request
-// of it by which the agent has one counted, for the first thread of the machine.
+// askScript is Python that has a socket which is not counted, a connection that ended before
+// accept(), and makes the request of it by which the agent has one counted, for the first thread of
+// the machine.
 const askScript = `
 def ask():
     l = socket.create_server(("127.0.0.1", 0))
@@ -112,7 +114,8 @@ def ask():
     return "ok"
 `
 
-// askAsAgent would learn whether there is a thread, and by more of it in which namespace and of whom.
+// askAsAgent would learn whether there is a thread, and by more of it in which namespace and of
+// whom.
 func askAsAgent(t *testing.T) string {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	p.Must("import struct")
@@ -247,8 +250,9 @@ func TestSocketQuota(t *testing.T) {
 	})
 }
 
-// TestBothEndsConnect has sockets connect to themselves, so that both ends of the connection send a SYN, by each kind of address:
-// such a socket is one that connected, it is counted once, and gives its port back.
+// TestBothEndsConnect has sockets connect to themselves, so that both ends of the connection send a
+// SYN, by each kind of address: such a socket is one that connected, it is counted once, and gives
+// its port back.
 func TestBothEndsConnect(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	before := trafficOf(t, "n1/c1")
@@ -268,7 +272,8 @@ func TestBothEndsConnect(t *testing.T) {
 	}
 }
 
-// latencyScript is Python that times socket() and close(), in microseconds: the median and the longest of n.
+// latencyScript is Python that times socket() and close(), in microseconds: the median and the
+// longest of n.
 const latencyScript = `
 def latency(n):
     took = []
@@ -280,8 +285,9 @@ def latency(n):
     return [round(1e6 * took[n // 2]), round(1e6 * took[-1])]
 `
 
-// TestSocketFlood: while a container does nothing but make sockets, and ioctls, in more processes than there are
-// processors, another one's socket() goes on. Each container has an answering thread of its own.
+// TestSocketFlood: while a container does nothing but make sockets, and ioctls, in more processes
+// than there are processors, another one's socket() goes on. Each container has an answering thread
+// of its own.
 func TestSocketFlood(t *testing.T) {
 	victim := lab.StartPeer(t, "heddle", "n1/c2")
 	victim.Must(latencyScript)

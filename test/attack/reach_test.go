@@ -45,20 +45,23 @@ func strangerSYN(t *testing.T) string {
 	return gained(t, "the SYN was", got, "dropped 1, taken 0", "dropped 0, taken 1")
 }
 
-// connects reports what comes of a connect from a container to addr:port, where a process of the node accepts.
+// connects reports what comes of a connect from a container to addr:port, where a process of the
+// node accepts.
 func connects(t *testing.T, addr string, port int) string {
 	attacker := lab.StartPeer(t, "heddle", "n1/c1")
 	return gained(t, "connect to "+addr, attacker.Do(`error_of(connect, 4, %q, %d)`, addr, port), `"ECONNREFUSED"`, `"ok"`)
 }
 
-// reachWildcard connects to a port of another container where only a process of its node listens, on all addresses.
+// reachWildcard connects to a port of another container where only a process of its node listens,
+// on all addresses.
 func reachWildcard(t *testing.T) string {
 	node, port := lab.StartPeer(t, "host", "n2/c1"), lab.FreePort()
 	node.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	return connects(t, lab.Address(t, "heddle", "n2/c1"), port)
 }
 
-// reachByLoopback connects to the container's own loopback, which on the node is an address like any other.
+// reachByLoopback connects to the container's own loopback, which on the node is an address like
+// any other.
 func reachByLoopback(t *testing.T) string {
 	node, port := lab.StartPeer(t, "host", "n1/c1"), lab.FreePort()
 	node.Must(`l = listen(4, "0.0.0.0", %d)`, port)
@@ -96,8 +99,9 @@ func joinGroup(t *testing.T) string {
 	return gained(t, "another user's listen", got, `"EADDRINUSE"`, `"ok"`)
 }
 
-// reachDeferred connects to the own loopback while the container listens there, by a connect whose SYN is put off
-// (TCP_FASTOPEN_CONNECT), closes the listener, and sends when a process of the node listens on the wildcard.
+// reachDeferred connects to the own loopback while the container listens there, by a connect whose
+// SYN is put off (TCP_FASTOPEN_CONNECT), closes the listener, and sends when a process of the node
+// listens on the wildcard.
 func reachDeferred(t *testing.T) string {
 	lab.SetSysctl(t, "n1", "ipv4/tcp_fastopen", "3")
 	t.Cleanup(func() { lab.InNode(t, "n1", "ip", "tcp_metrics", "flush") }) // the cookie: later connects would send data in their SYN

@@ -12,14 +12,15 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// attackedElsewhere are the protections whose attack needs more than an agent without them, and its test.
+// attackedElsewhere are the protections whose attack needs more than an agent without them, and its
+// test.
 var attackedElsewhere = map[model.Protection]string{
 	model.ProtectIncarnation: "TestStaleEndpoint",
 	model.ProtectHooks:       "TestCgroupMadeAnew",
 }
 
-// TestStaleEndpoint keeps sockets of an endpoint past its end, until another has its id: they must not become that
-// one's. Without the protection they do.
+// TestStaleEndpoint keeps sockets of an endpoint past its end, until another has its id: they must
+// not become that one's. Without the protection they do.
 func TestStaleEndpoint(t *testing.T) {
 	t.Cleanup(func() { // the lab as others know it
 		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {

@@ -25,8 +25,8 @@ func init() {
 	)
 }
 
-// fullScript is Python that fills a socket's option memory: completions of MSG_ZEROCOPY that nobody reads, each kept from
-// becoming one with the last by a timestamp between them.
+// fullScript is Python that fills a socket's option memory: completions of MSG_ZEROCOPY that nobody
+// reads, each kept from becoming one with the last by a timestamp between them.
 const fullScript = `
 def full():
     l = listen(4, "127.0.0.1", 0)
@@ -52,8 +52,9 @@ def undone(s):
     return libc.connect(s.fileno(), struct.pack("H14x", socket.AF_UNSPEC), 16)
 `
 
-// fullSocket has a container's program fill the option memory of a socket, which then is as new but for that, and called s there. The
-// node's limit is lowered by what is left over, less than one completion takes: it depends on the kernel's sizes.
+// fullSocket has a container's program fill the option memory of a socket, which then is as new but
+// for that, and called s there. The node's limit is lowered by what is left over, less than one
+// completion takes: it depends on the kernel's sizes.
 func fullSocket(t *testing.T) *lab.Peer {
 	t.Helper()
 	p := lab.StartPeer(t, "heddle", "n1/c1")
@@ -107,7 +108,8 @@ func listenUncounted(t *testing.T) string {
 	return gained(t, "a listener at a port that nobody counts", said, "1", "0")
 }
 
-// TestNoRoomForService: a socket that could not be remembered by the service that it asked for does not get to a backend.
+// TestNoRoomForService: a socket that could not be remembered by the service that it asked for does
+// not get to a backend.
 func TestNoRoomForService(t *testing.T) {
 	p := fullSocket(t)
 	server, vip := lab.StartPeer(t, "heddle", "n2/c1"), netip.MustParseAddrPort("10.96.0.11:80")
@@ -126,7 +128,8 @@ func TestNoRoomForService(t *testing.T) {
 	p.Expect(`"ok"`, `error_of(connect, 4, %q, %d)`, vip.Addr(), vip.Port())
 }
 
-// TestNoRoomForGroup: a listener whose accepted connections could not be counted with it does not stay.
+// TestNoRoomForGroup: a listener whose accepted connections could not be counted with it does not
+// stay.
 func TestNoRoomForGroup(t *testing.T) {
 	p, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	p.Must(`before, s, below = listen(4, "0.0.0.0", 0), bound(4, "0.0.0.0", 0), listen(4, "0.0.0.0", %d)`, port)

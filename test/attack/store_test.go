@@ -47,8 +47,8 @@ func askStore(t *testing.T) string {
 	return ""
 }
 
-// TestStoreIsNotForContainers: no container of any node, intercepted or not, reaches the nodes' store, whatever
-// address family its socket has; the nodes do.
+// TestStoreIsNotForContainers: no container of any node, intercepted or not, reaches the nodes'
+// store, whatever address family its socket has; the nodes do.
 func TestStoreIsNotForContainers(t *testing.T) {
 	n1 := lab.Address(t, "host", "n1/c1")
 	for _, node := range []string{"n1", "n2"} {
@@ -114,8 +114,8 @@ func getStore(t *testing.T, url string, cfg *tls.Config) (answer string) {
 	return answer
 }
 
-// TestStoreAsksForCertificates: on the network of the nodes, too, the store answers to nobody without the network's
-// certificate, and there is no other way to it.
+// TestStoreAsksForCertificates: on the network of the nodes, too, the store answers to nobody
+// without the network's certificate, and there is no other way to it.
 func TestStoreAsksForCertificates(t *testing.T) {
 	n1 := lab.Address(t, "host", "n1/c1")
 	join, err := trust.ReadJoin("/run/heddle/lab/" + lab.Name + "/n1/" + trust.JoinFile)
@@ -144,7 +144,8 @@ func TestStoreAsksForCertificates(t *testing.T) {
 	}
 }
 
-// TestExternalStore: nodes on an etcd of somebody else's, with its certificates; containers are kept from it, too.
+// TestExternalStore: nodes on an etcd of somebody else's, with its certificates; containers are
+// kept from it, too.
 func TestExternalStore(t *testing.T) {
 	a, b := lab.BareNodes(t)
 	dir := t.TempDir()

@@ -21,24 +21,26 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// attack is one thing that a hostile program tries, and the one protection that keeps it from success. TestAttacks
-// tries each twice: with all protections, when it must gain nothing, and without that one, when it must succeed, or
-// it would prove nothing. docs/howto/attack-suite.md says how to add one.
+// attack is one thing that a hostile program tries, and the one protection that keeps it from
+// success. TestAttacks tries each twice: with all protections, when it must gain nothing, and
+// without that one, when it must succeed, or it would prove nothing. docs/howto/attack-suite.md
+// says how to add one.
 type attack struct {
 	name       string
 	protection model.Protection
-	// node is the one whose agent does without the protection: "n1" or "n2". The attacker is mostly in n1/c1.
+	// node is the one whose agent does without the protection: "n1" or "n2". The attacker is mostly
+	// in n1/c1.
 	node string
-	// try reports what the attack gained: "" is nothing. What is neither that nor the success of the attack fails
-	// the test.
+	// try reports what the attack gained: "" is nothing. What is neither that nor the success of
+	// the attack fails the test.
 	try func(t *testing.T) (gained string)
 }
 
 // attacks is the suite. Each file of attacks appends its own in an init function.
 var attacks []attack
 
-// besides are protections that keep an attack from success although they are meant against others: they are off with the
-// one that is tried.
+// besides are protections that keep an attack from success although they are meant against others:
+// they are off with the one that is tried.
 var besides = map[model.Protection][]model.Protection{
 	model.ProtectPorts: {model.ProtectPortQuota}, // all of the node's ports are more than one endpoint may hold
 }
@@ -53,9 +55,9 @@ type weakNode struct {
 	file string // where it is told what to do without
 }
 
-// judgedOnce are protections that are judged when an agent starts, or when a socket is made, which may be long before a program
-// gets it; after the attack on probes the agent believes what is not so. Without the others an agent can do from one moment
-// to the next.
+// judgedOnce are protections that are judged when an agent starts, or when a socket is made, which
+// may be long before a program gets it; after the attack on probes the agent believes what is not
+// so. Without the others an agent can do from one moment to the next.
 var judgedOnce = map[model.Protection]bool{
 	model.ProtectSocketOptions: true, model.ProtectStore: true, model.ProtectStoreCertificates: true, model.ProtectOverlay: true,
 	model.ProtectUser: true, model.ProtectPorts: true, model.ProtectProbes: true, model.ProtectPortQuota: true, model.ProtectFlowMemory: true,
@@ -86,7 +88,8 @@ func weaken(t *testing.T, node string) *weakNode {
 	return w
 }
 
-// without gives the node an agent without protections. Programs that run in containers go on, with their sockets.
+// without gives the node an agent without protections. Programs that run in containers go on, with
+// their sockets.
 func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	t.Helper()
 	testutil.NoError(t, lab.KillAgent(w.pid, syscall.SIGTERM))
@@ -99,7 +102,8 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 		t.Fatalf("%s lab up: %v\n%s", attackBin(), err, out)
 	}
 	w.pid = lab.AgentPID(t, w.node)
-	// The first thread, which /proc shows, must be where the others are: what asks /proc about itself believes it.
+	// The first thread, which /proc shows, must be where the others are: what asks /proc about
+	// itself believes it.
 	var own, node syscall.Stat_t
 	testutil.NoError(t, errors.Join(syscall.Stat(fmt.Sprintf("/proc/%d/ns/net", w.pid), &own), syscall.Stat("/run/netns/"+lab.Name+"-"+w.node, &node)))
 	if own.Ino != node.Ino {
@@ -108,7 +112,8 @@ func (w *weakNode) without(t *testing.T, protections ...model.Protection) {
 	lab.AwaitPath(t, w.node, model.PeerProven)
 }
 
-// switchOff has the node's agent, which without made one of the suite's, do without a protection, and with all others.
+// switchOff has the node's agent, which without made one of the suite's, do without a protection,
+// and with all others.
 func (w *weakNode) switchOff(t *testing.T, p model.Protection) {
 	t.Helper()
 	testutil.NoError(t, os.WriteFile(w.file, []byte(p.String()), 0o600))
@@ -119,7 +124,8 @@ func (w *weakNode) switchOff(t *testing.T, p model.Protection) {
 	})
 }
 
-// withoutEnv is the setting of the environment by which programs of make attack do without protections.
+// withoutEnv is the setting of the environment by which programs of make attack do without
+// protections.
 func withoutEnv(protections ...model.Protection) string {
 	var names []string
 	for _, p := range protections {
@@ -154,7 +160,8 @@ func TestAttacks(t *testing.T) {
 					continue
 				}
 				t.Run("without "+p.Name+" on "+node, func(t *testing.T) {
-					// The first of those that need no agent of their own begins with one that never did without another.
+					// The first of those that need no agent of their own begins with one that never
+					// did without another.
 					if once || weak.pid == own {
 						weak.without(t, append([]model.Protection{p.Protection}, besides[p.Protection]...)...)
 					} else {
@@ -167,7 +174,8 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// tries is how often an attack without its protection may be made: some are races, which a thread now and then does not win.
+// tries is how often an attack without its protection may be made: some are races, which a thread
+// now and then does not win.
 const tries = 5
 
 // succeed demands that attacks succeed: the node's agent does without what keeps them from it.
@@ -184,7 +192,8 @@ func succeed(t *testing.T, mine []attack) {
 	}
 }
 
-// TestEveryProtectionIsAttacked: a protection that no attack fails without could as well be missing.
+// TestEveryProtectionIsAttacked: a protection that no attack fails without could as well be
+// missing.
 func TestEveryProtectionIsAttacked(t *testing.T) {
 	for _, p := range model.Protections {
 		if !slices.ContainsFunc(attacks, func(a attack) bool { return a.protection == p.Protection }) && attackedElsewhere[p.Protection] == "" {
@@ -198,8 +207,8 @@ func TestEveryProtectionIsAttacked(t *testing.T) {
 	}
 }
 
-// TestProductHasNoSwitch: the programs for use hold neither the name of the variable that switches protections off nor
-// the set of those that are off; the suite's agent holds both.
+// TestProductHasNoSwitch: the programs for use hold neither the name of the variable that switches
+// protections off nor the set of those that are off; the suite's agent holds both.
 func TestProductHasNoSwitch(t *testing.T) {
 	product := filepath.Dir(lab.Bin)
 	for path, want := range map[string]bool{
@@ -223,7 +232,8 @@ func TestProductHasNoSwitch(t *testing.T) {
 	}
 }
 
-// gained describes what an attack got: "" if want is what the hostile program was told, or the answer if it is success.
+// gained describes what an attack got: "" if want is what the hostile program was told, or the
+// answer if it is success.
 func gained(t *testing.T, what, got, refused, success string) string {
 	t.Helper()
 	switch got {

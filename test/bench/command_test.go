@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// benchCommand runs a bench of `heddle bench` in this lab and gives what it wrote to NAME.json in folder. Should it take longer than
-// limit, it gets an interrupt, so that it cleans up.
+// benchCommand runs a bench of `heddle bench` in this lab and gives what it wrote to NAME.json in
+// folder. Should it take longer than limit, it gets an interrupt, so that it cleans up.
 func benchCommand[T any](t *testing.T, limit time.Duration, folder, name string, args ...string) (result T) {
 	t.Helper()
 	file := filepath.Join(folder, name+".json")

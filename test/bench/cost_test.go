@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing is left.
+// TestBenchCost runs a small `heddle bench cost` in this lab: each part gives figures, and nothing
+// is left.
 func TestBenchCost(t *testing.T) {
 	r := benchCommand[cost.Result](t, 4*testutil.WaitTimeout, t.TempDir(), "cost", "--scopes", "inter", "--runs", "1", "--duration", "100ms",
 		"--connections", "50", "--trips", "50", "--starts", "1", "--profile", "../../internal/runtime/testdata/docker29.json")
@@ -23,14 +24,15 @@ func TestBenchCost(t *testing.T) {
 			}
 		}
 	}
-	// Every packet between nodes meets one program, where it arrives; every connect and every close one.
+	// Every packet between nodes meets one program, where it arrives; every connect and every close
+	// one.
 	for step, least := range map[string]float64{"round trip from_underlay": 1.5, "connect connect4": 0.9, "connect tcp_events": 2, "close sock_release": 0.9} {
 		if runs[step] < least {
 			t.Errorf("%s: %.2f runs an operation, want %.1f or more; all: %v", step, runs[step], least, runs)
 		}
 	}
-	// Other programs' connects on the node count, too, in a measurement as short as this one, each with all of its events:
-	// 13 or so for both ends, 20 to be on the safe side.
+	// Other programs' connects on the node count, too, in a measurement as short as this one, each
+	// with all of its events: 13 or so for both ends, 20 to be on the safe side.
 	others := runs["round trip connect4"]
 	if others > 0.5 || runs["round trip tcp_events"] > 0.5+20*others {
 		t.Errorf("programs of connections run for round trips: %v", runs)

@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBenchDensity runs a small `heddle bench density` in this lab: it measures every step in every mode, and leaves no endpoint,
-// no listener and no network namespace.
+// TestBenchDensity runs a small `heddle bench density` in this lab: it measures every step in every
+// mode, and leaves no endpoint, no listener and no network namespace.
 func TestBenchDensity(t *testing.T) {
 	before, err := filepath.Glob("/run/netns/" + lab.Name + "-*")
 	testutil.NoError(t, err)

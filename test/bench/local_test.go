@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its report.
+// TestBenchLocal runs a stream of `heddle bench local` in this lab for a moment, and writes its
+// report.
 func TestBenchLocal(t *testing.T) {
 	folder := t.TempDir()
 	document := filepath.Join(folder, "doc.md")

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it measures both ends, gives
-// latencies, and leaves nothing in the server's container.
+// TestBenchPaper runs one application of `heddle bench paper` in this lab for half a second: it
+// measures both ends, gives latencies, and leaves nothing in the server's container.
 func TestBenchPaper(t *testing.T) {
 	result := benchCommand[paper.Result](t, 4*testutil.WaitTimeout, t.TempDir(), "paper", "--workloads", "memcached-rate", "--modes", "host,heddle",
 		"--rounds", "1", "--duration", "500ms", "--scale", "0.02")

@@ -14,7 +14,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing there.
+// benchPeers runs a `heddle bench peers` of a moment in this lab, and checks that it leaves nothing
+// there.
 func benchPeers(t *testing.T, modes string) peers.Result {
 	t.Helper()
 	result := benchCommand[peers.Result](t, 6*testutil.WaitTimeout, t.TempDir(), "peers", "--modes", modes, "--workloads", "rr", "--runs", "1",
@@ -51,8 +52,8 @@ func measured(result peers.Result, mode bench.Mode) (cells int, skipped string) 
 	return cells, skipped
 }
 
-// TestBenchPeers: hosts without Heddle and the BPF data path are measured between nodes and on one, its VXLAN variant between nodes; what cannot run is
-// named.
+// TestBenchPeers: hosts without Heddle and the BPF data path are measured between nodes and on one,
+// its VXLAN variant between nodes; what cannot run is named.
 func TestBenchPeers(t *testing.T) {
 	result := benchPeers(t, "host,bare,bpf,bpf-vxlan,netkit")
 	for mode, want := range map[bench.Mode]int{bench.Host: 2, bench.Bare: 2, bench.BPF: 2, bench.BPFVXLAN: 1} {

@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every cell, and leaves the lab
-// without rules, labels and made-up nodes.
+// TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every
+// cell, and leaves the lab without rules, labels and made-up nodes.
 func TestBenchPolicyScale(t *testing.T) {
 	folder := t.TempDir()
 	result := benchCommand[policy.ScaleResult](t, 4*testutil.WaitTimeout, folder, "policy-scale", "--quick", "--scopes", "inter",
@@ -42,8 +42,8 @@ func TestBenchPolicyScale(t *testing.T) {
 	})
 }
 
-// TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no endpoint and no
-// network namespace.
+// TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no
+// endpoint and no network namespace.
 func TestBenchEndpoints(t *testing.T) {
 	result := benchCommand[density.EndpointMemoryResult](t, 4*testutil.WaitTimeout, t.TempDir(), "endpoints", "--endpoints", "2", "--runs", "1")
 	if result.Endpoints != 2 || result.Rounds != 1 {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestLab runs what is fast of the suites, and what needs a lab of the program's own parts. The rest of the
-// suites is `make conformance`.
+// TestLab runs what is fast of the suites, and what needs a lab of the program's own parts. The
+// rest of the suites is `make conformance`.
 func TestLab(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: it makes network namespaces, containers and BPF programs")
@@ -62,8 +62,9 @@ func TestLab(t *testing.T) {
 	}
 }
 
-// checkHungCase checks that a case that does not end is found, is a failure, and does not keep the others from
-// running: through a program whose second case sleeps for good, and ignores TERM as a suite may.
+// checkHungCase checks that a case that does not end is found, is a failure, and does not keep the
+// others from running: through a program whose second case sleeps for good, and ignores TERM as a
+// suite may.
 func checkHungCase(t *testing.T, l *lab) {
 	m := module{suite: "own", name: "hangs", limit: 2 * time.Second, dir: func() string { return "/" },
 		command: func(_, _ string, s selection, _ time.Duration) []string {
@@ -100,7 +101,8 @@ echo begin $c; [ $c != two ] || while :; do sleep 1; done; echo end $c; done`
 	}
 }
 
-// checkClosed checks that a packet that leaves the lab is noticed, in a lab of its own: one cannot take it back.
+// checkClosed checks that a packet that leaves the lab is noticed, in a lab of its own: one cannot
+// take it back.
 func checkClosed(t *testing.T, l *lab) {
 	if err := l.closed(t.Context()); err != nil {
 		t.Fatalf("before anything was sent: %v", err)

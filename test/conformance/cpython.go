@@ -13,8 +13,9 @@ import (
 // python3 is the distribution's, whose test suite the package is for, whatever else is in PATH.
 const python3 = "/usr/bin/python3"
 
-// cpythonModules are the modules of CPython's own suite that are about sockets. Resources that would leave the
-// machine are not enabled; what test_socketserver calls "network" stays on loopback.
+// cpythonModules are the modules of CPython's own suite that are about sockets. Resources that
+// would leave the machine are not enabled; what test_socketserver calls "network" stays on
+// loopback.
 var cpythonModules = []module{
 	cpython("test_select", time.Minute, fast),
 	cpython("test_epoll", time.Minute, fast),
@@ -67,8 +68,8 @@ func pythonSuite(ctx context.Context, _ string) error {
 	return machineRun(ctx, nil, python3, "-c", "import test.test_socket, _testcapi")
 }
 
-// pythonPattern gives the pattern that selects a case: its name, or all cases of the class or module whose
-// preparation is the case.
+// pythonPattern gives the pattern that selects a case: its name, or all cases of the class or
+// module whose preparation is the case.
 func pythonPattern(id string) string {
 	if _, of, isSetup := strings.Cut(id, " ("); isSetup {
 		return strings.TrimSuffix(of, ")") + ".*"
@@ -95,8 +96,8 @@ var (
 	began = regexp.MustCompile(`(?m)^\w+ \((test\.[\w.]+)\)(?: \.\.\. ?|$)`)
 	// ended is how such a line goes on once the case has ended.
 	ended = regexp.MustCompile(`(?m)(?:\.\.\. |^)(?:ok|FAIL|ERROR|skipped .*|expected failure|unexpected success)$`)
-	// failure is the head of a failure in the list that follows the cases. A failure of a class's or a module's
-	// preparation has no entry in the report, and one of a subtest none with a name.
+	// failure is the head of a failure in the list that follows the cases. A failure of a class's
+	// or a module's preparation has no entry in the report, and one of a subtest none with a name.
 	failure = regexp.MustCompile(`(?m)^={70}\n(?:FAIL|ERROR): (\w+) \(([\w.]+)\).*\n`)
 	// afterFailure is where the text of a failure ends.
 	afterFailure = regexp.MustCompile(`(?m)^(?:={70}$|-{70}\nRan )`)

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// goModules are the standard library's packages about connections, whose tests are built with the resolver of
-// the C library and without. -short leaves out what needs the Internet.
+// goModules are the standard library's packages about connections, whose tests are built with the
+// resolver of the C library and without. -short leaves out what needs the Internet.
 var goModules = []module{
 	goPackage("net", false, fast),
 	goPackage("net", true, slow),
@@ -81,7 +81,8 @@ func buildGoTest(ctx context.Context, path string, cgo bool, binary string) erro
 	return machineRun(ctx, []string{enabled}, "go", "test", "-c", "-o", binary, path)
 }
 
-// goPattern gives the pattern for -test.run and -test.skip that matches these tests and their subtests.
+// goPattern gives the pattern for -test.run and -test.skip that matches these tests and their
+// subtests.
 func goPattern(names []string) string {
 	var out []string
 	for _, name := range names {
@@ -97,7 +98,8 @@ func goPattern(names []string) string {
 // goEvent is an event of test2json, as far as it is of interest.
 type goEvent struct{ Action, Test, Output string }
 
-// runningGo is a line of the list of running tests that a test program prints when its time is over.
+// runningGo is a line of the list of running tests that a test program prints when its time is
+// over.
 var runningGo = regexp.MustCompile(`(?m)^\t+((?:Test|Example|Fuzz)\S+) \(([\dhms.µn]+)\)$`)
 
 // parseGo reads a run of a Go test program.
@@ -144,12 +146,13 @@ func parseGo(output, _ []byte) (map[string]caseResult, []string, error) {
 
 var goOutcomes = map[string]outcome{"pass": passed, "fail": failed, "skip": skipped}
 
-// leastStuck is how long a test must have run to be the one that a program does not end for. On a busy machine
-// a program can also be late because all of its tests were.
+// leastStuck is how long a test must have run to be the one that a program does not end for. On a
+// busy machine a program can also be late because all of its tests were.
 const leastStuck = 10 * time.Second
 
-// stuckGo gives the tests that a program which ended early was at: of those it lists the ones that ran longest, if
-// any ran for long, or else, without a list, all that had begun; and only the innermost.
+// stuckGo gives the tests that a program which ended early was at: of those it lists the ones that
+// ran longest, if any ran for long, or else, without a list, all that had begun; and only the
+// innermost.
 func stuckGo(output []byte, open map[string]bool) []string {
 	longest := leastStuck
 	took := map[string]time.Duration{}

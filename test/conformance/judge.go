@@ -33,8 +33,8 @@ type verdict struct {
 // retries is how often a case that differs is run alone in each mode.
 const retries = 3
 
-// slack is how much more time than the overlay Heddle gets before a case counts as hung, and leastLimit what it
-// gets at least: the overlay's time on a busy machine may not be Heddle's.
+// slack is how much more time than the overlay Heddle gets before a case counts as hung, and
+// leastLimit what it gets at least: the overlay's time on a busy machine may not be Heddle's.
 const (
 	slack      = 4
 	leastLimit = time.Minute
@@ -61,8 +61,8 @@ func judge(ctx context.Context, l *lab, m module) (verdict, error) {
 	return v, errors.Join(l.alive(ctx), l.closed(ctx))
 }
 
-// compare gives the cases that ended worse through Heddle, by name. One that was skipped there, or did not run,
-// while the overlay ran it, is no better than a failure.
+// compare gives the cases that ended worse through Heddle, by name. One that was skipped there, or
+// did not run, while the overlay ran it, is no better than a failure.
 func compare(on, through map[string]caseResult) []difference {
 	var out []difference
 	for name, there := range through {
@@ -94,8 +94,8 @@ func orMissing(cases map[string]caseResult, name string) caseResult {
 	return missing
 }
 
-// tryAgain runs each case that differs alone in both modes, and the whole module once more if one then passes:
-// a case may fail only after others.
+// tryAgain runs each case that differs alone in both modes, and the whole module once more if one
+// then passes: a case may fail only after others.
 func (v *verdict) tryAgain(ctx context.Context, l *lab, limit time.Duration) error {
 	if len(v.worse) == 0 {
 		return nil
@@ -131,8 +131,8 @@ func (t *tally) count(bad bool) {
 	}
 }
 
-// bad reports whether the case ended in r as it did through Heddle at first. A run that gave no results speaks
-// against Heddle only.
+// bad reports whether the case ended in r as it did through Heddle at first. A run that gave no
+// results speaks against Heddle only.
 func (d difference) bad(r moduleRun, mode string) bool {
 	if r.broken != "" {
 		return mode == heddle
@@ -143,7 +143,8 @@ func (d difference) bad(r moduleRun, mode string) bool {
 	return orMissing(r.cases, d.name).outcome != passed
 }
 
-// flaky reports whether the case ends so by chance: on the overlay too, or through Heddle less often than not.
+// flaky reports whether the case ends so by chance: on the overlay too, or through Heddle less
+// often than not.
 func (d difference) flaky() bool {
 	return d.aloneOn.failed > 0 || 2*d.alone.failed < d.alone.runs && d.again.failed == 0
 }

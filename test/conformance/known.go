@@ -2,8 +2,9 @@ package main
 
 import "slices"
 
-// known are the cases that fail through Heddle because of a difference that stays, by suite, module and case,
-// with the difference as docs/differences.md has it. One that no longer fails has to go from here.
+// known are the cases that fail through Heddle because of a difference that stays, by suite, module
+// and case, with the difference as docs/differences.md has it. One that no longer fails has to go
+// from here.
 var known = map[[3]string]string{
 	{"go", "net", "TestMultiPathTCP"}:       mptcp,
 	{"go", "net (cgo)", "TestMultiPathTCP"}: mptcp,

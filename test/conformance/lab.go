@@ -21,8 +21,9 @@ const (
 	heddle  = "heddle"
 )
 
-// container gives the container whose programs run in mode. Each mode has one of its own, so that what one
-// run leaves behind (connections in TIME_WAIT, listeners of a program that was killed) does not meet the other.
+// container gives the container whose programs run in mode. Each mode has one of its own, so that
+// what one run leaves behind (connections in TIME_WAIT, listeners of a program that was killed)
+// does not meet the other.
 func container(mode string) string {
 	if mode == heddle {
 		return "n1/c1"
@@ -45,8 +46,8 @@ type agent struct {
 	Started time.Time
 }
 
-// bringUp brings the lab up, a lab of an earlier run that was killed taken down first, and gives its containers
-// names that resolve.
+// bringUp brings the lab up, a lab of an earlier run that was killed taken down first, and gives
+// its containers names that resolve.
 func bringUp(ctx context.Context, bin, name, keep string) (*lab, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("needs root: it makes network namespaces, containers and BPF programs")
@@ -90,8 +91,8 @@ func bringUp(ctx context.Context, bin, name, keep string) (*lab, error) {
 	return l, nil
 }
 
-// hosts are the files by which a container resolves names, as container engines write them. The machine's own
-// would send every lookup to its name server: out of the lab, and into a timeout.
+// hosts are the files by which a container resolves names, as container engines write them. The
+// machine's own would send every lookup to its name server: out of the lab, and into a timeout.
 const hosts = `printf '127.0.0.1 localhost\n::1 localhost ip6-localhost\n%s %s\n' "$1" "$(hostname)" >/etc/hosts
 printf 'nameserver 127.0.0.1\noptions timeout:1 attempts:1\n' >/etc/resolv.conf`
 
@@ -115,8 +116,8 @@ func (l *lab) takeDown() error {
 	return err
 }
 
-// heddle runs the command line for this lab and gives its standard output. args begins with the command's name,
-// of one word or, for lab, of two.
+// heddle runs the command line for this lab and gives its standard output. args begins with the
+// command's name, of one word or, for lab, of two.
 func (l *lab) heddle(ctx context.Context, args ...string) (string, error) {
 	words := 1
 	if args[0] == "lab" {
@@ -177,8 +178,8 @@ func (l *lab) alive(ctx context.Context) error {
 	return nil
 }
 
-// closed checks that no packet has come to the host outside the overlay, where the nodes' default routes lead:
-// that no suite dialed anything but loopback and the lab's own addresses.
+// closed checks that no packet has come to the host outside the overlay, where the nodes' default
+// routes lead: that no suite dialed anything but loopback and the lab's own addresses.
 func (l *lab) closed(ctx context.Context) error {
 	for file, count := range map[string]func(string) (int, error){"/proc/net/snmp": ipReceived, "/proc/net/snmp6": ip6Received} {
 		out, err := exec.CommandContext(ctx, "nsenter", "--net=/run/netns/"+l.name+"-outside", "cat", file).Output()
@@ -215,8 +216,9 @@ func ipReceived(snmp string) (int, error) {
 	return 0, errors.New("/proc/net/snmp does not count received IPv4 packets")
 }
 
-// ip6Received reads how many IPv6 packets a network namespace received from its /proc/net/snmp6. Multicast ones are
-// not among them: the nodes announce their groups by themselves, and what containers send to any goes nowhere.
+// ip6Received reads how many IPv6 packets a network namespace received from its /proc/net/snmp6.
+// Multicast ones are not among them: the nodes announce their groups by themselves, and what
+// containers send to any goes nowhere.
 func ip6Received(snmp6 string) (int, error) {
 	count := func(name string) (int, error) {
 		for line := range strings.Lines(snmp6) {
@@ -248,9 +250,9 @@ const killedAfter = 5 * time.Second
 // exitOverdue are the exit codes of timeout(1) for a program that it ended: by TERM, by KILL.
 const exitOverdue, exitKilled = 124, 137
 
-// exec runs argv in the container of mode, in dir, for at most limit. The output goes to the file at path: a
-// process that the program leaves behind would hold a pipe open. The limit is kept inside the container, where
-// the program can be killed whatever state it is in.
+// exec runs argv in the container of mode, in dir, for at most limit. The output goes to the file
+// at path: a process that the program leaves behind would hold a pipe open. The limit is kept
+// inside the container, where the program can be killed whatever state it is in.
 func (l *lab) exec(parent context.Context, mode, dir, path string, limit time.Duration, argv []string) (ending, error) {
 	inside := []string{"timeout", fmt.Sprintf("--kill-after=%ds", int(killedAfter.Seconds())), fmt.Sprintf("%ds", int(limit.Seconds())),
 		"sh", "-c", `cd "$1" && out=$2 && shift 2 && exec "$@" >"$out" 2>&1 </dev/null`, "sh", dir, path}

@@ -1,11 +1,12 @@
-// Command conformance runs test suites of others inside a lab container, once on the plain overlay and once
-// through Heddle, and compares case by case: what fails through Heddle must be a subset of what fails on the
-// overlay. It needs root, the programs of the project, and the suites' packages (`make conformance` sees to
-// them). It exits 1 if that does not hold, or could not be judged.
+// Command conformance runs test suites of others inside a lab container, once on the plain overlay
+// and once through Heddle, and compares case by case: what fails through Heddle must be a subset of
+// what fails on the overlay. It needs root, the programs of the project, and the suites' packages
+// (`make conformance` sees to them). It exits 1 if that does not hold, or could not be judged.
 //
-// A suite is a list of modules (cpython.go, gostd.go, stressng.go). A module is one program that runs many
-// cases; run.go runs it, judge.go compares its two runs and tries again what differs, report.go prints and
-// writes the table of docs/conformance.md. lab.go brings up the node and its two containers.
+// A suite is a list of modules (cpython.go, gostd.go, stressng.go). A module is one program that
+// runs many cases; run.go runs it, judge.go compares its two runs and tries again what differs,
+// report.go prints and writes the table of docs/conformance.md. lab.go brings up the node and its
+// two containers.
 package main
 
 import (
@@ -59,7 +60,8 @@ func main() {
 	}
 }
 
-// conform runs what o asks for, prints and writes the report, and gives errDiffers if Heddle did worse.
+// conform runs what o asks for, prints and writes the report, and gives errDiffers if Heddle did
+// worse.
 func conform(ctx context.Context, o options) (err error) {
 	if o.docs != "" && len(o.modules) > 0 {
 		return errors.New("-docs takes whole suites: a table of some modules would replace that of all")

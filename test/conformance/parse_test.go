@@ -103,7 +103,8 @@ func TestPatterns(t *testing.T) {
 	}
 }
 
-// goOutput is what a test program prints with -test.v=test2json; ^ stands for the byte that marks its lines.
+// goOutput is what a test program prints with -test.v=test2json; ^ stands for the byte that marks
+// its lines.
 const goOutput = `^=== RUN   TestA
     a_test.go:1: said by A
 ^--- PASS: TestA (0.00s)

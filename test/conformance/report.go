@@ -8,7 +8,8 @@ import (
 	"text/tabwriter"
 )
 
-// text is what is printed when a module is done: its row, and all that is known of the cases that differ.
+// text is what is printed when a module is done: its row, and all that is known of the cases that
+// differ.
 func (v verdict) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %s: %s: %s; %s: %s\n", v.suite, v.name, overlay, v.on.line(), heddle, v.through.line())

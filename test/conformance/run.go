@@ -26,7 +26,8 @@ type caseResult struct {
 	detail  string // of a failure: what the suite says of it; of a skip: why
 }
 
-// selection says which of a module's cases are to run: those in only, or all; never those in without.
+// selection says which of a module's cases are to run: those in only, or all; never those in
+// without.
 type selection struct{ only, without []string }
 
 // module is a program of a suite that runs many cases.
@@ -35,12 +36,14 @@ type module struct {
 	fast        bool          // part of `make test`
 	limit       time.Duration // for one run
 	dir         func() string // working directory, once prepared
-	// prepare makes what the module needs in scratch. It is called before each module, and may find its work done.
+	// prepare makes what the module needs in scratch. It is called before each module, and may find
+	// its work done.
 	prepare func(ctx context.Context, scratch string) error
 	// command gives the program. It may write a report of its own to the file at report.
 	command func(scratch, report string, s selection, limit time.Duration) []string
-	// parse reads what the program printed and its report, nil if it wrote none: the cases that ended and the
-	// names of those that had begun and not ended. It fails if it makes no sense of them.
+	// parse reads what the program printed and its report, nil if it wrote none: the cases that
+	// ended and the names of those that had begun and not ended. It fails if it makes no sense of
+	// them.
 	parse func(output, report []byte) (cases map[string]caseResult, running []string, err error)
 }
 
@@ -66,7 +69,8 @@ func (r moduleRun) count(o outcome) int {
 // hangs is how many times a module is run again because a case did not end.
 const hangs = 3
 
-// runCounted is runModule, with the sockets that the agent gave out: none on the overlay, or the modes are mixed up.
+// runCounted is runModule, with the sockets that the agent gave out: none on the overlay, or the
+// modes are mixed up.
 func runCounted(ctx context.Context, l *lab, m module, mode string, limit time.Duration) (moduleRun, error) {
 	_, before, err := l.runningAgent(ctx)
 	if err != nil {
@@ -87,8 +91,8 @@ func runCounted(ctx context.Context, l *lab, m module, mode string, limit time.D
 	return r, nil
 }
 
-// runModule runs the selected cases of m in mode. If the program does not end, the cases that it was at have
-// failed, and it is run again without them.
+// runModule runs the selected cases of m in mode. If the program does not end, the cases that it
+// was at have failed, and it is run again without them.
 func runModule(ctx context.Context, l *lab, m module, mode string, s selection, limit time.Duration) (moduleRun, error) {
 	stuck := map[string]caseResult{}
 	total := moduleRun{}
@@ -139,8 +143,8 @@ func runModule(ctx context.Context, l *lab, m module, mode string, s selection, 
 	return total, nil
 }
 
-// about gives the paragraphs of a program's output that mention a case, such as the stacks of its threads, and
-// the last lines if none does.
+// about gives the paragraphs of a program's output that mention a case, such as the stacks of its
+// threads, and the last lines if none does.
 func about(output []byte, name string) string {
 	name, _, _ = strings.Cut(name, "/")
 	if at := strings.LastIndexAny(name, "."); at >= 0 {

@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// stressModules are stress-ng's stressors of sockets. The question is only whether the program and the agent
-// survive: a case has passed if stress-ng ended in good order and its stressor did something.
+// stressModules are stress-ng's stressors of sockets. The question is only whether the program and
+// the agent survive: a case has passed if stress-ng ended in good order and its stressor did
+// something.
 var stressModules = []module{{
 	suite: "stress-ng", name: "sockets", fast: slow, limit: 10 * time.Minute,
 	prepare: func(ctx context.Context, _ string) error { return machineRun(ctx, nil, "stress-ng", "--version") },
@@ -29,9 +30,9 @@ var stressModules = []module{{
 	parse: parseStress,
 }}
 
-// stressors are the names of stressors, some with options. All stay on loopback. Left out: udp-flood and
-// icmp-flood, which are not about connections and send to random ports; dccp, sctp, rawpkt, tun, which this
-// kernel or a container's rights do not allow.
+// stressors are the names of stressors, some with options. All stay on loopback. Left out:
+// udp-flood and icmp-flood, which are not about connections and send to random ports; dccp, sctp,
+// rawpkt, tun, which this kernel or a container's rights do not allow.
 var stressors = []string{
 	"sock", "sock --sock-domain ipv6", "sock --sock-opts sendmsg", "sock --sock-opts sendmmsg",
 	"sock --sock-nodelay", "sock --sock-zerocopy", "sock --sock-protocol mptcp",
@@ -53,7 +54,8 @@ var (
 	operations = regexp.MustCompile(`(?m)^stress-ng: metrc: \[\d+\] [\w-]+ +(\d+) `)
 )
 
-// parseStress reads what the script printed: each stressor's output, then a line with its name and exit code.
+// parseStress reads what the script printed: each stressor's output, then a line with its name and
+// exit code.
 func parseStress(output, _ []byte) (map[string]caseResult, []string, error) {
 	cases := map[string]caseResult{}
 	from := 0

@@ -23,7 +23,8 @@ const otherNetwork = "10.88.0.0/16"
 
 func subnetOf(node string) string { return "10.88." + strings.TrimPrefix(node, "n") + ".0/24" }
 
-// carrier gives a network of another plugin on both nodes, with heddle-cni behind it, and the same without.
+// carrier gives a network of another plugin on both nodes, with heddle-cni behind it, and the same
+// without.
 func carrier(t *testing.T, plugin string) (behind, alone map[string]*lab.CNIEngine) {
 	t.Helper()
 	behind, alone = map[string]*lab.CNIEngine{}, map[string]*lab.CNIEngine{}
@@ -52,8 +53,9 @@ func carrier(t *testing.T, plugin string) (behind, alone map[string]*lab.CNIEngi
 	return behind, alone
 }
 
-// TestCNIChainedBridge and TestCNIChainedPtp: containers whose device and address are another plugin's; TCP between the
-// intercepted goes direct, or over lo, and all else by the other network, as it would without Heddle.
+// TestCNIChainedBridge and TestCNIChainedPtp: containers whose device and address are another
+// plugin's; TCP between the intercepted goes direct, or over lo, and all else by the other network,
+// as it would without Heddle.
 func TestCNIChainedBridge(t *testing.T) {
 	behind, alone := carrier(t, "bridge")
 	addrs, peers := chained(t, behind, alone)
@@ -127,7 +129,8 @@ func keptFromStore(t *testing.T, peers map[string]*lab.Peer) {
 	}
 }
 
-// chained has a1, b1 and a2 connect to each other and to the plain p1 and p2; the digit is the node's.
+// chained has a1, b1 and a2 connect to each other and to the plain p1 and p2; the digit is the
+// node's.
 func chained(t *testing.T, behind, alone map[string]*lab.CNIEngine) (map[string]netip.Addr, map[string]*lab.Peer) {
 	t.Helper()
 	n1, n2 := behind["n1"], behind["n2"]

@@ -31,8 +31,8 @@ func wantCode(t *testing.T, err error, code uint, text string) {
 	}
 }
 
-// TestCNI: two engines, each with a container that was attached by CNI alone; what they are told is what is there, and
-// their connections are direct.
+// TestCNI: two engines, each with a container that was attached by CNI alone; what they are told is
+// what is there, and their connections are direct.
 func TestCNI(t *testing.T) {
 	a, b := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), lab.NewCNIEngine(t, "n2", "heddle", lab.CNIPlugin)
 	one, two := a.Sandbox("cni-one"), b.Sandbox("cni-two")
@@ -117,7 +117,8 @@ func checkResult(t *testing.T, e *lab.CNIEngine, rt *libcni.RuntimeConf, r *curr
 	}
 }
 
-// TestCNIDelete: DEL succeeds whatever is there, also while no agent runs; then the next agent deletes.
+// TestCNIDelete: DEL succeeds whatever is there, also while no agent runs; then the next agent
+// deletes.
 func TestCNIDelete(t *testing.T) {
 	e := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin)
 	del := func(what string, rt *libcni.RuntimeConf) {
@@ -174,7 +175,8 @@ func TestCNIDelete(t *testing.T) {
 	}
 }
 
-// TestCNIWithoutStore: ADD while the store is away fails, and works when it is back, with the same name.
+// TestCNIWithoutStore: ADD while the store is away fails, and works when it is back, with the same
+// name.
 func TestCNIWithoutStore(t *testing.T) {
 	e := lab.NewCNIEngine(t, "n2", "heddle", lab.CNIPlugin)
 	rt := e.Sandbox("cni-storeless")
@@ -188,7 +190,8 @@ func TestCNIWithoutStore(t *testing.T) {
 	}
 }
 
-// TestCNIGC: GC removes the attachments of its network that are not valid any more, and nothing else.
+// TestCNIGC: GC removes the attachments of its network that are not valid any more, and nothing
+// else.
 func TestCNIGC(t *testing.T) {
 	e, other := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), lab.NewCNIEngine(t, "n1", "other", lab.CNIPlugin)
 	stale, valid, foreign := e.Sandbox("cni-stale"), e.Sandbox("cni-valid"), other.Sandbox("cni-foreign")
@@ -290,8 +293,8 @@ func TestCNIMany(t *testing.T) {
 	}
 }
 
-// TestCNILate: an engine that attaches the container after the runtime has made it, and a container whose endpoint goes
-// and comes back.
+// TestCNILate: an engine that attaches the container after the runtime has made it, and a container
+// whose endpoint goes and comes back.
 func TestCNILate(t *testing.T) {
 	e, far := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), lab.StartPeer(t, "heddle", "n2/c1")
 	pid := e.Run("cni-late", "", "HEDDLE_INTERCEPT=all")

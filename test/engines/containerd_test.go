@@ -43,7 +43,8 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 	return c
 }
 
-// ctrRun runs a container until the test ends, or it is killed, and waits for its endpoint's address.
+// ctrRun runs a container until the test ends, or it is killed, and waits for its endpoint's
+// address.
 func ctrRun(t *testing.T, c engineCLI, dir, name string, argv []string) (addr string, ended <-chan struct{}) {
 	t.Helper()
 	args := []string{"run", "--rm", "--cni", "--annotation", "io.heddle.endpoint=@netns", "--cgroup", "/" + engineCgroup() + "/" + c.node,

@@ -86,8 +86,8 @@ func (d dockerEngine) addr(name string) string {
 	return d.must("inspect", "-f", "{{.NetworkSettings.Networks.net.IPAddress}}", name)
 }
 
-// dnsOverTCP asks for the address of name at Docker's DNS by TCP, as resolvers do for long answers, and prints the answer
-// in hexadecimal: two bytes of length, then header, question and answer.
+// dnsOverTCP asks for the address of name at Docker's DNS by TCP, as resolvers do for long answers,
+// and prints the answer in hexadecimal: two bytes of length, then header, question and answer.
 func dnsOverTCP(name string) string {
 	question := `\022\064\001\000\000\001\000\000\000\000\000\000` + `\00` + string(rune('0'+len(name))) + name + `\000\000\001\000\001`
 	size := 12 + 1 + len(name) + 1 + 4
@@ -183,7 +183,8 @@ func inHex(addr string) string {
 	return hex.EncodeToString(b[:])
 }
 
-// composeExample runs the example of docs/howto/docker.md as it stands there, but for the name of the driver.
+// composeExample runs the example of docs/howto/docker.md as it stands there, but for the name of
+// the driver.
 func composeExample(t *testing.T, d dockerEngine) {
 	lab.NeedPrograms(t, "Docker Compose", "docker-compose")
 	page, err := os.ReadFile("../../docs/howto/docker.md")

@@ -27,15 +27,15 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// The container engines' tests run the engines themselves, one for each node of the lab, in the node's network
-// namespace. All their state is in enginesRoot. A run that was killed leaves it and its processes behind; the next
-// one of the lab's name takes them away.
+// The container engines' tests run the engines themselves, one for each node of the lab, in the
+// node's network namespace. All their state is in enginesRoot. A run that was killed leaves it and
+// its processes behind; the next one of the lab's name takes them away.
 
 // enginesRoot is a short path: it holds Unix sockets.
 func enginesRoot() string { return filepath.Join(os.TempDir(), "heddle-"+lab.Name+"-engines") }
 
-// engineDirs gives the engine of each node a directory. They are taken away at the end of the test, with every process
-// and mount that belongs to them.
+// engineDirs gives the engine of each node a directory. They are taken away at the end of the test,
+// with every process and mount that belongs to them.
 func engineDirs(t *testing.T, nodes ...string) map[string]string {
 	t.Helper()
 	if err := removeEngines(enginesRoot()); err != nil {
@@ -54,7 +54,8 @@ func engineDirs(t *testing.T, nodes ...string) map[string]string {
 	return dirs
 }
 
-// removeEngines ends the processes of engines with state below dir, containers included, and removes the state.
+// removeEngines ends the processes of engines with state below dir, containers included, and
+// removes the state.
 func removeEngines(dir string) error {
 	deadline := time.Now().Add(testutil.WaitTimeout)
 	for {
@@ -98,8 +99,8 @@ func removeEngines(dir string) error {
 // dockerPlugins is where Docker looks for drivers.
 const dockerPlugins = "/run/docker/plugins"
 
-// removeEngineNetns removes the network namespaces of containers whose engine was killed: those of the lab's endpoints on
-// the engines' network.
+// removeEngineNetns removes the network namespaces of containers whose engine was killed: those of
+// the lab's endpoints on the engines' network.
 func removeEngineNetns() error {
 	records, err := filepath.Glob(agentFile("*", "node.json"))
 	if err != nil {
@@ -127,10 +128,12 @@ func removeEngineNetns() error {
 	return nil
 }
 
-// engineCgroup is the name of the cgroup, in each hierarchy, above those of the engines' containers.
+// engineCgroup is the name of the cgroup, in each hierarchy, above those of the engines'
+// containers.
 func engineCgroup() string { return "heddle-" + lab.Name + "-engines" }
 
-// removeCgroups removes the cgroup called name from every hierarchy, with all below it. Nothing runs there any more.
+// removeCgroups removes the cgroup called name from every hierarchy, with all below it. Nothing
+// runs there any more.
 func removeCgroups(name string) error {
 	tops, err := filepath.Glob("/sys/fs/cgroup/*/" + name)
 	if err != nil {
@@ -149,15 +152,16 @@ func removeCgroups(name string) error {
 			return err
 		}
 		for _, d := range slices.Backward(dirs) {
-			// A process that was killed is in its cgroup until it is reaped: what cannot be removed yet is the next run's.
+			// A process that was killed is in its cgroup until it is reaped: what cannot be removed
+			// yet is the next run's.
 			_ = os.Remove(d)
 		}
 	}
 	return nil
 }
 
-// processesOf finds the processes that name dir in their command line, and those of containers whose root file system
-// is below it.
+// processesOf finds the processes that name dir in their command line, and those of containers
+// whose root file system is below it.
 func processesOf(dir string) (pids []int, err error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -180,7 +184,8 @@ func processesOf(dir string) (pids []int, err error) {
 	return pids, nil
 }
 
-// rootIsBelow reports whether the root of a process's mount namespace is a file system whose parts are below dir.
+// rootIsBelow reports whether the root of a process's mount namespace is a file system whose parts
+// are below dir.
 func rootIsBelow(proc, dir string) bool {
 	table, err := os.ReadFile(filepath.Join(proc, "mountinfo"))
 	if err != nil {
@@ -220,8 +225,8 @@ func agentFile(node, name string) string {
 	return filepath.Join("/run/heddle/lab", lab.Name, node, name)
 }
 
-// startDaemon runs a program on a node until the test ends: then it is asked to end, and killed if it does not. ended is
-// closed when it has, log is where it writes to.
+// startDaemon runs a program on a node until the test ends: then it is asked to end, and killed if
+// it does not. ended is closed when it has, log is where it writes to.
 func startDaemon(t *testing.T, what, node, dir string, argv ...string) (ended <-chan struct{}, log string) {
 	t.Helper()
 	file, err := os.CreateTemp(dir, "*.log")
@@ -270,7 +275,8 @@ type engineCLI struct {
 	command []string // in front of the arguments
 }
 
-// try runs the engine's command line to its end and gives what it printed on standard output, and on standard error.
+// try runs the engine's command line to its end and gives what it printed on standard output, and
+// on standard error.
 func (e engineCLI) try(args ...string) (stdout, stderr string, err error) {
 	e.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), testutil.WaitTimeout)
@@ -317,7 +323,8 @@ func (e engineCLI) mustRefuse(text string, args ...string) {
 // greeting is what the containers' web servers say.
 const greeting = "hello from a container"
 
-// listsServer checks what netstat, which runs in the container of a web server, says of its sockets.
+// listsServer checks what netstat, which runs in the container of a web server, says of its
+// sockets.
 func listsServer(t *testing.T, said string) {
 	t.Helper()
 	if !strings.Contains(said, ":80 ") || !strings.Contains(said, "LISTEN") {
@@ -361,7 +368,8 @@ var (
 	stay     = []string{"sleep", "1000"}
 )
 
-// nodeState is what must be as before when an engine's containers are gone: the node's endpoints and devices.
+// nodeState is what must be as before when an engine's containers are gone: the node's endpoints
+// and devices.
 func nodeState(t *testing.T, node string) string {
 	t.Helper()
 	out, err := exec.Command("ip", "-n", lab.Name+"-"+node, "-o", "link", "show").Output()
@@ -375,7 +383,8 @@ func nodeState(t *testing.T, node string) string {
 	return fmt.Sprintf("%s\n%s\n%s", strings.Join(names, " "), routes, lab.Heddle(t, "endpoints", "--node", node))
 }
 
-// sameNode waits until a node is as it was: engines take networks away when the container has ended.
+// sameNode waits until a node is as it was: engines take networks away when the container has
+// ended.
 func sameNode(t *testing.T, node, before string) {
 	t.Helper()
 	testutil.Eventually(t, node+" to be as it was", func() (bool, string) {

@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/test/labstore"
 )
 
-// TestMigrateCNI moves an attachment of CNI to the other node, by `heddle migrate` in place of DEL and ADD with its address, as
-// docs/howto/migrate.md has it.
+// TestMigrateCNI moves an attachment of CNI to the other node, by `heddle migrate` in place of DEL
+// and ADD with its address, as docs/howto/migrate.md has it.
 func TestMigrateCNI(t *testing.T) {
 	old, next := lab.NewCNIEngine(t, "n1", "heddle", lab.CNIPlugin), lab.NewCNIEngine(t, "n2", "heddle", lab.CNIPlugin)
 	rt := old.Sandbox("cni-mover")
@@ -65,7 +65,8 @@ func TestMigrateCNI(t *testing.T) {
 	old.Add(again) // the address is its home's
 }
 
-// moveBehind writes the migration of an endpoint into the store as its agent would, which does not hear how it ended.
+// moveBehind writes the migration of an endpoint into the store as its agent would, which does not
+// hear how it ended.
 func moveBehind(t *testing.T, e model.Endpoint, to string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
@@ -81,8 +82,8 @@ func moveBehind(t *testing.T, e model.Endpoint, to string) {
 	testutil.NoError(t, err)
 }
 
-// TestMigrateUnlearned: an agent that did not hear how a migration of its endpoint ended lets go of it when the store says so,
-// while it runs and when it starts. Nobody has the address twice.
+// TestMigrateUnlearned: an agent that did not hear how a migration of its endpoint ended lets go of
+// it when the store says so, while it runs and when it starts. Nobody has the address twice.
 func TestMigrateUnlearned(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(map[bool]string{false: "while it runs", true: "when it starts"}[restart], func(t *testing.T) {

@@ -151,7 +151,8 @@ func fetchers(t *testing.T) (all []fetcher) {
 
 func (f fetcher) target(m *migrant) string { return m.addrs[f.family/6].String() }
 
-// reached checks that every peer reaches the migrant, and on the permitted port only, and gives how long each took.
+// reached checks that every peer reaches the migrant, and on the permitted port only, and gives how
+// long each took.
 func (m *migrant) reached(all []fetcher) (took []time.Duration) {
 	m.t.Helper()
 	for _, f := range all {
@@ -202,8 +203,9 @@ func newMigrant(t *testing.T) *migrant {
 	return m
 }
 
-// TestMigrate moves a server with policy and limit to the other node and back. Peers on both nodes reach it, by every
-// path and in both families, within a second; nobody but the node that has it speaks for it.
+// TestMigrate moves a server with policy and limit to the other node and back. Peers on both nodes
+// reach it, by every path and in both families, within a second; nobody but the node that has it
+// speaks for it.
 func TestMigrate(t *testing.T) {
 	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
 	m, all := newMigrant(t), fetchers(t)
@@ -246,8 +248,8 @@ func TestMigrate(t *testing.T) {
 	}
 }
 
-// leave stops the container and gives its endpoint to another node. With connections, what was open ends.
-// While it waits peers get an answer, and the node it left does not give its address out.
+// leave stops the container and gives its endpoint to another node. With connections, what was open
+// ends. While it waits peers get an answer, and the node it left does not give its address out.
 func (m *migrant) leave(to string, all []fetcher, connections bool) {
 	m.t.Helper()
 	if connections {
@@ -346,8 +348,9 @@ func (m *migrant) attack(from string) {
 	}
 }
 
-// TestMigrateCut kills the agent that has taken an endpoint up, and both in the midst of the next migration: the endpoint is on the one node or the
-// other, and the command, run again, brings it on.
+// TestMigrateCut kills the agent that has taken an endpoint up, and both in the midst of the next
+// migration: the endpoint is on the one node or the other, and the command, run again, brings it
+// on.
 func TestMigrateCut(t *testing.T) {
 	before := map[string]string{"n1": nodeState(t, "n1"), "n2": nodeState(t, "n2")}
 	m, all := newMigrant(t), slices.DeleteFunc(fetchers(t), func(f fetcher) bool { return f.family == 6 })

@@ -16,7 +16,8 @@ import (
 // engineNetwork names the CNI network of the engines' containers.
 func engineNetwork() string { return lab.Name + "-net" }
 
-// writeNetwork writes a CNI network with Heddle's plugin as an engine reads it, and gives its directory.
+// writeNetwork writes a CNI network with Heddle's plugin as an engine reads it, and gives its
+// directory.
 func writeNetwork(t *testing.T, node, dir string) string {
 	t.Helper()
 	networks := filepath.Join(dir, "net")
@@ -45,8 +46,8 @@ lock_type = "file"
 	return p
 }
 
-// podmanRun is `podman run` with what this kind of machine needs, and where the node's agent is: Podman does not hand its
-// environment to the runtime.
+// podmanRun is `podman run` with what this kind of machine needs, and where the node's agent is:
+// Podman does not hand its environment to the runtime.
 func podmanRun(p engineCLI, options ...string) []string {
 	return append([]string{"run", "--ulimit", "nofile=20000:20000", "--ulimit", "nproc=32768:32768", "--cgroup-parent", "/" + engineCgroup(),
 		"--annotation", "io.heddle.seccomp-socket=" + agentFile(p.node, "seccomp.sock")}, options...)

@@ -29,7 +29,8 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 	return runBundle(t, node, dir, name, netns.Path(space), argv)
 }
 
-// runBundle makes a bundle in dir for endpoint name, whose network namespace is at space, and runs it.
+// runBundle makes a bundle in dir for endpoint name, whose network namespace is at space, and runs
+// it.
 func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runtime engineCLI) {
 	t.Helper()
 	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}

@@ -20,15 +20,17 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// machine is a Kubernetes node of the test: a namespace of each kind but users', with places of its own where containerd,
-// the kubelet and Heddle keep things, so that they run as on a machine of their own, at the usual paths. Its processes
-// end with its first one, and with them go its mounts and devices.
+// machine is a Kubernetes node of the test: a namespace of each kind but users', with places of its
+// own where containerd, the kubelet and Heddle keep things, so that they run as on a machine of
+// their own, at the usual paths. Its processes end with its first one, and with them go its mounts
+// and devices.
 type machine struct {
 	name, addr string
 	pid        int // of its first process
 }
 
-// machineInit makes the places. What a machine mounts, its pods see: all is shared, as systemd has it.
+// machineInit makes the places. What a machine mounts, its pods see: all is shared, as systemd has
+// it.
 const machineInit = `set -e
 mount --make-rprivate /
 mount --make-rshared /
@@ -99,8 +101,8 @@ func (m *machine) run(t *testing.T, argv ...string) string {
 	return out
 }
 
-// removeCgroups removes the control groups of these names, in every hierarchy. They stay when all their processes have
-// ended; for wait at most, these may still be ending.
+// removeCgroups removes the control groups of these names, in every hierarchy. They stay when all
+// their processes have ended; for wait at most, these may still be ending.
 func removeCgroups(wait time.Duration, names ...string) error {
 	var errs []error
 	deadline := time.Now().Add(wait)
@@ -183,8 +185,8 @@ func writeImage(t *testing.T, path string) {
 	}
 }
 
-// containerdConfig is what docs/howto/kubernetes.md says, and what only this kind of machine needs: images without a
-// registry, no CAP_SYS_RESOURCE.
+// containerdConfig is what docs/howto/kubernetes.md says, and what only this kind of machine needs:
+// images without a registry, no CAP_SYS_RESOURCE.
 const containerdConfig = `version = 2
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "` + testImage + `"
@@ -317,7 +319,8 @@ func (c *cluster) start(t *testing.T, name string, cmd *exec.Cmd) {
 	c.programs = append(c.programs, startDaemon(t, c.dir, name, cmd))
 }
 
-// stop ends the machines with all that runs there, before the programs that only wait for what they have started there.
+// stop ends the machines with all that runs there, before the programs that only wait for what they
+// have started there.
 func (c *cluster) stop() {
 	for _, m := range c.machines {
 		_ = syscall.Kill(m.pid, syscall.SIGKILL)

@@ -1,6 +1,6 @@
-// Package k8s_test tries Heddle against a real Kubernetes: `make test-k8s`. HEDDLE_K8S_BIN is the folder with kube-apiserver,
-// kubectl and etcd (and kubelet, for what needs one); without it every test is skipped. HEDDLE_BIN is the folder of
-// Heddle's own programs.
+// Package k8s_test tries Heddle against a real Kubernetes: `make test-k8s`. HEDDLE_K8S_BIN is the
+// folder with kube-apiserver, kubectl and etcd (and kubelet, for what needs one); without it every
+// test is skipped. HEDDLE_BIN is the folder of Heddle's own programs.
 package k8s_test
 
 import (
@@ -26,8 +26,8 @@ import (
 // waitTimeout bounds every wait for something that takes milliseconds on an idle machine.
 const waitTimeout = 30 * time.Second
 
-// program gives the path of a program below HEDDLE_K8S_BIN, and skips the test if there is none. etcd may also be the
-// machine's own.
+// program gives the path of a program below HEDDLE_K8S_BIN, and skips the test if there is none.
+// etcd may also be the machine's own.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir := os.Getenv("HEDDLE_K8S_BIN")

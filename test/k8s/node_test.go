@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TestNodes installs Heddle on two nodes as docs/howto/install-on-kubernetes.md says, by its DaemonSet, and has pods talk.
+// TestNodes installs Heddle on two nodes as docs/howto/install-on-kubernetes.md says, by its
+// DaemonSet, and has pods talk.
 func TestNodes(t *testing.T) {
 	c := startCluster(t)
 	c.steps(t, []step{{"install", c.install}, {"pods", c.pods}, {"connections", c.connections}, {"service", c.service}, {"policy", c.policy},
@@ -76,9 +77,9 @@ func image(t *testing.T) string {
 	return path
 }
 
-// manifest gives packaging/kubernetes/heddle.yaml with what an installation sets: the store's node and the image; and what
-// the test's machines need: cgroups of both versions that two nodes share, and an API server that is reached without a
-// kube-proxy.
+// manifest gives packaging/kubernetes/heddle.yaml with what an installation sets: the store's node
+// and the image; and what the test's machines need: cgroups of both versions that two nodes share,
+// and an API server that is reached without a kube-proxy.
 func (c *cluster) manifest(t *testing.T) string {
 	t.Helper()
 	raw, err := os.ReadFile("../../packaging/kubernetes/heddle.yaml")
@@ -256,7 +257,8 @@ func (c *cluster) connections(t *testing.T) {
 	}
 }
 
-// agentsReplaced upgrades the agents, which replaces their pods, under load: calls of socket() wait, none fails.
+// agentsReplaced upgrades the agents, which replaces their pods, under load: calls of socket()
+// wait, none fails.
 func (c *cluster) agentsReplaced(t *testing.T) {
 	const connects = 2000
 	n1 := c.machines[0]
@@ -296,8 +298,8 @@ func (c *cluster) agentsReplaced(t *testing.T) {
 	}
 }
 
-// agentKilled kills the container's own process: the agent, which is outside of the container, ends with it, or the next
-// would not start.
+// agentKilled kills the container's own process: the agent, which is outside of the container, ends
+// with it, or the next would not start.
 func (c *cluster) agentKilled(t *testing.T) {
 	n1 := c.machines[0]
 	first := n1.run(t, "pgrep", "-f", "^/opt/heddle/bin/heddled --node")
@@ -403,8 +405,8 @@ spec:
     - podSelector: {matchLabels: {access: granted}}
 `
 
-// policy applies a NetworkPolicy: it cuts a live connection, and what it does not allow is not made, until a label allows it
-// and again when the policy has gone.
+// policy applies a NetworkPolicy: it cuts a live connection, and what it does not allow is not
+// made, until a label allows it and again when the policy has gone.
 func (c *cluster) policy(t *testing.T) {
 	far, stranger := c.addr(t, "far"), c.addr(t, "stranger")
 	cut := make(chan struct{})

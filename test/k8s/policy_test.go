@@ -85,7 +85,8 @@ func (l *heddleLab) startKube(c *controlPlane, node string) (*daemon, string) {
 	return d, socket
 }
 
-// labPod is what kubelet and containerd make of a pod: a network namespace that heddle-cni has attached.
+// labPod is what kubelet and containerd make of a pod: a network namespace that heddle-cni has
+// attached.
 type labPod struct {
 	namespace, name, addr string
 	netns                 string
@@ -168,7 +169,8 @@ func (p labPod) serve(t *testing.T, port string) {
 	}
 }
 
-// connects says what a connect of the pod to another one's port meets: "yes", "refused" or an error's text.
+// connects says what a connect of the pod to another one's port meets: "yes", "refused" or an
+// error's text.
 func (p labPod) connects(to labPod, port string) string {
 	out, err := exec.Command("nsenter", "--net=/run/netns/"+p.netns, "python3", "-c",
 		"import socket,sys\ntry: socket.create_connection((sys.argv[1],int(sys.argv[2])),10);print('yes')\nexcept ConnectionRefusedError: print('refused')\nexcept OSError as e: print(e)", to.addr, port).CombinedOutput()
@@ -192,7 +194,8 @@ func wantConnects(t *testing.T, what string, from, to labPod, port, want string)
 const fromWeb = `{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"namespace": "shop", "name": "db"},
 	"spec": {"podSelector": {"matchLabels": {"app": "db"}}, "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}, "namespaceSelector": {"matchLabels": {"tier": "a"}}}], "ports": [{"port": 80}, {"port": "named"}]}]}}`
 
-// TestPolicies has a real API server say what pods, namespaces and policies there are, and looks at what connections meet.
+// TestPolicies has a real API server say what pods, namespaces and policies there are, and looks at
+// what connections meet.
 func TestPolicies(t *testing.T) {
 	c := startControlPlane(t)
 	l := startLab(t, "1")

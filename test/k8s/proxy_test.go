@@ -18,9 +18,10 @@ spec:
 ---
 `
 
-// kubeProxy has kube-proxy beside Heddle on both nodes, in each of its modes: pods that are not intercepted, and the nodes' own
-// processes, reach Services by its translation, intercepted ones by Heddle's choice at connect(), or, at a node's port, by
-// translation as well. What it starts last goes on to the test's end.
+// kubeProxy has kube-proxy beside Heddle on both nodes, in each of its modes: pods that are not
+// intercepted, and the nodes' own processes, reach Services by its translation, intercepted ones by
+// Heddle's choice at connect(), or, at a node's port, by translation as well. What it starts last
+// goes on to the test's end.
 func (c *cluster) kubeProxy(t *testing.T) {
 	plain := strings.Replace(podOf("plainweb", "n2", "", serveWeb), "  runtimeClassName: heddle\n", "", 1)
 	objects := plain
@@ -104,8 +105,8 @@ func (c *cluster) reachServices(t *testing.T) {
 	c.connections(t) // pods' addresses, as without a kube-proxy
 }
 
-// forward reaches a pod's port by `kubectl port-forward`: a process of the node connects to the pod's loopback, in the pod's
-// own stack.
+// forward reaches a pod's port by `kubectl port-forward`: a process of the node connects to the
+// pod's loopback, in the pod's own stack.
 func (c *cluster) forward(t *testing.T, pod string) {
 	t.Helper()
 	d := startDaemon(t, c.dir, "port-forward-"+pod, c.machines[0].command(append(c.kubectl, "port-forward", "pod/"+pod, "18080:80")...))

@@ -16,7 +16,8 @@ import (
 const endpointSlice = `{"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": {"name": %q, "labels": {"kubernetes.io/service-name": %q}},
 	"addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": [%s]}`
 
-// TestServices has a real API server give a Service its ClusterIP, to which an intercepted container connects.
+// TestServices has a real API server give a Service its ClusterIP, to which an intercepted
+// container connects.
 func TestServices(t *testing.T) {
 	c := startControlPlane(t)
 	l := startLab(t, "2")

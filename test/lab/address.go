@@ -73,7 +73,8 @@ var lastPort atomic.Int32
 
 func init() { lastPort.Store(20000) }
 
-// FreePort gives a port that no test used before: below the ephemeral ports, outside the direct ones.
+// FreePort gives a port that no test used before: below the ephemeral ports, outside the direct
+// ones.
 func FreePort() int {
 	return int(lastPort.Add(1))
 }
@@ -103,7 +104,8 @@ func OutsideTarget(t testing.TB) string {
 	return netip.AddrFrom4([4]byte{198, 18, n, 1}).String()
 }
 
-// OutsideTargets gives the host outside routes to a container, until the end of the test, and its addresses by family.
+// OutsideTargets gives the host outside routes to a container, until the end of the test, and its
+// addresses by family.
 func OutsideTargets(t testing.TB, container string) map[int]string {
 	t.Helper()
 	node, _, _ := strings.Cut(container, "/")

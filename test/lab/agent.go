@@ -64,7 +64,8 @@ func AgentPID(t testing.TB, node string) int {
 	return status[0].PID
 }
 
-// EndAgent ends a node's agent and waits until it is gone; the lab gets it back at the end of the test.
+// EndAgent ends a node's agent and waits until it is gone; the lab gets it back at the end of the
+// test.
 func EndAgent(t testing.TB, node string, sig syscall.Signal) {
 	t.Helper()
 	t.Cleanup(func() {

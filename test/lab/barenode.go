@@ -41,8 +41,8 @@ func (n BareNode) End(t *testing.T, sig syscall.Signal) {
 // startTimeout is how long an agent may take to find out that it cannot start.
 const startTimeout = 20 * time.Second
 
-// BareNode is a network namespace with an underlay address and nothing of Heddle's: for agents that must
-// not start.
+// BareNode is a network namespace with an underlay address and nothing of Heddle's: for agents that
+// must not start.
 type BareNode struct {
 	Name, Underlay, Dir string
 }
@@ -125,8 +125,9 @@ func (n BareNode) Args(more ...string) []string {
 	}, more...)
 }
 
-// Leftovers is everything an agent could leave behind in a node: namespaces, devices, rules, pins, cgroups
-// and processes. IPv6 link-local addresses and routes are left out: they come a moment after a link.
+// Leftovers is everything an agent could leave behind in a node: namespaces, devices, rules, pins,
+// cgroups and processes. IPv6 link-local addresses and routes are left out: they come a moment
+// after a link.
 func (n BareNode) Leftovers(t testing.TB) string {
 	t.Helper()
 	var out strings.Builder

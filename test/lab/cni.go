@@ -35,8 +35,9 @@ func (e *CNIEngine) Joined(id string) (netip.Addr, *Peer) {
 	return AddrOf(r, 0), e.Peer(id)
 }
 
-// The tests here are container engines: they make network namespaces on a node of the lab, have CNI's own library run the
-// plugins there, and start containers by heddle-runtime that name no endpoint.
+// The tests here are container engines: they make network namespaces on a node of the lab, have
+// CNI's own library run the plugins there, and start containers by heddle-runtime that name no
+// endpoint.
 
 // PluginExec runs plugins in a node's network namespace.
 type PluginExec struct {
@@ -74,8 +75,8 @@ type CNIEngine struct {
 	Root string // of its runtime
 }
 
-// NewCNIEngine gives an engine with one network: plugins is the list of its configuration, in which SOCKET is the node's API
-// socket.
+// NewCNIEngine gives an engine with one network: plugins is the list of its configuration, in which
+// SOCKET is the node's API socket.
 func NewCNIEngine(t *testing.T, node, network, plugins string) *CNIEngine {
 	t.Helper()
 	conf := fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"plugins":[%s]}`, network, strings.ReplaceAll(plugins, "SOCKET", APISocket(node)))
@@ -98,7 +99,8 @@ func (e *CNIEngine) Conf(id string) *libcni.RuntimeConf {
 		Args: [][2]string{{"IgnoreUnknown", "1"}, {"K8S_POD_NAMESPACE", "shop"}, {"K8S_POD_NAME", id}}}
 }
 
-// Sandbox makes container id's network namespace; it goes, and the attachment before, with the test.
+// Sandbox makes container id's network namespace; it goes, and the attachment before, with the
+// test.
 func (e *CNIEngine) Sandbox(id string) *libcni.RuntimeConf {
 	e.t.Helper()
 	rt := e.Conf(id)
@@ -142,8 +144,8 @@ func (e *CNIEngine) Endpoint(rt *libcni.RuntimeConf) *model.Endpoint {
 	return &list[i]
 }
 
-// Run starts a container by heddle-runtime, without a word of Heddle in its configuration. With a netnsPath of "" it gets a
-// network namespace of its own.
+// Run starts a container by heddle-runtime, without a word of Heddle in its configuration. With a
+// netnsPath of "" it gets a network namespace of its own.
 func (e *CNIEngine) Run(id, netnsPath string, env ...string) (pid string) {
 	e.t.Helper()
 	bundle := e.t.TempDir()
@@ -153,7 +155,8 @@ func (e *CNIEngine) Run(id, netnsPath string, env ...string) (pid string) {
 	return pid
 }
 
-// TryRun is run for a container that may not start, or whose runtime is killed with ctx. The caller deletes it.
+// TryRun is run for a container that may not start, or whose runtime is killed with ctx. The caller
+// deletes it.
 func (e *CNIEngine) TryRun(ctx context.Context, bundle, id, netnsPath string, env ...string) (pid string, err error) {
 	if err := e.writeBundle(bundle, id, netnsPath); err != nil {
 		return "", err
@@ -231,8 +234,8 @@ func (e *CNIEngine) Path(name string, local uint16) model.Path {
 	return found
 }
 
-// ConnectPeers opens a connection from client to server at target and sends something through it; it gives the client's
-// port.
+// ConnectPeers opens a connection from client to server at target and sends something through it;
+// it gives the client's port.
 func ConnectPeers(t *testing.T, client, server *Peer, target netip.Addr) uint16 {
 	t.Helper()
 	family, wildcard := 4, "0.0.0.0"

@@ -84,8 +84,8 @@ func Spoil(t testing.TB, suffix, family, rules string) (repair func()) {
 	return repair
 }
 
-// ProbeWithoutAgent has n1 probe n2, whose agent does not run: the path must be found to work, because n2's programs
-// are there. p is a peer on n1.
+// ProbeWithoutAgent has n1 probe n2, whose agent does not run: the path must be found to work,
+// because n2's programs are there. p is a peer on n1.
 func ProbeWithoutAgent(t *testing.T, p *Peer) {
 	t.Helper()
 	probed := DirectPaths(t, "n1").Probes["answered"]

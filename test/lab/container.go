@@ -65,8 +65,8 @@ func IoctlsProgram(t *testing.T) string {
 	return CompileC(t, "../lab/testdata/ioctls.c")
 }
 
-// SharedDir makes a directory that containers see and users other than root can enter. Everything in
-// /tmp is the machine's own in each of them.
+// SharedDir makes a directory that containers see and users other than root can enter. Everything
+// in /tmp is the machine's own in each of them.
 func SharedDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "heddle-programs-")
@@ -87,9 +87,9 @@ func AsNobody(argv ...string) []string {
 	return append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"}, argv...)
 }
 
-// RunContainer runs a program in a container made for it, with n1/c1's root file system, whose network namespace is
-// attached as endpoint name by a hook, as a network plugin would. change may alter what the container is. It gives the
-// program's output.
+// RunContainer runs a program in a container made for it, with n1/c1's root file system, whose
+// network namespace is attached as endpoint name by a hook, as a network plugin would. change may
+// alter what the container is. It gives the program's output.
 func RunContainer(t *testing.T, mode, name string, change func(*specs.Spec), argv ...string) string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join("/run/heddle/lab", Name, "n1/c1", mode, "config.json"))

@@ -27,7 +27,8 @@ func Forger(t testing.TB, p *Peer) *Peer {
 	return p
 }
 
-// Network has the numbers of the lab's network: its id, and the VXLAN network identifier of its overlay.
+// Network has the numbers of the lab's network: its id, and the VXLAN network identifier of its
+// overlay.
 type Network struct{ ID, VNI int }
 
 // Numbers gives those of this lab.

@@ -31,7 +31,8 @@ func Command(verb string, args ...string) error {
 	return nil
 }
 
-// Dump prints what the nodes know, their sockets and maps, and their agents' logs, for a run that failed.
+// Dump prints what the nodes know, their sockets and maps, and their agents' logs, for a run that
+// failed.
 func Dump(w io.Writer) {
 	for _, args := range [][]string{{"status"}, {"endpoints"}, {"connections", "--listeners"}} {
 		out, _ := exec.Command(Bin, append(args, "--lab", Name)...).CombinedOutput()
@@ -73,8 +74,8 @@ func dumpMaps(w io.Writer, pins string) {
 	}
 }
 
-// Heddle runs the command line for this lab, unless args name another, and gives its standard output; a
-// failure fails the test.
+// Heddle runs the command line for this lab, unless args name another, and gives its standard
+// output; a failure fails the test.
 func Heddle(t testing.TB, args ...string) string {
 	t.Helper()
 	if !slices.Contains(args, "--lab") {

@@ -1,6 +1,7 @@
-// Package lab gives tests of whole nodes what they need: a lab of two nodes, programs and peers in its
-// containers, and what its nodes say of themselves. Each package of tests below test/ has one lab,
-// which Main brings up and takes down, so that packages can run at once. Everything here needs root.
+// Package lab gives tests of whole nodes what they need: a lab of two nodes, programs and peers in
+// its containers, and what its nodes say of themselves. Each package of tests below test/ has one
+// lab, which Main brings up and takes down, so that packages can run at once. Everything here needs
+// root.
 package lab
 
 import (
@@ -14,9 +15,9 @@ import (
 	"testing"
 )
 
-// Name is this package's lab: HEDDLE_TEST_LAB, so that two runs can go on side by side, or "test"; then
-// a dash and the theme. A run that was killed leaves its lab behind; the next one of that name takes it
-// down first.
+// Name is this package's lab: HEDDLE_TEST_LAB, so that two runs can go on side by side, or "test";
+// then a dash and the theme. A run that was killed leaves its lab behind; the next one of that name
+// takes it down first.
 var Name string
 
 // Bin is the command line under test: `heddle` in HEDDLE_BIN, or in bin/ of this repository.
@@ -76,7 +77,8 @@ func Main(m *testing.M, theme string, cleanups ...func() error) int {
 	return code
 }
 
-// noneMatches says that -test.run asks for no test of this package: one theme's, among packages of all.
+// noneMatches says that -test.run asks for no test of this package: one theme's, among packages of
+// all.
 func noneMatches() (bool, error) {
 	if flag.Lookup("test.list").Value.String() != "" {
 		return true, nil // they are listed, as below

@@ -28,8 +28,8 @@ func InNode(t testing.TB, suffix string, argv ...string) string {
 	return string(out)
 }
 
-// UnlimitedICMP lets every error be answered: the kernel sends one a second to each destination, which made
-// answers depend on what came before.
+// UnlimitedICMP lets every error be answered: the kernel sends one a second to each destination,
+// which made answers depend on what came before.
 func UnlimitedICMP(t testing.TB) {
 	t.Helper()
 	for _, suffix := range []string{"n1", "n2", "n1-c1", "n1-c2", "n2-c1", "n2-c2", "outside"} {

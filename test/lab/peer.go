@@ -28,8 +28,8 @@ def adrift(port=0):
     return s
 `
 
-// LeaveNetns is Python that moves the calling thread to a network namespace of its own, by way of a user namespace, for
-// which it needs no capability.
+// LeaveNetns is Python that moves the calling thread to a network namespace of its own, by way of a
+// user namespace, for which it needs no capability.
 const LeaveNetns = `import ctypes; CLONE_NEWUSER, CLONE_NEWNET, CLONE_FILES = 0x10000000, 0x40000000, 0x400; libc = ctypes.CDLL(None, use_errno=True)`
 
 //go:embed testdata/peer.py
@@ -38,8 +38,8 @@ var peerScript string
 // Python is the distribution's, whatever else is in PATH.
 const Python = "/usr/bin/python3"
 
-// Peer is a Python program in a container that carries out one line at a time: so a test can interleave
-// what several programs do, and look at the nodes in between.
+// Peer is a Python program in a container that carries out one line at a time: so a test can
+// interleave what several programs do, and look at the nodes in between.
 type Peer struct {
 	T       testing.TB
 	Name    string
@@ -178,12 +178,12 @@ func (p *Peer) PortOf(s string) uint16 {
 	return port
 }
 
-// ephemeralPort matches ports that the kernel chose, in what a peer answered: an address is followed
-// by its port.
+// ephemeralPort matches ports that the kernel chose, in what a peer answered: an address is
+// followed by its port.
 var ephemeralPort = regexp.MustCompile(`(", )(3276[89]|327[7-9]\d|32[89]\d\d|3[3-9]\d{3}|[45]\d{4}|60\d{3})\b`)
 
-// Normalise names the ephemeral ports of a trace E1, E2 ... in the order they appear: which they are is
-// chance, which of them are equal is not.
+// Normalise names the ephemeral ports of a trace E1, E2 ... in the order they appear: which they
+// are is chance, which of them are equal is not.
 func Normalise(trace []string) string {
 	seen := map[string]string{}
 	return ephemeralPort.ReplaceAllStringFunc(strings.Join(trace, "\n"), func(m string) string {
@@ -194,15 +194,16 @@ func Normalise(trace []string) string {
 	})
 }
 
-// RunEntered starts a peer in a network namespace that it enters from outside, without interception.
+// RunEntered starts a peer in a network namespace that it enters from outside, without
+// interception.
 func RunEntered(t testing.TB, netns string) *Peer {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	return runPeer(t, netns, exec.CommandContext(ctx, "nsenter", "--net=/run/netns/"+netns, Python, "-c", peerScript), cancel)
 }
 
-// ConnectPod opens connections between an intercepted process and one that is not, and gives what checks that they live
-// and that new ones are made: from client by its sockets inside.
+// ConnectPod opens connections between an intercepted process and one that is not, and gives what
+// checks that they live and that new ones are made: from client by its sockets inside.
 func ConnectPod(t *testing.T, client, plain *Peer) (check func()) {
 	t.Helper()
 	port, plainPort := FreePort(), FreePort()
@@ -227,7 +228,8 @@ func ConnectPod(t *testing.T, client, plain *Peer) (check func()) {
 	}
 }
 
-// HasCongestion checks the congestion control that the kernel of n1 has for the connection from (side "sport") or to ("dport") a port.
+// HasCongestion checks the congestion control that the kernel of n1 has for the connection from
+// (side "sport") or to ("dport") a port.
 func (p *Peer) HasCongestion(t *testing.T, side string, port uint16, want string) {
 	t.Helper()
 	out := InNode(t, "n1", "ss", "-tinH", "state", "established", side, "=", strconv.Itoa(int(port)))

@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TranslateTo has a node send what goes to these ports of its addresses, and of ServiceAddr, to others, as
-// docker's -p and kube-proxy do: what arrives, and what its own processes send.
+// TranslateTo has a node send what goes to these ports of its addresses, and of ServiceAddr, to
+// others, as docker's -p and kube-proxy do: what arrives, and what its own processes send.
 func TranslateTo(t testing.TB, node string, to4, to6 map[int]string) {
 	t.Helper()
 	var rules strings.Builder

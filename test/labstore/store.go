@@ -1,4 +1,5 @@
-// Package labstore is a client of the lab's store. It is apart from package lab because an etcd client is large.
+// Package labstore is a client of the lab's store. It is apart from package lab because an etcd
+// client is large.
 package labstore
 
 import (

@@ -62,8 +62,8 @@ func TestSecondNodeRefused(t *testing.T) {
 	})
 }
 
-// TestAddressesExhausted fills a node's prefix; every refusal must leave nothing behind, and a deleted
-// endpoint's address must be found.
+// TestAddressesExhausted fills a node's prefix; every refusal must leave nothing behind, and a
+// deleted endpoint's address must be found.
 func TestAddressesExhausted(t *testing.T) {
 	a, _ := lab.BareNodes(t)
 	a.Start(t, a.Args("--pool", "10.9.0.0/24", "--prefix", "10.9.0.0/29"))
@@ -171,8 +171,8 @@ func TestMalformedRequests(t *testing.T) {
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","addr":"10.0.0.300"}`, "addr"},
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","addr":"fe80::1%eth0"}`, "addr"},
 		{"POST", "/v1/endpoints", `{"name":"x","netns_path":"/run/netns/x","labels":{"":"x"}}`, "labels"},
-		// Larger ones than these are answered while the client still writes, and it may not see the answer:
-		// internal/api tests them.
+		// Larger ones than these are answered while the client still writes, and it may not see the
+		// answer: internal/api tests them.
 		{"POST", "/v1/endpoints", `{"name":"` + strings.Repeat("x", 20000) + `"}`, "name"},
 		{"POST", "/v1/endpoints", strings.Repeat("[", 20000), ""},
 	} {
@@ -198,7 +198,8 @@ func TestMalformedRequests(t *testing.T) {
 	}
 }
 
-// TestSecondAgent: an agent that is started again beside itself must not take anything from the first.
+// TestSecondAgent: an agent that is started again beside itself must not take anything from the
+// first.
 func TestSecondAgent(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		t.Run(node, func(t *testing.T) {

@@ -112,7 +112,8 @@ func (c *chaos) processes(node string) (agent, keeper int) {
 	return agent, keeper
 }
 
-// awaitKeeper waits until a node's fd keeper has all that its agent has: until then the end of both would be the end of calls.
+// awaitKeeper waits until a node's fd keeper has all that its agent has: until then the end of both
+// would be the end of calls.
 func (c *chaos) awaitKeeper(node string) {
 	c.t.Helper()
 	testutil.Eventually(c.t, "the fd keeper of "+node+" to have every listener", func() (bool, string) {
@@ -160,7 +161,8 @@ func (c *chaos) endAgents(sig syscall.Signal, nodes ...string) {
 	c.survive(fmt.Sprintf("%s ended by %s", what, map[syscall.Signal]string{syscall.SIGKILL: "KILL", syscall.SIGTERM: "TERM"}[sig]))
 }
 
-// endUnlike kills n2's agent while n1's, with the store, ends in good order: it has a client that says nothing any more.
+// endUnlike kills n2's agent while n1's, with the store, ends in good order: it has a client that
+// says nothing any more.
 func (c *chaos) endUnlike(f fault) {
 	c.t.Helper()
 	one, _ := c.processes("n1")
@@ -226,7 +228,8 @@ func (c *chaos) attachment(node, name string) *libcni.RuntimeConf {
 	return rt
 }
 
-// again repeats an operation until it succeeds, as engines do while the agent is away; any other error is one.
+// again repeats an operation until it succeeds, as engines do while the agent is away; any other
+// error is one.
 func (c *chaos) again(what string, f func(context.Context) error) {
 	c.t.Helper()
 	testutil.Eventually(c.t, what, func() (bool, string) {
@@ -240,7 +243,8 @@ func (c *chaos) again(what string, f func(context.Context) error) {
 	})
 }
 
-// away reports whether an operation failed because the agent is not there, or ended while it was at it.
+// away reports whether an operation failed because the agent is not there, or ended while it was at
+// it.
 func away(err error) bool {
 	var said *types.Error
 	return errors.As(err, &said) && said.Code == types.ErrTryAgainLater
@@ -310,7 +314,8 @@ func (c *chaos) killDel(f fault) {
 	}
 }
 
-// killAgentDuring kills a node's agent at a moment of an operation and brings it back when that has ended.
+// killAgentDuring kills a node's agent at a moment of an operation and brings it back when that has
+// ended.
 func (c *chaos) killAgentDuring(f fault, operation string, run func() error) (err error) {
 	c.t.Helper()
 	agent, _ := c.processes(f.node)
@@ -358,7 +363,8 @@ func (c *chaos) killAgentInDel(f fault) {
 	c.survive(f.kind)
 }
 
-// startChurn has endpoints come and go on both nodes; the function ends it and says how many there were.
+// startChurn has endpoints come and go on both nodes; the function ends it and says how many there
+// were.
 func (c *chaos) startChurn() (stop func() int) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup

@@ -33,8 +33,9 @@ type chaosServer struct {
 	port            int
 }
 
-// startChaosLoads starts servers and loads, so that there are streams and calls on every path. stop ends the servers, when
-// the loads have finished, and fails the test if one has seen something wrong.
+// startChaosLoads starts servers and loads, so that there are streams and calls on every path. stop
+// ends the servers, when the loads have finished, and fails the test if one has seen something
+// wrong.
 func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 	t.Helper()
 	script, err := filepath.Abs("testdata/chaos.py")
@@ -52,8 +53,8 @@ func startChaosLoads(t *testing.T) (loads []*chaosLoad, stop func()) {
 		return s
 	}
 	a, b := serve("heddle", "n1/c1", "::"), serve("heddle", "n2/c1", "::")
-	// Not that of the intercepted processes of the same container: it would come to take a source port that one of these has
-	// (docs/differences.md, two stacks).
+	// Not that of the intercepted processes of the same container: it would come to take a source
+	// port that one of these has (docs/differences.md, two stacks).
 	forPlain := serve("heddle", "n2/c1", "::")
 	lo, plain := serve("heddle", "n1/c1", "127.0.0.1"), serve("overlay", "n2/c2", "0.0.0.0")
 	out := serve("", "outside", "0.0.0.0")
@@ -112,7 +113,8 @@ func (l *chaosLoad) read() {
 	}
 }
 
-// moves waits until something more has come on every stream, and a call to every server been answered.
+// moves waits until something more has come on every stream, and a call to every server been
+// answered.
 func (l *chaosLoad) moves() {
 	l.t.Helper()
 	ask := func() {

@@ -80,7 +80,8 @@ func (b *box) start() (pid int) {
 	return pid
 }
 
-// delete removes the container as an engine does, its cgroup too: a runtime that is killed early leaves it, and a process.
+// delete removes the container as an engine does, its cgroup too: a runtime that is killed early
+// leaves it, and a process.
 func (b *box) delete() {
 	b.c.t.Helper()
 	if out, err := b.engine().Runtime(context.Background(), "delete", "--force", b.id).CombinedOutput(); err != nil && !strings.Contains(string(out), "does not exist") {
@@ -163,7 +164,8 @@ func (c *chaos) killContainer(f fault) {
 	c.survive(f.kind)
 }
 
-// startWithoutAgent starts a container that has its endpoint while no agent runs. It must work as soon as one does.
+// startWithoutAgent starts a container that has its endpoint while no agent runs. It must work as
+// soon as one does.
 func (c *chaos) startWithoutAgent(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)
@@ -176,8 +178,8 @@ func (c *chaos) startWithoutAgent(f fault) {
 	c.survive(f.kind)
 }
 
-// killAgentInRun kills the agent while a container starts. The one hand-off that the agent has taken and not yet parked is
-// lost; such a container gets ENOSYS, and its engine starts another.
+// killAgentInRun kills the agent while a container starts. The one hand-off that the agent has
+// taken and not yet parked is lost; such a container gets ENOSYS, and its engine starts another.
 func (c *chaos) killAgentInRun(f fault) {
 	c.t.Helper()
 	b := c.box(f.node)

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/test/labstore"
 )
 
-// storeFaultKinds are what TestChaosStore kills beside faultKinds: members of the store's cluster, without a word.
+// storeFaultKinds are what TestChaosStore kills beside faultKinds: members of the store's cluster,
+// without a word.
 var storeFaultKinds = []faultKind{
 	{"store member killed", func(c *chaos, f fault) { c.killStoreMembers(f, c.members(f)[:1]) }},
 	{"store leader killed", func(c *chaos, f fault) { c.killStoreMembers(f, []string{leader(c.t)}) }},
@@ -26,7 +27,8 @@ func (c *chaos) members(f fault) []string {
 	return slices.Concat(labstore.Members[first:], labstore.Members[:first])
 }
 
-// killStoreMembers kills members of which the others can do without, has an endpoint come and go on a node meanwhile, and brings them back.
+// killStoreMembers kills members of which the others can do without, has an endpoint come and go on
+// a node meanwhile, and brings them back.
 func (c *chaos) killStoreMembers(f fault, members []string) {
 	c.t.Helper()
 	killMembers(c.t, members...)
@@ -68,7 +70,8 @@ func (c *chaos) killStore(f fault) {
 	c.loseStore(f, labstore.Members)
 }
 
-// loseStore kills so many members that nothing can be decided: connections go on, and endpoints wait for the store.
+// loseStore kills so many members that nothing can be decided: connections go on, and endpoints
+// wait for the store.
 func (c *chaos) loseStore(f fault, members []string) {
 	c.t.Helper()
 	killMembers(c.t, members...)

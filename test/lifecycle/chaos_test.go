@@ -20,8 +20,8 @@ var (
 	chaosFor  = flag.Duration("chaos.for", 0, "make faults for this long; 0: a few")
 )
 
-// few is how many faults are made without -chaos.for, and fewSeed the seed whose first ones are of kinds that no other
-// test has.
+// few is how many faults are made without -chaos.for, and fewSeed the seed whose first ones are of
+// kinds that no other test has.
 const few, fewSeed = 8, 17879
 
 // fault is one thing that is killed, and when.
@@ -37,7 +37,8 @@ func (f fault) String() string {
 	return fmt.Sprintf("%s on %s, at %.2f, after %s, repeated: %v", f.kind, f.node, f.cut, f.after, f.repeat)
 }
 
-// schedule gives the faults of a seed, of some kinds, without end: every kind once, in some order, then again in another.
+// schedule gives the faults of a seed, of some kinds, without end: every kind once, in some order,
+// then again in another.
 func schedule(seed uint64, kinds []faultKind) iter.Seq[fault] {
 	return func(yield func(fault) bool) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -53,7 +54,8 @@ func schedule(seed uint64, kinds []faultKind) iter.Seq[fault] {
 	}
 }
 
-// TestScheduleIsOfItsSeed: the same seed gives the same faults, all kinds of them, and another seed others.
+// TestScheduleIsOfItsSeed: the same seed gives the same faults, all kinds of them, and another seed
+// others.
 func TestScheduleIsOfItsSeed(t *testing.T) {
 	take := func(seed uint64) (out []fault) {
 		for f := range schedule(seed, faultKinds) {
@@ -77,9 +79,9 @@ func TestScheduleIsOfItsSeed(t *testing.T) {
 	}
 }
 
-// TestChaos kills what Heddle is made of, in an order that the seed says, while connections on all paths have traffic,
-// others are made, and endpoints come and go. docs/howto/chaos.md says what may fail then, and what may not. Afterwards
-// everything is as it was before.
+// TestChaos kills what Heddle is made of, in an order that the seed says, while connections on all
+// paths have traffic, others are made, and endpoints come and go. docs/howto/chaos.md says what may
+// fail then, and what may not. Afterwards everything is as it was before.
 func TestChaos(t *testing.T) {
 	t.Cleanup(func() { // for the tests that follow
 		if t.Failed() {
@@ -92,7 +94,8 @@ func TestChaos(t *testing.T) {
 	runChaos(t, newChaos(t, faultKinds))
 }
 
-// TestChaosStore is TestChaos with a cluster of three etcd members as the store, which are killed as well.
+// TestChaosStore is TestChaos with a cluster of three etcd members as the store, which are killed
+// as well.
 func TestChaosStore(t *testing.T) {
 	if *chaosFor == 0 {
 		t.Skip("takes minutes: make chaos-store")
@@ -143,7 +146,8 @@ func runChaos(t *testing.T, c *chaos) {
 	}
 }
 
-// moves waits until something more has come on every stream, and a call to every server been answered.
+// moves waits until something more has come on every stream, and a call to every server been
+// answered.
 func (c *chaos) moves() {
 	c.t.Helper()
 	for _, l := range c.loads {

@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// attachPlain gives n1 an endpoint of that name in a network namespace of its own, until the end of the test, and the name
-// of the namespace.
+// attachPlain gives n1 an endpoint of that name in a network namespace of its own, until the end of
+// the test, and the name of the namespace.
 func attachPlain(t testing.TB, name string) (namespace string) {
 	t.Helper()
 	namespace = lab.Name + "-" + name
@@ -65,8 +65,9 @@ func faultsOf(t testing.TB) map[string]string {
 	return out
 }
 
-// TestFaultsAtStart: an agent that cannot take over an endpoint, or limits, starts all the same. It says so, keeps what was
-// there, removes only the endpoint whose container is gone, and repairs the others when it can.
+// TestFaultsAtStart: an agent that cannot take over an endpoint, or limits, starts all the same. It
+// says so, keeps what was there, removes only the endpoint whose container is gone, and repairs the
+// others when it can.
 func TestFaultsAtStart(t *testing.T) {
 	node := func(script string) {
 		t.Helper()

@@ -25,7 +25,8 @@ import (
 	"heddle.dev/heddle/test/labstore"
 )
 
-// footprint is all that the lab is on this machine: lines by what they are about, and how often each is there.
+// footprint is all that the lab is on this machine: lines by what they are about, and how often
+// each is there.
 type footprint map[string]map[string]int
 
 func (f footprint) add(about, format string, args ...any) {
@@ -66,8 +67,9 @@ func union[V any](a, b map[string]V) map[string]V {
 	return out
 }
 
-// leaksNothing takes the lab's footprint. The function it gives waits until there is the same again, and fails the test if
-// that does not come: something was left behind, or lost. Programs that a test runs in containers must have ended.
+// leaksNothing takes the lab's footprint. The function it gives waits until there is the same
+// again, and fails the test if that does not come: something was left behind, or lost. Programs
+// that a test runs in containers must have ended.
 func leaksNothing(t testing.TB) (same func()) {
 	t.Helper()
 	before, err := takeFootprint(t)
@@ -85,8 +87,8 @@ func leaksNothing(t testing.TB) (same func()) {
 	}
 }
 
-// takeFootprint lists network namespaces and all in them, pins and what they hold, programs, files, mounts, cgroups,
-// processes, descriptors of agents and fd keepers, and the store's keys.
+// takeFootprint lists network namespaces and all in them, pins and what they hold, programs, files,
+// mounts, cgroups, processes, descriptors of agents and fd keepers, and the store's keys.
 func takeFootprint(t testing.TB) (footprint, error) {
 	t.Helper()
 	f := footprint{}
@@ -119,7 +121,8 @@ for setting in disable_ipv6 forwarding force_forwarding accept_ra addr_gen_mode;
 cat /proc/sys/net/ipv4/ip_forward | say ip_forward
 true`
 
-// volatile are parts of lines that say nothing about what is there: numbers of programs, which each agent loads anew.
+// volatile are parts of lines that say nothing about what is there: numbers of programs, which each
+// agent loads anew.
 var volatile = regexp.MustCompile(`( id \d+| tag [0-9a-f]{16}| jited|qlen \d+|\[\d+\])`)
 
 func (f footprint) namespaces() error {
@@ -142,7 +145,8 @@ func (f footprint) namespaces() error {
 	return errors.Join(errs...)
 }
 
-// memories are maps that keep what was, as long as there is room, and tables that exist twice and change sides.
+// memories are maps that keep what was, as long as there is room, and tables that exist twice and
+// change sides.
 var memories = regexp.MustCompile(`^(abi_by_map|suspected_by_node|class_.*|verdict_.*)$`)
 
 // pins lists a node's pins, and the keys of the maps among them.
@@ -186,7 +190,8 @@ func (f footprint) entries(about, path string) error {
 	return it.Err()
 }
 
-// programs lists the programs of this machine's kernel that use a map of the lab's nodes, whoever holds them.
+// programs lists the programs of this machine's kernel that use a map of the lab's nodes, whoever
+// holds them.
 func (f footprint) programs() error {
 	ours := map[ebpf.MapID]string{}
 	for _, node := range []string{"n1", "n2"} {
@@ -231,7 +236,8 @@ func (f footprint) programs() error {
 	}
 }
 
-// files lists what is below the lab's directory, but for the store's own and the containers' root file systems.
+// files lists what is below the lab's directory, but for the store's own and the containers' root
+// file systems.
 func (f footprint) files() error {
 	root := "/run/heddle/lab/" + lab.Name
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -290,7 +296,8 @@ func (f footprint) cgroups() error {
 	return nil
 }
 
-// processes lists those in a network namespace or a cgroup of the lab, and what agents and fd keepers have open.
+// processes lists those in a network namespace or a cgroup of the lab, and what agents and fd
+// keepers have open.
 func (f footprint) processes() error {
 	ours := map[string]string{}
 	entries, err := os.ReadDir(netns.Dir)

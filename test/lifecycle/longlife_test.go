@@ -43,7 +43,8 @@ func nodeLog(t testing.TB, node string) string {
 	return string(raw)
 }
 
-// TestKeeperKilledThenAgent kills the fd keeper, which the agent replaces, then the agent. No call may be lost.
+// TestKeeperKilledThenAgent kills the fd keeper, which the agent replaces, then the agent. No call
+// may be lost.
 func TestKeeperKilledThenAgent(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n2/c1")
 	p.Must(`s = tcp(4)`)
@@ -68,8 +69,8 @@ func TestKeeperKilledThenAgent(t *testing.T) {
 	}
 }
 
-// TestExecWithoutAgent enters a container while its node has no agent: the program starts, and its first
-// socket() waits for the next agent.
+// TestExecWithoutAgent enters a container while its node has no agent: the program starts, and its
+// first socket() waits for the next agent.
 func TestExecWithoutAgent(t *testing.T) {
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	p := lab.StartPeer(t, "heddle", "n2/c1")
@@ -84,8 +85,8 @@ func TestExecWithoutAgent(t *testing.T) {
 	p.Must(`s.connect((%q, %d))`, lab.Address(t, "heddle", "n1/c1"), port)
 }
 
-// TestStateDirectoryRemoved takes an agent's files away while its containers live. The next one finds the
-// fd keeper, which makes its socket again, and everything goes on.
+// TestStateDirectoryRemoved takes an agent's files away while its containers live. The next one
+// finds the fd keeper, which makes its socket again, and everything goes on.
 func TestStateDirectoryRemoved(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
@@ -113,9 +114,9 @@ func TestStateDirectoryRemoved(t *testing.T) {
 	server.Must(`c2, who = l.accept()`)
 }
 
-// TestStoreLost replaces the store by an empty one while containers live on both nodes. The node whose agent
-// starts with it and the one whose agent sees it happen both tell it what it knew. On a busy machine the lab may find
-// that the latter answers too slowly, and start it anew, too.
+// TestStoreLost replaces the store by an empty one while containers live on both nodes. The node
+// whose agent starts with it and the one whose agent sees it happen both tell it what it knew. On a
+// busy machine the lab may find that the latter answers too slowly, and start it anew, too.
 func TestStoreLost(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
@@ -151,8 +152,8 @@ func TestStoreLost(t *testing.T) {
 	server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c2, 5000)`)
 }
 
-// TestIDsAreNotReused deletes an endpoint, restarts the agent and makes another: it gets a new id, although
-// nobody has the old one.
+// TestIDsAreNotReused deletes an endpoint, restarts the agent and makes another: it gets a new id,
+// although nobody has the old one.
 func TestIDsAreNotReused(t *testing.T) {
 	netns := lab.Name + "-ids"
 	if out, err := exec.Command("ip", "netns", "add", netns).CombinedOutput(); err != nil {
@@ -181,8 +182,8 @@ func TestIDsAreNotReused(t *testing.T) {
 	}
 }
 
-// TestEndpointDeletedWhileItsContainerRuns refuses the container new sockets, by name, before and after a restart
-// of the agent. What it has goes on.
+// TestEndpointDeletedWhileItsContainerRuns refuses the container new sockets, by name, before and
+// after a restart of the agent. What it has goes on.
 func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	t.Cleanup(func() { // the lab as others know it
 		if err := errors.Join(lab.Command("down"), lab.Command("up", "--nodes", "2", "--containers", "2")); err != nil {
@@ -217,9 +218,9 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	}
 }
 
-// TestHolderAndAgentTogether kills fd keeper and agent at once, which nothing makes good without a service manager. Connections
-// go on, new ones of sockets and listeners that are there are made; socket() fails with ENOSYS until the container is
-// started anew.
+// TestHolderAndAgentTogether kills fd keeper and agent at once, which nothing makes good without a
+// service manager. Connections go on, new ones of sockets and listeners that are there are made;
+// socket() fails with ENOSYS until the container is started anew.
 func TestHolderAndAgentTogether(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()

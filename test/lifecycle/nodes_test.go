@@ -25,7 +25,8 @@ import (
 // longNodes is for `make test-nodes`: what takes minutes, because leases and ages have to run out.
 var longNodes = flag.Bool("nodes.long", false, "run the scenarios of many nodes and of the store's cluster that take minutes")
 
-// inLab has the test use a lab of its own until it ends. Tests that use the lab of TestMain go on there afterwards.
+// inLab has the test use a lab of its own until it ends. Tests that use the lab of TestMain go on
+// there afterwards.
 func inLab(t *testing.T, suffix string, args ...string) {
 	t.Helper()
 	common := lab.Name
@@ -115,8 +116,9 @@ func TestEightNodes(t *testing.T) {
 	}
 }
 
-// TestNodesComeAndGo: a node whose agent is gone is away, not dead; it is forgotten when somebody says so, and not before
-// its agent is gone; it comes back with what it had; and with another underlay address its peers follow.
+// TestNodesComeAndGo: a node whose agent is gone is away, not dead; it is forgotten when somebody
+// says so, and not before its agent is gone; it comes back with what it had; and with another
+// underlay address its peers follow.
 func TestNodesComeAndGo(t *testing.T) {
 	a, b := lab.BareNodes(t)
 	a.Start(t, a.Args())
@@ -221,7 +223,8 @@ func leader(t testing.TB) (name string) {
 	return name
 }
 
-// storeScene is a lab with a store of its own, a connection between its nodes, and namespaces for more endpoints.
+// storeScene is a lab with a store of its own, a connection between its nodes, and namespaces for
+// more endpoints.
 type storeScene struct {
 	t              *testing.T
 	client, server *lab.Peer
@@ -240,7 +243,8 @@ func newStoreScene(t *testing.T, args ...string) *storeScene {
 	return s
 }
 
-// goesOn fails unless the connection there is goes on, a new one is made directly, and both agents are those of the start.
+// goesOn fails unless the connection there is goes on, a new one is made directly, and both agents
+// are those of the start.
 func (s *storeScene) goesOn(when string) {
 	s.t.Helper()
 	s.client.Must(`send(live, 5000)`)
@@ -285,7 +289,8 @@ func (s *storeScene) api(node string) string {
 	return "/run/heddle/lab/" + lab.Name + "/" + node + "/api.sock"
 }
 
-// refused fails unless the agent of node refuses one more endpoint because the store is away, and leaves nothing of it.
+// refused fails unless the agent of node refuses one more endpoint because the store is away, and
+// leaves nothing of it.
 func (s *storeScene) refused(node, name string) {
 	s.t.Helper()
 	_, before := lab.AskAgent(s.t, s.api(node), "GET", "/v1/endpoints", "")
@@ -309,9 +314,10 @@ func labUp(t testing.TB) {
 	testutil.NoError(t, lab.Command("up"))
 }
 
-// TestStoreCluster: nodes on an etcd cluster of three lose its leader, then all of it, and get it back as it was some
-// time before. Connections between the nodes go on and new ones are made all the time; what needs the store is refused
-// while there is none; and a store that was set back hears from the nodes what it has lost.
+// TestStoreCluster: nodes on an etcd cluster of three lose its leader, then all of it, and get it
+// back as it was some time before. Connections between the nodes go on and new ones are made all
+// the time; what needs the store is refused while there is none; and a store that was set back
+// hears from the nodes what it has lost.
 func TestStoreCluster(t *testing.T) {
 	s := newStoreScene(t)
 	s.goesOn("at first")
@@ -366,8 +372,9 @@ func eventuallyLong(t testing.TB, what string, condition func() (ok bool, saw st
 	}
 }
 
-// TestStoreClusterLong: each member of the store is lost in turn; then one node is cut off from all of them for longer than
-// dead nodes are remembered, and is not forgotten, because it answers; then it is dead, and is.
+// TestStoreClusterLong: each member of the store is lost in turn; then one node is cut off from all
+// of them for longer than dead nodes are remembered, and is not forgotten, because it answers; then
+// it is dead, and is.
 func TestStoreClusterLong(t *testing.T) {
 	if !*longNodes {
 		t.Skip("takes minutes: make test-nodes")

@@ -12,8 +12,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// The versions of the two packages that are made: of one length, because the second is the first with another text in
-// its programs.
+// The versions of the two packages that are made: of one length, because the second is the first
+// with another text in its programs.
 const (
 	firstVersion  = "7.0.0~first"
 	secondVersion = "7.0.0~other"
@@ -63,8 +63,8 @@ func replaceIn(t testing.TB, path, from, to string) {
 	testutil.NoError(t, os.WriteFile(path, []byte(strings.ReplaceAll(string(raw), from, to)), st.Mode()))
 }
 
-// packages makes the three packages of TestDebianPackage: first.deb, other.deb, of another version, and foreign.deb, a
-// version whose maps have another layout.
+// packages makes the three packages of TestDebianPackage: first.deb, other.deb, of another version,
+// and foreign.deb, a version whose maps have another layout.
 func (m *machine) packages() {
 	t := m.t
 	t.Helper()
@@ -113,7 +113,8 @@ done
 heddle-runtime exec b python3 /usr/local/load.py serve </dev/null >/dev/null 2>&1 &
 `
 
-// packageLoad is a program for containers. As a client it keeps connections and makes new ones until its input ends.
+// packageLoad is a program for containers. As a client it keeps connections and makes new ones
+// until its input ends.
 const packageLoad = `import select, socket, sys, threading, time
 
 def echo(c):
@@ -149,8 +150,8 @@ while not select.select([sys.stdin], [], [], 0.002)[0]:
 print(f"done: {made} connects, {said} exchanges, the longest connect {worst:.2f} s", flush=True)
 `
 
-// TestDebianPackage installs, configures, upgrades, refuses to upgrade and to remove, removes and purges the package on
-// a machine that systemd runs, with containers that talk meanwhile.
+// TestDebianPackage installs, configures, upgrades, refuses to upgrade and to remove, removes and
+// purges the package on a machine that systemd runs, with containers that talk meanwhile.
 func TestDebianPackage(t *testing.T) {
 	m := startMachine(t)
 	m.packages()
@@ -196,7 +197,8 @@ func (m *machine) journal() string {
 	return m.sh("journalctl --no-pager --output cat --unit heddled")
 }
 
-// kube starts heddle-kube, which is not started by default. There is no API server: it says so, and answers heddle-cni all the same.
+// kube starts heddle-kube, which is not started by default. There is no API server: it says so, and
+// answers heddle-cni all the same.
 func (m *machine) kube() {
 	t := m.t
 	t.Helper()
@@ -259,8 +261,8 @@ func (m *machine) refusals() {
 	}
 }
 
-// bothEnd kills the agent and the fd keeper at once: a program that runs gets sockets all the same, because systemd has kept
-// its listener.
+// bothEnd kills the agent and the fd keeper at once: a program that runs gets sockets all the same,
+// because systemd has kept its listener.
 func (m *machine) bothEnd() {
 	t := m.t
 	t.Helper()
@@ -329,7 +331,8 @@ func (m *machine) remove(before string) {
 		t.Errorf("instance %s, was %s", now, instance)
 	}
 
-	// Half installed: parts are missing, the agent and its fd keeper were killed. Then again, with nothing left.
+	// Half installed: parts are missing, the agent and its fd keeper were killed. Then again, with
+	// nothing left.
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled; systemctl stop heddled; rm -rf /sys/fs/bpf/heddle/link_* /run/heddle/seccomp.sock /var/lib/heddle/trust; ip link del heddle-vx0")
 	m.fails("heddle uninstall", "heddle-kube serves /run/heddle/kube.sock")
 	m.sh("systemctl stop heddle-kube; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/run/heddle/kube.sock\")'") // as one that was killed leaves it

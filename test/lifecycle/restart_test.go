@@ -106,8 +106,8 @@ func restart(t *testing.T, node string, sig syscall.Signal) {
 	}
 }
 
-// TestRestartBoth ends both agents, the store with them, and brings them back while a program waits in
-// socket() on each node.
+// TestRestartBoth ends both agents, the store with them, and brings them back while a program waits
+// in socket() on each node.
 func TestRestartBoth(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()

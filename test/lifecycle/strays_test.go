@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not there goes when the next one
-// starts, out of each map by itself, and is counted.
+// TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not
+// there goes when the next one starts, out of each map by itself, and is counted.
 func TestStrayEntries(t *testing.T) {
 	endpoints := lab.Heddle(t, "endpoints", "--output", "json")
 	before := lab.Counters(t, "n2")["mend_stray_entry"]

@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// previousVersion is what the agents before the upgrade say they are, unless HEDDLE_PREVIOUS_BIN has those of a real
-// earlier build: `make test-upgrade REV=COMMIT`.
+// previousVersion is what the agents before the upgrade say they are, unless HEDDLE_PREVIOUS_BIN
+// has those of a real earlier build: `make test-upgrade REV=COMMIT`.
 const previousVersion = "previous-build"
 
 // upgradeLoad is one client of TestUpgrade, and how far it is.
@@ -60,7 +60,8 @@ func (l *upgradeLoad) read(t *testing.T) {
 	}
 }
 
-// startPrevious puts the agents of the previous build into the lab's nodes, until the end of the test.
+// startPrevious puts the agents of the previous build into the lab's nodes, until the end of the
+// test.
 func startPrevious(t *testing.T) {
 	t.Helper()
 	bin := os.Getenv("HEDDLE_PREVIOUS_BIN")
@@ -101,8 +102,9 @@ func versions(t *testing.T) (out [2]string) {
 	return out
 }
 
-// TestUpgrade replaces the agents of both nodes by those of another build, while a thousand connections on all paths
-// have traffic and every container makes new ones. No connection ends and no call fails; what is new waits.
+// TestUpgrade replaces the agents of both nodes by those of another build, while a thousand
+// connections on all paths have traffic and every container makes new ones. No connection ends and
+// no call fails; what is new waits.
 func TestUpgrade(t *testing.T) {
 	current := versions(t)
 	startPrevious(t)

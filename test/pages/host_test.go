@@ -26,7 +26,8 @@ type host struct {
 	share string // a directory of this machine's that it sees as /mnt/pages
 }
 
-// network is what the hosts of a test are connected by: a bridge in a namespace of its own, named by its process.
+// network is what the hosts of a test are connected by: a bridge in a namespace of its own, named
+// by its process.
 type network struct {
 	pid    int
 	hosts  map[string]*host
@@ -35,8 +36,8 @@ type network struct {
 
 func group(name string) string { return "heddle-" + labName + "-pages-" + name }
 
-// inGroup starts a command in a control group of its own until the end of the test. Whatever came of it is then ended, as is
-// what a run left that was killed.
+// inGroup starts a command in a control group of its own until the end of the test. Whatever came
+// of it is then ended, as is what a run left that was killed.
 func inGroup(t *testing.T, name string, argv ...string) (pid int, ended <-chan struct{}, log string) {
 	t.Helper()
 	dir := filepath.Join(cgroupRoot(t), group(name))
@@ -85,7 +86,8 @@ func cgroupRoot(t *testing.T) string {
 	return ""
 }
 
-// connect makes the hosts, names and addresses as in a table "a=192.0.2.1 b=192.0.2.2", and a network between them.
+// connect makes the hosts, names and addresses as in a table "a=192.0.2.1 b=192.0.2.2", and a
+// network between them.
 func connect(t *testing.T, table string, systemd bool) *network {
 	t.Helper()
 	n := &network{hosts: map[string]*host{}, opened: map[string]*terminal{}}
@@ -165,7 +167,8 @@ var imageScript string
 //go:embed testdata/scp.sh
 var scpStandIn string
 
-// standIns gives each host an ssh and an scp for the others, whose real servers this machine need not have.
+// standIns gives each host an ssh and an scp for the others, whose real servers this machine need
+// not have.
 func (n *network) standIns(table string) {
 	var names strings.Builder
 	for field := range strings.FieldsSeq(table) {

@@ -15,7 +15,8 @@ type page struct {
 	tried  string // its last line
 }
 
-// block is something that the page has its reader type, or a comment that stands for what it says in prose.
+// block is something that the page has its reader type, or a comment that stands for what it says
+// in prose.
 type block struct {
 	line    int
 	section string // the heading that it is under
@@ -45,8 +46,8 @@ func readPage(name string) (page, error) {
 	return parsePage(name, string(raw))
 }
 
-// parsePage finds the blocks of a page: what is indented by four spaces or between fences, and comments that begin with
-// "unseen". The comment before a block says what is done with it.
+// parsePage finds the blocks of a page: what is indented by four spaces or between fences, and
+// comments that begin with "unseen". The comment before a block says what is done with it.
 func parsePage(name, text string) (p page, err error) {
 	p.name = name
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")

@@ -1,5 +1,6 @@
-// Package pages tries the pages of docs/howto as a stranger would: what they have their reader type is typed, as it stands there and
-// in order, on hosts made for it. Comments in the pages, which the reader does not see, say which host a block is for:
+// Package pages tries the pages of docs/howto as a stranger would: what they have their reader type
+// is typed, as it stands there and in order, on hosts made for it. Comments in the pages, which the
+// reader does not see, say which host a block is for:
 //
 //	<!-- run a -->                       the block after it is typed on host a; a/2 is a second terminal there, a,b both hosts
 //	<!-- run a; background -->           in a terminal of its own, where it goes on
@@ -11,7 +12,8 @@
 //	<!-- unseen a                        typed too: what the page says in prose, or what stands for another machine
 //	COMMAND -->
 //
-// In a page that is typed, a block without such a comment fails TestEveryBlockIsTried. A command that fails ends its block, and the test.
+// In a page that is typed, a block without such a comment fails TestEveryBlockIsTried. A command
+// that fails ends its block, and the test.
 package pages
 
 import (
@@ -37,7 +39,8 @@ const (
 	blockTimeout = 5 * time.Minute
 )
 
-// all says whether also the trials are made that need minutes or much of the machine: make test-docs.
+// all says whether also the trials are made that need minutes or much of the machine: make
+// test-docs.
 var all = flag.Bool("pages.all", false, "try the pages that take long, too")
 
 // binaries is where the programs are.
@@ -84,8 +87,8 @@ until ctr version; do sleep 0.1; done`},
 	{name: "attack suite", hosts: "a=192.0.2.1", needs: []string{"jq", "runc"}, pages: []string{"attack-suite"}, long: true},
 }
 
-// noResources tells Podman of the limits of a machine without CAP_SYS_RESOURCE, as docs/howto/podman.md has it, and that cgroup version 2 may have no
-// controllers.
+// noResources tells Podman of the limits of a machine without CAP_SYS_RESOURCE, as
+// docs/howto/podman.md has it, and that cgroup version 2 may have no controllers.
 const noResources = `
 printf '[containers]\npids_limit = 0\ndefault_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]\n[engine]\nevents_logger = "file"\ncgroup_manager = "cgroupfs"\n' >/etc/containers/containers.conf`
 
@@ -139,8 +142,9 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// make works through the trial's pages, up to the first that fails: each begins with what the ones before it left. They are no
-// subtests for the same reason: what is tried again is the whole trial, on new hosts.
+// make works through the trial's pages, up to the first that fails: each begins with what the ones
+// before it left. They are no subtests for the same reason: what is tried again is the whole trial,
+// on new hosts.
 func (tr trial) make(t *testing.T) {
 	n := connect(t, tr.hosts, tr.systemd)
 	for name := range n.hosts {
@@ -158,7 +162,8 @@ func (tr trial) make(t *testing.T) {
 	t.Logf("%d blocks typed, %d not", typed, skipped)
 }
 
-// work works through a page, in new terminals. If it fails, the test ends, and says that the pages after it were not tried.
+// work works through a page, in new terminals. If it fails, the test ends, and says that the pages
+// after it were not tried.
 func (n *network) work(t *testing.T, ref string, after []string) (typed, skipped int) {
 	n.opened = map[string]*terminal{}
 	done := false
@@ -277,8 +282,8 @@ func (n *network) typeOn(t *testing.T, terminal, page string, b block) {
 	}
 }
 
-// TestEveryBlockIsTried: a page that is typed says of each of its blocks what is done with it, is typed as a whole, and says when it
-// was tried last. The others are named.
+// TestEveryBlockIsTried: a page that is typed says of each of its blocks what is done with it, is
+// typed as a whole, and says when it was tried last. The others are named.
 func TestEveryBlockIsTried(t *testing.T) {
 	files, err := filepath.Glob("../../docs/howto/*.md")
 	if err != nil || len(files) == 0 {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestUninstallAdopted: `heddle uninstall` refuses while a container is attached behind another plugin, and by force leaves nothing of
-// Heddle's at that plugin's devices, which go on working.
+// TestUninstallAdopted: `heddle uninstall` refuses while a container is attached behind another
+// plugin, and by force leaves nothing of Heddle's at that plugin's devices, which go on working.
 func TestUninstallAdopted(t *testing.T) {
 	n := connect(t, "a=192.0.2.1", false)
 	run := func(script string) string {

@@ -37,8 +37,8 @@ func counts(now, before model.Traffic) string {
 		now.BytesReceived-before.BytesReceived, now.LiveTotal())
 }
 
-// expectTraffic waits until the container's counts differ from before by what is wanted: a connection closes a
-// little after its program.
+// expectTraffic waits until the container's counts differ from before by what is wanted: a
+// connection closes a little after its program.
 func expectTraffic(t *testing.T, container string, before model.Traffic, want string) {
 	t.Helper()
 	testutil.Eventually(t, "the account of "+container+" to be: "+want, func() (bool, string) {
@@ -47,7 +47,8 @@ func expectTraffic(t *testing.T, container string, before model.Traffic, want st
 	})
 }
 
-// TestAccounts: an endpoint's account has each connection once, alive or closed, and its payload to the byte.
+// TestAccounts: an endpoint's account has each connection once, alive or closed, and its payload to
+// the byte.
 func TestAccounts(t *testing.T) {
 	const client, server = "n1/c1", "n2/c1"
 	for i, x := range []struct {
@@ -90,7 +91,8 @@ func TestAccounts(t *testing.T) {
 	})
 }
 
-// TestAccountsOfFailures: connects that come to nothing are counted by cause, and connections that are cut.
+// TestAccountsOfFailures: connects that come to nothing are counted by cause, and connections that
+// are cut.
 func TestAccountsOfFailures(t *testing.T) {
 	const script = `
 import socket, sys
@@ -132,7 +134,8 @@ c.close()
 	expectTraffic(t, "n1/c1", before, "opened 1 accepted 0 refused 1 timed_out 1 failed 1 closed 1 broken 1 sent 0 received 0 live 0")
 }
 
-// TestAccountsOutliveTheAgent: what ends while no agent runs is counted, and the next one goes on counting.
+// TestAccountsOutliveTheAgent: what ends while no agent runs is counted, and the next one goes on
+// counting.
 func TestAccountsOutliveTheAgent(t *testing.T) {
 	before := traffic(t, "n1/c1")
 	s := lab.Start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23440", fmt.Sprint(transferAnswered))

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestBindConflicts: two sockets of a container may hold one port exactly when they may on a plain one, for
-// all pairs of addresses, whoever comes first.
+// TestBindConflicts: two sockets of a container may hold one port exactly when they may on a plain
+// one, for all pairs of addresses, whoever comes first.
 func TestBindConflicts(t *testing.T) {
 	port := lab.FreePort()
 	own := lab.Address(t, "overlay", "n1/c1")
@@ -37,7 +37,8 @@ func TestBindConflicts(t *testing.T) {
 	}
 }
 
-// TestBindClaims: what a socket holds goes with it, in whatever way it ends, and follows its options.
+// TestBindClaims: what a socket holds goes with it, in whatever way it ends, and follows its
+// options.
 func TestBindClaims(t *testing.T) {
 	for _, sc := range []script{
 		{name: "closed", fails: true, text: `

@@ -27,8 +27,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// transferServer takes one connection, reads it to its end, answers and closes. Arguments: listening address, port,
-// bytes to answer.
+// transferServer takes one connection, reads it to its end, answers and closes. Arguments:
+// listening address, port, bytes to answer.
 const transferServer = `
 import socket, sys
 host, port, put = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -44,8 +44,9 @@ c.close()
 print("done", flush=True)
 `
 
-// transferClient sends, reads the answer to its end, and prints the addresses it saw. Arguments: address to bind or
-// "", address to dial, port, bytes to send, what to wait for on standard input before it sends, if any.
+// transferClient sends, reads the answer to its end, and prints the addresses it saw. Arguments:
+// address to bind or "", address to dial, port, bytes to send, what to wait for on standard input
+// before it sends, if any.
 const transferClient = `
 import socket, sys
 bind, host, port, put, wait = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]
@@ -292,7 +293,8 @@ func counted(n, factor int) []byte {
 	return b
 }
 
-// TestCapture: on every path the file shows one connection as its program saw it, whole, and nothing else.
+// TestCapture: on every path the file shows one connection as its program saw it, whole, and
+// nothing else.
 func TestCapture(t *testing.T) {
 	peers := &peerSet{t: t}
 	for i, x := range []transfer{
@@ -374,7 +376,8 @@ func checkTransfer(t *testing.T, file string, local, remote netip.AddrPort, tota
 	}
 }
 
-// checkByTcpdump demands that tcpdump reads the file, and finds the addresses and every checksum right.
+// checkByTcpdump demands that tcpdump reads the file, and finds the addresses and every checksum
+// right.
 func checkByTcpdump(t *testing.T, file string, local, remote netip.AddrPort, total int) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "tcpdump", "-nn", "-v", "-r", file).CombinedOutput()
@@ -394,8 +397,8 @@ func checkByTcpdump(t *testing.T, file string, local, remote netip.AddrPort, tot
 	}
 }
 
-// TestCaptureLive: what a connection has carried can be read while it goes on, also one that is older than the
-// capture, and a capture may end by itself.
+// TestCaptureLive: what a connection has carried can be read while it goes on, also one that is
+// older than the capture, and a capture may end by itself.
 func TestCaptureLive(t *testing.T) {
 	server := lab.Start(t, "heddle", "n2/c1", "python3", "-c", transferServer, "0.0.0.0", "23200", "10")
 	server.WaitFor("listening")

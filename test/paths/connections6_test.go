@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// connections6 listens on every kind of IPv6 address, connects to each by a name that another end could have used, and
-// prints the port each connection comes from. Arguments: own IPv6 address, first port.
+// connections6 listens on every kind of IPv6 address, connects to each by a name that another end
+// could have used, and prints the port each connection comes from. Arguments: own IPv6 address,
+// first port.
 const connections6 = `
 import socket, sys
 own, first = sys.argv[1], int(sys.argv[2])
@@ -35,7 +36,8 @@ print("up", flush=True)
 sys.stdin.read()
 `
 
-// TestConnectionsIPv6: what the node and what the container calls the ends of IPv6 listeners and connections.
+// TestConnectionsIPv6: what the node and what the container calls the ends of IPv6 listeners and
+// connections.
 func TestConnectionsIPv6(t *testing.T) {
 	const container, first = "n1/c2", 23440
 	own4, own := netip.MustParseAddr(lab.Address(t, "heddle", container)), lab.Address6(t, "heddle", container)

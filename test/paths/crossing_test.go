@@ -8,9 +8,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestCrossing: sockets whose own address is of no use where they go (bound to [::] and connecting by IPv6, or bound with AF_UNSPEC)
-// carry any amount both ways, end as others do, and are judged by policy. What they see: programs crossing6 and unspec in
-// testdata/differ.
+// TestCrossing: sockets whose own address is of no use where they go (bound to [::] and connecting
+// by IPv6, or bound with AF_UNSPEC) carry any amount both ways, end as others do, and are judged by
+// policy. What they see: programs crossing6 and unspec in testdata/differ.
 func TestCrossing(t *testing.T) {
 	const large = 8 << 20
 	for _, c := range []struct {

@@ -24,8 +24,8 @@ func datagrams(p *lab.Peer) *lab.Peer {
 	return p
 }
 
-// datagramPlaces are where the two ends of an exchange are. The modes of a pair differ in nothing but
-// interception; of a server that is no container, in nothing at all.
+// datagramPlaces are where the two ends of an exchange are. The modes of a pair differ in nothing
+// but interception; of a server that is no container, in nothing at all.
 func datagramPlaces() []lab.Place {
 	own := lab.Place{Name: "own address", Client: "n1/c1", Server: "n1/c1", Target: lab.OverlayOf("n1/c1"), Modes: lab.SameModes}
 	local := lab.Place{Name: "loopback", Client: "n1/c1", Server: "n1/c1", Target: func(testing.TB) string { return "127.0.0.1" }, Modes: lab.SameModes}
@@ -38,8 +38,9 @@ func datagramPlaces() []lab.Place {
 	return out
 }
 
-// A datagramStep is what a client does with a server that echoes at $port; nobody has $closed. Answers that
-// match want are the same everywhere; without want they only have to be the same in all modes.
+// A datagramStep is what a client does with a server that echoes at $port; nobody has $closed.
+// Answers that match want are the same everywhere; without want they only have to be the same in
+// all modes.
 type datagramStep struct{ name, step, want string }
 
 var datagramSteps = []datagramStep{
@@ -97,8 +98,8 @@ func TestDatagramsIPv6(t *testing.T) {
 	compareDatagrams(t, append(slices.Clone(places6), outside), datagramSteps6, `outcome(echo, "$target", $port, 1500, False, 0.5)`)
 }
 
-// compareDatagrams takes a client through the steps at every place, in every pair of modes. At the outside it begins with
-// what goes first, whatever comes of it.
+// compareDatagrams takes a client through the steps at every place, in every pair of modes. At the
+// outside it begins with what goes first, whatever comes of it.
 func compareDatagrams(t *testing.T, places []lab.Place, steps []datagramStep, first string) {
 	for _, pl := range places {
 		t.Run(pl.Name, func(t *testing.T) {
@@ -135,7 +136,8 @@ func TestPathMTU(t *testing.T) {
 		port := lab.FreePort()
 		server.Must(`serve_udp(%d)`, port)
 		p.Expect(`[1450, 1422, "EMSGSIZE", 1450]`, `path_mtu(%q, %d)`, lab.Address(t, mode, "n2/c1"), port)
-		// TCP: plain sockets take the overlay's width, direct ones the underlay's. Timestamps take 12 bytes.
+		// TCP: plain sockets take the overlay's width, direct ones the underlay's. Timestamps take
+		// 12 bytes.
 		server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 		want := map[string]string{"overlay": "1398", "heddle": "1448"}[mode]
 		p.Expect(want, `segment_size(%q, %d)`, lab.Address(t, mode, "n2/c1"), port)
@@ -152,8 +154,8 @@ func TestPathMTUIPv6(t *testing.T) {
 	}
 }
 
-// TestMulticastAndBroadcast: within a container multicast works; between containers the overlay carries neither
-// multicast nor broadcast, for intercepted programs as for plain ones.
+// TestMulticastAndBroadcast: within a container multicast works; between containers the overlay
+// carries neither multicast nor broadcast, for intercepted programs as for plain ones.
 func TestMulticastAndBroadcast(t *testing.T) {
 	group := lab.FreePort()
 	traces := map[string][]string{}
@@ -192,7 +194,8 @@ var (
 	pingSummary  = regexp.MustCompile(`rtt min.*`)
 )
 
-// TestPingAndTraceroute runs the programs in both modes: what they print must not differ but in times.
+// TestPingAndTraceroute runs the programs in both modes: what they print must not differ but in
+// times.
 func TestPingAndTraceroute(t *testing.T) {
 	lab.UnlimitedICMP(t)
 	port := fmt.Sprint(lab.FreePort())
@@ -254,8 +257,9 @@ func setUnderlayMTU(t testing.TB, mtu string) {
 	}
 }
 
-// TestNarrowUnderlay makes the underlay narrower than it was when the overlay's devices were made. Direct
-// connections follow at once; what the overlay carries is fragmented outside, so that nothing is lost.
+// TestNarrowUnderlay makes the underlay narrower than it was when the overlay's devices were made.
+// Direct connections follow at once; what the overlay carries is fragmented outside, so that
+// nothing is lost.
 func TestNarrowUnderlay(t *testing.T) {
 	setUnderlayMTU(t, "1400")
 	for _, mode := range lab.Modes {
@@ -334,7 +338,8 @@ func testProgram(t testing.TB) string {
 	return path
 }
 
-// TestQUIC exchanges streams larger than any window over QUIC, which finds the path's MTU by itself.
+// TestQUIC exchanges streams larger than any window over QUIC, which finds the path's MTU by
+// itself.
 func TestQUIC(t *testing.T) {
 	program := testProgram(t)
 	for _, m := range lab.ContainerModes {

@@ -42,7 +42,8 @@ func gateway6(t testing.TB, node string) netip.Addr {
 	return model.Gateway(s.Prefixes[0])
 }
 
-// TestIPv6AddressesEmbedIPv4 compares what the lab says with what the containers have, and both with IPv4.
+// TestIPv6AddressesEmbedIPv4 compares what the lab says with what the containers have, and both
+// with IPv4.
 func TestIPv6AddressesEmbedIPv4(t *testing.T) {
 	for _, c := range []string{"n1/c1", "n1/c2", "n2/c1", "n2/c2"} {
 		v4, v6 := netip.MustParseAddr(lab.Address(t, "overlay", c)), lab.Address6(t, "overlay", c)
@@ -63,7 +64,8 @@ func TestIPv6AddressesEmbedIPv4(t *testing.T) {
 	}
 }
 
-// place6 is one end of a path of TestIPv6Paths: addr is where it is reached, as is how peers see it.
+// place6 is one end of a path of TestIPv6Paths: addr is where it is reached, as is how peers see
+// it.
 type place6 struct {
 	mode, container string
 	addr, as        netip.Addr
@@ -71,8 +73,8 @@ type place6 struct {
 
 func (p place6) start(t testing.TB) *lab.Peer { return lab.StartPeerAt(t, p.mode, p.container) }
 
-// TestIPv6Paths: plain containers reach each other, the node and the outside over IPv6, and the node reaches
-// them. What is not TCP does so from intercepted containers, too.
+// TestIPv6Paths: plain containers reach each other, the node and the outside over IPv6, and the
+// node reaches them. What is not TCP does so from intercepted containers, too.
 func TestIPv6Paths(t *testing.T) {
 	plain := func(c string) place6 {
 		a := lab.Address6(t, "overlay", c)
@@ -140,8 +142,9 @@ func tcp6(t *testing.T, client, server *lab.Peer, from, to netip.Addr) {
 	client.Expect(`"ECONNREFUSED"`, `error_of(connect, 6, %q, %d)`, to, port)
 }
 
-// udp6 sends datagrams that fit one packet, and one that has to be fragmented, and gets them back. Routers do not
-// fragment IPv6: a server behind a link with a larger MTU (narrower) has to be told by the node what fits.
+// udp6 sends datagrams that fit one packet, and one that has to be fragmented, and gets them back.
+// Routers do not fragment IPv6: a server behind a link with a larger MTU (narrower) has to be told
+// by the node what fits.
 func udp6(t *testing.T, client, server *lab.Peer, from, to netip.Addr, narrower bool) {
 	t.Helper()
 	port := lab.FreePort()
@@ -194,8 +197,8 @@ func TestIPv6Unreachable(t *testing.T) {
 	}
 }
 
-// TestIPv6SwitchedOff: a node whose kernel has IPv6 switched off goes on with IPv4 and says why; when it is on
-// again, the endpoints get their addresses back.
+// TestIPv6SwitchedOff: a node whose kernel has IPv6 switched off goes on with IPv4 and says why;
+// when it is on again, the endpoints get their addresses back.
 func TestIPv6SwitchedOff(t *testing.T) {
 	before := lab.Address6(t, "overlay", "n2/c1")
 	restart := func(disable string) {

@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// closing are connects that wait for a listener with a full queue when that closes, or is shut down.
+// closing are connects that wait for a listener with a full queue when that closes, or is shut
+// down.
 func closing(family, listens string) string {
 	return `
 server: l, m = [` + listens + ` for p in ($port, $source)]
@@ -39,7 +40,8 @@ func TestListenerCloses(t *testing.T) {
 	}
 }
 
-// TestListenerClosesInHandshake: so does one whose last ACK is put off, and that has its connection, as it sees it.
+// TestListenerClosesInHandshake: so does one whose last ACK is put off, and that has its
+// connection, as it sees it.
 func TestListenerClosesInHandshake(t *testing.T) {
 	for _, c := range []struct {
 		name, family, listens string
@@ -60,7 +62,8 @@ client: error_of(c.recv, 1)`})
 	}
 }
 
-// comparePlaces runs a script where the server is a container, at several places at a time: it waits for SYNs that are sent again.
+// comparePlaces runs a script where the server is a container, at several places at a time: it
+// waits for SYNs that are sent again.
 func comparePlaces(t *testing.T, places []lab.Place, sc script) {
 	for _, pl := range places {
 		if pl.Modes[0][1] != "overlay" {
@@ -73,8 +76,8 @@ func comparePlaces(t *testing.T, places []lab.Place, sc script) {
 	}
 }
 
-// TestListenUnbound: who listens without bind() is reached at a port of the kernel's choice, by all that reach a listener on a
-// wildcard, and by nobody else.
+// TestListenUnbound: who listens without bind() is reached at a port of the kernel's choice, by all
+// that reach a listener on a wildcard, and by nobody else.
 func TestListenUnbound(t *testing.T) {
 	for _, c := range []struct {
 		name           string
@@ -102,7 +105,8 @@ server: c, who = l.accept()`, c.client) + exchange}
 	}
 }
 
-// compareUnbound is comparePath for a listener u of the server that is not bound; again: it listened before.
+// compareUnbound is comparePath for a listener u of the server that is not bound; again: it
+// listened before.
 func compareUnbound(t *testing.T, pl lab.Place, sc script, family int, again bool) {
 	peers := startPeers(t, pl)
 	var baseline string
@@ -126,8 +130,9 @@ func compareUnbound(t *testing.T, pl lab.Place, sc script, family int, again boo
 	}
 }
 
-// TestUnboundIsTheContainers: a port at which a container listens without bind() is open at none of its node's addresses, and
-// another container may have it as well; at loopback of the same one it is in use.
+// TestUnboundIsTheContainers: a port at which a container listens without bind() is open at none of
+// its node's addresses, and another container may have it as well; at loopback of the same one it
+// is in use.
 func TestUnboundIsTheContainers(t *testing.T) {
 	p, other, node, outside := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "host", "n1/c1"), lab.StartOutside(t)
 	far, underlay := lab.StartPeer(t, "host", "n2/c1"), lab.Address(t, "host", "n1/c1")

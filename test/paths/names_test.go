@@ -135,7 +135,8 @@ server: receive(c, 5000)`
 	}
 }
 
-// TestBoundLoopback: which source a socket has that is bound before it connects to its own container.
+// TestBoundLoopback: which source a socket has that is bound before it connects to its own
+// container.
 func TestBoundLoopback(t *testing.T) {
 	var scripts []script
 	for _, listen := range []string{"0.0.0.0", "127.0.0.1", "$client"} {
@@ -175,8 +176,8 @@ client: error_of(s.connect, ("$target", $port))`})
 	}
 }
 
-// TestLoopbackIsolation: what a container listens on at its loopback is its own, by whatever address
-// another asks for it.
+// TestLoopbackIsolation: what a container listens on at its loopback is its own, by whatever
+// address another asks for it.
 func TestLoopbackIsolation(t *testing.T) {
 	port := lab.FreePort()
 	for _, mode := range lab.Modes {
@@ -210,8 +211,8 @@ func TestLoopbackIsolation(t *testing.T) {
 	}
 }
 
-// TestUnassigned connects to overlay addresses nobody has. On the caller's node the errno is the same; on
-// another node a refusal comes instead of "no route", see docs/differences.md.
+// TestUnassigned connects to overlay addresses nobody has. On the caller's node the errno is the
+// same; on another node a refusal comes instead of "no route", see docs/differences.md.
 func TestUnassigned(t *testing.T) {
 	for _, c := range []struct {
 		node, container string

@@ -88,7 +88,8 @@ func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 	}
 }
 
-// TestBoundLoopbackIPv6: a client reaches listeners on ::1 and [::] by ::1, whatever it is bound to.
+// TestBoundLoopbackIPv6: a client reaches listeners on ::1 and [::] by ::1, whatever it is bound
+// to.
 func TestBoundLoopbackIPv6(t *testing.T) {
 	var list []script
 	for _, listener := range []string{`6, "::1", $port`, `6, "::", $port`, `6, "::", $port, v6only=1`} {

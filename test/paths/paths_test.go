@@ -82,7 +82,8 @@ client: s = connect(4, "$target", $port, ("$client", 0))
 server: c, who = l.accept()` + exchange},
 }, inFamily("4", "0.0.0.0", `connect(6, "::ffff:$target", $port)`)...)
 
-// inFamily are scripts that both families have. also is one more way to connect that is refused, "" if there is none.
+// inFamily are scripts that both families have. also is one more way to connect that is refused, ""
+// if there is none.
 func inFamily(family, wildcard, also string) []script {
 	if also != "" {
 		also = "client: " + also
@@ -124,8 +125,8 @@ client: error_of(s.send, b"x")`},
 	return out
 }
 
-// TestPaths runs every script at every place, in every pair of modes, and compares what the programs saw;
-// while a connection is open the nodes must name its path, addresses and bytes.
+// TestPaths runs every script at every place, in every pair of modes, and compares what the
+// programs saw; while a connection is open the nodes must name its path, addresses and bytes.
 func TestPaths(t *testing.T) {
 	for _, pl := range lab.Places {
 		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, scripts...) })
@@ -232,7 +233,8 @@ func (r pathRun) run(t *testing.T) string {
 	return namePort(text, r.source, "SOURCE")
 }
 
-// namePort puts a name in a port's place: where it stands by itself, not among the digits of a digest.
+// namePort puts a name in a port's place: where it stands by itself, not among the digits of a
+// digest.
 func namePort(text string, port int, name string) string {
 	return regexp.MustCompile(fmt.Sprintf(`\b%d\b`, port)).ReplaceAllString(text, name)
 }
@@ -344,7 +346,8 @@ func checkAddrs(t *testing.T, whose string, c lab.ListedConnection, local, remot
 	}
 }
 
-// checkAliases: a loopback connection lies on an alias or, with a wildcard listener, on the overlay address.
+// checkAliases: a loopback connection lies on an alias or, with a wildcard listener, on the overlay
+// address.
 func (r pathRun) checkAliases(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
 	aliases := netip.MustParsePrefix("127.128.0.0/9")

@@ -15,8 +15,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// inPod are the modes of two containers that share one network namespace, of which one is intercepted. In the lab a
-// container's modes are such a pair: two runc containers in one namespace.
+// inPod are the modes of two containers that share one network namespace, of which one is
+// intercepted. In the lab a container's modes are such a pair: two runc containers in one
+// namespace.
 var inPod = [][2]string{{"overlay", "overlay"}, {"heddle", "overlay"}, {"overlay", "heddle"}}
 
 func at(addr string) func(testing.TB) string { return func(testing.TB) string { return addr } }
@@ -67,8 +68,8 @@ client: s = connect(6, "::1", $port, ("::", $source))
 server: c, who = l.accept()` + exchange},
 }
 
-// TestPods: within one network namespace, a process that is intercepted and one that is not reach each other as two
-// that are not.
+// TestPods: within one network namespace, a process that is intercepted and one that is not reach
+// each other as two that are not.
 func TestPods(t *testing.T) {
 	for _, pl := range pods {
 		t.Run(pl.Name, func(t *testing.T) { compareAt(t, pl, slices.Concat(scripts, boundInPod)...) })
@@ -94,7 +95,8 @@ func TestPods(t *testing.T) {
 	})
 }
 
-// lookPod is look for a connection between an intercepted process and one that is not, of one container.
+// lookPod is look for a connection between an intercepted process and one that is not, of one
+// container.
 func (r pathRun) lookPod(t *testing.T, sport uint16) {
 	t.Helper()
 	var c lab.ListedConnection
@@ -128,7 +130,8 @@ func (r pathRun) lookPod(t *testing.T, sport uint16) {
 // podWays are the two directions, by the modes of client and server.
 var podWays = [][2]string{{"heddle", "overlay"}, {"overlay", "heddle"}}
 
-// TestPodsTransfer sends much both ways at a time: the segments of lo must not meet the smaller MTU of a veth.
+// TestPodsTransfer sends much both ways at a time: the segments of lo must not meet the smaller MTU
+// of a veth.
 func TestPodsTransfer(t *testing.T) {
 	const size = 16 << 20
 	for _, target := range []string{"127.0.0.1", "::1", lab.Address(t, "overlay", "n1/c1"), lab.Address6(t, "overlay", "n1/c1").String()} {
@@ -152,7 +155,8 @@ func TestPodsTransfer(t *testing.T) {
 					p.Must(`drained()`)
 					// tcpi_total_retrans
 					raw := p.Must(`struct.unpack_from("I", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0]`)
-					// Some are to be had on any veth whose sender changes its processor; wrong sizes cost all of them.
+					// Some are to be had on any veth whose sender changes its processor; wrong
+					// sizes cost all of them.
 					if n, err := strconv.Atoi(raw); err != nil || n > size/1400/10 {
 						t.Errorf("%s retransmitted %s segments", p.Name, raw)
 					}
@@ -163,7 +167,8 @@ func TestPodsTransfer(t *testing.T) {
 	}
 }
 
-// TestPodsMany has many connections at once and one after another, to one server from intercepted and other clients.
+// TestPodsMany has many connections at once and one after another, to one server from intercepted
+// and other clients.
 func TestPodsMany(t *testing.T) {
 	const n = 300
 	for _, target := range []string{"127.0.0.1", "::1"} {
@@ -225,7 +230,8 @@ func TestPodsEnds(t *testing.T) {
 			connected()
 			client.Must(`s.sendall(b"again")`)
 			server.Expect(`5`, `len(c.recv(10))`)
-			// Unread data: a RST by the server's end, and one by the stack of an end that is long gone.
+			// Unread data: a RST by the server's end, and one by the stack of an end that is long
+			// gone.
 			client.Must(`s.sendall(b"unread")`)
 			server.Must(`select.select([c], [], [], 5)[0] and c.close()`)
 			client.Expect(`"ECONNRESET"`, `error_of(s.recv, 1)`)
@@ -241,13 +247,15 @@ func TestPodsEnds(t *testing.T) {
 	}
 }
 
-// kubeletRule is the chain KUBE-FIREWALL of kubelet and kube-proxy, which drops what goes to loopback addresses from others.
+// kubeletRule is the chain KUBE-FIREWALL of kubelet and kube-proxy, which drops what goes to
+// loopback addresses from others.
 const kubeletRule = `add table ip heddle-test-kubelet
 add chain ip heddle-test-kubelet input { type filter hook input priority 0; }
 add rule ip heddle-test-kubelet input ip daddr 127.0.0.0/8 ip saddr != 127.0.0.0/8 ct state != { established, related } counter drop
 `
 
-// TestPodsByNsenter: what enters the namespace from the node, as `kubectl port-forward` does, also on a node of Kubernetes.
+// TestPodsByNsenter: what enters the namespace from the node, as `kubectl port-forward` does, also
+// on a node of Kubernetes.
 func TestPodsByNsenter(t *testing.T) {
 	t.Run("alone", podByNsenter)
 	t.Run("kubelet", func(t *testing.T) {
@@ -313,7 +321,8 @@ func TestPodsApart(t *testing.T) {
 	}
 }
 
-// TestPodsBindConflicts: a program is told that a process that is not intercepted listens at its port.
+// TestPodsBindConflicts: a program is told that a process that is not intercepted listens at its
+// port.
 func TestPodsBindConflicts(t *testing.T) {
 	first, second := lab.StartPeer(t, "overlay", "n1/c1"), map[string]*lab.Peer{"overlay": lab.StartPeer(t, "overlay", "n1/c1"), "heddle": lab.StartPeer(t, "heddle", "n1/c1")}
 	own, own6 := lab.Address(t, "overlay", "n1/c1"), lab.Address6(t, "overlay", "n1/c1").String()

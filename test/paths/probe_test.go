@@ -26,9 +26,10 @@ def attempts(target, port):
             time.sleep(.1)
 `
 
-// TestSpoiltPath has the underlay drop or strip what direct connections need, in several ways. Programs must get
-// through all the same, by the overlay, with the same outcome as there; status says why; and when the underlay is well
-// again, connections are direct again. A direct connection that lives is left alone.
+// TestSpoiltPath has the underlay drop or strip what direct connections need, in several ways.
+// Programs must get through all the same, by the overlay, with the same outcome as there; status
+// says why; and when the underlay is well again, connections are direct again. A direct connection
+// that lives is left alone.
 func TestSpoiltPath(t *testing.T) {
 	ports := model.DefaultDirectPorts.String()
 	for _, c := range []struct {
@@ -121,8 +122,9 @@ func TestSpoiltPath(t *testing.T) {
 	}
 }
 
-// TestForgedProbes has a host on the underlay, which sees nothing between the nodes, and the containers of one try to
-// make a path that works fail, and one that fails work. Probes go on all the while.
+// TestForgedProbes has a host on the underlay, which sees nothing between the nodes, and the
+// containers of one try to make a path that works fail, and one that fails work. Probes go on all
+// the while.
 func TestForgedProbes(t *testing.T) {
 	n1, n2, victim := lab.Address(t, "host", "n1/c1"), lab.Address(t, "host", "n2/c1"), lab.Address(t, "heddle", "n2/c1")
 	c1, id := lab.Address(t, "heddle", "n1/c1"), lab.Numbers(t).ID
@@ -168,7 +170,8 @@ def end():
 	attack := func(flags int, probes uint64) {
 		t.Helper()
 		before := lab.DirectPaths(t, "n1").Probes
-		// Connects that are refused, so that probes are made; and what a container can say with its own address, or another's.
+		// Connects that are refused, so that probes are made; and what a container can say with its
+		// own address, or another's.
 		container.Must(`again(refused, %q, %d)`, victim, lab.FreePort())
 		stranger.Must(`again(answer_all, %q, %q, %d, %d)`, n2, n1, first, flags)
 		raw.Do(`forge(tcp_answer(%q, %d, %q, 40000, %d, 1, 1), %q)`, n2, first, n1, flags, n1)
@@ -198,8 +201,8 @@ def end():
 	lab.AwaitPath(t, "n1", model.PeerProven)
 }
 
-// TestConnectInFlight has the underlay block a path while a program connects. It must not wait for the kernel's two
-// minutes, although nothing can bring its SYN through any more.
+// TestConnectInFlight has the underlay block a path while a program connects. It must not wait for
+// the kernel's two minutes, although nothing can bring its SYN through any more.
 func TestConnectInFlight(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()

@@ -19,8 +19,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// As these, this test's program is one end of a QUIC connection: QUIC-SERVER ADDRESS echoes streams, QUIC-CLIENT
-// ADDRESS sends one and checks what comes back.
+// As these, this test's program is one end of a QUIC connection: QUIC-SERVER ADDRESS echoes
+// streams, QUIC-CLIENT ADDRESS sends one and checks what comes back.
 const (
 	quicServer = "quic-server"
 	quicClient = "quic-client"

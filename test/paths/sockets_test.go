@@ -100,8 +100,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestServerProcesses: connections are spread over the processes of a server, whether they share a listener
-// or each have one of their own.
+// TestServerProcesses: connections are spread over the processes of a server, whether they share a
+// listener or each have one of their own.
 func TestServerProcesses(t *testing.T) {
 	const processes, asked = 4, 160
 	for _, pl := range lab.Places[:2] {
@@ -125,7 +125,8 @@ func TestServerProcesses(t *testing.T) {
 					total := 0
 					for who, n := range by {
 						total += n
-						// Processes that share a listener take what they can get; a group is balanced by hash.
+						// Processes that share a listener take what they can get; a group is
+						// balanced by hash.
 						if name != "prefork" && n < asked/processes/4 {
 							t.Errorf("process %s answered %d of %d connections", who, n, asked)
 						}
@@ -187,8 +188,8 @@ func TestPassedListener(t *testing.T) {
 	user.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 }
 
-// TestCloseIsFinal: a socket that its program closed is closed, however soon after socket() that was: the agent,
-// which made it, holds it no longer than the program waits for it.
+// TestCloseIsFinal: a socket that its program closed is closed, however soon after socket() that
+// was: the agent, which made it, holds it no longer than the program waits for it.
 func TestCloseIsFinal(t *testing.T) {
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	p.Expect(`0`, `sum(closed_late() for _ in range(500))`)

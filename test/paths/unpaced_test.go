@@ -10,8 +10,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestUnpaced: where BBR is what a node gives every socket, connections over lo have reno, while the program reads "bbr"; what it
-// chose itself, and connections that leave the node, stay as they are.
+// TestUnpaced: where BBR is what a node gives every socket, connections over lo have reno, while
+// the program reads "bbr"; what it chose itself, and connections that leave the node, stay as they
+// are.
 func TestUnpaced(t *testing.T) {
 	giveEverySocketBBR(t)
 	for _, to := range []struct {
@@ -75,8 +76,8 @@ func chosenCongestion(t *testing.T) {
 	client.Expect(`"bbr"`, `s.getsockopt(6, 13, 16).rstrip(b"\0").decode()`)
 }
 
-// disconnectedCongestion: a socket that was connected over lo goes elsewhere as any other, and so does what it accepts when it
-// listens.
+// disconnectedCongestion: a socket that was connected over lo goes elsewhere as any other, and so
+// does what it accepts when it listens.
 func disconnectedCongestion(t *testing.T) {
 	client, near, far, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
 	near.Must(`l = listen(4, "0.0.0.0", %d)`, port)

@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestPolicyBadInput: what is contradictory, empty, huge or malformed is refused whole, with the place and the reason,
-// and the rules from before stay in force.
+// TestPolicyBadInput: what is contradictory, empty, huge or malformed is refused whole, with the
+// place and the reason, and the rules from before stay in force.
 func TestPolicyBadInput(t *testing.T) {
 	clearPolicy(t)
 	dir := t.TempDir()

@@ -22,8 +22,8 @@ type live struct {
 	cut            bool
 }
 
-// openLive opens connections at places, of each pair of modes one to a port that stays allowed and one to each that
-// will be forbidden.
+// openLive opens connections at places, of each pair of modes one to a port that stays allowed and
+// one to each that will be forbidden.
 func openLive(t testing.TB, clients, servers map[string]*lab.Peer, at []lab.Place, ports map[string]policyPorts) (all []live) {
 	t.Helper()
 	for _, pl := range at {
@@ -50,8 +50,8 @@ func openLive(t testing.TB, clients, servers map[string]*lab.Peer, at []lab.Plac
 	return all
 }
 
-// TestPolicyCut opens connections at every place and then forbids some of them: those end at both ends, also
-// at one that only waits, and no others.
+// TestPolicyCut opens connections at every place and then forbids some of them: those end at both
+// ends, also at one that only waits, and no others.
 func TestPolicyCut(t *testing.T) {
 	ports := newPolicyPorts()
 	at := policyPlaces(t)
@@ -96,8 +96,9 @@ func TestPolicyCut(t *testing.T) {
 	}
 }
 
-// TestPolicyCutMany forbids half of 10,000 live connections, direct ones and ones on one node: within a second of the
-// change being in force both ends see that they ended, and the other half lives.
+// TestPolicyCutMany forbids half of 10,000 live connections, direct ones and ones on one node:
+// within a second of the change being in force both ends see that they ended, and the other half
+// lives.
 func TestPolicyCutMany(t *testing.T) {
 	const each = 2500 // of 2 ports and 2 paths
 	stays, goes := lab.FreePort(), lab.FreePort()
@@ -134,8 +135,9 @@ func TestPolicyCutMany(t *testing.T) {
 	}
 }
 
-// TestPolicyFlips changes policy again and again while programs connect and talk: what is forbidden all the time never
-// connects, what is allowed never fails, and of what comes and goes nothing outlives its being forbidden.
+// TestPolicyFlips changes policy again and again while programs connect and talk: what is forbidden
+// all the time never connects, what is allowed never fails, and of what comes and goes nothing
+// outlives its being forbidden.
 func TestPolicyFlips(t *testing.T) {
 	const flips = 20 // and as many back; internal/plane/tcp/datapath has a test of a hundred
 	never, always, sometimes := lab.FreePort(), lab.FreePort(), lab.FreePort()
@@ -176,9 +178,10 @@ func TestPolicyFlips(t *testing.T) {
 	}
 }
 
-// TestPolicyWithheldACK: a host outside opens a connection, and holds the last ACK of the handshake back until the rules have
-// changed. The connection does not come to be, and what the ACK carries nobody reads; also when the node remembers
-// nothing of the handshake (SYN cookies). One whose port stays allowed comes to be then.
+// TestPolicyWithheldACK: a host outside opens a connection, and holds the last ACK of the handshake
+// back until the rules have changed. The connection does not come to be, and what the ACK carries
+// nobody reads; also when the node remembers nothing of the handshake (SYN cookies). One whose port
+// stays allowed comes to be then.
 func TestPolicyWithheldACK(t *testing.T) {
 	stays, goes := lab.FreePort(), lab.FreePort()
 	client := startPolicyPeer(t, "host", "outside")
@@ -204,7 +207,8 @@ func TestPolicyWithheldACK(t *testing.T) {
 					client.Expect("5", "v%d[%d].send(b'hello')", family, goes)
 					client.Expect("5", "v%d[%d].send(b'hello')", family, stays)
 					client.Expect(`"hihello"`, `received(v%d[%d], 7)`, family, stays)
-					// The server takes connections in the order they come: this one would have been taken by now.
+					// The server takes connections in the order they come: this one would have been
+					// taken by now.
 					client.Must("v%d[%d].close()", family, stays)
 				}
 				server.Expect("{}", "{p: n for p, n in accepted.items() if p == %d}", goes)

@@ -11,8 +11,8 @@ import (
 // object is a part of a document.
 type object = map[string]any
 
-// networkPolicy gives a random NetworkPolicy as Kubernetes writes it, and what it means, both made here: so that what is
-// read of it is compared as well.
+// networkPolicy gives a random NetworkPolicy as Kubernetes writes it, and what it means, both made
+// here: so that what is read of it is compared as well.
 func networkPolicy(g *generate.Generator, namespace, name string) (object, *policy.Policy) {
 	labels, selector := labelSelector(g)
 	means := &policy.Policy{Name: namespace + "/" + name,
@@ -40,7 +40,8 @@ func networkPolicy(g *generate.Generator, namespace, name string) (object, *poli
 	return object{"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}, means
 }
 
-// networkRules are the rules of one direction: all is denied but what they allow, and what the own node does.
+// networkRules are the rules of one direction: all is denied but what they allow, and what the own
+// node does.
 func networkRules(g *generate.Generator, namespace, field string) (*policy.Direction, []object) {
 	d := &policy.Direction{Default: policy.DefaultDeny,
 		Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Entity: policy.EntityHost}}}}}

@@ -86,9 +86,10 @@ type policySnapshot struct {
 	state   policy.State
 }
 
-// TestPolicyDiffer puts random rules in force for containers with random labels, and compares what connections,
-// datagrams and pings meet with what the rules say, between all kinds of processes: intercepted, plain, on the nodes and
-// outside, in both families. In TCP the kind of the refusal has to be right, too.
+// TestPolicyDiffer puts random rules in force for containers with random labels, and compares what
+// connections, datagrams and pings meet with what the rules say, between all kinds of processes:
+// intercepted, plain, on the nodes and outside, in both families. In TCP the kind of the refusal
+// has to be right, too.
 func TestPolicyDiffer(t *testing.T) {
 	clearPolicy(t)
 	lab.UnlimitedICMP(t)
@@ -301,8 +302,8 @@ func (w *policySnapshot) choose(rnd *rand.Rand, from string) (out []try) {
 	return out
 }
 
-// reachable reports whether there is somebody at a whom every peer reaches: the addresses that the host outside sends from are
-// for rules only.
+// reachable reports whether there is somebody at a whom every peer reaches: the addresses that the
+// host outside sends from are for rules only.
 func (w *policySnapshot) reachable(a netip.Addr) bool {
 	return w.endpointAt(a) != nil || a.String() == lab.OutsideTarget(w.t) ||
 		slices.ContainsFunc(w.state.Nodes, func(n policy.Node) bool { return slices.Contains(n.Addrs, a) })

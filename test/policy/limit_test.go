@@ -18,8 +18,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// Windows in which rates are measured: how long, and how many may miss before a test gives up. On a busy machine a
-// program that got no processor for a while reads less, and then what has piled up.
+// Windows in which rates are measured: how long, and how many may miss before a test gives up. On a
+// busy machine a program that got no processor for a while reads less, and then what has piled up.
 const (
 	limitWindow   = "1.2"
 	limitAttempts = 8
@@ -41,8 +41,8 @@ func floodProgram(t testing.TB) string {
 	return path
 }
 
-// startFlood sends over n connections. bound is the address to bind first, "-" for none. Options: "ipv6", and those of
-// flood.py.
+// startFlood sends over n connections. bound is the address to bind first, "-" for none. Options:
+// "ipv6", and those of flood.py.
 func startFlood(t testing.TB, fromMode, from, toMode, to string, n int, bound string, options ...string) *flood {
 	t.Helper()
 	port, prog := strconv.Itoa(lab.FreePort()), floodProgram(t)
@@ -110,8 +110,8 @@ func held(t testing.TB, what string, limit float64, measure func() float64) {
 	t.Errorf("%s: Mbit/s %v, want %.1f within 5 %%", what, seen, limit/1e6)
 }
 
-// TestLimitEgress: one cap holds what a container sends by all paths together, and another one that is smaller as
-// soon as it is set; without any, nothing is left.
+// TestLimitEgress: one cap holds what a container sends by all paths together, and another one that
+// is smaller as soon as it is set; without any, nothing is left.
 func TestLimitEgress(t *testing.T) {
 	before := lab.Shaping(t, "n1")
 	if strings.Contains(before, "heddle-sh0") || strings.Contains(before, "limit_") {
@@ -198,7 +198,8 @@ func TestLimitConnections(t *testing.T) {
 	}
 }
 
-// TestLimitRestart: limits hold while no agent runs and after the next one came, which can change them.
+// TestLimitRestart: limits hold while no agent runs and after the next one came, which can change
+// them.
 func TestLimitRestart(t *testing.T) {
 	lab.Limit(t, "n1/c1", "--egress", "100mbit", "--connection-ingress", "10mbit")
 	f := startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-")
@@ -254,8 +255,8 @@ func sees(t testing.TB, node, filter string) {
 	})
 }
 
-// TestLimitDSCP: the operator's mark is on the wire, on every packet, whatever a program sets; and gone when it is
-// lifted.
+// TestLimitDSCP: the operator's mark is on the wire, on every packet, whatever a program sets; and
+// gone when it is lifted.
 func TestLimitDSCP(t *testing.T) {
 	lab.Limit(t, "n1/c1", "--dscp", "46")
 	startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 1, "-", "hostile")
@@ -273,7 +274,8 @@ func TestLimitDSCP(t *testing.T) {
 
 // TestLimitPriority: where packets wait for a device, those of the higher class go first.
 func TestLimitPriority(t *testing.T) {
-	// Connected first: once the device is full, nothing of the lower class leaves, a SYN no more than anything else.
+	// Connected first: once the device is full, nothing of the lower class leaves, a SYN no more
+	// than anything else.
 	one := startFlood(t, "heddle", "n1/c1", "heddle", "n2/c1", 2, "-")
 	two := startFlood(t, "heddle", "n1/c2", "heddle", "n2/c2", 2, "-")
 	lab.Limit(t, "n1/c1", "--priority", "high")
@@ -326,8 +328,9 @@ func TestLimitRefused(t *testing.T) {
 	}
 }
 
-// TestLimitBothEnds: packets between containers of one node, one of them not intercepted, meet both caps at one place. They
-// count for both, so neither end has more than it may, whatever else it does.
+// TestLimitBothEnds: packets between containers of one node, one of them not intercepted, meet both
+// caps at one place. They count for both, so neither end has more than it may, whatever else it
+// does.
 func TestLimitBothEnds(t *testing.T) {
 	caps := func(egress, ingress string) {
 		lab.Limit(t, "n1/c1", "--egress", egress)

@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// exchangeBytes answers every byte on one connection at a port of an address, or sends some, each after the answer to the
-// one before.
+// exchangeBytes answers every byte on one connection at a port of an address, or sends some, each
+// after the answer to the one before.
 const exchangeBytes = `
 import socket, sys
 role, addr, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -31,9 +31,9 @@ else:
     print("exchanged", flush=True)
 `
 
-// TestLimitTracking: what waits for a cap on its way over lo comes back as untracked as it was sent. The shaping device
-// takes that from a packet; tracked from one side only, connections would be translated by the node's own rules, and
-// dropped by those that drop what is invalid.
+// TestLimitTracking: what waits for a cap on its way over lo comes back as untracked as it was
+// sent. The shaping device takes that from a packet; tracked from one side only, connections would
+// be translated by the node's own rules, and dropped by those that drop what is invalid.
 func TestLimitTracking(t *testing.T) {
 	nft := func(text string) error {
 		cmd := exec.Command("nsenter", "--net=/run/netns/"+lab.Name+"-n1", "nft", "-f", "-")

@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// translatedListeners are listeners of n1/c1, of both kinds, that are reached by translation on its node; each listens at
-// a port that clients are allowed and at one that is forbidden.
+// translatedListeners are listeners of n1/c1, of both kinds, that are reached by translation on its
+// node; each listens at a port that clients are allowed and at one that is forbidden.
 type translatedListeners struct {
 	t       *testing.T
 	at      string
@@ -50,8 +50,9 @@ func (w *translatedListeners) policy(client map[string]any, ports []int, other m
 		"ingress": map[string]any{"default": "deny", "rules": []any{allow(client, ports), allow(other, others)}}}
 }
 
-// TestPolicyTranslated reaches containers by translation of addresses on their node, as docker's -p and kube-proxy have it:
-// policy is decided for the container and the true client, also on what is open when it changes.
+// TestPolicyTranslated reaches containers by translation of addresses on their node, as docker's -p
+// and kube-proxy have it: policy is decided for the container and the true client, also on what is
+// open when it changes.
 func TestPolicyTranslated(t *testing.T) {
 	w := newTranslatedListeners(t)
 	underlay := lab.Address(t, "host", w.at)
@@ -101,8 +102,8 @@ func TestPolicyTranslated(t *testing.T) {
 	}
 }
 
-// TestPolicyTranslatedFar has a node lead its container's connects to another node's container: there they come from the
-// node, which is allowed, so it is the container's own node that decides.
+// TestPolicyTranslatedFar has a node lead its container's connects to another node's container:
+// there they come from the node, which is allowed, so it is the container's own node that decides.
 func TestPolicyTranslatedFar(t *testing.T) {
 	open, closed := lab.FreePort(), lab.FreePort()
 	outer := map[int]int{open: lab.FreePort(), closed: lab.FreePort()}

@@ -60,11 +60,13 @@ func (p policyPorts) want(pl lab.Place, m [2]string, port int) string {
 	return "hi"
 }
 
-// policyTarget is one connect of attempts in policy.py: family, address, port, whether it hangs, source address.
+// policyTarget is one connect of attempts in policy.py: family, address, port, whether it hangs,
+// source address.
 type policyTarget [5]any
 
-// targets are the connects to try at a place, in the families that try says: each port by IPv4 and, where the server is an endpoint, by IPv6; and from
-// a socket that is bound, which takes another path.
+// targets are the connects to try at a place, in the families that try says: each port by IPv4 and,
+// where the server is an endpoint, by IPv6; and from a socket that is bound, which takes another
+// path.
 func (p policyPorts) targets(t testing.TB, pl lab.Place, m [2]string, try func(pl lab.Place, family int) bool) (targets []policyTarget, want []string) {
 	add := func(family int, addr string, source string) {
 		if !try(pl, family) {
@@ -86,7 +88,8 @@ func (p policyPorts) targets(t testing.TB, pl lab.Place, m [2]string, try func(p
 	return targets, want
 }
 
-// policyPeers starts clients and servers at places, by container and mode; servers serve their mode's ports.
+// policyPeers starts clients and servers at places, by container and mode; servers serve their
+// mode's ports.
 func policyPeers(t testing.TB, at []lab.Place, ports map[string]policyPorts) (clients, servers map[string]*lab.Peer) {
 	t.Helper()
 	clients, servers = map[string]*lab.Peer{}, map[string]*lab.Peer{}
@@ -104,8 +107,8 @@ func policyPeers(t testing.TB, at []lab.Place, ports map[string]policyPorts) (cl
 	return clients, servers
 }
 
-// TestPolicyPaths tries, at every place and in every pair of modes, ports that policy leaves alone, rejects and drops, by
-// the rules of either end.
+// TestPolicyPaths tries, at every place and in every pair of modes, ports that policy leaves alone,
+// rejects and drops, by the rules of either end.
 func TestPolicyPaths(t *testing.T) {
 	ports := newPolicyPorts()
 	var egress, ingress []map[string]any
@@ -117,8 +120,8 @@ func TestPolicyPaths(t *testing.T) {
 	tryPaths(t, policyPlaces(t), ports, func(lab.Place, int) bool { return true })
 }
 
-// TestPolicyCookies tries the paths to intercepted processes while the nodes answer every SYN with a cookie: the
-// connection is then made of the last ACK alone.
+// TestPolicyCookies tries the paths to intercepted processes while the nodes answer every SYN with
+// a cookie: the connection is then made of the last ACK alone.
 func TestPolicyCookies(t *testing.T) {
 	for _, node := range []string{"n1", "n2"} {
 		lab.SetSysctl(t, node, "ipv4/tcp_syncookies", "2")
@@ -142,7 +145,8 @@ func TestPolicyCookies(t *testing.T) {
 	}
 }
 
-// tryPaths tries every port at every place, and compares what comes of it, and what is accepted, with what policy says.
+// tryPaths tries every port at every place, and compares what comes of it, and what is accepted,
+// with what policy says.
 func tryPaths(t *testing.T, at []lab.Place, ports map[string]policyPorts, try func(pl lab.Place, family int) bool) {
 	t.Helper()
 	clients, servers := policyPeers(t, at, ports)
@@ -184,8 +188,9 @@ func answer(t testing.TB, p *lab.Peer, into any, format string, args ...any) {
 	}
 }
 
-// TestPolicyDatagrams sends datagrams, whole and in fragments, between processes that are not intercepted, to ports that
-// policy leaves alone, rejects and drops. Answers to what is allowed pass, although the other way all is forbidden.
+// TestPolicyDatagrams sends datagrams, whole and in fragments, between processes that are not
+// intercepted, to ports that policy leaves alone, rejects and drops. Answers to what is allowed
+// pass, although the other way all is forbidden.
 func TestPolicyDatagrams(t *testing.T) {
 	free, reject, drop := lab.FreePort(), lab.FreePort(), lab.FreePort()
 	for _, path := range [][2]string{{"n1/c1", "n2/c1"}, {"n1/c1", "n1/c2"}} {

@@ -27,8 +27,9 @@ while True:
     c.close()
 `
 
-// serviceClient connects COUNT times and prints, for each, what answered, or the errno's name, and what getpeername said. The
-// last of its sockets is then connected to another address, where there is one.
+// serviceClient connects COUNT times and prints, for each, what answered, or the errno's name, and
+// what getpeername said. The last of its sockets is then connected to another address, where there
+// is one.
 const serviceClient = `
 import errno, json, socket, sys
 family, host, port, count = getattr(socket, sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -70,7 +71,8 @@ func askService(t *testing.T, family, host string, port, count int, more ...stri
 	return a
 }
 
-// TestServices has a container connect to services whose backends are in other containers and its own.
+// TestServices has a container connect to services whose backends are in other containers and its
+// own.
 func TestServices(t *testing.T) {
 	port, closed := lab.FreePort(), lab.FreePort()
 	backend := map[string]netip.AddrPort{}
@@ -153,7 +155,8 @@ func TestServices(t *testing.T) {
 	if got := lab.Counters(t, "n1")["refuse_no_backend"] - refused; got != 2 {
 		t.Errorf("refuse_no_backend rose by %d, want 2", got)
 	}
-	// A port of the address that is no service's is none, and so is the backend's port where nothing listens.
+	// A port of the address that is no service's is none, and so is the backend's port where
+	// nothing listens.
 	edit(api.ServiceEdit{Put: []model.Service{{Addr: vip, Backends: []netip.AddrPort{netip.AddrPortFrom(backend["n2/c1"].Addr(), uint16(closed))}}}})
 	if n := askService(t, "AF_INET", "10.96.0.10", 80, 2).of(t, name); n["ECONNREFUSED"] != 2 {
 		t.Errorf("nothing listens at the backend: %v", n)

@@ -61,8 +61,8 @@ type iperf3Report struct {
 	Error string
 }
 
-// iperf3 runs the client and gives what does not depend on speed. Every stream must have carried bytes,
-// and, where the amount is given, all of it must have arrived.
+// iperf3 runs the client and gives what does not depend on speed. Every stream must have carried
+// bytes, and, where the amount is given, all of it must have arrived.
 func iperf3(t testing.TB, e ends, flags []string) string {
 	t.Helper()
 	raw := lab.MustRun(t, e.clientMode, e.client, append([]string{"iperf3", "--client", e.addr, "--json"}, flags...)...)

@@ -14,8 +14,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestOpenMPI runs a job of two processes in two containers, with TCP between them and between what starts them. Open MPI binds
-// sockets with AF_UNSPEC before they connect.
+// TestOpenMPI runs a job of two processes in two containers, with TCP between them and between what
+// starts them. Open MPI binds sockets with AF_UNSPEC before they connect.
 func TestOpenMPI(t *testing.T) {
 	dir := lab.SharedDir(t)
 	ring := filepath.Join(dir, "ring")

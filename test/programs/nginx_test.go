@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestNginx checks nginx with workers of another user, two listeners on one port, TLS and a backend over
-// loopback, for curl and wrk.
+// TestNginx checks nginx with workers of another user, two listeners on one port, TLS and a backend
+// over loopback, for curl and wrk.
 func TestNginx(t *testing.T) {
 	compareModes(t, scenario{serve: serveNginx, talk: talkNginx}, prepareNginx)
 }

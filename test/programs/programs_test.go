@@ -29,18 +29,18 @@ func nodeOf(container string) string {
 	return name
 }
 
-// scenario is a server and its clients, run in every mix of modes. What the two ends see must not depend
-// on the mix.
+// scenario is a server and its clients, run in every mix of modes. What the two ends see must not
+// depend on the mix.
 type scenario struct {
 	// serve starts the server and returns when it accepts connections.
 	serve func(t testing.TB, e ends) *lab.Program
-	// talk runs the clients to their end, stops the server if that is needed to read its logs, and writes
-	// down what both ends saw.
+	// talk runs the clients to their end, stops the server if that is needed to read its logs, and
+	// writes down what both ends saw.
 	talk func(t testing.TB, e ends, server *lab.Program, saw *observation)
 }
 
-// placements are where the two ends run. Towards n1, which is the way back of the first, only both ends intercepted are
-// compared with none.
+// placements are where the two ends run. Towards n1, which is the way back of the first, only both
+// ends intercepted are compared with none.
 var placements = []struct {
 	name, server, client string
 	mixes                bool // of an intercepted end with a plain one, too
@@ -51,8 +51,8 @@ var placements = []struct {
 }
 
 // compareModes plays a scenario in each placement: first with both ends on the plain overlay, for
-// reference, then in every mix of modes that has an intercepted end. dir is for files that both ends read;
-// prepare, which may be nil, puts them there.
+// reference, then in every mix of modes that has an intercepted end. dir is for files that both
+// ends read; prepare, which may be nil, puts them there.
 func compareModes(t *testing.T, s scenario, prepare func(t testing.TB, dir string)) {
 	t.Helper()
 	dir := lab.SharedDir(t)
@@ -63,8 +63,9 @@ func compareModes(t *testing.T, s scenario, prepare func(t testing.TB, dir strin
 		t.Run(at.name, func(t *testing.T) {
 			e := ends{server: at.server, client: at.client, addr: lab.Address(t, "overlay", at.server), dir: dir}
 			want := play(t, s, e, "overlay", "overlay")
-			// Clients of the plain overlay first. The two modes of a container share its address but not its
-			// ports: packets for a plain client would go to a socket of the node that waits in TIME_WAIT.
+			// Clients of the plain overlay first. The two modes of a container share its address
+			// but not its ports: packets for a plain client would go to a socket of the node that
+			// waits in TIME_WAIT.
 			for _, clientMode := range lab.Modes {
 				for _, serverMode := range lab.Modes {
 					if serverMode == "overlay" && clientMode == "overlay" || serverMode != clientMode && !at.mixes {
@@ -121,8 +122,8 @@ func (c pairCounts) since(before pairCounts) pairCounts {
 	return pairCounts{diff(c.server, before.server), diff(c.client, before.client)}
 }
 
-// checkPaths checks what the nodes counted during a conversation: acceleration must not fall back in
-// silence, and must not meddle where neither end is intercepted.
+// checkPaths checks what the nodes counted during a conversation: acceleration must not fall back
+// in silence, and must not meddle where neither end is intercepted.
 func checkPaths(t testing.TB, e ends, counted pairCounts) {
 	t.Helper()
 	wantServer, wantClient := expectedCounts(e)
@@ -134,7 +135,8 @@ func checkPaths(t testing.TB, e ends, counted pairCounts) {
 			}
 		}
 		for reason := range counted {
-			// What earlier tests left behind, a map that was busy, and probes of the direct path, which come at any time.
+			// What earlier tests left behind, a map that was busy, and probes of the direct path,
+			// which come at any time.
 			if reason == "time_wait_ended" || reason == "drop_not_remembered" || reason == "probe_listener" {
 				continue
 			}
@@ -145,8 +147,8 @@ func checkPaths(t testing.TB, e ends, counted pairCounts) {
 	}
 	check(e.serverNode(), counted.server, wantServer)
 	check(e.clientNode(), counted.client, wantClient)
-	// A SYN-ACK may be sent again. A client that gives up while it connects leaves one to its container's own
-	// stack, and that stack's RST comes back by the veth.
+	// A SYN-ACK may be sent again. A client that gives up while it connects leaves one to its
+	// container's own stack, and that stack's RST comes back by the veth.
 	if accepted := counted.server["accept_local"]; e.serverMode == e.clientMode && counted.server["deliver_overlay"] > 2+accepted/50 {
 		t.Errorf("packets between node sockets took the veth: %v", counted.server)
 	}
@@ -270,8 +272,8 @@ func pattern(n int) []byte {
 	return data
 }
 
-// waitServer waits until the server of e accepts connections on a port. It asks from the server's own
-// container, so that no connection between the ends is counted.
+// waitServer waits until the server of e accepts connections on a port. It asks from the server's
+// own container, so that no connection between the ends is counted.
 func waitServer(t testing.TB, e ends, port string) {
 	t.Helper()
 	lab.WaitPort(t, e.serverMode, e.server, e.addr, port)

@@ -9,8 +9,8 @@ import (
 // python3 is the distribution's, whatever else is in PATH.
 const python3 = "/usr/bin/python3"
 
-// servePython gives a scenario's serve for a Python program that prints "ready" when it listens. -u: a
-// program that is ended would keep its output to itself.
+// servePython gives a scenario's serve for a Python program that prints "ready" when it listens.
+// -u: a program that is ended would keep its output to itself.
 func servePython(script string) func(t testing.TB, e ends) *lab.Program {
 	return func(t testing.TB, e ends) *lab.Program {
 		t.Helper()
@@ -30,8 +30,9 @@ func talkPython(script string) func(t testing.TB, e ends, server *lab.Program, s
 	}
 }
 
-// TestPythonBlocking checks what blocking programs do with sockets: half-closed connections, resets,
-// peeking, timeouts, sendfile, options, IPv4 on an IPv6 socket, a listener shared by forked processes.
+// TestPythonBlocking checks what blocking programs do with sockets: half-closed connections,
+// resets, peeking, timeouts, sendfile, options, IPv4 on an IPv6 socket, a listener shared by forked
+// processes.
 func TestPythonBlocking(t *testing.T) {
 	compareModes(t, scenario{serve: servePython("blocking_server.py"), talk: talkPython("blocking_client.py")},
 		func(t testing.TB, dir string) { copyPrograms(t, dir, "blocking_server.py", "blocking_client.py") })

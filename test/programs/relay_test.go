@@ -7,10 +7,10 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestManyToPlainListener checks that a listener that is not intercepted takes many connections at once
-// from one container, and more after they have ended. They arrive at many direct ports, so the sender's
-// kernel gives some the same source port; behind the relay each must have its own. What the relay
-// remembers of connections that ended must not touch those that come over the overlay.
+// TestManyToPlainListener checks that a listener that is not intercepted takes many connections at
+// once from one container, and more after they have ended. They arrive at many direct ports, so the
+// sender's kernel gives some the same source port; behind the relay each must have its own. What
+// the relay remembers of connections that ended must not touch those that come over the overlay.
 func TestManyToPlainListener(t *testing.T) {
 	const count = 4000
 	e := ends{server: "n2/c2", client: "n1/c2", serverMode: "overlay", clientMode: "heddle", dir: lab.SharedDir(t)}

@@ -62,8 +62,8 @@ func talkRedis(t testing.TB, e ends, _ *lab.Program, saw *observation) {
 // rate is what redis-benchmark measured.
 var rate = regexp.MustCompile(`[\d.]+ requests per second, p50=[\d.]+ msec`)
 
-// finalRates gives the result lines of redis-benchmark without their figures; what it overwrites on a
-// terminal while it runs is left out.
+// finalRates gives the result lines of redis-benchmark without their figures; what it overwrites on
+// a terminal while it runs is left out.
 func finalRates(out string) string {
 	var b strings.Builder
 	for line := range strings.Lines(out) {
@@ -73,8 +73,8 @@ func finalRates(out string) string {
 	return b.String()
 }
 
-// TestMemcached checks memcached, which leaves root's rights behind after it has made its listeners, for
-// a client that speaks its text protocol.
+// TestMemcached checks memcached, which leaves root's rights behind after it has made its
+// listeners, for a client that speaks its text protocol.
 func TestMemcached(t *testing.T) {
 	compareModes(t, scenario{
 		serve: func(t testing.TB, e ends) *lab.Program {

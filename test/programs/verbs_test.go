@@ -54,7 +54,8 @@ func (l verbsLab) exec(ctx context.Context, container string, words []string) *e
 	return cmd
 }
 
-// pair runs a program of two ends, which waits for its client without a word, in n1/c1 and in client.
+// pair runs a program of two ends, which waits for its client without a word, in n1/c1 and in
+// client.
 func (l verbsLab) pair(client string, words ...string) (served, said string, err error) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
@@ -128,7 +129,8 @@ func (l verbsLab) router() (api.Router, error) {
 	return *status[0].Router, nil
 }
 
-// TestVerbs: Debian's own programs, as they are, on one node and between two, and after the ends of agent and router.
+// TestVerbs: Debian's own programs, as they are, on one node and between two, and after the ends of
+// agent and router.
 func TestVerbs(t *testing.T) {
 	l := newVerbsLab(t)
 	for _, client := range []string{"n1/c2", "n2/c1"} {

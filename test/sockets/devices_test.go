@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// deviceScript makes listeners and clients that are bound to devices, by name or by index; 99 is none's.
+// deviceScript makes listeners and clients that are bound to devices, by name or by index; 99 is
+// none's.
 const deviceScript = `
 DEVICES = (None, "lo", "eth0", 1, 99)
 
@@ -71,8 +72,9 @@ func deviceAnswers(t *testing.T, p *lab.Peer, listeners, devices string, targets
 	return said
 }
 
-// TestBoundToDevices has listeners and clients that are bound to devices of the container, or to none: each listener is reached
-// by what a plain container's is, from wherever and whoever, and each client reaches what a plain container's does.
+// TestBoundToDevices has listeners and clients that are bound to devices of the container, or to
+// none: each listener is reached by what a plain container's is, from wherever and whoever, and
+// each client reaches what a plain container's does.
 func TestBoundToDevices(t *testing.T) {
 	own4, own6 := lab.Address(t, "heddle", "n1/c1"), lab.Overlay6(t, "n1/c1")
 	want := map[string]map[string]string{} // what plain clients say of a plain server, by client's container

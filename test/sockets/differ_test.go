@@ -142,8 +142,8 @@ func startServeOutside(t *testing.T, argv []string) {
 	})
 }
 
-// hunt runs programs, several at a time, until next gives no more, and collects findings, one of each kind: those that
-// stand are shrunk.
+// hunt runs programs, several at a time, until next gives no more, and collects findings, one of
+// each kind: those that stand are shrunk.
 type hunt struct {
 	t      *testing.T
 	runner differ.Runner
@@ -187,8 +187,8 @@ func (h *hunt) run() {
 	}
 }
 
-// confirmations is how often a finding is looked at alone, when all the other programs have ended: neither the load of
-// the machine nor what the others do is a difference of the modes.
+// confirmations is how often a finding is looked at alone, when all the other programs have ended:
+// neither the load of the machine nor what the others do is a difference of the modes.
 const confirmations = 5
 
 // confirm reports a finding that stands, in full, and gives a line about it.
@@ -250,8 +250,8 @@ func (h *hunt) keep(f differ.Finding) {
 	}
 }
 
-// TestNamedPrograms runs the programs that once were findings, and some that must work. With -differ.program it runs
-// that one and prints its trace.
+// TestNamedPrograms runs the programs that once were findings, and some that must work. With
+// -differ.program it runs that one and prints its trace.
 func TestNamedPrograms(t *testing.T) {
 	hosts := differLab(t)
 	if *differProgram != "" {

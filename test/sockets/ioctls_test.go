@@ -9,8 +9,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestIoctls makes every ioctl of the trapped ranges on sockets and other files, in both modes: programs must see the
-// same, memory included. With CAP_NET_ADMIN they also change what they see, so that both need namespaces of their own.
+// TestIoctls makes every ioctl of the trapped ranges on sockets and other files, in both modes:
+// programs must see the same, memory included. With CAP_NET_ADMIN they also change what they see,
+// so that both need namespaces of their own.
 func TestIoctls(t *testing.T) {
 	program := lab.IoctlsProgram(t)
 	t.Run("default capabilities", func(t *testing.T) {
@@ -56,7 +57,8 @@ func compareIoctls(t *testing.T, want, got string) {
 	}
 }
 
-// ioctlLines gives the program's lines without the one request that differs for a reason: docs/differences.md.
+// ioctlLines gives the program's lines without the one request that differs for a reason:
+// docs/differences.md.
 func ioctlLines(out string) (lines []string) {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSuffix(line, "\n")

@@ -14,8 +14,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestManyConnections holds more connections between two nodes than one port's worth (28,000 ephemeral
-// ports): all from one container to one port of another.
+// TestManyConnections holds more connections between two nodes than one port's worth (28,000
+// ephemeral ports): all from one container to one port of another.
 func TestManyConnections(t *testing.T) {
 	const processes, each = 4, 15500
 	const total = processes * each
@@ -88,8 +88,8 @@ func TestSYNCookies(t *testing.T) {
 	}
 }
 
-// TestSYNPressure: more connects at once than a stalled listener's backlog holds. Once it accepts again, all
-// get through, each under its own name.
+// TestSYNPressure: more connects at once than a stalled listener's backlog holds. Once it accepts
+// again, all get through, each under its own name.
 func TestSYNPressure(t *testing.T) {
 	for _, cookies := range []string{"0", "1", "2"} {
 		t.Run("syncookies "+cookies, func(t *testing.T) {

@@ -63,7 +63,8 @@ func (l poolLab) python(words ...string) []byte {
 	return stdout.Bytes()
 }
 
-// TestPoolLibrary: the library needs of the C library where errno is, and nothing else, so that it loads under any.
+// TestPoolLibrary: the library needs of the C library where errno is, and nothing else, so that it
+// loads under any.
 func TestPoolLibrary(t *testing.T) {
 	f, err := elf.Open(filepath.Join(filepath.Dir(lab.Bin), "libheddle-pool.so"))
 	testutil.NoError(t, err)
@@ -78,7 +79,8 @@ func TestPoolLibrary(t *testing.T) {
 	}
 }
 
-// TestSocketPool: a dynamically linked program sees the same of its sockets with the preloaded pool as without.
+// TestSocketPool: a dynamically linked program sees the same of its sockets with the preloaded pool
+// as without.
 func TestSocketPool(t *testing.T) {
 	l := newPoolLab(t)
 	script, err := filepath.Abs("testdata/pool.py")
@@ -149,7 +151,8 @@ print("made", n)`
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	testutil.NoError(t, cmd.Start())
-	// An agent that is killed with the listener in its hands, not yet the fd keeper's, loses it: docs/architecture/restart.md.
+	// An agent that is killed with the listener in its hands, not yet the fd keeper's, loses it:
+	// docs/architecture/restart.md.
 	testutil.EventuallyNil(t, "its first socket", func() error { _, err := os.Stat(begun); return err })
 	var status []struct{ PID int }
 	raw := lab.Heddle(t, "status", "--lab", l.name, "--node", "n1", "--output", "json")

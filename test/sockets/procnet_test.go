@@ -39,8 +39,8 @@ var tools = []tool{
 	{"busybox", []string{"busybox", "netstat", "-tan"}, nil},
 }
 
-// TestToolsSeeConnections: ss, netstat, lsof and fuser show an intercepted container's connections, with the same addresses,
-// states, queues, users and processes as a plain container's.
+// TestToolsSeeConnections: ss, netstat, lsof and fuser show an intercepted container's connections,
+// with the same addresses, states, queues, users and processes as a plain container's.
 func TestToolsSeeConnections(t *testing.T) {
 	for _, program := range []string{"ss", "netstat", "lsof", "fuser", "busybox"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -63,7 +63,8 @@ func TestToolsSeeConnections(t *testing.T) {
 	}
 }
 
-// seenByTools makes connections of every kind in n2/c1, and gives what each tool shows there of sockets with these ports.
+// seenByTools makes connections of every kind in n2/c1, and gives what each tool shows there of
+// sockets with these ports.
 func seenByTools(t *testing.T, mode string, ports []int) map[string]string {
 	server, other, near := lab.StartPeer(t, mode, "n2/c1"), lab.StartPeer(t, mode, "n1/c1"), lab.StartPeer(t, mode, "n2/c2")
 	own, own6 := lab.Address(t, mode, "n2/c1"), lab.Overlay6(t, "n2/c1")
@@ -112,7 +113,8 @@ var (
 	spaces    = regexp.MustCompile(`[ \t]+`)
 )
 
-// sockets gives the lines of a tool's output that are about sockets with ports, in order, without what differs from run to run.
+// sockets gives the lines of a tool's output that are about sockets with ports, in order, without
+// what differs from run to run.
 func sockets(t *testing.T, mode string, tool tool, ports []int) string {
 	t.Helper()
 	argv := slices.Clone(tool.argv)
@@ -142,15 +144,16 @@ func sockets(t *testing.T, mode string, tool tool, ports []int) string {
 	return strings.Join(rows, "\n") + "\n"
 }
 
-// TestProcNetIsWhole: more sockets than one read() has room for are listed once each, and what /proc/net has besides is the
-// container's own.
+// TestProcNetIsWhole: more sockets than one read() has room for are listed once each, and what
+// /proc/net has besides is the container's own.
 func TestProcNetIsWhole(t *testing.T) {
 	const many = 1500
 	p := lab.StartPeer(t, "heddle", "n1/c1")
 	p.Must(`held = [listen(4, "127.0.0.1", 0) for _ in range(%d)]`, many)
 	p.Must(`mine = {str(os.fstat(s.fileno()).st_ino) for s in held}`)
 	p.Expect(fmt.Sprint(many), `len(mine & {l.split()[9] for l in open("/proc/net/tcp")})`)
-	// While the agent makes sockets ahead, to replace these, a walk may come by one twice, as one of the kernel's own file.
+	// While the agent makes sockets ahead, to replace these, a walk may come by one twice, as one
+	// of the kernel's own file.
 	want := fmt.Sprintf("[%d, %d]", many, many)
 	testutil.Eventually(t, "each socket to be listed, once", func() (bool, string) {
 		p.Must(`lines = [l.split() for l in open("/proc/net/tcp")]`)
@@ -203,8 +206,8 @@ func TestProcNetLeftAlone(t *testing.T) {
 	}
 }
 
-// TestProcNetNamesOnlyTheOverlay: whenever a program looks, also while its connections are made and accepted, it reads the addresses
-// that getsockname() and getpeername() would tell.
+// TestProcNetNamesOnlyTheOverlay: whenever a program looks, also while its connections are made and
+// accepted, it reads the addresses that getsockname() and getpeername() would tell.
 func TestProcNetNamesOnlyTheOverlay(t *testing.T) {
 	server, client, port := lab.StartPeer(t, "heddle", "n2/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	own := lab.Address(t, "heddle", "n2/c1")
@@ -235,7 +238,8 @@ func watchNames(t *testing.T, container string) *peerWatch {
 	return w
 }
 
-// mustNameOverlay ends it: connections were seen, and no other addresses than those of the overlay. There may be some left of others.
+// mustNameOverlay ends it: connections were seen, and no other addresses than those of the overlay.
+// There may be some left of others.
 func (w *peerWatch) mustNameOverlay(t *testing.T, own netip.Addr) {
 	t.Helper()
 	pool, err := own.Prefix(16)

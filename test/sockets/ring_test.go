@@ -9,9 +9,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestRing connects, accepts, sends and receives through io_uring, with sockets of socket() and with those that io_uring
-// makes itself, which no seccomp filter sees: they are the container's own, and reach intercepted listeners all the
-// same.
+// TestRing connects, accepts, sends and receives through io_uring, with sockets of socket() and
+// with those that io_uring makes itself, which no seccomp filter sees: they are the container's
+// own, and reach intercepted listeners all the same.
 func TestRing(t *testing.T) {
 	ring := filepath.Join(t.TempDir(), "ring")
 	if out, err := exec.Command("gcc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", ring, "testdata/ring.c").CombinedOutput(); err != nil {

@@ -11,8 +11,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// knownSemantics are what the cases of semantics.py may print otherwise in heddle mode, by case: rows of
-// docs/differences.md. The function makes of a plain container's lines what is expected here.
+// knownSemantics are what the cases of semantics.py may print otherwise in heddle mode, by case:
+// rows of docs/differences.md. The function makes of a plain container's lines what is expected
+// here.
 var knownSemantics = map[string]func(string) string{
 	// IP_TTL as the peer sees it: a direct path has no router of the overlay on it.
 	"tos_ttl": func(plain string) string {
@@ -23,8 +24,8 @@ var knownSemantics = map[string]func(string) string{
 	},
 }
 
-// TestSemantics runs the cases of semantics.py against a peer on another node and one on the same node, in both modes: they
-// must print the same.
+// TestSemantics runs the cases of semantics.py against a peer on another node and one on the same
+// node, in both modes: they must print the same.
 func TestSemantics(t *testing.T) { compareSemantics(t) }
 
 // TestFastOpen does so with a peer that gives out cookies and takes data from SYNs.
@@ -35,8 +36,8 @@ func TestFastOpen(t *testing.T) {
 	compareSemantics(t, "fastopen")
 }
 
-// TestUnprivilegedPorts does so where users without capabilities may bind ports from 80 on in the container: what the
-// node's setting is does not matter.
+// TestUnprivilegedPorts does so where users without capabilities may bind ports from 80 on in the
+// container: what the node's setting is does not matter.
 func TestUnprivilegedPorts(t *testing.T) {
 	lab.SetSysctl(t, "n1-c1", "ipv4/ip_unprivileged_port_start", "80")
 	lab.SetSysctl(t, "n1", "ipv4/ip_unprivileged_port_start", "0")

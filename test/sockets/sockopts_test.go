@@ -57,9 +57,9 @@ func difference(level string, number int) *optionDifference {
 // optionValue matches a value in the output of sockopts.c, behind its length.
 var optionValue = regexp.MustCompile(`(=\d+:)[0-9a-f]+`)
 
-// TestSocketOptions reads and sets every option number of four levels on IPv4 and IPv6 sockets in six states, in
-// both modes: what the calls return must be equal, but for the table above. Each entry of the table must be
-// needed.
+// TestSocketOptions reads and sets every option number of four levels on IPv4 and IPv6 sockets in
+// six states, in both modes: what the calls return must be equal, but for the table above. Each
+// entry of the table must be needed.
 func TestSocketOptions(t *testing.T) {
 	sockopts := filepath.Join(t.TempDir(), "sockopts")
 	if out, err := exec.Command("gcc", "-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o", sockopts, "testdata/sockopts.c").CombinedOutput(); err != nil {
@@ -102,7 +102,8 @@ func TestSocketOptions(t *testing.T) {
 	}
 }
 
-// sweepOptions runs sockopts.c between two nodes and gives its lines by family, state, level and option.
+// sweepOptions runs sockopts.c between two nodes and gives its lines by family, state, level and
+// option.
 func sweepOptions(t *testing.T, mode, sockopts string) map[string]string {
 	t.Helper()
 	port := strconv.Itoa(lab.FreePort())

@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// echoServer accepts any number of connections on all addresses and echoes one message on each; the client
-// closes first, so that TIME_WAIT is on its side.
+// echoServer accepts any number of connections on all addresses and echoes one message on each; the
+// client closes first, so that TIME_WAIT is on its side.
 const echoServer = `
 import socket, sys
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -25,8 +25,8 @@ while True:
     c.close()
 `
 
-// echoClient connects to ADDR PORT from each of the source ports given behind, echoes, closes first and
-// prints the ports it used.
+// echoClient connects to ADDR PORT from each of the source ports given behind, echoes, closes first
+// and prints the ports it used.
 const echoClient = `
 import socket, sys
 ports = []
@@ -44,8 +44,8 @@ print(*ports)
 `
 
 // TestTimeWaitIsNotInTheWay checks that node sockets in TIME_WAIT do not swallow the packets of new
-// connections between the containers' own stacks that have the same addresses and ports, on one node and
-// on two, whichever end is intercepted.
+// connections between the containers' own stacks that have the same addresses and ports, on one
+// node and on two, whichever end is intercepted.
 func TestTimeWaitIsNotInTheWay(t *testing.T) {
 	// Outside the range the kernel gives out, which earlier tests have left full of TIME_WAIT.
 	var ports []string
@@ -79,8 +79,8 @@ func TestTimeWaitIsNotInTheWay(t *testing.T) {
 	}
 }
 
-// countingClient makes COUNT connections to ADDR PORT, one after another, reads each to its end, which the server
-// makes, and prints how many went through.
+// countingClient makes COUNT connections to ADDR PORT, one after another, reads each to its end,
+// which the server makes, and prints how many went through.
 const countingClient = `
 import socket, sys
 for i in range(int(sys.argv[3])):
@@ -104,8 +104,8 @@ while True:
     c.shutdown(socket.SHUT_WR); c.recv(64); c.close()
 `
 
-// TestTimeWaitIsTakenOver connects over so few wire 4-tuples that each comes again while the server's node has it in
-// TIME_WAIT: the new connection takes its place at once, as between hosts.
+// TestTimeWaitIsTakenOver connects over so few wire 4-tuples that each comes again while the
+// server's node has it in TIME_WAIT: the new connection takes its place at once, as between hosts.
 func TestTimeWaitIsTakenOver(t *testing.T) {
 	const connections = 600
 	// The client's node gives out four ports: to another node times 64 direct ports.
@@ -135,8 +135,9 @@ func TestTimeWaitIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestActiveTransfers: a server that connects to its client, always from the same port to the same port (FTP in active mode),
-// gets its connection each time, whoever closes first and whichever end is intercepted.
+// TestActiveTransfers: a server that connects to its client, always from the same port to the same
+// port (FTP in active mode), gets its connection each time, whoever closes first and whichever end
+// is intercepted.
 func TestActiveTransfers(t *testing.T) {
 	script, err := filepath.Abs("testdata/active.py")
 	testutil.NoError(t, err)

@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestUserNamespace runs cases of semantics.py in containers with a user namespace of their own, which owns their network
-// namespace, with no_new_privs and a seccomp profile of their own: their root is nobody on the node, and still may what it may in a plain container.
+// TestUserNamespace runs cases of semantics.py in containers with a user namespace of their own,
+// which owns their network namespace, with no_new_privs and a seccomp profile of their own: their
+// root is nobody on the node, and still may what it may in a plain container.
 func TestUserNamespace(t *testing.T) {
 	script := filepath.Join(lab.SharedDir(t), "semantics.py")
 	raw, err := os.ReadFile("testdata/semantics.py")

@@ -1,6 +1,7 @@
-// Command summary says how `make test` goes, and how it went: from the events of go test that gotestsum writes down, a file for
-// each part. `summary -every 1m DIR` prints where the parts are until whoever started it ends. `summary DIR` sums up, and fails
-// if a test failed. One that passed when it was tried again it names as a fault: of the test, or of what it tests.
+// Command summary says how `make test` goes, and how it went: from the events of go test that
+// gotestsum writes down, a file for each part. `summary -every 1m DIR` prints where the parts are
+// until whoever started it ends. `summary DIR` sums up, and fails if a test failed. One that passed
+// when it was tried again it names as a fault: of the test, or of what it tests.
 package main
 
 import (
@@ -17,8 +18,8 @@ import (
 	"time"
 )
 
-// recorded has what the parts took in a run before this one, as sum prints it: shard, part, tests without subtests, seconds. Parts
-// of a shard run one after the other, shards side by side.
+// recorded has what the parts took in a run before this one, as sum prints it: shard, part, tests
+// without subtests, seconds. Parts of a shard run one after the other, shards side by side.
 //
 //go:embed record
 var recorded string
@@ -109,7 +110,8 @@ func withoutParents(names []string) (out []string) {
 	return out
 }
 
-// progress says where the parts are, and how long the slowest shard may take still, if tests take what they took.
+// progress says where the parts are, and how long the slowest shard may take still, if tests take
+// what they took.
 func progress(parts []part, now time.Time) string {
 	said, left, gone := []string{}, make(map[string]float64), time.Duration(0)
 	for i, p := range parts {
@@ -131,7 +133,8 @@ func progress(parts []part, now time.Time) string {
 	return fmt.Sprintf("progress: %s; %s gone, some %s left", strings.Join(said, ", "), gone.Round(time.Second), (time.Duration(slower) * time.Second).Round(10*time.Second))
 }
 
-// sum prints how each part went: what was skipped, and what was wrong, by name. It is false if something is.
+// sum prints how each part went: what was skipped, and what was wrong, by name. It is false if
+// something is.
 func sum(out io.Writer, parts []part) (ok bool) {
 	ok = true
 	for _, p := range parts {

@@ -23,7 +23,8 @@ func events(words string) string {
 	return b.String()
 }
 
-// TestSum: a run is good if every test passed in the end; whatever is wrong is named, also what passed at the second try only.
+// TestSum: a run is good if every test passed in the end; whatever is wrong is named, also what
+// passed at the second try only.
 func TestSum(t *testing.T) {
 	for _, c := range []struct{ name, events, want string }{
 		{"good", "a.T1=pass a.T2/x=pass a.T2=pass", ""},
@@ -52,7 +53,8 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// TestProgress: parts that are over are not spoken of, and the slower shard says how long it takes still.
+// TestProgress: parts that are over are not spoken of, and the slower shard says how long it takes
+// still.
 func TestProgress(t *testing.T) {
 	parts := []part{{shard: "1", name: "lab", tests: 4, seconds: 400}, {shard: "2", name: "unit", tests: 10, seconds: 100},
 		{shard: "2", name: "suites", tests: 2, seconds: 100}, {shard: "2", name: "other", tests: 2, seconds: 50}}

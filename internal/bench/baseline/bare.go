@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/bench"
 )
 
-// bare is two hosts as they are: no agent, no rules, no connection tracking. Mode host is a node of Heddle's, and pays for
-// what the agent put there.
+// bare is two hosts as they are: no agent, no rules, no connection tracking. Mode host is a node of
+// Heddle's, and pays for what the agent put there.
 type bare struct{ hosts [2]Host }
 
 // host gives the host that stands for the node of one of the lab's containers.

@@ -1,8 +1,10 @@
-// Package baseline brings up the networks of others that the bench compares Heddle with: Docker's own, and a BPF data path
-// as Cilium and Calico build it. They run on hosts of their own on the lab's fabric, so that neither their rules nor their
-// programs are in the way of the lab's modes. None of it is a part of Heddle.
+// Package baseline brings up the networks of others that the bench compares Heddle with: Docker's
+// own, and a BPF data path as Cilium and Calico build it. They run on hosts of their own on the
+// lab's fabric, so that neither their rules nor their programs are in the way of the lab's modes.
+// None of it is a part of Heddle.
 //
-// The BPF programs are in bpf/; bpf2go turns them into baseline_bpfel.go and an object file, both committed.
+// The BPF programs are in bpf/; bpf2go turns them into baseline_bpfel.go and an object file, both
+// committed.
 package baseline
 
 import (
@@ -17,8 +19,8 @@ import (
 	"heddle.dev/heddle/internal/bench"
 )
 
-// Host is a host for a baseline: a network namespace on the lab's fabric. Whoever made it removes it, with whatever runs and
-// lies there.
+// Host is a host for a baseline: a network namespace on the lab's fabric. Whoever made it removes
+// it, with whatever runs and lies there.
 type Host struct {
 	Netns    string       // path of its network namespace
 	Underlay netip.Prefix // its address

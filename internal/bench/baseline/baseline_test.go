@@ -39,7 +39,8 @@ func TestHostsOf(t *testing.T) {
 	}
 }
 
-// TestSkipped: what cannot run is named with its reason, and is not among the modes any more; an interrupt is an error.
+// TestSkipped: what cannot run is named with its reason, and is not among the modes any more; an
+// interrupt is an error.
 func TestSkipped(t *testing.T) {
 	s := &Site{Skipped: map[bench.Mode]string{}}
 	if err := s.skip(t.Context(), bench.Docker, errors.New("no\n  dockerd")); err != nil {
@@ -138,7 +139,8 @@ func testHosts(t *testing.T) (hosts [2]Host) {
 	return hosts
 }
 
-// TestBPFCarries: each variant carries connections by the way it is there for, and none through the nodes' stacks.
+// TestBPFCarries: each variant carries connections by the way it is there for, and none through the
+// nodes' stacks.
 func TestBPFCarries(t *testing.T) {
 	hosts := testHosts(t)
 	b, err := startBPF(t.Context(), hosts)
@@ -238,7 +240,8 @@ func (b *bpf) exchange(t *testing.T, mode bench.Mode, container string) {
 	echoBetween(t, netns.Path(from.netns), netns.Path(at.netns), netip.AddrPortFrom(to, 5201))
 }
 
-// TestJoined: a program is in the cgroups before it runs, and its own arguments may look like the shell's.
+// TestJoined: a program is in the cgroups before it runs, and its own arguments may look like the
+// shell's.
 func TestJoined(t *testing.T) {
 	dir := t.TempDir()
 	words := joined([]string{dir}, "printf", "%s,", "--", "a b")

@@ -19,7 +19,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// The addresses of the BPF data path's containers: 10.211.NODE.CONTAINER, with VXLAN 10.212.NODE.CONTAINER.
+// The addresses of the BPF data path's containers: 10.211.NODE.CONTAINER, with VXLAN
+// 10.212.NODE.CONTAINER.
 const (
 	nativeNet = 211
 	tunnelNet = 212
@@ -30,7 +31,8 @@ const (
 	vxlanDevice = "vxlan"
 	vxlanPort   = 8472
 	tunnelMTU   = 1450
-	// gateway is where a container sends everything; no host has the address, and nobody asks for its MAC address.
+	// gateway is where a container sends everything; no host has the address, and nobody asks for
+	// its MAC address.
 	gateway = "169.254.1.1"
 	// everybody is the identity of all containers.
 	everybody = 2
@@ -132,7 +134,8 @@ func (v veth) setUp(ctx context.Context) error {
 	return err
 }
 
-// attach loads the programs for host i, the calling thread's network namespace, fills their maps and attaches them.
+// attach loads the programs for host i, the calling thread's network namespace, fills their maps
+// and attaches them.
 func (b *bpf) attach(i int) error {
 	indexes := map[string]int{}
 	devices, err := net.Interfaces()
@@ -215,7 +218,8 @@ func (b *bpf) find(mode bench.Mode, container string) (veth, error) {
 	return veth{}, fmt.Errorf("mode %s has no container %s", mode, container)
 }
 
-// Exec runs args in a container's network namespace and in a cgroup of its own; the rest is the machine's.
+// Exec runs args in a container's network namespace and in a cgroup of its own; the rest is the
+// machine's.
 func (b *bpf) Exec(ctx context.Context, mode bench.Mode, container string, args ...string) *exec.Cmd {
 	v, err := b.find(mode, container)
 	if err != nil {

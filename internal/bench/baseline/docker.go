@@ -31,8 +31,8 @@ const (
 	image          = "peers"
 )
 
-// docker is a swarm of two dockerds, one on each host. n1/c1 is on the overlay network and the first host's bridge, n1/c2 on
-// that bridge, n2/c1 on the overlay network.
+// docker is a swarm of two dockerds, one on each host. n1/c1 is on the overlay network and the
+// first host's bridge, n1/c2 on that bridge, n2/c1 on the overlay network.
 type docker struct {
 	hosts     [2]Host
 	daemons   []*daemon
@@ -151,7 +151,8 @@ func (d *docker) wire(ctx context.Context, program string) error {
 
 func (h Host) dockerSocket() string { return "unix://" + filepath.Join(h.Dir, "docker.sock") }
 
-// fixedDirs are where containerd's shims have their sockets and Docker's networks their files, whatever they are told.
+// fixedDirs are where containerd's shims have their sockets and Docker's networks their files,
+// whatever they are told.
 var fixedDirs = []string{"/run/containerd", "/var/lib/docker"}
 
 // makeFixedDirs makes those that are not there and gives them.
@@ -166,8 +167,9 @@ func makeFixedDirs() (made []string, err error) {
 	return made, nil
 }
 
-// startDaemon starts dockerd on a host. The shell enters the host's cgroup first, so that nothing of it is ever found anywhere
-// else. Mounts are its own, and the folders that cannot be chosen: killed with everything it started, it leaves nothing.
+// startDaemon starts dockerd on a host. The shell enters the host's cgroup first, so that nothing
+// of it is ever found anywhere else. Mounts are its own, and the folders that cannot be chosen:
+// killed with everything it started, it leaves nothing.
 func startDaemon(h Host) (*daemon, error) {
 	d := &daemon{ended: make(chan struct{}), log: filepath.Join(h.Dir, "dockerd.log")}
 	log, err := os.Create(d.log)
@@ -270,8 +272,8 @@ func (d *docker) IP(_ context.Context, mode bench.Mode, container string) (netip
 	return a, nil
 }
 
-// stop kills the daemons. What they started, and whatever is left in their hosts, goes with those, by their cgroups: asked to
-// end, they would take seconds for nothing.
+// stop kills the daemons. What they started, and whatever is left in their hosts, goes with those,
+// by their cgroups: asked to end, they would take seconds for nothing.
 func (d *docker) stop() error {
 	var errs []error
 	for _, one := range d.daemons {
@@ -316,7 +318,8 @@ func (d *docker) pid(ctx context.Context, i int, name string) (string, error) {
 	return d.cli(ctx, i, "", "inspect", "-f", "{{.State.Pid}}", name)
 }
 
-// emptyRoot is a root file system as a tar archive: directories, and links into /usr, which is the machine's own.
+// emptyRoot is a root file system as a tar archive: directories, and links into /usr, which is the
+// machine's own.
 func emptyRoot() (string, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

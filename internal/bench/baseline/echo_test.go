@@ -14,7 +14,8 @@ import (
 // waitTimeout bounds what takes milliseconds on an idle machine.
 const waitTimeout = 30 * time.Second
 
-// echoBetween sends more than a packet's worth of bytes from one network namespace to an address in another, and back.
+// echoBetween sends more than a packet's worth of bytes from one network namespace to an address in
+// another, and back.
 func echoBetween(t *testing.T, from, at string, to netip.AddrPort) {
 	t.Helper()
 	var l net.Listener

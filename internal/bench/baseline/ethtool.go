@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ethtoolValue makes one of ethtool's requests that yield a number, on a device of the calling thread's network namespace.
+// ethtoolValue makes one of ethtool's requests that yield a number, on a device of the calling
+// thread's network namespace.
 func ethtoolValue(socket int, device string, request uint32) (uint32, error) {
 	value := struct{ request, data uint32 }{request: request} // struct ethtool_value
 	ifreq := struct {                                         // struct ifreq

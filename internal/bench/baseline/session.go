@@ -14,8 +14,8 @@ import (
 // removeTimeout bounds how long hosts take to go, also when the benchmark was interrupted.
 const removeTimeout = 2 * time.Minute
 
-// With runs measure with the baselines up that are among modes, on hosts of their own on the fabric of the session's lab.
-// They go with measure, however it ends.
+// With runs measure with the baselines up that are among modes, on hosts of their own on the fabric
+// of the session's lab. They go with measure, however it ends.
 func With(ctx context.Context, s *session.Session, modes []bench.Mode, measure func(bench.Place, *Site) error) (err error) {
 	o := Options{Modes: modes, Program: s.Program[0], Progress: func(line string) { s.Say("%s", line) }}
 	if n := HostsOf(modes); n > 0 {

@@ -23,7 +23,8 @@ type Way struct {
 	To     netip.Addr
 }
 
-// Describe says how a mode is set up: devices, their MTU and offloads, rules and tracked connections.
+// Describe says how a mode is set up: devices, their MTU and offloads, rules and tracked
+// connections.
 func Describe(ctx context.Context, ways []Way) (lines []string, err error) {
 	for _, w := range ways {
 		out, err := run(ctx, in(w.Client, "ip", "-o", "route", "get", w.To.String())...)
@@ -58,7 +59,8 @@ func Describe(ctx context.Context, ways []Way) (lines []string, err error) {
 	return append(lines, rules), err
 }
 
-// describeNode says how many rules packets may meet in a node's namespace, and how many connections it tracks.
+// describeNode says how many rules packets may meet in a node's namespace, and how many connections
+// it tracks.
 func describeNode(ctx context.Context, node string) (string, error) {
 	out, err := run(ctx, in(node, "nft", "-j", "list", "ruleset")...)
 	if err != nil {
@@ -141,7 +143,8 @@ func readOffloads(device string) (string, error) {
 	return strings.TrimSpace(text), nil
 }
 
-// Describe says how a baseline is set up and, for the BPF data path, that it carried what was measured: an error if not.
+// Describe says how a baseline is set up and, for the BPF data path, that it carried what was
+// measured: an error if not.
 func (s *Site) Describe(ctx context.Context, mode bench.Mode) ([]string, error) {
 	switch of := s.Places[mode].(type) {
 	case bare:

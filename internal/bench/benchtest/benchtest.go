@@ -1,4 +1,5 @@
-// Package benchtest has what tests of benchmarks share: a test binary that stands in for heddle, and places on loopback.
+// Package benchtest has what tests of benchmarks share: a test binary that stands in for heddle,
+// and places on loopback.
 package benchtest
 
 import (
@@ -18,8 +19,8 @@ import (
 	"heddle.dev/heddle/internal/bench/loadgen"
 )
 
-// The test binary stands in for the heddle program: `bench peer` is the real peer, and `lab` is a lab
-// whose every container is this machine's loopback.
+// The test binary stands in for the heddle program: `bench peer` is the real peer, and `lab` is a
+// lab whose every container is this machine's loopback.
 func Main(m *testing.M) {
 	args := os.Args[1:]
 	var err error
@@ -155,8 +156,8 @@ func CheckResults(t *testing.T, o bench.Options, results []bench.Result) {
 	}
 }
 
-// Report has write, of a command, write its parts of a document that is text, from the results in folder, and gives the
-// document.
+// Report has write, of a command, write its parts of a document that is text, from the results in
+// folder, and gives the document.
 func Report(t *testing.T, write func(folder, document string, out io.Writer) error, folder, text string) (string, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "doc.md")

@@ -1,4 +1,5 @@
-// Package core is `heddle bench` itself and `heddle demo`: throughput, round trips and new connections in several modes.
+// Package core is `heddle bench` itself and `heddle demo`: throughput, round trips and new
+// connections in several modes.
 package core
 
 import (
@@ -121,7 +122,8 @@ func benchmark() session.Benchmark[[]bench.Result] {
 	}
 }
 
-// compare puts Heddle's ratios to host of two runs side by side. It judges nothing: two runs of one build differ, too.
+// compare puts Heddle's ratios to host of two runs side by side. It judges nothing: two runs of one
+// build differ, too.
 func compare(earlier, now []bench.Result) report.Grid {
 	g := report.Grid{Title: "\nheddle, ratios to host, with smallest and largest run", Rows: [][]string{{"", "earlier", "now", "change"}}}
 	for _, r := range now {

@@ -55,8 +55,8 @@ func summarizeCallers(d *report.Document) (string, error) {
 	return b.String(), nil
 }
 
-// writeReport writes the tables of what `heddle bench` measures unless it is told otherwise, and of new connections by
-// several callers.
+// writeReport writes the tables of what `heddle bench` measures unless it is told otherwise, and of
+// new connections by several callers.
 func writeReport(d *report.Document) error {
 	var core, callers []bench.Result
 	if err := errors.Join(d.Read("core.json", &core), d.Read("callers.json", &callers)); err != nil {

@@ -26,7 +26,8 @@ type container struct {
 	args     []string
 }
 
-// newCostContainer makes the endpoint, and a root file system with one program: path is its name there.
+// newCostContainer makes the endpoint, and a root file system with one program: path is its name
+// there.
 func newCostContainer(ctx context.Context, o Options, dir, endpoint string, intercepted bool, path string, program []byte) (c *container, err error) {
 	c = &container{options: o, endpoint: endpoint, space: fmt.Sprintf("heddle-%s-%d", endpoint, os.Getpid()), dir: dir, args: []string{path}}
 	defer func() {

@@ -1,5 +1,5 @@
-// Package cost measures what it costs that Heddle is there: BPF programs on the way of packets and calls, a seccomp filter
-// before system calls, a wrapper and a hand-off before containers.
+// Package cost measures what it costs that Heddle is there: BPF programs on the way of packets and
+// calls, a seccomp filter before system calls, a wrapper and a hand-off before containers.
 package cost
 
 import (
@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// What it costs that Heddle is there: BPF programs on the way of packets and calls, a seccomp filter before every system
-// call, a wrapper and a hand-off before every container.
+// What it costs that Heddle is there: BPF programs on the way of packets and calls, a seccomp
+// filter before every system call, a wrapper and a hand-off before every container.
 
 // Options say what Run measures, and where.
 type Options struct {
@@ -27,8 +27,8 @@ type Options struct {
 	Nodes   [2]Node
 	// Spaces are paths of all network namespaces of the lab in which TCP segments are counted.
 	Spaces []string
-	// Runtime and CNI are heddle-runtime and heddle-cni. Profile is a file with a container engine's default seccomp
-	// profile as the OCI runtime specification has it; "" leaves it out.
+	// Runtime and CNI are heddle-runtime and heddle-cni. Profile is a file with a container
+	// engine's default seccomp profile as the OCI runtime specification has it; "" leaves it out.
 	Runtime, CNI, Profile string
 
 	Connections int           // of a round of steps
@@ -64,7 +64,8 @@ func (o Options) Validate() error {
 type Result struct {
 	Machine    string  `json:"machine"`
 	Background float64 `json:"background"` // processors that other programs kept busy before
-	// EmptyRunNs is what the kernel counts for a run of a program that does nothing. It is taken off below.
+	// EmptyRunNs is what the kernel counts for a run of a program that does nothing. It is taken
+	// off below.
 	EmptyRunNs float64 `json:"empty_run_ns"`
 	// NoCounters says why instructions could not be counted by the processor, "" if they could be.
 	NoCounters string    `json:"no_hardware_counters,omitempty"`

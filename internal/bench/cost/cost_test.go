@@ -24,7 +24,8 @@ func instruction(code uint16, k uint32, jumps ...uint8) unix.SockFilter {
 	return f
 }
 
-// filterOf allows everything but what is handed over of call 41 (socket) with a first argument of 2, and what is forbidden: 101.
+// filterOf allows everything but what is handed over of call 41 (socket) with a first argument of
+// 2, and what is forbidden: 101.
 func filterOf() []unix.SockFilter {
 	const load, ret, equal = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_RET | unix.BPF_K, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
 	return []unix.SockFilter{
@@ -122,7 +123,8 @@ func TestParseInSegs(t *testing.T) {
 	}
 }
 
-// stepsOf makes a round in which a program runs twice an operation, each of ns nanoseconds, in the second of 10 operations.
+// stepsOf makes a round in which a program runs twice an operation, each of ns nanoseconds, in the
+// second of 10 operations.
 func stepsOf(ns float64) (all []stepRound) {
 	for _, name := range loadgen.Steps {
 		all = append(all, stepRound{Step: loadgen.Step{Name: name, Operations: 10, ElapsedS: 1e-5}, segments: 30,

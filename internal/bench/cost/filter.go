@@ -13,19 +13,22 @@ import (
 // Filter is a container's seccomp filter as the kernel has it.
 type Filter struct {
 	Name string `json:"name"`
-	// Instructions are of classic BPF, of all filters of the process together; Missing says why they could not be read.
+	// Instructions are of classic BPF, of all filters of the process together; Missing says why
+	// they could not be read.
 	Instructions int    `json:"instructions"`
 	Missing      string `json:"missing,omitempty"`
-	// Cached is how many of the system calls below Calls are allowed without running the filter: since Linux 5.11 the kernel
-	// remembers those that a filter allows whatever their arguments. This is the kernel's own rule, applied to the filter: it
-	// does not say itself.
+	// Cached is how many of the system calls below Calls are allowed without running the filter:
+	// since Linux 5.11 the kernel remembers those that a filter allows whatever their arguments.
+	// This is the kernel's own rule, applied to the filter: it does not say itself.
 	Cached int `json:"cached"`
 	Calls  int `json:"calls"`
-	// Executed is how many instructions run before a call is decided, 0 for one that is cached, by name.
+	// Executed is how many instructions run before a call is decided, 0 for one that is cached, by
+	// name.
 	Executed map[string]int `json:"executed"`
 }
 
-// seccompCall is what a filter sees of a system call: struct seccomp_data without the instruction pointer.
+// seccompCall is what a filter sees of a system call: struct seccomp_data without the instruction
+// pointer.
 type seccompCall struct {
 	number, arch uint32
 	args         [6]uint64
@@ -39,7 +42,8 @@ const (
 	seccompEnd    = 64
 )
 
-// load gives the 32 bits of the call at an offset; constant is false for what differs between calls of a number.
+// load gives the 32 bits of the call at an offset; constant is false for what differs between calls
+// of a number.
 func (c seccompCall) load(offset uint32) (value uint32, constant bool, err error) {
 	switch {
 	case offset == seccompNumber:
@@ -58,8 +62,9 @@ func (c seccompCall) load(offset uint32) (value uint32, constant bool, err error
 
 var errFilter = errors.New("seccomp filter: unknown instruction")
 
-// decide runs a filter on a call. executed is the number of instructions, constant says that the decision was reached without
-// a look at anything but the call's number and architecture, by instructions that the kernel's own rule follows.
+// decide runs a filter on a call. executed is the number of instructions, constant says that the
+// decision was reached without a look at anything but the call's number and architecture, by
+// instructions that the kernel's own rule follows.
 func decide(filter []unix.SockFilter, call seccompCall) (action uint32, executed int, constant bool, err error) {
 	constant = true
 	var a uint32
@@ -109,7 +114,8 @@ func jumps(in unix.SockFilter, a uint32) (taken, known bool) {
 	return false, false
 }
 
-// cached reports whether the kernel allows a call of this number without running any of the filters.
+// cached reports whether the kernel allows a call of this number without running any of the
+// filters.
 func cached(filters [][]unix.SockFilter, number, arch uint32) bool {
 	for _, f := range filters {
 		action, _, constant, err := decide(f, seccompCall{number: number, arch: arch})
@@ -120,7 +126,8 @@ func cached(filters [][]unix.SockFilter, number, arch uint32) bool {
 	return true
 }
 
-// highestCall is the number up to which system calls are looked at: beyond are only few and new ones.
+// highestCall is the number up to which system calls are looked at: beyond are only few and new
+// ones.
 const highestCall = 460
 
 // describeFilter says what filters do to calls, by name.
@@ -154,7 +161,8 @@ func describeFilter(name string, filters [][]unix.SockFilter, arch uint32, calls
 // ptraceSeccompGetFilter is PTRACE_SECCOMP_GET_FILTER of ptrace(2).
 const ptraceSeccompGetFilter = 0x420c
 
-// filtersOf reads the seccomp filters of a process, the last one first. It stops the process for a moment.
+// filtersOf reads the seccomp filters of a process, the last one first. It stops the process for a
+// moment.
 func filtersOf(pid int) (filters [][]unix.SockFilter, err error) {
 	runtime.LockOSThread() // ptrace is between threads
 	defer runtime.UnlockOSThread()

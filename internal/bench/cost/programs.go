@@ -29,8 +29,8 @@ type Program struct {
 	Verified     int    `json:"verified_instructions"` // all paths together
 }
 
-// Step is what the BPF programs of both nodes did for one operation of a step, in one mode. Figures are medians of
-// rounds.
+// Step is what the BPF programs of both nodes did for one operation of a step, in one mode. Figures
+// are medians of rounds.
 type Step struct {
 	Scope      bench.Scope `json:"scope"`
 	Mode       bench.Mode  `json:"mode"`
@@ -40,7 +40,8 @@ type Step struct {
 	Segments float64 `json:"segments"`
 	// Ns is the run time of all programs, without what counting adds.
 	Ns bench.Spread `json:"ns"`
-	// ElapsedUs is how long an operation took while runs were counted, UncountedUs while not (0: not measured).
+	// ElapsedUs is how long an operation took while runs were counted, UncountedUs while not (0:
+	// not measured).
 	ElapsedUs   float64       `json:"elapsed_us"`
 	UncountedUs float64       `json:"uncounted_us,omitempty"`
 	Programs    []StepProgram `json:"programs"`
@@ -53,7 +54,8 @@ type StepProgram struct {
 	Ns   float64 `json:"ns"` // all these runs together
 }
 
-// leastRuns is how many runs an operation a program must have to be reported: below are the agents' own doings.
+// leastRuns is how many runs an operation a program must have to be reported: below are the agents'
+// own doings.
 const leastRuns = 0.02
 
 // programCounts are the counts of all nodes' programs, by name.
@@ -171,8 +173,8 @@ func (r *Result) describe(w watched) error {
 	return nil
 }
 
-// summarizeSteps makes one Step of all rounds of a step. uncounted are rounds while runs were not counted; there may be
-// none. empty is what counting adds to a run.
+// summarizeSteps makes one Step of all rounds of a step. uncounted are rounds while runs were not
+// counted; there may be none. empty is what counting adds to a run.
 func summarizeSteps(scope bench.Scope, mode bench.Mode, rounds, uncounted [][]stepRound, empty float64) (all []Step) {
 	for i, name := range loadgen.Steps {
 		step := Step{Scope: scope, Mode: mode, Step: name}
@@ -226,7 +228,8 @@ type stepping struct {
 // stepsLifetime bounds a round.
 const stepsLifetime = 2 * time.Minute
 
-// stepSettles is how long a step's last packets may take: the server accepts and closes a little later than the client.
+// stepSettles is how long a step's last packets may take: the server accepts and closes a little
+// later than the client.
 const stepSettles = 30 * time.Millisecond
 
 func (s *stepping) run(ctx context.Context) (all []stepRound, err error) {
@@ -316,7 +319,8 @@ func segmentsIn(spaces []string) (segments float64, err error) {
 	return segments, nil
 }
 
-// parseInSegs reads Tcp: InSegs from the text of /proc/net/snmp: a line of names, and a line of values.
+// parseInSegs reads Tcp: InSegs from the text of /proc/net/snmp: a line of names, and a line of
+// values.
 func parseInSegs(raw []byte) (float64, error) {
 	var names [][]byte
 	for line := range bytes.Lines(raw) {

@@ -223,8 +223,8 @@ func (r Result) startOf(name string) []float64 {
 	return nil
 }
 
-// difference gives the median of what a round's times of some kinds are more than its times of others. Kinds of one round are
-// measured next to each other.
+// difference gives the median of what a round's times of some kinds are more than its times of
+// others. Kinds of one round are measured next to each other.
 func (r Result) difference(plus, minus []string) (bench.Spread, bool) {
 	all := make([]float64, len(r.startOf(plus[0])))
 	add := func(sign float64, names []string) (ok bool) {

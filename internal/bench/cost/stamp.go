@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container's start is over when the first instruction of its program runs. A program in Go takes milliseconds before it can
-// say so, and one in C needs a compiler, so this one is made by hand: it writes the monotonic clock to its standard output.
+// A container's start is over when the first instruction of its program runs. A program in Go takes
+// milliseconds before it can say so, and one in C needs a compiler, so this one is made by hand: it
+// writes the monotonic clock to its standard output.
 
 var errStampArch = errors.New("the bench has its smallest program for amd64 only")
 

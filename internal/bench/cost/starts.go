@@ -17,7 +17,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// The names of Result.Starts. All but the last nine are until the first instruction of the container's program.
+// The names of Result.Starts. All but the last nine are until the first instruction of the
+// container's program.
 const (
 	StartProgram   = "the program without a container"
 	StartRunc      = "runc, endpoint not intercepted"
@@ -75,7 +76,8 @@ func (r *Result) measureStarts(ctx context.Context, o Options, dir string) (err 
 	if s.trapped, err = newCostContainer(ctx, o, filepath.Join(dir, "trapped"), "bench-trapped", true, "/stamp", program); err != nil {
 		return err
 	}
-	// The end of a network namespace keeps the kernel busy for a while, so endpoints are made after all starts.
+	// The end of a network namespace keeps the kernel busy for a while, so endpoints are made after
+	// all starts.
 	for _, steps := range [][]func(context.Context) error{
 		{s.program, s.runc, s.overlay, s.heddle, s.filtered, s.wrapper, s.features},
 		{s.endpoints, s.cni},
@@ -92,8 +94,9 @@ func (r *Result) measureStarts(ctx context.Context, o Options, dir string) (err 
 	return nil
 }
 
-// rounds takes all steps in turn, as often as there are to be starts, and once before: that finds nothing in the page cache
-// and is not counted. What comes before a step leaves its traces, so the order is now one, now the other.
+// rounds takes all steps in turn, as often as there are to be starts, and once before: that finds
+// nothing in the page cache and is not counted. What comes before a step leaves its traces, so the
+// order is now one, now the other.
 func (s *starter) rounds(ctx context.Context, steps []func(context.Context) error) error {
 	counted := s.ms
 	defer func() { s.ms = counted }()
@@ -128,8 +131,8 @@ func (s *starter) timed(name string, f func() error) error {
 	return nil
 }
 
-// stamped runs cmd, whose end is the program, and notes the time until its first instruction, and until cmd's end if whole is
-// not "".
+// stamped runs cmd, whose end is the program, and notes the time until its first instruction, and
+// until cmd's end if whole is not "".
 func (s *starter) stamped(name, whole string, cmd *exec.Cmd) error {
 	start, err := monotonic()
 	if err != nil {
@@ -191,7 +194,8 @@ func (s *starter) heddle(ctx context.Context) error {
 	return withoutListener(config)
 }
 
-// filtered starts a container with the same filter, and nobody to hand it to. The first round has made its configuration.
+// filtered starts a container with the same filter, and nobody to hand it to. The first round has
+// made its configuration.
 func (s *starter) filtered(ctx context.Context) error {
 	if err := s.trapped.replace(s.withFilter); err != nil {
 		return err
@@ -218,7 +222,8 @@ func withoutListener(config map[string]any) error {
 	return nil
 }
 
-// wrapper has the program in runc's place: what is left is the wrapper, with what it asks its runtime.
+// wrapper has the program in runc's place: what is left is the wrapper, with what it asks its
+// runtime.
 func (s *starter) wrapper(ctx context.Context) error {
 	if err := s.trapped.write(s.trapped.annotated(), nil); err != nil {
 		return err

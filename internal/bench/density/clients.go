@@ -20,7 +20,8 @@ type fleetProcess struct {
 	thread chan struct{} // closed when the thread that started the process may end
 }
 
-// startFleet starts a fleet by the words that run loadgen.Main. It ends with this process, with all its connections.
+// startFleet starts a fleet by the words that run loadgen.Main. It ends with this process, with all
+// its connections.
 func startFleet(ctx context.Context, program []string) (c *fleetProcess, err error) {
 	words := bench.Command(program, "fleet")
 	cmd := exec.CommandContext(ctx, words[0], words[1:]...)
@@ -35,7 +36,8 @@ func startFleet(ctx context.Context, program []string) (c *fleetProcess, err err
 	return c, nil
 }
 
-// startTied starts cmd on a thread that lives until ended is closed: the kernel tells the child of its parent thread's end.
+// startTied starts cmd on a thread that lives until ended is closed: the kernel tells the child of
+// its parent thread's end.
 func startTied(cmd *exec.Cmd, ended <-chan struct{}) error {
 	started := make(chan error)
 	go func() {

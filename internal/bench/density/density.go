@@ -1,5 +1,5 @@
-// Package density measures what more and more containers on one node, and live connections, cost the node and each other,
-// and what memory an endpoint takes.
+// Package density measures what more and more containers on one node, and live connections, cost
+// the node and each other, and what memory an endpoint takes.
 package density
 
 import (
@@ -17,9 +17,10 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The density experiment: what more and more containers on one node, and more and more live connections, cost the node and
-// each other. The node is a lab's second one, because its agent runs no store; servers are on both nodes. A container is a
-// network namespace, an endpoint and a thread of a peer's fleet.
+// The density experiment: what more and more containers on one node, and more and more live
+// connections, cost the node and each other. The node is a lab's second one, because its agent runs
+// no store; servers are on both nodes. A container is a network namespace, an endpoint and a thread
+// of a peer's fleet.
 
 // Sizes of the experiment.
 var (
@@ -30,7 +31,8 @@ var (
 
 // The bounds of what may be asked for.
 const (
-	// MaxDensityContainers is below the number of listeners that an agent takes (trap.DefaultMaxListeners).
+	// MaxDensityContainers is below the number of listeners that an agent takes
+	// (trap.DefaultMaxListeners).
 	MaxDensityContainers  = 1900
 	MaxDensityConnections = 200000
 	maxDensityRate        = 100000
@@ -80,22 +82,24 @@ type Node struct {
 	Netns         string // path of its network namespace
 	Underlay      netip.Addr
 	SeccompSocket string
-	// AddNamespace makes the network namespace of container i, which counts from 1; names and path are what an endpoint has.
+	// AddNamespace makes the network namespace of container i, which counts from 1; names and path
+	// are what an endpoint has.
 	AddNamespace    func(i int) (name, path string, err error)
 	RemoveNamespace func(i int) error
 }
 
-// Lab is a lab of two nodes that is up. The second node's agent must have room for the containers in its prefix.
+// Lab is a lab of two nodes that is up. The second node's agent must have room for the containers
+// in its prefix.
 type Lab struct {
 	Nodes [2]Node
 	First int // first number of a container that is free, on both nodes
-	// Stays says that the lab is used by others afterwards, so that what is made has to be removed. Otherwise it goes with the
-	// lab, which is faster.
+	// Stays says that the lab is used by others afterwards, so that what is made has to be removed.
+	// Otherwise it goes with the lab, which is faster.
 	Stays bool
 }
 
-// perServer is how many connections there are to each server: below half of the source ports that one node has to it in mode
-// host.
+// perServer is how many connections there are to each server: below half of the source ports that
+// one node has to it in mode host.
 const perServer = 12500
 
 // servers is how many servers there are on each node and for each mode.
@@ -115,8 +119,8 @@ type Result struct {
 	Connections []Live  `json:"connections"`
 }
 
-// Latency is what connects took from containers of one mode to servers: of one container, and of all in turn.
-// Spreads are over rounds.
+// Latency is what connects took from containers of one mode to servers: of one container, and of
+// all in turn. Spreads are over rounds.
 type Latency struct {
 	Mode    bench.Mode   `json:"mode"`
 	Clients string       `json:"clients"` // "one" or "all"
@@ -125,7 +129,8 @@ type Latency struct {
 	Socket  bench.Spread `json:"socket_p50_us"`
 }
 
-// Accept is how many connections a second one listener accepted, of several clients that connected at the same time.
+// Accept is how many connections a second one listener accepted, of several clients that connected
+// at the same time.
 type Accept struct {
 	Mode bench.Mode `json:"mode"`
 	PerS float64    `json:"accepted_per_s"`

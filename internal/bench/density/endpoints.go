@@ -13,8 +13,9 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// EndpointMemoryResult is what an endpoint takes: its veth pair with routes and filters, its entries in maps, and the
-// agent's account of it. The container's network namespace is not counted: there is one with any network.
+// EndpointMemoryResult is what an endpoint takes: its veth pair with routes and filters, its
+// entries in maps, and the agent's account of it. The container's network namespace is not counted:
+// there is one with any network.
 type EndpointMemoryResult struct {
 	Endpoints int          `json:"endpoints"` // that were made at a time
 	Rounds    int          `json:"rounds"`
@@ -22,14 +23,16 @@ type EndpointMemoryResult struct {
 	Agent     bench.Spread `json:"agent_bytes"`  // of one endpoint: resident memory of the agent
 }
 
-// MaxMemoryEndpoints is how many endpoints a node of the default network has addresses for, with some to spare.
+// MaxMemoryEndpoints is how many endpoints a node of the default network has addresses for, with
+// some to spare.
 const MaxMemoryEndpoints = 240
 
 // memorySettles is how long memory may go on changing after endpoints have come or gone.
 const memorySettles = 2 * time.Second
 
-// RunEndpointMemory makes n endpoints at the agent, and removes them, as often as rounds says, and looks at what memory the
-// kernel and the agent take meanwhile. Coming and going are figures of their own. prefix names the network namespaces.
+// RunEndpointMemory makes n endpoints at the agent, and removes them, as often as rounds says, and
+// looks at what memory the kernel and the agent take meanwhile. Coming and going are figures of
+// their own. prefix names the network namespaces.
 func RunEndpointMemory(ctx context.Context, agent *api.Client, prefix string, n, rounds int, progress io.Writer) (_ EndpointMemoryResult, err error) {
 	if n < 1 || n > MaxMemoryEndpoints || rounds < 1 || rounds > bench.MaxRuns {
 		return EndpointMemoryResult{}, fmt.Errorf("%d endpoints in %d rounds: want 1..%d and 1..%d", n, rounds, MaxMemoryEndpoints, bench.MaxRuns)
@@ -76,7 +79,8 @@ func (m *endpointMemory) netns(i int) string { return fmt.Sprintf("%s-m%d", m.pr
 
 func endpointName(i int) string { return fmt.Sprintf("bench/m%d", i) }
 
-// round gives the growth of kernel and agent, in bytes an endpoint, when all endpoints come and, negated, when they go.
+// round gives the growth of kernel and agent, in bytes an endpoint, when all endpoints come and,
+// negated, when they go.
 func (m *endpointMemory) round(ctx context.Context) (steps [2][2]float64, err error) {
 	before, err := m.settled(ctx)
 	if err != nil {
@@ -135,7 +139,8 @@ func (m *endpointMemory) undo() error {
 	return err
 }
 
-// settled reads the memory of kernel and agent once the kernel's has stopped moving: devices are freed after they are gone.
+// settled reads the memory of kernel and agent once the kernel's has stopped moving: devices are
+// freed after they are gone.
 func (m *endpointMemory) settled(ctx context.Context) (now [2]float64, err error) {
 	const still = 64 << 10 // bytes
 	read := func() (float64, error) { return machine.KernelMemory(machine.EndpointFields...) }

@@ -44,8 +44,8 @@ func TestWriteDensity(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Memory without the namespace's, which came out below zero; connects, by containers and by connections of two scopes;
-	// the agent; memory of connections.
+	// Memory without the namespace's, which came out below zero; connects, by containers and by
+	// connections of two scopes; the agent; memory of connections.
 	if got, want := strings.Count(out.String(), "<circle"), 2*3+2*2*3+2*2*3*2+2*2+2*3; got != want {
 		t.Errorf("%d points, want %d", got, want)
 	}

@@ -16,8 +16,9 @@ import (
 // Step is a node with so many containers. Bytes are of one container, on average of all.
 type Step struct {
 	Containers int `json:"containers"`
-	// The kernel's memory: of a network namespace with its loopback, which any container has; of an endpoint in it; of
-	// a process, here a thread, with a table of descriptors; and of its being intercepted.
+	// The kernel's memory: of a network namespace with its loopback, which any container has; of an
+	// endpoint in it; of a process, here a thread, with a table of descriptors; and of its being
+	// intercepted.
 	NamespaceBytes   float64 `json:"namespace_kernel_bytes"`
 	EndpointBytes    float64 `json:"endpoint_kernel_bytes"`
 	ThreadBytes      float64 `json:"thread_kernel_bytes"`
@@ -31,8 +32,9 @@ type Step struct {
 	AgentThreads int     `json:"agent_threads"`
 	AgentFiles   int     `json:"agent_files"`
 	HolderFiles  int     `json:"holder_files"`
-	// MakeMs is the time that one of this step's endpoints took to be made, and MakeCPUMs the agent's processor time for it;
-	// JoinMs that one of its listeners took to be handed over and to give its first socket, several at a time.
+	// MakeMs is the time that one of this step's endpoints took to be made, and MakeCPUMs the
+	// agent's processor time for it; JoinMs that one of its listeners took to be handed over and to
+	// give its first socket, several at a time.
 	MakeMs    bench.Spread `json:"endpoint_made_ms"`
 	MakeCPUMs float64      `json:"endpoint_made_agent_cpu_ms"`
 	JoinMs    float64      `json:"listener_served_ms"`
@@ -61,7 +63,8 @@ type Live struct {
 	Mode        bench.Mode  `json:"mode"`
 	Connections int         `json:"connections"`
 	Containers  int         `json:"containers"`
-	// KernelBytes is the kernel's memory of a connection, both ends; AgentBytes the resident memory of n2's agent for it.
+	// KernelBytes is the kernel's memory of a connection, both ends; AgentBytes the resident memory
+	// of n2's agent for it.
 	KernelBytes float64 `json:"kernel_bytes"`
 	AgentBytes  float64 `json:"agent_bytes"`
 	// OpenedPerS is how fast the last of them were opened, by several containers at a time.
@@ -154,7 +157,8 @@ func (r *run) grow(ctx context.Context, step *Step) error {
 	if err := part(&r.parts.endpoint, 1); err != nil {
 		return err
 	}
-	// A thread that is not intercepted in the node's namespace, and one in the container's: the same for the kernel.
+	// A thread that is not intercepted in the node's namespace, and one in the container's: the
+	// same for the kernel.
 	threads := r.parts.thread
 	for _, mode := range []bench.Mode{bench.Host, bench.Overlay} {
 		if _, err := r.enter(ctx, mode, from, step.Containers); err != nil {

@@ -1,5 +1,5 @@
-// Package histogram counts latencies in buckets whose width grows with the value: any number of them in a few
-// kilobytes, with every quantile known to 3 %.
+// Package histogram counts latencies in buckets whose width grows with the value: any number of
+// them in a few kilobytes, with every quantile known to 3 %.
 package histogram
 
 import (
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// A power of two of nanoseconds has subBuckets buckets, and the first subBuckets nanoseconds one each.
+// A power of two of nanoseconds has subBuckets buckets, and the first subBuckets nanoseconds one
+// each.
 const (
 	subBits    = 5
 	subBuckets = 1 << subBits
@@ -58,8 +59,8 @@ func (h *Histogram) Mean() time.Duration {
 	return h.sum / time.Duration(h.total)
 }
 
-// Quantile gives the least duration that a share q (0..1) of all does not exceed, as the upper end of its bucket but at
-// most the largest; 0 if nothing was counted.
+// Quantile gives the least duration that a share q (0..1) of all does not exceed, as the upper end
+// of its bucket but at most the largest; 0 if nothing was counted.
 func (h *Histogram) Quantile(q float64) time.Duration {
 	if h.total == 0 {
 		return 0
@@ -119,8 +120,8 @@ type wire struct {
 	Buckets [][2]uint64 `json:"buckets"`
 }
 
-// MarshalJSON gives {"sum_ns","max_ns","buckets":[[index,count]...]}. Bucket i below 32 is i nanoseconds; from there on it ends
-// before (i%32 + 33) * 2^(i/32 - 1) nanoseconds.
+// MarshalJSON gives {"sum_ns","max_ns","buckets":[[index,count]...]}. Bucket i below 32 is i
+// nanoseconds; from there on it ends before (i%32 + 33) * 2^(i/32 - 1) nanoseconds.
 func (h *Histogram) MarshalJSON() ([]byte, error) {
 	w := wire{SumNs: int64(h.sum), MaxNs: int64(h.max), Buckets: [][2]uint64{}}
 	for i, n := range h.counts {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestBuckets checks that buckets follow each other without gap or overlap and are at most 1/32 wide.
+// TestBuckets checks that buckets follow each other without gap or overlap and are at most 1/32
+// wide.
 func TestBuckets(t *testing.T) {
 	for i := range buckets - 1 {
 		if at, next := index(upper(i)), index(upper(i)+1); at != i || next != i+1 {

@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// TestAwait: a client that is there before its server reaches it as soon as it listens, and ends with its input.
+// TestAwait: a client that is there before its server reaches it as soon as it listens, and ends
+// with its input.
 func TestAwait(t *testing.T) {
 	address := freePort(t, "tcp", "127.0.0.1:0")
 	client := startMain(t, "await", "-to", address)

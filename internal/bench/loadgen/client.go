@@ -17,8 +17,8 @@ type RoundTrips struct {
 	RTTP99Us     float64 `json:"rtt_p99_us"`
 }
 
-// Warm-up before the measured phase: caches, pools of sockets and neighbour entries are then in the state
-// they have in a program that runs for longer than a second.
+// Warm-up before the measured phase: caches, pools of sockets and neighbour entries are then in the
+// state they have in a program that runs for longer than a second.
 const (
 	warmUpRoundTrips  = 1000
 	warmUpConnections = 200 // of each caller
@@ -27,7 +27,8 @@ const (
 // maxSamples bounds a measured phase (and its memory): 10 s at 10 us a round trip.
 const maxSamples = 1 << 20
 
-// newSamples makes room for n latencies in nanoseconds and touches it, so that no page fault is measured.
+// newSamples makes room for n latencies in nanoseconds and touches it, so that no page fault is
+// measured.
 func newSamples(n int) []int64 {
 	s := make([]int64, n)
 	for i := 0; i < len(s); i += 512 {
@@ -59,8 +60,9 @@ func metered(f func() error) (elapsed, busy time.Duration, err error) {
 	return elapsed, after.BusySince(before), nil
 }
 
-// phase runs step until the duration or the room for so many samples is used up. step gets the time since the start of
-// the phase and gives the same at its own end, so that each instant is read once.
+// phase runs step until the duration or the room for so many samples is used up. step gets the time
+// since the start of the phase and gives the same at its own end, so that each instant is read
+// once.
 func phase(duration time.Duration, room int, step func(now time.Duration) (time.Duration, error)) (err error) {
 	var now time.Duration
 	for n := 0; n < room && now < duration; n++ {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Connections is what crr measures: each connection is made, carries one byte there and back, and is
-// reset.
+// Connections is what crr measures: each connection is made, carries one byte there and back, and
+// is reset.
 type Connections struct {
 	Callers            int     `json:"callers"`
 	Connections        int     `json:"connections"`
@@ -45,13 +45,15 @@ func connectOnce(to *rawAddress, start time.Time, b []byte) (t connectionTimes, 
 	return t, err
 }
 
-// caller makes connections one after the other, on a thread of its own. Only its goroutine touches it while it runs.
+// caller makes connections one after the other, on a thread of its own. Only its goroutine touches
+// it while it runs.
 type caller struct {
 	sockets, connects []int64 // nanoseconds from its beginning to the socket, and to the connection
 	err               error
 }
 
-// warm makes a thread of the goroutine, which must be a new one, and the connections that are not measured.
+// warm makes a thread of the goroutine, which must be a new one, and the connections that are not
+// measured.
 func (c *caller) warm(to *rawAddress, s settings) error {
 	if err := pin(s.cpu); err != nil {
 		return err
@@ -78,7 +80,8 @@ func (c *caller) run(to *rawAddress, s settings) error {
 	})
 }
 
-// connections measures s.callers callers that connect at the same time. All have warmed up before the first begins.
+// connections measures s.callers callers that connect at the same time. All have warmed up before
+// the first begins.
 func connections(to netip.AddrPort, s settings) (Connections, error) {
 	if s.callers < 1 {
 		return Connections{}, fmt.Errorf("--callers %d: want 1 or more", s.callers)

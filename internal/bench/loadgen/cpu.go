@@ -14,8 +14,8 @@ import (
 // anyCPU leaves a thread where the scheduler puts it.
 const anyCPU = -1
 
-// pin locks the calling goroutine to its thread, for good, and the thread to a processor. The goroutine
-// must be one that ends with its work: the thread ends with it and is not used again.
+// pin locks the calling goroutine to its thread, for good, and the thread to a processor. The
+// goroutine must be one that ends with its work: the thread ends with it and is not used again.
 func pin(cpu int) error {
 	runtime.LockOSThread()
 	if cpu == anyCPU {
@@ -29,18 +29,19 @@ func pin(cpu int) error {
 	return nil
 }
 
-// userHz is the unit of /proc/stat: USER_HZ, 100 a second on every architecture Linux gives a stable ABI.
+// userHz is the unit of /proc/stat: USER_HZ, 100 a second on every architecture Linux gives a
+// stable ABI.
 const userHz = 100
 
 // CPUTime is a reading of the whole machine's processor time.
 //
-// Busy time is taken as wall time times processors, less what the kernel accounts as idle, waiting for
-// I/O or stolen by the hypervisor. The obvious sum of user, system and softirq is no use here: kernels
-// without VIRT_CPU_ACCOUNTING sample those at the tick, and a processor that works in bursts of
-// microseconds between two ticks (which is what a round trip is) is seldom caught: a load of 10 % showed
-// as 1 to 4. Idle time is measured at every entry and exit of the idle loop. The whole machine is
-// measured on purpose: softirqs, the agent and the other end belong to a connection's cost; so does, for
-// better or worse, whatever else the machine does meanwhile.
+// Busy time is taken as wall time times processors, less what the kernel accounts as idle, waiting
+// for I/O or stolen by the hypervisor. The obvious sum of user, system and softirq is no use here:
+// kernels without VIRT_CPU_ACCOUNTING sample those at the tick, and a processor that works in
+// bursts of microseconds between two ticks (which is what a round trip is) is seldom caught: a load
+// of 10 % showed as 1 to 4. Idle time is measured at every entry and exit of the idle loop. The
+// whole machine is measured on purpose: softirqs, the agent and the other end belong to a
+// connection's cost; so does, for better or worse, whatever else the machine does meanwhile.
 type CPUTime struct {
 	at   time.Time
 	idle time.Duration // idle, iowait and steal of all processors
@@ -76,8 +77,8 @@ type Split struct {
 	User, System, SoftIRQ time.Duration // SoftIRQ with hard interrupts
 }
 
-// SplitSince divides BusySince by what the kernel's ticks found the processors doing. The sum is measured, the shares are a
-// sample: of a hundred to a thousand ticks a second and processor.
+// SplitSince divides BusySince by what the kernel's ticks found the processors doing. The sum is
+// measured, the shares are a sample: of a hundred to a thousand ticks a second and processor.
 func (t CPUTime) SplitSince(earlier CPUTime) Split {
 	user, system, softirq := t.user-earlier.user, t.system-earlier.system, t.softirq-earlier.softirq
 	all := user + system + softirq

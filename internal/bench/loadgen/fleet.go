@@ -16,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A fleet stands for the processes of many containers in one process: each member is a thread with a network namespace, a
-// table of descriptors and, if it is intercepted, a seccomp filter of its own, whose listener it hands to the agent as a
-// container runtime does. A thousand processes would measure the machine's memory, not the network's.
+// A fleet stands for the processes of many containers in one process: each member is a thread with
+// a network namespace, a table of descriptors and, if it is intercepted, a seccomp filter of its
+// own, whose listener it hands to the agent as a container runtime does. A thousand processes would
+// measure the machine's memory, not the network's.
 //
 // It reads FleetCommands, one JSON object a line, and answers each with a FleetReply.
 
@@ -26,7 +27,8 @@ import (
 type FleetMember struct {
 	// Netns is the path of its network namespace; empty for that of the fleet.
 	Netns string `json:"netns,omitempty"`
-	// Endpoint is whose sockets it gets, and Socket where its listener is handed over; empty for one that is not intercepted.
+	// Endpoint is whose sockets it gets, and Socket where its listener is handed over; empty for
+	// one that is not intercepted.
 	Endpoint string `json:"endpoint,omitempty"`
 	Socket   string `json:"socket,omitempty"`
 }
@@ -42,7 +44,8 @@ const (
 	FleetPace    = "pace"    // members call socket() for Duration, Rate times a second together
 )
 
-// FleetCommand is one thing for a fleet to do. Members are numbers in the order in which they joined, from 0.
+// FleetCommand is one thing for a fleet to do. Members are numbers in the order in which they
+// joined, from 0.
 type FleetCommand struct {
 	Op       string           `json:"op"`
 	Join     []FleetMember    `json:"join,omitempty"`
@@ -70,14 +73,17 @@ type FleetReply struct {
 const (
 	maxFleet     = 1 << 14
 	fleetWorkers = 16 // members that join or connect at a time
-	// fleetRoom is for members that are in a system call: those keep their place in the Go scheduler (raw.go).
+	// fleetRoom is for members that are in a system call: those keep their place in the Go
+	// scheduler (raw.go).
 	fleetRoom = 96
-	// fleetFiles is the most descriptors that the kernel lets a process have unless it is told otherwise.
+	// fleetFiles is the most descriptors that the kernel lets a process have unless it is told
+	// otherwise.
 	fleetFiles = 1 << 20
 	fleetLine  = 4 << 20
 )
 
-// fleetState is all that lives on between commands. Only the goroutine that reads commands uses it, save what says otherwise.
+// fleetState is all that lives on between commands. Only the goroutine that reads commands uses it,
+// save what says otherwise.
 type fleetState struct {
 	members  []*member
 	serving  int
@@ -190,7 +196,8 @@ func (c *fleetState) do(command FleetCommand) (reply FleetReply, err error) {
 	return reply, fmt.Errorf("fleet: no operation %q", command.Op)
 }
 
-// each runs f for every member on its thread, some at a time, and gives the errors of the first few that failed.
+// each runs f for every member on its thread, some at a time, and gives the errors of the first few
+// that failed.
 func each(members []*member, f func(i int, m *member) error) error {
 	var (
 		mu     sync.Mutex
@@ -356,7 +363,8 @@ func fleetLatency(members []*member, to []*rawAddress, count int) (FleetReply, e
 	return t.reply(time.Since(began)), nil
 }
 
-// acceptRate has members connect at the same time: what they reach together is what the listeners accept.
+// acceptRate has members connect at the same time: what they reach together is what the listeners
+// accept.
 func acceptRate(members []*member, to []*rawAddress, duration time.Duration) (FleetReply, error) {
 	if len(members) > fleetWorkers {
 		return FleetReply{}, fmt.Errorf("fleet: %d members connect at a time, at most %d", len(members), fleetWorkers)

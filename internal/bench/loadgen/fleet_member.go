@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// member is one of a fleet. What it does, it does on its thread; its fields are that thread's, or the command's between two
-// calls.
+// member is one of a fleet. What it does, it does on its thread; its fields are that thread's, or
+// the command's between two calls.
 type member struct {
 	number   int
 	spec     FleetMember
@@ -49,7 +49,8 @@ func (m *member) enter() error {
 			return fmt.Errorf("enter %s: %w", m.spec.Netns, err)
 		}
 	}
-	// Descriptors of the process that are open now, its streams and the Go runtime's, are in the new table, too.
+	// Descriptors of the process that are open now, its streams and the Go runtime's, are in the
+	// new table, too.
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return fmt.Errorf("have descriptors of its own: %w", err)
 	}
@@ -74,7 +75,8 @@ func (m *member) enter() error {
 	return unix.Close(fd)
 }
 
-// installFilter traps what heddle-runtime has container runtimes trap, on the calling thread, and gives the listener.
+// installFilter traps what heddle-runtime has container runtimes trap, on the calling thread, and
+// gives the listener.
 func installFilter() (int, error) {
 	const nr, arg0, arg1 = 0, 16, 24 // offsets in struct seccomp_data; little endian: the low halves
 	load := func(off uint32) unix.SockFilter {
@@ -108,7 +110,8 @@ func installFilter() (int, error) {
 	return int(fd), nil
 }
 
-// handOver gives a listener to the agent at path, as a container runtime does, and returns once it has it.
+// handOver gives a listener to the agent at path, as a container runtime does, and returns once it
+// has it.
 func handOver(path, endpoint string, listener int) (err error) {
 	thread := unix.Gettid()
 	state := specs.ContainerProcessState{Version: specs.Version, Fds: []string{specs.SeccompFdName}, Pid: thread, Metadata: endpoint,
@@ -177,10 +180,12 @@ func (m *member) listen() (port uint16, err error) {
 	return uint16(in4.Port), nil
 }
 
-// acceptPoll is how often a server that has nothing to accept looks whether it is to drop what it keeps, in milliseconds.
+// acceptPoll is how often a server that has nothing to accept looks whether it is to drop what it
+// keeps, in milliseconds.
 const acceptPoll = 50
 
-// accept serves until the fleet ends: connections are kept while c.keep is true, and ended at once otherwise.
+// accept serves until the fleet ends: connections are kept while c.keep is true, and ended at once
+// otherwise.
 func (m *member) accept(c *fleetState) {
 	seen := c.drops.Load()
 	poll := [1]unix.PollFd{{Fd: int32(m.listener), Events: unix.POLLIN}}
@@ -209,7 +214,8 @@ func (m *member) accept(c *fleetState) {
 	}
 }
 
-// connectOnce makes a connection, waits until the server has ended it, and adds what it took. Time is read from start.
+// connectOnce makes a connection, waits until the server has ended it, and adds what it took. Time
+// is read from start.
 func (m *member) connectOnce(to *rawAddress, start time.Time, t *times) error {
 	began := time.Since(start)
 	fd, err := openSocket(to.family)
@@ -217,7 +223,8 @@ func (m *member) connectOnce(to *rawAddress, start time.Time, t *times) error {
 		return err
 	}
 	hasSocket := time.Since(start)
-	// The server's reset may be faster than the connect that it follows; one that is refused says so otherwise.
+	// The server's reset may be faster than the connect that it follows; one that is refused says
+	// so otherwise.
 	if err = rawConnect(fd, to); err != nil && err != unix.ECONNRESET {
 		return errors.Join(fmt.Errorf("connect: %w", err), rawClose(fd))
 	}

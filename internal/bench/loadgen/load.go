@@ -23,12 +23,14 @@ type Load struct {
 	BeginNs int64 `json:"begin_ns"`
 	// Connections is how many were made, those that replaced others included.
 	Connections int `json:"connections"`
-	// Unfinished is how many operations were due by the schedule of a fixed rate and had not ended: the rate was too high.
+	// Unfinished is how many operations were due by the schedule of a fixed rate and had not ended:
+	// the rate was too high.
 	Unfinished int `json:"unfinished"`
 	// Hits is how many GETs found their key.
 	Hits int `json:"hits"`
-	// Latency by kind of operation. At a fixed rate it counts from when the operation was due, not from when it was sent: a
-	// server that stalls is charged with all that waited meanwhile (no coordinated omission).
+	// Latency by kind of operation. At a fixed rate it counts from when the operation was due, not
+	// from when it was sent: a server that stalls is charged with all that waited meanwhile (no
+	// coordinated omission).
 	Latency map[string]*histogram.Histogram `json:"latency"`
 }
 
@@ -36,23 +38,26 @@ type Load struct {
 type exchange interface {
 	// request appends the next operation's bytes to b and gives its kind.
 	request(b []byte) (out []byte, kind string)
-	// feed takes bytes received; done says that they end the operation's answer. More than the answer is an error.
+	// feed takes bytes received; done says that they end the operation's answer. More than the
+	// answer is an error.
 	feed(b []byte) (done bool, err error)
-	// closing reports whether the server ends the connection after the answer just taken: the next operation needs a new one.
+	// closing reports whether the server ends the connection after the answer just taken: the next
+	// operation needs a new one.
 	closing() bool
 	// hits counts operations that found what they asked for.
 	hits() int
 }
 
-// load makes the action of a protocol: connections on a few threads, each with its own epoll, all busy at once (rate 0) or
-// by a schedule.
+// load makes the action of a protocol: connections on a few threads, each with its own epoll, all
+// busy at once (rate 0) or by a schedule.
 func load(protocol func(settings, int) exchange) action {
 	return func(ctx context.Context, s settings, streams Streams) error {
 		to, err := netip.ParseAddrPort(s.to)
 		if err != nil {
 			return fmt.Errorf("--to %q: want ADDRESS:PORT", s.to)
 		}
-		// Every loop holds a processor of the Go scheduler while it waits in the kernel, see raw.go.
+		// Every loop holds a processor of the Go scheduler while it waits in the kernel, see
+		// raw.go.
 		defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(s.threads + runtime.NumCPU()))
 		ctx, cancel := context.WithTimeout(ctx, s.warmUp+s.duration+slack)
 		defer cancel()

@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/bench/histogram"
 )
 
-// loop drives some connections on one thread. Only the goroutine in run uses it until that has returned.
+// loop drives some connections on one thread. Only the goroutine in run uses it until that has
+// returned.
 type loop struct {
 	settings
 	number    int        // of the loop
@@ -63,8 +64,8 @@ func (l *loop) open(to netip.AddrPort) (err error) {
 	return nil
 }
 
-// connect gives connection i a socket, in the place of the one it has. It waits for the server, as a client does that has to
-// connect before it can go on.
+// connect gives connection i a socket, in the place of the one it has. It waits for the server, as
+// a client does that has to connect before it can go on.
 func (l *loop) connect(i int) (err error) {
 	c := &l.connections[i]
 	if c.fd >= 0 {
@@ -115,7 +116,8 @@ func (l *loop) run(start time.Time) error {
 	if err := pin(anyCPU); err != nil {
 		return err
 	}
-	// Waits end when they are due, not up to 50 us later. It concerns this thread alone, which ends with the loop.
+	// Waits end when they are due, not up to 50 us later. It concerns this thread alone, which ends
+	// with the loop.
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set timer slack: %w", err)
 	}
@@ -159,8 +161,9 @@ func (l *loop) run(start time.Time) error {
 	return nil
 }
 
-// begin starts what is due, and gives when the next operation will be. Without a schedule everything is due at once, and what
-// comes next begins when an operation ends: there is nothing to wait for but answers.
+// begin starts what is due, and gives when the next operation will be. Without a schedule
+// everything is due at once, and what comes next begins when an operation ends: there is nothing to
+// wait for but answers.
 func (l *loop) begin(interval time.Duration) (next time.Duration, err error) {
 	next = 1<<63 - 1
 	for i := range l.connections {

@@ -17,7 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// memcached is just enough of a server for the load: it forgets nothing and answers in small pieces.
+// memcached is just enough of a server for the load: it forgets nothing and answers in small
+// pieces.
 func memcached(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -91,7 +92,8 @@ func TestMemcacheLoad(t *testing.T) {
 	}
 }
 
-// TestHTTPLoadAtARate checks the schedule, and that a server that stalls is charged with what was due meanwhile.
+// TestHTTPLoadAtARate checks the schedule, and that a server that stalls is charged with what was
+// due meanwhile.
 func TestHTTPLoadAtARate(t *testing.T) {
 	const stall = 300 * time.Millisecond
 	body, asked := strings.Repeat("x", 300<<10), 0
@@ -113,7 +115,8 @@ func TestHTTPLoadAtARate(t *testing.T) {
 	if l.Connections != 2 {
 		t.Errorf("%d connections: want a second one after the server closed the first", l.Connections)
 	}
-	// 30 were due while it stalled, so a quarter of all waited more than a few milliseconds; without the correction one did.
+	// 30 were due while it stalled, so a quarter of all waited more than a few milliseconds;
+	// without the correction one did.
 	if got := l.Latency[KindRequest].Quantile(0.9); got < stall/10 {
 		t.Errorf("p90 %s: the requests due during a stall of %s are left out", got, stall)
 	}
@@ -212,9 +215,11 @@ func FuzzReaders(f *testing.F) {
 	})
 }
 
-// TestGuardSaysWhenItsServerListens: the guarded program listens late, and what the guard says must not come before.
+// TestGuardSaysWhenItsServerListens: the guarded program listens late, and what the guard says must
+// not come before.
 func TestGuardSaysWhenItsServerListens(t *testing.T) {
-	// The port is this test's from the beginning, and nobody else's, because it is bound; connects are refused until it listens.
+	// The port is this test's from the beginning, and nobody else's, because it is bound; connects
+	// are refused until it listens.
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

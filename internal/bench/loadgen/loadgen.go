@@ -1,10 +1,11 @@
 // Package peer is the small program that both ends of a measurement run inside the places that are
-// measured: an echo server, the round-trip and connection clients, and two wrappers that make somebody
-// else's program (iperf3) measurable and mortal, and loads for servers of others (memcached, HTTP).
+// measured: an echo server, the round-trip and connection clients, and two wrappers that make
+// somebody else's program (iperf3) measurable and mortal, and loads for servers of others
+// (memcached, HTTP).
 //
-// The hot loops use blocking system calls on one locked thread, not package net: the Go poller would put
-// its own wake-ups into the figures. Every command is bounded in time and in count, prints its result as
-// one JSON object on standard output, and needs nothing but its arguments.
+// The hot loops use blocking system calls on one locked thread, not package net: the Go poller
+// would put its own wake-ups into the figures. Every command is bounded in time and in count,
+// prints its result as one JSON object on standard output, and needs nothing but its arguments.
 package loadgen
 
 import (
@@ -78,7 +79,8 @@ var actions = map[string]action{
 	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, fleet, meter, guard, watch, await, steps, sink, stream, syscalls, memcache or http, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, fleet, meter, guard, watch, await, steps,
+// sink, stream, syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
 		return errors.New("bench peer: want one of check, server, rr, crr, hold, fleet, meter, guard, watch, await, steps, sink, stream, syscalls, memcache, http")
@@ -155,8 +157,8 @@ func check(_ context.Context, _ settings, streams Streams) error {
 	return err
 }
 
-// client makes an action of a measurement: it runs it on a goroutine of its own, gives up when the time
-// is over (the process then ends, and with it the blocked thread) and prints the result.
+// client makes an action of a measurement: it runs it on a goroutine of its own, gives up when the
+// time is over (the process then ends, and with it the blocked thread) and prints the result.
 func client[R any](measure func(netip.AddrPort, settings) (R, error)) action {
 	return func(ctx context.Context, s settings, streams Streams) error {
 		to, err := netip.ParseAddrPort(s.to)

@@ -7,7 +7,8 @@ import (
 	"strconv"
 )
 
-// What memtier_benchmark does unless told otherwise: ten million keys at random, 32 bytes, one SET to ten GETs.
+// What memtier_benchmark does unless told otherwise: ten million keys at random, 32 bytes, one SET
+// to ten GETs.
 const (
 	memcacheKeys   = 10_000_000
 	memcacheGets   = 10 // to one SET

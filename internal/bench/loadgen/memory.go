@@ -10,15 +10,16 @@ import (
 	"time"
 )
 
-// Held is what hold measures: idle connections, each used for one byte there and back so that both ends
-// exist, and what the kernel's object caches grew by.
+// Held is what hold measures: idle connections, each used for one byte there and back so that both
+// ends exist, and what the kernel's object caches grew by.
 type Held struct {
 	Connections int   `json:"connections"`
 	SlabBytes   int64 `json:"slab_bytes"` // both ends, whole machine
 }
 
 // hold opens connections and sees what the kernel's slab caches (sockets, files, inodes, BPF socket
-// storage) grow by. Buffers in use would come on top, and are the same for any idle connection: none.
+// storage) grow by. Buffers in use would come on top, and are the same for any idle connection:
+// none.
 func hold(to netip.AddrPort, s settings) (result Held, err error) {
 	sa, family := sockaddr(to)
 	fds := make([]int, 0, s.connections)
@@ -49,8 +50,9 @@ func hold(to netip.AddrPort, s settings) (result Held, err error) {
 	return Held{Connections: len(fds), SlabBytes: after - before}, nil
 }
 
-// settledSlab reads the slab size once it has stopped moving: sockets of an earlier measurement are freed
-// only after an RCU grace period. After the limit it takes the size as it is; the spread over the runs shows it.
+// settledSlab reads the slab size once it has stopped moving: sockets of an earlier measurement are
+// freed only after an RCU grace period. After the limit it takes the size as it is; the spread over
+// the runs shows it.
 func settledSlab(limit time.Duration) (int64, error) {
 	const (
 		interval = 250 * time.Millisecond

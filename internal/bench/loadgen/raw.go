@@ -8,10 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The measured loops enter the kernel by these, behind the Go scheduler's back, as a C program would.
-// Told of every call, the scheduler's monitor thread wakes every 20 microseconds on some processor to take
-// the loop's place in the scheduler away, which costs more than what is measured. Each loop has a thread
-// of its own, nothing else needs to run in the process, and garbage collection is off.
+// The measured loops enter the kernel by these, behind the Go scheduler's back, as a C program
+// would. Told of every call, the scheduler's monitor thread wakes every 20 microseconds on some
+// processor to take the loop's place in the scheduler away, which costs more than what is measured.
+// Each loop has a thread of its own, nothing else needs to run in the process, and garbage
+// collection is off.
 
 func rawErr(e unix.Errno) error {
 	if e == 0 {

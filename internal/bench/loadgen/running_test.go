@@ -13,8 +13,8 @@ import (
 // waitTimeout bounds every wait for a command.
 const waitTimeout = time.Minute
 
-// running is a command of the peer that runs in this process, with pipes as another program would have them. They end with
-// it, so whoever reads what it says, or tells it something, notices.
+// running is a command of the peer that runs in this process, with pipes as another program would
+// have them. They end with it, so whoever reads what it says, or tells it something, notices.
 type running struct {
 	t       *testing.T
 	in      *io.PipeWriter
@@ -87,7 +87,8 @@ func (r *running) tell(text string) {
 	}
 }
 
-// end waits for the command's end, gives what else it printed, and fails the test if it ended with an error.
+// end waits for the command's end, gives what else it printed, and fails the test if it ended with
+// an error.
 func (r *running) end() string {
 	r.t.Helper()
 	watchdog := time.AfterFunc(waitTimeout, func() { _ = r.printed.CloseWithError(fmt.Errorf("no end within %s", waitTimeout)) })
@@ -110,7 +111,8 @@ func (r *running) stop() string {
 	return r.end()
 }
 
-// TestWaitNoticesTheEnd: who waits for what a command says, or tells it something, notices that it has ended.
+// TestWaitNoticesTheEnd: who waits for what a command says, or tells it something, notices that it
+// has ended.
 func TestWaitNoticesTheEnd(t *testing.T) {
 	r := startMain(t, "guard", "--", "sh", "-c", "echo said; exit 3")
 	if line := r.line(); line != "said" {

@@ -50,7 +50,8 @@ func server(ctx context.Context, s settings, streams Streams) (err error) {
 	return <-finished
 }
 
-// ended gives a channel that closes when in does. The goroutine reads in for the life of the process.
+// ended gives a channel that closes when in does. The goroutine reads in for the life of the
+// process.
 func ended(in io.Reader) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -181,8 +182,8 @@ func (e *echo) accept() error {
 	}
 }
 
-// answer sends back what fd has received and closes it at its end. Messages are small and answered one
-// at a time, so the send buffer has room; a client that does not read loses its connection.
+// answer sends back what fd has received and closes it at its end. Messages are small and answered
+// one at a time, so the send buffer has room; a client that does not read loses its connection.
 func (e *echo) answer(fd int) error {
 	n, err := rawRead(fd, e.buffer)
 	if err == unix.EAGAIN || err == unix.EINTR {

@@ -20,8 +20,9 @@ type Step struct {
 	ElapsedS   float64 `json:"elapsed_s"`
 }
 
-// Steps are the names of the steps, in their order: sockets are made; each is connected; a byte goes there and back on each;
-// their names are asked for; s.size bytes, and then LargeMessage, go there and back on one of them; all are closed.
+// Steps are the names of the steps, in their order: sockets are made; each is connected; a byte
+// goes there and back on each; their names are asked for; s.size bytes, and then LargeMessage, go
+// there and back on one of them; all are closed.
 var Steps = []string{"socket", "connect", "first byte", "names", "round trip", "large round trip", "close"}
 
 const (
@@ -31,8 +32,9 @@ const (
 	largeShare = 10
 )
 
-// steps makes a connection's life in steps, many connections at a time, and each step only when it is told to by a line on
-// its standard input: between two of them, somebody else can look at what the kernel has counted.
+// steps makes a connection's life in steps, many connections at a time, and each step only when it
+// is told to by a line on its standard input: between two of them, somebody else can look at what
+// the kernel has counted.
 func steps(ctx context.Context, s settings, streams Streams) error {
 	to, err := netip.ParseAddrPort(s.to)
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSteps takes some connections through their life: each step when it is told to, and none before.
+// TestSteps takes some connections through their life: each step when it is told to, and none
+// before.
 func TestSteps(t *testing.T) {
 	address := freePort(t, "tcp", "127.0.0.1:0")
 	startEcho(t, address)

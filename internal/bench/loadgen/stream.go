@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Streamed is what stream measures on one connection: from its first byte to the server's word that it has read the last.
+// Streamed is what stream measures on one connection: from its first byte to the server's word that
+// it has read the last.
 type Streamed struct {
 	Bytes    int64   `json:"bytes"`
 	ElapsedS float64 `json:"elapsed_s"`
@@ -21,7 +22,8 @@ type Streamed struct {
 // sinkBuffer is what sink reads at once.
 const sinkBuffer = 128 << 10
 
-// sockaddr gives where a server is: at an address, or, of AF_UNIX, at an abstract name that has the port in it.
+// sockaddr gives where a server is: at an address, or, of AF_UNIX, at an abstract name that has the
+// port in it.
 func (s settings) sockaddr(a netip.AddrPort) (unix.Sockaddr, int) {
 	if s.unix {
 		return &unix.SockaddrUnix{Name: fmt.Sprintf("@heddle-bench-%d", a.Port())}, unix.AF_UNIX
@@ -107,7 +109,8 @@ func stream(to netip.AddrPort, s settings) (result Streamed, err error) {
 	return result, nil
 }
 
-// sink reads what its clients send, one after the other, and tells each how much it was. It ends as server does.
+// sink reads what its clients send, one after the other, and tells each how much it was. It ends as
+// server does.
 func sink(ctx context.Context, s settings, streams Streams) (err error) {
 	address, err := netip.ParseAddrPort(s.listen)
 	if err != nil {

@@ -12,20 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Syscalls is what `syscalls` prints: nanoseconds that a system call takes, by the names of SyscallNames.
+// Syscalls is what `syscalls` prints: nanoseconds that a system call takes, by the names of
+// SyscallNames.
 type Syscalls struct {
 	Ns map[string]float64 `json:"ns"`
 }
 
-// SyscallNames are the calls that syscalls makes, cheap ones that say most of what a filter adds: getpid does nothing,
-// clock_gettime is the real call and not the one that libc makes without the kernel, ioctl and socket are what
-// Heddle's filter looks at.
+// SyscallNames are the calls that syscalls makes, cheap ones that say most of what a filter adds:
+// getpid does nothing, clock_gettime is the real call and not the one that libc makes without the
+// kernel, ioctl and socket are what Heddle's filter looks at.
 var SyscallNames = []string{"getpid", "clock_gettime", "read /dev/null", "ioctl FIONREAD", "socket and close, AF_UNIX"}
 
 // syscallBatch is how many calls are made between two readings of the clock.
 const syscallBatch = 500
 
-// syscalls says that it is ready, waits for the end of its standard input, and then makes system calls.
+// syscalls says that it is ready, waits for the end of its standard input, and then makes system
+// calls.
 func syscalls(ctx context.Context, s settings, streams Streams) error {
 	if _, err := fmt.Fprintln(streams.Out, Ready); err != nil {
 		return err

@@ -16,8 +16,9 @@ type Verdict struct {
 	Allowed bool `json:"allowed"`
 }
 
-// watch connects again and again, and prints a Verdict at the first connect and whenever connects begin to be refused or
-// to succeed, until its standard input or its lifetime ends. What it tells is late by a pause and a connect at most.
+// watch connects again and again, and prints a Verdict at the first connect and whenever connects
+// begin to be refused or to succeed, until its standard input or its lifetime ends. What it tells
+// is late by a pause and a connect at most.
 func watch(ctx context.Context, s settings, streams Streams) error {
 	to, err := netip.ParseAddrPort(s.to)
 	if err != nil {
@@ -52,15 +53,17 @@ func watch(ctx context.Context, s settings, streams Streams) error {
 	}
 }
 
-// connectTimeout bounds a connect of watch: one whose SYN met a rule that had just come into force hears nothing.
+// connectTimeout bounds a connect of watch: one whose SYN met a rule that had just come into force
+// hears nothing.
 const connectTimeout = time.Second
 
 // tryConnect reports whether a connect succeeds or is refused; the error is for any other end.
 func tryConnect(sa unix.Sockaddr, family int) (allowed bool, err error) {
 	for {
 		allowed, err = connectOrRefused(sa, family)
-		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends some. One that timed out
-		// (EINPROGRESS) was neither allowed nor refused: the rule came into force during the handshake.
+		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends
+		// some. One that timed out (EINPROGRESS) was neither allowed nor refused: the rule came
+		// into force during the handshake.
 		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EINPROGRESS) {
 			return allowed, err
 		}

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestWatch: it tells once that connects succeed, and once that they do not any more, and ends with its input.
+// TestWatch: it tells once that connects succeed, and once that they do not any more, and ends with
+// its input.
 func TestWatch(t *testing.T) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {

@@ -33,8 +33,9 @@ func wrapped(ctx context.Context, s settings) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// meter runs a program to its end and measures the processor time of the machine meanwhile. It runs next
-// to the program, inside the place that is measured: outside, the cost of getting in would be counted.
+// meter runs a program to its end and measures the processor time of the machine meanwhile. It runs
+// next to the program, inside the place that is measured: outside, the cost of getting in would be
+// counted.
 func meter(ctx context.Context, s settings, streams Streams) error {
 	// Pdeathsig follows the thread that started the child, so that thread must stay.
 	runtime.LockOSThread()
@@ -66,12 +67,13 @@ func meter(ctx context.Context, s settings, streams Streams) error {
 	})
 }
 
-// guardGrace is how long a guarded program has between SIGINT, at which servers end in order, and its death.
+// guardGrace is how long a guarded program has between SIGINT, at which servers end in order, and
+// its death.
 const guardGrace = 10 * time.Second
 
 // guard runs a server that knows no end of its own, and ends it with its standard input, after its
-// lifetime, or with this process: nothing is left behind in a container when the bench is killed. For a server that does not
-// say when it listens, it says so itself, by --until.
+// lifetime, or with this process: nothing is left behind in a container when the bench is killed.
+// For a server that does not say when it listens, it says so itself, by --until.
 func guard(ctx context.Context, s settings, streams Streams) error {
 	runtime.LockOSThread() // see meter
 	defer runtime.UnlockOSThread()
@@ -113,7 +115,8 @@ func guard(ctx context.Context, s settings, streams Streams) error {
 	return nil
 }
 
-// reportListening prints Ready once somebody accepts at address. If nobody ever does, whoever waits for that line gives up.
+// reportListening prints Ready once somebody accepts at address. If nobody ever does, whoever waits
+// for that line gives up.
 func reportListening(ctx context.Context, address string, streams Streams) {
 	d := net.Dialer{Timeout: awaitConnect}
 	for ctx.Err() == nil {

@@ -16,11 +16,13 @@ import (
 	"heddle.dev/heddle/internal/bench/session"
 )
 
-// Result is what `heddle bench local` found: connections on one node, beside what programs could use there instead.
+// Result is what `heddle bench local` found: connections on one node, beside what programs could
+// use there instead.
 type Result struct {
 	Machine    string  `json:"machine"`    // and the date
 	Background float64 `json:"background"` // processors that other programs kept busy before
-	// Congestion is the congestion control that the node gives every socket, and so what host and overlay have.
+	// Congestion is the congestion control that the node gives every socket, and so what host and
+	// overlay have.
 	Congestion string         `json:"congestion"`
 	Runs       int            `json:"runs"`
 	DurationS  float64        `json:"duration_s"`

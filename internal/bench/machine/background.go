@@ -10,8 +10,8 @@ import (
 // backgroundWindow is how long Background watches: fifty times the resolution of processor time.
 const backgroundWindow = 500 * time.Millisecond
 
-// QuietMachine is the most that Background may find, in processors, for figures to be worth much: what
-// else runs takes its share from every mode, but not the same share.
+// QuietMachine is the most that Background may find, in processors, for figures to be worth much:
+// what else runs takes its share from every mode, but not the same share.
 const QuietMachine = 0.1
 
 // Background measures how many processors the machine keeps busy with other things than the bench.

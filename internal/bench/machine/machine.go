@@ -1,4 +1,5 @@
-// Package machine reads what the machine of a benchmark is and does: its processors, its memory, and those of processes.
+// Package machine reads what the machine of a benchmark is and does: its processors, its memory,
+// and those of processes.
 package machine
 
 import (

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// The lines of /proc/meminfo with what the kernel cannot give back at will. Caches that can be reclaimed are not among them:
-// they are files' and come and go with what else the machine does.
+// The lines of /proc/meminfo with what the kernel cannot give back at will. Caches that can be
+// reclaimed are not among them: they are files' and come and go with what else the machine does.
 var (
 	// EndpointFields grow with devices, routes and maps.
 	EndpointFields = []string{"SUnreclaim", "Percpu", "KernelStack"}
@@ -55,7 +55,8 @@ func KernelMemory(fields ...string) (float64, error) {
 	return ParseMeminfo(raw, fields...)
 }
 
-// ContainerMemory is the kernel's memory that containers and connections make grow: ContainerFields and sockets' inodes.
+// ContainerMemory is the kernel's memory that containers and connections make grow: ContainerFields
+// and sockets' inodes.
 func ContainerMemory() (float64, error) {
 	total, err := KernelMemory(ContainerFields...)
 	if err != nil {
@@ -72,8 +73,8 @@ func ContainerMemory() (float64, error) {
 // settleInterval is the time between two readings of Settled.
 const settleInterval = 250 * time.Millisecond
 
-// Settled reads memory until it moves by less than still bytes for a moment, and no longer than limit: sockets, devices and
-// namespaces are freed some time after they have gone.
+// Settled reads memory until it moves by less than still bytes for a moment, and no longer than
+// limit: sockets, devices and namespaces are freed some time after they have gone.
 func Settled(ctx context.Context, read func() (float64, error), still float64, limit time.Duration) (now float64, err error) {
 	for deadline, last := time.Now().Add(limit), -1.0; ; last = now {
 		if now, err = read(); err != nil {
@@ -90,7 +91,8 @@ func Settled(ctx context.Context, read func() (float64, error), still float64, l
 	}
 }
 
-// ParseSlabinfo finds the size of one of the kernel's caches in the text of /proc/slabinfo, in bytes: slabinfo(5).
+// ParseSlabinfo finds the size of one of the kernel's caches in the text of /proc/slabinfo, in
+// bytes: slabinfo(5).
 func ParseSlabinfo(raw []byte, cache string) (float64, error) {
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)

@@ -9,9 +9,9 @@ import (
 
 // Pinning is the processors the ends of a connection run on: two, if the machine has them.
 //
-// Left alone, the scheduler puts both ends of a loopback connection now on one processor and now on two,
-// and keeps to that for seconds: round trips then took 15 us or 50, on the same network. Two nodes never
-// share a processor, so neither do the ends here, in any mode.
+// Left alone, the scheduler puts both ends of a loopback connection now on one processor and now on
+// two, and keeps to that for seconds: round trips then took 15 us or 50, on the same network. Two
+// nodes never share a processor, so neither do the ends here, in any mode.
 type Pinning struct{ Client, Server int }
 
 // ChoosePinning picks the first and the last processor this process may use.

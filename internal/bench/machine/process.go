@@ -22,7 +22,8 @@ func Entries(pid int, dir string) (int, error) {
 	return len(list), nil
 }
 
-// HolderOf gives the process that keeps the listeners of agent pid: the other one of its control group. 0 if it is not found.
+// HolderOf gives the process that keeps the listeners of agent pid: the other one of its control
+// group. 0 if it is not found.
 func HolderOf(pid int) int {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -56,7 +57,8 @@ func UnifiedGroup(raw []byte) string {
 	return ""
 }
 
-// VoluntarySwitches counts how often threads of a process have waited for something: each is a wake-up later.
+// VoluntarySwitches counts how often threads of a process have waited for something: each is a
+// wake-up later.
 func VoluntarySwitches(pid int) (total float64, err error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil {
@@ -153,7 +155,8 @@ func Processes(proc string) (map[int]Process, error) {
 	return processes, nil
 }
 
-// parseProcess reads the text of /proc/PID/stat: proc_pid_stat(5). A program can put anything into its name.
+// parseProcess reads the text of /proc/PID/stat: proc_pid_stat(5). A program can put anything into
+// its name.
 func parseProcess(b []byte) (pid int, p Process, err error) {
 	const parentField, utimeField, fields, perSecond = 1, 11, 15, 100 // behind the name, the state being field 0
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')

@@ -1,4 +1,5 @@
-// Package migrate moves a stopped container to another node and times each step: table 4 of the Slim paper.
+// Package migrate moves a stopped container to another node and times each step: table 4 of the
+// Slim paper.
 package migrate
 
 import (
@@ -22,8 +23,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// Steps are the steps of a migration in the order of the report, from the stop of the container to the first
-// byte that peers get from it at its new node.
+// Steps are the steps of a migration in the order of the report, from the stop of the container to
+// the first byte that peers get from it at its new node.
 var Steps = []string{
 	"stop the container", "extract its file system into an image", "transfer the image", "restore the file system",
 	"heddle migrate", "attach to the new node", "start the container", "first byte at peers on both nodes",
@@ -33,7 +34,8 @@ var Steps = []string{
 type Result struct {
 	// ImageBytes is the size of the container's image.
 	ImageBytes int64 `json:"image_bytes"`
-	// Steps are the times of each of Steps by mode, in seconds, one a run; Total those from stop to first byte.
+	// Steps are the times of each of Steps by mode, in seconds, one a run; Total those from stop to
+	// first byte.
 	Steps map[bench.Mode][][]float64 `json:"steps"`
 	Total map[bench.Mode][]float64   `json:"total"`
 }
@@ -44,15 +46,17 @@ type Options struct {
 	Sockets [2]string // of the agents of n1 and n2
 	Netns   [2]string // paths of these nodes' network namespaces
 	Runtime string    // heddle-runtime
-	// ImageBytes is how large the container's image is to be; the program that it runs is the least.
+	// ImageBytes is how large the container's image is to be; the program that it runs is the
+	// least.
 	ImageBytes int64
 }
 
 // name is the endpoint's, and the container's.
 const name = "bench-migrate"
 
-// Run moves a stopped container with its address between two nodes of the lab, and says what each step took, with
-// interception (Heddle) and without (Overlay). words are those that run loadgen.Main in containers of the lab.
+// Run moves a stopped container with its address between two nodes of the lab, and says what each
+// step took, with interception (Heddle) and without (Overlay). words are those that run
+// loadgen.Main in containers of the lab.
 func Run(ctx context.Context, place bench.Place, words []string, o Options, log io.Writer) (r Result, err error) {
 	dir, err := os.MkdirTemp("", "heddle-bench-")
 	if err != nil {
@@ -109,7 +113,8 @@ func (m *migration) on(node int) (root, bundle, space string) {
 	return filepath.Join(bundle, "rootfs"), bundle, fmt.Sprintf("heddle-bench-%d-%d", os.Getpid(), node)
 }
 
-// measure starts the container on the first node and moves it to the second. It leaves nothing behind.
+// measure starts the container on the first node and moves it to the second. It leaves nothing
+// behind.
 func (m *migration) measure(ctx context.Context) (steps []float64, err error) {
 	defer func() { err = errors.Join(err, m.clean(context.WithoutCancel(ctx))) }()
 	if err := m.makeRoot(); err != nil {
@@ -302,7 +307,8 @@ func underlayOf(space string) (addr string, err error) {
 	return addr, err
 }
 
-// await starts clients on both nodes that connect until the server answers; done gives when the last of them was.
+// await starts clients on both nodes that connect until the server answers; done gives when the
+// last of them was.
 func (m *migration) await(ctx context.Context) (done func() (time.Time, error), err error) {
 	to := net.JoinHostPort(m.addr.String(), port)
 	var clients []*proc.Server

@@ -26,8 +26,8 @@ const madeUp = "198.19.0.0/16"
 // startTimeout bounds the start of an agent into a large network.
 const startTimeout = 2 * time.Minute
 
-// restartAgent ends n2's agent and has the lab start another. The lab would wait until that knows all direct paths; here it
-// is enough that it answers.
+// restartAgent ends n2's agent and has the lab start another. The lab would wait until that knows
+// all direct paths; here it is enough that it answers.
 func restartAgent(ctx context.Context, place session.Lab) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -77,7 +77,8 @@ func restartAgent(ctx context.Context, place session.Lab) (took time.Duration, e
 	}
 }
 
-// answerProbes has the host outside a lab accept connects to every direct port of all made-up nodes, until stop.
+// answerProbes has the host outside a lab accept connects to every direct port of all made-up
+// nodes, until stop.
 func answerProbes(place session.Lab) (stop func() error, err error) {
 	outside := netns.Path(place.Name + "-outside")
 	route := func(verb string) error {

@@ -20,15 +20,16 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The nodes experiment: what a network of many nodes and endpoints costs one agent. Two nodes are a lab's, all others are
-// in its store only. n2's agent is measured, because it runs no store.
+// The nodes experiment: what a network of many nodes and endpoints costs one agent. Two nodes are a
+// lab's, all others are in its store only. n2's agent is measured, because it runs no store.
 
 // Options say what to measure.
 type Options struct {
 	Nodes     []int // made-up nodes; each number is measured anew
 	Endpoints int   // for each 5,000 nodes
 	Changes   int   // of each kind
-	// Probes waits until the agent has probed every node, which takes 20 ms for each, and measures what probes cost.
+	// Probes waits until the agent has probed every node, which takes 20 ms for each, and measures
+	// what probes cost.
 	Probes   bool
 	Progress io.Writer
 }
@@ -55,24 +56,27 @@ type Size struct {
 	Endpoints int `json:"endpoints"`
 	// FilledS is from the first write of everything to its being in force on n2.
 	FilledS float64 `json:"filled_s"`
-	// AgentMB and MapsMB are the agent's resident memory and that of its BPF maps, StartedMB that of an agent that has
-	// started into this network, all in 1e6 bytes.
+	// AgentMB and MapsMB are the agent's resident memory and that of its BPF maps, StartedMB that
+	// of an agent that has started into this network, all in 1e6 bytes.
 	AgentMB   float64 `json:"agent_rss_mb"`
 	StartedMB float64 `json:"started_rss_mb"`
 	MapsMB    float64 `json:"maps_mb"`
-	// StartS is from the start of an agent to its first answer, StartCPUS its processor time until then.
+	// StartS is from the start of an agent to its first answer, StartCPUS its processor time until
+	// then.
 	StartS    float64 `json:"start_s"`
 	StartCPUS float64 `json:"start_cpu_s"`
-	// Latencies are from a change's being in the store to its being in force on n2, and CPU its processor time, by what has changed.
+	// Latencies are from a change's being in the store to its being in force on n2, and CPU its
+	// processor time, by what has changed.
 	LatencyMs map[string]bench.Spread `json:"latency_ms"`
 	CPUMs     map[string]bench.Spread `json:"cpu_ms"`
-	// IdleCPU is the share of one processor that the agent uses when nothing changes, probes included; ProbedS is how long
-	// it took until all nodes' direct paths were proven.
+	// IdleCPU is the share of one processor that the agent uses when nothing changes, probes
+	// included; ProbedS is how long it took until all nodes' direct paths were proven.
 	IdleCPU float64 `json:"idle_cpu"`
 	ProbedS float64 `json:"probed_s,omitempty"`
 }
 
-// changes that are measured, as the populating program knows them. The second of each pair undoes the first.
+// changes that are measured, as the populating program knows them. The second of each pair undoes
+// the first.
 var changes = []struct{ what, do, undo string }{
 	{"endpoint", "add endpoint", "delete endpoint"},
 	{"node", "add node", "delete node"},
@@ -172,7 +176,8 @@ func (r *run) fill(ctx context.Context) (stop func() error, err error) {
 	return stop, nil
 }
 
-// killLater ends the populating program if it says nothing for too long, unless intime is called before.
+// killLater ends the populating program if it says nothing for too long, unless intime is called
+// before.
 func (r *run) killLater() (intime func() bool) {
 	return time.AfterFunc(session.PopulateTimeout, func() { _ = r.process.Kill() }).Stop
 }
@@ -192,7 +197,8 @@ func (r *run) await(ctx context.Context, ok func(api.Status) bool) error {
 	}
 }
 
-// change has the populating program change something, and gives the time from its being done to its being in force on n2.
+// change has the populating program change something, and gives the time from its being done to its
+// being in force on n2.
 func (r *run) change(ctx context.Context, command string) (took time.Duration, err error) {
 	intime := r.killLater()
 	answer, err := r.populate.Ask(command)
@@ -290,7 +296,8 @@ const settleTime = 200 * time.Millisecond
 // idleSample is how long the agent's processor time is measured when nothing changes.
 const idleSample = 10 * time.Second
 
-// probes measures what the agent uses when nothing changes, after it has probed everybody if it does.
+// probes measures what the agent uses when nothing changes, after it has probed everybody if it
+// does.
 func (r *run) probes(ctx context.Context) error {
 	if r.options.Probes {
 		began := time.Now()

@@ -30,8 +30,9 @@ type App struct {
 	prepare  func(context.Context, *run) error
 	server   func(launch) []string
 	client   func(launch) []string
-	// mark is what the client prints when its measured phase is over. Without it that phase is taken from the client's end: it
-	// ends clientTail before that. So a client that is slow to start does not matter.
+	// mark is what the client prints when its measured phase is over. Without it that phase is
+	// taken from the client's end: it ends clientTail before that. So a client that is slow to
+	// start does not matter.
 	mark   string
 	warmUp time.Duration
 	start  time.Duration // that the server may take to listen, if more than usual
@@ -70,7 +71,8 @@ var Apps = append(iperfApps(),
 	kafkaApp(50_000),
 )
 
-// ParseApps reads names of apps or of families ("nginx"), and gives the apps in the order of reports; no names means all.
+// ParseApps reads names of apps or of families ("nginx"), and gives the apps in the order of
+// reports; no names means all.
 func ParseApps(names []string) ([]App, error) {
 	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == "" })
 	if len(names) == 0 {
@@ -98,7 +100,8 @@ func ParseApps(names []string) ([]App, error) {
 	return picked, nil
 }
 
-// missingPrograms says before anything is started which programs the machine lacks, and the packages that have them.
+// missingPrograms says before anything is started which programs the machine lacks, and the
+// packages that have them.
 func missingPrograms(apps []App) error {
 	var missing, packages []string
 	seen := make(map[string]bool)

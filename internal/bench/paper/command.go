@@ -79,8 +79,8 @@ func readFile(file string) (r Result, err error) {
 	return r, err
 }
 
-// writeReport draws the figures that were measured, and writes the tables; without the results of `heddle bench` their rows
-// say that they were not measured.
+// writeReport draws the figures that were measured, and writes the tables; without the results of
+// `heddle bench` their rows say that they were not measured.
 func writeReport(d *report.Document) error {
 	var paper Result
 	var core []bench.Result

@@ -16,8 +16,8 @@ type evidence struct {
 	core  []bench.Result // of `heddle bench`, between nodes
 }
 
-// ratio gives how much a metric is in one mode as a multiple of another's, with the smallest and the largest of the rounds; ok
-// is false if it was not measured.
+// ratio gives how much a metric is in one mode as a multiple of another's, with the smallest and
+// the largest of the rounds; ok is false if it was not measured.
 func (e evidence) ratio(app, metric string, of, to bench.Mode) (ratio float64, text string, ok bool) {
 	entry, ok := e.paper.Find(app)
 	if !ok {
@@ -63,7 +63,8 @@ func (e evidence) busy(app string) bool {
 	return entry.Background > report.TooBusy
 }
 
-// paperClaim is a row of the table "paper / here". Ratios are of Slim or Heddle to the overlay and to the host.
+// paperClaim is a row of the table "paper / here". Ratios are of Slim or Heddle to the overlay and
+// to the host.
 type paperFigure struct {
 	figure, what            string
 	paperOverlay, paperHost string
@@ -105,7 +106,8 @@ type goal struct {
 	core        bool
 }
 
-// goals are the project's: Heddle as fast and as cheap as the host, and what the overlay must not beat.
+// goals are the project's: Heddle as fast and as cheap as the host, and what the overlay must not
+// beat.
 func goals() (goals []goal) {
 	const leastRate, mostCost = 0.98, 1.03
 	for _, a := range Apps {
@@ -131,7 +133,8 @@ func goals() (goals []goal) {
 	)
 }
 
-// section writes the generated part of the document: the table "paper / here", the goals, and what was measured when.
+// section writes the generated part of the document: the table "paper / here", the goals, and what
+// was measured when.
 func section(paper Result, core []bench.Result) (string, error) {
 	if len(paper.Apps) == 0 {
 		return "", errors.New("no results")

@@ -16,8 +16,9 @@ import (
 	"heddle.dev/heddle/internal/bench/proc"
 )
 
-// kafkaApp is a broker and kafka-producer-perf-test with the paper's records and batches. The paper's ten threads are one
-// here: the tool has no more in a process, and ten of Java's machines would be the load.
+// kafkaApp is a broker and kafka-producer-perf-test with the paper's records and batches. The
+// paper's ten threads are one here: the tool has no more in a process, and ten of Java's machines
+// would be the load.
 func kafkaApp(rate float64) App {
 	return App{
 		Name: "kafka", Title: "Kafka, one producer, 100 B, batch.size=8192", Rate: rate, family: "kafka",
@@ -115,7 +116,8 @@ func copyFile(from, to string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// kafkaSummary is the last line of the producer. Its latencies are in milliseconds and of the whole run, its start included.
+// kafkaSummary is the last line of the producer. Its latencies are in milliseconds and of the whole
+// run, its start included.
 var kafkaSummary = regexp.MustCompile(`(?m)^\d+ records sent, ([\d.]+) records/sec \([^)]*\), ([\d.]+) ms avg latency, [\d.]+ ms max latency, ` +
 	`(\d+) ms 50th, \d+ ms 95th, (\d+) ms 99th, (\d+) ms 99\.9th`)
 

@@ -17,8 +17,9 @@ const (
 	httpConnections = 100
 )
 
-// nginxApp serves a file. A hundred requests a connection are the default of the paper's nginx 1.10: with later ones' 1,000 the
-// connections made on the fly, of which the paper speaks, would all but vanish.
+// nginxApp serves a file. A hundred requests a connection are the default of the paper's nginx
+// 1.10: with later ones' 1,000 the connections made on the fly, of which the paper speaks, would
+// all but vanish.
 func nginxApp(name, title, file string, rate float64) App {
 	return App{
 		Name: name, Title: title, Rate: rate, family: "nginx",

@@ -24,13 +24,15 @@ type Options struct {
 	Modes    []bench.Mode // host first; see ParseModes
 	Rounds   int
 	Duration time.Duration // of the measured window
-	// Scale multiplies the fixed rates, for machines that are faster or slower than the one they were chosen on.
+	// Scale multiplies the fixed rates, for machines that are faster or slower than the one they
+	// were chosen on.
 	Scale float64
 	// Program is the command line that runs loadgen.Main inside the place.
 	Program []string
 	// Kafka is the folder with Kafka's jars.
 	Kafka string
-	// Step, if set, hears of every measurement before it starts; of what comes before them, total is 0.
+	// Step, if set, hears of every measurement before it starts; of what comes before them, total
+	// is 0.
 	Step func(what string, done, total int, remaining time.Duration)
 }
 
@@ -75,9 +77,10 @@ type output struct {
 	begin, end time.Time // of the window, for a client that does not know it: counted from its end
 }
 
-// Run measures every app in every mode, mode by mode and round by round, and gives one entry for each app. It stops at
-// the first measurement that fails: ratios of half a comparison would mislead. Apps that cannot run here for want of
-// something that is not a Debian package are left out with the reason.
+// Run measures every app in every mode, mode by mode and round by round, and gives one entry for
+// each app. It stops at the first measurement that fails: ratios of half a comparison would
+// mislead. Apps that cannot run here for want of something that is not a Debian package are left
+// out with the reason.
 func Run(ctx context.Context, place bench.Place, o Options) (result Result, err error) {
 	if err := o.Validate(); err != nil {
 		return result, err
@@ -187,7 +190,8 @@ func (p *run) clean(ctx context.Context) error {
 	return errors.Join(p.inServer(ctx, "rm", "-rf", p.data), os.RemoveAll(p.dir))
 }
 
-// rounds measures. A round takes each app in all modes next to each other, in an order that rotates.
+// rounds measures. A round takes each app in all modes next to each other, in an order that
+// rotates.
 func (p *run) rounds(ctx context.Context) error {
 	start, done, total := time.Now(), 0, p.options.Rounds*len(p.apps)*len(p.options.Modes)
 	for round := range p.options.Rounds {

@@ -86,8 +86,8 @@ func find(r Result, name string) Entry {
 	return e
 }
 
-// iperfPanels are figure 6a, a line for each mode over the throughput, and 6b, the split at the highest rate that the overlay
-// keeps.
+// iperfPanels are figure 6a, a line for each mode over the throughput, and 6b, the split at the
+// highest rate that the overlay keeps.
 func iperfPanels(r Result) []panel {
 	entries := IperfEntries(r)
 	panels := []panel{lines{entries}}
@@ -267,7 +267,8 @@ func (l lines) draw(c *plot.Canvas, left, right float64) {
 	}
 }
 
-// cdf is a distribution of latency in each mode: the share that is slower goes down by a factor of ten a step.
+// cdf is a distribution of latency in each mode: the share that is slower goes down by a factor of
+// ten a step.
 type cdf struct {
 	entry       Entry
 	kind, title string

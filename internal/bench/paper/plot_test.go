@@ -12,7 +12,8 @@ import (
 	"heddle.dev/heddle/internal/bench/histogram"
 )
 
-// result makes up results of every application: overlay at twice, heddle at one and a half times the host's cost.
+// result makes up results of every application: overlay at twice, heddle at one and a half times
+// the host's cost.
 func result() (r Result) {
 	for _, a := range Apps {
 		e := Entry{Name: a.Name, Title: a.Title, Rate: a.Rate, Rounds: 1, DurationS: 1, Machine: "a & b"}

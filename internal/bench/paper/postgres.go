@@ -87,7 +87,8 @@ func postgresApp(name, title string, rate float64, clients int, more ...string) 
 
 func pgLog(l launch) string { return filepath.Join(l.dir, fmt.Sprintf("pgbench-%d", l.number)) }
 
-// preparePostgres makes the database, in memory: a disk's whims would drown what the network does. All modes use the one.
+// preparePostgres makes the database, in memory: a disk's whims would drown what the network does.
+// All modes use the one.
 func preparePostgres(ctx context.Context, p *run) error {
 	const script = `set -e
 mkdir -p -m 777 "$2"
@@ -106,8 +107,8 @@ host all all ::/0 trust" >>"$2/pg/pg_hba.conf"
 	return p.inServer(ctx, asNobody("sh", "-c", script, "sh", folder, p.data, strconv.Itoa(pgScale))...)
 }
 
-// readPgbench reads the log of transactions, of those that ended in the window. At a fixed rate pgbench counts a
-// transaction's latency from when it was due.
+// readPgbench reads the log of transactions, of those that ended in the window. At a fixed rate
+// pgbench counts a transaction's latency from when it was due.
 func readPgbench(o output) (s sample, err error) {
 	files, err := filepath.Glob(pgLog(o.launch) + ".*")
 	if err != nil || len(files) == 0 {

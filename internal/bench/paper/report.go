@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/bench/report"
 )
 
-// columns are the metrics of the table, with what to divide them by and their unit; those an app does not have are left
-// out.
+// columns are the metrics of the table, with what to divide them by and their unit; those an app
+// does not have are left out.
 var columns = []struct {
 	metric, title string
 	divisor       float64

@@ -21,7 +21,8 @@ type Entry struct {
 	Name    string `json:"name"`
 	Title   string `json:"title,omitempty"`
 	Skipped string `json:"skipped,omitempty"` // why it was not measured; nothing else is set then
-	// Machine says where and when; Background is how many processors other programs kept busy before it began.
+	// Machine says where and when; Background is how many processors other programs kept busy
+	// before it began.
 	Machine    string  `json:"machine,omitempty"`
 	Background float64 `json:"background_cpus,omitempty"`
 
@@ -48,8 +49,8 @@ type Value struct {
 	Values      []float64 `json:"values"`                  // by round
 }
 
-// The metrics that every app has. Processors are of the whole machine unless they are named for an end; an end's are those of
-// its processes, with whatever softirqs ran while they did.
+// The metrics that every app has. Processors are of the whole machine unless they are named for an
+// end; an end's are those of its processes, with whatever softirqs ran while they did.
 const (
 	MetricRate      = "operations_per_s"
 	MetricCPU       = "cpus"
@@ -59,11 +60,13 @@ const (
 	MetricServerCPU = "cpus_server"
 	MetricClientCPU = "cpus_client"
 	MetricCPUPerOp  = "cpu_us_per_operation"
-	// MetricUnkept is the share of operations that were due at a fixed rate and did not happen in time.
+	// MetricUnkept is the share of operations that were due at a fixed rate and did not happen in
+	// time.
 	MetricUnkept = "unkept_share"
 )
 
-// LatencyMetric names a latency in microseconds: of kind "get" and of what "mean", "p50", "p99" or "p999".
+// LatencyMetric names a latency in microseconds: of kind "get" and of what "mean", "p50", "p99" or
+// "p999".
 func LatencyMetric(kind, what string) string { return kind + "_" + what + "_us" }
 
 // In gives the entry's results in a mode.
@@ -105,8 +108,8 @@ func (r Result) Find(name string) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Merge puts the entries of newer in the places of those of the same names, and keeps the others, all in the order of
-// Apps. What was skipped does not take the place of what was measured.
+// Merge puts the entries of newer in the places of those of the same names, and keeps the others,
+// all in the order of Apps. What was skipped does not take the place of what was measured.
 func (r Result) Merge(newer Result) Result {
 	var merged Result
 	for _, a := range Apps {
@@ -125,7 +128,8 @@ func (r Result) Merge(newer Result) Result {
 	return merged
 }
 
-// WriteJSON writes results as JSON, a line for each application: histograms would be thousands of lines otherwise.
+// WriteJSON writes results as JSON, a line for each application: histograms would be thousands of
+// lines otherwise.
 func WriteJSON(w io.Writer, r Result) error {
 	text := []byte("{\"apps\": [")
 	for i, e := range r.Apps {

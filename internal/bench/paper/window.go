@@ -29,8 +29,8 @@ func readCPU(server, client int) (r cpuReading, err error) {
 	return r, nil
 }
 
-// readingPause is the time between two readings: the window's ends are put between those around them, because who reads may be
-// late on a machine that is busy.
+// readingPause is the time between two readings: the window's ends are put between those around
+// them, because who reads may be late on a machine that is busy.
 const readingPause = 300 * time.Millisecond
 
 // cpuWindow is the processor time of a window.
@@ -40,7 +40,8 @@ type cpuWindow struct {
 	server, client float64 // seconds
 }
 
-// windowOf adds up the readings of a window. The parts of an interval that are outside count by their length.
+// windowOf adds up the readings of a window. The parts of an interval that are outside count by
+// their length.
 func windowOf(readings []cpuReading, begin time.Time, length time.Duration) (w cpuWindow, err error) {
 	end := begin.Add(length)
 	for i := 1; i < len(readings); i++ {

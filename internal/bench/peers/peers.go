@@ -39,7 +39,8 @@ var whatModes = map[bench.Mode]string{
 	bench.Netkit:   "BPF redirection on netkit devices",
 }
 
-// section writes the generated part of the document: tables of ratios to host, and what was measured.
+// section writes the generated part of the document: tables of ratios to host, and what was
+// measured.
 func section(r Result) (string, error) {
 	if len(r.Results) == 0 {
 		return "", errors.New("no results")

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/bench"
 )
 
-// TestBaselinesOnlyByName: others' networks are modes of the bench, but not of what runs in the lab's own containers only.
+// TestBaselinesOnlyByName: others' networks are modes of the bench, but not of what runs in the
+// lab's own containers only.
 func TestBaselinesOnlyByName(t *testing.T) {
 	modes, err := bench.ParseAllModes([]string{"docker", "bpf", "host"})
 	if err != nil || !slices.Equal(modes, []bench.Mode{bench.Host, bench.Docker, bench.BPF}) {

@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/internal/bench"
 )
 
-// Add appends a point to a line; what was not measured, or came out at or below zero, has no place on the axis.
+// Add appends a point to a line; what was not measured, or came out at or below zero, has no place
+// on the axis.
 func (l *Curve) Add(at int, v bench.Spread) {
 	if v.Median > 0 {
 		v.Min = max(v.Min, v.Median/100)
@@ -16,8 +17,8 @@ func (l *Curve) Add(at int, v bench.Spread) {
 	}
 }
 
-// Lengths of the scale drawing, in pixels: a panel for each scope above, one for latency and one for processor time of
-// changes beneath.
+// Lengths of the scale drawing, in pixels: a panel for each scope above, one for latency and one
+// for processor time of changes beneath.
 const (
 	ScaleHeight      = 840.0
 	ScalePanelHeight = 250.0

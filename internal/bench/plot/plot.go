@@ -1,5 +1,5 @@
-// Package plot draws the results of package bench as an SVG: for each scope a panel of grouped bars, the
-// ratio of each mode to host, with whiskers from the smallest to the largest run.
+// Package plot draws the results of package bench as an SVG: for each scope a panel of grouped
+// bars, the ratio of each mode to host, with whiskers from the smallest to the largest run.
 package plot
 
 import (
@@ -153,11 +153,12 @@ type panel struct {
 	groups []group
 }
 
-// maxRatio is the highest ratio that gets its full height: beyond, a single bar would flatten the others.
+// maxRatio is the highest ratio that gets its full height: beyond, a single bar would flatten the
+// others.
 const maxRatio = 4.0
 
-// scale gives the top of the axis and the distance of its ticks. Medians up to maxRatio fit; whiskers
-// and higher bars are cut where they would make the others small.
+// scale gives the top of the axis and the distance of its ticks. Medians up to maxRatio fit;
+// whiskers and higher bars are cut where they would make the others small.
 func (p panel) scale() (top, tick float64) {
 	medians, whiskers := 1.0, 1.0
 	for _, g := range p.groups {

@@ -16,7 +16,8 @@ import (
 
 var keep = flag.String("keep", "", "also write the drawing of TestWrite to this file, to look at it")
 
-// example makes results like those of a full bench: ratios of the design's measurements, with spread.
+// example makes results like those of a full bench: ratios of the design's measurements, with
+// spread.
 func example() []bench.Result {
 	type row struct {
 		workload, metric string
@@ -125,7 +126,8 @@ func checkInside(t *testing.T, elements []xml.StartElement) {
 	}
 }
 
-// TestWildRunStaysOnTheScale cuts a whisker that would dwarf the bars, and a bar that would dwarf the others.
+// TestWildRunStaysOnTheScale cuts a whisker that would dwarf the bars, and a bar that would dwarf
+// the others.
 func TestWildRunStaysOnTheScale(t *testing.T) {
 	results := example()
 	for i, r := range results {

@@ -20,9 +20,10 @@ import (
 	"heddle.dev/heddle/internal/bench/session"
 )
 
-// The experiment of figure 7 of "Slim: OS Kernel Support for a Low-Overhead Container Overlay Network" (NSDI 2019): two
-// containers of one node send to another node, each over one connection. One is capped at 15, 10 and 5 units; then the
-// cap is lifted and a rule bars it. A unit is a 37th of what both get without a cap, as it was there (18.5 Gbit/s each).
+// The experiment of figure 7 of "Slim: OS Kernel Support for a Low-Overhead Container Overlay
+// Network" (NSDI 2019): two containers of one node send to another node, each over one connection.
+// One is capped at 15, 10 and 5 units; then the cap is lifted and a rule bars it. A unit is a 37th
+// of what both get without a cap, as it was there (18.5 Gbit/s each).
 const (
 	policyUnits    = 37
 	policyInterval = 500 * time.Millisecond
@@ -76,8 +77,8 @@ type capsRun struct {
 	samples []CapsSample
 }
 
-// RunCaps repeats the experiment on a lab that is up, with phases of length phase. Limits and rule are lifted when it
-// returns.
+// RunCaps repeats the experiment on a lab that is up, with phases of length phase. Limits and rule
+// are lifted when it returns.
 func RunCaps(ctx context.Context, place session.Lab, phase time.Duration, progress io.Writer) (_ CapsResult, err error) {
 	r := &capsRun{place: place}
 	ctx, cancel := context.WithCancel(ctx)
@@ -133,7 +134,8 @@ func RunCaps(ctx context.Context, place session.Lab, phase time.Duration, progre
 	return out, nil
 }
 
-// send makes a container send over one connection until stop. What arrives is sampled at the other end.
+// send makes a container send over one connection until stop. What arrives is sampled at the other
+// end.
 func (r *capsRun) send(ctx context.Context, container string, port int, long time.Duration) (stop func(), err error) {
 	server := r.place.Exec(ctx, bench.Heddle, policyServer, "iperf3", "-s", "-1", "-p", strconv.Itoa(port), "-f", "m", "-i", "0.5", "--forceflush")
 	proc.Prepare(server)
@@ -178,7 +180,8 @@ func (r *capsRun) send(ctx context.Context, container string, port int, long tim
 
 var policyLine = regexp.MustCompile(`sec +[0-9.]+ [KMG]?Bytes +([0-9.]+) Mbits/sec *$`)
 
-// follow reads what the server prints and keeps a sample for each half second. ready is closed when it listens.
+// follow reads what the server prints and keeps a sample for each half second. ready is closed when
+// it listens.
 func (r *capsRun) follow(lines io.Reader, container string, ready chan<- struct{}) {
 	for s := bufio.NewScanner(lines); s.Scan(); {
 		if strings.HasPrefix(s.Text(), "Server listening") {
@@ -203,7 +206,8 @@ func (r *capsRun) add(container string, bps float64) {
 	}
 }
 
-// median is that of a container's samples in p, without the first, which began before it; 0 if there are none.
+// median is that of a container's samples in p, without the first, which began before it; 0 if
+// there are none.
 func (r *capsRun) median(container string, p CapsPhase) float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

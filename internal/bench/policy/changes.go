@@ -17,7 +17,8 @@ import (
 	"heddle.dev/heddle/internal/bench/session"
 )
 
-// scaleChanges are the changes that are measured. A change is made and undone by turns; both are measured.
+// scaleChanges are the changes that are measured. A change is made and undone by turns; both are
+// measured.
 var scaleChanges = []struct {
 	what     string
 	rules    int // that change, about
@@ -85,7 +86,8 @@ type verdictWatch struct {
 	failed   func(error) error // adds what the process said
 }
 
-// How long the watch pauses between two connects: to tell times, and where its own sockets' cost would be in the way.
+// How long the watch pauses between two connects: to tell times, and where its own sockets' cost
+// would be in the way.
 const (
 	watchOften = 500 * time.Microsecond
 	watchQuiet = 10 * time.Millisecond
@@ -215,8 +217,8 @@ func (r *scaleRun) changed(ctx context.Context, kind int, forbid bool) error {
 	return r.toggle(ctx, edit, forbid)
 }
 
-// timeChange makes a change and undoes it. That connects are refused shows that one node knows; that they succeed again,
-// that both do.
+// timeChange makes a change and undoes it. That connects are refused shows that one node knows;
+// that they succeed again, that both do.
 func (r *scaleRun) timeChange(ctx context.Context, cell changeCell) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -251,7 +253,8 @@ func (r *scaleRun) timeChange(ctx context.Context, cell changeCell) error {
 	return nil
 }
 
-// cpuOfChanges measures the processor time of both agents for 2n changes, less what they use by themselves.
+// cpuOfChanges measures the processor time of both agents for 2n changes, less what they use by
+// themselves.
 func (r *scaleRun) cpuOfChanges(ctx context.Context, cell changeCell, n int) error {
 	used := func(do func() error) (ms [2]float64, took time.Duration, err error) {
 		before, err := r.agentsCPU(ctx)

@@ -20,8 +20,8 @@ const (
 // policyBin is the width of a bar in seconds: that of a sample.
 const policyBin = 0.5
 
-// WriteCapsPlot draws a policy experiment: for each half second what both containers carried, one on the other, with the
-// caps as lines.
+// WriteCapsPlot draws a policy experiment: for each half second what both containers carried, one
+// on the other, with the caps as lines.
 func WriteCapsPlot(w io.Writer, result CapsResult, text plot.Text) error {
 	if len(result.Phases) == 0 || len(result.Samples) == 0 {
 		return errors.New("plot: no phases or no samples")

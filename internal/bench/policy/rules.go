@@ -28,8 +28,9 @@ func measured() policy.Selector {
 
 func scaleName(i int) string { return fmt.Sprintf("bench-scale-%04d", i) }
 
-// scalePolicy is number i of the experiment's policies: the measured containers may talk to each other, and to each of 99
-// apps on a port of its own; in turns it is about what they receive and what they send. Shifted, every port is another.
+// scalePolicy is number i of the experiment's policies: the measured containers may talk to each
+// other, and to each of 99 apps on a port of its own; in turns it is about what they receive and
+// what they send. Shifted, every port is another.
 func scalePolicy(i, apps int, shifted bool) *policy.Policy {
 	self := measured()
 	d := &policy.Direction{Default: policy.DefaultDeny, Rules: []policy.Rule{{Action: policy.Allow, Peers: []policy.Peer{{Endpoints: &self}}}}}
@@ -93,8 +94,8 @@ func (r *scaleRun) edit(ctx context.Context, edit api.PolicyEdit) error {
 	return err
 }
 
-// toggle makes edit, and with it denies connects to the watched port or lets them be. Among rules it is one rule that
-// changes; where there is none, one that comes and goes.
+// toggle makes edit, and with it denies connects to the watched port or lets them be. Among rules
+// it is one rule that changes; where there is none, one that comes and goes.
 func (r *scaleRun) toggle(ctx context.Context, edit api.PolicyEdit, deny bool) error {
 	switch {
 	case deny:

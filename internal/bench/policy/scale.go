@@ -1,5 +1,5 @@
-// Package policy measures caps and rules on live connections (figure 7 of the Slim paper), and what connects and changes
-// cost among more and more rules.
+// Package policy measures caps and rules on live connections (figure 7 of the Slim paper), and what
+// connects and changes cost among more and more rules.
 package policy
 
 import (
@@ -17,9 +17,10 @@ import (
 	"heddle.dev/heddle/internal/bench/session"
 )
 
-// The scale experiment: what connects and changes of rules cost among more and more rules, in a network of many
-// endpoints. Two nodes and their containers are a lab's; all other nodes and endpoints are in its store only. Every rule
-// is about the measured containers, so that both nodes have to enforce every one of them.
+// The scale experiment: what connects and changes of rules cost among more and more rules, in a
+// network of many endpoints. Two nodes and their containers are a lab's; all other nodes and
+// endpoints are in its store only. Every rule is about the measured containers, so that both nodes
+// have to enforce every one of them.
 
 // Sizes of the experiment.
 const (
@@ -27,7 +28,8 @@ const (
 	ScaleNodes     = 100
 )
 
-// ScaleRules are the numbers of rules that are compared, in the order in which they are put in force.
+// ScaleRules are the numbers of rules that are compared, in the order in which they are put in
+// force.
 var ScaleRules = []int{0, 100, 1000, 10000, 100000}
 
 // scaleModes are measured next to each other; host is what no rule is asked about.
@@ -65,29 +67,30 @@ func (o ScaleOptions) Validate() error {
 	return nil
 }
 
-// ScaleConnect is what socket() and connect() took in one mode and scope among a number of rules. Spreads are over
-// rounds; ratios are of figures of one round.
+// ScaleConnect is what socket() and connect() took in one mode and scope among a number of rules.
+// Spreads are over rounds; ratios are of figures of one round.
 type ScaleConnect struct {
 	Rules int          `json:"rules"`
 	Scope bench.Scope  `json:"scope"`
 	Mode  bench.Mode   `json:"mode"`
 	P50Us bench.Spread `json:"socket_connect_p50_us"`
 	P99Us bench.Spread `json:"socket_connect_p99_us"`
-	// RatioToNone compares p50 with that of the same mode without rules, RatioToHost with that of host at the same
-	// time, RatioToOverlay with overlay's.
+	// RatioToNone compares p50 with that of the same mode without rules, RatioToHost with that of
+	// host at the same time, RatioToOverlay with overlay's.
 	RatioToNone    bench.Spread `json:"ratio_to_no_rules"`
 	RatioToHost    bench.Spread `json:"ratio_to_host"`
 	RatioToOverlay bench.Spread `json:"ratio_to_overlay"`
 }
 
-// ScaleChange is what a change cost among a number of rules. Spreads are over all changes of all rounds; of processor
-// time, over rounds.
+// ScaleChange is what a change cost among a number of rules. Spreads are over all changes of all
+// rounds; of processor time, over rounds.
 type ScaleChange struct {
 	Rules   int    `json:"rules"`
 	What    string `json:"what"`
 	Changed int    `json:"rules_changed"`
-	// AppliedMs is from the request to the agent's answer, when its node enforces the change; InForceMs from the request
-	// to the first connect between the nodes that only succeeds if both enforce it.
+	// AppliedMs is from the request to the agent's answer, when its node enforces the change;
+	// InForceMs from the request to the first connect between the nodes that only succeeds if both
+	// enforce it.
 	AppliedMs bench.Spread `json:"applied_ms"`
 	InForceMs bench.Spread `json:"in_force_on_both_nodes_ms"`
 	// CPU time of a whole agent for one change: n1's runs the store, too.
@@ -102,7 +105,8 @@ type ScaleResult struct {
 	Rounds    int            `json:"rounds"`
 	Connects  []ScaleConnect `json:"connects"`
 	Changes   []ScaleChange  `json:"changes"`
-	// GrowS is how long it took to bring the rules from the number before to this one, in steps of one request each.
+	// GrowS is how long it took to bring the rules from the number before to this one, in steps of
+	// one request each.
 	GrowS map[int]bench.Spread `json:"grow_s"`
 	// MemoryMB is the resident memory of n2's agent among the rules, in 1e6 bytes.
 	MemoryMB map[int]bench.Spread `json:"agent_rss_mb"`
@@ -140,7 +144,8 @@ type changeCell struct {
 	kind  int // index of scaleChanges
 }
 
-// RunScale runs the experiment in a lab that is up. Rules, labels, made-up nodes and endpoints are gone when it returns.
+// RunScale runs the experiment in a lab that is up. Rules, labels, made-up nodes and endpoints are
+// gone when it returns.
 func RunScale(ctx context.Context, place session.Lab, o ScaleOptions) (_ ScaleResult, err error) {
 	if err := o.Validate(); err != nil {
 		return ScaleResult{}, err

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/bench/report"
 )
 
-// TestScalePolicies: they are valid, have as many rules as the experiment says, and name apps that populate makes up.
+// TestScalePolicies: they are valid, have as many rules as the experiment says, and name apps that
+// populate makes up.
 func TestScalePolicies(t *testing.T) {
 	if scaleAppLabel != populate.AppLabel || scaleAppSize != populate.AppSize || populate.AppName(7) != "a7" {
 		t.Error("the rules speak of other endpoints than those that are made up")

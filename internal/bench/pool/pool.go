@@ -1,4 +1,5 @@
-// Package pool measures new connections of a dynamically linked program with and without the preloaded pool of sockets.
+// Package pool measures new connections of a dynamically linked program with and without the
+// preloaded pool of sockets.
 package pool
 
 import (
@@ -27,13 +28,14 @@ import (
 // Workloads are what is measured with and without the pool.
 var Workloads = report.ConnectWorkloads
 
-// clientSource is the source of a client that is dynamically linked: only such a one can have a library preloaded.
+// clientSource is the source of a client that is dynamically linked: only such a one can have a
+// library preloaded.
 //
 //go:embed client/crr.c
 var clientSource []byte
 
-// Place is a lab whose containers have the preloaded pool of sockets. It runs the workloads crr with a dynamically
-// linked client, in all modes, and without the pool in all but bench.Pooled.
+// Place is a lab whose containers have the preloaded pool of sockets. It runs the workloads crr
+// with a dynamically linked client, in all modes, and without the pool in all but bench.Pooled.
 type Place struct {
 	session.Lab
 	Client string // path of the client

@@ -1,5 +1,5 @@
-// Package populate fills a network's store with nodes and endpoints that do not exist, so that a bench can measure what a
-// large network costs on a small machine, and takes them away again.
+// Package populate fills a network's store with nodes and endpoints that do not exist, so that a
+// bench can measure what a large network costs on a small machine, and takes them away again.
 package populate
 
 import (
@@ -33,7 +33,8 @@ const (
 // AppName is the value of AppLabel of the app with number i.
 func AppName(i int) string { return fmt.Sprintf("a%d", i) }
 
-// plainEvery is how many made-up endpoints there are for one that is not intercepted: such have a route of their own.
+// plainEvery is how many made-up endpoints there are for one that is not intercepted: such have a
+// route of their own.
 const plainEvery = 10
 
 // The limits of Options. A node of the default network has a prefix of /24.
@@ -43,7 +44,8 @@ const (
 	MaxEndpoints = MaxNodes * perNode
 )
 
-// firstPrefix is the number of the pool's first prefix that a made-up node has: those before are the live nodes'.
+// firstPrefix is the number of the pool's first prefix that a made-up node has: those before are
+// the live nodes'.
 const firstPrefix = 64
 
 // writers is how many nodes are removed at a time; each waits for the store most of the time.
@@ -73,9 +75,10 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// Run makes everything up, prints Ready to out, carries out the commands that come in (see command), and takes it all away
-// when in or ctx ends. Whoever started it may die: what is in the store goes all the same. It must run where the store can
-// be reached: in a node's network namespace.
+// Run makes everything up, prints Ready to out, carries out the commands that come in (see
+// command), and takes it all away when in or ctx ends. Whoever started it may die: what is in the
+// store goes all the same. It must run where the store can be reached: in a node's network
+// namespace.
 func Run(ctx context.Context, o Options, in io.Reader, out io.Writer) (err error) {
 	if err := o.Validate(); err != nil {
 		return err
@@ -154,7 +157,8 @@ func newPopulation(ctx context.Context, s *etcd.Store, o Options) (*population, 
 	return p, nil
 }
 
-// Commands that Run takes, a line each. The answer is a line "revision N": where the store is when it is done.
+// Commands that Run takes, a line each. The answer is a line "revision N": where the store is when
+// it is done.
 const (
 	AddEndpoint    = "add endpoint"    // one more, on the first made-up node; not intercepted
 	DeleteEndpoint = "delete endpoint" // that one
@@ -191,8 +195,8 @@ func (p *population) command(ctx context.Context, line string, out io.Writer) (e
 	return err
 }
 
-// node gives the made-up node with number i. Its underlay address is of the block for benchmarks (RFC 2544), which nobody
-// has.
+// node gives the made-up node with number i. Its underlay address is of the block for benchmarks
+// (RFC 2544), which nobody has.
 func node(network store.Network, i int) (model.Node, error) {
 	a := network.Pool[0].Addr().As4()
 	at := uint64(binary.BigEndian.Uint32(a[:])) + uint64(firstPrefix+i)<<(32-network.NodePrefixLen)
@@ -213,7 +217,8 @@ func addr4(a uint32) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// endpoint gives the made-up endpoint with number i, on a node that has joined: those of one app are on ten nodes.
+// endpoint gives the made-up endpoint with number i, on a node that has joined: those of one app
+// are on ten nodes.
 func endpoint(network store.Network, nodes []model.Node, i int) model.Endpoint {
 	n := nodes[i%len(nodes)]
 	a := n.Prefixes[0].Addr().As4()

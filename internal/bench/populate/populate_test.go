@@ -12,7 +12,8 @@ import (
 	"heddle.dev/heddle/internal/store/etcd"
 )
 
-// TestFillAndRemove: everything made up is there for every reader of the store, and gone afterwards.
+// TestFillAndRemove: everything made up is there for every reader of the store, and gone
+// afterwards.
 func TestFillAndRemove(t *testing.T) {
 	s, err := etcd.Embedded(t.Context(), etcd.EmbeddedConfig{NetworkID: 3, Dir: t.TempDir(), ClientURL: "http://127.0.0.1:0", UnsafeNoFsync: true})
 	if err != nil {

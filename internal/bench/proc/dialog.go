@@ -8,7 +8,8 @@ import (
 	"os/exec"
 )
 
-// Dialog is a process that is spoken to: it gets lines and answers with lines. One goroutine at a time uses it.
+// Dialog is a process that is spoken to: it gets lines and answers with lines. One goroutine at a
+// time uses it.
 type Dialog struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser

@@ -25,7 +25,8 @@ type Load struct {
 	err            error
 }
 
-// StartLoad starts a client. mark is what it prints when its measured phase is over, "" if it does not say.
+// StartLoad starts a client. mark is what it prints when its measured phase is over, "" if it does
+// not say.
 func StartLoad(cmd *exec.Cmd, mark string) (*Load, error) {
 	Prepare(cmd)
 	c := &Load{Cmd: cmd, stdout: &Tail{Limit: outputLimit}, stderr: &Tail{Limit: TailLimit}, marked: make(chan struct{}), exited: make(chan struct{})}
@@ -48,7 +49,8 @@ func StartLoad(cmd *exec.Cmd, mark string) (*Load, error) {
 	return c, nil
 }
 
-// RunsFor waits for a while; over says that the measured phase is: by the client's mark or, if byExit is set, by its end.
+// RunsFor waits for a while; over says that the measured phase is: by the client's mark or, if
+// byExit is set, by its end.
 func (c *Load) RunsFor(ctx context.Context, d time.Duration, byExit bool) (over bool, err error) {
 	select {
 	case <-c.marked:

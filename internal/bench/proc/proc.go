@@ -1,5 +1,5 @@
-// Package proc runs the processes of a measurement: servers that say when they listen, clients whose output is read, and
-// ends that are soft first.
+// Package proc runs the processes of a measurement: servers that say when they listen, clients
+// whose output is read, and ends that are soft first.
 package proc
 
 import (
@@ -57,8 +57,8 @@ func (t *Tail) String() string {
 	return strings.TrimSpace(string(t.kept))
 }
 
-// readiness passes output on to a tail and closes seen when the mark has appeared. Only the goroutine
-// that copies the process's output writes to it.
+// readiness passes output on to a tail and closes seen when the mark has appeared. Only the
+// goroutine that copies the process's output writes to it.
 type readiness struct {
 	mark  []byte
 	seen  chan struct{}
@@ -100,7 +100,8 @@ func Start(ctx context.Context, cmd *exec.Cmd, mark string) (*Server, error) {
 	return StartBy(ctx, cmd, mark, cmd.Start, ReadyTimeout)
 }
 
-// startServerBy is startServer with another way to start cmd, and another time that it may take to be ready.
+// startServerBy is startServer with another way to start cmd, and another time that it may take to
+// be ready.
 func StartBy(ctx context.Context, cmd *exec.Cmd, mark string, start func() error, timeout time.Duration) (*Server, error) {
 	Prepare(cmd)
 	s := &Server{Cmd: cmd, Exited: make(chan error, 1), Output: &Tail{Limit: TailLimit}}

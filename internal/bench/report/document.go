@@ -11,8 +11,8 @@ import (
 	"slices"
 )
 
-// Document is a page of which a command writes parts, each between two marks, from the results in a folder. Nothing is
-// written before Save: a page that is half new would be worse than none.
+// Document is a page of which a command writes parts, each between two marks, from the results in a
+// folder. Nothing is written before Save: a page that is half new would be worse than none.
 type Document struct {
 	file    string
 	folder  string
@@ -21,7 +21,8 @@ type Document struct {
 	plots   map[string][]byte
 }
 
-// OpenDocument reads a page. folder has the results, and gets the plots; command is the one whose parts are written.
+// OpenDocument reads a page. folder has the results, and gets the plots; command is the one whose
+// parts are written.
 func OpenDocument(file, folder, command string) (*Document, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -47,7 +48,8 @@ func ReadFile(file string, result any) error {
 	return nil
 }
 
-// Mark gives the line after which a command writes a part of a page; a part that is the command's only one has no name.
+// Mark gives the line after which a command writes a part of a page; a part that is the command's
+// only one has no name.
 func Mark(command, part string) string {
 	if part != "" {
 		part = ": " + part
@@ -55,7 +57,8 @@ func Mark(command, part string) string {
 	return fmt.Sprintf("<!-- `heddle %s` writes from here%s -->\n", command, part)
 }
 
-// Section puts text in the place of a part: what stands between its mark and the next line "<!-- ... to here ... -->".
+// Section puts text in the place of a part: what stands between its mark and the next line "<!--
+// ... to here ... -->".
 func (d *Document) Section(part, text string) error {
 	mark := []byte(Mark(d.command, part))
 	begin := bytes.Index(d.text, mark)

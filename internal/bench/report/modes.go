@@ -42,7 +42,8 @@ func ConnectTable(results []bench.Result, modes []bench.Mode) *MarkdownTable {
 	return t
 }
 
-// MarkdownTable has a column for each mode, with median, smallest and largest, and one for its ratio to the host.
+// MarkdownTable has a column for each mode, with median, smallest and largest, and one for its
+// ratio to the host.
 type MarkdownTable struct {
 	Results []bench.Result
 	Modes   []bench.Mode
@@ -61,7 +62,8 @@ func (t *MarkdownTable) Header(first string, columns int) {
 	t.b.WriteString("\n" + strings.Repeat("|---", columns+2*len(t.Modes)-1) + "|\n")
 }
 
-// Row adds a metric of all modes, if it was measured; first is the text of the columns before the modes'.
+// Row adds a metric of all modes, if it was measured; first is the text of the columns before the
+// modes'.
 func (t *MarkdownTable) Row(scope bench.Scope, workload, metric, first string) {
 	if _, ok := Find(t.Results, scope, workload, metric, bench.Host); !ok {
 		return

@@ -1,4 +1,5 @@
-// Package report writes results: tables as text and as Markdown, files, and the parts of documents that are made of committed results.
+// Package report writes results: tables as text and as Markdown, files, and the parts of documents
+// that are made of committed results.
 package report
 
 import (
@@ -11,7 +12,8 @@ import (
 	"heddle.dev/heddle/internal/bench"
 )
 
-// Standing says how Heddle's runs of a metric stand to the host's, each to the host's of the same run.
+// Standing says how Heddle's runs of a metric stand to the host's, each to the host's of the same
+// run.
 func (t *Table) Standing(m bench.Metric) string {
 	host, heddle := t.Cells[m.Name][bench.Host].Values, t.Cells[m.Name][bench.Heddle].Values
 	if len(host) == 0 || len(host) != len(heddle) {
@@ -27,8 +29,8 @@ func (t *Table) Standing(m bench.Metric) string {
 	return fmt.Sprintf("%.2f (%.2f..%.2f), better in %d of %d", bench.Median(ratios), slices.Min(ratios), slices.Max(ratios), ahead, len(ratios))
 }
 
-// Table is one workload in one scope: a line for each metric, a column for each mode. (Modes side by side
-// are what one compares, and five metrics side by side do not fit a terminal.)
+// Table is one workload in one scope: a line for each metric, a column for each mode. (Modes side
+// by side are what one compares, and five metrics side by side do not fit a terminal.)
 type Table struct {
 	Workload bench.Workload
 	Scope    bench.Scope

@@ -16,7 +16,8 @@ type Settings struct {
 	Quick, Markdown, Up      bool
 }
 
-// Flags declares flags: those that several benchmarks have by the methods here, with one name and meaning each.
+// Flags declares flags: those that several benchmarks have by the methods here, with one name and
+// meaning each.
 type Flags struct {
 	*pflag.FlagSet
 	*Settings

@@ -20,8 +20,8 @@ import (
 	"heddle.dev/heddle/internal/netns"
 )
 
-// Needs says which lab a benchmark is run in. Without more it is one of two nodes with two containers each, which is up or
-// which --up brings up.
+// Needs says which lab a benchmark is run in. Without more it is one of two nodes with two
+// containers each, which is up or which --up brings up.
 type Needs struct {
 	Name  string   // that --lab is unless it is given; "" for the default lab
 	Size  lab.Size // of a lab that is brought up
@@ -88,8 +88,8 @@ const (
 	PopulateTimeout = 5 * time.Minute
 )
 
-// Populate gives a program that puts made-up nodes and endpoints into the lab's store and takes commands (package populate),
-// with how to start it where the store can be reached.
+// Populate gives a program that puts made-up nodes and endpoints into the lab's store and takes
+// commands (package populate), with how to start it where the store can be reached.
 func (l Lab) Populate(ctx context.Context, nodes, endpoints int, probes bool) (cmd *exec.Cmd, start func() error, err error) {
 	network, err := l.Network()
 	if err != nil {
@@ -124,7 +124,8 @@ func (s *Session) inLab(ctx context.Context, needs Needs, measure func() error) 
 	return measure()
 }
 
-// bringUp makes sure that the lab is up; down undoes what it did, and nothing if the lab was up before.
+// bringUp makes sure that the lab is up; down undoes what it did, and nothing if the lab was up
+// before.
 func (s *Session) bringUp(ctx context.Context, needs Needs) (down func() error, err error) {
 	l, err := s.Lab.Open()
 	if err != nil {

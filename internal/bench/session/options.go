@@ -25,8 +25,8 @@ func (s *Session) Options() (o bench.Options, err error) {
 	return o, o.Validate()
 }
 
-// Step says what is measured next, and how far the benchmark is. total is 0 if that is not known, remaining before the
-// first measurement.
+// Step says what is measured next, and how far the benchmark is. total is 0 if that is not known,
+// remaining before the first measurement.
 func (s *Session) Step(what string, done, total int, remaining time.Duration) {
 	if total > 0 {
 		what = fmt.Sprintf("[%3d/%d] %s", done+1, total, what)

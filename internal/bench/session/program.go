@@ -12,10 +12,10 @@ import (
 	"heddle.dev/heddle/internal/bench/proc"
 )
 
-// FindProgram finds a path by which program can be run in the lab's containers, and gives the words that
-// run loadgen.Main there. A container's root is made of the machine's root file system without what is
-// mounted on it, so a program on another file system is copied to the root one first; remove takes the
-// copy away again.
+// FindProgram finds a path by which program can be run in the lab's containers, and gives the words
+// that run loadgen.Main there. A container's root is made of the machine's root file system without
+// what is mounted on it, so a program on another file system is copied to the root one first;
+// remove takes the copy away again.
 func FindProgram(ctx context.Context, place bench.Place, program string) (words []string, remove func() error, err error) {
 	keep := func() error { return nil }
 	words = []string{program, "bench", "peer"}

@@ -1,5 +1,5 @@
-// Package session is what every benchmark has around it: flags, a lab that is up, this program in the lab's containers,
-// files of results, and the documents that are made of them.
+// Package session is what every benchmark has around it: flags, a lab that is up, this program in
+// the lab's containers, files of results, and the documents that are made of them.
 package session
 
 import (
@@ -18,7 +18,8 @@ import (
 	"heddle.dev/heddle/internal/bench/report"
 )
 
-// Benchmark is a command of `heddle bench` with results of type R: data, and functions of the session and of the result.
+// Benchmark is a command of `heddle bench` with results of type R: data, and functions of the
+// session and of the result.
 type Benchmark[R any] struct {
 	Name        string // of the command; "" for `heddle bench` itself
 	Short, Long string
@@ -35,7 +36,8 @@ type Benchmark[R any] struct {
 	WriteJSON func(io.Writer, R) error
 	// Plot draws what --plot asks for; nil: there is no such flag.
 	Plot func(io.Writer, *Session, R) error
-	// Report writes the parts of the tables' document that are made of committed results, and plots; nil: it has none.
+	// Report writes the parts of the tables' document that are made of committed results, and
+	// plots; nil: it has none.
 	Report func(*report.Document) error
 	// Summaries are the parts of the page of results.
 	Summaries []Summary
@@ -94,7 +96,8 @@ func (c Command) WriteReport(folder, document string, out io.Writer) error {
 	return d.Save(out)
 }
 
-// Summarize writes all commands' parts of the page of results. All marks and all files of results have to be there.
+// Summarize writes all commands' parts of the page of results. All marks and all files of results
+// have to be there.
 func Summarize(commands []Command, folder, document string) error {
 	d, err := report.OpenDocument(document, folder, "bench summary")
 	if err != nil {
@@ -131,8 +134,8 @@ func (s *Session) Say(format string, args ...any) {
 // ParseScopes reads --scopes.
 func (s *Session) ParseScopes() ([]bench.Scope, error) { return bench.ParseScopes(s.Scopes) }
 
-// run measures in a lab, and then writes everything that was asked for: files only once every measurement has succeeded.
-// SIGINT and SIGTERM end it.
+// run measures in a lab, and then writes everything that was asked for: files only once every
+// measurement has succeeded. SIGINT and SIGTERM end it.
 func (b Benchmark[R]) run(ctx context.Context, settings Settings, out io.Writer, progress *os.File) error {
 	ctx, cancel := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer cancel()

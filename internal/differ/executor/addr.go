@@ -48,8 +48,8 @@ func (w *worker) sockaddr(a differ.Addr) (raw rawAddr, size int) {
 	return raw, size
 }
 
-// text writes an address that the kernel gave: between angle brackets, where the Hub looks for ports to normalise.
-// had is the room the caller gave, size what the kernel says the address needs.
+// text writes an address that the kernel gave: between angle brackets, where the Hub looks for
+// ports to normalise. had is the room the caller gave, size what the kernel says the address needs.
 func (a *rawAddr) text(had int, size int32) string {
 	n := max(0, min(had, int(size), len(a)))
 	family := int(binary.NativeEndian.Uint16(a[:]))
@@ -81,8 +81,8 @@ func getName(trap uintptr, fd, length int) differ.Result {
 	return result(n, nil, a.text(length, size))
 }
 
-// Options whose values are chance or the machine's: of these only the length is compared. Of TCP_INFO that is the
-// state, the rest are measurements.
+// Options whose values are chance or the machine's: of these only the length is compared. Of
+// TCP_INFO that is the state, the rest are measurements.
 var volatile = map[[2]int]bool{
 	{unix.SOL_SOCKET, unix.SO_COOKIE}: true, {unix.SOL_SOCKET, unix.SO_INCOMING_CPU}: true,
 	{unix.SOL_SOCKET, unix.SO_INCOMING_NAPI_ID}: true, {unix.SOL_SOCKET, unix.SO_MEMINFO}: true,

@@ -22,8 +22,8 @@ type inheritance struct {
 	Ports map[string]int
 }
 
-// startChild makes a child process that shares the open descriptors: all of them, as after fork, or those that are
-// not close-on-exec, as after fork and exec. What it has is part of the answer.
+// startChild makes a child process that shares the open descriptors: all of them, as after fork, or
+// those that are not close-on-exec, as after fork and exec. What it has is part of the answer.
 func (w *worker) startChild(fork bool) differ.Result {
 	w.endChild()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -1,10 +1,10 @@
-// Command executor carries out the steps of differ's programs inside a container. `executor serve SOCKET POOL N`
-// keeps N workers running until its standard input ends; each connects to the Hub at SOCKET and says which pool it
-// belongs to. A worker carries out one program after another and closes all descriptors in between; it ends when its
-// connection does, and is then replaced.
+// Command executor carries out the steps of differ's programs inside a container. `executor serve
+// SOCKET POOL N` keeps N workers running until its standard input ends; each connects to the Hub at
+// SOCKET and says which pool it belongs to. A worker carries out one program after another and
+// closes all descriptors in between; it ends when its connection does, and is then replaced.
 //
-// It makes raw system calls, and keeps its own few descriptors far above those of the programs, so that descriptor
-// numbers can be compared.
+// It makes raw system calls, and keeps its own few descriptors far above those of the programs, so
+// that descriptor numbers can be compared.
 package main
 
 import (
@@ -98,8 +98,9 @@ func runWorker(socket, pool string, ending <-chan struct{}) error {
 	return err
 }
 
-// Descriptors of the worker's own, above those of programs, which start at firstFd.
-// What the runtime has open is below them: newWorker makes it open all that it ever does, and fills the holes.
+// Descriptors of the worker's own, above those of programs, which start at firstFd. What the
+// runtime has open is below them: newWorker makes it open all that it ever does, and fills the
+// holes.
 const (
 	firstFd = 20
 	lastFd  = 899

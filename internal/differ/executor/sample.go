@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/differ"
 )
 
-// stateName gives a TCP state. States that differ only in whether an acknowledgement has come have one name: it may
-// be delayed.
+// stateName gives a TCP state. States that differ only in whether an acknowledgement has come have
+// one name: it may be delayed.
 func stateName(state byte) string {
 	names := []string{"0", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT", "FIN_WAIT", "CLOSE", "CLOSE", "CLOSE_WAIT", "CLOSE", "LISTEN", "CLOSE"}
 	if int(state) < len(names) {
@@ -20,8 +20,8 @@ func stateName(state byte) string {
 	return fmt.Sprint(state)
 }
 
-// sample says what each open slot is ready for, how much there is to read and in which state it is; and gives the
-// calls that ended since the last time.
+// sample says what each open slot is ready for, how much there is to read and in which state it is;
+// and gives the calls that ended since the last time.
 func (w *worker) sample(q differ.Request) differ.Reply {
 	reply := differ.Reply{Slots: map[int]string{}}
 	if w.child != 0 {
@@ -53,7 +53,8 @@ func (w *worker) sample(q differ.Request) differ.Reply {
 	return reply
 }
 
-// describe gives what there is to read and the TCP state. moving says that something is on its way out.
+// describe gives what there is to read and the TCP state. moving says that something is on its way
+// out.
 func describe(fd int) (text string, moving bool) {
 	var info unix.TCPInfo
 	size := int32(1)

@@ -21,8 +21,8 @@ func sigaction[T any](sig unix.Signal, act, old *T) error {
 	return nil
 }
 
-// withSigpipe calls f with SIGPIPE blocked on this thread, and reports whether it came: the signal goes to the
-// thread that writes.
+// withSigpipe calls f with SIGPIPE blocked on this thread, and reports whether it came: the signal
+// goes to the thread that writes.
 func withSigpipe(f func()) bool {
 	pipe := sigset(1) << (unix.SIGPIPE - 1)
 	var old sigset

@@ -10,12 +10,12 @@ import (
 	"heddle.dev/heddle/internal/differ"
 )
 
-// maxTransfer bounds one call, so that what it sends fits the buffers of every path: how much of more is taken is a
-// matter of their size.
+// maxTransfer bounds one call, so that what it sends fits the buffers of every path: how much of
+// more is taken is a matter of their size.
 const maxTransfer = 16 << 10
 
-// pattern gives the data of step index: a letter of its own, and every 16th byte a count, so that lost or doubled
-// pieces show.
+// pattern gives the data of step index: a letter of its own, and every 16th byte a count, so that
+// lost or doubled pieces show.
 func pattern(index, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/internal/differ"
 )
 
-// Exclusion is a known difference: programs with a step that may show it are generated without that step. To test
-// what became equal, take the entry out.
+// Exclusion is a known difference: programs with a step that may show it are generated without that
+// step. To test what became equal, take the entry out.
 type Exclusion struct {
 	Name string
 	Row  string // part of its row in docs/differences.md
@@ -108,8 +108,8 @@ var withoutEffect = map[[2]int]bool{
 	{unix.SOL_IPV6, unix.IPV6_RECVERR}: true, {unix.SOL_IP, unix.IP_PKTINFO}: true, {unix.SOL_TCP, unix.TCP_SAVE_SYN}: true,
 }
 
-// ofUnderlay tells the options of the IP levels that reach the underlay or the node's devices: IP options and
-// extension headers, IPsec policies, memberships, packet filters.
+// ofUnderlay tells the options of the IP levels that reach the underlay or the node's devices: IP
+// options and extension headers, IPsec policies, memberships, packet filters.
 func ofUnderlay(level, name int) bool {
 	switch level {
 	case unix.SOL_IP:
@@ -150,8 +150,8 @@ func exclude(p differ.Program) []differ.Step {
 // oneSegment is how much reaches a reader at once on every path.
 const oneSegment = 1000
 
-// chance reports whether what a step brings about is chance in any mode: how much of data in several segments a reader
-// gets who waits already, and which of two readers that wait gets it.
+// chance reports whether what a step brings about is chance in any mode: how much of data in
+// several segments a reader gets who waits already, and which of two readers that wait gets it.
 func chance(before []differ.Step, s differ.Step) bool {
 	waits := slices.ContainsFunc(before, func(e differ.Step) bool { return waiting(e) && e.At[0] != s.At[0] })
 	if sends(s) && s.Arg(0) > oneSegment && waits {

@@ -1,7 +1,9 @@
-// Package generate makes socket programs from seeds. Most are a conversation that works, with steps put in, left out,
-// moved and changed; some are steps at random. The same seed gives the same program.
+// Package generate makes socket programs from seeds. Most are a conversation that works, with steps
+// put in, left out, moved and changed; some are steps at random. The same seed gives the same
+// program.
 //
-// What is a known difference is not generated: Exclusions names each, with its row of docs/differences.md.
+// What is a known difference is not generated: Exclusions names each, with its row of
+// docs/differences.md.
 package generate
 
 import (
@@ -94,7 +96,8 @@ func pick[T any](g *generator, list ...T) T { return list[g.r.IntN(len(list))] }
 
 func (g *generator) add(steps ...differ.Step) { g.p.Steps = append(g.p.Steps, steps...) }
 
-// conversation: b listens, a connects, both talk and end. a's socket is f0; b listens at f0 and accepts into f1.
+// conversation: b listens, a connects, both talk and end. a's socket is f0; b listens at f0 and
+// accepts into f1.
 func (g *generator) conversation() {
 	form := pick(g, "4", "4", "6")
 	server, client := "b", "a"

@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/differ"
 )
 
-// TestProgram checks that a seed is a program, that all of them are well formed, and that the generator uses every
-// operation and leaves few programs without a connection.
+// TestProgram checks that a seed is a program, that all of them are well formed, and that the
+// generator uses every operation and leaves few programs without a connection.
 func TestProgram(t *testing.T) {
 	const many = 3000
 	used := map[string]int{}
@@ -77,7 +77,8 @@ func special(s differ.Step) string {
 	return ""
 }
 
-// TestExclusions ties every exclusion to its row: one that was made equal, and so lost its row, must be taken out.
+// TestExclusions ties every exclusion to its row: one that was made equal, and so lost its row,
+// must be taken out.
 func TestExclusions(t *testing.T) {
 	raw, err := os.ReadFile("../../../docs/differences.md")
 	if err != nil {

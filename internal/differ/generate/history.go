@@ -154,7 +154,8 @@ func (k *socket) tryBind(a differ.Addr) {
 	}
 }
 
-// listenUnbound notes that a new socket which listens is at a wildcard from then on, with a port of the kernel's choice.
+// listenUnbound notes that a new socket which listens is at a wildcard from then on, with a port of
+// the kernel's choice.
 func (k *socket) listenUnbound() {
 	if k.named || k.v6only {
 		return

@@ -1,6 +1,7 @@
-// Package fabric joins the hosts of a lab, which are network namespaces, and gives them what the administrator of a real
-// host would: addresses, a route, a congestion control. It has netlink of its own: none of it is an agent's, and an agent
-// that could wire fabrics would be one with more rights than it needs.
+// Package fabric joins the hosts of a lab, which are network namespaces, and gives them what the
+// administrator of a real host would: addresses, a route, a congestion control. It has netlink of
+// its own: none of it is an agent's, and an agent that could wire fabrics would be one with more
+// rights than it needs.
 package fabric
 
 import (
@@ -29,8 +30,8 @@ type Port struct {
 
 // Host is the configuration of a host on a lab's fabric: a node, or the host outside the overlay.
 type Host struct {
-	// Addrs are the host's underlay addresses with the fabric's prefix lengths. A host without IPv6, or with
-	// IPv6 switched off, gets the IPv4 ones.
+	// Addrs are the host's underlay addresses with the fabric's prefix lengths. A host without
+	// IPv6, or with IPv6 switched off, gets the IPv4 ones.
 	Addrs []netip.Prefix
 	// Gateway is where everything outside the fabric goes; the zero Addr means nowhere.
 	Gateway netip.Addr
@@ -39,7 +40,8 @@ type Host struct {
 }
 
 // Wire joins hosts by a bridge in the calling thread's network namespace, the fabric's: each gets a
-// veth pair from a port of the bridge to Device in the host's namespace. Ports that are there are kept.
+// veth pair from a port of the bridge to Device in the host's namespace. Ports that are there are
+// kept.
 func Wire(ports []Port) error {
 	h, err := open()
 	if err != nil {
@@ -89,7 +91,8 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p Port) error {
 	if port == nil {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name = p.Name
-		// The other end is born in the host's namespace, under its final name: nothing to rename or move.
+		// The other end is born in the host's namespace, under its final name: nothing to rename or
+		// move.
 		veth := &netlink.Veth{LinkAttrs: attrs, PeerName: Device, PeerNamespace: netlink.NsFd(p.Netns.Fd())}
 		if err := h.LinkAdd(veth); err != nil {
 			return fmt.Errorf("make veth pair: %w", err)
@@ -109,8 +112,8 @@ func wirePort(h *netlink.Handle, bridge netlink.Link, p Port) error {
 	return setUp(h, port)
 }
 
-// Unplug removes ports of the fabric in the calling thread's network namespace, by their names, with the devices at
-// their other ends. Ports that are not there are no error.
+// Unplug removes ports of the fabric in the calling thread's network namespace, by their names,
+// with the devices at their other ends. Ports that are not there are no error.
 func Unplug(names []string) error {
 	h, err := open()
 	if err != nil {
@@ -132,8 +135,8 @@ func Unplug(names []string) error {
 	return nil
 }
 
-// linkLocal gives the link-local address beside IPv6 address p; of an IPv4 one none. Without it the kernel does not ask for
-// the neighbours of what it forwards, or sends for containers.
+// linkLocal gives the link-local address beside IPv6 address p; of an IPv4 one none. Without it the
+// kernel does not ask for the neighbours of what it forwards, or sends for containers.
 func linkLocal(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4() {
 		return netip.Prefix{}
@@ -200,9 +203,9 @@ func addressOf(p netip.Prefix) *netlink.Addr {
 	return addr
 }
 
-// AllowForwarding6 lets the calling thread's network namespace, a node of a lab's, forward IPv6 where the kernel
-// cannot allow it for single devices. No agent may do that on a host of somebody's; a lab's nodes take no router
-// advertisements. A kernel without IPv6 is left alone.
+// AllowForwarding6 lets the calling thread's network namespace, a node of a lab's, forward IPv6
+// where the kernel cannot allow it for single devices. No agent may do that on a host of
+// somebody's; a lab's nodes take no router advertisements. A kernel without IPv6 is left alone.
 func AllowForwarding6() error {
 	_, err := readSysctl("ipv6/conf/all/force_forwarding") // of single devices: since Linux 6.17
 	if err == nil || !errors.Is(err, os.ErrNotExist) {

@@ -46,8 +46,8 @@ func netOf(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// silence leaves a device nothing but the IPv6 addresses and neighbours that the lab gives it. A kernel without IPv6 has
-// nothing to stop.
+// silence leaves a device nothing but the IPv6 addresses and neighbours that the lab gives it. A
+// kernel without IPv6 has nothing to stop.
 func silence(device string) error {
 	for _, s := range []struct{ key, value string }{
 		{"addr_gen_mode", "1"}, {"accept_ra", "0"}, {"autoconf", "0"}, {"accept_dad", "0"},
@@ -72,8 +72,8 @@ func readSysctl(path string) (string, error) {
 	return strings.TrimSpace(string(value)), nil
 }
 
-// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it is there: some writes
-// have side effects even when they change nothing.
+// setSysctl writes value to the file path under /proc/sys/net, in this network namespace, unless it
+// is there: some writes have side effects even when they change nothing.
 func setSysctl(path, value string) error {
 	if have, err := readSysctl(path); err != nil || have == value {
 		return err
@@ -84,9 +84,9 @@ func setSysctl(path, value string) error {
 	return nil
 }
 
-// SetCongestionControl sets the TCP congestion control of the calling thread's network namespace for new
-// sockets. A kernel without that algorithm, or one that does not let network namespaces have it
-// (net.ipv4.tcp_allowed_congestion_control), keeps its own.
+// SetCongestionControl sets the TCP congestion control of the calling thread's network namespace
+// for new sockets. A kernel without that algorithm, or one that does not let network namespaces
+// have it (net.ipv4.tcp_allowed_congestion_control), keeps its own.
 func SetCongestionControl(algorithm string) error {
 	err := setSysctl("ipv4/tcp_congestion_control", algorithm)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EPERM) {

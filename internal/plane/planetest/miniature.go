@@ -1,5 +1,5 @@
-// Package planetest has a plane in miniature for tests of what composes planes: its connections are entries of a table. It does what
-// internal/plane says of every plane, and nothing with the kernel.
+// Package planetest has a plane in miniature for tests of what composes planes: its connections are
+// entries of a table. It does what internal/plane says of every plane, and nothing with the kernel.
 package planetest
 
 import (
@@ -22,7 +22,8 @@ import (
 // FaultRefused is the fault of an endpoint that the plane was told to refuse.
 const FaultRefused api.FaultReason = "miniature_refused"
 
-// ErrRefused is what Attach gives for such an endpoint, and ErrForbidden what Connect gives where policy forbids it.
+// ErrRefused is what Attach gives for such an endpoint, and ErrForbidden what Connect gives where
+// policy forbids it.
 var (
 	ErrRefused   = errors.New("refused, as the test wants it")
 	ErrForbidden = errors.New("policy forbids the connection")
@@ -58,7 +59,8 @@ type connection struct {
 
 var _ plane.Plane = (*Miniature)(nil)
 
-// Calls is what planes were told of endpoints, in order: "NAME attach ENDPOINT". Several planes may share one.
+// Calls is what planes were told of endpoints, in order: "NAME attach ENDPOINT". Several planes may
+// share one.
 type Calls struct {
 	mu  sync.Mutex // guards all
 	all []string

@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// Guard attaches the programs of the node's side of an endpoint's device. Before the container's side is up, nothing passes without
-// them.
+// Guard attaches the programs of the node's side of an endpoint's device. Before the container's
+// side is up, nothing passes without them.
 func (p *Plane) Guard(ifindex int) error {
 	progs := p.datapath.TCPrograms()
 	if err := netcfg.AttachTC(ifindex, netcfg.Ingress, progs.FromEndpoint, "from_endpoint"); err != nil {
@@ -32,7 +32,8 @@ func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	return p.joinOwnStack(e, dev)
 }
 
-// LeaveNetns says that endpoint id is in no network namespace any more: another has the number of its.
+// LeaveNetns says that endpoint id is in no network namespace any more: another has the number of
+// its.
 func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveNetns(id) }
 
 // Forget answers no more calls for an endpoint.
@@ -47,7 +48,8 @@ func (p *Plane) Detach(e model.Endpoint) error {
 	return errors.Join(p.leaveOwnStack(e), p.datapath.DeleteEndpoint(e.ID))
 }
 
-// Keep removes what the programs' maps have of endpoints that are not in keep, and says in which maps how much that was.
+// Keep removes what the programs' maps have of endpoints that are not in keep, and says in which
+// maps how much that was.
 func (p *Plane) Keep(keep map[model.EndpointID]bool) (removed map[string]int, err error) {
 	return p.datapath.KeepEndpoints(keep)
 }
@@ -61,7 +63,8 @@ func (p *Plane) SetLastID(id model.EndpointID) error { return p.datapath.SetLast
 // InUse gives the ids of endpoints that sockets carry, also of endpoints that are gone.
 func (p *Plane) InUse() (map[model.EndpointID]bool, error) { return p.datapath.IDsInUse() }
 
-// CutLeaving ends what sockets of e there still are, on the node and in its container's own stack, and says how many.
+// CutLeaving ends what sockets of e there still are, on the node and in its container's own stack,
+// and says how many.
 func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
 	cut, err = p.datapath.CutLeaving(e.ID)
 	plain := 0
@@ -74,8 +77,8 @@ func (p *Plane) CutLeaving(e model.Endpoint) (cut int, err error) {
 	return cut + plain, err
 }
 
-// SetTopology has the direct paths to nodes probed, and tells the programs who is where: in this order, so that routes to new nodes
-// are unproven from the start.
+// SetTopology has the direct paths to nodes probed, and tells the programs who is where: in this
+// order, so that routes to new nodes are unproven from the start.
 func (p *Plane) SetTopology(local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
 	return errors.Join(p.probed.follow(nodes), p.datapath.SetTopology(p.cfg.Self.Name, local, nodes, endpoints))
 }

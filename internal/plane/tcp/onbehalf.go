@@ -12,8 +12,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Sockets that another plane has in the name of an endpoint: as if a program of it had called socket(), connect() and bind(). They pass
-// the same hooks, because these go by who made a socket, and that is the agent for all of them.
+// Sockets that another plane has in the name of an endpoint: as if a program of it had called
+// socket(), connect() and bind(). They pass the same hooks, because these go by who made a socket,
+// and that is the agent for all of them.
 
 // connectPoll bounds a wait for a connection, in milliseconds, after which ctx is looked at.
 const connectPoll = 100
@@ -56,8 +57,8 @@ func (p *Plane) ConnectAs(ctx context.Context, id model.EndpointID, to netip.Add
 	return file, nil
 }
 
-// ListenAs listens at a port of endpoint id, in all families that it has. What it accepts has the peers' addresses as programs of the
-// endpoint would see them.
+// ListenAs listens at a port of endpoint id, in all families that it has. What it accepts has the
+// peers' addresses as programs of the endpoint would see them.
 func (p *Plane) ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
 	fd, err := p.socketOf(id, ipv6)
 	if err != nil {

@@ -9,9 +9,10 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// joinOwnStack makes the endpoint known to the programs, and then, if it is intercepted, lets its node sockets
-// and the processes in its namespace that are not intercepted reach each other. A container's root can make
-// that second part fail (its lo and eth0 are its own to change), so it is no reason to be without the endpoint.
+// joinOwnStack makes the endpoint known to the programs, and then, if it is intercepted, lets its
+// node sockets and the processes in its namespace that are not intercepted reach each other. A
+// container's root can make that second part fail (its lo and eth0 are its own to change), so it is
+// no reason to be without the endpoint.
 func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error {
 	inside := datapath.ContainerSide{Netns: dev.Netns, Ifindex: dev.ContainerIfindex, Device: e.ContainerDevice()}
 	if !e.Planes.TCP.Intercepted || e.Adopted != nil { // what is between the two stacks then is another network's

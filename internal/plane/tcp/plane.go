@@ -1,6 +1,7 @@
-// Package tcp is the plane of TCP connections (Slim, NSDI '19): programs in containers get sockets of the node's network namespace,
-// and BPF programs say by overlay addresses what these do. It composes the programs (datapath), the answering of trapped calls
-// (intercept), the probing of direct paths (probe) and the limits of traffic; it decides nothing about the network, and keeps
+// Package tcp is the plane of TCP connections (Slim, NSDI '19): programs in containers get sockets
+// of the node's network namespace, and BPF programs say by overlay addresses what these do. It
+// composes the programs (datapath), the answering of trapped calls (intercept), the probing of
+// direct paths (probe) and the limits of traffic; it decides nothing about the network, and keeps
 // nothing of endpoints that its caller does not tell it.
 package tcp
 
@@ -40,8 +41,8 @@ const (
 
 // Config is what the plane of a node is made with.
 type Config struct {
-	// Self is the node; Network, Pool and the VXLAN fields are those of its network. Prefix6 is zero if the node has no IPv6 overlay
-	// addresses.
+	// Self is the node; Network, Pool and the VXLAN fields are those of its network. Prefix6 is
+	// zero if the node has no IPv6 overlay addresses.
 	Self      model.Node
 	Network   model.NetworkID
 	Pool      []netip.Prefix
@@ -56,14 +57,15 @@ type Config struct {
 	ProcDir string
 	// EndpointSockets is how many TCP sockets an endpoint may have.
 	EndpointSockets uint64
-	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a quarter of those that containers may have.
+	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a
+	// quarter of those that containers may have.
 	EndpointPorts uint32
 	Faults        plane.Faults
 	Log           *slog.Logger
 }
 
-// Plane is the TCP plane of one node. What alters endpoints (Guard, Attach, Detach, Keep, the limits) is called by one goroutine at a
-// time; what asks may be called by any.
+// Plane is the TCP plane of one node. What alters endpoints (Guard, Attach, Detach, Keep, the
+// limits) is called by one goroutine at a time; what asks may be called by any.
 type Plane struct {
 	cfg       Config
 	log       *slog.Logger
@@ -86,7 +88,8 @@ var _ interface {
 // Name is the plane's.
 func (p *Plane) Name() string { return "tcp" }
 
-// Open loads the programs and attaches them to the node's devices. Connections of an earlier agent live on.
+// Open loads the programs and attaches them to the node's devices. Connections of an earlier agent
+// live on.
 func Open(cfg Config) (_ *Plane, err error) {
 	p := &Plane{cfg: cfg, log: cfg.Log}
 	ephemeral, err := netcfg.EphemeralPorts()
@@ -127,7 +130,8 @@ func Open(cfg Config) (_ *Plane, err error) {
 	return p, p.attachToNode()
 }
 
-// CheckPins finds what would make Open fail, before anything is changed: what dir is, and what an agent of another version left there.
+// CheckPins finds what would make Open fail, before anything is changed: what dir is, and what an
+// agent of another version left there.
 func CheckPins(dir string) error {
 	if err := datapath.CheckPinDir(dir); err != nil {
 		return err
@@ -165,8 +169,8 @@ type ListenConfig struct {
 	Resolve    func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
 	EndpointIn func(inode uint64) (model.EndpointID, bool)
 	NetnsOf    func(model.EndpointID) (inode uint64, ok bool)
-	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts of the agent at KeeperSocket. Empty
-	// does without. KeeperRuns reports whether it runs.
+	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts
+	// of the agent at KeeperSocket. Empty does without. KeeperRuns reports whether it runs.
 	KeeperExe, KeeperSocket string
 	KeeperRuns              func() bool
 	// Handlers answer the calls of other planes, which are trapped by the same filters.
@@ -231,7 +235,8 @@ func (p *Plane) Run(ctx context.Context) error {
 	return p.traps.Serve(ctx)
 }
 
-// Close gives up what the plane has open. Programs, pins and kept listeners stay: connections live on.
+// Close gives up what the plane has open. Programs, pins and kept listeners stay: connections live
+// on.
 func (p *Plane) Close() error {
 	if p.traps != nil {
 		p.traps.Close()

@@ -12,13 +12,15 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// ipLocalPortRange is the option IP_LOCAL_PORT_RANGE (Linux 6.3), of level SOL_IP: the lowest port of the kernel's choice
-// for a socket, and the highest in the upper 16 bits; 0 is the namespace's own limit.
+// ipLocalPortRange is the option IP_LOCAL_PORT_RANGE (Linux 6.3), of level SOL_IP: the lowest port
+// of the kernel's choice for a socket, and the highest in the upper 16 bits; 0 is the namespace's
+// own limit.
 const ipLocalPortRange = 51
 
-// nodePorts gives the ports that the node keeps for its own connects: the last eighth of all, its ephemeral ports. A container
-// that took every port of the others would leave nobody one (bpf/sock/node_ports.h); by name it gets a few of these (bpf/sock/reserved_ports.h). The zero range: there are too few, or the
-// kernel cannot keep sockets from them.
+// nodePorts gives the ports that the node keeps for its own connects: the last eighth of all, its
+// ephemeral ports. A container that took every port of the others would leave nobody one
+// (bpf/sock/node_ports.h); by name it gets a few of these (bpf/sock/reserved_ports.h). The zero
+// range: there are too few, or the kernel cannot keep sockets from them.
 func nodePorts(all model.PortRange) (model.PortRange, error) {
 	kept := (int(all.Last) - int(all.First) + 1) / 8
 	if kept < 16 {
@@ -39,8 +41,9 @@ func nodePorts(all model.PortRange) (model.PortRange, error) {
 	return model.PortRange{First: all.Last - uint16(kept) + 1, Last: all.Last}, nil
 }
 
-// defaultEndpointPorts gives how many of the node's ephemeral ports an endpoint may hold, so that what one holds, and as
-// many again that it has let go but in some state of the kernel's still has, leaves half of them to others.
+// defaultEndpointPorts gives how many of the node's ephemeral ports an endpoint may hold, so that
+// what one holds, and as many again that it has let go but in some state of the kernel's still has,
+// leaves half of them to others.
 func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
 	n := uint32(ephemeral.Last) - uint32(ephemeral.First) + 1
 	if kept.First != 0 {
@@ -49,10 +52,12 @@ func defaultEndpointPorts(ephemeral, kept model.PortRange) uint32 {
 	return max(n/4, 1)
 }
 
-// surplusPause is between two looks for listeners to end, each of which reads all of the node's sockets.
+// surplusPause is between two looks for listeners to end, each of which reads all of the node's
+// sockets.
 const surplusPause = 20 * time.Millisecond
 
-// endOverQuota ends listeners above the limit of ports, until ctx ends. They were never bound: bind() would have been refused.
+// endOverQuota ends listeners above the limit of ports, until ctx ends. They were never bound:
+// bind() would have been refused.
 func (p *Plane) endOverQuota(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

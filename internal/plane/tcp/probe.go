@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/probe"
 )
 
-// probePort is where the agent takes probes, at probeAddr: bpf/tc/probe.h gives it the SYNs. Only the node's own
-// processes reach a loopback alias, and this one is of no endpoint.
+// probePort is where the agent takes probes, at probeAddr: bpf/tc/probe.h gives it the SYNs. Only
+// the node's own processes reach a loopback alias, and this one is of no endpoint.
 const probePort = 0x4864
 
 var probeAddr = model.LoopbackAlias(0, netip.MustParseAddr("127.0.0.1"))
@@ -53,14 +53,16 @@ func (p *Plane) suspect(underlay netip.Addr) {
 	}
 }
 
-// giveUpBlocked shortens the wait of connects that will not be answered. They are no worse off without.
+// giveUpBlocked shortens the wait of connects that will not be answered. They are no worse off
+// without.
 func (p *Plane) giveUpBlocked() {
 	if _, err := p.datapath.GiveUpBlocked(); err != nil {
 		p.log.Warn("direct connects on a blocked path end at their own time only", "err", err)
 	}
 }
 
-// runProbes probes peers, and listens for their probes, until ctx ends. What fails here costs speed only.
+// runProbes probes peers, and listens for their probes, until ctx ends. What fails here costs speed
+// only.
 func (p *Plane) runProbes(ctx context.Context) {
 	fd, err := p.listenForProbes()
 	if err != nil {
@@ -79,8 +81,8 @@ func (p *Plane) runProbes(ctx context.Context) {
 	p.prober.Run(ctx)
 }
 
-// listenForProbes opens the listener that answers other nodes' probes. They never send data, so that, with
-// TCP_DEFER_ACCEPT, no connection is ever made of one and there is nothing to accept.
+// listenForProbes opens the listener that answers other nodes' probes. They never send data, so
+// that, with TCP_DEFER_ACCEPT, no connection is ever made of one and there is nothing to accept.
 func (p *Plane) listenForProbes() (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -103,7 +105,8 @@ func (p *Plane) listenForProbes() (fd int, err error) {
 	return fd, p.datapath.TagProbe(fd, netip.Addr{}, netip.Addr{})
 }
 
-// probedNodes are the nodes that the prober was told of last. The goroutine that calls SetTopology owns it.
+// probedNodes are the nodes that the prober was told of last. The goroutine that calls SetTopology
+// owns it.
 type probedNodes struct {
 	prober *probe.Prober
 	self   string
@@ -166,8 +169,8 @@ func (p *Plane) dialProbes(ctx context.Context, to probe.Peer, ports []uint16) (
 	return out, nil
 }
 
-// answerOf says what became of a connect whose poll showed f. A probe that the other node's program answered is
-// reset right after.
+// answerOf says what became of a connect whose poll showed f. A probe that the other node's program
+// answered is reset right after.
 func answerOf(f unix.PollFd) probe.Answer {
 	if f.Revents == 0 {
 		return probe.Silent
@@ -196,8 +199,8 @@ func (p *Plane) reachByOverlay(ctx context.Context, to probe.Peer) bool {
 	return answerOf(fds[0]) != probe.Silent
 }
 
-// dial begins a connect, after prepare if there is one. It is ended by a RST, so that no port stays taken. Without a
-// route it gives -1, which poll passes over: that is as good as no answer.
+// dial begins a connect, after prepare if there is one. It is ended by a RST, so that no port stays
+// taken. Without a route it gives -1, which poll passes over: that is as good as no answer.
 func dial(to netip.Addr, port uint16, prepare func(fd int) error) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 	if err != nil {
@@ -227,8 +230,9 @@ func dial(to netip.Addr, port uint16, prepare func(fd int) error) (fd int, err e
 	return fd, nil
 }
 
-// await polls until all of fds have something to say, or the time for answers is over. Afterwards Revents are what the
-// kernel says then: a process that was kept waiting does not take an answer that is there for none.
+// await polls until all of fds have something to say, or the time for answers is over. Afterwards
+// Revents are what the kernel says then: a process that was kept waiting does not take an answer
+// that is there for none.
 func await(ctx context.Context, fds []unix.PollFd) {
 	const slice = 100 * time.Millisecond // how long the end of ctx may go unseen
 	open := slices.DeleteFunc(slices.Clone(fds), func(f unix.PollFd) bool { return f.Fd < 0 })

@@ -9,8 +9,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// Services lists the services in force on this node. They are in the datapath's maps only, where an earlier agent's are
-// found: whoever makes them compares, after it or the agent was away.
+// Services lists the services in force on this node. They are in the datapath's maps only, where an
+// earlier agent's are found: whoever makes them compares, after it or the agent was away.
 func (p *Plane) Services() ([]model.Service, error) { return p.datapath.Services() }
 
 // EditServices changes them, one after the other.

@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
-// shaper holds endpoints to their limits: by classes of traffic on the node's devices (netcfg), and by what the programs are told of
-// them. Its methods are called by one goroutine at a time.
+// shaper holds endpoints to their limits: by classes of traffic on the node's devices (netcfg), and
+// by what the programs are told of them. Its methods are called by one goroutine at a time.
 type shaper struct {
 	datapath *datapath.Datapath
 	faults   plane.Faults
@@ -24,8 +24,8 @@ type shaper struct {
 	on     bool   // there are devices and filters for limits
 }
 
-// set brings the kernel to the limits of e, which is one of es if it has any: all endpoints with limits. Those of the others are
-// in force.
+// set brings the kernel to the limits of e, which is one of es if it has any: all endpoints with
+// limits. Those of the others are in force.
 func (s *shaper) set(e model.Endpoint, es []model.Endpoint) error {
 	if len(es) == 0 && !s.on {
 		return nil
@@ -66,8 +66,9 @@ func (s *shaper) prune(es []model.Endpoint) error {
 	return nil
 }
 
-// restore takes over the limits of an earlier agent, for those that are to have some. If that fails those in force stay as they are, and repair
-// tries again: an agent that does not start would leave containers without sockets, one that lifts limits without them.
+// restore takes over the limits of an earlier agent, for those that are to have some. If that fails
+// those in force stay as they are, and repair tries again: an agent that does not start would leave
+// containers without sockets, one that lifts limits without them.
 func (s *shaper) restore(es []model.Endpoint) error {
 	err := s.try(es)
 	switch {
@@ -81,7 +82,8 @@ func (s *shaper) restore(es []model.Endpoint) error {
 	return err
 }
 
-// try brings the kernel to the limits of es, all that have some. It takes nothing away before all of them are in force.
+// try brings the kernel to the limits of es, all that have some. It takes nothing away before all
+// of them are in force.
 func (s *shaper) try(es []model.Endpoint) error {
 	s.on = true // until it is known that there are none: new devices must not be without
 	s.blocks = make(blocks)
@@ -212,8 +214,8 @@ func (b blocks) shape(e model.Endpoint) (netcfg.Shape, error) {
 	return b.shapeOf(e.ID, limitsOf(e))
 }
 
-// shapeAnyhow is shape for limits that are to be in force whatever happens: a direction for which there is no block
-// has its cap a connection for all connections together.
+// shapeAnyhow is shape for limits that are to be in force whatever happens: a direction for which
+// there is no block has its cap a connection for all connections together.
 func (b blocks) shapeAnyhow(e model.Endpoint) (s netcfg.Shape, tighter error) {
 	l := limitsOf(e)
 	if s, tighter = b.shapeOf(e.ID, l); tighter == nil {

@@ -13,7 +13,8 @@ func limited(id model.EndpointID, l model.Limits) model.Endpoint {
 	return model.Endpoint{ID: id, Limits: &l}
 }
 
-// TestBlocks: a direction keeps its block, no two have the same, and one that is no longer needed is given again.
+// TestBlocks: a direction keeps its block, no two have the same, and one that is no longer needed
+// is given again.
 func TestBlocks(t *testing.T) {
 	b := make(blocks)
 	one, err := b.shape(limited(1, model.Limits{ConnectionEgress: 1e6, ConnectionIngress: 1e6}))
@@ -50,7 +51,8 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// TestLimitFor: what the programs are told names the classes that netcfg makes, and the tighter rate.
+// TestLimitFor: what the programs are told names the classes that netcfg makes, and the tighter
+// rate.
 func TestLimitFor(t *testing.T) {
 	b := make(blocks)
 	e := limited(3, model.Limits{Egress: 5e6, Ingress: 9e6, ConnectionIngress: 4e6, Priority: model.PriorityLow})

@@ -20,13 +20,14 @@ type tagger interface {
 // network namespace may call it.
 type sockets struct {
 	tags tagger
-	// nodePorts are ports that the sockets do not get, the end of the node's ephemeral ports; the zero range is none.
+	// nodePorts are ports that the sockets do not get, the end of the node's ephemeral ports; the
+	// zero range is none.
 	nodePorts model.PortRange
 }
 
-// MakeSocket makes a TCP socket of endpoint ep in the calling thread's network namespace: marked, so
-// that overlay addresses are local to it; transparent, so that it may use them; at its container's address; tagged last,
-// when it is ready for the hooks.
+// MakeSocket makes a TCP socket of endpoint ep in the calling thread's network namespace: marked,
+// so that overlay addresses are local to it; transparent, so that it may use them; at its
+// container's address; tagged last, when it is ready for the hooks.
 func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error) {
 	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -49,13 +50,15 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 		}
 	}
 	if model.ProtectSocketOptions.On() {
-		// Timestamps on the error queue come without the packets, which have the underlay's addresses.
+		// Timestamps on the error queue come without the packets, which have the underlay's
+		// addresses.
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_OPT_TSONLY); err != nil {
 			return -1, fmt.Errorf("set SO_TIMESTAMPING: %w", err)
 		}
 	}
 	if family == unix.AF_INET6 {
-		// Underneath, IPv6 sockets use v4-mapped addresses; the program's own wish is kept in the tag.
+		// Underneath, IPv6 sockets use v4-mapped addresses; the program's own wish is kept in the
+		// tag.
 		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 0); err != nil {
 			return -1, fmt.Errorf("clear IPV6_V6ONLY: %w", err)
 		}
@@ -71,8 +74,9 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	return fd, nil
 }
 
-// place gives a socket the address that it listens at if its program listens without bind(): the kernel then looks for a port
-// there, and not at all addresses of the node. bind() and connect() take the place of it, as for any socket without a port.
+// place gives a socket the address that it listens at if its program listens without bind(): the
+// kernel then looks for a port there, and not at all addresses of the node. bind() and connect()
+// take the place of it, as for any socket without a port.
 func place(fd, family int, addr netip.Addr) error {
 	var at unix.Sockaddr = &unix.SockaddrInet4{Addr: addr.As4()}
 	if family == unix.AF_INET6 {

@@ -7,8 +7,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// reported holds what was last said of each endpoint's traffic, so that no count falls: a connection that ends
-// between the reading of the accounts and that of the sockets is in neither for once.
+// reported holds what was last said of each endpoint's traffic, so that no count falls: a
+// connection that ends between the reading of the accounts and that of the sockets is in neither
+// for once.
 type reported struct {
 	mu   sync.Mutex // guards last
 	last map[generation]model.Traffic

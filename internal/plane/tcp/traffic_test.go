@@ -7,8 +7,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestReportedNeverFalls: no count of an endpoint is less than what was said of it before; a new endpoint with an
-// old id begins anew.
+// TestReportedNeverFalls: no count of an endpoint is less than what was said of it before; a new
+// endpoint with an old id begins anew.
 func TestReportedNeverFalls(t *testing.T) {
 	var r reported
 	at := time.Date(2026, 11, 21, 0, 0, 0, 0, time.UTC)

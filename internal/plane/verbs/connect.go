@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Port is where each endpoint with verbs takes connections of the others' queue pairs. A program of it cannot bind it.
+// Port is where each endpoint with verbs takes connections of the others' queue pairs. A program of
+// it cannot bind it.
 const Port = 4791
 
 // connectTime bounds a connect for the router, which asks again.
@@ -22,7 +23,8 @@ const connectTime = 10 * time.Second
 // acceptPause is after an accept that failed for want of descriptors or memory.
 const acceptPause = 10 * time.Millisecond
 
-// connect answers a CONNECT: with a socket that is connected as a program of the endpoint would be, or why there is none.
+// connect answers a CONNECT: with a socket that is connected as a program of the endpoint would be,
+// or why there is none.
 func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
 	id, known := p.numbered(asked.endpoint)
 	var file *os.File
@@ -58,7 +60,8 @@ func errnoOf(err error) unix.Errno {
 	return unix.EIO
 }
 
-// accept gives the router what connects to an endpoint, until the listener is closed. What comes while no router runs is closed.
+// accept gives the router what connects to an endpoint, until the listener is closed. What comes
+// while no router runs is closed.
 func (p *Plane) accept(ep *endpoint, listener net.Listener) {
 	for {
 		conn, err := listener.Accept()

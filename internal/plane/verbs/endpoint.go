@@ -17,12 +17,15 @@ import (
 // endpoint is one that wants verbs.
 type endpoint struct {
 	model.Endpoint
-	// number is its name at the router. Ids are given again, the moment at which an endpoint was made is not.
+	// number is its name at the router. Ids are given again, the moment at which an endpoint was
+	// made is not.
 	number uint64
 	dir    string
-	// listener is bound in dir and has yet to be handed to the router; nil: the router has it, or an earlier one had.
+	// listener is bound in dir and has yet to be handed to the router; nil: the router has it, or
+	// an earlier one had.
 	listener *os.File
-	// connections takes those of other endpoints' queue pairs; nil: it could not be made, which is a fault.
+	// connections takes those of other endpoints' queue pairs; nil: it could not be made, which is
+	// a fault.
 	connections net.Listener
 }
 
@@ -36,14 +39,15 @@ func (ep *endpoint) hasSocket() bool {
 	return err == nil
 }
 
-// listen makes the socket anew, to which programs can connect from then on. The folder stays the same if there is one: it is what
-// containers have mounted.
+// listen makes the socket anew, to which programs can connect from then on. The folder stays the
+// same if there is one: it is what containers have mounted.
 func (ep *endpoint) listen() error {
 	ep.closeListener()
 	if err := os.MkdirAll(ep.dir, 0o755); err != nil {
 		return err
 	}
-	// Containers' users go through it, whatever this process's umask says. Others do not reach it: the folder above is root's.
+	// Containers' users go through it, whatever this process's umask says. Others do not reach it:
+	// the folder above is root's.
 	if err := os.Chmod(ep.dir, 0o755); err != nil {
 		return err
 	}

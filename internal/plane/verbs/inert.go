@@ -8,8 +8,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// What the plane has no part in: connections of queue pairs are TCP connections of their endpoints, so that policy, limits and accounts are the
-// TCP plane's; what the router copies on one node it does not report yet. docs/architecture/verbs.md.
+// What the plane has no part in: connections of queue pairs are TCP connections of their endpoints,
+// so that policy, limits and accounts are the TCP plane's; what the router copies on one node it
+// does not report yet. docs/architecture/verbs.md.
 
 // Guard implements plane.Endpoints: nothing of this plane passes by devices.
 func (p *Plane) Guard(int) error { return nil }

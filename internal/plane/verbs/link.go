@@ -41,7 +41,8 @@ func dial(path string) (*link, error) {
 	return l, nil
 }
 
-// send sends a message, with a descriptor unless file is nil. A router that does not read is as good as none.
+// send sends a message, with a descriptor unless file is nil. A router that does not read is as
+// good as none.
 func (l *link) send(message []byte, file *os.File) error {
 	var rights []byte
 	if file != nil {

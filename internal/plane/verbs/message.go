@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the machine's own byte order.
+// The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the
+// machine's own byte order.
 
 const protocolVersion = 1
 

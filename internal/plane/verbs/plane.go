@@ -1,6 +1,8 @@
-// Package verbs is the plane of RDMA verbs (FreeFlow, NSDI '19) on the agent's side: it has the router (heddle-rdma) run as soon as an
-// endpoint wants verbs, gives each such endpoint the socket by which its containers reach the router, and tells the router of them
-// (docs/protocols/verbs-agent.md). Queues, memory and bytes are the router's. docs/architecture/verbs.md.
+// Package verbs is the plane of RDMA verbs (FreeFlow, NSDI '19) on the agent's side: it has the
+// router (heddle-rdma) run as soon as an endpoint wants verbs, gives each such endpoint the socket
+// by which its containers reach the router, and tells the router of them
+// (docs/protocols/verbs-agent.md). Queues, memory and bytes are the router's.
+// docs/architecture/verbs.md.
 package verbs
 
 import (
@@ -32,7 +34,8 @@ const (
 
 // Config is what the plane of a node is made with.
 type Config struct {
-	// StateDir is the agent's state directory, SeccompSocket its seccomp socket: folders of endpoints are beside that.
+	// StateDir is the agent's state directory, SeccompSocket its seccomp socket: folders of
+	// endpoints are beside that.
 	StateDir, SeccompSocket string
 	// Self is the agent's own program, beside which the router's is looked for.
 	Self    string
@@ -63,8 +66,8 @@ func Open(cfg Config) *Plane {
 // Name is the plane's.
 func (p *Plane) Name() string { return "verbs" }
 
-// Attach gives an endpoint that wants verbs its folder, and tells the router of it. What fails is a fault: the endpoint has its other
-// planes all the same.
+// Attach gives an endpoint that wants verbs its folder, and tells the router of it. What fails is a
+// fault: the endpoint has its other planes all the same.
 func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
 	if !e.Planes.Verbs.Wanted {
 		return nil
@@ -116,7 +119,8 @@ func (p *Plane) Detach(e model.Endpoint) error {
 	return os.RemoveAll(folder.Of(p.cfg.SeccompSocket, e.ID))
 }
 
-// Keep removes the folders of endpoints that are not in keep. The router hears of them when it is told of all that there are.
+// Keep removes the folders of endpoints that are not in keep. The router hears of them when it is
+// told of all that there are.
 func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
 	top := filepath.Join(filepath.Dir(p.cfg.SeccompSocket), folder.Dir)
 	all, err := os.ReadDir(top)
@@ -269,14 +273,16 @@ func (p *Plane) tell(ep *endpoint) {
 	ep.closeListener() // the router has it, or the socket is made anew
 }
 
-// send sends a message to the router. After an error whoever receives finds the connection closed. The caller holds mu.
+// send sends a message to the router. After an error whoever receives finds the connection closed.
+// The caller holds mu.
 func (p *Plane) send(message []byte, file *os.File) {
 	if err := p.router.send(message, file); err != nil {
 		p.router.close()
 	}
 }
 
-// refused hears that the router does not have an endpoint. It has no socket of one that it did not know: then it gets one.
+// refused hears that the router does not have an endpoint. It has no socket of one that it did not
+// know: then it gets one.
 func (p *Plane) refused(m heard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

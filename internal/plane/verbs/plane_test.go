@@ -53,7 +53,8 @@ func (f *faults) of(reason api.FaultReason, endpoint string) error {
 	return f.all[key(reason, endpoint)]
 }
 
-// loopback has all endpoints at 127.0.0.1, at ports of the kernel's choice; nobody listens at port 4791 there.
+// loopback has all endpoints at 127.0.0.1, at ports of the kernel's choice; nobody listens at port
+// 4791 there.
 type loopback struct{}
 
 func (loopback) ConnectAs(_ context.Context, _ model.EndpointID, to netip.AddrPort) (*os.File, error) {
@@ -302,7 +303,8 @@ func TestRouterOutlivesTheAgent(t *testing.T) {
 	}
 }
 
-// TestConnections: what connects to an endpoint is the router's, and what the router asks for is answered.
+// TestConnections: what connects to an endpoint is the router's, and what the router asks for is
+// answered.
 func TestConnections(t *testing.T) {
 	n := runPlane(t)
 	r := n.startRouter()

@@ -29,7 +29,8 @@ func Arguments(stateDir string) []string {
 	return []string{"--agent", filepath.Join(stateDir, socketFile)}
 }
 
-// FindProgram gives the router's path: beside the program self, where the Debian package has it, or in PATH.
+// FindProgram gives the router's path: beside the program self, where the Debian package has it, or
+// in PATH.
 func FindProgram(self string) (string, error) {
 	dir := filepath.Dir(self)
 	for _, path := range []string{filepath.Join(dir, Program), filepath.Join(dir, "../lib/heddle", Program)} {

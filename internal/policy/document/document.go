@@ -1,10 +1,11 @@
-// Package document reads policies from files: Heddle's own documents and Kubernetes' NetworkPolicy (v1) and Namespace
-// objects, in YAML or JSON, several to a file. It is strict: a document that is not understood as a whole, down to every
-// field, is refused together with all others, and the error names the place.
+// Package document reads policies from files: Heddle's own documents and Kubernetes' NetworkPolicy
+// (v1) and Namespace objects, in YAML or JSON, several to a file. It is strict: a document that is
+// not understood as a whole, down to every field, is refused together with all others, and the
+// error names the place.
 //
-// The types of Kubernetes objects are read field by field from the YAML tree rather than through k8s.io/api: that keeps
-// line numbers, refuses what Heddle cannot honour instead of dropping it, and spares the agent a large dependency for two
-// small types.
+// The types of Kubernetes objects are read field by field from the YAML tree rather than through
+// k8s.io/api: that keeps line numbers, refuses what Heddle cannot honour instead of dropping it,
+// and spares the agent a large dependency for two small types.
 package document
 
 import (
@@ -122,7 +123,8 @@ func (p *parser) file(f File) error {
 	return nil
 }
 
-// decodeNode reads one document. The library panics on some malformed input; that is an error like any other.
+// decodeNode reads one document. The library panics on some malformed input; that is an error like
+// any other.
 func decodeNode(dec *yaml.Decoder, n *yaml.Node) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -184,8 +186,8 @@ func (p *parser) list(fields fields) error {
 	return fields.rest()
 }
 
-// add takes a policy in, once it is known to be valid. places maps fields of the policy to those of the document, for
-// documents of another form.
+// add takes a policy in, once it is known to be valid. places maps fields of the policy to those of
+// the document, for documents of another form.
 func (p *parser) add(r reader, pol *policy.Policy, places map[string]string) error {
 	if err := pol.Validate(); err != nil {
 		return r.locate(err, places)

@@ -8,15 +8,16 @@ import (
 	"heddle.dev/heddle/internal/policy"
 )
 
-// DenyAnnotation on a NetworkPolicy says what denied senders are told: "reject", as without it, or "drop". Kubernetes
-// leaves that open.
+// DenyAnnotation on a NetworkPolicy says what denied senders are told: "reject", as without it, or
+// "drop". Kubernetes leaves that open.
 const DenyAnnotation = "heddle.dev/deny"
 
-// HostRule is the name of the rule that stands for what Kubernetes always allows: traffic between an endpoint and the
-// node it runs on.
+// HostRule is the name of the rule that stands for what Kubernetes always allows: traffic between
+// an endpoint and the node it runs on.
 const HostRule = "kubernetes: own node"
 
-// metadata is what Heddle reads of an object's. What else Kubernetes keeps there has no influence on traffic.
+// metadata is what Heddle reads of an object's. What else Kubernetes keeps there has no influence
+// on traffic.
 type metadata struct {
 	name, namespace string
 	labels          map[string]string
@@ -131,8 +132,8 @@ func pathOf(r reader, name string) string {
 	return r.path + "." + name
 }
 
-// policyTypes says which directions a policy speaks of. By default that is ingress, and egress if there are egress
-// rules.
+// policyTypes says which directions a policy speaks of. By default that is ingress, and egress if
+// there are egress rules.
 func policyTypes(r, egress reader) (isIngress, isEgress bool, err error) {
 	types, err := r.texts()
 	if err != nil {
@@ -150,7 +151,8 @@ func policyTypes(r, egress reader) (isIngress, isEgress bool, err error) {
 	return slices.Contains(types, "Ingress"), slices.Contains(types, "Egress"), nil
 }
 
-// converter makes directions of a NetworkPolicy's rules. places maps the fields of what it makes to the document's.
+// converter makes directions of a NetworkPolicy's rules. places maps the fields of what it makes to
+// the document's.
 type converter struct {
 	namespace string
 	deny      policy.Deny
@@ -177,7 +179,8 @@ func (c converter) direction(name, peersField string, r reader) (*policy.Directi
 	return d, nil
 }
 
-// rule reads one rule. Without peers, or with an empty list of them, it is about every peer; ports likewise.
+// rule reads one rule. Without peers, or with an empty list of them, it is about every peer; ports
+// likewise.
 func (c converter) rule(at, peersField string, r reader) (rule policy.Rule, err error) {
 	rule.Action = policy.Allow
 	f, err := r.object()
@@ -253,7 +256,8 @@ func (c converter) peer(r reader) (p policy.Peer, err error) {
 
 var labelOperators = map[string]policy.Operator{"In": policy.In, "NotIn": policy.NotIn, "Exists": policy.Exists, "DoesNotExist": policy.NotExists}
 
-// readLabelSelector reads a LabelSelector of Kubernetes; one that is missing or empty selects everything.
+// readLabelSelector reads a LabelSelector of Kubernetes; one that is missing or empty selects
+// everything.
 func readLabelSelector(r reader) (q policy.Requirements, err error) {
 	if !r.there() {
 		return q, nil

@@ -37,7 +37,8 @@ func (r reader) fail(remedy, reason string, args ...any) error {
 	return e
 }
 
-// locate makes an Error of what Validate of package policy says about the document that r is the root of.
+// locate makes an Error of what Validate of package policy says about the document that r is the
+// root of.
 func (r reader) locate(err error, places map[string]string) error {
 	var f *policy.FieldError
 	if !errors.As(err, &f) {
@@ -75,7 +76,8 @@ func longest(path string, of func(string) string) string {
 	return path
 }
 
-// check refuses what makes one text two things: aliases, keys that are no strings, keys that stand there twice.
+// check refuses what makes one text two things: aliases, keys that are no strings, keys that stand
+// there twice.
 func (r reader) check(n *yaml.Node, depth int) error {
 	at := r
 	at.node = n
@@ -248,7 +250,8 @@ func (r reader) labels() (map[string]string, error) {
 	return out, nil
 }
 
-// prefix reads a prefix. With masked, bits beyond its length are cut off, as Kubernetes does, instead of refused.
+// prefix reads a prefix. With masked, bits beyond its length are cut off, as Kubernetes does,
+// instead of refused.
 func (r reader) prefix(masked bool) (netip.Prefix, error) {
 	s, err := r.text()
 	if err != nil {

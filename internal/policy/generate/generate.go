@@ -1,5 +1,5 @@
-// Package generate makes random rules, labels and probes for tests: small states in which much collides, so that few
-// probes meet many cases. The same seed gives the same.
+// Package generate makes random rules, labels and probes for tests: small states in which much
+// collides, so that few probes meet many cases. The same seed gives the same.
 package generate
 
 import (

@@ -14,8 +14,8 @@ import (
 // bulkOps is how many operations etcd takes at once.
 const bulkOps = 128
 
-// Fill stores nodes and endpoints without looking what is there, many at a time: for benches, which make them up and see to
-// it that they are in nobody's way. What is malformed is an error.
+// Fill stores nodes and endpoints without looking what is there, many at a time: for benches, which
+// make them up and see to it that they are in nobody's way. What is malformed is an error.
 func (s *Store) Fill(ctx context.Context, nodes []model.Node, endpoints []model.Endpoint) error {
 	ops := make([]clientv3.Op, 0, len(nodes)+2*len(endpoints))
 	for _, n := range nodes {

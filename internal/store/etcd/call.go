@@ -22,17 +22,18 @@ func (s *Store) get(ctx context.Context, key string, opts ...clientv3.OpOption) 
 	return resp, s.explain(ctx, "read "+key, err)
 }
 
-// bound gives the context of one call: it ends with the caller's, with the store and after the timeout.
+// bound gives the context of one call: it ends with the caller's, with the store and after the
+// timeout.
 func (s *Store) bound(caller context.Context) (context.Context, context.CancelFunc) {
 	call, cancel := context.WithTimeout(caller, s.options.timeout)
 	stop := context.AfterFunc(s.ctx, cancel)
 	return call, func() { stop(); cancel() }
 }
 
-// try makes a request until etcd has answered it or call ends. It may be made again: reads, and transactions that decide anew by
-// what they read, whatever became of the one before. So it does not matter what went wrong. Requests go round the members: one
-// that is cut off from its cluster refuses them at once, for want of a leader, and one that does not answer has half of the
-// time.
+// try makes a request until etcd has answered it or call ends. It may be made again: reads, and
+// transactions that decide anew by what they read, whatever became of the one before. So it does
+// not matter what went wrong. Requests go round the members: one that is cut off from its cluster
+// refuses them at once, for want of a leader, and one that does not answer has half of the time.
 func (s *Store) try(call context.Context, request func(context.Context) error) error {
 	for {
 		ctx, cancel := clientv3.WithRequireLeader(call), context.CancelFunc(func() {})
@@ -54,9 +55,9 @@ func (s *Store) try(call context.Context, request func(context.Context) error) e
 // tryAgain is the pause before a request is made again.
 const tryAgain = 50 * time.Millisecond
 
-// answered reports whether a request that failed has got its answer: one that this package gave itself, or one of etcd's own
-// that the same request would get again. Everything else is trouble on the way there or back, or a member's that cannot
-// answer now.
+// answered reports whether a request that failed has got its answer: one that this package gave
+// itself, or one of etcd's own that the same request would get again. Everything else is trouble on
+// the way there or back, or a member's that cannot answer now.
 func answered(err error) bool {
 	var refused *refusal
 	var said rpctypes.EtcdError
@@ -85,8 +86,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// explain turns what etcd's client says about a call into what an operator can act on. caller is the
-// context that the caller gave, without the store's own time limit.
+// explain turns what etcd's client says about a call into what an operator can act on. caller is
+// the context that the caller gave, without the store's own time limit.
 func (s *Store) explain(caller context.Context, op string, err error) error {
 	switch {
 	case err == nil:

@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// unanswered are ways in which a request gets no answer: of a member that is killed, that has no majority, and some that nobody
-// has thought of.
+// unanswered are ways in which a request gets no answer: of a member that is killed, that has no
+// majority, and some that nobody has thought of.
 var unanswered = []error{
 	status.Error(codes.Unavailable, "connection refused"),
 	status.Error(codes.Internal, "server closed the stream without sending trailers"),
@@ -32,8 +32,9 @@ var unanswered = []error{
 	context.DeadlineExceeded,
 }
 
-// TestOnlyAnswersAreFinal: whatever keeps a request from being answered, it is made again, and when time is up the error says
-// that it may be. What etcd, or this package, has decided is not asked again.
+// TestOnlyAnswersAreFinal: whatever keeps a request from being answered, it is made again, and when
+// time is up the error says that it may be. What etcd, or this package, has decided is not asked
+// again.
 func TestOnlyAnswersAreFinal(t *testing.T) {
 	s := &Store{options: optionsOf([]Option{WithTimeout(30 * time.Second)}), endpoints: []string{"https://127.0.0.1:1", "https://127.0.0.1:2"}, ctx: t.Context()}
 	try := func(first error) (asked int, err error) {
@@ -69,8 +70,8 @@ func TestOnlyAnswersAreFinal(t *testing.T) {
 	}
 }
 
-// TestAnswersLost loses the answers of transactions that etcd has carried out, each in another way, as when it is killed: every
-// operation is as if it had been answered.
+// TestAnswersLost loses the answers of transactions that etcd has carried out, each in another way,
+// as when it is killed: every operation is as if it had been answered.
 func TestAnswersLost(t *testing.T) {
 	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})

@@ -9,8 +9,9 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-// TestCloseWithClientsThatComeBack closes embedded stores whose clients open each watch again as soon as it ends, as the
-// agents of other nodes do. None may keep a store from ending; that is a matter of chance, so there are some.
+// TestCloseWithClientsThatComeBack closes embedded stores whose clients open each watch again as
+// soon as it ends, as the agents of other nodes do. None may keep a store from ending; that is a
+// matter of chance, so there are some.
 func TestCloseWithClientsThatComeBack(t *testing.T) {
 	t.Parallel()
 	for range 3 {

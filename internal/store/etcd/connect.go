@@ -1,5 +1,6 @@
-// Package etcd keeps a Heddle network's shared state in etcd, as docs/protocols/store-schema.md has it.
-// Connect uses an etcd that runs already; Embedded runs one inside this process and connects to it.
+// Package etcd keeps a Heddle network's shared state in etcd, as docs/protocols/store-schema.md has
+// it. Connect uses an etcd that runs already; Embedded runs one inside this process and connects to
+// it.
 package etcd
 
 import (
@@ -26,14 +27,15 @@ import (
 // DefaultTimeout bounds every call, connecting included.
 const DefaultTimeout = 5 * time.Second
 
-// reconnects is how a lost member is looked for: one that is back is found within seconds, however long it was away.
-// gRPC's own pauses grow to two minutes.
+// reconnects is how a lost member is looked for: one that is back is found within seconds, however
+// long it was away. gRPC's own pauses grow to two minutes.
 var reconnects = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.4, MaxDelay: 3 * time.Second},
 	MinConnectTimeout: 3 * time.Second,
 }
 
-// Store is a store.Store in etcd. Its fields do not change after Connect, but for the atomic counter.
+// Store is a store.Store in etcd. Its fields do not change after Connect, but for the atomic
+// counter.
 type Store struct {
 	id        model.NetworkID
 	keys      store.Keys
@@ -72,7 +74,8 @@ func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout =
 // WithLogger sends what the store has to report to log instead of the default logger.
 func WithLogger(log *slog.Logger) Option { return func(o *options) { o.log = log } }
 
-// WithTLS shows and asks for certificates at https endpoints; without it, the machine's authorities are trusted.
+// WithTLS shows and asks for certificates at https endpoints; without it, the machine's authorities
+// are trusted.
 func WithTLS(cfg *tls.Config) Option { return func(o *options) { o.tls = cfg } }
 
 // WithUser logs in to an etcd that asks for it.
@@ -106,8 +109,8 @@ func (e *UnreachableError) Error() string {
 // ErrClosed is wrapped by errors of calls that a store's end cut off.
 var ErrClosed = errors.New("store is closed")
 
-// Connect uses the etcd at endpoints ("https://10.0.0.1:2379") for network id. An etcd that does not
-// answer gives an *UnreachableError. Close releases the store.
+// Connect uses the etcd at endpoints ("https://10.0.0.1:2379") for network id. An etcd that does
+// not answer gives an *UnreachableError. Close releases the store.
 func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts ...Option) (_ *Store, err error) {
 	if err := id.Validate(); err != nil {
 		return nil, err
@@ -133,7 +136,8 @@ func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts .
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints:   endpoints,
 		DialTimeout: s.options.timeout,
-		// Notices a peer that vanished without a word in 13 s; etcd forbids less than 5 s between pings.
+		// Notices a peer that vanished without a word in 13 s; etcd forbids less than 5 s between
+		// pings.
 		DialKeepAliveTime:    10 * time.Second,
 		DialKeepAliveTimeout: 3 * time.Second,
 		DialOptions:          []grpc.DialOption{grpc.WithConnectParams(reconnects)},
@@ -153,7 +157,8 @@ func Connect(ctx context.Context, endpoints []string, id model.NetworkID, opts .
 	return s, nil
 }
 
-// Endpoints are the URLs this store is reached by; those of an embedded one are for other nodes to join.
+// Endpoints are the URLs this store is reached by; those of an embedded one are for other nodes to
+// join.
 func (s *Store) Endpoints() []string { return s.endpoints }
 
 // InvalidValues implements store.Store.

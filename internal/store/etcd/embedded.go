@@ -24,7 +24,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// startTimeout bounds the server's start; it takes 0.2 s, and longer with much to replay on a slow disk.
+// startTimeout bounds the server's start; it takes 0.2 s, and longer with much to replay on a slow
+// disk.
 const startTimeout = 30 * time.Second
 
 // advertisedPeer is the name by which the only member of the cluster knows itself. Nobody dials it.
@@ -36,16 +37,16 @@ type EmbeddedConfig struct {
 	NetworkID model.NetworkID
 	// Dir keeps the data; it is made if missing. One process at a time may use it.
 	Dir string
-	// ClientURL is where nodes reach this etcd: "https://10.0.0.1:2379", with an address of this node, or
-	// http:// without TLS. Port 0 takes a free one, which Store.Endpoints tells.
+	// ClientURL is where nodes reach this etcd: "https://10.0.0.1:2379", with an address of this
+	// node, or http:// without TLS. Port 0 takes a free one, which Store.Endpoints tells.
 	ClientURL string
 	// TLS is for https: the store's certificate, and the authority of its clients'.
 	TLS ServerTLS
-	// PeerURL is where other etcd members would reach this one. There are none; so empty, the default,
-	// takes a free port of the loopback address.
+	// PeerURL is where other etcd members would reach this one. There are none; so empty, the
+	// default, takes a free port of the loopback address.
 	PeerURL string
-	// UnsafeNoFsync makes writes faster and loses data when the machine (not the process) crashes. For
-	// labs and tests.
+	// UnsafeNoFsync makes writes faster and loses data when the machine (not the process) crashes.
+	// For labs and tests.
 	UnsafeNoFsync bool
 }
 
@@ -62,8 +63,8 @@ func (t ServerTLS) info() transport.TLSInfo {
 	return transport.TLSInfo{CertFile: t.CertAndKey, KeyFile: t.CertAndKey, TrustedCAFile: t.CA, ClientCertAuth: true}
 }
 
-// Embedded runs an etcd server with a single member in this process and connects to it as Connect does.
-// Closing the store stops the server; its data stays in cfg.Dir.
+// Embedded runs an etcd server with a single member in this process and connects to it as Connect
+// does. Closing the store stops the server; its data stays in cfg.Dir.
 func Embedded(ctx context.Context, cfg EmbeddedConfig, opts ...Option) (_ *Store, err error) {
 	o := optionsOf(opts)
 	if err := quietGRPC(); err != nil {
@@ -140,7 +141,8 @@ func startServer(ctx context.Context, cfg EmbeddedConfig, o options) (_ *server,
 	return nil, errors.Join(explainStart(cfg, err), srv.close())
 }
 
-// launch sets srv.etcd. On error the directory is given back, at once or when etcd has let go of it.
+// launch sets srv.etcd. On error the directory is given back, at once or when etcd has let go of
+// it.
 func (s *server) launch(ctx context.Context, ec *embed.Config, hook *fatalHook, log *slog.Logger) error {
 	type outcome struct {
 		etcd *embed.Etcd
@@ -170,8 +172,8 @@ func (s *server) launch(ctx context.Context, ec *embed.Config, hook *fatalHook, 
 		}
 		return errors.Join(got.err, s.lock.Close())
 	case err := <-hook.said:
-		// StartEtcd may wait for ever for the goroutine that gave up, and keep its ports: this process can
-		// only report the error and end.
+		// StartEtcd may wait for ever for the goroutine that gave up, and keep its ports: this
+		// process can only report the error and end.
 		return errors.Join(fmt.Errorf("%w: %w", err, errDamaged), s.lock.Close())
 	case <-ctx.Done():
 		go func() { // gives everything back when StartEtcd returns
@@ -278,8 +280,9 @@ func explainStart(cfg EmbeddedConfig, err error) error {
 	return fmt.Errorf("start etcd on %s in %s: %w%s", cfg.ClientURL, cfg.Dir, err, remedy)
 }
 
-// refusals has requests refused that come while the server stops. gRPC's Stop ends those that are there and then waits
-// until there are none, but takes new ones while it waits: a watch that another node opens again at once would never end.
+// refusals has requests refused that come while the server stops. gRPC's Stop ends those that are
+// there and then waits until there are none, but takes new ones while it waits: a watch that
+// another node opens again at once would never end.
 func (s *server) refusals() []grpc.ServerOption {
 	check := func() error {
 		if s.stopping.Load() {

@@ -100,8 +100,8 @@ func TestEmbeddedReportsDamagedData(t *testing.T) {
 	}
 }
 
-// busyDir gives a directory that goes with the test, also if etcd, which does not end all it has begun when it cannot start, makes
-// one file more in it meanwhile.
+// busyDir gives a directory that goes with the test, also if etcd, which does not end all it has
+// begun when it cannot start, makes one file more in it meanwhile.
 func busyDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "etcd") // t.TempDir tries once to remove it
@@ -161,8 +161,8 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// TestExternalEtcd runs against the etcd program, if the machine has it. Debian 12 has version 3.4, the oldest that
-// the schema asks for.
+// TestExternalEtcd runs against the etcd program, if the machine has it. Debian 12 has version 3.4,
+// the oldest that the schema asks for.
 func TestExternalEtcd(t *testing.T) {
 	t.Parallel()
 	path, err := exec.LookPath("etcd")

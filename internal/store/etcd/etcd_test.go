@@ -182,7 +182,8 @@ func TestInitNetworkFirstWriterWins(t *testing.T) {
 	}
 }
 
-// TestSchemaOfALaterBuild: an agent neither starts in a network whose values it cannot understand nor writes to it.
+// TestSchemaOfALaterBuild: an agent neither starts in a network whose values it cannot understand
+// nor writes to it.
 func TestSchemaOfALaterBuild(t *testing.T) {
 	s := embedded(t, EmbeddedConfig{})
 	n := initNetwork(t, s, store.Network{})
@@ -317,8 +318,8 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestDualStack: the IPv6 address is stored with the endpoint, needs no entry of its own, and has to be the one
-// that follows from the IPv4 address.
+// TestDualStack: the IPv6 address is stored with the endpoint, needs no entry of its own, and has
+// to be the one that follows from the IPv4 address.
 func TestDualStack(t *testing.T) {
 	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})

@@ -15,9 +15,9 @@ import (
 // errReplaced says that the store's content was wiped or restored behind a watch's back.
 var errReplaced = errors.New("the store's content was replaced")
 
-// history is what a watch knows of the store that it follows, to tell it from another that has taken its place. A watch
-// cannot tell by itself: after etcd lost its last revisions, one that waits for revision 1000 waits until there is a new
-// 1000, and misses what came before.
+// history is what a watch knows of the store that it follows, to tell it from another that has
+// taken its place. A watch cannot tell by itself: after etcd lost its last revisions, one that
+// waits for revision 1000 waits until there is a new 1000, and misses what came before.
 type history struct {
 	revision int64  // up to which everything is known
 	cluster  uint64 // etcd's id of itself. A restored cluster has the old one if it was given the old addresses and token
@@ -25,8 +25,9 @@ type history struct {
 	last     *mvccpb.KeyValue
 }
 
-// note takes in a key that was read, or written just now. The one written last shows later whether the history goes on: no
-// other history has the same value, lease and versions at the same revision.
+// note takes in a key that was read, or written just now. The one written last shows later whether
+// the history goes on: no other history has the same value, lease and versions at the same
+// revision.
 func (h *history) note(kv *mvccpb.KeyValue, network string) {
 	if string(kv.Key) == network {
 		h.created = kv.CreateRevision
@@ -36,8 +37,8 @@ func (h *history) note(kv *mvccpb.KeyValue, network string) {
 	}
 }
 
-// continues reports whether h can be a later time of before. It does not ask the store, so it may take another history
-// for the same one.
+// continues reports whether h can be a later time of before. It does not ask the store, so it may
+// take another history for the same one.
 func (h *history) continues(before history) bool {
 	return h.revision >= before.revision && h.cluster == before.cluster && h.created == before.created
 }
@@ -80,8 +81,8 @@ func sameKey(a, b *mvccpb.KeyValue) bool {
 		bytes.Equal(a.Value, b.Value)
 }
 
-// followConnection tells of each time that etcd is reached again after no member was, until ctx ends. Who restores a
-// store stops all of its members.
+// followConnection tells of each time that etcd is reached again after no member was, until ctx
+// ends. Who restores a store stops all of its members.
 func (s *Store) followConnection(ctx context.Context, back chan<- struct{}) {
 	conn := s.client.ActiveConnection()
 	for now := conn.GetState(); conn.WaitForStateChange(ctx, now); {

@@ -10,13 +10,15 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// TestWatchNoticesARestoredStore: a store is set back to an earlier time, and has gone on since, so that its revision is
-// not lower than what a watch has seen. The watch must not miss what is different before that revision.
+// TestWatchNoticesARestoredStore: a store is set back to an earlier time, and has gone on since, so
+// that its revision is not lower than what a watch has seen. The watch must not miss what is
+// different before that revision.
 func TestWatchNoticesARestoredStore(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
-		// afterwards is how many endpoints are put into the restored store before the watch sees it; there were 3.
+		// afterwards is how many endpoints are put into the restored store before the watch sees
+		// it; there were 3.
 		afterwards int
 	}{
 		{"revision is lower", 0}, {"revision is higher", 6},
@@ -62,7 +64,8 @@ func TestWatchNoticesARestoredStore(t *testing.T) {
 	}
 }
 
-// TestHistoryGoesOn: a store that is only restarted, or from which old revisions are removed, is no other one.
+// TestHistoryGoesOn: a store that is only restarted, or from which old revisions are removed, is no
+// other one.
 func TestHistoryGoesOn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -92,9 +92,10 @@ func (s *Store) takeName(ctx context.Context, h store.NameLease, takeOver bool) 
 	return lease.ID, nil
 }
 
-// keepName keeps a lease alive until ctx ends. When it was lost, because the store was away for too long or has lost
-// everything, it asks for the name again. Somebody else may have it by then, of which the watch tells the agent; or
-// somebody of old has it in a store that was restored, until that lease ends.
+// keepName keeps a lease alive until ctx ends. When it was lost, because the store was away for too
+// long or has lost everything, it asks for the name again. Somebody else may have it by then, of
+// which the watch tells the agent; or somebody of old has it in a store that was restored, until
+// that lease ends.
 func (s *Store) keepName(ctx context.Context, h store.NameLease, lease clientv3.LeaseID) {
 	for {
 		if answers, err := s.client.KeepAlive(ctx, lease); err == nil {

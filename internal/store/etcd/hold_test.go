@@ -91,7 +91,8 @@ func TestNameOfTheDead(t *testing.T) {
 	}
 }
 
-// TestNameIsHeldAgain: an owner of a name that lost its lease, with all of the store or alone, gets another.
+// TestNameIsHeldAgain: an owner of a name that lost its lease, with all of the store or alone, gets
+// another.
 func TestNameIsHeldAgain(t *testing.T) {
 	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})

@@ -131,8 +131,9 @@ func (s *Store) DropMove(ctx context.Context, a netip.Addr, node string) error {
 	return err
 }
 
-// changeMove changes the move of address a, which decide gets with what more was read, as long as no endpoint has taken
-// it up. Where the move leads to is known only when it has been read, so it is read twice.
+// changeMove changes the move of address a, which decide gets with what more was read, as long as
+// no endpoint has taken it up. Where the move leads to is known only when it has been read, so it
+// is read twice.
 func (s *Store) changeMove(ctx context.Context, a netip.Addr, more []read,
 	decide func(m *model.Move, got [][]*mvccpb.KeyValue) ([]clientv3.Op, error)) (changed model.Move, err error) {
 	resp, err := s.get(ctx, s.keys.Move(a))

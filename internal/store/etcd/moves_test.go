@@ -95,7 +95,8 @@ func TestMigration(t *testing.T) {
 	}
 }
 
-// TestMoveEnds: with its endpoint, its node, or by itself, and then the address is its home's again.
+// TestMoveEnds: with its endpoint, its node, or by itself, and then the address is its home's
+// again.
 func TestMoveEnds(t *testing.T) {
 	t.Parallel()
 	s := threeNodes(t)
@@ -138,7 +139,8 @@ func TestMoveEnds(t *testing.T) {
 	}
 }
 
-// TestKeepMove: a store that was lost gets a move back, unless somebody else has the address by now.
+// TestKeepMove: a store that was lost gets a move back, unless somebody else has the address by
+// now.
 func TestKeepMove(t *testing.T) {
 	t.Parallel()
 	s := threeNodes(t)

@@ -12,13 +12,16 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// mostNamed is how many documents an edit may name for only those to be read: etcd takes 128 operations at once.
+// mostNamed is how many documents an edit may name for only those to be read: etcd takes 128
+// operations at once.
 const mostNamed = 100
 
-// errNoTotals says that the size of all policies is not known, and everything has to be read for it.
+// errNoTotals says that the size of all policies is not known, and everything has to be read for
+// it.
 var errNoTotals = errors.New("no policy totals")
 
-// EditPolicies implements store.Store. What it costs is what the edit names: the policies of a network may be many.
+// EditPolicies implements store.Store. What it costs is what the edit names: the policies of a
+// network may be many.
 func (s *Store) EditPolicies(ctx context.Context, edit store.PolicyEdit) (outcomes []store.PolicyOutcome, err error) {
 	if edit.Names() <= mostNamed {
 		outcomes, err = s.editNamed(ctx, edit)
@@ -105,8 +108,8 @@ func byName(prefix string, kvs []*mvccpb.KeyValue) map[string][]byte {
 	return out
 }
 
-// nest makes transactions in a transaction of many operations: etcd takes 128 at once, counting those of one inner
-// transaction and the outer one together, whatever the number of inner ones.
+// nest makes transactions in a transaction of many operations: etcd takes 128 at once, counting
+// those of one inner transaction and the outer one together, whatever the number of inner ones.
 func nest(ops []clientv3.Op) []clientv3.Op {
 	const most = 60
 	if len(ops) <= most {

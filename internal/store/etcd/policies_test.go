@@ -23,8 +23,8 @@ func testPolicies(n, rules int) (out []*policy.Policy) {
 	return out
 }
 
-// TestEditPolicies: an edit of more documents than etcd takes operations in a transaction arrives in one step; doing it
-// again changes nothing; one that fails leaves everything as it was.
+// TestEditPolicies: an edit of more documents than etcd takes operations in a transaction arrives
+// in one step; doing it again changes nothing; one that fails leaves everything as it was.
 func TestEditPolicies(t *testing.T) {
 	t.Parallel()
 	a := embedded(t, EmbeddedConfig{})
@@ -72,8 +72,8 @@ func TestEditPolicies(t *testing.T) {
 	}
 }
 
-// TestEditPoliciesCounts: the size of all policies is kept whatever edits there are, of few documents and of many, and
-// counted anew if it is lost or spoilt.
+// TestEditPoliciesCounts: the size of all policies is kept whatever edits there are, of few
+// documents and of many, and counted anew if it is lost or spoilt.
 func TestEditPoliciesCounts(t *testing.T) {
 	t.Parallel()
 	s := embedded(t, EmbeddedConfig{})

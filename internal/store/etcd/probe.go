@@ -17,7 +17,8 @@ import (
 // probeTime bounds one step of a probe.
 const probeTime = 500 * time.Millisecond
 
-// probe finds out what stands between this node and etcd, which gRPC hides behind "deadline exceeded".
+// probe finds out what stands between this node and etcd, which gRPC hides behind "deadline
+// exceeded".
 func (s *Store) probe(ctx context.Context, err error) string {
 	for _, e := range s.endpoints {
 		addr, parseErr := hostPort(e)
@@ -40,8 +41,8 @@ func (s *Store) probe(ctx context.Context, err error) string {
 	return "it accepts connections, but: " + err.Error()
 }
 
-// probeTLS says what is amiss with the handshake on conn, with its remedy; "" if nothing is. secure: the endpoint is
-// an https one.
+// probeTLS says what is amiss with the handshake on conn, with its remedy; "" if nothing is.
+// secure: the endpoint is an https one.
 func (s *Store) probeTLS(conn net.Conn, secure bool) string {
 	_ = conn.SetDeadline(time.Now().Add(probeTime)) // a connection that has none yet
 	if !secure {
@@ -63,8 +64,8 @@ func (s *Store) probeTLS(conn net.Conn, secure bool) string {
 	c := tls.Client(conn, cfg)
 	err := c.Handshake()
 	if err == nil {
-		// With TLS 1.3 the server's opinion of our certificate comes after the handshake. A server that is
-		// content says nothing, or begins HTTP/2.
+		// With TLS 1.3 the server's opinion of our certificate comes after the handshake. A server
+		// that is content says nothing, or begins HTTP/2.
 		_, err = c.Read(make([]byte, 1))
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = nil

@@ -38,8 +38,8 @@ func joinTLS(t *testing.T, a *trust.Authority) *tls.Config {
 	return j.TLS()
 }
 
-// TestTLSKeepsStrangersOut: whoever has no certificate of the network's authority, or speaks without TLS, learns what
-// is amiss and nothing else.
+// TestTLSKeepsStrangersOut: whoever has no certificate of the network's authority, or speaks
+// without TLS, learns what is amiss and nothing else.
 func TestTLSKeepsStrangersOut(t *testing.T) {
 	t.Parallel()
 	a, cfg := secure(t)
@@ -146,7 +146,8 @@ func TestLogin(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// etcd compares passwords slowly on purpose, and the race detector makes that seconds of a busy processor.
+	// etcd compares passwords slowly on purpose, and the race detector makes that seconds of a busy
+	// processor.
 	patient := WithTimeout(time.Minute)
 	if _, err := connect(t, s, WithUser("root", "secret"), patient).Network(ctx); err != nil {
 		t.Error(err)

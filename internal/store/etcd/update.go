@@ -21,10 +21,11 @@ type read struct {
 	prefix bool
 }
 
-// update reads, decides and writes, as if in one step: what decide returns is done only if nothing that
-// was read has changed since; else everything is read and decided anew. A prefix counts as changed when a
-// key in it is written; a key that vanished from it only makes room. decide gets one list of pairs for
-// each read, and may be called several times. Without operations nothing is written.
+// update reads, decides and writes, as if in one step: what decide returns is done only if nothing
+// that was read has changed since; else everything is read and decided anew. A prefix counts as
+// changed when a key in it is written; a key that vanished from it only makes room. decide gets one
+// list of pairs for each read, and may be called several times. Without operations nothing is
+// written.
 func (s *Store) update(ctx context.Context, op string, reads []read,
 	decide func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error)) error {
 	call, cancel := s.bound(ctx)
@@ -40,8 +41,9 @@ func (s *Store) update(ctx context.Context, op string, reads []read,
 		case refused.err != errConflict:
 			return refused.err
 		}
-		// The deadline bounds this; a winner always exists, so the others' work shrinks. Many that want the same, as
-		// when a whole network starts, must not read everything again after every one.
+		// The deadline bounds this; a winner always exists, so the others' work shrinks. Many that
+		// want the same, as when a whole network starts, must not read everything again after every
+		// one.
 		if !pause(call, wait/2+rand.N(wait)) {
 			return s.explain(ctx, op, call.Err())
 		}
@@ -54,7 +56,8 @@ const maxConflictPause = 200 * time.Millisecond
 // errConflict says that somebody else wrote what a transaction had read.
 var errConflict = errors.New("changed meanwhile")
 
-// refusal carries a decision not to write, or that nothing was written, past the handling of etcd's errors.
+// refusal carries a decision not to write, or that nothing was written, past the handling of etcd's
+// errors.
 type refusal struct{ err error }
 
 func (r *refusal) Error() string { return r.err.Error() }
@@ -184,7 +187,8 @@ func (s *Store) JoinNode(ctx context.Context, n model.Node) (stored model.Node, 
 	return stored, nil
 }
 
-// parseNodes reads node values, leaving out invalid ones as every reader does, and gives self's raw value.
+// parseNodes reads node values, leaving out invalid ones as every reader does, and gives self's raw
+// value.
 func (s *Store) parseNodes(kvs []*mvccpb.KeyValue, self string) (nodes []model.Node, selfValue string) {
 	for _, kv := range kvs {
 		k, err := s.keys.Parse(string(kv.Key))
@@ -284,8 +288,8 @@ func (s *Store) DeleteEndpoint(ctx context.Context, node string, id model.Endpoi
 	if err := model.ValidateName("node", node); err != nil {
 		return err
 	}
-	// All of the node's addresses are read, not those in the endpoint's value, so that an endpoint whose
-	// value somebody damaged gives its address back too.
+	// All of the node's addresses are read, not those in the endpoint's value, so that an endpoint
+	// whose value somebody damaged gives its address back too.
 	reads := []read{{key: s.keys.Endpoint(node, id)}, {key: s.keys.Addrs(node), prefix: true}, {key: s.keys.Moves(), prefix: true}}
 	return s.update(ctx, fmt.Sprintf("remove endpoint %s/%d", node, id), reads, func(got [][]*mvccpb.KeyValue) ([]clientv3.Op, error) {
 		var ops []clientv3.Op

@@ -14,7 +14,8 @@ import (
 // maxReloadPause bounds the time between attempts to read everything anew.
 const maxReloadPause = 5 * time.Second
 
-// verifyShare is the time between two looks, of any nodes of a network, whether its store is still the same one.
+// verifyShare is the time between two looks, of any nodes of a network, whether its store is still
+// the same one.
 const verifyShare = 10 * time.Millisecond
 
 // Watch implements store.Store.
@@ -46,8 +47,8 @@ type watcher struct {
 	seen     history
 	replaced int // how often another history took its place
 
-	// next is the state on offer to the receiver. While it waits there, changes only set dirty, so that a
-	// slow receiver costs nothing.
+	// next is the state on offer to the receiver. While it waits there, changes only set dirty, so
+	// that a slow receiver costs nothing.
 	next    store.State
 	offered bool
 	dirty   bool // view has changed since next was made
@@ -75,8 +76,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// pageKeys is how many keys are read at once: a large network in one answer would take its size several times over, in
-// etcd and here.
+// pageKeys is how many keys are read at once: a large network in one answer would take its size
+// several times over, in etcd and here.
 const pageKeys = 1000
 
 // load reads the whole network, but for what is for writers only, at one revision.
@@ -171,8 +172,8 @@ func (w *watcher) follow(ctx context.Context) error {
 	}
 }
 
-// verifyPause gives the time between two looks whether the store is still the same one. All nodes of a large network
-// together look a hundred times a second.
+// verifyPause gives the time between two looks whether the store is still the same one. All nodes
+// of a large network together look a hundred times a second.
 func (w *watcher) verifyPause() time.Duration {
 	return max(w.store.options.verifyEvery, time.Duration(w.nodes)*verifyShare)
 }
@@ -212,7 +213,8 @@ func (w *watcher) taken() {
 	}
 }
 
-// pauseOffering waits for d, and lets the receiver have what is on offer. It is false if ctx ends first.
+// pauseOffering waits for d, and lets the receiver have what is on offer. It is false if ctx ends
+// first.
 func (w *watcher) pauseOffering(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

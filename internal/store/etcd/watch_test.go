@@ -155,7 +155,8 @@ func TestWatchRecoversFromCompaction(t *testing.T) {
 	if err := w.load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The watch begins at a revision that is gone by then, as after a long time without a connection.
+	// The watch begins at a revision that is gone by then, as after a long time without a
+	// connection.
 	put(t, s, endpoint("n1", 1, "10.244.0.2"))
 	put(t, s, endpoint("n1", 2, "10.244.0.3"))
 	if err := s.DeleteEndpoint(t.Context(), "n1", 1); err != nil {

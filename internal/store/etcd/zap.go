@@ -16,15 +16,16 @@ import (
 	"google.golang.org/grpc/grpclog"
 )
 
-// zapTo gives a logger for etcd that passes errors on to log, until muted is set, and drops the rest.
+// zapTo gives a logger for etcd that passes errors on to log, until muted is set, and drops the
+// rest.
 func zapTo(log *slog.Logger, muted *atomic.Bool, opts ...zap.Option) *zap.Logger {
 	return zap.New(&slogCore{log: log, muted: muted}, opts...)
 }
 
-// fatalHook is what etcd's logger does when etcd logs that it cannot go on, as with damaged data. It would
-// end the process. While the server starts, this ends only etcd's goroutine and passes the message on, so
-// that starting fails with an error. Later nothing better is left than to panic: who goes on with etcd half
-// dead may lose what others believe to be stored.
+// fatalHook is what etcd's logger does when etcd logs that it cannot go on, as with damaged data.
+// It would end the process. While the server starts, this ends only etcd's goroutine and passes the
+// message on, so that starting fails with an error. Later nothing better is left than to panic: who
+// goes on with etcd half dead may lose what others believe to be stored.
 type fatalHook struct {
 	started atomic.Bool
 	said    chan error // room for one
@@ -53,8 +54,8 @@ func (w *fatalHook) OnWrite(e *zapcore.CheckedEntry, fields []zapcore.Field) {
 	runtime.Goexit()
 }
 
-// quietGRPC makes gRPC report errors only. etcd sets gRPC's logger, once in a process, when it first gets
-// its own; so this has it do that, and then replaces the logger for good.
+// quietGRPC makes gRPC report errors only. etcd sets gRPC's logger, once in a process, when it
+// first gets its own; so this has it do that, and then replaces the logger for good.
 var quietGRPC = sync.OnceValue(func() error {
 	if err := embed.NewZapLoggerBuilder(zap.NewNop())(embed.NewConfig()); err != nil {
 		return err
@@ -63,8 +64,8 @@ var quietGRPC = sync.OnceValue(func() error {
 	return nil
 })
 
-// harmless is an error that etcd may report once in a new directory, when it looks at its data before there is
-// any. It tries again.
+// harmless is an error that etcd may report once in a new directory, when it looks at its data
+// before there is any. It tries again.
 const harmless = "failed to update storage version"
 
 // slogCore is a zapcore.Core that writes to an slog.Logger. Its fields do not change.

@@ -18,18 +18,20 @@ type caller struct {
 	netns int    // its network namespace
 	inode uint64 // of that
 	owner task.Owner
-	// caps are the capabilities that ioctls ask for and the caller has in the agent's user namespace: bit i for
-	// capability i.
+	// caps are the capabilities that ioctls ask for and the caller has in the agent's user
+	// namespace: bit i for capability i.
 	caps uint64
 	ids  taskIDs
 }
 
-// taskIDs are a thread's numbers as the agent has them (outer) and as the thread itself does (inner).
+// taskIDs are a thread's numbers as the agent has them (outer) and as the thread itself does
+// (inner).
 type taskIDs struct {
 	thread, process, group struct{ outer, inner int }
 }
 
-// lendable are the capabilities that the kernel asks for in the ioctls of sockets and their devices.
+// lendable are the capabilities that the kernel asks for in the ioctls of sockets and their
+// devices.
 const lendable = 1<<unix.CAP_NET_ADMIN | 1<<unix.CAP_NET_RAW | 1<<unix.CAP_SYS_MODULE
 
 func (c *caller) close() {
@@ -41,8 +43,9 @@ func (c *caller) close() {
 	}
 }
 
-// callerOf looks at thread tid and the file it has at number fd. errno is what its ioctl must fail with if that
-// is no file or none that ioctls of sockets are for. All of it may be another task's if tid has died: the caller checks.
+// callerOf looks at thread tid and the file it has at number fd. errno is what its ioctl must fail
+// with if that is no file or none that ioctls of sockets are for. All of it may be another task's
+// if tid has died: the caller checks.
 func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, err error) {
 	c = &caller{task: -1, netns: -1}
 	defer func() {
@@ -65,8 +68,9 @@ func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, e
 		return c, 0, fmt.Errorf("network namespace of thread %d: %w", tid, err)
 	}
 	c.inode = st.Ino
-	// Threads can have descriptors of their own. Before Linux 6.9 there is no pidfd of a thread; then it is the
-	// process's, and one that made its threads' descriptors different gets the answer for another of its files.
+	// Threads can have descriptors of their own. Before Linux 6.9 there is no pidfd of a thread;
+	// then it is the process's, and one that made its threads' descriptors different gets the
+	// answer for another of its files.
 	c.task, err = unix.PidfdOpen(int(tid), unix.PIDFD_THREAD)
 	if err == unix.EINVAL {
 		c.task, err = unix.PidfdOpen(c.ids.process.outer, 0)
@@ -77,8 +81,9 @@ func callerOf(p task.Proc, tid uint32, fd int32) (c *caller, errno unix.Errno, e
 	return c, 0, nil
 }
 
-// fileKind says with what errno an ioctl of sockets fails on a thread's file, before anything touches the file: 0
-// for sockets and TUN devices. Files of other kinds are left alone: to close one may make a file system wait.
+// fileKind says with what errno an ioctl of sockets fails on a thread's file, before anything
+// touches the file: 0 for sockets and TUN devices. Files of other kinds are left alone: to close
+// one may make a file system wait.
 func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
 	if fd < 0 {
 		return unix.EBADF, nil
@@ -95,8 +100,8 @@ func fileKind(p task.Proc, dir string, fd int32) (unix.Errno, error) {
 	if link := string(buf[:n]); isSocketLink(link) || strings.HasSuffix(link, "/net/tun") {
 		return 0, nil
 	}
-	// Who could read or write it has not opened it as a path only. What fdinfo says of those may wait for the container: of
-	// an epoll instance for whoever holds its lock.
+	// Who could read or write it has not opened it as a path only. What fdinfo says of those may
+	// wait for the container: of an epoll instance for whoever holds its lock.
 	var st unix.Stat_t
 	if err := unix.Fstatat(int(p), dir+"/fd/"+number, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return 0, fmt.Errorf("descriptor %d: %w", fd, err)
@@ -170,7 +175,8 @@ func parseID(f []string) (uint32, error) {
 	return uint32(id), err
 }
 
-// parseNested takes the first and the last of the numbers that nested PID namespaces have for a task.
+// parseNested takes the first and the last of the numbers that nested PID namespaces have for a
+// task.
 func parseNested(f []string) (outer, inner int, err error) {
 	if len(f) == 0 {
 		return 0, 0, errors.New("want a number")
@@ -182,8 +188,8 @@ func parseNested(f []string) (outer, inner int, err error) {
 	return outer, inner, err
 }
 
-// outer gives the agent's number for what the caller calls pid: a process, or a process group if negative. The
-// caller itself, its process and its group are known; others are not looked for.
+// outer gives the agent's number for what the caller calls pid: a process, or a process group if
+// negative. The caller itself, its process and its group are known; others are not looked for.
 func (t taskIDs) outer(pid int32) (int, unix.Errno) {
 	switch {
 	case pid == 0:

@@ -1,8 +1,9 @@
 // Package ioctl answers trapped ioctls of network devices: the agent makes them for their callers.
 //
-// A TCP socket of the node would show the node's devices, and a container's privileges could change them. So the filter
-// traps such ioctls on whatever file, and none continues: ioctl.go takes the file and the argument, caller.go says who
-// calls, and thread.go makes the call in the container's namespace with the caller's rights (decision 0019).
+// A TCP socket of the node would show the node's devices, and a container's privileges could change
+// them. So the filter traps such ioctls on whatever file, and none continues: ioctl.go takes the
+// file and the argument, caller.go says who calls, and thread.go makes the call in the container's
+// namespace with the caller's rights (decision 0019).
 package ioctl
 
 import (
@@ -133,8 +134,8 @@ const (
 	routeDev         = 88        // offset of rt_dev in struct rtentry
 )
 
-// memory is the caller's memory of one ioctl, read once: what a thread of the caller writes there afterwards
-// changes nothing.
+// memory is the caller's memory of one ioctl, read once: what a thread of the caller writes there
+// afterwards changes nothing.
 type memory struct {
 	flat []byte // what arg points to, as much of it as can be read, flatBytes at most
 	data []byte // what its pointer leads to, likewise
@@ -143,7 +144,8 @@ type memory struct {
 	dataAddr uint64
 }
 
-// readArguments reads what c may need. How much there is to read is for the kernel to find too little.
+// readArguments reads what c may need. How much there is to read is for the kernel to find too
+// little.
 func readArguments(tid uint32, c call) (m memory, err error) {
 	if m.flat, err = readMemory(tid, c.arg, flatBytes); err != nil {
 		return m, err
@@ -172,7 +174,8 @@ func readArguments(tid uint32, c call) (m memory, err error) {
 	return m, err
 }
 
-// Handler answers the ioctls that act on network devices, in containers that are not intercepted, too.
+// Handler answers the ioctls that act on network devices, in containers that are not intercepted,
+// too.
 type Handler struct {
 	cfg    Config
 	proc   task.Proc
@@ -183,8 +186,9 @@ type Handler struct {
 
 // Config says how a Handler works.
 type Config struct {
-	// OtherNetns gives the inode of another network namespace of the agent's than its own, 0 if there is none: sockets of
-	// both stand for those of their container's namespace. It is asked for every call.
+	// OtherNetns gives the inode of another network namespace of the agent's than its own, 0 if
+	// there is none: sockets of both stand for those of their container's namespace. It is asked
+	// for every call.
 	OtherNetns func() uint64
 }
 
@@ -216,8 +220,9 @@ func (h *Handler) Owns(d *trap.Data) bool {
 	return ok && model.ProtectIoctls.On()
 }
 
-// Answer makes an ioctl for its caller. The kernel does not go on with it, as another thread may put another file under
-// the descriptor meanwhile: the agent makes the call itself, on the file that it finds, with the caller's rights (thread).
+// Answer makes an ioctl for its caller. The kernel does not go on with it, as another thread may
+// put another file under the descriptor meanwhile: the agent makes the call itself, on the file
+// that it finds, with the caller's rights (thread).
 func (h *Handler) Answer(t *trap.Call) error {
 	c, _ := parse(t.Data())
 	who, errno, err := callerOf(h.proc, t.Thread(), c.fd)
@@ -230,7 +235,8 @@ func (h *Handler) Answer(t *trap.Call) error {
 	if err != nil {
 		return h.failed.Because(err)
 	}
-	// From here on what was opened and read is known to be the caller's: it has been waiting all the time.
+	// From here on what was opened and read is known to be the caller's: it has been waiting all
+	// the time.
 	if err := t.StillWaits(); err != nil {
 		return err
 	}
@@ -276,9 +282,9 @@ func (h *Handler) tell(t *trap.Call, c call, mem memory, out outcome) error {
 	return err
 }
 
-// unlessDone gives what f gives, or trap.ErrAgentEnds if ctx is done first: a page of a program's memory may come from a
-// file system that another program of the container serves, so f may never return. It must use nothing that goes with the
-// listener.
+// unlessDone gives what f gives, or trap.ErrAgentEnds if ctx is done first: a page of a program's
+// memory may come from a file system that another program of the container serves, so f may never
+// return. It must use nothing that goes with the listener.
 func unlessDone[T any](ctx context.Context, f func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -317,9 +323,9 @@ func (h *Handler) writeBack(t *trap.Call, c call, before memory, out outcome) er
 	return err
 }
 
-// writeArguments writes what the kernel changed, where it would have written itself.
-// Writing what a pointer leads to may take as long as a program of the container likes, so whether thread tid is still the
-// caller is asked again by check.
+// writeArguments writes what the kernel changed, where it would have written itself. Writing what a
+// pointer leads to may take as long as a program of the container likes, so whether thread tid is
+// still the caller is asked again by check.
 func writeArguments(tid uint32, c call, before memory, out outcome, check func() error) error {
 	if argumentOf(c.cmd) == argConf && before.dataAddr != 0 {
 		if err := writeMemory(tid, before.dataAddr, out.data); err != nil {
@@ -353,8 +359,8 @@ func writeChanges(tid uint32, addr uint64, before, after []byte) error {
 	return writeMemory(tid, addr+uint64(first), after[first:last+1])
 }
 
-// readMemory reads n bytes at addr in the memory of thread tid, or fewer if they end before. Nothing to read is no
-// error: a pointer may be wrong.
+// readMemory reads n bytes at addr in the memory of thread tid, or fewer if they end before.
+// Nothing to read is no error: a pointer may be wrong.
 func readMemory(tid uint32, addr uint64, n int) ([]byte, error) {
 	if addr == 0 || addr > math.MaxInt64 {
 		return nil, nil

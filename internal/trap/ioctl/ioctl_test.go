@@ -8,7 +8,8 @@ import (
 	"heddle.dev/heddle/internal/trap"
 )
 
-// The trapped ioctls are told by the lower halves of the registers, of the native and of the 32-bit interface.
+// The trapped ioctls are told by the lower halves of the registers, of the native and of the 32-bit
+// interface.
 func TestParse(t *testing.T) {
 	const high = 0xdeadbeef << 32
 	native := func(fd, cmd, arg uint64) trap.Data {
@@ -36,7 +37,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// No request that is made as it stands may have a pointer in its structure. These are all of linux/sockios.h that do.
+// No request that is made as it stands may have a pointer in its structure. These are all of
+// linux/sockios.h that do.
 func TestIoctlArguments(t *testing.T) {
 	for cmd, want := range map[uint32]argument{
 		0x890b: argRoute, 0x890c: argRoute, 0x8912: argConf, 0x8940: argBridge, 0x8941: argBridge, 0x8946: argData,

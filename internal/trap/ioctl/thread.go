@@ -22,9 +22,9 @@ type outcome struct {
 	data  []byte
 }
 
-// perform makes the call on a thread of its own, which then ends: what it may, and which namespace it is in,
-// is the caller's. It does not wait for longer than the agent lives, because a file may make a thread wait for ever
-// when a program of the container serves its file system.
+// perform makes the call on a thread of its own, which then ends: what it may, and which namespace
+// it is in, is the caller's. It does not wait for longer than the agent lives, because a file may
+// make a thread wait for ever when a program of the container serves its file system.
 func (h *Handler) perform(ctx context.Context, who *caller, c call, mem memory) (outcome, error) {
 	t := &thread{call: c, mem: mem, ids: who.ids, owner: who.owner, caps: who.caps, file: -1, netns: -1, inNode: who.inode == h.netns}
 	t.nodeNetns, t.otherNetns = h.netns, h.cfg.OtherNetns()
@@ -45,8 +45,9 @@ func (h *Handler) perform(ctx context.Context, who *caller, c call, mem memory) 
 	done := make(chan answer, 1)
 	task.OnThread(func() {
 		out, err := t.run()
-		// Before the answer: the last one to close a file may have to wait, for SO_LINGER or for a file system that a
-		// program of the container serves. The caller waits as long, so that it cannot collect such threads.
+		// Before the answer: the last one to close a file may have to wait, for SO_LINGER or for a
+		// file system that a program of the container serves. The caller waits as long, so that it
+		// cannot collect such threads.
 		t.close()
 		done <- answer{out, err}
 	})
@@ -107,7 +108,8 @@ func (t *thread) run() (outcome, error) {
 // What prepare says of a TUN device.
 const familyTUN = -1
 
-// prepare finds out what the file is. A socket of the node's namespace is replaced by one of the caller's.
+// prepare finds out what the file is. A socket of the node's namespace is replaced by one of the
+// caller's.
 func (t *thread) prepare() (family int, errno unix.Errno, err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(t.file, &st); err != nil {
@@ -173,9 +175,10 @@ func (t *thread) dropCapabilities() error {
 		word := uint32(caps >> (32 * i))
 		data[i].Effective, data[i].Permitted = word, word
 	}
-	// The owner of a user namespace has all capabilities in it, whatever its sets say; for one that root made, that is root.
-	// With the real user still root the permitted set stays, of which the caller's part is raised then. This makes the agent
-	// undumpable, as if it had been a set-user-id program; it is root's all the same.
+	// The owner of a user namespace has all capabilities in it, whatever its sets say; for one that
+	// root made, that is root. With the real user still root the permitted set stays, of which the
+	// caller's part is raised then. This makes the agent undumpable, as if it had been a
+	// set-user-id program; it is root's all the same.
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(t.owner.UID), ^uintptr(0)); e != 0 {
 		return fmt.Errorf("become user %d: %w", t.owner.UID, e)
 	}
@@ -233,8 +236,8 @@ func (t *thread) open(out outcome) outcome {
 	return out
 }
 
-// otherLayout reports whether the structure of a request is another for 32-bit programs, whose calls are then
-// answered as if no socket knew the request.
+// otherLayout reports whether the structure of a request is another for 32-bit programs, whose
+// calls are then answered as if no socket knew the request.
 func otherLayout(cmd uint32) bool {
 	switch cmd {
 	case siocGIfMap, siocSIfMap, siocGetStamp, siocGetStampNS:
@@ -243,7 +246,8 @@ func otherLayout(cmd uint32) bool {
 	return argumentOf(cmd) == argRoute
 }
 
-// refuse answers a request that sockets do not know, as the kernel does: it reads the argument first.
+// refuse answers a request that sockets do not know, as the kernel does: it reads the argument
+// first.
 func (t *thread) refuse(out outcome) outcome {
 	out.errno = unix.ENOTTY
 	if len(t.mem.flat) < t.ifreqBytes() {
@@ -305,8 +309,8 @@ func (t *thread) flat(kind argument, family int, out outcome) (outcome, error) {
 	return out, nil
 }
 
-// changed gives the caller's structure with what the kernel changed in that which it was given: the pointers in it
-// stay the caller's own.
+// changed gives the caller's structure with what the kernel changed in that which it was given: the
+// pointers in it stay the caller's own.
 func (t *thread) changed(after, given []byte) []byte {
 	flat := append([]byte(nil), t.mem.flat...)
 	for i := range flat {
@@ -356,7 +360,8 @@ func (t *thread) listAddresses(out outcome) (outcome, error) {
 	return out, nil
 }
 
-// setOwner has signals of the socket sent to the caller, its process or its process group, with its user's rights.
+// setOwner has signals of the socket sent to the caller, its process or its process group, with its
+// user's rights.
 func (t *thread) setOwner(out outcome) (outcome, error) {
 	if len(t.mem.flat) < 4 {
 		out.errno = unix.EFAULT
@@ -399,8 +404,8 @@ func (t *thread) ioctl(arg unsafe.Pointer) (int, unix.Errno) {
 	return int(r), errno
 }
 
-// scratch is memory for the kernel to read and write that ends where its content does: beyond is no memory, so that
-// the kernel fails (EFAULT) where it would have in the caller's.
+// scratch is memory for the kernel to read and write that ends where its content does: beyond is no
+// memory, so that the kernel fails (EFAULT) where it would have in the caller's.
 type scratch struct {
 	pages []byte // nil: no content
 	at    int    // where in pages the content begins

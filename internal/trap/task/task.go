@@ -1,7 +1,7 @@
 // Package task says what /proc tells of the threads whose calls are trapped.
 //
-// None of it is checked against a thread that ends meanwhile and gives its number to another: an answer names
-// the call, and the kernel refuses it if the thread that made the call has gone.
+// None of it is checked against a thread that ends meanwhile and gives its number to another: an
+// answer names the call, and the kernel refuses it if the thread that made the call has gone.
 package task
 
 import (
@@ -39,8 +39,9 @@ func (p Proc) Close() { _ = unix.Close(int(p)) }
 
 var errNotVisible = errors.New("thread is not in the agent's PID namespace; run the agent in the host's")
 
-// Owner gives the effective owner of thread tid. The kernel derives the owner of the directory /proc/TID from the
-// task's credentials at every stat, and, unlike for the files in it, whether or not the task is dumpable.
+// Owner gives the effective owner of thread tid. The kernel derives the owner of the directory
+// /proc/TID from the task's credentials at every stat, and, unlike for the files in it, whether or
+// not the task is dumpable.
 func (p Proc) Owner(tid uint32) (Owner, error) {
 	if tid == 0 {
 		return Owner{}, errNotVisible
@@ -55,16 +56,17 @@ func (p Proc) Netns(tid uint32) (inode uint64, err error) {
 	return p.netnsAt(strconv.FormatUint(uint64(tid), 10) + "/ns/net")
 }
 
-// OwnNetns gives the inode of the network namespace in which this process makes sockets. It asks for the thread's
-// own: self is the first thread's, which whatever ran on it before may have left elsewhere.
+// OwnNetns gives the inode of the network namespace in which this process makes sockets. It asks
+// for the thread's own: self is the first thread's, which whatever ran on it before may have left
+// elsewhere.
 func (p Proc) OwnNetns() (inode uint64, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return p.netnsAt("thread-self/ns/net")
 }
 
-// netnsAt gives the inode of the network namespace at path in /proc. It reads the link instead of following it,
-// which takes half the time.
+// netnsAt gives the inode of the network namespace at path in /proc. It reads the link instead of
+// following it, which takes half the time.
 func (p Proc) netnsAt(path string) (inode uint64, err error) {
 	const head, tail = "net:[", "]"
 	var buf [32]byte
@@ -88,8 +90,8 @@ func (p Proc) IsSocket(tid uint32, number int, inode uint64) bool {
 	return err == nil && string(buf[:n]) == "socket:["+strconv.FormatUint(inode, 10)+"]"
 }
 
-// FindSocket looks for the socket with that inode among the descriptors of thread tid. A thread that is gone
-// has none.
+// FindSocket looks for the socket with that inode among the descriptors of thread tid. A thread
+// that is gone has none.
 func (p Proc) FindSocket(tid uint32, inode uint64) (number int, found bool, err error) {
 	fd, err := unix.Openat(int(p), strconv.FormatUint(uint64(tid), 10)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == unix.ENOENT || err == unix.ESRCH {
@@ -137,8 +139,8 @@ func (p Proc) ReadLink(path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
-// OnThread runs f on a thread that is not the process's first and ends with f: what f makes of the thread goes with
-// it. It does not wait.
+// OnThread runs f on a thread that is not the process's first and ends with f: what f makes of the
+// thread goes with it. It does not wait.
 func OnThread(f func()) {
 	go func() {
 		runtime.LockOSThread()

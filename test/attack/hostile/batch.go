@@ -10,8 +10,9 @@ import (
 // batchMagic makes of socket() a question for many sockets: internal/plane/tcp/intercept/batch.go.
 const batchMagic uint64 = 0xb7c1_5e0d_92f6_4a83
 
-// askBatches SECONDS MOST asks by hand for batches of one socket until it gets single ones, keeps them, and says how many it got, and
-// what the first one leads to. If it gets none at all it asks again for so many seconds: an agent that has just started gives none.
+// askBatches SECONDS MOST asks by hand for batches of one socket until it gets single ones, keeps
+// them, and says how many it got, and what the first one leads to. If it gets none at all it asks
+// again for so many seconds: an agent that has just started gives none.
 func askBatches(args []string) {
 	end, most := time.Now().Add(time.Duration(number(args[0]))*time.Second), number(args[1])
 	var held []int
@@ -43,8 +44,8 @@ func askBatch() (fd int, ok bool) {
 	return int(r), domain == unix.AF_UNIX
 }
 
-// fileOfPeer takes a file of the process at the other end of a Unix connection: "ok", the name of an errno, or "nobody" if there
-// is no such process.
+// fileOfPeer takes a file of the process at the other end of a Unix connection: "ok", the name of
+// an errno, or "nobody" if there is no such process.
 func fileOfPeer(fd int) string {
 	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err == nil {

@@ -24,7 +24,8 @@ func holdPorts(args []string) {
 	waitForEnd()
 }
 
-// holdMemory ADDRESS PORT N sends on N connections until nothing more is taken, and goes on to hold what is under way.
+// holdMemory ADDRESS PORT N sends on N connections until nothing more is taken, and goes on to hold
+// what is under way.
 func holdMemory(args []string) {
 	target, n := addressOf(parse(args[0]), number(args[1])), number(args[2])
 	block := make([]byte, 1<<20)

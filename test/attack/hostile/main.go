@@ -1,6 +1,7 @@
-// Command hostile is the attack suite's hostile program in Go: static, and with raw system calls only, so that nothing
-// stands between it and the kernel. Its first argument names what it tries, its output says what came of it, a line for
-// each try: "WHAT: RESULT". A result is "ok", the name of an errno, or what was read. docs/howto/attack-suite.md.
+// Command hostile is the attack suite's hostile program in Go: static, and with raw system calls
+// only, so that nothing stands between it and the kernel. Its first argument names what it tries,
+// its output says what came of it, a line for each try: "WHAT: RESULT". A result is "ok", the name
+// of an errno, or what was read. docs/howto/attack-suite.md.
 package main
 
 import (

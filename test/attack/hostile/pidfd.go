@@ -13,8 +13,8 @@ import (
 // lent is how many sockets lend makes.
 const lent = 4
 
-// lend PATH makes sockets, and lets who connects to PATH take any descriptor of this process (pidfd_getfd): it gives its
-// pidfd away, and the sockets' numbers.
+// lend PATH makes sockets, and lets who connects to PATH take any descriptor of this process
+// (pidfd_getfd): it gives its pidfd away, and the sockets' numbers.
 func lend(args []string) {
 	var numbers [4 * lent]byte
 	for i := range lent {
@@ -33,8 +33,8 @@ func lend(args []string) {
 	waitForEnd()
 }
 
-// steal PATH OWN SERVER PORT takes the sockets that a process of another container lends, and uses them here: OWN is the
-// address of this container, and at PORT of SERVER somebody accepts.
+// steal PATH OWN SERVER PORT takes the sockets that a process of another container lends, and uses
+// them here: OWN is the address of this container, and at PORT of SERVER somebody accepts.
 func steal(args []string) {
 	own, server, port := parse(args[1]), parse(args[2]), number(args[3])
 	stolen := take(args[0])

@@ -21,9 +21,10 @@ func (n needles) search(where string, memory []byte) {
 	}
 }
 
-// readQueue PEER PORT NEEDLE... connects to PEER, which answers each byte, and searches for the needles what the kernel tells of
-// the connection by ways that other programs of the suite do not try: several messages of the error queue at once, peeking at
-// an offset, a connection under repair, and the options of the last packet.
+// readQueue PEER PORT NEEDLE... connects to PEER, which answers each byte, and searches for the
+// needles what the kernel tells of the connection by ways that other programs of the suite do not
+// try: several messages of the error queue at once, peeking at an offset, a connection under
+// repair, and the options of the last packet.
 func readQueue(args []string) {
 	var look needles
 	for _, a := range args[2:] {
@@ -80,7 +81,8 @@ func (n needles) message(fd int, where string, flags int) {
 	}
 }
 
-// errors receives all that the error queue holds, by recvmmsg(), and gives how many messages that were.
+// errors receives all that the error queue holds, by recvmmsg(), and gives how many messages that
+// were.
 func (n needles) errors(fd int) int {
 	const batch, room = 16, 512
 	type mmsghdr struct {

@@ -16,8 +16,9 @@ import (
 // waitTimeout bounds a race that never shows both of its sides.
 const waitTimeout = 20 * time.Second
 
-// race calls try again and again while another thread changes memory between a and b, until it was tried often and came
-// to two results at least: then the change fell between what was looked at and what was done, if it can.
+// race calls try again and again while another thread changes memory between a and b, until it was
+// tried often and came to two results at least: then the change fell between what was looked at and
+// what was done, if it can.
 func race(memory, a, b []byte, tries int, try func() string) map[string]int {
 	var stop atomic.Bool
 	var changing sync.WaitGroup
@@ -83,7 +84,8 @@ func raceConnect(args []string) {
 	}))
 }
 
-// raceOption A B binds a socket to a device whose name changes between the two, and asks which it is.
+// raceOption A B binds a socket to a device whose name changes between the two, and asks which it
+// is.
 func raceOption(args []string) {
 	var a, b, memory [unix.IFNAMSIZ]byte
 	copy(a[:], args[0])
@@ -103,8 +105,8 @@ func raceOption(args []string) {
 	}))
 }
 
-// raceDescriptor MS ADDRESS PORT has threads make and close sockets, connect, make ioctls and set options by numbers that
-// other threads meanwhile close or put other files behind.
+// raceDescriptor MS ADDRESS PORT has threads make and close sockets, connect, make ioctls and set
+// options by numbers that other threads meanwhile close or put other files behind.
 func raceDescriptor(args []string) {
 	const numbers = 8
 	end := time.Now().Add(time.Duration(number(args[0])) * time.Millisecond)

@@ -115,7 +115,8 @@ func (r *ring) address(op, fd int, sa []byte) unix.Errno {
 	return resultOf(r.do(entry{op: op, fd: fd, addr: uint64(uintptr(unsafe.Pointer(&sa[0]))), offset: uint64(len(sa))}))
 }
 
-// command is one of the commands of a socket's file: a number, and for options level, name, value and length.
+// command is one of the commands of a socket's file: a number, and for options level, name, value
+// and length.
 func (r *ring) command(fd, command int, level, name uint32, value []byte) int {
 	e := entry{op: opCommand, fd: fd, offset: uint64(command), addr: uint64(level) | uint64(name)<<32}
 	e.tail[0] = uint32(len(value)) // optlen
@@ -142,8 +143,8 @@ const (
 	lastCommand      = 15
 )
 
-// ringCommands OWN PORT makes a socket by io_uring, which listens at PORT of OWN, and gives every command of sockets to
-// one that socket() made.
+// ringCommands OWN PORT makes a socket by io_uring, which listens at PORT of OWN, and gives every
+// command of sockets to one that socket() made.
 func ringCommands(args []string) {
 	r, port := newRing(0), number(args[1])
 	made := r.do(entry{op: opSocket, fd: unix.AF_INET, offset: unix.SOCK_STREAM})
@@ -175,7 +176,8 @@ func ringCommands(args []string) {
 	waitForEnd()
 }
 
-// ringPoll NODE PORT has a thread of the kernel's bind the address NODE, connect to PORT of the own loopback and set IP options.
+// ringPoll NODE PORT has a thread of the kernel's bind the address NODE, connect to PORT of the own
+// loopback and set IP options.
 func ringPoll(args []string) {
 	r := newRing(setupPoll)
 	say("bind", nameOf(r.bind(newSocket(unix.AF_INET), addressOf(parse(args[0]), 0))))

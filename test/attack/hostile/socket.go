@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressOf is the kernel's form of a socket address: AF_INET of an IPv4 one, AF_INET6 of others, v4-mapped ones too.
+// addressOf is the kernel's form of a socket address: AF_INET of an IPv4 one, AF_INET6 of others,
+// v4-mapped ones too.
 func addressOf(a netip.Addr, port int) []byte {
 	if a.Is4() {
 		raw, ip := make([]byte, unix.SizeofSockaddrInet4), a.As4()
@@ -34,7 +35,8 @@ func parse(arg string) netip.Addr {
 	return a
 }
 
-// newSocket makes a TCP socket whose calls end after some seconds, and ends the program if it cannot.
+// newSocket makes a TCP socket whose calls end after some seconds, and ends the program if it
+// cannot.
 func newSocket(family int) int {
 	fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
 	check("socket", err)

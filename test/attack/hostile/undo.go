@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// undo ALLOWED NODE PORT connects to ALLOWED, disconnects, and then binds the address NODE with the same socket, or
-// connects to the container's own loopback; and it connects there with data in the SYN. What listens at PORT greets.
+// undo ALLOWED NODE PORT connects to ALLOWED, disconnects, and then binds the address NODE with the
+// same socket, or connects to the container's own loopback; and it connects there with data in the
+// SYN. What listens at PORT greets.
 func undo(args []string) {
 	allowed, node, port := parse(args[0]), parse(args[1]), number(args[2])
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -54,8 +55,8 @@ func undo(args []string) {
 	}
 }
 
-// deferred connects to the allowed address, which sends nothing as long as there is no data, undoes that, and sends to
-// the target.
+// deferred connects to the allowed address, which sends nothing as long as there is no data, undoes
+// that, and sends to the target.
 func deferred(family int, allowed, target []byte) string {
 	fd := newSocket(family)
 	defer unix.Close(fd)
@@ -72,7 +73,8 @@ func deferred(family int, allowed, target []byte) string {
 	return greeting(fd)
 }
 
-// uninterrupted gives the first result of try that is not a signal's: Go's own runtime sends some, and nothing came of it then.
+// uninterrupted gives the first result of try that is not a signal's: Go's own runtime sends some,
+// and nothing came of it then.
 func uninterrupted(try func() string) string {
 	for {
 		if result := try(); result != "EINTR" {

@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// abiVersion changes when what is in a map changes its meaning and none of its types shows that: a flag that
-// is used for something else, another byte order. Changes of layout are found without it.
+// abiVersion changes when what is in a map changes its meaning and none of its types shows that: a
+// flag that is used for something else, another byte order. Changes of layout are found without it.
 const abiVersion = 2 // since 2, tags say who opened a connection
 
 // Pins that are no map of the programs.
@@ -29,11 +29,12 @@ const (
 // versionEntry is the record's entry for abiVersion; no map can have the name.
 const versionEntry = "abi version"
 
-// countersMap is the one map whose content is carried over when its size changes: a version with more reasons
-// than the last. Reasons are only ever added at the end.
+// countersMap is the one map whose content is carried over when its size changes: a version with
+// more reasons than the last. Reasons are only ever added at the end.
 const countersMap = "count_by_reason"
 
-// ErrABI says that what is pinned was made by a version of Heddle whose maps these programs cannot share.
+// ErrABI says that what is pinned was made by a version of Heddle whose maps these programs cannot
+// share.
 var ErrABI = errors.New("pinned maps are of another version of Heddle")
 
 // abiName and abiHash are key and value of the record that is pinned beside the maps.
@@ -45,7 +46,8 @@ type (
 // abi tells the layout of every map that is pinned, and the version.
 type abi map[string]abiHash
 
-// abiOf describes the maps of an object: kind, sizes, flags and the types of key and value, to the last member.
+// abiOf describes the maps of an object: kind, sizes, flags and the types of key and value, to the
+// last member.
 func abiOf(spec *ebpf.CollectionSpec) abi {
 	out := abi{versionEntry: sha256.Sum256(fmt.Append(nil, abiVersion))}
 	for name, m := range spec.Maps {
@@ -62,7 +64,8 @@ func abiOf(spec *ebpf.CollectionSpec) abi {
 	return out
 }
 
-// describe writes a type so that any two that programs would read differently are written differently.
+// describe writes a type so that any two that programs would read differently are written
+// differently.
 func describe(b *strings.Builder, t btf.Type) {
 	switch t := t.(type) {
 	case nil:
@@ -96,8 +99,8 @@ func describeMembers(b *strings.Builder, kind string, size uint32, members []btf
 	b.WriteByte('}')
 }
 
-// CheckPins reports an ErrABI if dir has maps that the programs of this version cannot share. It changes
-// nothing. No pins, or no directory, are no error.
+// CheckPins reports an ErrABI if dir has maps that the programs of this version cannot share. It
+// changes nothing. No pins, or no directory, are no error.
 func CheckPins(dir string) error {
 	spec, err := loadHeddle()
 	if err != nil {
@@ -107,7 +110,8 @@ func CheckPins(dir string) error {
 	return err
 }
 
-// checkPins compares the record in dir with want. counters says that the counters have to be carried over.
+// checkPins compares the record in dir with want. counters says that the counters have to be
+// carried over.
 func checkPins(dir string, want abi) (counters bool, err error) {
 	pinned, err := pinnedMaps(dir)
 	if err != nil || len(pinned) == 0 {
@@ -184,8 +188,8 @@ func readABI(dir string) (abi, error) {
 	return out, nil
 }
 
-// writeABI makes the record in dir equal to want, before any of its maps is pinned: pins without a record are
-// refused, a record without pins does no harm.
+// writeABI makes the record in dir equal to want, before any of its maps is pinned: pins without a
+// record are refused, a record without pins does no harm.
 func writeABI(dir string, want abi) error {
 	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
 		Name: abiPin, Type: ebpf.Hash, KeySize: uint32(len(abiName{})), ValueSize: uint32(len(abiHash{})), MaxEntries: 256,
@@ -239,8 +243,8 @@ func putCounters(m *ebpf.Map, totals []uint64) error {
 	return nil
 }
 
-// removeStalePins removes what earlier versions pinned and this one does not have: hooks, that would go on with
-// programs nobody knows, and maps.
+// removeStalePins removes what earlier versions pinned and this one does not have: hooks, that
+// would go on with programs nobody knows, and maps.
 func (d *Datapath) removeStalePins(known abi) error {
 	keep := map[string]bool{abiPin: true, lastIDPin: true}
 	for name := range known {
@@ -270,8 +274,8 @@ func (d *Datapath) removeStalePins(known abi) error {
 	return errors.Join(errs...)
 }
 
-// openLastID opens the map that remembers the endpoint id given out last. It is pinned, because it has to be
-// known for as long as there are tags.
+// openLastID opens the map that remembers the endpoint id given out last. It is pinned, because it
+// has to be known for as long as there are tags.
 func openLastID(dir string) (*ebpf.Map, error) {
 	m, err := ebpf.NewMapWithOptions(&ebpf.MapSpec{
 		Name: lastIDPin, Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1, Pinning: ebpf.PinByName,
@@ -282,7 +286,8 @@ func openLastID(dir string) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// LastID gives the endpoint id that was given out last on this node, 0 if none was since the maps were made.
+// LastID gives the endpoint id that was given out last on this node, 0 if none was since the maps
+// were made.
 func (d *Datapath) LastID() (model.EndpointID, error) {
 	var id uint32
 	if err := d.lastID.Lookup(uint32(0), &id); err != nil {

@@ -31,8 +31,8 @@ func enum(t *testing.T, name string) map[uint64]string {
 	return out
 }
 
-// TestReasonsMatch ties model.Reasons, from which metric labels and `heddle status` are made, to the
-// numbers the programs count under.
+// TestReasonsMatch ties model.Reasons, from which metric labels and `heddle status` are made, to
+// the numbers the programs count under.
 func TestReasonsMatch(t *testing.T) {
 	names := enum(t, "heddle_reason")
 	if n := len(names) - 1; n != len(model.Reasons) { // REASON_MAX is none
@@ -132,9 +132,9 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// TestNoConstantStructs guards against a defect of clang 14's BPF backend: where a constant struct is
-// copied, it may drop a neighbouring store (it dropped tag->flags in connect6). Such constants land in
-// sections of their own.
+// TestNoConstantStructs guards against a defect of clang 14's BPF backend: where a constant struct
+// is copied, it may drop a neighbouring store (it dropped tag->flags in connect6). Such constants
+// land in sections of their own.
 func TestNoConstantStructs(t *testing.T) {
 	object, err := elf.NewFile(bytes.NewReader(_HeddleBytes))
 	if err != nil {

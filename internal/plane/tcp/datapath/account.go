@@ -9,7 +9,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// openAccount makes the endpoint's account unless it has one: an agent that starts again goes on counting.
+// openAccount makes the endpoint's account unless it has one: an agent that starts again goes on
+// counting.
 func (d *Datapath) openAccount(id model.EndpointID) error {
 	err := d.objs.AccountByEndpoint.Update(uint32(id), &heddleAccount{}, ebpf.UpdateNoExist)
 	if errors.Is(err, ebpf.ErrKeyExist) {
@@ -22,8 +23,8 @@ func (d *Datapath) closeAccount(id model.EndpointID) error {
 	return ignoreAbsent(d.objs.AccountByEndpoint.Delete(uint32(id)))
 }
 
-// Account gives what the sockets of endpoint id did, without the bytes of live connections. The zero Traffic
-// if there is no such endpoint.
+// Account gives what the sockets of endpoint id did, without the bytes of live connections. The
+// zero Traffic if there is no such endpoint.
 func (d *Datapath) Account(id model.EndpointID) (model.Traffic, error) {
 	t := model.Traffic{Endpoint: id}
 	var a heddleAccount

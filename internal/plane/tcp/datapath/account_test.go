@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestAccountLives with its endpoint: it is there from SetEndpoint on, keeps its counts when the endpoint is set
-// again, and goes with the endpoint.
+// TestAccountLives with its endpoint: it is there from SetEndpoint on, keeps its counts when the
+// endpoint is set again, and goes with the endpoint.
 func TestAccountLives(t *testing.T) {
 	d := loadForTest(t)
 	e := model.Endpoint{ID: 77, Name: "b/c77", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.77")}, Planes: intercepted(true)}

@@ -173,8 +173,9 @@ func TestFrameGuard(t *testing.T) {
 	judge(t, d, d.objs.FromEndpoint, []judged{{"a container nobody knows", ethernet(0x0800, syn), spoofed}})
 }
 
-// TestMasqueradeGuard gives the program of an endpoint's device what would look like the node's own, once it is masqueraded: the
-// overlay's and the SYNs of direct connections. It passes to nobody, whether this node knows of a node there or not.
+// TestMasqueradeGuard gives the program of an endpoint's device what would look like the node's
+// own, once it is masqueraded: the overlay's and the SYNs of direct connections. It passes to
+// nobody, whether this node knows of a node there or not.
 func TestMasqueradeGuard(t *testing.T) {
 	d := loadForTest(t)
 	if err := d.objs.EndpointByIfindex.Put(uint32(0), heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5}); err != nil {
@@ -207,8 +208,8 @@ func TestMasqueradeGuard(t *testing.T) {
 	})
 }
 
-// TestErrorGuard gives the program of an endpoint's device ICMP messages: errors must be about packets that were sent to the
-// container.
+// TestErrorGuard gives the program of an endpoint's device ICMP messages: errors must be about
+// packets that were sent to the container.
 func TestErrorGuard(t *testing.T) {
 	d := loadForTest(t)
 	if err := d.objs.EndpointByIfindex.Put(uint32(0), heddleEndpoint{Addr4: fromAddr(overlayB), Id: 5}); err != nil {

@@ -37,7 +37,8 @@ func (d *Datapath) hooks() []hook {
 	}
 }
 
-// attachCgroup brings every hook to this object's program: of the agent's cgroup, and of those that earlier agents had.
+// attachCgroup brings every hook to this object's program: of the agent's cgroup, and of those that
+// earlier agents had.
 func (d *Datapath) attachCgroup() error {
 	var st unix.Stat_t
 	if err := unix.Stat(d.cfg.Cgroup, &st); err != nil {
@@ -81,8 +82,8 @@ func (d *Datapath) attachHook(h hook, cgroupID uint64) (link.Link, error) {
 	return l, nil
 }
 
-// linkCgroup gives the id of the cgroup a link is attached to; 0 once the kernel has let go of that, which it does when the
-// cgroup is removed and the last socket made in it is gone.
+// linkCgroup gives the id of the cgroup a link is attached to; 0 once the kernel has let go of
+// that, which it does when the cgroup is removed and the last socket made in it is gone.
 func linkCgroup(l link.Link) (uint64, error) {
 	info, err := l.Info()
 	if err != nil {

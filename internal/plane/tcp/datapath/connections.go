@@ -9,8 +9,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the node's
-// network namespace. The list is not atomic: connections that come and go while it runs may be missing.
+// Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the
+// node's network namespace. The list is not atomic: connections that come and go while it runs may
+// be missing.
 func (d *Datapath) Connections() ([]model.Connection, error) {
 	raw, err := iterate(d.objs.List)
 	if err != nil {
@@ -19,8 +20,8 @@ func (d *Datapath) Connections() ([]model.Connection, error) {
 	return parseConnections(raw)
 }
 
-// IDsInUse gives the endpoint ids that sockets of this node carry. It sees the sockets that Connections can:
-// not those that were never bound nor connected.
+// IDsInUse gives the endpoint ids that sockets of this node carry. It sees the sockets that
+// Connections can: not those that were never bound nor connected.
 func (d *Datapath) IDsInUse() (map[model.EndpointID]bool, error) {
 	raw, err := iterate(d.objs.List)
 	if err != nil {
@@ -62,8 +63,8 @@ const tcpListen = 10
 var tcpStates = []string{"", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT",
 	"CLOSE", "CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"}
 
-// toConnection applies to a record what sock/names.bpf.c does for a program: where the tag has an address or
-// a port, that is what the program sees.
+// toConnection applies to a record what sock/names.bpf.c does for a program: where the tag has an
+// address or a port, that is what the program sees.
 func toConnection(rec *heddleConnectionRecord) model.Connection {
 	tag := &rec.Tag
 	c := model.Connection{

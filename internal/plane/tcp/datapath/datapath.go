@@ -17,7 +17,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Config is what a node's programs are specialised for. All of it is constant while they are loaded.
+// Config is what a node's programs are specialised for. All of it is constant while they are
+// loaded.
 type Config struct {
 	// PinDir is a directory on a BPF file system, this node's own.
 	PinDir string
@@ -40,15 +41,16 @@ type Config struct {
 	// Mark is the SO_MARK and packet mark that makes overlay addresses local; OverlayMark is the
 	// mark of sockets that reach their own node's prefix through a veth instead.
 	Mark, OverlayMark uint32
-	// DropMark is the SO_MARK of sockets whose packets go nowhere, RejectMark the packet mark of what is answered by
-	// a RST or an ICMP error: netcfg's nftables rules do both.
+	// DropMark is the SO_MARK of sockets whose packets go nowhere, RejectMark the packet mark of
+	// what is answered by a RST or an ICMP error: netcfg's nftables rules do both.
 	DropMark, RejectMark uint32
 	// EndpointSockets is how many sockets an endpoint may have.
 	EndpointSockets uint64
-	// NodePorts are ports of which containers may hold some by name only (bpf/sock/reserved_ports.h); the zero range is none.
+	// NodePorts are ports of which containers may hold some by name only
+	// (bpf/sock/reserved_ports.h); the zero range is none.
 	NodePorts model.PortRange
-	// EndpointPorts is how many of EphemeralPorts, those that the kernel chooses from for connects, an endpoint may keep
-	// from all others by bind() or listen().
+	// EndpointPorts is how many of EphemeralPorts, those that the kernel chooses from for connects,
+	// an endpoint may keep from all others by bind() or listen().
 	EndpointPorts  uint32
 	EphemeralPorts model.PortRange
 	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
@@ -80,8 +82,9 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Datapath is a node's loaded and attached BPF programs. Its methods may be called from any goroutine:
-// the maps are the kernel's, and the struct is not changed after Open, but for policy and routes, which have locks, and set.
+// Datapath is a node's loaded and attached BPF programs. Its methods may be called from any
+// goroutine: the maps are the kernel's, and the struct is not changed after Open, but for policy
+// and routes, which have locks, and set.
 type Datapath struct {
 	cfg      Config
 	objs     heddleObjects
@@ -96,9 +99,10 @@ type Datapath struct {
 	comparesCallers bool
 }
 
-// Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new ones),
-// and attaches the cgroup hooks: links pinned earlier are updated in place, so a hook is never missing
-// while an agent is replaced. Maps of a version with other ones are refused: ErrABI. The tc programs are attached by the caller, which knows the devices.
+// Open loads the programs, takes over the maps pinned in PinDir by an earlier agent (or pins new
+// ones), and attaches the cgroup hooks: links pinned earlier are updated in place, so a hook is
+// never missing while an agent is replaced. Maps of a version with other ones are refused: ErrABI.
+// The tc programs are attached by the caller, which knows the devices.
 func Open(cfg Config) (_ *Datapath, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -188,8 +192,9 @@ func (d *Datapath) Close() error {
 	return errors.Join(errs...)
 }
 
-// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds; it gives how many
-// there were. Absent pins are no error. For taking a node down, not for restarting its agent.
+// Unpin removes the pins in dir, and with them the maps, links and hooks that no process holds; it
+// gives how many there were. Absent pins are no error. For taking a node down, not for restarting
+// its agent.
 func Unpin(dir string) (removed int, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -209,7 +214,8 @@ func Unpin(dir string) (removed int, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// CheckPinDir makes the directory for pins unless it is there, and reports if it is on no BPF file system.
+// CheckPinDir makes the directory for pins unless it is there, and reports if it is on no BPF file
+// system.
 func CheckPinDir(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make pin directory: %w", err)
@@ -268,7 +274,8 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 // configPools is CONFIG_POOLS of bpf/include/config.h.
 const configPools = 16
 
-// prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero Prefix.
+// prefix6Words gives the upper 96 bits of a prefix as the programs have them; 0 for the zero
+// Prefix.
 func prefix6Words(p netip.Prefix) (words [3]uint32) {
 	if p.IsValid() {
 		full := fromAddr(p.Masked().Addr())
@@ -324,7 +331,8 @@ func (d *Datapath) TCPrograms() TCPrograms {
 	}
 }
 
-// AddressOf gives the IPv4 overlay address of the endpoint that SetEndpoint set for id last; false: none was.
+// AddressOf gives the IPv4 overlay address of the endpoint that SetEndpoint set for id last; false:
+// none was.
 func (d *Datapath) AddressOf(id model.EndpointID) (netip.Addr, bool) {
 	v, ok := d.set.Load(id)
 	if !ok {
@@ -333,8 +341,8 @@ func (d *Datapath) AddressOf(id model.EndpointID) (netip.Addr, bool) {
 	return toAddr(v.(heddleEndpoint).Addr4), true
 }
 
-// TagSocket marks the new TCP socket fd as one of the endpoint that SetEndpoint set for id last, and as one that shows that it was asked for as an
-// MPTCP socket. Until then no hook touches it.
+// TagSocket marks the new TCP socket fd as one of the endpoint that SetEndpoint set for id last,
+// and as one that shows that it was asked for as an MPTCP socket. Until then no hook touches it.
 func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	tag := heddleSockTag{EndpointId: uint32(id)}
 	if v, ok := d.set.Load(id); ok {

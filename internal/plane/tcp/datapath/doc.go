@@ -1,5 +1,6 @@
-// Package datapath loads, attaches, pins and upgrades Heddle's BPF programs and gives typed access to
-// their maps. It is the only importer of cilium/ebpf; nothing else in the agent knows a map's layout.
+// Package datapath loads, attaches, pins and upgrades Heddle's BPF programs and gives typed access
+// to their maps. It is the only importer of cilium/ebpf; nothing else in the agent knows a map's
+// layout.
 //
 // The programs and the types they share with this package are in bpf/; bpf2go turns them into
 // heddle_bpfel.go and an object file, both committed, both checked by `make check`.

@@ -9,15 +9,17 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// ContainerSide is what the programs must know of an endpoint's network namespace: a socket of the node
-// answers for the container's devices and limits.
+// ContainerSide is what the programs must know of an endpoint's network namespace: a socket of the
+// node answers for the container's devices and limits.
 type ContainerSide struct {
 	Netns   uint32 // inode of the namespace
 	Ifindex int    // of the endpoint's device there
 	Device  string // its name
-	// ResolverPort is where Docker's DNS listens there for TCP, at 127.0.0.11, in host byte order; 0: nowhere.
+	// ResolverPort is where Docker's DNS listens there for TCP, at 127.0.0.11, in host byte order;
+	// 0: nowhere.
 	ResolverPort uint16
-	// IDs are nil if not known: then TCP with processes that are not intercepted does not find the other side.
+	// IDs are nil if not known: then TCP with processes that are not intercepted does not find the
+	// other side.
 	IDs *NetnsIDs
 }
 
@@ -26,8 +28,8 @@ type NetnsIDs struct {
 	Container, Node int
 }
 
-// SetEndpoint makes an endpoint of this node known to the programs, or changes it. ifindex is the node
-// side of its veth.
+// SetEndpoint makes an endpoint of this node known to the programs, or changes it. ifindex is the
+// node side of its veth.
 func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSide) error {
 	addr := e.Addr4()
 	if !addr.IsValid() {
@@ -75,8 +77,9 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	return nil
 }
 
-// LeaveNetns says that the network namespace of endpoint id has gone, whose number and id another may have by now: no program is in
-// it. Until SetEndpoint knows one again. An unknown id is no error.
+// LeaveNetns says that the network namespace of endpoint id has gone, whose number and id another
+// may have by now: no program is in it. Until SetEndpoint knows one again. An unknown id is no
+// error.
 func (d *Datapath) LeaveNetns(id model.EndpointID) error {
 	v, known, err := d.endpoint(id)
 	if err != nil || !known {
@@ -92,7 +95,8 @@ func (d *Datapath) LeaveNetns(id model.EndpointID) error {
 	return nil
 }
 
-// endpoint gives what the programs know of an endpoint, or what they knew of one that was not forgotten whole.
+// endpoint gives what the programs know of an endpoint, or what they knew of one that was not
+// forgotten whole.
 func (d *Datapath) endpoint(id model.EndpointID) (v heddleEndpoint, known bool, err error) {
 	if err = d.objs.EndpointById.Lookup(uint32(id), &v); err == nil {
 		return v, true, nil

@@ -17,7 +17,8 @@ func TestTopology(t *testing.T) {
 		{Name: "b", Underlay: underlayB, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.2.0/24")}, Planes: takesDirect(ports)},
 		{Name: "plain", Underlay: netip.MustParseAddr("192.0.2.3"), Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}},
 	}
-	// An address of b's lives on a, one of a's on b, and a plain endpoint has brought its own from a third.
+	// An address of b's lives on a, one of a's on b, and a plain endpoint has brought its own from
+	// a third.
 	nodes[0].Moved = []netip.Addr{netip.MustParseAddr("10.244.2.5"), netip.MustParseAddr("10.244.3.5")}
 	nodes[1].Moved = []netip.Addr{netip.MustParseAddr("10.244.1.5")}
 	endpoints := []model.Endpoint{

@@ -11,21 +11,21 @@ import (
 	"github.com/cilium/ebpf/features"
 )
 
-// Feature is the outcome of one probe of the running kernel. What lacking it means, and what to do about
-// it, is internal/doctor's to say.
+// Feature is the outcome of one probe of the running kernel. What lacking it means, and what to do
+// about it, is internal/doctor's to say.
 type Feature struct {
 	// Name is stable: "bpf_" and what was probed.
 	Name string
 	// Detail says what was tried, in a few words.
 	Detail string
-	// Err is nil if the kernel did it. It says what the kernel answered otherwise; "not supported" and "not
-	// permitted" come to the same for the caller.
+	// Err is nil if the kernel did it. It says what the kernel answered otherwise; "not supported"
+	// and "not permitted" come to the same for the caller.
 	Err error
 }
 
-// Features probes the running kernel for what the datapath is built on, by loading a minimal program or
-// making a map for each; nothing is attached and nothing stays. It needs CAP_BPF and CAP_NET_ADMIN: without
-// them every probe reports the refusal.
+// Features probes the running kernel for what the datapath is built on, by loading a minimal
+// program or making a map for each; nothing is attached and nothing stays. It needs CAP_BPF and
+// CAP_NET_ADMIN: without them every probe reports the refusal.
 func Features() []Feature {
 	probes := []struct {
 		name, detail string
@@ -60,8 +60,8 @@ func Features() []Feature {
 	return found
 }
 
-// probeErr says in a few words what the kernel answered: a verifier's log, or the library's guess at a
-// cause, helps nobody here.
+// probeErr says in a few words what the kernel answered: a verifier's log, or the library's guess
+// at a cause, helps nobody here.
 func probeErr(what any, err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
@@ -86,8 +86,8 @@ func probeMaps() error {
 	return nil
 }
 
-// probeSkStorage makes the kind of map that tags sockets (with BPF_F_CLONE, which features does not try),
-// and asks for its helper in each program type that reads tags.
+// probeSkStorage makes the kind of map that tags sockets (with BPF_F_CLONE, which features does not
+// try), and asks for its helper in each program type that reads tags.
 func probeSkStorage() error {
 	const (
 		fNoPrealloc = 1 << 0 // BPF_F_NO_PREALLOC
@@ -169,7 +169,8 @@ func probeStorageIterator() error {
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "bpf_sk_storage_map", Instructions: ret(0)})
 }
 
-// probeSockDestroy loads the smallest iterator program that calls the kernel function bpf_sock_destroy.
+// probeSockDestroy loads the smallest iterator program that calls the kernel function
+// bpf_sock_destroy.
 func probeSockDestroy() error {
 	const skCommonOffset = 8 // of sk_common in struct bpf_iter__tcp: {meta, sk_common, uid}
 	call, err := kernelFunction("bpf_sock_destroy")
@@ -186,7 +187,8 @@ func probeSockDestroy() error {
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "tcp", Instructions: body})
 }
 
-// probeTask loads the smallest program that looks a thread up where the agent asks for a socket to be counted.
+// probeTask loads the smallest program that looks a thread up where the agent asks for a socket to
+// be counted.
 func probeTask() error {
 	find, err := kernelFunction("bpf_task_from_pid")
 	if err != nil {
@@ -224,8 +226,8 @@ func kernelFunction(name string) (call asm.Instruction, err error) {
 	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}, nil
 }
 
-// probeJIT looks at what became of a program: the sysctl is not to be seen from other network namespaces
-// than the machine's own.
+// probeJIT looks at what became of a program: the sysctl is not to be seen from other network
+// namespaces than the machine's own.
 func probeJIT() error {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SocketFilter, Instructions: ret(0), License: "GPL"})
 	if err != nil {
@@ -247,7 +249,8 @@ func ret(v int32) asm.Instructions {
 	return asm.Instructions{asm.Mov.Imm(asm.R0, v), asm.Return()}
 }
 
-// load loads spec and drops it again. Without instructions it returns 1, which every cgroup hook takes.
+// load loads spec and drops it again. Without instructions it returns 1, which every cgroup hook
+// takes.
 func load(spec *ebpf.ProgramSpec) error {
 	if spec.Instructions == nil {
 		spec.Instructions = ret(1)

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// A probe must tell a hook that exists from one that does not: one that always says yes finds nothing.
+// A probe must tell a hook that exists from one that does not: one that always says yes finds
+// nothing.
 func TestProbesTellPresentFromAbsent(t *testing.T) {
 	testutil.NeedRoot(t, "loads BPF programs")
 	if err := sockAddr(ebpf.AttachCGroupInet4Connect)(); err != nil {

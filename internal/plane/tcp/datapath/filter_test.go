@@ -128,8 +128,8 @@ func only(v model.Verdict, protocol model.Protocol, port uint16) model.PairVerdi
 	return model.PairVerdict{Default: v, Ports: []model.PortVerdict{{Protocol: protocol, First: port, Last: last, Verdict: model.VerdictAllow}}}
 }
 
-// TestFilter compares what the programs of the devices make of packets that begin something with the definition of the
-// tables, over random tables, protocols and ports.
+// TestFilter compares what the programs of the devices make of packets that begin something with
+// the definition of the tables, over random tables, protocols and ports.
 func TestFilter(t *testing.T) {
 	d := loadFilter(t)
 	seed := rand.Uint64()
@@ -193,7 +193,8 @@ func follow(t *testing.T, d *Datapath, steps []step) {
 	}
 }
 
-// TestFilterAnswers checks that answers to what is allowed pass, errors about it too, and nothing else.
+// TestFilterAnswers checks that answers to what is allowed pass, errors about it too, and nothing
+// else.
 func TestFilterAnswers(t *testing.T) {
 	const drop, reject = "drop", "reject"
 	for _, v6 := range []bool{false, true} {
@@ -227,7 +228,8 @@ func TestFilterAnswers(t *testing.T) {
 			{"error about somebody else's", in, ip(peer, own, 1, icmp(unreachable, 0, inner(other, peer, 17, datagram(4000, 53)))), drop},
 			{"error without a packet", in, ip(peer, own, 1, icmp(unreachable, 0, nil)), drop},
 		})
-		// The same error from the container. About a packet that went to another address it is a forgery: TestErrorGuard.
+		// The same error from the container. About a packet that went to another address it is a
+		// forgery: TestErrorGuard.
 		apply(t, d, twoWays(policyPlace(1, 2, false), policyPlace(2, 2, false), udp, model.PairVerdict{Default: model.VerdictDrop}))
 		follow(t, d, []step{
 			{"own error about an allowed packet", out, ip(own, peer, 1, icmp(unreachable, 0, inner(peer, own, 17, datagram(4000, 53)))), allowed},
@@ -238,8 +240,8 @@ func TestFilterAnswers(t *testing.T) {
 	}
 }
 
-// TestFilterConnections checks that TCP follows its SYN: both directions pass while the SYN would, and none after,
-// whatever ports they have.
+// TestFilterConnections checks that TCP follows its SYN: both directions pass while the SYN would,
+// and none after, whatever ports they have.
 func TestFilterConnections(t *testing.T) {
 	const drop, reject = "drop", "reject"
 	for _, v6 := range []bool{false, true} {
@@ -275,8 +277,8 @@ func TestFilterConnections(t *testing.T) {
 	}
 }
 
-// TestFilterUnknownConnections checks what is made of segments of connections nobody saw opened: the lower port is
-// the service's.
+// TestFilterUnknownConnections checks what is made of segments of connections nobody saw opened:
+// the lower port is the service's.
 func TestFilterUnknownConnections(t *testing.T) {
 	d := loadFilter(t)
 	own, peer := policyPlace(2, 2, false), policyPlace(1, 2, false)
@@ -371,8 +373,8 @@ func TestFilterExtensions(t *testing.T) {
 	}
 }
 
-// TestFilterHandshake checks that the rest of a direct handshake is decided again, so that no SYN that the old tables
-// let through becomes a connection under the new ones; and that a RST passes.
+// TestFilterHandshake checks that the rest of a direct handshake is decided again, so that no SYN
+// that the old tables let through becomes a connection under the new ones; and that a RST passes.
 func TestFilterHandshake(t *testing.T) {
 	d := loadFilter(t)
 	key := heddleFlowKey{Saddr: fromAddr(underlayA).Word[3], Daddr: fromAddr(underlayB).Word[3], Sport: toPort(40000), Dport: toPort(directPort)}
@@ -390,8 +392,9 @@ func TestFilterHandshake(t *testing.T) {
 	})
 }
 
-// TestFilterSender checks that what a container sends from no address yet, or from its link-local one, is decided as its
-// own: the node is no exception. Neighbours of the link are asked all the same.
+// TestFilterSender checks that what a container sends from no address yet, or from its link-local
+// one, is decided as its own: the node is no exception. Neighbours of the link are asked all the
+// same.
 func TestFilterSender(t *testing.T) {
 	d := loadFilter(t)
 	own, node := policyPlace(2, 2, false), policyPlace(2, 1, false)
@@ -432,8 +435,9 @@ func TestFilterOutside(t *testing.T) {
 	judge(t, d, d.objs.FromUnderlay, []judged{{"an overlay address beside the overlay", syn(overlayA, 80), heddleHeddleReasonREASON_DROP_SPOOFED_SOURCE}})
 }
 
-// FuzzFilter feeds arbitrary packets between two endpoints that may not talk at all to the real programs: none passes,
-// whatever it calls itself. Neighbours' packets of the link (hop limit 255) are another matter.
+// FuzzFilter feeds arbitrary packets between two endpoints that may not talk at all to the real
+// programs: none passes, whatever it calls itself. Neighbours' packets of the link (hop limit 255)
+// are another matter.
 func FuzzFilter(f *testing.F) {
 	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(false, byte(6), uint16(0), segment(4000, 80, tcpSYN))
@@ -464,8 +468,8 @@ func FuzzFilter(f *testing.F) {
 	})
 }
 
-// TestFilterEntering: what enters a container is decided by whose device it is, whatever address it is sent to: a
-// link-local one, multicast.
+// TestFilterEntering: what enters a container is decided by whose device it is, whatever address it
+// is sent to: a link-local one, multicast.
 func TestFilterEntering(t *testing.T) {
 	d := loadForTest(t)
 	gateway6, own6 := overlay6(netip.MustParseAddr("10.244.0.1")), overlay6(overlayB)

@@ -6,8 +6,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// BenchmarkRemember times packets whose verdict depends on what is remembered: a datagram that asks, its answer, and a segment
-// of a connection, each way.
+// BenchmarkRemember times packets whose verdict depends on what is remembered: a datagram that
+// asks, its answer, and a segment of a connection, each way.
 func BenchmarkRemember(b *testing.B) {
 	d := loadFilter(b)
 	own, peer := policyPlace(2, 2, false), policyPlace(1, 2, false)

@@ -8,8 +8,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// TestFilterFlood: what others send does not make the programs forget whom a container asked, nor who opened its
-// connections.
+// TestFilterFlood: what others send does not make the programs forget whom a container asked, nor
+// who opened its connections.
 func TestFilterFlood(t *testing.T) {
 	d := loadFilter(t)
 	own, peer, other := policyPlace(2, 2, false), policyPlace(1, 2, false), policyPlace(1, 3, false)

@@ -10,8 +10,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// relayed gives packets of a connection that node B relays: from port sport of overlay address src, by direct port number direct, to
-// as many ports as there are direct ones.
+// relayed gives packets of a connection that node B relays: from port sport of overlay address src,
+// by direct port number direct, to as many ports as there are direct ones.
 func relayed(src netip.Addr, sport uint16, direct int, flags byte) []byte {
 	o := option()
 	copy(o[12:], src.AsSlice())
@@ -43,8 +43,8 @@ func wireEntries[V any](t *testing.T, m *ebpf.Map) (n int) {
 	return n
 }
 
-// TestWireFlood: whoever opens more relayed connections than a node remembers of one loses his own, and of those first the ones
-// that have ended.
+// TestWireFlood: whoever opens more relayed connections than a node remembers of one loses his own,
+// and of those first the ones that have ended.
 func TestWireFlood(t *testing.T) {
 	victim, attacker := overlayA, netip.MustParseAddr("10.244.1.3")
 	endpoint := model.Endpoint{ID: 5, Name: "y", Addrs: []netip.Addr{overlayB}, Planes: intercepted(true)}

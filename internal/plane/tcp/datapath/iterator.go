@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iterate runs an iterator over the TCP sockets of the calling thread's network namespace and gives what the program
-// wrote. What it wrote before an error is given with it.
+// iterate runs an iterator over the TCP sockets of the calling thread's network namespace and gives
+// what the program wrote. What it wrote before an error is given with it.
 func iterate(program *ebpf.Program) (written []byte, err error) {
 	it, err := link.AttachIter(link.IterOptions{Program: program})
 	if err != nil {
@@ -32,8 +32,9 @@ func iterate(program *ebpf.Program) (written []byte, err error) {
 // iteratorPauses bounds how often an iterator may pause: no node has a thousand million sockets.
 const iteratorPauses = 1000
 
-// readIterator reads to the end. An iterator that has seen a million sockets, and had nothing to say of them, pauses
-// with EAGAIN, and goes on from there when it is read again. What was read before an error is given with it.
+// readIterator reads to the end. An iterator that has seen a million sockets, and had nothing to
+// say of them, pauses with EAGAIN, and goes on from there when it is read again. What was read
+// before an error is given with it.
 func readIterator(r io.Reader) (all []byte, err error) {
 	for range iteratorPauses {
 		var part []byte

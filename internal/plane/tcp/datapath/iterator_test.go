@@ -25,7 +25,8 @@ func (p *pausing) Read(b []byte) (int, error) {
 	return 1, nil
 }
 
-// TestReadIterator checks that an iterator that pauses is read to its end, and one that never ends is given up.
+// TestReadIterator checks that an iterator that pauses is read to its end, and one that never ends
+// is given up.
 func TestReadIterator(t *testing.T) {
 	if all, err := readIterator(&pausing{left: 3}); err != nil || len(all) != 3 {
 		t.Errorf("read %v, %v; want 3 bytes", all, err)

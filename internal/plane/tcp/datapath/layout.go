@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Layout describes the maps that this version pins, a line each, so that another version can tell by CheckLayout
-// whether the two can follow each other.
+// Layout describes the maps that this version pins, a line each, so that another version can tell
+// by CheckLayout whether the two can follow each other.
 func Layout() (string, error) {
 	spec, err := loadHeddle()
 	if err != nil {
@@ -27,8 +27,8 @@ func formatLayout(a abi) string {
 	return b.String()
 }
 
-// CheckLayout reports an ErrABI if an agent whose maps have the given layout, another version's Layout, would
-// refuse the pins in dir. It changes nothing. No pins, or no directory, are no error.
+// CheckLayout reports an ErrABI if an agent whose maps have the given layout, another version's
+// Layout, would refuse the pins in dir. It changes nothing. No pins, or no directory, are no error.
 func CheckLayout(dir, layout string) error {
 	want, err := parseLayout(layout)
 	if err != nil {

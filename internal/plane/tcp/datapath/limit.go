@@ -16,10 +16,11 @@ const LimitSlots = len(heddleLimitSlots{}.Owner)
 type Cap struct {
 	// Rate is the tighter of the caps behind it; 0: there is none.
 	Rate model.Rate
-	// Class is the minor number of the class of everything, or, with Connections, of what is no connection; 0: no cap.
+	// Class is the minor number of the class of everything, or, with Connections, of what is no
+	// connection; 0: no cap.
 	Class uint16
-	// Connections is the first of a block of LimitSlots classes; those behind it, but the last, are for one
-	// connection each. 0: no cap a connection.
+	// Connections is the first of a block of LimitSlots classes; those behind it, but the last, are
+	// for one connection each. 0: no cap a connection.
 	Connections uint16
 }
 
@@ -30,11 +31,12 @@ type Limit struct {
 	DSCP            *uint8
 }
 
-// priorities are the kernel's TC_PRIO_INTERACTIVE, _BESTEFFORT and _BULK: bands 0, 1 and 2 of a device's ordinary queue.
+// priorities are the kernel's TC_PRIO_INTERACTIVE, _BESTEFFORT and _BULK: bands 0, 1 and 2 of a
+// device's ordinary queue.
 var priorities = map[model.Priority]uint32{model.PriorityHigh: 6, model.PriorityNormal: 0, model.PriorityLow: 2}
 
-// SetLimit makes the programs enforce l for endpoint id from the next packet on. The shaping device has the classes
-// already, and the filters are attached.
+// SetLimit makes the programs enforce l for endpoint id from the next packet on. The shaping device
+// has the classes already, and the filters are attached.
 func (d *Datapath) SetLimit(id model.EndpointID, l Limit) error {
 	v := heddleLimit{Egress: toSide(l.Egress), Ingress: toSide(l.Ingress)}
 	if prio, ok := priorities[l.Priority]; ok {
@@ -116,7 +118,8 @@ func (d *Datapath) dropSlots(old, next heddleLimit) error {
 	return errors.Join(errs...)
 }
 
-// limitsInForce tells the programs that redirect into containers whether limits are to see those packets.
+// limitsInForce tells the programs that redirect into containers whether limits are to see those
+// packets.
 func (d *Datapath) limitsInForce(some bool) error {
 	var v uint32
 	if some {
@@ -128,8 +131,8 @@ func (d *Datapath) limitsInForce(some bool) error {
 	return nil
 }
 
-// UseShapeDevice tells the programs which device SetLimit's classes are on. Until they know, a packet that two caps are for
-// counts for the tighter only.
+// UseShapeDevice tells the programs which device SetLimit's classes are on. Until they know, a
+// packet that two caps are for counts for the tighter only.
 func (d *Datapath) UseShapeDevice(ifindex int) error {
 	if err := d.objs.LimitDevice.Set(uint32(ifindex)); err != nil {
 		return fmt.Errorf("set limit_device: %w", err)

@@ -18,7 +18,8 @@ type skbContext struct {
 	Rest                                                                                  [36]uint32
 }
 
-// limitOut runs limit_out on a frame from src, on its first visit, and gives the verdict, the priority and the frame.
+// limitOut runs limit_out on a frame from src, on its first visit, and gives the verdict, the
+// priority and the frame.
 func limitOut(t *testing.T, d *Datapath, src netip.Addr, sport uint16) (matched bool, priority uint32, out []byte) {
 	t.Helper()
 	in := frame(src, netip.MustParseAddr("10.244.1.9"), 80, tcpACK, nil)
@@ -32,7 +33,8 @@ func limitOut(t *testing.T, d *Datapath, src netip.Addr, sport uint16) (matched 
 	return verdict == 0xffffffff, after.Priority, opts.DataOut
 }
 
-// TestLimit: what limit_out does with packets of an endpoint's own stack, as its limits come, change and go.
+// TestLimit: what limit_out does with packets of an endpoint's own stack, as its limits come,
+// change and go.
 func TestLimit(t *testing.T) {
 	d := loadForTest(t)
 	if matched, priority, _ := limitOut(t, d, overlayB, 1000); matched || priority != 3 {
@@ -85,7 +87,8 @@ func TestLimitConnections(t *testing.T) {
 	if err := d.SetLimit(5, Limit{Egress: Cap{Rate: 8e6, Class: first, Connections: first}}); err != nil {
 		t.Fatal(err)
 	}
-	// A class is taken from a connection that was silent for a second. On a slow machine this one may look so.
+	// A class is taken from a connection that was silent for a second. On a slow machine this one
+	// may look so.
 	for !eachHasItsClass(t, d, first) {
 		if t.Context().Err() != nil {
 			t.Fatal("32 connections never had a class each")
@@ -109,7 +112,8 @@ func TestLimitConnections(t *testing.T) {
 	}
 }
 
-// eachHasItsClass sends from 32 connections, twice, and reports whether each had one class that no other had.
+// eachHasItsClass sends from 32 connections, twice, and reports whether each had one class that no
+// other had.
 func eachHasItsClass(t *testing.T, d *Datapath, first uint32) bool {
 	t.Helper()
 	const connections = 32

@@ -12,17 +12,20 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// ErrNoLSM is why there is no second check, on LSM hooks, of what containers do with sockets of the node: the kernel loads
-// no programs for them, or never calls them. The first check holds without it.
+// ErrNoLSM is why there is no second check, on LSM hooks, of what containers do with sockets of the
+// node: the kernel loads no programs for them, or never calls them. The first check holds without
+// it.
 var ErrNoLSM = errors.New("no BPF programs on security hooks")
 
-// lsmHooks are the programs of bpf/lsm.bpf.c, by the names of their pins, which are older than theirs. A link to a security hook cannot be updated in place, so each agent
-// attaches its own, and then takes over the pin: for a moment both hold, never none.
+// lsmHooks are the programs of bpf/lsm.bpf.c, by the names of their pins, which are older than
+// theirs. A link to a security hook cannot be updated in place, so each agent attaches its own, and
+// then takes over the pin: for a moment both hold, never none.
 func lsmHooks(objs *lsmObjects) map[string]*ebpf.Program {
 	return map[string]*ebpf.Program{"lock_setsockopt": objs.LsmSetsockopt, "lock_ioctl": objs.LsmIoctl}
 }
 
-// loadLSMOver loads the programs over the tags of tagBySock. ErrNoLSM if the kernel will not have it.
+// loadLSMOver loads the programs over the tags of tagBySock. ErrNoLSM if the kernel will not have
+// it.
 func loadLSMOver(tagBySock *ebpf.Map) (*lsmObjects, error) {
 	if err := callsBPF("/sys/kernel/security/lsm"); err != nil {
 		return nil, err
@@ -47,7 +50,8 @@ func loadLSMObject() (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// callsBPF reads the kernel's list of security modules. One that is not there to be read says nothing.
+// callsBPF reads the kernel's list of security modules. One that is not there to be read says
+// nothing.
 func callsBPF(path string) error {
 	raw, err := os.ReadFile(path)
 	if err != nil {

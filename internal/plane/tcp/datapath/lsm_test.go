@@ -15,8 +15,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// attachLSMForTest attaches the LSM hooks over a map of tags of its own. Most kernels refuse it; `make test-lsm`
-// boots one that does not, and says so by HEDDLE_DEMAND_LSM.
+// attachLSMForTest attaches the LSM hooks over a map of tags of its own. Most kernels refuse it;
+// `make test-lsm` boots one that does not, and says so by HEDDLE_DEMAND_LSM.
 func attachLSMForTest(t *testing.T) (tags *ebpf.Map) {
 	t.Helper()
 	testutil.NeedRoot(t, "loads BPF programs")
@@ -92,8 +92,8 @@ func inOtherNetns(f func() error) error {
 	return <-done
 }
 
-// TestLock tries what the LSM hooks forbid: on a tagged socket from another network namespace, where it must fail, and
-// on others, where it must not.
+// TestLock tries what the LSM hooks forbid: on a tagged socket from another network namespace,
+// where it must fail, and on others, where it must not.
 func TestLock(t *testing.T) {
 	tags := attachLSMForTest(t)
 	lent, plain := streamSocket(t), streamSocket(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so no
-// key that stays is ever missing.
+// syncMap brings m to the contents of want: new and changed entries first, then stale ones out, so
+// no key that stays is ever missing.
 func syncMap[K, V comparable](m *ebpf.Map, want map[K]V) error {
 	var (
 		k     K
@@ -60,8 +60,9 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// changeMap brings entries of m from what they were to what now says: new and changed ones first, so that no key that stays is
-// ever missing. The zero value is none. Before it is written, a value passes through written.
+// changeMap brings entries of m from what they were to what now says: new and changed ones first,
+// so that no key that stays is ever missing. The zero value is none. Before it is written, a value
+// passes through written.
 func changeMap[K, V comparable](m *ebpf.Map, was map[K]V, now func(K) V, written func(V) V) error {
 	var none V
 	for k, old := range was {

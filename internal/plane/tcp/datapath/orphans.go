@@ -24,12 +24,13 @@ type owners struct {
 	byID map[uint32]heddleEndpoint
 	// classes has the blocks of classes of their limits.
 	classes map[uint32]bool
-	// inUse gives the ids that sockets carry: of endpoints that are gone, too, while their sockets live.
+	// inUse gives the ids that sockets carry: of endpoints that are gone, too, while their sockets
+	// live.
 	inUse func() (map[model.EndpointID]bool, error)
 }
 
-// ownedMaps lists them, each behind those that say whose its entries are. What belongs to sockets, or to other nodes, goes with
-// these; what is only remembered (LRU) is pushed out.
+// ownedMaps lists them, each behind those that say whose its entries are. What belongs to sockets,
+// or to other nodes, goes with these; what is only remembered (LRU) is pushed out.
 func (d *Datapath) ownedMaps() []ownedMap {
 	ofID := func(name string, m *ebpf.Map) ownedMap {
 		return ownedMap{name, m, func(o owners) (int, error) {
@@ -89,9 +90,10 @@ func (d *Datapath) ownedMaps() []ownedMap {
 	}
 }
 
-// KeepEndpoints removes what the maps have of endpoints that are not in keep: an agent that is killed while it writes or
-// forgets an endpoint leaves some maps with it and others without. It says what it removed by map; each entry is counted
-// (REASON_MEND_STRAY_ENTRY). Nobody may set or delete endpoints meanwhile.
+// KeepEndpoints removes what the maps have of endpoints that are not in keep: an agent that is
+// killed while it writes or forgets an endpoint leaves some maps with it and others without. It
+// says what it removed by map; each entry is counted (REASON_MEND_STRAY_ENTRY). Nobody may set or
+// delete endpoints meanwhile.
 func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) (removed map[string]int, err error) {
 	o := owners{ids: keep, byID: make(map[uint32]heddleEndpoint), classes: make(map[uint32]bool), inUse: d.IDsInUse}
 	removed = make(map[string]int)

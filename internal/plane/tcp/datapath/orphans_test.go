@@ -78,8 +78,8 @@ func entries(t *testing.T, d *Datapath) map[string]int {
 	return out
 }
 
-// TestOrphanEntriesGo: whatever an agent left of an endpoint that is not there goes, out of each map by itself, and is counted;
-// what is there stays.
+// TestOrphanEntriesGo: whatever an agent left of an endpoint that is not there goes, out of each
+// map by itself, and is counted; what is there stays.
 func TestOrphanEntriesGo(t *testing.T) {
 	d := loadForTest(t)
 	fillOwned(t, d, 5, overlayB, 505)
@@ -147,8 +147,8 @@ func keepOnly(t *testing.T, d *Datapath, name string) {
 	}
 }
 
-// TestDeleteEndpointGoesOn: an endpoint that was forgotten in part is forgotten whole when that is tried again, and one whose
-// device is another now is not known by the old one.
+// TestDeleteEndpointGoesOn: an endpoint that was forgotten in part is forgotten whole when that is
+// tried again, and one whose device is another now is not known by the old one.
 func TestDeleteEndpointGoesOn(t *testing.T) {
 	d := loadForTest(t)
 	e := model.Endpoint{ID: 9, Name: "z", Addrs: []netip.Addr{netip.MustParseAddr("10.244.2.9")}}

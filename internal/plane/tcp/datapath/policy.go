@@ -14,12 +14,13 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// ErrPolicyUnknown says that a change was to be applied to tables that this process does not know: it has just
-// started, or an earlier change failed. The remedy is a change with Reset.
+// ErrPolicyUnknown says that a change was to be applied to tables that this process does not know:
+// it has just started, or an earlier change failed. The remedy is a change with Reset.
 var ErrPolicyUnknown = errors.New("the policy in force is not known: apply whole tables")
 
-// policyTables is what ApplyPolicy must know of the tables in the kernel. Every table but that of ports is there
-// twice: a change is written to the side not in force, put in force by one write, and written to the other side.
+// policyTables is what ApplyPolicy must know of the tables in the kernel. Every table but that of
+// ports is there twice: a change is written to the side not in force, put in force by one write,
+// and written to the other side.
 type policyTables struct {
 	mu    sync.Mutex
 	known bool // whether what follows is what both sides hold
@@ -41,12 +42,13 @@ type portSet struct {
 	pairs   int // that have it
 }
 
-// ApplyPolicy changes the tables by which the programs decide. The change comes into force at once and as a whole:
-// every connection and datagram is decided by the old tables or by the new ones. When it returns, every running
-// decision is one by the new ones: CutForbidden then finds what the old ones allowed. After an error the tables in
-// force are the old or the new ones, whole; the next change must have Reset (ErrPolicyUnknown). The cost is that of
-// the change, not of the tables. Not for changes of the maps' limits: more than 131,072 addresses, 65,536 prefixes or
-// 524,288 pairs are an error and leave the old tables in force.
+// ApplyPolicy changes the tables by which the programs decide. The change comes into force at once
+// and as a whole: every connection and datagram is decided by the old tables or by the new ones.
+// When it returns, every running decision is one by the new ones: CutForbidden then finds what the
+// old ones allowed. After an error the tables in force are the old or the new ones, whole; the next
+// change must have Reset (ErrPolicyUnknown). The cost is that of the change, not of the tables. Not
+// for changes of the maps' limits: more than 131,072 addresses, 65,536 prefixes or 524,288 pairs
+// are an error and leave the old tables in force.
 func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	p := &d.policy
 	p.mu.Lock()
@@ -97,8 +99,8 @@ func (d *Datapath) ApplyPolicy(change model.PolicyChange) (err error) {
 	return nil
 }
 
-// fitsTwice gives an error if the maps do not hold both copies of what is noted: a first copy that fits alone must not
-// come into force.
+// fitsTwice gives an error if the maps do not hold both copies of what is noted: a first copy that
+// fits alone must not come into force.
 func (d *Datapath) fitsTwice() error {
 	p := &d.policy
 	for _, table := range []struct {
@@ -124,8 +126,8 @@ func (d *Datapath) policyFlags() (flags uint32, err error) {
 	return flags, nil
 }
 
-// awaitPrograms returns when every program that ran when it was called has ended: the kernel waits for them when an
-// array of maps is changed.
+// awaitPrograms returns when every program that ran when it was called has ended: the kernel waits
+// for them when an array of maps is changed.
 func (d *Datapath) awaitPrograms() error {
 	p := &d.policy
 	inner := &ebpf.MapSpec{Name: "grace_inner", Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
@@ -149,8 +151,9 @@ func (d *Datapath) awaitPrograms() error {
 	return nil
 }
 
-// forgetPolicy begins anew: nothing is known of the tables but the numbers of port sets in use. It removes what failed
-// changes and earlier processes left, first of all: else every failure would leave its port sets, until none fits.
+// forgetPolicy begins anew: nothing is known of the tables but the numbers of port sets in use. It
+// removes what failed changes and earlier processes left, first of all: else every failure would
+// leave its port sets, until none fits.
 func (d *Datapath) forgetPolicy() error {
 	p := &d.policy
 	p.addrs, p.prefixes = make(map[netip.Addr]struct{}), make(map[netip.Prefix]struct{})
@@ -180,8 +183,8 @@ func (d *Datapath) forgetPolicy() error {
 	})
 }
 
-// notePolicy brings what is known to what it will be after change, writes the port sets that are new, and gives those
-// that no pair has any more.
+// notePolicy brings what is known to what it will be after change, writes the port sets that are
+// new, and gives those that no pair has any more.
 func (d *Datapath) notePolicy(change model.PolicyChange) (stale []*portSet, err error) {
 	p := &d.policy
 	for a := range change.Set.ByAddr {
@@ -267,7 +270,8 @@ func rangeKeys(set uint32, r model.PortVerdict) (keys []heddlePortRangeKey) {
 	return keys
 }
 
-// writeSide writes the change to one side of the tables, not in force. With Reset it removes what else is there.
+// writeSide writes the change to one side of the tables, not in force. With Reset it removes what
+// else is there.
 func (d *Datapath) writeSide(change model.PolicyChange, side uint32) error {
 	if change.Reset {
 		if err := d.clearSide(side); err != nil {
@@ -324,8 +328,8 @@ func classInfo(c model.ClassInfo) *heddleClassInfo {
 	return &heddleClassInfo{ClassId: uint32(c.Class), Egress: uint8(c.Egress), Ingress: uint8(c.Ingress)}
 }
 
-// putPolicy writes one entry. The kernel takes memory for it from a stock that it refills beside us: that it is
-// empty passes.
+// putPolicy writes one entry. The kernel takes memory for it from a stock that it refills beside
+// us: that it is empty passes.
 func putPolicy(m *ebpf.Map, key, value any) (err error) {
 	for range 1000 {
 		if err = m.Put(key, value); !errors.Is(err, unix.ENOMEM) {
@@ -344,7 +348,8 @@ func (d *Datapath) clearSide(side uint32) error {
 	)
 }
 
-// deletePortSets removes sets that no side names any more; after a Reset also those of an earlier process.
+// deletePortSets removes sets that no side names any more; after a Reset also those of an earlier
+// process.
 func (d *Datapath) deletePortSets(stale []*portSet, reset bool) error {
 	for _, set := range stale {
 		for _, key := range set.keys {
@@ -385,20 +390,22 @@ func deleteWhere[K, V any](m *ebpf.Map, stale func(*K, *V) bool) error {
 	return nil
 }
 
-// CutForbidden ends every connection of this node's endpoints that the policy in force forbids, and no others, and
-// says how many: the programs at both ends see ECONNABORTED or a reset. It must run in the node's network namespace,
-// after ApplyPolicy. It sees the connections of intercepted processes; CutForbiddenPlain those of others. On an
-// error some may be alive: a kernel before Linux 6.5 cannot end them.
+// CutForbidden ends every connection of this node's endpoints that the policy in force forbids, and
+// no others, and says how many: the programs at both ends see ECONNABORTED or a reset. It must run
+// in the node's network namespace, after ApplyPolicy. It sees the connections of intercepted
+// processes; CutForbiddenPlain those of others. On an error some may be alive: a kernel before
+// Linux 6.5 cannot end them.
 func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.Cut) }
 
-// CutForbiddenPlain is CutForbidden for the processes of one container that are not intercepted. It must run in the
-// container's network namespace. Without it an end that only waits does not learn that its connection is forbidden:
-// packets are what is stopped then.
+// CutForbiddenPlain is CutForbidden for the processes of one container that are not intercepted. It
+// must run in the container's network namespace. Without it an end that only waits does not learn
+// that its connection is forbidden: packets are what is stopped then.
 func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
 
-// CutLeaving ends every socket of endpoint id, which leaves this node, and says how many: peers see a reset. It must run
-// in the node's network namespace. While the programs know the endpoint, others may connect meanwhile; after
-// DeleteEndpoint none is left. It sees those of intercepted processes; CutLeavingPlain those of others.
+// CutLeaving ends every socket of endpoint id, which leaves this node, and says how many: peers see
+// a reset. It must run in the node's network namespace. While the programs know the endpoint,
+// others may connect meanwhile; after DeleteEndpoint none is left. It sees those of intercepted
+// processes; CutLeavingPlain those of others.
 func (d *Datapath) CutLeaving(id model.EndpointID) (cut int, err error) {
 	if err := d.objs.LeavingEndpoint.Set(uint32(id)); err != nil {
 		return 0, fmt.Errorf("set leaving_endpoint: %w", err)

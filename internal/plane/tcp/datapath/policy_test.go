@@ -55,7 +55,8 @@ func policyPlace(node byte, host int, ipv6 bool) netip.Addr {
 	return netip.AddrFrom16(a)
 }
 
-// steered gives the verdict of from_underlay on a SYN from one overlay address to another: by what it counted.
+// steered gives the verdict of from_underlay on a SYN from one overlay address to another: by what
+// it counted.
 func steered(t testing.TB, d *Datapath, from, to netip.Addr, port uint16) model.Verdict {
 	t.Helper()
 	reasons := []uint32{uint32(heddleHeddleReasonREASON_DROP_POLICY_REJECTED), uint32(heddleHeddleReasonREASON_DROP_POLICY_DROPPED)}
@@ -124,7 +125,8 @@ func randomTables(r *rand.Rand) model.PolicyTables {
 	return t
 }
 
-// randomPair gives a pair's verdicts with ranges of TCP and UDP ports between which there are gaps, and some none.
+// randomPair gives a pair's verdicts with ranges of TCP and UDP ports between which there are gaps,
+// and some none.
 func randomPair(r *rand.Rand) model.PairVerdict {
 	v := model.PairVerdict{Default: model.Verdict(r.IntN(3))}
 	for _, protocol := range []model.Protocol{model.ProtocolTCP, model.ProtocolUDP} {
@@ -180,8 +182,8 @@ func difference(old, next model.PolicyTables) (c model.PolicyChange) {
 	return c
 }
 
-// TestPolicyTables compares the programs with the definition of the tables, over random tables that each turn into
-// the next by a change of what differs, or are set anew.
+// TestPolicyTables compares the programs with the definition of the tables, over random tables that
+// each turn into the next by a change of what differs, or are set anew.
 func TestPolicyTables(t *testing.T) {
 	d := loadForTest(t)
 	seed := rand.Uint64()
@@ -248,8 +250,8 @@ func checkPolicySize(t *testing.T, d *Datapath, tables model.PolicyTables) {
 	}
 }
 
-// TestPolicyUnknown checks that a change is refused by a process that does not know the tables, and that the old
-// tables stay in force then.
+// TestPolicyUnknown checks that a change is refused by a process that does not know the tables, and
+// that the old tables stay in force then.
 func TestPolicyUnknown(t *testing.T) {
 	d := loadForTest(t)
 	from, to := policyPlace(1, 2, false), policyPlace(2, 2, false)
@@ -301,8 +303,9 @@ func TestPolicyFull(t *testing.T) {
 	}
 }
 
-// TestPolicyFailuresLeaveNothing checks that changes that fail again and again, also in a new process, do not fill the
-// map of port sets, that those in force stay, and that a change that fits comes into force then.
+// TestPolicyFailuresLeaveNothing checks that changes that fail again and again, also in a new
+// process, do not fill the map of port sets, that those in force stay, and that a change that fits
+// comes into force then.
 func TestPolicyFailuresLeaveNothing(t *testing.T) {
 	d := loadForTest(t)
 	from, to := policyPlace(1, 2, false), policyPlace(2, 2, false)
@@ -380,8 +383,8 @@ func TestRangeKeys(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide times the steering of a SYN, of which the decision is a part, without policy and with as many pairs
-// as the name says.
+// BenchmarkDecide times the steering of a SYN, of which the decision is a part, without policy and
+// with as many pairs as the name says.
 func BenchmarkDecide(b *testing.B) {
 	d := loadForTest(b)
 	from, to := policyPlace(1, 2, false), policyPlace(2, 2, false)
@@ -413,9 +416,9 @@ func BenchmarkDecide(b *testing.B) {
 	}
 }
 
-// TestPolicyFlips changes between two tables a hundred times while SYNs are decided: what both forbid never passes and
-// what both allow always does, although every class and pair changes its meaning, so that any mixture of the two would
-// say otherwise.
+// TestPolicyFlips changes between two tables a hundred times while SYNs are decided: what both
+// forbid never passes and what both allow always does, although every class and pair changes its
+// meaning, so that any mixture of the two would say otherwise.
 func TestPolicyFlips(t *testing.T) {
 	d := loadForTest(t)
 	a, b, y := policyPlace(1, 2, false), policyPlace(1, 3, false), policyPlace(2, 2, false)

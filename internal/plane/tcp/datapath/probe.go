@@ -17,9 +17,10 @@ var routeStates = map[model.PeerState]heddleRouteFlags{
 	model.PeerBlocked:  heddleRouteFlagsROUTE_BLOCKED,
 }
 
-// TagProbe makes the new TCP socket fd a probe of the direct path: the SYN of its connect carries an option from
-// overlay address src to dst, the gateways of the two nodes, that asks for no connection. With the zero addresses it
-// makes a listener one that takes probes. No other hook touches the socket.
+// TagProbe makes the new TCP socket fd a probe of the direct path: the SYN of its connect carries
+// an option from overlay address src to dst, the gateways of the two nodes, that asks for no
+// connection. With the zero addresses it makes a listener one that takes probes. No other hook
+// touches the socket.
 func (d *Datapath) TagProbe(fd int, src, dst netip.Addr) error {
 	tag := heddleSockTag{Flags: uint32(heddleSockTagFlagsTAG_PROBE)}
 	if src.IsValid() {
@@ -33,8 +34,8 @@ func (d *Datapath) TagProbe(fd int, src, dst netip.Addr) error {
 	return nil
 }
 
-// SetPeerState says whether connects to the node at underlay may be direct. It holds for the routes there are and for
-// those of every later SetTopology. Nodes of which nothing was said are direct.
+// SetPeerState says whether connects to the node at underlay may be direct. It holds for the routes
+// there are and for those of every later SetTopology. Nodes of which nothing was said are direct.
 func (d *Datapath) SetPeerState(underlay netip.Addr, state model.PeerState) error {
 	d.routes.mu.Lock()
 	defer d.routes.mu.Unlock()
@@ -44,8 +45,8 @@ func (d *Datapath) SetPeerState(underlay netip.Addr, state model.PeerState) erro
 	return nil
 }
 
-// PeerStates gives the states that the routes of an earlier agent have, by underlay address. For the start, before
-// SetTopology.
+// PeerStates gives the states that the routes of an earlier agent have, by underlay address. For
+// the start, before SetTopology.
 func (d *Datapath) PeerStates() (map[netip.Addr]model.PeerState, error) {
 	var (
 		k   heddleRouteKey
@@ -70,8 +71,9 @@ func (d *Datapath) PeerStates() (map[netip.Addr]model.PeerState, error) {
 	return out, nil
 }
 
-// FollowReprobes calls suspect with the underlay address of each node to which a connect met with trouble, or to which
-// one went over the overlay because its direct path is unproven, until ctx ends.
+// FollowReprobes calls suspect with the underlay address of each node to which a connect met with
+// trouble, or to which one went over the overlay because its direct path is unproven, until ctx
+// ends.
 func (d *Datapath) FollowReprobes(ctx context.Context, suspect func(netip.Addr)) error {
 	return followRing(ctx, d.objs.Suspects, func(record []byte) {
 		if len(record) >= 4 {
@@ -80,8 +82,8 @@ func (d *Datapath) FollowReprobes(ctx context.Context, suspect func(netip.Addr))
 	})
 }
 
-// GiveUpBlocked has direct connects that wait for an answer of a node whose path is PeerBlocked end within seconds, and
-// says how many. It must run in the node's network namespace.
+// GiveUpBlocked has direct connects that wait for an answer of a node whose path is PeerBlocked end
+// within seconds, and says how many. It must run in the node's network namespace.
 func (d *Datapath) GiveUpBlocked() (n int, err error) {
 	results, err := iterate(d.objs.GiveUp)
 	for _, ended := range results {

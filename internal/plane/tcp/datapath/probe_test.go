@@ -11,8 +11,9 @@ import (
 // probeOption gives the option of a probe that B takes from A.
 func probeOption() []byte { return with(option(), 4, 3<<4) }
 
-// TestProbeAnswered sends probes through from_underlay on a node without an agent's listener. The program must answer
-// the one that is good by a SYN-ACK that the sender's stack takes, and the others as it does SYNs.
+// TestProbeAnswered sends probes through from_underlay on a node without an agent's listener. The
+// program must answer the one that is good by a SYN-ACK that the sender's stack takes, and the
+// others as it does SYNs.
 func TestProbeAnswered(t *testing.T) {
 	d := loadForTest(t)
 	before := counters(t, d)
@@ -93,7 +94,8 @@ func TestProbeRejects(t *testing.T) {
 	}
 }
 
-// TestPeerState checks which routes a state reaches, that a new topology keeps it, and that the next agent finds it.
+// TestPeerState checks which routes a state reaches, that a new topology keeps it, and that the
+// next agent finds it.
 func TestPeerState(t *testing.T) {
 	d := loadForTest(t)
 	flagsOf := func(p string) heddleRouteFlags {

@@ -15,12 +15,14 @@ func (d *Datapath) procFiles() map[string]*ebpf.Program {
 	return map[string]*ebpf.Program{"tcp": d.objs.ProcTcp, "tcp6": d.objs.ProcTcp6}
 }
 
-// ProcFile gives the file whose content is what a container should have as /proc/net/<name>: "tcp" or "tcp6".
+// ProcFile gives the file whose content is what a container should have as /proc/net/<name>: "tcp"
+// or "tcp6".
 func (d *Datapath) ProcFile(name string) string {
 	return filepath.Join(d.cfg.PinDir, linkPin+"proc_"+name)
 }
 
-// attachProc brings the files to this object's programs. Containers have them mounted, so those of an earlier agent stay.
+// attachProc brings the files to this object's programs. Containers have them mounted, so those of
+// an earlier agent stay.
 func (d *Datapath) attachProc() error {
 	for name, program := range d.procFiles() {
 		l, err := d.attachProcFile(d.ProcFile(name), program)

@@ -10,9 +10,10 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Ports gives how many of the node's ephemeral ports endpoint id holds, so that nobody can connect from them: those of
-// its sockets that were bound or listen, and of what these accepted. Ports that only TIME_WAIT holds are not among them,
-// although they count towards Config.EndpointPorts. 0 if there is no such endpoint.
+// Ports gives how many of the node's ephemeral ports endpoint id holds, so that nobody can connect
+// from them: those of its sockets that were bound or listen, and of what these accepted. Ports that
+// only TIME_WAIT holds are not among them, although they count towards Config.EndpointPorts. 0 if
+// there is no such endpoint.
 func (d *Datapath) Ports(id model.EndpointID) (n uint64, err error) {
 	var a heddlePortAccount
 	if err := d.objs.PortsByEndpoint.Lookup(uint32(id), &a); ignoreAbsent(err) != nil {
@@ -37,8 +38,8 @@ func (d *Datapath) closePorts(id model.EndpointID) error {
 		ignoreAbsent(d.objs.NodePortsByEndpoint.Delete(uint32(id))))
 }
 
-// EndOverQuota ends listeners that took a port without bind() above their endpoint's limit, and says how many. It must run in
-// the node's network namespace.
+// EndOverQuota ends listeners that took a port without bind() above their endpoint's limit, and
+// says how many. It must run in the node's network namespace.
 func (d *Datapath) EndOverQuota() (n int, err error) {
 	results, err := iterate(d.objs.EndOverQuota)
 	for _, ended := range results {
@@ -50,8 +51,8 @@ func (d *Datapath) EndOverQuota() (n int, err error) {
 	return n, nil
 }
 
-// FollowOverQuota calls end when there may be something for EndOverQuota, until ctx ends; first for what came while no agent
-// ran.
+// FollowOverQuota calls end when there may be something for EndOverQuota, until ctx ends; first for
+// what came while no agent ran.
 func (d *Datapath) FollowOverQuota(ctx context.Context, end func()) error {
 	return followRing(ctx, d.objs.Surplus, func([]byte) { end() })
 }

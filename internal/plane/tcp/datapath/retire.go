@@ -15,10 +15,11 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// A socket's hooks are those of the cgroup in which it was made, for as long as it lives, and so are those of what it
-// accepts. An agent that starts in another cgroup than the last one, also in one that was removed and made anew under the
-// same path, must therefore keep the links to the earlier ones: containers have sockets of theirs. The kernel keeps a removed
-// cgroup's programs until the last such socket is gone, and lets go of its links by itself then.
+// A socket's hooks are those of the cgroup in which it was made, for as long as it lives, and so
+// are those of what it accepts. An agent that starts in another cgroup than the last one, also in
+// one that was removed and made anew under the same path, must therefore keep the links to the
+// earlier ones: containers have sockets of theirs. The kernel keeps a removed cgroup's programs
+// until the last such socket is gone, and lets go of its links by itself then.
 
 // earlierLink is a pinned link of a hook to a cgroup that the agent is not in.
 type earlierLink struct {
@@ -40,8 +41,9 @@ func (h hook) isEarlierPin(name string) bool {
 	return found && err == nil && name == h.earlierPin(n)
 }
 
-// retireLinks brings what earlier agents pinned to the names that it has now that the agent is in cgroup current: the links to that
-// one are the hooks', those to others go on with this object's programs, beside them, and what the kernel has let go of is removed.
+// retireLinks brings what earlier agents pinned to the names that it has now that the agent is in
+// cgroup current: the links to that one are the hooks', those to others go on with this object's
+// programs, beside them, and what the kernel has let go of is removed.
 func (d *Datapath) retireLinks(current uint64) error {
 	all, err := d.pinnedLinks()
 	defer func() {
@@ -91,7 +93,8 @@ func (d *Datapath) retireLink(e earlierLink, current uint64) error {
 	return os.Rename(filepath.Join(d.cfg.PinDir, e.pin), filepath.Join(d.cfg.PinDir, to))
 }
 
-// pinnedLinks opens every pinned link of a hook. The caller closes what it gives, also beside an error.
+// pinnedLinks opens every pinned link of a hook. The caller closes what it gives, also beside an
+// error.
 func (d *Datapath) pinnedLinks() (all []earlierLink, err error) {
 	entries, err := os.ReadDir(d.cfg.PinDir)
 	if err != nil {
@@ -116,8 +119,8 @@ func (d *Datapath) pinnedLinks() (all []earlierLink, err error) {
 	return all, nil
 }
 
-// checkComplete refuses to go on beside sockets that lack a hook which this version adds: to a cgroup that was removed none can
-// be attached.
+// checkComplete refuses to go on beside sockets that lack a hook which this version adds: to a
+// cgroup that was removed none can be attached.
 func checkComplete(dir string, hooks []hook, all []earlierLink, current uint64) error {
 	have := map[uint64]map[string]bool{}
 	for _, e := range all {
@@ -139,9 +142,10 @@ func checkComplete(dir string, hooks []hook, all []earlierLink, current uint64) 
 	return nil
 }
 
-// checkApart refuses a cgroup that has one of the earlier ones above or below it: sockets of the lower one run the programs of both,
-// and a hook that runs twice answers for what it has changed itself (no socket is counted a second time, no connect is direct). One below that
-// was removed is not found any more.
+// checkApart refuses a cgroup that has one of the earlier ones above or below it: sockets of the
+// lower one run the programs of both, and a hook that runs twice answers for what it has changed
+// itself (no socket is counted a second time, no connect is direct). One below that was removed is
+// not found any more.
 func checkApart(dir string, all []earlierLink, current uint64) error {
 	earlier := map[uint64]bool{}
 	for _, e := range all {

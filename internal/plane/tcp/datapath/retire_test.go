@@ -76,7 +76,8 @@ func earlierOf(t *testing.T, d *Datapath, id uint64) map[string]ebpf.ProgramID {
 	return out
 }
 
-// Sockets of a cgroup that was removed run the programs of every agent that follows, and once they are gone so are the links.
+// Sockets of a cgroup that was removed run the programs of every agent that follows, and once they
+// are gone so are the links.
 func TestLinksOfEarlierCgroups(t *testing.T) {
 	cfg := upgradeConfig(t)
 	pinned := pinsOf(t, reopen(t, cfg).cfg)

@@ -8,9 +8,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// topology is what route_by_prefix and node_by_underlay are to have for nodes and endpoints. What has changed about these costs
-// what it is: each node has candidates for
-// entries, for itself and its endpoints, and several may have one for the same entry.
+// topology is what route_by_prefix and node_by_underlay are to have for nodes and endpoints. What
+// has changed about these costs what it is: each node has candidates for entries, for itself and
+// its endpoints, and several may have one for the same entry.
 type topology struct {
 	self      string
 	local     []netip.Prefix
@@ -115,8 +115,9 @@ func (cs candidates) remove(k heddleRouteKey, c candidate) {
 	}
 }
 
-// best gives the entry, or the zero route without candidates. Of candidates of one rank it takes that of the last node by name, but for an address that several nodes
-// say is theirs in another network, as may be while it moves: only the network that carries it can tell.
+// best gives the entry, or the zero route without candidates. Of candidates of one rank it takes
+// that of the last node by name, but for an address that several nodes say is theirs in another
+// network, as may be while it moves: only the network that carries it can tell.
 func (cs candidates) best(k heddleRouteKey) heddleRoute {
 	all := cs[k]
 	if len(all) == 0 {
@@ -140,7 +141,8 @@ func (cs candidates) best(k heddleRouteKey) heddleRoute {
 // adoptedElsewhere are the flags of what another network carries, wherever it is.
 const adoptedElsewhere = uint32(heddleRouteFlagsROUTE_PLAIN | heddleRouteFlagsROUTE_ADOPTED)
 
-// each gives every candidate of a node, for itself and its endpoints: as they are now, and in the same number whenever it is asked.
+// each gives every candidate of a node, for itself and its endpoints: as they are now, and in the
+// same number whenever it is asked.
 func (t *topology) each(name string, f func(heddleRouteKey, candidate)) {
 	at, known := slices.BinarySearchFunc(t.nodes, name, func(n model.Node, name string) int { return cmp.Compare(n.Name, name) })
 	if !known {
@@ -204,8 +206,8 @@ func routeTo(n *model.Node) heddleRoute {
 	return r
 }
 
-// movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes that lives elsewhere is
-// nobody else's: its entry is longer than the prefix's.
+// movedPrefixes gives the addresses that live on n by a move. An endpoint of this node's prefixes
+// that lives elsewhere is nobody else's: its entry is longer than the prefix's.
 func movedPrefixes(n *model.Node) []netip.Prefix {
 	out := make([]netip.Prefix, len(n.Moved))
 	for i, a := range n.Moved {

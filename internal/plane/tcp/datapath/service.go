@@ -11,8 +11,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// services is what this agent has written of services, or found there. A change writes what it changes: of a service with
-// many backends, those that came and went.
+// services is what this agent has written of services, or found there. A change writes what it
+// changes: of a service with many backends, those that came and went.
 type services struct {
 	mu     sync.Mutex
 	byAddr map[netip.AddrPort]*writtenService // nil: not read yet
@@ -58,8 +58,8 @@ func (d *Datapath) Services() ([]model.Service, error) {
 	return out, nil
 }
 
-// SetService puts a service in force, in place of what was at its address. Connects that come meanwhile see backends of
-// before or of after.
+// SetService puts a service in force, in place of what was at its address. Connects that come
+// meanwhile see backends of before or of after.
 func (d *Datapath) SetService(want model.Service) error {
 	if err := want.Validate(); err != nil {
 		return fmt.Errorf("service %s: %w", want.Addr, err)
@@ -93,7 +93,8 @@ func (d *Datapath) SetService(want model.Service) error {
 	return nil
 }
 
-// changeBackends writes what came, then the service, then takes away what went: a connect always finds one.
+// changeBackends writes what came, then the service, then takes away what went: a connect always
+// finds one.
 func (d *Datapath) changeBackends(addr netip.AddrPort, w *writtenService, want []netip.AddrPort) error {
 	have := make(map[netip.AddrPort]bool, len(w.slots))
 	for _, b := range w.slots {
@@ -149,7 +150,8 @@ func (d *Datapath) removeBackend(key heddleServiceKey, w *writtenService, i int)
 		ignoreAbsent(d.objs.MemberByBackend.Delete(&heddleMemberKey{ServiceId: w.id, Backend: gone})))
 }
 
-// DeleteService takes a service out of force: its address is then an address like others. An absent one is no error.
+// DeleteService takes a service out of force: its address is then an address like others. An absent
+// one is no error.
 func (d *Datapath) DeleteService(addr netip.AddrPort) error {
 	s := &d.services
 	s.mu.Lock()
@@ -177,8 +179,8 @@ func (d *Datapath) DeleteService(addr netip.AddrPort) error {
 	return nil
 }
 
-// readServices reads what is in force, once, and takes away what an agent that ended within a change left: backends of no
-// service, or beyond a service's count.
+// readServices reads what is in force, once, and takes away what an agent that ended within a
+// change left: backends of no service, or beyond a service's count.
 func (d *Datapath) readServices() error {
 	s := &d.services
 	if s.byAddr != nil {

@@ -11,7 +11,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// serviceMaps reads the maps as the programs see them, and complains about what is in none or in two ways.
+// serviceMaps reads the maps as the programs see them, and complains about what is in none or in
+// two ways.
 func serviceMaps(t *testing.T, d *Datapath) map[netip.AddrPort]model.Service {
 	t.Helper()
 	out, owner := make(map[netip.AddrPort]model.Service), make(map[uint32]netip.AddrPort)
@@ -71,8 +72,8 @@ func sameServices(a, b map[netip.AddrPort]model.Service) error {
 	return nil
 }
 
-// TestServices: after any changes the maps have what was asked for, and nothing else; so they do for an agent that finds
-// them, also those of one that ended within a change.
+// TestServices: after any changes the maps have what was asked for, and nothing else; so they do
+// for an agent that finds them, also those of one that ended within a change.
 func TestServices(t *testing.T) {
 	d := loadForTest(t)
 	random := rand.New(rand.NewPCG(1, 2))

@@ -8,8 +8,9 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// SocketOwners lists the processes of this machine that hold sockets of endpoints and whose ioctls of devices nobody traps: what they ask
-// of such a socket is answered by the node. Only the node's own processes may: they are left out.
+// SocketOwners lists the processes of this machine that hold sockets of endpoints and whose ioctls
+// of devices nobody traps: what they ask of such a socket is answered by the node. Only the node's
+// own processes may: they are left out.
 func (d *Datapath) SocketOwners() ([]model.SocketOwner, error) {
 	raw, err := iterate(d.objs.SocketOwners)
 	if err != nil {

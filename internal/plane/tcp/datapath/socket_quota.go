@@ -11,16 +11,16 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// The socket option by which the agent asks bpf/sock/socket_quota.h to count a socket. There is no such level in the
-// kernel.
+// The socket option by which the agent asks bpf/sock/socket_quota.h to count a socket. There is no
+// such level in the kernel.
 const (
 	levelHeddle = 0x4864
 	countSocket = 1
 )
 
-// CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good; a socket is counted once. It
-// compares caller with the thread as it is, if ComparesCallers. model.ErrSocketQuota, ErrOtherNetns, ErrOtherOwner and
-// ErrNoCaller say why it is not counted.
+// CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good; a
+// socket is counted once. It compares caller with the thread as it is, if ComparesCallers.
+// model.ErrSocketQuota, ErrOtherNetns, ErrOtherOwner and ErrNoCaller say why it is not counted.
 func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
 	asked := heddleAdmission{Thread: caller.Thread, Netns: caller.Netns, Uid: caller.UID, Gid: caller.GID}
 	if !caller.AnyOwner {
@@ -43,11 +43,13 @@ func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
 	return fmt.Errorf("count socket: %w", errno)
 }
 
-// ComparesCallers reports whether CountSocket compares callers; if not, the agent must ask /proc itself. It takes a kernel
-// that lets programs look for threads, and an agent that numbers threads as the kernel does.
+// ComparesCallers reports whether CountSocket compares callers; if not, the agent must ask /proc
+// itself. It takes a kernel that lets programs look for threads, and an agent that numbers threads
+// as the kernel does.
 func (d *Datapath) ComparesCallers() bool { return d.comparesCallers }
 
-// initialPIDNamespace is the inode of the initial PID namespace, the same on every machine (PROC_PID_INIT_INO).
+// initialPIDNamespace is the inode of the initial PID namespace, the same on every machine
+// (PROC_PID_INIT_INO).
 const initialPIDNamespace = 0xEFFFFFFC
 
 // canCompareCallers says why CountSocket cannot.
@@ -62,8 +64,8 @@ func canCompareCallers() error {
 	return probeTask()
 }
 
-// Sockets gives how many sockets endpoint id has, those that its programs hold and connections that wait for accept().
-// 0 if there is no such endpoint.
+// Sockets gives how many sockets endpoint id has, those that its programs hold and connections that
+// wait for accept(). 0 if there is no such endpoint.
 func (d *Datapath) Sockets(id model.EndpointID) (n uint64, err error) {
 	if err := d.objs.SocketsByEndpoint.Lookup(uint32(id), &n); ignoreAbsent(err) != nil {
 		return 0, fmt.Errorf("read sockets of endpoint %d: %w", id, err)

@@ -15,7 +15,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// enterCgroup has this process's new sockets belong to a cgroup of version 2, until leave is called.
+// enterCgroup has this process's new sockets belong to a cgroup of version 2, until leave is
+// called.
 func enterCgroup(t *testing.T, group string) (leave func()) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/cgroup")

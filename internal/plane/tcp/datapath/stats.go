@@ -22,7 +22,8 @@ type ProgramStats struct {
 	Instructions int
 	// MachineCode is the size of the compiled program in bytes, 0 without a compiler.
 	MachineCode int
-	// Verified is how many instructions the verifier went through, all paths together; 0 if the kernel does not say.
+	// Verified is how many instructions the verifier went through, all paths together; 0 if the
+	// kernel does not say.
 	Verified int
 	// Runs and RunTime grow while CountRuns is on; before, they are what earlier counting left.
 	Runs    uint64
@@ -35,8 +36,9 @@ type Programs struct {
 	about    []ProgramStats // without Runs and RunTime
 }
 
-// OpenPrograms gives the programs of the node whose pins are in dir: those that use one of its maps. Programs that an
-// agent attaches to devices are among them, which have no pins of their own. Needs CAP_SYS_ADMIN.
+// OpenPrograms gives the programs of the node whose pins are in dir: those that use one of its
+// maps. Programs that an agent attaches to devices are among them, which have no pins of their own.
+// Needs CAP_SYS_ADMIN.
 func OpenPrograms(dir string) (_ *Programs, err error) {
 	maps, err := pinnedMapIDs(dir)
 	if err != nil {
@@ -139,8 +141,8 @@ func (p *Programs) Close() error {
 	return errors.Join(errs...)
 }
 
-// CountRuns has the kernel count runs and run time of all BPF programs of the machine until the Closer is closed. Each run
-// costs two readings of the clock more meanwhile. Needs Linux 5.8.
+// CountRuns has the kernel count runs and run time of all BPF programs of the machine until the
+// Closer is closed. Each run costs two readings of the clock more meanwhile. Needs Linux 5.8.
 func CountRuns() (io.Closer, error) {
 	stop, err := ebpf.EnableStats(unix.BPF_STATS_RUN_TIME)
 	if err != nil {
@@ -152,8 +154,8 @@ func CountRuns() (io.Closer, error) {
 // emptyRuns is how often EmptyRun runs its program.
 const emptyRuns = 200000
 
-// EmptyRun gives the nanoseconds that the kernel counts for a run of a program that does nothing: what counting itself adds
-// to each run of others. Counting must be on.
+// EmptyRun gives the nanoseconds that the kernel counts for a run of a program that does nothing:
+// what counting itself adds to each run of others. Counting must be on.
 func EmptyRun() (ns float64, err error) {
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: "empty", Type: ebpf.SchedCLS, License: "MIT",

@@ -75,7 +75,8 @@ func loadForTestWithout(t testing.TB, without uint64) *Datapath {
 	return d
 }
 
-// frame builds an Ethernet frame with a TCP segment from src to dst:port and the given flags and options.
+// frame builds an Ethernet frame with a TCP segment from src to dst:port and the given flags and
+// options.
 func frame(src, dst netip.Addr, port uint16, flags byte, options []byte) []byte {
 	for len(options)%4 != 0 {
 		options = append(options, 0)
@@ -113,8 +114,8 @@ const (
 	actRedirect    = 7             // sent elsewhere
 )
 
-// TestSteerRejects sends named packets through from_underlay. Each must give the verdict and be counted
-// under exactly the reason that docs/protocols/syn-option.md gives it.
+// TestSteerRejects sends named packets through from_underlay. Each must give the verdict and be
+// counted under exactly the reason that docs/protocols/syn-option.md gives it.
 func TestSteerRejects(t *testing.T) {
 	d := loadForTest(t)
 	padded := func(pre ...byte) []byte { return append(pre, option()...) }
@@ -177,8 +178,9 @@ func counters(t testing.TB, d *Datapath) []uint64 {
 	return c
 }
 
-// FuzzSteer feeds arbitrary TCP options to the real program: whatever arrives is passed on or dropped
-// with a reason, and never becomes a relayed or remembered connection of an endpoint that has no veth.
+// FuzzSteer feeds arbitrary TCP options to the real program: whatever arrives is passed on or
+// dropped with a reason, and never becomes a relayed or remembered connection of an endpoint that
+// has no veth.
 func FuzzSteer(f *testing.F) {
 	testutil.NeedRoot(f, "loads BPF programs")
 	f.Add(option(), byte(tcpSYN))

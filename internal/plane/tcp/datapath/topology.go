@@ -37,11 +37,11 @@ func (t *writtenTopology) withState(r heddleRoute) heddleRoute {
 	return r
 }
 
-// SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other nodes
-// that are not intercepted. self names this node among them; local is what its own processes may
-// listen on, beside its gateway and underlay addresses. The caller must not
-// write to the lists afterwards. After the first call it costs what is different from the last one, with the endpoints of the nodes concerned:
-// entries that do not change are not looked at.
+// SetTopology makes the programs know exactly these nodes and, of the endpoints, those on other
+// nodes that are not intercepted. self names this node among them; local is what its own processes
+// may listen on, beside its gateway and underlay addresses. The caller must not write to the lists
+// afterwards. After the first call it costs what is different from the last one, with the endpoints
+// of the nodes concerned: entries that do not change are not looked at.
 func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.Node, endpoints model.Endpoints) error {
 	t := &d.routes
 	t.mu.Lock()
@@ -75,8 +75,9 @@ func (d *Datapath) SetTopology(self string, local []netip.Prefix, nodes []model.
 	return nil
 }
 
-// setPeerState notes the flags of routes to the node at underlay, and brings those that there are to them. After an error some
-// routes may have them and others not, until the next call for this node or SetTopology of everything.
+// setPeerState notes the flags of routes to the node at underlay, and brings those that there are
+// to them. After an error some routes may have them and others not, until the next call for this
+// node or SetTopology of everything.
 func (t *writtenTopology) setPeerState(m *ebpf.Map, underlay heddleAddress, flags uint32) error {
 	if t.flags == nil {
 		t.flags, t.unsure = make(map[heddleAddress]uint32), make(map[heddleAddress]bool)
@@ -112,7 +113,8 @@ func (t *writtenTopology) routesTo(m *ebpf.Map, underlay heddleAddress) (map[hed
 		})
 		return out, nil
 	}
-	// A topology is half written: what the map has of it, and of the one before, counts until it is written whole.
+	// A topology is half written: what the map has of it, and of the one before, counts until it is
+	// written whole.
 	var k heddleRouteKey
 	var r heddleRoute
 	it := m.Iterate()

@@ -22,8 +22,8 @@ func (t *topology) contents() map[heddleRouteKey]heddleRoute {
 	return out
 }
 
-// topologyAnew computes the contents of route_by_prefix and node_by_underlay in another way than topology: from everything, in the order in
-// which one thing overrides another.
+// topologyAnew computes the contents of route_by_prefix and node_by_underlay in another way than
+// topology: from everything, in the order in which one thing overrides another.
 func topologyAnew(self string, local []netip.Prefix, nodes []model.Node, endpoints []model.Endpoint) (map[heddleRouteKey]heddleRoute, map[heddleAddress]heddleRoute) {
 	routes := make(map[heddleRouteKey]heddleRoute)
 	byUnderlay := make(map[heddleAddress]heddleRoute)
@@ -93,8 +93,8 @@ func plainRoutes(self string, byName map[string]heddleRoute, endpoints []model.E
 	return routes
 }
 
-// addAdopted adds the endpoints whose addresses are another network's: each by itself, since nothing says which of its
-// prefixes are where, and the network's addresses around them.
+// addAdopted adds the endpoints whose addresses are another network's: each by itself, since
+// nothing says which of its prefixes are where, and the network's addresses around them.
 func addAdopted(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRoute, self string, endpoints []model.Endpoint) {
 	const plain, adopted = uint32(heddleRouteFlagsROUTE_PLAIN), uint32(heddleRouteFlagsROUTE_ADOPTED)
 	claimed := make(map[heddleRouteKey]bool)
@@ -116,7 +116,8 @@ func addAdopted(routes map[heddleRouteKey]heddleRoute, nodes map[string]heddleRo
 		}
 		key := routeKey(hostPrefix(e.Addr4()))
 		if claimed[key] {
-			// Two nodes say that it is theirs, as may be while it moves. Only the network that carries it can tell.
+			// Two nodes say that it is theirs, as may be while it moves. Only the network that
+			// carries it can tell.
 			r = heddleRoute{Flags: plain | adopted}
 		}
 		claimed[key] = true
@@ -137,7 +138,8 @@ func (w *network) addr(b byte) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 244, b, byte(2 + w.IntN(3))})
 }
 
-// node gives the node called n<i>, whose underlay address, ports and second prefix may be what another had before.
+// node gives the node called n<i>, whose underlay address, ports and second prefix may be what
+// another had before.
 func (w *network) node(i int) model.Node {
 	n := model.Node{Name: fmt.Sprint("n", i), Underlay: netip.AddrFrom4([4]byte{192, 0, 2, byte(w.IntN(7))}),
 		Prefixes: []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 244, byte(i), 0}), 24)}}
@@ -162,8 +164,8 @@ func (w *network) list() []model.Node {
 	return out
 }
 
-// change does something to the network that a state of the store may show: underlay addresses are of one node each, and what
-// has moved is on one. Endpoints may be on nodes that are not there.
+// change does something to the network that a state of the store may show: underlay addresses are
+// of one node each, and what has moved is on one. Endpoints may be on nodes that are not there.
 func (w *network) change() {
 	i := w.IntN(6)
 	name := fmt.Sprint("n", i)
@@ -199,8 +201,8 @@ func (w *network) change() {
 	}
 }
 
-// changeEndpoints gives a node other endpoints: with addresses of its own, moved ones, and of another network, which others
-// may claim as well.
+// changeEndpoints gives a node other endpoints: with addresses of its own, moved ones, and of
+// another network, which others may claim as well.
 func (w *network) changeEndpoints(name string, i byte) {
 	var group []model.Endpoint
 	taken := make(map[netip.Addr]bool)
@@ -259,8 +261,9 @@ func newNetwork(seed uint64) *network {
 	return w
 }
 
-// TestTopologyFollowsChanges: whatever sequence of changes led to a network, what is computed of it is what is computed from
-// nothing, in another way, too; and what is said to be touched is all that has changed.
+// TestTopologyFollowsChanges: whatever sequence of changes led to a network, what is computed of it
+// is what is computed from nothing, in another way, too; and what is said to be touched is all that
+// has changed.
 func TestTopologyFollowsChanges(t *testing.T) {
 	for seed := range uint64(50) {
 		w := newNetwork(seed)
@@ -295,7 +298,8 @@ func TestTopologyFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestSetTopologyFollowsChanges: the same of what is in the maps, with states of direct paths that change in between.
+// TestSetTopologyFollowsChanges: the same of what is in the maps, with states of direct paths that
+// change in between.
 func TestSetTopologyFollowsChanges(t *testing.T) {
 	d := loadForTest(t)
 	w := newNetwork(1)
@@ -346,8 +350,9 @@ func TestSetTopologyFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestPeerStateAfterErrors: a state that could not be written is written by the next call, other nodes' states in the meantime, and
-// while a topology is half written, those of the routes that there are.
+// TestPeerStateAfterErrors: a state that could not be written is written by the next call, other
+// nodes' states in the meantime, and while a topology is half written, those of the routes that
+// there are.
 func TestPeerStateAfterErrors(t *testing.T) {
 	var early writtenTopology
 	if err := early.setPeerState(nil, fromAddr(underlayA), 0); err != nil {

@@ -17,7 +17,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// upgradeConfig gives the configuration of a node of this test's own: a BPF file system and an empty cgroup.
+// upgradeConfig gives the configuration of a node of this test's own: a BPF file system and an
+// empty cgroup.
 func upgradeConfig(t *testing.T) Config {
 	t.Helper()
 	testutil.NeedRoot(t, "loads BPF programs")
@@ -128,8 +129,8 @@ func swapMembers(t btf.Type) btf.Type {
 	return &c
 }
 
-// Maps of another layout, of the same or another size, of another version, or without a record are refused;
-// what is pinned stays as it was.
+// Maps of another layout, of the same or another size, of another version, or without a record are
+// refused; what is pinned stays as it was.
 func TestOtherVersionIsRefused(t *testing.T) {
 	for name, v := range map[string]struct {
 		older func(*ebpf.CollectionSpec)
@@ -189,7 +190,8 @@ func TestOtherVersionIsRefused(t *testing.T) {
 // breakage changes what an older version left.
 type breakage func(*testing.T, Config)
 
-// A version with more reasons carries the counters over; hooks and maps that it does not have are removed.
+// A version with more reasons carries the counters over; hooks and maps that it does not have are
+// removed.
 func TestNewerVersionCarriesOver(t *testing.T) {
 	cfg := upgradeConfig(t)
 	old := older(t, cfg, func(s *ebpf.CollectionSpec) { s.Maps[countersMap].MaxEntries = 5 })

@@ -16,9 +16,10 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// TestVerifierWork holds the programs to what the verifier may go through when an agent starts: it is most of the time that a
-// start takes, and one function more that is looked at for each of its callers can double it. The limits leave room for
-// kernels that prune less; `go test -v` gives the figures of this one.
+// TestVerifierWork holds the programs to what the verifier may go through when an agent starts: it
+// is most of the time that a start takes, and one function more that is looked at for each of its
+// callers can double it. The limits leave room for kernels that prune less; `go test -v` gives the
+// figures of this one.
 func TestVerifierWork(t *testing.T) {
 	testutil.NeedRoot(t, "loads BPF programs")
 	const most, mostOfOne = 900_000, 400_000
@@ -73,8 +74,8 @@ var (
 	stackDepth     = regexp.MustCompile(`stack depth ([\d+]+)`)
 )
 
-// verifierStats reads from a verifier's log how many instructions it went through, and the largest stack frame in bytes of the
-// program and its functions.
+// verifierStats reads from a verifier's log how many instructions it went through, and the largest
+// stack frame in bytes of the program and its functions.
 func verifierStats(t *testing.T, log string) (verified, stack int) {
 	t.Helper()
 	number := func(text string) int {

@@ -13,8 +13,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// setWithout tells the programs which protections they do without. That may change while they run: the verifier sees both
-// branches.
+// setWithout tells the programs which protections they do without. That may change while they run:
+// the verifier sees both branches.
 func setWithout(spec *ebpf.CollectionSpec) error {
 	section := spec.Maps[".rodata.without"]
 	section.Flags &^= unix.BPF_F_RDONLY_PROG
@@ -25,8 +25,9 @@ func setWithout(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// followWithout takes the list of protections in the file of EnvWithoutFile at each SIGUSR1, and says so in a file beside it,
-// whose name ends with ".done". What is judged once, when the agent starts or makes a socket, stays as it was.
+// followWithout takes the list of protections in the file of EnvWithoutFile at each SIGUSR1, and
+// says so in a file beside it, whose name ends with ".done". What is judged once, when the agent
+// starts or makes a socket, stays as it was.
 func followWithout(d *Datapath) {
 	path := os.Getenv(model.EnvWithoutFile)
 	if path == "" {

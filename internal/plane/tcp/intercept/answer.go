@@ -16,8 +16,8 @@ func (h *Handler) Owns(d *trap.Data) bool {
 	return ok
 }
 
-// Answer gives the caller a socket, or a batch of them, of its endpoint. A caller that is not in its endpoint's network
-// namespace gets one of its own.
+// Answer gives the caller a socket, or a batch of them, of its endpoint. A caller that is not in
+// its endpoint's network namespace gets one of its own.
 func (h *Handler) Answer(c *trap.Call) error {
 	req, _ := parse(c.Data())
 	if filled, done := c.Redeliver(req.key()); done {
@@ -43,8 +43,8 @@ func (h *Handler) Answer(c *trap.Call) error {
 	return h.give(c, req, p, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, model.Caller{})
 }
 
-// answerCompared answers a call with a socket made for a caller like the last. Whether this one is like it, and in the
-// endpoint's network namespace, is seen together with the count of the socket.
+// answerCompared answers a call with a socket made for a caller like the last. Whether this one is
+// like it, and in the endpoint's network namespace, is seen together with the count of the socket.
 func (h *Handler) answerCompared(c *trap.Call, req request, p *pools) error {
 	netns, ok := c.EndpointNetns()
 	if !ok {
@@ -64,7 +64,8 @@ func (h *Handler) answerCompared(c *trap.Call, req request, p *pools) error {
 	return err
 }
 
-// give answers a call with a socket. What is not needed by the caller happens after it has its answer.
+// give answers a call with a socket. What is not needed by the caller happens after it has its
+// answer.
 func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, caller model.Caller) error {
 	if req.batch > 0 {
 		if done, err := h.giveBatch(c, req, p, want, caller); done {
@@ -94,7 +95,8 @@ func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, 
 	return nil
 }
 
-// notGiven says what becomes of a call whose socket was not made, or not admitted, and of the socket.
+// notGiven says what becomes of a call whose socket was not made, or not admitted, and of the
+// socket.
 func (h *Handler) notGiven(c *trap.Call, pool *socketPool, s socket, err error) error {
 	switch {
 	case errors.Is(err, errMake):
@@ -116,8 +118,8 @@ func (h *Handler) notGiven(c *trap.Call, pool *socketPool, s socket, err error) 
 	return h.why.makeSocket.Because(err)
 }
 
-// admit makes the socket what the caller wants and counts it. If the caller is another than the one it was made for, it is
-// given to this one, which is then also what want says.
+// admit makes the socket what the caller wants and counts it. If the caller is another than the one
+// it was made for, it is given to this one, which is then also what want says.
 func (h *Handler) admit(c *trap.Call, pool *socketPool, s *socket, want *socketOptions, caller model.Caller) error {
 	if err := s.apply(h.cfg.Maker, pool.endpoint, *want); err != nil {
 		return fmt.Errorf("%w: %w", errOwner, err)

@@ -16,13 +16,15 @@ import (
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// A batch is a Unix socket with TCP sockets in its queue, one a message, each admitted for its container as one that is
-// given by itself. A program that may have several sockets at a time (model.AnnotationSocketPool) asks for one by
+// A batch is a Unix socket with TCP sockets in its queue, one a message, each admitted for its
+// container as one that is given by itself. A program that may have several sockets at a time
+// (model.AnnotationSocketPool) asks for one by
 //
 //	socket(family, type, protocol, batchMagic, number, ^batchMagic)
 //
-// of which the kernel takes the first three arguments; it gets a socket as always if the agent does not know, or does not
-// want. clib/pool/pool.c is the program's side; docs/decisions/0038-sockets-by-the-batch.md says why it is like this.
+// of which the kernel takes the first three arguments; it gets a socket as always if the agent does
+// not know, or does not want. clib/pool/pool.c is the program's side;
+// docs/decisions/0038-sockets-by-the-batch.md says why it is like this.
 
 // batchMagic is random, so that no program has it in its registers by chance.
 const batchMagic = 0xb7c1_5e0d_92f6_4a83
@@ -30,13 +32,16 @@ const batchMagic = 0xb7c1_5e0d_92f6_4a83
 const (
 	// maxBatch is how many sockets are put into a batch.
 	maxBatch = 512
-	// maxBatches is how many batches a listener's programs may hold, full or empty: a process holds up to two of each family. The
-	// agent pays for their memory; the sockets in them are bounded as all others are (Admit).
+	// maxBatches is how many batches a listener's programs may hold, full or empty: a process holds
+	// up to two of each family. The agent pays for their memory; the sockets in them are bounded as
+	// all others are (Admit).
 	maxBatches = 64
-	// batchBytes is the buffer of a batch: the kernel counts less than 1 kB for each socket under way.
+	// batchBytes is the buffer of a batch: the kernel counts less than 1 kB for each socket under
+	// way.
 	batchBytes = 2 * maxBatch << 10
-	// batchUser is the user whose sockets the kernel counts as being under way in batches: it refuses to send more than a
-	// process may have open (ETOOMANYREFS) to all of a user's processes together, and root's may be in other containers.
+	// batchUser is the user whose sockets the kernel counts as being under way in batches: it
+	// refuses to send more than a process may have open (ETOOMANYREFS) to all of a user's processes
+	// together, and root's may be in other containers.
 	batchUser = math.MaxUint32 - 4871
 )
 
@@ -62,9 +67,10 @@ func (c batch) close() {
 	closeFD(c.own)
 }
 
-// batchMaker makes empty batches, on a thread in a network namespace with nothing in it: one could bind names of Unix sockets
-// there. They are connections to a listener whose process has ended, so that what they tell of their peer
-// (SO_PEERCRED, SO_PEERPIDFD) leads nowhere. The agent's pidfd in a container with CAP_SYS_PTRACE would be the agent's files.
+// batchMaker makes empty batches, on a thread in a network namespace with nothing in it: one could
+// bind names of Unix sockets there. They are connections to a listener whose process has ended, so
+// that what they tell of their peer (SO_PEERCRED, SO_PEERPIDFD) leads nowhere. The agent's pidfd in
+// a container with CAP_SYS_PTRACE would be the agent's files.
 type batchMaker struct {
 	once     sync.Once
 	ready    atomic.Bool
@@ -153,8 +159,8 @@ func (m *batchMaker) serve(ctx context.Context, listener int, name unix.Sockaddr
 	}
 }
 
-// unixSocket makes a socket with a name that the kernel chooses: it cannot be bound again. The listener does not block: it is
-// the agent's alone.
+// unixSocket makes a socket with a name that the kernel chooses: it cannot be bound again. The
+// listener does not block: it is the agent's alone.
 func unixSocket(flags int) (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|flags, 0)
 	if err != nil {
@@ -167,8 +173,9 @@ func unixSocket(flags int) (fd int, err error) {
 	return fd, nil
 }
 
-// newBatch connects to the listener. Nobody else does. A connection that waits there all the same is of a batch whose end could
-// not be accepted, for want of a descriptor perhaps, and is not to become this one's.
+// newBatch connects to the listener. Nobody else does. A connection that waits there all the same
+// is of a batch whose end could not be accepted, for want of a descriptor perhaps, and is not to
+// become this one's.
 func newBatch(listener int, name unix.Sockaddr) (c batch, err error) {
 	if err = emptyQueue(listener); err != nil {
 		return c, err
@@ -253,8 +260,8 @@ func (m *batchMaker) get(ctx context.Context) (c batch, ok bool) {
 	return c, err == nil
 }
 
-// held gives those of the batches that a program still holds. That one is hung up does not say so: shutdown() does that, too. But
-// its name is taken as long as it is open.
+// held gives those of the batches that a program still holds. That one is hung up does not say so:
+// shutdown() does that, too. But its name is taken as long as it is open.
 func (m *batchMaker) held(ctx context.Context, hungUp []batch) (held []batch) {
 	if !m.do(ctx, func(int, unix.Sockaddr) {
 		for _, c := range hungUp {
@@ -286,8 +293,8 @@ type outstanding struct {
 	batches []batch
 }
 
-// room forgets the batches that were closed and reports whether the programs may have another one. Readers that ask at the
-// same time may add one each.
+// room forgets the batches that were closed and reports whether the programs may have another one.
+// Readers that ask at the same time may add one each.
 func (s *outstanding) room(ctx context.Context, m *batchMaker) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -329,8 +336,8 @@ func (s *outstanding) forget(ctx context.Context, m *batchMaker) error {
 	return nil
 }
 
-// add notes a batch that the container gets. The outstanding closes the agent's end when the program has closed its own, which may be as
-// soon as it has it.
+// add notes a batch that the container gets. The outstanding closes the agent's end when the
+// program has closed its own, which may be as soon as it has it.
 func (s *outstanding) add(c batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -371,8 +378,8 @@ func (h *Handler) countBatch(filled int) {
 	}
 }
 
-// giveBatch answers a call with a batch that has a few sockets in it; the prefiller adds the rest. done is false if the caller
-// gets a single socket instead: it may have no batch, or there is none.
+// giveBatch answers a call with a batch that has a few sockets in it; the prefiller adds the rest.
+// done is false if the caller gets a single socket instead: it may have no batch, or there is none.
 func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOptions, caller model.Caller) (done bool, err error) {
 	if of.lingers.Load() || !mayHaveBatches(c.Listener()) && model.ProtectCrates.On() {
 		return false, nil
@@ -422,7 +429,8 @@ func (h *Handler) emptyBatch(ctx context.Context, p *filling) (b batch, ok bool)
 	return b, true
 }
 
-// fillFirst puts the sockets into a batch that its caller waits for. They are compared with the caller as single ones are.
+// fillFirst puts the sockets into a batch that its caller waits for. They are compared with the
+// caller as single ones are.
 func (h *Handler) fillFirst(c *trap.Call, p *filling, caller model.Caller) (filled int, err error) {
 	pool := p.pools.of(p.family)
 	defer h.prefiller.request(pool, needNow, nothing)

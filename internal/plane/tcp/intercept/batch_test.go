@@ -18,8 +18,8 @@ import (
 // heldBatches are those that the child of a test keeps, with what is in them.
 var heldBatches []int
 
-// openBatch asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the batch as it is; with
-// c.Threads it closes all that it has kept, or, with both, shuts them down.
+// openBatch asks for c.N sockets at a time. It looks at what came, and, with c.Signals, keeps the
+// batch as it is; with c.Threads it closes all that it has kept, or, with both, shuts them down.
 func openBatch(c command) outcome {
 	if c.Threads > 0 {
 		for _, fd := range heldBatches {
@@ -182,7 +182,8 @@ func tryBatch(t *testing.T) {
 				t.Errorf("%d sockets of family %d: %+v", n, family, o)
 			}
 			total += want
-			// The agent's end may hear of the close after the child's answer: then the next is one of four.
+			// The agent's end may hear of the close after the child's answer: then the next is one
+			// of four.
 		}
 	}
 	eventually(t, "counters", func() bool {
@@ -220,8 +221,8 @@ func TestBatchIsNoWayOut(t *testing.T) {
 	}
 }
 
-// TestBatchesAreBounded: a program that never looks into its batches has so many, and what is in them counts, but not against
-// the files that others may have under way.
+// TestBatchesAreBounded: a program that never looks into its batches has so many, and what is in
+// them counts, but not against the files that others may have under way.
 func TestBatchesAreBounded(t *testing.T) {
 	var quota atomic.Int64
 	quota.Store(20*maxBatches + 100)
@@ -273,8 +274,8 @@ func TestBatchAfterRestart(t *testing.T) {
 	}
 }
 
-// TestBatchIsNotAnothers: a connection that could not be accepted is not taken for that of the next batch, whose container would
-// get what is filled for another one.
+// TestBatchIsNotAnothers: a connection that could not be accepted is not taken for that of the next
+// batch, whose container would get what is filled for another one.
 func TestBatchIsNotAnothers(t *testing.T) {
 	testutil.NeedRoot(t, "changes the caller's user")
 	listener, err := unixSocket(unix.SOCK_NONBLOCK)

@@ -6,8 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkSocket times socket()+close() in a trapped program, against the same program without a filter.
-// ns/op counts the commands' overhead too; p50-ns and p99-ns are measured in the program, call by call.
+// BenchmarkSocket times socket()+close() in a trapped program, against the same program without a
+// filter. ns/op counts the commands' overhead too; p50-ns and p99-ns are measured in the program,
+// call by call.
 func BenchmarkSocket(b *testing.B) {
 	run := func(b *testing.B, c *child, typ int) {
 		c.do(command{Op: "time", Family: unix.AF_INET, Type: typ, N: 500}) // warm

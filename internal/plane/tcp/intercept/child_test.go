@@ -65,9 +65,9 @@ func childMain(name string) error {
 	return fmt.Errorf("no child program %q", name)
 }
 
-// trappedChild installs a seccomp filter as a runtime would, sends the listener over descriptor 3 and
-// obeys commands. HEDDLE_NO_FILTER leaves the filter out, for comparison; HEDDLE_INTERRUPTIBLE leaves out
-// its WAIT_KILLABLE_RECV, as runtimes with a libseccomp before 2.6 do.
+// trappedChild installs a seccomp filter as a runtime would, sends the listener over descriptor 3
+// and obeys commands. HEDDLE_NO_FILTER leaves the filter out, for comparison; HEDDLE_INTERRUPTIBLE
+// leaves out its WAIT_KILLABLE_RECV, as runtimes with a libseccomp before 2.6 do.
 func trappedChild() error {
 	runtime.LockOSThread()
 	if os.Getenv("HEDDLE_NO_FILTER") == "" {
@@ -233,9 +233,8 @@ func timeSockets(c command) outcome {
 	return outcome{OK: c.N, P50: d[len(d)/2], P99: d[len(d)*99/100]}
 }
 
-// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*), ioctls of network devices and getpriority(), which is no handler of
-// the agent's, on all threads and returns
-// the listener.
+// installFilter traps socket(AF_INET|AF_INET6, SOCK_STREAM|*), ioctls of network devices and
+// getpriority(), which is no handler of the agent's, on all threads and returns the listener.
 func installFilter() (int, error) {
 	const nr, arg0, arg1 = 0, 16, 24 // offsets in struct seccomp_data (little endian: the low halves)
 	load := func(off uint32) unix.SockFilter {
@@ -278,8 +277,9 @@ func startKeeper() error {
 	return fdkeep.Ensure("/proc/self/exe", os.Getenv("HEDDLE_KEEPER"), nil)
 }
 
-// agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the keeper at HEDDLE_KEEPER. It
-// says "ready" once it serves and "received" for each of its first two sockets. With HEDDLE_HANG it makes none.
+// agentChild is an agent that tests end: a Server on HEDDLE_SOCKET with the keeper at
+// HEDDLE_KEEPER. It says "ready" once it serves and "received" for each of its first two sockets.
+// With HEDDLE_HANG it makes none.
 func agentChild() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -6,7 +6,8 @@ import (
 	"heddle.dev/heddle/internal/trap"
 )
 
-// sockTypeMask is the kernel's SOCK_TYPE_MASK: the part of socket()'s second argument that is the type.
+// sockTypeMask is the kernel's SOCK_TYPE_MASK: the part of socket()'s second argument that is the
+// type.
 const sockTypeMask = 0xf
 
 // request is a trapped call that asks for a TCP socket.
@@ -18,9 +19,10 @@ type request struct {
 	batch       int // how many sockets are wanted in a batch (batch.go); 0: one socket, as it is
 }
 
-// parse reads a trapped call. It returns false for everything but a well-formed socket() call for TCP
-// over IPv4 or IPv6: those the kernel carries out, or refuses with the right errno, in the container's own
-// namespace. That includes calls by 32-bit programs, whose call numbers are another table's.
+// parse reads a trapped call. It returns false for everything but a well-formed socket() call for
+// TCP over IPv4 or IPv6: those the kernel carries out, or refuses with the right errno, in the
+// container's own namespace. That includes calls by 32-bit programs, whose call numbers are another
+// table's.
 func parse(d *trap.Data) (request, bool) {
 	if d.Arch != trap.NativeArch || d.Nr != unix.SYS_SOCKET {
 		return request{}, false

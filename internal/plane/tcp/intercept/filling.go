@@ -15,14 +15,16 @@ import (
 const (
 	// filledFirst is how many sockets a batch has when its caller gets it.
 	filledFirst = 4
-	// filledAtATime is how many sockets are added to a batch before the prefiller looks for what is more urgent.
+	// filledAtATime is how many sockets are added to a batch before the prefiller looks for what is
+	// more urgent.
 	filledAtATime = 8
 )
 
-// filling is a batch whose program takes sockets from it while the prefiller adds to it. It belongs to the reader that gives the
-// batch, then to the prefiller.
+// filling is a batch whose program takes sockets from it while the prefiller adds to it. It belongs
+// to the reader that gives the batch, then to the prefiller.
 type filling struct {
-	// batch is a descriptor of its own for the agent's end: the other one is closed when the program has closed the batch.
+	// batch is a descriptor of its own for the agent's end: the other one is closed when the
+	// program has closed the batch.
 	batch  int
 	pools  *pools
 	family int
@@ -31,7 +33,8 @@ type filling struct {
 	done   atomic.Bool // nothing will be put into it any more; set once
 }
 
-// put puts a socket that has been admitted into the batch, which has it then, or, with what Admit counted, nobody.
+// put puts a socket that has been admitted into the batch, which has it then, or, with what Admit
+// counted, nobody.
 func (p *filling) put(s socket) error {
 	err := unix.Sendmsg(p.batch, []byte{0}, unix.UnixRights(s.fd), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	waited := closeWaits(s.fd)
@@ -45,8 +48,8 @@ func (p *filling) put(s socket) error {
 	return nil
 }
 
-// end tells the program that no more sockets come, by a message without one. A program that does not hear it, because the
-// agent was killed, finds the end of the connection, or stops waiting.
+// end tells the program that no more sockets come, by a message without one. A program that does
+// not hear it, because the agent was killed, finds the end of the connection, or stops waiting.
 func (p *filling) end() {
 	_ = unix.Sendmsg(p.batch, []byte{0}, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	p.close()
@@ -65,7 +68,8 @@ func (p *filling) closed() bool {
 	return err == nil && ends[0].Revents&unix.POLLHUP != 0
 }
 
-// becomeBatchUser makes the calling thread's the sockets that it has under way in batches. Its effective user stays root.
+// becomeBatchUser makes the calling thread's the sockets that it has under way in batches. Its
+// effective user stays root.
 func becomeBatchUser() error {
 	if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, batchUser, ^uintptr(0), ^uintptr(0)); e != 0 {
 		return fmt.Errorf("become the user of batches: %w", e)
@@ -73,7 +77,8 @@ func becomeBatchUser() error {
 	return nil
 }
 
-// startFilling has what is left put into a batch; nothing if more is false. before is called before the prefiller is woken.
+// startFilling has what is left put into a batch; nothing if more is false. before is called before
+// the prefiller is woken.
 func (r *prefiller) startFilling(p *filling, more bool, before func()) {
 	if !more || p.left == 0 {
 		p.end()
@@ -87,8 +92,8 @@ func (r *prefiller) startFilling(p *filling, more bool, before func()) {
 	}
 }
 
-// fillSome adds some sockets to the batch whose turn it is: of the endpoint whose last turn was longest ago the one that has waited
-// longest. It reports false if there is none.
+// fillSome adds some sockets to the batch whose turn it is: of the endpoint whose last turn was
+// longest ago the one that has waited longest. It reports false if there is none.
 func (r *prefiller) fillSome(ctx context.Context) bool {
 	for more := true; more; {
 		select {
@@ -128,7 +133,8 @@ func (r *prefiller) fillSome(ctx context.Context) bool {
 	return true
 }
 
-// fillInto adds some sockets to a batch. The caller who asked for them was compared when the first ones were filled.
+// fillInto adds some sockets to a batch. The caller who asked for them was compared when the first
+// ones were filled.
 func (r *prefiller) fillInto(ctx context.Context, p *filling) error {
 	if p.closed() {
 		p.left = 0
@@ -161,7 +167,8 @@ func (r *prefiller) fillInto(ctx context.Context, p *filling) error {
 	return nil
 }
 
-// endFillings gives up the batches that are being filled: the end of the connection tells their programs.
+// endFillings gives up the batches that are being filled: the end of the connection tells their
+// programs.
 func (r *prefiller) endFillings() {
 	for _, p := range r.fillings {
 		p.close()

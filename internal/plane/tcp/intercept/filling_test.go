@@ -14,7 +14,8 @@ import (
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// testFilling gives a prefiller that nobody runs, a batch that is to get so many sockets, and the program's end of it.
+// testFilling gives a prefiller that nobody runs, a batch that is to get so many sockets, and the
+// program's end of it.
 func testFilling(t *testing.T, m *testMaker, n int) (r *prefiller, p *filling, program int, failures *[]error) {
 	t.Helper()
 	testutil.NeedRoot(t, "changes the caller's user") // for the tag that testMaker gives
@@ -62,7 +63,8 @@ func inBatch(t *testing.T, program int) (sockets int, ended bool) {
 	}
 }
 
-// TestFillingTakesTurns: several batches are filled side by side, some sockets of each at a time, and what is more urgent comes between.
+// TestFillingTakesTurns: several batches are filled side by side, some sockets of each at a time,
+// and what is more urgent comes between.
 func TestFillingTakesTurns(t *testing.T) {
 	r, a, ofA, failures := testFilling(t, &testMaker{}, 2*filledAtATime+1)
 	_, b, ofB, _ := testFilling(t, &testMaker{}, filledAtATime)
@@ -160,8 +162,9 @@ func TestFillingEnds(t *testing.T) {
 	})
 }
 
-// TestFillingClosedAtOnce: a program may close its batch as soon as it has it, before the prefiller has begun. The listener then closes
-// its descriptor, whose number may be another container's batch next: so what is filled goes by one that nobody else closes.
+// TestFillingClosedAtOnce: a program may close its batch as soon as it has it, before the prefiller
+// has begun. The listener then closes its descriptor, whose number may be another container's batch
+// next: so what is filled goes by one that nobody else closes.
 func TestFillingClosedAtOnce(t *testing.T) {
 	prefiller, p, _, failures := testFilling(t, &testMaker{}, filledAtATime)
 	closeFD(p.batch)

@@ -1,8 +1,9 @@
-// Package intercept answers trapped socket() calls for TCP with sockets of the agent's own network namespace.
+// Package intercept answers trapped socket() calls for TCP with sockets of the agent's own network
+// namespace.
 //
-// It is a handler of package trap, which receives the calls and gives the answers. answer.go is the way of a call;
-// pool.go has the sockets that are ready for an endpoint, prefiller.go makes them ahead of need; batch.go and filling.go
-// give many by one call, to programs that ask for that.
+// It is a handler of package trap, which receives the calls and gives the answers. answer.go is the
+// way of a call; pool.go has the sockets that are ready for an endpoint, prefiller.go makes them
+// ahead of need; batch.go and filling.go give many by one call, to programs that ask for that.
 package intercept
 
 import (
@@ -29,17 +30,19 @@ const (
 	prefillQueueCapacity = 1024
 )
 
-// SocketMaker makes one tagged socket, ready to be given to a container, in the calling thread's network
-// namespace: a TCP socket of family AF_INET or AF_INET6 with no status flags set (in particular not
-// O_NONBLOCK), close-on-exec in the agent. The caller owns the descriptor. It is called from several
-// goroutines, sometimes while a container waits, so it must neither block nor change its thread.
+// SocketMaker makes one tagged socket, ready to be given to a container, in the calling thread's
+// network namespace: a TCP socket of family AF_INET or AF_INET6 with no status flags set (in
+// particular not O_NONBLOCK), close-on-exec in the agent. The caller owns the descriptor. It is
+// called from several goroutines, sometimes while a container waits, so it must neither block nor
+// change its thread.
 type SocketMaker interface {
 	MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 	// SetMPTCP says whether the program that gets a socket of MakeSocket asked for IPPROTO_MPTCP.
 	SetMPTCP(fd int, ep model.EndpointID, on bool) error
-	// Admit counts a socket of MakeSocket as one that its endpoint has, until it is closed for good, unless the endpoint
-	// has as many as it may (model.ErrSocketQuota). With Config.AdmitCompares it looks first whether the thread that is to have
-	// it is as caller says (model.ErrOtherNetns, ErrOtherOwner, ErrNoCaller).
+	// Admit counts a socket of MakeSocket as one that its endpoint has, until it is closed for
+	// good, unless the endpoint has as many as it may (model.ErrSocketQuota). With
+	// Config.AdmitCompares it looks first whether the thread that is to have it is as caller says
+	// (model.ErrOtherNetns, ErrOtherOwner, ErrNoCaller).
 	Admit(fd int, caller model.Caller) error
 }
 
@@ -47,16 +50,17 @@ type SocketMaker interface {
 type Config struct {
 	// Maker makes the sockets.
 	Maker SocketMaker
-	// AdmitCompares says that Maker.Admit looks at callers. Otherwise /proc is asked before, which takes several
-	// microseconds of a call.
+	// AdmitCompares says that Maker.Admit looks at callers. Otherwise /proc is asked before, which
+	// takes several microseconds of a call.
 	AdmitCompares bool
 	// Log gets what operators must know. Nil means slog.Default().
 	Log *slog.Logger
-	// ListenElsewhere calls listen() on a Unix socket in another process, which has ended when it returns. Nil means that
-	// containers get their sockets one by one, also those that may have several at a time (batch.go).
+	// ListenElsewhere calls listen() on a Unix socket in another process, which has ended when it
+	// returns. Nil means that containers get their sockets one by one, also those that may have
+	// several at a time (batch.go).
 	ListenElsewhere func(*os.File) error
-	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in use.
-	// 0 means DefaultReadyPerFamily, less than 0 none.
+	// ReadyPerFamily is how many sockets are made ahead for each endpoint and address family in
+	// use. 0 means DefaultReadyPerFamily, less than 0 none.
 	ReadyPerFamily int
 	// MaxReady bounds the sockets made ahead for all endpoints. 0 means DefaultMaxReady.
 	MaxReady int

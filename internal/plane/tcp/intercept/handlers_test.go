@@ -12,7 +12,8 @@ import (
 	"heddle.dev/heddle/internal/trap"
 )
 
-// priorities is a handler as another plane may have one: it answers getpriority(), by what is asked for.
+// priorities is a handler as another plane may have one: it answers getpriority(), by what is asked
+// for.
 type priorities struct {
 	refused trap.Reason
 	gave    atomic.Uint64 // files
@@ -55,8 +56,8 @@ func (h *priorities) Answer(c *trap.Call) error {
 
 func (h *priorities) Reasons() []*trap.Reason { return []*trap.Reason{&h.refused} }
 
-// TestAnotherHandler: a handler of another plane answers its calls by the same listener, in its own ways, and changes nothing for
-// the others; what is nobody's call the kernel carries out.
+// TestAnotherHandler: a handler of another plane answers its calls by the same listener, in its own
+// ways, and changes nothing for the others; what is nobody's call the kernel carries out.
 func TestAnotherHandler(t *testing.T) {
 	h := &priorities{refused: trap.Reason{Name: "no_priority", Errno: unix.EDOM}}
 	path := socketPath(t)

@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// hang makes an ioctl whose memory is on a page that nobody provides, and returns when something touches it.
+// hang makes an ioctl whose memory is on a page that nobody provides, and returns when something
+// touches it.
 func hang(c command) outcome {
 	page, uffd, err := missingPage()
 	if err != nil {
@@ -42,7 +43,8 @@ func hang(c command) outcome {
 	}
 }
 
-// missingPage maps a page that is there once somebody answers uffd, as one of a file system in user space is.
+// missingPage maps a page that is there once somebody answers uffd, as one of a file system in user
+// space is.
 func missingPage() (page []byte, uffd int, err error) {
 	const apiIoctl, registerIoctl, api, missing = 0xc018aa3f, 0xc020aa00, 0xaa, 1
 	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
@@ -63,7 +65,8 @@ func missingPage() (page []byte, uffd int, err error) {
 	return page, int(fd), nil
 }
 
-// A program whose memory does not answer keeps the agent neither from ending nor from serving others.
+// A program whose memory does not answer keeps the agent neither from ending nor from serving
+// others.
 func TestMemoryThatHangs(t *testing.T) {
 	testutil.NeedRoot(t, "changes the caller's user")
 	for name, request := range map[string]int{"read": unix.SIOCGIFINDEX, "write": unix.SIOCGIFCONF} {

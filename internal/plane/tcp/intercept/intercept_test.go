@@ -172,7 +172,8 @@ func tryKilledCallerLeavesNothing(t *testing.T) {
 	eventually(t, "answered", func() bool { return s.Stats().Answered == 1 })
 }
 
-// An endpoint that has as many sockets as it may is told ENFILE, and gets sockets again when it may. No socket is lost.
+// An endpoint that has as many sockets as it may is told ENFILE, and gets sockets again when it
+// may. No socket is lost.
 func TestQuota(t *testing.T) { bothWays(t, tryQuota) }
 
 func tryQuota(t *testing.T) {
@@ -210,9 +211,10 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	storm := func(c *child, signals bool) (o outcome, allowed int) {
 		began := time.Now()
 		o = c.do(command{Op: "storm", Family: unix.AF_INET, Type: unix.SOCK_STREAM, Threads: 16, N: calls / 16, Signals: signals})
-		// A signal that comes to an interruptible caller between the agent's last step and the caller's next
-		// takes the answer away unseen (decision 0011): about three times a second under this many signals, however many calls
-		// there are. Without the wait for a thread's earlier calls it is as often in a tenth of a second.
+		// A signal that comes to an interruptible caller between the agent's last step and the
+		// caller's next takes the answer away unseen (decision 0011): about three times a second
+		// under this many signals, however many calls there are. Without the wait for a thread's
+		// earlier calls it is as often in a tenth of a second.
 		if signals && c == interruptible {
 			allowed = 2 + int(time.Since(began)/(50*time.Millisecond))
 		}
@@ -222,7 +224,8 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	for what, c := range map[string]*child{"killable": killable, "interruptible": interruptible} {
 		for _, signals := range []bool{false, true} {
 			o, allowed := storm(c, signals)
-			// The program's handlers restart system calls (SA_RESTART), so none of them may end in EINTR.
+			// The program's handlers restart system calls (SA_RESTART), so none of them may end in
+			// EINTR.
 			if o.OK != calls || o.Errno != 0 || o.Ended != 0 || o.Strange != 0 {
 				t.Errorf("%s, signals %v: %d good of %d, %d EINTR, %d strange, first errno %v", what, signals, o.OK, calls, o.Ended, o.Strange, unix.Errno(o.Errno))
 			}
@@ -235,7 +238,8 @@ func tryManyThreadsAndSignals(t *testing.T) {
 		}
 	}
 	eventually(t, "all are counted", func() bool { return s.Stats().Answered >= 4*calls })
-	// Answers are quick, so few signals come in between. Go on until one has, or this tested nothing.
+	// Answers are quick, so few signals come in between. Go on until one has, or this tested
+	// nothing.
 	eventually(t, "a call is interrupted", func() bool {
 		o, allowed := storm(interruptible, true)
 		if o.OK != calls || o.Open > strays+allowed {
@@ -267,7 +271,8 @@ func mostReaders(s *testAgent, during func()) (most int) {
 	return most
 }
 
-// A thread that calls as fast as it can is there again before its reader. It has no use for another one, and would wait for both.
+// A thread that calls as fast as it can is there again before its reader. It has no use for another
+// one, and would wait for both.
 func TestOneCallerOneReader(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
@@ -283,8 +288,8 @@ func TestOneCallerOneReader(t *testing.T) {
 	}
 }
 
-// When the callers of one filter wait for their turn, more threads answer them; those that have nothing to do end, and so do those
-// that joined when one thread makes all the calls.
+// When the callers of one filter wait for their turn, more threads answer them; those that have
+// nothing to do end, and so do those that joined when one thread makes all the calls.
 func TestHelpersJoin(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))
@@ -443,7 +448,8 @@ func TestListenRefuses(t *testing.T) {
 	}
 }
 
-// TestCountsNeverFall: what is reported while sockets are given is never less than before, which would be taken for a restart.
+// TestCountsNeverFall: what is reported while sockets are given is never less than before, which
+// would be taken for a restart.
 func TestCountsNeverFall(t *testing.T) {
 	path := socketPath(t)
 	s, _ := serve(t, testConfig(path, "", &testMaker{}))

@@ -11,17 +11,20 @@ import (
 	"heddle.dev/heddle/internal/trap"
 )
 
-// A program can set SO_LINGER on a socket, have data under way and close it before the agent's own close(), which is the last then
-// and waits for as long as the program said, if no signal interrupts it.
+// A program can set SO_LINGER on a socket, have data under way and close it before the agent's own
+// close(), which is the last then and waits for as long as the program said, if no signal
+// interrupts it.
 
 const (
 	// lingerTimeout is how long a close() may wait if others wait for its thread.
 	lingerTimeout = 50 * time.Millisecond
-	// lingerSeen is more than any close() takes that does not linger, and less than Go lets a thread go on without a signal.
+	// lingerSeen is more than any close() takes that does not linger, and less than Go lets a
+	// thread go on without a signal.
 	lingerSeen = time.Millisecond
 )
 
-// interruptTimer sends its thread trap.InterruptSignal again and again while it is set, by a timer of the kernel: timer_create(2).
+// interruptTimer sends its thread trap.InterruptSignal again and again while it is set, by a timer
+// of the kernel: timer_create(2).
 type interruptTimer struct{ timer int32 }
 
 // newInterruptTimer gives a timer of the calling thread.
@@ -42,7 +45,8 @@ func newInterruptTimer() (*interruptTimer, error) {
 	return &a, nil
 }
 
-// set sets the timer to ring in every and again each time that has passed; 0 turns it off. A timer that is nil never rings.
+// set sets the timer to ring in every and again each time that has passed; 0 turns it off. A timer
+// that is nil never rings.
 func (a *interruptTimer) set(every time.Duration) {
 	if a == nil {
 		return
@@ -59,13 +63,14 @@ func (a *interruptTimer) delete() {
 
 var errLingers = errors.New("a program keeps the agent waiting (SO_LINGER): its container gets no more batches")
 
-// closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we close can
-// report lost data, so there is nothing to do about an error.
+// closeFD closes a descriptor of ours. The kernel always frees the number, and none of what we
+// close can report lost data, so there is nothing to do about an error.
 func closeFD(fd int) { _ = unix.Close(fd) }
 
-// closeWaits closes the agent's descriptor of a socket that its program may have already, and reports whether that waited for what
-// lingers, till it was interrupted perhaps. A thread that only has to wait for a processor does not give its own up; one that Go's
-// scheduler stops does, so that the socket has to linger as well: it does if its program was very quick.
+// closeWaits closes the agent's descriptor of a socket that its program may have already, and
+// reports whether that waited for what lingers, till it was interrupted perhaps. A thread that only
+// has to wait for a processor does not give its own up; one that Go's scheduler stops does, so that
+// the socket has to linger as well: it does if its program was very quick.
 func closeWaits(fd int) bool {
 	linger, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_LINGER) // struct linger: two ints, of which the first switches it on
 	if err != nil || uint32(linger) == 0 {

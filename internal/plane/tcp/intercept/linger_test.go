@@ -46,7 +46,8 @@ func lingering(t *testing.T) int {
 	return fd
 }
 
-// lingeringMaker makes sockets that a program got hold of in the moment they were made, as one does that asks for many.
+// lingeringMaker makes sockets that a program got hold of in the moment they were made, as one does
+// that asks for many.
 type lingeringMaker struct {
 	testMaker
 	fd int
@@ -54,7 +55,8 @@ type lingeringMaker struct {
 
 func (m *lingeringMaker) MakeSocket(model.EndpointID, int) (int, error) { return m.fd, nil }
 
-// TestFillingDoesNotLinger: a program whose sockets linger keeps the prefiller from others for a moment, once.
+// TestFillingDoesNotLinger: a program whose sockets linger keeps the prefiller from others for a
+// moment, once.
 func TestFillingDoesNotLinger(t *testing.T) {
 	r, p, program, failures := testFilling(t, &testMaker{}, 3)
 	runtime.LockOSThread()

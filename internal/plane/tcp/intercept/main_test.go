@@ -44,7 +44,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// testMaker makes sockets that carry their endpoint's id as SO_PRIORITY. Its fields are set before use.
+// testMaker makes sockets that carry their endpoint's id as SO_PRIORITY. Its fields are set before
+// use.
 type testMaker struct {
 	gate    chan struct{} // if set, MakeSocket waits until it is closed
 	entered func()        // called at the start of MakeSocket
@@ -75,7 +76,8 @@ func (m *testMaker) MakeSocket(ep model.EndpointID, family int) (int, error) {
 	return fd, nil
 }
 
-// Admit gives the number of sockets that quota leaves, if it is set. It compares callers as the kernel does for the agent.
+// Admit gives the number of sockets that quota leaves, if it is set. It compares callers as the
+// kernel does for the agent.
 func (m *testMaker) Admit(_ int, caller model.Caller) error {
 	if caller.Thread != 0 {
 		proc, err := task.Open()
@@ -126,7 +128,8 @@ func (m *testMaker) SetMPTCP(fd int, _ model.EndpointID, on bool) error {
 	return os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, value))
 }
 
-// agentConfig is what the tests' agents are made of: the settings of the server and of the handlers.
+// agentConfig is what the tests' agents are made of: the settings of the server and of the
+// handlers.
 type agentConfig struct {
 	SocketPath                             string
 	Maker                                  SocketMaker

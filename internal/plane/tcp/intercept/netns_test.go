@@ -17,7 +17,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// ownNetns is the inode of the network namespace that the tests run in, which testConfig gives the endpoint.
+// ownNetns is the inode of the network namespace that the tests run in, which testConfig gives the
+// endpoint.
 func ownNetns() uint64 {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/net", &st); err != nil {
@@ -52,8 +53,8 @@ func (b *logBuffer) String() string {
 	return b.buf.String()
 }
 
-// A program that leaves its endpoint's network namespace has the sockets of the one it is in, as without Heddle; so
-// has each of its threads.
+// A program that leaves its endpoint's network namespace has the sockets of the one it is in, as
+// without Heddle; so has each of its threads.
 func TestForeignNetns(t *testing.T) { bothWays(t, tryForeignNetns) }
 
 func tryForeignNetns(t *testing.T) {
@@ -81,7 +82,8 @@ func tryForeignNetns(t *testing.T) {
 	})
 }
 
-// A container that names an endpoint whose network namespace is not its own gets nothing of it, and the operator is told.
+// A container that names an endpoint whose network namespace is not its own gets nothing of it, and
+// the operator is told.
 func TestBundleThatLies(t *testing.T) { bothWays(t, tryBundleThatLies) }
 
 func tryBundleThatLies(t *testing.T) {
@@ -122,8 +124,8 @@ func changeNetns(op string) (err error) {
 	return unix.Unshare(unix.CLONE_NEWNET)
 }
 
-// A listener whose endpoint is that of its callers' network namespace: none yet, one, its removal, another one, and a
-// program that leaves for a namespace without.
+// A listener whose endpoint is that of its callers' network namespace: none yet, one, its removal,
+// another one, and a program that leaves for a namespace without.
 func TestEndpointByNetns(t *testing.T) { bothWays(t, tryEndpointByNetns) }
 
 func tryEndpointByNetns(t *testing.T) {

@@ -12,15 +12,16 @@ import (
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// socketOptions are what a caller wants of a socket and the agent can give it before it is injected.
+// socketOptions are what a caller wants of a socket and the agent can give it before it is
+// injected.
 type socketOptions struct {
 	own      task.Owner
 	nonblock bool
 	mptcp    bool
 }
 
-// socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the answering
-// thread, the prefiller or a pool.
+// socket is a tagged TCP socket nobody has yet. It belongs to whoever holds the value: the
+// answering thread, the prefiller or a pool.
 type socket struct {
 	fd    int
 	inode uint64
@@ -81,9 +82,10 @@ func (p *pools) of(family int) *socketPool {
 	return &p.v4
 }
 
-// socketPool holds the ready sockets of one endpoint and family. It owns them: the threads that answer take
-// them out, only the prefiller (and an answer nobody waited for) puts them in, and prefiller.drop closes
-// what is left when the endpoint's last listener ends or the endpoint is forgotten.
+// socketPool holds the ready sockets of one endpoint and family. It owns them: the threads that
+// answer take them out, only the prefiller (and an answer nobody waited for) puts them in, and
+// prefiller.drop closes what is left when the endpoint's last listener ends or the endpoint is
+// forgotten.
 type socketPool struct {
 	endpoint model.EndpointID
 	family   int
@@ -109,7 +111,8 @@ func (p *socketPool) learn(want socketOptions) {
 	p.want = want
 }
 
-// take removes a ready socket and reports how many are left. The newest first: its memory is warmest.
+// take removes a ready socket and reports how many are left. The newest first: its memory is
+// warmest.
 func (p *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,8 +126,8 @@ func (p *socketPool) take(want socketOptions) (s socket, left int, ok bool) {
 	return s, n - 1, true
 }
 
-// put adds a ready socket. It reports false, and the caller keeps the socket, if the pool holds limit
-// sockets or is closed.
+// put adds a ready socket. It reports false, and the caller keeps the socket, if the pool holds
+// limit sockets or is closed.
 func (p *socketPool) put(s socket, limit int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,7 +138,8 @@ func (p *socketPool) put(s socket, limit int) bool {
 	return true
 }
 
-// shortfall reports how many sockets are missing to target and what the next caller will probably want.
+// shortfall reports how many sockets are missing to target and what the next caller will probably
+// want.
 func (p *socketPool) shortfall(target int) (int, socketOptions) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -13,9 +13,10 @@ import (
 	"heddle.dev/heddle/internal/trap"
 )
 
-// prefiller makes sockets ahead of need: for pools and, when those are full, for batches (filling.go). One goroutine runs it, on a
-// thread of its own that sleeps in the kernel; the answering threads only queue pools and batches. (A goroutine that waits for a
-// channel and is locked to a thread takes two other threads to wake.)
+// prefiller makes sockets ahead of need: for pools and, when those are full, for batches
+// (filling.go). One goroutine runs it, on a thread of its own that sleeps in the kernel; the
+// answering threads only queue pools and batches. (A goroutine that waits for a channel and is
+// locked to a thread takes two other threads to wake.)
 type prefiller struct {
 	log     *slog.Logger
 	maker   SocketMaker
@@ -35,9 +36,10 @@ type prefiller struct {
 	interrupts *interruptTimer // of run's thread; nil: its close() may wait
 }
 
-// A prefiller that had something to do looks again after prefillPause, and sleeps when it found nothing staysAwake times: to wake it
-// takes 5 to 20 us of the thread that answers, and of the caller, who waits for the same processor. It costs as much to look, so it
-// stays awake only if it is needed about as often as it looks.
+// A prefiller that had something to do looks again after prefillPause, and sleeps when it found
+// nothing staysAwake times: to wake it takes 5 to 20 us of the thread that answers, and of the
+// caller, who waits for the same processor. It costs as much to look, so it stays awake only if it
+// is needed about as often as it looks.
 const (
 	prefillPause = time.Millisecond
 	staysAwake   = 2
@@ -52,8 +54,8 @@ const (
 	sleeping              // until it is woken
 )
 
-// request queues p if it wants sockets, and rouses the prefiller. It never blocks: if the queue is full the next use of the pool
-// asks again.
+// request queues p if it wants sockets, and rouses the prefiller. It never blocks: if the queue is
+// full the next use of the pool asks again.
 func (r *prefiller) request(p *socketPool, wants need, before func()) {
 	if r.target == 0 || wants == needNot {
 		return
@@ -69,7 +71,8 @@ func (r *prefiller) request(p *socketPool, wants need, before func()) {
 	r.rouse(wants, before)
 }
 
-// rouse wakes the prefiller if it sleeps, or if it rests and the matter is urgent; before is called first then.
+// rouse wakes the prefiller if it sleeps, or if it rests and the matter is urgent; before is called
+// first then.
 func (r *prefiller) rouse(wants need, before func()) {
 	if _, wake := r.mustWake(wants); !wake {
 		return
@@ -151,7 +154,8 @@ func (r *prefiller) wait(doing phase) error {
 	return err
 }
 
-// prefillQueued fills the pools on the queue, then the batches, and reports whether that took a socket.
+// prefillQueued fills the pools on the queue, then the batches, and reports whether that took a
+// socket.
 func (r *prefiller) prefillQueued(ctx context.Context) (made bool) {
 	for ctx.Err() == nil {
 		select {

@@ -150,8 +150,8 @@ func TestReceivedCallSurvivesItsAgent(t *testing.T) {
 	}
 }
 
-// An answer is ended wherever the agent that gave it was killed: before the caller had its socket, after, and after
-// the caller was told.
+// An answer is ended wherever the agent that gave it was killed: before the caller had its socket,
+// after, and after the caller was told.
 func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 	for name, done := range map[string]int{"noted": 0, "added": 1, "told": 2} {
 		t.Run(name, func(t *testing.T) {
@@ -162,8 +162,8 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer closeFD(page)
-			// What agents of all versions have in common: a page of 4,096 bytes has four places, of 128 bytes each, for struct
-			// seccomp_notif (80 bytes) and the socket's inode.
+			// What agents of all versions have in common: a page of 4,096 bytes has four places, of
+			// 128 bytes each, for struct seccomp_notif (80 bytes) and the socket's inode.
 			if err := unix.Ftruncate(page, 4096); err != nil {
 				t.Fatal(err)
 			}
@@ -227,8 +227,8 @@ func TestAnswerIsEndedWhereItStopped(t *testing.T) {
 	}
 }
 
-// underLoad lets a trapped program call socket() from several threads while end ends one agent after the
-// other, each once it has started answering, and returns what the program saw.
+// underLoad lets a trapped program call socket() from several threads while end ends one agent
+// after the other, each once it has started answering, and returns what the program saw.
 func underLoad(t *testing.T, calls, rounds int, end func(*exec.Cmd)) outcome {
 	t.Helper()
 	hp, path := keeper(t), socketPath(t)
@@ -262,8 +262,8 @@ func TestRestartsUnderLoad(t *testing.T) {
 	}
 }
 
-// No call hangs or fails, gives anything else than a socket of the agent's, or leaves a second one behind,
-// wherever in an answer the SIGKILL falls.
+// No call hangs or fails, gives anything else than a socket of the agent's, or leaves a second one
+// behind, wherever in an answer the SIGKILL falls.
 func TestKillsUnderLoad(t *testing.T) {
 	const calls, kills = 12000, 40
 	o := underLoad(t, calls, kills, killAgent)
@@ -272,8 +272,8 @@ func TestKillsUnderLoad(t *testing.T) {
 	}
 }
 
-// A hand-off made while no agent runs waits in the socket, and so do the program's calls. A second agent does
-// not get the socket, and one that finds its path taken away makes another.
+// A hand-off made while no agent runs waits in the socket, and so do the program's calls. A second
+// agent does not get the socket, and one that finds its path taken away makes another.
 func TestHandOffWithoutAgent(t *testing.T) {
 	hp, path := keeper(t), socketPath(t)
 	a, _ := agent(t, path, hp)
@@ -305,8 +305,8 @@ func TestHandOffWithoutAgent(t *testing.T) {
 	}
 }
 
-// A keeper that is killed is replaced, and gets every listener, while the agent goes on; so the agent's own
-// end loses nothing. A kill -9 of each, in turn.
+// A keeper that is killed is replaced, and gets every listener, while the agent goes on; so the
+// agent's own end loses nothing. A kill -9 of each, in turn.
 func TestKeeperKilledThenAgent(t *testing.T) {
 	hp, path := socketPath(t), socketPath(t)
 	env := []string{"HEDDLE_START_KEEPER=1"}

@@ -13,7 +13,8 @@ import (
 	"heddle.dev/heddle/internal/testutil"
 )
 
-// The reader of a thread that calls all the time is where that thread is, and may be anywhere when it stops.
+// The reader of a thread that calls all the time is where that thread is, and may be anywhere when
+// it stops.
 func TestReaderFollowsCaller(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("TestReaderFollowsCaller: this process may run on one processor only")
@@ -77,8 +78,8 @@ func bound(t *testing.T) (n int) {
 	return n
 }
 
-// TestMonitorOfServer: while an agent's readers are fewer than Go's processors one thread, Go's monitor, sleeps for longer, and readers'
-// timers are exact.
+// TestMonitorOfServer: while an agent's readers are fewer than Go's processors one thread, Go's
+// monitor, sleeps for longer, and readers' timers are exact.
 func TestMonitorOfServer(t *testing.T) {
 	testutil.NeedRoot(t, "changes a thread's timer slack")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32))

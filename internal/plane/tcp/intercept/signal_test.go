@@ -32,8 +32,8 @@ func endCallsBySignal() error {
 	return set(unsafe.Pointer(&act), nil)
 }
 
-// TestSignalEndsCall: a signal whose handler has no SA_RESTART ends a call by EINTR (decision 0050). With WAIT_KILLABLE_RECV only
-// one that the agent has not received yet.
+// TestSignalEndsCall: a signal whose handler has no SA_RESTART ends a call by EINTR (decision
+// 0050). With WAIT_KILLABLE_RECV only one that the agent has not received yet.
 func TestSignalEndsCall(t *testing.T) {
 	for name, c := range map[string]struct {
 		env             []string

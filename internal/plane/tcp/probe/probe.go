@@ -1,6 +1,7 @@
-// Package probe keeps, for each other node, whether the direct path to it works: that SYNs reach its direct ports, and
-// reach them with their option. It decides when to probe and what the answers mean; sending, and what follows from a
-// state, are its caller's. See docs/decisions/0022-probes-of-direct-paths.md.
+// Package probe keeps, for each other node, whether the direct path to it works: that SYNs reach
+// its direct ports, and reach them with their option. It decides when to probe and what the answers
+// mean; sending, and what follows from a state, are its caller's. See
+// docs/decisions/0022-probes-of-direct-paths.md.
 package probe
 
 import (
@@ -29,9 +30,9 @@ const (
 	minBackoff = 2 * time.Second        // before a failed round is repeated; doubled each time
 	maxBackoff = time.Minute            // longer for peers that are away, with many peers
 
-	// A node is in the store some seconds before its programs take probes, on a busy machine many. What fails until then is
-	// tried again before the path is called bad, which it would be for minBackoff at least; new connections take the overlay
-	// in either case.
+	// A node is in the store some seconds before its programs take probes, on a busy machine many.
+	// What fails until then is tried again before the path is called bad, which it would be for
+	// minBackoff at least; new connections take the overlay in either case.
 	startGrace = 20 * time.Second
 	doubtPause = 500 * time.Millisecond
 )
@@ -62,14 +63,16 @@ type Peer struct {
 
 // Config is what a Prober works with. All fields must be set.
 type Config struct {
-	// Dial probes ports of a peer at once and gives one answer for each. An error says that this node cannot probe.
+	// Dial probes ports of a peer at once and gives one answer for each. An error says that this
+	// node cannot probe.
 	Dial func(context.Context, Peer, []uint16) ([]Answer, error)
 	// Reach reports whether the peer answers over the overlay.
 	Reach func(context.Context, Peer) bool
-	// Apply puts a state into force. It is called for each peer before Follow returns, with PeerProven for one that is
-	// no more followed, and at each change. It must not call the Prober.
+	// Apply puts a state into force. It is called for each peer before Follow returns, with
+	// PeerProven for one that is no more followed, and at each change. It must not call the Prober.
 	Apply func(Peer, model.PeerState) error
-	// Known are states to begin with, by underlay address: what an earlier agent found. Others are unproven.
+	// Known are states to begin with, by underlay address: what an earlier agent found. Others are
+	// unproven.
 	Known map[netip.Addr]model.PeerState
 	Log   *slog.Logger
 }
@@ -133,8 +136,8 @@ func (pr *Prober) Follow(list []Peer) error {
 	return pr.change(gone, fresh, len(list))
 }
 
-// Change is Follow for peers that have changed: before are those that are not probed any more, or not as they were, and now is what
-// they are, with the new ones.
+// Change is Follow for peers that have changed: before are those that are not probed any more, or
+// not as they were, and now is what they are, with the new ones.
 func (pr *Prober) Change(before, now []Peer) error {
 	pr.applying.Lock()
 	defer pr.applying.Unlock()
@@ -211,9 +214,9 @@ func (pr *Prober) change(gone, fresh []Peer, all int) error {
 	return failed
 }
 
-// Suspect asks for a round soon: a connect to the node at underlay failed, or went over the overlay because its path is
-// unproven. A path that is known to fail keeps its pause. It gives the state of the path as known: PeerProven if the node
-// is not followed.
+// Suspect asks for a round soon: a connect to the node at underlay failed, or went over the overlay
+// because its path is unproven. A path that is known to fail keeps its pause. It gives the state of
+// the path as known: PeerProven if the node is not followed.
 func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
 	if !model.ProtectProbes.On() {
 		pr.believe(underlay)
@@ -245,8 +248,8 @@ func (pr *Prober) Suspect(underlay netip.Addr) model.PeerState {
 	return state
 }
 
-// believe takes a suspicion for proof that a path is blocked. Only programs of the attack suite do: anybody's connects can
-// fail.
+// believe takes a suspicion for proof that a path is blocked. Only programs of the attack suite do:
+// anybody's connects can fail.
 func (pr *Prober) believe(underlay netip.Addr) {
 	pr.applying.Lock()
 	defer pr.applying.Unlock()
@@ -261,8 +264,8 @@ func (pr *Prober) believe(underlay netip.Addr) {
 	pr.mu.Unlock()
 }
 
-// Answered gives when the node at underlay last answered a probe, on whatever path; the zero Time if it has not, or is
-// not followed.
+// Answered gives when the node at underlay last answered a probe, on whatever path; the zero Time
+// if it has not, or is not followed.
 func (pr *Prober) Answered(underlay netip.Addr) time.Time {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
@@ -318,7 +321,8 @@ func (pr *Prober) Run(ctx context.Context) {
 	}
 }
 
-// take gives the peer whose round is due, those that a connect asked for first; or how long to wait for one.
+// take gives the peer whose round is due, those that a connect asked for first; or how long to wait
+// for one.
 func (pr *Prober) take() (*peer, time.Duration) {
 	pr.mu.Lock()
 	defer pr.mu.Unlock()
@@ -387,7 +391,8 @@ func (pr *Prober) record(p *peer, f finding) {
 	case f.early:
 		wait = doubtPause
 	case !f.known:
-		// Away: a round takes seconds. Were they tried as often as few are, many would keep all rounds busy for good.
+		// Away: a round takes seconds. Were they tried as often as few are, many would keep all
+		// rounds busy for good.
 		wait = min(minBackoff<<min(p.failures, 10), max(maxBackoff, wait))
 		p.failures++
 	case f.state != model.PeerProven:
@@ -409,8 +414,8 @@ func (pr *Prober) record(p *peer, f finding) {
 // period gives the time between rounds of a peer whose path works, with n peers.
 func period(n int) time.Duration { return max(minPeriod, time.Duration(n)*roundGap*5/2) }
 
-// ports chooses the ports of p's next round: some, spread over the range, and others the next time. A path that failed
-// must show more before connections are entrusted to it.
+// ports chooses the ports of p's next round: some, spread over the range, and others the next time.
+// A path that failed must show more before connections are entrusted to it.
 func (p *peer) ports() []uint16 {
 	all := int(p.Ports.Last) - int(p.Ports.First) + 1
 	n := quickPorts
@@ -431,7 +436,8 @@ func (p *peer) ports() []uint16 {
 	return append(first, rest...)
 }
 
-// measure probes ports, a few first, those that fail twice, and tells a path that fails from a peer that is away.
+// measure probes ports, a few first, those that fail twice, and tells a path that fails from a peer
+// that is away.
 func (pr *Prober) measure(ctx context.Context, p Peer, ports []uint16) finding {
 	few := min(len(ports), quickPorts)
 	failing, _, err := pr.dial(ctx, p, ports[:few])

@@ -167,8 +167,8 @@ func TestStates(t *testing.T) {
 	})
 }
 
-// TestNotReadyYet: a node that refuses while it starts is not called bad, and its path is used as soon as it works; one that
-// goes on to refuse is.
+// TestNotReadyYet: a node that refuses while it starts is not called bad, and its path is used as
+// soon as it works; one that goes on to refuse is.
 func TestNotReadyYet(t *testing.T) {
 	n := newNetwork()
 	n.answer = func(Peer, uint16) Answer { return Refused }
@@ -205,7 +205,8 @@ func TestEveryPortIsTried(t *testing.T) {
 	})
 }
 
-// TestAway keeps the state of a node that does not answer by the overlay either, or when this node cannot probe.
+// TestAway keeps the state of a node that does not answer by the overlay either, or when this node
+// cannot probe.
 func TestAway(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
@@ -229,7 +230,8 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// TestApplyFails: a state that may be half in force is followed by the one that holds, also if that is what it was before.
+// TestApplyFails: a state that may be half in force is followed by the one that holds, also if that
+// is what it was before.
 func TestApplyFails(t *testing.T) {
 	n := newNetwork()
 	cfg, fails := n.config(), false
@@ -277,8 +279,8 @@ func TestLostOnce(t *testing.T) {
 	})
 }
 
-// TestMany follows as many nodes as a network may have: the pace is bounded, all come to their turn, and one that a
-// connect needs does not wait for the others.
+// TestMany follows as many nodes as a network may have: the pace is bounded, all come to their
+// turn, and one that a connect needs does not wait for the others.
 func TestMany(t *testing.T) {
 	const count = 5000
 	list := peers(count)
@@ -334,7 +336,8 @@ func TestKnown(t *testing.T) {
 	})
 }
 
-// TestFollow takes up new nodes, forgets others, and begins anew with one that has changed its address.
+// TestFollow takes up new nodes, forgets others, and begins anew with one that has changed its
+// address.
 func TestFollow(t *testing.T) {
 	n := newNetwork()
 	list := peers(2)
@@ -377,8 +380,8 @@ func TestSuspectsArePaced(t *testing.T) {
 	})
 }
 
-// TestChangeFollows: whatever sequence of changes led to a list of peers, those are probed that Follow would have probed, and
-// those that are gone are direct.
+// TestChangeFollows: whatever sequence of changes led to a list of peers, those are probed that
+// Follow would have probed, and those that are gone are direct.
 func TestChangeFollows(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	cfg := newNetwork().config()

@@ -32,8 +32,8 @@ func (q *queue) Pop() any {
 	return p
 }
 
-// queues are those whose round a connect has asked for, which go first, and the others. A peer whose round goes on is
-// in neither.
+// queues are those whose round a connect has asked for, which go first, and the others. A peer
+// whose round goes on is in neither.
 type queues struct{ wanted, ordinary queue }
 
 func (q *queues) of(p *peer) *queue {
@@ -46,7 +46,8 @@ func (q *queues) of(p *peer) *queue {
 func (q *queues) put(p *peer)    { heap.Push(q.of(p), p) }
 func (q *queues) remove(p *peer) { heap.Remove(q.of(p), p.place) }
 
-// take removes and gives the peer whose round is to begin, or says how long there is none, at most wait.
+// take removes and gives the peer whose round is to begin, or says how long there is none, at most
+// wait.
 func (q *queues) take(now time.Time, wait time.Duration) (*peer, time.Duration) {
 	for _, one := range []*queue{&q.wanted, &q.ordinary} {
 		if one.Len() == 0 {

@@ -1,7 +1,8 @@
-// Package procnet shows programs in intercepted containers their TCP sockets in /proc/net. The kernel makes /proc/net/tcp
-// and /proc/net/tcp6 of what lives in the reader's network namespace, where those sockets are not. So /proc/net, a symbolic
-// link, is covered by another, which leads to a directory with two files of Heddle's, links of iterators (bpf/iter/proc.bpf.c); whatever
-// else is in it leads to /proc/self/net. Decision 0049.
+// Package procnet shows programs in intercepted containers their TCP sockets in /proc/net. The
+// kernel makes /proc/net/tcp and /proc/net/tcp6 of what lives in the reader's network namespace,
+// where those sockets are not. So /proc/net, a symbolic link, is covered by another, which leads to
+// a directory with two files of Heddle's, links of iterators (bpf/iter/proc.bpf.c); whatever else
+// is in it leads to /proc/self/net. Decision 0049.
 package procnet
 
 import (
@@ -17,11 +18,13 @@ import (
 )
 
 const (
-	// Dir is the directory, beside the node's seccomp socket, in which an agent puts what containers need.
+	// Dir is the directory, beside the node's seccomp socket, in which an agent puts what
+	// containers need.
 	Dir = "proc"
 	// InContainer is where a container has filesDir.
 	InContainer = "/dev/heddle-proc"
-	// filesDir is the part of Dir that containers see: linkFile, and the directory that it leads to.
+	// filesDir is the part of Dir that containers see: linkFile, and the directory that it leads
+	// to.
 	filesDir = "files"
 	linkFile = "link"
 	netDir   = "net"
@@ -30,7 +33,8 @@ const (
 // Names are those of the files that are Heddle's.
 var Names = []string{"tcp", "tcp6"}
 
-// Publish makes dir, or brings it up to date. pin gives the file whose content a container is to see under a name.
+// Publish makes dir, or brings it up to date. pin gives the file whose content a container is to
+// see under a name.
 func Publish(dir string, pin func(name string) string) error {
 	files := filepath.Join(dir, filesDir)
 	shown := filepath.Join(files, netDir)
@@ -85,8 +89,8 @@ func link(target, path string) error {
 // Mount is a file or directory of the node's that a container is to have.
 type Mount struct{ Source, Destination string }
 
-// Mounts gives what a container needs of dir, in the order in which it is mounted; nil if no agent has published it, or what it
-// published is gone.
+// Mounts gives what a container needs of dir, in the order in which it is mounted; nil if no agent
+// has published it, or what it published is gone.
 func Mounts(dir string) ([]Mount, error) {
 	mounts := []Mount{{filepath.Join(dir, filesDir), InContainer}}
 	for _, name := range Names {
@@ -102,9 +106,10 @@ func Mounts(dir string) ([]Mount, error) {
 	return mounts, nil
 }
 
-// Cover covers /proc/net of the container whose mounts are in the mount namespace of process pid, and whose root file system
-// is at root there: it has not become the root yet. What the container's image has made of these paths is not followed out of
-// root. It leaves the calling thread in that namespace.
+// Cover covers /proc/net of the container whose mounts are in the mount namespace of process pid,
+// and whose root file system is at root there: it has not become the root yet. What the container's
+// image has made of these paths is not followed out of root. It leaves the calling thread in that
+// namespace.
 func Cover(pid int, root string) error {
 	if err := enterMounts(pid); err != nil {
 		return fmt.Errorf("enter the container's mount namespace: %w", err)
@@ -148,7 +153,8 @@ func enterMounts(pid int) error {
 	return errors.Join(unix.Unshare(unix.CLONE_FS), unix.Setns(ns, unix.CLONE_NEWNS))
 }
 
-// openLink opens a symbolic link below root, not what it leads to; on a file system of the given kind, if that is not 0.
+// openLink opens a symbolic link below root, not what it leads to; on a file system of the given
+// kind, if that is not 0.
 func openLink(root int, path string, kind int64) (int, error) {
 	fd, err := unix.Openat2(root, path, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,

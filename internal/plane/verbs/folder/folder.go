@@ -1,5 +1,5 @@
-// Package folder says where an endpoint of the verbs plane has its control socket: the agent makes it, and heddle-runtime mounts
-// what it is in into the endpoint's containers.
+// Package folder says where an endpoint of the verbs plane has its control socket: the agent makes
+// it, and heddle-runtime mounts what it is in into the endpoint's containers.
 package folder
 
 import (
@@ -9,7 +9,8 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// Dir is the directory, beside the seccomp socket, that has a folder for each endpoint with verbs, by its id.
+// Dir is the directory, beside the seccomp socket, that has a folder for each endpoint with verbs,
+// by its id.
 const Dir = "verbs"
 
 // Socket is the socket's name in the folder: docs/protocols/verbs-control.md.

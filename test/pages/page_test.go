@@ -12,7 +12,7 @@ import (
 type page struct {
 	name   string
 	blocks []block
-	tried  string // its last line
+	tried  string // its last paragraph
 }
 
 // block is something that the page has its reader type, or a comment that stands for what it says
@@ -50,8 +50,9 @@ func readPage(name string) (page, error) {
 // comments that begin with "unseen". The comment before a block says what is done with it.
 func parsePage(name, text string) (p page, err error) {
 	p.name = name
-	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
-	p.tried = lines[len(lines)-1]
+	text = strings.TrimRight(text, "\n")
+	lines, paragraphs := strings.Split(text, "\n"), strings.Split(text, "\n\n")
+	p.tried = paragraphs[len(paragraphs)-1]
 	section, marked := "", (*block)(nil)
 	take := func(line int, text string) {
 		b := block{}

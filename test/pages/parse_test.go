@@ -32,7 +32,7 @@ func TestParsePage(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if p.tried != "Last tried." {
-		t.Errorf("last line %q", p.tried)
+		t.Errorf("last paragraph %q", p.tried)
 	}
 	for _, bad := range []string{"<!-- run a; sideways -->\n\n    x", "<!-- skip -->\n\n    x", "<!-- run a", "<!-- run a -->\n\nwords", "<!-- file a -->\n\n    x"} {
 		if _, err := parsePage("x", bad); err == nil {

@@ -58,7 +58,7 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 // TestMapsAreCompared: what the maps have of an endpoint that the agent does not have goes while
 // the agent runs, and is counted. Endpoints that the agent has, or has still to undo, stay.
 func TestMapsAreCompared(t *testing.T) {
-	stray := slices.IndexFunc(model.Reasons, func(r model.ReasonInfo) bool { return r.Name == "mend_stray_entry" })
+	orphaned := slices.IndexFunc(model.Reasons, func(r model.ReasonInfo) bool { return r.Name == "mend_stray_entry" })
 	d := openDatapath(t)
 	name := func(id model.EndpointID) model.Endpoint {
 		return model.Endpoint{ID: id, Name: "e", Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 0, byte(id)})}}
@@ -83,7 +83,7 @@ func TestMapsAreCompared(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if counts[stray] > 0 { // counted when all are removed
+		if counts[orphaned] > 0 { // counted when all are removed
 			break
 		}
 		if time.Now().After(deadline) {

@@ -220,7 +220,7 @@ func tryManyThreadsAndSignals(t *testing.T) {
 		}
 		return o, allowed
 	}
-	strays := 0
+	leaked := 0
 	for what, c := range map[string]*child{"killable": killable, "interruptible": interruptible} {
 		for _, signals := range []bool{false, true} {
 			o, allowed := storm(c, signals)
@@ -230,10 +230,10 @@ func tryManyThreadsAndSignals(t *testing.T) {
 				t.Errorf("%s, signals %v: %d good of %d, %d EINTR, %d strange, first errno %v", what, signals, o.OK, calls, o.Ended, o.Strange, unix.Errno(o.Errno))
 			}
 			if c == interruptible && signals {
-				strays = o.Open
+				leaked = o.Open
 			}
 			if o.Open > allowed {
-				t.Errorf("%s, signals %v: %d stray descriptors", what, signals, o.Open)
+				t.Errorf("%s, signals %v: %d leaked descriptors", what, signals, o.Open)
 			}
 		}
 	}
@@ -242,10 +242,10 @@ func tryManyThreadsAndSignals(t *testing.T) {
 	// nothing.
 	eventually(t, "a call is interrupted", func() bool {
 		o, allowed := storm(interruptible, true)
-		if o.OK != calls || o.Open > strays+allowed {
-			t.Errorf("%d good of %d, %d stray descriptors, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
+		if o.OK != calls || o.Open > leaked+allowed {
+			t.Errorf("%d good of %d, %d leaked descriptors, first errno %v", o.OK, calls, o.Open, unix.Errno(o.Errno))
 		}
-		strays = o.Open
+		leaked = o.Open
 		return s.Stats().Failed["caller_gone"] > 0
 	})
 }

@@ -11,15 +11,15 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// TestStrayEntries: what an agent that was killed has left in the maps of endpoints that are not
+// TestOrphanedEntries: what an agent that was killed has left in the maps of endpoints that are not
 // there goes when the next one starts, out of each map by itself, and is counted.
-func TestStrayEntries(t *testing.T) {
+func TestOrphanedEntries(t *testing.T) {
 	endpoints := lab.Heddle(t, "endpoints", "--output", "json")
 	before := lab.Counters(t, "n2")["mend_stray_entry"]
 	lab.EndAgent(t, "n2", syscall.SIGKILL)
 	owned := []string{"endpoint_by_id", "endpoint_by_addr", "endpoint_by_ifindex", "account_by_endpoint", "sockets_by_endpoint", "ports_by_endpoint", "node_ports_by_endpoint",
 		"limit_by_endpoint", "slots_by_class", "claims_by_port"}
-	strays := map[string]*ebpf.Map{}
+	orphans := map[string]*ebpf.Map{}
 	key := func(m *ebpf.Map) []byte { return bytes.Repeat([]byte{0xee}, int(m.KeySize())) }
 	for _, name := range owned {
 		m, err := ebpf.LoadPinnedMap(lab.NodeFile("n2", "bpf/heddle/"+name), nil)
@@ -28,12 +28,12 @@ func TestStrayEntries(t *testing.T) {
 		if err := m.Put(key(m), make([]byte, m.ValueSize())); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		strays[name] = m
+		orphans[name] = m
 	}
 	testutil.NoError(t, lab.Command("up"))
-	for name, m := range strays {
+	for name, m := range orphans {
 		if value, err := m.LookupBytes(key(m)); err != nil || value != nil {
-			t.Errorf("%s has the stray entry still (%v)", name, err)
+			t.Errorf("%s has the orphaned entry still (%v)", name, err)
 		}
 	}
 	if n := lab.Counters(t, "n2")["mend_stray_entry"] - before; n != uint64(len(owned)) {

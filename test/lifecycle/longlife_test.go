@@ -218,10 +218,10 @@ func TestEndpointDeletedWhileItsContainerRuns(t *testing.T) {
 	}
 }
 
-// TestHolderAndAgentTogether kills fd keeper and agent at once, which nothing makes good without a
+// TestKeeperAndAgentTogether kills fd keeper and agent at once, which nothing makes good without a
 // service manager. Connections go on, new ones of sockets and listeners that are there are made;
 // socket() fails with ENOSYS until the container is started anew.
-func TestHolderAndAgentTogether(t *testing.T) {
+func TestKeeperAndAgentTogether(t *testing.T) {
 	client, server := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1")
 	target, port := lab.Address(t, "heddle", "n2/c1"), lab.FreePort()
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)

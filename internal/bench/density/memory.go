@@ -12,11 +12,11 @@ import (
 // memory is what takes memory, in bytes, and what else may run out.
 type memory struct {
 	kernel        float64 // of the whole machine: caches of objects, per-CPU memory, stacks, page tables
-	agent, holder float64 // resident
+	agent, keeper float64 // resident
 	maps          float64 // of the agent's BPF maps
 	threads       int     // of the agent
 	files         int     // of the agent
-	holderFiles   int
+	keeperFiles   int
 }
 
 // What machine.Settled is told.
@@ -35,9 +35,9 @@ func (r *run) settled(ctx context.Context) (m memory, err error) {
 	m.maps, e2 = machine.MapBytes(r.pid)
 	m.threads, e3 = machine.Entries(r.pid, "task")
 	m.files, e4 = machine.Entries(r.pid, "fd")
-	if holder := machine.HolderOf(r.pid); holder > 0 {
-		m.holder, e5 = machine.ResidentBytes(holder)
-		m.holderFiles, _ = machine.Entries(holder, "fd") // it may have ended since
+	if keeper := machine.KeeperOf(r.pid); keeper > 0 {
+		m.keeper, e5 = machine.ResidentBytes(keeper)
+		m.keeperFiles, _ = machine.Entries(keeper, "fd") // it may have ended since
 	}
 	return m, errors.Join(e1, e2, e3, e4, e5)
 }

@@ -60,7 +60,7 @@ func (r Result) memoryTable() report.Grid {
 		{"kernel, **an endpoint** (overlay and Heddle), kB", func(s Step) float64 { return s.EndpointBytes }},
 		{"kernel, **interception** (listener, threads, sockets made ahead), kB", func(s Step) float64 { return s.InterceptedBytes }},
 		{"agent, resident, a container, kB", func(s Step) float64 { return s.AgentBytes }},
-		{"fd keeper, resident, a container, kB", func(s Step) float64 { return s.HolderBytes }},
+		{"fd keeper, resident, a container, kB", func(s Step) float64 { return s.KeeperBytes }},
 	} {
 		t.Add(r.rowOf(row.what, func(s Step) string { return bench.InKilobytes(row.bytes(s)) })...)
 	}
@@ -68,7 +68,7 @@ func (r Result) memoryTable() report.Grid {
 	t.Add(r.rowOf("its BPF maps, MB", func(s Step) string { return bench.Number(s.MapsMB) })...)
 	t.Add(r.rowOf("its threads", func(s Step) string { return bench.Thousands(s.AgentThreads) })...)
 	t.Add(r.rowOf("its files; the fd keeper's", func(s Step) string {
-		return fmt.Sprintf("%s; %s", bench.Thousands(s.AgentFiles), bench.Thousands(s.HolderFiles))
+		return fmt.Sprintf("%s; %s", bench.Thousands(s.AgentFiles), bench.Thousands(s.KeeperFiles))
 	})...)
 	return t
 }

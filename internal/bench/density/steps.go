@@ -23,15 +23,15 @@ type Step struct {
 	EndpointBytes    float64 `json:"endpoint_kernel_bytes"`
 	ThreadBytes      float64 `json:"thread_kernel_bytes"`
 	InterceptedBytes float64 `json:"intercepted_kernel_bytes"`
-	// Resident memory of a container's share of the agent and the holder.
+	// Resident memory of a container's share of the agent and the fd keeper.
 	AgentBytes  float64 `json:"agent_bytes"`
-	HolderBytes float64 `json:"holder_bytes"`
+	KeeperBytes float64 `json:"holder_bytes"`
 	// In all.
 	AgentMB      float64 `json:"agent_rss_mb"`
 	MapsMB       float64 `json:"maps_mb"`
 	AgentThreads int     `json:"agent_threads"`
 	AgentFiles   int     `json:"agent_files"`
-	HolderFiles  int     `json:"holder_files"`
+	KeeperFiles  int     `json:"holder_files"`
 	// MakeMs is the time that one of this step's endpoints took to be made, and MakeCPUMs the
 	// agent's processor time for it; JoinMs that one of its listeners took to be handed over and to
 	// give its first socket, several at a time.
@@ -90,9 +90,9 @@ func (r *run) containers(ctx context.Context, n int) (step Step, err error) {
 	each := func(bytes float64) float64 { return bytes / float64(n) }
 	step.NamespaceBytes, step.EndpointBytes = each(r.parts.namespace), each(r.parts.endpoint)
 	step.ThreadBytes, step.InterceptedBytes = each(r.parts.thread), each(r.parts.intercepted)
-	step.AgentBytes, step.HolderBytes = each(now.agent-r.before.agent), each(now.holder-r.before.holder)
+	step.AgentBytes, step.KeeperBytes = each(now.agent-r.before.agent), each(now.keeper-r.before.keeper)
 	step.AgentMB, step.MapsMB = now.agent/1e6, now.maps/1e6
-	step.AgentThreads, step.AgentFiles, step.HolderFiles = now.threads, now.files, now.holderFiles
+	step.AgentThreads, step.AgentFiles, step.KeeperFiles = now.threads, now.files, now.keeperFiles
 	r.say("%d containers: %.0f kB of the kernel's memory each (namespace %.0f, endpoint %.0f, thread %.0f, intercepted %.0f), %.1f kB of the agent's; agent %.0f MB, %d threads, %d files",
 		n, each(r.parts.namespace+r.parts.endpoint+r.parts.thread+r.parts.intercepted)/1e3, step.NamespaceBytes/1e3, step.EndpointBytes/1e3, step.ThreadBytes/1e3,
 		step.InterceptedBytes/1e3, step.AgentBytes/1e3, step.AgentMB, step.AgentThreads, step.AgentFiles)

@@ -22,9 +22,9 @@ func Entries(pid int, dir string) (int, error) {
 	return len(list), nil
 }
 
-// HolderOf gives the process that keeps the listeners of agent pid: the other one of its control
+// KeeperOf gives the process that keeps the listeners of agent pid: the other one of its control
 // group. 0 if it is not found.
-func HolderOf(pid int) int {
+func KeeperOf(pid int) int {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
 		return 0

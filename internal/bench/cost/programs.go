@@ -228,9 +228,9 @@ type stepping struct {
 // stepsLifetime bounds a round.
 const stepsLifetime = 2 * time.Minute
 
-// stepSettles is how long a step's last packets may take: the server accepts and closes a little
+// stepDrain is how long a step's last packets may take: the server accepts and closes a little
 // later than the client.
-const stepSettles = 30 * time.Millisecond
+const stepDrain = 30 * time.Millisecond
 
 func (s *stepping) run(ctx context.Context) (all []stepRound, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepsLifetime)
@@ -275,7 +275,7 @@ func (s *stepping) steps(dialog *proc.Dialog) (all []stepRound, err error) {
 		if err := json.Unmarshal(line, &round.Step); err != nil || round.Operations < 1 {
 			return nil, fmt.Errorf("client said %q: %w", line, proc.ErrOrEnd(err))
 		}
-		time.Sleep(stepSettles)
+		time.Sleep(stepDrain)
 		after, now, err := s.counts()
 		if err != nil {
 			return nil, err

@@ -27,8 +27,8 @@ type EndpointMemoryResult struct {
 // some to spare.
 const MaxMemoryEndpoints = 240
 
-// memorySettles is how long memory may go on changing after endpoints have come or gone.
-const memorySettles = 2 * time.Second
+// endpointsSteadyLimit is how long memory may go on changing after endpoints have come or gone.
+const endpointsSteadyLimit = 2 * time.Second
 
 // RunEndpointMemory makes n endpoints at the agent, and removes them, as often as rounds says, and
 // looks at what memory the kernel and the agent take meanwhile. Coming and going are figures of
@@ -82,7 +82,7 @@ func endpointName(i int) string { return fmt.Sprintf("bench/m%d", i) }
 // round gives the growth of kernel and agent, in bytes an endpoint, when all endpoints come and,
 // negated, when they go.
 func (m *endpointMemory) round(ctx context.Context) (steps [2][2]float64, err error) {
-	before, err := m.settled(ctx)
+	before, err := m.steady(ctx)
 	if err != nil {
 		return steps, err
 	}
@@ -90,7 +90,7 @@ func (m *endpointMemory) round(ctx context.Context) (steps [2][2]float64, err er
 		if err := change(ctx); err != nil {
 			return steps, err
 		}
-		after, err := m.settled(ctx)
+		after, err := m.steady(ctx)
 		if err != nil {
 			return steps, err
 		}
@@ -139,12 +139,12 @@ func (m *endpointMemory) undo() error {
 	return err
 }
 
-// settled reads the memory of kernel and agent once the kernel's has stopped moving: devices are
+// steady reads the memory of kernel and agent once the kernel's has stopped moving: devices are
 // freed after they are gone.
-func (m *endpointMemory) settled(ctx context.Context) (now [2]float64, err error) {
+func (m *endpointMemory) steady(ctx context.Context) (now [2]float64, err error) {
 	const still = 64 << 10 // bytes
 	read := func() (float64, error) { return machine.KernelMemory(machine.EndpointFields...) }
-	if now[0], err = machine.Settled(ctx, read, still, memorySettles); err != nil {
+	if now[0], err = machine.Steady(ctx, read, still, endpointsSteadyLimit); err != nil {
 		return now, err
 	}
 	now[1], err = machine.ResidentBytes(m.pid)

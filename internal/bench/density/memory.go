@@ -19,15 +19,15 @@ type memory struct {
 	keeperFiles   int
 }
 
-// What machine.Settled is told.
+// What machine.Steady is told.
 const (
-	still   = 128 << 10
-	settles = 2500 * time.Millisecond // of short runs, less
+	still       = 128 << 10
+	steadyLimit = 2500 * time.Millisecond // of short runs, less
 )
 
-// settled reads all memory once the kernel's has stopped moving.
-func (r *run) settled(ctx context.Context) (m memory, err error) {
-	if m.kernel, err = machine.Settled(ctx, machine.ContainerMemory, still, min(settles, 4*r.options.Duration)); err != nil {
+// steady reads all memory once the kernel's has stopped moving.
+func (r *run) steady(ctx context.Context) (m memory, err error) {
+	if m.kernel, err = machine.Steady(ctx, machine.ContainerMemory, still, min(steadyLimit, 4*r.options.Duration)); err != nil {
 		return m, err
 	}
 	var e1, e2, e3, e4, e5 error

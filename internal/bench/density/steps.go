@@ -83,7 +83,7 @@ func (r *run) containers(ctx context.Context, n int) (step Step, err error) {
 	if err := r.grow(ctx, &step); err != nil {
 		return step, err
 	}
-	now, err := r.settled(ctx)
+	now, err := r.steady(ctx)
 	if err != nil {
 		return step, err
 	}
@@ -131,12 +131,12 @@ const manyCallers = 40
 // grow makes containers until there are as many as step has, part by part.
 func (r *run) grow(ctx context.Context, step *Step) error {
 	from := len(r.names)
-	last, err := r.settled(ctx)
+	last, err := r.steady(ctx)
 	if err != nil {
 		return err
 	}
 	part := func(to *float64, share float64) error {
-		now, err := r.settled(ctx)
+		now, err := r.steady(ctx)
 		*to += (now.kernel - last.kernel) * share
 		last = now
 		return err
@@ -312,7 +312,7 @@ func (r *run) paced(ctx context.Context, callers int, rate float64) (p Paced, er
 
 // connections measures more and more live connections of one scope and mode, and ends them.
 func (r *run) connections(ctx context.Context, scope bench.Scope, mode bench.Mode) (out []Live, err error) {
-	before, err := r.settled(ctx)
+	before, err := r.steady(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -326,7 +326,7 @@ func (r *run) connections(ctx context.Context, scope bench.Scope, mode bench.Mod
 			}
 			held, live.OpenedPerS = n, float64(reply.Count)/reply.ElapsedS
 		}
-		now, err := r.settled(ctx)
+		now, err := r.steady(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -28,7 +28,7 @@ func hold(to netip.AddrPort, s settings) (result Held, err error) {
 			err = errors.Join(err, abort(fd))
 		}
 	}()
-	before, err := settledSlab(slack / 3)
+	before, err := steadySlab(slack / 3)
 	if err != nil {
 		return Held{}, err
 	}
@@ -43,17 +43,17 @@ func hold(to netip.AddrPort, s settings) (result Held, err error) {
 			return Held{}, fmt.Errorf("connection %d of %d: %w", len(fds), s.connections, err)
 		}
 	}
-	after, err := settledSlab(slack / 3)
+	after, err := steadySlab(slack / 3)
 	if err != nil {
 		return Held{}, err
 	}
 	return Held{Connections: len(fds), SlabBytes: after - before}, nil
 }
 
-// settledSlab reads the slab size once it has stopped moving: sockets of an earlier measurement are
+// steadySlab reads the slab size once it has stopped moving: sockets of an earlier measurement are
 // freed only after an RCU grace period. After the limit it takes the size as it is; the spread over
 // the runs shows it.
-func settledSlab(limit time.Duration) (int64, error) {
+func steadySlab(limit time.Duration) (int64, error) {
 	const (
 		interval = 250 * time.Millisecond
 		still    = 256 << 10 // bytes

@@ -70,12 +70,12 @@ func ContainerMemory() (float64, error) {
 	return total + inodes, err
 }
 
-// settleInterval is the time between two readings of Settled.
-const settleInterval = 250 * time.Millisecond
+// steadyInterval is the time between two readings of Steady.
+const steadyInterval = 250 * time.Millisecond
 
-// Settled reads memory until it moves by less than still bytes for a moment, and no longer than
+// Steady reads memory until it moves by less than still bytes for a moment, and no longer than
 // limit: sockets, devices and namespaces are freed some time after they have gone.
-func Settled(ctx context.Context, read func() (float64, error), still float64, limit time.Duration) (now float64, err error) {
+func Steady(ctx context.Context, read func() (float64, error), still float64, limit time.Duration) (now float64, err error) {
 	for deadline, last := time.Now().Add(limit), -1.0; ; last = now {
 		if now, err = read(); err != nil {
 			return now, err
@@ -84,7 +84,7 @@ func Settled(ctx context.Context, read func() (float64, error), still float64, l
 			return now, nil
 		}
 		select {
-		case <-time.After(settleInterval):
+		case <-time.After(steadyInterval):
 		case <-ctx.Done():
 			return now, ctx.Err()
 		}

@@ -290,8 +290,8 @@ func (r *run) start(ctx context.Context) error {
 	return err
 }
 
-// settleTime is how long the agent gets to end what changes left it to do.
-const settleTime = 200 * time.Millisecond
+// quiesceTime is how long the agent gets to end what changes left it to do.
+const quiesceTime = 200 * time.Millisecond
 
 // idleSample is how long the agent's processor time is measured when nothing changes.
 const idleSample = 10 * time.Second
@@ -312,7 +312,7 @@ func (r *run) probes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := proc.Pause(ctx, settleTime); err != nil {
+	if err := proc.Pause(ctx, quiesceTime); err != nil {
 		return err
 	}
 	before, err := machine.ProcessorTime(pid)

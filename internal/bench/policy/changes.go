@@ -33,7 +33,7 @@ var scaleChanges = []struct {
 const (
 	inForceTimeout = time.Minute
 	watchLifetime  = 19 * time.Minute       // of the watch and its server
-	settleTime     = 200 * time.Millisecond // after a change
+	quiesceTime    = 200 * time.Millisecond // after a change
 	idleTime       = time.Second            // in which is measured what agents use by themselves
 )
 
@@ -245,7 +245,7 @@ func (r *scaleRun) timeChange(ctx context.Context, cell changeCell) error {
 		if !forbid {
 			times[1] = append(times[1], seen.Seconds()*1e3)
 		}
-		if err := proc.Pause(ctx, settleTime); err != nil {
+		if err := proc.Pause(ctx, quiesceTime); err != nil {
 			return err
 		}
 	}
@@ -287,7 +287,7 @@ func (r *scaleRun) cpuOfChanges(ctx context.Context, cell changeCell, n int) err
 				}
 			}
 		}
-		return proc.Pause(ctx, settleTime)
+		return proc.Pause(ctx, quiesceTime)
 	})
 	if err != nil {
 		return err

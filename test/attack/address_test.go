@@ -24,7 +24,7 @@ func init() {
 		attack{"speak for another container by a forged SYN", model.ProtectDirectPorts, "n1", forgeSYN},
 		attack{"pass for the node", model.ProtectNodeAddress, "n1", passForNode(4, "198.51.100.77")},
 		attack{"pass for the node by IPv6", model.ProtectNodeAddress, "n1", passForNode(6, "2001:db8:77::77")},
-		attack{"pass for the node, bound to its wildcard", model.ProtectNodeAddress, "n1", passForNodeAdrift},
+		attack{"pass for the node, bound to its wildcard", model.ProtectNodeAddress, "n1", passForNodeUnbound},
 		attack{"keep a port from others by the node's wildcard", model.ProtectBind, "n1", takeWildcard},
 		attack{"set the node's mark", model.ProtectSocketOptions, "n1", setMark},
 		attack{"join another container's SO_REUSEPORT group", model.ProtectBind, "n1", joinAnothers},
@@ -149,13 +149,13 @@ func passForNode(family int, addr string) func(*testing.T) string {
 	}
 }
 
-func passForNodeAdrift(t *testing.T) string {
+func passForNodeUnbound(t *testing.T) string {
 	const addr = "198.51.100.77"
 	defer addAddress(t, "n1", addr)()
 	node, attacker, port := lab.StartPeer(t, "host", "n1/c1"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	node.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	attacker.Must(lab.BoundToNothing)
-	attacker.Must(`(s := adrift()).connect((%q, %d))`, addr, port)
+	attacker.Must(`(s := unbound_address()).connect((%q, %d))`, addr, port)
 	// Its FIN would find nobody when the address is gone, and a bound port is counted until then.
 	defer attacker.Must(`(s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ONE_LINGER), s.close())`)
 	return gained(t, "the node's process saw", node.Must(`l.accept()[1][0]`), fmt.Sprintf("%q", lab.Address(t, "heddle", "n1/c1")), fmt.Sprintf("%q", addr))
@@ -166,7 +166,7 @@ func passForNodeAdrift(t *testing.T) string {
 func takeWildcard(t *testing.T) string {
 	victim, attacker, port := lab.StartPeer(t, "heddle", "n1/c2"), lab.StartPeer(t, "heddle", "n1/c1"), lab.FreePort()
 	attacker.Must(lab.BoundToNothing)
-	attacker.Do(`s = adrift(%d)`, port)
+	attacker.Do(`s = unbound_address(%d)`, port)
 	return gained(t, "another container's bind", victim.Must(`error_of(tcp(4).bind, ("0.0.0.0", %d))`, port), `"ok"`, `"EADDRINUSE"`)
 }
 

@@ -21,7 +21,7 @@ import (
 // BoundToNothing is Python that binds a socket to no address of the container, by AF_UNSPEC.
 const BoundToNothing = `
 import ctypes
-def adrift(port=0):
+def unbound_address(port=0):
     s = tcp(4)
     if ctypes.CDLL(None, use_errno=True).bind(s.fileno(), struct.pack("=HH12x", socket.AF_UNSPEC, socket.htons(port)), 16):
         raise OSError(ctypes.get_errno(), "bind")

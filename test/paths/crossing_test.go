@@ -19,7 +19,7 @@ func TestCrossing(t *testing.T) {
 		addr       string
 	}{
 		{"bound to [::]", `bound(6, "::", 0)`, 6, lab.Overlay6(t, "n1/c2")},
-		{"bound with AF_UNSPEC", `adrift()`, 4, lab.Address(t, "overlay", "n1/c2")},
+		{"bound with AF_UNSPEC", `unbound_address()`, 4, lab.Address(t, "overlay", "n1/c2")},
 	} {
 		for _, mode := range lab.Modes {
 			t.Run(c.name+"/"+mode, func(t *testing.T) {

@@ -3,7 +3,8 @@
 mod support;
 
 use support::{
-    End, PATIENCE, Sge, at, gid, inline, node, pair, readable, receive, receiving, request, sending,
+    End, Sge, WAIT_TIMEOUT, at, gid, inline, node, pair, readable, receive, receiving, request,
+    sending,
 };
 use verbs_protocol::{abi, ibv, plain};
 
@@ -296,7 +297,7 @@ fn events_come_once_for_each_wish() {
     let mut head = request(ibv::WR_SEND, 2);
     head.flags |= 4;
     a.send(&sending(head, &[a.whole()]));
-    assert!(readable(&events, PATIENCE));
+    assert!(readable(&events, WAIT_TIMEOUT));
     let event: abi::verbs_completion_event = plain::read(&receive(&events).unwrap().0).unwrap();
     assert_eq!((event.user, event.cq), (cq.user, cq.handle));
     assert_eq!(cq.result(), (1, ibv::WC_SUCCESS));

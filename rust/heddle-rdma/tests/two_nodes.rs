@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use support::{
-    End, PATIENCE, Router, at, gid, inline, node, nodes, pair, request, sending, tcp_pair,
+    End, Router, WAIT_TIMEOUT, at, gid, inline, node, nodes, pair, request, sending, tcp_pair,
 };
 use verbs_protocol::agent::Message;
 use verbs_protocol::wire::{self, FIRST, Greeting, Header, Kind, LAST};
@@ -220,7 +220,7 @@ fn intrude(router: &Router, greeting: &Greeting) -> TcpStream {
     let (ours, theirs) = tcp_pair();
     let accepted = Message::Accepted { endpoint: 1, source: gid(2), destination: gid(1) };
     router.tell(&accepted, &[theirs.as_raw_fd()]);
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     (&ours).write_all(&greeting.encode()).unwrap();
     ours
 }
@@ -279,7 +279,7 @@ fn a_greeting_has_to_be_the_speaker_s() {
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     assert!(stream.read(&mut [0]).is_err(), "a queue pair answers whom it does not name");
     stream.write_all(&[0]).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     assert!(rest(&stream).is_empty());
 }
 

@@ -366,7 +366,7 @@ mod tests {
                 Some(index) => Err(PeerBroken { index, least: 4, most: 11 }),
             };
             assert_eq!(consumer.available(), want, "{index}");
-            // A dead ring stays dead when the index is mended.
+            // A dead ring stays dead when the index is repaired.
             poke(&memory, 128, 4);
             assert_eq!(consumer.pop(&mut [Slot::default(); 8]).is_err(), broken.is_some());
             assert_eq!(consumer.pop(&mut []).is_err(), broken.is_some());

@@ -19,7 +19,7 @@ use verbs_protocol::plain::{self, Plain};
 use verbs_protocol::{Gid, ibv};
 
 /// How long a test waits before it says that nothing comes any more.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits for a condition.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -28,7 +28,7 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "{what} did not come");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "{what} did not come");
         std::thread::yield_now();
     }
 }
@@ -597,7 +597,7 @@ impl Device {
 
     /// The next asynchronous event.
     pub(crate) fn event(&self) -> abi::verbs_async_event {
-        assert!(readable(&self.events, PATIENCE), "no event");
+        assert!(readable(&self.events, WAIT_TIMEOUT), "no event");
         plain::read(&receive(&self.events).unwrap().0).expect("an event")
     }
 }

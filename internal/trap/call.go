@@ -166,9 +166,9 @@ func (c *Call) CallerGone(err error) bool {
 // Crowded reports whether several callers of the listener call at the same time.
 func (c *Call) Crowded() bool { return !c.reader.primary }
 
-// LetCallerRun lets a caller that has just been answered run before what is not needed for that:
+// YieldToCaller lets a caller that has just been answered run before what is not needed for that:
 // the thread is on its processor, and what it wakes would be, too.
-func (c *Call) LetCallerRun() { c.reader.affinity.letCallerRun() }
+func (c *Call) YieldToCaller() { c.reader.affinity.yieldToCaller() }
 
 // StillWaits fails if nobody waits for an answer any more: what was looked at may be another
 // task's.

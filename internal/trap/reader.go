@@ -98,7 +98,7 @@ func (r *reader) prepare() bool {
 		r.fail(&r.srv.why.receive, fmt.Errorf("block signals: %w", err))
 		return false
 	}
-	if err := yieldToCallers(); err != nil {
+	if err := setBatchPolicy(); err != nil {
 		r.srv.log.Warn("reader keeps its scheduling policy: answers will be slower", "err", err)
 	}
 	return true
@@ -125,7 +125,7 @@ func (r *reader) read() (finished bool) {
 		}
 		r.handle()
 		r.done()
-		r.yielder.Yield(r.affinity.letCallerRun)
+		r.yielder.Yield(r.affinity.yieldToCaller)
 		if r.inflight.call.ID != 0 {
 			return false // it is the next agent's
 		}

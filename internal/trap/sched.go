@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// yieldToCallers makes the calling thread, which must be locked, one that does not preempt others
+// setBatchPolicy makes the calling thread, which must be locked, one that does not preempt others
 // when it wakes (SCHED_BATCH). ADDFD wakes the caller and then, when the caller has taken its
 // socket, the answering thread: without this the answering thread pushes the caller aside for what
 // is left to do, and the caller waits for it with its answer in hand. Measured in
 // docs/benchmarks/log.md.
-func yieldToCallers() error { return schedule(unix.SCHED_BATCH, 0) }
+func setBatchPolicy() error { return schedule(unix.SCHED_BATCH, 0) }
 
 // Background makes the calling thread, which must be locked, give way to every thread that has
 // something to do. Not SCHED_IDLE: a pool's lock may be held when the thread is pushed aside, and
@@ -161,9 +161,9 @@ func homeOf(now unix.CPUSet) unix.CPUSet {
 	return now
 }
 
-// letCallerRun lets a thread that has just been told its socket run before what is not needed for
+// yieldToCaller lets a thread that has just been told its socket run before what is not needed for
 // that: the reader is on its processor, and what it wakes would be, too, and may be chosen first.
-func (a *affinity) letCallerRun() {
+func (a *affinity) yieldToCaller() {
 	if a.bound {
 		_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // never fails
 	}

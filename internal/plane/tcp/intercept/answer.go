@@ -77,7 +77,7 @@ func (h *Handler) give(c *trap.Call, req request, p *pools, want socketOptions, 
 	if prefill == needSoon && c.Crowded() { // it will be needed sooner
 		prefill = needNow
 	}
-	defer h.prefiller.request(pool, prefill, c.LetCallerRun)
+	defer h.prefiller.request(pool, prefill, c.YieldToCaller)
 	if err == nil {
 		err = h.admit(c, pool, &s, &want, caller)
 	}

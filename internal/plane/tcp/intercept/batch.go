@@ -407,7 +407,7 @@ func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOpt
 		return false, nil // a single socket fails for the same reason, or does not
 	}
 	out.add(b)
-	defer h.prefiller.startFilling(p, err == nil, c.LetCallerRun)
+	defer h.prefiller.startFilling(p, err == nil, c.YieldToCaller)
 	if err := c.Give(trap.Descriptor{FD: b.fd, Inode: b.inode, CloseOnExec: true, Key: req.key(), Note: filled}); err != nil {
 		return true, err
 	}

@@ -47,7 +47,7 @@ const volatile __u16 config_vxlan_port = 0;
 const volatile __u32 config_vni = 0;
 /* Device whose ingress hands packets of the node's own processes to node sockets, and the
  * underlay's. */
-const volatile __u32 config_deliver_ifindex = 0;
+const volatile __u32 config_divert_ifindex = 0;
 const volatile __u32 config_underlay_ifindex = 0;
 /* The agent's process, in the initial PID namespace, if programs at socket options may look for
  * threads (bpf_task_from_pid); 0: they may not. */

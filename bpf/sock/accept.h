@@ -51,7 +51,7 @@ static __always_inline bool accepted_flow(struct bpf_sock_ops *ops, struct flow 
  * after two seconds or when it sends. */
 static __noinline void cut_accepted(struct bpf_sock_ops *ops, struct sock_tag *tag, __u32 reason)
 {
-	__u32 ifindex = config_deliver_ifindex;
+	__u32 ifindex = config_divert_ifindex;
 	int one = 1;
 
 	tag->flags |= TAG_LOCAL | TAG_REMOTE;

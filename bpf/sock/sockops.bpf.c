@@ -209,9 +209,9 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	tag->path = PATH_LISTEN;
 	reached = tag->flags & TAG_BOUND ? !listens_at_node(ops, tag) : listens_unbound(ops, tag);
 	set_portbind_flag(tag, PORTBIND_LISTENS, true);
-	/* Tied to the delivery device, nothing outside can reach it. */
+	/* Tied to the divert device, nothing outside can reach it. */
 	if (!reached) {
-		__u32 ifindex = config_deliver_ifindex;
+		__u32 ifindex = config_divert_ifindex;
 
 		bpf_setsockopt(ops, SOL_SOCKET_, 62 /* SO_BINDTOIFINDEX */, &ifindex, sizeof(ifindex));
 		count(REASON_REFUSE_LISTEN_UNBOUND);

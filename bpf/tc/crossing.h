@@ -6,7 +6,7 @@
  * own stack would send them:
  *
  *   x:p -> crossing:q    out by the endpoint's veth: cross_out    x:p or x6:p -> destination:q, in by that veth
- *   destination:q -> x:p or x6:p    to_endpoint: cross_back    crossing:q -> x:p, by the delivery device
+ *   destination:q -> x:p or x6:p    to_endpoint: cross_back    crossing:q -> x:p, by the divert device
  *
  * What is said of the destination there is said of a process that is not intercepted. The tag knows
  * the destination; crossed_by_wire, for which a flood of others may be too much, is asked for what
@@ -110,7 +110,7 @@ static __noinline bool is_crossed(struct __sk_buff *skb, const struct packet *p,
 	return ours;
 }
 
-/* Gives such a packet to its socket, by the delivery device. */
+/* Gives such a packet to its socket, by the divert device. */
 static __noinline int cross_back(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k)
 {
 	if (!p || !k || (rewrite_to_ipv4(skb, p, k)))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Ingress of the delivery device: gives packets to node sockets. */
+/* Ingress of the divert device: gives packets to node sockets. */
 
 #include "include/config.h"
 #include "include/count.h"
@@ -7,7 +7,7 @@
 #include "tc/divert.h"
 #include "tc/packet.h"
 
-/* Ingress of the delivery device: packets that to_endpoint sent here. */
+/* Ingress of the divert device: packets that to_endpoint sent here. */
 static __always_inline int deliver_verdict(struct __sk_buff *skb)
 {
 	struct endpoint *ep;

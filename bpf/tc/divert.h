@@ -62,7 +62,7 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 	}
 	/* connect_loopback6 sends this way what is for ::1. Nobody else may: not from a device. */
 	if (p->ip.saddr != p->ip.daddr ||
-	    (skb->ingress_ifindex && skb->ingress_ifindex != config_deliver_ifindex))
+	    (skb->ingress_ifindex && skb->ingress_ifindex != config_divert_ifindex))
 		return NULL;
 	return find_loopback6(skb, p->tcp.dest, owner);
 }

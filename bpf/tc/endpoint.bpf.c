@@ -42,7 +42,7 @@ static __noinline int node_socket(struct __sk_buff *skb, const struct packet *p,
 
 /* What becomes of a packet from endpoint self, whose device is another network's, for endpoint peer
  * of this node: *taken as towards() has it. A bridge may have the device and take the packet past
- * the node's stack, so that it is sent to the delivery device instead of being marked. */
+ * the node's stack, so that it is sent to the divert device instead of being marked. */
 static __always_inline int from_adopted(struct __sk_buff *skb, const struct packet *p,
                                         const struct endpoint *self, const struct endpoint *peer, bool *taken)
 {

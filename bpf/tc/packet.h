@@ -232,15 +232,15 @@ static __always_inline int or_next_filter(int verdict)
 	return verdict == TC_ACT_OK ? TC_ACT_UNSPEC : verdict;
 }
 
-/* Sends a packet that was to leave by a veth to the delivery device instead, where it enters the
+/* Sends a packet that was to leave by a veth to the divert device instead, where it enters the
  * stack again. */
 static __always_inline int redeliver(struct __sk_buff *skb)
 {
-	static const __u8 deliver_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
+	static const __u8 divert_mac[6] = {0x02, 0x48, 0x44, 0x00, 0x00, 0x01};
 
-	if (bpf_skb_store_bytes(skb, 0, deliver_mac, sizeof(deliver_mac), 0))
+	if (bpf_skb_store_bytes(skb, 0, divert_mac, sizeof(divert_mac), 0))
 		return TC_ACT_SHOT;
-	return bpf_redirect(config_deliver_ifindex, BPF_F_INGRESS);
+	return bpf_redirect(config_divert_ifindex, BPF_F_INGRESS);
 }
 
 /* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its
@@ -252,7 +252,7 @@ static __always_inline int into_container(__u32 ifindex)
 	return bpf_redirect_peer(ifindex, 0);
 }
 
-/* Answers a SYN of a node socket by a RST: the delivery device is where nftables does. */
+/* Answers a SYN of a node socket by a RST: the divert device is where nftables does. */
 static __always_inline int refuse_syn(struct __sk_buff *skb)
 {
 	count(REASON_REFUSE_LISTENER_GONE);

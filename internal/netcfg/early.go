@@ -28,9 +28,9 @@ const (
 // for the whole namespace, off the paths that need none: direct connections, and those between node
 // sockets over lo. Both would otherwise pay for a table entry a connection and a lookup a packet.
 //
-// It is one chain a hook, and what is commonest leaves it first. deliver is the index of
-// DeliverDevice.
-func (r ruleset) addEarly(deliver int) {
+// It is one chain a hook, and what is commonest leaves it first. divert is the index of
+// DivertDevice.
+func (r ruleset) addEarly(divert int) {
 	r.addRejected()
 	r.addLoopback()
 	in := r.base("early-in", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, earlyPriority)
@@ -38,7 +38,7 @@ func (r ruleset) addEarly(deliver int) {
 		lead(expr.VerdictGoto, loopbackChain))
 	r.rule(in, "policy rejects it", markMatch(r.cfg.RejectMark), lead(expr.VerdictGoto, rejectedChain))
 	r.rule(in, "tracked before, and maybe translated: not to be taken for another connection",
-		indexMatch(expr.MetaKeyIIF, deliver), untracked())
+		indexMatch(expr.MetaKeyIIF, divert), untracked())
 	r.addDirect(in, guardIn)
 	r.untrackOverlay(in)
 	// From elsewhere it goes no further than the chain deliver.

@@ -40,7 +40,7 @@ const (
 // trackingPriority is where the kernel's connection tracking is at prerouting and output.
 const trackingPriority = -200
 
-var sampleDevices = map[string]uint32{"lo": LoopbackIfindex, "eth0": 2, OverlayDevice: 3, DeliverDevice: 4, "hd1": 5}
+var sampleDevices = map[string]uint32{"lo": LoopbackIfindex, "eth0": 2, OverlayDevice: 3, DivertDevice: 4, "hd1": 5}
 
 func (s sample) header(which expr.PayloadBase) []byte {
 	h := make([]byte, 40)
@@ -283,7 +283,7 @@ func wanted(cfg NodeConfig, s sample) fate {
 	fromMirror := model.MirrorRange.Contains(s.src)
 	switch {
 	case s.in != "lo":
-		untracked(s.in == DeliverDevice || direct || s.mark == cfg.Mark && fromMirror)
+		untracked(s.in == DivertDevice || direct || s.mark == cfg.Mark && fromMirror)
 	case s.ct == ctNone:
 		untracked(direct || local)
 	default:
@@ -298,7 +298,7 @@ func wanted(cfg NodeConfig, s sample) fate {
 	case s.mark == cfg.Mark:
 	case fromMirror:
 		f.end = "drop"
-	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in != "lo" && s.in != DeliverDevice || s.dnat && f.ct == ctTracked):
+	case !tcp || !within(cfg.Prefixes, s.dst) || !s.claimed || opening && (s.in != "lo" && s.in != DivertDevice || s.dnat && f.ct == ctTracked):
 	default:
 		f.mark = cfg.Mark
 	}
@@ -411,9 +411,9 @@ nft add rule inet heddle rejected drop`)
 			t.Errorf("hook %d: chains at %d and %d", *hook, early, late)
 		}
 	}
-	sampleDevices[DeliverDevice] = uint32(devs.DeliverIfindex)
+	sampleDevices[DivertDevice] = uint32(devs.DivertIfindex)
 	for _, name := range []string{"eth0", "hd1", OverlayDevice} {
-		sampleDevices[name] = uint32(devs.DeliverIfindex) + uint32(len(name)) + 1
+		sampleDevices[name] = uint32(devs.DivertIfindex) + uint32(len(name)) + 1
 	}
 	return b
 }
@@ -471,7 +471,7 @@ func TestRulesCost(t *testing.T) {
 	}{
 		{"between node sockets over lo", 30, sample{out: "lo", in: "lo", mark: cfg.Mark, src: local, dst: local.Next(), sport: 40000, dport: 80}},
 		{"the same in IPv6", 40, sample{out: "lo", in: "lo", mark: cfg.Mark, src: netip.MustParseAddr("fd99::a63:102"), dst: netip.MustParseAddr("fd99::a63:103"), sport: 40000, dport: 80}},
-		{"SYN-ACK by the delivery device", 60, sample{out: "hd1", in: DeliverDevice, mark: cfg.OverlayMark, src: local, dst: local.Next(), sport: 80, dport: 40000}},
+		{"SYN-ACK by the divert device", 60, sample{out: "hd1", in: DivertDevice, mark: cfg.OverlayMark, src: local, dst: local.Next(), sport: 80, dport: 40000}},
 		{"direct, to the server", 50, sample{out: "eth0", in: "eth0", mark: cfg.Mark, src: underlay[0], dst: remote, sport: 40000, dport: 17410}},
 		{"direct, from the server", 60, sample{out: "eth0", in: "eth0", mark: cfg.Mark, src: remote, dst: underlay[0], sport: 17410, dport: 40000}},
 		{"the host's own, over lo", 50, sample{out: "lo", in: "lo", src: home, dst: home, sport: 40000, dport: 80}},
@@ -492,7 +492,7 @@ func TestRulesCost(t *testing.T) {
 		if in.in == "eth0" {
 			in.mark = 0
 		}
-		if in.in == DeliverDevice {
+		if in.in == DivertDevice {
 			in.mark = cfg.Mark
 		}
 		sent, arrived, input := spend(nftables.ChainHookOutput, out), spend(nftables.ChainHookPrerouting, in), spend(nftables.ChainHookInput, in)

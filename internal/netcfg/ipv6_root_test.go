@@ -134,7 +134,7 @@ func TestNodeStaysAHost(t *testing.T) {
 		{"under0.forwarding", "0"}, {"under0.accept_ra", "1"}, {"out0.forwarding", "0"}, {"out0.accept_ra", "1"},
 		{"under0.force_forwarding", "1"}, {"out0.force_forwarding", "1"},
 		{OverlayDevice + ".force_forwarding", "1"}, {dev.Name + ".force_forwarding", "1"},
-		{OverlayDevice + ".accept_ra", "0"}, {dev.Name + ".accept_ra", "0"}, {DeliverDevice + ".force_forwarding", "0"},
+		{OverlayDevice + ".accept_ra", "0"}, {dev.Name + ".accept_ra", "0"}, {DivertDevice + ".force_forwarding", "0"},
 	} {
 		if got := strings.TrimSpace(run(t, top.node[0], "sysctl -n net.ipv6.conf."+c.key)); got != c.want {
 			t.Errorf("net.ipv6.conf.%s = %s, want %s", c.key, got, c.want)
@@ -330,9 +330,9 @@ func TestNodeSocketHoldsOverlayAddress6(t *testing.T) {
 	dev := top.add(t, 0, c1cfg)
 	top.add(t, 0, c2cfg)
 	top.add(t, 1, c3cfg)
-	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DeliverIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
+	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
-	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", six(c1), DeliverMAC, dev.Name))
+	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", six(c1), DivertMAC, dev.Name))
 	in(t, node, func() error { return AttachTC(dev.Ifindex, Egress, capture, "capture") })
 
 	tcp, _ := serve(t, node, six(c1), transparent)

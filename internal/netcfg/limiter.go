@@ -54,7 +54,7 @@ func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error 
 	for _, l := range links {
 		name := l.Attrs().Name
 		_, endpoint := endpointOf(l)
-		if l.Attrs().Index != LoopbackIfindex && !routed[l.Attrs().Index] && !endpoint && name != OverlayDevice && name != DeliverDevice {
+		if l.Attrs().Index != LoopbackIfindex && !routed[l.Attrs().Index] && !endpoint && name != OverlayDevice && name != DivertDevice {
 			continue
 		}
 		if err := attachLimiter(h, l, shape, progs); err != nil && !errors.Is(err, unix.ENODEV) {

@@ -26,11 +26,11 @@ const (
 
 // ListenersIn lists the TCP sockets of this network namespace that listen on a port in r, IPv4 and
 // IPv6, sorted. A socket on [::] shows as such, whether it also takes IPv4 or not. Sockets tied to
-// DeliverDevice are left out: they are of containers, which listen without an address, and nothing
+// DivertDevice are left out: they are of containers, which listen without an address, and nothing
 // reaches them.
 func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	var out []netip.AddrPort
-	delivery, err := deliverIfindex()
+	divert, err := divertIfindex()
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 		}
 		for _, m := range msgs {
 			ap, ok := parseDiagSocket(m)
-			if ok && r.Contains(ap.Port()) && (delivery == 0 || boundDevice(m) != delivery) {
+			if ok && r.Contains(ap.Port()) && (divert == 0 || boundDevice(m) != divert) {
 				out = append(out, ap)
 			}
 		}
@@ -55,14 +55,14 @@ func ListenersIn(r model.PortRange) ([]netip.AddrPort, error) {
 	return slices.Compact(out), nil
 }
 
-// deliverIfindex gives the index of DeliverDevice in this network namespace, 0 if there is none.
-func deliverIfindex() (int, error) {
+// divertIfindex gives the index of DivertDevice in this network namespace, 0 if there is none.
+func divertIfindex() (int, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return 0, fmt.Errorf("open netlink: %w", err)
 	}
 	defer h.Close()
-	l, err := findLink(h, DeliverDevice)
+	l, err := findLink(h, DivertDevice)
 	if err != nil || l == nil {
 		return 0, err
 	}

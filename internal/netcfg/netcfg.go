@@ -30,18 +30,18 @@ import (
 const (
 	// OverlayDevice is the VXLAN device.
 	OverlayDevice = "heddle-vx0"
-	// DeliverDevice is where tc programs redirect packets that a node process sent to an
+	// DivertDevice is where tc programs redirect packets that a node process sent to an
 	// intercepted container: packets enter the node's stack again on it.
-	DeliverDevice = "heddle-hd0"
-	// deliverPeer is the other end of DeliverDevice's pair; it only has to be up.
-	deliverPeer = "heddle-hd1"
+	DivertDevice = "heddle-hd0"
+	// divertPeer is the other end of DivertDevice's pair; it only has to be up.
+	divertPeer = "heddle-hd1"
 )
 
-// DeliverMAC is the hardware address of DeliverDevice: what a redirected packet must have as
+// DivertMAC is the hardware address of DivertDevice: what a redirected packet must have as
 // destination for the stack to take it.
-const DeliverMAC = "02:48:44:00:00:01"
+const DivertMAC = "02:48:44:00:00:01"
 
-const deliverPeerMAC = "02:48:44:00:00:02"
+const divertPeerMAC = "02:48:44:00:00:02"
 
 // DefaultVXLANPort is IANA's UDP port for VXLAN.
 const DefaultVXLANPort = 4789
@@ -104,8 +104,8 @@ type NodeDevices struct {
 	// OverlayIfindex is that of OverlayDevice. It changes when SetupNode had to make the device
 	// anew.
 	OverlayIfindex int
-	// DeliverIfindex is that of DeliverDevice.
-	DeliverIfindex int
+	// DivertIfindex is that of DivertDevice.
+	DivertIfindex int
 	// VTEPMAC is the hardware address of the overlay device. It depends on the underlay address
 	// only.
 	VTEPMAC string

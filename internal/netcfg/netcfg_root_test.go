@@ -106,7 +106,7 @@ func TestRepeatAndTeardown(t *testing.T) {
 		}
 	}
 	if !slices.Equal(top.devs[0].Gateways, firstDevs.Gateways) || top.devs[0].OverlayIfindex != firstDevs.OverlayIfindex ||
-		top.devs[0].DeliverIfindex != firstDevs.DeliverIfindex {
+		top.devs[0].DivertIfindex != firstDevs.DivertIfindex {
 		t.Errorf("SetupNode gives %+v, then %+v", firstDevs, top.devs[0])
 	}
 	sameState(t, top.node[0], "repeat", after)
@@ -130,7 +130,7 @@ func TestRepeatAndTeardown(t *testing.T) {
 		sameState(t, cfg.NetnsPath, "DelEndpoint, container", container)
 	}
 	top.add(t, 0, cfg)
-	for _, want := range []string{"device " + OverlayDevice + ",device " + DeliverDevice, ""} { // the second time nothing is left
+	for _, want := range []string{"device " + OverlayDevice + ",device " + DivertDevice, ""} { // the second time nothing is left
 		in(t, top.node[0], func() error {
 			removed, err := Teardown()
 			if got := strings.Join(removed, ","); !strings.Contains(got, want) || (want == "") != (got == "") {
@@ -314,7 +314,7 @@ func TestSetupNodeErrors(t *testing.T) {
 	holder.Close()
 	sameState(t, node, "udp port in use", before)
 
-	for _, name := range []string{DeliverDevice, deliverPeer} {
+	for _, name := range []string{DivertDevice, divertPeer} {
 		run(t, node, "ip link add "+name+" type veth peer name x0")
 		mustFail(t, node, setup(same), name, "not Heddle's")
 		run(t, node, "ip link del "+name)
@@ -420,7 +420,7 @@ func TestListenersIn(t *testing.T) {
 		// What a container has without an address is tied to a device.
 		tied := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 			var err error
-			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), DeliverDevice) }); e != nil {
+			if e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), DivertDevice) }); e != nil {
 				return e
 			}
 			return err

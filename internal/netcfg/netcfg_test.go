@@ -106,7 +106,7 @@ func TestEndpointOf(t *testing.T) {
 	}
 	for _, l := range []netlink.Link{
 		link("hd1", hostMAC(2)), link("hd01", hostMAC(1)), link("hd2A", hostMAC(0x2a)), link("hd0", hostMAC(0)), link("hd", hostMAC(0)),
-		link("hdx", hostMAC(1)), link("eth0", hostMAC(1)), link("hd1", nil), link(DeliverDevice, mustMAC(DeliverMAC)),
+		link("hdx", hostMAC(1)), link("eth0", hostMAC(1)), link("hd1", nil), link(DivertDevice, mustMAC(DivertMAC)),
 		&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "hd1", HardwareAddr: hostMAC(1)}},
 	} {
 		if id, ours := endpointOf(l); ours {

@@ -13,7 +13,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 )
 
-// SetupNode brings this network namespace to cfg: overlay device, delivery pair, rule, the node's
+// SetupNode brings this network namespace to cfg: overlay device, divert pair, rule, the node's
 // own routes, sysctls and nftables. It does not touch peers and endpoints, but if the overlay
 // device has to be made anew (other VNI, port or underlay), Overlay.Set must follow. On an error
 // what was done stays: repeat the call, or call Teardown.
@@ -34,7 +34,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 	if err != nil {
 		return NodeDevices{}, err
 	}
-	deliver, err := setDeliverPair(h, gateways(cfg.Prefixes))
+	divert, err := setDivertPair(h, gateways(cfg.Prefixes))
 	if err != nil {
 		return NodeDevices{}, err
 	}
@@ -50,7 +50,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		func() error { return setNodeRoutes(h, cfg) },
 		func() error { return setRule(h, cfg) },
 		func() error { return setForwarding(h, cfg, underlay) },
-		func() error { return setFirewall(cfg, deliver.Attrs().Index, known, movedHere(routes)) },
+		func() error { return setFirewall(cfg, divert.Attrs().Index, known, movedHere(routes)) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {
@@ -61,7 +61,7 @@ func SetupNode(cfg NodeConfig) (NodeDevices, error) {
 		UnderlayIfindex: underlay.Attrs().Index,
 		UnderlayName:    underlay.Attrs().Name,
 		OverlayIfindex:  overlay.Attrs().Index,
-		DeliverIfindex:  deliver.Attrs().Index,
+		DivertIfindex:   divert.Attrs().Index,
 		VTEPMAC:         overlay.Attrs().HardwareAddr.String(),
 		OverlayMTU:      overlay.Attrs().MTU,
 		Prefixes:        cfg.Prefixes,
@@ -202,21 +202,21 @@ func addOverlayDevice(h *netlink.Handle, want *netlink.Vxlan) error {
 		want.VxlanId, want.Port, holder, err)
 }
 
-// setDeliverPair makes the veth pair on which captured packets of node processes enter the stack
+// setDivertPair makes the veth pair on which captured packets of node processes enter the stack
 // again. Their source is an address of the node itself, which the stack takes from a device only
 // with accept_local and without strict reverse-path filtering. The filter in force is the larger of
 // the device's and "all"'s value, so 0 here would lose against a machine-wide 1 (strict). 2 (loose)
 // wins over both, and asks that the device has an address: hence the gateway's.
-func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) {
-	if err := addDeliverPair(h); err != nil {
+func setDivertPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error) {
+	if err := addDivertPair(h); err != nil {
 		return nil, err
 	}
 	for key, value := range map[string]string{"accept_local": "1", "rp_filter": "2"} {
-		if err := setSysctl("ipv4/conf/"+DeliverDevice+"/"+key, value); err != nil {
+		if err := setSysctl("ipv4/conf/"+DivertDevice+"/"+key, value); err != nil {
 			return nil, err
 		}
 	}
-	for _, name := range []string{deliverPeer, DeliverDevice} {
+	for _, name := range []string{divertPeer, DivertDevice} {
 		if err := errors.Join(quietIPv6(name), enableIPv6(name, addrs)); err != nil {
 			return nil, err
 		}
@@ -228,17 +228,17 @@ func setDeliverPair(h *netlink.Handle, addrs []netip.Addr) (netlink.Link, error)
 			return nil, err
 		}
 	}
-	deliver, err := h.LinkByName(DeliverDevice)
+	divert, err := h.LinkByName(DivertDevice)
 	if err != nil {
-		return nil, fmt.Errorf("device %s: %w", DeliverDevice, err)
+		return nil, fmt.Errorf("device %s: %w", DivertDevice, err)
 	}
-	return deliver, setAddrs(h, deliver, addrs)
+	return divert, setAddrs(h, divert, addrs)
 }
 
-// addDeliverPair adds the pair unless it is there. The kernel makes both ends at once, so one end
+// addDivertPair adds the pair unless it is there. The kernel makes both ends at once, so one end
 // alone or with another hardware address is somebody else's.
-func addDeliverPair(h *netlink.Handle) error {
-	macs := map[string]string{DeliverDevice: DeliverMAC, deliverPeer: deliverPeerMAC}
+func addDivertPair(h *netlink.Handle) error {
+	macs := map[string]string{DivertDevice: DivertMAC, divertPeer: divertPeerMAC}
 	found := 0
 	for name, mac := range macs {
 		l, err := findLink(h, name)
@@ -257,11 +257,11 @@ func addDeliverPair(h *netlink.Handle) error {
 		return nil
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.HardwareAddr = DeliverDevice, mustMAC(DeliverMAC)
+	attrs.Name, attrs.HardwareAddr = DivertDevice, mustMAC(DivertMAC)
 	pair := netlink.NewVeth(attrs)
-	pair.PeerName, pair.PeerHardwareAddr = deliverPeer, mustMAC(deliverPeerMAC)
+	pair.PeerName, pair.PeerHardwareAddr = divertPeer, mustMAC(divertPeerMAC)
 	if err := h.LinkAdd(pair); err != nil {
-		return fmt.Errorf("add devices %s and %s: %w", DeliverDevice, deliverPeer, err)
+		return fmt.Errorf("add devices %s and %s: %w", DivertDevice, divertPeer, err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func openingExprs(match ...expr.Any) []expr.Any {
 // stack. A tc program marks there what is for a listener that takes it; devices of others have
 // none.
 func arrivedMatch() (out []expr.Any) {
-	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(DeliverDevice)} {
+	for _, name := range [][]byte{deviceNameData("lo"), deviceNameData(DivertDevice)} {
 		out = append(out,
 			&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: name})

@@ -8,7 +8,7 @@ import (
 )
 
 // Teardown removes everything of Heddle's from this network namespace: endpoints' pairs, the
-// overlay and the delivery pair, routes, rules, the nftables table and tc programs. It says what it
+// overlay and the divert pair, routes, rules, the nftables table and tc programs. It says what it
 // removed, in an operator's words. What is not there is no error, and an error at one thing does
 // not keep the rest. Forwarding (ip_forward) stays on, because others may have come to need it.
 func Teardown() (removed []string, err error) {
@@ -52,9 +52,9 @@ func deleteOwnLinks(h *netlink.Handle, gone func(string, ...any)) error {
 	for _, l := range links {
 		_, endpoint := endpointOf(l)
 		overlay := l.Attrs().Name == OverlayDevice && l.Type() == "vxlan"
-		deliver := l.Attrs().Name == DeliverDevice && l.Attrs().HardwareAddr.String() == DeliverMAC
+		divert := l.Attrs().Name == DivertDevice && l.Attrs().HardwareAddr.String() == DivertMAC
 		shape := l.Attrs().Name == ShapeDevice && l.Attrs().HardwareAddr.String() == shapeMAC
-		if endpoint || overlay || deliver || shape { // deliverPeer goes with DeliverDevice
+		if endpoint || overlay || divert || shape { // divertPeer goes with DivertDevice
 			errs = append(errs, deleteLink(h, l))
 			gone("device %s", l.Attrs().Name)
 		}

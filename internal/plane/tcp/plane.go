@@ -110,7 +110,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: Mark, OverlayMark: OverlayMark, DropMark: DropMark, RejectMark: RejectMark,
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral,
-		DeliverIfindex: cfg.Devices.DeliverIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
+		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
 	})
 	if err != nil {
 		return nil, err
@@ -148,7 +148,7 @@ func (p *Plane) attachToNode() error {
 		prog      int
 		name      string
 	}{
-		{p.cfg.Devices.DeliverIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
+		{p.cfg.Devices.DivertIfindex, netcfg.Ingress, progs.Deliver, "deliver"},
 		{p.cfg.Devices.OverlayIfindex, netcfg.Ingress, progs.FromOverlay, "from_overlay"},
 		{p.cfg.Devices.OverlayIfindex, netcfg.Egress, progs.ToOverlay, "to_overlay"},
 		{p.cfg.Devices.UnderlayIfindex, netcfg.Ingress, progs.FromUnderlay, "from_underlay"},

@@ -53,8 +53,8 @@ type Config struct {
 	// an endpoint may keep from all others by bind() or listen().
 	EndpointPorts  uint32
 	EphemeralPorts model.PortRange
-	// DeliverIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
-	DeliverIfindex, UnderlayIfindex int
+	// DivertIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
+	DivertIfindex, UnderlayIfindex int
 }
 
 func (c Config) validate() error {
@@ -259,7 +259,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_endpoint_ports":   cfg.EndpointPorts,
 		"config_ephemeral_first":  cfg.EphemeralPorts.First,
 		"config_ephemeral_last":   cfg.EphemeralPorts.Last,
-		"config_deliver_ifindex":  uint32(cfg.DeliverIfindex),
+		"config_divert_ifindex":   uint32(cfg.DivertIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}
 	values["config_pool"], values["config_pool_mask"] = poolWords(cfg.Pool)
@@ -307,7 +307,7 @@ type TCPrograms struct {
 	ToOverlay    int // egress of the same
 	FromEndpoint int // ingress of the node side of each endpoint's veth
 	ToEndpoint   int // egress of that
-	Deliver      int // ingress of the delivery device
+	Deliver      int // ingress of the divert device
 	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
 	IntoLoopback int // ingress of the container's side of its veth, with the same class
 	// While an endpoint has a limit, on every device that its packets may take.

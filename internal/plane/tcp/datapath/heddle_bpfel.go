@@ -630,7 +630,7 @@ const (
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
 	heddleVarConfigAgent           = "config_agent"
-	heddleVarConfigDeliverIfindex  = "config_deliver_ifindex"
+	heddleVarConfigDivertIfindex   = "config_divert_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigEndpointPorts   = "config_endpoint_ports"
 	heddleVarConfigEndpointSockets = "config_endpoint_sockets"
@@ -804,7 +804,7 @@ type heddleMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleVariableSpecs struct {
 	ConfigAgent           *ebpf.VariableSpec `ebpf:"config_agent"`
-	ConfigDeliverIfindex  *ebpf.VariableSpec `ebpf:"config_deliver_ifindex"`
+	ConfigDivertIfindex   *ebpf.VariableSpec `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.VariableSpec `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.VariableSpec `ebpf:"config_endpoint_sockets"`
@@ -959,7 +959,7 @@ func (m *heddleMaps) Close() error {
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleVariables struct {
 	ConfigAgent           *ebpf.Variable `ebpf:"config_agent"`
-	ConfigDeliverIfindex  *ebpf.Variable `ebpf:"config_deliver_ifindex"`
+	ConfigDivertIfindex   *ebpf.Variable `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.Variable `ebpf:"config_endpoint_ports"`
 	ConfigEndpointSockets *ebpf.Variable `ebpf:"config_endpoint_sockets"`

@@ -92,11 +92,11 @@ func nodeSocketHoldsOverlayAddress(t *testing.T, settings []string) {
 	top.add(t, 1, c3cfg)
 
 	// What processes of the node send to the endpoint leaves by the endpoint's device, where a
-	// program turns them back into the node by the delivery device. The real program also sets the
+	// program turns them back into the node by the divert device. The real program also sets the
 	// destination hardware address; here the neighbour entry does.
-	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DeliverIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
+	capture := loadTC(t, insn(bpfMovImm, 1, 0, int32(top.devs[0].DivertIfindex)), insn(bpfMovImm, 2, 0, redirectIngress),
 		insn(bpfCall, 0, 0, helperRedirect), insn(bpfExit, 0, 0, 0))
-	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", c1, DeliverMAC, dev.Name))
+	run(t, node, fmt.Sprintf("ip neigh replace %v lladdr %s dev %s nud permanent", c1, DivertMAC, dev.Name))
 	in(t, node, func() error { return AttachTC(dev.Ifindex, Egress, capture, "capture") })
 
 	tcp, _ := serve(t, node, c1, transparent)

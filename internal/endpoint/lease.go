@@ -65,9 +65,9 @@ type Config struct {
 	Prefix6 netip.Prefix
 	// Endpoints are those the node has already.
 	Endpoints []model.Endpoint
-	// Moved are the addresses that have moved to this node, and so need not be in Prefixes; Away
+	// MovedHere are addresses that have moved to this node, so need not be in Prefixes; MovedAway
 	// those that have moved to others, and are not to be given out.
-	Moved, Away []netip.Addr
+	MovedHere, MovedAway []netip.Addr
 	// LastID is the last id that is known to have been given out, 0 if unknown. With it, ids are
 	// not given out again soon even if their endpoints were gone before a restart.
 	LastID model.EndpointID
@@ -89,13 +89,13 @@ type Leases struct {
 	prefix6 netip.Prefix
 	busy    func(model.EndpointID) bool
 
-	mu     sync.Mutex // guards what follows
-	lastID model.EndpointID
-	byID   map[model.EndpointID]Lease
-	byName map[string]model.EndpointID
-	inUse  map[netip.Addr]model.EndpointID // by IPv4 address
-	pool   *pool
-	away   map[netip.Addr]bool
+	mu        sync.Mutex // guards what follows
+	lastID    model.EndpointID
+	byID      map[model.EndpointID]Lease
+	byName    map[string]model.EndpointID
+	inUse     map[netip.Addr]model.EndpointID // by IPv4 address
+	pool      *pool
+	movedAway map[netip.Addr]bool
 }
 
 // New gives the leases of a node that has cfg.Endpoints already. An endpoint of another node, one
@@ -110,7 +110,7 @@ func New(cfg Config) (*Leases, error) {
 		byName:  make(map[string]model.EndpointID),
 		inUse:   make(map[netip.Addr]model.EndpointID),
 	}
-	l.setAway(cfg.Away)
+	l.setMovedAway(cfg.MovedAway)
 	var err error
 	if l.pool, err = newPool(cfg.Prefixes); err != nil {
 		return nil, fmt.Errorf("leases of node %s: %w", cfg.Node, err)
@@ -119,7 +119,7 @@ func New(cfg Config) (*Leases, error) {
 	byAge := slices.Clone(cfg.Endpoints)
 	slices.SortStableFunc(byAge, func(a, b model.Endpoint) int { return a.Created.Compare(b.Created) })
 	for _, e := range byAge {
-		if err := l.restore(e, slices.Contains(cfg.Moved, e.Addr4())); err != nil {
+		if err := l.restore(e, slices.Contains(cfg.MovedHere, e.Addr4())); err != nil {
 			return nil, fmt.Errorf("restore endpoint %d %q: %w", e.ID, e.Name, err)
 		}
 		if cfg.LastID == 0 {
@@ -239,7 +239,7 @@ func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
 	if other, used := l.inUse[a]; used {
 		return netip.Addr{}, fmt.Errorf("%w: %s belongs to endpoint %q", ErrAddr, want, l.byID[other].Name)
 	}
-	if l.away[a] {
+	if l.movedAway[a] {
 		return netip.Addr{}, fmt.Errorf("%w: %s has moved to another node", ErrAddr, want)
 	}
 	return a, nil
@@ -248,21 +248,21 @@ func (l *Leases) freeAddr(want netip.Addr) (netip.Addr, error) {
 // isFree reports whether address a may be given out.
 func (l *Leases) isFree(a netip.Addr) bool {
 	_, used := l.inUse[a]
-	return !used && !l.away[a]
+	return !used && !l.movedAway[a]
 }
 
-// SetAway says which addresses have moved to other nodes: they are not given out, whether or not
+// SetMovedAway says which addresses have moved to other nodes: they are not given out, whether or not
 // they are of this node's prefixes.
-func (l *Leases) SetAway(addrs []netip.Addr) {
+func (l *Leases) SetMovedAway(addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.setAway(addrs)
+	l.setMovedAway(addrs)
 }
 
-func (l *Leases) setAway(addrs []netip.Addr) {
-	l.away = make(map[netip.Addr]bool, len(addrs))
+func (l *Leases) setMovedAway(addrs []netip.Addr) {
+	l.movedAway = make(map[netip.Addr]bool, len(addrs))
 	for _, a := range addrs {
-		l.away[a] = true
+		l.movedAway[a] = true
 	}
 }
 

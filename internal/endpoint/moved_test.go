@@ -12,7 +12,7 @@ import (
 // restored.
 func TestMoved(t *testing.T) {
 	away, here := netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.9.0.7")
-	cfg := Config{Prefixes: prefixes("10.0.0.0/29"), Node: "n1", Away: []netip.Addr{away}, Moved: []netip.Addr{here},
+	cfg := Config{Prefixes: prefixes("10.0.0.0/29"), Node: "n1", MovedAway: []netip.Addr{away}, MovedHere: []netip.Addr{here},
 		Endpoints: []model.Endpoint{{ID: 3, Name: "moved", Node: "n1", Addrs: []netip.Addr{here}}}}
 	l, err := New(cfg)
 	if err != nil {
@@ -29,11 +29,11 @@ func TestMoved(t *testing.T) {
 	if _, err := l.Lease("x", netip.Addr{}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("all others are taken: %v", err)
 	}
-	l.SetAway(nil)
+	l.SetMovedAway(nil)
 	if got, err := l.Lease("x", netip.Addr{}); err != nil || got.Addrs[0] != away {
 		t.Errorf("after it came home: %+v, %v", got, err)
 	}
-	cfg.Moved = nil
+	cfg.MovedHere = nil
 	if _, err := New(cfg); err == nil {
 		t.Error("an endpoint outside the prefixes was restored")
 	}

@@ -35,7 +35,7 @@ func (es *endpoints) moveFor(ctx context.Context, req api.EndpointRequest) (*mod
 			away = append(away, m.Addr) // it waits for another
 		}
 	}
-	es.leases.SetAway(away)
+	es.leases.SetMovedAway(away)
 	return found, nil
 }
 

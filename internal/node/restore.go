@@ -153,7 +153,7 @@ func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*e
 		return nil, fmt.Errorf("endpoint ids in use: %w", err)
 	}
 	return endpoint.New(endpoint.Config{
-		Node: rs.self.Name, Prefixes: rs.self.Prefixes, Prefix6: rs.prefix6, Endpoints: mine, LastID: last, Moved: here, Away: away,
+		Node: rs.self.Name, Prefixes: rs.self.Prefixes, Prefix6: rs.prefix6, Endpoints: mine, LastID: last, MovedHere: here, MovedAway: away,
 		Busy: func(id model.EndpointID) bool { return inUse[id] },
 	})
 }

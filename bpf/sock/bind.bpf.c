@@ -7,7 +7,7 @@
  *                             with IPV6_V6ONLY the IPv6 overlay address or, on an IPv4 overlay, the alias of ::1
  *   ::1                    -> the alias of ::1, v4-mapped
  *   own IPv6 address       -> unchanged
- *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_across); else EAFNOSUPPORT
+ *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_crossing); else EAFNOSUPPORT
  *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
  *
  * Who may bind a port below 1024 is asked of the container, not of the node. / */

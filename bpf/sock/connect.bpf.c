@@ -34,7 +34,7 @@
 #include "sock/service.h"
 #include "sock/socket_quota.h"
 
-/* Whether the socket's own address is of no use to reach an address of the family: connect_across
+/* Whether the socket's own address is of no use to reach an address of the family: connect_crossing
  * is the way. */
 static __always_inline bool must_cross(struct bpf_sock_addr *ctx, bool ipv6)
 {
@@ -87,7 +87,7 @@ static __always_inline int connect_same_node(struct bpf_sock_addr *ctx, bool sk6
 	if (!listener && dst == own)
 		return connect_refused(ctx, sk6, ipv6, tag);
 	if (must_cross(ctx, ipv6))
-		return connect_across(ctx, sk6, tag, ep, to, PATH_OVERLAY);
+		return connect_crossing(ctx, sk6, tag, ep, to, PATH_OVERLAY);
 	set_mark(ctx, tag, !found.local);
 	bind_source(ctx, sk6, ipv6, own);
 	if (!ipv6 && is_alias(sk_of(ctx)->src_ip4))
@@ -158,7 +158,7 @@ static __always_inline int connect_other_node(struct bpf_sock_addr *ctx, bool sk
 	__u8 reason = not_direct(ctx, tag, to);
 
 	if (reason && must_cross(ctx, ipv6))
-		return connect_across(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
+		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_OVERLAY);
 	set_mark(ctx, tag, false);
 	if (!reason)
 		return connect_direct(ctx, sk6, ipv6, tag, ep, to, dst);
@@ -171,7 +171,7 @@ static __always_inline int connect_node(struct bpf_sock_addr *ctx, bool sk6, boo
                                         const struct endpoint *ep, const struct address *dst)
 {
 	if (must_cross(ctx, ipv6))
-		return connect_across(ctx, sk6, tag, ep, dst, PATH_NODE);
+		return connect_crossing(ctx, sk6, tag, ep, dst, PATH_NODE);
 	set_mark(ctx, tag, false);
 	bind_source(ctx, sk6, ipv6, ep->addr4.word[3]);
 	return take(tag, PATH_NODE, REASON_CONNECT_NODE, 0);
@@ -181,7 +181,7 @@ static __always_inline int connect_outside(struct bpf_sock_addr *ctx, bool ipv6,
                                            const struct endpoint *ep, const struct address *dst)
 {
 	if (ipv6 && is_mapped_underneath(ctx))
-		return connect_across(ctx, true, tag, ep, dst, PATH_OUTSIDE);
+		return connect_crossing(ctx, true, tag, ep, dst, PATH_OUTSIDE);
 	set_mark(ctx, tag, false);
 	if (!sk_of(ctx)->src_ip4) {
 		tag->flags |= TAG_LOCAL;

@@ -28,8 +28,8 @@ static __always_inline bool is_bound_mapped(const struct sock_tag *tag)
 
 /* To dst, beyond the container, from a socket whose own address is of no use there
  * (tc/crossing.h). */
-static __always_inline int connect_across(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
-                                          const struct endpoint *ep, const struct address *dst, __u8 path)
+static __always_inline int connect_crossing(struct bpf_sock_addr *ctx, bool sk6, struct sock_tag *tag,
+                                            const struct endpoint *ep, const struct address *dst, __u8 path)
 {
 	/* Its device is another network's. */
 	if (ep->flags & ENDPOINT_ADOPTED)

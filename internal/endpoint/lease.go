@@ -251,8 +251,8 @@ func (l *Leases) isFree(a netip.Addr) bool {
 	return !used && !l.movedAway[a]
 }
 
-// SetMovedAway says which addresses have moved to other nodes: they are not given out, whether or not
-// they are of this node's prefixes.
+// SetMovedAway says which addresses have moved to other nodes: they are not given out, whether or
+// not they are of this node's prefixes.
 func (l *Leases) SetMovedAway(addrs []netip.Addr) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

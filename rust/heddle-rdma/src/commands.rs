@@ -8,6 +8,7 @@ use std::time::Duration;
 use shared_ring::{SharedMemory, Sleeper, doorbell, ring, ring_size};
 use verbs_protocol::abi::{self, verbs_reply};
 use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno, Request};
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::{ibv, plain, slots};
 
 use crate::memory::{ACCESS_KNOWN, Backing, Region};
@@ -165,10 +166,18 @@ impl Objects {
         if endpoint.charge(quota, amount) { Ok(()) } else { Err(ENOMEM) }
     }
 
+    /// Something could not be made although the endpoint may have it.
+    fn full(&mut self, context: u32) {
+        if let Some(endpoint) = self.endpoint_of(context) {
+            endpoint.account.note(Reason::RouterFull);
+        }
+    }
+
     /// The handle of an object that was charged for; a full table gives the charge back.
     fn taken(&mut self, handle: Option<u32>, context: u32, quota: Quota) -> Result<u32, Errno> {
         if handle.is_none() {
             self.refund(context, quota, 1);
+            self.full(context);
         }
         handle.ok_or(ENOMEM)
     }
@@ -194,6 +203,7 @@ impl Objects {
         if made.is_none() {
             self.refund(context, quota, 1);
             self.refund(context, Quota::Memory, size(length));
+            self.full(context);
         }
         made.ok_or(ENOMEM)
     }
@@ -437,6 +447,7 @@ impl Objects {
         let Some((memory, fd)) = made else {
             self.refund(context, Quota::Memories, 1);
             self.refund(context, Quota::Memory, length);
+            self.full(context);
             return Err(ENOMEM);
         };
         let reply = abi::verbs_create_memory_reply { memory, length, ..Default::default() };

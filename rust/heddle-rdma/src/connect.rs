@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use verbs_protocol::Gid;
 use verbs_protocol::agent::Message;
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, Greeting};
 use verbs_qp::{Service, State};
 
@@ -172,7 +173,7 @@ impl Objects {
         // Without a socket the timer of this attempt asks again.
         let Some(qp) = self.qps.get_mut(tag) else { return };
         qp.asked = None;
-        let Some(socket) = socket else { return };
+        let Some(socket) = socket else { return self.note(endpoint, Reason::ConnectRefused) };
         let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend) && qp.link == 0;
         let Some(e) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
         let own = e.gid(qp.attr.address.sgid_index);
@@ -190,10 +191,16 @@ impl Objects {
     }
 
     pub(crate) fn refuse_datagrams(&mut self, endpoint: u32, other: Gid) {
+        self.note(endpoint, Reason::ConnectRefused);
         let until = Instant::now() + AGAIN_MOST;
         self.datagrams_refused.push((endpoint, other, until));
         self.at(until, Timer::Seek(DATAGRAMS, 0));
         self.wake_endpoint(endpoint);
+    }
+
+    /// The endpoint of this node that has a GID.
+    pub(crate) fn endpoint_with(&self, gid: &Gid) -> Option<u32> {
+        self.endpoints.iter().find(|(_, e)| e.has(gid)).map(|(handle, _)| handle)
     }
 
     /// Contexts of an endpoint look at their queue pairs again.

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use verbs_protocol::abi::{self, verbs_reply, verbs_request};
 use verbs_protocol::control::{self, Request};
 use verbs_protocol::plain;
+use verbs_protocol::statistics::Reason;
 
 use crate::memory::Process;
 use crate::objects::{Context, Objects, Quota, Source, Unsent};
@@ -29,6 +30,7 @@ impl Objects {
                 && let Some(listening) = self.endpoints.get_mut(endpoint)
             {
                 listening.refund(Quota::Contexts, 1);
+                listening.account.note(Reason::RouterFull);
             }
         }
     }
@@ -76,6 +78,10 @@ impl Objects {
             };
             let message = bytes.get(..got).filter(|m| !m.is_empty() && descriptors.is_empty());
             let Some(Ok((head, request))) = message.map(control::parse) else {
+                let endpoint = context.endpoint;
+                if got > 0 {
+                    self.note(endpoint, Reason::ControlMalformed);
+                }
                 self.close(handle);
                 return;
             };

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use verbs_protocol::statistics::{Path, Reason, Traffic};
 use verbs_protocol::wire::{FIRST, Header, Kind, LAST, SOLICITED};
 use verbs_protocol::{Gid, ibv};
 use verbs_qp::{Service, State};
@@ -61,24 +62,34 @@ impl Objects {
                 .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         }
         let told = Told::of(number, &current.send, length);
+        let moved = Traffic { requests: 1, sent: length, ..Traffic::default() };
         let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
         if to_itself {
-            self.deliver(&way, told, payload);
+            self.deliver(endpoint, &way, told, payload, Path::Memory);
+            self.account(number, Path::Memory, &moved);
             return Ok(());
         }
         let Ok(link) = self.datagram_link(endpoint, way.source, way.destination) else {
+            self.note(endpoint, Reason::DatagramNoRoom);
             return Ok(());
         };
         let link = link.ok_or(Pending::Peer)?;
         if self.links.get(link).is_some_and(|l| l.is_local) {
-            self.deliver(&way, told, payload);
+            let to = self.endpoint_with(&way.destination);
+            self.deliver(to.unwrap_or(endpoint), &way, told, payload, Path::Memory);
+            self.account(number, Path::Memory, &moved);
             return Ok(());
         }
-        if self.say_datagram(link, &way, told, payload) { Ok(()) } else { Err(Pending::Peer) }
+        if !self.say_datagram(link, &way, told, payload) {
+            return Err(Pending::Peer);
+        }
+        self.account(number, Path::Tcp, &moved);
+        Ok(())
     }
 
     /// Gives a datagram to the queue pair that it names, if that takes it.
-    fn deliver(&mut self, way: &Way, told: Told, payload: &[u8]) {
+    /// `endpoint` is the one that drops it otherwise.
+    fn deliver(&mut self, endpoint: u32, way: &Way, told: Told, payload: &[u8], path: Path) {
         let peer = way.qp;
         let takes = self.qps.get(peer).is_some_and(|p| {
             p.service == Service::UnreliableDatagram
@@ -87,9 +98,11 @@ impl Objects {
                 && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
         });
         if !takes {
-            return;
+            return self.note(endpoint, Reason::DatagramUnwanted);
         }
-        let Taken::Ready(receive) = self.take_receive(peer) else { return };
+        let Taken::Ready(receive) = self.take_receive(peer) else {
+            return self.note(endpoint, Reason::DatagramNoReceive);
+        };
         let length = told.length + GRH as u64;
         if receive.length() < length {
             self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
@@ -108,7 +121,12 @@ impl Objects {
             });
         }
         match stored {
-            Ok(()) => self.complete_receive(peer, Told { length, ..told }, receive.wr_id),
+            Ok(()) => {
+                self.complete_receive(peer, Told { length, ..told }, receive.wr_id);
+                let received = told.length;
+                let moved = Traffic { served: 1, received, ..Traffic::default() };
+                self.account(peer, path, &moved);
+            }
             Err(Fault) => self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_PROT_ERR),
         }
     }
@@ -127,7 +145,11 @@ impl Objects {
             link.full_since = None;
         }
         match link.full_since {
-            Some(since) if now >= since + FULL_TIME => return true,
+            Some(since) if now >= since + FULL_TIME => {
+                let endpoint = link.endpoint;
+                self.note(endpoint, Reason::DatagramNoRoom);
+                return true;
+            }
             None if link.unsent.len() >= SEND_HIGH => {
                 link.full_since = Some(now);
                 // Nothing but the time may wake the router.
@@ -181,7 +203,8 @@ impl Objects {
             source: header.number,
             length: bytes.len() as u64,
         };
-        self.deliver(&way, told, bytes);
+        let endpoint = link.endpoint;
+        self.deliver(endpoint, &way, told, bytes, Path::Tcp);
         Ok(())
     }
 }

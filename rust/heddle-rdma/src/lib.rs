@@ -9,6 +9,7 @@
 //! | [`router`] | the loop, the agent's socket, and sleep |
 //! | `control` | the control sockets of contexts |
 //! | `commands`, `queue_pairs` | what a library asks for: objects are made, changed and destroyed |
+//! | `accounts` | what was moved and refused, for the agent |
 //! | `objects` | what there is, quotas, events |
 //! | `requests` | turns of queue pairs: requests taken, waiting, completed |
 //! | `local` | requests whose peer is on this node |
@@ -21,6 +22,7 @@
 //! | `table` | handles |
 //! | `sys` | the system calls that the standard library does not have |
 
+mod accounts;
 mod commands;
 mod connect;
 mod control;

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use verbs_protocol::slots::Send;
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
 use verbs_protocol::{Gid, ibv};
 use verbs_qp::State;
@@ -146,8 +147,11 @@ impl Objects {
             self.timers.pop();
             match timer {
                 Timer::Link(handle) => {
-                    let due = self.links.get(handle).and_then(|l| l.deadline);
-                    if due.is_some_and(|due| due <= now) {
+                    let Some(link) = self.links.get(handle) else { continue };
+                    if link.deadline.is_some_and(|due| due <= now) {
+                        if link.phase != Phase::Closing {
+                            self.note(link.endpoint, Reason::LinkUnmatched);
+                        }
                         self.end_link(handle);
                     }
                 }
@@ -189,6 +193,8 @@ impl Objects {
         let known = self.endpoints.get(endpoint).is_some_and(|e| e.has(&to));
         if known && self.links.iter().filter(|(_, l)| unmatched(l)).count() < UNMATCHED_MAX {
             self.add_link(endpoint, socket, (to, from), false);
+        } else {
+            self.note(endpoint, Reason::LinkUnmatched);
         }
     }
 
@@ -292,7 +298,7 @@ impl Objects {
             match link.phase {
                 Phase::Closing => at = filled,
                 // The opener is not to speak before it was answered.
-                Phase::Unmatched if !rest.is_empty() => return self.end_link(handle),
+                Phase::Unmatched if !rest.is_empty() => return self.break_link(handle),
                 Phase::Unmatched => {}
                 Phase::Greeting => {
                     if let Some(bytes) = rest.first_chunk::<GREETING>() {
@@ -304,13 +310,13 @@ impl Objects {
                 Phase::Established => {
                     if let Some(bytes) = rest.first_chunk::<HEADER>() {
                         let Ok(header) = Header::parse(bytes) else {
-                            return self.end_link(handle);
+                            return self.break_link(handle);
                         };
                         let whole = HEADER + header.length as usize;
                         if let Some(frame) = rest.get(..whole) {
                             at += whole;
                             if !self.frame(handle, &header, &frame[HEADER..]) {
-                                return self.end_link(handle);
+                                return self.break_link(handle);
                             }
                             continue;
                         }
@@ -332,7 +338,7 @@ impl Objects {
 
     fn greeted(&mut self, handle: u32, bytes: &[u8; GREETING]) {
         let Some(link) = self.links.get_mut(handle) else { return };
-        let Ok(heard) = Greeting::parse(bytes) else { return self.end_link(handle) };
+        let Ok(heard) = Greeting::parse(bytes) else { return self.break_link(handle) };
         if link.opener {
             let same = link.greeting.is_some_and(|said| {
                 heard.version == said.version
@@ -511,6 +517,14 @@ impl Objects {
         self.fail_send(number, &first.send, first.failed.unwrap_or(ibv::WC_RETRY_EXC_ERR));
     }
 
+    /// Ends a connection whose other end breaks a rule.
+    fn break_link(&mut self, handle: u32) {
+        if let Some(endpoint) = self.links.get(handle).map(|l| l.endpoint) {
+            self.note(endpoint, Reason::LinkBroken);
+        }
+        self.end_link(handle);
+    }
+
     /// Ends a connection that has ended, or that breaks a rule: its queue pair fails, if it was more than
     /// a try.
     pub(crate) fn end_link(&mut self, handle: u32) {
@@ -532,9 +546,11 @@ impl Objects {
             return;
         }
         qp.closed = true;
+        let current = if link.sent.is_empty() { qp.current.take() } else { None };
+        self.note(link.endpoint, Reason::LinkCut);
         if !link.sent.is_empty() {
             self.fail_sent(link.qp, link.sent.into_iter().collect());
-        } else if let Some(current) = qp.current.take() {
+        } else if let Some(current) = current {
             self.fail_send(link.qp, &current.send, ibv::WC_RETRY_EXC_ERR);
         } else {
             self.fail_fatally(link.qp);

@@ -80,6 +80,8 @@ impl Objects {
                 if let Some(receive) = receive {
                     let told = Told::of(number, &current.send, length);
                     self.complete_receive(peer, told, receive.wr_id);
+                } else {
+                    self.account_served(peer, 0, length);
                 }
                 Ok(())
             }
@@ -171,6 +173,7 @@ impl Objects {
             current.done += n as u64;
             *bytes = bytes.saturating_sub(n as u64);
         }
+        self.account_served(peer, length, 0);
         Ok(())
     }
 
@@ -202,6 +205,7 @@ impl Objects {
         if let Some(new) = new {
             self.copier.store(&new.to_ne_bytes(), &there).map_err(gone)?;
         }
+        self.account_served(peer, 8, 0);
         let stored = self.copier.store(&value, &self.to);
         stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
     }

@@ -29,6 +29,11 @@ impl Process {
         Self { pid, pidfd }
     }
 
+    /// Its number, for people to read.
+    pub(crate) fn pid(&self) -> libc::pid_t {
+        self.pid
+    }
+
     /// Whether the first and the last byte of a range can be read.
     pub(crate) fn has(&self, address: u64, length: u64) -> bool {
         let mut byte = 0_u8;

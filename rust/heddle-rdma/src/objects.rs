@@ -11,9 +11,11 @@ use shared_ring::{SharedMemory, Sleeper};
 use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
 use verbs_protocol::agent::Message;
 use verbs_protocol::slots::{Receive, Send};
+use verbs_protocol::statistics::{QUOTAS, Reason};
 use verbs_protocol::{Gid, agent, ibv, plain};
 use verbs_qp::{Service, State};
 
+use crate::accounts::{Account, QpAccount};
 use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
@@ -39,7 +41,17 @@ pub(crate) enum Quota {
     Memories,
 }
 
-const QUOTAS: usize = 10;
+impl Quota {
+    /// Why something is refused when it is used up.
+    fn reason(self) -> Reason {
+        match self {
+            Self::Contexts => Reason::QuotaContexts,
+            Self::Memory | Self::Memories => Reason::QuotaMemory,
+            _ => Reason::QuotaObjects,
+        }
+    }
+}
+
 /// The agent does not name a limit of these.
 const MEMORIES: u32 = 1024;
 
@@ -49,6 +61,8 @@ struct Rate {
     a_second: u32,
     left: u64,
     at: Instant,
+    /// It was used up, and has not been filled again.
+    is_empty: bool,
 }
 
 impl Rate {
@@ -60,10 +74,12 @@ impl Rate {
         let now = Instant::now();
         let more = now.duration_since(self.at).as_nanos() * a_second / 1_000_000_000;
         if more == 0 {
+            self.is_empty = true;
             return Some(self.at + Duration::from_secs(1) / self.a_second);
         }
         self.left = u64::try_from(more.min(a_second.div_ceil(10))).unwrap_or(1);
         self.at = now;
+        self.is_empty = false;
         None
     }
 }
@@ -78,6 +94,7 @@ pub(crate) struct Endpoint {
     rate: Rate,
     limits: [u64; QUOTAS],
     used: [u64; QUOTAS],
+    pub(crate) account: Account,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -89,9 +106,10 @@ impl Endpoint {
             gids,
             listener,
             spin_us: 0,
-            rate: Rate { a_second: 0, left: 0, at: Instant::now() },
+            rate: Rate { a_second: 0, left: 0, at: Instant::now(), is_empty: false },
             limits: [0; QUOTAS],
             used: [0; QUOTAS],
+            account: Account::default(),
             named: true,
         }
     }
@@ -119,7 +137,12 @@ impl Endpoint {
 
     /// When a send request may be taken, if not now.
     pub(crate) fn wait_to_send(&mut self) -> Option<Instant> {
-        self.rate.wait()
+        let was_empty = self.rate.is_empty;
+        let until = self.rate.wait();
+        if until.is_some() && !was_empty {
+            self.account.note(Reason::RateRequests);
+        }
+        until
     }
 
     /// A send request was taken.
@@ -135,6 +158,7 @@ impl Endpoint {
     pub(crate) fn charge(&mut self, quota: Quota, amount: u64) -> bool {
         let used = self.used[quota as usize] + amount;
         if used > self.limits[quota as usize] {
+            self.account.note(quota.reason());
             return false;
         }
         self.used[quota as usize] = used;
@@ -143,6 +167,14 @@ impl Endpoint {
 
     pub(crate) fn refund(&mut self, quota: Quota, amount: u64) {
         self.used[quota as usize] -= amount;
+    }
+
+    pub(crate) fn used(&self) -> [u64; QUOTAS] {
+        self.used
+    }
+
+    pub(crate) fn limits(&self) -> [u64; QUOTAS] {
+        self.limits
     }
 
     /// An entry of the table of GIDs.
@@ -319,6 +351,7 @@ pub(crate) struct Qp {
     pub(crate) throttled: Option<Instant>,
     /// Requests that were sent when the connection ended, to be flushed.
     pub(crate) unlinked: VecDeque<u64>,
+    pub(crate) account: QpAccount,
 }
 
 /// All that there is.
@@ -418,6 +451,7 @@ impl Objects {
 
     /// Shows a completion to the program. A queue without room is dead from then on.
     pub(crate) fn complete(&mut self, cq: u32, completion: &verbs_completion, solicited: bool) {
+        self.account_error(completion.qp_num, completion.status);
         let Some(queue) = self.cqs.get_mut(cq) else { return };
         if queue.dead {
             return;
@@ -456,7 +490,11 @@ impl Objects {
         }
         while let Some(cq) = self.broken.pop() {
             let Some(queue) = self.cqs.get(cq) else { continue };
-            self.tell(queue.context, ibv::EVENT_CQ_ERR, cq, queue.user);
+            let (context, user) = (queue.context, queue.user);
+            self.tell(context, ibv::EVENT_CQ_ERR, cq, user);
+            if let Some(endpoint) = self.contexts.get(context).map(|c| c.endpoint) {
+                self.note(endpoint, Reason::CqOverrun);
+            }
             let users = self.qps.iter().filter(|(_, q)| q.send_cq == cq || q.recv_cq == cq);
             for number in users.map(|(number, _)| number).collect::<Vec<_>>() {
                 self.fail_fatally(number);

@@ -9,6 +9,7 @@ use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno};
 use verbs_protocol::{ibv, slots};
 use verbs_qp::{Refused, Service, State};
 
+use crate::accounts::QpAccount;
 use crate::commands::{
     Answer, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, answer, capacity, done, gid_count, size,
     usable,
@@ -70,6 +71,7 @@ impl Objects {
                 closed: false,
                 throttled: None,
                 unlinked: VecDeque::new(),
+                account: QpAccount::default(),
             };
             objects.qps.insert(qp, 0)
         });

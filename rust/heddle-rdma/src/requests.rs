@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use verbs_protocol::abi::{self, verbs_completion, verbs_sge};
 use verbs_protocol::ibv;
 use verbs_protocol::slots::{Receive, Send};
+use verbs_protocol::statistics::Reason;
 use verbs_qp::{Service, State};
 
 use crate::commands::MAX_MESSAGE;
@@ -186,6 +187,7 @@ impl Objects {
             }
             Ok(None) => None,
             Err(Dead) => {
+                self.note_of(number, Reason::RingBroken);
                 self.fail_fatally(number);
                 None
             }
@@ -209,6 +211,7 @@ impl Objects {
         turn: &mut Turn,
     ) {
         let Some(qp) = self.qps.get_mut(number) else { return };
+        let begins = qp.waits_since.is_none();
         let (limit, status) = match timer {
             Some(timer) => {
                 (verbs_qp::rnr_give_up_after(&qp.attr, timer), ibv::WC_RNR_RETRY_EXC_ERR)
@@ -225,6 +228,10 @@ impl Objects {
         qp.current = Some(current);
         turn.waits = true;
         turn.until = until;
+        let dest = qp.attr.dest_qp_num;
+        if begins && timer.is_some() {
+            self.note_of(dest, Reason::NotReady);
+        }
     }
 
     fn step(&mut self, number: u32, current: &mut Current, bytes: &mut u64) -> Step {
@@ -264,7 +271,10 @@ impl Objects {
                 | Pending::Failed(
                     ibv::WC_REM_ACCESS_ERR | ibv::WC_REM_INV_REQ_ERR | ibv::WC_REM_OP_ERR,
                 ),
-            ) if !reliable => Ok(()),
+            ) if !reliable => {
+                self.note_of(peer, Reason::MessageDropped);
+                Ok(())
+            }
             result => result,
         }
     }
@@ -310,6 +320,7 @@ impl Objects {
             }
             Some(Ok(None)) | None => Taken::Empty,
             Some(Err(Dead)) => {
+                self.note_of(number, Reason::RingBroken);
                 self.fail_fatally(number);
                 Taken::Wrong
             }
@@ -362,6 +373,10 @@ impl Objects {
     }
 
     pub(crate) fn complete_send(&mut self, number: u32, send: &Send, status: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        if status == ibv::WC_SUCCESS && qp.service.is_connected() {
+            self.account_request(number, send);
+        }
         let Some(qp) = self.qps.get(number) else { return };
         let head = &send.head;
         let asked = u32::from(head.flags) & abi::VERBS_SEND_SIGNALED != 0;
@@ -437,6 +452,9 @@ impl Objects {
         };
         let (cq, context, user) = (qp.recv_cq, qp.context, qp.user);
         self.complete(cq, &completion, told.solicited);
+        if !datagram {
+            self.account_served(peer, 0, told.length);
+        }
         if tells {
             self.tell(context, ibv::EVENT_COMM_EST, peer, user);
         }

@@ -2,6 +2,7 @@
 //! `docs/protocols/verbs-wire.md`.
 
 use verbs_protocol::ibv;
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
@@ -91,6 +92,8 @@ impl Objects {
                     link.drops = true;
                     let number = header.number;
                     link.responses.push_back(Response::NotReady { number, timer });
+                    let endpoint = link.endpoint;
+                    self.note(endpoint, Reason::NotReady);
                     return Ok(false);
                 }
                 Taken::Empty => inbound.dropped = true,
@@ -151,6 +154,10 @@ impl Objects {
             let (opcode, imm, length) = (head.opcode, head.immediate, head.total);
             let told = Told { opcode, imm, solicited, source, length };
             self.complete_receive(number, told, receive.wr_id);
+        } else if dropped {
+            self.note_of(number, Reason::MessageDropped);
+        } else {
+            self.account_served(number, 0, head.total);
         }
         Ok(())
     }
@@ -233,6 +240,7 @@ impl Objects {
         if let Some(new) = new {
             self.copier.store(&new.to_ne_bytes(), &place).map_err(gone)?;
         }
+        self.account_served(number, 8, 0);
         Ok(Response::Atomic { number: header.number, value: old })
     }
 
@@ -318,6 +326,7 @@ impl Objects {
         link.unsent.extend(bytes);
         if last {
             link.responses.pop_front();
+            self.account_served(qp, total, 0);
         } else if let Some(first) = link.responses.front_mut() {
             *first = Response::Read { number, key, address, total, done: done + n as u64 };
         }

@@ -278,6 +278,9 @@ impl Router {
                     self.objects.accepted(handle, source, destination, socket);
                 }
             }
+            Message::Stats { tag, endpoint, kind, cursor } => {
+                self.say(&self.objects.statistics(tag, endpoint, kind, cursor));
+            }
             _ => self.drop_agent(),
         }
     }

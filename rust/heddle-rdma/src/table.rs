@@ -65,6 +65,14 @@ impl<T> Table<T> {
         self.places[index].object.take()
     }
 
+    /// Objects in places from one on: place, handle, object.
+    pub(crate) fn iter_from(&self, first: u32) -> impl Iterator<Item = (u32, u32, &T)> {
+        let skipped = self.places.iter().skip(first as usize);
+        (first..).zip(skipped).filter_map(|(index, place)| {
+            Some((index, place.generation << self.index_bits | index, place.object.as_ref()?))
+        })
+    }
+
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0_u32..).zip(&self.places).filter_map(|(index, place)| {

@@ -4,7 +4,7 @@ use crate::Gid;
 
 /// The version of the page.
 pub const VERSION: u32 = 1;
-/// Bytes of the longest message.
+/// Bytes of the longest message of an agent's. STATISTICS of a router are longer.
 pub const MESSAGE_MAX: usize = HEAD + 32 + 64 + 64;
 
 const HEAD: usize = 16;
@@ -25,6 +25,8 @@ pub struct Limits {
     pub memory_mib: u32,
     pub sends_per_second: u32,
     pub spin_us: u32,
+    pub egress_kbit: u32,
+    pub ingress_kbit: u32,
 }
 
 /// A message, without its descriptors.
@@ -40,6 +42,8 @@ pub enum Message {
     Connected { tag: u32, endpoint: u64, errno: u32 },
     Accepted { endpoint: u64, source: Gid, destination: Gid },
     Refused { endpoint: u64, errno: u32 },
+    Stats { tag: u32, endpoint: u64, kind: u32, cursor: u32 },
+    Statistics { tag: u32, endpoint: u64, kind: u32, cursor: u32, size: u32, records: Vec<u8> },
 }
 
 /// Bytes that break the rules.
@@ -60,6 +64,8 @@ impl Message {
             Self::Connected { tag, endpoint, .. } => (7, *tag, *endpoint),
             Self::Accepted { endpoint, .. } => (8, 0, *endpoint),
             Self::Refused { endpoint, .. } => (9, 0, *endpoint),
+            Self::Stats { tag, endpoint, .. } => (10, *tag, *endpoint),
+            Self::Statistics { tag, endpoint, .. } => (11, *tag, *endpoint),
         };
         let mut out = Vec::with_capacity(MESSAGE_MAX);
         out.extend_from_slice(&u32::to_ne_bytes(kind));
@@ -87,6 +93,18 @@ impl Message {
             | Self::Accepted { source, destination, .. } => {
                 out.extend_from_slice(source);
                 out.extend_from_slice(destination);
+            }
+            Self::Stats { kind, cursor, .. } => {
+                out.extend_from_slice(&kind.to_ne_bytes());
+                out.extend_from_slice(&cursor.to_ne_bytes());
+            }
+            Self::Statistics { kind, cursor, size, records, .. } => {
+                let count = records.len() / (*size).max(1) as usize;
+                let count = u32::try_from(count).unwrap_or(u32::MAX);
+                for number in [*kind, *cursor, count, *size] {
+                    out.extend_from_slice(&number.to_ne_bytes());
+                }
+                out.extend_from_slice(records);
             }
         }
         out
@@ -123,10 +141,25 @@ impl Message {
                 Self::Accepted { endpoint, source, destination }
             }
             9 => Self::Refused { endpoint, errno: fields.padded()? },
+            10 => Self::Stats { tag, endpoint, kind: fields.word()?, cursor: fields.word()? },
+            11 => {
+                let (kind, cursor) = (fields.word()?, fields.word()?);
+                let (count, size) = (fields.word()?, fields.word()?);
+                let records = std::mem::take(&mut fields.0).to_vec();
+                if size == 0 || u64::from(count) * u64::from(size) != records.len() as u64 {
+                    return Err(Malformed);
+                }
+                Self::Statistics { tag, endpoint, kind, cursor, size, records }
+            }
             _ => return Err(Malformed),
         };
-        let names_one = !matches!(kind, 1..=3);
-        let good = fields.0.is_empty() && names_one == (endpoint != 0);
+        let names_one = match kind {
+            1..=3 => endpoint == 0,
+            // Statistics are of one or of all.
+            10 | 11 => true,
+            _ => endpoint != 0,
+        };
+        let good = fields.0.is_empty() && names_one;
         good.then_some(message).ok_or(Malformed)
     }
 }
@@ -144,8 +177,8 @@ fn numbers(l: &Limits) -> [u32; 16] {
         l.memory_mib,
         l.sends_per_second,
         l.spin_us,
-        0,
-        0,
+        l.egress_kbit,
+        l.ingress_kbit,
         0,
         0,
         0,
@@ -180,7 +213,7 @@ impl Fields<'_> {
         for number in &mut n {
             *number = self.word()?;
         }
-        if n[11..] != [0; 5] {
+        if n[13..] != [0; 3] {
             return Err(Malformed);
         }
         Ok(Limits {
@@ -195,6 +228,8 @@ impl Fields<'_> {
             memory_mib: n[8],
             sends_per_second: n[9],
             spin_us: n[10],
+            egress_kbit: n[11],
+            ingress_kbit: n[12],
         })
     }
 }
@@ -205,7 +240,7 @@ mod tests {
 
     #[test]
     fn messages_come_back_and_have_one_length() {
-        let limits = Limits { qps: 7, spin_us: 3, ..Limits::default() };
+        let limits = Limits { qps: 7, spin_us: 3, ingress_kbit: 8, ..Limits::default() };
         for message in [
             Message::Hello { version: 1 },
             Message::Begin,
@@ -216,6 +251,15 @@ mod tests {
             Message::Connected { tag: 3, endpoint: 4, errno: 111 },
             Message::Accepted { endpoint: 4, source: [1; 16], destination: [2; 16] },
             Message::Refused { endpoint: 4, errno: 12 },
+            Message::Stats { tag: 3, endpoint: 0, kind: 1, cursor: 7 },
+            Message::Statistics {
+                tag: 3,
+                endpoint: 4,
+                kind: 2,
+                cursor: 8,
+                size: 2,
+                records: vec![1, 2, 3, 4],
+            },
         ] {
             let bytes = message.encode();
             assert!(bytes.len() <= MESSAGE_MAX);

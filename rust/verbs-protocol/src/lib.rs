@@ -17,6 +17,7 @@ pub mod control;
 pub mod ibv;
 pub mod plain;
 pub mod slots;
+pub mod statistics;
 pub mod wire;
 
 /// The layouts of `clib/verbs/protocol.h`, which has their comments.

@@ -48,6 +48,16 @@ impl Service {
         }
     }
 
+    /// The number of libibverbs.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::ReliableConnection => ibv::QPT_RC,
+            Self::UnreliableConnection => ibv::QPT_UC,
+            Self::UnreliableDatagram => ibv::QPT_UD,
+        }
+    }
+
     /// Whether a queue pair of this service has one peer.
     #[must_use]
     pub fn is_connected(self) -> bool {

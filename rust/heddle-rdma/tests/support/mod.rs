@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use shared_ring::{Consumer, Producer, Ringer, SharedMemory, Slot};
 use verbs_protocol::abi::{self, verbs_completion, verbs_reply, verbs_request};
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::plain::{self, Plain};
+use verbs_protocol::statistics::{self, Reason};
 use verbs_protocol::{Gid, ibv};
 
 /// How long a test waits before it says that nothing comes any more.
@@ -97,7 +99,7 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32]) -> io::Result<()
 
 /// Receives a message and its descriptors; none at the end.
 pub(crate) fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut bytes = vec![0; 4096];
+    let mut bytes = vec![0; 1 << 15];
     let mut control = [0_u64; 8];
     let mut io = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: integers and pointers, for which zero is a value.
@@ -171,12 +173,17 @@ impl Net {
     }
 
     /// Plays the agent for what a router asks.
-    fn serve(&self, agent: &Arc<OwnedFd>) {
+    fn serve(&self, agent: &Arc<OwnedFd>, statistics: &Sender<Message>) {
         while let Ok((bytes, _)) = receive(agent) {
             if bytes.is_empty() {
                 return;
             }
             let message = Message::parse(&bytes).unwrap();
+            if matches!(message, Message::Statistics { .. }) {
+                // A test that has ended does not wait for it.
+                let _ = statistics.send(message);
+                continue;
+            }
             let Message::Connect { tag, endpoint, source, destination } = message else {
                 panic!("the router says {message:?}");
             };
@@ -215,6 +222,7 @@ pub(crate) struct Router {
     child: Running,
     pub(crate) agent: Arc<OwnedFd>,
     pub(crate) net: Arc<Net>,
+    statistics: Receiver<Message>,
     dir: Folder,
 }
 
@@ -261,12 +269,13 @@ impl Router {
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
         let child = Running(Command::new(program).arg("--agent").arg(&path).spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
-        let router = Self { child, agent, net: Arc::clone(net), dir };
+        let (told, statistics) = channel();
+        let router = Self { child, agent, net: Arc::clone(net), statistics, dir };
         let hello = Message::parse(&receive(&router.agent).unwrap().0).unwrap();
         assert_eq!(hello, Message::Hello { version: 1 });
         router.tell(&Message::Hello { version: 1 }, &[]);
         let (net, agent) = (Arc::clone(net), Arc::clone(&router.agent));
-        std::thread::spawn(move || net.serve(&agent));
+        std::thread::spawn(move || net.serve(&agent, &told));
         router
     }
 
@@ -306,6 +315,47 @@ impl Router {
     /// An open device of an endpoint.
     pub(crate) fn open(&self, n: u8) -> Device {
         Device::open(self.connect(n), n)
+    }
+
+    /// All records of a kind, and how many messages they came in.
+    pub(crate) fn records(&self, kind: u32, endpoint: u64) -> (Vec<Vec<u8>>, usize) {
+        let (mut all, mut from, mut messages) = (Vec::new(), 0, 0);
+        loop {
+            messages += 1;
+            let tag = u32::try_from(messages).unwrap();
+            self.tell(&Message::Stats { tag, endpoint, kind, cursor: from }, &[]);
+            let answer = self.statistics.recv_timeout(WAIT_TIMEOUT).expect("statistics");
+            assert!(answer.encode().len() <= statistics::MESSAGE_MAX);
+            let Message::Statistics { tag: t, endpoint: e, kind: k, cursor, size, records } =
+                answer
+            else {
+                panic!("{answer:?}");
+            };
+            assert_eq!((t, e, k), (tag, endpoint, kind));
+            all.extend(records.chunks(usize::try_from(size).unwrap()).map(<[u8]>::to_vec));
+            from = cursor;
+            if from == 0 {
+                return (all, messages);
+            }
+        }
+    }
+
+    /// What an endpoint has done.
+    pub(crate) fn account(&self, n: u8) -> statistics::Endpoint {
+        let (records, _) = self.records(statistics::KIND_ENDPOINTS, n.into());
+        statistics::Endpoint::parse(&records[0]).unwrap()
+    }
+
+    /// What a queue pair of an endpoint has done.
+    pub(crate) fn qp_account(&self, (n, qp): (u8, u32)) -> statistics::Qp {
+        let (records, _) = self.records(statistics::KIND_QPS, n.into());
+        let mut all = records.iter().map(|r| statistics::Qp::parse(r).unwrap());
+        all.find(|r| r.number == qp).expect("the queue pair")
+    }
+
+    /// How often something was refused an endpoint, dropped or held up.
+    pub(crate) fn times(&self, n: u8, reason: Reason) -> u64 {
+        self.account(n).reasons[reason as usize]
     }
 
     /// Whether the router runs.

@@ -23,6 +23,7 @@ import (
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // storeAnswers bounds one operation on the store.
@@ -82,7 +83,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if cfg.CompareMaps == 0 {
 		cfg.CompareMaps = defaultCompareMaps
 	}
-	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry()})
+	a := compose(&host{cfg: cfg, log: cfg.Log, started: time.Now(), known: newRegistry(), traps: trap.New()})
 	if a.log == nil {
 		a.log = slog.Default()
 	}
@@ -115,7 +116,7 @@ func Start(ctx context.Context, cfg Config) (_ *Agent, err error) {
 	if err := a.setupKernel(); err != nil {
 		return nil, err
 	}
-	if err := a.answerCalls(); err != nil {
+	if err := a.listenForCalls(); err != nil {
 		return nil, err
 	}
 	if err := a.restorer.restore(ctx); err != nil {
@@ -171,14 +172,15 @@ func (a *Agent) setupKernel() (err error) {
 	a.tcp, err = tcp.Open(tcp.Config{
 		Self: a.self, Network: a.network.ID, Pool: a.network.Pool, Prefix6: a.prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
 		Devices: a.devices, PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, ProcDir: tcp.ProcDir(a.cfg.SeccompSocket),
-		EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: a.cfg.EndpointPorts, Faults: &a.faults, Log: a.log,
+		EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: a.cfg.EndpointPorts, KeeperExe: a.cfg.KeeperExe,
+		Traps: a.traps, Faults: &a.faults, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
 	a.planes = plane.Set{a.tcp}
 	if a.cfg.Planes != nil {
-		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Sockets: a.tcp})
+		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Traps: a.traps, Sockets: a.tcp})
 		a.planes = append(a.planes, further...)
 		if err != nil {
 			return fmt.Errorf("open planes: %w", err)
@@ -186,16 +188,6 @@ func (a *Agent) setupKernel() (err error) {
 	}
 	a.enforcer = newEnforcer(a.planes, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
-}
-
-// answerCalls makes ready for the calls that containers make.
-func (a *Agent) answerCalls() error {
-	socket := filepath.Join(a.cfg.StateDir, "holder.sock")
-	return a.tcp.Listen(tcp.ListenConfig{
-		Socket: a.cfg.SeccompSocket, Resolve: a.attachments.resolve, EndpointIn: a.docker.endpointIn, NetnsOf: a.known.netnsOf,
-		KeeperExe: a.cfg.KeeperExe, KeeperSocket: socket, KeeperRuns: func() bool { return a.group.runs("park", "--socket", socket) },
-		Storage: a.cfg.Storage,
-	})
 }
 
 // Run serves containers and the API until ctx ends.
@@ -210,7 +202,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		api.NewCollector(a))
 	var wg sync.WaitGroup
-	errs := make(chan error, len(a.planes)+3) // one of each that serves: nobody reads before all have ended
+	errs := make(chan error, len(a.planes)+4) // one of each that serves: nobody reads before all have ended
 	serve := func(what string, f func() error) {
 		wg.Go(func() {
 			defer cancel() // one that ends takes the others along
@@ -225,6 +217,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	wg.Go(func() { a.restorer.compareMaps(ctx) })
 	wg.Go(func() { a.membership.followMembers(ctx) })
 	serve("topology", func() error { return a.topology.followTopology(ctx, states, locals) })
+	serve("trapped calls", func() error { return a.traps.Serve(ctx) })
 	for _, p := range a.planes {
 		serve("plane "+p.Name(), func() error { return p.Run(ctx) })
 	}
@@ -258,6 +251,7 @@ func (a *Agent) Close() error {
 	if a.enforcer != nil {
 		a.enforcer.close()
 	}
+	a.traps.Close() // its handlers are the planes'
 	errs = append(errs, a.planes.Close())
 	if a.store != nil {
 		a.membership.releaseName()

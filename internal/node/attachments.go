@@ -40,7 +40,7 @@ func (at *attachments) attachSteps(e model.Endpoint, dev *netcfg.EndpointDevice)
 		},
 		{"network namespace", func() error { return at.setNetns(e.ID, uint64(dev.Netns)) }, nil},
 		{"attach", func() error { return at.planes.Attach(e, *dev) }, func() error {
-			at.planes.Forget(e.ID)
+			at.traps.Forget(e.ID)
 			return at.planes.Detach(e)
 		}},
 	}

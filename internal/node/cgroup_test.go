@@ -39,8 +39,10 @@ func TestCgroupIsLeftAsItWas(t *testing.T) {
 	}
 	end := func() { _ = member.Process.Kill(); _ = member.Wait() }
 	defer end()
-	if !g.runs("60") || g.runs("61") || g.runs() {
-		t.Errorf("runs: 60 %v, 61 %v, none %v", g.runs("60"), g.runs("61"), g.runs())
+	// Start returns when the program is about to have its arguments.
+	testutil.EventuallyTrue(t, "the member runs", func() bool { return g.runs("60") })
+	if g.runs("61") || g.runs() {
+		t.Errorf("runs: 61 %v, none %v", g.runs("61"), g.runs())
 	}
 	again, err := enterCgroup(g.dir)
 	if err != nil || len(again.made) != 0 {

@@ -14,6 +14,7 @@ import (
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // host is what Start finds out about the node, and what the parts of an agent share that has a lock
@@ -34,6 +35,7 @@ type host struct {
 	stores  []netip.AddrPort // what containers are kept from
 	tcp     *tcp.Plane
 	planes  plane.Set // TCP's first
+	traps   *trap.Server
 
 	enforcer *enforcer
 	known    *registry

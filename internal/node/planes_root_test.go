@@ -23,6 +23,7 @@ import (
 	"heddle.dev/heddle/internal/policy"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // inNode says that this process is the one that TestAgentOfThreePlanes started in a node's
@@ -75,11 +76,21 @@ func nodeConfig(t *testing.T, calls *planetest.Calls, open func(...*planetest.Mi
 		Cgroup: os.Getenv(inNode), APISocket: filepath.Join(dir, "api", "api.sock"), SeccompSocket: filepath.Join(dir, "seccomp", "seccomp.sock"), Log: quiet(),
 		Planes: func(h plane.Host) ([]plane.Plane, error) {
 			a, b := planetest.New("a", h.Faults, calls), planetest.New("b", h.Faults, calls)
+			h.Traps.Handle(refuser{{Name: refusesReason}})
 			open(a, b)
 			return []plane.Plane{a, b}, nil
 		},
 	}
 }
+
+// refuser is a handler of trapped calls that never has any.
+type refuser []trap.Reason
+
+const refusesReason = "miniature_refuses"
+
+func (r refuser) Owns(*trap.Data) bool    { return false }
+func (r refuser) Answer(*trap.Call) error { return nil }
+func (r refuser) Reasons() []*trap.Reason { return []*trap.Reason{&r[0]} }
 
 // startAgent starts an agent and has it run until the end of the test or until stop is called.
 func startAgent(t *testing.T, cfg Config) (a *Agent, stop func()) {
@@ -279,6 +290,11 @@ func reportsOf(t *testing.T, a *Agent, planes []*planetest.Miniature, made []mod
 	}
 	if _, found := count("connect_direct"); !found {
 		t.Errorf("TCP's counters are not there: %+v", status.Counters)
+	}
+	for _, reason := range []string{refusesReason, "socket_quota", "foreign_netns"} {
+		if _, listed := status.Interception.Failed[reason]; !listed {
+			t.Errorf("reasons of trapped calls lack %s: %v", reason, status.Interception.Failed)
+		}
 	}
 	if len(status.Faults) != 1 || status.Faults[0].Reason != planetest.FaultRefused || status.Faults[0].Endpoint != "c2" {
 		t.Errorf("faults %+v", status.Faults)

@@ -26,6 +26,8 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 	if err != nil {
 		return api.Status{}, err
 	}
+	calls := rp.traps.Stats()
+	interception.Listeners, interception.Readers, interception.Continued, interception.Failed = calls.Listeners, calls.Readers, calls.Continued, calls.Failed
 	state, applyErr := rp.view.last()
 	enforced, _ := rp.enforcer.snapshot()
 	return api.Status{

@@ -15,6 +15,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // Plane is one plane of a node.
@@ -34,7 +35,7 @@ type Plane interface {
 }
 
 // Endpoints is how a plane hears of the node's endpoints. One goroutine at a time calls it, but for
-// Forget and CutLeaving, which any may call.
+// CutLeaving, which any may call.
 type Endpoints interface {
 	// Guard prepares the node's side of an endpoint's device before anything can pass by it. It may
 	// be repeated.
@@ -48,9 +49,8 @@ type Endpoints interface {
 	// LeaveNetns says that endpoint id is in no network namespace any more: another one has the
 	// number of its.
 	LeaveNetns(id model.EndpointID) error
-	// Forget begins no more for an endpoint that is about to be detached.
-	Forget(id model.EndpointID)
-	// Detach undoes Await and Attach; what was not done is no error.
+	// Detach undoes Await and Attach; what was not done is no error. Trapped calls of the endpoint
+	// are refused from before it.
 	Detach(e model.Endpoint) error
 	// Keep removes what there is of endpoints that are not in keep, and says where how much that
 	// was.
@@ -131,8 +131,23 @@ type Host struct {
 	Prefix6 netip.Prefix
 	Faults  Faults
 	Log     *slog.Logger
+	// Traps has calls answered that containers' filters trap. Handlers that a plane registers may
+	// be asked from the time it is opened until it is closed, whether or not it runs.
+	Traps Traps
 	// Sockets are those of the TCP plane, for planes that communicate by it between nodes.
 	Sockets Sockets
+}
+
+// Traps is how a plane answers trapped calls: a trap.Server, which the agent owns. A plane
+// registers its handlers while it is opened.
+type Traps interface {
+	// Handle has calls answered by h, which is closed with the server. Of several handlers that own
+	// a call that of the plane opened last is asked first: what is not for it, an endpoint's that
+	// has not chosen it, say, it leaves to the planes before it by trap.Call.Next.
+	Handle(h trap.Handler)
+	// Redelivered gives how many callers were told a descriptor of h's that they had already. Any
+	// goroutine may call it.
+	Redelivered(h trap.Handler) uint64
 }
 
 // Sockets makes TCP sockets in the name of an endpoint: as if a program of it had made them, with

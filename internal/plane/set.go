@@ -93,13 +93,6 @@ func (s Set) LeaveNetns(id model.EndpointID) error {
 	return s.backward(func(p Plane) error { return p.LeaveNetns(id) })
 }
 
-// Forget implements Endpoints.
-func (s Set) Forget(id model.EndpointID) {
-	for _, p := range slices.Backward(s) {
-		p.Forget(id)
-	}
-}
-
 // Detach implements Endpoints.
 func (s Set) Detach(e model.Endpoint) error {
 	return s.backward(func(p Plane) error { return p.Detach(e) })

@@ -13,11 +13,12 @@ import (
 // Call is one trapped call, which waits for its answer. It belongs to the reader's thread, and is
 // another call as soon as Answer has returned.
 type Call struct {
-	// Endpoint is the caller's; nil if the handler is no EndpointHandler.
+	// Endpoint is the caller's; nil if no EndpointHandler has been asked.
 	Endpoint *Endpoint
 
 	reader  *reader
-	handler *handling
+	handler *handling   // that answers
+	others  []*handling // that have not been asked yet
 }
 
 // Data is the call itself.
@@ -63,7 +64,7 @@ func (c *Call) Give(d Descriptor) error {
 	}
 	if err := sendValue(r.fd, c.id(), number); err != nil {
 		if d.Key != 0 {
-			r.addUndelivered(c.Thread(), undelivered{d.Inode, number, d.Key, d.Note})
+			r.addUndelivered(c.Thread(), undelivered{c.handler, d.Inode, number, d.Key, d.Note})
 		}
 		return c.refused(fmt.Errorf("tell caller its descriptor: %w", err))
 	}
@@ -75,7 +76,7 @@ func (c *Call) Give(d Descriptor) error {
 // the call is answered, or its caller has gone again, and then the note is 0.
 func (c *Call) Redeliver(key uint64) (note int, done bool) {
 	r := c.reader
-	u, ok := r.takeUndelivered(c.Thread())
+	u, ok := r.takeUndelivered(c.Thread(), c.handler)
 	if !ok || u.key != key || !r.srv.proc.IsSocket(c.Thread(), u.number, u.inode) {
 		return 0, false
 	}

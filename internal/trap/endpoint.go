@@ -2,6 +2,7 @@ package trap
 
 import (
 	"errors"
+	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
@@ -192,6 +193,17 @@ func (s *Server) Stats() Stats {
 		st.Failed[r.Name] += r.Count()
 	}
 	return st
+}
+
+// redelivered counts a caller that was told a descriptor of the agent before. Whose handler gave it
+// is not known: of several that own the call it is taken to be the one that is asked last.
+func (s *Server) redelivered(d *Data) {
+	for _, h := range slices.Backward(s.handlers) {
+		if h.Owns(d) {
+			h.redelivered.Add(1)
+			return
+		}
+	}
 }
 
 // Redelivered gives how many callers were told a descriptor that they had already: by this agent,

@@ -3,6 +3,7 @@ package trap
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 
 	"heddle.dev/heddle/internal/model"
@@ -10,8 +11,9 @@ import (
 
 // Handler answers trapped calls of some kind. Its methods are called by several threads at a time.
 type Handler interface {
-	// Owns reports whether a call is the handler's. It judges by the call's number and integers:
-	// what those point to may change between the look and the answer.
+	// Owns reports whether a call may be the handler's. It judges by the call's number and
+	// integers: what those point to may change between the look and the answer. Answer may find
+	// that it is not, and leave it to other handlers that own it (Call.Next).
 	Owns(d *Data) bool
 	// Answer answers one call, by a method of c, and returns nil. After an error the caller, if it
 	// still waits, is told the errno of the error's Reason; after ErrAgentEnds the call is the next
@@ -67,38 +69,44 @@ type handling struct {
 	redelivered atomic.Uint64
 }
 
-func newHandlings(handlers []Handler) (out []*handling) {
-	for _, h := range handlers {
-		endpoints, _ := h.(EndpointHandler)
-		out = append(out, &handling{Handler: h, endpoints: endpoints})
+// Handle has calls answered by h, too, which the server closes from here on. Of several handlers
+// that own a call the one that was registered last is asked first, and leaves those to the others
+// that are not for it (Call.Next): so planes take calls from those that they stand on. All handlers
+// are registered before Listen.
+func (s *Server) Handle(h Handler) {
+	endpoints, _ := h.(EndpointHandler)
+	s.handlers = slices.Insert(s.handlers, 0, &handling{Handler: h, endpoints: endpoints})
+	if h, ok := h.(ListenerHandler); ok {
+		s.annotations = append(s.annotations, h.Annotations()...)
 	}
-	return out
-}
-
-// handlerOf finds the handler of a call; nil if it is nobody's.
-func (s *Server) handlerOf(d *Data) *handling {
-	for _, h := range s.handlers {
-		if h.Owns(d) {
-			return h
-		}
-	}
-	return nil
 }
 
 // dispatch has the reader's call answered. After an error the caller still waits, unless it has
 // gone.
 func (r *reader) dispatch() error {
-	c := &r.call
-	c.handler = r.srv.handlerOf(c.Data())
-	if c.handler == nil || c.handler.endpoints != nil && !r.Intercepted() {
-		return c.PassThrough()
-	}
-	if c.handler.endpoints != nil {
-		if passed, err := r.findEndpoint(c); passed || err != nil {
-			return err
+	r.call.others = r.srv.handlers
+	return r.call.Next()
+}
+
+// Next has the call answered by the next handler that owns it; if there is none, the kernel goes on
+// with it. It is for an Answer that has looked at no more than integers and the endpoint, and finds
+// that the call is not for it: the endpoint has not chosen its plane, say.
+func (c *Call) Next() error {
+	for len(c.others) > 0 {
+		h := c.others[0]
+		c.others = c.others[1:]
+		if !h.Owns(c.Data()) || h.endpoints != nil && !c.reader.Intercepted() {
+			continue
 		}
+		if h.endpoints != nil && c.Endpoint == nil {
+			if passed, err := c.reader.findEndpoint(c); passed || err != nil {
+				return err
+			}
+		}
+		c.handler = h
+		return h.Answer(c)
 	}
-	return c.handler.Answer(c)
+	return c.PassThrough()
 }
 
 // findEndpoint gives the call its endpoint, which a listener may have to be bound to first. passed

@@ -45,6 +45,7 @@ func (l *Listener) mapInflight(fd int) error {
 // undelivered is a descriptor that a thread has and was not told of: a signal took it out of its
 // call in between. That cannot happen under a filter with WAIT_KILLABLE_RECV.
 type undelivered struct {
+	by     *handling // who gave it
 	inode  uint64
 	number int
 	key    uint64 // what was asked for
@@ -78,12 +79,14 @@ func (l *Listener) addUndelivered(tid uint32, s undelivered) {
 	l.undelivered.add(tid, s)
 }
 
-// takeUndelivered gives what addUndelivered remembers of thread tid, and forgets it.
-func (l *Listener) takeUndelivered(tid uint32) (s undelivered, ok bool) {
+// takeUndelivered gives what addUndelivered remembers of thread tid, if that is the handler's, and
+// forgets it.
+func (l *Listener) takeUndelivered(tid uint32, by *handling) (s undelivered, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s, ok = l.undelivered[tid]; ok {
-		delete(l.undelivered, tid)
+	if s, ok = l.undelivered[tid]; !ok || s.by != by {
+		return undelivered{}, false
 	}
-	return s, ok
+	delete(l.undelivered, tid)
+	return s, true
 }

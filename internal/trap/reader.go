@@ -318,9 +318,7 @@ func (r *reader) finish() {
 		return
 	}
 	if err := sendValue(r.fd, n.ID, number); err == nil {
-		if h := r.srv.handlerOf(&n.Data); h != nil {
-			h.redelivered.Add(1)
-		}
+		r.srv.redelivered(&n.Data)
 	} // or it had its answer
 	*r.inflight = inflightCall{}
 }

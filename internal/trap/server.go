@@ -42,9 +42,6 @@ type Keeper interface {
 type Config struct {
 	// SocketPath is where OCI runtimes hand over listeners (listenerPath in config.json).
 	SocketPath string
-	// Handlers answer the calls, each those that it owns; a call that several own is the first
-	// one's. Nobody's continue.
-	Handlers []Handler
 	// Resolve finds the endpoint a listener belongs to. metadata is listenerMetadata of
 	// config.json: an endpoint's id or name. If it fails the listener's calls for an endpoint are
 	// refused with ENETDOWN. A listener that was kept is resolved again, then without the
@@ -81,14 +78,14 @@ type Stats struct {
 	Failed    map[string]uint64 // by reason; every reason has an entry, those of handlers, too
 }
 
-// Server receives listeners and has their calls answered.
+// Server receives listeners and has their calls answered by handlers; nobody's calls continue.
 type Server struct {
 	cfg         Config
 	log         *slog.Logger
-	handlers    []*handling
-	annotations []string // of containers, that handlers ask for
-	socket      *net.UnixListener
-	lock        *os.File // on the socket's path
+	handlers    []*handling       // in the order in which they are asked; not changed after Listen
+	annotations []string          // of containers, that handlers ask for
+	socket      *net.UnixListener // nil before Listen
+	lock        *os.File          // on the socket's path
 	proc        task.Proc
 	stopFD      int // eventfd; readable once the server closes, which ends every loop
 	wake        syncWakeUp
@@ -109,22 +106,23 @@ type Server struct {
 	listeners map[*Listener]struct{}
 }
 
-// Listen binds the hand-off socket and prepares a server. Call Serve to run it and Close to release
-// it.
-func Listen(cfg Config) (_ *Server, err error) {
-	if err := cfg.setDefaults(); err != nil {
-		return nil, err
-	}
+// New gives a server without handlers, which Handle registers. Listen makes it ready, Serve runs
+// it, and Close releases it and the handlers.
+func New() *Server {
 	s := &Server{
-		cfg: cfg, log: cfg.Log, handlers: newHandlings(cfg.Handlers), stopFD: -1, proc: -1, why: newReasons(),
-		ended: make(chan struct{}), monitor: newMonitor(cfg.Log),
+		stopFD: -1, proc: -1, why: newReasons(), ended: make(chan struct{}),
 		endpoints: map[model.EndpointID]*Endpoint{}, listeners: map[*Listener]struct{}{},
 	}
-	for _, h := range cfg.Handlers {
-		if h, ok := h.(ListenerHandler); ok {
-			s.annotations = append(s.annotations, h.Annotations()...)
-		}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	return s
+}
+
+// Listen binds the hand-off socket. It is called once.
+func (s *Server) Listen(cfg Config) (err error) {
+	if err := cfg.setDefaults(); err != nil {
+		return err
 	}
+	s.cfg, s.log, s.monitor = cfg, cfg.Log, newMonitor(cfg.Log)
 	defer func() {
 		for _, fd := range []int{s.stopFD, int(s.proc)} {
 			if err != nil && fd >= 0 {
@@ -133,16 +131,12 @@ func Listen(cfg Config) (_ *Server, err error) {
 		}
 	}()
 	if s.proc, err = task.Open(); err != nil {
-		return nil, err
+		return err
 	}
 	if s.stopFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("eventfd: %w", err)
+		return fmt.Errorf("eventfd: %w", err)
 	}
-	if err := s.openSocket(); err != nil {
-		return nil, err
-	}
-	s.ctx, s.stop = context.WithCancel(context.Background())
-	return s, nil
+	return s.openSocket()
 }
 
 // setDefaults checks a configuration and sets its defaults.
@@ -173,8 +167,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	defer s.Close()
 	defer context.AfterFunc(ctx, s.stop)()
 	defer context.AfterFunc(s.ctx, func() { s.socket.Close() })()
-	for _, h := range s.cfg.Handlers {
-		if h, ok := h.(RunningHandler); ok && !s.start(func() { h.Run(s.ctx) }) {
+	for _, h := range s.handlers {
+		if h, ok := h.Handler.(RunningHandler); ok && !s.start(func() { h.Run(s.ctx) }) {
 			return nil
 		}
 	}
@@ -246,6 +240,23 @@ func (s *Server) Close() {
 	}
 	defer close(s.ended)
 	s.stop()
+	if s.socket != nil {
+		s.endListeners()
+	}
+	for _, h := range s.handlers {
+		if h, ok := h.Handler.(ClosingHandler); ok {
+			h.Close()
+		}
+	}
+	if s.socket != nil {
+		closeFD(s.stopFD)
+		s.proc.Close()
+		s.lock.Close()
+	}
+}
+
+// endListeners ends every loop, and says so to the handlers.
+func (s *Server) endListeners() {
 	_, _ = unix.Write(s.stopFD, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the only write ever: it cannot fail
 	s.socket.Close()
 	ended := make(chan struct{})
@@ -260,14 +271,6 @@ func (s *Server) Close() {
 	for _, ep := range endpoints {
 		s.released(ep)
 	}
-	for _, h := range s.cfg.Handlers {
-		if h, ok := h.(ClosingHandler); ok {
-			h.Close()
-		}
-	}
-	closeFD(s.stopFD)
-	s.proc.Close()
-	s.lock.Close()
 }
 
 // handoff takes one listener from a runtime.

@@ -180,9 +180,6 @@ func (m *Miniature) add(what string, e model.Endpoint, ifindex int) error {
 // LeaveNetns implements plane.Endpoints: connections go by endpoint, not by namespace.
 func (m *Miniature) LeaveNetns(model.EndpointID) error { return nil }
 
-// Forget implements plane.Endpoints.
-func (m *Miniature) Forget(model.EndpointID) {}
-
 // Detach implements plane.Endpoints.
 func (m *Miniature) Detach(e model.Endpoint) error {
 	m.calls.add(m.name, "detach "+e.Name)

@@ -36,13 +36,6 @@ func (p *Plane) Attach(e model.Endpoint, dev netcfg.EndpointDevice) error {
 // its.
 func (p *Plane) LeaveNetns(id model.EndpointID) error { return p.datapath.LeaveNetns(id) }
 
-// Forget answers no more calls for an endpoint.
-func (p *Plane) Forget(id model.EndpointID) {
-	if p.traps != nil {
-		p.traps.Forget(id)
-	}
-}
-
 // Detach undoes Attach; what was not done is no error.
 func (p *Plane) Detach(e model.Endpoint) error {
 	return errors.Join(p.leaveOwnStack(e), p.datapath.DeleteEndpoint(e.ID))

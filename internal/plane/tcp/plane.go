@@ -15,8 +15,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	specs "github.com/opencontainers/runtime-spec/specs-go"
-
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
@@ -25,7 +23,6 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/intercept"
 	"heddle.dev/heddle/internal/plane/tcp/probe"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
-	"heddle.dev/heddle/internal/trap"
 	"heddle.dev/heddle/internal/trap/ioctl"
 )
 
@@ -60,8 +57,12 @@ type Config struct {
 	// EndpointPorts is how many of the node's ephemeral ports an endpoint may hold. 0 means a
 	// quarter of those that containers may have.
 	EndpointPorts uint32
-	Faults        plane.Faults
-	Log           *slog.Logger
+	// KeeperExe is the agent's own program, which has listen() called in another process. Empty:
+	// containers get their sockets one by one.
+	KeeperExe string
+	Traps     plane.Traps
+	Faults    plane.Faults
+	Log       *slog.Logger
 }
 
 // Plane is the TCP plane of one node. What alters endpoints (Guard, Attach, Detach, Keep, the
@@ -73,7 +74,6 @@ type Plane struct {
 	datapath  *datapath.Datapath
 	prober    *probe.Prober
 	probed    probedNodes
-	traps     *trap.Server // nil before Listen
 	sockets   *intercept.Handler
 	ioctls    *ioctl.Handler
 	shaper    shaper
@@ -127,7 +127,10 @@ func Open(cfg Config) (_ *Plane, err error) {
 		return nil, err
 	}
 	p.shaper = shaper{datapath: p.datapath, faults: cfg.Faults, log: p.log}
-	return p, p.attachToNode()
+	if err := p.attachToNode(); err != nil {
+		return nil, err
+	}
+	return p, p.handleTraps()
 }
 
 // CheckPins finds what would make Open fail, before anything is changed: what dir is, and what an
@@ -161,88 +164,36 @@ func (p *Plane) attachToNode() error {
 	return nil
 }
 
-// ListenConfig says how trapped calls are answered.
-type ListenConfig struct {
-	// Socket is the Unix socket that runtimes hand seccomp listeners to.
-	Socket string
-	// Resolve, EndpointIn and NetnsOf are those of trap.Config.
-	Resolve    func(metadata string, state specs.ContainerProcessState) (model.EndpointID, error)
-	EndpointIn func(inode uint64) (model.EndpointID, bool)
-	NetnsOf    func(model.EndpointID) (inode uint64, ok bool)
-	// KeeperExe is the program that, started with "park", keeps seccomp listeners across restarts
-	// of the agent at KeeperSocket. Empty does without. KeeperRuns reports whether it runs.
-	KeeperExe, KeeperSocket string
-	KeeperRuns              func() bool
-	// Handlers answer the calls of other planes, which are trapped by the same filters.
-	Handlers []trap.Handler
-	// Storage, if not nil, has a second copy of what the fd keeper keeps.
-	Storage fdkeep.Storage
-}
-
-// Listen takes listeners that an earlier agent left, and makes ready for others. Run answers.
-func (p *Plane) Listen(cfg ListenConfig) (err error) {
-	c := trap.Config{SocketPath: cfg.Socket, Resolve: cfg.Resolve, EndpointIn: cfg.EndpointIn, NetnsOf: cfg.NetnsOf, Log: p.log}
-	s := intercept.Config{Maker: sockets{p.datapath, p.nodePorts}, AdmitCompares: p.datapath.ComparesCallers(), Log: p.log}
-	if cfg.KeeperExe != "" {
-		c.StartKeeper = func() error { return fdkeep.Ensure(cfg.KeeperExe, cfg.KeeperSocket, cfg.KeeperRuns) }
-		if err := c.StartKeeper(); err != nil {
-			return err
-		}
-		s.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, cfg.KeeperExe, "listen") }
-		client := fdkeep.NewClient(cfg.KeeperSocket)
-		c.Keeper = client
-		if cfg.Storage != nil {
-			mirrored, err := fdkeep.Mirror(client, cfg.Storage)
-			if err != nil {
-				p.log.Error("seccomp listeners are kept by the fd keeper alone, or some are lost", "err", err)
-			}
-			if mirrored != nil {
-				c.Keeper = mirrored
-			}
-		}
+// handleTraps makes the handlers of the plane's calls and registers them.
+func (p *Plane) handleTraps() error {
+	c := intercept.Config{Maker: sockets{p.datapath, p.nodePorts}, AdmitCompares: p.datapath.ComparesCallers(), Log: p.log}
+	if exe := p.cfg.KeeperExe; exe != "" {
+		c.ListenElsewhere = func(socket *os.File) error { return fdkeep.ListenBy(socket, exe, "listen") }
 	}
-	return p.listen(c, s, cfg.Handlers)
-}
-
-// listen makes the handlers of the plane's calls, and has them served with those of others.
-func (p *Plane) listen(c trap.Config, s intercept.Config, others []trap.Handler) (err error) {
-	if p.sockets, err = intercept.New(s); err != nil {
+	var err error
+	if p.sockets, err = intercept.New(c); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			p.sockets.Close()
-		}
-	}()
 	if p.ioctls, err = ioctl.New(ioctl.Config{OtherNetns: p.sockets.BatchNetns}); err != nil {
+		p.sockets.Close()
 		return err
 	}
-	c.Handlers = append([]trap.Handler{p.sockets, p.ioctls}, others...)
-	if p.traps, err = trap.Listen(c); err != nil {
-		p.ioctls.Close()
-	}
-	return err
+	p.cfg.Traps.Handle(p.ioctls)
+	p.cfg.Traps.Handle(p.sockets)
+	return nil
 }
 
-// Run answers trapped calls, probes other nodes and ends what is above limits, until ctx ends.
+// Run probes other nodes and ends what is above limits, until ctx ends.
 func (p *Plane) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })
-	return p.traps.Serve(ctx)
+	wg.Wait()
+	return nil
 }
 
-// Close gives up what the plane has open. Programs, pins and kept listeners stay: connections live
-// on.
-func (p *Plane) Close() error {
-	if p.traps != nil {
-		p.traps.Close()
-	}
-	return p.datapath.Close()
-}
+// Close gives up what the plane has open. Programs and pins stay: connections live on.
+func (p *Plane) Close() error { return p.datapath.Close() }
 
 // ProcDir gives where ProcDir is for a seccomp socket: beside it.
 func ProcDir(seccompSocket string) string {

@@ -34,11 +34,10 @@ func (p *Plane) Interception(context.Context) (api.Interception, error) {
 	}
 	// Sums of counters, no differences: a count that falls would be taken for a restart.
 	sockets := p.sockets.Stats()
-	misses := sockets.PoolMisses + p.traps.Redelivered(p.sockets)
-	st := p.traps.Stats()
+	misses := sockets.PoolMisses + p.cfg.Traps.Redelivered(p.sockets)
 	return api.Interception{
-		Listeners: st.Listeners, Readers: st.Readers, Answered: sockets.PoolHits + misses, Continued: st.Continued, Ioctls: p.ioctls.Made(),
-		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts), Failed: st.Failed,
+		Answered: sockets.PoolHits + misses, Ioctls: p.ioctls.Made(),
+		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts),
 		PremadeHits: sockets.PoolHits, PremadeMisses: misses, Batches: sockets.Batches, BatchSockets: sockets.BatchSockets, Unguarded: unguarded,
 	}, nil
 }

@@ -21,9 +21,6 @@ func (p *Plane) Await(model.Endpoint, int) error { return nil }
 // LeaveNetns implements plane.Endpoints: endpoints are told apart by their sockets.
 func (p *Plane) LeaveNetns(model.EndpointID) error { return nil }
 
-// Forget implements plane.Endpoints.
-func (p *Plane) Forget(model.EndpointID) {}
-
 // InUse implements plane.Endpoints: the router's numbers are not ids.
 func (p *Plane) InUse() (map[model.EndpointID]bool, error) { return nil, nil }
 

@@ -3,6 +3,7 @@ package intercept
 import (
 	"errors"
 	"os"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -92,5 +93,75 @@ func TestAnotherHandler(t *testing.T) {
 	}
 	if gave, failed := h.gave.Load(), s.Stats().Failed["no_priority"]; gave != 2 || failed != 2 {
 		t.Errorf("%d files given and %d calls failed, want 2 and 2", gave, failed)
+	}
+}
+
+// chosen is a handler as a plane may have one that endpoints choose: their socket() gives one end of
+// a socket pair, but for IPv6, which it leaves to whoever comes next.
+type chosen struct {
+	trap.Handler // TCP's, which owns the same calls
+	by           atomic.Uint32
+	gave         atomic.Uint64
+	closed       atomic.Bool
+	mu           sync.Mutex // guards ends
+	ends         []int      // that the plane keeps
+}
+
+func (h *chosen) Answer(c *trap.Call) error {
+	if uint32(c.Endpoint.ID) != h.by.Load() || c.Data().Args[0] != unix.AF_INET {
+		return c.Next()
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.ends = append(h.ends, pair[1])
+	h.mu.Unlock()
+	if err := c.Give(trap.Descriptor{FD: pair[0]}); err != nil {
+		return err
+	}
+	h.gave.Add(1)
+	return nil
+}
+
+func (h *chosen) Reasons() []*trap.Reason { return nil }
+func (h *chosen) Bound(*trap.Endpoint)    {}
+func (h *chosen) Released(*trap.Endpoint) {}
+func (h *chosen) Close()                  { h.closed.Store(true) }
+
+// TestHandlerThatEndpointsChoose: a handler that is registered after TCP's is asked first; what is
+// not for it, by endpoint or by call, TCP answers as if there were no other.
+func TestHandlerThatEndpointsChoose(t *testing.T) {
+	h := &chosen{Handler: &Handler{}}
+	t.Cleanup(func() {
+		for _, fd := range h.ends {
+			closeFD(fd)
+		}
+	})
+	path := socketPath(t)
+	cfg := testConfig(path, "", &testMaker{})
+	cfg.others = []trap.Handler{h}
+	s, stop := serve(t, cfg)
+	c := trapped(t, path, testName)
+	const own, pair = unix.IPPROTO_TCP, 0
+	want := func(what string, family, protocol int, gave, answered uint64) {
+		t.Helper()
+		if o := c.tcp(family); o.Errno != 0 || o.Protocol != protocol {
+			t.Errorf("%s: %+v, want a socket of protocol %d", what, o, protocol)
+		}
+		if st := s.Stats(); h.gave.Load() != gave || st.Answered != answered || st.Continued != 0 {
+			t.Errorf("%s: %d of the chosen, %d of TCP, %d continued; want %d, %d and 0", what, h.gave.Load(), st.Answered, st.Continued, gave, answered)
+		}
+	}
+	want("not chosen", unix.AF_INET, own, 0, 1)
+	h.by.Store(uint32(testEndpoint))
+	want("chosen", unix.AF_INET, pair, 1, 1)
+	want("chosen, but left to TCP", unix.AF_INET6, own, 1, 2)
+	h.by.Store(uint32(testEndpoint) + 1)
+	want("another has chosen it", unix.AF_INET, own, 1, 3)
+	stop()
+	if !h.closed.Load() {
+		t.Error("the server has not closed the handler")
 	}
 }

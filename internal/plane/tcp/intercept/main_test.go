@@ -182,14 +182,18 @@ func listen(c agentConfig) (a *testAgent, err error) {
 		a.sockets.Close()
 		return nil, err
 	}
-	if a.Server, err = trap.Listen(trap.Config{
-		SocketPath: c.SocketPath, Handlers: append([]trap.Handler{a.sockets, a.ioctls}, c.others...), Resolve: c.Resolve, EndpointIn: c.EndpointIn,
+	a.Server = trap.New()
+	for _, h := range append([]trap.Handler{a.ioctls, a.sockets}, c.others...) {
+		a.Handle(h)
+	}
+	if err := a.Listen(trap.Config{
+		SocketPath: c.SocketPath, Resolve: c.Resolve, EndpointIn: c.EndpointIn,
 		NetnsOf: c.NetnsOf, Log: c.Log, Keeper: c.Keeper, StartKeeper: c.StartKeeper, MaxListeners: c.MaxListeners,
 	}); err != nil {
-		a.sockets.Close()
-		a.ioctls.Close()
+		a.Close()
+		return nil, err
 	}
-	return a, err
+	return a, nil
 }
 
 func testConfig(socket, keeper string, m SocketMaker) agentConfig {

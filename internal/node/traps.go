@@ -1,0 +1,43 @@
+package node
+
+import (
+	"path/filepath"
+
+	"heddle.dev/heddle/internal/fdkeep"
+	"heddle.dev/heddle/internal/trap"
+)
+
+// listenForCalls makes ready for the calls that filters of containers trap, which the planes'
+// handlers answer. From its return on runtimes may hand listeners over; Run serves them, and those
+// that an earlier agent left.
+func (a *Agent) listenForCalls() error {
+	cfg := trap.Config{
+		SocketPath: a.cfg.SeccompSocket, Log: a.log,
+		Resolve: a.attachments.resolve, EndpointIn: a.docker.endpointIn, NetnsOf: a.known.netnsOf,
+	}
+	if exe := a.cfg.KeeperExe; exe != "" {
+		socket := filepath.Join(a.cfg.StateDir, "holder.sock")
+		runs := func() bool { return a.group.runs("park", "--socket", socket) }
+		cfg.StartKeeper = func() error { return fdkeep.Ensure(exe, socket, runs) }
+		if err := cfg.StartKeeper(); err != nil {
+			return err
+		}
+		cfg.Keeper = a.keeper(fdkeep.NewClient(socket))
+	}
+	return a.traps.Listen(cfg)
+}
+
+// keeper gives a keeper of which the configured storage, if there is one, has a second copy.
+func (a *Agent) keeper(client *fdkeep.Client) trap.Keeper {
+	if a.cfg.Storage == nil {
+		return client
+	}
+	mirrored, err := fdkeep.Mirror(client, a.cfg.Storage)
+	if err != nil {
+		a.log.Error("seccomp listeners are kept by the fd keeper alone, or some are lost", "err", err)
+	}
+	if mirrored == nil {
+		return client
+	}
+	return mirrored
+}

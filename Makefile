@@ -365,7 +365,9 @@ check: check-packages need-cargo check-bpf
 	$(GO) test . -count=1 -run '^TestCrates$$'
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
 	rust/verbs-protocol/generate.sh
-	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/baseline/'*_bpfel.*' rust/verbs-protocol/src/abi.rs || \
+	GO=$(GO) clib/stack/generate.sh
+	@git diff --exit-code -- internal/plane/tcp/datapath/'*_bpfel.*' internal/bench/baseline/'*_bpfel.*' \
+		rust/verbs-protocol/src/abi.rs rust/heddle-stack/src/abi.rs internal/plane/stacks/protocol/abi.go || \
 		{ echo "generated files were out of date; they are not now: commit them"; exit 1; }
 
 # The order of includes in bpf/ means nothing: each file is compiled by itself, and the object with its files in reverse order.
@@ -380,6 +382,7 @@ check-bpf: check-packages
 generate: check-packages
 	$(GO) generate ./internal/plane/tcp/datapath ./internal/bench/baseline
 	rust/verbs-protocol/generate.sh
+	GO=$(GO) clib/stack/generate.sh
 
 clean:
 	-@[ -x $(BIN)/heddle ] && [ "$$(id -u)" = 0 ] && for l in /run/heddle/lab/*/; do [ -d "$$l" ] && $(BIN)/heddle lab down --lab $$(basename $$l); done

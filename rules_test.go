@@ -57,6 +57,9 @@ var allowed = map[string][]string{
 		"internal/plane", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/trap/ioctl"},
 	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/verbs/folder"},
 	"internal/plane/verbs/folder": {},
+
+	"internal/plane/stacks/protocol": {},
+
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
 	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/verbs", "internal/plane/verbs/folder"},

@@ -117,16 +117,16 @@ $(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verb
 	@GO=$(GO) clib/build.sh verbs $@
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
-deb:
+deb: need-cargo
 	$(call install,$(DEB_PACKAGES))
 	@mkdir -p $(OUT)/deb
-	@GO=$(GO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS) $(KUBERNETES_PROGRAMS)
+	@GO=$(GO) CARGO=$(CARGO) packaging/build-deb.sh $(OUT)/deb $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # docs/howto/install-on-kubernetes.md: a tar file for `ctr images import`, `docker load` or `podman load`.
-image:
+image: need-cargo
 	$(call install,$(CLIB_PACKAGES))
 	@mkdir -p $(OUT)/image
-	@GO=$(GO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
+	@GO=$(GO) CARGO=$(CARGO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
 attack: $(BIN)/libheddle-pool.so

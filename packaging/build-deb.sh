@@ -45,7 +45,9 @@ for p in "$@"; do
 done
 mkdir -p "$root/usr/lib/heddle"
 GO=$go clib/build.sh pool "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
-chmod 644 "$root/usr/lib/heddle/libheddle-pool.so"
+GO=$go clib/build.sh verbs "$root/usr/lib/heddle/libheddle-verbs.so" "$goarch"
+chmod 644 "$root"/usr/lib/heddle/libheddle-*.so
+rust/build.sh out/rust/deb "$root/usr/lib/heddle/heddle-rdma" "$goarch"
 
 # Manual pages and completions, from the programs' own flags.
 doc=$root/usr/share/doc/heddle
@@ -70,7 +72,14 @@ cp packaging/copyright "$doc/"
 		for f in "$dir"/LICEN[SC]E* "$dir"/COPYING* "$dir"/NOTICE*; do
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$module" "$version" "${f##*/}" && cat "$f"; }
 		done
-	done | gzip -9nc >"$doc/third-party-licenses.gz"
+	done >"$out/tools/licenses"
+(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-rdma --edges normal --prefix none --format '{p}') | sort -u |
+	while read -r crate version _; do
+		for f in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$crate-${version#v}"/{LICENSE,COPYING,NOTICE}*; do
+			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$crate" "$version" "${f##*/}" && cat "$f"; }
+		done
+	done >>"$out/tools/licenses"
+gzip -9nc "$out/tools/licenses" >"$doc/third-party-licenses.gz"
 gzip -9nc CHANGELOG.md >"$doc/changelog.gz"
 cp -r README.md docs "$doc/"
 install -D -m 644 packaging/heddled.default "$root/etc/default/heddled"

@@ -27,7 +27,10 @@ for p in "$@"; do
 	CGO_ENABLED=0 "$go" build -trimpath -buildvcs=false -ldflags "-s -w -buildid= -X heddle.dev/heddle/internal/version.release=$VERSION" \
 		-o "$work/root/opt/heddle/bin/$p" "./cmd/$p"
 done
-clib/build.sh pool "$work/root/opt/heddle/bin/libheddle-pool.so" "$goarch"
+for l in pool verbs; do
+	clib/build.sh $l "$work/root/opt/heddle/bin/libheddle-$l.so" "$goarch"
+done
+STATIC=1 rust/build.sh out/rust/image "$work/root/opt/heddle/bin/heddle-rdma" "$goarch" # the image has no C library
 # What the kubelet and runtimes mount over, and the place of network namespaces by its other name.
 mkdir -p "$work/root"/{etc/heddle,proc,sys,dev,run,tmp,var/lib/heddle,host}
 chmod 1777 "$work/root/tmp"

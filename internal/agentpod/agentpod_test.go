@@ -60,7 +60,7 @@ func node(t *testing.T, network Network) Installation {
 	if err := os.MkdirAll(i.CNIConfig, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{"heddle", "heddle-runtime", "heddle-cni"} {
+	for _, p := range []string{"heddle", "heddle-runtime", "heddle-cni", "libheddle-verbs.so"} {
 		put(t, filepath.Join(i.From, p), "program "+p)
 	}
 	return i
@@ -113,7 +113,8 @@ func TestInstallMain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for path, want := range map[string]string{i.Programs + "/heddle-runtime": "program heddle-runtime", i.CNIPrograms + "/heddle-cni": "program heddle-cni"} {
+	for path, want := range map[string]string{i.Programs + "/heddle-runtime": "program heddle-runtime", i.CNIPrograms + "/heddle-cni": "program heddle-cni",
+		i.Programs + "/libheddle-verbs.so": "program libheddle-verbs.so"} {
 		raw, err := os.ReadFile(path)
 		if err != nil || string(raw) != want {
 			t.Errorf("%s: %q, %v", path, raw, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -52,21 +53,26 @@ type Installation struct {
 	Adopted []string
 }
 
-// poolLibrary is what heddle-runtime, beside which it lies, preloads in containers that ask for it.
-const poolLibrary = "libheddle-pool.so"
+// libraries are what heddle-runtime, beside which they lie, gives to containers that ask for it.
+var libraries = []string{"libheddle-pool.so", "libheddle-verbs.so"}
 
 // programs and the directory each goes to.
 func (i Installation) programs() map[string]string {
-	return map[string]string{"heddle": i.Programs, "heddle-runtime": i.Programs, "heddle-cni": i.CNIPrograms, poolLibrary: i.Programs}
+	to := map[string]string{"heddle": i.Programs, "heddle-runtime": i.Programs, "heddle-cni": i.CNIPrograms}
+	for _, l := range libraries {
+		to[l] = i.Programs
+	}
+	return to
 }
 
 // Install copies the programs, each in one step, so that a runtime which starts one now gets the
 // old or the new one, and then writes the CNI configuration. It can be repeated.
 func (i Installation) Install() error {
-	for _, name := range []string{"heddle", "heddle-runtime", "heddle-cni", poolLibrary} {
-		dir := i.programs()[name]
+	programs := i.programs()
+	for _, name := range slices.Sorted(maps.Keys(programs)) {
+		dir := programs[name]
 		raw, err := os.ReadFile(filepath.Join(i.From, name))
-		if name == poolLibrary && errors.Is(err, fs.ErrNotExist) {
+		if slices.Contains(libraries, name) && errors.Is(err, fs.ErrNotExist) {
 			continue // images that others build may do without
 		}
 		if err != nil {

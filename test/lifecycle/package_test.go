@@ -93,7 +93,7 @@ func (m *machine) packages() {
 const packageContainers = `set -e
 for c in a b; do
 	ip netns add $c
-	heddle endpoints add $c --netns /run/netns/$c >/dev/null
+	heddle endpoints add $c --netns /run/netns/$c --verbs >/dev/null
 	mkdir -p /root/$c/rootfs
 	mount --bind / /root/$c/rootfs
 	cd /root/$c
@@ -102,7 +102,7 @@ for c in a b; do
 import json, sys
 name = sys.argv[1]
 c = json.load(open("config.json"))
-c["annotations"] = {"io.heddle.endpoint": name}
+c["annotations"] = {"io.heddle.endpoint": name, "io.heddle.verbs": "true"}
 next(n for n in c["linux"]["namespaces"] if n["type"] == "network")["path"] = "/run/netns/" + name
 c["linux"].pop("resources", None)
 c["process"].update(terminal=False, args=["sleep", "infinity"], rlimits=[], oomScoreAdj=0)
@@ -164,7 +164,7 @@ func TestDebianPackage(t *testing.T) {
 	m.fails("systemctl is-active heddled", "inactive")
 	m.sh("systemctl is-enabled heddled; systemd-analyze verify --man=no heddled.service 2>&1 | (! grep heddled)")
 	files := m.sh("dpkg -L heddle")
-	for _, want := range []string{"man8/heddled.8.gz", "man8/heddle-uninstall.8.gz", "man8/heddle-runtime.8.gz", "/usr/lib/heddle/libheddle-pool.so", "bash-completion/completions/heddle",
+	for _, want := range []string{"man8/heddled.8.gz", "man8/heddle-uninstall.8.gz", "man8/heddle-runtime.8.gz", "/usr/lib/heddle/libheddle-pool.so", "/usr/lib/heddle/libheddle-verbs.so", "/usr/lib/heddle/heddle-rdma", "bash-completion/completions/heddle",
 		"doc/heddle/copyright", "doc/heddle/changelog.gz", "bin/heddle-runtime",
 		"man8/heddle-kube.8.gz", "sbin/heddle-kube", "system/heddle-kube.service", "kubernetes/heddle-package.yaml"} {
 		if !strings.Contains(files, want+"\n") {
@@ -222,6 +222,7 @@ func (m *machine) upgrade() {
 	t := m.t
 	t.Helper()
 	keeper, kube := m.sh("pgrep -f 'heddled [p]ark'"), m.sh("systemctl show -P MainPID heddle-kube")
+	router, pingpong := m.sh("pgrep -f '[h]eddle-rdma --agent'"), m.opensDevice()
 	m.sh("mkfifo /run/go")
 	wait := m.background("heddle-runtime exec a python3 /usr/local/load.py load 10.244.0.3 </run/go >/run/load.out 2>&1; cat /run/load.out")
 	m.sh("exec 3>/run/go; sleep infinity 3>/run/go </dev/null >/dev/null 2>&1 & echo $! >/run/go.pid")
@@ -247,6 +248,25 @@ func (m *machine) upgrade() {
 	if now := m.sh("pgrep -f 'heddled [p]ark'"); now != keeper {
 		t.Errorf("fd keeper %s, was %s", now, keeper)
 	}
+	if now := m.sh("pgrep -f '[h]eddle-rdma --agent'"); now != router {
+		t.Errorf("router of the verbs plane %s, was %s", now, router)
+	}
+	m.sh("heddle-runtime exec a ibv_rc_pingpong -g 0 10.244.0.3")
+	if said, err := pingpong(); err != nil || !strings.Contains(said, "usec/iter") {
+		t.Errorf("a program that had its device open over the upgrade: %v\n%s", err, said)
+	}
+}
+
+// opensDevice starts a server in b that uses RDMA, and waits until it has its queue pair; wait
+// gives what it said in the end.
+func (m *machine) opensDevice() (wait func() (string, error)) {
+	m.t.Helper()
+	wait = m.background("heddle-runtime exec b ibv_rc_pingpong -g 0 </dev/null >/run/pingpong.out 2>&1; cat /run/pingpong.out")
+	testutil.Eventually(m.t, "ibv_rc_pingpong to listen", func() (bool, string) {
+		said, _ := m.try("heddle connections --listeners; cat /run/pingpong.out")
+		return strings.Contains(said, ":18515"), said
+	})
+	return wait
 }
 
 // refusals: what would hurt the containers is refused, and nothing is changed.
@@ -281,7 +301,7 @@ print("connected", flush=True)
 	})
 	before := m.sh("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 	m.sh("systemctl kill --kill-who=all --signal=KILL heddled")
-	testutil.Eventually(t, "another agent and fd keeper", func() (bool, string) {
+	testutil.Eventually(t, "another agent, fd keeper and router", func() (bool, string) {
 		said, err := m.try("heddle status")
 		now, _ := m.try("cat /sys/fs/cgroup/system.slice/heddled.service/agent/cgroup.procs")
 		for _, pid := range strings.Fields(now) {
@@ -289,7 +309,7 @@ print("connected", flush=True)
 				return false, now
 			}
 		}
-		return err == nil && len(strings.Fields(now)) == 2, said + now
+		return err == nil && len(strings.Fields(now)) == 3, said + now
 	})
 	m.sh("echo go >/run/late")
 	if said, err := wait(); err != nil || !strings.Contains(said, "connected") {
@@ -314,7 +334,7 @@ func (m *machine) remove(before string) {
 	m.sh("for c in a b; do heddle-runtime delete -f $c; heddle endpoints delete $c; ip netns del $c; umount /root/$c/rootfs; done")
 	instance := m.sh("cat /var/lib/heddle/instance")
 	said := m.sh("dpkg -r heddle")
-	for _, want := range []string{"removed fd keeper", "removed device heddle-vx0", "removed nftables table inet heddle", "pins of BPF programs"} {
+	for _, want := range []string{"removed fd keeper", "removed router of the verbs plane", "removed device heddle-vx0", "removed nftables table inet heddle", "pins of BPF programs"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("removal does not say %q:\n%s", want, said)
 		}

@@ -11,6 +11,11 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp"
+	"heddle.dev/heddle/internal/plane/verbs"
 )
 
 // documents gives the text of every Markdown file of the repository, by path.
@@ -189,5 +194,51 @@ func TestNamedTestsAreThere(t *testing.T) {
 				t.Errorf("%s: there is no test %s", path, m[1]+m[2])
 			}
 		}
+	}
+}
+
+// declarations are those of all planes that there are.
+var declarations = map[string]plane.Declaration{"tcp": tcp.Declaration, "verbs": verbs.Declaration}
+
+// TestDeclaredNamesAreDocumented holds docs/howto/troubleshoot.md to the reasons of all planes, with
+// what to do about each, and docs/protocols/agent-api.md to their paths, protocols and faults.
+func TestDeclaredNamesAreDocumented(t *testing.T) {
+	texts := documents(t)
+	link, pages := regexp.MustCompile(`\[([^]]*)\]\([^)]*\)`), make(map[string][]string)
+	for line := range strings.Lines(texts["docs/howto/troubleshoot.md"]) {
+		if cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), " |"); len(cells) == 4 {
+			for i := range cells {
+				cells[i] = strings.TrimSpace(link.ReplaceAllString(cells[i], "$1"))
+			}
+			pages[strings.Trim(cells[0], "`")] = cells[1:]
+		}
+	}
+	named := func(plane, what, name string) {
+		if !strings.Contains(texts["docs/protocols/agent-api.md"], "`"+name+"`") {
+			t.Errorf("docs/protocols/agent-api.md does not name the %s plane's %s %s", plane, what, name)
+		}
+	}
+	for plane, d := range declarations {
+		for _, r := range d.Reasons {
+			if r.Name == "none" {
+				continue // the number 0, which nothing is counted under
+			}
+			row := pages[r.Name]
+			if row == nil || row[0] != string(r.Kind) || row[2] != r.Remedy {
+				t.Errorf("docs/howto/troubleshoot.md has for the %s plane's reason %s %q, want its kind %q, a meaning, and %q", plane, r.Name, row, r.Kind, r.Remedy)
+			}
+		}
+		for _, p := range d.Paths {
+			named(plane, "path", string(p))
+		}
+		for _, p := range d.Protocols {
+			named(plane, "protocol", p)
+		}
+		for _, f := range d.Faults {
+			named(plane, "fault", string(f))
+		}
+	}
+	for _, f := range api.FaultReasons {
+		named("neutral", "fault", string(f))
 	}
 }

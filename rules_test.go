@@ -32,7 +32,8 @@ var allowed = map[string][]string{
 	"internal/endpoint":            {},
 	"internal/netns":               {},
 	"internal/plane/tcp/probe":     {},
-	"internal/plane/tcp/datapath":  {},
+	"internal/plane/tcp/datapath":  {"internal/plane/tcp/names"},
+	"internal/plane/tcp/names":     {},
 	"internal/netcfg":              {"internal/netns"},
 	"internal/plane/tcp/intercept": {"internal/trap", "internal/trap/task"},
 	"internal/trap":                {"internal/fdkeep", "internal/trap/task"},
@@ -54,7 +55,7 @@ var allowed = map[string][]string{
 	"internal/plane":               {"internal/api", "internal/netcfg", "internal/trap"},
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/netcfg",
-		"internal/plane", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/trap/ioctl"},
+		"internal/plane", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/trap/ioctl"},
 	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/verbs/folder"},
 	"internal/plane/verbs/folder": {},
 

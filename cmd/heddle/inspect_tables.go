@@ -369,7 +369,7 @@ func printContainerConnections(out io.Writer, list []nodeConnection) error {
 				peer = "[::]:*"
 			}
 		}
-		t.row(c.State, fmt.Sprint(c.ReceiveQueue), fmt.Sprint(c.SendQueue), addrPort(c.Local), peer, c.Path.String(),
+		t.row(c.State, fmt.Sprint(c.ReceiveQueue), fmt.Sprint(c.SendQueue), addrPort(c.Local), peer, string(c.Path),
 			byteCount(c.BytesSent), byteCount(c.BytesReceived))
 	}
 	return t.writeTo(out)
@@ -380,7 +380,7 @@ func printConnections(out io.Writer, list []nodeConnection, withNode bool) error
 		"REASON", "SENT", "RECEIVED")...)
 	for _, c := range list {
 		t.row(nodeColumn(withNode, c.Node, c.Name, c.State, addrPort(c.Local), addrPort(c.Remote), addrPort(c.NodeLocal),
-			addrPort(c.NodeRemote), c.Path.String(), c.Reason, byteCount(c.BytesSent), byteCount(c.BytesReceived))...)
+			addrPort(c.NodeRemote), string(c.Path), c.Reason, byteCount(c.BytesSent), byteCount(c.BytesReceived))...)
 	}
 	return t.writeTo(out)
 }

@@ -17,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // updateGolden, if set in the environment, makes the golden tests write what they compare with.
@@ -46,7 +47,7 @@ var inspectNow = time.Date(2026, 11, 21, 17, 2, 3, 0, time.UTC)
 
 // inspectStatus is node n1 or n2 with something in every field.
 func inspectStatus(node string) api.Status {
-	counts := map[model.Reason]uint64{1: 12, 11: 3, 19: 1, 25: 4}
+	counts := map[int]uint64{1: 12, 11: 3, 19: 1, 25: 4}
 	return api.Status{
 		Node: model.Node{Name: node, Underlay: netip.MustParseAddr("192.0.2.1"),
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24")}, Planes: model.NodePlanes{TCP: model.TCPNode{DirectPorts: model.DefaultDirectPorts}}},
@@ -73,7 +74,7 @@ func inspectStatus(node string) api.Status {
 			Faults: []string{"policy x: member \"until\": held closed"}},
 		Faults: []api.Fault{{Reason: api.FaultEndpoint, Endpoint: node + "/c2", Error: "no room", Since: inspectNow},
 			{Reason: api.FaultLimits, Error: "no device", Since: inspectNow}},
-		Counters: api.CountersOf(func(r model.Reason) uint64 { return counts[r] }),
+		Counters: api.CountersOf(names.Reasons, func(i int) uint64 { return counts[i] }),
 		Features: []api.Check{{Name: "bpf_btf", Status: api.CheckOK}, {Name: "bpf_lsm", Status: api.CheckDegraded}},
 	}
 }
@@ -91,10 +92,10 @@ func inspectConnections(node string) []model.Connection {
 	ap := netip.MustParseAddrPort
 	return []model.Connection{
 		{Endpoint: 1, Name: node + "/c1", State: "ESTABLISHED", Local: ap("10.244.1.2:40000"), Remote: ap("10.244.2.2:80"),
-			NodeLocal: ap("192.0.2.1:40000"), NodeRemote: ap("192.0.2.2:17440"), Path: model.PathDirect,
+			NodeLocal: ap("192.0.2.1:40000"), NodeRemote: ap("192.0.2.2:17440"), Path: names.PathDirect,
 			BytesSent: 1536, BytesReceived: 3 << 30, Cookie: 7},
 		{Endpoint: 1, Name: node + "/c1", State: "ESTABLISHED", Local: ap("10.244.1.2:1234"), Remote: ap("10.244.2.3:80"),
-			NodeLocal: ap("10.244.1.2:1234"), NodeRemote: ap("10.244.2.3:80"), Path: model.PathOverlay, Reason: "fallback_bound", Cookie: 8},
+			NodeLocal: ap("10.244.1.2:1234"), NodeRemote: ap("10.244.2.3:80"), Path: names.PathOverlay, Reason: "fallback_bound", Cookie: 8},
 		{Endpoint: 1, Name: node + "/c1", State: "LISTEN", Local: ap("10.244.1.2:80"), NodeLocal: ap("10.244.1.2:80"), Path: model.PathListen, Cookie: 9},
 	}
 }
@@ -144,7 +145,7 @@ func inspectTraffic(node string) []model.Traffic {
 	return []model.Traffic{
 		{Endpoint: 2, Name: node + "/c2"},
 		{Endpoint: 1, Name: node + "/c1", Opened: 100, Accepted: 20, Refused: 3, TimedOut: 2, Failed: 1, Closed: 118, Broken: 4,
-			Live: map[model.Path]uint64{model.PathLocal: 1, model.PathDirect: 1}, BytesSent: 1536, BytesReceived: 3 << 30, Retransmits: 5},
+			Live: map[model.Path]uint64{names.PathLocal: 1, names.PathDirect: 1}, BytesSent: 1536, BytesReceived: 3 << 30, Retransmits: 5},
 	}
 }
 
@@ -192,7 +193,7 @@ func TestInspectTables(t *testing.T) {
 	sick.IPv6 = api.IPv6{Reason: "ipv6_forwarding", Detail: "net.ipv6.conf.all.forwarding = 0"}
 	sick.Store.Healthy, sick.Store.Error = false, "context deadline exceeded"
 	sick.Node.Planes.TCP.DirectPorts = model.PortRange{}
-	sick.Counters, sick.Features, sick.Interception = api.CountersOf(func(model.Reason) uint64 { return 0 }), nil, api.Interception{}
+	sick.Counters, sick.Features, sick.Interception = api.CountersOf(names.Reasons, func(int) uint64 { return 0 }), nil, api.Interception{}
 	golden(t, "status.txt", print(func(b *bytes.Buffer) error {
 		busy := nodeStatus{Status: inspectStatus("n1")}
 		for _, tr := range inspectTraffic("n1") {
@@ -232,7 +233,7 @@ func TestStatusAllShowsEveryReason(t *testing.T) {
 	if err := printStatus(&b, []nodeStatus{{Status: inspectStatus("n1")}}, true, inspectNow); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range model.Reasons {
+	for _, r := range names.Reasons {
 		if !strings.Contains(b.String(), " "+r.Name+" ") {
 			t.Errorf("--all does not show %s", r.Name)
 		}

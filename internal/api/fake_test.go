@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/policy"
 )
 
@@ -53,7 +54,8 @@ func testStatus() Status {
 		Policy: Policy{Policies: 3, Rules: 8, Revision: 16, Addresses: 5, Pairs: 6, Took: 1500 * time.Millisecond, Cut: 11, Faults: []string{"a fault"}},
 		Faults: []Fault{{Reason: FaultEndpoint, Endpoint: "n1/c1", Error: "no room", Since: started},
 			{Reason: FaultEndpoint, Endpoint: "n1/c2", Error: "no room", Since: started}, {Reason: FaultLimits, Error: "no device", Since: started}},
-		Counters: CountersOf(func(r model.Reason) uint64 { return uint64(r) * 10 }),
+		FaultReasons: FaultReasons,
+		Counters:     CountersOf(names.Reasons, func(i int) uint64 { return uint64(i) * 10 }),
 		Features: []Check{{Name: "bpf_btf", Status: CheckOK, Detail: "there"},
 			{Name: "bpf_lsm", Status: CheckDegraded, Detail: "EPERM", Cost: "a lock", Remedy: "another kernel"}},
 	}
@@ -143,7 +145,7 @@ func (a *fakeAgent) Connections(_ context.Context, f ConnectionFilter) ([]model.
 
 func testTraffic() model.Traffic {
 	return model.Traffic{Endpoint: 1, Name: "n1/c1", Opened: 7, Accepted: 6, Refused: 5, TimedOut: 4, Failed: 3, Closed: 12, Broken: 2,
-		Live: map[model.Path]uint64{model.PathDirect: 1}, BytesSent: 1001, BytesReceived: 1002, Retransmits: 9}
+		Live: map[model.Path]uint64{names.PathDirect: 1}, BytesSent: 1001, BytesReceived: 1002, Retransmits: 9}
 }
 
 func (a *fakeAgent) Traffic(context.Context) ([]model.Traffic, error) {

@@ -5,7 +5,8 @@ import "time"
 // FaultReason names what is wrong.
 type FaultReason string
 
-// The reasons of faults. docs/protocols/agent-api.md documents each; a test ties the two.
+// The reasons of faults that are no plane's alone, which each plane declares (plane.Declaration).
+// docs/protocols/agent-api.md documents each; a test ties the two.
 const (
 	// FaultEndpoint: an endpoint of an earlier agent could not be taken over. Its container keeps
 	// what it had, if its device was there, or has no network.
@@ -16,13 +17,10 @@ const (
 	// FaultLimitsTighter: there is no place left for an endpoint's caps a connection, so that all
 	// its connections share one.
 	FaultLimitsTighter FaultReason = "limits_tighter"
-	// FaultRouter: the router of the verbs plane does not run, or does not have an endpoint.
-	// Programs find no RDMA device.
-	FaultRouter FaultReason = "verbs_router"
 )
 
-// FaultReasons lists them all.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultRouter}
+// FaultReasons lists them.
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

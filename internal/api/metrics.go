@@ -151,7 +151,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, f := range st.Faults {
 		faults[f.Reason]++
 	}
-	for _, r := range FaultReasons {
+	for _, r := range st.FaultReasons {
 		faults[r] += 0 // without one, too
 	}
 	for r, n := range faults {
@@ -191,7 +191,7 @@ func collectTraffic(t model.Traffic, gauge func(*prometheus.Desc, float64, ...st
 	counter(closedDesc, t.Closed, t.Name)
 	counter(brokenDesc, t.Broken, t.Name)
 	for path, n := range t.Live {
-		gauge(liveDesc, float64(n), t.Name, path.String())
+		gauge(liveDesc, float64(n), t.Name, string(path))
 	}
 	gauge(socketsDesc, float64(t.Sockets), t.Name)
 	gauge(portsDesc, float64(t.Ports), t.Name)

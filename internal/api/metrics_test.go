@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 func TestMetrics(t *testing.T) {
@@ -41,16 +41,16 @@ func TestMetrics(t *testing.T) {
 		`heddle_faults{reason="endpoint_not_restored"} 2`, `heddle_faults{reason="limits_not_restored"} 1`, `heddle_faults{reason="limits_tighter"} 0`,
 		`heddle_feature{feature="bpf_lsm"} 0`, `heddle_agent_info{node="n1",version="0.1.0"} 1`,
 	}
-	for _, r := range model.Reasons {
-		want = append(want, fmt.Sprintf("heddle_reason_total{kind=%q,reason=%q} %d", r.Kind, r.Name, r.Reason*10))
+	for i, r := range names.Reasons {
+		want = append(want, fmt.Sprintf("heddle_reason_total{kind=%q,reason=%q} %d", r.Kind, r.Name, i*10))
 	}
 	for _, line := range want {
 		if !lines[line] {
 			t.Errorf("no line %s", line)
 		}
 	}
-	if n := strings.Count(text, "\nheddle_reason_total{"); n != len(model.Reasons) {
-		t.Errorf("%d series of heddle_reason_total, want one for each of %d reasons", n, len(model.Reasons))
+	if n := strings.Count(text, "\nheddle_reason_total{"); n != len(names.Reasons) {
+		t.Errorf("%d series of heddle_reason_total, want one for each of %d reasons", n, len(names.Reasons))
 	}
 }
 

@@ -191,10 +191,12 @@ type Status struct {
 	Policy       Policy            `json:"policy"`
 	// Router is that of the verbs plane; nil if the agent has no such plane.
 	Router *Router `json:"router,omitempty"`
-	// Counters has one entry for every reason in model.Reasons, in that order; see CountersOf.
+	// Counters has one entry for every reason that the planes declare, plane by plane.
 	Counters []Counter `json:"counters"`
 	// Faults are what is not as it should be on this node, and is tried again.
 	Faults []Fault `json:"faults,omitempty"`
+	// FaultReasons are those that there may be, for the metrics.
+	FaultReasons []FaultReason `json:"-"`
 	// Features are the outcomes of the probes that the agent ran at its start.
 	Features []Check `json:"features"`
 }
@@ -296,8 +298,8 @@ type Interception struct {
 	Unguarded []model.SocketOwner `json:"unguarded,omitempty"`
 }
 
-// Counter is the count of one model.Reason since the datapath was loaded. It survives agent
-// restarts.
+// Counter is the count of one model.Reason. Those of the TCP plane count since the datapath was
+// loaded and survive agent restarts.
 type Counter struct {
 	Name  string     `json:"name"`
 	Kind  model.Kind `json:"kind"`
@@ -305,12 +307,11 @@ type Counter struct {
 	Value uint64     `json:"value"`
 }
 
-// CountersOf names the counts of the datapath: one Counter for every reason in model.Reasons, in
-// order. value gives the count of one reason.
-func CountersOf(value func(model.Reason) uint64) []Counter {
-	cs := make([]Counter, len(model.Reasons))
-	for i, r := range model.Reasons {
-		cs[i] = Counter{Name: r.Name, Kind: r.Kind, Help: r.Help, Value: value(r.Reason)}
+// CountersOf gives the counter of each of reasons; value gives the count of the one at an index.
+func CountersOf(reasons []model.Reason, value func(i int) uint64) []Counter {
+	cs := make([]Counter, len(reasons))
+	for i, r := range reasons {
+		cs[i] = Counter{Name: r.Name, Kind: r.Kind, Help: r.Help, Value: value(i)}
 	}
 	return cs
 }

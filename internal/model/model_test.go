@@ -1,7 +1,6 @@
 package model
 
 import (
-	"encoding/json"
 	"net/netip"
 	"strings"
 	"testing"
@@ -72,38 +71,5 @@ func TestLoopbackAliasesAreApart(t *testing.T) {
 func TestGateway(t *testing.T) {
 	if got := Gateway(netip.MustParsePrefix("10.244.3.0/24")); got != netip.MustParseAddr("10.244.3.1") {
 		t.Errorf("got %s", got)
-	}
-}
-
-func TestPathText(t *testing.T) {
-	for p := PathNone; p < numPaths; p++ {
-		raw, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var back Path
-		if err := json.Unmarshal(raw, &back); err != nil || back != p {
-			t.Errorf("%s came back as %s, %v", raw, back, err)
-		}
-	}
-	var p Path
-	if err := json.Unmarshal([]byte(`"sideways"`), &p); err == nil {
-		t.Error("an unknown path was accepted")
-	}
-}
-
-// TestReasons checks that reasons are complete and that names and kinds fit, since they are metric
-// labels.
-func TestReasons(t *testing.T) {
-	names := map[string]bool{}
-	for i, r := range Reasons {
-		if int(r.Reason) != i || names[r.Name] || r.Help == "" {
-			t.Errorf("reason %d: %+v", i, r)
-		}
-		names[r.Name] = true
-		prefixes := map[Kind]string{KindFallback: "fallback_", KindDrop: "drop_", KindRefusal: "refuse_", KindCut: "cut_", KindMend: "mend_"}
-		if want := prefixes[r.Kind]; !strings.HasPrefix(r.Name, want) {
-			t.Errorf("%s: its kind is %s", r.Name, r.Kind)
-		}
 	}
 }

@@ -8,19 +8,19 @@ import (
 
 func TestTraffic(t *testing.T) {
 	a := Traffic{Opened: 3, Closed: 2, BytesSent: 100}
-	a.AddLive(Connection{State: "ESTABLISHED", Path: PathDirect, BytesSent: 10, BytesReceived: 20, Retransmits: 1})
-	a.AddLive(Connection{State: "CLOSE_WAIT", Path: PathLocal, BytesSent: 5})
+	a.AddLive(Connection{State: "ESTABLISHED", Path: "direct", BytesSent: 10, BytesReceived: 20, Retransmits: 1})
+	a.AddLive(Connection{State: "CLOSE_WAIT", Path: "local", BytesSent: 5})
 	for _, state := range []string{"LISTEN", "SYN_SENT", "SYN_RECV", "CLOSE"} {
-		a.AddLive(Connection{State: state, Path: PathDirect, BytesSent: 1000})
+		a.AddLive(Connection{State: state, Path: "direct", BytesSent: 1000})
 	}
 	want := Traffic{Opened: 3, Closed: 2, BytesSent: 115, BytesReceived: 20, Retransmits: 1,
-		Live: map[Path]uint64{PathDirect: 1, PathLocal: 1}}
+		Live: map[Path]uint64{"direct": 1, "local": 1}}
 	if !reflect.DeepEqual(a, want) {
 		t.Errorf("got %+v\nwant %+v", a, want)
 	}
-	sum := Traffic{Accepted: 1, Live: map[Path]uint64{PathLocal: 2}}
+	sum := Traffic{Accepted: 1, Live: map[Path]uint64{"local": 2}}
 	sum.Add(a)
-	if sum.Accepted != 1 || sum.Opened != 3 || sum.BytesSent != 115 || sum.Live[PathLocal] != 3 || sum.LiveTotal() != 4 {
+	if sum.Accepted != 1 || sum.Opened != 3 || sum.BytesSent != 115 || sum.Live["local"] != 3 || sum.LiveTotal() != 4 {
 		t.Errorf("sum %+v", sum)
 	}
 	if a.LiveTotal() != 2 {
@@ -50,7 +50,7 @@ func TestTrafficCounts(t *testing.T) {
 }
 
 func TestTrafficJSON(t *testing.T) {
-	in := Traffic{Name: "c1", Live: map[Path]uint64{PathDirect: 7}}
+	in := Traffic{Name: "c1", Live: map[Path]uint64{"direct": 7}}
 	raw, err := json.Marshal(in)
 	if err != nil {
 		t.Fatal(err)

@@ -186,6 +186,9 @@ func (a *Agent) setupKernel() (err error) {
 			return fmt.Errorf("open planes: %w", err)
 		}
 	}
+	if err := a.planes.CheckNames(); err != nil {
+		return err
+	}
 	a.enforcer = newEnforcer(a.planes, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
 }

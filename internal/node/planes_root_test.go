@@ -135,6 +135,9 @@ func agentOfThreePlanes(t *testing.T) {
 	wantCalls(t, "create two", &calls, "a attach c1", "b attach c1", "a attach c2", "b attach c2")
 	failsAtTheLastPlane(t, agent, planes, &calls)
 	reportsOf(t, agent, planes, made)
+	for _, p := range agent.planes {
+		planetest.CheckReports(t, p)
+	}
 	wantCalls(t, "make what is there again, twice", &calls, "a attach c2", "b attach c2", "a attach c2", "b attach c2")
 
 	// A second agent takes over what the first left.

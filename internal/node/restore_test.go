@@ -16,6 +16,7 @@ import (
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // openDatapath loads the programs for a node that has nothing but a BPF file system and a cgroup.
@@ -58,7 +59,7 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 // TestMapsAreCompared: what the maps have of an endpoint that the agent does not have goes while
 // the agent runs, and is counted. Endpoints that the agent has, or has still to undo, stay.
 func TestMapsAreCompared(t *testing.T) {
-	orphaned := slices.IndexFunc(model.Reasons, func(r model.ReasonInfo) bool { return r.Name == "mend_stray_entry" })
+	orphaned := slices.IndexFunc(names.Reasons, func(r model.Reason) bool { return r.Name == "mend_stray_entry" })
 	d := openDatapath(t)
 	name := func(id model.EndpointID) model.Endpoint {
 		return model.Endpoint{ID: id, Name: "e", Addrs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 0, byte(id)})}}

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"os"
+	"slices"
 	"time"
 
 	"heddle.dev/heddle/internal/api"
@@ -47,6 +48,7 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Counters:     counters,
 		Features:     rp.cfg.Features,
 		Faults:       rp.faults.List(),
+		FaultReasons: slices.Concat(api.FaultReasons, rp.planes.Declares().Faults),
 	}, nil
 }
 

@@ -105,13 +105,30 @@ type Limits interface {
 // Reports is what a plane says of itself. Faults it notes in Host.Faults. Any goroutine may call
 // it.
 type Reports interface {
-	// Counters gives counts that never fall. Their names are the plane's alone.
+	// Declares gives the names of what the plane reports. They are always the same.
+	Declares() Declaration
+	// Counters gives the count of each reason that the plane declares, in that order. Counts never
+	// fall.
 	Counters() ([]api.Counter, error)
 	// Connections lists the connections of this node's endpoints, and what listens for some. Names
 	// of endpoints are not filled in.
 	Connections() ([]model.Connection, error)
 	// Traffic reports what each of endpoints, all of the node's, did, in their order.
 	Traffic(endpoints []model.Endpoint) ([]model.Traffic, error)
+}
+
+// Declaration is the names that a plane reports by, which are its alone: no other plane of the node
+// may have them.
+type Declaration struct {
+	// Paths are those of the plane's connections. model.PathNone and model.PathListen may be any
+	// plane's.
+	Paths []model.Path
+	// Protocols are those of its connections that are not TCP's.
+	Protocols []string
+	// Reasons are what it counts, and why connections have not taken a better path.
+	Reasons []model.Reason
+	// Faults are those that no other plane, nor the agent, may find.
+	Faults []api.FaultReason
 }
 
 // Services is what a plane has besides whose endpoints reach services by their addresses.

@@ -192,6 +192,49 @@ func (s Set) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
 	return out, err
 }
 
+// Declares implements Reports.
+func (s Set) Declares() (all Declaration) {
+	for _, p := range s {
+		d := p.Declares()
+		all.Paths = append(all.Paths, d.Paths...)
+		all.Protocols = append(all.Protocols, d.Protocols...)
+		all.Reasons = append(all.Reasons, d.Reasons...)
+		all.Faults = append(all.Faults, d.Faults...)
+	}
+	return all
+}
+
+// CheckNames reports two planes of one name, or that declare the same.
+func (s Set) CheckNames() error {
+	owners := make(map[string]string)
+	var errs []error
+	own := func(p Plane, what, name string) {
+		if owner, taken := owners[what+name]; taken {
+			errs = append(errs, of(p, fmt.Errorf("%s %q is the %s plane's", what, name, owner)))
+		}
+		owners[what+name] = p.Name()
+	}
+	for _, p := range s {
+		own(p, "plane", p.Name())
+		d := p.Declares()
+		for _, path := range d.Paths {
+			if path != model.PathNone && path != model.PathListen {
+				own(p, "path", string(path))
+			}
+		}
+		for _, protocol := range d.Protocols {
+			own(p, "protocol", protocol)
+		}
+		for _, r := range d.Reasons {
+			own(p, "reason", r.Name)
+		}
+		for _, f := range d.Faults {
+			own(p, "fault", string(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // Counters implements Reports.
 func (s Set) Counters() ([]api.Counter, error) { return concat(s, Plane.Counters) }
 

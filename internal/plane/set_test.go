@@ -201,3 +201,28 @@ func TestSetReports(t *testing.T) {
 		t.Errorf("services of planes that have none: %v, %v", services, err)
 	}
 }
+
+// TestSetNames: what planes declare is listed one after the other, and no two may declare the same.
+func TestSetNames(t *testing.T) {
+	set, planes, _, _ := three()
+	for _, m := range planes {
+		if err := m.Attach(endpointOf(1, "a", "10.244.1.2"), netcfg.EndpointDevice{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Connect(1, 1, 80); err != nil {
+			t.Fatal(err)
+		}
+		planetest.CheckReports(t, m)
+	}
+	d := set.Declares()
+	if err := set.CheckNames(); err != nil || len(d.Reasons) != 3 || d.Reasons[1].Name != "second_connections" ||
+		!slices.Equal(d.Paths, []model.Path{"first_table", "second_table", "third_table"}) || !slices.Equal(d.Protocols, []string{"first", "second", "third"}) {
+		t.Errorf("%+v, %v", d, err)
+	}
+	err := append(set, set[1]).CheckNames()
+	for _, twice := range []string{`plane "second"`, `path "second_table"`, `protocol "second"`, `reason "second_connections"`} {
+		if err == nil || !strings.Contains(err.Error(), "second plane: "+twice+" is the second plane's") {
+			t.Errorf("twice in a set: %v, want a word of %s", err, twice)
+		}
+	}
+}

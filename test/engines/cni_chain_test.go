@@ -14,6 +14,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -151,11 +152,11 @@ func chained(t *testing.T, behind, alone map[string]*lab.CNIEngine) (map[string]
 		from, to string
 		path     model.Path // of the client, if it is intercepted
 	}{
-		{"a1", "a2", model.PathDirect},
-		{"a2", "a1", model.PathDirect},
-		{"a1", "b1", model.PathLocal},
-		{"a1", "p1", model.PathOverlay},
-		{"a1", "p2", model.PathOverlay},
+		{"a1", "a2", names.PathDirect},
+		{"a2", "a1", names.PathDirect},
+		{"a1", "b1", names.PathLocal},
+		{"a1", "p1", names.PathOverlay},
+		{"a1", "p2", names.PathOverlay},
 		{"p1", "a1", model.PathNone},
 		{"p1", "a2", model.PathNone},
 		{"p2", "a1", model.PathNone},

@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -66,7 +67,7 @@ func TestCNI(t *testing.T) {
 	before := lab.Counters(t, "n2")["accept_direct"]
 	for i := range other.IPs {
 		port := lab.ConnectPeers(t, client, server, lab.AddrOf(other, i))
-		if path := a.Path(e.Name, port); path != model.PathDirect {
+		if path := a.Path(e.Name, port); path != names.PathDirect {
 			t.Errorf("to %s: path %s, want direct", lab.AddrOf(other, i), path)
 		}
 	}
@@ -306,7 +307,7 @@ func TestCNILate(t *testing.T) {
 	for range 2 {
 		e.Add(rt)
 		port := lab.ConnectPeers(t, early, far, netip.MustParseAddr(lab.Address(t, "overlay", "n2/c1")))
-		if path := e.Path(e.Endpoint(rt).Name, port); path != model.PathDirect {
+		if path := e.Path(e.Endpoint(rt).Name, port); path != names.PathDirect {
 			t.Errorf("path %s, want direct", path)
 		}
 		early.Must(`s.close()`)

@@ -219,7 +219,7 @@ func (e *CNIEngine) Peer(id string) *Peer {
 // Path gives the path of the connection of an endpoint whose own port is local.
 func (e *CNIEngine) Path(name string, local uint16) model.Path {
 	e.t.Helper()
-	var found model.Path
+	found := model.PathNone
 	testutil.Eventually(e.t, fmt.Sprintf("a connection of %s from port %d", name, local), func() (bool, string) {
 		list, err := e.Client().Connections(e.t.Context(), api.ConnectionFilter{Endpoint: name})
 		testutil.NoError(e.t, err)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 	"heddle.dev/heddle/test/labstore"
@@ -106,7 +107,7 @@ func TestEightNodes(t *testing.T) {
 		}
 		direct := 0
 		for _, c := range lab.Connections(t, fmt.Sprintf("n%d/c1", i+1)) {
-			if c.State == "ESTABLISHED" && c.Path == model.PathDirect {
+			if c.State == "ESTABLISHED" && c.Path == names.PathDirect {
 				direct++
 			}
 		}
@@ -255,7 +256,7 @@ func (s *storeScene) goesOn(when string) {
 	s.server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 	local := s.client.PortOf("fresh")
 	for _, c := range lab.Connections(s.t, "n1/c1") {
-		if c.Local.Port() == local && c.Path != model.PathDirect {
+		if c.Local.Port() == local && c.Path != names.PathDirect {
 			s.t.Errorf("%s: a new connection goes by %s (%s)", when, c.Path, c.Reason)
 		}
 	}

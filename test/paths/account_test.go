@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -56,9 +57,9 @@ func TestAccounts(t *testing.T) {
 		path         model.Path
 		opens, takes string // what client and server count for it, once it has ended
 	}{
-		{transfer{name: "direct", client: client, server: server, listen: "0.0.0.0"}, model.PathDirect, "opened 1 accepted 0", "opened 0 accepted 1"},
-		{transfer{name: "overlay", client: client, server: server, listen: "0.0.0.0", bind: "own"}, model.PathOverlay, "opened 1 accepted 0", "opened 0 accepted 1"},
-		{transfer{name: "same node", client: client, server: "n1/c2", listen: "::"}, model.PathLocal, "opened 1 accepted 0", "opened 0 accepted 1"},
+		{transfer{name: "direct", client: client, server: server, listen: "0.0.0.0"}, names.PathDirect, "opened 1 accepted 0", "opened 0 accepted 1"},
+		{transfer{name: "overlay", client: client, server: server, listen: "0.0.0.0", bind: "own"}, names.PathOverlay, "opened 1 accepted 0", "opened 0 accepted 1"},
+		{transfer{name: "same node", client: client, server: "n1/c2", listen: "::"}, names.PathLocal, "opened 1 accepted 0", "opened 0 accepted 1"},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			ours, theirs := traffic(t, x.client), traffic(t, x.server)

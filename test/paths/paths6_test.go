@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -63,11 +64,11 @@ func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 	if r.clientMode == "heddle" {
 		c := lab.AwaitConnection(t, r.place.Client, sport, uint16(r.port), 300000, 70001)
 		want := map[string]model.Path{
-			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
-			"own node gateway": model.PathNode, "other node gateway": model.PathOverlay,
+			"other node": names.PathDirect, "same node": names.PathLocal, "own address": names.PathLocal, "loopback": names.PathLoopback,
+			"own node gateway": names.PathNode, "other node gateway": names.PathOverlay,
 		}[r.place.Name]
 		if r.place.Name == "other node" && r.script.bound || r.place.Name == "same node" && r.serverMode == "overlay" {
-			want = model.PathOverlay
+			want = names.PathOverlay
 		}
 		if c.Path != want || c.Remote.Addr() != netip.MustParseAddr(r.target) || !c.Local.Addr().Is6() {
 			t.Errorf("client: path %s from %s to %s, want %s to %s", c.Path, c.Local, c.Remote, want, r.target)
@@ -76,11 +77,11 @@ func (r pathRun) lookIPv6(t *testing.T, sport uint16) {
 	if r.serverMode == "heddle" {
 		c := lab.AwaitConnection(t, r.place.Server, uint16(r.port), sport, 70001, 300000)
 		want := map[string]model.Path{
-			"other node": model.PathDirect, "same node": model.PathLocal, "own address": model.PathLocal, "loopback": model.PathLoopback,
-			"from own node": model.PathNode, "from other node": model.PathOverlay,
+			"other node": names.PathDirect, "same node": names.PathLocal, "own address": names.PathLocal, "loopback": names.PathLoopback,
+			"from own node": names.PathNode, "from other node": names.PathOverlay,
 		}[r.place.Name]
 		if r.place.Name == "other node" && (r.script.bound || r.clientMode != "heddle") || r.place.Name == "same node" && r.clientMode == "overlay" {
-			want = model.PathOverlay
+			want = names.PathOverlay
 		}
 		if c.Path != want || c.Local.Addr() != netip.MustParseAddr(r.target) || !c.Remote.Addr().Is6() {
 			t.Errorf("server: path %s at %s from %s, want %s at %s", c.Path, c.Local, c.Remote, want, r.target)

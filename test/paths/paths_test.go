@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/test/lab"
 )
 
@@ -264,33 +265,33 @@ func (r pathRun) look(t *testing.T) {
 func (r pathRun) checkClient(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
 	own, underlay := r.client.Addr("overlay", r.place.Client), r.client.Addr("host", r.place.Client)
-	path, reason := model.PathDirect, ""
+	path, reason := names.PathDirect, ""
 	local, nodeLocal := own, own
 	remote, nodeRemote := netip.MustParseAddr(r.target), netip.MustParseAddr(r.target)
 	switch r.place.Name {
 	case "other node":
 		if r.script.bound {
-			path, reason = model.PathOverlay, "fallback_bound"
+			path, reason = names.PathOverlay, "fallback_bound"
 			break
 		}
 		nodeLocal, nodeRemote = underlay, r.client.Addr("host", r.place.Server)
 	case "same node":
-		path = model.PathLocal
+		path = names.PathLocal
 		if r.serverMode == "overlay" {
-			path, reason = model.PathOverlay, "fallback_local_plain"
+			path, reason = names.PathOverlay, "fallback_local_plain"
 		}
 	case "own address":
-		path = model.PathLocal
+		path = names.PathLocal
 	case "loopback":
-		path, local = model.PathLoopback, remote
+		path, local = names.PathLoopback, remote
 		r.checkAliases(t, c)
 		nodeLocal, nodeRemote = c.NodeLocal.Addr(), c.NodeRemote.Addr()
 	case "own node underlay", "own node gateway":
-		path = model.PathNode
+		path = names.PathNode
 	case "other node gateway":
-		path, reason = model.PathOverlay, "fallback_peer_plain"
+		path, reason = names.PathOverlay, "fallback_peer_plain"
 	case "outside", "other node underlay":
-		path = model.PathOutside
+		path = names.PathOutside
 		if !r.script.bound {
 			nodeLocal = underlay
 		}
@@ -300,7 +301,7 @@ func (r pathRun) checkClient(t *testing.T, c lab.ListedConnection) {
 	}
 	checkAddrs(t, "client's", c, local, remote, nodeLocal, nodeRemote)
 	direct := model.DefaultDirectPorts.Contains(c.NodeRemote.Port())
-	if path == model.PathDirect != direct {
+	if path == names.PathDirect != direct {
 		t.Errorf("path %s to port %d of the node", path, c.NodeRemote.Port())
 	}
 }
@@ -308,7 +309,7 @@ func (r pathRun) checkClient(t *testing.T, c lab.ListedConnection) {
 func (r pathRun) checkServer(t *testing.T, c lab.ListedConnection) {
 	t.Helper()
 	own := r.server.Addr("overlay", r.place.Server)
-	path := model.PathDirect
+	path := names.PathDirect
 	local, nodeLocal := own, own
 	remote := c.Remote.Addr() // the trace has it, unless the case says otherwise
 	nodeRemote := remote
@@ -317,15 +318,15 @@ func (r pathRun) checkServer(t *testing.T, c lab.ListedConnection) {
 		remote = r.server.Addr("overlay", r.place.Client)
 		nodeLocal, nodeRemote = r.server.Addr("host", r.place.Server), r.server.Addr("host", r.place.Client)
 	case r.place.Name == "other node", r.place.Name == "same node" && r.clientMode == "overlay", r.place.Name == "from other node":
-		path = model.PathOverlay
+		path = names.PathOverlay
 	case r.place.Name == "from own node":
-		path = model.PathNode
+		path = names.PathNode
 	case r.place.Name == "loopback":
-		path = model.PathLoopback
+		path = names.PathLoopback
 		r.checkAliases(t, c)
 		local, nodeLocal, nodeRemote = netip.MustParseAddr("127.0.0.1"), c.NodeLocal.Addr(), c.NodeRemote.Addr()
 	default:
-		path = model.PathLocal
+		path = names.PathLocal
 	}
 	if c.Path != path || c.Reason != "" || c.State != "ESTABLISHED" {
 		t.Errorf("server's path %s, reason %q, %s; want %s, none, ESTABLISHED", c.Path, c.Reason, c.State, path)

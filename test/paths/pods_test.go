@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -100,27 +101,27 @@ func TestPods(t *testing.T) {
 func (r pathRun) lookPod(t *testing.T, sport uint16) {
 	t.Helper()
 	var c lab.ListedConnection
-	var names, reason string
+	var shown, reason string
 	switch "heddle" {
 	case r.clientMode:
 		c = lab.AwaitConnection(t, r.place.Client, sport, uint16(r.port), 300000, 70001)
-		names, reason = r.client.Must(`"%%s %%s" %% (s.getsockname()[0], s.getpeername()[0])`), "fallback_own_plain"
+		shown, reason = r.client.Must(`"%%s %%s" %% (s.getsockname()[0], s.getpeername()[0])`), "fallback_own_plain"
 	case r.serverMode:
 		c = lab.AwaitConnection(t, r.place.Server, uint16(r.port), sport, 70001, 300000)
-		names = r.server.Must(`"%%s %%s" %% (c.getsockname()[0], c.getpeername()[0])`)
+		shown = r.server.Must(`"%%s %%s" %% (c.getsockname()[0], c.getpeername()[0])`)
 	default:
 		return
 	}
-	path := model.PathLoopback
+	path := names.PathLoopback
 	if strings.Contains(r.place.Name, "own") {
-		path = model.PathLocal
+		path = names.PathLocal
 	}
 	if c.Path != path || c.Reason != reason || c.State != "ESTABLISHED" {
 		t.Errorf("path %s, reason %q, %s; want %s, %q, ESTABLISHED", c.Path, c.Reason, c.State, path, reason)
 	}
 	listed := strconv.Quote(fmt.Sprintf("%s %s", c.Local.Addr(), c.Remote.Addr()))
-	if strings.ReplaceAll(names, "::ffff:", "") != listed {
-		t.Errorf("the node lists %s, the program sees %s", listed, names)
+	if strings.ReplaceAll(shown, "::ffff:", "") != listed {
+		t.Errorf("the node lists %s, the program sees %s", listed, shown)
 	}
 	if !model.MirrorRange.Contains(c.NodeRemote.Addr()) {
 		t.Errorf("the connection's remote address on the node is %s, want one of %s", c.NodeRemote, model.MirrorRange)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -77,7 +78,7 @@ func TestSpoiltPath(t *testing.T) {
 			}
 			client.Must(`before = attempts(%q, %d)`, target, port)
 			accept(client, "before", "b")
-			if got := pathOf("before"); got.Path != model.PathDirect {
+			if got := pathOf("before"); got.Path != names.PathDirect {
 				t.Fatalf("at first %+v", got)
 			}
 
@@ -86,7 +87,7 @@ func TestSpoiltPath(t *testing.T) {
 			accept(plain, "during", "o")
 			client.Must(`during = attempts(%q, %d)`, target, port)
 			accept(client, "during", "d")
-			if got := pathOf("during"); got.Path != model.PathOverlay || got.Reason != "fallback_"+c.state.String() {
+			if got := pathOf("during"); got.Path != names.PathOverlay || got.Reason != "fallback_"+c.state.String() {
 				t.Errorf("while the path fails: %+v", got)
 			}
 			server.Must(`l6 = listen(6, "::", %d)`, lab.FreePort())
@@ -110,12 +111,12 @@ func TestSpoiltPath(t *testing.T) {
 			lab.AwaitPath(t, "n1", model.PeerProven)
 			client.Must(`after = attempts(%q, %d)`, target, port)
 			accept(client, "after", "a")
-			if got := pathOf("after"); got.Path != model.PathDirect {
+			if got := pathOf("after"); got.Path != names.PathDirect {
 				t.Errorf("after it: %+v", got)
 			}
 			talk(client, "before", "b")
 			talk(client, "during", "d")
-			if got := pathOf("before"); got.Path != model.PathDirect {
+			if got := pathOf("before"); got.Path != names.PathDirect {
 				t.Errorf("the connection from before is now %+v", got)
 			}
 		})

@@ -162,7 +162,7 @@ func TestPassedSocket(t *testing.T) {
 			user.Must(`send(s, 5000)`)
 			server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
 			c := lab.AwaitConnection(t, "n1/c1", user.PortOf("s"), uint16(port), 5000, 0)
-			if c.Path.String() != "direct" {
+			if string(c.Path) != "direct" {
 				t.Errorf("path %s", c.Path)
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -35,7 +36,7 @@ func TestManyConnections(t *testing.T) {
 		directPorts := map[uint16]int{}
 		open := 0
 		for _, c := range lab.Connections(t, container) {
-			if c.State != "ESTABLISHED" || c.Path != model.PathDirect || strconv.Itoa(int(min(c.Local.Port(), c.Remote.Port()))) != port {
+			if c.State != "ESTABLISHED" || c.Path != names.PathDirect || strconv.Itoa(int(min(c.Local.Port(), c.Remote.Port()))) != port {
 				continue
 			}
 			open++
@@ -82,7 +83,7 @@ func TestSYNCookies(t *testing.T) {
 			t.Errorf("%d of %d connections by SYN cookie", got, n)
 		}
 		c := lab.AwaitConnection(t, "n2/c1", uint16(port), client.PortOf("s"), 0, 5000)
-		if c.Path != model.PathDirect {
+		if c.Path != names.PathDirect {
 			t.Errorf("path %s", c.Path)
 		}
 	}
@@ -161,7 +162,7 @@ func TestSYNRetransmission(t *testing.T) {
 			server.Expect(fmt.Sprintf(`[%q, %d]`, lab.Address(t, "heddle", "n1/c1"), client.PortOf("s")), `who`)
 			client.Must(`send(s, 5000)`)
 			server.Expect(`[5000, "62928f6f9c49d2ca"]`, `receive(c, 5000)`)
-			if seen := lab.AwaitConnection(t, "n2/c1", uint16(port), client.PortOf("s"), 0, 5000); seen.Path != model.PathDirect {
+			if seen := lab.AwaitConnection(t, "n2/c1", uint16(port), client.PortOf("s"), 0, 5000); seen.Path != names.PathDirect {
 				t.Errorf("path %s", seen.Path)
 			}
 		})

@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-/* How a connection travels; internal/model.Path has the meanings. */
+/* How a connection travels; internal/plane/tcp/names.Paths has the meanings. */
 enum heddle_path {
 	PATH_NONE,
 	PATH_DIRECT,

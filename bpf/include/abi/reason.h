@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-/* Why something was counted; internal/model.Reasons has the meanings. */
+/* Why something was counted; internal/plane/tcp/names.Reasons has the meanings. */
 enum heddle_reason {
 	REASON_NONE,
 	REASON_CONNECT_DIRECT,

@@ -339,11 +339,22 @@ func (m *Miniature) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
 	return out, nil
 }
 
+// Declares implements plane.Reports.
+func (m *Miniature) Declares() plane.Declaration {
+	return plane.Declaration{
+		Paths: []model.Path{m.path()}, Protocols: []string{m.name},
+		Reasons: []model.Reason{{Name: m.name + "_connections", Kind: model.KindPath, Help: "connections of the plane " + m.name}},
+	}
+}
+
+// path is that of all its connections.
+func (m *Miniature) path() model.Path { return model.Path(m.name + "_table") }
+
 // Counters implements plane.Reports.
 func (m *Miniature) Counters() ([]api.Counter, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return []api.Counter{{Name: m.name + "_connections", Kind: model.KindPath, Help: "connections of the plane " + m.name, Value: m.total}}, nil
+	return api.CountersOf(m.Declares().Reasons, func(int) uint64 { return m.total }), nil
 }
 
 // Connections implements plane.Reports.
@@ -352,7 +363,7 @@ func (m *Miniature) Connections() ([]model.Connection, error) {
 	defer m.mu.Unlock()
 	out := make([]model.Connection, len(m.live))
 	for i, c := range m.live {
-		out[i] = model.Connection{Endpoint: c.from, State: "ESTABLISHED", Path: model.PathLocal, Local: netip.AddrPortFrom(m.endpoints[c.from].Addr4(), 0),
+		out[i] = model.Connection{Endpoint: c.from, Protocol: m.name, State: "ESTABLISHED", Path: m.path(), Local: netip.AddrPortFrom(m.endpoints[c.from].Addr4(), 0),
 			Remote: netip.AddrPortFrom(m.endpoints[c.to].Addr4(), c.port)}
 	}
 	slices.SortFunc(out, func(a, b model.Connection) int { return cmp.Compare(a.Remote.Port(), b.Remote.Port()) })

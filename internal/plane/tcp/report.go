@@ -6,7 +6,15 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
+
+// Declaration is what the plane says of its names.
+var Declaration = plane.Declaration{Paths: names.Paths, Reasons: names.Reasons}
+
+// Declares implements plane.Reports.
+func (p *Plane) Declares() plane.Declaration { return Declaration }
 
 // Paths gives the direct paths to other nodes.
 func (p *Plane) Paths() model.DirectPaths { return p.prober.Paths() }
@@ -20,7 +28,7 @@ func (p *Plane) Counters() ([]api.Counter, error) {
 	if err != nil {
 		return nil, err
 	}
-	return api.CountersOf(func(r model.Reason) uint64 { return counts[r] }), nil
+	return api.CountersOf(names.Reasons, func(i int) uint64 { return counts[i] }), nil
 }
 
 // Connections lists the sockets of this node's endpoints. Names are not filled in.

@@ -58,6 +58,16 @@ type Plane struct {
 
 var _ plane.Plane = (*Plane)(nil)
 
+// FaultRouter says that the router does not run, or does not have an endpoint: programs find no
+// RDMA device.
+const FaultRouter api.FaultReason = "verbs_router"
+
+// Declaration is what the plane says of its names.
+var Declaration = plane.Declaration{Faults: []api.FaultReason{FaultRouter}}
+
+// Declares implements plane.Reports.
+func (p *Plane) Declares() plane.Declaration { return Declaration }
+
 // Open makes the plane. The router is reached, or started, by Run.
 func Open(cfg Config) *Plane {
 	return &Plane{cfg: cfg, wake: make(chan struct{}, 1), endpoints: make(map[model.EndpointID]*endpoint)}
@@ -228,7 +238,7 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 			return fmt.Errorf("%s, process %d, speaks version %d, and this agent %d: end it, and its programs open the device again",
 				Program, l.pid, m.number, protocolVersion)
 		case m.kind == typeHello:
-			if p.cfg.Faults.Clear(api.FaultRouter, "") {
+			if p.cfg.Faults.Clear(FaultRouter, "") {
 				p.cfg.Log.Info("router of the verbs plane is there again", "pid", l.pid)
 			}
 		case m.kind == typeConnect:
@@ -260,7 +270,7 @@ func (p *Plane) introduce(l *link) {
 	p.send(head{kind: typeBegin}.append(nil), nil)
 	for _, ep := range p.endpoints {
 		if ep.connections != nil {
-			p.cfg.Faults.Clear(api.FaultRouter, ep.Name)
+			p.cfg.Faults.Clear(FaultRouter, ep.Name)
 		}
 		p.tell(ep)
 	}
@@ -309,14 +319,14 @@ func (p *Plane) tellAgain(ep *endpoint) {
 	if p.router == nil || p.endpoints[ep.ID] != ep {
 		return // it is told of all when it is there, or of this one no more
 	}
-	p.cfg.Faults.Clear(api.FaultRouter, ep.Name)
+	p.cfg.Faults.Clear(FaultRouter, ep.Name)
 	p.tell(ep)
 }
 
 // fault notes that the router, or an endpoint of it, is not there.
 func (p *Plane) fault(endpoint string, err error) {
-	if p.cfg.Faults.Set(api.FaultRouter, endpoint, err) {
-		p.cfg.Log.Error("no verbs; will try again", "reason", api.FaultRouter, "endpoint", endpoint, "err", err)
+	if p.cfg.Faults.Set(FaultRouter, endpoint, err) {
+		p.cfg.Log.Error("no verbs; will try again", "reason", FaultRouter, "endpoint", endpoint, "err", err)
 	}
 }
 

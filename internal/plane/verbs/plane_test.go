@@ -233,7 +233,7 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 	}
 	n.attach(wanted)
 	n.eventually("a fault that says what is missing", func() bool {
-		err := n.faults.of(api.FaultRouter, "")
+		err := n.faults.of(FaultRouter, "")
 		return err != nil && strings.Contains(err.Error(), "install it")
 	})
 	if n.connects(-1) {
@@ -256,13 +256,13 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 	if _, fd = r.hear(typeEndpoint); !n.connects(fd) {
 		t.Error("a program does not reach the router")
 	}
-	n.eventually("no fault", func() bool { return !n.faults.Has(api.FaultRouter) })
+	n.eventually("no fault", func() bool { return !n.faults.Has(FaultRouter) })
 	if st := n.plane.Router(); st.State != api.RouterRuns || st.PID != os.Getpid() || st.Endpoints != 1 {
 		t.Fatalf("router %+v", st)
 	}
 
 	r.end()
-	n.eventually("a fault of a router that has ended", func() bool { return n.faults.Has(api.FaultRouter) })
+	n.eventually("a fault of a router that has ended", func() bool { return n.faults.Has(FaultRouter) })
 	if st := n.plane.Router(); st.State != api.RouterDown || st.Ended != 1 {
 		t.Fatalf("router %+v", st)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // enum gives the names and values of an enum of the BPF object.
@@ -31,19 +32,16 @@ func enum(t *testing.T, name string) map[uint64]string {
 	return out
 }
 
-// TestReasonsMatch ties model.Reasons, from which metric labels and `heddle status` are made, to
-// the numbers the programs count under.
+// TestReasonsMatch ties names.Reasons, from which metric labels and `heddle status` are made, to the
+// numbers the programs count under.
 func TestReasonsMatch(t *testing.T) {
-	names := enum(t, "heddle_reason")
-	if n := len(names) - 1; n != len(model.Reasons) { // REASON_MAX is none
-		t.Fatalf("%d reasons in bpf/include/abi/reason.h, %d in model.Reasons", n, len(model.Reasons))
+	counted := enum(t, "heddle_reason")
+	if n := len(counted) - 1; n != len(names.Reasons) { // REASON_MAX is none
+		t.Fatalf("%d reasons in bpf/include/abi/reason.h, %d in names.Reasons", n, len(names.Reasons))
 	}
-	for i, r := range model.Reasons {
-		if int(r.Reason) != i {
-			t.Errorf("%s: number %d at index %d", r.Name, r.Reason, i)
-		}
-		if want := "REASON_" + strings.ToUpper(r.Name); names[uint64(i)] != want {
-			t.Errorf("reason %d: %s in bpf/include/abi/reason.h, %s in model.Reasons", i, names[uint64(i)], want)
+	for i, r := range names.Reasons {
+		if want := "REASON_" + strings.ToUpper(r.Name); counted[uint64(i)] != want {
+			t.Errorf("reason %d: %s in bpf/include/abi/reason.h, %s in names.Reasons", i, counted[uint64(i)], want)
 		}
 	}
 }
@@ -67,16 +65,16 @@ func TestProtectionsMatch(t *testing.T) {
 	}
 }
 
-// TestPathsMatch ties model.Path to enum heddle_path.
+// TestPathsMatch ties names.Paths to enum heddle_path.
 func TestPathsMatch(t *testing.T) {
-	names := enum(t, "heddle_path")
-	for i, name := range names {
-		if want := "PATH_" + strings.ToUpper(model.Path(i).String()); name != want {
+	taken := enum(t, "heddle_path")
+	for i, name := range taken {
+		if want := "PATH_" + strings.ToUpper(string(names.PathOf(uint8(i)))); name != want {
 			t.Errorf("path %d: %s in bpf/include/abi/path.h, want %s", i, name, want)
 		}
 	}
-	if last := model.Path(len(names)); !strings.HasPrefix(last.String(), "path(") {
-		t.Errorf("model has path %s that bpf/include/abi/path.h lacks", last)
+	if last := names.PathOf(uint8(len(taken))); !strings.HasPrefix(string(last), "path(") {
+		t.Errorf("names.Paths has %s that bpf/include/abi/path.h lacks", last)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -91,7 +92,7 @@ func judge(t *testing.T, d *Datapath, prog *ebpf.Program, cases []judged) {
 			for i, n := range counters(t, d) {
 				rose := n - before[i]
 				if (tc.reason != 0 && i == int(tc.reason)) != (rose == 1) {
-					t.Errorf("counter %s rose by %d", model.Reason(i), rose)
+					t.Errorf("counter %s rose by %d", names.Reason(i), rose)
 				}
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // Connections lists the TCP sockets of this node's endpoints, listeners too. It must run in the
@@ -35,7 +36,7 @@ func (d *Datapath) IDsInUse() (map[model.EndpointID]bool, error) {
 func parseConnections(raw []byte) ([]model.Connection, error) {
 	out := make([]model.Connection, 0, len(raw)/binary.Size(heddleConnectionRecord{}))
 	err := eachRecord(raw, func(r *heddleConnectionRecord) {
-		if r.Tag.Path != uint8(model.PathNone) || r.State == tcpListen {
+		if r.Tag.Path != uint8(heddleHeddlePathPATH_NONE) || r.State == tcpListen {
 			out = append(out, toConnection(r))
 		}
 	})
@@ -71,7 +72,7 @@ func toConnection(rec *heddleConnectionRecord) model.Connection {
 		Endpoint:      model.EndpointID(tag.EndpointId),
 		NodeLocal:     netip.AddrPortFrom(toAddr(rec.NodeLocal), toPort(rec.NodeLocalPort)),
 		NodeRemote:    netip.AddrPortFrom(toAddr(rec.NodeRemote), toPort(rec.NodeRemotePort)),
-		Path:          model.Path(tag.Path),
+		Path:          names.PathOf(tag.Path),
 		BytesSent:     rec.BytesSent,
 		BytesReceived: rec.BytesReceived,
 		ReceiveQueue:  rec.ReceiveQueue,
@@ -83,7 +84,7 @@ func toConnection(rec *heddleConnectionRecord) model.Connection {
 		c.State = tcpStates[rec.State]
 	}
 	if tag.Reason != 0 {
-		c.Reason = model.Reason(tag.Reason).String()
+		c.Reason = names.Reason(tag.Reason).String()
 	}
 	c.Local, c.Remote = c.NodeLocal, c.NodeRemote
 	flags := heddleSockTagFlags(tag.Flags)

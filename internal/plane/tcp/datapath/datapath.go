@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // Config is what a node's programs are specialised for. All of it is constant while they are
@@ -357,13 +358,13 @@ func (d *Datapath) TagSocket(fd int, id model.EndpointID, mptcp bool) error {
 	return nil
 }
 
-// Counters gives the number of times each reason was counted, indexed by model.Reason.
+// Counters gives the number of times each reason was counted, indexed by names.Reason.
 func (d *Datapath) Counters() ([]uint64, error) {
-	totals := make([]uint64, len(model.Reasons))
+	totals := make([]uint64, len(names.Reasons))
 	for i := range totals {
 		n, err := sum(d.objs.CountByReason, uint32(i))
 		if err != nil {
-			return nil, fmt.Errorf("read counter %s: %w", model.Reason(i), err)
+			return nil, fmt.Errorf("read counter %s: %w", names.Reason(i), err)
 		}
 		totals[i] = n
 	}

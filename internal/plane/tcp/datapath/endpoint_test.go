@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
 // TestTopology checks what the programs are told about a network of three nodes, seen from b.
@@ -82,7 +83,7 @@ func record() heddleConnectionRecord {
 	be := func(p uint16) uint16 { return p>>8 | p<<8 }
 	return heddleConnectionRecord{
 		Tag: heddleSockTag{
-			EndpointId: 7, Path: uint8(model.PathDirect),
+			EndpointId: 7, Path: uint8(heddleHeddlePathPATH_DIRECT),
 			Flags: uint32(heddleSockTagFlagsTAG_LOCAL | heddleSockTagFlagsTAG_REMOTE),
 			Local: fromAddr(overlayA), Remote: fromAddr(overlayB), RemotePort: be(80),
 		},
@@ -112,7 +113,7 @@ func TestParseConnections(t *testing.T) {
 		t.Fatalf("%d connections, want the direct one and the listener", len(got))
 	}
 	want := model.Connection{
-		Endpoint: 7, State: "ESTABLISHED", Path: model.PathDirect,
+		Endpoint: 7, State: "ESTABLISHED", Path: names.PathDirect,
 		Local: netip.MustParseAddrPort("10.244.1.2:40000"), Remote: netip.MustParseAddrPort("10.244.2.2:80"),
 		NodeLocal: netip.MustParseAddrPort("192.0.2.1:40000"), NodeRemote: netip.MustParseAddrPort("192.0.2.2:17441"),
 		BytesSent: 5, BytesReceived: 6,

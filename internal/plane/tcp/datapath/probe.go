@@ -24,7 +24,7 @@ var routeStates = map[model.PeerState]heddleRouteFlags{
 func (d *Datapath) TagProbe(fd int, src, dst netip.Addr) error {
 	tag := heddleSockTag{Flags: uint32(heddleSockTagFlagsTAG_PROBE)}
 	if src.IsValid() {
-		tag.Path = uint8(model.PathDirect)
+		tag.Path = uint8(heddleHeddlePathPATH_DIRECT)
 		tag.Local, tag.Remote = fromAddr(src), fromAddr(dst)
 		tag.RemotePort = 1 // the option has a port, though nothing is asked for
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -162,7 +163,7 @@ func TestSteerRejects(t *testing.T) {
 					want++
 				}
 				if after[i] != want {
-					t.Errorf("counter %s: %d, want %d", model.Reason(i), after[i], want)
+					t.Errorf("counter %s: %d, want %d", names.Reason(i), after[i], want)
 				}
 			}
 		})

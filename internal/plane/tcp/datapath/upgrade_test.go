@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/testutil"
 )
 
@@ -214,7 +215,7 @@ func TestNewerVersionCarriesOver(t *testing.T) {
 	}
 	defer d.Close()
 	totals, err := d.Counters()
-	if err != nil || !slices.Equal(totals[:6], []uint64{0, 10, 20, 30, 40, 0}) || len(totals) != len(model.Reasons) {
+	if err != nil || !slices.Equal(totals[:6], []uint64{0, 10, 20, 30, 40, 0}) || len(totals) != len(names.Reasons) {
 		t.Errorf("counters %v, %v", totals, err)
 	}
 	for _, name := range pinsOf(t, cfg) {

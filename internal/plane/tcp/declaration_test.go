@@ -1,0 +1,9 @@
+package tcp
+
+import (
+	"testing"
+
+	"heddle.dev/heddle/internal/plane/planetest"
+)
+
+func TestDeclaration(t *testing.T) { planetest.CheckDeclaration(t, Declaration) }

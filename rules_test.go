@@ -24,10 +24,11 @@ const module = "heddle.dev/heddle/"
 var allowed = map[string][]string{
 	"internal/model":           {},
 	"internal/policy":          {},
-	"internal/policy/document": {"internal/policy"},
+	"internal/policy/document": {"internal/policy", "internal/stack"},
 	"internal/policy/generate": {"internal/policy"},
+	"internal/stack":           {"internal/policy"},
 
-	"internal/store":               {"internal/policy"},
+	"internal/store":               {"internal/policy", "internal/stack"},
 	"internal/store/etcd":          {"internal/policy", "internal/store"},
 	"internal/endpoint":            {},
 	"internal/netns":               {},
@@ -40,7 +41,7 @@ var allowed = map[string][]string{
 	"internal/trap/ioctl":          {"internal/trap", "internal/trap/task"},
 	"internal/trap/task":           {},
 	"internal/fdkeep":              {},
-	"internal/api":                 {"internal/policy"},
+	"internal/api":                 {"internal/policy", "internal/stack"},
 	"internal/cni":                 {"internal/api", "internal/podlabels", "internal/policy"},
 	"internal/kube":                {"internal/api", "internal/podlabels", "internal/policy", "internal/policy/document", "internal/version"},
 	"internal/podlabels":           {},
@@ -52,17 +53,18 @@ var allowed = map[string][]string{
 	"internal/durable":             {},
 	"internal/agentpod":            {"internal/durable"},
 	"internal/trust":               {"internal/durable"},
-	"internal/plane":               {"internal/api", "internal/netcfg", "internal/trap"},
-	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/trap"},
+	"internal/plane":               {"internal/api", "internal/netcfg", "internal/stack", "internal/trap"},
+	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/netcfg",
-		"internal/plane", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/trap/ioctl"},
+		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
 	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/verbs/folder"},
 	"internal/plane/verbs/folder": {},
 
 	"internal/plane/stacks/protocol": {},
+	"internal/plane/tcp/congestion":  {"internal/stack"},
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
-		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
+		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
 	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
@@ -115,7 +117,7 @@ var only = map[string]struct {
 	importers []string
 	why       string
 }{
-	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/bench/baseline", "test/lab"}, "nothing else knows a BPF map's layout; the bench's baseline has maps of its own; tests count entries"},
+	"github.com/cilium/ebpf":             {[]string{"internal/plane/tcp/datapath", "internal/plane/tcp/congestion", "internal/bench/baseline", "test/lab"}, "nothing else knows a BPF map's layout; congestion controls have maps of their own, and so has the bench's baseline; tests count entries"},
 	"github.com/vishvananda/netlink":     {[]string{"internal/netcfg", "internal/lab/fabric"}, "devices and routes of a node have one owner; the lab wires hosts, which is no agent's business"},
 	"github.com/google/nftables":         {[]string{"internal/netcfg"}, "the firewall has one owner"},
 	"go.etcd.io/etcd":                    {[]string{"internal/store/etcd", "test/labstore"}, "the store can be replaced; tests read what lies in it"},

@@ -228,8 +228,10 @@ type endpointTraffic struct {
 }
 
 type endpointExtras struct {
-	Faults  []api.Fault    `json:"faults,omitempty"`
-	Traffic *model.Traffic `json:"traffic,omitempty"`
+	Faults []api.Fault `json:"faults,omitempty"`
+	// Stack is by which stack profile it has its TCP; nil: none.
+	Stack   *api.EndpointStack `json:"stack,omitempty"`
+	Traffic *model.Traffic     `json:"traffic,omitempty"`
 }
 
 // MarshalJSON writes the members of both in one object.
@@ -264,9 +266,17 @@ func askEndpoints(ctx context.Context, c *api.Client, stats bool) ([]endpointTra
 	for _, f := range status.Faults {
 		faults[f.Endpoint] = append(faults[f.Endpoint], f)
 	}
+	st, err := c.Stacks(ctx)
+	if err != nil && !errors.Is(err, api.ErrNotFound) { // an agent of an earlier build has none
+		return nil, err
+	}
+	stacks := map[string]*api.EndpointStack{}
+	for _, s := range st.Endpoints {
+		stacks[s.Endpoint] = &s
+	}
 	list := make([]endpointTraffic, len(endpoints))
 	for i, e := range endpoints {
-		list[i] = endpointTraffic{e, endpointExtras{faults[e.Name], traffic[e.ID]}}
+		list[i] = endpointTraffic{e, endpointExtras{faults[e.Name], stacks[e.Name], traffic[e.ID]}}
 	}
 	return list, nil
 }

@@ -318,16 +318,27 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 }
 
 func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
-	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "NETNS", "CREATED", "LABELS", "FAULT")...)
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "STACK", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
 		if e.Planes.TCP.Intercepted {
 			intercepted = "yes"
 		}
-		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, e.NetnsPath,
+		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), e.NetnsPath,
 			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}
 	return t.writeTo(out)
+}
+
+// stackText says what runs an endpoint's TCP, and by which profile.
+func stackText(s *api.EndpointStack) string {
+	switch {
+	case s == nil:
+		return ""
+	case s.Stack == "":
+		return "refused (" + s.Profile + ")"
+	}
+	return string(s.Stack) + " (" + s.Profile + ")"
 }
 
 // faultsText gives the reasons of faults.

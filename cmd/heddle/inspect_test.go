@@ -18,6 +18,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/tcp/names"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // updateGolden, if set in the environment, makes the golden tests write what they compare with.
@@ -137,6 +138,8 @@ func (a inspectedAgent) Connections(_ context.Context, f api.ConnectionFilter) (
 	return list, nil
 }
 
+func (a inspectedAgent) Stacks(context.Context) (api.Stacks, error) { return api.Stacks{}, nil }
+
 func (a inspectedAgent) Traffic(context.Context) ([]model.Traffic, error) {
 	return inspectTraffic(a.node), nil
 }
@@ -205,6 +208,8 @@ func TestInspectTables(t *testing.T) {
 	for i, e := range inspectEndpoints("n1") {
 		endpoints = append(endpoints, endpointTraffic{e, endpointExtras{Traffic: &inspectTraffic("n1")[i]}})
 	}
+	endpoints[0].Stack = &api.EndpointStack{Profile: "wan", Stack: stack.Kernel}
+	golden(t, "stacks.txt", print(func(b *bytes.Buffer) error { return printStacks(b, inspectStacks()) }))
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))
 	dscp := uint8(8)
@@ -385,5 +390,20 @@ func TestDoctorCommand(t *testing.T) {
 	}
 	if os.Geteuid() != 0 && report.OK {
 		t.Error("ok without root")
+	}
+}
+
+// inspectStacks is what two nodes say of stacks, of which the second cannot serve all.
+func inspectStacks() []nodeStacks {
+	wan := &stack.Profile{Name: "wan", Priority: 10, Stack: stack.Kernel, Fallback: stack.Refuse, Changeable: []stack.Setting{stack.Congestion},
+		Settings: stack.Settings{Congestion: "westwood", PacingRate: 12_000_000, Keepalive: &stack.KeepaliveTimes{Idle: 60e9, Interval: 10e9, Count: 5}}}
+	of := func(node string, c api.CongestionControl, e api.EndpointStack) nodeStacks {
+		c.Name, c.SHA256, c.Bytes = "westwood", "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 9000
+		return nodeStacks{node, api.Stacks{Profiles: []*stack.Profile{wan}, Congestion: []api.CongestionControl{c}, Endpoints: []api.EndpointStack{e}, Behind: []string{"n3"}}}
+	}
+	return []nodeStacks{
+		of("n1", api.CongestionControl{State: api.CongestionRegistered}, api.EndpointStack{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: wan.Settings.String()}),
+		of("n2", api.CongestionControl{State: api.CongestionFailed, Error: "the kernel's verifier refuses it: invalid argument\nR1 !read_ok"},
+			api.EndpointStack{Endpoint: "n2/c1", Profile: "wan", Fault: "this kernel has no congestion control westwood"}),
 	}
 }

@@ -30,8 +30,17 @@ NetworkPolicy and Namespace objects, in YAML or JSON: see docs/howto/policy.md.`
 
 // readPolicies reads files, "-" for standard input, all or none.
 func readPolicies(names []string, stdin io.Reader) (document.Set, error) {
+	files, err := readFiles(names, stdin, "-f FILE")
+	if err != nil {
+		return document.Set{}, err
+	}
+	return document.Parse(files...)
+}
+
+// readFiles reads files of documents; flag is how a command is given one.
+func readFiles(names []string, stdin io.Reader, flag string) ([]document.File, error) {
 	if len(names) == 0 {
-		return document.Set{}, errors.New("no file: name one with -f FILE, or - for standard input")
+		return nil, fmt.Errorf("no file: name one with %s, or - for standard input", flag)
 	}
 	files := make([]document.File, len(names))
 	for i, name := range names {
@@ -42,7 +51,7 @@ func readPolicies(names []string, stdin io.Reader) (document.Set, error) {
 		} else {
 			f, err := os.Open(name)
 			if err != nil {
-				return document.Set{}, err
+				return nil, err
 			}
 			defer f.Close()
 			in = f
@@ -50,10 +59,10 @@ func readPolicies(names []string, stdin io.Reader) (document.Set, error) {
 		var err error
 		// One byte more than is taken tells "too large" from "all of it".
 		if files[i].Data, err = io.ReadAll(io.LimitReader(in, document.MaxBytes+1)); err != nil {
-			return document.Set{}, fmt.Errorf("read %s: %w", files[i].Name, err)
+			return nil, fmt.Errorf("read %s: %w", files[i].Name, err)
 		}
 	}
-	return document.Parse(files...)
+	return files, nil
 }
 
 func newPolicyApplyCmd() *cobra.Command {

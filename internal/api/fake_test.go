@@ -13,6 +13,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // fakeAgent keeps endpoints in a map, under mu. A set err is every call's answer.
@@ -25,6 +26,7 @@ type fakeAgent struct {
 	conns     []model.Connection
 	edit      PolicyEdit
 	services  []model.Service
+	stackEdit StackEdit
 }
 
 func newFakeAgent() *fakeAgent { return &fakeAgent{endpoints: map[string]model.Endpoint{}} }
@@ -229,4 +231,16 @@ func serve(t *testing.T, agent Agent) *Client {
 		}
 	})
 	return client
+}
+
+func (a *fakeAgent) Stacks(context.Context) (Stacks, error) {
+	p := &stack.Profile{Name: "wan", Stack: stack.Kernel, Settings: stack.Settings{Congestion: "bbr", PacingRate: 12_000_000}}
+	return Stacks{Profiles: []*stack.Profile{p}, Endpoints: []EndpointStack{{Endpoint: "n1/c1", Profile: "wan", Stack: stack.Kernel, Settings: p.Settings.String()}}}, a.err
+}
+
+func (a *fakeAgent) EditStacks(_ context.Context, edit StackEdit) ([]PolicyOutcome, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stackEdit = edit
+	return []PolicyOutcome{{"profile", "wan", "created"}}, a.err
 }

@@ -17,10 +17,13 @@ const (
 	// FaultLimitsTighter: there is no place left for an endpoint's caps a connection, so that all
 	// its connections share one.
 	FaultLimitsTighter FaultReason = "limits_tighter"
+	// FaultStack: this node cannot serve an endpoint's stack profile as it stands. The endpoint has
+	// what the profile's fallback says.
+	FaultStack FaultReason = "stack_not_served"
 )
 
 // FaultReasons lists them.
-var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter}
+var FaultReasons = []FaultReason{FaultEndpoint, FaultLimits, FaultLimitsTighter, FaultStack}
 
 // Fault is something on this node that is not as it should be. The agent tries it again until it
 // is.

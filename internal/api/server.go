@@ -54,6 +54,7 @@ func NewHandler(agent Agent, registry *prometheus.Registry, log *slog.Logger) ht
 	s.handle("/v1/endpoints/{name}/labels", methods{http.MethodPatch: s.labelEndpoint})
 	s.handle("/v1/policies", methods{http.MethodGet: s.policies, http.MethodPost: s.editPolicies})
 	s.handle("/v1/policies/explain", methods{http.MethodGet: s.explainPolicy})
+	s.handle("/v1/stacks", methods{http.MethodGet: s.stacks, http.MethodPost: s.editStacks})
 	s.handle("/v1/services", methods{http.MethodGet: s.services, http.MethodPost: s.editServices})
 	s.handle("/v1/limits", methods{http.MethodGet: s.limits})
 	s.handle("/v1/nodes", methods{http.MethodGet: s.nodes})

@@ -72,6 +72,14 @@ type Agent interface {
 	// EditServices changes this node's services. Each change is in force by itself: after an error
 	// some may be. It may be repeated. What is too much is CodeExhausted.
 	EditServices(ctx context.Context, edit ServiceEdit) error
+	// Stacks lists the network's stack profiles and congestion controls, and which of this node's
+	// endpoints has which.
+	Stacks(ctx context.Context) (Stacks, error)
+	// EditStacks makes all changes or none; when it returns, this node's endpoints have what they
+	// lead to. It may be repeated. A congestion control that this node's kernel refuses is
+	// CodeInvalid; what is to be deleted and is not there is CodeNotFound, and what a profile names
+	// CodeConflict.
+	EditStacks(ctx context.Context, edit StackEdit) ([]PolicyOutcome, error)
 	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
 	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
 }

@@ -41,7 +41,7 @@ func ParseRate(s string) (Rate, error) {
 			break
 		}
 		r := Rate(math.Round(n * u.bits))
-		return r, r.validate()
+		return r, r.Validate()
 	}
 	return 0, fmt.Errorf("%.40q is no rate: want a number and bit, kbit, mbit, gbit or tbit, from %v to %v, or none", s, MinRate, MaxRate)
 }
@@ -59,7 +59,8 @@ func (r Rate) String() string {
 	return "none"
 }
 
-func (r Rate) validate() error {
+// Validate reports a rate that is out of range.
+func (r Rate) Validate() error {
 	if r != 0 && (r < MinRate || r > MaxRate) {
 		return fmt.Errorf("%d bits a second: want 0 for none, or %v to %v", uint64(r), MinRate, MaxRate)
 	}
@@ -148,7 +149,7 @@ func (l Limits) Validate() error {
 		{"egress_bps", l.Egress}, {"ingress_bps", l.Ingress},
 		{"connection_egress_bps", l.ConnectionEgress}, {"connection_ingress_bps", l.ConnectionIngress},
 	} {
-		if err := f.rate.validate(); err != nil {
+		if err := f.rate.Validate(); err != nil {
 			return &LimitError{f.name, err.Error()}
 		}
 	}

@@ -38,6 +38,7 @@ type Agent struct {
 	*migration
 	*membership
 	*policies
+	*stacks
 	*docker
 	*reports
 	attachments *attachments
@@ -56,7 +57,7 @@ func compose(h *host) *Agent {
 	li, mg, ms, rc := &limiter{h, es}, &migration{h, es}, &membership{host: h}, &recovery{h, es}
 	tp := &topology{host: h, endpoints: es, limiter: li, membership: ms, migration: mg, recovery: rc}
 	return &Agent{
-		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, reports: &reports{h},
+		host: h, endpoints: es, limiter: li, migration: mg, membership: ms, policies: &policies{h}, stacks: &stacks{h}, reports: &reports{h},
 		docker: &docker{
 			host: h, attachments: at, endpoints: es, reserved: make(map[netip.Addr]model.EndpointID), asked: make(chan struct{}, 1),
 		},
@@ -179,8 +180,9 @@ func (a *Agent) setupKernel() (err error) {
 		return err
 	}
 	a.planes = plane.Set{a.tcp}
+	a.stacker = newStacker(a.self.Name, &a.faults, a.log)
 	if a.cfg.Planes != nil {
-		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Traps: a.traps, Sockets: a.tcp})
+		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Traps: a.traps, Sockets: a.tcp, StacksChanged: a.stacker.ask})
 		a.planes = append(a.planes, further...)
 		if err != nil {
 			return fmt.Errorf("open planes: %w", err)
@@ -189,6 +191,7 @@ func (a *Agent) setupKernel() (err error) {
 	if err := a.planes.CheckNames(); err != nil {
 		return err
 	}
+	a.stacker.planes, a.stacker.congestion = a.planes, a.tcp
 	a.enforcer = newEnforcer(a.planes, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
 }

@@ -93,6 +93,7 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 			// Its rules before its network: nothing it opens may be older than they.
 			"policy", func() error { return es.enforcer.set(e) }, func() error { return es.enforcer.remove(e.ID) },
 		},
+		{"stack", func() error { return es.stacker.set(e) }, func() error { return es.stacker.remove(e) }},
 	}, attach, []step{
 		{"limits", func() error {
 			if e.Limits == nil {
@@ -288,6 +289,9 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 	}
 	if err := es.enforcer.set(e); err != nil {
 		return e, fmt.Errorf("policy: %w", err)
+	}
+	if err := es.stacker.set(e); err != nil {
+		return e, fmt.Errorf("stack: %w", err)
 	}
 	es.known.add(e)
 	es.saveRecord(0)

@@ -38,6 +38,7 @@ type host struct {
 	traps   *trap.Server
 
 	enforcer *enforcer
+	stacker  *stacker
 	known    *registry
 	view     view
 	faults   faults

@@ -54,13 +54,14 @@ func (rc *recovery) reconcileReplaced(ctx context.Context, state store.State) (t
 		errs = append(errs, giveBack(ctx, rc.store, r, e))
 	}
 	lost, err := rc.enforcer.giveBack(ctx, rc.store, state)
-	if err := errors.Join(append(errs, err)...); err != nil {
+	lostStacks, errStacks := rc.stacker.giveBack(ctx, rc.store, state)
+	if err := errors.Join(append(errs, err, errStacks)...); err != nil {
 		return false, fmt.Errorf("tell a store that was replaced of this node: %w", err)
 	}
 	rc.log.Warn("the store's content was replaced; told it of this node", "revision", state.Revision,
-		"endpoints_put", len(put), "endpoints_removed", len(remove), "policies_given_back", lost,
+		"endpoints_put", len(put), "endpoints_removed", len(remove), "policies_given_back", lost, "stacks_given_back", lostStacks,
 		"policies_in_another_version", rc.enforcer.otherPolicies(state))
-	return told || len(put)+len(remove)+lost > 0, nil
+	return told || len(put)+len(remove)+lost+lostStacks > 0, nil
 }
 
 // ownDifferences gives what a state has wrong of a node's endpoints: those to be put, and those
@@ -117,6 +118,9 @@ func (rc *recovery) rejoin(ctx context.Context, state store.State) error {
 	}
 	if _, err := rc.enforcer.giveBack(ctx, rc.store, state); err != nil {
 		return fmt.Errorf("give policies back to a store that lost them: %w", err)
+	}
+	if _, err := rc.stacker.giveBack(ctx, rc.store, state); err != nil {
+		return fmt.Errorf("give stack profiles back to a store that lost them: %w", err)
 	}
 	r := record{Node: rc.self.Name, Endpoints: rc.known.all(), Moves: rc.known.moves()}
 	adopted := adopt(ctx, rc.store, r, state, netcfg.CheckNetns, rc.log)

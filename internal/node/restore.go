@@ -65,6 +65,12 @@ func (rs *restorer) restore(ctx context.Context) error {
 		// An earlier agent's tables are in force, and no new endpoint will be attached.
 		rs.log.Error("policy not applied; will try again", "err", err)
 	}
+	for _, e := range mine {
+		rs.stacker.know(e)
+	}
+	if err := rs.stacker.follow(state); err != nil {
+		rs.log.Error("stack profiles not applied; will try again", "err", err)
+	}
 	mine = rs.deleteNoted(mine)
 	keep, addrs := make(map[model.EndpointID]bool), make(map[netip.Addr]bool)
 	for _, e := range mine {

@@ -61,6 +61,7 @@ func (tp *topology) followTopology(ctx context.Context, states <-chan store.Stat
 				retry = time.After(retryTopology)
 			}
 			continue
+		case <-tp.stacker.asked:
 		case <-ctx.Done():
 			return nil
 		}
@@ -111,7 +112,7 @@ func (tp *topology) follow(ctx context.Context, state store.State, local []netip
 	// be found, and who is gone must not be. Then a new endpoint of another node counts, here, as
 	// its prefix does; its own node judges it by its class. An endpoint of this node does not
 	// start.
-	return errors.Join(wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
+	return errors.Join(wrap("apply policy", tp.enforcer.follow(state, local)), wrap("apply stack profiles", tp.stacker.follow(state)), wrap("apply topology", tp.applyTopology(state, local)), tp.migration.letGo(ctx, state))
 }
 
 func wrap(what string, err error) error {

@@ -6,6 +6,7 @@ package plane
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/stack"
 	"heddle.dev/heddle/internal/trap"
 )
 
@@ -139,6 +141,21 @@ type Services interface {
 	EditServices(ctx context.Context, edit api.ServiceEdit) error
 }
 
+// Stacks is what a plane has besides that runs the TCP of endpoints (internal/stack).
+type Stacks interface {
+	// ServeStack reports whether the plane can run, as the node is now, an endpoint's TCP by a
+	// stack with these settings: nil if it can, ErrOtherStack if the stack is not one of its. Any
+	// goroutine may call it.
+	ServeStack(kind stack.Kind, settings stack.Settings) error
+	// SetStack says how endpoint e has its TCP: before Await and Attach, and whenever it changes.
+	// Each plane hears of every endpoint, also of those whose TCP another one runs. New sockets and
+	// connections follow when it returns. It may be repeated. One goroutine at a time calls it.
+	SetStack(e model.Endpoint, c stack.Choice) error
+}
+
+// ErrOtherStack says that a stack is not one of the plane's.
+var ErrOtherStack = errors.New("this node has no such stack")
+
 // Host is what every plane is opened with.
 type Host struct {
 	// Node is this one, Network the network's id. Prefix6 is zero if the node has no IPv6 overlay
@@ -153,6 +170,9 @@ type Host struct {
 	Traps Traps
 	// Sockets are those of the TCP plane, for planes that communicate by it between nodes.
 	Sockets Sockets
+	// StacksChanged has ServeStack asked anew for every endpoint: what the plane can serve has
+	// changed. Any goroutine may call it; it does not wait.
+	StacksChanged func()
 }
 
 // Traps is how a plane answers trapped calls: a trap.Server, which the agent owns. A plane

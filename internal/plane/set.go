@@ -11,6 +11,7 @@ import (
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // Set is the planes of a node. What makes an endpoint known goes through them in order and stops at
@@ -25,6 +26,7 @@ var _ interface {
 	Limits
 	Reports
 	Services
+	Stacks
 } = Set{}
 
 // of says of which plane an error is.
@@ -282,6 +284,28 @@ func (s Set) EditServices(ctx context.Context, edit api.ServiceEdit) error {
 	return s.forward(func(p Plane) error {
 		if has, ok := p.(Services); ok {
 			return has.EditServices(ctx, edit)
+		}
+		return nil
+	})
+}
+
+// ServeStack implements Stacks: what the plane says whose stack it is.
+func (s Set) ServeStack(kind stack.Kind, settings stack.Settings) error {
+	for _, p := range s {
+		if has, ok := p.(Stacks); ok {
+			if err := has.ServeStack(kind, settings); !errors.Is(err, ErrOtherStack) {
+				return err
+			}
+		}
+	}
+	return fmt.Errorf("%s: %w", kind, ErrOtherStack)
+}
+
+// SetStack implements Stacks: every plane hears of it, also after one has failed.
+func (s Set) SetStack(e model.Endpoint, c stack.Choice) error {
+	return s.each(func(p Plane) error {
+		if has, ok := p.(Stacks); ok {
+			return has.SetStack(e, c)
 		}
 		return nil
 	})

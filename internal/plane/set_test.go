@@ -13,6 +13,7 @@ import (
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/planetest"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // noted is a plane.Faults.
@@ -224,5 +225,44 @@ func TestSetNames(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "second plane: "+twice+" is the second plane's") {
 			t.Errorf("twice in a set: %v, want a word of %s", err, twice)
 		}
+	}
+}
+
+// stacked is a plane that has one stack.
+type stacked struct {
+	*planetest.Miniature
+	kind  stack.Kind
+	fails error
+	told  map[model.EndpointID]stack.Choice
+}
+
+func (s stacked) ServeStack(kind stack.Kind, _ stack.Settings) error {
+	if kind != s.kind {
+		return plane.ErrOtherStack
+	}
+	return s.fails
+}
+
+func (s stacked) SetStack(e model.Endpoint, c stack.Choice) error {
+	s.told[e.ID] = c
+	return s.fails
+}
+
+// TestSetStacks: the plane whose stack it is says whether it can serve; every plane that has stacks
+// hears of every endpoint, also when another one fails.
+func TestSetStacks(t *testing.T) {
+	_, planes, _, _ := three()
+	broken := errors.New("broken")
+	kernel := stacked{planes[0], stack.Kernel, broken, make(map[model.EndpointID]stack.Choice)}
+	other := stacked{planes[1], stack.Smoltcp, nil, make(map[model.EndpointID]stack.Choice)}
+	set := plane.Set{kernel, other, planes[2]}
+	for kind, want := range map[stack.Kind]error{stack.Kernel: broken, stack.Smoltcp: nil, stack.Netstack: plane.ErrOtherStack} {
+		if err := set.ServeStack(kind, stack.Settings{}); !errors.Is(err, want) || want == nil && err != nil {
+			t.Errorf("%s: %v, want %v", kind, err, want)
+		}
+	}
+	e := endpointOf(7, "c1", "10.244.1.2")
+	if err := set.SetStack(e, stack.Choice{Stack: stack.Smoltcp}); !errors.Is(err, broken) || other.told[7].Stack != stack.Smoltcp || kernel.told[7].Stack != stack.Smoltcp {
+		t.Errorf("%v, told %v and %v", err, kernel.told, other.told)
 	}
 }

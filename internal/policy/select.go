@@ -112,3 +112,17 @@ func inPrefix(p netip.Prefix, except []netip.Prefix, forms []netip.Addr) bool {
 		return p.Contains(a) && !slices.ContainsFunc(except, func(x netip.Prefix) bool { return x.Contains(a) })
 	})
 }
+
+// Matches reports whether the selector selects an endpoint. namespaces are those that somebody
+// described.
+func (s *Selector) Matches(e model.Endpoint, namespaces []Namespace) bool {
+	ns := NamespaceOf(e)
+	described := Namespace{Name: ns}
+	if i := slices.IndexFunc(namespaces, func(n Namespace) bool { return n.Name == ns }); i >= 0 {
+		described = namespaces[i]
+	}
+	return s.matches(e.Labels, ns, described.all())
+}
+
+// Validate reports what is wrong with a selector whose field is called path: a *FieldError.
+func (s *Selector) Validate(path string) error { return s.validate(path) }

@@ -30,6 +30,8 @@ func FuzzView(f *testing.F) {
 	f.Add(root+"policies/a", []byte(`{"name":"a","subject":{"labels":{"X":"y"}},"ingress":{"default":"deny","rules":[{"action":"allow","peers":[{"prefix":"10.0.0.0/8","except":["10.1.0.0/16"]}],"ports":["tcp/80"]}]}}`))
 	f.Add(root+"policies/a/b", []byte(`{"name":"a/b","subject":{"namespace":{"name":"a"}},"egress":{"rules":[{"action":"deny","new":1}]}}`))
 	f.Add(root+"namespaces/a", []byte(`{"name":"a","labels":{"X":"y"}}`))
+	f.Add(root+"stacks/wan", []byte(`{"name":"wan","selector":{"labels":{"X":"y"}},"stack":"kernel","settings":{"congestion":"bbr","pacing_rate":"1mbit","keepalive":{"idle":"1m0s","interval":"10s","count":5}},"changeable":["congestion"]}`))
+	f.Add(root+"congestion/c", []byte(`{"name":"c","sha256":"2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881","object":"eA=="}`))
 	f.Fuzz(func(t *testing.T, key string, value []byte) {
 		keys := KeysOf(1)
 		v := NewView(keys, slog.New(slog.NewTextHandler(io.Discard, nil)), func() {})
@@ -50,6 +52,24 @@ func FuzzView(f *testing.F) {
 		}
 		if moved != len(s.Moves) {
 			t.Fatalf("%d moves, of which nodes know %d", len(s.Moves), moved)
+		}
+		for _, p := range s.Stacks {
+			b, err := EncodeStack(p)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", p, err)
+			}
+			if again, err := ParseStack(p.Name, b); err != nil || !reflect.DeepEqual(again, p) {
+				t.Fatalf("%+v is read back as %+v, %v", p, again, err)
+			}
+		}
+		for _, o := range s.Congestion {
+			b, err := EncodeObject(o)
+			if err != nil {
+				t.Fatalf("accepted %+v, but: %v", o, err)
+			}
+			if again, err := ParseObject(o.Name, b); err != nil || !reflect.DeepEqual(again, o) {
+				t.Fatalf("%+v is read back as %+v, %v", o, again, err)
+			}
 		}
 		for _, m := range s.Moves {
 			b, err := EncodeMove(m)

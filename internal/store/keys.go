@@ -8,6 +8,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // SchemaVersion is the version of the schema in docs/protocols/store-schema.md; it is part of every
@@ -76,6 +77,18 @@ func (k Keys) Namespaces() string { return k.root + "namespaces/" }
 // Namespace is the key of one namespace.
 func (k Keys) Namespace(name string) string { return k.Namespaces() + name }
 
+// Stacks is the prefix of all stack profiles' keys.
+func (k Keys) Stacks() string { return k.root + "stacks/" }
+
+// Stack is the key of one stack profile.
+func (k Keys) Stack(name string) string { return k.Stacks() + name }
+
+// Congestion is the prefix of the keys of all congestion controls' objects.
+func (k Keys) Congestion() string { return k.root + "congestion/" }
+
+// CongestionObject is the key of the object of one congestion control.
+func (k Keys) CongestionObject(name string) string { return k.Congestion() + name }
+
 // Moves is the prefix of the keys of addresses that have moved to another node.
 func (k Keys) Moves() string { return k.root + "moves/" }
 
@@ -97,6 +110,8 @@ const (
 	KeyNameLease
 	KeyOffline
 	KeyMove
+	KeyStack
+	KeyCongestion
 )
 
 // Key is a parsed key.
@@ -105,7 +120,7 @@ type Key struct {
 	Node     string           // KeyNode, KeyEndpoint, KeyAddr, KeyNameLease, KeyOffline
 	Endpoint model.EndpointID // KeyEndpoint
 	Addr     netip.Addr       // KeyAddr, KeyMove
-	Name     string           // KeyPolicy, KeyNamespace
+	Name     string           // KeyPolicy, KeyNamespace, KeyStack, KeyCongestion
 }
 
 // Parse reads a key. A key of no kind known here is KeyUnknown and no error; a key of a known kind
@@ -128,6 +143,10 @@ func (k Keys) Parse(key string) (Key, error) {
 		return Key{Kind: KeyPolicy, Name: rest}, policy.ValidateName(rest)
 	case "namespaces":
 		return Key{Kind: KeyNamespace, Name: rest}, policy.ValidateNamespace(rest)
+	case "stacks":
+		return Key{Kind: KeyStack, Name: rest}, stack.ValidateName(rest)
+	case "congestion":
+		return Key{Kind: KeyCongestion, Name: rest}, stack.ValidateCongestion(rest)
 	case "holders":
 		parsed = Key{Kind: KeyNameLease, Node: rest}
 		return parsed, model.ValidateName("node", rest)

@@ -33,7 +33,7 @@ type Network struct {
 
 // Schema is the latest revision of docs/protocols/store-schema.md that this build reads and the one
 // that it writes. What it writes readers of the first revision understand, too.
-const Schema = 2
+const Schema = 3
 
 // Defaults for fields of Network that nobody set.
 const (

@@ -12,6 +12,7 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // Store is one network's shared state. Implementations are safe for concurrent use. Every call
@@ -90,6 +91,11 @@ type Store interface {
 	// Errors: ErrNoNetwork, *PolicyLimitError, *UnknownPolicyError, or what is malformed.
 	EditPolicies(ctx context.Context, edit PolicyEdit) ([]PolicyOutcome, error)
 
+	// EditStacks makes all changes of an edit of stack profiles and congestion controls in one
+	// step, or none, and says what became of each. Errors: ErrNoNetwork, *PolicyLimitError,
+	// *UnknownPolicyError, *StackInUseError, or what is malformed.
+	EditStacks(ctx context.Context, edit StackEdit) ([]PolicyOutcome, error)
+
 	// Watch sends the present state, then a complete new one after every change; changes that
 	// happen while the receiver is busy arrive as one. It recovers by itself from lost connections
 	// and from compaction. The channel is closed when ctx ends or the store is closed. A store that
@@ -107,8 +113,8 @@ type Store interface {
 
 // State is everything a network's nodes know of each other, at one moment. It is immutable:
 // receivers share its slices with each other and must not write to them. A slice of Nodes,
-// Endpoints, Policies or Namespaces that is the same as in the state before, its memory included,
-// has not changed.
+// Endpoints, Policies, Namespaces, Stacks or Congestion that is the same as in the state before,
+// its memory included, has not changed.
 type State struct {
 	// Revision orders states of one store. It falls only if the store was wiped or restored.
 	Revision int64
@@ -132,6 +138,13 @@ type State struct {
 	// PolicyFaults says which stored policies this version cannot read, and what became of them;
 	// sorted.
 	PolicyFaults []string
+	// Stacks are the stack profiles, sorted by name, Congestion the congestion controls that nodes
+	// load. One that has not changed is the same pointer as in the state before.
+	Stacks     []*stack.Profile
+	Congestion []*stack.Object
+	// StackFaults says which of those that are stored this version cannot read; sorted. They are
+	// treated as absent.
+	StackFaults []string
 	// NameLeases are those of the agents that are there, by the name of their node.
 	NameLeases map[string]NameLease
 	// Offline has, by name, the nodes of which somebody noted that their agent is gone. It may lag

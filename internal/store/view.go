@@ -21,6 +21,7 @@ type View struct {
 	nodes     map[string]nodeRecord
 	endpoints map[string]map[model.EndpointID]model.Endpoint // by node
 	policies
+	stacks
 	nameLeases map[string]NameLease
 	offline    map[string]OfflineRecord
 	// Copies that states have; nil: what they are of has changed since.
@@ -66,6 +67,7 @@ func (v *View) Reset() {
 	v.accepted, v.underlay, v.prefixes = make(map[string]model.Node), make(map[netip.Addr]string), model.PrefixHolders{}
 	v.moves, v.movedTo, v.movedOn, v.movesChanged = make(map[netip.Addr]model.Move), nil, nil, make(map[netip.Addr]bool)
 	v.policies.reset()
+	v.stacks.reset()
 	v.nameLeases, v.offline = make(map[string]NameLease), make(map[string]OfflineRecord)
 	v.nameLeasesShown, v.offlineShown = nil, nil
 }
@@ -138,6 +140,14 @@ func (v *View) Set(key string, value []byte, created int64) {
 			return
 		}
 		v.setNamespace(n)
+	case KeyStack:
+		if err := v.setStack(k.Name, value); err != nil {
+			v.skip(key, err.Error())
+		}
+	case KeyCongestion:
+		if err := v.setObject(k.Name, value); err != nil {
+			v.skip(key, err.Error())
+		}
 	}
 }
 
@@ -166,6 +176,10 @@ func (v *View) Delete(key string) {
 		v.deletePolicy(k.Name)
 	case KeyNamespace:
 		v.deleteNamespace(k.Name)
+	case KeyStack:
+		v.deleteStack(k.Name)
+	case KeyCongestion:
+		v.deleteObject(k.Name)
 	}
 }
 
@@ -187,6 +201,7 @@ func (v *View) State(revision int64) State {
 	}
 	s := State{Revision: revision, NameLeases: v.nameLeasesShown, Offline: v.offlineShown, Nodes: v.last.Nodes, Endpoints: v.last.Endpoints, Moves: v.last.Moves}
 	v.policies.addTo(&s)
+	v.stacks.addTo(&s)
 	return s
 }
 

@@ -19,6 +19,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/tcp/congestion"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/intercept"
 	"heddle.dev/heddle/internal/plane/tcp/probe"
@@ -77,6 +78,7 @@ type Plane struct {
 	sockets   *intercept.Handler
 	ioctls    *ioctl.Handler
 	shaper    shaper
+	stacks    *congestion.Registry
 	reported  reported
 }
 
@@ -91,7 +93,7 @@ func (p *Plane) Name() string { return "tcp" }
 // Open loads the programs and attaches them to the node's devices. Connections of an earlier agent
 // live on.
 func Open(cfg Config) (_ *Plane, err error) {
-	p := &Plane{cfg: cfg, log: cfg.Log}
+	p := &Plane{cfg: cfg, log: cfg.Log, stacks: congestion.Open(cfg.PinDir)}
 	ephemeral, err := netcfg.EphemeralPorts()
 	if err != nil {
 		return nil, err
@@ -193,7 +195,7 @@ func (p *Plane) Run(ctx context.Context) error {
 }
 
 // Close gives up what the plane has open. Programs and pins stay: connections live on.
-func (p *Plane) Close() error { return p.datapath.Close() }
+func (p *Plane) Close() error { return errors.Join(p.stacks.Close(), p.datapath.Close()) }
 
 // ProcDir gives where ProcDir is for a seccomp socket: beside it.
 func ProcDir(seccompSocket string) string {

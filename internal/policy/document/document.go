@@ -1,7 +1,7 @@
 // Package document reads policies from files: Heddle's own documents and Kubernetes' NetworkPolicy
-// (v1) and Namespace objects, in YAML or JSON, several to a file. It is strict: a document that is
-// not understood as a whole, down to every field, is refused together with all others, and the
-// error names the place.
+// (v1) and Namespace objects, in YAML or JSON, several to a file; and stack profiles, from files of
+// their own. It is strict: a document that is not understood as a whole, down to every field, is
+// refused together with all others, and the error names the place.
 //
 // The types of Kubernetes objects are read field by field from the YAML tree rather than through
 // k8s.io/api: that keeps line numbers, refuses what Heddle cannot honour instead of dropping it,
@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"heddle.dev/heddle/internal/policy"
+	"heddle.dev/heddle/internal/stack"
 )
 
 // Limits of files.
@@ -82,8 +83,18 @@ func Parse(files ...File) (Set, error) {
 
 // parser collects what files say. seen has the place of each object by its kind and name.
 type parser struct {
-	set  Set
-	seen map[string]string
+	set        Set
+	stacks     []*stack.Profile
+	wantStacks bool // the files are of stack profiles, and nothing else
+	seen       map[string]string
+}
+
+// wanted names the documents that the files may have.
+func (p *parser) wanted() string {
+	if p.wantStacks {
+		return "a StackProfile"
+	}
+	return "a Policy or a NetworkPolicy"
 }
 
 func (p *parser) file(f File) error {
@@ -118,7 +129,7 @@ func (p *parser) file(f File) error {
 		found++
 	}
 	if found == 0 {
-		return &Error{File: f.Name, Reason: "no document in it", Remedy: "write a Policy or a NetworkPolicy"}
+		return &Error{File: f.Name, Reason: "no document in it", Remedy: "write " + p.wanted()}
 	}
 	return nil
 }
@@ -158,15 +169,40 @@ func (p *parser) object(r reader) error {
 	if err != nil {
 		return err
 	}
-	switch version + " " + kind {
-	case "heddle.dev/v1 Policy":
+	what := version + " " + kind
+	if p.wantStacks != (what == stackDocument) && what != listDocument {
+		return p.unknownKind(r, version, kind)
+	}
+	switch what {
+	case stackDocument:
+		return p.stackProfile(r, fields)
+	case policyDocument:
 		return p.native(r, fields)
 	case "networking.k8s.io/v1 NetworkPolicy":
 		return p.networkPolicy(r, fields)
 	case "v1 Namespace":
 		return p.namespace(r, fields)
-	case "v1 List", "networking.k8s.io/v1 NetworkPolicyList", "v1 NamespaceList":
+	case listDocument, "networking.k8s.io/v1 NetworkPolicyList", "v1 NamespaceList":
 		return p.list(fields)
+	}
+	return p.unknownKind(r, version, kind)
+}
+
+// Documents that are read by more than one command, or refused by one.
+const (
+	stackDocument  = "heddle.dev/v1 StackProfile"
+	policyDocument = "heddle.dev/v1 Policy"
+	listDocument   = "v1 List"
+)
+
+func (p *parser) unknownKind(r reader, version, kind string) error {
+	switch what := version + " " + kind; {
+	case what == stackDocument:
+		return r.fail("give it to heddle stack apply", "a StackProfile is no policy")
+	case p.wantStacks && what == policyDocument:
+		return r.fail("give it to heddle policy apply", "a Policy is no stack profile")
+	case p.wantStacks:
+		return r.fail("apiVersion heddle.dev/v1 and kind StackProfile, or a List of them", "apiVersion %.60q with kind %.60q is not known", version, kind)
 	}
 	return r.fail("apiVersion heddle.dev/v1 and kind Policy; networking.k8s.io/v1 NetworkPolicy; v1 Namespace; or a List of them",
 		"apiVersion %.60q with kind %.60q is not known", version, kind)

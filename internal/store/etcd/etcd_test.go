@@ -191,7 +191,7 @@ func TestSchemaOfALaterBuild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	later := strings.Replace(string(value), "{", `{"schema":3,`, 1)
+	later := strings.Replace(string(value), "{", fmt.Sprintf(`{"schema":%d,`, store.Schema+1), 1)
 	if _, err := s.client.Put(t.Context(), s.keys.Network(), later); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestSchemaOfALaterBuild(t *testing.T) {
 	_, errNetwork := s.Network(t.Context())
 	for what, err := range map[string]error{"InitNetwork": errInit, "JoinNode": errJoin, "Network": errNetwork} {
 		var schema *store.SchemaError
-		if !errors.As(err, &schema) || schema.Revision != 3 {
+		if !errors.As(err, &schema) || schema.Revision != store.Schema+1 {
 			t.Errorf("%s: %v, want a *SchemaError", what, err)
 		}
 	}

@@ -89,6 +89,11 @@ func (s *Store) plan(network []*mvccpb.KeyValue, edit store.PolicyEdit, policies
 		return nil, err
 	}
 	*outcomes = made
+	return operations(writes), nil
+}
+
+// operations gives those that write what an edit leads to.
+func operations(writes []store.Written) []clientv3.Op {
 	ops := make([]clientv3.Op, len(writes))
 	for i, w := range writes {
 		if w.Value == nil {
@@ -97,7 +102,7 @@ func (s *Store) plan(network []*mvccpb.KeyValue, edit store.PolicyEdit, policies
 			ops[i] = clientv3.OpPut(w.Key, string(w.Value))
 		}
 	}
-	return nest(ops), nil
+	return nest(ops)
 }
 
 func byName(prefix string, kvs []*mvccpb.KeyValue) map[string][]byte {

@@ -1,0 +1,326 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/policy/document"
+	"heddle.dev/heddle/internal/stack"
+)
+
+func newStackCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "stack",
+		Short: "Say who runs the TCP of which containers, and how",
+		Long: `Shows the network's stack profiles, its own congestion controls, and which endpoint has which profile, with what a node
+cannot serve and why. Profiles are kept in the network's store: see docs/howto/stacks.md. With --output json: a list, one object a node.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			from, err := f.find(api.DefaultSocket, labRunFolder)
+			if err != nil {
+				return err
+			}
+			list, err := ask(cmd.Context(), from, askStacks)
+			if f.output == jsonOutput {
+				return errors.Join(printJSON(cmd.OutOrStdout(), list), err)
+			}
+			if err != nil && len(list) == 0 {
+				return err // not beneath empty tables
+			}
+			return errors.Join(printStacks(cmd.OutOrStdout(), list), err)
+		},
+	}
+	f.register(cmd)
+	cmd.AddCommand(newStackApplyCmd(), newStackDeleteCmd(), newStackShowCmd(), newStackLoadCmd(), newStackUnloadCmd())
+	return cmd
+}
+
+// nodeStacks is what one node says of stacks.
+type nodeStacks struct {
+	Node string `json:"node"`
+	api.Stacks
+}
+
+func askStacks(ctx context.Context, c *api.Client) (nodeStacks, error) {
+	status, err := c.Status(ctx)
+	if err != nil {
+		return nodeStacks{}, err
+	}
+	st, err := c.Stacks(ctx)
+	return nodeStacks{status.Node.Name, st}, err
+}
+
+// printStacks prints three tables, those that have rows, and what is not as it should be.
+func printStacks(out io.Writer, list []nodeStacks) error {
+	if len(list) == 0 {
+		return nil
+	}
+	first := list[0]
+	profiles := newTable("PROFILE", "PRIORITY", "ENDPOINTS", "STACK", "FALLBACK", "SETTINGS", "CHANGEABLE")
+	for _, p := range first.Profiles {
+		users := 0
+		for _, n := range list {
+			for _, e := range n.Endpoints {
+				if e.Profile == p.Name {
+					users++
+				}
+			}
+		}
+		profiles.row(p.Name, fmt.Sprint(p.Priority), fmt.Sprint(users), string(p.Stack), cmp.Or(string(p.Fallback), string(stack.ToKernel)), p.Settings.String(), settingNames(p.Changeable))
+	}
+	congestion := newTable("CONGESTION", "NODE", "STATE", "BYTES", "SHA256")
+	endpoints := newTable("ENDPOINT", "NODE", "PROFILE", "STACK", "SETTINGS", "FAULT")
+	var notes []string
+	for _, n := range list {
+		for _, c := range n.Congestion {
+			congestion.row(c.Name, n.Node, string(c.State), fmt.Sprint(c.Bytes), c.SHA256[:min(12, len(c.SHA256))])
+			if c.Error != "" {
+				notes = append(notes, fmt.Sprintf("%s: congestion control %s: %s", n.Node, c.Name, c.Error))
+			}
+		}
+		for _, e := range n.Endpoints {
+			endpoints.row(e.Endpoint, n.Node, e.Profile, cmp.Or(string(e.Stack), "refused"), e.Settings, e.Fault)
+		}
+		for _, fault := range n.Faults {
+			notes = append(notes, n.Node+": "+fault)
+		}
+	}
+	for _, name := range first.Behind {
+		notes = append(notes, "node "+name+": its agent is of an earlier build, which does not know stack profiles")
+	}
+	for _, t := range []struct {
+		rows  int
+		table interface{ writeTo(io.Writer) error }
+	}{{1, profiles}, {len(first.Congestion), congestion}, {1, endpoints}} {
+		if t.rows == 0 {
+			continue
+		}
+		if err := t.table.writeTo(out); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(out); err != nil {
+			return err
+		}
+	}
+	for _, note := range notes {
+		if _, err := fmt.Fprintln(out, note); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func settingNames(list []stack.Setting) string {
+	names := make([]string, len(list))
+	for i, s := range list {
+		names[i] = string(s)
+	}
+	return strings.Join(names, ",")
+}
+
+func newStackApplyCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "apply FILE...",
+		Short: "Put stack profiles in force: all of the files, or nothing",
+		Long: `Reads stack profiles from files, - for standard input, and puts them in force in one step; those of the same name are replaced,
+others stay. It returns when the nodes whose agents were asked have told their endpoints' stacks. A file that is not understood as a
+whole is refused, and nothing is changed. What a node cannot serve is no error here: it has what the profile's fallback says, and
+heddle stack names it.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			files, err := readFiles(args, cmd.InOrStdin(), "FILE")
+			if err != nil {
+				return err
+			}
+			profiles, err := document.ParseStacks(files...)
+			if err != nil {
+				return err
+			}
+			return editStacks(cmd, f, api.StackEdit{Profiles: profiles})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// editStacks has the first agent make an edit that can be repeated, and waits until the others have
+// it, too.
+func editStacks(cmd *cobra.Command, f agentFlags, edit api.StackEdit) error {
+	var first []api.PolicyOutcome
+	err := eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+		made, err := c.EditStacks(ctx, edit)
+		if first == nil {
+			first = made
+		}
+		return err
+	})
+	if printed := printOutcomes(cmd.OutOrStdout(), first, f.output); printed != nil || err != nil {
+		return errors.Join(printed, err)
+	}
+	return warnOfFaults(cmd, f)
+}
+
+// warnOfFaults names on standard error what the nodes cannot serve.
+func warnOfFaults(cmd *cobra.Command, f agentFlags) error {
+	from, err := f.find(api.DefaultSocket, labRunFolder)
+	if err != nil {
+		return err
+	}
+	list, err := ask(cmd.Context(), from, askStacks)
+	for _, n := range list {
+		for _, e := range n.Endpoints {
+			if e.Fault != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "node %s: endpoint %s has %s: profile %s: %s\n", n.Node, e.Endpoint, cmp.Or(string(e.Stack), "no TCP"), e.Profile, e.Fault)
+			}
+		}
+		for _, c := range n.Congestion {
+			if c.Error != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "node %s: congestion control %s: %s\n", n.Node, c.Name, c.Error)
+			}
+		}
+	}
+	return err
+}
+
+func newStackDeleteCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "delete NAME...",
+		Short: "Delete stack profiles: all that are named, or none",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return deleteStacks(cmd, f, api.StackEdit{Delete: args})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// deleteStacks has the first agent delete, and waits until no agent has any of it.
+func deleteStacks(cmd *cobra.Command, f agentFlags, edit api.StackEdit) error {
+	made, err := firstAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) ([]api.PolicyOutcome, error) {
+		return c.EditStacks(ctx, edit)
+	})
+	if err != nil {
+		return err
+	}
+	err = eachAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error { return awaitNoStacks(ctx, c, edit) })
+	return errors.Join(printOutcomes(cmd.OutOrStdout(), made, f.output), err)
+}
+
+func awaitNoStacks(ctx context.Context, c *api.Client, edit api.StackEdit) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		st, err := c.Stacks(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(st.Profiles, func(p *stack.Profile) bool { return slices.Contains(edit.Delete, p.Name) }) &&
+			!slices.ContainsFunc(st.Congestion, func(o api.CongestionControl) bool { return slices.Contains(edit.DeleteObjects, o.Name) }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("agent at %s still has what was deleted: %w", c.SocketPath(), ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+func newStackShowCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Print one stack profile as a document that apply takes",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			st, err := firstAgent(cmd.Context(), f, askStacks)
+			if err != nil {
+				return err
+			}
+			for _, p := range st.Profiles {
+				if p.Name == args[0] {
+					return printJSON(cmd.OutOrStdout(), struct {
+						APIVersion string `json:"apiVersion"`
+						Kind       string `json:"kind"`
+						*stack.Profile
+					}{"heddle.dev/v1", "StackProfile", p})
+				}
+			}
+			return fmt.Errorf("no stack profile %s: `heddle stack` shows those there are", args[0])
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+func newStackLoadCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "load FILE.bpf.o...",
+		Short: "Bring congestion controls of your own to every node's kernel",
+		Long: `Each file is a BPF object with a struct_ops of type tcp_congestion_ops, whose member name is what profiles call it. The asked
+node's kernel verifies it first; what it refuses is not stored, and its verifier's last lines are told. Nodes register it as long as a
+profile names it. One of the same name is replaced: new connections have the new one.`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, name := range args { // one at a time: they are large
+				elf, err := readObject(name)
+				if err != nil {
+					return err
+				}
+				if err := editStacks(cmd, f, api.StackEdit{Objects: [][]byte{elf}}); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+			return nil
+		},
+	}
+	f.register(cmd)
+	return cmd
+}
+
+// readObject reads a BPF object of at most stack.MaxObject bytes.
+func readObject(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	elf, err := io.ReadAll(io.LimitReader(f, stack.MaxObject+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	if len(elf) > stack.MaxObject {
+		return nil, fmt.Errorf("%s: more than %d bytes: strip it with llvm-strip -g", name, stack.MaxObject)
+	}
+	return elf, nil
+}
+
+func newStackUnloadCmd() *cobra.Command {
+	var f agentFlags
+	cmd := &cobra.Command{
+		Use:   "unload NAME...",
+		Short: "Take congestion controls of your own from every node's kernel",
+		Long:  "A congestion control that a profile names is not unloaded. Connections that still have one go on with it.",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return deleteStacks(cmd, f, api.StackEdit{DeleteObjects: args})
+		},
+	}
+	f.register(cmd)
+	return cmd
+}

@@ -1,0 +1,265 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/stack"
+	"heddle.dev/heddle/internal/store"
+)
+
+// congestionControls is what the kernel of a node has of the network's own congestion controls.
+type congestionControls interface {
+	// SetCongestion registers those of which used says so, verifies the others, and says what
+	// became of each.
+	SetCongestion(all []*stack.Object, used map[string]bool) []api.CongestionControl
+	// KeepCongestion unregisters those that are not in used.
+	KeepCongestion(used map[string]bool) error
+	// CheckCongestion gives the name of the congestion control in an object that this kernel takes.
+	CheckCongestion(object []byte) (name string, err error)
+}
+
+// stacker gives each endpoint of this node the stack that the network's profiles say. Of endpoints
+// it believes the agent, of profiles the store.
+type stacker struct {
+	planes     plane.Stacks
+	congestion congestionControls
+	self       string
+	faults     *faults
+	log        *slog.Logger
+	asked      chan struct{} // says that what planes serve has changed
+
+	change  sync.Mutex // serialises changes; guards what follows
+	own     map[model.EndpointID]model.Endpoint
+	chosen  map[model.EndpointID]stack.Choice // what planes were told last
+	seen    store.State                       // Stacks, Congestion, Namespaces and StackFaults of the last one
+	behind  []string
+	objects []api.CongestionControl
+	news    chan struct{} // closed, and replaced, when a state has been applied
+	failed  error         // of the last state
+}
+
+func newStacker(self string, faults *faults, log *slog.Logger) *stacker {
+	return &stacker{self: self, faults: faults, log: log, asked: make(chan struct{}, 1), own: make(map[model.EndpointID]model.Endpoint),
+		chosen: make(map[model.EndpointID]stack.Choice), news: make(chan struct{})}
+}
+
+// ask has what planes serve looked at again, soon. Any goroutine may call it.
+func (s *stacker) ask() {
+	select {
+	case s.asked <- struct{}{}:
+	default: // it is asked for
+	}
+}
+
+// know notes an endpoint of this node, which the next state of the store gives its stack.
+func (s *stacker) know(e model.Endpoint) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.own[e.ID] = e
+}
+
+// set gives an endpoint that is new or has changed its stack.
+func (s *stacker) set(e model.Endpoint) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.own[e.ID] = e
+	return s.apply(e)
+}
+
+// remove forgets an endpoint.
+func (s *stacker) remove(e model.Endpoint) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	delete(s.own, e.ID)
+	delete(s.chosen, e.ID)
+	s.faults.Clear(api.FaultStack, e.Name)
+	return s.planes.SetStack(e, stack.Choice{Stack: stack.Kernel})
+}
+
+// follow brings every endpoint to a state of the store. What one endpoint cannot have is a fault of
+// its; an error means that a plane could not be told.
+func (s *stacker) follow(state store.State) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.seen = store.State{Stacks: state.Stacks, Congestion: state.Congestion, Namespaces: state.Namespaces, StackFaults: state.StackFaults}
+	s.behind = nil
+	for _, n := range state.Nodes {
+		if n.ReadsSchema < store.StacksSchema {
+			s.behind = append(s.behind, n.Name)
+		}
+	}
+	used := make(map[string]bool)
+	for _, p := range state.Stacks {
+		if p.Settings.Congestion != "" {
+			used[p.Settings.Congestion] = true
+		}
+	}
+	s.objects = s.congestion.SetCongestion(state.Congestion, used)
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(s.own)) {
+		errs = append(errs, s.apply(s.own[id]))
+	}
+	// Last: no profile that is in force names them any more.
+	stored := make(map[string]bool)
+	for _, o := range state.Congestion {
+		stored[o.Name] = used[o.Name]
+	}
+	errs = append(errs, s.congestion.KeepCongestion(stored))
+	s.failed = errors.Join(errs...)
+	close(s.news)
+	s.news = make(chan struct{})
+	return s.failed
+}
+
+// apply chooses an endpoint's stack and tells the planes. The caller holds change.
+func (s *stacker) apply(e model.Endpoint) error {
+	c := stack.Serve(stack.Choose(s.seen.Stacks, e, s.seen.Namespaces), s.planes.ServeStack)
+	if err := s.planes.SetStack(e, c); err != nil {
+		delete(s.chosen, e.ID)
+		return fmt.Errorf("endpoint %s: %w", e.Name, err)
+	}
+	s.chosen[e.ID] = c
+	switch {
+	case c.Fault == nil:
+		s.faults.Clear(api.FaultStack, e.Name)
+	case s.faults.Set(api.FaultStack, e.Name, fmt.Errorf("profile %s: %w", c.Profile.Name, c.Fault)):
+		s.log.Warn("an endpoint's stack profile cannot be served here", "endpoint", e.Name, "profile", c.Profile.Name, "err", c.Fault, "has", cmp.Or(string(c.Stack), "no TCP"))
+	}
+	return nil
+}
+
+// giveBack stores the profiles and congestion controls that this node knew and a store does not
+// have that was lost. It gives their number.
+func (s *stacker) giveBack(ctx context.Context, to store.Store, state store.State) (lost int, err error) {
+	s.change.Lock()
+	seen := s.seen
+	s.change.Unlock()
+	var edit store.StackEdit
+	for _, p := range seen.Stacks {
+		if !slices.ContainsFunc(state.Stacks, func(q *stack.Profile) bool { return q.Name == p.Name }) {
+			edit.Put = append(edit.Put, p)
+		}
+	}
+	if lost = len(edit.Put); lost > 0 {
+		_, err = to.EditStacks(ctx, edit)
+	}
+	for _, o := range seen.Congestion { // one at a time: they are large
+		if !slices.ContainsFunc(state.Congestion, func(p *stack.Object) bool { return p.Name == o.Name }) {
+			_, failed := to.EditStacks(ctx, store.StackEdit{PutObjects: []*stack.Object{o}})
+			lost, err = lost+1, errors.Join(err, failed)
+		}
+	}
+	return lost, err
+}
+
+// report gives what the API shows.
+func (s *stacker) report() api.Stacks {
+	s.change.Lock()
+	defer s.change.Unlock()
+	out := api.Stacks{Profiles: s.seen.Stacks, Congestion: slices.Clone(s.objects), Faults: s.seen.StackFaults, Behind: s.behind}
+	for id, c := range s.chosen {
+		if c.Profile == nil {
+			continue
+		}
+		e := api.EndpointStack{Endpoint: s.own[id].Name, Profile: c.Profile.Name, Stack: c.Stack, Settings: c.Settings.String()}
+		if c.Fault != nil {
+			e.Fault = c.Fault.Error()
+		}
+		out.Endpoints = append(out.Endpoints, e)
+	}
+	slices.SortFunc(out.Endpoints, func(a, b api.EndpointStack) int { return cmp.Compare(a.Endpoint, b.Endpoint) })
+	return out
+}
+
+// await returns when a state has been applied of which holds says so.
+func (s *stacker) await(ctx context.Context, holds func(store.State) bool) error {
+	for {
+		s.change.Lock()
+		news, seen, failed := s.news, s.seen, s.failed
+		s.change.Unlock()
+		if failed == nil && holds(seen) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			why := "no news from the store"
+			if failed != nil {
+				why = failed.Error()
+			}
+			return &api.Error{Code: api.CodeUnavailable, Message: "the store has the change, but it is not in force on this node: " + why, Remedy: "see heddle status"}
+		case <-news:
+		}
+	}
+}
+
+// stacks answers what the API asks of stack profiles. It has no state of its own.
+type stacks struct{ *host }
+
+// Stacks lists the network's profiles and which of this node's endpoints has which.
+func (st *stacks) Stacks(context.Context) (api.Stacks, error) { return st.stacker.report(), nil }
+
+// EditStacks changes profiles in the store, and waits until this node's endpoints have what they
+// lead to.
+func (st *stacks) EditStacks(ctx context.Context, edit api.StackEdit) ([]api.PolicyOutcome, error) {
+	limited, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	change := store.StackEdit{Put: edit.Profiles, Delete: edit.Delete, DeleteObjects: edit.DeleteObjects}
+	for i, elf := range edit.Objects {
+		name, err := st.stacker.congestion.CheckCongestion(elf)
+		if err != nil {
+			return nil, &api.Error{Code: api.CodeInvalid, Field: fmt.Sprintf("objects[%d]", i), Message: err.Error()}
+		}
+		change.PutObjects = append(change.PutObjects, &stack.Object{Name: name, SHA256: stack.Sum(elf), Object: elf})
+	}
+	made, err := st.store.EditStacks(limited, change)
+	if err != nil {
+		return nil, stackError(err)
+	}
+	out := make([]api.PolicyOutcome, len(made))
+	for i, o := range made {
+		out[i] = api.PolicyOutcome(o)
+	}
+	return out, st.stacker.await(limited, func(s store.State) bool { return hasStacks(s, change) })
+}
+
+// hasStacks reports whether a state has what an edit leads to.
+func hasStacks(s store.State, edit store.StackEdit) bool {
+	profiles, objects := make(map[string]*stack.Profile), make(map[string]*stack.Object)
+	for _, p := range s.Stacks {
+		profiles[p.Name] = p
+	}
+	for _, o := range s.Congestion {
+		objects[o.Name] = o
+	}
+	for _, p := range edit.Put {
+		if have := profiles[p.Name]; have == nil || !sameJSON(have, p) {
+			return false
+		}
+	}
+	for _, o := range edit.PutObjects {
+		if have := objects[o.Name]; have == nil || have.SHA256 != o.SHA256 {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(edit.Delete, func(name string) bool { return profiles[name] != nil }) &&
+		!slices.ContainsFunc(edit.DeleteObjects, func(name string) bool { return objects[name] != nil })
+}
+
+// stackError gives a failed edit its code on the wire.
+func stackError(err error) error {
+	var inUse *store.StackInUseError
+	if errors.As(err, &inUse) {
+		return &api.Error{Code: api.CodeConflict, Field: "delete_objects", Message: err.Error()}
+	}
+	return policyError(err)
+}

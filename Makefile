@@ -98,9 +98,10 @@ need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
 	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
 
-# Units, hostile peers, two processes, routers; then loom's models, which are shared-ring compiled in another way.
+# Units, hostile peers, two processes, routers; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
 test-rust: need-cargo
 	cd rust && $(CARGO) test --locked --quiet
+	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --target-dir ../$(OUT)/rust/attack
 	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
 
 bench-rust: need-cargo

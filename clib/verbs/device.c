@@ -99,6 +99,17 @@ static void init_context(struct context *c, int async_fd)
 	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 }
 
+/* Shows the router that it has the memory of this process open, and not that of a program which took its
+ * place. */
+static int show_memory(struct context *c)
+{
+	struct verbs_show_memory_request request = {.address = (uintptr_t)c->shared};
+	struct verbs_reply reply;
+
+	return control_request(c, VERBS_SHOW_MEMORY, &request, sizeof(request), &reply, sizeof(reply), NULL,
+	                       0);
+}
+
 static int say_hello(struct context *c)
 {
 	struct verbs_hello_request request = {.version = VERBS_VERSION, .kind = VERBS_KIND_DEVICE};
@@ -122,7 +133,12 @@ static int say_hello(struct context *c)
 	c->shared = shared.base;
 	c->doorbell = fds[1];
 	init_context(c, fds[2]);
-	return 0;
+	error = show_memory(c);
+	if (error) {
+		close_fd(fds[1]);
+		close_fd(fds[2]);
+	}
+	return error;
 }
 
 static void free_context(struct context *c)

@@ -18,6 +18,7 @@
 
 /* Offsets in shared memory. Rings and doorbells are those of docs/protocols/shared-rings.md. */
 #define VERBS_CONTEXT_DOORBELL 0    /* context memory: the doorbell in which the router sleeps */
+#define VERBS_CONTEXT_PROOF    2048 /* context memory: 8 bytes by which SHOW_MEMORY is checked */
 #define VERBS_CONTEXT_SIZE     4096 /* bytes of the context memory */
 #define VERBS_CQ_ARM           0    /* memory of a CQ: struct verbs_cq_arm */
 #define VERBS_CQ_RING          128  /* memory of a CQ: ring of struct verbs_completion */
@@ -58,6 +59,7 @@ enum verbs_command {
 	VERBS_ATTACH_MCAST = 22,
 	VERBS_DETACH_MCAST = 23,
 	VERBS_RDMA_CM = 24,
+	VERBS_SHOW_MEMORY = 25,
 };
 
 /* What a connection of the control socket is for. */
@@ -143,6 +145,12 @@ struct verbs_hello_reply {
 	uint32_t spin_us;      /* for how long a waiting side of the program may spin; 0: not at all */
 	uint64_t max_mr_size;
 	uint64_t features; /* none is defined in version 1 */
+};
+
+/* SHOW_MEMORY: where the process that connected has the context memory mapped. */
+struct verbs_show_memory_request {
+	struct verbs_request head;
+	uint64_t address;
 };
 
 struct verbs_create_cq_request {

@@ -4,15 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/plane/verbs"
 )
 
-// verbsRouter looks whether the router of the verbs plane could run: its program is there, and the
-// kernel copies between processes.
+// verbsRouter looks whether the router of the verbs plane could run: its program is there, and
+// memory of programs can be reached.
 func verbsRouter() finding {
 	f := finding{name: "verbs_router"}
 	self, err := os.Executable()
@@ -23,17 +22,20 @@ func verbsRouter() finding {
 	return f
 }
 
-// copiesMemory has the kernel copy a byte of this process as it would one of another.
+// copiesMemory reads a byte of this process as the router does one of another.
 func copiesMemory() error {
-	from, to := []byte{1}, []byte{0}
-	local := []unix.Iovec{{Base: &to[0]}}
-	local[0].SetLen(1)
-	remote := []unix.RemoteIovec{{Base: uintptr(unsafe.Pointer(&from[0])), Len: 1}}
-	if _, err := unix.ProcessVMReadv(os.Getpid(), local, remote, 0); err != nil {
-		return fmt.Errorf("process_vm_readv: %w", err)
+	memory, err := os.OpenFile("/proc/self/mem", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("memory of programs cannot be reached: %w", err)
 	}
+	defer memory.Close()
+	from, to := []byte{1}, []byte{0}
+	if _, err := memory.ReadAt(to, int64(uintptr(unsafe.Pointer(&from[0])))); err != nil {
+		return fmt.Errorf("memory of programs cannot be reached: %w", err)
+	}
+	runtime.KeepAlive(from)
 	if to[0] != from[0] {
-		return errors.New("process_vm_readv: copied something else")
+		return errors.New("/proc/self/mem has other bytes than the memory")
 	}
 	return nil
 }

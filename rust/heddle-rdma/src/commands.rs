@@ -13,6 +13,7 @@ use verbs_protocol::{ibv, plain, slots};
 
 use crate::memory::{ACCESS_KNOWN, Backing, Region};
 use crate::objects::{Ah, Channel, Cq, EventSocket, Memory, Objects, Pd, Quota, Source, Srq};
+use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing};
 use crate::sys;
 
@@ -87,6 +88,7 @@ impl Objects {
             Request::CreateMemory(request) => self.create_memory(context, request.length),
             Request::DestroyMemory(memory) => self.destroy_memory(context, *memory),
             Request::RegMr(request) => self.register(context, request),
+            Request::ShowMemory(address) => self.show_memory(context, *address),
             Request::DeregMr(mr) => self.deregister(context, *mr),
         }
     }
@@ -468,6 +470,18 @@ impl Objects {
         Ok(done())
     }
 
+    /// The process that connected has the context's memory mapped there, if it is the one whose memory the
+    /// router has open.
+    fn show_memory(&mut self, context: u32, address: u64) -> Result<Answer, Errno> {
+        let context = usable(self.contexts.get_mut(context))?;
+        let memory = usable(context.memory.as_ref())?;
+        if !context.process.maps(memory, address) {
+            return Err(libc::EACCES);
+        }
+        context.shown = true;
+        Ok(done())
+    }
+
     fn register(
         &mut self,
         context: u32,
@@ -488,7 +502,11 @@ impl Objects {
             return Err(EINVAL);
         }
         let backing = if r.memory == 0 {
-            let process = &usable(self.contexts.get(context))?.process;
+            let context = usable(self.contexts.get(context))?;
+            if !context.shown && protects(Protection::AddressSpace) {
+                return Err(libc::EACCES);
+            }
+            let process = &context.process;
             if !process.has(r.address, r.length) {
                 return Err(libc::EFAULT);
             }

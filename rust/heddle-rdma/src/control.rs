@@ -43,6 +43,7 @@ impl Objects {
             process,
             doorbell: None,
             memory: None,
+            shown: false,
             events: None,
             qps: Vec::new(),
             unsent: None,

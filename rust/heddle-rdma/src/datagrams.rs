@@ -8,7 +8,7 @@ use verbs_protocol::{Gid, ibv};
 use verbs_qp::{Service, State};
 
 use crate::link::{SEND_HIGH, Timer};
-use crate::memory::Fault;
+use crate::memory::{self, Fault};
 use crate::objects::{Current, Objects};
 use crate::remote::Broken;
 use crate::requests::{Pending, Step, Taken, Told, gather};
@@ -58,7 +58,7 @@ impl Objects {
             let from = &mut self.from;
             let n = payload.len();
             gather(&self.regions, entries, entry, 0, n, usage, from)
-                .and_then(|()| self.copier.load(&self.from, payload))
+                .and_then(|()| memory::load(&self.from, payload))
                 .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         }
         let told = Told::of(number, &current.send, length);
@@ -117,7 +117,7 @@ impl Objects {
             stored = stored.and_then(|()| {
                 let to = &mut self.to;
                 gather(&self.regions, entries, entry, skip, bytes.len(), usage, to)?;
-                self.copier.store(bytes, &self.to)
+                memory::store(bytes, &self.to)
             });
         }
         match stored {

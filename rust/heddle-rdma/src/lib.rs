@@ -20,6 +20,7 @@
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
+//! | `protection` | protections by name, for attacks |
 //! | `sys` | the system calls that the standard library does not have |
 
 mod accounts;
@@ -31,6 +32,7 @@ mod link;
 mod local;
 mod memory;
 mod objects;
+mod protection;
 mod queue_pairs;
 mod queues;
 mod remote;

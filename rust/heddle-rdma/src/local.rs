@@ -119,7 +119,7 @@ impl Objects {
             to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
             if send.is_inline() {
                 // At most 512 bytes: one chunk.
-                self.copier.store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
+                memory::store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
             } else {
                 let (entries, entry) = (send.entries(), |i| send.entry(i));
                 let (from, done) = (&mut self.from, current.done);
@@ -195,7 +195,7 @@ impl Objects {
             .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         let mut value = [0; 8];
         let gone = |Fault| Pending::Failed(ibv::WC_REM_OP_ERR);
-        self.copier.load(&there, &mut value).map_err(gone)?;
+        memory::load(&there, &mut value).map_err(gone)?;
         let old = u64::from_ne_bytes(value);
         let new = if head.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
             Some(old.wrapping_add(head.compare_add))
@@ -203,10 +203,10 @@ impl Objects {
             (old == head.compare_add).then_some(head.swap)
         };
         if let Some(new) = new {
-            self.copier.store(&new.to_ne_bytes(), &there).map_err(gone)?;
+            memory::store(&new.to_ne_bytes(), &there).map_err(gone)?;
         }
         self.account_served(peer, 8, 0);
-        let stored = self.copier.store(&value, &self.to);
+        let stored = memory::store(&value, &self.to);
         stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
     }
 }

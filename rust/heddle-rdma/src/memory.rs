@@ -4,13 +4,15 @@
 //! Bytes are copied from one place to another and never looked at; a place that is not there any more is
 //! a [`Fault`]. Nothing here allocates after it was made.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use shared_ring::SharedMemory;
-use verbs_protocol::ibv;
+use verbs_protocol::{abi, ibv};
 
+use crate::protection::{Protection, protects};
 use crate::sys;
 use crate::table::Table;
 
@@ -18,15 +20,19 @@ use crate::table::Table;
 /// processor's cache between the two copies.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
-/// The process whose memory a context names.
+/// The process whose memory a context names, or rather: the memory that it had when it connected. Should
+/// it execute another program, this memory is gone, and the other program's is not to be had.
 pub(crate) struct Process {
     pid: libc::pid_t,
-    pidfd: OwnedFd,
+    memory: OwnedFd,
 }
 
+/// How often a page is compared: each time with other random bytes.
+const LOOKS: u32 = 16;
+
 impl Process {
-    pub(crate) fn new((pid, pidfd): (libc::pid_t, OwnedFd)) -> Self {
-        Self { pid, pidfd }
+    pub(crate) fn new((pid, memory): (libc::pid_t, OwnedFd)) -> Self {
+        Self { pid, memory }
     }
 
     /// Its number, for people to read.
@@ -34,15 +40,56 @@ impl Process {
         self.pid
     }
 
+    /// Whether the process has this shared memory mapped at an address: the router changes the word of
+    /// it that is for this, and finds it changed there at once; then the other way round. Nothing of
+    /// what was mapped outlives the execution of another program, and nobody but the program itself
+    /// maps. So it is the program that was given the memory.
+    pub(crate) fn maps(&self, shared: &SharedMemory, address: u64) -> bool {
+        let at = abi::VERBS_CONTEXT_PROOF as usize;
+        if !address.is_multiple_of(4096) || at + 8 > shared.len() {
+            return false;
+        }
+        let Some(there) = address.checked_add(at as u64) else { return false };
+        // SAFETY: the check above says that the word lies in the mapping, whose pages are aligned.
+        let word = unsafe { shared.as_ptr().byte_add(at) }.cast::<AtomicU64>();
+        // SAFETY: any bytes are a value of an atomic, and `shared` keeps them mapped.
+        let word = unsafe { word.as_ref() };
+        let random = || u64::from(sys::random()) << 32 | u64::from(sys::random());
+        let seen = (0..LOOKS).all(|_| {
+            let (wanted, mut found) = (random(), 0_u64);
+            word.store(wanted, Ordering::SeqCst);
+            // SAFETY: `found` is eight bytes of this function's own.
+            let read = unsafe { self.copy(((&raw mut found).cast(), 8), there, false) };
+            read && found == wanted
+        });
+        let mut written = random();
+        // SAFETY: `written` is eight bytes of this function's own.
+        seen && unsafe { self.copy(((&raw mut written).cast(), 8), there, true) }
+            && word.load(Ordering::SeqCst) == written
+    }
+
     /// Whether the first and the last byte of a range can be read.
     pub(crate) fn has(&self, address: u64, length: u64) -> bool {
         let mut byte = 0_u8;
         [address, address + (length - 1)].into_iter().all(|at| {
-            let place = [iovec(at, 1)];
             // SAFETY: `byte` is one byte of this function's own.
-            sys::is_alive(&self.pidfd)
-                && unsafe { sys::process_copy(self.pid, (&raw mut byte, 1), &place, false) }
+            unsafe { self.copy((&raw mut byte, 1), at, false) }
         })
+    }
+
+    /// Copies bytes of the process to `local` or back.
+    ///
+    /// # Safety
+    ///
+    /// That of [`sys::memory_copy`].
+    unsafe fn copy(&self, local: (*mut u8, usize), there: u64, write: bool) -> bool {
+        if !protects(Protection::AddressSpace) {
+            let Ok(memory) = sys::open_memory(self.pid) else { return false };
+            // SAFETY: the caller vouches for it.
+            return unsafe { sys::memory_copy(&memory, local, there, write) };
+        }
+        // SAFETY: the caller vouches for it.
+        unsafe { sys::memory_copy(&self.memory, local, there, write) }
     }
 }
 
@@ -124,13 +171,12 @@ pub(crate) fn find(
 /// Copies bytes through memory of its own, [`CHUNK`] at a time.
 pub(crate) struct Copier {
     buffer: Box<[u8; CHUNK]>,
-    remote: Vec<libc::iovec>,
 }
 
 impl Copier {
     pub(crate) fn new() -> Self {
         let buffer = vec![0; CHUNK].into_boxed_slice().try_into();
-        Self { buffer: buffer.expect("as long as a chunk"), remote: Vec::with_capacity(64) }
+        Self { buffer: buffer.expect("as long as a chunk") }
     }
 
     /// Copies the pieces of one side to those of the other: the same number of bytes, at most a chunk.
@@ -140,41 +186,35 @@ impl Copier {
         // One copy where one side is a single piece of memory that the router has mapped.
         if let [Piece { backing: Backing::Shared(memory, at), .. }] = from {
             let place = place(memory, *at, length).ok_or(Side::Source)?;
-            return transfer(&mut self.remote, place, to, true).map_err(|_| Side::Destination);
+            return transfer(place, to, true).map_err(|_| Side::Destination);
         }
         if let [Piece { backing: Backing::Shared(memory, at), .. }] = to {
             let place = place(memory, *at, length).ok_or(Side::Destination)?;
-            return transfer(&mut self.remote, place, from, false).map_err(|_| Side::Source);
+            return transfer(place, from, false).map_err(|_| Side::Source);
         }
         let own = self.buffer.get_mut(..length).ok_or(Side::Source)?;
         let own = (own.as_mut_ptr(), length);
-        transfer(&mut self.remote, own, from, false).map_err(|_| Side::Source)?;
-        transfer(&mut self.remote, own, to, true).map_err(|_| Side::Destination)
-    }
-
-    /// Reads the pieces into memory of the router.
-    pub(crate) fn load(&mut self, from: &[Piece], to: &mut [u8]) -> Result<(), Fault> {
-        transfer(&mut self.remote, (to.as_mut_ptr(), to.len()), from, false)
+        transfer(own, from, false).map_err(|_| Side::Source)?;
+        transfer(own, to, true).map_err(|_| Side::Destination)
     }
 
     /// Reads the pieces, `length` bytes and at most a chunk, and shows what they were.
     pub(crate) fn load_own(&mut self, from: &[Piece], length: usize) -> Result<&[u8], Fault> {
         let own = self.buffer.get_mut(..length).ok_or(Fault)?;
-        transfer(&mut self.remote, (own.as_mut_ptr(), length), from, false)?;
+        transfer((own.as_mut_ptr(), length), from, false)?;
         Ok(&self.buffer[..length])
-    }
-
-    /// Writes bytes to the pieces.
-    pub(crate) fn store(&mut self, from: &[u8], to: &[Piece]) -> Result<(), Fault> {
-        // The bytes are only read.
-        transfer(&mut self.remote, (from.as_ptr().cast_mut(), from.len()), to, true)
     }
 }
 
-fn iovec(address: u64, length: usize) -> libc::iovec {
-    let address = usize::try_from(address).unwrap_or(0);
-    // A number of another process, and no address here.
-    libc::iovec { iov_base: core::ptr::without_provenance_mut(address), iov_len: length }
+/// Reads the pieces into memory of the router.
+pub(crate) fn load(from: &[Piece], to: &mut [u8]) -> Result<(), Fault> {
+    transfer((to.as_mut_ptr(), to.len()), from, false)
+}
+
+/// Writes bytes to the pieces.
+pub(crate) fn store(from: &[u8], to: &[Piece]) -> Result<(), Fault> {
+    // The bytes are only read.
+    transfer((from.as_ptr().cast_mut(), from.len()), to, true)
 }
 
 /// The address of bytes in mapped memory, if all of them lie in it.
@@ -188,21 +228,14 @@ fn place(memory: &Arc<SharedMemory>, at: u64, length: usize) -> Option<(*mut u8,
 }
 
 /// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the pieces.
-/// Neighbouring pieces of one process take one system call.
-fn transfer(
-    remote: &mut Vec<libc::iovec>,
-    own: (*mut u8, usize),
-    pieces: &[Piece],
-    write: bool,
-) -> Result<(), Fault> {
+fn transfer(own: (*mut u8, usize), pieces: &[Piece], write: bool) -> Result<(), Fault> {
     let mut done = 0;
-    let mut i = 0;
-    while i < pieces.len() {
+    for piece in pieces {
         // SAFETY: the pieces have as many bytes as `own` together.
         let here = unsafe { own.0.add(done) };
-        match &pieces[i].backing {
+        match &piece.backing {
             Backing::Shared(memory, at) => {
-                let length = pieces[i].length;
+                let length = piece.length;
                 let (there, _) = place(memory, *at, length).ok_or(Fault)?;
                 let (from, to) = if write { (here, there) } else { (there, here) };
                 // SAFETY: both ranges are mapped. The program may write to one meanwhile: what is
@@ -210,24 +243,11 @@ fn transfer(
                 // memory, therefore not `copy_nonoverlapping`.
                 unsafe { core::ptr::copy(from, to, length) };
                 done += length;
-                i += 1;
             }
-            Backing::Process(process, _) => {
-                remote.clear();
-                let mut length = 0;
-                while let Some(Piece { backing: Backing::Process(p, at), length: n }) =
-                    pieces.get(i)
-                    && Rc::ptr_eq(p, process)
-                    && remote.len() < remote.capacity()
-                {
-                    remote.push(iovec(*at, *n));
-                    length += n;
-                    i += 1;
-                }
+            Backing::Process(process, at) => {
+                let length = piece.length;
                 // SAFETY: `own` is the caller's, and has these bytes from `done` on.
-                let copied = sys::is_alive(&process.pidfd)
-                    && unsafe { sys::process_copy(process.pid, (here, length), remote, write) };
-                if !copied {
+                if !unsafe { process.copy((here, length), *at, write) } {
                     return Err(Fault);
                 }
                 done += length;

@@ -244,6 +244,8 @@ pub(crate) struct Context {
     /// The doorbell, once the library has said hello.
     pub(crate) doorbell: Option<Sleeper>,
     pub(crate) memory: Option<Arc<SharedMemory>>,
+    /// The process has shown that the memory that it is taken for is its own.
+    pub(crate) shown: bool,
     pub(crate) events: Option<EventSocket>,
     pub(crate) qps: Vec<u32>,
     pub(crate) unsent: Option<Unsent>,

@@ -9,7 +9,7 @@ use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
 use crate::link::{Link, Phase, SEND_HIGH, Sent};
-use crate::memory::{CHUNK, Fault};
+use crate::memory::{self, CHUNK, Fault};
 use crate::objects::{Current, Objects};
 use crate::requests::{Turn, gather, refusal};
 
@@ -285,7 +285,7 @@ impl Objects {
         let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
         let to = &mut self.to;
         let stored = gather(&self.regions, entries, entry, sent.read, bytes.len(), usage, to)
-            .and_then(|()| self.copier.store(bytes, &self.to));
+            .and_then(|()| memory::store(bytes, &self.to));
         sent.read = got;
         if last || stored.is_err() {
             self.complete_answered(number, handle, stored);
@@ -318,7 +318,7 @@ impl Objects {
         self.to.clear();
         let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
         let stored = gather(&self.regions, entries, entry, 0, 8, usage, &mut self.to)
-            .and_then(|()| self.copier.store(&header.total.to_ne_bytes(), &self.to));
+            .and_then(|()| memory::store(&header.total.to_ne_bytes(), &self.to));
         self.complete_answered(number, handle, stored);
         Ok(())
     }

@@ -184,7 +184,7 @@ impl Objects {
             let at = head.address.checked_add(done).ok_or(Fault)?;
             self.to.push(memory::find(&self.regions, head.key, at, bytes.len(), usage)?);
         }
-        self.copier.store(bytes, &self.to)
+        memory::store(bytes, &self.to)
     }
 
     /// A READ or an atomic of the peer.
@@ -230,7 +230,7 @@ impl Objects {
         let place = [place];
         let mut value = [0; 8];
         let gone = |Fault| ibv::WC_REM_OP_ERR;
-        self.copier.load(&place, &mut value).map_err(gone)?;
+        memory::load(&place, &mut value).map_err(gone)?;
         let old = u64::from_ne_bytes(value);
         let new = if header.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
             Some(old.wrapping_add(header.total))
@@ -238,7 +238,7 @@ impl Objects {
             (old == header.total).then_some(header.swap)
         };
         if let Some(new) = new {
-            self.copier.store(&new.to_ne_bytes(), &place).map_err(gone)?;
+            memory::store(&new.to_ne_bytes(), &place).map_err(gone)?;
         }
         self.account_served(number, 8, 0);
         Ok(Response::Atomic { number: header.number, value: old })

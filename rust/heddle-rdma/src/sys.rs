@@ -3,6 +3,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -216,7 +217,7 @@ pub(crate) fn receive(
     Ok(got)
 }
 
-/// The process that made a connection: its number, and a descriptor that is of no other.
+/// The process that made a connection: its number, and its memory as it is now.
 pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut size = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
@@ -247,15 +248,23 @@ pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
             &raw mut size,
         )
     })?;
-    let fd = own(fd)?;
-    if !is_alive(&fd) {
+    let pidfd = own(fd)?;
+    let memory = open_memory(who.pid)?;
+    // Looked for last: the number was this process's all the time until now.
+    if !is_alive(&pidfd) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    Ok((who.pid, fd))
+    Ok((who.pid, memory))
+}
+
+/// The memory that a process has now. It stays that one, whatever the process executes.
+pub(crate) fn open_memory(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    Ok(memory.into())
 }
 
 /// Whether the process of a pidfd has not ended.
-pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
+fn is_alive(pidfd: &OwnedFd) -> bool {
     // SAFETY: signal 0 is none, and without siginfo the kernel reads nothing.
     let sent = unsafe {
         let none = core::ptr::null::<c_void>();
@@ -264,26 +273,26 @@ pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
     sent == 0
 }
 
-/// Reads bytes of another process into one's own, or writes them: as many as `local` has, from or to the
-/// places in `remote`, which have as many together. Says whether all of it was done.
+/// Reads bytes of another process into one's own, or writes them: as many as `local` has, from `there` on
+/// or to it. Says whether all of it was done.
 ///
 /// # Safety
 ///
-/// `local` is memory of this process that nobody else in it uses, valid for writes.
-pub(crate) unsafe fn process_copy(
-    pid: libc::pid_t,
+/// `local` is memory of this process, valid for writes. Others may write to it meanwhile, if nobody
+/// reads it as anything but bytes that may be anything.
+pub(crate) unsafe fn memory_copy(
+    memory: &OwnedFd,
     local: (*mut u8, usize),
-    remote: &[libc::iovec],
+    there: u64,
     write: bool,
 ) -> bool {
-    let own = libc::iovec { iov_base: local.0.cast(), iov_len: local.1 };
-    let count = libc::c_ulong::try_from(remote.len()).unwrap_or(0);
+    let Ok(at) = libc::off_t::try_from(there) else { return false };
     let done = if write {
-        // SAFETY: the kernel reads `local`, which the caller vouches for, and checks `remote` itself.
-        unsafe { libc::process_vm_writev(pid, &raw const own, 1, remote.as_ptr(), count, 0) }
+        // SAFETY: the kernel reads `local`, which the caller vouches for.
+        unsafe { libc::pwrite(memory.as_raw_fd(), local.0.cast(), local.1, at) }
     } else {
-        // SAFETY: as above, and writes `local`.
-        unsafe { libc::process_vm_readv(pid, &raw const own, 1, remote.as_ptr(), count, 0) }
+        // SAFETY: as above, and writes it.
+        unsafe { libc::pread(memory.as_raw_fd(), local.0.cast(), local.1, at) }
     };
     usize::try_from(done) == Ok(local.1)
 }

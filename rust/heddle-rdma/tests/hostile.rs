@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use shared_ring::Slot;
 use support::{
@@ -131,14 +131,18 @@ fn memory_that_is_not_there_is_refused_or_fails() {
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 2), Err(libc::EINVAL));
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 16), Err(libc::EOPNOTSUPP));
     // Registered, and then not to be had: unmapped, another thread's test could get the same address.
+    // SAFETY: the kernel reads a name.
+    let file = unsafe { libc::memfd_create(c"gone".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: the kernel has just made it for this process.
+    let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(file) });
+    file.set_len(8192).unwrap();
     let (length, protection) = (8192, libc::PROT_READ | libc::PROT_WRITE);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let (flags, fd) = (libc::MAP_SHARED, file.as_raw_fd());
     // SAFETY: the kernel picks addresses that nothing uses.
-    let at = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, flags, -1, 0) };
+    let at = unsafe { libc::mmap(core::ptr::null_mut(), length, protection, flags, fd, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     let key = b.device.register_at(b.pd, at as u64, 8192, 15).unwrap();
-    // SAFETY: nobody else uses the mapping.
-    assert_eq!(unsafe { libc::mprotect(at, length, libc::PROT_NONE) }, 0);
+    file.set_len(0).unwrap();
     let head =
         abi::verbs_send { remote_address: at as u64, rkey: key, ..request(ibv::WR_RDMA_WRITE, 1) };
     a.send(&sending(head, &[a.whole()]));

@@ -4,6 +4,7 @@ pub const VERBS_VERSION: u32 = 1;
 pub const VERBS_MESSAGE_MAX: u32 = 4096;
 pub const VERBS_DESCRIPTORS_MAX: u32 = 3;
 pub const VERBS_CONTEXT_DOORBELL: u32 = 0;
+pub const VERBS_CONTEXT_PROOF: u32 = 2048;
 pub const VERBS_CONTEXT_SIZE: u32 = 4096;
 pub const VERBS_CQ_ARM: u32 = 0;
 pub const VERBS_CQ_RING: u32 = 128;
@@ -52,6 +53,7 @@ pub const VERBS_DEREG_MR: verbs_command = 21;
 pub const VERBS_ATTACH_MCAST: verbs_command = 22;
 pub const VERBS_DETACH_MCAST: verbs_command = 23;
 pub const VERBS_RDMA_CM: verbs_command = 24;
+pub const VERBS_SHOW_MEMORY: verbs_command = 25;
 pub type verbs_command = ::std::os::raw::c_uint;
 pub const VERBS_KIND_DEVICE: verbs_kind = 0;
 pub const VERBS_KIND_RDMA_CM: verbs_kind = 1;
@@ -126,6 +128,12 @@ pub struct verbs_hello_reply {
     pub spin_us: u32,
     pub max_mr_size: u64,
     pub features: u64,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct verbs_show_memory_request {
+    pub head: verbs_request,
+    pub address: u64,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -37,6 +37,8 @@ pub enum Request {
     DestroyMemory(u32),
     RegMr(abi::verbs_reg_mr_request),
     DeregMr(u32),
+    /// The address.
+    ShowMemory(u64),
 }
 
 /// Bytes that are shorter than the head of a request: the connection ends.
@@ -100,6 +102,9 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
             Request::RegMr(unreserved(request, request.reserved == 0)?)
         }
         abi::VERBS_DEREG_MR => Request::DeregMr(object(bytes)?),
+        abi::VERBS_SHOW_MEMORY => {
+            Request::ShowMemory(exactly::<abi::verbs_show_memory_request>(bytes)?.address)
+        }
         // RDMA_CM and multicast among them: the page says that they are not there yet.
         _ => return Err(EOPNOTSUPP),
     })

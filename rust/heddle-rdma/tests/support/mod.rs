@@ -264,10 +264,17 @@ impl Router {
     }
 
     pub(crate) fn start_in(net: &Arc<Net>) -> Self {
+        Self::start_without("", net)
+    }
+
+    /// A router that does without a protection, if it is built so that it can.
+    pub(crate) fn start_without(protection: &str, net: &Arc<Net>) -> Self {
         let dir = Folder::new();
         let path = dir.0.join("agent");
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
-        let child = Running(Command::new(program).arg("--agent").arg(&path).spawn().unwrap());
+        let mut command = Command::new(program);
+        command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path);
+        let child = Running(command.spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
         let (told, statistics) = channel();
         let router = Self { child, agent, net: Arc::clone(net), statistics, dir };
@@ -413,7 +420,13 @@ pub(crate) fn hello(version: u32, kind: u32) -> abi::verbs_hello_request {
 
 impl Device {
     fn open(socket: OwnedFd, number: u8) -> Self {
-        let (bytes, mut fds) = ask(&socket, plain::bytes(&hello(1, 0))).unwrap();
+        let answer = ask(&socket, plain::bytes(&hello(1, 0))).unwrap();
+        Self::of(socket, number, answer)
+    }
+
+    /// The device of a connection that somebody has said hello on.
+    pub(crate) fn of(socket: OwnedFd, number: u8, answer: (Vec<u8>, Vec<OwnedFd>)) -> Self {
+        let (bytes, mut fds) = answer;
         let limits: abi::verbs_hello_reply = plain::read(&bytes).unwrap();
         assert_eq!(fds.len(), 3);
         let events = fds.pop().unwrap();
@@ -421,7 +434,17 @@ impl Device {
         let size = usize::try_from(limits.context_size).unwrap();
         let memory = SharedMemory::open(fds.pop().unwrap(), size).unwrap();
         let ringer = Ringer::attach(&memory, 0, ring).unwrap();
-        Self { socket, number, memory, ringer, events, limits, tag: 1 }
+        let mut device = Self { socket, number, memory, ringer, events, limits, tag: 1 };
+        // A process that did not connect itself cannot show that it did: it has no memory then.
+        let _ = device.show(device.memory.as_ptr().as_ptr() as u64);
+        device
+    }
+
+    /// Shows the router that it has the memory of this process.
+    pub(crate) fn show(&mut self, address: u64) -> Result<(), i32> {
+        let head = self.head(abi::VERBS_SHOW_MEMORY);
+        let request = abi::verbs_show_memory_request { head, address };
+        self.ask::<verbs_reply>(&request).map(drop)
     }
 
     pub(crate) fn head(&mut self, command: u32) -> verbs_request {

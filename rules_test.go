@@ -200,6 +200,30 @@ func TestImports(t *testing.T) {
 	}
 }
 
+// composer is the one file of the agent that knows planes by name.
+const composer = "internal/node/planes.go"
+
+// TestAgentComposesPlanes keeps what a plane has for itself out of the agent, but for the file that
+// opens the planes.
+func TestAgentComposesPlanes(t *testing.T) {
+	composed := false
+	for _, s := range sources(t) {
+		for _, spec := range s.file.Imports {
+			imported := strings.TrimPrefix(strings.Trim(spec.Path.Value, `"`), module)
+			if s.pkg != "internal/node" || !strings.HasPrefix(imported, "internal/plane/") {
+				continue
+			}
+			composed = true
+			if s.path != composer {
+				t.Errorf("%s imports %s: only %s may; ask by an interface of internal/plane", s.path, imported, composer)
+			}
+		}
+	}
+	if !composed {
+		t.Errorf("%s, which composes the planes, imports none", composer)
+	}
+}
+
 // TestPackageDocs demands that every package says what it is for.
 func TestPackageDocs(t *testing.T) {
 	documented := map[string]bool{}

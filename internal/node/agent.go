@@ -20,8 +20,6 @@ import (
 	"heddle.dev/heddle/internal/durable"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane"
-	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -164,34 +162,16 @@ func (a *Agent) setupKernel() (err error) {
 	a.devices, err = netcfg.SetupNode(netcfg.NodeConfig{
 		Underlay: a.self.Underlay, Prefixes: model.WithOverlay6(a.prefix6, a.self.Prefixes), Pool: a.pools(),
 		VNI: a.network.VNI, VXLANPort: a.network.VXLANPort, DirectPorts: a.self.Planes.TCP.DirectPorts,
-		Mark: tcp.Mark, OverlayMark: tcp.OverlayMark, DropMark: tcp.DropMark, RejectMark: tcp.RejectMark, Table: tcp.Table, RulePref: rulePref, Stores: a.stores,
+		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark, Table: model.Table, RulePref: rulePref, Stores: a.stores,
 	})
 	if err != nil {
 		return fmt.Errorf("set up node devices: %w", err)
 	}
 	a.topology.overlay = netcfg.NewOverlay(a.devices, a.self.Name)
-	a.tcp, err = tcp.Open(tcp.Config{
-		Self: a.self, Network: a.network.ID, Pool: a.network.Pool, Prefix6: a.prefix6, VNI: a.network.VNI, VXLANPort: a.network.VXLANPort,
-		Devices: a.devices, PinDir: a.cfg.PinDir, Cgroup: a.cfg.Cgroup, ProcDir: tcp.ProcDir(a.cfg.SeccompSocket),
-		EndpointSockets: a.cfg.EndpointSockets, EndpointPorts: a.cfg.EndpointPorts, KeeperExe: a.cfg.KeeperExe,
-		Traps: a.traps, Faults: &a.faults, Log: a.log,
-	})
-	if err != nil {
-		return err
-	}
-	a.planes = plane.Set{a.tcp}
 	a.stacker = newStacker(a.self.Name, &a.faults, a.log)
-	if a.cfg.Planes != nil {
-		further, err := a.cfg.Planes(plane.Host{Node: a.self, Network: a.network.ID, Prefix6: a.prefix6, Faults: &a.faults, Log: a.log, Traps: a.traps, Sockets: a.tcp, StacksChanged: a.stacker.ask})
-		a.planes = append(a.planes, further...)
-		if err != nil {
-			return fmt.Errorf("open planes: %w", err)
-		}
-	}
-	if err := a.planes.CheckNames(); err != nil {
+	if err := a.openPlanes(); err != nil {
 		return err
 	}
-	a.stacker.planes, a.stacker.congestion = a.planes, a.tcp
 	a.enforcer = newEnforcer(a.planes, a.self.Name, a.network.Pool, a.prefix6, a.log)
 	return nil
 }

@@ -11,7 +11,6 @@ import (
 	"heddle.dev/heddle/internal/dockernet"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
-	"heddle.dev/heddle/internal/plane/tcp"
 )
 
 // attachments brings endpoints' devices, network namespaces and planes together. Whoever holds
@@ -64,7 +63,7 @@ func (at *attachments) attach(e model.Endpoint) error {
 func (at *attachments) deviceConfig(e model.Endpoint) netcfg.EndpointConfig {
 	return netcfg.EndpointConfig{
 		ID: e.ID, Name: e.Name, Addrs: e.Addrs, Gateways: at.devices.Gateways, NetnsPath: e.NetnsPath, Device: e.Device,
-		Table: tcp.Table, Intercepted: e.Planes.TCP.Intercepted,
+		Table: model.Table, Intercepted: e.Planes.TCP.Intercepted,
 		Adopt: dockernet.Owns(e.Name), // Docker has given the container routes
 	}
 }
@@ -102,7 +101,7 @@ func (at *attachments) setAdopted() error {
 	for _, x := range at.adopted {
 		addrs = append(addrs, x.addr)
 	}
-	return netcfg.SetAdopted(addrs, tcp.Mark, at.stores)
+	return netcfg.SetAdopted(addrs, model.Mark, at.stores)
 }
 
 // leaveStaleDevices detaches the programs from devices of other networks whose endpoints an earlier

@@ -87,7 +87,7 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 // when the endpoint goes. The caller holds change.
 func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
 	return slices.Concat([]step{
-		{"note the id", func() error { return es.tcp.SetLastID(e.ID) }, nil},
+		{"note the id", func() error { return es.planes.SetLastID(e.ID) }, nil},
 		{"tell the store", func() error { return storeError(es.store.PutEndpoint(ctx, e)) }, func() error { return tell(ctx) }},
 		{
 			// Its rules before its network: nothing it opens may be older than they.

@@ -12,7 +12,6 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/plane"
-	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/trap"
 )
@@ -33,8 +32,7 @@ type host struct {
 	self    model.Node
 	devices netcfg.NodeDevices
 	stores  []netip.AddrPort // what containers are kept from
-	tcp     *tcp.Plane
-	planes  plane.Set // TCP's first
+	planes  plane.Set        // TCP's first
 	traps   *trap.Server
 
 	enforcer *enforcer
@@ -50,7 +48,7 @@ func (h *host) checkHost() error {
 	if err := netcfg.CheckUnderlay(h.cfg.Underlay); err != nil {
 		return err
 	}
-	if err := tcp.CheckPins(h.cfg.PinDir); err != nil {
+	if err := h.checkPlanes(); err != nil {
 		return err
 	}
 	return h.checkDirectPorts()

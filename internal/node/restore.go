@@ -150,7 +150,7 @@ func (rs *restorer) restoreLeases(mine []model.Endpoint, moves []model.Move) (*e
 			away = append(away, m.Addr)
 		}
 	}
-	last, err := rs.tcp.LastID()
+	last, err := rs.planes.LastID()
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,6 @@ import (
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane"
-	"heddle.dev/heddle/internal/plane/tcp"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 )
@@ -43,7 +42,7 @@ func openDatapath(t *testing.T) *datapath.Datapath {
 	})
 	d, err := datapath.Open(datapath.Config{
 		PinDir: filepath.Join(bpf, "heddle"), Cgroup: group, NetworkID: 7, Underlay: netip.MustParseAddr("192.0.2.2"),
-		DirectPorts: model.DefaultDirectPorts, Mark: tcp.Mark, OverlayMark: tcp.OverlayMark, DropMark: tcp.DropMark, RejectMark: tcp.RejectMark,
+		DirectPorts: model.DefaultDirectPorts, Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
 	})
 	if err != nil {
 		t.Fatal(err)

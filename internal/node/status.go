@@ -23,15 +23,10 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 	if err != nil {
 		return api.Status{}, err
 	}
-	interception, err := rp.tcp.Interception(ctx)
-	if err != nil {
-		return api.Status{}, err
-	}
-	calls := rp.traps.Stats()
-	interception.Listeners, interception.Readers, interception.Continued, interception.Failed = calls.Listeners, calls.Readers, calls.Continued, calls.Failed
 	state, applyErr := rp.view.last()
 	enforced, _ := rp.enforcer.snapshot()
-	return api.Status{
+	calls := rp.traps.Stats()
+	st := api.Status{
 		Node: rp.self, Policy: enforced,
 		Network: api.Network{
 			ID: rp.network.ID, Pool: rp.network.Pool, Prefix6: rp.network.Prefix6, VNI: rp.network.VNI, VXLANPort: rp.network.VXLANPort,
@@ -41,26 +36,14 @@ func (rp *reports) Status(ctx context.Context) (api.Status, error) {
 		Store:        rp.storeStatus(ctx, state.Revision, applyErr),
 		Endpoints:    rp.known.len(),
 		Peers:        max(len(state.Nodes)-1, 0),
-		Direct:       rp.tcp.Paths(),
 		PeersAway:    offline(state, rp.self.Name),
-		Interception: interception,
-		Router:       rp.router(),
+		Interception: api.Interception{Listeners: calls.Listeners, Readers: calls.Readers, Continued: calls.Continued, Failed: calls.Failed},
 		Counters:     counters,
 		Features:     rp.cfg.Features,
 		Faults:       rp.faults.List(),
 		FaultReasons: slices.Concat(api.FaultReasons, rp.planes.Declares().Faults),
-	}, nil
-}
-
-// router reports the router of the verbs plane, if there is such a plane.
-func (rp *reports) router() *api.Router {
-	for _, p := range rp.planes {
-		if verbs, ok := p.(interface{ Router() api.Router }); ok {
-			r := verbs.Router()
-			return &r
-		}
 	}
-	return nil
+	return st, rp.planes.FillStatus(ctx, &st)
 }
 
 // counters gives the planes' counters, with what nftables counted.

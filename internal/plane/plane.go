@@ -156,6 +156,21 @@ type Stacks interface {
 // ErrOtherStack says that a stack is not one of the plane's.
 var ErrOtherStack = errors.New("this node has no such stack")
 
+// IDs is what a plane has besides that keeps, over restarts of the agent, which id was given to an
+// endpoint last: among what keeps ids itself. One goroutine at a time calls it.
+type IDs interface {
+	// LastID gives that id, 0 if none was.
+	LastID() (model.EndpointID, error)
+	// SetLastID notes it before an endpoint has it.
+	SetLastID(id model.EndpointID) error
+}
+
+// Status is what a plane has besides that has members of its own in the status of the node.
+type Status interface {
+	// FillStatus sets these members. Any goroutine may call it.
+	FillStatus(ctx context.Context, st *api.Status) error
+}
+
 // Host is what every plane is opened with.
 type Host struct {
 	// Node is this one, Network the network's id. Prefix6 is zero if the node has no IPv6 overlay

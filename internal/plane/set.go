@@ -27,6 +27,8 @@ var _ interface {
 	Reports
 	Services
 	Stacks
+	IDs
+	Status
 } = Set{}
 
 // of says of which plane an error is.
@@ -266,6 +268,39 @@ func (s Set) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 		return err
 	})
 	return out, err
+}
+
+// LastID implements IDs.
+func (s Set) LastID() (last model.EndpointID, err error) {
+	err = s.forward(func(p Plane) error {
+		if has, ok := p.(IDs); ok {
+			id, err := has.LastID()
+			last = max(last, id)
+			return err
+		}
+		return nil
+	})
+	return last, err
+}
+
+// SetLastID implements IDs.
+func (s Set) SetLastID(id model.EndpointID) error {
+	return s.forward(func(p Plane) error {
+		if has, ok := p.(IDs); ok {
+			return has.SetLastID(id)
+		}
+		return nil
+	})
+}
+
+// FillStatus implements Status.
+func (s Set) FillStatus(ctx context.Context, st *api.Status) error {
+	return s.forward(func(p Plane) error {
+		if has, ok := p.(Status); ok {
+			return has.FillStatus(ctx, st)
+		}
+		return nil
+	})
 }
 
 // Services implements Services: they are the same in each plane that has them.

@@ -1,6 +1,7 @@
 package plane_test
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"slices"
@@ -264,5 +265,41 @@ func TestSetStacks(t *testing.T) {
 	e := endpointOf(7, "c1", "10.244.1.2")
 	if err := set.SetStack(e, stack.Choice{Stack: stack.Smoltcp}); !errors.Is(err, broken) || other.told[7].Stack != stack.Smoltcp || kernel.told[7].Stack != stack.Smoltcp {
 		t.Errorf("%v, told %v and %v", err, kernel.told, other.told)
+	}
+}
+
+// keeping is a plane that keeps the last id and has a member of the status.
+type keeping struct {
+	*planetest.Miniature
+	last model.EndpointID
+}
+
+func (k *keeping) LastID() (model.EndpointID, error)   { return k.last, nil }
+func (k *keeping) SetLastID(id model.EndpointID) error { k.last = id; return nil }
+func (k *keeping) FillStatus(_ context.Context, st *api.Status) error {
+	st.Peers += int(k.last)
+	return nil
+}
+
+// TestSetAsksWhoHas: what not every plane has is asked of those that have it.
+func TestSetAsksWhoHas(t *testing.T) {
+	set, _, calls, faults := three()
+	var st api.Status
+	if last, err := set.LastID(); last != 0 || err != nil {
+		t.Errorf("planes that keep no ids: %d, %v", last, err)
+	}
+	if err := errors.Join(set.SetLastID(7), set.FillStatus(t.Context(), &st)); err != nil || st.Peers != 0 {
+		t.Errorf("planes that have none of it: %v, %+v", err, st)
+	}
+	a, b := &keeping{Miniature: planetest.New("a", faults, calls), last: 3}, &keeping{Miniature: planetest.New("b", faults, calls), last: 2}
+	set = append(set, a, b)
+	if last, err := set.LastID(); last != 3 || err != nil {
+		t.Errorf("last id %d, %v, want the higher of two", last, err)
+	}
+	if err := set.SetLastID(9); err != nil || a.last != 9 || b.last != 9 {
+		t.Errorf("%v: noted %d and %d", err, a.last, b.last)
+	}
+	if err := set.FillStatus(t.Context(), &st); err != nil || st.Peers != 18 {
+		t.Errorf("%v: %d, want what both have filled in", err, st.Peers)
 	}
 }

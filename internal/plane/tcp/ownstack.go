@@ -33,7 +33,7 @@ func (p *Plane) joinOwnStack(e model.Endpoint, dev netcfg.EndpointDevice) error 
 	}
 	progs := p.datapath.TCPrograms()
 	err = netcfg.JoinOwnStack(netcfg.OwnStackConfig{
-		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: Table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
+		ID: e.ID, NetnsPath: e.NetnsPath, Device: e.ContainerDevice(), Addr: e.Addr4(), Table: model.Table, OnLoopback: progs.OnLoopback, IntoLoopback: progs.IntoLoopback,
 	})
 	if err != nil {
 		p.log.Warn("processes of the container that are not intercepted do not reach those that are", "endpoint", e.Name, "err", err)

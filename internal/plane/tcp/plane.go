@@ -27,16 +27,6 @@ import (
 	"heddle.dev/heddle/internal/trap/ioctl"
 )
 
-// Marks are Heddle's own in a node's namespace. They spell "Hd".
-const (
-	Mark        = 0x48640001 // packets of node sockets that stay on the node
-	OverlayMark = 0x48640002 // those that go by the overlay
-	DropMark    = 0x48640003
-	RejectMark  = 0x48640004
-	// Table is the routing table in which overlay addresses are local.
-	Table = 0x4864
-)
-
 // Config is what the plane of a node is made with.
 type Config struct {
 	// Self is the node; Network, Pool and the VXLAN fields are those of its network. Prefix6 is
@@ -85,6 +75,8 @@ type Plane struct {
 var _ interface {
 	plane.Plane
 	plane.Services
+	plane.IDs
+	plane.Status
 } = (*Plane)(nil)
 
 // Name is the plane's.
@@ -110,7 +102,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 	p.datapath, err = datapath.Open(datapath.Config{
 		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
-		Mark: Mark, OverlayMark: OverlayMark, DropMark: DropMark, RejectMark: RejectMark,
+		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
 		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
 	})

@@ -149,7 +149,7 @@ func (p *Plane) dialProbes(ctx context.Context, to probe.Peer, ports []uint16) (
 		}
 	}()
 	prepare := func(fd int) error {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil { // as connections have it
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, model.Mark); err != nil { // as connections have it
 			return fmt.Errorf("set SO_MARK: %w", err)
 		}
 		return p.datapath.TagProbe(fd, own, to.Gateway)

@@ -16,9 +16,6 @@ var Declaration = plane.Declaration{Paths: names.Paths, Reasons: names.Reasons}
 // Declares implements plane.Reports.
 func (p *Plane) Declares() plane.Declaration { return Declaration }
 
-// Paths gives the direct paths to other nodes.
-func (p *Plane) Paths() model.DirectPaths { return p.prober.Paths() }
-
 // Heard says when a node last answered a probe; the zero time: never.
 func (p *Plane) Heard(n model.Node) time.Time { return p.prober.Answered(n.Underlay) }
 
@@ -34,18 +31,18 @@ func (p *Plane) Counters() ([]api.Counter, error) {
 // Connections lists the sockets of this node's endpoints. Names are not filled in.
 func (p *Plane) Connections() ([]model.Connection, error) { return p.datapath.Connections() }
 
-// Interception reports how trapped calls were answered.
-func (p *Plane) Interception(context.Context) (api.Interception, error) {
-	unguarded, err := p.datapath.SocketOwners()
-	if err != nil {
-		return api.Interception{}, err
+// FillStatus says to which nodes connections can be direct, and how trapped calls were answered.
+func (p *Plane) FillStatus(_ context.Context, st *api.Status) (err error) {
+	st.Direct = p.prober.Paths()
+	in := &st.Interception
+	if in.Unguarded, err = p.datapath.SocketOwners(); err != nil {
+		return err
 	}
 	// Sums of counters, no differences: a count that falls would be taken for a restart.
 	sockets := p.sockets.Stats()
-	misses := sockets.PoolMisses + p.cfg.Traps.Redelivered(p.sockets)
-	return api.Interception{
-		Answered: sockets.PoolHits + misses, Ioctls: p.ioctls.Made(),
-		EndpointSockets: p.cfg.EndpointSockets, EndpointPorts: uint64(p.cfg.EndpointPorts),
-		PremadeHits: sockets.PoolHits, PremadeMisses: misses, Batches: sockets.Batches, BatchSockets: sockets.BatchSockets, Unguarded: unguarded,
-	}, nil
+	in.PremadeHits, in.PremadeMisses = sockets.PoolHits, sockets.PoolMisses+p.cfg.Traps.Redelivered(p.sockets)
+	in.Answered = in.PremadeHits + in.PremadeMisses
+	in.Batches, in.BatchSockets, in.Ioctls = sockets.Batches, sockets.BatchSockets, p.ioctls.Made()
+	in.EndpointSockets, in.EndpointPorts = p.cfg.EndpointSockets, uint64(p.cfg.EndpointPorts)
+	return nil
 }

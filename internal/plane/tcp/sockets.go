@@ -38,7 +38,7 @@ func (s sockets) MakeSocket(ep model.EndpointID, family int) (fd int, err error)
 			_ = unix.Close(fd)
 		}
 	}()
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, Mark); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, model.Mark); err != nil {
 		return -1, fmt.Errorf("set SO_MARK: %w", err)
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1); err != nil {

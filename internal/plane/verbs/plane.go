@@ -56,7 +56,10 @@ type Plane struct {
 	ended     uint64 // how many routers have
 }
 
-var _ plane.Plane = (*Plane)(nil)
+var _ interface {
+	plane.Plane
+	plane.Status
+} = (*Plane)(nil)
 
 // FaultRouter says that the router does not run, or does not have an endpoint: programs find no
 // RDMA device.
@@ -328,6 +331,13 @@ func (p *Plane) fault(endpoint string, err error) {
 	if p.cfg.Faults.Set(FaultRouter, endpoint, err) {
 		p.cfg.Log.Error("no verbs; will try again", "reason", FaultRouter, "endpoint", endpoint, "err", err)
 	}
+}
+
+// FillStatus says how the router is.
+func (p *Plane) FillStatus(_ context.Context, st *api.Status) error {
+	r := p.Router()
+	st.Router = &r
+	return nil
 }
 
 // Router reports the router's state.

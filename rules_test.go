@@ -3,6 +3,7 @@ package heddle_test
 
 import (
 	"bytes"
+	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -284,10 +285,12 @@ func TestHooksAndParts(t *testing.T) {
 
 const maxFunction, maxFile = 80, 600
 
-// TestComments keeps comments readable where they are typed. Directives, links and what is laid out
-// by spaces cannot be broken.
+// commentColumns is how wide a comment that has its lines to itself may be; a tab is four.
+const commentColumns = 100
+
+// TestComments keeps comments readable where they are typed. Directives, links and, in Go, what is
+// laid out by spaces cannot be broken.
 func TestComments(t *testing.T) {
-	const most = 100 // columns; a tab is four
 	for _, s := range sources(t) {
 		for _, group := range s.file.Comments {
 			for _, c := range group.List {
@@ -295,12 +298,46 @@ func TestComments(t *testing.T) {
 				indented := 4 * (at.Column - 1) // if it has a line of its own
 				alone := at.Column == 1 || s.indentation(at.Line) == at.Column-1
 				fixed := !strings.HasPrefix(c.Text, "// ") || strings.HasPrefix(c.Text, "//    ") || strings.Contains(c.Text, "://")
-				if n := indented + utf8.RuneCountInString(c.Text); alone && !fixed && n > most {
-					t.Errorf("%s:%d: a comment of %d columns (limit %d)", s.path, at.Line, n, most)
+				if n := indented + utf8.RuneCountInString(c.Text); alone && !fixed && n > commentColumns {
+					t.Errorf("%s:%d: a comment of %d columns (limit %d)", s.path, at.Line, n, commentColumns)
 				}
 			}
 		}
 	}
+	for _, dir := range []string{"bpf", "clib", "rust", "internal/bench", "test"} {
+		seen := 0
+		err := filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() && d.Name() == "target" {
+				return errors.Join(err, fs.SkipDir)
+			}
+			if !d.IsDir() && slices.Contains([]string{".c", ".h", ".rs"}, filepath.Ext(p)) {
+				seen++
+				return checkBlockComments(t, p)
+			}
+			return nil
+		})
+		if err != nil || seen == 0 {
+			t.Errorf("%s: %d files of C and Rust: %v", dir, seen, err)
+		}
+	}
+}
+
+// checkBlockComments is TestComments for a file of C or Rust.
+func checkBlockComments(t *testing.T, p string) error {
+	raw, err := os.ReadFile(p)
+	if err != nil || bytes.Contains(raw, []byte("automatically generated")) {
+		return err
+	}
+	within := false // a comment that began on an earlier line
+	for i, line := range strings.Split(strings.ReplaceAll(string(raw), "\t", "    "), "\n") {
+		begins := strings.HasPrefix(strings.TrimSpace(line), "/*")
+		comment := within || begins || strings.HasPrefix(strings.TrimSpace(line), "//")
+		if n := utf8.RuneCountInString(line); comment && n > commentColumns && !strings.Contains(line, "://") {
+			t.Errorf("%s:%d: a comment of %d columns (limit %d)", p, i+1, n, commentColumns)
+		}
+		within = (within || begins) && !strings.Contains(line, "*/")
+	}
+	return nil
 }
 
 // TestSizes keeps functions and files readable.

@@ -4,9 +4,10 @@
  * decided by connect() and the cut instead, so nothing of theirs comes here once they are
  * established.
  *
- *   TCP        the SYN is decided and remembered (openers_by_owner); what follows is decided as its SYN would be now, so
- *              that a changed policy ends it: by a RST
- *   datagrams  each is decided; an answer passes if what it answers passed lately and still would (datagrams_by_owner)
+ *   TCP        the SYN is decided and remembered (openers_by_owner); what follows is decided as its
+ *              SYN would be now, so that a changed policy ends it: by a RST
+ *   datagrams  each is decided; an answer passes if what it answers passed lately and still would
+ *              (datagrams_by_owner)
  *   fragments  only the first has ports: the others pass if it did */
 #ifndef HEDDLE_POLICY_FILTER_H
 #define HEDDLE_POLICY_FILTER_H

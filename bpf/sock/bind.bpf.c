@@ -3,12 +3,15 @@
  *
  *   0.0.0.0, own address   -> the overlay address
  *   127.0.0.0/8            -> the endpoint's loopback alias for it
- *   ::                     -> the overlay address, v4-mapped (packets of both families are steered there);
- *                             with IPV6_V6ONLY the IPv6 overlay address or, on an IPv4 overlay, the alias of ::1
+ *   ::                     -> the overlay address, v4-mapped (packets of both families are steered
+ *                             there); with IPV6_V6ONLY the IPv6 overlay address or, on an IPv4
+ *                             overlay, the alias of ::1
  *   ::1                    -> the alias of ::1, v4-mapped
  *   own IPv6 address       -> unchanged
- *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_crossing); else EAFNOSUPPORT
- *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not refuse)
+ *   AF_UNSPEC and 0.0.0.0  -> unchanged, if the kernel is to choose the port (connect_crossing);
+ *                             else EAFNOSUPPORT
+ *   anything else          -> EADDRNOTAVAIL (the socket is transparent: the kernel would not
+ *                             refuse)
  *
  * Who may bind a port below 1024 is asked of the container, not of the node. / */
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* connect(): chooses the path and rewrites the destination for it.
  *
- *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard listens
+ *   own loopback           -> the endpoint's alias, or its overlay address if only a wildcard
+ *                             listens
  *   own loopback, address, -> the mirror address (include/mirror.h), through the own veth
  *   plain listener
  *   this node, intercepted -> unchanged, from the overlay address, over lo
  *   this node, plain       -> unchanged, from the overlay address, through the peer's veth
- *   another node           -> that node's underlay address and one of its direct ports; sockops adds
- *                             the option. Where it cannot be direct: unchanged, over the overlay
+ *   another node           -> that node's underlay address and one of its direct ports; sockops
+ *                             adds the option. Where it cannot be direct: unchanged, over the
+ *                             overlay
  *   the node itself        -> unchanged, from the overlay address
  *   outside                -> unchanged, from whatever address routing picks: the node's
  *   a service              -> one of its backends, which is one of the above (sock/service.h)

@@ -2,7 +2,8 @@
 /* Socket options. The socket lives in the node's namespace, so what the kernel would do to it there
  * is asked first: an allow-list. What is not passed on is one of
  *
- *   kept      the program's wish is noted in the tag and read back; the kernel's own setting is Heddle's
+ *   kept      the program's wish is noted in the tag and read back; the kernel's own setting is
+ *             Heddle's
  *   denied    EPERM: it would reach the node, or show the underlay
  *   unknown   the answer the kernel has for options that it does not know
  *

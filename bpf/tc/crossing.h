@@ -5,8 +5,10 @@
  * (include/mirror.h), which stands for the destination, and its packets are sent as the container's
  * own stack would send them:
  *
- *   x:p -> crossing:q    out by the endpoint's veth: cross_out    x:p or x6:p -> destination:q, in by that veth
- *   destination:q -> x:p or x6:p    to_endpoint: cross_back    crossing:q -> x:p, by the divert device
+ *   x:p -> crossing:q             out by the endpoint's veth; cross_out makes it
+ *                                 x:p or x6:p -> destination:q, in by that veth
+ *   destination:q -> x:p or x6:p  to_endpoint; cross_back makes it
+ *                                 crossing:q -> x:p, by the divert device
  *
  * What is said of the destination there is said of a process that is not intercepted. The tag knows
  * the destination; crossed_by_wire, for which a flood of others may be too much, is asked for what

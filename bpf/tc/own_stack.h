@@ -2,8 +2,10 @@
 /* TCP between node sockets of a container and the processes in its namespace that are not
  * intercepted, over loopback and over the own address (include/mirror.h has the addresses):
  *
- *   own stack a:s -> b:p    on_loopback: mirror(a):s -> node(b):p, out by eth0    from_own_stack: node socket
- *   node socket node(b):p -> mirror(a):s    to_own_stack: passed    into_loopback: b:p -> a:s, in by lo
+ *   own stack a:s -> b:p                  on_loopback makes it mirror(a):s -> node(b):p, out by
+ *                                         eth0; from_own_stack gives it to the node socket
+ *   node socket node(b):p -> mirror(a):s  to_own_stack passes it; into_loopback makes it
+ *                                         b:p -> a:s, in by lo
  *
  * Between the two it is IPv4, whatever the programs use. The two programs in the container's
  * namespace may be removed or changed by its root, and what they send may be forged there: what

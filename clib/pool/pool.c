@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the program's TCP sockets from a batch
- * of many, which the agent fills while they are taken from it, instead of asking for each by a trapped socket().
- * docs/decisions/0038-sockets-by-the-batch.md says why it is like this, internal/plane/tcp/intercept/batch.go is the agent's side.
+/* libheddle-pool.so: preloaded into a dynamically linked program of a container, it takes the
+ * program's TCP sockets from a batch of many, which the agent fills while they are taken from it,
+ * instead of asking for each by a trapped socket(). docs/decisions/0038-sockets-by-the-batch.md
+ * says why it is like this, internal/plane/tcp/intercept/batch.go is the agent's side.
  *
- * The file works under any C library: it makes its system calls itself and needs of the library where errno is. Nothing
- * in it waits for another thread, so it may be called in signal handlers and between fork and exec. */
+ * The file works under any C library: it makes its system calls itself and needs of the library
+ * where errno is. Nothing in it waits for another thread, so it may be called in signal handlers
+ * and between fork and exec. */
 
 #include <asm/unistd.h>
 #include <linux/time_types.h>
@@ -54,9 +56,11 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define SECOND      1000UL
 /* What is older is not given out: the container's endpoint may be another by now. */
 #define MAX_AGE     (10 * SECOND)
-/* For so long an empty batch may be one that the agent has still to add to; later it is given up. */
+/* For so long an empty batch may be one that the agent has still to add to; later it is given
+ * up. */
 #define FILLING     (SECOND / 4)
-/* A batch that lasts shorter than the first is followed by a larger one, longer than the second by a smaller one. */
+/* A batch that lasts shorter than the first is followed by a larger one, longer than the second by
+ * a smaller one. */
 #define SHORT_USE   (SECOND / 4)
 #define LONG_USE    (2 * SECOND)
 /* Programs that may have fewer files open have no pool. */
@@ -74,8 +78,9 @@ typedef unsigned long u64; /* both architectures have 64 bits */
 #define call2(n, a, b)    syscall6(n, (long)(a), (long)(b), 0, 0, 0, 0)
 #define call3(n, a, b, c) syscall6(n, (long)(a), (long)(b), (long)(c), 0, 0, 0)
 
-/* A batch. full changes with every batch in the slot and is 0 when nothing is left to take, and nothing more comes; what
- * else is there is written while it is 0. number stays the same as long as it leads to a batch, so that whoever has seen it meets a batch. */
+/* A batch. full changes with every batch in the slot and is 0 when nothing is left to take, and
+ * nothing more comes; what else is there is written while it is 0. number stays the same as long as
+ * it leads to a batch, so that whoever has seen it meets a batch. */
 struct slot {
 	u32 full;
 	int number; /* -1: none */
@@ -103,7 +108,8 @@ struct state {
 static struct state *page;
 /* There is no pool in this process, nor in its children. */
 static u32 off;
-/* The batchs that a child has of its parent: it closes them. Written as batchs come and not wiped. */
+/* The batches that a child has of its parent: it closes them. Written as batches come and not
+ * wiped. */
 static struct {
 	int number; /* plus 1, so that 0 is none */
 	u64 device, inode;
@@ -111,7 +117,8 @@ static struct {
 
 extern int *__errno_location(void);
 
-/* Clears the registers of the last three arguments after the call: the program's next trapped call must not have them. */
+/* Clears the registers of the last three arguments after the call: the program's next trapped call
+ * must not have them. */
 static inline long syscall6(long n, long a, long b, long c, long d, long e, long f)
 {
 #if defined(__x86_64__)
@@ -203,7 +210,7 @@ static struct state *get_page(void)
 	return p;
 }
 
-/* Begins in a new process: closes the batchs that are its parent's. */
+/* Begins in a new process: closes the batches that are its parent's. */
 static void begin(struct state *s)
 {
 	int i;
@@ -324,8 +331,8 @@ static u32 next_size(struct family *f, u64 time)
 	return f->size;
 }
 
-/* Asks for a batch and puts it into a slot. Gives -1, or the single socket that came instead, which is close-on-exec and
- * blocks. Called by the thread that has set filling. */
+/* Asks for a batch and puts it into a slot. Gives -1, or the single socket that came instead, which
+ * is close-on-exec and blocks. Called by the thread that has set filling. */
 static long fill(struct state *s, struct family *f, struct slot *c, int i, int family, u32 user, u32 group,
                  u64 time)
 {
@@ -381,7 +388,8 @@ static int many(struct state *s, u64 time)
 	return __atomic_add_fetch(&s->count, 1, __ATOMIC_RELAXED) >= BEGIN_AFTER;
 }
 
-/* Gives up the batchs of a process that can have no more files: it may have their numbers. Tells whether there were any. */
+/* Gives up the batches of a process that can have no more files: it may have their numbers. Tells
+ * whether there were any. */
 static int make_room(struct state *s, u64 time)
 {
 	int i, room = 0;
@@ -400,7 +408,8 @@ static int make_room(struct state *s, u64 time)
 	return room;
 }
 
-/* Gives a socket from the pool, with close-on-exec if flags say so; -1 if the caller has to ask for one. */
+/* Gives a socket from the pool, with close-on-exec if flags say so; -1 if the caller has to ask for
+ * one. */
 static int take(struct state *s, int family, int flags)
 {
 	struct family *f = &s->families[family == AF_INET6];
@@ -445,7 +454,8 @@ static int take(struct state *s, int family, int flags)
 	return got < 0 ? -1 : got;
 }
 
-/* Asks for a socket. A signal can end a call that is trapped, and never one that is not: so no program expects EINTR. */
+/* Asks for a socket. A signal can end a call that is trapped, and never one that is not: so no
+ * program expects EINTR. */
 static long ask(int family, int type, int protocol)
 {
 	long r;
@@ -479,7 +489,8 @@ PUBLIC int socket(int family, int type, int protocol)
 	return result_of(r);
 }
 
-/* What is in batchs is of the network namespace that the process was in, and at numbers of its table of files. */
+/* What is in batches is of the network namespace that the process was in, and at numbers of its
+ * table of files. */
 PUBLIC int unshare(int flags)
 {
 	long r = call1(__NR_unshare, flags);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What the agent of a node and a stack module say to each other, docs/protocols/stack-module.md, which says what each
- * field means.
+/* What the agent of a node and a stack module say to each other, docs/protocols/stack-module.md,
+ * which says what each field means.
  *
- * This file is the only source of these layouts: bindgen makes rust/heddle-stack/src/abi.rs of it, and cgo -godefs
- * internal/plane/stacks/protocol/abi.go (make generate; the Go file needs no cgo). Numbers are in the machine's own byte
- * order, addresses in network byte order. Structs have no padding: what the compiler would add is named, and is 0. */
+ * This file is the only source of these layouts: bindgen makes rust/heddle-stack/src/abi.rs of it,
+ * and cgo -godefs internal/plane/stacks/protocol/abi.go (make generate; the Go file needs no cgo).
+ * Numbers are in the machine's own byte order, addresses in network byte order. Structs have no
+ * padding: what the compiler would add is named, and is 0. */
 #ifndef HEDDLE_STACK_PROTOCOL_H
 #define HEDDLE_STACK_PROTOCOL_H
 
@@ -238,7 +239,8 @@ struct stack_info {
 	uint32_t reserved;
 };
 
-/* Counters since the tenant was made; those up to `receive_queued` are of now. Tenant 0 is the module: the sums. */
+/* Counters since the tenant was made; those up to `receive_queued` are of now. Tenant 0 is the
+ * module: the sums. */
 struct stack_stats {
 	struct stack_head head;
 	uint64_t processor;       /* nanoseconds; of tenant 0: of the process */

@@ -99,8 +99,8 @@ static void init_context(struct context *c, int async_fd)
 	v->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 }
 
-/* Shows the router that it has the memory of this process open, and not that of a program which took its
- * place. */
+/* Shows the router that it has the memory of this process open, and not that of a program which
+ * took its place. */
 static int show_memory(struct context *c)
 {
 	struct verbs_show_memory_request request = {.address = (uintptr_t)c->shared};

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What the verbs library in a container and the router of the node say to each other: messages on the control socket
- * (docs/protocols/verbs-control.md) and slots in rings (docs/protocols/verbs-rings.md), which say what each field means.
+/* What the verbs library in a container and the router of the node say to each other: messages on
+ * the control socket (docs/protocols/verbs-control.md) and slots in rings
+ * (docs/protocols/verbs-rings.md), which say what each field means.
  *
- * This file is the only source of these layouts: bindgen makes rust/verbs-protocol/src/abi.rs of it (make generate).
- * Numbers are in the machine's own byte order, because both sides are on one machine, unless a field is said to be in
- * network byte order. Structs have no padding: what the compiler would add is named, and is 0. */
+ * This file is the only source of these layouts: bindgen makes rust/verbs-protocol/src/abi.rs of it
+ * (make generate). Numbers are in the machine's own byte order, because both sides are on one
+ * machine, unless a field is said to be in network byte order. Structs have no padding: what the
+ * compiler would add is named, and is 0. */
 #ifndef HEDDLE_VERBS_PROTOCOL_H
 #define HEDDLE_VERBS_PROTOCOL_H
 
@@ -92,7 +94,8 @@ struct verbs_reply {
 	uint32_t reserved;
 };
 
-/* A request that names one object and nothing else: the DESTROY commands, DEALLOC_PD, DEREG_MR, the QUERY commands. */
+/* A request that names one object and nothing else: the DESTROY commands, DEALLOC_PD, DEREG_MR, the
+ * QUERY commands. */
 struct verbs_object_request {
 	struct verbs_request head;
 	uint32_t object; /* handle; a QP's is its number */

@@ -184,8 +184,8 @@ impl Objects {
         handle.ok_or(ENOMEM)
     }
 
-    /// Charges the endpoint for an object and its memory, and makes the memory; `build` makes the object
-    /// in it. What fails leaves nothing charged.
+    /// Charges the endpoint for an object and its memory, and makes the memory; `build` makes the
+    /// object in it. What fails leaves nothing charged.
     pub(crate) fn with_memory<T>(
         &mut self,
         context: u32,
@@ -302,7 +302,8 @@ impl Objects {
         self.cqs.remove(handle);
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.users -= 1;
-            // What a program does not read must not grow with the queues that it makes and destroys.
+            // What a program does not read must not grow with the queues that it makes and
+            // destroys.
             channel.events.held.retain(|event| event[8..12] != handle.to_ne_bytes());
         }
         self.refund(context, Quota::Cqs, 1);
@@ -470,8 +471,8 @@ impl Objects {
         Ok(done())
     }
 
-    /// The process that connected has the context's memory mapped there, if it is the one whose memory the
-    /// router has open.
+    /// The process that connected has the context's memory mapped there, if it is the one whose
+    /// memory the router has open.
     fn show_memory(&mut self, context: u32, address: u64) -> Result<Answer, Errno> {
         let context = usable(self.contexts.get_mut(context))?;
         let memory = usable(context.memory.as_ref())?;

@@ -1,5 +1,5 @@
-//! How connections between endpoints are asked for: one for a pair of queues, one for the datagrams to a
-//! GID. The agent makes them. `docs/protocols/verbs-agent.md`.
+//! How connections between endpoints are asked for: one for a pair of queues, one for the datagrams
+//! to a GID. The agent makes them. `docs/protocols/verbs-agent.md`.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -21,10 +21,12 @@ const DATAGRAMS_TIME: Duration = Duration::from_secs(10);
 const AGAIN_FIRST: Duration = Duration::from_millis(50);
 const AGAIN_MOST: Duration = Duration::from_secs(1);
 
-/// The tag of a CONNECT for datagrams has this bit, beside a number of its own; the others have the number of a queue pair.
+/// The tag of a CONNECT for datagrams has this bit, beside a number of its own; the others have the
+/// number of a queue pair.
 const DATAGRAMS: u32 = 1 << 31;
 
-/// Destinations of datagrams that an endpoint may wait for at a time; what goes to others is dropped.
+/// Destinations of datagrams that an endpoint may wait for at a time; what goes to others is
+/// dropped.
 const ASKED_MAX: usize = 64;
 
 /// A CONNECT for datagrams that the agent has not answered.
@@ -103,8 +105,8 @@ impl Objects {
         self.at(Instant::now() + after, Timer::Seek(number, again));
     }
 
-    /// The connection by which an endpoint sends datagrams to a GID; asked for if there is none. `Err`
-    /// says that it was refused.
+    /// The connection by which an endpoint sends datagrams to a GID; asked for if there is none.
+    /// `Err` says that it was refused.
     pub(crate) fn datagram_link(
         &mut self,
         endpoint: u32,

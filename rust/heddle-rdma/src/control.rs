@@ -117,8 +117,8 @@ impl Objects {
         }
     }
 
-    /// Sends a reply, or keeps it until there is room. `kept` says that it was. False if nothing more is
-    /// to be read from the context for now.
+    /// Sends a reply, or keeps it until there is room. `kept` says that it was. False if nothing
+    /// more is to be read from the context for now.
     fn reply(&mut self, handle: u32, (bytes, descriptors): Unsent, kept: bool) -> bool {
         let Some(context) = self.contexts.get_mut(handle) else { return false };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();

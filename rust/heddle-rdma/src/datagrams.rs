@@ -131,7 +131,8 @@ impl Objects {
         }
     }
 
-    /// Sends a datagram, or drops it if there has been no room for too long; false if it has to wait.
+    /// Sends a datagram, or drops it if there has been no room for too long; false if it has to
+    /// wait.
     pub(crate) fn say_datagram(
         &mut self,
         handle: u32,

@@ -1,8 +1,8 @@
 //! The router of the verbs plane: it serves the queue pairs of a node's containers.
 //!
-//! One thread runs a loop over sockets, doorbells and queue pairs. It owns everything; there is no lock,
-//! and nothing is allocated while requests are served. Containers are hostile: what they write into their
-//! rings and say on their sockets is copied before it is looked at.
+//! One thread runs a loop over sockets, doorbells and queue pairs. It owns everything; there is no
+//! lock, and nothing is allocated while requests are served. Containers are hostile: what they
+//! write into their rings and say on their sockets is copied before it is looked at.
 //!
 //! | module | what it owns |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! Connections between endpoints: how they are asked for, greeted, matched with queue pairs, and ended.
-//! `docs/protocols/verbs-wire.md`. What is said on them after the greeting is `remote`'s.
+//! Connections between endpoints: how they are asked for, greeted, matched with queue pairs, and
+//! ended. `docs/protocols/verbs-wire.md`. What is said on them after the greeting is `remote`'s.
 //!
-//! A pair on one node has a connection as well, both ends of which are here: it says that the two may
-//! speak, until it ends.
+//! A pair on one node has a connection as well, both ends of which are here: it says that the two
+//! may speak, until it ends.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -391,7 +391,8 @@ impl Objects {
         self.push(handle);
     }
 
-    /// Joins a connection that was greeted with the queue pair that it means, if that names the opener's.
+    /// Joins a connection that was greeted with the queue pair that it means, if that names the
+    /// opener's.
     pub(crate) fn match_link(&mut self, handle: u32) {
         let Some(link) = self.links.get(handle) else { return };
         let Some(heard) = link.greeting else { return };
@@ -525,8 +526,8 @@ impl Objects {
         self.end_link(handle);
     }
 
-    /// Ends a connection that has ended, or that breaks a rule: its queue pair fails, if it was more than
-    /// a try.
+    /// Ends a connection that has ended, or that breaks a rule: its queue pair fails, if it was
+    /// more than a try.
     pub(crate) fn end_link(&mut self, handle: u32) {
         let Some(link) = self.links.remove(handle) else { return };
         self.epoll.remove(link.stream.as_fd());

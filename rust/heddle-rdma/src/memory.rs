@@ -1,8 +1,8 @@
 //! Memory of programs: which bytes a key names, and how they are copied.
 //!
-//! The memory of a program belongs to the program, which may write to it, unmap it or end at any time.
-//! Bytes are copied from one place to another and never looked at; a place that is not there any more is
-//! a [`Fault`]. Nothing here allocates after it was made.
+//! The memory of a program belongs to the program, which may write to it, unmap it or end at any
+//! time. Bytes are copied from one place to another and never looked at; a place that is not there
+//! any more is a [`Fault`]. Nothing here allocates after it was made.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
@@ -20,8 +20,9 @@ use crate::table::Table;
 /// processor's cache between the two copies.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
-/// The process whose memory a context names, or rather: the memory that it had when it connected. Should
-/// it execute another program, this memory is gone, and the other program's is not to be had.
+/// The process whose memory a context names, or rather: the memory that it had when it connected.
+/// Should it execute another program, this memory is gone, and the other program's is not to be
+/// had.
 pub(crate) struct Process {
     pid: libc::pid_t,
     memory: OwnedFd,
@@ -40,10 +41,10 @@ impl Process {
         self.pid
     }
 
-    /// Whether the process has this shared memory mapped at an address: the router changes the word of
-    /// it that is for this, and finds it changed there at once; then the other way round. Nothing of
-    /// what was mapped outlives the execution of another program, and nobody but the program itself
-    /// maps. So it is the program that was given the memory.
+    /// Whether the process has this shared memory mapped at an address: the router changes the word
+    /// of it that is for this, and finds it changed there at once; then the other way round.
+    /// Nothing of what was mapped outlives the execution of another program, and nobody but the
+    /// program itself maps. So it is the program that was given the memory.
     pub(crate) fn maps(&self, shared: &SharedMemory, address: u64) -> bool {
         let at = abi::VERBS_CONTEXT_PROOF as usize;
         if !address.is_multiple_of(4096) || at + 8 > shared.len() {
@@ -179,7 +180,8 @@ impl Copier {
         Self { buffer: buffer.expect("as long as a chunk") }
     }
 
-    /// Copies the pieces of one side to those of the other: the same number of bytes, at most a chunk.
+    /// Copies the pieces of one side to those of the other: the same number of bytes, at most a
+    /// chunk.
     pub(crate) fn copy(&mut self, from: &[Piece], to: &[Piece]) -> Result<(), Side> {
         let length: usize = from.iter().map(|p| p.length).sum();
         debug_assert_eq!(length, to.iter().map(|p| p.length).sum());
@@ -227,7 +229,8 @@ fn place(memory: &Arc<SharedMemory>, at: u64, length: usize) -> Option<(*mut u8,
     Some((unsafe { memory.as_ptr().byte_add(at) }.as_ptr(), length))
 }
 
-/// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the pieces.
+/// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the
+/// pieces.
 fn transfer(own: (*mut u8, usize), pieces: &[Piece], write: bool) -> Result<(), Fault> {
     let mut done = 0;
     for piece in pieces {

@@ -36,8 +36,8 @@ pub(crate) enum Quota {
     Channels,
     /// Bytes of shared memory.
     Memory,
-    /// Pieces of it that the program asked for by itself: each takes a descriptor and a mapping of the
-    /// router, of which there are only so many for all endpoints, however few bytes it has.
+    /// Pieces of it that the program asked for by itself: each takes a descriptor and a mapping of
+    /// the router, of which there are only so many for all endpoints, however few bytes it has.
     Memories,
 }
 

@@ -1,5 +1,5 @@
-//! What keeps containers from each other and from the router, by name, so that a test can do without one
-//! of them: an attack has to succeed then. `docs/howto/attack-suite.md`.
+//! What keeps containers from each other and from the router, by name, so that a test can do
+//! without one of them: an attack has to succeed then. `docs/howto/attack-suite.md`.
 
 /// A protection of the router's.
 #[derive(Clone, Copy)]

@@ -154,16 +154,16 @@ impl CompletionRing {
         slot.is_some_and(|slot| self.producer.push(&[slot]) == Ok(1))
     }
 
-    /// Whether the program is to get an event for what was pushed since the last time. It wants none any
-    /// more then.
+    /// Whether the program is to get an event for what was pushed since the last time. It wants
+    /// none any more then.
     pub(crate) fn take_wish(&mut self) -> bool {
         let (any, solicited) = (self.any, self.solicited);
         (self.any, self.solicited) = (false, false);
         if !any {
             return false;
         }
-        // The program writes its wish and then looks for completions; here it is the other way round.
-        // Without a fence on both sides either might miss the other.
+        // The program writes its wish and then looks for completions; here it is the other way
+        // round. Without a fence on both sides either might miss the other.
         fence(Ordering::SeqCst);
         let word = self.word();
         let wish = word.load(Ordering::Relaxed);

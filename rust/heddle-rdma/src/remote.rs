@@ -1,5 +1,5 @@
-//! Work requests between nodes: what a requester says on a connection, how it hears answers, and datagrams.
-//! `docs/protocols/verbs-wire.md`.
+//! Work requests between nodes: what a requester says on a connection, how it hears answers, and
+//! datagrams. `docs/protocols/verbs-wire.md`.
 
 use std::time::Instant;
 
@@ -349,8 +349,8 @@ impl Objects {
     }
 }
 
-/// Answers that a responder may owe: to a peer that keeps to the rules it owes 16 READs, what lies between
-/// them, and one negative answer.
+/// Answers that a responder may owe: to a peer that keeps to the rules it owes 16 READs, what lies
+/// between them, and one negative answer.
 const RESPONSES_MAX: usize = 64;
 
 /// Numbers that lie before one, and not after it.

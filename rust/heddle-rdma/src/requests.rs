@@ -1,7 +1,7 @@
 //! Work requests of queue pairs: what each turn of one does, on one node from memory to memory.
 //!
-//! A request that was taken out of its ring stays the queue pair's current one until it is complete: it
-//! waits for a peer that is not ready, and a long one takes several turns.
+//! A request that was taken out of its ring stays the queue pair's current one until it is
+//! complete: it waits for a peer that is not ready, and a long one takes several turns.
 
 use std::time::{Duration, Instant};
 
@@ -164,8 +164,8 @@ impl Objects {
         turn
     }
 
-    /// The current request of a queue pair, or the next one out of its ring. One that is wrong in itself
-    /// fails here.
+    /// The current request of a queue pair, or the next one out of its ring. One that is wrong in
+    /// itself fails here.
     pub(crate) fn take_current(&mut self, number: u32) -> Option<Current> {
         let qp = self.qps.get_mut(number).filter(|q| q.state == State::ReadyToSend)?;
         if let Some(current) = qp.current.take() {
@@ -200,8 +200,8 @@ impl Objects {
         }
     }
 
-    /// Keeps a request that has to wait, or fails it if it has waited for long enough: with `timer` for
-    /// a receive request, else for a peer.
+    /// Keeps a request that has to wait, or fails it if it has waited for long enough: with `timer`
+    /// for a receive request, else for a peer.
     fn wait(
         &mut self,
         number: u32,
@@ -279,7 +279,8 @@ impl Objects {
         }
     }
 
-    /// The queue pair with which a connected one is paired: each names the other, by number and GID.
+    /// The queue pair with which a connected one is paired: each names the other, by number and
+    /// GID.
     pub(crate) fn peer(&self, number: u32) -> Option<u32> {
         let qp = self.qps.get(number)?;
         let peer = self.qps.get(qp.attr.dest_qp_num)?;
@@ -293,8 +294,8 @@ impl Objects {
         paired.then_some(qp.attr.dest_qp_num)
     }
 
-    /// Takes a receive request of a queue pair or of its shared queue. What is wrong with it fails the
-    /// receiver.
+    /// Takes a receive request of a queue pair or of its shared queue. What is wrong with it fails
+    /// the receiver.
     pub(crate) fn take_receive(&mut self, number: u32) -> Taken {
         let Some(qp) = self.qps.get_mut(number) else { return Taken::Empty };
         if let Some(inbound) = qp.inbound.take() {
@@ -477,8 +478,8 @@ pub(crate) fn refusal(qp: &Qp, send: &Send, length: u64) -> Option<u32> {
     (length > MAX_MESSAGE.into()).then_some(ibv::WC_LOC_LEN_ERR)
 }
 
-/// Finds `n` bytes from `skip` on in a list of entries. Each is looked up when it is used: a region that
-/// was taken away in the middle of a message is not there any more.
+/// Finds `n` bytes from `skip` on in a list of entries. Each is looked up when it is used: a region
+/// that was taken away in the middle of a message is not there any more.
 pub(crate) fn gather(
     regions: &Regions,
     entries: usize,

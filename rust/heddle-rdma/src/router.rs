@@ -64,7 +64,8 @@ impl Router {
         })
     }
 
-    /// A turn of each queue pair that may have work; then events, waiting for them if there was none.
+    /// A turn of each queue pair that may have work; then events, waiting for them if there was
+    /// none.
     fn round(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let mut until = self.objects.expire(now);
@@ -85,8 +86,8 @@ impl Router {
         self.sleep(now)
     }
 
-    /// A turn of each queue pair of the contexts that are awake or wait. Says whether there was work, and
-    /// when the first of those that wait gives up.
+    /// A turn of each queue pair of the contexts that are awake or wait. Says whether there was
+    /// work, and when the first of those that wait gives up.
     fn turn(&mut self, now: Instant, until: &mut Option<Instant>) -> bool {
         let mut worked = false;
         let mut round = std::mem::take(&mut self.round);

@@ -166,7 +166,8 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io
         message.msg_controllen = used.next_multiple_of(8);
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `message` names `bytes`, which the kernel only reads, and `control`; both outlive the call.
+    // SAFETY: `message` names `bytes`, which the kernel only reads, and `control`; both outlive the
+    // call.
     length(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) }).map(drop)
 }
 
@@ -185,8 +186,8 @@ impl Default for Control {
     }
 }
 
-/// Receives one message into `bytes`, and its descriptors, never waiting. Says how long it is: 0 at the
-/// end, more than `bytes` has if it was cut off.
+/// Receives one message into `bytes`, and its descriptors, never waiting. Says how long it is: 0 at
+/// the end, more than `bytes` has if it was cut off.
 pub(crate) fn receive(
     socket: &OwnedFd,
     bytes: &mut [u8],
@@ -273,8 +274,8 @@ fn is_alive(pidfd: &OwnedFd) -> bool {
     sent == 0
 }
 
-/// Reads bytes of another process into one's own, or writes them: as many as `local` has, from `there` on
-/// or to it. Says whether all of it was done.
+/// Reads bytes of another process into one's own, or writes them: as many as `local` has, from
+/// `there` on or to it. Says whether all of it was done.
 ///
 /// # Safety
 ///
@@ -300,7 +301,8 @@ pub(crate) unsafe fn memory_copy(
 /// Random bits.
 pub(crate) fn random() -> u32 {
     let mut bits = MaybeUninit::<u32>::zeroed();
-    // SAFETY: the kernel writes four bytes. Without entropy they stay zero, which is a value as well.
+    // SAFETY: the kernel writes four bytes. Without entropy they stay zero, which is a value as
+    // well.
     unsafe { libc::getrandom(bits.as_mut_ptr().cast(), 4, libc::GRND_NONBLOCK) };
     // SAFETY: zeroed, and any bytes are a number.
     unsafe { bits.assume_init() }

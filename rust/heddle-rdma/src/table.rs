@@ -1,10 +1,10 @@
-//! Objects by handles that a container cannot guess its way around with: a handle whose object is gone
-//! stays wrong for a long time, because it has the number of times that its place was used.
+//! Objects by handles that a container cannot guess its way around with: a handle whose object is
+//! gone stays wrong for a long time, because it has the number of times that its place was used.
 
 use std::collections::VecDeque;
 
-/// Objects by handle. A handle is the index of a place and, above it, the place's generation, which is
-/// never 0: so no handle is 0.
+/// Objects by handle. A handle is the index of a place and, above it, the place's generation, which
+/// is never 0: so no handle is 0.
 pub(crate) struct Table<T> {
     places: Vec<Place<T>>,
     /// Free places, the one that has been free for the longest time first.
@@ -24,8 +24,8 @@ impl<T> Table<T> {
         Self { places: Vec::new(), free: VecDeque::new(), index_bits, handle_bits }
     }
 
-    /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are left
-    /// out: a random number makes handles hard to guess. `None` if the table is full.
+    /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are
+    /// left out: a random number makes handles hard to guess. `None` if the table is full.
     pub(crate) fn insert(&mut self, object: T, skip: u32) -> Option<u32> {
         let index = match self.free.pop_front() {
             Some(index) => index,

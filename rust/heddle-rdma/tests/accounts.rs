@@ -1,4 +1,5 @@
-//! What the router tells its agent of endpoints and queue pairs: nothing is counted twice or not at all.
+//! What the router tells its agent of endpoints and queue pairs: nothing is counted twice or not at
+//! all.
 
 mod support;
 

@@ -1,6 +1,6 @@
-//! Attacks, each on a router as it is, and on one that does without the protection that is said to stop it:
-//! there it has to succeed, or it proves nothing. `cargo test --features attack`; without the feature the
-//! router has no such switch, and the attacks say so.
+//! Attacks, each on a router as it is, and on one that does without the protection that is said to
+//! stop it: there it has to succeed, or it proves nothing. `cargo test --features attack`; without
+//! the feature the router has no such switch, and the attacks say so.
 
 mod support;
 
@@ -41,7 +41,8 @@ fn map(byte: u8) {
     unsafe { at.cast::<u8>().write_bytes(byte, 4096) };
 }
 
-/// Another program, which a test executes: it has a secret where the one before had something of its own.
+/// Another program, which a test executes: it has a secret where the one before had something of
+/// its own.
 #[test]
 #[ignore = "is executed by others"]
 fn victim() {
@@ -146,8 +147,8 @@ fn reach(router: &Router, mut device: Device, pd: u32, key: u32) -> Option<u8> {
     (b.receives.result() == (7, ibv::WC_SUCCESS)).then(|| b.buffer[0])
 }
 
-/// A process opens a device and registers memory, and somebody else has the connection, too; then it executes
-/// another program, as a set-user-ID one would be.
+/// A process opens a device and registers memory, and somebody else has the connection, too; then
+/// it executes another program, as a set-user-ID one would be.
 #[test]
 fn the_memory_of_a_program_that_takes_the_place_is_not_registered() {
     attacked("address_space", |router| {

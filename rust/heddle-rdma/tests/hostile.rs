@@ -130,8 +130,8 @@ fn memory_that_is_not_there_is_refused_or_fails() {
     assert_eq!(a.device.register_at(a.pd, 4096, 0, 1), Err(libc::EINVAL));
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 2), Err(libc::EINVAL));
     assert_eq!(a.device.register(a.pd, &mut [0; 8], 16), Err(libc::EOPNOTSUPP));
-    // Registered, and then not to be had: unmapped, another thread's test could get the same address.
-    // SAFETY: the kernel reads a name.
+    // Registered, and then not to be had: unmapped, another thread's test could get the same
+    // address. SAFETY: the kernel reads a name.
     let file = unsafe { libc::memfd_create(c"gone".as_ptr(), libc::MFD_CLOEXEC) };
     // SAFETY: the kernel has just made it for this process.
     let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(file) });
@@ -260,7 +260,8 @@ fn requests_in_a_second_are_bounded() {
     assert!(took >= std::time::Duration::from_millis(450), "{took:?}");
 }
 
-/// Starts a process with this number, which waits until it is killed; `first` is what it does before.
+/// Starts a process with this number, which waits until it is killed; `first` is what it does
+/// before.
 fn process(number: Option<libc::pid_t>, first: impl FnOnce()) -> Option<libc::pid_t> {
     let wanted = number.unwrap_or(0);
     // SAFETY: integers, for which zero is a value.
@@ -269,8 +270,8 @@ fn process(number: Option<libc::pid_t>, first: impl FnOnce()) -> Option<libc::pi
     if number.is_some() {
         (arguments.set_tid, arguments.set_tid_size) = (&raw const wanted as u64, 1);
     }
-    // SAFETY: the kernel reads the arguments; the child gets a copy of all memory, and does nothing but
-    // system calls.
+    // SAFETY: the kernel reads the arguments; the child gets a copy of all memory, and does nothing
+    // but system calls.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of_val(&arguments)) }
     {
         0 => {
@@ -296,8 +297,8 @@ fn end(pid: libc::pid_t) {
     assert_eq!(unsafe { libc::waitpid(pid, core::ptr::null_mut(), 0) }, pid);
 }
 
-/// A process connects, passes the connection on and ends; then its number is another one's, before the
-/// router looks who has connected. That one's memory is not to be had.
+/// A process connects, passes the connection on and ends; then its number is another one's, before
+/// the router looks who has connected. That one's memory is not to be had.
 #[test]
 fn a_number_that_is_another_process_s_by_now_is_not_believed() {
     let router = Router::start();

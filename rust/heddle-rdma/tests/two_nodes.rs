@@ -214,8 +214,8 @@ fn those_that_may_not_speak_do_not() {
     }
 }
 
-/// A connection on which the test plays the router of endpoint 2, whose queue pair has number 9. What it
-/// says first is `greeting`.
+/// A connection on which the test plays the router of endpoint 2, whose queue pair has number 9.
+/// What it says first is `greeting`.
 fn intrude(router: &Router, greeting: &Greeting) -> TcpStream {
     let (ours, theirs) = tcp_pair();
     let accepted = Message::Accepted { endpoint: 1, source: gid(2), destination: gid(1) };

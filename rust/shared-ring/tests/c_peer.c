@@ -2,7 +2,8 @@
 /* The other process of c_peer.rs: sends back each slot that comes, by clib/ring/ring.h. Arguments:
  * the descriptors of the memory, of its ringing and of its waiting end; the memory's length, the
  * rings' capacity, the offsets of the ring to read and of the one to write, of the doorbell to ring
- * and of the one to sleep in; the number of slots. Ends with 0, or with the line where it failed. */
+ * and of the one to sleep in; the number of slots. Ends with 0, or with the line where it
+ * failed. */
 
 #include <stdlib.h>
 #include <sys/epoll.h>

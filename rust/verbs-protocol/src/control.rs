@@ -11,8 +11,8 @@ pub const EINVAL: Errno = 22;
 /// EOPNOTSUPP.
 pub const EOPNOTSUPP: Errno = 95;
 
-/// What is asked for. A request that is here has its right length, and its reserved fields are 0; the
-/// numbers in it are not checked.
+/// What is asked for. A request that is here has its right length, and its reserved fields are 0;
+/// the numbers in it are not checked.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the page describes the commands")]
 pub enum Request {

@@ -1,5 +1,6 @@
 //! What libraries, routers and agents of the verbs plane say to each other. The pages
-//! `docs/protocols/verbs-control.md`, `verbs-rings.md`, `verbs-wire.md` and `verbs-agent.md` are normative.
+//! `docs/protocols/verbs-control.md`, `verbs-rings.md`, `verbs-wire.md` and `verbs-agent.md` are
+//! normative.
 //!
 //! | module | what it owns |
 //! |---|---|
@@ -10,7 +11,8 @@
 //! | [`agent`] | messages between the router and its agent |
 //! | [`ibv`] | numbers of libibverbs |
 //!
-//! Everything here is pure: bytes in, values or a typed refusal out. Nothing panics, whatever the bytes.
+//! Everything here is pure: bytes in, values or a typed refusal out. Nothing panics, whatever the
+//! bytes.
 
 pub mod agent;
 pub mod control;

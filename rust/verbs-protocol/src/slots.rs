@@ -14,8 +14,8 @@ const SEND_PAYLOAD: usize = abi::VERBS_SEND_PAYLOAD as usize;
 const RECEIVE_PAYLOAD: usize = abi::VERBS_RECEIVE_PAYLOAD as usize;
 const SGE: usize = size_of::<verbs_sge>();
 
-/// The number of slots by which the work request that begins with this slot says where the next one begins.
-/// `None` if that cannot be, and the ring has no next one.
+/// The number of slots by which the work request that begins with this slot says where the next one
+/// begins. `None` if that cannot be, and the ring has no next one.
 #[must_use]
 pub fn send_slots(first: &[u8; SLOT]) -> Option<usize> {
     slots(first[10])
@@ -41,8 +41,8 @@ pub struct Send {
 }
 
 impl Send {
-    /// Reads a request out of all of its slots. What is wrong in it, so that it is completed with an
-    /// error, is answered as `Err` with its `wr_id`.
+    /// Reads a request out of all of its slots. What is wrong in it, so that it is completed with
+    /// an error, is answered as `Err` with its `wr_id`.
     ///
     /// # Errors
     ///

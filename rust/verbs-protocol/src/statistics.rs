@@ -1,4 +1,5 @@
-//! Records of a STATISTICS message: what endpoints and queue pairs have done. `docs/protocols/verbs-agent.md`.
+//! Records of a STATISTICS message: what endpoints and queue pairs have done.
+//! `docs/protocols/verbs-agent.md`.
 
 use crate::Gid;
 

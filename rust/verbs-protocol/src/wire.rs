@@ -64,8 +64,8 @@ impl Greeting {
     ///
     /// # Errors
     ///
-    /// [`Malformed`] if it does not begin as greetings do, or, in the version that is known, a field
-    /// has a value that is not there.
+    /// [`Malformed`] if it does not begin as greetings do, or, in the version that is known, a
+    /// field has a value that is not there.
     pub fn parse(bytes: &[u8; GREETING]) -> Result<Self, Malformed> {
         let greeting = Self {
             version: short(bytes, 8),

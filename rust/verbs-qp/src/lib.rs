@@ -1,6 +1,6 @@
-//! The state machine of queue pairs: which change of state is allowed with which attributes, and which
-//! values they may have. Pure; the tables are those of the InfiniBand specification (10.3.1), as Linux's
-//! `ib_modify_qp_is_ok` reads them.
+//! The state machine of queue pairs: which change of state is allowed with which attributes, and
+//! which values they may have. Pure; the tables are those of the InfiniBand specification (10.3.1),
+//! as Linux's `ib_modify_qp_is_ok` reads them.
 
 use std::time::Duration;
 
@@ -156,8 +156,8 @@ const RULES: [Rule; 5] = [
     Rule { from: State::ReadyToSend, to: State::ReadyToSend, needed: [0; 3], allowed: LIVE },
 ];
 
-/// Says which state a queue pair in `from` has after a change with `mask` (`enum ibv_qp_attr_mask`) and
-/// `attr`, and that the attributes may be taken.
+/// Says which state a queue pair in `from` has after a change with `mask` (`enum ibv_qp_attr_mask`)
+/// and `attr`, and that the attributes may be taken.
 ///
 /// # Errors
 ///

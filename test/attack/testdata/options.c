@@ -1,7 +1,8 @@
-/* Looks for what it must not see: "options PEER PORT NEEDLE...": connects to PEER, which echoes, and searches whatever
- * the kernel puts into its memory for the needles (bytes in hexadecimal): socket options of every level and number,
- * on a connected socket, an accepted one and a listener; the error queue, with timestamps asked for in every way; and
- * control messages. A call that fails may have written all the same. Prints one line for each find, and "done". */
+/* Looks for what it must not see: "options PEER PORT NEEDLE...": connects to PEER, which echoes,
+ * and searches whatever the kernel puts into its memory for the needles (bytes in hexadecimal):
+ * socket options of every level and number, on a connected socket, an accepted one and a listener;
+ * the error queue, with timestamps asked for in every way; and control messages. A call that fails
+ * may have written all the same. Prints one line for each find, and "done". */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <linux/errqueue.h>
@@ -71,7 +72,8 @@ static int try_connect(int family)
 	return fd;
 }
 
-/* Sends a byte, with a control message that asks for timestamps if flags, and waits for its echo. */
+/* Sends a byte, with a control message that asks for timestamps if flags, and waits for its
+ * echo. */
 static void echo(int fd, unsigned flags)
 {
 	char c = 'x', control[CMSG_SPACE(4)] = {0};

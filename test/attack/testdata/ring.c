@@ -1,6 +1,6 @@
-/* Does by io_uring what hooks refuse or change when it is done by system calls, on sockets that socket() gave:
- * "ring NODE-ADDRESS PORT" prints one line for each call. Without arguments, which of the operations the kernel has: to be
- * asked of sockets that no hook sees. */
+/* Does by io_uring what hooks refuse or change when it is done by system calls, on sockets that
+ * socket() gave: "ring NODE-ADDRESS PORT" prints one line for each call. Without arguments, which
+ * of the operations the kernel has: to be asked of sockets that no hook sees. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,6 +1,7 @@
-/* Sends a frame that the kernel is to write a checksum into, at a place of the program's choice: "xdp DEVICE START OFFSET FRAME",
- * the frame in hexadecimal. An AF_XDP socket takes CAP_NET_RAW only, and the kernel checks less of what it is told here than by
- * PACKET_VNET_HDR: START may be in any header. Prints "sent". */
+/* Sends a frame that the kernel is to write a checksum into, at a place of the program's choice:
+ * "xdp DEVICE START OFFSET FRAME", the frame in hexadecimal. An AF_XDP socket takes CAP_NET_RAW
+ * only, and the kernel checks less of what it is told here than by PACKET_VNET_HDR: START may be in
+ * any header. Prints "sent". */
 #include <errno.h>
 #include <linux/if_xdp.h>
 #include <net/if.h>

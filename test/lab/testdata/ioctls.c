@@ -1,6 +1,7 @@
-/* Makes every ioctl of 0x8900-0x89ff and 0x8b00-0x8bff on files of many kinds, with many arguments, and prints what
- * came of it; what no file knows (ENOTTY) is only counted. With "race" it makes some while other threads change what
- * file the descriptor is, and prints the names of devices it was told; with "names" it asks for all. */
+/* Makes every ioctl of 0x8900-0x89ff and 0x8b00-0x8bff on files of many kinds, with many arguments,
+ * and prints what came of it; what no file knows (ENOTTY) is only counted. With "race" it makes
+ * some while other threads change what file the descriptor is, and prints the names of devices it
+ * was told; with "names" it asks for all. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -114,7 +115,8 @@ static unsigned char *fill(const struct filling *f)
 	return p;
 }
 
-/* all tries everything; with reduced 1 some of the fillings, with 2 one, with 3 some of the requests. */
+/* all tries everything; with reduced 1 some of the fillings, with 2 one, with 3 some of the
+ * requests. */
 static void all(const char *kind, int fd, int reduced)
 {
 	int first[] = {0x8900, 0x8b00}, unknown = 0, i;
@@ -298,14 +300,16 @@ static void names(void)
 	}
 }
 
-/* show prints a device's name: everyone's for so many calls, after that those only that the container does not have. */
+/* show prints a device's name: everyone's for so many calls, after that those only that the
+ * container does not have. */
 static void show(const char *name, int everyone)
 {
 	if (everyone || (strcmp(name, "lo") && strcmp(name, "eth0")))
 		printf("device %.16s\n", name);
 }
 
-/* race makes so many calls, and goes on for a second or two: those that nobody traps are over before the other threads have begun. */
+/* race makes so many calls, and goes on for a second or two: those that nobody traps are over
+ * before the other threads have begun. */
 static void race(int calls)
 {
 	struct ifreq *r = (void *)other;
@@ -332,7 +336,8 @@ static void race(int calls)
 
 int main(int argc, char **argv)
 {
-	/* Below 4 GiB, for compat_call, and above where the kernel may put the heap: up to 1 GiB behind the program. */
+	/* Below 4 GiB, for compat_call, and above where the kernel may put the heap: up to 1 GiB behind
+	 * the program. */
 	area = mmap((void *)0x60000000, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	other = mmap((void *)0x70000000, 512 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	if (area == MAP_FAILED || other == MAP_FAILED || mprotect(area + SIZE, SIZE, PROT_NONE)) {

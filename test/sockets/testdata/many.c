@@ -1,6 +1,7 @@
-/* Many connections at once. As a server: PROCESSES processes, each with a listener of its own at PORT, that
- * send back what they get. As a client: PROCESSES processes that each hold EACH connections to ADDRESS:PORT;
- * for every line on standard input they send a byte through a sample of them and wait for it. */
+/* Many connections at once. As a server: PROCESSES processes, each with a listener of its own at
+ * PORT, that send back what they get. As a client: PROCESSES processes that each hold EACH
+ * connections to ADDRESS:PORT; for every line on standard input they send a byte through a sample
+ * of them and wait for it. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

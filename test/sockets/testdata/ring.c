@@ -1,6 +1,6 @@
-/* TCP through io_uring, by raw system calls: socket, connect, accept, send and receive. "ring serve PORT" echoes one
- * message a connection; "ring ADDRESS PORT plain" makes its socket with socket(), "ring ADDRESS PORT ring" with
- * IORING_OP_SOCKET, which no seccomp filter sees. */
+/* TCP through io_uring, by raw system calls: socket, connect, accept, send and receive. "ring serve
+ * PORT" echoes one message a connection; "ring ADDRESS PORT plain" makes its socket with socket(),
+ * "ring ADDRESS PORT ring" with IORING_OP_SOCKET, which no seccomp filter sees. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,4 +1,5 @@
-/* io_uring by raw system calls: one ring, one operation at a time. Included by the programs that need it. */
+/* io_uring by raw system calls: one ring, one operation at a time. Included by the programs that
+ * need it. */
 #include <errno.h>
 #include <linux/io_uring.h>
 #include <stdio.h>

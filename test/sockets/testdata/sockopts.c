@@ -1,5 +1,6 @@
-/* Reads and sets every socket option of four levels on TCP sockets in every state, and prints what happened:
- * one line for each family, state, level and option. "sockopts server PORT" is the peer of the connected ones. */
+/* Reads and sets every socket option of four levels on TCP sockets in every state, and prints what
+ * happened: one line for each family, state, level and option. "sockopts server PORT" is the peer
+ * of the connected ones. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* A benchmark's peer, and no part of Heddle: the data path of a BPF container network, as Cilium and Calico build it, so
- * that Heddle can be compared with one where neither can be installed.
+/* A benchmark's peer, and no part of Heddle: the data path of a BPF container network, as Cilium
+ * and Calico build it, so that Heddle can be compared with one where neither can be installed.
  *
- * A packet from a container is seen once where it leaves the container's veth, a packet to one where it enters the node.
- * Both look up the connection, the policy and the destination, and then hand the packet over without the node's stack:
- * bpf_redirect_peer() into the container's namespace, bpf_redirect() or bpf_redirect_neigh() out of the underlay device,
- * bpf_redirect() with a tunnel key into a VXLAN device. docs/benchmarks/method.md says what is left out. */
+ * A packet from a container is seen once where it leaves the container's veth, a packet to one
+ * where it enters the node. Both look up the connection, the policy and the destination, and then
+ * hand the packet over without the node's stack: bpf_redirect_peer() into the container's
+ * namespace, bpf_redirect() or bpf_redirect_neigh() out of the underlay device, bpf_redirect() with
+ * a tunnel key into a VXLAN device. docs/benchmarks/method.md says what is left out. */
 #include <linux/types.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -120,7 +121,8 @@ static __always_inline int count(enum baseline_path path, int verdict)
 	return verdict;
 }
 
-/* headers gives the IPv4 header of a TCP, UDP or ICMP packet and its flow; NULL if it is none that this data path carries. */
+/* headers gives the IPv4 header of a TCP, UDP or ICMP packet and its flow; NULL if it is none that
+ * this data path carries. */
 static __always_inline struct iphdr *headers(struct __sk_buff *skb, struct flow *flow)
 {
 	void *data, *end;
@@ -183,8 +185,8 @@ static __always_inline bool allowed(__u32 identity, const struct flow *flow)
 	return verdict && *verdict;
 }
 
-/* track looks a packet's connection up, makes it if there is none and policy allows it; false: to be dropped. inward says
- * on which side of the connection's destination or source this is. */
+/* track looks a packet's connection up, makes it if there is none and policy allows it; false: to
+ * be dropped. inward says on which side of the connection's destination or source this is. */
 static __always_inline bool track(struct __sk_buff *skb, struct flow *flow, __u8 inward, __u32 identity)
 {
 	struct connection *c, first = {};
@@ -246,7 +248,8 @@ static __always_inline int deliver(struct __sk_buff *skb, struct flow *flow, con
 	return count(PATH_DELIVERED, bpf_redirect_peer(ifindex, 0));
 }
 
-/* route sends a packet out of the underlay device, by the node's routing table and past its stack. */
+/* route sends a packet out of the underlay device, by the node's routing table and past its
+ * stack. */
 static __always_inline int route(struct __sk_buff *skb, const struct flow *flow)
 {
 	struct bpf_fib_lookup fib = {};

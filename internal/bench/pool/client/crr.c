@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What `peer crr` does (internal/bench/peer), as a dynamically linked program: crr -to ADDRESS:PORT -duration 1s -cpu N
- * [-callers N]. Each caller makes a connection, sends a byte there and back and resets it, again and again. */
+/* What `peer crr` does (internal/bench/peer), as a dynamically linked program: crr -to ADDRESS:PORT
+ * -duration 1s -cpu N [-callers N]. Each caller makes a connection, sends a byte there and back and
+ * resets it, again and again. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-//! Plays the agent of a router and the library of programs, by the pages and not by the router's code.
+//! Plays the agent of a router and the library of programs, by the pages and not by the router's
+//! code.
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
@@ -141,7 +142,8 @@ pub(crate) fn gid(n: u8) -> Gid {
     gid
 }
 
-/// What connects the endpoints of a test: for each GID the agent's socket of its router, and its number.
+/// What connects the endpoints of a test: for each GID the agent's socket of its router, and its
+/// number.
 #[derive(Default)]
 pub(crate) struct Net {
     ways: Mutex<HashMap<Gid, (Arc<OwnedFd>, u64)>>,

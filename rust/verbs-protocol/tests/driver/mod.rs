@@ -1,5 +1,5 @@
-//! Reads bytes as everything that the router reads. What is read has to be what the bytes say, and no
-//! bytes may make it panic: the fuzz target chooses them, and `random.rs` makes them of seeds.
+//! Reads bytes as everything that the router reads. What is read has to be what the bytes say, and
+//! no bytes may make it panic: the fuzz target chooses them, and `random.rs` makes them of seeds.
 
 use verbs_protocol::slots::{self, Receive, SLOT, Send};
 use verbs_protocol::wire::{GREETING, Greeting, HEADER, Header};

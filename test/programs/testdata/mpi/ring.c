@@ -1,5 +1,5 @@
-/* Passes a megabyte round all processes of an MPI job, and says what came back. MPI's functions are declared here, so that the
- * library alone is needed. */
+/* Passes a megabyte round all processes of an MPI job, and says what came back. MPI's functions are
+ * declared here, so that the library alone is needed. */
 #include <stdio.h>
 
 #define SIZE (1 << 20)

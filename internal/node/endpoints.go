@@ -83,7 +83,8 @@ func (es *endpoints) create(ctx context.Context, req api.EndpointRequest, attach
 }
 
 // steps are those that make an endpoint that has its lease: they are done in this order, and undone
-// backwards. What attach has is that of attachSteps or awaitSteps, tell what is said to the store
+// backwards, so that it never has a network without what holds it: policy and limits. What attach
+// has is that of attachSteps or awaitSteps, tell what is said to the store
 // when the endpoint goes. The caller holds change.
 func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step, tell func(context.Context) error) []step {
 	return slices.Concat([]step{
@@ -94,14 +95,13 @@ func (es *endpoints) steps(ctx context.Context, e model.Endpoint, attach []step,
 			"policy", func() error { return es.enforcer.set(e) }, func() error { return es.enforcer.remove(e.ID) },
 		},
 		{"stack", func() error { return es.stacker.set(e) }, func() error { return es.stacker.remove(e) }},
-	}, attach, []step{
 		{"limits", func() error {
 			if e.Limits == nil {
 				return nil
 			}
 			return es.applyLimits(e)
 		}, func() error { return es.liftLimits(e) }},
-	})
+	}, attach)
 }
 
 // leaseFor gives e an id and addresses: those of an endpoint that has migrated here, if e takes it

@@ -17,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
 	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/planetest"
@@ -138,7 +139,8 @@ func agentOfThreePlanes(t *testing.T) {
 	for _, p := range agent.planes {
 		planetest.CheckReports(t, p)
 	}
-	wantCalls(t, "make what is there again, twice", &calls, "a attach c2", "b attach c2", "a attach c2", "b attach c2")
+	wantCalls(t, "limit one, make what is there again, twice", &calls, "a limit c1", "b limit c1", "a attach c2", "b attach c2", "a attach c2", "b attach c2")
+	arrivesWithLimits(t, agent, &calls)
 
 	// A second agent takes over what the first left.
 	stop()
@@ -151,11 +153,11 @@ func agentOfThreePlanes(t *testing.T) {
 	if err := agent.DeleteEndpoint(t.Context(), "c1"); err != nil {
 		t.Fatal(err)
 	}
-	wantCalls(t, "delete", &calls, "b detach c1", "a detach c1")
+	wantCalls(t, "delete", &calls, "b detach c1", "a detach c1", "a lift c1", "b lift c1")
 	leaveWithLimits(t, agent, stop)
 	calls.Take()
 	agent, stop = startAgent(t, cfg)
-	wantCalls(t, "restore one of two", &calls, "a attach c2", "b attach c2", "b detach gone", "a detach gone")
+	wantCalls(t, "restore one of two", &calls, "a attach c2", "b attach c2", "b detach gone", "a detach gone", "a lift gone", "b lift gone")
 	if use, err := agent.LimitUse(t.Context()); err != nil || len(use) != 1 || use[0].Endpoint != "c2" {
 		t.Errorf("limits after a restart without a container: %+v, %v", use, err)
 	}
@@ -163,6 +165,31 @@ func agentOfThreePlanes(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
+}
+
+// arrivesWithLimits: an endpoint that has migrated here with limits has them before its network, and
+// as long as it has that.
+func arrivesWithLimits(t *testing.T, a *Agent, calls *planetest.Calls) {
+	t.Helper()
+	other, err := a.store.JoinNode(t.Context(), model.Node{Name: "n2", Underlay: netip.MustParseAddr("192.0.2.2"), VTEPMAC: netcfg.VTEPMAC(netip.MustParseAddr("192.0.2.2")), ReadsSchema: store.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	moved := model.Endpoint{ID: 1, Name: "moved", Node: "n2", Addrs: []netip.Addr{model.Gateway(other.Prefixes[0]).Next()}, Limits: &model.Limits{Egress: 1e6}}
+	if err := a.store.PutEndpoint(t.Context(), moved); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.store.GiveUpEndpoint(t.Context(), moved, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if got := create(t, a, "moved"); got.Limits == nil || got.Limits.Egress != 1e6 || got.Addr4() != moved.Addr4() {
+		t.Errorf("taken up as %+v", got)
+	}
+	if err := a.DeleteEndpoint(t.Context(), "moved"); err != nil {
+		t.Fatal(err)
+	}
+	wantCalls(t, "arrive with limits and go", calls, "a limit moved", "b limit moved", "a attach moved", "b attach moved",
+		"b detach moved", "a detach moved", "a lift moved", "b lift moved")
 }
 
 // leaveWithLimits gives c2 caps for each connection, makes an endpoint with limits and a higher id,

@@ -91,7 +91,8 @@ type Policy interface {
 // Limits is how a plane holds endpoints to limits. One goroutine at a time calls it.
 type Limits interface {
 	// SetLimits holds e to its limits, none if it has none. all are all endpoints that have some, e
-	// as it is to be.
+	// as it is to be. An endpoint that is made with limits has them before Await and Attach, and
+	// one that goes has them until after Detach.
 	SetLimits(e model.Endpoint, all []model.Endpoint) error
 	// RestoreLimits takes over the limits of an earlier agent for all that are to have some. If it
 	// fails those in force stay, and it is a fault (api.FaultLimits) until it is repeated and

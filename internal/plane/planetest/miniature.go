@@ -310,7 +310,12 @@ func (m *Miniature) CutForbidden() (cut int, err error) {
 func (m *Miniature) CutForbiddenIn(string) (int, error) { return 0, nil }
 
 // SetLimits implements plane.Limits.
-func (m *Miniature) SetLimits(_ model.Endpoint, all []model.Endpoint) error {
+func (m *Miniature) SetLimits(e model.Endpoint, all []model.Endpoint) error {
+	what := "limit"
+	if e.Limits == nil {
+		what = "lift"
+	}
+	m.calls.add(m.name, what+" "+e.Name)
 	return m.RestoreLimits(all)
 }
 

@@ -86,13 +86,13 @@ build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
-# The Rust workspace: heddle-rdma, the router of the verbs plane, and its libraries. What cargo makes goes to out/rust
+# The Rust workspace: heddle-rdma, the router of the verbs plane, heddle-stack, the module host, and their libraries. What cargo makes goes to out/rust
 # (rust/.cargo/config.toml). Once its crates are there, cargo needs no network.
 .PHONY: rust need-cargo test-rust bench-rust
 rust: need-cargo
 	cd rust && $(CARGO) build --release --locked --quiet
 	@mkdir -p $(BIN)
-	@install $(OUT)/rust/release/heddle-rdma $(BIN)/
+	@install $(OUT)/rust/release/heddle-rdma $(OUT)/rust/release/heddle-stack $(BIN)/
 
 need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }

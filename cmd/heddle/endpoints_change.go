@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
 )
 
 // newEndpointAddCmd attaches a container's network namespace to the overlay.
@@ -58,6 +59,39 @@ func newEndpointAddCmd() *cobra.Command {
 	cmd.Flags().Uint32Var(&req.Verbs.SpinMicros, "verbs-spin-us", 0, "microseconds for which their programs may look for work before they sleep")
 	cmd.Flags().StringArrayVar(&labels, "label", nil, "label KEY=VALUE, for policy; may be given several times")
 	cmd.Flags().StringVar(&addr, "addr", "", "overlay address (default: a free one)")
+	return cmd
+}
+
+// newEndpointVerbsCmd gives one an RDMA device, as heddle-runtime does for those that ask for it.
+func newEndpointVerbsCmd() *cobra.Command {
+	var (
+		f   agentFlags
+		off bool
+		v   = model.VerbsEndpoint{Wanted: true}
+	)
+	cmd := &cobra.Command{
+		Use:   "verbs NAME",
+		Short: "Give an endpoint an RDMA device for its containers, or take it away",
+		Long: "Give an endpoint an RDMA device for its containers, or take it away. Containers that are started then with the " +
+			"annotation io.heddle.verbs=true have it. Taking it away ends the devices that are open.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if off {
+				v = model.VerbsEndpoint{}
+			}
+			return oneAgent(cmd.Context(), f, func(ctx context.Context, c *api.Client) error {
+				e, err := c.SetVerbs(ctx, args[0], v)
+				if err == nil && f.output == jsonOutput {
+					err = printJSON(cmd.OutOrStdout(), e)
+				}
+				return err
+			})
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().Uint32Var(&v.SpinMicros, "spin-us", 0, "microseconds for which their programs may look for work before they sleep")
+	cmd.Flags().BoolVar(&off, "off", false, "take it away")
+	cmd.MarkFlagsMutuallyExclusive("off", "spin-us")
 	return cmd
 }
 

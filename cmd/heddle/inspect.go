@@ -318,7 +318,7 @@ to open and closed, those now live by path, and the payload sent and received. W
 	}
 	f.register(cmd)
 	cmd.Flags().BoolVar(&stats, "stats", false, "show what their TCP sockets did")
-	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd(), newEndpointLabelCmd())
+	cmd.AddCommand(newEndpointAddCmd(), newEndpointDeleteCmd(), newEndpointVerbsCmd(), newEndpointLabelCmd())
 	return cmd
 }
 

@@ -119,6 +119,18 @@ func (a *fakeAgent) SetLimits(_ context.Context, name string, l model.Limits) (m
 	return e, a.err
 }
 
+func (a *fakeAgent) SetVerbs(_ context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e, ok := a.endpoints[name]
+	if !ok {
+		return model.Endpoint{}, ErrNotFound
+	}
+	e.Planes.Verbs = v
+	a.endpoints[name] = e
+	return e, a.err
+}
+
 func (a *fakeAgent) LimitUse(context.Context) ([]model.LimitUse, error) {
 	return []model.LimitUse{{Endpoint: "n1/c1", Limits: model.Limits{Egress: 1e8}, Egress: model.QueueUse{Bytes: 1, Packets: 2, Dropped: 3, BacklogBytes: 4}}}, a.err
 }

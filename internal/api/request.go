@@ -63,13 +63,8 @@ func (r EndpointRequest) Validate() error {
 	if err := model.ValidateDevice(r.Device); err != nil {
 		return &Error{Code: CodeInvalid, Field: "device", Message: err.Error(), Remedy: "give a name such as eth0, or none"}
 	}
-	if v := r.Verbs; v.SpinMicros > model.MaxSpinMicros || v.SpinMicros > 0 && !v.Wanted {
-		return &Error{Code: CodeInvalid, Field: "verbs", Message: fmt.Sprintf("spin_us %d", v.SpinMicros),
-			Remedy: fmt.Sprintf("give at most %d microseconds, and only with wanted", model.MaxSpinMicros)}
-	}
-	if r.Verbs.Wanted && !r.Intercepted {
-		return &Error{Code: CodeInvalid, Field: "verbs", Message: "is for intercepted endpoints: queue pairs communicate by their TCP",
-			Remedy: "give intercepted, too"}
+	if err := ValidateVerbs(r.Verbs, r.Intercepted); err != nil {
+		return err
 	}
 	if r.Adopted != nil {
 		if err := r.Adopted.Validate(); err != nil {

@@ -38,6 +38,10 @@ type Agent interface {
 	// SetLimits holds an endpoint to limits, in place of those it had, and returns it; the zero
 	// Limits lift them. ErrNotFound if there is none of that name.
 	SetLimits(ctx context.Context, name string, limits model.Limits) (model.Endpoint, error)
+	// SetVerbs says what an endpoint has of the verbs plane, and returns it: an endpoint that wants
+	// verbs has a socket for its containers when it returns. ErrNotFound if there is none of that
+	// name, CodeUnavailable if the node cannot have a router.
+	SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error)
 	// LimitUse reports the limits in force on this node's endpoints and what waited for them.
 	LimitUse(ctx context.Context) ([]model.LimitUse, error)
 	// Nodes lists every node of the network, this one included.

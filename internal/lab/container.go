@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"strconv"
 	"syscall"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -106,7 +107,10 @@ func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir stri
 		spec.Annotations[model.AnnotationSocketPool] = "true"
 	}
 	if s.Verbs && m == ModeHeddle {
-		spec.Annotations[model.AnnotationVerbs] = "true"
+		spec.Annotations[model.AnnotationVerbs] = "true" // heddle-runtime has the agent give the endpoint verbs
+		if s.VerbsSpinMicros > 0 {
+			spec.Annotations[model.AnnotationVerbsSpin] = strconv.FormatUint(uint64(s.VerbsSpinMicros), 10)
+		}
 	}
 	data, err := json.MarshalIndent(spec, "", "\t")
 	if err != nil {

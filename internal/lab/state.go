@@ -36,6 +36,8 @@ type State struct {
 	SocketPool bool `json:"socket_pool,omitempty"`
 	// Verbs says that the containers have RDMA devices.
 	Verbs bool `json:"verbs,omitempty"`
+	// VerbsSpinMicros is for how long their programs may look for work before they sleep.
+	VerbsSpinMicros uint32 `json:"verbs_spin_us,omitempty"`
 	// Overlay is each container's IPv4 overlay address, by its name "n1/c1"; Overlay6 its IPv6 one,
 	// if it has one.
 	Overlay  map[string]netip.Addr `json:"overlay"`
@@ -56,6 +58,8 @@ type Size struct {
 	StoreMembers int
 	// SocketPool is State.SocketPool, Verbs is State.Verbs, of a new lab.
 	SocketPool, Verbs bool
+	// VerbsSpinMicros is State.VerbsSpinMicros, of a new lab.
+	VerbsSpinMicros uint32
 }
 
 // defaultSize is a lab's unless it is told otherwise.
@@ -177,7 +181,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Verbs: size.Verbs, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

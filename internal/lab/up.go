@@ -259,8 +259,7 @@ func (u *up) startContainers(ctx context.Context) error {
 func (u *up) startContainer(ctx context.Context, c container, running map[string]containerState) error {
 	client := api.Dial(u.lab.apiSocket(c.node))
 	defer client.Close()
-	e, err := client.CreateEndpoint(ctx, api.EndpointRequest{Name: c.String(), NetnsPath: u.lab.netns(c.suffix()), Intercepted: true,
-		Verbs: model.VerbsEndpoint{Wanted: u.state.Verbs}})
+	e, err := client.CreateEndpoint(ctx, api.EndpointRequest{Name: c.String(), NetnsPath: u.lab.netns(c.suffix()), Intercepted: true})
 	if err != nil {
 		return fmt.Errorf("make endpoint: %w", err)
 	}

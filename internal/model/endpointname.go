@@ -110,3 +110,6 @@ const AnnotationSocketPool = "io.heddle.socket-pool"
 // AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device:
 // docs/howto/rdma.md.
 const AnnotationVerbs = "io.heddle.verbs"
+
+// AnnotationVerbsSpin says VerbsEndpoint.SpinMicros of such a container's endpoint.
+const AnnotationVerbsSpin = "io.heddle.verbs-spin-us"

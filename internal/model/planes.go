@@ -1,6 +1,10 @@
 package model
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+)
 
 // EndpointPlanes is what each plane keeps in an endpoint's record.
 type EndpointPlanes struct {
@@ -14,6 +18,19 @@ type VerbsEndpoint struct {
 	Wanted bool `json:"wanted,omitempty"`
 	// SpinMicros is for how many microseconds their programs may look for work before they sleep.
 	SpinMicros uint32 `json:"spin_us,omitempty"`
+}
+
+// Validate checks the record of an endpoint whose TCP is intercepted or not.
+func (v VerbsEndpoint) Validate(intercepted bool) error {
+	switch {
+	case v.SpinMicros > MaxSpinMicros:
+		return fmt.Errorf("spin_us %d: want at most %d microseconds", v.SpinMicros, MaxSpinMicros)
+	case v.SpinMicros > 0 && !v.Wanted:
+		return fmt.Errorf("spin_us %d: want it with wanted only", v.SpinMicros)
+	case v.Wanted && !intercepted:
+		return errors.New("is for intercepted endpoints: queue pairs communicate by their TCP")
+	}
+	return nil
 }
 
 // MaxSpinMicros is the most that SpinMicros may be: a second.

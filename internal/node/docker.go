@@ -136,6 +136,9 @@ func (dk *docker) attachIfDone(e model.Endpoint, inode uint64) (done bool, err e
 	if !dk.known.awaits(e) {
 		return true, nil // by another caller, or it is gone
 	}
+	if now, ok := dk.known.named(e.Name); ok {
+		e = now // it may have got verbs since it was listed
+	}
 	if err := dk.attachments.attach(e); err != nil {
 		if ready, rerr := netcfg.EngineDone(dk.attachments.deviceConfig(e)); rerr == nil && !ready {
 			return false, nil // the container ended meanwhile

@@ -38,7 +38,7 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 	es.change.Lock()
 	defer es.change.Unlock()
 	if have, ok := es.known.named(req.Name); ok {
-		if have.NetnsPath != req.NetnsPath || have.Planes != req.Planes() || have.ContainerDevice() != deviceOf(req) ||
+		if have.NetnsPath != req.NetnsPath || have.Planes.TCP != req.Planes().TCP || req.Verbs.Wanted && have.Planes.Verbs != req.Verbs || have.ContainerDevice() != deviceOf(req) ||
 			(have.Adopted != nil) != (req.Adopted != nil) || req.Addr.IsValid() && !slices.Contains(have.Addrs, req.Addr) {
 			return have, &api.Error{Code: api.CodeConflict, Field: "name", Message: fmt.Sprintf("endpoint %s exists with other settings", req.Name),
 				Remedy: "delete it first: heddle endpoints delete " + req.Name}
@@ -47,6 +47,9 @@ func (es *endpoints) CreateEndpoint(ctx context.Context, req api.EndpointRequest
 		return have, es.attachments.attach(have)
 	}
 	if err := es.attachments.checkNetns(req.NetnsPath); err != nil {
+		return model.Endpoint{}, err
+	}
+	if err := es.planes.Accepts(req.Planes()); err != nil {
 		return model.Endpoint{}, err
 	}
 	return es.create(ctx, req, func(e model.Endpoint) []step { return es.attachments.attachSteps(e, new(netcfg.EndpointDevice)) })
@@ -295,6 +298,36 @@ func (es *endpoints) LabelEndpoint(ctx context.Context, name string, req api.Lab
 	}
 	es.known.add(e)
 	es.saveRecord(0)
+	return e, nil
+}
+
+// SetVerbs says what an endpoint of this node has of the verbs plane.
+func (es *endpoints) SetVerbs(ctx context.Context, name string, v model.VerbsEndpoint) (model.Endpoint, error) {
+	es.change.Lock()
+	defer es.change.Unlock()
+	old, ok := es.known.named(name)
+	if !ok {
+		return old, api.ErrNotFound
+	}
+	if old.Planes.Verbs == v {
+		return old, nil
+	}
+	e := old
+	e.Planes.Verbs = v
+	if err := errors.Join(api.ValidateVerbs(v, e.Planes.TCP.Intercepted), es.planes.Accepts(e.Planes)); err != nil {
+		return old, err
+	}
+	if err := es.attachments.attach(e); err != nil {
+		return old, errors.Join(err, es.attachments.attach(old))
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeAnswers)
+	defer cancel()
+	if err := es.store.PutEndpoint(ctx, e); err != nil {
+		return old, errors.Join(storeError(err), es.attachments.attach(old))
+	}
+	es.known.add(e)
+	es.saveRecord(0)
+	es.log.Info("verbs set", "endpoint", e.Name, "wanted", v.Wanted, "spin_us", v.SpinMicros)
 	return e, nil
 }
 

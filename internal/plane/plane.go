@@ -39,6 +39,10 @@ type Plane interface {
 // Endpoints is how a plane hears of the node's endpoints. One goroutine at a time calls it, but for
 // CutLeaving, which any may call.
 type Endpoints interface {
+	// Accepts refuses what an endpoint is to have of the plane if the node cannot give it: an
+	// *api.Error that names the field. It is asked before an endpoint is made or changed, and not
+	// of those that there are. Any goroutine may call it.
+	Accepts(wanted model.EndpointPlanes) error
 	// Guard prepares the node's side of an endpoint's device before anything can pass by it. It may
 	// be repeated.
 	Guard(ifindex int) error
@@ -46,7 +50,8 @@ type Endpoints interface {
 	// container.
 	Await(e model.Endpoint, ifindex int) error
 	// Attach makes an endpoint known that has its device. It may be repeated, also for the endpoint
-	// of an earlier agent: what goes on there then goes on.
+	// of an earlier agent: what goes on there then goes on. What the endpoint has of the plane may
+	// have changed.
 	Attach(e model.Endpoint, dev netcfg.EndpointDevice) error
 	// LeaveNetns says that endpoint id is in no network namespace any more: another one has the
 	// number of its.

@@ -77,6 +77,16 @@ func (s Set) sum(count func(Plane) (int, error)) (sum int, err error) {
 	return sum, err
 }
 
+// Accepts implements Endpoints.
+func (s Set) Accepts(wanted model.EndpointPlanes) error {
+	for _, p := range s {
+		if err := p.Accepts(wanted); err != nil {
+			return err // what it says is for who asked, and not about the plane
+		}
+	}
+	return nil
+}
+
 // Guard implements Endpoints.
 func (s Set) Guard(ifindex int) error {
 	return s.forward(func(p Plane) error { return p.Guard(ifindex) })

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"heddle.dev/heddle/internal/model"
@@ -44,26 +45,56 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // endpoint is then looked for as long as it has none. It reports whether the file was changed; one
 // that was edited before is left as it is, and so is one whose profile forbids TCP sockets and
 // ioctls of devices already. A container with model.AnnotationVerbs also gets its endpoint's RDMA
-// device. A container that must not be intercepted gets AnnotationLeft instead; kept says why, ""
-// of any other. One that is not Heddle's, or has opted out, has its ioctls trapped.
-func EditBundle(bundle, socket string, all bool) (changed bool, kept string, err error) {
+// device, unless its image cannot use it; lacks says why. A container that must not be intercepted
+// gets AnnotationLeft instead; kept says why, "" of any other. One that is not Heddle's, or has
+// opted out, has its ioctls trapped.
+func EditBundle(bundle, socket string, all bool) (changed bool, kept, lacks string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
-		return false, "", err
+		return false, "", "", err
 	}
-	changed, kept, err = edit(config, bundle, socket, all)
-	verbs := false
+	if err = defaultAnnotations(config, os.Getenv(EnvAnnotations)); err == nil {
+		changed, kept, err = edit(config, bundle, socket, all)
+	}
 	if err == nil {
-		verbs, err = addVerbs(config, bundle, socket, verbsLibraries())
+		var device bool
+		device, lacks, err = injectVerbs(config, bundle, socket, libraryDirs())
+		changed = changed || device
 	}
 	if err != nil {
-		return false, "", fmt.Errorf("%s: %w", path, err)
+		return false, "", "", fmt.Errorf("%s: %w", path, err)
 	}
-	if changed = changed || verbs; !changed {
-		return false, kept, nil
+	if !changed {
+		return false, kept, lacks, nil
 	}
-	return true, kept, writeConfig(path, config)
+	return true, kept, lacks, writeConfig(path, config)
+}
+
+// defaultAnnotations gives a configuration the annotations of list (EnvAnnotations) that it does
+// not have itself.
+func defaultAnnotations(config object, list string) error {
+	if list == "" {
+		return nil
+	}
+	annotations, err := readObject(config, "annotations", "annotations")
+	if err != nil {
+		return err
+	}
+	if annotations == nil {
+		annotations = object{}
+	}
+	for _, one := range strings.Split(list, ",") {
+		key, value, found := strings.Cut(one, "=")
+		if !found || !strings.HasPrefix(key, "io.heddle.") {
+			return fmt.Errorf("%s: %.80q: want io.heddle.NAME=VALUE, with commas between", EnvAnnotations, one)
+		}
+		if annotations[key] == nil {
+			annotations[key] = value
+		}
+	}
+	config["annotations"] = annotations
+	return nil
 }
 
 // edit is EditBundle on the whole configuration of a bundle, in place.

@@ -34,6 +34,7 @@ type bind struct {
 	at       string // in the container
 	writable bool   // a socket must be, to be connected to
 	noexec   bool
+	device   bool // the file is a device
 }
 
 // device is a character device.
@@ -70,12 +71,10 @@ func inject(config object, list []injection, to target, dirs []string) error {
 	}
 	for _, in := range list {
 		if in.annotation != "" {
-			switch v := annotations[in.annotation]; v {
-			case nil, "false":
+			if wanted, err := isTrue(annotations, in.annotation); err != nil {
+				return err
+			} else if !wanted {
 				continue
-			case "true":
-			default:
-				return fmt.Errorf("annotations.%s: %v: want \"true\" or \"false\"", in.annotation, v)
 			}
 		}
 		if err := in.add(config, to, dirs); err != nil {
@@ -83,6 +82,18 @@ func inject(config object, list []injection, to target, dirs []string) error {
 		}
 	}
 	return nil
+}
+
+// isTrue reads an annotation that asks for an injection.
+func isTrue(annotations object, name string) (bool, error) {
+	switch v := annotations[name]; v {
+	case nil, "false":
+		return false, nil
+	case "true":
+		return true, nil
+	default:
+		return false, fmt.Errorf("annotations.%s: %v: want \"true\" or \"false\"", name, v)
+	}
 }
 
 // add adds one injection.
@@ -129,7 +140,10 @@ func addBind(config object, b bind, to target) error {
 	if err != nil {
 		return err
 	}
-	options := []any{"bind", "nosuid", "nodev"}
+	options := []any{"bind", "nosuid"}
+	if !b.device {
+		options = append(options, "nodev")
+	}
 	if !b.writable {
 		options = slices.Insert(options, 1, any("ro"))
 	}

@@ -27,6 +27,10 @@ const (
 	// in the network namespace of one when they are made, "all" also those whose network namespace
 	// may get one later.
 	EnvIntercept = "HEDDLE_INTERCEPT"
+	// EnvAnnotations has annotations for containers that do not have them themselves, KEY=VALUE
+	// with commas between: for engines that give containers none (Docker before 24), where a
+	// runtime is a script that sets it. It is for whoever starts the engine.
+	EnvAnnotations = "HEDDLE_ANNOTATIONS"
 )
 
 // defaultRuntime is Debian's runc.
@@ -62,7 +66,7 @@ func prepareAndExec(cmd commandLine, args []string) error {
 		if intercept != "" && intercept != "all" {
 			return fmt.Errorf("%s=%q: want \"all\" or nothing", EnvIntercept, intercept)
 		}
-		changed, kept, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
+		changed, kept, lacks, err := EditBundle(cmd.bundle, os.Getenv(EnvSocket), intercept == "all")
 		if err != nil {
 			return err
 		}
@@ -72,7 +76,13 @@ func prepareAndExec(cmd commandLine, args []string) error {
 			}
 		}
 		if kept != "" {
-			if err := cmd.warn("not intercepted, its TCP takes the overlay: " + kept); err != nil {
+			kept = "not intercepted, its TCP takes the overlay: " + kept
+		}
+		for _, text := range []string{kept, lacks} {
+			if text == "" {
+				continue
+			}
+			if err := cmd.warn(text); err != nil {
 				return err
 			}
 		}

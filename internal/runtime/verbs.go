@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"heddle.dev/heddle/internal/model"
@@ -26,86 +28,139 @@ const (
 	ibverbs     = "libibverbs.so.1"
 )
 
-// verbsLibraries are the places where our library may be: beside this program, or where the Debian
-// package has it.
-func verbsLibraries() []string {
-	self, err := os.Executable()
-	if err != nil {
-		return nil
-	}
-	dir := filepath.Dir(self)
-	return []string{filepath.Join(dir, verbsFile), filepath.Join(dir, "../lib/heddle", verbsFile)}
-}
-
 // imageLibraryDirs are where images of Debian's and Red Hat's kinds have their libraries.
 var imageLibraryDirs = []string{
 	"/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib/aarch64-linux-gnu",
 	"/usr/lib64", "/lib64", "/usr/lib", "/lib", "/usr/local/lib", "/usr/local/lib64",
 }
 
-// addVerbs gives the container its endpoint's RDMA device, if it asks for it
-// (model.AnnotationVerbs). Our library is mounted over the image's own libibverbs, and not put
-// first by an environment variable: what is started in the container later gets an environment of
-// its engine's, and set-user-ID programs none. socket is as EditBundle's.
-func addVerbs(config object, bundle, socket string, libraries []string) (changed bool, err error) {
+// verbsWish is what a container's annotations say of verbs.
+type verbsWish struct {
+	wanted bool
+	// spin is model.VerbsEndpoint.SpinMicros; nil leaves what the endpoint has.
+	spin *uint32
+}
+
+func readVerbsWish(config object) (w verbsWish, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
 	if err != nil {
-		return false, err
+		return w, err
 	}
-	refuse := func(format string, args ...any) (bool, error) {
-		return false, fmt.Errorf("annotations."+model.AnnotationVerbs+": "+format, args...)
+	if w.wanted, err = isTrue(annotations, model.AnnotationVerbs); err != nil || annotations[model.AnnotationVerbsSpin] == nil {
+		return w, err
 	}
-	switch v := annotations[model.AnnotationVerbs]; v {
-	case nil, "false":
-		return false, nil
-	case "true":
-	default:
-		return refuse("%v: want \"true\" or \"false\"", v)
+	text, _ := annotations[model.AnnotationVerbsSpin].(string)
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil || n > model.MaxSpinMicros {
+		return w, fmt.Errorf("annotations.%s: %v: want microseconds, a string of 0 to %d; without the annotation its endpoint's stay",
+			model.AnnotationVerbsSpin, annotations[model.AnnotationVerbsSpin], model.MaxSpinMicros)
 	}
-	mounts, err := readList(config, "config", "mounts")
-	if err != nil || isSandbox(config) || mountsTo(mounts, verbsInContainer) {
-		return false, err
+	spin := uint32(n)
+	w.spin = &spin
+	return w, nil
+}
+
+// injectVerbs gives the container its endpoint's RDMA device, if it asks for it
+// (model.AnnotationVerbs). Our library is mounted over the image's own libibverbs, and not put
+// first by an environment variable: what is started in the container later gets an environment of
+// its engine's, and set-user-ID programs none. An image that cannot use it goes without; lacks says
+// why. socket is as EditBundle's.
+func injectVerbs(config object, bundle, socket string, dirs []string) (added bool, lacks string, err error) {
+	wish, err := readVerbsWish(config)
+	if err != nil || !wish.wanted || isSandbox(config) {
+		return false, "", err
 	}
-	if kind, err := mountedAs(config, "/dev"); kind != "tmpfs" || err != nil {
-		return refuse("the container's /dev is no tmpfs, which has the device: give it one, or take the annotation away")
+	if lacks, err = addVerbs(config, wish, bundle, socket, dirs); err != nil {
+		err = fmt.Errorf("annotations.%s: %w", model.AnnotationVerbs, err)
 	}
-	library := slices.IndexFunc(libraries, isRegular)
-	if library < 0 {
-		return refuse("%s is not installed: want it at one of %s", verbsFile, strings.Join(libraries, ", "))
-	}
+	return err == nil && lacks == "", lacks, err
+}
+
+func addVerbs(config object, wish verbsWish, bundle, socket string, dirs []string) (lacks string, err error) {
 	endpoint, annotated, err := readAnnotations(config)
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	if socket == "" {
 		socket = annotated
 	}
-	e, err := verbsEndpoint(config, endpoint, socket)
-	if err != nil {
-		return refuse("%w", err)
-	}
 	root, err := rootPath(config, bundle)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-	targets, err := librariesIn(root)
+	targets, err := librariesIn(root, ibverbs)
 	if err != nil {
-		return refuse("%w", err)
+		return "", err
 	}
-	mount := func(destination, source string, options ...any) {
-		mounts = append(mounts, object{"destination": destination, "type": "bind", "source": source, "options": append([]any{"bind"}, options...)})
+	if len(targets) == 0 {
+		glibc, err := librariesIn(root, "libc.so.6")
+		if err == nil && len(glibc) == 0 {
+			return "no RDMA device: the image has no glibc (musl?), for which the library is: use an image of Debian's or Red Hat's kind, or take the annotation " +
+				model.AnnotationVerbs + " away", nil
+		}
+		return "", errors.Join(err, fmt.Errorf("the image has no %s in %s, for which ours could stand in: install it there (Debian: libibverbs1; Red Hat: libibverbs)",
+			ibverbs, strings.Join(imageLibraryDirs, ", ")))
 	}
-	for _, target := range targets {
-		mount(target, libraries[library], "ro", "nosuid", "nodev")
+	library, err := findLibrary(verbsFile, dirs)
+	if err != nil {
+		return "", err
 	}
-	mount(verbsInContainer, folder.Of(socket, e.ID), "ro", "nosuid", "nodev", "noexec")
-	mount(verbsDevice, "/dev/null", "rw", "nosuid", "noexec")
-	config["mounts"] = mounts
-	return true, nil
+	e, err := verbsEndpoint(config, endpoint, socket, wish, dirs)
+	if err != nil {
+		return "", err
+	}
+	from := func(path string) func(target) string { return func(target) string { return path } }
+	binds := []bind{
+		{source: from(folder.Of(socket, e.ID)), at: verbsInContainer, noexec: true},
+		{source: from("/dev/null"), at: verbsDevice, writable: true, noexec: true, device: true},
+	}
+	for _, at := range targets {
+		binds = append(binds, bind{source: from(library), at: at})
+	}
+	return "", injection{binds: binds}.add(config, target{filepath.Dir(socket), e.Name}, nil)
 }
 
-// verbsEndpoint gives the container's endpoint, which must have verbs.
-func verbsEndpoint(config object, name, socket string) (e model.Endpoint, err error) {
+// verbsEndpoint gives the container's endpoint, for which the agent has a socket. If it has none
+// yet, or is to spin for another time, the agent is asked for that.
+func verbsEndpoint(config object, name, socket string, wish verbsWish, dirs []string) (model.Endpoint, error) {
+	e, err := endpointOf(config, name, socket)
+	if err != nil {
+		return e, err
+	}
+	if !e.Planes.Verbs.Wanted || wish.spin != nil && *wish.spin != e.Planes.Verbs.SpinMicros {
+		if err := setVerbs(e.Name, socket, wish.spin, dirs); err != nil {
+			return e, fmt.Errorf("give its endpoint %s verbs: %w", e.Name, err)
+		}
+	}
+	if _, err := os.Stat(folder.Of(socket, e.ID)); err != nil {
+		return e, fmt.Errorf("the agent has no socket for its endpoint %s (%w): `heddle status` says why", e.Name, err)
+	}
+	return e, nil
+}
+
+// setVerbs has the agent give an endpoint verbs. It is done by the program heddle: this one, which
+// runs for every container, is smaller without a client of the API.
+func setVerbs(endpoint, socket string, spin *uint32, dirs []string) error {
+	program, err := findLibrary("heddle", dirs)
+	if err != nil {
+		return err
+	}
+	args := []string{"endpoints", "verbs", endpoint, "--api", filepath.Join(filepath.Dir(socket), apiSocketFile)}
+	if spin != nil {
+		args = append(args, "--spin-us", strconv.FormatUint(uint64(*spin), 10))
+	}
+	out, err := exec.Command(program, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// apiSocketFile is the agent's API, beside its seccomp socket.
+const apiSocketFile = "api.sock"
+
+// endpointOf gives the container's endpoint by the agent's record.
+func endpointOf(config object, name, socket string) (e model.Endpoint, err error) {
 	all, err := readRecord(filepath.Join(filepath.Dir(socket), recordFile))
 	if err != nil {
 		return e, err
@@ -116,39 +171,20 @@ func verbsEndpoint(config object, name, socket string) (e model.Endpoint, err er
 	} else if netns := netnsPath(config); netns != "" {
 		found = inNetns(all, netns)
 	} else {
-		return e, fmt.Errorf("the container names no endpoint by %s, and its network namespace is yet to be made: its engine (Docker) gives it a network too late for verbs",
-			AnnotationEndpoint)
+		return e, fmt.Errorf("the container names no endpoint by %s, and its network namespace is yet to be made: its engine (Docker) gives it a network too late for verbs: "+
+			"start it in the network of a container that runs (--network container:NAME), or name an endpoint", AnnotationEndpoint)
 	}
 	if len(found) == 0 {
-		return e, errors.New("the container has no endpoint at this node's agent: make one with `heddle endpoints add --verbs`")
+		return e, errors.New("the container has no endpoint at this node's agent: make one with `heddle endpoints add`")
 	}
-	if e = found[0]; !e.Planes.Verbs.Wanted {
-		return e, fmt.Errorf("its endpoint %s has no verbs: delete it, and make it with `heddle endpoints add --verbs`", e.Name)
-	}
-	if _, err := os.Stat(folder.Of(socket, e.ID)); err != nil {
-		return e, fmt.Errorf("the agent has no socket for its endpoint %s (%w): `heddle status` says why", e.Name, err)
-	}
-	return e, nil
+	return found[0], nil
 }
 
-// mountsTo reports whether something is mounted at a path.
-func mountsTo(mounts []any, path string) bool {
-	return slices.ContainsFunc(mounts, func(e any) bool {
-		m, _ := e.(object)
-		return m["destination"] == path
-	})
-}
-
-func isRegular(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode().IsRegular()
-}
-
-// librariesIn gives the paths at which an image has libibverbs, each file once.
-func librariesIn(root string) (found []string, err error) {
+// librariesIn gives the paths at which an image has a library, each file once; none: it has not.
+func librariesIn(root, library string) (found []string, err error) {
 	var files []os.FileInfo
 	for _, dir := range imageLibraryDirs {
-		info, err := statIn(root, path.Join(dir, ibverbs))
+		info, err := statIn(root, path.Join(dir, library))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -156,12 +192,8 @@ func librariesIn(root string) (found []string, err error) {
 			return nil, err
 		}
 		if !slices.ContainsFunc(files, func(f os.FileInfo) bool { return os.SameFile(f, info) }) {
-			files, found = append(files, info), append(found, path.Join(dir, ibverbs))
+			files, found = append(files, info), append(found, path.Join(dir, library))
 		}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("the image has no %s in %s, for which ours could stand in: install it there (Debian: libibverbs1; Red Hat: libibverbs)",
-			ibverbs, strings.Join(imageLibraryDirs, ", "))
 	}
 	return found, nil
 }

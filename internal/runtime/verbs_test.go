@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,46 +48,111 @@ func verbsConfig(t *testing.T, root, endpoint, wish, dev string) object {
 	return config
 }
 
-func TestAddVerbs(t *testing.T) {
+func TestInjectVerbs(t *testing.T) {
 	socket, root, library := verbsNode(t)
 	config := verbsConfig(t, root, "a", "true", "tmpfs")
-	for _, want := range []bool{true, false} { // a bundle that was edited is left as it is
-		if changed, err := addVerbs(config, "/", socket, []string{"/nowhere", library}); err != nil || changed != want {
-			t.Fatalf("changed %v, %v; want %v", changed, err, want)
+	dirs := []string{"/nowhere", filepath.Dir(library)}
+	for range 2 { // a bundle that was edited gets nothing twice
+		if added, lacks, err := injectVerbs(config, "/", socket, dirs); err != nil || !added || lacks != "" {
+			t.Fatalf("added %v, lacks %q, %v", added, lacks, err)
 		}
 	}
-	var got []string
+	got := map[string]string{}
 	for _, e := range config["mounts"].([]any)[1:] {
 		m := e.(object)
-		got = append(got, m["source"].(string)+" at "+m["destination"].(string))
+		options, _ := json.Marshal(m["options"])
+		got[m["destination"].(string)] = m["source"].(string) + string(options)
 	}
-	want := []string{library + " at /usr/lib/x86_64-linux-gnu/libibverbs.so.1", folder.Of(socket, 7) + " at /dev/heddle-verbs", "/dev/null at /dev/infiniband/uverbs0"}
-	if strings.Join(got, ", ") != strings.Join(want, ", ") {
+	want := map[string]string{
+		"/usr/lib/x86_64-linux-gnu/libibverbs.so.1": library + `["bind","ro","nosuid","nodev"]`,
+		"/dev/heddle-verbs":                         folder.Of(socket, 7) + `["bind","ro","nosuid","nodev","noexec"]`,
+		"/dev/infiniband/uverbs0":                   `/dev/null["bind","nosuid","noexec"]`,
+	}
+	if !maps.Equal(got, want) || len(config["mounts"].([]any)) != 4 {
 		t.Errorf("mounts %v, want %v", got, want)
 	}
 }
 
-func TestAddVerbsRefuses(t *testing.T) {
+// TestInjectVerbsAsks: an endpoint without verbs, or whose programs are to spin for another time, is
+// given them by the agent.
+func TestInjectVerbsAsks(t *testing.T) {
 	socket, root, library := verbsNode(t)
-	for _, c := range []struct{ root, endpoint, wish, dev, library, want string }{
-		{root, "a", "yes", "tmpfs", library, `want "true" or "false"`},
-		{root, "a", "true", "bind", library, "no tmpfs"},
-		{root, "a", "true", "tmpfs", "/nowhere", "is not installed"},
-		{root, "b", "true", "tmpfs", library, "endpoint b has no verbs"},
-		{root, "c", "true", "tmpfs", library, "no endpoint at this node"},
-		{root, model.EndpointByNetns, "true", "tmpfs", library, "yet to be made"},
-		{t.TempDir(), "a", "true", "tmpfs", library, "install it there"},
+	dir := filepath.Dir(library)
+	for _, c := range []struct{ endpoint, spin, says, want string }{
+		{"b", "", "", "endpoints verbs b --api " + dir + "/api.sock"},
+		{"b", "20", "", "endpoints verbs b --api " + dir + "/api.sock --spin-us 20"},
+		{"a", "20", "", "endpoints verbs a --api " + dir + "/api.sock --spin-us 20"},
+		{"a", "", "", ""},
+		{"a", "0", "", ""}, // as it is
+		{"b", "", "no agent", "endpoints verbs b --api " + dir + "/api.sock"},
+	} {
+		asked := filepath.Join(t.TempDir(), "asked")
+		script := "#!/bin/sh\necho \"$*\" >" + asked + "\nmkdir -p " + folder.Of(socket, 8) + "\n"
+		if c.says != "" {
+			script += "echo " + c.says + " >&2; exit 1\n"
+		}
+		if err := os.WriteFile(filepath.Join(dir, "heddle"), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		config := verbsConfig(t, root, c.endpoint, "true", "tmpfs")
+		if c.spin != "" {
+			config["annotations"].(object)[model.AnnotationVerbsSpin] = c.spin
+		}
+		added, lacks, err := injectVerbs(config, "/", socket, []string{dir})
+		if c.says == "" && (!added || lacks != "" || err != nil) || c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)) {
+			t.Errorf("%+v: added %v, lacks %q, %v", c, added, lacks, err)
+		}
+		if raw, _ := os.ReadFile(asked); strings.TrimSpace(string(raw)) != c.want {
+			t.Errorf("%+v: asked %q", c, raw)
+		}
+	}
+}
+
+// TestInjectVerbsWithoutGlibc: the container starts without the device, and it is said why.
+func TestInjectVerbsWithoutGlibc(t *testing.T) {
+	socket, _, library := verbsNode(t)
+	config := verbsConfig(t, t.TempDir(), "a", "true", "tmpfs")
+	added, lacks, err := injectVerbs(config, "/", socket, []string{filepath.Dir(library)})
+	if added || err != nil || !strings.Contains(lacks, "no glibc") || !strings.Contains(lacks, "use an image of") || len(config["mounts"].([]any)) != 1 {
+		t.Errorf("added %v, lacks %q, %v", added, lacks, err)
+	}
+}
+
+func TestInjectVerbsRefuses(t *testing.T) {
+	socket, root, library := verbsNode(t)
+	dir, bare := filepath.Dir(library), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(bare, "lib"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(bare, "lib/libc.so.6"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const spin = "annotations.io.heddle.verbs-spin-us: "
+	for _, c := range []struct{ root, endpoint, wish, spin, dev, dir, want string }{
+		{root, "a", "yes", "", "tmpfs", dir, `annotations.io.heddle.verbs: yes: want "true" or "false"`},
+		{root, "a", "true", "-1", "tmpfs", dir, spin + "-1: want microseconds"},
+		{root, "a", "true", "1000001", "tmpfs", dir, spin + "1000001: want microseconds"},
+		{root, "a", "false", "some", "tmpfs", dir, spin + "some: want microseconds"},
+		{root, "a", "true", "", "bind", dir, "no tmpfs"},
+		{root, "a", "true", "", "tmpfs", "/nowhere", "is not installed"},
+		{root, "b", "true", "", "tmpfs", dir, "heddle is not installed"},
+		{root, "c", "true", "", "tmpfs", dir, "no endpoint at this node"},
+		{root, model.EndpointByNetns, "true", "", "tmpfs", dir, "yet to be made"},
+		{bare, "a", "true", "", "tmpfs", dir, "install it there"},
 	} {
 		config := verbsConfig(t, c.root, c.endpoint, c.wish, c.dev)
-		if _, err := addVerbs(config, "/", socket, []string{c.library}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if c.spin != "" {
+			config["annotations"].(object)[model.AnnotationVerbsSpin] = c.spin
+		}
+		if _, _, err := injectVerbs(config, "/", socket, []string{c.dir}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
 		if len(config["mounts"].([]any)) != 1 {
 			t.Errorf("%+v: mounts %v", c, config["mounts"])
 		}
 	}
-	if changed, err := addVerbs(verbsConfig(t, root, "a", "false", "bind"), "/", socket, nil); changed || err != nil {
-		t.Errorf("changed %v, %v of a container that does not ask", changed, err)
+	if added, _, err := injectVerbs(verbsConfig(t, root, "a", "false", "bind"), "/", socket, nil); added || err != nil {
+		t.Errorf("added %v, %v of a container that does not ask", added, err)
 	}
 }
 

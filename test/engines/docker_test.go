@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -46,7 +47,7 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 	testutil.NoError(t, os.Symlink(agentFile(node, "docker.sock"), filepath.Join(dockerPlugins, d.driver+".sock")))
 	ended, log := startDaemon(t, "dockerd on "+node, node, dir, "dockerd", "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 		"--pidfile", filepath.Join(dir, "pid"), "-H", d.host, "--iptables=false", "--ip6tables=false", "--bridge=none",
-		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"))
+		"--cgroup-parent", "/"+engineCgroup(), "--add-runtime", "heddle="+filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--add-runtime", "heddle-rdma="+rdmaRuntime(t, dir))
 	return d, func() {
 		t.Helper()
 		testutil.Eventually(t, "dockerd on "+node, func() (bool, string) {
@@ -59,6 +60,38 @@ func startDocker(t *testing.T, node, dir string) (d dockerEngine, wait func()) {
 			_, stderr, err := d.try("version")
 			return err == nil, stderr
 		})
+	}
+}
+
+// rdmaRuntime makes the runtime of docs/howto/rdma.md for containers with RDMA, by an engine that
+// gives them no annotations.
+func rdmaRuntime(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "heddle-rdma-runtime")
+	lab.WriteFile(t, path, fmt.Appendf(nil, "#!/bin/sh\nHEDDLE_ANNOTATIONS=io.heddle.verbs=true exec %s \"$@\"\n", filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime")))
+	testutil.NoError(t, os.Chmod(path, 0o755))
+	return path
+}
+
+// dockerVerbs runs containers with RDMA devices on two nodes. Docker gives a container its network
+// too late for them: each is in the network of another container.
+func dockerVerbs(t *testing.T, n1, n2 dockerEngine) {
+	root := filepath.Join(enginesRoot(), "verbs.tar")
+	lab.WriteFile(t, root, verbsRoot(t))
+	for _, d := range []dockerEngine{n1, n2} {
+		d.must("import", "--change", "ENV PATH=/bin:/usr/bin", root, "verbs")
+		d.start("heddle", "pause", stay)
+		d.must("run", "-d", "--runtime", "heddle-rdma", "--network", "container:pause", "--name", "verbs", "verbs", "sleep", "1000")
+	}
+	n1.mustRefuse("too late for verbs", "run", "--rm", "--runtime", "heddle-rdma", "--network", "net", "verbs", "true")
+	in := func(d dockerEngine) func(...string) (string, string, error) {
+		return func(argv ...string) (string, string, error) {
+			return d.try(append([]string{"exec", "verbs"}, argv...)...)
+		}
+	}
+	pingpong(t, n2.addr("pause"), in(n2), in(n1))
+	for _, d := range []dockerEngine{n1, n2} {
+		d.must("rm", "-f", "verbs", "pause")
 	}
 }
 
@@ -167,6 +200,7 @@ func TestDocker(t *testing.T) {
 			t.Errorf("fetched %q after a restart", got)
 		}
 	})
+	t.Run("verbs", func(t *testing.T) { dockerVerbs(t, n1, n2) })
 	t.Run("compose", func(t *testing.T) { composeExample(t, n1) })
 
 	n1.must("rm", "-f", "client", "near")

@@ -362,6 +362,60 @@ func smallRoot(t *testing.T) []byte {
 	return buf.Bytes()
 }
 
+// verbsRoot is smallRoot with Debian's ibv_rc_pingpong and what it is linked with, as the archive of
+// an image.
+func verbsRoot(t *testing.T) []byte {
+	t.Helper()
+	lab.NeedPrograms(t, "RDMA in containers", "ibv_rc_pingpong", "ldd")
+	program, err := exec.LookPath("ibv_rc_pingpong")
+	testutil.NoError(t, err)
+	said, err := exec.Command("ldd", program).Output()
+	testutil.NoError(t, err)
+	root := t.TempDir()
+	for _, word := range append(strings.Fields(string(said)), program) {
+		if !filepath.IsAbs(word) {
+			continue
+		}
+		content, err := os.ReadFile(word)
+		testutil.NoError(t, err)
+		at := filepath.Join(root, word)
+		testutil.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
+		testutil.NoError(t, os.WriteFile(at, content, 0o755))
+	}
+	cmd := exec.Command("tar", "-C", root, "-x")
+	cmd.Stdin = bytes.NewReader(smallRoot(t))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("unpack: %v\n%s", err, out)
+	}
+	out, err := exec.Command("tar", "-C", root, "-c", ".").Output()
+	testutil.NoError(t, err)
+	return out
+}
+
+// pingpong has ibv_rc_pingpong run by serve and, to addr, by connect, as soon as that listens.
+func pingpong(t *testing.T, addr string, serve, connect func(argv ...string) (stdout, stderr string, err error)) {
+	t.Helper()
+	argv := []string{"ibv_rc_pingpong", "-g", "0", "-n", "100"}
+	served := make(chan error, 1)
+	go func() {
+		stdout, stderr, err := serve(argv...)
+		if err != nil || !strings.Contains(stdout, "usec/iter") {
+			err = fmt.Errorf("the server: %w: %s%s", err, stdout, stderr)
+		}
+		served <- err
+	}()
+	testutil.Eventually(t, "ibv_rc_pingpong", func() (bool, string) {
+		select {
+		case err := <-served:
+			t.Fatalf("ended early: %v", err)
+		default:
+		}
+		stdout, stderr, err := connect(append(argv, addr)...)
+		return err == nil && strings.Contains(stdout, "usec/iter"), stdout + stderr
+	})
+	testutil.NoError(t, <-served)
+}
+
 // serveWeb is the command of a container with a web server, stay that of one that does nothing.
 var (
 	serveWeb = []string{"httpd", "-f", "-p", "80", "-h", "/www"}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -90,10 +91,47 @@ func TestPodman(t *testing.T) {
 	if got := n1.must("exec", "client", "wget", "-qO-", "http://web/"); got != greeting {
 		t.Errorf("fetched %q after a restart", got)
 	}
+	t.Run("verbs", func(t *testing.T) { podmanVerbs(t, n1, n2) })
 	n1.must("rm", "-f", "-t", "0", "client")
 	n2.must("rm", "-f", "-t", "0", "server")
 	for _, p := range []engineCLI{n1, n2} {
 		sameNode(t, p.node, before[p.node])
+	}
+}
+
+// podmanVerbs runs containers with RDMA devices on two nodes.
+func podmanVerbs(t *testing.T, n1, n2 engineCLI) {
+	root := filepath.Join(enginesRoot(), "verbs.tar")
+	lab.WriteFile(t, root, verbsRoot(t))
+	for _, p := range []engineCLI{n1, n2} {
+		p.must("import", "--change", "ENV PATH=/bin:/usr/bin", root, "verbs")
+	}
+	run := func(p engineCLI, annotation string, options ...string) []string {
+		return podmanRun(p, append([]string{"--network", engineNetwork(), "--annotation", annotation}, options...)...)
+	}
+	const wanted = model.AnnotationVerbs + "=true"
+	n1.mustRefuse(model.AnnotationVerbs+": yes", run(n1, model.AnnotationVerbs+"=yes", "--rm", "verbs", "true")...)
+	n1.mustRefuse(model.AnnotationVerbsSpin+": long: want microseconds", run(n1, model.AnnotationVerbsSpin+"=long", "--rm", "verbs", "true")...)
+	// An image without glibc starts, and does not have the device.
+	if _, said, err := n1.try(run(n1, wanted, "--rm", "small", "sh", "-c", "test ! -e /dev/heddle-verbs")...); err != nil {
+		t.Errorf("an image without glibc: %v\n%s", err, said)
+	}
+	n2.must(append(run(n2, wanted, "-d", "--annotation", model.AnnotationVerbsSpin+"=5", "--name", "verbs", "verbs"), stay...)...)
+	n1.must(append(run(n1, wanted, "-d", "--name", "verbs", "verbs"), stay...)...)
+	far := n2.must("inspect", "-f", "{{(index .NetworkSettings.Networks \""+engineNetwork()+"\").IPAddress}}", "verbs")
+	for _, e := range endpointsOn(t, "n2") {
+		if e.Addrs[0].String() == far && e.Planes.Verbs != (model.VerbsEndpoint{Wanted: true, SpinMicros: 5}) {
+			t.Errorf("the endpoint has %+v", e.Planes.Verbs)
+		}
+	}
+	in := func(p engineCLI) func(...string) (string, string, error) {
+		return func(argv ...string) (string, string, error) {
+			return p.try(append([]string{"exec", "verbs"}, argv...)...)
+		}
+	}
+	pingpong(t, far, in(n2), in(n1))
+	for _, p := range []engineCLI{n1, n2} {
+		p.must("rm", "-f", "-t", "0", "verbs")
 	}
 }
 

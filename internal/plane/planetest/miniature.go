@@ -153,6 +153,9 @@ func (m *Miniature) Runs() bool {
 // Name implements plane.Plane.
 func (m *Miniature) Name() string { return m.name }
 
+// Accepts implements plane.Endpoints.
+func (m *Miniature) Accepts(model.EndpointPlanes) error { return nil }
+
 // Guard implements plane.Endpoints.
 func (m *Miniature) Guard(int) error { return nil }
 

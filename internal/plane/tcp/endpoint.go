@@ -9,6 +9,9 @@ import (
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 )
 
+// Accepts implements plane.Endpoints: every endpoint is taken.
+func (p *Plane) Accepts(model.EndpointPlanes) error { return nil }
+
 // Guard attaches the programs of the node's side of an endpoint's device. Before the container's
 // side is up, nothing passes without them.
 func (p *Plane) Guard(ifindex int) error {

@@ -51,6 +51,7 @@ type Plane struct {
 	accepting sync.WaitGroup // a goroutine for each endpoint
 
 	mu        sync.Mutex // guards the rest; held while a message is sent
+	closed    bool
 	endpoints map[model.EndpointID]*endpoint
 	router    *link  // nil: none
 	ended     uint64 // how many routers have
@@ -79,15 +80,39 @@ func Open(cfg Config) *Plane {
 // Name is the plane's.
 func (p *Plane) Name() string { return "verbs" }
 
-// Attach gives an endpoint that wants verbs its folder, and tells the router of it. What fails is a
-// fault: the endpoint has its other planes all the same.
-func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
-	if !e.Planes.Verbs.Wanted {
+// Accepts implements plane.Endpoints: without a router's program there are no verbs.
+func (p *Plane) Accepts(wanted model.EndpointPlanes) error {
+	if !wanted.Verbs.Wanted {
 		return nil
 	}
 	p.mu.Lock()
+	runs := p.router != nil
+	p.mu.Unlock()
+	if _, err := FindProgram(p.cfg.Self); err != nil && !runs {
+		return &api.Error{Code: api.CodeUnavailable, Field: "verbs", Message: err.Error(),
+			Remedy: "install it (the Debian package has it, `make build` makes it), or leave verbs away"}
+	}
+	return nil
+}
+
+// Attach gives an endpoint that wants verbs its folder, and tells the router of it. What fails is a
+// fault: the endpoint has its other planes all the same.
+func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
+	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, known := p.endpoints[e.ID]; known {
+	if ep, known := p.endpoints[e.ID]; known {
+		if e.Planes.Verbs == ep.Planes.Verbs {
+			return nil
+		}
+		if !e.Planes.Verbs.Wanted {
+			p.cfg.Faults.Clear(FaultRouter, e.Name)
+			return p.detach(ep.Endpoint)
+		}
+		ep.Endpoint = e
+		p.tellIfThere(ep)
+		return nil
+	}
+	if !e.Planes.Verbs.Wanted {
 		return nil
 	}
 	ep := newEndpoint(e, folder.Of(p.cfg.SeccompSocket, e.ID))
@@ -96,17 +121,9 @@ func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
 			p.fault(e.Name, err)
 		}
 	}
-	connections, err := p.cfg.Sockets.ListenAs(e.ID, Port, e.Addr6().IsValid())
-	if err != nil {
-		p.fault(e.Name, fmt.Errorf("others cannot connect to its queue pairs: %w", err))
-	} else {
-		ep.connections = connections
-		p.accepting.Go(func() { p.accept(ep, connections) })
-	}
 	p.endpoints[e.ID] = ep
-	if p.router != nil {
-		p.tell(ep)
-	}
+	p.takeConnections(ep, firstPause)
+	p.tellIfThere(ep)
 	select {
 	case p.wake <- struct{}{}:
 	default: // it is awake
@@ -114,10 +131,35 @@ func (p *Plane) Attach(e model.Endpoint, _ netcfg.EndpointDevice) error {
 	return nil
 }
 
+// takeConnections listens for those of others' queue pairs. A program of the endpoint may have the
+// port: then it is tried again after pause, and ever more rarely. The caller holds mu.
+func (p *Plane) takeConnections(ep *endpoint, pause time.Duration) {
+	connections, err := p.cfg.Sockets.ListenAs(ep.ID, Port, ep.Addr6().IsValid())
+	if err == nil {
+		ep.connections = connections
+		p.accepting.Go(func() { p.accept(ep, connections) })
+		p.cfg.Faults.Clear(FaultRouter, ep.Name)
+		return
+	}
+	p.fault(ep.Name, fmt.Errorf("others cannot connect to its queue pairs: %w", err))
+	time.AfterFunc(pause, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !p.closed && p.endpoints[ep.ID] == ep {
+			p.takeConnections(ep, min(2*pause, lastPause))
+		}
+	})
+}
+
 // Detach ends all that the endpoint has at the router, and removes its folder.
 func (p *Plane) Detach(e model.Endpoint) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.detach(e)
+}
+
+// detach is Detach for a caller who holds mu.
+func (p *Plane) detach(e model.Endpoint) error {
 	ep, known := p.endpoints[e.ID]
 	if known {
 		delete(p.endpoints, e.ID)
@@ -286,6 +328,13 @@ func (p *Plane) tell(ep *endpoint) {
 	ep.closeListener() // the router has it, or the socket is made anew
 }
 
+// tellIfThere tells the router of an endpoint, unless it is told of all later. The caller holds mu.
+func (p *Plane) tellIfThere(ep *endpoint) {
+	if p.router != nil {
+		p.tell(ep)
+	}
+}
+
 // send sends a message to the router. After an error whoever receives finds the connection closed.
 // The caller holds mu.
 func (p *Plane) send(message []byte, file *os.File) {
@@ -357,6 +406,7 @@ func (p *Plane) Router() api.Router {
 // Close hangs up. The router lives on, for the next agent.
 func (p *Plane) Close() error {
 	p.mu.Lock()
+	p.closed = true
 	if p.router != nil {
 		p.router.close()
 	}

@@ -231,6 +231,10 @@ func TestRouterIsToldAndMissed(t *testing.T) {
 	if st := n.plane.Router(); st.State != api.RouterNone {
 		t.Fatalf("router %+v", st)
 	}
+	var said *api.Error
+	if err := n.plane.Accepts(wanted.Planes); !errors.As(err, &said) || said.Field != "verbs" || !strings.Contains(said.Remedy, "install it") {
+		t.Errorf("an endpoint on a node without a router's program: %v", err)
+	}
 	n.attach(wanted)
 	n.eventually("a fault that says what is missing", func() bool {
 		err := n.faults.of(FaultRouter, "")

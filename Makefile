@@ -44,7 +44,7 @@ define install
 	fi
 endef
 
-.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check check-bpf generate bench bench-check bench-core bench-cost bench-density bench-local bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
+.PHONY: help build docs deb image k8s test-k8s test-docs attack demo test test-lsm test-upgrade test-nodes soak chaos chaos-store check check-bpf generate bench bench-check bench-core bench-cost bench-density bench-paper bench-peers kafka conformance clean lab-packages bench-packages test-packages check-packages \
 	conformance-packages need-root
 
 help:
@@ -72,7 +72,6 @@ help:
 	@echo "make bench-check  ratios to host beside the committed ones; wants a quiet machine (root; 2 minutes)"
 	@echo "make bench-core  what 'make bench' measures, and new connections by 1, 8 and 64 callers, into docs/benchmarks/ (root; 8 minutes)"
 	@echo "make bench-cost  what Heddle costs a packet, a connection, a system call and a container's start, into docs/benchmarks/ (root; 3 minutes)"
-	@echo "make bench-local  connections on one node beside what programs could use there instead, into docs/benchmarks/ (root; 3 minutes)"
 	@echo "make bench-paper  the Slim paper's evaluation: applications in three modes, into docs/benchmarks/ (root; 15 minutes); WORKLOADS, ROUNDS"
 	@echo "make bench-peers  against Docker's networks and a BPF data path, into docs/benchmarks/ (root; 4 minutes)"
 	@echo "make bench-density  a node with up to 1,000 containers and 100,000 live connections, into docs/benchmarks/ (root; 4 minutes)"
@@ -179,19 +178,13 @@ bench-core: need-root build bench-packages
 # The page of results and all tables, from the committed files alone.
 .PHONY: bench-summary
 bench-summary: build
-	for r in "" cost local paper peers density pool; do $(BIN)/heddle bench $$r report || exit 1; done
+	for r in "" cost paper peers density pool; do $(BIN)/heddle bench $$r report || exit 1; done
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "What Heddle adds".
 bench-cost: need-root build bench-packages
 	$(BIN)/heddle bench cost --up --lab cost --json docs/benchmarks/cost.json
 	$(BIN)/heddle bench cost report
-	$(BIN)/heddle bench summary
-
-# docs/benchmarks/method.md, "Connections on one node".
-bench-local: need-root build bench-packages
-	$(BIN)/heddle bench local --up --lab local --json docs/benchmarks/local.json
-	$(BIN)/heddle bench local report
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "The paper's applications". Results of other workloads than WORKLOADS are kept.

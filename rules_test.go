@@ -86,8 +86,6 @@ var allowed = map[string][]string{
 	"internal/bench/core":      aBenchmark("internal/bench/peers", "internal/bench/baseline"),
 	"internal/bench/cost":      aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns", "internal/plane/tcp/datapath"),
 	"internal/bench/density":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),
-	"internal/bench/local":     aBenchmark(),
-	"internal/bench/migrate":   aBenchmark("internal/bench/loadgen", "internal/api", "internal/netns"),
 	"internal/bench/nodes":     aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab", "internal/netns"),
 	"internal/bench/paper":     aBenchmark("internal/bench/histogram", "internal/bench/loadgen"),
 	"internal/bench/peers":     aBenchmark("internal/bench/baseline", "internal/netns"),

@@ -11,8 +11,6 @@ import (
 	"heddle.dev/heddle/internal/bench/cost"
 	"heddle.dev/heddle/internal/bench/density"
 	"heddle.dev/heddle/internal/bench/loadgen"
-	"heddle.dev/heddle/internal/bench/local"
-	"heddle.dev/heddle/internal/bench/migrate"
 	"heddle.dev/heddle/internal/bench/nodes"
 	"heddle.dev/heddle/internal/bench/paper"
 	"heddle.dev/heddle/internal/bench/peers"
@@ -24,8 +22,7 @@ import (
 // benchmarks lists the commands beneath `heddle bench`, after that itself.
 func benchmarks() []session.Command {
 	return []session.Command{
-		core.Command(), cost.Command(), density.Command(), density.EndpointsCommand(), local.Command(), migrate.Command(), nodes.Command(),
-		paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(),
+		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(),
 	}
 }
 

@@ -2,21 +2,16 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"heddle.dev/heddle/internal/bench"
-	"heddle.dev/heddle/internal/bench/histogram"
-	"heddle.dev/heddle/internal/bench/paper"
-	"heddle.dev/heddle/internal/bench/peers"
 	"heddle.dev/heddle/internal/bench/plot"
 	"heddle.dev/heddle/internal/bench/report"
 	"heddle.dev/heddle/internal/bench/session"
@@ -33,7 +28,7 @@ func runQuietly(cmd *cobra.Command, args ...string) error {
 }
 
 func TestBenchFlagsAreCheckedFirst(t *testing.T) {
-	for _, name := range []string{"", "cost", "local", "migrate", "paper", "peers", "policy", "pool"} {
+	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool"} {
 		args := append(strings.Fields(name), "--lab", noLab)
 		if err := runQuietly(newBenchCmd(), args...); err == nil || !strings.Contains(err.Error(), "lab is not up") {
 			t.Errorf("bench %s: good flags: %v", name, err)
@@ -50,8 +45,6 @@ func TestBenchFlagsAreCheckedFirst(t *testing.T) {
 		{"cost --profile /nonexistent", "--profile"},
 		{"cost --connections 0", "--connections"},
 		{"density --containers 0", "--containers"},
-		{"local --workloads iperf3", "workload iperf3"},
-		{"migrate --runs 0", "--runs"},
 		{"nodes --nodes 0", "0 nodes"},
 		{"paper --workloads apache", "--workloads"},
 		{"paper --modes overlay", "--modes"},
@@ -75,82 +68,6 @@ func rrResults(modes []bench.Mode) (results []bench.Result) {
 			Unit: bench.Microseconds, Median: 50, Min: 49, Max: 52, Runs: 3, RatioToHost: 1})
 	}
 	return results
-}
-
-// reportIn writes a benchmark's report twice: the second time replaces what the first wrote.
-func reportIn(t *testing.T, c session.Command, folder, name string, result any) (written string) {
-	t.Helper()
-	raw, err := json.Marshal(result)
-	if err != nil {
-		t.Fatal(err)
-	}
-	document := filepath.Join(folder, "doc.md")
-	text := "# A\n" + report.Mark(c.Words()+" report", "") + "<!-- to here -->\nend\n"
-	for file, text := range map[string]string{filepath.Join(folder, name): string(raw), document: text} {
-		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 2 {
-		if err := c.WriteReport(folder, document, io.Discard); err != nil {
-			t.Fatal(err)
-		}
-	}
-	got, err := os.ReadFile(document)
-	if err != nil || !strings.HasSuffix(string(got), "<!-- to here -->\nend\n") {
-		t.Errorf("%v, document:\n%s", err, got)
-	}
-	return string(got)
-}
-
-func TestReportPaper(t *testing.T) {
-	h := &histogram.Histogram{}
-	h.Add(time.Millisecond)
-	e := paper.Entry{Name: "memcached", Rounds: 1}
-	for _, mode := range bench.Modes {
-		e.Modes = append(e.Modes, paper.Mode{Mode: mode, Latency: map[string]*histogram.Histogram{"get": h, "set": h},
-			Metrics: map[string]paper.Value{paper.MetricRate: {Median: 5, Values: []float64{5}}}})
-	}
-	folder := t.TempDir()
-	written := reportIn(t, paper.Command(), folder, paper.File, paper.Result{Apps: []paper.Entry{e}})
-	if strings.Count(written, "| 8a |") != 1 {
-		t.Errorf("document:\n%s", written)
-	}
-	for figure, want := range map[string]bool{"8": true, "9": true, "11": false} {
-		if _, err := os.Stat(filepath.Join(folder, "paper-"+figure+".svg")); (err == nil) != want {
-			t.Errorf("figure %s: %v", figure, err)
-		}
-	}
-}
-
-func TestReportPeers(t *testing.T) {
-	r := peers.Result{Machine: "here", DurationS: 1}
-	var measured []bench.Mode
-	for _, mode := range bench.AllModes {
-		n := peers.Network{Mode: mode}
-		if mode == bench.Netkit {
-			n.Skipped = "no such devices"
-		} else {
-			measured = append(measured, mode)
-		}
-		r.Networks = append(r.Networks, n)
-	}
-	r.Results = rrResults(measured)
-	folder := t.TempDir()
-	if written := reportIn(t, peers.Command(), folder, peers.File, r); strings.Count(written, "| between nodes |") != 1 {
-		t.Errorf("document:\n%s", written)
-	}
-	picture, err := os.ReadFile(filepath.Join(folder, "peers.svg"))
-	if err != nil || !strings.Contains(string(picture), ">bpf-vxlan<") || strings.Contains(string(picture), ">netkit<") {
-		t.Errorf("plot: %v", err)
-	}
-	document := filepath.Join(folder, "doc.md")
-	if err := os.WriteFile(document, []byte("# A\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := peers.Command().WriteReport(folder, document, io.Discard); err == nil {
-		t.Error("a document without marks was written to")
-	}
 }
 
 // copyCommitted copies the committed results, tables and the page into a folder like docs/.
@@ -200,7 +117,7 @@ func TestCommittedDocuments(t *testing.T) {
 // TestSummarizeWhole says that a page is written as a whole or not at all.
 func TestSummarizeWhole(t *testing.T) {
 	var spoils []func(folder, page string) error
-	for _, part := range []string{"core", "local", "callers", "pool", "paper", "peers", "policy", "density", "cost"} {
+	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost"} {
 		for _, mark := range []string{report.Mark("bench summary", part), "<!-- to here: " + part + " -->\n"} {
 			spoils = append(spoils, func(_, page string) error {
 				text, err := os.ReadFile(page)

@@ -41,13 +41,6 @@ const (
 // Baselines lists the networks of others in the order of reports.
 var Baselines = []Mode{Bare, Docker, BPF, BPFVXLAN, Netkit}
 
-// What programs of the node could do instead, to compare with on one node: `heddle bench local`,
-// and only workloads that say so.
-const (
-	Reno Mode = "reno" // host, but the programs ask for reno, which everybody may, whatever the node gives them
-	Unix Mode = "unix" // AF_UNIX sockets of the node's own namespace
-)
-
 // Pooled is the container of Heddle with the preloaded pool of sockets. Only `heddle bench pool`
 // measures it.
 const Pooled Mode = "heddle+pool"
@@ -55,32 +48,9 @@ const Pooled Mode = "heddle+pool"
 // AllModes lists the networks in the order of reports.
 var AllModes = slices.Concat(Modes, Baselines)
 
-// EveryMode lists AllModes and what programs could do instead, in the order of reports.
-var EveryMode = slices.Concat(AllModes, []Mode{Reno, Unix})
-
 // In reports whether the mode differs from another that is measured anyway: on one node there is
 // nothing to tunnel.
 func (m Mode) In(s Scope) bool { return m != BPFVXLAN || s == Inter }
-
-// Place gives the mode of the lab that a mode runs in, and flags says what its programs do
-// otherwise.
-func (m Mode) Place() Mode {
-	if m == Reno || m == Unix {
-		return Host
-	}
-	return m
-}
-
-func (m Mode) Flags() []string {
-	switch m {
-	case Reno:
-		return []string{"-congestion", "reno"}
-	case Unix:
-		return []string{"-unix"}
-	default:
-		return nil
-	}
-}
 
 // Scope says where the two ends are.
 type Scope string
@@ -146,8 +116,8 @@ func (p Places) place(mode Mode) Place {
 // among them: every ratio is to it.
 func ParseModes(names []string) ([]Mode, error) { return parseModes(names, Modes) }
 
-// ParseAllModes is ParseModes for EveryMode.
-func ParseAllModes(names []string) ([]Mode, error) { return parseModes(names, EveryMode) }
+// ParseAllModes is ParseModes for AllModes.
+func ParseAllModes(names []string) ([]Mode, error) { return parseModes(names, AllModes) }
 
 func parseModes(names []string, known []Mode) ([]Mode, error) {
 	modes, err := parse("--modes", names, known)

@@ -39,19 +39,6 @@ func (o Options) Validate() error {
 	case o.Duration < 100*time.Millisecond || o.Duration > MaxDuration:
 		return fmt.Errorf("--duration %s: want 100ms..%s", o.Duration, MaxDuration)
 	}
-	for _, m := range o.Modes {
-		if m.Place() == m {
-			continue
-		}
-		for _, w := range o.Workloads {
-			if !w.Instead {
-				return fmt.Errorf("--modes %s: workload %s has none; want some of %v", m, w.Name, Modes)
-			}
-		}
-		if slices.Contains(o.Scopes, Inter) {
-			return fmt.Errorf("--modes %s: both ends are on one node; want --scopes %s", m, Intra)
-		}
-	}
 	return nil
 }
 
@@ -171,18 +158,17 @@ func (r *Runner) Measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 	ctx, cancel := context.WithTimeout(ctx, lifetime)
 	defer cancel()
 	client, server := cell.Scope.Ends()
-	mode := cell.Mode.Place()
-	address, err := r.Address(ctx, mode, server)
+	address, err := r.Address(ctx, cell.Mode, server)
 	if err != nil {
 		return nil, err
 	}
 	port := uint16(FirstPort + n%PortCount)
 	w := cell.Workload
 	l := Launch{
-		Program: r.Options.Program, duration: r.Options.Duration, Lifetime: lifetime, CPUs: r.CPUs, flags: cell.Mode.Flags(),
+		Program: r.Options.Program, duration: r.Options.Duration, Lifetime: lifetime, CPUs: r.CPUs,
 		Address: netip.AddrPortFrom(Unspecified(address), port),
 	}
-	process, err := proc.Start(ctx, r.Place.Exec(ctx, mode, server, w.server(l)...), w.ready)
+	process, err := proc.Start(ctx, r.Place.Exec(ctx, cell.Mode, server, w.server(l)...), w.ready)
 	if err != nil {
 		return nil, fmt.Errorf("in %s: %w", server, err)
 	}
@@ -192,7 +178,7 @@ func (r *Runner) Measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 		}
 	}()
 	l.Address = netip.AddrPortFrom(address, port)
-	stdout, err := proc.Output(r.Place.Exec(ctx, mode, client, w.client(l)...))
+	stdout, err := proc.Output(r.Place.Exec(ctx, cell.Mode, client, w.client(l)...))
 	if err != nil {
 		return nil, fmt.Errorf("client in %s to %s: %w (server said: %q)", client, l.Address, err, process.Output)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,8 +43,6 @@ type Workload struct {
 	Metrics []Metric
 	// Optional workloads run only when they are asked for by name.
 	Optional bool
-	// instead says that there are the modes of what a program could do instead.
-	Instead bool
 
 	server func(Launch) []string
 	ready  string // what the server prints, as part of a line, once it listens
@@ -60,7 +57,6 @@ type Launch struct {
 	duration time.Duration  // of the measured phase
 	Lifetime time.Duration  // of a server, at most
 	CPUs     machine.Pinning
-	flags    []string // of the mode, for both ends
 }
 
 // Sample is what one run yields: a value for each metric of the workload, by name.
@@ -76,7 +72,16 @@ var Workloads = []Workload{
 		},
 		server: iperfServer, ready: "Server listening", client: iperfClient, read: readIperf,
 	},
-	roundTripWorkload("rr", "32 bytes", 32),
+	{
+		Name: "rr", Title: "round trips of 32 bytes on one connection",
+		Metrics: []Metric{
+			{Name: "rtt_p50_us", Title: "round trip p50", Unit: Microseconds, Plot: true},
+			{Name: "rtt_p99_us", Title: "round trip p99", Unit: Microseconds},
+			{Name: "transactions_per_s", Title: "transaction rate", Unit: PerSecond, Higher: true},
+			{Name: "cpu_us_per_transaction", Title: "CPU per transaction", Unit: Microseconds, Plot: true},
+		},
+		server: ServerWords, ready: loadgen.Ready, client: peerClient("rr", "-size", "32"), read: readRoundTrips,
+	},
 	connectWorkload("crr", 1),
 	connectWorkload("crr8", 8),
 	connectWorkload("crr64", 64),
@@ -87,46 +92,6 @@ var Workloads = []Workload{
 		},
 		server: ServerWords, ready: loadgen.Ready, client: holdClient, read: readHeld,
 	},
-	streamWorkload("stream", "64 KB", 64<<10),
-	streamWorkload("stream-1k", "1 KB", 1<<10),
-	roundTripWorkload("rr-16k", "16 KB", 16<<10),
-}
-
-// roundTripWorkload is messages of so many bytes there and back on one connection. Those other than
-// the first are optional.
-func roundTripWorkload(name, size string, bytes int) Workload {
-	of := ""
-	if name != "rr" {
-		of = ", " + size
-	}
-	return Workload{
-		Name: name, Title: "round trips of " + size + " on one connection", Optional: name != "rr", Instead: true,
-		Metrics: []Metric{
-			{Name: "rtt_p50_us", Title: "round trip p50" + of, Unit: Microseconds, Plot: true},
-			{Name: "rtt_p99_us", Title: "round trip p99" + of, Unit: Microseconds},
-			{Name: "transactions_per_s", Title: "transaction rate" + of, Unit: PerSecond, Higher: true},
-			{Name: "cpu_us_per_transaction", Title: "CPU per transaction" + of, Unit: Microseconds, Plot: name == "rr"},
-		},
-		server: ServerWords, ready: loadgen.Ready, client: peerClient("rr", "-size", strconv.Itoa(bytes)), read: readRoundTrips,
-	}
-}
-
-// streamWarmUp is how long a stream runs before it is measured: congestion controls need a moment
-// to find their speed.
-const streamWarmUp = 300 * time.Millisecond
-
-// streamWorkload is one connection that is written to as fast as it goes, so many bytes at a time.
-// Our own ends, because iperf3 has no AF_UNIX and chooses its writes itself.
-func streamWorkload(name, size string, bytes int) Workload {
-	return Workload{
-		Name: name, Title: "throughput of one connection, " + size + " a write", Optional: true, Instead: true,
-		Metrics: []Metric{
-			{Name: "throughput_bps", Title: "throughput, " + size, Unit: BitsPerSecond, Higher: true, Plot: true},
-			{Name: "cpu_s_per_gb", Title: "CPU per GB, " + size, Unit: SecondsPerGB, Plot: name == "stream"},
-		},
-		server: sinkServer, ready: loadgen.Ready, read: readStream,
-		client: peerClient("stream", "-size", strconv.Itoa(bytes), "-warm-up", streamWarmUp.String()),
-	}
 }
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than
@@ -199,19 +164,14 @@ func Command(program []string, args ...string) []string {
 	return append(append(make([]string, 0, len(program)+len(args)), program...), args...)
 }
 
-func ServerWords(l Launch) []string { return listeningPeer("server", l) }
-
-func sinkServer(l Launch) []string { return listeningPeer("sink", l) }
-
-func listeningPeer(name string, l Launch) []string {
-	return append(Command(l.Program, name, "-listen", l.Address.String(), "-lifetime", l.Lifetime.String(),
-		"-cpu", strconv.Itoa(l.CPUs.Server)), l.flags...)
+func ServerWords(l Launch) []string {
+	return Command(l.Program, "server", "-listen", l.Address.String(), "-lifetime", l.Lifetime.String(), "-cpu", strconv.Itoa(l.CPUs.Server))
 }
 
 func peerClient(name string, args ...string) func(Launch) []string {
 	return func(l Launch) []string {
 		return append(Command(l.Program, name, "-to", l.Address.String(), "-duration", l.duration.String(),
-			"-cpu", strconv.Itoa(l.CPUs.Client)), slices.Concat(args, l.flags)...)
+			"-cpu", strconv.Itoa(l.CPUs.Client)), args...)
 	}
 }
 
@@ -264,20 +224,6 @@ func readIperf(stdout []byte) (Sample, error) {
 	return Sample{
 		"throughput_bps": received.BitsPerSecond,
 		"cpu_s_per_gb":   m.BusyCPUS / received.Bytes * 1e9,
-	}, nil
-}
-
-func readStream(stdout []byte) (Sample, error) {
-	var r loadgen.Streamed
-	if err := json.Unmarshal(stdout, &r); err != nil {
-		return nil, fmt.Errorf("read stream: %w", err)
-	}
-	if r.Bytes <= 0 || r.ElapsedS <= 0 {
-		return nil, errors.New("stream: nothing received")
-	}
-	return Sample{
-		"throughput_bps": float64(r.Bytes) * 8 / r.ElapsedS,
-		"cpu_s_per_gb":   r.BusyCPUS / float64(r.Bytes) * 1e9,
 	}, nil
 }
 

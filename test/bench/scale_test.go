@@ -1,11 +1,9 @@
 package bench
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/bench/density"
 	"heddle.dev/heddle/internal/bench/policy"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
@@ -14,9 +12,8 @@ import (
 // TestBenchPolicyScale runs a small `heddle bench policy-scale` in this lab: it measures every
 // cell, and leaves the lab without rules, labels and made-up nodes.
 func TestBenchPolicyScale(t *testing.T) {
-	folder := t.TempDir()
-	result := benchCommand[policy.ScaleResult](t, 4*testutil.WaitTimeout, folder, "policy-scale", "--quick", "--scopes", "inter",
-		"--rules", "0,100", "--endpoints", "40", "--nodes", "4", "--plot", filepath.Join(folder, "scale.svg"))
+	result := benchCommand[policy.ScaleResult](t, 4*testutil.WaitTimeout, t.TempDir(), "policy-scale", "--quick", "--scopes", "inter",
+		"--rules", "0,100", "--endpoints", "40", "--nodes", "4")
 	if len(result.Connects) != 2*3 || len(result.Changes) != 2 {
 		t.Errorf("%d figures of connects, want 6; %d of changes, want 2", len(result.Connects), len(result.Changes))
 	}
@@ -40,19 +37,4 @@ func TestBenchPolicyScale(t *testing.T) {
 		out := lab.Heddle(t, "status", "--output", "json")
 		return strings.Count(out, `"peers": 1,`) == 2, out
 	})
-}
-
-// TestBenchEndpoints runs a small `heddle bench endpoints` in this lab: it measures, and leaves no
-// endpoint and no network namespace.
-func TestBenchEndpoints(t *testing.T) {
-	result := benchCommand[density.EndpointMemoryResult](t, 4*testutil.WaitTimeout, t.TempDir(), "endpoints", "--endpoints", "2", "--runs", "1")
-	if result.Endpoints != 2 || result.Rounds != 1 {
-		t.Errorf("%+v", result)
-	}
-	if out := lab.Heddle(t, "endpoints"); strings.Contains(out, "bench/") {
-		t.Errorf("endpoints are left:\n%s", out)
-	}
-	if left, err := filepath.Glob("/run/netns/" + lab.Name + "-bench-*"); err != nil || len(left) > 0 {
-		t.Errorf("network namespaces are left: %v, %v", left, err)
-	}
 }

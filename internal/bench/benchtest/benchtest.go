@@ -5,11 +5,9 @@ package benchtest
 import (
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
@@ -154,19 +152,4 @@ func CheckResults(t *testing.T, o bench.Options, results []bench.Result) {
 			t.Errorf("host's ratio to itself: %+v", r)
 		}
 	}
-}
-
-// Report has write, of a command, write its parts of a document that is text, from the results in
-// folder, and gives the document.
-func Report(t *testing.T, write func(folder, document string, out io.Writer) error, folder, text string) (string, error) {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "doc.md")
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := write(folder, file, io.Discard); err != nil {
-		return "", err
-	}
-	written, err := os.ReadFile(file)
-	return string(written), err
 }

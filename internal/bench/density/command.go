@@ -7,7 +7,6 @@ import (
 	"io"
 	"time"
 
-	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/machine"
 	"heddle.dev/heddle/internal/bench/plot"
 	"heddle.dev/heddle/internal/bench/report"
@@ -101,36 +100,4 @@ func writeReport(d *report.Document) error {
 	about := plot.Text{Title: "Many containers and many connections on one node", Subtitle: r.Machine}
 	draw := func(w io.Writer) error { return WritePlot(w, r, about) }
 	return errors.Join(d.Plot("density.svg", draw), d.Section("", section(r)))
-}
-
-// EndpointsCommand is `heddle bench endpoints`.
-func EndpointsCommand() session.Command {
-	var endpoints int
-	return session.Benchmark[EndpointMemoryResult]{
-		Name:  "endpoints",
-		Short: "Measure the memory that an endpoint takes: the kernel's, and the agent's",
-		Long: `Brings a lab up, makes endpoints on its first node and removes them, several times over, and prints what memory of
-the kernel and of the agent one takes. The lab goes when it is done, also on Ctrl-C; one that was up before stays.
-The kernel's memory is the whole machine's: keep it otherwise idle.`,
-		Lab: session.Needs{Name: "memory", Up: true},
-		Flags: func(f session.Flags) {
-			f.IntVar(&endpoints, "endpoints", 200, "endpoints to make at a time")
-			f.DeclareRuns(5, "how often they come and go")
-		},
-		Run: func(ctx context.Context, s *session.Session) (r EndpointMemoryResult, err error) {
-			agents, err := s.Lab.Agents()
-			if err != nil {
-				return r, err
-			}
-			return RunEndpointMemory(ctx, agents[0], s.Lab.Name+"-bench", endpoints, s.Runs, s.Progress)
-		},
-		Print: func(w io.Writer, _ *session.Session, r EndpointMemoryResult) error {
-			kB := func(s bench.Spread) bench.Spread {
-				return bench.Spread{Median: s.Median / 1e3, Min: s.Min / 1e3, Max: s.Max / 1e3}
-			}
-			_, err := fmt.Fprintf(w, "memory of an endpoint, of %d at a time, median of %d comings and goings:\nkernel  %s kB\nagent   %s kB\n",
-				r.Endpoints, 2*r.Rounds, kB(r.Kernel), kB(r.Agent))
-			return err
-		},
-	}.Command()
 }

@@ -77,12 +77,12 @@ func roundTrips(to netip.AddrPort, s settings) (result RoundTrips, err error) {
 	if err := pin(s.cpu); err != nil {
 		return RoundTrips{}, err
 	}
-	fd, err := s.dial(to)
+	fd, err := dial(sockaddr(to))
 	if err != nil {
 		return RoundTrips{}, err
 	}
 	defer func() { err = errors.Join(err, abort(fd)) }()
-	if err := s.noDelay(fd); err != nil {
+	if err := noDelay(fd); err != nil {
 		return RoundTrips{}, err
 	}
 	message := make([]byte, s.size)

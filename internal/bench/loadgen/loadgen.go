@@ -42,8 +42,6 @@ type settings struct {
 	connections int
 	callers     int
 	cpu         int
-	unix        bool
-	congestion  string
 	pause       time.Duration
 	trips       int // of steps
 	// Of loads.
@@ -68,10 +66,7 @@ var actions = map[string]action{
 	"meter":  meter,
 	"guard":  guard,
 	"watch":  watch,
-	"await":  await,
 	"steps":  steps,
-	"sink":   sink,
-	"stream": client(stream),
 	// Calls that have nothing to do with sockets.
 	"syscalls": syscalls,
 	// Loads of servers of others.
@@ -79,11 +74,11 @@ var actions = map[string]action{
 	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, fleet, meter, guard, watch, await, steps,
-// sink, stream, syscalls, memcache or http, each with its own flags.
+// Main runs one command: check, server, rr, crr, hold, fleet, meter, guard, watch, steps,
+// syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, fleet, meter, guard, watch, await, steps, sink, stream, syscalls, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, hold, fleet, meter, guard, watch, steps, syscalls, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -94,16 +89,14 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.StringVar(&s.to, "to", "", "address of the server")
 	flags.DurationVar(&s.duration, "duration", time.Second, "length of the measured phase")
 	flags.DurationVar(&s.lifetime, "lifetime", time.Minute, "a server or guarded program ends after this at the latest")
-	flags.IntVar(&s.size, "size", 32, "bytes of a round trip, or of a write of stream")
-	flags.BoolVar(&s.unix, "unix", false, "AF_UNIX sockets instead of TCP's, of server, rr, sink and stream")
-	flags.StringVar(&s.congestion, "congestion", "", "congestion control that these ask for")
+	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
 	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
 	flags.IntVar(&s.trips, "trips", 1000, "round trips of steps")
 	flags.IntVar(&s.callers, "callers", 1, "threads that connect at the same time")
 	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")
 	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
 	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")
-	flags.DurationVar(&s.warmUp, "warm-up", 0, "time of a load or stream before the measured phase")
+	flags.DurationVar(&s.warmUp, "warm-up", 0, "time of a load before the measured phase")
 	flags.StringVar(&s.path, "path", "/", "what http asks for")
 	flags.StringVar(&s.until, "until", "", "guard is ready once somebody accepts at this address")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")

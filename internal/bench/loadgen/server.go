@@ -21,7 +21,7 @@ func server(ctx context.Context, s settings, streams Streams) (err error) {
 		return fmt.Errorf("make stop event: %w", err)
 	}
 	defer func() { err = errors.Join(err, unix.Close(stop)) }()
-	e, err := newEcho(s, address, stop)
+	e, err := newEcho(address, stop)
 	if err != nil {
 		return err
 	}
@@ -70,14 +70,14 @@ type echo struct {
 
 const backlog = 4096
 
-func newEcho(s settings, address netip.AddrPort, stop int) (made *echo, err error) {
+func newEcho(address netip.AddrPort, stop int) (made *echo, err error) {
 	e := &echo{epoll: -1, listener: -1, stop: stop, buffer: make([]byte, maxSize)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.close())
 		}
 	}()
-	if e.listener, err = s.listener(address, backlog); err != nil {
+	if e.listener, err = listen(address, backlog); err != nil {
 		return nil, err
 	}
 	// A client may be gone again before it is accepted, and accept must not block on that.
@@ -95,10 +95,10 @@ func newEcho(s settings, address netip.AddrPort, stop int) (made *echo, err erro
 	return e, nil
 }
 
-// listener makes a blocking listener of the kind that was asked for.
-func (s settings) listener(address netip.AddrPort, backlog int) (listener int, err error) {
-	sa, family := s.sockaddr(address)
-	fd, err := s.open(family)
+// listen makes a blocking listener.
+func listen(address netip.AddrPort, backlog int) (listener int, err error) {
+	sa, family := sockaddr(address)
+	fd, err := openSocket(family)
 	if err != nil {
 		return -1, err
 	}
@@ -111,7 +111,7 @@ func (s settings) listener(address netip.AddrPort, backlog int) (listener int, e
 		return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
 	}
 	// Accepted sockets inherit it; setting it on each would cost a system call a connection.
-	if err := s.noDelay(fd); err != nil {
+	if err := noDelay(fd); err != nil {
 		return -1, err
 	}
 	if err := unix.Bind(fd, sa); err != nil {

@@ -43,6 +43,14 @@ func dial(sa unix.Sockaddr, family int) (fd int, err error) {
 	return fd, nil
 }
 
+// noDelay has each write sent at once.
+func noDelay(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	}
+	return nil
+}
+
 // writeFull writes all of b.
 func writeFull(fd int, b []byte) error {
 	for len(b) > 0 {

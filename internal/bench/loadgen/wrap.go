@@ -118,7 +118,7 @@ func guard(ctx context.Context, s settings, streams Streams) error {
 // reportListening prints Ready once somebody accepts at address. If nobody ever does, whoever waits
 // for that line gives up.
 func reportListening(ctx context.Context, address string, streams Streams) {
-	d := net.Dialer{Timeout: awaitConnect}
+	d := net.Dialer{Timeout: acceptedTimeout}
 	for ctx.Err() == nil {
 		if c, err := d.DialContext(ctx, "tcp", address); err == nil {
 			_ = c.Close()
@@ -133,5 +133,8 @@ func reportListening(ctx context.Context, address string, streams Streams) {
 	}
 }
 
-// listenPause is the time between two connects of reportListening.
-const listenPause = 20 * time.Millisecond
+// How long reportListening waits for one connect, and between two.
+const (
+	acceptedTimeout = 2 * time.Second
+	listenPause     = 20 * time.Millisecond
+)

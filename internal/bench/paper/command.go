@@ -28,7 +28,7 @@ func Command() session.Command {
 		Short: "Repeat the evaluation of the Slim paper with real applications",
 		Long: `Runs the applications of the Slim paper's section 6, server and client in containers on two nodes of a lab, in every
 mode in turn and several times over: throughput, latencies, processor time by user, system and softirq. Figure 7 is
-'heddle bench policy', table 4 'heddle bench migrate'.`,
+'heddle bench policy'.`,
 		Lab: session.Needs{Program: true},
 		Flags: func(f session.Flags) {
 			f.DeclareWorkloads(nil, "applications to run, or families of them (default all)")

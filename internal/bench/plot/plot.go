@@ -32,7 +32,7 @@ const (
 
 var Colours = map[bench.Mode]string{
 	bench.Overlay: "#d98a3d", bench.Heddle: "#1f6f8b", bench.Docker: "#8a7fb8", bench.BPF: "#7da453", bench.BPFVXLAN: "#c5a93a", bench.Netkit: "#66707a",
-	bench.Bare: "#b9bfc4", bench.Reno: "#8a9a5b", bench.Unix: "#8d7aa8",
+	bench.Bare: "#b9bfc4",
 }
 
 const (
@@ -106,7 +106,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 	groups = slices.DeleteFunc(groups, func(g group) bool { return len(g.bars) == 0 || g.host.Median <= 0 })
 	for _, g := range groups {
 		slices.SortFunc(g.bars, func(a, b bench.Result) int {
-			return slices.Index(bench.EveryMode, a.Mode) - slices.Index(bench.EveryMode, b.Mode)
+			return slices.Index(bench.AllModes, a.Mode) - slices.Index(bench.AllModes, b.Mode)
 		})
 	}
 	slices.SortStableFunc(groups, func(a, b group) int {
@@ -123,7 +123,7 @@ func groupsOf(results []bench.Result, scope bench.Scope) []group {
 
 // modesOf lists the modes that have bars, in the order of reports.
 func modesOf(panels []panel) []bench.Mode {
-	return slices.DeleteFunc(slices.Clone(bench.EveryMode), func(m bench.Mode) bool {
+	return slices.DeleteFunc(slices.Clone(bench.AllModes), func(m bench.Mode) bool {
 		for _, p := range panels {
 			for _, g := range p.groups {
 				if slices.ContainsFunc(g.bars, func(r bench.Result) bool { return r.Mode == m }) {

@@ -127,9 +127,5 @@ several times. The lab goes when it is done, also on Ctrl-C; one that was up bef
 		Print: func(w io.Writer, s *session.Session, r ScaleResult) error {
 			return report.Print(w, r.tables(), s.Markdown)
 		},
-		Plot: func(w io.Writer, _ *session.Session, r ScaleResult) error {
-			return WriteScalePlot(w, r, plot.Text{Title: "New connections and changes among more and more rules",
-				Subtitle: fmt.Sprintf("%d endpoints on %d nodes; rounds through all numbers of rules: %d; %s", r.Endpoints, r.Nodes, r.Rounds, machine.Describe())})
-		},
 	}.Command()
 }

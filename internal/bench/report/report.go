@@ -5,29 +5,11 @@ package report
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"heddle.dev/heddle/internal/bench"
 )
-
-// Standing says how Heddle's runs of a metric stand to the host's, each to the host's of the same
-// run.
-func (t *Table) Standing(m bench.Metric) string {
-	host, heddle := t.Cells[m.Name][bench.Host].Values, t.Cells[m.Name][bench.Heddle].Values
-	if len(host) == 0 || len(host) != len(heddle) {
-		return ""
-	}
-	ratios, ahead := make([]float64, 0, len(host)), 0
-	for i, v := range heddle {
-		ratios = append(ratios, v/host[i])
-		if bench.Better(v, host[i], m.Higher) {
-			ahead++
-		}
-	}
-	return fmt.Sprintf("%.2f (%.2f..%.2f), better in %d of %d", bench.Median(ratios), slices.Min(ratios), slices.Max(ratios), ahead, len(ratios))
-}
 
 // Table is one workload in one scope: a line for each metric, a column for each mode. (Modes side
 // by side are what one compares, and five metrics side by side do not fit a terminal.)

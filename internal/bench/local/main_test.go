@@ -1,9 +1,0 @@
-package local
-
-import (
-	"testing"
-
-	"heddle.dev/heddle/internal/bench/benchtest"
-)
-
-func TestMain(m *testing.M) { benchtest.Main(m) }

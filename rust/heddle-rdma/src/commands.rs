@@ -1,7 +1,6 @@
 //! What a library asks for on its control socket. `docs/protocols/verbs-control.md`.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,7 @@ use crate::queues::{CompletionRing, ReceiveRing};
 use crate::sys;
 
 const ENOMEM: Errno = libc::ENOMEM;
-const EBUSY: Errno = libc::EBUSY;
+pub(crate) const EBUSY: Errno = libc::EBUSY;
 
 /// Limits of the device, whatever the endpoint's quotas are.
 pub(crate) const MAX_WR: u32 = 8192;
@@ -63,7 +62,7 @@ pub(crate) fn size(bytes: usize) -> u64 {
 impl Objects {
     /// Does what a context that has said hello asks for.
     pub(crate) fn serve_request(
-        &mut self,
+        self: &mut Box<Self>,
         context: u32,
         request: &Request,
     ) -> Result<Answer, Errno> {
@@ -116,7 +115,9 @@ impl Objects {
         let (ours, theirs) = sys::packet_pair().map_err(|_| ENOMEM)?;
         let reply = self.describe(context)?;
         let id = Source::Doorbell.id(context);
-        self.epoll.add(sleeper.as_fd(), sys::READABLE | sys::EDGE, id).map_err(|_| ENOMEM)?;
+        self.epoll_of_context(context)
+            .add(sleeper.as_fd(), sys::READABLE | sys::EDGE, id)
+            .map_err(|_| ENOMEM)?;
         let mut answer = answer(&reply);
         answer.descriptors = vec![copy(&*memory)?, ends.ring, theirs];
         let context = usable(self.contexts.get_mut(context))?;
@@ -473,18 +474,19 @@ impl Objects {
 
     /// The process that connected has the context's memory mapped there, if it is the one whose
     /// memory the router has open.
-    fn show_memory(&mut self, context: u32, address: u64) -> Result<Answer, Errno> {
-        let context = usable(self.contexts.get_mut(context))?;
-        let memory = usable(context.memory.as_ref())?;
-        if !context.process.maps(memory, address) {
+    fn show_memory(self: &mut Box<Self>, context: u32, address: u64) -> Result<Answer, Errno> {
+        let object = usable(self.contexts.get(context))?;
+        let memory = Arc::clone(usable(object.memory.as_ref())?);
+        let process = Arc::clone(&object.process);
+        if !self.without_baton(|worker| process.maps(worker, &memory, address)) {
             return Err(libc::EACCES);
         }
-        context.shown = true;
+        usable(self.contexts.get_mut(context))?.shown = true;
         Ok(done())
     }
 
     fn register(
-        &mut self,
+        self: &mut Box<Self>,
         context: u32,
         request: &abi::verbs_reg_mr_request,
     ) -> Result<Answer, Errno> {
@@ -503,15 +505,15 @@ impl Objects {
             return Err(EINVAL);
         }
         let backing = if r.memory == 0 {
-            let context = usable(self.contexts.get(context))?;
-            if !context.shown && protects(Protection::AddressSpace) {
+            let object = usable(self.contexts.get(context))?;
+            if !object.shown && protects(Protection::AddressSpace) {
                 return Err(libc::EACCES);
             }
-            let process = &context.process;
-            if !process.has(r.address, r.length) {
+            let process = Arc::clone(&object.process);
+            if !self.without_baton(|worker| process.has(worker, r.address, r.length)) {
                 return Err(libc::EFAULT);
             }
-            Backing::Process(Rc::clone(process), r.address)
+            Backing::Process(process, r.address)
         } else {
             let memory = usable(self.memories.get(r.memory).filter(|m| m.context == context))?;
             let end = usable(r.memory_offset.checked_add(r.length))?;

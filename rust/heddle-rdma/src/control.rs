@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use verbs_protocol::abi::{self, verbs_reply, verbs_request};
 use verbs_protocol::control::{self, Request};
@@ -36,7 +36,7 @@ impl Objects {
     }
 
     fn open(&mut self, endpoint: u32, socket: OwnedFd) -> io::Result<()> {
-        let process = Rc::new(Process::new(sys::peer(&socket)?));
+        let process = Arc::new(Process::new(endpoint, sys::peer(&socket)?));
         let context = Context {
             endpoint,
             socket,
@@ -53,8 +53,11 @@ impl Objects {
         let full = || io::Error::from_raw_os_error(libc::ENOMEM);
         let handle = self.contexts.insert(context, 0).ok_or_else(full)?;
         let context = self.contexts.get(handle).ok_or_else(full)?;
-        let added =
-            self.epoll.add(context.socket.as_fd(), sys::READABLE, Source::Control.id(handle));
+        let added = self.epoll_of(endpoint).add(
+            context.socket.as_fd(),
+            sys::READABLE,
+            Source::Control.id(handle),
+        );
         if added.is_err() {
             self.contexts.remove(handle);
         }
@@ -62,7 +65,7 @@ impl Objects {
     }
 
     /// Serves the requests of a context that are there, and goes on with a reply that is under way.
-    pub(crate) fn control(&mut self, handle: u32) {
+    pub(crate) fn control(self: &mut Box<Self>, handle: u32) {
         for _ in 0..REQUESTS {
             let Some(context) = self.contexts.get_mut(handle) else { return };
             if let Some(unsent) = context.unsent.take() {
@@ -94,7 +97,7 @@ impl Objects {
     }
 
     fn answer(
-        &mut self,
+        self: &mut Box<Self>,
         handle: u32,
         head: verbs_request,
         request: Result<Request, control::Errno>,
@@ -123,24 +126,25 @@ impl Objects {
         let Some(context) = self.contexts.get_mut(handle) else { return false };
         let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
         let id = Source::Control.id(handle);
-        match sys::send(&context.socket, &bytes, &borrowed) {
-            Ok(()) => {
-                if kept {
-                    let _ = self.epoll.modify(context.socket.as_fd(), sys::READABLE, id);
-                }
-                true
-            }
+        let sent = sys::send(&context.socket, &bytes, &borrowed);
+        let way = match sent {
+            Ok(()) if kept => sys::READABLE,
+            Ok(()) => return true,
             Err(err) if sys::would_block(&err) => {
                 context.unsent = Some((bytes, descriptors));
-                if !kept {
-                    let _ = self.epoll.modify(context.socket.as_fd(), sys::WRITABLE, id);
+                if kept {
+                    return false;
                 }
-                false
+                sys::WRITABLE
             }
             Err(_) => {
                 self.close(handle);
-                false
+                return false;
             }
+        };
+        if let Some(context) = self.contexts.get(handle) {
+            let _ = self.epoll_of(context.endpoint).modify(context.socket.as_fd(), way, id);
         }
+        way == sys::READABLE
     }
 }

@@ -8,7 +8,7 @@ use verbs_protocol::{Gid, ibv};
 use verbs_qp::{Service, State};
 
 use crate::link::{SEND_HIGH, Timer};
-use crate::memory::{self, Fault};
+use crate::memory::Fault;
 use crate::objects::{Current, Objects};
 use crate::remote::Broken;
 use crate::requests::{Pending, Step, Taken, Told, gather};
@@ -24,7 +24,7 @@ const FULL_TIME: Duration = Duration::from_millis(200);
 
 impl Objects {
     pub(crate) fn send_datagram(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         current: &mut Current,
         length: u64,
@@ -58,11 +58,16 @@ impl Objects {
             let from = &mut self.from;
             let n = payload.len();
             gather(&self.regions, entries, entry, 0, n, usage, from)
-                .and_then(|()| memory::load(&self.from, payload))
+                .and_then(|()| self.load(payload))
                 .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         }
         let told = Told::of(number, &current.send, length);
         let moved = Traffic { requests: 1, sent: length, ..Traffic::default() };
+        let to = if self.shards > 0 { self.endpoint_with(&way.destination) } else { None };
+        let elsewhere = to.map_or(0, |e| self.shard_of(e));
+        if elsewhere != 0 && elsewhere != self.worker.serves() {
+            return Err(Pending::Elsewhere(elsewhere));
+        }
         let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
         if to_itself {
             self.deliver(endpoint, &way, told, payload, Path::Memory);
@@ -89,7 +94,14 @@ impl Objects {
 
     /// Gives a datagram to the queue pair that it names, if that takes it.
     /// `endpoint` is the one that drops it otherwise.
-    fn deliver(&mut self, endpoint: u32, way: &Way, told: Told, payload: &[u8], path: Path) {
+    fn deliver(
+        self: &mut Box<Self>,
+        endpoint: u32,
+        way: &Way,
+        told: Told,
+        payload: &[u8],
+        path: Path,
+    ) {
         let peer = way.qp;
         let takes = self.qps.get(peer).is_some_and(|p| {
             p.service == Service::UnreliableDatagram
@@ -108,6 +120,7 @@ impl Objects {
             self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
             return;
         }
+        self.hold(peer, 1);
         let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);
         let grh = way.grh(payload.len());
         let mut stored = Ok(());
@@ -117,9 +130,10 @@ impl Objects {
             stored = stored.and_then(|()| {
                 let to = &mut self.to;
                 gather(&self.regions, entries, entry, skip, bytes.len(), usage, to)?;
-                memory::store(bytes, &self.to)
+                self.store(bytes)
             });
         }
+        self.hold(peer, -1);
         match stored {
             Ok(()) => {
                 self.complete_receive(peer, Told { length, ..told }, receive.wr_id);
@@ -178,7 +192,7 @@ impl Objects {
     }
 
     pub(crate) fn hear_datagram(
-        &mut self,
+        self: &mut Box<Self>,
         handle: u32,
         header: &Header,
         bytes: &[u8],

@@ -1,12 +1,14 @@
 //! The router of the verbs plane: it serves the queue pairs of a node's containers.
 //!
-//! One thread runs a loop over sockets, doorbells and queue pairs. It owns everything; there is no
-//! lock, and nothing is allocated while requests are served. Containers are hostile: what they
-//! write into their rings and say on their sockets is copied before it is looked at.
+//! One thread at a time runs a loop over sockets, doorbells and queue pairs and owns everything;
+//! nothing is allocated while requests are served. Containers are hostile: what they write into
+//! their rings and say on their sockets is copied before it is looked at.
 //!
 //! | module | what it owns |
 //! |---|---|
 //! | [`router`] | the loop, the agent's socket, and sleep |
+//! | `baton` | who has all of it while a program's memory is copied |
+//! | `shards` | endpoints that are served by a thread of their own |
 //! | `control` | the control sockets of contexts |
 //! | `commands`, `queue_pairs` | what a library asks for: objects are made, changed and destroyed |
 //! | `accounts` | what was moved and refused, for the agent |
@@ -24,6 +26,7 @@
 //! | `sys` | the system calls that the standard library does not have |
 
 mod accounts;
+mod baton;
 mod commands;
 mod connect;
 mod control;
@@ -39,6 +42,7 @@ mod remote;
 mod requests;
 mod responder;
 pub mod router;
+mod shards;
 mod sys;
 mod table;
 

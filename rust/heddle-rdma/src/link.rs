@@ -78,7 +78,7 @@ pub(crate) struct Inbound {
 #[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Link {
     pub(crate) endpoint: u32,
-    stream: TcpStream,
+    pub(crate) stream: TcpStream,
     own: Gid,
     pub(crate) other: Gid,
     opener: bool,
@@ -92,7 +92,7 @@ pub(crate) struct Link {
     received: Vec<u8>,
     filled: usize,
     pub(crate) unsent: VecDeque<u8>,
-    waits_for_room: bool,
+    pub(crate) waits_for_room: bool,
     /// Since when datagrams find it full; none if half of that was sent since.
     pub(crate) full_since: Option<Instant>,
     deadline: Option<Instant>,
@@ -242,7 +242,7 @@ impl Objects {
         let handle = self.links.insert(link, 0)?;
         let added = {
             let stream = &self.links.get(handle)?.stream;
-            self.epoll.add(stream.as_fd(), sys::READABLE, Source::Link.id(handle))
+            self.epoll_of(endpoint).add(stream.as_fd(), sys::READABLE, Source::Link.id(handle))
         };
         if added.is_err() {
             self.links.remove(handle);
@@ -253,7 +253,7 @@ impl Objects {
     }
 
     /// Something has come on a connection, or there is room on it.
-    pub(crate) fn link_event(&mut self, handle: u32) {
+    pub(crate) fn link_event(self: &mut Box<Self>, handle: u32) {
         self.push(handle);
         let mut left = TURN_BYTES;
         while left > 0 {
@@ -286,7 +286,7 @@ impl Objects {
     }
 
     /// Takes what has come apart.
-    fn take_in(&mut self, handle: u32) {
+    fn take_in(self: &mut Box<Self>, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let mut received = std::mem::take(&mut link.received);
         let filled = std::mem::take(&mut link.filled);
@@ -459,8 +459,11 @@ impl Objects {
         if wants != link.waits_for_room {
             link.waits_for_room = wants;
             let events = sys::READABLE | if wants { sys::WRITABLE } else { 0 };
-            let _ = self.epoll.modify(link.stream.as_fd(), events, Source::Link.id(handle));
+            let (endpoint, id) = (link.endpoint, Source::Link.id(handle));
+            let Some(link) = self.links.get(handle) else { return };
+            let _ = self.epoll_of(endpoint).modify(link.stream.as_fd(), events, id);
         }
+        let Some(link) = self.links.get(handle) else { return };
         if link.unsent.is_empty() && link.phase == Phase::Closing {
             // What the other end has sent meanwhile is read, so that it gets the last bytes.
             let _: io::Result<()> = link.stream.shutdown(Shutdown::Write);
@@ -478,7 +481,7 @@ impl Objects {
         // The answer to an opener's greeting may be under way.
         if link.phase == Phase::Established || link.phase == Phase::Greeting && link.opener {
             // What is owed comes first, and what of a message was begun is no frame any more.
-            self.respond(handle);
+            self.respond_briefly(handle);
             if let Some(link) = self.links.get_mut(handle) {
                 link.say(&Header::new(Kind::Close));
             }
@@ -530,7 +533,7 @@ impl Objects {
     /// more than a try.
     pub(crate) fn end_link(&mut self, handle: u32) {
         let Some(link) = self.links.remove(handle) else { return };
-        self.epoll.remove(link.stream.as_fd());
+        self.epoll_of(link.endpoint).remove(link.stream.as_fd());
         // Whoever else has the socket open, the other end is to know.
         let _: io::Result<()> = link.stream.shutdown(Shutdown::Both);
         let tried = self.datagram_links.iter().position(|(_, _, l)| *l == handle);

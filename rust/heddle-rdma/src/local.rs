@@ -2,13 +2,13 @@
 
 use verbs_protocol::ibv;
 
-use crate::memory::{self, CHUNK, Fault, Side};
+use crate::memory::{self, CHUNK, Fault, Piece, Side};
 use crate::objects::{Current, Objects};
 use crate::requests::{Pending, Step, Told, gather};
 
 impl Objects {
     pub(crate) fn send_message(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         peer: u32,
         current: &mut Current,
@@ -17,6 +17,7 @@ impl Objects {
     ) -> Step {
         let receive = self.receive_for(peer)?;
         if receive.length() < length {
+            self.hold(peer, -1);
             self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
             return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
         }
@@ -25,7 +26,9 @@ impl Objects {
             let (entries, entry) = (receive.entries(), |i| receive.entry(i));
             gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
         };
-        match self.copy_out(number, current, length, bytes, to) {
+        let copied = self.copy_out(number, current, length, bytes, to);
+        self.hold(peer, -1);
+        match copied {
             Ok(()) => {
                 self.complete_receive(peer, Told::of(number, &current.send, length), receive.wr_id);
                 Ok(())
@@ -48,7 +51,7 @@ impl Objects {
     }
 
     pub(crate) fn write(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         peer: u32,
         current: &mut Current,
@@ -75,6 +78,9 @@ impl Objects {
             Ok(())
         };
         let copied = self.copy_out(number, current, length, bytes, to);
+        if receive.is_some() {
+            self.hold(peer, -1);
+        }
         match (copied, receive) {
             (Ok(()), receive) => {
                 if let Some(receive) = receive {
@@ -100,7 +106,7 @@ impl Objects {
 
     /// Copies the bytes of a send request to where `to` says, as far as the turn goes.
     fn copy_out(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         current: &mut Current,
         length: u64,
@@ -119,13 +125,13 @@ impl Objects {
             to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
             if send.is_inline() {
                 // At most 512 bytes: one chunk.
-                memory::store(send.inline(), &self.to).map_err(|_| Failure::Destination)?;
+                self.store(send.inline()).map_err(|_| Failure::Destination)?;
             } else {
                 let (entries, entry) = (send.entries(), |i| send.entry(i));
                 let (from, done) = (&mut self.from, current.done);
                 gather(&self.regions, entries, entry, done, n, usage, from)
                     .map_err(|Fault| Failure::Source)?;
-                self.copier.copy(&self.from, &self.to).map_err(Failure::from)?;
+                self.copy().map_err(Failure::from)?;
             }
             current.done += n as u64;
             *bytes = bytes.saturating_sub(n as u64);
@@ -134,7 +140,7 @@ impl Objects {
     }
 
     pub(crate) fn read(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         peer: u32,
         current: &mut Current,
@@ -164,7 +170,7 @@ impl Objects {
             let (entries, entry) = (send.entries(), |i| send.entry(i));
             gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
                 .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
-            self.copier.copy(&self.from, &self.to).map_err(|side| {
+            self.copy().map_err(|side| {
                 Pending::Failed(match side {
                     Side::Source => ibv::WC_REM_OP_ERR,
                     Side::Destination => ibv::WC_LOC_PROT_ERR,
@@ -177,7 +183,7 @@ impl Objects {
         Ok(())
     }
 
-    pub(crate) fn atomic(&mut self, number: u32, peer: u32, current: &Current) -> Step {
+    pub(crate) fn atomic(self: &mut Box<Self>, number: u32, peer: u32, current: &Current) -> Step {
         let head = current.send.head;
         if !head.remote_address.is_multiple_of(8) {
             return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
@@ -186,28 +192,68 @@ impl Objects {
         let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         let there = memory::find(&self.regions, head.rkey, head.remote_address, 8, remote)
             .map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        let there = [there];
         let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
+        // Checked before anything is changed.
         self.to.clear();
         let send = &current.send;
         let (entries, entry) = (send.entries(), |i| send.entry(i));
         gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
             .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        // Another thread may be in the middle of one.
+        if !self.begin_atomic(peer) {
+            return Err(Pending::Turn);
+        }
+        let changed = self.change(head.opcode, head.compare_add, head.swap, &there);
+        self.end_atomic(peer);
+        let value = changed.map_err(|Fault| Pending::Failed(ibv::WC_REM_OP_ERR))?;
+        self.account_served(peer, 8, 0);
+        self.to.clear();
+        let send = &current.send;
+        let (entries, entry) = (send.entries(), |i| send.entry(i));
+        gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
+            .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
+        self.store(&value.to_ne_bytes()).map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+    }
+
+    /// Whether nobody is in the middle of an atomic on memory of a queue pair's endpoint. Now
+    /// somebody is.
+    pub(crate) fn begin_atomic(&mut self, number: u32) -> bool {
+        let endpoint = self.qps.get(number).map_or(0, |q| q.endpoint);
+        let endpoint = self.endpoints.get_mut(endpoint);
+        endpoint.is_some_and(|e| !std::mem::replace(&mut e.in_atomic, true))
+    }
+
+    pub(crate) fn end_atomic(&mut self, number: u32) {
+        let endpoint = self.qps.get(number).map_or(0, |q| q.endpoint);
+        if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+            endpoint.in_atomic = false;
+        }
+    }
+
+    /// Does an atomic, and says what was there before.
+    pub(crate) fn change(
+        self: &mut Box<Self>,
+        opcode: u8,
+        compare_add: u64,
+        swap: u64,
+        place: &Piece,
+    ) -> Result<u64, Fault> {
         let mut value = [0; 8];
-        let gone = |Fault| Pending::Failed(ibv::WC_REM_OP_ERR);
-        memory::load(&there, &mut value).map_err(gone)?;
+        self.from.clear();
+        self.from.push(place.clone());
+        self.load(&mut value)?;
         let old = u64::from_ne_bytes(value);
-        let new = if head.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
-            Some(old.wrapping_add(head.compare_add))
+        let new = if opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
+            Some(old.wrapping_add(compare_add))
         } else {
-            (old == head.compare_add).then_some(head.swap)
+            (old == compare_add).then_some(swap)
         };
         if let Some(new) = new {
-            memory::store(&new.to_ne_bytes(), &there).map_err(gone)?;
+            self.to.clear();
+            self.to.push(place.clone());
+            self.store(&new.to_ne_bytes())?;
         }
-        self.account_served(peer, 8, 0);
-        let stored = memory::store(&value, &self.to);
-        stored.map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+        Ok(old)
     }
 }
 

@@ -6,12 +6,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::OwnedFd;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use shared_ring::SharedMemory;
 use verbs_protocol::{abi, ibv};
 
+use crate::baton::Worker;
+use crate::objects::Objects;
 use crate::protection::{Protection, protects};
 use crate::sys;
 use crate::table::Table;
@@ -24,6 +25,8 @@ pub(crate) const CHUNK: usize = 64 * 1024;
 /// Should it execute another program, this memory is gone, and the other program's is not to be
 /// had.
 pub(crate) struct Process {
+    /// Handle of the endpoint that it is of.
+    endpoint: u32,
     pid: libc::pid_t,
     memory: OwnedFd,
 }
@@ -32,8 +35,8 @@ pub(crate) struct Process {
 const LOOKS: u32 = 16;
 
 impl Process {
-    pub(crate) fn new((pid, memory): (libc::pid_t, OwnedFd)) -> Self {
-        Self { pid, memory }
+    pub(crate) fn new(endpoint: u32, (pid, memory): (libc::pid_t, OwnedFd)) -> Self {
+        Self { endpoint, pid, memory }
     }
 
     /// Its number, for people to read.
@@ -45,7 +48,7 @@ impl Process {
     /// of it that is for this, and finds it changed there at once; then the other way round.
     /// Nothing of what was mapped outlives the execution of another program, and nobody but the
     /// program itself maps. So it is the program that was given the memory.
-    pub(crate) fn maps(&self, shared: &SharedMemory, address: u64) -> bool {
+    pub(crate) fn maps(&self, worker: &Worker, shared: &SharedMemory, address: u64) -> bool {
         let at = abi::VERBS_CONTEXT_PROOF as usize;
         if !address.is_multiple_of(4096) || at + 8 > shared.len() {
             return false;
@@ -60,21 +63,21 @@ impl Process {
             let (wanted, mut found) = (random(), 0_u64);
             word.store(wanted, Ordering::SeqCst);
             // SAFETY: `found` is eight bytes of this function's own.
-            let read = unsafe { self.copy(((&raw mut found).cast(), 8), there, false) };
+            let read = unsafe { self.copy(worker, ((&raw mut found).cast(), 8), there, false) };
             read && found == wanted
         });
         let mut written = random();
         // SAFETY: `written` is eight bytes of this function's own.
-        seen && unsafe { self.copy(((&raw mut written).cast(), 8), there, true) }
+        seen && unsafe { self.copy(worker, ((&raw mut written).cast(), 8), there, true) }
             && word.load(Ordering::SeqCst) == written
     }
 
     /// Whether the first and the last byte of a range can be read.
-    pub(crate) fn has(&self, address: u64, length: u64) -> bool {
+    pub(crate) fn has(&self, worker: &Worker, address: u64, length: u64) -> bool {
         let mut byte = 0_u8;
         [address, address + (length - 1)].into_iter().all(|at| {
             // SAFETY: `byte` is one byte of this function's own.
-            unsafe { self.copy((&raw mut byte, 1), at, false) }
+            unsafe { self.copy(worker, (&raw mut byte, 1), at, false) }
         })
     }
 
@@ -83,7 +86,14 @@ impl Process {
     /// # Safety
     ///
     /// That of [`sys::memory_copy`].
-    unsafe fn copy(&self, local: (*mut u8, usize), there: u64, write: bool) -> bool {
+    unsafe fn copy(
+        &self,
+        worker: &Worker,
+        local: (*mut u8, usize),
+        there: u64,
+        write: bool,
+    ) -> bool {
+        worker.touches(self.endpoint);
         if !protects(Protection::AddressSpace) {
             let Ok(memory) = sys::open_memory(self.pid) else { return false };
             // SAFETY: the caller vouches for it.
@@ -98,7 +108,7 @@ impl Process {
 #[derive(Clone)]
 pub(crate) enum Backing {
     /// In a program, at this address.
-    Process(Rc<Process>, u64),
+    Process(Arc<Process>, u64),
     /// In memory that the router has mapped, from this offset: all of the region lies in it.
     Shared(Arc<SharedMemory>, u64),
 }
@@ -160,7 +170,7 @@ pub(crate) fn find(
     }
     let backing = match &region.backing {
         Backing::Process(process, at) => {
-            Backing::Process(Rc::clone(process), at.checked_add(offset).ok_or(Fault)?)
+            Backing::Process(Arc::clone(process), at.checked_add(offset).ok_or(Fault)?)
         }
         Backing::Shared(memory, at) => {
             Backing::Shared(Arc::clone(memory), at.checked_add(offset).ok_or(Fault)?)
@@ -182,41 +192,88 @@ impl Copier {
 
     /// Copies the pieces of one side to those of the other: the same number of bytes, at most a
     /// chunk.
-    pub(crate) fn copy(&mut self, from: &[Piece], to: &[Piece]) -> Result<(), Side> {
+    fn copy(&mut self, worker: &Worker, from: &[Piece], to: &[Piece]) -> Result<(), Side> {
         let length: usize = from.iter().map(|p| p.length).sum();
         debug_assert_eq!(length, to.iter().map(|p| p.length).sum());
         // One copy where one side is a single piece of memory that the router has mapped.
         if let [Piece { backing: Backing::Shared(memory, at), .. }] = from {
             let place = place(memory, *at, length).ok_or(Side::Source)?;
-            return transfer(place, to, true).map_err(|_| Side::Destination);
+            return transfer(worker, place, to, true).map_err(|_| Side::Destination);
         }
         if let [Piece { backing: Backing::Shared(memory, at), .. }] = to {
             let place = place(memory, *at, length).ok_or(Side::Destination)?;
-            return transfer(place, from, false).map_err(|_| Side::Source);
+            return transfer(worker, place, from, false).map_err(|_| Side::Source);
         }
         let own = self.buffer.get_mut(..length).ok_or(Side::Source)?;
         let own = (own.as_mut_ptr(), length);
-        transfer(own, from, false).map_err(|_| Side::Source)?;
-        transfer(own, to, true).map_err(|_| Side::Destination)
-    }
-
-    /// Reads the pieces, `length` bytes and at most a chunk, and shows what they were.
-    pub(crate) fn load_own(&mut self, from: &[Piece], length: usize) -> Result<&[u8], Fault> {
-        let own = self.buffer.get_mut(..length).ok_or(Fault)?;
-        transfer((own.as_mut_ptr(), length), from, false)?;
-        Ok(&self.buffer[..length])
+        transfer(worker, own, from, false).map_err(|_| Side::Source)?;
+        transfer(worker, own, to, true).map_err(|_| Side::Destination)
     }
 }
 
-/// Reads the pieces into memory of the router.
-pub(crate) fn load(from: &[Piece], to: &mut [u8]) -> Result<(), Fault> {
-    transfer((to.as_mut_ptr(), to.len()), from, false)
+fn is_mapped(pieces: &[Piece]) -> bool {
+    pieces.iter().all(|p| matches!(p.backing, Backing::Shared(..)))
 }
 
-/// Writes bytes to the pieces.
-pub(crate) fn store(from: &[u8], to: &[Piece]) -> Result<(), Fault> {
-    // The bytes are only read.
-    transfer((from.as_ptr().cast_mut(), from.len()), to, true)
+/// Copies with the pieces in [`Objects::from`] and [`Objects::to`], which are empty afterwards.
+/// Memory of programs is copied without the baton.
+impl Objects {
+    fn with_pieces<R>(
+        self: &mut Box<Self>,
+        copy: impl FnOnce(&Worker, &mut Copier, &[Piece], &[Piece]) -> R,
+    ) -> R {
+        let (mut from, mut to) = (std::mem::take(&mut self.from), std::mem::take(&mut self.to));
+        // None if another thread is stuck with it.
+        let mut copier = self.copier.take().unwrap_or_else(Copier::new);
+        let result = if is_mapped(&from) && is_mapped(&to) {
+            copy(&self.worker, &mut copier, &from, &to)
+        } else {
+            self.without_baton(|worker| copy(worker, &mut copier, &from, &to))
+        };
+        from.clear();
+        to.clear();
+        (self.from, self.to, self.copier) = (from, to, Some(copier));
+        result
+    }
+
+    /// Copies all of one side to the other: the same number of bytes, at most a chunk.
+    pub(crate) fn copy(self: &mut Box<Self>) -> Result<(), Side> {
+        self.with_pieces(|worker, copier, from, to| copier.copy(worker, from, to))
+    }
+
+    /// Reads all of [`Objects::from`] into memory of the router.
+    pub(crate) fn load(self: &mut Box<Self>, to: &mut [u8]) -> Result<(), Fault> {
+        self.with_pieces(|worker, _, from, _| {
+            transfer(worker, (to.as_mut_ptr(), to.len()), from, false)
+        })
+    }
+
+    /// The same, `length` bytes and at most a chunk, and gives them to a function.
+    pub(crate) fn load_own(
+        self: &mut Box<Self>,
+        length: usize,
+        take: impl FnOnce(&mut Self, &[u8]),
+    ) -> Result<(), Fault> {
+        let loaded = self.with_pieces(|worker, copier, from, _| {
+            let own = copier.buffer.get_mut(..length).ok_or(Fault)?;
+            transfer(worker, (own.as_mut_ptr(), length), from, false)
+        });
+        if let Some(copier) = self.copier.take() {
+            if loaded.is_ok() {
+                take(self, &copier.buffer[..length]);
+            }
+            self.copier = Some(copier);
+        }
+        loaded
+    }
+
+    /// Writes bytes to all of [`Objects::to`].
+    pub(crate) fn store(self: &mut Box<Self>, from: &[u8]) -> Result<(), Fault> {
+        self.with_pieces(|worker, _, _, to| {
+            // The bytes are only read.
+            transfer(worker, (from.as_ptr().cast_mut(), from.len()), to, true)
+        })
+    }
 }
 
 /// The address of bytes in mapped memory, if all of them lie in it.
@@ -231,7 +288,12 @@ fn place(memory: &Arc<SharedMemory>, at: u64, length: usize) -> Option<(*mut u8,
 
 /// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the
 /// pieces.
-fn transfer(own: (*mut u8, usize), pieces: &[Piece], write: bool) -> Result<(), Fault> {
+fn transfer(
+    worker: &Worker,
+    own: (*mut u8, usize),
+    pieces: &[Piece],
+    write: bool,
+) -> Result<(), Fault> {
     let mut done = 0;
     for piece in pieces {
         // SAFETY: the pieces have as many bytes as `own` together.
@@ -250,7 +312,7 @@ fn transfer(own: (*mut u8, usize), pieces: &[Piece], write: bool) -> Result<(), 
             Backing::Process(process, at) => {
                 let length = piece.length;
                 // SAFETY: `own` is the caller's, and has these bytes from `done` on.
-                if !unsafe { process.copy((here, length), *at, write) } {
+                if !unsafe { process.copy(worker, (here, length), *at, write) } {
                     return Err(Fault);
                 }
                 done += length;

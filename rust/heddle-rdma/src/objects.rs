@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,10 +15,12 @@ use verbs_protocol::{Gid, agent, ibv, plain};
 use verbs_qp::{Service, State};
 
 use crate::accounts::{Account, QpAccount};
+use crate::baton::{Shared, Worker};
 use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
+use crate::shards::{Nudge, Shard};
 use crate::sys::{self, Epoll};
 use crate::table::Table;
 
@@ -95,6 +96,10 @@ pub(crate) struct Endpoint {
     limits: [u64; QUOTAS],
     used: [u64; QUOTAS],
     pub(crate) account: Account,
+    /// The thread that serves it and nothing else, if it has one.
+    pub(crate) shard: Option<Shard>,
+    /// A thread is in the middle of an atomic on its memory.
+    pub(crate) in_atomic: bool,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -110,6 +115,8 @@ impl Endpoint {
             limits: [0; QUOTAS],
             used: [0; QUOTAS],
             account: Account::default(),
+            shard: None,
+            in_atomic: false,
             named: true,
         }
     }
@@ -240,7 +247,7 @@ pub(crate) type Unsent = (Vec<u8>, Vec<OwnedFd>);
 pub(crate) struct Context {
     pub(crate) endpoint: u32,
     pub(crate) socket: OwnedFd,
-    pub(crate) process: Rc<Process>,
+    pub(crate) process: Arc<Process>,
     /// The doorbell, once the library has said hello.
     pub(crate) doorbell: Option<Sleeper>,
     pub(crate) memory: Option<Arc<SharedMemory>>,
@@ -354,11 +361,26 @@ pub(crate) struct Qp {
     /// Requests that were sent when the connection ended, to be flushed.
     pub(crate) unlinked: VecDeque<u64>,
     pub(crate) account: QpAccount,
+    /// A thread has its turn under way.
+    pub(crate) in_turn: bool,
+    /// Receive requests of it that threads have under way.
+    pub(crate) taken: u32,
 }
 
 /// All that there is.
 pub(crate) struct Objects {
-    pub(crate) epoll: Epoll,
+    pub(crate) shared: &'static Shared,
+    /// The thread that has this now.
+    pub(crate) worker: Arc<Worker>,
+    /// It stands in the place of the real one.
+    is_hollow: bool,
+    /// Of the worker that serves all endpoints without a shard.
+    pub(crate) epoll: Arc<Epoll>,
+    pub(crate) nudge: Nudge,
+    /// Endpoints with a shard.
+    pub(crate) shards: u32,
+    pub(crate) agent_listener: Option<OwnedFd>,
+    pub(crate) agent: Option<OwnedFd>,
     pub(crate) endpoints: Table<Endpoint>,
     pub(crate) contexts: Table<Context>,
     pub(crate) pds: Table<Pd>,
@@ -369,7 +391,7 @@ pub(crate) struct Objects {
     pub(crate) ahs: Table<Ah>,
     pub(crate) memories: Table<Memory>,
     pub(crate) regions: Regions,
-    pub(crate) copier: Copier,
+    pub(crate) copier: Option<Copier>,
     /// Room for the pieces of one copy.
     pub(crate) from: Vec<Piece>,
     pub(crate) to: Vec<Piece>,
@@ -397,6 +419,7 @@ pub(crate) enum Source {
     Events,
     Channel,
     Link,
+    Nudge,
 }
 
 impl Source {
@@ -410,11 +433,18 @@ impl Source {
 }
 
 impl Objects {
-    pub(crate) fn new(epoll: Epoll) -> Self {
+    pub(crate) fn new(shared: &'static Shared, epoll: Arc<Epoll>, nudge: Nudge) -> Self {
         // Numbers of queue pairs have 24 bits.
         let qps = Table::new(14, 24);
         Self {
+            shared,
+            worker: Arc::default(),
+            is_hollow: false,
             epoll,
+            nudge,
+            shards: 0,
+            agent_listener: None,
+            agent: None,
             endpoints: Table::new(14, 32),
             contexts: Table::new(16, 32),
             pds: Table::new(18, 32),
@@ -425,7 +455,7 @@ impl Objects {
             ahs: Table::new(20, 32),
             memories: Table::new(18, 32),
             regions: Table::new(18, 32),
-            copier: Copier::new(),
+            copier: None,
             from: Vec::with_capacity(64),
             to: Vec::with_capacity(64),
             touched: Vec::with_capacity(64),
@@ -438,6 +468,17 @@ impl Objects {
             timers: BinaryHeap::new(),
             asks: Vec::new(),
         }
+    }
+
+    /// What another thread keeps in the place of it.
+    pub(crate) fn hollow(&self) -> Box<Self> {
+        let mut hollow = Self::new(self.shared, Arc::clone(&self.epoll), self.nudge.clone());
+        hollow.is_hollow = true;
+        Box::new(hollow)
+    }
+
+    pub(crate) fn is_real(&self) -> bool {
+        !self.is_hollow
     }
 
     pub(crate) fn endpoint_of(&mut self, context: u32) -> Option<&mut Endpoint> {
@@ -483,11 +524,13 @@ impl Objects {
             if channel_object.events.held.contains(&event) {
                 continue;
             }
-            if channel_object.events.send(event) {
+            if channel_object.events.send(event)
+                && let Some(object) = self.channels.get(channel)
+            {
                 let id = Source::Channel.id(channel);
-                let fd = channel_object.events.socket.as_fd();
+                let fd = object.events.socket.as_fd();
                 // Without it the event comes with the next one.
-                let _ = self.epoll.add(fd, sys::WRITABLE, id);
+                let _ = self.epoll_of_context(object.context).add(fd, sys::WRITABLE, id);
             }
         }
         while let Some(cq) = self.broken.pop() {
@@ -509,9 +552,12 @@ impl Objects {
         const HELD_MAX: usize = 64;
         let Some(c) = self.contexts.get_mut(context) else { return };
         let Some(events) = c.events.as_mut().filter(|e| e.held.len() < HELD_MAX) else { return };
-        if events.send(packet(&verbs_async_event { user, event, object })) {
-            let _ =
-                self.epoll.add(events.socket.as_fd(), sys::WRITABLE, Source::Events.id(context));
+        if events.send(packet(&verbs_async_event { user, event, object }))
+            && let Some(c) = self.contexts.get(context)
+            && let Some(events) = &c.events
+        {
+            let id = Source::Events.id(context);
+            let _ = self.epoll_of(c.endpoint).add(events.socket.as_fd(), sys::WRITABLE, id);
         }
     }
 
@@ -568,9 +614,10 @@ impl Objects {
             pds deallocate_pd
         );
         let Some(context) = self.contexts.remove(handle) else { return };
-        self.epoll.remove(context.socket.as_fd());
+        let epoll = self.epoll_of(context.endpoint);
+        epoll.remove(context.socket.as_fd());
         if let Some(doorbell) = &context.doorbell {
-            self.epoll.remove(doorbell.as_fd());
+            epoll.remove(doorbell.as_fd());
         }
         if let Some(endpoint) = self.endpoints.get_mut(context.endpoint) {
             endpoint.refund(Quota::Contexts, 1);
@@ -589,6 +636,10 @@ impl Objects {
         }
         if let Some(endpoint) = self.endpoints.remove(handle) {
             self.epoll.remove(endpoint.listener.as_fd());
+            if let Some(shard) = endpoint.shard {
+                self.shards -= 1;
+                shard.end();
+            }
         }
     }
 }

@@ -6,6 +6,8 @@
 pub(crate) enum Protection {
     /// Memory is that of the program that connected, and of no program that takes its place.
     AddressSpace,
+    /// A page of a program that does not come holds up its own endpoint only.
+    Watch,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -21,6 +23,7 @@ pub(crate) fn protects(protection: Protection) -> bool {
     static WITHOUT: OnceLock<String> = OnceLock::new();
     let name = match protection {
         Protection::AddressSpace => "address_space",
+        Protection::Watch => "watch",
     };
     let without = WITHOUT.get_or_init(|| std::env::var("HEDDLE_WITHOUT").unwrap_or_default());
     !without.split(',').any(|w| w == name)

@@ -11,8 +11,8 @@ use verbs_qp::{Refused, Service, State};
 
 use crate::accounts::QpAccount;
 use crate::commands::{
-    Answer, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, answer, capacity, done, gid_count, size,
-    usable,
+    Answer, EBUSY, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, answer, capacity, done, gid_count,
+    size, usable,
 };
 use crate::objects::{Capabilities, Objects, Qp, Quota};
 use crate::queues::{ReceiveRing, SendRing};
@@ -72,6 +72,8 @@ impl Objects {
                 throttled: None,
                 unlinked: VecDeque::new(),
                 account: QpAccount::default(),
+                in_turn: false,
+                taken: 0,
             };
             objects.qps.insert(qp, 0)
         });
@@ -113,6 +115,11 @@ impl Objects {
         };
         let number = request.qp;
         let qp = usable(self.qps.get_mut(number).filter(|q| q.context == context))?;
+        // What a thread has under way of it cannot be dropped.
+        let held = qp.in_turn || qp.taken > 0;
+        if held && request.mask & ibv::QP_STATE != 0 && request.attr.qp_state == 0 {
+            return Err(EBUSY);
+        }
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
         let to = to.map_err(|refused| match refused {
             Refused::Invalid => EINVAL,

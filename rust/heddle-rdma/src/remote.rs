@@ -9,7 +9,7 @@ use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
 use crate::link::{Link, Phase, SEND_HIGH, Sent};
-use crate::memory::{self, CHUNK, Fault};
+use crate::memory::{CHUNK, Fault};
 use crate::objects::{Current, Objects};
 use crate::requests::{Turn, gather, refusal};
 
@@ -45,7 +45,7 @@ impl Objects {
     }
 
     /// Sends what may be sent of a queue pair's requests.
-    pub(crate) fn remote_turn(&mut self, number: u32, now: Instant) -> Turn {
+    pub(crate) fn remote_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
         let Some(handle) = self.qps.get(number).map(|qp| qp.link) else { return turn };
         for _ in 0..WINDOW {
@@ -118,7 +118,7 @@ impl Objects {
     }
 
     /// Sends the next frame of the request that is being sent. False if that cannot be.
-    fn send_frame(&mut self, number: u32, handle: u32) -> bool {
+    fn send_frame(self: &mut Box<Self>, number: u32, handle: u32) -> bool {
         let usage = self.local(number, 0);
         let reliable = self.is_reliable(number);
         let Some(link) = self.links.get_mut(handle) else { return false };
@@ -156,17 +156,25 @@ impl Objects {
             self.from.clear();
             let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
             let loaded = gather(&self.regions, entries, entry, offset, n, usage, &mut self.from)
-                .and_then(|()| self.copier.load_own(&self.from, n));
-            let Ok(bytes) = loaded else {
+                .and_then(|()| {
+                    self.load_own(n, |objects, bytes| {
+                        if let Some(link) = objects.links.get_mut(handle) {
+                            link.unsent.extend(header.encode());
+                            link.unsent.extend(bytes);
+                        }
+                    })
+                });
+            if loaded.is_err() {
+                let Some(link) = self.links.get_mut(handle) else { return false };
                 // What was begun of it stays without an end, which the end of the connection is.
-                sent.failed = Some(ibv::WC_LOC_PROT_ERR);
+                if let Some(sent) = link.sent.get_mut(next) {
+                    sent.failed = Some(ibv::WC_LOC_PROT_ERR);
+                }
                 link.next = link.sent.len();
                 return false;
-            };
-            let encoded = header.encode();
-            link.unsent.extend(encoded);
-            link.unsent.extend(bytes);
+            }
         }
+        let Some(link) = self.links.get_mut(handle) else { return false };
         link.offset += n as u64;
         if last {
             link.offset = 0;
@@ -192,7 +200,7 @@ impl Objects {
     }
 
     /// Does what a frame says; false if it breaks a rule.
-    pub(crate) fn frame(&mut self, handle: u32, header: &Header, bytes: &[u8]) -> bool {
+    pub(crate) fn frame(self: &mut Box<Self>, handle: u32, header: &Header, bytes: &[u8]) -> bool {
         let Some(link) = self.links.get(handle) else { return true };
         let number = link.qp;
         let datagrams = number == 0;
@@ -259,7 +267,7 @@ impl Objects {
     }
 
     fn hear_read(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         handle: u32,
         header: &Header,
@@ -285,8 +293,11 @@ impl Objects {
         let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
         let to = &mut self.to;
         let stored = gather(&self.regions, entries, entry, sent.read, bytes.len(), usage, to)
-            .and_then(|()| memory::store(bytes, &self.to));
-        sent.read = got;
+            .and_then(|()| self.store(bytes));
+        let link = self.links.get_mut(handle).ok_or(Broken)?;
+        if let Some(sent) = link.sent.front_mut() {
+            sent.read = got;
+        }
         if last || stored.is_err() {
             self.complete_answered(number, handle, stored);
         }
@@ -305,7 +316,12 @@ impl Objects {
         }
     }
 
-    fn hear_atomic(&mut self, number: u32, handle: u32, header: &Header) -> Result<(), Broken> {
+    fn hear_atomic(
+        self: &mut Box<Self>,
+        number: u32,
+        handle: u32,
+        header: &Header,
+    ) -> Result<(), Broken> {
         if !self.complete_through(number, handle, header.number, true) {
             return Err(Broken);
         }
@@ -318,7 +334,7 @@ impl Objects {
         self.to.clear();
         let (entries, entry) = (sent.send.entries(), |i| sent.send.entry(i));
         let stored = gather(&self.regions, entries, entry, 0, 8, usage, &mut self.to)
-            .and_then(|()| memory::store(&header.total.to_ne_bytes(), &self.to));
+            .and_then(|()| self.store(&header.total.to_ne_bytes()));
         self.complete_answered(number, handle, stored);
         Ok(())
     }

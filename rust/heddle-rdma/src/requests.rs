@@ -42,6 +42,8 @@ pub(crate) enum Pending {
     Peer,
     /// The peer has no receive request. Its timer's code.
     NotReady(u8),
+    /// The thread of this endpoint is to go on with it.
+    Elsewhere(u32),
     /// It failed: `enum ibv_wc_status`.
     Failed(u32),
 }
@@ -83,17 +85,23 @@ pub(crate) enum Taken {
 
 impl Objects {
     /// A turn of a queue pair.
-    pub(crate) fn turn(&mut self, number: u32, now: Instant) -> Turn {
-        let Some(qp) = self.qps.get(number) else { return Turn::default() };
+    pub(crate) fn turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
+        let Some(qp) = self.qps.get_mut(number) else { return Turn::default() };
+        // Another thread is in the middle of it, and comes back.
+        if std::mem::replace(&mut qp.in_turn, true) {
+            return Turn::default();
+        }
         let state = qp.state;
-        let turn = match state {
+        let mut turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
             State::ReadyToSend if self.is_remote(number) => self.remote_turn(number, now),
             State::ReadyToSend => self.send_turn(number, now),
             _ => Turn::default(),
         };
         self.notify();
-        let mut turn = turn;
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.in_turn = false;
+        }
         // What is in its rings is to be flushed before the router sleeps.
         turn.worked |= self.qps.get(number).is_some_and(|qp| qp.state != state);
         if let Some(until) = self.qps.get_mut(number).and_then(|qp| qp.throttled.take()) {
@@ -131,7 +139,7 @@ impl Objects {
         true
     }
 
-    fn send_turn(&mut self, number: u32, now: Instant) -> Turn {
+    fn send_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
         let mut bytes = TURN_BYTES;
         for _ in 0..TURN_REQUESTS {
@@ -151,6 +159,11 @@ impl Objects {
                 Err(Pending::Turn) => {
                     self.keep_current(number, current);
                     turn.worked = true;
+                }
+                Err(Pending::Elsewhere(endpoint)) => {
+                    self.keep_current(number, current);
+                    self.visit(endpoint, number);
+                    break;
                 }
                 Err(Pending::Peer) => self.wait(number, current, now, None, &mut turn),
                 Err(Pending::NotReady(timer)) => {
@@ -234,7 +247,7 @@ impl Objects {
         }
     }
 
-    fn step(&mut self, number: u32, current: &mut Current, bytes: &mut u64) -> Step {
+    fn step(self: &mut Box<Self>, number: u32, current: &mut Current, bytes: &mut u64) -> Step {
         let qp = self.qps.get(number).ok_or(Pending::Peer)?;
         let send = &current.send;
         let length = send.length();
@@ -254,6 +267,10 @@ impl Objects {
             return if reliable { Err(Pending::Peer) } else { Ok(()) };
         };
         let reliable = qp.service == Service::ReliableConnection;
+        let elsewhere = self.qps.get(peer).map_or(0, |p| self.shard_of(p.endpoint));
+        if elsewhere != 0 && elsewhere != self.worker.serves() {
+            return Err(Pending::Elsewhere(elsewhere));
+        }
         let result = match send.head.opcode {
             ibv::WR_SEND | ibv::WR_SEND_WITH_IMM => {
                 self.send_message(number, peer, current, length, bytes)
@@ -353,12 +370,22 @@ impl Objects {
     /// Takes the receive request for a message of a connected peer.
     pub(crate) fn receive_for(&mut self, peer: u32) -> Result<Receive, Pending> {
         match self.take_receive(peer) {
-            Taken::Ready(receive) => Ok(receive),
+            Taken::Ready(receive) => {
+                self.hold(peer, 1);
+                Ok(receive)
+            }
             Taken::Empty => {
                 let timer = self.qps.get(peer).map_or(0, |p| p.attr.min_rnr_timer);
                 Err(Pending::NotReady(timer))
             }
             Taken::Wrong => Err(Pending::Failed(ibv::WC_REM_OP_ERR)),
+        }
+    }
+
+    /// Notes that a thread takes a receive request of a queue pair (1), or is done with it (-1).
+    pub(crate) fn hold(&mut self, number: u32, more: i32) {
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.taken = qp.taken.saturating_add_signed(more);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::requests::{Taken, Told, gather};
 impl Objects {
     /// A request of the peer.
     pub(crate) fn request(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         handle: u32,
         header: &Header,
@@ -43,7 +43,12 @@ impl Objects {
     }
 
     /// The first frame of a request: false if nothing of it is to be taken.
-    fn begin_inbound(&mut self, number: u32, handle: u32, header: &Header) -> Result<bool, Broken> {
+    fn begin_inbound(
+        self: &mut Box<Self>,
+        number: u32,
+        handle: u32,
+        header: &Header,
+    ) -> Result<bool, Broken> {
         let qp = self.qps.get(number).ok_or(Broken)?;
         let (service, timer) = (qp.service, qp.attr.min_rnr_timer);
         let reliable = service == Service::ReliableConnection;
@@ -110,7 +115,7 @@ impl Objects {
 
     /// Writes the bytes of a frame to where they belong; the last one completes the message.
     fn go_on_inbound(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         handle: u32,
         header: &Header,
@@ -163,7 +168,7 @@ impl Objects {
     }
 
     fn store_inbound(
-        &mut self,
+        self: &mut Box<Self>,
         number: u32,
         sent: bool,
         head: &Header,
@@ -184,11 +189,11 @@ impl Objects {
             let at = head.address.checked_add(done).ok_or(Fault)?;
             self.to.push(memory::find(&self.regions, head.key, at, bytes.len(), usage)?);
         }
-        memory::store(bytes, &self.to)
+        self.store(bytes)
     }
 
     /// A READ or an atomic of the peer.
-    fn answer_request(&mut self, number: u32, handle: u32, header: &Header) {
+    fn answer_request(self: &mut Box<Self>, number: u32, handle: u32, header: &Header) {
         let Some(qp) = self.qps.get(number) else { return };
         let most = usize::from(qp.attr.max_dest_rd_atomic.max(1));
         let Some(link) = self.links.get(handle) else { return };
@@ -211,7 +216,9 @@ impl Objects {
         match response {
             Ok(response) => {
                 if let Some(link) = self.links.get_mut(handle) {
-                    link.expected = link.expected.wrapping_add(1);
+                    let waits = matches!(response, Response::NotReady { .. });
+                    link.drops = waits;
+                    link.expected = link.expected.wrapping_add(u32::from(!waits));
                     link.responses.push_back(response);
                 }
             }
@@ -219,7 +226,7 @@ impl Objects {
         }
     }
 
-    fn do_atomic(&mut self, number: u32, header: &Header) -> Result<Response, u32> {
+    fn do_atomic(self: &mut Box<Self>, number: u32, header: &Header) -> Result<Response, u32> {
         if !header.address.is_multiple_of(8) {
             return Err(ibv::WC_REM_INV_REQ_ERR);
         }
@@ -227,19 +234,13 @@ impl Objects {
         let usage = usage.ok_or(ibv::WC_REM_ACCESS_ERR)?;
         let place = memory::find(&self.regions, header.key, header.address, 8, usage)
             .map_err(|Fault| ibv::WC_REM_ACCESS_ERR)?;
-        let place = [place];
-        let mut value = [0; 8];
-        let gone = |Fault| ibv::WC_REM_OP_ERR;
-        memory::load(&place, &mut value).map_err(gone)?;
-        let old = u64::from_ne_bytes(value);
-        let new = if header.opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
-            Some(old.wrapping_add(header.total))
-        } else {
-            (old == header.total).then_some(header.swap)
-        };
-        if let Some(new) = new {
-            memory::store(&new.to_ne_bytes(), &place).map_err(gone)?;
+        if !self.begin_atomic(number) {
+            let timer = self.qps.get(number).map_or(0, |q| q.attr.min_rnr_timer);
+            return Ok(Response::NotReady { number: header.number, timer });
         }
+        let changed = self.change(header.opcode, header.total, header.swap, &place);
+        self.end_atomic(number);
+        let old = changed.map_err(|Fault| ibv::WC_REM_OP_ERR)?;
         self.account_served(number, 8, 0);
         Ok(Response::Atomic { number: header.number, value: old })
     }
@@ -264,13 +265,20 @@ impl Objects {
     }
 
     /// Says what is owed, as far as there is room.
-    pub(crate) fn respond(&mut self, handle: u32) {
+    pub(crate) fn respond(self: &mut Box<Self>, handle: u32) {
+        while let Some(read) = self.respond_briefly(handle) {
+            self.respond_read(handle, read);
+        }
+    }
+
+    /// The same, up to the next READ, whose bytes have to be fetched.
+    pub(crate) fn respond_briefly(&mut self, handle: u32) -> Option<Response> {
         loop {
-            let Some(link) = self.links.get_mut(handle) else { return };
+            let link = self.links.get_mut(handle)?;
             if link.unsent.len() >= SEND_HIGH || link.phase == Phase::Closing {
-                return;
+                return None;
             }
-            let Some(response) = link.responses.front().copied() else { return };
+            let response = link.responses.front().copied()?;
             let header = match response {
                 Response::Ack { number, status } => {
                     Header { number, status, ..Header::new(Kind::Ack) }
@@ -281,10 +289,7 @@ impl Objects {
                 Response::Atomic { number, value } => {
                     Header { number, total: value, ..Header::new(Kind::AtomicResponse) }
                 }
-                Response::Read { .. } => {
-                    self.respond_read(handle, response);
-                    continue;
-                }
+                Response::Read { .. } => return Some(response),
             };
             link.say(&header);
             link.responses.pop_front();
@@ -292,29 +297,13 @@ impl Objects {
     }
 
     /// Sends the next frame of a READ's bytes.
-    fn respond_read(&mut self, handle: u32, response: Response) {
+    fn respond_read(self: &mut Box<Self>, handle: u32, response: Response) {
         let Response::Read { number, key, address, total, done } = response else { return };
         let Some(qp) = self.links.get(handle).map(|l| l.qp) else { return };
         let n = usize::try_from(total - done).unwrap_or(FRAME_MAX).min(FRAME_MAX);
         self.from.clear();
         let usage = self.remote(qp, ibv::ACCESS_REMOTE_READ);
         let found = usage.zip(address.checked_add(done)).ok_or(Fault);
-        let loaded = found.and_then(|(usage, at)| {
-            if n > 0 {
-                self.from.push(memory::find(&self.regions, key, at, n, usage)?);
-            }
-            self.copier.load_own(&self.from, n)
-        });
-        let Some(link) = self.links.get_mut(handle) else { return };
-        let Ok(bytes) = loaded else {
-            // Taken away in the middle.
-            link.refuses = true;
-            let refused = Response::Ack { number, status: ibv::WC_REM_OP_ERR };
-            if let Some(first) = link.responses.front_mut() {
-                *first = refused;
-            }
-            return;
-        };
         let last = done + n as u64 == total;
         let header = Header {
             number,
@@ -322,8 +311,27 @@ impl Objects {
             flags: if done == 0 { FIRST } else { 0 } | if last { LAST } else { 0 },
             ..Header::new(Kind::ReadResponse)
         };
-        link.unsent.extend(header.encode());
-        link.unsent.extend(bytes);
+        let loaded = found.and_then(|(usage, at)| {
+            if n > 0 {
+                self.from.push(memory::find(&self.regions, key, at, n, usage)?);
+            }
+            self.load_own(n, |objects, bytes| {
+                if let Some(link) = objects.links.get_mut(handle) {
+                    link.unsent.extend(header.encode());
+                    link.unsent.extend(bytes);
+                }
+            })
+        });
+        let Some(link) = self.links.get_mut(handle) else { return };
+        if loaded.is_err() {
+            // Taken away in the middle.
+            link.refuses = true;
+            let refused = Response::Ack { number, status: ibv::WC_REM_OP_ERR };
+            if let Some(first) = link.responses.front_mut() {
+                *first = refused;
+            }
+            return;
+        }
         if last {
             link.responses.pop_front();
             self.account_served(qp, total, 0);

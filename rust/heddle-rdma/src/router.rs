@@ -3,11 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs_protocol::agent::{self, Message};
 
-use crate::objects::{Endpoint, Objects, Source};
+use crate::baton::{Shared, Worker};
+use crate::objects::{Endpoint, EventSocket, Objects, Source};
+use crate::shards::Nudge;
 use crate::sys::{self, Epoll};
 
 /// How the router is run.
@@ -28,72 +31,140 @@ const TURNS_UNTIL_EVENTS: u32 = 16;
 ///
 /// The kernel's: the agent's socket cannot be made, or the loop's set cannot be waited for.
 pub fn run(options: &Options) -> io::Result<()> {
-    let mut router = Router::new(options)?;
-    loop {
-        router.round()?;
-    }
+    let agent_listener = sys::listen_packets(&options.agent)?;
+    let epoll = Epoll::new()?;
+    epoll.add(agent_listener.as_fd(), sys::READABLE, Source::AgentListener.id(0))?;
+    let nudge = Nudge::of(&epoll)?;
+    // As long as the process.
+    let shared: &'static Shared = Box::leak(Box::default());
+    let mut objects = Objects::new(shared, Arc::new(epoll), nudge);
+    objects.agent_listener = Some(agent_listener);
+    let (worker, spin) = (Arc::<Worker>::default(), options.spin);
+    let watched = (objects.hollow(), Arc::clone(&worker));
+    let hollow = objects.hollow();
+    shared.place.begin(Box::new(objects));
+    std::thread::Builder::new().name("watch".into()).spawn(move || {
+        let (hollow, worker) = watched;
+        shared.watch.run(&shared.place, hollow, worker, |objects, stuck, culprit| {
+            take_over(objects, stuck, culprit, spin)
+        });
+    })?;
+    Loop::new(hollow, worker, spin).run()
 }
 
-struct Router {
-    objects: Objects,
-    agent_listener: OwnedFd,
-    agent: Option<OwnedFd>,
+/// Has a new worker serve all endpoints, because the one that did is stuck in memory of `culprit`,
+/// whose worker it is from now on. None if that cannot be: it is tried again.
+fn take_over(
+    objects: &mut Objects,
+    stuck: &Worker,
+    culprit: u32,
+    spin: Duration,
+) -> Option<Arc<Worker>> {
+    let worker = Arc::<Worker>::default();
+    let (hollow, next) = (objects.hollow(), Arc::clone(&worker));
+    // It waits for the baton, which is not its yet.
+    let spawned = std::thread::Builder::new().name("serve".into()).spawn(move || {
+        if let Err(err) = Loop::new(hollow, worker, spin).run() {
+            eprintln!("heddle-rdma: {err}");
+            std::process::exit(1);
+        }
+    });
+    spawned.ok()?;
+    if objects.give_shard(culprit).is_err() {
+        // No endpoint's: it ends.
+        next.serve(u32::MAX);
+        return None;
+    }
+    stuck.serve(culprit);
+    Some(next)
+}
+
+/// What a worker does all the time.
+struct Loop {
+    /// All that there is, or something hollow while others have it.
+    objects: Box<Objects>,
+    worker: Arc<Worker>,
     spin: Duration,
     /// When there was work last.
-    worked: Instant,
+    last_work: Instant,
     turns: u32,
     events: Vec<(u64, u32)>,
     /// Contexts that are looked at in a round.
     round: Vec<u32>,
 }
 
-impl Router {
-    fn new(options: &Options) -> io::Result<Self> {
-        let agent_listener = sys::listen_packets(&options.agent)?;
-        let epoll = Epoll::new()?;
-        epoll.add(agent_listener.as_fd(), sys::READABLE, Source::AgentListener.id(0))?;
-        Ok(Self {
-            objects: Objects::new(epoll),
-            agent_listener,
-            agent: None,
-            spin: options.spin,
-            worked: Instant::now(),
+impl Loop {
+    fn new(objects: Box<Objects>, worker: Arc<Worker>, spin: Duration) -> Self {
+        Self {
+            objects,
+            worker,
+            spin,
+            last_work: Instant::now(),
             turns: 0,
             events: Vec::with_capacity(64),
             round: Vec::new(),
-        })
+        }
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let all = self.objects.shared;
+        all.place.take(&mut self.objects, &self.worker);
+        loop {
+            let shard = self.worker.serves();
+            if shard != 0 && self.objects.shard_of(shard) == 0 {
+                // Its endpoint has gone.
+                all.place.put(&mut self.objects);
+                return Ok(());
+            }
+            self.round(shard)?;
+            all.place.stand_back(&mut self.objects, &self.worker);
+        }
     }
 
     /// A turn of each queue pair that may have work; then events, waiting for them if there was
     /// none.
-    fn round(&mut self) -> io::Result<()> {
+    fn round(&mut self, shard: u32) -> io::Result<()> {
         let now = Instant::now();
-        let mut until = self.objects.expire(now);
-        self.speak();
-        if self.turn(now, &mut until) {
-            self.worked = now;
+        let mut until = self.expire(shard, now);
+        self.speak(shard);
+        if self.turn(shard, now, &mut until) {
+            self.last_work = now;
             self.turns += 1;
             if self.turns < TURNS_UNTIL_EVENTS {
                 return Ok(());
             }
             self.turns = 0;
-            return self.dispatch(Some(Duration::ZERO));
+            self.objects.nudge_others(shard);
+            return self.dispatch(shard, Some(Duration::ZERO));
         }
         self.turns = 0;
-        if now.duration_since(self.worked) < self.spin {
-            return self.dispatch(Some(Duration::ZERO));
+        if now.duration_since(self.last_work) < self.spin {
+            return self.dispatch(shard, Some(Duration::ZERO));
         }
-        self.sleep(now)
+        self.sleep(shard, now)
+    }
+
+    /// Does what is due. That is the business of the worker that serves all.
+    fn expire(&mut self, shard: u32, now: Instant) -> Option<Instant> {
+        if shard == 0 { self.objects.expire(now) } else { None }
+    }
+
+    /// Contexts of this worker's endpoints, of those that are awake or, if `waiting`, wait.
+    fn contexts(&mut self, shard: u32, waiting: bool) -> Vec<u32> {
+        let mut round = std::mem::take(&mut self.round);
+        round.clear();
+        let all = self.objects.contexts.iter();
+        let all = all.filter(|(_, c)| c.awake || waiting && c.waits);
+        let own = all.filter(|(_, c)| self.objects.shard_of(c.endpoint) == shard);
+        round.extend(own.map(|(handle, _)| handle));
+        round
     }
 
     /// A turn of each queue pair of the contexts that are awake or wait. Says whether there was
     /// work, and when the first of those that wait gives up.
-    fn turn(&mut self, now: Instant, until: &mut Option<Instant>) -> bool {
-        let mut worked = false;
-        let mut round = std::mem::take(&mut self.round);
-        round.clear();
-        let all = self.objects.contexts.iter();
-        round.extend(all.filter(|(_, c)| c.awake || c.waits).map(|(handle, _)| handle));
+    fn turn(&mut self, shard: u32, now: Instant, until: &mut Option<Instant>) -> bool {
+        let mut worked = self.visits(shard, now, until);
+        let round = self.contexts(shard, true);
         for handle in &round {
             let mut waits = false;
             let mut i = 0;
@@ -103,10 +174,12 @@ impl Router {
                 let turn = self.objects.turn(qp, now);
                 worked |= turn.worked;
                 waits |= turn.waits;
-                if let Some(at) = turn.until {
-                    *until = Some(until.map_or(at, |first| first.min(at)));
-                }
+                earlier(until, turn.until);
                 i += 1;
+                if self.worker.serves() != shard {
+                    // It was stuck: others have gone on with the rest.
+                    return true;
+                }
             }
             if let Some(context) = self.objects.contexts.get_mut(*handle) {
                 context.waits = waits;
@@ -116,10 +189,25 @@ impl Router {
         worked
     }
 
+    /// Turns of other endpoints' queue pairs whose requests are for memory of this worker's.
+    fn visits(&mut self, shard: u32, now: Instant, until: &mut Option<Instant>) -> bool {
+        let own = self.objects.endpoints.get_mut(shard).and_then(|e| e.shard.as_mut());
+        let Some(own) = own.filter(|s| !s.visitors.is_empty()) else { return false };
+        let mut worked = false;
+        for number in std::mem::take(&mut own.visitors) {
+            let turn = self.objects.turn(number, now);
+            worked |= turn.worked;
+            earlier(until, turn.until);
+            if turn.worked || turn.waits {
+                self.objects.visit(shard, number);
+            }
+        }
+        worked
+    }
+
     /// Has every program ring from now on, looks once more, and waits.
-    fn sleep(&mut self, now: Instant) -> io::Result<()> {
-        let all = self.objects.contexts.iter().filter(|(_, c)| c.awake);
-        let awake: Vec<u32> = all.map(|(handle, _)| handle).collect();
+    fn sleep(&mut self, shard: u32, now: Instant) -> io::Result<()> {
+        let awake = self.contexts(shard, false);
         for handle in &awake {
             if let Some(doorbell) =
                 self.objects.contexts.get(*handle).and_then(|c| c.doorbell.as_ref())
@@ -127,11 +215,14 @@ impl Router {
                 doorbell.arm();
             }
         }
-        let mut until = self.objects.expire(now);
-        let worked = self.turn(now, &mut until);
-        self.speak();
+        let mut until = self.expire(shard, now);
+        let worked = self.turn(shard, now, &mut until);
+        if self.worker.serves() != shard {
+            return Ok(());
+        }
+        self.speak(shard);
         if worked {
-            self.worked = now;
+            self.last_work = now;
             for handle in &awake {
                 if let Some(doorbell) =
                     self.objects.contexts.get(*handle).and_then(|c| c.doorbell.as_ref())
@@ -147,20 +238,37 @@ impl Router {
             }
         }
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
-        self.dispatch(timeout)
+        self.dispatch(shard, timeout)
     }
 
-    fn dispatch(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    fn dispatch(&mut self, shard: u32, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
-        let waited = self.objects.epoll.wait(&mut events, timeout);
+        let epoll = self.objects.epoll_for(shard);
+        let waited = if timeout == Some(Duration::ZERO) {
+            epoll.wait(&mut events, timeout)
+        } else {
+            let all = self.objects.shared;
+            all.place.put(&mut self.objects);
+            let waited = epoll.wait(&mut events, timeout);
+            all.place.take(&mut self.objects, &self.worker);
+            waited
+        };
+        let mut changed = false;
         for (id, _) in &events {
-            self.event(*id);
+            changed |= self.event(*id);
+            if self.worker.serves() != shard {
+                break;
+            }
+        }
+        if changed {
+            self.objects.nudge_others(shard);
         }
         self.events = events;
         waited
     }
 
-    fn event(&mut self, id: u64) {
+    /// Something has happened. Says whether it may be others' business, too.
+    fn event(&mut self, id: u64) -> bool {
         let (source, handle) = Source::of(id);
         let is = |s: Source| source == s as u64;
         if is(Source::Doorbell) {
@@ -177,38 +285,43 @@ impl Router {
             self.objects.notify();
         } else if is(Source::Events) {
             let events = self.objects.contexts.get_mut(handle).and_then(|c| c.events.as_mut());
-            if let Some(events) = events
-                && events.drain()
+            if events.is_some_and(EventSocket::drain)
+                && let Some(context) = self.objects.contexts.get(handle)
+                && let Some(events) = &context.events
             {
-                self.objects.epoll.remove(events.socket.as_fd());
+                self.objects.epoll_of(context.endpoint).remove(events.socket.as_fd());
             }
         } else if is(Source::Channel) {
-            if let Some(channel) = self.objects.channels.get_mut(handle)
-                && channel.events.drain()
+            let events = self.objects.channels.get_mut(handle).map(|c| &mut c.events);
+            if events.is_some_and(EventSocket::drain)
+                && let Some(channel) = self.objects.channels.get(handle)
             {
-                self.objects.epoll.remove(channel.events.socket.as_fd());
+                let epoll = self.objects.epoll_of_context(channel.context);
+                epoll.remove(channel.events.socket.as_fd());
             }
         } else if is(Source::AgentListener) {
             self.accept_agent();
         } else if is(Source::Agent) {
             self.hear_agent();
         }
+        !is(Source::Nudge)
     }
 
     fn accept_agent(&mut self) {
-        let Ok(socket) = sys::accept(&self.agent_listener) else { return };
-        if let Some(old) = self.agent.take() {
+        let Some(listener) = &self.objects.agent_listener else { return };
+        let Ok(socket) = sys::accept(listener) else { return };
+        if let Some(old) = self.objects.agent.take() {
             self.objects.epoll.remove(old.as_fd());
         }
         let added = self.objects.epoll.add(socket.as_fd(), sys::READABLE, Source::Agent.id(0));
         if added.is_ok() {
-            self.agent = Some(socket);
+            self.objects.agent = Some(socket);
             self.say(&Message::Hello { version: agent::VERSION });
         }
     }
 
     fn say(&mut self, message: &Message) {
-        let Some(agent) = &self.agent else { return };
+        let Some(agent) = &self.objects.agent else { return };
         // An agent that does not read is as good as none: it connects again.
         if sys::send(agent, &message.encode(), &[]).is_err() {
             self.drop_agent();
@@ -216,20 +329,23 @@ impl Router {
     }
 
     /// Says to the agent what is to be said. Without one it is lost, and asked for again.
-    fn speak(&mut self) {
+    fn speak(&mut self, shard: u32) {
+        if shard != 0 {
+            return;
+        }
         for message in std::mem::take(&mut self.objects.asks) {
             self.say(&message);
         }
     }
 
     fn drop_agent(&mut self) {
-        if let Some(agent) = self.agent.take() {
+        if let Some(agent) = self.objects.agent.take() {
             self.objects.epoll.remove(agent.as_fd());
         }
     }
 
     fn hear_agent(&mut self) {
-        let Some(agent) = &self.agent else { return };
+        let Some(agent) = &self.objects.agent else { return };
         let mut bytes = [0; agent::MESSAGE_MAX + 1];
         let mut descriptors = Vec::new();
         let got = match sys::receive(agent, &mut bytes, &mut descriptors) {
@@ -313,7 +429,7 @@ impl Router {
                 self.listen(handle, &listener)?;
                 if let Some(endpoint) = self.objects.endpoints.get_mut(handle) {
                     let old = std::mem::replace(&mut endpoint.listener, listener);
-                    self.objects.epoll.remove(old.as_fd());
+                    self.objects.epoll_of(handle).remove(old.as_fd());
                 }
                 handle
             }
@@ -341,6 +457,15 @@ impl Router {
 
     fn listen(&self, handle: u32, listener: &OwnedFd) -> io::Result<()> {
         sys::set_nonblocking(listener)?;
-        self.objects.epoll.add(listener.as_fd(), sys::READABLE, Source::Listener.id(handle))
+        let id = Source::Listener.id(handle);
+        self.objects.epoll_of(handle).add(listener.as_fd(), sys::READABLE, id)
     }
+}
+
+/// Makes a time the earlier one of itself and another.
+fn earlier(until: &mut Option<Instant>, at: Option<Instant>) {
+    *until = match (*until, at) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
 }

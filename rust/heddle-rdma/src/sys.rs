@@ -94,6 +94,18 @@ impl Epoll {
     }
 }
 
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: eventfd takes numbers.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Adds one to an eventfd. One that is full has been rung.
+pub(crate) fn ring(eventfd: &OwnedFd) {
+    let one = 1_u64;
+    // SAFETY: the kernel reads eight bytes, which `one` has.
+    let _ = unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
 /// A connected pair of SEQPACKET sockets, of which the first does not block.
 pub(crate) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0; 2];

@@ -73,6 +73,11 @@ impl<T> Table<T> {
         })
     }
 
+    /// The handles of all objects.
+    pub(crate) fn handles(&self) -> Vec<u32> {
+        self.iter().map(|(handle, _)| handle).collect()
+    }
+
     /// All objects with their handles.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0_u32..).zip(&self.places).filter_map(|(index, place)| {

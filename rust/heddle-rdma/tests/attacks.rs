@@ -9,21 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 
 use shared_ring::SharedMemory;
-use support::{Device, End, Router, ask, connect, hello, receive, request, send, sending};
+use support::{
+    Device, End, Router, ask, attacked, connect, hello, receive, request, send, sending,
+};
 use verbs_protocol::agent::Limits;
 use verbs_protocol::{abi, ibv, plain};
-
-/// Runs an attack with all protections, then without one.
-fn attacked(protection: &str, attack: impl Fn(&Router) -> bool) {
-    let with = Router::start_without("", &Arc::default());
-    assert!(!attack(&with), "the attack succeeds although {protection} is in force");
-    let without = Router::start_without(protection, &Arc::default());
-    let gained = attack(&without);
-    assert_eq!(gained, cfg!(feature = "attack"), "without {protection}");
-}
 
 /// Where programs of these tests have something mapped.
 const ADDRESS: usize = 0x5_0000_0000;

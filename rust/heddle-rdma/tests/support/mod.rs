@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod pages;
+
 use std::collections::HashMap;
 use std::io;
 use std::net::{TcpListener, TcpStream};
@@ -295,6 +297,11 @@ impl Router {
     /// Adds an endpoint; its number is the last part of its address.
     pub(crate) fn add(&self, n: u8, limits: Limits) {
         self.add_listening(n, limits, &self.listen(n));
+    }
+
+    /// A folder of the test's own.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.dir.0
     }
 
     /// The socket that an endpoint's control connections come by.
@@ -627,8 +634,21 @@ impl Device {
         length: u64,
         access: u32,
     ) -> Result<u32, i32> {
+        let request = self.registration(pd, address, length, access);
+        let (reply, _) = self.ask::<abi::verbs_reg_mr_reply>(&request)?;
+        assert_eq!(reply.lkey, reply.rkey);
+        Ok(reply.lkey)
+    }
+
+    fn registration(
+        &mut self,
+        pd: u32,
+        address: u64,
+        length: u64,
+        access: u32,
+    ) -> abi::verbs_reg_mr_request {
         let head = self.head(abi::VERBS_REG_MR);
-        let request = abi::verbs_reg_mr_request {
+        abi::verbs_reg_mr_request {
             head,
             address,
             length,
@@ -636,10 +656,19 @@ impl Device {
             pd,
             access,
             ..Default::default()
-        };
-        let (reply, _) = self.ask::<abi::verbs_reg_mr_reply>(&request)?;
-        assert_eq!(reply.lkey, reply.rkey);
-        Ok(reply.lkey)
+        }
+    }
+
+    /// Asks for a region, and does not wait for the answer.
+    pub(crate) fn ask_to_register(&mut self, pd: u32, address: u64, length: u64) {
+        let request = self.registration(pd, address, length, 15);
+        send(&self.socket, plain::bytes(&request), &[]).unwrap();
+    }
+
+    /// Waits for the answer, and says whether it is a region.
+    pub(crate) fn is_registered(&self) -> bool {
+        let bytes = receive(&self.socket).unwrap().0;
+        bytes.len() == size_of::<abi::verbs_reg_mr_reply>()
     }
 
     /// Memory of the router's making, registered as a whole, from address 0 on.
@@ -826,8 +855,19 @@ pub(crate) fn pair(
     length: usize,
     edit: impl Fn(&mut abi::verbs_qp_attr) + Copy,
 ) -> (End, End) {
-    let mut a = End::new(routers[0], 1, kind, 1, length);
-    let mut b = End::new(routers[1], 2, kind, 2, length);
+    pair_of(routers, [1, 2], kind, length, edit)
+}
+
+/// The same, of these endpoints.
+pub(crate) fn pair_of(
+    routers: [&Router; 2],
+    [one, two]: [u8; 2],
+    kind: u32,
+    length: usize,
+    edit: impl Fn(&mut abi::verbs_qp_attr) + Copy,
+) -> (End, End) {
+    let mut a = End::new(routers[0], one, kind, 1, length);
+    let mut b = End::new(routers[1], two, kind, 2, length);
     a.device.connect(a.qp.number, kind, b.address(), edit);
     b.device.connect(b.qp.number, kind, a.address(), edit);
     (a, b)
@@ -854,4 +894,13 @@ pub(crate) fn nodes() -> (Router, Router) {
 /// A request for the peer's memory.
 pub(crate) fn at(opcode: u8, wr_id: u64, remote: &[u8], key: u32) -> abi::verbs_send {
     abi::verbs_send { remote_address: remote.as_ptr() as u64, rkey: key, ..request(opcode, wr_id) }
+}
+
+/// Runs an attack with all protections, then without one.
+pub(crate) fn attacked(protection: &str, attack: impl Fn(&Router) -> bool) {
+    let with = Router::start_without("", &Arc::default());
+    assert!(!attack(&with), "the attack succeeds although {protection} is in force");
+    let without = Router::start_without(protection, &Arc::default());
+    let gained = attack(&without);
+    assert_eq!(gained, cfg!(feature = "attack"), "without {protection}");
 }

@@ -1,0 +1,198 @@
+//! All that the router has is one thing that one thread has at a time: the baton. A thread puts it
+//! down while it copies memory of programs and while it sleeps, and picks it up again. So a page
+//! that a program does not deliver holds up who waits for it, and nobody else.
+//!
+//! The thread that serves all endpoints is watched. When it is in one copy for too long, the
+//! endpoint whose memory that is gets a shard of its own: the thread that is stuck serves that
+//! endpoint from then on, and a new one all others. `docs/architecture/verbs.md`.
+
+use std::mem::swap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use crate::objects::Objects;
+use crate::protection::{Protection, protects};
+
+/// How often the watch looks. A copy that it sees twice has taken this long at least.
+const LOOK: Duration = Duration::from_millis(5);
+/// Looks without a copy in between after which it stops looking.
+const LOOKS_IDLE: u32 = 200;
+/// For how long a thread that goes on stands back for those that wait.
+const STAND_BACK: Duration = Duration::from_millis(1);
+
+/// The place for the baton. It has what the thread had before that took it: something hollow.
+#[derive(Default)]
+pub(crate) struct Place {
+    at: Mutex<Option<Box<Objects>>>,
+    free: Condvar,
+    waiting: AtomicU32,
+}
+
+impl Place {
+    /// Puts the baton down for the first time.
+    pub(crate) fn begin(&self, objects: Box<Objects>) {
+        *self.lock() = Some(objects);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Box<Objects>>> {
+        // A thread that panics ends the process.
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the baton, leaving something hollow in its place.
+    pub(crate) fn take(&self, hollow: &mut Box<Objects>, worker: &Arc<Worker>) {
+        let mut at = self.lock();
+        let mut waits = false;
+        loop {
+            if let Some(objects) = at.as_mut().filter(|o| o.is_real()) {
+                swap(objects, hollow);
+                break;
+            }
+            if !std::mem::replace(&mut waits, true) {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+            }
+            at = self.free.wait(at).unwrap_or_else(PoisonError::into_inner);
+        }
+        if waits {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+        }
+        hollow.worker = Arc::clone(worker);
+    }
+
+    /// Puts the baton down.
+    pub(crate) fn put(&self, objects: &mut Box<Objects>) {
+        if let Some(hollow) = self.lock().as_mut() {
+            swap(hollow, objects);
+        }
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.free.notify_one();
+        }
+    }
+
+    /// Lets others have the baton who wait for it.
+    pub(crate) fn stand_back(&self, objects: &mut Box<Objects>, worker: &Arc<Worker>) {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting == 0 {
+            return;
+        }
+        self.put(objects);
+        let start = Instant::now();
+        while self.waiting.load(Ordering::Relaxed) >= waiting && start.elapsed() < STAND_BACK {
+            std::thread::yield_now();
+        }
+        self.take(objects, worker);
+    }
+}
+
+/// What all threads of the router share. It is there as long as the process.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) place: Place,
+    pub(crate) watch: Watch,
+}
+
+/// A thread that serves endpoints.
+#[derive(Default)]
+pub(crate) struct Worker {
+    /// The endpoint that it serves, 0 for all that have no worker of their own.
+    endpoint: AtomicU32,
+    /// Odd while it copies memory of a program.
+    copies: AtomicU64,
+    /// The endpoint whose memory that is.
+    culprit: AtomicU32,
+}
+
+impl Worker {
+    pub(crate) fn serves(&self) -> u32 {
+        self.endpoint.load(Ordering::Relaxed)
+    }
+
+    /// From now on it serves this endpoint, or all with 0.
+    pub(crate) fn serve(&self, endpoint: u32) {
+        self.endpoint.store(endpoint, Ordering::Relaxed);
+    }
+
+    /// The next bytes are of a program of this endpoint.
+    pub(crate) fn touches(&self, endpoint: u32) {
+        self.culprit.store(endpoint, Ordering::Relaxed);
+    }
+}
+
+/// Looks after the worker that serves all endpoints.
+#[derive(Default)]
+pub(crate) struct Watch {
+    rests: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Watch {
+    /// A copy begins or ends.
+    fn count(&self, worker: &Worker) {
+        worker.copies.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::SeqCst) {
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(thread) = &*thread {
+                thread.unpark();
+            }
+        }
+    }
+
+    /// Looks, for as long as the process runs. `take_over` gets the endpoint that holds up the
+    /// worker, and the baton; it says who serves all endpoints from then on.
+    pub(crate) fn run(
+        &self,
+        place: &Place,
+        mut hollow: Box<Objects>,
+        mut worker: Arc<Worker>,
+        take_over: impl Fn(&mut Objects, &Worker, u32) -> Option<Arc<Worker>>,
+    ) {
+        *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        let (mut seen, mut idle) = (0, 0);
+        loop {
+            std::thread::park_timeout(LOOK);
+            let now = worker.copies.load(Ordering::SeqCst);
+            if now & 1 == 1 && now == seen && protects(Protection::Watch) {
+                place.take(&mut hollow, &worker);
+                // Ended meanwhile, it waits for the baton, or is ahead of us.
+                let culprit = worker.culprit.load(Ordering::Relaxed);
+                if worker.copies.load(Ordering::SeqCst) == now
+                    && let Some(next) = take_over(&mut hollow, &worker, culprit)
+                {
+                    worker = next;
+                }
+                place.put(&mut hollow);
+            }
+            idle = if now == seen { idle + 1 } else { 0 };
+            seen = now;
+            if idle >= LOOKS_IDLE && now & 1 == 0 {
+                self.rests.store(true, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
+                while worker.copies.load(Ordering::SeqCst) == now
+                    && self.rests.load(Ordering::SeqCst)
+                {
+                    std::thread::park();
+                }
+                self.rests.store(false, Ordering::SeqCst);
+                idle = 0;
+            }
+        }
+    }
+}
+
+impl Objects {
+    /// Does something that may take as long as a program likes, without the baton. It is another
+    /// thread's meanwhile, so that what was looked up before has to be looked up again.
+    pub(crate) fn without_baton<R>(self: &mut Box<Self>, work: impl FnOnce(&Worker) -> R) -> R {
+        let router = self.shared;
+        let worker = Arc::clone(&self.worker);
+        router.watch.count(&worker);
+        router.place.put(self);
+        let result = work(&worker);
+        router.place.take(self, &worker);
+        router.watch.count(&worker);
+        result
+    }
+}

@@ -1,0 +1,124 @@
+//! Pages of programs that do not come: whose they are waits, and nobody else. Attacks as in
+//! `attacks.rs`.
+
+mod support;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use support::pages::Pages;
+use support::{End, Router, attacked, eventually, pair_of, request, sending};
+use verbs_protocol::agent::Limits;
+use verbs_protocol::statistics::Reason;
+use verbs_protocol::{abi, ibv};
+
+/// One test at a time: who waits for a page keeps all threads of the page's process, which is that
+/// of all these tests, from mapping anything.
+fn one() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether two endpoints that have nothing to do with it cannot speak meanwhile.
+fn starve(a: &mut End, b: &mut End) -> bool {
+    b.post_receive(7, &[b.whole()]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        if let Some(completion) = a.sends.poll() {
+            assert_eq!(completion.status, ibv::WC_SUCCESS);
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// What has the router touch the page of a program.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// The program sends from it.
+    Own,
+    /// A peer writes to it, and another one reads it.
+    Peers,
+    /// It is registered.
+    Registration,
+}
+
+/// A page that does not come, of a program that has a peer, who waits with it, while others do not.
+fn page_that_does_not_come(router: &Router, way: Way) -> bool {
+    for n in 1..=4 {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let (mut c, mut d) = pair_of([router; 2], [3, 4], ibv::QPT_RC, 64, |_| ());
+    assert!(!starve(&mut c, &mut d));
+    assert_eq!(d.receives.result(), (7, ibv::WC_SUCCESS));
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    let far = |opcode, at| abi::verbs_send { remote_address: at, rkey: key, ..request(opcode, 2) };
+    let mut starved = false;
+    // The second time the endpoint has a thread of its own.
+    for round in 0..2 {
+        let at = pages.page(round);
+        match way {
+            Way::Own => {
+                a.post_receive(3, &[a.whole()]);
+                b.send(&sending(request(ibv::WR_SEND, 2), &[(at, 64, key)]));
+            }
+            Way::Peers => {
+                a.send(&sending(far(ibv::WR_RDMA_WRITE, at), &[a.whole()]));
+                a.send(&sending(far(ibv::WR_RDMA_READ, at), &[a.whole()]));
+                a.send(&sending(far(ibv::WR_ATOMIC_FETCH_AND_ADD, at), &[a.part(0, 8)]));
+            }
+            Way::Registration => b.device.ask_to_register(b.pd, at, 4096),
+        }
+        eventually("the page", || pages.is_waited_for().then_some(()));
+        starved |= starve(&mut c, &mut d);
+        pages.let_go();
+        // Nothing is lost: it goes on when the page comes.
+        match way {
+            Way::Own => {
+                assert_eq!(b.sends.result(), (2, ibv::WC_SUCCESS), "{round}");
+                assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS), "{round}");
+            }
+            Way::Peers => {
+                for _ in 0..3 {
+                    assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS), "{round}");
+                }
+            }
+            Way::Registration => assert!(b.device.is_registered()),
+        }
+        if starved {
+            assert_eq!(c.sends.result(), (1, ibv::WC_SUCCESS));
+        }
+        assert_eq!(d.receives.result(), (7, ibv::WC_SUCCESS));
+    }
+    let times = router.times(2, Reason::MemorySlow);
+    assert_eq!(times, u64::from(!starved), "{way:?}");
+    // It is an endpoint like others.
+    assert!(!starve(&mut a, &mut b));
+    assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
+    assert!(!starve(&mut b, &mut a));
+    assert_eq!(a.receives.result(), (7, ibv::WC_SUCCESS));
+    starved
+}
+
+#[test]
+fn a_page_of_a_program_s_own_that_does_not_come_holds_up_nobody_else() {
+    let _one = one();
+    attacked("watch", |router| page_that_does_not_come(router, Way::Own));
+}
+
+#[test]
+fn a_page_that_does_not_come_for_a_peer_holds_up_nobody_else() {
+    let _one = one();
+    attacked("watch", |router| page_that_does_not_come(router, Way::Peers));
+}
+
+#[test]
+fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
+    let _one = one();
+    attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
+}

@@ -30,8 +30,6 @@ func (u Unit) Scale() (name string, divisor float64) {
 		return "us", 1
 	case PerSecond:
 		return "k/s", 1e3
-	case Bytes:
-		return "kB", 1e3
 	default:
 		return string(u), 1
 	}

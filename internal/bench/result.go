@@ -1,10 +1,8 @@
 package bench
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 )
@@ -25,16 +23,6 @@ type Result struct {
 	// Values are those of the runs, in their order: modes of one run were measured next to each
 	// other. Older files have none.
 	Values []float64 `json:"values,omitempty"`
-}
-
-// WriteJSON writes results as a JSON list.
-func WriteJSON(w io.Writer, results []Result) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(results); err != nil {
-		return fmt.Errorf("write results: %w", err)
-	}
-	return nil
 }
 
 // key names a series of values.

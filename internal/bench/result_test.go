@@ -24,18 +24,32 @@ func TestMedian(t *testing.T) {
 }
 
 func TestSeriesRefusesWhatIsNoNumber(t *testing.T) {
-	cell := Cell{WorkloadNamed("memory"), Inter, Host}
-	for _, sample := range []Sample{{}, {"connection_bytes": math.NaN()}, {"connection_bytes": math.Inf(1)}, {"connection_bytes": -1}} {
+	cell := Cell{WorkloadNamed("rr"), Inter, Host}
+	for _, bad := range []float64{math.NaN(), math.Inf(1), -1} {
+		sample := every(cell, 1)
+		sample["rtt_p50_us"] = bad
 		if err := NewSeries().Add(cell, sample); err == nil {
 			t.Errorf("add(%v): no error", sample)
 		}
 	}
+	if err := NewSeries().Add(cell, Sample{}); err == nil {
+		t.Error("add nothing: no error")
+	}
+}
+
+// every gives each metric of a cell one value.
+func every(cell Cell, value float64) Sample {
+	sample := Sample{}
+	for _, m := range cell.Workload.Metrics {
+		sample[m.Name] = value
+	}
+	return sample
 }
 
 func TestNoRatioToZero(t *testing.T) {
-	o := Options{Workloads: []Workload{WorkloadNamed("memory")}, Scopes: Scopes[:1], Modes: Modes[:1]}
+	o := Options{Workloads: []Workload{WorkloadNamed("rr")}, Scopes: Scopes[:1], Modes: Modes[:1]}
 	s := NewSeries()
-	if err := s.Add(o.Schedule(0)[0], Sample{"connection_bytes": 0}); err != nil {
+	if err := s.Add(o.Schedule(0)[0], every(o.Schedule(0)[0], 0)); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := s.Results(o); err == nil || !strings.Contains(err.Error(), "longer --duration") {

@@ -49,7 +49,7 @@ func TestParseNames(t *testing.T) {
 	if err != nil || len(w) != 3 || w[0].Name != "iperf3" || w[2].Name != "crr" {
 		t.Errorf("ParseWorkloads: %v, %v", w, err)
 	}
-	if w, err = ParseWorkloads([]string{"memory"}); err != nil || len(w) != 1 {
-		t.Errorf("ParseWorkloads(memory): %v, %v", w, err)
+	if w, err = ParseWorkloads([]string{"crr8"}); err != nil || len(w) != 1 {
+		t.Errorf("ParseWorkloads(crr8): %v, %v", w, err)
 	}
 }

@@ -24,7 +24,6 @@ const (
 	SecondsPerGB  Unit = "s/GB" // seconds of processor time for 1e9 bytes of payload
 	Microseconds  Unit = "us"
 	PerSecond     Unit = "1/s"
-	Bytes         Unit = "B"
 )
 
 // Metric is one figure a workload yields.
@@ -85,13 +84,6 @@ var Workloads = []Workload{
 	connectWorkload("crr", 1),
 	connectWorkload("crr8", 8),
 	connectWorkload("crr64", 64),
-	{
-		Name: "memory", Title: "kernel memory of an idle connection, both ends", Optional: true,
-		Metrics: []Metric{
-			{Name: "connection_bytes", Title: "memory per connection", Unit: Bytes},
-		},
-		server: ServerWords, ready: loadgen.Ready, client: holdClient, read: readHeld,
-	},
 }
 
 // connectWorkload is new connections, made by so many threads at the same time. Those of more than
@@ -175,14 +167,6 @@ func peerClient(name string, args ...string) func(Launch) []string {
 	}
 }
 
-// HeldConnections are enough to tell a connection's memory from the slab caches' own ups and downs,
-// and few enough for the file descriptor limit of a container.
-const HeldConnections = 4000
-
-func holdClient(l Launch) []string {
-	return Command(l.Program, "hold", "-to", l.Address.String(), "-connections", strconv.Itoa(HeldConnections))
-}
-
 func iperfServer(l Launch) []string {
 	return Command(l.Program, "guard", "-lifetime", l.Lifetime.String(), "--",
 		"iperf3", "-s", "-1", "--forceflush", "-p", strconv.Itoa(int(l.Address.Port())))
@@ -258,15 +242,4 @@ func readConnections(stdout []byte) (Sample, error) {
 		"connections_per_s":     float64(c.Connections) / c.ElapsedS,
 		"cpu_us_per_connection": c.BusyCPUS * 1e6 / float64(c.Connections),
 	}, nil
-}
-
-func readHeld(stdout []byte) (Sample, error) {
-	var h loadgen.Held
-	if err := json.Unmarshal(stdout, &h); err != nil {
-		return nil, fmt.Errorf("read hold: %w", err)
-	}
-	if h.Connections <= 0 {
-		return nil, errors.New("hold: no connections")
-	}
-	return Sample{"connection_bytes": float64(h.SlabBytes) / float64(h.Connections)}, nil
 }

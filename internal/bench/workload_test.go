@@ -23,8 +23,6 @@ func TestReaders(t *testing.T) {
 		{"crr", `{"connections":10,"elapsed_s":1,"busy_cpu_s":0.001,"socket_p50_us":5,"socket_connect_p50_us":30,"socket_connect_p99_us":60}`,
 			Sample{"socket_connect_p50_us": 30, "socket_connect_p99_us": 60, "socket_p50_us": 5, "connections_per_s": 10, "cpu_us_per_connection": 100}},
 		{"crr", `{}`, nil},
-		{"memory", `{"connections":4000,"slab_bytes":8000000}`, Sample{"connection_bytes": 2000}},
-		{"memory", `{}`, nil},
 	}
 	for _, tt := range tests {
 		w := WorkloadNamed(tt.workload)

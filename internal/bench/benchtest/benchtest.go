@@ -110,7 +110,7 @@ func SampleResults(t testing.TB, workloads ...string) []bench.Result {
 	}
 	o := bench.Options{Workloads: w, Scopes: bench.Scopes, Modes: bench.Modes}
 	factor := map[bench.Mode]float64{bench.Host: 1, bench.Overlay: 2, bench.Heddle: 0.96}
-	base := map[bench.Unit]float64{bench.BitsPerSecond: 33e9, bench.SecondsPerGB: 0.3, bench.Microseconds: 60, bench.PerSecond: 15000, bench.Bytes: 9000}
+	base := map[bench.Unit]float64{bench.BitsPerSecond: 33e9, bench.SecondsPerGB: 0.3, bench.Microseconds: 60, bench.PerSecond: 15000}
 	s := bench.NewSeries()
 	for _, spread := range []float64{1, 0.9, 1.2} {
 		for _, cell := range o.Schedule(0) {

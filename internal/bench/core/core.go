@@ -35,8 +35,8 @@ func Command() session.Command {
 	b.Long = `Runs every workload in every mode between containers of a lab that is up, interleaved and several times
 over, and prints median, spread and ratio to host.
 
-Workloads: iperf3 (throughput), rr (32-byte round trips), crr (new connections), crr8 and crr64 (by 8 and 64 callers at a time) and memory (kernel memory of a
-connection) when named. Processor time is the whole machine's: keep it otherwise idle.`
+Workloads: iperf3 (throughput), rr (32-byte round trips), crr (new connections), crr8 and crr64 (by 8 and 64 callers at a
+time) when named. Processor time is the whole machine's: keep it otherwise idle.`
 	b.Flags = func(f session.Flags) {
 		flags = f.FlagSet
 		f.DeclareWorkloads(nil, "workloads to run (default iperf3,rr,crr)")

@@ -47,11 +47,14 @@ type Node struct {
 	Netns         string // path
 }
 
+// maxConnections fits the limit of file descriptors of a container.
+const maxConnections = 4000
+
 // Validate reports what is out of bounds.
 func (o Options) Validate() error {
 	switch {
-	case o.Connections < 1 || o.Connections > bench.HeldConnections:
-		return fmt.Errorf("--connections %d: want 1..%d", o.Connections, bench.HeldConnections)
+	case o.Connections < 1 || o.Connections > maxConnections:
+		return fmt.Errorf("--connections %d: want 1..%d", o.Connections, maxConnections)
 	case o.Trips < 1 || o.Trips > 1e6:
 		return fmt.Errorf("--trips %d: want 1..1000000", o.Trips)
 	case o.Starts < 1 || o.Starts > bench.MaxRuns:

@@ -198,7 +198,7 @@ func TestCostOptions(t *testing.T) {
 		t.Error(err)
 	}
 	for want, change := range map[string]func(*Options){
-		"--connections": func(o *Options) { o.Connections = bench.HeldConnections + 1 },
+		"--connections": func(o *Options) { o.Connections = maxConnections + 1 },
 		"--trips":       func(o *Options) { o.Trips = 0 },
 		"--starts":      func(o *Options) { o.Starts = 0 },
 		"--runs":        func(o *Options) { o.Rounds = 0 },

@@ -61,7 +61,6 @@ var actions = map[string]action{
 	"server": server,
 	"rr":     client(roundTrips),
 	"crr":    client(connections),
-	"hold":   client(hold),
 	"fleet":  fleet,
 	"meter":  meter,
 	"guard":  guard,
@@ -74,11 +73,11 @@ var actions = map[string]action{
 	"http":     load(newHTTP),
 }
 
-// Main runs one command: check, server, rr, crr, hold, fleet, meter, guard, watch, steps,
+// Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps,
 // syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, hold, fleet, meter, guard, watch, steps, syscalls, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, syscalls, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -90,7 +89,7 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.DurationVar(&s.duration, "duration", time.Second, "length of the measured phase")
 	flags.DurationVar(&s.lifetime, "lifetime", time.Minute, "a server or guarded program ends after this at the latest")
 	flags.IntVar(&s.size, "size", 32, "bytes of a round trip")
-	flags.IntVar(&s.connections, "connections", 1000, "connections to hold")
+	flags.IntVar(&s.connections, "connections", 1000, "connections of a load or of steps")
 	flags.IntVar(&s.trips, "trips", 1000, "round trips of steps")
 	flags.IntVar(&s.callers, "callers", 1, "threads that connect at the same time")
 	flags.DurationVar(&s.pause, "pause", time.Millisecond, "pause of watch between two connects")

@@ -72,11 +72,6 @@ func TestMeasurements(t *testing.T) {
 					t.Errorf("crr with %d callers: %+v", callers, c)
 				}
 			}
-			var h Held
-			runPeer(t, &h, "hold", "-to", address, "-connections", "300")
-			if h.Connections != 300 {
-				t.Errorf("hold: %+v", h)
-			}
 		})
 	}
 }
@@ -97,7 +92,7 @@ func TestMisuse(t *testing.T) {
 		{[]string{"rr", "-duration", "0s"}, "--duration"},
 		{[]string{"rr", "-to", "nowhere"}, "--to"},
 		{[]string{"rr", "-size", "0"}, "--size"},
-		{[]string{"hold", "-connections", "-1"}, "--connections"},
+		{[]string{"steps", "-connections", "-1"}, "--connections"},
 		{[]string{"server", "-lifetime", "9h"}, "--lifetime"},
 		{[]string{"server", "-listen", "80"}, "--listen"},
 		{[]string{"server", "-listen", busy.Addr().String()}, "address already in use"},
@@ -251,15 +246,4 @@ func FuzzParseStat(f *testing.F) {
 			t.Errorf("parseStat(%q): no processors and no error", b)
 		}
 	})
-}
-
-func TestParseSlab(t *testing.T) {
-	if n, err := parseSlab([]byte("MemFree: 5 kB\nSlab:     135180 kB\nSReclaimable: 3 kB\n")); err != nil || n != 135180<<10 {
-		t.Errorf("got %d, %v", n, err)
-	}
-	for _, bad := range []string{"", "Slab: 12 MB\n", "Slab: x kB\n", "Slab:"} {
-		if n, err := parseSlab([]byte(bad)); err == nil {
-			t.Errorf("parseSlab(%q) = %d", bad, n)
-		}
-	}
 }

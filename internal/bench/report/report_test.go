@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"heddle.dev/heddle/internal/bench"
 	"heddle.dev/heddle/internal/bench/benchtest"
 )
 
 // TestJSONShape ties the record's fields to what other programs read.
 func TestJSONShape(t *testing.T) {
 	var b bytes.Buffer
-	if err := bench.WriteJSON(&b, benchtest.SampleResults(t)); err != nil {
+	if err := WriteJSON(&b, benchtest.SampleResults(t)); err != nil {
 		t.Fatal(err)
 	}
 	var list []map[string]any

@@ -44,26 +44,30 @@ const DefaultSocket = "/run/heddle/seccomp.sock"
 // does not. all adds the listener to every container with a network namespace of its own: its
 // endpoint is then looked for as long as it has none. It reports whether the file was changed; one
 // that was edited before is left as it is, and so is one whose profile forbids TCP sockets and
-// ioctls of devices already. A container with model.AnnotationVerbs also gets its endpoint's RDMA
-// device, unless its image cannot use it; lacks says why. A container that must not be intercepted
-// gets AnnotationLeft instead; kept says why, "" of any other. One that is not Heddle's, or has
-// opted out, has its ioctls trapped.
-func EditBundle(bundle, socket string, all bool) (changed bool, kept, lacks string, err error) {
+// ioctls of devices already. A container also gets what its annotations ask for (injections),
+// unless its image cannot use it; lacks says what it goes without and why. A container that must
+// not be intercepted gets AnnotationLeft instead; kept says why, "" of any other. One that is not
+// Heddle's, or has opted out, has its ioctls trapped.
+func EditBundle(bundle, socket string, all bool) (changed bool, kept string, lacks []string, err error) {
 	path := filepath.Join(bundle, "config.json")
 	config, err := readConfig(path)
 	if err != nil {
-		return false, "", "", err
+		return false, "", nil, err
 	}
-	if err = defaultAnnotations(config, os.Getenv(EnvAnnotations)); err == nil {
-		changed, kept, err = edit(config, bundle, socket, all)
+	to, err := target{}, defaultAnnotations(config, os.Getenv(EnvAnnotations))
+	if err == nil {
+		to, err = targetOf(config, bundle, socket)
 	}
 	if err == nil {
-		var device bool
-		device, lacks, err = injectVerbs(config, bundle, socket, libraryDirs())
-		changed = changed || device
+		changed, kept, err = edit(config, &to, all)
+	}
+	if err == nil {
+		var added bool
+		added, lacks, err = inject(config, injections, to, libraryDirs())
+		changed = changed || added
 	}
 	if err != nil {
-		return false, "", "", fmt.Errorf("%s: %w", path, err)
+		return false, "", nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if !changed {
 		return false, kept, lacks, nil
@@ -97,36 +101,29 @@ func defaultAnnotations(config object, list string) error {
 	return nil
 }
 
-// edit is EditBundle on the whole configuration of a bundle, in place.
-func edit(config object, bundle, socket string, all bool) (changed bool, kept string, err error) {
-	endpoint, annotated, err := readAnnotations(config)
-	if err != nil {
-		return false, "", err
-	}
-	if socket == "" {
-		socket = annotated
-	}
+// edit has the calls of the container trapped, in its whole configuration in place.
+func edit(config object, to *target, all bool) (changed bool, kept string, err error) {
 	if out, err := optsOut(config); out || err != nil {
-		return out && !isSandbox(config) && trapIoctls(config, socket), "", err
+		return out && !isSandbox(config) && trapIoctls(config, to.socket), "", err
 	}
 	record := ""
-	if endpoint == "" {
-		record = filepath.Join(filepath.Dir(socket), recordFile)
-		ours, problem, err := inEndpoint(config, socket, all)
+	if to.endpoint == "" {
+		record = filepath.Join(to.dir(), recordFile)
+		ours, problem, err := inEndpoint(config, to.socket, all)
 		if err != nil || !ours {
-			return err == nil && trapIoctls(config, socket), problem, err
+			return err == nil && trapIoctls(config, to.socket), problem, err
 		}
-		endpoint = model.EndpointByNetns
+		to.endpoint = model.EndpointByNetns
 	}
 	why, found, err := whyLeft(config)
 	if err != nil {
 		return false, "", err
 	}
 	if found {
-		changed, err = leave(config, why, socket)
+		changed, err = leave(config, why, to.socket)
 		return changed, why.String(), err
 	}
-	mounts, kernels, err := procMounts(config, socket)
+	mounts, kernels, err := procMounts(config, to.socket)
 	if err != nil {
 		return false, "", err
 	}
@@ -134,13 +131,10 @@ func edit(config object, bundle, socket string, all bool) (changed bool, kept st
 	if mounts != nil {
 		calls = append(slices.Clone(traps), sockDiag)
 	}
-	if changed, err = addListener(config, endpoint, socket, calls); err != nil || !changed {
-		return changed, "", err
-	}
-	if err = inject(config, injections, target{filepath.Dir(socket), endpoint}, libraryDirs()); err != nil {
+	if to.intercepted, err = addListener(config, to.endpoint, to.socket, calls); err != nil || !to.intercepted {
 		return false, "", err
 	}
-	return true, "", addProcNet(config, bundle, mounts, kernels, record)
+	return true, "", addProcNet(config, to.bundle, mounts, kernels, record)
 }
 
 // addListener edits a whole configuration in place: the listener gets these calls.

@@ -137,7 +137,11 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			return
 		}
-		changed, _, err := edit(c, "/bundle", "/s", false)
+		to, err := targetOf(c, "/bundle", "/s")
+		if err != nil {
+			return
+		}
+		changed, _, err := edit(c, &to, false)
 		if err != nil || !changed {
 			return
 		}
@@ -149,7 +153,10 @@ func FuzzAddListener(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if changed, _, err := edit(again, "/bundle", "/s", false); changed || err != nil {
+		if to, err = targetOf(again, "/bundle", "/s"); err != nil {
+			t.Fatal(err)
+		}
+		if changed, _, err := edit(again, &to, false); changed || err != nil {
 			t.Fatalf("second edit of %s: %v, %v", out, changed, err)
 		}
 	})

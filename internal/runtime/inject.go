@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -15,11 +16,19 @@ type injection struct {
 	// annotation has it added, if it says "true"; "false" is as good as none. Empty: it is always
 	// added.
 	annotation string
-	libraries  []library
+	// intercepted says that containers get it whose TCP sockets the agent makes, and no others.
+	intercepted bool
+	libraries   []library
 	// env has variables, as NAME=VALUE.
 	env     []string
 	binds   []bind
 	devices []device
+	// check says what is wrong with further annotations; it is asked whether or not the container
+	// gets the injection. nil: there are none.
+	check func(annotations object) error
+	// find gives binds that depend on the container's image, or its endpoint. lacks says why the
+	// container starts without all of this. nil: there are none.
+	find func(config object, to target, dirs []string) (binds []bind, lacks string, err error)
 }
 
 // library is a file of Heddle's that the container's first program, and what that starts, preload.
@@ -45,12 +54,22 @@ type device struct {
 
 // target is the container that something is added to.
 type target struct {
-	dir      string // of the agent's sockets
-	endpoint string // its name, or model.EndpointByNetns
+	bundle, socket string // as EditBundle's
+	endpoint       string // its name, or model.EndpointByNetns; empty if it names none
+	intercepted    bool   // its listener was added now
 }
 
+// targetOf gives the target that a configuration describes.
+func targetOf(config object, bundle, socket string) (target, error) {
+	endpoint, annotated, err := readAnnotations(config)
+	return target{bundle: bundle, socket: cmp.Or(socket, annotated), endpoint: endpoint}, err
+}
+
+// dir gives the directory of the agent's sockets.
+func (to target) dir() string { return filepath.Dir(to.socket) }
+
 // injections are all that containers can ask for.
-var injections = []injection{socketPool}
+var injections = []injection{socketPool, verbs}
 
 // libraryDirs are the places where libraries may be.
 func libraryDirs() []string {
@@ -62,26 +81,41 @@ func libraryDirs() []string {
 	return []string{dir, filepath.Join(dir, "../lib/heddle")}
 }
 
-// inject adds to a configuration what the container asks for. The configuration was not edited
-// before.
-func inject(config object, list []injection, to target, dirs []string) error {
+// inject adds to a configuration what the container asks for. What it has already, because its
+// bundle was edited before, is not added twice. lacks says what it goes without, and why.
+func inject(config object, list []injection, to target, dirs []string) (added bool, lacks []string, err error) {
 	annotations, err := readObject(config, "annotations", "annotations")
-	if err != nil {
-		return err
+	if err != nil || isSandbox(config) {
+		return false, nil, err
 	}
 	for _, in := range list {
-		if in.annotation != "" {
-			if wanted, err := isTrue(annotations, in.annotation); err != nil {
-				return err
-			} else if !wanted {
-				continue
+		if in.intercepted && !to.intercepted {
+			continue
+		}
+		wanted := in.annotation == ""
+		if !wanted {
+			if wanted, err = isTrue(annotations, in.annotation); err != nil {
+				return false, nil, err
 			}
 		}
-		if err := in.add(config, to, dirs); err != nil {
-			return fmt.Errorf("annotations.%s: %w", in.annotation, err)
+		if in.check != nil {
+			if err := in.check(annotations); err != nil {
+				return false, nil, err
+			}
 		}
+		if !wanted {
+			continue
+		}
+		lack, err := in.add(config, to, dirs)
+		if err != nil {
+			return false, nil, fmt.Errorf("annotations.%s: %w", in.annotation, err)
+		}
+		if lack != "" {
+			lacks = append(lacks, lack+", or take the annotation "+in.annotation+" away")
+		}
+		added = added || lack == ""
 	}
-	return nil
+	return added, lacks, nil
 }
 
 // isTrue reads an annotation that asks for an injection.
@@ -96,27 +130,34 @@ func isTrue(annotations object, name string) (bool, error) {
 	}
 }
 
-// add adds one injection.
-func (in injection) add(config object, to target, dirs []string) error {
+// add adds one injection, unless the container lacks something for it.
+func (in injection) add(config object, to target, dirs []string) (lacks string, err error) {
 	binds := slices.Clone(in.binds)
+	if in.find != nil {
+		found, lacks, err := in.find(config, to, dirs)
+		if err != nil || lacks != "" {
+			return lacks, err
+		}
+		binds = append(binds, found...)
+	}
 	for _, l := range in.libraries {
 		source, err := findLibrary(l.file, dirs)
 		if err != nil {
-			return err
+			return "", err
 		}
 		binds = append(binds, bind{source: func(target) string { return source }, at: l.at})
 	}
 	for _, b := range binds {
 		if err := addBind(config, b, to); err != nil {
-			return err
+			return "", err
 		}
 	}
 	for _, d := range in.devices {
 		if err := addDevice(config, d); err != nil {
-			return err
+			return "", err
 		}
 	}
-	return in.addEnv(config)
+	return "", in.addEnv(config)
 }
 
 func findLibrary(file string, dirs []string) (string, error) {

@@ -14,7 +14,7 @@ var card = injection{
 	annotation: "io.heddle.card",
 	libraries:  []library{{"libheddle-card.so", "/dev/heddle-card.so"}},
 	env:        []string{"CARD=heddle0"},
-	binds:      []bind{{source: func(to target) string { return filepath.Join(to.dir, to.endpoint+".sock") }, at: "/dev/heddle-card.sock", writable: true}},
+	binds:      []bind{{source: func(to target) string { return filepath.Join(to.dir(), to.endpoint+".sock") }, at: "/dev/heddle-card.sock", writable: true}},
 	devices:    []device{{"/dev/cards/card0", 1, 3}},
 }
 
@@ -39,13 +39,13 @@ func TestInject(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := inject(config, []injection{socketPool, card}, target{"/run/heddle", "n1-c1"}, []string{"/nowhere", dir}); err != nil {
+	if _, _, err := inject(config, []injection{socketPool, card}, target{socket: "/run/heddle/seccomp.sock", endpoint: "n1-c1"}, []string{"/nowhere", dir}); err != nil {
 		t.Fatal(err)
 	}
 	// A bundle that was copied from this one has everything, and gets nothing twice.
 	before, _ := json.Marshal(config["mounts"])
 	nodes, _ := json.Marshal(config["linux"])
-	for _, again := range []error{addBind(config, card.binds[0], target{"/run/heddle", "n1-c1"}), addDevice(config, card.devices[0])} {
+	for _, again := range []error{addBind(config, card.binds[0], target{socket: "/run/heddle/seccomp.sock", endpoint: "n1-c1"}), addDevice(config, card.devices[0])} {
 		if again != nil {
 			t.Error(again)
 		}
@@ -91,13 +91,13 @@ func TestInjectRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = inject(config, []injection{card}, target{}, []string{dir})
+		_, _, err = inject(config, []injection{card}, target{}, []string{dir})
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%s instead of %s: %v, want %q", c.new, c.old, err, c.want)
 		}
 	}
 	config, _ := decodeConfig("c", []byte(carded))
-	if err := inject(config, []injection{card}, target{}, []string{"/nowhere"}); err == nil || !strings.Contains(err.Error(), "libheddle-card.so is not installed") {
+	if _, _, err := inject(config, []injection{card}, target{}, []string{"/nowhere"}); err == nil || !strings.Contains(err.Error(), "libheddle-card.so is not installed") {
 		t.Errorf("without the library: %v", err)
 	}
 }
@@ -117,7 +117,7 @@ func TestInjectRuns(t *testing.T) {
 	}
 	without := card
 	without.libraries = nil // there is none to be loaded
-	if err := inject(config, []injection{without}, target{c.bundle, "c1"}, nil); err != nil {
+	if _, _, err := inject(config, []injection{without}, target{socket: filepath.Join(c.bundle, "s"), endpoint: "c1"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	config["process"].(object)["args"] = []any{"/bin/sh", "-c", `echo x > /dev/cards/card0 && test -c /dev/cards/card0 && test -S /dev/heddle-card.sock && echo "$CARD works"`}

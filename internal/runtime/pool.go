@@ -10,6 +10,6 @@ const (
 
 // socketPool has a container's programs fetch TCP sockets many at a time (decision 0038).
 var socketPool = injection{
-	annotation: model.AnnotationSocketPool,
-	libraries:  []library{{file: poolFile, at: poolInContainer}},
+	annotation: model.AnnotationSocketPool, intercepted: true,
+	libraries: []library{{file: poolFile, at: poolInContainer}},
 }

@@ -26,7 +26,7 @@ func TestAddPool(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := inject(config, injections, target{}, []string{"/nowhere", filepath.Dir(library)}); err != nil {
+		if _, _, err := inject(config, injections, target{intercepted: true}, []string{"/nowhere", filepath.Dir(library)}); err != nil {
 			t.Fatal(err)
 		}
 		env, _ := json.Marshal(config["process"].(object)["env"])
@@ -56,7 +56,7 @@ func TestAddPoolRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := inject(config, injections, target{}, []string{c.dir}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, _, err := inject(config, injections, target{intercepted: true}, []string{c.dir}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.config, err, c.want)
 		}
 	}
@@ -66,7 +66,7 @@ func TestAddPoolRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := json.Marshal(c)
-		err = inject(c, injections, target{}, nil)
+		_, _, err = inject(c, injections, target{intercepted: true}, nil)
 		if after, _ := json.Marshal(c); err != nil || string(after) != string(before) {
 			t.Errorf("%s became %s, %v", before, after, err)
 		}

@@ -53,7 +53,7 @@ func addProcNet(config object, bundle string, mounts []bind, why, record string)
 	if why != "" {
 		return annotate(config, AnnotationProcNet, why)
 	}
-	if err := (injection{binds: mounts}).add(config, target{}, nil); err != nil {
+	if _, err := (injection{binds: mounts}).add(config, target{}, nil); err != nil {
 		return fmt.Errorf("/proc/net of the container: %w", err)
 	}
 	return addCoverHook(config, bundle, record)

@@ -76,12 +76,9 @@ func prepareAndExec(cmd commandLine, args []string) error {
 			}
 		}
 		if kept != "" {
-			kept = "not intercepted, its TCP takes the overlay: " + kept
+			lacks = append([]string{"not intercepted, its TCP takes the overlay: " + kept}, lacks...)
 		}
-		for _, text := range []string{kept, lacks} {
-			if text == "" {
-				continue
-			}
+		for _, text := range lacks {
 			if err := cmd.warn(text); err != nil {
 				return err
 			}

@@ -34,105 +34,88 @@ var imageLibraryDirs = []string{
 	"/usr/lib64", "/lib64", "/usr/lib", "/lib", "/usr/local/lib", "/usr/local/lib64",
 }
 
-// verbsWish is what a container's annotations say of verbs.
-type verbsWish struct {
-	wanted bool
-	// spin is model.VerbsEndpoint.SpinMicros; nil leaves what the endpoint has.
-	spin *uint32
+// verbs is an endpoint's RDMA device. Our library is mounted over the image's own libibverbs, and
+// not put first by an environment variable: what is started in the container later gets an
+// environment of its engine's, and set-user-ID programs none. An image that cannot use it goes
+// without.
+var verbs = injection{
+	annotation: model.AnnotationVerbs,
+	check:      func(annotations object) error { _, err := readSpin(annotations); return err },
+	find:       findVerbs,
 }
 
-func readVerbsWish(config object) (w verbsWish, err error) {
-	annotations, err := readObject(config, "annotations", "annotations")
-	if err != nil {
-		return w, err
-	}
-	if w.wanted, err = isTrue(annotations, model.AnnotationVerbs); err != nil || annotations[model.AnnotationVerbsSpin] == nil {
-		return w, err
+// readSpin gives model.VerbsEndpoint.SpinMicros as annotations have it; nil leaves what the
+// endpoint has.
+func readSpin(annotations object) (*uint32, error) {
+	if annotations[model.AnnotationVerbsSpin] == nil {
+		return nil, nil
 	}
 	text, _ := annotations[model.AnnotationVerbsSpin].(string)
 	n, err := strconv.ParseUint(text, 10, 32)
 	if err != nil || n > model.MaxSpinMicros {
-		return w, fmt.Errorf("annotations.%s: %v: want microseconds, a string of 0 to %d; without the annotation its endpoint's stay",
+		return nil, fmt.Errorf("annotations.%s: %v: want microseconds, a string of 0 to %d; without the annotation its endpoint's stay",
 			model.AnnotationVerbsSpin, annotations[model.AnnotationVerbsSpin], model.MaxSpinMicros)
 	}
 	spin := uint32(n)
-	w.spin = &spin
-	return w, nil
+	return &spin, nil
 }
 
-// injectVerbs gives the container its endpoint's RDMA device, if it asks for it
-// (model.AnnotationVerbs). Our library is mounted over the image's own libibverbs, and not put
-// first by an environment variable: what is started in the container later gets an environment of
-// its engine's, and set-user-ID programs none. An image that cannot use it goes without; lacks says
-// why. socket is as EditBundle's.
-func injectVerbs(config object, bundle, socket string, dirs []string) (added bool, lacks string, err error) {
-	wish, err := readVerbsWish(config)
-	if err != nil || !wish.wanted || isSandbox(config) {
-		return false, "", err
-	}
-	if lacks, err = addVerbs(config, wish, bundle, socket, dirs); err != nil {
-		err = fmt.Errorf("annotations.%s: %w", model.AnnotationVerbs, err)
-	}
-	return err == nil && lacks == "", lacks, err
-}
-
-func addVerbs(config object, wish verbsWish, bundle, socket string, dirs []string) (lacks string, err error) {
-	endpoint, annotated, err := readAnnotations(config)
+// findVerbs gives the socket of the container's endpoint, and the library at each place at which
+// the image has its own.
+func findVerbs(config object, to target, dirs []string) (binds []bind, lacks string, err error) {
+	root, err := rootPath(config, to.bundle)
 	if err != nil {
-		return "", err
-	}
-	if socket == "" {
-		socket = annotated
-	}
-	root, err := rootPath(config, bundle)
-	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	targets, err := librariesIn(root, ibverbs)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	if len(targets) == 0 {
 		glibc, err := librariesIn(root, "libc.so.6")
 		if err == nil && len(glibc) == 0 {
-			return "no RDMA device: the image has no glibc (musl?), for which the library is: use an image of Debian's or Red Hat's kind, or take the annotation " +
-				model.AnnotationVerbs + " away", nil
+			return nil, "no RDMA device: the image has no glibc (musl?), for which the library is: use an image of Debian's or Red Hat's kind", nil
 		}
-		return "", errors.Join(err, fmt.Errorf("the image has no %s in %s, for which ours could stand in: install it there (Debian: libibverbs1; Red Hat: libibverbs)",
+		return nil, "", errors.Join(err, fmt.Errorf("the image has no %s in %s, for which ours could stand in: install it there (Debian: libibverbs1; Red Hat: libibverbs)",
 			ibverbs, strings.Join(imageLibraryDirs, ", ")))
 	}
 	library, err := findLibrary(verbsFile, dirs)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
-	e, err := verbsEndpoint(config, endpoint, socket, wish, dirs)
+	e, err := verbsEndpoint(config, to, dirs)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	from := func(path string) func(target) string { return func(target) string { return path } }
-	binds := []bind{
-		{source: from(folder.Of(socket, e.ID)), at: verbsInContainer, noexec: true},
+	binds = []bind{
+		{source: from(folder.Of(to.socket, e.ID)), at: verbsInContainer, noexec: true},
 		{source: from("/dev/null"), at: verbsDevice, writable: true, noexec: true, device: true},
 	}
 	for _, at := range targets {
 		binds = append(binds, bind{source: from(library), at: at})
 	}
-	return "", injection{binds: binds}.add(config, target{filepath.Dir(socket), e.Name}, nil)
+	return binds, "", nil
 }
 
 // verbsEndpoint gives the container's endpoint, for which the agent has a socket. If it has none
 // yet, or is to spin for another time, the agent is asked for that.
-func verbsEndpoint(config object, name, socket string, wish verbsWish, dirs []string) (model.Endpoint, error) {
-	e, err := endpointOf(config, name, socket)
+func verbsEndpoint(config object, to target, dirs []string) (model.Endpoint, error) {
+	e, err := endpointOf(config, to)
 	if err != nil {
 		return e, err
 	}
-	if !e.Planes.Verbs.Wanted || wish.spin != nil && *wish.spin != e.Planes.Verbs.SpinMicros {
-		if err := setVerbs(e.Name, socket, wish.spin, dirs); err != nil {
+	annotations, _ := config["annotations"].(object)
+	spin, err := readSpin(annotations)
+	if err != nil {
+		return e, err
+	}
+	if !e.Planes.Verbs.Wanted || spin != nil && *spin != e.Planes.Verbs.SpinMicros {
+		if err := setVerbs(e.Name, to.socket, spin, dirs); err != nil {
 			return e, fmt.Errorf("give its endpoint %s verbs: %w", e.Name, err)
 		}
 	}
-	if _, err := os.Stat(folder.Of(socket, e.ID)); err != nil {
+	if _, err := os.Stat(folder.Of(to.socket, e.ID)); err != nil {
 		return e, fmt.Errorf("the agent has no socket for its endpoint %s (%w): `heddle status` says why", e.Name, err)
 	}
 	return e, nil
@@ -160,14 +143,14 @@ func setVerbs(endpoint, socket string, spin *uint32, dirs []string) error {
 const apiSocketFile = "api.sock"
 
 // endpointOf gives the container's endpoint by the agent's record.
-func endpointOf(config object, name, socket string) (e model.Endpoint, err error) {
-	all, err := readRecord(filepath.Join(filepath.Dir(socket), recordFile))
+func endpointOf(config object, to target) (e model.Endpoint, err error) {
+	all, err := readRecord(filepath.Join(to.dir(), recordFile))
 	if err != nil {
 		return e, err
 	}
 	var found []model.Endpoint
-	if name != "" && name != model.EndpointByNetns {
-		found = slices.DeleteFunc(all, func(e model.Endpoint) bool { return e.Name != name })
+	if to.endpoint != "" && to.endpoint != model.EndpointByNetns {
+		found = slices.DeleteFunc(all, func(e model.Endpoint) bool { return e.Name != to.endpoint })
 	} else if netns := netnsPath(config); netns != "" {
 		found = inNetns(all, netns)
 	} else {

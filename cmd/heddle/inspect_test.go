@@ -214,9 +214,10 @@ func TestInspectTables(t *testing.T) {
 	golden(t, "endpoints-stats.txt", print(func(b *bytes.Buffer) error { return printTraffic(b, endpoints, true) }))
 	dscp := uint8(8)
 	limited := []model.LimitUse{{Endpoint: "n1/c1"}, {Endpoint: "n1/c2",
-		Limits: model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp},
+		Limits: model.Limits{Egress: 1e8, Ingress: 2.5e9, ConnectionEgress: 2e7, ConnectionIngress: 1e6, Priority: model.PriorityLow, DSCP: &dscp, Verbs: model.VerbsLimits{QPs: 16, Messages: 1000}},
 		Egress: model.QueueUse{Dropped: 7}, Ingress: model.QueueUse{Dropped: 8}}}
 	golden(t, "limits.txt", print(func(b *bytes.Buffer) error { return printLimits(b, tableOutput, limited) }))
+	golden(t, "rdma.txt", print(func(b *bytes.Buffer) error { return printRDMA(b, inspectRDMA()) }))
 	var conns []nodeConnection
 	for _, c := range inspectConnections("n1") {
 		conns = append(conns, nodeConnection{"n1", c})
@@ -406,4 +407,24 @@ func inspectStacks() []nodeStacks {
 		of("n2", api.CongestionControl{State: api.CongestionFailed, Error: "the kernel's verifier refuses it: invalid argument\nR1 !read_ok"},
 			api.EndpointStack{Endpoint: "n2/c1", Profile: "wan", Fault: "this kernel has no congestion control westwood"}),
 	}
+}
+
+// inspectRDMA are two nodes: one with devices, of which the router does not have one, and one whose
+// agent has no verbs plane.
+func inspectRDMA() []nodeRDMA {
+	a, b := netip.MustParseAddr("10.244.1.2"), netip.MustParseAddr("10.244.2.2")
+	return []nodeRDMA{{Node: "n1", RDMA: api.RDMA{
+		Router: &api.Router{State: api.RouterRuns, PID: 77, Endpoints: 2, Ended: 1},
+		Devices: []api.RDMADevice{
+			{Endpoint: "n1/c1", GIDs: []netip.Addr{a}, SpinMicros: 5, Known: true, Errors: 3,
+				Used: map[string]uint64{"qps": 2, "cqs": 2, "mrs": 1, "memory_bytes": 300_000}, Limits: map[string]uint64{"qps": 1024, "cqs": 512, "mrs": 4096, "memory_bytes": 1 << 28},
+				Traffic: map[api.RDMAPath]api.RDMATraffic{api.RDMAMemory: {BytesSent: 5000}, api.RDMATCP: {BytesSent: 10, BytesReceived: 2_000_000}}},
+			{Endpoint: "n1/c2"},
+		},
+		QueuePairs: []api.QueuePair{
+			{Endpoint: "n1/c1", Number: 9, PID: 100, Type: "UD", State: "RTS", Local: a, Path: api.RDMANone},
+			{Endpoint: "n1/c1", Number: 8, PID: 100, Type: "RC", State: "ERR", Local: a, Peer: b, PeerNumber: 12, Path: api.RDMATCP, Errors: 3, LastError: "RETRY_EXC_ERR",
+				RDMATraffic: api.RDMATraffic{Requests: 4, Served: 5, BytesSent: 10, BytesReceived: 2_000_000}},
+		},
+	}}, {Node: "n2"}}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 
@@ -40,12 +41,32 @@ func rateFlag(name, usage string, field func(*model.Limits) *model.Rate) limitFl
 	}}
 }
 
+// quotaFlag is one whose field is a quota of RDMA.
+func quotaFlag(name, usage string, field func(*model.VerbsLimits) *uint32) limitFlag {
+	return limitFlag{name, "how many: " + usage + `; "none" leaves it to the node (heddled --` + name + ")", func(l *model.Limits, value string) error {
+		if value == "none" {
+			value = "0"
+		}
+		n, err := strconv.ParseUint(value, 10, 32)
+		if err != nil {
+			return fmt.Errorf("%.40q: want a number from 1 to %d, or none", value, uint32(math.MaxUint32))
+		}
+		*field(&l.Verbs) = uint32(n)
+		return nil
+	}}
+}
+
 var limitFlags = []limitFlag{
 	rateFlag("egress", "cap of all that the endpoint sends", func(l *model.Limits) *model.Rate { return &l.Egress }),
 	rateFlag("ingress", "cap of all that it receives", func(l *model.Limits) *model.Rate { return &l.Ingress }),
 	rateFlag("connection-egress", "cap of what each of its TCP connections sends", func(l *model.Limits) *model.Rate { return &l.ConnectionEgress }),
 	rateFlag("connection-ingress", "cap of what each of them receives", func(l *model.Limits) *model.Rate { return &l.ConnectionIngress }),
 	{"priority", `class of what it sends: high, normal or low; "none" leaves it to its programs`, setPriority},
+	quotaFlag("verbs-qps", "queue pairs of its RDMA device", func(v *model.VerbsLimits) *uint32 { return &v.QPs }),
+	quotaFlag("verbs-cqs", "completion queues of it", func(v *model.VerbsLimits) *uint32 { return &v.CQs }),
+	quotaFlag("verbs-mrs", "memory regions of it", func(v *model.VerbsLimits) *uint32 { return &v.MRs }),
+	quotaFlag("verbs-memory", "MiB of memory that its queues share with the router", func(v *model.VerbsLimits) *uint32 { return &v.MemoryMiB }),
+	quotaFlag("verbs-messages", "send requests a second, all queue pairs together", func(v *model.VerbsLimits) *uint32 { return &v.Messages }),
 	{"dscp", `differentiated services code point of what it sends, 0 to 63; "none" leaves it to its programs`, setDSCP},
 }
 
@@ -91,7 +112,7 @@ func newLimitSetCmd() *cobra.Command {
 					}
 				}
 				if !given {
-					return errors.New("nothing to set: give at least one of --egress, --ingress, --connection-egress, --connection-ingress, --priority, --dscp")
+					return errors.New("nothing to set: give at least one of --egress, --ingress, --connection-egress, --connection-ingress, --priority, --dscp, --verbs-qps, --verbs-cqs, --verbs-mrs, --verbs-memory, --verbs-messages")
 				}
 				return nil
 			})
@@ -189,14 +210,14 @@ func printLimits(out io.Writer, format outputFormat, list []model.LimitUse) erro
 	if format == jsonOutput {
 		return printJSON(out, list)
 	}
-	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP", "DROPPED-OUT", "DROPPED-IN")
+	t := newTable("ENDPOINT", "EGRESS", "INGRESS", "CONNECTION-EGRESS", "CONNECTION-INGRESS", "PRIORITY", "DSCP", "DROPPED-OUT", "DROPPED-IN", "VERBS")
 	for _, e := range list {
 		l, dscp := e.Limits, ""
 		if l.DSCP != nil {
 			dscp = strconv.Itoa(int(*l.DSCP))
 		}
 		t.row(e.Endpoint, rateCell(l.Egress), rateCell(l.Ingress), rateCell(l.ConnectionEgress), rateCell(l.ConnectionIngress),
-			string(l.Priority), dscp, strconv.FormatUint(e.Egress.Dropped, 10), strconv.FormatUint(e.Ingress.Dropped, 10))
+			string(l.Priority), dscp, strconv.FormatUint(e.Egress.Dropped, 10), strconv.FormatUint(e.Ingress.Dropped, 10), verbsLimitsText(l.Verbs))
 	}
 	return t.writeTo(out)
 }

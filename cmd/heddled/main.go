@@ -97,6 +97,7 @@ type flags struct {
 	vni                                          uint32
 	cfg                                          node.Config
 	noKeeper                                     bool
+	verbs                                        model.VerbsLimits
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -124,6 +125,18 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.DurationVar(&f.cfg.ForgetAfter, "forget-nodes-after", node.DefaultForgetAfter, "remove nodes from the network whose agent is gone and that answer no probes for this long; 0: never")
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
+	for _, q := range []struct {
+		to          *uint32
+		name, usage string
+	}{
+		{&f.verbs.QPs, "verbs-qps", "how many queue pairs a container's endpoint may have"},
+		{&f.verbs.CQs, "verbs-cqs", "how many completion queues"},
+		{&f.verbs.MRs, "verbs-mrs", "how many memory regions"},
+		{&f.verbs.MemoryMiB, "verbs-memory", "how many MiB its queues may share with the router"},
+		{&f.verbs.Messages, "verbs-messages", "how many send requests a second"},
+	} {
+		p.Uint32Var(q.to, q.name, 0, q.usage+" (default the router's own: docs/howto/rdma.md)")
+	}
 	p.StringVar(&f.cfg.StateDir, "state-dir", "/var/lib/heddle", "the agent's own files")
 	p.StringVar(&f.cfg.PinDir, "bpf-dir", "/sys/fs/bpf/heddle", "directory on a BPF file system for pins")
 	p.StringVar(&f.cfg.Cgroup, "cgroup", "/sys/fs/cgroup/heddle", "the agent's own cgroup (version 2), or '"+delegatedCgroup+"': below the one that the service manager delegated to it")
@@ -165,7 +178,7 @@ func (f *flags) config() (node.Config, error) {
 	}
 	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
 		return []plane.Plane{verbs.Open(verbs.Config{
-			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
+			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
 		})}, nil
 	}
 	if !f.noKeeper {

@@ -23,6 +23,7 @@ type fakeAgent struct {
 	requests  []EndpointRequest
 	filters   []ConnectionFilter
 	err       error
+	rdma      RDMA
 	conns     []model.Connection
 	edit      PolicyEdit
 	services  []model.Service
@@ -255,4 +256,10 @@ func (a *fakeAgent) EditStacks(_ context.Context, edit StackEdit) ([]PolicyOutco
 	defer a.mu.Unlock()
 	a.stackEdit = edit
 	return []PolicyOutcome{{"profile", "wan", "created"}}, a.err
+}
+
+func (a *fakeAgent) RDMA(context.Context) (RDMA, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.rdma, a.err
 }

@@ -84,17 +84,36 @@ var (
 		"Segments that an endpoint's sockets sent again.", []string{"endpoint"}, nil)
 )
 
+// The metrics of RDMA.
+var (
+	rdmaRouterDesc   = prometheus.NewDesc("heddle_rdma_router_up", "1 while the router of RDMA runs and answers.", nil, nil)
+	rdmaEndedDesc    = prometheus.NewDesc("heddle_rdma_router_ended_total", "Routers of RDMA that have ended.", nil, nil)
+	rdmaObjectsDesc  = prometheus.NewDesc("heddle_rdma_objects", "What an endpoint has of RDMA, by kind.", []string{"endpoint", "object"}, nil)
+	rdmaLimitDesc    = prometheus.NewDesc("heddle_rdma_object_limit", "What an endpoint may have of RDMA, by kind.", []string{"endpoint", "object"}, nil)
+	rdmaPairsDesc    = prometheus.NewDesc("heddle_rdma_queue_pairs", "Queue pairs of an endpoint, by state.", []string{"endpoint", "state"}, nil)
+	rdmaMessagesDesc = prometheus.NewDesc("heddle_rdma_messages_total",
+		"Messages of an endpoint's queue pairs, by path and by role: requester, or responder and receiver.", []string{"endpoint", "path", "role"}, nil)
+	rdmaSentDesc = prometheus.NewDesc("heddle_rdma_sent_bytes_total",
+		"Bytes of messages that left an endpoint's memory, by path.", []string{"endpoint", "path"}, nil)
+	rdmaReceivedDesc = prometheus.NewDesc("heddle_rdma_received_bytes_total",
+		"Bytes of messages that came into an endpoint's memory, by path.", []string{"endpoint", "path"}, nil)
+	rdmaErrorsDesc = prometheus.NewDesc("heddle_rdma_errors_total",
+		"Completions with an error of an endpoint's queue pairs, flushed ones excepted.", []string{"endpoint"}, nil)
+)
+
 var descs = []*prometheus.Desc{
 	reasonDesc, endpointsDesc, peersDesc, directDesc, probesDesc, storeDesc, revisionDesc, listenersDesc, readersDesc, answeredDesc, continuedDesc, ioctlsDesc,
 	failedDesc, premadeDesc, batchesDesc, batchSocketsDesc, featureDesc, infoDesc, startedDesc, faultsDesc,
 	policiesDesc, policyRulesDesc, policyHealthyDesc, policyRevisionDesc, policyUpdateDesc, policyPairsDesc, policyCutDesc,
 	openedDesc, acceptedDesc, connectFailedDesc, closedDesc, brokenDesc, liveDesc, socketsDesc, portsDesc, sentDesc, receivedDesc, retransmitsDesc,
+	rdmaRouterDesc, rdmaEndedDesc, rdmaObjectsDesc, rdmaLimitDesc, rdmaPairsDesc, rdmaMessagesDesc, rdmaSentDesc, rdmaReceivedDesc, rdmaErrorsDesc,
 }
 
 // Observed is what the metrics are made of; an [Agent] is one.
 type Observed interface {
 	Status(ctx context.Context) (Status, error)
 	Traffic(ctx context.Context) ([]model.Traffic, error)
+	RDMA(ctx context.Context) (RDMA, error)
 }
 
 // NewCollector turns what agent tells into Heddle's metrics, once a scrape. If it fails to tell, so
@@ -177,6 +196,41 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(startedDesc, float64(st.Started.UnixMilli())/1e3)
 	for _, t := range traffic {
 		collectTraffic(t, gauge, counter)
+	}
+	if st.Router != nil {
+		// A router that says nothing is no reason to have no metrics of all else.
+		rdma, err := c.agent.RDMA(ctx)
+		gauge(rdmaRouterDesc, oneIf(err == nil && st.Router.State == RouterRuns))
+		counter(rdmaEndedDesc, st.Router.Ended)
+		collectRDMA(rdma, gauge, counter)
+	}
+}
+
+// collectRDMA gives the metrics of devices that the router has, and of their queue pairs.
+func collectRDMA(r RDMA, gauge func(*prometheus.Desc, float64, ...string), counter func(*prometheus.Desc, uint64, ...string)) {
+	for _, d := range r.Devices {
+		if !d.Known {
+			continue
+		}
+		for _, what := range RDMAObjects {
+			gauge(rdmaObjectsDesc, float64(d.Used[what]), d.Endpoint, what)
+			gauge(rdmaLimitDesc, float64(d.Limits[what]), d.Endpoint, what)
+		}
+		for path, t := range d.Traffic {
+			counter(rdmaMessagesDesc, t.Requests, d.Endpoint, string(path), "requester")
+			counter(rdmaMessagesDesc, t.Served, d.Endpoint, string(path), "responder")
+			counter(rdmaSentDesc, t.BytesSent, d.Endpoint, string(path))
+			counter(rdmaReceivedDesc, t.BytesReceived, d.Endpoint, string(path))
+		}
+		counter(rdmaErrorsDesc, d.Errors, d.Endpoint)
+	}
+	type kind struct{ endpoint, state string }
+	pairs := make(map[kind]int)
+	for _, q := range r.QueuePairs {
+		pairs[kind{q.Endpoint, q.State}]++
+	}
+	for k, n := range pairs {
+		gauge(rdmaPairsDesc, float64(n), k.endpoint, k.state)
 	}
 }
 

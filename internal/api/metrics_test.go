@@ -73,6 +73,7 @@ func TestDocumented(t *testing.T) {
 	doc := string(b)
 	h := NewHandler(newFakeAgent(), nil, slog.New(slog.DiscardHandler))
 	_, metrics := rawRequest(h, http.MethodGet, "/metrics", "")
+	metrics += rdmaMetrics(t)
 	exported := 0
 	for line := range strings.Lines(metrics) {
 		rest, ok := strings.CutPrefix(strings.TrimSpace(line), "# HELP ")
@@ -96,11 +97,45 @@ func TestDocumented(t *testing.T) {
 	for _, heading := range []string{"GET /v1/status", "GET /v1/endpoints", "POST /v1/endpoints",
 		"DELETE /v1/endpoints/{name}", "GET /v1/nodes", "GET /v1/connections", "GET /v1/traffic",
 		"PUT /v1/endpoints/{name}/limits", "GET /v1/limits",
-		"GET /v1/services", "POST /v1/services", "PATCH /v1/endpoints/{name}/labels", "GET /v1/policies", "POST /v1/policies", "GET /v1/policies/explain", "GET /metrics"} {
+		"GET /v1/rdma", "PUT /v1/endpoints/{name}/verbs", "GET /v1/services", "POST /v1/services", "PATCH /v1/endpoints/{name}/labels", "GET /v1/policies", "POST /v1/policies", "GET /v1/policies/explain", "GET /metrics"} {
 		if lineWith(doc, "### "+heading) == "" {
 			t.Errorf("no section %q", heading)
 		}
 	}
+}
+
+// rdmaMetrics are those of a node that has a verbs plane, without all others.
+func rdmaMetrics(t *testing.T) (text string) {
+	t.Helper()
+	agent := newFakeAgent()
+	agent.rdma = RDMA{
+		Devices: []RDMADevice{{Endpoint: "n1/c1", Known: true, Used: map[string]uint64{"qps": 3}, Limits: map[string]uint64{"qps": 9},
+			Traffic: map[RDMAPath]RDMATraffic{RDMAMemory: {Requests: 1, Served: 2, BytesSent: 3, BytesReceived: 4}}, Errors: 5}, {Endpoint: "n1/c2"}},
+		QueuePairs: []QueuePair{{Endpoint: "n1/c1", State: "RTS"}, {Endpoint: "n1/c1", State: "RTS"}},
+	}
+	status := func(ctx context.Context) (Status, error) {
+		st, err := agent.Status(ctx)
+		st.Router = &Router{State: RouterRuns, Ended: 6}
+		return st, err
+	}
+	_, all := rawRequest(NewHandler(statusAgent{agent, status}, nil, slog.New(slog.DiscardHandler)), http.MethodGet, "/metrics", "")
+	for line := range strings.Lines(all) {
+		if strings.Contains(line, "heddle_rdma_") {
+			text += line
+		}
+	}
+	for _, want := range []string{
+		"heddle_rdma_router_up 1", "heddle_rdma_router_ended_total 6", `heddle_rdma_objects{endpoint="n1/c1",object="qps"} 3`,
+		`heddle_rdma_object_limit{endpoint="n1/c1",object="qps"} 9`, `heddle_rdma_queue_pairs{endpoint="n1/c1",state="RTS"} 2`,
+		`heddle_rdma_messages_total{endpoint="n1/c1",path="memory",role="requester"} 1`, `heddle_rdma_messages_total{endpoint="n1/c1",path="memory",role="responder"} 2`,
+		`heddle_rdma_sent_bytes_total{endpoint="n1/c1",path="memory"} 3`, `heddle_rdma_received_bytes_total{endpoint="n1/c1",path="memory"} 4`,
+		`heddle_rdma_errors_total{endpoint="n1/c1"} 5`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	return text
 }
 
 func lineWith(text, prefix string) string {

@@ -84,6 +84,8 @@ type Agent interface {
 	// CodeInvalid; what is to be deleted and is not there is CodeNotFound, and what a profile names
 	// CodeConflict.
 	EditStacks(ctx context.Context, edit StackEdit) ([]PolicyOutcome, error)
+	// RDMA reports the devices and queue pairs of this node's endpoints.
+	RDMA(ctx context.Context) (RDMA, error)
 	// ExplainPolicy says what the rules, as this agent knows them, make of a connection.
 	ExplainPolicy(ctx context.Context, q ExplainRequest) (Explanation, error)
 }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -97,6 +98,26 @@ type Limits struct {
 	Priority Priority `json:"priority,omitempty"`
 	// DSCP is written into what the endpoint sends; nil leaves what its programs set.
 	DSCP *uint8 `json:"dscp,omitempty"`
+	// Verbs are quotas of its RDMA device, if it has one.
+	Verbs VerbsLimits `json:"verbs,omitzero"`
+}
+
+// VerbsLimits bound what an endpoint's programs may have of the verbs plane, all together. 0 stands
+// for what the node's agent was told for all endpoints, or the router's own default.
+type VerbsLimits struct {
+	QPs uint32 `json:"qps,omitempty"`
+	CQs uint32 `json:"cqs,omitempty"`
+	MRs uint32 `json:"mrs,omitempty"`
+	// MemoryMiB bounds the memory that is shared with the router: rings and queues.
+	MemoryMiB uint32 `json:"memory_mib,omitempty"`
+	// Messages are send requests a second.
+	Messages uint32 `json:"messages_per_second,omitempty"`
+}
+
+// Or gives the limits of l, those of other where l has none.
+func (l VerbsLimits) Or(other VerbsLimits) VerbsLimits {
+	return VerbsLimits{cmp.Or(l.QPs, other.QPs), cmp.Or(l.CQs, other.CQs), cmp.Or(l.MRs, other.MRs),
+		cmp.Or(l.MemoryMiB, other.MemoryMiB), cmp.Or(l.Messages, other.Messages)}
 }
 
 // IsZero reports whether there is no limit.

@@ -1,7 +1,8 @@
 package model
 
 // Traffic is what an endpoint's TCP sockets did since the endpoint was made, or its datapath
-// loaded. Closed connections stay counted. Sockets that are not intercepted are not in it.
+// loaded. Closed connections stay counted. Sockets that are not intercepted are not in it; bytes of
+// RDMA that was copied on one node are.
 type Traffic struct {
 	Endpoint EndpointID `json:"endpoint_id"`
 	Name     string     `json:"endpoint"`

@@ -110,6 +110,9 @@ func (rp *reports) Traffic(context.Context) ([]model.Traffic, error) {
 	return rp.planes.Traffic(rp.known.all())
 }
 
+// RDMA reports RDMA devices and queue pairs.
+func (rp *reports) RDMA(ctx context.Context) (api.RDMA, error) { return rp.planes.RDMA(ctx) }
+
 // Services lists the services in force on this node. They are in the planes only, where an earlier
 // agent's are found: whoever makes them compares, after it or the agent was away.
 func (rp *reports) Services(context.Context) ([]model.Service, error) { return rp.planes.Services() }

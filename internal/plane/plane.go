@@ -171,6 +171,12 @@ type IDs interface {
 	SetLastID(id model.EndpointID) error
 }
 
+// RDMA is what a plane has besides that gives containers RDMA devices.
+type RDMA interface {
+	// RDMA reports them and their queue pairs. Any goroutine may call it.
+	RDMA(ctx context.Context) (api.RDMA, error)
+}
+
 // Status is what a plane has besides that has members of its own in the status of the node.
 type Status interface {
 	// FillStatus sets these members. Any goroutine may call it.

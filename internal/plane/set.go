@@ -313,6 +313,17 @@ func (s Set) FillStatus(ctx context.Context, st *api.Status) error {
 	})
 }
 
+// RDMA implements RDMA.
+func (s Set) RDMA(ctx context.Context) (api.RDMA, error) {
+	for _, p := range s {
+		if has, ok := p.(RDMA); ok {
+			state, err := has.RDMA(ctx)
+			return state, of(p, err)
+		}
+	}
+	return api.RDMA{}, nil
+}
+
 // Services implements Services: they are the same in each plane that has them.
 func (s Set) Services() ([]model.Service, error) {
 	for _, p := range s {

@@ -27,6 +27,8 @@ type endpoint struct {
 	// connections takes those of other endpoints' queue pairs; nil: it could not be made, which is
 	// a fault.
 	connections net.Listener
+	// counted is what it did, as far as the router has said.
+	counted counted
 }
 
 func newEndpoint(e model.Endpoint, dir string) *endpoint {

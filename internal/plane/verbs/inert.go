@@ -4,13 +4,11 @@ import (
 	"net/netip"
 	"time"
 
-	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 )
 
 // What the plane has no part in: connections of queue pairs are TCP connections of their endpoints,
-// so that policy, limits and accounts are the TCP plane's; what the router copies on one node it
-// does not report yet. docs/architecture/verbs.md.
+// so that policy, paths and what is listed of them are the TCP plane's. docs/architecture/verbs.md.
 
 // Guard implements plane.Endpoints: nothing of this plane passes by devices.
 func (p *Plane) Guard(int) error { return nil }
@@ -42,27 +40,8 @@ func (p *Plane) CutForbidden() (int, error) { return 0, nil }
 // CutForbiddenIn implements plane.Policy.
 func (p *Plane) CutForbiddenIn(string) (int, error) { return 0, nil }
 
-// SetLimits implements plane.Limits.
-func (p *Plane) SetLimits(model.Endpoint, []model.Endpoint) error { return nil }
-
-// RestoreLimits implements plane.Limits.
-func (p *Plane) RestoreLimits([]model.Endpoint) error { return nil }
-
-// SpreadLimits implements plane.Limits.
+// SpreadLimits implements plane.Limits: the router has no devices.
 func (p *Plane) SpreadLimits() {}
-
-// LimitUse implements plane.Limits.
-func (p *Plane) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
-	return make([]model.LimitUse, len(all)), nil
-}
-
-// Counters implements plane.Reports.
-func (p *Plane) Counters() ([]api.Counter, error) { return nil, nil }
 
 // Connections implements plane.Reports.
 func (p *Plane) Connections() ([]model.Connection, error) { return nil, nil }
-
-// Traffic implements plane.Reports.
-func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
-	return make([]model.Traffic, len(endpoints)), nil
-}

@@ -18,6 +18,11 @@ const routerAnswers = 5 * time.Second
 type link struct {
 	conn *net.UnixConn
 	pid  int // the router's process
+	// buf is the receiver's. What parse gives of it holds until the next receive.
+	buf [statisticsMax + 1]byte
+	// answers has each STATISTICS, for whoever asked; done is closed when nothing comes any more.
+	answers chan heard
+	done    chan struct{}
 }
 
 // dial connects to the router that listens at path.
@@ -26,7 +31,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: conn.(*net.UnixConn)}
+	l := &link{conn: conn.(*net.UnixConn), answers: make(chan heard, 1), done: make(chan struct{})}
 	raw, err := l.conn.SyscallConn()
 	if err == nil {
 		var peer *unix.Ucred
@@ -57,8 +62,8 @@ func (l *link) send(message []byte, file *os.File) error {
 
 // receive waits for a message. The error is io.EOF when the router has ended, or has another agent.
 func (l *link) receive() (heard, error) {
-	var buf [messageMax + 1]byte
-	n, err := l.conn.Read(buf[:])
+	buf := l.buf[:]
+	n, err := l.conn.Read(buf)
 	if err != nil {
 		return heard{}, err
 	}

@@ -28,6 +28,9 @@ const (
 	typeConnected messageType = 7
 	typeAccepted  messageType = 8
 	typeRefused   messageType = 9
+	typeStats     messageType = 10
+	// typeStatistics answers a STATS.
+	typeStatistics messageType = 11
 )
 
 // Bytes of a message's parts.
@@ -38,8 +41,6 @@ const (
 	nameLen   = 64
 	// messageMax is the longest message: an ENDPOINT.
 	messageMax = headLen + 2*gidLen + limitsLen + nameLen
-	// spinAt is where the limits have the microseconds to spin.
-	spinAt = 10 * 4
 )
 
 // head begins every message.
@@ -61,8 +62,27 @@ func helloMessage() []byte {
 	return append(binary.NativeEndian.AppendUint32(b, protocolVersion), 0, 0, 0, 0)
 }
 
+// limitBytes are the limits of e, where it has none those of defaults.
+func limitBytes(e model.Endpoint, defaults model.VerbsLimits) []byte {
+	var l model.Limits
+	if e.Limits != nil {
+		l = *e.Limits
+	}
+	v := l.Verbs.Or(defaults)
+	limits := make([]byte, limitsLen)
+	for i, n := range map[int]uint32{
+		1: v.QPs, 2: v.CQs, 3: v.MRs, 8: v.MemoryMiB, 9: v.Messages, 10: e.Planes.Verbs.SpinMicros, 11: kilobits(l.Egress), 12: kilobits(l.Ingress),
+	} {
+		binary.NativeEndian.PutUint32(limits[4*i:], n)
+	}
+	return limits
+}
+
+// kilobits gives a rate in the router's unit; model.MaxRate fits.
+func kilobits(r model.Rate) uint32 { return uint32(r / 1000) }
+
 // endpointMessage is ENDPOINT: number is e's at the router.
-func endpointMessage(number uint64, e model.Endpoint) []byte {
+func endpointMessage(number uint64, e model.Endpoint, defaults model.VerbsLimits) []byte {
 	b := head{kind: typeEndpoint, endpoint: number}.append(make([]byte, 0, messageMax))
 	gids := [2]netip.Addr{e.Addr4(), e.Addr6()}
 	for _, addr := range gids {
@@ -72,9 +92,7 @@ func endpointMessage(number uint64, e model.Endpoint) []byte {
 		}
 		b = append(b, gid[:]...)
 	}
-	var limits [limitsLen]byte
-	binary.NativeEndian.PutUint32(limits[spinAt:], e.Planes.Verbs.SpinMicros)
-	b = append(b, limits[:]...)
+	b = append(b, limitBytes(e, defaults)...)
 	var name [nameLen]byte
 	copy(name[:], e.Name) // names are ASCII: cut anywhere, they are UTF-8
 	return append(b, name[:]...)
@@ -100,6 +118,8 @@ type heard struct {
 	number uint32
 	// to is whom a CONNECT is to reach.
 	to netip.Addr
+	// statistics is a STATISTICS.
+	statistics statistics
 }
 
 var errMalformed = errors.New("malformed message")
@@ -115,6 +135,10 @@ func parse(b []byte) (m heard, err error) {
 	if m.kind == typeConnect && len(b) == headLen+2*gidLen && m.endpoint != 0 {
 		m.to = netip.AddrFrom16([gidLen]byte(b[headLen+gidLen:])).Unmap()
 		return m, nil
+	}
+	if m.kind == typeStatistics && m.endpoint == 0 {
+		m.statistics, err = parseStatistics(b[headLen:])
+		return m, err
 	}
 	if m.kind != typeHello && m.kind != typeRefused {
 		return heard{}, fmt.Errorf("%w: type %d", errMalformed, m.kind)

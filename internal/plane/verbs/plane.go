@@ -6,6 +6,7 @@
 package verbs
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,9 @@ type Config struct {
 	// endpoints are beside that.
 	StateDir, SeccompSocket string
 	// Self is the agent's own program, beside which the router's is looked for.
-	Self    string
+	Self string
+	// Limits are those of endpoints that have none themselves.
+	Limits  model.VerbsLimits
 	Sockets plane.Sockets
 	Faults  plane.Faults
 	Log     *slog.Logger
@@ -50,16 +53,22 @@ type Plane struct {
 	wake      chan struct{}  // of Run: there is an endpoint
 	accepting sync.WaitGroup // a goroutine for each endpoint
 
+	asking sync.Mutex // one STATS at a time; taken before mu
+	asked  uint32     // the tag of the last one; asking guards it
+
 	mu        sync.Mutex // guards the rest; held while a message is sent
 	closed    bool
 	endpoints map[model.EndpointID]*endpoint
 	router    *link  // nil: none
 	ended     uint64 // how many routers have
+	reported  time.Time
+	reasons   [len(reasons)]uint64
 }
 
 var _ interface {
 	plane.Plane
 	plane.Status
+	plane.RDMA
 } = (*Plane)(nil)
 
 // FaultRouter says that the router does not run, or does not have an endpoint: programs find no
@@ -67,7 +76,7 @@ var _ interface {
 const FaultRouter api.FaultReason = "verbs_router"
 
 // Declaration is what the plane says of its names.
-var Declaration = plane.Declaration{Faults: []api.FaultReason{FaultRouter}}
+var Declaration = plane.Declaration{Reasons: reasons[:], Faults: []api.FaultReason{FaultRouter}}
 
 // Declares implements plane.Reports.
 func (p *Plane) Declares() plane.Declaration { return Declaration }
@@ -267,10 +276,15 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	defer context.AfterFunc(ctx, l.close)()
 	defer l.close()
 	p.introduce(l)
+	connecting.Go(func() { p.poll(ctx) })
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.router = nil
+		close(l.done)
+		for _, ep := range p.endpoints {
+			ep.counted.restart()
+		}
 	}()
 	for {
 		m, err := l.receive()
@@ -288,6 +302,12 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 			}
 		case m.kind == typeConnect:
 			connecting.Go(func() { p.connect(ctx, l, m) })
+		case m.kind == typeStatistics:
+			m.statistics.records = bytes.Clone(m.statistics.records)
+			select {
+			case l.answers <- m:
+			default: // whoever asked gave up
+			}
 		default:
 			p.refused(m)
 		}
@@ -324,7 +344,7 @@ func (p *Plane) introduce(l *link) {
 
 // tell tells the router of an endpoint. The caller holds mu.
 func (p *Plane) tell(ep *endpoint) {
-	p.send(endpointMessage(ep.number, ep.Endpoint), ep.listener)
+	p.send(endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), ep.listener)
 	ep.closeListener() // the router has it, or the socket is made anew
 }
 

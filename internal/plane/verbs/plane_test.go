@@ -94,7 +94,7 @@ func runPlane(t *testing.T) node {
 func (n node) open() *Plane {
 	p := Open(Config{
 		StateDir: n.dir, SeccompSocket: filepath.Join(n.dir, "seccomp.sock"), Self: filepath.Join(n.dir, "heddled"),
-		Sockets: loopback{}, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, Sockets: loopback{}, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	ctx, cancel := context.WithCancel(n.Context())
 	done := make(chan error, 1)
@@ -363,10 +363,22 @@ func TestKeepRemovesFolders(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(helloMessage())
 	f.Add(append(head{kind: typeRefused, endpoint: 7}.append(nil), 9, 0, 0, 0, 0, 0, 0, 0))
-	f.Add(endpointMessage(7, wanted))
+	f.Add(endpointMessage(7, wanted, model.VerbsLimits{}))
+	f.Add(statisticsMessage(3, kindEndpoints, 0, make([]byte, endpointLen+8)))
+	f.Add(statisticsMessage(3, kindQPs, 9, make([]byte, qpLen)))
 	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parse(b)
+		if err == nil && m.kind == typeStatistics {
+			m.statistics.each(func(record []byte) {
+				if m.statistics.kind == kindEndpoints {
+					parseEndpoint(record)
+				} else {
+					parseQP(record)
+				}
+			})
+			return
+		}
 		if err == nil && m.kind != typeConnect && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {
 			t.Errorf("%x is %+v", b, m)
 		}

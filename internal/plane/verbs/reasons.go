@@ -1,0 +1,48 @@
+package verbs
+
+import "heddle.dev/heddle/internal/model"
+
+// reasons are those of docs/protocols/verbs-agent.md, by their numbers; the last one is for numbers
+// that this build does not know.
+var reasons = [...]model.Reason{
+	{Name: "verbs_quota_contexts", Kind: model.KindRefusal, Help: "RDMA device that could not be opened: the endpoint has as many open as it may (EMFILE)",
+		Remedy: "a leak in the program: `heddle rdma` says who has what"},
+	{Name: "verbs_quota_objects", Kind: model.KindRefusal, Help: "queue pair, CQ or other object that could not be made: the endpoint has as many as it may (ENOMEM)",
+		Remedy: "`heddle rdma` shows used and limit; `heddle limit set --verbs-qps`, or `heddled --verbs-qps` and so on"},
+	{Name: "verbs_quota_memory", Kind: model.KindRefusal, Help: "object that could not be made: its endpoint has as much shared memory as it may (ENOMEM)",
+		Remedy: "smaller queues, or `heddle limit set --verbs-memory`"},
+	{Name: "verbs_router_full", Kind: model.KindRefusal, Help: "object that could not be made: the router's own table, descriptors or memory are used up (ENOMEM)",
+		Remedy: "what the node's containers have, by `heddle rdma`; the limit of open files of the agent"},
+	{Name: "verbs_control_malformed", Kind: model.KindCut, Help: "control connection ended after a message that is none: all the program has at its device is gone",
+		Remedy: "a program that speaks to the router itself, or a library of another version: start the container again"},
+	{Name: "verbs_ring_broken", Kind: model.KindCut, Help: "queue pair failed: its program has written into its rings what cannot be",
+		Remedy: "a program that overwrites its own memory, or somebody who tries"},
+	{Name: "verbs_cq_overrun", Kind: model.KindCut, Help: "CQ without room for a completion, as its program does not poll it",
+		Remedy: "a bigger CQ, or more polling: it is the program's error with a card, too"},
+	{Name: "verbs_rate_requests", Kind: model.KindPath, Help: "times that a queue pair waited for the endpoint's limit of send requests a second",
+		Remedy: "`heddle limit set --verbs-messages`, if it is to have more"},
+	{Name: "verbs_rate_bytes", Kind: model.KindPath, Help: "times that a queue pair waited for the endpoint's cap of bytes, of what is copied on one node",
+		Remedy: "`heddle limit set --egress`, `--ingress`, if it is to have more"},
+	{Name: "verbs_connect_refused", Kind: model.KindRefusal, Help: "connection for a pair, or for datagrams, that was refused or not there in time",
+		Remedy: "`heddle policy explain FROM TO tcp/4791`; does the peer have verbs, and a router that runs?"},
+	{Name: "verbs_link_broken", Kind: model.KindCut, Help: "connection ended whose other side broke a rule of the protocol",
+		Remedy: "routers of different versions, or a program that connects to port 4791 itself"},
+	{Name: "verbs_link_unmatched", Kind: model.KindCut, Help: "connection ended as no queue pair here names the one that opened it",
+		Remedy: "programs that disagree about numbers, or somebody who tries; a few are in order: one side was faster"},
+	{Name: "verbs_link_cut", Kind: model.KindCut, Help: "pair of queue pairs failed as its connection ended: by policy, the peer's end, or the network",
+		Remedy: "`heddle policy explain FROM TO tcp/4791`; `cut_policy` counts what policy has cut"},
+	{Name: "verbs_datagram_unwanted", Kind: model.KindDrop, Help: "datagram for a queue pair that is not there, or with another Q_Key",
+		Remedy: "the receiver's program is gone, or the programs disagree"},
+	{Name: "verbs_datagram_no_receive", Kind: model.KindDrop, Help: "datagram for a queue pair without a receive request that is large enough",
+		Remedy: "the receiver's program posts too few or too small ones; datagrams may be lost with a card, too"},
+	{Name: "verbs_datagram_no_room", Kind: model.KindDrop, Help: "datagram whose connection is refused, missing or full",
+		Remedy: "`heddle policy explain FROM TO tcp/4791`; a sender that is faster than the network"},
+	{Name: "verbs_message_dropped", Kind: model.KindDrop, Help: "message of an unreliable connection (UC) that found no receive request",
+		Remedy: "the receiver's program posts too few"},
+	{Name: "verbs_rnr", Kind: model.KindPath, Help: "messages that waited as their receiver had no receive request",
+		Remedy: "slow when they are many: the receiver's program posts too few"},
+	{Name: "verbs_memory_slow", Kind: model.KindPath, Help: "times that a page of a program did not come at once: its endpoint is served by a thread of its own since then",
+		Remedy: "a program whose memory is served by another (userfaultfd, FUSE), memory that is swapped, or somebody who tries"},
+	{Name: "verbs_other", Kind: model.KindRefusal, Help: "what a newer router counts, and this agent has no name for",
+		Remedy: "replace the agent by the router's version"},
+}

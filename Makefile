@@ -353,7 +353,8 @@ check: check-packages need-cargo check-bpf
 	$(GO) tool staticcheck ./...
 	$(GO) mod verify >/dev/null
 	$(GO) mod tidy -diff
-	cd rust && $(CARGO) fmt --all --check && $(CARGO) fmt --check --manifest-path shared-ring/fuzz/Cargo.toml && $(CARGO) fmt --check --manifest-path verbs-protocol/fuzz/Cargo.toml
+	cd rust && $(CARGO) fmt --all --check && $(CARGO) fmt --check --manifest-path shared-ring/fuzz/Cargo.toml && $(CARGO) fmt --check --manifest-path verbs-protocol/fuzz/Cargo.toml \
+		&& $(CARGO) fmt --check --manifest-path heddle-stack/fuzz/Cargo.toml
 	cd rust && $(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 	cd rust && RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --quiet
 	$(GO) test . -count=1 -run '^TestCrates$$'

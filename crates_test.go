@@ -19,7 +19,7 @@ type crate struct{ licence, used, why string }
 func TestCrates(t *testing.T) {
 	reviewed := reviewedCrates(t)
 	locked := map[string]bool{}
-	for _, file := range []string{"rust/Cargo.lock", "rust/shared-ring/fuzz/Cargo.lock", "rust/verbs-protocol/fuzz/Cargo.lock"} {
+	for _, file := range []string{"rust/Cargo.lock", "rust/shared-ring/fuzz/Cargo.lock", "rust/verbs-protocol/fuzz/Cargo.lock", "rust/heddle-stack/fuzz/Cargo.lock"} {
 		for _, name := range lockedCrates(t, file) {
 			locked[name] = true
 			if _, ok := reviewed[name]; !ok {

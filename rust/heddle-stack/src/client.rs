@@ -40,6 +40,26 @@ impl Heard {
     }
 }
 
+/// Sends a message, never waiting.
+///
+/// # Errors
+///
+/// The socket's.
+pub fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
+    sys::send(socket, bytes, descriptor.map(AsFd::as_fd))
+}
+
+/// The next message, if there is one; never waits.
+#[must_use]
+pub fn receive(socket: &OwnedFd) -> Option<Heard> {
+    let mut bytes = [0; MESSAGE_MAX];
+    let mut descriptors = Vec::new();
+    let length = sys::receive(socket, &mut bytes, &mut descriptors).ok()?;
+    let bytes = bytes.get(..length)?.to_vec();
+    let head = plain::read(bytes.first_chunk::<{ size_of::<stack_head>() }>()?)?;
+    Some(Heard { head, bytes, descriptor: descriptors.pop() })
+}
+
 /// An agent's connection. Messages that nobody asked for are kept until somebody wants them.
 #[derive(Debug)]
 pub struct Client {
@@ -112,7 +132,7 @@ impl Client {
     /// The socket's.
     pub fn send(&mut self, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
         loop {
-            match sys::send(&self.socket, bytes, descriptor.map(AsFd::as_fd)) {
+            match send(&self.socket, bytes, descriptor) {
                 Err(err) if sys::would_block(&err) => {
                     if sys::wait_readable(self.socket.as_fd(), Duration::from_millis(1)) {
                         let heard = self.hear()?;
@@ -167,17 +187,10 @@ impl Client {
     }
 
     fn hear(&mut self) -> io::Result<Heard> {
-        let mut bytes = [0; MESSAGE_MAX];
-        let mut descriptors = Vec::new();
         if !sys::wait_readable(self.socket.as_fd(), PATIENCE) {
             return Err(io::Error::from(io::ErrorKind::TimedOut));
         }
-        let length = sys::receive(&self.socket, &mut bytes, &mut descriptors)?;
-        let head = bytes[..length].first_chunk::<{ size_of::<stack_head>() }>();
-        let head = head.and_then(|b| plain::read(b));
-        let head = head.ok_or(io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        let bytes = bytes[..length].to_vec();
-        Ok(Heard { head, bytes, descriptor: descriptors.pop() })
+        receive(&self.socket).ok_or(io::Error::from(io::ErrorKind::UnexpectedEof))
     }
 
     /// Whether the module has ended the connection.

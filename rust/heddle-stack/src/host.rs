@@ -43,6 +43,8 @@ pub struct Host {
     charged: u64,
     /// That of tenants that are gone.
     gone: stack_stats,
+    /// How far the host's clock is ahead of the machine's, in tests.
+    ahead: smoltcp::time::Duration,
 }
 
 impl Host {
@@ -66,7 +68,18 @@ impl Host {
             events: Vec::new(),
             charged: sys::thread_time(),
             gone: stack_stats::default(),
+            ahead: smoltcp::time::Duration::ZERO,
         })
+    }
+
+    /// Moves the host's clock on, for tests.
+    pub fn skip(&mut self, time: Duration) {
+        self.ahead += time.into();
+    }
+
+    fn now(&self) -> Instant {
+        let micros = i64::try_from(sys::monotonic() / 1000).unwrap_or(i64::MAX);
+        Instant::from_micros(micros) + self.ahead
     }
 
     /// Has agents connect at a path.
@@ -129,7 +142,7 @@ impl Host {
             }
         }
         self.events = events;
-        let now = now();
+        let now = self.now();
         if heard {
             self.hear(now);
         }
@@ -141,7 +154,7 @@ impl Host {
 
     fn timeout(&self, most: Option<Duration>) -> Option<Duration> {
         let Some(Reverse((at, _))) = self.timers.peek() else { return most };
-        let now = now();
+        let now = self.now();
         let left = if *at > now { Duration::from(*at - now) } else { Duration::ZERO };
         Some(most.map_or(left, |m| m.min(left)))
     }
@@ -504,8 +517,4 @@ fn ask(
         | Request::TenantGone => return,
     };
     context.outbox.send(answer, None);
-}
-
-fn now() -> Instant {
-    Instant::from_micros(i64::try_from(sys::monotonic() / 1000).unwrap_or(i64::MAX))
 }

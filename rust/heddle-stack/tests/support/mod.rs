@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
+pub(crate) mod namespace;
+
 use std::io::{Read, Write};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -11,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use heddle_stack::abi::*;
+use heddle_stack::abi::{STACK_BEGIN, STACK_END, stack_head, stack_options, stack_tenant};
 use heddle_stack::client::Client;
 use smoltcp::wire::IpEndpoint;
 

@@ -25,7 +25,8 @@ type Handler interface {
 
 // EndpointHandler is a Handler whose calls are answered for an endpoint, which Call.Endpoint gives.
 // Its calls continue in containers that are not intercepted, and where the endpoint is not made
-// yet.
+// yet. The caller may be in another network namespace than its endpoint's: before it gets anything
+// of the endpoint's, Answer asks Call.InOtherNetns.
 type EndpointHandler interface {
 	Handler
 	// Bound says that ep has a listener, Released that it has none any more, or was removed.
@@ -74,6 +75,9 @@ type handling struct {
 // that are not for it (Call.Next): so planes take calls from those that they stand on. All handlers
 // are registered before Listen.
 func (s *Server) Handle(h Handler) {
+	if s.socket != nil {
+		panic("trap: a handler after Listen: readers ask the list without a lock")
+	}
 	endpoints, _ := h.(EndpointHandler)
 	s.handlers = slices.Insert(s.handlers, 0, &handling{Handler: h, endpoints: endpoints})
 	if h, ok := h.(ListenerHandler); ok {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"time"
 
@@ -148,9 +149,13 @@ type Runner struct {
 // Servers listen on one port after another, below the ephemeral range and clear of the direct
 // ports: a server that lingers after a fault cannot get in the way of the next.
 const (
-	FirstPort = 21000
+	firstPort = 21000
 	PortCount = 4000
 )
+
+// Port gives the port of a program's n-th server. Two programs at a time, in one network namespace
+// (the packages' tests), begin with different ones.
+func Port(n int) uint16 { return uint16(firstPort + (61*os.Getpid()+n)%PortCount) }
 
 // Measure runs one cell once. n counts the measurements of the bench.
 func (r *Runner) Measure(ctx context.Context, cell Cell, n int) (sample Sample, err error) {
@@ -162,7 +167,7 @@ func (r *Runner) Measure(ctx context.Context, cell Cell, n int) (sample Sample, 
 	if err != nil {
 		return nil, err
 	}
-	port := uint16(FirstPort + n%PortCount)
+	port := Port(n)
 	w := cell.Workload
 	l := Launch{
 		Program: r.Options.Program, duration: r.Options.Duration, Lifetime: lifetime, CPUs: r.CPUs,

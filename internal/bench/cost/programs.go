@@ -133,7 +133,7 @@ func (r *Result) measurePrograms(ctx context.Context, place bench.Place, o Optio
 		for round := range o.Rounds {
 			for i := range variants {
 				v := variants[(i+round)%len(variants)]
-				s := &stepping{place: place, options: o, watched: w, cpus: cpus, scope: scope, mode: v.mode, port: uint16(bench.FirstPort + round*len(variants) + i)}
+				s := &stepping{place: place, options: o, watched: w, cpus: cpus, scope: scope, mode: v.mode, port: bench.Port(round*len(variants) + i)}
 				var steps []stepRound
 				measure := func() (err error) { steps, err = s.run(ctx); return err }
 				if v.counted {

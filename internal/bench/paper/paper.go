@@ -232,7 +232,7 @@ func (p *run) measure(ctx context.Context, a App, mode bench.Mode) (sample sampl
 	if err != nil {
 		return sample, fmt.Errorf("address of %s: %w", serverContainer, err)
 	}
-	l.address = netip.AddrPortFrom(ip, uint16(bench.FirstPort+l.number%bench.PortCount))
+	l.address = netip.AddrPortFrom(ip, bench.Port(l.number))
 	words, ready := bench.Command(l.program, "guard", "-lifetime", l.lifetime.String()), a.ready
 	if ready == "" {
 		words, ready = append(words, "-until", l.address.String()), proc.ReadyLine

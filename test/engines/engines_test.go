@@ -392,15 +392,16 @@ func verbsRoot(t *testing.T) []byte {
 	return out
 }
 
-// pingpong has ibv_rc_pingpong run by serve and, to addr, by connect, as soon as that listens.
+// pingpong has ibv_rc_pingpong run by serve and, to addr, by connect, as soon as that listens. The
+// server has the GID of addr.
 func pingpong(t *testing.T, addr string, serve, connect func(argv ...string) (stdout, stderr string, err error)) {
 	t.Helper()
 	argv := []string{"ibv_rc_pingpong", "-g", "0", "-n", "100"}
 	served := make(chan error, 1)
 	go func() {
 		stdout, stderr, err := serve(argv...)
-		if err != nil || !strings.Contains(stdout, "usec/iter") {
-			err = fmt.Errorf("the server: %w: %s%s", err, stdout, stderr)
+		if err != nil || !strings.Contains(stdout, "usec/iter") || !strings.Contains(stdout, "GID ::ffff:"+addr+"\n") {
+			err = fmt.Errorf("the server: %v: %s%s", err, stdout, stderr)
 		}
 		served <- err
 	}()

@@ -1,6 +1,7 @@
 package engines
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -138,12 +139,18 @@ func podmanVerbs(t *testing.T, n1, n2 engineCLI) {
 // unpackRoot makes the small root a directory.
 func unpackRoot(t *testing.T, dir string) string {
 	t.Helper()
+	return unpackArchive(t, dir, smallRoot(t))
+}
+
+// unpackArchive makes a root a directory, with what is there of it.
+func unpackArchive(t *testing.T, dir string, archive []byte) string {
+	t.Helper()
 	root := filepath.Join(dir, "rootfs")
 	testutil.NoError(t, os.MkdirAll(root, 0o755))
 	ctx, cancel := context.WithTimeout(t.Context(), testutil.WaitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "tar", "-C", root, "-x")
-	cmd.Stdin = strings.NewReader(string(smallRoot(t)))
+	cmd.Stdin = bytes.NewReader(archive)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("unpack: %v\n%s", err, out)
 	}

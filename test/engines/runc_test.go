@@ -31,7 +31,7 @@ func runcContainer(t *testing.T, node, dir, name string, argv []string) (runtime
 
 // runBundle makes a bundle in dir for endpoint name, whose network namespace is at space, and runs
 // it.
-func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runtime engineCLI) {
+func runBundle(t *testing.T, node, dir, name, space string, argv []string, edits ...func(*specs.Spec)) (runtime engineCLI) {
 	t.Helper()
 	runtime = engineCLI{t, node, []string{filepath.Join(filepath.Dir(lab.Bin), "heddle-runtime"), "--root", filepath.Join(dir, "runc")}}
 	unpackRoot(t, dir)
@@ -52,6 +52,9 @@ func runBundle(t *testing.T, node, dir, name, space string, argv []string) (runt
 		if spec.Linux.Namespaces[i].Type == specs.NetworkNamespace {
 			spec.Linux.Namespaces[i].Path = space
 		}
+	}
+	for _, edit := range edits {
+		edit(&spec)
 	}
 	if raw, err = json.Marshal(spec); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ export CGO_ENABLED ?= 0
 export GOFLAGS := $(strip $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath)
 
 # What each job needs beyond Go and gcc.
-CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev
+CLIB_PACKAGES  := clang binutils linux-libc-dev libc6-dev libibverbs-dev libbpf-dev
 LAB_PACKAGES   := runc iproute2 nftables util-linux procps
 BENCH_PACKAGES := iperf3
 PAPER_PACKAGES := iperf3 memcached nginx-light postgresql default-jre-headless
@@ -60,7 +60,7 @@ help:
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
 	@echo "make test-nodes  an etcd cluster's and nodes' ends, for minutes; an etcd restored from a snapshot (root)"
-	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets  scenarios of a theme (root)"
+	@echo "make test-attack, test-bench, test-engines, test-lifecycle, test-paths, test-policy, test-programs, test-sockets, test-stacks  scenarios of a theme (root)"
 	@echo "make test-lab, test-unit, test-suites, test-rust  all scenarios; packages; suites of others; Rust. RUN=^TestPaths for some of a part"
 	@echo "make soak    random socket programs in overlay and heddle mode, for SOAK=10m (root)"
 	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
@@ -81,7 +81,8 @@ help:
 	@echo "make conformance  suites of others in both modes into docs/conformance.md (root); SUITE=cpython|go|stress-ng for one"
 	@echo "make clean   remove what was built, and the lab if one is up"
 
-build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so rust
+CONGESTION := $(BIN)/dctcp.bpf.o $(BIN)/ledbat.bpf.o
+build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so $(CONGESTION) rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
@@ -115,6 +116,11 @@ $(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
 $(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verbs/symbols.map clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh verbs $@
+
+# Congestion controls for `heddle stack load` (docs/howto/stacks.md).
+$(CONGESTION): $(BIN)/%.bpf.o: bpf/cc/%.bpf.c bpf/cc/tcp.h packaging/build-congestion.sh
+	$(call install,$(CLIB_PACKAGES))
+	@packaging/build-congestion.sh $* $@
 
 # docs/howto/install-debian.md. The same commit and VERSION give the same bytes.
 deb: need-cargo
@@ -251,7 +257,7 @@ conformance: need-root build conformance-packages
 # A program with the race detector sleeps for a second before it ends, and many tests run themselves as other programs:
 # 20 ms are enough for reports of the last moment.
 RETRY  := --rerun-fails=1 --rerun-fails-max-failures=10
-THEMES := attack lifecycle paths engines policy sockets programs bench
+THEMES := attack lifecycle paths engines policy sockets stacks programs bench
 PARTS  := lab unit suites
 # RUN, if given, says which tests: test-lab RUN=^TestPaths. A package without any of them brings no lab up.
 RUN    :=

@@ -240,7 +240,7 @@ func TestPackageDocs(t *testing.T) {
 // are in .bpf.c files, and parts, which they have in common, in headers with a guard of their own.
 func TestHooksAndParts(t *testing.T) {
 	objects := []string{"bpf/heddle.bpf.c"} // no programs of its own: it includes those of the folders
-	program := regexp.MustCompile(`(?m)^SEC\("(cgroup/|sockops"|tc"|iter/|lsm/)`)
+	program := regexp.MustCompile(`(?m)^SEC\("(cgroup/|sockops"|tc"|iter/|lsm/|struct_ops/)`)
 	seen := 0
 	err := filepath.WalkDir("bpf", func(p string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

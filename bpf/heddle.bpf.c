@@ -29,6 +29,7 @@
 #include "iter/list.bpf.c"
 #include "iter/proc.bpf.c"
 #include "iter/socket_owners.bpf.c"
+#include "iter/stack_settings.bpf.c"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -48,4 +49,5 @@ const enum endpoint_flags *type_endpoint_flags __attribute__((unused));
 const enum heddle_verdict *type_heddle_verdict __attribute__((unused));
 const enum policy_flags *type_policy_flags __attribute__((unused));
 const enum limit_flags *type_limit_flags __attribute__((unused));
+const enum stack_setting *type_stack_setting __attribute__((unused));
 const enum route_flags *type_route_flags __attribute__((unused));

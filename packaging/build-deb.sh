@@ -47,6 +47,10 @@ mkdir -p "$root/usr/lib/heddle"
 GO=$go clib/build.sh pool "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
 GO=$go clib/build.sh verbs "$root/usr/lib/heddle/libheddle-verbs.so" "$goarch"
 chmod 644 "$root"/usr/lib/heddle/libheddle-*.so
+for c in dctcp ledbat; do
+	packaging/build-congestion.sh $c "$root/usr/lib/heddle/congestion/$c.bpf.o"
+done
+chmod 644 "$root"/usr/lib/heddle/congestion/*
 rust/build.sh out/rust/deb "$root/usr/lib/heddle/heddle-rdma" "$goarch"
 
 # Manual pages and completions, from the programs' own flags.

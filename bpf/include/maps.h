@@ -16,6 +16,7 @@
 #include "include/abi/reserved_ports.h"
 #include "include/abi/route.h"
 #include "include/abi/service.h"
+#include "include/abi/stack_settings.h"
 #include "include/tag.h"
 
 /* Endpoints of this node. Written by the agent. 16,384 endpoints a node. */
@@ -301,6 +302,16 @@ struct {
 	__type(key, __u32);
 	__type(value, struct limit);
 } limit_by_endpoint SEC(".maps");
+
+/* What endpoints' sockets have by their stack profiles. Written by the agent, read by
+ * sock/stack_settings.h. 16,384 endpoints a node. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct stack_settings);
+} stack_by_endpoint SEC(".maps");
 
 /* Connections that have a class of their own, by the first of their classes. Entries are made and
  * deleted by the agent, written by tc/limit.bpf.c. As many as minor numbers leave room for. */

@@ -20,6 +20,7 @@
 #include "sock/context.h"
 #include "sock/reserved_ports.h"
 #include "sock/socket_quota.h"
+#include "sock/stack_settings.h"
 #include "sock/sockops_context.h"
 
 /* Whether this accepted connection is a direct one: only steering leads packets from there to a
@@ -265,6 +266,8 @@ static __always_inline void established_passive(struct bpf_sock_ops *ops, struct
 		cut_accepted(ops, tag, REASON_CUT_UNKNOWN_PEER);
 	if (has_policy() && accept_forbidden(ops, tag))
 		cut_accepted(ops, tag, REASON_REFUSE_POLICY_LATE);
+	if (stack_refuses(tag))
+		cut_accepted(ops, tag, REASON_CUT_STACK);
 	if (!allowed)
 		cut_accepted(ops, tag, REASON_CUT_SOCKET_QUOTA);
 }

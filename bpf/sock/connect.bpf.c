@@ -35,6 +35,7 @@
 #include "sock/segments.h"
 #include "sock/service.h"
 #include "sock/socket_quota.h"
+#include "sock/stack_settings.h"
 
 /* Whether the socket's own address is of no use to reach an address of the family: connect_crossing
  * is the way. */
@@ -299,13 +300,34 @@ static __always_inline bool may_connect(struct bpf_sock_addr *ctx, bool sk6, str
 		return refuse(REASON_REFUSE_UNKNOWN_ENDPOINT, ENETDOWN_);
 	if (!count_reused(tag))
 		return refuse(REASON_REFUSE_SOCKET_QUOTA, ENFILE_);
+	if (stack_refuses(tag))
+		return refuse(REASON_REFUSE_STACK, ENETDOWN_);
 	if (!restore_source(ctx, sk6, ep))
 		return refuse(REASON_REFUSE_BIND_FOREIGN, EADDRNOTAVAIL_);
 	return true;
 }
 
-SEC("cgroup/connect4")
-int connect4(struct bpf_sock_addr *ctx)
+/* The socket goes where tag->path says: from here on its profile's settings are what it has. */
+static __noinline int connecting_stack(struct bpf_sock_addr *ctx)
+{
+	__u32 among = ~(STACK_WINDOW | STACK_ECN);
+	struct stack_settings *s;
+	struct sock_tag *tag;
+
+	if (!stacks_in_force || ctx->protocol != IPPROTO_TCP_ || !sk_of(ctx))
+		return 1;
+	tag = bpf_sk_storage_get(&tag_by_sock, sk_of(ctx), 0, 0);
+	if (!tag || tag->flags & TAG_PROBE)
+		return 1;
+	s = stack_of(tag);
+	if (s && is_bbr(s) && (tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK))
+		among &= ~STACK_CONGESTION;
+	if (has_stack(tag, s))
+		follow_stack(ctx, tag, s, among);
+	return 1;
+}
+
+static __always_inline int decide_connect4(struct bpf_sock_addr *ctx)
 {
 	bool wild = false;
 	struct sock_tag *tag = connecting(ctx, false, &wild);
@@ -332,8 +354,13 @@ int connect4(struct bpf_sock_addr *ctx)
 	return connect_ipv4(ctx, false, tag, ep, at.word[3], wild);
 }
 
-SEC("cgroup/connect6")
-int connect6(struct bpf_sock_addr *ctx)
+SEC("cgroup/connect4")
+int connect4(struct bpf_sock_addr *ctx)
+{
+	return decide_connect4(ctx) ? connecting_stack(ctx) : 0;
+}
+
+static __always_inline int decide_connect6(struct bpf_sock_addr *ctx)
 {
 	bool wild = false;
 	struct sock_tag *tag = connecting(ctx, true, &wild);
@@ -379,4 +406,10 @@ int connect6(struct bpf_sock_addr *ctx)
 	if (tag->flags & TAG_V6ONLY || (tag->flags & TAG_BOUND && tag->flags & TAG_BOUND6))
 		return refuse(REASON_REFUSE_IPV6_UNREACHABLE, ENETUNREACH_);
 	return connect_ipv4(ctx, true, tag, ep, at.word[3], wild);
+}
+
+SEC("cgroup/connect6")
+int connect6(struct bpf_sock_addr *ctx)
+{
+	return decide_connect6(ctx) ? connecting_stack(ctx) : 0;
 }

@@ -14,6 +14,7 @@
 #include "sock/portbind.h"
 #include "sock/socket_quota.h"
 #include "sock/sockopt.h"
+#include "sock/stack_settings.h"
 
 #define UNKNOWN_OPTION 0x7fff /* none of any kernel's */
 
@@ -391,9 +392,23 @@ static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_ta
 	return ctx->optname > 0 && ctx->optname <= 46 ? SOCKOPT_PASS : SOCKOPT_UNKNOWN;
 }
 
+/* Whether a stack profile keeps the option. A value too short is the kernel's to refuse. */
+static __noinline int is_held(struct bpf_sockopt *ctx, struct sock_tag *tag)
+{
+	int level = ctx->level, name = ctx->optname, least = sizeof(int);
+
+	if (level == SOL_TCP_ && name == TCP_CONGESTION_)
+		least = 1;
+	if (!tag || ctx->optlen < least)
+		return 0;
+	return stack_holds(tag, level, name);
+}
+
 static __always_inline int set_verdict(struct bpf_sockopt *ctx, struct sock_tag *tag,
                                        const struct endpoint *ep)
 {
+	if (is_held(ctx, tag))
+		return SOCKOPT_DONE;
 	switch (ctx->level) {
 	case SOL_SOCKET_:
 		return set_socket_level(ctx, tag, ep);

@@ -10,6 +10,7 @@
 #include "include/kernel_types.h"
 #include "include/maps.h"
 #include "include/protection.h"
+#include "include/stack_settings.h"
 
 /* What a socket option's level must be to be the agent's request to count a socket. */
 #define SOL_HEDDLE          0x4864
@@ -141,6 +142,11 @@ static __always_inline int ask_to_count(struct bpf_sockopt *ctx, struct sock_tag
 	err = misfit(asked);
 	if (err) {
 		bpf_set_retval(-err);
+		return 0;
+	}
+	if (stack_refuses(tag)) {
+		count(REASON_REFUSE_STACK);
+		bpf_set_retval(-EPROTONOSUPPORT_);
 		return 0;
 	}
 	if (!count_within(tag)) {

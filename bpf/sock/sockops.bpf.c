@@ -24,6 +24,7 @@
 #include "sock/reserved_ports.h"
 #include "sock/socket_quota.h"
 #include "sock/sockops_context.h"
+#include "sock/stack_settings.h"
 
 static __always_inline void write_option(struct bpf_sock_ops *ops)
 {
@@ -190,6 +191,43 @@ static __always_inline bool listens_unbound(struct bpf_sock_ops *ops, struct soc
 	return true;
 }
 
+/* What is accepted starts with its listener's settings. */
+static __noinline int listening_stack(struct bpf_sock_ops *ops, struct sock_tag *tag)
+{
+	struct stack_settings *s;
+
+	if (!tag)
+		return 0;
+	s = stack_of(tag);
+	if (has_stack(tag, s))
+		follow_stack(ops, tag, s, ~(STACK_WINDOW | STACK_ECN));
+	return 0;
+}
+
+/* The first window can be set when the connection is there, and before it has sent. */
+static __always_inline void set_window(struct bpf_sock_ops *ops, const struct sock_tag *tag)
+{
+	struct stack_settings *s = stack_of(tag);
+
+	if (s && s->set & STACK_WINDOW)
+		set_int(ops, SOL_TCP_, TCP_BPF_IW_, s->window);
+}
+
+/* The kernel asks whether a SYN is to ask for ECN. Of what is accepted it asks without a socket:
+ * there the node's net.ipv4.tcp_ecn says, and the listener's congestion control. */
+static __always_inline void asks_for_ecn(struct bpf_sock_ops *ops)
+{
+	struct stack_settings *s;
+	struct sock_tag *tag;
+
+	if (!stacks_in_force)
+		return;
+	tag = tag_of(ops);
+	s = tag ? stack_of(tag) : NULL;
+	if (s && s->set & STACK_ECN)
+		ops->reply = 1;
+}
+
 static __always_inline void listening(struct bpf_sock_ops *ops)
 {
 	struct sock_tag *tag = tag_of(ops);
@@ -199,6 +237,7 @@ static __always_inline void listening(struct bpf_sock_ops *ops)
 	if (!tag)
 		return;
 	restore_bbr(ops, tag);
+	listening_stack(ops, tag);
 	/* a mark of its connections that are established (uncount_unaccepted) */
 	tag->flags &= ~TAG_ACCEPTED;
 	/* listen() cannot be refused here: above the limit what it accepts ends
@@ -263,6 +302,7 @@ static __always_inline void connected(struct bpf_sock_ops *ops)
 	if (tag) {
 		account_opened(tag);
 		established_active(ops, tag);
+		set_window(ops, tag);
 	}
 	/* Only the SYN and its retransmissions carry the option. */
 	if (ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG)
@@ -283,6 +323,7 @@ static __always_inline void accepted(struct bpf_sock_ops *ops)
 		account_opened(tag);
 	else
 		established_passive(ops, tag, tcp);
+	set_window(ops, tag);
 }
 
 /* Runs some ten times a connection, mostly for what is not asked for (the kernel's questions for
@@ -308,6 +349,9 @@ int tcp_events(struct bpf_sock_ops *ops)
 	case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
 		if (ops->skb_tcp_flags & TCP_FLAG_SYN_)
 			write_option(ops);
+		break;
+	case BPF_SOCK_OPS_NEEDS_ECN:
+		asks_for_ecn(ops);
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 		connected(ops);

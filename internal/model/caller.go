@@ -18,6 +18,9 @@ type Caller struct {
 var (
 	// ErrSocketQuota says that its endpoint has as many sockets as it may.
 	ErrSocketQuota = errors.New("endpoint has as many sockets as it may")
+	// ErrStackRefused says that its endpoint has no TCP here: the node cannot serve the endpoint's
+	// stack profile.
+	ErrStackRefused = errors.New("endpoint has no TCP stack on this node")
 	// ErrOtherNetns says that it is in another network namespace.
 	ErrOtherNetns = errors.New("caller is in another network namespace")
 	// ErrOtherOwner says that it has other effective ids.

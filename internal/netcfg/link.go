@@ -217,6 +217,10 @@ func fromIP(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
+// CongestionControl gives the name of the congestion control that the kernel gives sockets of this
+// network namespace.
+func CongestionControl() (string, error) { return sysctl("ipv4/tcp_congestion_control") }
+
 // EphemeralPorts gives the ports that the kernel chooses from in this network namespace.
 func EphemeralPorts() (model.PortRange, error) {
 	value, err := sysctl("ipv4/ip_local_port_range")

@@ -35,6 +35,6 @@ func (h *host) openPlanes() error {
 			return fmt.Errorf("open planes: %w", err)
 		}
 	}
-	h.stacker.planes, h.stacker.congestion = h.planes, sockets
+	h.stacker.planes, h.stacker.kernel = h.planes, sockets
 	return h.planes.CheckNames()
 }

@@ -17,8 +17,8 @@ import (
 	"heddle.dev/heddle/internal/store"
 )
 
-// congestionControls is what the kernel of a node has of the network's own congestion controls.
-type congestionControls interface {
+// kernelTCP is the kernel's TCP as stacks need it besides plane.Stacks.
+type kernelTCP interface {
 	// SetCongestion registers those of which used says so, verifies the others, and says what
 	// became of each.
 	SetCongestion(all []*stack.Object, used map[string]bool) []api.CongestionControl
@@ -26,17 +26,19 @@ type congestionControls interface {
 	KeepCongestion(used map[string]bool) error
 	// CheckCongestion gives the name of the congestion control in an object that this kernel takes.
 	CheckCongestion(object []byte) (name string, err error)
+	// FollowStacks brings live connections to what SetStack said last.
+	FollowStacks() error
 }
 
 // stacker gives each endpoint of this node the stack that the network's profiles say. Of endpoints
 // it believes the agent, of profiles the store.
 type stacker struct {
-	planes     plane.Stacks
-	congestion congestionControls
-	self       string
-	faults     *faults
-	log        *slog.Logger
-	asked      chan struct{} // says that what planes serve has changed
+	planes plane.Stacks
+	kernel kernelTCP
+	self   string
+	faults *faults
+	log    *slog.Logger
+	asked  chan struct{} // says that what planes serve has changed
 
 	change  sync.Mutex // serialises changes; guards what follows
 	own     map[model.EndpointID]model.Endpoint
@@ -73,7 +75,10 @@ func (s *stacker) set(e model.Endpoint) error {
 	s.change.Lock()
 	defer s.change.Unlock()
 	s.own[e.ID] = e
-	return s.apply(e)
+	if err := s.apply(e); err != nil {
+		return err
+	}
+	return s.kernel.FollowStacks()
 }
 
 // remove forgets an endpoint.
@@ -104,17 +109,18 @@ func (s *stacker) follow(state store.State) error {
 			used[p.Settings.Congestion] = true
 		}
 	}
-	s.objects = s.congestion.SetCongestion(state.Congestion, used)
+	s.objects = s.kernel.SetCongestion(state.Congestion, used)
 	var errs []error
 	for _, id := range slices.Sorted(maps.Keys(s.own)) {
 		errs = append(errs, s.apply(s.own[id]))
 	}
+	errs = append(errs, s.kernel.FollowStacks())
 	// Last: no profile that is in force names them any more.
 	stored := make(map[string]bool)
 	for _, o := range state.Congestion {
 		stored[o.Name] = used[o.Name]
 	}
-	errs = append(errs, s.congestion.KeepCongestion(stored))
+	errs = append(errs, s.kernel.KeepCongestion(stored))
 	s.failed = errors.Join(errs...)
 	close(s.news)
 	s.news = make(chan struct{})
@@ -215,7 +221,7 @@ func (st *stacks) EditStacks(ctx context.Context, edit api.StackEdit) ([]api.Pol
 	defer cancel()
 	change := store.StackEdit{Put: edit.Profiles, Delete: edit.Delete, DeleteObjects: edit.DeleteObjects}
 	for i, elf := range edit.Objects {
-		name, err := st.stacker.congestion.CheckCongestion(elf)
+		name, err := st.stacker.kernel.CheckCongestion(elf)
 		if err != nil {
 			return nil, &api.Error{Code: api.CodeInvalid, Field: fmt.Sprintf("objects[%d]", i), Message: err.Error()}
 		}

@@ -22,7 +22,9 @@ const (
 	maxKeepSeconds = 32767     // MAX_TCP_KEEPIDLE, MAX_TCP_KEEPINTVL
 	maxKeepCount   = 127
 	maxUserTimeout = 24 * time.Hour
+	minDelayedACK  = 20 * time.Millisecond  // two ticks of the slowest clock that kernels are built with
 	maxDelayedACK  = 200 * time.Millisecond // TCP_DELACK_MAX
+	maxPacing      = 34_000_000_000         // bits a second: the kernel has 32 bits for bytes
 	maxProcessors  = 1024
 	minMemory      = 1 << 20
 )
@@ -152,6 +154,9 @@ func (s *Settings) validate() error {
 		if err := model.Rate(s.PacingRate).Validate(); err != nil {
 			return fault("settings.pacing_rate", "", "%v", err)
 		}
+		if s.PacingRate > maxPacing {
+			return fault("settings.pacing_rate", "leave it out", "%s: want at most %s", s.PacingRate, Rate(maxPacing))
+		}
 	}
 	if s.Processors != 0 && !(s.Processors >= 0.01 && s.Processors <= maxProcessors) {
 		return fault("settings.processors", "", "%g: want 0.01 to %d", s.Processors, maxProcessors)
@@ -166,7 +171,7 @@ func (s *Settings) validateTimes() error {
 		}
 	}
 	if s.DelayedACK != 0 {
-		if err := duration("delayed_ack", s.DelayedACK, time.Millisecond, maxDelayedACK, time.Millisecond); err != nil {
+		if err := duration("delayed_ack", s.DelayedACK, minDelayedACK, maxDelayedACK, time.Millisecond); err != nil {
 			return err
 		}
 	}

@@ -50,6 +50,8 @@ enum sock_tag_options {
 	/* the program set TCP_CONGESTION; the kernel does it as well */
 	OPTION_CONGESTION = 1 << 11,
 	OPTION_ORIGDST6 = 1 << 12, /* IPV6_RECVORIGDSTADDR */
+	/* bits 13 to 19: settings that a stack profile may have and that the program has set itself;
+	 * bits 20 to 30: those that one has set (include/stack_settings.h) */
 };
 
 /* What Heddle knows of one socket. Lives in socket-local storage: it goes where the socket goes

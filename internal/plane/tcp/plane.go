@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/model"
@@ -69,7 +70,9 @@ type Plane struct {
 	ioctls    *ioctl.Handler
 	shaper    shaper
 	stacks    *congestion.Registry
-	reported  reported
+	// changedStacks: live connections are not at what SetStack said yet.
+	changedStacks atomic.Bool
+	reported      reported
 }
 
 var _ interface {
@@ -77,6 +80,7 @@ var _ interface {
 	plane.Services
 	plane.IDs
 	plane.Status
+	plane.Stacks
 } = (*Plane)(nil)
 
 // Name is the plane's.
@@ -99,11 +103,15 @@ func Open(cfg Config) (_ *Plane, err error) {
 	if p.nodePorts.First == 0 {
 		p.log.Warn("containers can take all ports that this node connects from", "ip_local_port_range", "short, or the kernel lacks IP_LOCAL_PORT_RANGE")
 	}
+	usual, err := netcfg.CongestionControl()
+	if err != nil {
+		return nil, err
+	}
 	p.datapath, err = datapath.Open(datapath.Config{
 		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
-		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral,
+		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
 	})
 	if err != nil {

@@ -54,6 +54,9 @@ type Config struct {
 	// an endpoint may keep from all others by bind() or listen().
 	EndpointPorts  uint32
 	EphemeralPorts model.PortRange
+	// Congestion is the congestion control that the node gives sockets: one that a stack profile
+	// has replaced is set to it when the profile goes.
+	Congestion string
 	// DivertIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DivertIfindex, UnderlayIfindex int
 }
@@ -181,6 +184,9 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 	if err := d.limitsInForce(len(limits) > 0); err != nil {
 		return err
 	}
+	if err := d.stacksInForce(); err != nil {
+		return err
+	}
 	return putCounters(d.objs.CountByReason, totals)
 }
 
@@ -260,6 +266,7 @@ func setVariables(spec *ebpf.CollectionSpec, cfg Config) error {
 		"config_endpoint_ports":   cfg.EndpointPorts,
 		"config_ephemeral_first":  cfg.EphemeralPorts.First,
 		"config_ephemeral_last":   cfg.EphemeralPorts.Last,
+		"config_congestion":       congestionName(cfg.Congestion),
 		"config_divert_ifindex":   uint32(cfg.DivertIfindex),
 		"config_underlay_ifindex": uint32(cfg.UnderlayIfindex),
 	}

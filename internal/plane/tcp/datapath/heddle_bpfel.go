@@ -282,7 +282,11 @@ const (
 	heddleHeddleReasonREASON_CUT_RELAY_FORGOTTEN        heddleHeddleReason = 68
 	heddleHeddleReasonREASON_REFUSE_LISTENER_GONE       heddleHeddleReason = 69
 	heddleHeddleReasonREASON_DROP_SYN_WAITS             heddleHeddleReason = 70
-	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 71
+	heddleHeddleReasonREASON_REFUSE_STACK               heddleHeddleReason = 71
+	heddleHeddleReasonREASON_CUT_STACK                  heddleHeddleReason = 72
+	heddleHeddleReasonREASON_KEEP_STACK_SETTING         heddleHeddleReason = 73
+	heddleHeddleReasonREASON_FALLBACK_STACK_SETTING     heddleHeddleReason = 74
+	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 75
 )
 
 type heddleHeddleVerdict uint32
@@ -530,6 +534,41 @@ type heddleSocketOwnerRecord struct {
 	Pid        uint32
 }
 
+type heddleStackSetting uint32
+
+const (
+	heddleStackSettingSTACK_CONGESTION     heddleStackSetting = 1
+	heddleStackSettingSTACK_RECEIVE_BUFFER heddleStackSetting = 2
+	heddleStackSettingSTACK_SEND_BUFFER    heddleStackSetting = 4
+	heddleStackSettingSTACK_PACING         heddleStackSetting = 8
+	heddleStackSettingSTACK_KEEPALIVE      heddleStackSetting = 16
+	heddleStackSettingSTACK_USER_TIMEOUT   heddleStackSetting = 32
+	heddleStackSettingSTACK_NOTSENT_LOWAT  heddleStackSetting = 64
+	heddleStackSettingSTACK_MSS            heddleStackSetting = 128
+	heddleStackSettingSTACK_WINDOW         heddleStackSetting = 256
+	heddleStackSettingSTACK_ECN            heddleStackSetting = 512
+	heddleStackSettingSTACK_DELAYED_ACK    heddleStackSetting = 1024
+	heddleStackSettingSTACK_REFUSED        heddleStackSetting = 2048
+)
+
+type heddleStackSettings struct {
+	_                 structs.HostLayout
+	Set               uint32
+	Held              uint32
+	Congestion        [16]int8
+	PacingRate        uint32
+	ReceiveBuffer     uint32
+	SendBuffer        uint32
+	KeepaliveIdle     uint32
+	KeepaliveInterval uint32
+	KeepaliveCount    uint32
+	UserTimeout       uint32
+	NotsentLowat      uint32
+	Mss               uint32
+	Window            uint32
+	DelayedAck        uint32
+}
+
 type heddleSynOption struct {
 	_              structs.HostLayout
 	Kind           uint8
@@ -586,6 +625,7 @@ const (
 	heddleMapServiceBySock         = "service_by_sock"
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
+	heddleMapStackByEndpoint       = "stack_by_endpoint"
 	heddleMapSurplus               = "surplus"
 	heddleMapSuspectedByNode       = "suspected_by_node"
 	heddleMapSuspects              = "suspects"
@@ -604,6 +644,7 @@ const (
 	heddleProgCutPlain             = "cut_plain"
 	heddleProgDeliver              = "deliver"
 	heddleProgEndOverQuota         = "end_over_quota"
+	heddleProgFollowProfile        = "follow_profile"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromLo               = "from_lo"
 	heddleProgFromOverlay          = "from_overlay"
@@ -630,6 +671,7 @@ const (
 	heddleProgToEndpoint           = "to_endpoint"
 	heddleProgToOverlay            = "to_overlay"
 	heddleVarConfigAgent           = "config_agent"
+	heddleVarConfigCongestion      = "config_congestion"
 	heddleVarConfigDivertIfindex   = "config_divert_ifindex"
 	heddleVarConfigDropMark        = "config_drop_mark"
 	heddleVarConfigEndpointPorts   = "config_endpoint_ports"
@@ -658,6 +700,7 @@ const (
 	heddleVarNoFlows               = "no_flows"
 	heddleVarNoTuples              = "no_tuples"
 	heddleVarOrphansUntil          = "orphans_until"
+	heddleVarStacksInForce         = "stacks_in_force"
 	heddleVarTypeAdmission         = "type_admission"
 	heddleVarTypeAdmissionFlags    = "type_admission_flags"
 	heddleVarTypeConnectionRecord  = "type_connection_record"
@@ -672,6 +715,7 @@ const (
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
 	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
 	heddleVarTypeSocketOwnerRecord = "type_socket_owner_record"
+	heddleVarTypeStackSetting      = "type_stack_setting"
 	heddleVarTypeSynOption         = "type_syn_option"
 )
 
@@ -727,6 +771,7 @@ type heddleProgramSpecs struct {
 	CutPlain        *ebpf.ProgramSpec `ebpf:"cut_plain"`
 	Deliver         *ebpf.ProgramSpec `ebpf:"deliver"`
 	EndOverQuota    *ebpf.ProgramSpec `ebpf:"end_over_quota"`
+	FollowProfile   *ebpf.ProgramSpec `ebpf:"follow_profile"`
 	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromLo          *ebpf.ProgramSpec `ebpf:"from_lo"`
 	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
@@ -789,6 +834,7 @@ type heddleMapSpecs struct {
 	ServiceBySock       *ebpf.MapSpec `ebpf:"service_by_sock"`
 	SlotsByClass        *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint   *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
+	StackByEndpoint     *ebpf.MapSpec `ebpf:"stack_by_endpoint"`
 	Surplus             *ebpf.MapSpec `ebpf:"surplus"`
 	SuspectedByNode     *ebpf.MapSpec `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.MapSpec `ebpf:"suspects"`
@@ -804,6 +850,7 @@ type heddleMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleVariableSpecs struct {
 	ConfigAgent           *ebpf.VariableSpec `ebpf:"config_agent"`
+	ConfigCongestion      *ebpf.VariableSpec `ebpf:"config_congestion"`
 	ConfigDivertIfindex   *ebpf.VariableSpec `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.VariableSpec `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.VariableSpec `ebpf:"config_endpoint_ports"`
@@ -832,6 +879,7 @@ type heddleVariableSpecs struct {
 	NoFlows               *ebpf.VariableSpec `ebpf:"no_flows"`
 	NoTuples              *ebpf.VariableSpec `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.VariableSpec `ebpf:"orphans_until"`
+	StacksInForce         *ebpf.VariableSpec `ebpf:"stacks_in_force"`
 	TypeAdmission         *ebpf.VariableSpec `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.VariableSpec `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.VariableSpec `ebpf:"type_connection_record"`
@@ -846,6 +894,7 @@ type heddleVariableSpecs struct {
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.VariableSpec `ebpf:"type_socket_owner_record"`
+	TypeStackSetting      *ebpf.VariableSpec `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
 }
 
@@ -900,6 +949,7 @@ type heddleMaps struct {
 	ServiceBySock       *ebpf.Map `ebpf:"service_by_sock"`
 	SlotsByClass        *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint   *ebpf.Map `ebpf:"sockets_by_endpoint"`
+	StackByEndpoint     *ebpf.Map `ebpf:"stack_by_endpoint"`
 	Surplus             *ebpf.Map `ebpf:"surplus"`
 	SuspectedByNode     *ebpf.Map `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.Map `ebpf:"suspects"`
@@ -943,6 +993,7 @@ func (m *heddleMaps) Close() error {
 		m.ServiceBySock,
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
+		m.StackByEndpoint,
 		m.Surplus,
 		m.SuspectedByNode,
 		m.Suspects,
@@ -959,6 +1010,7 @@ func (m *heddleMaps) Close() error {
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddleVariables struct {
 	ConfigAgent           *ebpf.Variable `ebpf:"config_agent"`
+	ConfigCongestion      *ebpf.Variable `ebpf:"config_congestion"`
 	ConfigDivertIfindex   *ebpf.Variable `ebpf:"config_divert_ifindex"`
 	ConfigDropMark        *ebpf.Variable `ebpf:"config_drop_mark"`
 	ConfigEndpointPorts   *ebpf.Variable `ebpf:"config_endpoint_ports"`
@@ -987,6 +1039,7 @@ type heddleVariables struct {
 	NoFlows               *ebpf.Variable `ebpf:"no_flows"`
 	NoTuples              *ebpf.Variable `ebpf:"no_tuples"`
 	OrphansUntil          *ebpf.Variable `ebpf:"orphans_until"`
+	StacksInForce         *ebpf.Variable `ebpf:"stacks_in_force"`
 	TypeAdmission         *ebpf.Variable `ebpf:"type_admission"`
 	TypeAdmissionFlags    *ebpf.Variable `ebpf:"type_admission_flags"`
 	TypeConnectionRecord  *ebpf.Variable `ebpf:"type_connection_record"`
@@ -1001,6 +1054,7 @@ type heddleVariables struct {
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.Variable `ebpf:"type_socket_owner_record"`
+	TypeStackSetting      *ebpf.Variable `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
 }
 
@@ -1018,6 +1072,7 @@ type heddlePrograms struct {
 	CutPlain        *ebpf.Program `ebpf:"cut_plain"`
 	Deliver         *ebpf.Program `ebpf:"deliver"`
 	EndOverQuota    *ebpf.Program `ebpf:"end_over_quota"`
+	FollowProfile   *ebpf.Program `ebpf:"follow_profile"`
 	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
 	FromLo          *ebpf.Program `ebpf:"from_lo"`
 	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
@@ -1057,6 +1112,7 @@ func (p *heddlePrograms) Close() error {
 		p.CutPlain,
 		p.Deliver,
 		p.EndOverQuota,
+		p.FollowProfile,
 		p.FromEndpoint,
 		p.FromLo,
 		p.FromOverlay,

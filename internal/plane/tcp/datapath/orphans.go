@@ -59,6 +59,7 @@ func (d *Datapath) ownedMaps() []ownedMap {
 				return known && own.Ifindex == at
 			})
 		}},
+		ofID("stack_by_endpoint", d.objs.StackByEndpoint),
 		ofID("account_by_endpoint", d.objs.AccountByEndpoint),
 		ofID("sockets_by_endpoint", d.objs.SocketsByEndpoint),
 		ofID("ports_by_endpoint", d.objs.PortsByEndpoint),
@@ -114,6 +115,9 @@ func (d *Datapath) KeepEndpoints(keep map[model.EndpointID]bool) (removed map[st
 		if left, err = d.Limits(); err == nil {
 			err = d.limitsInForce(len(left) > 0)
 		}
+	}
+	if removed["stack_by_endpoint"] > 0 && err == nil {
+		err = d.stacksInForce()
 	}
 	return removed, errors.Join(err, d.count(heddleHeddleReasonREASON_MEND_STRAY_ENTRY, total))
 }

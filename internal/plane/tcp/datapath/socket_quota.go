@@ -20,7 +20,8 @@ const (
 
 // CountSocket counts a tagged socket as one of its endpoint's, until it is closed for good; a
 // socket is counted once. It compares caller with the thread as it is, if ComparesCallers.
-// model.ErrSocketQuota, ErrOtherNetns, ErrOtherOwner and ErrNoCaller say why it is not counted.
+// model.ErrSocketQuota, ErrStackRefused, ErrOtherNetns, ErrOtherOwner and ErrNoCaller say why it is
+// not counted.
 func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
 	asked := heddleAdmission{Thread: caller.Thread, Netns: caller.Netns, Uid: caller.UID, Gid: caller.GID}
 	if !caller.AnyOwner {
@@ -33,6 +34,8 @@ func (d *Datapath) CountSocket(fd int, caller model.Caller) error {
 		return nil
 	case unix.EDQUOT:
 		return model.ErrSocketQuota
+	case unix.EPROTONOSUPPORT:
+		return model.ErrStackRefused
 	case unix.EXDEV:
 		return model.ErrOtherNetns
 	case unix.ESTALE:

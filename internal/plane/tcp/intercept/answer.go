@@ -54,7 +54,7 @@ func (h *Handler) answerCompared(c *trap.Call, req request, p *pools) error {
 	caller := model.Caller{Thread: c.Thread(), Netns: uint32(netns), AnyOwner: !model.ProtectUser.On()}
 	own := p.of(req.family).lastOwner()
 	err := h.give(c, req, p, socketOptions{own: own, nonblock: req.nonblock, mptcp: req.mptcp}, caller)
-	if err == nil || errors.Is(err, model.ErrSocketQuota) || c.CallerGone(err) {
+	if err == nil || errors.Is(err, model.ErrSocketQuota) || errors.Is(err, model.ErrStackRefused) || c.CallerGone(err) {
 		return err
 	}
 	// There was no socket to be compared with: one in another namespace has no need of it.
@@ -110,6 +110,9 @@ func (h *Handler) notGiven(c *trap.Call, pool *socketPool, s socket, err error) 
 	case errors.Is(err, model.ErrSocketQuota):
 		h.prefiller.giveBack(pool, s)
 		return h.why.quota.Because(err)
+	case errors.Is(err, model.ErrStackRefused):
+		h.prefiller.giveBack(pool, s)
+		return h.why.stack.Because(err)
 	}
 	closeFD(s.fd)
 	if errors.Is(err, errOwner) {

@@ -403,6 +403,8 @@ func (h *Handler) giveBatch(c *trap.Call, req request, of *pools, want socketOpt
 			return true, c.PassToOwnNetns()
 		case errors.Is(err, model.ErrSocketQuota):
 			return true, h.why.quota.Because(err)
+		case errors.Is(err, model.ErrStackRefused):
+			return true, h.why.stack.Because(err)
 		}
 		return false, nil // a single socket fails for the same reason, or does not
 	}

@@ -98,6 +98,7 @@ type reasons struct {
 	makeSocket trap.Reason // SocketMaker
 	owner      trap.Reason // the caller's owner cannot be told, or given to the socket
 	quota      trap.Reason // the endpoint has as many sockets as it may
+	stack      trap.Reason // the endpoint's stack profile cannot be served, and says to refuse
 	linger     trap.Reason // a program kept the prefiller waiting in close(): its endpoint gets no more batches
 }
 
@@ -121,6 +122,7 @@ func New(cfg Config) (_ *Handler, err error) {
 			makeSocket: trap.Reason{Name: "make_socket", Errno: unix.ENETDOWN, Passes: true},
 			owner:      trap.Reason{Name: "caller_owner", Errno: unix.ENETDOWN},
 			quota:      trap.Reason{Name: "socket_quota", Errno: unix.ENFILE, Quiet: true},
+			stack:      trap.Reason{Name: "stack_refused", Errno: unix.EPROTONOSUPPORT, Quiet: true},
 			linger:     trap.Reason{Name: "lingering_close", Errno: unix.ENETDOWN},
 		},
 	}
@@ -166,7 +168,7 @@ func (h *Handler) Close() {
 
 // Reasons implements trap.Handler.
 func (h *Handler) Reasons() []*trap.Reason {
-	return []*trap.Reason{&h.why.makeSocket, &h.why.owner, &h.why.quota, &h.why.linger}
+	return []*trap.Reason{&h.why.makeSocket, &h.why.owner, &h.why.quota, &h.why.stack, &h.why.linger}
 }
 
 // Stats reads all counters, one after the other: they may be of slightly different moments.

@@ -18,7 +18,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	path, reason := PathOf(uint8(len(Paths))), Reason(len(Reasons)).String()
-	if path != "path(8)" || reason != "reason(71)" {
+	if path != "path(8)" || reason != "reason(75)" {
 		t.Errorf("beyond the last: %s, %s", path, reason)
 	}
 }

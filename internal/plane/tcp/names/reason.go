@@ -146,6 +146,14 @@ var Reasons = []model.Reason{
 		Remedy: "nothing: the client is told ECONNREFUSED; many: a server that restarts, or listens where its clients do not look"},
 	{Name: "drop_syn_waits", Kind: model.KindDrop, Help: "SYN within the node that was sent again while its answer is under way, or that a connection in TIME_WAIT is in the way of",
 		Remedy: "nothing: it is answered, or sent again; with `net.ipv4.tcp_rfc1337` on, the second lasts a minute"},
+	{Name: "refuse_stack", Kind: model.KindRefusal, Help: "socket() (EPROTONOSUPPORT) or connect() (ENETDOWN) of an endpoint whose stack profile its node cannot serve, and which has no fallback",
+		Remedy: "`heddle stack` says what is missing; `fallback: kernel` in the profile lets the kernel do it"},
+	{Name: "cut_stack", Kind: model.KindCut, Help: "connection accepted by a listener of such an endpoint",
+		Remedy: "as refuse_stack"},
+	{Name: "keep_stack_setting", Kind: model.KindRefusal, Help: "setsockopt() of a setting that the endpoint's stack profile keeps: taken, without effect",
+		Remedy: "nothing; or name the setting in the profile's `changeable`"},
+	{Name: "fallback_stack_setting", Kind: model.KindFallback, Help: "socket that the kernel did not give a setting of its endpoint's stack profile",
+		Remedy: "`heddle stack` says whether the node has the congestion control; a large segment size needs a connection that is not there yet"},
 }
 
 // String gives the reason's name.

@@ -201,6 +201,10 @@ impl Connection {
     ) {
         self.track.receiving(segment);
         let before = self.socket().state();
+        // Several segments in one, say: what RFC 9293 would have acknowledged at once.
+        let delay =
+            if segment.end > segment.number + device.mtu() { 0 } else { self.settings.ack_delay };
+        self.socket_mut().set_ack_delay(Some(Duration::from_millis(delay.into())));
         device.offer(packet);
         core::mem::swap(&mut self.track, &mut device.out.track);
         let read = interface.poll_ingress_single(now, device, &mut self.set);
@@ -225,6 +229,9 @@ impl Connection {
 
     /// `close()` by the agent, for a program that cannot say it by its end of the pair.
     pub(crate) fn close(&mut self) {
+        if matches!(self.phase, Phase::Connecting { .. }) {
+            return self.abort(libc::ECONNABORTED);
+        }
         self.socket_mut().close();
         self.closed = true;
     }

@@ -162,6 +162,11 @@ impl Device {
         &self.out.file
     }
 
+    /// Of IP packets that are not segmented by the device.
+    pub(crate) fn mtu(&self) -> usize {
+        self.out.facts.mtu
+    }
+
     /// Whether a packet waits for the device to take it.
     pub(crate) fn holds(&self) -> bool {
         self.out.held.is_some()

@@ -19,7 +19,7 @@ use crate::tenant::{Context, Tenant};
 const LISTENER: u64 = u64::MAX;
 const AGENT: u64 = u64::MAX - 1;
 /// What a tenant of weight 1 may use in a round, in bytes.
-const QUANTUM: isize = 256 << 10;
+const QUANTUM: isize = 1 << 20;
 /// Messages of the agent's that are served before tenants have their turns.
 const MESSAGES: usize = 256;
 /// Answers that wait before the agent is read no more.

@@ -54,6 +54,7 @@ pub use host::Host;
 /// The kernel's: the path is in use, say.
 pub fn run(path: &Path) -> io::Result<()> {
     sys::map_large_buffers();
+    sys::raise_descriptor_limit()?;
     let mut host = Host::new()?;
     host.listen(path)?;
     loop {

@@ -1,5 +1,6 @@
 //! Which ports of a tenant are in use, by Linux's rules for `bind()`.
 
+use core::hash::BuildHasher;
 use std::collections::HashMap;
 
 use smoltcp::wire::{IpAddress, IpEndpoint};
@@ -66,6 +67,8 @@ pub(crate) struct Ports {
     /// Connections by local port.
     used: HashMap<u16, usize>,
     count: usize,
+    /// How many have been chosen.
+    chosen: u64,
 }
 
 impl Ports {
@@ -79,7 +82,8 @@ impl Ports {
         let mut bound = Bound { id, local: at, flags, listens: false };
         if at.port == 0 {
             let free = |port: &u16| !self.bound.contains_key(port) && !self.used.contains_key(port);
-            bound.local.port = from_anywhere().find(free).ok_or(Errno(libc::EADDRINUSE))?;
+            bound.local.port =
+                ports_from(sys::random()).find(free).ok_or(Errno(libc::EADDRINUSE))?;
         } else if self.conflicts(&bound) {
             return Err(Errno(libc::EADDRINUSE));
         }
@@ -148,11 +152,21 @@ impl Ports {
         Some(equal[which])
     }
 
-    /// A port for a connection from `from` that `free` allows.
-    pub(crate) fn choose(&self, free: impl Fn(u16) -> bool) -> Result<u16, Errno> {
-        from_anywhere()
-            .find(|port| !self.bound.contains_key(port) && free(*port))
-            .ok_or(Errno(libc::EADDRNOTAVAIL))
+    /// A port for a connection to `remote` that `free` allows: RFC 6056, algorithm 3. One is taken
+    /// again when all others were, or the peer may have it in TIME-WAIT.
+    pub(crate) fn choose(
+        &mut self,
+        remote: IpEndpoint,
+        free: impl Fn(u16) -> bool,
+    ) -> Result<u16, Errno> {
+        let offset = self.bound.hasher().hash_one(remote);
+        let found = ports_from(offset.wrapping_add(self.chosen))
+            .position(|port| !self.bound.contains_key(&port) && free(port))
+            .ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        self.chosen = self.chosen.wrapping_add(found as u64);
+        let port = ports_from(offset.wrapping_add(self.chosen)).next();
+        self.chosen = self.chosen.wrapping_add(1);
+        port.ok_or(Errno(libc::EADDRNOTAVAIL))
     }
 
     pub(crate) fn connected(&mut self, port: u16) {
@@ -169,10 +183,10 @@ impl Ports {
     }
 }
 
-/// All ports, in an order that nobody can predict the start of.
-fn from_anywhere() -> impl Iterator<Item = u16> {
+/// All ports that are chosen, from one of them on.
+fn ports_from(number: u64) -> impl Iterator<Item = u16> {
     let count = EPHEMERAL.end - EPHEMERAL.start;
-    let start = u16::try_from(sys::random() % u64::from(count)).unwrap_or(0);
+    let start = u16::try_from(number % u64::from(count)).unwrap_or(0);
     (0..count).map(move |i| {
         let at = (u32::from(start) + u32::from(i)) % u32::from(count);
         EPHEMERAL.start + u16::try_from(at).unwrap_or(0)
@@ -227,6 +241,19 @@ mod tests {
         assert_eq!(ports.listener(at("10.0.0.1", 80), 1), Some(3));
         ports.release(2, 80);
         assert_eq!(ports.listener(at("10.0.0.1", 80), 0), Some(3));
+    }
+
+    #[test]
+    fn chosen_ports_come_again_after_all_others() {
+        let mut ports = Ports::default();
+        let all = usize::from(EPHEMERAL.end - EPHEMERAL.start);
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..all {
+            assert!(seen.insert(ports.choose(at("10.0.0.2", 80), |_| true).unwrap()));
+        }
+        assert!(!seen.insert(ports.choose(at("10.0.0.2", 80), |_| true).unwrap()));
+        let none = ports.choose(at("10.0.0.2", 80), |_| false);
+        assert_eq!(none, Err(Errno(libc::EADDRNOTAVAIL)));
     }
 
     #[test]

@@ -124,8 +124,6 @@ impl Settings {
         socket.set_nagle_enabled(!self.no_delay);
         let idle = Duration::from_secs(self.keepalive_idle.into());
         socket.set_keep_alive(self.keepalive.then_some(idle));
-        let delay = Duration::from_millis(self.ack_delay.into());
-        socket.set_ack_delay((self.ack_delay != 0).then_some(delay));
         socket.set_hop_limit(Some(self.hop_limit));
     }
 

@@ -353,6 +353,16 @@ pub(crate) fn map_large_buffers() {
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10) };
 }
 
+/// Lets the process have as many descriptors as it may: each connection takes one.
+pub(crate) fn raise_descriptor_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit, and `limit` is one.
+    check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one rlimit, and `limit` is one.
+    check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

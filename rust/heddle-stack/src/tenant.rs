@@ -396,7 +396,7 @@ impl Tenant {
             let local = IpEndpoint::new(address, port);
             local != remote && !self.by_addresses.contains_key(&(local, remote))
         };
-        match self.ports.choose(free) {
+        match self.ports.choose(remote, free) {
             Ok(port) => Ok(IpEndpoint::new(address, port)),
             Err(err) => {
                 self.counts.refuse_ports += 1;

@@ -44,7 +44,6 @@ time) when named. Processor time is the whole machine's: keep it otherwise idle.
 		f.DeclareModes("; beside the lab's: bare (a host without Heddle), docker, bpf, bpf-vxlan, netkit", "host", "overlay", "heddle")
 		f.DeclareRuns(5, "runs of each workload, scope and mode")
 		f.DeclareDuration(3*time.Second, "length of one measurement (iperf3: whole seconds)")
-		f.DeclareMarkdown()
 		f.StringVar(&against, "against", "", "compare the ratios to host with those of an earlier --json file")
 		f.BoolVar(&f.Quick, "quick", false, fmt.Sprintf("%d runs of %s", quickRuns, quickDuration))
 	}
@@ -68,7 +67,7 @@ time) when named. Processor time is the whole machine's: keep it otherwise idle.
 		if err := tables(w, s, results); err != nil || against == "" {
 			return err
 		}
-		return report.Print(w, []report.Grid{compare(earlier, results)}, s.Markdown)
+		return report.Print(w, []report.Grid{compare(earlier, results)})
 	}
 	b.Report = writeReport
 	b.Summaries = []session.Summary{{Part: "core", Write: summarize}, {Part: "callers", Write: summarizeCallers}}
@@ -109,12 +108,8 @@ func benchmark() session.Benchmark[[]bench.Result] {
 			})
 			return results, err
 		},
-		Print: func(w io.Writer, s *session.Session, results []bench.Result) error {
-			write := report.WriteTable
-			if s.Markdown {
-				write = report.WriteMarkdown
-			}
-			return errors.Join(write(w, results), peers.WriteSkipped(w, skipped))
+		Print: func(w io.Writer, _ *session.Session, results []bench.Result) error {
+			return errors.Join(report.WriteTable(w, results), peers.WriteSkipped(w, skipped))
 		},
 		Plot: func(w io.Writer, _ *session.Session, results []bench.Result) error {
 			return plot.Write(w, results, plot.Text{Title: "Heddle: TCP between containers, compared with the host's own", Subtitle: plot.Subtitle(o)})

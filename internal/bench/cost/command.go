@@ -68,7 +68,7 @@ Counting (BPF_ENABLE_STATS) is for the whole machine while it is on, and is swit
 			r.Machine, r.Background = machine.Describe(), s.Background
 			return r, err
 		},
-		Print: func(w io.Writer, _ *session.Session, r Result) error { return report.Print(w, r.grids(), false) },
+		Print: func(w io.Writer, _ *session.Session, r Result) error { return report.Print(w, r.grids()) },
 		Report: func(d *report.Document) error {
 			var r Result
 			if err := d.Read(File, &r); err != nil {

@@ -187,7 +187,7 @@ func TestCostSection(t *testing.T) {
 		t.Errorf("left in\n%s", got)
 	}
 	var b strings.Builder
-	if err := report.Print(&b, Result{}.grids(), false); err != nil {
+	if err := report.Print(&b, Result{}.grids()); err != nil {
 		t.Error("nothing measured:", err)
 	}
 }

@@ -56,7 +56,7 @@ one process. The lab goes when it is done, also on Ctrl-C; one that was up befor
 			r.Machine, r.Background = machine.Describe(), s.Background
 			return r, err
 		},
-		Print:     func(w io.Writer, _ *session.Session, r Result) error { return report.Print(w, r.tables(), false) },
+		Print:     func(w io.Writer, _ *session.Session, r Result) error { return report.Print(w, r.tables()) },
 		Report:    writeReport,
 		Summaries: []session.Summary{{Part: "density", Write: summarize}},
 	}.Command()

@@ -32,7 +32,7 @@ how long changes take, and with --probes what it costs to probe every node (they
 		},
 		Run: func(ctx context.Context, s *session.Session) ([]Size, error) { return Run(ctx, s.Lab, o) },
 		Print: func(w io.Writer, _ *session.Session, r []Size) error {
-			return report.Print(w, []report.Grid{table(r)}, true)
+			return report.Print(w, []report.Grid{table(r)})
 		},
 	}.Command()
 }

@@ -49,7 +49,6 @@ type Curves struct {
 	Rules       []int
 	Lines       []Curve
 	low, high   float64 // of the axis
-	FirstApart  bool    // what is among no rules is something else
 }
 
 // Draw places the panel.
@@ -138,7 +137,7 @@ func (p *Curves) grid() {
 func (p *Curves) line(l Curve) {
 	for i, v := range l.Values {
 		x := p.x(l.Rules[i])
-		if i > 0 && (l.Rules[i-1] > 0 || !p.FirstApart) {
+		if i > 0 {
 			p.C.Line(p.x(l.Rules[i-1]), p.y(l.Values[i-1].Median), x, p.y(v.Median), l.Colour, 2.2, l.Dashes)
 		}
 		if v.Max > v.Min {

@@ -38,7 +38,7 @@ otherwise idle and without policies of your own that speak of its containers.`,
 			return RunCaps(ctx, s.Lab, s.Duration, s.Progress)
 		},
 		Print: func(w io.Writer, _ *session.Session, r CapsResult) error {
-			return report.Print(w, []report.Grid{r.table()}, false)
+			return report.Print(w, []report.Grid{r.table()})
 		},
 		Plot: func(w io.Writer, _ *session.Session, r CapsResult) error {
 			return WriteCapsPlot(w, r, plot.Text{Title: "Caps and a rule on live connections (figure 7 of the Slim paper)",
@@ -107,7 +107,6 @@ several times. The lab goes when it is done, also on Ctrl-C; one that was up bef
 			f.IntVar(&o.Changes, "changes", 5, "changes of one rule to measure in each round, there and back")
 			f.DurationVar(&o.Duration, "duration", time.Second, "length of one measurement of connects")
 			f.DeclareScopes()
-			f.DeclareMarkdown()
 			f.BoolVar(&f.Quick, "quick", false, fmt.Sprintf("one short round of %v rules, %d endpoints", quickRules, quickEndpoints))
 		},
 		Check: func(s *session.Session) (err error) {
@@ -124,8 +123,8 @@ several times. The lab goes when it is done, also on Ctrl-C; one that was up bef
 			o.Program = s.Program
 			return RunScale(ctx, s.Lab, o)
 		},
-		Print: func(w io.Writer, s *session.Session, r ScaleResult) error {
-			return report.Print(w, r.tables(), s.Markdown)
+		Print: func(w io.Writer, _ *session.Session, r ScaleResult) error {
+			return report.Print(w, r.tables())
 		},
 	}.Command()
 }

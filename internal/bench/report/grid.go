@@ -50,19 +50,12 @@ func (g Grid) Markdown(b *strings.Builder) {
 	}
 }
 
-// Print writes tables, an empty line after each, as text without Markdown's quotes or as Markdown.
-func Print(w io.Writer, grids []Grid, markdown bool) error {
+// Print writes tables as text without Markdown's quotes, an empty line after each.
+func Print(w io.Writer, grids []Grid) error {
 	var b strings.Builder
 	for _, g := range grids {
-		if markdown {
-			g.Markdown(&b)
-		} else {
-			g.Text(&b)
-		}
+		g.Text(&b)
 		b.WriteByte('\n')
-	}
-	if markdown {
-		return WriteAll(w, b.String())
 	}
 	return WriteAll(w, strings.ReplaceAll(b.String(), "`", ""))
 }

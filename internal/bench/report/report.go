@@ -1,4 +1,4 @@
-// Package report writes results: tables as text and as Markdown, files, and the parts of documents
+// Package report writes results: tables as text, files, and the parts of documents
 // that are made of committed results.
 package report
 
@@ -57,7 +57,7 @@ func WriteTable(w io.Writer, results []bench.Result) error {
 		t.text(&b)
 		b.WriteByte('\n')
 	}
-	writeVerdicts(&b, results, "")
+	writeVerdicts(&b, results)
 	return WriteAll(w, b.String())
 }
 
@@ -93,37 +93,10 @@ func (t *Table) text(b *strings.Builder) {
 	}
 }
 
-// WriteMarkdown writes results as tables of a Markdown document.
-func WriteMarkdown(w io.Writer, results []bench.Result) error {
-	var b strings.Builder
-	for _, t := range Tables(results) {
-		fmt.Fprintf(&b, "### %s\n\n| |", t.title())
-		for _, mode := range t.Modes {
-			fmt.Fprintf(&b, " %s |", mode)
-		}
-		b.WriteString("\n|---|" + strings.Repeat("---:|", len(t.Modes)) + "\n")
-		for _, m := range t.Workload.Metrics {
-			fmt.Fprintf(&b, "| %s |", m.Label())
-			for _, mode := range t.Modes {
-				p := t.Cells[m.Name][mode].Parts()
-				cell := p[0] + " " + p[1]
-				if p[2] != "" {
-					cell += " **" + p[2] + "**"
-				}
-				fmt.Fprintf(&b, " %s |", cell)
-			}
-			b.WriteByte('\n')
-		}
-		b.WriteByte('\n')
-	}
-	writeVerdicts(&b, results, "- ")
-	return WriteAll(w, b.String())
-}
-
 // judgedRuns is how many runs the targets ask for.
 const judgedRuns = 5
 
-func writeVerdicts(b *strings.Builder, results []bench.Result, bullet string) {
+func writeVerdicts(b *strings.Builder, results []bench.Result) {
 	verdicts := bench.Judge(results)
 	if len(verdicts) == 0 {
 		return
@@ -133,10 +106,7 @@ func writeVerdicts(b *strings.Builder, results []bench.Result, bullet string) {
 		fmt.Fprintf(b, " (%d runs show the shape; judge by %d or more)", runs, judgedRuns)
 	}
 	b.WriteString(":\n")
-	if bullet != "" {
-		b.WriteByte('\n')
-	}
 	for _, v := range verdicts {
-		fmt.Fprintf(b, "%s%s\n", bullet, v)
+		fmt.Fprintln(b, v)
 	}
 }

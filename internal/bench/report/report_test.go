@@ -57,19 +57,3 @@ func TestWriteTable(t *testing.T) {
 		t.Errorf("no verdicts in\n%s", b.String())
 	}
 }
-
-func TestWriteMarkdown(t *testing.T) {
-	var b bytes.Buffer
-	if err := WriteMarkdown(&b, benchtest.SampleResults(t, "crr")); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
-		"| | host | overlay | heddle |\n|---|---:|---:|---:|\n",
-		"| socket+connect p50, us ↓ | 60.0 (54.0..72.0) | 120 (108..144) **2.00x** | 57.6 (51.8..69.1) **0.96x** |\n",
-		"- met     socket+connect p50 between nodes: 0.48 (wanted better than 1.00 of overlay)\n",
-	} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("no %q in\n%s", want, b.String())
-		}
-	}
-}

@@ -13,7 +13,7 @@ type Settings struct {
 	Duration                 time.Duration
 	Lab                      string
 	JSON, Plot               string // files; "": not wanted
-	Quick, Markdown, Up      bool
+	Quick, Up                bool
 }
 
 // Flags declares flags: those that several benchmarks have by the methods here, with one name and
@@ -44,9 +44,4 @@ func (f Flags) DeclareScopes() {
 // DeclareModes declares --modes.
 func (f Flags) DeclareModes(usage string, names ...string) {
 	f.StringSliceVar(&f.Modes, "modes", names, "modes to compare; host is needed"+usage)
-}
-
-// DeclareMarkdown declares --markdown.
-func (f Flags) DeclareMarkdown() {
-	f.BoolVar(&f.Markdown, "markdown", false, "print Markdown tables")
 }

@@ -174,7 +174,7 @@ static __always_inline bool stack_holds(struct sock_tag *tag, int level, int nam
 		return false;
 	s = stack_of(tag);
 	if (s && s->set & s->held & setting) {
-		count(REASON_KEEP_STACK_SETTING);
+		count(REASON_REFUSE_STACK_SETTING);
 		return true;
 	}
 	tag->options |= (setting & STACK_OWN_SETTINGS) << STACK_OWN_SHIFT;

@@ -105,7 +105,7 @@ func TestKernelSettings(t *testing.T) {
 	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
 	client.Must(`early.connect((%q, %d))`, lab.OverlayOf("n2/c1")(t), port)
 	hasSettings(client, "early")
-	if n := lab.Counters(t, "n1")["keep_stack_setting"]; n == 0 {
+	if n := lab.Counters(t, "n1")["refuse_stack_setting"]; n == 0 {
 		t.Error("what programs set without effect is not counted")
 	}
 }

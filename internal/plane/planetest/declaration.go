@@ -13,14 +13,14 @@ import (
 // label is what a name may look like: it is a value of a metric's label, and stands in tables.
 var label = regexp.MustCompile(`^[a-z][a-z0-9_]*$`)
 
-// prefixes are what names of reasons begin with, by kind.
+// prefixes are what names of reasons begin with, by kind, unless they begin with their plane's.
 var prefixes = map[model.Kind]string{
 	model.KindFallback: "fallback_", model.KindDrop: "drop_", model.KindRefusal: "refuse_", model.KindCut: "cut_", model.KindMend: "mend_",
 }
 
-// CheckDeclaration fails a test if what a plane declares is not complete, or its names are not of
-// the form that names have.
-func CheckDeclaration(t testing.TB, d plane.Declaration) {
+// CheckDeclaration fails a test if what the plane of that name declares is not complete, or its
+// names are not of the form that names have.
+func CheckDeclaration(t testing.TB, plane string, d plane.Declaration) {
 	t.Helper()
 	all := slices.Clone(d.Protocols)
 	for _, p := range d.Paths {
@@ -30,8 +30,9 @@ func CheckDeclaration(t testing.TB, d plane.Declaration) {
 		all = append(all, string(f))
 	}
 	for i, r := range d.Reasons {
-		if !slices.Contains(model.Kinds, r.Kind) || r.Help == "" || !strings.HasPrefix(r.Name, prefixes[r.Kind]) {
-			t.Errorf("reason %+v: want a kind, a name that begins with %q, and help", r, prefixes[r.Kind])
+		named := strings.HasPrefix(r.Name, prefixes[r.Kind]) || strings.HasPrefix(r.Name, plane+"_")
+		if !named || !slices.Contains(model.Kinds, r.Kind) || r.Help == "" {
+			t.Errorf("reason %+v: want a kind, a name that begins with %q or %q, and help", r, prefixes[r.Kind], plane+"_")
 		}
 		if slices.ContainsFunc(d.Reasons[:i], func(other model.Reason) bool { return other.Name == r.Name }) {
 			t.Errorf("reason %s is declared twice", r.Name)
@@ -49,7 +50,7 @@ func CheckDeclaration(t testing.TB, d plane.Declaration) {
 func CheckReports(t testing.TB, p plane.Plane) {
 	t.Helper()
 	d := p.Declares()
-	CheckDeclaration(t, d)
+	CheckDeclaration(t, p.Name(), d)
 	counters, err := p.Counters()
 	if err != nil {
 		t.Fatal(err)

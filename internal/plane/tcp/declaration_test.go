@@ -6,4 +6,4 @@ import (
 	"heddle.dev/heddle/internal/plane/planetest"
 )
 
-func TestDeclaration(t *testing.T) { planetest.CheckDeclaration(t, Declaration) }
+func TestDeclaration(t *testing.T) { planetest.CheckDeclaration(t, "tcp", Declaration) }

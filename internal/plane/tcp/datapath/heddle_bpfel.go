@@ -284,7 +284,7 @@ const (
 	heddleHeddleReasonREASON_DROP_SYN_WAITS             heddleHeddleReason = 70
 	heddleHeddleReasonREASON_REFUSE_STACK               heddleHeddleReason = 71
 	heddleHeddleReasonREASON_CUT_STACK                  heddleHeddleReason = 72
-	heddleHeddleReasonREASON_KEEP_STACK_SETTING         heddleHeddleReason = 73
+	heddleHeddleReasonREASON_REFUSE_STACK_SETTING       heddleHeddleReason = 73
 	heddleHeddleReasonREASON_FALLBACK_STACK_SETTING     heddleHeddleReason = 74
 	heddleHeddleReasonREASON_MAX                        heddleHeddleReason = 75
 )

@@ -150,7 +150,7 @@ var Reasons = []model.Reason{
 		Remedy: "`heddle stack` says what is missing; `fallback: kernel` in the profile lets the kernel do it"},
 	{Name: "cut_stack", Kind: model.KindCut, Help: "connection accepted by a listener of such an endpoint",
 		Remedy: "as refuse_stack"},
-	{Name: "keep_stack_setting", Kind: model.KindRefusal, Help: "setsockopt() of a setting that the endpoint's stack profile keeps: taken, without effect",
+	{Name: "refuse_stack_setting", Kind: model.KindRefusal, Help: "setsockopt() of a setting that the endpoint's stack profile keeps: taken, without effect",
 		Remedy: "nothing; or name the setting in the profile's `changeable`"},
 	{Name: "fallback_stack_setting", Kind: model.KindFallback, Help: "socket that the kernel did not give a setting of its endpoint's stack profile",
 		Remedy: "`heddle stack` says whether the node has the congestion control; a large segment size needs a connection that is not there yet"},

@@ -17,6 +17,23 @@ import (
 // TestOpenMPI runs a job of two processes in two containers, with TCP between them and between what
 // starts them. Open MPI binds sockets with AF_UNSPEC before they connect.
 func TestOpenMPI(t *testing.T) {
+	dir := mpiDir(t)
+	for _, at := range placements {
+		for _, mode := range [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}, {"heddle", "overlay"}, {"overlay", "heddle"}} {
+			if mode[0] != mode[1] && !at.mixes {
+				continue
+			}
+			t.Run(at.name+"/"+mode[0]+" to "+mode[1], func(t *testing.T) {
+				runMPI(t, ends{server: at.server, client: at.client, clientMode: mode[0], serverMode: mode[1],
+					addr: lab.Address(t, mode[1], at.server), dir: dir})
+			})
+		}
+	}
+}
+
+// mpiDir has the program of a job, and what its processes are started by.
+func mpiDir(t *testing.T) string {
+	t.Helper()
 	dir := lab.SharedDir(t)
 	ring := filepath.Join(dir, "ring")
 	if out, err := exec.Command("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-o", ring, "testdata/mpi/ring.c", "-l:libmpi.so.40").CombinedOutput(); err != nil {
@@ -29,17 +46,7 @@ func TestOpenMPI(t *testing.T) {
 		}
 		testutil.NoError(t, err)
 	}
-	for _, at := range placements {
-		for _, mode := range [][2]string{{"overlay", "overlay"}, {"heddle", "heddle"}, {"heddle", "overlay"}, {"overlay", "heddle"}} {
-			if mode[0] != mode[1] && !at.mixes {
-				continue
-			}
-			t.Run(at.name+"/"+mode[0]+" to "+mode[1], func(t *testing.T) {
-				runMPI(t, ends{server: at.server, client: at.client, clientMode: mode[0], serverMode: mode[1],
-					addr: lab.Address(t, mode[1], at.server), dir: dir})
-			})
-		}
-	}
+	return dir
 }
 
 // runMPI runs the job: mpirun and one process at the client's end, one at the server's.

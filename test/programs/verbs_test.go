@@ -3,15 +3,22 @@ package programs
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/netns"
 	"heddle.dev/heddle/internal/testutil"
 	"heddle.dev/heddle/test/lab"
 )
@@ -54,37 +61,90 @@ func (l verbsLab) exec(ctx context.Context, container string, words []string) *e
 	return cmd
 }
 
-// pair runs a program of two ends, which waits for its client without a word, in n1/c1 and in
-// client.
-func (l verbsLab) pair(client string, words ...string) (served, said string, err error) {
+// Where servers listen before they use RDMA: those of ibverbs-utils and perftest, and of UCX.
+const (
+	pingpongPort = 18515
+	ucxPort      = 13337
+)
+
+// awaitListener waits until something in n1/c1 listens at a port.
+func (l verbsLab) awaitListener(port int) {
+	l.Helper()
+	testutil.Eventually(l, fmt.Sprintf("n1/c1 to listen at port %d", port), func() (bool, string) {
+		out, err := l.heddle(l.Context(), "connections", "--node", "n1", "--listeners", "--output", "json").Output()
+		var all []struct{ Endpoint, State, Local string }
+		if err = errors.Join(err, json.Unmarshal(out, &all)); err != nil {
+			return false, err.Error()
+		}
+		return slices.ContainsFunc(all, func(c struct{ Endpoint, State, Local string }) bool {
+			return c.Endpoint == "n1/c1" && c.State == "LISTEN" && strings.HasSuffix(c.Local, fmt.Sprintf(":%d", port))
+		}), string(out)
+	})
+}
+
+// addr gives a container's address.
+func (l verbsLab) addr(container string) string {
+	l.Helper()
+	out, err := l.heddle(l.Context(), "lab", "ip", container).Output()
+	testutil.NoError(l, err)
+	return strings.TrimSpace(string(out))
+}
+
+// program runs in a container until it ends, or stop is called, which waits for it.
+type program struct {
+	*exec.Cmd
+	out  *strings.Builder
+	stop func() error
+}
+
+func (l verbsLab) start(container string, words ...string) program {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
+	p := program{Cmd: l.exec(ctx, container, words), out: new(strings.Builder)}
+	p.Stdout, p.Stderr = p.out, p.out
+	testutil.NoError(l, p.Cmd.Start())
+	p.stop = sync.OnceValue(func() error {
+		cancel()
+		return p.Wait()
+	})
+	l.Cleanup(func() { _ = p.stop() })
+	return p
+}
+
+// pair runs a program of two ends in n1/c1, where it listens at port, and in client.
+func (l verbsLab) pair(client string, port int, words ...string) (served, said string, err error) {
+	l.Helper()
+	server := l.start("n1/c1", words...)
+	l.awaitListener(port)
+	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
 	defer cancel()
-	server := l.exec(ctx, "n1/c1", words)
-	var out strings.Builder
-	server.Stdout, server.Stderr = &out, &out
-	testutil.NoError(l, server.Start())
-	addr, err := l.heddle(ctx, "lab", "ip", "n1/c1").Output()
-	testutil.NoError(l, err)
-	words = append(words, strings.TrimSpace(string(addr)))
-	for {
-		answer, err := l.exec(ctx, client, words).CombinedOutput()
-		said = string(answer)
-		if err == nil || ctx.Err() != nil || !strings.Contains(strings.ToLower(said), "couldn't connect") {
-			cancelled := server.Wait()
-			if err == nil {
-				err = cancelled
-			}
-			return out.String(), said, err
-		}
+	answer, err := l.exec(ctx, client, append(slices.Clip(words), l.addr("n1/c1"))).CombinedOutput()
+	if err == nil {
+		err = server.Wait()
+	} else {
+		_ = server.stop() // it may wait for a client for ever
+	}
+	return server.out.String(), string(answer), err
+}
+
+func (l verbsLab) mustPair(client string, port int, words ...string) {
+	l.Helper()
+	if served, said, err := l.pair(client, port, words...); err != nil {
+		l.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", strings.Join(words, " "), client, err, served, client, said)
 	}
 }
 
-func (l verbsLab) mustPair(client string, words ...string) {
-	l.Helper()
-	if served, said, err := l.pair(client, words...); err != nil {
-		l.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", words[0], client, err, served, client, said)
+// rdma gives what a node says of queue pairs and devices.
+func (l verbsLab) rdma(node string) (api.RDMA, error) {
+	out, err := l.heddle(l.Context(), "rdma", "--node", node, "--output", "json").Output()
+	if err != nil {
+		return api.RDMA{}, err
 	}
+	var list []api.RDMA
+	if err := json.Unmarshal(out, &list); err != nil || len(list) != 1 {
+		return api.RDMA{}, fmt.Errorf("heddle rdma: %s: %w", out, err)
+	}
+	return list[0], nil
 }
 
 // noVerbs forbids the connections of queue pairs, and no others.
@@ -97,23 +157,108 @@ ingress:
   - {action: deny, ports: [tcp/4791]}
 `
 
-// policyHolds wants pairs of endpoints that policy forbids to fail, on one node, too.
-func (l verbsLab) policyHolds() {
+// policy runs `heddle policy` by n1's agent.
+func (l verbsLab) policy(args ...string) {
+	l.Helper()
+	if out, err := l.heddle(l.Context(), append([]string{"policy"}, append(args, "--node", "n1")...)...).CombinedOutput(); err != nil {
+		l.Fatalf("heddle policy %v: %v\n%s", args, err, out)
+	}
+}
+
+// policyHolds wants a live pair of endpoints to fail as soon as policy forbids it, and none to come
+// about then, on one node, too.
+func (l verbsLab) policyHolds(client string, path api.RDMAPath) {
 	l.Helper()
 	file := filepath.Join(l.TempDir(), "policy.yaml")
 	testutil.NoError(l, os.WriteFile(file, []byte(noVerbs), 0o600))
-	policy := func(args ...string) {
-		l.Helper()
-		if out, err := l.heddle(l.Context(), append([]string{"policy"}, args...)...).CombinedOutput(); err != nil {
-			l.Fatalf("heddle policy %v: %v\n%s", args, err, out)
+	words := []string{"ib_write_bw", "-x", "0", "-D", "60"}
+	server := l.start("n1/c1", words...)
+	l.awaitListener(pingpongPort)
+	live := l.start(client, append(words, l.addr("n1/c1"))...)
+	testutil.Eventually(l, "bytes to move by "+string(path), func() (bool, string) {
+		state, err := l.rdma("n1")
+		return err == nil && slices.ContainsFunc(state.QueuePairs, func(q api.QueuePair) bool {
+			return q.Endpoint == "n1/c1" && q.Path == path && q.BytesReceived > 1<<20 && q.PeerNumber > 0 && q.Peer.String() == l.addr(client)
+		}), fmt.Sprintf("%+v, %v", state.QueuePairs, err)
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- live.Wait() }()
+	l.policy("apply", "-f", file)
+	applied := time.Now()
+	select {
+	case err := <-ended:
+		if err == nil || time.Since(applied) > time.Second {
+			l.Errorf("%s: a forbidden pair ended after %v: %v\n%s", client, time.Since(applied), err, live.out)
 		}
+	case <-time.After(testutil.WaitTimeout):
+		l.Errorf("%s: a forbidden pair lives\n%s", client, live.out)
 	}
-	policy("apply", "--node", "n1", "-f", file)
-	served, said, err := l.pair("n1/c2", "timeout", "10", "ibv_rc_pingpong", "-g", "0")
+	_ = server.stop()
+	served, said, err := l.pair(client, pingpongPort, "timeout", "4", "ibv_rc_pingpong", "-g", "0")
 	if err == nil || strings.Contains(served+said, "usec/iter") {
 		l.Errorf("queue pairs communicate that policy forbids: %v\n%s\n%s", err, served, said)
 	}
-	policy("delete", "--node", "n1", "no-verbs")
+	l.policy("delete", "no-verbs")
+	l.counted("verbs_link_cut", "verbs_connect_refused")
+}
+
+// counted waits until n1 has counted reasons: what it says of the router may be a moment old.
+func (l verbsLab) counted(reasons ...string) {
+	l.Helper()
+	testutil.Eventually(l, strings.Join(reasons, " and ")+" to be counted", func() (bool, string) {
+		out, err := l.heddle(l.Context(), "status", "--node", "n1", "--output", "json").Output()
+		var status []struct{ Counters []api.Counter }
+		if err = errors.Join(err, json.Unmarshal(out, &status)); err != nil {
+			return false, err.Error()
+		}
+		left := len(reasons)
+		for _, c := range status[0].Counters {
+			if slices.Contains(reasons, c.Name) && c.Value > 0 {
+				left--
+			}
+		}
+		return left == 0, string(out)
+	})
+}
+
+// limitsHold wants a device to have no more than its endpoint may, and packets between nodes to
+// have its endpoint's mark and speed.
+func (l verbsLab) limitsHold() {
+	l.Helper()
+	limit := func(args ...string) {
+		l.Helper()
+		if out, err := l.heddle(l.Context(), append([]string{"limit"}, args...)...).CombinedOutput(); err != nil {
+			l.Fatalf("heddle limit %v: %v\n%s", args, err, out)
+		}
+	}
+	limit("set", "n1/c2", "--verbs-qps", "2", "--dscp", "46", "--egress", "100mbit")
+	if _, said, err := l.pair("n1/c2", pingpongPort, "ib_send_bw", "-x", "0", "-q", "3"); err == nil || !strings.Contains(said, "QP") {
+		l.Errorf("three queue pairs where two may be: %v\n%s", err, said)
+	}
+	l.counted("verbs_quota_objects")
+
+	// n1/c2 sends to n2/c1: the bytes leave its node.
+	words := []string{"ib_write_bw", "-x", "0", "-D", "4", "--report_gbits"}
+	server := l.start("n2/c1", words...)
+	marked := exec.CommandContext(l.Context(), "nsenter", "--net="+netns.Path(l.name+"-n1"), "timeout", "20", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "20", "-nn",
+		"ip[1] & 0xfc == 0xb8 and tcp portrange 17408-17471 and greater 1000")
+	var seen strings.Builder
+	marked.Stdout, marked.Stderr = &seen, &seen
+	testutil.NoError(l, marked.Start())
+	var said []byte
+	var err error
+	testutil.Eventually(l, "ib_write_bw from n1/c2", func() (bool, string) {
+		said, err = l.exec(l.Context(), "n1/c2", append(slices.Clip(words), l.addr("n2/c1"))).CombinedOutput()
+		return err == nil, string(said)
+	})
+	if err := marked.Wait(); err != nil {
+		l.Errorf("no packets with the mark: %v\n%s", err, seen.String())
+	}
+	testutil.NoError(l, server.Wait())
+	if fields := strings.Fields(string(said)); !slices.ContainsFunc(fields, func(f string) bool { return strings.HasPrefix(f, "0.0") || strings.HasPrefix(f, "0.1") }) {
+		l.Errorf("faster than its cap of 0.1 Gb/s, or not at all:\n%s", said)
+	}
+	limit("clear", "n1/c2")
 }
 
 // router gives the state of n1's router.
@@ -129,15 +274,40 @@ func (l verbsLab) router() (api.Router, error) {
 	return *status[0].Router, nil
 }
 
-// TestVerbs: Debian's own programs, as they are, on one node and between two, and after the ends of
-// agent and router.
+// mpi runs the job of TestOpenMPI over UCX with verbs: a process in n1/c1, one in client.
+func (l verbsLab) mpi(client string) {
+	l.Helper()
+	dir := mpiDir(l.T)
+	for _, pipe := range []string{"asked", "ended"} {
+		testutil.NoError(l, unix.Mkfifo(filepath.Join(dir, pipe), 0o666))
+	}
+	env := []string{"env", "--chdir", dir, "TMPDIR=" + dir, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}
+	beside := l.start("n1/c1", append(slices.Clip(env), "./beside.sh")...)
+	job := l.start(client, append(env, "mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", filepath.Join(dir, "launch.sh"), "--mca", "oob", "tcp",
+		"--mca", "pml", "ucx", "--mca", "btl", "self", "-x", "UCX_TLS=rc,self", "-x", "UCX_NET_DEVICES=heddle0:1",
+		"-np", "2", "--host", l.addr(client)+","+l.addr("n1/c1"), "./ring")...)
+	if err := job.Wait(); err != nil || !strings.Contains(job.out.String(), "ring of 2: 1048576 bytes\n") {
+		_ = beside.stop()
+		l.Errorf("Open MPI between %s and n1/c1: %v\n%s\nbeside it:\n%s", client, err, job.out, beside.out)
+	}
+}
+
+// TestVerbs: Debian's own programs, as they are, on one node and between two, held to policy and
+// limits, and after the ends of agent and router.
 func TestVerbs(t *testing.T) {
 	l := newVerbsLab(t)
-	for _, client := range []string{"n1/c2", "n2/c1"} {
-		l.mustPair(client, "ibv_rc_pingpong", "-g", "0")
-		l.mustPair(client, "ib_send_bw", "-x", "0", "-n", "200")
+	for client, path := range map[string]api.RDMAPath{"n1/c2": api.RDMAMemory, "n2/c1": api.RDMATCP} {
+		l.mustPair(client, pingpongPort, "ibv_rc_pingpong", "-g", "0")
+		l.mustPair(client, pingpongPort, "ib_send_bw", "-x", "0", "-n", "200")
+		l.mustPair(client, pingpongPort, "ib_write_bw", "-x", "0", "-n", "200")
+		l.mustPair(client, pingpongPort, "ib_send_lat", "-x", "0", "-n", "200")
+		for _, transport := range []string{"rc", "ud_verbs"} {
+			l.mustPair(client, ucxPort, "env", "UCX_TLS="+transport, "UCX_NET_DEVICES=heddle0:1", "ucx_perftest", "-n", "200", "-w", "10", "-t", "tag_lat")
+		}
+		l.mpi(client)
+		l.policyHolds(client, path)
 	}
-	l.policyHolds()
+	l.limitsHold()
 	before, err := l.router()
 	if err != nil || before.State != api.RouterRuns || before.Endpoints != 2 {
 		t.Fatalf("router %+v, %v", before, err)
@@ -153,13 +323,13 @@ func TestVerbs(t *testing.T) {
 		now, err := l.router()
 		return err == nil && now.PID == before.PID, fmt.Sprintf("%+v, %v; before %+v", now, err, before)
 	})
-	l.mustPair("n1/c2", "ibv_rc_pingpong", "-g", "0")
+	l.mustPair("n1/c2", pingpongPort, "ibv_rc_pingpong", "-g", "0")
 
 	testutil.NoError(t, syscall.Kill(before.PID, syscall.SIGKILL))
 	testutil.Eventually(t, "another router", func() (bool, string) {
 		now, err := l.router()
 		return err == nil && now.State == api.RouterRuns && now.PID != before.PID && now.Ended == 1, fmt.Sprintf("%+v, %v", now, err)
 	})
-	l.mustPair("n1/c2", "ibv_rc_pingpong", "-g", "0")
-	l.mustPair("n2/c1", "ibv_rc_pingpong", "-g", "0")
+	l.mustPair("n1/c2", pingpongPort, "ibv_rc_pingpong", "-g", "0")
+	l.mustPair("n2/c1", pingpongPort, "ibv_rc_pingpong", "-g", "0")
 }

@@ -305,9 +305,10 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		case m.kind == typeStatistics:
 			m.statistics.records = bytes.Clone(m.statistics.records)
 			select {
-			case l.answers <- m:
-			default: // whoever asked gave up
+			case <-l.answers: // one for which nobody waited any more
+			default:
 			}
+			l.answers <- m // there is room: nobody else sends
 		default:
 			p.refused(m)
 		}

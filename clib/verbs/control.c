@@ -93,9 +93,10 @@ static long receive_reply(struct context *c, void *reply, size_t length, int *fd
 	return got;
 }
 
-/* Returns 0, the router's errno, or -1 if it does not keep to the protocol. */
+/* Returns 0, the router's errno, or -1 if it does not keep to the protocol. The reply has at least
+ * `least` bytes and at most `*reply_length`, which becomes what it has. */
 static int exchange(struct context *c, struct verbs_request *request, size_t request_length,
-                    struct verbs_reply *reply, size_t reply_length, int *fds, int fd_count)
+                    struct verbs_reply *reply, size_t least, size_t *reply_length, int *fds, int fd_count)
 {
 	long sent, got;
 
@@ -104,12 +105,14 @@ static int exchange(struct context *c, struct verbs_request *request, size_t req
 	while (sent < 0 && errno == EINTR);
 	if (sent != (long)request_length)
 		return -1;
-	got = receive_reply(c, reply, reply_length, fds, &fd_count);
+	got = receive_reply(c, reply, *reply_length, fds, &fd_count);
 	if (got < 0)
 		return -1;
 	if (got >= (long)sizeof(*reply) && reply->command == request->command && reply->tag == request->tag &&
-	    reply->error >= 0 && reply->error < 4096 && (reply->error || got == (long)reply_length))
+	    reply->error >= 0 && reply->error < 4096 && (reply->error || got >= (long)least)) {
+		*reply_length = (size_t)got;
 		return reply->error;
+	}
 	for (int i = 0; i < fd_count; i++)
 		close_fd(fds[i]);
 	return -1;
@@ -123,8 +126,8 @@ void control_give_up(struct context *c)
 	syscall(SYS_shutdown, c->control, SHUT_RDWR);
 }
 
-int control_request(struct context *c, enum verbs_command command, void *request, size_t request_length,
-                    void *reply, size_t reply_length, int *fds, int fd_count)
+static int request_reply(struct context *c, enum verbs_command command, void *request, size_t request_length,
+                         void *reply, size_t least, size_t *reply_length, int *fds, int fd_count)
 {
 	struct verbs_request *head = request;
 	int error = -1;
@@ -132,13 +135,27 @@ int control_request(struct context *c, enum verbs_command command, void *request
 	lock_take(&c->control_lock);
 	*head = (struct verbs_request){.command = command, .tag = ++c->tag};
 	if (!is_gone(c))
-		error = exchange(c, head, request_length, reply, reply_length, fds, fd_count);
+		error = exchange(c, head, request_length, reply, least, reply_length, fds, fd_count);
 	if (error < 0) {
 		control_give_up(c);
 		error = EIO;
 	}
 	lock_release(&c->control_lock);
 	return error;
+}
+
+int control_request(struct context *c, enum verbs_command command, void *request, size_t request_length,
+                    void *reply, size_t reply_length, int *fds, int fd_count)
+{
+	size_t got = reply_length;
+
+	return request_reply(c, command, request, request_length, reply, reply_length, &got, fds, fd_count);
+}
+
+int control_request_up_to(struct context *c, enum verbs_command command, void *request, size_t request_length,
+                          void *reply, size_t least, size_t *reply_length)
+{
+	return request_reply(c, command, request, request_length, reply, least, reply_length, NULL, 0);
 }
 
 int control_object(struct context *c, enum verbs_command command, uint32_t object)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /* The list of devices, which has at most one, and its contexts. */
 
+#include "verbs/cm.h"
 #include "verbs/internal.h"
 
 /* What programs look for in /sys is not there; the names are those a kernel's device would have. */
@@ -19,6 +20,7 @@ PUBLIC struct ibv_device **ibv_get_device_list(int *count)
 	int fd = control_connect();
 	struct ibv_device **list;
 
+	cm_hook();
 	if (count)
 		*count = 0;
 	if (fd < 0 && errno == ENOENT) {

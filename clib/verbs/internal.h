@@ -174,6 +174,10 @@ int control_connect(void);
  * `fd_count` descriptors. Returns 0 or an errno. */
 int control_request(struct context *c, enum verbs_command command, void *request, size_t request_length,
                     void *reply, size_t reply_length, int *fds, int fd_count);
+/* The same for a reply of `least` to `*reply_length` bytes without descriptors; the number becomes
+ * what came. */
+int control_request_up_to(struct context *c, enum verbs_command command, void *request, size_t request_length,
+                          void *reply, size_t least, size_t *reply_length);
 /* The same for a request that names one object, whose reply is the head alone. */
 int control_object(struct context *c, enum verbs_command command, uint32_t object);
 /* The same for the end of an object: when the router has ended, it is gone already. */
@@ -187,6 +191,10 @@ int memory_map(struct memory *m, int fd, uint64_t length);
 void memory_unmap(struct memory *m);
 
 /* query.c */
+PUBLIC const char *ibv_get_sysfs_path(void);
+/* Reads the file `name` of folder `dir` without the last line's end. Returns its length, or -1 with
+ * errno. */
+PUBLIC int ibv_read_sysfs_file(const char *dir, const char *name, char *text, size_t size);
 int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t length);
 int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
                     struct ibv_device_attr_ex *attr, size_t length);

@@ -347,7 +347,8 @@ struct verbs_mcast_request {
 	uint8_t gid[16];
 };
 
-/* Followed by `length` bytes: what the program wrote to /dev/infiniband/rdma_cm. */
+/* Followed by `length` bytes: what the program wrote to /dev/infiniband/rdma_cm, and of SET_OPTION
+ * the option. */
 struct verbs_rdma_cm_request {
 	struct verbs_request head;
 	uint32_t length;
@@ -358,7 +359,9 @@ struct verbs_rdma_cm_request {
 struct verbs_rdma_cm_reply {
 	struct verbs_reply head;
 	uint32_t length;
-	uint32_t reserved;
+	/* Bits: 1 it has taken the last event, so that one message of the event socket is to be taken,
+	 * too; 2 the same of the channel that a moved id had. */
+	uint32_t drained;
 };
 
 /* A message on a completion channel's socket. */

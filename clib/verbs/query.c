@@ -221,15 +221,11 @@ PUBLIC int ibv_get_pkey_index(struct ibv_context *context, uint8_t port, __be16 
 	return 0;
 }
 
-PUBLIC const char *ibv_get_sysfs_path(void);
 PUBLIC const char *ibv_get_sysfs_path(void)
 {
 	return "/sys";
 }
 
-/* Reads the file `name` of folder `dir` without the last line's end. Returns its length, or -1 with
- * errno. */
-PUBLIC int ibv_read_sysfs_file(const char *dir, const char *name, char *text, size_t size);
 PUBLIC int ibv_read_sysfs_file(const char *dir, const char *name, char *text, size_t size)
 {
 	char path[4096];

@@ -22,11 +22,12 @@ const (
 	verbsFile = "libheddle-verbs.so"
 	// verbsInContainer is where the library looks for the router (clib/verbs/control.c).
 	verbsInContainer = "/dev/heddle-verbs"
-	// verbsDevice stands for the kernel's device in programs that look for one and do not use it
-	// (UCX).
-	verbsDevice = "/dev/infiniband/uverbs0"
-	ibverbs     = "libibverbs.so.1"
+	ibverbs          = "libibverbs.so.1"
 )
+
+// verbsDevices stand for the kernel's devices in programs that look whether there are some (UCX).
+// Nobody uses them: librdmacm's open() of the second is taken by our library (clib/verbs/cm.c).
+var verbsDevices = []string{"/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"}
 
 // imageLibraryDirs are where images of Debian's and Red Hat's kinds have their libraries.
 var imageLibraryDirs = []string{
@@ -90,7 +91,9 @@ func findVerbs(config object, to target, dirs []string) (binds []bind, lacks str
 	from := func(path string) func(target) string { return func(target) string { return path } }
 	binds = []bind{
 		{source: from(folder.Of(to.socket, e.ID)), at: verbsInContainer, noexec: true},
-		{source: from("/dev/null"), at: verbsDevice, writable: true, noexec: true, device: true},
+	}
+	for _, device := range verbsDevices {
+		binds = append(binds, bind{source: from("/dev/null"), at: device, writable: true, noexec: true, device: true})
 	}
 	for _, at := range targets {
 		binds = append(binds, bind{source: from(library), at: at})

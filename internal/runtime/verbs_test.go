@@ -77,8 +77,9 @@ func TestInjectVerbs(t *testing.T) {
 		"/usr/lib/x86_64-linux-gnu/libibverbs.so.1": library + `["bind","ro","nosuid","nodev"]`,
 		"/dev/heddle-verbs":                         folder.Of(socket, 7) + `["bind","ro","nosuid","nodev","noexec"]`,
 		"/dev/infiniband/uverbs0":                   `/dev/null["bind","nosuid","noexec"]`,
+		"/dev/infiniband/rdma_cm":                   `/dev/null["bind","nosuid","noexec"]`,
 	}
-	if !maps.Equal(got, want) || len(config["mounts"].([]any)) != 4 {
+	if !maps.Equal(got, want) || len(config["mounts"].([]any)) != 5 {
 		t.Errorf("mounts %v, want %v", got, want)
 	}
 }

@@ -68,6 +68,7 @@ impl Objects {
     ) -> Result<Answer, Errno> {
         match request {
             Request::Hello(_) => Err(libc::EPROTO),
+            Request::RdmaCm { .. } => Err(EOPNOTSUPP),
             Request::AllocPd => self.allocate_pd(context),
             Request::DeallocPd(pd) => self.deallocate_pd(context, *pd),
             Request::CreateChannel => self.create_channel(context),
@@ -103,7 +104,7 @@ impl Objects {
         }
         match request.kind {
             abi::VERBS_KIND_DEVICE => {}
-            abi::VERBS_KIND_RDMA_CM => return Err(EOPNOTSUPP),
+            abi::VERBS_KIND_RDMA_CM => return self.cm_hello(context),
             _ => return Err(EINVAL),
         }
         let length = abi::VERBS_CONTEXT_SIZE as usize;
@@ -131,14 +132,11 @@ impl Objects {
 
     fn describe(&mut self, context: u32) -> Result<abi::verbs_hello_reply, Errno> {
         let endpoint = usable(self.endpoint_of(context))?;
-        // A GUID of a locally administered kind, out of the address.
-        let mut guid = [0x02, 0x48, 0x44, 0xff, 0xfe, 0, 0, 0];
-        guid[5..].copy_from_slice(&endpoint.gids[0][13..]);
         let quota = |q| endpoint.limit_of(q);
         Ok(abi::verbs_hello_reply {
             version: abi::VERBS_VERSION,
             context_size: abi::VERBS_CONTEXT_SIZE,
-            node_guid: u64::from_ne_bytes(guid),
+            node_guid: endpoint.guid(),
             gid: endpoint.gids,
             gid_count: gid_count(&endpoint.gids),
             max_qp: quota(Quota::Qps),

@@ -216,7 +216,7 @@ impl Objects {
     }
 }
 
-fn greeting(kind: u16, source: Gid, destination: Gid) -> Greeting {
+pub(crate) fn greeting(kind: u16, source: Gid, destination: Gid) -> Greeting {
     Greeting {
         version: wire::VERSION,
         kind,

@@ -46,6 +46,7 @@ impl Objects {
             shown: false,
             events: None,
             qps: Vec::new(),
+            cm: None,
             unsent: None,
             awake: false,
             waits: false,
@@ -102,10 +103,19 @@ impl Objects {
         head: verbs_request,
         request: Result<Request, control::Errno>,
     ) -> Unsent {
-        let greeted = self.contexts.get(handle).is_some_and(|c| c.doorbell.is_some());
+        let (greeted, is_channel) = self
+            .contexts
+            .get(handle)
+            .map_or((false, false), |c| (c.doorbell.is_some() || c.cm.is_some(), c.cm.is_some()));
         let answer = request.and_then(|request| match &request {
             Request::Hello(hello) if !greeted => self.hello(handle, hello),
             _ if !greeted => Err(libc::EPROTO),
+            Request::RdmaCm { response_max, command } if is_channel => {
+                let command = command.as_ref().map_err(|errno| *errno)?;
+                self.cm_command(handle, command, *response_max)
+            }
+            Request::Hello(_) => Err(libc::EPROTO),
+            _ if is_channel => Err(libc::EOPNOTSUPP),
             _ => self.serve_request(handle, &request),
         });
         let error = answer.as_ref().err().copied().unwrap_or(0);

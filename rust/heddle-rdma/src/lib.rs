@@ -17,6 +17,7 @@
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
+//! | `cm`, `cm_events`, `cm_link` | RDMA-CM: ids and commands, events, talk of ids |
 //! | `connect` | connections between endpoints are asked for |
 //! | `link` | they are greeted, matched, read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
@@ -27,6 +28,9 @@
 
 mod accounts;
 mod baton;
+mod cm;
+mod cm_events;
+mod cm_link;
 mod commands;
 mod connect;
 mod control;

@@ -11,6 +11,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use verbs_protocol::cm_message::Message;
 use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
@@ -79,23 +80,27 @@ pub(crate) struct Inbound {
 pub(crate) struct Link {
     pub(crate) endpoint: u32,
     pub(crate) stream: TcpStream,
-    own: Gid,
+    pub(crate) own: Gid,
     pub(crate) other: Gid,
-    opener: bool,
+    pub(crate) opener: bool,
     /// The other end is an endpoint of this node, too.
     pub(crate) is_local: bool,
     pub(crate) phase: Phase,
-    kind: u16,
+    pub(crate) kind: u16,
     /// The queue pair here; 0 for datagrams, and when it has gone.
     pub(crate) qp: u32,
     pub(crate) greeting: Option<Greeting>,
+    /// The id of RDMA-CM here; 0 if there is none.
+    pub(crate) cm: u32,
+    /// A request that waits for room at its listener.
+    pub(crate) cm_request: Option<Box<Message>>,
     received: Vec<u8>,
     filled: usize,
     pub(crate) unsent: VecDeque<u8>,
     pub(crate) waits_for_room: bool,
     /// Since when datagrams find it full; none if half of that was sent since.
     pub(crate) full_since: Option<Instant>,
-    deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
 
     // The requester.
     pub(crate) sent: VecDeque<Sent>,
@@ -131,6 +136,8 @@ pub(crate) enum Timer {
     Link(u32),
     /// A queue pair asks for its connection again, having waited for so many milliseconds.
     Seek(u32, u64),
+    /// An id of RDMA-CM waits.
+    Cm(u32),
 }
 
 impl Objects {
@@ -156,6 +163,7 @@ impl Objects {
                     }
                 }
                 Timer::Seek(number, after) => self.ask_for_link(number, after),
+                Timer::Cm(handle) => self.cm_expire(handle, now),
             }
         }
         None
@@ -188,7 +196,9 @@ impl Objects {
     /// A connection that another endpoint has made to this one, as the agent says.
     pub(crate) fn accepted(&mut self, endpoint: u32, from: Gid, to: Gid, socket: OwnedFd) {
         let unmatched = |l: &Link| {
-            l.endpoint == endpoint && matches!(l.phase, Phase::Greeting | Phase::Unmatched)
+            l.endpoint == endpoint
+                && (matches!(l.phase, Phase::Greeting | Phase::Unmatched)
+                    || l.kind == wire::RDMA_CM && l.phase == Phase::Established && l.cm == 0)
         };
         let known = self.endpoints.get(endpoint).is_some_and(|e| e.has(&to));
         if known && self.links.iter().filter(|(_, l)| unmatched(l)).count() < UNMATCHED_MAX {
@@ -220,6 +230,8 @@ impl Objects {
             kind: wire::PAIR,
             qp: 0,
             greeting: None,
+            cm: 0,
+            cm_request: None,
             received: vec![0; RECEIVE_FIRST],
             filled: 0,
             unsent: VecDeque::new(),
@@ -366,7 +378,7 @@ impl Objects {
         if status != 0 {
             self.answer_greeting(handle, status);
             self.close_link(handle);
-        } else if heard.kind == wire::DATAGRAMS {
+        } else if matches!(heard.kind, wire::DATAGRAMS | wire::RDMA_CM) {
             self.answer_greeting(handle, 0);
             self.establish(handle);
         } else {
@@ -427,6 +439,15 @@ impl Objects {
         link.is_local = self.endpoints.iter().any(|(_, e)| e.has(&link.other));
         link.deadline = None;
         let (endpoint, other, kind) = (link.endpoint, link.other, link.kind);
+        if kind == wire::RDMA_CM {
+            if link.opener {
+                self.cm_established(handle);
+            } else {
+                // The request is to follow at once.
+                self.set_deadline(handle, GREETING_TIME);
+            }
+            return;
+        }
         if kind == wire::DATAGRAMS && !link.opener {
             self.datagram_links.push((endpoint, other, handle));
         }
@@ -489,7 +510,7 @@ impl Objects {
         self.close_link(handle);
     }
 
-    fn close_link(&mut self, handle: u32) {
+    pub(crate) fn close_link(&mut self, handle: u32) {
         if let Some(link) = self.links.get_mut(handle) {
             link.phase = Phase::Closing;
             link.responses.clear();
@@ -542,6 +563,9 @@ impl Objects {
             if link.phase == Phase::Greeting {
                 self.refuse_datagrams(link.endpoint, link.other);
             }
+        }
+        if link.kind == wire::RDMA_CM {
+            return self.cm_link_ended(&link);
         }
         let Some(qp) = self.qps.get_mut(link.qp) else { return };
         qp.link = 0;

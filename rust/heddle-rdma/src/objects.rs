@@ -16,6 +16,8 @@ use verbs_qp::{Service, State};
 
 use crate::accounts::{Account, QpAccount};
 use crate::baton::{Shared, Worker};
+use crate::cm;
+use crate::cm_events::EventChannel;
 use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
@@ -100,6 +102,7 @@ pub(crate) struct Endpoint {
     pub(crate) shard: Option<Shard>,
     /// A thread is in the middle of an atomic on its memory.
     pub(crate) in_atomic: bool,
+    pub(crate) cm: cm::Usage,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -117,6 +120,7 @@ impl Endpoint {
             account: Account::default(),
             shard: None,
             in_atomic: false,
+            cm: cm::Usage::default(),
             named: true,
         }
     }
@@ -189,6 +193,14 @@ impl Endpoint {
         self.gids[usize::from(index) & 1]
     }
 
+    /// The GUID of its device, in network byte order: one of a locally administered kind, out of
+    /// the address.
+    pub(crate) fn guid(&self) -> u64 {
+        let mut guid = [0x02, 0x48, 0x44, 0xff, 0xfe, 0, 0, 0];
+        guid[5..].copy_from_slice(&self.gids[0][13..]);
+        u64::from_ne_bytes(guid)
+    }
+
     /// The endpoint's own GID of the family of another one.
     pub(crate) fn gid_like(&self, other: &Gid) -> Gid {
         let is_ipv4 = other[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
@@ -255,6 +267,8 @@ pub(crate) struct Context {
     pub(crate) shown: bool,
     pub(crate) events: Option<EventSocket>,
     pub(crate) qps: Vec<u32>,
+    /// It is no device, but an event channel of RDMA-CM.
+    pub(crate) cm: Option<EventChannel>,
     pub(crate) unsent: Option<Unsent>,
     /// Its rings are looked at in each turn, and it need not ring.
     pub(crate) awake: bool,
@@ -397,6 +411,7 @@ pub(crate) struct Objects {
     pub(crate) to: Vec<Piece>,
     touched: Vec<u32>,
     broken: Vec<u32>,
+    pub(crate) cm: cm::Ids,
     pub(crate) links: Table<Link>,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
@@ -460,6 +475,7 @@ impl Objects {
             to: Vec::with_capacity(64),
             touched: Vec::with_capacity(64),
             broken: Vec::new(),
+            cm: cm::Ids::new(),
             links: Table::new(18, 32),
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),
@@ -613,6 +629,7 @@ impl Objects {
             memories destroy_memory,
             pds deallocate_pd
         );
+        self.cm_close(handle);
         let Some(context) = self.contexts.remove(handle) else { return };
         let epoll = self.epoll_of(context.endpoint);
         epoll.remove(context.socket.as_fd());
@@ -620,7 +637,11 @@ impl Objects {
             epoll.remove(doorbell.as_fd());
         }
         if let Some(endpoint) = self.endpoints.get_mut(context.endpoint) {
-            endpoint.refund(Quota::Contexts, 1);
+            if context.cm.is_some() {
+                endpoint.cm.channels -= 1;
+            } else {
+                endpoint.refund(Quota::Contexts, 1);
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use verbs_protocol::abi;
 use verbs_protocol::ibv;
-use verbs_protocol::wire::{FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
+use verbs_protocol::wire::{self, FIRST, FRAME_MAX, Header, Kind, LAST, SOLICITED};
 use verbs_qp::Service;
 
 use crate::link::{Link, Phase, SEND_HIGH, Sent};
@@ -209,6 +209,9 @@ impl Objects {
             return false;
         }
         let result = match header.kind {
+            Kind::Cm if link.kind == wire::RDMA_CM => self.cm_frame(handle, header, bytes),
+            Kind::Cm => Err(Broken),
+            _ if link.kind == wire::RDMA_CM => Err(Broken),
             Kind::Datagram if datagrams => self.hear_datagram(handle, header, bytes),
             Kind::Datagram => Err(Broken),
             _ if datagrams => Err(Broken),

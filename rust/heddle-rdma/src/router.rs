@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use verbs_protocol::agent::{self, Message};
 
 use crate::baton::{Shared, Worker};
+use crate::cm_link;
 use crate::objects::{Endpoint, EventSocket, Objects, Source};
 use crate::shards::Nudge;
 use crate::sys::{self, Epoll};
@@ -386,7 +387,11 @@ impl Loop {
             Message::Connected { tag, endpoint, errno } => {
                 let socket = descriptors.pop().filter(|_| errno == 0);
                 if let Some(handle) = self.endpoint(endpoint) {
-                    self.objects.connected(tag, handle, socket);
+                    if tag & !cm_link::IDS == cm_link::TAG {
+                        self.objects.cm_connected(tag, handle, socket, errno);
+                    } else {
+                        self.objects.connected(tag, handle, socket);
+                    }
                 }
             }
             Message::Accepted { endpoint, source, destination } => {

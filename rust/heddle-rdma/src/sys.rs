@@ -118,6 +118,12 @@ pub(crate) fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((a, b))
 }
 
+/// A connected pair of STREAM sockets.
+pub(crate) fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (a, b) = std::os::unix::net::UnixStream::pair()?;
+    Ok((a.into(), b.into()))
+}
+
 pub(crate) fn set_nonblocking(fd: &OwnedFd) -> io::Result<()> {
     // SAFETY: F_SETFL takes a number and touches no memory of ours.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)

@@ -35,7 +35,7 @@ fn messages_without_sense_end_the_connection_or_are_answered() {
     assert!(receive(&socket).unwrap().0.is_empty());
     let socket = router.connect(1);
     for (version, kind, errno) in
-        [(2, 0, libc::EPROTONOSUPPORT), (1, 1, libc::EOPNOTSUPP), (1, 2, libc::EINVAL)]
+        [(2, 0, libc::EPROTONOSUPPORT), (2, 1, libc::EPROTONOSUPPORT), (1, 2, libc::EINVAL)]
     {
         let refused = ask(&socket, plain::bytes(&hello(version, kind)));
         assert_eq!(refused.unwrap_err(), errno);

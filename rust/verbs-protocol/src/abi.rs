@@ -354,7 +354,7 @@ pub struct verbs_rdma_cm_request {
 pub struct verbs_rdma_cm_reply {
     pub head: verbs_reply,
     pub length: u32,
-    pub reserved: u32,
+    pub drained: u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

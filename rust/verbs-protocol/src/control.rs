@@ -1,6 +1,7 @@
 //! Requests on the control socket. `docs/protocols/verbs-control.md`.
 
 use crate::abi::{self, verbs_request};
+use crate::cm::Command;
 use crate::plain::{self, Plain};
 
 /// An errno, as it is answered.
@@ -13,7 +14,7 @@ pub const EOPNOTSUPP: Errno = 95;
 
 /// What is asked for. A request that is here has its right length, and its reserved fields are 0;
 /// the numbers in it are not checked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the page describes the commands")]
 pub enum Request {
     Hello(abi::verbs_hello_request),
@@ -39,6 +40,10 @@ pub enum Request {
     DeregMr(u32),
     /// The address.
     ShowMemory(u64),
+    RdmaCm {
+        response_max: u32,
+        command: Result<Box<Command>, Errno>,
+    },
 }
 
 /// Bytes that are shorter than the head of a request: the connection ends.
@@ -106,9 +111,23 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
             Request::ShowMemory(exactly::<abi::verbs_show_memory_request>(bytes)?.address)
         }
         // RDMA_CM and multicast among them: the page says that they are not there yet.
+        abi::VERBS_RDMA_CM => rdma_cm(bytes)?,
+        // Multicast among them: the page says that it is not there yet.
         _ => return Err(EOPNOTSUPP),
     })
 }
+
+fn rdma_cm(bytes: &[u8]) -> Result<Request, Errno> {
+    let (head, command) = bytes.split_at_checked(RDMA_CM_HEAD).ok_or(EINVAL)?;
+    let head: abi::verbs_rdma_cm_request = exactly(head)?;
+    if head.length as usize != command.len() {
+        return Err(EINVAL);
+    }
+    let command = Command::parse(command).map(Box::new);
+    Ok(Request::RdmaCm { response_max: head.response_max, command })
+}
+
+const RDMA_CM_HEAD: usize = size_of::<abi::verbs_rdma_cm_request>();
 
 fn exactly<T: Plain>(bytes: &[u8]) -> Result<T, Errno> {
     plain::read(bytes).ok_or(EINVAL)

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`abi`] | the layouts that C shares, made of `clib/verbs/protocol.h` by `generate.sh` |
 //! | [`control`] | requests on the control socket, out of bytes |
+//! | [`cm`], [`cm_message`] | RDMA-CM: commands of programs, and messages |
 //! | [`slots`] | work requests, out of slots |
 //! | [`wire`] | greeting and frames between routers |
 //! | [`agent`] | messages between the router and its agent |
@@ -15,6 +16,8 @@
 //! bytes.
 
 pub mod agent;
+pub mod cm;
+pub mod cm_message;
 pub mod control;
 pub mod ibv;
 pub mod plain;

@@ -1,6 +1,6 @@
 //! Greeting and frames between routers. `docs/protocols/verbs-wire.md`.
 
-use crate::Gid;
+use crate::{Gid, cm_message};
 
 /// Bytes of a greeting.
 pub const GREETING: usize = 64;
@@ -17,6 +17,8 @@ const MAGIC: [u8; 8] = *b"HDLVERBS";
 pub const PAIR: u16 = 1;
 /// The other kind.
 pub const DATAGRAMS: u16 = 2;
+/// The third kind: two ids of RDMA-CM.
+pub const RDMA_CM: u16 = 3;
 
 /// First frame of a message.
 pub const FIRST: u16 = 1;
@@ -79,7 +81,7 @@ impl Greeting {
         };
         let good = bytes[..8] == MAGIC
             && (greeting.version != VERSION
-                || matches!(greeting.kind, PAIR | DATAGRAMS) && bytes[57..] == [0; 7]);
+                || matches!(greeting.kind, PAIR | DATAGRAMS | RDMA_CM) && bytes[57..] == [0; 7]);
         good.then_some(greeting).ok_or(Malformed)
     }
 }
@@ -96,6 +98,7 @@ pub enum Kind {
     Rnr = 5,
     Datagram = 6,
     Close = 7,
+    Cm = 8,
 }
 
 /// The header of a frame.
@@ -167,6 +170,7 @@ impl Header {
             5 => Kind::Rnr,
             6 => Kind::Datagram,
             7 => Kind::Close,
+            8 => Kind::Cm,
             _ => return Err(Malformed),
         };
         let header = Self {
@@ -182,8 +186,11 @@ impl Header {
             total: long(bytes, 32),
             swap: long(bytes, 40),
         };
-        let carries = matches!(kind, Kind::Request | Kind::ReadResponse | Kind::Datagram);
-        let most = if carries { FRAME_MAX } else { 0 };
+        let most = match kind {
+            Kind::Request | Kind::ReadResponse | Kind::Datagram => FRAME_MAX,
+            Kind::Cm => cm_message::MESSAGE_MAX,
+            _ => 0,
+        };
         if header.flags > 7 || header.length as usize > most {
             return Err(Malformed);
         }
@@ -253,7 +260,7 @@ mod tests {
         };
         let bytes = header.encode();
         assert_eq!(Header::parse(&bytes), Ok(header));
-        for (at, value) in [(0, 0), (0, 8), (3, 8), (2, 1), (7, 1), (0, 2)] {
+        for (at, value) in [(0, 0), (0, 9), (0, 8), (3, 8), (2, 1), (7, 1), (0, 2)] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(Header::parse(&bad), Err(Malformed), "{at} {value}");

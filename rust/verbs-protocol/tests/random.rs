@@ -15,9 +15,11 @@ fn bytes_of_any_kind_are_read_or_refused() {
     };
     let mut all = Outcomes::default();
     for _ in 0..50_000 {
-        let kind = random() % 5;
+        let kind = random() % 7;
         let length = match kind {
             0 => [8, 16, 24, 32, 48, 56, 64, 140][usize::try_from(random() % 8).unwrap()],
+            5 => [16, 32, 48, 72, 280, 296, 304][usize::try_from(random() % 7).unwrap()],
+            6 => 48 + [32, 36, 88][usize::try_from(random() % 3).unwrap()],
             4 => [16, 24, 48, 176][usize::try_from(random() % 4).unwrap()],
             _ => 64 * (1 + usize::try_from(random() % 9).unwrap()),
         };
@@ -30,6 +32,22 @@ fn bytes_of_any_kind_are_read_or_refused() {
             bytes[..8].copy_from_slice(b"HDLVERBS");
             bytes[8..12].copy_from_slice(&[0, 1, 0, 1]);
         }
+        if kind == 5 {
+            // The command says how long it is.
+            let rest = u16::try_from(length - 8).unwrap();
+            bytes[1..4].fill(0);
+            bytes[4..6].copy_from_slice(&rest.to_ne_bytes());
+        }
+        if kind == 6 {
+            let rest = u32::try_from(length - 48).unwrap();
+            bytes[..48].fill(0);
+            bytes[..2].copy_from_slice(&[8, random().to_ne_bytes()[0] % 10]);
+            bytes[4..8].copy_from_slice(&rest.to_be_bytes());
+            bytes[48..80].fill(0);
+            if !random().is_multiple_of(4) {
+                bytes[48..50].copy_from_slice(&[1, 6]);
+            }
+        }
         bytes.insert(0, u8::try_from(kind).unwrap());
         let got = driver::drive(&bytes);
         all.requests += got.requests;
@@ -39,6 +57,8 @@ fn bytes_of_any_kind_are_read_or_refused() {
         all.greetings += got.greetings;
         all.frames += got.frames;
         all.messages += got.messages;
+        all.cm_commands += got.cm_commands;
+        all.cm_messages += got.cm_messages;
     }
     let reached = [
         all.requests,
@@ -48,6 +68,8 @@ fn bytes_of_any_kind_are_read_or_refused() {
         all.greetings,
         all.frames,
         all.messages,
+        all.cm_commands,
+        all.cm_messages,
     ];
     assert!(reached.iter().all(|n| *n > 0), "{all:?}");
 }

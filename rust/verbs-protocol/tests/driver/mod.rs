@@ -3,7 +3,7 @@
 
 use verbs_protocol::slots::{self, Receive, SLOT, Send};
 use verbs_protocol::wire::{GREETING, Greeting, HEADER, Header};
-use verbs_protocol::{agent, control};
+use verbs_protocol::{agent, cm, cm_message, control};
 
 /// What came of the bytes, so that a run can show that it reached all of it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,13 +15,15 @@ pub(crate) struct Outcomes {
     pub(crate) greetings: u64,
     pub(crate) frames: u64,
     pub(crate) messages: u64,
+    pub(crate) cm_commands: u64,
+    pub(crate) cm_messages: u64,
 }
 
 /// Reads the bytes. The first one says as what.
 pub(crate) fn drive(data: &[u8]) -> Outcomes {
     let mut outcomes = Outcomes::default();
     let Some((kind, bytes)) = data.split_first() else { return outcomes };
-    match kind % 5 {
+    match kind % 7 {
         0 => match control::parse(bytes) {
             Ok((head, request)) => {
                 assert_eq!(head.command.to_ne_bytes(), bytes[..4]);
@@ -48,10 +50,22 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
                 outcomes.frames += 1;
             }
         }
-        _ => {
+        4 => {
             if let Ok(message) = agent::Message::parse(bytes) {
                 assert_eq!(agent::Message::parse(&message.encode()), Ok(message));
                 outcomes.messages += 1;
+            }
+        }
+        5 => outcomes.cm_commands += u64::from(cm::Command::parse(bytes).is_ok()),
+        _ => {
+            if let Some((head, bytes)) = bytes.split_first_chunk::<HEADER>()
+                && let Ok(header) = Header::parse(head)
+                && let Ok(message) = cm_message::Message::parse(&header, bytes)
+            {
+                let (again, same) = message.encode();
+                assert_eq!(same, bytes);
+                assert_eq!(cm_message::Message::parse(&again, &same), Ok(message));
+                outcomes.cm_messages += 1;
             }
         }
     }

@@ -1,0 +1,126 @@
+package clib_test
+
+import (
+	"bytes"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// rdmaCM is the command of clib/verbs/protocol.h.
+const rdmaCM = 24
+
+// cmPrograms are Debian's programs that connect by the image's own librdmacm, from packages
+// rdmacm-utils and perftest: what the server runs, and the client but for the server's address.
+var cmPrograms = []struct{ name, server, client string }{
+	{"rping", "rping -s -a 0.0.0.0 -C 20", "rping -c -C 20 -a"},
+	{"ucmatose", "ucmatose -C 10", "ucmatose -C 10 -s"},
+	{"ucmatose migrated", "ucmatose -m", "ucmatose -m -s"},
+	{"udaddy", "udaddy", "udaddy -s"},
+	{"rdma_client", "rdma_server", "rdma_client -s"},
+	{"rdma_xclient", "rdma_xserver -c r", "rdma_xclient -c r -s"},
+	{"ib_send_bw", "ib_send_bw -R -F -n 200", "ib_send_bw -R -F -n 200"},
+	{"ib_write_bw", "ib_write_bw -R -F -n 200", "ib_write_bw -R -F -n 200"},
+	{"ib_send_lat UD", "ib_send_lat -R -F -c UD -n 200", "ib_send_lat -R -F -c UD -n 200"},
+	{"rstream", "rstream -S 65536 -C 50", "rstream -S 65536 -C 50 -s"},
+	{"rstream nonblocking", "rstream -T n -S 4096 -C 50", "rstream -T n -S 4096 -C 50 -s"},
+	{"riostream", "riostream -S 4096 -C 50", "riostream -S 4096 -C 50 -s"},
+}
+
+// connectByCM runs a server, and a client until it is not too early for it.
+func connectByCM(t *testing.T, server, client *place, serve, connect []string) {
+	t.Helper()
+	var out bytes.Buffer
+	s := server.command(serve...)
+	s.Stdout, s.Stderr = &out, &out
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait() }()
+	for {
+		c, err := client.command(connect...).CombinedOutput()
+		if err == nil {
+			if err := <-ended; err != nil {
+				t.Fatalf("%v: %v\n--- server\n%s--- client\n%s", serve, err, &out, c)
+			}
+			return
+		}
+		select {
+		case ended := <-ended:
+			t.Fatalf("%v: %v, %v\n--- server\n%s--- client\n%s", connect, err, ended, &out, c)
+		case <-client.t.Context().Done():
+			t.Fatalf("%v: %v\n--- server\n%s--- client\n%s", connect, err, &out, c)
+		default: // the server may not have listened yet
+		}
+	}
+}
+
+// TestDebianCM: unmodified programs connect by the image's librdmacm, between two endpoints of a
+// node.
+func TestDebianCM(t *testing.T) {
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1}, [4]byte{10, 9, 0, 2})
+	a, b := newPlace(t, dirs[0]), newPlace(t, dirs[1])
+	join(t, a, b)
+	for _, p := range cmPrograms {
+		t.Run(p.name, func(t *testing.T) {
+			connectByCM(t, a, b, strings.Fields(p.server), append(strings.Fields(p.client), "10.9.0.1"))
+		})
+	}
+}
+
+// preload has a program use rsocket instead of TCP.
+const preload = "env LD_PRELOAD=librspreload.so LD_LIBRARY_PATH="
+
+// TestUnsupportedCM: the commands that the page of RDMA names answer EOPNOTSUPP, and no other does.
+func TestUnsupportedCM(t *testing.T) {
+	page := read(t, "../docs/howto/rdma.md")
+	_, list, _ := strings.Cut(page, "<!-- unsupported by RDMA-CM -->")
+	list, _, _ = strings.Cut(list, "<!-- end -->")
+	var want []string
+	for _, m := range regexp.MustCompile("`([A-Z_]+)`").FindAllStringSubmatch(list, -1) {
+		want = append(want, m[1])
+	}
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	control := connect(t, filepath.Join(dirs[0], "control"))
+	ask := func(command uint32, fields ...uint32) unix.Errno {
+		t.Helper()
+		message := make([]byte, 8+4*len(fields), 512)
+		order.PutUint32(message, command)
+		for i, n := range fields {
+			order.PutUint32(message[8+4*i:], n)
+		}
+		if command == rdmaCM {
+			message = message[:cap(message)]
+		}
+		reply := make([]byte, 4096)
+		_, err := unix.Write(control, message)
+		if err == nil {
+			_, err = unix.Read(control, reply)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unix.Errno(order.Uint32(reply[8:]))
+	}
+	if errno := ask(hello, 1, 1); errno != 0 {
+		t.Fatalf("hello: %v", errno)
+	}
+	var got []string
+	// Of the kernel's header, in the order of their numbers.
+	commands := regexp.MustCompile(`RDMA_USER_CM_CMD_(\w+)`).FindAllStringSubmatch(read(t, "/usr/include/rdma/rdma_user_cm.h"), -1)
+	for number, m := range commands {
+		// A command of 480 bytes that are 0, with room for its response.
+		if errno := ask(rdmaCM, 512-16, 4096, uint32(number), 480); errno == unix.EOPNOTSUPP && m[1] != "CREATE_ID" {
+			got = append(got, m[1])
+		}
+	}
+	slices.Sort(got)
+	if len(commands) != 23 || !slices.Equal(got, want) {
+		t.Errorf("of %d commands %v answer EOPNOTSUPP, the page says %v", len(commands), got, want)
+	}
+}

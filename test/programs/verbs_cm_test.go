@@ -1,0 +1,90 @@
+package programs
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/testutil"
+)
+
+// cmPrograms are Debian's programs that connect by the image's own librdmacm: what the server runs,
+// and the client but for the server's address.
+var cmPrograms = [][2]string{
+	{"rping -s -C 20", "rping -c -C 20 -a"},
+	{"ucmatose -C 10", "ucmatose -C 10 -s"},
+	{"udaddy", "udaddy -s"},
+	{"rdma_server", "rdma_client -s"},
+	{"rdma_xserver -c r", "rdma_xclient -c r -s"},
+	{"ib_send_bw -R -F -n 200", "ib_send_bw -R -F -n 200"},
+	{"ib_write_bw -R -F -n 200", "ib_write_bw -R -F -n 200"},
+	{"rstream -S 65536 -C 100", "rstream -S 65536 -C 100 -s"},
+}
+
+// refused matches what programs say of an event with an errno, which no later attempt changes.
+var refused = regexp.MustCompile(`RDMA_CM_EVENT_UNREACHABLE, error:? -`)
+
+// connect runs a server in n1/c1 and a client, which begins anew as long as nobody listens.
+func (l verbsLab) connect(client, serve, connect string) (served, said string, err error) {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
+	defer cancel()
+	server := l.exec(ctx, "n1/c1", strings.Fields(serve))
+	var out strings.Builder
+	server.Stdout, server.Stderr = &out, &out
+	testutil.NoError(l, server.Start())
+	addr, err := l.heddle(ctx, "lab", "ip", "n1/c1").Output()
+	testutil.NoError(l, err)
+	words := append(strings.Fields(connect), strings.TrimSpace(string(addr)))
+	ended := make(chan error, 1)
+	go func() { ended <- server.Wait() }()
+	for {
+		answer, err := l.exec(ctx, client, words).CombinedOutput()
+		said = string(answer)
+		select {
+		case served := <-ended:
+			return out.String(), said, errorsOf(err, served)
+		default: // it may not have listened yet
+		}
+		if err == nil || ctx.Err() != nil || refused.MatchString(said) {
+			if err != nil {
+				cancel()
+			}
+			return out.String(), said, errorsOf(err, <-ended)
+		}
+	}
+}
+
+func errorsOf(first, second error) error {
+	if first != nil {
+		return first
+	}
+	return second
+}
+
+// TestVerbsCM: Debian's own programs that use RDMA-CM and rsocket, as they are, on one node and
+// between two, and not where policy forbids it.
+func TestVerbsCM(t *testing.T) {
+	l := newVerbsLab(t)
+	for _, client := range []string{"n1/c2", "n2/c1"} {
+		for _, p := range cmPrograms {
+			if served, said, err := l.connect(client, p[0], p[1]); err != nil {
+				t.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", p[1], client, err, served, client, said)
+			}
+		}
+	}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	testutil.NoError(t, os.WriteFile(file, []byte(noVerbs), 0o600))
+	if out, err := l.heddle(t.Context(), "policy", "apply", "--node", "n1", "-f", file).CombinedOutput(); err != nil {
+		t.Fatalf("heddle policy apply: %v\n%s", err, out)
+	}
+	for _, client := range []string{"n1/c2", "n2/c1"} {
+		served, said, err := l.connect(client, "rping -s -C 20", "rping -v -c -C 20 -a")
+		if err == nil || strings.Contains(served+said, "ping data:") || !refused.MatchString(said) {
+			t.Errorf("ids of %s connect that policy forbids: %v\n%s\n%s", client, err, served, said)
+		}
+	}
+}

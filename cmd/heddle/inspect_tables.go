@@ -318,13 +318,17 @@ func printCounters(out io.Writer, counters []api.Counter, all bool) error {
 }
 
 func printEndpoints(out io.Writer, list []endpointTraffic, withNode bool) error {
-	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "STACK", "NETNS", "CREATED", "LABELS", "FAULT")...)
+	t := newTable(nodeColumn(withNode, "NODE", "NAME", "ADDRESSES", "INTERCEPTED", "STACK", "VERBS", "NETNS", "CREATED", "LABELS", "FAULT")...)
 	for _, e := range list {
 		intercepted := "no"
 		if e.Planes.TCP.Intercepted {
 			intercepted = "yes"
 		}
-		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), e.NetnsPath,
+		verbs := ""
+		if e.Planes.Verbs.Wanted {
+			verbs = "yes"
+		}
+		t.row(nodeColumn(withNode, e.Node, e.Name, join(e.Addrs), intercepted, stackText(e.Stack), verbs, e.NetnsPath,
 			e.Created.UTC().Format(time.RFC3339), labelsText(e.Labels), faultsText(e.Faults))...)
 	}
 	return t.writeTo(out)

@@ -208,6 +208,7 @@ func TestInspectTables(t *testing.T) {
 	for i, e := range inspectEndpoints("n1") {
 		endpoints = append(endpoints, endpointTraffic{e, endpointExtras{Traffic: &inspectTraffic("n1")[i]}})
 	}
+	endpoints[0].Planes.Verbs.Wanted = true
 	endpoints[0].Stack = &api.EndpointStack{Profile: "wan", Stack: stack.Kernel}
 	golden(t, "stacks.txt", print(func(b *bytes.Buffer) error { return printStacks(b, inspectStacks()) }))
 	golden(t, "endpoints.txt", print(func(b *bytes.Buffer) error { return printEndpoints(b, endpoints, false) }))

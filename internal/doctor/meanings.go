@@ -96,6 +96,8 @@ var meanings = map[string]meaning{
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},
 	"verbs_router": {false, "no RDMA devices for containers that ask for them (`heddle endpoints add --verbs`)",
 		"install heddle-rdma beside heddled (`make build` builds it), on a kernel with CONFIG_CROSS_MEMORY_ATTACH"},
+	"verbs_library": {false, "containers that ask for an RDMA device do not start",
+		"install libheddle-verbs.so beside heddle-runtime, or in ../lib/heddle from there (`make build` builds it)"},
 	"runc_libseccomp": {false, "a signal without SA_RESTART interrupts (EINTR) socket() calls more often: also those that the agent is answering",
 		"use a runc that is built with libseccomp 2.6 or later (runc features: supportedFlags)"},
 }

@@ -8,6 +8,7 @@ import (
 	"unsafe"
 
 	"heddle.dev/heddle/internal/plane/verbs"
+	wrapper "heddle.dev/heddle/internal/runtime"
 )
 
 // verbsRouter looks whether the router of the verbs plane could run: its program is there, and
@@ -19,6 +20,14 @@ func verbsRouter() finding {
 		f.detail, err = verbs.FindProgram(self)
 	}
 	f.err = errors.Join(err, copiesMemory())
+	return f
+}
+
+// verbsLibrary looks whether heddle-runtime would find what it gives to containers with verbs, if
+// it is beside this program.
+func verbsLibrary() finding {
+	f := finding{name: "verbs_library"}
+	f.detail, f.err = wrapper.VerbsLibrary()
 	return f
 }
 

@@ -101,6 +101,10 @@ func findVerbs(config object, to target, dirs []string) (binds []bind, lacks str
 	return binds, "", nil
 }
 
+// VerbsLibrary gives the path of what containers with verbs have mounted, if it is where this
+// program would look for it.
+func VerbsLibrary() (string, error) { return findLibrary(verbsFile, libraryDirs()) }
+
 // verbsEndpoint gives the container's endpoint, for which the agent has a socket. If it has none
 // yet, or is to spin for another time, the agent is asked for that.
 func verbsEndpoint(config object, to target, dirs []string) (model.Endpoint, error) {

@@ -207,7 +207,7 @@ func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
 // Run keeps a router for the endpoints that want one, until ctx ends. The router lives on.
 func (p *Plane) Run(ctx context.Context) error {
 	// One that runs for endpoints that there are no more has to hear of that.
-	l, err := dial(filepath.Join(p.cfg.StateDir, socketFile))
+	l, err := adopt(filepath.Join(p.cfg.StateDir, socketFile))
 	for pause := firstPause; ; {
 		if l == nil {
 			if !p.await(ctx) {

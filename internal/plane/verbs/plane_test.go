@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,6 +52,19 @@ func (f *faults) of(reason api.FaultReason, endpoint string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.all[key(reason, endpoint)]
+}
+
+// busy is loopback where something else listens the first time.
+type busy struct {
+	loopback
+	asked *atomic.Int32
+}
+
+func (b busy) ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error) {
+	if b.asked.Add(1) == 1 {
+		return nil, unix.EADDRINUSE
+	}
+	return b.loopback.ListenAs(id, port, ipv6)
 }
 
 // loopback has all endpoints at 127.0.0.1, at ports of the kernel's choice; nobody listens at port
@@ -342,6 +356,25 @@ func TestConnections(t *testing.T) {
 	message, fd = r.hear(typeConnected)
 	if fd != -1 || string(message) != string(connectedMessage(heard{head: head{tag: 9, endpoint: 5_000_000_009}}, unix.ECONNREFUSED)) {
 		t.Errorf("CONNECTED %x with descriptor %d, want a refusal", message, fd)
+	}
+}
+
+// TestPortIsTakenLater: a program that has port 4791 when the endpoint is attached keeps others'
+// queue pairs out until it is gone, and not for ever.
+func TestPortIsTakenLater(t *testing.T) {
+	n := runPlane(t)
+	n.plane.cfg.Sockets = busy{asked: new(atomic.Int32)}
+	r := n.startRouter()
+	n.attach(wanted)
+	if err := n.faults.of(FaultRouter, wanted.Name); !errors.Is(err, unix.EADDRINUSE) {
+		t.Errorf("fault %v while the port is another's", err)
+	}
+	r.meet()
+	n.eventually("the port to be the plane's", func() bool { return !n.faults.Has(FaultRouter) && n.faults.of(FaultRouter, wanted.Name) == nil })
+	n.plane.mu.Lock()
+	defer n.plane.mu.Unlock()
+	if n.plane.endpoints[wanted.ID].connections == nil {
+		t.Error("nobody listens")
 	}
 }
 

@@ -48,7 +48,7 @@ func FindProgram(self string) (string, error) {
 // reach connects to the router that runs, or starts one. It lives on when this process ends.
 func (p *Plane) reach() (*link, error) {
 	socket := filepath.Join(p.cfg.StateDir, socketFile)
-	if l, err := dial(socket); err == nil {
+	if l, err := adopt(socket); err == nil {
 		return l, nil
 	}
 	program, err := FindProgram(p.cfg.Self)
@@ -77,6 +77,20 @@ func (p *Plane) reach() (*link, error) {
 	if err != nil {
 		_ = cmd.Process.Kill() // it may have ended
 		return nil, fmt.Errorf("start %s: %w%s", program, err, tail(log.Name()))
+	}
+	return l, nil
+}
+
+// adopt connects to a router that an earlier agent started. Its parent is now whoever adopts
+// orphans: if that is this process (the first one of a PID namespace), nobody else would wait for
+// its end, and it would stay a zombie.
+func adopt(socket string) (*link, error) {
+	l, err := dial(socket)
+	if err != nil {
+		return nil, err
+	}
+	if router, err := os.FindProcess(l.pid); err == nil {
+		go func() { _, _ = router.Wait() }() // at once, unless it is a child of this process
 	}
 	return l, nil
 }

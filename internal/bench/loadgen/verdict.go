@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,22 +22,20 @@ type Verdict struct {
 // begin to be refused or to succeed, until its standard input or its lifetime ends. What it tells
 // is late by a pause and a connect at most.
 func watch(ctx context.Context, s settings, streams Streams) error {
-	to, err := netip.ParseAddrPort(s.to)
-	if err != nil {
+	if _, err := netip.ParseAddrPort(s.to); err != nil {
 		return fmt.Errorf("--to %q: want ADDRESS:PORT", s.to)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.lifetime)
 	defer cancel()
 	over := ended(streams.In)
 	out := json.NewEncoder(streams.Out)
-	sa, family := sockaddr(to)
 	var last *Verdict
 	tick := time.NewTicker(s.pause)
 	defer tick.Stop()
 	for {
-		allowed, err := tryConnect(sa, family)
+		allowed, err := tryConnect(s.to)
 		if err != nil {
-			return fmt.Errorf("watch %s: %w", to, err)
+			return fmt.Errorf("watch %s: %w", s.to, err)
 		}
 		if v := (Verdict{allowed}); last == nil || *last != v {
 			if err := out.Encode(v); err != nil {
@@ -57,35 +57,19 @@ func watch(ctx context.Context, s settings, streams Streams) error {
 // hears nothing.
 const connectTimeout = time.Second
 
-// tryConnect reports whether a connect succeeds or is refused; the error is for any other end.
-func tryConnect(sa unix.Sockaddr, family int) (allowed bool, err error) {
+// tryConnect reports whether a connect succeeds or is refused; the error is for any other end. One
+// that timed out was neither allowed nor refused: the rule came into force during the handshake.
+func tryConnect(to string) (allowed bool, err error) {
 	for {
-		allowed, err = connectOrRefused(sa, family)
-		// A connect with a timeout is not taken up again after a signal, and the Go runtime sends
-		// some. One that timed out (EINPROGRESS) was neither allowed nor refused: the rule came
-		// into force during the handshake.
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EINPROGRESS) {
-			return allowed, err
+		c, err := net.DialTimeout("tcp", to, connectTimeout)
+		switch {
+		case err == nil:
+			return true, errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close())
+		case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ECONNRESET):
+			// Refused; or ended, because the rule came into force during the handshake.
+			return false, nil
+		case !os.IsTimeout(err):
+			return false, err
 		}
-	}
-}
-
-func connectOrRefused(sa unix.Sockaddr, family int) (allowed bool, err error) {
-	fd, err := openSocket(family)
-	if err != nil {
-		return false, err
-	}
-	limit := unix.NsecToTimeval(int64(connectTimeout))
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
-		return false, errors.Join(fmt.Errorf("set SO_SNDTIMEO: %w", err), unix.Close(fd))
-	}
-	switch err := unix.Connect(fd, sa); err {
-	case nil:
-		return true, abort(fd)
-	case unix.ECONNREFUSED, unix.ECONNABORTED, unix.ECONNRESET:
-		// Refused; or ended, because the rule came into force during the handshake.
-		return false, unix.Close(fd)
-	default:
-		return false, errors.Join(fmt.Errorf("connect: %w", err), unix.Close(fd))
 	}
 }

@@ -4,17 +4,13 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
-	"flag"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"heddle.dev/heddle/internal/bench"
 )
-
-var keep = flag.String("keep", "", "also write the drawing of TestWrite to this file, to look at it")
 
 // example makes results like those of a full bench: ratios of the design's measurements, with
 // spread.
@@ -55,11 +51,6 @@ func draw(t *testing.T, results []bench.Result) (texts []string, elements []xml.
 	if err := Write(&b, results, Text{Title: "a < b & c", Subtitle: "5 runs"}); err != nil {
 		t.Fatal(err)
 	}
-	if *keep != "" {
-		if err := os.WriteFile(*keep, b.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
 	decoder := xml.NewDecoder(&b)
 	for {
 		token, err := decoder.Token()
@@ -76,35 +67,6 @@ func draw(t *testing.T, results []bench.Result) (texts []string, elements []xml.
 			texts = append(texts, string(token))
 		}
 	}
-}
-
-func TestWrite(t *testing.T) {
-	texts, elements := draw(t, example())
-	all := strings.Join(texts, "\n")
-	for _, want := range []string{"a < b & c", "5 runs", "Between nodes", "On one node", "ratio to host", "host = 1",
-		"overlay", "heddle", "throughput", "host: 33.3 Gb/s", "1.04", "higher is better", "lower is better"} {
-		if !strings.Contains(all, want) {
-			t.Errorf("no text %q", want)
-		}
-	}
-	if strings.Contains(all, "p99") {
-		t.Error("a metric is drawn that is not worth it")
-	}
-	if n := countFill(elements, Colours[bench.Heddle]); n != 2*7+1 {
-		t.Errorf("%d rectangles of heddle, want 7 bars in 2 panels and the legend", n)
-	}
-	checkInside(t, elements)
-}
-
-func countFill(elements []xml.StartElement, colour string) (n int) {
-	for _, e := range elements {
-		for _, a := range e.Attr {
-			if e.Name.Local == "rect" && a.Name.Local == "fill" && a.Value == colour {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // checkInside wants every element within the drawing and no rectangle turned over.
@@ -127,7 +89,7 @@ func checkInside(t *testing.T, elements []xml.StartElement) {
 }
 
 // TestWildRunStaysOnTheScale cuts a whisker that would dwarf the bars, and a bar that would dwarf
-// the others.
+// the others. (TestCommittedDocuments draws results without any.)
 func TestWildRunStaysOnTheScale(t *testing.T) {
 	results := example()
 	for i, r := range results {

@@ -150,6 +150,8 @@ struct stack_limits {
 	uint32_t connect_rate; /* new connections a second, both ways; 0: no cap */
 	uint32_t sockets;      /* bound ones and listeners */
 	uint32_t weight;       /* share of the module beside that of others, 1 to 100 */
+	uint32_t processor;    /* thousandths of one processor; 0: no cap */
+	uint32_t reserved;
 };
 
 struct stack_tenant {
@@ -287,8 +289,8 @@ STACK_SIZE(stack_plain, 32);
 STACK_SIZE(stack_address, 24);
 STACK_SIZE(stack_hello, 72);
 STACK_SIZE(stack_options, 64);
-STACK_SIZE(stack_limits, 40);
-STACK_SIZE(stack_tenant, 224);
+STACK_SIZE(stack_limits, 48);
+STACK_SIZE(stack_tenant, 232);
 STACK_SIZE(stack_bind, 64);
 STACK_SIZE(stack_listen, 128);
 STACK_SIZE(stack_connect, 128);

@@ -122,6 +122,8 @@ pub struct stack_limits {
     pub connect_rate: u32,
     pub sockets: u32,
     pub weight: u32,
+    pub processor: u32,
+    pub reserved: u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -2,22 +2,25 @@
 
 use smoltcp::time::Instant;
 
+/// The largest rate there is: what a second gives is a number of 64 bits.
+const RATE_MAX: i64 = 1 << 40;
+
 /// Hands out so many units a second, and no more than a fiftieth of a second's at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
-    rate: u64,
-    burst: u64,
-    /// Millionths of a unit.
-    level: u64,
+    rate: i64,
+    burst: i64,
+    /// Millionths of a unit; below 0 after more was taken than there was.
+    level: i64,
     at: Instant,
 }
 
-const MICRO: u64 = 1_000_000;
+const MICRO: i64 = 1_000_000;
 
 impl Bucket {
     /// A rate of 0 is no limit.
     pub(crate) fn new(rate: u64, now: Instant) -> Self {
-        let rate = rate.min(1 << 40);
+        let rate = i64::try_from(rate).unwrap_or(RATE_MAX).min(RATE_MAX);
         let burst = (rate / 50).max(1);
         Self { rate, burst, level: burst * MICRO, at: now }
     }
@@ -27,15 +30,17 @@ impl Bucket {
         if self.rate == 0 {
             return usize::MAX;
         }
-        let passed = (now - self.at).total_micros().min(MICRO);
+        let passed = (now - self.at).total_micros();
+        let passed = i64::try_from(passed).unwrap_or(MICRO).min(MICRO);
         self.at = now;
         self.level = (self.level + passed * self.rate).min(self.burst * MICRO);
-        usize::try_from(self.level / MICRO).unwrap_or(usize::MAX)
+        usize::try_from(self.level / MICRO).unwrap_or(0)
     }
 
     pub(crate) fn take(&mut self, units: usize) {
         if self.rate != 0 {
-            self.level = self.level.saturating_sub(units as u64 * MICRO);
+            let units = i64::try_from(units).unwrap_or(i64::MAX);
+            self.level = self.level.saturating_sub(units.saturating_mul(MICRO));
         }
     }
 }
@@ -54,6 +59,10 @@ mod tests {
             got += n;
         }
         assert!((2000..=2020).contains(&got), "{got}");
+        // Who takes more than there is waits for longer.
+        bucket.take(500);
+        assert_eq!(bucket.available(Instant::from_millis(2300)), 0);
+        assert!(bucket.available(Instant::from_millis(2520)) > 0);
         let mut free = Bucket::new(0, Instant::from_micros(0));
         assert_eq!(free.available(Instant::from_micros(1)), usize::MAX);
     }

@@ -207,11 +207,14 @@ impl Host {
             let Some(tenant) = self.tenants.get_mut(slot).and_then(Option::as_mut) else {
                 continue;
             };
-            tenant.credit += QUANTUM * tenant.weight();
-            let mut context = Context { epoll: &self.epoll, outbox: &mut self.outbox, now };
-            let more = tenant.turn(&mut context);
-            let used = sys::thread_time();
-            tenant.processor += used - core::mem::replace(&mut self.charged, used);
+            let mut more = false;
+            if tenant.may_run(now) {
+                tenant.credit += QUANTUM * tenant.weight();
+                let mut context = Context { epoll: &self.epoll, outbox: &mut self.outbox, now };
+                more = tenant.turn(&mut context);
+                let used = sys::thread_time();
+                tenant.used(used - core::mem::replace(&mut self.charged, used));
+            }
             if more {
                 self.active.push_back(slot);
             } else {

@@ -97,7 +97,7 @@ fn body(kind: u32, bytes: &[u8]) -> Result<Request, Malformed> {
         STACK_END => nothing(bytes, Request::End)?,
         STACK_TENANT => {
             let m: stack_tenant = whole(bytes)?;
-            refuse(m.reserved != 0 || m.offloads > 1)?;
+            refuse(m.reserved != 0 || m.limits.reserved != 0 || m.offloads > 1)?;
             known(&m.options)?;
             Request::Tenant(m)
         }

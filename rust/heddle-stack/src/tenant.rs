@@ -98,9 +98,11 @@ pub(crate) struct Tenant {
     send: Bucket,
     receive: Bucket,
     connect: Bucket,
+    /// Nanoseconds of processor.
+    time: Bucket,
     reserved: usize,
     counts: stack_stats,
-    pub(crate) processor: u64,
+    processor: u64,
     /// Deficit round robin: what it may still use. It is below 0 after a turn that took more.
     pub(crate) credit: isize,
     /// It is among the tenants that have something to do.
@@ -124,7 +126,11 @@ impl Tenant {
         let addresses = addresses(message)?;
         sys::set_nonblocking(device.as_fd()).map_err(|e| errno(&e))?;
         let token = u64::from(slot) << 32;
-        context.epoll.add(device.as_fd(), sys::READABLE, token).map_err(|e| errno(&e))?;
+        // An edge: a tenant that may not run is not to be told again and again.
+        context
+            .epoll
+            .add(device.as_fd(), sys::READABLE | sys::EDGE, token)
+            .map_err(|e| errno(&e))?;
         let own = own(addresses);
         let mut device = Device::new(File::from(device), facts, own);
         let interface = interface(&mut device, addresses, context.now);
@@ -158,6 +164,7 @@ impl Tenant {
             send: Bucket::new(0, context.now),
             receive: Bucket::new(0, context.now),
             connect: Bucket::new(0, context.now),
+            time: Bucket::new(0, context.now),
             reserved: 0,
             counts: stack_stats::default(),
             processor: 0,
@@ -197,10 +204,26 @@ impl Tenant {
         self.send = Bucket::new(limits.send_rate, now);
         self.receive = Bucket::new(limits.receive_rate, now);
         self.connect = Bucket::new(limits.connect_rate.into(), now);
+        self.time = Bucket::new(u64::from(limits.processor.min(64_000)) * 1_000_000, now);
     }
 
     pub(crate) fn weight(&self) -> isize {
         isize::try_from(self.limits.weight).unwrap_or(1)
+    }
+
+    /// Whether it may use the processor; if not, it has a timer.
+    pub(crate) fn may_run(&mut self, now: Instant) -> bool {
+        let may = self.time.available(now) > 0;
+        if !may && self.refill.is_none_or(|at| at <= now) {
+            self.refill = Some(now + REFILL);
+        }
+        may
+    }
+
+    /// It has used so many nanoseconds of processor.
+    pub(crate) fn used(&mut self, nanoseconds: u64) {
+        self.processor += nanoseconds;
+        self.time.take(usize::try_from(nanoseconds).unwrap_or(usize::MAX));
     }
 
     pub(crate) fn device_readable(&mut self) {
@@ -688,7 +711,7 @@ impl Tenant {
         let wanted = self.device.holds();
         if wanted != self.watches_output {
             self.watches_output = wanted;
-            let events = if wanted { sys::READABLE | sys::WRITABLE } else { sys::READABLE };
+            let events = sys::READABLE | sys::EDGE | if wanted { sys::WRITABLE } else { 0 };
             // It is in the set since it was made.
             let _ = epoll.modify(self.device.file().as_fd(), events, u64::from(self.slot) << 32);
         }

@@ -108,6 +108,8 @@ type (
 		ConnectRate uint32
 		Sockets     uint32
 		Weight      uint32
+		Processor   uint32
+		Reserved    uint32
 	}
 	Tenant struct {
 		Head       Head

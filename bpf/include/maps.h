@@ -19,32 +19,32 @@
 #include "include/abi/stack_settings.h"
 #include "include/tag.h"
 
+/* A hash of which entries take memory as they come, and one that is full from the beginning and
+ * then pushes out what was used least lately. */
+#define HASH(name, key_type, value_type, entries)                                                            \
+	struct {                                                                                             \
+		__uint(type, BPF_MAP_TYPE_HASH);                                                             \
+		__uint(max_entries, entries);                                                                \
+		__uint(map_flags, BPF_F_NO_PREALLOC);                                                        \
+		__type(key, key_type);                                                                       \
+		__type(value, value_type);                                                                   \
+	} name SEC(".maps")
+#define LRU_HASH(name, key_type, value_type, entries)                                                        \
+	struct {                                                                                             \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                                         \
+		__uint(max_entries, entries);                                                                \
+		__type(key, key_type);                                                                       \
+		__type(value, value_type);                                                                   \
+	} name SEC(".maps")
+
 /* Endpoints of this node. Written by the agent. 16,384 endpoints a node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct endpoint);
-} endpoint_by_id SEC(".maps");
+HASH(endpoint_by_id, __u32, struct endpoint, 16384);
 
 /* The same by overlay address, for packets. Written by the agent. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct address);
-	__type(value, struct endpoint);
-} endpoint_by_addr SEC(".maps");
+HASH(endpoint_by_addr, struct address, struct endpoint, 16384);
 
 /* The same by the node side of its veth. Written by the agent. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct endpoint);
-} endpoint_by_ifindex SEC(".maps");
+HASH(endpoint_by_ifindex, __u32, struct endpoint, 16384);
 
 /* Overlay prefix -> node, longest match. Written by the agent: one entry a node and family, one for
  * each endpoint that is not intercepted, one for each address of this node. */
@@ -57,64 +57,31 @@ struct {
 } route_by_prefix SEC(".maps");
 
 /* Known nodes by underlay address, this one too. Written by the agent. 16,384 nodes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct address);
-	__type(value, struct route);
-} node_by_underlay SEC(".maps");
+HASH(node_by_underlay, struct address, struct route, 16384);
 
 /* Direct connections not yet accepted, relayed ones, and those from a container's own namespace to
  * a listener of the same node that are not yet accepted (keyed by overlay addresses). Written here.
  * LRU: who floods pushes out what he has himself (include/flow_table.h), which then can no longer
  * be completed by a SYN cookie, or relayed. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 131072);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-} flow_by_wire SEC(".maps");
+LRU_HASH(flow_by_wire, struct flow_key, struct flow, 131072);
 
 /* Relayed connections as the container sees them (saddr: container), for the way back. Written
  * here. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, struct flow_key);
-} wire_by_relay SEC(".maps");
+LRU_HASH(wire_by_relay, struct flow_key, struct flow_key, 65536);
 
 /* Which entries of these two are whose, by who began them. Written and read by
  * include/flow_table.h. LRU, of 32 times the sets that one owner has: what is pushed out is
  * remembered still, but nobody's. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 32 * TUPLE_SETS);
-	__type(key, struct flow_set_key);
-	__type(value, struct tuple_set);
-} wires_by_owner SEC(".maps");
+LRU_HASH(wires_by_owner, struct flow_set_key, struct tuple_set, 32 * TUPLE_SETS);
 
 /* Bind reservations: ports that bound sockets have, where the kernel cannot tell that two conflict.
  * Written and read by bind and close; an entry goes with the last socket. When it is full,
  * conflicts between addresses are not seen. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct port_key);
-	__type(value, struct portbinds);
-} claims_by_port SEC(".maps");
+HASH(claims_by_port, struct port_key, struct portbinds, 262144);
 
 /* How many sockets an endpoint has, by id. Entries are made and deleted by the agent with the
  * endpoint; counted in by sock/socket_quota.h, read by the agent. 16,384 endpoints a node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, __u64);
-} sockets_by_endpoint SEC(".maps");
+HASH(sockets_by_endpoint, __u32, __u64, 16384);
 
 /* The port of the node that a socket keeps from everybody's connect(): of those that bound one, or
  * listen, and what they accept. Written and read by sock/reserved_ports.h. */
@@ -128,33 +95,15 @@ struct {
 /* Ports of listeners with what they accepted, by the listener's cookie and the port. Written and
  * read by sock/reserved_ports.h; an entry goes with the last socket. When it is full, no further
  * listener stays (end_over_quota). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u64);
-	__type(value, struct port_group);
-} group_by_listener SEC(".maps");
+HASH(group_by_listener, __u64, struct port_group, 262144);
 
 /* How many of the node's ports an endpoint holds, by id. Entries are made and deleted by the agent
  * with the endpoint; counted in by sock/reserved_ports.h, read by the agent. 16,384 endpoints a
  * node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct port_account);
-} ports_by_endpoint SEC(".maps");
+HASH(ports_by_endpoint, __u32, struct port_account, 16384);
 
 /* The same of the ports that the node keeps for its own connects (sock/node_ports.h). */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct port_account);
-} node_ports_by_endpoint SEC(".maps");
+HASH(node_ports_by_endpoint, __u32, struct port_account, 16384);
 
 /* How many of those all containers hold, each port once. Written and read by
  * sock/reserved_ports.h. */
@@ -192,13 +141,7 @@ struct {
 
 /* Accounts by endpoint id. Entries are made and deleted by the agent with the endpoint; counted in
  * by sock/account.h, read by the agent. 16,384 endpoints a node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct account);
-} account_by_endpoint SEC(".maps");
+HASH(account_by_endpoint, __u32, struct account, 16384);
 
 /* Whether there is policy, and which side of its tables is in force: enum policy_flags. Written by
  * the agent. */
@@ -211,13 +154,7 @@ struct {
 
 /* Classes of single addresses, of both sides. Written by the agent: one entry an overlay address
  * and side. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct class_key);
-	__type(value, struct class_info);
-} class_by_addr SEC(".maps");
+HASH(class_by_addr, struct class_key, struct class_info, 262144);
 
 /* Classes of all others: longest match. Written by the agent. */
 struct {
@@ -230,13 +167,7 @@ struct {
 
 /* Verdicts on pairs of classes, of both sides. Written by the agent: those with an endpoint of this
  * node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1048576);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct pair_key);
-	__type(value, struct pair_verdict);
-} verdict_by_pair SEC(".maps");
+HASH(verdict_by_pair, struct pair_key, struct pair_verdict, 1048576);
 
 /* Verdicts on ports where a pair's differ. Written by the agent; pairs with equal ones share a
  * set. */
@@ -251,21 +182,11 @@ struct {
 /* TCP connections that packets have shown to be opened, for as long as they are heard of. Written
  * here, policy or not: who opened a connection decides it when there is one. LRU, of 16 times the
  * sets that one owner can have: a connection that is pushed out is judged by its ports. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16 * OWNER_SETS);
-	__type(key, struct flow_set_key);
-	__type(value, struct flow_set);
-} openers_by_owner SEC(".maps");
+LRU_HASH(openers_by_owner, struct flow_set_key, struct flow_set, 16 * OWNER_SETS);
 
 /* Datagrams that were let through while there is policy, and when last: answers may follow. Written
  * here. LRU, as openers_by_owner. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16 * OWNER_SETS);
-	__type(key, struct flow_set_key);
-	__type(value, struct flow_set);
-} datagrams_by_owner SEC(".maps");
+LRU_HASH(datagrams_by_owner, struct flow_set_key, struct flow_set, 16 * OWNER_SETS);
 
 /* Work space of policy/filter.h. Its programs run with softirqs off, so none is interrupted by
  * another on its CPU. */
@@ -286,79 +207,32 @@ struct {
 } suspects SEC(".maps");
 
 /* When a node was last put there, in ns since boot. Written here. 16,384 nodes. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __be32);
-	__type(value, __u64);
-} suspected_by_node SEC(".maps");
+HASH(suspected_by_node, __be32, __u64, 16384);
 
 /* Limits of endpoints. Written by the agent, read by tc/limit.bpf.c. 16,384 endpoints a node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct limit);
-} limit_by_endpoint SEC(".maps");
+HASH(limit_by_endpoint, __u32, struct limit, 16384);
 
 /* What endpoints' sockets have by their stack profiles. Written by the agent, read by
  * sock/stack_settings.h. 16,384 endpoints a node. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct stack_settings);
-} stack_by_endpoint SEC(".maps");
+HASH(stack_by_endpoint, __u32, struct stack_settings, 16384);
 
 /* Connections that have a class of their own, by the first of their classes. Entries are made and
  * deleted by the agent, written by tc/limit.bpf.c. As many as minor numbers leave room for. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 128);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, __u32);
-	__type(value, struct limit_slots);
-} slots_by_class SEC(".maps");
+HASH(slots_by_class, __u32, struct limit_slots, 128);
 
 /* Services. Written by the agent, read by sock/service.h. 65,536 addresses and ports. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct service_key);
-	__type(value, struct service);
-} service_by_addr SEC(".maps");
+HASH(service_by_addr, struct service_key, struct service, 65536);
 
 /* Their backends. Written by the agent, read by sock/service.h. 524,288 of all services. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 524288);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct backend_key);
-	__type(value, struct backend);
-} backend_by_slot SEC(".maps");
+HASH(backend_by_slot, struct backend_key, struct backend, 524288);
 
 /* The same backends by what they are, for affinity: slots move. The value is not used. Written by
  * the agent, read by sock/service.h. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 524288);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct member_key);
-	__type(value, __u8);
-} member_by_backend SEC(".maps");
+HASH(member_by_backend, struct member_key, __u8, 524288);
 
 /* Which backend an endpoint of this node had last, of services with affinity. Written and read by
  * sock/service.h. LRU: one that is pushed out is picked anew. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct affinity_key);
-	__type(value, struct affinity);
-} affinity_by_client SEC(".maps");
+LRU_HASH(affinity_by_client, struct affinity_key, struct affinity, 16384);
 
 /* The address and port of the service that a connecting socket asked for. Written by
  * sock/service.h, read by sock/names.bpf.c. Not in the tag: few sockets have one. */
@@ -372,12 +246,7 @@ struct {
 /* What stands behind a crossing address, by connection as its packets to it show it. Written when
  * it sends its SYN, read for what is in TIME_WAIT: when one is pushed out, an end that waits is not
  * answered. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, struct address);
-} crossed_by_wire SEC(".maps");
+LRU_HASH(crossed_by_wire, struct flow_key, struct address, 65536);
 
 /* The multicast groups that a program joined by the socket. Written and read by sock/multicast.h.
  * Accepted sockets have none. */

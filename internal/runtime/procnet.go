@@ -113,13 +113,19 @@ func whyKernels(config object) (why string, err error) {
 // runtime's namespaces: where the container has a user namespace, its users may not be able to
 // start this program.
 func addCoverHook(config object, bundle, record string) error {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find own program: %w", err)
-	}
 	path, err := rootPath(config, bundle)
 	if err != nil {
 		return err
+	}
+	return addHook(config, coverCommand, path, record)
+}
+
+// addHook has the real runtime call this program with args when the container's namespaces and
+// mounts are there, after the hooks that there are.
+func addHook(config object, args ...string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own program: %w", err)
 	}
 	hooks, err := readObject(config, "hooks", "hooks")
 	if err != nil {
@@ -132,7 +138,7 @@ func addCoverHook(config object, bundle, record string) error {
 	if err != nil {
 		return err
 	}
-	hooks["createRuntime"] = append(list, object{"path": self, "args": []any{filepath.Base(self), coverCommand, path, record}})
+	hooks["createRuntime"] = append(list, object{"path": self, "args": append([]any{filepath.Base(self)}, toAny(args)...)})
 	config["hooks"] = hooks
 	return nil
 }

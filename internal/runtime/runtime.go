@@ -48,6 +48,9 @@ func Exec(args []string) error {
 		cover(args[1], args[2], os.Stdin)
 		return nil
 	}
+	if len(args) == 4 && args[0] == verbsCommand {
+		return lateVerbs(args[1], args[2], args[3], os.Stdin)
+	}
 	cmd := parseArgs(args)
 	err := prepareAndExec(cmd, args)
 	if logErr := cmd.logError(err); logErr != nil {

@@ -84,13 +84,16 @@ func findVerbs(config object, to target, dirs []string) (binds []bind, lacks str
 	if err != nil {
 		return nil, "", err
 	}
-	e, err := verbsEndpoint(config, to, dirs)
+	from := func(path string) func(target) string { return func(target) string { return path } }
+	if (to.endpoint == "" || to.endpoint == model.EndpointByNetns) && netnsPath(config) == "" && hasDockerHook(config) {
+		err = addLateVerbs(config, to)
+	} else {
+		var e model.Endpoint
+		e, err = verbsEndpoint(config, to, dirs)
+		binds = []bind{{source: from(folder.Of(to.socket, e.ID)), at: verbsInContainer, noexec: true}}
+	}
 	if err != nil {
 		return nil, "", err
-	}
-	from := func(path string) func(target) string { return func(target) string { return path } }
-	binds = []bind{
-		{source: from(folder.Of(to.socket, e.ID)), at: verbsInContainer, noexec: true},
 	}
 	for _, device := range verbsDevices {
 		binds = append(binds, bind{source: from("/dev/null"), at: device, writable: true, noexec: true, device: true})
@@ -117,15 +120,21 @@ func verbsEndpoint(config object, to target, dirs []string) (model.Endpoint, err
 	if err != nil {
 		return e, err
 	}
+	return e, haveVerbs(e, to.socket, spin, dirs)
+}
+
+// haveVerbs makes sure that the agent has a socket for an endpoint, whose programs spin for as long
+// as the container wishes; nil: as they do.
+func haveVerbs(e model.Endpoint, socket string, spin *uint32, dirs []string) error {
 	if !e.Planes.Verbs.Wanted || spin != nil && *spin != e.Planes.Verbs.SpinMicros {
-		if err := setVerbs(e.Name, to.socket, spin, dirs); err != nil {
-			return e, fmt.Errorf("give its endpoint %s verbs: %w", e.Name, err)
+		if err := setVerbs(e.Name, socket, spin, dirs); err != nil {
+			return fmt.Errorf("give its endpoint %s verbs: %w", e.Name, err)
 		}
 	}
-	if _, err := os.Stat(folder.Of(to.socket, e.ID)); err != nil {
-		return e, fmt.Errorf("the agent has no socket for its endpoint %s (%w): `heddle status` says why", e.Name, err)
+	if _, err := os.Stat(folder.Of(socket, e.ID)); err != nil {
+		return fmt.Errorf("the agent has no socket for its endpoint %s (%w): `heddle status` says why", e.Name, err)
 	}
-	return e, nil
+	return nil
 }
 
 // setVerbs has the agent give an endpoint verbs. It is done by the program heddle: this one, which
@@ -161,8 +170,8 @@ func endpointOf(config object, to target) (e model.Endpoint, err error) {
 	} else if netns := netnsPath(config); netns != "" {
 		found = inNetns(all, netns)
 	} else {
-		return e, fmt.Errorf("the container names no endpoint by %s, and its network namespace is yet to be made: its engine (Docker) gives it a network too late for verbs: "+
-			"start it in the network of a container that runs (--network container:NAME), or name an endpoint", AnnotationEndpoint)
+		return e, fmt.Errorf("the container names no endpoint by %s, and its network namespace is yet to be made: its engine gives it a network too late for verbs: "+
+			"start it in a network namespace that there is, or name an endpoint", AnnotationEndpoint)
 	}
 	if len(found) == 0 {
 		return e, errors.New("the container has no endpoint at this node's agent: make one with `heddle endpoints add`")

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,6 +117,34 @@ func TestInjectVerbsAsks(t *testing.T) {
 		if raw, _ := os.ReadFile(asked); strings.TrimSpace(string(raw)) != c.want {
 			t.Errorf("%+v: asked %q", c, raw)
 		}
+	}
+}
+
+// TestInjectVerbsLate: a container to which Docker has yet to give a network gets its endpoint's
+// socket by a hook, once.
+func TestInjectVerbsLate(t *testing.T) {
+	socket, root, library := verbsNode(t)
+	config := verbsConfig(t, root, model.EndpointByNetns, "true", "tmpfs")
+	config["annotations"].(object)[model.AnnotationVerbsSpin] = "7"
+	config["hooks"] = object{"prestart": []any{object{"path": "/usr/bin/dockerd", "args": []any{"libnetwork-setkey"}}}}
+	for range 2 {
+		if added, lacks, err := injectVerbs(config, socket, []string{filepath.Dir(library)}); err != nil || !added || lacks != "" {
+			t.Fatalf("added %v, lacks %q, %v", added, lacks, err)
+		}
+	}
+	hooks := config["hooks"].(object)["createRuntime"].([]any)
+	if len(hooks) != 1 {
+		t.Fatalf("hooks %v", hooks)
+	}
+	if got := hooks[0].(object)["args"].([]any)[1:]; !slices.Equal(got, []any{verbsCommand, root, socket, "7"}) {
+		t.Errorf("arguments %v", got)
+	}
+	if kind, err := mountedAs(config, verbsInContainer); kind != "tmpfs" || err != nil {
+		t.Errorf("%s is %q, %v", verbsInContainer, kind, err)
+	}
+	config["annotations"].(object)[model.AnnotationVerbsSpin] = "soon"
+	if _, _, err := injectVerbs(config, socket, []string{filepath.Dir(library)}); err == nil || !strings.Contains(err.Error(), "want microseconds") {
+		t.Errorf("spin that is no number: %v", err)
 	}
 }
 

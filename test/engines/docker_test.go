@@ -73,26 +73,27 @@ func rdmaRuntime(t *testing.T, dir string) string {
 	return path
 }
 
-// dockerVerbs runs containers with RDMA devices on two nodes. Docker gives a container its network
-// too late for them: each is in the network of another container.
+// dockerVerbs runs containers with RDMA devices on two nodes: on a network of Heddle's driver, and
+// in the network of another container.
 func dockerVerbs(t *testing.T, n1, n2 dockerEngine) {
 	root := filepath.Join(enginesRoot(), "verbs.tar")
 	lab.WriteFile(t, root, verbsRoot(t))
 	for _, d := range []dockerEngine{n1, n2} {
 		d.must("import", "--change", "ENV PATH=/bin:/usr/bin", root, "verbs")
-		d.start("heddle", "pause", stay)
-		d.must("run", "-d", "--runtime", "heddle-rdma", "--network", "container:pause", "--name", "verbs", "verbs", "sleep", "1000")
+		d.must("run", "-d", "--runtime", "heddle-rdma", "--network", "net", "--name", "verbs", "verbs", "sleep", "1000")
 	}
-	n1.mustRefuse("too late for verbs", "run", "--rm", "--runtime", "heddle-rdma", "--network", "net", "verbs", "true")
-	in := func(d dockerEngine) func(...string) (string, string, error) {
-		return func(argv ...string) (string, string, error) {
-			return d.try(append([]string{"exec", "verbs"}, argv...)...)
-		}
+	n1.must("run", "-d", "--runtime", "heddle-rdma", "--network", "container:verbs", "--name", "joined", "verbs", "sleep", "1000")
+	n1.mustRefuse("none of the container's networks is Heddle's", "run", "--rm", "--runtime", "heddle-rdma", "--network", "none", "verbs", "true")
+	in := func(d dockerEngine, name string) func(...string) (string, string, error) {
+		return func(argv ...string) (string, string, error) { return d.try(append([]string{"exec", name}, argv...)...) }
 	}
-	pingpong(t, n2.addr("pause"), in(n2), in(n1))
-	for _, d := range []dockerEngine{n1, n2} {
-		d.must("rm", "-f", "verbs", "pause")
-	}
+	pingpong(t, n2.addr("verbs"), in(n2, "verbs"), in(n1, "verbs"))
+	pingpong(t, n2.addr("verbs"), in(n2, "verbs"), in(n1, "joined"))
+	n2.must("kill", "verbs")
+	n2.must("start", "verbs")
+	pingpong(t, n2.addr("verbs"), in(n2, "verbs"), in(n1, "verbs"))
+	n1.must("rm", "-f", "joined", "verbs")
+	n2.must("rm", "-f", "verbs")
 }
 
 // importRoot makes the image "small".

@@ -111,7 +111,7 @@ func Mounts(dir string) ([]Mount, error) {
 // image has made of these paths is not followed out of root. It leaves the calling thread in that
 // namespace.
 func Cover(pid int, root string) error {
-	if err := enterMounts(pid); err != nil {
+	if err := EnterMounts(pid); err != nil {
 		return fmt.Errorf("enter the container's mount namespace: %w", err)
 	}
 	at, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -141,8 +141,8 @@ func Cover(pid int, root string) error {
 	return nil
 }
 
-// enterMounts brings the calling goroutine, for good, into the mount namespace of a process.
-func enterMounts(pid int) error {
+// EnterMounts brings the calling goroutine, for good, into the mount namespace of a process.
+func EnterMounts(pid int) error {
 	ns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -101,7 +101,7 @@ need-cargo:
 # Units, hostile peers, two processes, routers; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
 test-rust: need-cargo
 	cd rust && $(CARGO) test --locked --quiet
-	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --target-dir ../$(OUT)/rust/attack
+	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --test shares --target-dir ../$(OUT)/rust/attack
 	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
 
 bench-rust: need-cargo

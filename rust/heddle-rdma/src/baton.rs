@@ -7,13 +7,14 @@
 //! endpoint from then on, and a new one all others. `docs/architecture/verbs.md`.
 
 use std::mem::swap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use crate::objects::Objects;
 use crate::protection::{Protection, protects};
+use crate::sys;
 
 /// How often the watch looks. A copy that it sees twice has taken this long at least.
 const LOOK: Duration = Duration::from_millis(5);
@@ -100,6 +101,7 @@ pub(crate) struct Worker {
     endpoint: AtomicU32,
     /// Odd while it copies memory of a program.
     copies: AtomicU64,
+    thread: AtomicI32,
     /// The endpoint whose memory that is.
     culprit: AtomicU32,
 }
@@ -107,6 +109,11 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn serves(&self) -> u32 {
         self.endpoint.load(Ordering::Relaxed)
+    }
+
+    /// This thread is the worker.
+    pub(crate) fn begin(&self) {
+        self.thread.store(sys::thread(), Ordering::Relaxed);
     }
 
     /// From now on it serves this endpoint, or all with 0.
@@ -154,7 +161,10 @@ impl Watch {
         loop {
             std::thread::park_timeout(LOOK);
             let now = worker.copies.load(Ordering::SeqCst);
-            if now & 1 == 1 && now == seen && protects(Protection::Watch) {
+            let stuck = now & 1 == 1 && now == seen;
+            // One that has no processor is not stuck.
+            let stuck = stuck && sys::waits(worker.thread.load(Ordering::Relaxed));
+            if stuck && protects(Protection::Watch) {
                 place.take(&mut hollow, &worker);
                 // Ended meanwhile, it waits for the baton, or is ahead of us.
                 let culprit = worker.culprit.load(Ordering::Relaxed);

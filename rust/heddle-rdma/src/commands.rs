@@ -163,14 +163,28 @@ impl Objects {
     }
 
     fn charge(&mut self, context: u32, quota: Quota, amount: u64) -> Result<(), Errno> {
+        let free = self.free(quota);
         let endpoint = usable(self.endpoint_of(context))?;
-        if endpoint.charge(quota, amount) { Ok(()) } else { Err(ENOMEM) }
+        if !endpoint.charge(quota, amount, free) {
+            return Err(ENOMEM);
+        }
+        if matches!(quota, Quota::Memory) {
+            self.pooled += amount;
+        }
+        Ok(())
     }
 
     /// Something could not be made although the endpoint may have it.
     fn full(&mut self, context: u32) {
         if let Some(endpoint) = self.endpoint_of(context) {
             endpoint.account.note(Reason::RouterFull);
+        }
+    }
+
+    /// The same, if this is what an errno says.
+    pub(crate) fn note_full(&mut self, context: u32, errno: Errno) {
+        if errno == ENOMEM {
+            self.full(context);
         }
     }
 
@@ -239,7 +253,8 @@ impl Objects {
     }
 
     fn create_channel(&mut self, context: u32) -> Result<Answer, Errno> {
-        let (ours, theirs) = sys::packet_pair().map_err(|_| ENOMEM)?;
+        let made = sys::packet_pair().map_err(|_| ENOMEM);
+        let (ours, theirs) = made.inspect_err(|errno| self.note_full(context, *errno))?;
         self.charge(context, Quota::Channels, 1)?;
         let channel = Channel { context, users: 0, events: EventSocket::new(ours) };
         let handle = self.channels.insert(channel, 0);

@@ -20,10 +20,24 @@ impl Objects {
     /// Takes the connections that wait at an endpoint's socket.
     pub(crate) fn accept(&mut self, endpoint: u32) {
         for _ in 0..REQUESTS {
+            let free = self.free(Quota::Contexts);
             let Some(listening) = self.endpoints.get_mut(endpoint) else { return };
-            let Ok(socket) = sys::accept(&listening.listener) else { return };
+            let socket = match sys::accept(&listening.listener) {
+                Ok(socket) => socket,
+                Err(err) if sys::no_descriptors(&err) => {
+                    listening.account.note(Reason::RouterFull);
+                    // Whoever waits is told, and does not make the loop turn without end.
+                    self.spare = None;
+                    if let Some(listening) = self.endpoints.get(endpoint) {
+                        let _ = sys::accept(&listening.listener);
+                    }
+                    self.spare = sys::eventfd().ok();
+                    return;
+                }
+                Err(_) => return,
+            };
             // A connection that cannot be had is closed: the library reads end of file.
-            if !listening.charge(Quota::Contexts, 1) {
+            if !listening.charge(Quota::Contexts, 1, free) {
                 continue;
             }
             if self.open(endpoint, socket).is_err()
@@ -50,6 +64,7 @@ impl Objects {
             unsent: None,
             awake: false,
             waits: false,
+            first: 0,
         };
         let full = || io::Error::from_raw_os_error(libc::ENOMEM);
         let handle = self.contexts.insert(context, 0).ok_or_else(full)?;
@@ -108,7 +123,10 @@ impl Objects {
             .get(handle)
             .map_or((false, false), |c| (c.doorbell.is_some() || c.cm.is_some(), c.cm.is_some()));
         let answer = request.and_then(|request| match &request {
-            Request::Hello(hello) if !greeted => self.hello(handle, hello),
+            Request::Hello(hello) if !greeted => {
+                let result = self.hello(handle, hello);
+                result.inspect_err(|errno| self.note_full(handle, *errno))
+            }
             _ if !greeted => Err(libc::EPROTO),
             Request::RdmaCm { response_max, command } if is_channel => {
                 let command = command.as_ref().map_err(|errno| *errno)?;

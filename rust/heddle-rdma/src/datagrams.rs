@@ -68,6 +68,9 @@ impl Objects {
         if elsewhere != 0 && elsewhere != self.worker.serves() {
             return Err(Pending::Elsewhere(elsewhere));
         }
+        if let Some(until) = self.capped(number, way.qp) {
+            return Err(Pending::Later(until));
+        }
         let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
         if to_itself {
             self.deliver(endpoint, &way, told, payload, Path::Memory);
@@ -81,6 +84,7 @@ impl Objects {
         let link = link.ok_or(Pending::Peer)?;
         if self.links.get(link).is_some_and(|l| l.is_local) {
             let to = self.endpoint_with(&way.destination);
+            self.copied(number, way.qp, length);
             self.deliver(to.unwrap_or(endpoint), &way, told, payload, Path::Memory);
             self.account(number, Path::Memory, &moved);
             return Ok(());

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`router`] | the loop, the agent's socket, and sleep |
 //! | `baton` | who has all of it while a program's memory is copied |
+//! | `bucket` | limits in a time |
 //! | `shards` | endpoints that are served by a thread of their own |
 //! | `control` | the control sockets of contexts |
 //! | `commands`, `queue_pairs` | what a library asks for: objects are made, changed and destroyed |
@@ -28,6 +29,7 @@
 
 mod accounts;
 mod baton;
+mod bucket;
 mod cm;
 mod cm_events;
 mod cm_link;

@@ -1,9 +1,13 @@
 //! Requests of connected queue pairs whose peer is on this node: bytes from memory to memory.
 
+use std::time::Instant;
+
 use verbs_protocol::ibv;
+use verbs_protocol::statistics::Reason;
 
 use crate::memory::{self, CHUNK, Fault, Piece, Side};
 use crate::objects::{Current, Objects};
+use crate::protection::{Protection, protects};
 use crate::requests::{Pending, Step, Told, gather};
 
 impl Objects {
@@ -13,7 +17,7 @@ impl Objects {
         peer: u32,
         current: &mut Current,
         length: u64,
-        bytes: &mut u64,
+        bytes: &mut i64,
     ) -> Step {
         let receive = self.receive_for(peer)?;
         if receive.length() < length {
@@ -26,18 +30,18 @@ impl Objects {
             let (entries, entry) = (receive.entries(), |i| receive.entry(i));
             gather(&objects.regions, entries, entry, done, n, usage, &mut objects.to)
         };
-        let copied = self.copy_out(number, current, length, bytes, to);
+        let copied = self.copy_out((number, peer), current, length, bytes, to);
         self.hold(peer, -1);
         match copied {
             Ok(()) => {
                 self.complete_receive(peer, Told::of(number, &current.send, length), receive.wr_id);
                 Ok(())
             }
-            Err(Failure::Turn) => {
+            Err(failure @ (Failure::Turn | Failure::Later(_))) => {
                 if let Some(peer) = self.qps.get_mut(peer) {
                     peer.inbound = Some(receive);
                 }
-                Err(Pending::Turn)
+                Err(failure.pending())
             }
             Err(Failure::Source) => {
                 self.give_back(peer, receive);
@@ -56,7 +60,7 @@ impl Objects {
         peer: u32,
         current: &mut Current,
         length: u64,
-        bytes: &mut u64,
+        bytes: &mut i64,
     ) -> Step {
         let head = current.send.head;
         let usage = self.remote(peer, ibv::ACCESS_REMOTE_WRITE);
@@ -77,7 +81,7 @@ impl Objects {
             objects.to.push(memory::find(&objects.regions, head.rkey, at, n, usage)?);
             Ok(())
         };
-        let copied = self.copy_out(number, current, length, bytes, to);
+        let copied = self.copy_out((number, peer), current, length, bytes, to);
         if receive.is_some() {
             self.hold(peer, -1);
         }
@@ -96,7 +100,7 @@ impl Objects {
                     self.give_back(peer, receive);
                 }
                 Err(match failure {
-                    Failure::Turn => Pending::Turn,
+                    Failure::Turn | Failure::Later(_) => failure.pending(),
                     Failure::Source => Pending::Failed(ibv::WC_LOC_PROT_ERR),
                     Failure::Destination => Pending::Failed(ibv::WC_REM_ACCESS_ERR),
                 })
@@ -107,17 +111,20 @@ impl Objects {
     /// Copies the bytes of a send request to where `to` says, as far as the turn goes.
     fn copy_out(
         self: &mut Box<Self>,
-        number: u32,
+        (number, peer): (u32, u32),
         current: &mut Current,
         length: u64,
-        bytes: &mut u64,
+        bytes: &mut i64,
         to: impl Fn(&mut Self, u64, usize) -> Result<(), Fault>,
     ) -> Result<(), Failure> {
         let usage = self.local(number, 0);
         let send = &current.send;
         while current.done < length {
-            if *bytes == 0 {
+            if *bytes <= 0 {
                 return Err(Failure::Turn);
+            }
+            if let Some(until) = self.capped(number, peer) {
+                return Err(Failure::Later(until));
             }
             let n = chunk(length - current.done);
             self.from.clear();
@@ -134,7 +141,8 @@ impl Objects {
                 self.copy().map_err(Failure::from)?;
             }
             current.done += n as u64;
-            *bytes = bytes.saturating_sub(n as u64);
+            *bytes -= cost(n);
+            self.copied(number, peer, n as u64);
         }
         Ok(())
     }
@@ -145,15 +153,18 @@ impl Objects {
         peer: u32,
         current: &mut Current,
         length: u64,
-        bytes: &mut u64,
+        bytes: &mut i64,
     ) -> Step {
         let head = current.send.head;
         let remote = self.remote(peer, ibv::ACCESS_REMOTE_READ);
         let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
         while current.done < length {
-            if *bytes == 0 {
+            if *bytes <= 0 {
                 return Err(Pending::Turn);
+            }
+            if let Some(until) = self.capped(peer, number) {
+                return Err(Pending::Later(until));
             }
             let n = chunk(length - current.done);
             self.from.clear();
@@ -177,7 +188,8 @@ impl Objects {
                 })
             })?;
             current.done += n as u64;
-            *bytes = bytes.saturating_sub(n as u64);
+            *bytes -= cost(n);
+            self.copied(peer, number, n as u64);
         }
         self.account_served(peer, length, 0);
         Ok(())
@@ -213,6 +225,47 @@ impl Objects {
         gather(&self.regions, entries, entry, 0, 8, local, &mut self.to)
             .map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))?;
         self.store(&value.to_ne_bytes()).map_err(|Fault| Pending::Failed(ibv::WC_LOC_PROT_ERR))
+    }
+
+    /// When bytes may be copied out of memory of the first queue pair's endpoint to that of the
+    /// second, if not now.
+    pub(crate) fn capped(&mut self, from: u32, to: u32) -> Option<Instant> {
+        let (from, to) = (self.qps.get(from)?.endpoint, self.qps.get(to)?.endpoint);
+        if from == to || !protects(Protection::Caps) {
+            return None;
+        }
+        let limited = self.endpoints.get(from).is_some_and(|e| e.egress.is_limited())
+            || self.endpoints.get(to).is_some_and(|e| e.ingress.is_limited());
+        if !limited {
+            return None;
+        }
+        let now = Instant::now();
+        let mut until = None;
+        for (endpoint, leaves) in [(from, true), (to, false)] {
+            let endpoint = self.endpoints.get_mut(endpoint)?;
+            let bucket = if leaves { &mut endpoint.egress } else { &mut endpoint.ingress };
+            let Some(at) = bucket.until(now) else { continue };
+            if bucket.begins_to_wait() {
+                endpoint.account.note(Reason::RateBytes);
+            }
+            until = until.max(Some(at));
+        }
+        until
+    }
+
+    /// Bytes were copied so.
+    pub(crate) fn copied(&mut self, from: u32, to: u32, bytes: u64) {
+        let of = |qp: u32| self.qps.get(qp).map_or(0, |q| q.endpoint);
+        let (from, to) = (of(from), of(to));
+        if from == to {
+            return;
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(from) {
+            endpoint.egress.take(bytes);
+        }
+        if let Some(endpoint) = self.endpoints.get_mut(to) {
+            endpoint.ingress.take(bytes);
+        }
     }
 
     /// Whether nobody is in the middle of an atomic on memory of a queue pair's endpoint. Now
@@ -260,8 +313,19 @@ impl Objects {
 /// Why bytes were not copied.
 enum Failure {
     Turn,
+    Later(Instant),
     Source,
     Destination,
+}
+
+impl Failure {
+    /// Of one after which the copy goes on.
+    fn pending(&self) -> Pending {
+        match self {
+            Self::Later(until) => Pending::Later(*until),
+            _ => Pending::Turn,
+        }
+    }
 }
 
 impl From<Side> for Failure {
@@ -275,4 +339,8 @@ impl From<Side> for Failure {
 
 fn chunk(left: u64) -> usize {
     usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)
+}
+
+fn cost(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

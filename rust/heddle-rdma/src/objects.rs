@@ -16,11 +16,13 @@ use verbs_qp::{Service, State};
 
 use crate::accounts::{Account, QpAccount};
 use crate::baton::{Shared, Worker};
+use crate::bucket::Bucket;
 use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
+use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::{Nudge, Shard};
 use crate::sys::{self, Epoll};
@@ -57,35 +59,9 @@ impl Quota {
 
 /// The agent does not name a limit of these.
 const MEMORIES: u32 = 1024;
-
-/// Send requests in a time: as many as a tenth of a second's may be taken at once.
-struct Rate {
-    /// 0: there is no limit.
-    a_second: u32,
-    left: u64,
-    at: Instant,
-    /// It was used up, and has not been filled again.
-    is_empty: bool,
-}
-
-impl Rate {
-    fn wait(&mut self) -> Option<Instant> {
-        if self.a_second == 0 || self.left > 0 {
-            return None;
-        }
-        let a_second = u128::from(self.a_second);
-        let now = Instant::now();
-        let more = now.duration_since(self.at).as_nanos() * a_second / 1_000_000_000;
-        if more == 0 {
-            self.is_empty = true;
-            return Some(self.at + Duration::from_secs(1) / self.a_second);
-        }
-        self.left = u64::try_from(more.min(a_second.div_ceil(10))).unwrap_or(1);
-        self.at = now;
-        self.is_empty = false;
-        None
-    }
-}
+/// Tokens of which time may be taken at once. Bytes: of more than the shortest sleep.
+const REQUESTS_AT_ONCE: Duration = Duration::from_millis(100);
+const BYTES_AT_ONCE: Duration = Duration::from_millis(10);
 
 /// A container's place in the network.
 pub(crate) struct Endpoint {
@@ -94,7 +70,14 @@ pub(crate) struct Endpoint {
     pub(crate) gids: [Gid; 2],
     pub(crate) listener: OwnedFd,
     pub(crate) spin_us: u32,
-    rate: Rate,
+    /// Send requests.
+    requests: Bucket,
+    /// Bytes that are copied out of the memory of its programs, and into it, on this node.
+    pub(crate) egress: Bucket,
+    pub(crate) ingress: Bucket,
+    /// What its queue pairs may still cost in the round with this number.
+    pub(crate) budget: i64,
+    pub(crate) round: u64,
     limits: [u64; QUOTAS],
     used: [u64; QUOTAS],
     pub(crate) account: Account,
@@ -114,7 +97,11 @@ impl Endpoint {
             gids,
             listener,
             spin_us: 0,
-            rate: Rate { a_second: 0, left: 0, at: Instant::now(), is_empty: false },
+            requests: Bucket::new(),
+            egress: Bucket::new(),
+            ingress: Bucket::new(),
+            budget: 0,
+            round: 0,
             limits: [0; QUOTAS],
             used: [0; QUOTAS],
             account: Account::default(),
@@ -143,14 +130,16 @@ impl Endpoint {
         }
         self.limits[Quota::Memory as usize] <<= 20;
         self.spin_us = l.spin_us;
-        self.rate.a_second = l.sends_per_second;
+        let now = Instant::now();
+        self.requests.limit(l.sends_per_second.into(), REQUESTS_AT_ONCE, now);
+        self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);
+        self.ingress.limit(u64::from(l.ingress_kbit) * 125, BYTES_AT_ONCE, now);
     }
 
     /// When a send request may be taken, if not now.
     pub(crate) fn wait_to_send(&mut self) -> Option<Instant> {
-        let was_empty = self.rate.is_empty;
-        let until = self.rate.wait();
-        if until.is_some() && !was_empty {
+        let until = self.requests.until(Instant::now());
+        if until.is_some() && self.requests.begins_to_wait() {
             self.account.note(Reason::RateRequests);
         }
         until
@@ -158,16 +147,23 @@ impl Endpoint {
 
     /// A send request was taken.
     pub(crate) fn count_send(&mut self) {
-        self.rate.left = self.rate.left.saturating_sub(1);
+        self.requests.take(1);
     }
 
     pub(crate) fn limit_of(&self, quota: Quota) -> u32 {
         u32::try_from(self.limits[quota as usize]).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is that much left; then it is used.
-    pub(crate) fn charge(&mut self, quota: Quota, amount: u64) -> bool {
+    /// Whether there is that much left; then it is used. `free` is what there is for all: nobody
+    /// gets more than he leaves, so that there is something for whoever comes next (dynamic
+    /// thresholds: Choudhury and Hahne, 1998).
+    pub(crate) fn charge(&mut self, quota: Quota, amount: u64, free: u64) -> bool {
         let used = self.used[quota as usize] + amount;
+        let fair = if protects(Protection::Shares) { used } else { amount };
+        if fair > free && used <= self.limits[quota as usize] {
+            self.account.note(Reason::RouterFull);
+            return false;
+        }
         if used > self.limits[quota as usize] {
             self.account.note(quota.reason());
             return false;
@@ -272,6 +268,8 @@ pub(crate) struct Context {
     pub(crate) unsent: Option<Unsent>,
     /// Its rings are looked at in each turn, and it need not ring.
     pub(crate) awake: bool,
+    /// The queue pair that is first in the next round.
+    pub(crate) first: usize,
     /// Something of it waits for others.
     pub(crate) waits: bool,
 }
@@ -359,8 +357,8 @@ pub(crate) struct Qp {
     pub(crate) current: Option<Current>,
     /// The receive request into which a message of the peer is being copied.
     pub(crate) inbound: Option<Receive>,
-    /// Since when the current request waits for the peer.
-    pub(crate) waits_since: Option<Instant>,
+    /// Since when the current request waits for the peer, or for a receive request of it (true).
+    pub(crate) waits_since: Option<(Instant, bool)>,
     pub(crate) heard: bool,
     /// The connection with the peer, 0 if there is none.
     pub(crate) link: u32,
@@ -375,8 +373,12 @@ pub(crate) struct Qp {
     /// Requests that were sent when the connection ended, to be flushed.
     pub(crate) unlinked: VecDeque<u64>,
     pub(crate) account: QpAccount,
+    /// What its last turn cost more than it had, to be taken from the next one.
+    pub(crate) debt: i64,
     /// A thread has its turn under way.
     pub(crate) in_turn: bool,
+    /// Another one was due meanwhile.
+    pub(crate) is_due: bool,
     /// Receive requests of it that threads have under way.
     pub(crate) taken: u32,
 }
@@ -395,6 +397,11 @@ pub(crate) struct Objects {
     pub(crate) shards: u32,
     pub(crate) agent_listener: Option<OwnedFd>,
     pub(crate) agent: Option<OwnedFd>,
+    /// Bytes of shared memory that all endpoints may have together, and have.
+    pub(crate) pool: u64,
+    pub(crate) pooled: u64,
+    /// Given up for a moment when there are no more descriptors, to refuse a connection.
+    pub(crate) spare: Option<OwnedFd>,
     pub(crate) endpoints: Table<Endpoint>,
     pub(crate) contexts: Table<Context>,
     pub(crate) pds: Table<Pd>,
@@ -450,7 +457,7 @@ impl Source {
 impl Objects {
     pub(crate) fn new(shared: &'static Shared, epoll: Arc<Epoll>, nudge: Nudge) -> Self {
         // Numbers of queue pairs have 24 bits.
-        let qps = Table::new(14, 24);
+        let qps = Table::new(16, 24);
         Self {
             shared,
             worker: Arc::default(),
@@ -460,6 +467,9 @@ impl Objects {
             shards: 0,
             agent_listener: None,
             agent: None,
+            pool: u64::MAX,
+            pooled: 0,
+            spare: None,
             endpoints: Table::new(14, 32),
             contexts: Table::new(16, 32),
             pds: Table::new(18, 32),
@@ -502,7 +512,26 @@ impl Objects {
         self.endpoints.get_mut(endpoint)
     }
 
+    /// How much of something there is left for all.
+    pub(crate) fn free(&self, quota: Quota) -> u64 {
+        match quota {
+            Quota::Contexts => self.contexts.free(),
+            Quota::Qps => self.qps.free(),
+            Quota::Cqs => self.cqs.free(),
+            Quota::Mrs => self.regions.free(),
+            Quota::Pds => self.pds.free(),
+            Quota::Srqs => self.srqs.free(),
+            Quota::Ahs => self.ahs.free(),
+            Quota::Channels => self.channels.free(),
+            Quota::Memories => self.memories.free(),
+            Quota::Memory => self.pool.saturating_sub(self.pooled),
+        }
+    }
+
     pub(crate) fn refund(&mut self, context: u32, quota: Quota, amount: u64) {
+        if matches!(quota, Quota::Memory) {
+            self.pooled -= amount;
+        }
         if let Some(endpoint) = self.endpoint_of(context) {
             endpoint.refund(quota, amount);
         }

@@ -8,6 +8,12 @@ pub(crate) enum Protection {
     AddressSpace,
     /// A page of a program that does not come holds up its own endpoint only.
     Watch,
+    /// No endpoint uses up what there is for all.
+    Shares,
+    /// No endpoint uses up the processor, however many queue pairs it has.
+    Rounds,
+    /// What an endpoint may copy in a second.
+    Caps,
 }
 
 /// Whether a protection is in force: always, in the product.
@@ -24,6 +30,9 @@ pub(crate) fn protects(protection: Protection) -> bool {
     let name = match protection {
         Protection::AddressSpace => "address_space",
         Protection::Watch => "watch",
+        Protection::Shares => "shares",
+        Protection::Rounds => "rounds",
+        Protection::Caps => "caps",
     };
     let without = WITHOUT.get_or_init(|| std::env::var("HEDDLE_WITHOUT").unwrap_or_default());
     !without.split(',').any(|w| w == name)

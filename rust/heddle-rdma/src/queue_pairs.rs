@@ -72,7 +72,9 @@ impl Objects {
                 throttled: None,
                 unlinked: VecDeque::new(),
                 account: QpAccount::default(),
+                debt: 0,
                 in_turn: false,
+                is_due: false,
                 taken: 0,
             };
             objects.qps.insert(qp, 0)

@@ -48,6 +48,7 @@ impl Objects {
     pub(crate) fn remote_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
         let Some(handle) = self.qps.get(number).map(|qp| qp.link) else { return turn };
+        let before = self.links.get(handle).map_or(0, |l| l.unsent.len());
         for _ in 0..WINDOW {
             let Some(link) = self.links.get(handle) else { return turn };
             if link.unsent.len() >= SEND_HIGH || link.not_before.is_some_and(|at| at > now) {
@@ -62,6 +63,8 @@ impl Objects {
                 break;
             }
         }
+        let after = self.links.get(handle).map_or(0, |l| l.unsent.len());
+        turn.cost = i64::try_from(after.saturating_sub(before)).unwrap_or(0);
         self.push(handle);
         self.settle(number, handle);
         let Some(link) = self.links.get(handle) else { return turn };

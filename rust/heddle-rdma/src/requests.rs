@@ -17,11 +17,14 @@ use crate::objects::{Current, Objects, Qp};
 use crate::queues::{Dead, ReceiveRing};
 use crate::sys;
 
-/// What a turn of one queue pair may do.
-const TURN_REQUESTS: u32 = 16;
-const TURN_BYTES: u64 = 256 * 1024;
-/// A copy of no bytes costs something, too: this many.
-const REQUEST_BYTES: u64 = 64;
+/// What a turn of one queue pair may cost, in bytes that are copied (deficit round robin: Shreedhar
+/// and Varghese, 1995). A turn may cost more by what was begun, and the next one has less then.
+pub(crate) const QUANTUM: i64 = 64 * 1024;
+/// What a request costs beside its bytes: two system calls and a completion take as long as this
+/// many bytes.
+const REQUEST_COST: i64 = 4096;
+/// Requests that a turn flushes.
+const FLUSHES: u32 = 16;
 
 /// What came of a turn.
 #[derive(Clone, Copy, Default)]
@@ -32,6 +35,8 @@ pub(crate) struct Turn {
     pub(crate) waits: bool,
     /// When it gives up, if it waits and ever does.
     pub(crate) until: Option<Instant>,
+    /// What it has cost.
+    pub(crate) cost: i64,
 }
 
 /// Why a request is not complete.
@@ -44,6 +49,8 @@ pub(crate) enum Pending {
     NotReady(u8),
     /// The thread of this endpoint is to go on with it.
     Elsewhere(u32),
+    /// An endpoint has copied as much as it may: not before then.
+    Later(Instant),
     /// It failed: `enum ibv_wc_status`.
     Failed(u32),
 }
@@ -89,8 +96,10 @@ impl Objects {
         let Some(qp) = self.qps.get_mut(number) else { return Turn::default() };
         // Another thread is in the middle of it, and comes back.
         if std::mem::replace(&mut qp.in_turn, true) {
+            qp.is_due = true;
             return Turn::default();
         }
+        let worker = self.worker.serves();
         let state = qp.state;
         let mut turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
@@ -99,9 +108,7 @@ impl Objects {
             _ => Turn::default(),
         };
         self.notify();
-        if let Some(qp) = self.qps.get_mut(number) {
-            qp.in_turn = false;
-        }
+        self.end_turn(number, worker);
         // What is in its rings is to be flushed before the router sleeps.
         turn.worked |= self.qps.get(number).is_some_and(|qp| qp.state != state);
         if let Some(until) = self.qps.get_mut(number).and_then(|qp| qp.throttled.take()) {
@@ -111,9 +118,26 @@ impl Objects {
         turn
     }
 
+    /// The thread that did a turn may serve others now than those that it began with, and who came
+    /// meanwhile has gone again: then the queue pair is looked at once more.
+    fn end_turn(&mut self, number: u32, before: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        qp.in_turn = false;
+        let due = std::mem::take(&mut qp.is_due);
+        let serves = self.worker.serves();
+        if !due && serves == before {
+            return;
+        }
+        let context = qp.context;
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.awake = true;
+        }
+        self.nudge_others(serves);
+    }
+
     /// Completes what is in the rings of a queue pair in ERR, as far as a turn goes.
     fn flush(&mut self, number: u32) -> bool {
-        for done in 0..TURN_REQUESTS {
+        for done in 0..FLUSHES {
             let Some(qp) = self.qps.get_mut(number) else { return false };
             let receives = (qp.recv_cq, ibv::WC_RECV);
             let sends = (qp.send_cq, ibv::WC_SEND);
@@ -141,9 +165,11 @@ impl Objects {
 
     fn send_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
-        let mut bytes = TURN_BYTES;
-        for _ in 0..TURN_REQUESTS {
+        let debt = self.qps.get(number).map_or(0, |qp| qp.debt);
+        let mut bytes = QUANTUM - debt;
+        while bytes > 0 {
             let Some(mut current) = self.take_current(number) else { break };
+            let before = bytes;
             match self.step(number, &mut current, &mut bytes) {
                 Ok(()) => {
                     self.complete_send(number, &current.send, ibv::WC_SUCCESS);
@@ -160,20 +186,40 @@ impl Objects {
                     self.keep_current(number, current);
                     turn.worked = true;
                 }
+                Err(Pending::Later(until)) => {
+                    bytes += REQUEST_COST;
+                    self.keep_current(number, current);
+                    if let Some(qp) = self.qps.get_mut(number) {
+                        qp.throttled = Some(until);
+                    }
+                    break;
+                }
                 Err(Pending::Elsewhere(endpoint)) => {
+                    bytes = before;
                     self.keep_current(number, current);
                     self.visit(endpoint, number);
                     break;
                 }
-                Err(Pending::Peer) => self.wait(number, current, now, None, &mut turn),
+                Err(Pending::Peer) => {
+                    bytes = before;
+                    self.wait(number, current, now, None, &mut turn);
+                }
                 Err(Pending::NotReady(timer)) => {
+                    bytes = before;
                     self.wait(number, current, now, Some(timer), &mut turn);
                 }
             }
-            if turn.waits || bytes == 0 {
+            if turn.waits {
                 break;
             }
         }
+        turn.cost = QUANTUM - debt - bytes;
+        if let Some(qp) = self.qps.get_mut(number) {
+            // A queue pair that has nothing to do saves nothing up.
+            qp.debt = (-bytes).max(0);
+        }
+        // It has something to do and had no turn for its debt.
+        turn.worked |= bytes <= 0;
         turn
     }
 
@@ -224,14 +270,18 @@ impl Objects {
         turn: &mut Turn,
     ) {
         let Some(qp) = self.qps.get_mut(number) else { return };
-        let begins = qp.waits_since.is_none();
+        let for_receive = timer.is_some();
+        let begins = qp.waits_since.is_none_or(|(_, what)| what != for_receive);
+        if begins {
+            qp.waits_since = Some((now, for_receive));
+        }
+        let since = qp.waits_since.map_or(now, |(since, _)| since);
         let (limit, status) = match timer {
             Some(timer) => {
                 (verbs_qp::rnr_give_up_after(&qp.attr, timer), ibv::WC_RNR_RETRY_EXC_ERR)
             }
             None => (verbs_qp::give_up_after(&qp.attr), ibv::WC_RETRY_EXC_ERR),
         };
-        let since = *qp.waits_since.get_or_insert(now);
         let until = limit.map(|limit: Duration| since + limit);
         if until.is_some_and(|until| until <= now) {
             self.fail_send(number, &current.send, status);
@@ -247,15 +297,16 @@ impl Objects {
         }
     }
 
-    fn step(self: &mut Box<Self>, number: u32, current: &mut Current, bytes: &mut u64) -> Step {
+    fn step(self: &mut Box<Self>, number: u32, current: &mut Current, bytes: &mut i64) -> Step {
         let qp = self.qps.get(number).ok_or(Pending::Peer)?;
         let send = &current.send;
         let length = send.length();
         if let Some(status) = refusal(qp, send, length) {
             return Err(Pending::Failed(status));
         }
-        *bytes = bytes.saturating_sub(REQUEST_BYTES);
+        *bytes -= REQUEST_COST;
         if qp.service == Service::UnreliableDatagram {
+            *bytes -= i64::try_from(length).unwrap_or(0);
             return self.send_datagram(number, current, length);
         }
         if !self.is_own(number) && !self.is_established(number) && !qp.closed {

@@ -11,6 +11,8 @@ use verbs_protocol::agent::{self, Message};
 use crate::baton::{Shared, Worker};
 use crate::cm_link;
 use crate::objects::{Endpoint, EventSocket, Objects, Source};
+use crate::protection::{Protection, protects};
+use crate::requests::QUANTUM;
 use crate::shards::Nudge;
 use crate::sys::{self, Epoll};
 
@@ -23,6 +25,10 @@ pub struct Options {
     pub spin: Duration,
 }
 
+/// Shared memory of all endpoints together is at most this part of the machine's.
+const POOL_PART: u64 = 4;
+/// What the queue pairs of an endpoint may cost together in a round.
+const ENDPOINT_QUANTUM: i64 = 4 * QUANTUM;
 /// Turns between two looks at sockets while there is work.
 const TURNS_UNTIL_EVENTS: u32 = 16;
 
@@ -32,6 +38,7 @@ const TURNS_UNTIL_EVENTS: u32 = 16;
 ///
 /// The kernel's: the agent's socket cannot be made, or the loop's set cannot be waited for.
 pub fn run(options: &Options) -> io::Result<()> {
+    sys::raise_descriptors();
     let agent_listener = sys::listen_packets(&options.agent)?;
     let epoll = Epoll::new()?;
     epoll.add(agent_listener.as_fd(), sys::READABLE, Source::AgentListener.id(0))?;
@@ -40,6 +47,9 @@ pub fn run(options: &Options) -> io::Result<()> {
     let shared: &'static Shared = Box::leak(Box::default());
     let mut objects = Objects::new(shared, Arc::new(epoll), nudge);
     objects.agent_listener = Some(agent_listener);
+    objects.spare = sys::eventfd().ok();
+    // What programs do not touch is charged to nobody else.
+    objects.pool = sys::machine_memory() / POOL_PART;
     let (worker, spin) = (Arc::<Worker>::default(), options.spin);
     let watched = (objects.hollow(), Arc::clone(&worker));
     let hollow = objects.hollow();
@@ -89,6 +99,9 @@ struct Loop {
     /// When there was work last.
     last_work: Instant,
     turns: u32,
+    /// Something was done that others have not been woken for.
+    untold: bool,
+    rounds: u64,
     events: Vec<(u64, u32)>,
     /// Contexts that are looked at in a round.
     round: Vec<u32>,
@@ -102,6 +115,8 @@ impl Loop {
             spin,
             last_work: Instant::now(),
             turns: 0,
+            untold: false,
+            rounds: 0,
             events: Vec::with_capacity(64),
             round: Vec::new(),
         }
@@ -109,6 +124,7 @@ impl Loop {
 
     fn run(mut self) -> io::Result<()> {
         let all = self.objects.shared;
+        self.worker.begin();
         all.place.take(&mut self.objects, &self.worker);
         loop {
             let shard = self.worker.serves();
@@ -131,11 +147,12 @@ impl Loop {
         if self.turn(shard, now, &mut until) {
             self.last_work = now;
             self.turns += 1;
+            self.untold = true;
             if self.turns < TURNS_UNTIL_EVENTS {
                 return Ok(());
             }
             self.turns = 0;
-            self.objects.nudge_others(shard);
+            self.tell_others(shard);
             return self.dispatch(shard, Some(Duration::ZERO));
         }
         self.turns = 0;
@@ -161,33 +178,73 @@ impl Loop {
         round
     }
 
-    /// A turn of each queue pair of the contexts that are awake or wait. Says whether there was
-    /// work, and when the first of those that wait gives up.
+    /// A turn of each queue pair of the contexts that are awake or wait, as far as the budgets of
+    /// their endpoints go. Says whether there was work, and when the first of those that wait gives
+    /// up.
     fn turn(&mut self, shard: u32, now: Instant, until: &mut Option<Instant>) -> bool {
         let mut worked = self.visits(shard, now, until);
-        let round = self.contexts(shard, true);
+        let mut round = self.contexts(shard, true);
+        self.rounds += 1;
+        if !round.is_empty() {
+            // Of one endpoint's contexts another one is first each time.
+            let length = u64::try_from(round.len()).unwrap_or(1);
+            round.rotate_left(usize::try_from(self.rounds % length).unwrap_or(0));
+        }
         for handle in &round {
-            let mut waits = false;
-            let mut i = 0;
-            while let Some(qp) =
-                self.objects.contexts.get(*handle).and_then(|c| c.qps.get(i).copied())
-            {
-                let turn = self.objects.turn(qp, now);
-                worked |= turn.worked;
-                waits |= turn.waits;
-                earlier(until, turn.until);
-                i += 1;
-                if self.worker.serves() != shard {
-                    // It was stuck: others have gone on with the rest.
-                    return true;
-                }
-            }
-            if let Some(context) = self.objects.contexts.get_mut(*handle) {
-                context.waits = waits;
+            worked |= self.turn_of(*handle, now, until);
+            if self.worker.serves() != shard {
+                // It was stuck: others have gone on with the rest.
+                return true;
             }
         }
         self.round = round;
         worked
+    }
+
+    /// The same for one context. What its endpoint has no budget left for is first the next time.
+    fn turn_of(&mut self, handle: u32, now: Instant, until: &mut Option<Instant>) -> bool {
+        let Some(context) = self.objects.contexts.get(handle) else { return false };
+        let (endpoint, first, all) = (context.endpoint, context.first, context.qps.len());
+        let shard = self.worker.serves();
+        let (mut worked, mut waits) = (false, false);
+        for i in (0..all).map(|i| first + i) {
+            if !self.has_budget(endpoint) {
+                if let Some(context) = self.objects.contexts.get_mut(handle) {
+                    context.first = i % all;
+                }
+                worked = true;
+                break;
+            }
+            let qp = self.objects.contexts.get(handle);
+            let qp = qp.and_then(|c| c.qps.get(i % c.qps.len().max(1)).copied());
+            let Some(qp) = qp else { break };
+            let turn = self.objects.turn(qp, now);
+            worked |= turn.worked;
+            waits |= turn.waits;
+            earlier(until, turn.until);
+            if let Some(endpoint) = self.objects.endpoints.get_mut(endpoint) {
+                endpoint.budget -= turn.cost;
+            }
+            if self.worker.serves() != shard {
+                return true;
+            }
+        }
+        if let Some(context) = self.objects.contexts.get_mut(handle) {
+            // What had no turn may wait.
+            context.waits = waits || worked;
+        }
+        worked
+    }
+
+    /// Whether an endpoint may go on in this round.
+    fn has_budget(&mut self, endpoint: u32) -> bool {
+        let Some(endpoint) = self.objects.endpoints.get_mut(endpoint) else { return false };
+        if endpoint.round != self.rounds {
+            endpoint.round = self.rounds;
+            // Less after a round that cost more, and never more.
+            endpoint.budget = endpoint.budget.min(0) + ENDPOINT_QUANTUM;
+        }
+        endpoint.budget > 0 || !protects(Protection::Rounds)
     }
 
     /// Turns of other endpoints' queue pairs whose requests are for memory of this worker's.
@@ -238,8 +295,16 @@ impl Loop {
                 context.awake = false;
             }
         }
+        self.tell_others(shard);
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         self.dispatch(shard, timeout)
+    }
+
+    /// Wakes other workers if something was done since the last time.
+    fn tell_others(&mut self, shard: u32) {
+        if std::mem::take(&mut self.untold) {
+            self.objects.nudge_others(shard);
+        }
     }
 
     fn dispatch(&mut self, shard: u32, timeout: Option<Duration>) -> io::Result<()> {

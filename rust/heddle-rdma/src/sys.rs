@@ -31,6 +31,52 @@ pub(crate) fn would_block(err: &io::Error) -> bool {
     matches!(err.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// Whether there are no more descriptors, of this process or of the machine.
+pub(crate) fn no_descriptors(err: &io::Error) -> bool {
+    matches!(err.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Lets this process have as many descriptors as the machine allows, or as it may ask for.
+pub(crate) fn raise_descriptors() {
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok();
+    let most = most.and_then(|n| n.trim().parse().ok()).unwrap_or(1 << 20);
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit, and `limit` is one.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    for wanted in [most, limit.rlim_max] {
+        let new = libc::rlimit { rlim_cur: wanted, rlim_max: wanted.max(limit.rlim_max) };
+        if wanted >= limit.rlim_cur
+            // SAFETY: the kernel reads one rlimit. Without CAP_SYS_RESOURCE the second one will do.
+            && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const new) } == 0
+        {
+            return;
+        }
+    }
+}
+
+/// The number of this thread.
+pub(crate) fn thread() -> i32 {
+    // SAFETY: gettid takes nothing.
+    unsafe { libc::gettid() }
+}
+
+/// Whether a thread of this process waits for something, and not just for a processor.
+pub(crate) fn waits(thread: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    // The state follows the name, which ends with the last bracket.
+    let state =
+        stat.ok().and_then(|s| s.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()));
+    state.is_some_and(|state| state != 'R')
+}
+
+/// Bytes of memory that the machine has.
+pub(crate) fn machine_memory() -> u64 {
+    // SAFETY: sysconf takes numbers.
+    let [pages, size] =
+        [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|n| unsafe { libc::sysconf(n) });
+    u64::try_from(pages).unwrap_or(0) * u64::try_from(size).unwrap_or(0)
+}
+
 /// A set of descriptors to wait for, each with a number of the caller's.
 pub(crate) struct Epoll(OwnedFd);
 

@@ -13,6 +13,9 @@ pub(crate) struct Table<T> {
     handle_bits: u32,
 }
 
+/// New places are used before old ones as long as there are fewer.
+const FEW: usize = 1024;
+
 struct Place<T> {
     generation: u32,
     object: Option<T>,
@@ -27,7 +30,13 @@ impl<T> Table<T> {
     /// Takes an object in, and gives it a handle. `skip` is how many generations of the place are
     /// left out: a random number makes handles hard to guess. `None` if the table is full.
     pub(crate) fn insert(&mut self, object: T, skip: u32) -> Option<u32> {
-        let index = match self.free.pop_front() {
+        // A place is not used again soon.
+        let place = if self.places.len() < FEW { None } else { self.free.pop_front() };
+        let place = place.or_else(|| {
+            let full = self.places.len() >= 1 << self.index_bits;
+            if full { self.free.pop_front() } else { None }
+        });
+        let index = match place {
             Some(index) => index,
             None if self.places.len() < 1 << self.index_bits => {
                 self.places.push(Place { generation: 0, object: None });
@@ -71,6 +80,12 @@ impl<T> Table<T> {
         (first..).zip(skipped).filter_map(|(index, place)| {
             Some((index, place.generation << self.index_bits | index, place.object.as_ref()?))
         })
+    }
+
+    /// Places that are free.
+    pub(crate) fn free(&self) -> u64 {
+        let used = self.places.len() - self.free.len();
+        (1_u64 << self.index_bits).saturating_sub(used as u64)
     }
 
     /// The handles of all objects.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use support::pages::Pages;
-use support::{End, Router, attacked, eventually, pair_of, request, sending};
+use support::{End, Router, Sge, attacked, eventually, pair_of, request, sending};
 use verbs_protocol::agent::Limits;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{abi, ibv};
@@ -20,9 +20,9 @@ fn one() -> MutexGuard<'static, ()> {
 }
 
 /// Whether two endpoints that have nothing to do with it cannot speak meanwhile.
-fn starve(a: &mut End, b: &mut End) -> bool {
-    b.post_receive(7, &[b.whole()]);
-    a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+fn starve((a, from): (&mut End, Sge), (b, to): (&mut End, Sge)) -> bool {
+    b.post_receive(7, &[to]);
+    a.send(&sending(request(ibv::WR_SEND, 1), &[from]));
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(2) {
         if let Some(completion) = a.sends.poll() {
@@ -52,7 +52,10 @@ fn page_that_does_not_come(router: &Router, way: Way) -> bool {
     }
     let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
     let (mut c, mut d) = pair_of([router; 2], [3, 4], ibv::QPT_RC, 64, |_| ());
-    assert!(!starve(&mut c, &mut d));
+    // All are one process here, whose page table waits as well: these have other memory.
+    let [(_, key_c, _c), (_, key_d, _d)] = [&mut c, &mut d].map(|e| e.device.shared(e.pd, 4096));
+    let (of_c, of_d) = ((0, 64, key_c), (0, 64, key_d));
+    assert!(!starve((&mut c, of_c), (&mut d, of_d)));
     assert_eq!(d.receives.result(), (7, ibv::WC_SUCCESS));
     let pages = Pages::new(router.folder());
     let (address, length) = pages.all();
@@ -75,7 +78,8 @@ fn page_that_does_not_come(router: &Router, way: Way) -> bool {
             Way::Registration => b.device.ask_to_register(b.pd, at, 4096),
         }
         eventually("the page", || pages.is_waited_for().then_some(()));
-        starved |= starve(&mut c, &mut d);
+        let held_up = starve((&mut c, of_c), (&mut d, of_d));
+        starved |= held_up;
         pages.let_go();
         // Nothing is lost: it goes on when the page comes.
         match way {
@@ -90,7 +94,7 @@ fn page_that_does_not_come(router: &Router, way: Way) -> bool {
             }
             Way::Registration => assert!(b.device.is_registered()),
         }
-        if starved {
+        if held_up {
             assert_eq!(c.sends.result(), (1, ibv::WC_SUCCESS));
         }
         assert_eq!(d.receives.result(), (7, ibv::WC_SUCCESS));
@@ -98,9 +102,10 @@ fn page_that_does_not_come(router: &Router, way: Way) -> bool {
     let times = router.times(2, Reason::MemorySlow);
     assert_eq!(times, u64::from(!starved), "{way:?}");
     // It is an endpoint like others.
-    assert!(!starve(&mut a, &mut b));
+    let (of_a, of_b) = (a.whole(), b.whole());
+    assert!(!starve((&mut a, of_a), (&mut b, of_b)));
     assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
-    assert!(!starve(&mut b, &mut a));
+    assert!(!starve((&mut b, of_b), (&mut a, of_a)));
     assert_eq!(a.receives.result(), (7, ibv::WC_SUCCESS));
     starved
 }

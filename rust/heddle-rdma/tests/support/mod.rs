@@ -389,6 +389,16 @@ impl Router {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.0.id())).unwrap().count()
     }
 
+    /// How many descriptors the router may have from now on.
+    pub(crate) fn limit_descriptors(&self, most: u64) {
+        let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+        let pid = libc::pid_t::try_from(self.child.0.id()).unwrap();
+        let old = core::ptr::null_mut();
+        // SAFETY: the kernel reads one rlimit, and writes none.
+        let done = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, old) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    }
+
     /// Mappings of memory that the router shares with programs.
     pub(crate) fn mappings(&self) -> usize {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.0.id())).unwrap();

@@ -1,0 +1,243 @@
+//! Who gets how much of the router: fair shares, caps, and what is there for all. Attacks as in
+//! `attacks.rs`.
+
+mod support;
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use shared_ring::Slot;
+use support::{
+    Device, End, Qp, Router, at, attacked, eventually, hello, node, receive, receiving, request,
+    send, sending,
+};
+use verbs_protocol::agent::Limits;
+use verbs_protocol::statistics::Reason;
+use verbs_protocol::{abi, ibv, plain};
+
+/// As many descriptors as the machine allows.
+fn many_descriptors() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one rlimit.
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads one rlimit.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+}
+
+/// More queue pairs of two ends, connected with each other.
+fn more(a: &mut End, b: &mut End, count: usize, srq: u32) -> Vec<(Qp, Qp)> {
+    let connected = (0..count).map(|_| {
+        let of_a = a.device.qp(ibv::QPT_RC, a.pd, &a.sends, &a.receives, 0);
+        let of_b = b.device.qp(ibv::QPT_RC, b.pd, &b.sends, &b.receives, srq);
+        let numbers = (a.device.number, b.device.number);
+        a.device.connect(of_a.number, ibv::QPT_RC, (numbers.1, of_b.number), |_| ());
+        b.device.connect(of_b.number, ibv::QPT_RC, (numbers.0, of_a.number), |_| ());
+        (of_a, of_b)
+    });
+    connected.collect()
+}
+
+/// Jain's index of fairness of what `count` queue pairs get that want as much as they can have:
+/// they share receive requests, of which there are half as many as messages.
+fn jain(count: u32) -> f64 {
+    const MESSAGE: usize = 16 * 1024;
+    many_descriptors();
+    let router = node();
+    let mut a = End::new(&router, 1, ibv::QPT_RC, 1, MESSAGE);
+    let mut b = End::new(&router, 2, ibv::QPT_RC, 2, MESSAGE);
+    b.receives = b.device.cq(1 << 14, 0);
+    let (srq, mut ring) = b.device.srq(b.pd, 16 * count, 0);
+    let mut qps = more(&mut a, &mut b, count as usize, srq);
+    let message = sending(abi::verbs_send { flags: 0, ..request(ibv::WR_SEND, 1) }, &[a.whole()]);
+    for (qp, _) in &mut qps {
+        for _ in 0..32 {
+            a.device.post(&mut qp.send, &message);
+        }
+    }
+    eventually("all of them", || (router.times(2, Reason::NotReady) == count.into()).then_some(()));
+    let receive = receiving(7, &[b.whole()]);
+    let all: Vec<_> = (0..16 * count).flat_map(|_| receive.clone()).collect();
+    assert_eq!(ring.push(&all).unwrap(), all.len());
+    b.device.ringer.ring().unwrap();
+    let mut got = HashMap::new();
+    for _ in 0..16 * count {
+        let completion = b.receives.next();
+        assert_eq!(completion.status, ibv::WC_SUCCESS);
+        *got.entry(completion.qp_num).or_insert(0_u32) += 1;
+    }
+    let sum: f64 = got.values().copied().map(f64::from).sum();
+    let squares: f64 = got.values().map(|n| f64::from(*n).powi(2)).sum();
+    sum * sum / (f64::from(count) * squares)
+}
+
+#[test]
+fn sixty_four_queue_pairs_get_the_same() {
+    let index = jain(64);
+    assert!(index >= 0.97, "{index}");
+}
+
+#[test]
+fn five_hundred_and_twelve_queue_pairs_get_the_same() {
+    let index = jain(512);
+    assert!(index >= 0.97, "{index}");
+}
+
+/// Slots of 32 signalled requests to write to a far end.
+fn writes(end: &End, far: &End, wr_id: u64, length: usize) -> Vec<Slot> {
+    let head = at(ibv::WR_RDMA_WRITE, wr_id, &far.buffer, far.key);
+    sending(head, &[end.part(0, length)]).repeat(32)
+}
+
+#[test]
+fn large_messages_get_no_more_than_small_ones() {
+    let router = node();
+    let mut a = End::new(&router, 1, ibv::QPT_RC, 1, 256 * 1024);
+    let mut b = End::new(&router, 2, ibv::QPT_RC, 2, 256 * 1024);
+    a.sends = a.device.cq(256, 0);
+    let mut qps = more(&mut a, &mut b, 2, 0);
+    // The large ones first.
+    for ((qp, _), (wr_id, length)) in qps.iter_mut().zip([(1, 256 * 1024), (2, 16 * 1024)]) {
+        let slots = writes(&a, &b, wr_id, length);
+        a.device.post(&mut qp.send, &slots);
+    }
+    let mut done = Vec::new();
+    while done.iter().filter(|wr_id| **wr_id == 2).count() < 32 {
+        let (wr_id, status) = a.sends.result();
+        assert_eq!(status, ibv::WC_SUCCESS);
+        done.push(wr_id);
+    }
+    let first = done.iter().position(|wr_id| *wr_id == 2).unwrap();
+    let large = done[first..].iter().filter(|wr_id| **wr_id == 1).count();
+    // Those have 512 KiB together: as many of these would be two.
+    assert!(large <= 4, "{large}");
+}
+
+/// An endpoint with 64 queue pairs that are never idle, and one with one: how much more the first
+/// one gets until the other one has what it wants.
+#[test]
+fn an_endpoint_with_many_queue_pairs_gets_no_more_than_others() {
+    attacked("rounds", |router| {
+        const LENGTH: usize = 128 * 1024;
+        for n in 1..=4 {
+            router.add(n, Limits::default());
+        }
+        let [mut a, mut b, mut c, mut d] =
+            [1, 2, 3, 4].map(|n| End::new(router, n, ibv::QPT_RC, n, LENGTH));
+        a.sends = a.device.cq(4096, 0);
+        let mut one = more(&mut c, &mut d, 1, 0).remove(0).0;
+        let mut many = more(&mut a, &mut b, 64, 0);
+        // They have to be under way before the other one begins.
+        let slots = writes(&a, &b, 1, LENGTH);
+        for (qp, _) in &mut many {
+            a.device.post(&mut qp.send, &slots);
+        }
+        let slots = writes(&c, &d, 1, LENGTH);
+        c.device.post(&mut one.send, &slots);
+        let times = |end: &mut End, count: usize| -> Vec<u64> {
+            (0..count).map(|_| end.sends.next().timestamp).collect()
+        };
+        let of_one = times(&mut c, 32);
+        let of_many = times(&mut a, 64 * 32);
+        let meanwhile = of_many.iter().filter(|at| of_one[0] < **at && **at < of_one[31]).count();
+        // As many with fair shares; 64 times as many, or all that it wants, without.
+        meanwhile > 4 * 32
+    });
+}
+
+/// Whether an endpoint copies more than it may: 100 Mb/s.
+fn exceeds(router: &Router, limits: [Limits; 2], opcode: u8) -> bool {
+    const LENGTH: usize = 64 * 1024;
+    const TIMES: u32 = 80;
+    for (n, limits) in [1, 2].into_iter().zip(limits) {
+        router.add(n, limits);
+    }
+    let (mut a, b) = support::pair([router; 2], ibv::QPT_RC, LENGTH, |_| ());
+    let slots = sending(at(opcode, 1, &b.buffer, b.key), &[a.whole()]);
+    a.send(&slots);
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    let start = Instant::now();
+    for sent in 0..TIMES + 16 {
+        if sent < TIMES {
+            a.send(&slots);
+        }
+        if sent >= 16 {
+            assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+        }
+    }
+    let seconds = f64::from(TIMES) * 65_536.0 / 12_500_000.0;
+    let took = start.elapsed().as_secs_f64() / seconds;
+    // What is allowed at once was used by the first one, or is less than 3 % of all.
+    let limited = router.times(1, Reason::RateBytes) + router.times(2, Reason::RateBytes) > 0;
+    assert_eq!(limited, took >= 0.95, "{took}");
+    took < 0.95
+}
+
+#[test]
+fn what_leaves_an_endpoint_is_capped() {
+    let limits = [Limits { egress_kbit: 100_000, ..Limits::default() }, Limits::default()];
+    attacked("caps", |router| exceeds(router, limits, ibv::WR_RDMA_WRITE));
+}
+
+#[test]
+fn what_comes_into_an_endpoint_is_capped() {
+    let limits = [Limits { ingress_kbit: 100_000, ..Limits::default() }, Limits::default()];
+    // It has others' bytes come by reading them.
+    attacked("caps", |router| exceeds(router, limits, ibv::WR_RDMA_READ));
+}
+
+/// An endpoint takes all shared memory that it gets; there is some left for another one.
+#[test]
+fn nobody_takes_what_there_is_for_all() {
+    attacked("shares", |router| {
+        for n in [1, 2] {
+            router.add(n, Limits { memory_mib: 1 << 24, ..Limits::default() });
+        }
+        // SAFETY: sysconf takes a number.
+        let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+        let piece = u64::try_from(pages).unwrap() / 4 / 64 * 4096;
+        let (mut a, mut b) = (router.open(1), router.open(2));
+        let taken = (0..1000).take_while(|_| takes(&mut a, piece)).count();
+        assert!((16..80).contains(&taken), "{taken}");
+        assert!(router.times(1, Reason::RouterFull) > 0);
+        !takes(&mut b, piece)
+    });
+}
+
+fn takes(device: &mut Device, length: u64) -> bool {
+    let head = device.head(abi::VERBS_CREATE_MEMORY);
+    let request = abi::verbs_create_memory_request { head, length };
+    device.ask::<abi::verbs_create_memory_reply>(&request).is_ok()
+}
+
+/// With no descriptor left a connection is refused, and does not wait.
+#[test]
+fn without_descriptors_connections_are_refused() {
+    let router = node();
+    router.limit_descriptors(64);
+    let (mut devices, mut others) = (Vec::new(), Vec::new());
+    let refused = (0..64).any(|_| {
+        let socket = router.connect(1);
+        let sent = send(&socket, plain::bytes(&hello(1, 0)), &[]);
+        let (bytes, fds) = sent.and_then(|()| receive(&socket)).unwrap_or_default();
+        if fds.len() == 3 {
+            devices.push(Device::of(socket, 1, (bytes, fds)));
+            return false;
+        }
+        let ended = bytes.is_empty();
+        others.push(socket);
+        ended
+    });
+    assert!(refused);
+    // It goes on to serve what there is.
+    let pd = devices[0].pd();
+    assert_ne!(pd, 0);
+    assert!(router.times(1, Reason::RouterFull) > 0);
+    drop((devices, others));
+    let opens = |socket: &OwnedFd| {
+        let sent = send(socket, plain::bytes(&hello(1, 0)), &[]);
+        sent.and_then(|()| receive(socket)).is_ok_and(|(_, fds)| fds.len() == 3)
+    };
+    eventually("room", || opens(&router.connect(1)).then_some(()));
+}

@@ -5,7 +5,7 @@ use smoltcp::time::Instant;
 /// The largest rate there is: what a second gives is a number of 64 bits.
 const RATE_MAX: i64 = 1 << 40;
 
-/// Hands out so many units a second, and no more than a fiftieth of a second's at once.
+/// Hands out so many units a second, and no more than a twentieth of a second's at once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bucket {
     rate: i64,
@@ -21,7 +21,7 @@ impl Bucket {
     /// A rate of 0 is no limit.
     pub(crate) fn new(rate: u64, now: Instant) -> Self {
         let rate = i64::try_from(rate).unwrap_or(RATE_MAX).min(RATE_MAX);
-        let burst = (rate / 50).max(1);
+        let burst = (rate / 20).max(1);
         Self { rate, burst, level: burst * MICRO, at: now }
     }
 
@@ -58,7 +58,7 @@ mod tests {
             bucket.take(n);
             got += n;
         }
-        assert!((2000..=2020).contains(&got), "{got}");
+        assert!((2000..=2050).contains(&got), "{got}");
         // Who takes more than there is waits for longer.
         bucket.take(500);
         assert_eq!(bucket.available(Instant::from_millis(2300)), 0);

@@ -51,7 +51,9 @@ for c in dctcp ledbat; do
 	packaging/build-congestion.sh $c "$root/usr/lib/heddle/congestion/$c.bpf.o"
 done
 chmod 644 "$root"/usr/lib/heddle/congestion/*
-rust/build.sh out/rust/deb "$root/usr/lib/heddle/heddle-rdma" "$goarch"
+for p in heddle-rdma heddle-stack; do
+	rust/build.sh out/rust/deb "$root/usr/lib/heddle/$p" "$goarch"
+done
 
 # Manual pages and completions, from the programs' own flags.
 doc=$root/usr/share/doc/heddle
@@ -77,7 +79,7 @@ cp packaging/copyright "$doc/"
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$module" "$version" "${f##*/}" && cat "$f"; }
 		done
 	done >"$out/tools/licenses"
-(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-rdma --edges normal --prefix none --format '{p}') | sort -u |
+(cd rust && "${CARGO:-cargo}" tree --locked --package heddle-rdma --package heddle-stack --edges normal --prefix none --format '{p}') | sort -u |
 	while read -r crate version _; do
 		for f in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/"$crate-${version#v}"/{LICENSE,COPYING,NOTICE}*; do
 			[ ! -f "$f" ] || { printf '=== %s %s: %s\n' "$crate" "$version" "${f##*/}" && cat "$f"; }

@@ -30,7 +30,9 @@ done
 for l in pool verbs; do
 	clib/build.sh $l "$work/root/opt/heddle/bin/libheddle-$l.so" "$goarch"
 done
-STATIC=1 rust/build.sh out/rust/image "$work/root/opt/heddle/bin/heddle-rdma" "$goarch" # the image has no C library
+for p in heddle-rdma heddle-stack; do # the image has no C library
+	STATIC=1 rust/build.sh out/rust/image "$work/root/opt/heddle/bin/$p" "$goarch"
+done
 # What the kubelet and runtimes mount over, and the place of network namespaces by its other name.
 mkdir -p "$work/root"/{etc/heddle,proc,sys,dev,run,tmp,var/lib/heddle,host}
 chmod 1777 "$work/root/tmp"

@@ -213,8 +213,32 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, const struct so
 		set_int(ops, SOL_TCP_, TCP_BPF_IW_, s->window);
 }
 
-/* The kernel asks whether a SYN is to ask for ECN. Of what is accepted it asks without a socket:
- * there the node's net.ipv4.tcp_ecn says, and the listener's congestion control. */
+/* The settings of the endpoint that a SYN is for: a request has no socket of its own to ask. */
+static __noinline struct stack_settings *stack_of_request(struct bpf_sock_ops *ops)
+{
+	struct flow_key key = remote_first(ops);
+	struct address at = {};
+	struct endpoint *ep;
+	struct flow *flow;
+
+	set_mapped(&at, key.daddr);
+	if (is_direct(ops)) {
+		flow = bpf_map_lookup_elem(&flow_by_wire, &key);
+		if (!flow)
+			return NULL;
+		set_mapped(&at, flow->dst);
+	} else if (ops->family == AF_INET6 && !key.daddr) {
+		at.word[0] = ops->local_ip6[0];
+		at.word[1] = ops->local_ip6[1];
+		at.word[2] = ops->local_ip6[2];
+		at.word[3] = ops->local_ip6[3];
+	}
+	ep = bpf_map_lookup_elem(&endpoint_by_addr, &at);
+	return ep ? bpf_map_lookup_elem(&stack_by_endpoint, &ep->id) : NULL;
+}
+
+/* The kernel asks whether ECN is to be asked for, or to be accepted. What is told so by a program
+ * it asks for with an ECN-capable SYN, as DCTCP does: a listener takes that if it is told so, too. */
 static __always_inline void asks_for_ecn(struct bpf_sock_ops *ops)
 {
 	struct stack_settings *s;
@@ -222,8 +246,12 @@ static __always_inline void asks_for_ecn(struct bpf_sock_ops *ops)
 
 	if (!stacks_in_force)
 		return;
-	tag = tag_of(ops);
-	s = tag ? stack_of(tag) : NULL;
+	if (ops->sk) {
+		tag = tag_of(ops);
+		s = tag ? stack_of(tag) : NULL;
+	} else {
+		s = stack_of_request(ops);
+	}
 	if (s && s->set & STACK_ECN)
 		ops->reply = 1;
 }

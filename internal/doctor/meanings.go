@@ -39,6 +39,8 @@ var meanings = map[string]meaning{
 	"bpf_storage_iterator": {true, "the datapath, which makes containers' /proc/net/tcp by it, does not load", "use Linux 5.9 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_sock_destroy":     {false, "connections cannot be ended from outside, as when a policy forbids them later", "use Linux 6.5 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_task_from_pid":    {false, "socket() asks /proc who its caller is, which takes some 5 microseconds longer", "use Linux 6.10 or later"},
+	"bpf_struct_ops": {false, "no congestion controls of one's own: `heddle stack load` is refused",
+		"use Linux 6.4 or later with CONFIG_DEBUG_INFO_BTF=y"},
 	"bpf_lsm": {false, "no second check of what may be done with sockets of the node: the first ones hold, but a container of another runtime that is passed one can list the node's devices, and with CAP_NET_ADMIN change them",
 		"use a kernel with CONFIG_BPF_LSM=y that lets root load such programs, booted with bpf in the list lsm="},
 	"bpf_jit": {false, "BPF programs are interpreted: every connect, and every packet at the tc programs, is slower",

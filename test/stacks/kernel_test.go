@@ -125,7 +125,7 @@ func TestInitialWindow(t *testing.T) {
 // socketOf gives what the kernel of a node says of the connection from a port.
 func socketOf(t testing.TB, node string, port uint16) string {
 	t.Helper()
-	return lab.InNode(t, node, "ss", "-tinmOH", "sport", "=", fmt.Sprint(port))
+	return lab.InNode(t, node, "ss", "-tinmeOH", "sport", "=", fmt.Sprint(port))
 }
 
 // TestChangeable: what a profile lets programs change is theirs, before connect and after, and also

@@ -50,6 +50,7 @@ func Features() []Feature {
 		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
 		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", probeTask},
+		{"bpf_struct_ops", "congestion controls of one's own", probeCongestion},
 		{"bpf_jit", "programs are compiled to machine code", probeJIT},
 		{"bpf_lsm", "BPF programs on security hooks", probeLSM},
 	}
@@ -75,6 +76,18 @@ func probeBTF() error {
 		return fmt.Errorf("load kernel BTF: %w", err)
 	}
 	return nil
+}
+
+// probeCongestion loads a program that is a member of a congestion control.
+func probeCongestion() error {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.StructOps, AttachType: ebpf.AttachStructOps, AttachTo: "tcp_congestion_ops:undo_cwnd", License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()},
+	})
+	if err != nil {
+		return probeErr(ebpf.StructOps, err)
+	}
+	return p.Close()
 }
 
 func probeMaps() error {

@@ -237,8 +237,9 @@ static __noinline struct stack_settings *stack_of_request(struct bpf_sock_ops *o
 	return ep ? bpf_map_lookup_elem(&stack_by_endpoint, &ep->id) : NULL;
 }
 
-/* The kernel asks whether ECN is to be asked for, or to be accepted. What is told so by a program
- * it asks for with an ECN-capable SYN, as DCTCP does: a listener takes that if it is told so, too. */
+/* The kernel asks whether ECN is to be asked for, or to be accepted. What a program tells it to
+ * ask for, it asks for with an ECN-capable SYN, as DCTCP does: only a listener that is told to
+ * accept that does. */
 static __always_inline void asks_for_ecn(struct bpf_sock_ops *ops)
 {
 	struct stack_settings *s;

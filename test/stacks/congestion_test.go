@@ -166,3 +166,48 @@ func TestDCTCPReacts(t *testing.T) {
 		t.Errorf("everything marked: mean window %.1f, want 2", all)
 	}
 }
+
+// TestECN: two endpoints whose profiles ask for ECN have it, on each path and in both families; of
+// one that asks alone, its peer declines.
+func TestECN(t *testing.T) {
+	apply(t, "ecn", "stack: kernel\nsettings: {ecn: true}\n")
+	label(t, "ecn", "n1/c1", "n1/c2", "n2/c1")
+	const ecn = 8 // TCPI_OPT_ECN
+	for _, c := range []struct {
+		name, server, target string
+		family               int
+		want                 bool
+	}{
+		{"direct", "n2/c1", lab.OverlayOf("n2/c1")(t), 4, true},
+		{"direct, IPv6", "n2/c1", lab.Overlay6Of("n2/c1")(t), 6, true},
+		{"local", "n1/c2", lab.OverlayOf("n1/c2")(t), 4, true},
+		{"local, IPv6", "n1/c2", lab.Overlay6Of("n1/c2")(t), 6, true},
+		{"to one without a profile", "n2/c2", lab.OverlayOf("n2/c2")(t), 4, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			client, server, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", c.server), lab.FreePort()
+			server.Must(`l = listen(%d, %q, %d)`, c.family, map[int]string{4: "0.0.0.0", 6: "::"}[c.family], port)
+			client.Must(`s = connect(%d, %q, %d)`, c.family, c.target, port)
+			server.Must(`c, _ = l.accept()`)
+			want := fmt.Sprint(c.want)
+			client.Expect(want, `bool(s.getsockopt(6, 11, 8)[5] & %d)`, ecn)
+			server.Expect(want, `bool(c.getsockopt(6, 11, 8)[5] & %d)`, ecn)
+			client.Must(`send(s, 1 << 20)`)
+			server.Expect(client.Must(`digest(pattern(1 << 20))`), `receive(c, 1 << 20)`)
+		})
+	}
+}
+
+// TestLEDBAT: a connection of a background profile moves what it is given, and nothing is lost.
+func TestLEDBAT(t *testing.T) {
+	load(t, "ledbat")
+	apply(t, "background", "stack: kernel\nfallback: refuse\nsettings: {congestion: ledbat}\n")
+	label(t, "background", "n1/c1")
+	client, server, port := lab.StartPeer(t, "heddle", "n1/c1"), lab.StartPeer(t, "heddle", "n2/c1"), lab.FreePort()
+	server.Must(`l = listen(4, "0.0.0.0", %d)`, port)
+	client.Must(`s = connect(4, %q, %d)`, lab.OverlayOf("n2/c1")(t), port)
+	server.Must(`c, _ = l.accept()`)
+	client.Expect(`"ledbat"`, `s.getsockopt(6, 13, 16).rstrip(b"\0").decode()`)
+	client.Must(`send(s, 1 << 24)`)
+	server.Expect(client.Must(`digest(pattern(1 << 24))`), `receive(c, 1 << 24)`)
+}

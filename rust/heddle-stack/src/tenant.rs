@@ -35,6 +35,8 @@ const PACKETS: usize = 64;
 const OVERHEAD: usize = 2048;
 /// The least a buffer gets when memory is short.
 const BUFFER_SHORT: u32 = 16 << 10;
+/// For how long a handshake holds its place in a full backlog: until its SYN-ACK is sent again.
+const HANDSHAKE: Duration = Duration::from_secs(1);
 /// How soon tenants that wait for their rates are looked at again.
 const REFILL: Duration = Duration::from_millis(2);
 
@@ -84,6 +86,8 @@ pub(crate) struct Tenant {
     live: u32,
     by_addresses: HashMap<(IpEndpoint, IpEndpoint), usize>,
     ports: Ports,
+    /// Handshakes by listener, the oldest first: when, where and which. Some may be over.
+    handshakes: HashMap<u64, VecDeque<(Instant, usize, u64)>>,
     last_id: u64,
     ready: VecDeque<usize>,
     /// Those in TIME-WAIT, the oldest first; some may be gone.
@@ -152,6 +156,7 @@ impl Tenant {
             live: 0,
             by_addresses: HashMap::new(),
             ports: Ports::default(),
+            handshakes: HashMap::new(),
             last_id: ID_OF_MODULE,
             ready: VecDeque::new(),
             time_wait: VecDeque::new(),
@@ -607,6 +612,7 @@ impl Tenant {
             None => Err(Errno(libc::ENOENT)),
             Some(Socket::Bound { local } | Socket::Listener { local, .. }) => {
                 self.sockets.remove(&id);
+                self.handshakes.remove(&id);
                 self.ports.release(id, local.port);
                 let untaken = |c: &Option<Box<Connection>>| {
                     c.as_ref().is_some_and(|c| c.listener == id && !c.taken)
@@ -795,7 +801,7 @@ impl Tenant {
             return self.refuse(packet, now);
         };
         let Socket::Listener { backlog, pending, settings, .. } = socket else { return };
-        if pending >= backlog {
+        if pending >= backlog && !self.make_place(id, now) {
             self.counts.drop_backlog += 1;
             return;
         }
@@ -826,7 +832,43 @@ impl Tenant {
         // A sequence number that nobody can predict: smoltcp's own generator can be.
         self.interface = interface(&mut self.device, self.addresses, now);
         let slot = self.insert(connection);
+        self.note_handshake(id, backlog, (now, slot, self.last_id));
         self.deliver(slot, segment, packet, now);
+    }
+
+    fn note_handshake(&mut self, listener: u64, backlog: u32, new: (Instant, usize, u64)) {
+        let mut all = self.handshakes.remove(&listener).unwrap_or_default();
+        if all.len() > 2 * backlog as usize {
+            all.retain(|(_, slot, id)| self.is_handshake(*slot, *id));
+        }
+        all.push_back(new);
+        self.handshakes.insert(listener, all);
+    }
+
+    fn is_handshake(&self, slot: usize, id: u64) -> bool {
+        let connection = self.connections.get(slot).and_then(Option::as_ref);
+        connection.is_some_and(|c| c.id == id && matches!(c.phase, Phase::Arriving))
+    }
+
+    /// Drops the oldest handshake of a listener that is not over in time: whoever floods it with
+    /// SYNs of nobody does not keep others out. Says whether there was one.
+    fn make_place(&mut self, listener: u64, now: Instant) -> bool {
+        while let Some(all) = self.handshakes.get_mut(&listener)
+            && let Some((at, slot, id)) = all.front().copied()
+        {
+            let live = self.is_handshake(slot, id);
+            if live && now < at + HANDSHAKE {
+                return false;
+            }
+            if let Some(all) = self.handshakes.get_mut(&listener) {
+                all.pop_front();
+            }
+            if live {
+                self.remove(slot);
+                return true;
+            }
+        }
+        false
     }
 
     // Connections.

@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -15,7 +14,7 @@ use smoltcp::wire::{
     IpAddress, IpProtocol, Ipv4Address, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr,
     TcpSeqNumber,
 };
-use support::{Module, at, eventually, tenant};
+use support::{Module, WAIT_TIMEOUT, at, eventually, tenant};
 
 /// A SYN to port 80, with a virtio header that says nothing.
 fn syn(from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
@@ -55,12 +54,15 @@ fn with_checksum(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-fn module() -> (Module, File) {
+fn module() -> (Module, UnixStream) {
     let mut module = Module::start();
     let (link, device) = Client::packet_pair().unwrap();
     module.tenant(tenant(1), device);
     module.client.listen(1, at("10.9.0.1", 80), 0, 16).unwrap().unwrap();
-    (module, File::from(link))
+    // Of packets, but read and written alike.
+    let link = UnixStream::from(link);
+    link.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    (module, link)
 }
 
 const OWN: [u8; 4] = [10, 9, 0, 1];
@@ -131,6 +133,23 @@ fn a_flood_of_syns_takes_what_the_backlog_allows() {
     });
     assert_eq!((stats.half_open, stats.drop_backlog), (16, 184));
     assert!(stats.memory_reserved <= 16 * (2 << 20) + 16 * 4096, "{stats:?}");
+
+    // Once their SYN-ACKs have had no answer for a second, others get their places.
+    let real = 4000_u16;
+    frame[30..32].copy_from_slice(&real.to_be_bytes());
+    let numbers = eventually("a handshake behind the flood", || {
+        link.write_all(&frame).unwrap();
+        let answers = |link: &mut UnixStream| {
+            let mut answer = vec![0; 2000];
+            let length = link.read(&mut answer).unwrap();
+            packet::segment(&answer[10..length], false).unwrap()
+        };
+        // What is sent to the flood, again and again, is in between.
+        (0..40).map(|_| answers(&mut link)).find(|s| s.destination.port == real)
+    });
+    assert_eq!(numbers.acknowledges, Some(TcpSeqNumber(2)));
+    let stats = module.client.stats(1).unwrap();
+    assert!(stats.half_open <= 16, "{stats:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ var reasons = [...]model.Reason{
 		Remedy: "`heddle rdma` shows used and limit; `heddle limit set --verbs-qps`, or `heddled --verbs-qps` and so on"},
 	{Name: "verbs_quota_memory", Kind: model.KindRefusal, Help: "object that could not be made: its endpoint has as much shared memory as it may (ENOMEM)",
 		Remedy: "smaller queues, or `heddle limit set --verbs-memory`"},
-	{Name: "verbs_router_full", Kind: model.KindRefusal, Help: "object that could not be made: the router's own table, descriptors or memory are used up (ENOMEM)",
+	{Name: "verbs_router_full", Kind: model.KindRefusal, Help: "object that could not be made: the router's tables, descriptors or memory are used up, or what is left is for other containers (ENOMEM)",
 		Remedy: "what the node's containers have, by `heddle rdma`; the limit of open files of the agent"},
 	{Name: "verbs_control_malformed", Kind: model.KindCut, Help: "control connection ended after a message that is none: all the program has at its device is gone",
 		Remedy: "a program that speaks to the router itself, or a library of another version: start the container again"},

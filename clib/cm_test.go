@@ -73,9 +73,6 @@ func TestDebianCM(t *testing.T) {
 	}
 }
 
-// preload has a program use rsocket instead of TCP.
-const preload = "env LD_PRELOAD=librspreload.so LD_LIBRARY_PATH="
-
 // TestUnsupportedCM: the commands that the page of RDMA names answer EOPNOTSUPP, and no other does.
 func TestUnsupportedCM(t *testing.T) {
 	page := read(t, "../docs/howto/rdma.md")
@@ -122,5 +119,31 @@ func TestUnsupportedCM(t *testing.T) {
 	slices.Sort(got)
 	if len(commands) != 23 || !slices.Equal(got, want) {
 		t.Errorf("of %d commands %v answer EOPNOTSUPP, the page says %v", len(commands), got, want)
+	}
+}
+
+// TestEndOfRouterCM: a program that waits for events of RDMA-CM hears that the router has ended.
+func TestEndOfRouterCM(t *testing.T) {
+	agent, dirs := startRDMA(t, [4]byte{10, 9, 0, 1}, [4]byte{10, 9, 0, 2})
+	a, b := newPlace(t, dirs[0]), newPlace(t, dirs[1])
+	join(t, a, b)
+	server := a.command("rping", "-s", "-P")
+	var out bytes.Buffer
+	server.Stdout, server.Stderr = &out, &out
+	if err := server.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		c, err := b.command("rping", "-c", "-C", "1", "-a", "10.9.0.1").CombinedOutput()
+		if err == nil {
+			break
+		}
+		if t.Context().Err() != nil || !strings.Contains(string(c), "REJECTED") {
+			t.Fatalf("rping: %v\n%s", err, c)
+		}
+	}
+	agent.kill()
+	if err := server.Wait(); err == nil || !strings.Contains(out.String(), "Input/output error") {
+		t.Errorf("the server ends with %v\n%s", err, &out)
 	}
 }

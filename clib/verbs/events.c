@@ -44,9 +44,10 @@ PUBLIC int ibv_destroy_comp_channel(struct ibv_comp_channel *base)
 /* Receives one event. Returns 1, 0 if the router has ended, or -1 with errno. */
 static int receive_event(struct context *c, int fd, void *event, size_t length)
 {
-	/* Nothing is waited for from a router that was given up. */
+	/* Nothing is waited for from a router that was given up. recv() of the C library, because a
+	 * thread can be cancelled in it, as it can in the read() of the real library. */
 	bool gone = is_gone(c);
-	long got = syscall(SYS_recvfrom, fd, event, length, gone ? (long)MSG_DONTWAIT : 0L, NULL, NULL);
+	long got = recv(fd, event, length, gone ? MSG_DONTWAIT : 0);
 
 	if (got == (long)length)
 		return 1;

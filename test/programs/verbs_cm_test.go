@@ -24,6 +24,9 @@ var cmPrograms = [][2]string{
 	{"rstream -S 65536 -C 100", "rstream -S 65536 -C 100 -s"},
 }
 
+// preload has a program use rsocket where it says TCP.
+const preload = "env LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1 "
+
 // refused matches what programs say of an event with an errno, which no later attempt changes.
 var refused = regexp.MustCompile(`RDMA_CM_EVENT_UNREACHABLE, error:? -`)
 
@@ -69,8 +72,11 @@ func errorsOf(first, second error) error {
 // between two, and not where policy forbids it.
 func TestVerbsCM(t *testing.T) {
 	l := newVerbsLab(t)
+	script, err := filepath.Abs("testdata/rsocket/sum.py")
+	testutil.NoError(t, err)
+	python := preload + python3 + " " + script
 	for _, client := range []string{"n1/c2", "n2/c1"} {
-		for _, p := range cmPrograms {
+		for _, p := range append(cmPrograms, [2]string{python, python}) {
 			if served, said, err := l.connect(client, p[0], p[1]); err != nil {
 				t.Errorf("%s between n1/c1 and %s: %v\n--- n1/c1\n%s\n--- %s\n%s", p[1], client, err, served, client, said)
 			}

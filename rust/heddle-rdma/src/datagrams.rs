@@ -121,8 +121,9 @@ impl Objects {
         };
         let length = told.length + GRH as u64;
         if receive.length() < length {
-            self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
-            return;
+            // A datagram is dropped, and its request is the next one's.
+            self.give_back(peer, receive);
+            return self.note(endpoint, Reason::DatagramNoReceive);
         }
         self.hold(peer, 1);
         let usage = self.local(peer, ibv::ACCESS_LOCAL_WRITE);

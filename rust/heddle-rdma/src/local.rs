@@ -22,6 +22,10 @@ impl Objects {
         let receive = self.receive_for(peer)?;
         if receive.length() < length {
             self.hold(peer, -1);
+            if !self.is_reliable(peer) {
+                self.give_back(peer, receive);
+                return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
+            }
             self.fail_receive(peer, receive.wr_id, ibv::WC_LOC_LEN_ERR);
             return Err(Pending::Failed(ibv::WC_REM_INV_REQ_ERR));
         }

@@ -379,6 +379,8 @@ pub(crate) struct Qp {
     pub(crate) in_turn: bool,
     /// Another one was due meanwhile.
     pub(crate) is_due: bool,
+    /// `IBV_EVENT_QP_LAST_WQE_REACHED` is to come.
+    pub(crate) tells_last: bool,
     /// Receive requests of it that threads have under way.
     pub(crate) taken: u32,
 }
@@ -614,13 +616,14 @@ impl Objects {
         }
         qp.state = State::Error;
         qp.waits_since = None;
-        let (context, srq, user) = (qp.context, qp.srq, qp.user);
+        let (context, srq) = (qp.context, qp.srq);
         self.unlink(number);
         if let Some(context) = self.contexts.get_mut(context) {
             context.awake = true;
         }
-        if srq != 0 {
-            self.tell(context, ibv::EVENT_QP_LAST_WQE_REACHED, number, user);
+        // Told once all of it is flushed.
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.tells_last = srq != 0;
         }
     }
 

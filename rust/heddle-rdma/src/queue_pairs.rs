@@ -75,6 +75,7 @@ impl Objects {
                 debt: 0,
                 in_turn: false,
                 is_due: false,
+                tells_last: false,
                 taken: 0,
             };
             objects.qps.insert(qp, 0)
@@ -228,6 +229,7 @@ impl Qp {
         self.attr = abi::verbs_qp_attr::default();
         self.current = None;
         self.inbound = None;
+        self.tells_last = false;
         self.waits_since = None;
         self.heard = false;
         self.closed = false;

@@ -154,13 +154,25 @@ impl Objects {
                 Ok(Some(Err(wr_id))) => Some((wr_id, receives)),
                 _ => None,
             });
-            let Some((wr_id, (cq, opcode))) = next else { return done > 0 };
+            let Some((wr_id, (cq, opcode))) = next else {
+                self.tell_last(number);
+                return done > 0;
+            };
             let (status, qp_num) = (ibv::WC_WR_FLUSH_ERR, number);
             let completion =
                 verbs_completion { wr_id, status, opcode, qp_num, ..Default::default() };
             self.complete(cq, &completion, false);
         }
         true
+    }
+
+    /// Nothing of a queue pair is under way any more: says so if it has to.
+    fn tell_last(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        if qp.taken == 0 && std::mem::take(&mut qp.tells_last) {
+            let (context, user) = (qp.context, qp.user);
+            self.tell(context, ibv::EVENT_QP_LAST_WQE_REACHED, number, user);
+        }
     }
 
     fn send_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {

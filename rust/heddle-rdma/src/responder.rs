@@ -60,8 +60,10 @@ impl Objects {
             return Err(Broken);
         }
         if !service.has(header.opcode) {
-            self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
-            return Ok(false);
+            if !reliable {
+                return Err(Broken);
+            }
+            return Ok(self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR));
         }
         if returns(header.opcode) {
             self.answer_request(number, handle, header);
@@ -74,7 +76,7 @@ impl Objects {
                 memory::find(&self.regions, header.key, header.address, all, usage).is_ok()
             });
             if !found && reliable {
-                self.refuse(handle, ibv::WC_REM_ACCESS_ERR);
+                self.refuse(handle, header, ibv::WC_REM_ACCESS_ERR);
                 return Ok(false);
             }
             inbound.dropped = !found;
@@ -84,7 +86,11 @@ impl Objects {
                 Taken::Ready(receive) => {
                     let written = header.opcode == ibv::WR_RDMA_WRITE_WITH_IMM;
                     if !written && receive.length() < header.total {
-                        self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
+                        if !reliable {
+                            self.give_back(number, receive);
+                            return Ok(self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR));
+                        }
+                        self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR);
                         self.fail_receive(number, receive.wr_id, ibv::WC_LOC_LEN_ERR);
                         return Ok(false);
                     }
@@ -103,8 +109,7 @@ impl Objects {
                 }
                 Taken::Empty => inbound.dropped = true,
                 Taken::Wrong => {
-                    self.refuse(handle, ibv::WC_REM_OP_ERR);
-                    return Ok(false);
+                    return Ok(self.refuse(handle, header, ibv::WC_REM_OP_ERR));
                 }
             }
         }
@@ -138,11 +143,14 @@ impl Objects {
         if !dropped && self.store_inbound(number, sent, &head, done, bytes).is_err() {
             let taken = self.qps.get_mut(number).and_then(|q| q.inbound.take());
             let status = if sent { ibv::WC_REM_OP_ERR } else { ibv::WC_REM_ACCESS_ERR };
-            self.refuse(handle, status);
+            self.refuse(handle, &head, status);
+            let fails = taken.is_some();
             if let Some(receive) = taken {
                 self.fail_receive(number, receive.wr_id, ibv::WC_LOC_PROT_ERR);
             }
-            return Ok(());
+            if fails || self.is_reliable(number) {
+                return Ok(());
+            }
         }
         if !last {
             return Ok(());
@@ -199,7 +207,8 @@ impl Objects {
         let Some(link) = self.links.get(handle) else { return };
         let owed = |r: &&Response| !matches!(r, Response::Ack { .. } | Response::NotReady { .. });
         if link.responses.iter().filter(owed).count() >= most {
-            return self.refuse(handle, ibv::WC_REM_INV_REQ_ERR);
+            self.refuse(handle, header, ibv::WC_REM_INV_REQ_ERR);
+            return;
         }
         let response = if is_atomic(header.opcode) {
             self.do_atomic(number, header)
@@ -222,7 +231,9 @@ impl Objects {
                     link.responses.push_back(response);
                 }
             }
-            Err(status) => self.refuse(handle, status),
+            Err(status) => {
+                self.refuse(handle, header, status);
+            }
         }
     }
 
@@ -255,13 +266,22 @@ impl Objects {
         }
     }
 
-    /// Fails the request that is expected, and serves none after it.
-    fn refuse(&mut self, handle: u32, status: u32) {
-        let Some(link) = self.links.get_mut(handle) else { return };
+    /// Fails the request that is expected, and serves none after it. Of UC it is dropped instead,
+    /// and nobody is told: then its frames go on (true).
+    fn refuse(&mut self, handle: u32, head: &Header, status: u32) -> bool {
+        let number = self.links.get(handle).map_or(0, |l| l.qp);
+        let reliable = self.is_reliable(number);
+        let Some(link) = self.links.get_mut(handle) else { return false };
+        if !reliable {
+            let begun = Inbound { head: *head, got: 0, dropped: true };
+            link.inbound.get_or_insert(begun).dropped = true;
+            return true;
+        }
         link.refuses = true;
         link.inbound = None;
         let number = link.expected;
         link.responses.push_back(Response::Ack { number, status });
+        false
     }
 
     /// Says what is owed, as far as there is room.

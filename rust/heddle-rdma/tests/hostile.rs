@@ -3,6 +3,8 @@
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use shared_ring::Slot;
 use support::{
@@ -380,4 +382,122 @@ fn events_of_a_queue_that_is_gone_are_not_kept() {
     }
     assert!(events > 1 && events < 1000, "{events} events: the socket was to be full");
     drop(b);
+}
+
+/// A container has two keys and the numbers of others' queue pairs; none of them is of use to it.
+#[test]
+fn keys_and_numbers_of_other_containers_reach_nothing() {
+    let router = node();
+    router.add(3, Limits::default());
+    let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let mut c = End::new(&router, 3, ibv::QPT_RC, 3, 64);
+    // Of a third one, by a pair with the second one; its range; one byte more than the own.
+    let foreign = at(ibv::WR_RDMA_WRITE, 1, &c.buffer, c.key);
+    let ranges = [
+        foreign,
+        at(ibv::WR_RDMA_READ, 1, &c.buffer, b.key),
+        abi::verbs_send {
+            remote_address: b.buffer.as_ptr() as u64 + 1,
+            ..at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key)
+        },
+    ];
+    for head in ranges {
+        let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+        a.send(&sending(abi::verbs_send { rkey: head.rkey, ..head }, &[a.whole()]));
+        assert_eq!(a.sends.result(), (1, ibv::WC_REM_ACCESS_ERR));
+        drop(b);
+    }
+    assert_eq!(c.buffer, [3; 64]);
+    // A queue pair that is paired with another one, and one that names nobody.
+    for number in [b.qp.number, a.qp.number] {
+        let qp = c.device.qp(ibv::QPT_RC, c.pd, &c.sends, &c.receives, 0);
+        c.device
+            .connect(qp.number, ibv::QPT_RC, (2, number), |a| (a.timeout, a.retry_cnt) = (1, 0));
+        c.qp = qp;
+        c.send(&sending(at(ibv::WR_RDMA_WRITE, 2, &b.buffer, b.key), &[c.whole()]));
+        assert_eq!(c.sends.result(), (2, ibv::WC_RETRY_EXC_ERR));
+    }
+    assert_eq!(b.buffer, [2; 64]);
+    a.send(&sending(at(ibv::WR_RDMA_WRITE, 3, &b.buffer, b.key), &[a.whole()]));
+    assert_eq!(a.sends.result(), (3, ibv::WC_SUCCESS));
+}
+
+/// A program writes other requests into slots that the router is reading.
+#[test]
+fn requests_that_change_while_they_are_read_are_one_or_the_other() {
+    let mut router = node();
+    for round in 0..20 {
+        let (mut a, b) = pair([&router, &router], ibv::QPT_RC, 4096, |_| ());
+        let memory = Arc::clone(&a.qp.memory);
+        let stop = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&stop);
+        let changing = std::thread::spawn(move || {
+            let mut n = 0_usize;
+            while !until.load(Ordering::Relaxed) {
+                n += 1;
+                // The slots follow the ring's head. Every other time the opcode, flags and counts
+                // of each stay as they are, so that the rest is used.
+                if round % 2 == 0 && n % 8 == 1 {
+                    continue;
+                }
+                let at = 384 + n * 8 % 2048;
+                // SAFETY: all of it lies in the mapping.
+                let word = unsafe { memory.as_ptr().byte_add(at) }.cast::<u64>();
+                let any = (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                // SAFETY: as above; the router reads it meanwhile, which is what is tested.
+                unsafe { word.write_volatile(any) };
+            }
+        });
+        let head = at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key);
+        for _ in 0..20 {
+            a.send(&sending(head, &[a.part(0, 100), a.part(200, 100), a.part(400, 100)]));
+            if a.device.state(a.qp.number) != 3 {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        changing.join().unwrap();
+        let attr = abi::verbs_qp_attr { qp_state: 6, ..Default::default() };
+        assert_eq!(a.device.modify(a.qp.number, ibv::QP_STATE, attr), Ok(6));
+    }
+    assert!(router.runs());
+    others_can_speak(&router);
+}
+
+/// Eight connections of a container ask without end; others are served.
+#[test]
+fn a_flood_of_requests_holds_up_nobody() {
+    let router = node();
+    for n in [3, 4] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = support::pair_of([&router; 2], [3, 4], ibv::QPT_RC, 64, |_| ());
+    let stop = Arc::new(AtomicBool::new(false));
+    let floods: Vec<_> = (0..8)
+        .map(|_| {
+            let (mut device, stop) = (router.open(1), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let mut asked = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    let pd = device.pd();
+                    device.object(abi::VERBS_DEALLOC_PD, pd).unwrap();
+                    asked += 2;
+                }
+                asked
+            })
+        })
+        .collect();
+    let start = std::time::Instant::now();
+    for _ in 0..200 {
+        b.post_receive(7, &[b.whole()]);
+        a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+        assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+        assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
+    }
+    let took = start.elapsed();
+    stop.store(true, Ordering::Relaxed);
+    let asked: u32 = floods.into_iter().map(|f| f.join().unwrap()).sum();
+    // The flood was one, and each message waited for a few of its requests at most.
+    assert!(asked > 200, "{asked}");
+    assert!(took < std::time::Duration::from_secs(10), "{took:?}");
 }

@@ -144,6 +144,14 @@ pub(crate) fn gid(n: u8) -> Gid {
     gid
 }
 
+/// Its IPv6 one.
+pub(crate) fn gid6(n: u8) -> Gid {
+    let mut gid = [0; 16];
+    gid[..2].copy_from_slice(&[0xfd, 9]);
+    gid[15] = n;
+    gid
+}
+
 /// What connects the endpoints of a test: for each GID the agent's socket of its router, and its
 /// number.
 #[derive(Default)]
@@ -316,9 +324,20 @@ impl Router {
     }
 
     pub(crate) fn add_listening(&self, n: u8, limits: Limits, listener: &OwnedFd) {
-        let (endpoint, gids) = (u64::from(n), [gid(n), [0; 16]]);
+        self.add_with([gid(n), [0; 16]], n, limits, listener);
+    }
+
+    /// The same, with an IPv6 address, too.
+    pub(crate) fn add6(&self, n: u8) {
+        self.add_with([gid(n), gid6(n)], n, Limits::default(), &self.listen(n));
+    }
+
+    fn add_with(&self, gids: [Gid; 2], n: u8, limits: Limits, listener: &OwnedFd) {
+        let endpoint = u64::from(n);
         let name = format!("test/{n}");
-        self.net.ways.lock().unwrap().insert(gid(n), (Arc::clone(&self.agent), endpoint));
+        for gid in gids.into_iter().filter(|gid| *gid != [0; 16]) {
+            self.net.ways.lock().unwrap().insert(gid, (Arc::clone(&self.agent), endpoint));
+        }
         let message = Message::Endpoint { endpoint, gids, limits, name };
         self.tell(&message, &[listener.as_raw_fd()]);
     }
@@ -621,9 +640,14 @@ impl Device {
     }
 
     pub(crate) fn ah(&mut self, pd: u32, to: u8) -> u32 {
+        self.ah_to(pd, gid(to), 0)
+    }
+
+    pub(crate) fn ah_to(&mut self, pd: u32, gid: Gid, sgid_index: u8) -> u32 {
         let head = self.head(abi::VERBS_CREATE_AH);
         let address = abi::verbs_address {
-            gid: gid(to),
+            gid,
+            sgid_index,
             is_global: 1,
             port: 1,
             hop_limit: 7,

@@ -297,6 +297,7 @@ impl Connection {
         {
             sent += 1;
         }
+        device.out.send_joined();
         core::mem::swap(&mut self.track, &mut device.out.track);
         sent == PACKETS_A_TURN
     }

@@ -24,6 +24,12 @@ const LOOPBACK_MAX: usize = 4 << 20;
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
 const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const IPV6_HEADER: usize = 40;
+const TCP_HEADER: usize = 20;
+// Flags of TCP.
+const ACK: u8 = 0x10;
+const PSH: u8 = 0x08;
 /// Where a TCP header has its checksum.
 const CHECKSUM_OFFSET: u16 = 16;
 
@@ -107,6 +113,15 @@ impl Track {
     }
 }
 
+/// An IPv6 packet in the output's buffer to which more of its connection's data may be added.
+#[derive(Clone, Copy, Debug)]
+struct Joined {
+    length: usize,
+    /// Bytes of data in each segment.
+    size: usize,
+    end: TcpSeqNumber,
+}
+
 /// The sending half.
 #[derive(Debug)]
 pub(crate) struct Output {
@@ -114,6 +129,10 @@ pub(crate) struct Output {
     facts: Facts,
     own: Vec<IpAddress>,
     buffer: Vec<u8>,
+    /// smoltcp 0.14 makes large segments for IPv4 only: those of IPv6 are joined here.
+    joined: Option<Joined>,
+    /// Where the next packet is made while there is one.
+    next: Vec<u8>,
     /// A packet that the device did not take yet.
     held: Option<Vec<u8>>,
     loopback: VecDeque<Vec<u8>>,
@@ -145,6 +164,8 @@ impl Device {
             facts,
             own,
             buffer: vec![0; size],
+            joined: None,
+            next: vec![0; size],
             held: None,
             loopback: VecDeque::new(),
             loopback_bytes: 0,
@@ -261,17 +282,92 @@ impl Output {
             self.dropped += 1;
             return;
         };
-        let before = self.track.retransmits;
-        self.track.sending(&s);
-        self.sent += 1;
-        self.cost += length + crate::tenant::PACKET_COST;
-        self.resets += u64::from(s.resets);
-        self.retransmits += self.track.retransmits - before;
+        self.count(&s, length);
         if self.own.contains(&s.destination.addr) {
             self.loopback_bytes += length;
             self.loopback.push_back(self.buffer[start..start + length].to_vec());
             return;
         }
+        let data = s.end - s.number;
+        let tcp = start + IPV6_HEADER;
+        if self.facts.offloads
+            && matches!(s.destination.addr, IpAddress::Ipv6(_))
+            && data > 0
+            && length == IPV6_HEADER + TCP_HEADER + data
+            && self.buffer[tcp + 13] == ACK
+        {
+            self.joined = Some(Joined { length, size: data, end: s.end });
+            return;
+        }
+        self.emit(&s, length, segment_size);
+    }
+
+    fn count(&mut self, s: &Segment, length: usize) {
+        let before = self.track.retransmits;
+        self.track.sending(s);
+        self.sent += 1;
+        self.cost += length + crate::tenant::PACKET_COST;
+        self.resets += u64::from(s.resets);
+        self.retransmits += self.track.retransmits - before;
+    }
+
+    /// Adds the packet in `next` to the one that is being joined, or sends that and makes it the
+    /// packet in the buffer.
+    fn join(&mut self, length: usize, segment_size: Option<u16>) {
+        let Some(mut joined) = self.joined else { return };
+        let start = VNET + ETHERNET;
+        let Ok(s) = packet::segment(&self.next[..length], true) else {
+            self.dropped += 1;
+            return;
+        };
+        let (old, new) = (&self.buffer[start..], &self.next[..]);
+        let tcp = IPV6_HEADER;
+        let data = s.end - s.number;
+        let flags = new.get(tcp + 13).copied().unwrap_or(0);
+        let same = s.number == joined.end
+            && length == IPV6_HEADER + TCP_HEADER + data
+            && (1..=joined.size).contains(&data)
+            && flags & !PSH == ACK
+            // Addresses; ports; what is acknowledged and the header's length; the window.
+            && old[8..tcp + 4] == new[8..tcp + 4]
+            && old[tcp + 8..tcp + 13] == new[tcp + 8..tcp + 13]
+            && old[tcp + 14..tcp + 16] == new[tcp + 14..tcp + 16];
+        if !same || joined.length + data > PACKET_MAX - 64 {
+            self.send_joined();
+            self.buffer[start..start + length].copy_from_slice(&self.next[..length]);
+            return self.finish(length, segment_size);
+        }
+        self.count(&s, length);
+        let at = start + joined.length;
+        let from = IPV6_HEADER + TCP_HEADER;
+        self.buffer[at..at + data].copy_from_slice(&self.next[from..from + data]);
+        self.buffer[start + tcp + 13] = flags;
+        joined = Joined { length: joined.length + data, end: s.end, ..joined };
+        self.joined = Some(joined);
+        // A segment that is not full is the last.
+        if data < joined.size || flags & PSH != 0 {
+            self.send_joined();
+        }
+    }
+
+    /// Sends what has been joined.
+    pub(crate) fn send_joined(&mut self) {
+        let Some(joined) = self.joined.take() else { return };
+        let start = VNET + ETHERNET;
+        let payload = u16::try_from(joined.length - IPV6_HEADER).unwrap_or(u16::MAX);
+        self.buffer[start + 4..start + 6].copy_from_slice(&payload.to_be_bytes());
+        let Ok(s) = packet::segment(&self.buffer[start..start + joined.length], true) else {
+            self.dropped += 1;
+            return;
+        };
+        let one = joined.length <= IPV6_HEADER + TCP_HEADER + joined.size;
+        let size = u16::try_from(joined.size).ok().filter(|_| !one);
+        self.emit(&s, joined.length, size);
+    }
+
+    /// Writes the IP packet that lies in the buffer, with its headers before it.
+    fn emit(&mut self, s: &Segment, length: usize, segment_size: Option<u16>) {
+        let start = VNET + ETHERNET;
         let ip_header = if matches!(s.destination.addr, IpAddress::Ipv4(_)) { 20 } else { 40 };
         let mut head = [0; VNET];
         let before_ip = if self.facts.ethernet { ETHERNET } else { 0 };
@@ -284,7 +380,7 @@ impl Output {
             head[6..8].copy_from_slice(&short(before_ip + ip_header));
             head[8..10].copy_from_slice(&CHECKSUM_OFFSET.to_ne_bytes());
             if let Some(size) = segment_size {
-                head[1] = GSO_TCPV4;
+                head[1] = if ip_header == 20 { GSO_TCPV4 } else { GSO_TCPV6 };
                 let tcp_header = usize::from(self.buffer[tcp + 12] >> 4) * 4;
                 head[2..4].copy_from_slice(&short(before_ip + ip_header + tcp_header));
                 head[4..6].copy_from_slice(&size.to_ne_bytes());
@@ -323,6 +419,11 @@ pub(crate) struct TxToken<'a> {
 
 impl phy::TxToken for TxToken<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, f: F) -> R {
+        if self.out.joined.is_some() {
+            let result = f(&mut self.out.next[..length]);
+            self.out.join(length, self.segment_size);
+            return result;
+        }
         let start = VNET + ETHERNET;
         let result = f(&mut self.out.buffer[start..start + length]);
         self.out.finish(length, self.segment_size);

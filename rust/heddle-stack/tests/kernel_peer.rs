@@ -25,6 +25,13 @@ fn exchange_tcp(stream: &TcpStream, bytes: &[u8]) -> Vec<u8> {
     })
 }
 
+/// Packets that the module has written to the device.
+fn written() -> u64 {
+    let all = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = all.lines().find_map(|l| l.trim().strip_prefix("hs1:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 fn both_ways(ethernet: bool) {
     in_namespace(ethernet, |mut module| {
         let (there, back) = (pattern(10 << 20, 1), pattern(10 << 20, 2));
@@ -34,11 +41,15 @@ fn both_ways(ethernet: bool) {
             let (id, program) =
                 module.client.connect(1, to, stack_options::default()).unwrap().unwrap();
             let (stream, _) = listener.accept().unwrap();
+            let before = written();
             std::thread::scope(|scope| {
                 let far = scope.spawn(|| exchange_tcp(&stream, &back));
                 assert!(exchange(&program, &there) == back);
                 assert!(far.join().unwrap() == there);
             });
+            // It would be 7,200, and acknowledgements.
+            let packets = written() - before;
+            assert!(packets < 3600, "{packets} packets to {kernel}");
             let end = module.client.ended(id).unwrap();
             assert_eq!((end.head.error, end.bytes_sent), (0, 10 << 20));
             assert!(end.rtt > 0, "{end:?}");

@@ -17,12 +17,13 @@ import (
 	"heddle.dev/heddle/internal/bench/policy"
 	"heddle.dev/heddle/internal/bench/pool"
 	"heddle.dev/heddle/internal/bench/session"
+	"heddle.dev/heddle/internal/bench/stacks"
 )
 
 // benchmarks lists the commands beneath `heddle bench`, after that itself.
 func benchmarks() []session.Command {
 	return []session.Command{
-		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(),
+		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(), stacks.Command(),
 	}
 }
 

@@ -238,8 +238,23 @@ func (l verbsLab) limitsHold() {
 	}
 	l.counted("verbs_quota_objects")
 
-	// n1/c2 sends to n2/c1: the bytes leave its node.
-	words := []string{"ib_write_bw", "-x", "0", "-D", "4", "--report_gbits"}
+	words := []string{"ib_write_bw", "-x", "0", "-D", "3", "--report_gbits"}
+	l.leaves(words)
+	limit("set", "n1/c2", "--egress", "none", "--connection-egress", "100mbit")
+	l.leaves(words)
+	limit("set", "n1/c2", "--egress", "100mbit", "--connection-egress", "none")
+
+	// What is copied on one node has the same cap, by the router.
+	_, copied, err := l.pair("n1/c2", pingpongPort, words...)
+	testutil.NoError(l, err)
+	l.capped(copied)
+	l.counted("verbs_rate_bytes")
+	limit("clear", "n1/c2")
+}
+
+// leaves has n1/c2 send to n2/c1, capped and marked.
+func (l verbsLab) leaves(words []string) {
+	l.Helper()
 	server := l.start("n2/c1", words...)
 	marked := exec.CommandContext(l.Context(), "nsenter", "--net="+netns.Path(l.name+"-n1"), "timeout", "20", "tcpdump", "-i", "eth0", "-Q", "out", "-c", "20", "-nn",
 		"ip[1] & 0xfc == 0xb8 and tcp portrange 17408-17471 and greater 1000")
@@ -257,13 +272,6 @@ func (l verbsLab) limitsHold() {
 	}
 	testutil.NoError(l, server.Wait())
 	l.capped(string(said))
-
-	// What is copied on one node has the same cap, by the router.
-	_, copied, err := l.pair("n1/c2", pingpongPort, words...)
-	testutil.NoError(l, err)
-	l.capped(copied)
-	l.counted("verbs_rate_bytes")
-	limit("clear", "n1/c2")
 }
 
 // capped wants what ib_write_bw said to be of a sender with a cap of 0.1 Gb/s.

@@ -48,7 +48,7 @@ var allowed = map[string][]string{
 	"internal/podlabels":           {},
 	"internal/dockernet":           {"internal/api"},
 	"internal/capture":             {},
-	"internal/doctor":              {"internal/api", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/verbs"},
+	"internal/doctor":              {"internal/api", "internal/plane/tcp/datapath", "internal/netcfg", "internal/netns", "internal/runtime", "internal/plane/stacks", "internal/plane/verbs"},
 	"internal/plane/tcp/procnet":   {},
 	"internal/runtime":             {"internal/plane/tcp/procnet", "internal/plane/verbs/folder"},
 	"internal/durable":             {},
@@ -58,7 +58,9 @@ var allowed = map[string][]string{
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
-	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/verbs/folder"},
+	"internal/plane/process":      {},
+	"internal/plane/stacks":       {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
+	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/verbs/folder"},
 	"internal/plane/verbs/folder": {},
 
 	"internal/plane/stacks/protocol": {},
@@ -66,7 +68,7 @@ var allowed = map[string][]string{
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp", "internal/policy", "internal/stack", "internal/store", "internal/store/etcd", "internal/trap", "internal/trust"},
-	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/verbs", "internal/plane/verbs/folder"},
+	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
 	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/runtime", "internal/trust"},

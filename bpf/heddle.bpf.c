@@ -23,6 +23,7 @@
 #include "tc/lo.bpf.c"
 #include "tc/loopback.bpf.c"
 #include "tc/overlay.bpf.c"
+#include "tc/stack.bpf.c"
 #include "tc/underlay.bpf.c"
 
 #include "iter/cut.bpf.c"

@@ -16,6 +16,7 @@
 #include "include/abi/reserved_ports.h"
 #include "include/abi/route.h"
 #include "include/abi/service.h"
+#include "include/abi/stack.h"
 #include "include/abi/stack_settings.h"
 #include "include/tag.h"
 
@@ -45,6 +46,19 @@ HASH(endpoint_by_addr, struct address, struct endpoint, 16384);
 
 /* The same by the node side of its veth. Written by the agent. */
 HASH(endpoint_by_ifindex, __u32, struct endpoint, 16384);
+
+/* Node side of the veth of an endpoint whose TCP a stack module runs -> the module's device, and
+ * the other way round. Written by the agent. Two entries an endpoint. */
+HASH(stack_by_ifindex, __u32, struct stack_device, 32768);
+
+/* What the agent noted of sockets whose TCP a stack module runs. It goes where the socket goes
+ * (dup, fork, SCM_RIGHTS), and outlives the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct stack_note);
+} note_by_sock SEC(".maps");
 
 /* Overlay prefix -> node, longest match. Written by the agent: one entry a node and family, one for
  * each endpoint that is not intercepted, one for each address of this node. */

@@ -202,7 +202,7 @@ static __always_inline int towards(struct __sk_buff *skb, const struct packet *p
 		return TC_ACT_OK;
 	case DIVERT_PAST:
 		/* Routing would match it to that socket, too, and drop it. */
-		return into_container(ifindex);
+		return into_container(skb, ifindex);
 	}
 	return TC_ACT_OK;
 }

@@ -142,6 +142,18 @@ static __noinline int filter_entering(struct __sk_buff *skb, const struct packet
 	return filter_tcp(skb, p, 0, receiver, translated);
 }
 
+/* A packet for the own stack of endpoint ep, which may be NULL: of TCP, a module may be that. */
+static __always_inline int into_own_stack(struct __sk_buff *skb, int kind, const struct endpoint *ep)
+{
+	__u32 ifindex = skb->ifindex;
+	struct stack_device *module;
+
+	if (kind != PACKET_TCP || !ep || !(ep->flags & ENDPOINT_STACK))
+		return TC_ACT_OK;
+	module = bpf_map_lookup_elem(&stack_by_ifindex, &ifindex);
+	return module ? into_stack(skb, module) : TC_ACT_OK;
+}
+
 /* Node side of an endpoint's veth, egress: what the node's own processes send to the container, or
  * what is routed to it. */
 static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
@@ -181,7 +193,7 @@ static __always_inline int to_endpoint_verdict(struct __sk_buff *skb)
 	if (!ours && is_syn(&p) && ep && p.ip.saddr == p.ip.daddr && ep->flags & ENDPOINT_INTERCEPTED)
 		return refuse_syn(skb);
 	if (!ours)
-		return TC_ACT_OK;
+		return into_own_stack(skb, kind, ep);
 	if (is_syn(&p) && !remember_translated(skb, &p, translated))
 		return drop(REASON_DROP_NOT_REMEMBERED);
 	return redeliver(skb);

@@ -243,10 +243,22 @@ static __always_inline int redeliver(struct __sk_buff *skb)
 	return bpf_redirect(config_divert_ifindex, BPF_F_INGRESS);
 }
 
+/* Hands the packet to the module that runs its endpoint's TCP. */
+static __always_inline int into_stack(struct __sk_buff *skb, const struct stack_device *module)
+{
+	if (bpf_skb_store_bytes(skb, 0, module->mac, sizeof(module->mac), 0))
+		return TC_ACT_SHOT;
+	return bpf_redirect(module->ifindex, 0);
+}
+
 /* Hands the packet to the container behind veth ifindex: at once, or, so that limits see it, by its
  * node side. */
-static __always_inline int into_container(__u32 ifindex)
+static __always_inline int into_container(struct __sk_buff *skb, __u32 ifindex)
 {
+	struct stack_device *module = bpf_map_lookup_elem(&stack_by_ifindex, &ifindex);
+
+	if (module)
+		return into_stack(skb, module);
 	if (limits_in_force)
 		return bpf_redirect_neigh(ifindex, NULL, 0, 0);
 	return bpf_redirect_peer(ifindex, 0);

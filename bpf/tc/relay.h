@@ -85,7 +85,7 @@ static __always_inline int relay_forward(struct __sk_buff *skb, const struct pac
 	set_overlay(&dst, flow->ipv6, flow->dst);
 	if (rewrite_between(skb, p, flow->ipv6, &inner, &src, &dst))
 		return TC_ACT_SHOT;
-	return into_container(ifindex);
+	return into_container(skb, ifindex);
 }
 
 static __always_inline int relay_open(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,

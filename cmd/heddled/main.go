@@ -22,6 +22,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
 	"heddle.dev/heddle/internal/systemd"
@@ -177,7 +178,14 @@ func (f *flags) config() (node.Config, error) {
 		return cfg, fmt.Errorf("find own program: %w", err)
 	}
 	cfg.Planes = func(h plane.Host) ([]plane.Plane, error) {
-		return []plane.Plane{verbs.Open(verbs.Config{
+		modules, err := stacks.Open(stacks.Config{
+			StateDir: cfg.StateDir, Self: self, StackModules: h.StackModules, Traps: h.Traps, Keeper: h.Keeper, StacksChanged: h.StacksChanged,
+			Faults: h.Faults, Log: h.Log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return []plane.Plane{modules, verbs.Open(verbs.Config{
 			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
 		})}, nil
 	}

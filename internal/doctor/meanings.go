@@ -96,6 +96,8 @@ var meanings = map[string]meaning{
 	"overlayfs": {false, "lab containers have no root file system: `heddle lab` and `heddle bench` do not work",
 		"modprobe overlay, or use a kernel with CONFIG_OVERLAY_FS"},
 	"runc": {true, "no containers can be started through heddle-runtime", "apt-get install runc (1.1 or later)"},
+	"stack_module": {false, "no TCP in user space for containers whose stack profile asks for it: the profile's fallback holds",
+		"install heddle-stack beside heddled (`make build` builds it), on a kernel with CONFIG_TUN"},
 	"verbs_router": {false, "no RDMA devices for containers that ask for them (`heddle endpoints add --verbs`)",
 		"install heddle-rdma beside heddled (`make build` builds it), on a kernel with CONFIG_CROSS_MEMORY_ATTACH"},
 	"verbs_library": {false, "containers that ask for an RDMA device do not start",

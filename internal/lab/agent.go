@@ -191,12 +191,11 @@ func (l Lab) startIn(suffix, group string, log *os.File, argv []string) (ended <
 	return done, nil
 }
 
-// routerProgram is the base name of the program of the verbs plane that lives on in the agent's
-// cgroup.
-const routerProgram = "heddle-rdma"
+// planePrograms are the base names of programs of planes, which live on in the agent's cgroup.
+var planePrograms = []string{"heddle-rdma", "heddle-stack"}
 
 // agentProcesses gives the processes in an agent's cgroup: agents, and the fd keepers that keep
-// seccomp listeners for them. A router of the verbs plane is neither.
+// seccomp listeners for them. Programs of planes are neither.
 func agentProcesses(group string) (agents, keepers []int, err error) {
 	pids, err := processes(group)
 	if err != nil {
@@ -209,7 +208,7 @@ func agentProcesses(group string) (agents, keepers []int, err error) {
 		}
 		if words := strings.Split(string(args), "\x00"); len(words) > 1 && words[1] == "park" {
 			keepers = append(keepers, pid)
-		} else if filepath.Base(words[0]) == routerProgram {
+		} else if slices.Contains(planePrograms, filepath.Base(words[0])) {
 			continue
 		} else if len(args) > 0 { // a zombie has none
 			agents = append(agents, pid)

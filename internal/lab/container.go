@@ -106,6 +106,9 @@ func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir stri
 	if s.SocketPool && m == ModeHeddle {
 		spec.Annotations[model.AnnotationSocketPool] = "true"
 	}
+	if s.Stacks && m == ModeHeddle {
+		spec.Annotations[model.AnnotationStack] = "true"
+	}
 	if s.Verbs && m == ModeHeddle {
 		spec.Annotations[model.AnnotationVerbs] = "true" // heddle-runtime has the agent give the endpoint verbs
 		if s.VerbsSpinMicros > 0 {

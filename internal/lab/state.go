@@ -34,6 +34,8 @@ type State struct {
 	StoreMembers int `json:"store_members,omitempty"`
 	// SocketPool says that the containers have the preloaded pool of sockets.
 	SocketPool bool `json:"socket_pool,omitempty"`
+	// Stacks says that stack modules may run the containers' TCP.
+	Stacks bool `json:"stacks,omitempty"`
 	// Verbs says that the containers have RDMA devices.
 	Verbs bool `json:"verbs,omitempty"`
 	// VerbsSpinMicros is for how long their programs may look for work before they sleep.
@@ -56,8 +58,8 @@ type Size struct {
 	Prefix6 string
 	// StoreMembers is State.StoreMembers.
 	StoreMembers int
-	// SocketPool is State.SocketPool, Verbs is State.Verbs, of a new lab.
-	SocketPool, Verbs bool
+	// SocketPool is State.SocketPool, Stacks is State.Stacks, Verbs is State.Verbs, of a new lab.
+	SocketPool, Stacks, Verbs bool
 	// VerbsSpinMicros is State.VerbsSpinMicros, of a new lab.
 	VerbsSpinMicros uint32
 }
@@ -181,7 +183,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Stacks: size.Stacks, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

@@ -107,6 +107,10 @@ func (c Adopted) Validate() error {
 // time: what libheddle-pool.so, which heddle-runtime preloads there, asks for.
 const AnnotationSocketPool = "io.heddle.socket-pool"
 
+// AnnotationStack says "true" of a container whose TCP a stack module may run, if a stack profile
+// says so: more of its calls are trapped.
+const AnnotationStack = "io.heddle.stack"
+
 // AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device:
 // docs/howto/rdma.md.
 const AnnotationVerbs = "io.heddle.verbs"

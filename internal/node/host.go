@@ -34,6 +34,7 @@ type host struct {
 	stores  []netip.AddrPort // what containers are kept from
 	planes  plane.Set        // TCP's first
 	traps   *trap.Server
+	keeper  trap.Keeper // nil: none
 
 	enforcer *enforcer
 	stacker  *stacker

@@ -5,6 +5,7 @@ import (
 
 	"heddle.dev/heddle/internal/plane"
 	"heddle.dev/heddle/internal/plane/tcp"
+	"heddle.dev/heddle/internal/trap"
 )
 
 // This file composes the planes. No other of the package knows one by name, which a rule holds.
@@ -28,7 +29,7 @@ func (h *host) openPlanes() error {
 	if h.cfg.Planes != nil {
 		further, err := h.cfg.Planes(plane.Host{
 			Node: h.self, Network: h.network.ID, Prefix6: h.prefix6, Faults: &h.faults, Log: h.log, Traps: h.traps, Sockets: sockets,
-			StacksChanged: h.stacker.ask,
+			StacksChanged: h.stacker.ask, StackModules: sockets, Keeper: func() trap.Keeper { return h.keeper },
 		})
 		h.planes = append(h.planes, further...)
 		if err != nil {

@@ -22,13 +22,14 @@ func (a *Agent) listenForCalls() error {
 		if err := cfg.StartKeeper(); err != nil {
 			return err
 		}
-		cfg.Keeper = a.keeper(fdkeep.NewClient(socket))
+		a.keeper = a.mirrored(fdkeep.NewClient(socket))
+		cfg.Keeper = a.keeper
 	}
 	return a.traps.Listen(cfg)
 }
 
-// keeper gives a keeper of which the configured storage, if there is one, has a second copy.
-func (a *Agent) keeper(client *fdkeep.Client) trap.Keeper {
+// mirrored gives a keeper of which the configured storage, if there is one, has a second copy.
+func (a *Agent) mirrored(client *fdkeep.Client) trap.Keeper {
 	if a.cfg.Storage == nil {
 		return client
 	}

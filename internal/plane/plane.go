@@ -200,6 +200,11 @@ type Host struct {
 	// StacksChanged has ServeStack asked anew for every endpoint: what the plane can serve has
 	// changed. Any goroutine may call it; it does not wait.
 	StacksChanged func()
+	// StackModules is for the plane of stack modules.
+	StackModules StackModules
+	// Keeper gives what keeps descriptors while no agent runs; nil if nothing does. It may be asked
+	// from the first Attach on.
+	Keeper func() trap.Keeper
 }
 
 // Traps is how a plane answers trapped calls: a trap.Server, which the agent owns. A plane
@@ -221,6 +226,26 @@ type Sockets interface {
 	ConnectAs(ctx context.Context, id model.EndpointID, to netip.AddrPort) (*os.File, error)
 	// ListenAs listens at a port of the endpoint's own addresses, IPv6's among them if ipv6 is set.
 	ListenAs(id model.EndpointID, port uint16, ipv6 bool) (net.Listener, error)
+}
+
+// NoteBytes is how much StackModules keeps of a socket.
+const NoteBytes = 256
+
+// StackModules is what the TCP plane does for the plane of stack modules. Any goroutine may call
+// it.
+type StackModules interface {
+	// Note gives what SetNote keeps of a socket; false: nothing. It outlives the agent and goes
+	// with the socket.
+	Note(fd int) (note [NoteBytes]byte, ok bool, err error)
+	SetNote(fd int, note [NoteBytes]byte) error
+	// StackDevice describes the device that OpenStackDevice makes; there need be none.
+	StackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (netcfg.StackDevice, error)
+	// OpenStackDevice makes the device by which a module has the TCP packets of an endpoint that is
+	// attached, and has them go there as long as the file is open. What comes from there goes on as
+	// if its container had sent it.
+	OpenStackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (netcfg.StackDevice, *os.File, error)
+	// LeaveStackDevice has them go to the container's own stack again.
+	LeaveStackDevice(e model.Endpoint) error
 }
 
 // Faults keeps what is not as it should be. Any goroutine may call it.

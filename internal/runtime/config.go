@@ -131,6 +131,9 @@ func edit(config object, to *target, all bool) (changed bool, kept string, err e
 	if mounts != nil {
 		calls = append(slices.Clone(traps), sockDiag)
 	}
+	if calls, err = addStackTraps(config, calls); err != nil {
+		return false, "", err
+	}
 	if to.intercepted, err = addListener(config, to.endpoint, to.socket, calls); err != nil || !to.intercepted {
 		return false, "", err
 	}

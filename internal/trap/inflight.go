@@ -18,7 +18,8 @@ type inflightCall struct {
 }
 
 // A call page is the memory a kept listener keeps the in-flight calls in: one for each reader, at
-// multiples of inflightBytes. An agent from before there were several readers knows the first only.
+// multiples of inflightBytes, and behind them those that were deferred. An agent from before there
+// were several readers, or deferred calls, knows the first only.
 const (
 	callPageBytes = 4096
 	inflightBytes = 128
@@ -38,6 +39,9 @@ func (l *Listener) mapInflight(fd int) error {
 	l.page = page
 	for i := range l.inflight {
 		l.inflight[i] = (*inflightCall)(unsafe.Pointer(&page[i*inflightBytes]))
+	}
+	for at := maxReaders * inflightBytes; at < callPageBytes; at += inflightBytes {
+		l.deferred.places = append(l.deferred.places, (*inflightCall)(unsafe.Pointer(&page[at])))
 	}
 	return nil
 }

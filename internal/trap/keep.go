@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -120,6 +121,9 @@ func (s *Server) keepAll() {
 	}
 }
 
+// OthersKey begins the keys of what others have kept by the same keeper; no container's id does.
+const OthersKey = "@"
+
 // keepKey makes a name no other listener has: a container has one for every exec.
 func keepKey(state specs.ContainerProcessState) string {
 	var unique [8]byte
@@ -152,7 +156,7 @@ func (s *Server) resume() {
 	}
 	count := 0
 	for _, p := range kept {
-		if p.Key == handoffKey {
+		if p.Key == handoffKey || strings.HasPrefix(p.Key, OthersKey) {
 			closeFD(p.FD)
 			closeFD(p.Page)
 			continue

@@ -45,7 +45,11 @@ type Listener struct {
 	answered  futexEvent                // signalled when one less is being answered
 	closing   [maxReaders]atomic.Int32  // threads of readers that close what they gave; 0: none
 
-	mu          sync.Mutex       // guards what follows; never held across a system call
+	deferMu    sync.RWMutex // held for reading while a deferred call is answered
+	deferEnded bool         // guarded by deferMu: deferred calls are the next agent's
+
+	mu          sync.Mutex // guards what follows; never held across a system call
+	deferred    deferredCalls
 	reads       [maxReaders]bool // places among the readers that are taken
 	undelivered undeliveredByThread
 	logged      map[*Reason]bool
@@ -132,6 +136,7 @@ func (l *Listener) first(why *Reason) bool {
 // close releases what the readers held, once they have ended. The filter lives on if the keeper
 // holds the listener.
 func (l *Listener) close() {
+	l.endDeferred()
 	l.keepMu.Lock()
 	defer l.keepMu.Unlock()
 	l.closed = true

@@ -85,7 +85,7 @@ func (l *Listener) run() (finished bool) {
 			return false // it is the next agent's
 		}
 	}
-	return primary.read()
+	return primary.resumeDeferred() && primary.read()
 }
 
 // prepare makes the calling goroutine's thread one that answers.

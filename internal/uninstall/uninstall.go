@@ -18,6 +18,7 @@ import (
 
 	"heddle.dev/heddle/internal/fdkeep"
 	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/tcp/datapath"
 	"heddle.dev/heddle/internal/plane/tcp/procnet"
 	"heddle.dev/heddle/internal/plane/verbs"
@@ -38,11 +39,11 @@ type Node struct {
 	Force bool
 }
 
-// processesEnd bounds how long an fd keeper, or a router of the verbs plane, may take to end.
+// processesEnd bounds how long an fd keeper, or a program of a plane, may take to end.
 const processesEnd = 10 * time.Second
 
 // stateFiles is all that agents make in their state directory. Nothing else is ever removed.
-var stateFiles = append([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles...)
+var stateFiles = slices.Concat([]string{"holder.sock", "holder.sock.lock", "instance", "etcd", "trust", "join.pem"}, verbs.StateFiles, stacks.StateFiles)
 
 // socketFiles is what agents make beside their sockets' paths.
 const (
@@ -65,7 +66,8 @@ func (n Node) Run(removed func(what string)) error {
 	if err := n.check(); err != nil {
 		return err
 	}
-	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed)}
+	errs := []error{n.stopFDKeepers(removed), n.end("router of the verbs plane", verbs.Arguments(n.StateDir), removed),
+		n.end("stack module", stacks.Arguments(n.StateDir), removed)}
 	gone, err := netcfg.Teardown()
 	for _, what := range gone {
 		removed(what)

@@ -24,15 +24,25 @@ import (
 	"heddle.dev/heddle/test/lab"
 )
 
-// verbsLab is a lab whose containers have RDMA devices, beside the others.
-type verbsLab struct {
+// ownLab is a lab of a test's own, beside that of the others: its containers are asked for with an
+// argument of theirs.
+type ownLab struct {
 	*testing.T
-	name string
+	name, argument string
 }
+
+// verbsLab is one whose containers have RDMA devices.
+type verbsLab struct{ ownLab }
 
 func newVerbsLab(t *testing.T) verbsLab {
 	t.Helper()
-	l := verbsLab{t, lab.Name + "v"}
+	return verbsLab{newOwnLab(t, "v", "--verbs")}
+}
+
+// newOwnLab brings one up whose name ends in suffix.
+func newOwnLab(t *testing.T, suffix, argument string) ownLab {
+	t.Helper()
+	l := ownLab{t, lab.Name + suffix, argument}
 	t.Cleanup(func() {
 		if out, err := l.heddle(context.Background(), "lab", "down").CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
@@ -43,20 +53,20 @@ func newVerbsLab(t *testing.T) verbsLab {
 }
 
 // heddle is a command of Heddle's for the lab: what follows on "--" is a program's.
-func (l verbsLab) heddle(ctx context.Context, args ...string) *exec.Cmd {
+func (l ownLab) heddle(ctx context.Context, args ...string) *exec.Cmd {
 	return exec.CommandContext(ctx, lab.Bin, append(args, "--lab", l.name)...)
 }
 
-func (l verbsLab) up() {
+func (l ownLab) up() {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), 4*testutil.WaitTimeout)
 	defer cancel()
-	if out, err := l.heddle(ctx, "lab", "up", "--nodes", "2", "--containers", "2", "--verbs").CombinedOutput(); err != nil {
+	if out, err := l.heddle(ctx, "lab", "up", "--nodes", "2", "--containers", "2", l.argument).CombinedOutput(); err != nil {
 		l.Fatalf("%v\n%s", err, out)
 	}
 }
 
-func (l verbsLab) exec(ctx context.Context, container string, words []string) *exec.Cmd {
+func (l ownLab) exec(ctx context.Context, container string, words []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, lab.Bin, append([]string{"lab", "exec", "--lab", l.name, container, "--"}, words...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // passed on, which KILL is not
 	return cmd

@@ -10,6 +10,7 @@
 enum endpoint_flags {
 	ENDPOINT_INTERCEPTED = 1 << 0,
 	ENDPOINT_ADOPTED = 1 << 1, /* device and address are another network's */
+	ENDPOINT_STACK = 1 << 2,   /* a module may run its TCP: stack_device */
 };
 
 /* One endpoint of this node. */

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/process"
 )
 
-// routerAnswers bounds what a router may take for one exchange, and for its start.
-const routerAnswers = 5 * time.Second
+// routerAnswers bounds what a router may take for one exchange.
+const routerAnswers = process.Answers
 
 // link is a connection to the router. One goroutine at a time sends, and one receives.
 type link struct {
@@ -25,6 +27,9 @@ type link struct {
 	done    chan struct{}
 }
 
+// Process implements process.Link.
+func (l *link) Process() int { return l.pid }
+
 // dial connects to the router that listens at path.
 func dial(path string) (*link, error) {
 	conn, err := net.DialTimeout("unixpacket", path, routerAnswers)
@@ -32,14 +37,7 @@ func dial(path string) (*link, error) {
 		return nil, err
 	}
 	l := &link{conn: conn.(*net.UnixConn), answers: make(chan heard, 1), done: make(chan struct{})}
-	raw, err := l.conn.SyscallConn()
-	if err == nil {
-		var peer *unix.Ucred
-		ctl := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-		if err = errors.Join(ctl, err); err == nil {
-			l.pid = int(peer.Pid)
-		}
-	}
+	l.pid, err = process.Peer(l.conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
 	}

@@ -10,7 +10,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"sync/atomic"
@@ -147,7 +146,7 @@ type memory struct {
 // readArguments reads what c may need. How much there is to read is for the kernel to find too
 // little.
 func readArguments(tid uint32, c call) (m memory, err error) {
-	if m.flat, err = readMemory(tid, c.arg, flatBytes); err != nil {
+	if m.flat, err = task.ReadMemory(tid, c.arg, flatBytes); err != nil {
 		return m, err
 	}
 	pointer := func(native, compat int) uint64 {
@@ -164,11 +163,11 @@ func readArguments(tid uint32, c call) (m memory, err error) {
 		m.dataAddr = pointer(8, 4)
 	case argData:
 		if m.dataAddr = pointer(nameBytes, nameBytes); m.dataAddr != 0 {
-			m.data, err = readMemory(tid, m.dataAddr, dataBytes)
+			m.data, err = task.ReadMemory(tid, m.dataAddr, dataBytes)
 		}
 	case argRoute:
 		if at := pointer(routeDev, math.MaxInt32-8); at != 0 {
-			m.name, err = readMemory(tid, at, nameBytes-1)
+			m.name, err = task.ReadMemory(tid, at, nameBytes-1)
 		}
 	}
 	return m, err
@@ -328,7 +327,7 @@ func (h *Handler) writeBack(t *trap.Call, c call, before memory, out outcome) er
 // still the caller is asked again by check.
 func writeArguments(tid uint32, c call, before memory, out outcome, check func() error) error {
 	if argumentOf(c.cmd) == argConf && before.dataAddr != 0 {
-		if err := writeMemory(tid, before.dataAddr, out.data); err != nil {
+		if err := task.WriteMemory(tid, before.dataAddr, out.data); err != nil {
 			return err
 		}
 	} else if err := writeChanges(tid, before.dataAddr, before.data, out.data); err != nil {
@@ -356,43 +355,7 @@ func writeChanges(tid uint32, addr uint64, before, after []byte) error {
 	if first < 0 {
 		return nil
 	}
-	return writeMemory(tid, addr+uint64(first), after[first:last+1])
-}
-
-// readMemory reads n bytes at addr in the memory of thread tid, or fewer if they end before.
-// Nothing to read is no error: a pointer may be wrong.
-func readMemory(tid uint32, addr uint64, n int) ([]byte, error) {
-	if addr == 0 || addr > math.MaxInt64 {
-		return nil, nil
-	}
-	b := make([]byte, n)
-	local := []unix.Iovec{{Base: &b[0]}}
-	local[0].SetLen(n)
-	got, err := unix.ProcessVMReadv(int(tid), local, []unix.RemoteIovec{{Base: uintptr(addr), Len: n}}, 0)
-	if err == unix.EFAULT {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read memory of thread %d: %w", tid, err)
-	}
-	return b[:got], nil
-}
-
-// writeMemory writes all of b at addr in the memory of thread tid.
-func writeMemory(tid uint32, addr uint64, b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	if addr == 0 || addr > math.MaxInt64 {
-		return unix.EFAULT
-	}
-	local := []unix.Iovec{{Base: &b[0]}}
-	local[0].SetLen(len(b))
-	got, err := unix.ProcessVMWritev(int(tid), local, []unix.RemoteIovec{{Base: uintptr(addr), Len: len(b)}}, 0)
-	if err == nil && got != len(b) {
-		err = unix.EFAULT
-	}
-	return err
+	return task.WriteMemory(tid, addr+uint64(first), after[first:last+1])
 }
 
 // isSocketLink reports whether a link of /proc/TID/fd is a socket's.

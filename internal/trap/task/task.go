@@ -170,3 +170,54 @@ func NetnsOfSocket(fd int) (uint64, error) {
 	err = unix.Fstat(ns, &st)
 	return st.Ino, err
 }
+
+// Take gives a duplicate of descriptor number of thread tid, unless that is no socket: to close a
+// file of another kind may make a file system wait. ok is false then, or if there is none.
+func (p Proc) Take(tid uint32, number int) (fd int, ok bool, err error) {
+	link, err := p.ReadLink(strconv.FormatUint(uint64(tid), 10) + "/fd/" + strconv.Itoa(number))
+	if number < 0 || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return -1, false, nil
+	}
+	if err != nil {
+		return -1, false, err
+	}
+	if !strings.HasPrefix(link, "socket:[") {
+		return -1, false, nil
+	}
+	pidfd, err := p.pidfd(tid)
+	if err != nil {
+		return -1, false, fmt.Errorf("thread %d: %w", tid, err)
+	}
+	defer unix.Close(pidfd)
+	fd, err = unix.PidfdGetfd(pidfd, number, 0)
+	if errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH) {
+		return -1, false, nil
+	}
+	if err != nil {
+		return -1, false, fmt.Errorf("descriptor %d of thread %d: %w", number, tid, err)
+	}
+	return fd, true, nil
+}
+
+// pidfd opens thread tid. Threads can have descriptors of their own, but before Linux 6.9 there is
+// no pidfd of a thread; then it is the process's.
+func (p Proc) pidfd(tid uint32) (int, error) {
+	fd, err := unix.PidfdOpen(int(tid), unix.PIDFD_THREAD)
+	if err != unix.EINVAL {
+		return fd, err
+	}
+	status, err := p.Read(strconv.FormatUint(uint64(tid), 10) + "/status")
+	if err != nil {
+		return -1, err
+	}
+	for line := range strings.Lines(status) {
+		if text, ok := strings.CutPrefix(line, "Tgid:"); ok {
+			process, err := strconv.Atoi(strings.TrimSpace(text))
+			if err != nil {
+				return -1, fmt.Errorf("process of thread %d: %w", tid, err)
+			}
+			return unix.PidfdOpen(process, 0)
+		}
+	}
+	return -1, fmt.Errorf("process of thread %d: not in its status", tid)
+}

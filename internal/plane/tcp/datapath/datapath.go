@@ -318,6 +318,7 @@ type TCPrograms struct {
 	Deliver      int // ingress of the divert device
 	OnLoopback   int // egress of lo in each intercepted endpoint's container; the filter's class is the endpoint's id
 	IntoLoopback int // ingress of the container's side of its veth, with the same class
+	FromStack    int // ingress of the devices of stack modules
 	// While an endpoint has a limit, on every device that its packets may take.
 	LimitIn, LimitOut int
 }
@@ -334,6 +335,7 @@ func (d *Datapath) TCPrograms() TCPrograms {
 		Deliver:      d.objs.Deliver.FD(),
 		OnLoopback:   d.objs.OnLoopback.FD(),
 		IntoLoopback: d.objs.IntoLoopback.FD(),
+		FromStack:    d.objs.FromStack.FD(),
 		LimitIn:      d.objs.LimitIn.FD(),
 		LimitOut:     d.objs.LimitOut.FD(),
 	}

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/cilium/ebpf"
-
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -56,6 +54,9 @@ func (d *Datapath) SetEndpoint(e model.Endpoint, ifindex int, inside ContainerSi
 	if err != nil {
 		return fmt.Errorf("endpoint %s: read maps: %w", e.Name, err)
 	}
+	if known && old.Ifindex == v.Ifindex {
+		v.Flags |= old.Flags & uint32(heddleEndpointFlagsENDPOINT_STACK)
+	}
 	d.set.Store(e.ID, v)
 	err = errors.Join(
 		d.openAccount(e.ID),
@@ -86,10 +87,7 @@ func (d *Datapath) LeaveNetns(id model.EndpointID) error {
 		return err
 	}
 	v.Netns, v.Nsid, v.NodeNsid = 0, -1, -1
-	d.set.Store(id, v)
-	put := func(m *ebpf.Map, key any) error { return ignoreAbsent(m.Update(key, &v, ebpf.UpdateExist)) }
-	err = errors.Join(put(d.objs.EndpointById, v.Id), put(d.objs.EndpointByIfindex, v.Ifindex), put(d.objs.EndpointByAddr, v.Addr4))
-	if err != nil {
+	if err = d.putEndpoint(v); err != nil {
 		return fmt.Errorf("endpoint %d: its network namespace has gone: %w", id, err)
 	}
 	return nil

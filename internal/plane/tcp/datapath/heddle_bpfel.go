@@ -134,6 +134,7 @@ type heddleEndpointFlags uint32
 const (
 	heddleEndpointFlagsENDPOINT_INTERCEPTED heddleEndpointFlags = 1
 	heddleEndpointFlagsENDPOINT_ADOPTED     heddleEndpointFlags = 2
+	heddleEndpointFlagsENDPOINT_STACK       heddleEndpointFlags = 4
 )
 
 type heddleFilterState struct {
@@ -534,6 +535,18 @@ type heddleSocketOwnerRecord struct {
 	Pid        uint32
 }
 
+type heddleStackDevice struct {
+	_       structs.HostLayout
+	Ifindex uint32
+	Mac     [6]uint8
+	Unused  uint16
+}
+
+type heddleStackNote struct {
+	_     structs.HostLayout
+	Words [32]uint64
+}
+
 type heddleStackSetting uint32
 
 const (
@@ -616,6 +629,7 @@ const (
 	heddleMapNodePortByNumber      = "node_port_by_number"
 	heddleMapNodePortsByEndpoint   = "node_ports_by_endpoint"
 	heddleMapNodePortsHeld         = "node_ports_held"
+	heddleMapNoteBySock            = "note_by_sock"
 	heddleMapOpenersByOwner        = "openers_by_owner"
 	heddleMapPolicyState           = "policy_state"
 	heddleMapPortBySock            = "port_by_sock"
@@ -626,6 +640,7 @@ const (
 	heddleMapSlotsByClass          = "slots_by_class"
 	heddleMapSocketsByEndpoint     = "sockets_by_endpoint"
 	heddleMapStackByEndpoint       = "stack_by_endpoint"
+	heddleMapStackByIfindex        = "stack_by_ifindex"
 	heddleMapSurplus               = "surplus"
 	heddleMapSuspectedByNode       = "suspected_by_node"
 	heddleMapSuspects              = "suspects"
@@ -648,6 +663,7 @@ const (
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromLo               = "from_lo"
 	heddleProgFromOverlay          = "from_overlay"
+	heddleProgFromStack            = "from_stack"
 	heddleProgFromUnderlay         = "from_underlay"
 	heddleProgGetpeername4         = "getpeername4"
 	heddleProgGetpeername6         = "getpeername6"
@@ -775,6 +791,7 @@ type heddleProgramSpecs struct {
 	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
 	FromLo          *ebpf.ProgramSpec `ebpf:"from_lo"`
 	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
+	FromStack       *ebpf.ProgramSpec `ebpf:"from_stack"`
 	FromUnderlay    *ebpf.ProgramSpec `ebpf:"from_underlay"`
 	Getpeername4    *ebpf.ProgramSpec `ebpf:"getpeername4"`
 	Getpeername6    *ebpf.ProgramSpec `ebpf:"getpeername6"`
@@ -825,6 +842,7 @@ type heddleMapSpecs struct {
 	NodePortByNumber    *ebpf.MapSpec `ebpf:"node_port_by_number"`
 	NodePortsByEndpoint *ebpf.MapSpec `ebpf:"node_ports_by_endpoint"`
 	NodePortsHeld       *ebpf.MapSpec `ebpf:"node_ports_held"`
+	NoteBySock          *ebpf.MapSpec `ebpf:"note_by_sock"`
 	OpenersByOwner      *ebpf.MapSpec `ebpf:"openers_by_owner"`
 	PolicyState         *ebpf.MapSpec `ebpf:"policy_state"`
 	PortBySock          *ebpf.MapSpec `ebpf:"port_by_sock"`
@@ -835,6 +853,7 @@ type heddleMapSpecs struct {
 	SlotsByClass        *ebpf.MapSpec `ebpf:"slots_by_class"`
 	SocketsByEndpoint   *ebpf.MapSpec `ebpf:"sockets_by_endpoint"`
 	StackByEndpoint     *ebpf.MapSpec `ebpf:"stack_by_endpoint"`
+	StackByIfindex      *ebpf.MapSpec `ebpf:"stack_by_ifindex"`
 	Surplus             *ebpf.MapSpec `ebpf:"surplus"`
 	SuspectedByNode     *ebpf.MapSpec `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.MapSpec `ebpf:"suspects"`
@@ -940,6 +959,7 @@ type heddleMaps struct {
 	NodePortByNumber    *ebpf.Map `ebpf:"node_port_by_number"`
 	NodePortsByEndpoint *ebpf.Map `ebpf:"node_ports_by_endpoint"`
 	NodePortsHeld       *ebpf.Map `ebpf:"node_ports_held"`
+	NoteBySock          *ebpf.Map `ebpf:"note_by_sock"`
 	OpenersByOwner      *ebpf.Map `ebpf:"openers_by_owner"`
 	PolicyState         *ebpf.Map `ebpf:"policy_state"`
 	PortBySock          *ebpf.Map `ebpf:"port_by_sock"`
@@ -950,6 +970,7 @@ type heddleMaps struct {
 	SlotsByClass        *ebpf.Map `ebpf:"slots_by_class"`
 	SocketsByEndpoint   *ebpf.Map `ebpf:"sockets_by_endpoint"`
 	StackByEndpoint     *ebpf.Map `ebpf:"stack_by_endpoint"`
+	StackByIfindex      *ebpf.Map `ebpf:"stack_by_ifindex"`
 	Surplus             *ebpf.Map `ebpf:"surplus"`
 	SuspectedByNode     *ebpf.Map `ebpf:"suspected_by_node"`
 	Suspects            *ebpf.Map `ebpf:"suspects"`
@@ -984,6 +1005,7 @@ func (m *heddleMaps) Close() error {
 		m.NodePortByNumber,
 		m.NodePortsByEndpoint,
 		m.NodePortsHeld,
+		m.NoteBySock,
 		m.OpenersByOwner,
 		m.PolicyState,
 		m.PortBySock,
@@ -994,6 +1016,7 @@ func (m *heddleMaps) Close() error {
 		m.SlotsByClass,
 		m.SocketsByEndpoint,
 		m.StackByEndpoint,
+		m.StackByIfindex,
 		m.Surplus,
 		m.SuspectedByNode,
 		m.Suspects,
@@ -1076,6 +1099,7 @@ type heddlePrograms struct {
 	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
 	FromLo          *ebpf.Program `ebpf:"from_lo"`
 	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
+	FromStack       *ebpf.Program `ebpf:"from_stack"`
 	FromUnderlay    *ebpf.Program `ebpf:"from_underlay"`
 	Getpeername4    *ebpf.Program `ebpf:"getpeername4"`
 	Getpeername6    *ebpf.Program `ebpf:"getpeername6"`
@@ -1116,6 +1140,7 @@ func (p *heddlePrograms) Close() error {
 		p.FromEndpoint,
 		p.FromLo,
 		p.FromOverlay,
+		p.FromStack,
 		p.FromUnderlay,
 		p.Getpeername4,
 		p.Getpeername6,

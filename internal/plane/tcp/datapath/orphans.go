@@ -60,6 +60,15 @@ func (d *Datapath) ownedMaps() []ownedMap {
 			})
 		}},
 		ofID("stack_by_endpoint", d.objs.StackByEndpoint),
+		{"stack_by_ifindex", d.objs.StackByIfindex, func(o owners) (int, error) {
+			veths := make(map[uint32]bool)
+			for _, own := range o.byID {
+				veths[own.Ifindex] = true
+			}
+			return removeOrphans(d.objs.StackByIfindex, func(at uint32, to heddleStackDevice) bool {
+				return veths[at] || veths[to.Ifindex]
+			})
+		}},
 		ofID("account_by_endpoint", d.objs.AccountByEndpoint),
 		ofID("sockets_by_endpoint", d.objs.SocketsByEndpoint),
 		ofID("ports_by_endpoint", d.objs.PortsByEndpoint),

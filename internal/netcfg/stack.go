@@ -1,0 +1,107 @@
+package netcfg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+)
+
+// stackPrefix begins the names of devices by which a stack module has an endpoint's packets. The
+// endpoint's id follows in hexadecimal.
+const stackPrefix = "hs"
+
+// StackDevice is the node's side of a device of a stack module.
+type StackDevice struct {
+	Ifindex int
+	// MAC is the module's, Gateway the one that it sends all frames to.
+	MAC, Gateway net.HardwareAddr
+	// MTU is in bytes.
+	MTU int
+}
+
+// stackMAC is the address of the device itself: nothing is sent to it.
+func stackMAC(id model.EndpointID) net.HardwareAddr {
+	return net.HardwareAddr{0x02, 0x48, 0x53, byte(id >> 16), byte(id >> 8), byte(id)}
+}
+
+func stackName(id model.EndpointID) string { return stackPrefix + strconv.FormatUint(uint64(id), 16) }
+
+// DescribeStackDevice gives what AddStackDevice would make, but for the index.
+func DescribeStackDevice(id model.EndpointID, veth int) (StackDevice, error) {
+	h, err := open()
+	if err != nil {
+		return StackDevice{}, err
+	}
+	defer h.Close()
+	return describeStackDevice(h, id, veth)
+}
+
+func describeStackDevice(h *netlink.Handle, id model.EndpointID, veth int) (StackDevice, error) {
+	beside, err := h.LinkByIndex(veth)
+	if err != nil {
+		return StackDevice{}, fmt.Errorf("device %d of endpoint %d: %w", veth, id, err)
+	}
+	return StackDevice{MAC: containerMAC(id), Gateway: hostMAC(id), MTU: beside.Attrs().MTU}, nil
+}
+
+// AddStackDevice makes the device by which a module has the packets of endpoint id: a TAP device
+// that segments and fills in checksums, and whose reads do not block. It lives as long as the
+// file is open, and has the MTU of the node's side of the endpoint's veth, by its index. program is
+// attached to its ingress.
+func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, file *os.File, err error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return dev, nil, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	file = os.NewFile(uintptr(fd), stackName(id))
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("device %s of the stack module: %w", stackName(id), err), file.Close())
+		}
+	}()
+	request, err := unix.NewIfreq(stackName(id))
+	if err != nil {
+		return dev, nil, err
+	}
+	request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
+		return dev, nil, fmt.Errorf("make it: %w", err)
+	}
+	const offloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, offloads); err != nil {
+		return dev, nil, fmt.Errorf("set offloads: %w", err)
+	}
+	h, err := open()
+	if err != nil {
+		return dev, nil, err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(stackName(id))
+	if err != nil {
+		return dev, nil, err
+	}
+	if dev, err = describeStackDevice(h, id, veth); err != nil {
+		return dev, nil, err
+	}
+	dev.Ifindex = link.Attrs().Index
+	if err := h.LinkSetHardwareAddr(link, stackMAC(id)); err != nil {
+		return dev, nil, fmt.Errorf("set its address: %w", err)
+	}
+	if err := setMTU(h, link, dev.MTU); err != nil {
+		return dev, nil, err
+	}
+	if err := quietIPv6(stackName(id)); err != nil {
+		return dev, nil, err
+	}
+	if err := AttachTC(dev.Ifindex, Ingress, program, "from_stack"); err != nil {
+		return dev, nil, err
+	}
+	return dev, file, setUp(h, link)
+}

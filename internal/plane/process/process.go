@@ -1,0 +1,160 @@
+// Package process has programs of the node run that planes need, and which live on when the agent
+// ends: found beside the agent, started in its cgroup and in a session of their own, and reached by
+// a Unix socket.
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Answers bounds what a program may take for its start, and for one exchange.
+const Answers = 5 * time.Second
+
+// ErrEnded says that a program ended as soon as it was started.
+var ErrEnded = errors.New("it ended at once")
+
+// Program is one.
+type Program struct {
+	// Name is the file's.
+	Name string
+	// Self is the agent's own program, beside which it is looked for.
+	Self string
+	// Socket and Log are paths: where it listens, and what its output goes to.
+	Socket, Log string
+	// OwnNetns gives it an empty network namespace.
+	OwnNetns bool
+}
+
+// Arguments are those that it is started with.
+func (p Program) Arguments() []string { return []string{"--agent", p.Socket} }
+
+// Find gives the program's path: beside Self, where the Debian package has it, or in PATH.
+func (p Program) Find() (string, error) {
+	dir := filepath.Dir(p.Self)
+	for _, path := range []string{filepath.Join(dir, p.Name), filepath.Join(dir, "../lib/heddle", p.Name)} {
+		if found, err := exec.LookPath(path); err == nil {
+			return found, nil
+		}
+	}
+	found, err := exec.LookPath(p.Name)
+	if err != nil {
+		return "", fmt.Errorf("%s is neither in %s, nor in ../lib/heddle beside that, nor in PATH: install it (`make build` builds it)", p.Name, dir)
+	}
+	return found, nil
+}
+
+// Link is a connection to a program.
+type Link interface {
+	// Process gives the program's process.
+	Process() int
+}
+
+// Reach connects to the program that runs, by dial, or starts one.
+func Reach[L Link](p Program, dial func(socket string) (L, error)) (link L, err error) {
+	if l, err := Adopt(p.Socket, dial); err == nil {
+		return l, nil
+	}
+	program, err := p.Find()
+	if err != nil {
+		return link, err
+	}
+	// Nobody listens there: bind() would find it in its way.
+	if err := os.Remove(p.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return link, err
+	}
+	// A file, because the program outlives whoever would read a pipe.
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return link, err
+	}
+	defer log.Close()
+	cmd := exec.Command(program, p.Arguments()...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = "/", log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if p.OwnNetns {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+	}
+	if err := cmd.Start(); err != nil {
+		return link, fmt.Errorf("start %s: %w", program, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }() // or it stays a zombie when it ends
+	link, err = await(p.Socket, dial, ended)
+	if err != nil {
+		_ = cmd.Process.Kill() // it may have ended
+		return link, fmt.Errorf("start %s: %w%s", program, err, tail(log.Name()))
+	}
+	return link, nil
+}
+
+// Adopt connects to a program that an earlier agent started. Its parent is now whoever adopts
+// orphans: if that is this process (the first one of a PID namespace), nobody else would wait for
+// its end, and it would stay a zombie.
+func Adopt[L Link](socket string, dial func(string) (L, error)) (link L, err error) {
+	if link, err = dial(socket); err != nil {
+		return link, err
+	}
+	if program, err := os.FindProcess(link.Process()); err == nil {
+		go func() { _, _ = program.Wait() }() // at once, unless it is a child of this process
+	}
+	return link, nil
+}
+
+// await waits until the program that was started answers.
+func await[L any](socket string, dial func(string) (L, error), ended <-chan error) (link L, err error) {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.Now().Add(Answers)
+	for {
+		if link, err = dial(socket); err == nil {
+			return link, nil
+		}
+		select {
+		case end := <-ended:
+			if end == nil {
+				end = errors.New("exit status 0")
+			}
+			return link, fmt.Errorf("%w: %w", ErrEnded, end)
+		case now := <-tick.C:
+			if now.After(deadline) {
+				return link, fmt.Errorf("it does not answer within %s: %w", Answers, err)
+			}
+		}
+	}
+}
+
+// tail quotes the end of the program's log for an error.
+func tail(path string) string {
+	const most = 512
+	data, err := os.ReadFile(path)
+	data = bytes.TrimSpace(data)
+	if err != nil || len(data) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %s", data[max(0, len(data)-most):])
+}
+
+// Peer gives the process at the other end of a connection.
+func Peer(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var peer *unix.Ucred
+	ctl := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err := errors.Join(ctl, err); err != nil {
+		return 0, err
+	}
+	return int(peer.Pid), nil
+}

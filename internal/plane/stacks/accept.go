@@ -1,0 +1,218 @@
+package stacks
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// acceptor is a call of accept() that waits. Who removes it from its listener's answers it.
+type acceptor struct {
+	call *call
+	got  chan int      // the connection's socket
+	end  chan struct{} // closed when there will be none
+}
+
+// accept gives the program the next connection, which lies in the queue of the listener's own
+// socket: so the listener is readable when there is one, for epoll, too.
+func (c *call) accept() {
+	if c.n = c.noted(); c.n.State != listening {
+		c.end(0, unix.EINVAL)
+		return
+	}
+	a := &acceptor{call: c, got: make(chan int, 1), end: make(chan struct{})}
+	c.t.mu.Lock()
+	// With the lock held, so that none comes between the look and the wait.
+	fd, err := unpark(c.fd)
+	h := c.t.held[c.n.ID]
+	if errors.Is(err, unix.EAGAIN) && !c.nonblocking() && h != nil {
+		h.waiting = append(alive(h.waiting), a)
+		c.t.mu.Unlock()
+		c.awaitConnection(h, a)
+		return
+	}
+	c.t.mu.Unlock()
+	if err != nil {
+		c.end(0, err)
+		return
+	}
+	c.deliver(fd)
+}
+
+// noted gives what is noted of the socket without keeping others from it.
+func (c *call) noted() note {
+	raw, _, err := c.p.cfg.StackModules.Note(c.fd)
+	if err != nil {
+		return note{}
+	}
+	return parseNote(raw)
+}
+
+// alive gives the callers that still wait, and ends the others. The tenant's lock is held.
+func alive(waiting []*acceptor) []*acceptor {
+	return slices.DeleteFunc(waiting, func(a *acceptor) bool {
+		gone := a.call.StillWaits() != nil
+		if gone {
+			close(a.end)
+		}
+		return gone
+	})
+}
+
+// awaitConnection waits for a connection, for as long as the program has said (SO_RCVTIMEO).
+func (c *call) awaitConnection(h *held, a *acceptor) {
+	var timer <-chan time.Time
+	if limit, err := unix.GetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO); err == nil && limit.Nano() > 0 {
+		timer = time.After(time.Duration(limit.Nano()))
+	}
+	closeFD(c.fd) // the program may close it
+	c.fd = -1
+	select {
+	case fd := <-a.got:
+		c.deliver(fd)
+	case <-a.end:
+		c.end(0, unix.EINVAL)
+	case <-c.Done(): // it is the next agent's
+	case <-timer:
+		c.t.mu.Lock()
+		i := slices.Index(h.waiting, a)
+		if i >= 0 {
+			h.waiting = slices.Delete(h.waiting, i, i+1)
+		}
+		c.t.mu.Unlock()
+		if i >= 0 {
+			c.end(0, unix.EAGAIN)
+			return
+		}
+		select {
+		case fd := <-a.got:
+			c.deliver(fd)
+		case <-a.end:
+			c.end(0, unix.EINVAL)
+		}
+	}
+}
+
+// deliver gives the program a connection. What is there is not trusted: the program may have put it
+// into the queue of its socket itself.
+func (c *call) deliver(fd int) {
+	raw, ours, err := c.p.cfg.StackModules.Note(fd)
+	n := parseNote(raw)
+	if err != nil || !ours || !c.t.owns(&n) || n.State != connected {
+		closeFD(fd)
+		c.end(0, unix.ECONNABORTED)
+		return
+	}
+	d := c.Data()
+	flags := 0
+	if d.Nr == unix.SYS_ACCEPT4 {
+		flags = int(int32(d.Args[3]))
+	}
+	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
+		err = unix.EINVAL
+	}
+	if err == nil {
+		err = unix.SetNonblock(fd, flags&unix.SOCK_NONBLOCK != 0)
+	}
+	if err == nil && d.Args[1] != 0 {
+		err = c.writeValue(d.Args[1], d.Args[2], n.sockaddr(n.Remote), true)
+	}
+	var st unix.Stat_t
+	if err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err == nil {
+		err = c.giveConnection(fd, st.Ino, flags&unix.SOCK_CLOEXEC != 0)
+		if err == nil {
+			c.p.taken(c.t, n.ID)
+			return
+		}
+		// Its caller was interrupted: the next one has it.
+		c.p.offer(c.t, n.Listener, fd)
+		return
+	}
+	closeFD(fd)
+	c.p.taken(c.t, n.ID)
+	c.end(0, err)
+}
+
+// taken tells the module that a program has a connection.
+func (p *Plane) taken(t *tenant, id uint64) {
+	if l := p.current(); l != nil {
+		send(l, &protocol.Plain{Head: t.head(protocol.TypeTaken, id)})
+	}
+}
+
+// accepted hears of a connection that a listener has.
+func (p *Plane) accepted(message []byte, fd int) error {
+	m, err := protocol.Parse[protocol.Accepted](message)
+	if err == nil && fd < 0 {
+		err = fmt.Errorf("%w: a connection without its socket", protocol.ErrMalformed)
+	}
+	if err != nil {
+		if fd >= 0 {
+			closeFD(fd)
+		}
+		return err
+	}
+	t := p.tenantOf(model.EndpointID(m.Head.Tenant))
+	if t == nil {
+		closeFD(fd)
+		return nil
+	}
+	t.mu.Lock()
+	h := t.held[m.Listener]
+	t.mu.Unlock()
+	if h == nil {
+		closeFD(fd) // the listener was closed: the module hears of that next
+		return nil
+	}
+	of := t.noteOf(h)
+	n := note{
+		ID: m.Head.ID, Tenant: t.number(), Generation: t.generation(), State: connected, Family: of.Family, Flags: of.Flags | told,
+		Local: m.Local, Remote: m.Remote, Set: of.Set, Options: of.Options, Listener: m.Listener,
+	}
+	if err := p.cfg.StackModules.SetNote(fd, n.bytes()); err != nil {
+		closeFD(fd)
+		p.cfg.Log.Error("a connection is lost", "endpoint", t.Name, "err", err)
+		return nil
+	}
+	p.offer(t, m.Listener, fd)
+	return nil
+}
+
+// offer gives a connection to a caller that waits for one, or puts it into the listener's queue.
+func (p *Plane) offer(t *tenant, listener uint64, fd int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.held[listener]
+	if h == nil {
+		closeFD(fd)
+		return
+	}
+	for len(h.waiting) > 0 {
+		a := h.waiting[0]
+		h.waiting = h.waiting[1:]
+		if a.call.StillWaits() == nil {
+			a.got <- fd
+			return
+		}
+		close(a.end)
+	}
+	raw, err := h.other.SyscallConn()
+	if err == nil {
+		ctl := raw.Control(func(other uintptr) { err = park(int(other), fd) })
+		err = errors.Join(ctl, err)
+	}
+	closeFD(fd)
+	if err != nil {
+		p.why.queueFull.Add()
+		p.cfg.Log.Debug("a connection is dropped: its listener takes no more", "endpoint", t.Name, "err", err)
+	}
+}

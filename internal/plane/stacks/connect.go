@@ -1,0 +1,366 @@
+package stacks
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+const (
+	// failedStays is how long it is kept why a connection was not established, for a program that
+	// has yet to ask; maxOutgoing is of how many connections something is kept.
+	failedStays = time.Minute
+	maxOutgoing = 65536
+	// pollOutcome is how often the module is asked for a connection of which an earlier agent had
+	// the answer.
+	pollOutcome = 50 * time.Millisecond
+	// outcomeIsNear bounds the time between what a socket shows of a connection and the answer.
+	outcomeIsNear = time.Second
+)
+
+var zeroes [fillBytes]byte
+
+// connect connects the socket. A program that waits is answered when that is done; of one that does
+// not, the socket becomes writable then.
+func (c *call) connect() {
+	d := c.Data()
+	raw, err := c.readSockaddr(d.Args[1], d.Args[2])
+	if err != nil {
+		c.end(0, err)
+		return
+	}
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	c.resolve()
+	to, errno := c.n.parseSockaddr(raw)
+	if errno != 0 {
+		unlock()
+		c.end(0, errno)
+		return
+	}
+	switch c.n.State {
+	case fresh, bound:
+		c.n.Remote = protocol.AddressOf(reachable(to))
+		begun, err := c.begin()
+		unlock()
+		if err != nil {
+			c.end(0, err)
+		} else {
+			c.establish(begun)
+		}
+	case connecting:
+		o := c.t.outgoingOf(c.n.ID)
+		unlock()
+		if c.nonblocking() {
+			c.end(0, unix.EALREADY)
+		} else {
+			c.awaitOutcome(o)
+		}
+	case connected:
+		// The first call after the connection is there says so.
+		first := c.n.Flags&told == 0
+		c.n.Flags |= told
+		c.write()
+		unlock()
+		if first {
+			c.end(0, nil)
+		} else {
+			c.end(0, unix.EISCONN)
+		}
+	case failed:
+		unlock()
+		c.end(0, unix.ECONNABORTED)
+	default:
+		unlock()
+		c.end(0, unix.EISCONN)
+	}
+}
+
+// reachable gives where a connect to the unspecified address goes: the own host.
+func reachable(to netip.AddrPort) netip.AddrPort {
+	switch {
+	case !to.Addr().IsUnspecified():
+		return to
+	case to.Addr().Is4():
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), to.Port())
+	}
+	return netip.AddrPortFrom(netip.IPv6Loopback(), to.Port())
+}
+
+// begun is a connection that the module is about to be asked for.
+type begun struct {
+	*outgoing
+	other int // the module's end
+	skip  int // bytes in the pair that are not the program's
+	wait  bool
+}
+
+// begin takes the other end of a socket that is to be connected, and fills it: with one byte that
+// stays (see "The pair" of the protocol), or with as many as keep the program's end from being
+// writable, for a program that waits for that. The socket's lock is held.
+func (c *call) begin() (b begun, err error) {
+	if c.n.State == bound {
+		b.other, err = c.takeHeld()
+	} else {
+		b.other, err = takeOther(c.fd, c.n.OtherEnd)
+	}
+	if err != nil {
+		return b, err
+	}
+	b.outgoing, b.wait, b.skip = &outgoing{done: make(chan struct{})}, !c.nonblocking(), 1
+	if !b.wait {
+		b.skip = fillBytes
+	}
+	if b.skip, err = unix.SendmsgN(c.fd, zeroes[:b.skip], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil || b.skip == 0 {
+		c.giveBack(b.other)
+		return b, errQueue
+	}
+	if c.n.State == fresh {
+		c.n.ID = c.p.ids.Add(1)
+	}
+	if !c.t.expect(c.n.ID, b.outgoing) {
+		c.giveBack(b.other)
+		return b, unix.EAGAIN
+	}
+	c.n.State = connecting
+	c.write()
+	return b, nil
+}
+
+// takeHeld takes the other end of a bound socket from the plane.
+func (c *call) takeHeld() (other int, err error) {
+	c.t.mu.Lock()
+	h := c.t.held[c.n.ID]
+	c.t.mu.Unlock()
+	if h == nil {
+		return -1, unix.EINVAL // it was shut down
+	}
+	if other, err = c.t.release(h); err != nil {
+		return -1, err
+	}
+	c.p.unkeep(c.t, h)
+	drain(other)
+	return other, nil
+}
+
+// expect notes that an answer will come; false: too many are expected.
+func (t *tenant) expect(id uint64, o *outgoing) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.outgoing) >= maxOutgoing {
+		for id, old := range t.outgoing {
+			if old.over() && old.errno != 0 && time.Since(old.ended) > failedStays {
+				delete(t.outgoing, id)
+			}
+		}
+	}
+	if len(t.outgoing) >= maxOutgoing {
+		return false
+	}
+	t.outgoing[id] = o
+	return true
+}
+
+func (t *tenant) outgoingOf(id uint64) *outgoing {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.outgoing[id]
+}
+
+func (t *tenant) forget(id uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.outgoing, id)
+}
+
+// over reports whether it is known what became of it.
+func (o *outgoing) over() bool {
+	select {
+	case <-o.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// establish has the module connect the socket.
+func (c *call) establish(b begun) {
+	n := c.n
+	if !b.wait {
+		c.end(0, unix.EINPROGRESS)
+		// The program may close its end: the module is to learn of it.
+		closeFD(c.fd)
+		c.fd = -1
+	}
+	back, err := c.ask4connection(n, b)
+	var errno unix.Errno
+	switch {
+	case err == nil:
+	case errors.As(err, &errno):
+		b.errno = errno
+	case errors.Is(err, errModuleEnded):
+		b.errno = unix.ECONNRESET
+	default:
+		b.errno = unix.ENETDOWN
+	}
+	b.ended = time.Now()
+	close(b.done)
+	if b.wait {
+		c.finish(b.outgoing, back)
+	} else if back >= 0 {
+		closeFD(back) // by which the program learns that there is something to learn
+	}
+}
+
+// ask4connection asks the module for the connection, and gives back the other end if there is none.
+func (c *call) ask4connection(n note, b begun) (back int, err error) {
+	l, err := c.p.await(c.p.ctx)
+	if err != nil {
+		return b.other, err
+	}
+	m := protocol.Connect{Head: c.t.head(protocol.TypeConnect, n.ID), Remote: n.Remote, Skip: uint32(b.skip), Options: n.told()}
+	named, back, err := request[protocol.Connect, protocol.Named](c.p.ctx, l, &m, &m.Head, b.other)
+	closeFD(b.other) // the module has its own, or it has come back
+	b.local = named.Local
+	return back, err
+}
+
+// finish answers a program that waits. A socket that was not connected is as it was made.
+func (c *call) finish(o *outgoing, back int) {
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	c.t.forget(c.n.ID)
+	switch {
+	case o.errno == 0:
+		c.n.State, c.n.Local, c.n.Flags = connected, o.local, c.n.Flags|told
+	case back >= 0:
+		c.giveBack(back)
+		c.n.State, c.n.ID, c.n.Local, c.n.Remote = fresh, 0, protocol.Address{}, protocol.Address{}
+	default:
+		c.n.State = failed
+	}
+	c.write()
+	unlock()
+	c.endWith(o.errno)
+}
+
+func (c *call) endWith(errno unix.Errno) {
+	if errno != 0 {
+		c.end(0, errno)
+	} else {
+		c.end(0, nil)
+	}
+}
+
+// awaitOutcome answers a program that calls connect() once more, and waits; o is nil if an earlier
+// agent asked for the connection.
+func (c *call) awaitOutcome(o *outgoing) {
+	if o != nil {
+		select {
+		case <-o.done:
+			c.endWith(o.errno)
+		case <-c.Done(): // it is the next agent's
+		}
+		return
+	}
+	for {
+		unlock, ok := c.lock()
+		if !ok {
+			return
+		}
+		c.resolve()
+		n := c.n
+		if n.State == connected {
+			c.n.Flags |= told
+			c.write()
+		}
+		unlock()
+		switch {
+		case n.State == connected:
+			c.end(0, nil)
+			return
+		case n.State == failed:
+			c.end(0, unix.Errno(n.Error))
+			return
+		case n.State != connecting:
+			c.end(0, unix.ECONNABORTED)
+			return
+		}
+		select {
+		case <-time.After(pollOutcome):
+			if c.StillWaits() != nil {
+				_ = c.Drop()
+				return
+			}
+		case <-c.Done():
+			return
+		}
+	}
+}
+
+// resolve notes what has become of a connection that the module was asked for, if it is known. The
+// socket's lock is held.
+func (c *call) resolve() {
+	if c.n.State != connecting {
+		return
+	}
+	o := c.t.outgoingOf(c.n.ID)
+	if o == nil {
+		c.resolveByInfo()
+		return
+	}
+	if !o.over() && shows(c.fd) {
+		select { // the socket already shows it, and the answer is on its way
+		case <-o.done:
+		case <-time.After(outcomeIsNear):
+		}
+	}
+	if !o.over() {
+		return
+	}
+	c.t.forget(c.n.ID)
+	if o.errno == 0 {
+		c.n.State, c.n.Local = connected, o.local
+	} else {
+		c.n.State, c.n.Error = failed, int32(o.errno)
+	}
+	c.write()
+}
+
+// resolveByInfo is resolve for a connection that an earlier agent asked for.
+func (c *call) resolveByInfo() {
+	var info protocol.Info
+	err := c.ask(func(ctx context.Context, l *link) (err error) {
+		m := protocol.Plain{Head: c.t.head(protocol.TypeInfo, c.n.ID)}
+		info, _, err = request[protocol.Plain, protocol.Info](ctx, l, &m, &m.Head, -1)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		c.n.State, c.n.Error = failed, int32(unix.ECONNABORTED)
+	case err != nil || info.State == tcpSynSent:
+		return
+	default:
+		c.n.State, c.n.Local = connected, info.Local
+	}
+	c.write()
+}
+
+// tcpSynSent is a state of a connection as in TCP_INFO.
+const tcpSynSent = 2
+
+// shows reports whether a socket that is being connected shows that this is over.
+func shows(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}

@@ -1,0 +1,243 @@
+package stacks
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/trap"
+)
+
+// handler answers the trapped calls of tenants: socket() by one end of a pair, and the others by
+// what the plane and the module know of that socket.
+type handler struct{ p *Plane }
+
+var _ interface {
+	trap.EndpointHandler
+	trap.ListenerHandler
+} = (*handler)(nil)
+
+// answers are the calls of a socket that are answered, by number.
+var answers = map[int32]func(*call){
+	unix.SYS_BIND:        (*call).bind,
+	unix.SYS_LISTEN:      (*call).listen,
+	unix.SYS_CONNECT:     (*call).connect,
+	unix.SYS_ACCEPT:      (*call).accept,
+	unix.SYS_ACCEPT4:     (*call).accept,
+	unix.SYS_GETSOCKNAME: (*call).getsockname,
+	unix.SYS_GETPEERNAME: (*call).getpeername,
+	unix.SYS_SETSOCKOPT:  (*call).setsockopt,
+	unix.SYS_GETSOCKOPT:  (*call).getsockopt,
+}
+
+// Owns implements trap.Handler.
+func (h *handler) Owns(d *trap.Data) bool {
+	return d.Arch == trap.NativeArch && (d.Nr == unix.SYS_SOCKET || answers[d.Nr] != nil)
+}
+
+// Reasons implements trap.Handler.
+func (h *handler) Reasons() []*trap.Reason { return h.p.why.all() }
+
+// Bound implements trap.EndpointHandler: what there is of an endpoint begins with its Attach.
+func (h *handler) Bound(*trap.Endpoint) {}
+
+// Released implements trap.EndpointHandler.
+func (h *handler) Released(*trap.Endpoint) {}
+
+// Annotations implements trap.ListenerHandler: heddle-runtime traps the calls of sockets in
+// containers with this one, and in no others.
+func (h *handler) Annotations() []string { return []string{model.AnnotationStack} }
+
+// Opened implements trap.ListenerHandler.
+func (h *handler) Opened(*trap.Listener) {}
+
+// Closed implements trap.ListenerHandler.
+func (h *handler) Closed(*trap.Listener) {}
+
+// Answer answers a call of a tenant's. Those of sockets that are not of the plane go on.
+func (h *handler) Answer(c *trap.Call) error {
+	t := h.p.tenantOf(c.Endpoint.ID)
+	if t == nil {
+		return c.Next()
+	}
+	d := c.Data()
+	if d.Nr == unix.SYS_SOCKET {
+		return h.socket(c, t)
+	}
+	fd, found, err := h.p.proc.Take(c.Thread(), int(int32(d.Args[0])))
+	if err != nil {
+		return h.p.why.failed.Because(err)
+	}
+	if !found {
+		return c.Next() // the kernel says why not
+	}
+	raw, ours, err := h.p.cfg.StackModules.Note(fd)
+	n := parseNote(raw)
+	if err != nil || !ours || !t.owns(&n) {
+		closeFD(fd)
+		if err != nil {
+			return h.p.why.failed.Because(err)
+		}
+		return c.Next()
+	}
+	// From here on what was taken is known to be the caller's: it has been waiting all the time.
+	if err := c.StillWaits(); err != nil {
+		closeFD(fd)
+		return err
+	}
+	// By a goroutine of its own: it may wait for a peer, and for the caller's memory.
+	on := &call{p: h.p, t: t, fd: fd, Deferred: c.Defer()}
+	go func() {
+		defer func() {
+			if on.fd >= 0 {
+				closeFD(on.fd)
+			}
+		}()
+		answers[on.Data().Nr](on)
+	}()
+	return nil
+}
+
+// wanted is what a socket() for TCP asks for.
+type wanted struct {
+	family                       int
+	mptcp, closeOnExec, nonblock bool
+}
+
+// parse reads a socket() as package intercept does; false: it is not for TCP.
+func parse(d *trap.Data) (w wanted, ok bool) {
+	const typeMask = 0xf
+	family, typ, protocol := int(int32(d.Args[0])), int(int32(d.Args[1])), int(int32(d.Args[2]))
+	w = wanted{
+		family: family, mptcp: protocol == unix.IPPROTO_MPTCP,
+		closeOnExec: typ&unix.SOCK_CLOEXEC != 0, nonblock: typ&unix.SOCK_NONBLOCK != 0,
+	}
+	return w, (family == unix.AF_INET || family == unix.AF_INET6) && typ&typeMask == unix.SOCK_STREAM &&
+		typ&^(typeMask|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK) == 0 && (protocol == 0 || protocol == unix.IPPROTO_TCP || w.mptcp)
+}
+
+// key tells a request from others; it is never 0.
+func (w wanted) key() uint64 {
+	key := uint64(1)<<33 | uint64(w.family)<<8
+	for i, is := range []bool{w.mptcp, w.closeOnExec, w.nonblock} {
+		if is {
+			key |= 1 << i
+		}
+	}
+	return key
+}
+
+// socket gives the caller the program's end of a pair. The other one waits in its queue.
+func (h *handler) socket(c *trap.Call, t *tenant) error {
+	w, ok := parse(c.Data())
+	if !ok {
+		return c.Next()
+	}
+	if _, done := c.Redeliver(w.key()); done {
+		return nil
+	}
+	if other, err := c.InOtherNetns(); err != nil {
+		return err
+	} else if other {
+		return c.PassToOwnNetns()
+	}
+	if !t.active.Load() {
+		return c.Next() // its profile says otherwise by now
+	}
+	if c.Listener().Annotation(model.AnnotationStack) != "true" {
+		h.p.why.untrapped.Add()
+		return c.Next()
+	}
+	var made pair
+	select {
+	case made = <-h.p.pairs.ready:
+	case <-time.After(moduleAnswers):
+		return h.p.why.failed.Because(errors.New("no socket pair is made"))
+	case <-c.Context().Done():
+		return trap.ErrAgentEnds
+	}
+	defer closeFD(made.other) // there is another one, see makePair
+	n := note{OtherEnd: made.cookie, Tenant: t.number(), Generation: t.generation(), State: fresh, Family: uint32(w.family)}
+	if w.mptcp {
+		n.Flags |= mptcp
+	}
+	err := h.p.cfg.StackModules.SetNote(made.program, n.bytes())
+	if err == nil && w.nonblock {
+		err = unix.SetNonblock(made.program, true)
+	}
+	if err != nil {
+		closeFD(made.program)
+		return h.p.why.failed.Because(fmt.Errorf("make a socket: %w", err))
+	}
+	return c.Give(trap.Descriptor{FD: made.program, Inode: made.inode, CloseOnExec: w.closeOnExec, Key: w.key()})
+}
+
+// call is a call of a socket of a tenant's.
+type call struct {
+	*trap.Deferred
+	p  *Plane
+	t  *tenant
+	fd int // the program's end
+	n  note
+}
+
+// socketLocks serialise what is done to a socket.
+var socketLocks [256]sync.Mutex
+
+// lock keeps other calls from the socket, and reads what is noted of it.
+func (c *call) lock() (unlock func(), ok bool) {
+	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err == nil {
+		mu := &socketLocks[cookie%uint64(len(socketLocks))]
+		mu.Lock()
+		raw, _, nerr := c.p.cfg.StackModules.Note(c.fd)
+		if err = nerr; err == nil {
+			c.n = parseNote(raw)
+			return mu.Unlock, true
+		}
+		mu.Unlock()
+	}
+	c.Fail(c.p.why.failed.Because(err))
+	return nil, false
+}
+
+// write notes what is known of the socket.
+func (c *call) write() {
+	if err := c.p.cfg.StackModules.SetNote(c.fd, c.n.bytes()); err != nil {
+		c.p.cfg.Log.Error("a socket is not known any more", "endpoint", c.t.Name, "err", err)
+	}
+}
+
+// end answers the call: by value, or by the errno of err, which may be one already.
+func (c *call) end(value int, err error) {
+	var errno unix.Errno
+	switch {
+	case err == nil:
+		_ = c.Return(value) // fails if the caller has gone
+	case errors.Is(err, errQueue):
+		c.Fail(c.p.why.queue.Because(err))
+	case errors.Is(err, errNoModule):
+		c.Fail(c.p.why.refused.Because(err))
+	case errors.Is(err, errModuleEnded):
+		c.Fail(c.p.why.ended.Because(err))
+	case errors.As(err, &errno):
+		_ = c.Refuse(errno)
+	default:
+		c.Fail(c.p.why.failed.Because(err))
+	}
+}
+
+// nonblocking reports whether the program has the socket so.
+func (c *call) nonblocking() bool {
+	flags, err := unix.FcntlInt(uintptr(c.fd), unix.F_GETFL, 0)
+	return err == nil && flags&unix.O_NONBLOCK != 0
+}
+
+// giveConnection has the call return a descriptor, which the plane keeps if it does not.
+func (c *call) giveConnection(fd int, inode uint64, closeOnExec bool) error {
+	return c.Give(trap.Descriptor{FD: fd, Inode: inode, CloseOnExec: closeOnExec})
+}

@@ -1,0 +1,220 @@
+package stacks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// link is a connection to the module. Any goroutine may make requests; one receives.
+type link struct {
+	conn *net.UnixConn
+	pid  int // the module's process
+
+	mu     sync.Mutex // guards what follows, and writes
+	tag    uint32
+	asked  map[uint32]chan answer
+	closed bool
+}
+
+// answer is what the module said to a request.
+type answer struct {
+	message []byte
+	fd      int // that came with it, or -1
+}
+
+var errModuleEnded = errors.New("the stack module has ended")
+
+// Process implements process.Link.
+func (l *link) Process() int { return l.pid }
+
+// dial connects to the module that listens at path.
+func dial(path string) (*link, error) {
+	conn, err := net.DialTimeout("unixpacket", path, process.Answers)
+	if err != nil {
+		return nil, err
+	}
+	l := &link{conn: conn.(*net.UnixConn), asked: map[uint32]chan answer{}}
+	if l.pid, err = process.Peer(l.conn); err != nil {
+		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
+	}
+	return l, nil
+}
+
+// request sends a message, with a descriptor unless fd is -1, and waits for its answer. The error
+// is the errno that the module gives, if it does; back is a descriptor that came with that, or -1.
+func request[Q, A protocol.Message](ctx context.Context, l *link, q *Q, head *protocol.Head, fd int) (a A, back int, err error) {
+	got, err := l.ask(head, func() []byte { return protocol.Append(nil, q) }, fd)
+	if err != nil {
+		return a, -1, err
+	}
+	var heard answer
+	select {
+	case <-ctx.Done():
+		l.forget(head.Tag)
+		return a, -1, ctx.Err()
+	case heard = <-got:
+	}
+	if heard.message == nil {
+		return a, -1, errModuleEnded
+	}
+	h, err := protocol.ParseHead(heard.message)
+	if err == nil && h.Error != 0 {
+		return a, heard.fd, unix.Errno(h.Error)
+	}
+	if heard.fd >= 0 {
+		closeFD(heard.fd)
+	}
+	if err == nil {
+		a, err = protocol.Parse[A](heard.message)
+	}
+	return a, -1, err
+}
+
+// ask sends a request under a tag of its own.
+func (l *link) ask(head *protocol.Head, message func() []byte, fd int) (<-chan answer, error) {
+	got := make(chan answer, 1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, errModuleEnded
+	}
+	for l.tag++; l.tag == 0 || l.asked[l.tag] != nil; l.tag++ {
+	}
+	head.Tag = l.tag
+	l.asked[l.tag] = got
+	if err := l.write(message(), fd); err != nil {
+		delete(l.asked, l.tag)
+		return nil, err
+	}
+	return got, nil
+}
+
+// forget says that nobody waits for an answer any more.
+func (l *link) forget(tag uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.asked, tag)
+}
+
+// send sends what has no answer. After an error whoever receives finds the connection closed.
+func send[M protocol.Message](l *link, m *M) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		_ = l.write(protocol.Append(nil, m), -1)
+	}
+}
+
+// write is called with mu held. A module that does not read is as good as none.
+func (l *link) write(message []byte, fd int) error {
+	var rights []byte
+	if fd >= 0 {
+		rights = unix.UnixRights(fd)
+	}
+	err := l.conn.SetWriteDeadline(time.Now().Add(process.Answers))
+	if err == nil {
+		_, _, err = l.conn.WriteMsgUnix(message, rights, nil)
+	}
+	if err != nil {
+		_ = l.conn.Close()
+		return fmt.Errorf("%w: %w", errModuleEnded, err)
+	}
+	return nil
+}
+
+// receive waits for a message that is no answer; answers it passes on. The error is io.EOF when the
+// module has ended, or has another agent.
+func (l *link) receive() (head protocol.Head, message []byte, fd int, err error) {
+	buf := make([]byte, protocol.MessageMax+1)
+	rights := make([]byte, unix.CmsgSpace(4*8))
+	for {
+		n, m, flags, _, err := l.conn.ReadMsgUnix(buf, rights)
+		if err != nil {
+			return head, nil, -1, err
+		}
+		if n == 0 {
+			return head, nil, -1, io.EOF
+		}
+		fd, err = descriptor(rights[:m])
+		if err == nil && flags&unix.MSG_CTRUNC != 0 {
+			err = fmt.Errorf("%w: descriptors are cut off", protocol.ErrMalformed)
+		}
+		if err == nil {
+			head, err = protocol.ParseHead(buf[:n])
+		}
+		if err != nil {
+			if fd >= 0 {
+				closeFD(fd)
+			}
+			return head, nil, -1, err
+		}
+		if head.Type&protocol.Answer == 0 {
+			return head, buf[:n], fd, nil
+		}
+		l.answered(head.Tag, answer{append([]byte(nil), buf[:n]...), fd})
+	}
+}
+
+func (l *link) answered(tag uint32, a answer) {
+	l.mu.Lock()
+	got := l.asked[tag]
+	delete(l.asked, tag)
+	l.mu.Unlock()
+	if got != nil {
+		got <- a
+	} else if a.fd >= 0 {
+		closeFD(a.fd)
+	}
+}
+
+// descriptor gives the one that came with a message, -1 if none did.
+func descriptor(rights []byte) (int, error) {
+	if len(rights) == 0 {
+		return -1, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return -1, err
+	}
+	fd := -1
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			continue
+		}
+		for _, got := range fds {
+			if fd >= 0 {
+				closeFD(got)
+				err = fmt.Errorf("%w: more than one descriptor", protocol.ErrMalformed)
+			} else {
+				fd = got
+			}
+		}
+		if err != nil {
+			return fd, err
+		}
+	}
+	return fd, nil
+}
+
+// close ends the connection and all requests. Any goroutine may call it.
+func (l *link) close() {
+	_ = l.conn.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for tag, got := range l.asked {
+		delete(l.asked, tag)
+		got <- answer{fd: -1}
+	}
+}

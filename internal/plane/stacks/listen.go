@@ -1,0 +1,209 @@
+package stacks
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// acceptQueue is how much may wait in a listener's end, in bytes as the kernel charges them: 4,096
+// connections, each of which is a message.
+const acceptQueue = 8 << 20
+
+// bind has the module keep an address for the socket.
+func (c *call) bind() {
+	d := c.Data()
+	raw, err := c.readSockaddr(d.Args[1], d.Args[2])
+	if err != nil {
+		c.end(0, err)
+		return
+	}
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	defer unlock()
+	at, errno := c.n.parseSockaddr(raw)
+	switch {
+	case errno != 0:
+		err = errno
+	case c.n.State != fresh:
+		err = unix.EINVAL
+	default:
+		err = c.bindTo(at)
+	}
+	c.end(0, err)
+}
+
+func (c *call) bindTo(at netip.AddrPort) error {
+	h, other, err := c.holdable(at)
+	if err != nil {
+		return err
+	}
+	h.note.State = bound
+	err = c.askTwice(func(ctx context.Context, l *link) error {
+		named, err := c.p.bindAt(ctx, l, c.t, h)
+		if err == nil {
+			h.note.Local = named.Local
+		}
+		return err
+	})
+	if err == nil {
+		err = c.p.hold(c.t, h, other)
+		other = -1
+	}
+	if err != nil {
+		c.giveBack(other)
+		return err
+	}
+	c.n = h.note
+	c.write()
+	return nil
+}
+
+// holdable makes what the plane is to hold of a socket that the module does not know.
+func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
+	other, err = takeOther(c.fd, c.n.OtherEnd)
+	if err != nil {
+		return nil, -1, err
+	}
+	n := c.n
+	n.ID, n.Local = c.p.ids.Add(1), protocol.AddressOf(at)
+	reuse, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
+	if err != nil {
+		c.giveBack(other)
+		return nil, -1, err
+	}
+	return &held{id: n.ID, note: n, reuseAddress: reuse != 0}, other, nil
+}
+
+// giveBack puts the other end of a socket that the module does not know where it was; -1: it is not
+// there any more.
+func (c *call) giveBack(other int) {
+	if other < 0 {
+		return
+	}
+	drain(other)
+	if err := park(other, other); err != nil {
+		c.p.cfg.Log.Warn("a socket cannot be used any more", "endpoint", c.t.Name, "err", err)
+	}
+	closeFD(other)
+}
+
+// ask asks the module for what it answers at once.
+func (c *call) ask(f func(context.Context, *link) error) error {
+	ctx, cancel := context.WithTimeout(c.p.ctx, moduleStarts+moduleAnswers)
+	defer cancel()
+	l, err := c.p.await(ctx)
+	if err == nil {
+		err = f(ctx, l)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errModuleEnded
+	}
+	return err
+}
+
+// askTwice is ask for what may be in the way of itself: a port of a socket that is closed.
+func (c *call) askTwice(f func(context.Context, *link) error) error {
+	err := c.ask(f)
+	if errors.Is(err, unix.EADDRINUSE) {
+		c.p.closeLeft(c.t)
+		err = c.ask(f)
+	}
+	return err
+}
+
+// listen makes the socket a listener, or changes the backlog of one.
+func (c *call) listen() {
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	defer unlock()
+	c.resolve()
+	backlog := uint32(max(0, int32(c.Data().Args[1])))
+	switch c.n.State {
+	case fresh:
+		c.end(0, c.listenAnywhere(backlog))
+	case bound, listening:
+		c.end(0, c.listenBound(backlog))
+	default:
+		c.end(0, unix.EINVAL)
+	}
+}
+
+// listenAnywhere listens at a port of the module's choice.
+func (c *call) listenAnywhere(backlog uint32) error {
+	h, other, err := c.holdable(c.n.unspecified())
+	if err != nil {
+		return err
+	}
+	spare, err := unix.FcntlInt(uintptr(other), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		h.note.State = bound
+		err = c.p.hold(c.t, h, other)
+		other = -1
+	}
+	if err != nil {
+		c.giveBack(other)
+		return err
+	}
+	if err := c.listenHeld(h, backlog); err != nil {
+		if c.t.drop(h) {
+			c.p.unkeep(c.t, h)
+		}
+		c.giveBack(spare)
+		return err
+	}
+	closeFD(spare)
+	return nil
+}
+
+func (c *call) listenBound(backlog uint32) error {
+	c.t.mu.Lock()
+	h := c.t.held[c.n.ID]
+	c.t.mu.Unlock()
+	if h == nil {
+		return unix.EINVAL // it was shut down
+	}
+	return c.listenHeld(h, backlog)
+}
+
+// listenHeld has the module listen for a socket whose other end the plane has: before it does,
+// since a connection may come before the answer.
+func (c *call) listenHeld(h *held, backlog uint32) error {
+	raw, err := h.other.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, acceptQueue) // else fewer wait
+		})
+	}
+	if err != nil {
+		return err
+	}
+	c.t.mu.Lock()
+	h.note.Backlog, h.note.Set, h.note.Options = backlog, c.n.Set, c.n.Options
+	c.t.mu.Unlock()
+	err = c.askTwice(func(ctx context.Context, l *link) error {
+		named, err := c.p.listenAt(ctx, l, c.t, h)
+		if err != nil {
+			return err
+		}
+		c.t.mu.Lock()
+		defer c.t.mu.Unlock()
+		h.note.Local, h.note.State = named.Local, listening
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	c.n = c.t.noteOf(h)
+	c.write()
+	c.p.keepAgain(c.t, h)
+	return nil
+}

@@ -1,0 +1,40 @@
+package stacks
+
+import (
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// getsockname tells a socket's own address.
+func (c *call) getsockname() {
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	c.resolve()
+	n := c.n
+	unlock()
+	c.tell(&n, n.Local)
+}
+
+// getpeername tells the other side's.
+func (c *call) getpeername() {
+	unlock, ok := c.lock()
+	if !ok {
+		return
+	}
+	c.resolve()
+	n := c.n
+	unlock()
+	if n.State != connected {
+		c.end(0, unix.ENOTCONN)
+		return
+	}
+	c.tell(&n, n.Remote)
+}
+
+func (c *call) tell(n *note, a protocol.Address) {
+	d := c.Data()
+	c.end(0, c.writeValue(d.Args[1], d.Args[2], n.sockaddr(a), true))
+}

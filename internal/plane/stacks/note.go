@@ -1,0 +1,130 @@
+package stacks
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// state is what a program has done with a socket.
+type state uint32
+
+const (
+	fresh      state = 1 // the module does not know it
+	bound      state = 2 // the module keeps its address for it
+	listening  state = 3 // what comes out of it are connections
+	connecting state = 4 // the module was asked to connect it
+	connected  state = 5 // or was, until either side ended it
+	failed     state = 6 // it was not connected, and can be used no more
+)
+
+// noteFlags are what a program asked for, and what it was told.
+type noteFlags uint32
+
+const (
+	reusePort noteFlags = 1 << iota
+	v6Only
+	mptcp
+	// told says that connect() has told the program that it is connected.
+	told
+)
+
+// note is what the agent knows of the program's end of a pair. The kernel keeps it with the socket,
+// for agents of this build and later ones: members are only ever added at the end, and zero must
+// mean what it meant before.
+type note struct {
+	ID uint64 // at the module; 0: none
+	// OtherEnd is the cookie of the pair's other end, by which it is told from what a program may
+	// have put in its place.
+	OtherEnd           uint64
+	Tenant, Generation uint64
+	State              state
+	Family             uint32
+	Flags              noteFlags
+	// Error is an errno that SO_ERROR has yet to tell, or 0.
+	Error         int32
+	Local, Remote protocol.Address
+	Backlog       uint32
+	// Set has a bit for each of Options that the program has set.
+	Set     uint32
+	Options [optionCount]int32
+	// Listener accepted it; 0: none did.
+	Listener uint64
+	// Congestion is enum stack_congestion as the program set it.
+	Congestion uint32
+}
+
+func (n *note) bytes() (out [plane.NoteBytes]byte) {
+	if _, err := binary.Encode(out[:], binary.NativeEndian, n); err != nil {
+		panic(err) // too long for NoteBytes, which TestNoteFits finds
+	}
+	return out
+}
+
+func parseNote(b [plane.NoteBytes]byte) (n note) {
+	if _, err := binary.Decode(b[:], binary.NativeEndian, &n); err != nil {
+		panic(err) // as above
+	}
+	return n
+}
+
+// sockaddr gives an address as a program of the note's family has it.
+func (n *note) sockaddr(a protocol.Address) []byte {
+	addr := a.AddrPort()
+	if n.Family == unix.AF_INET6 {
+		b := make([]byte, unix.SizeofSockaddrInet6)
+		binary.NativeEndian.PutUint16(b, unix.AF_INET6)
+		binary.BigEndian.PutUint16(b[2:], addr.Port())
+		copy(b[8:], a.Address[:])
+		return b
+	}
+	b := make([]byte, unix.SizeofSockaddrInet4)
+	binary.NativeEndian.PutUint16(b, unix.AF_INET)
+	binary.BigEndian.PutUint16(b[2:], addr.Port())
+	if addr.Addr().Is4() {
+		four := addr.Addr().As4()
+		copy(b[4:], four[:])
+	}
+	return b
+}
+
+// parseSockaddr reads an address that a program gave, as bind() and connect() of the kernel's TCP
+// do.
+func (n *note) parseSockaddr(b []byte) (netip.AddrPort, unix.Errno) {
+	if len(b) < 2 {
+		return netip.AddrPort{}, unix.EINVAL
+	}
+	family := binary.NativeEndian.Uint16(b)
+	switch n.Family {
+	case unix.AF_INET:
+		if len(b) < unix.SizeofSockaddrInet4 {
+			return netip.AddrPort{}, unix.EINVAL
+		}
+		if family != unix.AF_INET && family != unix.AF_UNSPEC {
+			return netip.AddrPort{}, unix.EAFNOSUPPORT
+		}
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), 0
+	}
+	if family == unix.AF_INET || family == unix.AF_INET6 && len(b) < sizeofSockaddrInet6Old {
+		return netip.AddrPort{}, unix.EINVAL
+	}
+	if family != unix.AF_INET6 {
+		return netip.AddrPort{}, unix.EAFNOSUPPORT
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])).Unmap(), binary.BigEndian.Uint16(b[2:])), 0
+}
+
+// sizeofSockaddrInet6Old is without sin6_scope_id (RFC 2133), which the kernel takes, too.
+const sizeofSockaddrInet6Old = 24
+
+// unspecified is where a socket is that was not bound.
+func (n *note) unspecified() netip.AddrPort {
+	if n.Family == unix.AF_INET6 {
+		return netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+	}
+	return netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+}

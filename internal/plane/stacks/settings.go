@@ -1,0 +1,55 @@
+package stacks
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
+)
+
+// unknownSettings are the settings of profiles that a module cannot be told.
+var unknownSettings = []stack.Setting{stack.InitialWindow, stack.PacingRate, stack.NotsentLowat, stack.ECN, stack.MSS, stack.Processors}
+
+// checkSettings reports what of a profile the module has not.
+func checkSettings(s stack.Settings) error {
+	for _, set := range s.Text() {
+		if slices.Contains(unknownSettings, set.Name) {
+			return fmt.Errorf("settings.%s: smoltcp has no such setting", set.Name)
+		}
+	}
+	if s.Congestion != "" && slices.Index(congestions, s.Congestion) < 0 {
+		return fmt.Errorf("settings.congestion: %q: smoltcp has %q", s.Congestion, congestions[1:])
+	}
+	return nil
+}
+
+// toldOf gives what the module is told of a profile.
+func toldOf(s stack.Settings) (o protocol.Options, l protocol.Limits) {
+	if i := slices.Index(congestions, s.Congestion); s.Congestion != "" && i >= 0 {
+		o.Mask, o.Congestion = o.Mask|protocol.SetCongestion, uint32(i)
+	}
+	if s.ReceiveBuffer != 0 {
+		o.Mask, o.ReceiveBuffer = o.Mask|protocol.SetReceiveBuffer, s.ReceiveBuffer
+	}
+	if s.SendBuffer != 0 {
+		o.Mask, o.SendBuffer = o.Mask|protocol.SetSendBuffer, s.SendBuffer
+	}
+	if k := s.Keepalive; k != nil {
+		o.Mask |= protocol.SetKeepalive | protocol.SetKeepaliveIdle | protocol.SetKeepaliveIntv | protocol.SetKeepaliveCnt
+		o.Keepalive, o.KeepaliveCount = 1, k.Count
+		o.KeepaliveIdle, o.KeepaliveInterval = seconds(k.Idle), seconds(k.Interval)
+	}
+	if s.UserTimeout != 0 {
+		o.Mask, o.UserTimeout = o.Mask|protocol.SetUserTimeout, milliseconds(s.UserTimeout)
+	}
+	if s.DelayedACK != 0 {
+		o.Mask, o.AckDelay = o.Mask|protocol.SetAckDelay, milliseconds(s.DelayedACK)
+	}
+	l.Memory, l.Connections = s.Memory, s.Connections
+	return o, l
+}
+
+func seconds(d stack.Duration) uint32      { return uint32(time.Duration(d) / time.Second) }
+func milliseconds(d stack.Duration) uint32 { return uint32(time.Duration(d) / time.Millisecond) }

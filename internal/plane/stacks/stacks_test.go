@@ -1,0 +1,370 @@
+package stacks
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/planetest"
+	"heddle.dev/heddle/internal/plane/process"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/internal/trap"
+)
+
+func TestDeclares(t *testing.T) { planetest.CheckDeclaration(t, "stacks", Declaration) }
+
+func TestNoteFits(t *testing.T) {
+	if n := binary.Size(note{}); n > plane.NoteBytes {
+		t.Fatalf("a note has %d bytes, more than %d", n, plane.NoteBytes)
+	}
+	n := note{ID: 1, OtherEnd: 2, Tenant: 3, Generation: 4, State: connected, Family: unix.AF_INET6, Flags: told, Error: 5, Listener: 6, Congestion: 7,
+		Local: protocol.AddressOf(netip.MustParseAddrPort("10.0.0.1:80")), Set: 1 << 23, Options: [optionCount]int32{23: -9}}
+	if got := parseNote(n.bytes()); got != n {
+		t.Errorf("%+v, want %+v", got, n)
+	}
+}
+
+// TestSockaddr: addresses are read and shown as the kernel's TCP does.
+func TestSockaddr(t *testing.T) {
+	at := netip.MustParseAddrPort("10.0.0.1:80")
+	for _, family := range []uint32{unix.AF_INET, unix.AF_INET6} {
+		n := note{Family: family}
+		shown := n.sockaddr(protocol.AddressOf(at))
+		if got, errno := n.parseSockaddr(shown); errno != 0 || got != at {
+			t.Errorf("family %d: %x is %v, %v", family, shown, got, errno)
+		}
+		if _, errno := n.parseSockaddr(shown[:len(shown)-5]); errno != unix.EINVAL {
+			t.Errorf("family %d, too short: %v", family, errno)
+		}
+		if _, errno := n.parseSockaddr(make([]byte, 2)); errno != unix.EINVAL && errno != unix.EAFNOSUPPORT {
+			t.Errorf("family %d, no address: %v", family, errno)
+		}
+	}
+	n := note{Family: unix.AF_INET}
+	if _, errno := n.parseSockaddr((&note{Family: unix.AF_INET6}).sockaddr(protocol.AddressOf(at))); errno != unix.EAFNOSUPPORT {
+		t.Errorf("IPv6 for a socket of IPv4: %v", errno)
+	}
+}
+
+func FuzzSockaddr(f *testing.F) {
+	n := note{Family: unix.AF_INET6}
+	f.Add(uint32(unix.AF_INET6), n.sockaddr(protocol.AddressOf(netip.MustParseAddrPort("[2001:db8::1]:80"))))
+	f.Fuzz(func(t *testing.T, family uint32, b []byte) {
+		n := note{Family: family}
+		if a, errno := n.parseSockaddr(b); errno == 0 && !a.IsValid() {
+			t.Errorf("%x is %v", b, a)
+		}
+	})
+}
+
+func FuzzOption(f *testing.F) {
+	f.Add(unix.SOL_SOCKET, unix.SO_LINGER, []byte{1, 0, 0, 0, 2, 0, 0, 0})
+	f.Add(unix.SOL_IP, unix.IP_TOS, []byte{4})
+	f.Fuzz(func(t *testing.T, level, name int, b []byte) {
+		v, err := number(level, name, b)
+		if err != nil {
+			return
+		}
+		if place, known := optionAt(level, name); known {
+			var n note
+			if _, errno := n.set(place, v); errno == 0 && n.value(place) != v {
+				t.Errorf("set to %d, is %d", v, n.value(place))
+			}
+		}
+	})
+}
+
+// TestPair: the other end waits in the program's, the program's is not writable once it is filled,
+// and whoever has the other end makes it so; if that is closed then, the program has ECONNRESET.
+func TestPair(t *testing.T) {
+	p, err := makePair()
+	testutil.NoError(t, err)
+	defer closeFD(p.program)
+	closeFD(p.other)
+	other, err := takeOther(p.program, p.cookie)
+	testutil.NoError(t, err)
+	if n, err := unix.SendmsgN(p.program, zeroes[:], nil, nil, unix.MSG_DONTWAIT); n != len(zeroes) || err != nil {
+		t.Fatalf("filled with %d bytes, %v", n, err)
+	}
+	if shows(p.program) {
+		t.Error("it is writable")
+	}
+	left := make([]byte, len(zeroes)-1)
+	for len(left) > 0 {
+		n, err := unix.Read(other, left)
+		testutil.NoError(t, err)
+		left = left[n:]
+	}
+	if !shows(p.program) {
+		t.Error("it is not writable")
+	}
+	closeFD(other)
+	if _, err := unix.Read(p.program, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("read after the end: %v", err)
+	}
+}
+
+// TestForgedQueue: a file that a program puts in the place of the other end is not taken for it.
+func TestForgedQueue(t *testing.T) {
+	p, err := makePair()
+	testutil.NoError(t, err)
+	defer closeFD(p.program)
+	forged, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	testutil.NoError(t, err)
+	defer closeFD(forged[0])
+	defer closeFD(forged[1])
+	taken, err := unpark(p.program) // as a program can
+	testutil.NoError(t, err)
+	defer closeFD(taken)
+	closeFD(p.other)
+	if _, err := takeOther(p.program, p.cookie); !errors.Is(err, errQueue) {
+		t.Errorf("nothing is there: %v", err)
+	}
+	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	testutil.NoError(t, err)
+	defer closeFD(null)
+	for what, file := range map[string]int{"a socket": forged[0], "no socket": null} {
+		testutil.NoError(t, park(taken, file))
+		if _, err := takeOther(p.program, p.cookie); !errors.Is(err, errQueue) {
+			t.Errorf("%s in its place: %v", what, err)
+		}
+	}
+	if _, err := unix.Write(taken, []byte("bytes")); err != nil {
+		t.Fatal(err)
+	}
+	testutil.NoError(t, park(taken, taken))
+	if got, err := takeOther(p.program, p.cookie); err != nil {
+		t.Errorf("the other end, behind bytes: %v", err)
+	} else {
+		closeFD(got)
+	}
+}
+
+// modules plays the TCP plane: notes are kept nowhere, devices are pipes.
+type modules struct {
+	mu     sync.Mutex // guards opened
+	opened int
+}
+
+func (m *modules) Note(int) (n [plane.NoteBytes]byte, ok bool, err error) { return n, false, nil }
+func (m *modules) SetNote(int, [plane.NoteBytes]byte) error               { return nil }
+func (m *modules) LeaveStackDevice(model.Endpoint) error                  { return nil }
+func (m *modules) StackDevice(model.Endpoint, netcfg.EndpointDevice) (netcfg.StackDevice, error) {
+	return netcfg.StackDevice{MTU: 1450, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, Gateway: net.HardwareAddr{2, 0, 0, 0, 0, 2}}, nil
+}
+
+func (m *modules) OpenStackDevice(e model.Endpoint, d netcfg.EndpointDevice) (netcfg.StackDevice, *os.File, error) {
+	m.mu.Lock()
+	m.opened++
+	m.mu.Unlock()
+	dev, _ := m.StackDevice(e, d)
+	r, w, err := os.Pipe()
+	if err == nil {
+		err = w.Close()
+	}
+	return dev, r, err
+}
+
+type traps struct{}
+
+func (traps) Handle(trap.Handler)             {}
+func (traps) Redelivered(trap.Handler) uint64 { return 0 }
+
+type faults struct{ sync.Map }
+
+func (f *faults) Set(r api.FaultReason, endpoint string, err error) bool {
+	_, was := f.Swap(string(r)+endpoint, err)
+	return !was
+}
+
+func (f *faults) Clear(r api.FaultReason, endpoint string) bool {
+	_, was := f.LoadAndDelete(string(r) + endpoint)
+	return was
+}
+
+func (f *faults) Has(r api.FaultReason) bool { _, has := f.Load(string(r)); return has }
+
+// played is a module that the test plays: it says yes to everything.
+type played struct {
+	*testing.T
+	listener *net.UnixListener
+	said     chan protocol.Head // what it was told
+	known    bool               // the tenant
+}
+
+func play(t *testing.T, path string, known bool) *played {
+	t.Helper()
+	_ = os.Remove(path)
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	testutil.NoError(t, err)
+	p := &played{t, l, make(chan protocol.Head, 64), known}
+	go p.run()
+	return p
+}
+
+func (p *played) run() {
+	conn, err := p.listener.AcceptUnix()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	for {
+		b, rights := make([]byte, protocol.MessageMax), make([]byte, 64)
+		n, ctl, _, _, err := conn.ReadMsgUnix(b, rights)
+		if err != nil || n == 0 {
+			return
+		}
+		h, err := protocol.ParseHead(b[:n])
+		if err != nil {
+			p.Error(err)
+			return
+		}
+		p.said <- h
+		h.Type |= protocol.Answer
+		var answer []byte
+		switch h.Type &^ protocol.Answer {
+		case protocol.TypeHello:
+			answer = protocol.Append(nil, &protocol.Hello{Head: h, Version: protocol.Version})
+		case protocol.TypeBegin, protocol.TypeEnd:
+			continue
+		case protocol.TypeTenant:
+			if !p.known && ctl == 0 {
+				h.Error = int32(unix.ENODEV)
+			}
+			p.known = true
+			answer = protocol.Append(nil, &protocol.Plain{Head: h})
+		case protocol.TypeStats:
+			answer = protocol.Append(nil, &protocol.Stats{Head: h})
+		case protocol.TypeListen:
+			answer = protocol.Append(nil, &protocol.Named{Head: h})
+		default:
+			answer = protocol.Append(nil, &protocol.Plain{Head: h})
+		}
+		if _, err := conn.Write(answer); err != nil {
+			return
+		}
+	}
+}
+
+// hear wants a message of a type next, but for STATS.
+func (p *played) hear(want uint32) protocol.Head {
+	p.Helper()
+	for {
+		select {
+		case h := <-p.said:
+			if h.Type == protocol.TypeStats && want != h.Type {
+				continue
+			}
+			if h.Type != want {
+				p.Fatalf("message %d, want %d", h.Type, want)
+			}
+			return h
+		case <-time.After(testutil.WaitTimeout):
+			p.Fatalf("no message %d", want)
+		}
+	}
+}
+
+// TestModuleIsToldAgain: a module is told of tenants, gets a device for those that it does not know,
+// and after its end another one is told of listeners, too. When a program closes one, it hears so.
+func TestModuleIsToldAgain(t *testing.T) {
+	dir, err := os.MkdirTemp("", "stacks") // t's own is too long for a socket's path
+	testutil.NoError(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("PATH", dir) // no module is found
+	played, notes := play(t, filepath.Join(dir, socketFile), false), &modules{}
+	p, err := Open(Config{
+		StateDir: dir, Self: filepath.Join(dir, "heddled"), StackModules: notes, Traps: traps{}, Keeper: func() trap.Keeper { return nil }, StacksChanged: func() {},
+		Faults: &faults{}, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	testutil.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		testutil.NoError(t, errors.Join(<-done, p.Close()))
+	})
+	e := model.Endpoint{ID: 7, Name: "n1/c1", Addrs: []netip.Addr{netip.MustParseAddr("10.244.0.2")}, Created: time.Unix(5, 9)}
+	played.hear(protocol.TypeHello)
+	played.hear(protocol.TypeBegin)
+	played.hear(protocol.TypeEnd)
+	testutil.NoError(t, p.SetStack(e, stack.Choice{Profile: &stack.Profile{}, Stack: stack.Smoltcp}))
+	testutil.NoError(t, p.Attach(e, netcfg.EndpointDevice{}))
+	played.hear(protocol.TypeTenant)
+	played.hear(protocol.TypeTenant)
+	ends, err := makePair()
+	testutil.NoError(t, err)
+	tenant := p.tenantOf(e.ID)
+	h := &held{id: 1, note: note{ID: 1, State: listening}}
+	testutil.NoError(t, p.hold(tenant, h, ends.other))
+
+	played.listener.Close()
+	next := play(t, filepath.Join(dir, socketFile), false)
+	if l := p.current(); l == nil {
+		t.Fatal("no module")
+	} else {
+		l.close()
+	}
+	next.hear(protocol.TypeHello)
+	next.hear(protocol.TypeBegin)
+	next.hear(protocol.TypeTenant)
+	next.hear(protocol.TypeTenant)
+	if told := next.hear(protocol.TypeListen); told.ID != 1 || told.Tenant != 7 {
+		t.Errorf("%+v", told)
+	}
+	next.hear(protocol.TypeEnd)
+	notes.mu.Lock()
+	if notes.opened != 2 {
+		t.Errorf("%d devices, want one for each module", notes.opened)
+	}
+	notes.mu.Unlock()
+	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.current() != nil })
+	closeFD(ends.program)
+	if told := next.hear(protocol.TypeClose); told.ID != 1 {
+		t.Errorf("%+v", told)
+	}
+	testutil.NoError(t, p.Detach(e))
+	next.hear(protocol.TypeTenantGone)
+}
+
+// TestServeStack: a node without the program, or whose module knows a setting not, cannot serve.
+func TestServeStack(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled")}}
+	if err := p.ServeStack(stack.Kernel, stack.Settings{}); !errors.Is(err, plane.ErrOtherStack) {
+		t.Errorf("the kernel's: %v", err)
+	}
+	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); err == nil {
+		t.Error("served without the program")
+	}
+	testutil.NoError(t, os.WriteFile(filepath.Join(dir, Program), nil, 0o755))
+	testutil.NoError(t, p.ServeStack(stack.Smoltcp, stack.Settings{Congestion: "reno"}))
+	for _, s := range []stack.Settings{{Congestion: "dctcp"}, {MSS: 1000}} {
+		if err := p.ServeStack(stack.Smoltcp, s); err == nil {
+			t.Errorf("%s is served", s)
+		}
+	}
+	p.failed = process.ErrEnded
+	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, process.ErrEnded) {
+		t.Errorf("a module that does not run: %v", err)
+	}
+}

@@ -1,0 +1,323 @@
+package stacks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/netcfg"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+	"heddle.dev/heddle/internal/stack"
+)
+
+// tenant is an endpoint whose TCP the module runs.
+type tenant struct {
+	model.Endpoint
+	veth netcfg.EndpointDevice
+	// active says that new sockets are the module's.
+	active atomic.Bool
+
+	// closing is held while the module is told that a socket is closed.
+	closing sync.Mutex
+
+	mu sync.Mutex // guards the rest; never held across a request
+	// held are sockets whose other end the plane has: bound ones and listeners, by id.
+	held map[uint64]*held
+	// outgoing are those that the module was asked to connect, until a program has learnt what
+	// became of it, by id.
+	outgoing map[uint64]*outgoing
+	gone     bool
+	settings stack.Settings
+}
+
+// held is a bound socket or a listener.
+type held struct {
+	id    uint64
+	other *os.File // the pair's other end; reads of it end when the program has closed its own
+	// note is as of the socket, for a module that has to be told again; guarded by tenant.mu.
+	note note
+	// reuseAddress is what SO_REUSEADDR was at bind() or listen().
+	reuseAddress bool
+	// waiting are callers of accept(), first come first served; guarded by tenant.mu.
+	waiting []*acceptor
+	closed  bool // guarded by tenant.mu
+}
+
+// outgoing is a connection that the module was asked for.
+type outgoing struct {
+	done chan struct{} // closed when what follows is known
+	// errno is why it was not connected, or 0; local is where from.
+	errno unix.Errno
+	local protocol.Address
+	ended time.Time
+}
+
+func newTenant(e model.Endpoint, veth netcfg.EndpointDevice) *tenant {
+	return &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}}
+}
+
+// configure takes over what the profile says, and reports whether that is news.
+func (t *tenant) configure(c stack.Choice) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	news := !reflect.DeepEqual(t.settings, c.Settings)
+	t.settings = c.Settings
+	t.active.Store(true)
+	return news
+}
+
+// number is the tenant's at the module; generation tells it from earlier endpoints with its id.
+func (t *tenant) number() uint64     { return uint64(t.ID) }
+func (t *tenant) generation() uint64 { return uint64(t.Created.UnixNano()) }
+
+func (t *tenant) head(kind uint32, id uint64) protocol.Head {
+	return protocol.Head{Type: kind, Tenant: t.number(), ID: id}
+}
+
+// owns reports whether a note is of a socket of this tenant.
+func (t *tenant) owns(n *note) bool { return n.Tenant == t.number() && n.Generation == t.generation() }
+
+// message is TENANT.
+func (t *tenant) message(dev netcfg.StackDevice) protocol.Tenant {
+	m := protocol.Tenant{
+		Head: t.head(protocol.TypeTenant, 0), Generation: t.generation(), Link: protocol.LinkEthernet, Offloads: 1, MTU: uint32(dev.MTU),
+	}
+	if a := t.Addr4(); a.IsValid() {
+		m.Address4 = a.As4()
+	}
+	if a := t.Addr6(); a.IsValid() {
+		m.Address6 = a.As16()
+	}
+	t.mu.Lock()
+	m.Options, m.Limits = toldOf(t.settings)
+	t.mu.Unlock()
+	copy(m.MAC[:], dev.MAC)
+	copy(m.Gateway[:], dev.Gateway)
+	copy(m.Name[:], t.Name)
+	return m
+}
+
+// introduce tells the module of the tenant, which it may know, and gives it a device if it does
+// not.
+func (p *Plane) introduce(ctx context.Context, l *link, t *tenant) error {
+	dev, err := p.cfg.StackModules.StackDevice(t.Endpoint, t.veth)
+	if err != nil {
+		return err
+	}
+	m := t.message(dev)
+	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, -1)
+	if !errors.Is(err, unix.ENODEV) {
+		return err
+	}
+	made, file, err := p.cfg.StackModules.OpenStackDevice(t.Endpoint, t.veth)
+	if err != nil {
+		return err
+	}
+	defer file.Close() // the module has its own
+	m = t.message(made)
+	_, _, err = request[protocol.Tenant, protocol.Plain](ctx, l, &m, &m.Head, int(file.Fd()))
+	return err
+}
+
+// restore gives the module the bound sockets and listeners of a tenant that it may not know.
+func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
+	t.mu.Lock()
+	all := make([]*held, 0, len(t.held))
+	for _, h := range t.held {
+		all = append(all, h)
+	}
+	t.mu.Unlock()
+	var errs []error
+	for _, h := range all {
+		var err error
+		if t.noteOf(h).State == listening {
+			_, err = p.listenAt(ctx, l, t, h)
+		} else {
+			_, err = p.bindAt(ctx, l, t, h)
+		}
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			errs = append(errs, fmt.Errorf("socket at %s: %w", h.note.Local.AddrPort(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// noteOf gives a copy of what is noted of a held socket.
+func (t *tenant) noteOf(h *held) note {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return h.note
+}
+
+// bindAt has the module keep an address.
+func (p *Plane) bindAt(ctx context.Context, l *link, t *tenant, h *held) (protocol.Named, error) {
+	n := t.noteOf(h)
+	m := protocol.Bind{Head: t.head(protocol.TypeBind, h.id), Address: n.Local, Flags: n.bindFlags(h.reuseAddress)}
+	named, _, err := request[protocol.Bind, protocol.Named](ctx, l, &m, &m.Head, -1)
+	return named, err
+}
+
+// listenAt has the module listen.
+func (p *Plane) listenAt(ctx context.Context, l *link, t *tenant, h *held) (protocol.Named, error) {
+	n := t.noteOf(h)
+	m := protocol.Listen{
+		Head: t.head(protocol.TypeListen, h.id), Address: n.Local, Flags: n.bindFlags(h.reuseAddress), Backlog: n.Backlog, Options: n.told(),
+	}
+	named, _, err := request[protocol.Listen, protocol.Named](ctx, l, &m, &m.Head, -1)
+	return named, err
+}
+
+// hold keeps the other end of a socket, and has the module forget the socket when its program has
+// closed it.
+func (p *Plane) hold(t *tenant, h *held, fd int) error {
+	if err := unix.SetNonblock(fd, true); err != nil { // of the file, which only the plane has
+		closeFD(fd)
+		return err
+	}
+	h.other = os.NewFile(uintptr(fd), "other end of a socket pair")
+	if err := p.keepHeld(t, h, fd); err != nil {
+		p.notKept(t, err)
+	}
+	t.mu.Lock()
+	if t.gone {
+		t.mu.Unlock()
+		_ = h.other.Close()
+		return unix.ENETDOWN
+	}
+	t.held[h.id] = h
+	t.mu.Unlock()
+	p.tasks.Go(func() { p.watch(t, h) })
+	return nil
+}
+
+// watch waits until the program has closed its end, or the plane the other one.
+func (p *Plane) watch(t *tenant, h *held) {
+	buf := make([]byte, 512)
+	for {
+		n, err := h.other.Read(buf) // what a program writes to a listener is dropped
+		if n == 0 || err != nil {
+			break
+		}
+	}
+	p.closeHeld(t, h)
+}
+
+// closeHeld gives up a held socket that its program has closed, and has the module forget it.
+func (p *Plane) closeHeld(t *tenant, h *held) {
+	t.closing.Lock()
+	defer t.closing.Unlock()
+	if !t.drop(h) {
+		return
+	}
+	p.unkeep(t, h)
+	m := protocol.Close{Head: t.head(protocol.TypeClose, h.id)}
+	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	defer cancel()
+	if l := p.current(); l != nil {
+		_, _, _ = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1) // it has ended, or knows no such socket
+	}
+}
+
+// closeLeft has the module forget what programs have closed, before that is noticed: a program that
+// closes a listener may bind its port at once.
+func (p *Plane) closeLeft(t *tenant) {
+	t.mu.Lock()
+	all := make([]*held, 0, len(t.held))
+	for _, h := range t.held {
+		all = append(all, h)
+	}
+	t.mu.Unlock()
+	for _, h := range all {
+		if h.hungUp() {
+			p.closeHeld(t, h)
+		}
+	}
+	t.closing.Lock() // for what is being closed
+	defer t.closing.Unlock()
+}
+
+// hungUp reports whether the program has closed its end.
+func (h *held) hungUp() (is bool) {
+	raw, err := h.other.SyscallConn()
+	if err != nil {
+		return false // it is closed
+	}
+	_ = raw.Control(func(fd uintptr) {
+		fds := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(fds, 0)
+		is = err == nil && n == 1 && fds[0].Revents&unix.POLLHUP != 0
+	})
+	return is
+}
+
+// drop gives up a held socket; false: somebody else has, or has taken it over.
+func (t *tenant) drop(h *held) bool {
+	t.mu.Lock()
+	if h.closed {
+		t.mu.Unlock()
+		return false
+	}
+	h.closed = true
+	delete(t.held, h.id)
+	waiting := h.waiting
+	h.waiting = nil
+	t.mu.Unlock()
+	_ = h.other.Close()
+	for _, a := range waiting {
+		close(a.end)
+	}
+	return true
+}
+
+// release takes the other end from a held socket.
+func (t *tenant) release(h *held) (fd int, err error) {
+	t.mu.Lock()
+	if h.closed {
+		t.mu.Unlock()
+		return -1, unix.EINVAL
+	}
+	h.closed = true
+	delete(t.held, h.id)
+	t.mu.Unlock()
+	raw, err := h.other.SyscallConn()
+	if err == nil {
+		err = errors.Join(raw.Control(func(has uintptr) { fd, err = unix.FcntlInt(has, unix.F_DUPFD_CLOEXEC, 0) }), err)
+	}
+	_ = h.other.Close()
+	return fd, err
+}
+
+// end gives up all that there is of the tenant.
+func (t *tenant) end() {
+	t.mu.Lock()
+	t.gone = true
+	all := make([]*held, 0, len(t.held))
+	for _, h := range t.held {
+		all = append(all, h)
+	}
+	t.mu.Unlock()
+	for _, h := range all {
+		t.drop(h)
+	}
+}
+
+// leave leaves what there is of the tenant to the next agent.
+func (t *tenant) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.gone = true
+	for id, h := range t.held {
+		h.closed = true
+		delete(t.held, id)
+		h.waiting = nil // their calls are the next agent's
+		_ = h.other.Close()
+	}
+}

@@ -1,0 +1,305 @@
+package programs
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+)
+
+// smoltcpProfile has smoltcp run the TCP of endpoints with a label.
+const smoltcpProfile = `apiVersion: heddle.dev/v1
+kind: StackProfile
+name: user-space
+selector: {labels: {stack: smoltcp}}
+stack: smoltcp
+`
+
+// stacksLab is a lab whose n1/c1 has its TCP by a stack module.
+type stacksLab struct {
+	ownLab
+	dir string // the same in all containers
+}
+
+func newStacksLab(t *testing.T) stacksLab {
+	t.Helper()
+	l := stacksLab{newOwnLab(t, "s", "--stacks"), lab.SharedDir(t)}
+	file := filepath.Join(l.dir, "profile.yaml")
+	testutil.NoError(t, os.WriteFile(file, []byte(smoltcpProfile), 0o600))
+	for _, args := range [][]string{{"endpoints", "label", "n1/c1", "stack=smoltcp"}, {"stack", "apply", file}} {
+		cmd := exec.CommandContext(t.Context(), lab.Bin, append(args, "--api", l.socket())...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("heddle %v: %v\n%s", args, err, out)
+		}
+	}
+	return l
+}
+
+func (l stacksLab) socket() string { return "/run/heddle/lab/" + l.name + "/n1/api.sock" }
+
+// in is a command in a container, or, of the names "node" and "outside", in these network
+// namespaces of the lab.
+func (l stacksLab) in(ctx context.Context, where string, words ...string) *exec.Cmd {
+	switch where {
+	case "node", "outside":
+		suffix := map[string]string{"node": "n1", "outside": "outside"}[where]
+		return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + netns.Path(l.name+"-"+suffix)}, words...)...)
+	}
+	container, mode, _ := strings.Cut(where, " ")
+	args := []string{"lab", "exec", "--lab", l.name, "--mode", "heddle"}
+	if mode != "" {
+		args[len(args)-1] = mode
+	}
+	cmd := exec.CommandContext(ctx, lab.Bin, append(append(args, container, "--"), words...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // passed on
+	return cmd
+}
+
+func (l stacksLab) must(where string, words ...string) string {
+	l.Helper()
+	ctx, cancel := context.WithTimeout(l.Context(), testutil.WaitTimeout)
+	defer cancel()
+	out, err := l.in(ctx, where, words...).CombinedOutput()
+	if err != nil {
+		l.Errorf("in %s: %s: %v\n%s", where, strings.Join(words, " "), err, out)
+	}
+	return string(out)
+}
+
+// start runs a program until the end of the test, and waits until somebody listens at a port.
+func (l stacksLab) start(where, port string, words ...string) *lab.Program {
+	l.Helper()
+	p := lab.StartCommand(l, words[0], l.in(context.WithoutCancel(l.Context()), where, words...))
+	defer func() {
+		if l.Failed() {
+			l.Logf("%s in %s: %s", words[0], where, p.Output())
+		}
+	}()
+	testutil.EventuallyTrue(l, where+" listens at "+port, func() bool {
+		return l.in(l.Context(), where, "python3", "-c", "import socket; socket.create_connection(('127.0.0.1', "+port+"), 5)").Run() == nil
+	})
+	return p
+}
+
+func (l stacksLab) address(where string) string {
+	l.Helper()
+	switch where {
+	case "node":
+		return "10.244.0.1"
+	case "outside":
+		out := l.must(where, "sh", "-c", "ip -4 -o addr show scope global | awk '{print $4; exit}'")
+		addr, _, _ := strings.Cut(out, "/")
+		return addr
+	}
+	container, _, _ := strings.Cut(where, " ")
+	out, err := l.heddle(l.Context(), "lab", "ip", container).Output()
+	testutil.NoError(l, err)
+	return strings.TrimSpace(string(out))
+}
+
+// stackPeers are who communicates with a container whose TCP a module runs: a neighbour and a
+// container of another node, intercepted and plain, its node, and who is outside.
+var stackPeers = []string{"n1/c2", "n1/c2 overlay", "n2/c1", "n2/c1 overlay", "node", "outside"}
+
+// nginxConfig serves a folder.
+const nginxConfig = `daemon off; master_process off; pid none; error_log stderr; worker_rlimit_nofile 1024;
+events { worker_connections 256; }
+http { access_log off; server { listen %s; root %s; } }
+`
+
+// TestStacks: programs as they are, in a container whose TCP runs in smoltcp.
+func TestStacks(t *testing.T) {
+	lab.NeedPrograms(t, "stacks", "nginx", "redis-server", "redis-cli", "iperf3", "curl", "python3")
+	l := newStacksLab(t)
+	copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py")
+	t.Run("nginx and curl", l.testWeb)
+	t.Run("redis", l.testRedis)
+	t.Run("iperf3", l.testIperf)
+	t.Run("names", l.testNames)
+	t.Run("go", l.testGo)
+	t.Run("lives", l.testLives)
+}
+
+func (l stacksLab) with(t *testing.T) stacksLab {
+	l.T = t
+	return l
+}
+
+// testWeb has each peer fetch a file from the container, and the container from each peer.
+func (l stacksLab) testWeb(t *testing.T) {
+	l = l.with(t)
+	files := filepath.Join(l.dir, "files")
+	testutil.NoError(t, os.Mkdir(files, 0o755))
+	data := pattern(4 << 20)
+	lab.WriteFile(t, filepath.Join(files, "file"), data)
+	want := fmt.Sprintf("%x", sha256.Sum256(data))
+	serve := func(where, port string) *lab.Program {
+		config := filepath.Join(l.dir, "nginx-"+port+".conf")
+		lab.WriteFile(t, config, fmt.Appendf(nil, nginxConfig, port, files))
+		return l.start(where, port, "nginx", "-e", "stderr", "-c", config)
+	}
+	fetch := func(where, from, port string) {
+		got := l.must(where, "sh", "-c", "curl -sS -m 20 http://"+l.address(from)+":"+port+"/file | sha256sum")
+		if !strings.HasPrefix(got, want) {
+			t.Errorf("%s from %s: got %s, want %s", where, from, got, want)
+		}
+	}
+	serve("n1/c1", "8080")
+	for _, peer := range append(stackPeers, "n1/c1") {
+		if peer != "outside" { // containers are not reached from there
+			fetch(peer, "n1/c1", "8080")
+		}
+	}
+	for i, peer := range stackPeers {
+		port := strconv.Itoa(8081 + i)
+		serve(peer, port)
+		fetch("n1/c1", peer, port)
+	}
+}
+
+func (l stacksLab) testRedis(t *testing.T) {
+	l = l.with(t)
+	l.start("n1/c1", "6379", "redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "")
+	for _, where := range []string{"n1/c1", "n1/c2", "n2/c1"} {
+		if got := l.must(where, "redis-cli", "-h", l.address("n1/c1"), "incrby", "count", "2"); got == "" {
+			t.Errorf("%s: no answer", where)
+		}
+	}
+	if got := strings.TrimSpace(l.must("n1/c1", "redis-cli", "get", "count")); got != "6" {
+		t.Errorf("count is %q, want 6", got)
+	}
+}
+
+func (l stacksLab) testIperf(t *testing.T) {
+	l = l.with(t)
+	server := lab.StartCommand(t, "iperf3", l.in(context.WithoutCancel(t.Context()), "n1/c1", "iperf3", "-s", "--forceflush"))
+	server.WaitFor("Server listening")
+	for _, more := range [][]string{{}, {"-R"}, {"-P", "4"}} {
+		for _, where := range []string{"n1/c2", "n2/c1"} {
+			l.must(where, append([]string{"iperf3", "-t", "1", "-c", l.address("n1/c1")}, more...)...)
+		}
+	}
+}
+
+func (l stacksLab) testNames(t *testing.T) {
+	l = l.with(t)
+	l.start("n2/c1", "9001", "python3", filepath.Join(l.dir, "stack_echo.py"), "9001")
+	l.must("n1/c1", "python3", filepath.Join(l.dir, "stack_names.py"), l.address("n2/c1"), "9001")
+}
+
+// testGo has a static program of Go serve, and another ask.
+func (l stacksLab) testGo(t *testing.T) {
+	l = l.with(t)
+	buildGo(t, l.dir)
+	program := filepath.Join(l.dir, "go-http")
+	l.start("n1/c1", "8090", program, "server", "0.0.0.0:8090")
+	l.start("n2/c1", "8090", program, "server", "0.0.0.0:8090")
+	l.must("n1/c1", program, "client", l.address("n1/c1")+":8090")
+	l.must("n2/c1", program, "client", l.address("n1/c1")+":8090")
+	l.must("n1/c1", program, "client", l.address("n2/c1")+":8090")
+}
+
+// held is a connection of the node to the container's echo server.
+type held struct{ net.Conn }
+
+func (l stacksLab) connect(port int) (c held, err error) {
+	at := net.JoinHostPort(l.address("n1/c1"), strconv.Itoa(port))
+	err = netns.Do(netns.Path(l.name+"-n1"), func() error {
+		c.Conn, err = net.DialTimeout("tcp", at, 2*time.Second)
+		return err
+	})
+	return c, err
+}
+
+// echoes reports whether a byte comes back.
+func (c held) echoes() error {
+	if err := c.SetDeadline(time.Now().Add(testutil.WaitTimeout)); err != nil {
+		return err
+	}
+	if _, err := c.Write([]byte("x")); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err
+}
+
+// testLives ends the agent, then the module.
+func (l stacksLab) testLives(t *testing.T) {
+	l = l.with(t)
+	const port = 9002
+	server := l.start("n1/c1", "9002", "python3", filepath.Join(l.dir, "stack_echo.py"), "9002")
+	first, err := l.connect(port)
+	testutil.NoError(t, err)
+	testutil.NoError(t, first.echoes())
+	l.endAgent()
+	l.up()
+	testutil.NoError(t, first.echoes())
+	// The server has been waiting in accept() all the time.
+	second, err := l.connect(port)
+	testutil.NoError(t, err)
+	testutil.NoError(t, second.echoes())
+	l.killModule()
+	if err := first.echoes(); !errors.Is(err, unix.ECONNRESET) && !errors.Is(err, unix.EPIPE) {
+		t.Errorf("connection of a module that was killed: %v", err)
+	}
+	began := time.Now()
+	testutil.EventuallyTrue(t, "the listener is there again", func() bool {
+		third, err := l.connect(port)
+		return err == nil && third.echoes() == nil
+	})
+	if took := time.Since(began); took > 2*time.Second { // 1 s on a machine that has nothing else to do
+		t.Errorf("new connections only after %s", took)
+	}
+	testutil.EventuallyTrue(t, "the program has ECONNRESET", func() bool {
+		return strings.Contains(server.Output(), fmt.Sprintf("ended %d", unix.ECONNRESET))
+	})
+}
+
+// processes gives those whose arguments have a word.
+func (l stacksLab) process(words ...string) int {
+	l.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	testutil.NoError(l, err)
+	for _, path := range all {
+		args, err := os.ReadFile(path)
+		has := err == nil
+		for _, w := range words {
+			has = has && strings.Contains("\x00"+string(args), w)
+		}
+		if has {
+			pid, err := strconv.Atoi(strings.Split(path, "/")[2])
+			testutil.NoError(l, err)
+			return pid
+		}
+	}
+	l.Fatalf("no process %q", words)
+	return 0
+}
+
+func (l stacksLab) killModule() {
+	l.Helper()
+	testutil.NoError(l, unix.Kill(l.process("heddle-stack\x00", "/"+l.name+"/n1/stack.sock"), unix.SIGKILL))
+}
+
+func (l stacksLab) endAgent() {
+	l.Helper()
+	pid := l.process("heddled\x00", "/run/heddle/lab/"+l.name+"/n1/api.sock")
+	testutil.NoError(l, unix.Kill(pid, unix.SIGTERM))
+	testutil.EventuallyTrue(l, "the agent ends", func() bool { return unix.Kill(pid, 0) != nil })
+}

@@ -1,0 +1,110 @@
+"""What a program sees of its sockets, on a stack module as on the kernel's TCP. Argument: a peer
+whose port echoes what it gets, as HOST PORT."""
+
+import errno
+import select
+import socket
+import struct
+import sys
+import threading
+
+host, port = sys.argv[1], int(sys.argv[2])
+
+
+def refused(call, *want):
+    try:
+        call()
+    except OSError as e:
+        assert e.errno in want, (e, want)
+    else:
+        raise AssertionError("it is not refused")
+
+
+def names():
+    s = socket.socket()
+    assert (s.family, s.type) == (socket.AF_INET, socket.SOCK_STREAM)
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_INET
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) == socket.IPPROTO_TCP
+    assert s.getsockname() == ("0.0.0.0", 0)
+    refused(s.getpeername, errno.ENOTCONN)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    assert s.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    s.connect((host, port))
+    assert s.getpeername() == (host, port)
+    assert s.getsockname()[0] != "0.0.0.0" and s.getsockname()[1] != 0
+    refused(lambda: s.connect((host, port)), errno.EISCONN)
+    refused(lambda: s.send(b"!", socket.MSG_OOB), errno.EOPNOTSUPP)
+    s.sendall(b"x" * 1000)
+    s.shutdown(socket.SHUT_WR)
+    got = b"".join(iter(lambda: s.recv(4096), b""))
+    assert got == b"x" * 1000, len(got)
+
+
+def listening():
+    l = socket.socket()
+    l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    l.bind(("127.0.0.1", 0))
+    l.listen(5)
+    assert l.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    l.setblocking(False)
+    refused(l.accept, errno.EAGAIN)
+    poll = select.epoll()
+    poll.register(l, select.EPOLLIN)
+    assert poll.poll(0) == []
+    c = socket.create_connection(l.getsockname())
+    assert poll.poll(10) == [(l.fileno(), select.EPOLLIN)]
+    a, addr = l.accept()
+    assert addr == c.getsockname() and a.getsockname() == c.getpeername()
+    a.setblocking(True)
+    # RST: a close with data that was not read.
+    c.sendall(b"unread")
+    assert select.select([a], [], [], 10)[0]
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    a.close()
+    refused(lambda: c.recv(1), errno.ECONNRESET)
+    # The port is free as soon as the listener is closed.
+    at = l.getsockname()
+    l.close()
+    again = socket.socket()
+    again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    again.bind(at)
+    refused(lambda: socket.create_connection(at), errno.ECONNREFUSED)
+    # accept() waits, and fork and dup share the socket.
+    again.listen()
+    done = []
+    t = threading.Thread(target=lambda: done.append(again.accept()[1]))
+    t.start()
+    c = socket.create_connection(at)
+    t.join(10)
+    assert done == [c.getsockname()], done
+
+
+def nonblocking():
+    s = socket.socket()
+    s.setblocking(False)
+    assert s.connect_ex((host, port)) == errno.EINPROGRESS
+    assert select.select([], [s], [], 10)[1]
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+    assert s.getpeername() == (host, port)
+    s = socket.socket()
+    s.setblocking(False)
+    assert s.connect_ex(("127.0.0.1", 1)) == errno.EINPROGRESS
+    assert select.select([], [s], [], 10)[1]
+    assert s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
+    s = socket.socket()
+    for _ in range(2):  # a program may try again
+        refused(lambda: s.connect(("127.0.0.1", 1)), errno.ECONNREFUSED)
+
+
+def others():
+    u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    u.bind(("127.0.0.1", 0))
+    u.sendto(b"x", u.getsockname())
+    assert u.recvfrom(9) == (b"x", u.getsockname())
+    a, b = socket.socketpair()
+    assert a.getsockname() == ""
+
+
+for test in names, listening, nonblocking, others:
+    test()
+    print(test.__name__, flush=True)

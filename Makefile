@@ -66,7 +66,7 @@ help:
 	@echo "make chaos   agents, fd keepers, runtimes and plugins killed under load, for CHAOS=5m; SEED to repeat (root)"
 	@echo "make chaos-store  the same on a store of three etcd members, which are killed, too (root)"
 	@echo "make test-rust  the Rust workspace's tests, and models of its memory orders; part of make test"
-	@echo "make bench-rust  nanoseconds for a slot of a ring in shared memory; wants a quiet machine (20 seconds)"
+	@echo "make bench-rust  nanoseconds for a slot of a ring in shared memory, what a stack module moves; wants a quiet machine (root; a minute)"
 	@echo "make check   format, vet, lint, generated files up to date, crates as reviewed"
 	@echo "make bench   the full benchmark, results and plot into $(OUT)/ (root)"
 	@echo "make bench-check  ratios to host beside the committed ones; wants a quiet machine (root; 2 minutes)"

@@ -8,7 +8,7 @@ use verbs_protocol::Gid;
 use verbs_protocol::agent::Message;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, Greeting};
-use verbs_qp::{Service, State};
+use verbs_qp::Service;
 
 use crate::link::{Phase, Timer};
 use crate::objects::Objects;
@@ -78,10 +78,7 @@ impl Objects {
         }
         let established = self.is_established(number);
         let Some(qp) = self.qps.get_mut(number) else { return };
-        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend)
-            && qp.service.is_connected()
-            && !established
-            && !qp.closed;
+        let wants = qp.state.receives() && qp.service.is_connected() && !established && !qp.closed;
         qp.seeks = wants;
         let Some(endpoint) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
         let source = endpoint.gid(qp.attr.address.sgid_index);
@@ -176,7 +173,7 @@ impl Objects {
         let Some(qp) = self.qps.get_mut(tag) else { return };
         qp.asked = None;
         let Some(socket) = socket else { return self.note(endpoint, Reason::ConnectRefused) };
-        let wants = matches!(qp.state, State::ReadyToReceive | State::ReadyToSend) && qp.link == 0;
+        let wants = qp.state.receives() && qp.link == 0;
         let Some(e) = self.endpoints.get(qp.endpoint).filter(|_| wants) else { return };
         let own = e.gid(qp.attr.address.sgid_index);
         let greeting = Greeting {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use verbs_protocol::statistics::{Path, Reason, Traffic};
 use verbs_protocol::wire::{FIRST, Header, Kind, LAST, SOLICITED};
 use verbs_protocol::{Gid, ibv};
-use verbs_qp::{Service, State};
+use verbs_qp::Service;
 
 use crate::link::{SEND_HIGH, Timer};
 use crate::memory::Fault;
@@ -109,7 +109,7 @@ impl Objects {
         let peer = way.qp;
         let takes = self.qps.get(peer).is_some_and(|p| {
             p.service == Service::UnreliableDatagram
-                && matches!(p.state, State::ReadyToReceive | State::ReadyToSend)
+                && p.state.receives()
                 && p.attr.qkey == way.qkey
                 && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
         });

@@ -16,7 +16,6 @@ use verbs_protocol::slots::Send;
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
 use verbs_protocol::{Gid, ibv};
-use verbs_qp::State;
 
 use crate::connect::service_number;
 use crate::objects::{Objects, Source};
@@ -410,7 +409,7 @@ impl Objects {
         let Some(heard) = link.greeting else { return };
         let matches = self.qps.get(heard.destination_qp).is_some_and(|qp| {
             qp.endpoint == link.endpoint
-                && matches!(qp.state, State::ReadyToReceive | State::ReadyToSend)
+                && qp.state.receives()
                 && qp.attr.dest_qp_num == heard.source_qp
                 && qp.attr.address.gid == heard.source
                 && service_number(qp.service) == heard.qp_type

@@ -381,6 +381,8 @@ pub(crate) struct Qp {
     pub(crate) is_due: bool,
     /// `IBV_EVENT_QP_LAST_WQE_REACHED` is to come.
     pub(crate) tells_last: bool,
+    /// `IBV_EVENT_SQ_DRAINED` is to come.
+    pub(crate) tells_drained: bool,
     /// Receive requests of it that threads have under way.
     pub(crate) taken: u32,
 }

@@ -76,6 +76,7 @@ impl Objects {
                 in_turn: false,
                 is_due: false,
                 tells_last: false,
+                tells_drained: false,
                 taken: 0,
             };
             objects.qps.insert(qp, 0)
@@ -124,11 +125,12 @@ impl Objects {
             return Err(EBUSY);
         }
         let to = verbs_qp::modify(qp.state, qp.service, request.mask, &request.attr, limits);
-        let to = to.map_err(|refused| match refused {
-            Refused::Invalid => EINVAL,
-            Refused::NotSupported => EOPNOTSUPP,
-        })?;
+        let to = to.map_err(|Refused| EINVAL)?;
         verbs_qp::take(&mut qp.attr, request.mask, &request.attr);
+        if qp.state != to && to == State::SendQueueDrained {
+            let wanted = request.mask & ibv::QP_EN_SQD_ASYNC_NOTIFY != 0;
+            qp.tells_drained = wanted && request.attr.en_sqd_async_notify != 0;
+        }
         match to {
             State::Error => self.fail(number),
             State::Reset => {
@@ -230,6 +232,7 @@ impl Qp {
         self.current = None;
         self.inbound = None;
         self.tells_last = false;
+        self.tells_drained = false;
         self.waits_since = None;
         self.heard = false;
         self.closed = false;

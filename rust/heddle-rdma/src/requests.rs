@@ -103,10 +103,14 @@ impl Objects {
         let state = qp.state;
         let mut turn = match state {
             State::Error => Turn { worked: self.flush(number), ..Turn::default() },
-            State::ReadyToSend if self.is_remote(number) => self.remote_turn(number, now),
-            State::ReadyToSend => self.send_turn(number, now),
+            State::SendQueueError => Turn { worked: self.flush_sends(number), ..Turn::default() },
+            State::ReadyToSend | State::SendQueueDrained if self.is_remote(number) => {
+                self.remote_turn(number, now)
+            }
+            State::ReadyToSend | State::SendQueueDrained => self.send_turn(number, now),
             _ => Turn::default(),
         };
+        self.tell_drained(number);
         self.notify();
         self.end_turn(number, worker);
         // What is in its rings is to be flushed before the router sleeps.
@@ -164,6 +168,39 @@ impl Objects {
             self.complete(cq, &completion, false);
         }
         true
+    }
+
+    /// Completes what is in the send ring of a queue pair in SQE, as far as a turn goes: what comes
+    /// in is not concerned.
+    fn flush_sends(&mut self, number: u32) -> bool {
+        for done in 0..FLUSHES {
+            let Some(qp) = self.qps.get_mut(number) else { return false };
+            let wr_id = qp.unlinked.pop_front().or_else(|| match qp.send.next() {
+                Ok(Some(Ok(send))) => Some(send.head.wr_id),
+                Ok(Some(Err(wr_id))) => Some(wr_id),
+                _ => None,
+            });
+            let Some(wr_id) = wr_id else { return done > 0 };
+            let (status, qp_num, cq) = (ibv::WC_WR_FLUSH_ERR, number, qp.send_cq);
+            let completion = verbs_completion { wr_id, status, qp_num, ..Default::default() };
+            self.complete(cq, &completion, false);
+        }
+        true
+    }
+
+    /// Says that a queue pair in SQD has nothing under way any more, if it is asked for.
+    fn tell_drained(&mut self, number: u32) {
+        let Some(qp) = self.qps.get(number) else { return };
+        let sent = self.links.get(qp.link).is_some_and(|l| !l.sent.is_empty());
+        if qp.state != State::SendQueueDrained || !qp.tells_drained || qp.current.is_some() || sent
+        {
+            return;
+        }
+        let (context, user) = (qp.context, qp.user);
+        if let Some(qp) = self.qps.get_mut(number) {
+            qp.tells_drained = false;
+        }
+        self.tell(context, ibv::EVENT_SQ_DRAINED, number, user);
     }
 
     /// Nothing of a queue pair is under way any more: says so if it has to.
@@ -238,9 +275,14 @@ impl Objects {
     /// The current request of a queue pair, or the next one out of its ring. One that is wrong in
     /// itself fails here.
     pub(crate) fn take_current(&mut self, number: u32) -> Option<Current> {
-        let qp = self.qps.get_mut(number).filter(|q| q.state == State::ReadyToSend)?;
+        let live = [State::ReadyToSend, State::SendQueueDrained];
+        let qp = self.qps.get_mut(number).filter(|q| live.contains(&q.state))?;
         if let Some(current) = qp.current.take() {
             return Some(current);
+        }
+        if qp.state == State::SendQueueDrained {
+            // Nothing new is begun.
+            return None;
         }
         let endpoint = self.endpoints.get_mut(qp.endpoint)?;
         if let Some(until) = endpoint.wait_to_send() {
@@ -370,7 +412,7 @@ impl Objects {
             && other.has(&qp.attr.address.gid)
             && own.has(&peer.attr.address.gid)
             && peer.service == qp.service
-            && matches!(peer.state, State::ReadyToReceive | State::ReadyToSend);
+            && peer.state.receives();
         paired.then_some(qp.attr.dest_qp_num)
     }
 
@@ -498,7 +540,7 @@ impl Objects {
     /// Fails a send request, and its queue pair.
     pub(crate) fn fail_send(&mut self, number: u32, send: &Send, status: u32) {
         self.complete_send(number, send, status);
-        self.fail(number);
+        self.fail_sends(number);
     }
 
     /// The same for one of which only the name is known.
@@ -507,7 +549,26 @@ impl Objects {
         let completion = verbs_completion { wr_id, status, qp_num: number, ..Default::default() };
         let cq = qp.send_cq;
         self.complete(cq, &completion, false);
-        self.fail(number);
+        self.fail_sends(number);
+    }
+
+    /// An error of the send queue: an unreliable queue pair still takes what comes.
+    fn fail_sends(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        let live = matches!(qp.state, State::ReadyToSend | State::SendQueueDrained);
+        let service = qp.service;
+        // What was begun on a connection has no end any more.
+        let begun = service.is_connected() && self.is_remote(number);
+        if service == Service::ReliableConnection || !live || begun {
+            return self.fail(number);
+        }
+        let Some(qp) = self.qps.get_mut(number) else { return };
+        qp.state = State::SendQueueError;
+        qp.waits_since = None;
+        let context = qp.context;
+        if let Some(context) = self.contexts.get_mut(context) {
+            context.awake = true;
+        }
     }
 
     /// Fails a receive request, and its queue pair.

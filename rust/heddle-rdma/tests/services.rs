@@ -137,3 +137,61 @@ fn the_last_request_is_told_of_when_all_of_them_are_flushed() {
     let flushed = std::iter::from_fn(|| b.sends.poll()).count();
     assert_eq!(flushed, 32);
 }
+
+fn change(state: u32) -> abi::verbs_qp_attr {
+    abi::verbs_qp_attr { qp_state: state, en_sqd_async_notify: 1, ..Default::default() }
+}
+
+#[test]
+fn a_send_queue_that_drains_ends_what_it_began() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    a.send(&sending(request(ibv::WR_SEND, 1), &[a.whole()]));
+    eventually("a message that waits", || (router.times(2, Reason::NotReady) == 1).then_some(()));
+    let notify = ibv::QP_STATE | ibv::QP_EN_SQD_ASYNC_NOTIFY;
+    assert_eq!(a.device.modify(a.qp.number, notify, change(4)), Ok(4));
+    a.send(&sending(request(ibv::WR_SEND, 2), &[a.whole()]));
+    assert_eq!(a.device.state(a.qp.number), 4);
+    assert!(!readable(&a.device.events, std::time::Duration::ZERO));
+    for wr_id in [7, 8] {
+        b.post_receive(wr_id, &[b.whole()]);
+    }
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    let event = a.device.event();
+    assert_eq!((event.event, event.object), (ibv::EVENT_SQ_DRAINED, a.qp.number));
+    assert_eq!(b.receives.result(), (7, ibv::WC_SUCCESS));
+    // It still takes what comes, and has begun nothing.
+    a.post_receive(3, &[a.whole()]);
+    b.send(&sending(request(ibv::WR_SEND, 4), &[b.whole()]));
+    assert_eq!(b.sends.result(), (4, ibv::WC_SUCCESS));
+    assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS));
+    assert!(a.sends.poll().is_none());
+    assert_eq!(a.device.modify(a.qp.number, ibv::QP_STATE, change(3)), Ok(3));
+    assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
+}
+
+#[test]
+fn an_error_of_a_send_queue_of_datagrams_leaves_what_comes_alone() {
+    let router = node();
+    let (mut a, mut b) = datagrams([&router, &router]);
+    let [to_a, to_b] = [b.device.ah(b.pd, 1), a.device.ah(a.pd, 2)];
+    let say = |qp: u32, ah: u32, wr_id| {
+        let head = request(ibv::WR_SEND, wr_id);
+        abi::verbs_send { rkey: qp, compare_add: ah.into(), swap: 5, ..head }
+    };
+    let wrong = (a.whole().0, 16, a.key ^ 1 << 20);
+    a.send(&sending(say(b.qp.number, to_b, 1), &[wrong]));
+    assert_eq!(a.sends.result(), (1, ibv::WC_LOC_PROT_ERR));
+    assert_eq!(a.device.state(a.qp.number), 5);
+    a.send(&sending(say(b.qp.number, to_b, 2), &[a.part(0, 16)]));
+    assert_eq!(a.sends.result(), (2, ibv::WC_WR_FLUSH_ERR));
+    a.post_receive(3, &[a.whole()]);
+    b.send(&sending(say(a.qp.number, to_a, 4), &[b.part(0, 16)]));
+    assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS));
+    // The program repairs it.
+    assert_eq!(a.device.modify(a.qp.number, ibv::QP_STATE, change(3)), Ok(3));
+    b.post_receive(5, &[b.whole()]);
+    a.send(&sending(say(b.qp.number, to_b, 6), &[a.part(0, 16)]));
+    assert_eq!(a.sends.result(), (6, ibv::WC_SUCCESS));
+    assert_eq!(b.receives.result(), (5, ibv::WC_SUCCESS));
+}

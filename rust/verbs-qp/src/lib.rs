@@ -16,6 +16,8 @@ pub enum State {
     Init = 1,
     ReadyToReceive = 2,
     ReadyToSend = 3,
+    SendQueueDrained = 4,
+    SendQueueError = 5,
     Error = 6,
 }
 
@@ -24,6 +26,13 @@ impl State {
     #[must_use]
     pub fn number(self) -> u32 {
         self as u32
+    }
+
+    /// Whether messages of the peer are taken.
+    #[must_use]
+    pub fn receives(self) -> bool {
+        use State::{ReadyToReceive, ReadyToSend, SendQueueDrained, SendQueueError};
+        matches!(self, ReadyToReceive | ReadyToSend | SendQueueDrained | SendQueueError)
     }
 }
 
@@ -78,14 +87,9 @@ impl Service {
     }
 }
 
-/// Why a queue pair cannot be modified like that.
+/// EINVAL: the change, an attribute, or a value is not allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// EINVAL: the change, an attribute, or a value is not allowed.
-    Invalid,
-    /// EOPNOTSUPP: a state that the router does not have.
-    NotSupported,
-}
+pub struct Refused;
 
 /// What the values of attributes are checked against.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +105,8 @@ pub struct Limits {
 struct Rule {
     from: State,
     to: State,
-    /// Attributes that are needed, and that are allowed: of UD, UC, RC.
+    /// Attributes that are needed, and that are allowed: of UD, UC, RC. A service that does not
+    /// have the change needs [`NEVER`].
     needed: [u32; 3],
     allowed: [u32; 3],
 }
@@ -120,7 +125,29 @@ const LIVE: [u32; 3] = [
         | ibv::QP_MIN_RNR_TIMER,
 ];
 
-const RULES: [Rule; 5] = [
+/// No attribute.
+const NEVER: u32 = 1 << 31;
+const NOTIFY: [u32; 3] = [ibv::QP_EN_SQD_ASYNC_NOTIFY; 3];
+const DRAINED: [u32; 3] = [
+    ibv::QP_PKEY_INDEX | ibv::QP_QKEY,
+    ibv::QP_AV
+        | ibv::QP_ALT_PATH
+        | ibv::QP_ACCESS_FLAGS
+        | ibv::QP_PKEY_INDEX
+        | ibv::QP_PATH_MIG_STATE,
+    ibv::QP_PORT
+        | ibv::QP_AV
+        | RETRIES
+        | ibv::QP_MAX_QP_RD_ATOMIC
+        | ibv::QP_MAX_DEST_RD_ATOMIC
+        | ibv::QP_ALT_PATH
+        | ibv::QP_ACCESS_FLAGS
+        | ibv::QP_PKEY_INDEX
+        | ibv::QP_MIN_RNR_TIMER
+        | ibv::QP_PATH_MIG_STATE,
+];
+
+const RULES: [Rule; 9] = [
     Rule {
         from: State::Reset,
         to: State::Init,
@@ -154,6 +181,20 @@ const RULES: [Rule; 5] = [
         allowed: LIVE,
     },
     Rule { from: State::ReadyToSend, to: State::ReadyToSend, needed: [0; 3], allowed: LIVE },
+    Rule { from: State::ReadyToSend, to: State::SendQueueDrained, needed: [0; 3], allowed: NOTIFY },
+    Rule {
+        from: State::SendQueueDrained,
+        to: State::SendQueueDrained,
+        needed: [0; 3],
+        allowed: DRAINED,
+    },
+    Rule { from: State::SendQueueDrained, to: State::ReadyToSend, needed: [0; 3], allowed: LIVE },
+    Rule {
+        from: State::SendQueueError,
+        to: State::ReadyToSend,
+        needed: [0, 0, NEVER],
+        allowed: [ibv::QP_CUR_STATE | ibv::QP_QKEY, ibv::QP_CUR_STATE | ibv::QP_ACCESS_FLAGS, 0],
+    },
 ];
 
 /// Says which state a queue pair in `from` has after a change with `mask` (`enum ibv_qp_attr_mask`)
@@ -170,15 +211,15 @@ pub fn modify(
     limits: Limits,
 ) -> Result<State, Refused> {
     if mask & ibv::QP_CUR_STATE != 0 && attr.cur_qp_state != from.number() {
-        return Err(Refused::Invalid);
+        return Err(Refused);
     }
     let to = if mask & ibv::QP_STATE == 0 { from } else { state(attr.qp_state)? };
     let given = mask & !ibv::QP_STATE;
     if matches!(to, State::Reset | State::Error) {
         // From everywhere, and attributes mean nothing any more.
-        return if given == 0 { Ok(to) } else { Err(Refused::Invalid) };
+        return if given == 0 { Ok(to) } else { Err(Refused) };
     }
-    let rule = RULES.iter().find(|r| r.from == from && r.to == to).ok_or(Refused::Invalid)?;
+    let rule = RULES.iter().find(|r| r.from == from && r.to == to).ok_or(Refused)?;
     let of = match service {
         Service::UnreliableDatagram => 0,
         Service::UnreliableConnection => 1,
@@ -186,7 +227,7 @@ pub fn modify(
     };
     let needed = rule.needed[of];
     if given & needed != needed || given & !(needed | rule.allowed[of]) != 0 {
-        return Err(Refused::Invalid);
+        return Err(Refused);
     }
     check_values(given, attr, limits)?;
     Ok(to)
@@ -198,10 +239,10 @@ fn state(number: u32) -> Result<State, Refused> {
         1 => Ok(State::Init),
         2 => Ok(State::ReadyToReceive),
         3 => Ok(State::ReadyToSend),
-        // SQD and SQE.
-        4 | 5 => Err(Refused::NotSupported),
+        4 => Ok(State::SendQueueDrained),
         6 => Ok(State::Error),
-        _ => Err(Refused::Invalid),
+        // SQE among them: an error of the send queue is the only way there.
+        _ => Err(Refused),
     }
 }
 
@@ -226,7 +267,7 @@ fn check_values(mask: u32, a: &verbs_qp_attr, limits: Limits) -> Result<(), Refu
         && good(ibv::QP_ALT_PATH, false)
         && good(ibv::QP_PATH_MIG_STATE, a.path_mig_state == 0)
         && good(ibv::QP_AV, is_address(&a.address, limits.gid_count));
-    if all { Ok(()) } else { Err(Refused::Invalid) }
+    if all { Ok(()) } else { Err(Refused) }
 }
 
 /// Whether an address vector is one that the router can send to.
@@ -296,8 +337,15 @@ mod tests {
     use super::*;
 
     const LIMITS: Limits = Limits { gid_count: 1, max_rd_atomic: 16, mtu: 5 };
-    const ALL: [State; 5] =
-        [State::Reset, State::Init, State::ReadyToReceive, State::ReadyToSend, State::Error];
+    const ALL: [State; 7] = [
+        State::Reset,
+        State::Init,
+        State::ReadyToReceive,
+        State::ReadyToSend,
+        State::SendQueueDrained,
+        State::SendQueueError,
+        State::Error,
+    ];
     const SERVICES: [Service; 3] =
         [Service::UnreliableDatagram, Service::UnreliableConnection, Service::ReliableConnection];
 
@@ -322,14 +370,18 @@ mod tests {
                     modify(rule.from, service, mask, &attr, LIMITS)
                 };
                 let needed = rule.needed[i];
+                if needed == NEVER {
+                    assert_eq!(to(0), Err(Refused));
+                    continue;
+                }
                 assert_eq!(to(needed), Ok(rule.to), "{:?} {:?} {service:?}", rule.from, rule.to);
                 for bit in (0..21).map(|b| 1_u32 << b).filter(|b| *b != ibv::QP_STATE) {
                     let want = if needed & bit != 0 {
-                        Err(Refused::Invalid)
+                        Err(Refused)
                     } else if rule.allowed[i] & bit != 0 && bit != ibv::QP_ALT_PATH {
                         Ok(rule.to)
                     } else {
-                        Err(Refused::Invalid)
+                        Err(Refused)
                     };
                     assert_eq!(to(needed ^ bit), want, "{:?} {service:?} {bit:#x}", rule.from);
                 }
@@ -349,14 +401,14 @@ mod tests {
                     }
                     for mask in [0, KEYED, ACCESSED, PATH, PATH | 0x28000, RETRIES | 0x12000] {
                         let got = modify(from, service, mask | ibv::QP_STATE, &attr(to), LIMITS);
-                        assert_eq!(got, Err(Refused::Invalid), "{from:?} {to:?} {mask:#x}");
+                        assert_eq!(got, Err(Refused), "{from:?} {to:?} {mask:#x}");
                     }
                 }
             }
-            for (state, why) in [(4, Refused::NotSupported), (7, Refused::Invalid)] {
+            for state in [5, 7] {
                 let attr = verbs_qp_attr { qp_state: state, ..attr(from) };
                 let got = modify(from, SERVICES[2], ibv::QP_STATE, &attr, LIMITS);
-                assert_eq!(got, Err(why));
+                assert_eq!(got, Err(Refused));
             }
         }
     }

@@ -147,3 +147,13 @@ func TestEndOfRouterCM(t *testing.T) {
 		t.Errorf("the server ends with %v\n%s", err, &out)
 	}
 }
+
+// TestEventChannels: what a program does with the descriptor of a channel.
+func TestEventChannels(t *testing.T) {
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	script, err := filepath.Abs("testdata/channel.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	newPlace(t, dirs[0]).run("/usr/bin/python3", script)
+}

@@ -112,6 +112,8 @@ pub(crate) struct Usage {
     pub(crate) channels: u32,
     last_number: u32,
     last_port: u32,
+    /// CONNECTs that the agent has not answered, by id and since when.
+    pub(crate) asked: Vec<(u32, Instant)>,
 }
 
 impl Id {

@@ -24,6 +24,9 @@ pub(crate) const TAG: u32 = 1 << 30;
 pub(crate) const IDS: u32 = TAG - 1;
 /// After which an agent that does not answer is asked again.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// What an endpoint may ask for at a time: the agent's socket has room for so much of all. Other
+/// ids wait, and so do those of programs that connect and give up at once.
+const ASKED_MAX: usize = 64;
 
 impl Objects {
     /// An id waits for so long.
@@ -48,13 +51,38 @@ impl Objects {
             self.accepted(endpoint, own.gid, other.gid, theirs);
             return self.cm_open(handle, ours);
         }
+        let (number, endpoint, now) = (endpoint.number, id.endpoint, Instant::now());
+        self.at(now + ANSWER_TIME, Timer::Cm(handle));
+        let Some(endpoint) = self.endpoints.get_mut(endpoint) else { return };
+        let asked = &mut endpoint.cm.asked;
+        asked.retain(|(id, since)| *id != handle && now < *since + ANSWER_TIME);
+        if asked.len() >= ASKED_MAX {
+            return;
+        }
+        asked.push((handle, now));
         self.asks.push(agent::Message::Connect {
             tag: TAG | handle,
-            endpoint: endpoint.number,
+            endpoint: number,
             source: own.gid,
             destination: other.gid,
         });
-        self.at(Instant::now() + ANSWER_TIME, Timer::Cm(handle));
+    }
+
+    /// The agent has answered for an id: the next one that waits may ask.
+    fn cm_ask_next(&mut self, endpoint: u32, answered: u32) {
+        let Some(e) = self.endpoints.get_mut(endpoint) else { return };
+        e.cm.asked.retain(|(id, _)| *id != answered);
+        let asked = &e.cm.asked;
+        let next = self.cm.table.iter().find(|(handle, id)| {
+            id.endpoint == endpoint
+                && id.state == State::Connecting
+                && id.link == 0
+                && !asked.iter().any(|(id, _)| id == handle)
+        });
+        let next = next.and_then(|(handle, id)| Some((handle, id.deadline?)));
+        if let Some((handle, deadline)) = next {
+            self.cm_ask(handle, deadline.saturating_duration_since(Instant::now()));
+        }
     }
 
     /// The agent's answer.
@@ -66,6 +94,17 @@ impl Objects {
         errno: u32,
     ) {
         let handle = tag & IDS;
+        self.cm_answered_by_agent(handle, endpoint, socket, errno);
+        self.cm_ask_next(endpoint, handle);
+    }
+
+    fn cm_answered_by_agent(
+        &mut self,
+        handle: u32,
+        endpoint: u32,
+        socket: Option<OwnedFd>,
+        errno: u32,
+    ) {
         let waits = self.cm.table.get(handle).is_some_and(|id| {
             id.endpoint == endpoint && id.state == State::Connecting && id.link == 0
         });

@@ -342,6 +342,25 @@ fn requests_wait_for_room_at_their_listener() {
 }
 
 #[test]
+fn many_connect_at_once_and_the_agent_is_asked_for_few() {
+    const MANY: u64 = 600;
+    let (one, two) = nodes();
+    let (a, b) = (Channel::open(&one, 1), Channel::open(&two, 2));
+    b.listen(2, cm::PS_TCP, 99, 0);
+    let ids: Vec<u32> = (1..=MANY).map(|uid| a.resolved(uid, cm::PS_TCP, 2, 99)).collect();
+    for id in ids {
+        a.connect(id, &param(1, &[])).unwrap();
+    }
+    for _ in 0..MANY {
+        let y = b.expect(CONNECT_REQUEST).id;
+        b.accept(y, 22, &param(2, &[])).unwrap();
+    }
+    for _ in 0..MANY {
+        a.expect(CONNECT_RESPONSE);
+    }
+}
+
+#[test]
 fn datagrams_resolve_their_service() {
     let (one, two) = nodes();
     let (a, b) = (Channel::open(&one, 1), Channel::open(&two, 2));

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
@@ -39,6 +40,7 @@ type stacker struct {
 	faults *faults
 	log    *slog.Logger
 	asked  chan struct{} // says that what planes serve has changed
+	again  atomic.Bool   // so does this, to follow
 
 	change  sync.Mutex // serialises changes; guards what follows
 	own     map[model.EndpointID]model.Endpoint
@@ -48,6 +50,7 @@ type stacker struct {
 	objects []api.CongestionControl
 	news    chan struct{} // closed, and replaced, when a state has been applied
 	failed  error         // of the last state
+	settled bool          // nothing is left to try of it
 }
 
 func newStacker(self string, faults *faults, log *slog.Logger) *stacker {
@@ -57,6 +60,7 @@ func newStacker(self string, faults *faults, log *slog.Logger) *stacker {
 
 // ask has what planes serve looked at again, soon. Any goroutine may call it.
 func (s *stacker) ask() {
+	s.again.Store(true)
 	select {
 	case s.asked <- struct{}{}:
 	default: // it is asked for
@@ -96,12 +100,16 @@ func (s *stacker) remove(e model.Endpoint) error {
 func (s *stacker) follow(state store.State) error {
 	s.change.Lock()
 	defer s.change.Unlock()
+	unchanged := same(s.seen.Stacks, state.Stacks) && same(s.seen.Congestion, state.Congestion) && same(s.seen.Namespaces, state.Namespaces)
 	s.seen = store.State{Stacks: state.Stacks, Congestion: state.Congestion, Namespaces: state.Namespaces, StackFaults: state.StackFaults}
 	s.behind = nil
 	for _, n := range state.Nodes {
 		if n.ReadsSchema < store.StacksSchema {
 			s.behind = append(s.behind, n.Name)
 		}
+	}
+	if again := s.again.Swap(false); s.settled && unchanged && !again {
+		return nil // most states are about something else, and endpoints are many
 	}
 	used := make(map[string]bool)
 	for _, p := range state.Stacks {
@@ -122,9 +130,20 @@ func (s *stacker) follow(state store.State) error {
 	}
 	errs = append(errs, s.kernel.KeepCongestion(stored))
 	s.failed = errors.Join(errs...)
+	s.settled = s.failed == nil && !s.lacking()
 	close(s.news)
 	s.news = make(chan struct{})
 	return s.failed
+}
+
+// lacking reports whether something cannot be served that may be later. The caller holds change.
+func (s *stacker) lacking() bool {
+	for _, c := range s.chosen {
+		if c.Fault != nil {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.objects, func(c api.CongestionControl) bool { return c.State == api.CongestionFailed })
 }
 
 // apply chooses an endpoint's stack and tells the planes. The caller holds change.

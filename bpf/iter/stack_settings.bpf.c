@@ -2,7 +2,6 @@
 /* Brings live sockets to a profile that has changed: run by the agent after each change. One byte
  * for each socket that was brought there. */
 
-#include "include/abi/path.h"
 #include "include/kernel_types.h"
 #include "iter/socket.h"
 #include "sock/stack_settings.h"
@@ -32,11 +31,6 @@ int follow_profile(struct bpf_iter__tcp *ctx)
 		return 0;
 	if (sk->skc_state == BPF_TCP_LISTEN)
 		among |= STACK_MSS;
-	/* Of a socket that has BBR in name only the name is kept. */
-	if ((tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK) && s && is_bbr(s))
-		among &= ~STACK_CONGESTION;
-	else if (s && s->set & STACK_CONGESTION)
-		__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
 	follow_stack(sk, tag, s, among);
 	bpf_seq_write(ctx->meta->seq, &done, sizeof(done));
 	return 0;

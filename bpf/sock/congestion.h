@@ -68,7 +68,7 @@ static __always_inline void note_congestion(struct bpf_sockopt *ctx, struct sock
 {
 	__u8 *p = ctx->optval;
 
-	tag->options |= OPTION_CONGESTION;
+	__sync_fetch_and_or(&tag->options, OPTION_CONGESTION); /* without a lock */
 	if (ctx->optlen >= 4 && (void *)(p + 4) <= ctx->optval_end && *(__u32 *)p == CONGESTION_RENO)
 		__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
 }

@@ -310,7 +310,6 @@ static __always_inline bool may_connect(struct bpf_sock_addr *ctx, bool sk6, str
 /* The socket goes where tag->path says: from here on its profile's settings are what it has. */
 static __noinline int connecting_stack(struct bpf_sock_addr *ctx)
 {
-	__u32 among = ~(STACK_WINDOW | STACK_ECN);
 	struct stack_settings *s;
 	struct sock_tag *tag;
 
@@ -320,10 +319,8 @@ static __noinline int connecting_stack(struct bpf_sock_addr *ctx)
 	if (!tag || tag->flags & TAG_PROBE)
 		return 1;
 	s = stack_of(tag);
-	if (s && is_bbr(s) && (tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK))
-		among &= ~STACK_CONGESTION;
 	if (has_stack(tag, s))
-		follow_stack(ctx, tag, s, among);
+		follow_stack(ctx, tag, s, ~(STACK_WINDOW | STACK_ECN));
 	return 1;
 }
 

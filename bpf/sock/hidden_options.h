@@ -26,12 +26,12 @@ static __always_inline bool hide_sent_packets(struct bpf_sockopt *ctx, struct so
 	if (flags & ~TIMESTAMPING_MASK)
 		return false;
 	if (flags & TIMESTAMPING_TSONLY) {
-		tag->options |= OPTION_TSONLY;
+		__sync_fetch_and_or(&tag->options, OPTION_TSONLY);
 		return true;
 	}
 	if (flags & TIMESTAMPING_STATS)
 		return true; /* the kernel refuses it */
-	tag->options &= ~OPTION_TSONLY;
+	__sync_fetch_and_and(&tag->options, ~OPTION_TSONLY);
 	*(__u32 *)p = flags | TIMESTAMPING_TSONLY;
 	return true;
 }

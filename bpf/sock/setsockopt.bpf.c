@@ -47,12 +47,13 @@ static __always_inline int deny_if_whole(struct bpf_sockopt *ctx, int size)
 	return ctx->optlen < size ? fail_sockopt(EINVAL_) : SOCKOPT_DENY;
 }
 
+/* Without the socket's lock, under which connect() and the agent note what a profile sets. */
 static __always_inline int keep(struct sock_tag *tag, __u32 option, bool on)
 {
 	if (on)
-		tag->options |= option;
+		__sync_fetch_and_or(&tag->options, option);
 	else
-		tag->options &= ~option;
+		__sync_fetch_and_and(&tag->options, ~option);
 	return SOCKOPT_DONE;
 }
 
@@ -373,8 +374,8 @@ static __always_inline int set_tcp_level(struct bpf_sockopt *ctx, struct sock_ta
 	case 27: /* TCP_SAVE_SYN: a saved SYN is as it was on the underlay */
 		if (!read_int(ctx, &value) || value < 0 || value > 2)
 			return fail_sockopt(EINVAL_);
-		tag->options &= ~(OPTION_SAVE_SYN * 3);
-		tag->options |= OPTION_SAVE_SYN * value;
+		keep(tag, OPTION_SAVE_SYN * 3, false);
+		keep(tag, OPTION_SAVE_SYN * value, true);
 		return SOCKOPT_DONE;
 	case 30: /* TCP_FASTOPEN_CONNECT */
 		read_int(ctx, &value);

@@ -5,6 +5,7 @@
 #ifndef HEDDLE_SOCK_STACK_SETTINGS_H
 #define HEDDLE_SOCK_STACK_SETTINGS_H
 
+#include "include/abi/path.h"
 #include "include/count.h"
 #include "include/kernel.h"
 #include "include/stack_settings.h"
@@ -15,6 +16,7 @@
 #define SO_SNDBUFFORCE_     32
 #define SO_RCVBUFFORCE_     33
 #define SO_MAX_PACING_RATE_ 47
+#define SO_BUF_LOCK_        72
 #define TCP_MAXSEG_         2
 #define TCP_KEEPIDLE_       4
 #define TCP_KEEPINTVL_      5
@@ -22,11 +24,11 @@
 #define TCP_CONGESTION_     13
 #define TCP_USER_TIMEOUT_   18
 #define TCP_NOTSENT_LOWAT_  25
+#define TCP_DELACK_MAX_US_  46 /* Linux 6.15 */
 #define TCP_BPF_IW_         1001
 #define TCP_BPF_DELACK_MAX_ 1003
 #define DELAYED_ACK_DEFAULT 200000 /* microseconds: TCP_DELACK_MAX */
 #define PACING_NONE         (~0U)
-#define CONGESTION_WORD_BBR 0x00726262 /* "bbr" with its end */
 
 /* The congestion control that the node gives sockets. Set by the agent. */
 volatile const char config_congestion[STACK_CONGESTION_SIZE] = {};
@@ -46,12 +48,35 @@ static __always_inline int set_congestion(void *ctx, const volatile char *name)
 	return bpf_setsockopt(ctx, SOL_TCP_, TCP_CONGESTION_, copy, sizeof(copy));
 }
 
-/* Takes back what a profile set that no profile sets now. The program's own has not been lost: it
- * would not have been overridden, or could not be set. */
-static __always_inline void take_back(void *ctx, __u32 gone)
+/* Whether a name is "bbr". Within a node BBR, which paces by timers, moves a fraction of what
+ * others do: decision 0037. */
+static __always_inline bool is_bbr(const volatile char *name)
+{
+	return name[0] == 'b' && name[1] == 'b' && name[2] == 'r' && !name[3];
+}
+
+static __always_inline bool within_node(const struct sock_tag *tag)
+{
+	return tag->path == PATH_LOCAL || tag->path == PATH_LOOPBACK;
+}
+
+/* Gives a socket the node's congestion control, as it would have it without a profile
+ * (sock/congestion.h). */
+static __always_inline void take_back_congestion(void *ctx, struct sock_tag *tag)
+{
+	char reno[STACK_CONGESTION_SIZE] = "reno";
+
+	if (!within_node(tag) || !is_bbr(config_congestion))
+		set_congestion(ctx, config_congestion);
+	else if (!bpf_setsockopt(ctx, SOL_TCP_, TCP_CONGESTION_, reno, sizeof(reno)))
+		__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR);
+}
+
+/* Takes back what a profile set that no profile sets now, and the program has not set since. */
+static __always_inline void take_back(void *ctx, struct sock_tag *tag, __u32 gone)
 {
 	if (gone & STACK_CONGESTION)
-		set_congestion(ctx, config_congestion);
+		take_back_congestion(ctx, tag);
 	if (gone & STACK_PACING)
 		set_int(ctx, SOL_SOCKET_, SO_MAX_PACING_RATE_, PACING_NONE);
 	if (gone & STACK_KEEPALIVE)
@@ -93,6 +118,21 @@ static __always_inline __u32 give(void *ctx, const struct stack_settings *s, __u
 	return failed;
 }
 
+/* Notes what a profile has given a socket: that is no longer the program's own. The hook of
+ * setsockopt() has no lock. */
+static __always_inline void note_given(struct sock_tag *tag, __u32 given)
+{
+	__u32 lost = (STACK_REVOCABLE & ~given) << STACK_APPLIED_SHIFT | (given & STACK_OWN_SETTINGS)
+	                                                                         << STACK_OWN_SHIFT;
+
+	if (given & STACK_CONGESTION) {
+		lost |= OPTION_CONGESTION;
+		__sync_fetch_and_and(&tag->flags, ~TAG_RENO_FOR_BBR);
+	}
+	__sync_fetch_and_and(&tag->options, ~lost);
+	__sync_fetch_and_or(&tag->options, (given & STACK_REVOCABLE) << STACK_APPLIED_SHIFT);
+}
+
 /* Brings a socket to its endpoint's profile, or to none. among says which settings the moment
  * allows. The caller has the socket's lock. */
 static __always_inline void follow_stack(void *ctx, struct sock_tag *tag, const struct stack_settings *s,
@@ -101,24 +141,18 @@ static __always_inline void follow_stack(void *ctx, struct sock_tag *tag, const 
 	__u32 own = own_settings(tag), applied = tag->options >> STACK_APPLIED_SHIFT & STACK_REVOCABLE;
 	__u32 want = 0, failed = 0, gone;
 
+	if (s && within_node(tag) && is_bbr(s->congestion))
+		among &= ~STACK_CONGESTION;
 	if (s)
 		want = s->set & (s->held | ~own) & among;
-	gone = applied & ~want;
+	gone = applied & ~want & ~own;
 	if (gone)
-		take_back(ctx, gone & ~own);
+		take_back(ctx, tag, gone);
 	if (want)
 		failed = give(ctx, s, want);
 	if (failed)
 		count(REASON_FALLBACK_STACK_SETTING);
-	applied = (want & ~failed) & STACK_REVOCABLE;
-	tag->options =
-	        (tag->options & ~(STACK_REVOCABLE << STACK_APPLIED_SHIFT)) | applied << STACK_APPLIED_SHIFT;
-}
-
-/* Within a node BBR, which paces by timers, moves a fraction of what others do: decision 0037. */
-static __always_inline bool is_bbr(const struct stack_settings *s)
-{
-	return *(const __u32 *)s->congestion == CONGESTION_WORD_BBR;
+	note_given(tag, want & ~failed);
 }
 
 /* Whether anything is to be done for a socket. */
@@ -127,7 +161,7 @@ static __always_inline bool has_stack(const struct sock_tag *tag, const struct s
 	return s || tag->options >> STACK_APPLIED_SHIFT & STACK_REVOCABLE;
 }
 
-/* The option that a program sets is one that the profile has: 0, or the setting's bit. */
+/* The settings of a profile that an option changes, by bit. */
 static __always_inline __u32 setting_of(int level, int name)
 {
 	if (level == SOL_SOCKET_) {
@@ -142,6 +176,8 @@ static __always_inline __u32 setting_of(int level, int name)
 			return STACK_KEEPALIVE;
 		case SO_MAX_PACING_RATE_:
 			return STACK_PACING;
+		case SO_BUF_LOCK_: /* lets the kernel tune buffers again */
+			return STACK_RECEIVE_BUFFER | STACK_SEND_BUFFER;
 		}
 	} else if (level == SOL_TCP_) {
 		switch (name) {
@@ -157,6 +193,8 @@ static __always_inline __u32 setting_of(int level, int name)
 			return STACK_USER_TIMEOUT;
 		case TCP_NOTSENT_LOWAT_:
 			return STACK_NOTSENT_LOWAT;
+		case TCP_DELACK_MAX_US_:
+			return STACK_DELAYED_ACK;
 		}
 	}
 	return 0;
@@ -177,7 +215,7 @@ static __always_inline bool stack_holds(struct sock_tag *tag, int level, int nam
 		count(REASON_REFUSE_STACK_SETTING);
 		return true;
 	}
-	tag->options |= (setting & STACK_OWN_SETTINGS) << STACK_OWN_SHIFT;
+	__sync_fetch_and_or(&tag->options, (setting & STACK_OWN_SETTINGS) << STACK_OWN_SHIFT);
 	return false;
 }
 

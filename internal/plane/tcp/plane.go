@@ -90,6 +90,7 @@ func (p *Plane) Name() string { return "tcp" }
 // live on.
 func Open(cfg Config) (_ *Plane, err error) {
 	p := &Plane{cfg: cfg, log: cfg.Log, stacks: congestion.Open(cfg.PinDir)}
+	p.changedStacks.Store(true) // an earlier agent may have ended between SetStack and FollowStacks
 	ephemeral, err := netcfg.EphemeralPorts()
 	if err != nil {
 		return nil, err

@@ -53,6 +53,7 @@ help:
 	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make bench-pool  new connections with the preloaded pool of sockets, into docs/benchmarks/ (root; 4 minutes)"
+	@echo "make bench-rdma  RDMA without a card by perftest, with processor time, beside TCP and a copy, into docs/benchmarks/; wants a quiet machine (root; 5 minutes)"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
@@ -148,6 +149,14 @@ bench-pool: need-root build lab-packages
 	$(BIN)/heddle bench pool report
 	$(BIN)/heddle bench summary
 
+# docs/benchmarks/method.md, "RDMA".
+.PHONY: bench-rdma
+bench-rdma: need-root build bench-packages
+	$(call install,perftest rdmacm-utils)
+	$(BIN)/heddle bench rdma --up --lab rdmabench --json docs/benchmarks/$(@:bench-%=%).json
+	$(BIN)/heddle bench rdma report
+	$(BIN)/heddle bench summary
+
 need-root:
 	@[ "$$(id -u)" = 0 ] || { echo "this target needs root: it makes network namespaces and loads BPF programs"; exit 1; }
 
@@ -184,7 +193,7 @@ bench-core: need-root build bench-packages
 # The page of results and all tables, from the committed files alone.
 .PHONY: bench-summary
 bench-summary: build
-	for r in "" cost paper peers density pool; do $(BIN)/heddle bench $$r report || exit 1; done
+	for r in "" cost paper peers density pool rdma; do $(BIN)/heddle bench $$r report || exit 1; done
 	$(BIN)/heddle bench summary
 
 # docs/benchmarks/method.md, "What Heddle adds".

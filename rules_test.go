@@ -93,6 +93,7 @@ var allowed = map[string][]string{
 	"internal/bench/peers":     aBenchmark("internal/bench/baseline", "internal/netns"),
 	"internal/bench/policy":    aBenchmark("internal/bench/loadgen", "internal/api", "internal/policy"),
 	"internal/bench/pool":      aBenchmark("internal/lab"),
+	"internal/bench/rdma":      aBenchmark("internal/bench/loadgen", "internal/api", "internal/lab"),
 	"internal/bench/stacks":    aBenchmark("internal/api", "internal/lab", "internal/policy", "internal/stack"),
 	// In heddled only: the command line goes without etcd.
 	"internal/bench/populate": {"internal/store", "internal/store/etcd", "internal/trust"},

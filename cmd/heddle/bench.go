@@ -16,6 +16,7 @@ import (
 	"heddle.dev/heddle/internal/bench/peers"
 	"heddle.dev/heddle/internal/bench/policy"
 	"heddle.dev/heddle/internal/bench/pool"
+	"heddle.dev/heddle/internal/bench/rdma"
 	"heddle.dev/heddle/internal/bench/session"
 	"heddle.dev/heddle/internal/bench/stacks"
 )
@@ -23,7 +24,7 @@ import (
 // benchmarks lists the commands beneath `heddle bench`, after that itself.
 func benchmarks() []session.Command {
 	return []session.Command{
-		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(), stacks.Command(),
+		core.Command(), cost.Command(), density.Command(), nodes.Command(), paper.Command(), peers.Command(), policy.CapsCommand(), policy.ScaleCommand(), pool.Command(), rdma.Command(), stacks.Command(),
 	}
 }
 

@@ -28,7 +28,7 @@ func runQuietly(cmd *cobra.Command, args ...string) error {
 }
 
 func TestBenchFlagsAreCheckedFirst(t *testing.T) {
-	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool"} {
+	for _, name := range []string{"", "cost", "paper", "peers", "policy", "pool", "rdma"} {
 		args := append(strings.Fields(name), "--lab", noLab)
 		if err := runQuietly(newBenchCmd(), args...); err == nil || !strings.Contains(err.Error(), "lab is not up") {
 			t.Errorf("bench %s: good flags: %v", name, err)
@@ -54,6 +54,8 @@ func TestBenchFlagsAreCheckedFirst(t *testing.T) {
 		{"paper --json /nonexistent/r.json", "/nonexistent/r.json"},
 		{"policy --phase 1s", "--phase"},
 		{"policy-scale --rules 1", "--rules"},
+		{"rdma --scopes galaxy", "--scopes"},
+		{"rdma --runs 0", "--runs"},
 	} {
 		if err := runQuietly(newBenchCmd(), append(strings.Fields(tt.flags), "--lab", noLab)...); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v", tt.flags, err)
@@ -117,7 +119,7 @@ func TestCommittedDocuments(t *testing.T) {
 // TestSummarizeWhole says that a page is written as a whole or not at all.
 func TestSummarizeWhole(t *testing.T) {
 	var spoils []func(folder, page string) error
-	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost"} {
+	for _, part := range []string{"core", "callers", "pool", "paper", "peers", "policy", "density", "cost", "rdma"} {
 		for _, mark := range []string{report.Mark("bench summary", part), "<!-- to here: " + part + " -->\n"} {
 			spoils = append(spoils, func(_, page string) error {
 				text, err := os.ReadFile(page)

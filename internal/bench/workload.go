@@ -69,7 +69,7 @@ var Workloads = []Workload{
 			{Name: "throughput_bps", Title: "throughput", Unit: BitsPerSecond, Higher: true, Plot: true},
 			{Name: "cpu_s_per_gb", Title: "CPU per GB", Unit: SecondsPerGB, Plot: true},
 		},
-		server: iperfServer, ready: "Server listening", client: iperfClient, read: readIperf,
+		server: iperfServer, ready: "Server listening", client: iperfClient, read: ReadIperf,
 	},
 	{
 		Name: "rr", Title: "round trips of 32 bytes on one connection",
@@ -181,7 +181,8 @@ func iperfClient(l Launch) []string {
 		"-A", fmt.Sprintf("%d,%d", l.CPUs.Client, l.CPUs.Server))
 }
 
-func readIperf(stdout []byte) (Sample, error) {
+// ReadIperf reads what iperf3 -J printed below meter: throughput and the machine's processor time.
+func ReadIperf(stdout []byte) (Sample, error) {
 	var m loadgen.Metered
 	if err := json.Unmarshal(stdout, &m); err != nil {
 		return nil, fmt.Errorf("read meter: %w", err)

@@ -49,6 +49,7 @@ type settings struct {
 	rate    float64 // operations a second on all connections; 0: as many as there can be
 	warmUp  time.Duration
 	path    string
+	answer  bool // of spin
 	// Of guard.
 	until   string // address: ready when somebody accepts there
 	command []string
@@ -66,6 +67,7 @@ var actions = map[string]action{
 	"guard":  guard,
 	"watch":  watch,
 	"steps":  steps,
+	"spin":   spin,
 	// Calls that have nothing to do with sockets.
 	"syscalls": syscalls,
 	// Loads of servers of others.
@@ -74,10 +76,10 @@ var actions = map[string]action{
 }
 
 // Main runs one command: check, server, rr, crr, fleet, meter, guard, watch, steps,
-// syscalls, memcache or http, each with its own flags.
+// spin, syscalls, memcache or http, each with its own flags.
 func Main(ctx context.Context, args []string, streams Streams) error {
 	if len(args) == 0 || actions[args[0]] == nil {
-		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, syscalls, memcache, http")
+		return errors.New("bench peer: want one of check, server, rr, crr, fleet, meter, guard, watch, steps, spin, syscalls, memcache, http")
 	}
 	// The loops allocate next to nothing, and a collection in one of them would be measured.
 	debug.SetGCPercent(-1)
@@ -96,7 +98,8 @@ func Main(ctx context.Context, args []string, streams Streams) error {
 	flags.IntVar(&s.threads, "threads", 1, "threads of a load")
 	flags.Float64Var(&s.rate, "rate", 0, "operations a second of a load; 0 for as many as there can be")
 	flags.DurationVar(&s.warmUp, "warm-up", 0, "time of a load before the measured phase")
-	flags.StringVar(&s.path, "path", "/", "what http asks for")
+	flags.BoolVar(&s.answer, "answer", false, "be the end of spin that answers")
+	flags.StringVar(&s.path, "path", "/", "what http asks for; the file that the two ends of spin share")
 	flags.StringVar(&s.until, "until", "", "guard is ready once somebody accepts at this address")
 	flags.IntVar(&s.cpu, "cpu", anyCPU, "processor to run the loop on; -1 leaves it to the scheduler")
 	if err := flags.Parse(args[1:]); err != nil {

@@ -1,0 +1,56 @@
+package rdma
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"runtime"
+	"time"
+
+	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/session"
+	"heddle.dev/heddle/internal/lab"
+)
+
+// programs are what has to be installed, with their Debian packages.
+var programs = map[string]string{"ib_write_bw": "perftest", "ib_write_lat": "perftest", "rstream": "rdmacm-utils", "iperf3": "iperf3"}
+
+// Command is `heddle bench rdma`.
+func Command() session.Command {
+	var cases []Case
+	return session.Benchmark[Result]{
+		Name:  "rdma",
+		Short: "Measure RDMA without a card: perftest on one node and between nodes, with processor time",
+		Long: `Runs Debian's unmodified perftest and rstream in containers that have verbs, beside a copy by one thread, two processes that spin, and
+TCP of the host, and states the goals. The lab must have been made with --verbs; --up does that.`,
+		Lab: session.Needs{Program: true, Size: lab.Size{Verbs: true}},
+		Flags: func(f session.Flags) {
+			f.DeclareScopes()
+			f.DeclareRuns(3, "runs of each case")
+			f.DeclareDuration(time.Second, "length of a run (perftest and iperf3: whole seconds)")
+		},
+		Check: func(s *session.Session) error {
+			scopes, err := s.ParseScopes()
+			if err != nil {
+				return err
+			}
+			for program, debian := range programs {
+				if _, err := exec.LookPath(program); err != nil {
+					return fmt.Errorf("%w: install Debian's package %s", err, debian)
+				}
+			}
+			cases = Cases(scopes)
+			return bench.Options{Runs: s.Runs, Duration: s.Duration}.Validate()
+		},
+		Run: func(ctx context.Context, s *session.Session) (r Result, err error) {
+			r = Result{Machine: machine.Describe(), Processors: runtime.NumCPU(), Background: s.Background, Runs: s.Runs, DurationS: s.Duration.Seconds()}
+			r.Rows, err = run(ctx, s, cases)
+			return r, err
+		},
+		Print:     func(w io.Writer, _ *session.Session, r Result) error { return printResult(w, r) },
+		Report:    writeReport,
+		Summaries: []session.Summary{{Part: "rdma", Write: summarize}},
+	}.Command()
+}

@@ -1,0 +1,152 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/machine"
+	"heddle.dev/heddle/internal/bench/report"
+)
+
+// File is the name of the committed results.
+const File = "rdma.json"
+
+// notYet stands where results will, until a run is committed.
+const notYet = "Not measured yet: no run of `make bench-rdma` is committed.\n"
+
+// size writes bytes as perftest's pages do.
+func size(bytes int) string {
+	switch {
+	case bytes >= 1<<20:
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	case bytes >= 1<<10:
+		return fmt.Sprintf("%d KiB", bytes>>10)
+	}
+	return fmt.Sprintf("%d B", bytes)
+}
+
+// cell writes a metric of a row in another unit; nothing if it was not measured.
+func (row Row) cell(metric string, divisor float64) string {
+	s, ok := row.Metrics[metric]
+	if !ok {
+		return ""
+	}
+	return bench.Spread{Median: s.Median / divisor, Min: s.Min / divisor, Max: s.Max / divisor}.Text()
+}
+
+// grids are the tables in full, for terminal and document.
+func (r Result) grids() []report.Grid {
+	speed := report.Grid{Title: "Throughput, and processor time of all of the machine, the routers and both programs",
+		Rows: [][]string{{"what", "GB/s", "thousand messages/s", "machine, us a message", "routers", "programs", "machine, s/GB", "routers, s/GB"}}}
+	latency := report.Grid{Title: "Latency of one way, microseconds",
+		Rows: [][]string{{"what", "typical", "p99", "machine, us a message", "routers", "programs"}}}
+	for _, row := range r.Rows {
+		name := fmt.Sprintf("`%s`", row.Case)
+		if _, ok := row.Metrics[latencyUs]; ok {
+			latency.Add(name, row.cell(latencyUs, 1), row.cell(latencyP99Us, 1), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1))
+			continue
+		}
+		perGB := float64(row.Bytes) / 1e3 // microseconds a message to seconds for 1e9 bytes
+		speed.Add(name, row.cell(bytesPerS, 1e9), row.cell(messagesPerS, 1e3), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1),
+			row.cell(machineUs, perGB), row.cell(routerUs, perGB))
+	}
+	return []report.Grid{speed, latency, r.goals()}
+}
+
+func (r Result) goals() report.Grid {
+	g := report.Grid{Title: "Goals", Rows: [][]string{{"goal", "found", ""}}}
+	for _, goal := range r.Goals() {
+		g.Add(goal.Wanted, goal.Found, goal.Verdict)
+	}
+	return g
+}
+
+// about says where the figures are from.
+func (r Result) about() string {
+	text := fmt.Sprintf("%s; %d runs of %g s each, interleaved; other programs kept %.1f processors busy before.", r.Machine, r.Runs, r.DurationS, r.Background)
+	if r.Background > machine.QuietMachine {
+		text += " **That is a busy machine: not to judge by.**"
+	}
+	return text
+}
+
+func printResult(w io.Writer, r Result) error {
+	return errors.Join(report.Print(w, r.grids()), report.WriteAll(w, r.about()+"\n"))
+}
+
+// committed reads the results, if there are some.
+func committed(d *report.Document) (r Result, ok bool, err error) {
+	err = d.Read(File, &r)
+	if errors.Is(err, os.ErrNotExist) {
+		return r, false, nil
+	}
+	return r, err == nil, err
+}
+
+func writeReport(d *report.Document) error {
+	r, ok, err := committed(d)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return d.Section("", "\n"+notYet+"\n")
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n%s\n", r.about())
+	for _, g := range r.grids() {
+		fmt.Fprintf(&b, "\n%s:\n\n", g.Title)
+		g.Markdown(&b)
+	}
+	return d.Section("", b.String()+"\n")
+}
+
+// summarize writes throughput by size and latency, of medians, and the goals.
+func summarize(d *report.Document) (string, error) {
+	r, ok, err := committed(d)
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return notYet, nil
+	}
+	number := func(c Case, metric string, divisor float64) string {
+		if v := r.of(c, metric); v > 0 {
+			return bench.Number(v / divisor)
+		}
+		return ""
+	}
+	speed := report.Grid{Rows: [][]string{{"GB/s of messages of", "2 KiB", "8 KiB", "64 KiB", "1 MiB"}}}
+	add := func(title string, c Case) {
+		cells := []string{title}
+		for _, c.Bytes = range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
+			cells = append(cells, number(c, bytesPerS, 1e9))
+		}
+		speed.Add(cells...)
+	}
+	add("a copy by one thread", Case{Program: "copy"})
+	latency := report.Grid{Rows: [][]string{{"one way, us", "2 B", "4 KiB"}}}
+	for _, scope := range []bench.Scope{bench.Intra, bench.Inter} {
+		add("TCP of the host "+scope.Title(), Case{Program: "tcp", Scope: scope})
+		for _, verb := range []string{"write", "send"} {
+			title := strings.ToUpper(verb) + " " + scope.Title()
+			for _, qps := range []int{1, 64} {
+				add(fmt.Sprintf("%s, QPs: %d", title, qps), Case{Program: "ib_" + verb + "_bw", Scope: scope, QPs: qps})
+			}
+			c := Case{Program: "ib_" + verb + "_lat", Scope: scope, QPs: 1}
+			small, page := c, c
+			small.Bytes, page.Bytes = 2, 4<<10
+			latency.Add(title, number(small, latencyUs, 1), number(page, latencyUs, 1))
+		}
+	}
+	latency.Add("two processes that spin", number(Case{Program: "spin", Bytes: 4}, latencyUs, 1), "")
+	var b strings.Builder
+	for _, g := range []report.Grid{speed, latency, r.goals()} {
+		g.Markdown(&b)
+		b.WriteByte('\n')
+	}
+	return b.String() + r.about() + "\n", nil
+}

@@ -1,0 +1,103 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/bench"
+	"heddle.dev/heddle/internal/bench/loadgen"
+	"heddle.dev/heddle/internal/bench/machine"
+)
+
+// reading is what has been used and done up to a moment.
+type reading struct {
+	machine               loadgen.CPUTime
+	routers, programs     time.Duration
+	messages              uint64
+	queuePairs, processes int // of both ends, and the processes that have them
+}
+
+// Use is the processor time of messages that were watched while both ends moved some, so without
+// the programs' start and end. Machine is all of the machine's: routers, programs, kernel.
+type Use struct {
+	Messages                   float64
+	Machine, Routers, Programs time.Duration
+}
+
+// watchEvery is how often a run is looked at: seldom enough not to be seen in it.
+const watchEvery = 40 * time.Millisecond
+
+// watch looks at a run until ctx is over, and gives what was used between the first time that
+// messages moved and the last.
+func watch(ctx context.Context, agents []*api.Client, scope bench.Scope) (Use, error) {
+	var first, last, now reading
+	var err error
+	for {
+		select {
+		case <-ctx.Done():
+			if last.messages <= first.messages || first.messages == 0 {
+				return Use{}, errors.Join(errors.New("messages were not seen to move twice: use a longer --duration"), err)
+			}
+			return Use{
+				Messages: float64(last.messages - first.messages), Machine: last.machine.BusySince(first.machine),
+				Routers: last.routers - first.routers, Programs: last.programs - first.programs,
+			}, nil
+		case <-time.After(watchEvery):
+		}
+		// A process that has just ended cannot be read, nor can an agent once ctx is over.
+		if now, err = read(ctx, agents, scope); err != nil || now.messages == 0 {
+			continue
+		}
+		switch {
+		case first.messages == 0:
+			first = now
+		case now.messages > max(first.messages, last.messages) && now.queuePairs == first.queuePairs && now.processes == first.processes:
+			last = now
+		}
+	}
+}
+
+// read takes a reading of the pair that runs in a scope; it has no messages until both ends have
+// queue pairs.
+func read(ctx context.Context, agents []*api.Client, scope bench.Scope) (r reading, err error) {
+	client, server := scope.Ends()
+	processes, ends := map[int]bool{}, map[string]bool{}
+	for _, agent := range agents {
+		state, err := agent.RDMA(ctx)
+		if err != nil {
+			return r, err
+		}
+		if state.Router == nil || state.Router.PID == 0 {
+			return r, errors.New("a node has no router")
+		}
+		used, err := machine.ProcessorTime(state.Router.PID)
+		if err != nil {
+			return r, fmt.Errorf("router: %w", err)
+		}
+		r.routers += used
+		for _, q := range state.QueuePairs {
+			if q.Endpoint == client || q.Endpoint == server {
+				ends[q.Endpoint], processes[q.PID] = true, true
+				r.queuePairs++
+				r.messages += q.Requests
+			}
+		}
+	}
+	if len(ends) < 2 {
+		r.messages = 0
+		return r, nil
+	}
+	for pid := range processes {
+		used, err := machine.ProcessorTime(pid)
+		if err != nil {
+			return r, fmt.Errorf("program: %w", err)
+		}
+		r.programs += used
+	}
+	r.processes = len(processes)
+	r.machine, err = loadgen.ReadCPUTime()
+	return r, err
+}

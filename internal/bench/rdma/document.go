@@ -41,7 +41,7 @@ func (row Row) cell(metric string, divisor float64) string {
 // grids are the tables in full, for terminal and document.
 func (r Result) grids() []report.Grid {
 	speed := report.Grid{Title: "Throughput, and processor time of all of the machine, the routers and both programs",
-		Rows: [][]string{{"what", "GB/s", "thousand messages/s", "machine, us a message", "routers", "programs", "machine, s/GB", "routers, s/GB"}}}
+		Rows: [][]string{{"what", "MB/s", "thousand messages/s", "machine, us a message", "routers", "programs", "machine, s/GB", "routers, s/GB"}}}
 	latency := report.Grid{Title: "Latency of one way, microseconds",
 		Rows: [][]string{{"what", "typical", "p99", "machine, us a message", "routers", "programs"}}}
 	for _, row := range r.Rows {
@@ -51,7 +51,7 @@ func (r Result) grids() []report.Grid {
 			continue
 		}
 		perGB := float64(row.Bytes) / 1e3 // microseconds a message to seconds for 1e9 bytes
-		speed.Add(name, row.cell(bytesPerS, 1e9), row.cell(messagesPerS, 1e3), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1),
+		speed.Add(name, row.cell(bytesPerS, 1e6), row.cell(messagesPerS, 1e3), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1),
 			row.cell(machineUs, perGB), row.cell(routerUs, perGB))
 	}
 	return []report.Grid{speed, latency, r.goals()}
@@ -127,7 +127,8 @@ func summarize(d *report.Document) (string, error) {
 		}
 		speed.Add(cells...)
 	}
-	add("a copy by one thread", Case{Program: "copy"})
+	add("a copy by one thread, in its caches", Case{Program: "copy"})
+	add("from and to memory", Case{Program: "copy-far"})
 	latency := report.Grid{Rows: [][]string{{"one way, us", "2 B", "4 KiB"}}}
 	for _, scope := range []bench.Scope{bench.Intra, bench.Inter} {
 		add("TCP of the host "+scope.Title(), Case{Program: "tcp", Scope: scope})

@@ -47,8 +47,10 @@ func (r Result) Goals() []Goal {
 		if bytes < 8<<10 {
 			limit = 0.5
 		}
-		ratio(fmt.Sprintf("WRITE of %s on one node: at least %.1f of a copy by one thread", size(bytes), limit),
+		ratio(fmt.Sprintf("WRITE of %s on one node: at least %.1f of a copy by one thread in its caches", size(bytes), limit),
 			r.of(write(bench.Intra, bytes), bytesPerS), r.of(Case{Program: "copy", Bytes: bytes}, bytesPerS), limit, true)
+		ratio("the same, of a copy from and to memory",
+			r.of(write(bench.Intra, bytes), bytesPerS), r.of(Case{Program: "copy-far", Bytes: bytes}, bytesPerS), limit, true)
 	}
 	batch := Case{Program: "ib_write_bw", Scope: bench.Intra, Bytes: 64, QPs: 1, Batch: 32}
 	ratio("64-byte messages in batches: at least 3 million a second and router's processor", 1, r.of(batch, routerUs), 3, true)

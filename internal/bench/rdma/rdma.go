@@ -21,7 +21,8 @@ import (
 
 // Case is one thing that is measured.
 type Case struct {
-	// Program is one of perftest's, or a baseline: copy, spin, tcp, rstream, rstream-overlay.
+	// Program is one of perftest's, rstream, or a baseline: copy, copy-far, spin, tcp,
+	// rstream-overlay.
 	Program string      `json:"program"`
 	Scope   bench.Scope `json:"scope,omitempty"` // none of a baseline in one place
 	Bytes   int         `json:"bytes"`           // of a message
@@ -81,7 +82,7 @@ type Result struct {
 func Cases(scopes []bench.Scope) []Case {
 	var cases []Case
 	for _, bytes := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
-		cases = append(cases, Case{Program: "copy", Bytes: bytes})
+		cases = append(cases, Case{Program: "copy", Bytes: bytes}, Case{Program: "copy-far", Bytes: bytes})
 	}
 	cases = append(cases, Case{Program: "spin", Bytes: 4})
 	for _, scope := range scopes {
@@ -191,7 +192,9 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 	defer cancel()
 	switch c.Program {
 	case "copy":
-		return copyBytes(c.Bytes), nil
+		return copyBytes(c.Bytes, c.Bytes), nil
+	case "copy-far":
+		return copyBytes(c.Bytes, farSpan), nil
 	case "spin":
 		return r.spin(ctx)
 	case "tcp":

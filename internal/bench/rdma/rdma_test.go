@@ -82,8 +82,10 @@ func TestCases(t *testing.T) {
 	if a, b := fills(time.Second, Figure{LatencyUs: 50}), fills(time.Second/2, Figure{MessagesPerS: 5000}); a != 10000 || b != 2500 {
 		t.Errorf("%d round trips of 100 us in a second, %d messages in half of one", a, b)
 	}
-	if got := copyBytes(2048); got[bytesPerS] < 1e6 {
-		t.Errorf("copies %v", got)
+	for _, span := range []int{3000, 8000} {
+		if got := copyBytes(3000, span); got[bytesPerS] < 1e6 {
+			t.Errorf("copies %v", got)
+		}
 	}
 }
 
@@ -112,11 +114,11 @@ func TestGoals(t *testing.T) {
 		return found
 	}
 	same := "1.00 reached"
-	want := []string{same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", " not measured"}
+	want := []string{same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", " not measured"}
 	if got := verdicts(sample(4, 1)); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
-	want[4], want[5] = "4.00 reached", "0.00 cannot be shown"
+	want[8], want[9] = "4.00 reached", "0.00 cannot be shown"
 	if got := verdicts(sample(2, .25)); !slices.Equal(got, want) {
 		t.Errorf("two processors: got  %q\nwant %q", got, want)
 	}
@@ -162,7 +164,7 @@ func TestDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := write()
-	for _, want := range []string{"| `ib_write_bw intra 64 KiB` | 65.5 ", "| WRITE on one node, QPs: 64 | 2.05 | 8.19 | 65.5 |  |", "cannot be shown: "} {
+	for _, want := range []string{"| `ib_write_bw intra 64 KiB` | 65536 ", "| WRITE on one node, QPs: 64 | 2.05 | 8.19 | 65.5 |  |", "cannot be shown: "} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
 		}

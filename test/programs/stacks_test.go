@@ -247,6 +247,10 @@ func (l stacksLab) testLives(t *testing.T) {
 	first, err := l.connect(port)
 	testutil.NoError(t, err)
 	testutil.NoError(t, first.echoes())
+	out, err := l.heddle(t.Context(), "connections", "--node", "n1").CombinedOutput()
+	if testutil.NoError(t, err); !strings.Contains(string(out), "stack") {
+		t.Errorf("the connection is not listed by its path:\n%s", out)
+	}
 	l.endAgent()
 	l.up()
 	testutil.NoError(t, first.echoes())

@@ -23,6 +23,7 @@ type link struct {
 	mu     sync.Mutex // guards what follows, and writes
 	tag    uint32
 	asked  map[uint32]chan answer
+	listed map[uint32][]protocol.Info // for a LIST that has no answer yet, by its tag
 	closed bool
 }
 
@@ -43,7 +44,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: conn.(*net.UnixConn), asked: map[uint32]chan answer{}}
+	l := &link{conn: conn.(*net.UnixConn), asked: map[uint32]chan answer{}, listed: map[uint32][]protocol.Info{}}
 	if l.pid, err = process.Peer(l.conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
 	}
@@ -158,11 +159,39 @@ func (l *link) receive() (head protocol.Head, message []byte, fd int, err error)
 			}
 			return head, nil, -1, err
 		}
+		if head.Type == protocol.TypeListed {
+			info, err := protocol.Parse[protocol.Info](buf[:n])
+			if err != nil {
+				return head, nil, -1, err
+			}
+			l.list(info)
+			continue
+		}
 		if head.Type&protocol.Answer == 0 {
 			return head, buf[:n], fd, nil
 		}
 		l.answered(head.Tag, answer{append([]byte(nil), buf[:n]...), fd})
 	}
+}
+
+// list keeps a socket of a list that was asked for.
+func (l *link) list(info protocol.Info) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked[info.Head.Tag] != nil {
+		l.listed[info.Head.Tag] = append(l.listed[info.Head.Tag], info)
+	}
+}
+
+// socketsOf asks the module for all sockets of a tenant.
+func (l *link) socketsOf(ctx context.Context, t *tenant) ([]protocol.Info, error) {
+	m := protocol.Plain{Head: t.head(protocol.TypeList, 0)}
+	_, _, err := request[protocol.Plain, protocol.Plain](ctx, l, &m, &m.Head, -1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := l.listed[m.Head.Tag]
+	delete(l.listed, m.Head.Tag)
+	return all, err
 }
 
 func (l *link) answered(tag uint32, a answer) {

@@ -465,6 +465,9 @@ func (p *Plane) meet(ctx context.Context, l *link) error {
 	p.mu.Unlock()
 	for _, t := range all {
 		p.tell(l, t)
+		if err := p.closeStrays(limit, l, t); err != nil {
+			return fmt.Errorf("sockets of %s, process %d: %w", Program, l.pid, err)
+		}
 	}
 	send(l, &protocol.Plain{Head: protocol.Head{Type: protocol.TypeEnd}})
 	p.setModule(l) // before an endpoint that is attached now asks whether there is one

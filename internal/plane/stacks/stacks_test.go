@@ -252,6 +252,13 @@ func (p *played) run() {
 			answer = protocol.Append(nil, &protocol.Plain{Head: h})
 		case protocol.TypeStats:
 			answer = protocol.Append(nil, &protocol.Stats{Head: h})
+		case protocol.TypeList:
+			listed := h
+			listed.Type, listed.ID = protocol.TypeListed, 99
+			if _, err := conn.Write(protocol.Append(nil, &protocol.Info{Head: listed, Kind: protocol.KindListener})); err != nil {
+				return
+			}
+			answer = protocol.Append(nil, &protocol.Plain{Head: h})
 		case protocol.TypeListen:
 			answer = protocol.Append(nil, &protocol.Named{Head: h})
 		default:
@@ -329,6 +336,10 @@ func TestModuleIsToldAgain(t *testing.T) {
 	next.hear(protocol.TypeTenant)
 	if told := next.hear(protocol.TypeListen); told.ID != 1 || told.Tenant != 7 {
 		t.Errorf("%+v", told)
+	}
+	next.hear(protocol.TypeList)
+	if told := next.hear(protocol.TypeClose); told.ID != 99 {
+		t.Errorf("%+v, want the listener that nobody has", told)
 	}
 	next.hear(protocol.TypeEnd)
 	notes.mu.Lock()

@@ -150,6 +150,31 @@ func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
 	return errors.Join(errs...)
 }
 
+// closeStrays has the module forget bound sockets and listeners that programs closed while no agent
+// ran. None can be bound meanwhile: calls wait for the module that is being met.
+func (p *Plane) closeStrays(ctx context.Context, l *link, t *tenant) error {
+	all, err := l.socketsOf(ctx, t)
+	if errors.Is(err, unix.ENODEV) {
+		return nil // it could not be told of the tenant, which is a fault
+	}
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		t.mu.Lock()
+		known := t.held[s.Head.ID] != nil
+		t.mu.Unlock()
+		if known || s.Kind == protocol.KindConnection {
+			continue
+		}
+		m := protocol.Close{Head: t.head(protocol.TypeClose, s.Head.ID)}
+		if _, _, err := request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1); err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+	}
+	return nil
+}
+
 // noteOf gives a copy of what is noted of a held socket.
 func (t *tenant) noteOf(h *held) note {
 	t.mu.Lock()

@@ -79,10 +79,12 @@ func (s *stacker) set(e model.Endpoint) error {
 	s.change.Lock()
 	defer s.change.Unlock()
 	s.own[e.ID] = e
-	if err := s.apply(e); err != nil {
-		return err
+	err := s.apply(e)
+	if err == nil {
+		err = s.kernel.FollowStacks()
 	}
-	return s.kernel.FollowStacks()
+	s.settled = s.settled && err == nil && s.chosen[e.ID].Fault == nil
+	return err
 }
 
 // remove forgets an endpoint.

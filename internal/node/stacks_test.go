@@ -17,6 +17,7 @@ type countedTCP struct {
 	has   map[string]bool
 	told  map[model.EndpointID]stack.Choice
 	calls int
+	fails error // of SetStack
 }
 
 func (c *countedTCP) ServeStack(kind stack.Kind, s stack.Settings) error {
@@ -29,7 +30,7 @@ func (c *countedTCP) ServeStack(kind stack.Kind, s stack.Settings) error {
 func (c *countedTCP) SetStack(e model.Endpoint, choice stack.Choice) error {
 	c.calls++
 	c.told[e.ID] = choice
-	return nil
+	return c.fails
 }
 
 func (c *countedTCP) SetCongestion(all []*stack.Object, used map[string]bool) (out []api.CongestionControl) {
@@ -89,6 +90,24 @@ func TestStackerFollows(t *testing.T) {
 		t.Errorf("served: %+v, faults %v", tcp.told[1], all.List())
 	}
 	follow("served", 0)
+
+	// So is what a new endpoint cannot have, or a plane could not be told of one.
+	delete(tcp.has, "mine")
+	late := model.Endpoint{ID: 3, Name: "late", Labels: map[string]string{"tier": "wan"}}
+	if err := s.set(late); err != nil || !tcp.told[3].Refused() {
+		t.Errorf("a late endpoint: %v, %+v", err, tcp.told[3])
+	}
+	follow("a late endpoint lacks it", 3)
+	follow("which is served", 0)
+	tcp.fails = errors.New("map is full")
+	if err := s.set(late); err == nil {
+		t.Error("a plane that fails is not told of")
+	}
+	tcp.fails = nil
+	follow("a plane failed", 3)
+	if err := s.remove(late); err != nil {
+		t.Error(err)
+	}
 	if r := s.report(); len(r.Endpoints) != 1 || r.Endpoints[0].Endpoint != "a" || len(r.Behind) != 1 || r.Behind[0] != "old" {
 		t.Errorf("report %+v", r)
 	}

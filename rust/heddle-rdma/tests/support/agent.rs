@@ -1,0 +1,82 @@
+//! Plays the agent for what routers ask it.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex};
+
+use verbs_protocol::Gid;
+use verbs_protocol::agent::Message;
+
+use super::wire::{receive, send, tcp_pair};
+
+/// What connects the endpoints of a test: for each GID the agent's socket of its router, and its
+/// number.
+#[derive(Default)]
+pub(crate) struct Net {
+    pub(super) ways: Mutex<HashMap<Gid, (Arc<OwnedFd>, u64)>>,
+    connections: Mutex<Vec<TcpStream>>,
+    refuses: AtomicU32,
+    is_silent: AtomicBool,
+}
+
+impl Net {
+    /// Ends all connections, as a policy that changed does.
+    pub(crate) fn cut(&self) {
+        for connection in self.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Connections get this errno from now on.
+    pub(crate) fn refuse(&self, errno: i32) {
+        self.refuses.store(errno.unsigned_abs(), Ordering::SeqCst);
+    }
+
+    /// What a router asks for gets no answer from now on.
+    pub(crate) fn be_silent(&self) {
+        self.is_silent.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.lock().unwrap().len()
+    }
+
+    /// Plays the agent for what a router asks.
+    pub(super) fn serve(&self, agent: &Arc<OwnedFd>, statistics: &Sender<Message>) {
+        while let Ok((bytes, _)) = receive(agent) {
+            if bytes.is_empty() {
+                return;
+            }
+            let message = Message::parse(&bytes).unwrap();
+            if matches!(message, Message::Statistics { .. }) {
+                // A test that has ended does not wait for it.
+                let _ = statistics.send(message);
+                continue;
+            }
+            let Message::Connect { tag, endpoint, source, destination } = message else {
+                panic!("the router says {message:?}");
+            };
+            if self.is_silent.load(Ordering::SeqCst) {
+                continue;
+            }
+            let way = self.ways.lock().unwrap().get(&destination).cloned();
+            let errno = match (self.refuses.load(Ordering::SeqCst), &way) {
+                (0, None) => libc::EHOSTUNREACH.unsigned_abs(),
+                (errno, _) => errno,
+            };
+            let answer = Message::Connected { tag, endpoint, errno }.encode();
+            let Some((to, number)) = way.filter(|_| errno == 0) else {
+                let _ = send(agent, &answer, &[]);
+                continue;
+            };
+            let (a, b) = tcp_pair();
+            let accepted = Message::Accepted { endpoint: number, source, destination };
+            let _ = send(&to, &accepted.encode(), &[b.as_raw_fd()]);
+            let _ = send(agent, &answer, &[a.as_raw_fd()]);
+            self.connections.lock().unwrap().push(a);
+        }
+    }
+}

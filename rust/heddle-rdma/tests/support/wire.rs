@@ -1,0 +1,112 @@
+//! Sockets that carry messages and descriptors, and connections between nodes.
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+fn check(result: libc::c_int) -> libc::c_int {
+    assert!(result >= 0, "{}", io::Error::last_os_error());
+    result
+}
+
+fn address(path: &Path) -> (libc::sockaddr_un, libc::socklen_t) {
+    let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
+    for (to, from) in address.sun_path.iter_mut().zip(path.to_str().unwrap().bytes()) {
+        *to = from.cast_signed();
+    }
+    (address, u32::try_from(size_of::<libc::sockaddr_un>()).unwrap())
+}
+
+fn packet_socket() -> OwnedFd {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes numbers.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
+    // SAFETY: the kernel has just made it for this process.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+pub(crate) fn connect(path: &Path) -> Option<OwnedFd> {
+    let socket = packet_socket();
+    let (address, size) = address(path);
+    // SAFETY: the kernel reads one sockaddr_un.
+    let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) };
+    (result == 0).then_some(socket)
+}
+
+pub(super) fn listen(path: &Path) -> OwnedFd {
+    let socket = packet_socket();
+    let (address, size) = address(path);
+    // SAFETY: the kernel reads one sockaddr_un.
+    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) });
+    // SAFETY: listen takes numbers.
+    check(unsafe { libc::listen(socket.as_raw_fd(), 16) });
+    socket
+}
+
+/// Sends a message with descriptors.
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[i32]) -> io::Result<()> {
+    let mut io = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut control = [0_u64; 8];
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut io;
+    message.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let used = 16 + 4 * fds.len();
+        control[0] = used as u64;
+        control[1] = u64::from(1_u32) | u64::from(1_u32) << 32; // SOL_SOCKET, SCM_RIGHTS
+        for (i, fd) in fds.iter().enumerate() {
+            control[2 + i / 2] |= u64::from(fd.cast_unsigned()) << (32 * (i % 2));
+        }
+        message.msg_control = control.as_mut_ptr().cast();
+        message.msg_controllen = used.next_multiple_of(8);
+    }
+    // SAFETY: the message names bytes that outlive the call.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Receives a message and its descriptors; none at the end.
+pub(crate) fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; 1 << 15];
+    let mut control = [0_u64; 8];
+    let mut io = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut io;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control);
+    // SAFETY: the message names memory that outlives the call.
+    let got =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
+    if got < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    bytes.truncate(got.cast_unsigned());
+    let mut fds = Vec::new();
+    if message.msg_controllen > 16 {
+        for i in 0..(usize::try_from(control[0]).unwrap() - 16) / 4 {
+            let fd = u32::try_from(control[2 + i / 2] >> (32 * (i % 2)) & 0xffff_ffff).unwrap();
+            // SAFETY: the kernel has just made it for this process.
+            fds.push(unsafe { OwnedFd::from_raw_fd(fd.cast_signed()) });
+        }
+    }
+    Ok((bytes, fds))
+}
+
+/// Waits until a descriptor is readable; false if it is not in time.
+pub(crate) fn readable(fd: &OwnedFd, timeout: Duration) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: the kernel writes one pollfd.
+    unsafe { libc::poll(&raw mut poll, 1, i32::try_from(timeout.as_millis()).unwrap()) == 1 }
+}
+
+/// A connection over loopback.
+pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (a, listener.accept().unwrap().0)
+}

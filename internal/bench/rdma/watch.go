@@ -27,6 +27,9 @@ type Use struct {
 	Machine, Routers, Programs time.Duration
 }
 
+// errTooShort is a run that was over before it was seen twice.
+var errTooShort = errors.New("messages were not seen to move twice: use a longer --duration")
+
 // watchEvery is how often a run is looked at: seldom enough not to be seen in it.
 const watchEvery = 40 * time.Millisecond
 
@@ -39,7 +42,7 @@ func watch(ctx context.Context, agents []*api.Client, scope bench.Scope) (Use, e
 		select {
 		case <-ctx.Done():
 			if last.messages <= first.messages || first.messages == 0 {
-				return Use{}, errors.Join(errors.New("messages were not seen to move twice: use a longer --duration"), err)
+				return Use{}, errors.Join(errTooShort, err)
 			}
 			return Use{
 				Messages: float64(last.messages - first.messages), Machine: last.machine.BusySince(first.machine),

@@ -17,7 +17,7 @@ rustfmt --edition 2024 --config-path ../rustfmt.toml src/abi.rs
 cd "$here/../../internal/plane/stacks/protocol"
 objects=$(mktemp -d)
 trap 'rm -rf "$objects"' EXIT
-CGO_ENABLED=1 "${GO:-go}" tool cgo -objdir "$objects" -godefs -- -I../../../../clib/stack types.go |
+CGO_ENABLED=1 "${GO:-go}" tool cgo -objdir "$objects/" -godefs -- -I../../../../clib/stack types.go |
 	sed -E -e '2s/.*/\/\/ clib\/stack\/generate.sh/' -e '/^\t\t[A-Z]/s/_([a-z])/\U\1/g' -e '/^\t\t/s/^\t\tId\t/\t\tID\t/' -e '/^\t\t/s/^\t\t(Mtu|Mac|Rtt|Mss)/\t\t\U\1/' >_abi
 gofmt <_abi >abi.go
 rm _abi

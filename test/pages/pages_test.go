@@ -69,6 +69,9 @@ until heddle status; do sleep 0.1; done`
 
 const installed = `install bin/heddle bin/heddled bin/heddle-runtime /usr/local/bin/`
 
+// everything is for pages about a lab, which runs what lies beside heddle.
+const everything = `install bin/* /usr/local/bin/`
+
 // trials are all sessions. What is in none has its reason in notTried.
 var trials = []trial{
 	{name: "hosts", hosts: "a=192.0.2.1 b=192.0.2.2", needs: []string{"runc", "busybox", "nginx", "tcpdump", "curl", "tar"}, pages: []string{
@@ -84,6 +87,7 @@ var trials = []trial{
 containerd >/run/containerd.log 2>&1 &
 until ctr version; do sleep 0.1; done`},
 	{name: "debian", hosts: "a=192.0.2.1 b=192.0.2.2", needs: []string{"dpkg-deb", "systemctl"}, pages: []string{"install-debian"}, long: true, systemd: true},
+	{name: "rdma", hosts: "a=192.0.2.1", needs: []string{"runc", "ibv_devinfo", "ib_send_bw"}, pages: []string{"rdma"}, long: true, ready: everything},
 	{name: "attack suite", hosts: "a=192.0.2.1", needs: []string{"jq", "runc"}, pages: []string{"attack-suite"}, long: true},
 }
 

@@ -13,7 +13,8 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$dir/up,workdir=$dir/work" "$ro
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount -t tmpfs -o mode=755 tmpfs "$root/dev"
-for d in null zero full random urandom tty fuse; do
+mkdir "$root/dev/net"
+for d in null zero full random urandom tty fuse net/tun; do
 	[ -e "/dev/$d" ] || continue
 	: >"$root/dev/$d"
 	mount --bind "/dev/$d" "$root/dev/$d"

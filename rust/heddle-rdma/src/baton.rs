@@ -6,6 +6,7 @@
 //! endpoint whose memory that is gets a shard of its own: the thread that is stuck serves that
 //! endpoint from then on, and a new one all others. `docs/architecture/verbs.md`.
 
+use std::collections::HashMap;
 use std::mem::swap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,10 @@ use crate::sys;
 const LOOK: Duration = Duration::from_millis(5);
 /// Looks without a copy in between after which it stops looking.
 const LOOKS_IDLE: u32 = 200;
+/// What a look adds to the score of an endpoint if it finds the worker waiting for its memory. Each
+/// look takes one away, so that who has the worker wait for a quarter of the time or more is found.
+const LATE: u32 = 4;
+const LATE_MOST: u32 = 40;
 /// For how long a thread that goes on stands back for those that wait.
 const STAND_BACK: Duration = Duration::from_millis(1);
 
@@ -102,7 +107,7 @@ pub(crate) struct Worker {
     /// Odd while it copies memory of a program.
     copies: AtomicU64,
     thread: AtomicI32,
-    /// The endpoint whose memory that is.
+    /// The endpoint whose memory that is, 0 if it is none's yet or any more.
     culprit: AtomicU32,
 }
 
@@ -124,6 +129,25 @@ impl Worker {
     /// The next bytes are of a program of this endpoint.
     pub(crate) fn touches(&self, endpoint: u32) {
         self.culprit.store(endpoint, Ordering::Relaxed);
+    }
+}
+
+/// Whose pages come, but late again and again: by endpoint, how often of late.
+#[derive(Default)]
+struct Late(HashMap<u32, u32>);
+
+impl Late {
+    /// A look has found the worker waiting for memory of an endpoint, or not. Says whether it did
+    /// so too often.
+    fn look(&mut self, culprit: Option<u32>) -> bool {
+        self.0.retain(|_, score| {
+            *score -= 1;
+            *score > 0
+        });
+        let Some(culprit) = culprit else { return false };
+        let score = self.0.entry(culprit).or_default();
+        *score = (*score + LATE).min(LATE_MOST);
+        *score == LATE_MOST
     }
 }
 
@@ -158,17 +182,21 @@ impl Watch {
     ) {
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         let (mut seen, mut idle) = (0, 0);
+        let mut late = Late::default();
         loop {
             std::thread::park_timeout(LOOK);
             let now = worker.copies.load(Ordering::SeqCst);
-            let stuck = now & 1 == 1 && now == seen;
+            let mut culprit = worker.culprit.load(Ordering::Relaxed);
+            let copies = now & 1 == 1 && culprit != 0;
             // One that has no processor is not stuck.
-            let stuck = stuck && sys::waits(worker.thread.load(Ordering::Relaxed));
-            if stuck && protects(Protection::Watch) {
+            let waits = copies && sys::waits(worker.thread.load(Ordering::Relaxed));
+            let is_late = late.look(waits.then_some(culprit));
+            if waits && (now == seen || is_late) && protects(Protection::Watch) {
                 place.take(&mut hollow, &worker);
                 // Ended meanwhile, it waits for the baton, or is ahead of us.
-                let culprit = worker.culprit.load(Ordering::Relaxed);
+                culprit = worker.culprit.load(Ordering::Relaxed);
                 if worker.copies.load(Ordering::SeqCst) == now
+                    && culprit != 0
                     && let Some(next) = take_over(&mut hollow, &worker, culprit)
                 {
                     worker = next;
@@ -201,6 +229,8 @@ impl Objects {
         router.watch.count(&worker);
         router.place.put(self);
         let result = work(&worker);
+        // Waiting for the baton is nobody's fault.
+        worker.touches(0);
         router.place.take(self, &worker);
         router.watch.count(&worker);
         result

@@ -68,7 +68,10 @@ impl Objects {
         if elsewhere != 0 && elsewhere != self.worker.serves() {
             return Err(Pending::Elsewhere(elsewhere));
         }
-        if let Some(until) = self.capped(number, way.qp) {
+        // What it names may be a queue pair of somebody to whom it does not go.
+        let is_there = self.is_at(way.qp, &way.destination);
+        let receiver = if is_there { way.qp } else { number };
+        if let Some(until) = self.capped(number, receiver) {
             return Err(Pending::Later(until));
         }
         let to_itself = self.endpoints.get(endpoint).is_some_and(|e| e.has(&way.destination));
@@ -84,7 +87,7 @@ impl Objects {
         let link = link.ok_or(Pending::Peer)?;
         if self.links.get(link).is_some_and(|l| l.is_local) {
             let to = self.endpoint_with(&way.destination);
-            self.copied(number, way.qp, length);
+            self.copied(number, receiver, length);
             self.deliver(to.unwrap_or(endpoint), &way, told, payload, Path::Memory);
             self.account(number, Path::Memory, &moved);
             return Ok(());
@@ -94,6 +97,12 @@ impl Objects {
         }
         self.account(number, Path::Tcp, &moved);
         Ok(())
+    }
+
+    /// Whether a queue pair is one of this node's endpoint with a GID.
+    fn is_at(&self, number: u32, gid: &Gid) -> bool {
+        let endpoint = self.qps.get(number).and_then(|qp| self.endpoints.get(qp.endpoint));
+        endpoint.is_some_and(|e| e.has(gid))
     }
 
     /// Gives a datagram to the queue pair that it names, if that takes it.
@@ -111,8 +120,7 @@ impl Objects {
             p.service == Service::UnreliableDatagram
                 && p.state.receives()
                 && p.attr.qkey == way.qkey
-                && self.endpoints.get(p.endpoint).is_some_and(|e| e.has(&way.destination))
-        });
+        }) && self.is_at(peer, &way.destination);
         if !takes {
             return self.note(endpoint, Reason::DatagramUnwanted);
         }

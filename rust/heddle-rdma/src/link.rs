@@ -27,6 +27,8 @@ const GREETING_TIME: Duration = Duration::from_secs(10);
 const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// Connections without a queue pair that an endpoint may have.
 const UNMATCHED_MAX: usize = 256;
+/// Connections for datagrams to an endpoint that one peer may have opened.
+const DATAGRAM_LINKS_MAX: usize = 2;
 /// Bytes that are read of one connection before others have their turn.
 const TURN_BYTES: usize = 4 * FRAME_MAX;
 /// Room for a frame that has not come yet.
@@ -449,8 +451,23 @@ impl Objects {
         }
         if kind == wire::DATAGRAMS && !link.opener {
             self.datagram_links.push((endpoint, other, handle));
+            self.end_old_datagram_link(endpoint, other);
         }
         self.wake_endpoint(endpoint);
+    }
+
+    /// A peer opens one connection for datagrams, and another one if that has ended, which may not
+    /// be known here yet. If it has opened more, the oldest ends.
+    fn end_old_datagram_link(&mut self, endpoint: u32, other: Gid) {
+        let all = self.datagram_links.iter().filter(|(e, g, link)| {
+            (*e, *g) == (endpoint, other) && self.links.get(*link).is_some_and(|l| !l.opener)
+        });
+        let all: Vec<u32> = all.map(|(_, _, link)| *link).collect();
+        if let [oldest, .., _] = all[..]
+            && all.len() > DATAGRAM_LINKS_MAX
+        {
+            self.break_link(oldest);
+        }
     }
 
     /// Whether the connection of a queue pair says that it may speak.

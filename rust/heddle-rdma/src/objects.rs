@@ -401,6 +401,8 @@ pub(crate) struct Objects {
     pub(crate) shards: u32,
     pub(crate) agent_listener: Option<OwnedFd>,
     pub(crate) agent: Option<OwnedFd>,
+    /// Since when its socket has had no room.
+    pub(crate) agent_full_since: Option<Instant>,
     /// Bytes of shared memory that all endpoints may have together, and have.
     pub(crate) pool: u64,
     pub(crate) pooled: u64,
@@ -471,6 +473,7 @@ impl Objects {
             shards: 0,
             agent_listener: None,
             agent: None,
+            agent_full_since: None,
             pool: u64::MAX,
             pooled: 0,
             spare: None,

@@ -29,6 +29,8 @@ pub struct Options {
 const POOL_PART: u64 = 4;
 /// What the queue pairs of an endpoint may cost together in a round.
 const ENDPOINT_QUANTUM: i64 = 4 * QUANTUM;
+/// For how long an agent may not read.
+const AGENT_TIME: Duration = Duration::from_secs(5);
 /// Turns between two looks at sockets while there is work.
 const TURNS_UNTIL_EVENTS: u32 = 16;
 
@@ -376,35 +378,62 @@ impl Loop {
     fn accept_agent(&mut self) {
         let Some(listener) = &self.objects.agent_listener else { return };
         let Ok(socket) = sys::accept(listener) else { return };
-        if let Some(old) = self.objects.agent.take() {
-            self.objects.epoll.remove(old.as_fd());
-        }
+        self.drop_agent();
         let added = self.objects.epoll.add(socket.as_fd(), sys::READABLE, Source::Agent.id(0));
         if added.is_ok() {
             self.objects.agent = Some(socket);
-            self.say(&Message::Hello { version: agent::VERSION });
+            self.say(Message::Hello { version: agent::VERSION });
         }
     }
 
-    fn say(&mut self, message: &Message) {
-        let Some(agent) = &self.objects.agent else { return };
-        // An agent that does not read is as good as none: it connects again.
-        if sys::send(agent, &message.encode(), &[]).is_err() {
-            self.drop_agent();
-        }
+    fn say(&mut self, message: Message) {
+        self.objects.asks.push(message);
+        self.speak(0);
     }
 
-    /// Says to the agent what is to be said. Without one it is lost, and asked for again.
+    /// Says to the agent what is to be said, as far as there is room. Without one it is lost, and
+    /// asked for again.
     fn speak(&mut self, shard: u32) {
-        if shard != 0 {
+        let objects = &mut self.objects;
+        if shard != 0 || objects.asks.is_empty() {
             return;
         }
-        for message in std::mem::take(&mut self.objects.asks) {
-            self.say(&message);
+        let Some(agent) = &objects.agent else { return objects.asks.clear() };
+        let mut said = 0;
+        let mut ended = None;
+        for message in &objects.asks {
+            if let Err(err) = sys::send(agent, &message.encode(), &[]) {
+                ended = Some(err);
+                break;
+            }
+            said += 1;
+        }
+        objects.asks.drain(..said);
+        let Some(err) = ended else { return self.agent_has_room() };
+        let now = Instant::now();
+        let since = objects.agent_full_since.filter(|_| said == 0);
+        // One that does not read for so long is as good as none: it connects again.
+        if !sys::would_block(&err) || since.is_some_and(|since| now >= since + AGENT_TIME) {
+            return self.drop_agent();
+        }
+        objects.agent_full_since = since.or(Some(now));
+        let way = sys::READABLE | sys::WRITABLE;
+        let _ = objects.epoll.modify(agent.as_fd(), way, Source::Agent.id(0));
+    }
+
+    /// All is said.
+    fn agent_has_room(&mut self) {
+        let objects = &mut self.objects;
+        if objects.agent_full_since.take().is_some()
+            && let Some(agent) = &objects.agent
+        {
+            let _ = objects.epoll.modify(agent.as_fd(), sys::READABLE, Source::Agent.id(0));
         }
     }
 
     fn drop_agent(&mut self) {
+        self.objects.agent_full_since = None;
+        self.objects.asks.clear();
         if let Some(agent) = self.objects.agent.take() {
             self.objects.epoll.remove(agent.as_fd());
         }
@@ -441,7 +470,7 @@ impl Loop {
                 let made = self.name_endpoint(endpoint, gids, &limits, listener);
                 if let Err(err) = made {
                     let errno = err.raw_os_error().unwrap_or(libc::EINVAL).unsigned_abs();
-                    self.say(&Message::Refused { endpoint, errno });
+                    self.say(Message::Refused { endpoint, errno });
                 }
             }
             Message::Remove { endpoint } => {
@@ -466,7 +495,7 @@ impl Loop {
                 }
             }
             Message::Stats { tag, endpoint, kind, cursor } => {
-                self.say(&self.objects.statistics(tag, endpoint, kind, cursor));
+                self.say(self.objects.statistics(tag, endpoint, kind, cursor));
             }
             _ => self.drop_agent(),
         }

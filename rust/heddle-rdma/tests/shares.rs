@@ -241,3 +241,42 @@ fn without_descriptors_connections_are_refused() {
     };
     eventually("room", || opens(&router.connect(1)).then_some(()));
 }
+
+/// A datagram names a queue pair of an endpoint to which it does not go: that endpoint's cap is
+/// none of its business.
+#[test]
+fn datagrams_use_up_the_cap_of_the_endpoint_only_that_they_go_to() {
+    let router = node();
+    router.add(3, Limits { ingress_kbit: 1000, ..Limits::default() });
+    let mut a = End::new(&router, 1, ibv::QPT_UD, 1, 4096);
+    let victim = End::new(&router, 3, ibv::QPT_UD, 3, 64);
+    a.device.connect_datagrams(a.qp.number, 5);
+    let ah = a.device.ah(a.pd, 2);
+    let mut head = abi::verbs_send { rkey: victim.qp.number, ..request(ibv::WR_SEND, 1) };
+    (head.compare_add, head.swap) = (ah.into(), 5);
+    for _ in 0..100 {
+        a.send(&sending(head, &[a.whole()]));
+        assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+    }
+    assert_eq!(router.times(3, Reason::RateBytes), 0);
+    assert_eq!(router.times(2, Reason::DatagramUnwanted), 100);
+}
+
+/// Many queue pairs look for their peers while the agent has something else to do: it stays the
+/// router's agent, and is asked for all of them.
+#[test]
+fn an_agent_that_is_asked_for_many_is_not_taken_for_gone() {
+    const MANY: usize = 1000;
+    let router = node();
+    router.net.refuse(libc::ECONNREFUSED);
+    let mut a = End::new(&router, 1, ibv::QPT_RC, 1, 64);
+    let qps: Vec<Qp> =
+        (0..MANY).map(|_| a.device.qp(ibv::QPT_RC, a.pd, &a.sends, &a.receives, 0)).collect();
+    let busy = router.net.be_busy();
+    for qp in &qps {
+        a.device.connect(qp.number, ibv::QPT_RC, (2, 9), |_| ());
+    }
+    drop(busy);
+    let all = MANY as u64;
+    eventually("answers", || (router.times(1, Reason::ConnectRefused) >= all).then_some(()));
+}

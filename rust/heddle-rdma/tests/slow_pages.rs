@@ -127,3 +127,28 @@ fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
     let _one = one();
     attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
 }
+
+/// Pages that come late, each just in time not to be called stuck: whose they are waits, too.
+#[test]
+fn pages_that_are_late_again_and_again_hold_up_nobody_else() {
+    const TIMES: u64 = 400;
+    let _one = one();
+    let router = Router::start();
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::late(router.folder(), Duration::from_millis(1));
+    let (address, length) = pages.all();
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    for n in 0..TIMES {
+        a.post_receive(3, &[a.whole()]);
+        b.send(&sending(request(ibv::WR_SEND, 2), &[(pages.page(n), 64, key)]));
+        assert_eq!(b.sends.result(), (2, ibv::WC_SUCCESS));
+        assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS));
+        if router.times(2, Reason::MemorySlow) > 0 {
+            return;
+        }
+    }
+    panic!("endpoint 2 held up all others {TIMES} times");
+}

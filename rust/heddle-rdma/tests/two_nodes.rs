@@ -402,3 +402,26 @@ fn one_that_does_not_read_its_datagrams_holds_up_nobody() {
     a.send(&slots);
     assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
 }
+
+/// A peer that opens connections for datagrams again and again has a few of them only.
+#[test]
+fn connections_for_datagrams_of_a_peer_are_few() {
+    let (one, _two) = nodes();
+    let opened = Greeting { kind: wire::DATAGRAMS, qp_type: 0, ..greeting(0) };
+    let opened = Greeting { source_qp: 0, destination_qp: 0, ..opened };
+    let before = one.descriptors();
+    let all: Vec<TcpStream> = (0..300)
+        .map(|_| {
+            let mut stream = intrude(&one, &opened);
+            let mut answer = [0; wire::GREETING];
+            stream.read_exact(&mut answer).unwrap();
+            stream
+        })
+        .collect();
+    assert!(one.descriptors() < before + 16, "{}", one.descriptors());
+    // The last one goes on.
+    let mut last = all.last().unwrap();
+    last.set_nonblocking(true).unwrap();
+    let nothing = last.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+}

@@ -20,6 +20,7 @@ pub(crate) struct Net {
     connections: Mutex<Vec<TcpStream>>,
     refuses: AtomicU32,
     is_silent: AtomicBool,
+    busy: Mutex<()>,
 }
 
 impl Net {
@@ -40,6 +41,11 @@ impl Net {
         self.is_silent.store(true, Ordering::SeqCst);
     }
 
+    /// No agent hears its router for as long as this is kept.
+    pub(crate) fn be_busy(&self) -> std::sync::MutexGuard<'_, ()> {
+        self.busy.lock().unwrap()
+    }
+
     pub(crate) fn connections(&self) -> usize {
         self.connections.lock().unwrap().len()
     }
@@ -50,6 +56,7 @@ impl Net {
             if bytes.is_empty() {
                 return;
             }
+            drop(self.busy.lock().unwrap());
             let message = Message::parse(&bytes).unwrap();
             if matches!(message, Message::Statistics { .. }) {
                 // A test that has ended does not wait for it.

@@ -6,10 +6,11 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 /// Pages of the file. The first and the last one come at once, so that all of it can be registered.
-const PAGES: usize = 16;
+const PAGES: usize = 512;
 
 /// A private mapping of the file.
 pub(crate) struct Pages {
@@ -21,13 +22,24 @@ struct Server {
     device: File,
     /// Answers that are held back.
     held: Mutex<Vec<u64>>,
+    /// After which they are given, if they are not held back until the test says so.
+    late: Option<Duration>,
 }
 
 impl Pages {
     pub(crate) fn new(dir: &Path) -> Self {
+        Self::mapped(dir, None)
+    }
+
+    /// Pages that come by themselves, but each of them so late.
+    pub(crate) fn late(dir: &Path, after: Duration) -> Self {
+        Self::mapped(dir, Some(after))
+    }
+
+    fn mapped(dir: &Path, late: Option<Duration>) -> Self {
         let dir = dir.to_owned();
         // The mount is of a namespace of this thread, and ends with the mapping.
-        let made = std::thread::spawn(move || mount(&dir)).join().unwrap();
+        let made = std::thread::spawn(move || mount(&dir, late)).join().unwrap();
         let (file, server) = made;
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
         let (none, fd) = (core::ptr::null_mut(), file.as_raw_fd());
@@ -42,7 +54,7 @@ impl Pages {
         (self.at as u64, (PAGE * PAGES) as u64)
     }
 
-    /// Where one of its pages is that does not come, 0 to 13.
+    /// Where one of its pages is that does not come, 0 to 509.
     pub(crate) fn page(&self, number: u64) -> u64 {
         self.at as u64 + (number + 1) * PAGE as u64
     }
@@ -68,7 +80,7 @@ impl Drop for Pages {
     }
 }
 
-fn mount(dir: &Path) -> (OwnedFd, Arc<Server>) {
+fn mount(dir: &Path, late: Option<Duration>) -> (OwnedFd, Arc<Server>) {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0\0", device.as_raw_fd());
     let path = format!("{}\0", dir.display());
@@ -82,7 +94,7 @@ fn mount(dir: &Path) -> (OwnedFd, Arc<Server>) {
     let (name, target) = (c"fuse".as_ptr(), path.as_ptr().cast());
     // SAFETY: the kernel reads four strings, all of which end.
     check(unsafe { libc::mount(name, target, name, 0, options.as_ptr().cast()) });
-    let server = Arc::new(Server { device, held: Mutex::default() });
+    let server = Arc::new(Server { device, held: Mutex::default(), late });
     let serving = Arc::clone(&server);
     std::thread::spawn(move || serving.serve());
     let file = File::open(dir.join("pages")).unwrap();
@@ -137,6 +149,9 @@ impl Server {
                 15 => {
                     let page = usize::try_from(long(48)).unwrap() / PAGE;
                     if page == 0 || page == PAGES - 1 {
+                        self.answer(unique, 0, &[1; PAGE]);
+                    } else if let Some(after) = self.late {
+                        std::thread::sleep(after);
                         self.answer(unique, 0, &[1; PAGE]);
                     } else {
                         self.held.lock().unwrap().push(unique);

@@ -14,13 +14,9 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(err) => {
-            eprintln!("heddle-rdma: {}: {err}", options.agent.display());
-            ExitCode::FAILURE
-        }
-    }
+    let Err(err) = run(&options);
+    eprintln!("heddle-rdma: {}: {err}", options.agent.display());
+    ExitCode::FAILURE
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {

@@ -1,5 +1,6 @@
 //! The loop: events of sockets and doorbells, turns of queue pairs, and sleep.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ const TURNS_UNTIL_EVENTS: u32 = 16;
 /// # Errors
 ///
 /// The kernel's: the agent's socket cannot be made, or the loop's set cannot be waited for.
-pub fn run(options: &Options) -> io::Result<()> {
+pub fn run(options: &Options) -> io::Result<Infallible> {
     sys::raise_descriptors();
     let agent_listener = sys::listen_packets(&options.agent)?;
     let epoll = Epoll::new()?;
@@ -62,7 +63,12 @@ pub fn run(options: &Options) -> io::Result<()> {
             take_over(objects, stuck, culprit, spin)
         });
     })?;
-    Loop::new(hollow, worker, spin).run()
+    Loop::new(hollow, worker, spin).run()?;
+    // This thread came to serve one endpoint, which has gone. Others serve the rest, and they would
+    // end with it.
+    loop {
+        std::thread::park();
+    }
 }
 
 /// Has a new worker serve all endpoints, because the one that did is stuck in memory of `culprit`,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use support::pages::Pages;
 use support::{End, Router, Sge, attacked, eventually, pair_of, request, sending};
-use verbs_protocol::agent::Limits;
+use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{abi, ibv};
 
@@ -128,16 +128,13 @@ fn a_page_that_does_not_come_when_it_is_registered_holds_up_nobody_else() {
     attacked("watch", |router| page_that_does_not_come(router, Way::Registration));
 }
 
-/// Pages that come late, each just in time not to be called stuck: whose they are waits, too.
-#[test]
-fn pages_that_are_late_again_and_again_hold_up_nobody_else() {
+/// An endpoint whose pages come late until it has a thread of its own, and its peer.
+fn late(router: &Router) -> (Pages, End, End) {
     const TIMES: u64 = 400;
-    let _one = one();
-    let router = Router::start();
     for n in [1, 2] {
         router.add(n, Limits::default());
     }
-    let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
     let pages = Pages::late(router.folder(), Duration::from_millis(1));
     let (address, length) = pages.all();
     let key = b.device.register_at(b.pd, address, length, 15).unwrap();
@@ -147,8 +144,29 @@ fn pages_that_are_late_again_and_again_hold_up_nobody_else() {
         assert_eq!(b.sends.result(), (2, ibv::WC_SUCCESS));
         assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS));
         if router.times(2, Reason::MemorySlow) > 0 {
-            return;
+            return (pages, a, b);
         }
     }
     panic!("endpoint 2 held up all others {TIMES} times");
+}
+
+/// Pages that come late, each just in time not to be called stuck: whose they are waits, too.
+#[test]
+fn pages_that_are_late_again_and_again_hold_up_nobody_else() {
+    let _one = one();
+    drop(late(&Router::start()));
+}
+
+/// The first thread of the router came to serve one endpoint: others are served when that goes.
+#[test]
+fn an_endpoint_with_a_thread_of_its_own_goes_alone() {
+    let _one = one();
+    let mut router = Router::start();
+    let kept = late(&router);
+    router.tell(&Message::Remove { endpoint: 2 }, &[]);
+    for _ in 0..200 {
+        assert_eq!(router.times(1, Reason::MemorySlow), 0);
+    }
+    assert!(router.runs());
+    drop(kept);
 }

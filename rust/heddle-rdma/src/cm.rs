@@ -15,6 +15,7 @@ use verbs_protocol::statistics::Reason;
 
 use crate::commands::{Answer, MAX_RD_ATOMIC, answer};
 use crate::objects::{Endpoint, Objects};
+use crate::protection::{Protection, protects};
 use crate::table::Table;
 
 /// What an endpoint may have.
@@ -311,9 +312,15 @@ impl Objects {
 
     /// Takes in an id, and gives it a number. None if the endpoint has as many as it may.
     fn cm_add(&mut self, mut id: Id) -> Option<u32> {
+        let free = self.cm.table.free();
         let endpoint = self.endpoints.get_mut(id.endpoint)?;
         if endpoint.cm.ids >= IDS {
             endpoint.account.note(Reason::QuotaObjects);
+            return None;
+        }
+        // As of `Endpoint::charge`: nobody gets more than he leaves.
+        if protects(Protection::Shares) && u64::from(endpoint.cm.ids) >= free {
+            endpoint.account.note(Reason::RouterFull);
             return None;
         }
         loop {

@@ -12,6 +12,7 @@ use support::{
 };
 use verbs_protocol::agent::{Limits, Message as AgentMessage};
 use verbs_protocol::cm_message::{Message, What};
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, Greeting, Header, Kind};
 use verbs_protocol::{abi, cm, ibv, plain};
 
@@ -544,6 +545,22 @@ fn ids_and_channels_are_limited_and_come_back() {
     support::eventually("channels to come back", || {
         ask(&router.connect(3), plain::bytes(&hello(1, 1))).ok()
     });
+}
+
+/// Endpoints that take all ids that they get leave some for another one.
+#[test]
+fn ids_are_left_for_whoever_comes_next() {
+    let router = Router::start();
+    let take = |n: u8| {
+        router.add(n, Limits::default());
+        let channel = Channel::open(&router, n);
+        let taken = (1..=5000).take_while(|_| channel.create(0, cm::PS_TCP).is_ok()).count();
+        (channel, taken)
+    };
+    let all: Vec<_> = (1..=17).map(take).collect();
+    assert_eq!(all[0].1, 4096);
+    assert!(all[16].1 > 100, "{}", all[16].1);
+    assert!(router.times(17, Reason::RouterFull) > 0);
 }
 
 /// A connection to endpoint 2 in the name of 1, greeted.

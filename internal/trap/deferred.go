@@ -105,22 +105,24 @@ func (d *Deferred) Fail(err error) {
 // Drop forgets a call whose caller has gone.
 func (d *Deferred) Drop() error { return d.use(true, func(int, uint64) error { return nil }) }
 
-// Give is that of Call. The descriptor is not closed if the caller has not got it.
+// Give is that of Call, and answers the call in any case, by an errno if the caller cannot have the
+// descriptor: it may have as many as its limit allows. After an error the descriptor is open, and
+// the agent's, even if the caller has got it but was killed before it could be told.
 func (d *Deferred) Give(give Descriptor) error {
-	given := false
 	err := d.use(true, func(fd int, id uint64) error {
 		d.kept.inode = give.Inode // before the caller can have it: see reader.finish
 		number, err := addDescriptor(fd, id, give.FD, give.CloseOnExec)
 		if err != nil {
+			why := d.listener.srv.why.ofAnswer(err)
+			_ = sendErrno(fd, id, why.errno(err)) // fails if the caller has gone
 			return d.refused(fmt.Errorf("give descriptor to caller: %w", err))
 		}
-		given = true
 		if err := sendValue(fd, id, number); err != nil {
 			return d.refused(fmt.Errorf("tell caller its descriptor: %w", err))
 		}
 		return nil
 	})
-	if given {
+	if err == nil {
 		closeFD(give.FD)
 	}
 	return err

@@ -22,36 +22,67 @@ type acceptor struct {
 // accept gives the program the next connection, which lies in the queue of the listener's own
 // socket: so the listener is readable when there is one, for epoll, too.
 func (c *call) accept() {
-	if c.n = c.noted(); c.n.State != listening {
-		c.end(0, unix.EINVAL)
+	fd, err := c.queued()
+	if !errors.Is(err, unix.EAGAIN) || c.nonblocking() {
+		c.accepts(fd, err)
 		return
 	}
 	a := &acceptor{call: c, got: make(chan int, 1), end: make(chan struct{})}
 	c.t.mu.Lock()
-	// With the lock held, so that none comes between the look and the wait.
-	fd, err := unpark(c.fd)
 	h := c.t.held[c.n.ID]
-	if errors.Is(err, unix.EAGAIN) && !c.nonblocking() && h != nil {
+	if h != nil {
 		h.waiting = append(alive(h.waiting), a)
-		c.t.mu.Unlock()
-		c.awaitConnection(h, a)
-		return
 	}
 	c.t.mu.Unlock()
-	if err != nil {
+	if h == nil {
 		c.end(0, err)
 		return
 	}
-	c.deliver(fd)
+	// One may have come between the look and the wait.
+	if fd, err = c.queued(); errors.Is(err, unix.EAGAIN) {
+		c.awaitConnection(h, a)
+		return
+	}
+	if !c.t.withdraw(h, a) {
+		select {
+		case another := <-a.got:
+			c.p.offer(c.t, h.id, another)
+		case <-a.end:
+		case <-c.Done():
+		}
+	}
+	c.accepts(fd, err)
 }
 
-// noted gives what is noted of the socket without keeping others from it.
-func (c *call) noted() note {
-	raw, _, err := c.p.cfg.StackModules.Note(c.fd)
+func (c *call) accepts(fd int, err error) {
 	if err != nil {
-		return note{}
+		c.end(0, err)
+	} else {
+		c.deliver(fd)
 	}
-	return parseNote(raw)
+}
+
+// queued takes the next connection out of the listener's own queue; EAGAIN if there is none. The
+// tenant's lock is not held: the program may have the kernel make it wait.
+func (c *call) queued() (fd int, err error) {
+	err = c.locked(func() error {
+		if c.n.State != listening {
+			return unix.EINVAL
+		}
+		return c.mayBlock(func() error { fd, err = unpark(c.fd); return err })
+	})
+	return fd, err
+}
+
+// withdraw says that a caller does not wait any more; false: it has its answer.
+func (t *tenant) withdraw(h *held, a *acceptor) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	i := slices.Index(h.waiting, a)
+	if i >= 0 {
+		h.waiting = slices.Delete(h.waiting, i, i+1)
+	}
+	return i >= 0
 }
 
 // alive gives the callers that still wait, and ends the others. The tenant's lock is held.
@@ -80,13 +111,7 @@ func (c *call) awaitConnection(h *held, a *acceptor) {
 		c.end(0, unix.EINVAL)
 	case <-c.Done(): // it is the next agent's
 	case <-timer:
-		c.t.mu.Lock()
-		i := slices.Index(h.waiting, a)
-		if i >= 0 {
-			h.waiting = slices.Delete(h.waiting, i, i+1)
-		}
-		c.t.mu.Unlock()
-		if i >= 0 {
+		if c.t.withdraw(h, a) {
 			c.end(0, unix.EAGAIN)
 			return
 		}

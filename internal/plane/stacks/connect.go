@@ -109,7 +109,7 @@ func (c *call) begin() (b begun, err error) {
 	if c.n.State == bound {
 		b.other, err = c.takeHeld()
 	} else {
-		b.other, err = takeOther(c.fd, c.n.OtherEnd)
+		b.other, err = c.takeOther()
 	}
 	if err != nil {
 		return b, err

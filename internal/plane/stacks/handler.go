@@ -3,7 +3,6 @@ package stacks
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -185,24 +184,73 @@ type call struct {
 	n  note
 }
 
-// socketLocks serialise what is done to a socket.
-var socketLocks [256]sync.Mutex
+// waitStep is how often a call that waits for its turn looks whether its caller still waits.
+const waitStep = time.Second
+
+// acquire takes a place in turns, which may be held by a call that waits for its program. A caller
+// that is killed meanwhile leaves nothing behind.
+func (c *call) acquire(turns chan struct{}) error {
+	for {
+		select {
+		case turns <- struct{}{}:
+			return nil
+		case <-c.p.ctx.Done():
+			return trap.ErrAgentEnds
+		case <-time.After(waitStep):
+			if err := c.StillWaits(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// mayBlock runs what can wait for the program in the kernel: for memory of it that does not come
+// (userfaultfd), or for a read of its own of the same socket. Each that does has a thread of the
+// agent's, which ends with 10,000, so that a tenant may have few.
+func (c *call) mayBlock(f func() error) error {
+	if err := c.acquire(c.t.blocking); err != nil {
+		return err
+	}
+	defer func() { <-c.t.blocking }()
+	return f()
+}
 
 // lock keeps other calls from the socket, and reads what is noted of it.
 func (c *call) lock() (unlock func(), ok bool) {
-	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_COOKIE)
-	if err == nil {
-		mu := &socketLocks[cookie%uint64(len(socketLocks))]
-		mu.Lock()
-		raw, _, nerr := c.p.cfg.StackModules.Note(c.fd)
-		if err = nerr; err == nil {
-			c.n = parseNote(raw)
-			return mu.Unlock, true
-		}
-		mu.Unlock()
+	turns, err := c.enter()
+	if err != nil {
+		c.end(0, err)
+		return nil, false
 	}
-	c.Fail(c.p.why.failed.Because(err))
-	return nil, false
+	return func() { <-turns }, true
+}
+
+// locked runs f as lock does, and leaves it to its caller to answer.
+func (c *call) locked(f func() error) error {
+	turns, err := c.enter()
+	if err != nil {
+		return err
+	}
+	defer func() { <-turns }()
+	return f()
+}
+
+func (c *call) enter() (turns chan struct{}, err error) {
+	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_COOKIE)
+	if err != nil {
+		return nil, c.p.why.failed.Because(err)
+	}
+	turns = c.t.sockets[cookie%uint64(len(c.t.sockets))]
+	if err := c.acquire(turns); err != nil {
+		return nil, err
+	}
+	raw, _, err := c.p.cfg.StackModules.Note(c.fd)
+	if err != nil {
+		<-turns
+		return nil, c.p.why.failed.Because(err)
+	}
+	c.n = parseNote(raw)
+	return turns, nil
 }
 
 // write notes what is known of the socket.
@@ -215,9 +263,13 @@ func (c *call) write() {
 // end answers the call: by value, or by the errno of err, which may be one already.
 func (c *call) end(value int, err error) {
 	var errno unix.Errno
+	var failure *trap.Failure
 	switch {
 	case err == nil:
 		_ = c.Return(value) // fails if the caller has gone
+	case errors.Is(err, trap.ErrAgentEnds): // it is the next agent's
+	case errors.As(err, &failure):
+		c.Fail(err) // the caller has gone, for one
 	case errors.Is(err, errQueue):
 		c.Fail(c.p.why.queue.Because(err))
 	case errors.Is(err, errNoModule):
@@ -237,7 +289,7 @@ func (c *call) nonblocking() bool {
 	return err == nil && flags&unix.O_NONBLOCK != 0
 }
 
-// giveConnection has the call return a descriptor, which the plane keeps if it does not.
+// giveConnection has the call return a descriptor, which stays the plane's if it does not.
 func (c *call) giveConnection(fd int, inode uint64, closeOnExec bool) error {
 	return c.Give(trap.Descriptor{FD: fd, Inode: inode, CloseOnExec: closeOnExec})
 }

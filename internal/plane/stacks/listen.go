@@ -67,7 +67,7 @@ func (c *call) bindTo(at netip.AddrPort) error {
 
 // holdable makes what the plane is to hold of a socket that the module does not know.
 func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
-	other, err = takeOther(c.fd, c.n.OtherEnd)
+	other, err = c.takeOther()
 	if err != nil {
 		return nil, -1, err
 	}

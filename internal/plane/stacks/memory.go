@@ -13,7 +13,11 @@ import (
 
 // read reads n bytes of the caller's memory, or as many as there are.
 func (c *call) read(addr uint64, n int) ([]byte, error) {
-	b, err := task.ReadMemory(c.Thread(), addr, n)
+	var b []byte
+	err := c.mayBlock(func() (err error) {
+		b, err = task.ReadMemory(c.Thread(), addr, n)
+		return err
+	})
 	if err == nil {
 		err = c.StillWaits()
 	}
@@ -61,14 +65,21 @@ func (c *call) writeValue(addr, lengthAt uint64, b []byte, whole bool) error {
 	if whole {
 		length = len(b)
 	}
-	if err := task.WriteMemory(c.Thread(), addr, wrote); err != nil {
-		return unix.EFAULT
-	}
-	if err := c.StillWaits(); err != nil {
+	if err := c.writeMemory(addr, wrote); err != nil {
 		return err
 	}
-	if err := task.WriteMemory(c.Thread(), lengthAt, binary.NativeEndian.AppendUint32(nil, uint32(length))); err != nil {
-		return unix.EFAULT
-	}
-	return nil
+	return c.writeMemory(lengthAt, binary.NativeEndian.AppendUint32(nil, uint32(length)))
+}
+
+// writeMemory writes all of b to the caller's memory.
+func (c *call) writeMemory(addr uint64, b []byte) error {
+	return c.mayBlock(func() error {
+		if err := c.StillWaits(); err != nil {
+			return err
+		}
+		if err := task.WriteMemory(c.Thread(), addr, b); err != nil {
+			return unix.EFAULT
+		}
+		return nil
+	})
 }

@@ -112,12 +112,16 @@ func park(fd, file int) error {
 
 var errQueue = errors.New("the program has taken what waits in its socket")
 
-// unpark takes the next file out of the queue of the program's end. The errno is EAGAIN if there is
-// none, and 0 with end of file.
+// strayBytes is how many bytes that somebody wrote are passed over for a file: a program that has
+// both ends, by MSG_PEEK, can write them faster than they are read.
+const strayBytes = 256
+
+// unpark takes the next file out of the queue of the program's end, for which it may have to wait:
+// mayBlock. The errno is EAGAIN if there is none.
 func unpark(program int) (file int, err error) {
 	var one [1]byte
 	rights := make([]byte, unix.CmsgSpace(4))
-	for {
+	for range strayBytes {
 		n, m, _, _, err := unix.Recvmsg(program, one[:], rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 		if err != nil {
 			return -1, err
@@ -135,6 +139,7 @@ func unpark(program int) (file int, err error) {
 		}
 		return fds[0], nil
 	}
+	return -1, errQueue
 }
 
 // takeOther takes the other end, whose cookie is given, out of the program's end.
@@ -152,10 +157,17 @@ func takeOther(program int, cookie uint64) (int, error) {
 	return other, nil
 }
 
-// drain drops what a program wrote to a socket that was not connected.
+// takeOther takes the other end of the call's socket out of it.
+func (c *call) takeOther() (other int, err error) {
+	err = c.mayBlock(func() error { other, err = takeOther(c.fd, c.n.OtherEnd); return err })
+	return other, err
+}
+
+// drain drops what a program wrote to a socket that was not connected, but not what it goes on
+// writing meanwhile.
 func drain(fd int) {
 	buf := make([]byte, 64<<10)
-	for {
+	for range 2 * sendBuffer / len(buf) {
 		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
 		if n <= 0 || err != nil {
 			return

@@ -244,6 +244,8 @@ func (p *Plane) tell(l *link, t *tenant) {
 
 // Detach ends all that the endpoint has at the module.
 func (p *Plane) Detach(e model.Endpoint) error {
+	p.announce.Lock() // else a module that is being met hears of it once more, afterwards
+	defer p.announce.Unlock()
 	p.mu.Lock()
 	t := p.tenants[e.ID]
 	delete(p.tenants, e.ID)

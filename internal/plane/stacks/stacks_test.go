@@ -157,6 +157,78 @@ func TestForgedQueue(t *testing.T) {
 	}
 }
 
+// TestFloodedQueue: a program that has both ends, by MSG_PEEK, and writes to them all the time keeps
+// nobody who looks into its queue, or empties it.
+func TestFloodedQueue(t *testing.T) {
+	p, err := makePair()
+	testutil.NoError(t, err)
+	defer p.close()
+	taken, err := unpark(p.program) // as a program can
+	testutil.NoError(t, err)
+	closeFD(taken)
+	stop, writers := make(chan struct{}), sync.WaitGroup{}
+	for range 4 {
+		for _, end := range []int{p.program, p.other} {
+			writers.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						_, _ = unix.SendmsgN(end, zeroes[:], nil, nil, unix.MSG_DONTWAIT)
+					}
+				}
+			})
+		}
+	}
+	done := make(chan error, 1)
+	go func() {
+		for !readable(p.program) || !readable(p.other) {
+		}
+		drain(p.other)
+		_, err := unpark(p.program)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if !errors.Is(err, errQueue) {
+			t.Errorf("behind bytes without end: %v, want %v", err, errQueue)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("who looks into the queue is kept")
+	}
+	close(stop)
+	writers.Wait()
+}
+
+func readable(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+// TestPlaces: a tenant whose calls hold all of its places keeps no other tenant, and the agent's end
+// ends who waits for one.
+func TestPlaces(t *testing.T) {
+	one, another := newTenant(model.Endpoint{ID: 1}, netcfg.EndpointDevice{}), newTenant(model.Endpoint{ID: 2}, netcfg.EndpointDevice{})
+	p := &Plane{}
+	p.ctx, p.stop = context.WithCancel(t.Context())
+	for i := range one.sockets {
+		one.sockets[i] <- struct{}{}
+	}
+	for range maxBlocking {
+		one.blocking <- struct{}{}
+	}
+	testutil.NoError(t, (&call{p: p, t: another}).mayBlock(func() error { return nil }))
+	for i := range another.sockets {
+		testutil.NoError(t, (&call{p: p, t: another}).acquire(another.sockets[i]))
+	}
+	p.stop()
+	if err := (&call{p: p, t: one}).mayBlock(func() error { return nil }); !errors.Is(err, trap.ErrAgentEnds) {
+		t.Errorf("at the agent's end: %v, want %v", err, trap.ErrAgentEnds)
+	}
+}
+
 // modules plays the TCP plane: notes are kept nowhere, devices are pipes.
 type modules struct {
 	mu     sync.Mutex // guards opened

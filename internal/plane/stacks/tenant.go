@@ -28,7 +28,14 @@ type tenant struct {
 	// closing is held while the module is told that a socket is closed.
 	closing sync.Mutex
 
-	mu sync.Mutex // guards the rest; never held across a request
+	// sockets serialise what is done to a socket, by its cookie; blocking are the calls that may
+	// wait for their program in the kernel. A place is taken by sending.
+	sockets  [64]chan struct{}
+	blocking chan struct{}
+
+	// mu guards the rest. It is never held across a request, nor across anything that waits for a
+	// program: who hears the module takes it.
+	mu sync.Mutex
 	// held are sockets whose other end the plane has: bound ones and listeners, by id.
 	held map[uint64]*held
 	// outgoing are those that the module was asked to connect, until a program has learnt what
@@ -60,8 +67,15 @@ type outgoing struct {
 	ended time.Time
 }
 
+// maxBlocking is how many calls of a tenant may wait for their program in the kernel at a time.
+const maxBlocking = 16
+
 func newTenant(e model.Endpoint, veth netcfg.EndpointDevice) *tenant {
-	return &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}}
+	t := &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking)}
+	for i := range t.sockets {
+		t.sockets[i] = make(chan struct{}, 1)
+	}
+	return t
 }
 
 // configure takes over what the profile says, and reports whether that is news.

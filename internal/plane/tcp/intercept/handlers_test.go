@@ -102,6 +102,52 @@ func TestAnotherHandler(t *testing.T) {
 	})
 }
 
+// deferring defers getpriority() and gives a file.
+type deferring struct {
+	priorities
+	errs chan error
+}
+
+func (h *deferring) Answer(c *trap.Call) error {
+	d := c.Defer()
+	go func() {
+		fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			err = d.Give(trap.Descriptor{FD: fd})
+			if _, open := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil && open != nil {
+				err = fmt.Errorf("the descriptor that nobody got is closed: %w", open)
+			} else if err != nil {
+				_ = unix.Close(fd)
+			}
+		}
+		h.errs <- err
+	}()
+	return nil
+}
+
+// TestDeferredFile: a deferred call gives a file, and one whose caller can have no more files has an
+// answer, too, while the file stays the agent's.
+func TestDeferredFile(t *testing.T) {
+	h := &deferring{errs: make(chan error, 1)}
+	path := socketPath(t)
+	cfg := testConfig(path, "", &testMaker{})
+	cfg.others = []trap.Handler{h}
+	serve(t, cfg)
+	c := trapped(t, path, testName)
+	ask := command{Op: "priority", Type: unix.PRIO_USER}
+	if o := c.do(ask); o.Errno != 0 || o.OK < 3 {
+		t.Errorf("a file: %+v", o)
+	}
+	testutil.NoError(t, <-h.errs)
+	c.do(command{Op: "nofile", N: 3})
+	if o := c.do(ask); unix.Errno(o.Errno) != unix.EMFILE {
+		t.Errorf("one more than it may have: %+v, want EMFILE", o)
+	}
+	if err := <-h.errs; !errors.Is(err, unix.EMFILE) {
+		t.Errorf("the handler heard %v, want EMFILE", err)
+	}
+}
+
 // chosen is a handler as a plane may have one that endpoints choose: their socket() gives one end of
 // a socket pair, but for IPv6, which it leaves to whoever comes next.
 type chosen struct {

@@ -310,7 +310,7 @@ impl Objects {
             Incoming::Refused(reason) => {
                 let datagrams = message.what == What::ServiceRequest;
                 self.cm_say_on(link, &refusal(datagrams, reason));
-                self.close_link(link);
+                self.refuse_link(link);
             }
         }
     }

@@ -84,6 +84,8 @@ pub(crate) struct Link {
     pub(crate) own: Gid,
     pub(crate) other: Gid,
     pub(crate) opener: bool,
+    /// It came to nothing, and is closed.
+    is_refused: bool,
     /// The other end is an endpoint of this node, too.
     pub(crate) is_local: bool,
     pub(crate) phase: Phase,
@@ -199,6 +201,7 @@ impl Objects {
         let unmatched = |l: &Link| {
             l.endpoint == endpoint
                 && (matches!(l.phase, Phase::Greeting | Phase::Unmatched)
+                    || l.phase == Phase::Closing && l.is_refused
                     || l.kind == wire::RDMA_CM && l.phase == Phase::Established && l.cm == 0)
         };
         let known = self.endpoints.get(endpoint).is_some_and(|e| e.has(&to));
@@ -226,6 +229,7 @@ impl Objects {
             own,
             other,
             opener,
+            is_refused: false,
             is_local: false,
             phase: Phase::Greeting,
             kind: wire::PAIR,
@@ -378,7 +382,7 @@ impl Objects {
         link.kind = heard.kind;
         if status != 0 {
             self.answer_greeting(handle, status);
-            self.close_link(handle);
+            self.refuse_link(handle);
         } else if matches!(heard.kind, wire::DATAGRAMS | wire::RDMA_CM) {
             self.answer_greeting(handle, 0);
             self.establish(handle);
@@ -522,6 +526,15 @@ impl Objects {
             if let Some(link) = self.links.get_mut(handle) {
                 link.say(&Header::new(Kind::Close));
             }
+        }
+        self.close_link(handle);
+    }
+
+    /// Closes a connection that came to nothing: until the peer has closed it as well it counts as
+    /// one that waits for its queue pair.
+    pub(crate) fn refuse_link(&mut self, handle: u32) {
+        if let Some(link) = self.links.get_mut(handle) {
+            link.is_refused = true;
         }
         self.close_link(handle);
     }

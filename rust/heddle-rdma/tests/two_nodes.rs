@@ -8,9 +8,11 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use support::{
-    End, Router, WAIT_TIMEOUT, at, gid, inline, node, nodes, pair, request, sending, tcp_pair,
+    End, Router, WAIT_TIMEOUT, at, eventually, gid, inline, node, nodes, pair, request, sending,
+    tcp_pair,
 };
 use verbs_protocol::agent::Message;
+use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, FIRST, Greeting, Header, Kind, LAST};
 use verbs_protocol::{abi, ibv};
 
@@ -163,7 +165,7 @@ fn datagrams_and_unreliable_connections_cross_nodes() {
     assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
     a.send(&sending(at(ibv::WR_RDMA_WRITE, 3, &b.buffer, b.key), &[a.whole()]));
     assert_eq!(a.sends.result(), (3, ibv::WC_SUCCESS));
-    support::eventually("the bytes", || {
+    eventually("the bytes", || {
         let last = &raw const b.buffer[99_999];
         // SAFETY: the router writes it meanwhile, as a program with verbs has to expect.
         (unsafe { last.read_volatile() } == 1).then_some(())
@@ -191,7 +193,7 @@ fn a_cut_fails_both_ends_on_one_node_and_between_nodes() {
         routers[0].net.cut();
         assert_eq!(a.sends.result(), (2, ibv::WC_RETRY_EXC_ERR), "{between}");
         // Of the other nothing is under way.
-        let event = support::eventually("the end of the other", || {
+        let event = eventually("the end of the other", || {
             let event = b.device.event();
             (event.event != ibv::EVENT_COMM_EST).then_some(event)
         });
@@ -424,4 +426,17 @@ fn connections_for_datagrams_of_a_peer_are_few() {
     last.set_nonblocking(true).unwrap();
     let nothing = last.read(&mut [0; 1]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+/// A peer that greets wrongly, and does not close what was refused, has so many connections only.
+#[test]
+fn connections_that_are_refused_count_until_they_are_closed() {
+    let (one, _two) = nodes();
+    let wrong = Greeting { version: 9, ..greeting(0) };
+    let before = one.descriptors();
+    let all: Vec<TcpStream> = (0..600).map(|_| intrude(&one, &wrong)).collect();
+    // It has seen all of them, as it answers in order.
+    eventually("refusals", || (one.times(1, Reason::LinkUnmatched) > 300).then_some(()));
+    assert!(one.descriptors() < before + 300, "{}", one.descriptors());
+    drop(all);
 }

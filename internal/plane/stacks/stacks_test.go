@@ -201,6 +201,26 @@ func TestFloodedQueue(t *testing.T) {
 	writers.Wait()
 }
 
+// TestBlockingEnd: a program that has the other end, too, and makes it block keeps no thread.
+func TestBlockingEnd(t *testing.T) {
+	p, err := makePair()
+	testutil.NoError(t, err)
+	defer p.close()
+	testutil.NoError(t, unix.SetNonblock(p.other, false))
+	_, err = unix.Write(p.program, []byte("bytes"))
+	testutil.NoError(t, err)
+	done := make(chan bool, 1)
+	go func() { done <- ended(p.other, make([]byte, 4)) }()
+	select {
+	case is := <-done:
+		if is {
+			t.Error("it has ended")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("who looks whether it has ended is kept")
+	}
+}
+
 func readable(fd int) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)

@@ -239,14 +239,23 @@ func (p *Plane) hold(t *tenant, h *held, fd int) error {
 
 // watch waits until the program has closed its end, or the plane the other one.
 func (p *Plane) watch(t *tenant, h *held) {
-	buf := make([]byte, 512)
-	for {
-		n, err := h.other.Read(buf) // what a program writes to a listener is dropped
-		if n == 0 || err != nil {
-			break
-		}
+	if raw, err := h.other.SyscallConn(); err == nil {
+		buf := make([]byte, 512)
+		// Without waiting, whatever the file's flags are: a program that has it, too (MSG_PEEK),
+		// may have made it block, and a thread with it.
+		_ = raw.Read(func(fd uintptr) bool { return ended(int(fd), buf) })
 	}
 	p.closeHeld(t, h)
+}
+
+// ended drops what a program wrote to a listener, and reports whether it has closed its end.
+func ended(fd int, buf []byte) bool {
+	for {
+		n, _, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
+		if err != unix.EINTR && (n <= 0 || err != nil) {
+			return err != unix.EAGAIN
+		}
+	}
 }
 
 // closeHeld gives up a held socket that its program has closed, and has the module forget it.

@@ -2,7 +2,7 @@
 //! host owns all of it.
 
 use core::net::Ipv4Addr;
-use std::io::{IoSliceMut, Read, Write};
+use std::io::IoSliceMut;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -23,6 +23,9 @@ use crate::sys;
 const ORPHAN: Duration = Duration::from_secs(60);
 /// After that many packets of one connection it is others' turn.
 const PACKETS_A_TURN: usize = 64;
+
+/// As many reads empty a pair.
+const PARTS: usize = 4096;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug)]
@@ -325,7 +328,7 @@ impl Connection {
             let mut stuck = None;
             let sent = socket.recv(|data| {
                 let end = data.len().min(most);
-                match (&*pair).write(&data[..end]) {
+                match sys::write(pair, &data[..end]) {
                     Ok(n) => (n, n),
                     Err(err) => {
                         stuck = Some(err);
@@ -485,7 +488,12 @@ impl Connection {
         {
             // With nothing unread the other end sees no reset.
             let mut rest = [0; 4096];
-            while matches!((&*pair).read(&mut rest), Ok(1..)) {}
+            // Not what it goes on writing meanwhile.
+            for _ in 0..PARTS {
+                if !matches!(sys::read(pair, &mut [IoSliceMut::new(&mut rest)]), Ok(1..)) {
+                    break;
+                }
+            }
         }
         self.phase = Phase::Over;
         Change::Ended(errno)
@@ -498,7 +506,7 @@ impl Connection {
         let mut rest = [0; 4096];
         while left > 0 {
             let most = left.min(rest.len());
-            match (&*pair).read(&mut rest[..most]) {
+            match sys::read(pair, &mut [IoSliceMut::new(&mut rest[..most])]) {
                 Ok(n @ 1..) => left -= n,
                 _ => break,
             }
@@ -574,9 +582,9 @@ fn pull_some(
         let mut skipped = [0; 1];
         let got = if *guard {
             let mut parts = [IoSliceMut::new(&mut skipped), IoSliceMut::new(&mut room[..read])];
-            (&*pair).read_vectored(&mut parts)
+            sys::read(pair, &mut parts)
         } else {
-            (&*pair).read(&mut room[..read])
+            sys::read(pair, &mut [IoSliceMut::new(&mut room[..read])])
         };
         let got = got.unwrap_or(0);
         let data = got - usize::from(*guard && got > 0);

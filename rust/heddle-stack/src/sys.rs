@@ -260,6 +260,25 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }).map(drop)
 }
 
+/// Reads what is there. Never waits, whatever the file's flags are: a program may have the file,
+/// too (`MSG_PEEK`), and change them.
+pub(crate) fn read(stream: &UnixStream, parts: &mut [io::IoSliceMut<'_>]) -> io::Result<usize> {
+    // SAFETY: msghdr consists of integers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    // IoSliceMut is an iovec by definition.
+    message.msg_iov = parts.as_mut_ptr().cast();
+    message.msg_iovlen = parts.len();
+    // SAFETY: `message` names `parts`, which outlive the call, and nothing else.
+    length(unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+}
+
+/// Writes what there is room for, and never waits, as `read`.
+pub(crate) fn write(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel only reads `bytes`, which outlive the call.
+    length(unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) })
+}
+
 /// Bytes that wait to be read.
 pub(crate) fn waiting(stream: &UnixStream) -> usize {
     let mut count: c_int = 0;
@@ -379,6 +398,22 @@ mod tests {
         drop(ours);
         let err = program.read(&mut some).unwrap_err();
         assert_eq!(err.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn who_makes_a_file_blocking_keeps_nobody() {
+        let (program, ours) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(false).unwrap(); // as a program can that has the file
+        let mut some = [0; 4];
+        let err = read(&ours, &mut [io::IoSliceMut::new(&mut some)]).unwrap_err();
+        assert!(would_block(&err));
+        let err = loop {
+            if let Err(err) = write(&ours, &[0; 4096]) {
+                break err;
+            }
+        };
+        assert!(would_block(&err));
+        drop(program);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
@@ -148,12 +150,23 @@ func setVerbs(endpoint, socket string, spin *uint32, dirs []string) error {
 	if spin != nil {
 		args = append(args, "--spin-us", strconv.FormatUint(uint64(*spin), 10))
 	}
-	out, err := exec.Command(program, args...).CombinedOutput()
+	ctx, cancel := context.WithTimeout(context.Background(), agentTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.CombinedOutput()
+	if ctx.Err() != nil {
+		return fmt.Errorf("the agent has not answered for %v: `heddle status` says why", agentTimeout)
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(out)))
 	}
 	return nil
 }
+
+// agentTimeout bounds how long a container's start waits for an agent that does not answer: it
+// fails then, and its engine goes on with others. A router takes less than a second to start.
+var agentTimeout = 30 * time.Second
 
 // apiSocketFile is the agent's API, beside its seccomp socket.
 const apiSocketFile = "api.sock"

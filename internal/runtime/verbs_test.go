@@ -8,9 +8,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/plane/verbs/folder"
+	"heddle.dev/heddle/internal/testutil"
 )
 
 // verbsNode is a node with the endpoints "a", which has verbs, and "b", which has not, and an image
@@ -117,6 +119,21 @@ func TestInjectVerbsAsks(t *testing.T) {
 		if raw, _ := os.ReadFile(asked); strings.TrimSpace(string(raw)) != c.want {
 			t.Errorf("%+v: asked %q", c, raw)
 		}
+	}
+}
+
+// TestInjectVerbsAgentHangs: an agent that does not answer holds no container's start up for ever.
+func TestInjectVerbsAgentHangs(t *testing.T) {
+	socket, root, library := verbsNode(t)
+	dir := filepath.Dir(library)
+	before := agentTimeout
+	agentTimeout = 100 * time.Millisecond
+	t.Cleanup(func() { agentTimeout = before })
+	err := os.WriteFile(filepath.Join(dir, "heddle"), []byte("#!/bin/sh\nexec sleep 600\n"), 0o755)
+	testutil.NoError(t, err)
+	_, _, err = injectVerbs(verbsConfig(t, root, "b", "true", "tmpfs"), socket, []string{dir})
+	if err == nil || !strings.Contains(err.Error(), "has not answered") {
+		t.Errorf("%v, want that the agent has not answered", err)
 	}
 }
 

@@ -63,8 +63,3 @@ func (p *Plane) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
 
 // Counters implements plane.Reports.
 func (p *Plane) Counters() ([]api.Counter, error) { return nil, nil }
-
-// Traffic implements plane.Reports.
-func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
-	return make([]model.Traffic, len(endpoints)), nil
-}

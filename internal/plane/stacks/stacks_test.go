@@ -471,3 +471,22 @@ func TestServeStack(t *testing.T) {
 		t.Errorf("a module that does not run: %v", err)
 	}
 }
+
+// TestCounted: what one module counted stays counted when it is another's turn, and no count falls.
+func TestCounted(t *testing.T) {
+	tn := newTenant(model.Endpoint{ID: 7}, netcfg.EndpointDevice{})
+	first := &protocol.Stats{Connected: 3, Accepted: 2, Connections: 4, HalfOpen: 1, TimeWait: 1, BytesSent: 1000, BytesReceived: 10, Retransmits: 1}
+	if got := tn.count(1, first); got.Opened != 3 || got.Accepted != 2 || got.Live[Path] != 2 || got.Closed != 3 || got.BytesSent != 1000 {
+		t.Errorf("the first module: %+v", got)
+	}
+	if got := tn.countedBefore(); got.Closed != 5 || got.Live[Path] != 0 || got.BytesReceived != 10 {
+		t.Errorf("without a module: %+v", got)
+	}
+	got := tn.count(2, &protocol.Stats{Accepted: 1, Connections: 1, BytesSent: 5})
+	if got.Opened != 3 || got.Accepted != 3 || got.Live[Path] != 1 || got.Closed != 5 || got.BytesSent != 1005 || got.BytesReceived != 10 {
+		t.Errorf("the next module: %+v", got)
+	}
+	if got := tn.count(2, &protocol.Stats{}); got.Accepted != 3 || got.BytesSent != 1005 {
+		t.Errorf("counts that fall: %+v", got)
+	}
+}

@@ -43,6 +43,7 @@ type tenant struct {
 	outgoing map[uint64]*outgoing
 	gone     bool
 	settings stack.Settings
+	counted  counted
 }
 
 // held is a bound socket or a listener.

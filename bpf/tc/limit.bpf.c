@@ -218,6 +218,23 @@ static __always_inline __u32 plain_sender(const struct __sk_buff *skb, const str
 	return ep ? ep->id : 0;
 }
 
+/* The endpoint that receives what leaves by a device: at the other end of its veth, or by a module
+ * that runs its TCP. */
+static __always_inline struct endpoint *receiver_by(__u32 ifindex)
+{
+	struct endpoint *ep = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	struct stack_device *veth;
+	__u32 at;
+
+	if (ep)
+		return ep;
+	veth = bpf_map_lookup_elem(&stack_by_ifindex, &ifindex);
+	if (!veth)
+		return NULL;
+	at = veth->ifindex;
+	return bpf_map_lookup_elem(&endpoint_by_ifindex, &at);
+}
+
 /* Egress of the node's devices. */
 SEC("tc")
 int limit_out(struct __sk_buff *skb)
@@ -257,7 +274,7 @@ int limit_out(struct __sk_buff *skb)
 		mark(skb, &p, l);
 	if (skb->tc_index == LIMIT_SENT)
 		l = NULL;
-	receiver = bpf_map_lookup_elem(&endpoint_by_ifindex, &ifindex);
+	receiver = receiver_by(ifindex);
 	theirs = receiver ? limit_of(receiver->id) : NULL;
 	return queue(skb, &p, kind, l, theirs, LIMIT_QUEUED);
 }

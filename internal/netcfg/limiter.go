@@ -40,7 +40,7 @@ func AttachLimiter(ifindex int, progs Limiter) error {
 }
 
 // attachLimiters attaches the programs to every device that endpoints' packets may take: lo,
-// Heddle's own, and those that routes lead to.
+// Heddle's own, those of stack modules, and those that routes lead to.
 func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error {
 	links, err := dump(h.LinkList)
 	if err != nil {
@@ -54,6 +54,7 @@ func attachLimiters(h *netlink.Handle, shape netlink.Link, progs Limiter) error 
 	for _, l := range links {
 		name := l.Attrs().Name
 		_, endpoint := endpointOf(l)
+		endpoint = endpoint || isStackDevice(l)
 		if l.Attrs().Index != LoopbackIfindex && !routed[l.Attrs().Index] && !endpoint && name != OverlayDevice && name != DivertDevice {
 			continue
 		}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -32,6 +33,13 @@ func stackMAC(id model.EndpointID) net.HardwareAddr {
 }
 
 func stackName(id model.EndpointID) string { return stackPrefix + strconv.FormatUint(uint64(id), 16) }
+
+// isStackDevice tells whether l is a device of a stack module.
+func isStackDevice(l netlink.Link) bool {
+	digits, ok := strings.CutPrefix(l.Attrs().Name, stackPrefix)
+	n, err := strconv.ParseUint(digits, 16, 32)
+	return ok && err == nil && l.Type() == "tuntap" && l.Attrs().HardwareAddr.String() == stackMAC(model.EndpointID(n)).String()
+}
 
 // DescribeStackDevice gives what AddStackDevice would make, but for the index.
 func DescribeStackDevice(id model.EndpointID, veth int) (StackDevice, error) {

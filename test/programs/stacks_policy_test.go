@@ -1,0 +1,268 @@
+package programs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/lab"
+)
+
+// TestStacksRules: what the operator says of an endpoint holds, too, if a module runs its TCP.
+func TestStacksRules(t *testing.T) {
+	lab.NeedPrograms(t, "stacks", "python3")
+	l := newStacksLab(t)
+	copyPrograms(t, l.dir, "stack_serve.py", "stack_dial.py")
+	t.Run("policy", l.testPolicy)
+	t.Run("caps", l.testCaps)
+}
+
+// rulePorts are those of one server: rules do not speak of the first.
+type rulePorts struct{ open, reject, drop int }
+
+func portsFrom(first int) rulePorts { return rulePorts{first, first + 1, first + 2} }
+
+func (p rulePorts) words() []string {
+	return []string{strconv.Itoa(p.open), strconv.Itoa(p.reject), strconv.Itoa(p.drop)}
+}
+
+// serveAt echoes at the ports.
+func (l stacksLab) serveAt(where string, p rulePorts) *lab.Program {
+	l.Helper()
+	return l.start(where, strconv.Itoa(p.drop), append([]string{"python3", filepath.Join(l.dir, "stack_serve.py")}, p.words()...)...)
+}
+
+func (l stacksLab) dial(where, what, to string, p rulePorts) []string {
+	l.Helper()
+	return append([]string{"python3", filepath.Join(l.dir, "stack_dial.py"), what, l.address(to)}, p.words()...)
+}
+
+// try reports what becomes of connections to all ports.
+func (l stacksLab) try(where, to string, p rulePorts, want string) {
+	l.Helper()
+	want = strings.NewReplacer("open", strconv.Itoa(p.open), "reject", strconv.Itoa(p.reject), "drop", strconv.Itoa(p.drop)).Replace(want)
+	if got := strings.TrimSpace(l.must(where, l.dial(where, "try", to, p)...)); got != want {
+		l.Errorf("%s to %s: %s, want %s", where, to, got, want)
+	}
+}
+
+// liveRule is a program with connections to a server's ports.
+type liveRule struct {
+	ends  []*lab.Program // that hear of it; the first is the client
+	ports rulePorts
+}
+
+func (l stacksLab) hold(where, to string, server *lab.Program, p rulePorts) liveRule {
+	l.Helper()
+	what := "hold"
+	stranger := where == "node" || to == "node" || to == "outside"
+	if stranger {
+		what = "talk" // none of its ends is cut, but packets are rejected
+	}
+	words := l.dial(where, what, to, p)
+	c := lab.StartCommand(l, where+" to "+to, l.in(context.WithoutCancel(l.Context()), where, words...))
+	c.WaitFor("held")
+	if stranger {
+		return liveRule{[]*lab.Program{c}, p}
+	}
+	return liveRule{[]*lab.Program{c, server}, p}
+}
+
+// cut waits until the ends know that the connections to the forbidden ports have ended; the others
+// have to live on.
+func (l stacksLab) cut(all []liveRule) {
+	l.Helper()
+	for _, live := range all {
+		client := live.ends[0]
+		for _, end := range live.ends {
+			for _, port := range []int{live.ports.reject, live.ports.drop} {
+				testutil.Eventually(l, fmt.Sprintf("%s: the connection to port %d is cut", client.Name, port), func() (bool, string) {
+					out := end.Output()
+					at := fmt.Sprintf("ended %d ", port)
+					return strings.Contains(out, at+"ECONNRESET") || strings.Contains(out, at+"ECONNABORTED") || strings.Contains(out, at+"EPIPE"), out
+				})
+			}
+		}
+		if out := client.Output(); strings.Contains(out, fmt.Sprintf("ended %d", live.ports.open)) {
+			l.Errorf("%s: what is allowed has ended:\n%s", client.Name, out)
+		}
+	}
+}
+
+// testPolicy forbids some connections to and from a container whose TCP a module runs: those that
+// live end, and there are no new ones.
+func (l stacksLab) testPolicy(t *testing.T) {
+	l = l.with(t)
+	own := portsFrom(9100)
+	server := l.serveAt("n1/c1", own)
+	var live []liveRule
+	ports := map[string]rulePorts{}
+	out := map[string][]int{}
+	for i, peer := range stackPeers {
+		p := portsFrom(9110 + 10*i)
+		ports[peer] = p
+		out["reject"], out["drop"] = append(out["reject"], p.reject), append(out["drop"], p.drop)
+		live = append(live, l.hold("n1/c1", peer, l.serveAt(peer, p), p))
+		if peer != "outside" {
+			live = append(live, l.hold(peer, "n1/c1", server, own))
+		}
+	}
+	l.applyRules([]map[string]any{lab.DenyRule("reject", own.reject), lab.DenyRule("drop", own.drop)},
+		[]map[string]any{lab.DenyRule("reject", out["reject"]...), lab.DenyRule("drop", out["drop"]...)})
+	l.cut(live)
+	const want = "open=echo reject=ECONNREFUSED drop=timeout"
+	for _, peer := range stackPeers {
+		l.try("n1/c1", peer, ports[peer], want)
+		if peer != "outside" {
+			l.try(peer, "n1/c1", own, want)
+		}
+	}
+	// The container's own stack has the same address and no policy of its own: what it sends is
+	// asked about as the module's is, and the answers are the module's, which knows of nothing.
+	l.try("n1/c1 overlay", "n2/c1", ports["n2/c1"], "open=timeout reject=timeout drop=timeout")
+	l.cut(live)
+}
+
+// applyRules puts rules about containers of modules in force until the end of the test.
+func (l stacksLab) applyRules(ingress, egress []map[string]any) {
+	l.Helper()
+	doc := lab.EverybodyPolicy("modules", ingress, egress)
+	doc["subject"] = map[string]any{"labels": map[string]string{"stack": "smoltcp"}}
+	file := filepath.Join(l.TempDir(), "policy.json")
+	testutil.NoError(l, os.WriteFile(file, []byte(lab.JSON(l, doc)), 0o600))
+	l.Cleanup(func() {
+		if out, err := l.heddle(context.WithoutCancel(l.Context()), "policy", "delete", "--all").CombinedOutput(); err != nil {
+			l.Errorf("%v\n%s", err, out)
+		}
+	})
+	if out, err := l.heddle(l.Context(), "policy", "apply", "-f", file).CombinedOutput(); err != nil {
+		l.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// flood has one container send to another as fast as it goes, over n connections.
+func (l stacksLab) flood(from, to string, port, n int) (sink *lab.Program) {
+	l.Helper()
+	program, err := filepath.Abs("../policy/testdata/flood.py")
+	testutil.NoError(l, err)
+	at, count := strconv.Itoa(port), strconv.Itoa(n)
+	sink = lab.StartCommand(l, "sink of "+from, l.in(context.WithoutCancel(l.Context()), to, "python3", program, "sink", at, count))
+	sink.WaitFor("listening")
+	source := lab.StartCommand(l, "source "+from, l.in(context.WithoutCancel(l.Context()), from, "python3", program, "source", l.address(to), at, count))
+	source.WaitFor("connected")
+	return sink
+}
+
+// rate measures what sinks receive together, in bits a second.
+func (l stacksLab) rate(tag string, sinks []*lab.Program) (sum float64) {
+	l.Helper()
+	for _, s := range sinks {
+		if _, err := fmt.Fprintf(s.Stdin, "measure 1.2 %s\n", tag); err != nil {
+			l.Fatal(err)
+		}
+	}
+	for _, s := range sinks {
+		var line string
+		testutil.Eventually(l, "a measurement of "+s.Name, func() (ok bool, out string) {
+			_, after, _ := strings.Cut(s.Output(), tag+" ")
+			line, _, ok = strings.Cut(after, " end")
+			return ok, s.Output()
+		})
+		for _, w := range strings.Fields(line) {
+			r, err := strconv.ParseFloat(w, 64)
+			testutil.NoError(l, err)
+			sum += r
+		}
+	}
+	return sum
+}
+
+// held waits for a window in which what sinks receive is within the cap, and at least that part of
+// it: smoltcp is slow to send again what a cap has dropped.
+func (l stacksLab) held(what string, limit, part float64, sinks []*lab.Program) {
+	l.Helper()
+	var seen []string
+	for i := range 8 {
+		r := l.rate(fmt.Sprintf("%s-%d", what, i), sinks)
+		if seen = append(seen, fmt.Sprintf("%.1f", r/1e6)); r >= part*limit && r <= 1.05*limit {
+			l.Logf("%s: %v of %.1f Mbit/s", what, seen, limit/1e6)
+			return
+		}
+	}
+	l.Errorf("%s: Mbit/s %v, want %.1f", what, seen, limit/1e6)
+}
+
+// exceeds waits for a window in which sinks receive more than a cap would let pass.
+func (l stacksLab) exceeds(what string, limit float64, sinks []*lab.Program) {
+	l.Helper()
+	n := 0
+	testutil.Eventually(l, what+": more than with it", func() (bool, string) {
+		n++
+		r := l.rate(fmt.Sprintf("%s-%d", strings.ReplaceAll(what, " ", "-"), n), sinks)
+		return r > 1.2*limit, fmt.Sprint(r)
+	})
+}
+
+func (l stacksLab) limit(args ...string) {
+	l.Helper()
+	if out, err := l.heddle(l.Context(), append([]string{"limit"}, args...)...).CombinedOutput(); err != nil {
+		l.Fatalf("heddle limit %v: %v\n%s", args, err, out)
+	}
+}
+
+func (l stacksLab) traffic(container string) (out model.Traffic) {
+	l.Helper()
+	raw, err := l.heddle(l.Context(), "endpoints", "--stats", "--node", "n1", "--output", "json").Output()
+	testutil.NoError(l, err)
+	var list []struct {
+		Name    string
+		Traffic model.Traffic
+	}
+	testutil.NoError(l, json.Unmarshal(raw, &list))
+	for _, e := range list {
+		if e.Name == container {
+			return e.Traffic
+		}
+	}
+	l.Fatalf("no endpoint %s:\n%s", container, raw)
+	return out
+}
+
+// testCaps: caps of an endpoint hold for a module's connections, over the paths together, and they
+// are in its accounts, of this module and the one before.
+func (l stacksLab) testCaps(t *testing.T) {
+	l = l.with(t)
+	var in, out []*lab.Program
+	for i, peer := range []string{"n1/c2", "n1/c2 overlay", "n2/c1", "n2/c1 overlay"} {
+		in = append(in, l.flood(peer, "n1/c1", 9200+i, 1))
+		out = append(out, l.flood("n1/c1", peer, 9210+i, 1))
+	}
+	l.exceeds("receives, without a cap", 60e6, in)
+	l.exceeds("sends, without a cap", 100e6, out)
+	l.limit("set", "n1/c1", "--ingress", "60mbit", "--egress", "100mbit")
+	l.held("receives", 60e6, 0.9, in)
+	l.held("sends", 100e6, 0.2, out)
+	before := l.traffic("n1/c1")
+	if before.BytesSent < 5e6 || before.BytesReceived < 5e6 || before.Opened < 4 || before.Accepted < 4 || before.Live["stack"] < 8 {
+		t.Errorf("accounts: %+v", before)
+	}
+	l.killModule()
+	// The next module's devices come while caps are in force.
+	testutil.EventuallyTrue(t, "the next module serves", func() bool {
+		return l.in(t.Context(), "n1/c1", "python3", "-c", "import socket; socket.create_server(('', 9219))").Run() == nil
+	})
+	again := []*lab.Program{l.flood("n2/c1", "n1/c1", 9220, 2)}
+	l.held("receives-again", 60e6, 0.9, again)
+	if after := l.traffic("n1/c1"); after.BytesSent < before.BytesSent || after.BytesReceived <= before.BytesReceived || after.Accepted < before.Accepted+2 {
+		t.Errorf("accounts with the next module: %+v, before: %+v", after, before)
+	}
+	l.limit("clear", "n1/c1")
+	l.exceeds("receives, without a cap any more", 60e6, again)
+}

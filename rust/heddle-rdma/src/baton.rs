@@ -17,8 +17,8 @@ use crate::objects::Objects;
 use crate::protection::{Protection, protects};
 use crate::sys;
 
-/// How often the watch looks. A copy that it sees twice has taken this long at least.
-const LOOK: Duration = Duration::from_millis(5);
+/// Between two looks at least.
+const LOOK_LEAST: Duration = Duration::from_micros(100);
 /// Looks without a copy in between after which it stops looking.
 const LOOKS_IDLE: u32 = 200;
 /// What a look adds to the score of an endpoint if it finds the worker waiting for its memory. Each
@@ -171,27 +171,31 @@ impl Watch {
         }
     }
 
-    /// Looks, for as long as the process runs. `take_over` gets the endpoint that holds up the
-    /// worker, and the baton; it says who serves all endpoints from then on.
+    /// Looks, for as long as the process runs, each time that `patience` has passed: a copy that it
+    /// sees twice has taken this long at least. Zero is for tests: each copy that it sees counts as
+    /// stuck. `take_over` gets the endpoint that holds up the worker, and the baton; it says who
+    /// serves all endpoints from then on.
     pub(crate) fn run(
         &self,
         place: &Place,
         mut hollow: Box<Objects>,
         mut worker: Arc<Worker>,
+        patience: Duration,
         take_over: impl Fn(&mut Objects, &Worker, u32) -> Option<Arc<Worker>>,
     ) {
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         let (mut seen, mut idle) = (0, 0);
         let mut late = Late::default();
         loop {
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(patience.max(LOOK_LEAST));
             let now = worker.copies.load(Ordering::SeqCst);
             let mut culprit = worker.culprit.load(Ordering::Relaxed);
             let copies = now & 1 == 1 && culprit != 0;
             // One that has no processor is not stuck.
             let waits = copies && sys::waits(worker.thread.load(Ordering::Relaxed));
             let is_late = late.look(waits.then_some(culprit));
-            if waits && (now == seen || is_late) && protects(Protection::Watch) {
+            let stuck = waits && (now == seen || is_late) || copies && patience.is_zero();
+            if stuck && protects(Protection::Watch) {
                 place.take(&mut hollow, &worker);
                 // Ended meanwhile, it waits for the baton, or is ahead of us.
                 culprit = worker.culprit.load(Ordering::Relaxed);

@@ -146,6 +146,13 @@ pub(crate) enum Timer {
 impl Objects {
     pub(crate) fn at(&mut self, when: Instant, timer: Timer) {
         self.timers.push(Reverse((when, timer)));
+        // It may sleep for longer.
+        self.nudge_first();
+    }
+
+    /// Whether there is something for [`Self::expire`].
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        self.timers.peek().is_some_and(|Reverse((when, _))| *when <= now)
     }
 
     /// Does what is due, and says when the next thing is.

@@ -14,7 +14,7 @@ use crate::cm_link;
 use crate::objects::{Endpoint, EventSocket, Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::requests::QUANTUM;
-use crate::shards::Nudge;
+use crate::shards::{NOBODY, Nudge};
 use crate::sys::{self, Epoll};
 
 /// How the router is run.
@@ -24,6 +24,9 @@ pub struct Options {
     pub agent: PathBuf,
     /// For how long it looks for work before it sleeps.
     pub spin: Duration,
+    /// For how long a copy of a program's memory may wait until its endpoint gets a thread of its
+    /// own. Zero is for tests: any copy may be taken for one that waits.
+    pub patience: Duration,
 }
 
 /// Shared memory of all endpoints together is at most this part of the machine's.
@@ -54,12 +57,13 @@ pub fn run(options: &Options) -> io::Result<Infallible> {
     // What programs do not touch is charged to nobody else.
     objects.pool = sys::machine_memory() / POOL_PART;
     let (worker, spin) = (Arc::<Worker>::default(), options.spin);
+    let patience = options.patience;
     let watched = (objects.hollow(), Arc::clone(&worker));
     let hollow = objects.hollow();
     shared.place.begin(Box::new(objects));
     std::thread::Builder::new().name("watch".into()).spawn(move || {
         let (hollow, worker) = watched;
-        shared.watch.run(&shared.place, hollow, worker, |objects, stuck, culprit| {
+        shared.watch.run(&shared.place, hollow, worker, patience, |objects, stuck, culprit| {
             take_over(objects, stuck, culprit, spin)
         });
     })?;
@@ -89,12 +93,13 @@ fn take_over(
         }
     });
     spawned.ok()?;
-    if objects.give_shard(culprit).is_err() {
-        // No endpoint's: it ends.
-        next.serve(u32::MAX);
+    if let Ok(serves) = objects.give_shard(culprit) {
+        stuck.serve(serves);
+    } else {
+        // It ends.
+        next.serve(NOBODY);
         return None;
     }
-    stuck.serve(culprit);
     Some(next)
 }
 
@@ -156,7 +161,9 @@ impl Loop {
             self.last_work = now;
             self.turns += 1;
             self.untold = true;
-            if self.turns < TURNS_UNTIL_EVENTS {
+            // A worker that was stuck has another shard now, and must not take the events of the
+            // one that it had: nobody else would see them.
+            if self.turns < TURNS_UNTIL_EVENTS || self.worker.serves() != shard {
                 return Ok(());
             }
             self.turns = 0;
@@ -172,7 +179,12 @@ impl Loop {
 
     /// Does what is due. That is the business of the worker that serves all.
     fn expire(&mut self, shard: u32, now: Instant) -> Option<Instant> {
-        if shard == 0 { self.objects.expire(now) } else { None }
+        if shard != 0 {
+            return None;
+        }
+        // It may be the business of others, too.
+        self.untold |= self.objects.is_due(now);
+        self.objects.expire(now)
     }
 
     /// Contexts of this worker's endpoints, of those that are awake or, if `waiting`, wait.
@@ -281,6 +293,9 @@ impl Loop {
                 doorbell.arm();
             }
         }
+        // What came before without a ring may be for another worker, such as a receive request that
+        // a queue pair of its endpoint waits for: others have to look once more as well.
+        self.untold |= !awake.is_empty();
         let mut until = self.expire(shard, now);
         let worked = self.turn(shard, now, &mut until);
         if self.worker.serves() != shard {
@@ -310,14 +325,15 @@ impl Loop {
 
     /// Wakes other workers if something was done since the last time.
     fn tell_others(&mut self, shard: u32) {
-        if std::mem::take(&mut self.untold) {
+        let asks = shard != 0 && !self.objects.asks.is_empty();
+        if std::mem::take(&mut self.untold) || asks {
             self.objects.nudge_others(shard);
         }
     }
 
     fn dispatch(&mut self, shard: u32, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
-        let epoll = self.objects.epoll_for(shard);
+        let (epoll, _nudge) = self.objects.epoll_for(shard);
         let waited = if timeout == Some(Duration::ZERO) {
             epoll.wait(&mut events, timeout)
         } else {
@@ -335,7 +351,8 @@ impl Loop {
             }
         }
         if changed {
-            self.objects.nudge_others(shard);
+            // Its own shard may be another one now.
+            self.objects.nudge_others(self.worker.serves());
         }
         self.events = events;
         waited

@@ -10,6 +10,9 @@ use verbs_protocol::statistics::Reason;
 use crate::objects::{Objects, Source};
 use crate::sys::{self, Epoll};
 
+/// What a worker serves that is to end.
+pub(crate) const NOBODY: u32 = u32::MAX;
+
 /// Wakes a worker that sleeps.
 #[derive(Clone)]
 pub(crate) struct Nudge(Arc<OwnedFd>);
@@ -68,20 +71,32 @@ impl Objects {
         self.contexts.get(context).map_or(&self.epoll, |c| self.epoll_of(c.endpoint))
     }
 
-    /// The set that a worker waits for.
-    pub(crate) fn epoll_for(&self, shard: u32) -> Arc<Epoll> {
+    /// The set that a worker waits for, and what wakes it, which has to live as long: a set forgets
+    /// what is closed, and with it that it was rung.
+    pub(crate) fn epoll_for(&self, shard: u32) -> (Arc<Epoll>, Nudge) {
         let shard = self.endpoints.get(shard).and_then(|e| e.shard.as_ref());
-        Arc::clone(shard.map_or(&self.epoll, |s| &s.epoll))
+        let (epoll, nudge) = shard.map_or((&self.epoll, &self.nudge), |s| (&s.epoll, &s.nudge));
+        (Arc::clone(epoll), nudge.clone())
     }
 
     /// Has the thread of an endpoint go on with a queue pair of another one.
     pub(crate) fn visit(&mut self, endpoint: u32, number: u32) {
+        let own = self.worker.serves() == endpoint;
         let shard = self.endpoints.get_mut(endpoint).and_then(|e| e.shard.as_mut());
         if let Some(shard) = shard
             && !shard.visitors.contains(&number)
         {
             shard.visitors.push(number);
-            shard.nudge.ring();
+            if !own {
+                shard.nudge.ring();
+            }
+        }
+    }
+
+    /// Wakes the worker of all, if this is another one.
+    pub(crate) fn nudge_first(&self) {
+        if self.worker.serves() != 0 {
+            self.nudge.ring();
         }
     }
 
@@ -99,30 +114,31 @@ impl Objects {
         }
     }
 
-    /// Gives an endpoint a shard: its descriptors are waited for there from now on. If it has gone,
-    /// whoever was to serve it ends.
-    pub(crate) fn give_shard(&mut self, endpoint: u32) -> io::Result<()> {
-        if self.endpoints.get(endpoint).is_none_or(|e| e.shard.is_some()) {
-            return Ok(());
+    /// Gives an endpoint a shard: its descriptors are waited for there from now on. Says whom its
+    /// worker serves: nobody, and so ends, if the endpoint has gone or has a worker already.
+    pub(crate) fn give_shard(&mut self, handle: u32) -> io::Result<u32> {
+        for context in self.contexts.handles() {
+            // What was rung and not looked at yet must not be lost: events that the worker has got
+            // go with it.
+            if let Some(context) = self.contexts.get_mut(context) {
+                context.awake = true;
+            }
+        }
+        if self.endpoints.get(handle).is_none_or(|e| e.shard.is_some()) {
+            return Ok(NOBODY);
         }
         let shard = Shard::new()?;
-        for (fd, events, id) in self.descriptors_of(endpoint) {
+        for (fd, events, id) in self.descriptors_of(handle) {
             self.epoll.remove(fd);
             // Without it this endpoint is not served: it has no memory left for its sockets.
             let _ = shard.epoll.add(fd, events, id);
         }
         self.shards += 1;
-        for handle in self.contexts.handles() {
-            // What was rung and not looked at yet must not be lost.
-            if let Some(context) = self.contexts.get_mut(handle) {
-                context.awake = true;
-            }
-        }
-        if let Some(endpoint) = self.endpoints.get_mut(endpoint) {
+        if let Some(endpoint) = self.endpoints.get_mut(handle) {
             endpoint.shard = Some(shard);
             endpoint.account.note(Reason::MemorySlow);
         }
-        Ok(())
+        Ok(handle)
     }
 
     /// What of an endpoint is waited for, and how.

@@ -69,11 +69,20 @@ impl Router {
 
     /// A router that does without a protection, if it is built so that it can.
     pub(crate) fn start_without(protection: &str, net: &Arc<Net>) -> Self {
+        Self::start_with(protection, net, &[])
+    }
+
+    /// A router that takes any copy for one of a page that does not come.
+    pub(crate) fn start_impatient(net: &Arc<Net>) -> Self {
+        Self::start_with("", net, &["--patience-us", "0"])
+    }
+
+    fn start_with(protection: &str, net: &Arc<Net>, arguments: &[&str]) -> Self {
         let dir = Folder::new();
         let path = dir.0.join("agent");
         let program = env!("CARGO_BIN_EXE_heddle-rdma");
         let mut command = Command::new(program);
-        command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path);
+        command.env("HEDDLE_WITHOUT", protection).arg("--agent").arg(&path).args(arguments);
         let child = Running(command.spawn().unwrap());
         let agent = Arc::new(eventually("the router", || connect(&path)));
         let (told, statistics) = channel();
@@ -189,6 +198,11 @@ impl Router {
     pub(crate) fn kill(&mut self) {
         self.child.0.kill().unwrap();
         self.child.0.wait().unwrap();
+    }
+
+    /// Threads that serve in the router.
+    pub(crate) fn threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.child.0.id())).unwrap().count()
     }
 
     /// Descriptors that the router has open.

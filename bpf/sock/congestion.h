@@ -7,25 +7,10 @@
 #define HEDDLE_SOCK_CONGESTION_H
 
 #include "include/abi/tag.h"
+#include "include/congestion.h"
 #include "include/kernel.h"
 
-#define CONGESTION_NAME 16         /* TCP_CA_NAME_MAX */
-#define CONGESTION_BBR  0x00726262 /* "bbr" with its end, as a little-endian word */
-#define CONGESTION_RENO 0x6f6e6572 /* "reno" */
-#define BBR_INFO        20         /* bytes of struct tcp_bbr_info */
-
-/* The name as words. */
-struct congestion {
-	__u32 word[CONGESTION_NAME / 4];
-};
-
-static __always_inline void congestion_from(struct congestion *c, __u32 first)
-{
-	c->word[0] = first;
-	c->word[1] = 0;
-	c->word[2] = 0;
-	c->word[3] = 0;
-}
+#define BBR_INFO 20 /* bytes of struct tcp_bbr_info */
 
 /* The socket is connected over lo. It must be at the moment at which it becomes so: later BBR has
  * begun to pace, which outlasts it. */

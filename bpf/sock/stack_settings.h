@@ -6,6 +6,7 @@
 #define HEDDLE_SOCK_STACK_SETTINGS_H
 
 #include "include/abi/path.h"
+#include "include/congestion.h"
 #include "include/count.h"
 #include "include/kernel.h"
 #include "include/stack_settings.h"
@@ -64,12 +65,15 @@ static __always_inline bool within_node(const struct sock_tag *tag)
  * (sock/congestion.h). */
 static __always_inline void take_back_congestion(void *ctx, struct sock_tag *tag)
 {
-	char reno[STACK_CONGESTION_SIZE] = "reno";
+	struct congestion reno;
 
-	if (!within_node(tag) || !is_bbr(config_congestion))
+	if (!within_node(tag) || !is_bbr(config_congestion)) {
 		set_congestion(ctx, config_congestion);
-	else if (!bpf_setsockopt(ctx, SOL_TCP_, TCP_CONGESTION_, reno, sizeof(reno)))
-		__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR);
+	} else {
+		congestion_from(&reno, CONGESTION_RENO);
+		if (!bpf_setsockopt(ctx, SOL_TCP_, TCP_CONGESTION_, &reno, sizeof(reno)))
+			__sync_fetch_and_or(&tag->flags, TAG_RENO_FOR_BBR);
+	}
 }
 
 /* Takes back what a profile set that no profile sets now, and the program has not set since. */

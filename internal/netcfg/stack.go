@@ -59,14 +59,31 @@ func describeStackDevice(h *netlink.Handle, id model.EndpointID, veth int) (Stac
 	return StackDevice{MAC: containerMAC(id), Gateway: hostMAC(id), MTU: beside.Attrs().MTU}, nil
 }
 
+// StackDevices says whether the node has what AddStackDevice makes devices of: an error, if not.
+func StackDevices() error {
+	fd, err := openTUN()
+	if err == nil {
+		err = unix.Close(fd)
+	}
+	return err
+}
+
+func openTUN() (fd int, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open /dev/net/tun: %w", err)
+	}
+	return fd, nil
+}
+
 // AddStackDevice makes the device by which a module has the packets of endpoint id: a TAP device
 // that segments and fills in checksums, and whose reads do not block. It lives as long as the
 // file is open, and has the MTU of the node's side of the endpoint's veth, by its index. program is
 // attached to its ingress.
 func AddStackDevice(id model.EndpointID, veth, program int) (dev StackDevice, file *os.File, err error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := openTUN()
 	if err != nil {
-		return dev, nil, fmt.Errorf("open /dev/net/tun: %w", err)
+		return dev, nil, err
 	}
 	file = os.NewFile(uintptr(fd), stackName(id))
 	defer func() {

@@ -238,6 +238,8 @@ type StackModules interface {
 	// with the socket.
 	Note(fd int) (note [NoteBytes]byte, ok bool, err error)
 	SetNote(fd int, note [NoteBytes]byte) error
+	// StackDevices says whether the node can have such devices: an error, if not.
+	StackDevices() error
 	// StackDevice describes the device that OpenStackDevice makes; there need be none.
 	StackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (netcfg.StackDevice, error)
 	// OpenStackDevice makes the device by which a module has the TCP packets of an endpoint that is

@@ -156,6 +156,9 @@ func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
 	if err := p.failure(); err != nil {
 		return fmt.Errorf("its module does not run: %w", err)
 	}
+	if err := p.cfg.StackModules.StackDevices(); err != nil {
+		return fmt.Errorf("no device for its module: %w: modprobe tun", err)
+	}
 	return checkSettings(s)
 }
 

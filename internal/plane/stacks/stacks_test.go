@@ -253,7 +253,10 @@ func TestPlaces(t *testing.T) {
 type modules struct {
 	mu     sync.Mutex // guards opened
 	opened int
+	none   error // why the node has no devices for modules
 }
+
+func (m *modules) StackDevices() error { return m.none }
 
 func (m *modules) Note(int) (n [plane.NoteBytes]byte, ok bool, err error) { return n, false, nil }
 func (m *modules) SetNote(int, [plane.NoteBytes]byte) error               { return nil }
@@ -452,7 +455,8 @@ func TestModuleIsToldAgain(t *testing.T) {
 func TestServeStack(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)
-	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled")}}
+	devices := &modules{}
+	p := &Plane{cfg: Config{Self: filepath.Join(dir, "heddled"), StackModules: devices}}
 	if err := p.ServeStack(stack.Kernel, stack.Settings{}); !errors.Is(err, plane.ErrOtherStack) {
 		t.Errorf("the kernel's: %v", err)
 	}
@@ -465,6 +469,10 @@ func TestServeStack(t *testing.T) {
 		if err := p.ServeStack(stack.Smoltcp, s); err == nil {
 			t.Errorf("%s is served", s)
 		}
+	}
+	devices.none = unix.ENODEV
+	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("a node without devices for modules: %v", err)
 	}
 	p.failed = process.ErrEnded
 	if err := p.ServeStack(stack.Smoltcp, stack.Settings{}); !errors.Is(err, process.ErrEnded) {

@@ -25,6 +25,9 @@ func (p *Plane) SetNote(fd int, note [plane.NoteBytes]byte) error {
 	return p.datapath.SetNote(fd, note)
 }
 
+// StackDevices implements plane.StackModules.
+func (p *Plane) StackDevices() error { return netcfg.StackDevices() }
+
 // StackDevice implements plane.StackModules.
 func (p *Plane) StackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (netcfg.StackDevice, error) {
 	return netcfg.DescribeStackDevice(e.ID, veth.Ifindex)

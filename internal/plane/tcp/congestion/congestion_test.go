@@ -35,14 +35,17 @@ char _license[] SEC("license") = "GPL";
 	return &stack.Object{Name: name, SHA256: stack.Sum(elf), Object: elf}
 }
 
-// pins makes a directory on the BPF file system until the end of the test.
+// pins makes a BPF file system of its own until the end of the test.
 func pins(t testing.TB) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/sys/fs/bpf", "heddle-test-")
-	if err != nil {
-		t.Skipf("no BPF file system: %v", err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	testutil.NeedRoot(t, "mounts a BPF file system")
+	dir := t.TempDir()
+	testutil.NoError(t, unix.Mount("bpf", dir, "bpf", 0, ""))
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", dir, err)
+		}
+	})
 	return dir
 }
 

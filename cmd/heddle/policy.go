@@ -319,19 +319,24 @@ func newPolicyDeleteCmd() *cobra.Command {
 
 // awaitDeleted returns when an agent enforces none of the policies called names any more.
 func awaitDeleted(ctx context.Context, c *api.Client, names []string) error {
+	return awaitGone(ctx, c, "enforces", func() (bool, error) {
+		docs, err := c.Policies(ctx)
+		return !slices.ContainsFunc(docs.Policies, func(p *policy.Policy) bool { return slices.Contains(names, p.Name) }), err
+	})
+}
+
+// awaitGone returns when gone says that an agent has nothing of what was deleted any more. What the
+// agent still does with it is said in the error, once ctx has ended.
+func awaitGone(ctx context.Context, c *api.Client, does string, gone func() (bool, error)) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		docs, err := c.Policies(ctx)
-		if err != nil {
+		if done, err := gone(); done || err != nil {
 			return err
-		}
-		if !slices.ContainsFunc(docs.Policies, func(p *policy.Policy) bool { return slices.Contains(names, p.Name) }) {
-			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("agent at %s still enforces what was deleted: %w", c.SocketPath(), ctx.Err())
+			return fmt.Errorf("agent at %s still %s what was deleted: %w", c.SocketPath(), does, ctx.Err())
 		case <-tick.C:
 		}
 	}

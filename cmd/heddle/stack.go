@@ -9,7 +9,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -221,23 +220,11 @@ func deleteStacks(cmd *cobra.Command, f agentFlags, edit api.StackEdit) error {
 }
 
 func awaitNoStacks(ctx context.Context, c *api.Client, edit api.StackEdit) error {
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	return awaitGone(ctx, c, "has", func() (bool, error) {
 		st, err := c.Stacks(ctx)
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(st.Profiles, func(p *stack.Profile) bool { return slices.Contains(edit.Delete, p.Name) }) &&
-			!slices.ContainsFunc(st.Congestion, func(o api.CongestionControl) bool { return slices.Contains(edit.DeleteObjects, o.Name) }) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("agent at %s still has what was deleted: %w", c.SocketPath(), ctx.Err())
-		case <-tick.C:
-		}
-	}
+		return !slices.ContainsFunc(st.Profiles, func(p *stack.Profile) bool { return slices.Contains(edit.Delete, p.Name) }) &&
+			!slices.ContainsFunc(st.Congestion, func(o api.CongestionControl) bool { return slices.Contains(edit.DeleteObjects, o.Name) }), err
+	})
 }
 
 func newStackShowCmd() *cobra.Command {

@@ -105,6 +105,7 @@ var allowed = map[string][]string{
 	// For tests alone.
 	"internal/testutil": {},
 	"test/lab":          {"internal/api", "internal/netns", "internal/testutil"},
+	"test/machine":      {},
 	"test/labstore":     {"internal/netns", "internal/trust", "test/lab"},
 }
 

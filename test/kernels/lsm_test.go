@@ -1,0 +1,45 @@
+// Package kernels_test tries on other kernels what the machine's own does not do, in emulated
+// machines. HEDDLE_KERNEL is the file of a kernel's Debian package; without it every test is
+// skipped: `make test-lsm` has it.
+package kernels_test
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"heddle.dev/heddle/internal/testutil"
+	"heddle.dev/heddle/test/machine"
+)
+
+// timeout bounds what a machine may take for a test that takes half a minute.
+const timeout = 10 * time.Minute
+
+// TestLSM runs the test of the second lock (bpf/lsm.bpf.c) on a kernel that takes BPF programs on
+// security hooks.
+func TestLSM(t *testing.T) {
+	kernel := os.Getenv("HEDDLE_KERNEL")
+	if kernel == "" {
+		t.Skip("HEDDLE_KERNEL does not name a kernel's package: make test-lsm gets one")
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "datapath.test")
+	build, err := exec.Command("go", "test", "-c", "-o", program, "heddle.dev/heddle/internal/plane/tcp/datapath").CombinedOutput()
+	if err != nil {
+		t.Fatalf("build the test: %v: %s", err, build)
+	}
+	built, err := machine.Image{Kernel: kernel, Files: map[string]string{"/datapath.test": program}}.Build(dir)
+	testutil.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	const script = `echo "kernel $(uname -r), security modules $(cat /sys/kernel/security/lsm)"
+HEDDLE_DEMAND_LSM=1 /datapath.test -test.run 'TestLock$' -test.v`
+	code, err := built.Run(ctx, script, machine.Options{Arguments: "lsm=capability,bpf", Console: machine.Lines(func(line string) { t.Log(line) })})
+	testutil.NoError(t, err)
+	if code != 0 {
+		t.Fatalf("the test of the second lock ends with %d", code)
+	}
+}

@@ -1,0 +1,107 @@
+package machine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Options say how a machine is run. What is zero has a default.
+type Options struct {
+	// Megabytes of memory, 1024, and processors, 1.
+	Megabytes, Processors int
+	// Arguments are further ones of the kernel.
+	Arguments string
+	// Links are network cards (virtio_net, which Modules has to name): eth0 and so on.
+	Links []*os.File
+	// Console gets what the kernel and the script print, as it comes.
+	Console io.Writer
+}
+
+// ErrNoEnd says that a machine did not say how its script ended: it has crashed, or ctx was over.
+var ErrNoEnd = errors.New("the machine ended before its script did")
+
+// Run boots a machine, and gives the exit code of the script, which BusyBox's shell runs.
+func (b Built) Run(ctx context.Context, script string, o Options) (code int, err error) {
+	dir, err := os.MkdirTemp("", "heddle-machine-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(dir)
+	end := filepath.Join(dir, "end")
+	initramfs, err := b.withScript(dir, script)
+	if err != nil {
+		return 0, err
+	}
+	arguments := []string{"-accel", "tcg,thread=multi", "-cpu", "max", "-m", strconv.Itoa(max(o.Megabytes, 1024)), "-smp", strconv.Itoa(max(o.Processors, 1)),
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio", "-serial", "file:" + end,
+		"-kernel", b.kernel, "-initrd", initramfs, "-append", "console=ttyS0 quiet panic=-1 " + o.Arguments}
+	for i, link := range o.Links {
+		// ExtraFiles begin at descriptor 3. Each end of a cable has another number here, and by
+		// that another address.
+		arguments = append(arguments, "-netdev", fmt.Sprintf("socket,id=link%d,fd=%d", i, 3+i),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=link%d,mac=52:54:00:00:%02x:%02x,romfile=", i, byte(link.Fd()>>8), byte(link.Fd())))
+	}
+	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", arguments...)
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = o.Console, o.Console, o.Links
+	cmd.WaitDelay = time.Second
+	ran := cmd.Run()
+	said, err := os.ReadFile(end)
+	if err := errors.Join(ran, err); err != nil {
+		return 0, fmt.Errorf("%w: %w", ErrNoEnd, err)
+	}
+	if _, err := fmt.Sscanf(string(said), "code %d", &code); err != nil {
+		return 0, fmt.Errorf("%w: it said %q", ErrNoEnd, said)
+	}
+	return code, nil
+}
+
+// withScript adds the script to the file system: the kernel unpacks one archive after the other.
+func (b Built) withScript(dir, script string) (string, error) {
+	if err := os.WriteFile(filepath.Join(dir, "script"), []byte(script), 0o755); err != nil {
+		return "", err
+	}
+	both := filepath.Join(dir, "initramfs")
+	return both, run("sh", "-ec", `cd "$1"; echo script | cpio --create --format newc --quiet | gzip -1 | cat "$2" - >"$3"`, "sh", dir, b.initramfs, both)
+}
+
+// Link gives the two ends of a cable, each for the Options of one machine. The caller closes them.
+func Link() (a, b *os.File, err error) {
+	ends, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make a cable: %w", err)
+	}
+	return os.NewFile(uintptr(ends[0]), "cable"), os.NewFile(uintptr(ends[1]), "cable"), nil
+}
+
+// Lines is a Console that gives whole lines to a function, such as a test's Log.
+func Lines(log func(line string)) io.Writer { return &lines{log: log} }
+
+type lines struct {
+	mu   sync.Mutex
+	rest string
+	log  func(string)
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rest += string(p)
+	for {
+		line, rest, found := strings.Cut(l.rest, "\n")
+		if !found {
+			return len(p), nil
+		}
+		l.log(strings.TrimRight(line, "\r"))
+		l.rest = rest
+	}
+}

@@ -127,7 +127,7 @@ http { access_log off; server { listen %s; root %s; } }
 func TestStacks(t *testing.T) {
 	lab.NeedPrograms(t, "stacks", "nginx", "redis-server", "redis-cli", "iperf3", "curl", "python3")
 	l := newStacksLab(t)
-	copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py")
+	copyPrograms(t, l.dir, "stack_names.py", "stack_echo.py", "stack_end.py")
 	t.Run("nginx and curl", l.testWeb)
 	t.Run("redis", l.testRedis)
 	t.Run("iperf3", l.testIperf)
@@ -201,6 +201,11 @@ func (l stacksLab) testNames(t *testing.T) {
 	l = l.with(t)
 	l.start("n2/c1", "9001", "python3", filepath.Join(l.dir, "stack_echo.py"), "9001")
 	l.must("n1/c1", "python3", filepath.Join(l.dir, "stack_names.py"), l.address("n2/c1"), "9001")
+	// Attack: who has the other end of a pair, too, holds up the module.
+	got := strings.TrimSpace(l.must("n1/c1", "python3", filepath.Join(l.dir, "stack_end.py"), l.address("n2/c1"), "9001"))
+	if want := "EINVAL EINVAL ECONNREFUSED EAGAIN EAGAIN x"; got != want {
+		t.Errorf("a program that looks for the other end of its pair: %s, want %s", got, want)
+	}
 }
 
 // testGo has a static program of Go serve, and another ask.

@@ -106,12 +106,11 @@ type begun struct {
 // stays (see "The pair" of the protocol), or with as many as keep the program's end from being
 // writable, for a program that waits for that. The socket's lock is held.
 func (c *call) begin() (b begun, err error) {
-	if c.n.State == bound {
-		b.other, err = c.takeHeld()
-	} else {
-		b.other, err = c.takeOther()
+	id, to := c.n.ID, c.n.Remote // of a bound socket the module knows the id
+	if c.n.State == fresh {
+		id = c.p.ids.Add(1)
 	}
-	if err != nil {
+	if b.other, err = c.takeOther(); err != nil {
 		return b, err
 	}
 	b.outgoing, b.wait, b.skip = &outgoing{done: make(chan struct{})}, !c.nonblocking(), 1
@@ -119,22 +118,25 @@ func (c *call) begin() (b begun, err error) {
 		b.skip = fillBytes
 	}
 	if b.skip, err = unix.SendmsgN(c.fd, zeroes[:b.skip], nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil || b.skip == 0 {
-		c.giveBack(b.other)
+		c.unbegin(b.other)
 		return b, errQueue
 	}
-	if c.n.State == fresh {
-		c.n.ID = c.p.ids.Add(1)
-	}
-	if !c.t.expect(c.n.ID, b.outgoing) {
-		c.giveBack(b.other)
+	if !c.t.expect(id, b.outgoing) {
+		c.unbegin(b.other)
 		return b, unix.EAGAIN
 	}
-	c.n.State = connecting
+	c.n.State, c.n.ID, c.n.Remote = connecting, id, to
 	c.write()
 	return b, nil
 }
 
-// takeHeld takes the other end of a bound socket from the plane.
+// unbegin has a socket be as it was made.
+func (c *call) unbegin(other int) {
+	c.giveBack(other)
+	c.write()
+}
+
+// takeHeld takes the other end of a socket from the plane.
 func (c *call) takeHeld() (other int, err error) {
 	c.t.mu.Lock()
 	h := c.t.held[c.n.ID]
@@ -142,6 +144,10 @@ func (c *call) takeHeld() (other int, err error) {
 	if h == nil {
 		return -1, unix.EINVAL // it was shut down
 	}
+	return c.releaseHeld(h)
+}
+
+func (c *call) releaseHeld(h *held) (other int, err error) {
 	if other, err = c.t.release(h); err != nil {
 		return -1, err
 	}
@@ -244,7 +250,6 @@ func (c *call) finish(o *outgoing, back int) {
 		c.n.State, c.n.Local, c.n.Flags = connected, o.local, c.n.Flags|told
 	case back >= 0:
 		c.giveBack(back)
-		c.n.State, c.n.ID, c.n.Local, c.n.Remote = fresh, 0, protocol.Address{}, protocol.Address{}
 	default:
 		c.n.State = failed
 	}

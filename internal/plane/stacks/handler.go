@@ -130,7 +130,7 @@ func (w wanted) key() uint64 {
 	return key
 }
 
-// socket gives the caller the program's end of a pair. The other one waits in its queue.
+// socket gives the caller what becomes the program's end of a pair.
 func (h *handler) socket(c *trap.Call, t *tenant) error {
 	w, ok := parse(c.Data())
 	if !ok {
@@ -159,8 +159,7 @@ func (h *handler) socket(c *trap.Call, t *tenant) error {
 	case <-c.Context().Done():
 		return trap.ErrAgentEnds
 	}
-	defer closeFD(made.other) // there is another one, see makePair
-	n := note{OtherEnd: made.cookie, Tenant: t.number(), Generation: t.generation(), State: fresh, Family: uint32(w.family)}
+	n := note{Tenant: t.number(), Generation: t.generation(), State: fresh, Family: uint32(w.family)}
 	if w.mptcp {
 		n.Flags |= mptcp
 	}

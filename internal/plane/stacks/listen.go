@@ -57,7 +57,9 @@ func (c *call) bindTo(at netip.AddrPort) error {
 		other = -1
 	}
 	if err != nil {
-		c.giveBack(other)
+		if other >= 0 {
+			c.unbegin(other)
+		}
 		return err
 	}
 	c.n = h.note
@@ -75,23 +77,10 @@ func (c *call) holdable(at netip.AddrPort) (h *held, other int, err error) {
 	n.ID, n.Local = c.p.ids.Add(1), protocol.AddressOf(at)
 	reuse, err := unix.GetsockoptInt(c.fd, unix.SOL_SOCKET, unix.SO_REUSEADDR)
 	if err != nil {
-		c.giveBack(other)
+		c.unbegin(other)
 		return nil, -1, err
 	}
 	return &held{id: n.ID, note: n, reuseAddress: reuse != 0}, other, nil
-}
-
-// giveBack puts the other end of a socket that the module does not know where it was; -1: it is not
-// there any more.
-func (c *call) giveBack(other int) {
-	if other < 0 {
-		return
-	}
-	drain(other)
-	if err := park(other, other); err != nil {
-		c.p.cfg.Log.Warn("a socket cannot be used any more", "endpoint", c.t.Name, "err", err)
-	}
-	closeFD(other)
 }
 
 // ask asks the module for what it answers at once.
@@ -143,24 +132,16 @@ func (c *call) listenAnywhere(backlog uint32) error {
 	if err != nil {
 		return err
 	}
-	spare, err := unix.FcntlInt(uintptr(other), unix.F_DUPFD_CLOEXEC, 0)
-	if err == nil {
-		h.note.State = bound
-		err = c.p.hold(c.t, h, other)
-		other = -1
-	}
-	if err != nil {
-		c.giveBack(other)
+	h.note.State = bound
+	if err := c.p.hold(c.t, h, other); err != nil {
 		return err
 	}
 	if err := c.listenHeld(h, backlog); err != nil {
-		if c.t.drop(h) {
-			c.p.unkeep(c.t, h)
+		if other, release := c.releaseHeld(h); release == nil {
+			c.unbegin(other)
 		}
-		c.giveBack(spare)
 		return err
 	}
-	closeFD(spare)
 	return nil
 }
 

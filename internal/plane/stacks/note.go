@@ -14,7 +14,7 @@ import (
 type state uint32
 
 const (
-	fresh      state = 1 // the module does not know it
+	fresh      state = 1 // the module does not know it; ID 0: it is not an end of a pair yet
 	bound      state = 2 // the module keeps its address for it
 	listening  state = 3 // what comes out of it are connections
 	connecting state = 4 // the module was asked to connect it
@@ -37,10 +37,8 @@ const (
 // for agents of this build and later ones: members are only ever added at the end, and zero must
 // mean what it meant before.
 type note struct {
-	ID uint64 // at the module; 0: none
-	// OtherEnd is the cookie of the pair's other end, by which it is told from what a program may
-	// have put in its place.
-	OtherEnd           uint64
+	ID                 uint64 // at the module; 0: none
+	_                  uint64
 	Tenant, Generation uint64
 	State              state
 	Family             uint32

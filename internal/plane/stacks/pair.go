@@ -7,14 +7,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
 	"heddle.dev/heddle/internal/trap/task"
 )
 
-// pair is a pair of connected stream sockets of AF_UNIX: the program's end, and the other one.
+// pair is what a program gets of socket(): a stream socket of AF_UNIX that is connected to nothing.
+// It becomes the program's end of a pair when a call needs the other one (ends.join), which no
+// program ever has: who has it could hold up whoever reads it.
 type pair struct {
-	program, other int
-	inode          uint64 // of program
-	cookie         uint64 // of other
+	program int
+	inode   uint64 // of program
 }
 
 const (
@@ -28,13 +30,13 @@ const (
 	fillBytes = sendBuffer/4 + 4096
 )
 
-// pairs makes pairs ahead of need, in a network namespace of their own: a name that a program gives
-// its end by a call that is not trapped is nobody's there.
+// pairs makes programs' ends ahead of need, in a network namespace of their own: a name that a
+// program gives its end by a call that is not trapped is nobody's there.
 type pairs struct{ ready chan pair }
 
 func newPairs() *pairs { return &pairs{make(chan pair, readyPairs)} }
 
-// run makes pairs until ctx ends.
+// run makes them until ctx ends.
 func (p *pairs) run(ctx context.Context) error {
 	done := make(chan error, 1)
 	task.OnThread(func() {
@@ -51,7 +53,7 @@ func (p *pairs) run(ctx context.Context) error {
 			select {
 			case p.ready <- made:
 			case <-ctx.Done():
-				made.close()
+				closeFD(made.program)
 				done <- nil
 				return
 			}
@@ -61,43 +63,102 @@ func (p *pairs) run(ctx context.Context) error {
 	for {
 		select {
 		case made := <-p.ready:
-			made.close()
+			closeFD(made.program)
 		default:
 			return err
 		}
 	}
 }
 
-func (p pair) close() {
-	closeFD(p.program)
-	closeFD(p.other)
-}
-
 func makePair() (p pair, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return p, fmt.Errorf("make a socket pair: %w", err)
-	}
-	p = pair{program: fds[0], other: fds[1]}
-	defer func() {
-		if err != nil {
-			p.close()
-		}
-	}()
-	for _, fd := range fds {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer/2); err != nil { // the kernel doubles it
-			return p, fmt.Errorf("set SO_SNDBUF: %w", err)
-		}
-	}
-	if p.cookie, err = unix.GetsockoptUint64(p.other, unix.SOL_SOCKET, unix.SO_COOKIE); err != nil {
-		return p, fmt.Errorf("get SO_COOKIE: %w", err)
+		return p, fmt.Errorf("make a socket: %w", err)
 	}
 	var st unix.Stat_t
-	if err := unix.Fstat(p.program, &st); err != nil {
+	if err = setSendBuffer(fd); err == nil {
+		err = unix.Fstat(fd, &st)
+	}
+	if err != nil {
+		closeFD(fd)
 		return p, err
 	}
-	p.inode = st.Ino
-	return p, park(p.other, p.other)
+	return pair{fd, st.Ino}, nil
+}
+
+func setSendBuffer(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer/2); err != nil { // the kernel doubles it
+		return fmt.Errorf("set SO_SNDBUF: %w", err)
+	}
+	return nil
+}
+
+// ends makes the other ends of a tenant's sockets: a listener to which the agent connects programs'
+// sockets. Each tenant has one, because connect() waits for a bind() of the same socket, which its
+// program may make wait for ever (a name on a file system of its own).
+type ends struct {
+	listener, path int // path is the listener's file, which has no name any more; -1: not made yet
+}
+
+// join connects a program's socket, and gives the other end. One at a time: what is accepted is the
+// one that was connected.
+func (e *ends) join(stateDir string, program int) (other int, err error) {
+	if e.listener < 0 {
+		if err := e.open(stateDir); err != nil {
+			return -1, fmt.Errorf("listen for programs' sockets: %w", err)
+		}
+	}
+	// By the file: an address of the socket's network namespace would have to be made in that one.
+	err = unix.Connect(program, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d", e.path)})
+	if err != nil {
+		return -1, fmt.Errorf("%w: %w", errQueue, err)
+	}
+	other, _, err = unix.Accept4(e.listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+	if err != nil {
+		e.close() // and with it what was connected
+		return -1, fmt.Errorf("accept a program's socket: %w", err)
+	}
+	if err := setSendBuffer(other); err != nil {
+		closeFD(other)
+		return -1, err
+	}
+	return other, nil
+}
+
+// open makes the listener. Its path says nothing: getpeername() shows it to programs.
+func (e *ends) open(stateDir string) error {
+	dir, err := unix.Open(stateDir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer closeFD(dir)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	e.listener = fd
+	name := fmt.Sprintf("/proc/self/fd/%d/end%d", dir, fd) // of this tenant's while it has the number
+	_ = unix.Unlink(name)                                  // of an agent that was killed
+	if err = unix.Bind(fd, &unix.SockaddrUnix{Name: name}); err == nil {
+		e.path, err = unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		err = errors.Join(err, unix.Unlink(name))
+	}
+	if err == nil {
+		err = unix.Listen(fd, 1)
+	}
+	if err != nil {
+		e.close()
+	}
+	return err
+}
+
+func (e *ends) close() {
+	for _, fd := range []*int{&e.listener, &e.path} {
+		if *fd >= 0 {
+			closeFD(*fd)
+		}
+		*fd = -1
+	}
 }
 
 // park puts a file into the queue of the end that is the peer of fd, where it lives as long as
@@ -110,57 +171,80 @@ func park(fd, file int) error {
 	return nil
 }
 
-var errQueue = errors.New("the program has taken what waits in its socket")
+var errQueue = errors.New("the socket is not as the agent made it")
 
-// strayBytes is how many bytes that somebody wrote are passed over for a file: a program that has
-// both ends, by MSG_PEEK, can write them faster than they are read.
-const strayBytes = 256
-
-// unpark takes the next file out of the queue of the program's end, for which it may have to wait:
-// mayBlock. The errno is EAGAIN if there is none.
+// unpark takes the next connection out of the queue of a listener's program, for which it may have
+// to wait: mayBlock. The errno is EAGAIN if there is none. Only the agent writes there.
 func unpark(program int) (file int, err error) {
 	var one [1]byte
 	rights := make([]byte, unix.CmsgSpace(4))
-	for range strayBytes {
-		n, m, _, _, err := unix.Recvmsg(program, one[:], rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
-		if err != nil {
-			return -1, err
-		}
-		if n == 0 && m == 0 {
-			return -1, unix.EINVAL // shut down
-		}
-		messages, err := unix.ParseSocketControlMessage(rights[:m])
-		if err != nil || len(messages) == 0 {
-			continue // bytes that somebody wrote
-		}
-		fds, err := unix.ParseUnixRights(&messages[0])
-		if err != nil || len(fds) == 0 {
-			continue
-		}
-		return fds[0], nil
-	}
-	return -1, errQueue
-}
-
-// takeOther takes the other end, whose cookie is given, out of the program's end.
-func takeOther(program int, cookie uint64) (int, error) {
-	other, err := unpark(program)
+	n, m, _, _, err := unix.Recvmsg(program, one[:], rights, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
-		return -1, fmt.Errorf("%w: %w", errQueue, err)
+		return -1, err
 	}
-	have, err := unix.GetsockoptUint64(other, unix.SOL_SOCKET, unix.SO_COOKIE)
-	if err != nil || have != cookie {
-		closeFD(other)
+	if n == 0 {
+		return -1, unix.EINVAL // shut down
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:m])
+	if err != nil || len(messages) == 0 {
 		return -1, errQueue
 	}
-	drain(other)
-	return other, nil
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) == 0 {
+		return -1, errQueue
+	}
+	return fds[0], nil
 }
 
-// takeOther takes the other end of the call's socket out of it.
+// takeOther gives the other end of a socket: the one that the plane holds, or a new one.
 func (c *call) takeOther() (other int, err error) {
-	err = c.mayBlock(func() error { other, err = takeOther(c.fd, c.n.OtherEnd); return err })
+	if c.n.ID != 0 {
+		return c.takeHeld()
+	}
+	if err := c.acquire(c.t.joining); err != nil {
+		return -1, err
+	}
+	defer func() { <-c.t.joining }()
+	err = c.mayBlock(func() error { other, err = c.t.ends.join(c.p.cfg.StateDir, c.fd); return err })
 	return other, err
+}
+
+// maxSpare is how many sockets of a tenant may have an other end without being bound.
+const maxSpare = 1024
+
+// giveBack keeps the other end of a socket that the module does not know any more, or not yet: it
+// can be used once more. What is noted of the socket says so; the caller writes that.
+func (c *call) giveBack(other int) {
+	if c.n.Local != (protocol.Address{}) { // it was bound, and the module may have kept that
+		c.p.forget(c.t, c.n.ID)
+	}
+	c.n.State, c.n.Local, c.n.Remote = fresh, protocol.Address{}, protocol.Address{}
+	c.n.ID = c.p.ids.Add(1)
+	err := errSpare
+	if drain(other); c.t.spares() < maxSpare {
+		err = c.p.hold(c.t, &held{id: c.n.ID, note: c.n}, other)
+	} else {
+		closeFD(other)
+	}
+	if err != nil {
+		c.p.why.spare.Add()
+		c.n.State = failed
+		c.p.cfg.Log.Warn("a socket cannot be used any more", "endpoint", c.t.Name, "err", err)
+	}
+}
+
+var errSpare = errors.New("too many sockets that failed to bind or connect are open")
+
+// spares counts them.
+func (t *tenant) spares() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, h := range t.held {
+		if h.note.State == fresh {
+			n++
+		}
+	}
+	return n
 }
 
 // drain drops what a program wrote to a socket that was not connected, but not what it goes on

@@ -34,7 +34,7 @@ func TestNoteFits(t *testing.T) {
 	if n := binary.Size(note{}); n > plane.NoteBytes {
 		t.Fatalf("a note has %d bytes, more than %d", n, plane.NoteBytes)
 	}
-	n := note{ID: 1, OtherEnd: 2, Tenant: 3, Generation: 4, State: connected, Family: unix.AF_INET6, Flags: told, Error: 5, Listener: 6, Congestion: 7,
+	n := note{ID: 1, Tenant: 3, Generation: 4, State: connected, Family: unix.AF_INET6, Flags: told, Error: 5, Listener: 6, Congestion: 7,
 		Local: protocol.AddressOf(netip.MustParseAddrPort("10.0.0.1:80")), Set: 1 << 23, Options: [optionCount]int32{23: -9}}
 	if got := parseNote(n.bytes()); got != n {
 		t.Errorf("%+v, want %+v", got, n)
@@ -91,19 +91,26 @@ func FuzzOption(f *testing.F) {
 	})
 }
 
-// TestPair: the other end waits in the program's, the program's is not writable once it is filled,
-// and whoever has the other end makes it so; if that is closed then, the program has ECONNRESET.
-func TestPair(t *testing.T) {
+// joined gives a program's end and the other one.
+func joined(t *testing.T) (program, other int) {
+	t.Helper()
 	p, err := makePair()
 	testutil.NoError(t, err)
-	defer closeFD(p.program)
-	closeFD(p.other)
-	other, err := takeOther(p.program, p.cookie)
+	e := ends{-1, -1}
+	defer e.close()
+	other, err = e.join(t.TempDir(), p.program)
 	testutil.NoError(t, err)
-	if n, err := unix.SendmsgN(p.program, zeroes[:], nil, nil, unix.MSG_DONTWAIT); n != len(zeroes) || err != nil {
+	return p.program, other
+}
+
+// TestPair: the program's end is not writable once it is filled, and whoever has the other end makes
+// it so; if that is closed then, the program has ECONNRESET.
+func TestPair(t *testing.T) {
+	program, other := joined(t)
+	if n, err := unix.SendmsgN(program, zeroes[:], nil, nil, unix.MSG_DONTWAIT); n != len(zeroes) || err != nil {
 		t.Fatalf("filled with %d bytes, %v", n, err)
 	}
-	if shows(p.program) {
+	if shows(program) {
 		t.Error("it is writable")
 	}
 	left := make([]byte, len(zeroes)-1)
@@ -112,105 +119,65 @@ func TestPair(t *testing.T) {
 		testutil.NoError(t, err)
 		left = left[n:]
 	}
-	if !shows(p.program) {
+	if !shows(program) {
 		t.Error("it is not writable")
 	}
 	closeFD(other)
-	if _, err := unix.Read(p.program, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+	if _, err := unix.Read(program, make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("read after the end: %v", err)
 	}
 }
 
-// TestForgedQueue: a file that a program puts in the place of the other end is not taken for it.
-func TestForgedQueue(t *testing.T) {
+// TestOtherEndIsNobodysElse: a program finds no descriptor in its socket, neither before nor after
+// that is connected. One that it has connected itself, to somebody of its own, is not taken.
+func TestOtherEndIsNobodysElse(t *testing.T) {
+	looks := func(fd int, want unix.Errno) {
+		t.Helper()
+		_, m, _, _, err := unix.Recvmsg(fd, make([]byte, 8), make([]byte, 64), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if !errors.Is(err, want) || m > 0 {
+			t.Errorf("looks into its socket: %v, %d bytes of descriptors, want %v", err, m, want)
+		}
+	}
 	p, err := makePair()
 	testutil.NoError(t, err)
 	defer closeFD(p.program)
-	forged, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	looks(p.program, unix.EINVAL) // not connected
+	program, other := joined(t)
+	looks(program, unix.EAGAIN)
+	closeFD(other)
+
+	own, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	testutil.NoError(t, err)
-	defer closeFD(forged[0])
-	defer closeFD(forged[1])
-	taken, err := unpark(p.program) // as a program can
+	defer closeFD(own)
+	at := &unix.SockaddrUnix{Name: filepath.Join(t.TempDir(), "own")}
+	testutil.NoError(t, errors.Join(unix.Bind(own, at), unix.Listen(own, 1), unix.Connect(p.program, at)))
+	e := ends{-1, -1}
+	defer e.close()
+	if _, err := e.join(t.TempDir(), p.program); !errors.Is(err, errQueue) {
+		t.Errorf("a socket that its program has connected: %v", err)
+	}
+	// Who comes next gets its own end.
+	next, err := makePair()
 	testutil.NoError(t, err)
-	defer closeFD(taken)
-	closeFD(p.other)
-	if _, err := takeOther(p.program, p.cookie); !errors.Is(err, errQueue) {
-		t.Errorf("nothing is there: %v", err)
-	}
-	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	defer closeFD(next.program)
+	other, err = e.join(t.TempDir(), next.program)
 	testutil.NoError(t, err)
-	defer closeFD(null)
-	for what, file := range map[string]int{"a socket": forged[0], "no socket": null} {
-		testutil.NoError(t, park(taken, file))
-		if _, err := takeOther(p.program, p.cookie); !errors.Is(err, errQueue) {
-			t.Errorf("%s in its place: %v", what, err)
-		}
-	}
-	if _, err := unix.Write(taken, []byte("bytes")); err != nil {
-		t.Fatal(err)
-	}
-	testutil.NoError(t, park(taken, taken))
-	if got, err := takeOther(p.program, p.cookie); err != nil {
-		t.Errorf("the other end, behind bytes: %v", err)
-	} else {
-		closeFD(got)
+	defer closeFD(other)
+	testutil.NoError(t, unix.Send(next.program, []byte("x"), 0))
+	if n, err := unix.Read(other, make([]byte, 2)); n != 1 || err != nil {
+		t.Errorf("%d bytes, %v", n, err)
 	}
 }
 
-// TestFloodedQueue: a program that has both ends, by MSG_PEEK, and writes to them all the time keeps
-// nobody who looks into its queue, or empties it.
-func TestFloodedQueue(t *testing.T) {
-	p, err := makePair()
-	testutil.NoError(t, err)
-	defer p.close()
-	taken, err := unpark(p.program) // as a program can
-	testutil.NoError(t, err)
-	closeFD(taken)
-	stop, writers := make(chan struct{}), sync.WaitGroup{}
-	for range 4 {
-		for _, end := range []int{p.program, p.other} {
-			writers.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-						_, _ = unix.SendmsgN(end, zeroes[:], nil, nil, unix.MSG_DONTWAIT)
-					}
-				}
-			})
-		}
-	}
-	done := make(chan error, 1)
-	go func() {
-		for !readable(p.program) || !readable(p.other) {
-		}
-		drain(p.other)
-		_, err := unpark(p.program)
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if !errors.Is(err, errQueue) {
-			t.Errorf("behind bytes without end: %v, want %v", err, errQueue)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("who looks into the queue is kept")
-	}
-	close(stop)
-	writers.Wait()
-}
-
-// TestBlockingEnd: a program that has the other end, too, and makes it block keeps no thread.
+// TestBlockingEnd: who has the other end, too, and makes it block keeps no thread.
 func TestBlockingEnd(t *testing.T) {
-	p, err := makePair()
-	testutil.NoError(t, err)
-	defer p.close()
-	testutil.NoError(t, unix.SetNonblock(p.other, false))
-	_, err = unix.Write(p.program, []byte("bytes"))
+	program, other := joined(t)
+	defer closeFD(other)
+	testutil.NoError(t, unix.SetNonblock(other, false))
+	_, err := unix.Write(program, []byte("bytes"))
 	testutil.NoError(t, err)
 	done := make(chan bool, 1)
-	go func() { done <- ended(p.other, make([]byte, 4)) }()
+	go func() { done <- ended(other, make([]byte, 4)) }()
 	select {
 	case is := <-done:
 		if is {
@@ -219,12 +186,6 @@ func TestBlockingEnd(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("who looks whether it has ended is kept")
 	}
-}
-
-func readable(fd int) bool {
-	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0
 }
 
 // TestPlaces: a tenant whose calls hold all of its places keeps no other tenant, and the agent's end
@@ -239,6 +200,7 @@ func TestPlaces(t *testing.T) {
 	for range maxBlocking {
 		one.blocking <- struct{}{}
 	}
+	one.joining <- struct{}{}
 	testutil.NoError(t, (&call{p: p, t: another}).mayBlock(func() error { return nil }))
 	for i := range another.sockets {
 		testutil.NoError(t, (&call{p: p, t: another}).acquire(another.sockets[i]))
@@ -412,11 +374,10 @@ func TestModuleIsToldAgain(t *testing.T) {
 	testutil.NoError(t, p.Attach(e, netcfg.EndpointDevice{}))
 	played.hear(protocol.TypeTenant)
 	played.hear(protocol.TypeTenant)
-	ends, err := makePair()
-	testutil.NoError(t, err)
+	program, other := joined(t)
 	tenant := p.tenantOf(e.ID)
 	h := &held{id: 1, note: note{ID: 1, State: listening}}
-	testutil.NoError(t, p.hold(tenant, h, ends.other))
+	testutil.NoError(t, p.hold(tenant, h, other))
 
 	played.listener.Close()
 	next := play(t, filepath.Join(dir, socketFile), false)
@@ -443,7 +404,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 	}
 	notes.mu.Unlock()
 	testutil.EventuallyTrue(t, "the module is there", func() bool { return p.current() != nil })
-	closeFD(ends.program)
+	closeFD(program)
 	if told := next.hear(protocol.TypeClose); told.ID != 1 {
 		t.Errorf("%+v", told)
 	}

@@ -33,10 +33,15 @@ type tenant struct {
 	sockets  [64]chan struct{}
 	blocking chan struct{}
 
+	// joining is held by who uses ends, as above.
+	joining chan struct{}
+	ends    ends
+
 	// mu guards the rest. It is never held across a request, nor across anything that waits for a
 	// program: who hears the module takes it.
 	mu sync.Mutex
-	// held are sockets whose other end the plane has: bound ones and listeners, by id.
+	// held are sockets whose other end the plane has: bound ones, listeners, and those that were to
+	// be or to be connected, by id.
 	held map[uint64]*held
 	// outgoing are those that the module was asked to connect, until a program has learnt what
 	// became of it, by id.
@@ -46,7 +51,7 @@ type tenant struct {
 	counted  counted
 }
 
-// held is a bound socket or a listener.
+// held is a bound socket or a listener; or a fresh one, which the module does not know.
 type held struct {
 	id    uint64
 	other *os.File // the pair's other end; reads of it end when the program has closed its own
@@ -72,7 +77,7 @@ type outgoing struct {
 const maxBlocking = 16
 
 func newTenant(e model.Endpoint, veth netcfg.EndpointDevice) *tenant {
-	t := &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking)}
+	t := &tenant{Endpoint: e, veth: veth, held: map[uint64]*held{}, outgoing: map[uint64]*outgoing{}, blocking: make(chan struct{}, maxBlocking), joining: make(chan struct{}, 1), ends: ends{-1, -1}}
 	for i := range t.sockets {
 		t.sockets[i] = make(chan struct{}, 1)
 	}
@@ -153,9 +158,10 @@ func (p *Plane) restore(ctx context.Context, l *link, t *tenant) error {
 	var errs []error
 	for _, h := range all {
 		var err error
-		if t.noteOf(h).State == listening {
+		switch t.noteOf(h).State {
+		case listening:
 			_, err = p.listenAt(ctx, l, t, h)
-		} else {
+		case bound:
 			_, err = p.bindAt(ctx, l, t, h)
 		}
 		if err != nil && !errors.Is(err, unix.EEXIST) {
@@ -242,8 +248,7 @@ func (p *Plane) hold(t *tenant, h *held, fd int) error {
 func (p *Plane) watch(t *tenant, h *held) {
 	if raw, err := h.other.SyscallConn(); err == nil {
 		buf := make([]byte, 512)
-		// Without waiting, whatever the file's flags are: a program that has it, too (MSG_PEEK),
-		// may have made it block, and a thread with it.
+		// Without waiting, whatever the file's flags are.
 		_ = raw.Read(func(fd uintptr) bool { return ended(int(fd), buf) })
 	}
 	p.closeHeld(t, h)
@@ -267,7 +272,15 @@ func (p *Plane) closeHeld(t *tenant, h *held) {
 		return
 	}
 	p.unkeep(t, h)
-	m := protocol.Close{Head: t.head(protocol.TypeClose, h.id)}
+	if t.noteOf(h).State == fresh {
+		return
+	}
+	p.forget(t, h.id)
+}
+
+// forget has the module close what it has by that id.
+func (p *Plane) forget(t *tenant, id uint64) {
+	m := protocol.Close{Head: t.head(protocol.TypeClose, id)}
 	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
 	defer cancel()
 	if l := p.current(); l != nil {
@@ -356,10 +369,20 @@ func (t *tenant) end() {
 	for _, h := range all {
 		t.drop(h)
 	}
+	t.leaveEnds()
+}
+
+// leaveEnds closes what joins ends, once nobody uses it.
+func (t *tenant) leaveEnds() {
+	go func() { // a program may hold up who does, for ever
+		t.joining <- struct{}{}
+		t.ends.close()
+	}()
 }
 
 // leave leaves what there is of the tenant to the next agent.
 func (t *tenant) leave() {
+	t.leaveEnds()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.gone = true

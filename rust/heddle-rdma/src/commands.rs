@@ -549,7 +549,8 @@ impl Objects {
             backing,
             memory: r.memory,
         };
-        let handle = self.regions.insert(region, sys::random());
+        let skip = u32::try_from(sys::random() >> 32).unwrap_or(0);
+        let handle = self.regions.insert(region, skip);
         let made = self.taken(handle, context, Quota::Mrs);
         let mr = made.inspect_err(|_| self.leave_pd(r.pd))?;
         if let Some(memory) = self.memories.get_mut(r.memory) {

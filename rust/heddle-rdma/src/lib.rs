@@ -25,7 +25,7 @@
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
 //! | `protection` | protections by name, for attacks |
-//! | `sys` | the system calls that the standard library does not have |
+//! | `sys` | system calls beside those of `unix-io` |
 
 mod accounts;
 mod baton;

@@ -58,7 +58,7 @@ impl Process {
         let word = unsafe { shared.as_ptr().byte_add(at) }.cast::<AtomicU64>();
         // SAFETY: any bytes are a value of an atomic, and `shared` keeps them mapped.
         let word = unsafe { word.as_ref() };
-        let random = || u64::from(sys::random()) << 32 | u64::from(sys::random());
+        let random = || sys::random();
         let seen = (0..LOOKS).all(|_| {
             let (wanted, mut found) = (random(), 0_u64);
             word.store(wanted, Ordering::SeqCst);

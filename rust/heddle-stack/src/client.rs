@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use smoltcp::wire::IpEndpoint;
-use verbs_protocol::plain::{self, Plain};
+use unix_io::plain::{self, Plain};
 
 use crate::abi::*;
 use crate::proto::{self, MESSAGE_MAX};
@@ -46,7 +46,7 @@ impl Heard {
 ///
 /// The socket's.
 pub fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<&OwnedFd>) -> io::Result<()> {
-    sys::send(socket, bytes, descriptor.map(AsFd::as_fd))
+    sys::send(socket, bytes, descriptor.map(AsFd::as_fd).as_slice())
 }
 
 /// The next message, if there is one; never waits.

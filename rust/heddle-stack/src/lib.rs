@@ -14,7 +14,7 @@
 //! | `proto` | messages, out of bytes of the agent's |
 //! | `settings`, `bucket` | options, rates |
 //! | `client` | the agent's side, for tests and measurements |
-//! | `sys` | system calls; but for the layouts of `proto` the only unsafe code |
+//! | `sys` | system calls beside those of `unix-io`; with the layouts of `proto` all unsafe code |
 
 #![allow(clippy::wildcard_imports, reason = "the layouts are many, and their names begin alike")]
 
@@ -54,7 +54,7 @@ pub use host::Host;
 /// The kernel's: the path is in use, say.
 pub fn run(path: &Path) -> io::Result<()> {
     sys::map_large_buffers();
-    sys::raise_descriptor_limit()?;
+    sys::raise_descriptors();
     let mut host = Host::new()?;
     host.listen(path)?;
     loop {

@@ -60,7 +60,7 @@ impl Outbox {
     /// The agent is gone, or does not read.
     pub(crate) fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
         while let Some((message, descriptor)) = self.queue.front() {
-            match sys::send(socket, message, descriptor.as_ref().map(AsFd::as_fd)) {
+            match sys::send(socket, message, descriptor.as_ref().map(AsFd::as_fd).as_slice()) {
                 Ok(()) => drop(self.queue.pop_front()),
                 Err(err) if sys::would_block(&err) => break,
                 Err(err) => return Err(err),

@@ -4,7 +4,7 @@
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use smoltcp::wire::{IpAddress, IpEndpoint};
-use verbs_protocol::plain::{self, Plain};
+use unix_io::plain::{self, Plain};
 
 use crate::abi::*;
 

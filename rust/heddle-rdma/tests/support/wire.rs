@@ -2,47 +2,18 @@
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
-fn check(result: libc::c_int) -> libc::c_int {
-    assert!(result >= 0, "{}", io::Error::last_os_error());
-    result
-}
-
-fn address(path: &Path) -> (libc::sockaddr_un, libc::socklen_t) {
-    let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
-    for (to, from) in address.sun_path.iter_mut().zip(path.to_str().unwrap().bytes()) {
-        *to = from.cast_signed();
-    }
-    (address, u32::try_from(size_of::<libc::sockaddr_un>()).unwrap())
-}
-
-fn packet_socket() -> OwnedFd {
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes numbers.
-    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) });
-    // SAFETY: the kernel has just made it for this process.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
+use unix_io::{epoll, packets};
 
 pub(crate) fn connect(path: &Path) -> Option<OwnedFd> {
-    let socket = packet_socket();
-    let (address, size) = address(path);
-    // SAFETY: the kernel reads one sockaddr_un.
-    let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) };
-    (result == 0).then_some(socket)
+    packets::connect_packets(path).ok()
 }
 
 pub(super) fn listen(path: &Path) -> OwnedFd {
-    let socket = packet_socket();
-    let (address, size) = address(path);
-    // SAFETY: the kernel reads one sockaddr_un.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) });
-    // SAFETY: listen takes numbers.
-    check(unsafe { libc::listen(socket.as_raw_fd(), 16) });
-    socket
+    packets::listen_packets(path).unwrap()
 }
 
 /// Sends a message with descriptors.
@@ -99,9 +70,7 @@ pub(crate) fn receive(socket: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
 
 /// Waits until a descriptor is readable; false if it is not in time.
 pub(crate) fn readable(fd: &OwnedFd, timeout: Duration) -> bool {
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the kernel writes one pollfd.
-    unsafe { libc::poll(&raw mut poll, 1, i32::try_from(timeout.as_millis()).unwrap()) == 1 }
+    epoll::wait_readable(fd.as_fd(), timeout)
 }
 
 /// A connection over loopback.

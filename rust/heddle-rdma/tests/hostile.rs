@@ -1,5 +1,7 @@
 //! What containers do that keep to no rule, and that nobody else notices it.
 
+#[path = "../../testing/seeded.rs"]
+mod seeded;
 mod support;
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -68,13 +70,7 @@ fn a_ring_with_a_wild_index_ends_its_queue_pair_only() {
 #[test]
 fn requests_of_any_bytes_fail_or_are_done() {
     let mut router = node();
-    let mut seed = 0x1234_5678_9abc_def0_u64;
-    let mut random = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed
-    };
+    let mut random = seeded::numbers(0x1234_5678_9abc_def0);
     for _ in 0..60 {
         let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 4096, |a| a.rnr_retry = 0);
         let slots = [0; 9].map(|_: u32| {

@@ -6,5 +6,5 @@
 mod driver;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    driver::drive(bytes);
+    driver::drive(bytes, &mut driver::Outcomes::default());
 });

@@ -38,7 +38,7 @@ const OWN: IpAddress = IpAddress::v4(10, 9, 0, 1);
 const PEER: IpAddress = IpAddress::v4(10, 9, 0, 2);
 const LISTENS: u16 = 80;
 
-struct Driver {
+struct Driver<'a> {
     host: Host,
     agent: OwnedFd,
     device: File,
@@ -46,7 +46,7 @@ struct Driver {
     /// By its own and the peer's port: what the module expects next, and what it has sent.
     flows: HashMap<(u16, u16), (TcpSeqNumber, TcpSeqNumber)>,
     last_id: u64,
-    outcomes: Outcomes,
+    outcomes: &'a mut Outcomes,
 }
 
 /// Bytes that decide, one after the other; zeros follow the last.
@@ -69,9 +69,9 @@ impl Choices<'_> {
 }
 
 /// Does what the bytes say.
-pub(crate) fn drive(data: &[u8]) -> Outcomes {
+pub(crate) fn drive(data: &[u8], outcomes: &mut Outcomes) {
     let mut choices = Choices(data);
-    let mut driver = Driver::new();
+    let mut driver = Driver::new(outcomes);
     driver.listen();
     driver.connect();
     while !choices.0.is_empty() {
@@ -92,11 +92,11 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
         }
         driver.settle();
     }
-    driver.finish()
+    driver.finish();
 }
 
-impl Driver {
-    fn new() -> Self {
+impl<'a> Driver<'a> {
+    fn new(outcomes: &'a mut Outcomes) -> Self {
         let (agent, theirs) = heddle_stack::client::Client::packet_pair().unwrap();
         let (device, module) = heddle_stack::client::Client::packet_pair().unwrap();
         let mut host = Host::new().unwrap();
@@ -108,7 +108,7 @@ impl Driver {
             pairs: Vec::new(),
             flows: HashMap::new(),
             last_id: 0,
-            outcomes: Outcomes::default(),
+            outcomes,
         };
         driver.nonblocking();
         driver.greet(Some(&module));
@@ -360,7 +360,7 @@ impl Driver {
         if s.head.tenant != TENANT {
             return;
         }
-        let o = &mut self.outcomes;
+        let o = &mut *self.outcomes;
         (o.connected, o.accepted) = (o.connected.max(s.connected), o.accepted.max(s.accepted));
         (o.failed, o.reset) = (o.failed.max(s.failed), o.reset.max(s.reset));
         o.retransmits = o.retransmits.max(s.retransmits);
@@ -370,7 +370,7 @@ impl Driver {
         assert!(s.memory <= s.memory_reserved, "{s:?}");
     }
 
-    fn finish(mut self) -> Outcomes {
+    fn finish(mut self) {
         self.plain(STACK_STATS, TENANT, 0);
         self.settle();
         for tenant in 0..3 {
@@ -385,6 +385,5 @@ impl Driver {
             let last = (&*pair).read(&mut end);
             assert!(!matches!(&last, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock));
         }
-        self.outcomes
     }
 }

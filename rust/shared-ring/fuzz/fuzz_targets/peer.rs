@@ -6,5 +6,5 @@
 mod driver;
 
 libfuzzer_sys::fuzz_target!(|moves: &[u8]| {
-    driver::drive(moves);
+    driver::drive(moves, &mut driver::Outcomes::default());
 });

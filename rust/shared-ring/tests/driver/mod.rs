@@ -44,7 +44,7 @@ impl Bytes<'_> {
 }
 
 /// Both sides of the ring as this process keeps them, and what they have to be.
-struct Game {
+struct Game<'a> {
     memory: Arc<SharedMemory>,
     capacity: u32,
     producer: Producer,
@@ -55,7 +55,7 @@ struct Game {
     popped: Side,
     ringer: Ringer,
     sleeper: Sleeper,
-    outcomes: Outcomes,
+    outcomes: &'a mut Outcomes,
 }
 
 #[derive(Default)]
@@ -82,7 +82,7 @@ impl Side {
 }
 
 /// Plays the moves in `data`.
-pub(crate) fn drive(data: &[u8]) -> Outcomes {
+pub(crate) fn drive(data: &[u8], outcomes: &mut Outcomes) {
     let mut bytes = Bytes(data);
     let capacity = 1 << (bytes.byte().unwrap_or(0) % 7);
     let doorbell_at = RING + ring_size(capacity).next_multiple_of(ALIGNMENT) + ALIGNMENT;
@@ -96,7 +96,7 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
         popped: Side::default(),
         ringer: Ringer::attach(&memory, doorbell_at, ends.ring).unwrap(),
         sleeper: Sleeper::attach(&memory, doorbell_at, ends.wait, Duration::ZERO).unwrap(),
-        outcomes: Outcomes::default(),
+        outcomes,
         memory,
         capacity,
     };
@@ -114,10 +114,9 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
         let now = unsafe { byte(*at).read_volatile() };
         assert_eq!(now, GUARD, "byte {at} was written");
     }
-    game.outcomes
 }
 
-impl Game {
+impl Game<'_> {
     /// One move; None when there are no more bytes.
     fn play(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
         match bytes.byte()? % 9 {

@@ -20,9 +20,8 @@ pub(crate) struct Outcomes {
 }
 
 /// Reads the bytes. The first one says as what.
-pub(crate) fn drive(data: &[u8]) -> Outcomes {
-    let mut outcomes = Outcomes::default();
-    let Some((kind, bytes)) = data.split_first() else { return outcomes };
+pub(crate) fn drive(data: &[u8], outcomes: &mut Outcomes) {
+    let Some((kind, bytes)) = data.split_first() else { return };
     match kind % 7 {
         0 => match control::parse(bytes) {
             Ok((head, request)) => {
@@ -32,7 +31,7 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
             }
             Err(control::NoRequest) => assert!(bytes.len() < 8),
         },
-        1 => work_requests(bytes, &mut outcomes),
+        1 => work_requests(bytes, outcomes),
         2 => {
             if let Some(bytes) = bytes.first_chunk::<GREETING>()
                 && let Ok(greeting) = Greeting::parse(bytes)
@@ -69,7 +68,6 @@ pub(crate) fn drive(data: &[u8]) -> Outcomes {
             }
         }
     }
-    outcomes
 }
 
 fn work_requests(bytes: &[u8], outcomes: &mut Outcomes) {

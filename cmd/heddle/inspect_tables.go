@@ -161,7 +161,11 @@ func routerText(r api.Router) string {
 	if r.PID != 0 {
 		state = fmt.Sprintf("process %d", r.PID)
 	}
-	return fmt.Sprintf("%s, for %d endpoints; %d have ended", state, r.Endpoints, r.Ended)
+	text := fmt.Sprintf("%s, for %d endpoints; %d have ended", state, r.Endpoints, r.Ended)
+	for _, old := range r.Old {
+		text += fmt.Sprintf("; process %d, of another build, has %d of them until their programs have closed their devices", old.PID, old.Endpoints)
+	}
+	return text
 }
 
 // faultText says what is wrong, and with what.

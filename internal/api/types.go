@@ -224,6 +224,15 @@ type Router struct {
 	Endpoints int `json:"endpoints"`
 	// Ended is how many routers have ended since the agent's start.
 	Ended uint64 `json:"ended"`
+	// Old are routers of other builds, which end with the last device of their endpoints.
+	Old []OldRouter `json:"old,omitempty"`
+}
+
+// OldRouter is one whose place another one has taken.
+type OldRouter struct {
+	PID int `json:"pid"`
+	// Endpoints is how many it still serves.
+	Endpoints int `json:"endpoints"`
 }
 
 // RouterState says whether a router runs.

@@ -5,8 +5,10 @@ package process
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -73,8 +75,9 @@ func Reach[L Link](p Program, dial func(socket string) (L, error)) (link L, err 
 	if err := os.Remove(p.Socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return link, err
 	}
-	// A file, because the program outlives whoever would read a pipe.
-	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	// A file, because the program outlives whoever would read a pipe; one of an earlier build may
+	// still write there.
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return link, err
 	}
@@ -143,6 +146,37 @@ func tail(path string) string {
 		return ""
 	}
 	return fmt.Sprintf(": %s", data[max(0, len(data)-most):])
+}
+
+// Runs reports whether a process runs the program at path: the same bytes, whatever file it was
+// started from.
+func Runs(pid int, path string) (bool, error) {
+	running, err := os.Open(fmt.Sprintf("/proc/%d/exe", pid))
+	if err != nil {
+		return false, err
+	}
+	defer running.Close()
+	installed, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer installed.Close()
+	a, err := running.Stat()
+	if err != nil {
+		return false, err
+	}
+	b, err := installed.Stat()
+	if err != nil || os.SameFile(a, b) {
+		return err == nil, err
+	}
+	if a.Size() != b.Size() {
+		return false, nil
+	}
+	first, second := sha256.New(), sha256.New()
+	if _, err = io.Copy(first, running); err == nil {
+		_, err = io.Copy(second, installed)
+	}
+	return err == nil && bytes.Equal(first.Sum(nil), second.Sum(nil)), err
 }
 
 // Peer gives the process at the other end of a connection.

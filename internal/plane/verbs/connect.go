@@ -26,7 +26,7 @@ const acceptPause = 10 * time.Millisecond
 // connect answers a CONNECT: with a socket that is connected as a program of the endpoint would be,
 // or why there is none.
 func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
-	id, known := p.numbered(asked.endpoint)
+	id, known := p.numbered(l, asked.endpoint)
 	var file *os.File
 	err := error(unix.ENETDOWN) // the endpoint is gone
 	if known {
@@ -39,9 +39,7 @@ func (p *Plane) connect(ctx context.Context, l *link, asked heard) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.router == l {
-		p.send(connectedMessage(asked, errnoOf(err)), file)
-	}
+	p.send(l, connectedMessage(asked, errnoOf(err)), file)
 }
 
 // errnoOf gives what connect() would have said.
@@ -89,8 +87,8 @@ func (p *Plane) accepted(ep *endpoint, conn *net.TCPConn) error {
 	from, to := conn.RemoteAddr().(*net.TCPAddr).AddrPort(), conn.LocalAddr().(*net.TCPAddr).AddrPort()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.router != nil && p.endpoints[ep.ID] == ep {
-		p.send(acceptedMessage(ep.number, from.Addr(), to.Addr()), file)
+	if ep.router != nil && p.endpoints[ep.ID] == ep {
+		p.send(ep.router, acceptedMessage(ep.number, from.Addr(), to.Addr()), file)
 	}
 	return nil
 }

@@ -21,6 +21,8 @@ type endpoint struct {
 	// made is not.
 	number uint64
 	dir    string
+	// router has the endpoint; nil: none has, or it is yet to be told.
+	router *link
 	// listener is bound in dir and has yet to be handed to the router; nil: the router has it, or
 	// an earlier one had.
 	listener *os.File

@@ -18,8 +18,11 @@ const routerAnswers = process.Answers
 
 // link is a connection to the router. One goroutine at a time sends, and one receives.
 type link struct {
-	conn *net.UnixConn
-	pid  int // the router's process
+	conn   *net.UnixConn
+	socket string // where it listens
+	pid    int    // its process
+	// foreign says that it speaks another version: nothing is said to it.
+	foreign bool
 	// buf is the receiver's. What parse gives of it holds until the next receive.
 	buf [statisticsMax + 1]byte
 	// answers has each STATISTICS, for whoever asked; done is closed when nothing comes any more.
@@ -36,7 +39,7 @@ func dial(path string) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{conn: conn.(*net.UnixConn), answers: make(chan heard, 1), done: make(chan struct{})}
+	l := &link{conn: conn.(*net.UnixConn), socket: path, answers: make(chan heard, 1), done: make(chan struct{})}
 	l.pid, err = process.Peer(l.conn)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("look who listens at %s: %w", path, err), conn.Close())
@@ -60,15 +63,40 @@ func (l *link) send(message []byte, file *os.File) error {
 
 // receive waits for a message. The error is io.EOF when the router has ended, or has another agent.
 func (l *link) receive() (heard, error) {
-	buf := l.buf[:]
-	n, err := l.conn.Read(buf)
+	buf, rights := l.buf[:], make([]byte, unix.CmsgSpace(4))
+	n, control, _, _, err := l.conn.ReadMsgUnix(buf, rights)
 	if err != nil {
 		return heard{}, err
 	}
 	if n == 0 {
 		return heard{}, io.EOF
 	}
-	return parse(buf[:n])
+	file, err := descriptor(rights[:control])
+	if err != nil {
+		return heard{}, err
+	}
+	m, err := parse(buf[:n])
+	if (err != nil || m.kind != typeReleased) && file != nil {
+		return heard{}, errors.Join(fmt.Errorf("%w: a descriptor with type %d", errMalformed, m.kind), err, file.Close())
+	}
+	m.file = file
+	return m, err
+}
+
+// descriptor gives the one that came with a message; nil: there was none.
+func descriptor(control []byte) (*os.File, error) {
+	if len(control) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, err
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) == 0 {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "given back"), nil // the room is for one
 }
 
 // close may be called by any goroutine: who receives then gets an error.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +15,7 @@ import (
 // The messages between agent and router: docs/protocols/verbs-agent.md. Numbers are in the
 // machine's own byte order.
 
-const protocolVersion = 1
+const protocolVersion = 2
 
 type messageType uint32
 
@@ -31,6 +32,9 @@ const (
 	typeStats     messageType = 10
 	// typeStatistics answers a STATS.
 	typeStatistics messageType = 11
+	// typeDrain has a router give endpoints back; it is the router's answer, too.
+	typeDrain    messageType = 12
+	typeReleased messageType = 13
 )
 
 // Bytes of a message's parts.
@@ -120,6 +124,8 @@ type heard struct {
 	to netip.Addr
 	// statistics is a STATISTICS.
 	statistics statistics
+	// file is what came with a RELEASED: the endpoint's listening socket.
+	file *os.File
 }
 
 var errMalformed = errors.New("malformed message")
@@ -136,7 +142,10 @@ func parse(b []byte) (m heard, err error) {
 		m.to = netip.AddrFrom16([gidLen]byte(b[headLen+gidLen:])).Unmap()
 		return m, nil
 	}
-	if m.kind == typeStatistics && m.endpoint == 0 {
+	if (m.kind == typeDrain || m.kind == typeReleased) && len(b) == headLen && m.tag == 0 && (m.kind == typeReleased) == (m.endpoint != 0) {
+		return m, nil
+	}
+	if m.kind == typeStatistics {
 		m.statistics, err = parseStatistics(b[headLen:])
 		return m, err
 	}

@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -59,8 +60,9 @@ type Plane struct {
 	mu        sync.Mutex // guards the rest; held while a message is sent
 	closed    bool
 	endpoints map[model.EndpointID]*endpoint
-	router    *link  // nil: none
-	ended     uint64 // how many routers have
+	router    *link   // nil: none
+	old       []*link // of other builds, until their endpoints have no devices open any more
+	ended     uint64  // how many routers have
 	reported  time.Time
 	reasons   [len(reasons)]uint64
 }
@@ -75,8 +77,11 @@ var _ interface {
 // RDMA device.
 const FaultRouter api.FaultReason = "verbs_router"
 
+// FaultOldRouter says that a router of another version runs, to which this agent cannot speak.
+const FaultOldRouter api.FaultReason = "verbs_router_old"
+
 // Declaration is what the plane says of its names.
-var Declaration = plane.Declaration{Reasons: reasons[:], Faults: []api.FaultReason{FaultRouter}}
+var Declaration = plane.Declaration{Reasons: reasons[:], Faults: []api.FaultReason{FaultRouter, FaultOldRouter}}
 
 // Declares implements plane.Reports.
 func (p *Plane) Declares() plane.Declaration { return Declaration }
@@ -173,8 +178,9 @@ func (p *Plane) detach(e model.Endpoint) error {
 	if known {
 		delete(p.endpoints, e.ID)
 		ep.close()
-		if p.router != nil {
-			p.send(head{kind: typeRemove, endpoint: ep.number}.append(nil), nil)
+		if ep.router != nil {
+			p.send(ep.router, head{kind: typeRemove, endpoint: ep.number}.append(nil), nil)
+			p.letEnd(ep.router)
 		}
 	}
 	if !e.Planes.Verbs.Wanted {
@@ -206,8 +212,10 @@ func (p *Plane) Keep(keep map[model.EndpointID]bool) (map[string]int, error) {
 
 // Run keeps a router for the endpoints that want one, until ctx ends. The router lives on.
 func (p *Plane) Run(ctx context.Context) error {
+	var old sync.WaitGroup
+	defer old.Wait()
 	// One that runs for endpoints that there are no more has to hear of that.
-	l, err := adopt(filepath.Join(p.cfg.StateDir, socketFile))
+	l, err := p.inherit(ctx, &old)
 	for pause := firstPause; ; {
 		if l == nil {
 			if !p.await(ctx) {
@@ -223,8 +231,8 @@ func (p *Plane) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		p.fault("", err)
 		p.refuse(ended)
+		p.fault("", err)
 		if time.Since(began) > lastPause {
 			pause = firstPause
 			continue // it was well for a while
@@ -281,10 +289,7 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.router = nil
-		close(l.done)
-		for _, ep := range p.endpoints {
-			ep.counted.restart()
-		}
+		p.lost(l)
 	}()
 	for {
 		m, err := l.receive()
@@ -300,31 +305,54 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 			if p.cfg.Faults.Clear(FaultRouter, "") {
 				p.cfg.Log.Info("router of the verbs plane is there again", "pid", l.pid)
 			}
-		case m.kind == typeConnect:
-			connecting.Go(func() { p.connect(ctx, l, m) })
-		case m.kind == typeStatistics:
-			m.statistics.records = bytes.Clone(m.statistics.records)
-			select {
-			case <-l.answers: // one for which nobody waited any more
-			default:
-			}
-			l.answers <- m // there is room: nobody else sends
-		default:
+		case m.kind == typeRefused:
 			p.refused(m)
+		default:
+			p.hear(ctx, l, m, &connecting)
 		}
 	}
 }
 
-// numbered gives the endpoint that has a number at the router.
-func (p *Plane) numbered(number uint64) (id model.EndpointID, ok bool) {
+// hear does what a router asks for. connecting has what takes longer.
+func (p *Plane) hear(ctx context.Context, l *link, m heard, connecting *sync.WaitGroup) {
+	switch {
+	case m.kind == typeConnect:
+		connecting.Go(func() { p.connect(ctx, l, m) })
+	case m.kind == typeStatistics && m.endpoint != 0:
+		p.lastCounts(m)
+	case m.kind == typeStatistics:
+		m.statistics.records = bytes.Clone(m.statistics.records)
+		select {
+		case <-l.answers: // one for which nobody waited any more
+		default:
+		}
+		l.answers <- m // there is room: nobody else sends
+	case m.kind == typeReleased:
+		p.released(l, m)
+	}
+}
+
+// numbered gives the endpoint that has a number at a router, if that router has it.
+func (p *Plane) numbered(l *link, number uint64) (id model.EndpointID, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ep := range p.endpoints {
-		if ep.number == number {
+		if ep.number == number && ep.router == l {
 			return ep.ID, true
 		}
 	}
 	return 0, false
+}
+
+// lost forgets a router that speaks no more. The caller holds mu.
+func (p *Plane) lost(l *link) {
+	close(l.done)
+	for _, ep := range p.endpoints {
+		if ep.router == l {
+			ep.router = nil
+			ep.counted.restart()
+		}
+	}
 }
 
 // introduce says what there is to a router, which may know some of it.
@@ -332,35 +360,37 @@ func (p *Plane) introduce(l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.router = l
-	p.send(helloMessage(), nil)
-	p.send(head{kind: typeBegin}.append(nil), nil)
+	p.send(l, helloMessage(), nil)
+	p.send(l, head{kind: typeBegin}.append(nil), nil)
 	for _, ep := range p.endpoints {
 		if ep.connections != nil {
 			p.cfg.Faults.Clear(FaultRouter, ep.Name)
 		}
-		p.tell(ep)
+		if ep.router == nil { // no old one has it
+			p.tellIfThere(ep)
+		}
 	}
-	p.send(head{kind: typeEnd}.append(nil), nil)
+	p.send(l, head{kind: typeEnd}.append(nil), nil)
 }
 
-// tell tells the router of an endpoint. The caller holds mu.
-func (p *Plane) tell(ep *endpoint) {
-	p.send(endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), ep.listener)
+// tellIfThere tells the router that has the endpoint, or is to have it, unless that is told of all
+// later. The caller holds mu.
+func (p *Plane) tellIfThere(ep *endpoint) {
+	if ep.router == nil {
+		ep.router = p.router
+	}
+	if ep.router == nil {
+		return
+	}
+	p.send(ep.router, endpointMessage(ep.number, ep.Endpoint, p.cfg.Limits), ep.listener)
 	ep.closeListener() // the router has it, or the socket is made anew
 }
 
-// tellIfThere tells the router of an endpoint, unless it is told of all later. The caller holds mu.
-func (p *Plane) tellIfThere(ep *endpoint) {
-	if p.router != nil {
-		p.tell(ep)
-	}
-}
-
-// send sends a message to the router. After an error whoever receives finds the connection closed.
+// send sends a message to a router. After an error whoever receives finds the connection closed.
 // The caller holds mu.
-func (p *Plane) send(message []byte, file *os.File) {
-	if err := p.router.send(message, file); err != nil {
-		p.router.close()
+func (p *Plane) send(l *link, message []byte, file *os.File) {
+	if err := l.send(message, file); err != nil {
+		l.close()
 	}
 }
 
@@ -376,7 +406,7 @@ func (p *Plane) refused(m heard) {
 		err := m.refusal()
 		if errors.Is(err, unix.EBADF) {
 			if err = ep.listen(); err == nil {
-				p.tell(ep)
+				p.tellIfThere(ep)
 				return
 			}
 		}
@@ -389,11 +419,11 @@ func (p *Plane) refused(m heard) {
 func (p *Plane) tellAgain(ep *endpoint) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.router == nil || p.endpoints[ep.ID] != ep {
+	if ep.router == nil || p.endpoints[ep.ID] != ep {
 		return // it is told of all when it is there, or of this one no more
 	}
 	p.cfg.Faults.Clear(FaultRouter, ep.Name)
-	p.tell(ep)
+	p.tellIfThere(ep)
 }
 
 // fault notes that the router, or an endpoint of it, is not there.
@@ -421,15 +451,26 @@ func (p *Plane) Router() api.Router {
 	case len(p.endpoints) > 0:
 		r.State = api.RouterDown
 	}
+	for _, l := range p.old {
+		r.Old = append(r.Old, api.OldRouter{PID: l.pid, Endpoints: p.kept(l)})
+	}
 	return r
+}
+
+// routers gives all that speak to the agent. The caller holds mu.
+func (p *Plane) routers() []*link {
+	if p.router == nil {
+		return slices.Clone(p.old)
+	}
+	return append(slices.Clone(p.old), p.router)
 }
 
 // Close hangs up. The router lives on, for the next agent.
 func (p *Plane) Close() error {
 	p.mu.Lock()
 	p.closed = true
-	if p.router != nil {
-		p.router.close()
+	for _, l := range p.routers() {
+		l.close()
 	}
 	for _, ep := range p.endpoints {
 		ep.close()

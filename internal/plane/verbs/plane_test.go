@@ -93,23 +93,32 @@ type node struct {
 }
 
 func runPlane(t *testing.T) node {
+	n := newNode(t)
+	n.plane = n.open()
+	return n
+}
+
+func newNode(t *testing.T) node {
 	dir, err := os.MkdirTemp("", "verbs") // t's own is too long for a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("PATH", dir) // no router is found
-	n := node{T: t, faults: &faults{all: map[string]error{}}, dir: dir}
-	n.plane = n.open()
-	return n
+	return node{T: t, faults: &faults{all: map[string]error{}}, dir: dir}
 }
 
-// open runs a plane as the next agent of the node would.
-func (n node) open() *Plane {
+// open runs a plane as the next agent of the node would, which has these endpoints.
+func (n node) open(all ...model.Endpoint) *Plane {
 	p := Open(Config{
 		StateDir: n.dir, SeccompSocket: filepath.Join(n.dir, "seccomp.sock"), Self: filepath.Join(n.dir, "heddled"),
 		Limits: model.VerbsLimits{QPs: 1, CQs: 77}, Sockets: loopback{}, Faults: n.faults, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
+	for _, e := range all {
+		if err := p.Attach(e, netcfg.EndpointDevice{}); err != nil {
+			n.Fatal(err)
+		}
+	}
 	ctx, cancel := context.WithCancel(n.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -147,7 +156,11 @@ type router struct {
 
 func (n node) startRouter() *router {
 	n.Helper()
-	path := filepath.Join(n.dir, socketFile)
+	return n.startRouterAt(filepath.Join(n.dir, socketFile))
+}
+
+func (n node) startRouterAt(path string) *router {
+	n.Helper()
 	_ = os.Remove(path)
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -399,6 +412,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(endpointMessage(7, wanted, model.VerbsLimits{}))
 	f.Add(statisticsMessage(3, kindEndpoints, 0, make([]byte, endpointLen+8)))
 	f.Add(statisticsMessage(3, kindQPs, 9, make([]byte, qpLen)))
+	f.Add(head{kind: typeDrain}.append(nil))
+	f.Add(head{kind: typeReleased, endpoint: 7}.append(nil))
 	f.Add(acceptedMessage(7, wanted.Addr4(), wanted.Addr4()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parse(b)
@@ -410,6 +425,12 @@ func FuzzParse(f *testing.F) {
 					parseQP(record)
 				}
 			})
+			return
+		}
+		if err == nil && (m.kind == typeDrain || m.kind == typeReleased) {
+			if len(b) != headLen || (m.endpoint == 0) != (m.kind == typeDrain) {
+				t.Errorf("%x is %+v", b, m)
+			}
 			return
 		}
 		if err == nil && m.kind != typeConnect && (len(b) != headLen+8 || (m.endpoint == 0) != (m.kind == typeHello)) {

@@ -13,10 +13,12 @@ const Program = "heddle-rdma"
 const (
 	socketFile = "rdma.sock"
 	logFile    = "rdma.log"
+	// oldDir has the sockets of routers whose place another one has taken.
+	oldDir = "rdma-old"
 )
 
 // StateFiles are the router's files in an agent's state directory.
-var StateFiles = []string{socketFile, logFile}
+var StateFiles = []string{socketFile, logFile, oldDir}
 
 // program is the router of the agent self with this state directory.
 func program(self, stateDir string) process.Program {

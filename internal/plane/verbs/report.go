@@ -46,22 +46,28 @@ func (c *counted) note(r endpointRecord, sums *[len(reasons)]uint64) {
 	}
 }
 
-// ask fetches all records of a kind. The caller holds asking.
-func (p *Plane) ask(ctx context.Context, kind statisticsKind, f func(record []byte)) error {
+// ask fetches all records of a kind from all routers. The caller holds asking.
+func (p *Plane) ask(ctx context.Context, kind statisticsKind, f func(l *link, record []byte)) error {
 	p.mu.Lock()
-	l := p.router
+	all := p.routers()
 	p.mu.Unlock()
-	if l == nil {
+	if len(all) == 0 {
 		return errNoRouter
 	}
+	var errs []error
+	for _, l := range all {
+		errs = append(errs, p.askOne(ctx, l, kind, func(record []byte) { f(l, record) }))
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plane) askOne(ctx context.Context, l *link, kind statisticsKind, f func(record []byte)) error {
 	ctx, cancel := context.WithTimeout(ctx, statsTime)
 	defer cancel()
 	for cursor := uint32(0); ; {
 		p.asked++
 		p.mu.Lock()
-		if p.router == l {
-			p.send(statsMessage(p.asked, kind, cursor), nil)
-		}
+		p.send(l, statsMessage(p.asked, kind, cursor), nil)
 		p.mu.Unlock()
 		answer, err := l.answer(ctx, p.asked)
 		if err != nil {
@@ -114,10 +120,14 @@ func (p *Plane) refresh(ctx context.Context) error {
 	if fresh {
 		return nil
 	}
-	records := make(map[uint64]endpointRecord)
-	err := p.ask(ctx, kindEndpoints, func(b []byte) {
+	type key struct {
+		router   *link
+		endpoint uint64
+	}
+	records := make(map[key]endpointRecord)
+	err := p.ask(ctx, kindEndpoints, func(l *link, b []byte) {
 		r := parseEndpoint(b)
-		records[r.number] = r
+		records[key{l, r.number}] = r
 	})
 	if err != nil {
 		return err
@@ -126,11 +136,22 @@ func (p *Plane) refresh(ctx context.Context) error {
 	defer p.mu.Unlock()
 	p.reported = time.Now()
 	for _, ep := range p.endpoints {
-		if r, ok := records[ep.number]; ok && p.router != nil {
+		if r, ok := records[key{ep.router, ep.number}]; ok {
 			ep.counted.note(r, &p.reasons)
 		}
 	}
 	return nil
+}
+
+// lastCounts hears what an endpoint did at a router that gives it back next.
+func (p *Plane) lastCounts(m heard) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ep := range p.endpoints {
+		if ep.number == m.endpoint {
+			m.statistics.each(func(record []byte) { ep.counted.note(parseEndpoint(record), &p.reasons) })
+		}
+	}
 }
 
 // Counters implements plane.Reports.
@@ -217,7 +238,7 @@ func (p *Plane) RDMA(ctx context.Context) (api.RDMA, error) {
 	slices.SortFunc(out.Devices, func(a, b api.RDMADevice) int { return strings.Compare(a.Endpoint, b.Endpoint) })
 	if err == nil {
 		p.asking.Lock()
-		err = p.ask(ctx, kindQPs, func(b []byte) {
+		err = p.ask(ctx, kindQPs, func(_ *link, b []byte) {
 			number, q := parseQP(b)
 			if q.Endpoint = names[number]; q.Endpoint != "" {
 				out.QueuePairs = append(out.QueuePairs, q)

@@ -10,7 +10,7 @@ use shared_ring::{SharedMemory, Sleeper};
 use verbs_protocol::abi::{self, verbs_async_event, verbs_completion, verbs_qp_attr};
 use verbs_protocol::agent::Message;
 use verbs_protocol::slots::{Receive, Send};
-use verbs_protocol::statistics::{QUOTAS, Reason};
+use verbs_protocol::statistics::{self, QUOTAS, Reason};
 use verbs_protocol::{Gid, agent, ibv, plain};
 use verbs_qp::{Service, State};
 
@@ -401,6 +401,10 @@ pub(crate) struct Objects {
     pub(crate) shards: u32,
     pub(crate) agent_listener: Option<OwnedFd>,
     pub(crate) agent: Option<OwnedFd>,
+    /// It has another router take the place of this one: endpoints without contexts are given back.
+    pub(crate) drains: bool,
+    /// Listening sockets of those, by the agent's numbers, that go with RELEASED.
+    pub(crate) given_back: Vec<(u64, OwnedFd)>,
     /// Since when its socket has had no room.
     pub(crate) agent_full_since: Option<Instant>,
     /// Bytes of shared memory that all endpoints may have together, and have.
@@ -473,6 +477,8 @@ impl Objects {
             shards: 0,
             agent_listener: None,
             agent: None,
+            drains: false,
+            given_back: Vec::new(),
             agent_full_since: None,
             pool: u64::MAX,
             pooled: 0,
@@ -680,10 +686,25 @@ impl Objects {
                 endpoint.refund(Quota::Contexts, 1);
             }
         }
+        self.give_endpoint_back(context.endpoint);
     }
 
-    /// Ends an endpoint with all that it has.
-    pub(crate) fn remove_endpoint(&mut self, handle: u32) {
+    /// Gives an endpoint back if another router is to have it and nothing of it is open here.
+    pub(crate) fn give_endpoint_back(&mut self, handle: u32) {
+        if !self.drains || self.contexts.iter().any(|(_, c)| c.endpoint == handle) {
+            return;
+        }
+        let Some(endpoint) = self.endpoints.get(handle).map(|e| e.number) else { return };
+        // What it did goes before it.
+        let last = self.statistics(0, endpoint, statistics::KIND_ENDPOINTS, 0);
+        let Some(listener) = self.remove_endpoint(handle) else { return };
+        self.given_back.push((endpoint, listener));
+        self.asks.extend([last, Message::Released { endpoint }]);
+        self.nudge_first();
+    }
+
+    /// Ends an endpoint with all that it has, but for its socket.
+    pub(crate) fn remove_endpoint(&mut self, handle: u32) -> Option<OwnedFd> {
         let all = self.contexts.iter().filter(|(_, c)| c.endpoint == handle);
         for context in all.map(|(context, _)| context).collect::<Vec<_>>() {
             self.close(context);
@@ -692,13 +713,14 @@ impl Objects {
         for link in all.map(|(link, _)| link).collect::<Vec<_>>() {
             self.end_link(link);
         }
-        if let Some(endpoint) = self.endpoints.remove(handle) {
-            self.epoll.remove(endpoint.listener.as_fd());
-            if let Some(shard) = endpoint.shard {
-                self.shards -= 1;
-                shard.end();
-            }
+        // Its listener may be another router's from now on, and would be an event here, too.
+        self.epoll_of(handle).remove(self.endpoints.get(handle)?.listener.as_fd());
+        let endpoint = self.endpoints.remove(handle)?;
+        if let Some(shard) = endpoint.shard {
+            self.shards -= 1;
+            shard.end();
         }
+        Some(endpoint.listener)
     }
 }
 

@@ -425,10 +425,18 @@ impl Loop {
         let mut said = 0;
         let mut ended = None;
         for message in &objects.asks {
-            if let Err(err) = sys::send(agent, &message.encode(), &[]) {
+            let of = |m: &Message| match m {
+                Message::Released { endpoint } => Some(*endpoint),
+                _ => None,
+            };
+            let listener =
+                objects.given_back.iter().find(|(number, _)| Some(*number) == of(message));
+            let listener: Vec<_> = listener.iter().map(|(_, listener)| listener.as_fd()).collect();
+            if let Err(err) = sys::send(agent, &message.encode(), &listener) {
                 ended = Some(err);
                 break;
             }
+            objects.given_back.retain(|(number, _)| Some(*number) != of(message));
             said += 1;
         }
         objects.asks.drain(..said);
@@ -457,6 +465,13 @@ impl Loop {
     fn drop_agent(&mut self) {
         self.objects.agent_full_since = None;
         self.objects.asks.clear();
+        self.objects.given_back.clear();
+        if std::mem::take(&mut self.objects.drains)
+            && self.objects.endpoints.iter().next().is_none()
+        {
+            // Another one has all that this one had.
+            std::process::exit(0);
+        }
         if let Some(agent) = self.objects.agent.take() {
             self.objects.epoll.remove(agent.as_fd());
         }
@@ -516,6 +531,14 @@ impl Loop {
                 if let (Some(handle), Some(socket)) = (handle, descriptors.pop()) {
                     self.objects.accepted(handle, source, destination, socket);
                 }
+            }
+            Message::Drain => {
+                self.objects.drains = true;
+                let all = self.objects.endpoints.iter().map(|(handle, _)| handle);
+                for handle in all.collect::<Vec<_>>() {
+                    self.objects.give_endpoint_back(handle);
+                }
+                self.say(Message::Drain);
             }
             Message::Stats { tag, endpoint, kind, cursor } => {
                 self.say(self.objects.statistics(tag, endpoint, kind, cursor));

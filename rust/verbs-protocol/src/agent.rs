@@ -3,7 +3,7 @@
 use crate::Gid;
 
 /// The version of the page.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the longest message of an agent's. STATISTICS of a router are longer.
 pub const MESSAGE_MAX: usize = HEAD + 32 + 64 + 64;
 
@@ -44,6 +44,8 @@ pub enum Message {
     Refused { endpoint: u64, errno: u32 },
     Stats { tag: u32, endpoint: u64, kind: u32, cursor: u32 },
     Statistics { tag: u32, endpoint: u64, kind: u32, cursor: u32, size: u32, records: Vec<u8> },
+    Drain,
+    Released { endpoint: u64 },
 }
 
 /// Bytes that break the rules.
@@ -66,6 +68,8 @@ impl Message {
             Self::Refused { endpoint, .. } => (9, 0, *endpoint),
             Self::Stats { tag, endpoint, .. } => (10, *tag, *endpoint),
             Self::Statistics { tag, endpoint, .. } => (11, *tag, *endpoint),
+            Self::Drain => (12, 0, 0),
+            Self::Released { endpoint } => (13, 0, *endpoint),
         };
         let mut out = Vec::with_capacity(MESSAGE_MAX);
         out.extend_from_slice(&u32::to_ne_bytes(kind));
@@ -78,7 +82,8 @@ impl Message {
                 out.extend_from_slice(&number.to_ne_bytes());
                 out.extend_from_slice(&[0; 4]);
             }
-            Self::Begin | Self::End | Self::Remove { .. } => {}
+            Self::Begin | Self::End | Self::Remove { .. } | Self::Drain | Self::Released { .. } => {
+            }
             Self::Endpoint { gids, limits, name, .. } => {
                 out.extend_from_slice(gids.as_flattened());
                 for number in numbers(limits) {
@@ -151,10 +156,12 @@ impl Message {
                 }
                 Self::Statistics { tag, endpoint, kind, cursor, size, records }
             }
+            12 => Self::Drain,
+            13 => Self::Released { endpoint },
             _ => return Err(Malformed),
         };
         let names_one = match kind {
-            1..=3 => endpoint == 0,
+            1..=3 | 12 => endpoint == 0,
             // Statistics are of one or of all.
             10 | 11 => true,
             _ => endpoint != 0,
@@ -242,7 +249,7 @@ mod tests {
     fn messages_come_back_and_have_one_length() {
         let limits = Limits { qps: 7, spin_us: 3, ingress_kbit: 8, ..Limits::default() };
         for message in [
-            Message::Hello { version: 1 },
+            Message::Hello { version: VERSION },
             Message::Begin,
             Message::End,
             Message::Endpoint { endpoint: 4, gids: [[1; 16], [0; 16]], limits, name: "a/b".into() },
@@ -260,6 +267,8 @@ mod tests {
                 size: 2,
                 records: vec![1, 2, 3, 4],
             },
+            Message::Drain,
+            Message::Released { endpoint: 4 },
         ] {
             let bytes = message.encode();
             assert!(bytes.len() <= MESSAGE_MAX);

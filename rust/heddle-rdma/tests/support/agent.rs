@@ -21,6 +21,10 @@ pub(crate) struct Net {
     refuses: AtomicU32,
     is_silent: AtomicBool,
     busy: Mutex<()>,
+    /// Endpoints that routers have given back, with what they did and their sockets.
+    pub(crate) released: Mutex<Vec<(u64, Message, OwnedFd)>>,
+    /// Routers that have given back what they could at once.
+    pub(crate) drained: AtomicU32,
 }
 
 impl Net {
@@ -52,12 +56,26 @@ impl Net {
 
     /// Plays the agent for what a router asks.
     pub(super) fn serve(&self, agent: &Arc<OwnedFd>, statistics: &Sender<Message>) {
-        while let Ok((bytes, _)) = receive(agent) {
+        let mut last = None;
+        while let Ok((bytes, mut fds)) = receive(agent) {
             if bytes.is_empty() {
                 return;
             }
             drop(self.busy.lock().unwrap());
             let message = Message::parse(&bytes).unwrap();
+            if matches!(message, Message::Statistics { tag: 0, .. }) {
+                last = Some(message);
+                continue;
+            }
+            if let Message::Released { endpoint } = message {
+                let (last, listener) = (last.take().unwrap(), fds.pop().unwrap());
+                self.released.lock().unwrap().push((endpoint, last, listener));
+                continue;
+            }
+            if message == Message::Drain {
+                self.drained.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
             if matches!(message, Message::Statistics { .. }) {
                 // A test that has ended does not wait for it.
                 let _ = statistics.send(message);

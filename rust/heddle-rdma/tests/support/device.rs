@@ -44,7 +44,7 @@ pub(crate) fn hello(version: u32, kind: u32) -> abi::verbs_hello_request {
 }
 
 impl Device {
-    pub(super) fn open(socket: OwnedFd, number: u8) -> Self {
+    pub(crate) fn open(socket: OwnedFd, number: u8) -> Self {
         let answer = ask(&socket, plain::bytes(&hello(1, 0))).unwrap();
         Self::of(socket, number, answer)
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use verbs_protocol::Gid;
-use verbs_protocol::agent::{Limits, Message};
+use verbs_protocol::agent::{self, Limits, Message};
 use verbs_protocol::statistics::{self, Reason};
 
 use super::agent::Net;
@@ -88,8 +88,8 @@ impl Router {
         let (told, statistics) = channel();
         let router = Self { child, agent, net: Arc::clone(net), statistics, dir };
         let hello = Message::parse(&receive(&router.agent).unwrap().0).unwrap();
-        assert_eq!(hello, Message::Hello { version: 1 });
-        router.tell(&Message::Hello { version: 1 }, &[]);
+        assert_eq!(hello, Message::Hello { version: agent::VERSION });
+        router.tell(&hello, &[]);
         let (net, agent) = (Arc::clone(net), Arc::clone(&router.agent));
         std::thread::spawn(move || net.serve(&agent, &told));
         router
@@ -97,6 +97,13 @@ impl Router {
 
     pub(crate) fn tell(&self, message: &Message, fds: &[i32]) {
         send(&self.agent, &message.encode(), fds).unwrap();
+    }
+
+    /// Another agent takes the place of this one.
+    pub(crate) fn reconnect(&mut self) {
+        self.agent = Arc::new(connect(&self.dir.0.join("agent")).unwrap());
+        let hello = Message::parse(&receive(&self.agent).unwrap().0).unwrap();
+        self.tell(&hello, &[]);
     }
 
     /// Adds an endpoint; its number is the last part of its address.
@@ -188,6 +195,22 @@ impl Router {
     /// How often something was refused an endpoint, dropped or held up.
     pub(crate) fn times(&self, n: u8, reason: Reason) -> u64 {
         self.account(n).reasons[reason as usize]
+    }
+
+    /// The next endpoint that it gives back: number, what it did, its socket.
+    pub(crate) fn released(&self) -> (u64, statistics::Endpoint, OwnedFd) {
+        let next = || self.net.released.lock().unwrap().pop();
+        let (number, last, listener) = eventually("an endpoint that is given back", next);
+        let Message::Statistics { endpoint, records, .. } = last else { panic!("{last:?}") };
+        assert_eq!(endpoint, number);
+        (number, statistics::Endpoint::parse(&records).unwrap(), listener)
+    }
+
+    /// The agent hangs up; whether the router ends well of it, for which it has time.
+    pub(crate) fn ends_without_agent(&mut self) -> bool {
+        // SAFETY: shutdown takes numbers.
+        unsafe { libc::shutdown(self.agent.as_raw_fd(), libc::SHUT_WR) };
+        eventually("the router's end", || self.child.0.try_wait().unwrap()).success()
     }
 
     /// Whether the router runs.

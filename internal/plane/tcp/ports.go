@@ -18,11 +18,13 @@ import (
 const ipLocalPortRange = 51
 
 // nodePorts gives the ports that the node keeps for its own connects: the last eighth of all, its
-// ephemeral ports. A container that took every port of the others would leave nobody one
-// (bpf/sock/node_ports.h); by name it gets a few of these (bpf/sock/reserved_ports.h). The zero
-// range: there are too few, or the kernel cannot keep sockets from them.
+// ephemeral ports, and some more (seldomAlike). A container that took all of the others would leave
+// nobody one (bpf/sock/node_ports.h); by name it gets a few of these
+// (bpf/sock/reserved_ports.h). The zero range: there are too few, or the kernel cannot keep sockets
+// from them.
 func nodePorts(all model.PortRange) (model.PortRange, error) {
-	kept := (int(all.Last) - int(all.First) + 1) / 8
+	n := int(all.Last) - int(all.First) + 1
+	kept := seldomAlike(n, n/8)
 	if kept < 16 {
 		return model.PortRange{}, nil
 	}
@@ -39,6 +41,24 @@ func nodePorts(all model.PortRange) (model.PortRange, error) {
 		return model.PortRange{}, fmt.Errorf("set IP_LOCAL_PORT_RANGE: %w", err)
 	}
 	return model.PortRange{First: all.Last - uint16(kept) + 1, Last: all.Last}, nil
+}
+
+// seldomAlike gives the next number of ports to keep, of n, with which what is left for containers'
+// sockets has no divisor in common with what a container's own stack chooses from. For a connection
+// to the same destination the kernel takes the same random number modulo either: with seven eighths
+// of one another, the two stacks of a container, which have one address, chose the same source port
+// every eighth time, but for some steps. Whose SYN comes second has no answer then.
+func seldomAlike(n, kept int) int {
+	for ; kept < n; kept++ {
+		a, b := n&^1, n-kept // without IP_LOCAL_PORT_RANGE, the kernel chooses of an even number
+		for b != 0 {
+			a, b = b, a%b
+		}
+		if a == 1 {
+			break
+		}
+	}
+	return kept
 }
 
 // defaultEndpointPorts gives how many of the node's ephemeral ports an endpoint may hold, so that

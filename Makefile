@@ -318,7 +318,7 @@ test-lsm: need-root machine
 
 # Kubernetes, built from its modules: test/k8s/build/go.mod has the version. What is built is kept.
 K8S_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl
-K8S_PACKAGES := etcd-server containerd runc iproute2 nftables iptables util-linux busybox-static containernetworking-plugins
+K8S_PACKAGES := etcd-server containerd runc iproute2 nftables iptables util-linux busybox-static containernetworking-plugins perftest
 k8s: $(addprefix $(OUT)/k8s/,$(K8S_PROGRAMS))
 $(OUT)/k8s/%: test/k8s/build/go.mod
 	@mkdir -p $(OUT)/k8s

@@ -141,8 +141,9 @@ const testImage = "heddle.test/busybox:1"
 // greeting is what the pods' web servers say.
 const greeting = "hello from a pod"
 
-// writeImage makes an image of busybox as a file that `ctr images import` takes.
-func writeImage(t *testing.T, path string) {
+// writeImage makes an image of busybox, and these files of the machine at their places, as a file
+// that `ctr images import` takes.
+func writeImage(t *testing.T, path, name string, files ...string) {
 	t.Helper()
 	busybox, err := os.ReadFile("/bin/busybox")
 	if err != nil {
@@ -167,15 +168,20 @@ func writeImage(t *testing.T, path string) {
 		add(w, tar.Header{Name: "bin/" + tool, Typeflag: tar.TypeSymlink, Linkname: "busybox"}, nil)
 	}
 	add(w, tar.Header{Name: "www/index.html", Typeflag: tar.TypeReg, Mode: 0o644}, []byte(greeting))
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		testutil.NoError(t, err)
+		add(w, tar.Header{Name: strings.TrimPrefix(file, "/"), Typeflag: tar.TypeReg, Mode: 0o755}, content)
+	}
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(layer.Bytes())
 	var image bytes.Buffer
 	w = tar.NewWriter(&image)
-	add(w, tar.Header{Name: "config.json", Mode: 0o644}, fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":["/bin/sleep","2147483647"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}`,
+	add(w, tar.Header{Name: "config.json", Mode: 0o644}, fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin:/usr/bin"],"Cmd":["/bin/sleep","2147483647"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}`,
 		hex.EncodeToString(sum[:])))
-	add(w, tar.Header{Name: "manifest.json", Mode: 0o644}, fmt.Appendf(nil, `[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, testImage))
+	add(w, tar.Header{Name: "manifest.json", Mode: 0o644}, fmt.Appendf(nil, `[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, name))
 	add(w, tar.Header{Name: "layer.tar", Mode: 0o644}, layer.Bytes())
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
@@ -196,7 +202,7 @@ const containerdConfig = `version = 2
     runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.heddle]
     runtime_type = "io.containerd.runc.v2"
-    pod_annotations = ["io.heddle.intercept"]
+    pod_annotations = ["io.heddle.intercept", "io.heddle.verbs", "io.heddle.verbs-spin-us"]
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.heddle.options]
       BinaryName = "/opt/heddle/bin/heddle-runtime"
 `
@@ -282,7 +288,8 @@ current-context: test
 `)
 	write(t, file("kubelet.yaml"), kubeletConfig)
 	write(t, file("config.toml"), containerdConfig)
-	writeImage(t, file("image.tar"))
+	writeImage(t, file("image.tar"), testImage)
+	writeImage(t, file("verbs.tar"), verbsImage, filesOf(t, "ib_write_bw")...)
 	c.kubectl = []string{program(t, "kubectl"), "--kubeconfig", file("kubeconfig"), "--cache-dir", file("cache")}
 
 	c.start(t, "etcd", n1.command(etcd, "--data-dir", file("etcd"), "--unsafe-no-fsync",
@@ -306,6 +313,7 @@ current-context: test
 			return err
 		})
 		m.run(t, "ctr", "-n", "k8s.io", "images", "import", file("image.tar"))
+		m.run(t, "ctr", "-n", "k8s.io", "images", "import", file("verbs.tar"))
 		c.start(t, "kubelet-"+m.name, m.command(kubelet, "--kubeconfig", file("kubeconfig"), "--config", file("kubelet.yaml"),
 			"--hostname-override", m.name, "--node-ip", m.addr, "--root-dir", "/var/lib/kubelet"))
 	}

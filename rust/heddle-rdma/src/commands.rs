@@ -55,6 +55,11 @@ pub(crate) fn usable<T>(handle: Option<T>) -> Result<T, Errno> {
     handle.ok_or(EINVAL)
 }
 
+/// Whether a context is the one that an object is of.
+pub(crate) fn owns(context: u32, of: u32) -> bool {
+    of == context || !protects(Protection::Owners)
+}
+
 pub(crate) fn size(bytes: usize) -> u64 {
     bytes as u64
 }
@@ -230,7 +235,7 @@ impl Objects {
     }
 
     pub(crate) fn deallocate_pd(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let pd = usable(self.pds.get(handle).filter(|p| p.context == context))?;
+        let pd = usable(self.pds.get(handle).filter(|p| owns(context, p.context)))?;
         if pd.users > 0 {
             return Err(EBUSY);
         }
@@ -241,7 +246,7 @@ impl Objects {
 
     /// Checks that a PD is the context's, and counts what uses it.
     pub(crate) fn use_pd(&mut self, context: u32, handle: u32) -> Result<(), Errno> {
-        let pd = usable(self.pds.get_mut(handle).filter(|p| p.context == context))?;
+        let pd = usable(self.pds.get_mut(handle).filter(|p| owns(context, p.context)))?;
         pd.users += 1;
         Ok(())
     }
@@ -264,7 +269,7 @@ impl Objects {
     }
 
     pub(crate) fn destroy_channel(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let channel = usable(self.channels.get(handle).filter(|c| c.context == context))?;
+        let channel = usable(self.channels.get(handle).filter(|c| owns(context, c.context)))?;
         if channel.users > 0 {
             return Err(EBUSY);
         }
@@ -283,7 +288,7 @@ impl Objects {
         }
         let channel = request.channel;
         if channel != 0 {
-            usable(self.channels.get(channel).filter(|c| c.context == context))?;
+            usable(self.channels.get(channel).filter(|c| owns(context, c.context)))?;
         }
         let capacity = request.cqe.next_power_of_two();
         let at = abi::VERBS_CQ_RING as usize;
@@ -308,7 +313,7 @@ impl Objects {
     }
 
     pub(crate) fn destroy_cq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let cq = usable(self.cqs.get(handle).filter(|c| c.context == context))?;
+        let cq = usable(self.cqs.get(handle).filter(|c| owns(context, c.context)))?;
         if cq.users > 0 {
             return Err(EBUSY);
         }
@@ -373,7 +378,7 @@ impl Objects {
         context: u32,
         request: &abi::verbs_modify_srq_request,
     ) -> Result<Answer, Errno> {
-        let srq = usable(self.srqs.get_mut(request.srq).filter(|s| s.context == context))?;
+        let srq = usable(self.srqs.get_mut(request.srq).filter(|s| owns(context, s.context)))?;
         if request.mask & ibv::SRQ_MAX_WR != 0 {
             return Err(EOPNOTSUPP);
         }
@@ -387,7 +392,7 @@ impl Objects {
     }
 
     fn query_srq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let srq = usable(self.srqs.get(handle).filter(|s| s.context == context))?;
+        let srq = usable(self.srqs.get(handle).filter(|s| owns(context, s.context)))?;
         Ok(answer(&abi::verbs_query_srq_reply {
             max_wr: srq.max_wr,
             max_sge: srq.max_sge,
@@ -397,7 +402,7 @@ impl Objects {
     }
 
     pub(crate) fn destroy_srq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let srq = usable(self.srqs.get(handle).filter(|s| s.context == context))?;
+        let srq = usable(self.srqs.get(handle).filter(|s| owns(context, s.context)))?;
         if srq.users > 0 {
             return Err(EBUSY);
         }
@@ -440,7 +445,7 @@ impl Objects {
     }
 
     pub(crate) fn destroy_ah(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let pd = usable(self.ahs.get(handle).filter(|a| a.context == context))?.pd;
+        let pd = usable(self.ahs.get(handle).filter(|a| owns(context, a.context)))?.pd;
         self.ahs.remove(handle);
         self.leave_pd(pd);
         self.refund(context, Quota::Ahs, 1);
@@ -474,7 +479,7 @@ impl Objects {
     }
 
     pub(crate) fn destroy_memory(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let memory = usable(self.memories.get(handle).filter(|m| m.context == context))?;
+        let memory = usable(self.memories.get(handle).filter(|m| owns(context, m.context)))?;
         if memory.users > 0 {
             return Err(EBUSY);
         }
@@ -528,7 +533,7 @@ impl Objects {
             }
             Backing::Process(process, r.address)
         } else {
-            let memory = usable(self.memories.get(r.memory).filter(|m| m.context == context))?;
+            let memory = usable(self.memories.get(r.memory).filter(|m| owns(context, m.context)))?;
             let end = usable(r.memory_offset.checked_add(r.length))?;
             if end > size(memory.shared.len()) {
                 return Err(EINVAL);
@@ -561,7 +566,7 @@ impl Objects {
     }
 
     pub(crate) fn deregister(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
-        let region = usable(self.regions.get(handle).filter(|r| r.context == context))?;
+        let region = usable(self.regions.get(handle).filter(|r| owns(context, r.context)))?;
         let (pd, memory) = (region.pd, region.memory);
         self.regions.remove(handle);
         if let Some(memory) = self.memories.get_mut(memory) {

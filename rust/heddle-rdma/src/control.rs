@@ -11,6 +11,7 @@ use verbs_protocol::statistics::Reason;
 
 use crate::memory::Process;
 use crate::objects::{Context, Objects, Quota, Source, Unsent};
+use crate::protection::{Protection, protects};
 use crate::sys;
 
 /// Requests that one context gets served before others have their turn.
@@ -82,7 +83,10 @@ impl Objects {
 
     /// Serves the requests of a context that are there, and goes on with a reply that is under way.
     pub(crate) fn control(self: &mut Box<Self>, handle: u32) {
-        for _ in 0..REQUESTS {
+        for served in 0.. {
+            if served >= REQUESTS && protects(Protection::Turns) {
+                return;
+            }
             let Some(context) = self.contexts.get_mut(handle) else { return };
             if let Some(unsent) = context.unsent.take() {
                 if !self.reply(handle, unsent, true) {

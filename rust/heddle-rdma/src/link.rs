@@ -19,6 +19,7 @@ use verbs_protocol::{Gid, ibv};
 
 use crate::connect::service_number;
 use crate::objects::{Objects, Source};
+use crate::protection::{Protection, protects};
 use crate::sys;
 
 /// For how long a greeting may take, and an acceptor waits for its queue pair.
@@ -165,7 +166,9 @@ impl Objects {
             match timer {
                 Timer::Link(handle) => {
                     let Some(link) = self.links.get(handle) else { continue };
-                    if link.deadline.is_some_and(|due| due <= now) {
+                    if link.deadline.is_some_and(|due| due <= now)
+                        && protects(Protection::Deadlines)
+                    {
                         if link.phase != Phase::Closing {
                             self.note(link.endpoint, Reason::LinkUnmatched);
                         }
@@ -421,10 +424,11 @@ impl Objects {
         let Some(link) = self.links.get(handle) else { return };
         let Some(heard) = link.greeting else { return };
         let matches = self.qps.get(heard.destination_qp).is_some_and(|qp| {
+            let names = qp.attr.dest_qp_num == heard.source_qp;
+            let names = names && qp.attr.address.gid == heard.source;
             qp.endpoint == link.endpoint
                 && qp.state.receives()
-                && qp.attr.dest_qp_num == heard.source_qp
-                && qp.attr.address.gid == heard.source
+                && (names || !protects(Protection::Pairs))
                 && service_number(qp.service) == heard.qp_type
                 && qp.link == 0
                 && !qp.closed

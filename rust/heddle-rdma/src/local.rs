@@ -11,6 +11,19 @@ use crate::protection::{Protection, protects};
 use crate::requests::{Pending, Step, Told, gather};
 
 impl Objects {
+    /// A request as it is looked at without the protection of a copy.
+    #[cfg(feature = "attack")]
+    fn as_attacked(
+        &self,
+        number: u32,
+        send: &verbs_protocol::slots::Send,
+    ) -> verbs_protocol::slots::Send {
+        use crate::protection::{Protection, protects};
+        let again = || Some(self.qps.get(number)?.send.looked_at_again(send));
+        let again = if protects(Protection::Copies) { None } else { again() };
+        again.unwrap_or_else(|| send.clone())
+    }
+
     pub(crate) fn send_message(
         self: &mut Box<Self>,
         number: u32,
@@ -135,6 +148,8 @@ impl Objects {
             self.to.clear();
             to(self, current.done, n).map_err(|Fault| Failure::Destination)?;
             if send.is_inline() {
+                #[cfg(feature = "attack")]
+                let send = &self.as_attacked(number, send);
                 // At most 512 bytes: one chunk.
                 self.store(send.inline()).map_err(|_| Failure::Destination)?;
             } else {

@@ -164,8 +164,9 @@ pub(crate) fn find(
     let region = regions.get(key).ok_or(Fault)?;
     let offset = address.checked_sub(region.iova).ok_or(Fault)?;
     let end = offset.checked_add(length as u64).ok_or(Fault)?;
-    if end > region.length || region.pd != usage.pd || region.access & usage.access != usage.access
-    {
+    let is_outside = end > region.length && protects(Protection::Ranges);
+    let is_foreign = region.pd != usage.pd && protects(Protection::Keys);
+    if is_outside || is_foreign || region.access & usage.access != usage.access {
         return Err(Fault);
     }
     let backing = match &region.backing {

@@ -164,7 +164,7 @@ impl Endpoint {
             self.account.note(Reason::RouterFull);
             return false;
         }
-        if used > self.limits[quota as usize] {
+        if used > self.limits[quota as usize] && protects(Protection::Quotas) {
             self.account.note(quota.reason());
             return false;
         }

@@ -1,5 +1,6 @@
 //! What keeps containers from each other and from the router, by name, so that a test can do
-//! without one of them: an attack has to succeed then. `docs/howto/attack-suite.md`.
+//! without one of them: an attack has to succeed then. `docs/howto/attack-suite.md`. Two are of the
+//! memory that both share, and named there: `seals` and `indices`.
 
 /// A protection of the router's.
 #[derive(Clone, Copy)]
@@ -14,26 +15,41 @@ pub(crate) enum Protection {
     Rounds,
     /// What an endpoint may copy in a second.
     Caps,
+    /// A key is of use with queue pairs of its own PD only.
+    Keys,
+    /// Nothing beside what was registered is reached by a key.
+    Ranges,
+    /// A queue pair takes requests of the one only that it names itself.
+    Pairs,
+    /// Objects are those of the connection that has made them.
+    Owners,
+    /// A request is looked at where the program cannot change it any more.
+    #[cfg(feature = "attack")]
+    Copies,
+    /// Others have their turn between two requests of a connection.
+    Turns,
+    /// Who connects and says nothing is hung up on.
+    Deadlines,
+    /// How many objects an endpoint may have.
+    Quotas,
 }
 
 /// Whether a protection is in force: always, in the product.
-#[cfg(not(feature = "attack"))]
-pub(crate) const fn protects(_: Protection) -> bool {
-    true
-}
-
-/// Whether a protection is in force: not if `HEDDLE_WITHOUT` names it.
-#[cfg(feature = "attack")]
 pub(crate) fn protects(protection: Protection) -> bool {
-    use std::sync::OnceLock;
-    static WITHOUT: OnceLock<String> = OnceLock::new();
-    let name = match protection {
+    shared_ring::protection::protects(match protection {
         Protection::AddressSpace => "address_space",
         Protection::Watch => "watch",
         Protection::Shares => "shares",
         Protection::Rounds => "rounds",
         Protection::Caps => "caps",
-    };
-    let without = WITHOUT.get_or_init(|| std::env::var("HEDDLE_WITHOUT").unwrap_or_default());
-    !without.split(',').any(|w| w == name)
+        Protection::Keys => "keys",
+        Protection::Ranges => "ranges",
+        Protection::Pairs => "pairs",
+        Protection::Owners => "owners",
+        #[cfg(feature = "attack")]
+        Protection::Copies => "copies",
+        Protection::Turns => "turns",
+        Protection::Deadlines => "deadlines",
+        Protection::Quotas => "quotas",
+    })
 }

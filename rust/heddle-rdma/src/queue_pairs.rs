@@ -12,7 +12,7 @@ use verbs_qp::{Refused, Service, State};
 use crate::accounts::QpAccount;
 use crate::commands::{
     Answer, EBUSY, MAX_INLINE, MAX_RD_ATOMIC, MAX_SGE, MAX_WR, answer, capacity, done, gid_count,
-    size, usable,
+    owns, size, usable,
 };
 use crate::objects::{Capabilities, Objects, Qp, Quota};
 use crate::queues::{ReceiveRing, SendRing};
@@ -26,10 +26,10 @@ impl Objects {
         let r = *request;
         let service = Service::from_number(r.type_).ok_or(EOPNOTSUPP)?;
         for cq in [r.send_cq, r.recv_cq] {
-            usable(self.cqs.get(cq).filter(|c| c.context == context))?;
+            usable(self.cqs.get(cq).filter(|c| owns(context, c.context)))?;
         }
         if r.srq != 0 {
-            usable(self.srqs.get(r.srq).filter(|s| s.context == context))?;
+            usable(self.srqs.get(r.srq).filter(|s| owns(context, s.context)))?;
         }
         let within = r.max_send_wr <= MAX_WR
             && r.max_recv_wr <= MAX_WR
@@ -118,7 +118,7 @@ impl Objects {
             mtu: ibv::MTU_4096,
         };
         let number = request.qp;
-        let qp = usable(self.qps.get_mut(number).filter(|q| q.context == context))?;
+        let qp = usable(self.qps.get_mut(number).filter(|q| owns(context, q.context)))?;
         // What a thread has under way of it cannot be dropped.
         let held = qp.in_turn || qp.taken > 0;
         if held && request.mask & ibv::QP_STATE != 0 && request.attr.qp_state == 0 {
@@ -156,14 +156,14 @@ impl Objects {
     }
 
     pub(crate) fn query_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
-        let qp = usable(self.qps.get(number).filter(|q| q.context == context))?;
+        let qp = usable(self.qps.get(number).filter(|q| owns(context, q.context)))?;
         let state = qp.state.number();
         let attr = abi::verbs_qp_attr { qp_state: state, cur_qp_state: state, ..qp.attr };
         Ok(answer(&abi::verbs_query_qp_reply { attr, ..Default::default() }))
     }
 
     pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
-        usable(self.qps.get(number).filter(|q| q.context == context))?;
+        usable(self.qps.get(number).filter(|q| owns(context, q.context)))?;
         self.unlink(number);
         let qp = usable(self.qps.remove(number))?;
         for cq in [qp.send_cq, qp.recv_cq] {

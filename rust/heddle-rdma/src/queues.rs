@@ -91,6 +91,17 @@ impl SendRing {
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
+
+    /// A request as the program has it by now: what nobody may look at once it was found good.
+    #[cfg(feature = "attack")]
+    pub(crate) fn looked_at_again(&self, send: &Send) -> Send {
+        // The time that others take to read it.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let head = self.0.consumer.look_again(send.head.slots.into()).to_bytes();
+        let mut again = send.clone();
+        again.head = plain::read(&head).expect("a slot holds a head");
+        again
+    }
 }
 
 /// Receive requests of a queue pair or of a shared receive queue.

@@ -14,6 +14,7 @@ use verbs_qp::{Service, State};
 use crate::commands::MAX_MESSAGE;
 use crate::memory::{self, Fault, Piece, Regions, Use};
 use crate::objects::{Current, Objects, Qp};
+use crate::protection::{Protection, protects};
 use crate::queues::{Dead, ReceiveRing};
 use crate::sys;
 
@@ -408,9 +409,9 @@ impl Objects {
         let peer = self.qps.get(qp.attr.dest_qp_num)?;
         let own = self.endpoints.get(qp.endpoint)?;
         let other = self.endpoints.get(peer.endpoint)?;
-        let paired = peer.attr.dest_qp_num == number
+        let names = peer.attr.dest_qp_num == number && own.has(&peer.attr.address.gid);
+        let paired = (names || !protects(Protection::Pairs))
             && other.has(&qp.attr.address.gid)
-            && own.has(&peer.attr.address.gid)
             && peer.service == qp.service
             && peer.state.receives();
         paired.then_some(qp.attr.dest_qp_num)

@@ -9,12 +9,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use shared_ring::SharedMemory;
 use support::{
-    Device, End, Router, ask, attacked, connect, hello, receive, request, send, sending,
+    Device, End, Router, ask, at, attacked, connect, eventually, gid, hello, inline, pair_of,
+    receive, request, send, sending, tcp_pair,
 };
-use verbs_protocol::agent::Limits;
+use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::{abi, ibv, plain};
 
 /// Where programs of these tests have something mapped.
@@ -198,5 +201,220 @@ fn a_program_that_takes_the_place_early_is_not_the_one_that_connected() {
             return false;
         };
         reach(router, device, pd, key) == Some(SECRET) && becoming.ends_changed()
+    });
+}
+
+/// Endpoints 1 to 3.
+fn endpoints(router: &Router) {
+    for n in [1, 2, 3] {
+        router.add(n, Limits::default());
+    }
+}
+
+/// A pair, and a third container that has registered memory: its key is known to the first one.
+#[test]
+fn a_key_of_another_container_is_of_no_use() {
+    attacked("keys", |router| {
+        endpoints(router);
+        let (mut a, _b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+        let c = End::new(router, 3, ibv::QPT_RC, 3, 64);
+        a.send(&sending(at(ibv::WR_RDMA_WRITE, 1, &c.buffer, c.key), &[a.whole()]));
+        let written = a.sends.result().1 == ibv::WC_SUCCESS;
+        assert_eq!(written, c.buffer == [1; 64]);
+        written
+    });
+}
+
+/// A peer that was given the key of a part writes beside it.
+#[test]
+fn what_was_not_registered_is_not_reached() {
+    attacked("ranges", |router| {
+        endpoints(router);
+        let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+        let key = b.device.register(b.pd, &mut b.buffer[..8], 15).unwrap();
+        a.send(&sending(at(ibv::WR_RDMA_WRITE, 1, &b.buffer[4..], key), &[a.part(0, 8)]));
+        let written = a.sends.result().1 == ibv::WC_SUCCESS;
+        assert_eq!(b.buffer[..4], [2; 4]);
+        assert_eq!(written, b.buffer[8..12] == [1; 4]);
+        written
+    });
+}
+
+/// A queue pair waits for its peer. Somebody else knows its number and a key, and is faster.
+#[test]
+fn a_queue_pair_is_not_for_others_than_it_names() {
+    attacked("pairs", |router| {
+        endpoints(router);
+        // The one with the smaller GID opens the connection.
+        let mut victim = End::new(router, 3, ibv::QPT_RC, 2, 64);
+        victim.device.connect(victim.qp.number, ibv::QPT_RC, (2, 77), |_| ());
+        let mut a = End::new(router, 1, ibv::QPT_RC, 1, 64);
+        let soon = |attr: &mut abi::verbs_qp_attr| (attr.timeout, attr.retry_cnt) = (14, 7);
+        a.device.connect(a.qp.number, ibv::QPT_RC, victim.address(), soon);
+        a.send(&sending(at(ibv::WR_RDMA_WRITE, 1, &victim.buffer, victim.key), &[a.whole()]));
+        let written = a.sends.result().1 == ibv::WC_SUCCESS;
+        assert_eq!(written, victim.buffer == [1; 64]);
+        written
+    });
+}
+
+/// Handles are numbers: those of another container are tried.
+#[test]
+fn objects_of_another_container_are_not_destroyed() {
+    attacked("owners", |router| {
+        endpoints(router);
+        let victim = End::new(router, 2, ibv::QPT_RC, 2, 64);
+        // With some of its own, of which there are fewer then.
+        let mut attacker = End::new(router, 1, ibv::QPT_RC, 1, 64).device;
+        let destroyed = attacker.object(abi::VERBS_DEREG_MR, victim.key) == Ok(());
+        let looked = attacker.object(abi::VERBS_DESTROY_QP, victim.qp.number) == Ok(());
+        assert_eq!(destroyed, looked);
+        destroyed
+    });
+}
+
+/// A program changes the length of a request when the router has found it good.
+#[test]
+fn a_request_that_is_changed_while_it_is_read_is_one_or_the_other() {
+    attacked("copies", |router| {
+        endpoints(router);
+        (0..40).any(|_| {
+            if router.has_died() {
+                return true;
+            }
+            let (mut a, b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 4096, |_| ());
+            let memory = Arc::clone(&a.qp.memory);
+            // The length of inline data, in the first slot of the ring.
+            // SAFETY: it lies in the mapping.
+            let word = unsafe { memory.as_ptr().byte_add(384 + 28) }.as_ptr() as usize;
+            let stop = Arc::new(AtomicBool::new(false));
+            let until = Arc::clone(&stop);
+            let changing = std::thread::spawn(move || {
+                while !until.load(Ordering::Relaxed) {
+                    for length in [8_u32, 1 << 20] {
+                        let word = core::ptr::with_exposed_provenance_mut::<u32>(word);
+                        // SAFETY: `memory` is mapped until this thread has ended. The router reads
+                        // it meanwhile, which is what is tested.
+                        unsafe { word.write_volatile(length) };
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let head = at(ibv::WR_RDMA_WRITE, 1, &b.buffer, b.key);
+            assert!(a.qp.send.push(&inline(head, &[9; 8])).is_ok());
+            a.device.ringer.ring().unwrap();
+            let done = eventually("an end of the request", || {
+                if router.has_died() { Some(true) } else { a.sends.poll().map(|_| false) }
+            });
+            stop.store(true, Ordering::Relaxed);
+            changing.join().unwrap();
+            drop(memory);
+            done
+        })
+    });
+}
+
+/// A program shows the router more requests than it has written: those that lie there from before
+/// would be done again.
+#[test]
+fn a_wild_index_does_not_have_requests_done_again() {
+    attacked("indices", |router| {
+        endpoints(router);
+        let (mut a, mut b) = pair_of([router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+        b.buffer.fill(0);
+        let mut head = at(ibv::WR_ATOMIC_FETCH_AND_ADD, 1, &b.buffer, b.key);
+        (head.compare_add, head.flags) = (1, 0);
+        let capacity = u64::from(a.qp.send.room().unwrap());
+        let slots = sending(head, &[a.part(0, 8)]);
+        assert_eq!(slots.len(), 1);
+        let count = |b: &End| u64::from_ne_bytes(*b.buffer.first_chunk().unwrap());
+        for _ in 0..capacity {
+            a.send(&slots);
+        }
+        eventually("all of them", || (count(&b) == capacity).then_some(()));
+        // SAFETY: the producer's index of the send ring lies there.
+        let index = unsafe { a.qp.memory.as_ptr().byte_add(128) }.cast::<u32>();
+        // SAFETY: as above.
+        unsafe { index.write_volatile(1 << 30) };
+        a.device.ringer.ring().unwrap();
+        eventually("more, or an end", || {
+            let more = count(&b) > 2 * capacity;
+            let failed = support::readable(&a.device.events, std::time::Duration::ZERO);
+            (more || failed).then_some(more)
+        })
+    });
+}
+
+/// A program takes the memory away in which the router is to write.
+#[test]
+fn memory_that_is_shared_cannot_be_taken_away() {
+    attacked("seals", |router| {
+        endpoints(router);
+        let socket = router.connect(1);
+        let (_, mut fds) = ask(&socket, plain::bytes(&hello(1, 0))).unwrap();
+        // SAFETY: ftruncate takes numbers.
+        let shrunk = unsafe { libc::ftruncate(fds[0].as_raw_fd(), 0) } == 0;
+        if shrunk {
+            // It wakes up, and arms the doorbell that was there when it has nothing to do.
+            let mut ring = std::fs::File::from(fds.remove(1));
+            ring.write_all(&1_u64.to_ne_bytes()).unwrap();
+            eventually("the end of the router", || router.has_died().then_some(()));
+        } else {
+            router.open(2);
+        }
+        shrunk
+    });
+}
+
+/// A connection has asked for a great many things when another one asks for one. The handles tell
+/// in which order they were made.
+#[test]
+fn a_flood_of_requests_lets_others_have_their_turn() {
+    const FLOOD: u32 = 200;
+    attacked("turns", |router| {
+        endpoints(router);
+        let (mut flood, mut other) = (router.open(1), router.open(2));
+        let head = |device: &mut Device| device.head(abi::VERBS_ALLOC_PD);
+        router.while_stopped(|| {
+            for _ in 0..FLOOD {
+                let request = abi::verbs_plain_request { head: head(&mut flood) };
+                send(&flood.socket, plain::bytes(&request), &[]).unwrap();
+            }
+            let request = abi::verbs_plain_request { head: head(&mut other) };
+            send(&other.socket, plain::bytes(&request), &[]).unwrap();
+        });
+        let made = |device: &Device| {
+            let bytes = receive(&device.socket).unwrap().0;
+            plain::read::<abi::verbs_object_reply>(&bytes).unwrap().object
+        };
+        let late = made(&other);
+        let before = (0..FLOOD).filter(|_| made(&flood) < late).count();
+        assert!(before > 0, "the flood did not come first");
+        before > 100
+    });
+}
+
+/// Somebody connects to the port of others' queue pairs, and says nothing.
+#[test]
+fn who_connects_and_does_not_greet_is_hung_up_on() {
+    attacked("deadlines", |router| {
+        endpoints(router);
+        let (mut mine, its) = tcp_pair();
+        let accepted = Message::Accepted { endpoint: 1, source: gid(9), destination: gid(1) };
+        router.tell(&accepted, &[its.as_raw_fd()]);
+        drop(its);
+        mine.set_read_timeout(Some(std::time::Duration::from_secs(12))).unwrap();
+        mine.read(&mut [0]).is_err()
+    });
+}
+
+#[test]
+fn an_endpoint_has_no_more_than_its_quotas() {
+    attacked("quotas", |router| {
+        router.add(1, Limits { cqs: 3, ..Limits::default() });
+        let mut device = router.open(1);
+        let made: Vec<_> = (0..4).map_while(|_| device.try_cq(1, 0).ok()).collect();
+        assert!(made.len() >= 3);
+        made.len() > 3
     });
 }

@@ -10,6 +10,7 @@
 //! | [`memory`] | a sealed memfd and its mapping: the size can never change under a reader |
 //! | [`ring`] | [`Producer`] and [`Consumer`] of 64-byte slots, with private cursors |
 //! | [`doorbell`] | [`Ringer`] and [`Sleeper`]: no system call unless the other side sleeps |
+//! | [`protection`] | protections by name, for attacks |
 //! | `layout` | which byte is what; the only module that knows offsets |
 //! | `storage` | every access to shared memory, each with its memory order and the reason for it |
 //! | `sys` | the system calls that the standard library does not have |
@@ -42,6 +43,7 @@ pub mod doorbell;
 mod layout;
 #[cfg(not(loom))]
 pub mod memory;
+pub mod protection;
 pub mod ring;
 mod storage;
 #[cfg(not(loom))]

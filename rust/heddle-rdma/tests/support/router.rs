@@ -213,6 +213,32 @@ impl Router {
         eventually("the router's end", || self.child.0.try_wait().unwrap()).success()
     }
 
+    fn signal(&self, number: libc::c_int) {
+        let pid = libc::pid_t::try_from(self.child.0.id()).unwrap();
+        // SAFETY: kill takes numbers; nobody has waited for the child.
+        assert_eq!(unsafe { libc::kill(pid, number) }, 0);
+    }
+
+    /// What is done meanwhile comes to the router at once.
+    pub(crate) fn while_stopped<R>(&self, work: impl FnOnce() -> R) -> R {
+        self.signal(libc::SIGSTOP);
+        let state = || self.state().filter(|s| *s == 'T');
+        eventually("the router to stop", state);
+        let result = work();
+        self.signal(libc::SIGCONT);
+        result
+    }
+
+    fn state(&self) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.0.id())).ok()?;
+        stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    /// Whether the router has ended by itself.
+    pub(crate) fn has_died(&self) -> bool {
+        self.state() == Some('Z')
+    }
+
     /// Whether the router runs.
     pub(crate) fn runs(&mut self) -> bool {
         self.child.0.try_wait().unwrap().is_none()

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compileAPI makes testdata/api.c, linked with Debian's library.
+// compileAPI makes testdata/api.c and changes.c, linked with Debian's library.
 func compileAPI(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "api")
-	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, "testdata/api.c", "-libverbs").CombinedOutput()
+	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-o", program, "testdata/api.c", "testdata/changes.c", "-libverbs").CombinedOutput()
 	if err != nil {
 		t.Fatalf("compile: %v\n%s", err, out)
 	}
@@ -28,7 +28,7 @@ func TestAPI(t *testing.T) {
 	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
 	p := newPlace(t, dirs[0])
 	program := compileAPI(t)
-	for _, part := range []string{"operations", "refusals", "events", "threads"} {
+	for _, part := range []string{"operations", "refusals", "events", "threads", "resize", "reregister", "groups"} {
 		t.Run(part, func(t *testing.T) {
 			if out, err := p.command(program, part).CombinedOutput(); err != nil {
 				t.Errorf("%v\n%s", err, out)

@@ -42,6 +42,7 @@ static int make_cq(struct context *c, struct cq *cq, uint32_t cqe, struct channe
 		control_destroy(c, VERBS_DESTROY_CQ, reply.cq);
 		return error;
 	}
+	atomic_store(&cq->arm, (struct verbs_cq_arm *)((uint8_t *)cq->memory.base + VERBS_CQ_ARM));
 	cq->base.handle = reply.cq;
 	cq->base.cqe = (int)reply.capacity;
 	return 0;
@@ -91,14 +92,6 @@ PUBLIC struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *
 	return (struct ibv_cq *)create_cq_ex(context, &attr);
 }
 
-VERSION_1_1(ibv_resize_cq);
-PUBLIC int ibv_resize_cq(struct ibv_cq *cq, int cqe)
-{
-	if (cqe < 1)
-		return EINVAL;
-	return cqe <= cq->cqe ? 0 : EOPNOTSUPP;
-}
-
 VERSION_1_1(ibv_destroy_cq);
 PUBLIC int ibv_destroy_cq(struct ibv_cq *base)
 {
@@ -116,6 +109,9 @@ PUBLIC int ibv_destroy_cq(struct ibv_cq *base)
 	wait_for_acks(&base->comp_events_completed, &cq->events);
 	wait_for_acks(&base->async_events_completed, &cq->async_events);
 	memory_unmap(&cq->memory);
+	while (cq->former_count > 0)
+		memory_unmap(&cq->former[--cq->former_count]);
+	free(cq->kept);
 	table_free(&cq->qps);
 	free(cq);
 	return 0;
@@ -123,17 +119,21 @@ PUBLIC int ibv_destroy_cq(struct ibv_cq *base)
 
 int req_notify_cq(struct ibv_cq *base, int solicited_only)
 {
-	struct verbs_cq_arm *arm =
-	        (struct verbs_cq_arm *)((uint8_t *)cq_of(base)->memory.base + VERBS_CQ_ARM);
-	_Atomic uint32_t *armed = (_Atomic uint32_t *)&arm->armed;
-	uint32_t none = VERBS_ARM_NONE;
+	struct cq *cq = cq_of(base);
+	struct verbs_cq_arm *arm;
 
-	if (solicited_only)
-		atomic_compare_exchange_strong_explicit(armed, &none, VERBS_ARM_SOLICITED,
-		                                        memory_order_relaxed, memory_order_relaxed);
-	else
-		atomic_store_explicit(armed, VERBS_ARM_NEXT, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst);
+	do {
+		uint32_t none = VERBS_ARM_NONE;
+		arm = atomic_load(&cq->arm);
+		_Atomic uint32_t *armed = (_Atomic uint32_t *)&arm->armed;
+		if (solicited_only)
+			atomic_compare_exchange_strong_explicit(armed, &none, VERBS_ARM_SOLICITED,
+			                                        memory_order_relaxed, memory_order_relaxed);
+		else
+			atomic_store_explicit(armed, VERBS_ARM_NEXT, memory_order_relaxed);
+		atomic_thread_fence(memory_order_seq_cst);
+		/* A queue that was resized meanwhile has its wish elsewhere. */
+	} while (arm != atomic_load(&cq->arm));
 	return 0;
 }
 
@@ -167,14 +167,21 @@ void cq_forget_qp(struct cq *cq, struct qp *qp)
 		qp->receive_stale = now;
 		outstanding_clear(&qp->receives);
 	}
+	cq_forget_kept(cq, qp->base.qp_base.qp_num);
 	lock_release(&cq->lock);
 }
 
-static bool is_stale(struct stale *s, uint32_t index)
+struct qp *cq_owner(struct cq *cq, const struct verbs_completion *completion, uint32_t index)
 {
-	if (s->set && (int32_t)(index - s->until) >= 0)
-		s->set = false;
-	return s->set;
+	struct qp *qp = table_find(&cq->qps, completion->qp_num);
+	struct stale *stale;
+
+	if (!qp)
+		return NULL;
+	stale = cq_is_receive(completion) ? &qp->receive_stale : &qp->send_stale;
+	if (stale->set && (int32_t)(index - stale->until) >= 0)
+		stale->set = false;
+	return stale->set ? NULL : qp;
 }
 
 /* Of the requests that nobody completes any more, makes up the next completion. */
@@ -219,16 +226,16 @@ static bool is_cq_dead(struct cq *cq)
 
 bool cq_next(struct cq *cq, struct verbs_completion *completion)
 {
+	if (cq->kept_next < cq->kept_count && cq_take_kept(cq, completion))
+		return true;
 	while (ring_peek(&cq->ring, completion, 1)) {
-		struct qp *qp = table_find(&cq->qps, completion->qp_num);
-		bool receive = completion->opcode & IBV_WC_RECV;
 		uint32_t index = cq->ring.end.own;
+		struct qp *qp = cq_owner(cq, completion, index);
 
 		ring_pop(&cq->ring, 1);
-		/* A queue pair that was destroyed or reset has no completions. */
-		if (!qp || is_stale(receive ? &qp->receive_stale : &qp->send_stale, index))
+		if (!qp)
 			continue;
-		outstanding_complete(receive ? &qp->receives : &qp->sends, completion);
+		outstanding_complete(cq_is_receive(completion) ? &qp->receives : &qp->sends, completion);
 		cq->empty_polls = 0;
 		return true;
 	}

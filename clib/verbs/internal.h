@@ -71,10 +71,20 @@ struct channel {
 	uint32_t handle;
 };
 
+/* Resizing doubles a queue at least. */
+#define RESIZES_MAX 20
+
 struct cq {
 	struct ibv_cq_ex base;
 	struct lock lock;
 	struct memory memory;
+	_Atomic(struct verbs_cq_arm *) arm; /* in memory */
+	/* Memory of smaller rings: a thread may still write a wish into it. */
+	struct memory former[RESIZES_MAX];
+	uint32_t former_count;
+	/* What they had, before all that the ring has. */
+	struct verbs_completion *kept;
+	uint32_t kept_next, kept_count;
 	struct ring_consumer ring;
 	struct table qps;                /* that complete here, by number: guarded by lock */
 	uint32_t empty_polls;            /* since something was found */
@@ -207,10 +217,25 @@ int req_notify_cq(struct ibv_cq *cq, int solicited_only);
 /* Takes the next completion that is to be given out; false if there is none. The CQ's lock is
  * held. */
 bool cq_next(struct cq *cq, struct verbs_completion *completion);
+static inline bool cq_is_receive(const struct verbs_completion *completion)
+{
+	return completion->opcode & IBV_WC_RECV;
+}
+/* The queue pair of a completion, which lies at `index` of the ring. What was destroyed or reset
+ * has none. */
+struct qp *cq_owner(struct cq *cq, const struct verbs_completion *completion, uint32_t index);
 int cq_attach_qp(struct cq *cq, struct qp *qp);
 void cq_detach_qp(struct cq *cq, struct qp *qp);
 /* What the CQ has of the QP by now is not given out. */
 void cq_forget_qp(struct cq *cq, struct qp *qp);
+
+/* cq_resize.c */
+
+/* Takes a completion that a smaller ring of the CQ had; false if there is none. The CQ's lock is
+ * held. */
+bool cq_take_kept(struct cq *cq, struct verbs_completion *completion);
+/* Those of a QP are not given out. */
+void cq_forget_kept(struct cq *cq, uint32_t qp);
 
 /* cq_ex.c */
 void cq_set_extended_ops(struct ibv_cq_ex *cq, uint64_t wc_flags);

@@ -6,6 +6,12 @@
 /* Hints. */
 #define ACCESS_HINTS (IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE)
 
+struct mr {
+	struct ibv_mr base;
+	uint64_t iova;
+	unsigned int access;
+};
+
 VERSION_1_1(ibv_alloc_pd);
 PUBLIC struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
@@ -37,8 +43,9 @@ PUBLIC int ibv_dealloc_pd(struct ibv_pd *pd)
 	return error;
 }
 
-PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
-                                       unsigned int access)
+/* Registers bytes, as those of this region. Returns 0 or an errno. */
+static int register_bytes(struct mr *mr, struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                          unsigned int access)
 {
 	struct verbs_reg_mr_request request = {
 	        .address = (uintptr_t)addr,
@@ -48,18 +55,12 @@ PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len
 	        .access = access & ~(unsigned int)ACCESS_HINTS,
 	};
 	struct verbs_reg_mr_reply reply;
-	struct ibv_mr *mr = calloc(1, sizeof(*mr));
-	int error = ENOMEM;
+	int error = control_request(context_of(pd->context), VERBS_REG_MR, &request, sizeof(request), &reply,
+	                            sizeof(reply), NULL, 0);
 
-	if (mr)
-		error = control_request(context_of(pd->context), VERBS_REG_MR, &request, sizeof(request),
-		                        &reply, sizeof(reply), NULL, 0);
-	if (error) {
-		free(mr);
-		errno = error;
-		return NULL;
-	}
-	*mr = (struct ibv_mr){
+	if (error)
+		return error;
+	mr->base = (struct ibv_mr){
 	        .context = pd->context,
 	        .pd = pd,
 	        .addr = addr,
@@ -68,7 +69,68 @@ PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len
 	        .lkey = reply.lkey,
 	        .rkey = reply.rkey,
 	};
-	return mr;
+	mr->iova = iova;
+	mr->access = access;
+	return 0;
+}
+
+/* Ends a region at the router. */
+static int forget_bytes(struct mr *mr)
+{
+	int error = control_destroy(context_of(mr->base.context), VERBS_DEREG_MR, mr->base.handle);
+
+	if (!error)
+		mr->base.handle = 0;
+	return error;
+}
+
+PUBLIC struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+                                       unsigned int access)
+{
+	struct mr *mr = calloc(1, sizeof(*mr));
+	int error = mr ? register_bytes(mr, pd, addr, length, iova, access) : ENOMEM;
+
+	if (error) {
+		free(mr);
+		errno = error;
+		return NULL;
+	}
+	return &mr->base;
+}
+
+/* As the specification has it, a region that ends and another one with other keys. */
+VERSION_1_1(ibv_rereg_mr);
+PUBLIC int ibv_rereg_mr(struct ibv_mr *base, int flags, struct ibv_pd *pd, void *addr, size_t length,
+                        int access)
+{
+	struct mr *mr = (struct mr *)base;
+	struct mr now = *mr;
+	int known = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS;
+	int error;
+
+	if (flags & ~known || (flags & IBV_REREG_MR_CHANGE_TRANSLATION && (!addr || length == 0)) ||
+	    (flags & IBV_REREG_MR_CHANGE_PD && (!pd || pd->context != base->context)) ||
+	    (access && !(flags & IBV_REREG_MR_CHANGE_ACCESS))) {
+		errno = EINVAL;
+		return IBV_REREG_MR_ERR_INPUT;
+	}
+	if (flags & IBV_REREG_MR_CHANGE_TRANSLATION) {
+		now.base.addr = addr;
+		now.base.length = length;
+		now.iova = (uintptr_t)addr;
+	}
+	if (flags & IBV_REREG_MR_CHANGE_PD)
+		now.base.pd = pd;
+	if (flags & IBV_REREG_MR_CHANGE_ACCESS)
+		now.access = (unsigned int)access;
+	error = forget_bytes(mr);
+	if (!error)
+		error = register_bytes(mr, now.base.pd, now.base.addr, now.base.length, now.iova, now.access);
+	if (error) {
+		errno = error;
+		return IBV_REREG_MR_ERR_CMD;
+	}
+	return 0;
 }
 
 PUBLIC struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
@@ -85,7 +147,8 @@ PUBLIC struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, i
 VERSION_1_1(ibv_dereg_mr);
 PUBLIC int ibv_dereg_mr(struct ibv_mr *mr)
 {
-	int error = control_destroy(context_of(mr->context), VERBS_DEREG_MR, mr->handle);
+	/* ibv_rereg_mr may have failed. */
+	int error = mr->handle ? forget_bytes((struct mr *)mr) : 0;
 
 	if (!error)
 		free(mr);

@@ -62,6 +62,7 @@ enum verbs_command {
 	VERBS_DETACH_MCAST = 23,
 	VERBS_RDMA_CM = 24,
 	VERBS_SHOW_MEMORY = 25,
+	VERBS_RESIZE_CQ = 27,
 };
 
 /* What a connection of the control socket is for. */
@@ -163,11 +164,18 @@ struct verbs_create_cq_request {
 	uint32_t channel; /* handle, or 0 */
 };
 
+/* CREATE_CQ, RESIZE_CQ. */
 struct verbs_create_cq_reply {
 	struct verbs_reply head;
 	uint32_t cq;
 	uint32_t capacity;    /* slots of the ring */
 	uint64_t memory_size; /* bytes of the memfd */
+};
+
+struct verbs_resize_cq_request {
+	struct verbs_request head;
+	uint32_t cq;
+	uint32_t cqe;
 };
 
 struct verbs_create_qp_request {
@@ -444,6 +452,7 @@ VERBS_SIZE(verbs_hello_request, 16);
 VERBS_SIZE(verbs_hello_reply, 160);
 VERBS_SIZE(verbs_create_cq_request, 24);
 VERBS_SIZE(verbs_create_cq_reply, 32);
+VERBS_SIZE(verbs_resize_cq_request, 16);
 VERBS_SIZE(verbs_create_qp_request, 64);
 VERBS_SIZE(verbs_create_qp_reply, 64);
 VERBS_SIZE(verbs_address, 32);

@@ -45,7 +45,6 @@ __attribute__((used)) static void answer_nothing(void)
 	ROW(ibv_import_mr, NOTHING)                                                                          \
 	ROW(ibv_import_pd, NOTHING)                                                                          \
 	ROW(ibv_reg_dmabuf_mr, NOTHING)                                                                      \
-	ROW(ibv_rereg_mr, FAILURE)                                                                           \
 	ROW(ibv_resolve_eth_l2_from_gid, ERROR)                                                              \
 	ROW(ibv_unimport_dm, SILENT)                                                                         \
 	ROW(ibv_unimport_mr, SILENT)                                                                         \

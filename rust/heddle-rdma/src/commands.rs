@@ -11,6 +11,7 @@ use verbs_protocol::statistics::Reason;
 use verbs_protocol::{ibv, plain, slots};
 
 use crate::memory::{ACCESS_KNOWN, Backing, Region};
+use crate::multicast::MEMBERSHIPS;
 use crate::objects::{Ah, Channel, Cq, EventSocket, Memory, Objects, Pd, Quota, Source, Srq};
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing};
@@ -79,6 +80,7 @@ impl Objects {
             Request::CreateChannel => self.create_channel(context),
             Request::DestroyChannel(channel) => self.destroy_channel(context, *channel),
             Request::CreateCq(request) => self.create_cq(context, request),
+            Request::ResizeCq(request) => self.resize_cq(context, request),
             Request::DestroyCq(cq) => self.destroy_cq(context, *cq),
             Request::CreateQp(request) => self.create_qp(context, request),
             Request::ModifyQp(request) => self.modify_qp(context, request),
@@ -95,6 +97,8 @@ impl Objects {
             Request::RegMr(request) => self.register(context, request),
             Request::ShowMemory(address) => self.show_memory(context, *address),
             Request::DeregMr(mr) => self.deregister(context, *mr),
+            Request::AttachMcast(request) => self.join_group(context, request),
+            Request::DetachMcast(request) => self.leave_group(context, request),
         }
     }
 
@@ -160,6 +164,7 @@ impl Objects {
             max_rd_atomic: MAX_RD_ATOMIC.into(),
             max_channels: quota(Quota::Channels),
             max_msg_size: MAX_MESSAGE,
+            max_mcast_grp: MEMBERSHIPS,
             mtu: ibv::MTU_4096,
             spin_us: endpoint.spin_us,
             max_mr_size: MAX_REGION,
@@ -312,6 +317,42 @@ impl Objects {
         Ok(answer)
     }
 
+    /// Gives a CQ a larger ring: what comes from now on is in that one.
+    fn resize_cq(
+        &mut self,
+        context: u32,
+        request: &abi::verbs_resize_cq_request,
+    ) -> Result<Answer, Errno> {
+        let cq = usable(self.cqs.get(request.cq).filter(|c| c.context == context && !c.dead))?;
+        if request.cqe > MAX_CQE || request.cqe <= cq.ring.capacity() {
+            return Err(EINVAL);
+        }
+        let before = cq.size;
+        let capacity = request.cqe.next_power_of_two();
+        let at = abi::VERBS_CQ_RING as usize;
+        let length = at + ring_size(capacity);
+        self.charge(context, Quota::Memory, size(length))?;
+        let made = SharedMemory::create(c"verbs-rings", length).ok().and_then(|memory| {
+            ring::create(&memory, at, capacity).ok()?;
+            let fd = memory.as_fd().try_clone_to_owned().ok()?;
+            Some((CompletionRing::attach(&memory, capacity)?, fd))
+        });
+        let Some((ring, fd)) = made else {
+            self.refund(context, Quota::Memory, size(length));
+            self.full(context);
+            return Err(ENOMEM);
+        };
+        let cq = usable(self.cqs.get_mut(request.cq))?;
+        cq.ring.go_on_in(ring);
+        cq.size = size(length);
+        self.refund(context, Quota::Memory, before);
+        let (cq, memory_size) = (request.cq, size(length));
+        let reply = abi::verbs_create_cq_reply { cq, capacity, memory_size, ..Default::default() };
+        let mut answer = answer(&reply);
+        answer.descriptors.push(fd);
+        Ok(answer)
+    }
+
     pub(crate) fn destroy_cq(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {
         let cq = usable(self.cqs.get(handle).filter(|c| owns(context, c.context)))?;
         if cq.users > 0 {
@@ -422,9 +463,6 @@ impl Objects {
         let endpoint = usable(self.endpoint_of(context))?;
         if !verbs_qp::is_address(&request.address, gid_count(&endpoint.gids)) {
             return Err(EINVAL);
-        }
-        if request.address.gid[0] == 0xff {
-            return Err(EOPNOTSUPP);
         }
         self.charge(context, Quota::Ahs, 1)?;
         if let Err(errno) = self.use_pd(context, request.pd) {

@@ -9,6 +9,7 @@ use verbs_qp::Service;
 
 use crate::link::{SEND_HIGH, Timer};
 use crate::memory::Fault;
+use crate::multicast::is_multicast;
 use crate::objects::{Current, Objects};
 use crate::remote::Broken;
 use crate::requests::{Pending, Step, Taken, Told, gather};
@@ -63,6 +64,11 @@ impl Objects {
         }
         let told = Told::of(number, &current.send, length);
         let moved = Traffic { requests: 1, sent: length, ..Traffic::default() };
+        if is_multicast(&way.destination) {
+            self.send_to_group(number, &way, told, payload)?;
+            self.account(number, Path::Memory, &moved);
+            return Ok(());
+        }
         let to = if self.shards > 0 { self.endpoint_with(&way.destination) } else { None };
         let elsewhere = to.map_or(0, |e| self.shard_of(e));
         if elsewhere != 0 && elsewhere != self.worker.serves() {
@@ -115,12 +121,27 @@ impl Objects {
         payload: &[u8],
         path: Path,
     ) {
-        let peer = way.qp;
+        if !self.is_at(way.qp, &way.destination) {
+            return self.note(endpoint, Reason::DatagramUnwanted);
+        }
+        self.deliver_to(way.qp, endpoint, way, told, payload, path);
+    }
+
+    /// The same of a queue pair that is meant, if its state and key are right.
+    pub(crate) fn deliver_to(
+        self: &mut Box<Self>,
+        peer: u32,
+        endpoint: u32,
+        way: &Way,
+        told: Told,
+        payload: &[u8],
+        path: Path,
+    ) {
         let takes = self.qps.get(peer).is_some_and(|p| {
             p.service == Service::UnreliableDatagram
                 && p.state.receives()
                 && p.attr.qkey == way.qkey
-        }) && self.is_at(peer, &way.destination);
+        });
         if !takes {
             return self.note(endpoint, Reason::DatagramUnwanted);
         }
@@ -240,10 +261,10 @@ impl Objects {
 /// Where a datagram comes from and goes to.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
-    source: Gid,
-    destination: Gid,
+    pub(crate) source: Gid,
+    pub(crate) destination: Gid,
     hop_limit: u8,
-    qp: u32,
+    pub(crate) qp: u32,
     qkey: u32,
 }
 

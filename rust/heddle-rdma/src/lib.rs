@@ -18,6 +18,7 @@
 //! | `local` | requests whose peer is on this node |
 //! | `remote`, `responder` | requests between nodes |
 //! | `datagrams` | both, for UD |
+//! | `multicast` | groups of UD queue pairs of this node |
 //! | `cm`, `cm_events`, `cm_link` | RDMA-CM: ids and commands, events, talk of ids |
 //! | `connect` | connections between endpoints are asked for |
 //! | `link` | they are greeted, matched, read, written and ended |
@@ -40,6 +41,7 @@ mod datagrams;
 mod link;
 mod local;
 mod memory;
+mod multicast;
 mod objects;
 mod protection;
 mod queue_pairs;

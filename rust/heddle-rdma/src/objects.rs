@@ -22,6 +22,7 @@ use crate::cm_events::EventChannel;
 use crate::connect::Asked;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
+use crate::multicast::Groups;
 use crate::protection::{Protection, protects};
 use crate::queues::{CompletionRing, ReceiveRing, SendRing};
 use crate::shards::{Nudge, Shard};
@@ -86,6 +87,8 @@ pub(crate) struct Endpoint {
     /// A thread is in the middle of an atomic on its memory.
     pub(crate) in_atomic: bool,
     pub(crate) cm: cm::Usage,
+    /// Of its queue pairs in groups.
+    pub(crate) memberships: u32,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -108,6 +111,7 @@ impl Endpoint {
             shard: None,
             in_atomic: false,
             cm: cm::Usage::default(),
+            memberships: 0,
             named: true,
         }
     }
@@ -429,6 +433,7 @@ pub(crate) struct Objects {
     touched: Vec<u32>,
     broken: Vec<u32>,
     pub(crate) cm: cm::Ids,
+    pub(crate) groups: Groups,
     pub(crate) links: Table<Link>,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
@@ -499,6 +504,7 @@ impl Objects {
             touched: Vec::with_capacity(64),
             broken: Vec::new(),
             cm: cm::Ids::new(),
+            groups: Groups::new(),
             links: Table::new(18, 32),
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),

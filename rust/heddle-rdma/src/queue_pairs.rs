@@ -165,6 +165,7 @@ impl Objects {
     pub(crate) fn destroy_qp(&mut self, context: u32, number: u32) -> Result<Answer, Errno> {
         usable(self.qps.get(number).filter(|q| owns(context, q.context)))?;
         self.unlink(number);
+        self.leave_groups(number);
         let qp = usable(self.qps.remove(number))?;
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(cq) = self.cqs.get_mut(cq) {

@@ -146,6 +146,7 @@ impl ReceiveRing {
 pub(crate) struct CompletionRing {
     memory: Arc<SharedMemory>,
     producer: Producer,
+    capacity: u32,
     /// What was pushed since the program's wish was looked at.
     any: bool,
     solicited: bool,
@@ -154,7 +155,19 @@ pub(crate) struct CompletionRing {
 impl CompletionRing {
     pub(crate) fn attach(memory: &Arc<SharedMemory>, capacity: u32) -> Option<Self> {
         let producer = Producer::attach(memory, abi::VERBS_CQ_RING as usize, capacity).ok()?;
-        Some(Self { memory: Arc::clone(memory), producer, any: false, solicited: false })
+        Some(Self { memory: Arc::clone(memory), producer, capacity, any: false, solicited: false })
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// What comes from now on is in another ring, and the program's wish with it.
+    pub(crate) fn go_on_in(&mut self, other: Self) {
+        let wish = self.word().swap(abi::VERBS_ARM_NONE, Ordering::SeqCst);
+        other.word().store(wish, Ordering::SeqCst);
+        (self.memory, self.producer, self.capacity) =
+            (other.memory, other.producer, other.capacity);
     }
 
     /// Shows a completion. False if there is no room for it, or the ring is dead.

@@ -23,7 +23,7 @@ use crate::sys;
 pub(crate) const QUANTUM: i64 = 64 * 1024;
 /// What a request costs beside its bytes: two system calls and a completion take as long as this
 /// many bytes.
-const REQUEST_COST: i64 = 4096;
+pub(crate) const REQUEST_COST: i64 = 4096;
 /// Requests that a turn flushes.
 const FLUSHES: u32 = 16;
 

@@ -54,6 +54,7 @@ pub const VERBS_ATTACH_MCAST: verbs_command = 22;
 pub const VERBS_DETACH_MCAST: verbs_command = 23;
 pub const VERBS_RDMA_CM: verbs_command = 24;
 pub const VERBS_SHOW_MEMORY: verbs_command = 25;
+pub const VERBS_RESIZE_CQ: verbs_command = 27;
 pub type verbs_command = ::std::os::raw::c_uint;
 pub const VERBS_KIND_DEVICE: verbs_kind = 0;
 pub const VERBS_KIND_RDMA_CM: verbs_kind = 1;
@@ -150,6 +151,13 @@ pub struct verbs_create_cq_reply {
     pub cq: u32,
     pub capacity: u32,
     pub memory_size: u64,
+}
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct verbs_resize_cq_request {
+    pub head: verbs_request,
+    pub cq: u32,
+    pub cqe: u32,
 }
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

@@ -23,6 +23,7 @@ pub enum Request {
     CreateChannel,
     DestroyChannel(u32),
     CreateCq(abi::verbs_create_cq_request),
+    ResizeCq(abi::verbs_resize_cq_request),
     DestroyCq(u32),
     CreateQp(abi::verbs_create_qp_request),
     ModifyQp(abi::verbs_modify_qp_request),
@@ -38,6 +39,8 @@ pub enum Request {
     DestroyMemory(u32),
     RegMr(abi::verbs_reg_mr_request),
     DeregMr(u32),
+    AttachMcast(abi::verbs_mcast_request),
+    DetachMcast(abi::verbs_mcast_request),
     /// The address.
     ShowMemory(u64),
     RdmaCm {
@@ -75,6 +78,7 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
         }
         abi::VERBS_DESTROY_CHANNEL => Request::DestroyChannel(object(bytes)?),
         abi::VERBS_CREATE_CQ => Request::CreateCq(exactly(bytes)?),
+        abi::VERBS_RESIZE_CQ => Request::ResizeCq(exactly(bytes)?),
         abi::VERBS_DESTROY_CQ => Request::DestroyCq(object(bytes)?),
         abi::VERBS_CREATE_QP => {
             let request: abi::verbs_create_qp_request = exactly(bytes)?;
@@ -110,11 +114,16 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
         abi::VERBS_SHOW_MEMORY => {
             Request::ShowMemory(exactly::<abi::verbs_show_memory_request>(bytes)?.address)
         }
-        // RDMA_CM and multicast among them: the page says that they are not there yet.
+        abi::VERBS_ATTACH_MCAST => Request::AttachMcast(mcast(bytes)?),
+        abi::VERBS_DETACH_MCAST => Request::DetachMcast(mcast(bytes)?),
         abi::VERBS_RDMA_CM => rdma_cm(bytes)?,
-        // Multicast among them: the page says that it is not there yet.
         _ => return Err(EOPNOTSUPP),
     })
+}
+
+fn mcast(bytes: &[u8]) -> Result<abi::verbs_mcast_request, Errno> {
+    let request: abi::verbs_mcast_request = exactly(bytes)?;
+    unreserved(request, request.reserved == 0)
 }
 
 fn rdma_cm(bytes: &[u8]) -> Result<Request, Errno> {

@@ -12,7 +12,7 @@ macro_rules! plain {
 
 plain!(
     verbs_request verbs_reply verbs_object_request verbs_plain_request verbs_object_reply
-    verbs_hello_request verbs_hello_reply verbs_create_cq_request verbs_create_cq_reply
+    verbs_hello_request verbs_hello_reply verbs_create_cq_request verbs_create_cq_reply verbs_resize_cq_request
     verbs_create_qp_request verbs_create_qp_reply verbs_modify_qp_request verbs_modify_qp_reply
     verbs_query_qp_reply verbs_create_srq_request verbs_create_srq_reply verbs_modify_srq_request
     verbs_query_srq_reply verbs_create_ah_request verbs_create_memory_request

@@ -117,6 +117,25 @@ impl Device {
         Ok(Cq { handle: reply.cq, user, memory, ring })
     }
 
+    /// Has a larger ring for a CQ: the one that was is given back, with what it has.
+    pub(crate) fn resize(&mut self, cq: &mut Cq, cqe: u32) -> Result<Cq, i32> {
+        let head = self.head(abi::VERBS_RESIZE_CQ);
+        let request = abi::verbs_resize_cq_request { head, cq: cq.handle, cqe };
+        let (reply, mut fds) = self.ask::<abi::verbs_create_cq_reply>(&request)?;
+        let size = usize::try_from(reply.memory_size).unwrap();
+        let memory = SharedMemory::open(fds.pop().unwrap(), size).unwrap();
+        let ring = Consumer::attach(&memory, 128, reply.capacity).unwrap();
+        let now = Cq { handle: cq.handle, user: cq.user, memory, ring };
+        Ok(std::mem::replace(cq, now))
+    }
+
+    /// Has a queue pair join a group (`VERBS_ATTACH_MCAST`), or leave it.
+    pub(crate) fn group(&mut self, command: u32, qp: u32, gid: Gid) -> Result<(), i32> {
+        let head = self.head(command);
+        let request = abi::verbs_mcast_request { head, qp, reserved: 0, gid };
+        self.ask::<verbs_reply>(&request).map(drop)
+    }
+
     pub(crate) fn qp(&mut self, kind: u32, pd: u32, send_cq: &Cq, recv_cq: &Cq, srq: u32) -> Qp {
         let head = self.head(abi::VERBS_CREATE_QP);
         let request = abi::verbs_create_qp_request {

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Objects that change while they are used: completion queues, regions, groups of queue pairs. */
+
+#include <string.h>
+
+#include "api.h"
+
+/* A queue that grows loses nothing, whatever it holds, and nobody's wish for an event. */
+void resize(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC), *gone = make_qp(IBV_QPT_RC);
+	struct ibv_cq *queue = ibv_cq_ex_to_cq(cq), *found;
+	struct ibv_wc wc;
+	void *own;
+
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(receive(b, 100, 8, 1), 0);
+	send_one(a, IBV_SEND_SIGNALED);
+	/* Flushed at once: a completion of a queue pair that is reset before it is looked at. */
+	to_state(gone, IBV_QPS_ERR, 0);
+	IS(receive(gone, 200, 8, 1), 0);
+	IS(ibv_req_notify_cq(queue, 0), 0);
+	for (int size = 2 * CQ_SIZE, round = 1; round <= 3; round++, size *= 4) {
+		IS(ibv_resize_cq(queue, size - 1), 0);
+		IS(queue->cqe >= size - 1, 1);
+		IS(receive(b, 100 + round, 8, 1), 0);
+		send_one(a, IBV_SEND_SIGNALED);
+		IS(ibv_get_cq_event(channel, &found, &own), 0);
+		ibv_ack_cq_events(found, 1);
+		IS(ibv_req_notify_cq(queue, 0), 0);
+		if (round == 1)
+			to_state(gone, IBV_QPS_RESET, 0);
+	}
+	/* Those of each direction come in their order. */
+	for (int sent = 0, received = 0; sent + received < 8;) {
+		wc = next();
+		IS(wc.status, IBV_WC_SUCCESS);
+		if (wc.opcode == IBV_WC_RECV)
+			IS(wc.wr_id, 100 + received++);
+		else
+			sent++;
+	}
+	IS(ibv_poll_cq(queue, 1, &wc), 0);
+	IS(ibv_resize_cq(queue, 1), 0); /* it holds more, and need not hold less */
+	IS(ibv_resize_cq(queue, 0), EINVAL);
+	IS(ibv_resize_cq(queue, 1 << 30), EINVAL);
+	IS(ibv_destroy_qp(gone), 0);
+	close_all(a, b);
+}
+
+static enum ibv_wc_status write_to(struct ibv_qp *qp, void *to, uint32_t key)
+{
+	struct ibv_sge sge = at(0, 1);
+	struct ibv_send_wr wr = {.opcode = IBV_WR_RDMA_WRITE,
+	                         .sg_list = &sge,
+	                         .num_sge = 1,
+	                         .send_flags = IBV_SEND_SIGNALED,
+	                         .wr.rdma = {.remote_addr = (uintptr_t)to, .rkey = key}},
+	                   *bad;
+
+	IS(ibv_post_send(qp, &wr, &bad), 0);
+	return next().status;
+}
+
+/* A region that changes has other keys, and the rights and bytes of now. */
+void reregister(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_RC), *b = make_qp(IBV_QPT_RC);
+	static uint64_t other[64];
+	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+	struct ibv_mr *region = MUST(ibv_reg_mr(pd, other, 8, rights));
+	struct ibv_pd *second = MUST(ibv_alloc_pd(context));
+	uint32_t before = region->rkey;
+
+	buffer[0] = 77;
+	connect_to(a, b->qp_num);
+	connect_to(b, a->qp_num);
+	IS(write_to(a, other, region->rkey), IBV_WC_SUCCESS);
+	IS(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, &other[32], 64, 0), 0);
+	IS(region->addr == &other[32] && region->length == 64, 1);
+	IS(write_to(a, &other[39], region->rkey), IBV_WC_SUCCESS);
+	IS(other[0] == 77 && other[39] == 77, 1);
+
+	errno = 0;
+	IS(ibv_rereg_mr(region, 8, pd, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, 1);
+	IS(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, pd, other, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	IS(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT);
+	IS(write_to(a, &other[32], region->rkey), IBV_WC_SUCCESS);
+	/* It is the other domain's then, which is in use, and the first one's is not. */
+	IS(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, second, NULL, 0, rights),
+	   0);
+	IS(region->pd == second && region->addr == &other[32], 1);
+	IS(ibv_dealloc_pd(second), EBUSY);
+	IS(write_to(a, &other[32], region->rkey), IBV_WC_REM_ACCESS_ERR);
+	/* What was before does not come back. */
+	IS(before != region->rkey, 1);
+	errno = 0;
+	IS(ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)4096, 8, 0),
+	   IBV_REREG_MR_ERR_CMD);
+	IS(errno, EFAULT);
+	IS(ibv_dereg_mr(region), 0);
+	IS(ibv_dealloc_pd(second), 0);
+	close_all(a, b);
+}
+
+/* A group has those that are in it, the sender too, and those with its key. */
+void groups(void)
+{
+	open_all();
+	struct ibv_qp *a = make_qp(IBV_QPT_UD), *b = make_qp(IBV_QPT_UD), *rc = make_qp(IBV_QPT_RC);
+	struct ibv_ah_attr to = {.is_global = 1, .port_num = 1, .grh.dgid.raw = {0xff, 0x0e, [15] = 9}};
+	const union ibv_gid *group = &to.grh.dgid, *host = &(union ibv_gid){.raw = {0xfe, 0x80}};
+	struct ibv_ah *ah = MUST(ibv_create_ah(pd, &to));
+	struct ibv_sge sge = at(0, 1);
+	struct ibv_send_wr wr = {.opcode = IBV_WR_SEND,
+	                         .sg_list = &sge,
+	                         .num_sge = 1,
+	                         .send_flags = IBV_SEND_SIGNALED,
+	                         .wr.ud = {.ah = ah, .remote_qpn = 0xffffff, .remote_qkey = 7}},
+	                   *bad;
+	struct ibv_device_attr device;
+	struct ibv_wc wc;
+
+	IS(ibv_query_device(context, &device), 0);
+	IS(device.max_mcast_grp > 0 && device.max_total_mcast_qp_attach > 0, 1);
+	connect_to(a, 0);
+	connect_to(b, 0);
+	struct ibv_qp_attr key = {.qkey = 7};
+	IS(ibv_modify_qp(a, &key, IBV_QP_QKEY) | ibv_modify_qp(b, &key, IBV_QP_QKEY), 0);
+	IS(ibv_attach_mcast(a, group, 0), 0);
+	IS(ibv_attach_mcast(b, group, 0), 0);
+	IS(ibv_attach_mcast(b, group, 0), 0); /* once more is once */
+	IS(ibv_attach_mcast(rc, group, 0), EINVAL);
+	IS(ibv_attach_mcast(b, host, 0), EINVAL);
+	IS(receive(a, 1, 8, 6) | receive(b, 2, 16, 6) | receive(b, 3, 24, 6), 0);
+	buffer[0] = 99;
+	IS(ibv_post_send(a, &wr, &bad), 0);
+	for (int seen = 0; seen != (1 | 2 | 4);) {
+		wc = next();
+		IS(wc.status, IBV_WC_SUCCESS);
+		seen |= wc.opcode == IBV_WC_SEND ? 4 : (int)wc.wr_id;
+	}
+	IS(buffer[8 + 5] == 99 && buffer[16 + 5] == 99, 1);
+	IS(memcmp(&buffer[16 + 3], group, 16), 0); /* the header in front */
+	IS(ibv_detach_mcast(b, group, 0), 0);
+	IS(ibv_detach_mcast(b, group, 0), EINVAL);
+	IS(receive(a, 5, 8, 6), 0);
+	IS(ibv_post_send(a, &wr, &bad), 0);
+	for (int i = 0; i < 2; i++) {
+		wc = next();
+		IS(wc.qp_num, a->qp_num);
+	}
+	IS(ibv_poll_cq(ibv_cq_ex_to_cq(cq), 1, &wc), 0);
+	IS(ibv_destroy_ah(ah), 0);
+	IS(ibv_destroy_qp(rc), 0);
+	close_all(a, b);
+}

@@ -7,7 +7,7 @@ GO         ?= go
 CARGO      ?= cargo
 BIN        := bin
 OUT        := out
-PROGRAMS   := heddle heddled heddle-runtime heddle-cni
+PROGRAMS   := heddle heddled heddle-runtime heddle-cni heddle-netstack
 # On nodes of Kubernetes: docs/howto/kubernetes.md.
 KUBERNETES_PROGRAMS := heddle-kube
 export CGO_ENABLED ?= 0
@@ -100,9 +100,11 @@ need-cargo:
 	@command -v $(CARGO) >/dev/null || { echo "needs cargo: install rustup, then run 'rustup toolchain install' in rust/"; exit 1; }
 	@cd rust && $(CARGO) --version >/dev/null || { echo "needs the toolchain of rust/rust-toolchain.toml: run 'rustup toolchain install' in rust/"; exit 1; }
 
-# Units, hostile peers, two processes, routers; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
+# Units, hostile peers, two processes, routers; what heddle-stack has to do of heddle-netstack, too; attacks on a router without a protection; then loom's models, which are shared-ring compiled in another way.
 test-rust: need-cargo
 	cd rust && $(CARGO) test --locked --quiet
+	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/heddle-netstack
+	cd rust && HEDDLE_TEST_MODULE=$(abspath $(BIN))/heddle-netstack $(CARGO) test --locked --quiet -p heddle-stack $(addprefix --test ,two_modules hostile isolation kernel_peer) -- --test-threads=1
 	cd rust && $(CARGO) test --locked --quiet -p heddle-rdma --features attack --test attacks --test slow_pages --test shares --target-dir ../$(OUT)/rust/attack
 	cd rust && RUSTFLAGS="--cfg loom" $(CARGO) test --locked --quiet --lib -p shared-ring --target-dir ../$(OUT)/rust/loom
 

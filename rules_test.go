@@ -64,6 +64,7 @@ var allowed = map[string][]string{
 	"internal/plane/verbs/folder": {},
 
 	"internal/plane/stacks/protocol": {},
+	"internal/netstack":              {"internal/plane/stacks/protocol"},
 	"internal/plane/tcp/congestion":  {"internal/stack"},
 
 	"internal/node": {"internal/api", "internal/dockernet", "internal/durable", "internal/endpoint", "internal/fdkeep", "internal/netcfg",
@@ -130,6 +131,7 @@ var only = map[string]struct {
 	"github.com/gopacket/gopacket":       {[]string{"internal/capture"}, "one package writes packets down"},
 	"github.com/spf13/cobra":             {[]string{"cmd/heddle", "cmd/heddled", "cmd/heddle-kube"}, "flags are for programs"},
 	"k8s.io":                             {[]string{"internal/kube"}, "it is large: one program has it, which no other needs"},
+	"gvisor.dev/gvisor":                  {[]string{"internal/netstack"}, "it parses what anybody sends: one program has it, which gives up all it can do"},
 }
 
 // source is one parsed Go file of ours that is no test and not generated.

@@ -38,6 +38,7 @@ for p in "$@"; do
 	case $p in
 	heddled | heddle-kube) dir=usr/sbin ;;
 	heddle-cni) dir=usr/lib/cni ;;
+	heddle-netstack) dir=usr/lib/heddle ;;
 	*) dir=usr/bin ;;
 	esac
 	mkdir -p "$root/$dir"

@@ -88,7 +88,7 @@ impl Client {
     ///
     /// The socket's, and a time-out.
     pub fn greet(socket: OwnedFd) -> io::Result<Self> {
-        let mut client = Self { socket, tag: 0, last_id: 0, kept: VecDeque::new() };
+        let mut client = Self::over(socket);
         let head = client.head(STACK_HELLO, 0, 0);
         let hello = stack_hello { head, version: STACK_VERSION, ..stack_hello::default() };
         client.ask(&hello, None)?;
@@ -102,6 +102,19 @@ impl Client {
     /// The socket's, and a time-out.
     pub fn open(path: &Path) -> io::Result<Self> {
         Self::greet(sys::connect_packets(path)?)
+    }
+
+    /// Connects to a module at a path, and says nothing.
+    ///
+    /// # Errors
+    ///
+    /// The socket's.
+    pub fn dial(path: &Path) -> io::Result<Self> {
+        sys::connect_packets(path).map(Self::over)
+    }
+
+    fn over(socket: OwnedFd) -> Self {
+        Self { socket, tag: 0, last_id: 0, kept: VecDeque::new() }
     }
 
     /// A connected pair of packet sockets: a link, or an agent's connection.

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use heddle_stack::abi::*;
-use heddle_stack::client::{self, Client};
-use heddle_stack::{Host, packet, proto};
+use heddle_stack::client::Client;
+use heddle_stack::{packet, proto};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     IpAddress, IpProtocol, Ipv4Address, Ipv4Packet, Ipv4Repr, TcpControl, TcpPacket, TcpRepr,
@@ -225,18 +225,13 @@ fn the_first_message_is_a_hello_of_a_known_version() {
         (vec![stats], libc::EPROTO),
         (vec![hello(1), hello(1)], libc::EPROTO),
     ] {
-        let (agent, module) = Client::packet_pair().unwrap();
-        let mut host = Host::new().unwrap();
-        host.connect(module).unwrap();
+        let module = Module::start();
+        let mut client = Client::dial(&module.path).unwrap();
         for message in &messages {
-            client::send(&agent, message, None).unwrap();
+            client.send(message, None).unwrap();
         }
-        host.step(None).unwrap();
-        let mut last = client::receive(&agent).unwrap();
-        while let Some(next) = client::receive(&agent) {
-            last = next;
-        }
+        let last = client.wait(|h| h.head.error != 0).unwrap();
         assert_eq!((last.head.error, last.head.tag), (errno, 4));
-        assert!(!host.has_agent());
+        assert!(client.is_closed());
     }
 }

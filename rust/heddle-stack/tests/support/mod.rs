@@ -39,6 +39,12 @@ pub(crate) struct Module {
     pub(crate) client: Client,
 }
 
+/// The module's program: this crate's, or another one that speaks the protocol.
+fn program() -> PathBuf {
+    let other = std::env::var_os("HEDDLE_TEST_MODULE");
+    other.map_or_else(|| env!("CARGO_BIN_EXE_heddle-stack").into(), PathBuf::from)
+}
+
 impl Module {
     pub(crate) fn start() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -46,7 +52,7 @@ impl Module {
         let name = format!("heddle-stack-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let _ = std::fs::remove_file(&path);
-        let process = Command::new(env!("CARGO_BIN_EXE_heddle-stack"))
+        let process = Command::new(program())
             .arg("--agent")
             .arg(&path)
             .stderr(Stdio::null())

@@ -1,0 +1,48 @@
+package netstack
+
+import (
+	"math"
+	"sync"
+	"time"
+)
+
+// bucket hands out so many units a second, and no more than a twentieth of a second's at once. A
+// rate of 0 is no limit.
+type bucket struct {
+	mu    sync.Mutex
+	rate  float64
+	burst float64
+	level float64 // below 0 after more was taken than there was
+	at    time.Time
+}
+
+func (b *bucket) set(rate uint64, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if float64(rate) == b.rate {
+		return
+	}
+	b.rate = float64(rate)
+	b.burst = max(b.rate/20, 1)
+	b.level, b.at = b.burst, now
+}
+
+// available gives what may be taken now.
+func (b *bucket) available(now time.Time) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rate == 0 {
+		return math.MaxInt
+	}
+	b.level = min(b.burst, b.level+b.rate*now.Sub(b.at).Seconds())
+	b.at = now
+	return int(max(b.level, 0))
+}
+
+func (b *bucket) take(units int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.rate != 0 {
+		b.level -= float64(units)
+	}
+}

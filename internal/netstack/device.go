@@ -1,0 +1,334 @@
+package netstack
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+const (
+	vnetSize  = 10 // struct virtio_net_hdr
+	packetMax = 65535
+	// gsoMax is how large a packet may be that the device cuts, with its headers.
+	gsoMax = packetMax - 255
+	// heldMost is how many bytes wait for a device that takes none.
+	heldMost = 8 << 20
+
+	// Of struct virtio_net_hdr, <linux/virtio_net.h>.
+	vnetNeedsCsum, vnetDataValid = 1, 2
+	vnetTCPv4, vnetTCPv6         = 1, 4
+)
+
+// device is a tenant's device as netstack's link: packets with a virtio header before them. ARP and
+// neighbour discovery are nobody's business: all frames go to the gateway.
+type device struct {
+	t        *tenant
+	file     *os.File
+	raw      syscall.RawConn
+	mtu      uint32
+	ethernet bool
+	offloads bool
+	frame    [header.EthernetMinimumSize]byte // of what is sent, but for its type
+
+	dispatcher atomic.Pointer[stack.NetworkDispatcher]
+	sent       atomic.Uint64
+	received   atomic.Uint64
+
+	holds     chan struct{} // something is held
+	mu        sync.Mutex    // guards the rest, and writes
+	held      [][]byte      // packets that wait for the device
+	heldBytes int
+}
+
+func newDevice(t *tenant, m *protocol.Tenant, fd int) (*device, error) {
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, err
+	}
+	d := &device{
+		t: t, holds: make(chan struct{}, 1), file: os.NewFile(uintptr(fd), "device"), mtu: m.MTU, ethernet: m.Link == protocol.LinkEthernet, offloads: m.Offloads == 1,
+	}
+	copy(d.frame[:6], m.Gateway[:])
+	copy(d.frame[6:12], m.MAC[:])
+	var err error
+	d.raw, err = d.file.SyscallConn()
+	return d, err
+}
+
+// headers gives how many bytes are before an IP packet.
+func (d *device) headers() int {
+	if d.ethernet {
+		return vnetSize + header.EthernetMinimumSize
+	}
+	return vnetSize
+}
+
+// run reads packets until the device is gone.
+func (d *device) run() error {
+	buf := make([]byte, vnetSize+header.EthernetMinimumSize+packetMax+1)
+	return d.raw.Read(func(fd uintptr) bool {
+		for {
+			d.t.gate()
+			n, err := unix.Read(int(fd), buf)
+			switch err {
+			case nil:
+			case unix.EINTR:
+				continue
+			default:
+				return err != unix.EAGAIN
+			}
+			if n == 0 {
+				return false // of a socket whose other end is gone; nothing more comes
+			}
+			d.arrived(buf[:n])
+		}
+	})
+}
+
+// arrived has netstack read a packet if there is nothing wrong with it.
+func (d *device) arrived(frame []byte) {
+	s, why := d.parse(frame)
+	if why != dropNone {
+		d.t.drops[why].Add(1)
+		return
+	}
+	d.t.arriving(&s)
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(s.ip))})
+	(*d.dispatcher.Load()).DeliverNetworkPacket(s.family, pkt)
+	pkt.DecRef()
+	d.received.Add(1)
+}
+
+// segment is what has to be known of a packet before netstack reads it.
+type segment struct {
+	ip            []byte
+	family        tcpip.NetworkProtocolNumber
+	local, remote netip.AddrPort
+	flags         header.TCPFlags
+	ack           uint32
+}
+
+func (s *segment) opens() bool {
+	return s.flags&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst) == header.TCPFlagSyn
+}
+
+// parse reads a frame, or says as what it is dropped.
+func (d *device) parse(frame []byte) (s segment, why drop) {
+	if len(frame) <= d.headers() {
+		return s, dropMalformed
+	}
+	checked := frame[0]&(vnetNeedsCsum|vnetDataValid) != 0
+	s.ip = frame[d.headers():]
+	if d.ethernet {
+		kind := binary.BigEndian.Uint16(frame[vnetSize+12:])
+		ours := string(frame[vnetSize:vnetSize+6]) == string(d.frame[6:12])
+		if !ours || kind != uint16(header.IPv4ProtocolNumber) && kind != uint16(header.IPv6ProtocolNumber) {
+			return s, dropProtocol
+		}
+	}
+	var payload []byte
+	var from, to tcpip.Address
+	switch header.IPVersion(s.ip) {
+	case header.IPv4Version:
+		h := header.IPv4(s.ip)
+		switch {
+		case !h.IsValid(len(s.ip)):
+			return s, dropMalformed
+		case h.TransportProtocol() != header.TCPProtocolNumber || h.More() || h.FragmentOffset() != 0:
+			return s, dropProtocol
+		case !h.IsChecksumValid():
+			return s, dropChecksum
+		}
+		s.family, payload, from, to = header.IPv4ProtocolNumber, h.Payload(), h.SourceAddress(), h.DestinationAddress()
+	case header.IPv6Version:
+		h := header.IPv6(s.ip)
+		switch {
+		case !h.IsValid(len(s.ip)):
+			return s, dropMalformed
+		case h.NextHeader() != uint8(header.TCPProtocolNumber):
+			return s, dropProtocol
+		}
+		s.family, payload, from, to = header.IPv6ProtocolNumber, h.Payload(), h.SourceAddress(), h.DestinationAddress()
+	default:
+		return s, dropMalformed
+	}
+	tcp := header.TCP(payload)
+	if len(tcp) < header.TCPMinimumSize || int(tcp.DataOffset()) < header.TCPMinimumSize || int(tcp.DataOffset()) > len(tcp) {
+		return s, dropMalformed
+	}
+	if tcp.SourcePort() == 0 || tcp.DestinationPort() == 0 {
+		return s, dropMalformed
+	}
+	if !checked && !isSumRight(tcp, from, to) {
+		return s, dropChecksum
+	}
+	s.remote, s.local = netip.AddrPortFrom(toAddr(from), tcp.SourcePort()), netip.AddrPortFrom(toAddr(to), tcp.DestinationPort())
+	if d.t.isMartian(s.remote.Addr(), s.local.Addr()) {
+		return s, dropMartian
+	}
+	s.flags, s.ack = tcp.Flags(), tcp.AckNumber()
+	return s, dropNone
+}
+
+func isSumRight(tcp header.TCP, from, to tcpip.Address) bool {
+	data := tcp.Payload()
+	return tcp.IsChecksumValid(from, to, checksum.Checksum(data, 0), uint16(len(data)))
+}
+
+// WritePackets implements stack.LinkWriter.
+func (d *device) WritePackets(all stack.PacketBufferList) (int, tcpip.Error) {
+	for _, pkt := range all.AsSlice() {
+		if pkt.TransportProtocolNumber == header.TCPProtocolNumber {
+			d.write(pkt)
+		}
+	}
+	return all.Len(), nil
+}
+
+func (d *device) write(pkt *stack.PacketBuffer) {
+	head := make([]byte, d.headers(), vnetSize+header.EthernetMinimumSize)
+	if d.ethernet {
+		copy(head[vnetSize:], d.frame[:])
+		binary.BigEndian.PutUint16(head[vnetSize+12:], uint16(pkt.NetworkProtocolNumber))
+	}
+	before := len(head) - vnetSize
+	if g := pkt.GSOOptions; g.Type != stack.GSONone && g.NeedsCsum {
+		head[0] = vnetNeedsCsum
+		binary.NativeEndian.PutUint16(head[6:], uint16(before)+g.L3HdrLen)
+		binary.NativeEndian.PutUint16(head[8:], g.CsumOffset)
+		if pkt.Data().Size() > int(g.MSS) {
+			if head[1] = vnetTCPv4; g.Type == stack.GSOTCPv6 {
+				head[1] = vnetTCPv6
+			}
+			binary.NativeEndian.PutUint16(head[2:], uint16(before+pkt.HeaderSize()))
+			binary.NativeEndian.PutUint16(head[4:], g.MSS)
+		}
+	}
+	if tcp := header.TCP(pkt.TransportHeader().Slice()); tcp.Flags().Contains(header.TCPFlagSyn) {
+		d.t.opening(pkt, tcp)
+	}
+	d.emit(append([][]byte{head}, pkt.AsSlices()...))
+}
+
+// emit writes a packet, or has it wait for the device: whoever sends has locks of netstack's.
+func (d *device) emit(parts [][]byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	err := error(unix.EAGAIN)
+	if len(d.held) == 0 {
+		control := d.raw.Control(func(fd uintptr) { _, err = unix.Writev(int(fd), parts) })
+		err = cmp.Or(control, err)
+	}
+	if err == nil {
+		d.sent.Add(1)
+		return
+	}
+	packet := bytes.Join(parts, nil)
+	switch {
+	case (err == unix.EAGAIN || err == unix.EINTR) && d.heldBytes+len(packet) <= heldMost:
+		d.held = append(d.held, packet)
+		d.heldBytes += len(packet)
+		select {
+		case d.holds <- struct{}{}:
+		default: // flush knows
+		}
+	default:
+		d.t.drops[dropDevice].Add(1)
+	}
+}
+
+// flush writes what has waited for the device, until it is gone.
+func (d *device) flush() error {
+	for range d.holds {
+		if err := d.raw.Write(func(fd uintptr) bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			for len(d.held) > 0 {
+				_, err := unix.Write(int(fd), d.held[0])
+				if err == unix.EAGAIN {
+					return false
+				}
+				if err == nil {
+					d.sent.Add(1)
+				} else {
+					d.t.drops[dropDevice].Add(1)
+				}
+				d.heldBytes -= len(d.held[0])
+				d.held = d.held[1:]
+			}
+			d.held = nil
+			return true
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MTU implements stack.NetworkLinkEndpoint, as what follows.
+func (d *device) MTU() uint32 { return d.mtu }
+
+// SetMTU is not to be: the agent says it once.
+func (d *device) SetMTU(uint32) {}
+
+// MaxHeaderLength is what netstack leaves free before packets.
+func (d *device) MaxHeaderLength() uint16 { return 0 }
+
+// LinkAddress is nobody's business.
+func (d *device) LinkAddress() tcpip.LinkAddress { return "" }
+
+// SetLinkAddress has no effect.
+func (d *device) SetLinkAddress(tcpip.LinkAddress) {}
+
+// Capabilities says that checksums of what comes were looked at.
+func (d *device) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload
+}
+
+// Attach is called once, before run.
+func (d *device) Attach(to stack.NetworkDispatcher) { d.dispatcher.Store(&to) }
+
+// IsAttached says whether packets can come.
+func (d *device) IsAttached() bool { return d.dispatcher.Load() != nil }
+
+// Wait has nothing to wait for.
+func (d *device) Wait() {}
+
+// ARPHardwareType is that of a link without ARP.
+func (d *device) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+
+// AddHeader has nothing to do: write does it.
+func (d *device) AddHeader(*stack.PacketBuffer) {}
+
+// ParseHeader has nothing to do: parse has done it.
+func (d *device) ParseHeader(*stack.PacketBuffer) bool { return true }
+
+// Close has nothing to do: the process ends.
+func (d *device) Close() {}
+
+// SetOnCloseAction has no effect.
+func (d *device) SetOnCloseAction(func()) {}
+
+// GSOMaxSize implements stack.GSOEndpoint.
+func (d *device) GSOMaxSize() uint32 { return gsoMax }
+
+// SupportedGSO implements stack.GSOEndpoint.
+func (d *device) SupportedGSO() stack.SupportedGSO {
+	if d.offloads {
+		return stack.HostGSOSupported
+	}
+	return stack.GSONotSupported
+}

@@ -1,0 +1,109 @@
+package netstack
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// nobody is the user that a tenant's process becomes.
+const nobody = 65534
+
+// shutOff has the process give up what it does not need to move bytes between descriptors that it
+// has, or gets from the host: files, its user, privileges, and system calls. As another user than
+// root there is less to give up.
+func shutOff() error {
+	if os.Geteuid() == 0 {
+		if err := leaveFiles(); err != nil {
+			return err
+		}
+		if err := syscall.Setgroups(nil); err != nil {
+			return fmt.Errorf("setgroups: %w", err)
+		}
+		if err := syscall.Setresgid(nobody, nobody, nobody); err != nil {
+			return fmt.Errorf("setresgid: %w", err)
+		}
+		if err := syscall.Setresuid(nobody, nobody, nobody); err != nil { // capabilities go, too
+			return fmt.Errorf("setresuid: %w", err)
+		}
+		// Another user's process does not end with its parent unless it says so again.
+		if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
+			return fmt.Errorf("end with the host: %w", err)
+		}
+	}
+	return filterCalls()
+}
+
+// leaveFiles makes the root a directory that is empty, and that nobody can make anything in: it has
+// been removed.
+func leaveFiles() error {
+	dir, err := os.MkdirTemp("", "heddle-netstack-")
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(unix.Chdir(dir), os.Remove(dir)); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("chroot: %w", err)
+	}
+	return nil
+}
+
+// calls are what Go's runtime needs after its start, and what moves bytes. No call opens, creates,
+// connects, executes or looks at another process.
+var calls = []uint32{
+	unix.SYS_READ, unix.SYS_PREAD64, unix.SYS_WRITE, unix.SYS_WRITEV, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_SENDTO, unix.SYS_SENDMSG,
+	unix.SYS_SHUTDOWN, unix.SYS_CLOSE, unix.SYS_SOCKETPAIR, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME,
+	unix.SYS_FCNTL, unix.SYS_IOCTL, unix.SYS_FSTAT,
+	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EVENTFD2, unix.SYS_PPOLL,
+	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MADVISE, unix.SYS_MPROTECT, unix.SYS_MINCORE, unix.SYS_BRK,
+	unix.SYS_FUTEX, unix.SYS_NANOSLEEP, unix.SYS_CLOCK_GETTIME, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_SCHED_YIELD, unix.SYS_SCHED_GETAFFINITY,
+	unix.SYS_RT_SIGACTION, unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN, unix.SYS_SIGALTSTACK, unix.SYS_TGKILL, unix.SYS_RESTART_SYSCALL,
+	unix.SYS_GETPID, unix.SYS_GETTID, unix.SYS_GETRANDOM, unix.SYS_MEMBARRIER, unix.SYS_RSEQ, unix.SYS_SET_ROBUST_LIST, unix.SYS_PRCTL,
+	unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_TIMER_CREATE, unix.SYS_TIMER_SETTIME, unix.SYS_TIMER_DELETE, unix.SYS_SETITIMER,
+}
+
+// filterCalls has all other calls of all threads fail with EPERM, and clone() make nothing but
+// threads.
+func filterCalls() error {
+	const (
+		loadNr, loadArch, loadArg0 = 0, 4, 16
+		threads                    = unix.CLONE_VM | unix.CLONE_THREAD
+	)
+	arch, ok := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
+	if !ok {
+		return fmt.Errorf("no filter of system calls for %s", runtime.GOARCH)
+	}
+	load := func(at uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: at}
+	}
+	is := func(k uint32, yes, no uint8) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: yes, Jf: no, K: k}
+	}
+	give := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
+	refuse := give(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))
+	filter := []unix.SockFilter{load(loadArch), is(arch, 1, 0), give(unix.SECCOMP_RET_KILL_PROCESS), load(loadNr)}
+	for _, nr := range append(calls, archCalls...) {
+		filter = append(filter, is(nr, 0, 1), give(unix.SECCOMP_RET_ALLOW))
+	}
+	filter = append(filter,
+		is(unix.SYS_CLONE3, 0, 1), give(unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)), // its flags lie in memory: a C library takes clone() then
+		is(unix.SYS_CLONE, 0, 4), load(loadArg0),
+		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: threads}, is(threads, 0, 1), give(unix.SECCOMP_RET_ALLOW),
+		refuse)
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no new privileges: %w", err)
+	}
+	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&prog)))
+	if errno != 0 {
+		return fmt.Errorf("filter system calls: %w", errno)
+	}
+	return nil
+}

@@ -31,6 +31,7 @@
 #include "iter/proc.bpf.c"
 #include "iter/socket_owners.bpf.c"
 #include "iter/stack_settings.bpf.c"
+#include "iter/unlocked.bpf.c"
 
 char _license[] SEC("license") = "Dual BSD/GPL";
 
@@ -38,6 +39,7 @@ char _license[] SEC("license") = "Dual BSD/GPL";
  * information, from which bpf2go makes the Go types. */
 const struct connection_record *type_connection_record __attribute__((unused));
 const struct socket_owner_record *type_socket_owner_record __attribute__((unused));
+const struct socket_record *type_socket_record __attribute__((unused));
 const struct syn_option *type_syn_option __attribute__((unused));
 const enum heddle_path *type_heddle_path __attribute__((unused));
 const enum heddle_reason *type_heddle_reason __attribute__((unused));

@@ -28,6 +28,7 @@ struct sock_common {
 	__be16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;
+	int skc_bound_dev_if;
 	volatile unsigned char skc_state;
 	struct {
 		union {
@@ -57,6 +58,9 @@ struct sock {
 	struct {
 		__u32 val;
 	} sk_uid; /* of who holds it */
+	struct {
+		int owned; /* a system call has the lock */
+	} sk_lock;
 };
 
 struct inode {

@@ -9,6 +9,7 @@
 #include "include/maps.h"
 #include "include/protection.h"
 #include "include/route.h"
+#include "iter/pass.h"
 #include "iter/socket.h"
 #include "policy/decide.h"
 #include "policy/filter.h"
@@ -25,38 +26,19 @@ static __always_inline bool destroy(struct sock_common *sk)
 	return bpf_sock_destroy(sk) == 0;
 }
 
-/* Whether a program still has the connection of an endpoint that is gone, as another container may:
- * no rule speaks of it any more, so it must not go on where rules decide. What no program has only
- * sends its rest. */
-static __always_inline bool outlives(struct sock_common *sk, const struct sock_tag *tag)
-{
-	struct tcp_sock *tcp;
-
-	if (tag->flags & TAG_PROBE || tagged_endpoint(tag))
-		return false;
-	tcp = bpf_skc_to_tcp_sock(sk);
-	return tcp && ((struct sock *)tcp)->sk_socket;
-}
-
 SEC("iter/tcp")
 int cut(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
-	struct address local, remote;
-	__u8 ended;
 	struct sock_tag *tag;
-	__u32 ports;
+	__u8 ended;
 
 	if (!sk || !has_policy() || !protects(PROTECT_LATE))
 		return 0;
 	if (sk->skc_state == BPF_TCP_LISTEN || sk->skc_state == BPF_TCP_CLOSE)
 		return 0;
 	tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
-	if (!tag)
-		return 0;
-	addresses_of(sk, &local, &remote);
-	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
-	if (!outlives(sk, tag) && decide_tagged(tag, &remote, ports) == VERDICT_ALLOW)
+	if (!tag || !is_forbidden(sk, tag))
 		return 0;
 	ended = destroy(sk);
 	if (ended)
@@ -151,9 +133,6 @@ int cut_plain(struct bpf_iter__tcp *ctx)
 	bpf_seq_write(ctx->meta->seq, &ended, sizeof(ended));
 	return 0;
 }
-
-/* The endpoint that leaves this node. Set by the agent. */
-volatile __u32 leaving_endpoint = 0;
 
 /* Ends one socket, one record each. */
 static __always_inline void end_left(struct bpf_iter__tcp *ctx, struct sock_common *sk)

@@ -3,15 +3,13 @@
 
 #include "include/abi/record.h"
 #include "include/kernel_types.h"
-#include "include/payload.h"
 #include "include/tag.h"
-#include "iter/socket.h"
+#include "iter/pass.h"
 
 SEC("iter/tcp")
 int list(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *sk = ctx->sk_common;
-	struct connection_record r = {};
 	struct tcp_sock *tcp;
 	struct sock_tag *tag;
 
@@ -21,19 +19,7 @@ int list(struct bpf_iter__tcp *ctx)
 	if (!tag || tag->flags & TAG_PROBE)
 		return 0;
 	tcp = bpf_skc_to_tcp_sock(sk);
-	if (!tcp)
-		return 0;
-	r.tag = *tag;
-	addresses_of(sk, &r.node_local, &r.node_remote);
-	r.node_local_port = bpf_htons(sk->skc_num);
-	r.node_remote_port = sk->skc_dport;
-	r.state = sk->skc_state;
-	r.family = sk->skc_family;
-	r.bytes_sent = payload_sent(tcp);
-	r.bytes_received = payload_received(tcp);
-	r.retransmits = tcp->total_retrans;
-	queues_of(tcp, r.state, &r.receive_queue, &r.send_queue);
-	r.cookie = bpf_get_socket_cookie(tcp);
-	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+	if (tcp)
+		list_socket(ctx->meta, sk, tag, tcp);
 	return 0;
 }

@@ -47,6 +47,7 @@ const (
 	ProtectChecksum          Protection = 30
 	ProtectOverlayPort       Protection = 31
 	ProtectProcNet           Protection = 32
+	ProtectLocks             Protection = 33
 )
 
 // ProtectionInfo describes one Protection.
@@ -91,6 +92,7 @@ var Protections = []ProtectionInfo{
 	{ProtectChecksum, "checksum", "what the kernel has yet to do to a packet of a container changes nothing that was judged"},
 	{ProtectOverlayPort, "overlay_port", "containers send nothing to the overlay's port, and take nothing that is for it"},
 	{ProtectProcNet, "proc_net", "a program reads in /proc/net/tcp the sockets of the endpoint in whose network namespace it is, and no others"},
+	{ProtectLocks, "locks", "a program that holds the lock of its socket for ever keeps neither cuts of others' connections nor lists waiting"},
 }
 
 // String gives the protection's name.

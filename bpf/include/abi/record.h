@@ -26,6 +26,20 @@ struct connection_record {
 	__u32 pad2;
 };
 
+/* A socket that is to be ended, or whose lock is held (iter/unlocked.bpf.c): what SOCK_DESTROY
+ * wants to know of it. */
+struct socket_record {
+	struct address local; /* as the kernel has it */
+	struct address remote;
+	__u64 cookie;
+	__u32 endpoint_id;
+	__u32 ifindex; /* that it is bound to, or 0 */
+	__be16 local_port;
+	__be16 remote_port;
+	__u8 locked; /* a system call has its lock */
+	__u8 pad[3];
+};
+
 /* A descriptor that holds a socket of an endpoint in a process whose ioctls nobody traps
  * (iter/socket_owners.bpf.c). */
 struct socket_owner_record {

@@ -89,7 +89,7 @@ func (p *Plane) CutForbidden() (int, error) { return p.datapath.CutForbidden() }
 func (p *Plane) CutForbiddenIn(netnsPath string) (cut int, err error) {
 	err = netcfg.InContainer(netnsPath, func() (err error) {
 		cut, err = p.datapath.CutForbiddenPlain()
-		return err
+		return unlessStuck(err)
 	})
 	return cut, err
 }

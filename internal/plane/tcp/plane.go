@@ -54,7 +54,9 @@ type Config struct {
 	KeeperExe string
 	Traps     plane.Traps
 	Faults    plane.Faults
-	Log       *slog.Logger
+	// StacksChanged is that of plane.Host.
+	StacksChanged func()
+	Log           *slog.Logger
 }
 
 // Plane is the TCP plane of one node. What alters endpoints (Guard, Attach, Detach, Keep, the
@@ -72,6 +74,7 @@ type Plane struct {
 	stacks    *congestion.Registry
 	// changedStacks: live connections are not at what SetStack said yet.
 	changedStacks atomic.Bool
+	passes        chan struct{} // says that one has got stuck or come back
 	reported      reported
 }
 
@@ -89,7 +92,7 @@ func (p *Plane) Name() string { return "tcp" }
 // Open loads the programs and attaches them to the node's devices. Connections of an earlier agent
 // live on.
 func Open(cfg Config) (_ *Plane, err error) {
-	p := &Plane{cfg: cfg, log: cfg.Log, stacks: congestion.Open(cfg.PinDir)}
+	p := &Plane{cfg: cfg, log: cfg.Log, stacks: congestion.Open(cfg.PinDir), passes: make(chan struct{}, 1)}
 	p.changedStacks.Store(true) // an earlier agent may have ended between SetStack and FollowStacks
 	ephemeral, err := netcfg.EphemeralPorts()
 	if err != nil {
@@ -112,7 +115,7 @@ func Open(cfg Config) (_ *Plane, err error) {
 		PinDir: cfg.PinDir, Cgroup: cfg.Cgroup, NetworkID: cfg.Network,
 		Underlay: cfg.Self.Underlay, Prefix6: cfg.Prefix6, Pool: cfg.Pool, DirectPorts: cfg.Self.Planes.TCP.DirectPorts, VXLANPort: cfg.VXLANPort, VNI: cfg.VNI,
 		Mark: model.Mark, OverlayMark: model.OverlayMark, DropMark: model.DropMark, RejectMark: model.RejectMark,
-		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual,
+		EndpointSockets: cfg.EndpointSockets, NodePorts: p.nodePorts, EndpointPorts: p.cfg.EndpointPorts, EphemeralPorts: ephemeral, Congestion: usual, StuckChanged: p.passesChanged,
 		DivertIfindex: cfg.Devices.DivertIfindex, UnderlayIfindex: cfg.Devices.UnderlayIfindex,
 	})
 	if err != nil {
@@ -186,11 +189,13 @@ func (p *Plane) handleTraps() error {
 	return nil
 }
 
-// Run probes other nodes and ends what is above limits, until ctx ends.
+// Run probes other nodes, ends what is above limits and follows passes that are stuck, until ctx
+// ends.
 func (p *Plane) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.runProbes(ctx) })
 	wg.Go(func() { p.endOverQuota(ctx) })
+	wg.Go(func() { p.followPasses(ctx) })
 	wg.Wait()
 	return nil
 }

@@ -89,7 +89,7 @@ func (p *Plane) endOverQuota(ctx context.Context) {
 				return
 			case <-reported:
 			}
-			if _, err := p.datapath.EndOverQuota(); err != nil {
+			if _, err := p.datapath.EndOverQuota(); unlessStuck(err) != nil {
 				p.log.Warn("listeners without bind hold more of the node's ports than their containers may", "err", err)
 			}
 			select {

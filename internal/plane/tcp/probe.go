@@ -56,7 +56,7 @@ func (p *Plane) suspect(underlay netip.Addr) {
 // giveUpBlocked shortens the wait of connects that will not be answered. They are no worse off
 // without.
 func (p *Plane) giveUpBlocked() {
-	if _, err := p.datapath.GiveUpBlocked(); err != nil {
+	if _, err := p.datapath.GiveUpBlocked(); unlessStuck(err) != nil {
 		p.log.Warn("direct connects on a blocked path end at their own time only", "err", err)
 	}
 }

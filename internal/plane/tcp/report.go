@@ -11,7 +11,7 @@ import (
 )
 
 // Declaration is what the plane says of its names.
-var Declaration = plane.Declaration{Paths: names.Paths, Reasons: names.Reasons}
+var Declaration = plane.Declaration{Paths: names.Paths, Reasons: names.Reasons, Faults: []api.FaultReason{FaultPassStuck}}
 
 // Declares implements plane.Reports.
 func (p *Plane) Declares() plane.Declaration { return Declaration }

@@ -128,7 +128,8 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	return err
 }
 
-// FollowStacks brings live connections to what SetStack said since it was called last.
+// FollowStacks brings live connections to what SetStack said since it was called last. It is no
+// error that they have to wait for a socket's lock: no container's start may.
 func (p *Plane) FollowStacks() error {
 	if !p.changedStacks.Swap(false) {
 		return nil
@@ -137,7 +138,7 @@ func (p *Plane) FollowStacks() error {
 	n, err := p.datapath.FollowStacks()
 	if err != nil {
 		p.changedStacks.Store(true)
-		return err
+		return unlessStuck(err) // then it is asked again when the pass has come back
 	}
 	p.log.Debug("live sockets follow changed stack profiles", "sockets", n, "took", time.Since(began))
 	return nil

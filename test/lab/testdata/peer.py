@@ -349,6 +349,18 @@ def error_of(f, *args):
     return "ok"
 
 
+def ended_within(seconds, sockets):
+    """How many of the connections have ended by then."""
+    p, left, end = select.poll(), {s.fileno() for s in sockets}, time.monotonic() + seconds
+    for fd in left:
+        p.register(fd, 0)  # POLLERR and POLLHUP are told all the same
+    while left and (rest := end - time.monotonic()) > 0:
+        for fd, _ in p.poll(rest * 1000):
+            p.unregister(fd)
+            left.discard(fd)
+    return len(sockets) - len(left)
+
+
 def name_error(e):
     return errno.errorcode.get(e.errno, str(e))
 

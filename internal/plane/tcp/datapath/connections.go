@@ -3,10 +3,12 @@ package datapath
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/lockwait"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
@@ -14,19 +16,31 @@ import (
 // node's network namespace. The list is not atomic: connections that come and go while it runs may
 // be missing.
 func (d *Datapath) Connections() ([]model.Connection, error) {
-	raw, err := iterate(d.objs.List)
+	raw, err := d.listRecords()
+	if err != nil {
+		return nil, err
+	}
+	return parseConnections(raw)
+}
+
+// listRecords gives the sockets of this node's endpoints, also while the pass over them is stuck.
+func (d *Datapath) listRecords() ([]byte, error) {
+	raw, err := d.iterate("list", d.objs.List)
+	if errors.Is(err, lockwait.ErrStuck) {
+		raw, err = d.iterateUnlocked(d.objs.ListUnlocked)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list connections: %w", err)
 	}
-	return parseConnections(raw)
+	return raw, nil
 }
 
 // IDsInUse gives the endpoint ids that sockets of this node carry. It sees the sockets that
 // Connections can: not those that were never bound nor connected.
 func (d *Datapath) IDsInUse() (map[model.EndpointID]bool, error) {
-	raw, err := iterate(d.objs.List)
+	raw, err := d.listRecords()
 	if err != nil {
-		return nil, fmt.Errorf("list connections: %w", err)
+		return nil, err
 	}
 	ids := make(map[model.EndpointID]bool)
 	err = eachRecord(raw, func(r *heddleConnectionRecord) { ids[model.EndpointID(r.Tag.EndpointId)] = true })
@@ -43,7 +57,7 @@ func parseConnections(raw []byte) ([]model.Connection, error) {
 	return out, err
 }
 
-func eachRecord[T heddleConnectionRecord | heddleSocketOwnerRecord](raw []byte, f func(*T)) error {
+func eachRecord[T heddleConnectionRecord | heddleSocketOwnerRecord | heddleSocketRecord](raw []byte, f func(*T)) error {
 	var rec T
 	size := binary.Size(rec)
 	if len(raw)%size != 0 {

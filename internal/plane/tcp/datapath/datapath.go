@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/tcp/lockwait"
 	"heddle.dev/heddle/internal/plane/tcp/names"
 )
 
@@ -57,6 +58,8 @@ type Config struct {
 	// Congestion is the congestion control that the node gives sockets: one that a stack profile
 	// has replaced is set to it when the profile goes.
 	Congestion string
+	// StuckChanged, which may be nil, is called when Stuck has something else to say.
+	StuckChanged func()
 	// DivertIfindex and UnderlayIfindex are devices of the node (netcfg.NodeDevices).
 	DivertIfindex, UnderlayIfindex int
 }
@@ -99,6 +102,8 @@ type Datapath struct {
 	services services
 	// set has the endpoints as they were set last, by id.
 	set sync.Map
+	// locks runs passes over sockets.
+	locks lockwait.Process
 	// comparesCallers does not change.
 	comparesCallers bool
 }
@@ -123,6 +128,7 @@ func Open(cfg Config) (_ *Datapath, err error) {
 	}
 	known := abiOf(spec)
 	d := &Datapath{cfg: cfg, comparesCallers: canCompareCallers() == nil}
+	d.locks.Changed = cfg.StuckChanged
 	if d.comparesCallers {
 		if err := spec.Variables["config_agent"].Set(uint32(os.Getpid())); err != nil {
 			return nil, fmt.Errorf("set config_agent: %w", err)
@@ -192,7 +198,7 @@ func (d *Datapath) load(spec *ebpf.CollectionSpec, known abi) error {
 
 // Close gives up this process's handles. Pinned maps and links stay, and the programs keep running.
 func (d *Datapath) Close() error {
-	errs := []error{d.objs.Close(), d.lastID.Close(), d.policy.grace.Close()}
+	errs := []error{d.objs.Close(), d.lastID.Close(), d.policy.grace.Close(), d.locks.Close()}
 	for _, l := range d.links {
 		errs = append(errs, l.Close())
 	}

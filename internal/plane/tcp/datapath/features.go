@@ -3,18 +3,20 @@ package datapath
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
 )
 
 // Feature is the outcome of one probe of the running kernel. What lacking it means, and what to do
 // about it, is internal/doctor's to say.
 type Feature struct {
-	// Name is stable: "bpf_" and what was probed.
+	// Name is stable: what was probed, behind "bpf_" if it is of BPF.
 	Name string
 	// Detail says what was tried, in a few words.
 	Detail string
@@ -49,6 +51,7 @@ func Features() []Feature {
 		{"bpf_tcp_iterator", "iterator over TCP sockets", probeTCPIterator},
 		{"bpf_storage_iterator", "iterator over socket storage", probeStorageIterator},
 		{"bpf_sock_destroy", "ending a connection from the TCP iterator", probeSockDestroy},
+		{"sock_destroy", "ending one connection by sock_diag", probeSockDiag},
 		{"bpf_task_from_pid", "looking at the caller of socket() where its socket is counted", probeTask},
 		{"bpf_struct_ops", "congestion controls of one's own", probeCongestion},
 		{"bpf_jit", "programs are compiled to machine code", probeJIT},
@@ -198,6 +201,28 @@ func probeSockDestroy() error {
 		asm.Return(),
 	}
 	return load(&ebpf.ProgramSpec{Type: ebpf.Tracing, AttachType: ebpf.AttachTraceIter, AttachTo: "tcp", Instructions: body})
+}
+
+// probeSockDiag asks for the end of a socket that there is not.
+func probeSockDiag() error {
+	diag, err := openSockDiag()
+	if err != nil {
+		return err
+	}
+	defer diag.Close()
+	loopback := fromAddr(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+	if _, err := diag.Write(destroyRequest(&heddleSocketRecord{Local: loopback, Remote: loopback})); err != nil {
+		return err
+	}
+	answer := make([]byte, unix.Getpagesize())
+	n, err := diag.Read(answer)
+	if err != nil {
+		return err
+	}
+	if err := destroyed(answer[:n]); !errors.Is(err, unix.ENOENT) {
+		return errors.Join(errors.New("the kernel does not look for the socket"), err)
+	}
+	return nil
 }
 
 // probeTask loads the smallest program that looks a thread up where the agent asks for a socket to

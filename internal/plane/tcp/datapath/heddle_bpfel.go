@@ -535,6 +535,19 @@ type heddleSocketOwnerRecord struct {
 	Pid        uint32
 }
 
+type heddleSocketRecord struct {
+	_          structs.HostLayout
+	Local      heddleAddress
+	Remote     heddleAddress
+	Cookie     uint64
+	EndpointId uint32
+	Ifindex    uint32
+	LocalPort  uint16
+	RemotePort uint16
+	Locked     uint8
+	Pad        [3]uint8
+}
+
 type heddleStackDevice struct {
 	_       structs.HostLayout
 	Ifindex uint32
@@ -660,6 +673,7 @@ const (
 	heddleProgDeliver              = "deliver"
 	heddleProgEndOverQuota         = "end_over_quota"
 	heddleProgFollowProfile        = "follow_profile"
+	heddleProgForbiddenUnlocked    = "forbidden_unlocked"
 	heddleProgFromEndpoint         = "from_endpoint"
 	heddleProgFromLo               = "from_lo"
 	heddleProgFromOverlay          = "from_overlay"
@@ -672,10 +686,14 @@ const (
 	heddleProgGetsockopt           = "getsockopt"
 	heddleProgGiveUp               = "give_up"
 	heddleProgIntoLoopback         = "into_loopback"
+	heddleProgLeavingUnlocked      = "leaving_unlocked"
 	heddleProgLimitIn              = "limit_in"
 	heddleProgLimitOut             = "limit_out"
 	heddleProgList                 = "list"
+	heddleProgListUnlocked         = "list_unlocked"
+	heddleProgLockedSockets        = "locked_sockets"
 	heddleProgOnLoopback           = "on_loopback"
+	heddleProgOverQuotaUnlocked    = "over_quota_unlocked"
 	heddleProgPostBind4            = "post_bind4"
 	heddleProgPostBind6            = "post_bind6"
 	heddleProgProcTcp              = "proc_tcp"
@@ -731,6 +749,7 @@ const (
 	heddleVarTypeSockTagFlags      = "type_sock_tag_flags"
 	heddleVarTypeSockTagOptions    = "type_sock_tag_options"
 	heddleVarTypeSocketOwnerRecord = "type_socket_owner_record"
+	heddleVarTypeSocketRecord      = "type_socket_record"
 	heddleVarTypeStackSetting      = "type_stack_setting"
 	heddleVarTypeSynOption         = "type_syn_option"
 )
@@ -777,43 +796,48 @@ type heddleSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type heddleProgramSpecs struct {
-	Bind4           *ebpf.ProgramSpec `ebpf:"bind4"`
-	Bind6           *ebpf.ProgramSpec `ebpf:"bind6"`
-	Connect4        *ebpf.ProgramSpec `ebpf:"connect4"`
-	Connect6        *ebpf.ProgramSpec `ebpf:"connect6"`
-	Cut             *ebpf.ProgramSpec `ebpf:"cut"`
-	CutLeaving      *ebpf.ProgramSpec `ebpf:"cut_leaving"`
-	CutLeavingPlain *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
-	CutPlain        *ebpf.ProgramSpec `ebpf:"cut_plain"`
-	Deliver         *ebpf.ProgramSpec `ebpf:"deliver"`
-	EndOverQuota    *ebpf.ProgramSpec `ebpf:"end_over_quota"`
-	FollowProfile   *ebpf.ProgramSpec `ebpf:"follow_profile"`
-	FromEndpoint    *ebpf.ProgramSpec `ebpf:"from_endpoint"`
-	FromLo          *ebpf.ProgramSpec `ebpf:"from_lo"`
-	FromOverlay     *ebpf.ProgramSpec `ebpf:"from_overlay"`
-	FromStack       *ebpf.ProgramSpec `ebpf:"from_stack"`
-	FromUnderlay    *ebpf.ProgramSpec `ebpf:"from_underlay"`
-	Getpeername4    *ebpf.ProgramSpec `ebpf:"getpeername4"`
-	Getpeername6    *ebpf.ProgramSpec `ebpf:"getpeername6"`
-	Getsockname4    *ebpf.ProgramSpec `ebpf:"getsockname4"`
-	Getsockname6    *ebpf.ProgramSpec `ebpf:"getsockname6"`
-	Getsockopt      *ebpf.ProgramSpec `ebpf:"getsockopt"`
-	GiveUp          *ebpf.ProgramSpec `ebpf:"give_up"`
-	IntoLoopback    *ebpf.ProgramSpec `ebpf:"into_loopback"`
-	LimitIn         *ebpf.ProgramSpec `ebpf:"limit_in"`
-	LimitOut        *ebpf.ProgramSpec `ebpf:"limit_out"`
-	List            *ebpf.ProgramSpec `ebpf:"list"`
-	OnLoopback      *ebpf.ProgramSpec `ebpf:"on_loopback"`
-	PostBind4       *ebpf.ProgramSpec `ebpf:"post_bind4"`
-	PostBind6       *ebpf.ProgramSpec `ebpf:"post_bind6"`
-	ProcTcp         *ebpf.ProgramSpec `ebpf:"proc_tcp"`
-	ProcTcp6        *ebpf.ProgramSpec `ebpf:"proc_tcp6"`
-	Setsockopt      *ebpf.ProgramSpec `ebpf:"setsockopt"`
-	SockRelease     *ebpf.ProgramSpec `ebpf:"sock_release"`
-	SocketOwners    *ebpf.ProgramSpec `ebpf:"socket_owners"`
-	TcpEvents       *ebpf.ProgramSpec `ebpf:"tcp_events"`
-	ToEndpoint      *ebpf.ProgramSpec `ebpf:"to_endpoint"`
-	ToOverlay       *ebpf.ProgramSpec `ebpf:"to_overlay"`
+	Bind4             *ebpf.ProgramSpec `ebpf:"bind4"`
+	Bind6             *ebpf.ProgramSpec `ebpf:"bind6"`
+	Connect4          *ebpf.ProgramSpec `ebpf:"connect4"`
+	Connect6          *ebpf.ProgramSpec `ebpf:"connect6"`
+	Cut               *ebpf.ProgramSpec `ebpf:"cut"`
+	CutLeaving        *ebpf.ProgramSpec `ebpf:"cut_leaving"`
+	CutLeavingPlain   *ebpf.ProgramSpec `ebpf:"cut_leaving_plain"`
+	CutPlain          *ebpf.ProgramSpec `ebpf:"cut_plain"`
+	Deliver           *ebpf.ProgramSpec `ebpf:"deliver"`
+	EndOverQuota      *ebpf.ProgramSpec `ebpf:"end_over_quota"`
+	FollowProfile     *ebpf.ProgramSpec `ebpf:"follow_profile"`
+	ForbiddenUnlocked *ebpf.ProgramSpec `ebpf:"forbidden_unlocked"`
+	FromEndpoint      *ebpf.ProgramSpec `ebpf:"from_endpoint"`
+	FromLo            *ebpf.ProgramSpec `ebpf:"from_lo"`
+	FromOverlay       *ebpf.ProgramSpec `ebpf:"from_overlay"`
+	FromStack         *ebpf.ProgramSpec `ebpf:"from_stack"`
+	FromUnderlay      *ebpf.ProgramSpec `ebpf:"from_underlay"`
+	Getpeername4      *ebpf.ProgramSpec `ebpf:"getpeername4"`
+	Getpeername6      *ebpf.ProgramSpec `ebpf:"getpeername6"`
+	Getsockname4      *ebpf.ProgramSpec `ebpf:"getsockname4"`
+	Getsockname6      *ebpf.ProgramSpec `ebpf:"getsockname6"`
+	Getsockopt        *ebpf.ProgramSpec `ebpf:"getsockopt"`
+	GiveUp            *ebpf.ProgramSpec `ebpf:"give_up"`
+	IntoLoopback      *ebpf.ProgramSpec `ebpf:"into_loopback"`
+	LeavingUnlocked   *ebpf.ProgramSpec `ebpf:"leaving_unlocked"`
+	LimitIn           *ebpf.ProgramSpec `ebpf:"limit_in"`
+	LimitOut          *ebpf.ProgramSpec `ebpf:"limit_out"`
+	List              *ebpf.ProgramSpec `ebpf:"list"`
+	ListUnlocked      *ebpf.ProgramSpec `ebpf:"list_unlocked"`
+	LockedSockets     *ebpf.ProgramSpec `ebpf:"locked_sockets"`
+	OnLoopback        *ebpf.ProgramSpec `ebpf:"on_loopback"`
+	OverQuotaUnlocked *ebpf.ProgramSpec `ebpf:"over_quota_unlocked"`
+	PostBind4         *ebpf.ProgramSpec `ebpf:"post_bind4"`
+	PostBind6         *ebpf.ProgramSpec `ebpf:"post_bind6"`
+	ProcTcp           *ebpf.ProgramSpec `ebpf:"proc_tcp"`
+	ProcTcp6          *ebpf.ProgramSpec `ebpf:"proc_tcp6"`
+	Setsockopt        *ebpf.ProgramSpec `ebpf:"setsockopt"`
+	SockRelease       *ebpf.ProgramSpec `ebpf:"sock_release"`
+	SocketOwners      *ebpf.ProgramSpec `ebpf:"socket_owners"`
+	TcpEvents         *ebpf.ProgramSpec `ebpf:"tcp_events"`
+	ToEndpoint        *ebpf.ProgramSpec `ebpf:"to_endpoint"`
+	ToOverlay         *ebpf.ProgramSpec `ebpf:"to_overlay"`
 }
 
 // heddleMapSpecs contains maps before they are loaded into the kernel.
@@ -913,6 +937,7 @@ type heddleVariableSpecs struct {
 	TypeSockTagFlags      *ebpf.VariableSpec `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.VariableSpec `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.VariableSpec `ebpf:"type_socket_owner_record"`
+	TypeSocketRecord      *ebpf.VariableSpec `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.VariableSpec `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.VariableSpec `ebpf:"type_syn_option"`
 }
@@ -1077,6 +1102,7 @@ type heddleVariables struct {
 	TypeSockTagFlags      *ebpf.Variable `ebpf:"type_sock_tag_flags"`
 	TypeSockTagOptions    *ebpf.Variable `ebpf:"type_sock_tag_options"`
 	TypeSocketOwnerRecord *ebpf.Variable `ebpf:"type_socket_owner_record"`
+	TypeSocketRecord      *ebpf.Variable `ebpf:"type_socket_record"`
 	TypeStackSetting      *ebpf.Variable `ebpf:"type_stack_setting"`
 	TypeSynOption         *ebpf.Variable `ebpf:"type_syn_option"`
 }
@@ -1085,43 +1111,48 @@ type heddleVariables struct {
 //
 // It can be passed to loadHeddleObjects or ebpf.CollectionSpec.LoadAndAssign.
 type heddlePrograms struct {
-	Bind4           *ebpf.Program `ebpf:"bind4"`
-	Bind6           *ebpf.Program `ebpf:"bind6"`
-	Connect4        *ebpf.Program `ebpf:"connect4"`
-	Connect6        *ebpf.Program `ebpf:"connect6"`
-	Cut             *ebpf.Program `ebpf:"cut"`
-	CutLeaving      *ebpf.Program `ebpf:"cut_leaving"`
-	CutLeavingPlain *ebpf.Program `ebpf:"cut_leaving_plain"`
-	CutPlain        *ebpf.Program `ebpf:"cut_plain"`
-	Deliver         *ebpf.Program `ebpf:"deliver"`
-	EndOverQuota    *ebpf.Program `ebpf:"end_over_quota"`
-	FollowProfile   *ebpf.Program `ebpf:"follow_profile"`
-	FromEndpoint    *ebpf.Program `ebpf:"from_endpoint"`
-	FromLo          *ebpf.Program `ebpf:"from_lo"`
-	FromOverlay     *ebpf.Program `ebpf:"from_overlay"`
-	FromStack       *ebpf.Program `ebpf:"from_stack"`
-	FromUnderlay    *ebpf.Program `ebpf:"from_underlay"`
-	Getpeername4    *ebpf.Program `ebpf:"getpeername4"`
-	Getpeername6    *ebpf.Program `ebpf:"getpeername6"`
-	Getsockname4    *ebpf.Program `ebpf:"getsockname4"`
-	Getsockname6    *ebpf.Program `ebpf:"getsockname6"`
-	Getsockopt      *ebpf.Program `ebpf:"getsockopt"`
-	GiveUp          *ebpf.Program `ebpf:"give_up"`
-	IntoLoopback    *ebpf.Program `ebpf:"into_loopback"`
-	LimitIn         *ebpf.Program `ebpf:"limit_in"`
-	LimitOut        *ebpf.Program `ebpf:"limit_out"`
-	List            *ebpf.Program `ebpf:"list"`
-	OnLoopback      *ebpf.Program `ebpf:"on_loopback"`
-	PostBind4       *ebpf.Program `ebpf:"post_bind4"`
-	PostBind6       *ebpf.Program `ebpf:"post_bind6"`
-	ProcTcp         *ebpf.Program `ebpf:"proc_tcp"`
-	ProcTcp6        *ebpf.Program `ebpf:"proc_tcp6"`
-	Setsockopt      *ebpf.Program `ebpf:"setsockopt"`
-	SockRelease     *ebpf.Program `ebpf:"sock_release"`
-	SocketOwners    *ebpf.Program `ebpf:"socket_owners"`
-	TcpEvents       *ebpf.Program `ebpf:"tcp_events"`
-	ToEndpoint      *ebpf.Program `ebpf:"to_endpoint"`
-	ToOverlay       *ebpf.Program `ebpf:"to_overlay"`
+	Bind4             *ebpf.Program `ebpf:"bind4"`
+	Bind6             *ebpf.Program `ebpf:"bind6"`
+	Connect4          *ebpf.Program `ebpf:"connect4"`
+	Connect6          *ebpf.Program `ebpf:"connect6"`
+	Cut               *ebpf.Program `ebpf:"cut"`
+	CutLeaving        *ebpf.Program `ebpf:"cut_leaving"`
+	CutLeavingPlain   *ebpf.Program `ebpf:"cut_leaving_plain"`
+	CutPlain          *ebpf.Program `ebpf:"cut_plain"`
+	Deliver           *ebpf.Program `ebpf:"deliver"`
+	EndOverQuota      *ebpf.Program `ebpf:"end_over_quota"`
+	FollowProfile     *ebpf.Program `ebpf:"follow_profile"`
+	ForbiddenUnlocked *ebpf.Program `ebpf:"forbidden_unlocked"`
+	FromEndpoint      *ebpf.Program `ebpf:"from_endpoint"`
+	FromLo            *ebpf.Program `ebpf:"from_lo"`
+	FromOverlay       *ebpf.Program `ebpf:"from_overlay"`
+	FromStack         *ebpf.Program `ebpf:"from_stack"`
+	FromUnderlay      *ebpf.Program `ebpf:"from_underlay"`
+	Getpeername4      *ebpf.Program `ebpf:"getpeername4"`
+	Getpeername6      *ebpf.Program `ebpf:"getpeername6"`
+	Getsockname4      *ebpf.Program `ebpf:"getsockname4"`
+	Getsockname6      *ebpf.Program `ebpf:"getsockname6"`
+	Getsockopt        *ebpf.Program `ebpf:"getsockopt"`
+	GiveUp            *ebpf.Program `ebpf:"give_up"`
+	IntoLoopback      *ebpf.Program `ebpf:"into_loopback"`
+	LeavingUnlocked   *ebpf.Program `ebpf:"leaving_unlocked"`
+	LimitIn           *ebpf.Program `ebpf:"limit_in"`
+	LimitOut          *ebpf.Program `ebpf:"limit_out"`
+	List              *ebpf.Program `ebpf:"list"`
+	ListUnlocked      *ebpf.Program `ebpf:"list_unlocked"`
+	LockedSockets     *ebpf.Program `ebpf:"locked_sockets"`
+	OnLoopback        *ebpf.Program `ebpf:"on_loopback"`
+	OverQuotaUnlocked *ebpf.Program `ebpf:"over_quota_unlocked"`
+	PostBind4         *ebpf.Program `ebpf:"post_bind4"`
+	PostBind6         *ebpf.Program `ebpf:"post_bind6"`
+	ProcTcp           *ebpf.Program `ebpf:"proc_tcp"`
+	ProcTcp6          *ebpf.Program `ebpf:"proc_tcp6"`
+	Setsockopt        *ebpf.Program `ebpf:"setsockopt"`
+	SockRelease       *ebpf.Program `ebpf:"sock_release"`
+	SocketOwners      *ebpf.Program `ebpf:"socket_owners"`
+	TcpEvents         *ebpf.Program `ebpf:"tcp_events"`
+	ToEndpoint        *ebpf.Program `ebpf:"to_endpoint"`
+	ToOverlay         *ebpf.Program `ebpf:"to_overlay"`
 }
 
 func (p *heddlePrograms) Close() error {
@@ -1137,6 +1168,7 @@ func (p *heddlePrograms) Close() error {
 		p.Deliver,
 		p.EndOverQuota,
 		p.FollowProfile,
+		p.ForbiddenUnlocked,
 		p.FromEndpoint,
 		p.FromLo,
 		p.FromOverlay,
@@ -1149,10 +1181,14 @@ func (p *heddlePrograms) Close() error {
 		p.Getsockopt,
 		p.GiveUp,
 		p.IntoLoopback,
+		p.LeavingUnlocked,
 		p.LimitIn,
 		p.LimitOut,
 		p.List,
+		p.ListUnlocked,
+		p.LockedSockets,
 		p.OnLoopback,
+		p.OverQuotaUnlocked,
 		p.PostBind4,
 		p.PostBind6,
 		p.ProcTcp,

@@ -394,13 +394,18 @@ func deleteWhere[K, V any](m *ebpf.Map, stale func(*K, *V) bool) error {
 // no others, and says how many: the programs at both ends see ECONNABORTED or a reset. It must run
 // in the node's network namespace, after ApplyPolicy. It sees the connections of intercepted
 // processes; CutForbiddenPlain those of others. On an error some may be alive: a kernel before
-// Linux 6.5 cannot end them.
-func (d *Datapath) CutForbidden() (cut int, err error) { return cutWith(d.objs.Cut) }
+// Linux 6.5 cannot end them, and none can end one whose lock is held (lockwait.ErrStuck).
+func (d *Datapath) CutForbidden() (cut int, err error) {
+	cut, err = d.endPass("cut", d.objs.Cut, d.objs.ForbiddenUnlocked)
+	return cut, wrapCut(err)
+}
 
 // CutForbiddenPlain is CutForbidden for the processes of one container that are not intercepted. It
 // must run in the container's network namespace. Without it an end that only waits does not learn
 // that its connection is forbidden: packets are what is stopped then.
-func (d *Datapath) CutForbiddenPlain() (cut int, err error) { return cutWith(d.objs.CutPlain) }
+func (d *Datapath) CutForbiddenPlain() (cut int, err error) {
+	return d.cutPlainWith("cut_plain", d.objs.CutPlain)
+}
 
 // CutLeaving ends every socket of endpoint id, which leaves this node, and says how many: peers see
 // a reset. It must run in the node's network namespace. While the programs know the endpoint,
@@ -410,22 +415,27 @@ func (d *Datapath) CutLeaving(id model.EndpointID) (cut int, err error) {
 	if err := d.objs.LeavingEndpoint.Set(uint32(id)); err != nil {
 		return 0, fmt.Errorf("set leaving_endpoint: %w", err)
 	}
-	return cutWith(d.objs.CutLeaving)
+	cut, err = d.endPass("cut_leaving", d.objs.CutLeaving, d.objs.LeavingUnlocked)
+	return cut, wrapCut(err)
 }
 
 // CutLeavingPlain ends every connection of the calling thread's network namespace, a container's.
-func (d *Datapath) CutLeavingPlain() (cut int, err error) { return cutWith(d.objs.CutLeavingPlain) }
+func (d *Datapath) CutLeavingPlain() (cut int, err error) {
+	return d.cutPlainWith("cut_leaving_plain", d.objs.CutLeavingPlain)
+}
 
-func cutWith(program *ebpf.Program) (cut int, err error) {
-	results, err := iterate(program)
-	for _, ended := range results {
-		cut += int(ended)
+func (d *Datapath) cutPlainWith(name string, program *ebpf.Program) (cut int, err error) {
+	results, err := d.iterateIn(name, program)
+	cut, failed := countEnded(results)
+	if err == nil && failed > 0 {
+		err = fmt.Errorf("the kernel cannot end %d (bpf_sock_destroy: Linux 6.5)", failed)
 	}
-	if err != nil {
-		return cut, fmt.Errorf("cut connections: %w", err)
+	return cut, wrapCut(err)
+}
+
+func wrapCut(err error) error {
+	if err == nil {
+		return nil
 	}
-	if failed := len(results) - cut; failed > 0 {
-		return cut, fmt.Errorf("cut connections: the kernel cannot end %d (bpf_sock_destroy: Linux 6.5)", failed)
-	}
-	return cut, nil
+	return fmt.Errorf("cut connections: %w", err)
 }

@@ -85,7 +85,7 @@ func (d *Datapath) FollowReprobes(ctx context.Context, suspect func(netip.Addr))
 // GiveUpBlocked has direct connects that wait for an answer of a node whose path is PeerBlocked end
 // within seconds, and says how many. It must run in the node's network namespace.
 func (d *Datapath) GiveUpBlocked() (n int, err error) {
-	results, err := iterate(d.objs.GiveUp)
+	results, err := d.iterate("give_up", d.objs.GiveUp)
 	for _, ended := range results {
 		n += int(ended)
 	}

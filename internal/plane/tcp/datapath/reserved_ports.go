@@ -41,10 +41,7 @@ func (d *Datapath) closePorts(id model.EndpointID) error {
 // EndOverQuota ends listeners that took a port without bind() above their endpoint's limit, and
 // says how many. It must run in the node's network namespace.
 func (d *Datapath) EndOverQuota() (n int, err error) {
-	results, err := iterate(d.objs.EndOverQuota)
-	for _, ended := range results {
-		n += int(ended)
-	}
+	n, err = d.endPass("end_over_quota", d.objs.EndOverQuota, d.objs.OverQuotaUnlocked)
 	if err != nil {
 		return n, fmt.Errorf("end listeners above the limit of ports: %w", err)
 	}

@@ -3,6 +3,7 @@ package datapath
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"slices"
 
 	"heddle.dev/heddle/internal/model"
@@ -12,7 +13,7 @@ import (
 // of devices nobody traps: what they ask of such a socket is answered by the node. Only the node's
 // own processes may: they are left out.
 func (d *Datapath) SocketOwners() ([]model.SocketOwner, error) {
-	raw, err := iterate(d.objs.SocketOwners)
+	raw, err := readHere(func() (*os.File, error) { return openIterator(d.objs.SocketOwners, nil) }) // it waits for no lock
 	if err != nil {
 		return nil, fmt.Errorf("list owners of sockets: %w", err)
 	}

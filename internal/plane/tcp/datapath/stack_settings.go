@@ -58,7 +58,7 @@ func (d *Datapath) SetStack(id model.EndpointID, s Stack) (changed bool, err err
 // FollowStacks brings the live sockets of all endpoints to what SetStack said last, in what the
 // kernel can change of them, and gives their number.
 func (d *Datapath) FollowStacks() (followed int, err error) {
-	written, err := iterate(d.objs.FollowProfile)
+	written, err := d.iterate("follow_profile", d.objs.FollowProfile)
 	if err != nil {
 		return len(written), fmt.Errorf("change live connections: %w", err)
 	}

@@ -2,8 +2,6 @@ package intercept
 
 import (
 	"encoding/binary"
-
-	"fmt"
 	"testing"
 	"time"
 	"unsafe"
@@ -16,7 +14,7 @@ import (
 // hang makes an ioctl whose memory is on a page that nobody provides, and returns when something
 // touches it.
 func hang(c command) outcome {
-	page, uffd, err := missingPage()
+	page, uffd, err := testutil.MissingPage()
 	if err != nil {
 		return outcome{Errno: int(errnoIn(err))}
 	}
@@ -41,28 +39,6 @@ func hang(c command) outcome {
 		}
 		return outcome{OK: n}
 	}
-}
-
-// missingPage maps a page that is there once somebody answers uffd, as one of a file system in user
-// space is.
-func missingPage() (page []byte, uffd int, err error) {
-	const apiIoctl, registerIoctl, api, missing = 0xc018aa3f, 0xc020aa00, 0xaa, 1
-	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
-	if e != 0 {
-		return nil, -1, fmt.Errorf("userfaultfd: %w", e)
-	}
-	hello := [3]uint64{api}
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, fd, apiIoctl, uintptr(unsafe.Pointer(&hello))); e != 0 {
-		return nil, -1, fmt.Errorf("userfaultfd: %w", e)
-	}
-	if page, err = unix.Mmap(-1, 0, unix.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
-		return nil, -1, err
-	}
-	area := [4]uint64{uint64(uintptr(unsafe.Pointer(&page[0]))), uint64(len(page)), missing}
-	if _, _, e := unix.Syscall(unix.SYS_IOCTL, fd, registerIoctl, uintptr(unsafe.Pointer(&area))); e != 0 {
-		return nil, -1, fmt.Errorf("userfaultfd: %w", e)
-	}
-	return page, int(fd), nil
 }
 
 // A program whose memory does not answer keeps the agent neither from ending nor from serving

@@ -1,4 +1,4 @@
-package datapath
+package lockwait
 
 import (
 	"errors"
@@ -25,13 +25,21 @@ func (p *pausing) Read(b []byte) (int, error) {
 	return 1, nil
 }
 
-// TestReadIterator checks that an iterator that pauses is read to its end, and one that never ends
+func collect(r io.Reader) (all []byte, err error) {
+	err = ReadAll(r.Read, func(part []byte) error {
+		all = append(all, part...)
+		return nil
+	})
+	return all, err
+}
+
+// TestReadAll checks that an iterator that pauses is read to its end, and one that never ends
 // is given up.
-func TestReadIterator(t *testing.T) {
-	if all, err := readIterator(&pausing{left: 3}); err != nil || len(all) != 3 {
+func TestReadAll(t *testing.T) {
+	if all, err := collect(&pausing{left: 3}); err != nil || len(all) != 3 {
 		t.Errorf("read %v, %v; want 3 bytes", all, err)
 	}
-	if _, err := readIterator(&pausing{left: 1 << 20}); !errors.Is(err, unix.EAGAIN) {
+	if _, err := collect(&pausing{left: 1 << 20}); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("an iterator that pauses for ever: %v, want EAGAIN", err)
 	}
 }

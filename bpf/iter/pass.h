@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What a pass over sockets does with one, whether or not it has its lock (unlocked.bpf.c). */
+#ifndef HEDDLE_ITER_PASS_H
+#define HEDDLE_ITER_PASS_H
+
+#include "include/abi/record.h"
+#include "include/endpoint.h"
+#include "include/kernel_types.h"
+#include "include/payload.h"
+#include "include/tag.h"
+#include "iter/socket.h"
+#include "policy/decide.h"
+
+/* The endpoint that leaves this node. Set by the agent. */
+volatile __u32 leaving_endpoint = 0;
+
+/* Whether a program still has the connection of an endpoint that is gone, as another container may:
+ * no rule speaks of it any more, so it must not go on where rules decide. What no program has only
+ * sends its rest. */
+static __always_inline bool outlives(struct sock_common *sk, const struct sock_tag *tag)
+{
+	struct tcp_sock *tcp;
+
+	if (tag->flags & TAG_PROBE || tagged_endpoint(tag))
+		return false;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	return tcp && ((struct sock *)tcp)->sk_socket;
+}
+
+/* Whether the connection of a tagged socket must not go on. */
+static __always_inline bool is_forbidden(struct sock_common *sk, const struct sock_tag *tag)
+{
+	struct address local, remote;
+	__u32 ports;
+
+	addresses_of(sk, &local, &remote);
+	ports = (__u32)bpf_ntohs(sk->skc_dport) << 16 | sk->skc_num;
+	return outlives(sk, tag) || decide_tagged(tag, &remote, ports) != VERDICT_ALLOW;
+}
+
+/* Writes the connection_record of a socket. */
+static __always_inline void list_socket(struct bpf_iter_meta *meta, struct sock_common *sk,
+                                        struct sock_tag *tag, struct tcp_sock *tcp)
+{
+	struct connection_record r = {};
+
+	r.tag = *tag;
+	addresses_of(sk, &r.node_local, &r.node_remote);
+	r.node_local_port = bpf_htons(sk->skc_num);
+	r.node_remote_port = sk->skc_dport;
+	r.state = sk->skc_state;
+	r.family = sk->skc_family;
+	r.bytes_sent = payload_sent(tcp);
+	r.bytes_received = payload_received(tcp);
+	r.retransmits = tcp->total_retrans;
+	queues_of(tcp, r.state, &r.receive_queue, &r.send_queue);
+	r.cookie = bpf_get_socket_cookie(tcp);
+	bpf_seq_write(meta->seq, &r, sizeof(r));
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the agent runs when a pass over the TCP sockets waits for the lock of one: iterators over
+ * the tags, which wait for no lock. What they read may be of a socket in the midst of a call, and
+ * they hold no reference to it, so nothing is written before the tag is known to be on it still
+ * (decision 0075). */
+
+#include "include/abi/record.h"
+#include "include/count.h"
+#include "include/kernel_types.h"
+#include "include/protection.h"
+#include "include/tag.h"
+#include "iter/pass.h"
+#include "iter/socket.h"
+#include "policy/filter.h"
+#include "sock/reserved_ports.h"
+
+/* Whether a pass over the TCP sockets would see a step's socket. One in SYN_RECV has the
+ * underlay's addresses until established_passive names it, and decides. */
+static __always_inline bool is_seen(const struct sock *sk)
+{
+	int state = ((struct sock_common *)sk)->skc_state;
+
+	return state != BPF_TCP_CLOSE && state != BPF_TCP_SYN_RECV;
+}
+
+/* The tag of a step's socket, if it is the one of the step. */
+static __always_inline struct sock_tag *step_tag(struct sock *sk, const void *value)
+{
+	struct sock_tag *tag = bpf_sk_storage_get(&tag_by_sock, sk, 0, 0);
+
+	return tag && (void *)tag == value ? tag : NULL;
+}
+
+static __always_inline void write_socket(struct bpf_iter__bpf_sk_storage_map *ctx, struct sock *sk,
+                                         const struct sock_tag *tag, __u32 reason)
+{
+	struct sock_common *common = (struct sock_common *)sk;
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct socket_record r = {};
+	int state = common->skc_state;
+
+	if (!tcp)
+		return;
+	r.cookie = bpf_get_socket_cookie(tcp);
+	addresses_of(common, &r.local, &r.remote);
+	r.local_port = bpf_htons(common->skc_num);
+	r.remote_port = common->skc_dport;
+	r.endpoint_id = tag->endpoint_id;
+	r.ifindex = common->skc_bound_dev_if;
+	r.locked = sk->sk_lock.owned != 0;
+	barrier();
+	if (common->skc_state != state || !step_tag(sk, tag))
+		return;
+	if (reason && !r.locked)
+		count(reason);
+	bpf_seq_write(ctx->meta->seq, &r, sizeof(r));
+}
+
+/* list, without locks. */
+SEC("iter/bpf_sk_storage_map")
+int list_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct tcp_sock *tcp;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !is_seen(sk))
+		return 0;
+	tag = step_tag(sk, value);
+	if (!tag || tag->flags & TAG_PROBE)
+		return 0;
+	tcp = bpf_skc_to_tcp_sock(sk);
+	if (tcp)
+		list_socket(ctx->meta, (struct sock_common *)sk, tag, tcp);
+	return 0;
+}
+
+/* Sockets whose lock a system call has at this moment. */
+SEC("iter/bpf_sk_storage_map")
+int locked_sockets(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !is_seen(sk) || !sk->sk_lock.owned)
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag)
+		write_socket(ctx, sk, tag, 0);
+	return 0;
+}
+
+/* What cut would end. */
+SEC("iter/bpf_sk_storage_map")
+int forbidden_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !has_policy() || !protects(PROTECT_LATE))
+		return 0;
+	if (!is_seen(sk) || ((struct sock_common *)sk)->skc_state == BPF_TCP_LISTEN)
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag && is_forbidden((struct sock_common *)sk, tag))
+		write_socket(ctx, sk, tag, REASON_CUT_POLICY);
+	return 0;
+}
+
+/* What end_over_quota would. */
+SEC("iter/bpf_sk_storage_map")
+int over_quota_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || ((struct sock_common *)sk)->skc_state != BPF_TCP_LISTEN)
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag && is_over_quota((struct sock_common *)sk))
+		write_socket(ctx, sk, tag, REASON_CUT_PORT_QUOTA);
+	return 0;
+}
+
+/* What cut_leaving would. */
+SEC("iter/bpf_sk_storage_map")
+int leaving_unlocked(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct sock *sk = ctx->sk;
+	void *value = ctx->value;
+	struct sock_tag *tag;
+
+	if (!sk || !value || !is_seen(sk))
+		return 0;
+	tag = step_tag(sk, value);
+	if (tag && tag->endpoint_id == leaving_endpoint)
+		write_socket(ctx, sk, tag, REASON_CUT_MIGRATED);
+	return 0;
+}

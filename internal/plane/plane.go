@@ -246,6 +246,8 @@ type StackModules interface {
 	// attached, and has them go there as long as the file is open. What comes from there goes on as
 	// if its container had sent it.
 	OpenStackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (netcfg.StackDevice, *os.File, error)
+	// Decide gives the verdict of the policy in force on a TCP connection.
+	Decide(from, to netip.Addr, port uint16) (model.Verdict, error)
 	// LeaveStackDevice has them go to the container's own stack again.
 	LeaveStackDevice(e model.Endpoint) error
 }

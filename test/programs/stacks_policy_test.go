@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/testutil"
@@ -55,24 +56,24 @@ func (l stacksLab) try(where, to string, p rulePorts, want string) {
 
 // liveRule is a program with connections to a server's ports.
 type liveRule struct {
-	ends  []*lab.Program // that hear of it; the first is the client
-	ports rulePorts
+	client, server *lab.Program // nil: it is none of an endpoint's, and not cut
+	peers          int          // that have connections to the server
+	ports          rulePorts
 }
 
+// hold has connections from one place to another that say nothing.
 func (l stacksLab) hold(where, to string, server *lab.Program, p rulePorts) liveRule {
 	l.Helper()
-	what := "hold"
-	stranger := where == "node" || to == "node" || to == "outside"
-	if stranger {
-		what = "talk" // none of its ends is cut, but packets are rejected
-	}
-	words := l.dial(where, what, to, p)
-	c := lab.StartCommand(l, where+" to "+to, l.in(context.WithoutCancel(l.Context()), where, words...))
+	c := lab.StartCommand(l, where+" to "+to, l.in(context.WithoutCancel(l.Context()), where, l.dial(where, "hold", to, p)...))
 	c.WaitFor("held")
-	if stranger {
-		return liveRule{[]*lab.Program{c}, p}
+	live := liveRule{c, server, 1, p}
+	if where == "node" {
+		live.client = nil
 	}
-	return liveRule{[]*lab.Program{c, server}, p}
+	if to == "node" || to == "outside" {
+		live.server = nil
+	}
+	return live
 }
 
 // cut waits until the ends know that the connections to the forbidden ports have ended; the others
@@ -80,18 +81,22 @@ func (l stacksLab) hold(where, to string, server *lab.Program, p rulePorts) live
 func (l stacksLab) cut(all []liveRule) {
 	l.Helper()
 	for _, live := range all {
-		client := live.ends[0]
-		for _, end := range live.ends {
+		for end, times := range map[*lab.Program]int{live.client: 1, live.server: live.peers} {
+			if end == nil {
+				continue
+			}
 			for _, port := range []int{live.ports.reject, live.ports.drop} {
-				testutil.Eventually(l, fmt.Sprintf("%s: the connection to port %d is cut", client.Name, port), func() (bool, string) {
-					out := end.Output()
-					at := fmt.Sprintf("ended %d ", port)
-					return strings.Contains(out, at+"ECONNRESET") || strings.Contains(out, at+"ECONNABORTED") || strings.Contains(out, at+"EPIPE"), out
+				testutil.Eventually(l, fmt.Sprintf("%s: connections to port %d are cut", end.Name, port), func() (bool, string) {
+					out, n := end.Output(), 0
+					for _, how := range []string{"ECONNRESET", "ECONNABORTED", "EPIPE"} {
+						n += strings.Count(out, fmt.Sprintf("ended %d %s", port, how))
+					}
+					return n == times, out
 				})
 			}
-		}
-		if out := client.Output(); strings.Contains(out, fmt.Sprintf("ended %d", live.ports.open)) {
-			l.Errorf("%s: what is allowed has ended:\n%s", client.Name, out)
+			if out := end.Output(); strings.Contains(out, fmt.Sprintf("ended %d ", live.ports.open)) && end == live.client {
+				l.Errorf("%s: what is allowed has ended:\n%s", end.Name, out)
+			}
 		}
 	}
 }
@@ -111,12 +116,22 @@ func (l stacksLab) testPolicy(t *testing.T) {
 		out["reject"], out["drop"] = append(out["reject"], p.reject), append(out["drop"], p.drop)
 		live = append(live, l.hold("n1/c1", peer, l.serveAt(peer, p), p))
 		if peer != "outside" {
-			live = append(live, l.hold(peer, "n1/c1", server, own))
+			to := l.hold(peer, "n1/c1", server, own)
+			to.peers = len(stackPeers) - 1
+			live = append(live, to)
 		}
 	}
+	began := time.Now()
 	l.applyRules([]map[string]any{lab.DenyRule("reject", own.reject), lab.DenyRule("drop", own.drop)},
 		[]map[string]any{lab.DenyRule("reject", out["reject"]...), lab.DenyRule("drop", out["drop"]...)})
 	l.cut(live)
+	if took := time.Since(began); took > 2*time.Second { // 1 s on a machine that has nothing else to do
+		t.Errorf("what is forbidden ended after %s", took)
+	}
+	// Of the others some are cut by their peer's agent before. With the node both ways, and outside.
+	if n := l.counter("stacks_cut_policy"); n < 6 {
+		t.Errorf("stacks_cut_policy is %d, want 6 at least", n)
+	}
 	const want = "open=echo reject=ECONNREFUSED drop=timeout"
 	for _, peer := range stackPeers {
 		l.try("n1/c1", peer, ports[peer], want)
@@ -128,6 +143,27 @@ func (l stacksLab) testPolicy(t *testing.T) {
 	// asked about as the module's is, and the answers are the module's, which knows of nothing.
 	l.try("n1/c1 overlay", "n2/c1", ports["n2/c1"], "open=timeout reject=timeout drop=timeout")
 	l.cut(live)
+}
+
+// counter gives what n1's agent has counted for a reason.
+func (l stacksLab) counter(reason string) (n uint64) {
+	l.Helper()
+	out, err := l.heddle(l.Context(), "status", "--node", "n1", "--output", "json").Output()
+	testutil.NoError(l, err)
+	var status []struct {
+		Counters []struct {
+			Name  string
+			Value uint64
+		}
+	}
+	testutil.NoError(l, json.Unmarshal(out, &status))
+	for _, c := range status[0].Counters {
+		if c.Name == reason {
+			return c.Value
+		}
+	}
+	l.Fatalf("nothing is counted as %s", reason)
+	return 0
 }
 
 // applyRules puts rules about containers of modules in force until the end of the test.

@@ -360,9 +360,6 @@ func (c *call) resolveByInfo() {
 	c.write()
 }
 
-// tcpSynSent is a state of a connection as in TCP_INFO.
-const tcpSynSent = 2
-
 // shows reports whether a socket that is being connected shows that this is over.
 func shows(fd int) bool {
 	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"time"
 
-	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/model"
 )
 
@@ -38,15 +37,6 @@ func (p *Plane) SetTopology([]netip.Prefix, []model.Node, model.Endpoints) error
 // Heard implements plane.Network.
 func (p *Plane) Heard(model.Node) time.Time { return time.Time{} }
 
-// ApplyPolicy implements plane.Policy.
-func (p *Plane) ApplyPolicy(model.PolicyChange) error { return nil }
-
-// CutForbidden implements plane.Policy.
-func (p *Plane) CutForbidden() (int, error) { return 0, nil }
-
-// CutForbiddenIn implements plane.Policy.
-func (p *Plane) CutForbiddenIn(string) (int, error) { return 0, nil }
-
 // SetLimits implements plane.Limits.
 func (p *Plane) SetLimits(model.Endpoint, []model.Endpoint) error { return nil }
 
@@ -60,6 +50,3 @@ func (p *Plane) SpreadLimits() {}
 func (p *Plane) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
 	return make([]model.LimitUse, len(all)), nil
 }
-
-// Counters implements plane.Reports.
-func (p *Plane) Counters() ([]api.Counter, error) { return nil, nil }

@@ -94,6 +94,7 @@ type Plane struct {
 	tasks sync.WaitGroup
 	ids   atomic.Uint64 // that was given out last
 	wake  chan struct{} // of Run: there is a tenant
+	cut   atomic.Uint64 // connections that policy forbids
 
 	// announce is held while the module is told of tenants, or one is added.
 	announce sync.Mutex
@@ -121,7 +122,7 @@ const FaultModule api.FaultReason = "stack_module"
 const Path model.Path = "stack"
 
 // Declaration is what the plane says of its names.
-var Declaration = plane.Declaration{Paths: []model.Path{Path}, Faults: []api.FaultReason{FaultModule}}
+var Declaration = plane.Declaration{Paths: []model.Path{Path}, Reasons: []model.Reason{reasonCut}, Faults: []api.FaultReason{FaultModule}}
 
 // Declares implements plane.Reports.
 func (p *Plane) Declares() plane.Declaration { return Declaration }
@@ -283,6 +284,17 @@ func (p *Plane) current() *link {
 	return p.module
 }
 
+// moduleAndTenants gives the module, nil if there is none, and all tenants.
+func (p *Plane) moduleAndTenants() (*link, []*tenant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]*tenant, 0, len(p.tenants))
+	for _, t := range p.tenants {
+		all = append(all, t)
+	}
+	return p.module, all
+}
+
 // await gives the module, or waits for one that is being started.
 func (p *Plane) await(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, moduleStarts)
@@ -393,6 +405,10 @@ func (p *Plane) serve(ctx context.Context, l *link) error {
 	defer func() { l.close(); <-ended }()
 	err := p.meet(ctx, l)
 	if err == nil {
+		// What was forbidden while no agent ran.
+		if _, err := p.CutForbidden(); err != nil {
+			p.cfg.Log.Warn("connections that are forbidden may be alive", "err", err)
+		}
 		err = p.probe(ctx, l, ended)
 		p.setModule(nil)
 	}

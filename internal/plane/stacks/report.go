@@ -88,13 +88,7 @@ func (t *tenant) count(module int, s *protocol.Stats) model.Traffic {
 
 // Connections implements plane.Reports: those that the module has.
 func (p *Plane) Connections() ([]model.Connection, error) {
-	p.mu.Lock()
-	l := p.module
-	all := make([]*tenant, 0, len(p.tenants))
-	for _, t := range p.tenants {
-		all = append(all, t)
-	}
-	p.mu.Unlock()
+	l, all := p.moduleAndTenants()
 	if l == nil {
 		return nil, nil // connections end with the module
 	}

@@ -220,6 +220,13 @@ type modules struct {
 
 func (m *modules) StackDevices() error { return m.none }
 
+func (m *modules) Decide(_, _ netip.Addr, port uint16) (model.Verdict, error) {
+	if port == 81 {
+		return model.VerdictReject, nil
+	}
+	return model.VerdictAllow, nil
+}
+
 func (m *modules) Note(int) (n [plane.NoteBytes]byte, ok bool, err error) { return n, false, nil }
 func (m *modules) SetNote(int, [plane.NoteBytes]byte) error               { return nil }
 func (m *modules) LeaveStackDevice(model.Endpoint) error                  { return nil }
@@ -398,6 +405,7 @@ func TestModuleIsToldAgain(t *testing.T) {
 		t.Errorf("%+v, want the listener that nobody has", told)
 	}
 	next.hear(protocol.TypeEnd)
+	next.hear(protocol.TypeList) // of which policy forbids some
 	notes.mu.Lock()
 	if notes.opened != 2 {
 		t.Errorf("%d devices, want one for each module", notes.opened)
@@ -410,6 +418,29 @@ func TestModuleIsToldAgain(t *testing.T) {
 	}
 	testutil.NoError(t, p.Detach(e))
 	next.hear(protocol.TypeTenantGone)
+}
+
+// TestOpened: policy is asked about who opened a connection, to which port of whom.
+func TestOpened(t *testing.T) {
+	own, peer := netip.MustParseAddrPort("10.244.0.2:80"), netip.MustParseAddrPort("10.244.0.3:40000")
+	s := protocol.Info{Kind: protocol.KindConnection, State: 1, Local: protocol.AddressOf(own), Remote: protocol.AddressOf(peer)}
+	if from, to, ok := opened(&s); !ok || from != own.Addr() || to != peer {
+		t.Errorf("of the endpoint: %s to %s, %v", from, to, ok)
+	}
+	s.Listener = 7
+	if from, to, ok := opened(&s); !ok || from != peer.Addr() || to != own {
+		t.Errorf("accepted: %s to %s, %v", from, to, ok)
+	}
+	for _, state := range []uint32{tcpSynSent, tcpSynRecv, tcpTimeWait, tcpClose} {
+		s.State = state
+		if _, _, ok := opened(&s); ok {
+			t.Errorf("state %d is a connection", state)
+		}
+	}
+	s.State, s.Remote = 1, protocol.AddressOf(netip.MustParseAddrPort("127.0.0.1:5"))
+	if _, _, ok := opened(&s); ok {
+		t.Error("a connection of the container with itself")
+	}
 }
 
 // TestServeStack: a node without the program, or whose module knows a setting not, cannot serve.

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 
 	"heddle.dev/heddle/internal/model"
@@ -46,6 +47,11 @@ func (p *Plane) OpenStackDevice(e model.Endpoint, veth netcfg.EndpointDevice) (d
 		return dev, nil, errors.Join(err, file.Close())
 	}
 	return dev, file, nil
+}
+
+// Decide implements plane.StackModules.
+func (p *Plane) Decide(from, to netip.Addr, port uint16) (model.Verdict, error) {
+	return p.datapath.Decide(from, to, port)
 }
 
 // LeaveStackDevice implements plane.StackModules.

@@ -1,12 +1,10 @@
 """try HOST PORT...    says for each port what became of a connection to an echo server there
-hold HOST PORT...   has connections there that say nothing, and says how each ends, until the end of its input
-talk HOST PORT...   the same, of connections that do not stop talking"""
+hold HOST PORT...   has connections there that say nothing, and says how each ends, until the end of its input"""
 
 import errno
 import socket
 import sys
 import threading
-import time
 
 
 def greeted(host, port):
@@ -27,16 +25,12 @@ def attempt(host, port):
         return errno.errorcode.get(e.errno, str(e))
 
 
-def stay(s, port, talks):
+def stay(s, port):
     s.settimeout(None)
     try:
         how = "EOF"
-        while True:
-            if talks:
-                time.sleep(0.1)
-                s.sendall(b"x")
-            if not s.recv(1):
-                break
+        while s.recv(1):
+            pass
     except OSError as e:
         how = errno.errorcode.get(e.errno, str(e))
     print("ended", port, how, flush=True)
@@ -47,6 +41,6 @@ if what == "try":
     print(*(f"{p}={attempt(host, p)}" for p in ports))
 else:
     for port in ports:
-        threading.Thread(target=stay, args=(greeted(host, port), port, what == "talk"), daemon=True).start()
+        threading.Thread(target=stay, args=(greeted(host, port), port), daemon=True).start()
     print("held", flush=True)
     sys.stdin.read()

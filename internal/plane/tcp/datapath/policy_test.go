@@ -214,6 +214,9 @@ func TestPolicyTables(t *testing.T) {
 			if got := steered(t, d, from, to, port); got != want {
 				t.Fatalf("round %d, %s to %s port %d: %s, want %s\n%+v", round, from, to, port, got, want, tables)
 			}
+			if got, err := d.Decide(from, to, port); got != want || err != nil {
+				t.Fatalf("round %d, %s to %s port %d: the agent says %s (%v), want %s\n%+v", round, from, to, port, got, err, want, tables)
+			}
 		}
 	}
 	checkPolicySize(t, d, tables)

@@ -1,0 +1,108 @@
+package stacks
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"heddle.dev/heddle/internal/api"
+	"heddle.dev/heddle/internal/model"
+	"heddle.dev/heddle/internal/plane/stacks/protocol"
+)
+
+// Policy decides on each packet of a module's at the veth (docs/architecture/policy.md). So a
+// connection that becomes forbidden goes silent, and its program would hear of that only when it
+// speaks: the plane ends it.
+
+// reasonCut counts them.
+var reasonCut = model.Reason{
+	Name: "stacks_cut_policy", Kind: model.KindCut, Help: "connection of a stack module that the policy in force forbids, ended",
+	Remedy: "`heddle policy explain FROM TO tcp/PORT`",
+}
+
+// states of a connection as in TCP_INFO.
+const (
+	tcpSynSent  = 2
+	tcpSynRecv  = 3
+	tcpTimeWait = 6
+	tcpClose    = 7
+)
+
+// ApplyPolicy implements plane.Policy: the TCP plane's tables are what decides.
+func (p *Plane) ApplyPolicy(model.PolicyChange) error { return nil }
+
+// CutForbidden implements plane.Policy.
+func (p *Plane) CutForbidden() (cut int, err error) {
+	l, all := p.moduleAndTenants()
+	if l == nil {
+		return 0, nil // connections end with the module
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, moduleAnswers)
+	defer cancel()
+	var errs []error
+	for _, t := range all {
+		n, err := p.cutForbiddenOf(ctx, l, t)
+		if cut += n; err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, errModuleEnded) {
+			errs = append(errs, fmt.Errorf("end connections of %s that are forbidden: %w", t.Name, err))
+		}
+	}
+	p.cut.Add(uint64(cut))
+	return cut, errors.Join(errs...)
+}
+
+func (p *Plane) cutForbiddenOf(ctx context.Context, l *link, t *tenant) (cut int, err error) {
+	sockets, err := l.socketsOf(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range sockets {
+		from, to, ok := opened(&s)
+		if !ok {
+			continue
+		}
+		verdict, err := p.cfg.StackModules.Decide(from, to.Addr(), to.Port())
+		if err != nil {
+			return cut, err
+		}
+		if verdict == model.VerdictAllow {
+			continue
+		}
+		m := protocol.Close{Head: t.head(protocol.TypeClose, s.Head.ID), Flags: protocol.Abort}
+		_, _, err = request[protocol.Close, protocol.Plain](ctx, l, &m, &m.Head, -1)
+		if err == nil {
+			cut++
+		} else if !errors.Is(err, unix.ENOENT) { // it has just ended
+			return cut, err
+		}
+	}
+	return cut, nil
+}
+
+// opened tells who has opened a connection, to where; false if there is none. Of a handshake policy
+// sees the packets.
+func opened(s *protocol.Info) (from netip.Addr, to netip.AddrPort, ok bool) {
+	switch s.State {
+	case tcpSynSent, tcpSynRecv, tcpTimeWait, tcpClose:
+		return from, to, false
+	}
+	local, remote := s.Local.AddrPort(), s.Remote.AddrPort()
+	if s.Kind != protocol.KindConnection || remote.Addr().IsLoopback() {
+		return from, to, false
+	}
+	if s.Listener != 0 {
+		return remote.Addr(), local, true
+	}
+	return local.Addr(), remote, true
+}
+
+// CutForbiddenIn implements plane.Policy: processes with the container's own stack are the TCP
+// plane's.
+func (p *Plane) CutForbiddenIn(string) (int, error) { return 0, nil }
+
+// Counters implements plane.Reports.
+func (p *Plane) Counters() ([]api.Counter, error) {
+	return []api.Counter{{Name: reasonCut.Name, Kind: reasonCut.Kind, Help: reasonCut.Help, Value: p.cut.Load()}}, nil
+}

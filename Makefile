@@ -28,7 +28,7 @@ CONFORMANCE_PACKAGES := libpython3.11-testsuite python3 gcc libc6-dev openssl st
 # Container engines that the tests start themselves, and what their containers have in them.
 ENGINE_PACKAGES := docker.io docker-compose iptables podman containerd containernetworking-plugins busybox-static
 # Emulated machines (test/machine).
-MACHINE_PACKAGES := qemu-system-x86 busybox-static cpio xz-utils kmod
+MACHINE_PACKAGES := qemu-system-x86 busybox-static cpio xz-utils kmod dash
 DEB_PACKAGES := dpkg dpkg-dev xz-utils gzip git $(CLIB_PACKAGES)
 CHECK_PACKAGES := clang clang-format llvm libbpf-dev linux-libc-dev bindgen
 
@@ -58,6 +58,7 @@ help:
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
+	@echo "make test-rdma-card  RDMA with a card, emulated, in two emulated machines (root)"
 	@echo "make test-k8s  against a real Kubernetes, which it builds into $(OUT)/k8s/ (root; the first time 10 to 20 minutes)"
 	@echo "make test-docs  what the pages of docs/howto have their readers type, all of it, on hosts made for it (root; some minutes)"
 	@echo "make test-upgrade  agents replaced by these under load, from a build of commit REV (root)"
@@ -307,7 +308,7 @@ part-suites:
 		--packages "./test/conformance ./test/k8s ./test/pages ./test/summary" -- -count=1 -vet=off -p 1 -timeout 20m '-run=$(RUN)'
 
 # What needs a kernel that few machines have runs in emulated ones, on Debian's (test/machine): a download of 70 MB, once.
-.PHONY: machine
+.PHONY: machine test-rdma-card
 machine:
 	$(call install,$(MACHINE_PACKAGES))
 	@mkdir -p $(OUT)/kernel
@@ -317,6 +318,13 @@ machine:
 # The second lock, on security hooks. Some 15 seconds.
 test-lsm: need-root machine
 	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) $(GO) test ./test/kernels -run TestLSM -count=1 -v -timeout 15m
+
+# RDMA with a card, which is rdma_rxe in two emulated machines. Some two minutes.
+test-rdma-card: need-root machine build
+	$(call install,$(VERBS_PACKAGES) ibverbs-providers iproute2)
+	cd rust && $(CARGO) build --release --locked --quiet -p heddle-rdma --example agent
+	HEDDLE_KERNEL=$$(ls -d $(CURDIR)/$(OUT)/kernel/linux-image-*.deb) HEDDLE_BIN=$(CURDIR)/$(BIN) HEDDLE_AGENT=$(CURDIR)/$(OUT)/rust/release/examples/agent \
+		$(GO) test ./test/card -count=1 -v -timeout 15m
 
 # Kubernetes, built from its modules: test/k8s/build/go.mod has the version. What is built is kept.
 K8S_PROGRAMS := kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl

@@ -99,6 +99,7 @@ type flags struct {
 	cfg                                          node.Config
 	noKeeper                                     bool
 	verbs                                        model.VerbsLimits
+	rdmaDevice                                   string
 }
 
 func (f *flags) register(cmd *cobra.Command) {
@@ -126,6 +127,7 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.DurationVar(&f.cfg.ForgetAfter, "forget-nodes-after", node.DefaultForgetAfter, "remove nodes from the network whose agent is gone and that answer no probes for this long; 0: never")
 	p.Uint64Var(&f.cfg.EndpointSockets, "endpoint-sockets", node.DefaultEndpointSockets, "how many TCP sockets a container's endpoint may have")
 	p.Uint32Var(&f.cfg.EndpointPorts, "endpoint-ports", 0, "how many of the node's ephemeral ports a container's endpoint may hold by bind or listen (default a quarter of them)")
+	p.StringVar(&f.rdmaDevice, "rdma-device", "", "RDMA card that queue pairs of containers go by between nodes, as ibv_devices names it (docs/howto/rdma.md)")
 	for _, q := range []struct {
 		to          *uint32
 		name, usage string
@@ -173,6 +175,11 @@ func (f *flags) config() (node.Config, error) {
 	if cfg.Prefixes, err = parsePrefixes("--prefix", f.prefixes); err != nil {
 		return cfg, err
 	}
+	if f.rdmaDevice != "" {
+		if err := verbs.CheckDevice(f.rdmaDevice); err != nil {
+			return cfg, fmt.Errorf("--rdma-device: %w", err)
+		}
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return cfg, fmt.Errorf("find own program: %w", err)
@@ -186,7 +193,7 @@ func (f *flags) config() (node.Config, error) {
 			return nil, err
 		}
 		return []plane.Plane{modules, verbs.Open(verbs.Config{
-			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
+			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
 		})}, nil
 	}
 	if !f.noKeeper {

@@ -193,7 +193,7 @@ func (n Node) endAll(what string, pids []int, arguments []string, removed func(s
 	return nil
 }
 
-// processes gives those in the agent's cgroups that were started with these arguments.
+// processes gives those in the agent's cgroups whose first arguments are these.
 func (n Node) processes(arguments []string) (pids []int, err error) {
 	for _, dir := range n.Cgroups {
 		raw, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -213,7 +213,7 @@ func (n Node) processes(arguments []string) (pids []int, err error) {
 				continue // it has ended
 			}
 			words := strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-			if slices.Equal(words[1:], arguments) {
+			if len(words) > len(arguments) && slices.Equal(words[1:1+len(arguments)], arguments) {
 				pids = append(pids, pid)
 			}
 		}

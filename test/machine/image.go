@@ -3,7 +3,7 @@
 // slow, so it is good for correctness only. `make test-lsm` and `make test-rdma-card` use it.
 //
 // An Image is made once of a kernel's package, programs of this machine with the libraries that
-// they need, and modules; Run boots it, and runs a script of BusyBox's shell in it as root.
+// they need, and modules; Run boots it, and runs a script in it as root.
 package machine
 
 import (
@@ -27,7 +27,8 @@ type Image struct {
 	Modules []string
 	// Programs are names in PATH, or paths; they are at the same paths in the machine, with the
 	// libraries that they are linked with. BusyBox, which is linked statically, and its applets are
-	// there, too; a program that is named here is found before an applet of its name.
+	// there, too; a program that is named here is found before an applet of its name. Scripts are
+	// run by dash.
 	Programs []string
 	// Files are files or folders of this machine by their paths in the emulated one. The libraries
 	// that a file needs are there, too.
@@ -133,7 +134,7 @@ func addModules(tree, version, root string, names []string) error {
 // initScript is what the kernel runs. The script's exit code goes to a serial line of its own,
 // where nothing else is written.
 const initScript = `#!/bin/busybox sh
-export PATH=/usr/bin:/usr/sbin:/applets HOME=/root
+export PATH=/usr/bin:/usr/sbin:/bin:/sbin:/applets HOME=/root
 /bin/busybox mkdir /applets
 /bin/busybox --install -s /applets
 mount -t proc proc /proc
@@ -148,7 +149,7 @@ mount -t bpf bpf /sys/fs/bpf
 ulimit -l unlimited
 ip link set lo up
 for module in $(cat /modules/order); do insmod /modules/$module || echo "machine: $module cannot be loaded"; done
-sh /script
+/usr/bin/dash /script
 echo "code $?" >/dev/ttyS1
 poweroff -f
 `
@@ -157,7 +158,7 @@ func (i Image) addPrograms(_, root string) error {
 	if err := copyFile("/bin/busybox", filepath.Join(root, "usr/bin/busybox")); err != nil {
 		return err
 	}
-	for _, name := range i.Programs {
+	for _, name := range append([]string{"/usr/bin/dash"}, i.Programs...) {
 		path, err := exec.LookPath(name)
 		if err != nil {
 			return err

@@ -34,12 +34,14 @@ type Program struct {
 	Self string
 	// Socket and Log are paths: where it listens, and what its output goes to.
 	Socket, Log string
+	// More are arguments after those that every program gets.
+	More []string
 	// OwnNetns gives it an empty network namespace.
 	OwnNetns bool
 }
 
 // Arguments are those that it is started with.
-func (p Program) Arguments() []string { return []string{"--agent", p.Socket} }
+func (p Program) Arguments() []string { return append([]string{"--agent", p.Socket}, p.More...) }
 
 // Find gives the program's path: beside Self, where the Debian package has it, or in PATH.
 func (p Program) Find() (string, error) {

@@ -41,6 +41,8 @@ type Config struct {
 	StateDir, SeccompSocket string
 	// Self is the agent's own program, beside which the router's is looked for.
 	Self string
+	// Device is the RDMA card that pairs between nodes go by, "" for none.
+	Device string
 	// Limits are those of endpoints that have none themselves.
 	Limits  model.VerbsLimits
 	Sockets plane.Sockets

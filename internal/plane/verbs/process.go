@@ -25,7 +25,7 @@ func program(self, stateDir string) process.Program {
 	return process.Program{Name: Program, Self: self, Socket: filepath.Join(stateDir, socketFile), Log: filepath.Join(stateDir, logFile)}
 }
 
-// Arguments are those that the agent with this state directory starts its router with.
+// Arguments are the first ones that the agent with this state directory starts its router with.
 func Arguments(stateDir string) []string { return program("", stateDir).Arguments() }
 
 // FindProgram gives the router's path, looking beside the program self first.
@@ -33,7 +33,11 @@ func FindProgram(self string) (string, error) { return program(self, "").Find() 
 
 // reach connects to the router that runs, or starts one. It lives on when this process ends.
 func (p *Plane) reach() (*link, error) {
-	return process.Reach(program(p.cfg.Self, p.cfg.StateDir), dial)
+	router := program(p.cfg.Self, p.cfg.StateDir)
+	if p.cfg.Device != "" {
+		router.More = []string{"--device", p.cfg.Device}
+	}
+	return process.Reach(router, dial)
 }
 
 // adopt connects to a router that an earlier agent started.

@@ -62,7 +62,11 @@ impl Objects {
 
     /// The way that the bytes of a connected queue pair take.
     fn path(&self, number: u32) -> Path {
-        if self.is_remote(number) { Path::Tcp } else { Path::Memory }
+        match self.is_remote(number) {
+            true if self.is_by_card(number) => Path::Card,
+            true => Path::Tcp,
+            false => Path::Memory,
+        }
     }
 
     /// A request of a connected queue pair is done.
@@ -125,7 +129,7 @@ impl Objects {
         let process = self.contexts.get(qp.context).map(|c| c.process.pid());
         let is_connected = qp.service.is_connected();
         let path = match qp.account.path {
-            Path::None if self.is_remote(number) => Path::Tcp,
+            Path::None if self.is_remote(number) => self.path(number),
             Path::None if self.is_established(number) => Path::Memory,
             path => path,
         };

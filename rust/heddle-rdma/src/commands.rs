@@ -235,7 +235,7 @@ impl Objects {
 
     fn allocate_pd(&mut self, context: u32) -> Result<Answer, Errno> {
         self.charge(context, Quota::Pds, 1)?;
-        let handle = self.pds.insert(Pd { context, users: 0 }, 0);
+        let handle = self.pds.insert(Pd { context, users: 0, card: None }, 0);
         Ok(object(self.taken(handle, context, Quota::Pds)?))
     }
 

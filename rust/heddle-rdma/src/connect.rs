@@ -183,6 +183,8 @@ impl Objects {
             ..greeting(wire::PAIR, own, qp.attr.address.gid)
         };
         let endpoint = qp.endpoint;
+        let card = self.offers_card(endpoint, &greeting.destination);
+        let greeting = Greeting { card, ..greeting };
         if let Some(handle) = self.open_link(endpoint, socket, greeting) {
             // Not used before it is established, but nobody has to ask for another one.
             self.attach(handle, tag);
@@ -223,6 +225,7 @@ pub(crate) fn greeting(kind: u16, source: Gid, destination: Gid) -> Greeting {
         source,
         destination,
         qp_type: 0,
+        card: false,
     }
 }
 

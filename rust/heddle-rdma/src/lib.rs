@@ -21,16 +21,19 @@
 //! | `multicast` | groups of UD queue pairs of this node |
 //! | `cm`, `cm_events`, `cm_link` | RDMA-CM: ids and commands, events, talk of ids |
 //! | `connect` | connections between endpoints are asked for |
+//! | `card` | pairs whose bytes go by a card |
 //! | `link` | they are greeted, matched, read, written and ended |
 //! | `queues` | requests out of rings, completions into them |
 //! | `memory` | which bytes a key names, and how they are copied |
 //! | `table` | handles |
 //! | `protection` | protections by name, for attacks |
+//! | `ibverbs` | the node's libibverbs, loaded if there is to be a card |
 //! | `sys` | system calls beside those of `unix-io` |
 
 mod accounts;
 mod baton;
 mod bucket;
+mod card;
 mod cm;
 mod cm_events;
 mod cm_link;
@@ -38,6 +41,7 @@ mod commands;
 mod connect;
 mod control;
 mod datagrams;
+mod ibverbs;
 mod link;
 mod local;
 mod memory;

@@ -17,13 +17,14 @@ use verbs_protocol::statistics::Reason;
 use verbs_protocol::wire::{self, FRAME_MAX, GREETING, Greeting, HEADER, Header, Kind};
 use verbs_protocol::{Gid, ibv};
 
+use crate::card::Carrier;
 use crate::connect::service_number;
 use crate::objects::{Objects, Source};
 use crate::protection::{Protection, protects};
 use crate::sys;
 
 /// For how long a greeting may take, and an acceptor waits for its queue pair.
-const GREETING_TIME: Duration = Duration::from_secs(10);
+pub(crate) const GREETING_TIME: Duration = Duration::from_secs(10);
 /// For how long the last bytes may take.
 const CLOSING_TIME: Duration = Duration::from_secs(5);
 /// Connections without a queue pair that an endpoint may have.
@@ -98,8 +99,12 @@ pub(crate) struct Link {
     pub(crate) cm: u32,
     /// A request that waits for room at its listener.
     pub(crate) cm_request: Option<Box<Message>>,
-    received: Vec<u8>,
-    filled: usize,
+    /// The two have said that their nodes have a card; the queue pair of it, as long as it may be
+    /// the way.
+    pub(crate) card_offered: bool,
+    pub(crate) card: Option<Box<Carrier>>,
+    pub(crate) received: Vec<u8>,
+    pub(crate) filled: usize,
     pub(crate) unsent: VecDeque<u8>,
     pub(crate) waits_for_room: bool,
     /// Since when datagrams find it full; none if half of that was sent since.
@@ -182,7 +187,7 @@ impl Objects {
         None
     }
 
-    fn set_deadline(&mut self, handle: u32, after: Duration) {
+    pub(crate) fn set_deadline(&mut self, handle: u32, after: Duration) {
         let when = Instant::now() + after;
         if let Some(link) = self.links.get_mut(handle) {
             link.deadline = Some(when);
@@ -247,6 +252,8 @@ impl Objects {
             greeting: None,
             cm: 0,
             cm_request: None,
+            card_offered: false,
+            card: None,
             received: vec![0; RECEIVE_FIRST],
             filled: 0,
             unsent: VecDeque::new(),
@@ -287,7 +294,11 @@ impl Objects {
             let Some(link) = self.links.get_mut(handle) else { return };
             let got = link.stream.read(&mut link.received[link.filled..]);
             match got {
-                Ok(0) => return self.end_link(handle),
+                Ok(0) => return self.hear_end(handle),
+                // All comes by the card.
+                Ok(_) if link.card.as_ref().is_some_and(|c| c.active) => {
+                    return self.break_link(handle);
+                }
                 Ok(n) => {
                     link.filled += n;
                     link.heard = Instant::now();
@@ -298,6 +309,20 @@ impl Objects {
             }
             self.take_in(handle);
         }
+        self.after_bytes(handle);
+    }
+
+    /// The other end says no more. What it has said by a card before is here.
+    fn hear_end(self: &mut Box<Self>, handle: u32) {
+        if self.links.get(handle).is_some_and(|l| l.card.is_some()) {
+            self.take_completions();
+            self.take_from_card(handle);
+        }
+        self.end_link(handle);
+    }
+
+    /// Answers what has come, and has the queue pair of a connection go on.
+    pub(crate) fn after_bytes(self: &mut Box<Self>, handle: u32) {
         self.respond(handle);
         self.push(handle);
         if let Some(link) = self.links.get(handle) {
@@ -313,7 +338,7 @@ impl Objects {
     }
 
     /// Takes what has come apart.
-    fn take_in(self: &mut Box<Self>, handle: u32) {
+    pub(crate) fn take_in(self: &mut Box<Self>, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
         let mut received = std::mem::take(&mut link.received);
         let filled = std::mem::take(&mut link.filled);
@@ -375,6 +400,12 @@ impl Objects {
                     && (heard.destination, heard.destination_qp) == (said.source, said.source_qp)
             });
             if same {
+                let said = link.greeting.is_some_and(|said| said.card);
+                link.greeting = Some(heard);
+                if said && !heard.card {
+                    let endpoint = link.endpoint;
+                    self.note(endpoint, Reason::CardMissing);
+                }
                 self.establish(handle);
             } else {
                 self.end_link(handle);
@@ -412,6 +443,7 @@ impl Objects {
             destination: heard.source,
             source_qp: heard.destination_qp,
             destination_qp: heard.source_qp,
+            card: heard.card && status == 0,
             ..heard
         };
         link.unsent.extend(answer.encode());
@@ -434,6 +466,14 @@ impl Objects {
                 && !qp.closed
         });
         if matches {
+            let endpoint = link.endpoint;
+            let offers = self.offers_card(endpoint, &heard.source);
+            if offers && !heard.card {
+                self.note(endpoint, Reason::CardMissing);
+            }
+            if let Some(greeting) = self.links.get_mut(handle).and_then(|l| l.greeting.as_mut()) {
+                greeting.card &= offers;
+            }
             self.attach(handle, heard.destination_qp);
             self.answer_greeting(handle, 0);
             self.establish(handle);
@@ -468,6 +508,9 @@ impl Objects {
             self.datagram_links.push((endpoint, other, handle));
             self.end_old_datagram_link(endpoint, other);
         }
+        if self.links.get(handle).and_then(|l| l.greeting).is_some_and(|g| g.card) {
+            self.begin_card(handle);
+        }
         self.wake_endpoint(endpoint);
     }
 
@@ -494,6 +537,9 @@ impl Objects {
     /// Sends what waits, as far as there is room.
     pub(crate) fn push(&mut self, handle: u32) {
         let Some(link) = self.links.get_mut(handle) else { return };
+        if link.card.as_ref().is_some_and(|c| c.active) {
+            return self.push_by_card(handle);
+        }
         while !link.unsent.is_empty() {
             match link.stream.write(link.unsent.as_slices().0) {
                 Ok(n) => {
@@ -520,6 +566,7 @@ impl Objects {
             // What the other end has sent meanwhile is read, so that it gets the last bytes.
             let _: io::Result<()> = link.stream.shutdown(Shutdown::Write);
         }
+        self.activate_card(handle);
     }
 
     /// Says goodbye for a queue pair that is reset, destroyed or in ERR.
@@ -593,7 +640,8 @@ impl Objects {
     /// Ends a connection that has ended, or that breaks a rule: its queue pair fails, if it was
     /// more than a try.
     pub(crate) fn end_link(&mut self, handle: u32) {
-        let Some(link) = self.links.remove(handle) else { return };
+        let Some(mut link) = self.links.remove(handle) else { return };
+        self.drop_carrier(link.endpoint, link.card.take());
         self.epoll_of(link.endpoint).remove(link.stream.as_fd());
         // Whoever else has the socket open, the other end is to know.
         let _: io::Result<()> = link.stream.shutdown(Shutdown::Both);

@@ -1,5 +1,5 @@
-//! `heddle-rdma --agent PATH [--spin-us N] [--patience-us N]`: the router of the verbs plane, one
-//! on a node.
+//! `heddle-rdma --agent PATH [--device NAME] [--spin-us N] [--patience-us N]`: the router of the
+//! verbs plane, one on a node.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,18 +20,20 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-const USAGE: &str = "usage: heddle-rdma --agent PATH [--spin-us N] [--patience-us N]";
+const USAGE: &str =
+    "usage: heddle-rdma --agent PATH [--device NAME] [--spin-us N] [--patience-us N]";
 
 /// The default of `--patience-us`.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut agent = None;
+    let (mut agent, mut device) = (None, None);
     let (mut spin, mut patience) = (Duration::ZERO, PATIENCE);
     while let Some(flag) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{flag} needs a value"))?;
         match flag.as_str() {
             "--agent" => agent = Some(PathBuf::from(value)),
+            "--device" => device = Some(value),
             "--spin-us" | "--patience-us" => {
                 let time = value.parse().map_err(|err| format!("{flag} {value}: {err}"))?;
                 let time = Duration::from_micros(time);
@@ -41,5 +43,5 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         }
     }
     let agent = agent.ok_or("--agent is missing")?;
-    Ok(Options { agent, spin, patience })
+    Ok(Options { agent, spin, patience, device })
 }

@@ -17,9 +17,11 @@ use verbs_qp::{Service, State};
 use crate::accounts::{Account, QpAccount};
 use crate::baton::{Shared, Worker};
 use crate::bucket::Bucket;
+use crate::card::Card;
 use crate::cm;
 use crate::cm_events::EventChannel;
 use crate::connect::Asked;
+use crate::ibverbs::Domain;
 use crate::link::{Link, Timer};
 use crate::memory::{Copier, Piece, Process, Regions};
 use crate::multicast::Groups;
@@ -89,6 +91,8 @@ pub(crate) struct Endpoint {
     pub(crate) cm: cm::Usage,
     /// Of its queue pairs in groups.
     pub(crate) memberships: u32,
+    /// Pairs that go by the card, or may.
+    pub(crate) card_pairs: u64,
     /// The agent has named it since it came.
     pub(crate) named: bool,
 }
@@ -112,6 +116,7 @@ impl Endpoint {
             in_atomic: false,
             cm: cm::Usage::default(),
             memberships: 0,
+            card_pairs: 0,
             named: true,
         }
     }
@@ -138,6 +143,11 @@ impl Endpoint {
         self.requests.limit(l.sends_per_second.into(), REQUESTS_AT_ONCE, now);
         self.egress.limit(u64::from(l.egress_kbit) * 125, BYTES_AT_ONCE, now);
         self.ingress.limit(u64::from(l.ingress_kbit) * 125, BYTES_AT_ONCE, now);
+    }
+
+    /// Whether there is a cap on its bytes.
+    pub(crate) fn is_capped(&self) -> bool {
+        self.egress.is_limited() || self.ingress.is_limited()
     }
 
     /// When a send request may be taken, if not now.
@@ -281,6 +291,8 @@ pub(crate) struct Context {
 pub(crate) struct Pd {
     pub(crate) context: u32,
     pub(crate) users: u32,
+    /// That of the card, once a pair of it goes by that.
+    pub(crate) card: Option<Arc<Domain>>,
 }
 
 pub(crate) struct Channel {
@@ -435,6 +447,9 @@ pub(crate) struct Objects {
     pub(crate) cm: cm::Ids,
     pub(crate) groups: Groups,
     pub(crate) links: Table<Link>,
+    /// The node is to have a card; the card, as long as it is there.
+    pub(crate) card_wanted: bool,
+    pub(crate) card: Option<Card>,
     /// Of an endpoint to a GID. There are few of an endpoint: one for each peer.
     pub(crate) datagram_links: Vec<(u32, Gid, u32)>,
     pub(crate) datagrams_asked: Vec<Asked>,
@@ -457,6 +472,8 @@ pub(crate) enum Source {
     Channel,
     Link,
     Nudge,
+    Card,
+    CardEvents,
 }
 
 impl Source {
@@ -506,6 +523,8 @@ impl Objects {
             cm: cm::Ids::new(),
             groups: Groups::new(),
             links: Table::new(18, 32),
+            card_wanted: false,
+            card: None,
             datagram_links: Vec::new(),
             datagrams_asked: Vec::new(),
             last_tag: 0,

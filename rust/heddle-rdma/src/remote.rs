@@ -48,6 +48,9 @@ impl Objects {
     pub(crate) fn remote_turn(self: &mut Box<Self>, number: u32, now: Instant) -> Turn {
         let mut turn = Turn::default();
         let Some(handle) = self.qps.get(number).map(|qp| qp.link) else { return turn };
+        if self.awaits_card(handle) {
+            return turn;
+        }
         let before = self.links.get(handle).map_or(0, |l| l.unsent.len());
         for _ in 0..WINDOW {
             let Some(link) = self.links.get(handle) else { return turn };
@@ -223,6 +226,8 @@ impl Objects {
             Kind::ReadResponse => self.hear_read(number, handle, header, bytes),
             Kind::AtomicResponse => self.hear_atomic(number, handle, header),
             Kind::Rnr => self.hear_not_ready(number, handle, header),
+            Kind::Card => self.hear_card(handle, header, bytes),
+            Kind::CardReady => self.hear_card_ready(handle, header),
             Kind::Close => {
                 self.closed_by_peer(handle);
                 Ok(())

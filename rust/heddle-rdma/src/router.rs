@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbs_protocol::agent::{self, Message};
+use verbs_protocol::statistics::Reason;
 
 use crate::baton::{Shared, Worker};
+use crate::card::Card;
 use crate::cm_link;
 use crate::objects::{Endpoint, EventSocket, Objects, Source};
 use crate::protection::{Protection, protects};
@@ -27,6 +29,8 @@ pub struct Options {
     /// For how long a copy of a program's memory may wait until its endpoint gets a thread of its
     /// own. Zero is for tests: any copy may be taken for one that waits.
     pub patience: Duration,
+    /// The card that pairs between nodes go by, by libibverbs's name.
+    pub device: Option<String>,
 }
 
 /// Shared memory of all endpoints together is at most this part of the machine's.
@@ -56,6 +60,14 @@ pub fn run(options: &Options) -> io::Result<Infallible> {
     objects.spare = sys::eventfd().ok();
     // What programs do not touch is charged to nobody else.
     objects.pool = sys::machine_memory() / POOL_PART;
+    if let Some(name) = &options.device {
+        objects.card_wanted = true;
+        // Without it pairs go by TCP, and say so.
+        match Card::open(name, &objects.epoll) {
+            Ok(card) => objects.card = Some(card),
+            Err(why) => eprintln!("heddle-rdma: no card: {why}"),
+        }
+    }
     let (worker, spin) = (Arc::<Worker>::default(), options.spin);
     let patience = options.patience;
     let watched = (objects.hollow(), Arc::clone(&worker));
@@ -157,7 +169,7 @@ impl Loop {
         let now = Instant::now();
         let mut until = self.expire(shard, now);
         self.speak(shard);
-        if self.turn(shard, now, &mut until) {
+        if self.objects.card_turn(shard) | self.turn(shard, now, &mut until) {
             self.last_work = now;
             self.turns += 1;
             self.untold = true;
@@ -297,7 +309,7 @@ impl Loop {
         // a queue pair of its endpoint waits for: others have to look once more as well.
         self.untold |= !awake.is_empty();
         let mut until = self.expire(shard, now);
-        let worked = self.turn(shard, now, &mut until);
+        let worked = self.turn(shard, now, &mut until) | self.objects.card_turn(shard);
         if self.worker.serves() != shard {
             return Ok(());
         }
@@ -390,6 +402,10 @@ impl Loop {
                 let epoll = self.objects.epoll_of_context(channel.context);
                 epoll.remove(channel.events.socket.as_fd());
             }
+        } else if is(Source::Card) {
+            self.objects.card_event();
+        } else if is(Source::CardEvents) {
+            self.objects.card_changed();
         } else if is(Source::AgentListener) {
             self.accept_agent();
         } else if is(Source::Agent) {
@@ -596,6 +612,10 @@ impl Loop {
             endpoint.gids = gids;
             endpoint.named = true;
             endpoint.limit(limits);
+            // TCP holds it to its cap, and its programs may connect again.
+            if endpoint.is_capped() && endpoint.card_pairs > 0 && protects(Protection::Caps) {
+                self.objects.end_card_pairs(Reason::CardCapped, |e| e == handle);
+            }
         }
         Ok(())
     }

@@ -52,8 +52,9 @@ pub(crate) fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(crate) fn peer(socket: &OwnedFd) -> io::Result<(libc::pid_t, OwnedFd)> {
     let (pid, pidfd) = packets::peer(socket.as_fd())?;
     let memory = open_memory(pid)?;
-    // Looked for last: the number was this process's all the time until now.
-    if !is_alive(&pidfd) {
+    // Looked for last: the number was this process's all the time until now. Where the kernel does
+    // not tell, the memory is not used before the program has shown that it is its.
+    if pidfd.is_some_and(|pidfd| !is_alive(&pidfd)) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     Ok((pid, memory))

@@ -583,6 +583,7 @@ fn greeting() -> Greeting {
         source: gid(1),
         destination: gid(2),
         qp_type: 0,
+        card: false,
     }
 }
 

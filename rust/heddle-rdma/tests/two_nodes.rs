@@ -237,6 +237,7 @@ fn greeting(qp: u32) -> Greeting {
         source: gid(2),
         destination: gid(1),
         qp_type: 2,
+        card: false,
     }
 }
 
@@ -288,7 +289,7 @@ fn a_greeting_has_to_be_the_speaker_s() {
 #[test]
 fn a_peer_that_breaks_a_rule_loses_its_connection_only() {
     let head = Header { flags: FIRST | LAST, opcode: ibv::WR_SEND, ..Header::new(Kind::Request) };
-    let cases: [(&str, Header); 9] = [
+    let cases: [(&str, Header); 11] = [
         ("number", Header { number: 1, ..head }),
         ("no first", Header { flags: LAST, ..head }),
         ("too long", Header { opcode: ibv::WR_RDMA_WRITE, total: 1 << 40, ..head }),
@@ -296,6 +297,8 @@ fn a_peer_that_breaks_a_rule_loses_its_connection_only() {
         ("answer of nothing", Header { flags: FIRST | LAST, ..Header::new(Kind::ReadResponse) }),
         ("atomic answer of nothing", Header::new(Kind::AtomicResponse)),
         ("not ready for nothing", Header::new(Kind::Rnr)),
+        ("a card that was not agreed upon", Header::new(Kind::Card)),
+        ("the same, ready", Header::new(Kind::CardReady)),
         ("datagram", Header { flags: FIRST | LAST, ..Header::new(Kind::Datagram) }),
         ("unfinished", Header { opcode: ibv::WR_RDMA_READ, flags: FIRST, total: 8, ..head }),
     ];

@@ -153,8 +153,9 @@ unsafe fn option<T>(fd: BorrowedFd<'_>, name: c_int, mut value: T) -> io::Result
     Ok(value)
 }
 
-/// The process that made a connection: its number, which may be another one's by now, and itself.
-pub fn peer(socket: BorrowedFd<'_>) -> io::Result<(libc::pid_t, OwnedFd)> {
+/// The process that made a connection: its number, which may be another one's by now, and itself,
+/// which a kernel before 6.5 does not tell.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<(libc::pid_t, Option<OwnedFd>)> {
     let nobody = libc::ucred { pid: 0, uid: 0, gid: 0 };
     // SAFETY: the type of this option.
     let who = unsafe { option(socket, libc::SO_PEERCRED, nobody) }?;
@@ -163,8 +164,11 @@ pub fn peer(socket: BorrowedFd<'_>) -> io::Result<(libc::pid_t, OwnedFd)> {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
     // SAFETY: the type of this option, which is a descriptor that the kernel has just made.
-    let process = unsafe { option(socket, libc::SO_PEERPIDFD, -1_i32) }?;
-    Ok((who.pid, own(process)?))
+    let process = unsafe { option(socket, libc::SO_PEERPIDFD, -1_i32) };
+    if process.as_ref().is_err_and(|err| err.raw_os_error() == Some(libc::ENOPROTOOPT)) {
+        return Ok((who.pid, None));
+    }
+    Ok((who.pid, Some(own(process?)?)))
 }
 
 /// Whether the descriptor is an `AF_UNIX` stream socket.

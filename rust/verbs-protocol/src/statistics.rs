@@ -41,6 +41,12 @@ pub enum Reason {
     MessageDropped,
     NotReady,
     MemorySlow,
+    CardMissing,
+    CardCapped,
+    CardFull,
+    CardRefused,
+    CardFailed,
+    CardGone,
 }
 
 /// The way that bytes take.
@@ -51,6 +57,7 @@ pub enum Path {
     None,
     Memory,
     Tcp,
+    Card,
 }
 
 /// What was moved.

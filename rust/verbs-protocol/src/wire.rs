@@ -39,6 +39,8 @@ pub struct Greeting {
     pub source: Gid,
     pub destination: Gid,
     pub qp_type: u8,
+    /// Of a pair: the node has a card.
+    pub card: bool,
 }
 
 /// Bytes that break the rules: the connection ends.
@@ -59,6 +61,7 @@ impl Greeting {
         out[24..40].copy_from_slice(&self.source);
         out[40..56].copy_from_slice(&self.destination);
         out[56] = self.qp_type;
+        out[57] = self.card.into();
         out
     }
 
@@ -78,10 +81,13 @@ impl Greeting {
             source: gid(bytes, 24),
             destination: gid(bytes, 40),
             qp_type: bytes[56],
+            card: bytes[57] == 1,
         };
         let good = bytes[..8] == MAGIC
             && (greeting.version != VERSION
-                || matches!(greeting.kind, PAIR | DATAGRAMS | RDMA_CM) && bytes[57..] == [0; 7]);
+                || matches!(greeting.kind, PAIR | DATAGRAMS | RDMA_CM)
+                    && bytes[57] <= u8::from(greeting.kind == PAIR)
+                    && bytes[58..] == [0; 6]);
         good.then_some(greeting).ok_or(Malformed)
     }
 }
@@ -99,6 +105,8 @@ pub enum Kind {
     Datagram = 6,
     Close = 7,
     Cm = 8,
+    Card = 9,
+    CardReady = 10,
 }
 
 /// The header of a frame.
@@ -171,6 +179,8 @@ impl Header {
             6 => Kind::Datagram,
             7 => Kind::Close,
             8 => Kind::Cm,
+            9 => Kind::Card,
+            10 => Kind::CardReady,
             _ => return Err(Malformed),
         };
         let header = Self {
@@ -189,6 +199,7 @@ impl Header {
         let most = match kind {
             Kind::Request | Kind::ReadResponse | Kind::Datagram => FRAME_MAX,
             Kind::Cm => cm_message::MESSAGE_MAX,
+            Kind::Card => 16,
             _ => 0,
         };
         if header.flags > 7 || header.length as usize > most {
@@ -231,6 +242,7 @@ mod tests {
             source: [1; 16],
             destination: [2; 16],
             qp_type: 2,
+            card: true,
         };
         let mut bytes = greeting.encode();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting));
@@ -260,7 +272,7 @@ mod tests {
         };
         let bytes = header.encode();
         assert_eq!(Header::parse(&bytes), Ok(header));
-        for (at, value) in [(0, 0), (0, 9), (0, 8), (3, 8), (2, 1), (7, 1), (0, 2)] {
+        for (at, value) in [(0, 0), (0, 11), (0, 8), (3, 8), (2, 1), (7, 1), (0, 2)] {
             let mut bad = bytes;
             bad[at] = value;
             assert_eq!(Header::parse(&bad), Err(Malformed), "{at} {value}");

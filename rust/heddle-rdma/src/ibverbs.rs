@@ -1,0 +1,638 @@
+//! The node's libibverbs, loaded when a card is to be used: nothing links with it. Each function
+//! here is safe: what the card reads and writes lies in memory that the [`Region`] keeps mapped,
+//! and whatever hangs on something else keeps that.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::{self, NonNull, null_mut};
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use shared_ring::SharedMemory;
+
+#[path = "ibverbs_layout.rs"]
+mod layout;
+
+use layout::{
+    AhAttr, AsyncEvent, Cap, Channel, Context, DeviceAttr, Mr, PortAttr, Qp, QpAttr, QpInitAttr,
+    RecvWr, SendWr, Sge, Wc,
+};
+
+/// The port of a card that is used. Cards with two have two devices today.
+const PORT: u8 = 1;
+
+/// `enum ibv_qp_state`, `enum ibv_qp_attr_mask`, and others, as far as they are used here.
+const QPS_INIT: u32 = 1;
+const QPS_RTR: u32 = 2;
+const QPS_RTS: u32 = 3;
+const MASK_STATE: c_int = 1;
+const MASK_ACCESS: c_int = 1 << 3;
+const MASK_PKEY: c_int = 1 << 4;
+const MASK_PORT: c_int = 1 << 5;
+const MASK_AV: c_int = 1 << 7;
+const MASK_MTU: c_int = 1 << 8;
+const MASK_TIMEOUT: c_int = 1 << 9;
+const MASK_RETRIES: c_int = 1 << 10;
+const MASK_RNR_RETRIES: c_int = 1 << 11;
+const MASK_RQ_PSN: c_int = 1 << 12;
+const MASK_RD_ATOMIC: c_int = 1 << 13;
+const MASK_RNR_TIMER: c_int = 1 << 15;
+const MASK_SQ_PSN: c_int = 1 << 16;
+const MASK_DEST_RD_ATOMIC: c_int = 1 << 17;
+const MASK_DEST_QP: c_int = 1 << 20;
+const QPT_RC: u32 = 2;
+const WR_SEND: u32 = 2;
+const SEND_SIGNALED: u32 = 2;
+const PORT_ACTIVE: u32 = 4;
+pub(crate) const EVENT_QP_FATAL: u32 = 1;
+pub(crate) const EVENT_DEVICE_FATAL: u32 = 8;
+pub(crate) const EVENT_PORT_ERR: u32 = 10;
+/// READs that a queue pair of the card has under way, either way.
+const RD_ATOMIC: u8 = 1;
+/// How long the card waits for an answer (4.096 us * 2^16, 268 ms), and how often it tries again: 7
+/// is for ever with some.
+const TIMEOUT: u8 = 16;
+const RETRIES: u8 = 6;
+/// A receiver that has no room is asked again for ever, after 80 us (code 6): it is the router.
+const RNR_RETRIES: u8 = 7;
+const RNR_TIMER: u8 = 6;
+
+// What the header calls by the context.
+type Arm = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type Poll = unsafe extern "C" fn(*mut c_void, c_int, *mut Wc) -> c_int;
+type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
+type PostReceive = unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int;
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        /// Functions of the library.
+        struct Library {
+            $($name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Library {
+            fn load() -> Result<Self, String> {
+                let file = c"libibverbs.so.1";
+                // SAFETY: the name ends with a 0. The library is that of the node, and its
+                // constructors are trusted as it is.
+                let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
+                if library.is_null() {
+                    return Err(format!("load libibverbs.so.1: {}", error()));
+                }
+                Ok(Self {$(
+                    $name: {
+                        let name = concat!(stringify!($name), "\0").as_ptr().cast();
+                        // SAFETY: the name ends with a 0, and the library is loaded.
+                        let at = unsafe { libc::dlsym(library, name) };
+                        if at.is_null() {
+                            return Err(format!("libibverbs.so.1: {}", error()));
+                        }
+                        // SAFETY: the library's function of this name has this type, as
+                        // `infiniband/verbs.h` declares it.
+                        unsafe { core::mem::transmute::<
+                            *mut c_void, unsafe extern "C" fn($($argument),*) -> $result
+                        >(at) }
+                    },
+                )*})
+            }
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list(*mut c_int) -> *mut *mut c_void;
+    ibv_free_device_list(*mut *mut c_void) -> ();
+    ibv_get_device_name(*mut c_void) -> *const c_char;
+    ibv_open_device(*mut c_void) -> *mut Context;
+    ibv_close_device(*mut Context) -> c_int;
+    ibv_query_device(*mut Context, *mut DeviceAttr) -> c_int;
+    ibv_query_port(*mut Context, u8, *mut PortAttr) -> c_int;
+    ibv_get_async_event(*mut Context, *mut AsyncEvent) -> c_int;
+    ibv_ack_async_event(*mut AsyncEvent) -> ();
+    ibv_alloc_pd(*mut Context) -> *mut c_void;
+    ibv_dealloc_pd(*mut c_void) -> c_int;
+    ibv_reg_mr(*mut c_void, *mut c_void, usize, c_int) -> *mut Mr;
+    ibv_dereg_mr(*mut Mr) -> c_int;
+    ibv_create_comp_channel(*mut Context) -> *mut Channel;
+    ibv_destroy_comp_channel(*mut Channel) -> c_int;
+    ibv_create_cq(*mut Context, c_int, *mut c_void, *mut Channel, c_int) -> *mut c_void;
+    ibv_destroy_cq(*mut c_void) -> c_int;
+    ibv_get_cq_event(*mut Channel, *mut *mut c_void, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(*mut c_void, u32) -> ();
+    ibv_create_qp(*mut c_void, *mut QpInitAttr) -> *mut Qp;
+    ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    ibv_destroy_qp(*mut Qp) -> c_int;
+}
+
+/// What the loader says of its last error.
+fn error() -> String {
+    // SAFETY: dlerror takes nothing.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "unknown error".into();
+    }
+    // SAFETY: the loader's text ends with a 0, and stays until this thread calls it again.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn check(result: c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        1.. => Err(io::Error::from_raw_os_error(result)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn made<T>(result: *mut T) -> io::Result<NonNull<T>> {
+    NonNull::new(result).ok_or_else(io::Error::last_os_error)
+}
+
+/// An open card.
+pub(crate) struct Device {
+    library: Library,
+    context: NonNull<Context>,
+    name: String,
+}
+
+// SAFETY: all functions of libibverbs may be called by any thread.
+unsafe impl Send for Device {}
+// SAFETY: and by several at once.
+unsafe impl Sync for Device {}
+
+/// Where a card can be reached.
+#[derive(Clone, Copy)]
+pub(crate) struct Port {
+    pub(crate) active: bool,
+    /// `enum ibv_mtu`.
+    pub(crate) mtu: u8,
+    pub(crate) lid: u16,
+    pub(crate) gid: [u8; 16],
+    gid_index: u8,
+}
+
+impl Device {
+    /// Opens the card with a name.
+    ///
+    /// # Errors
+    ///
+    /// What it says: the library is not there, there is no such card, or it cannot be opened.
+    pub(crate) fn open(name: &str) -> Result<Arc<Self>, String> {
+        let library = Library::load()?;
+        let mut count = 0;
+        // SAFETY: the library writes one number.
+        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(format!("list RDMA devices: {}", io::Error::last_os_error()));
+        }
+        let mut names = Vec::new();
+        let mut found = null_mut();
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has as many entries as the library says.
+            let entry = unsafe { list.add(i) };
+            // SAFETY: as before.
+            let device = unsafe { *entry };
+            // SAFETY: the device is one of the list, which is not freed yet.
+            let its = unsafe { (library.ibv_get_device_name)(device) };
+            // SAFETY: a name ends with a 0, and stays as long as the list.
+            let its = unsafe { CStr::from_ptr(its) };
+            if its.to_bytes() == name.as_bytes() {
+                // SAFETY: as before.
+                found = unsafe { (library.ibv_open_device)(device) };
+                if found.is_null() {
+                    return Err(format!("open {name}: {}", io::Error::last_os_error()));
+                }
+            }
+            names.push(its.to_string_lossy().into_owned());
+        }
+        // SAFETY: nothing of the list is used any more; an open device does not need it.
+        unsafe { (library.ibv_free_device_list)(list) };
+        let Some(context) = NonNull::new(found) else {
+            let all = if names.is_empty() { "none".into() } else { names.join(", ") };
+            return Err(format!("there is no RDMA device {name}; there are: {all}"));
+        };
+        Ok(Arc::new(Self { library, context, name: name.into() }))
+    }
+
+    /// How many queue pairs, and how many completions of one queue, it can have.
+    pub(crate) fn limits(&self) -> io::Result<(u32, u32)> {
+        let mut attr = DeviceAttr::default();
+        // SAFETY: the library fills one structure.
+        let done = unsafe { (self.library.ibv_query_device)(self.context.as_ptr(), &raw mut attr) };
+        check(done)?;
+        let number = |n: c_int| u32::try_from(n).unwrap_or(0);
+        Ok((number(attr.max_qp), number(attr.max_cqe)))
+    }
+
+    /// Its port as it is now.
+    pub(crate) fn port(&self) -> io::Result<Port> {
+        let mut attr = PortAttr::default();
+        let context = self.context.as_ptr();
+        // SAFETY: the library fills one structure, which has room for later ones.
+        check(unsafe { (self.library.ibv_query_port)(context, PORT, &raw mut attr) })?;
+        let (gid_index, gid) = self.gid()?;
+        let mtu = u8::try_from(attr.active_mtu).unwrap_or(1);
+        let active = attr.state == PORT_ACTIVE;
+        Ok(Port { active, mtu, lid: attr.lid, gid, gid_index })
+    }
+
+    /// The GID that other nodes reach it by: of RoCE v2 and an IPv4 address if there is one, as
+    /// that is routed; else the first of RoCE v2, else the first.
+    fn gid(&self) -> io::Result<(u8, [u8; 16])> {
+        let port = format!("/sys/class/infiniband/{}/ports/{PORT}", self.name);
+        let mut best = None;
+        for index in 0..=u8::MAX {
+            let Ok(text) = std::fs::read_to_string(format!("{port}/gids/{index}")) else { break };
+            let Some(gid) = parse_gid(text.trim()).filter(|g| *g != [0; 16]) else { continue };
+            let kind = std::fs::read_to_string(format!("{port}/gid_attrs/types/{index}"));
+            let is_v2 = kind.is_ok_and(|k| k.trim() == "RoCE v2");
+            let is_ipv4 = gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+            let rank = (is_v2, is_v2 && is_ipv4);
+            if best.is_none_or(|(r, _, _)| rank > r) {
+                best = Some((rank, index, gid));
+            }
+        }
+        let none = || io::Error::new(io::ErrorKind::AddrNotAvailable, "the card has no GID");
+        best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
+    }
+
+    /// The next of its events, if there is one: `enum ibv_event_type`, and the number of the queue
+    /// pair that it is about, of events of queue pairs.
+    pub(crate) fn event(&self) -> Option<(u32, u32)> {
+        let mut event = AsyncEvent { element: null_mut(), event_type: 0 };
+        let context = self.context.as_ptr();
+        // SAFETY: the library fills one structure. The descriptor does not block.
+        if unsafe { (self.library.ibv_get_async_event)(context, &raw mut event) } != 0 {
+            return None;
+        }
+        let number = if event.event_type == EVENT_QP_FATAL {
+            // SAFETY: the element of this event is a queue pair, which cannot be destroyed before
+            // the event is acknowledged.
+            unsafe { (*event.element.cast::<Qp>()).qp_num }
+        } else {
+            0
+        };
+        // SAFETY: it is the event that the library has filled.
+        unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
+        Some((event.event_type, number))
+    }
+
+    fn op(&self, place: usize) -> *const c_void {
+        // SAFETY: the context is open as long as `self` is there.
+        unsafe { self.context.as_ref() }.ops[place]
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the context is open as long as `self` is there.
+        let descriptor = unsafe { self.context.as_ref() }.async_fd;
+        // SAFETY: and so is its descriptor.
+        unsafe { BorrowedFd::borrow_raw(descriptor) }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: all that hangs on the context has kept `self`, and is gone.
+        unsafe { (self.library.ibv_close_device)(self.context.as_ptr()) };
+    }
+}
+
+/// Reads `0000:...:0001`, as the kernel writes GIDs.
+fn parse_gid(text: &str) -> Option<[u8; 16]> {
+    let mut gid = [0; 16];
+    let mut words = text.split(':');
+    for place in gid.chunks_exact_mut(2) {
+        place.copy_from_slice(&u16::from_str_radix(words.next()?, 16).ok()?.to_be_bytes());
+    }
+    words.next().is_none().then_some(gid)
+}
+
+/// A protection domain of the card: queue pairs of it reach the regions of it, and no others.
+pub(crate) struct Domain {
+    device: Arc<Device>,
+    pd: NonNull<c_void>,
+}
+
+// SAFETY: all functions of libibverbs may be called by any thread, and by several at once.
+unsafe impl Send for Domain {}
+// SAFETY: as above.
+unsafe impl Sync for Domain {}
+
+impl Domain {
+    pub(crate) fn new(device: &Arc<Device>) -> io::Result<Arc<Self>> {
+        // SAFETY: the context is open.
+        let pd = made(unsafe { (device.library.ibv_alloc_pd)(device.context.as_ptr()) })?;
+        Ok(Arc::new(Self { device: Arc::clone(device), pd }))
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // SAFETY: all that hangs on it has kept `self`, and is gone.
+        unsafe { (self.device.library.ibv_dealloc_pd)(self.pd.as_ptr()) };
+    }
+}
+
+/// Memory that the card reads and writes by itself.
+pub(crate) struct Region {
+    domain: Arc<Domain>,
+    mr: NonNull<Mr>,
+    memory: Arc<SharedMemory>,
+}
+
+// SAFETY: all functions of libibverbs may be called by any thread.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// Registers memory that no peer may reach by itself.
+    pub(crate) fn new(domain: &Arc<Domain>, memory: Arc<SharedMemory>) -> io::Result<Self> {
+        const LOCAL_WRITE: c_int = 1;
+        let start = memory.as_ptr().as_ptr().cast();
+        let library = &domain.device.library;
+        let pd = domain.pd.as_ptr();
+        // SAFETY: the memory is mapped as long as it is kept here, after the card has let it go.
+        let mr = unsafe { (library.ibv_reg_mr)(pd, start, memory.len(), LOCAL_WRITE) };
+        Ok(Self { domain: Arc::clone(domain), mr: made(mr)?, memory })
+    }
+
+    /// A part of it for a work request, as far as it lies in it.
+    fn part(&self, at: usize, length: usize) -> Sge {
+        let at = at.min(self.memory.len());
+        let length = length.min(self.memory.len() - at);
+        // SAFETY: the part lies in the mapping.
+        let start = unsafe { self.memory.as_ptr().byte_add(at) };
+        // SAFETY: the region is registered as long as `self` is there.
+        let lkey = unsafe { self.mr.as_ref() }.lkey;
+        Sge { addr: start.as_ptr() as u64, length: u32::try_from(length).unwrap_or(0), lkey }
+    }
+
+    /// Copies bytes into it, as many as there is room for.
+    pub(crate) fn fill(&self, at: usize, bytes: &[u8]) {
+        let part = self.part(at, bytes.len());
+        // SAFETY: the part lies in the mapping, and `bytes` has as many. Nobody but the card and
+        // this thread, which has the baton, has the memory.
+        unsafe { ptr::copy(bytes.as_ptr(), part.addr as *mut u8, part.length as usize) };
+    }
+
+    /// Copies bytes out of it.
+    pub(crate) fn read(&self, at: usize, bytes: &mut [u8]) {
+        let part = self.part(at, bytes.len());
+        // SAFETY: as in `fill`, the other way round.
+        unsafe { ptr::copy(part.addr as *const u8, bytes.as_mut_ptr(), part.length as usize) };
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: it is registered, and not used here any more.
+        unsafe { (self.domain.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
+    }
+}
+
+/// A completion queue of the card, with a channel that tells of completions.
+pub(crate) struct Completions {
+    device: Arc<Device>,
+    channel: NonNull<Channel>,
+    cq: NonNull<c_void>,
+}
+
+// SAFETY: all functions of libibverbs may be called by any thread.
+unsafe impl Send for Completions {}
+// SAFETY: and by several at once.
+unsafe impl Sync for Completions {}
+
+/// What the card has done.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Completion {
+    pub(crate) id: u64,
+    /// `enum ibv_wc_status`.
+    pub(crate) status: u32,
+    pub(crate) length: u32,
+}
+
+impl Completions {
+    pub(crate) fn new(device: &Arc<Device>, entries: u32) -> io::Result<Arc<Self>> {
+        let (library, context) = (&device.library, device.context.as_ptr());
+        // SAFETY: the context is open.
+        let channel = made(unsafe { (library.ibv_create_comp_channel)(context) })?;
+        let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
+        // SAFETY: context and channel are there.
+        let cq =
+            unsafe { (library.ibv_create_cq)(context, entries, null_mut(), channel.as_ptr(), 0) };
+        let cq = made(cq).inspect_err(|_| {
+            // SAFETY: nothing uses the channel.
+            unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
+        })?;
+        Ok(Arc::new(Self { device: Arc::clone(device), channel, cq }))
+    }
+
+    /// Takes what the channel has told, and has it tell of the next completion.
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        let (mut cq, mut user) = (null_mut(), null_mut());
+        let library = &self.device.library;
+        loop {
+            let channel = self.channel.as_ptr();
+            // SAFETY: the library writes two pointers. The descriptor does not block.
+            if unsafe { (library.ibv_get_cq_event)(channel, &raw mut cq, &raw mut user) } != 0 {
+                break;
+            }
+            // SAFETY: the event was of the only queue that the channel has.
+            unsafe { (library.ibv_ack_cq_events)(self.cq.as_ptr(), 1) };
+        }
+        // SAFETY: the entry has this type, and a provider always has it.
+        let arm = unsafe {
+            core::mem::transmute::<*const c_void, Arm>(self.device.op(layout::REQ_NOTIFY_CQ))
+        };
+        // SAFETY: the queue is there.
+        check(unsafe { arm(self.cq.as_ptr(), 0) })
+    }
+
+    /// Takes completions, as many as there are, and as there is room for.
+    pub(crate) fn poll(&self, into: &mut [Completion; 32]) -> usize {
+        // SAFETY: the entry has this type, and a provider always has it.
+        let poll =
+            unsafe { core::mem::transmute::<*const c_void, Poll>(self.device.op(layout::POLL_CQ)) };
+        let mut all = [Wc::default(); 32];
+        // SAFETY: the queue is there, and the library fills at most 32 structures.
+        let got = unsafe { poll(self.cq.as_ptr(), 32, all.as_mut_ptr()) };
+        let got = usize::try_from(got).unwrap_or(0).min(all.len());
+        for (into, wc) in into.iter_mut().zip(&all[..got]) {
+            *into = Completion { id: wc.wr_id, status: wc.status, length: wc.byte_len };
+        }
+        got
+    }
+}
+
+impl AsFd for Completions {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is there as long as `self`.
+        let descriptor = unsafe { self.channel.as_ref() }.fd;
+        // SAFETY: and so is its descriptor.
+        unsafe { BorrowedFd::borrow_raw(descriptor) }
+    }
+}
+
+impl Drop for Completions {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs have kept `self`, and are gone.
+        unsafe { (self.device.library.ibv_destroy_cq)(self.cq.as_ptr()) };
+        // SAFETY: its only queue is gone.
+        unsafe { (self.device.library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+    }
+}
+
+/// Where a queue pair of another card is, as its node says.
+#[derive(Clone, Copy)]
+pub(crate) struct Remote {
+    pub(crate) number: u32,
+    pub(crate) psn: u32,
+    /// `enum ibv_mtu`.
+    pub(crate) mtu: u8,
+    pub(crate) lid: u16,
+    pub(crate) gid: [u8; 16],
+}
+
+/// A reliable queue pair of the card.
+pub(crate) struct Pair {
+    domain: Arc<Domain>,
+    #[expect(dead_code, reason = "kept for as long as the queue pair uses it")]
+    completions: Arc<Completions>,
+    qp: NonNull<Qp>,
+}
+
+// SAFETY: all functions of libibverbs may be called by any thread.
+unsafe impl Send for Pair {}
+
+impl Pair {
+    /// One in INIT, for so many requests at a time.
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        completions: &Arc<Completions>,
+        sends: u32,
+        receives: u32,
+    ) -> io::Result<Self> {
+        let cap = Cap {
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        let cq = completions.cq.as_ptr();
+        let mut attr = QpInitAttr {
+            qp_context: null_mut(),
+            send_cq: cq,
+            recv_cq: cq,
+            srq: null_mut(),
+            cap,
+            qp_type: QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queue are there; the library writes what it grants.
+        let qp =
+            unsafe { (domain.device.library.ibv_create_qp)(domain.pd.as_ptr(), &raw mut attr) };
+        let (domain, completions) = (Arc::clone(domain), Arc::clone(completions));
+        let pair = Self { domain, completions, qp: made(qp)? };
+        let init = QpAttr { qp_state: QPS_INIT, port_num: PORT, ..QpAttr::default() };
+        pair.modify(init, MASK_STATE | MASK_PKEY | MASK_PORT | MASK_ACCESS)?;
+        Ok(pair)
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is there as long as `self`.
+        unsafe { self.qp.as_ref() }.qp_num
+    }
+
+    fn modify(&self, mut attr: QpAttr, mask: c_int) -> io::Result<()> {
+        let modify = self.domain.device.library.ibv_modify_qp;
+        // SAFETY: the library reads one structure.
+        check(unsafe { modify(self.qp.as_ptr(), &raw mut attr, mask) })
+    }
+
+    /// Connects it, whose own first packet has the number `psn`: through RTR to RTS.
+    pub(crate) fn connect(&self, psn: u32, own: &Port, to: &Remote) -> io::Result<()> {
+        let ah_attr = AhAttr {
+            dgid: to.gid,
+            sgid_index: own.gid_index,
+            hop_limit: 64,
+            dlid: to.lid,
+            is_global: 1,
+            port_num: PORT,
+            ..AhAttr::default()
+        };
+        let receive = QpAttr {
+            qp_state: QPS_RTR,
+            path_mtu: own.mtu.min(to.mtu).into(),
+            rq_psn: to.psn & 0xff_ffff,
+            dest_qp_num: to.number,
+            ah_attr,
+            max_dest_rd_atomic: RD_ATOMIC,
+            min_rnr_timer: RNR_TIMER,
+            ..QpAttr::default()
+        };
+        let mask = MASK_STATE
+            | MASK_AV
+            | MASK_MTU
+            | MASK_DEST_QP
+            | MASK_RQ_PSN
+            | MASK_DEST_RD_ATOMIC
+            | MASK_RNR_TIMER;
+        self.modify(receive, mask)?;
+        let send = QpAttr {
+            qp_state: QPS_RTS,
+            sq_psn: psn & 0xff_ffff,
+            timeout: TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RNR_RETRIES,
+            max_rd_atomic: RD_ATOMIC,
+            ..QpAttr::default()
+        };
+        let mask = MASK_STATE
+            | MASK_SQ_PSN
+            | MASK_TIMEOUT
+            | MASK_RETRIES
+            | MASK_RNR_RETRIES
+            | MASK_RD_ATOMIC;
+        self.modify(send, mask)
+    }
+
+    /// Sends a part of a region.
+    pub(crate) fn send(&self, id: u64, region: &Region, at: usize, n: usize) -> io::Result<()> {
+        let mut sge = region.part(at, n);
+        let mut wr = SendWr {
+            wr_id: id,
+            sg_list: &raw mut sge,
+            num_sge: c_int::from(n > 0),
+            opcode: WR_SEND,
+            send_flags: SEND_SIGNALED,
+            ..SendWr::default()
+        };
+        let mut bad = null_mut();
+        let op = self.domain.device.op(layout::POST_SEND);
+        // SAFETY: the entry has this type, and a provider always has it.
+        let post = unsafe { core::mem::transmute::<*const c_void, PostSend>(op) };
+        // SAFETY: the library reads the request and its entry, and writes one pointer.
+        check(unsafe { post(self.qp.as_ptr(), &raw mut wr, &raw mut bad) })
+    }
+
+    /// Has the next message go into a part of a region.
+    pub(crate) fn receive(&self, id: u64, region: &Region, at: usize, n: usize) -> io::Result<()> {
+        let mut sge = region.part(at, n);
+        let mut wr = RecvWr { wr_id: id, next: null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut bad = null_mut();
+        let op = self.domain.device.op(layout::POST_RECV);
+        // SAFETY: the entry has this type, and a provider always has it.
+        let post = unsafe { core::mem::transmute::<*const c_void, PostReceive>(op) };
+        // SAFETY: the library reads the request and its entry, and writes one pointer.
+        check(unsafe { post(self.qp.as_ptr(), &raw mut wr, &raw mut bad) })
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: it is there, and not used any more.
+        unsafe { (self.domain.device.library.ibv_destroy_qp)(self.qp.as_ptr()) };
+    }
+}

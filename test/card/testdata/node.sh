@@ -1,0 +1,168 @@
+# What both machines do: node and other are 1 and 2. eth0 is the nodes' network, eth1 has the card.
+# Endpoints are 10.9.0.NODE.
+export PATH=$PATH:/heddle
+step=0
+
+say() { echo "[$(cut -d ' ' -f 1 /proc/uptime)] $*"; }
+fail() { say "FAILED: $*"; cat /run/router.log /run/out 2>/dev/null; echo "code 1" >/dev/ttyS1; poweroff -f; exit 1; }
+
+# Waits until a command succeeds.
+await() {
+	tries=0
+	until eval "$1"; do
+		tries=$((tries + 1))
+		[ $tries -lt 300 ] || fail "waited for: $1"
+		sleep 0.1
+	done
+}
+
+# Waits until the other machine is here, too.
+meet() {
+	step=$((step + 1))
+	if [ $node = 1 ]; then
+		nc -l -p $((20000 + step)) </dev/null >/dev/null || fail "nobody came to step $step"
+	else
+		await "nc -w 5 10.0.0.1 $((20000 + step)) </dev/null >/dev/null 2>&1"
+	fi
+}
+
+# Runs the router with arguments, and what stands in for the agent.
+start() {
+	rm -f /run/rdma.sock /run/orders
+	mkfifo /run/orders
+	heddle-rdma --agent /run/rdma.sock "$@" >/run/router.log 2>&1 &
+	router=$!
+	await "[ -S /run/rdma.sock ]"
+	agent /run/rdma.sock /dev/heddle-verbs/control 10.9.0.$node 10.0.0.$node 10.0.0.$other </run/orders &
+	exec 3>/run/orders
+	stats
+}
+
+stop() {
+	exec 3>&-
+	kill $router
+	wait
+}
+
+# Sets memory_bytes, tcp_bytes, card_bytes, reason_19 and so on (docs/protocols/verbs-agent.md).
+stats() {
+	rm -f /run/stats /run/stats.part
+	echo "stats /run/stats.part" >&3
+	await "grep -q reason_31 /run/stats.part 2>/dev/null"
+	. /run/stats.part
+}
+
+# A program in the endpoint: it has Heddle's library.
+verbs() { LD_LIBRARY_PATH=/heddle timeout 60 "$@" >/run/out 2>&1; }
+
+# A server on node 1, its client on node 2. One that comes too early tries again.
+both() {
+	say "$1"
+	stats
+	card=$card_bytes tcp=$tcp_bytes
+	if [ $node = 1 ]; then
+		verbs $1 || fail "$1 ends with $?"
+	else
+		tries=0
+		until verbs $2; do
+			code=$?
+			grep -qiE "couldn't connect|connection refused|unreachable|REJECTED" /run/out || fail "$2 ends with $code"
+			tries=$((tries + 1))
+			[ $tries -lt 100 ] || fail "$2 finds no server"
+			sleep 0.1
+		done
+	fi
+	case $1 in *pingpong*) tail -1 /run/out ;; esac
+	stats
+}
+
+# The same, by the card and not by TCP; or the other way round.
+by_card() { both "$@"; [ $card_bytes -gt $card ] && [ $tcp_bytes = $tcp ] || fail "$1 did not go by the card"; }
+by_tcp() { both "$@"; [ $tcp_bytes -gt $tcp ] && [ $card_bytes = $card ] || fail "$1 did not go by TCP"; }
+pingpong="ibv_rc_pingpong -g 0 -n 20"
+
+# Writes until something ends it, in the background. Both machines see that it has begun.
+begin() {
+	stats
+	card=$card_bytes
+	(
+		[ $node = 1 ] || address=10.0.0.1
+		until verbs ib_write_bw -x 0 -F -D 50 $address; do
+			grep -qiE "couldn't connect|refused" /run/out || exit 1
+			sleep 0.1
+		done
+	) &
+	load=$!
+	await "stats; [ \$card_bytes -gt $card ]"
+	meet
+}
+
+# It has ended, and says so.
+ends() {
+	wait $load && fail "$1: the program ends well"
+	grep -iE "error|fail|bad|vendor|status" /run/out | head -3
+	say "$1: the program has ended"
+	meet
+}
+
+for i in 0 1; do
+	ip addr add 10.$i.0.$node/24 dev eth$i
+	ip link set eth$i up
+done
+rdma link add rxe0 type rxe netdev eth1 || fail "no card"
+mkdir -p /dev/heddle-verbs
+start --device rxe0
+say "ready"
+meet
+
+by_card "$pingpong" "$pingpong 10.0.0.1"
+by_card "ibv_uc_pingpong -g 0 -n 20" "ibv_uc_pingpong -g 0 -n 20 10.0.0.1"
+by_card "ibv_srq_pingpong -g 0 -n 20 -q 2" "ibv_srq_pingpong -g 0 -n 20 -q 2 10.0.0.1"
+for test in "ib_send_bw -n 60 -s 65536" "ib_send_lat -n 40 -s 8" "ib_write_bw -n 60 -s 65536" "ib_write_lat -n 20 -s 8" \
+	"ib_read_bw -n 60 -s 65536" "ib_read_lat -n 40 -s 8" "ib_atomic_bw -n 60" "ib_atomic_lat -n 40 -A CMP_AND_SWAP"; do
+	by_card "$test -x 0 -F" "$test -x 0 -F 10.0.0.1"
+done
+by_card "rping -s -a 10.9.0.1 -C 5" "rping -c -a 10.9.0.1 -C 5 -v"
+
+say "connections are cut, as by a policy"
+begin
+[ $node = 1 ] || echo cut >&3
+ends "cut"
+by_card "$pingpong" "$pingpong 10.0.0.1"
+
+say "a card goes away, and comes again"
+begin
+[ $node = 1 ] || ip link set eth1 down
+ends "no card"
+by_tcp "$pingpong" "$pingpong 10.0.0.1"
+[ $node = 1 ] || [ $reason_24 -gt 0 ] || fail "nobody says that the card has gone"
+[ $node = 2 ] || [ $reason_19 -gt 0 ] || fail "nobody says that the other node has no card"
+[ $node = 1 ] || ip link set eth1 up
+by_card "$pingpong" "$pingpong 10.0.0.1"
+
+say "cards that do not reach each other"
+[ $node = 1 ] || ip neigh replace 10.1.0.1 lladdr 52:54:00:ff:ff:ff dev eth1
+meet
+by_tcp "$pingpong" "$pingpong 10.0.0.1"
+[ $reason_22 -gt 0 ] || fail "nobody says that the card was refused"
+[ $node = 1 ] || ip neigh del 10.1.0.1 dev eth1
+meet
+by_card "$pingpong" "$pingpong 10.0.0.1"
+
+say "an endpoint gets a cap"
+begin
+[ $node = 1 ] || echo "cap 1000000" >&3
+ends "cap"
+by_tcp "$pingpong" "$pingpong 10.0.0.1"
+[ $node = 1 ] || [ $reason_20 -gt 0 ] || fail "nobody says that the cap is why"
+[ $node = 1 ] || echo "cap 0" >&3
+meet
+by_card "$pingpong" "$pingpong 10.0.0.1"
+
+say "a node without a card"
+[ $node = 2 ] || { stop; start; }
+meet
+by_tcp "$pingpong" "$pingpong 10.0.0.1"
+[ $node = 2 ] && [ $reason_19 -eq 0 ] && fail "nobody says that the other node has no card"
+say "done"
+exit 0

@@ -73,7 +73,7 @@ var allowed = map[string][]string{
 	"internal/uninstall":  {"internal/plane/tcp/datapath", "internal/fdkeep", "internal/netcfg", "internal/plane/tcp/procnet", "internal/plane/stacks", "internal/plane/verbs", "internal/plane/verbs/folder"},
 	"internal/version":    {},
 	"internal/systemd":    {},
-	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/runtime", "internal/trust"},
+	"internal/lab":        {"internal/api", "internal/lab/fabric", "internal/netns", "internal/patience", "internal/runtime", "internal/trust"},
 	"internal/lab/fabric": {},
 	// The benches: what they are made of, then each. Flags of a benchmark stand beside what they
 	// mean.
@@ -105,7 +105,7 @@ var allowed = map[string][]string{
 	"internal/differ/executor": {"internal/differ"},
 
 	// For tests alone.
-	"internal/testutil": {},
+	"internal/testutil": {"internal/patience"},
 	"test/lab":          {"internal/api", "internal/netns", "internal/testutil"},
 	"test/machine":      {},
 	"test/labstore":     {"internal/netns", "internal/trust", "test/lab"},

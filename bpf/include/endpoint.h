@@ -23,7 +23,9 @@ static __always_inline struct endpoint *unless_another(struct endpoint *ep, cons
  * now. */
 static __always_inline struct endpoint *tagged_endpoint(const struct sock_tag *tag)
 {
-	return unless_another(bpf_map_lookup_elem(&endpoint_by_id, &tag->endpoint_id), tag);
+	__u32 id = tag->endpoint_id; /* before Linux 6.2 an iterator's tag is no key of a map */
+
+	return unless_another(bpf_map_lookup_elem(&endpoint_by_id, &id), tag);
 }
 
 /* Whether a socket with this tag (which may be NULL) is of endpoint owner. */

@@ -191,20 +191,38 @@ static __always_inline bool place_tuple(const struct flow_key *key, __be32 owner
 	return true;
 }
 
+/* What key led to goes. */
+static __noinline int replace_tuple(const struct flow_key *key)
+{
+	struct flow *old = bpf_map_lookup_elem(&flow_by_wire, key);
+
+	if (old)
+		forget_back(key, old);
+	return 0;
+}
+
+static __noinline int store_tuple(const struct flow_key *key, const struct flow *flow)
+{
+	struct flow value = *flow;
+
+	return bpf_map_update_elem(&flow_by_wire, key, &value, BPF_ANY) == 0;
+}
+
 /* Remembers flow as owner's. 0: it is not, which is better told now than found out later. Not
- * static, so that the verifier looks at it once, and not once for each call. */
+ * static, so that the verifier looks at it once, and not once for each call: before Linux 6.2 maps
+ * do not take keys and values from what such a function's arguments point to, hence the copies; and
+ * they are not all in one frame, because callers' stacks are full. */
 __noinline int remember_tuple(const struct flow_key *key, const struct flow *flow, __be32 owner)
 {
-	struct flow *old;
+	struct flow_key k;
 
 	if (!key || !flow)
 		return 0;
-	old = bpf_map_lookup_elem(&flow_by_wire, key);
-	if (old)
-		forget_back(key, old);
-	if (protects(PROTECT_FLOW_MEMORY) && !place_tuple(key, owner))
+	k = *key;
+	replace_tuple(&k);
+	if (protects(PROTECT_FLOW_MEMORY) && !place_tuple(&k, owner))
 		return 0;
-	return bpf_map_update_elem(&flow_by_wire, key, flow, BPF_ANY) == 0;
+	return store_tuple(&k, flow);
 }
 
 #endif

@@ -28,19 +28,17 @@ static __always_inline bool has_policy(void)
 /* NULL: an address that no rule knows. */
 static __always_inline struct class_info *class_of(const struct address *a, __u32 side)
 {
-	struct class_prefix_key prefix;
+	struct class_prefix_key key;
 	struct class_info *found;
-	struct class_key key;
 
-	key.side = side;
-	key.addr = *a;
-	found = bpf_map_lookup_elem(&class_by_addr, &key);
+	key.of.side = side;
+	key.of.addr = *a;
+	found = bpf_map_lookup_elem(&class_by_addr, &key.of);
 	if (found)
 		return found;
-	prefix.prefixlen = 160;
-	prefix.side = is_mapped(a) ? side : side + 2;
-	prefix.addr = *a;
-	return bpf_map_lookup_elem(&class_by_prefix, &prefix);
+	key.prefixlen = 160;
+	key.of.side = is_mapped(a) ? side : side + 2;
+	return bpf_map_lookup_elem(&class_by_prefix, &key);
 }
 
 static __always_inline __u32 port_verdict(__u32 ports, __u32 protocol, __u32 port, __u32 otherwise)

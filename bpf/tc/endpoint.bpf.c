@@ -18,13 +18,18 @@
 #include "tc/relay.h"
 
 /* Tells the listener's side (sockops) that this SYN's sender is no node socket. */
-static __always_inline bool remember_plain(const struct packet *p)
+static __noinline bool remember_plain(const struct packet *p)
 {
-	struct flow_key k = packet_tuple(p);
-	struct flow plain = {.src = k.saddr, .dst = k.daddr, .dst_port = k.dport, .ipv6 = k.ipv6};
+	struct flow plain = {};
+	struct flow_key k;
 
-	if ((p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
+	if (!p || (p->tcp.flags & (TCP_FLAG_SYN_ | TCP_FLAG_ACK_)) != TCP_FLAG_SYN_)
 		return true;
+	k = packet_tuple(p);
+	plain.src = k.saddr;
+	plain.dst = k.daddr;
+	plain.dst_port = k.dport;
+	plain.ipv6 = k.ipv6;
 	return remember_tuple(&k, &plain, tuple_owner(k.saddr));
 }
 
@@ -59,13 +64,26 @@ static __always_inline int from_adopted(struct __sk_buff *skb, const struct pack
 	return *taken ? redeliver(skb) : TC_ACT_OK;
 }
 
+/* Whether a packet is for a direct port of a node. */
+static __noinline bool is_direct_port(const struct packet *p)
+{
+	struct address dst;
+	struct route *node;
+	__u16 port;
+
+	if (!p || p->ipv6)
+		return false;
+	set_mapped(&dst, p->ip.daddr);
+	port = bpf_ntohs(p->tcp.dest);
+	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
+	return node && port >= node->port_first && port <= node->port_last;
+}
+
 /* Node side of an endpoint's veth, ingress: what leaves the container's own namespace. */
 static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 {
 	__u32 ifindex = skb->ingress_ifindex;
 	struct endpoint *self, *peer;
-	struct address dst;
-	struct route *node;
 	bool taken = false;
 	struct packet p;
 	int kind, verdict;
@@ -111,13 +129,8 @@ static __always_inline int from_endpoint_verdict(struct __sk_buff *skb)
 			return drop(REASON_DROP_NOT_REMEMBERED);
 		return verdict;
 	}
-	if (p.ipv6)
-		return TC_ACT_OK;
 	/* Masqueraded, a SYN forged in the container would look like the node's. */
-	set_mapped(&dst, p.ip.daddr);
-	node = bpf_map_lookup_elem(&node_by_underlay, &dst);
-	if (protects(PROTECT_DIRECT_PORTS) && node && bpf_ntohs(p.tcp.dest) >= node->port_first &&
-	    bpf_ntohs(p.tcp.dest) <= node->port_last)
+	if (protects(PROTECT_DIRECT_PORTS) && is_direct_port(&p))
 		return drop(REASON_DROP_FORGED_DIRECT);
 	return TC_ACT_OK;
 }

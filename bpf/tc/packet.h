@@ -51,6 +51,11 @@ static __always_inline int read_ipv6(struct __sk_buff *skb, struct packet *p)
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &h, sizeof(h)))
 		return PACKET_OTHER;
 	p->ipv6 = 1;
+	/* Before Linux 6.3 the verifier lets nobody read what was not written, on any path that it
+	 * cannot tell from one of IPv4. */
+	p->ip.version_ihl = 0;
+	p->ip.id = 0;
+	p->ip.frag_off = 0;
 	for (i = 0; i < 4; i++) {
 		p->src6.word[i] = h.saddr[i];
 		p->dst6.word[i] = h.daddr[i];

@@ -119,13 +119,15 @@ static __always_inline int relay_open(struct __sk_buff *skb, const struct packet
 
 /* A packet from a container's own namespace: back onto the underlay if it belongs to a relayed
  * connection. Gives -1 if it does not. */
-static __always_inline int relay_return(struct __sk_buff *skb, const struct packet *p)
+static __noinline int relay_return(struct __sk_buff *skb, const struct packet *p)
 {
-	struct flow_key k = packet_tuple(p);
-	struct flow_key *outer = bpf_map_lookup_elem(&wire_by_relay, &k);
-	struct flow_key out;
+	struct flow_key *outer, out, k;
 	struct flow *flow;
 
+	if (!p)
+		return -1;
+	k = packet_tuple(p);
+	outer = bpf_map_lookup_elem(&wire_by_relay, &k);
 	if (!outer)
 		return -1;
 	flow = relayed_flow(outer, &k);

@@ -37,13 +37,38 @@ static __noinline int from_outside(struct __sk_buff *skb, const struct packet *p
 	return action == FILTER_PASS ? towards(skb, p, ep, 0, &taken) : action;
 }
 
+/* What comes after a SYN that is remembered. Not in from_underlay itself, whose way of a SYN needs
+ * all of the stack. */
+static __noinline int steer_later(struct __sk_buff *skb, const struct packet *p, const struct flow_key *k,
+                                  struct flow *flow)
+{
+	struct endpoint *ep;
+	__u32 state = 0;
+
+	if (!p || !k || !flow)
+		return TC_ACT_OK;
+	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut,
+	 * ends the other end. */
+	if (has_policy() && !(p->tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
+		return stop(skb, VERDICT_REJECT);
+	if (flow->kind == FLOW_RELAY) {
+		note_end(flow, p, ENDED_BY_SENDER);
+		return relay_forward(skb, p, flow);
+	}
+	if (has_socket(skb, k, &state))
+		return TC_ACT_OK;
+	/* The ACK of a SYN cookie: only the listener can make a connection of it. */
+	ep = endpoint_at(flow->dst);
+	if (ep)
+		assign_listener(skb, flow, ep->id);
+	return TC_ACT_OK;
+}
+
 static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 {
 	struct packet p;
 	struct flow_key k;
-	struct endpoint *ep;
 	struct flow *flow;
-	__u32 state = 0;
 	__u32 reason;
 	int kind;
 
@@ -66,23 +91,7 @@ static __always_inline int from_underlay_verdict(struct __sk_buff *skb)
 	}
 	/* Established connections have no entry: this lookup is all they pay. */
 	flow = bpf_map_lookup_elem(&flow_by_wire, &k);
-	if (!flow)
-		return TC_ACT_OK;
-	/* Policy may have changed since the SYN. A RST of the sender, whose connection was cut,
-	 * ends the other end. */
-	if (has_policy() && !(p.tcp.flags & TCP_FLAG_RST_) && decide_flow(flow))
-		return stop(skb, VERDICT_REJECT);
-	if (flow->kind == FLOW_RELAY) {
-		note_end(flow, &p, ENDED_BY_SENDER);
-		return relay_forward(skb, &p, flow);
-	}
-	if (has_socket(skb, &k, &state))
-		return TC_ACT_OK;
-	/* The ACK of a SYN cookie: only the listener can make a connection of it. */
-	ep = endpoint_at(flow->dst);
-	if (ep)
-		assign_listener(skb, flow, ep->id);
-	return TC_ACT_OK;
+	return flow ? steer_later(skb, &p, &k, flow) : TC_ACT_OK;
 }
 
 SEC("tc")

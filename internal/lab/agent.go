@@ -17,6 +17,7 @@ import (
 
 	"heddle.dev/heddle/internal/api"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/patience"
 	"heddle.dev/heddle/internal/runtime"
 )
 
@@ -100,7 +101,7 @@ func (l Lab) ensureAgent(ctx context.Context, s State, p programs, groups cgroup
 }
 
 func (l Lab) agentAnswers(ctx context.Context, node string) bool {
-	ctx, cancel := context.WithTimeout(ctx, agentAnswers)
+	ctx, cancel := context.WithTimeout(ctx, patience.For(agentAnswers))
 	defer cancel()
 	client := api.Dial(l.apiSocket(node))
 	defer client.Close()
@@ -145,7 +146,7 @@ func (l Lab) startAgent(ctx context.Context, s State, p programs, node, group st
 		return err
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, agentReady)
+	ctx, cancel := context.WithTimeout(ctx, patience.For(agentReady))
 	defer cancel()
 	client := api.Dial(l.apiSocket(node))
 	defer client.Close()

@@ -16,6 +16,7 @@ import (
 	"heddle.dev/heddle/internal/lab/fabric"
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/netns"
+	"heddle.dev/heddle/internal/patience"
 )
 
 // parallel is how many containers or nodes are set up at once: the work is the kernel's and runc's.
@@ -308,7 +309,7 @@ func (u *up) startModes(ctx context.Context, c container, pid int, runs func(id 
 // awaitPeers waits until every agent has heard of every node and knows what the direct path to it
 // is worth.
 func (u *up) awaitPeers(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, peersKnown)
+	ctx, cancel := context.WithTimeout(ctx, patience.For(peersKnown))
 	defer cancel()
 	return each(ctx, u.state.nodes(), func(ctx context.Context, node string) error {
 		client := api.Dial(u.lab.apiSocket(node))

@@ -8,10 +8,12 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"heddle.dev/heddle/internal/patience"
 )
 
 // WaitTimeout bounds every wait: for a program to be ready, to answer or to end.
-const WaitTimeout = 30 * time.Second
+var WaitTimeout = patience.For(30 * time.Second)
 
 // Eventually waits for a condition, for WaitTimeout; when it gives up it prints what the condition
 // saw last. It can be used in cleanups.

@@ -27,9 +27,9 @@ struct class_key {
 };
 
 struct class_prefix_key {
-	__u32 prefixlen; /* of side and addr: 128 + n for an IPv4 prefix of n bits */
-	__u32 side;      /* 2 more for IPv6: ::/0 holds no v4-mapped addresses */
-	struct address addr;
+	__u32 prefixlen; /* of the rest: 128 + n for an IPv4 prefix of n bits */
+	/* side is 2 more for IPv6: ::/0 holds no v4-mapped addresses. */
+	struct class_key of;
 };
 
 /* The class of an address, and what holds where no pair says otherwise. */

@@ -89,8 +89,7 @@ type heddleClassKey struct {
 type heddleClassPrefixKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
-	Side      uint32
-	Addr      heddleAddress
+	Of        heddleClassKey
 }
 
 type heddleConnectionRecord struct {

@@ -321,7 +321,7 @@ func classPrefixKey(p netip.Prefix, side uint32) *heddleClassPrefixKey {
 	if p.Addr().Is6() {
 		side += 2
 	}
-	return &heddleClassPrefixKey{Prefixlen: 32 + route.Prefixlen, Side: side, Addr: route.Addr}
+	return &heddleClassPrefixKey{Prefixlen: 32 + route.Prefixlen, Of: heddleClassKey{Side: side, Addr: route.Addr}}
 }
 
 func classInfo(c model.ClassInfo) *heddleClassInfo {
@@ -343,7 +343,7 @@ func putPolicy(m *ebpf.Map, key, value any) (err error) {
 func (d *Datapath) clearSide(side uint32) error {
 	return errors.Join(
 		deleteWhere(d.objs.ClassByAddr, func(k *heddleClassKey, _ *heddleClassInfo) bool { return k.Side == side }),
-		deleteWhere(d.objs.ClassByPrefix, func(k *heddleClassPrefixKey, _ *heddleClassInfo) bool { return k.Side&1 == side }),
+		deleteWhere(d.objs.ClassByPrefix, func(k *heddleClassPrefixKey, _ *heddleClassInfo) bool { return k.Of.Side&1 == side }),
 		deleteWhere(d.objs.VerdictByPair, func(k *heddlePairKey, _ *heddlePairVerdict) bool { return k.Side == side }),
 	)
 }

@@ -85,7 +85,7 @@ help:
 	@echo "make clean   remove what was built, and the lab if one is up"
 
 CONGESTION := $(BIN)/dctcp.bpf.o $(BIN)/ledbat.bpf.o
-build: $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so $(CONGESTION) rust
+build: $(BIN)/libheddle-guest.so $(BIN)/libheddle-pool.so $(BIN)/libheddle-verbs.so $(CONGESTION) rust
 	@mkdir -p $(BIN)
 	$(GO) build -trimpath -o $(BIN)/ $(addprefix ./cmd/,$(PROGRAMS) $(KUBERNETES_PROGRAMS))
 
@@ -117,6 +117,11 @@ $(BIN)/libheddle-pool.so: clib/pool/pool.c clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
 	@GO=$(GO) clib/build.sh pool $@
 
+# What has connections within a node go through memory (docs/howto/stacks.md).
+$(BIN)/libheddle-guest.so: $(wildcard clib/guest/*.[ch] clib/ring/*.h) clib/build.sh
+	$(call install,$(CLIB_PACKAGES))
+	@GO=$(GO) clib/build.sh guest $@
+
 # What stands in for libibverbs.so.1 in containers that have verbs (docs/howto/rdma.md).
 $(BIN)/libheddle-verbs.so: $(wildcard clib/verbs/*.[ch] clib/ring/*.h) clib/verbs/symbols.map clib/build.sh
 	$(call install,$(CLIB_PACKAGES))
@@ -140,9 +145,9 @@ image: need-cargo
 	@GO=$(GO) CARGO=$(CARGO) packaging/build-image.sh $(OUT)/image $(PROGRAMS) $(KUBERNETES_PROGRAMS)
 
 # Programs that do without the protections named in HEDDLE_WITHOUT: docs/howto/attack-suite.md.
-attack: $(BIN)/libheddle-pool.so
+attack: $(BIN)/libheddle-guest.so $(BIN)/libheddle-pool.so
 	@mkdir -p $(BIN)/attack
-	@cp $(BIN)/libheddle-pool.so $(BIN)/attack/
+	@cp $(BIN)/libheddle-guest.so $(BIN)/libheddle-pool.so $(BIN)/attack/
 	$(GO) build -trimpath -tags attack -o $(BIN)/attack/ $(addprefix ./cmd/,$(PROGRAMS))
 
 # docs/benchmarks/method.md, "With a pool".

@@ -59,6 +59,7 @@ var allowed = map[string][]string{
 	"internal/plane/planetest":     {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap"},
 	"internal/plane/tcp": {"internal/api", "internal/plane/tcp/datapath", "internal/dockernet", "internal/plane/tcp/intercept", "internal/fdkeep", "internal/netcfg",
 		"internal/plane", "internal/plane/tcp/congestion", "internal/plane/tcp/lockwait", "internal/plane/tcp/names", "internal/plane/tcp/probe", "internal/plane/tcp/procnet", "internal/stack", "internal/trap/ioctl"},
+	"internal/plane/lanes":        {"internal/api", "internal/netcfg", "internal/plane", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/process":      {},
 	"internal/plane/stacks":       {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/stacks/protocol", "internal/stack", "internal/trap", "internal/trap/task"},
 	"internal/plane/verbs":        {"internal/api", "internal/netcfg", "internal/plane", "internal/plane/process", "internal/plane/verbs/folder"},

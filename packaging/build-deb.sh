@@ -45,6 +45,7 @@ for p in "$@"; do
 	CGO_ENABLED=0 GOARCH=$goarch "$go" build "${flags[@]}" -o "$root/$dir/$p" "./cmd/$p"
 done
 mkdir -p "$root/usr/lib/heddle"
+GO=$go clib/build.sh guest "$root/usr/lib/heddle/libheddle-guest.so" "$goarch"
 GO=$go clib/build.sh pool "$root/usr/lib/heddle/libheddle-pool.so" "$goarch"
 GO=$go clib/build.sh verbs "$root/usr/lib/heddle/libheddle-verbs.so" "$goarch"
 chmod 644 "$root"/usr/lib/heddle/libheddle-*.so

@@ -51,6 +51,7 @@ func newLabUpCmd(name *string) *cobra.Command {
 	cmd.Flags().IntVar(&size.Nodes, "nodes", 0, "number of nodes: n1, n2 ... (default 2)")
 	cmd.Flags().IntVar(&size.StoreMembers, "store-members", 0, "etcd servers s1, s2 ... beside the nodes, with certificates, instead of a store in n1's agent; needs etcd")
 	cmd.Flags().BoolVar(&size.SocketPool, "socket-pool", false, "preload the pool of sockets in the containers of a new lab")
+	cmd.Flags().BoolVar(&size.Guest, "guest", false, "let connections within a node go through memory in the containers of a new lab, as stack profiles say")
 	cmd.Flags().BoolVar(&size.Stacks, "stacks", false, "let stack modules run the TCP of the containers of a new lab, as stack profiles say")
 	cmd.Flags().BoolVar(&size.Verbs, "verbs", false, "give the containers of a new lab RDMA devices; needs libibverbs1 on this machine")
 	cmd.Flags().Uint32Var(&size.VerbsSpinMicros, "verbs-spin-us", 0, "with --verbs: microseconds for which their programs may look for work before they sleep")

@@ -22,6 +22,7 @@ import (
 	"heddle.dev/heddle/internal/model"
 	"heddle.dev/heddle/internal/node"
 	"heddle.dev/heddle/internal/plane"
+	"heddle.dev/heddle/internal/plane/lanes"
 	"heddle.dev/heddle/internal/plane/stacks"
 	"heddle.dev/heddle/internal/plane/verbs"
 	"heddle.dev/heddle/internal/store"
@@ -192,7 +193,11 @@ func (f *flags) config() (node.Config, error) {
 		if err != nil {
 			return nil, err
 		}
-		return []plane.Plane{modules, verbs.Open(verbs.Config{
+		memory, err := lanes.Open(lanes.Config{Self: self, Traps: h.Traps, Log: h.Log})
+		if err != nil {
+			return nil, errors.Join(err, modules.Close())
+		}
+		return []plane.Plane{modules, memory, verbs.Open(verbs.Config{
 			StateDir: cfg.StateDir, SeccompSocket: cfg.SeccompSocket, Self: self, Device: f.rdmaDevice, Limits: f.verbs, Sockets: h.Sockets, Faults: h.Faults, Log: h.Log,
 		})}, nil
 	}

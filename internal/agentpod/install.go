@@ -54,7 +54,7 @@ type Installation struct {
 }
 
 // libraries are what heddle-runtime, beside which they lie, gives to containers that ask for it.
-var libraries = []string{"libheddle-pool.so", "libheddle-verbs.so"}
+var libraries = []string{"libheddle-guest.so", "libheddle-pool.so", "libheddle-verbs.so"}
 
 // programs and the directory each goes to.
 func (i Installation) programs() map[string]string {

@@ -106,6 +106,9 @@ func (l Lab) writeBundle(c container, m Mode, program string, pid int) (dir stri
 	if s.SocketPool && m == ModeHeddle {
 		spec.Annotations[model.AnnotationSocketPool] = "true"
 	}
+	if s.Guest && m == ModeHeddle {
+		spec.Annotations[model.AnnotationGuest] = "true"
+	}
 	if s.Stacks && m == ModeHeddle {
 		spec.Annotations[model.AnnotationStack] = "true"
 	}

@@ -34,6 +34,8 @@ type State struct {
 	StoreMembers int `json:"store_members,omitempty"`
 	// SocketPool says that the containers have the preloaded pool of sockets.
 	SocketPool bool `json:"socket_pool,omitempty"`
+	// Guest says that the containers' connections within a node may go through memory.
+	Guest bool `json:"guest,omitempty"`
 	// Stacks says that stack modules may run the containers' TCP.
 	Stacks bool `json:"stacks,omitempty"`
 	// Verbs says that the containers have RDMA devices.
@@ -58,8 +60,8 @@ type Size struct {
 	Prefix6 string
 	// StoreMembers is State.StoreMembers.
 	StoreMembers int
-	// SocketPool is State.SocketPool, Stacks is State.Stacks, Verbs is State.Verbs, of a new lab.
-	SocketPool, Stacks, Verbs bool
+	// SocketPool, Guest, Stacks and Verbs are those of State, of a new lab.
+	SocketPool, Guest, Stacks, Verbs bool
 	// VerbsSpinMicros is State.VerbsSpinMicros, of a new lab.
 	VerbsSpinMicros uint32
 }
@@ -183,7 +185,7 @@ func (l Lab) prepare(size Size) (State, error) {
 		return State{}, fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	s = State{Name: l.name, Index: index, Nodes: size.Nodes, Containers: size.Containers, Created: time.Now().UTC(),
-		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Stacks: size.Stacks, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
+		Prefix6: size.Prefix6, StoreMembers: size.StoreMembers, SocketPool: size.SocketPool, Guest: size.Guest, Stacks: size.Stacks, Verbs: size.Verbs, VerbsSpinMicros: size.VerbsSpinMicros, Overlay: map[string]netip.Addr{}, Overlay6: map[string]netip.Addr{}}
 	return s, l.save(s)
 }
 

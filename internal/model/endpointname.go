@@ -111,6 +111,10 @@ const AnnotationSocketPool = "io.heddle.socket-pool"
 // says so: more of its calls are trapped.
 const AnnotationStack = "io.heddle.stack"
 
+// AnnotationGuest says "true" of a container whose connections within its node may go through
+// shared memory, if a stack profile says so: heddle-runtime preloads libheddle-guest.so there.
+const AnnotationGuest = "io.heddle.guest"
+
 // AnnotationVerbs says "true" of a container that is to have its endpoint's RDMA device:
 // docs/howto/rdma.md.
 const AnnotationVerbs = "io.heddle.verbs"

@@ -149,9 +149,9 @@ type Services interface {
 
 // Stacks is what a plane has besides that runs the TCP of endpoints (internal/stack).
 type Stacks interface {
-	// ServeStack reports whether the plane can run, as the node is now, an endpoint's TCP by a
-	// stack with these settings: nil if it can, ErrOtherStack if the stack is not one of its. Any
-	// goroutine may call it.
+	// ServeStack reports whether the plane can do, as the node is now, its part of an endpoint's
+	// TCP by a stack with these settings: nil if it can, ErrOtherStack if it has none. All planes
+	// that have one must be able to. Any goroutine may call it.
 	ServeStack(kind stack.Kind, settings stack.Settings) error
 	// SetStack says how endpoint e has its TCP: before Await and Attach, and whenever it changes.
 	// Each plane hears of every endpoint, also of those whose TCP another one runs. New sockets and

@@ -345,16 +345,24 @@ func (s Set) EditServices(ctx context.Context, edit api.ServiceEdit) error {
 	})
 }
 
-// ServeStack implements Stacks: what the plane says whose stack it is.
+// ServeStack implements Stacks: what the planes say that have a part in the stack.
 func (s Set) ServeStack(kind stack.Kind, settings stack.Settings) error {
+	served := false
 	for _, p := range s {
-		if has, ok := p.(Stacks); ok {
-			if err := has.ServeStack(kind, settings); !errors.Is(err, ErrOtherStack) {
-				return err
-			}
+		has, ok := p.(Stacks)
+		if !ok {
+			continue
+		}
+		if err := has.ServeStack(kind, settings); err == nil {
+			served = true
+		} else if !errors.Is(err, ErrOtherStack) {
+			return err
 		}
 	}
-	return fmt.Errorf("%s: %w", kind, ErrOtherStack)
+	if !served {
+		return fmt.Errorf("%s: %w", kind, ErrOtherStack)
+	}
+	return nil
 }
 
 // SetStack implements Stacks: every plane hears of it, also after one has failed.

@@ -134,6 +134,9 @@ func edit(config object, to *target, all bool) (changed bool, kept string, err e
 	if calls, err = addStackTraps(config, calls); err != nil {
 		return false, "", err
 	}
+	if calls, err = addGuestTraps(config, calls); err != nil {
+		return false, "", err
+	}
 	if to.intercepted, err = addListener(config, to.endpoint, to.socket, calls); err != nil || !to.intercepted {
 		return false, "", err
 	}

@@ -69,7 +69,7 @@ func targetOf(config object, bundle, socket string) (target, error) {
 func (to target) dir() string { return filepath.Dir(to.socket) }
 
 // injections are all that containers can ask for.
-var injections = []injection{socketPool, verbs}
+var injections = []injection{socketPool, guest, verbs}
 
 // libraryDirs are the places where libraries may be.
 func libraryDirs() []string {

@@ -14,6 +14,7 @@ const (
 	solTCP     = 6
 	solIPv6    = 41
 	msgOOB     = 1
+	eNoSys     = 38
 	eOpNotSupp = 95
 )
 

@@ -42,10 +42,17 @@ const (
 	Kernel   Kind = "kernel"   // the node's
 	Netstack Kind = "netstack" // gVisor's, a process of the node
 	Smoltcp  Kind = "smoltcp"  // smoltcp, in Heddle's module host
+	// SharedMemory is the node's TCP, but for connections with endpoints of the same node whose
+	// profile says so, too: their bytes go through memory that the two containers share.
+	SharedMemory Kind = "shared-memory"
 )
 
+// IsKernels reports whether the node's kernel has the connections of such endpoints, with the
+// settings of a profile.
+func (k Kind) IsKernels() bool { return k == Kernel || k == SharedMemory }
+
 // Kinds lists them all.
-var Kinds = []Kind{Kernel, Netstack, Smoltcp}
+var Kinds = []Kind{Kernel, Netstack, Smoltcp, SharedMemory}
 
 // Fallback says what becomes of an endpoint whose profile its node cannot serve.
 type Fallback string

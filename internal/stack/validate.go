@@ -72,7 +72,7 @@ func (p *Profile) Validate() error {
 		return err
 	}
 	if !slices.Contains(Kinds, p.Stack) {
-		return fault("stack", "write kernel, netstack or smoltcp", "%.40q is no stack", p.Stack)
+		return fault("stack", "write kernel, shared-memory, netstack or smoltcp", "%.40q is no stack", p.Stack)
 	}
 	if p.Fallback != "" && p.Fallback != ToKernel && p.Fallback != Refuse {
 		return fault("fallback", "write kernel or refuse", "%.40q is not known", p.Fallback)
@@ -80,7 +80,7 @@ func (p *Profile) Validate() error {
 	if err := p.Settings.validate(); err != nil {
 		return err
 	}
-	if p.Stack == Kernel {
+	if p.Stack.IsKernels() {
 		for _, name := range userSpaceOnly {
 			if p.Settings.Has(name) {
 				return fault("settings."+string(name), "leave it out, or take the stack netstack or smoltcp; `heddle limit` and --endpoint-sockets hold for the kernel's TCP",

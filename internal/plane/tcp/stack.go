@@ -59,7 +59,7 @@ func (p *Plane) CheckCongestion(object []byte) (string, error) {
 // ServeStack implements plane.Stacks: the kernel's TCP can have every setting of a profile but what
 // this node lacks.
 func (p *Plane) ServeStack(kind stack.Kind, s stack.Settings) error {
-	if kind != stack.Kernel {
+	if !kind.IsKernels() {
 		return plane.ErrOtherStack
 	}
 	if s.Congestion != "" {
@@ -118,7 +118,7 @@ func (p *Plane) SetStack(e model.Endpoint, c stack.Choice) error {
 	switch {
 	case c.Refused():
 		s.Refused = true
-	case c.Profile != nil && c.Stack == stack.Kernel:
+	case c.Profile != nil && c.Stack.IsKernels():
 		s = kernelStack(c)
 	}
 	changed, err := p.datapath.SetStack(e.ID, s)

@@ -62,7 +62,7 @@ func TestParseStacksRefuses(t *testing.T) {
 		says       string
 	}{
 		"no selector":      {head + "stack: kernel\n", "selector", 0, "write selector: {}"},
-		"unknown stack":    {head + "selector: {}\nstack: lwip\n", "stack", 5, "kernel, netstack or smoltcp"},
+		"unknown stack":    {head + "selector: {}\nstack: lwip\n", "stack", 5, "kernel, shared-memory, netstack or smoltcp"},
 		"unknown field":    {head + "selector: {}\nstack: kernel\nsettings:\n  cc: bbr\n", "settings", 7, `"cc" is not known`},
 		"window":           {head + "selector: {}\nstack: kernel\nsettings:\n  initial_window: 5000\n", "settings.initial_window", 7, "want 1 to 1000"},
 		"zero":             {head + "selector: {}\nstack: kernel\nsettings: {mss: 0}\n", "settings.mss", 6, "above 0"},

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What is known of each descriptor. A connection that this process opened or accepted is counted
+ * until it has moved enough to be worth a question; then it has lanes, or nothing to do with the
+ * library. */
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include "guest/internal.h"
+
+#define NUMBERS     65536 /* descriptors beyond have no lanes */
+#define CONNECTIONS 4096  /* of a process that have lanes */
+
+/* A connection is asked for after so many bytes, or calls. */
+#define ASK_BYTES 32768
+#define ASK_CALLS 16
+
+enum kind { OTHER, OPENED, ASKING, ATTACHED };
+
+static struct entry {
+	_Atomic uint32_t kind;
+	_Atomic uint32_t busy; /* calls that are counted */
+	_Atomic uint32_t calls;
+	int role;
+	_Atomic uint64_t sent, received;
+	struct connection *_Atomic connection;
+} table[NUMBERS];
+static _Atomic int highest;
+static struct connection connections[CONNECTIONS];
+
+/* The process, in a page that a fork wipes: a child that shares its parent's memory (vfork) must
+ * not change its table, and one that has a copy has no part in counting. */
+static _Atomic int *_Atomic process;
+
+static bool own_table(void)
+{
+	_Atomic int *page = atomic_load(&process), *none = NULL;
+	int pid = (int)call(SYS_getpid);
+	long made;
+
+	if (!page) {
+		made = call(SYS_mmap, NULL, 4096UL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		            0L);
+		if (failed(made))
+			return false;
+		page = (_Atomic int *)made;
+		if (failed(call(SYS_madvise, page, 4096UL, 18 /* MADV_WIPEONFORK */)))
+			return false; /* it has no lanes: nothing is counted */
+		atomic_store(page, pid);
+		if (!atomic_compare_exchange_strong(&process, &none, page)) {
+			call(SYS_munmap, page, 4096UL);
+			page = none;
+		}
+	}
+	if (atomic_load(page) == 0) {
+		forget_thread();
+		forking();
+		atomic_store(page, pid);
+	}
+	return atomic_load(page) == pid;
+}
+
+static struct entry *entry_of(int fd)
+{
+	return fd >= 0 && fd < NUMBERS ? &table[fd] : NULL;
+}
+
+static uint32_t kind_of(struct entry *e)
+{
+	return e ? atomic_load_explicit(&e->kind, memory_order_acquire) : OTHER;
+}
+
+struct connection *use(int fd)
+{
+	struct entry *e = entry_of(fd);
+	struct connection *c;
+
+	while (kind_of(e) == ASKING)
+		call(SYS_sched_yield);
+	if (kind_of(e) != ATTACHED)
+		return NULL;
+	c = atomic_load(&e->connection);
+	atomic_fetch_add(&c->users, 1);
+	if (kind_of(e) == ATTACHED && atomic_load(&e->connection) == c)
+		return c;
+	unuse(c);
+	return NULL;
+}
+
+void unuse(struct connection *c)
+{
+	if (atomic_fetch_sub(&c->users, 1) == 1)
+		release(c);
+}
+
+static struct connection *free_connection(void)
+{
+	static _Atomic uint32_t next;
+	uint32_t none;
+
+	for (int i = 0; i < CONNECTIONS; i++) {
+		struct connection *c = &connections[atomic_fetch_add(&next, 1) % CONNECTIONS];
+
+		none = 0;
+		if (atomic_compare_exchange_strong(&c->taken, &none, 1)) {
+			atomic_store(&c->users, 1);
+			return c;
+		}
+	}
+	return NULL;
+}
+
+/* Asks for lanes; the caller has made the kind ASKING. */
+static bool get_lanes(struct entry *e, int fd)
+{
+	struct connection *c = free_connection();
+	long memory;
+	bool got;
+
+	if (!c)
+		return false;
+	memory = ask_for_lanes(fd, e->role);
+	got = !failed(memory) &&
+	      attach(c, fd, e->role, (int)memory, atomic_load(&e->sent), atomic_load(&e->received));
+	if (!failed(memory))
+		call(SYS_close, memory);
+	if (got)
+		atomic_store(&e->connection, c);
+	else
+		atomic_store(&c->taken, 0);
+	return got;
+}
+
+static bool worth_it(struct entry *e)
+{
+	return atomic_load_explicit(&e->calls, memory_order_relaxed) >= ASK_CALLS ||
+	       atomic_load_explicit(&e->sent, memory_order_relaxed) +
+	                       atomic_load_explicit(&e->received, memory_order_relaxed) >=
+	               ASK_BYTES;
+}
+
+struct connection *begin_io(int fd)
+{
+	struct entry *e = entry_of(fd);
+	uint32_t kind = kind_of(e);
+
+	if (kind == OTHER)
+		return NULL;
+	if (kind != OPENED)
+		return use(fd);
+	if (!own_table() || kind_of(e) != OPENED)
+		return NULL;
+	atomic_fetch_add(&e->busy, 1);
+	kind = OPENED;
+	/* Not while another thread is in a call: nobody could say what that one gets. */
+	if (worth_it(e) && atomic_load(&e->busy) == 1 &&
+	    atomic_compare_exchange_strong(&e->kind, &kind, ASKING)) {
+		kind = atomic_load(&e->busy) != 1 ? OPENED : get_lanes(e, fd) ? ATTACHED : OTHER;
+		atomic_store_explicit(&e->kind, kind, memory_order_release);
+	}
+	if (kind_of(e) == OPENED)
+		return COUNTED;
+	atomic_fetch_sub(&e->busy, 1);
+	return use(fd);
+}
+
+void end_io(int fd, struct connection *c, long sent, long received)
+{
+	struct entry *e = entry_of(fd);
+
+	if (c && c != COUNTED)
+		unuse(c);
+	if (c != COUNTED)
+		return;
+	if (sent > 0)
+		atomic_fetch_add_explicit(&e->sent, (uint64_t)sent, memory_order_relaxed);
+	if (received > 0)
+		atomic_fetch_add_explicit(&e->received, (uint64_t)received, memory_order_relaxed);
+	atomic_fetch_add_explicit(&e->calls, 1, memory_order_relaxed);
+	atomic_fetch_sub(&e->busy, 1);
+}
+
+void opened(int fd, int role)
+{
+	struct entry *e = entry_of(fd);
+	int most = atomic_load(&highest);
+
+	if (!e || !own_table())
+		return;
+	closing(fd);
+	if (atomic_load(&e->busy))
+		return; /* of a call of the descriptor that had the number before */
+	while (most < fd && !atomic_compare_exchange_weak(&highest, &most, fd))
+		;
+	atomic_store(&e->sent, 0);
+	atomic_store(&e->received, 0);
+	atomic_store(&e->calls, 0);
+	e->role = role;
+	atomic_store_explicit(&e->kind, OPENED, memory_order_release);
+}
+
+void stay_with_tcp(int fd)
+{
+	struct entry *e = entry_of(fd);
+	uint32_t kind = OPENED;
+
+	if (kind_of(e) != OTHER && own_table())
+		atomic_compare_exchange_strong(&e->kind, &kind, OTHER);
+}
+
+void closing(int fd)
+{
+	struct entry *e = entry_of(fd);
+	struct connection *c;
+
+	if (kind_of(e) == OTHER || !own_table())
+		return;
+	c = use(fd);
+	if (!c) {
+		atomic_store(&e->kind, OTHER);
+		return;
+	}
+	lanes_settle(c, fd);
+	if (atomic_exchange(&e->kind, OTHER) == ATTACHED)
+		unuse(c);
+	unuse(c);
+}
+
+void closing_range(unsigned first, unsigned last)
+{
+	unsigned most = (unsigned)atomic_load(&highest);
+
+	for (unsigned fd = first; fd <= last && fd <= most; fd++)
+		closing((int)fd);
+}
+
+long duplicated(int from, int to)
+{
+	struct entry *e = entry_of(to);
+	struct connection *c = use(from);
+	int most = atomic_load(&highest);
+
+	stay_with_tcp(from);
+	if (!c)
+		return 0;
+	if (!e || !own_table()) { /* a number that nothing is known of: what goes by it must be TCP's */
+		unuse(c);
+		return handing_over(from);
+	}
+	while (most < to && !atomic_compare_exchange_weak(&highest, &most, to))
+		;
+	atomic_store(&e->connection, c); /* with the use of it */
+	atomic_store_explicit(&e->kind, ATTACHED, memory_order_release);
+	return 0;
+}
+
+void forking(void)
+{
+	int most = atomic_load(&highest);
+	uint32_t kind;
+
+	for (int fd = 0; fd <= most; fd++) {
+		kind = OPENED;
+		atomic_compare_exchange_strong(&table[fd].kind, &kind, OTHER);
+	}
+}
+
+long handing_over(int fd)
+{
+	struct connection *c = use(fd);
+	bool clean;
+
+	stay_with_tcp(fd);
+	if (!c)
+		return 0;
+	clean = lanes_hand_over(c, fd);
+	unuse(c);
+	return clean ? 0 : -EBUSY;
+}
+
+long executing(void)
+{
+	int most = atomic_load(&highest);
+	long flags, r = 0;
+
+	for (int fd = 0; fd <= most; fd++) {
+		if (kind_of(&table[fd]) == OTHER)
+			continue;
+		flags = call(SYS_fcntl, fd, F_GETFD);
+		if (!failed(flags) && !(flags & FD_CLOEXEC) && handing_over(fd) && fd <= 2)
+			r = -EBUSY;
+	}
+	return r;
+}

@@ -1,0 +1,359 @@
+/* The lanes of clib/guest without its interposed calls: one process at each end of a connection,
+ * which sends and receives at random, or one that writes nonsense where its peer reads.
+ * lanes memory | random SEED BYTES | hostile SEED | bench BYTES CHUNK lanes|tcp.
+ * Prints "ok", what it measured, or what is wrong. */
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "guest/internal.h"
+
+void *next_of(const char *name, void *_Atomic *kept)
+{
+	(void)name;
+	(void)kept;
+	return NULL;
+}
+
+static uint64_t state;
+
+static uint32_t random_below(uint32_t n)
+{
+	state ^= state << 13;
+	state ^= state >> 7;
+	state ^= state << 17;
+	return n ? (uint32_t)(state >> 20) % n : 0;
+}
+
+#define CHECK(condition)                                                                                     \
+	do {                                                                                                 \
+		if (!(condition)) {                                                                          \
+			printf("%s:%d: %s, errno %d\n", __FILE__, __LINE__, #condition, errno);              \
+			fflush(stdout);                                                                      \
+			_exit(1);                                                                            \
+		}                                                                                            \
+	} while (0)
+
+static void connected_pair(int fds[2])
+{
+	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	socklen_t length = sizeof(a);
+	int l = socket(AF_INET, SOCK_STREAM, 0);
+
+	CHECK(l >= 0 && bind(l, (void *)&a, sizeof(a)) == 0 && listen(l, 1) == 0 &&
+	      getsockname(l, (void *)&a, &length) == 0);
+	fds[0] = socket(AF_INET, SOCK_STREAM, 0);
+	CHECK(connect(fds[0], (void *)&a, sizeof(a)) == 0);
+	fds[1] = accept(l, NULL, NULL);
+	CHECK(fds[1] >= 0);
+	close(l);
+}
+
+static int make_memory(void)
+{
+	struct lanes head = {.magic = LANES_MAGIC, .version = LANES_VERSION, .capacity = LANES_CAPACITY};
+	int fd = memfd_create("lanes", MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0 && ftruncate(fd, LANES_SIZE) == 0 && write(fd, &head, sizeof(head)) == sizeof(head));
+	CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	return fd;
+}
+
+static uint8_t byte_at(uint64_t position, int role)
+{
+	return (uint8_t)(position * 131 + (position >> 9) + (uint64_t)role * 7);
+}
+
+struct one {
+	struct connection *c;
+	int fd, role;
+	uint64_t total, sent, received;
+	uint8_t buffer[300000];
+};
+
+/* Sends some, as a program would: by pieces, waiting or not. */
+static void send_some(struct one *o)
+{
+	uint32_t n = random_below(random_below(8) ? 9000 : sizeof(o->buffer)) + 1, cut;
+	struct iovec list[2];
+	struct buffers b;
+	long r;
+
+	if (n > o->total - o->sent)
+		n = (uint32_t)(o->total - o->sent);
+	if (!n)
+		return;
+	for (uint32_t i = 0; i < n; i++)
+		o->buffer[i] = byte_at(o->sent + i, o->role);
+	cut = random_below(n);
+	list[0] = (struct iovec){o->buffer, cut};
+	list[1] = (struct iovec){o->buffer + cut, n - cut};
+	CHECK(buffers_of(&b, list, 2));
+	r = lanes_send(o->c, o->fd, &b, MSG_NOSIGNAL | MSG_DONTWAIT);
+	CHECK(r > 0 || r == -EAGAIN);
+	if (r > 0)
+		o->sent += (uint64_t)r;
+}
+
+static void receive_some(struct one *o)
+{
+	uint32_t n = random_below(random_below(8) ? 9000 : sizeof(o->buffer)) + 1;
+	int flags = MSG_DONTWAIT | (random_below(4) ? 0 : MSG_PEEK);
+	struct pollfd p = {o->fd, POLLIN, 0};
+	struct iovec list = {o->buffer, n};
+	struct buffers b;
+	long r, queued = lanes_readable(o->c, o->fd);
+
+	/* What is there can be polled for, by whoever polls. */
+	if (queued > 0)
+		CHECK(poll(&p, 1, 5000) == 1);
+	CHECK(buffers_of(&b, &list, 1));
+	r = lanes_receive(o->c, o->fd, &b, flags);
+	CHECK(r > 0 || r == -EAGAIN);
+	CHECK(queued == 0 || r > 0);
+	for (long i = 0; i < r; i++)
+		CHECK(o->buffer[i] == byte_at(o->received + (uint64_t)i, !o->role));
+	if (r > 0 && !(flags & MSG_PEEK))
+		o->received += (uint64_t)r;
+}
+
+/* Something that an agent or a program does now and then. */
+static void disturb(struct one *o)
+{
+	switch (random_below(60)) {
+	case 0:
+		atomic_store(&o->c->lanes->stop, random_below(2));
+		break;
+	case 1:
+		lanes_settle(o->c, o->fd);
+		break;
+	case 2:
+		atomic_fetch_add(&o->c->lanes->beat, 1);
+		break;
+	case 3:
+		usleep(random_below(300));
+		break;
+	}
+}
+
+static void converse(struct one *o)
+{
+	struct iovec list = {o->buffer, 1};
+	struct buffers b;
+
+	while (o->sent < o->total || o->received < o->total) {
+		struct pollfd p = {o->fd, (short)(POLLIN | (o->sent < o->total ? POLLOUT : 0)), 0};
+
+		if (o->received == o->total)
+			p.events = POLLOUT;
+		CHECK(poll(&p, 1, 20000) == 1); /* else it was not told of bytes */
+		disturb(o);
+		if (o->received < o->total && random_below(2))
+			receive_some(o);
+		else
+			send_some(o);
+	}
+	CHECK(shutdown(o->fd, SHUT_WR) == 0);
+	buffers_of(&b, &list, 1);
+	CHECK(lanes_receive(o->c, o->fd, &b, 0) == 0);
+}
+
+static struct one *start(int fd, int role, int memory, uint64_t total)
+{
+	static struct connection c[2];
+	static struct one all[2];
+	struct one *o = &all[role];
+
+	*o = (struct one){.c = &c[role], .fd = fd, .role = role, .total = total};
+	CHECK(attach(o->c, fd, role, memory, 0, 0));
+	return o;
+}
+
+static int random_pair(uint64_t seed, uint64_t total)
+{
+	int fds[2], memory = make_memory(), status;
+	pid_t child;
+
+	connected_pair(fds);
+	child = fork();
+	state = seed * 2 + (child ? 1 : 2) * 0x9e3779b97f4a7c15UL;
+	close(fds[child ? 1 : 0]);
+	converse(start(fds[child ? 0 : 1], child ? 0 : 1, memory, total));
+	if (!child)
+		_exit(0);
+	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	return 0;
+}
+
+/* Writes nonsense wherever the peer looks, while it sends and receives. */
+static void be_hostile(struct lanes *lanes, int fd)
+{
+	for (;;) {
+		uint8_t *at = (uint8_t *)lanes->lane;
+		uint32_t word = random_below(sizeof(lanes->lane) / 8);
+		uint64_t value =
+		        (uint64_t)random_below(8) * (random_below(2) ? 1 : LANES_CAPACITY) +
+		        (random_below(8) ? 0 : (uint64_t)random_below(0xffffffff) << random_below(33));
+		char bytes[64];
+
+		atomic_store((_Atomic uint64_t *)(at + word * 8),
+		             random_below(3) ? value : *(uint64_t *)(at + word * 8) + random_below(9));
+		if (!random_below(4) && send(fd, bytes, random_below(3), MSG_DONTWAIT | MSG_NOSIGNAL) < 0 &&
+		    errno != EAGAIN)
+			return;
+		if (!random_below(64))
+			recv(fd, bytes, sizeof(bytes), MSG_DONTWAIT);
+		if (!random_below(256)) /* zeros where there were counters */
+			madvise(lanes, LANES_HEAD, MADV_REMOVE);
+	}
+}
+
+/* Every call of a side whose peer is hostile ends, and says how many bytes or an error. */
+static int under_attack(uint64_t seed)
+{
+	int fds[2], memory = make_memory(), status;
+	struct one *o;
+	pid_t child;
+
+	connected_pair(fds);
+	child = fork();
+	state = seed * 2 + (child ? 1 : 2) * 0x9e3779b97f4a7c15UL;
+	if (!child) {
+		void *lanes = mmap(NULL, LANES_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+
+		close(fds[0]);
+		CHECK(lanes != MAP_FAILED);
+		while (!atomic_load(&((struct lanes *)lanes)->lane[1].attached))
+			usleep(100);
+		atomic_store(&((struct lanes *)lanes)->lane[0].attached, 1);
+		be_hostile(lanes, fds[1]);
+		_exit(0);
+	}
+	close(fds[1]);
+	o = start(fds[0], 0, memory, 0);
+	for (int i = 0; i < 20000 && !atomic_load(&o->c->sides->broken); i++) {
+		struct iovec list = {o->buffer, random_below(sizeof(o->buffer)) + 1};
+		size_t most = list.iov_len;
+		struct buffers b;
+		long r;
+
+		buffers_of(&b, &list, 1);
+		r = random_below(2) ? lanes_receive(o->c, o->fd, &b, MSG_DONTWAIT)
+		                    : lanes_send(o->c, o->fd, &b, MSG_DONTWAIT | MSG_NOSIGNAL);
+		CHECK(r <= (long)most && r >= -4095);
+		CHECK(lanes_readable(o->c, o->fd) >= 0);
+		CHECK(!r || r < 0 || b.left == most - (size_t)r);
+	}
+	lanes_hand_over(o->c, o->fd);
+	atomic_store(&o->c->users, 0);
+	release(o->c);
+	close(fds[0]);
+	kill(child, SIGKILL);
+	CHECK(waitpid(child, &status, 0) == child);
+	return 0;
+}
+
+/* Memory that somebody could take away is not used. */
+static int bad_memory(void)
+{
+	static struct connection c;
+	struct lanes head = {.magic = LANES_MAGIC, .version = LANES_VERSION, .capacity = LANES_CAPACITY};
+	int fds[2], fd;
+
+	connected_pair(fds);
+	fd = memfd_create("lanes", MFD_ALLOW_SEALING);
+	CHECK(ftruncate(fd, LANES_SIZE) == 0 && write(fd, &head, sizeof(head)) == sizeof(head));
+	CHECK(!attach(&c, fds[0], 0, fd, 0, 0));
+	CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	CHECK(!attach(&c, fds[0], 0, fd, 1, 0)); /* counts that are not the kernel's */
+	CHECK(!attach(&c, fds[0], 0, fd, 0, 1));
+	CHECK(!attach(&c, 0, 0, fd, 0, 0)); /* no socket */
+	CHECK(attach(&c, fds[0], 0, fd, 0, 0));
+	head.capacity /= 2;
+	CHECK(pwrite(fd, &head, sizeof(head), 0) == sizeof(head));
+	CHECK(!attach(&c, fds[1], 1, fd, 0, 0));
+	return 0;
+}
+
+static double seconds(const struct timeval *t)
+{
+	return (double)t->tv_sec + (double)t->tv_usec / 1e6;
+}
+
+/* Sends BYTES by CHUNK: by lanes if memory is one, else by TCP. Prints Gb/s and processor seconds
+ * a GB. */
+static int bench(uint64_t total, size_t chunk, bool lanes) /* chunk: at most 1 MiB */
+{
+	static struct connection c[2];
+	int fds[2], memory = make_memory(), status;
+	struct timespec a, z;
+	struct rusage own, children;
+	struct buffers b;
+	static char bytes[1 << 20];
+	char one;
+	struct iovec list = {bytes, chunk};
+	double took, used;
+	pid_t child;
+
+	connected_pair(fds);
+	child = fork();
+	CHECK(attach(&c[!child], fds[!child], !child, memory, 0, 0));
+	clock_gettime(CLOCK_MONOTONIC, &a);
+	for (uint64_t left = total; left;) {
+		long r;
+
+		list.iov_len = left < chunk ? left : chunk;
+		buffers_of(&b, &list, 1);
+		if (child)
+			r = lanes ? lanes_send(&c[0], fds[0], &b, 0) : send(fds[0], bytes, list.iov_len, 0);
+		else
+			r = lanes ? lanes_receive(&c[1], fds[1], &b, 0)
+			          : recv(fds[1], bytes, list.iov_len, 0);
+		CHECK(r > 0);
+		left -= (uint64_t)r;
+	}
+	if (!child) {
+		CHECK(send(fds[1], "", 1, 0) == 1);
+		_exit(0);
+	}
+	CHECK(recv(fds[0], &one, 1, 0) == 1);
+	clock_gettime(CLOCK_MONOTONIC, &z);
+	CHECK(waitpid(child, &status, 0) == child);
+	getrusage(RUSAGE_SELF, &own);
+	getrusage(RUSAGE_CHILDREN, &children);
+	took = (double)(z.tv_sec - a.tv_sec) + (double)(z.tv_nsec - a.tv_nsec) / 1e9;
+	used = seconds(&own.ru_utime) + seconds(&own.ru_stime) + seconds(&children.ru_utime) +
+	       seconds(&children.ru_stime);
+	printf("%.1f Gb/s, %.3f processor s/GB\n", (double)total * 8 / took / 1e9,
+	       used / ((double)total / 1e9));
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	int r = 2;
+
+	alarm(120);
+	if (argc == 4 && !strcmp(argv[1], "random"))
+		r = random_pair(strtoul(argv[2], NULL, 0), strtoul(argv[3], NULL, 0));
+	else if (argc == 3 && !strcmp(argv[1], "hostile"))
+		r = under_attack(strtoul(argv[2], NULL, 0));
+	else if (argc == 2 && !strcmp(argv[1], "memory"))
+		r = bad_memory();
+	else if (argc == 5 && !strcmp(argv[1], "bench"))
+		return bench(strtoul(argv[2], NULL, 0), strtoul(argv[3], NULL, 0), !strcmp(argv[4], "lanes"));
+	if (r == 0)
+		puts("ok");
+	return r;
+}

@@ -3,6 +3,7 @@
 
 #include "verbs/cm.h"
 #include "verbs/internal.h"
+#include "verbs/remap.h"
 
 /* What programs look for in /sys is not there; the names are those a kernel's device would have. */
 static struct ibv_device heddle0 = {
@@ -166,6 +167,7 @@ PUBLIC struct ibv_context *ibv_open_device(struct ibv_device *device)
 		return NULL;
 	}
 	c->doorbell = -1;
+	c->process = syscall(SYS_getpid);
 	c->control = control_connect();
 	error = c->control < 0 ? errno : say_hello(c);
 	if (error) {
@@ -181,6 +183,7 @@ PUBLIC int ibv_close_device(struct ibv_context *context)
 {
 	struct context *c = context_of(context);
 
+	remap_close(c);
 	close_fd(c->doorbell);
 	close_fd(context->async_fd);
 	free_context(c);

@@ -41,6 +41,7 @@ struct context {
 	uint32_t tag;      /* of the last request */
 	_Atomic bool gone; /* the router has ended, or does not keep to the protocol */
 	bool end_reported; /* IBV_EVENT_DEVICE_FATAL was given out; guarded by objects_lock */
+	long process;      /* that opened it */
 	void *shared;      /* context memory: the doorbell */
 	int doorbell;      /* its ringing end */
 	struct verbs_hello_reply hello;

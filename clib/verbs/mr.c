@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Protection domains and memory regions. The router copies from and to the program's own pages. */
+/* Protection domains and memory regions. Pages of a region become memory that the router has mapped
+ * where they can (remap.c); to and from others it copies by system calls. */
 
 #include "verbs/internal.h"
+#include "verbs/remap.h"
 
 /* Hints. */
 #define ACCESS_HINTS (IBV_ACCESS_HUGETLB | IBV_ACCESS_OPTIONAL_RANGE)
@@ -10,6 +12,7 @@ struct mr {
 	struct ibv_mr base;
 	uint64_t iova;
 	unsigned int access;
+	struct registration registration;
 };
 
 VERSION_1_1(ibv_alloc_pd);
@@ -54,12 +57,16 @@ static int register_bytes(struct mr *mr, struct ibv_pd *pd, void *addr, size_t l
 	        .pd = pd->handle,
 	        .access = access & ~(unsigned int)ACCESS_HINTS,
 	};
+	struct context *c = context_of(pd->context);
 	struct verbs_reg_mr_reply reply;
-	int error = control_request(context_of(pd->context), VERBS_REG_MR, &request, sizeof(request), &reply,
-	                            sizeof(reply), NULL, 0);
+	int error;
 
-	if (error)
+	remap_begin(c, &mr->registration, addr, length, &request.memory, &request.memory_offset);
+	error = control_request(c, VERBS_REG_MR, &request, sizeof(request), &reply, sizeof(reply), NULL, 0);
+	if (error) {
+		remap_end(&mr->registration);
 		return error;
+	}
 	mr->base = (struct ibv_mr){
 	        .context = pd->context,
 	        .pd = pd,
@@ -79,8 +86,10 @@ static int forget_bytes(struct mr *mr)
 {
 	int error = control_destroy(context_of(mr->base.context), VERBS_DEREG_MR, mr->base.handle);
 
-	if (!error)
+	if (!error) {
 		mr->base.handle = 0;
+		remap_end(&mr->registration);
+	}
 	return error;
 }
 
@@ -155,8 +164,8 @@ PUBLIC int ibv_dereg_mr(struct ibv_mr *mr)
 	return error;
 }
 
-/* The router reaches pages through the program's own page table, so a copy that fork() makes one of
- * them have does not matter: nothing has to be kept from children. */
+/* A child has its own copy of all pages, and the router reaches those of the parent only: nothing
+ * has to be asked for. */
 
 PUBLIC int ibv_fork_init(void)
 {

@@ -62,6 +62,7 @@ enum verbs_command {
 	VERBS_DETACH_MCAST = 23,
 	VERBS_RDMA_CM = 24,
 	VERBS_SHOW_MEMORY = 25,
+	VERBS_OPEN_USERFAULTFD = 26,
 	VERBS_RESIZE_CQ = 27,
 };
 
@@ -332,8 +333,8 @@ struct verbs_reg_mr_request {
 	uint64_t address; /* in the program that opened the connection */
 	uint64_t length;
 	uint64_t iova;          /* by which work requests and peers name the first byte */
-	uint64_t memory_offset; /* where the first byte lies in `memory` */
-	uint32_t memory;        /* handle, or 0: the program's own pages */
+	uint64_t memory_offset; /* of the first byte from the start of `memory`, modulo 2^64 */
+	uint32_t memory;        /* handle, or 0: all of it is in the program's own pages */
 	uint32_t pd;
 	uint32_t access; /* enum ibv_access_flags */
 	uint32_t reserved;

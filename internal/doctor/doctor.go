@@ -32,7 +32,7 @@ func Run(ctx context.Context) []api.Check {
 	found = append(found, memlock(), nofile(), h.sysctlsWritable(), h.ipForward(), h.synCookies(),
 		h.fwmarkAccept(), ipv6(), h.ipv6Enabled(), h.ipv6Forwarding())
 	found = append(found, runc(ctx)...)
-	found = append(found, verbsRouter(), verbsLibrary(), stackModule())
+	found = append(found, verbsRouter(), verbsUserfaultfd(), verbsLibrary(), stackModule())
 	return checks(found)
 }
 

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"heddle.dev/heddle/internal/plane/verbs"
 	wrapper "heddle.dev/heddle/internal/runtime"
 )
@@ -21,6 +23,40 @@ func verbsRouter() finding {
 	}
 	f.err = errors.Join(err, copiesMemory())
 	return f
+}
+
+// verbsUserfaultfd looks whether the router could give programs what they need for zero copy.
+func verbsUserfaultfd() finding {
+	f := finding{name: "verbs_userfaultfd"}
+	device, err := os.OpenFile("/dev/userfaultfd", os.O_RDWR, 0)
+	if err != nil {
+		f.err = err
+		return f
+	}
+	defer device.Close()
+	f.detail, f.err = "/dev/userfaultfd", userfaultfdFeatures(device)
+	return f
+}
+
+// userfaultfdFeatures makes a userfaultfd that can have pages wait for whoever writes them: also
+// such as are not there yet (Linux 6.4), and shared ones (5.19).
+func userfaultfdFeatures(device *os.File) error {
+	const (
+		makeNew  = 0xaa00     // USERFAULTFD_IOC_NEW
+		api      = 0xc018aa3f // UFFDIO_API
+		version  = 0xaa
+		features = 1<<0 | 1<<12 | 1<<13 // write protection, of shared memory, of unpopulated pages
+	)
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), makeNew, unix.O_CLOEXEC)
+	if errno != 0 {
+		return fmt.Errorf("make a userfaultfd: %w", errno)
+	}
+	defer unix.Close(int(fd))
+	want := [3]uint64{version, features}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, api, uintptr(unsafe.Pointer(&want))); errno != 0 {
+		return fmt.Errorf("the kernel's userfaultfd has no write protection of shared and unpopulated pages: %w", errno)
+	}
+	return nil
 }
 
 // verbsLibrary looks whether heddle-runtime would find what it gives to containers with verbs, if

@@ -55,6 +55,10 @@ var reasons = [...]model.Reason{
 		Remedy: "the cards' network; programs connect again, by TCP if the cards do not reach each other"},
 	{Name: "verbs_card_gone", Kind: model.KindCut, Help: "pair that was ended as the node's card, or its port, has gone; or that goes by TCP as it is not there",
 		Remedy: "`ibv_devinfo` on the node; STATE-DIR/rdma.log says why the router has none"},
+	{Name: "verbs_region_unmapped", Kind: model.KindPath, Help: "memory region of 64 KiB or more that the router has not mapped: its bytes are copied by system calls",
+		Remedy: "memory that cannot be (docs/howto/rdma.md, zero copy), or what `verbs_quota_memory` or `verbs_no_userfaultfd` count"},
+	{Name: "verbs_no_userfaultfd", Kind: model.KindPath, Help: "program whose memory is not mapped by the router as the node has no /dev/userfaultfd",
+		Remedy: "`heddle doctor` (`verbs_userfaultfd`): a kernel with CONFIG_USERFAULTFD and CONFIG_PTE_MARKER_UFFD_WP"},
 	{Name: "verbs_other", Kind: model.KindRefusal, Help: "what a newer router counts, and this agent has no name for",
 		Remedy: "replace the agent by the router's version"},
 }

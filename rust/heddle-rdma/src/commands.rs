@@ -10,7 +10,7 @@ use verbs_protocol::control::{EINVAL, EOPNOTSUPP, Errno, Request};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{ibv, plain, slots};
 
-use crate::memory::{ACCESS_KNOWN, Backing, Region};
+use crate::memory::{ACCESS_KNOWN, Mapped, Process, Region};
 use crate::multicast::MEMBERSHIPS;
 use crate::objects::{Ah, Channel, Cq, EventSocket, Memory, Objects, Pd, Quota, Source, Srq};
 use crate::protection::{Protection, protects};
@@ -29,6 +29,8 @@ pub(crate) const MAX_MESSAGE: u32 = 1 << 30;
 const MAX_REGION: u64 = 1 << 44;
 pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 const PAGE: u64 = 4096;
+/// A region of this many bytes is worth being mapped; one that is not is counted.
+const MAPPED_RATHER: u64 = 64 * 1024;
 
 /// The answer to a request, without its head, and the descriptors that go with it.
 pub(crate) struct Answer {
@@ -96,6 +98,7 @@ impl Objects {
             Request::DestroyMemory(memory) => self.destroy_memory(context, *memory),
             Request::RegMr(request) => self.register(context, request),
             Request::ShowMemory(address) => self.show_memory(context, *address),
+            Request::OpenUserfaultfd => self.open_userfaultfd(context),
             Request::DeregMr(mr) => self.deregister(context, *mr),
             Request::AttachMcast(request) => self.join_group(context, request),
             Request::DetachMcast(request) => self.leave_group(context, request),
@@ -184,11 +187,15 @@ impl Objects {
         Ok(())
     }
 
+    fn note_in(&mut self, context: u32, reason: Reason) {
+        if let Some(endpoint) = self.endpoint_of(context) {
+            endpoint.account.note(reason);
+        }
+    }
+
     /// Something could not be made although the endpoint may have it.
     fn full(&mut self, context: u32) {
-        if let Some(endpoint) = self.endpoint_of(context) {
-            endpoint.account.note(Reason::RouterFull);
-        }
+        self.note_in(context, Reason::RouterFull);
     }
 
     /// The same, if this is what an errno says.
@@ -560,24 +567,27 @@ impl Objects {
         {
             return Err(EINVAL);
         }
-        let backing = if r.memory == 0 {
-            let object = usable(self.contexts.get(context))?;
-            if !object.shown && protects(Protection::AddressSpace) {
-                return Err(libc::EACCES);
+        let mapped = match r.memory {
+            0 => None,
+            handle => {
+                let memory =
+                    usable(self.memories.get(handle).filter(|m| owns(context, m.context)))?;
+                Some(usable(Mapped::of(&memory.shared, r.memory_offset, r.length))?)
             }
-            let process = Arc::clone(&object.process);
-            if !self.without_baton(|worker| process.has(worker, r.address, r.length)) {
-                return Err(libc::EFAULT);
-            }
-            Backing::Process(process, r.address)
-        } else {
-            let memory = usable(self.memories.get(r.memory).filter(|m| owns(context, m.context)))?;
-            let end = usable(r.memory_offset.checked_add(r.length))?;
-            if end > size(memory.shared.len()) {
-                return Err(EINVAL);
-            }
-            Backing::Shared(Arc::clone(&memory.shared), r.memory_offset)
         };
+        let process = if mapped.as_ref().is_some_and(|m| m.is_all(r.length)) {
+            None
+        } else {
+            Some((self.program_with(context, r.address, r.length)?, r.address))
+        };
+        // It may have gone meanwhile.
+        let memory = self.memories.get(r.memory).filter(|m| owns(context, m.context));
+        if mapped.is_some() && memory.is_none() {
+            return Err(EINVAL);
+        }
+        if mapped.is_none() && r.length >= MAPPED_RATHER {
+            self.note_in(context, Reason::RegionUnmapped);
+        }
         self.charge(context, Quota::Mrs, 1)?;
         if let Err(errno) = self.use_pd(context, r.pd) {
             self.refund(context, Quota::Mrs, 1);
@@ -589,8 +599,9 @@ impl Objects {
             iova: r.iova,
             length: r.length,
             access,
-            backing,
             memory: r.memory,
+            mapped,
+            process,
         };
         let skip = u32::try_from(sys::random() >> 32).unwrap_or(0);
         let handle = self.regions.insert(region, skip);
@@ -601,6 +612,35 @@ impl Objects {
         }
         let reply = abi::verbs_reg_mr_reply { mr, lkey: mr, rkey: mr, ..Default::default() };
         Ok(answer(&reply))
+    }
+
+    /// The program of a context, which has memory at an address: its first and its last byte.
+    fn program_with(
+        self: &mut Box<Self>,
+        context: u32,
+        address: u64,
+        length: u64,
+    ) -> Result<Arc<Process>, Errno> {
+        let object = usable(self.contexts.get(context))?;
+        if !object.shown && protects(Protection::AddressSpace) {
+            return Err(libc::EACCES);
+        }
+        let process = Arc::clone(&object.process);
+        if !self.without_baton(|worker| process.has(worker, address, length)) {
+            return Err(libc::EFAULT);
+        }
+        Ok(process)
+    }
+
+    /// The device by which a program makes a userfaultfd of its own memory.
+    fn open_userfaultfd(&mut self, context: u32) -> Result<Answer, Errno> {
+        let Ok(device) = sys::open_userfaultfd() else {
+            self.note_in(context, Reason::NoUserfaultfd);
+            return Err(EOPNOTSUPP);
+        };
+        let mut answer = done();
+        answer.descriptors.push(device);
+        Ok(answer)
     }
 
     pub(crate) fn deregister(&mut self, context: u32, handle: u32) -> Result<Answer, Errno> {

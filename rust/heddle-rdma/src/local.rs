@@ -5,7 +5,7 @@ use std::time::Instant;
 use verbs_protocol::ibv;
 use verbs_protocol::statistics::Reason;
 
-use crate::memory::{self, CHUNK, Fault, Piece, Side};
+use crate::memory::{self, CHUNK, Fault, Side, Use};
 use crate::objects::{Current, Objects};
 use crate::protection::{Protection, protects};
 use crate::requests::{Pending, Step, Told, gather};
@@ -85,7 +85,7 @@ impl Objects {
         if current.done == 0 && length > 0 {
             // All of it, before a byte is written.
             let all = usize::try_from(length).map_err(|_| Pending::Turn)?;
-            let found = memory::find(&self.regions, head.rkey, head.remote_address, all, usage);
+            let found = memory::check(&self.regions, head.rkey, head.remote_address, all, usage);
             found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         }
         let receive = if head.opcode == ibv::WR_RDMA_WRITE_WITH_IMM {
@@ -95,8 +95,7 @@ impl Objects {
         };
         let to = |objects: &mut Self, done, n| {
             let at = head.remote_address.checked_add(done).ok_or(Fault)?;
-            objects.to.push(memory::find(&objects.regions, head.rkey, at, n, usage)?);
-            Ok(())
+            memory::find(&objects.regions, head.rkey, at, n, usage, &mut objects.to)
         };
         let copied = self.copy_out((number, peer), current, length, bytes, to);
         if receive.is_some() {
@@ -192,10 +191,10 @@ impl Objects {
             let at = head.remote_address.checked_add(current.done);
             let rest = usize::try_from(length - current.done).map_err(|_| Pending::Turn)?;
             let found = at.ok_or(Fault).and_then(|at| {
-                memory::find(&self.regions, head.rkey, at, rest, remote)?;
-                memory::find(&self.regions, head.rkey, at, n, remote)
+                memory::check(&self.regions, head.rkey, at, rest, remote)?;
+                memory::find(&self.regions, head.rkey, at, n, remote, &mut self.from)
             });
-            self.from.push(found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?);
+            found.map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
             let send = &current.send;
             let (entries, entry) = (send.entries(), |i| send.entry(i));
             gather(&self.regions, entries, entry, current.done, n, local, &mut self.to)
@@ -221,7 +220,8 @@ impl Objects {
         }
         let remote = self.remote(peer, ibv::ACCESS_REMOTE_ATOMIC);
         let remote = remote.ok_or(Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
-        let there = memory::find(&self.regions, head.rkey, head.remote_address, 8, remote)
+        let there = (head.rkey, head.remote_address, remote);
+        memory::check(&self.regions, there.0, there.1, 8, remote)
             .map_err(|Fault| Pending::Failed(ibv::WC_REM_ACCESS_ERR))?;
         let local = self.local(number, ibv::ACCESS_LOCAL_WRITE);
         // Checked before anything is changed.
@@ -234,7 +234,7 @@ impl Objects {
         if !self.begin_atomic(peer) {
             return Err(Pending::Turn);
         }
-        let changed = self.change(head.opcode, head.compare_add, head.swap, &there);
+        let changed = self.change(head.opcode, head.compare_add, head.swap, there);
         self.end_atomic(peer);
         let value = changed.map_err(|Fault| Pending::Failed(ibv::WC_REM_OP_ERR))?;
         self.account_served(peer, 8, 0);
@@ -308,11 +308,11 @@ impl Objects {
         opcode: u8,
         compare_add: u64,
         swap: u64,
-        place: &Piece,
+        (key, address, usage): (u32, u64, Use),
     ) -> Result<u64, Fault> {
         let mut value = [0; 8];
         self.from.clear();
-        self.from.push(place.clone());
+        memory::find(&self.regions, key, address, 8, usage, &mut self.from)?;
         self.load(&mut value)?;
         let old = u64::from_ne_bytes(value);
         let new = if opcode == ibv::WR_ATOMIC_FETCH_AND_ADD {
@@ -322,7 +322,7 @@ impl Objects {
         };
         if let Some(new) = new {
             self.to.clear();
-            self.to.push(place.clone());
+            memory::find(&self.regions, key, address, 8, usage, &mut self.to)?;
             self.store(&new.to_ne_bytes())?;
         }
         Ok(old)

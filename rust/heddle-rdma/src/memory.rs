@@ -104,13 +104,39 @@ impl Process {
     }
 }
 
-/// Where the bytes of a region are.
-#[derive(Clone)]
-pub(crate) enum Backing {
+/// Where bytes are.
+enum Backing {
     /// In a program, at this address.
     Process(Arc<Process>, u64),
-    /// In memory that the router has mapped, from this offset: all of the region lies in it.
+    /// In memory that the router has mapped, from this offset.
     Shared(Arc<SharedMemory>, u64),
+}
+
+/// The bytes of a region that are in memory that the router has mapped.
+pub(crate) struct Mapped {
+    shared: Arc<SharedMemory>,
+    /// The first of them, and how many there are.
+    first: u64,
+    length: u64,
+    /// Where the first one lies in the memory.
+    at: u64,
+}
+
+impl Mapped {
+    /// Those of a region of this length whose first byte would lie at `offset` (modulo 2^64) of the
+    /// memory. None if it has none of them.
+    pub(crate) fn of(shared: &Arc<SharedMemory>, offset: u64, length: u64) -> Option<Self> {
+        let all = shared.len() as u64;
+        // Regions and memory are shorter than 2^63 bytes, so that one of the two is meant.
+        let (first, at) = if offset < all { (0, offset) } else { (offset.wrapping_neg(), 0) };
+        let length = length.checked_sub(first)?.min(all - at);
+        (length > 0).then(|| Self { shared: Arc::clone(shared), first, length, at })
+    }
+
+    /// Whether it is all of a region of this length.
+    pub(crate) fn is_all(&self, length: u64) -> bool {
+        self.first == 0 && self.length == length
+    }
 }
 
 /// A memory region.
@@ -120,9 +146,43 @@ pub(crate) struct Region {
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    pub(crate) backing: Backing,
-    /// Handle of the memory, 0 if it is the program's own.
+    /// Handle of the memory that has the mapped part, 0 if there is none.
     pub(crate) memory: u32,
+    pub(crate) mapped: Option<Mapped>,
+    /// Where all other bytes are: the program, and the address of the first byte of the region. Not
+    /// there if all are mapped.
+    pub(crate) process: Option<(Arc<Process>, u64)>,
+}
+
+impl Region {
+    /// Adds the pieces that bytes of it consist of.
+    fn pieces(&self, from: u64, length: usize, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+        let end = from + length as u64;
+        let Some(mapped) = &self.mapped else { return self.of_program(from, end, pieces) };
+        let (first, last) = (mapped.first, mapped.first + mapped.length);
+        self.of_program(from, end.min(first), pieces)?;
+        let (begin, stop) = (from.max(first), end.min(last));
+        if begin < stop {
+            let backing = Backing::Shared(Arc::clone(&mapped.shared), mapped.at + (begin - first));
+            pieces.push(Piece { backing, length: size(stop - begin)? });
+        }
+        self.of_program(from.max(last), end, pieces)
+    }
+
+    fn of_program(&self, begin: u64, end: u64, pieces: &mut Vec<Piece>) -> Result<(), Fault> {
+        if begin >= end {
+            return Ok(());
+        }
+        let (process, address) = self.process.as_ref().ok_or(Fault)?;
+        let at = address.checked_add(begin).ok_or(Fault)?;
+        let backing = Backing::Process(Arc::clone(process), at);
+        pieces.push(Piece { backing, length: size(end - begin)? });
+        Ok(())
+    }
+}
+
+fn size(length: u64) -> Result<usize, Fault> {
+    usize::try_from(length).map_err(|_| Fault)
 }
 
 /// What a key is to be used for.
@@ -134,7 +194,6 @@ pub(crate) struct Use {
 }
 
 /// Bytes somewhere, found and checked.
-#[derive(Clone)]
 pub(crate) struct Piece {
     backing: Backing,
     length: usize,
@@ -153,14 +212,14 @@ pub(crate) enum Side {
 
 pub(crate) type Regions = Table<Region>;
 
-/// Finds the bytes that a key and an address name.
-pub(crate) fn find(
+/// Looks whether a key may be used for bytes at an address; the region, and where in it they begin.
+fn look(
     regions: &Regions,
     key: u32,
     address: u64,
     length: usize,
     usage: Use,
-) -> Result<Piece, Fault> {
+) -> Result<(&Region, u64), Fault> {
     let region = regions.get(key).ok_or(Fault)?;
     let offset = address.checked_sub(region.iova).ok_or(Fault)?;
     let end = offset.checked_add(length as u64).ok_or(Fault)?;
@@ -169,15 +228,31 @@ pub(crate) fn find(
     if is_outside || is_foreign || region.access & usage.access != usage.access {
         return Err(Fault);
     }
-    let backing = match &region.backing {
-        Backing::Process(process, at) => {
-            Backing::Process(Arc::clone(process), at.checked_add(offset).ok_or(Fault)?)
-        }
-        Backing::Shared(memory, at) => {
-            Backing::Shared(Arc::clone(memory), at.checked_add(offset).ok_or(Fault)?)
-        }
-    };
-    Ok(Piece { backing, length })
+    Ok((region, offset))
+}
+
+/// Whether a key may be used for bytes at an address.
+pub(crate) fn check(
+    regions: &Regions,
+    key: u32,
+    address: u64,
+    length: usize,
+    usage: Use,
+) -> Result<(), Fault> {
+    look(regions, key, address, length, usage).map(drop)
+}
+
+/// Finds the bytes that a key and an address name, and adds their pieces.
+pub(crate) fn find(
+    regions: &Regions,
+    key: u32,
+    address: u64,
+    length: usize,
+    usage: Use,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), Fault> {
+    let (region, offset) = look(regions, key, address, length, usage)?;
+    region.pieces(offset, length, pieces)
 }
 
 /// Copies bytes through memory of its own, [`CHUNK`] at a time.
@@ -194,21 +269,47 @@ impl Copier {
     /// Copies the pieces of one side to those of the other: the same number of bytes, at most a
     /// chunk.
     fn copy(&mut self, worker: &Worker, from: &[Piece], to: &[Piece]) -> Result<(), Side> {
-        let length: usize = from.iter().map(|p| p.length).sum();
-        debug_assert_eq!(length, to.iter().map(|p| p.length).sum());
-        // One copy where one side is a single piece of memory that the router has mapped.
-        if let [Piece { backing: Backing::Shared(memory, at), .. }] = from {
-            let place = place(memory, *at, length).ok_or(Side::Source)?;
-            return transfer(worker, place, to, true).map_err(|_| Side::Destination);
+        let (mut sources, mut targets) = (from.iter(), to.iter());
+        let (mut source, mut target) = (sources.next(), targets.next());
+        let (mut read, mut written) = (0, 0);
+        while let (Some(from), Some(to)) = (source, target) {
+            let n = (from.length - read).min(to.length - written);
+            self.copy_part(worker, (from, read), (to, written), n)?;
+            read += n;
+            written += n;
+            if read == from.length {
+                (source, read) = (sources.next(), 0);
+            }
+            if written == to.length {
+                (target, written) = (targets.next(), 0);
+            }
         }
-        if let [Piece { backing: Backing::Shared(memory, at), .. }] = to {
-            let place = place(memory, *at, length).ok_or(Side::Destination)?;
-            return transfer(worker, place, from, false).map_err(|_| Side::Source);
+        debug_assert!(source.is_none() && target.is_none());
+        Ok(())
+    }
+
+    /// One copy where one side is memory that the router has mapped, else two.
+    fn copy_part(
+        &mut self,
+        worker: &Worker,
+        (from, read): (&Piece, usize),
+        (to, written): (&Piece, usize),
+        length: usize,
+    ) -> Result<(), Side> {
+        if let Some(place) = from.place(read, length) {
+            return to.transfer(worker, written, place, true).map_err(|Fault| Side::Destination);
         }
-        let own = self.buffer.get_mut(..length).ok_or(Side::Source)?;
-        let own = (own.as_mut_ptr(), length);
-        transfer(worker, own, from, false).map_err(|_| Side::Source)?;
-        transfer(worker, own, to, true).map_err(|_| Side::Destination)
+        let own = if let Some(place) = to.place(written, length) {
+            place
+        } else {
+            let own = self.buffer.get_mut(..length).ok_or(Side::Source)?;
+            (own.as_mut_ptr(), length)
+        };
+        from.transfer(worker, read, own, false).map_err(|Fault| Side::Source)?;
+        if own.0 == self.buffer.as_mut_ptr() {
+            to.transfer(worker, written, own, true).map_err(|Fault| Side::Destination)?;
+        }
+        Ok(())
     }
 }
 
@@ -277,14 +378,45 @@ impl Objects {
     }
 }
 
-/// The address of bytes in mapped memory, if all of them lie in it.
-fn place(memory: &Arc<SharedMemory>, at: u64, length: usize) -> Option<(*mut u8, usize)> {
-    let at = usize::try_from(at).ok()?;
-    if at.checked_add(length)? > memory.len() {
-        return None;
+impl Piece {
+    /// The address of `length` bytes from `skip` on, if the router has them mapped.
+    fn place(&self, skip: usize, length: usize) -> Option<(*mut u8, usize)> {
+        let Backing::Shared(memory, at) = &self.backing else { return None };
+        let at = usize::try_from(*at).ok()?.checked_add(skip)?;
+        if at.checked_add(length)? > memory.len() {
+            return None;
+        }
+        // SAFETY: the check above says that the range lies in the mapping.
+        Some((unsafe { memory.as_ptr().byte_add(at) }.as_ptr(), length))
     }
-    // SAFETY: the check above says that the range lies in the mapping.
-    Some((unsafe { memory.as_ptr().byte_add(at) }.as_ptr(), length))
+
+    /// Copies between `own`, which is mapped here, and as many bytes from `skip` on; `write` is to
+    /// the piece.
+    fn transfer(
+        &self,
+        worker: &Worker,
+        skip: usize,
+        (own, length): (*mut u8, usize),
+        write: bool,
+    ) -> Result<(), Fault> {
+        match &self.backing {
+            Backing::Shared(..) => {
+                let (there, _) = self.place(skip, length).ok_or(Fault)?;
+                let (from, to) = if write { (own, there) } else { (there, own) };
+                // SAFETY: both ranges are mapped. The program may write to one meanwhile: what is
+                // copied then is any mixture of bytes, which nobody looks at. They may be the same
+                // memory, therefore not `copy_nonoverlapping`.
+                unsafe { core::ptr::copy(from, to, length) };
+                Ok(())
+            }
+            Backing::Process(process, at) => {
+                let at = at.checked_add(skip as u64).ok_or(Fault)?;
+                // SAFETY: `own` is the caller's, and has these bytes.
+                let copied = unsafe { process.copy(worker, (own, length), at, write) };
+                if copied { Ok(()) } else { Err(Fault) }
+            }
+        }
+    }
 }
 
 /// Copies between `own`, which is mapped here, and pieces with as many bytes; `write` is to the
@@ -299,26 +431,8 @@ fn transfer(
     for piece in pieces {
         // SAFETY: the pieces have as many bytes as `own` together.
         let here = unsafe { own.0.add(done) };
-        match &piece.backing {
-            Backing::Shared(memory, at) => {
-                let length = piece.length;
-                let (there, _) = place(memory, *at, length).ok_or(Fault)?;
-                let (from, to) = if write { (here, there) } else { (there, here) };
-                // SAFETY: both ranges are mapped. The program may write to one meanwhile: what is
-                // copied then is any mixture of bytes, which nobody looks at. They may be the same
-                // memory, therefore not `copy_nonoverlapping`.
-                unsafe { core::ptr::copy(from, to, length) };
-                done += length;
-            }
-            Backing::Process(process, at) => {
-                let length = piece.length;
-                // SAFETY: `own` is the caller's, and has these bytes from `done` on.
-                if !unsafe { process.copy(worker, (here, length), *at, write) } {
-                    return Err(Fault);
-                }
-                done += length;
-            }
-        }
+        piece.transfer(worker, 0, (here, piece.length), write)?;
+        done += piece.length;
     }
     Ok(())
 }

@@ -653,7 +653,7 @@ pub(crate) fn gather(
         }
         let take = usize::try_from(length - skip).map_err(|_| Fault)?.min(n);
         let at = sge.address.checked_add(skip).ok_or(Fault)?;
-        pieces.push(memory::find(regions, sge.lkey, at, take, usage)?);
+        memory::find(regions, sge.lkey, at, take, usage, pieces)?;
         n -= take;
         skip = 0;
     }

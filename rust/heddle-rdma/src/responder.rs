@@ -73,7 +73,7 @@ impl Objects {
         if !matches!(header.opcode, ibv::WR_SEND | ibv::WR_SEND_WITH_IMM) && header.total > 0 {
             let all = usize::try_from(header.total).map_err(|_| Broken)?;
             let found = self.remote(number, ibv::ACCESS_REMOTE_WRITE).is_some_and(|usage| {
-                memory::find(&self.regions, header.key, header.address, all, usage).is_ok()
+                memory::check(&self.regions, header.key, header.address, all, usage).is_ok()
             });
             if !found && reliable {
                 self.refuse(handle, header, ibv::WC_REM_ACCESS_ERR);
@@ -195,7 +195,7 @@ impl Objects {
         } else {
             let usage = self.remote(number, ibv::ACCESS_REMOTE_WRITE).ok_or(Fault)?;
             let at = head.address.checked_add(done).ok_or(Fault)?;
-            self.to.push(memory::find(&self.regions, head.key, at, bytes.len(), usage)?);
+            memory::find(&self.regions, head.key, at, bytes.len(), usage, &mut self.to)?;
         }
         self.store(bytes)
     }
@@ -216,7 +216,7 @@ impl Objects {
             let all = usize::try_from(header.total).unwrap_or(usize::MAX);
             let found = self.remote(number, ibv::ACCESS_REMOTE_READ).is_some_and(|usage| {
                 all == 0
-                    || memory::find(&self.regions, header.key, header.address, all, usage).is_ok()
+                    || memory::check(&self.regions, header.key, header.address, all, usage).is_ok()
             });
             let Header { number, key, address, total, .. } = *header;
             let read = Response::Read { number, key, address, total, done: 0 };
@@ -243,13 +243,14 @@ impl Objects {
         }
         let usage = self.remote(number, ibv::ACCESS_REMOTE_ATOMIC);
         let usage = usage.ok_or(ibv::WC_REM_ACCESS_ERR)?;
-        let place = memory::find(&self.regions, header.key, header.address, 8, usage)
+        let place = (header.key, header.address, usage);
+        memory::check(&self.regions, place.0, place.1, 8, usage)
             .map_err(|Fault| ibv::WC_REM_ACCESS_ERR)?;
         if !self.begin_atomic(number) {
             let timer = self.qps.get(number).map_or(0, |q| q.attr.min_rnr_timer);
             return Ok(Response::NotReady { number: header.number, timer });
         }
-        let changed = self.change(header.opcode, header.total, header.swap, &place);
+        let changed = self.change(header.opcode, header.total, header.swap, place);
         self.end_atomic(number);
         let old = changed.map_err(|Fault| ibv::WC_REM_OP_ERR)?;
         self.account_served(number, 8, 0);
@@ -333,7 +334,7 @@ impl Objects {
         };
         let loaded = found.and_then(|(usage, at)| {
             if n > 0 {
-                self.from.push(memory::find(&self.regions, key, at, n, usage)?);
+                memory::find(&self.regions, key, at, n, usage, &mut self.from)?;
             }
             self.load_own(n, |objects, bytes| {
                 if let Some(link) = objects.links.get_mut(handle) {

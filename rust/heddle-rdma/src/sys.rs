@@ -66,6 +66,12 @@ pub(crate) fn open_memory(pid: libc::pid_t) -> io::Result<OwnedFd> {
     Ok(memory.into())
 }
 
+/// The device by which whoever has it makes a userfaultfd of its own memory that the kernel's
+/// accesses wait for, too.
+pub(crate) fn open_userfaultfd() -> io::Result<OwnedFd> {
+    Ok(OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")?.into())
+}
+
 /// Whether the process of a pidfd has not ended.
 fn is_alive(pidfd: &OwnedFd) -> bool {
     // SAFETY: signal 0 is none, and without siginfo the kernel reads nothing.

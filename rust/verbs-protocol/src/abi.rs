@@ -54,6 +54,7 @@ pub const VERBS_ATTACH_MCAST: verbs_command = 22;
 pub const VERBS_DETACH_MCAST: verbs_command = 23;
 pub const VERBS_RDMA_CM: verbs_command = 24;
 pub const VERBS_SHOW_MEMORY: verbs_command = 25;
+pub const VERBS_OPEN_USERFAULTFD: verbs_command = 26;
 pub const VERBS_RESIZE_CQ: verbs_command = 27;
 pub type verbs_command = ::std::os::raw::c_uint;
 pub const VERBS_KIND_DEVICE: verbs_kind = 0;

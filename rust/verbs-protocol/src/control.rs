@@ -43,6 +43,7 @@ pub enum Request {
     DetachMcast(abi::verbs_mcast_request),
     /// The address.
     ShowMemory(u64),
+    OpenUserfaultfd,
     RdmaCm {
         response_max: u32,
         command: Result<Box<Command>, Errno>,
@@ -116,6 +117,10 @@ fn body(command: u32, bytes: &[u8]) -> Result<Request, Errno> {
         }
         abi::VERBS_ATTACH_MCAST => Request::AttachMcast(mcast(bytes)?),
         abi::VERBS_DETACH_MCAST => Request::DetachMcast(mcast(bytes)?),
+        abi::VERBS_OPEN_USERFAULTFD => {
+            exactly::<abi::verbs_plain_request>(bytes)?;
+            Request::OpenUserfaultfd
+        }
         abi::VERBS_RDMA_CM => rdma_cm(bytes)?,
         _ => return Err(EOPNOTSUPP),
     })

@@ -47,6 +47,8 @@ pub enum Reason {
     CardRefused,
     CardFailed,
     CardGone,
+    RegionUnmapped,
+    NoUserfaultfd,
 }
 
 /// The way that bytes take.

@@ -1,0 +1,65 @@
+package clib_test
+
+import (
+	"bufio"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+func compileRemap(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "remap")
+	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o", program, "testdata/remap.c", "-libverbs").CombinedOutput()
+	if err != nil {
+		t.Fatalf("compile: %v\n%s", err, out)
+	}
+	return program
+}
+
+// TestRemap: pages of registered buffers become memory that the router has mapped and the program's
+// own again, whatever else happens to them.
+func TestRemap(t *testing.T) {
+	_, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	p := newPlace(t, dirs[0])
+	program := compileRemap(t)
+	for _, part := range []string{"writers", "forks", "overlaps", "places", "changes"} {
+		t.Run(part, func(t *testing.T) {
+			out, err := p.command(program, part).CombinedOutput()
+			if err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+			t.Logf("%s", out)
+		})
+	}
+}
+
+// TestRemapRouterEnds: memory that a router had mapped stays the program's when it ends.
+func TestRemapRouterEnds(t *testing.T) {
+	a, dirs := startRDMA(t, [4]byte{10, 9, 0, 1})
+	p := newPlace(t, dirs[0])
+	cmd := p.command(compileRemap(t), "gone")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	if !lines.Scan() || lines.Text() != "registered" {
+		t.Errorf("it says %q", lines.Text())
+	}
+	a.kill()
+	stdin.Close()
+	for lines.Scan() {
+		t.Error(lines.Text())
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,189 @@
+//! Memory of the router's making that is part of a region, and what programs may do with it.
+
+mod support;
+
+use std::os::fd::AsRawFd;
+
+use shared_ring::SharedMemory;
+use support::{Device, End, node, pair, readable, request, sending, sge};
+use verbs_protocol::{abi, ibv};
+
+/// Registers `bytes`, of which the memory begins `offset` bytes before the first one.
+fn register(
+    device: &mut Device,
+    pd: u32,
+    bytes: &[u8],
+    memory: u32,
+    offset: i64,
+) -> Result<u32, i32> {
+    let head = device.head(abi::VERBS_REG_MR);
+    let address = bytes.as_ptr() as u64;
+    let request = abi::verbs_reg_mr_request {
+        head,
+        address,
+        length: bytes.len() as u64,
+        iova: address,
+        memory,
+        memory_offset: offset.cast_unsigned(),
+        pd,
+        access: 15,
+        ..Default::default()
+    };
+    device.ask::<abi::verbs_reg_mr_reply>(&request).map(|(reply, _)| reply.lkey)
+}
+
+fn create(device: &mut Device, length: usize) -> (u32, std::sync::Arc<SharedMemory>) {
+    let head = device.head(abi::VERBS_CREATE_MEMORY);
+    let request = abi::verbs_create_memory_request { head, length: length as u64 };
+    let (reply, mut fds) = device.ask::<abi::verbs_create_memory_reply>(&request).unwrap();
+    (reply.memory, SharedMemory::open(fds.pop().unwrap(), length).unwrap())
+}
+
+fn bytes_of(memory: &SharedMemory) -> Vec<u8> {
+    let at = |i| {
+        // SAFETY: `i` lies in the memory, which is mapped.
+        let place = unsafe { memory.as_ptr().byte_add(i) };
+        // SAFETY: as above.
+        unsafe { place.read_volatile() }
+    };
+    (0..memory.len()).map(at).collect()
+}
+
+/// Writes `from` to all of what the other end registered.
+fn write(a: &mut End, from: &[u8], own: u32, to: &[u8], key: u32) {
+    let head = abi::verbs_send {
+        remote_address: to.as_ptr() as u64,
+        rkey: key,
+        ..request(ibv::WR_RDMA_WRITE, 1)
+    };
+    a.send(&sending(head, &[sge(from, own)]));
+    assert_eq!(a.sends.result(), (1, ibv::WC_SUCCESS));
+}
+
+#[test]
+fn a_region_is_in_memory_where_it_lies_in_it_and_else_in_the_program() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let counted: Vec<u8> = (0..200_000_u32).map(|i| i.to_le_bytes()[0]).collect();
+    let mut from = counted.clone();
+    let own = a.device.register(a.pd, &mut from, 15).unwrap();
+    let (memory, shared) = create(&mut b.device, 65536);
+    // Where the memory begins in the region, and how many bytes of it there are.
+    for (offset, length) in [(0_i64, 65536), (100, 60000), (-1000, 80_000), (5000, 200_000)] {
+        let to = vec![0_u8; length];
+        let key = register(&mut b.device, b.pd, &to, memory, offset).unwrap();
+        write(&mut a, &from[..length], own, &to, key);
+        let mapped = bytes_of(&shared);
+        for (i, wanted) in counted[..length].iter().enumerate() {
+            let at = i64::try_from(i).unwrap() + offset;
+            match usize::try_from(at).ok().and_then(|at| mapped.get(at)) {
+                Some(there) => assert_eq!((there, to[i]), (wanted, 0), "{offset} {i}"),
+                None => assert_eq!(&to[i], wanted, "{offset} {i}"),
+            }
+        }
+        // And back, into another region of the same kind.
+        let head = abi::verbs_send {
+            remote_address: to.as_ptr() as u64,
+            rkey: key,
+            ..request(ibv::WR_RDMA_READ, 2)
+        };
+        from.fill(0);
+        a.send(&sending(head, &[sge(&from[..length], own)]));
+        assert_eq!(a.sends.result(), (2, ibv::WC_SUCCESS));
+        assert_eq!(from[..length], counted[..length]);
+        from.copy_from_slice(&counted);
+        b.device.object(abi::VERBS_DEREG_MR, key).unwrap();
+    }
+    b.device.object(abi::VERBS_DESTROY_MEMORY, memory).unwrap();
+}
+
+#[test]
+fn memory_in_which_a_region_does_not_lie_is_refused() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 64, |_| ());
+    let (memory, _shared) = create(&mut b.device, 8192);
+    let (other, _) = create(&mut a.device, 8192);
+    let bytes = vec![0_u8; 4096];
+    for offset in [8192, 8193, 1 << 40, i64::MAX, i64::MIN, -4096, -5000, -(1 << 40)] {
+        let refused = register(&mut b.device, b.pd, &bytes, memory, offset);
+        assert_eq!(refused, Err(libc::EINVAL), "{offset}");
+    }
+    for unknown in [other, memory + 1, u32::MAX] {
+        let refused = register(&mut b.device, b.pd, &bytes, unknown, 0);
+        assert_eq!(refused, Err(libc::EINVAL), "{unknown}");
+    }
+    // What is not in the memory has to be in the program.
+    let head = b.device.head(abi::VERBS_REG_MR);
+    let request = abi::verbs_reg_mr_request {
+        head,
+        address: 4096,
+        length: 16384,
+        iova: 4096,
+        memory,
+        memory_offset: 0,
+        pd: b.pd,
+        access: 15,
+        ..Default::default()
+    };
+    let refused = b.device.ask::<abi::verbs_reg_mr_reply>(&request);
+    assert_eq!(refused.unwrap_err(), libc::EFAULT);
+    b.device.object(abi::VERBS_DESTROY_MEMORY, memory).unwrap();
+}
+
+#[test]
+fn memory_with_holes_or_that_is_written_meanwhile_is_copied_all_the_same() {
+    let router = node();
+    let (mut a, mut b) = pair([&router, &router], ibv::QPT_RC, 1 << 20, |_| ());
+    let head = b.device.head(abi::VERBS_CREATE_MEMORY);
+    let creation = abi::verbs_create_memory_request { head, length: 1 << 20 };
+    let (reply, mut fds) = b.device.ask::<abi::verbs_create_memory_reply>(&creation).unwrap();
+    let fd = fds.pop().unwrap();
+    // SAFETY: these take numbers.
+    let [shrunk, grown] =
+        [4096, 1 << 21].map(|size| unsafe { libc::ftruncate(fd.as_raw_fd(), size) });
+    assert_eq!((shrunk, grown), (-1, -1));
+    let bytes = vec![0_u8; 1 << 20];
+    let key = register(&mut b.device, b.pd, &bytes, reply.memory, 0).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                // SAFETY: this takes numbers.
+                let punched = unsafe { libc::fallocate(fd.as_raw_fd(), punch, 0, 1 << 20) };
+                assert_eq!(punched, 0);
+            }
+        });
+        let (from, own) = (a.buffer.clone(), a.key);
+        for _ in 0..200 {
+            let head = abi::verbs_send {
+                remote_address: bytes.as_ptr() as u64,
+                rkey: key,
+                ..request(ibv::WR_RDMA_WRITE, 3)
+            };
+            a.send(&sending(head, &[sge(&a.buffer, own)]));
+            assert_eq!(a.sends.result(), (3, ibv::WC_SUCCESS));
+        }
+        assert_eq!(a.buffer, from);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(!readable(&b.device.events, std::time::Duration::ZERO));
+}
+
+#[test]
+fn a_userfaultfd_can_be_made_by_what_the_router_gives() {
+    let router = node();
+    let mut a = router.open(1);
+    let request = abi::verbs_plain_request { head: a.head(abi::VERBS_OPEN_USERFAULTFD) };
+    match a.ask::<abi::verbs_reply>(&request) {
+        Ok((_, fds)) => {
+            // SAFETY: this takes numbers; the descriptor that it makes is closed with the process.
+            let made = unsafe { libc::ioctl(fds[0].as_raw_fd(), 0xaa00, libc::O_CLOEXEC) };
+            assert!(made >= 0);
+        }
+        Err(errno) => {
+            assert_eq!(errno, libc::EOPNOTSUPP);
+            assert!(!std::path::Path::new("/dev/userfaultfd").exists());
+        }
+    }
+}

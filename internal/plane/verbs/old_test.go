@@ -95,7 +95,7 @@ func TestOldRouterGivesEndpointsBack(t *testing.T) {
 		t.Errorf("the old router is to end: %v", err)
 	}
 	n.plane.mu.Lock()
-	if sent := n.plane.endpoints[wanted.ID].counted.memory.BytesSent; sent != 77 {
+	if sent := n.plane.endpoints[wanted.ID].counted.moved.BytesSent; sent != 77 {
 		t.Errorf("%d bytes of the old router are counted", sent)
 	}
 	n.plane.mu.Unlock()

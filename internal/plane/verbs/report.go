@@ -25,14 +25,15 @@ var errNoRouter = errors.New("no router runs")
 
 // counted sums what an endpoint did, over the ends of routers, which begin at 0.
 type counted struct {
-	last           endpointRecord // of the router that runs
-	before, memory api.RDMATraffic
-	// limited is memory when the endpoint got its caps.
+	last endpointRecord // of the router that runs
+	// moved is what the TCP plane does not count: what was copied on the node, or went by a card.
+	before, moved api.RDMATraffic
+	// limited is moved when the endpoint got its caps.
 	limited api.RDMATraffic
 }
 
 // restart says that the router has ended.
-func (c *counted) restart() { c.before, c.last = c.memory, endpointRecord{} }
+func (c *counted) restart() { c.before, c.last = c.moved, endpointRecord{} }
 
 // note takes a record over, and adds to sums what is new in its reasons.
 func (c *counted) note(r endpointRecord, sums *[len(reasons)]uint64) {
@@ -40,9 +41,12 @@ func (c *counted) note(r endpointRecord, sums *[len(reasons)]uint64) {
 		sums[min(i, len(sums)-1)] += n - min(n, c.last.reasons[i])
 	}
 	c.last = r
-	c.memory = api.RDMATraffic{
-		Requests: c.before.Requests + r.memory.Requests, Served: c.before.Served + r.memory.Served,
-		BytesSent: c.before.BytesSent + r.memory.BytesSent, BytesReceived: c.before.BytesReceived + r.memory.BytesReceived,
+	c.moved = c.before
+	for _, t := range []api.RDMATraffic{r.memory, r.card} {
+		c.moved.Requests += t.Requests
+		c.moved.Served += t.Served
+		c.moved.BytesSent += t.BytesSent
+		c.moved.BytesReceived += t.BytesReceived
 	}
 }
 
@@ -166,8 +170,8 @@ func (p *Plane) Counters() ([]api.Counter, error) {
 	return out, nil
 }
 
-// Traffic implements plane.Reports: what the router copied on one node. Between nodes bytes are
-// those of TCP connections, which the TCP plane counts.
+// Traffic implements plane.Reports: what the router copied on one node, and what went by a card.
+// Other bytes are those of TCP connections, which the TCP plane counts.
 func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 	_ = p.refresh(context.Background())
 	p.mu.Lock()
@@ -175,7 +179,7 @@ func (p *Plane) Traffic(endpoints []model.Endpoint) ([]model.Traffic, error) {
 	out := make([]model.Traffic, len(endpoints))
 	for i, e := range endpoints {
 		if ep, ok := p.endpoints[e.ID]; ok {
-			out[i].BytesSent, out[i].BytesReceived = ep.counted.memory.BytesSent, ep.counted.memory.BytesReceived
+			out[i].BytesSent, out[i].BytesReceived = ep.counted.moved.BytesSent, ep.counted.moved.BytesReceived
 		}
 	}
 	return out, nil
@@ -190,7 +194,7 @@ func (p *Plane) SetLimits(e model.Endpoint, _ []model.Endpoint) error {
 		return nil // it has them when it is attached
 	}
 	if ep.Limits == nil {
-		ep.counted.limited = ep.counted.memory
+		ep.counted.limited = ep.counted.moved
 	}
 	ep.Limits = e.Limits
 	p.reported = time.Time{} // the router's report of limits is not these
@@ -212,7 +216,7 @@ func (p *Plane) LimitUse(all []model.Endpoint) ([]model.LimitUse, error) {
 		if !ok || e.Limits == nil {
 			continue
 		}
-		now, from := ep.counted.memory, ep.counted.limited
+		now, from := ep.counted.moved, ep.counted.limited
 		if e.Limits.Egress > 0 {
 			out[i].Egress.Bytes = now.BytesSent - from.BytesSent
 		}

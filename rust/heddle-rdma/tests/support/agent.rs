@@ -99,9 +99,11 @@ impl Net {
             };
             let (a, b) = tcp_pair();
             let accepted = Message::Accepted { endpoint: number, source, destination };
-            let _ = send(&to, &accepted.encode(), &[b.as_raw_fd()]);
-            let _ = send(agent, &answer, &[a.as_raw_fd()]);
+            // Whoever cuts it has to find it as soon as it is used.
+            let ours = a.as_raw_fd();
             self.connections.lock().unwrap().push(a);
+            let _ = send(&to, &accepted.encode(), &[b.as_raw_fd()]);
+            let _ = send(agent, &answer, &[ours]);
         }
     }
 }

@@ -54,7 +54,7 @@ help:
 	@echo "make image   the container image for Kubernetes into $(OUT)/image/, with tag $$VERSION or the commit's"
 	@echo "make attack  the same into $(BIN)/attack/, for the attack suite: these can do without protections. Not for use"
 	@echo "make bench-pool  new connections with the preloaded pool of sockets, into docs/benchmarks/ (root; 4 minutes)"
-	@echo "make bench-rdma  RDMA without a card by perftest, with processor time, beside TCP and a copy, into docs/benchmarks/; wants a quiet machine (root; 5 minutes)"
+	@echo "make bench-rdma  RDMA without a card by perftest, NetPIPE and MPI, with processor time, beside TCP and a copy, into docs/benchmarks/; wants a quiet machine (root; 8 minutes)"
 	@echo "make demo    two nodes on this machine, the main job in three modes, a table and a plot (root)"
 	@echo "make test    every test, without and with root (root)"
 	@echo "make test-lsm  the second lock, on security hooks, in an emulated machine with a kernel that takes it (root)"
@@ -161,7 +161,7 @@ bench-pool: need-root build lab-packages
 # docs/benchmarks/method.md, "RDMA".
 .PHONY: bench-rdma
 bench-rdma: need-root build bench-packages
-	$(call install,perftest rdmacm-utils)
+	$(call install,perftest rdmacm-utils netpipe-tcp openmpi-bin python3-numpy python3-mpi4py)
 	$(BIN)/heddle bench rdma --up --lab rdmabench --json docs/benchmarks/$(@:bench-%=%).json
 	$(BIN)/heddle bench rdma report
 	$(BIN)/heddle bench summary

@@ -40,7 +40,7 @@ func mpiDir(t *testing.T) string {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
 	for _, script := range []string{"launch.sh", "beside.sh"} {
-		raw, err := os.ReadFile(filepath.Join("testdata/mpi", script))
+		raw, err := os.ReadFile(filepath.Join("../../internal/bench/rdma/mpi", script))
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, script), raw, 0o755)
 		}

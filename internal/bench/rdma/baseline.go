@@ -134,16 +134,7 @@ func (r *runner) rstream(ctx context.Context, c Case) (_ map[string]float64, err
 	}
 	defer func() { err = errors.Join(err, served.Kill()) }()
 	words = append(words, "-s", address.String())
-	var out []byte
-	// Nobody sees from outside when it listens; one that does not yet refuses.
-	for until := time.Now().Add(proc.ReadyTimeout); ; {
-		if out, err = proc.Output(r.Lab.Exec(ctx, mode, client, words...)); err == nil || time.Now().After(until) {
-			break
-		}
-		if err := proc.Pause(ctx, 50*time.Millisecond); err != nil {
-			return nil, err
-		}
-	}
+	out, err := r.untilItListens(ctx, func() *exec.Cmd { return r.Lab.Exec(ctx, mode, client, words...) })
 	if err != nil {
 		return nil, err
 	}

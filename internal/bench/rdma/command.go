@@ -15,16 +15,17 @@ import (
 )
 
 // programs are what has to be installed, with their Debian packages.
-var programs = map[string]string{"ib_write_bw": "perftest", "ib_write_lat": "perftest", "rstream": "rdmacm-utils", "iperf3": "iperf3"}
+var programs = map[string]string{"ib_write_bw": "perftest", "ib_write_lat": "perftest", "rstream": "rdmacm-utils", "iperf3": "iperf3",
+	"NPtcp": "netpipe-tcp", "mpirun": "openmpi-bin"}
 
 // Command is `heddle bench rdma`.
 func Command() session.Command {
 	var cases []Case
 	return session.Benchmark[Result]{
 		Name:  "rdma",
-		Short: "Measure RDMA without a card: perftest on one node and between nodes, with processor time",
-		Long: `Runs Debian's unmodified perftest and rstream in containers that have verbs, beside a copy by one thread, two processes that spin, and
-TCP of the host, and states the goals. The lab must have been made with --verbs; --up does that.`,
+		Short: "Measure RDMA without a card: perftest, sockets and MPI on one node and between nodes, with processor time",
+		Long: `Runs Debian's unmodified perftest, rstream, NetPIPE and jobs of MPI processes in containers that have verbs, beside a copy by one
+thread, two processes that spin, and TCP of the host and the overlay, with 1 to 512 queue pairs and with caps, and states the goals. The lab must have been made with --verbs; --up does that.`,
 		Lab: session.Needs{Program: true, Size: lab.Size{Verbs: true}},
 		Flags: func(f session.Flags) {
 			f.DeclareScopes()
@@ -40,6 +41,12 @@ TCP of the host, and states the goals. The lab must have been made with --verbs;
 				if _, err := exec.LookPath(program); err != nil {
 					return fmt.Errorf("%w: install Debian's package %s", err, debian)
 				}
+			}
+			if _, err := spreload(); err != nil {
+				return err
+			}
+			if err := exec.Command(python, "-c", "import numpy, mpi4py").Run(); err != nil {
+				return fmt.Errorf("%s has no numpy or no mpi4py: install Debian's packages python3-numpy and python3-mpi4py: %w", python, err)
 			}
 			cases = Cases(scopes)
 			return bench.Options{Runs: s.Runs, Duration: s.Duration}.Validate()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"heddle.dev/heddle/internal/bench"
@@ -35,6 +36,9 @@ func (row Row) cell(metric string, divisor float64) string {
 	if !ok {
 		return ""
 	}
+	if row.brief {
+		return bench.Number(s.Median / divisor)
+	}
 	return bench.Spread{Median: s.Median / divisor, Min: s.Min / divisor, Max: s.Max / divisor}.Text()
 }
 
@@ -46,6 +50,9 @@ func (r Result) grids() []report.Grid {
 		Rows: [][]string{{"what", "typical", "p99", "machine, us a message", "routers", "programs"}}}
 	for _, row := range r.Rows {
 		name := fmt.Sprintf("`%s`", row.Case)
+		if row.isApp() || row.CapBPS > 0 {
+			continue
+		}
 		if _, ok := row.Metrics[latencyUs]; ok {
 			latency.Add(name, row.cell(latencyUs, 1), row.cell(latencyP99Us, 1), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1))
 			continue
@@ -54,7 +61,100 @@ func (r Result) grids() []report.Grid {
 		speed.Add(name, row.cell(bytesPerS, 1e6), row.cell(messagesPerS, 1e3), row.cell(machineUs, 1), row.cell(routerUs, 1), row.cell(programsUs, 1),
 			row.cell(machineUs, perGB), row.cell(routerUs, perGB))
 	}
-	return []report.Grid{speed, latency, r.goals()}
+	return append([]report.Grid{speed, latency}, r.figures()...)
+}
+
+// figures are the tables by subject, of what was measured, and the goals.
+func (r Result) figures() []report.Grid {
+	grids := []report.Grid{r.pairs(), r.caps(), r.sockets(), r.jobs()}
+	return append(slices.DeleteFunc(grids, func(g report.Grid) bool {
+		return !slices.ContainsFunc(g.Rows[1:], func(cells []string) bool { return strings.Join(cells[1:], "") != "" })
+	}), r.goals())
+}
+
+// isApp says that a case is a program for sockets or for MPI, which say other things.
+func (c Case) isApp() bool {
+	name, _, _ := strings.Cut(c.Program, "-")
+	return name == "netpipe" || name == "train" || name == "shuffle"
+}
+
+// row gives what was found in a case; nothing if it was not measured.
+func (r Result) row(c Case) Row {
+	for _, row := range r.Rows {
+		if row.Case == c {
+			row.brief = r.brief
+			return row
+		}
+	}
+	return Row{}
+}
+
+var bothScopes = []bench.Scope{bench.Intra, bench.Inter}
+
+// pairs is figure 11: what many queue pairs move together, and how evenly.
+func (r Result) pairs() report.Grid {
+	g := report.Grid{Title: fmt.Sprintf("Queue pairs: WRITE of %s by all of them together, and Jain's index of what each did", size(pairBytes)),
+		Rows: [][]string{{"queue pairs", "MB/s on one node", "Jain's index", "MB/s between nodes", "Jain's index"}}}
+	for _, n := range Pairs {
+		cells := []string{fmt.Sprint(n)}
+		for _, scope := range bothScopes {
+			row := r.row(Case{Program: "ib_write_bw", Scope: scope, Bytes: pairBytes, QPs: n})
+			cells = append(cells, row.cell(bytesPerS, 1e6), row.cell(jain, 1))
+		}
+		g.Add(cells...)
+	}
+	return g
+}
+
+// caps is figure 13: what caps let pass, and the processors that are busy meanwhile.
+func (r Result) caps() report.Grid {
+	g := report.Grid{Title: "Caps of the sender: what passes, as a part of the cap, and processor time of the machine and the routers, s/GB",
+		Rows: [][]string{{"cap", "on one node", "machine", "routers", "between nodes", "machine", "routers"}}}
+	for i, bps := range Caps {
+		cells := []string{capText(bps)}
+		for _, scope := range bothScopes {
+			row := r.row(capped(scope)[i])
+			perGB := float64(row.Bytes) / 1e3
+			cells = append(cells, row.cell(bytesPerS, float64(bps)/8), row.cell(machineUs, perGB), row.cell(routerUs, perGB))
+		}
+		g.Add(cells...)
+	}
+	return g
+}
+
+// sockets is figure 14, by NetPIPE.
+func (r Result) sockets() report.Grid {
+	g := report.Grid{Title: "NetPIPE to and fro: one way of 64 B in microseconds, and MB/s by messages of 64 KiB",
+		Rows: [][]string{{"sockets", "us on one node", "MB/s", "us between nodes", "MB/s"}}}
+	for _, s := range sockets {
+		cells := []string{s[1]}
+		for _, scope := range bothScopes {
+			c := Case{Program: s[0], Scope: scope, Bytes: 64}
+			cells = append(cells, r.row(c).cell(latencyUs, 1))
+			c.Bytes = 64 << 10
+			cells = append(cells, r.row(c).cell(bytesPerS, 1e6))
+		}
+		g.Add(cells...)
+	}
+	return g
+}
+
+var sockets = [][2]string{{"netpipe", "rsocket (librspreload)"}, {"netpipe-overlay", "TCP of the overlay"}, {"netpipe-host", "TCP of the host"}}
+
+// jobs are figures 15 and 16: steps of MPI jobs.
+func (r Result) jobs() report.Grid {
+	g := report.Grid{Title: "A step of two MPI processes, milliseconds",
+		Rows: [][]string{{"job", "verbs on one node", "TCP of the overlay", "verbs between nodes", "TCP of the overlay"}}}
+	for _, job := range [][2]string{{"train", "training: 8 MiB of gradients added up"}, {"shuffle", "shuffle: half of 8 MiB each way"}} {
+		cells := []string{job[1]}
+		for _, scope := range bothScopes {
+			for _, end := range []string{"", "-overlay"} {
+				cells = append(cells, r.row(Case{Program: job[0] + end, Scope: scope, Bytes: 8 << 20}).cell(stepMs, 1))
+			}
+		}
+		g.Add(cells...)
+	}
+	return g
 }
 
 func (r Result) goals() report.Grid {
@@ -113,6 +213,7 @@ func summarize(d *report.Document) (string, error) {
 	if !ok {
 		return notYet, nil
 	}
+	r.brief = true
 	number := func(c Case, metric string, divisor float64) string {
 		if v := r.of(c, metric); v > 0 {
 			return bench.Number(v / divisor)
@@ -135,6 +236,9 @@ func summarize(d *report.Document) (string, error) {
 		for _, verb := range []string{"write", "send"} {
 			title := strings.ToUpper(verb) + " " + scope.Title()
 			for _, qps := range []int{1, 64} {
+				if verb == "send" && qps > 1 {
+					continue
+				}
 				add(fmt.Sprintf("%s, QPs: %d", title, qps), Case{Program: "ib_" + verb + "_bw", Scope: scope, QPs: qps})
 			}
 			c := Case{Program: "ib_" + verb + "_lat", Scope: scope, QPs: 1}
@@ -145,7 +249,10 @@ func summarize(d *report.Document) (string, error) {
 	}
 	latency.Add("two processes that spin", number(Case{Program: "spin", Bytes: 4}, latencyUs, 1), "")
 	var b strings.Builder
-	for _, g := range []report.Grid{speed, latency, r.goals()} {
+	for _, g := range append([]report.Grid{speed, latency}, r.figures()...) {
+		if g.Title != "" {
+			fmt.Fprintf(&b, "%s:\n\n", g.Title)
+		}
 		g.Markdown(&b)
 		b.WriteByte('\n')
 	}

@@ -12,12 +12,7 @@ type Goal struct{ Wanted, Found, Verdict string }
 
 // of gives the median of a metric; 0 if it was not measured.
 func (r Result) of(c Case, metric string) float64 {
-	for _, row := range r.Rows {
-		if row.Case == c {
-			return row.Metrics[metric].Median
-		}
-	}
-	return 0
+	return r.row(c).Metrics[metric].Median
 }
 
 // hopProcessors is what the goal of a hop wants: one for each end, and one for the router.
@@ -71,5 +66,11 @@ func (r Result) Goals() []Goal {
 	overlay := stream
 	overlay.Program = "rstream-overlay"
 	ratio("rsocket on one node: at least 2 x TCP of the overlay", r.of(stream, bytesPerS), r.of(overlay, bytesPerS), 2, true)
-	return append(goals, Goal{Wanted: "a step of data-parallel training: at least 1.2 x faster than over the overlay's TCP", Verdict: "not measured: this command has no such program"})
+	for _, scope := range []bench.Scope{bench.Intra, bench.Inter} {
+		step := func(program string) float64 {
+			return r.of(Case{Program: program, Scope: scope, Bytes: 8 << 20}, stepMs)
+		}
+		ratio("a step of data-parallel training "+scope.Title()+": at least 1.2 x faster than over the overlay's TCP", step("train-overlay"), step("train"), 1.2, true)
+	}
+	return goals
 }

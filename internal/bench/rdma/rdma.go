@@ -21,8 +21,8 @@ import (
 
 // Case is one thing that is measured.
 type Case struct {
-	// Program is one of perftest's, rstream, or a baseline: copy, copy-far, spin, tcp,
-	// rstream-overlay.
+	// Program is one of perftest's, rstream, netpipe (NetPIPE over rsockets), train, shuffle, or a
+	// baseline: copy, copy-far, spin, tcp, and those that end in -overlay and -host.
 	Program string      `json:"program"`
 	Scope   bench.Scope `json:"scope,omitempty"` // none of a baseline in one place
 	Bytes   int         `json:"bytes"`           // of a message
@@ -32,6 +32,8 @@ type Case struct {
 	// Events has the programs sleep until there are completions instead of polling; perftest does
 	// that for SEND only.
 	Events bool `json:"events,omitempty"`
+	// CapBPS is the cap of what the client's container sends, in bits a second.
+	CapBPS int64 `json:"cap_bps,omitempty"`
 }
 
 func (c Case) String() string {
@@ -44,6 +46,9 @@ func (c Case) String() string {
 	}
 	if c.Events {
 		words = append(words, "events")
+	}
+	if c.CapBPS > 0 {
+		words = append(words, "cap "+capText(c.CapBPS))
 	}
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return w == "" }), " ")
 }
@@ -60,12 +65,16 @@ const (
 	machineUs  = "machine_us_per_message"
 	routerUs   = "router_us_per_message"
 	programsUs = "programs_us_per_message"
+	jain       = "jain"    // index of the messages of queue pairs: 1 if all had as many
+	stepMs     = "step_ms" // of a job of MPI processes
 )
 
 // Row is what came out: medians over the runs, by metric.
 type Row struct {
 	Case
 	Metrics map[string]bench.Spread `json:"metrics"`
+	// brief has tables show medians alone.
+	brief bool
 }
 
 // Result is what `heddle bench rdma` found.
@@ -76,6 +85,7 @@ type Result struct {
 	Runs       int     `json:"runs"`
 	DurationS  float64 `json:"duration_s"`
 	Rows       []Row   `json:"rows"`
+	brief      bool
 }
 
 // Cases lists what is measured in a run, in the order of reports.
@@ -91,12 +101,16 @@ func Cases(scopes []bench.Scope) []Case {
 			for _, qps := range []int{1, 64} {
 				for _, bytes := range []int{2 << 10, 8 << 10, 64 << 10, 1 << 20} {
 					// 64 of a MiB are 256 MiB to register, which would take longer than the run.
-					if qps == 1 || bytes < 1<<20 {
+					// What many queue pairs add, WRITE shows.
+					if qps == 1 || program == "ib_write_bw" && bytes < 1<<20 {
 						cases = append(cases, Case{Program: program, Scope: scope, Bytes: bytes, QPs: qps})
 					}
 				}
 			}
 		}
+		cases = append(cases, pairs(scope)...)
+		cases = append(cases, capped(scope)...)
+		cases = append(cases, apps(scope)...)
 		cases = append(cases, Case{Program: "ib_write_bw", Scope: scope, Bytes: 64, QPs: 1, Batch: 32},
 			Case{Program: "ib_send_bw", Scope: scope, Bytes: 64 << 10, QPs: 1, Events: true})
 		for _, program := range []string{"ib_send_lat", "ib_write_lat"} {
@@ -201,8 +215,17 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 		return r.tcp(ctx, c)
 	case "rstream", "rstream-overlay":
 		return r.rstream(ctx, c)
+	case "netpipe", "netpipe-overlay", "netpipe-host":
+		return r.netpipe(ctx, c)
+	case "train", "train-overlay", "shuffle", "shuffle-overlay":
+		return r.job(ctx, c)
+	}
+	lift, err := r.limit(ctx, c)
+	if err != nil {
+		return nil, err
 	}
 	f, use, err := r.timedOrCounted(ctx, c)
+	err = errors.Join(err, lift())
 	if err != nil {
 		return nil, err
 	}
@@ -213,6 +236,9 @@ func (r *runner) measure(ctx context.Context, c Case) (map[string]float64, error
 		sample[latencyUs], sample[latencyP99Us] = f.LatencyUs, f.LatencyP99Us
 	} else {
 		sample[bytesPerS], sample[messagesPerS] = f.BytesPerS, f.MessagesPerS
+	}
+	if c.QPs > 1 {
+		sample[jain] = use.Jain
 	}
 	return sample, nil
 }

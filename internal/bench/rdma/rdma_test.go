@@ -26,6 +26,7 @@ var (
 // The last lines of `ib_write_lat -D 1`, and of rstream.
 const (
 	latencyByTime = " #bytes        #iterations       t_avg[usec]    tps average\n 2             30            16850.29        29.67  \n"
+	piped         = "Now starting the main loop\n  0:   65536 bytes    200 times -->   1290.02 Mbps in     387.59 usec\n"
 	streamed      = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\ncustom    64k     20k     1       2.4g       15.02s      1.40     375.58\n"
 )
 
@@ -38,6 +39,7 @@ func TestParse(t *testing.T) {
 		"bandwidth":       {ParsePerftest, bandwidth, Figure{BytesPerS: 7.05 * (1 << 20), MessagesPerS: 115549}},
 		"latency":         {ParsePerftest, latency, Figure{LatencyUs: 6.07, LatencyP99Us: 37730.06}},
 		"latency by time": {ParsePerftest, []byte(latencyByTime), Figure{LatencyUs: 16850.29}},
+		"NetPIPE":         {ParseNetpipe, []byte(piped), Figure{BytesPerS: 1290.02 * (1 << 20) / 8, LatencyUs: 387.59}},
 		"rstream":         {ParseRstream, []byte(streamed), Figure{BytesPerS: 1.4e9 / 8}},
 	} {
 		got, err := tt.parse(tt.out)
@@ -55,11 +57,11 @@ func TestParse(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, out := range [][]byte{bandwidth, latency, []byte(latencyByTime), []byte(streamed)} {
+	for _, out := range [][]byte{bandwidth, latency, []byte(latencyByTime), []byte(streamed), []byte(piped)} {
 		f.Add(out)
 	}
 	f.Fuzz(func(t *testing.T, out []byte) {
-		for _, parse := range []func([]byte) (Figure, error){ParsePerftest, ParseRstream} {
+		for _, parse := range []func([]byte) (Figure, error){ParsePerftest, ParseRstream, ParseNetpipe} {
 			if got, err := parse(out); err == nil && min(got.BytesPerS, got.MessagesPerS, got.LatencyUs, got.LatencyP99Us) < 0 {
 				t.Errorf("%q: %+v", out, got)
 			}
@@ -95,13 +97,13 @@ func sample(processors int, routerMicros float64) Result {
 	for _, c := range Cases(bench.Scopes) {
 		v := map[string]bench.Spread{}
 		for metric, value := range map[string]float64{
-			bytesPerS: float64(c.Bytes) * 1e6, messagesPerS: 1e6, latencyUs: 1, machineUs: 2, routerUs: routerMicros, programsUs: 1,
+			bytesPerS: float64(c.Bytes) * 1e6, messagesPerS: 1e6, latencyUs: 1, machineUs: 2, routerUs: routerMicros, programsUs: 1, jain: .5, stepMs: 40,
 		} {
-			if (metric == latencyUs) == (c.latency() || c.Program == "spin") {
+			if c.isApp() || (metric == latencyUs) == (c.latency() || c.Program == "spin") {
 				v[metric] = bench.Spread{Median: value, Min: value, Max: value}
 			}
 		}
-		r.Rows = append(r.Rows, Row{c, v})
+		r.Rows = append(r.Rows, Row{Case: c, Metrics: v})
 	}
 	return r
 }
@@ -114,7 +116,7 @@ func TestGoals(t *testing.T) {
 		return found
 	}
 	same := "1.00 reached"
-	want := []string{same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", " not measured"}
+	want := []string{same, same, same, same, same, same, same, same, "1.00 not reached", "0.00 reached", same, same, "1.00 not reached", "1.00 not reached", "1.00 not reached"}
 	if got := verdicts(sample(4, 1)); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -164,9 +166,31 @@ func TestDocuments(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := write()
-	for _, want := range []string{"| `ib_write_bw intra 64 KiB` | 65536 ", "| WRITE on one node, QPs: 64 | 2.05 | 8.19 | 65.5 |  |", "cannot be shown: "} {
+	for _, want := range []string{"| `ib_write_bw intra 64 KiB` | 65536 ", "| WRITE on one node, QPs: 64 | 2.05 | 8.19 | 65.5 |  |", "cannot be shown: ",
+		"| 512 | 8192 ", "| 100 Mb/s | 655 ", "| rsocket (librspreload) | 1.00 ", "| training: 8 MiB of gradients added up | 40"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
+		}
+	}
+}
+
+func TestJain(t *testing.T) {
+	for want, last := range map[float64]map[uint32]uint64{
+		1: {1: 11, 2: 12}, 0.5: {1: 31, 2: 2}, 0: {1: 1, 2: 2},
+	} {
+		if got := jainOf(map[uint32]uint64{1: 1, 2: 2}, last); got != want {
+			t.Errorf("of %v: %v, want %v", last, got, want)
+		}
+	}
+}
+
+func TestReadJob(t *testing.T) {
+	if got, err := readJob([]byte(`{"steps": 4, "elapsed_s": 1, "bytes": 8, "good": true}`)); err != nil || got[stepMs] != 250 {
+		t.Errorf("%v, %v", got, err)
+	}
+	for _, bad := range []string{"", `{"steps": 4, "elapsed_s": 1, "good": false}`, `{"steps": 0, "elapsed_s": 1, "good": true}`} {
+		if got, err := readJob([]byte(bad)); err == nil {
+			t.Errorf("%q gave %v", bad, got)
 		}
 	}
 }

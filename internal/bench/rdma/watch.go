@@ -17,7 +17,8 @@ type reading struct {
 	machine               loadgen.CPUTime
 	routers, programs     time.Duration
 	messages              uint64
-	queuePairs, processes int // of both ends, and the processes that have them
+	queuePairs, processes int               // of both ends, and the processes that have them
+	sent                  map[uint32]uint64 // messages by queue pair of the client
 }
 
 // Use is the processor time of messages that were watched while both ends moved some, so without
@@ -25,6 +26,8 @@ type reading struct {
 type Use struct {
 	Messages                   float64
 	Machine, Routers, Programs time.Duration
+	// Jain is Jain's index of the messages of the client's queue pairs.
+	Jain float64
 }
 
 // errTooShort is a run that was over before it was seen twice.
@@ -47,6 +50,7 @@ func watch(ctx context.Context, agents []*api.Client, scope bench.Scope) (Use, e
 			return Use{
 				Messages: float64(last.messages - first.messages), Machine: last.machine.BusySince(first.machine),
 				Routers: last.routers - first.routers, Programs: last.programs - first.programs,
+				Jain: jainOf(first.sent, last.sent),
 			}, nil
 		case <-time.After(watchEvery):
 		}
@@ -68,6 +72,7 @@ func watch(ctx context.Context, agents []*api.Client, scope bench.Scope) (Use, e
 func read(ctx context.Context, agents []*api.Client, scope bench.Scope) (r reading, err error) {
 	client, server := scope.Ends()
 	processes, ends := map[int]bool{}, map[string]bool{}
+	r.sent = make(map[uint32]uint64)
 	for _, agent := range agents {
 		state, err := agent.RDMA(ctx)
 		if err != nil {
@@ -87,6 +92,9 @@ func read(ctx context.Context, agents []*api.Client, scope bench.Scope) (r readi
 				r.queuePairs++
 				r.messages += q.Requests
 			}
+			if q.Endpoint == client {
+				r.sent[q.Number] = q.Requests
+			}
 		}
 	}
 	if len(ends) < 2 {
@@ -103,4 +111,17 @@ func read(ctx context.Context, agents []*api.Client, scope bench.Scope) (r readi
 	r.processes = len(processes)
 	r.machine, err = loadgen.ReadCPUTime()
 	return r, err
+}
+
+// jainOf gives Jain's index of what was counted between two moments; 1 if all had as much.
+func jainOf(first, last map[uint32]uint64) float64 {
+	var sum, squares float64
+	for number, n := range last {
+		v := float64(n - first[number])
+		sum, squares = sum+v, squares+v*v
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / squares / float64(len(last))
 }

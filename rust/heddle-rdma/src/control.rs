@@ -52,21 +52,7 @@ impl Objects {
 
     fn open(&mut self, endpoint: u32, socket: OwnedFd) -> io::Result<()> {
         let process = Arc::new(Process::new(endpoint, sys::peer(&socket)?));
-        let context = Context {
-            endpoint,
-            socket,
-            process,
-            doorbell: None,
-            memory: None,
-            shown: false,
-            events: None,
-            qps: Vec::new(),
-            cm: None,
-            unsent: None,
-            awake: false,
-            waits: false,
-            first: 0,
-        };
+        let context = Context::new(endpoint, socket, process);
         let full = || io::Error::from_raw_os_error(libc::ENOMEM);
         let handle = self.contexts.insert(context, 0).ok_or_else(full)?;
         let context = self.contexts.get(handle).ok_or_else(full)?;

@@ -266,6 +266,7 @@ impl EventSocket {
 pub(crate) type Unsent = (Vec<u8>, Vec<OwnedFd>);
 
 /// An open device of a program.
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 pub(crate) struct Context {
     pub(crate) endpoint: u32,
     pub(crate) socket: OwnedFd,
@@ -282,10 +283,33 @@ pub(crate) struct Context {
     pub(crate) unsent: Option<Unsent>,
     /// Its rings are looked at in each turn, and it need not ring.
     pub(crate) awake: bool,
+    /// Its rings are looked at once more before it sleeps.
+    pub(crate) dozes: bool,
     /// The queue pair that is first in the next round.
     pub(crate) first: usize,
     /// Something of it waits for others.
     pub(crate) waits: bool,
+}
+
+impl Context {
+    pub(crate) fn new(endpoint: u32, socket: OwnedFd, process: Arc<Process>) -> Self {
+        Self {
+            endpoint,
+            socket,
+            process,
+            doorbell: None,
+            memory: None,
+            shown: false,
+            events: None,
+            qps: Vec::new(),
+            cm: None,
+            unsent: None,
+            awake: false,
+            dozes: false,
+            waits: false,
+            first: 0,
+        }
+    }
 }
 
 pub(crate) struct Pd {

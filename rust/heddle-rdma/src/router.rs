@@ -19,6 +19,9 @@ use crate::requests::QUANTUM;
 use crate::shards::{NOBODY, Nudge};
 use crate::sys::{self, Epoll};
 
+#[cfg(test)]
+mod tests;
+
 /// How the router is run.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -115,6 +118,15 @@ fn take_over(
     Some(next)
 }
 
+/// What comes of a worker that falls asleep.
+#[derive(Debug, PartialEq, Eq)]
+enum Doze {
+    /// There is something to do.
+    Wakes,
+    /// It sleeps, until then if not for ever.
+    Sleeps(Option<Instant>),
+}
+
 /// What a worker does all the time.
 struct Loop {
     /// All that there is, or something hollow while others have it.
@@ -204,7 +216,7 @@ impl Loop {
         let mut round = std::mem::take(&mut self.round);
         round.clear();
         let all = self.objects.contexts.iter();
-        let all = all.filter(|(_, c)| c.awake || waiting && c.waits);
+        let all = all.filter(|(_, c)| c.awake || waiting && (c.waits || c.dozes));
         let own = all.filter(|(_, c)| self.objects.shard_of(c.endpoint) == shard);
         round.extend(own.map(|(handle, _)| handle));
         round
@@ -297,42 +309,58 @@ impl Loop {
 
     /// Has every program ring from now on, looks once more, and waits.
     fn sleep(&mut self, shard: u32, now: Instant) -> io::Result<()> {
-        let awake = self.contexts(shard, false);
-        for handle in &awake {
-            if let Some(doorbell) =
-                self.objects.contexts.get(*handle).and_then(|c| c.doorbell.as_ref())
-            {
-                doorbell.arm();
+        let look = |all: &mut Self, until: &mut _| {
+            all.turn(shard, now, until) | all.objects.card_turn(shard)
+        };
+        let Doze::Sleeps(until) = self.doze(shard, now, look) else { return Ok(()) };
+        self.tell_others(shard);
+        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
+        self.dispatch(shard, timeout)
+    }
+
+    /// Has every program ring from now on, and looks once more.
+    fn doze(
+        &mut self,
+        shard: u32,
+        now: Instant,
+        look: impl FnOnce(&mut Self, &mut Option<Instant>) -> bool,
+    ) -> Doze {
+        let dozing = self.contexts(shard, false);
+        for handle in &dozing {
+            if let Some(context) = self.objects.contexts.get_mut(*handle) {
+                // Before the look: who is woken in the middle of it, by a turn of another one or by
+                // another thread while this one copies, is awake.
+                (context.awake, context.dozes) = (false, true);
+                if let Some(doorbell) = &context.doorbell {
+                    doorbell.arm();
+                }
             }
         }
         // What came before without a ring may be for another worker, such as a receive request that
         // a queue pair of its endpoint waits for: others have to look once more as well.
-        self.untold |= !awake.is_empty();
+        self.untold |= !dozing.is_empty();
         let mut until = self.expire(shard, now);
-        let worked = self.turn(shard, now, &mut until) | self.objects.card_turn(shard);
-        if self.worker.serves() != shard {
-            return Ok(());
+        let worked = look(self, &mut until);
+        let is_other = self.worker.serves() != shard;
+        for handle in dozing {
+            let Some(context) = self.objects.contexts.get_mut(handle) else { continue };
+            context.dozes = false;
+            context.awake |= worked || is_other;
+            if let Some(doorbell) = context.doorbell.as_ref().filter(|_| worked && !is_other) {
+                doorbell.disarm();
+            }
+        }
+        if is_other {
+            return Doze::Wakes;
         }
         self.speak(shard);
         if worked {
             self.last_work = now;
-            for handle in &awake {
-                if let Some(doorbell) =
-                    self.objects.contexts.get(*handle).and_then(|c| c.doorbell.as_ref())
-                {
-                    doorbell.disarm();
-                }
-            }
-            return Ok(());
         }
-        for handle in awake {
-            if let Some(context) = self.objects.contexts.get_mut(handle) {
-                context.awake = false;
-            }
+        if worked || !self.contexts(shard, false).is_empty() {
+            return Doze::Wakes;
         }
-        self.tell_others(shard);
-        let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
-        self.dispatch(shard, timeout)
+        Doze::Sleeps(until)
     }
 
     /// Wakes other workers if something was done since the last time.

@@ -372,25 +372,30 @@ fn memory_that_is_shared_cannot_be_taken_away() {
 fn a_flood_of_requests_lets_others_have_their_turn() {
     const FLOOD: u32 = 200;
     attacked("turns", |router| {
-        endpoints(router);
+        router.add(1, Limits { pds: 100 * FLOOD, ..Limits::default() });
+        router.add(2, Limits::default());
         let (mut flood, mut other) = (router.open(1), router.open(2));
-        let head = |device: &mut Device| device.head(abi::VERBS_ALLOC_PD);
-        router.while_stopped(|| {
-            for _ in 0..FLOOD {
-                let request = abi::verbs_plain_request { head: head(&mut flood) };
-                send(&flood.socket, plain::bytes(&request), &[]).unwrap();
-            }
-            let request = abi::verbs_plain_request { head: head(&mut other) };
-            send(&other.socket, plain::bytes(&request), &[]).unwrap();
-        });
+        let ask = |device: &mut Device| {
+            let request = abi::verbs_plain_request { head: device.head(abi::VERBS_ALLOC_PD) };
+            send(&device.socket, plain::bytes(&request), &[]).unwrap();
+        };
         let made = |device: &Device| {
             let bytes = receive(&device.socket).unwrap().0;
             plain::read::<abi::verbs_object_reply>(&bytes).unwrap().object
         };
-        let late = made(&other);
-        let before = (0..FLOOD).filter(|_| made(&flood) < late).count();
-        assert!(before > 0, "the flood did not come first");
-        before > 100
+        let mut before = || {
+            router.while_stopped(|| {
+                for _ in 0..FLOOD {
+                    ask(&mut flood);
+                }
+                ask(&mut other);
+            });
+            let late = made(&other);
+            (0..FLOOD).filter(|_| made(&flood) < late).count()
+        };
+        // Which one the kernel names first is the kernel's business.
+        let before = (0..50).map(|_| before()).find(|before| *before > 0);
+        before.expect("the flood never came first") > 100
     });
 }
 

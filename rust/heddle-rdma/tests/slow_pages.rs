@@ -7,7 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use support::pages::Pages;
-use support::{End, Router, Sge, attacked, eventually, pair_of, request, sending};
+use support::{
+    End, Router, Sge, at, attacked, eventually, pair_of, receiving, request, sending, sge,
+};
 use verbs_protocol::agent::{Limits, Message};
 use verbs_protocol::statistics::Reason;
 use verbs_protocol::{abi, ibv};
@@ -169,4 +171,57 @@ fn an_endpoint_with_a_thread_of_its_own_goes_alone() {
     }
     assert!(router.runs());
     drop(kept);
+}
+
+/// A program posts a receive request while the router is awake, so without a ring; the sender's
+/// thread sleeps, and was told all that the other one did before. It hears of it when that falls
+/// asleep.
+#[test]
+fn what_comes_without_a_ring_reaches_a_thread_that_sleeps() {
+    /// Turns until a thread tells the others, and as many bytes as are one turn's.
+    const TURNS: usize = 16;
+    const BYTES: usize = 60 << 10;
+    let _one = one();
+    let router = Router::start_spinning(&std::sync::Arc::default());
+    for n in [1, 2] {
+        router.add(n, Limits::default());
+    }
+    let (mut a, mut b) = pair_of([&router; 2], [1, 2], ibv::QPT_RC, 64, |_| ());
+    let pages = Pages::new(router.folder());
+    let (address, length) = pages.all();
+    let key = b.device.register_at(b.pd, address, length, 15).unwrap();
+    a.post_receive(3, &[a.whole()]);
+    b.send(&sending(request(ibv::WR_SEND, 2), &[(pages.page(0), 64, key)]));
+    eventually("the page", || pages.is_waited_for().then_some(()));
+    eventually("a thread", || (router.times(2, Reason::MemorySlow) == 1).then_some(()));
+    pages.let_go();
+    assert_eq!(b.sends.result(), (2, ibv::WC_SUCCESS));
+    assert_eq!(a.receives.result(), (3, ibv::WC_SUCCESS));
+
+    let mut own = a.device.qp(ibv::QPT_RC, a.pd, &a.sends, &a.sends, 0);
+    a.device.connect(own.number, ibv::QPT_RC, (1, own.number), |_| ());
+    let mut buffer = vec![0; BYTES];
+    let key = a.device.register(a.pd, &mut buffer, 15).unwrap();
+    let write = sending(at(ibv::WR_RDMA_WRITE, 5, &buffer, key), &[sge(&buffer, key)]);
+    let writes: Vec<_> = (0..TURNS).flat_map(|_| write.clone()).collect();
+    let mut without_a_ring = 0;
+    // A machine that is busy may take longer than the router is awake.
+    for _ in 0..20 {
+        b.send(&sending(request(ibv::WR_SEND, 4), &[b.whole()]));
+        eventually("the sender's thread to sleep", || router.first_thread_sleeps().then_some(()));
+        a.device.post(&mut own.send, &writes);
+        for _ in 0..TURNS {
+            assert_eq!(a.sends.result(), (5, ibv::WC_SUCCESS));
+        }
+        eventually("it to sleep again", || router.first_thread_sleeps().then_some(()));
+        let receive = receiving(6, &[a.whole()]);
+        a.qp.receive.as_mut().unwrap().push(&receive).unwrap();
+        without_a_ring += u32::from(!a.device.ringer.ring().unwrap());
+        assert_eq!(a.receives.result(), (6, ibv::WC_SUCCESS));
+        assert_eq!(b.sends.result(), (4, ibv::WC_SUCCESS));
+        if without_a_ring == 3 {
+            return;
+        }
+    }
+    panic!("the router sleeps as soon as it has nothing to do");
 }

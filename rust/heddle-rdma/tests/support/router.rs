@@ -77,6 +77,11 @@ impl Router {
         Self::start_with("", net, &["--patience-us", "0"])
     }
 
+    /// A router that looks for work for a tenth of a second before it sleeps.
+    pub(crate) fn start_spinning(net: &Arc<Net>) -> Self {
+        Self::start_with("", net, &["--spin-us", "100000", "--patience-us", "200000"])
+    }
+
     fn start_with(protection: &str, net: &Arc<Net>, arguments: &[&str]) -> Self {
         let dir = Folder::new();
         let path = dir.0.join("agent");
@@ -232,6 +237,17 @@ impl Router {
     fn state(&self) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.0.id())).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()
+    }
+
+    /// Whether the first thread, which serves the first endpoint that got a thread, waits for
+    /// events, for as long as it takes.
+    pub(crate) fn first_thread_sleeps(&self) -> bool {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", self.child.0.id())).unwrap();
+        let words: Vec<_> = call.split(' ').collect();
+        // The fourth argument is the time, of which all bits of an int are set.
+        words.len() > 4
+            && words[0] == libc::SYS_epoll_wait.to_string()
+            && words[4].ends_with("ffffffff")
     }
 
     /// Whether the router has ended by itself.
